@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Child processes that run a closure and report what went wrong in it.
+
+use crate::errno::Errno;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// `_exit` with this status.
+    Exit(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let mut fds: [RawFd; 2] = [-1; 2];
+    // SAFETY: the array has room for the two numbers.
+    Errno::check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;
+    // SAFETY: two new descriptors that nobody else knows.
+    Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
+}
+
+/// Waits until `fd` can be read; `false` when the time is over.
+fn readable(fd: RawFd, timeout: Duration) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let millis = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: one valid structure.
+    unsafe { libc::poll(&mut poll, 1, millis) > 0 }
+}
+
+/// Lets one process wait for another: made before the fork, used by both.
+#[derive(Debug)]
+pub struct Gate {
+    read: File,
+    write: File,
+}
+
+/// A gate that stays closed this long is a failure of the other side.
+const GATE_TIMEOUT: Duration = Duration::from_secs(120);
+
+impl Gate {
+    /// A closed gate.
+    pub fn new() -> Result<Gate, Errno> {
+        let (read, write) = pipe()?;
+        Ok(Gate { read: read.into(), write: write.into() })
+    }
+
+    /// Lets one waiter pass, now or later.
+    pub fn open(&self) -> io::Result<()> {
+        self.send(1)
+    }
+
+    /// Waits for one [`Gate::open`].
+    pub fn wait(&self) -> io::Result<()> {
+        self.receive().map(|_| ())
+    }
+
+    /// Sends a number through the gate.
+    pub fn send(&self, value: u64) -> io::Result<()> {
+        (&self.write).write_all(&value.to_ne_bytes())
+    }
+
+    /// Receives a number.
+    pub fn receive(&self) -> io::Result<u64> {
+        if !readable(self.read.as_raw_fd(), GATE_TIMEOUT) {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the other process is silent"));
+        }
+        let mut raw = [0; 8];
+        (&self.read).read_exact(&mut raw)?;
+        Ok(u64::from_ne_bytes(raw))
+    }
+}
+
+/// A running child process; killed and reaped when dropped.
+#[derive(Debug)]
+pub struct Child {
+    pid: libc::pid_t,
+    report: File,
+    ended: Option<Ended>,
+}
+
+impl Child {
+    /// Runs `body` in a child.  What it returns as an error is the report of
+    /// [`Child::join`].
+    ///
+    /// Only for single-threaded processes: locks of other threads would stay
+    /// taken in the child for ever.
+    pub fn spawn<E: std::fmt::Display>(
+        body: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Child, Errno> {
+        let (read, write) = pipe()?;
+        // Buffered output would be written by both processes.
+        let _ = io::stdout().flush();
+        // SAFETY: the process has one thread, so the child may do anything.
+        let pid = Errno::check(unsafe { libc::fork() }.into())? as libc::pid_t;
+        if pid != 0 {
+            return Ok(Child { pid, report: read.into(), ended: None });
+        }
+        drop(read);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        let text = match outcome {
+            Ok(Ok(())) => String::new(),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => format!("panic: {}", panic_text(panic.as_ref())),
+        };
+        let _ = File::from(write).write_all(text.as_bytes());
+        // SAFETY: ends the child without running the parent's destructors.
+        unsafe { libc::_exit(if text.is_empty() { 0 } else { 1 }) }
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> libc::pid_t {
+        self.pid
+    }
+
+    /// Sends a signal, if it still runs.
+    pub fn signal(&self, signal: i32) {
+        if self.ended.is_none() {
+            // SAFETY: the child is not reaped yet, so the number is its own.
+            unsafe { libc::kill(self.pid, signal) };
+        }
+    }
+
+    /// How it ended, if it did.
+    pub fn try_wait(&mut self) -> Option<Ended> {
+        if self.ended.is_none() {
+            let mut status = 0;
+            // SAFETY: the status is a valid place; the child is our own.
+            let pid = unsafe { libc::waitpid(self.pid, &mut status, libc::WNOHANG) };
+            if pid == self.pid {
+                self.ended = Some(if libc::WIFSIGNALED(status) {
+                    Ended::Signal(libc::WTERMSIG(status))
+                } else {
+                    Ended::Exit(libc::WEXITSTATUS(status))
+                });
+            }
+        }
+        self.ended
+    }
+
+    /// Waits at most `timeout` for the end.
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Ended> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(ended) = self.try_wait() {
+                return Some(ended);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            // The report's end of file comes with the end of the child, unless
+            // a grandchild holds it: hence the short interval.
+            if readable(self.report.as_raw_fd(), left.min(Duration::from_millis(20))) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Waits for the end; the child's report, a signal or a hang is an error.
+    pub fn join(mut self) -> Result<(), String> {
+        self.wait_timeout(GATE_TIMEOUT);
+        self.outcome()
+    }
+
+    /// The outcome of a child that ended, or should have ended.
+    pub fn outcome(&mut self) -> Result<(), String> {
+        match self.ended {
+            None => Err("does not end".to_string()),
+            Some(Ended::Exit(0)) => Ok(()),
+            Some(Ended::Signal(signal)) => Err(format!("killed by signal {signal}")),
+            Some(Ended::Exit(status)) => {
+                let mut text = String::new();
+                let _ = self.report.read_to_string(&mut text);
+                Err(if text.is_empty() { format!("exit status {status}") } else { text })
+            }
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.try_wait().is_none() {
+            self.signal(libc::SIGKILL);
+            // A child that the kernel does not let go of is not waited for
+            // any longer.
+            self.wait_timeout(Duration::from_secs(5));
+        }
+    }
+}
+
+/// The message of a panic.
+pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "?".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_errors_signals_and_success() {
+        let ok = Child::spawn(|| Ok::<(), String>(())).unwrap();
+        assert_eq!(ok.join(), Ok(()));
+        let bad = Child::spawn(|| Err("it is wrong")).unwrap();
+        assert_eq!(bad.join(), Err("it is wrong".to_string()));
+        let killed = Child::spawn(|| {
+            std::thread::sleep(Duration::from_secs(60));
+            Ok::<(), String>(())
+        });
+        let killed = killed.unwrap();
+        killed.signal(libc::SIGKILL);
+        assert_eq!(killed.join(), Err("killed by signal 9".to_string()));
+    }
+
+    #[test]
+    fn gates_carry_numbers_both_ways() {
+        let (there, back) = (Gate::new().unwrap(), Gate::new().unwrap());
+        let child = Child::spawn(|| back.send(there.receive()? + 1));
+        let child = child.unwrap();
+        there.send(41).unwrap();
+        assert_eq!(back.receive().unwrap(), 42);
+        assert_eq!(child.join(), Ok(()));
+    }
+
+    #[test]
+    fn a_timeout_is_noticed() {
+        let mut child = Child::spawn(|| {
+            std::thread::sleep(Duration::from_secs(60));
+            Ok::<(), String>(())
+        })
+        .unwrap();
+        assert_eq!(child.wait_timeout(Duration::from_millis(30)), None);
+    }
+}

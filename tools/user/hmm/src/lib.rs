@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Safe access to the `hmm_dmirror` devices and to what the kernel tells about
+//! the memory of a process.
+//!
+//! A [`Device`] is a software GPU that shares this process's address space: it
+//! reads and writes at the same addresses as the CPU, and pages can move to its
+//! memory and back.  A [`Mapping`] is memory to try that with; [`pattern`]
+//! gives it contents that cannot be mistaken.  The other modules read what the
+//! kernel reports, run parts of a program in child processes and load modules.
+
+pub mod abi;
+pub mod child;
+pub mod device;
+pub mod errno;
+pub mod mapping;
+pub mod module;
+pub mod pagemap;
+pub mod pattern;
+pub mod procfs;
+pub mod residency;
+pub mod smaps;
+pub mod uffd;
+
+pub use abi::{Counters, Op, PageState, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE};
+pub use child::{Child, Gate};
+pub use device::{Device, Done, Ptr};
+pub use errno::Errno;
+pub use mapping::{Mapping, Prot};
+pub use procfs::Settings;

@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Memory mappings that the device, the kernel and other processes change.
+//!
+//! The contents are read and written with volatile accesses only: what is in
+//! a mapping can change at any time, so no Rust reference to it is ever made.
+
+use crate::abi::{HUGE_SIZE, PAGE_SIZE};
+use crate::errno::Errno;
+use crate::pattern::{self, Mismatch, WORDS};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
+
+/// Access to a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prot {
+    /// None at all.
+    None,
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+impl Prot {
+    fn bits(self) -> i32 {
+        match self {
+            Prot::None => libc::PROT_NONE,
+            Prot::Read => libc::PROT_READ,
+            Prot::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+/// A mapping with a guard page on each side; unmapped when dropped.
+///
+/// The guard pages keep the kernel from merging it with its neighbours, and
+/// stop whatever runs over an end.
+#[derive(Debug)]
+pub struct Mapping {
+    addr: usize,
+    len: usize,
+    reserved: usize,
+    reserved_len: usize,
+    /// Parts that were removed or moved away: other mappings may be there now.
+    holes: Mutex<Vec<(usize, usize)>>,
+}
+
+impl Mapping {
+    fn create(len: usize, align: usize, flags: i32, prot: Prot, fd: i32) -> Result<Self, Errno> {
+        assert!(len > 0 && len % PAGE_SIZE == 0, "the length is not whole pages");
+        // Room for the alignment and for a guard on both sides.  hugetlb needs
+        // its guards at its own size.
+        let guard = if flags & libc::MAP_HUGETLB != 0 { HUGE_SIZE } else { PAGE_SIZE };
+        let reserved_len = len + align + 2 * guard;
+        let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), reserved_len, libc::PROT_NONE, reserve, -1, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        let reserved = base as usize;
+        let addr = (reserved + guard).next_multiple_of(align);
+        let holes = Mutex::new(Vec::new());
+        let map = Mapping { addr, len, reserved, reserved_len, holes };
+        // SAFETY: replaces a part of the reservation that was just made.
+        let ptr =
+            unsafe { libc::mmap(addr as *mut _, len, prot.bits(), flags | libc::MAP_FIXED, fd, 0) };
+        if ptr == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        Ok(map)
+    }
+
+    /// Private anonymous memory of `npages`, never huge pages.
+    pub fn anon(npages: usize) -> Result<Self, Errno> {
+        Self::anon_prot(npages, Prot::ReadWrite)
+    }
+
+    /// As [`Mapping::anon`] with the access rights `prot`.
+    pub fn anon_prot(npages: usize, prot: Prot) -> Result<Self, Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let map = Self::create(npages * PAGE_SIZE, PAGE_SIZE, flags, prot, -1)?;
+        // A kernel without transparent huge pages refuses the advice, rightly.
+        let _ = map.advise(libc::MADV_NOHUGEPAGE);
+        Ok(map)
+    }
+
+    /// Private anonymous memory of `count` times 2 MiB, aligned, that may get
+    /// huge pages.
+    pub fn anon_huge(count: usize) -> Result<Self, Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let map = Self::create(count * HUGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)?;
+        map.advise(libc::MADV_HUGEPAGE)?;
+        Ok(map)
+    }
+
+    /// As [`Mapping::anon_huge`], aligned in the same way, without huge pages.
+    pub fn anon_aligned(count: usize) -> Result<Self, Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let map = Self::create(count * HUGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)?;
+        let _ = map.advise(libc::MADV_NOHUGEPAGE);
+        Ok(map)
+    }
+
+    /// Shared anonymous memory.
+    pub fn shared(npages: usize) -> Result<Self, Errno> {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        Self::create(npages * PAGE_SIZE, PAGE_SIZE, flags, Prot::ReadWrite, -1)
+    }
+
+    /// A file, shared.
+    pub fn file_shared(file: &File, npages: usize) -> Result<Self, Errno> {
+        let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
+        Self::create(len, PAGE_SIZE, libc::MAP_SHARED, Prot::ReadWrite, fd)
+    }
+
+    /// A file, private.
+    pub fn file_private(file: &File, npages: usize) -> Result<Self, Errno> {
+        let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
+        Self::create(len, PAGE_SIZE, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
+    }
+
+    /// `count` hugetlb pages of 2 MiB; fails when none are reserved.
+    pub fn hugetlb(count: usize) -> Result<Self, Errno> {
+        let flags =
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+        Self::create(count * HUGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)
+    }
+
+    /// The device file itself, private as the upstream tests do it.
+    pub(crate) fn of_device(file: &File, len: usize) -> Result<Self, Errno> {
+        let fd = file.as_raw_fd();
+        Self::create(len, PAGE_SIZE, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
+    }
+
+    /// Physical addresses through `/dev/mem`: a mapping with `VM_PFNMAP`.
+    pub fn physical(file: &File, npages: usize) -> Result<Self, Errno> {
+        let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
+        Self::create(len, PAGE_SIZE, libc::MAP_SHARED, Prot::Read, fd)
+    }
+
+    /// The first address.
+    pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// The address of page `page`.
+    pub fn page_addr(&self, page: usize) -> usize {
+        self.addr + page * PAGE_SIZE
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a mapping has at least one page.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Length in base pages.
+    pub fn pages(&self) -> usize {
+        self.len / PAGE_SIZE
+    }
+
+    /// An address in the guard page in front: never accessible.
+    pub fn guard(&self) -> usize {
+        self.addr - PAGE_SIZE
+    }
+
+    fn word_ptr(&self, page: usize, word: usize) -> *mut u64 {
+        let offset = page * PAGE_SIZE + word * 8;
+        assert!(offset + 8 <= self.len, "page {page} word {word} is outside of the mapping");
+        (self.addr + offset) as *mut u64
+    }
+
+    /// Reads one word with the CPU.
+    pub fn get(&self, page: usize, word: usize) -> u64 {
+        // SAFETY: inside of the mapping, aligned; nobody holds a reference.
+        unsafe { self.word_ptr(page, word).read_volatile() }
+    }
+
+    /// Writes one word with the CPU.
+    pub fn set(&self, page: usize, word: usize, value: u64) {
+        // SAFETY: inside of the mapping, aligned; nobody holds a reference.
+        unsafe { self.word_ptr(page, word).write_volatile(value) }
+    }
+
+    /// A word as an atomic, for threads that write at the same time.
+    pub fn atomic(&self, page: usize, word: usize) -> &AtomicU64 {
+        // SAFETY: inside of the mapping and aligned; it lives as long as
+        // `self`.  Memory shared with a device is what atomics are for.
+        unsafe { AtomicU64::from_ptr(self.word_ptr(page, word)) }
+    }
+
+    /// The CPU fills pages `first .. first + npages` with the pattern `seed`.
+    pub fn fill_pages(&self, seed: u64, first: usize, npages: usize) {
+        for page in first..first + npages {
+            for word in 0..WORDS {
+                self.set(page, word, pattern::word(seed, page, word));
+            }
+        }
+    }
+
+    /// The CPU fills everything with the pattern `seed`.
+    pub fn fill(&self, seed: u64) {
+        self.fill_pages(seed, 0, self.pages());
+    }
+
+    /// The CPU checks pages `first .. first + npages` for the pattern `seed`.
+    pub fn check_pages(&self, seed: u64, first: usize, npages: usize) -> Result<(), Mismatch> {
+        for page in first..first + npages {
+            for word in 0..WORDS {
+                let found = self.get(page, word);
+                let expected = pattern::word(seed, page, word);
+                if found != expected {
+                    return Err(Mismatch { page, word, found, expected });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The CPU checks everything for the pattern `seed`.
+    pub fn check(&self, seed: u64) -> Result<(), Mismatch> {
+        self.check_pages(seed, 0, self.pages())
+    }
+
+    /// The CPU checks that pages `first .. first + npages` are zero.
+    pub fn check_zero(&self, first: usize, npages: usize) -> Result<(), Mismatch> {
+        for page in first..first + npages {
+            for word in 0..WORDS {
+                let found = self.get(page, word);
+                if found != 0 {
+                    return Err(Mismatch { page, word, found, expected: 0 });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn range(&self, first: usize, npages: usize) -> (*mut libc::c_void, usize) {
+        assert!(first + npages <= self.pages(), "the range is outside of the mapping");
+        (self.page_addr(first) as *mut _, npages * PAGE_SIZE)
+    }
+
+    /// `madvise` on everything.
+    pub fn advise(&self, advice: i32) -> Result<(), Errno> {
+        self.advise_pages(advice, 0, self.pages())
+    }
+
+    /// `madvise` on some pages.
+    pub fn advise_pages(&self, advice: i32, first: usize, npages: usize) -> Result<(), Errno> {
+        let (ptr, len) = self.range(first, npages);
+        // SAFETY: inside of the mapping, to which there are no references.
+        Errno::check(unsafe { libc::madvise(ptr, len, advice) }.into()).map(|_| ())
+    }
+
+    /// `mprotect` on some pages.
+    pub fn protect_pages(&self, prot: Prot, first: usize, npages: usize) -> Result<(), Errno> {
+        let (ptr, len) = self.range(first, npages);
+        // SAFETY: inside of the mapping, to which there are no references.
+        Errno::check(unsafe { libc::mprotect(ptr, len, prot.bits()) }.into()).map(|_| ())
+    }
+
+    /// `mprotect` on everything.
+    pub fn protect(&self, prot: Prot) -> Result<(), Errno> {
+        self.protect_pages(prot, 0, self.pages())
+    }
+
+    /// Removes some pages and leaves nothing there.
+    pub fn unmap_pages(&self, first: usize, npages: usize) -> Result<(), Errno> {
+        let (ptr, len) = self.range(first, npages);
+        // SAFETY: inside of the mapping, to which there are no references;
+        // later accesses fault, which is the point.
+        Errno::check(unsafe { libc::munmap(ptr, len) }.into())?;
+        self.note_hole(ptr as usize, len);
+        Ok(())
+    }
+
+    fn note_hole(&self, start: usize, len: usize) {
+        let mut holes = self.holes.lock().unwrap_or_else(PoisonError::into_inner);
+        holes.push((start, start + len));
+    }
+
+    /// Moves some pages over the same number of pages of `target`, which are
+    /// replaced; nothing is left at the old place.
+    pub fn move_pages(
+        &self,
+        first: usize,
+        npages: usize,
+        target: &Mapping,
+        target_first: usize,
+    ) -> Result<(), Errno> {
+        let (from, len) = self.range(first, npages);
+        let (to, _) = target.range(target_first, npages);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both ranges belong to mappings without references to them.
+        let ptr = unsafe { libc::mremap(from, len, len, flags, to) };
+        if ptr == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        self.note_hole(from as usize, len);
+        Ok(())
+    }
+
+    /// Tries to have every 2 MiB backed by a huge page; the contents stay.
+    pub fn collapse(&self) -> Result<(), Errno> {
+        // Not in all versions of the libc crate.
+        const MADV_COLLAPSE: i32 = 25;
+        self.advise(MADV_COLLAPSE)
+    }
+}
+
+/// What is left of `start .. end` without `holes`.
+fn without(start: usize, end: usize, holes: &[(usize, usize)]) -> Vec<(usize, usize)> {
+    let mut left = vec![(start, end)];
+    for &(from, to) in holes {
+        left = left
+            .into_iter()
+            .flat_map(|(a, b)| [(a, b.min(from)), (a.max(to), b)])
+            .filter(|(a, b)| a < b)
+            .collect();
+    }
+    left
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let holes = self.holes.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (start, end) in without(self.reserved, self.reserved + self.reserved_len, holes) {
+            // SAFETY: this part of the reservation was never given away.
+            unsafe { libc::munmap(start as *mut _, end - start) };
+        }
+    }
+}
+
+/// A file without a name in `dir`, `npages` long, with the pattern `seed`.
+pub fn temp_file(dir: &str, seed: u64, npages: usize) -> io::Result<File> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_TMPFILE)
+        .mode(0o600)
+        .open(dir)?;
+    file.write_all(&pattern::buffer(seed, 0, npages))?;
+    Ok(file)
+}
+
+/// A memfd of `npages` pages with the pattern `seed`.
+pub fn memfd(seed: u64, npages: usize) -> io::Result<File> {
+    use std::io::Write;
+    // SAFETY: a constant string and no flags.
+    let fd = unsafe { libc::memfd_create(c"hmm".as_ptr(), 0) };
+    let fd = Errno::check(fd.into())?;
+    // SAFETY: a new descriptor that nobody else knows.
+    let mut file = unsafe { File::from_raw_fd(fd as i32) };
+    file.write_all(&pattern::buffer(seed, 0, npages))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contents_and_alignment() {
+        let map = Mapping::anon(3).unwrap();
+        assert_eq!((map.pages(), map.len()), (3, 3 * PAGE_SIZE));
+        assert_eq!(map.check_zero(0, 3), Ok(()));
+        map.fill(7);
+        assert_eq!(map.check(7), Ok(()));
+        map.set(2, 511, 1);
+        assert_eq!(map.check(7).unwrap_err().page, 2);
+        let huge = Mapping::anon_aligned(1).unwrap();
+        assert_eq!(huge.addr() % HUGE_SIZE, 0);
+    }
+
+    #[test]
+    fn move_keeps_contents() {
+        let (from, to) = (Mapping::anon(4).unwrap(), Mapping::anon(4).unwrap());
+        from.fill(1);
+        from.move_pages(0, 4, &to, 0).unwrap();
+        assert_eq!(to.check(1), Ok(()));
+    }
+
+    #[test]
+    fn holes_are_left_alone() {
+        assert_eq!(without(0, 10, &[]), [(0, 10)]);
+        assert_eq!(without(0, 10, &[(2, 4), (8, 10)]), [(0, 2), (4, 8)]);
+        assert_eq!(without(0, 10, &[(2, 4), (3, 6)]), [(0, 2), (6, 10)]);
+        assert_eq!(without(0, 10, &[(0, 10)]), []);
+    }
+
+    #[test]
+    fn files_have_their_pattern() {
+        let file = memfd(5, 2).unwrap();
+        let map = Mapping::file_private(&file, 2).unwrap();
+        assert_eq!(map.check(5), Ok(()));
+    }
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Loading and unloading kernel modules.
+
+use crate::errno::Errno;
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+/// Loads the module file `path` with `params`, as in `name=value name=value`.
+pub fn load(path: &Path, params: &str) -> Result<(), Errno> {
+    let file = File::open(path)?;
+    let params = CString::new(params).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: an open file and a string that outlive the call.
+    let ret =
+        unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), params.as_ptr(), 0) };
+    Errno::check(ret).map(|_| ())
+}
+
+/// Unloads the module `name` (underscores, no suffix), or fails at once.
+pub fn unload(name: &str) -> Result<(), Errno> {
+    let name = CString::new(name).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: a string that outlives the call.
+    let ret = unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), libc::O_NONBLOCK) };
+    Errno::check(ret).map(|_| ())
+}
+
+/// Names of the loaded modules in a text like `/proc/modules`.
+pub fn parse_loaded(text: &str) -> Vec<String> {
+    text.lines().filter_map(|line| line.split_whitespace().next()).map(String::from).collect()
+}
+
+/// Is the module `name` loaded?
+pub fn is_loaded(name: &str) -> bool {
+    let text = std::fs::read_to_string("/proc/modules").unwrap_or_default();
+    parse_loaded(&text).iter().any(|loaded| loaded == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_proc_modules() {
+        let text = "rust_dmirror 40960 0 - Live 0x0\nrust_hmm 65536 1 rust_dmirror, Live 0x0\n";
+        assert_eq!(parse_loaded(text), ["rust_dmirror", "rust_hmm"]);
+        assert!(!is_loaded("there_is_no_such_module"));
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Recognizable contents: every word of every page differs, and by seed.
+
+use crate::abi::PAGE_SIZE;
+use std::fmt;
+
+/// Words in a page.
+pub const WORDS: usize = PAGE_SIZE / 8;
+
+/// The word that `seed` puts at `word` of page `page`.
+///
+/// Odd multipliers make it different for each of the three arguments, so that
+/// a page in the wrong place or of the wrong time is told from the right one.
+pub fn word(seed: u64, page: usize, word: usize) -> u64 {
+    seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        ^ (page as u64).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
+        ^ (word as u64).wrapping_mul(0x1656_67b1_9e37_79f9)
+}
+
+/// The contents of `npages` pages from page `first` on.
+pub fn buffer(seed: u64, first: usize, npages: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(npages * PAGE_SIZE);
+    for page in first..first + npages {
+        for index in 0..WORDS {
+            bytes.extend_from_slice(&word(seed, page, index).to_ne_bytes());
+        }
+    }
+    bytes
+}
+
+/// A word that is not what it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The page, counted as by the caller.
+    pub page: usize,
+    /// The word in the page.
+    pub word: usize,
+    /// What is there.
+    pub found: u64,
+    /// What should be there.
+    pub expected: u64,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "page {} word {}: found {:#x}, expected {:#x}",
+            self.page, self.word, self.found, self.expected
+        )
+    }
+}
+
+impl std::error::Error for Mismatch {}
+
+/// Compares `bytes` with the contents that `expect(page, word)` gives.
+pub fn compare(
+    bytes: &[u8],
+    first: usize,
+    expect: impl Fn(usize, usize) -> u64,
+) -> Result<(), Mismatch> {
+    for (page, data) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
+        for (index, raw) in data.chunks_exact(8).enumerate() {
+            let found = u64::from_ne_bytes(raw.try_into().unwrap_or_default());
+            let expected = expect(first + page, index);
+            if found != expected {
+                return Err(Mismatch { page: first + page, word: index, found, expected });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Compares `bytes` with the pattern of `seed`, from page `first` on.
+pub fn check(seed: u64, first: usize, bytes: &[u8]) -> Result<(), Mismatch> {
+    compare(bytes, first, |page, index| word(seed, page, index))
+}
+
+/// Checks that `bytes` are all zero.
+pub fn check_zero(bytes: &[u8]) -> Result<(), Mismatch> {
+    compare(bytes, 0, |_, _| 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_has_its_own_pattern_and_no_other() {
+        let bytes = buffer(3, 5, 2);
+        assert_eq!(bytes.len(), 2 * PAGE_SIZE);
+        assert_eq!(check(3, 5, &bytes), Ok(()));
+        assert!(check(4, 5, &bytes).is_err());
+        assert!(check(3, 6, &bytes).is_err());
+        assert!(check_zero(&bytes).is_err());
+        assert_eq!(check_zero(&[0; 2 * PAGE_SIZE]), Ok(()));
+    }
+
+    #[test]
+    fn one_changed_byte_is_found() {
+        let mut bytes = buffer(9, 0, 3);
+        bytes[2 * PAGE_SIZE + 17] ^= 1;
+        let mismatch = check(9, 0, &bytes).unwrap_err();
+        assert_eq!((mismatch.page, mismatch.word), (2, 2));
+    }
+}

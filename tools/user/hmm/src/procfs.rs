@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `/proc/vmstat`, `/proc/meminfo`, `/proc/vmallocinfo` and switches in files.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Numbers by name, as in `/proc/vmstat` and `/proc/meminfo`.
+pub type Table = BTreeMap<String, u64>;
+
+/// Parses lines of a name, an optional colon and a number.
+pub fn parse_table(text: &str) -> Table {
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let name = words.next()?.trim_end_matches(':').to_string();
+        Some((name, words.next()?.parse().ok()?))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// `/proc/vmstat`.
+pub fn vmstat() -> io::Result<Table> {
+    Ok(parse_table(&std::fs::read_to_string("/proc/vmstat")?))
+}
+
+/// `/proc/meminfo`, in KiB.
+pub fn meminfo() -> io::Result<Table> {
+    Ok(parse_table(&std::fs::read_to_string("/proc/meminfo")?))
+}
+
+/// Pages pinned for device access so far, and those still pinned.
+///
+/// `None` when this kernel does not count them.
+pub fn pins() -> io::Result<Option<(u64, u64)>> {
+    let table = vmstat()?;
+    let value = |name: &str| table.get(name).copied();
+    Ok(match (value("nr_foll_pin_acquired"), value("nr_foll_pin_released")) {
+        (Some(acquired), Some(released)) => Some((acquired, acquired.saturating_sub(released))),
+        _ => None,
+    })
+}
+
+/// What one caller holds in `/proc/vmallocinfo`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmallocUse {
+    /// Number of areas.
+    pub areas: u64,
+    /// Bytes with the guard pages.
+    pub bytes: u64,
+}
+
+/// Sums `/proc/vmallocinfo` by caller; addresses differ from boot to boot and
+/// from load to load, so they are left out.
+pub fn parse_vmallocinfo(text: &str) -> BTreeMap<String, VmallocUse> {
+    let mut sums: BTreeMap<String, VmallocUse> = BTreeMap::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let bytes = words.nth(1).and_then(|word| word.parse().ok());
+        let (Some(bytes), Some(caller)) = (bytes, words.next()) else { continue };
+        let bytes: u64 = bytes;
+        // An area without a caller goes on with its properties.
+        let caller = if caller.contains('=') { "unnamed" } else { caller };
+        // The offsets in "function+0x12/0x345" say nothing here.
+        let name = caller.split('+').next().unwrap_or(caller);
+        let sum = sums.entry(name.to_string()).or_default();
+        sum.areas += 1;
+        sum.bytes += bytes;
+    }
+    sums
+}
+
+/// `/proc/vmallocinfo` by caller.
+pub fn vmallocinfo() -> io::Result<BTreeMap<String, VmallocUse>> {
+    Ok(parse_vmallocinfo(&std::fs::read_to_string("/proc/vmallocinfo")?))
+}
+
+/// Files in /proc and /sys that are set for a while and restored on drop.
+#[derive(Debug, Default)]
+pub struct Settings {
+    saved: Vec<(PathBuf, String)>,
+}
+
+impl Settings {
+    /// No settings yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets `path` to `value`; `Ok(false)` when this kernel has no such file.
+    pub fn set(&mut self, path: impl AsRef<Path>, value: &str) -> io::Result<bool> {
+        let path = path.as_ref();
+        let old = match std::fs::read_to_string(path) {
+            Ok(old) => old,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        std::fs::write(path, value)?;
+        self.saved.push((path.to_owned(), selected(&old).to_string()));
+        Ok(true)
+    }
+
+    /// Keeps the kernel's own page movers quiet: khugepaged, KSM and NUMA
+    /// balancing invalidate ranges at any time, and fault counts then vary.
+    pub fn quiet() -> io::Result<Self> {
+        let mut settings = Self::new();
+        let khugepaged = "/sys/kernel/mm/transparent_hugepage/khugepaged";
+        settings.set(format!("{khugepaged}/scan_sleep_millisecs"), "3600000")?;
+        settings.set(format!("{khugepaged}/pages_to_scan"), "1")?;
+        settings.set("/sys/kernel/mm/ksm/run", "0")?;
+        settings.set("/proc/sys/kernel/numa_balancing", "0")?;
+        Ok(settings)
+    }
+
+    /// Lets the settings stay when this is dropped.
+    pub fn keep(mut self) {
+        self.saved.clear();
+    }
+}
+
+/// The chosen word of a file like `always [madvise] never`, or all of it.
+pub fn selected(text: &str) -> &str {
+    let text = text.trim();
+    match (text.find('['), text.find(']')) {
+        (Some(open), Some(close)) if open < close => &text[open + 1..close],
+        _ => text,
+    }
+}
+
+impl Drop for Settings {
+    fn drop(&mut self) {
+        for (path, value) in self.saved.drain(..).rev() {
+            // Best effort: there is nobody to tell.
+            let _ = std::fs::write(path, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_of_both_kinds() {
+        let table = parse_table("nr_free_pages 12\nMemAvailable:  345 kB\nbroken\n");
+        assert_eq!(table["nr_free_pages"], 12);
+        assert_eq!(table["MemAvailable"], 345);
+        assert_eq!(table.len(), 2);
+        assert!(vmstat().unwrap().contains_key("nr_free_pages"));
+        assert!(meminfo().unwrap().contains_key("MemAvailable"));
+    }
+
+    #[test]
+    fn vmalloc_areas_are_summed_by_caller() {
+        let text = "\
+0xffffc90000000000-0xffffc90000005000   20480 dup_task+0x1/0x2 pages=4 vmalloc N0=4
+0xffffc90000008000-0xffffc9000000d000   20480 dup_task+0x1/0x2 pages=4 vmalloc N0=4
+0xffffc90000010000-0xffffc90000012000    8192 phys=0x00000000fed00000 ioremap
+";
+        let sums = parse_vmallocinfo(text);
+        assert_eq!(sums["dup_task"], VmallocUse { areas: 2, bytes: 40960 });
+        assert_eq!(sums["unnamed"], VmallocUse { areas: 1, bytes: 8192 });
+    }
+
+    #[test]
+    fn chosen_word() {
+        assert_eq!(selected("always [madvise] never\n"), "madvise");
+        assert_eq!(selected("4096\n"), "4096");
+    }
+
+    #[test]
+    fn settings_come_back() {
+        let path = std::env::temp_dir().join(format!("hmm-settings-{}", std::process::id()));
+        std::fs::write(&path, "[old] new").unwrap();
+        let mut settings = Settings::new();
+        assert!(settings.set(&path, "new").unwrap());
+        assert!(!settings.set("/proc/there/is/no/such/file", "1").unwrap());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        drop(settings);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Bindings that the kernel crate lacks, on top of those it has.
+//!
+//! Types that both would need are the kernel crate's own: nothing is generated twice.
+
+#![allow(
+    clippy::all,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    unused_imports,
+    improper_ctypes
+)]
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    clippy::missing_safety_doc,
+    reason = "generated code"
+)]
+
+pub use kernel::bindings::*;
+use kernel::ffi;
+
+include!(env!("RUST_HMM_BINDINGS"));

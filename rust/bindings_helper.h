@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The C interfaces for which the kernel crate has no bindings.
+ *
+ * Everything that `kernel::bindings` already holds is left out (see the
+ * allow list in Kbuild), so that types such as `struct vm_area_struct` are
+ * the very types of the kernel crate.
+ */
+#include <linux/hmm.h>
+#include <linux/migrate.h>
+#include <linux/memremap.h>
+#include <linux/mmu_notifier.h>
+#include <linux/rmap.h>
+
+#include "helpers.h"

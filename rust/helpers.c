@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * C helpers of rust_hmm, see helpers.h.
+ *
+ * All are exported, because generic or inlined Rust code that calls them is
+ * compiled into the driver's module.
+ */
+#include <linux/export.h>
+#include <linux/gfp.h>
+#include <linux/highmem.h>
+#include <linux/ioport.h>
+#include <linux/memremap.h>
+#include <linux/migrate.h>
+#include <linux/mm.h>
+#include <linux/mmu_notifier.h>
+#include <linux/pagemap.h>
+#include <linux/rmap.h>
+#include <linux/sched/signal.h>
+#include <linux/string.h>
+
+#include "helpers.h"
+
+void rust_hmm_interval_set_seq(struct mmu_interval_notifier *sub,
+			       unsigned long seq)
+{
+	mmu_interval_set_seq(sub, seq);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_interval_set_seq);
+
+bool rust_hmm_interval_read_retry(struct mmu_interval_notifier *sub,
+				  unsigned long seq)
+{
+	return mmu_interval_read_retry(sub, seq);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_interval_read_retry);
+
+int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm)
+{
+	return mmap_read_lock_killable(mm);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mmap_read_lock_killable);
+
+void rust_hmm_mmap_read_unlock(struct mm_struct *mm)
+{
+	mmap_read_unlock(mm);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mmap_read_unlock);
+
+struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
+					   unsigned long addr)
+{
+	struct vm_area_struct *vma = find_vma(mm, addr);
+
+	return vma && vma->vm_start <= addr ? vma : NULL;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_lookup);
+
+bool rust_hmm_fatal_signal_pending(void)
+{
+	return fatal_signal_pending(current);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
+
+struct vm_area_struct *rust_hmm_vmf_vma(const struct vm_fault *vmf)
+{
+	return vmf->vma;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vmf_vma);
+
+unsigned long rust_hmm_vmf_address(const struct vm_fault *vmf)
+{
+	return vmf->address;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vmf_address);
+
+bool rust_hmm_vmf_is_pte(const struct vm_fault *vmf)
+{
+	return vmf->pte;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vmf_is_pte);
+
+struct page *rust_hmm_vmf_page(const struct vm_fault *vmf)
+{
+	return vmf->page;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vmf_page);
+
+unsigned long rust_hmm_page_to_pfn(const struct page *page)
+{
+	return page_to_pfn(page);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_page_to_pfn);
+
+/* The device memory a page belongs to, or NULL for other memory. */
+struct dev_pagemap *rust_hmm_pfn_pgmap(unsigned long pfn)
+{
+	struct page *page = pfn_to_page(pfn);
+
+	return is_zone_device_page(page) ? page_pgmap(page) : NULL;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_pgmap);
+
+bool rust_hmm_pfn_is_private(unsigned long pfn)
+{
+	return is_device_private_page(pfn_to_page(pfn));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_is_private);
+
+bool rust_hmm_pfn_is_zero(unsigned long pfn)
+{
+	return is_zero_pfn(pfn);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_is_zero);
+
+bool rust_hmm_pfn_is_ksm(unsigned long pfn)
+{
+	return folio_test_ksm(page_folio(pfn_to_page(pfn)));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_is_ksm);
+
+unsigned int rust_hmm_pfn_order(unsigned long pfn)
+{
+	return folio_order(page_folio(pfn_to_page(pfn)));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_order);
+
+void rust_hmm_pfn_mark_dirty(unsigned long pfn)
+{
+	folio_mark_dirty(page_folio(pfn_to_page(pfn)));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_mark_dirty);
+
+void rust_hmm_folio_unlock_put(unsigned long pfn)
+{
+	struct folio *folio = page_folio(pfn_to_page(pfn));
+
+	folio_unlock(folio);
+	folio_put(folio);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_folio_unlock_put);
+
+/*
+ * Allocates and locks a folio for migration to system memory. With @vma the
+ * memory policy of @addr applies. Without @must the attempt is cheap: it
+ * neither retries nor warns. Returns the page frame number, 0 on failure.
+ */
+unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
+					  unsigned long addr,
+					  unsigned int order, bool must)
+{
+	gfp_t gfp = GFP_HIGHUSER_MOVABLE;
+	struct folio *folio;
+
+	if (!must)
+		gfp |= __GFP_NORETRY | __GFP_NOWARN;
+	if (order)
+		gfp |= __GFP_COMP | __GFP_NOWARN;
+	folio = vma ? vma_alloc_folio(gfp, order, vma, addr) :
+		      folio_alloc(gfp, order);
+	if (!folio)
+		return 0;
+	folio_lock(folio);
+	return folio_pfn(folio);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_folio_alloc_locked);
+
+void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
+				unsigned int order)
+{
+	zone_device_folio_init((struct folio *)pfn_to_page(pfn), pgmap, order);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_device_folio_init);
+
+void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,
+			size_t len)
+{
+	memcpy_from_page(dst, pfn_to_page(pfn), offset, len);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_read_page);
+
+void rust_hmm_write_page(unsigned long pfn, size_t offset, const void *src,
+			 size_t len)
+{
+	memcpy_to_page(pfn_to_page(pfn), offset, src, len);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_write_page);
+
+void rust_hmm_copy_pages(unsigned long dst, unsigned long src,
+			 unsigned long npages)
+{
+	while (npages--)
+		copy_highpage(pfn_to_page(dst++), pfn_to_page(src++));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_copy_pages);
+
+void rust_hmm_clear_pages(unsigned long pfn, unsigned long npages)
+{
+	while (npages--)
+		clear_highpage(pfn_to_page(pfn++));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_clear_pages);
+
+void rust_hmm_copy_bytes(void *dst, const void *src, size_t len)
+{
+	memcpy(dst, src, len);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_copy_bytes);
+
+void rust_hmm_clear_bytes(void *dst, size_t len)
+{
+	memset(dst, 0, len);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_clear_bytes);
+
+int rust_hmm_request_free_region(u64 size, const char *name, u64 *start)
+{
+	struct resource *res;
+
+	res = request_free_mem_region(&iomem_resource, size, name);
+	if (IS_ERR(res))
+		return PTR_ERR(res);
+	*start = res->start;
+	return 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_request_free_region);
+
+void rust_hmm_release_region(u64 start, u64 size)
+{
+	release_mem_region(start, size);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_release_region);

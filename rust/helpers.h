@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * C helpers: inline functions and macros that bindgen cannot see, and the few
+ * operations that must not be expressed in Rust because they touch memory
+ * that other agents write at the same time.
+ */
+#ifndef _RUST_HMM_HELPERS_H
+#define _RUST_HMM_HELPERS_H
+
+#include <linux/types.h>
+
+struct dev_pagemap;
+struct file;
+struct folio;
+struct mm_struct;
+struct mmu_interval_notifier;
+struct page;
+struct vm_area_struct;
+struct vm_fault;
+
+/* include/linux/mmu_notifier.h */
+void rust_hmm_interval_set_seq(struct mmu_interval_notifier *sub,
+			       unsigned long seq);
+bool rust_hmm_interval_read_retry(struct mmu_interval_notifier *sub,
+				  unsigned long seq);
+
+/* include/linux/mmap_lock.h, include/linux/mm.h */
+int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm);
+void rust_hmm_mmap_read_unlock(struct mm_struct *mm);
+struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
+					   unsigned long addr);
+bool rust_hmm_fatal_signal_pending(void);
+
+/* Faults */
+struct vm_area_struct *rust_hmm_vmf_vma(const struct vm_fault *vmf);
+unsigned long rust_hmm_vmf_address(const struct vm_fault *vmf);
+bool rust_hmm_vmf_is_pte(const struct vm_fault *vmf);
+struct page *rust_hmm_vmf_page(const struct vm_fault *vmf);
+
+/* Pages and folios, named by page frame number */
+unsigned long rust_hmm_page_to_pfn(const struct page *page);
+struct dev_pagemap *rust_hmm_pfn_pgmap(unsigned long pfn);
+bool rust_hmm_pfn_is_private(unsigned long pfn);
+bool rust_hmm_pfn_is_zero(unsigned long pfn);
+bool rust_hmm_pfn_is_ksm(unsigned long pfn);
+unsigned int rust_hmm_pfn_order(unsigned long pfn);
+void rust_hmm_pfn_mark_dirty(unsigned long pfn);
+void rust_hmm_folio_unlock_put(unsigned long pfn);
+unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
+					  unsigned long addr,
+					  unsigned int order, bool must);
+void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
+				unsigned int order);
+
+/* Copies; the memory may change underneath, as it does under a device */
+void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,
+			size_t len);
+void rust_hmm_write_page(unsigned long pfn, size_t offset, const void *src,
+			 size_t len);
+void rust_hmm_copy_pages(unsigned long dst, unsigned long src,
+			 unsigned long npages);
+void rust_hmm_clear_pages(unsigned long pfn, unsigned long npages);
+void rust_hmm_copy_bytes(void *dst, const void *src, size_t len);
+void rust_hmm_clear_bytes(void *dst, size_t len);
+
+/* include/linux/ioport.h */
+int rust_hmm_request_free_region(u64 size, const char *name, u64 *start);
+void rust_hmm_release_region(u64 start, u64 size);
+
+#endif /* _RUST_HMM_HELPERS_H */

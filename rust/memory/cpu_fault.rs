@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A CPU touches a page that is in device memory.
+//!
+//! Nothing here waits for invalidations: a folio lock is held that an invalidation may wait for.
+//! Device entries are removed the ordinary way, by the notifier calls of the migration itself.
+
+use super::{MemoryOps, Ops};
+use crate::mm::{
+    addr::{PageRange, PMD_ORDER, PMD_SIZE},
+    device_pages::{CpuFault, DevicePages, FaultError},
+    migrate::{Batch, Isolated},
+    page::{Effort, LockedFolio}, //
+};
+use kernel::{page::PAGE_SIZE, prelude::*};
+
+/// Bytes around a faulting 4 KiB page that are brought back with it.
+const WINDOW: usize = 16 * PAGE_SIZE;
+
+/// How an attempt ended.
+enum Outcome {
+    /// So many pages came back, and the faulting one is among them or was not to be had now: the
+    /// CPU tries again.
+    Done(usize),
+    /// A huge page cannot come back as such for lack of memory.
+    NoHuge,
+}
+
+/// Brings the faulting page back, and best effort the window around it. Returns the pages moved.
+pub(super) fn serve<M: MemoryOps>(
+    pages: &DevicePages<Ops<M>>,
+    fault: &CpuFault<'_>,
+) -> Result<usize, FaultError> {
+    let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
+    if fault.is_huge() {
+        match attempt(pages, fault, &mut batch, PMD_SIZE, true)? {
+            Outcome::Done(moved) => return Ok(moved),
+            // Without COMPOUND the core splits the device folio.
+            Outcome::NoHuge => return finish(attempt(pages, fault, &mut batch, PMD_SIZE, false)?),
+        }
+    }
+    finish(attempt(pages, fault, &mut batch, WINDOW, false)?)
+}
+
+fn finish(outcome: Outcome) -> Result<usize, FaultError> {
+    match outcome {
+        Outcome::Done(moved) => Ok(moved),
+        Outcome::NoHuge => Err(FaultError::NoMemory),
+    }
+}
+
+fn attempt<M: MemoryOps>(
+    pages: &DevicePages<Ops<M>>,
+    fault: &CpuFault<'_>,
+    batch: &mut Batch,
+    window: usize,
+    compound: bool,
+) -> Result<Outcome, FaultError> {
+    let ops = pages.data();
+    let vma = fault.vma();
+    let start = fault.address() & !(window - 1);
+    let range = PageRange::new(
+        start.max(vma.start()),
+        start.saturating_add(window).min(vma.end()),
+    )
+    .map_err(|_| FaultError::Lost)?;
+    let target = range.index_of(fault.address()).ok_or(FaultError::Lost)?;
+
+    let mut isolated = Isolated::new(
+        vma,
+        range,
+        ops.select(pages),
+        compound,
+        pages.owner(),
+        Some(fault),
+        batch,
+    )
+    .map_err(|_| FaultError::Lost)?;
+
+    let covers = |index: usize, pages: usize| (index..index + pages).contains(&target);
+    let mut no_memory = false;
+    let mut no_huge = false;
+    isolated.fill(|entry| {
+        let needed = covers(entry.index, entry.pages);
+        let order = entry.order();
+        let effort = if needed && order == 0 {
+            Effort::Must
+        } else {
+            Effort::Try
+        };
+        let folio = if order == PMD_ORDER && ops.driver.fail_allocation(order) {
+            Err(ENOMEM)
+        } else {
+            LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)
+        };
+        if folio.is_err() && needed {
+            no_huge |= order == PMD_ORDER;
+            no_memory |= order == 0;
+        }
+        folio.ok()
+    });
+    ops.copy_all(pages, &mut isolated);
+    let wanted = isolated
+        .entries()
+        .find(|entry| covers(entry.index, entry.pages));
+    // Isolated, given memory, but its destination was taken back: the copy failed.
+    let lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
+
+    let migrated = isolated.migrate();
+    let moved = migrated.moved().map(|entry| entry.pages).sum();
+    drop(migrated);
+
+    if no_huge {
+        return Ok(Outcome::NoHuge);
+    }
+    if no_memory {
+        return Err(FaultError::NoMemory);
+    }
+    if lost {
+        return Err(FaultError::Lost);
+    }
+    Ok(Outcome::Done(moved))
+}

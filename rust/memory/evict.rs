@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Eviction by physical page, whoever maps it: for release and unload.
+
+use super::{Memory, MemoryOps};
+use crate::{
+    mm::{
+        device_pages::DeviceRange,
+        migrate::{Batch, Isolated},
+        page::{Effort, LockedFolio},
+    },
+    stats::Counter,
+};
+use kernel::{
+    prelude::*,
+    time::{delay::fsleep, Delta}, //
+};
+
+/// Passes over the memory before a release gives up. Pages that somebody holds for a moment are
+/// found in the next pass.
+const PASSES: usize = 50;
+
+/// Time between two passes.
+const PAUSE: Delta = Delta::from_millis(2);
+
+impl<M: MemoryOps> Memory<M> {
+    /// Moves all pages in use to system memory. Returns the pages that stay, because somebody
+    /// holds them or takes new ones.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` before anything was done. Context: may sleep; no lock may be held.
+    pub fn evict_all(&self) -> Result<usize> {
+        let mut batch = Batch::new()?;
+        for pass in 0..PASSES {
+            if pass > 0 {
+                fsleep(PAUSE);
+            }
+            self.evict_pass(&mut batch);
+            if self.pages.used() == 0 {
+                break;
+            }
+        }
+        Ok(self.pages.used())
+    }
+
+    fn evict_pass(&self, batch: &mut Batch) {
+        let mut moved = 0;
+        for block in self.pages.used_blocks() {
+            moved += self.evict_block(block, batch).unwrap_or(0);
+        }
+        self.stats().add(Counter::Evicted, moved as u64);
+    }
+
+    fn evict_block(&self, block: DeviceRange, batch: &mut Batch) -> Result<usize> {
+        let mut isolated = Isolated::from_device(&self.pages, block, batch)?;
+        // A huge device folio can only go to a huge one here: so try hard.
+        isolated.fill(|entry| {
+            LockedFolio::alloc_system(None, 0, entry.order(), Effort::Must).ok()
+        });
+        self.copy_all(&mut isolated);
+        let migrated = isolated.migrate();
+        let moved = migrated.moved().map(|entry| entry.pages).sum();
+        Ok(moved)
+    }
+
+    /// For drop: the memory cannot go before its pages have.
+    pub(super) fn evict_until_empty(&self) {
+        let mut rounds = 0u32;
+        while self.pages.used() != 0 {
+            if self.evict_all().is_err() {
+                fsleep(Delta::from_millis(100));
+            }
+            rounds += 1;
+            if rounds % 100 == 0 {
+                pr_warn!("{} device pages are still in use\n", self.pages.used());
+            }
+        }
+    }
+}

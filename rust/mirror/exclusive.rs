@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Exclusive access of the device, for atomic operations.
+
+use super::{Device, Mirror};
+use crate::{
+    mm::{addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending},
+    pgtable::{Entry, Spares},
+};
+use kernel::{page::PAGE_SIZE, prelude::*};
+
+/// Tries for each page, of which each costs one collision with an invalidation.
+const TRIES: usize = 64;
+
+impl<D: Device> Mirror<D> {
+    /// Gives the device exclusive access to the pages of `range`: a CPU access ends it.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`: not writable, or the process is gone. `EOPNOTSUPP`: not anonymous, or hugetlb.
+    /// `EBUSY`: it kept changing. `EINTR`: killed. `ENOMEM`. Pages before the one that failed stay
+    /// exclusive. Context: may sleep; no lock may be held.
+    pub fn make_exclusive(&self, range: PageRange) -> Result {
+        let mut spares = Spares::default();
+        for index in 0..range.pages() {
+            let page = PageRange::from_pages(range.start() + index * PAGE_SIZE, 1)?;
+            let mut tries = TRIES;
+            loop {
+                spares.refill()?;
+                match self.make_page_exclusive(page, &mut spares) {
+                    Err(error) if error == EBUSY && tries > 0 && !fatal_signal_pending() => {
+                        tries -= 1;
+                    }
+                    result => break result?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn make_page_exclusive(&self, page: PageRange, spares: &mut Spares) -> Result {
+        let space = self.space()?;
+        // Any address will do that nobody else has while this runs.
+        let cookie = Cookie::of(spares);
+        let mmap = self.begin(&space, cookie, page)?;
+        let result = ExclusivePage::new(&mmap, page.start(), cookie).and_then(|exclusive| {
+            let mut guard = self.notifier.lock();
+            let state = &mut *guard;
+            if !state.transactions.owns(cookie, page.start()) {
+                return Err(EBUSY);
+            }
+            state.table.install(page, spares, |_, entry| {
+                *entry = Entry::exclusive(exclusive.pfn());
+            })
+        });
+        self.notifier.lock().transactions.end(cookie);
+        result
+    }
+}

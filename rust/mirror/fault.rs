@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Device faults: collect, validate, commit.
+
+use super::{Device, Mirror};
+use crate::{
+    mm::{
+        addr::{PageRange, PMD_PAGES},
+        page::is_zero_pfn,
+        range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer, Retry},
+        space::fatal_signal_pending,
+    },
+    pgtable::{Entry, Spares},
+    stats::Counter,
+};
+use kernel::{
+    prelude::*,
+    time::{Delta, Instant, Monotonic}, //
+};
+
+/// How long a fault that keeps colliding with invalidations is tried again, as in the kernel's
+/// `HMM_RANGE_DEFAULT_TIMEOUT`.
+const TIMEOUT: Delta = Delta::from_millis(1000);
+
+/// What the CPU's page table says of one page, see [`Mirror::snapshot`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Snapshot {
+    /// It cannot be accessed.
+    Error,
+    /// Nothing, or memory of another device.
+    None,
+    /// A page.
+    Page {
+        /// Whether the CPU may write it without a fault.
+        writable: bool,
+        /// Order of the CPU's mapping.
+        order: u32,
+        /// Where it is.
+        location: Location,
+    },
+}
+
+/// Where a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// In system memory.
+    System,
+    /// The zero page.
+    Zero,
+    /// In this device's memory.
+    Device,
+    /// In the coherent memory of another device.
+    Remote,
+}
+
+/// Whether another try makes sense after `error`.
+fn again(error: Error, since: Instant<Monotonic>) -> Result {
+    if error != EBUSY {
+        return Err(error);
+    }
+    if fatal_signal_pending() {
+        return Err(EINTR);
+    }
+    if since.elapsed() > TIMEOUT {
+        return Err(EBUSY);
+    }
+    Ok(())
+}
+
+impl<D: Device> Mirror<D> {
+    /// Makes `range` accessible to the device, bringing in pages as a CPU access would.
+    ///
+    /// Each page is mapped with the rights that it has; reading breaks no sharing.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`: not mapped, not readable, special (`VM_IO`, `VM_PFNMAP`), or the process is gone.
+    /// `EPERM`: not writable. `EBUSY`: it kept changing for a second. `EINTR`: killed. `ENOMEM`.
+    /// What was installed before stays. Context: may sleep; no lock may be held.
+    pub fn fault(&self, range: PageRange, access: Access) -> Result {
+        let mut buffer = PfnBuffer::new()?;
+        let mut spares = Spares::default();
+        let space = self.space()?;
+        for piece in range.pmd_pieces() {
+            let since = Instant::<Monotonic>::now();
+            loop {
+                spares.refill()?;
+                match self.fault_piece(&space, piece, access, &mut buffer, &mut spares) {
+                    Ok(()) => break,
+                    Err(error) => again(error, since)?,
+                }
+                self.stats().add(Counter::Retries, 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// One try. `EBUSY` asks for another.
+    fn fault_piece(
+        &self,
+        space: &AddressSpace<'_, super::Inner<D>>,
+        piece: PageRange,
+        access: Access,
+        buffer: &mut PfnBuffer,
+        spares: &mut Spares,
+    ) -> Result {
+        let memory = self.device().memory();
+        let owner = memory.map_or(crate::mm::notifier::Cookie::NONE, |memory| memory.owner());
+        let collected = space.collect(piece, access, owner, buffer)?;
+        let Ok(mut valid) = collected.lock() else {
+            return Err(EBUSY);
+        };
+        let (state, range, mut pfns) = valid.parts();
+
+        // A page of ours that is read-only, shared after a fork: the range fault does not care.
+        let mut read_only = None;
+        let mut installed = 0u64;
+        state.table.install(range, spares, |addr, entry| {
+            let Some(pfn) = pfns.next().filter(|pfn| pfn.is_valid()) else {
+                return;
+            };
+            if access == Access::Write && !pfn.is_writable() {
+                read_only = read_only.or(Some(addr));
+                return;
+            }
+            let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));
+            let new = match number {
+                Some(number) => Entry::device(number, pfn.is_writable()),
+                None => Entry::system(pfn.pfn(), pfn.is_writable()),
+            };
+            if *entry != new {
+                *entry = new;
+                installed += 1;
+            }
+        })?;
+        drop(pfns);
+        drop(valid);
+
+        self.stats().add(Counter::MappedPages, installed);
+        match read_only {
+            Some(addr) => {
+                space.fault_in_writable(addr)?;
+                Err(EBUSY)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Tells for each page of `range` what the CPU's page table says, without faulting anything in.
+    ///
+    /// `each` is called once a page in ascending order, with the table lock held: it must not
+    /// sleep for memory.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if the process is gone; `EBUSY`, `EINTR`, `ENOMEM` as [`Self::fault`].
+    pub fn snapshot(&self, range: PageRange, mut each: impl FnMut(Snapshot)) -> Result {
+        let mut buffer = PfnBuffer::new()?;
+        let space = self.space()?;
+        let owner = self
+            .device()
+            .memory()
+            .map_or(crate::mm::notifier::Cookie::NONE, |memory| memory.owner());
+        for piece in range.pmd_pieces() {
+            let since = Instant::<Monotonic>::now();
+            loop {
+                let collected = match space.collect(piece, Access::Snapshot, owner, &mut buffer) {
+                    Ok(collected) => collected,
+                    Err(error) => {
+                        again(error, since)?;
+                        continue;
+                    }
+                };
+                let mut valid = match collected.lock() {
+                    Ok(valid) => valid,
+                    Err(Retry) => {
+                        again(EBUSY, since)?;
+                        continue;
+                    }
+                };
+                let (_, _, pfns) = valid.parts();
+                pfns.for_each(|pfn| each(self.describe(pfn)));
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn describe(&self, pfn: HmmPfn) -> Snapshot {
+        if pfn.is_error() {
+            return Snapshot::Error;
+        }
+        if !pfn.is_valid() {
+            return Snapshot::None;
+        }
+        let own = self
+            .device()
+            .memory()
+            .is_some_and(|memory| memory.entry_number(pfn.pfn()).is_some());
+        let location = if own {
+            Location::Device
+        } else if is_zero_pfn(pfn.pfn()) {
+            Location::Zero
+        } else if crate::mm::page::is_device_pfn(pfn.pfn()) {
+            Location::Remote
+        } else {
+            Location::System
+        };
+        Snapshot::Page {
+            writable: pfn.is_writable(),
+            order: pfn.map_order(),
+            location,
+        }
+    }
+}
+
+// A piece never has more pages than a buffer has room.
+const _: () = assert!(PMD_PAGES == 512);

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Contents of pages, and folios that are locked for migration.
+//!
+//! A device, a user thread and a copy may touch a page at the same time. All access is by C
+//! helpers, outside of Rust's memory model, as with user memory.
+//!
+//! C headers: [`include/linux/highmem.h`](srctree/include/linux/highmem.h),
+//! [`include/linux/page-flags.h`](srctree/include/linux/page-flags.h)
+
+use super::space::Vma;
+use crate::bindings;
+use core::{marker::PhantomData, mem::ManuallyDrop};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+
+/// Marks the folio of page frame `pfn` dirty, because a device may have written it.
+///
+/// # Safety
+///
+/// The frame must belong to a page that is alive and, if it is of a file, cannot be truncated now:
+/// it is mapped, and the notifier's callback that will let it be unmapped has not returned.
+pub(crate) unsafe fn mark_dirty(pfn: usize) {
+    // SAFETY: By the function's requirements.
+    unsafe { bindings::rust_hmm_pfn_mark_dirty(pfn) };
+}
+
+/// Whether page frame `pfn` is the zero page.
+pub fn is_zero_pfn(pfn: usize) -> bool {
+    // SAFETY: Compares numbers only.
+    unsafe { bindings::rust_hmm_pfn_is_zero(pfn) }
+}
+
+/// Whether page frame `pfn` belongs to the memory of some device.
+pub(crate) fn is_device_pfn(pfn: usize) -> bool {
+    // SAFETY: Callers have the number from a validated range fault; the frame has a `struct page`.
+    !unsafe { bindings::rust_hmm_pfn_pgmap(pfn) }.is_null()
+}
+
+/// Pages that the CPU can read, consecutive in physical memory.
+///
+/// # Invariants
+///
+/// `first..first + count` are page frames of CPU-addressable memory, alive for `'a`.
+#[derive(Clone, Copy)]
+pub struct CpuPages<'a> {
+    first: usize,
+    count: usize,
+    _borrow: PhantomData<&'a ()>,
+}
+
+impl<'a> CpuPages<'a> {
+    /// # Safety
+    ///
+    /// The page frames must be CPU-addressable and stay alive for all of `'a`.
+    pub(crate) unsafe fn new(first: usize, count: usize) -> Self {
+        // INVARIANT: By the function's requirements.
+        Self {
+            first,
+            count,
+            _borrow: PhantomData,
+        }
+    }
+
+    /// Number of pages.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Bytes of the pages.
+    fn bytes(&self) -> usize {
+        self.count.saturating_mul(PAGE_SIZE)
+    }
+
+    /// Calls `f` with page frame, offset in it, and part of `len` bytes from `offset` on.
+    fn for_each_part(
+        &self,
+        offset: usize,
+        len: usize,
+        mut f: impl FnMut(usize, usize, core::ops::Range<usize>),
+    ) -> Result {
+        if offset.checked_add(len).ok_or(EINVAL)? > self.bytes() {
+            return Err(EINVAL);
+        }
+        let mut done = 0;
+        while done < len {
+            // OVERFLOW: below `bytes()`.
+            let at = offset + done;
+            let part = (len - done).min(PAGE_SIZE - at % PAGE_SIZE);
+            f(self.first + at / PAGE_SIZE, at % PAGE_SIZE, done..done + part);
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// Copies `dst.len()` bytes from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if that goes beyond the pages.
+    pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
+        let len = dst.len();
+        self.for_each_part(offset, len, |pfn, at, part| {
+            if let Some(dst) = dst.get_mut(part) {
+                // SAFETY: The frame is alive and addressable by the type invariant, and the part
+                // lies in one page and in `dst`.
+                unsafe {
+                    bindings::rust_hmm_read_page(dst.as_mut_ptr().cast(), pfn, at, dst.len())
+                };
+            }
+        })
+    }
+}
+
+/// [`CpuPages`] that may be written too.
+#[derive(Clone, Copy)]
+pub struct CpuPagesMut<'a>(CpuPages<'a>);
+
+impl<'a> CpuPagesMut<'a> {
+    /// # Safety
+    ///
+    /// As [`CpuPages::new`], and writing to the pages must be allowed.
+    pub(crate) unsafe fn new(first: usize, count: usize) -> Self {
+        // SAFETY: By the function's requirements.
+        Self(unsafe { CpuPages::new(first, count) })
+    }
+
+    /// Copies `src` to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if that goes beyond the pages.
+    pub fn write(&self, offset: usize, src: &[u8]) -> Result {
+        self.0.for_each_part(offset, src.len(), |pfn, at, part| {
+            if let Some(src) = src.get(part) {
+                // SAFETY: As in `read`, and writing is allowed.
+                unsafe { bindings::rust_hmm_write_page(pfn, at, src.as_ptr().cast(), src.len()) };
+            }
+        })
+    }
+
+    /// Copies whole pages from `src`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the numbers of pages differ.
+    pub fn copy_from(&self, src: &CpuPages<'_>) -> Result {
+        if src.count != self.0.count {
+            return Err(EINVAL);
+        }
+        // SAFETY: Both are alive and addressable by their invariants, and as long as each other.
+        unsafe { bindings::rust_hmm_copy_pages(self.0.first, src.first, src.count) };
+        Ok(())
+    }
+
+    /// Fills the pages with zeros.
+    pub fn clear(&self) {
+        // SAFETY: Alive and addressable by the invariant.
+        unsafe { bindings::rust_hmm_clear_pages(self.0.first, self.0.count) };
+    }
+}
+
+impl<'a> core::ops::Deref for CpuPagesMut<'a> {
+    type Target = CpuPages<'a>;
+
+    fn deref(&self) -> &CpuPages<'a> {
+        &self.0
+    }
+}
+
+/// A new folio, locked, that a page is to migrate into. Dropping it frees it.
+///
+/// # Invariants
+///
+/// `pfn` is the first frame of a folio of `order` of which we own one reference and the lock.
+pub struct LockedFolio {
+    pfn: usize,
+    order: u32,
+}
+
+/// How hard to try for memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// Retry and reclaim: somebody needs it.
+    Must,
+    /// One cheap attempt.
+    Try,
+}
+
+impl LockedFolio {
+    /// Allocates a folio of system memory for `addr`, by the memory policy of `vma` if there is one.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`. Context: may sleep and reclaim; the notifier's lock must not be held.
+    pub fn alloc_system(
+        vma: Option<Vma<'_>>,
+        addr: usize,
+        order: u32,
+        effort: Effort,
+    ) -> Result<Self> {
+        let vma = vma.map_or(core::ptr::null_mut(), |vma| vma.as_ptr());
+        let must = effort == Effort::Must;
+        // SAFETY: `vma` is null or valid, with its mmap lock held.
+        let pfn = unsafe { bindings::rust_hmm_folio_alloc_locked(vma, addr, order, must) };
+        if pfn == 0 {
+            return Err(ENOMEM);
+        }
+        // INVARIANT: The helper returns a new locked folio.
+        Ok(Self { pfn, order })
+    }
+
+    /// # Safety
+    ///
+    /// `pfn` must begin a folio of `order` of which the caller owns a reference and the lock.
+    pub(super) unsafe fn from_raw(pfn: usize, order: u32) -> Self {
+        // INVARIANT: By the function's requirements.
+        Self { pfn, order }
+    }
+
+    /// Order of the folio.
+    pub fn order(&self) -> u32 {
+        self.order
+    }
+
+    /// Gives up ownership; the reference and the lock go with the frame number.
+    pub(super) fn into_raw(self) -> (usize, u32) {
+        let this = ManuallyDrop::new(self);
+        (this.pfn, this.order)
+    }
+}
+
+impl Drop for LockedFolio {
+    fn drop(&mut self) {
+        // SAFETY: We own the lock and a reference by the type invariant.
+        unsafe { bindings::rust_hmm_folio_unlock_put(self.pfn) };
+    }
+}
+
+/// A block of kernel memory that several agents may access at once: the memory of a software
+/// device. Zeroed at first.
+///
+/// # Invariants
+///
+/// `data` owns `len` initialized bytes, which are only touched through raw pointers.
+pub struct SharedBytes {
+    data: KVVec<u8>,
+    len: usize,
+}
+
+// SAFETY: The memory is only accessed by C copies, which may race as those of devices do.
+unsafe impl Sync for SharedBytes {}
+
+impl SharedBytes {
+    /// Allocates `len` bytes. Context: may sleep.
+    pub fn new(len: usize) -> Result<Self> {
+        let mut data = KVVec::<u8>::with_capacity(len, GFP_KERNEL | __GFP_ZERO)?;
+        data.spare_capacity_mut().get(..len).ok_or(ENOMEM)?;
+        // INVARIANT: There is room for `len` zeroed bytes.
+        Ok(Self { data, len })
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
+        if offset.checked_add(len).ok_or(EINVAL)? > self.len {
+            return Err(EINVAL);
+        }
+        Ok(self.data.as_ptr().cast_mut().wrapping_add(offset))
+    }
+
+    /// Copies `dst.len()` bytes from `offset` on. `EINVAL` if that goes beyond the block.
+    pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
+        let src = self.pointer(offset, dst.len())?;
+        // SAFETY: Just checked.
+        unsafe { bindings::rust_hmm_copy_bytes(dst.as_mut_ptr().cast(), src.cast(), dst.len()) };
+        Ok(())
+    }
+
+    /// Copies `src` to `offset`. `EINVAL` if that goes beyond the block.
+    pub fn write(&self, offset: usize, src: &[u8]) -> Result {
+        let dst = self.pointer(offset, src.len())?;
+        // SAFETY: Just checked.
+        unsafe { bindings::rust_hmm_copy_bytes(dst.cast(), src.as_ptr().cast(), src.len()) };
+        Ok(())
+    }
+
+    /// Copies all of `pages` to `offset`. `EINVAL` if that goes beyond the block.
+    pub fn load(&self, offset: usize, pages: &CpuPages<'_>) -> Result {
+        let dst = self.pointer(offset, pages.bytes())?;
+        pages.for_each_part(0, pages.bytes(), |pfn, at, part| {
+            // SAFETY: Checked above; the frames are alive by the invariant of `pages`.
+            unsafe {
+                bindings::rust_hmm_read_page(
+                    dst.wrapping_add(part.start).cast(),
+                    pfn,
+                    at,
+                    part.len(),
+                )
+            };
+        })
+    }
+
+    /// Fills all of `pages` from `offset` on. `EINVAL` if that goes beyond the block.
+    pub fn store(&self, offset: usize, pages: &CpuPagesMut<'_>) -> Result {
+        let src = self.pointer(offset, pages.bytes())?;
+        pages.for_each_part(0, pages.bytes(), |pfn, at, part| {
+            // SAFETY: As in `load`, and the pages may be written.
+            unsafe {
+                bindings::rust_hmm_write_page(
+                    pfn,
+                    at,
+                    src.wrapping_add(part.start).cast(),
+                    part.len(),
+                )
+            };
+        })
+    }
+
+    /// Fills `len` bytes at `offset` with zeros. `EINVAL` if that goes beyond the block.
+    pub fn clear(&self, offset: usize, len: usize) -> Result {
+        let dst = self.pointer(offset, len)?;
+        // SAFETY: Just checked.
+        unsafe { bindings::rust_hmm_clear_bytes(dst.cast(), len) };
+        Ok(())
+    }
+}

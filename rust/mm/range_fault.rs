@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Range faults: what the CPU's page table says, in a form that can only be read when it is true.
+//!
+//! [`AddressSpace::collect`] gives a [`Collected`], whose page frame numbers cannot be read.
+//! [`Collected::lock`] takes the notifier's lock and asks whether anything changed meanwhile; only
+//! the [`Validated`] that it returns gives them out, together with the device's page table.
+//!
+//! C header: [`include/linux/hmm.h`](srctree/include/linux/hmm.h)
+
+use super::{
+    addr::{PageRange, PMD_PAGES},
+    notifier::{Cookie, IntervalNotifier, Seq, Subscriber},
+    space::{fatal_signal_pending, MmapGuard},
+};
+use crate::{bindings, compat};
+use core::ptr;
+use kernel::{
+    mm::MmWithUser,
+    prelude::*,
+    sync::{aref::ARef, lock::mutex::MutexGuard}, //
+};
+
+/// What the device wants to do with the pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Tell what is there; fault nothing in.
+    Snapshot,
+    /// Read: fault pages in without breaking sharing.
+    Read,
+    /// Write: fault pages in writable, which breaks copy-on-write.
+    Write,
+    /// Read, where the fault may drop the mmap lock (userfaultfd).
+    ReadUnlocked,
+}
+
+impl Access {
+    fn flags(self) -> usize {
+        match self {
+            Self::Snapshot => 0,
+            Self::Read | Self::ReadUnlocked => bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT as usize,
+            Self::Write => {
+                (bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT
+                    | bindings::hmm_pfn_flags_HMM_PFN_REQ_WRITE) as usize
+            }
+        }
+    }
+}
+
+/// One entry of the result: a page frame number with flags. See `enum hmm_pfn_flags`.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct HmmPfn(usize);
+
+impl HmmPfn {
+    const VALID: usize = bindings::hmm_pfn_flags_HMM_PFN_VALID as usize;
+    const WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_WRITE as usize;
+    const ERROR: usize = bindings::hmm_pfn_flags_HMM_PFN_ERROR as usize;
+    const ORDER_SHIFT: u32 = bindings::hmm_pfn_flags_HMM_PFN_ORDER_SHIFT as u32;
+
+    /// Whether there is a page; else a fault might bring one.
+    #[inline]
+    pub const fn is_valid(self) -> bool {
+        self.0 & Self::VALID != 0
+    }
+
+    /// Whether the page may be written.
+    #[inline]
+    pub const fn is_writable(self) -> bool {
+        self.0 & Self::WRITE != 0
+    }
+
+    /// Whether the page can never be accessed: no mapping, no rights, special or poisoned.
+    #[inline]
+    pub const fn is_error(self) -> bool {
+        self.0 & Self::ERROR != 0
+    }
+
+    /// Order of the CPU's mapping: 0 for 4 KiB, 9 for 2 MiB.
+    #[inline]
+    pub const fn map_order(self) -> u32 {
+        ((self.0 >> Self::ORDER_SHIFT) & 0x1f) as u32
+    }
+
+    /// The page frame number.
+    #[inline]
+    pub const fn pfn(self) -> usize {
+        self.0 & ((1 << Self::ORDER_SHIFT) - 1)
+    }
+
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(crate) const fn from_raw(raw: usize) -> Self {
+        Self(raw)
+    }
+}
+
+/// Room for the result of one range fault: [`PMD_PAGES`] entries. Reuse it.
+pub struct PfnBuffer(KBox<[usize; PMD_PAGES]>);
+
+impl PfnBuffer {
+    /// Allocates a buffer. Context: may sleep.
+    pub fn new() -> Result<Self> {
+        Ok(Self(KBox::new([0; PMD_PAGES], GFP_KERNEL)?))
+    }
+}
+
+/// An address space that is kept from being torn down, to collect from.
+pub struct AddressSpace<'n, S: Subscriber> {
+    notifier: &'n IntervalNotifier<S>,
+    mm: ARef<MmWithUser>,
+}
+
+impl<'n, S: Subscriber> AddressSpace<'n, S> {
+    /// Takes a reference on the notifier's address space.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if the process is gone. Context: dropping it may sleep and may tear the address
+    /// space down, which invalidates; so never drop it with the notifier's lock held.
+    pub fn new(notifier: &'n IntervalNotifier<S>) -> Result<Self> {
+        let mm = notifier.mm().ok_or(EFAULT)?;
+        Ok(Self { notifier, mm })
+    }
+
+    /// The notifier.
+    pub fn notifier(&self) -> &'n IntervalNotifier<S> {
+        self.notifier
+    }
+
+    /// Waits for the mmap lock, killably.
+    pub fn mmap_lock(&self) -> Result<MmapGuard<'_>> {
+        MmapGuard::lock(&self.mm)
+    }
+
+    /// Asks the CPU's page table for the pages of `range`, which must not cross a 2 MiB border.
+    ///
+    /// Device pages that belong to `owner` are reported; those of others are brought back first.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`: no mapping, no read access, or special pages. `EPERM`: not writable.
+    /// `ENOMEM`, `EHWPOISON`: as the fault said (7.3). `EBUSY`: it changed meanwhile; try again.
+    /// `EINTR`: killed. Context: may sleep; no lock may be held.
+    pub fn collect<'a>(
+        &'a self,
+        range: PageRange,
+        access: Access,
+        owner: Cookie,
+        buffer: &'a mut PfnBuffer,
+    ) -> Result<Collected<'a, S>> {
+        let pages = range.pages();
+        let pfns = buffer.0.get_mut(..pages).ok_or(EINVAL)?;
+        pfns.fill(0);
+        let mut raw = bindings::hmm_range {
+            notifier: self.notifier.as_raw(),
+            notifier_seq: 0,
+            start: range.start(),
+            end: range.end(),
+            hmm_pfns: pfns.as_mut_ptr(),
+            default_flags: access.flags(),
+            pfn_flags_mask: 0,
+            dev_private_owner: owner.as_ptr(),
+        };
+        if access == Access::ReadUnlocked {
+            // SAFETY: `raw` describes our buffer and an inserted notifier of this address space.
+            unsafe { compat::range_fault_unlocked(&mut raw, &self.mm)? };
+        } else {
+            raw.notifier_seq = self.notifier.read_begin().0;
+            let guard = self.mmap_lock()?;
+            // SAFETY: As above, and the mmap lock is held.
+            let ret = unsafe { bindings::hmm_range_fault(&mut raw) };
+            drop(guard);
+            kernel::error::to_result(ret)?;
+        }
+        Ok(Collected {
+            notifier: self.notifier,
+            seq: Seq(raw.notifier_seq),
+            range,
+            pfns,
+        })
+    }
+
+    /// Makes the page at `addr` writable as a CPU write would: brings it back from the device and
+    /// breaks copy-on-write.
+    ///
+    /// Needed because a range fault does not enforce a write request on the caller's own device
+    /// pages. One call makes one step; collect again to see whether it was the last.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if `addr` cannot be written. `ENOMEM`, `EHWPOISON`, `EINTR`.
+    pub fn fault_in_writable(&self, addr: usize) -> Result {
+        let _guard = self.mmap_lock()?;
+        // SAFETY: The address space is in use and its mmap lock is held; without `unlocked` it
+        // stays held.
+        kernel::error::to_result(unsafe {
+            bindings::fixup_user_fault(
+                self.mm.as_raw(),
+                addr,
+                bindings::fault_flag_FAULT_FLAG_WRITE,
+                ptr::null_mut(),
+            )
+        })
+    }
+}
+
+/// A result that may be out of date by now, and so cannot be read.
+#[must_use = "it must be validated by `lock`"]
+pub struct Collected<'a, S: Subscriber> {
+    notifier: &'a IntervalNotifier<S>,
+    seq: Seq,
+    range: PageRange,
+    pfns: &'a [usize],
+}
+
+/// Something changed since the collection: collect again.
+#[derive(Debug)]
+pub struct Retry;
+
+impl<'a, S: Subscriber> Collected<'a, S> {
+    /// Takes the notifier's lock and validates the result.
+    ///
+    /// # Errors
+    ///
+    /// [`Retry`] if an invalidation came meanwhile.
+    pub fn lock(self) -> Result<Validated<'a, S>, Retry> {
+        let guard = self.notifier.lock();
+        if fatal_signal_pending() || self.notifier.read_retry(&guard, self.seq) {
+            return Err(Retry);
+        }
+        // INVARIANT: Just validated under the lock.
+        Ok(Validated {
+            guard,
+            range: self.range,
+            pfns: self.pfns,
+        })
+    }
+}
+
+/// A result that is true as long as this exists.
+///
+/// # Invariants
+///
+/// `guard` is held since before the retry check, which succeeded.
+pub struct Validated<'a, S: Subscriber> {
+    guard: MutexGuard<'a, S::Protected>,
+    range: PageRange,
+    pfns: &'a [usize],
+}
+
+impl<S: Subscriber> Validated<'_, S> {
+    /// What the lock protects, with the address and the page of each entry.
+    pub fn parts(&mut self) -> (&mut S::Protected, PageRange, impl Iterator<Item = HmmPfn> + '_) {
+        (
+            &mut *self.guard,
+            self.range,
+            self.pfns.iter().map(|raw| HmmPfn(*raw)),
+        )
+    }
+}

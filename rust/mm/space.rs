@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! An address space in use, and its mmap lock.
+//!
+//! [`kernel::mm`] has a read guard too, but it cannot be waited for killably, and it does not say
+//! which address space it locks. Migration needs both.
+//!
+//! C header: [`include/linux/mmap_lock.h`](srctree/include/linux/mmap_lock.h)
+
+use crate::bindings;
+use kernel::{
+    error::to_result,
+    mm::{virt::VmaRef, MmWithUser},
+    prelude::*,
+    types::NotThreadSafe, //
+};
+
+/// Whether a fatal signal waits for the current task, so that it should give up.
+pub fn fatal_signal_pending() -> bool {
+    // SAFETY: No preconditions.
+    unsafe { bindings::rust_hmm_fatal_signal_pending() }
+}
+
+/// The mmap lock of an address space, held for reading.
+///
+/// # Invariants
+///
+/// The current task holds the lock of `mm` for reading.
+pub struct MmapGuard<'a> {
+    mm: &'a MmWithUser,
+    _nts: NotThreadSafe,
+}
+
+impl<'a> MmapGuard<'a> {
+    /// Waits for the lock. Context: may sleep; no lock of this crate may be held.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR` if the task was killed meanwhile.
+    pub fn lock(mm: &'a MmWithUser) -> Result<Self> {
+        // SAFETY: `mm` is valid and in use.
+        to_result(unsafe { bindings::rust_hmm_mmap_read_lock_killable(mm.as_raw()) })?;
+        // INVARIANT: The lock was just taken.
+        Ok(Self {
+            mm,
+            _nts: NotThreadSafe,
+        })
+    }
+
+    pub(super) fn mm_raw(&self) -> *mut bindings::mm_struct {
+        self.mm.as_raw()
+    }
+
+    /// The mapping that holds `addr`, if there is one.
+    pub fn vma_lookup(&self, addr: usize) -> Option<Vma<'_>> {
+        // SAFETY: The mmap lock is held by the type invariant.
+        let vma = unsafe { bindings::rust_hmm_vma_lookup(self.mm.as_raw(), addr) };
+        if vma.is_null() {
+            return None;
+        }
+        // SAFETY: Non-null, and valid as long as the mmap lock is held, which is as long as `self`
+        // is borrowed.
+        Some(unsafe { Vma::from_raw(vma) })
+    }
+}
+
+impl Drop for MmapGuard<'_> {
+    fn drop(&mut self) {
+        // SAFETY: Held by the type invariant.
+        unsafe { bindings::rust_hmm_mmap_read_unlock(self.mm.as_raw()) };
+    }
+}
+
+/// A mapping of which the *mmap lock* is held. A VMA lock would not be enough to migrate.
+///
+/// # Invariants
+///
+/// The mmap lock of the mapping's address space is held for reading for `'a`.
+#[derive(Clone, Copy)]
+pub struct Vma<'a>(&'a VmaRef);
+
+impl<'a> Vma<'a> {
+    /// # Safety
+    ///
+    /// `vma` must be valid, and the mmap lock be held for reading, for all of `'a`.
+    pub(crate) unsafe fn from_raw(vma: *mut bindings::vm_area_struct) -> Self {
+        // SAFETY: By the function's requirements.
+        // INVARIANT: By the function's requirements.
+        Self(unsafe { VmaRef::from_raw(vma) })
+    }
+}
+
+impl core::ops::Deref for Vma<'_> {
+    type Target = VmaRef;
+
+    fn deref(&self) -> &VmaRef {
+        self.0
+    }
+}

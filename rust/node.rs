@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A character device through which a process reaches a driver.
+//!
+//! [`kernel::miscdevice`] would do, but on 7.2 it sets no owner, so that the module could be
+//! removed while a file is open; and it does not tell `open` which of several devices is meant.
+//!
+//! C header: [`include/linux/miscdevice.h`](srctree/include/linux/miscdevice.h)
+
+use crate::bindings;
+use core::marker::PhantomData;
+use kernel::{
+    error::to_result,
+    ffi,
+    mm::virt::VmaNew,
+    prelude::*,
+    sync::{Arc, SetOnce},
+    types::{ForeignOwnable, Opaque}, //
+};
+
+/// What a driver does for one open file.
+pub trait OpenFile: Send + Sync + Sized + 'static {
+    /// What all files of one node share.
+    type Device: Send + Sync + 'static;
+
+    /// Opens the node for the current process.
+    fn open(device: Arc<Self::Device>) -> Result<Pin<KBox<Self>>>;
+
+    /// Serves an ioctl. Context: any number of threads, also of other processes that inherited the
+    /// file or were sent it.
+    fn ioctl(&self, command: u32, argument: usize) -> Result<isize>;
+
+    /// Serves an mmap. By default it is refused with `ENODEV`.
+    fn mmap(&self, vma: &VmaNew) -> Result {
+        let _ = vma;
+        Err(ENODEV)
+    }
+}
+
+/// File operations, in a static of the driver's module: they are used until the last file is
+/// closed, whatever became of the node.
+pub struct FileOps<F: OpenFile> {
+    table: SetOnce<Table>,
+    _file: PhantomData<fn() -> F>,
+}
+
+struct Table(bindings::file_operations);
+
+// SAFETY: The table is only read.
+unsafe impl Send for Table {}
+// SAFETY: As above.
+unsafe impl Sync for Table {}
+
+impl<F: OpenFile> FileOps<F> {
+    /// To be put into a static.
+    #[expect(clippy::new_without_default, reason = "only of use in a static")]
+    pub const fn new() -> Self {
+        Self {
+            table: SetOnce::new(),
+            _file: PhantomData,
+        }
+    }
+
+    fn get(&'static self, module: &'static ThisModule) -> Result<&'static Table> {
+        self.table.populate(Table(bindings::file_operations {
+            owner: module.as_ptr(),
+            open: Some(Node::<F>::open),
+            release: Some(Node::<F>::release),
+            unlocked_ioctl: Some(Node::<F>::ioctl),
+            mmap: Some(Node::<F>::mmap),
+            ..pin_init::zeroed()
+        }));
+        self.table.as_ref().ok_or(EBUSY)
+    }
+}
+
+/// A registered node below `/dev`, readable and writable by root.
+///
+/// Dropping it removes the node; files that are open stay usable. Context: may sleep.
+///
+/// # Invariants
+///
+/// `misc` is registered.
+#[pin_data(PinnedDrop)]
+pub struct Node<F: OpenFile> {
+    #[pin]
+    misc: Opaque<bindings::miscdevice>,
+    device: Arc<F::Device>,
+}
+
+// SAFETY: A registration may be used and dropped anywhere; the device is `Send + Sync`.
+unsafe impl<F: OpenFile> Send for Node<F> {}
+// SAFETY: As above.
+unsafe impl<F: OpenFile> Sync for Node<F> {}
+
+impl<F: OpenFile> Node<F> {
+    /// Registers `/dev/NAME`. The module cannot be removed while a file is open.
+    ///
+    /// # Errors
+    ///
+    /// `EEXIST` if the name is taken; `EBUSY` if no minor number is free; `ENOMEM`.
+    pub fn new(
+        name: &'static CStr,
+        ops: &'static FileOps<F>,
+        module: &'static ThisModule,
+        device: Arc<F::Device>,
+    ) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            device,
+            // Last: it can be opened before the registration returns.
+            misc <- Opaque::try_ffi_init(move |slot: *mut bindings::miscdevice| {
+                let table = ops.get(module)?;
+                let misc = bindings::miscdevice {
+                    // CAST: A small constant.
+                    minor: bindings::MISC_DYNAMIC_MINOR as ffi::c_int,
+                    name: name.as_char_ptr(),
+                    fops: &table.0,
+                    ..pin_init::zeroed()
+                };
+                // SAFETY: `slot` may be written; it is pinned, and stays until it is deregistered.
+                // INVARIANT: Registered if this succeeds.
+                unsafe {
+                    slot.write(misc);
+                    to_result(bindings::misc_register(slot))
+                }
+            }),
+        }? Error)
+    }
+
+    /// # Safety
+    ///
+    /// Called by the core for a file of a registered node of this type that is being opened.
+    unsafe extern "C" fn open(
+        _inode: *mut bindings::inode,
+        file: *mut bindings::file,
+    ) -> ffi::c_int {
+        // SAFETY: `misc_open` has put the `miscdevice` there, and keeps it registered meanwhile.
+        let node = unsafe {
+            let misc: *mut bindings::miscdevice = (*file).private_data.cast();
+            &*kernel::container_of!(Opaque::cast_from(misc), Self, misc)
+        };
+        match F::open(node.device.clone()) {
+            Ok(state) => {
+                // SAFETY: An open file's private data is ours.
+                unsafe { (*file).private_data = state.into_foreign() };
+                0
+            }
+            Err(error) => error.to_errno(),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Called by the core once, for a file that `open` succeeded for.
+    unsafe extern "C" fn release(
+        _inode: *mut bindings::inode,
+        file: *mut bindings::file,
+    ) -> ffi::c_int {
+        // SAFETY: Put there by `open`, and not used any more.
+        drop(unsafe { Pin::<KBox<F>>::from_foreign((*file).private_data) });
+        0
+    }
+
+    /// # Safety
+    ///
+    /// Called by the core for an open file of this type.
+    unsafe extern "C" fn ioctl(
+        file: *mut bindings::file,
+        command: ffi::c_uint,
+        argument: ffi::c_ulong,
+    ) -> ffi::c_long {
+        // SAFETY: Put there by `open`; it stays until `release`.
+        let state = unsafe { Pin::<KBox<F>>::borrow((*file).private_data) };
+        match state.get_ref().ioctl(command, argument) {
+            Ok(value) => value,
+            // CAST: An errno fits.
+            Err(error) => error.to_errno() as ffi::c_long,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Called by the core for an open file of this type, with a mapping being set up.
+    unsafe extern "C" fn mmap(
+        file: *mut bindings::file,
+        vma: *mut bindings::vm_area_struct,
+    ) -> ffi::c_int {
+        // SAFETY: As in `ioctl`.
+        let state = unsafe { Pin::<KBox<F>>::borrow((*file).private_data) };
+        // SAFETY: By the function's requirements.
+        let vma = unsafe { VmaNew::from_raw(vma) };
+        match state.get_ref().mmap(vma) {
+            Ok(()) => 0,
+            Err(error) => error.to_errno(),
+        }
+    }
+}
+
+#[pinned_drop]
+impl<F: OpenFile> PinnedDrop for Node<F> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: Registered by the type invariant.
+        unsafe { bindings::misc_deregister(self.misc.get()) };
+    }
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Heterogeneous memory management for drivers in Rust.
+//!
+//! A device with its own page table and memory gets the address space of a process: it uses the
+//! same pointers as the CPU, and pages move between system and device memory.
+//!
+//! - [`mirror`]: a device page table that follows an address space.
+//! - [`migrate`]: moves a mirror's memory to the device and back.
+//! - [`memory`]: the device's memory, the CPU fault on it, eviction.
+//! - [`pgtable`]: the table itself.
+//! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
+//! - [`node`]: the character device through which a process reaches a driver.
+//!
+//! # Lock order
+//!
+//! Outer locks first; lockdep checks it on the `debug` kernel.
+//!
+//! 1. `mmap_lock` of the mirrored process, for reading.
+//! 2. Folio locks, of pages that are being migrated.
+//! 3. The table lock of a mirror ([`mirror`]). It is taken in invalidation callbacks, so below
+//!    reclaim: nothing allocates with reclaim or takes one of the locks above while it is held,
+//!    and it is not held over a call that invokes notifiers (`migrate_vma_setup`).
+//! 4. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
+//!
+//! Device memory is allocated and freed without a lock. The mutex under which it grows is taken
+//! before all of these.
+
+pub mod memory;
+pub mod migrate;
+pub mod mirror;
+pub mod mm;
+pub mod node;
+pub mod pgtable;
+pub mod stats;
+
+mod bindings;
+mod compat;
+
+use kernel::prelude::*;
+
+module! {
+    type: RustHmm,
+    name: "rust_hmm",
+    authors: ["The rust_hmm authors"],
+    description: "Heterogeneous memory management for device drivers",
+    license: "GPL",
+}
+
+/// The library module. It has no state of its own.
+struct RustHmm;
+
+impl kernel::Module for RustHmm {
+    fn init(_module: &'static ThisModule) -> Result<Self> {
+        Ok(Self)
+    }
+}

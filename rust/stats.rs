@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Event counters.
+
+use kernel::sync::atomic::{ordering::Relaxed, Atomic};
+
+/// What is counted. Pages are of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Counter {
+    /// Entries that device faults installed or changed.
+    MappedPages,
+    /// Invalidation callbacks.
+    Invalidations,
+    /// Entries that were removed or write-protected.
+    InvalidatedPages,
+    /// Pages that moved to the device.
+    ToDevice,
+    /// Pages that moved to system memory at the driver's request.
+    ToSystem,
+    /// Pages that a migration had to leave where they were.
+    Skipped,
+    /// Tries of a fault that collided with an invalidation.
+    Retries,
+    /// CPU faults on device memory that were served.
+    CpuFaults,
+    /// Pages that they brought back.
+    CpuFaultPages,
+    /// Pages that were evicted.
+    Evicted,
+}
+
+const COUNT: usize = Counter::Evicted as usize + 1;
+
+/// One set of counters.
+pub struct Stats([Atomic<u64>; COUNT]);
+
+impl Stats {
+    pub(crate) const fn new() -> Self {
+        Self([const { Atomic::new(0) }; COUNT])
+    }
+
+    pub(crate) fn add(&self, counter: Counter, by: u64) {
+        if let Some(value) = self.0.get(counter as usize) {
+            value.add(by, Relaxed);
+        }
+    }
+
+    /// The value of `counter`.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0
+            .get(counter as usize)
+            .map_or(0, |value| value.load(Relaxed))
+    }
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Reading and writing through the mirror.
+//!
+//! Contents pass through a bounce buffer of bounded size: user memory cannot be touched while the
+//! table lock is held, for that could fault, and the fault could invalidate.
+
+use crate::{device::Engine, uapi::Command};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    uaccess::{UserSlice, UserSliceReader, UserSliceWriter},
+};
+use rust_hmm::{
+    mirror::{Device, Mirror, Place, PlaceMut, TableGuard},
+    mm::{addr::PageRange, range_fault::Access},
+};
+
+/// Pages that pass through the bounce buffer at once.
+const BOUNCE_PAGES: usize = 32;
+
+/// What to do about a page that the device has no entry for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// Fault it in, with all that follow.
+    Fault(Access),
+    /// Give up with `ENOENT`.
+    Fail,
+}
+
+struct Bounce(KVVec<u8>);
+
+impl Bounce {
+    fn new(pages: usize) -> Result<Self> {
+        let bytes = pages.min(BOUNCE_PAGES) * PAGE_SIZE;
+        Ok(Self(KVVec::from_elem(0, bytes, GFP_KERNEL)?))
+    }
+
+    fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        self.0.chunks_exact_mut(PAGE_SIZE)
+    }
+
+    fn bytes(&mut self, pages: usize) -> Result<&mut [u8]> {
+        self.0.get_mut(..pages * PAGE_SIZE).ok_or(EINVAL)
+    }
+}
+
+fn user_slice(command: &Command) -> Result<UserSlice> {
+    let bytes = command.range.pages().checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
+    Ok(UserSlice::new(UserPtr::from_addr(command.ptr), bytes))
+}
+
+/// Reads one page through the table. `false` if there is no entry.
+fn read_page(table: &TableGuard<'_, Engine>, engine: &Engine, addr: usize, to: &mut [u8]) -> Result<bool> {
+    match table.readable(addr) {
+        None => return Ok(false),
+        Some(Place::Cpu(pages)) => pages.read(0, to)?,
+        Some(Place::Device(range)) => match engine.memory() {
+            Some(memory) => memory.driver().read(range, to)?,
+            None => return Ok(false),
+        },
+    }
+    Ok(true)
+}
+
+/// Writes one page through the table. `false` if there is no writable entry.
+fn write_page(table: &TableGuard<'_, Engine>, engine: &Engine, addr: usize, from: &[u8]) -> Result<bool> {
+    match table.writable(addr) {
+        None => return Ok(false),
+        Some(PlaceMut::Cpu(pages)) => pages.write(0, from)?,
+        Some(PlaceMut::Device(range)) => match engine.memory() {
+            Some(memory) => memory.driver().write(range, from)?,
+            None => return Ok(false),
+        },
+    }
+    Ok(true)
+}
+
+/// Reads `command.range` into the user's buffer.
+pub(crate) fn read(mirror: &Mirror<Engine>, command: &mut Command, missing: Missing) -> Result {
+    let total = command.range.pages();
+    if missing == Missing::Fail && mirror.lock_table().present(command.range) < total {
+        return Err(ENOENT);
+    }
+    let mut bounce = Bounce::new(total)?;
+    let mut user: UserSliceWriter = user_slice(command)?.writer();
+    let mut done = 0;
+    while done < total {
+        let rest = PageRange::new(command.range.address(done), command.range.end())?;
+        let got = read_some(mirror, rest, &mut bounce)?;
+        if got == 0 {
+            match missing {
+                Missing::Fail => return Err(ENOENT),
+                Missing::Fault(access) => mirror.fault(rest, access)?,
+            }
+            command.faults += 1;
+            continue;
+        }
+        user.write_slice(bounce.bytes(got)?)?;
+        done += got;
+    }
+    command.cpages = done as u64;
+    Ok(())
+}
+
+fn read_some(mirror: &Mirror<Engine>, range: PageRange, bounce: &mut Bounce) -> Result<usize> {
+    let table = mirror.lock_table();
+    let mut got = 0;
+    for page in bounce.pages().take(range.pages()) {
+        if !read_page(&table, mirror.device(), range.address(got), page)? {
+            break;
+        }
+        got += 1;
+    }
+    Ok(got)
+}
+
+/// Writes the user's buffer to `command.range`.
+pub(crate) fn write(mirror: &Mirror<Engine>, command: &mut Command) -> Result {
+    let total = command.range.pages();
+    let mut bounce = Bounce::new(total)?;
+    let mut user: UserSliceReader = user_slice(command)?.reader();
+    let mut done = 0;
+    while done < total {
+        let filled = (total - done).min(BOUNCE_PAGES);
+        user.read_slice(bounce.bytes(filled)?)?;
+        let mut written = 0;
+        while written < filled {
+            let start = command.range.address(done + written);
+            let rest = PageRange::new(start, command.range.end())?;
+            let got = write_some(mirror, rest, &mut bounce, written, filled)?;
+            if got == 0 {
+                mirror.fault(rest, Access::Write)?;
+                command.faults += 1;
+            }
+            written += got;
+        }
+        done += filled;
+    }
+    command.cpages = done as u64;
+    Ok(())
+}
+
+fn write_some(
+    mirror: &Mirror<Engine>,
+    range: PageRange,
+    bounce: &mut Bounce,
+    from: usize,
+    to: usize,
+) -> Result<usize> {
+    let table = mirror.lock_table();
+    let mut done = 0;
+    for page in bounce.pages().take(to).skip(from) {
+        if !write_page(&table, mirror.device(), range.address(done), page)? {
+            break;
+        }
+        done += 1;
+    }
+    Ok(done)
+}

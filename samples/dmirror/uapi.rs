@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Commands and structures as user space sees them: the kernel's `lib/test_hmm_uapi.h`, and
+//! `dmirror_uapi.h` beside this file.
+
+use kernel::{ioctl, prelude::*, uaccess::UserSlice};
+use rust_hmm::{
+    mirror::{Location, Snapshot},
+    mm::addr::{PageRange, PMD_ORDER},
+};
+
+/// `struct hmm_dmirror_cmd`: addr, ptr, npages, cpages, faults.
+type RawCommand = [u64; 5];
+
+const fn command(number: u32) -> u32 {
+    ioctl::_IOWR::<RawCommand>('H' as u32, number)
+}
+
+pub(crate) const READ: u32 = command(0x00);
+pub(crate) const WRITE: u32 = command(0x01);
+pub(crate) const MIGRATE_TO_DEV: u32 = command(0x02);
+pub(crate) const MIGRATE_TO_SYS: u32 = command(0x03);
+pub(crate) const SNAPSHOT: u32 = command(0x04);
+pub(crate) const EXCLUSIVE: u32 = command(0x05);
+pub(crate) const CHECK_EXCLUSIVE: u32 = command(0x06);
+pub(crate) const RELEASE: u32 = command(0x07);
+pub(crate) const FLAGS: u32 = command(0x08);
+pub(crate) const READ_UNLOCKED: u32 = command(0x09);
+
+/// `DMIRROR_COUNTERS`.
+pub(crate) const COUNTERS: u32 = ioctl::_IOWR::<[u64; COUNTER_WORDS]>('H' as u32, 0x41);
+
+/// Words of `struct dmirror_counters`, of which the first holds size and version.
+pub(crate) const COUNTER_WORDS: usize = 15;
+
+/// `DMIRROR_COUNTERS_VERSION`.
+pub(crate) const COUNTERS_VERSION: u32 = 1;
+
+/// `HMM_DMIRROR_FLAG_FAIL_ALLOC`.
+pub(crate) const FLAG_FAIL_ALLOC: u64 = 1;
+
+const PROT_ERROR: u8 = 0xff;
+const PROT_NONE: u8 = 0x00;
+const PROT_READ: u8 = 0x01;
+const PROT_WRITE: u8 = 0x02;
+const PROT_PMD: u8 = 0x04;
+const PROT_PUD: u8 = 0x08;
+const PROT_ZERO: u8 = 0x10;
+const PROT_DEV_PRIVATE_LOCAL: u8 = 0x20;
+const PROT_DEV_COHERENT_LOCAL: u8 = 0x40;
+const PROT_DEV_COHERENT_REMOTE: u8 = 0x50;
+
+const PUD_ORDER: u32 = 18;
+
+/// One command.
+pub(crate) struct Command {
+    /// What it is about.
+    pub(crate) range: PageRange,
+    /// User buffer.
+    pub(crate) ptr: usize,
+    /// `npages` as given; the flags of `FLAGS`.
+    pub(crate) npages: u64,
+    /// Out: pages handled.
+    pub(crate) cpages: u64,
+    /// Out: rounds of device faults.
+    pub(crate) faults: u64,
+    addr: u64,
+}
+
+impl Command {
+    /// Reads the command. `EFAULT`: bad pointer. `EINVAL`: bad range.
+    pub(crate) fn read(user: usize) -> Result<Self> {
+        let [addr, ptr, npages, ..] = Self::slice(user).reader().read::<RawCommand>()?;
+        let range = PageRange::from_pages(usize::try_from(addr)?, usize::try_from(npages)?)?;
+        Ok(Self {
+            range,
+            ptr: usize::try_from(ptr)?,
+            npages,
+            cpages: 0,
+            faults: 0,
+            addr,
+        })
+    }
+
+    /// Writes the command back, after success only.
+    pub(crate) fn write(&self, user: usize) -> Result {
+        let raw: RawCommand = [
+            self.addr,
+            self.ptr as u64,
+            self.npages,
+            self.cpages,
+            self.faults,
+        ];
+        Self::slice(user).writer().write(&raw)
+    }
+
+    fn slice(user: usize) -> UserSlice {
+        UserSlice::new(UserPtr::from_addr(user), size_of::<RawCommand>())
+    }
+}
+
+/// The byte that `SNAPSHOT` gives for a page.
+pub(crate) fn snapshot_byte(page: Snapshot, private: bool) -> u8 {
+    let (writable, order, location) = match page {
+        Snapshot::Error => return PROT_ERROR,
+        Snapshot::None => return PROT_NONE,
+        Snapshot::Page {
+            writable,
+            order,
+            location,
+        } => (writable, order, location),
+    };
+    let place = match location {
+        Location::System => PROT_NONE,
+        Location::Zero => PROT_ZERO,
+        Location::Device if private => PROT_DEV_PRIVATE_LOCAL,
+        Location::Device => PROT_DEV_COHERENT_LOCAL,
+        Location::Remote => PROT_DEV_COHERENT_REMOTE,
+    };
+    let size = match order {
+        PMD_ORDER => PROT_PMD,
+        PUD_ORDER => PROT_PUD,
+        _ => 0,
+    };
+    place | size | if writable { PROT_WRITE } else { PROT_READ }
+}

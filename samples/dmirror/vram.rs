@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The memory of a mock device: blocks of 2 MiB, allocated when they are first written.
+
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, AtomicFlag},
+        SetOnce, //
+    },
+};
+use rust_hmm::{
+    memory::{Copy, MemoryOps},
+    mirror::{Place, PlaceMut},
+    mm::{addr::PMD_SIZE, device_pages::DeviceRange, page::SharedBytes},
+};
+
+/// Contents of device memory. Device-private memory needs them; coherent memory has its own.
+pub(crate) struct Vram {
+    blocks: KVVec<SetOnce<SharedBytes>>,
+    /// The next huge allocation is to fail, for tests.
+    pub(crate) fail_allocation: AtomicFlag,
+}
+
+impl Vram {
+    /// Memory of `bytes`, none of which is there yet.
+    pub(crate) fn new(bytes: usize) -> Result<Self> {
+        let count = bytes.div_ceil(PMD_SIZE);
+        let mut blocks = KVVec::with_capacity(count, GFP_KERNEL)?;
+        for _ in 0..count {
+            blocks.push(SetOnce::new(), GFP_KERNEL)?;
+        }
+        Ok(Self {
+            blocks,
+            fail_allocation: AtomicFlag::new(false),
+        })
+    }
+
+    /// Block and offset of `range`, which lies in one block.
+    fn locate(&self, range: DeviceRange) -> Result<(&SetOnce<SharedBytes>, usize)> {
+        let start = range.first.checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
+        let block = self.blocks.get(start / PMD_SIZE).ok_or(EINVAL)?;
+        Ok((block, start % PMD_SIZE))
+    }
+
+    /// The block and offset, if something was ever written to it.
+    fn find(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
+        let (block, offset) = self.locate(range)?;
+        Ok((block.as_ref().ok_or(EIO)?, offset))
+    }
+
+    /// The block and offset; the block is made if need be.
+    fn find_or_make(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
+        let (block, offset) = self.locate(range)?;
+        if block.as_ref().is_none() {
+            // If somebody else was faster, theirs is as good.
+            block.populate(SharedBytes::new(PMD_SIZE)?);
+        }
+        // Another thread may be about to finish.
+        for _ in 0..1000 {
+            if let Some(bytes) = block.as_ref() {
+                return Ok((bytes, offset));
+            }
+            core::hint::spin_loop();
+        }
+        Err(ENOMEM)
+    }
+
+    /// Reads from `range` as the device's engine does.
+    pub(crate) fn read(&self, range: DeviceRange, dst: &mut [u8]) -> Result {
+        let (bytes, offset) = self.find(range)?;
+        bytes.read(offset, dst)
+    }
+
+    /// Writes to `range` as the device's engine does.
+    pub(crate) fn write(&self, range: DeviceRange, src: &[u8]) -> Result {
+        let (bytes, offset) = self.find(range)?;
+        bytes.write(offset, src)
+    }
+}
+
+impl MemoryOps for Vram {
+    fn copy(&self, copy: &Copy<'_>) -> Result {
+        match (&copy.source, &copy.destination) {
+            (None, PlaceMut::Cpu(to)) => {
+                to.clear();
+                Ok(())
+            }
+            (None, PlaceMut::Device(to)) => {
+                let (bytes, offset) = self.find_or_make(*to)?;
+                bytes.clear(offset, to.count * PAGE_SIZE)
+            }
+            (Some(Place::Cpu(from)), PlaceMut::Cpu(to)) => to.copy_from(from),
+            (Some(Place::Cpu(from)), PlaceMut::Device(to)) => {
+                let (bytes, offset) = self.find_or_make(*to)?;
+                bytes.load(offset, from)
+            }
+            (Some(Place::Device(from)), PlaceMut::Cpu(to)) => {
+                let (bytes, offset) = self.find(*from)?;
+                bytes.store(offset, to)
+            }
+            // Never asked for: pages migrate to or from system memory.
+            (Some(Place::Device(_)), PlaceMut::Device(_)) => Err(EINVAL),
+        }
+    }
+
+    fn fail_allocation(&self, _order: u32) -> bool {
+        self.fail_allocation.load(Relaxed) && self.fail_allocation.xchg(false, Relaxed)
+    }
+}
+

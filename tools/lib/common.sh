@@ -1,0 +1,91 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# Shared by every tool: where things are, progress lines, logs, locks.
+# Source it first; it switches on strict mode.
+
+set -euo pipefail
+export LC_ALL=C
+
+HMM_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
+HMM_CACHE=${HMM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rust-hmm}
+mkdir -p "$HMM_CACHE"
+HMM_CACHE=$(cd "$HMM_CACHE" && pwd -P)
+export HMM_TOP HMM_CACHE
+
+# Inside the root the cache has this fixed name besides its own, so that the absolute paths that
+# Kbuild records stay valid when the cache is moved.
+HMM_ALIAS=/hmm-cache
+
+HMM_BUILD=$HMM_TOP/build
+# Tools that fill the cache put their logs there.
+HMM_LOGS=${HMM_LOGS:-$HMM_BUILD/log}
+export HMM_ALIAS HMM_BUILD HMM_LOGS
+
+say()  { printf '%s\n' "$*" >&2; }
+die()  { printf 'error: %s\n' "$*" >&2; exit 1; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+elapsed() {
+	local s=$1
+
+	if ((s < 60)); then printf '%ds' "$s"; else printf '%dm%02ds' $((s / 60)) $((s % 60)); fi
+}
+
+# step LABEL COMMAND...: one progress line; the output goes to a log, of which a failure shows the end.
+step() {
+	local label=$1 log start=$SECONDS rc
+	shift
+	mkdir -p "$HMM_LOGS"
+	log=$HMM_LOGS/$(printf '%s' "$label" | tr -cs 'A-Za-z0-9._\n-' '-').log
+	printf '  %-58s' "$label" >&2
+	# Not "|| rc=$?": that would switch errexit off inside the step.
+	set +e
+	( set -e; "$@" ) >"$log" 2>&1 </dev/null
+	rc=$?
+	set -e
+	if ((rc)); then
+		printf ' FAILED after %s\n' "$(elapsed $((SECONDS - start)))" >&2
+		tail -n "${HMM_TAIL:-30}" "$log" | sed 's/^/    | /' >&2
+		say "error: $label failed (status $rc); full log: $log"
+		return "$rc"
+	fi
+	printf ' %s\n' "$(elapsed $((SECONDS - start)))" >&2
+}
+
+# locked NAME COMMAND...: runs COMMAND while holding the cache's lock NAME, and says so when it waits.
+# COMMAND may be a shell function. The lock goes away with the process, so none can be left behind.
+locked() {
+	local name=$1 fd rc
+	shift
+	mkdir -p "$HMM_CACHE/lock"
+	exec {fd}>"$HMM_CACHE/lock/$name"
+	if ! flock -n "$fd"; then
+		say "  waiting for another run that holds the cache's lock '$name'"
+		flock "$fd"
+	fi
+	set +e
+	( set -e; "$@" )
+	rc=$?
+	set -e
+	exec {fd}>&-
+	return "$rc"
+}
+
+# hash_of TEXT...: short name for a set of inputs.
+hash_of() {
+	printf '%s\n' "$@" | sha256sum | cut -c1-12
+}
+
+# hash_files FILE...: short name for the contents of files.
+hash_files() {
+	cat -- "$@" | sha256sum | cut -c1-12
+}
+
+in_root() {
+	"$HMM_TOP/tools/root/enter" "$@"
+}
+
+jobs_n() {
+	printf '%s' "${HMM_JOBS:-$(nproc)}"
+}

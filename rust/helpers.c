@@ -8,6 +8,7 @@
 #include <linux/export.h>
 #include <linux/gfp.h>
 #include <linux/highmem.h>
+#include <linux/hmm.h>
 #include <linux/ioport.h>
 #include <linux/memremap.h>
 #include <linux/migrate.h>
@@ -19,6 +20,12 @@
 #include <linux/string.h>
 
 #include "helpers.h"
+
+#if IS_BUILTIN(CONFIG_KUNIT)
+#include <kunit/test.h>
+#include <kunit/test-bug.h>
+#include <linux/mman.h>
+#endif
 
 void rust_hmm_interval_set_seq(struct mmu_interval_notifier *sub,
 			       unsigned long seq)
@@ -229,3 +236,30 @@ void rust_hmm_release_region(u64 start, u64 size)
 	release_mem_region(start, size);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_release_region);
+
+#if IS_BUILTIN(CONFIG_KUNIT)
+unsigned int rust_hmm_kunit_map_order(unsigned long hmm_pfn)
+{
+	return hmm_pfn_to_map_order(hmm_pfn);
+}
+
+unsigned long rust_hmm_kunit_migrate_pfn(unsigned long pfn)
+{
+	return migrate_pfn(pfn);
+}
+
+/* Anonymous memory in an address space of the test's own; 0 on failure. */
+unsigned long rust_hmm_kunit_mmap(unsigned long len)
+{
+	if (!current->mm && kunit_attach_mm())
+		return 0;
+	return kunit_vm_mmap(kunit_get_current_test(), NULL, 0, len,
+			     PROT_READ | PROT_WRITE,
+			     MAP_ANONYMOUS | MAP_PRIVATE, 0);
+}
+
+int rust_hmm_kunit_munmap(unsigned long addr, unsigned long len)
+{
+	return vm_munmap(addr, len);
+}
+#endif

@@ -201,6 +201,7 @@ impl<D: Device> Step<'_, D> {
         // Nothing else has this address while the step runs.
         let cookie = Cookie::of(&self.batch);
         let mmap = self.mirror.begin(&self.space, cookie, piece)?;
+        let mut unswitched = false;
         let result = mmap
             .vma_lookup(piece.start())
             .filter(|vma| vma.flags() & flags::READ != 0)
@@ -216,10 +217,19 @@ impl<D: Device> Step<'_, D> {
                     cookie,
                     &mut self.batch,
                     &mut self.spares,
+                    &mut unswitched,
                 )?;
                 Ok((piece.end(), outcome))
             });
         self.mirror.notifier.lock().transactions.end(cookie);
+        drop(mmap);
+        if unswitched {
+            // Somebody else's event, or the split of a huge page, took the marks: ask what is
+            // there now. If that fails the device will fault, which is no error here.
+            self.mirror
+                .install_present(&self.space, piece, &mut self.spares)
+                .or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })?;
+        }
         result
     }
 }
@@ -234,6 +244,7 @@ fn isolate_and_move<D: Device>(
     cookie: Cookie,
     batch: &mut Batch,
     spares: &mut Spares,
+    unswitched: &mut bool,
 ) -> Result<Option<Outcome>> {
     let memory = mirror.device().memory().ok_or(ENODEV)?;
     // Coherent folios stay small: the core never collects huge ones on the way back.
@@ -292,6 +303,7 @@ fn isolate_and_move<D: Device>(
                 return;
             };
             if !transactions.owns(cookie, addr) {
+                *unswitched = true;
                 return;
             }
             let Some(number) = memory.entry_number(entry.destination) else {

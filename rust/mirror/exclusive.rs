@@ -30,6 +30,9 @@ impl<D: Device> Mirror<D> {
                 match self.make_page_exclusive(page, &mut spares) {
                     Err(error) if error == EBUSY && tries > 0 && !fatal_signal_pending() => {
                         tries -= 1;
+                        // A CPU write splits a huge page and ends an exclusive access that we
+                        // could not install, so that neither is an event in the next try.
+                        self.space()?.fault_in_writable(page.start())?;
                     }
                     result => break result?,
                 }

@@ -95,6 +95,25 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
+    /// Installs what is there of `piece`, without faulting anything in: for pages that were
+    /// migrated but could not be switched. Best effort.
+    pub(crate) fn install_present(
+        &self,
+        space: &AddressSpace<'_, super::Inner<D>>,
+        piece: PageRange,
+        spares: &mut Spares,
+    ) -> Result {
+        let mut buffer = PfnBuffer::new()?;
+        let since = Instant::<Monotonic>::now();
+        loop {
+            spares.refill()?;
+            match self.fault_piece(space, piece, Access::Snapshot, &mut buffer, spares) {
+                Ok(()) => return Ok(()),
+                Err(error) => again(error, since)?,
+            }
+        }
+    }
+
     /// One try. `EBUSY` asks for another.
     fn fault_piece(
         &self,

@@ -122,3 +122,53 @@ impl PageRange {
         self.start & (PMD_SIZE - 1) == 0 && self.pages() == PMD_PAGES
     }
 }
+
+#[kunit_tests(rust_hmm_addr)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_ranges_are_refused() {
+        assert_eq!(PageRange::new(0x1000, 0x1000), Err(EINVAL));
+        assert_eq!(PageRange::new(0x2000, 0x1000), Err(EINVAL));
+        assert_eq!(PageRange::new(0x1001, 0x3000), Err(EINVAL));
+        assert_eq!(PageRange::new(0x1000, 0x3001), Err(EINVAL));
+        assert_eq!(PageRange::from_pages(0x1000, 0), Err(EINVAL));
+        assert_eq!(PageRange::from_pages(0x1000, usize::MAX), Err(EINVAL));
+        assert_eq!(PageRange::from_pages(usize::MAX & PAGE_MASK, 2), Err(EINVAL));
+    }
+
+    #[test]
+    fn pieces_end_at_borders() -> Result {
+        let range = PageRange::new(PMD_SIZE - 0x1000, 2 * PMD_SIZE + 0x2000)?;
+        let mut pieces = range.pmd_pieces();
+        assert_eq!(pieces.next(), PageRange::new(PMD_SIZE - 0x1000, PMD_SIZE).ok());
+        let middle = pieces.next();
+        assert!(middle.is_some_and(|piece| piece.is_pmd()));
+        assert_eq!(
+            pieces.next(),
+            PageRange::new(2 * PMD_SIZE, 2 * PMD_SIZE + 0x2000).ok()
+        );
+        assert_eq!(pieces.next(), None);
+        // The last pages of the address space, behind which there is no border.
+        let range = PageRange::new(usize::MAX & !(PMD_SIZE - 1), usize::MAX & PAGE_MASK)?;
+        assert_eq!(range.pmd_pieces().count(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn parts_and_indices() -> Result {
+        let range = PageRange::from_pages(0x10000, 16)?;
+        assert_eq!(range.index_of(0x12000), Some(2));
+        assert_eq!(range.index_of(0x20000), None);
+        assert_eq!(range.address(3), 0x13000);
+        assert_eq!(range.intersect(&PageRange::from_pages(0x20000, 1)?), None);
+        let both = range.intersect(&PageRange::new(0, 0x11000)?);
+        assert_eq!(both, PageRange::from_pages(0x10000, 1).ok());
+        assert_eq!(range.from_address(0x20000), None);
+        // What the kernel reports need not be page-aligned, nor end in a whole page.
+        assert_eq!(PageRange::covering(0x10010, 0x10020), PageRange::from_pages(0x10000, 1).ok());
+        assert!(PageRange::covering(0, usize::MAX).is_some());
+        Ok(())
+    }
+}

@@ -376,3 +376,18 @@ impl Drop for Migrated<'_> {
         self.0.finalize();
     }
 }
+
+#[kunit_tests(rust_hmm_migrate_pfn)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arithmetic_is_that_of_the_headers() {
+        for pfn in [0usize, 1, 0x12_3456, 1 << 40] {
+            // SAFETY: Arithmetic only.
+            let c = unsafe { bindings::rust_hmm_kunit_migrate_pfn(pfn) };
+            assert_eq!((pfn << SHIFT) | VALID, c);
+            assert_eq!(c >> SHIFT, pfn);
+        }
+    }
+}

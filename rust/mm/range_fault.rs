@@ -258,3 +258,23 @@ impl<S: Subscriber> Validated<'_, S> {
         )
     }
 }
+
+#[kunit_tests(rust_hmm_pfn)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arithmetic_is_that_of_the_headers() {
+        for order in [0usize, 9, 18, 31] {
+            let raw = HmmPfn::VALID | HmmPfn::WRITE | (order << HmmPfn::ORDER_SHIFT) | 0x1234;
+            let pfn = HmmPfn::from_raw(raw);
+            // SAFETY: Arithmetic only.
+            let c = unsafe { bindings::rust_hmm_kunit_map_order(raw) };
+            assert_eq!(pfn.map_order(), c);
+            assert_eq!(pfn.pfn(), 0x1234);
+            assert!(pfn.is_valid() && pfn.is_writable() && !pfn.is_error());
+        }
+        assert!(HmmPfn::from_raw(HmmPfn::ERROR).is_error());
+        assert!(!HmmPfn::default().is_valid());
+    }
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Mirrors and migration of a real user address space, in KUnit.
+
+use super::*;
+use crate::{
+    bindings,
+    memory::Copy,
+    mm::{
+        addr::{PMD_PAGES, PMD_SIZE},
+        device_pages::Kind,
+        migrate::{Batch, Isolated, Select},
+        notifier::Cookie,
+        page::{Effort, LockedFolio, SharedBytes},
+        range_fault::{Access, PfnBuffer},
+        space::MmapGuard,
+    },
+};
+use kernel::{
+    page::PAGE_SIZE,
+    sync::{Arc, SetOnce},
+    uaccess::UserSlice, //
+};
+
+/// Memory of one block, which is enough for the pages at its end and start.
+struct TestMemory {
+    blocks: KVec<SetOnce<SharedBytes>>,
+    fail_copies: Atomic<usize>,
+}
+
+impl TestMemory {
+    fn new() -> Result<Self> {
+        let mut blocks = KVec::new();
+        for _ in 0..crate::mm::device_pages::PIECE_PAGES / PMD_PAGES {
+            blocks.push(SetOnce::new(), GFP_KERNEL)?;
+        }
+        Ok(Self {
+            blocks,
+            fail_copies: Atomic::new(0),
+        })
+    }
+
+    fn block(&self, first: usize) -> Result<(&SharedBytes, usize)> {
+        let block = self.blocks.get(first / PMD_PAGES).ok_or(EINVAL)?;
+        if block.as_ref().is_none() {
+            block.populate(SharedBytes::new(PMD_SIZE)?);
+        }
+        let offset = first % PMD_PAGES * PAGE_SIZE;
+        Ok((block.as_ref().ok_or(EIO)?, offset))
+    }
+}
+
+impl MemoryOps for TestMemory {
+    fn copy(&self, copy: &Copy<'_>) -> Result {
+        if self.fail_copies.load(Relaxed) != 0 {
+            self.fail_copies.fetch_sub(1, Relaxed);
+            return Err(EIO);
+        }
+        match (&copy.source, &copy.destination) {
+            (None, PlaceMut::Device(to)) => {
+                let (block, offset) = self.block(to.first)?;
+                block.clear(offset, to.count * PAGE_SIZE)
+            }
+            (Some(Place::Cpu(from)), PlaceMut::Device(to)) => {
+                let (block, offset) = self.block(to.first)?;
+                block.load(offset, from)
+            }
+            (Some(Place::Device(from)), PlaceMut::Cpu(to)) => {
+                let (block, offset) = self.block(from.first)?;
+                block.store(offset, to)
+            }
+            _ => Err(EINVAL),
+        }
+    }
+}
+
+#[pin_data]
+struct Shared {
+    #[pin]
+    memory: Memory<TestMemory>,
+    flushes: Atomic<usize>,
+}
+
+struct TestDevice(Arc<Shared>);
+
+impl Device for TestDevice {
+    type Memory = TestMemory;
+    type Flush = ();
+
+    fn memory(&self) -> Option<&Memory<TestMemory>> {
+        Some(&self.0.memory)
+    }
+
+    fn flush_start(&self, _range: PageRange) {
+        self.0.flushes.fetch_add(1, Relaxed);
+    }
+
+    fn flush_wait(&self, (): ()) {}
+}
+
+fn shared() -> Result<Arc<Shared>> {
+    Arc::pin_init(
+        try_pin_init!(Shared {
+            memory <- Memory::new(TestMemory::new()?, Kind::Private, PMD_PAGES * 4),
+            flushes: Atomic::new(0),
+        }? Error),
+        GFP_KERNEL,
+    )
+}
+
+fn map(pages: usize) -> Result<PageRange> {
+    // SAFETY: No preconditions; in a test.
+    let addr = unsafe { bindings::rust_hmm_kunit_mmap(pages * PAGE_SIZE) };
+    PageRange::from_pages(addr, pages).map_err(|_| ENOMEM)
+}
+
+fn unmap(range: PageRange) -> Result {
+    // SAFETY: The range is a mapping of the test's own.
+    kernel::error::to_result(unsafe {
+        bindings::rust_hmm_kunit_munmap(range.start(), range.pages() * PAGE_SIZE)
+    })
+}
+
+fn mirror(shared: &Arc<Shared>) -> Result<Pin<KBox<Mirror<TestDevice>>>> {
+    let current = current!();
+    let mm = current.mm().ok_or(EINVAL)?;
+    let mirror = crate::new_mirror!(mm, TestDevice(shared.clone()))?;
+    KBox::pin_init(mirror, GFP_KERNEL)
+}
+
+fn user(addr: usize) -> UserSlice {
+    UserSlice::new(UserPtr::from_addr(addr), size_of::<u64>())
+}
+
+fn store(addr: usize, value: u64) -> Result {
+    user(addr).writer().write(&value)
+}
+
+fn load(addr: usize) -> Result<u64> {
+    user(addr).reader().read()
+}
+
+/// The first word of the page at `addr`, as the device reads it. `None` without an entry.
+fn device_load(mirror: &Mirror<TestDevice>, addr: usize) -> Result<Option<u64>> {
+    let mut bytes = [0; 8];
+    let table = mirror.lock_table();
+    match table.readable(addr) {
+        None => return Ok(None),
+        Some(Place::Cpu(page)) => page.read(0, &mut bytes)?,
+        Some(Place::Device(range)) => {
+            let memory = mirror.device().memory().ok_or(EINVAL)?;
+            let (block, offset) = memory.driver().block(range.first)?;
+            block.read(offset, &mut bytes)?;
+        }
+    }
+    Ok(Some(u64::from_ne_bytes(bytes)))
+}
+
+#[kunit_tests(rust_hmm_mirror)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn a_fault_maps_and_munmap_takes_it_away() -> Result {
+        let range = map(4)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        store(range.start(), 41)?;
+        assert_eq!(device_load(&mirror, range.start())?, None);
+        mirror.fault(range, Access::Read)?;
+        assert_eq!(device_load(&mirror, range.start())?, Some(41));
+        // What was only read is the zero page and not writable; what was written is.
+        {
+            let table = mirror.lock_table();
+            assert!(table.writable(range.start()).is_some());
+            assert!(table.writable(range.address(1)).is_none());
+        }
+        mirror.fault(range, Access::Write)?;
+        assert!(mirror.lock_table().writable(range.address(1)).is_some());
+        assert_eq!(mirror.lock_table().present(range), 4);
+
+        let before = shared.flushes.load(Relaxed);
+        unmap(range)?;
+        assert_eq!(mirror.lock_table().present(range), 0);
+        assert!(shared.flushes.load(Relaxed) > before);
+        assert_eq!(mirror.fault(range, Access::Read), Err(EFAULT));
+        Ok(())
+    }
+
+    #[test]
+    fn an_invalidation_between_collect_and_commit_is_seen() -> Result {
+        let range = map(4)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        store(range.start(), 1)?;
+        let space = mirror.space()?;
+        let mut buffer = PfnBuffer::new()?;
+        let collected = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
+        assert!(collected.lock().is_ok());
+
+        let collected = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
+        unmap(PageRange::from_pages(range.address(3), 1)?)?;
+        assert!(collected.lock().is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn discard_and_snapshot() -> Result {
+        let range = map(2)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        store(range.start(), 5)?;
+        mirror.fault(range, Access::Read)?;
+        mirror.discard(range);
+        assert_eq!(device_load(&mirror, range.start())?, None);
+        let mut count = 0;
+        mirror.snapshot(range, |page| {
+            count += 1;
+            assert_ne!(page, Snapshot::Error);
+        })?;
+        assert_eq!(count, 2);
+        Ok(())
+    }
+
+    #[test]
+    fn migration_there_and_back() -> Result {
+        let range = map(8)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        for index in 0..6 {
+            store(range.address(index), 100 + index as u64)?;
+        }
+        let outcome = mirror.migrate(range).to_device()?;
+        assert_eq!((outcome.moved, outcome.skipped), (8, 0));
+        // Holes move, too, but have no contents.
+        assert_eq!(outcome.entries, 6);
+        assert_eq!(shared.memory.usage().0, 8);
+        assert_eq!(device_load(&mirror, range.address(5))?, Some(105));
+        assert_eq!(device_load(&mirror, range.address(7))?, Some(0));
+
+        // Entries of pages that stay on the device survive a second migration.
+        let outcome = mirror.migrate(range).to_device()?;
+        assert_eq!((outcome.moved, outcome.skipped), (0, 8));
+        assert_eq!(mirror.lock_table().present(range), 8);
+
+        // The CPU touches one: it comes back, with the window around it.
+        assert_eq!(load(range.address(2))?, 102);
+        assert_eq!(shared.memory.stats().get(Counter::CpuFaults), 1);
+        assert_eq!(shared.memory.usage().0, 0);
+        assert_eq!(mirror.lock_table().present(range), 0);
+        assert_eq!(load(range.address(5))?, 105);
+        assert_eq!(load(range.address(7))?, 0);
+
+        mirror.migrate(range).to_device()?;
+        assert_eq!(mirror.migrate(range).to_system()?.moved, 8);
+        assert_eq!(shared.memory.usage().0, 0);
+        mirror.migrate(range).to_device()?;
+        assert_eq!(shared.memory.evict_all()?, 0);
+        assert_eq!(load(range.address(3))?, 103);
+        Ok(())
+    }
+
+    #[test]
+    fn a_failed_copy_loses_nothing() -> Result {
+        let range = map(4)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        for index in 0..4 {
+            store(range.address(index), 7 + index as u64)?;
+        }
+        shared.memory.driver().fail_copies.store(2, Relaxed);
+        let outcome = mirror.migrate(range).to_device()?;
+        assert_eq!((outcome.moved, outcome.copy_failed), (2, 2));
+        assert_eq!(shared.memory.usage().0, 2);
+        for index in 0..4 {
+            assert_eq!(load(range.address(index))?, 7 + index as u64);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn too_little_device_memory_is_partial_success() -> Result {
+        let range = map(6 * PMD_PAGES)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        store(range.start(), 3)?;
+        let outcome = mirror.migrate(range).to_device()?;
+        assert!(outcome.no_memory > 0 && outcome.moved > 0);
+        assert!(shared.memory.usage().0 <= 4 * PMD_PAGES);
+        assert_eq!(load(range.start())?, 3);
+        Ok(())
+    }
+
+    #[test]
+    fn a_second_mirror_loses_its_entries() -> Result {
+        let range = map(2)?;
+        let shared = shared()?;
+        let (first, second) = (mirror(&shared)?, mirror(&shared)?);
+        store(range.start(), 9)?;
+        first.fault(range, Access::Read)?;
+        assert_eq!(device_load(&first, range.start())?, Some(9));
+        second.migrate(range).to_device()?;
+        assert_eq!(device_load(&first, range.start())?, None);
+        first.fault(range, Access::Read)?;
+        assert_eq!(device_load(&first, range.start())?, Some(9));
+        Ok(())
+    }
+
+    #[test]
+    fn isolated_pages_go_back_when_dropped() -> Result {
+        let range = map(4)?;
+        store(range.start(), 11)?;
+        let current = current!();
+        let mm = current.mm().ok_or(EINVAL)?;
+        let mut batch = Batch::new()?;
+        let cookie = Cookie::of(&batch);
+        let guard = MmapGuard::lock(mm)?;
+        let vma = guard.vma_lookup(range.start()).ok_or(EINVAL)?;
+        let mut isolated =
+            Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
+        assert_eq!(isolated.entries().count(), 4);
+        // Destinations are given, but never migrated into.
+        isolated.fill(|entry| {
+            LockedFolio::alloc_system(Some(vma), range.start(), entry.order(), Effort::Must).ok()
+        });
+        assert!(isolated.entries().all(|entry| entry.destination != 0));
+        drop(isolated);
+        drop(guard);
+        assert_eq!(load(range.start())?, 11);
+        Ok(())
+    }
+}

@@ -15,11 +15,7 @@
     unused_imports,
     improper_ctypes
 )]
-#![expect(
-    clippy::undocumented_unsafe_blocks,
-    clippy::missing_safety_doc,
-    reason = "generated code"
-)]
+#![expect(clippy::undocumented_unsafe_blocks, reason = "generated code")]
 
 pub use kernel::bindings::*;
 use kernel::ffi;

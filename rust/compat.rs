@@ -82,10 +82,10 @@ fn fault_in_missing(
         if ret != 0 && ret != EBUSY.to_errno() {
             return to_result(ret).map(|()| false);
         }
-        if pfn & bindings::hmm_pfn_flags_HMM_PFN_ERROR as usize != 0 {
+        if pfn & bindings::hmm_pfn_flags_HMM_PFN_ERROR != 0 {
             return Err(EFAULT);
         }
-        if ret == 0 && pfn & bindings::hmm_pfn_flags_HMM_PFN_VALID as usize == 0 {
+        if ret == 0 && pfn & bindings::hmm_pfn_flags_HMM_PFN_VALID == 0 {
             let mut unlocked = false;
             // SAFETY: The address space is in use and its mmap lock is held. With `unlocked` the
             // fault may drop it and takes it again.

@@ -3,6 +3,7 @@
 //! The memory of a device: allocation, the CPU fault on it, eviction.
 
 use crate::{
+    mirror::{Place, PlaceMut},
     mm::{
         addr::PMD_PAGES,
         device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
@@ -10,7 +11,6 @@ use crate::{
         notifier::Cookie,
         page::{CpuPages, CpuPagesMut, LockedFolio},
     },
-    mirror::{Place, PlaceMut},
     stats::{Counter, Stats},
 };
 use kernel::prelude::*;
@@ -180,10 +180,8 @@ impl<M: MemoryOps> Ops<M> {
                         place(isolated.source(entry.index), range(pfn)).map(Some)
                     }
                 };
-                let destination = place_mut(
-                    isolated.destination(entry.index),
-                    range(entry.destination),
-                );
+                let destination =
+                    place_mut(isolated.destination(entry.index), range(entry.destination));
                 match (source, destination) {
                     (Some(source), Some(destination)) => self.driver.copy(&Copy {
                         source,
@@ -205,15 +203,15 @@ fn place<'a>(cpu: Option<CpuPages<'a>>, device: Option<DeviceRange>) -> Option<P
     cpu.map(Place::Cpu).or(device.map(Place::Device))
 }
 
-fn place_mut<'a>(cpu: Option<CpuPagesMut<'a>>, device: Option<DeviceRange>) -> Option<PlaceMut<'a>> {
+fn place_mut<'a>(
+    cpu: Option<CpuPagesMut<'a>>,
+    device: Option<DeviceRange>,
+) -> Option<PlaceMut<'a>> {
     cpu.map(PlaceMut::Cpu).or(device.map(PlaceMut::Device))
 }
 
 impl<M: MemoryOps> DevicePageOps for Ops<M> {
-    fn migrate_to_ram(
-        pages: &DevicePages<Self>,
-        fault: CpuFault<'_>,
-    ) -> Result<(), FaultError> {
+    fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError> {
         let ops = pages.data();
         let moved = cpu_fault::serve(pages, &fault)?;
         ops.stats.add(Counter::CpuFaults, 1);

@@ -234,7 +234,10 @@ impl<D: Device> Step<'_, D> {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "one call site; they live in different places")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one call site; they live in different places"
+)]
 fn isolate_and_move<D: Device>(
     mirror: &Mirror<D>,
     vma: Vma<'_>,
@@ -266,7 +269,11 @@ fn isolate_and_move<D: Device>(
                 Some(vma),
                 piece.address(entry.index),
                 order,
-                if order == 0 { Effort::Must } else { Effort::Try },
+                if order == 0 {
+                    Effort::Must
+                } else {
+                    Effort::Try
+                },
             )
             .ok(),
         };

@@ -225,7 +225,6 @@ impl<D: Device> Mirror<D> {
     }
 }
 
-
 /// Creates a [`Mirror`] with a lock class of the caller's own.
 #[macro_export]
 macro_rules! new_mirror {

@@ -4,14 +4,14 @@
 //!
 //! Nothing here knows of the engine above; each file could go upstream as it is.
 //!
-//! - [`addr`]: page-aligned ranges of virtual addresses.
-//! - [`space`]: an address space in use, and its mmap lock.
-//! - [`notifier`]: `mmu_interval_notifier`, with the lock that makes its retry check mean something.
-//! - [`range_fault`]: `hmm_range_fault`, in the states collected and validated.
-//! - [`page`]: page contents and locked folios.
-//! - [`device_pages`]: `ZONE_DEVICE` memory and the CPU fault on it.
-//! - [`migrate`]: `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
-//! - [`exclusive`]: `make_device_exclusive`.
+//! - [`addr`] has page-aligned ranges of virtual addresses.
+//! - [`space`] has an address space in use, and its mmap lock.
+//! - [`notifier`] has `mmu_interval_notifier`, with the lock that makes its retry check mean something.
+//! - [`range_fault`] has `hmm_range_fault`, in the states collected and validated.
+//! - [`page`] has page contents and locked folios.
+//! - [`device_pages`] has `ZONE_DEVICE` memory and the CPU fault on it.
+//! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
+//! - [`exclusive`] has `make_device_exclusive`.
 
 pub mod addr;
 mod device_alloc;

@@ -114,7 +114,7 @@ impl Level for Leaf {
     type Spares = ();
 
     fn alloc() -> Result<KBox<Self>> {
-        KBox::init(pin_init::init_zeroed::<Self>(), GFP_KERNEL).map_err(Error::from)
+        KBox::init(pin_init::init_zeroed::<Self>(), GFP_KERNEL)
     }
 
     fn refill((): &mut ()) -> Result {
@@ -122,7 +122,10 @@ impl Level for Leaf {
     }
 
     fn get(&self, addr: usize) -> Entry {
-        self.entries.get(Self::slot(addr)).copied().unwrap_or_default()
+        self.entries
+            .get(Self::slot(addr))
+            .copied()
+            .unwrap_or_default()
     }
 
     fn update<F: FnMut(usize, &mut Entry)>(
@@ -138,9 +141,9 @@ impl Level for Leaf {
             return 0;
         };
         for entry in entries {
-            let before = entry.is_valid() as isize;
+            let before = isize::from(entry.is_valid());
             f(addr, entry);
-            grown += entry.is_valid() as isize - before;
+            grown += isize::from(entry.is_valid()) - before;
             addr = addr.wrapping_add(1 << Self::SHIFT);
         }
         grown
@@ -164,7 +167,7 @@ impl<C: Level> Level for Directory<C> {
     type Spares = (Option<KBox<C>>, C::Spares);
 
     fn alloc() -> Result<KBox<Self>> {
-        KBox::init(pin_init::init_zeroed::<Self>(), GFP_KERNEL).map_err(Error::from)
+        KBox::init(pin_init::init_zeroed::<Self>(), GFP_KERNEL)
     }
 
     fn refill((child, below): &mut Self::Spares) -> Result {
@@ -299,12 +302,15 @@ impl Table {
             return Err(EINVAL);
         }
         let mut seen = false;
-        self.live += self
-            .root
-            .update(range.start(), last, Some(&mut spares.0), &mut |addr, entry| {
+        self.live += self.root.update(
+            range.start(),
+            last,
+            Some(&mut spares.0),
+            &mut |addr, entry| {
                 seen = true;
                 f(addr, entry);
-            });
+            },
+        );
         seen.then_some(()).ok_or(ENOMEM)
     }
 }

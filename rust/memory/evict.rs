@@ -55,9 +55,7 @@ impl<M: MemoryOps> Memory<M> {
     fn evict_block(&self, block: DeviceRange, batch: &mut Batch) -> Result<usize> {
         let mut isolated = Isolated::from_device(&self.pages, block, batch)?;
         // A huge device folio can only go to a huge one here: so try hard.
-        isolated.fill(|entry| {
-            LockedFolio::alloc_system(None, 0, entry.order(), Effort::Must).ok()
-        });
+        isolated.fill(|entry| LockedFolio::alloc_system(None, 0, entry.order(), Effort::Must).ok());
         self.copy_all(&mut isolated);
         let migrated = isolated.migrate();
         let moved = migrated.moved().map(|entry| entry.pages).sum();

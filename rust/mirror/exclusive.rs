@@ -4,7 +4,9 @@
 
 use super::{Device, Mirror};
 use crate::{
-    mm::{addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending},
+    mm::{
+        addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending,
+    },
     pgtable::{Entry, Spares},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};

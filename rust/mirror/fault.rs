@@ -220,7 +220,7 @@ impl<D: Device> Mirror<D> {
             Location::Device
         } else if is_zero_pfn(pfn.pfn()) {
             Location::Zero
-        } else if crate::mm::page::is_device_pfn(pfn.pfn()) {
+        } else if pfn.is_device() {
             Location::Remote
         } else {
             Location::System

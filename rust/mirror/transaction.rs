@@ -62,7 +62,11 @@ impl Transactions {
         if range.pages() > PMD_PAGES {
             return Err(EINVAL);
         }
-        let place = self.0.iter_mut().find(|place| place.is_none()).ok_or(EBUSY)?;
+        let place = self
+            .0
+            .iter_mut()
+            .find(|place| place.is_none())
+            .ok_or(EBUSY)?;
         *place = Some(Transaction {
             cookie,
             range,

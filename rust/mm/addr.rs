@@ -135,14 +135,20 @@ mod tests {
         assert_eq!(PageRange::new(0x1000, 0x3001), Err(EINVAL));
         assert_eq!(PageRange::from_pages(0x1000, 0), Err(EINVAL));
         assert_eq!(PageRange::from_pages(0x1000, usize::MAX), Err(EINVAL));
-        assert_eq!(PageRange::from_pages(usize::MAX & PAGE_MASK, 2), Err(EINVAL));
+        assert_eq!(
+            PageRange::from_pages(usize::MAX & PAGE_MASK, 2),
+            Err(EINVAL)
+        );
     }
 
     #[test]
     fn pieces_end_at_borders() -> Result {
         let range = PageRange::new(PMD_SIZE - 0x1000, 2 * PMD_SIZE + 0x2000)?;
         let mut pieces = range.pmd_pieces();
-        assert_eq!(pieces.next(), PageRange::new(PMD_SIZE - 0x1000, PMD_SIZE).ok());
+        assert_eq!(
+            pieces.next(),
+            PageRange::new(PMD_SIZE - 0x1000, PMD_SIZE).ok()
+        );
         let middle = pieces.next();
         assert!(middle.is_some_and(|piece| piece.is_pmd()));
         assert_eq!(
@@ -167,7 +173,10 @@ mod tests {
         assert_eq!(both, PageRange::from_pages(0x10000, 1).ok());
         assert_eq!(range.from_address(0x20000), None);
         // What the kernel reports need not be page-aligned, nor end in a whole page.
-        assert_eq!(PageRange::covering(0x10010, 0x10020), PageRange::from_pages(0x10000, 1).ok());
+        assert_eq!(
+            PageRange::covering(0x10010, 0x10020),
+            PageRange::from_pages(0x10000, 1).ok()
+        );
         assert!(PageRange::covering(0, usize::MAX).is_some());
         Ok(())
     }

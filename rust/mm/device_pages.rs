@@ -103,11 +103,7 @@ impl<T: DevicePageOps> Piece<T> {
         folio_split: None,
     };
 
-    fn new(
-        back: *const DevicePages<T>,
-        kind: Kind,
-        index: usize,
-    ) -> Result<Pin<KBox<Self>>> {
+    fn new(back: *const DevicePages<T>, kind: Kind, index: usize) -> Result<Pin<KBox<Self>>> {
         let free = FreeMap::new(PIECE_PAGES)?;
         let start = match kind {
             Kind::Private => {
@@ -207,7 +203,9 @@ impl<T: DevicePageOps> Piece<T> {
         };
         // SAFETY: By the function's requirements.
         let piece = unsafe { Self::from_pfn(pfn) };
-        piece.free.give_back(pfn.wrapping_sub(piece.base), 1 << order);
+        piece
+            .free
+            .give_back(pfn.wrapping_sub(piece.base), 1 << order);
     }
 
     /// # Safety
@@ -216,7 +214,9 @@ impl<T: DevicePageOps> Piece<T> {
     unsafe extern "C" fn migrate_to_ram(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
         // SAFETY: By the function's requirements the page is one of a piece of this type.
         let piece = unsafe {
-            Self::from_pfn(bindings::rust_hmm_page_to_pfn(bindings::rust_hmm_vmf_page(vmf)))
+            Self::from_pfn(bindings::rust_hmm_page_to_pfn(bindings::rust_hmm_vmf_page(
+                vmf,
+            )))
         };
         // SAFETY: The owner outlives its pieces, by the type invariant.
         let pages = unsafe { &*piece.back };
@@ -299,11 +299,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// `ENOMEM`; `EINVAL` if a coherent start is not a multiple of 2 MiB or `max_pages` is more
     /// than 32 GiB. Context: may sleep.
-    pub fn new(
-        kind: Kind,
-        max_pages: usize,
-        data: T,
-    ) -> impl PinInit<Self, Error> {
+    pub fn new(kind: Kind, max_pages: usize, data: T) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             pieces: {
                 if max_pages > MAX_PIECES * PIECE_PAGES {
@@ -347,7 +343,9 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     fn pieces(&self) -> impl Iterator<Item = &Piece<T>> {
-        self.pieces.iter().map_while(|piece| Some(&**piece.as_ref()?))
+        self.pieces
+            .iter()
+            .map_while(|piece| Some(&**piece.as_ref()?))
     }
 
     /// Pages in use.

@@ -255,7 +255,7 @@ impl<S: Subscriber> IntervalNotifier<S> {
 
     /// Whether an invalidation came since `seq`. The guard proves that none can come now.
     pub fn read_retry(&self, guard: &MutexGuard<'_, S::Protected>, seq: Seq) -> bool {
-        if !ptr::eq(guard.lock_ref(), &*self.protected_ref()) {
+        if !ptr::eq(guard.lock_ref(), self.protected_ref()) {
             return true;
         }
         // SAFETY: Inserted by the type invariant.

@@ -33,12 +33,6 @@ pub fn is_zero_pfn(pfn: usize) -> bool {
     unsafe { bindings::rust_hmm_pfn_is_zero(pfn) }
 }
 
-/// Whether page frame `pfn` belongs to the memory of some device.
-pub(crate) fn is_device_pfn(pfn: usize) -> bool {
-    // SAFETY: Callers have the number from a validated range fault; the frame has a `struct page`.
-    !unsafe { bindings::rust_hmm_pfn_pgmap(pfn) }.is_null()
-}
-
 /// Pages that the CPU can read, consecutive in physical memory.
 ///
 /// # Invariants
@@ -89,7 +83,11 @@ impl<'a> CpuPages<'a> {
             // OVERFLOW: below `bytes()`.
             let at = offset + done;
             let part = (len - done).min(PAGE_SIZE - at % PAGE_SIZE);
-            f(self.first + at / PAGE_SIZE, at % PAGE_SIZE, done..done + part);
+            f(
+                self.first + at / PAGE_SIZE,
+                at % PAGE_SIZE,
+                done..done + part,
+            );
             done += part;
         }
         Ok(())

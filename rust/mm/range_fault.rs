@@ -38,10 +38,10 @@ impl Access {
     fn flags(self) -> usize {
         match self {
             Self::Snapshot => 0,
-            Self::Read | Self::ReadUnlocked => bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT as usize,
+            Self::Read | Self::ReadUnlocked => bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT,
             Self::Write => {
-                (bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT
-                    | bindings::hmm_pfn_flags_HMM_PFN_REQ_WRITE) as usize
+                bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT
+                    | bindings::hmm_pfn_flags_HMM_PFN_REQ_WRITE
             }
         }
     }
@@ -53,9 +53,9 @@ impl Access {
 pub struct HmmPfn(usize);
 
 impl HmmPfn {
-    const VALID: usize = bindings::hmm_pfn_flags_HMM_PFN_VALID as usize;
-    const WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_WRITE as usize;
-    const ERROR: usize = bindings::hmm_pfn_flags_HMM_PFN_ERROR as usize;
+    const VALID: usize = bindings::hmm_pfn_flags_HMM_PFN_VALID;
+    const WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_WRITE;
+    const ERROR: usize = bindings::hmm_pfn_flags_HMM_PFN_ERROR;
     const ORDER_SHIFT: u32 = bindings::hmm_pfn_flags_HMM_PFN_ORDER_SHIFT as u32;
 
     /// Whether there is a page; else a fault might bring one.
@@ -86,6 +86,12 @@ impl HmmPfn {
     #[inline]
     pub const fn pfn(self) -> usize {
         self.0 & ((1 << Self::ORDER_SHIFT) - 1)
+    }
+
+    /// Whether the page is in the memory of a device. To be called on a validated result.
+    pub(crate) fn is_device(self) -> bool {
+        // SAFETY: A valid entry names a frame that has a `struct page`, for only such are reported.
+        self.is_valid() && !unsafe { bindings::rust_hmm_pfn_pgmap(self.pfn()) }.is_null()
     }
 
     #[cfg(CONFIG_KUNIT = "y")]
@@ -250,7 +256,13 @@ pub struct Validated<'a, S: Subscriber> {
 
 impl<S: Subscriber> Validated<'_, S> {
     /// What the lock protects, with the address and the page of each entry.
-    pub fn parts(&mut self) -> (&mut S::Protected, PageRange, impl Iterator<Item = HmmPfn> + '_) {
+    pub fn parts(
+        &mut self,
+    ) -> (
+        &mut S::Protected,
+        PageRange,
+        impl Iterator<Item = HmmPfn> + '_,
+    ) {
         (
             &mut *self.guard,
             self.range,

@@ -175,11 +175,8 @@ impl MirrorFile {
 
     fn snapshot(&self, request: &mut Command) -> Result {
         let private = self.memory().kind() == Kind::Private;
-        let mut user = UserSlice::new(
-            UserPtr::from_addr(request.ptr),
-            request.range.pages(),
-        )
-        .writer();
+        let mut user =
+            UserSlice::new(UserPtr::from_addr(request.ptr), request.range.pages()).writer();
         for piece in request.range.pmd_pieces() {
             let mut bytes = KVec::with_capacity(piece.pages(), GFP_KERNEL)?;
             self.mirror

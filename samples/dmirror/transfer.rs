@@ -51,7 +51,12 @@ fn user_slice(command: &Command) -> Result<UserSlice> {
 }
 
 /// Reads one page through the table. `false` if there is no entry.
-fn read_page(table: &TableGuard<'_, Engine>, engine: &Engine, addr: usize, to: &mut [u8]) -> Result<bool> {
+fn read_page(
+    table: &TableGuard<'_, Engine>,
+    engine: &Engine,
+    addr: usize,
+    to: &mut [u8],
+) -> Result<bool> {
     match table.readable(addr) {
         None => return Ok(false),
         Some(Place::Cpu(pages)) => pages.read(0, to)?,
@@ -64,7 +69,12 @@ fn read_page(table: &TableGuard<'_, Engine>, engine: &Engine, addr: usize, to: &
 }
 
 /// Writes one page through the table. `false` if there is no writable entry.
-fn write_page(table: &TableGuard<'_, Engine>, engine: &Engine, addr: usize, from: &[u8]) -> Result<bool> {
+fn write_page(
+    table: &TableGuard<'_, Engine>,
+    engine: &Engine,
+    addr: usize,
+    from: &[u8],
+) -> Result<bool> {
     match table.writable(addr) {
         None => return Ok(false),
         Some(PlaceMut::Cpu(pages)) => pages.write(0, from)?,

@@ -109,4 +109,3 @@ impl MemoryOps for Vram {
         self.fail_allocation.load(Relaxed) && self.fail_allocation.xchg(false, Relaxed)
     }
 }
-

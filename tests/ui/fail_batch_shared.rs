@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0499
+//! Two migrations cannot use one batch.
+
+use kernel::prelude::*;
+use rust_hmm::mm::{
+    addr::PageRange,
+    migrate::{Batch, Isolated, Select},
+    notifier::Cookie,
+    space::Vma,
+};
+
+pub fn share(vma: Vma<'_>, range: PageRange) -> Result {
+    let mut batch = Batch::new()?;
+    let cookie = Cookie::of(&range);
+    let first = Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
+    let second = Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
+    drop(first);
+    drop(second);
+    Ok(())
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0499
+//! The buffer of a collection cannot be reused before the collection is gone.
+
+use kernel::prelude::*;
+use rust_hmm::mm::{
+    addr::PageRange,
+    notifier::{Cookie, Subscriber},
+    range_fault::{Access, AddressSpace, PfnBuffer},
+};
+
+pub fn reuse<S: Subscriber>(space: &AddressSpace<'_, S>, range: PageRange) -> Result {
+    let mut buffer = PfnBuffer::new()?;
+    let first = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
+    let second = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
+    let _ = first.lock();
+    let _ = second.lock();
+    Ok(())
+}

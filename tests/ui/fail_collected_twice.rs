@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0382
+//! A collection can be validated only once.
+
+use rust_hmm::mm::{notifier::Subscriber, range_fault::Collected};
+
+pub fn twice<S: Subscriber>(collected: Collected<'_, S>) {
+    let _ = collected.lock();
+    let _ = collected.lock();
+}

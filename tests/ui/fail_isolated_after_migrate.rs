@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0382
+//! Destinations cannot be changed after the pages have moved.
+
+use rust_hmm::mm::migrate::Isolated;
+
+pub fn late(isolated: Isolated<'_>) {
+    let mut isolated = isolated;
+    let migrated = isolated.migrate();
+    isolated.abandon(0);
+    drop(migrated);
+}

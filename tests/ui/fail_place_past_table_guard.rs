@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0505
+//! A page cannot be accessed after the table lock was released.
+
+use rust_hmm::mirror::{Device, Mirror, Place};
+
+pub fn late<D: Device>(mirror: &Mirror<D>) {
+    let table = mirror.lock_table();
+    let place = table.readable(0x1000);
+    drop(table);
+    if let Some(Place::Cpu(pages)) = place {
+        let _ = pages.read(0, &mut [0; 8]);
+    }
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0505
+//! A mapping cannot be used after the mmap lock was released.
+
+use kernel::{mm::MmWithUser, prelude::*};
+use rust_hmm::mm::space::MmapGuard;
+
+pub fn late(mm: &MmWithUser) -> Result<usize> {
+    let guard = MmapGuard::lock(mm)?;
+    let vma = guard.vma_lookup(0x1000).ok_or(EFAULT)?;
+    drop(guard);
+    Ok(vma.start())
+}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# Commands for people and CI. The modules themselves are built by Kbuild, see the file Kbuild:
+# "make -C KDIR M=$PWD modules" needs nothing of what is below.
+
+# Kbuild reads Kbuild, not this file, and passes KERNELRELEASE: nothing to do then.
+KERNEL ?= debian
+SERIES ?= default
+export HMM_CACHE
+
+.DEFAULT_GOAL := help
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e check compile-fail bench clean
+
+help:
+	@echo 'make run        set everything up, boot the stock kernel and show the demo'
+	@echo 'make test       everything that CI runs; ends with "N passed, N failed"'
+	@echo
+	@echo 'make setup      hermetic root and kernel (KERNEL) into the cache'
+	@echo 'make kernel     the same, for KERNEL=debian|test|debug'
+	@echo 'make modules    rust_hmm.ko and rust_dmirror.ko for KERNEL into build/'
+	@echo 'make hmm-tests  the kernel'"'"'s own hmm-tests, on debian and test'
+	@echo 'make kunit      KUnit suites of the modules'
+	@echo 'make e2e        own end-to-end tests, on debian and test'
+	@echo 'make check      format, lints, documents, compile-fail tests'
+	@echo 'make bench      instructions per page, against the C driver'
+	@echo 'make clean      remove build/ (the cache stays)'
+	@echo
+	@echo 'Variables: KERNEL=debian|test|debug  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
+
+setup kernel:
+	tools/kernel/prepare --kernel $(KERNEL) --series $(SERIES)
+
+modules:
+	tools/build --kernel $(KERNEL) --series $(SERIES)
+
+user:
+	tools/build --user
+
+run:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/vm/run --kernel $(KERNEL) --series $(SERIES) --add build/user/bin/hmm-demo -- hmm-demo
+
+test:
+	@tools/test/all
+
+# With KERNEL= on the command line on that kernel only, else on both.
+kernels := $(if $(filter command line environment,$(origin KERNEL)),$(KERNEL),debian test)
+
+hmm-tests:
+	set -e; for k in $(kernels); do \
+		tools/build --kernel $$k --series $(SERIES); \
+		tools/test/hmm-tests --kernel $$k --series $(SERIES); \
+		[ $$k = debian ] || tools/test/hmm-tests --kernel $$k --series $(SERIES) --driver test_hmm; \
+	done
+
+kunit: K = $(if $(filter debug,$(KERNEL)),debug,test)
+kunit:
+	tools/build --kernel $(K) --series $(SERIES)
+	tools/test/kunit --kernel $(K) --series $(SERIES)
+
+e2e:
+	tools/build --user
+	set -e; for k in $(kernels); do \
+		tools/build --kernel $$k --series $(SERIES); \
+		tools/test/e2e --kernel $$k --series $(SERIES); \
+	done
+
+check:
+	tools/check/all
+
+compile-fail:
+	tools/build
+	tools/check/compile-fail
+
+bench:
+	tools/test/bench
+
+clean:
+	rm -rf build

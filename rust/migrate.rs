@@ -23,10 +23,17 @@ use crate::{
     pgtable::{Entry, Spares},
     stats::Counter,
 };
-use kernel::{mm::virt::flags, prelude::*};
+use kernel::{
+    mm::virt::flags,
+    prelude::*,
+    time::{delay::fsleep, Delta}, //
+};
 
-/// Tries to announce a step; each costs one collision with an invalidation.
+/// Tries to announce a step; each costs one collision with an invalidation, or a [`PAUSE`].
 const TRIES: usize = 1024;
+
+/// Time to wait for one of too many migrations of a mirror to end.
+const PAUSE: Delta = Delta::from_millis(1);
 
 /// What a migration did. Partial success is success.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,9 +95,17 @@ impl<D: Device> Mirror<D> {
             if self.notifier.read_retry(&guard, seq) {
                 continue;
             }
-            guard.transactions.begin(cookie, range)?;
+            let begun = guard.transactions.begin(cookie, range);
             drop(guard);
-            return Ok(mmap);
+            match begun {
+                Ok(()) => return Ok(mmap),
+                Err(error) if error == EBUSY => {
+                    // As many as can be run already: give them time.
+                    drop(mmap);
+                    fsleep(PAUSE);
+                }
+                Err(error) => return Err(error),
+            }
         }
         Err(EBUSY)
     }
@@ -126,14 +141,7 @@ impl<D: Device> Migrate<'_, D> {
     }
 
     fn run(self, target: Target) -> Result<Outcome> {
-        let memory = self.mirror.device().memory().ok_or(ENODEV)?;
-        if target == Target::Device {
-            // Before any lock. What is missing then shows in the outcome.
-            match memory.grow(self.range.pages()) {
-                Err(error) if error != ENOMEM => return Err(error),
-                _ => (),
-            }
-        }
+        self.mirror.device().memory().ok_or(ENODEV)?;
         let mut step = Step {
             mirror: self.mirror,
             space: self.mirror.space()?,
@@ -169,9 +177,20 @@ impl<D: Device> Step<'_, D> {
     /// Migrates the first part of `range`, within 2 MiB and one mapping. Returns its end.
     fn run(&mut self, range: PageRange, target: Target, total: &mut Outcome) -> Result<usize> {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;
+        // Before any lock. What is missing then shows in the outcome.
+        let full = target == Target::Device
+            && match self.mirror.device().memory().map(|m| m.grow(piece.pages())) {
+                Some(Err(error)) if error != ENOMEM => return Err(error),
+                result => !matches!(result, Some(Ok(()))),
+            };
         let (end, first) = self.attempt(piece, target, true)?;
+        let pages = PageRange::new(piece.start(), end)?.pages();
         let mut outcome = match first {
-            Some(outcome) if outcome.no_memory == 0 => outcome,
+            Some(outcome) if outcome.no_memory == 0 || full => outcome,
+            None if full => Outcome {
+                no_memory: pages,
+                ..Outcome::default()
+            },
             // No memory at the destination: one more attempt, with small pages. Without COMPOUND
             // the core splits a huge page before it isolates it, also when others map it.
             first => {
@@ -183,7 +202,6 @@ impl<D: Device> Step<'_, D> {
                 second
             }
         };
-        let pages = PageRange::new(piece.start(), end)?.pages();
         outcome.skipped =
             pages.saturating_sub(outcome.moved + outcome.no_memory + outcome.copy_failed);
         total.merge(&outcome);

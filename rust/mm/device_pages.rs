@@ -103,8 +103,14 @@ impl<T: DevicePageOps> Piece<T> {
         folio_split: None,
     };
 
-    fn new(back: *const DevicePages<T>, kind: Kind, index: usize) -> Result<Pin<KBox<Self>>> {
-        let free = FreeMap::new(PIECE_PAGES)?;
+    /// Adds the piece of number `index`, of which `pages` are used; a multiple of 512.
+    fn new(
+        back: *const DevicePages<T>,
+        kind: Kind,
+        index: usize,
+        pages: usize,
+    ) -> Result<Pin<KBox<Self>>> {
+        let free = FreeMap::new(pages)?;
         let start = match kind {
             Kind::Private => {
                 let mut start = 0;
@@ -293,7 +299,8 @@ unsafe impl<T: DevicePageOps> Send for DevicePages<T> {}
 unsafe impl<T: DevicePageOps> Sync for DevicePages<T> {}
 
 impl<T: DevicePageOps> DevicePages<T> {
-    /// Prepares memory of at most `max_pages` pages; none is there yet, see [`Self::grow`].
+    /// Prepares memory of at most `max_pages` pages, rounded up to 2 MiB; none is there yet, see
+    /// [`Self::grow`].
     ///
     /// # Errors
     ///
@@ -321,7 +328,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                 pieces
             },
             kind,
-            max_pages,
+            max_pages: max_pages.next_multiple_of(PMD_PAGES),
             adding <- kernel::new_mutex!((), "DevicePages::adding"),
             data,
         }? Error)
@@ -371,7 +378,8 @@ impl<T: DevicePageOps> DevicePages<T> {
             let Some(place) = self.pieces.get(index) else {
                 break;
             };
-            place.populate(Piece::new(self, self.kind, index)?);
+            let pages = (self.max_pages - index * PIECE_PAGES).min(PIECE_PAGES);
+            place.populate(Piece::new(self, self.kind, index, pages)?);
         }
         if self.used() >= self.total() {
             return Err(ENOMEM);
@@ -383,9 +391,6 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// Context: any that may take a folio lock; does not allocate.
     pub fn alloc(&self, order: u32) -> Option<LockedFolio> {
-        if self.used().saturating_add(1 << order) > self.max_pages {
-            return None;
-        }
         for piece in self.pieces() {
             if let Some(index) = piece.free.take(order) {
                 let pfn = piece.base + index;

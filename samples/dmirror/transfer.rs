@@ -16,6 +16,9 @@ use rust_hmm::{
     mm::{addr::PageRange, range_fault::Access},
 };
 
+/// Device faults in a row that bring no progress before a command gives up with `EBUSY`.
+const FAULT_ROUNDS: usize = 100;
+
 /// Pages that pass through the bounce buffer at once.
 const BOUNCE_PAGES: usize = 32;
 
@@ -95,10 +98,12 @@ pub(crate) fn read(mirror: &Mirror<Engine>, command: &mut Command, missing: Miss
     let mut bounce = Bounce::new(total)?;
     let mut user: UserSliceWriter = user_slice(command)?.writer();
     let mut done = 0;
+    let mut rounds = 0;
     while done < total {
         let rest = PageRange::new(command.range.address(done), command.range.end())?;
         let got = read_some(mirror, rest, &mut bounce)?;
         if got == 0 {
+            rounds = next_round(rounds)?;
             match missing {
                 Missing::Fail => return Err(ENOENT),
                 Missing::Fault(access) => mirror.fault(rest, access)?,
@@ -108,9 +113,18 @@ pub(crate) fn read(mirror: &Mirror<Engine>, command: &mut Command, missing: Miss
         }
         user.write_slice(bounce.bytes(got)?)?;
         done += got;
+        rounds = 0;
     }
     command.cpages = done as u64;
     Ok(())
+}
+
+/// Counts a device fault. Somebody may take the page away again before it is used, each time.
+fn next_round(rounds: usize) -> Result<usize> {
+    if rounds >= FAULT_ROUNDS {
+        return Err(EBUSY);
+    }
+    Ok(rounds + 1)
 }
 
 fn read_some(mirror: &Mirror<Engine>, range: PageRange, bounce: &mut Bounce) -> Result<usize> {
@@ -135,11 +149,13 @@ pub(crate) fn write(mirror: &Mirror<Engine>, command: &mut Command) -> Result {
         let filled = (total - done).min(BOUNCE_PAGES);
         user.read_slice(bounce.bytes(filled)?)?;
         let mut written = 0;
+        let mut rounds = 0;
         while written < filled {
             let start = command.range.address(done + written);
             let rest = PageRange::new(start, command.range.end())?;
             let got = write_some(mirror, rest, &mut bounce, written, filled)?;
             if got == 0 {
+                rounds = next_round(rounds)?;
                 mirror.fault(rest, Access::Write)?;
                 command.faults += 1;
             }

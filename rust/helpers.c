@@ -248,6 +248,11 @@ unsigned long rust_hmm_kunit_migrate_pfn(unsigned long pfn)
 	return migrate_pfn(pfn);
 }
 
+bool rust_hmm_kunit_is_dirty(unsigned long pfn)
+{
+	return folio_test_dirty(page_folio(pfn_to_page(pfn)));
+}
+
 /* Anonymous memory in an address space of the test's own; 0 on failure. */
 unsigned long rust_hmm_kunit_mmap(unsigned long len)
 {

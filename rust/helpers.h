@@ -70,6 +70,7 @@ void rust_hmm_release_region(u64 start, u64 size);
 /* For KUnit: the C arithmetic to compare with, and a user address space */
 unsigned int rust_hmm_kunit_map_order(unsigned long hmm_pfn);
 unsigned long rust_hmm_kunit_migrate_pfn(unsigned long pfn);
+bool rust_hmm_kunit_is_dirty(unsigned long pfn);
 unsigned long rust_hmm_kunit_mmap(unsigned long len);
 int rust_hmm_kunit_munmap(unsigned long addr, unsigned long len);
 

@@ -10,7 +10,7 @@ use crate::{
         addr::{PMD_PAGES, PMD_SIZE},
         device_pages::Kind,
         migrate::{Batch, Isolated, Select},
-        notifier::Cookie,
+        notifier::{Cookie, Reason},
         page::{Effort, LockedFolio, SharedBytes},
         range_fault::{Access, PfnBuffer},
         space::MmapGuard,
@@ -79,6 +79,11 @@ struct Shared {
     #[pin]
     memory: Memory<TestMemory>,
     flushes: Atomic<usize>,
+    /// Counts the steps of all flushes.
+    clock: Atomic<usize>,
+    /// When the last flush was started, and when the first one was waited for.
+    last_start: Atomic<usize>,
+    first_wait: Atomic<usize>,
 }
 
 struct TestDevice(Arc<Shared>);
@@ -93,9 +98,16 @@ impl Device for TestDevice {
 
     fn flush_start(&self, _range: PageRange) {
         self.0.flushes.fetch_add(1, Relaxed);
+        let now = self.0.clock.fetch_add(1, Relaxed);
+        self.0.last_start.store(now, Relaxed);
     }
 
-    fn flush_wait(&self, (): ()) {}
+    fn flush_wait(&self, (): ()) {
+        let now = self.0.clock.fetch_add(1, Relaxed);
+        if self.0.first_wait.load(Relaxed) == 0 {
+            self.0.first_wait.store(now, Relaxed);
+        }
+    }
 }
 
 fn shared() -> Result<Arc<Shared>> {
@@ -103,6 +115,9 @@ fn shared() -> Result<Arc<Shared>> {
         try_pin_init!(Shared {
             memory <- Memory::new(TestMemory::new()?, Kind::Private, PMD_PAGES * 4),
             flushes: Atomic::new(0),
+            clock: Atomic::new(1),
+            last_start: Atomic::new(0),
+            first_wait: Atomic::new(0),
         }? Error),
         GFP_KERNEL,
     )
@@ -327,6 +342,90 @@ mod suite {
         drop(isolated);
         drop(guard);
         assert_eq!(load(range.start())?, 11);
+        Ok(())
+    }
+
+    /// Lets the mirror see an event that did not happen. Returns whether it flushed.
+    fn pretend(mirror: &Mirror<TestDevice>, reason: Reason, range: PageRange) -> bool {
+        let inner = mirror.notifier.subscriber();
+        let mut state = mirror.notifier.lock();
+        let event = Event::for_test(reason, range, Cookie::NONE);
+        match inner.invalidate(&mut state, &event) {
+            ControlFlow::Continue(Some(flush)) => {
+                inner.finish(flush);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    #[test]
+    fn events_that_only_take_write_access_keep_the_entry() -> Result {
+        let range = map(2)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        mirror.fault(range, Access::Write)?;
+        let pfn = mirror.notifier.lock().table.get(range.start()).number();
+        // SAFETY: The page is mapped by this test.
+        let dirty = |pfn| unsafe { bindings::rust_hmm_kunit_is_dirty(pfn) };
+        assert!(!dirty(pfn));
+
+        let first = PageRange::from_pages(range.start(), 1)?;
+        assert!(pretend(&mirror, Reason::SoftDirty, first));
+        {
+            let table = mirror.lock_table();
+            assert!(table.readable(range.start()).is_some());
+            assert!(table.writable(range.start()).is_none());
+            assert!(table.writable(range.address(1)).is_some());
+        }
+        // The device may have written it: reclaim must not drop it.
+        assert!(dirty(pfn));
+        // Nothing is left to take away.
+        assert!(!pretend(&mirror, Reason::ProtectionPage, first));
+        // A write fault gives it back.
+        mirror.fault(first, Access::Write)?;
+        assert!(mirror.lock_table().writable(range.start()).is_some());
+
+        // A change of the mapping's rights may take read access, too.
+        assert!(pretend(&mirror, Reason::ProtectionVma, first));
+        assert!(mirror.lock_table().readable(range.start()).is_none());
+        assert_eq!(mirror.lock_table().present(range), 0);
+        assert!(mirror.lock_table().readable(range.address(1)).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn flushes_of_several_devices_overlap() -> Result {
+        let range = map(1)?;
+        let shared = shared()?;
+        let (first, second) = (mirror(&shared)?, mirror(&shared)?);
+        store(range.start(), 1)?;
+        first.fault(range, Access::Read)?;
+        second.fault(range, Access::Read)?;
+        shared.first_wait.store(0, Relaxed);
+        let before = shared.flushes.load(Relaxed);
+        unmap(range)?;
+        assert_eq!(shared.flushes.load(Relaxed), before + 2);
+        // Both were started before one was waited for.
+        assert!(shared.last_start.load(Relaxed) < shared.first_wait.load(Relaxed));
+        Ok(())
+    }
+
+    #[test]
+    fn exclusive_access_ends_with_a_cpu_touch() -> Result {
+        let range = map(2)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        store(range.start(), 21)?;
+        mirror.make_exclusive(range)?;
+        assert!(mirror.lock_table().any_exclusive(range));
+        assert_eq!(device_load(&mirror, range.start())?, Some(21));
+        assert_eq!(load(range.start())?, 21);
+        let first = PageRange::from_pages(range.start(), 1)?;
+        assert!(!mirror.lock_table().any_exclusive(first));
+        assert!(mirror.lock_table().any_exclusive(range));
+        assert_eq!(load(range.address(1))?, 0);
+        assert!(!mirror.lock_table().any_exclusive(range));
         Ok(())
     }
 }

@@ -1,1 +1,103 @@
-fn main() {}
+// SPDX-License-Identifier: GPL-2.0
+//! End-to-end tests of the memory manager: what a process and its device see.
+//!
+//! They run as root in a machine with the modules loaded, each in a process of
+//! its own, and print TAP.  `--driver test_hmm` runs them against the kernel's C
+//! driver, without those that it is known to fail.
+
+mod harness;
+mod support;
+mod tests;
+
+use clap::Parser;
+use harness::{Ctx, Driver, Test};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Groups that are only run when they are named.
+const ON_DEMAND: &[&str] = &["reload"];
+
+#[derive(Parser)]
+#[command(name = "hmm-e2e", about = "End-to-end tests of the heterogeneous memory manager")]
+struct Args {
+    /// Run only tests whose full name contains one of these
+    filters: Vec<String>,
+    /// List the tests and run none
+    #[arg(long)]
+    list: bool,
+    /// rust_dmirror or test_hmm; otherwise the one that is loaded
+    #[arg(long)]
+    driver: Option<String>,
+    /// Run only this group (repeatable); `all` for every group.  Without it all
+    /// but `reload`, which unloads and loads the modules
+    #[arg(long)]
+    group: Vec<String>,
+    /// Index of the device: 0 or 1 private memory, 2 or 3 coherent memory
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// Where rust_hmm.ko and rust_dmirror.ko are, for the group `reload`
+    #[arg(long, default_value = "/lib/modules-hmm")]
+    modules: PathBuf,
+    /// Rounds of the load and unload test
+    #[arg(long, default_value_t = 100)]
+    cycles: u32,
+    /// Multiplies every time limit: for slow machines and debug kernels
+    #[arg(long, default_value_t = 4)]
+    scale: u64,
+    /// On test_hmm run its known defects, too: some of them end in an oops
+    #[arg(long)]
+    defects: bool,
+}
+
+fn detect() -> Driver {
+    match hmm::module::is_loaded("test_hmm") {
+        true => Driver::C,
+        false => Driver::Rust,
+    }
+}
+
+fn selected(args: &Args) -> Vec<Test> {
+    let group = |test: &Test| match args.group.as_slice() {
+        [] => !ON_DEMAND.contains(&test.group),
+        groups => groups.iter().any(|group| group == "all" || group == test.group),
+    };
+    let name = |test: &Test| {
+        let full = test.full_name();
+        args.filters.is_empty() || args.filters.iter().any(|filter| full.contains(filter))
+    };
+    tests::all().into_iter().filter(|test| group(test) && name(test)).collect()
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let tests = selected(&args);
+    if args.list {
+        tests.iter().for_each(|test| println!("{}", test.full_name()));
+        return ExitCode::SUCCESS;
+    }
+    let driver = match args.driver.as_deref() {
+        None => detect(),
+        Some("rust_dmirror") => Driver::Rust,
+        Some("test_hmm") => Driver::C,
+        Some(other) => {
+            eprintln!("hmm-e2e: unknown driver '{other}' (rust_dmirror or test_hmm)");
+            return ExitCode::from(2);
+        }
+    };
+    if tests.is_empty() {
+        eprintln!("hmm-e2e: no test matches");
+        return ExitCode::from(2);
+    }
+    // Fault counts are only exact while the kernel moves no pages by itself.
+    let quiet = hmm::Settings::quiet();
+    if let Err(error) = &quiet {
+        eprintln!("# the kernel's own page movers stay on: {error}");
+    }
+    let second = args.device ^ 1;
+    let Args { device, modules, cycles, defects, .. } = args;
+    let ctx = Ctx { driver, device, second, modules, cycles, defects };
+    match harness::run(&tests, &ctx, args.scale.max(1)) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}

@@ -194,6 +194,19 @@ impl Drop for Child {
     }
 }
 
+/// Puts the calling process into a process group of its own.
+pub fn own_group() {
+    // SAFETY: plain system call on numbers.
+    unsafe { libc::setpgid(0, 0) };
+}
+
+/// Kills what is left of the process group that `pid` made for itself.
+pub fn kill_group(pid: libc::pid_t) {
+    assert!(pid > 1, "that would be another group");
+    // SAFETY: plain system call on numbers.
+    unsafe { libc::kill(-pid, libc::SIGKILL) };
+}
+
 /// The message of a panic.
 pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());

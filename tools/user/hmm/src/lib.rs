@@ -25,5 +25,5 @@ pub use abi::{Counters, Op, PageState, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE};
 pub use child::{Child, Gate};
 pub use device::{Device, Done, Ptr};
 pub use errno::Errno;
-pub use mapping::{Mapping, Prot};
+pub use mapping::{Mapping, Prot, View};
 pub use procfs::Settings;

@@ -9,9 +9,17 @@ use crate::errno::Errno;
 use crate::pattern::{self, Mismatch, WORDS};
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
+
+/// Advice: KSM may merge the pages.
+pub const MADV_MERGEABLE: i32 = libc::MADV_MERGEABLE;
+/// Advice: the contents are not needed any more, now.
+pub const MADV_DONTNEED: i32 = libc::MADV_DONTNEED;
+/// Advice: the contents are not needed any more, unless written again.
+pub const MADV_FREE: i32 = libc::MADV_FREE;
 
 /// Access to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -318,6 +326,35 @@ impl Mapping {
     }
 }
 
+/// The whole pages inside of other memory, such as a stack array or the heap.
+///
+/// It is used like a [`Mapping`], but dropping it unmaps nothing.
+#[derive(Debug)]
+pub struct View<'a> {
+    map: Mapping,
+    _memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> View<'a> {
+    /// The whole pages in `memory`; `None` when there are none.
+    pub fn of(memory: &'a mut [u8]) -> Option<View<'a>> {
+        let start = memory.as_mut_ptr() as usize;
+        let addr = start.next_multiple_of(PAGE_SIZE);
+        let len = (start + memory.len()).checked_sub(addr)? / PAGE_SIZE * PAGE_SIZE;
+        let holes = Mutex::new(Vec::new());
+        let map = Mapping { addr, len, reserved: addr, reserved_len: 0, holes };
+        (len > 0).then_some(View { map, _memory: PhantomData })
+    }
+}
+
+impl std::ops::Deref for View<'_> {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.map
+    }
+}
+
 /// What is left of `start .. end` without `holes`.
 fn without(start: usize, end: usize, holes: &[(usize, usize)]) -> Vec<(usize, usize)> {
     let mut left = vec![(start, end)];
@@ -390,6 +427,16 @@ mod tests {
         from.fill(1);
         from.move_pages(0, 4, &to, 0).unwrap();
         assert_eq!(to.check(1), Ok(()));
+    }
+
+    #[test]
+    fn views_are_the_whole_pages() {
+        let mut memory = vec![0u8; 4 * PAGE_SIZE];
+        let view = View::of(&mut memory).unwrap();
+        assert!(view.pages() == 3 || view.pages() == 4);
+        view.fill(2);
+        assert_eq!(view.check(2), Ok(()));
+        assert!(View::of(&mut [0u8; 100]).is_none());
     }
 
     #[test]

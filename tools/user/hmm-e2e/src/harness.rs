@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Runs tests in child processes and reports them as TAP.
+
+use hmm::child::Ended;
+use hmm::{Child, Counters, Device, Errno};
+use std::fmt::{self, Display};
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Why a test ends before its end.
+#[derive(Debug)]
+pub enum Stop {
+    /// A rule is broken.
+    Fail(String),
+    /// The kernel lacks what the test is about.
+    Skip(String),
+}
+
+/// How the child marks a skip in its report.
+const SKIP_MARK: &str = "SKIP ";
+
+impl Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stop::Fail(why) => f.write_str(why),
+            Stop::Skip(why) => write!(f, "{SKIP_MARK}{why}"),
+        }
+    }
+}
+
+impl<E: std::error::Error> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Stop::Fail(error.to_string())
+    }
+}
+
+/// What a test returns.
+pub type Outcome = Result<(), Stop>;
+
+/// Names the step that went wrong.
+pub trait What<T> {
+    /// Turns an error into a failure that starts with `step`.
+    fn what(self, step: &str) -> Result<T, Stop>;
+}
+
+impl<T, E: Display> What<T> for Result<T, E> {
+    fn what(self, step: &str) -> Result<T, Stop> {
+        self.map_err(|error| Stop::Fail(format!("{step}: {error}")))
+    }
+}
+
+/// Fails the test unless the condition holds.
+#[macro_export]
+macro_rules! check {
+    ($condition:expr, $($why:tt)+) => {
+        if !$condition {
+            return Err($crate::harness::Stop::Fail(format!($($why)+)));
+        }
+    };
+}
+
+/// Fails the test unless both values are equal.
+#[macro_export]
+macro_rules! check_eq {
+    ($found:expr, $expected:expr, $($what:tt)+) => {{
+        let (found, expected) = (&$found, &$expected);
+        if found != expected {
+            let what = format!($($what)+);
+            let why = format!("{what}: found {found:?}, expected {expected:?}");
+            return Err($crate::harness::Stop::Fail(why));
+        }
+    }};
+}
+
+/// Which driver answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// `rust_dmirror`.
+    Rust,
+    /// The kernel's own `test_hmm`.
+    C,
+}
+
+/// What every test gets.
+#[derive(Clone, Debug)]
+pub struct Ctx {
+    /// Which driver answers.
+    pub driver: Driver,
+    /// Index of the device under test.
+    pub device: u32,
+    /// Index of a second device of the same kind.
+    pub second: u32,
+    /// Where the module files are.
+    pub modules: PathBuf,
+    /// Rounds of the load and unload test.
+    pub cycles: u32,
+    /// Run tests that the C driver is known to fail, too.
+    pub defects: bool,
+}
+
+impl Ctx {
+    /// Opens the device under test.
+    pub fn open(&self) -> Result<Device, Stop> {
+        Device::open(self.device).what("open the device")
+    }
+
+    /// The counters, which only our driver has.
+    pub fn counters(&self, device: &Device) -> Result<Option<Counters>, Stop> {
+        match self.driver {
+            Driver::Rust => device.counters().map(Some).what("read the counters"),
+            Driver::C => Ok(None),
+        }
+    }
+
+    /// Does the driver serve coherent memory at the tested index?
+    pub fn coherent(&self) -> bool {
+        self.device >= 2
+    }
+}
+
+/// One test.
+#[derive(Clone, Copy)]
+pub struct Test {
+    /// Tests of one subject share a group.
+    pub group: &'static str,
+    /// Name in the group.
+    pub name: &'static str,
+    run: fn(&Ctx) -> Outcome,
+    /// Why the C driver cannot take it.
+    defect: Option<&'static str>,
+    /// Why it makes no sense without our driver's extensions.
+    only_rust: Option<&'static str>,
+    /// Only for private device memory.
+    private: bool,
+    seconds: u64,
+}
+
+impl Test {
+    /// A test for every driver and every kind of device memory.
+    pub const fn new(group: &'static str, name: &'static str, run: fn(&Ctx) -> Outcome) -> Test {
+        let (defect, only_rust, private) = (None, None, false);
+        Test { group, name, run, defect, only_rust, private, seconds: 60 }
+    }
+
+    /// The C driver breaks the rule, or the kernel with it.
+    pub const fn defect(mut self, why: &'static str) -> Test {
+        self.defect = Some(why);
+        self
+    }
+
+    /// Needs something that only our driver has.
+    pub const fn only_rust(mut self, why: &'static str) -> Test {
+        self.only_rust = Some(why);
+        self
+    }
+
+    /// The CPU can use coherent memory in place, so nothing comes back.
+    pub const fn private(mut self) -> Test {
+        self.private = true;
+        self
+    }
+
+    /// Takes longer than the usual minute.
+    pub const fn seconds(mut self, seconds: u64) -> Test {
+        self.seconds = seconds;
+        self
+    }
+
+    /// `group.name`.
+    pub fn full_name(&self) -> String {
+        format!("{}.{}", self.group, self.name)
+    }
+
+    /// Why the test is not run at all.
+    fn not_run(&self, ctx: &Ctx) -> Option<String> {
+        if self.private && ctx.coherent() {
+            return Some("is about private device memory".to_string());
+        }
+        if ctx.driver == Driver::Rust {
+            return None;
+        }
+        let defect = self.defect.filter(|_| !ctx.defects);
+        defect
+            .map(|why| format!("known defect of test_hmm: {why}"))
+            .or_else(|| self.only_rust.map(|why| format!("only for rust_dmirror: {why}")))
+    }
+}
+
+/// How a test went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Failed(String),
+    Skipped(String),
+}
+
+fn run_in_child(test: &Test, ctx: &Ctx, scale: u64) -> Verdict {
+    let mut child = match Child::spawn(|| {
+        // Helpers of the test die with it: they are in its process group.
+        hmm::child::own_group();
+        (test.run)(ctx)
+    }) {
+        Ok(child) => child,
+        Err(error) => return Verdict::Failed(format!("fork: {error}")),
+    };
+    let limit = Duration::from_secs(test.seconds * scale);
+    let ended = child.wait_timeout(limit);
+    hmm::child::kill_group(child.pid());
+    let ended = match ended {
+        Some(ended) => ended,
+        None => {
+            let what = match child.wait_timeout(Duration::from_secs(10)) {
+                Some(_) => "no end",
+                None => "no end, and SIGKILL does not help: it hangs in the kernel",
+            };
+            return Verdict::Failed(format!("{what} (limit {} s)", limit.as_secs()));
+        }
+    };
+    match (ended, child.outcome()) {
+        (_, Ok(())) => Verdict::Passed,
+        (Ended::Exit(_), Err(text)) => match text.strip_prefix(SKIP_MARK) {
+            Some(why) => Verdict::Skipped(why.to_string()),
+            None => Verdict::Failed(text),
+        },
+        (Ended::Signal(_), Err(text)) => Verdict::Failed(text),
+    }
+}
+
+/// No test may leave device memory in use once its processes are gone.
+fn leftover(ctx: &Ctx) -> Result<(), String> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let used = Device::open(ctx.device)
+            .and_then(|device| device.counters())
+            .map(|counters| counters.device_pages_used);
+        match used {
+            Ok(0) => return Ok(()),
+            // The module may be gone, which is a matter of the reload tests.
+            Err(Errno::ENOENT) => return Ok(()),
+            Err(error) => return Err(format!("counters after the test: {error}")),
+            Ok(used) if Instant::now() > deadline => {
+                return Err(format!("{used} device pages are still in use after the test"))
+            }
+            // A killed process gives its memory back a little later.
+            Ok(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+/// Runs `tests`, prints TAP and returns whether none failed.
+pub fn run(tests: &[Test], ctx: &Ctx, scale: u64) -> bool {
+    let mut totals = [0usize; 3];
+    println!("TAP version 13");
+    println!("1..{}", tests.len());
+    for (index, test) in tests.iter().enumerate() {
+        let (number, name) = (index + 1, test.full_name());
+        let start = Instant::now();
+        let mut verdict = match test.not_run(ctx) {
+            Some(why) => Verdict::Skipped(why),
+            None => run_in_child(test, ctx, scale),
+        };
+        if verdict == Verdict::Passed && ctx.driver == Driver::Rust {
+            verdict = leftover(ctx).map_or_else(Verdict::Failed, |()| Verdict::Passed);
+        }
+        let millis = start.elapsed().as_millis();
+        match &verdict {
+            Verdict::Passed => {
+                totals[0] += 1;
+                println!("ok {number} {name} # {millis} ms");
+            }
+            Verdict::Failed(why) => {
+                totals[1] += 1;
+                println!("not ok {number} {name} # {}", why.replace('\n', " | "));
+            }
+            Verdict::Skipped(why) => {
+                totals[2] += 1;
+                println!("ok {number} {name} # SKIP {why}");
+            }
+        }
+        let _ = std::io::stdout().flush();
+    }
+    println!("{} passed, {} failed, {} skipped", totals[0], totals[1], totals[2]);
+    totals[1] == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ctx(driver: Driver, device: u32) -> Ctx {
+        let modules = PathBuf::new();
+        Ctx { driver, device, second: device + 1, modules, cycles: 1, defects: false }
+    }
+
+    fn verdict(run: fn(&Ctx) -> Outcome) -> Verdict {
+        run_in_child(&Test::new("group", "name", run).seconds(1), &ctx(Driver::C, 0), 1)
+    }
+
+    #[test]
+    fn every_way_to_end_is_told_apart() {
+        assert_eq!(verdict(|_| Ok(())), Verdict::Passed);
+        assert_eq!(verdict(|_| Err(Stop::Fail("x".into()))), Verdict::Failed("x".into()));
+        assert_eq!(verdict(|_| Err(Stop::Skip("y".into()))), Verdict::Skipped("y".into()));
+        let checked = verdict(|_| {
+            check_eq!(1 + 1, 3, "sum of {}", 1);
+            Ok(())
+        });
+        assert_eq!(checked, Verdict::Failed("sum of 1: found 2, expected 3".into()));
+        let late = verdict(|_| {
+            std::thread::sleep(Duration::from_secs(30));
+            Ok(())
+        });
+        assert!(matches!(late, Verdict::Failed(why) if why.contains("limit 1 s")));
+        let abort = verdict(|_| std::process::abort());
+        assert_eq!(abort, Verdict::Failed("killed by signal 6".into()));
+    }
+
+    #[test]
+    fn defects_are_run_only_on_our_driver() {
+        let test = Test::new("g", "n", |_| Ok(())).defect("stale");
+        assert!(test.not_run(&ctx(Driver::C, 0)).is_some());
+        assert_eq!(test.not_run(&ctx(Driver::Rust, 0)), None);
+        assert_eq!(test.not_run(&Ctx { defects: true, ..ctx(Driver::C, 0) }), None);
+        let private = Test::new("g", "n", |_| Ok(())).private();
+        assert_eq!(private.not_run(&ctx(Driver::Rust, 0)), None);
+        assert!(private.not_run(&ctx(Driver::Rust, 2)).is_some());
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Steps that many tests take.
+
+use crate::harness::{Ctx, Outcome, Stop, What};
+use crate::{check, check_eq};
+use hmm::abi::HUGE_PAGES;
+use hmm::{pattern, smaps, Counters, Device, Done, Errno, Mapping, PAGE_SIZE};
+use std::path::Path;
+
+/// The device must read the pattern `seed` in some pages.
+pub fn device_sees_pages(
+    device: &Device,
+    map: &Mapping,
+    seed: u64,
+    first: usize,
+    npages: usize,
+    when: &str,
+) -> Result<Done, Stop> {
+    let mut data = vec![0xaa; npages * PAGE_SIZE];
+    let done = device.read(map.page_addr(first), &mut data);
+    let done = done.what(&format!("device read {when}"))?;
+    pattern::check(seed, first, &data).what(&format!("device read {when}"))?;
+    check_eq!(done.cpages, npages as u64, "cpages of the device read {when}");
+    Ok(done)
+}
+
+/// The device must read the pattern `seed` everywhere.
+pub fn device_sees(device: &Device, map: &Mapping, seed: u64, when: &str) -> Result<Done, Stop> {
+    device_sees_pages(device, map, seed, 0, map.pages(), when)
+}
+
+/// The device must read zeros in some pages.
+pub fn device_sees_zero(
+    device: &Device,
+    map: &Mapping,
+    first: usize,
+    npages: usize,
+    when: &str,
+) -> Outcome {
+    let mut data = vec![0xaa; npages * PAGE_SIZE];
+    let done = device.read(map.page_addr(first), &mut data);
+    done.what(&format!("device read {when}"))?;
+    pattern::check_zero(&data).what(&format!("device read {when}, zeros expected"))
+}
+
+/// The device writes the pattern `seed` to some pages.
+pub fn device_fills_pages(
+    device: &Device,
+    map: &Mapping,
+    seed: u64,
+    first: usize,
+    npages: usize,
+    when: &str,
+) -> Result<Done, Stop> {
+    let data = pattern::buffer(seed, first, npages);
+    let done = device.write(map.page_addr(first), &data);
+    let done = done.what(&format!("device write {when}"))?;
+    check_eq!(done.cpages, npages as u64, "cpages of the device write {when}");
+    Ok(done)
+}
+
+/// The device writes the pattern `seed` everywhere.
+pub fn device_fills(device: &Device, map: &Mapping, seed: u64, when: &str) -> Result<Done, Stop> {
+    device_fills_pages(device, map, seed, 0, map.pages(), when)
+}
+
+/// The CPU must read the pattern `seed` everywhere.
+pub fn cpu_sees(map: &Mapping, seed: u64, when: &str) -> Outcome {
+    map.check(seed).what(&format!("CPU read {when}"))
+}
+
+/// Migrates everything; all of it must go, and must read as the pattern `seed`.
+pub fn migrate(device: &Device, map: &Mapping, seed: u64) -> Outcome {
+    let mut data = vec![0xaa; map.len()];
+    let done = device.migrate_to_device(map.addr(), &mut data).what("migrate to the device")?;
+    check_eq!(done.cpages, map.pages() as u64, "cpages of the migration");
+    pattern::check(seed, 0, &data).what("data that the migration returns")?;
+    check_eq!(resident(device, map, 0, map.pages())?, map.pages(), "pages on the device");
+    Ok(())
+}
+
+/// Migrates without looking at what comes of it.
+pub fn try_migrate(device: &Device, map: &Mapping) -> Result<Done, Errno> {
+    let mut data = vec![0xaa; map.len()];
+    device.migrate_to_device(map.addr(), &mut data)
+}
+
+/// How many of some pages are in the device's memory.
+pub fn resident(
+    device: &Device,
+    map: &Mapping,
+    first: usize,
+    npages: usize,
+) -> Result<usize, Stop> {
+    let states = device.snapshot(map.page_addr(first), npages).what("snapshot")?;
+    Ok(states.iter().filter(|state| state.is_local()).count())
+}
+
+/// How many of some pages are in the device's memory as parts of huge pages.
+pub fn resident_huge(device: &Device, map: &Mapping) -> Result<usize, Stop> {
+    let states = device.snapshot(map.addr(), map.pages()).what("snapshot")?;
+    Ok(states.iter().filter(|state| state.is_local() && state.is_huge()).count())
+}
+
+/// The command must fail with exactly this error.
+pub fn fails<T: std::fmt::Debug>(result: Result<T, Errno>, errno: Errno, what: &str) -> Outcome {
+    match result {
+        Err(found) if found == errno => Ok(()),
+        other => Err(Stop::Fail(format!("{what}: found {other:?}, expected {errno}"))),
+    }
+}
+
+/// `count` huge pages with the pattern `seed`, really huge; skips the test when
+/// the kernel has none.
+pub fn huge(count: usize, seed: u64) -> Result<Mapping, Stop> {
+    if !Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        return Err(Stop::Skip("this kernel has no transparent huge pages".to_string()));
+    }
+    let map = Mapping::anon_huge(count).what("map memory for huge pages")?;
+    map.fill(seed);
+    make_huge(&map)?;
+    Ok(map)
+}
+
+/// Sees to it that a filled mapping consists of huge pages.
+pub fn make_huge(map: &Mapping) -> Outcome {
+    let kib = (map.pages() / HUGE_PAGES * 2048) as u64;
+    let backed = || smaps::field(map.addr(), map.len(), "AnonHugePages").what("smaps");
+    // On a fault huge pages depend on luck and settings, collapsing does not;
+    // it fails for a while when a page is held by somebody else.
+    for _ in 0..10 {
+        if backed()? == kib {
+            return Ok(());
+        }
+        let _ = map.collapse();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    check_eq!(backed()?, kib, "KiB in huge pages");
+    Ok(())
+}
+
+/// Overwrites so much fresh memory that freed pages are used again.
+pub fn reuse_freed_pages(npages: usize) -> Result<Mapping, Stop> {
+    let map = Mapping::anon(npages).what("map memory")?;
+    for page in 0..npages {
+        (0..pattern::WORDS).for_each(|word| map.set(page, word, 0xdead_dead_dead_dead));
+    }
+    Ok(map)
+}
+
+/// Differences of counters since it was made; checks nothing on a driver that
+/// has none.
+pub struct Delta<'a> {
+    ctx: &'a Ctx,
+    device: &'a Device,
+    start: Option<Counters>,
+}
+
+impl<'a> Delta<'a> {
+    /// Starts here.
+    pub fn start(ctx: &'a Ctx, device: &'a Device) -> Result<Self, Stop> {
+        Ok(Delta { ctx, device, start: ctx.counters(device)? })
+    }
+
+    fn difference(&self, name: &str) -> Result<Option<i64>, Stop> {
+        let (Some(start), Some(now)) = (&self.start, &self.ctx.counters(self.device)?) else {
+            return Ok(None);
+        };
+        let value = |counters: &Counters| {
+            let field = counters.fields().into_iter().find(|field| field.0 == name);
+            field.map(|field| field.1 as i64)
+        };
+        match (value(start), value(now)) {
+            (Some(start), Some(now)) => Ok(Some(now - start)),
+            _ => Err(Stop::Fail(format!("there is no counter {name}"))),
+        }
+    }
+
+    /// The counter must have grown (or shrunk) by exactly `by`.
+    pub fn exactly(&self, name: &str, by: i64, when: &str) -> Outcome {
+        if let Some(found) = self.difference(name)? {
+            check_eq!(found, by, "change of {name} {when}");
+        }
+        Ok(())
+    }
+
+    /// The counter must have grown by `by` or more.
+    pub fn at_least(&self, name: &str, by: i64, when: &str) -> Outcome {
+        if let Some(found) = self.difference(name)? {
+            check!(found >= by, "change of {name} {when}: found {found}, expected {by} or more");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Every kind of memory is used in place by the device, and nothing is pinned.
+//!
+//! What can migrate does so.  What cannot is refused with the error of the C
+//! driver and stays usable where it is.
+
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::abi::{HUGE_PAGES, PAGE_SIZE};
+use hmm::{mapping, pattern, procfs, Errno, Mapping, Settings, View};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+
+const PAGES: usize = 15;
+
+pub const TESTS: &[Test] = &[
+    Test::new("kinds", "anonymous", anonymous),
+    Test::new("kinds", "anonymous_huge", anonymous_huge),
+    Test::new("kinds", "shared_anonymous", shared_anonymous),
+    Test::new("kinds", "file_shared", file_shared),
+    Test::new("kinds", "file_private", file_private),
+    Test::new("kinds", "file_private_device_writes_first", file_private_device_first),
+    Test::new("kinds", "memfd_shared", memfd_shared),
+    Test::new("kinds", "memfd_private", memfd_private),
+    Test::new("kinds", "hugetlb", hugetlb),
+    Test::new("kinds", "stack", stack),
+    Test::new("kinds", "heap", heap),
+    Test::new("kinds", "data_segment", data_segment),
+    Test::new("kinds", "device_file", device_file),
+];
+
+/// What a migration attempt must give.
+enum Migration {
+    Moves,
+    Refused(Errno),
+}
+
+fn pins() -> Result<(u64, u64), Stop> {
+    // Where the kernel does not count them there is nothing to compare.
+    Ok(procfs::pins()?.unwrap_or_default())
+}
+
+/// Reads, writes, tries to migrate and uses again.
+fn in_place(ctx: &Ctx, map: &Mapping, migration: Migration) -> Outcome {
+    let pages = map.pages();
+    let before = pins()?;
+    map.fill(11);
+    let device = ctx.open()?;
+    let done = device_sees(&device, map, 11, "in place")?;
+    check_eq!(done.faults, 1, "fault rounds of the read");
+    device_fills(&device, map, 12, "in place")?;
+    cpu_sees(map, 12, "after the device write")?;
+    check_eq!(pins()?, before, "pages pinned so far and now, after device use");
+    // A new open has no entries, so that a refused page is one without entry.
+    drop(device);
+    let device = ctx.open()?;
+    match migration {
+        Migration::Moves => {
+            migrate(&device, map, 12)?;
+            device_fills(&device, map, 13, "on the device")?;
+        }
+        Migration::Refused(errno) => {
+            let delta = Delta::start(ctx, &device)?;
+            fails(try_migrate(&device, map), errno, "migration of what cannot migrate")?;
+            check_eq!(resident(&device, map, 0, pages)?, 0, "pages on the device");
+            delta.exactly("migrated_to_device", 0, "of a refused migration")?;
+            delta.exactly("device_pages_used", 0, "of a refused migration")?;
+            device_sees(&device, map, 12, "after the refused migration")?;
+            device_fills(&device, map, 13, "after the refused migration")?;
+        }
+    }
+    cpu_sees(map, 13, "after the migration and a device write")?;
+    map.fill(14);
+    device_sees(&device, map, 14, "at the end")?;
+    check_eq!(pins()?, before, "pages pinned so far and now, at the end");
+    Ok(())
+}
+
+fn anonymous(ctx: &Ctx) -> Outcome {
+    let map = Mapping::anon(PAGES)?;
+    in_place(ctx, &map, Migration::Moves)?;
+    // Device use leaves no reference behind that stops a later migration.
+    let device = ctx.open()?;
+    device_sees(&device, &map, 14, "before the last migration")?;
+    migrate(&device, &map, 14)
+}
+
+fn anonymous_huge(ctx: &Ctx) -> Outcome {
+    in_place(ctx, &huge(1, 1)?, Migration::Moves)
+}
+
+fn shared_anonymous(ctx: &Ctx) -> Outcome {
+    in_place(ctx, &Mapping::shared(PAGES)?, Migration::Refused(Errno::ENOENT))
+}
+
+fn file_contents(file: &File) -> Result<Vec<u8>, Stop> {
+    let mut data = vec![0; PAGES * PAGE_SIZE];
+    file.read_exact_at(&mut data, 0).what("read the file")?;
+    Ok(data)
+}
+
+fn file_shared(ctx: &Ctx) -> Outcome {
+    let file = mapping::temp_file("/tmp", 1, PAGES)?;
+    let map = Mapping::file_shared(&file, PAGES)?;
+    in_place(ctx, &map, Migration::Refused(Errno::ENOENT))?;
+    let device = ctx.open()?;
+    device_fills(&device, &map, 20, "of a shared file")?;
+    pattern::check(20, 0, &file_contents(&file)?).what("file after a device write")
+}
+
+fn file_private(ctx: &Ctx) -> Outcome {
+    let file = mapping::temp_file("/tmp", 1, PAGES)?;
+    let map = Mapping::file_private(&file, PAGES)?;
+    // The CPU's write made private copies, which are anonymous memory.
+    in_place(ctx, &map, Migration::Moves)?;
+    pattern::check(1, 0, &file_contents(&file)?).what("file behind private copies")
+}
+
+/// A device write to a private file mapping makes the copy, as a CPU's would.
+fn file_private_device_first(ctx: &Ctx) -> Outcome {
+    let file = mapping::temp_file("/tmp", 1, PAGES)?;
+    let map = Mapping::file_private(&file, PAGES)?;
+    let device = ctx.open()?;
+    device_sees(&device, &map, 1, "of the file's own pages")?;
+    fails(try_migrate(&ctx.open()?, &map), Errno::ENOENT, "migration of the file's own pages")?;
+    cpu_sees(&map, 1, "after the refused migration")?;
+    device_sees(&device, &map, 1, "after the refused migration")?;
+    device_fills(&device, &map, 2, "of a private file")?;
+    cpu_sees(&map, 2, "after the device write")?;
+    pattern::check(1, 0, &file_contents(&file)?).what("file after a private device write")
+}
+
+fn memfd_shared(ctx: &Ctx) -> Outcome {
+    let file = mapping::memfd(1, PAGES)?;
+    let map = Mapping::file_shared(&file, PAGES)?;
+    in_place(ctx, &map, Migration::Refused(Errno::ENOENT))?;
+    let other = Mapping::file_shared(&file, PAGES)?;
+    cpu_sees(&other, 14, "through a second mapping")
+}
+
+fn memfd_private(ctx: &Ctx) -> Outcome {
+    let file = mapping::memfd(1, PAGES)?;
+    in_place(ctx, &Mapping::file_private(&file, PAGES)?, Migration::Moves)?;
+    pattern::check(1, 0, &file_contents(&file)?).what("memfd behind private copies")
+}
+
+fn hugetlb(ctx: &Ctx) -> Outcome {
+    let mut settings = Settings::new();
+    if !settings.set("/proc/sys/vm/nr_hugepages", "8")? {
+        return Err(Stop::Skip("this kernel has no hugetlb".to_string()));
+    }
+    let map = Mapping::hugetlb(1).what("map a hugetlb page")?;
+    check_eq!(map.pages(), HUGE_PAGES, "pages of a hugetlb page");
+    in_place(ctx, &map, Migration::Refused(Errno::EINVAL))
+}
+
+fn stack(ctx: &Ctx) -> Outcome {
+    let mut array = [0u8; (PAGES + 1) * PAGE_SIZE];
+    let view = View::of(&mut array).ok_or_else(|| Stop::Fail("no whole page".to_string()))?;
+    in_place(ctx, &view, Migration::Moves)
+}
+
+fn heap(ctx: &Ctx) -> Outcome {
+    // Below the size for which malloc maps memory of its own.
+    let mut memory = vec![0u8; (PAGES + 1) * PAGE_SIZE];
+    let heap = hmm::smaps::read()?.into_iter().find(|vma| vma.name == "[heap]");
+    let heap = heap.ok_or_else(|| Stop::Fail("there is no heap".to_string()))?;
+    let addr = memory.as_ptr() as usize;
+    check!(heap.start <= addr && addr < heap.end, "malloc gave no heap memory");
+    let view = View::of(&mut memory).ok_or_else(|| Stop::Fail("no whole page".to_string()))?;
+    in_place(ctx, &view, Migration::Moves)
+}
+
+#[repr(align(4096))]
+struct Aligned([u8; PAGES * PAGE_SIZE]);
+
+/// Not zero, so that it is in .data and not in .bss.
+static DATA: Mutex<Aligned> = Mutex::new(Aligned([1; PAGES * PAGE_SIZE]));
+
+fn data_segment(ctx: &Ctx) -> Outcome {
+    let mut data = DATA.lock()?;
+    let view = View::of(&mut data.0).ok_or_else(|| Stop::Fail("no whole page".to_string()))?;
+    in_place(ctx, &view, Migration::Moves)
+}
+
+/// Pages that a driver put into a mapping (`VM_MIXEDMAP`).
+fn device_file(ctx: &Ctx) -> Outcome {
+    let owner = ctx.open()?;
+    let map = owner.map_file(PAGES).what("map the device file")?;
+    let device = ctx.open()?;
+    device_sees_zero(&device, &map, 0, PAGES, "of the device file")?;
+    fails(try_migrate(&device, &map), Errno::EINVAL, "migration of the device file")?;
+    map.check_zero(0, PAGES).what("CPU read of the device file")?;
+    // A private mapping: writing makes anonymous copies.
+    device_fills(&device, &map, 2, "of the device file")?;
+    cpu_sees(&map, 2, "after the device write")
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: GPL-2.0
+//! One mirror, two mirrors of one process, two devices.
+
+use crate::harness::{Ctx, Outcome, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::{Device, Errno, Mapping};
+
+const PAGES: usize = 64;
+const STALE: &str = "a second open keeps stale entries: use after free";
+
+pub const TESTS: &[Test] = &[
+    Test::new("mirror", "read_write_reread", read_write_reread),
+    Test::new("mirror", "remap_at_the_same_place", remap_at_the_same_place),
+    Test::new("mirror", "write_upgrades_a_read_entry", write_upgrades_a_read_entry),
+    Test::new("mirror", "two_opens_reuse_after_migration", two_opens_reuse).defect(STALE),
+    Test::new("mirror", "two_opens_write_on_device", two_opens_write).defect(STALE),
+    Test::new("mirror", "two_opens_cpu_touch", two_opens_cpu_touch).defect(STALE),
+    Test::new("mirror", "two_opens_close_one", two_opens_close_one).defect(STALE),
+    Test::new("mirror", "two_devices", two_devices).private(),
+    Test::new("mirror", "close_brings_pages_back", close_brings_pages_back),
+];
+
+/// Translations are filled by faults once, and are there the second time.
+fn read_write_reread(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let delta = Delta::start(ctx, &device)?;
+    let first = device_sees(&device, &map, 1, "of populated memory")?;
+    check_eq!(first.faults, 1, "fault rounds of the first read");
+    let again = device_sees(&device, &map, 1, "again")?;
+    check_eq!(again.faults, 0, "fault rounds of the second read");
+    delta.exactly("faults_read", 1, "after two reads")?;
+    delta.exactly("pages_mapped", PAGES as i64, "after two reads")?;
+    delta.exactly("faults_write", 0, "after two reads")?;
+    device_fills(&device, &map, 2, "of mapped memory")?;
+    cpu_sees(&map, 2, "after a device write")?;
+    map.fill(3);
+    let third = device_sees(&device, &map, 3, "after a CPU write")?;
+    check_eq!(third.faults, 0, "fault rounds after a CPU write in place");
+    Ok(())
+}
+
+/// munmap must invalidate: new memory at the old address is not the old one.
+fn remap_at_the_same_place(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let (home, source) = (Mapping::anon(PAGES)?, Mapping::anon(PAGES)?);
+    home.fill(1);
+    device_sees(&device, &home, 1, "before")?;
+    source.fill(2);
+    let delta = Delta::start(ctx, &device)?;
+    source.move_pages(0, PAGES, &home, 0)?;
+    delta.at_least("invalidations", 1, "after the old memory was replaced")?;
+    let done = device_sees(&device, &home, 2, "after the memory was replaced")?;
+    check_eq!(done.faults, 1, "fault rounds after the memory was replaced");
+    cpu_sees(&home, 2, "after the memory was replaced")
+}
+
+/// An entry for reading is no permission to write.
+fn write_upgrades_a_read_entry(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    // Never written: the read maps the zero page, read only.
+    device_sees_zero(&device, &map, 0, PAGES, "of unpopulated memory")?;
+    let delta = Delta::start(ctx, &device)?;
+    let done = device_fills(&device, &map, 1, "after a read")?;
+    check!(done.faults >= 1, "a write used an entry for reading: no fault round");
+    delta.at_least("faults_write", 1, "of the write")?;
+    cpu_sees(&map, 1, "after the write")?;
+    // The zero page itself must still be zero.
+    let other = Mapping::anon(1)?;
+    other.check_zero(0, 1).what("another use of the zero page")
+}
+
+/// Migration through one mirror must invalidate the other.
+fn two_opens_reuse(ctx: &Ctx) -> Outcome {
+    let (reader, mover) = (ctx.open()?, ctx.open()?);
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    device_sees(&reader, &map, 1, "before the migration")?;
+    migrate(&mover, &map, 1)?;
+    // The pages that held the data are free now; make sure that they change.
+    let _reused = reuse_freed_pages(4096)?;
+    let done = device_sees(&reader, &map, 1, "after the other mirror migrated")?;
+    check!(done.faults >= 1, "the entries of the other mirror were not invalidated");
+    // The same on the way back: device pages that were freed are used again.
+    map.fill(2);
+    let other = Mapping::anon(PAGES)?;
+    other.fill(3);
+    migrate(&mover, &other, 3)?;
+    device_sees(&reader, &map, 2, "after the CPU took the pages back")?;
+    device_sees(&mover, &map, 2, "through the mover after the CPU took the pages back")?;
+    device_sees(&reader, &other, 3, "of pages that the other mirror migrated")?;
+    cpu_sees(&other, 3, "at the end")
+}
+
+/// Both mirrors write to pages in device memory; each sees the other's data.
+fn two_opens_write(ctx: &Ctx) -> Outcome {
+    let (a, b) = (ctx.open()?, ctx.open()?);
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    device_sees(&a, &map, 1, "before the migration")?;
+    migrate(&b, &map, 1)?;
+    device_sees(&a, &map, 1, "of the other mirror's device pages")?;
+    device_fills(&b, &map, 2, "through B")?;
+    device_sees(&a, &map, 2, "through A after B wrote")?;
+    device_fills(&a, &map, 3, "through A")?;
+    device_sees(&b, &map, 3, "through B after A wrote")?;
+    cpu_sees(&map, 3, "after both wrote")?;
+    device_sees(&a, &map, 3, "through A after the CPU read")?;
+    device_sees(&b, &map, 3, "through B after the CPU read")?;
+    Ok(())
+}
+
+/// A CPU touch takes the page away from both mirrors.
+fn two_opens_cpu_touch(ctx: &Ctx) -> Outcome {
+    let (a, b) = (ctx.open()?, ctx.open()?);
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    migrate(&a, &map, 1)?;
+    device_sees(&b, &map, 1, "through B")?;
+    let delta = Delta::start(ctx, &a)?;
+    map.fill_pages(2, 0, PAGES / 2);
+    if !ctx.coherent() {
+        delta.at_least("cpu_fault_pages", (PAGES / 2) as i64, "after a CPU touch")?;
+    }
+    let _reused = reuse_freed_pages(2048)?;
+    for (device, name) in [(&a, "A"), (&b, "B")] {
+        let when = format!("through {name} after the CPU wrote half");
+        device_sees_pages(device, &map, 2, 0, PAGES / 2, &when)?;
+        device_sees_pages(device, &map, 1, PAGES / 2, PAGES / 2, &when)?;
+    }
+    Ok(())
+}
+
+/// Closing one mirror evicts; the other goes on.
+fn two_opens_close_one(ctx: &Ctx) -> Outcome {
+    let (a, b) = (ctx.open()?, ctx.open()?);
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    migrate(&b, &map, 1)?;
+    device_sees(&a, &map, 1, "before the close")?;
+    b.close().what("close B")?;
+    let _reused = reuse_freed_pages(2048)?;
+    device_sees(&a, &map, 1, "after B was closed")?;
+    device_fills(&a, &map, 2, "after B was closed")?;
+    cpu_sees(&map, 2, "after B was closed")
+}
+
+/// What is in one device's private memory comes back for another device.
+fn two_devices(ctx: &Ctx) -> Outcome {
+    let one = ctx.open()?;
+    let two = Device::open(ctx.second).what("open the second device")?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    migrate(&one, &map, 1)?;
+    // A foreign device's page is not migrated: no entry, hence ENOENT.
+    fails(try_migrate(&two, &map), Errno::ENOENT, "migration from device to device")?;
+    check_eq!(resident(&one, &map, 0, PAGES)?, PAGES, "pages still on the first device");
+    let delta = Delta::start(ctx, &one)?;
+    device_sees(&two, &map, 1, "by the second device")?;
+    check_eq!(resident(&one, &map, 0, PAGES)?, 0, "pages left on the first device");
+    delta.at_least("cpu_fault_pages", PAGES as i64, "when the second device read")?;
+    device_sees(&one, &map, 1, "by the first device afterwards")?;
+    migrate(&two, &map, 1)?;
+    device_fills(&two, &map, 2, "by the second device")?;
+    device_sees(&one, &map, 2, "by the first device after the second wrote")?;
+    cpu_sees(&map, 2, "at the end")
+}
+
+/// The last close of a device gives all of its pages back to the process.
+fn close_brings_pages_back(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    migrate(&device, &map, 1)?;
+    device_fills(&device, &map, 2, "of device pages")?;
+    device.close().what("close")?;
+    let device = ctx.open()?;
+    check_eq!(resident(&device, &map, 0, PAGES)?, 0, "pages on the device after its close");
+    cpu_sees(&map, 2, "after the close")?;
+    device_sees(&device, &map, 2, "after a new open")?;
+    Ok(())
+}

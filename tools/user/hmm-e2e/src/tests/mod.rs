@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The tests, one module per group.
+
+use crate::harness::Test;
+
+mod bad;
+mod fork;
+mod kinds;
+mod layout;
+mod life;
+mod migrate;
+mod mirror;
+mod race;
+mod reload;
+mod sharing;
+mod thp;
+
+/// All tests in the order in which they run.
+pub fn all() -> Vec<Test> {
+    let groups: [&[Test]; 11] = [
+        mirror::TESTS,
+        fork::TESTS,
+        kinds::TESTS,
+        sharing::TESTS,
+        migrate::TESTS,
+        thp::TESTS,
+        layout::TESTS,
+        life::TESTS,
+        bad::TESTS,
+        race::TESTS,
+        // Last: these unload the modules.
+        reload::TESTS,
+    ];
+    groups.concat()
+}
+
+#[cfg(test)]
+mod names {
+    #[test]
+    fn are_unique() {
+        let mut names: Vec<String> = super::all().iter().map(|test| test.full_name()).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

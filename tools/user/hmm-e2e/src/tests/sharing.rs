@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0
+//! A device read must not break sharing: the page stays the one that the page
+//! cache, the zero page, the other process or KSM has.
+
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::{mapping, pagemap, smaps, Child, Errno, Gate, Mapping, Prot, Settings};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const PAGES: usize = 16;
+const HANGS: &str = "migrates KSM pages: CPU reads of them then spin for ever";
+
+pub const TESTS: &[Test] = &[
+    Test::new("sharing", "read_of_file_pages", read_of_file_pages),
+    Test::new("sharing", "read_of_zero_pages", read_of_zero_pages),
+    Test::new("sharing", "read_of_unpopulated_memory", read_of_unpopulated_memory),
+    Test::new("sharing", "read_of_cow_pages", read_of_cow_pages),
+    Test::new("sharing", "read_of_ksm_pages", read_of_ksm_pages).seconds(120),
+    Test::new("sharing", "write_to_ksm_pages", write_to_ksm_pages).seconds(120),
+    Test::new("sharing", "migration_of_ksm_pages", migration_of_ksm_pages)
+        .defect(HANGS)
+        .seconds(120),
+    Test::new("sharing", "migration_of_ksm_and_own_pages", migration_of_mixed_pages)
+        .defect(HANGS)
+        .seconds(120),
+];
+
+/// What must not change: the page frames and the size of private memory.
+#[derive(Debug, PartialEq)]
+struct Shared {
+    pfns: Vec<u64>,
+    anonymous_kib: u64,
+}
+
+fn shared(map: &Mapping) -> Result<Shared, Stop> {
+    let pfns = pagemap::pfns(map.addr(), map.pages()).what("page frames")?;
+    let anonymous_kib = smaps::field(map.addr(), map.len(), "Anonymous").what("smaps")?;
+    Ok(Shared { pfns, anonymous_kib })
+}
+
+fn read_of_file_pages(ctx: &Ctx) -> Outcome {
+    let file = mapping::temp_file("/tmp", 1, PAGES)?;
+    let map = Mapping::file_private(&file, PAGES)?;
+    let cache = Mapping::file_shared(&file, PAGES)?;
+    cpu_sees(&map, 1, "of the private mapping")?;
+    cpu_sees(&cache, 1, "of the shared mapping")?;
+    let before = shared(&map)?;
+    check_eq!(before.anonymous_kib, 0, "KiB of private copies before");
+    let device = ctx.open()?;
+    device_sees(&device, &map, 1, "of private file pages")?;
+    check_eq!(shared(&map)?, before, "page frames and copies after the device read");
+    check_eq!(before.pfns, shared(&cache)?.pfns, "page frames of the two mappings");
+    // The device must see what is written to the file, as the CPU does.
+    cache.fill(2);
+    device_sees(&device, &map, 2, "after the file changed")?;
+    check_eq!(shared(&map)?, before, "page frames and copies at the end");
+    Ok(())
+}
+
+fn read_of_zero_pages(ctx: &Ctx) -> Outcome {
+    let map = Mapping::anon_prot(PAGES, Prot::Read)?;
+    map.check_zero(0, PAGES)?;
+    let before = shared(&map)?;
+    check_eq!(before.anonymous_kib, 0, "KiB of memory that was only read");
+    check!(before.pfns.iter().all(|pfn| *pfn == before.pfns[0]), "that is no zero page");
+    let device = ctx.open()?;
+    device_sees_zero(&device, &map, 0, PAGES, "of zero pages")?;
+    check_eq!(shared(&map)?, before, "page frames and copies after the device read");
+    let states = device.snapshot(map.addr(), PAGES)?;
+    check!(states.iter().all(|state| state.is_zero()), "no zero pages any more: {states:?}");
+    Ok(())
+}
+
+/// A device read of nothing maps the zero page and allocates no memory.
+fn read_of_unpopulated_memory(ctx: &Ctx) -> Outcome {
+    let map = Mapping::anon(PAGES)?;
+    let device = ctx.open()?;
+    device_sees_zero(&device, &map, 0, PAGES, "of unpopulated memory")?;
+    let kib = smaps::field(map.addr(), map.len(), "Anonymous")?;
+    check_eq!(kib, 0, "KiB that a device read allocated");
+    map.fill(1);
+    device_sees(&device, &map, 1, "after the CPU wrote")?;
+    Ok(())
+}
+
+fn read_of_cow_pages(ctx: &Ctx) -> Outcome {
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let (go, told) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| {
+        for pfn in pagemap::pfns(map.addr(), PAGES)? {
+            told.send(pfn)?;
+        }
+        go.wait()?;
+        cpu_sees(&map, 1, "by the child")
+    })?;
+    let before = shared(&map)?;
+    let device = ctx.open()?;
+    device_sees(&device, &map, 1, "of pages shared with a child")?;
+    check_eq!(shared(&map)?, before, "page frames and copies after the device read");
+    for (page, pfn) in before.pfns.iter().enumerate() {
+        check_eq!(told.receive().what("gate")?, *pfn, "the child's page frame of page {page}");
+    }
+    go.open().what("gate")?;
+    child.join().map_err(Stop::Fail)
+}
+
+const KSM: &str = "/sys/kernel/mm/ksm";
+
+/// Two mappings whose pages KSM has merged: each page with its twin.
+struct Merged {
+    one: Mapping,
+    two: Mapping,
+}
+
+fn merge(npages: usize, merged: usize) -> Result<Merged, Stop> {
+    if !Path::new(KSM).exists() {
+        return Err(Stop::Skip("this kernel has no KSM".to_string()));
+    }
+    let (one, two) = (Mapping::anon(npages)?, Mapping::anon(npages)?);
+    one.fill(1);
+    two.fill(2);
+    two.fill_pages(1, 0, merged);
+    one.advise(mapping::MADV_MERGEABLE)?;
+    two.advise(mapping::MADV_MERGEABLE)?;
+    let mut settings = Settings::new();
+    settings.set(format!("{KSM}/sleep_millisecs"), "1")?;
+    settings.set(format!("{KSM}/pages_to_scan"), "4096")?;
+    // "2" would break all merged pages up again when the settings go.
+    settings.set(format!("{KSM}/run"), "1")?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let pair = (pagemap::pfns(one.addr(), merged), pagemap::pfns(two.addr(), merged));
+        if let (Ok(a), Ok(b)) = pair {
+            if a == b {
+                return Ok(Merged { one, two });
+            }
+        }
+        check!(Instant::now() < deadline, "KSM does not merge the pages");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn read_of_ksm_pages(ctx: &Ctx) -> Outcome {
+    let Merged { one, two } = merge(PAGES, PAGES)?;
+    let before = shared(&one)?;
+    let device = ctx.open()?;
+    device_sees(&device, &one, 1, "of merged pages")?;
+    device_sees(&device, &two, 1, "of merged pages, the other mapping")?;
+    check_eq!(shared(&one)?, before, "page frames and copies after the device read");
+    check_eq!(shared(&two)?.pfns, before.pfns, "page frames of the two mappings");
+    Ok(())
+}
+
+/// A device write to a merged page makes a copy of it.
+fn write_to_ksm_pages(ctx: &Ctx) -> Outcome {
+    let Merged { one, two } = merge(PAGES, PAGES)?;
+    let device = ctx.open()?;
+    device_sees(&device, &one, 1, "of merged pages")?;
+    device_fills(&device, &one, 3, "of merged pages")?;
+    cpu_sees(&one, 3, "of the written mapping")?;
+    cpu_sees(&two, 1, "of the mapping that was not written")?;
+    device_sees(&device, &two, 1, "of the mapping that was not written")?;
+    Ok(())
+}
+
+fn not_moved(ctx: &Ctx, one: &Mapping, merged: usize) -> Outcome {
+    let device = ctx.open()?;
+    let delta = Delta::start(ctx, &device)?;
+    // Skipped pages have no entry afterwards.
+    fails(try_migrate(&device, one), Errno::ENOENT, "migration of merged pages")?;
+    check_eq!(resident(&device, one, 0, merged)?, 0, "merged pages on the device");
+    let own = (one.pages() - merged) as i64;
+    delta.exactly("migrated_to_device", own, "of merged and own pages")?;
+    delta.exactly("migrate_skipped", merged as i64, "of merged and own pages")?;
+    let rest = resident(&device, one, merged, one.pages() - merged)?;
+    check_eq!(rest as i64, own, "own pages on the device");
+    cpu_sees(one, 1, "after the migration")?;
+    device_sees(&device, one, 1, "after the migration")?;
+    Ok(())
+}
+
+fn migration_of_ksm_pages(ctx: &Ctx) -> Outcome {
+    let Merged { one, two } = merge(PAGES, PAGES)?;
+    not_moved(ctx, &one, PAGES)?;
+    cpu_sees(&two, 1, "of the other mapping")
+}
+
+fn migration_of_mixed_pages(ctx: &Ctx) -> Outcome {
+    let Merged { one, two } = merge(PAGES, PAGES / 2)?;
+    not_moved(ctx, &one, PAGES / 2)?;
+    two.check_pages(1, 0, PAGES / 2).what("CPU read of the other mapping")?;
+    two.check_pages(2, PAGES / 2, PAGES / 2).what("CPU read of the other mapping")
+}

@@ -19,6 +19,7 @@ mod transfer;
 mod uapi;
 mod vram;
 
+use core::borrow::Borrow;
 use device::MockDevice;
 use file::MirrorFile;
 use kernel::prelude::*;
@@ -56,12 +57,17 @@ struct Dmirror {
     _nodes: KVec<Pin<KBox<Node<MirrorFile>>>>,
 }
 
+/// The value of a parameter, which 7.2 lends and 7.3 copies.
+fn number(value: impl Borrow<u64>) -> u64 {
+    *value.borrow()
+}
+
 impl kernel::Module for Dmirror {
     fn init(module: &'static ThisModule) -> Result<Self> {
-        let vram = *module_parameters::vram_mib.value();
+        let vram = number(module_parameters::vram_mib.value());
         let spm = [
-            *module_parameters::spm_addr_dev0.value(),
-            *module_parameters::spm_addr_dev1.value(),
+            number(module_parameters::spm_addr_dev0.value()),
+            number(module_parameters::spm_addr_dev1.value()),
         ];
         let private = (c"hmm_dmirror0", c"hmm_dmirror1");
         // As in test_hmm, the first coherent device has the second address.

@@ -1,6 +1,262 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Placeholder.
+//! Migration of base pages: there and back, holes, advice, exhausted memory.
 
-use crate::harness::Test;
+use crate::harness::{Ctx, Outcome, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::abi::FLAG_FAIL_ALLOC;
+use hmm::{mapping, pattern, Errno, Mapping, PAGE_SIZE};
 
-pub const TESTS: &[Test] = &[];
+const PAGES: usize = 64;
+const OOPS: &str = "a refault of its own device page: oops";
+
+pub const TESTS: &[Test] = &[
+    Test::new("migrate", "there_and_back_by_touch", there_and_back_by_touch).private(),
+    Test::new("migrate", "there_and_back_by_request", there_and_back_by_request),
+    Test::new("migrate", "part_of_the_range_is_there_already", part_is_there),
+    Test::new("migrate", "holes_and_zero_pages", holes_and_zero_pages),
+    Test::new("migrate", "lone_pages_in_an_empty_huge_range", lone_pages),
+    Test::new("migrate", "device_write_then_back", device_write_then_back),
+    Test::new("migrate", "release_evicts", release_evicts),
+    Test::new("migrate", "dontneed_then_cpu", dontneed_then_cpu),
+    Test::new("migrate", "dontneed_then_device", dontneed_then_device).defect(OOPS),
+    Test::new("migrate", "free_then_device_write", free_then_device_write),
+    Test::new("migrate", "failed_allocation", failed_allocation),
+    Test::new("migrate", "several_mappings", several_mappings),
+    Test::new("migrate", "exclusive_access", exclusive_access),
+];
+
+fn there_and_back_by_touch(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    for round in 0..5 {
+        map.fill(round);
+        let delta = Delta::start(ctx, &device)?;
+        migrate(&device, &map, round)?;
+        delta.exactly("migrated_to_device", PAGES as i64, "after the migration")?;
+        delta.exactly("device_pages_used", PAGES as i64, "after the migration")?;
+        cpu_sees(&map, round, "of device pages")?;
+        check_eq!(resident(&device, &map, 0, PAGES)?, 0, "device pages after the CPU read");
+        delta.exactly("cpu_fault_pages", PAGES as i64, "after the CPU read")?;
+        delta.at_least("cpu_faults", 1, "after the CPU read")?;
+        delta.exactly("device_pages_used", 0, "after the CPU read")?;
+    }
+    Ok(())
+}
+
+fn there_and_back_by_request(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    migrate(&device, &map, 1)?;
+    let delta = Delta::start(ctx, &device)?;
+    let done = device.migrate_to_system(map.addr(), PAGES).what("migrate to the system")?;
+    check_eq!(done.cpages, PAGES as u64, "cpages of the migration back");
+    check_eq!(resident(&device, &map, 0, PAGES)?, 0, "device pages after the migration back");
+    delta.exactly("migrated_to_system", PAGES as i64, "after the migration back")?;
+    delta.exactly("device_pages_used", -(PAGES as i64), "after the migration back")?;
+    cpu_sees(&map, 1, "after the migration back")?;
+    delta.exactly("cpu_faults", 0, "when the CPU read what came back by request")?;
+    let none = device.migrate_to_system(map.addr(), PAGES).what("migrate nothing")?;
+    check_eq!(none.cpages, 0, "cpages of a migration of nothing");
+    Ok(())
+}
+
+/// Device entries of pages that stay survive a second migration.
+fn part_is_there(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    migrate(&device, &map, 1)?;
+    if !ctx.coherent() {
+        for page in (0..PAGES).step_by(3) {
+            map.check_pages(1, page, 1).what("CPU read of every third page")?;
+        }
+    }
+    migrate(&device, &map, 1)?;
+    device_fills(&device, &map, 2, "after the second migration")?;
+    cpu_sees(&map, 2, "after the second migration")
+}
+
+fn holes_and_zero_pages(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    // By turns: nothing, the zero page, data.
+    for page in 0..PAGES {
+        match page % 3 {
+            0 => {}
+            1 => check_eq!(map.get(page, 0), 0, "memory that was never written"),
+            _ => map.fill_pages(1, page, 1),
+        }
+    }
+    let expect = |page: usize, word: usize| match page % 3 {
+        2 => pattern::word(1, page, word),
+        _ => 0,
+    };
+    let mut data = vec![0xaa; map.len()];
+    let done = device.migrate_to_device(map.addr(), &mut data).what("migrate")?;
+    check_eq!(done.cpages, PAGES as u64, "cpages");
+    pattern::compare(&data, 0, expect).what("data that the migration returns")?;
+    check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the device");
+    device_fills_pages(&device, &map, 7, 0, 2, "of what was a hole and a zero page")?;
+    map.check_pages(7, 0, 2).what("CPU read of what the device wrote")?;
+    let mut data = vec![0xaa; map.len() - 2 * PAGE_SIZE];
+    device.read(map.page_addr(2), &mut data).what("device read")?;
+    pattern::compare(&data, 2, expect).what("device read of the rest")?;
+    for page in 2..PAGES {
+        check_eq!(map.get(page, 5), expect(page, 5), "CPU read of page {page}");
+    }
+    Ok(())
+}
+
+/// A few pages in an otherwise empty 2 MiB range, and an empty one after it.
+fn lone_pages(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon_aligned(2)?;
+    for page in [0, 100, 511] {
+        map.fill_pages(1, page, 1);
+    }
+    let lone = |page: usize| [0, 100, 511].contains(&page);
+    let expect = |page: usize, word: usize| match lone(page) {
+        true => pattern::word(1, page, word),
+        false => 0,
+    };
+    let mut data = vec![0xaa; map.len()];
+    let done = device.migrate_to_device(map.addr(), &mut data).what("migrate")?;
+    check_eq!(done.cpages, map.pages() as u64, "cpages");
+    pattern::compare(&data, 0, expect).what("data that the migration returns")?;
+    for page in 0..map.pages() {
+        check_eq!(map.get(page, 9), expect(page, 9), "CPU read of page {page}");
+    }
+    device.read(map.addr(), &mut data).what("device read")?;
+    pattern::compare(&data, 0, expect).what("device read at the end")
+}
+
+/// What the device wrote comes back, by touch of every second page and by
+/// request for the others.
+fn device_write_then_back(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    migrate(&device, &map, 1)?;
+    let delta = Delta::start(ctx, &device)?;
+    let done = device_fills(&device, &map, 2, "of device pages")?;
+    check_eq!(done.faults, 0, "fault rounds of a write to the device's own pages");
+    delta.exactly("faults_write", 0, "of a write to the device's own pages")?;
+    for page in (0..PAGES).step_by(2) {
+        map.check_pages(2, page, 1).what("CPU read of every second page")?;
+    }
+    device.migrate_to_system(map.addr(), PAGES).what("migrate to the system")?;
+    check_eq!(resident(&device, &map, 0, PAGES)?, 0, "device pages at the end");
+    cpu_sees(&map, 2, "at the end")
+}
+
+fn release_evicts(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    migrate(&device, &map, 1)?;
+    device_fills(&device, &map, 2, "of device pages")?;
+    let delta = Delta::start(ctx, &device)?;
+    device.release().what("release")?;
+    check_eq!(resident(&device, &map, 0, PAGES)?, 0, "device pages after the release");
+    delta.exactly("evicted_pages", PAGES as i64, "after the release")?;
+    delta.exactly("device_pages_used", -(PAGES as i64), "after the release")?;
+    cpu_sees(&map, 2, "after the release")?;
+    device_sees(&device, &map, 2, "after the release")?;
+    // The device has memory again as soon as it is needed.
+    migrate(&device, &map, 2)
+}
+
+fn dontneed(ctx: &Ctx, device_first: bool) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let delta = Delta::start(ctx, &device)?;
+    migrate(&device, &map, 1)?;
+    map.advise_pages(mapping::MADV_DONTNEED, 0, PAGES / 2)?;
+    delta.exactly("device_pages_used", (PAGES / 2) as i64, "after MADV_DONTNEED of half")?;
+    if device_first {
+        device_sees_zero(&device, &map, 0, PAGES / 2, "after MADV_DONTNEED")?;
+    }
+    map.check_zero(0, PAGES / 2).what("CPU read after MADV_DONTNEED")?;
+    let half = PAGES / 2;
+    device_sees_zero(&device, &map, 0, half, "after MADV_DONTNEED and a CPU read")?;
+    device_sees_pages(&device, &map, 1, half, half, "of the other half")?;
+    map.fill_pages(2, 0, half);
+    device_sees_pages(&device, &map, 2, 0, half, "after the CPU wrote")?;
+    map.check_pages(1, half, half).what("CPU read of the other half")
+}
+
+fn dontneed_then_cpu(ctx: &Ctx) -> Outcome {
+    dontneed(ctx, false)
+}
+
+fn dontneed_then_device(ctx: &Ctx) -> Outcome {
+    dontneed(ctx, true)
+}
+
+/// After MADV_FREE a page is old or zero, but what is written later stays.
+fn free_then_device_write(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    migrate(&device, &map, 1)?;
+    map.advise(mapping::MADV_FREE)?;
+    device_fills_pages(&device, &map, 2, 0, PAGES / 2, "after MADV_FREE")?;
+    map.check_pages(2, 0, PAGES / 2).what("CPU read of what the device wrote")?;
+    for page in PAGES / 2..PAGES {
+        let found = map.get(page, 3);
+        let old = pattern::word(1, page, 3);
+        check!(found == 0 || found == old, "page {page} is neither old nor zero: {found:#x}");
+    }
+    Ok(())
+}
+
+/// One failed allocation leaves one page behind, in place and usable.
+fn failed_allocation(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    device.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+    fails(try_migrate(&device, &map), Errno::ENOENT, "migration with a failed allocation")?;
+    check_eq!(resident(&device, &map, 0, PAGES)?, PAGES - 1, "pages on the device");
+    device_sees(&device, &map, 1, "after the failed allocation")?;
+    cpu_sees(&map, 1, "after the failed allocation")?;
+    migrate(&device, &map, 1)
+}
+
+/// One command over several mappings with different rights.
+fn several_mappings(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    for page in (0..PAGES).step_by(4) {
+        map.protect_pages(hmm::Prot::Read, page, 2)?;
+    }
+    migrate(&device, &map, 1)?;
+    device_sees(&device, &map, 1, "of several mappings")?;
+    fails(
+        device.write(map.page_addr(4), &pattern::buffer(9, 4, 1)),
+        Errno::EPERM,
+        "device write of a read-only device page",
+    )?;
+    device_fills_pages(&device, &map, 2, 2, 2, "of a writable part")?;
+    map.check_pages(2, 2, 2).what("CPU read of the writable part")?;
+    map.check_pages(1, 4, 60).what("CPU read of the rest")
+}
+
+fn exclusive_access(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let mut data = vec![0xaa; map.len()];
+    let done = device.exclusive(map.addr(), &mut data).what("exclusive access")?;
+    check_eq!(done.cpages, PAGES as u64, "cpages of exclusive access");
+    pattern::check(1, 0, &data).what("data of exclusive access")?;
+    fails(device.check_exclusive(map.addr(), PAGES), Errno::EPERM, "check of exclusive access")?;
+    map.fill(2);
+    device.check_exclusive(map.addr(), PAGES).what("check after the CPU wrote")?;
+    device_sees(&device, &map, 2, "after exclusive access")?;
+    Ok(())
+}

@@ -1,6 +1,155 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Placeholder.
+//! Huge pages: they migrate whole, and in pieces when they must.
 
-use crate::harness::Test;
+use crate::check_eq;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use hmm::abi::{FLAG_FAIL_ALLOC, HUGE_PAGES};
+use hmm::{mapping, pattern, Child, Errno, Gate};
 
-pub const TESTS: &[Test] = &[];
+const SHARED_SPLIT: &str = "gives small pages for a shared huge page: oops in the kernel";
+
+pub const TESTS: &[Test] = &[
+    Test::new("thp", "there_and_back_by_touch", there_and_back).private(),
+    Test::new("thp", "there_and_back_by_request", back_by_request),
+    Test::new("thp", "several_and_device_writes", several),
+    Test::new("thp", "part_of_a_huge_page", part_of_a_huge_page),
+    Test::new("thp", "failed_allocation_falls_back", failed_allocation).private(),
+    Test::new("thp", "failed_allocation_on_the_way_back", failed_way_back).private(),
+    Test::new("thp", "shared_and_failed_allocation", shared_and_failed).defect(SHARED_SPLIT),
+    Test::new("thp", "shared_by_fork", shared_by_fork),
+    Test::new("thp", "dontneed_of_a_part", dontneed_of_a_part),
+];
+
+fn there_and_back(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    let delta = Delta::start(ctx, &device)?;
+    migrate(&device, &map, 1)?;
+    check_eq!(resident_huge(&device, &map)?, HUGE_PAGES, "pages in a huge device page");
+    delta.exactly("device_pages_used", HUGE_PAGES as i64, "after the migration")?;
+    check_eq!(map.get(77, 7), pattern::word(1, 77, 7), "CPU read of one word");
+    check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, 0, "device pages after one CPU read");
+    delta.exactly("cpu_faults", 1, "after one CPU read")?;
+    delta.exactly("cpu_fault_pages", HUGE_PAGES as i64, "after one CPU read")?;
+    delta.exactly("device_pages_used", 0, "after one CPU read")?;
+    cpu_sees(&map, 1, "afterwards")?;
+    let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages")?;
+    check_eq!(huge, 2048, "KiB in huge pages after the way back");
+    Ok(())
+}
+
+fn back_by_request(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(2, 1)?;
+    migrate(&device, &map, 1)?;
+    device_fills(&device, &map, 2, "of huge device pages")?;
+    device.migrate_to_system(map.addr(), map.pages()).what("migrate to the system")?;
+    if !ctx.coherent() {
+        // The kernel never collects coherent huge pages.
+        check_eq!(resident(&device, &map, 0, map.pages())?, 0, "device pages afterwards");
+    }
+    cpu_sees(&map, 2, "afterwards")
+}
+
+fn several(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(3, 1)?;
+    let done = device_fills(&device, &map, 2, "of huge pages in RAM")?;
+    check_eq!(done.faults, 1, "fault rounds of the write");
+    migrate(&device, &map, 2)?;
+    device_fills(&device, &map, 3, "of huge device pages")?;
+    cpu_sees(&map, 3, "after the device writes")?;
+    device_sees(&device, &map, 3, "at the end")?;
+    Ok(())
+}
+
+/// A range that begins and ends inside of huge pages.
+fn part_of_a_huge_page(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(2, 1)?;
+    let (first, npages) = (HUGE_PAGES - 16, 32);
+    let mut data = vec![0xaa; npages * hmm::PAGE_SIZE];
+    device.migrate_to_device(map.page_addr(first), &mut data).what("migrate")?;
+    pattern::check(1, first, &data).what("data that the migration returns")?;
+    check_eq!(resident(&device, &map, first, npages)?, npages, "pages on the device");
+    check_eq!(resident(&device, &map, 0, first)?, 0, "pages on the device that were not asked");
+    device_sees(&device, &map, 1, "of everything")?;
+    cpu_sees(&map, 1, "of everything")
+}
+
+fn failed_allocation(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    device.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+    migrate(&device, &map, 1)?;
+    check_eq!(resident_huge(&device, &map)?, 0, "pages in huge device pages");
+    device_fills_pages(&device, &map, 2, 0, 8, "of small device pages")?;
+    map.check_pages(2, 0, 8).what("CPU read of what the device wrote")?;
+    map.check_pages(1, 8, HUGE_PAGES - 8).what("CPU read of the rest")
+}
+
+fn failed_way_back(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    migrate(&device, &map, 1)?;
+    device.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+    device.migrate_to_system(map.addr(), HUGE_PAGES).what("migrate to the system")?;
+    cpu_sees(&map, 1, "after the way back without huge page")?;
+    device_sees(&device, &map, 1, "after the way back without huge page")?;
+    Ok(())
+}
+
+/// Nothing may be given for a huge page that another process maps too when
+/// there is no huge device page: the kernel cannot split it then.
+fn shared_and_failed(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    let go = Gate::new()?;
+    let child = Child::spawn(|| {
+        go.wait().what("gate")?;
+        cpu_sees(&map, 1, "by the child")
+    })?;
+    device.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+    fails(try_migrate(&device, &map), Errno::ENOENT, "migration of a shared huge page")?;
+    check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, 0, "pages on the device");
+    go.open().what("gate")?;
+    child.join().map_err(Stop::Fail)?;
+    device_sees(&device, &map, 1, "after the refused migration")?;
+    cpu_sees(&map, 1, "by the parent")
+}
+
+/// With a huge device page a shared one may go or stay; nothing is lost.
+fn shared_by_fork(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    let go = Gate::new()?;
+    let child = Child::spawn(|| {
+        go.wait().what("gate")?;
+        cpu_sees(&map, 1, "by the child")?;
+        map.fill(2);
+        cpu_sees(&map, 2, "by the child of what it wrote")
+    })?;
+    match try_migrate(&device, &map) {
+        Ok(_) | Err(Errno::ENOENT) => {}
+        Err(error) => return Err(Stop::Fail(format!("migration: {error}"))),
+    }
+    go.open().what("gate")?;
+    child.join().map_err(Stop::Fail)?;
+    device_sees(&device, &map, 1, "after the child wrote")?;
+    cpu_sees(&map, 1, "by the parent")
+}
+
+fn dontneed_of_a_part(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    migrate(&device, &map, 1)?;
+    map.advise_pages(mapping::MADV_DONTNEED, 100, 200)?;
+    map.check_zero(100, 200).what("CPU read of the part")?;
+    map.check_pages(1, 0, 100).what("CPU read in front of the part")?;
+    map.check_pages(1, 300, HUGE_PAGES - 300).what("CPU read behind the part")?;
+    device_sees_zero(&device, &map, 100, 200, "of the part")?;
+    device_sees_pages(&device, &map, 1, 0, 100, "in front of the part")?;
+    device_sees_pages(&device, &map, 1, 300, HUGE_PAGES - 300, "behind the part")?;
+    Ok(())
+}

@@ -98,6 +98,11 @@ impl<M: MemoryOps> Memory<M> {
         (self.pages.used(), self.pages.total())
     }
 
+    /// Most pages that there can be.
+    pub fn limit(&self) -> usize {
+        self.pages.limit()
+    }
+
     pub(crate) fn owner(&self) -> Cookie {
         self.pages.owner()
     }

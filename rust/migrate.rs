@@ -186,21 +186,14 @@ impl<D: Device> Step<'_, D> {
         let (end, first) = self.attempt(piece, target, true)?;
         let pages = PageRange::new(piece.start(), end)?.pages();
         let mut outcome = match first {
-            Some(outcome) if outcome.no_memory == 0 || full => outcome,
+            Some(outcome) => outcome,
             None if full => Outcome {
                 no_memory: pages,
                 ..Outcome::default()
             },
-            // No memory at the destination: one more attempt, with small pages. Without COMPOUND
-            // the core splits a huge page before it isolates it, also when others map it.
-            first => {
-                let (_, second) = self.attempt(piece, target, false)?;
-                let (first, mut second) = (first.unwrap_or_default(), second.unwrap_or_default());
-                second.moved += first.moved;
-                second.entries += first.entries;
-                second.copy_failed = second.copy_failed.max(first.copy_failed);
-                second
-            }
+            // No huge page at the destination: the same with small ones. Without COMPOUND the core
+            // splits a huge page before it isolates it, also when others map it.
+            None => self.attempt(piece, target, false)?.1.unwrap_or_default(),
         };
         outcome.skipped =
             pages.saturating_sub(outcome.moved + outcome.no_memory + outcome.copy_failed);
@@ -268,8 +261,12 @@ fn isolate_and_move<D: Device>(
     unswitched: &mut bool,
 ) -> Result<Option<Outcome>> {
     let memory = mirror.device().memory().ok_or(ENODEV)?;
+    let huge = compound && piece.is_pmd();
     // Coherent folios stay small: the core never collects huge ones on the way back.
-    let compound = compound && piece.is_pmd() && memory.select() == Select::Private;
+    let compound = huge && memory.select() == Select::Private;
+    if huge && !compound && memory.driver_fails(PMD_ORDER) {
+        return Ok(None);
+    }
     let (select, cookie) = match target {
         Target::Device => (Select::System, cookie),
         Target::System => (memory.select(), memory.owner()),

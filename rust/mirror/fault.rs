@@ -158,7 +158,14 @@ impl<D: Device> Mirror<D> {
         self.stats().add(Counter::MappedPages, installed);
         match read_only {
             Some(addr) => {
-                space.fault_in_writable(addr)?;
+                // The page is there and readable, so that `EFAULT` means no right to write.
+                space.fault_in_writable(addr).map_err(|error| {
+                    if error == EFAULT {
+                        EPERM
+                    } else {
+                        error
+                    }
+                })?;
                 Err(EBUSY)
             }
             None => Ok(()),

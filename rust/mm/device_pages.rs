@@ -365,6 +365,11 @@ impl<T: DevicePageOps> DevicePages<T> {
         (self.pieces().count() * PIECE_PAGES).min(self.max_pages)
     }
 
+    /// Most pages that there can be.
+    pub fn limit(&self) -> usize {
+        self.max_pages
+    }
+
     /// Makes room for `pages` more pages, as far as the limit allows.
     ///
     /// # Errors

@@ -153,7 +153,8 @@ impl MirrorFile {
             .migrate(request.range)
             .to_device()
             .map_err(gone_is_invalid)?;
-        if outcome.no_memory != 0 {
+        let (used, _) = self.memory().usage();
+        if outcome.no_memory != 0 && used >= self.memory().limit() {
             return Err(ENOMEM);
         }
         // The migrated data goes to the caller, for verification; ENOENT if a page has not moved.

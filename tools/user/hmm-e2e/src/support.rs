@@ -92,6 +92,10 @@ pub fn resident(
     first: usize,
     npages: usize,
 ) -> Result<usize, Stop> {
+    if npages == 0 {
+        // A range of nothing is an error to the driver.
+        return Ok(0);
+    }
     let states = device.snapshot(map.page_addr(first), npages).what("snapshot")?;
     Ok(states.iter().filter(|state| state.is_local()).count())
 }

@@ -8,6 +8,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+/// The signal that cannot be caught.
+pub const SIGKILL: i32 = libc::SIGKILL;
+
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {

@@ -1,6 +1,171 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Placeholder.
+//! Processes that end while the device holds their pages, and device files
+//! that outlive their process.
 
-use crate::harness::Test;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::uffd::Missing;
+use hmm::{Child, Device, Errno, Gate, Mapping, Op, Ptr, PAGE_SIZE};
+use std::time::{Duration, Instant};
 
-pub const TESTS: &[Test] = &[];
+const PAGES: usize = 128;
+const EXTENSION: &str = "the kernel's 7.2 driver has no READ_UNLOCKED";
+
+pub const TESTS: &[Test] = &[
+    Test::new("life", "exit_with_device_pages", |ctx| end_with_pages(ctx, false)),
+    Test::new("life", "kill_with_device_pages", |ctx| end_with_pages(ctx, true)),
+    Test::new("life", "file_outlives_its_process", file_outlives),
+    Test::new("life", "commands_without_a_process", commands_without_process)
+        .only_rust("test_hmm is not asked what it does then"),
+    Test::new("life", "userfaultfd_read_unlocked", userfaultfd).only_rust(EXTENSION),
+    Test::new("life", "many_opens", many_opens),
+];
+
+/// Waits until the device uses no more than `pages`.
+fn settles(ctx: &Ctx, device: &Device, pages: u64, when: &str) -> Outcome {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let Some(counters) = ctx.counters(device)? else { return Ok(()) };
+        if counters.device_pages_used == pages {
+            return Ok(());
+        }
+        let used = counters.device_pages_used;
+        check!(Instant::now() < deadline, "{used} device pages {when}, expected {pages}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A child that fills the device, small pages and a huge one, and then waits.
+fn holder(ctx: &Ctx, ready: &Gate, go: &Gate) -> Outcome {
+    let device = ctx.open()?;
+    let small = Mapping::anon(PAGES)?;
+    small.fill(1);
+    migrate(&device, &small, 1)?;
+    let big = huge(1, 1)?;
+    migrate(&device, &big, 1)?;
+    ready.send(device.fd() as u64)?;
+    go.wait()?;
+    // Ends without unmapping or closing anything.
+    std::mem::forget((device, small, big));
+    Ok(())
+}
+
+fn end_with_pages(ctx: &Ctx, kill: bool) -> Outcome {
+    let own = ctx.open()?;
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| holder(ctx, &ready, &go))?;
+    ready.receive().what("the child's device")?;
+    if let Some(counters) = ctx.counters(&own)? {
+        check_eq!(counters.device_pages_used, (PAGES + 512) as u64, "device pages of the child");
+    }
+    if kill {
+        child.signal(hmm::child::SIGKILL);
+        check_eq!(child.join(), Err("killed by signal 9".to_string()), "the child's end");
+    } else {
+        go.open()?;
+        child.join().map_err(Stop::Fail)?;
+    }
+    settles(ctx, &own, 0, "after the child's end")?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(2);
+    migrate(&own, &map, 2)?;
+    cpu_sees(&map, 2, "by the next process")
+}
+
+/// The process ends but its device file stays open: its pages go all the same.
+fn file_outlives(ctx: &Ctx) -> Outcome {
+    let own = ctx.open()?;
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| holder(ctx, &ready, &go))?;
+    let fd = ready.receive().what("the child's device")?;
+    let copy = Device::of_process(child.pid(), fd as i32).what("the child's device file")?;
+    go.open()?;
+    child.join().map_err(Stop::Fail)?;
+    settles(ctx, &own, 0, "after the end of a process whose file is still open")?;
+    copy.close().what("close the file of the ended process")
+}
+
+/// Commands on the mirror of a process that is gone.
+fn commands_without_process(ctx: &Ctx) -> Outcome {
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let map = Mapping::anon(1)?;
+    map.fill(1);
+    let child = Child::spawn(|| holder(ctx, &ready, &go))?;
+    let fd = ready.receive().what("the child's device")?;
+    let device = Device::of_process(child.pid(), fd as i32).what("the child's device file")?;
+    go.open()?;
+    child.join().map_err(Stop::Fail)?;
+    let expected = [
+        (Op::Read, Some(Errno::EFAULT)),
+        (Op::Write, Some(Errno::EFAULT)),
+        (Op::MigrateToDev, Some(Errno::EINVAL)),
+        (Op::MigrateToSys, Some(Errno::EINVAL)),
+        (Op::Snapshot, Some(Errno::EINVAL)),
+        (Op::Exclusive, Some(Errno::EINVAL)),
+        (Op::CheckExclusive, None),
+        (Op::Flags, None),
+        (Op::Release, None),
+    ];
+    for (op, errno) in expected {
+        let mut buffer = vec![0; PAGE_SIZE];
+        // FLAGS takes its flags from the number of pages: 2 sets none that
+        // exists.
+        let npages = if op == Op::Flags { 2 } else { 1 };
+        let ptr = if op == Op::Flags { Ptr::Null } else { Ptr::Slice(&mut buffer) };
+        let result = device.probe(op, map.addr() as u64, npages, ptr);
+        let name = op.name();
+        match errno {
+            Some(errno) => fails(result, errno, &format!("{name} without a process"))?,
+            None => result.map(|_| ()).what(&format!("{name} without a process"))?,
+        }
+    }
+    cpu_sees(&map, 1, "of our own memory at the same address")
+}
+
+/// Memory that a userfaultfd handler fills while the device waits.
+fn userfaultfd(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(4)?;
+    let missing = match Missing::new(&map) {
+        Err(Errno(38)) => return Err(Stop::Skip("this kernel has no userfaultfd".to_string())),
+        other => other.what("register with userfaultfd")?,
+    };
+    let (served, read) = std::thread::scope(|scope| {
+        let handler = scope.spawn(|| {
+            let mut pages = 0;
+            while let Ok(Some(_)) = missing.serve(0xab, Duration::from_secs(2)) {
+                pages += 1;
+            }
+            pages
+        });
+        let mut data = vec![0; map.len()];
+        let read = device.read_unlocked(map.addr(), &mut data).map(|done| (done, data));
+        (handler.join(), read)
+    });
+    let (done, data) = read.what("READ_UNLOCKED")?;
+    check_eq!(done.cpages, 4, "cpages");
+    check!(data.iter().all(|byte| *byte == 0xab), "the device read something else");
+    check_eq!(served.ok(), Some(4), "pages that the handler filled");
+    check_eq!(map.get(3, 0), 0xabab_abab_abab_abab, "CPU read");
+    Ok(())
+}
+
+/// Many mirrors of one process at once, all of them right.
+fn many_opens(ctx: &Ctx) -> Outcome {
+    let map = Mapping::anon(8)?;
+    map.fill(1);
+    let mut devices = Vec::new();
+    for _ in 0..32 {
+        let device = ctx.open()?;
+        device_sees(&device, &map, 1, "through one of many files")?;
+        devices.push(device);
+    }
+    map.protect(hmm::Prot::Read)?;
+    map.protect(hmm::Prot::ReadWrite)?;
+    device_fills(&devices[7], &map, 2, "through one of many files")?;
+    for device in &devices {
+        device_sees(device, &map, 2, "through each of many files")?;
+    }
+    cpu_sees(&map, 2, "at the end")
+}

@@ -146,10 +146,19 @@ impl Mapping {
         Self::create(len, PAGE_SIZE, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
     }
 
-    /// Physical addresses through `/dev/mem`: a mapping with `VM_PFNMAP`.
-    pub fn physical(file: &File, npages: usize) -> Result<Self, Errno> {
-        let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
-        Self::create(len, PAGE_SIZE, libc::MAP_SHARED, Prot::Read, fd)
+    /// `npages` at the physical address `phys` through `/dev/mem`, read only:
+    /// a mapping with `VM_IO` and `VM_PFNMAP`.
+    pub fn physical_at(mem: &File, phys: usize, npages: usize) -> Result<Self, Errno> {
+        let map = Self::anon_prot(npages, Prot::None)?;
+        let (ptr, len) = map.range(0, npages);
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let fd = mem.as_raw_fd();
+        // SAFETY: replaces a mapping that was just made; nothing refers to it.
+        let ptr = unsafe { libc::mmap(ptr, len, libc::PROT_READ, flags, fd, phys as _) };
+        if ptr == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        Ok(map)
     }
 
     /// The first address.

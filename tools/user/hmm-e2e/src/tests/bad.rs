@@ -1,6 +1,272 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Placeholder.
+//! Bad input: every command answers with one clear error, and the process's
+//! data stays as it was.
 
-use crate::harness::Test;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::{pattern, smaps, Device, Errno, Mapping, Op, PageState, Prot, Ptr, PAGE_SIZE};
 
-pub const TESTS: &[Test] = &[];
+const PAGES: usize = 4;
+
+/// Every command but the two that 7.2's C driver lacks or that take no range.
+const RANGE_OPS: [Op; 9] = [
+    Op::Read,
+    Op::Write,
+    Op::MigrateToDev,
+    Op::MigrateToSys,
+    Op::Snapshot,
+    Op::Exclusive,
+    Op::CheckExclusive,
+    Op::Release,
+    Op::Flags,
+];
+
+pub const TESTS: &[Test] = &[
+    Test::new("bad", "ranges", ranges),
+    Test::new("bad", "huge_lengths", huge_lengths),
+    Test::new("bad", "unmapped", unmapped),
+    Test::new("bad", "kernel_addresses", kernel_addresses),
+    Test::new("bad", "no_access", no_access),
+    Test::new("bad", "read_only", read_only),
+    Test::new("bad", "device_memory_of_others", pfn_mapping),
+    Test::new("bad", "user_buffer", user_buffer),
+    Test::new("bad", "argument_pointer", argument_pointer),
+    Test::new("bad", "unknown_commands", unknown_commands),
+    Test::new("bad", "counters", counters).only_rust("test_hmm has no counters"),
+];
+
+/// Data that the tests may not change, and a place for the kernel's answers.
+struct Room {
+    device: Device,
+    map: Mapping,
+    answer: Mapping,
+}
+
+impl Room {
+    fn new(ctx: &Ctx) -> Result<Room, Stop> {
+        let room =
+            Room { device: ctx.open()?, map: Mapping::anon(PAGES)?, answer: Mapping::anon(PAGES)? };
+        room.map.fill(1);
+        // What a wrongly accepted WRITE would write.
+        room.answer.fill(99);
+        Ok(room)
+    }
+
+    fn try_op(&self, op: Op, addr: u64, npages: u64) -> Result<hmm::Done, Errno> {
+        self.device.probe(op, addr, npages, Ptr::Map(&self.answer))
+    }
+
+    /// The command fails like this, and leaves the answer's place alone.
+    fn fails(&self, op: Op, addr: u64, npages: u64, errno: Errno, why: &str) -> Outcome {
+        self.answer.fill(99);
+        let what = format!("{} of {why}", op.name());
+        fails(self.try_op(op, addr, npages), errno, &what)?;
+        if op != Op::Snapshot {
+            self.answer.check(99).what(&format!("buffer after {what}"))?;
+        }
+        Ok(())
+    }
+
+    fn unharmed(&self) -> Outcome {
+        cpu_sees(&self.map, 1, "after bad input")?;
+        device_sees(&self.device, &self.map, 1, "after bad input")?;
+        migrate(&self.device, &self.map, 1)?;
+        device_fills(&self.device, &self.map, 2, "after bad input")?;
+        cpu_sees(&self.map, 2, "after bad input and a device write")
+    }
+}
+
+fn ranges(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    let addr = room.map.addr() as u64;
+    let page = PAGE_SIZE as u64;
+    for op in RANGE_OPS {
+        for odd in [1, 8, 2048, 4095] {
+            room.fails(op, addr + odd, 1, Errno::EINVAL, "an unaligned address")?;
+        }
+        room.fails(op, addr, 0, Errno::EINVAL, "no pages")?;
+        room.fails(op, u64::MAX - page + 1, 1, Errno::EINVAL, "the last page of all")?;
+        room.fails(op, addr, u64::MAX / page + 1, Errno::EINVAL, "2^52 pages")?;
+        room.fails(op, addr, u64::MAX, Errno::EINVAL, "2^64 - 1 pages")?;
+        let beyond = u64::MAX / page - addr / page + 1;
+        room.fails(op, addr, beyond, Errno::EINVAL, "a range that overflows")?;
+    }
+    room.unharmed()
+}
+
+/// Lengths that are valid numbers but more than any memory.
+fn huge_lengths(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    let addr = room.map.addr() as u64;
+    for npages in [1 << 40, 1 << 50] {
+        room.fails(Op::Read, addr, npages, Errno::ENOMEM, "a huge length")?;
+        room.fails(Op::Write, addr, npages, Errno::ENOMEM, "a huge length")?;
+        // The guard page ends what is mapped.
+        room.fails(Op::MigrateToDev, addr, npages, Errno::EINVAL, "a huge length")?;
+        room.fails(Op::MigrateToSys, addr, npages, Errno::EINVAL, "a huge length")?;
+        room.fails(Op::Exclusive, addr, npages, Errno::EFAULT, "a huge length")?;
+    }
+    // The answer is one byte per page: it runs into the guard page.
+    let npages = 1 << 24;
+    room.fails(Op::Snapshot, addr, npages, Errno::EFAULT, "more than its buffer")?;
+    room.unharmed()
+}
+
+fn unmapped(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    let gone = Mapping::anon(PAGES)?;
+    gone.unmap_pages(0, PAGES)?;
+    for addr in [gone.addr() as u64, PAGE_SIZE as u64] {
+        room.fails(Op::Read, addr, 1, Errno::EFAULT, "unmapped memory")?;
+        room.fails(Op::Write, addr, 1, Errno::EFAULT, "unmapped memory")?;
+        room.fails(Op::MigrateToDev, addr, 1, Errno::EINVAL, "unmapped memory")?;
+        room.fails(Op::MigrateToSys, addr, 1, Errno::EINVAL, "unmapped memory")?;
+        room.fails(Op::Exclusive, addr, 1, Errno::EFAULT, "unmapped memory")?;
+        let states = room.device.snapshot(addr as usize, 1).what("SNAPSHOT of unmapped memory")?;
+        check_eq!(states, [PageState::ERROR], "SNAPSHOT of unmapped memory");
+    }
+    // Half of the range is there: an error as well, and that half unharmed.
+    let map = Mapping::anon(PAGES)?;
+    map.fill(3);
+    map.unmap_pages(PAGES / 2, PAGES / 2)?;
+    let (addr, pages) = (map.addr() as u64, PAGES as u64);
+    room.fails(Op::Read, addr, pages, Errno::EFAULT, "half unmapped memory")?;
+    room.fails(Op::MigrateToDev, addr, pages, Errno::EINVAL, "half unmapped memory")?;
+    map.check_pages(3, 0, PAGES / 2).what("CPU read of the mapped half")?;
+    room.unharmed()
+}
+
+fn kernel_addresses(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    for addr in [0xffff_8880_0000_0000, 0xffff_ffff_8100_0000, 0x8000_0000_0000_0000] {
+        room.fails(Op::Read, addr, 1, Errno::EFAULT, "a kernel address")?;
+        room.fails(Op::Write, addr, 1, Errno::EFAULT, "a kernel address")?;
+        room.fails(Op::MigrateToDev, addr, 1, Errno::EINVAL, "a kernel address")?;
+        room.fails(Op::MigrateToSys, addr, 1, Errno::EINVAL, "a kernel address")?;
+        room.fails(Op::Exclusive, addr, 1, Errno::EFAULT, "a kernel address")?;
+    }
+    room.unharmed()
+}
+
+fn no_access(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    let map = Mapping::anon(1)?;
+    map.fill(5);
+    map.protect(Prot::None)?;
+    let addr = map.addr() as u64;
+    room.fails(Op::Read, addr, 1, Errno::EFAULT, "PROT_NONE")?;
+    room.fails(Op::Write, addr, 1, Errno::EFAULT, "PROT_NONE")?;
+    room.fails(Op::MigrateToDev, addr, 1, Errno::EINVAL, "PROT_NONE")?;
+    room.fails(Op::MigrateToSys, addr, 1, Errno::EINVAL, "PROT_NONE")?;
+    room.fails(Op::Exclusive, addr, 1, Errno::EFAULT, "PROT_NONE")?;
+    let states = room.device.snapshot(map.addr(), 1).what("SNAPSHOT of PROT_NONE")?;
+    check_eq!(states, [PageState::ERROR], "SNAPSHOT of PROT_NONE");
+    map.protect(Prot::ReadWrite)?;
+    cpu_sees(&map, 5, "after PROT_NONE")?;
+    room.unharmed()
+}
+
+fn read_only(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(5);
+    map.protect(Prot::Read)?;
+    let (addr, pages) = (map.addr() as u64, PAGES as u64);
+    room.fails(Op::Write, addr, pages, Errno::EPERM, "read-only memory")?;
+    room.fails(Op::Exclusive, addr, pages, Errno::EFAULT, "read-only memory")?;
+    cpu_sees(&map, 5, "after a refused write")?;
+    device_sees(&room.device, &map, 5, "after a refused write")?;
+    room.fails(Op::Write, addr, pages, Errno::EPERM, "read-only memory that is mapped")?;
+    cpu_sees(&map, 5, "after a refused write of mapped memory")?;
+    room.unharmed()
+}
+
+/// Memory without page structures: `VM_IO` and `VM_PFNMAP`.
+fn pfn_mapping(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    let special = |vma: &smaps::Vma| vma.has_flag("io") || vma.has_flag("pf");
+    let vmas = smaps::read()?;
+    let own = vmas.iter().find(|vma| special(vma)).map(|vma| vma.start);
+    // The VGA window is no RAM, so that even a strict kernel maps it.
+    let window = std::fs::File::open("/dev/mem").map_err(Errno::from);
+    let window = window.and_then(|file| Mapping::physical_at(&file, 0xa0000, 1));
+    let addr = match (own, &window) {
+        (Some(addr), _) => addr as u64,
+        (None, Ok(map)) => map.addr() as u64,
+        _ => return Err(Stop::Skip("no mapping with VM_IO or VM_PFNMAP is to be had".into())),
+    };
+    room.fails(Op::Read, addr, 1, Errno::EFAULT, "a VM_PFNMAP mapping")?;
+    room.fails(Op::Write, addr, 1, Errno::EFAULT, "a VM_PFNMAP mapping")?;
+    room.fails(Op::MigrateToDev, addr, 1, Errno::EINVAL, "a VM_PFNMAP mapping")?;
+    room.fails(Op::MigrateToSys, addr, 1, Errno::EINVAL, "a VM_PFNMAP mapping")?;
+    room.fails(Op::Exclusive, addr, 1, Errno::EFAULT, "a VM_PFNMAP mapping")?;
+    let states = room.device.snapshot(addr as usize, 1).what("SNAPSHOT of VM_PFNMAP")?;
+    check_eq!(states, [PageState::ERROR], "SNAPSHOT of a VM_PFNMAP mapping");
+    room.unharmed()
+}
+
+/// A buffer that the kernel cannot access.
+fn user_buffer(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    let (addr, pages) = (room.map.addr() as u64, PAGES as u64);
+    for op in [Op::Read, Op::Write, Op::MigrateToDev, Op::Snapshot, Op::Exclusive] {
+        for null in [false, true] {
+            let ptr = if null { Ptr::Null } else { Ptr::Guard(&room.answer) };
+            let result = room.device.probe(op, addr, pages, ptr);
+            fails(result, Errno::EFAULT, &format!("{} with a bad buffer", op.name()))?;
+            cpu_sees(&room.map, 1, &format!("after {} with a bad buffer", op.name()))?;
+        }
+    }
+    // These need no buffer.
+    for op in [Op::MigrateToSys, Op::CheckExclusive] {
+        let result = room.device.probe(op, addr, pages, Ptr::Guard(&room.answer));
+        result.map(|_| ()).what(&format!("{} with a bad buffer", op.name()))?;
+    }
+    // The buffer is the memory itself: the device reads into what it reads.
+    let result = room.device.probe(Op::Read, addr, pages, Ptr::Map(&room.map));
+    result.map(|_| ()).what("READ into the memory that is read")?;
+    room.unharmed()
+}
+
+fn argument_pointer(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    for op in RANGE_OPS {
+        let result = room.device.probe_bad_argument(op, &room.answer);
+        fails(result, Errno::EFAULT, &format!("{} with a bad argument", op.name()))?;
+    }
+    room.unharmed()
+}
+
+fn unknown_commands(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    let addr = room.map.addr() as u64;
+    let size = size_of::<hmm::abi::Cmd>();
+    for nr in [0x0a, 0x20, 0x3f, 0x40, 0x42, 0xff] {
+        let request = hmm::abi::iowr(nr, size);
+        let result = room.device.probe_request(request, addr, 1, Ptr::Map(&room.answer));
+        fails(result, Errno::EINVAL, &format!("command {nr:#x}"))?;
+    }
+    room.answer.check(99).what("buffer after unknown commands")?;
+    room.unharmed()
+}
+
+/// The extension: sizes that are too small, and what fits.
+fn counters(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    for size in [0, 1, 8, 15] {
+        fails(room.device.counters_sized(size), Errno::EINVAL, "counters in too little room")?;
+    }
+    let full = size_of::<hmm::Counters>() as u32;
+    let counters = room.device.counters().what("counters")?;
+    check_eq!((counters.size, counters.version), (full, 1), "size and version");
+    check!(counters.device_pages_total >= 512, "a device with hardly any memory");
+    device_sees(&room.device, &room.map, 1, "before the short form")?;
+    let short = room.device.counters_sized(16).what("counters, short form")?;
+    check_eq!(short.size, 16, "size of the short form");
+    check_eq!((short.faults_read, short.faults_write), (1, 0), "what the short form holds");
+    check_eq!(short.device_pages_total, 0, "what the short form does not hold");
+    let wrong = pattern::buffer(9, 0, 1);
+    check!(room.device.write(room.map.guard(), &wrong).is_err(), "write of a guard page");
+    room.unharmed()
+}

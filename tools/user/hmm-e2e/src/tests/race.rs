@@ -1,6 +1,228 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Placeholder.
+//! Threads at the same time: no update is lost and no read sees other data.
 
-use crate::harness::Test;
+use crate::check;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use hmm::{mapping, pattern, Device, Errno, Mapping};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-pub const TESTS: &[Test] = &[];
+const OOPS: &str = "a refault of its own device page: oops";
+const LOST: &str = "loses device writes that run into a migration";
+const LENGTH: Duration = Duration::from_secs(3);
+
+pub const TESTS: &[Test] = &[
+    Test::new("race", "reads_and_migrations_on_one_file", reads_and_migrations).defect(OOPS),
+    Test::new("race", "cpu_writers_and_migrations", cpu_writers).defect(OOPS),
+    Test::new("race", "cpu_writers_and_huge_migrations", cpu_writers_huge).defect(OOPS),
+    Test::new("race", "device_writer_and_migrations", device_writer).defect(LOST),
+    Test::new("race", "device_writer_on_another_file", device_writer_other_file).defect(LOST),
+    Test::new("race", "munmap_under_device_reads", munmap_under_reads).defect(OOPS),
+    Test::new("race", "dontneed_under_migrations", dontneed_under_migrations).defect(OOPS),
+    Test::new("race", "forks_under_device_writes", forks_under_writes).defect(OOPS),
+];
+
+type Job<'a> = Box<dyn FnMut() -> Outcome + Send + 'a>;
+
+/// Repeats every job in a thread of its own until the time is over; at least
+/// once each.  Returns the first failure, or how often each job ran.
+fn together(jobs: Vec<Job<'_>>) -> Result<Vec<u64>, Stop> {
+    let stop = AtomicBool::new(false);
+    let deadline = Instant::now() + LENGTH;
+    let run = |mut job: Job<'_>| {
+        let mut rounds = 0;
+        loop {
+            if let Err(error) = job() {
+                stop.store(true, Ordering::Relaxed);
+                return Err(error);
+            }
+            rounds += 1;
+            if stop.load(Ordering::Relaxed) || Instant::now() > deadline {
+                return Ok(rounds);
+            }
+        }
+    };
+    let run = &run;
+    let results: Vec<Result<u64, Stop>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = jobs.into_iter().map(|job| scope.spawn(move || run(job))).collect();
+        let panicked = |_| Err(Stop::Fail("a thread panicked".to_string()));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+    });
+    results.into_iter().collect()
+}
+
+/// A migration that others disturb: pages that are gone again when it reads
+/// them are ENOENT, everything else is an error.
+fn disturbed_migration(device: &Device, map: &Mapping, buffer: &mut [u8]) -> Outcome {
+    match device.migrate_to_device(map.addr(), buffer) {
+        Ok(_) | Err(Errno::ENOENT) => Ok(()),
+        Err(error) => Err(Stop::Fail(format!("migrate to the device: {error}"))),
+    }
+}
+
+fn back(device: &Device, map: &Mapping) -> Outcome {
+    device.migrate_to_system(map.addr(), map.pages()).map(|_| ()).what("migrate to the system")
+}
+
+/// Reading, migrating there, migrating back and touching, all with one file.
+fn reads_and_migrations(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    for map in [Mapping::anon(64)?, huge(1, 1)?] {
+        map.fill(1);
+        let mut buffer = vec![0; map.len()];
+        let read = || device_sees(&device, &map, 1, "during migrations").map(|_| ());
+        together(vec![
+            Box::new(read),
+            Box::new(|| disturbed_migration(&device, &map, &mut buffer)),
+            Box::new(|| back(&device, &map)),
+            Box::new(|| cpu_sees(&map, 1, "during migrations")),
+        ])?;
+        cpu_sees(&map, 1, "at the end")?;
+        device_sees(&device, &map, 1, "at the end")?;
+    }
+    Ok(())
+}
+
+/// Two CPU threads count in every page while it goes there and back.
+fn count_and_migrate(ctx: &Ctx, map: &Mapping) -> Outcome {
+    let device = ctx.open()?;
+    (0..map.pages()).for_each(|page| map.set(page, 0, 0));
+    let counted = AtomicU64::new(0);
+    let count = || {
+        for page in 0..map.pages() {
+            map.atomic(page, 0).fetch_add(1, Ordering::Relaxed);
+        }
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    };
+    let mut buffer = vec![0; map.len()];
+    together(vec![
+        Box::new(count),
+        Box::new(count),
+        Box::new(|| disturbed_migration(&device, map, &mut buffer)),
+        Box::new(|| back(&device, map)),
+    ])?;
+    let expected = counted.load(Ordering::Relaxed);
+    for page in 0..map.pages() {
+        let found = map.get(page, 0);
+        check!(found == expected, "page {page} counted {found}, expected {expected}: lost updates");
+    }
+    Ok(())
+}
+
+fn cpu_writers(ctx: &Ctx) -> Outcome {
+    count_and_migrate(ctx, &Mapping::anon(64)?)
+}
+
+fn cpu_writers_huge(ctx: &Ctx) -> Outcome {
+    count_and_migrate(ctx, &huge(1, 1)?)
+}
+
+/// Each page has one writer, the device; what it wrote last must be there.
+fn write_and_migrate(writer: &Device, mover: &Device, map: &Mapping) -> Outcome {
+    map.fill(1);
+    let mut seed = 1;
+    let mut buffer = vec![0; map.len()];
+    let write = || {
+        seed += 1;
+        let data = pattern::buffer(seed, 0, map.pages());
+        writer.write(map.addr(), &data).what("device write during migrations")?;
+        device_sees(writer, map, seed, "of what it has just written")?;
+        if seed % 4 == 0 {
+            cpu_sees(map, seed, "of what the device has just written")?;
+        }
+        Ok(())
+    };
+    together(vec![
+        Box::new(write),
+        Box::new(|| disturbed_migration(mover, map, &mut buffer)),
+        Box::new(|| back(mover, map)),
+    ])?;
+    cpu_sees(map, seed, "at the end")
+}
+
+fn device_writer(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    write_and_migrate(&device, &device, &Mapping::anon(32)?)?;
+    write_and_migrate(&device, &device, &huge(1, 1)?)
+}
+
+fn device_writer_other_file(ctx: &Ctx) -> Outcome {
+    let (writer, mover) = (ctx.open()?, ctx.open()?);
+    write_and_migrate(&writer, &mover, &Mapping::anon(32)?)?;
+    write_and_migrate(&writer, &mover, &huge(1, 1)?)
+}
+
+/// A read of memory that is unmapped meanwhile fails or gives the right data.
+fn munmap_under_reads(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let deadline = Instant::now() + LENGTH;
+    while Instant::now() < deadline {
+        let map = Mapping::anon(256)?;
+        map.fill(1);
+        try_migrate(&device, &map).map(|_| ()).what("migrate")?;
+        let mut data = vec![0; map.len()];
+        let (read, unmapped) = std::thread::scope(|scope| {
+            let unmapper = scope.spawn(|| map.unmap_pages(128, 128));
+            (device.read(map.addr(), &mut data), unmapper.join())
+        });
+        check!(matches!(unmapped, Ok(Ok(()))), "munmap failed");
+        match read {
+            Ok(_) => pattern::check(1, 0, &data).what("read during munmap")?,
+            Err(error) => fails(Err::<(), _>(error), Errno::EFAULT, "read during munmap")?,
+        }
+        device_sees_pages(&device, &map, 1, 0, 128, "of the half that stays")?;
+    }
+    Ok(())
+}
+
+/// A page is all old or all zero, and zero for good once it is.
+fn dontneed_under_migrations(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(64)?;
+    let mut buffer = vec![0; map.len()];
+    let mut seed = 0;
+    together(vec![
+        Box::new(|| {
+            seed += 1;
+            map.fill(seed);
+            map.advise(mapping::MADV_DONTNEED)?;
+            device_sees_zero(&device, &map, 0, map.pages(), "after MADV_DONTNEED")?;
+            map.check_zero(0, map.pages()).what("CPU read after MADV_DONTNEED")
+        }),
+        Box::new(|| disturbed_migration(&device, &map, &mut buffer)),
+    ])?;
+    Ok(())
+}
+
+/// Children come and go while the device writes: each sees what was there when
+/// it was made, all of one time or all of the next.
+fn forks_under_writes(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(16)?;
+    map.fill(1);
+    let deadline = Instant::now() + LENGTH;
+    let mut seed = 1;
+    while Instant::now() < deadline {
+        try_migrate(&device, &map).map(|_| ()).what("migrate")?;
+        // Threads end before the fork: a forked child has only one.
+        let child = hmm::Child::spawn(|| {
+            for _ in 0..3 {
+                cpu_sees(&map, seed, "by the child")?;
+            }
+            map.fill(1000);
+            cpu_sees(&map, 1000, "by the child of what it wrote")
+        })?;
+        let before = seed;
+        for _ in 0..3 {
+            seed += 1;
+            device_fills(&device, &map, seed, "while a child reads")?;
+        }
+        check!(seed > before, "no write");
+        device_sees(&device, &map, seed, "while a child reads")?;
+        child.join().map_err(Stop::Fail)?;
+        cpu_sees(&map, seed, "by the parent")?;
+    }
+    Ok(())
+}

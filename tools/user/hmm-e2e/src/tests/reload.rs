@@ -1,6 +1,217 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Placeholder.
+//! Loading and unloading: refused while in use, without a leak otherwise.
 
-use crate::harness::Test;
+use crate::harness::{Ctx, Driver, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::{module, procfs, Device, Errno, Mapping};
+use std::collections::BTreeMap;
 
-pub const TESTS: &[Test] = &[];
+const NO_LIMIT: &str = "test_hmm has no limit of its memory";
+
+pub const TESTS: &[Test] = &[
+    Test::new("reload", "refused_while_open", refused_while_open),
+    Test::new("reload", "refused_while_pages_are_there", refused_with_pages),
+    Test::new("reload", "many_cycles_without_a_leak", many_cycles).seconds(400),
+    Test::new("reload", "no_device_memory_left", no_memory_left).only_rust(NO_LIMIT),
+    Test::new("reload", "bad_parameters", bad_parameters).only_rust(NO_LIMIT),
+];
+
+/// Names in the order of loading.
+fn names(ctx: &Ctx) -> &'static [&'static str] {
+    match ctx.driver {
+        Driver::Rust => &["rust_hmm", "rust_dmirror"],
+        Driver::C => &["test_hmm"],
+    }
+}
+
+fn load_one(ctx: &Ctx, name: &str, params: &str) -> Result<(), Errno> {
+    module::load(&ctx.modules.join(format!("{name}.ko")), params)
+}
+
+/// Loads what is not loaded; `params` are for the driver.
+fn load(ctx: &Ctx, params: &str) -> Outcome {
+    for name in names(ctx).iter().filter(|name| !module::is_loaded(name)) {
+        let own = if *name == "rust_hmm" { "" } else { params };
+        load_one(ctx, name, own).what(&format!("load {name}"))?;
+    }
+    Ok(())
+}
+
+fn unload(ctx: &Ctx) -> Outcome {
+    for name in names(ctx).iter().rev() {
+        module::unload(name).what(&format!("unload {name}"))?;
+    }
+    Ok(())
+}
+
+/// Whatever a test does, the modules are there again afterwards.
+struct Restore<'a>(&'a Ctx);
+
+impl Drop for Restore<'_> {
+    fn drop(&mut self) {
+        for name in names(self.0).iter().rev() {
+            let _ = module::unload(name);
+        }
+        let _ = load(self.0, "");
+    }
+}
+
+fn all_refused(ctx: &Ctx, when: &str) -> Outcome {
+    for name in names(ctx) {
+        fails(module::unload(name), Errno::EAGAIN, &format!("unload {name} {when}"))?;
+        check!(module::is_loaded(name), "{name} is gone {when}");
+    }
+    Ok(())
+}
+
+fn refused_while_open(ctx: &Ctx) -> Outcome {
+    let _restore = Restore(ctx);
+    load(ctx, "")?;
+    let device = ctx.open()?;
+    all_refused(ctx, "while a device is open")?;
+    let map = Mapping::anon(8)?;
+    map.fill(1);
+    device_sees(&device, &map, 1, "after a refused unload")?;
+    device.close().what("close")?;
+    unload(ctx)?;
+    fails(Device::open(ctx.device), Errno::ENOENT, "open without module")?;
+    load(ctx, "")?;
+    device_sees(&ctx.open()?, &map, 1, "after the modules were loaded again")?;
+    Ok(())
+}
+
+fn refused_with_pages(ctx: &Ctx) -> Outcome {
+    let _restore = Restore(ctx);
+    load(ctx, "")?;
+    let device = ctx.open()?;
+    let (map, big) = (Mapping::anon(64)?, huge(1, 1)?);
+    map.fill(1);
+    migrate(&device, &map, 1)?;
+    migrate(&device, &big, 1)?;
+    all_refused(ctx, "while the device holds pages")?;
+    device_sees(&device, &map, 1, "after a refused unload")?;
+    device.close().what("close")?;
+    unload(ctx)?;
+    cpu_sees(&map, 1, "after the modules are gone")?;
+    cpu_sees(&big, 1, "after the modules are gone")
+}
+
+/// One life of the modules: load, use, unload.
+fn cycle(ctx: &Ctx) -> Outcome {
+    load(ctx, "")?;
+    let device = ctx.open()?;
+    let map = Mapping::anon(16)?;
+    map.fill(1);
+    migrate(&device, &map, 1)?;
+    device_fills(&device, &map, 2, "in a cycle")?;
+    cpu_sees(&map, 2, "in a cycle")?;
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+struct State {
+    iomem: String,
+    vmalloc: BTreeMap<String, procfs::VmallocUse>,
+    available_kib: i64,
+    slab_kib: i64,
+}
+
+fn state() -> Result<State, Stop> {
+    // Caches of the kernel are no leak.
+    std::fs::write("/proc/sys/vm/drop_caches", "3")?;
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let meminfo = procfs::meminfo()?;
+    let kib = |name: &str| meminfo.get(name).copied().unwrap_or_default() as i64;
+    Ok(State {
+        iomem: std::fs::read_to_string("/proc/iomem")?,
+        vmalloc: procfs::vmallocinfo().unwrap_or_default(),
+        available_kib: kib("MemAvailable"),
+        slab_kib: kib("Slab"),
+    })
+}
+
+/// Callers that hold `per_cycle` areas more for each cycle.
+fn grown(
+    before: &BTreeMap<String, procfs::VmallocUse>,
+    after: &BTreeMap<String, procfs::VmallocUse>,
+    cycles: u64,
+) -> Vec<String> {
+    let old = |name: &str| before.get(name).map_or(0, |sum| sum.areas);
+    // Stacks of other processes come and go; a leak is one for each cycle.
+    let leak = |(name, sum): (&String, &procfs::VmallocUse)| {
+        let more = sum.areas.saturating_sub(old(name));
+        (more >= cycles.div_ceil(2).max(2)).then(|| format!("{name}: {more} more areas"))
+    };
+    after.iter().filter_map(leak).collect()
+}
+
+fn many_cycles(ctx: &Ctx) -> Outcome {
+    let _restore = Restore(ctx);
+    load(ctx, "")?;
+    unload(ctx)?;
+    // The first rounds fill caches that stay.
+    for _ in 0..5 {
+        cycle(ctx)?;
+    }
+    let before = state()?;
+    for round in 0..ctx.cycles {
+        cycle(ctx).map_err(|stop| Stop::Fail(format!("round {round}: {stop}")))?;
+    }
+    let after = state()?;
+    check_eq!(after.iomem, before.iomem, "/proc/iomem");
+    let grown = grown(&before.vmalloc, &after.vmalloc, ctx.cycles.into());
+    check!(grown.is_empty(), "/proc/vmallocinfo grew: {}", grown.join(", "));
+    // 8 KiB a cycle in all, and what the rest of the system may do meanwhile.
+    let allowed = 4096 + i64::from(ctx.cycles) * 8;
+    let lost = before.available_kib - after.available_kib;
+    check!(lost < allowed, "{lost} KiB of memory are gone after {} cycles", ctx.cycles);
+    let slab = after.slab_kib - before.slab_kib;
+    check!(slab < allowed / 2, "slab grew by {slab} KiB in {} cycles", ctx.cycles);
+    Ok(())
+}
+
+/// More than the device has: an error, nothing lost, and usable afterwards.
+fn no_memory_left(ctx: &Ctx) -> Outcome {
+    let _restore = Restore(ctx);
+    load(ctx, "")?;
+    unload(ctx)?;
+    load(ctx, "vram_mib=4")?;
+    let device = ctx.open()?;
+    let total = device.counters().what("counters")?.device_pages_total;
+    check_eq!(total, 1024, "pages of a device with 4 MiB");
+    for big in [false, true] {
+        let map = if big { huge(8, 1)? } else { Mapping::anon(4096)? };
+        map.fill(1);
+        fails(try_migrate(&device, &map), Errno::ENOMEM, "migration of 16 MiB to 4 MiB")?;
+        let used = device.counters().what("counters")?.device_pages_used;
+        check!(used <= total, "{used} of {total} device pages in use");
+        cpu_sees(&map, 1, "after the device was full")?;
+        device_sees(&device, &map, 1, "after the device was full")?;
+        device_fills(&device, &map, 2, "after the device was full")?;
+        cpu_sees(&map, 2, "after the device was full and written")?;
+        device.migrate_to_system(map.addr(), map.pages()).what("migrate back")?;
+        let small = Mapping::anon(256)?;
+        small.fill(3);
+        migrate(&device, &small, 3)?;
+        cpu_sees(&small, 3, "of what fits")?;
+    }
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+/// A load with nonsense fails, or takes the value; either way unload works.
+fn bad_parameters(ctx: &Ctx) -> Outcome {
+    let _restore = Restore(ctx);
+    load(ctx, "")?;
+    unload(ctx)?;
+    load_one(ctx, "rust_hmm", "").what("load rust_hmm")?;
+    for params in ["vram_mib=many", "vram_mib=-1", "spm_addr_dev0=x"] {
+        let loaded = load_one(ctx, "rust_dmirror", params);
+        check!(loaded.is_err(), "rust_dmirror took {params}");
+        check!(!module::is_loaded("rust_dmirror"), "rust_dmirror stays after {params}");
+    }
+    fails(load_one(ctx, "rust_hmm", ""), Errno::EEXIST, "load rust_hmm twice")?;
+    load(ctx, "")?;
+    unload(ctx)
+}

@@ -53,8 +53,10 @@ pub struct Missing {
 impl Missing {
     /// Registers all of `map`.
     pub fn new(map: &Mapping) -> Result<Missing, Errno> {
+        // A blocking userfaultfd cannot be polled.
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: plain system call on numbers.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
         // SAFETY: a new descriptor that nobody else knows.
         let file = unsafe { File::from_raw_fd(Errno::check(fd)? as i32) };
         let mut api = Api { api: 0xaa, features: 0, ioctls: 0 };

@@ -9,11 +9,14 @@ use hmm::{mapping, pattern, Child, Errno, Gate};
 
 const SHARED_SPLIT: &str = "gives small pages for a shared huge page: oops in the kernel";
 
+const OOPS: &str = "a refault of its own device page: oops";
+
 pub const TESTS: &[Test] = &[
     Test::new("thp", "there_and_back_by_touch", there_and_back).private(),
     Test::new("thp", "there_and_back_by_request", back_by_request),
     Test::new("thp", "several_and_device_writes", several),
     Test::new("thp", "part_of_a_huge_page", part_of_a_huge_page),
+    Test::new("thp", "read_from_the_middle", read_from_the_middle).defect(OOPS),
     Test::new("thp", "failed_allocation_falls_back", failed_allocation).private(),
     Test::new("thp", "failed_allocation_on_the_way_back", failed_way_back).private(),
     Test::new("thp", "shared_and_failed_allocation", shared_and_failed).defect(SHARED_SPLIT),
@@ -76,6 +79,31 @@ fn part_of_a_huge_page(ctx: &Ctx) -> Outcome {
     check_eq!(resident(&device, &map, 0, first)?, 0, "pages on the device that were not asked");
     device_sees(&device, &map, 1, "of everything")?;
     cpu_sees(&map, 1, "of everything")
+}
+
+/// A fault that starts inside of a huge device page: the kernel's range fault
+/// (7.2, 7.3) answers as if it started at the huge page's first page.
+fn read_from_the_middle(ctx: &Ctx) -> Outcome {
+    let owner = ctx.open()?;
+    let map = huge(1, 1)?;
+    migrate(&owner, &map, 1)?;
+    for (first, npages) in [(100, 10), (511, 1), (1, 1), (256, 256)] {
+        let other = ctx.open()?;
+        device_sees_pages(&other, &map, 1, first, npages, "from the middle")?;
+        check_eq!(resident_huge(&owner, &map)?, HUGE_PAGES, "pages in a huge device page");
+        drop_without_eviction(other);
+    }
+    let other = ctx.open()?;
+    device_fills_pages(&other, &map, 2, 300, 100, "to the middle")?;
+    device_sees_pages(&other, &map, 1, 0, 300, "in front")?;
+    map.check_pages(1, 0, 300).what("CPU read in front")?;
+    map.check_pages(2, 300, 100).what("CPU read of what the device wrote")?;
+    map.check_pages(1, 400, 112).what("CPU read behind")
+}
+
+/// A close would evict the huge page, so the file stays open until the end.
+fn drop_without_eviction(device: hmm::Device) {
+    std::mem::forget(device);
 }
 
 fn failed_allocation(ctx: &Ctx) -> Outcome {

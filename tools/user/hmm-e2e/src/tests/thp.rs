@@ -15,13 +15,13 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "there_and_back_by_touch", there_and_back).private(),
     Test::new("thp", "there_and_back_by_request", back_by_request),
     Test::new("thp", "several_and_device_writes", several),
-    Test::new("thp", "part_of_a_huge_page", part_of_a_huge_page),
+    Test::new("thp", "part_of_a_huge_page", part_of_a_huge_page).defect(OOPS),
     Test::new("thp", "read_from_the_middle", read_from_the_middle).defect(OOPS),
     Test::new("thp", "failed_allocation_falls_back", failed_allocation).private(),
     Test::new("thp", "failed_allocation_on_the_way_back", failed_way_back).private(),
     Test::new("thp", "shared_and_failed_allocation", shared_and_failed).defect(SHARED_SPLIT),
-    Test::new("thp", "shared_by_fork", shared_by_fork),
-    Test::new("thp", "dontneed_of_a_part", dontneed_of_a_part),
+    Test::new("thp", "shared_by_fork", shared_by_fork).defect(OOPS),
+    Test::new("thp", "dontneed_of_a_part", dontneed_of_a_part).defect(OOPS),
 ];
 
 fn there_and_back(ctx: &Ctx) -> Outcome {

@@ -18,7 +18,7 @@ pub const TESTS: &[Test] = &[
     Test::new("migrate", "lone_pages_in_an_empty_huge_range", lone_pages),
     Test::new("migrate", "device_write_then_back", device_write_then_back),
     Test::new("migrate", "release_evicts", release_evicts),
-    Test::new("migrate", "dontneed_then_cpu", dontneed_then_cpu),
+    Test::new("migrate", "dontneed_then_cpu", dontneed_then_cpu).defect(OOPS),
     Test::new("migrate", "dontneed_then_device", dontneed_then_device).defect(OOPS),
     Test::new("migrate", "free_then_device_write", free_then_device_write).defect(OOPS),
     Test::new("migrate", "failed_allocation", failed_allocation),

@@ -61,6 +61,26 @@ fn disturbed_migration(device: &Device, map: &Mapping, buffer: &mut [u8]) -> Out
     }
 }
 
+/// Device access that gives way to migrations for long is EBUSY; it has to get
+/// through at some time.
+fn patiently<T>(mut access: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    for _ in 0..20 {
+        match access() {
+            Err(Errno::EBUSY) => std::thread::sleep(Duration::from_millis(1)),
+            other => return other,
+        }
+    }
+    access()
+}
+
+/// The device must read the pattern `seed`, in the end.
+fn sees_in_the_end(device: &Device, map: &Mapping, seed: u64, when: &str) -> Outcome {
+    let mut data = vec![0xaa; map.len()];
+    let done = patiently(|| device.read(map.addr(), &mut data));
+    done.what(&format!("device read {when}"))?;
+    pattern::check(seed, 0, &data).what(&format!("device read {when}"))
+}
+
 fn back(device: &Device, map: &Mapping) -> Outcome {
     device.migrate_to_system(map.addr(), map.pages()).map(|_| ()).what("migrate to the system")
 }
@@ -71,7 +91,7 @@ fn reads_and_migrations(ctx: &Ctx) -> Outcome {
     for map in [Mapping::anon(64)?, huge(1, 1)?] {
         map.fill(1);
         let mut buffer = vec![0; map.len()];
-        let read = || device_sees(&device, &map, 1, "during migrations").map(|_| ());
+        let read = || sees_in_the_end(&device, &map, 1, "during migrations");
         together(vec![
             Box::new(read),
             Box::new(|| disturbed_migration(&device, &map, &mut buffer)),
@@ -127,8 +147,9 @@ fn write_and_migrate(writer: &Device, mover: &Device, map: &Mapping) -> Outcome 
     let write = || {
         seed += 1;
         let data = pattern::buffer(seed, 0, map.pages());
-        writer.write(map.addr(), &data).what("device write during migrations")?;
-        device_sees(writer, map, seed, "of what it has just written")?;
+        let done = patiently(|| writer.write(map.addr(), &data));
+        done.what("device write during migrations")?;
+        sees_in_the_end(writer, map, seed, "of what it has just written")?;
         if seed % 4 == 0 {
             cpu_sees(map, seed, "of what the device has just written")?;
         }

@@ -21,8 +21,9 @@ pub(crate) unsafe fn range_fault_unlocked(
     to_result(unsafe { bindings::hmm_range_fault_unlocked_timeout(range, 0) })
 }
 
-/// As above. 7.2 has no such function: its range fault cannot serve mappings whose handler drops
-/// the lock, and says `EFAULT`. So the page it stopped at is faulted in by `fixup_user_fault()`.
+/// As above. 7.2 has no such function, and its range fault cannot serve mappings whose handler drops
+/// the lock. So nothing is faulted by it: what a snapshot does not show is faulted in page by page,
+/// until a snapshot shows everything.
 ///
 /// # Safety
 ///
@@ -35,64 +36,44 @@ pub(crate) unsafe fn range_fault_unlocked(
     use crate::mm::{addr::PageRange, space::MmapGuard};
 
     let pages = PageRange::new(range.start, range.end)?;
-    // Each page may need one step; more than one a page is a fight that we do not win.
-    for _ in 0..=pages.pages() {
-        // SAFETY: The notifier is inserted.
+    range.default_flags = 0;
+    // Once more than there are pages is a fight that we do not win.
+    for round in 0..=pages.pages() {
+        // SAFETY: The notifier is inserted, and no lock is held.
         range.notifier_seq = unsafe { bindings::mmu_interval_read_begin(range.notifier) };
         let guard = MmapGuard::lock(mm)?;
         // SAFETY: By the function's requirements; the mmap lock is held.
-        let ret = unsafe { bindings::hmm_range_fault(range) };
+        to_result(unsafe { bindings::hmm_range_fault(range) })?;
         drop(guard);
-        if ret == 0 {
+        // SAFETY: The buffer is as long as the range, by the function's requirements.
+        let pfns = unsafe { core::slice::from_raw_parts(range.hmm_pfns, pages.pages()) };
+        let mut complete = true;
+        for (index, pfn) in pfns.iter().enumerate() {
+            // Huge pages of other devices, and such that migrate, are errors to a snapshot: a fault
+            // ends that, unless it is one for good.
+            if pfn & bindings::hmm_pfn_flags_HMM_PFN_ERROR != 0 && round > 1 {
+                return Err(EFAULT);
+            }
+            if pfn & bindings::hmm_pfn_flags_HMM_PFN_VALID == 0 {
+                complete = false;
+                fault_in(mm, pages.address(index))?;
+            }
+        }
+        if complete {
             return Ok(());
-        }
-        if ret != EFAULT.to_errno() {
-            return to_result(ret);
-        }
-        if !fault_in_missing(range, pages, mm)? {
-            return Err(EFAULT);
         }
     }
     Err(EBUSY)
 }
 
-/// Faults in the first page of `range` that a snapshot does not show. `false` if there is none.
+/// Faults one page in, as a CPU read would; the handler may drop the mmap lock.
 #[cfg(not(hmm_series_7_3))]
-fn fault_in_missing(
-    range: &bindings::hmm_range,
-    pages: crate::mm::addr::PageRange,
-    mm: &MmWithUser,
-) -> Result<bool> {
-    use crate::mm::space::MmapGuard;
-
-    for index in 0..pages.pages() {
-        let addr = pages.address(index);
-        let mut pfn = 0usize;
-        let mut one = bindings::hmm_range {
-            start: addr,
-            end: addr + kernel::page::PAGE_SIZE,
-            hmm_pfns: &mut pfn,
-            default_flags: 0,
-            pfn_flags_mask: 0,
-            ..*range
-        };
-        let guard = MmapGuard::lock(mm)?;
-        // SAFETY: `one` describes one page and our local buffer; the mmap lock is held.
-        let ret = unsafe { bindings::hmm_range_fault(&mut one) };
-        if ret != 0 && ret != EBUSY.to_errno() {
-            return to_result(ret).map(|()| false);
-        }
-        if pfn & bindings::hmm_pfn_flags_HMM_PFN_ERROR != 0 {
-            return Err(EFAULT);
-        }
-        if ret == 0 && pfn & bindings::hmm_pfn_flags_HMM_PFN_VALID == 0 {
-            let mut unlocked = false;
-            // SAFETY: The address space is in use and its mmap lock is held. With `unlocked` the
-            // fault may drop it and takes it again.
-            to_result(unsafe { bindings::fixup_user_fault(mm.as_raw(), addr, 0, &mut unlocked) })?;
-            drop(guard);
-            return Ok(true);
-        }
-    }
-    Ok(false)
+fn fault_in(mm: &MmWithUser, addr: usize) -> Result {
+    let guard = crate::mm::space::MmapGuard::lock(mm)?;
+    let mut unlocked = false;
+    // SAFETY: The address space is in use and its mmap lock is held. With `unlocked` the fault may
+    // drop it, and takes it again before it returns.
+    let ret = unsafe { bindings::fixup_user_fault(mm.as_raw(), addr, 0, &mut unlocked) };
+    drop(guard);
+    to_result(ret)
 }

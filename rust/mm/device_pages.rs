@@ -275,6 +275,12 @@ impl<'a> CpuFault<'a> {
     }
 }
 
+/// The lock under which pieces are added. Not generic: each lock class needs one name, and a name
+/// in generic code exists once for each module that uses it.
+fn adding_lock() -> impl PinInit<Mutex<()>> {
+    kernel::new_mutex!((), "DevicePages::adding")
+}
+
 /// The memory of one device.
 ///
 /// Dropping it waits until every page is free: migrate them away before. Context: may sleep.
@@ -329,7 +335,7 @@ impl<T: DevicePageOps> DevicePages<T> {
             },
             kind,
             max_pages: max_pages.next_multiple_of(PMD_PAGES),
-            adding <- kernel::new_mutex!((), "DevicePages::adding"),
+            adding <- adding_lock(),
             data,
         }? Error)
     }

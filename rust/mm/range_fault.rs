@@ -9,7 +9,7 @@
 //! C header: [`include/linux/hmm.h`](srctree/include/linux/hmm.h)
 
 use super::{
-    addr::{PageRange, PMD_PAGES},
+    addr::{PageRange, PMD_ORDER, PMD_PAGES},
     notifier::{Cookie, IntervalNotifier, Seq, Subscriber},
     space::{fatal_signal_pending, MmapGuard},
 };
@@ -17,6 +17,7 @@ use crate::{bindings, compat};
 use core::ptr;
 use kernel::{
     mm::MmWithUser,
+    page::PAGE_SHIFT,
     prelude::*,
     sync::{aref::ARef, lock::mutex::MutexGuard}, //
 };
@@ -56,6 +57,7 @@ impl HmmPfn {
     const VALID: usize = bindings::hmm_pfn_flags_HMM_PFN_VALID;
     const WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_WRITE;
     const ERROR: usize = bindings::hmm_pfn_flags_HMM_PFN_ERROR;
+    const PFN: usize = (1 << Self::ORDER_SHIFT) - 1;
     const ORDER_SHIFT: u32 = bindings::hmm_pfn_flags_HMM_PFN_ORDER_SHIFT as u32;
 
     /// Whether there is a page; else a fault might bring one.
@@ -85,7 +87,21 @@ impl HmmPfn {
     /// The page frame number.
     #[inline]
     pub const fn pfn(self) -> usize {
-        self.0 & ((1 << Self::ORDER_SHIFT) - 1)
+        self.0 & Self::PFN
+    }
+
+    /// The right frame of a page in a huge page.
+    ///
+    /// For a range that starts inside of a huge page of device memory, the core reports the frames
+    /// from the start of that page on (`hmm_vma_handle_absent_pmd()`, 7.2 and 7.3). `first` is what
+    /// it said of the first page of the range, which lies in the same huge page, `page` the number
+    /// of the virtual page. Huge pages are aligned in both, so that this is right for all of them.
+    const fn in_huge_page(self, first: usize, page: usize) -> Self {
+        if !self.is_valid() || self.map_order() != PMD_ORDER {
+            return self;
+        }
+        let offset = PMD_PAGES - 1;
+        Self((self.0 & !Self::PFN) | (first & !offset) | (page & offset))
     }
 
     /// Whether the page is in the memory of a device. To be called on a validated result.
@@ -263,10 +279,13 @@ impl<S: Subscriber> Validated<'_, S> {
         PageRange,
         impl Iterator<Item = HmmPfn> + '_,
     ) {
+        let first = self.pfns.first().map_or(0, |raw| HmmPfn(*raw).pfn());
+        let start = self.range.start() >> PAGE_SHIFT;
+        let pfns = self.pfns.iter().enumerate();
         (
             &mut *self.guard,
             self.range,
-            self.pfns.iter().map(|raw| HmmPfn(*raw)),
+            pfns.map(move |(index, raw)| HmmPfn(*raw).in_huge_page(first, start + index)),
         )
     }
 }
@@ -274,6 +293,23 @@ impl<S: Subscriber> Validated<'_, S> {
 #[kunit_tests(rust_hmm_pfn)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_in_a_huge_page_are_put_right() {
+        let huge = HmmPfn::VALID | ((PMD_ORDER as usize) << HmmPfn::ORDER_SHIFT);
+        // As the core reports pages 160 and 161 of a huge page of device memory at frame 0x1200.
+        let first = HmmPfn(huge | 0x1200);
+        assert_eq!(first.in_huge_page(0x1200, 0x7a00 + 160).pfn(), 0x1200 + 160);
+        let second = HmmPfn(huge | 0x1201 | HmmPfn::WRITE);
+        let fixed = second.in_huge_page(0x1200, 0x7a00 + 161);
+        assert_eq!(fixed.pfn(), 0x1200 + 161);
+        assert!(fixed.is_writable() && fixed.map_order() == PMD_ORDER);
+        // What was right stays so, and small pages are left alone.
+        let right = HmmPfn(huge | (0x1200 + 7));
+        assert_eq!(right.in_huge_page(0x1200 + 6, 0x7a00 + 7).pfn(), 0x1200 + 7);
+        let small = HmmPfn(HmmPfn::VALID | 0x1234);
+        assert_eq!(small.in_huge_page(0x1200, 0x7a00).pfn(), 0x1234);
+    }
 
     #[test]
     fn arithmetic_is_that_of_the_headers() {

@@ -15,22 +15,22 @@ impl Entry {
 
     /// In system memory and mapped?
     pub fn is_present(self) -> bool {
-        self.0 >> 63 & 1 == 1
+        (self.0 >> 63) & 1 == 1
     }
 
     /// A swap, migration or device-private entry?
     pub fn is_swap(self) -> bool {
-        self.0 >> 62 & 1 == 1
+        (self.0 >> 62) & 1 == 1
     }
 
     /// A file page or shared anonymous memory?
     pub fn is_file_or_shared(self) -> bool {
-        self.0 >> 61 & 1 == 1
+        (self.0 >> 61) & 1 == 1
     }
 
     /// Mapped only once?
     pub fn is_exclusive(self) -> bool {
-        self.0 >> 56 & 1 == 1
+        (self.0 >> 56) & 1 == 1
     }
 
     /// The page frame, when present and when the reader may know it.
@@ -81,10 +81,10 @@ mod tests {
 
     #[test]
     fn bits_are_told_apart() {
-        let present = Entry(1 << 63 | 1 << 56 | 0x1234);
+        let present = Entry((1 << 63) | (1 << 56) | 0x1234);
         assert!(present.is_present() && present.is_exclusive() && !present.is_swap());
         assert_eq!(present.pfn(), Some(0x1234));
-        let swap = Entry(1 << 62 | 0x77);
+        let swap = Entry((1 << 62) | 0x77);
         assert!(swap.is_swap() && !swap.is_present());
         assert_eq!(swap.pfn(), None);
         assert!(Entry(1 << 61).is_file_or_shared());

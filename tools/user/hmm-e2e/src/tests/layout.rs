@@ -20,6 +20,8 @@ pub const TESTS: &[Test] = &[
     Test::new("layout", "munmap_of_a_mirrored_range", munmap_mirrored),
     Test::new("layout", "mprotect_in_ram", mprotect_in_ram),
     Test::new("layout", "mprotect_on_the_device", mprotect_on_device).defect(OOPS),
+    Test::new("layout", "soft_dirty_keeps_read_entries", soft_dirty)
+        .only_rust("test_hmm removes entries that need only be write-protected"),
     Test::new("layout", "mprotect_none_and_back", mprotect_none).defect(OOPS),
 ];
 
@@ -168,4 +170,18 @@ fn mprotect_none(ctx: &Ctx) -> Outcome {
         cpu_sees(&map, 1, "after PROT_NONE")?;
     }
     Ok(())
+}
+
+/// Events that only take away write access leave the entries readable.
+fn soft_dirty(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    device_fills(&device, &map, 2, "before clear_refs")?;
+    // Write-protects every page of the process, to see who writes next.
+    std::fs::write("/proc/self/clear_refs", "4").what("clear_refs")?;
+    let read = device_sees(&device, &map, 2, "after clear_refs")?;
+    check_eq!(read.faults, 0, "fault rounds of a read after write protection");
+    device_fills(&device, &map, 3, "after clear_refs")?;
+    cpu_sees(&map, 3, "after clear_refs and a device write")
 }

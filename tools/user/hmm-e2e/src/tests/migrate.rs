@@ -21,7 +21,7 @@ pub const TESTS: &[Test] = &[
     Test::new("migrate", "dontneed_then_cpu", dontneed_then_cpu).defect(OOPS),
     Test::new("migrate", "dontneed_then_device", dontneed_then_device).defect(OOPS),
     Test::new("migrate", "free_then_device_write", free_then_device_write).defect(OOPS),
-    Test::new("migrate", "failed_allocation", failed_allocation),
+    Test::new("migrate", "failed_allocation", failed_allocation).defect(OOPS),
     Test::new("migrate", "several_mappings", several_mappings).defect(OOPS),
     Test::new("migrate", "exclusive_access", exclusive_access),
 ];

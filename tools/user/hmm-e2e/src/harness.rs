@@ -229,7 +229,7 @@ fn run_in_child(test: &Test, ctx: &Ctx, scale: u64) -> Verdict {
 
 /// No test may leave device memory in use once its processes are gone.
 fn leftover(ctx: &Ctx) -> Result<(), String> {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let used = Device::open(ctx.device)
             .and_then(|device| device.counters())

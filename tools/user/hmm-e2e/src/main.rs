@@ -11,11 +11,12 @@ mod tests;
 
 use clap::Parser;
 use harness::{Ctx, Driver, Test};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Groups that are only run when they are named.
-const ON_DEMAND: &[&str] = &["reload"];
+/// The group that unloads modules: run last, and only where the files to load
+/// them again are.
+const RELOAD: &str = "reload";
 
 #[derive(Parser)]
 #[command(name = "hmm-e2e", about = "End-to-end tests of the heterogeneous memory manager")]
@@ -28,8 +29,8 @@ struct Args {
     /// rust_dmirror or test_hmm; otherwise the one that is loaded
     #[arg(long)]
     driver: Option<String>,
-    /// Run only this group (repeatable); `all` for every group.  Without it all
-    /// but `reload`, which unloads and loads the modules
+    /// Run only this group (repeatable); `all` for every group.  Without it all,
+    /// but `reload` only where the module files are
     #[arg(long)]
     group: Vec<String>,
     /// Index of the device: 0 or 1 private memory, 2 or 3 coherent memory
@@ -38,9 +39,10 @@ struct Args {
     /// Where rust_hmm.ko and rust_dmirror.ko are, for the group `reload`
     #[arg(long, default_value = "/lib/modules-hmm")]
     modules: PathBuf,
-    /// Rounds of the load and unload test
-    #[arg(long, default_value_t = 100)]
-    cycles: u32,
+    /// Rounds of the load and unload test; without it 100, or 20 on a kernel
+    /// that runs the modules' KUnit suites at each load
+    #[arg(long)]
+    cycles: Option<u32>,
     /// Multiplies every time limit: for slow machines and debug kernels
     #[arg(long, default_value_t = 4)]
     scale: u64,
@@ -56,9 +58,16 @@ fn detect() -> Driver {
     }
 }
 
+fn default_cycles() -> u32 {
+    match Path::new("/sys/module/kunit").exists() {
+        true => 20,
+        false => 100,
+    }
+}
+
 fn selected(args: &Args) -> Vec<Test> {
     let group = |test: &Test| match args.group.as_slice() {
-        [] => !ON_DEMAND.contains(&test.group),
+        [] => test.group != RELOAD || args.modules.is_dir(),
         groups => groups.iter().any(|group| group == "all" || group == test.group),
     };
     let name = |test: &Test| {
@@ -95,6 +104,7 @@ fn main() -> ExitCode {
     }
     let second = args.device ^ 1;
     let Args { device, modules, cycles, defects, .. } = args;
+    let cycles = cycles.unwrap_or_else(default_cycles);
     let ctx = Ctx { driver, device, second, modules, cycles, defects };
     match harness::run(&tests, &ctx, args.scale.max(1)) {
         true => ExitCode::SUCCESS,

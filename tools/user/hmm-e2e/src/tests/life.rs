@@ -24,7 +24,7 @@ pub const TESTS: &[Test] = &[
 
 /// Waits until the device uses no more than `pages`.
 fn settles(ctx: &Ctx, device: &Device, pages: u64, when: &str) -> Outcome {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         let Some(counters) = ctx.counters(device)? else { return Ok(()) };
         if counters.device_pages_used == pages {
@@ -134,8 +134,11 @@ fn userfaultfd(ctx: &Ctx) -> Outcome {
     let (served, read) = std::thread::scope(|scope| {
         let handler = scope.spawn(|| {
             let mut pages = 0;
-            while let Ok(Some(_)) = missing.serve(0xab, Duration::from_secs(2)) {
-                pages += 1;
+            while pages < map.pages() {
+                match missing.serve(0xab, Duration::from_secs(60)) {
+                    Ok(Some(_)) => pages += 1,
+                    _ => break,
+                }
             }
             pages
         });

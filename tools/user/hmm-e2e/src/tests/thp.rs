@@ -128,9 +128,9 @@ fn failed_way_back(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Small pages must never be given for a huge page that another process maps
-/// too: the kernel cannot split it then.  It may stay, or go as a whole with
-/// the next allocation, but not in pieces.
+/// Small pages must never be given for an unmapped huge page that another
+/// process maps too: the kernel oopses on the split.  Whether it is left alone
+/// or split before it is unmapped, nothing is lost.
 fn shared_and_failed(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;

@@ -279,6 +279,8 @@ fn isolate_and_move<D: Device>(
         let order = entry.order();
         let folio = match target {
             Target::Device => memory.alloc(order),
+            // The core offers these, too, but there is nothing to bring back.
+            Target::System if entry.source == Source::Hole => return None,
             Target::System if memory.driver_fails(order) => None,
             Target::System => LockedFolio::alloc_system(
                 Some(vma),

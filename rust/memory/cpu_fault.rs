@@ -9,7 +9,7 @@ use super::{MemoryOps, Ops};
 use crate::mm::{
     addr::{PageRange, PMD_ORDER, PMD_SIZE},
     device_pages::{CpuFault, DevicePages, FaultError},
-    migrate::{Batch, Isolated},
+    migrate::{Batch, Isolated, Source},
     page::{Effort, LockedFolio}, //
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
@@ -81,6 +81,10 @@ fn attempt<M: MemoryOps>(
     let mut no_memory = false;
     let mut no_huge = false;
     isolated.fill(|entry| {
+        if entry.source == Source::Hole {
+            // The core offers these, too, but there is nothing to bring back.
+            return None;
+        }
         let needed = covers(entry.index, entry.pages);
         let order = entry.order();
         let effort = if needed && order == 0 {

@@ -57,6 +57,10 @@ impl MemoryOps for TestMemory {
             return Err(EIO);
         }
         match (&copy.source, &copy.destination) {
+            (None, PlaceMut::Cpu(to)) => {
+                to.clear();
+                Ok(())
+            }
             (None, PlaceMut::Device(to)) => {
                 let (block, offset) = self.block(to.first)?;
                 block.clear(offset, to.count * PAGE_SIZE)
@@ -272,6 +276,27 @@ mod suite {
         mirror.migrate(range).to_device()?;
         assert_eq!(shared.memory.evict_all()?, 0);
         assert_eq!(load(range.address(3))?, 103);
+        Ok(())
+    }
+
+    #[test]
+    fn only_device_pages_come_back() -> Result {
+        // All in one window, of which the second half was never touched.
+        let all = map(64)?;
+        let at = all.start().next_multiple_of(16 * PAGE_SIZE);
+        let range = PageRange::from_pages(at, 8)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        store(range.start(), 1)?;
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
+        assert_eq!(load(range.start())?, 1);
+        assert_eq!(shared.memory.stats().get(Counter::CpuFaultPages), 8);
+
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
+        assert_eq!(mirror.migrate(all).to_system()?.moved, 8);
+        // A look at the rest finds nothing.
+        let rest = PageRange::from_pages(range.end(), 8)?;
+        mirror.snapshot(rest, |page| assert_eq!(page, Snapshot::None))?;
         Ok(())
     }
 

@@ -12,6 +12,7 @@ pub mod abi;
 pub mod child;
 pub mod device;
 pub mod errno;
+pub mod files;
 pub mod mapping;
 pub mod module;
 pub mod pagemap;

@@ -8,7 +8,7 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::abi::{HUGE_PAGES, PAGE_SIZE};
-use hmm::{mapping, pattern, procfs, Errno, Mapping, Settings, View};
+use hmm::{files, pattern, procfs, Errno, Mapping, Settings, View};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
@@ -102,7 +102,7 @@ fn file_contents(file: &File) -> Result<Vec<u8>, Stop> {
 }
 
 fn file_shared(ctx: &Ctx) -> Outcome {
-    let file = mapping::temp_file("/tmp", 1, PAGES)?;
+    let file = files::temp_file("/tmp", 1, PAGES)?;
     let map = Mapping::file_shared(&file, PAGES)?;
     in_place(ctx, &map, Migration::Refused(Errno::ENOENT))?;
     let device = ctx.open()?;
@@ -111,7 +111,7 @@ fn file_shared(ctx: &Ctx) -> Outcome {
 }
 
 fn file_private(ctx: &Ctx) -> Outcome {
-    let file = mapping::temp_file("/tmp", 1, PAGES)?;
+    let file = files::temp_file("/tmp", 1, PAGES)?;
     let map = Mapping::file_private(&file, PAGES)?;
     // The CPU's write made private copies, which are anonymous memory.
     in_place(ctx, &map, Migration::Moves)?;
@@ -120,7 +120,7 @@ fn file_private(ctx: &Ctx) -> Outcome {
 
 /// A device write to a private file mapping makes the copy, as a CPU's would.
 fn file_private_device_first(ctx: &Ctx) -> Outcome {
-    let file = mapping::temp_file("/tmp", 1, PAGES)?;
+    let file = files::temp_file("/tmp", 1, PAGES)?;
     let map = Mapping::file_private(&file, PAGES)?;
     let device = ctx.open()?;
     device_sees(&device, &map, 1, "of the file's own pages")?;
@@ -133,7 +133,7 @@ fn file_private_device_first(ctx: &Ctx) -> Outcome {
 }
 
 fn memfd_shared(ctx: &Ctx) -> Outcome {
-    let file = mapping::memfd(1, PAGES)?;
+    let file = files::memfd(1, PAGES)?;
     let map = Mapping::file_shared(&file, PAGES)?;
     in_place(ctx, &map, Migration::Refused(Errno::ENOENT))?;
     let other = Mapping::file_shared(&file, PAGES)?;
@@ -141,7 +141,7 @@ fn memfd_shared(ctx: &Ctx) -> Outcome {
 }
 
 fn memfd_private(ctx: &Ctx) -> Outcome {
-    let file = mapping::memfd(1, PAGES)?;
+    let file = files::memfd(1, PAGES)?;
     in_place(ctx, &Mapping::file_private(&file, PAGES)?, Migration::Moves)?;
     pattern::check(1, 0, &file_contents(&file)?).what("memfd behind private copies")
 }

@@ -5,7 +5,7 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{mapping, pagemap, smaps, Child, Errno, Gate, Mapping, Prot, Settings};
+use hmm::{files, mapping, pagemap, smaps, Child, Errno, Gate, Mapping, Prot, Settings};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ fn shared(map: &Mapping) -> Result<Shared, Stop> {
 }
 
 fn read_of_file_pages(ctx: &Ctx) -> Outcome {
-    let file = mapping::temp_file("/tmp", 1, PAGES)?;
+    let file = files::temp_file("/tmp", 1, PAGES)?;
     let map = Mapping::file_private(&file, PAGES)?;
     let cache = Mapping::file_shared(&file, PAGES)?;
     cpu_sees(&map, 1, "of the private mapping")?;

@@ -109,8 +109,11 @@ fn main() -> Result<()> {
 
     let counters = device.counters().context("counters")?;
     if args.json {
-        let counters: serde_json::Map<_, _> =
-            counters.fields().iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
+        let counters: serde_json::Map<_, _> = counters
+            .fields()
+            .iter()
+            .map(|(name, value)| (name.to_string(), json!(value)))
+            .collect();
         println!("{}", json!({ "steps": story.steps, "counters": counters }));
         return Ok(());
     }

@@ -164,14 +164,11 @@ impl<M: MemoryOps> Ops<M> {
     fn copy_all(&self, pages: &DevicePages<Self>, isolated: &mut Isolated<'_>) -> usize {
         let mut failed = 0;
         let mut next = 0;
-        loop {
-            let found = isolated
-                .entries()
-                .find(|entry| entry.index >= next && entry.destination != 0);
-            let Some(entry) = found else {
-                return failed;
-            };
+        while let Some(entry) = isolated.entry_from(next) {
             next = entry.index + entry.pages;
+            if entry.destination == 0 {
+                continue;
+            }
             let range = |pfn: usize| {
                 pages.lookup(pfn).map(|first| DeviceRange {
                     first,
@@ -201,6 +198,7 @@ impl<M: MemoryOps> Ops<M> {
                 failed += entry.pages;
             }
         }
+        failed
     }
 }
 

@@ -123,17 +123,17 @@ impl Inner<'_> {
         })
     }
 
+    /// The first entry at or after page `index`.
+    fn entry_from(&self, index: usize) -> Option<Entry> {
+        (index..self.pages).find_map(|index| self.entry(index))
+    }
+
     fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         let mut next = 0;
         core::iter::from_fn(move || {
-            while next < self.pages {
-                let found = self.entry(next);
-                next += found.map_or(1, |entry| entry.pages);
-                if found.is_some() {
-                    return found;
-                }
-            }
-            None
+            let found = self.entry_from(next)?;
+            next = found.index + found.pages;
+            Some(found)
         })
     }
 
@@ -271,6 +271,11 @@ impl<'a> Isolated<'a> {
     /// The entries that can migrate.
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         self.0.entries()
+    }
+
+    /// The first entry at or after page `index` of the range.
+    pub fn entry_from(&self, index: usize) -> Option<Entry> {
+        self.0.entry_from(index)
     }
 
     /// Asks `choose` for the destination of each entry. An entry without one stays where it is.

@@ -17,7 +17,7 @@ use rust_hmm::{
 };
 
 /// Device faults in a row that bring no progress before a command gives up with `EBUSY`.
-const FAULT_ROUNDS: usize = 100;
+const FAULT_ROUNDS: usize = 10_000;
 
 /// Pages that pass through the bounce buffer at once.
 const BOUNCE_PAGES: usize = 32;
@@ -31,20 +31,20 @@ pub(crate) enum Missing {
     Fail,
 }
 
-struct Bounce(KVVec<u8>);
+struct Bounce(KVVec<[u8; PAGE_SIZE]>);
 
 impl Bounce {
     fn new(pages: usize) -> Result<Self> {
-        let bytes = pages.min(BOUNCE_PAGES) * PAGE_SIZE;
-        Ok(Self(KVVec::from_elem(0, bytes, GFP_KERNEL)?))
+        let pages = pages.min(BOUNCE_PAGES);
+        Ok(Self(KVVec::from_elem([0; PAGE_SIZE], pages, GFP_KERNEL)?))
     }
 
     fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        self.0.chunks_exact_mut(PAGE_SIZE)
+        self.0.iter_mut().map(|page| &mut page[..])
     }
 
     fn bytes(&mut self, pages: usize) -> Result<&mut [u8]> {
-        self.0.get_mut(..pages * PAGE_SIZE).ok_or(EINVAL)
+        Ok(self.0.get_mut(..pages).ok_or(EINVAL)?.as_flattened_mut())
     }
 }
 

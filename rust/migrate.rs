@@ -32,7 +32,10 @@ use kernel::{
 /// Tries to announce a step; each costs one collision with an invalidation, or a [`PAUSE`].
 const TRIES: usize = 1024;
 
-/// Time to wait for one of too many migrations of a mirror to end.
+/// More tries of a step towards the device that left pages behind, though there was memory.
+const RETRIES: usize = 3;
+
+/// Time before another try, and to wait for one of too many migrations of a mirror to end.
 const PAUSE: Delta = Delta::from_millis(1);
 
 /// What a migration did. Partial success is success.
@@ -184,7 +187,8 @@ impl<D: Device> Step<'_, D> {
                 result => !matches!(result, Some(Ok(()))),
             };
         let (end, first) = self.attempt(piece, target, true)?;
-        let pages = PageRange::new(piece.start(), end)?.pages();
+        let piece = PageRange::new(piece.start(), end)?;
+        let pages = piece.pages();
         let mut outcome = match first {
             Some(outcome) => outcome,
             None if full => Outcome {
@@ -195,6 +199,21 @@ impl<D: Device> Step<'_, D> {
             // splits a huge page before it isolates it, also when others map it.
             None => self.attempt(piece, target, false)?.1.unwrap_or_default(),
         };
+        for _ in 0..RETRIES {
+            if target != Target::Device || outcome.no_memory + outcome.copy_failed != 0 {
+                break;
+            }
+            if self.mirror.lock_table().present(piece) == pages {
+                break;
+            }
+            // Somebody may hold a page for a moment: compaction, reclaim, a look at its contents.
+            fsleep(PAUSE);
+            let Ok((_, Some(again))) = self.attempt(piece, target, true) else {
+                break;
+            };
+            outcome.moved += again.moved;
+            outcome.entries += again.entries;
+        }
         outcome.skipped =
             pages.saturating_sub(outcome.moved + outcome.no_memory + outcome.copy_failed);
         total.merge(&outcome);

@@ -12,6 +12,13 @@ suite() {
 	HMM_SUITE=$1
 	HMM_RESULT=$HMM_RESULTS/$1
 	mkdir -p "$HMM_RESULTS"
+	# Two runs of one suite in one checkout would write into the same files; the lock goes away with us.
+	local fd
+	exec {fd}>"$HMM_BUILD/.lock-suite-$1"
+	if ! flock -n "$fd"; then
+		say "  waiting for another run of $1 in this checkout"
+		flock "$fd"
+	fi
 	: >"$HMM_RESULT"
 	trap 'printf "not ok %s: ended early\n" "$HMM_SUITE" >>"$HMM_RESULT"' EXIT
 }

@@ -11,6 +11,7 @@
 //! 5. finalize: the CPU may fault again.
 
 use crate::{
+    memory::Copies,
     mirror::{Device, Inner, Mirror},
     mm::{
         addr::{PageRange, PMD_ORDER},
@@ -149,6 +150,7 @@ impl<D: Device> Migrate<'_, D> {
             mirror: self.mirror,
             space: self.mirror.space()?,
             batch: Batch::new()?,
+            copies: Copies::new()?,
             spares: Spares::default(),
         };
         let mut total = Outcome::default();
@@ -173,6 +175,7 @@ struct Step<'m, D: Device> {
     mirror: &'m Mirror<D>,
     space: AddressSpace<'m, Inner<D>>,
     batch: Batch,
+    copies: Copies,
     spares: Spares,
 }
 
@@ -246,6 +249,7 @@ impl<D: Device> Step<'_, D> {
                     compound,
                     cookie,
                     &mut self.batch,
+                    &mut self.copies,
                     &mut self.spares,
                     &mut unswitched,
                 )?;
@@ -276,6 +280,7 @@ fn isolate_and_move<D: Device>(
     compound: bool,
     cookie: Cookie,
     batch: &mut Batch,
+    copies: &mut Copies,
     spares: &mut Spares,
     unswitched: &mut bool,
 ) -> Result<Option<Outcome>> {
@@ -323,7 +328,18 @@ fn isolate_and_move<D: Device>(
         // Puts everything back.
         return Ok(None);
     }
-    outcome.copy_failed = memory.copy_all(&mut isolated);
+    let asked: usize = isolated
+        .entries()
+        .filter(|entry| entry.destination != 0)
+        .map(|entry| entry.pages)
+        .sum();
+    memory.copy_all(&mut isolated, copies);
+    let copied: usize = isolated
+        .entries()
+        .filter(|entry| entry.destination != 0)
+        .map(|entry| entry.pages)
+        .sum();
+    outcome.copy_failed = asked - copied;
 
     let migrated = isolated.migrate();
     for entry in migrated.moved() {

@@ -5,7 +5,7 @@
 //! Nothing here waits for invalidations: a folio lock is held that an invalidation may wait for.
 //! Device entries are removed the ordinary way, by the notifier calls of the migration itself.
 
-use super::{MemoryOps, Ops};
+use super::{Copies, MemoryOps, Ops};
 use crate::mm::{
     addr::{PageRange, PMD_ORDER, PMD_SIZE},
     device_pages::{CpuFault, DevicePages, FaultError},
@@ -32,14 +32,31 @@ pub(super) fn serve<M: MemoryOps>(
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
     let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
+    let mut copies = Copies::new().map_err(|_| FaultError::NoMemory)?;
     if fault.is_huge() {
-        match attempt(pages, fault, &mut batch, PMD_SIZE, true)? {
+        match attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE, true)? {
             Outcome::Done(moved) => return Ok(moved),
             // Without COMPOUND the core splits the device folio.
-            Outcome::NoHuge => return finish(attempt(pages, fault, &mut batch, PMD_SIZE, false)?),
+            Outcome::NoHuge => {
+                return finish(attempt(
+                    pages,
+                    fault,
+                    &mut batch,
+                    &mut copies,
+                    PMD_SIZE,
+                    false,
+                )?)
+            }
         }
     }
-    finish(attempt(pages, fault, &mut batch, WINDOW, false)?)
+    finish(attempt(
+        pages,
+        fault,
+        &mut batch,
+        &mut copies,
+        WINDOW,
+        false,
+    )?)
 }
 
 fn finish(outcome: Outcome) -> Result<usize, FaultError> {
@@ -53,6 +70,7 @@ fn attempt<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
     batch: &mut Batch,
+    copies: &mut Copies,
     window: usize,
     compound: bool,
 ) -> Result<Outcome, FaultError> {
@@ -103,7 +121,7 @@ fn attempt<M: MemoryOps>(
         }
         folio.ok()
     });
-    ops.copy_all(pages, &mut isolated);
+    ops.copy_all(pages, &mut isolated, copies);
     let wanted = isolated
         .entries()
         .find(|entry| covers(entry.index, entry.pages));

@@ -5,7 +5,7 @@
 use super::*;
 use crate::{
     bindings,
-    memory::Copy,
+    memory::{Copy, CopyJob},
     mm::{
         addr::{PMD_PAGES, PMD_SIZE},
         device_pages::Kind,
@@ -50,8 +50,8 @@ impl TestMemory {
     }
 }
 
-impl MemoryOps for TestMemory {
-    fn copy(&self, copy: &Copy<'_>) -> Result {
+impl TestMemory {
+    fn do_copy(&self, copy: &Copy<'_>) -> Result {
         if self.fail_copies.load(Relaxed) != 0 {
             self.fail_copies.fetch_sub(1, Relaxed);
             return Err(EIO);
@@ -75,6 +75,13 @@ impl MemoryOps for TestMemory {
             }
             _ => Err(EINVAL),
         }
+    }
+}
+
+impl MemoryOps for TestMemory {
+    fn copy(&self, job: CopyJob) {
+        let result = self.do_copy(&job.copy());
+        job.complete(result);
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
     device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange},
     notifier::Cookie,
-    page::{CpuPages, CpuPagesMut, LockedFolio},
+    page::{mark_dirty, CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
 };
 use crate::bindings;
@@ -330,6 +330,15 @@ impl<'a> Isolated<'a> {
         // which `self` would have to be borrowed mutably.
         unsafe {
             (!bindings::rust_hmm_pfn_is_private(pfn)).then(|| CpuPagesMut::new(pfn, entry.pages))
+        }
+    }
+
+    /// Marks the destination of the entry at `index` dirty, if it is system memory: what comes from
+    /// a device may be newer than what reclaim thinks it can drop (`MADV_FREE`).
+    pub fn dirty_destination(&self, index: usize) {
+        if let Some(pages) = self.destination(index) {
+            // SAFETY: A locked new folio of ours.
+            unsafe { mark_dirty(pages.first_pfn()) };
         }
     }
 

@@ -11,7 +11,7 @@ use kernel::{
     },
 };
 use rust_hmm::{
-    memory::{Copy, MemoryOps},
+    memory::{Copy, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
     mm::{addr::PMD_SIZE, device_pages::DeviceRange, page::SharedBytes},
 };
@@ -80,8 +80,8 @@ impl Vram {
     }
 }
 
-impl MemoryOps for Vram {
-    fn copy(&self, copy: &Copy<'_>) -> Result {
+impl Vram {
+    fn do_copy(&self, copy: &Copy<'_>) -> Result {
         match (&copy.source, &copy.destination) {
             (None, PlaceMut::Cpu(to)) => {
                 to.clear();
@@ -103,6 +103,13 @@ impl MemoryOps for Vram {
             // Never asked for: pages migrate to or from system memory.
             (Some(Place::Device(_)), PlaceMut::Device(_)) => Err(EINVAL),
         }
+    }
+}
+
+impl MemoryOps for Vram {
+    fn copy(&self, job: CopyJob) {
+        let result = self.do_copy(&job.copy());
+        job.complete(result);
     }
 
     fn fail_allocation(&self, _order: u32) -> bool {

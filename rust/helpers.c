@@ -64,6 +64,12 @@ struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_lookup);
 
+struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma)
+{
+	return vma->vm_mm;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_mm);
+
 bool rust_hmm_fatal_signal_pending(void)
 {
 	return fatal_signal_pending(current);

@@ -30,6 +30,7 @@ int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm);
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm);
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr);
+struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma);
 bool rust_hmm_fatal_signal_pending(void);
 
 /* include/linux/kthread.h */

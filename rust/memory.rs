@@ -3,6 +3,7 @@
 //! The memory of a device: allocation, the CPU fault on it, eviction.
 
 use crate::{
+    mirror::Peer,
     mm::{
         device_pages::{CpuFault, DevicePageOps, DevicePages, FaultError, Kind},
         migrate::{Isolated, Select, Source},
@@ -11,15 +12,18 @@ use crate::{
     },
     stats::{Counter, Stats},
 };
-use kernel::prelude::*;
+use kernel::{prelude::*, sync::Arc};
 
 mod copy;
 mod cpu_fault;
 mod evict;
+mod peers;
 
 use copy::End;
 pub(crate) use copy::{Copies, Failed};
 pub use copy::{Copy, CopyJob};
+use peers::Peers;
+pub(crate) use peers::Registration;
 
 /// What a driver says about its memory.
 pub trait MemoryOps: Send + Sync + Sized + 'static {
@@ -44,6 +48,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
 struct Ops<M> {
     driver: M,
     stats: Stats,
+    peers: Pin<KBox<Peers>>,
 }
 
 /// The memory of one device, shared by all mirrors of it.
@@ -69,6 +74,7 @@ impl<M: MemoryOps> Memory<M> {
                 Ops {
                     driver,
                     stats: Stats::new(),
+                    peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
                 },
             ),
         }? Error)
@@ -97,6 +103,11 @@ impl<M: MemoryOps> Memory<M> {
     /// Most pages that there can be.
     pub fn limit(&self) -> usize {
         self.pages.limit()
+    }
+
+    /// Adds a mirror of the address space `space`.
+    pub(crate) fn add_peer(&self, space: Cookie, peer: Arc<dyn Peer>) -> Result<Registration> {
+        self.pages.data().peers.add(space, peer)
     }
 
     pub(crate) fn owner(&self) -> Cookie {

@@ -2,8 +2,9 @@
 
 //! A CPU touches a page that is in device memory.
 //!
-//! Nothing here waits for invalidations: a folio lock is held that an invalidation may wait for.
-//! Device entries are removed the ordinary way, by the notifier calls of the migration itself.
+//! Nothing here waits for invalidations: a folio lock is held that an invalidation may wait for
+//! (H14). The device goes on reading through mirrors that can be had without waiting; others' entries
+//! are removed the ordinary way, by the notifier calls of the migration itself.
 
 use super::{Copies, MemoryOps, Ops};
 use crate::mm::{
@@ -84,53 +85,58 @@ fn attempt<M: MemoryOps>(
     .map_err(|_| FaultError::Lost)?;
     let target = range.index_of(fault.address()).ok_or(FaultError::Lost)?;
 
-    let mut isolated = Isolated::new(
-        vma,
-        range,
-        ops.select(pages),
-        compound,
-        pages.owner(),
-        Some(fault),
-        batch,
-    )
-    .map_err(|_| FaultError::Lost)?;
-
     let covers = |index: usize, pages: usize| (index..index + pages).contains(&target);
     let mut no_memory = false;
     let mut no_huge = false;
-    isolated.fill(|entry| {
-        if entry.source == Source::Hole {
-            // The core offers these, too, but there is nothing to bring back.
-            return None;
-        }
-        let needed = covers(entry.index, entry.pages);
-        let order = entry.order();
-        let effort = if needed && order == 0 {
-            Effort::Must
-        } else {
-            Effort::Try
-        };
-        let folio = if order == PMD_ORDER && ops.driver.fail_allocation(order) {
-            Err(ENOMEM)
-        } else {
-            LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)
-        };
-        if folio.is_err() && needed {
-            no_huge |= order == PMD_ORDER;
-            no_memory |= order == 0;
-        }
-        folio.ok()
-    });
-    ops.copy_all(pages, &mut isolated, copies);
-    let wanted = isolated
-        .entries()
-        .find(|entry| covers(entry.index, entry.pages));
-    // Isolated, given memory, but its destination was taken back: the copy failed.
-    let lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
+    let mut lost = false;
+    let mut moved = 0;
+    // Mirrors that can be had at once keep their entries until the pages have moved.
+    ops.peers
+        .keep_reading(vma.space(), pages.owner(), range, || {
+            let mut isolated = Isolated::new(
+                vma,
+                range,
+                ops.select(pages),
+                compound,
+                pages.owner(),
+                Some(fault),
+                batch,
+            )
+            .map_err(|_| FaultError::Lost)?;
+            isolated.fill(|entry| {
+                if entry.source == Source::Hole {
+                    // The core offers these, too, but there is nothing to bring back.
+                    return None;
+                }
+                let needed = covers(entry.index, entry.pages);
+                let order = entry.order();
+                let effort = if needed && order == 0 {
+                    Effort::Must
+                } else {
+                    Effort::Try
+                };
+                let folio = if order == PMD_ORDER && ops.driver.fail_allocation(order) {
+                    Err(ENOMEM)
+                } else {
+                    LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)
+                };
+                if folio.is_err() && needed {
+                    no_huge |= order == PMD_ORDER;
+                    no_memory |= order == 0;
+                }
+                folio.ok()
+            });
+            ops.copy_all(pages, &mut isolated, copies);
+            let wanted = isolated
+                .entries()
+                .find(|entry| covers(entry.index, entry.pages));
+            // Isolated, given memory, but its destination was taken back: the copy failed.
+            lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
 
-    let migrated = isolated.migrate();
-    let moved = migrated.moved().map(|entry| entry.pages).sum();
-    drop(migrated);
+            let migrated = isolated.migrate();
+            moved = migrated.moved().map(|entry| entry.pages).sum();
+            Ok(migrated)
+        })?;
 
     if no_huge {
         return Ok(Outcome::NoHuge);

@@ -15,10 +15,11 @@ use crate::{
         range_fault::{Access, PfnBuffer},
         space::MmapGuard,
     },
+    pgtable::Radix4,
 };
 use kernel::{
     page::PAGE_SIZE,
-    sync::{Arc, SetOnce},
+    sync::{atomic::ordering::Relaxed, Arc, SetOnce},
     uaccess::UserSlice, //
 };
 
@@ -101,6 +102,8 @@ struct TestDevice(Arc<Shared>);
 
 impl Device for TestDevice {
     type Memory = TestMemory;
+    type Format = Radix4;
+    type Walker = ();
     type Flush = ();
 
     fn memory(&self) -> Option<&Memory<TestMemory>> {
@@ -147,11 +150,10 @@ fn unmap(range: PageRange) -> Result {
     })
 }
 
-fn mirror(shared: &Arc<Shared>) -> Result<Pin<KBox<Mirror<TestDevice>>>> {
+fn mirror(shared: &Arc<Shared>) -> Result<Mirror<TestDevice>> {
     let current = current!();
     let mm = current.mm().ok_or(EINVAL)?;
-    let mirror = crate::new_mirror!(mm, TestDevice(shared.clone()))?;
-    KBox::pin_init(mirror, GFP_KERNEL)
+    crate::new_mirror!(mm, TestDevice(shared.clone()))
 }
 
 fn user(addr: usize) -> UserSlice {
@@ -266,14 +268,16 @@ mod suite {
 
         // Entries of pages that stay on the device survive a second migration.
         let outcome = mirror.migrate(range).to_device()?;
-        assert_eq!((outcome.moved, outcome.skipped), (0, 8));
+        assert_eq!((outcome.moved, outcome.skipped), (0, 0));
         assert_eq!(mirror.lock_table().present(range), 8);
 
-        // The CPU touches one: it comes back, with the window around it.
+        // The CPU touches one: it comes back, with the window around it, and the device reads on.
         assert_eq!(load(range.address(2))?, 102);
         assert_eq!(shared.memory.stats().get(Counter::CpuFaults), 1);
         assert_eq!(shared.memory.usage().0, 0);
-        assert_eq!(mirror.lock_table().present(range), 0);
+        assert_eq!(mirror.lock_table().present(range), 8);
+        assert!(mirror.lock_table().writable(range.address(2)).is_none());
+        assert_eq!(device_load(&mirror, range.address(5))?, Some(105));
         assert_eq!(load(range.address(5))?, 105);
         assert_eq!(load(range.address(7))?, 0);
 

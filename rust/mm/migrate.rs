@@ -16,7 +16,7 @@ use super::{
     page::{mark_dirty, CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
 };
-use crate::bindings;
+use crate::{bindings, pgtable::Flushed};
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{error::to_result, prelude::*};
 
@@ -375,7 +375,8 @@ impl Drop for Isolated<'_> {
     }
 }
 
-/// Pages that have moved, or stay. Dropping it maps them for the CPU again.
+/// Pages that have moved, or stay. [`Self::finalize`] maps them for the CPU again, and so does a drop,
+/// for the case that no device has an entry.
 pub struct Migrated<'a>(Inner<'a>);
 
 impl Migrated<'_> {
@@ -383,6 +384,9 @@ impl Migrated<'_> {
     pub fn moved(&self) -> impl Iterator<Item = Entry> + '_ {
         self.0.entries().filter(|entry| entry.destination != 0)
     }
+
+    /// Maps the pages for the CPU again, and frees their sources: no device uses these any more.
+    pub fn finalize(self, _proof: &Flushed) {}
 }
 
 impl Drop for Migrated<'_> {

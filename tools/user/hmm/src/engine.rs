@@ -62,7 +62,8 @@ pub fn checksum(words: impl IntoIterator<Item = u64>) -> u64 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Command {
-    size: u32,
+    /// Set when it is submitted.
+    pub size: u32,
     /// [`Command::VERIFY`].
     pub flags: u32,
     /// Engine, or [`Command::ANY`].
@@ -83,7 +84,8 @@ pub struct Command {
     pub rounds: u64,
     /// Pause after each round, in ns.
     pub think_ns: u64,
-    id: u64,
+    /// Set when it is submitted.
+    pub id: u64,
 }
 
 impl Command {
@@ -447,7 +449,7 @@ impl Device {
 
     /// Gives a command to an engine.
     pub fn submit(&self, command: Command) -> Result<Job<'_>, Errno> {
-        let mut command = command;
+        let mut command = Command { size: Command::SIZE, ..command };
         self.extension(0x42, &mut command)?;
         Ok(Job { device: self, id: command.id })
     }

@@ -40,7 +40,7 @@ user:
 
 run:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)
-	tools/vm/run --kernel $(KERNEL) --series $(SERIES) --add build/user/bin/hmm-demo -- hmm-demo
+	tools/demo --kernel $(KERNEL) --series $(SERIES)
 
 test:
 	@tools/test/all

@@ -46,7 +46,8 @@ pub fn ends_with(device: &Device, command: Command, error: Errno, what: &str) ->
 }
 
 fn words(map: &Mapping, seed: u64) -> impl Iterator<Item = u64> {
-    (0..map.pages()).flat_map(move |page| (0..WORDS).map(move |word| pattern::word(seed, page, word)))
+    (0..map.pages())
+        .flat_map(move |page| (0..WORDS).map(move |word| pattern::word(seed, page, word)))
 }
 
 fn every_operation(device: &Device, map: &Mapping) -> Outcome {
@@ -266,9 +267,8 @@ fn faults_coalesce(ctx: &Ctx) -> Outcome {
         map.fill(3);
         let sum = words(&map, 3).fold(0u64, u64::wrapping_add);
         let read = Command::new(EngineOp::Read, map.addr(), map.len());
-        let jobs: Vec<_> = (0..16)
-            .map(|index| device.submit(read.engine(index % 2)))
-            .collect::<Result<_, _>>()?;
+        let jobs: Vec<_> =
+            (0..16).map(|index| device.submit(read.engine(index % 2))).collect::<Result<_, _>>()?;
         for job in &jobs {
             let ended = job.wait().what("READ")?;
             check_eq!((ended.error, ended.status.result), (None, sum), "end of READ");

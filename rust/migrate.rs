@@ -433,14 +433,18 @@ impl<F: Format> Work<F> {
                 Switched::Stays { .. } => PageOutcome::Skipped,
             };
         };
-        let flushed = match target {
+        let (flushed, result) = match target {
             Target::Device => {
                 let writable = vma.flags() & flags::WRITE != 0;
-                mirror.switch_to_device(name, piece, &migrated, writable, spares, &mut each)?
+                let number = |pfn| memory.entry_number(pfn);
+                mirror.switch_to_device(name, piece, &migrated, number, writable, spares, &mut each)
             }
-            Target::System => mirror.switch_to_system(name, piece, &migrated, &mut each),
+            Target::System => (
+                mirror.switch_to_system(name, piece, &migrated, &mut each),
+                Ok(()),
+            ),
         };
         migrated.finalize(&flushed);
-        Ok(Attempt::Done { lost })
+        result.map(|()| Attempt::Done { lost })
     }
 }

@@ -8,6 +8,7 @@
 //! transaction still owns (`transaction`).
 
 use crate::{
+    locks,
     memory::{Memory, MemoryOps, Registration},
     mm::{
         addr::PageRange,
@@ -242,13 +243,14 @@ impl<D: Device> Mirror<D> {
             table: Table::new()?,
             transactions: Transactions::default(),
         };
+        let (ended_name, ended_key) = locks::ended();
         let inner = Inner {
             walkers: device.walkers(),
             reader: state.table.reader(),
             device,
             stats: Stats::new(),
             changing: Atomic::new(0),
-            ended: KBox::pin_init(kernel::new_condvar!("rust_hmm::ended"), GFP_KERNEL)?,
+            ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL)?,
         };
         let notifier = Arc::pin_init(
             IntervalNotifier::new(mm, inner, state, name, key),

@@ -38,6 +38,7 @@ pub mod thread;
 
 mod bindings;
 mod compat;
+mod locks;
 
 use kernel::prelude::*;
 

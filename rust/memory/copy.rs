@@ -3,6 +3,7 @@
 //! Copies of a migration, which a driver may carry out in its own time and order.
 
 use crate::{
+    locks,
     mirror::{Place, PlaceMut},
     mm::{
         addr::PMD_PAGES,
@@ -69,12 +70,14 @@ pub(crate) struct Copies(Arc<State>);
 impl Copies {
     /// Context: may sleep. `ENOMEM`.
     pub(crate) fn new() -> Result<Self> {
+        let (name, key) = locks::copies();
+        let (idle_name, idle_key) = locks::copies_idle();
         Ok(Self(Arc::pin_init(
             pin_init!(State {
                 outstanding: Atomic::new(0),
                 failed: core::array::from_fn(|_| Atomic::new(0)),
-                lock <- kernel::new_mutex!((), "rust_hmm::copies"),
-                idle <- kernel::new_condvar!("rust_hmm::copies"),
+                lock <- Mutex::new((), name, key),
+                idle <- CondVar::new(idle_name, idle_key),
             }),
             GFP_KERNEL,
         )?))

@@ -7,6 +7,7 @@
 //! and the rest loses its entries the ordinary way.
 
 use crate::{
+    locks,
     mirror::Peer,
     mm::{addr::PageRange, migrate::Migrated, notifier::Cookie},
 };
@@ -44,17 +45,19 @@ pub(super) struct Peers {
 
 impl Peers {
     pub(super) fn new() -> impl PinInit<Self> {
+        let (name, key) = locks::peers();
         pin_init!(Self {
-            list <- kernel::new_mutex!(KVec::new(), "rust_hmm::peers"),
+            list <- Mutex::new(KVec::new(), name, key),
         })
     }
 
     /// Adds a mirror of `mm`. Context: may sleep. `ENOMEM`.
     pub(super) fn add(&self, mm: Cookie, peer: Arc<dyn Peer>) -> Result<Registration> {
+        let (name, key) = locks::peer();
         let place = Arc::pin_init(
             pin_init!(Place {
                 mm,
-                peer <- kernel::new_mutex!(Some(peer), "rust_hmm::peer"),
+                peer <- Mutex::new(Some(peer), name, key),
             }),
             GFP_KERNEL,
         )?;

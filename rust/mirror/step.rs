@@ -140,17 +140,24 @@ impl<D: Device> Mirror<D> {
         self.inner().ended.notify_all();
     }
 
-    /// Lets the device use what moved to its memory. Calls `each` for every page of `piece`.
+    /// Lets the device use what moved to its memory, of which `number` gives the device page number
+    /// by page frame. Calls `each` for every page of `piece`.
+    ///
+    /// Afterwards no entry names a source, also after an error.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call site; they live in different places"
+    )]
     pub(crate) fn switch_to_device(
         &self,
         name: Cookie,
         piece: PageRange,
         migrated: &Migrated<'_>,
+        number: impl Fn(usize) -> Option<usize>,
         hole_writable: bool,
         spares: &mut Spares<D::Format>,
         mut each: impl FnMut(usize, Switched),
-    ) -> Result<Flushed> {
-        let memory = self.device().memory().ok_or(ENODEV)?;
+    ) -> (Flushed, Result) {
         let mut moved = Cursor(migrated.moved().peekable());
         let mut guard = self.notifier.lock();
         let State {
@@ -158,7 +165,7 @@ impl<D: Device> Mirror<D> {
             transactions,
         } = &mut *guard;
         let (result, flush) = self.inner().change(table, Some(piece), |table, batch| {
-            table.install(piece, spares, batch, |addr, slot| {
+            let result = table.install(piece, spares, batch, |addr, slot| {
                 let Some(index) = piece.index_of(addr) else {
                     return;
                 };
@@ -170,7 +177,9 @@ impl<D: Device> Mirror<D> {
                 if !transactions.owns(name, addr) {
                     return each(index, Switched::Lost);
                 }
-                let Some(number) = memory.entry_number(entry.destination) else {
+                let Some(number) = number(entry.destination) else {
+                    // Not of this device: nothing may name the source any more.
+                    *slot = Entry::NONE;
                     return each(index, Switched::Lost);
                 };
                 let may_write = match entry.source {
@@ -179,11 +188,18 @@ impl<D: Device> Mirror<D> {
                 };
                 *slot = Entry::device(number + (index - entry.index), may_write);
                 each(index, Switched::Yes { was_valid });
-            })
+            });
+            if result.is_err() {
+                // The sources go in any case.
+                table.for_each(piece, batch, |span, slot| {
+                    Inner::<D>::retire(span, *slot);
+                    *slot = Entry::NONE;
+                });
+            }
+            result
         });
         drop(guard);
-        let flushed = Flushed::by(flush, self.inner());
-        result.map(|()| flushed)
+        (Flushed::by(flush, self.inner()), result)
     }
 
     /// Lets the device use what moved to system memory, where it had an entry. Calls `each` for

@@ -9,7 +9,10 @@
 //! it saw the table after the change, or the invalidation waits for it.
 
 use super::{Device, Inner, Mirror, Place, PlaceMut};
-use crate::pgtable::{Entry, Leaf};
+use crate::{
+    locks,
+    pgtable::{Entry, Leaf},
+};
 use kernel::{
     prelude::*,
     sync::{
@@ -32,10 +35,10 @@ impl<T: Send + Unpin> Walkers<T> {
     /// `ENOMEM`, or what `make` returns.
     pub fn new(count: usize, mut make: impl FnMut(usize) -> Result<T>) -> Result<Arc<Self>> {
         let mut walkers = KVec::with_capacity(count, GFP_KERNEL)?;
+        let (name, key) = locks::walker();
         for index in 0..count {
             let data = make(index)?;
-            let walker =
-                KBox::pin_init(kernel::new_spinlock!(data, "rust_hmm::walker"), GFP_KERNEL)?;
+            let walker = KBox::pin_init(SpinLock::new(data, name, key), GFP_KERNEL)?;
             walkers.push(walker, GFP_KERNEL)?;
         }
         Ok(Arc::new(Self(walkers), GFP_KERNEL)?)

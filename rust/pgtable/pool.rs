@@ -7,6 +7,7 @@ use super::{
     entry::Entry,
     format::{fan, Format, Word},
 };
+use crate::locks;
 use kernel::{
     prelude::*,
     sync::{
@@ -130,7 +131,10 @@ impl<F: Format> Pool<F> {
             pin_init!(Self {
                 chunks,
                 count: Atomic::new(0),
-                free <- kernel::new_spinlock!(List::EMPTY, "rust_hmm::table_pool"),
+                free <- {
+                    let (name, key) = locks::table_pool();
+                    SpinLock::new(List::EMPTY, name, key)
+                },
             }),
             GFP_KERNEL,
         )
@@ -145,6 +149,18 @@ impl<F: Format> Pool<F> {
             cells: chunk.cells.get(first..first + fan::<F>())?,
             meta: chunk.meta.get(index % CHUNK)?,
         })
+    }
+
+    /// One entry of a table page, for walks: nothing else is looked up.
+    #[inline]
+    pub(super) fn load(&self, index: u32, slot: usize) -> F::Word {
+        // CAST: From 32 bits to more.
+        let index = index as usize;
+        self.chunks
+            .get(index / CHUNK)
+            .and_then(SetOnce::as_ref)
+            .and_then(|chunk| chunk.cells.get(index % CHUNK * fan::<F>() + slot))
+            .map_or(F::Word::EMPTY, F::Word::load)
     }
 
     pub(super) fn push(&self, list: &mut List, index: u32) {

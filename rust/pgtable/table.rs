@@ -53,7 +53,7 @@ impl<F: Format> Reader<F> {
         }
         let mut index = self.root;
         for level in (0..F::LEVELS).rev() {
-            let word = self.pool.page(index)?.load(slot_of::<F>(level, addr));
+            let word = self.pool.load(index, slot_of::<F>(level, addr));
             match F::decode(level, word) {
                 Slot::Empty => return None,
                 Slot::Table(child) => index = child,

@@ -106,6 +106,8 @@ pub(crate) struct Inner<D: Device> {
     /// Changes of entries from before the first one until after the flush. While there are any, an
     /// invalidation that finds no entries must flush too: they may be gone, and still in use.
     changing: Atomic<usize>,
+    /// Faults that had to try again: new migrations let them go first for a while.
+    starved: Atomic<usize>,
     /// A migration has ended: who wants to install entries may try again.
     ended: Pin<KBox<CondVar>>,
 }
@@ -250,6 +252,7 @@ impl<D: Device> Mirror<D> {
             device,
             stats: Stats::new(),
             changing: Atomic::new(0),
+            starved: Atomic::new(0),
             ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL)?,
         };
         let notifier = Arc::pin_init(

@@ -16,7 +16,10 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::CondVarTimeoutResult,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        CondVarTimeoutResult, //
+    },
     time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic}, //
 };
 
@@ -71,6 +74,22 @@ pub enum Location {
     Device,
     /// In the coherent memory of another device.
     Remote,
+}
+
+/// A fault that had to try again, as long as it tries.
+struct Starved<'a>(&'a Atomic<usize>);
+
+impl<'a> Starved<'a> {
+    fn new(count: &'a Atomic<usize>) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Starved<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Whether another try makes sense after `error`.
@@ -129,6 +148,7 @@ impl<D: Device> Mirror<D> {
     ) -> Result {
         let mut since = Instant::<Monotonic>::now();
         let mut waits = 0;
+        let mut starved = None;
         loop {
             spares.refill()?;
             match self.try_piece(space, piece, access, buffer, spares) {
@@ -144,6 +164,7 @@ impl<D: Device> Mirror<D> {
                 }
                 Err(error) => again(error, since)?,
             }
+            starved.get_or_insert_with(|| Starved::new(&self.inner().starved));
             self.stats().add(Counter::Retries, 1);
         }
     }

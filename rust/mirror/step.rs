@@ -21,6 +21,7 @@ use crate::{
 };
 use kernel::{
     prelude::*,
+    sync::atomic::ordering::Relaxed,
     time::{delay::fsleep, Delta}, //
 };
 
@@ -29,6 +30,9 @@ const TRIES: usize = 1024;
 
 /// Time to wait for one of too many migrations of a mirror to end.
 const PAUSE: Delta = Delta::from_millis(1);
+
+/// Pauses in which faults that had to try again may go first.
+const GIVE_WAY: usize = 8;
 
 /// What a switch made of one page.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -98,6 +102,13 @@ impl<D: Device> Mirror<D> {
         mut request: Request,
     ) -> Result<(MmapGuard<'a>, PageRange)> {
         let asked = request.range;
+        // Migrations in a row would starve faults: each undoes what a fault has just collected.
+        for _ in 0..GIVE_WAY {
+            if self.inner().starved.load(Relaxed) == 0 {
+                break;
+            }
+            fsleep(PAUSE);
+        }
         for _ in 0..TRIES {
             if fatal_signal_pending() {
                 return Err(EINTR);

@@ -25,6 +25,9 @@ pub(crate) const DEPTH: usize = 64;
 /// Accesses of a turn.
 const TURN: usize = 64;
 
+/// Tries of a fault that could not be served because memory kept changing.
+const TRIES: usize = 30;
+
 /// Time of a turn.
 const TURN_TIME: Delta = Delta::from_millis(1);
 
@@ -58,6 +61,8 @@ pub(crate) struct Job {
     progress: Progress,
     rounds: u64,
     state: State,
+    /// Times that the fault of the access could not be served.
+    tries: usize,
     /// Since when the access waits, and whether it writes.
     stalled: Option<(Now, bool)>,
 }
@@ -71,6 +76,7 @@ impl Job {
             progress: Progress::default(),
             rounds: 0,
             state: State::Ready,
+            tries: 0,
             stalled: None,
         }
     }
@@ -212,12 +218,15 @@ impl Engine {
     /// Runs a command for a while. Returns it if it has not ended.
     fn turn(self: &Arc<Self>, mut job: Job, buffer: &mut [u8; PAGE_SIZE]) -> Option<Job> {
         match core::mem::replace(&mut job.state, State::Ready) {
-            State::SetAside(wait) => {
-                if let Some(Err(error)) = wait.result() {
+            State::SetAside(wait) => match wait.result() {
+                // It kept changing: another try, but not for ever.
+                Some(Err(error)) if error == EBUSY && job.tries < TRIES => job.tries += 1,
+                Some(Err(error)) => {
                     job.end(Err(error));
                     return None;
                 }
-            }
+                _ => {}
+            },
             State::NoRoom { addr, write } => return self.set_aside(job, addr, write),
             State::Ready | State::Thinking { .. } => {}
         }
@@ -254,6 +263,7 @@ impl Engine {
                 }
                 step => step,
             };
+            job.tries = 0;
             if let Some((since, write)) = job.stalled.take() {
                 let waited = ns(since);
                 self.counters.stall(write, waited);

@@ -464,14 +464,14 @@ fn bad_input(ctx: &Ctx) -> Outcome {
         // Flags, where there are some.
         if !matches!(number, 0x40 | 0x45) {
             let mut words = vec![0u64; 40];
-            words[0] = size | 1 << 63;
+            words[0] = size | (1 << 63);
             fails(device.probe_extension(number, &mut words), Errno::EINVAL, "an unknown flag")?;
         }
     }
     let mut words = vec![0u64; 40];
     words[0] = 320;
     device.probe_extension(0x40, &mut words).what("a structure that is larger, and zero")?;
-    check_eq!(words[0], 40 | 2 << 32, "size and version that come back");
+    check_eq!(words[0], 40 | (2 << 32), "size and version that come back");
     let migrate = |addr, pages| device.migrate(addr, pages, Way::ToDevice).map(|_| ());
     fails(migrate(map.addr() + 8, 1), Errno::EINVAL, "migration of half a page")?;
     fails(migrate(map.addr(), 0), Errno::EINVAL, "migration of nothing")?;

@@ -221,16 +221,26 @@ fn h01_write(ctx: &Ctx) -> Outcome {
     check_eq!(device.run(add)?.error, None, "first pass");
     let before = device.counters()?;
     let job = device.submit(add.rounds(0))?;
-    repeat(|_| {
+    // One that hammers at a single page, so that it writes whenever it may.
+    map.set(9, 1, 0);
+    let hammer = Command::new(EngineOp::AtomicAdd, map.page_addr(9) + 8, 8).stride(8).value(1);
+    let hammer = device.submit(hammer.engine(1).rounds(0))?;
+    repeat(|round| {
+        // A slow flush widens the time between the marks and the set-up, in which a write fault must
+        // not give write access back.
+        device.set(Setting::FlushDelay, round % 2 * 1_000_000)?;
         for way in [Way::ToDevice, Way::ToSystem] {
             check!(device.migrate(map.addr(), map.pages(), way)?.moved > 0, "nothing moved");
         }
         Ok(())
     })?;
     check_eq!(job.finish()?.error, None, "end of the writer");
+    let hammered = hammer.finish()?;
+    check_eq!(hammered.error, None, "end of the writer to one page");
+    check_eq!(map.get(9, 1), hammered.status.rounds, "additions to one page, and those made");
     let after = device.counters()?;
     let adds = map.pages() as u64 + (after.bytes_written - before.bytes_written) / 8;
-    let found: u64 = (0..map.pages()).map(|page| map.get(page, 0)).sum();
+    let found: u64 = (0..map.pages()).map(|page| map.get(page, 0)).sum::<u64>() + map.get(9, 1);
     check_eq!(found, adds, "additions that are found, of those that were made");
     check!(adds > 2 * map.pages() as u64, "hardly any addition");
     no_stale_hits(&device)
@@ -270,7 +280,16 @@ fn h03_dontneed(ctx: &Ctx) -> Outcome {
     let mover = Mover::start(&device, &map)?;
     map.fill(1);
     device_sees(&device, &map, 1, "at first")?;
-    repeat(|round| dropped(&device, &map, 1, (round as usize * 61) % 448, 64))?;
+    repeat(|round| {
+        let first = (round as usize * 61) % 448;
+        if round % 2 == 0 {
+            // Nobody looks before the step has come to its end.
+            map.advise_pages(libc::MADV_DONTNEED, first, 64)?;
+            std::thread::sleep(Duration::from_millis(25));
+            device_sees_zero(&device, &map, first, 64, "of pages dropped during a step")?;
+        }
+        dropped(&device, &map, 1, first, 64)
+    })?;
     drop(mover);
     device_sees(&device, &map, 1, "at the end")?;
     cpu_sees(&map, 1, "at the end")?;
@@ -632,8 +651,17 @@ fn h15_flush(ctx: &Ctx) -> Outcome {
     let mover = Mover::start(&device, &map)?;
     map.fill(1);
     let job = watch(&device, &map, 1)?;
-    // What the migrations free is taken and overwritten at once.
-    repeat(|_| reuse_freed_pages(1024).map(|_| ()))?;
+    // What the migrations free is taken and overwritten at once. It is kept, for else the next round
+    // would only get what this one has given back; and mapped before, for a step keeps others from
+    // mapping anything.
+    let room = Mapping::anon(100_000)?;
+    repeat(|round| {
+        let first = (round as usize * 16) % room.pages();
+        for page in first..first + 16 {
+            (0..WORDS).for_each(|word| room.set(page, word, 0xdead_dead_dead_dead));
+        }
+        Ok(())
+    })?;
     watched(&job, "while freed pages are used again")?;
     drop(mover);
     no_stale_hits(&device)

@@ -19,6 +19,7 @@ mod thp;
 
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
+    let faultless = faultless::tests();
     let groups: [&[Test]; 13] = [
         mirror::TESTS,
         fork::TESTS,
@@ -31,7 +32,7 @@ pub fn all() -> Vec<Test> {
         bad::TESTS,
         race::TESTS,
         engine::TESTS,
-        faultless::TESTS,
+        &faultless,
         // Last: these unload the modules.
         reload::TESTS,
     ];

@@ -107,7 +107,15 @@ impl Job {
 
 struct Queue {
     jobs: KVec<Job>,
+    /// The thread has taken one out, which may come back.
+    running: bool,
     stop: bool,
+}
+
+impl Queue {
+    fn load(&self) -> usize {
+        self.jobs.len() + usize::from(self.running)
+    }
 }
 
 /// What an engine's thread shares with others.
@@ -125,6 +133,7 @@ impl Engine {
     pub(crate) fn new(index: usize) -> Result<Arc<Self>> {
         let queue = Queue {
             jobs: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
+            running: false,
             stop: false,
         };
         Arc::pin_init(
@@ -141,7 +150,7 @@ impl Engine {
     /// Takes a command. `EBUSY` if it has too many.
     pub(crate) fn submit(&self, job: Job) -> Result {
         let mut queue = self.queue.lock();
-        if queue.jobs.len() >= DEPTH {
+        if queue.load() >= DEPTH {
             return Err(EBUSY);
         }
         queue.jobs.push_within_capacity(job).map_err(|_| EBUSY)?;
@@ -153,7 +162,7 @@ impl Engine {
 
     /// Commands that it has.
     pub(crate) fn load(&self) -> usize {
-        self.queue.lock().jobs.len()
+        self.queue.lock().load()
     }
 
     /// Has it look at its commands.
@@ -179,9 +188,10 @@ impl Engine {
             let since = Now::now();
             let rest = self.turn(job, &mut buffer);
             self.counters.add(Count::BusyNs, ns(since));
+            let mut queue = self.queue.lock();
+            queue.running = false;
             if let Some(job) = rest {
-                let mut queue = self.queue.lock();
-                // A place was kept by counting it; if not, it ends.
+                // Its place was kept.
                 if let Err(error) = queue.jobs.push_within_capacity(job) {
                     drop(queue);
                     error.0.end(Err(EBUSY));
@@ -198,6 +208,7 @@ impl Engine {
                 return None;
             }
             if let Some(at) = queue.jobs.iter().position(Job::is_ready) {
+                queue.running = true;
                 return queue.jobs.remove(at).ok();
             }
             let since = Now::now();

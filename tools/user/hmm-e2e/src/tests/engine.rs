@@ -317,14 +317,8 @@ fn queue_full(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(1)?;
     map.fill(1);
     let pause = Command::new(EngineOp::Read, map.addr(), 8).rounds(0).think(Duration::from_secs(1));
-    // One may be running, and so not be in the queue.
-    let mut jobs = Vec::new();
-    for _ in 0..=info.queue_depth {
-        match device.submit(pause) {
-            Ok(job) => jobs.push(job),
-            Err(error) => check_eq!(error, Errno::EBUSY, "command for a full queue"),
-        }
-    }
+    let jobs: Vec<_> =
+        (0..info.queue_depth).map(|_| device.submit(pause)).collect::<Result<_, _>>()?;
     let again = fails(device.submit(pause).map(|_| ()), Errno::EBUSY, "command for a full queue");
     // The other engine has room.
     run(&device, Command::new(EngineOp::Read, map.addr(), 8).engine(1), "READ by engine 1")?;

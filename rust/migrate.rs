@@ -355,6 +355,14 @@ impl<F: Format> Work<F> {
             entries,
         } = self;
         let memory = mirror.device().memory().ok_or(ENODEV)?;
+        if target == Target::Device && vma.flags() & flags::MERGEABLE != 0 {
+            // A page that KSM has just merged is not in its reverse mapping yet: the core would
+            // isolate it and never find its way back (B7).
+            for page in pages.iter_mut().take(piece.pages()) {
+                *page = PageOutcome::Skipped;
+            }
+            return Ok(Attempt::Done { lost: false });
+        }
         let huge = compound && piece.is_pmd();
         // Coherent folios stay small: the core never collects huge ones on the way back.
         let compound = huge && memory.select() == Select::Private;

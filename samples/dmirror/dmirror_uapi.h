@@ -2,6 +2,15 @@
 /*
  * Extensions of the mock device beyond the ioctls of the kernel's
  * lib/test_hmm_uapi.h. Numbers start at 0x40.
+ *
+ * Every structure begins with @size, the bytes that the caller has room for.
+ * A size below the structure of version 1 (its size when it appeared) is
+ * -EINVAL; a larger one is accepted if what the kernel does not know is zero,
+ * else -E2BIG. The kernel writes back at most @size bytes. A bad pointer is
+ * -EFAULT; unknown flags and nonzero reserved fields are -EINVAL.
+ *
+ * Addresses are virtual addresses of the process that opened the file; those
+ * of commands must be multiples of 8, those of migrations of 4096.
  */
 #ifndef _DMIRROR_UAPI_H
 #define _DMIRROR_UAPI_H
@@ -9,12 +18,36 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define DMIRROR_COUNTERS_VERSION 1
+#define DMIRROR_ABI_VERSION 2
+
+/**
+ * struct dmirror_info - what the device is
+ * @size: see above, at least 40
+ * @version: out: DMIRROR_ABI_VERSION
+ * @engines: out: number of engines
+ * @tlb_entries: out: entries of each engine's TLB
+ * @copy_threads: out: threads of the copy engine
+ * @coherent: out: 1 if the CPU can address the memory, else 0
+ * @vram_bytes: out: most bytes of device memory that there can be
+ * @queue_depth: out: commands that one engine holds at most
+ */
+struct dmirror_info {
+	__u32 size;
+	__u32 version;
+	__u32 engines;
+	__u32 tlb_entries;
+	__u32 copy_threads;
+	__u32 coherent;
+	__u64 vram_bytes;
+	__u64 queue_depth;
+};
+
+#define DMIRROR_INFO	_IOWR('H', 0x40, struct dmirror_info)
 
 /**
  * struct dmirror_counters - what happened so far
- * @size: in: bytes that there is room for, at least 16; out: bytes written
- * @version: out: DMIRROR_COUNTERS_VERSION
+ * @size: see above, at least 16
+ * @version: out: DMIRROR_ABI_VERSION
  * @faults_read: rounds of device faults for reading
  * @faults_write: rounds of device faults for writing
  * @pages_mapped: entries that device faults installed
@@ -29,9 +62,30 @@
  * @migrate_skipped: pages that could not migrate
  * @device_pages_used: pages of device memory in use now
  * @device_pages_total: pages of device memory that there are now
+ * @accesses: accesses by engines
+ * @tlb_hits: of these, those served by the TLB
+ * @tlb_misses: of these, those that walked the page table
+ * @engine_faults_read: of these, reads that had to fault
+ * @engine_faults_write: of these, writes and atomics that had to fault
+ * @stalls_read: reads that waited for their page, for whatever reason
+ * @stalls_write: writes and atomics that waited for their page
+ * @stall_ns_read: how long these reads waited, in sum
+ * @stall_ns_write: how long these writes waited, in sum
+ * @stall_ns_max: the longest wait
+ * @bytes_read: bytes that engines read
+ * @bytes_written: bytes that engines wrote
+ * @stale_hits: uses of a translation after the flush that should have
+ *	removed it; anything but 0 is a bug
+ * @switched_pages: pages that migrated under a valid device entry, which was
+ *	switched without a fault
+ * @bytes_copied: bytes that the copy engine copied
+ * @copy_failures: copies that failed
+ * @faults_coalesced: faults that found their page already in the fault buffer
+ * @fault_batches: batches in which the fault buffer was served
  *
- * Pages are of 4 KiB. cpu_faults, cpu_fault_pages, evicted_pages and
- * device_pages_* are of the device, the others of the open file.
+ * Pages are of 4 KiB. cpu_faults, cpu_fault_pages, evicted_pages,
+ * device_pages_*, bytes_copied, copy_failures, faults_coalesced and
+ * fault_batches are of the device, the others of the open file.
  */
 struct dmirror_counters {
 	__u32 size;
@@ -50,11 +104,284 @@ struct dmirror_counters {
 	__u64 migrate_skipped;
 	__u64 device_pages_used;
 	__u64 device_pages_total;
+	__u64 accesses;
+	__u64 tlb_hits;
+	__u64 tlb_misses;
+	__u64 engine_faults_read;
+	__u64 engine_faults_write;
+	__u64 stalls_read;
+	__u64 stalls_write;
+	__u64 stall_ns_read;
+	__u64 stall_ns_write;
+	__u64 stall_ns_max;
+	__u64 bytes_read;
+	__u64 bytes_written;
+	__u64 stale_hits;
+	__u64 switched_pages;
+	__u64 bytes_copied;
+	__u64 copy_failures;
+	__u64 faults_coalesced;
+	__u64 fault_batches;
 };
 
-/*
- * Reads the counters. -EINVAL: @size is below 16. -EFAULT: bad pointer.
- */
 #define DMIRROR_COUNTERS	_IOWR('H', 0x41, struct dmirror_counters)
+
+/* Streams over [addr, addr + bytes); the result is the sum of its 64-bit words. */
+#define DMIRROR_OP_READ		0
+/* Writes value + n to the n-th 64-bit word. */
+#define DMIRROR_OP_WRITE	1
+/* Writes value to every 64-bit word. */
+#define DMIRROR_OP_FILL		2
+/* Adds value atomically to the 64-bit word at each multiple of stride. */
+#define DMIRROR_OP_ATOMIC_ADD	3
+/* Copies bytes from src to addr; the ranges must not overlap. */
+#define DMIRROR_OP_MEMCPY	4
+/*
+ * The result is the checksum of the range: h = 0; for each 64-bit word w:
+ * h = rotate_left(h, 5) ^ w, times 0x9e3779b97f4a7c15, modulo 2^64. A mismatch
+ * with value, if DMIRROR_SUBMIT_VERIFY is given, fails the command with -EILSEQ.
+ */
+#define DMIRROR_OP_CHECKSUM	5
+/* Reads the 64-bit word at each multiple of stride; the result is their sum. */
+#define DMIRROR_OP_STRIDED	6
+/*
+ * Follows a chain: the 64-bit word at an address is the next address, from addr
+ * on, for bytes / 8 hops. The result is the address reached.
+ */
+#define DMIRROR_OP_CHASE	7
+
+/* Compare the result of each round with value (READ, CHECKSUM, STRIDED). */
+#define DMIRROR_SUBMIT_VERIFY	(1u << 0)
+/* Any engine: the one with the fewest commands. */
+#define DMIRROR_ENGINE_ANY	(~0u)
+
+/**
+ * struct dmirror_submit - gives a command to an engine
+ * @size: see above, at least 80
+ * @flags: DMIRROR_SUBMIT_*
+ * @engine: number of the engine, or DMIRROR_ENGINE_ANY
+ * @op: DMIRROR_OP_*
+ * @addr: start of the range
+ * @bytes: length of the range, a multiple of 8, not 0
+ * @src: source of MEMCPY, else 0
+ * @value: see the operations
+ * @stride: of ATOMIC_ADD and STRIDED, a multiple of 8, not 0; else 0
+ * @rounds: how often to do it; 0: until stopped
+ * @think_ns: pause after each round, at most 1 s
+ * @id: out: name of the command in this file, never 0
+ *
+ * -EINVAL: a field is invalid. -EBUSY: the engine's queue is full. -ENOMEM.
+ * Returns at once; the command runs in the background. Closing the last file
+ * descriptor stops all commands.
+ */
+struct dmirror_submit {
+	__u32 size;
+	__u32 flags;
+	__u32 engine;
+	__u32 op;
+	__u64 addr;
+	__u64 bytes;
+	__u64 src;
+	__u64 value;
+	__u64 stride;
+	__u64 rounds;
+	__u64 think_ns;
+	__u64 id;
+};
+
+#define DMIRROR_SUBMIT	_IOWR('H', 0x42, struct dmirror_submit)
+
+/**
+ * struct dmirror_wait - waits for a command and forgets it
+ * @size: see above, at least 72
+ * @flags: 0
+ * @id: the command
+ * @timeout_ns: how long to wait at most, as a relative time; 0: only look;
+ *	~0: for ever
+ * @status: out: 0 or the negative errno with which the command ended: -EFAULT,
+ *	-EPERM, -EILSEQ, -ECANCELED if it was stopped within its only round
+ * @reserved: 0
+ * @result: out: of the last complete round, see the operations
+ * @rounds: out: complete rounds
+ * @faults: out: accesses of this command that faulted
+ * @stalls: out: accesses of this command that waited
+ * @stall_ns: out: how long they waited
+ *
+ * -ETIMEDOUT: it still runs (the outputs show how far it is, and it is not
+ * forgotten). -ENOENT: no such command. -EINTR: a signal came. A command that
+ * was stopped while it repeats has status 0.
+ */
+struct dmirror_wait {
+	__u32 size;
+	__u32 flags;
+	__u64 id;
+	__u64 timeout_ns;
+	__s32 status;
+	__u32 reserved;
+	__u64 result;
+	__u64 rounds;
+	__u64 faults;
+	__u64 stalls;
+	__u64 stall_ns;
+};
+
+#define DMIRROR_WAIT	_IOWR('H', 0x43, struct dmirror_wait)
+
+/**
+ * struct dmirror_stop - stops a command; DMIRROR_WAIT tells when it has ended
+ * @size: see above, at least 16
+ * @flags: 0
+ * @id: the command
+ *
+ * -ENOENT: no such command. It need not run any more.
+ */
+struct dmirror_stop {
+	__u32 size;
+	__u32 flags;
+	__u64 id;
+};
+
+#define DMIRROR_STOP	_IOWR('H', 0x44, struct dmirror_stop)
+
+/**
+ * struct dmirror_engine - counters of one engine, for all files
+ * @size: see above, at least 16
+ * @engine: number of the engine; -EINVAL if there is none
+ * @version: out: DMIRROR_ABI_VERSION
+ * @reserved: 0
+ * @commands: commands taken
+ * @accesses: as in struct dmirror_counters, and so on
+ * @busy_ns: time in which it ran commands
+ * @idle_ns: time in which it had no command at all
+ * @wait_ns: time in which all its commands waited for pages or for think_ns
+ * @set_aside: commands set aside because their page was missing
+ */
+struct dmirror_engine {
+	__u32 size;
+	__u32 engine;
+	__u32 version;
+	__u32 reserved;
+	__u64 commands;
+	__u64 accesses;
+	__u64 tlb_hits;
+	__u64 tlb_misses;
+	__u64 faults_read;
+	__u64 faults_write;
+	__u64 stalls_read;
+	__u64 stalls_write;
+	__u64 stall_ns_read;
+	__u64 stall_ns_write;
+	__u64 stall_ns_max;
+	__u64 bytes_read;
+	__u64 bytes_written;
+	__u64 stale_hits;
+	__u64 busy_ns;
+	__u64 idle_ns;
+	__u64 wait_ns;
+	__u64 set_aside;
+};
+
+#define DMIRROR_ENGINE	_IOWR('H', 0x45, struct dmirror_engine)
+
+/* Towards system memory; else towards the device. */
+#define DMIRROR_MIGRATE_TO_SYSTEM	(1u << 0)
+/* Remove device entries before the copy, as other managers do. */
+#define DMIRROR_MIGRATE_ORDINARY	(1u << 1)
+
+/* Outcome of one page: it is where it was, and why. */
+#define DMIRROR_PAGE_NONE	0	/* nothing to move there */
+#define DMIRROR_PAGE_SKIPPED	1	/* pinned, of a file, merged, changed meanwhile */
+#define DMIRROR_PAGE_NO_MEMORY	2	/* no memory at the destination */
+#define DMIRROR_PAGE_COPY	3	/* the copy failed */
+/* It moved: */
+#define DMIRROR_PAGE_MOVED	4	/* and the device had no entry for it */
+#define DMIRROR_PAGE_SWITCHED	5	/* and its device entry was switched */
+#define DMIRROR_PAGE_LOST	6	/* and its device entry was lost: it faults next */
+
+/**
+ * struct dmirror_migrate - moves pages, best effort
+ * @size: see above, at least 80
+ * @flags: DMIRROR_MIGRATE_*
+ * @addr: start, a multiple of 4096
+ * @npages: pages of 4096 bytes, not 0
+ * @outcomes: user pointer to @npages bytes, which receive DMIRROR_PAGE_* for
+ *	each page, or 0
+ * @moved: out: pages that moved
+ * @switched: out: of these, those whose device entry was switched
+ * @skipped: out: pages that could not move
+ * @no_memory: out: pages that had no memory at the destination
+ * @copy_failed: out: pages whose copy failed
+ * @ns: out: how long it took
+ *
+ * Errors as DMIRROR_MIGRATE_TO_DEV of test_hmm, but that pages that stay are no
+ * error here.
+ */
+struct dmirror_migrate {
+	__u32 size;
+	__u32 flags;
+	__u64 addr;
+	__u64 npages;
+	__u64 outcomes;
+	__u64 moved;
+	__u64 switched;
+	__u64 skipped;
+	__u64 no_memory;
+	__u64 copy_failed;
+	__u64 ns;
+};
+
+#define DMIRROR_MIGRATE	_IOWR('H', 0x46, struct dmirror_migrate)
+
+/* How long each copy takes at least, in ns; at most 1 s. */
+#define DMIRROR_SET_COPY_DELAY	0
+/* So many copies succeed before one fails; ~0: none fails. */
+#define DMIRROR_SET_COPY_FAIL	1
+/* So many flushes are skipped from now on: for the stale detector's test. */
+#define DMIRROR_SET_SKIP_FLUSH	2
+/* 1: a faultless migration does not write-protect and flush first (mutation). */
+#define DMIRROR_SET_KEEP_WRITE	3
+/* Delay of each flush, in ns; at most 10 ms. */
+#define DMIRROR_SET_FLUSH_DELAY	4
+
+/**
+ * struct dmirror_set - sets a test parameter of the device, for all files
+ * @size: see above, at least 24
+ * @flags: 0
+ * @what: DMIRROR_SET_*
+ * @reserved: 0
+ * @value: new value
+ * @old: out: value before
+ *
+ * -EINVAL: unknown, or out of range. The last close of the device sets all back
+ * to the values of the module parameters.
+ */
+struct dmirror_set {
+	__u32 size;
+	__u32 flags;
+	__u32 what;
+	__u32 reserved;
+	__u64 value;
+	__u64 old;
+};
+
+#define DMIRROR_SET	_IOWR('H', 0x47, struct dmirror_set)
+
+/**
+ * struct dmirror_discard - removes device entries that are no longer needed
+ * @size: see above, at least 24
+ * @flags: 0
+ * @addr: start, a multiple of 4096
+ * @npages: pages of 4096 bytes, not 0
+ *
+ * Contents stay as they are, where they are.
+ */
+struct dmirror_discard {
+	__u32 size;
+	__u32 flags;
+	__u64 addr;
+	__u64 npages;
+};
+
+#define DMIRROR_DISCARD	_IOWR('H', 0x48, struct dmirror_discard)
 
 #endif /* _DMIRROR_UAPI_H */

@@ -7,11 +7,7 @@ use crate::{
     counters::{Count, Counters},
     tlb::Tlb,
 };
-use kernel::{
-    page::PAGE_SIZE,
-    prelude::*,
-    sync::atomic::{ordering::Relaxed, AtomicFlag},
-};
+use kernel::{page::PAGE_SIZE, prelude::*, sync::atomic::ordering::Relaxed};
 use rust_hmm::{
     mirror::{Device, Place, PlaceMut, Section, Unresolved},
     pgtable::Leaf,
@@ -58,12 +54,9 @@ impl Counted<'_> {
     }
 }
 
-/// Whether a stale translation was reported.
-static REPORTED: AtomicFlag = AtomicFlag::new(false);
-
-fn stale(counted: Counted<'_>, addr: usize) {
+fn stale(client: &Client, counted: Counted<'_>, addr: usize) {
     counted.add(Count::StaleHits, 1);
-    if !REPORTED.xchg(true, Relaxed) {
+    if !client.device().stale_reported.xchg(true, Relaxed) {
         pr_warn!("stale translation of {addr:#x}: it was in a TLB after its flush\n");
     }
 }
@@ -76,11 +69,31 @@ pub(crate) fn access(
     addr: usize,
     action: Action<'_>,
 ) -> Result<Access> {
-    let mut section = client.mirror().enter(index)?;
     counted.add(Count::Accesses, 1);
+    let mut walked = false;
+    let result = attempt(client, index, counted, addr, action, &mut walked);
+    let count = if walked {
+        Count::TlbMisses
+    } else {
+        Count::TlbHits
+    };
+    counted.add(count, 1);
+    result
+}
+
+/// Tells by `walked` whether the TLB was not enough.
+fn attempt(
+    client: &Client,
+    index: usize,
+    counted: Counted<'_>,
+    addr: usize,
+    action: Action<'_>,
+    walked: &mut bool,
+) -> Result<Access> {
+    let mut section = client.mirror().enter(index)?;
     let tag = client.tag();
     for _ in 0..LOOKS {
-        let Some(leaf) = translate(&mut section, tag, addr, counted) else {
+        let Some(leaf) = translate(&mut section, tag, addr, walked) else {
             return Ok(Access::Fault);
         };
         let wrong = if action.writes() {
@@ -96,7 +109,7 @@ pub(crate) fn access(
         };
         section.data().forget(tag, addr);
         match wrong {
-            Unresolved::Stale => stale(counted, addr),
+            Unresolved::Stale => stale(client, counted, addr),
             Unresolved::ReadOnly => return Ok(Access::Fault),
             Unresolved::Changing => {}
         }
@@ -109,13 +122,12 @@ fn translate<D: Device<Walker = Tlb>>(
     section: &mut Section<'_, D>,
     tag: u64,
     addr: usize,
-    counted: Counted<'_>,
+    walked: &mut bool,
 ) -> Option<Leaf> {
     if let Some(leaf) = section.data().lookup(tag, addr) {
-        counted.add(Count::TlbHits, 1);
         return Some(leaf);
     }
-    counted.add(Count::TlbMisses, 1);
+    *walked = true;
     let leaf = section.walk(addr)?;
     section.data().fill(tag, addr, leaf);
     Some(leaf)

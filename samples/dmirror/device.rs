@@ -10,9 +10,10 @@ use crate::{
     vram::Vram,
 };
 use kernel::{
+    page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Full, ordering::Relaxed, Atomic},
+        atomic::{ordering::Full, ordering::Relaxed, Atomic, AtomicFlag},
         Arc, //
     },
     time::delay::fsleep,
@@ -36,6 +37,8 @@ pub(crate) struct MockDevice {
     pub(crate) fixed: Fixed,
     pub(crate) engines: Engines,
     pub(crate) faults: FaultBuffer,
+    /// Whether a stale translation was reported.
+    pub(crate) stale_reported: AtomicFlag,
     walkers: Arc<Walkers<Tlb>>,
     open_files: Atomic<usize>,
     last_tag: Atomic<u64>,
@@ -46,7 +49,7 @@ impl MockDevice {
     pub(crate) fn new(kind: Kind, mib: u64, fixed: &Fixed) -> Result<Arc<Self>> {
         let pages = usize::try_from(mib.checked_mul(MIB_PAGES).ok_or(EINVAL)?)?;
         let contents = match kind {
-            Kind::Private => pages.checked_mul(kernel::page::PAGE_SIZE).ok_or(EINVAL)?,
+            Kind::Private => pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?,
             Kind::Coherent { .. } => 0,
         };
         let settings = Arc::new(Settings::new(fixed), GFP_KERNEL)?;
@@ -61,6 +64,7 @@ impl MockDevice {
                 fixed: *fixed,
                 engines,
                 faults,
+                stale_reported: AtomicFlag::new(false),
                 walkers,
                 open_files: Atomic::new(0),
                 last_tag: Atomic::new(0),
@@ -85,7 +89,10 @@ impl Engines {
         for index in 0..count {
             let engine = Engine::new(index)?;
             engines.list.push(engine.clone(), GFP_KERNEL)?;
-            let thread = Thread::spawn(c"dmirror_engine", move || engine.run())?;
+            engines.threads.reserve(1, GFP_KERNEL)?;
+            // Before the thread starts: without it no command would end.
+            let buffer = KBox::new([0; PAGE_SIZE], GFP_KERNEL)?;
+            let thread = Thread::spawn(c"dmirror_engine", move || engine.run(buffer))?;
             engines.threads.push(thread, GFP_KERNEL)?;
         }
         Ok(engines)

@@ -5,10 +5,10 @@
  *
  * Every structure begins with @size, the bytes that the caller has room for.
  * A size below the structure of version 1 (its size when it appeared) is
- * -EINVAL; a larger one is accepted if what the kernel does not know is zero,
- * else -E2BIG. The kernel writes back at most @size bytes, and in @size how
- * many. A bad pointer is -EFAULT; unknown flags and nonzero reserved fields are
- * -EINVAL. The size in an ioctl's number does not matter.
+ * -EINVAL; a larger one is accepted if what the kernel does not know is zero and
+ * not more than a page, else -E2BIG. The kernel writes back at most @size bytes,
+ * and in @size how many. A bad pointer is -EFAULT; unknown flags and nonzero
+ * reserved fields are -EINVAL. The size in an ioctl's number does not matter.
  *
  * Addresses are virtual addresses of the process that opened the file; those
  * of commands must be multiples of 8, those of migrations of 4096.
@@ -63,9 +63,10 @@ struct dmirror_info {
  * @migrate_skipped: pages that could not migrate
  * @device_pages_used: pages of device memory in use now
  * @device_pages_total: pages of device memory that there are now
- * @accesses: accesses by engines
- * @tlb_hits: of these, those served by the TLB
- * @tlb_misses: of these, those that walked the page table
+ * @accesses: accesses by engines; one that faulted counts again when it is
+ *	repeated
+ * @tlb_hits: of these, those for which the TLB was enough
+ * @tlb_misses: of these, all others: they walked the page table
  * @engine_faults_read: of these, reads that had to fault
  * @engine_faults_write: of these, writes and atomics that had to fault
  * @stalls_read: reads that waited for their page, for whatever reason
@@ -171,7 +172,8 @@ struct dmirror_counters {
  * @think_ns: pause after each round, at most 1 s
  * @id: out: name of the command in this file, never 0
  *
- * -EINVAL: a field is invalid. -EBUSY: the engine's queue is full. -ENOMEM.
+ * -EINVAL: a field is invalid. -EBUSY: the engine's queue is full, or the file
+ * has 1024 commands that were not waited for. -ENOMEM.
  * Returns at once; the command runs in the background. Closing the last file
  * descriptor stops all commands.
  */
@@ -200,7 +202,8 @@ struct dmirror_submit {
  * @timeout_ns: how long to wait at most, as a relative time; 0: only look;
  *	~0: for ever
  * @status: out: 0 or the negative errno with which the command ended: -EFAULT,
- *	-EPERM, -EILSEQ, -ECANCELED if it was stopped within its only round
+ *	-EPERM, -EILSEQ, -ECANCELED if it was stopped before its last round was
+ *	complete, -EBUSY if its page kept changing, -ENOMEM
  * @reserved: 0
  * @result: out: of the last complete round, see the operations
  * @rounds: out: complete rounds
@@ -209,8 +212,8 @@ struct dmirror_submit {
  * @stall_ns: out: how long they waited
  *
  * -ETIMEDOUT: it still runs (the outputs show how far it is, and it is not
- * forgotten). -ENOENT: no such command. -EINTR: a signal came. A command that
- * was stopped while it repeats has status 0.
+ * forgotten). -ENOENT: no such command. -EINTR: a signal came. A command with
+ * @rounds 0 that was stopped has status 0.
  */
 struct dmirror_wait {
 	__u32 size;

@@ -28,6 +28,12 @@ const TURN: usize = 64;
 /// Tries of a fault that could not be served because memory kept changing.
 const TRIES: usize = 30;
 
+/// Time after which a fault is put again into a buffer that was full, in ns.
+const RETRY_NS: u64 = 5_000_000;
+
+/// Longest sleep for a pause before a look at the clock, in ms.
+const NAP: u64 = 1000;
+
 /// Time of a turn.
 const TURN_TIME: Delta = Delta::from_millis(1);
 
@@ -46,6 +52,7 @@ enum State {
     NoRoom {
         addr: usize,
         write: bool,
+        since: Now,
     },
     /// It pauses after a round.
     Thinking {
@@ -88,20 +95,34 @@ impl Job {
         status.finish(result);
     }
 
+    /// Time until the clock lets it run, in ns. `None` if the clock does not decide about it.
+    fn due(&self) -> Option<u64> {
+        let (since, pause) = match &self.state {
+            State::Thinking { since } => (since, self.spec.think_ns),
+            State::NoRoom { since, .. } => (since, RETRY_NS),
+            State::Ready | State::SetAside(_) => return None,
+        };
+        Some(pause.saturating_sub(ns(*since)))
+    }
+
     /// Whether it can run, or has to be looked at.
     fn is_ready(&self) -> bool {
         match &self.state {
             // Faults always end; who waits must not be forgotten before.
             State::SetAside(wait) => wait.result().is_some(),
             _ if self.status.is_stopped() => true,
-            State::Ready | State::NoRoom { .. } => true,
-            State::Thinking { since } => ns(*since) >= self.spec.think_ns,
+            _ => self.due().unwrap_or(0) == 0,
         }
     }
 
-    /// Whether a look at the clock decides about it.
-    fn needs_clock(&self) -> bool {
-        matches!(self.state, State::Thinking { .. })
+    /// The access that waited, if it did, waits no longer.
+    fn end_stall(&mut self, counters: &Counters) {
+        if let Some((since, write)) = self.stalled.take() {
+            let waited = ns(since);
+            counters.stall(write, waited);
+            self.client.counters().stall(write, waited);
+            self.status.add_stall(waited);
+        }
     }
 }
 
@@ -109,6 +130,8 @@ struct Queue {
     jobs: KVec<Job>,
     /// The thread has taken one out, which may come back.
     running: bool,
+    /// Since when the thread has nothing to do, and what that counts as.
+    rest: Option<(Now, Count)>,
     stop: bool,
 }
 
@@ -126,7 +149,7 @@ pub(crate) struct Engine {
     queue: Mutex<Queue>,
     #[pin]
     wake: CondVar,
-    pub(crate) counters: Counters,
+    counters: Counters,
 }
 
 impl Engine {
@@ -134,6 +157,7 @@ impl Engine {
         let queue = Queue {
             jobs: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
             running: false,
+            rest: None,
             stop: false,
         };
         Arc::pin_init(
@@ -165,6 +189,22 @@ impl Engine {
         self.queue.lock().load()
     }
 
+    /// Its counters, up to now.
+    pub(crate) fn counters(&self) -> &Counters {
+        self.settle(&mut self.queue.lock());
+        &self.counters
+    }
+
+    /// Counts the time without work so far.
+    fn settle(&self, queue: &mut Queue) {
+        if let Some((since, count)) = &mut queue.rest {
+            let now = Now::now();
+            let passed = u64::try_from((now - *since).as_nanos()).unwrap_or(0);
+            self.counters.add(*count, passed);
+            *since = now;
+        }
+    }
+
     /// Has it look at its commands.
     pub(crate) fn wake(&self) {
         // Under the lock, so that who just found nothing to do sleeps by now.
@@ -178,12 +218,8 @@ impl Engine {
         self.wake.notify_one();
     }
 
-    /// The thread.
-    pub(crate) fn run(self: Arc<Self>) {
-        let Ok(mut buffer) = KBox::new([0; PAGE_SIZE], GFP_KERNEL) else {
-            pr_err!("no memory for an engine\n");
-            return;
-        };
+    /// The thread. `buffer` is for what an access reads or writes.
+    pub(crate) fn run(self: Arc<Self>, mut buffer: KBox<[u8; PAGE_SIZE]>) {
         while let Some(job) = self.next() {
             let since = Now::now();
             let rest = self.turn(job, &mut buffer);
@@ -211,18 +247,26 @@ impl Engine {
                 queue.running = true;
                 return queue.jobs.remove(at).ok();
             }
-            let since = Now::now();
-            let idle = queue.jobs.is_empty();
-            // A kernel thread gets no signals.
-            if queue.jobs.iter().any(Job::needs_clock) {
-                let _why = self
-                    .wake
-                    .wait_interruptible_timeout(&mut queue, msecs_to_jiffies(1));
+            let count = if queue.jobs.is_empty() {
+                Count::IdleNs
             } else {
-                let _signal = self.wake.wait_interruptible(&mut queue);
+                Count::WaitNs
+            };
+            queue.rest = Some((Now::now(), count));
+            // A kernel thread gets no signals.
+            match queue.jobs.iter().filter_map(Job::due).min() {
+                Some(left) => {
+                    let nap = left.div_ceil(1_000_000).clamp(1, NAP) as u32;
+                    let _why = self
+                        .wake
+                        .wait_interruptible_timeout(&mut queue, msecs_to_jiffies(nap));
+                }
+                None => {
+                    let _signal = self.wake.wait_interruptible(&mut queue);
+                }
             }
-            let count = if idle { Count::IdleNs } else { Count::WaitNs };
-            self.counters.add(count, ns(since));
+            self.settle(&mut queue);
+            queue.rest = None;
         }
     }
 
@@ -238,8 +282,11 @@ impl Engine {
                 }
                 _ => {}
             },
-            State::NoRoom { addr, write } => return self.set_aside(job, addr, write),
-            State::Ready | State::Thinking { .. } => {}
+            State::NoRoom { addr, write, .. } if !job.status.is_stopped() => {
+                self.report(&mut job, addr, write);
+                return Some(job);
+            }
+            _ => {}
         }
         let since = Now::now();
         for _ in 0..TURN {
@@ -274,14 +321,9 @@ impl Engine {
                 }
                 step => step,
             };
-            job.tries = 0;
-            if let Some((since, write)) = job.stalled.take() {
-                let waited = ns(since);
-                self.counters.stall(write, waited);
-                client.counters().stall(write, waited);
-                job.status.add_stall(waited);
-            }
             drop(client);
+            job.tries = 0;
+            job.end_stall(&self.counters);
             match step {
                 Ok(Step::Round(result)) => {
                     job.rounds += 1;
@@ -308,15 +350,28 @@ impl Engine {
         Some(job)
     }
 
-    /// Has the page at `addr` brought in.
+    /// Sets a command aside until the page at `addr` is there.
     fn set_aside(self: &Arc<Self>, mut job: Job, addr: usize, write: bool) -> Option<Job> {
+        if job.stalled.is_some_and(|(_, other)| other != write) {
+            // The read of a copy waited, and now its write does.
+            job.end_stall(&self.counters);
+        }
         job.stalled.get_or_insert((Now::now(), write));
         self.counters.add(Count::SetAside, 1);
+        self.report(&mut job, addr, write);
+        Some(job)
+    }
+
+    /// Has the page at `addr` brought in.
+    fn report(self: &Arc<Self>, job: &mut Job, addr: usize, write: bool) {
         let device: &MockDevice = job.client.device();
         job.state = match device.faults.report(&job.client, self, addr, write) {
             Some(wait) => State::SetAside(wait),
-            None => State::NoRoom { addr, write },
+            None => State::NoRoom {
+                addr,
+                write,
+                since: Now::now(),
+            },
         };
-        Some(job)
     }
 }

@@ -52,7 +52,8 @@ impl<const N: usize> Structure<N> {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: too small. `E2BIG`: too large, and not zero where we know nothing. `EFAULT`.
+    /// `EINVAL`: too small. `E2BIG`: larger than ours, and not zero there, or by more than a page.
+    /// `EFAULT`.
     fn read(user: usize, least: usize) -> Result<Self> {
         let slice = |at: usize, len| UserSlice::new(UserPtr::from_addr(user.wrapping_add(at)), len);
         let size: u32 = slice(0, size_of::<u32>()).reader().read()?;
@@ -128,7 +129,7 @@ impl<const N: usize> Structure<N> {
     }
 }
 
-/// Serves an extension. `ENOTTY` is for commands that are none.
+/// Serves an extension. `EINVAL`, as `test_hmm` has it, for one that there is not.
 pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
     match ioctl::_IOC_NR(command) {
         INFO => info(client, user),
@@ -303,7 +304,7 @@ fn engine_counters(client: &Client, user: usize) -> Result {
     let index = usize::try_from(raw.u32(4))?;
     let engine = client.device().engines.get(index).ok_or(EINVAL)?;
     raw.put_u32(8, VERSION);
-    raw.put_all(16, engine.counters.all());
+    raw.put_all(16, engine.counters().all());
     raw.write()
 }
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The fault buffer of a device: engines put missing pages into it, threads have them brought in,
-//! batch by batch, and let the engines go on.
+//! batch by batch, the oldest first, and let the engines go on.
 
 use crate::{client::Client, engine::Engine};
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
     sync::{
-        atomic::{
-            ordering::{Acquire, Relaxed, Release},
-            Atomic, //
-        },
-        Arc, CondVar, Mutex, SetOnce,
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+        CondVar,
+        Mutex,
+        SetOnce, //
     },
 };
 use rust_hmm::{
@@ -23,7 +23,7 @@ use rust_hmm::{
 /// Faults that wait at most. An engine that finds no room tries again.
 const DEPTH: usize = 256;
 
-/// Faults that a thread takes at once.
+/// Pages that a thread has brought in at once.
 const BATCH: usize = 32;
 
 /// Commands that wait for one fault at most.
@@ -73,8 +73,77 @@ impl Fault {
 }
 
 struct Queue {
+    /// The oldest first.
     faults: KVec<Fault>,
+    /// Mirrors whose faults are being served, once for each thread.
+    served: KVec<u64>,
     stop: bool,
+}
+
+impl Queue {
+    /// Takes the oldest fault that may be served, and those of the pages around it. `batch` is
+    /// empty. A mirror does not get the last free thread: its migrations can hold its faults for
+    /// long, and others must not wait for that.
+    fn take(&mut self, batch: &mut KVec<Fault>, threads: usize) -> Option<Batch> {
+        let most = threads.saturating_sub(1).max(1);
+        let busy = |tag| self.served.iter().filter(|other| **other == tag).count() >= most;
+        let at = self
+            .faults
+            .iter()
+            .position(|fault| !busy(fault.client.tag()))?;
+        let fault = self.faults.remove(at).ok()?;
+        let (tag, write, page) = fault.key();
+        let mut taken = Batch {
+            tag,
+            first: page,
+            count: 0,
+        };
+        let mut next = Some(fault);
+        while let Some(fault) = next {
+            taken.first = taken.first.min(fault.page);
+            if let Err(error) = batch.push_within_capacity(fault) {
+                // Not reached: there is room for a whole batch.
+                error.0.done(Err(ENOMEM));
+                break;
+            }
+            taken.count += 1;
+            next = (taken.count < BATCH)
+                .then(|| {
+                    self.faults
+                        .iter()
+                        .position(|fault| taken.borders(fault, write))
+                })
+                .flatten()
+                .and_then(|at| self.faults.remove(at).ok());
+        }
+        // There is room for all threads.
+        let _full = self.served.push_within_capacity(tag);
+        Some(taken)
+    }
+
+    /// A thread is done with a mirror.
+    fn release(&mut self, tag: u64) {
+        if let Some(at) = self.served.iter().position(|other| *other == tag) {
+            let _tag = self.served.remove(at);
+        }
+    }
+}
+
+/// Consecutive pages of a mirror, brought in with one call.
+#[derive(Clone, Copy)]
+struct Batch {
+    tag: u64,
+    first: usize,
+    count: usize,
+}
+
+impl Batch {
+    /// Whether `fault` is for a page right before or behind.
+    fn borders(&self, fault: &Fault, write: bool) -> bool {
+        let (tag, writes, page) = fault.key();
+        let near = page == self.first + self.count || page + 1 == self.first;
+        (tag, writes) == (self.tag, write) && near
+    }
 }
 
 #[pin_data]
@@ -83,9 +152,10 @@ struct Shared {
     queue: Mutex<Queue>,
     #[pin]
     wake: CondVar,
+    /// Number of threads.
+    threads: usize,
     coalesced: Atomic<u64>,
     batches: Atomic<u64>,
-    waiting: Atomic<usize>,
 }
 
 /// The fault buffer.
@@ -94,79 +164,48 @@ pub(crate) struct FaultBuffer {
     threads: KVec<Thread>,
 }
 
-/// What a thread brings in with one call.
-struct Group {
-    first: usize,
-    count: usize,
-}
-
 impl Shared {
-    fn work(&self) {
-        let Ok(mut batch) = KVec::with_capacity(BATCH, GFP_KERNEL) else {
-            pr_err!("no memory for a thread that serves faults\n");
-            return;
-        };
-        loop {
-            let mut queue = self.queue.lock();
-            while queue.faults.is_empty() && !queue.stop {
+    /// A thread. `faults` has room for a batch.
+    fn work(&self, mut faults: KVec<Fault>) {
+        let mut queue = self.queue.lock();
+        while !queue.stop {
+            let Some(batch) = queue.take(&mut faults, self.threads) else {
                 // A kernel thread gets no signals.
                 let _signal = self.wake.wait_interruptible(&mut queue);
-            }
-            if queue.stop {
-                return;
-            }
-            while let Some(fault) = queue.faults.pop() {
-                // There is room, as long as there are less than so many.
-                if batch.push_within_capacity(fault).is_err() || batch.len() == BATCH {
-                    break;
-                }
+                continue;
+            };
+            if !queue.faults.is_empty() {
+                // What this thread has left may be for another one.
+                self.wake.notify_one();
             }
             drop(queue);
             self.batches.add(1, Relaxed);
-            self.serve(&mut batch);
+            serve(batch, &mut faults);
+            queue = self.queue.lock();
+            queue.release(batch.tag);
         }
-    }
-
-    /// Serves a batch: consecutive pages of a mirror together.
-    fn serve(&self, batch: &mut KVec<Fault>) {
-        // From the last to the first, as they are taken from the end.
-        batch.sort_unstable_by_key(|fault| core::cmp::Reverse(fault.key()));
-        while let Some(group) = Self::group(batch) {
-            let Some(last) = batch.last() else {
-                break;
-            };
-            let result = bring_in(last, group.first, group.count);
-            for _ in 0..group.count {
-                let Some(fault) = batch.pop() else {
-                    break;
-                };
-                self.waiting.fetch_sub(1, Release);
-                // Only who touched the bad page shall fail.
-                let result = match result {
-                    Err(_) if group.count > 1 => bring_in(&fault, fault.page, 1),
-                    result => result,
-                };
-                fault.done(result);
-            }
-        }
-    }
-
-    /// Consecutive pages at the end of the batch.
-    fn group(batch: &[Fault]) -> Option<Group> {
-        let first = batch.last()?;
-        let (tag, write, page) = first.key();
-        let count = batch
-            .iter()
-            .rev()
-            .enumerate()
-            .take_while(|(index, fault)| fault.key() == (tag, write, page + index))
-            .count();
-        Some(Group { first: page, count })
     }
 }
 
+/// Serves a batch.
+fn serve(batch: Batch, faults: &mut KVec<Fault>) {
+    let result = match faults.first() {
+        Some(fault) => bring_in(fault, batch.first, batch.count),
+        None => return,
+    };
+    while let Some(fault) = faults.pop() {
+        let result = match result {
+            // Only who touched the bad page shall fail.
+            Err(error) if batch.count > 1 && error != EBUSY => bring_in(&fault, fault.page, 1),
+            result => result,
+        };
+        fault.done(result);
+    }
+}
+
+/// `EFAULT`: also if there are no such addresses.
 fn bring_in(fault: &Fault, page: usize, count: usize) -> Result {
-    let range = PageRange::from_pages(page << PAGE_SHIFT, count)?;
+    let range = PageRange::from_pages(page << PAGE_SHIFT, count).map_err(|_| EFAULT)?;
     let access = if fault.write {
         Access::Write
     } else {
@@ -176,18 +215,21 @@ fn bring_in(fault: &Fault, page: usize, count: usize) -> Result {
 }
 
 impl FaultBuffer {
-    pub(crate) fn new(threads: usize) -> Result<Self> {
+    /// A buffer, for `engines` engines.
+    pub(crate) fn new(engines: usize) -> Result<Self> {
+        let threads = engines + 1;
         let queue = Queue {
             faults: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
+            served: KVec::with_capacity(threads, GFP_KERNEL)?,
             stop: false,
         };
         let shared = Arc::pin_init(
             pin_init!(Shared {
                 queue <- kernel::new_mutex!(queue, "dmirror::fault_queue"),
                 wake <- kernel::new_condvar!("dmirror::fault_wake"),
+                threads,
                 coalesced: Atomic::new(0),
                 batches: Atomic::new(0),
-                waiting: Atomic::new(0),
             }),
             GFP_KERNEL,
         )?;
@@ -196,8 +238,11 @@ impl FaultBuffer {
             threads: KVec::new(),
         };
         for _ in 0..threads {
+            // What a thread needs is there before it starts: without it no command would end.
+            let faults = KVec::with_capacity(BATCH, GFP_KERNEL)?;
             let shared = buffer.shared.clone();
-            let thread = Thread::spawn(c"dmirror_fault", move || shared.work())?;
+            buffer.threads.reserve(1, GFP_KERNEL)?;
+            let thread = Thread::spawn(c"dmirror_fault", move || shared.work(faults))?;
             buffer.threads.push(thread, GFP_KERNEL)?;
         }
         Ok(buffer)
@@ -223,7 +268,7 @@ impl FaultBuffer {
             self.shared.coalesced.add(1, Relaxed);
             return Some(wait);
         }
-        if self.shared.waiting.load(Acquire) >= DEPTH {
+        if queue.faults.len() >= DEPTH {
             return None;
         }
         waiters.push_within_capacity(wait.clone()).ok()?;
@@ -234,7 +279,6 @@ impl FaultBuffer {
             waiters,
         };
         queue.faults.push_within_capacity(fault).ok()?;
-        self.shared.waiting.fetch_add(1, Relaxed);
         drop(queue);
         self.shared.wake.notify_one();
         Some(wait)

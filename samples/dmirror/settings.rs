@@ -118,30 +118,30 @@ impl Settings {
 
     /// Whether a flush is to be skipped now.
     pub(crate) fn skip_flush(&self) -> bool {
-        self.count_down(Setting::SkipFlush, 0).is_some()
+        self.update(Setting::SkipFlush, |left| left.checked_sub(1))
+            .is_some()
     }
 
-    /// Whether a copy is to fail now.
+    /// Whether a copy is to fail now: one of all that are under way.
     pub(crate) fn fail_copy(&self) -> bool {
-        match self.count_down(Setting::CopyFail, NEVER) {
-            // That was the last one to succeed before.
-            None if self.get(Setting::CopyFail) == 0 => {
-                self.set(Setting::CopyFail as u32, NEVER).is_ok()
-            }
-            _ => false,
-        }
+        let before = self.update(Setting::CopyFail, |left| match left {
+            NEVER => None,
+            // Those before have succeeded.
+            0 => Some(NEVER),
+            _ => Some(left - 1),
+        });
+        before == Some(0)
     }
 
-    /// Takes one off a counter that is neither 0 nor `stop`. Returns what is left.
-    fn count_down(&self, setting: Setting, stop: u64) -> Option<u64> {
+    /// Changes a setting at once, unless `f` is against it. Returns the value before.
+    fn update(&self, setting: Setting, f: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let value = self.values.get(setting as usize)?;
         let mut now = value.load(Relaxed);
-        while now != 0 && now != stop {
-            match value.cmpxchg(now, now - 1, Relaxed) {
-                Ok(_) => return Some(now - 1),
+        loop {
+            match value.cmpxchg(now, f(now)?, Relaxed) {
+                Ok(_) => return Some(now),
                 Err(other) => now = other,
             }
         }
-        None
     }
 }

@@ -11,11 +11,14 @@ use kernel::{
         CondVarTimeoutResult,
         Mutex, //
     },
-    time::{msecs_to_jiffies, Delta, Instant, Monotonic},
+    time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
 };
 
 /// Longest sleep of a wait before it looks at the clock again, in ms.
 const NAP: u32 = 100;
+
+/// Time between two looks where waiting is not possible.
+const PAUSE: Delta = Delta::from_millis(1);
 
 /// How a command stands.
 #[derive(Clone, Copy)]
@@ -132,11 +135,22 @@ impl Status {
         Ok(())
     }
 
-    /// Waits for the end, come what may. Only for a command that was stopped.
+    /// Waits for the end, come what may. Only for a command that was stopped: it ends with the
+    /// fault that is being served for it.
     pub(crate) fn wait_for_end(&self) {
         let mut ended = self.ended.lock();
         while ended.is_none() {
-            self.end.wait(&mut ended);
+            // Interruptible, since a migration can hold a fault for longer than the kernel likes
+            // to see a task sleep otherwise.
+            let why = self
+                .end
+                .wait_interruptible_timeout(&mut ended, msecs_to_jiffies(NAP));
+            if let CondVarTimeoutResult::Signal { .. } = why {
+                // A signal that stays: it would not let us wait.
+                drop(ended);
+                fsleep(PAUSE);
+                ended = self.ended.lock();
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e check compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless lookup mutation check compile-fail bench clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -21,6 +21,9 @@ help:
 	@echo 'make hmm-tests  the kernel'"'"'s own hmm-tests, on debian and test'
 	@echo 'make kunit      KUnit suites of the modules'
 	@echo 'make e2e        own end-to-end tests, on debian and test'
+	@echo 'make faultless  measure faultless migration beside the ordinary way'
+	@echo 'make lookup     compare structures that find the region of an address'
+	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
 	@echo 'make bench      instructions per page, against the C driver'
 	@echo 'make clean      remove build/ (the cache stays)'
@@ -38,7 +41,7 @@ user:
 
 run:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)
-	tools/vm/run --kernel $(KERNEL) --series $(SERIES) --add build/user/bin/hmm-demo -- hmm-demo
+	tools/demo --kernel $(KERNEL) --series $(SERIES)
 
 test:
 	@tools/test/all
@@ -64,6 +67,16 @@ e2e:
 		tools/build --kernel $$k --series $(SERIES); \
 		tools/test/e2e --kernel $$k --series $(SERIES); \
 	done
+
+faultless:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/faultless --kernel $(KERNEL) --series $(SERIES) --full
+
+lookup:
+	tools/test/lookup --series $(SERIES)
+
+mutation:
+	tools/test/mutation
 
 check:
 	tools/check/all

@@ -10,6 +10,7 @@
 #include <linux/highmem.h>
 #include <linux/hmm.h>
 #include <linux/ioport.h>
+#include <linux/kthread.h>
 #include <linux/memremap.h>
 #include <linux/migrate.h>
 #include <linux/mm.h>
@@ -17,6 +18,7 @@
 #include <linux/pagemap.h>
 #include <linux/rmap.h>
 #include <linux/sched/signal.h>
+#include <linux/sched/task.h>
 #include <linux/string.h>
 
 #include "helpers.h"
@@ -62,11 +64,38 @@ struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_lookup);
 
+struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma)
+{
+	return vma->vm_mm;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_mm);
+
 bool rust_hmm_fatal_signal_pending(void)
 {
 	return fatal_signal_pending(current);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
+
+/* Returns the running thread with a reference of the caller's. */
+struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
+					 const char *name)
+{
+	struct task_struct *task = kthread_create(run, data, "%s", name);
+
+	if (!IS_ERR(task)) {
+		get_task_struct(task);
+		wake_up_process(task);
+	}
+	return task;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_kthread_run);
+
+/* Waits for the thread's end; -EINTR if it never began. */
+int rust_hmm_kthread_stop_put(struct task_struct *task)
+{
+	return kthread_stop_put(task);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_kthread_stop_put);
 
 struct vm_area_struct *rust_hmm_vmf_vma(const struct vm_fault *vmf)
 {
@@ -218,6 +247,23 @@ void rust_hmm_clear_bytes(void *dst, size_t len)
 	memset(dst, 0, len);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_clear_bytes);
+
+/* Atomic also against the CPU; @offset is a multiple of 8 within the page. */
+u64 rust_hmm_fetch_add_page(unsigned long pfn, size_t offset, u64 value)
+{
+	void *at = kmap_local_page(pfn_to_page(pfn));
+	u64 old = atomic64_fetch_add(value, (atomic64_t *)(at + offset));
+
+	kunmap_local(at);
+	return old;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_fetch_add_page);
+
+u64 rust_hmm_fetch_add_bytes(void *at, u64 value)
+{
+	return atomic64_fetch_add(value, (atomic64_t *)at);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_fetch_add_bytes);
 
 int rust_hmm_request_free_region(u64 size, const char *name, u64 *start)
 {

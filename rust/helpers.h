@@ -15,6 +15,7 @@ struct folio;
 struct mm_struct;
 struct mmu_interval_notifier;
 struct page;
+struct task_struct;
 struct vm_area_struct;
 struct vm_fault;
 
@@ -29,7 +30,13 @@ int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm);
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm);
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr);
+struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma);
 bool rust_hmm_fatal_signal_pending(void);
+
+/* include/linux/kthread.h */
+struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
+					 const char *name);
+int rust_hmm_kthread_stop_put(struct task_struct *task);
 
 /* Faults */
 struct vm_area_struct *rust_hmm_vmf_vma(const struct vm_fault *vmf);
@@ -62,6 +69,8 @@ void rust_hmm_copy_pages(unsigned long dst, unsigned long src,
 void rust_hmm_clear_pages(unsigned long pfn, unsigned long npages);
 void rust_hmm_copy_bytes(void *dst, const void *src, size_t len);
 void rust_hmm_clear_bytes(void *dst, size_t len);
+u64 rust_hmm_fetch_add_page(unsigned long pfn, size_t offset, u64 value);
+u64 rust_hmm_fetch_add_bytes(void *at, u64 value);
 
 /* include/linux/ioport.h */
 int rust_hmm_request_free_region(u64 size, const char *name, u64 *start);

@@ -3,40 +3,40 @@
 //! The memory of a device: allocation, the CPU fault on it, eviction.
 
 use crate::{
-    mirror::{Place, PlaceMut},
+    mirror::Peer,
     mm::{
-        addr::PMD_PAGES,
-        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
-        migrate::{Isolated, Select},
+        device_pages::{CpuFault, DevicePageOps, DevicePages, FaultError, Kind},
+        migrate::{Isolated, Select, Source},
         notifier::Cookie,
-        page::{CpuPages, CpuPagesMut, LockedFolio},
+        page::LockedFolio,
     },
     stats::{Counter, Stats},
 };
-use kernel::prelude::*;
+use kernel::{prelude::*, sync::Arc};
 
+mod copy;
 mod cpu_fault;
 mod evict;
+mod peers;
 
-/// One copy of a folio: 1 or 512 pages.
-pub struct Copy<'a> {
-    /// Where the contents come from; `None` asks for zeros.
-    pub source: Option<Place<'a>>,
-    /// Where they go.
-    pub destination: PlaceMut<'a>,
-}
+use copy::End;
+pub(crate) use copy::{Copies, Failed};
+pub use copy::{Copy, CopyJob};
+use peers::Peers;
+pub(crate) use peers::Registration;
 
 /// What a driver says about its memory.
 pub trait MemoryOps: Send + Sync + Sized + 'static {
-    /// Copies the contents of a folio, or fills it with zeros.
+    /// Copies the contents of a folio, or fills it with zeros: at once, or later by whoever gets
+    /// the job. If it fails the folio stays where it is, with its contents.
     ///
-    /// No CPU can change the source meanwhile. Context: the mmap lock is held and the pages are
-    /// locked; may sleep; must not take the table lock of a mirror.
-    ///
-    /// # Errors
-    ///
-    /// Any. The folio then stays where it is, with its contents.
-    fn copy(&self, copy: &Copy<'_>) -> Result;
+    /// Nobody can change the source meanwhile. Context: the mmap lock is held and the pages are
+    /// locked, until all jobs are done; may sleep. Neither this nor who does the job later may take
+    /// the table lock of a mirror or allocate with reclaim.
+    fn copy(&self, job: CopyJob);
+
+    /// All jobs of a step were handed over: start what was only queued.
+    fn kick(&self) {}
 
     /// Whether the next allocation, of a folio of `order`, is to fail. For tests.
     fn fail_allocation(&self, order: u32) -> bool {
@@ -48,6 +48,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
 struct Ops<M> {
     driver: M,
     stats: Stats,
+    peers: Pin<KBox<Peers>>,
 }
 
 /// The memory of one device, shared by all mirrors of it.
@@ -73,6 +74,7 @@ impl<M: MemoryOps> Memory<M> {
                 Ops {
                     driver,
                     stats: Stats::new(),
+                    peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
                 },
             ),
         }? Error)
@@ -101,6 +103,11 @@ impl<M: MemoryOps> Memory<M> {
     /// Most pages that there can be.
     pub fn limit(&self) -> usize {
         self.pages.limit()
+    }
+
+    /// Adds a mirror of the address space `space`.
+    pub(crate) fn add_peer(&self, space: Cookie, peer: Arc<dyn Peer>) -> Result<Registration> {
+        self.pages.data().peers.add(space, peer)
     }
 
     pub(crate) fn owner(&self) -> Cookie {
@@ -139,8 +146,12 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
-    pub(crate) fn copy_all(&self, isolated: &mut Isolated<'_>) -> usize {
-        self.pages.data().copy_all(&self.pages, isolated)
+    pub(crate) fn copy_all<'c>(
+        &self,
+        isolated: &mut Isolated<'_>,
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
+        self.pages.data().copy_all(&self.pages, isolated, copies)
     }
 }
 
@@ -159,58 +170,57 @@ impl<M: MemoryOps> Ops<M> {
         }
     }
 
-    /// Fills all destinations of `isolated`, and takes back those that could not be filled.
-    /// Returns the number of pages that failed.
-    fn copy_all(&self, pages: &DevicePages<Self>, isolated: &mut Isolated<'_>) -> usize {
-        let mut failed = 0;
+    /// Fills all destinations of `isolated`, and takes back those that could not be filled. Says
+    /// which these were, by the index of their entries.
+    fn copy_all<'c>(
+        &self,
+        pages: &DevicePages<Self>,
+        isolated: &mut Isolated<'_>,
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
+        let failed = copies.run(|batch| {
+            let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
+            for entry in with_destination {
+                let device = |pfn| pages.lookup(pfn).map(End::Device);
+                let source = match entry.source {
+                    Source::Hole => Some(None),
+                    Source::Page(pfn) => isolated
+                        .source(entry.index)
+                        .map(|cpu| End::Cpu(cpu.first_pfn()))
+                        .or(device(pfn))
+                        .map(Some),
+                };
+                let destination = isolated
+                    .destination(entry.index)
+                    .map(|cpu| End::Cpu(cpu.first_pfn()))
+                    .or(device(entry.destination));
+                let (Some(source), Some(destination)) = (source, destination) else {
+                    // Memory of another device that nobody here can read.
+                    batch.fail(entry.index);
+                    continue;
+                };
+                // SAFETY: Isolated pages and their destinations, which stay as they are while
+                // `isolated` is borrowed; that is longer than `batch` exists.
+                let job = unsafe { batch.job(entry.index, entry.pages, source, destination) };
+                self.driver.copy(job);
+            }
+            self.driver.kick();
+        });
         let mut next = 0;
         while let Some(entry) = isolated.entry_from(next) {
             next = entry.index + entry.pages;
-            if entry.destination == 0 {
-                continue;
-            }
-            let range = |pfn: usize| {
-                pages.lookup(pfn).map(|first| DeviceRange {
-                    first,
-                    count: entry.pages,
-                })
+            let from_device = match entry.source {
+                Source::Page(pfn) => pages.lookup(pfn).is_some(),
+                Source::Hole => false,
             };
-            let copied = {
-                let source = match entry.source {
-                    crate::mm::migrate::Source::Hole => Some(None),
-                    crate::mm::migrate::Source::Page(pfn) => {
-                        place(isolated.source(entry.index), range(pfn)).map(Some)
-                    }
-                };
-                let destination =
-                    place_mut(isolated.destination(entry.index), range(entry.destination));
-                match (source, destination) {
-                    (Some(source), Some(destination)) => self.driver.copy(&Copy {
-                        source,
-                        destination,
-                    }),
-                    // Memory of another device that nobody here can read.
-                    _ => Err(EINVAL),
-                }
-            };
-            if copied.is_err() {
+            if failed.is(entry.index) {
                 isolated.abandon(entry.index);
-                failed += entry.pages;
+            } else if from_device {
+                isolated.dirty_destination(entry.index);
             }
         }
         failed
     }
-}
-
-fn place<'a>(cpu: Option<CpuPages<'a>>, device: Option<DeviceRange>) -> Option<Place<'a>> {
-    cpu.map(Place::Cpu).or(device.map(Place::Device))
-}
-
-fn place_mut<'a>(
-    cpu: Option<CpuPagesMut<'a>>,
-    device: Option<DeviceRange>,
-) -> Option<PlaceMut<'a>> {
-    cpu.map(PlaceMut::Cpu).or(device.map(PlaceMut::Device))
 }
 
 impl<M: MemoryOps> DevicePageOps for Ops<M> {
@@ -222,6 +232,3 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
         Ok(())
     }
 }
-
-// A copy is of one page or of one PMD.
-const _: () = assert!(PMD_PAGES.is_power_of_two());

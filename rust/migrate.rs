@@ -4,45 +4,77 @@
 //!
 //! One step handles at most 2 MiB, so that nobody waits long for the mmap lock:
 //!
-//! 1. announce the step under the table lock (`Mirror::begin`),
+//! 1. announce the step under the table lock and write-protect the device's entries (`mirror::step`),
 //! 2. isolate the pages, which calls notifiers, so without the table lock,
-//! 3. allocate, copy, migrate,
-//! 4. switch the entries that still belong to the step, under the table lock,
+//! 3. allocate, copy, migrate; the device goes on reading,
+//! 4. switch the entries that still belong to the step, under the table lock, and flush,
 //! 5. finalize: the CPU may fault again.
 
 use crate::{
-    mirror::{Device, Inner, Mirror},
+    memory::Copies,
+    mirror::{
+        transaction::{Identity, Request},
+        Device, Inner, Mirror, Switched,
+    },
     mm::{
-        addr::{PageRange, PMD_ORDER},
+        addr::{PageRange, PMD_ORDER, PMD_PAGES},
         migrate::{Batch, Isolated, Select, Source},
         notifier::Cookie,
         page::{Effort, LockedFolio},
         range_fault::AddressSpace,
-        space::{fatal_signal_pending, MmapGuard, Vma},
+        space::Vma,
     },
-    pgtable::{Entry, Spares},
+    pgtable::{Format, Spares},
     stats::Counter,
 };
+use core::ops::AddAssign;
 use kernel::{
     mm::virt::flags,
     prelude::*,
     time::{delay::fsleep, Delta}, //
 };
 
-/// Tries to announce a step; each costs one collision with an invalidation, or a [`PAUSE`].
-const TRIES: usize = 1024;
-
 /// More tries of a step towards the device that left pages behind, though there was memory.
 const RETRIES: usize = 3;
 
-/// Time before another try, and to wait for one of too many migrations of a mirror to end.
+/// Time before another try.
 const PAUSE: Delta = Delta::from_millis(1);
+
+/// What became of one page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PageOutcome {
+    /// There was nothing to move: it is there already, or nowhere.
+    #[default]
+    None = 0,
+    /// It could not move: pinned, shared, of a file, merged, or changed meanwhile.
+    Skipped = 1,
+    /// There was no memory at the destination.
+    NoMemory = 2,
+    /// Its copy failed.
+    CopyFailed = 3,
+    /// It moved, and the device had no entry for it.
+    Moved = 4,
+    /// It moved, and the device's entry was switched: the device noticed nothing.
+    Switched = 5,
+    /// It moved, and the device lost its entry.
+    Lost = 6,
+}
+
+impl PageOutcome {
+    /// Whether the page moved.
+    pub fn has_moved(self) -> bool {
+        matches!(self, Self::Moved | Self::Switched | Self::Lost)
+    }
+}
 
 /// What a migration did. Partial success is success.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Pages that moved.
     pub moved: usize,
+    /// Of these, pages whose device entry was switched.
+    pub switched: usize,
     /// Entries that moved and had contents; a huge page counts once.
     pub entries: usize,
     /// Pages that could not move: pinned, shared, of a file, merged, or changed meanwhile.
@@ -54,8 +86,22 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn merge(&mut self, other: &Outcome) {
+    fn count(&mut self, page: PageOutcome) {
+        self.moved += usize::from(page.has_moved());
+        match page {
+            PageOutcome::Switched => self.switched += 1,
+            PageOutcome::Skipped => self.skipped += 1,
+            PageOutcome::NoMemory => self.no_memory += 1,
+            PageOutcome::CopyFailed => self.copy_failed += 1,
+            PageOutcome::None | PageOutcome::Moved | PageOutcome::Lost => {}
+        }
+    }
+}
+
+impl AddAssign for Outcome {
+    fn add_assign(&mut self, other: Self) {
         self.moved += other.moved;
+        self.switched += other.switched;
         self.entries += other.entries;
         self.skipped += other.skipped;
         self.no_memory += other.no_memory;
@@ -75,42 +121,9 @@ impl<D: Device> Mirror<D> {
         Migrate {
             mirror: self,
             range,
+            faultless: true,
+            outcomes: None,
         }
-    }
-
-    /// Announces a step and returns with the mmap lock held.
-    ///
-    /// Waits for the invalidations that began before: they may still remove what the step is
-    /// about to isolate, and would not be told that it has begun.
-    pub(crate) fn begin<'a>(
-        &self,
-        space: &'a AddressSpace<'_, Inner<D>>,
-        cookie: Cookie,
-        range: PageRange,
-    ) -> Result<MmapGuard<'a>> {
-        for _ in 0..TRIES {
-            if fatal_signal_pending() {
-                return Err(EINTR);
-            }
-            let seq = self.notifier.read_begin();
-            let mmap = space.mmap_lock()?;
-            let mut guard = self.notifier.lock();
-            if self.notifier.read_retry(&guard, seq) {
-                continue;
-            }
-            let begun = guard.transactions.begin(cookie, range);
-            drop(guard);
-            match begun {
-                Ok(()) => return Ok(mmap),
-                Err(error) if error == EBUSY => {
-                    // As many as can be run already: give them time.
-                    drop(mmap);
-                    fsleep(PAUSE);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Err(EBUSY)
     }
 }
 
@@ -119,9 +132,24 @@ impl<D: Device> Mirror<D> {
 pub struct Migrate<'m, D: Device> {
     mirror: &'m Mirror<D>,
     range: PageRange,
+    faultless: bool,
+    outcomes: Option<&'m mut [PageOutcome]>,
 }
 
-impl<D: Device> Migrate<'_, D> {
+impl<'m, D: Device> Migrate<'m, D> {
+    /// Whether the device goes on reading while its pages are copied, which is the default. Else
+    /// their entries are removed before, and the device faults.
+    pub fn faultless(mut self, yes: bool) -> Self {
+        self.faultless = yes;
+        self
+    }
+
+    /// Where to write the outcome of each page. What the range has beyond the slice is not reported.
+    pub fn outcomes(mut self, outcomes: &'m mut [PageOutcome]) -> Self {
+        self.outcomes = Some(outcomes);
+        self
+    }
+
     /// Moves anonymous memory of the range to the device, holes included, best effort.
     ///
     /// # Errors
@@ -143,20 +171,40 @@ impl<D: Device> Migrate<'_, D> {
         self.run(Target::System)
     }
 
-    fn run(self, target: Target) -> Result<Outcome> {
+    fn run(mut self, target: Target) -> Result<Outcome> {
         self.mirror.device().memory().ok_or(ENODEV)?;
         let mut step = Step {
             mirror: self.mirror,
             space: self.mirror.space()?,
-            batch: Batch::new()?,
-            spares: Spares::default(),
+            target,
+            faultless: self.faultless,
+            work: Work {
+                batch: Batch::new()?,
+                copies: Copies::new()?,
+                spares: self.mirror.spares(),
+                pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
+                entries: 0,
+            },
         };
         let mut total = Outcome::default();
         let mut rest = Some(self.range);
         while let Some(range) = rest {
-            let done = step.run(range, target, &mut total)?;
+            let done = step.run(range)?;
+            let pages = PageRange::new(range.start(), done)?.pages();
+            let at = self.range.index_of(range.start()).ok_or(EINVAL)?;
+            for (index, page) in step.work.pages.iter().take(pages).enumerate() {
+                total.count(*page);
+                if let Some(slot) = self
+                    .outcomes
+                    .as_mut()
+                    .and_then(|all| all.get_mut(at + index))
+                {
+                    *slot = *page;
+                }
+            }
             rest = range.from_address(done);
         }
+        total.entries = step.work.entries;
         let stats = self.mirror.stats();
         let moved = match target {
             Target::Device => Counter::ToDevice,
@@ -164,6 +212,9 @@ impl<D: Device> Migrate<'_, D> {
         };
         stats.add(moved, total.moved as u64);
         stats.add(Counter::Skipped, (total.skipped + total.no_memory) as u64);
+        if target == Target::Device {
+            stats.add(Counter::Switched, total.switched as u64);
+        }
         Ok(total)
     }
 }
@@ -172,193 +223,228 @@ impl<D: Device> Migrate<'_, D> {
 struct Step<'m, D: Device> {
     mirror: &'m Mirror<D>,
     space: AddressSpace<'m, Inner<D>>,
+    target: Target,
+    faultless: bool,
+    work: Work<D::Format>,
+}
+
+/// Room that steps use again.
+struct Work<F: Format> {
     batch: Batch,
-    spares: Spares,
+    copies: Copies,
+    spares: Spares<F>,
+    /// Outcomes of the step.
+    pages: KBox<[PageOutcome; PMD_PAGES]>,
+    /// Entries that moved, of all steps.
+    entries: usize,
+}
+
+/// How an attempt ended.
+enum Attempt {
+    Done {
+        /// The device lost entries of pages that moved.
+        lost: bool,
+    },
+    /// A huge page could not be had. Nothing has moved.
+    NoHuge,
 }
 
 impl<D: Device> Step<'_, D> {
     /// Migrates the first part of `range`, within 2 MiB and one mapping. Returns its end.
-    fn run(&mut self, range: PageRange, target: Target, total: &mut Outcome) -> Result<usize> {
+    fn run(&mut self, range: PageRange) -> Result<usize> {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;
+        self.work.pages.fill(PageOutcome::None);
         // Before any lock. What is missing then shows in the outcome.
-        let full = target == Target::Device
+        let full = self.target == Target::Device
             && match self.mirror.device().memory().map(|m| m.grow(piece.pages())) {
                 Some(Err(error)) if error != ENOMEM => return Err(error),
                 result => !matches!(result, Some(Ok(()))),
             };
-        let (end, first) = self.attempt(piece, target, true)?;
+        let (end, attempt) = self.attempt(piece, true)?;
         let piece = PageRange::new(piece.start(), end)?;
-        let pages = piece.pages();
-        let mut outcome = match first {
-            Some(outcome) => outcome,
-            None if full => Outcome {
-                no_memory: pages,
-                ..Outcome::default()
-            },
+        match attempt {
+            Attempt::Done { .. } => {}
+            Attempt::NoHuge if full => {}
             // No huge page at the destination: the same with small ones. Without COMPOUND the core
             // splits a huge page before it isolates it, also when others map it.
-            None => self.attempt(piece, target, false)?.1.unwrap_or_default(),
-        };
-        for _ in 0..RETRIES {
-            if target != Target::Device || outcome.no_memory + outcome.copy_failed != 0 {
-                break;
+            Attempt::NoHuge => {
+                self.work.pages.fill(PageOutcome::None);
+                self.attempt(piece, false)?;
             }
-            if self.mirror.lock_table().present(piece) == pages {
+        }
+        for _ in 0..RETRIES {
+            if self.target != Target::Device || !self.some_stay(piece.pages()) {
                 break;
             }
             // Somebody may hold a page for a moment: compaction, reclaim, a look at its contents.
             fsleep(PAUSE);
-            let Ok((_, Some(again))) = self.attempt(piece, target, true) else {
+            if !matches!(self.attempt(piece, true), Ok((_, Attempt::Done { .. }))) {
                 break;
-            };
-            outcome.moved += again.moved;
-            outcome.entries += again.entries;
+            }
         }
-        outcome.skipped =
-            pages.saturating_sub(outcome.moved + outcome.no_memory + outcome.copy_failed);
-        total.merge(&outcome);
         Ok(end)
     }
 
-    /// One attempt. No outcome if a huge page could not be had.
-    fn attempt(
-        &mut self,
-        piece: PageRange,
-        target: Target,
-        compound: bool,
-    ) -> Result<(usize, Option<Outcome>)> {
-        self.spares.refill()?;
+    /// Whether pages were skipped, and none had another reason to stay.
+    fn some_stay(&self, pages: usize) -> bool {
+        let mut skipped = false;
+        for page in self.work.pages.iter().take(pages) {
+            match page {
+                PageOutcome::Skipped => skipped = true,
+                PageOutcome::NoMemory | PageOutcome::CopyFailed => return false,
+                _ => {}
+            }
+        }
+        skipped
+    }
+
+    /// One attempt. Returns the end of what it was about.
+    fn attempt(&mut self, piece: PageRange, compound: bool) -> Result<(usize, Attempt)> {
+        self.work.spares.refill()?;
+        let memory = self.mirror.device().memory().ok_or(ENODEV)?;
         // Nothing else has this address while the step runs.
-        let cookie = Cookie::of(&self.batch);
-        let mmap = self.mirror.begin(&self.space, cookie, piece)?;
-        let mut unswitched = false;
+        let name = Cookie::of(&*self.work.pages);
+        let request = Request {
+            name,
+            identity: match self.target {
+                Target::Device => Identity::Name,
+                // The kernel compares the owner with that of the pages.
+                Target::System => Identity::current(memory.owner()),
+            },
+            range: piece,
+            faultless: self.faultless,
+        };
+        let (mmap, piece) = self.mirror.begin(&self.space, request)?;
+        let work = &mut self.work;
         let result = mmap
             .vma_lookup(piece.start())
             .filter(|vma| vma.flags() & flags::READ != 0)
             .ok_or(EINVAL)
             .and_then(|vma| {
-                let piece = PageRange::new(piece.start(), piece.end().min(vma.end()))?;
-                let outcome = isolate_and_move(
-                    self.mirror,
-                    vma,
-                    piece,
-                    target,
-                    compound,
-                    cookie,
-                    &mut self.batch,
-                    &mut self.spares,
-                    &mut unswitched,
-                )?;
-                Ok((piece.end(), outcome))
+                work.isolate_and_move(self.mirror, self.target, vma, piece, compound, name)
             });
-        self.mirror.notifier.lock().transactions.end(cookie);
+        self.mirror.end(name);
         drop(mmap);
-        if unswitched {
+        let lost = matches!(result, Ok(Attempt::Done { lost: true }));
+        if lost && self.target == Target::Device {
             // Somebody else's event, or the split of a huge page, took the marks: ask what is
             // there now. If that fails the device will fault, which is no error here.
             self.mirror
-                .install_present(&self.space, piece, &mut self.spares)
+                .install_present(&self.space, piece, &mut self.work.spares)
                 .or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })?;
         }
-        result
+        Ok((piece.end(), result?))
     }
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one call site; they live in different places"
-)]
-fn isolate_and_move<D: Device>(
-    mirror: &Mirror<D>,
-    vma: Vma<'_>,
-    piece: PageRange,
-    target: Target,
-    compound: bool,
-    cookie: Cookie,
-    batch: &mut Batch,
-    spares: &mut Spares,
-    unswitched: &mut bool,
-) -> Result<Option<Outcome>> {
-    let memory = mirror.device().memory().ok_or(ENODEV)?;
-    let huge = compound && piece.is_pmd();
-    // Coherent folios stay small: the core never collects huge ones on the way back.
-    let compound = huge && memory.select() == Select::Private;
-    if huge && !compound && memory.driver_fails(PMD_ORDER) {
-        return Ok(None);
-    }
-    let (select, cookie) = match target {
-        Target::Device => (Select::System, cookie),
-        Target::System => (memory.select(), memory.owner()),
-    };
-    let mut isolated = Isolated::new(vma, piece, select, compound, cookie, None, batch)?;
-
-    let mut outcome = Outcome::default();
-    let mut no_huge = false;
-    isolated.fill(|entry| {
-        let order = entry.order();
-        let folio = match target {
-            Target::Device => memory.alloc(order),
-            // The core offers these, too, but there is nothing to bring back.
-            Target::System if entry.source == Source::Hole => return None,
-            Target::System if memory.driver_fails(order) => None,
-            Target::System => LockedFolio::alloc_system(
-                Some(vma),
-                piece.address(entry.index),
-                order,
-                if order == 0 {
-                    Effort::Must
-                } else {
-                    Effort::Try
-                },
-            )
-            .ok(),
-        };
-        if folio.is_none() {
-            no_huge |= order == PMD_ORDER;
-            outcome.no_memory += entry.pages;
+impl<F: Format> Work<F> {
+    fn isolate_and_move<D: Device<Format = F>>(
+        &mut self,
+        mirror: &Mirror<D>,
+        target: Target,
+        vma: Vma<'_>,
+        piece: PageRange,
+        compound: bool,
+        name: Cookie,
+    ) -> Result<Attempt> {
+        let Self {
+            batch,
+            copies,
+            spares,
+            pages,
+            entries,
+        } = self;
+        let memory = mirror.device().memory().ok_or(ENODEV)?;
+        let huge = compound && piece.is_pmd();
+        // Coherent folios stay small: the core never collects huge ones on the way back.
+        let compound = huge && memory.select() == Select::Private;
+        if huge && !compound && memory.driver_fails(PMD_ORDER) {
+            return Ok(Attempt::NoHuge);
         }
-        folio
-    });
-    if no_huge {
-        // Puts everything back.
-        return Ok(None);
-    }
-    outcome.copy_failed = memory.copy_all(&mut isolated);
+        let (select, cookie) = match target {
+            Target::Device => (Select::System, name),
+            Target::System => (memory.select(), memory.owner()),
+        };
+        let mut isolated = Isolated::new(vma, piece, select, compound, cookie, None, batch)?;
 
-    let migrated = isolated.migrate();
-    for entry in migrated.moved() {
-        outcome.moved += entry.pages;
-        outcome.entries += usize::from(entry.source != Source::Hole);
-    }
-    if target == Target::Device {
-        let mut guard = mirror.notifier.lock();
-        let state = &mut *guard;
-        let writable = vma.flags() & flags::WRITE != 0;
-        let mut moved = migrated.moved().peekable();
-        let transactions = &state.transactions;
-        state.table.install(piece, spares, |addr, slot| {
-            let Some(index) = piece.index_of(addr) else {
-                return;
-            };
-            let behind = |entry: &crate::mm::migrate::Entry| entry.index + entry.pages <= index;
-            while moved.next_if(behind).is_some() {}
-            let Some(entry) = moved.peek().filter(|entry| entry.index <= index) else {
-                return;
-            };
-            if !transactions.owns(cookie, addr) {
-                *unswitched = true;
-                return;
+        let mut set = |first: usize, count: usize, outcome| {
+            for page in pages.iter_mut().skip(first).take(count) {
+                *page = outcome;
             }
-            let Some(number) = memory.entry_number(entry.destination) else {
+        };
+        let mut no_huge = false;
+        isolated.fill(|entry| {
+            let order = entry.order();
+            let folio = match target {
+                Target::Device => memory.alloc(order),
+                // The core offers these, too, but there is nothing to bring back.
+                Target::System if entry.source == Source::Hole => return None,
+                Target::System if memory.driver_fails(order) => None,
+                Target::System => LockedFolio::alloc_system(
+                    Some(vma),
+                    piece.address(entry.index),
+                    order,
+                    if order == 0 {
+                        Effort::Must
+                    } else {
+                        Effort::Try
+                    },
+                )
+                .ok(),
+            };
+            if folio.is_none() {
+                no_huge |= order == PMD_ORDER;
+                set(entry.index, entry.pages, PageOutcome::NoMemory);
+            }
+            folio
+        });
+        if no_huge {
+            // Puts everything back.
+            return Ok(Attempt::NoHuge);
+        }
+        let failed = memory.copy_all(&mut isolated, copies);
+        for entry in isolated.entries() {
+            if failed.is(entry.index) {
+                set(entry.index, entry.pages, PageOutcome::CopyFailed);
+            }
+        }
+
+        let migrated = isolated.migrate();
+        for entry in migrated.moved() {
+            *entries += usize::from(entry.source != Source::Hole);
+        }
+        let mut lost = false;
+        let mut each = |index: usize, what: Switched| {
+            let Some(page) = pages.get_mut(index) else {
                 return;
             };
-            let may_write = match entry.source {
-                Source::Hole => writable,
-                Source::Page(_) => entry.writable,
+            let explained = matches!(page, PageOutcome::NoMemory | PageOutcome::CopyFailed);
+            *page = match what {
+                Switched::Yes { was_valid: true } => PageOutcome::Switched,
+                Switched::Yes { was_valid: false } | Switched::NoEntry => PageOutcome::Moved,
+                Switched::Lost => {
+                    lost = true;
+                    PageOutcome::Lost
+                }
+                Switched::Stays { .. } if explained || page.has_moved() => *page,
+                Switched::Stays { on_device } if on_device == (target == Target::Device) => {
+                    PageOutcome::None
+                }
+                Switched::Stays { .. } => PageOutcome::Skipped,
             };
-            *slot = Entry::device(number + (index - entry.index), may_write);
-        })?;
+        };
+        let (flushed, result) = match target {
+            Target::Device => {
+                let writable = vma.flags() & flags::WRITE != 0;
+                let number = |pfn| memory.entry_number(pfn);
+                mirror.switch_to_device(name, piece, &migrated, number, writable, spares, &mut each)
+            }
+            Target::System => (
+                mirror.switch_to_system(name, piece, &migrated, &mut each),
+                Ok(()),
+            ),
+        };
+        migrated.finalize(&flushed);
+        result.map(|()| Attempt::Done { lost })
     }
-    drop(migrated);
-    Ok(Some(outcome))
 }

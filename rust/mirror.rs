@@ -8,14 +8,15 @@
 //! transaction still owns (`transaction`).
 
 use crate::{
-    memory::{Memory, MemoryOps},
+    locks,
+    memory::{Memory, MemoryOps, Registration},
     mm::{
         addr::PageRange,
         notifier::{Event, IntervalNotifier, Subscriber},
         page,
         range_fault::AddressSpace,
     },
-    pgtable::{Entry, Table},
+    pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Spares, Table},
     stats::{Counter, Stats},
 };
 use core::ops::ControlFlow;
@@ -24,22 +25,26 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Relaxed, Release},
+            ordering::{Full, Release},
             Atomic, //
         },
-        LockClassKey,
+        Arc, CondVar, LockClassKey,
     },
 };
 
 mod access;
 mod exclusive;
 mod fault;
+mod step;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 pub(crate) mod transaction;
+mod walker;
 
 pub use access::{Place, PlaceMut, TableGuard};
 pub use fault::{Location, Snapshot};
+pub(crate) use step::{Peer, Switched};
+pub use walker::{Section, Unresolved, Walkers};
 
 use transaction::Transactions;
 
@@ -47,6 +52,12 @@ use transaction::Transactions;
 pub trait Device: Send + Sync + Sized + 'static {
     /// The driver's view of its memory.
     type Memory: MemoryOps;
+
+    /// How the device's page table looks.
+    type Format: Format;
+
+    /// What each walker of a software device holds, such as a TLB; `()` for other devices.
+    type Walker: Send + Unpin + 'static;
 
     /// A TLB flush under way.
     type Flush: Send;
@@ -56,6 +67,17 @@ pub trait Device: Send + Sync + Sized + 'static {
 
     /// The device's memory, if it has any.
     fn memory(&self) -> Option<&Memory<Self::Memory>>;
+
+    /// The walkers that access memory through mirrors of this device. Asked once per mirror.
+    fn walkers(&self) -> Option<Arc<Walkers<Self::Walker>>> {
+        None
+    }
+
+    /// Whether a faultless migration is to leave writable entries as they are. That loses writes:
+    /// it is there to prove that a test finds it.
+    fn test_keep_write(&self) -> bool {
+        false
+    }
 
     /// Starts to flush all translations of `range` from the device's TLBs.
     ///
@@ -70,8 +92,8 @@ pub trait Device: Send + Sync + Sized + 'static {
 }
 
 /// What the table lock protects.
-pub(crate) struct State {
-    pub(crate) table: Table,
+pub(crate) struct State<F: Format> {
+    pub(crate) table: Table<F>,
     pub(crate) transactions: Transactions,
 }
 
@@ -79,69 +101,120 @@ pub(crate) struct State {
 pub(crate) struct Inner<D: Device> {
     device: D,
     stats: Stats,
-    /// Flushes that an invalidation has started and not yet waited for. While there are any, an
-    /// invalidation that finds no entries must flush too: the entries may be gone, and still in
-    /// use.
-    flushing: Atomic<usize>,
+    reader: Reader<D::Format>,
+    walkers: Option<Arc<Walkers<D::Walker>>>,
+    /// Changes of entries from before the first one until after the flush. While there are any, an
+    /// invalidation that finds no entries must flush too: they may be gone, and still in use.
+    changing: Atomic<usize>,
+    /// Faults that had to try again: new migrations let them go first for a while.
+    starved: Atomic<usize>,
+    /// A migration has ended: who wants to install entries may try again.
+    ended: Pin<KBox<CondVar>>,
+}
+
+/// A flush under way.
+pub(crate) type Flush<D> = Flushing<<D as Device>::Flush, <D as Device>::Format>;
+
+impl<D: Device> Flusher for Inner<D> {
+    type Pending = D::Flush;
+
+    fn start(&self, range: PageRange) -> D::Flush {
+        self.device.flush_start(range)
+    }
+
+    fn wait(&self, pending: D::Flush) {
+        self.device.flush_wait(pending);
+        if let Some(walkers) = &self.walkers {
+            walkers.drain();
+        }
+        self.changing.fetch_sub(1, Release);
+    }
 }
 
 impl<D: Device> Inner<D> {
-    /// Marks the page of an entry dirty that goes away or can no longer be written.
-    fn retire(entry: Entry) {
+    /// Lets `f` change the table. If that needs a flush it is started; to be waited for by
+    /// [`Flushing::wait`], with or without the table lock.
+    ///
+    /// With `range` it is also flushed if flushes by others are under way.
+    pub(crate) fn change<R>(
+        &self,
+        table: &mut Table<D::Format>,
+        range: Option<PageRange>,
+        f: impl FnOnce(&mut Table<D::Format>, &mut FlushBatch<D::Format>) -> R,
+    ) -> (R, Option<Flush<D>>) {
+        // Before the first entry changes: who sees one change, sees this.
+        let others = self.changing.fetch_add(1, Full) != 0;
+        let mut batch = table.batch();
+        let result = f(table, &mut batch);
+        if let Some(range) = range.filter(|_| others) {
+            batch.cover(range);
+        }
+        if batch.is_empty() {
+            self.changing.fetch_sub(1, Release);
+            return (result, None);
+        }
+        (result, Some(batch.start(self)))
+    }
+
+    pub(crate) fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Marks the pages of an entry dirty that goes away or can no longer be written.
+    pub(crate) fn retire(span: PageRange, entry: Entry) {
         if entry.may_be_dirty() && !entry.is_device() {
-            // SAFETY: The entry is in the table, so the page is still mapped by the CPU: the
-            // callback that announces the end of that has not returned.
-            unsafe { page::mark_dirty(entry.number()) };
+            for index in 0..span.pages() {
+                // SAFETY: The entry is in the table, so the pages are still mapped by the CPU: the
+                // callback that announces the end of that has not returned.
+                unsafe { page::mark_dirty(entry.number() + index) };
+            }
         }
     }
 }
 
 impl<D: Device> Subscriber for Inner<D> {
-    type Protected = State;
-    type Pending = D::Flush;
+    type Protected = State<D::Format>;
+    type Pending = Flush<D>;
 
     fn invalidate(
         &self,
-        state: &mut State,
+        state: &mut State<D::Format>,
         event: &Event<'_>,
-    ) -> ControlFlow<(), Option<D::Flush>> {
+    ) -> ControlFlow<(), Option<Flush<D>>> {
         if !event.blockable && D::FLUSH_SLEEPS {
             return ControlFlow::Break(());
         }
-        let own = state.transactions.note(event);
-        let mut changed = 0u64;
-        state.table.for_each(event.range, |_, entry| {
-            if !entry.is_valid() {
-                return;
-            }
-            if own && entry.is_device() {
-                // Our own migration takes pages of system memory only: these stay.
-                return;
-            }
-            if event.reason.keeps_reads() && !entry.is_exclusive() {
-                if entry.is_writable() {
-                    Self::retire(*entry);
-                    *entry = entry.write_protected();
-                    changed += 1;
+        let State {
+            table,
+            transactions,
+        } = state;
+        let own = transactions.note(event);
+        let mut changed = 0;
+        let ((), flush) = self.change(table, Some(event.range), |table, batch| {
+            table.for_each(event.range, batch, |span, entry| {
+                if own.is_some_and(|name| transactions.keeps(name, span.start(), *entry)) {
+                    return;
                 }
-                return;
-            }
-            Self::retire(*entry);
-            *entry = Entry::NONE;
-            changed += 1;
+                if event.reason.keeps_reads() && !entry.is_exclusive() {
+                    if entry.is_writable() {
+                        Self::retire(span, *entry);
+                        *entry = entry.write_protected();
+                        changed += span.pages();
+                    }
+                    return;
+                }
+                Self::retire(span, *entry);
+                *entry = Entry::NONE;
+                changed += span.pages();
+            });
         });
         self.stats.add(Counter::Invalidations, 1);
-        self.stats.add(Counter::InvalidatedPages, changed);
-        if changed == 0 && self.flushing.load(Acquire) == 0 {
-            return ControlFlow::Continue(None);
-        }
-        self.flushing.fetch_add(1, Relaxed);
-        ControlFlow::Continue(Some(self.device.flush_start(event.range)))
+        self.stats.add(Counter::InvalidatedPages, changed as u64);
+        ControlFlow::Continue(flush)
     }
 
-    fn finish(&self, flush: D::Flush) {
-        self.device.flush_wait(flush);
-        self.flushing.fetch_sub(1, Release);
+    fn finish(&self, flush: Flush<D>) {
+        flush.wait(self);
     }
 }
 
@@ -149,10 +222,10 @@ impl<D: Device> Subscriber for Inner<D> {
 ///
 /// Dropping it waits for callbacks that run; the address space may be gone already. Context: may
 /// sleep; never from within a [`Device`] method.
-#[pin_data]
 pub struct Mirror<D: Device> {
-    #[pin]
-    pub(crate) notifier: IntervalNotifier<Inner<D>>,
+    // First: no CPU fault may use the notifier when it goes.
+    _registration: Option<Registration>,
+    pub(crate) notifier: Arc<IntervalNotifier<Inner<D>>>,
 }
 
 impl<D: Device> Mirror<D> {
@@ -162,24 +235,38 @@ impl<D: Device> Mirror<D> {
     /// # Errors
     ///
     /// `ENOMEM`; `EINTR` if killed. Context: may sleep.
-    pub fn new<'a>(
-        mm: &'a MmWithUser,
+    pub fn new(
+        mm: &MmWithUser,
         device: D,
         name: &'static CStr,
         key: Pin<&'static LockClassKey>,
-    ) -> Result<impl PinInit<Self, Error> + use<'a, D>> {
+    ) -> Result<Self> {
         let state = State {
             table: Table::new()?,
             transactions: Transactions::default(),
         };
+        let (ended_name, ended_key) = locks::ended();
         let inner = Inner {
+            walkers: device.walkers(),
+            reader: state.table.reader(),
             device,
             stats: Stats::new(),
-            flushing: Atomic::new(0),
+            changing: Atomic::new(0),
+            starved: Atomic::new(0),
+            ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL)?,
         };
-        Ok(try_pin_init!(Self {
-            notifier <- IntervalNotifier::new(mm, inner, state, name, key),
-        }? Error))
+        let notifier = Arc::pin_init(
+            IntervalNotifier::new(mm, inner, state, name, key),
+            GFP_KERNEL,
+        )?;
+        let registration = match notifier.subscriber().device().memory() {
+            Some(memory) => Some(memory.add_peer(notifier.space(), notifier.clone())?),
+            None => None,
+        };
+        Ok(Self {
+            _registration: registration,
+            notifier,
+        })
     }
 
     /// The driver's side.
@@ -206,22 +293,37 @@ impl<D: Device> Mirror<D> {
     ///
     /// Pages that live in device memory stay there. Context: may sleep.
     pub fn discard(&self, range: PageRange) {
-        let inner = self.notifier.subscriber();
+        let inner = self.inner();
         let mut guard = self.notifier.lock();
-        let mut changed = 0u64;
-        guard.table.for_each(range, |_, entry| {
-            if entry.is_valid() {
-                Inner::<D>::retire(*entry);
+        let State {
+            table,
+            transactions,
+        } = &mut *guard;
+        // A migration under way must not bring them back.
+        transactions.unmark(range);
+        let mut changed = 0;
+        let ((), flush) = inner.change(table, Some(range), |table, batch| {
+            table.for_each(range, batch, |span, entry| {
+                Inner::<D>::retire(span, *entry);
                 *entry = Entry::NONE;
-                changed += 1;
-            }
+                changed += span.pages();
+            });
         });
-        if changed != 0 {
-            // Waited for under the lock: a page that is unmapped meanwhile must not be found
-            // absent here and still be in a TLB.
-            inner.device.flush_wait(inner.device.flush_start(range));
+        // Waited for under the lock: a page that is unmapped meanwhile must not be found absent
+        // here and still be in a TLB.
+        if let Some(flush) = flush {
+            flush.wait(inner);
         }
-        inner.stats.add(Counter::InvalidatedPages, changed);
+        inner.stats.add(Counter::InvalidatedPages, changed as u64);
+    }
+
+    /// What an update of the table needs; not filled yet.
+    pub(crate) fn spares(&self) -> Spares<D::Format> {
+        self.inner().reader.spares()
+    }
+
+    pub(crate) fn inner(&self) -> &Inner<D> {
+        self.notifier.subscriber()
     }
 }
 

@@ -11,6 +11,7 @@
 //! - [`pgtable`]: the table itself.
 //! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
 //! - [`node`]: the character device through which a process reaches a driver.
+//! - [`thread`]: a kernel thread, as the engine of a software device.
 //!
 //! # Lock order
 //!
@@ -33,9 +34,11 @@ pub mod mm;
 pub mod node;
 pub mod pgtable;
 pub mod stats;
+pub mod thread;
 
 mod bindings;
 mod compat;
+mod locks;
 
 use kernel::prelude::*;
 

@@ -28,9 +28,11 @@ pub enum Counter {
     CpuFaultPages,
     /// Pages that were evicted.
     Evicted,
+    /// Pages that moved under a valid device entry, which was switched without a fault.
+    Switched,
 }
 
-const COUNT: usize = Counter::Evicted as usize + 1;
+const COUNT: usize = Counter::Switched as usize + 1;
 
 /// One set of counters.
 pub struct Stats([Atomic<u64>; COUNT]);

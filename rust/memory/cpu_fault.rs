@@ -2,10 +2,11 @@
 
 //! A CPU touches a page that is in device memory.
 //!
-//! Nothing here waits for invalidations: a folio lock is held that an invalidation may wait for.
-//! Device entries are removed the ordinary way, by the notifier calls of the migration itself.
+//! Nothing here waits for invalidations: a folio lock is held that an invalidation may wait for
+//! (H14). The device goes on reading through mirrors that can be had without waiting; others' entries
+//! are removed the ordinary way, by the notifier calls of the migration itself.
 
-use super::{MemoryOps, Ops};
+use super::{Copies, MemoryOps, Ops};
 use crate::mm::{
     addr::{PageRange, PMD_ORDER, PMD_SIZE},
     device_pages::{CpuFault, DevicePages, FaultError},
@@ -32,14 +33,31 @@ pub(super) fn serve<M: MemoryOps>(
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
     let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
+    let mut copies = Copies::new().map_err(|_| FaultError::NoMemory)?;
     if fault.is_huge() {
-        match attempt(pages, fault, &mut batch, PMD_SIZE, true)? {
+        match attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE, true)? {
             Outcome::Done(moved) => return Ok(moved),
             // Without COMPOUND the core splits the device folio.
-            Outcome::NoHuge => return finish(attempt(pages, fault, &mut batch, PMD_SIZE, false)?),
+            Outcome::NoHuge => {
+                return finish(attempt(
+                    pages,
+                    fault,
+                    &mut batch,
+                    &mut copies,
+                    PMD_SIZE,
+                    false,
+                )?)
+            }
         }
     }
-    finish(attempt(pages, fault, &mut batch, WINDOW, false)?)
+    finish(attempt(
+        pages,
+        fault,
+        &mut batch,
+        &mut copies,
+        WINDOW,
+        false,
+    )?)
 }
 
 fn finish(outcome: Outcome) -> Result<usize, FaultError> {
@@ -53,6 +71,7 @@ fn attempt<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
     batch: &mut Batch,
+    copies: &mut Copies,
     window: usize,
     compound: bool,
 ) -> Result<Outcome, FaultError> {
@@ -66,53 +85,58 @@ fn attempt<M: MemoryOps>(
     .map_err(|_| FaultError::Lost)?;
     let target = range.index_of(fault.address()).ok_or(FaultError::Lost)?;
 
-    let mut isolated = Isolated::new(
-        vma,
-        range,
-        ops.select(pages),
-        compound,
-        pages.owner(),
-        Some(fault),
-        batch,
-    )
-    .map_err(|_| FaultError::Lost)?;
-
     let covers = |index: usize, pages: usize| (index..index + pages).contains(&target);
     let mut no_memory = false;
     let mut no_huge = false;
-    isolated.fill(|entry| {
-        if entry.source == Source::Hole {
-            // The core offers these, too, but there is nothing to bring back.
-            return None;
-        }
-        let needed = covers(entry.index, entry.pages);
-        let order = entry.order();
-        let effort = if needed && order == 0 {
-            Effort::Must
-        } else {
-            Effort::Try
-        };
-        let folio = if order == PMD_ORDER && ops.driver.fail_allocation(order) {
-            Err(ENOMEM)
-        } else {
-            LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)
-        };
-        if folio.is_err() && needed {
-            no_huge |= order == PMD_ORDER;
-            no_memory |= order == 0;
-        }
-        folio.ok()
-    });
-    ops.copy_all(pages, &mut isolated);
-    let wanted = isolated
-        .entries()
-        .find(|entry| covers(entry.index, entry.pages));
-    // Isolated, given memory, but its destination was taken back: the copy failed.
-    let lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
+    let mut lost = false;
+    let mut moved = 0;
+    // Mirrors that can be had at once keep their entries until the pages have moved.
+    ops.peers
+        .keep_reading(vma.space(), pages.owner(), range, || {
+            let mut isolated = Isolated::new(
+                vma,
+                range,
+                ops.select(pages),
+                compound,
+                pages.owner(),
+                Some(fault),
+                batch,
+            )
+            .map_err(|_| FaultError::Lost)?;
+            isolated.fill(|entry| {
+                if entry.source == Source::Hole {
+                    // The core offers these, too, but there is nothing to bring back.
+                    return None;
+                }
+                let needed = covers(entry.index, entry.pages);
+                let order = entry.order();
+                let effort = if needed && order == 0 {
+                    Effort::Must
+                } else {
+                    Effort::Try
+                };
+                let folio = if order == PMD_ORDER && ops.driver.fail_allocation(order) {
+                    Err(ENOMEM)
+                } else {
+                    LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)
+                };
+                if folio.is_err() && needed {
+                    no_huge |= order == PMD_ORDER;
+                    no_memory |= order == 0;
+                }
+                folio.ok()
+            });
+            ops.copy_all(pages, &mut isolated, copies);
+            let wanted = isolated
+                .entries()
+                .find(|entry| covers(entry.index, entry.pages));
+            // Isolated, given memory, but its destination was taken back: the copy failed.
+            lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
 
-    let migrated = isolated.migrate();
-    let moved = migrated.moved().map(|entry| entry.pages).sum();
-    drop(migrated);
+            let migrated = isolated.migrate();
+            moved = migrated.moved().map(|entry| entry.pages).sum();
+            Ok(migrated)
+        })?;
 
     if no_huge {
         return Ok(Outcome::NoHuge);

@@ -2,7 +2,7 @@
 
 //! Eviction by physical page, whoever maps it: for release and unload.
 
-use super::{Memory, MemoryOps};
+use super::{Copies, Memory, MemoryOps};
 use crate::{
     mm::{
         device_pages::DeviceRange,
@@ -32,11 +32,12 @@ impl<M: MemoryOps> Memory<M> {
     /// `ENOMEM` before anything was done. Context: may sleep; no lock may be held.
     pub fn evict_all(&self) -> Result<usize> {
         let mut batch = Batch::new()?;
+        let mut copies = Copies::new()?;
         for pass in 0..PASSES {
             if pass > 0 {
                 fsleep(PAUSE);
             }
-            self.evict_pass(&mut batch);
+            self.evict_pass(&mut batch, &mut copies);
             if self.pages.used() == 0 {
                 break;
             }
@@ -44,19 +45,24 @@ impl<M: MemoryOps> Memory<M> {
         Ok(self.pages.used())
     }
 
-    fn evict_pass(&self, batch: &mut Batch) {
+    fn evict_pass(&self, batch: &mut Batch, copies: &mut Copies) {
         let mut moved = 0;
         for block in self.pages.used_blocks() {
-            moved += self.evict_block(block, batch).unwrap_or(0);
+            moved += self.evict_block(block, batch, copies).unwrap_or(0);
         }
         self.stats().add(Counter::Evicted, moved as u64);
     }
 
-    fn evict_block(&self, block: DeviceRange, batch: &mut Batch) -> Result<usize> {
+    fn evict_block(
+        &self,
+        block: DeviceRange,
+        batch: &mut Batch,
+        copies: &mut Copies,
+    ) -> Result<usize> {
         let mut isolated = Isolated::from_device(&self.pages, block, batch)?;
         // A huge device folio can only go to a huge one here: so try hard.
         isolated.fill(|entry| LockedFolio::alloc_system(None, 0, entry.order(), Effort::Must).ok());
-        self.copy_all(&mut isolated);
+        self.copy_all(&mut isolated, copies);
         let migrated = isolated.migrate();
         let moved = migrated.moved().map(|entry| entry.pages).sum();
         Ok(moved)

@@ -3,7 +3,7 @@
 //! Access through the table by software, as a software device does it: under the table lock, so
 //! that what an entry names cannot go away.
 
-use super::{Device, Mirror, State};
+use super::{Device, Inner, Mirror, State};
 use crate::{
     mm::{
         addr::PageRange,
@@ -13,10 +13,7 @@ use crate::{
     pgtable::Entry,
 };
 use core::marker::PhantomData;
-use kernel::{
-    page::PAGE_SIZE,
-    sync::lock::mutex::MutexGuard, //
-};
+use kernel::sync::lock::mutex::MutexGuard;
 
 /// Where a page to read is.
 pub enum Place<'a> {
@@ -36,7 +33,7 @@ pub enum PlaceMut<'a> {
 
 /// The table lock, held: entries stay true until it is dropped.
 pub struct TableGuard<'a, D: Device> {
-    guard: MutexGuard<'a, State>,
+    guard: MutexGuard<'a, State<D::Format>>,
     mirror: &'a Mirror<D>,
     _nts: PhantomData<*mut ()>,
 }
@@ -52,13 +49,13 @@ impl<D: Device> Mirror<D> {
     }
 }
 
-impl<D: Device> TableGuard<'_, D> {
-    /// The pfn, or the device range, that `entry` of our table names.
+impl<D: Device> Inner<D> {
+    /// The pfn, or the device range, that a valid `entry` names.
     fn resolve(&self, entry: Entry) -> Option<core::result::Result<usize, DeviceRange>> {
         if !entry.is_device() {
             return Some(Ok(entry.number()));
         }
-        let memory = self.mirror.device().memory()?;
+        let memory = self.device().memory()?;
         match memory.kind() {
             Kind::Private => Some(Err(DeviceRange {
                 first: entry.number(),
@@ -68,18 +65,43 @@ impl<D: Device> TableGuard<'_, D> {
         }
     }
 
+    /// Where the page of `entry` is, to be read.
+    ///
+    /// # Safety
+    ///
+    /// `entry` must be in our table, and must not be removed, or its removal not be over, for `'a`.
+    pub(super) unsafe fn place<'a>(&self, entry: Entry) -> Option<Place<'a>> {
+        Some(match self.resolve(entry)? {
+            // SAFETY: A valid entry names a page that the CPU has mapped, or that a migration
+            // holds; it cannot go before the removal of the entry is over.
+            Ok(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, 1) }),
+            Err(range) => Place::Device(range),
+        })
+    }
+
+    /// As [`Self::place`], to be written.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::place`], and `entry` must be writable.
+    pub(super) unsafe fn place_mut<'a>(&self, entry: Entry) -> Option<PlaceMut<'a>> {
+        Some(match self.resolve(entry)? {
+            // SAFETY: As in `place`; the entry is writable, so that the CPU's is, too.
+            Ok(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, 1) }),
+            Err(range) => PlaceMut::Device(range),
+        })
+    }
+}
+
+impl<D: Device> TableGuard<'_, D> {
     /// Where the page at `addr` is, if the device may read it.
     pub fn readable(&self, addr: usize) -> Option<Place<'_>> {
         let entry = self.guard.table.get(addr);
         if !entry.is_valid() {
             return None;
         }
-        Some(match self.resolve(entry)? {
-            // SAFETY: A valid entry names a page that the CPU has mapped; it cannot be unmapped
-            // before the notifier took the lock, which we hold as long as `self` is borrowed.
-            Ok(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, 1) }),
-            Err(range) => Place::Device(range),
-        })
+        // SAFETY: In the table, whose lock is held as long as `self` is borrowed.
+        unsafe { self.mirror.inner().place(entry) }
     }
 
     /// Where the page at `addr` is, if the device may write it.
@@ -88,29 +110,17 @@ impl<D: Device> TableGuard<'_, D> {
         if !entry.is_valid() || !entry.is_writable() {
             return None;
         }
-        Some(match self.resolve(entry)? {
-            // SAFETY: As in `readable`; the entry is writable, so that the CPU's is, too.
-            Ok(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, 1) }),
-            Err(range) => PlaceMut::Device(range),
-        })
+        // SAFETY: As in `readable`, and it is writable.
+        unsafe { self.mirror.inner().place_mut(entry) }
     }
 
     /// Number of pages from the start of `range` on that the device may read without a fault.
     pub fn present(&self, range: PageRange) -> usize {
-        (0..range.pages())
-            .take_while(|index| {
-                let addr = range.start() + index * PAGE_SIZE;
-                self.guard.table.get(addr).is_valid()
-            })
-            .count()
+        self.guard.table.present(range)
     }
 
     /// Whether the device has exclusive access to any page of `range`.
-    pub fn any_exclusive(&mut self, range: PageRange) -> bool {
-        let mut found = false;
-        self.guard
-            .table
-            .for_each(range, |_, entry| found |= entry.is_exclusive());
-        found
+    pub fn any_exclusive(&self, range: PageRange) -> bool {
+        (0..range.pages()).any(|index| self.guard.table.get(range.address(index)).is_exclusive())
     }
 }

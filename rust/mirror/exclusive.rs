@@ -2,12 +2,15 @@
 
 //! Exclusive access of the device, for atomic operations.
 
-use super::{Device, Mirror};
+use super::{
+    transaction::{Identity, Request},
+    Device, Mirror, State,
+};
 use crate::{
     mm::{
         addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending,
     },
-    pgtable::{Entry, Spares},
+    pgtable::{Entry, Flushed, Spares},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -23,7 +26,7 @@ impl<D: Device> Mirror<D> {
     /// `EBUSY`: it kept changing. `EINTR`: killed. `ENOMEM`. Pages before the one that failed stay
     /// exclusive. Context: may sleep; no lock may be held.
     pub fn make_exclusive(&self, range: PageRange) -> Result {
-        let mut spares = Spares::default();
+        let mut spares = self.spares();
         for index in 0..range.pages() {
             let page = PageRange::from_pages(range.start() + index * PAGE_SIZE, 1)?;
             let mut tries = TRIES;
@@ -43,22 +46,43 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    fn make_page_exclusive(&self, page: PageRange, spares: &mut Spares) -> Result {
+    fn make_page_exclusive(&self, page: PageRange, spares: &mut Spares<D::Format>) -> Result {
         let space = self.space()?;
         // Any address will do that nobody else has while this runs.
         let cookie = Cookie::of(spares);
-        let mmap = self.begin(&space, cookie, page)?;
+        let request = Request {
+            name: cookie,
+            identity: Identity::Name,
+            range: page,
+            faultless: false,
+        };
+        let (mmap, _) = self.begin(&space, request).map_err(|error| {
+            // Nothing is mapped there.
+            if error == EINVAL {
+                EFAULT
+            } else {
+                error
+            }
+        })?;
         let result = ExclusivePage::new(&mmap, page.start(), cookie).and_then(|exclusive| {
             let mut guard = self.notifier.lock();
-            let state = &mut *guard;
-            if !state.transactions.owns(cookie, page.start()) {
+            let State {
+                table,
+                transactions,
+            } = &mut *guard;
+            if !transactions.owns(cookie, page.start()) {
                 return Err(EBUSY);
             }
-            state.table.install(page, spares, |_, entry| {
-                *entry = Entry::exclusive(exclusive.pfn());
-            })
+            let (result, flush) = self.inner().change(table, None, |table, batch| {
+                table.install(page, spares, batch, |_, entry| {
+                    *entry = Entry::exclusive(exclusive.pfn());
+                })
+            });
+            drop(guard);
+            Flushed::by(flush, self.inner());
+            result
         });
-        self.notifier.lock().transactions.end(cookie);
+        self.end(cookie);
         result
     }
 }

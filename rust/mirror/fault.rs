@@ -2,25 +2,48 @@
 
 //! Device faults: collect, validate, commit.
 
-use super::{Device, Mirror};
+use super::{Device, Inner, Mirror, State};
 use crate::{
     mm::{
         addr::{PageRange, PMD_PAGES},
+        notifier::Cookie,
         page::is_zero_pfn,
         range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer, Retry},
         space::fatal_signal_pending,
     },
-    pgtable::{Entry, Spares},
+    pgtable::{Entry, Flushed, Spares},
     stats::Counter,
 };
 use kernel::{
     prelude::*,
-    time::{Delta, Instant, Monotonic}, //
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        CondVarTimeoutResult, //
+    },
+    time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic}, //
 };
 
 /// How long a fault that keeps colliding with invalidations is tried again, as in the kernel's
 /// `HMM_RANGE_DEFAULT_TIMEOUT`.
 const TIMEOUT: Delta = Delta::from_millis(1000);
+
+/// Migrations of the range that a fault waits for before it gives up.
+const WAITS: usize = 1000;
+
+/// Time between two looks where waiting is not possible.
+const PAUSE: Delta = Delta::from_millis(1);
+
+/// Time after which a wait for a migration looks again, in jiffies.
+const LOOK_AGAIN: Jiffies = 10;
+
+/// What became of one try.
+enum Tried {
+    Done,
+    /// Something changed meanwhile.
+    Again,
+    /// A migration is about to switch one of the entries.
+    Held,
+}
 
 /// What the CPU's page table says of one page, see [`Mirror::snapshot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +76,22 @@ pub enum Location {
     Remote,
 }
 
+/// A fault that had to try again, as long as it tries.
+struct Starved<'a>(&'a Atomic<usize>);
+
+impl<'a> Starved<'a> {
+    fn new(count: &'a Atomic<usize>) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Starved<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
 /// Whether another try makes sense after `error`.
 fn again(error: Error, since: Instant<Monotonic>) -> Result {
     if error != EBUSY {
@@ -79,18 +118,10 @@ impl<D: Device> Mirror<D> {
     /// What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
         let mut buffer = PfnBuffer::new()?;
-        let mut spares = Spares::default();
+        let mut spares = self.spares();
         let space = self.space()?;
         for piece in range.pmd_pieces() {
-            let since = Instant::<Monotonic>::now();
-            loop {
-                spares.refill()?;
-                match self.fault_piece(&space, piece, access, &mut buffer, &mut spares) {
-                    Ok(()) => break,
-                    Err(error) => again(error, since)?,
-                }
-                self.stats().add(Counter::Retries, 1);
-            }
+            self.fault_piece(&space, piece, access, &mut buffer, &mut spares)?;
         }
         Ok(())
     }
@@ -99,77 +130,138 @@ impl<D: Device> Mirror<D> {
     /// migrated but could not be switched. Best effort.
     pub(crate) fn install_present(
         &self,
-        space: &AddressSpace<'_, super::Inner<D>>,
+        space: &AddressSpace<'_, Inner<D>>,
         piece: PageRange,
-        spares: &mut Spares,
+        spares: &mut Spares<D::Format>,
     ) -> Result {
         let mut buffer = PfnBuffer::new()?;
-        let since = Instant::<Monotonic>::now();
-        loop {
-            spares.refill()?;
-            match self.fault_piece(space, piece, Access::Snapshot, &mut buffer, spares) {
-                Ok(()) => return Ok(()),
-                Err(error) => again(error, since)?,
-            }
-        }
+        self.fault_piece(space, piece, Access::Snapshot, &mut buffer, spares)
     }
 
-    /// One try. `EBUSY` asks for another.
     fn fault_piece(
         &self,
-        space: &AddressSpace<'_, super::Inner<D>>,
+        space: &AddressSpace<'_, Inner<D>>,
         piece: PageRange,
         access: Access,
         buffer: &mut PfnBuffer,
-        spares: &mut Spares,
+        spares: &mut Spares<D::Format>,
     ) -> Result {
+        let mut since = Instant::<Monotonic>::now();
+        let mut waits = 0;
+        let mut starved = None;
+        loop {
+            spares.refill()?;
+            match self.try_piece(space, piece, access, buffer, spares) {
+                Ok(Tried::Done) => return Ok(()),
+                Ok(Tried::Again) => again(EBUSY, since)?,
+                Ok(Tried::Held) => {
+                    waits += 1;
+                    if waits > WAITS {
+                        return Err(EBUSY);
+                    }
+                    self.wait_for_migrations(piece)?;
+                    since = Instant::<Monotonic>::now();
+                }
+                Err(error) => again(error, since)?,
+            }
+            starved.get_or_insert_with(|| Starved::new(&self.inner().starved));
+            self.stats().add(Counter::Retries, 1);
+        }
+    }
+
+    /// Waits until a migration of `piece` has ended.
+    fn wait_for_migrations(&self, piece: PageRange) -> Result {
+        let mut guard = self.notifier.lock();
+        let signal = guard.transactions.overlap(piece)
+            && matches!(
+                self.inner()
+                    .ended
+                    .wait_interruptible_timeout(&mut guard, LOOK_AGAIN),
+                CondVarTimeoutResult::Signal { .. }
+            );
+        drop(guard);
+        if signal {
+            // One that does not kill: it would not let us wait.
+            fsleep(PAUSE);
+        }
+        if fatal_signal_pending() {
+            return Err(EINTR);
+        }
+        Ok(())
+    }
+
+    fn try_piece(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        piece: PageRange,
+        access: Access,
+        buffer: &mut PfnBuffer,
+        spares: &mut Spares<D::Format>,
+    ) -> Result<Tried> {
         let memory = self.device().memory();
-        let owner = memory.map_or(crate::mm::notifier::Cookie::NONE, |memory| memory.owner());
+        let owner = memory.map_or(Cookie::NONE, |memory| memory.owner());
         let collected = space.collect(piece, access, owner, buffer)?;
         let Ok(mut valid) = collected.lock() else {
-            return Err(EBUSY);
+            return Ok(Tried::Again);
         };
         let (state, range, mut pfns) = valid.parts();
+        let State {
+            table,
+            transactions,
+        } = state;
+        let migrating = transactions.overlap(range);
 
         // A page of ours that is read-only, shared after a fork: the range fault does not care.
         let mut read_only = None;
+        let mut held = false;
         let mut installed = 0u64;
-        state.table.install(range, spares, |addr, entry| {
-            let Some(pfn) = pfns.next().filter(|pfn| pfn.is_valid()) else {
-                return;
-            };
-            if access == Access::Write && !pfn.is_writable() {
-                read_only = read_only.or(Some(addr));
-                return;
-            }
-            let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));
-            let new = match number {
-                Some(number) => Entry::device(number, pfn.is_writable()),
-                None => Entry::system(pfn.pfn(), pfn.is_writable()),
-            };
-            if *entry != new {
-                *entry = new;
-                installed += 1;
-            }
-        })?;
+        let (result, flush) = self.inner().change(table, None, |table, batch| {
+            table.install(range, spares, batch, |addr, entry| {
+                let Some(pfn) = pfns.next().filter(|pfn| pfn.is_valid()) else {
+                    return;
+                };
+                if access == Access::Write && !pfn.is_writable() {
+                    read_only = read_only.or(Some(addr));
+                    return;
+                }
+                if migrating && transactions.holds(addr) {
+                    held |= access == Access::Write || !entry.is_valid();
+                    return;
+                }
+                let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));
+                let new = match number {
+                    Some(number) => Entry::device(number, pfn.is_writable()),
+                    None => Entry::system(pfn.pfn(), pfn.is_writable()),
+                };
+                if *entry != new {
+                    *entry = new;
+                    installed += 1;
+                }
+            })
+        });
         drop(pfns);
         drop(valid);
+        Flushed::by(flush, self.inner());
+        result?;
 
         self.stats().add(Counter::MappedPages, installed);
-        match read_only {
-            Some(addr) => {
-                // The page is there and readable, so that `EFAULT` means no right to write.
-                space.fault_in_writable(addr).map_err(|error| {
+        if let Some(addr) = read_only {
+            // The page is there and readable, so that `EFAULT` means no right to write.
+            space.fault_in_writable(addr).map_err(
+                |error| {
                     if error == EFAULT {
                         EPERM
                     } else {
                         error
                     }
-                })?;
-                Err(EBUSY)
-            }
-            None => Ok(()),
+                },
+            )?;
+            return Ok(Tried::Again);
         }
+        Ok(match held && access != Access::Snapshot {
+            true => Tried::Held,
+            false => Tried::Done,
+        })
     }
 
     /// Tells for each page of `range` what the CPU's page table says, without faulting anything in.
@@ -186,7 +278,7 @@ impl<D: Device> Mirror<D> {
         let owner = self
             .device()
             .memory()
-            .map_or(crate::mm::notifier::Cookie::NONE, |memory| memory.owner());
+            .map_or(Cookie::NONE, |memory| memory.owner());
         for piece in range.pmd_pieces() {
             let since = Instant::<Monotonic>::now();
             loop {

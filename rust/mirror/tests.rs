@@ -5,7 +5,8 @@
 use super::*;
 use crate::{
     bindings,
-    memory::Copy,
+    memory::{Copy, CopyJob},
+    migrate::PageOutcome,
     mm::{
         addr::{PMD_PAGES, PMD_SIZE},
         device_pages::Kind,
@@ -15,10 +16,17 @@ use crate::{
         range_fault::{Access, PfnBuffer},
         space::MmapGuard,
     },
+    pgtable::{Leaf, Radix4},
+    thread::Thread,
 };
 use kernel::{
     page::PAGE_SIZE,
-    sync::{Arc, SetOnce},
+    sync::{
+        atomic::ordering::{Acquire, Relaxed},
+        Arc,
+        SetOnce, //
+    },
+    time::{delay::fsleep, Delta},
     uaccess::UserSlice, //
 };
 
@@ -50,8 +58,8 @@ impl TestMemory {
     }
 }
 
-impl MemoryOps for TestMemory {
-    fn copy(&self, copy: &Copy<'_>) -> Result {
+impl TestMemory {
+    fn do_copy(&self, copy: &Copy<'_>) -> Result {
         if self.fail_copies.load(Relaxed) != 0 {
             self.fail_copies.fetch_sub(1, Relaxed);
             return Err(EIO);
@@ -78,8 +86,16 @@ impl MemoryOps for TestMemory {
     }
 }
 
+impl MemoryOps for TestMemory {
+    fn copy(&self, job: CopyJob) {
+        let result = self.do_copy(&job.copy());
+        job.complete(result);
+    }
+}
+
 #[pin_data]
 struct Shared {
+    walkers: Arc<Walkers<()>>,
     #[pin]
     memory: Memory<TestMemory>,
     flushes: Atomic<usize>,
@@ -94,7 +110,13 @@ struct TestDevice(Arc<Shared>);
 
 impl Device for TestDevice {
     type Memory = TestMemory;
+    type Format = Radix4;
+    type Walker = ();
     type Flush = ();
+
+    fn walkers(&self) -> Option<Arc<Walkers<()>>> {
+        Some(self.0.walkers.clone())
+    }
 
     fn memory(&self) -> Option<&Memory<TestMemory>> {
         Some(&self.0.memory)
@@ -117,6 +139,7 @@ impl Device for TestDevice {
 fn shared() -> Result<Arc<Shared>> {
     Arc::pin_init(
         try_pin_init!(Shared {
+            walkers: Walkers::new(1, |_| Ok(()))?,
             memory <- Memory::new(TestMemory::new()?, Kind::Private, PMD_PAGES * 4),
             flushes: Atomic::new(0),
             clock: Atomic::new(1),
@@ -140,11 +163,10 @@ fn unmap(range: PageRange) -> Result {
     })
 }
 
-fn mirror(shared: &Arc<Shared>) -> Result<Pin<KBox<Mirror<TestDevice>>>> {
+fn mirror(shared: &Arc<Shared>) -> Result<Mirror<TestDevice>> {
     let current = current!();
     let mm = current.mm().ok_or(EINVAL)?;
-    let mirror = crate::new_mirror!(mm, TestDevice(shared.clone()))?;
-    KBox::pin_init(mirror, GFP_KERNEL)
+    crate::new_mirror!(mm, TestDevice(shared.clone()))
 }
 
 fn user(addr: usize) -> UserSlice {
@@ -259,14 +281,16 @@ mod suite {
 
         // Entries of pages that stay on the device survive a second migration.
         let outcome = mirror.migrate(range).to_device()?;
-        assert_eq!((outcome.moved, outcome.skipped), (0, 8));
+        assert_eq!((outcome.moved, outcome.skipped), (0, 0));
         assert_eq!(mirror.lock_table().present(range), 8);
 
-        // The CPU touches one: it comes back, with the window around it.
+        // The CPU touches one: it comes back, with the window around it, and the device reads on.
         assert_eq!(load(range.address(2))?, 102);
         assert_eq!(shared.memory.stats().get(Counter::CpuFaults), 1);
         assert_eq!(shared.memory.usage().0, 0);
-        assert_eq!(mirror.lock_table().present(range), 0);
+        assert_eq!(mirror.lock_table().present(range), 8);
+        assert!(mirror.lock_table().writable(range.address(2)).is_none());
+        assert_eq!(device_load(&mirror, range.address(5))?, Some(105));
         assert_eq!(load(range.address(5))?, 105);
         assert_eq!(load(range.address(7))?, 0);
 
@@ -451,6 +475,110 @@ mod suite {
         assert!(mirror.lock_table().any_exclusive(range));
         assert_eq!(load(range.address(1))?, 0);
         assert!(!mirror.lock_table().any_exclusive(range));
+        Ok(())
+    }
+
+    #[test]
+    fn translations_are_checked_before_use() -> Result {
+        let range = map(2)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        store(range.start(), 1)?;
+        mirror.fault(range, Access::Write)?;
+        let (addr, inner) = (range.start(), mirror.inner());
+        let kept = mirror.enter(0)?.walk(addr).ok_or(EINVAL)?;
+        assert!(mirror.enter(0)?.resolve(addr, &kept).is_ok());
+        assert!(mirror.enter(0)?.resolve_mut(addr, &kept).is_ok());
+        assert!(mirror.enter(1).is_err());
+
+        let check = |leaf: &Leaf| -> Result<[Option<Unresolved>; 2]> {
+            let section = mirror.enter(0)?;
+            let write = section.resolve_mut(addr, leaf).err();
+            Ok([section.resolve(addr, leaf).err(), write])
+        };
+        // Less rights than the table gives: good for reading, to be looked up again for writing.
+        let read_only = Leaf {
+            entry: kept.entry.write_protected(),
+            order: 0,
+        };
+        assert_eq!(check(&read_only)?, [None, Some(Unresolved::Changing)]);
+        // The table gives less: that was flushed, so nobody should have the old one.
+        let page = PageRange::from_pages(addr, 1)?;
+        assert!(pretend(&mirror, Reason::SoftDirty, page));
+        assert_eq!(check(&read_only)?, [None, Some(Unresolved::ReadOnly)]);
+        assert_eq!(check(&kept)?, [Some(Unresolved::Stale); 2]);
+        // While a change is under way it is no bug.
+        inner.changing.fetch_add(1, Full);
+        assert_eq!(check(&kept)?, [Some(Unresolved::Changing); 2]);
+        inner.changing.fetch_sub(1, Full);
+        mirror.discard(range);
+        assert!(mirror.enter(0)?.walk(addr).is_none());
+        assert_eq!(check(&read_only)?, [Some(Unresolved::Stale); 2]);
+        Ok(())
+    }
+
+    /// What a thread of the next test tells.
+    struct Told {
+        entered: Atomic<u32>,
+        left: Atomic<u32>,
+    }
+
+    #[test]
+    fn a_flush_waits_for_accesses_under_way() -> Result {
+        let range = map(1)?;
+        let shared = shared()?;
+        let mirror = Arc::new(mirror(&shared)?, GFP_KERNEL)?;
+        mirror.fault(range, Access::Write)?;
+        for _ in 0..4 {
+            mirror.fault(range, Access::Write)?;
+            let told = Told {
+                entered: Atomic::new(0),
+                left: Atomic::new(0),
+            };
+            let told = Arc::new(told, GFP_KERNEL)?;
+            let (engine, other) = (mirror.clone(), told.clone());
+            let thread = Thread::spawn(c"hmm-test", move || {
+                if let Ok(section) = engine.enter(0) {
+                    other.entered.store(1, Release);
+                    kernel::time::delay::udelay(Delta::from_micros(900));
+                    other.left.store(1, Release);
+                    drop(section);
+                }
+            })?;
+            while told.entered.load(Acquire) == 0 {
+                fsleep(Delta::from_micros(20));
+            }
+            mirror.discard(range);
+            assert_eq!(told.left.load(Acquire), 1);
+            drop(thread);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn the_device_reads_while_pages_move() -> Result {
+        let range = map(4)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        for index in 0..4 {
+            store(range.address(index), 50 + index as u64)?;
+        }
+        mirror.fault(range, Access::Write)?;
+        let mut pages = [PageOutcome::None; 4];
+        let outcome = mirror.migrate(range).outcomes(&mut pages).to_device()?;
+        assert_eq!((outcome.moved, outcome.switched), (4, 4));
+        assert_eq!(pages, [PageOutcome::Switched; 4]);
+        let outcome = mirror.migrate(range).to_system()?;
+        assert_eq!((outcome.moved, outcome.switched), (4, 4));
+        assert_eq!(device_load(&mirror, range.address(3))?, Some(53));
+        assert!(mirror.lock_table().writable(range.start()).is_some());
+        // The ordinary way leaves nothing.
+        mirror.migrate(range).to_device()?;
+        let back = mirror.migrate(range).faultless(false);
+        let outcome = back.outcomes(&mut pages).to_system()?;
+        assert_eq!((outcome.moved, outcome.switched), (4, 0));
+        assert!(pages.iter().all(|page| page.has_moved()));
+        assert_eq!(mirror.lock_table().present(range), 0);
         Ok(())
     }
 }

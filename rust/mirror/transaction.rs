@@ -7,42 +7,95 @@
 //! table lock before it isolates pages, with a mark for each; every invalidation that it has not
 //! caused itself clears the marks in its range, and only marked pages are switched.
 
-use crate::mm::{
-    addr::{PageRange, PMD_PAGES},
-    notifier::{Cookie, Event},
+use crate::{
+    mm::{
+        addr::{PageRange, PMD_PAGES},
+        notifier::{Cookie, Event, Reason},
+    },
+    pgtable::Entry,
 };
-use kernel::prelude::*;
+use kernel::{prelude::*, task::Pid};
 
 /// Migrations of one mirror that may run at once.
 const MAX: usize = 16;
 
 const WORDS: usize = PMD_PAGES / u64::BITS as usize;
 
-/// One running migration of at most [`PMD_PAGES`] pages.
+/// How a migration recognises the events that it causes itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Identity {
+    /// They carry its name: nothing else does.
+    Name,
+    /// They carry the owner of the device's memory, as others' may; but they are sent by this task,
+    /// within the range.
+    Task {
+        /// The task.
+        pid: Pid,
+        /// Owner of the device's memory.
+        owner: Cookie,
+    },
+}
+
+impl Identity {
+    /// The current task, with pages of `owner`.
+    pub(crate) fn current(owner: Cookie) -> Self {
+        Self::Task {
+            pid: current!().pid(),
+            owner,
+        }
+    }
+}
+
+/// What a migration wants.
+#[derive(Clone, Copy)]
+pub(crate) struct Request {
+    pub(crate) name: Cookie,
+    pub(crate) identity: Identity,
+    /// At most [`PMD_PAGES`].
+    pub(crate) range: PageRange,
+    /// The device keeps reading: the own events leave marked entries alone.
+    pub(crate) faultless: bool,
+}
+
+/// One running migration.
 struct Transaction {
-    cookie: Cookie,
-    range: PageRange,
+    request: Request,
     /// A set bit is a page that nobody else has touched.
     marks: [u64; WORDS],
 }
 
 impl Transaction {
-    fn is_marked(&self, index: usize) -> bool {
-        self.marks
-            .get(index / 64)
-            .is_some_and(|word| word & (1 << (index % 64)) != 0)
+    fn is_marked(&self, addr: usize) -> bool {
+        self.request.range.index_of(addr).is_some_and(|index| {
+            self.marks
+                .get(index / 64)
+                .is_some_and(|word| word & (1 << (index % 64)) != 0)
+        })
     }
 
-    fn unmark(&mut self, range: PageRange) {
-        let Some(both) = self.range.intersect(&range) else {
+    fn set(&mut self, range: PageRange, marked: bool) {
+        let Some(both) = self.request.range.intersect(&range) else {
             return;
         };
-        let Some(first) = self.range.index_of(both.start()) else {
+        let Some(first) = self.request.range.index_of(both.start()) else {
             return;
         };
         for index in first..first + both.pages() {
             if let Some(word) = self.marks.get_mut(index / 64) {
-                *word &= !(1 << (index % 64));
+                let bit = 1 << (index % 64);
+                *word = if marked { *word | bit } else { *word & !bit };
+            }
+        }
+    }
+
+    fn has_caused(&self, event: &Event<'_>) -> bool {
+        match self.request.identity {
+            Identity::Name => event.is_from(self.request.name),
+            Identity::Task { pid, owner } => {
+                event.is_from(owner)
+                    && event.reason == Reason::Migrate
+                    && current!().pid() == pid
+                    && self.request.range.intersect(&event.range) == Some(event.range)
             }
         }
     }
@@ -53,66 +106,115 @@ impl Transaction {
 pub(crate) struct Transactions([Option<Transaction>; MAX]);
 
 impl Transactions {
-    /// Announces a migration of `range`.
+    /// Announces a migration, with all pages of its range marked but for those that another one
+    /// holds: if both kept an entry, neither would switch it, and it would outlive its page.
     ///
     /// # Errors
     ///
     /// `EBUSY` if too many run already; `EINVAL` if the range is too long.
-    pub(crate) fn begin(&mut self, cookie: Cookie, range: PageRange) -> Result {
-        if range.pages() > PMD_PAGES {
+    pub(crate) fn begin(&mut self, request: Request) -> Result {
+        if request.range.pages() > PMD_PAGES {
             return Err(EINVAL);
         }
-        let place = self
-            .0
-            .iter_mut()
-            .find(|place| place.is_none())
-            .ok_or(EBUSY)?;
-        *place = Some(Transaction {
-            cookie,
-            range,
+        let mut new = Transaction {
+            request,
             marks: [u64::MAX; WORDS],
-        });
+        };
+        for other in self.running() {
+            if let Some(both) = other.request.range.intersect(&request.range) {
+                for index in 0..both.pages() {
+                    let page = PageRange::from_pages(both.address(index), 1)?;
+                    if other.is_marked(page.start()) {
+                        new.set(page, false);
+                    }
+                }
+            }
+        }
+        let place = self.0.iter_mut().find(|place| place.is_none());
+        *place.ok_or(EBUSY)? = Some(new);
         Ok(())
     }
 
     /// Ends the migration; `false` if there is none of that name.
-    pub(crate) fn end(&mut self, cookie: Cookie) -> bool {
+    pub(crate) fn end(&mut self, name: Cookie) -> bool {
         let place = self.0.iter_mut().find(|place| match place {
-            Some(transaction) => transaction.cookie == cookie,
+            Some(transaction) => transaction.request.name == name,
             None => false,
         });
         place.is_some_and(|place| place.take().is_some())
     }
 
-    /// Whether the page at `addr` still belongs to the migration `cookie`.
-    pub(crate) fn owns(&self, cookie: Cookie, addr: usize) -> bool {
-        self.0.iter().flatten().any(|transaction| {
-            transaction.cookie == cookie
-                && transaction
-                    .range
-                    .index_of(addr)
-                    .is_some_and(|index| transaction.is_marked(index))
-        })
+    fn running(&self) -> impl Iterator<Item = &Transaction> {
+        self.0.iter().flatten()
     }
 
-    /// Takes note of an event, and says whether one of the migrations has caused it itself.
-    pub(crate) fn note(&mut self, event: &Event<'_>) -> bool {
-        let mut own = false;
+    /// Whether the page at `addr` still belongs to the migration `name`.
+    pub(crate) fn owns(&self, name: Cookie, addr: usize) -> bool {
+        self.running()
+            .any(|transaction| transaction.request.name == name && transaction.is_marked(addr))
+    }
+
+    /// Whether a migration is about to switch the entry at `addr`, so that none may be installed.
+    pub(crate) fn holds(&self, addr: usize) -> bool {
+        self.running()
+            .any(|transaction| transaction.is_marked(addr))
+    }
+
+    /// Whether a migration runs within `range`.
+    pub(crate) fn overlap(&self, range: PageRange) -> bool {
+        self.running()
+            .any(|transaction| transaction.request.range.intersect(&range).is_some())
+    }
+
+    /// Takes the pages of `range` away from the migration `name` only.
+    pub(crate) fn release(&mut self, name: Cookie, range: PageRange) {
         for transaction in self.0.iter_mut().flatten() {
-            if event.is_from(transaction.cookie) {
-                own = true;
+            if transaction.request.name == name {
+                transaction.set(range, false);
+            }
+        }
+    }
+
+    /// Takes the pages of `range` away from all migrations.
+    pub(crate) fn unmark(&mut self, range: PageRange) {
+        for transaction in self.0.iter_mut().flatten() {
+            transaction.set(range, false);
+        }
+    }
+
+    /// Takes note of an event: all migrations but the one that has caused it lose its pages.
+    /// Returns the name of that one.
+    pub(crate) fn note(&mut self, event: &Event<'_>) -> Option<Cookie> {
+        let mut own = None;
+        for transaction in self.0.iter_mut().flatten() {
+            if transaction.has_caused(event) {
+                own = Some(transaction.request.name);
             } else {
-                transaction.unmark(event.range);
+                transaction.set(event.range, false);
             }
         }
         own
+    }
+
+    /// Whether the migration `name`, whose own event this is, leaves the entry at `addr` alone.
+    pub(crate) fn keeps(&self, name: Cookie, addr: usize, entry: Entry) -> bool {
+        self.running().any(|transaction| {
+            let request = &transaction.request;
+            let takes_device_pages = request.identity != Identity::Name;
+            request.name == name
+                && if request.faultless {
+                    transaction.is_marked(addr)
+                } else {
+                    // Pages that it does not take stay where they are.
+                    entry.is_device() && !takes_device_pages
+                }
+        })
     }
 }
 
 #[kunit_tests(rust_hmm_transaction)]
 mod tests {
     use super::*;
-    use crate::mm::notifier::Reason;
 
     #[test]
     fn foreign_events_take_pages_away() -> Result {
@@ -120,22 +222,40 @@ mod tests {
         let (mine, other) = (Cookie::of(&mine), Cookie::of(&other));
         let mut running = Transactions::default();
         let range = PageRange::from_pages(0x20_0000, 512)?;
-        running.begin(mine, range)?;
+        let request = |name, range| Request {
+            name,
+            identity: Identity::Name,
+            range,
+            faultless: true,
+        };
+        running.begin(request(mine, range))?;
         assert!(running.owns(mine, 0x20_0000) && running.owns(mine, 0x3f_f000));
         assert!(!running.owns(other, 0x20_0000) && !running.owns(mine, 0x40_0000));
 
-        assert!(running.note(&Event::for_test(Reason::Migrate, range, mine)));
+        assert_eq!(
+            running.note(&Event::for_test(Reason::Migrate, range, mine)),
+            Some(mine)
+        );
         assert!(running.owns(mine, 0x20_0000));
 
         // Of somebody else, or without an owner, or not a migration.
         let page = PageRange::from_pages(0x20_3000, 1)?;
-        assert!(!running.note(&Event::for_test(Reason::Migrate, page, other)));
+        assert_eq!(
+            running.note(&Event::for_test(Reason::Migrate, page, other)),
+            None
+        );
         assert!(!running.owns(mine, 0x20_3000) && running.owns(mine, 0x20_2000));
         let page = PageRange::from_pages(0x20_4000, 1)?;
-        assert!(!running.note(&Event::for_test(Reason::Clear, page, mine)));
+        assert_eq!(
+            running.note(&Event::for_test(Reason::Clear, page, mine)),
+            None
+        );
         assert!(!running.owns(mine, 0x20_4000) && running.owns(mine, 0x20_5000));
         let all = PageRange::new(0, usize::MAX & !0xfff)?;
-        assert!(!running.note(&Event::for_test(Reason::Release, all, Cookie::NONE)));
+        assert_eq!(
+            running.note(&Event::for_test(Reason::Release, all, Cookie::NONE)),
+            None
+        );
         assert!(!running.owns(mine, 0x20_5000));
 
         assert!(running.end(mine) && !running.end(mine));
@@ -146,18 +266,83 @@ mod tests {
     fn only_so_many_at_once() -> Result {
         let names = [0u8; MAX + 1];
         let mut running = Transactions::default();
-        let range = PageRange::from_pages(0, 1)?;
+        let request = |name, pages| {
+            Ok::<_, Error>(Request {
+                name,
+                identity: Identity::Name,
+                range: PageRange::from_pages(0, pages)?,
+                faultless: true,
+            })
+        };
         for name in names.iter().take(MAX) {
-            running.begin(Cookie::of(name), range)?;
+            running.begin(request(Cookie::of(name), 1)?)?;
         }
         let last = names.last().map(Cookie::of).ok_or(EINVAL)?;
-        assert_eq!(running.begin(last, range), Err(EBUSY));
+        assert_eq!(running.begin(request(last, 1)?), Err(EBUSY));
         assert!(running.end(Cookie::of(&names)));
-        running.begin(last, range)?;
-        assert_eq!(
-            running.begin(last, PageRange::from_pages(0, 513)?),
-            Err(EINVAL)
-        );
+        running.begin(request(last, 1)?)?;
+        assert_eq!(running.begin(request(last, 513)?), Err(EINVAL));
+        Ok(())
+    }
+
+    #[test]
+    fn a_page_belongs_to_one_migration() -> Result {
+        let names = [0u8; 2];
+        let (first, second) = (Cookie::of(&names[0]), Cookie::of(&names[1]));
+        let mut running = Transactions::default();
+        let request = |name, start, pages| {
+            Ok::<_, Error>(Request {
+                name,
+                identity: Identity::Name,
+                range: PageRange::from_pages(start, pages)?,
+                faultless: true,
+            })
+        };
+        running.begin(request(first, 0x1000, 4)?)?;
+        running.begin(request(second, 0x3000, 4)?)?;
+        assert!(running.owns(first, 0x4000) && !running.owns(second, 0x4000));
+        assert!(!running.owns(first, 0x5000) && running.owns(second, 0x5000));
+        // The second one's event takes the page from the first one, and removes its entry.
+        let range = PageRange::from_pages(0x3000, 4)?;
+        let event = Event::for_test(Reason::Migrate, range, second);
+        assert_eq!(running.note(&event), Some(second));
+        assert!(!running.owns(first, 0x4000) && running.owns(first, 0x2000));
+        assert!(!running.keeps(second, 0x4000, Entry::system(1, false)));
+        assert!(running.keeps(second, 0x5000, Entry::system(1, false)));
+        Ok(())
+    }
+
+    #[test]
+    fn device_pages_are_recognised_by_task_and_range() -> Result {
+        let (name, owner, other) = (0u8, 0u8, 0u8);
+        let (name, owner) = (Cookie::of(&name), Cookie::of(&owner));
+        let mut running = Transactions::default();
+        let range = PageRange::from_pages(0x20_0000, 16)?;
+        let mut request = Request {
+            name,
+            identity: Identity::current(owner),
+            range,
+            faultless: true,
+        };
+        running.begin(request)?;
+        let entry = Entry::device(1, false);
+        let event = |range, owner| Event::for_test(Reason::Migrate, range, owner);
+        assert_eq!(running.note(&event(range, owner)), Some(name));
+        assert!(running.keeps(name, 0x20_0000, entry));
+        // Beyond the range, so not ours, although of the same owner: a CPU fault of this task.
+        let more = PageRange::from_pages(0x20_f000, 2)?;
+        assert_eq!(running.note(&event(more, owner)), None);
+        assert!(!running.owns(name, 0x20_f000) && !running.keeps(name, 0x20_f000, entry));
+        assert_eq!(running.note(&event(range, Cookie::of(&other))), None);
+        assert!(!running.owns(name, 0x20_0000));
+        assert!(running.end(name));
+
+        // The same by another task.
+        request.identity = Identity::Task { pid: -1, owner };
+        running.begin(request)?;
+        assert!(running.holds(0x20_0000) && running.overlap(range));
+        assert_eq!(running.note(&event(range, owner)), None);
+        assert!(!running.holds(0x20_0000));
         Ok(())
     }
 }

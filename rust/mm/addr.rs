@@ -79,6 +79,15 @@ impl PageRange {
         self.end.wrapping_sub(self.start) >> PAGE_SHIFT
     }
 
+    /// The smallest range that holds both.
+    pub fn hull(&self, other: &Self) -> Self {
+        // INVARIANT: As of the two.
+        Self {
+            start: self.start.min(other.start),
+            end: self.end.max(other.end),
+        }
+    }
+
     /// The part that both ranges have in common.
     pub fn intersect(&self, other: &Self) -> Option<Self> {
         Self::new(self.start.max(other.start), self.end.min(other.end)).ok()

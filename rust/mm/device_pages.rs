@@ -14,7 +14,7 @@ use super::{
     page::LockedFolio,
     space::Vma, //
 };
-use crate::bindings;
+use crate::{bindings, locks};
 use core::marker::PhantomData;
 use kernel::{
     error::{from_err_ptr, to_result},
@@ -275,12 +275,6 @@ impl<'a> CpuFault<'a> {
     }
 }
 
-/// The lock under which pieces are added. Not generic: each lock class needs one name, and a name
-/// in generic code exists once for each module that uses it.
-fn adding_lock() -> impl PinInit<Mutex<()>> {
-    kernel::new_mutex!((), "DevicePages::adding")
-}
-
 /// The memory of one device.
 ///
 /// Dropping it waits until every page is free: migrate them away before. Context: may sleep.
@@ -335,7 +329,10 @@ impl<T: DevicePageOps> DevicePages<T> {
             },
             kind,
             max_pages: max_pages.next_multiple_of(PMD_PAGES),
-            adding <- adding_lock(),
+            adding <- {
+                let (name, key) = locks::adding();
+                Mutex::new((), name, key)
+            },
             data,
         }? Error)
     }

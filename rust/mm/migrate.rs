@@ -13,10 +13,10 @@ use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
     device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange},
     notifier::Cookie,
-    page::{CpuPages, CpuPagesMut, LockedFolio},
+    page::{mark_dirty, CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
 };
-use crate::bindings;
+use crate::{bindings, pgtable::Flushed};
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{error::to_result, prelude::*};
 
@@ -333,6 +333,15 @@ impl<'a> Isolated<'a> {
         }
     }
 
+    /// Marks the destination of the entry at `index` dirty, if it is system memory: what comes from
+    /// a device may be newer than what reclaim thinks it can drop (`MADV_FREE`).
+    pub fn dirty_destination(&self, index: usize) {
+        if let Some(pages) = self.destination(index) {
+            // SAFETY: A locked new folio of ours.
+            unsafe { mark_dirty(pages.first_pfn()) };
+        }
+    }
+
     /// Takes the destination of the entry at `index` back: it could not be filled.
     pub fn abandon(&mut self, index: usize) {
         if let Some(dst) = self.0.batch.dst.get_mut(index) {
@@ -366,7 +375,8 @@ impl Drop for Isolated<'_> {
     }
 }
 
-/// Pages that have moved, or stay. Dropping it maps them for the CPU again.
+/// Pages that have moved, or stay. [`Self::finalize`] maps them for the CPU again, and so does a drop,
+/// for the case that no device has an entry.
 pub struct Migrated<'a>(Inner<'a>);
 
 impl Migrated<'_> {
@@ -374,6 +384,9 @@ impl Migrated<'_> {
     pub fn moved(&self) -> impl Iterator<Item = Entry> + '_ {
         self.0.entries().filter(|entry| entry.destination != 0)
     }
+
+    /// Maps the pages for the CPU again, and frees their sources: no device uses these any more.
+    pub fn finalize(self, _proof: &Flushed) {}
 }
 
 impl Drop for Migrated<'_> {

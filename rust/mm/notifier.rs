@@ -83,6 +83,11 @@ impl Cookie {
     /// Nobody.
     pub const NONE: Self = Self(0);
 
+    /// Names an address space.
+    pub(super) fn of_mm(mm: *const bindings::mm_struct) -> Self {
+        Self(mm as usize)
+    }
+
     pub(super) fn as_ptr(self) -> *mut ffi::c_void {
         self.0 as *mut ffi::c_void
     }
@@ -237,6 +242,11 @@ impl<S: Subscriber> IntervalNotifier<S> {
     /// The address space, unless nobody uses it any more.
     pub fn mm(&self) -> Option<ARef<MmWithUser>> {
         self.mm.mmget_not_zero()
+    }
+
+    /// Names the address space.
+    pub(crate) fn space(&self) -> Cookie {
+        Cookie::of_mm(self.mm.as_raw())
     }
 
     /// Takes the lock. Context: may sleep; below the mmap lock and folio locks.

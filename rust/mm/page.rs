@@ -63,6 +63,11 @@ impl<'a> CpuPages<'a> {
         self.count
     }
 
+    /// Frame number of the first page.
+    pub(crate) fn first_pfn(&self) -> usize {
+        self.first
+    }
+
     /// Bytes of the pages.
     fn bytes(&self) -> usize {
         self.count.saturating_mul(PAGE_SIZE)
@@ -151,6 +156,21 @@ impl<'a> CpuPagesMut<'a> {
         // SAFETY: Both are alive and addressable by their invariants, and as long as each other.
         unsafe { bindings::rust_hmm_copy_pages(self.0.first, src.first, src.count) };
         Ok(())
+    }
+
+    /// Adds `value` to the 64-bit word at `offset`, atomically also for CPUs, wrapping around.
+    /// Returns the word before.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `offset` is no multiple of 8 or beyond the pages.
+    pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
+        if offset % size_of::<u64>() != 0 || offset >= self.0.bytes() {
+            return Err(EINVAL);
+        }
+        let pfn = self.0.first + offset / PAGE_SIZE;
+        // SAFETY: As in `write`; an aligned word lies in one page.
+        Ok(unsafe { bindings::rust_hmm_fetch_add_page(pfn, offset % PAGE_SIZE, value) })
     }
 
     /// Fills the pages with zeros.
@@ -291,6 +311,21 @@ impl SharedBytes {
         // SAFETY: Just checked.
         unsafe { bindings::rust_hmm_copy_bytes(dst.cast(), src.as_ptr().cast(), src.len()) };
         Ok(())
+    }
+
+    /// Adds `value` to the 64-bit word at `offset`, atomically, wrapping around. Returns the word
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `offset` is no multiple of 8 or beyond the block.
+    pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
+        let at = self.pointer(offset, size_of::<u64>())?;
+        if !at.cast::<u64>().is_aligned() {
+            return Err(EINVAL);
+        }
+        // SAFETY: Just checked.
+        Ok(unsafe { bindings::rust_hmm_fetch_add_bytes(at.cast(), value) })
     }
 
     /// Copies all of `pages` to `offset`. `EINVAL` if that goes beyond the block.

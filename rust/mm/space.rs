@@ -7,6 +7,7 @@
 //!
 //! C header: [`include/linux/mmap_lock.h`](srctree/include/linux/mmap_lock.h)
 
+use super::notifier::Cookie;
 use crate::bindings;
 use kernel::{
     error::to_result,
@@ -87,6 +88,12 @@ impl<'a> Vma<'a> {
         // SAFETY: By the function's requirements.
         // INVARIANT: By the function's requirements.
         Self(unsafe { VmaRef::from_raw(vma) })
+    }
+
+    /// Names the address space.
+    pub(crate) fn space(&self) -> Cookie {
+        // SAFETY: The mapping is valid.
+        Cookie::of_mm(unsafe { bindings::rust_hmm_vma_mm(self.0.as_ptr()) })
     }
 }
 

@@ -2,18 +2,27 @@
 
 //! One mock device, shared by all files that are open on it.
 
-use crate::vram::Vram;
+use crate::{
+    engine::Engine,
+    faults::FaultBuffer,
+    settings::{Fixed, Setting, Settings},
+    tlb::Tlb,
+    vram::Vram,
+};
 use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Full, ordering::Relaxed, Atomic},
         Arc, //
     },
+    time::delay::fsleep,
 };
 use rust_hmm::{
     memory::Memory,
-    mirror::Device,
-    mm::{addr::PageRange, device_pages::Kind}, //
+    mirror::{Device, Walkers},
+    mm::{addr::PageRange, device_pages::Kind},
+    pgtable::Radix4,
+    thread::Thread,
 };
 
 const MIB_PAGES: u64 = 256;
@@ -23,25 +32,79 @@ const MIB_PAGES: u64 = 256;
 pub(crate) struct MockDevice {
     #[pin]
     pub(crate) memory: Memory<Vram>,
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) fixed: Fixed,
+    pub(crate) engines: Engines,
+    pub(crate) faults: FaultBuffer,
+    walkers: Arc<Walkers<Tlb>>,
     open_files: Atomic<usize>,
+    last_tag: Atomic<u64>,
 }
 
 impl MockDevice {
     /// A device with at most `mib` MiB of memory.
-    pub(crate) fn new(kind: Kind, mib: u64) -> Result<Arc<Self>> {
+    pub(crate) fn new(kind: Kind, mib: u64, fixed: &Fixed) -> Result<Arc<Self>> {
         let pages = usize::try_from(mib.checked_mul(MIB_PAGES).ok_or(EINVAL)?)?;
         let contents = match kind {
             Kind::Private => pages.checked_mul(kernel::page::PAGE_SIZE).ok_or(EINVAL)?,
             Kind::Coherent { .. } => 0,
         };
-        let vram = Vram::new(contents)?;
+        let settings = Arc::new(Settings::new(fixed), GFP_KERNEL)?;
+        let vram = Vram::new(contents, fixed, settings.clone())?;
+        let engines = Engines::new(fixed.engines)?;
+        let faults = FaultBuffer::new(fixed.engines)?;
+        let walkers = Walkers::new(fixed.engines, |_| Tlb::new(fixed.tlb_entries))?;
         Arc::pin_init(
             try_pin_init!(Self {
                 memory <- Memory::new(vram, kind, pages),
+                settings,
+                fixed: *fixed,
+                engines,
+                faults,
+                walkers,
                 open_files: Atomic::new(0),
+                last_tag: Atomic::new(0),
             }? Error),
             GFP_KERNEL,
         )
+    }
+}
+
+/// The engines of a device, and their threads.
+pub(crate) struct Engines {
+    list: KVec<Arc<Engine>>,
+    threads: KVec<Thread>,
+}
+
+impl Engines {
+    fn new(count: usize) -> Result<Self> {
+        let mut engines = Self {
+            list: KVec::new(),
+            threads: KVec::new(),
+        };
+        for index in 0..count {
+            let engine = Engine::new(index)?;
+            engines.list.push(engine.clone(), GFP_KERNEL)?;
+            let thread = Thread::spawn(c"dmirror_engine", move || engine.run())?;
+            engines.threads.push(thread, GFP_KERNEL)?;
+        }
+        Ok(engines)
+    }
+}
+
+impl core::ops::Deref for Engines {
+    type Target = [Arc<Engine>];
+
+    fn deref(&self) -> &[Arc<Engine>] {
+        &self.list
+    }
+}
+
+impl Drop for Engines {
+    fn drop(&mut self) {
+        // They have no command: each file has waited for its own. Then they can be joined.
+        self.list.iter().for_each(|engine| engine.stop());
+        self.threads.clear();
     }
 }
 
@@ -68,6 +131,7 @@ impl Drop for Session {
         if self.0.open_files.fetch_sub(1, Full) != 1 {
             return;
         }
+        self.0.settings.reset();
         self.0.memory.driver().fail_allocation.store(false, Relaxed);
         // What stays is not lost: a CPU touch brings it back, and unloading tries again.
         if let Err(error) = self.0.memory.evict_all() {
@@ -76,20 +140,56 @@ impl Drop for Session {
     }
 }
 
-/// The device as a mirror sees it. It has no TLB yet, so there is nothing to flush.
-pub(crate) struct Engine(pub(crate) Arc<MockDevice>);
+/// The device as a mirror sees it.
+pub(crate) struct View {
+    device: Arc<MockDevice>,
+    tag: u64,
+}
 
-impl Device for Engine {
-    type Memory = Vram;
-    type Flush = ();
-
-    const FLUSH_SLEEPS: bool = false;
-
-    fn memory(&self) -> Option<&Memory<Vram>> {
-        Some(&self.0.memory)
+impl View {
+    pub(crate) fn new(device: Arc<MockDevice>) -> Self {
+        let tag = device.last_tag.fetch_add(1, Relaxed) + 1;
+        Self { device, tag }
     }
 
-    fn flush_start(&self, _range: PageRange) {}
+    /// Name of the mirror in TLBs.
+    pub(crate) fn tag(&self) -> u64 {
+        self.tag
+    }
+}
 
-    fn flush_wait(&self, (): ()) {}
+impl Device for View {
+    type Memory = Vram;
+    type Format = Radix4;
+    type Walker = Tlb;
+    type Flush = ();
+
+    fn memory(&self) -> Option<&Memory<Vram>> {
+        Some(&self.device.memory)
+    }
+
+    fn walkers(&self) -> Option<Arc<Walkers<Tlb>>> {
+        Some(self.device.walkers.clone())
+    }
+
+    fn test_keep_write(&self) -> bool {
+        self.device.settings.get(Setting::KeepWrite) != 0
+    }
+
+    fn flush_start(&self, range: PageRange) {
+        if self.device.settings.skip_flush() {
+            return;
+        }
+        for index in 0..self.device.walkers.len() {
+            self.device
+                .walkers
+                .with(index, |tlb| tlb.flush(self.tag, range));
+        }
+    }
+
+    fn flush_wait(&self, (): ()) {
+        if let Some(delay) = self.device.settings.delay(Setting::FlushDelay) {
+            fsleep(delay);
+        }
+    }
 }

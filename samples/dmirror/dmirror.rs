@@ -5,16 +5,33 @@
 //! `/dev/hmm_dmirror0` and `1` have private memory; `2` and `3` have coherent memory, and exist
 //! when the module is given reserved physical memory for them.
 //!
-//! - `uapi`: commands and structures as user space sees them.
-//! - `vram`: the memory of a device.
-//! - `device`: one device.
-//! - `file`: one open file, which is one mirror.
-//! - `transfer`: reading and writing through the mirror.
+//! The hardware:
+//! - `device`: one device; `settings`: its parameters.
+//! - `vram`: its memory; `copy_engine`: who copies to and from it.
+//! - `engine`: runs commands by turns; `command`: what they do; `access`: one access of them.
+//! - `tlb`: an engine's translations; `faults`: the fault buffer and who serves it.
+//! - `counters`: what engines count.
+//!
+//! The interface:
+//! - `file`: one open file; `client`: what it shares with its commands; `status`: a command's end.
+//! - `uapi`: the ioctls of `test_hmm`; `transfer`: those of them that read and write.
+//! - `extension`: the other ioctls.
 
 #![deny(unsafe_code)]
 
+mod access;
+mod client;
+mod command;
+mod copy_engine;
+mod counters;
 mod device;
+mod engine;
+mod extension;
+mod faults;
 mod file;
+mod settings;
+mod status;
+mod tlb;
 mod transfer;
 mod uapi;
 mod vram;
@@ -27,6 +44,7 @@ use rust_hmm::{
     mm::device_pages::Kind,
     node::{FileOps, Node},
 };
+use settings::Fixed;
 
 module! {
     type: Dmirror,
@@ -46,6 +64,26 @@ module! {
         vram_mib: u64 {
             default: 8192,
             description: "Most memory of a private device, in MiB, up to 32768",
+        },
+        engines: u64 {
+            default: 2,
+            description: "Engines of a device, 1 to 64",
+        },
+        tlb_entries: u64 {
+            default: 256,
+            description: "Entries of an engine's TLB, up to 1048576",
+        },
+        copy_threads: u64 {
+            default: 1,
+            description: "Threads of a device's copy engine, up to 16; 0 copies at once",
+        },
+        copy_delay_us: u64 {
+            default: 0,
+            description: "Delay of each copy in microseconds, up to 1000000",
+        },
+        copy_fail: u64 {
+            default: 18446744073709551615,
+            description: "Copies that succeed before one fails (default: none fails)",
         },
     },
 }
@@ -69,13 +107,20 @@ impl kernel::Module for Dmirror {
             number(module_parameters::spm_addr_dev0.value()),
             number(module_parameters::spm_addr_dev1.value()),
         ];
+        let fixed = Fixed::new(
+            number(module_parameters::engines.value()),
+            number(module_parameters::tlb_entries.value()),
+            number(module_parameters::copy_threads.value()),
+            number(module_parameters::copy_delay_us.value()),
+            number(module_parameters::copy_fail.value()),
+        )?;
         let private = (c"hmm_dmirror0", c"hmm_dmirror1");
         // As in test_hmm, the first coherent device has the second address.
         let coherent = [(c"hmm_dmirror2", spm[1]), (c"hmm_dmirror3", spm[0])];
 
         let mut nodes = KVec::new();
         let mut add = |name: &'static CStr, kind: Kind, mib: u64| -> Result {
-            let device = MockDevice::new(kind, mib)?;
+            let device = MockDevice::new(kind, mib, &fixed)?;
             let node = KBox::pin_init(Node::new(name, &FILE_OPS, module, device), GFP_KERNEL)?;
             nodes.push(node, GFP_KERNEL)?;
             Ok(())

@@ -6,8 +6,9 @@
  * Every structure begins with @size, the bytes that the caller has room for.
  * A size below the structure of version 1 (its size when it appeared) is
  * -EINVAL; a larger one is accepted if what the kernel does not know is zero,
- * else -E2BIG. The kernel writes back at most @size bytes. A bad pointer is
- * -EFAULT; unknown flags and nonzero reserved fields are -EINVAL.
+ * else -E2BIG. The kernel writes back at most @size bytes, and in @size how
+ * many. A bad pointer is -EFAULT; unknown flags and nonzero reserved fields are
+ * -EINVAL. The size in an ioctl's number does not matter.
  *
  * Addresses are virtual addresses of the process that opened the file; those
  * of commands must be multiples of 8, those of migrations of 4096.
@@ -345,7 +346,7 @@ struct dmirror_migrate {
 
 /**
  * struct dmirror_set - sets a test parameter of the device, for all files
- * @size: see above, at least 24
+ * @size: see above, at least 32
  * @flags: 0
  * @what: DMIRROR_SET_*
  * @reserved: 0

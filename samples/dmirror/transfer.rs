@@ -5,7 +5,7 @@
 //! Contents pass through a bounce buffer of bounded size: user memory cannot be touched while the
 //! table lock is held, for that could fault, and the fault could invalidate.
 
-use crate::{device::Engine, uapi::Command};
+use crate::{device::View, uapi::Command};
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
@@ -55,8 +55,8 @@ fn user_slice(command: &Command) -> Result<UserSlice> {
 
 /// Reads one page through the table. `false` if there is no entry.
 fn read_page(
-    table: &TableGuard<'_, Engine>,
-    engine: &Engine,
+    table: &TableGuard<'_, View>,
+    engine: &View,
     addr: usize,
     to: &mut [u8],
 ) -> Result<bool> {
@@ -64,7 +64,7 @@ fn read_page(
         None => return Ok(false),
         Some(Place::Cpu(pages)) => pages.read(0, to)?,
         Some(Place::Device(range)) => match engine.memory() {
-            Some(memory) => memory.driver().read(range, to)?,
+            Some(memory) => memory.driver().read(range, 0, to)?,
             None => return Ok(false),
         },
     }
@@ -73,8 +73,8 @@ fn read_page(
 
 /// Writes one page through the table. `false` if there is no writable entry.
 fn write_page(
-    table: &TableGuard<'_, Engine>,
-    engine: &Engine,
+    table: &TableGuard<'_, View>,
+    engine: &View,
     addr: usize,
     from: &[u8],
 ) -> Result<bool> {
@@ -82,7 +82,7 @@ fn write_page(
         None => return Ok(false),
         Some(PlaceMut::Cpu(pages)) => pages.write(0, from)?,
         Some(PlaceMut::Device(range)) => match engine.memory() {
-            Some(memory) => memory.driver().write(range, from)?,
+            Some(memory) => memory.driver().write(range, 0, from)?,
             None => return Ok(false),
         },
     }
@@ -90,7 +90,7 @@ fn write_page(
 }
 
 /// Reads `command.range` into the user's buffer.
-pub(crate) fn read(mirror: &Mirror<Engine>, command: &mut Command, missing: Missing) -> Result {
+pub(crate) fn read(mirror: &Mirror<View>, command: &mut Command, missing: Missing) -> Result {
     let total = command.range.pages();
     if missing == Missing::Fail && mirror.lock_table().present(command.range) < total {
         return Err(ENOENT);
@@ -127,7 +127,7 @@ fn next_round(rounds: usize) -> Result<usize> {
     Ok(rounds + 1)
 }
 
-fn read_some(mirror: &Mirror<Engine>, range: PageRange, bounce: &mut Bounce) -> Result<usize> {
+fn read_some(mirror: &Mirror<View>, range: PageRange, bounce: &mut Bounce) -> Result<usize> {
     let table = mirror.lock_table();
     let mut got = 0;
     for page in bounce.pages().take(range.pages()) {
@@ -140,7 +140,7 @@ fn read_some(mirror: &Mirror<Engine>, range: PageRange, bounce: &mut Bounce) -> 
 }
 
 /// Writes the user's buffer to `command.range`.
-pub(crate) fn write(mirror: &Mirror<Engine>, command: &mut Command) -> Result {
+pub(crate) fn write(mirror: &Mirror<View>, command: &mut Command) -> Result {
     let total = command.range.pages();
     let mut bounce = Bounce::new(total)?;
     let mut user: UserSliceReader = user_slice(command)?.reader();
@@ -168,7 +168,7 @@ pub(crate) fn write(mirror: &Mirror<Engine>, command: &mut Command) -> Result {
 }
 
 fn write_some(
-    mirror: &Mirror<Engine>,
+    mirror: &Mirror<View>,
     range: PageRange,
     bounce: &mut Bounce,
     from: usize,

@@ -3,7 +3,7 @@
 //! Commands and structures as user space sees them: the kernel's `lib/test_hmm_uapi.h`, and
 //! `dmirror_uapi.h` beside this file.
 
-use kernel::{ioctl, prelude::*, uaccess::UserSlice};
+use kernel::{ffi::c_int, ioctl, prelude::*, uaccess::UserSlice};
 use rust_hmm::{
     mirror::{Location, Snapshot},
     mm::addr::{PageRange, PMD_ORDER},
@@ -27,14 +27,9 @@ pub(crate) const RELEASE: u32 = command(0x07);
 pub(crate) const FLAGS: u32 = command(0x08);
 pub(crate) const READ_UNLOCKED: u32 = command(0x09);
 
-/// `DMIRROR_COUNTERS`.
-pub(crate) const COUNTERS: u32 = ioctl::_IOWR::<[u64; COUNTER_WORDS]>('H' as u32, 0x41);
-
-/// Words of `struct dmirror_counters`, of which the first holds size and version.
-pub(crate) const COUNTER_WORDS: usize = 15;
-
-/// `DMIRROR_COUNTERS_VERSION`.
-pub(crate) const COUNTERS_VERSION: u32 = 1;
+/// Errors that the kernel crate does not name.
+pub(crate) const EILSEQ: c_int = -84;
+pub(crate) const ECANCELED: c_int = -125;
 
 /// `HMM_DMIRROR_FLAG_FAIL_ALLOC`.
 pub(crate) const FLAG_FAIL_ALLOC: u64 = 1;

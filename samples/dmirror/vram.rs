@@ -1,46 +1,45 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The memory of a mock device: blocks of 2 MiB, allocated when they are first written.
+//! The memory of a mock device. Nothing reads it but the engines and the copy engine.
 
+use crate::{
+    copy_engine::CopyEngine,
+    settings::{Fixed, Settings},
+};
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, AtomicFlag},
+        Arc,
         SetOnce, //
     },
 };
 use rust_hmm::{
-    memory::{Copy, MemoryOps},
+    memory::{Copy, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
     mm::{addr::PMD_SIZE, device_pages::DeviceRange, page::SharedBytes},
 };
 
-/// Contents of device memory. Device-private memory needs them; coherent memory has its own.
-pub(crate) struct Vram {
-    blocks: KVVec<SetOnce<SharedBytes>>,
-    /// The next huge allocation is to fail, for tests.
-    pub(crate) fail_allocation: AtomicFlag,
-}
+/// Contents of device memory, in blocks of 2 MiB that are allocated when they are first written.
+/// Coherent memory has its own.
+pub(crate) struct Store(KVVec<SetOnce<SharedBytes>>);
 
-impl Vram {
-    /// Memory of `bytes`, none of which is there yet.
-    pub(crate) fn new(bytes: usize) -> Result<Self> {
+impl Store {
+    /// Room for `bytes`.
+    fn new(bytes: usize) -> Result<Self> {
         let count = bytes.div_ceil(PMD_SIZE);
         let mut blocks = KVVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
             blocks.push(SetOnce::new(), GFP_KERNEL)?;
         }
-        Ok(Self {
-            blocks,
-            fail_allocation: AtomicFlag::new(false),
-        })
+        Ok(Self(blocks))
     }
 
     /// Block and offset of `range`, which lies in one block.
     fn locate(&self, range: DeviceRange) -> Result<(&SetOnce<SharedBytes>, usize)> {
         let start = range.first.checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
-        let block = self.blocks.get(start / PMD_SIZE).ok_or(EINVAL)?;
+        let block = self.0.get(start / PMD_SIZE).ok_or(EINVAL)?;
         Ok((block, start % PMD_SIZE))
     }
 
@@ -67,21 +66,8 @@ impl Vram {
         Err(ENOMEM)
     }
 
-    /// Reads from `range` as the device's engine does.
-    pub(crate) fn read(&self, range: DeviceRange, dst: &mut [u8]) -> Result {
-        let (bytes, offset) = self.find(range)?;
-        bytes.read(offset, dst)
-    }
-
-    /// Writes to `range` as the device's engine does.
-    pub(crate) fn write(&self, range: DeviceRange, src: &[u8]) -> Result {
-        let (bytes, offset) = self.find(range)?;
-        bytes.write(offset, src)
-    }
-}
-
-impl MemoryOps for Vram {
-    fn copy(&self, copy: &Copy<'_>) -> Result {
+    /// Carries out a copy.
+    pub(crate) fn copy(&self, copy: &Copy<'_>) -> Result {
         match (&copy.source, &copy.destination) {
             (None, PlaceMut::Cpu(to)) => {
                 to.clear();
@@ -103,6 +89,54 @@ impl MemoryOps for Vram {
             // Never asked for: pages migrate to or from system memory.
             (Some(Place::Device(_)), PlaceMut::Device(_)) => Err(EINVAL),
         }
+    }
+}
+
+/// The memory, and who copies to and from it.
+pub(crate) struct Vram {
+    store: Arc<Store>,
+    pub(crate) copy_engine: CopyEngine,
+    /// The next huge allocation is to fail, for tests.
+    pub(crate) fail_allocation: AtomicFlag,
+}
+
+impl Vram {
+    /// Memory of `bytes`, none of which is there yet.
+    pub(crate) fn new(bytes: usize, fixed: &Fixed, settings: Arc<Settings>) -> Result<Self> {
+        let store = Arc::new(Store::new(bytes)?, GFP_KERNEL)?;
+        Ok(Self {
+            copy_engine: CopyEngine::new(store.clone(), settings, fixed.copy_threads)?,
+            store,
+            fail_allocation: AtomicFlag::new(false),
+        })
+    }
+
+    /// Reads from byte `at` of `range` as an engine does.
+    pub(crate) fn read(&self, range: DeviceRange, at: usize, dst: &mut [u8]) -> Result {
+        let (bytes, offset) = self.store.find(range)?;
+        bytes.read(offset.checked_add(at).ok_or(EINVAL)?, dst)
+    }
+
+    /// Writes to byte `at` of `range` as an engine does.
+    pub(crate) fn write(&self, range: DeviceRange, at: usize, src: &[u8]) -> Result {
+        let (bytes, offset) = self.store.find(range)?;
+        bytes.write(offset.checked_add(at).ok_or(EINVAL)?, src)
+    }
+
+    /// Adds to the word at byte `at` of `range`, atomically. Returns the word before.
+    pub(crate) fn fetch_add(&self, range: DeviceRange, at: usize, value: u64) -> Result<u64> {
+        let (bytes, offset) = self.store.find(range)?;
+        bytes.fetch_add_u64(offset.checked_add(at).ok_or(EINVAL)?, value)
+    }
+}
+
+impl MemoryOps for Vram {
+    fn copy(&self, job: CopyJob) {
+        self.copy_engine.submit(job);
+    }
+
+    fn kick(&self) {
+        self.copy_engine.kick();
     }
 
     fn fail_allocation(&self, _order: u32) -> bool {

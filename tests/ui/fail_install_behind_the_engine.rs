@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0624
-//! A driver cannot change the device page table itself.
+//~ ERROR E0616
+//! A driver cannot get at the table of a mirror to change it itself.
 
-use rust_hmm::{
-    mm::addr::PageRange,
-    pgtable::{Entry, Table},
-};
+use rust_hmm::mirror::{Device, Mirror};
 
-pub fn change(table: &mut Table, range: PageRange) {
-    table.for_each(range, |_, entry| *entry = Entry::NONE);
+pub fn change<D: Device>(mirror: &Mirror<D>) {
+    let mut state = mirror.notifier.lock();
+    state.table = todo!();
 }

@@ -6,22 +6,25 @@
 
 use kernel::{mm::MmWithUser, prelude::*};
 use rust_hmm::{
-    memory::{Copy, Memory, MemoryOps},
+    memory::{CopyJob, Memory, MemoryOps},
     mirror::{Device, Mirror},
     mm::{addr::PageRange, range_fault::Access},
+    pgtable::Radix4,
 };
 
 /// A device without memory.
 pub struct MirrorOnly;
 
 impl MemoryOps for MirrorOnly {
-    fn copy(&self, _copy: &Copy<'_>) -> Result {
-        Err(EINVAL)
+    fn copy(&self, job: CopyJob) {
+        job.complete(Err(EINVAL));
     }
 }
 
 impl Device for MirrorOnly {
     type Memory = Self;
+    type Format = Radix4;
+    type Walker = ();
     type Flush = ();
 
     fn memory(&self) -> Option<&Memory<Self>> {
@@ -34,9 +37,8 @@ impl Device for MirrorOnly {
 }
 
 /// Mirrors a process and faults a range in.
-pub fn attach(mm: &MmWithUser, range: PageRange) -> Result<Pin<KBox<Mirror<MirrorOnly>>>> {
-    let init = rust_hmm::new_mirror!(mm, MirrorOnly)?;
-    let mirror = KBox::pin_init(init, GFP_KERNEL)?;
+pub fn attach(mm: &MmWithUser, range: PageRange) -> Result<Mirror<MirrorOnly>> {
+    let mirror = rust_hmm::new_mirror!(mm, MirrorOnly)?;
     mirror.fault(range, Access::Read)?;
     Ok(mirror)
 }

@@ -11,7 +11,7 @@ HMM_RESULTS=$HMM_BUILD/results
 suite() {
 	HMM_SUITE=$1
 	HMM_RESULT=$HMM_RESULTS/$1
-	mkdir -p "$HMM_RESULTS"
+	mkdir -p "$HMM_RESULTS" "$HMM_BUILD/log"
 	# Two runs of one suite in one checkout would write into the same files; the lock goes away with us.
 	local fd
 	exec {fd}>"$HMM_BUILD/.lock-suite-$1"

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //! One address space shared by CPU and device, shown step by step.
 
+mod timeline;
+
 use anyhow::{ensure, Context, Result};
 use clap::Parser;
+use hmm::engine::Way;
 use hmm::mapping::{Mapping, View};
 use hmm::residency::{picture, places, Place};
 use hmm::{pattern, Device};
@@ -20,6 +23,9 @@ struct Args {
     /// Print the steps as JSON.
     #[arg(long)]
     json: bool,
+    /// Write the timeline as a picture to this file; `-` prints it in the end.
+    #[arg(long)]
+    svg: Option<String>,
 }
 
 /// The story so far: each step with where the memory is after it.
@@ -93,6 +99,18 @@ fn huge(story: &mut Story, device: &Device) -> Result<()> {
     story.tell(device, &map, 8, "One CPU touch brings it back as a whole.")
 }
 
+/// Memory that is in both places.
+fn at_the_end(story: &mut Story, device: &Device) -> Result<()> {
+    let map = Mapping::anon(PAGES)?;
+    map.fill_pages(5, 0, PAGES - 8);
+    for first in [8, 24, 40] {
+        device.migrate(map.page_addr(first), 8, Way::ToDevice).context("migration")?;
+    }
+    println!();
+    let text = "At the end: some of these pages are on the device, some in RAM, some nowhere yet.";
+    story.tell(device, &map, 1, text)
+}
+
 fn main() -> Result<()> {
     let args = Args::parse();
     let device = Device::open(args.device)
@@ -107,6 +125,16 @@ fn main() -> Result<()> {
     heap(&mut story, &device)?;
     huge(&mut story, &device)?;
 
+    let lines = [timeline::measure(&device, true)?, timeline::measure(&device, false)?];
+    let picture = match args.svg.as_deref() {
+        None => String::new(),
+        Some("-") => timeline::svg(&lines),
+        Some(path) => {
+            std::fs::write(path, timeline::svg(&lines)).with_context(|| format!("write {path}"))?;
+            String::new()
+        }
+    };
+
     let counters = device.counters().context("counters")?;
     if args.json {
         let counters: serde_json::Map<_, _> = counters
@@ -114,13 +142,26 @@ fn main() -> Result<()> {
             .iter()
             .map(|(name, value)| (name.to_string(), json!(value)))
             .collect();
-        println!("{}", json!({ "steps": story.steps, "counters": counters }));
+        let timeline: Vec<_> = lines
+            .iter()
+            .map(|line| {
+                let rates: Vec<f64> = line.samples.iter().map(|sample| sample.rate).collect();
+                let (faults, stall_ms) = (line.faults, line.stall_ms);
+                json!({ "way": line.name, "mib_s": rates, "faults": faults, "stall_ms": stall_ms })
+            })
+            .collect();
+        let all = json!({ "steps": story.steps, "timeline": timeline, "counters": counters });
+        println!("{all}");
         return Ok(());
     }
+    println!();
+    print!("{}", timeline::text(&lines));
+    at_the_end(&mut story, &device)?;
     println!("\nCounters of this mirror and its device:");
     for (name, value) in counters.fields() {
         println!("  {name:<20} {value:>8}");
     }
     println!("\nEvery step was checked: contents right throughout.");
+    print!("{picture}");
     Ok(())
 }

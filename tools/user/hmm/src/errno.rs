@@ -32,6 +32,8 @@ const NAMES: &[(i32, &str)] = &[
     (libc::EOVERFLOW, "EOVERFLOW"),
     (libc::EOPNOTSUPP, "EOPNOTSUPP"),
     (libc::ETIMEDOUT, "ETIMEDOUT"),
+    (libc::ECANCELED, "ECANCELED"),
+    (libc::EILSEQ, "EILSEQ"),
 ];
 
 impl Errno {
@@ -53,6 +55,16 @@ impl Errno {
     pub const EINVAL: Errno = Errno(libc::EINVAL);
     /// Already there.
     pub const EEXIST: Errno = Errno(libc::EEXIST);
+    /// Argument too long.
+    pub const E2BIG: Errno = Errno(libc::E2BIG);
+    /// Input or output error.
+    pub const EIO: Errno = Errno(libc::EIO);
+    /// Timed out.
+    pub const ETIMEDOUT: Errno = Errno(libc::ETIMEDOUT);
+    /// Cancelled.
+    pub const ECANCELED: Errno = Errno(libc::ECANCELED);
+    /// Not the expected contents.
+    pub const EILSEQ: Errno = Errno(libc::EILSEQ);
     /// Not supported for this memory.
     pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Files to map, with contents that cannot be mistaken.
 
+use crate::abi::PAGE_SIZE;
 use crate::errno::Errno;
-use crate::pattern;
+use crate::mapping::Mapping;
+use crate::procfs::Settings;
+use crate::{pagemap, pattern};
 use std::fs::File;
 use std::io;
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 /// A file without a name in `dir`, `npages` long, with the pattern `seed`.
 pub fn temp_file(dir: &str, seed: u64, npages: usize) -> io::Result<File> {
@@ -33,10 +37,77 @@ pub fn memfd(seed: u64, npages: usize) -> io::Result<File> {
     Ok(file)
 }
 
+/// A page that is held by a pipe, so that it cannot migrate.
+#[derive(Debug)]
+pub struct Pin {
+    _pipe: [OwnedFd; 2],
+}
+
+impl Pin {
+    /// Holds the page at `addr`, which must be readable.
+    pub fn of(addr: usize) -> io::Result<Pin> {
+        let mut ends = [0; 2];
+        // SAFETY: there is room for two descriptors.
+        Errno::check(unsafe { libc::pipe(ends.as_mut_ptr()) }.into())?;
+        // SAFETY: new descriptors that nobody else knows.
+        let pipe = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+        let part = libc::iovec { iov_base: addr as *mut _, iov_len: PAGE_SIZE };
+        // SAFETY: the kernel checks the address, and only reads there.
+        let spliced = unsafe { libc::vmsplice(pipe[1].as_raw_fd(), &part, 1, 0) };
+        if Errno::check(spliced as i64)? != PAGE_SIZE as i64 {
+            return Err(io::Error::other("the page does not go into the pipe"));
+        }
+        Ok(Pin { _pipe: pipe })
+    }
+}
+
+/// The kernel's merging of equal pages, switched on.
+#[derive(Debug)]
+pub struct Ksm {
+    _settings: Settings,
+}
+
+impl Ksm {
+    const DIR: &'static str = "/sys/kernel/mm/ksm";
+
+    /// Switches it on, fast, until this is dropped.
+    pub fn start() -> io::Result<Ksm> {
+        let mut settings = Settings::new();
+        settings.set(format!("{}/sleep_millisecs", Self::DIR), "1")?;
+        settings.set(format!("{}/pages_to_scan", Self::DIR), "4096")?;
+        match settings.set(format!("{}/run", Self::DIR), "1")? {
+            true => Ok(Ksm { _settings: settings }),
+            false => Err(io::Error::new(io::ErrorKind::NotFound, "this kernel has none")),
+        }
+    }
+
+    /// Lets the pages of `map` be merged at some time.
+    pub fn advise(&self, map: &Mapping) -> Result<(), Errno> {
+        map.advise(libc::MADV_MERGEABLE)
+    }
+
+    /// Waits until most pages of `map`, which are all alike, are one.
+    pub fn merge(&self, map: &Mapping) -> io::Result<()> {
+        self.advise(map)?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let mut frames = pagemap::pfns(map.addr(), map.pages())?;
+            frames.sort_unstable();
+            frames.dedup();
+            if frames.len() <= map.pages() / 4 {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(io::Error::other("the kernel does not merge"));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::Mapping;
 
     #[test]
     fn files_have_their_pattern() {

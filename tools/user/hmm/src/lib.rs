@@ -11,6 +11,7 @@
 pub mod abi;
 pub mod child;
 pub mod device;
+pub mod engine;
 pub mod errno;
 pub mod files;
 pub mod mapping;
@@ -25,6 +26,7 @@ pub mod uffd;
 pub use abi::{Counters, Op, PageState, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE};
 pub use child::{Child, Gate};
 pub use device::{Device, Done, Ptr};
+pub use engine::{Command, EngineOp, Job, Migration, PageOutcome, Setting};
 pub use errno::Errno;
 pub use mapping::{Mapping, Prot, View};
 pub use procfs::Settings;

@@ -251,7 +251,7 @@ fn unknown_commands(ctx: &Ctx) -> Outcome {
     let room = Room::new(ctx)?;
     let addr = room.map.addr() as u64;
     let size = size_of::<hmm::abi::Cmd>();
-    for nr in [0x0a, 0x20, 0x3f, 0x40, 0x42, 0xff] {
+    for nr in [0x0a, 0x20, 0x3f, 0x49, 0x80, 0xff] {
         let request = hmm::abi::iowr(nr, size);
         let result = room.device.probe_request(request, addr, 1, Ptr::Map(&room.answer));
         fails(result, Errno::EINVAL, &format!("command {nr:#x}"))?;
@@ -268,7 +268,8 @@ fn counters(ctx: &Ctx) -> Outcome {
     }
     let full = size_of::<hmm::Counters>() as u32;
     let counters = room.device.counters().what("counters")?;
-    check_eq!((counters.size, counters.version), (full, 1), "size and version");
+    let version = hmm::abi::ABI_VERSION;
+    check_eq!((counters.size, counters.version), (full, version), "size and version");
     check!(counters.device_pages_total >= 512, "a device with hardly any memory");
     device_sees(&room.device, &room.map, 1, "before the short form")?;
     let short = room.device.counters_sized(16).what("counters, short form")?;

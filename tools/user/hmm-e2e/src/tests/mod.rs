@@ -4,6 +4,8 @@
 use crate::harness::Test;
 
 mod bad;
+mod engine;
+mod faultless;
 mod fork;
 mod kinds;
 mod layout;
@@ -17,7 +19,8 @@ mod thp;
 
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
-    let groups: [&[Test]; 11] = [
+    let faultless = faultless::tests();
+    let groups: [&[Test]; 13] = [
         mirror::TESTS,
         fork::TESTS,
         kinds::TESTS,
@@ -28,6 +31,8 @@ pub fn all() -> Vec<Test> {
         life::TESTS,
         bad::TESTS,
         race::TESTS,
+        engine::TESTS,
+        &faultless,
         // Last: these unload the modules.
         reload::TESTS,
     ];

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Lock classes. A class has one key and one name, and both must be the same objects wherever the
+//! lock is made. Generic and inlined code is compiled into drivers too, where a name written in it
+//! would be another object; so they are all here, in functions that are neither.
+
+use kernel::{prelude::*, static_lock_class, sync::LockClassKey};
+
+/// Name and key.
+pub(crate) type Class = (&'static CStr, Pin<&'static LockClassKey>);
+
+macro_rules! classes {
+    ($($(#[$doc:meta])* $function:ident = $name:literal;)*) => {$(
+        $(#[$doc])*
+        #[inline(never)]
+        pub(crate) fn $function() -> Class {
+            ($name, static_lock_class!())
+        }
+    )*};
+}
+
+classes! {
+    /// Pieces are added to device memory.
+    adding = c"rust_hmm::adding";
+    /// The mirrors of a device's memory.
+    peers = c"rust_hmm::peers";
+    /// One of them is used by a CPU fault.
+    peer = c"rust_hmm::peer";
+    /// A migration waits for its copies.
+    copies = c"rust_hmm::copies";
+    /// The same.
+    copies_idle = c"rust_hmm::copies_idle";
+    /// A fault waits for a migration.
+    ended = c"rust_hmm::ended";
+    /// A walker.
+    walker = c"rust_hmm::walker";
+    /// Free table pages.
+    table_pool = c"rust_hmm::table_pool";
+}

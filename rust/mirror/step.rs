@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The mirror's part in a migration: announce it, keep the device reading, switch its entries.
+//!
+//! What makes it right is described in `Documentation/faultless.rst`.
+
+use super::{
+    transaction::{Identity, Request},
+    Device, Inner, Mirror, State,
+};
+use crate::{
+    mm::{
+        addr::PageRange,
+        migrate::{Entry as Moved, Migrated, Source},
+        notifier::{Cookie, IntervalNotifier},
+        range_fault::AddressSpace,
+        space::{fatal_signal_pending, MmapGuard},
+    },
+    pgtable::{Entry, Flushed, Spares, Table},
+    stats::Counter,
+};
+use kernel::{
+    prelude::*,
+    sync::atomic::ordering::Relaxed,
+    time::{delay::fsleep, Delta}, //
+};
+
+/// Tries to announce a step; each costs one collision with an invalidation, or a [`PAUSE`].
+const TRIES: usize = 1024;
+
+/// Time to wait for one of too many migrations of a mirror to end.
+const PAUSE: Delta = Delta::from_millis(1);
+
+/// Pauses in which faults that had to try again may go first.
+const GIVE_WAY: usize = 8;
+
+/// What a switch made of one page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Switched {
+    /// The device's entry was switched, or made.
+    Yes {
+        /// Whether there was one before.
+        was_valid: bool,
+    },
+    /// The page has moved, and the device had no entry for it.
+    NoEntry,
+    /// The page has moved, and somebody took the entry away meanwhile.
+    Lost,
+    /// The page has not moved; it is in device memory or not.
+    Stays {
+        /// Whether the device's entry is one of device memory.
+        on_device: bool,
+    },
+}
+
+/// Finds what moved at an index that only grows.
+struct Cursor<I: Iterator<Item = Moved>>(core::iter::Peekable<I>);
+
+impl<I: Iterator<Item = Moved>> Cursor<I> {
+    fn at(&mut self, index: usize) -> Option<Moved> {
+        while self
+            .0
+            .next_if(|moved| moved.index + moved.pages <= index)
+            .is_some()
+        {}
+        self.0.peek().copied().filter(|moved| moved.index <= index)
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Makes the entries of `range` read-only, so that nothing can be written to a page while it is
+    /// copied. To be flushed before the pages are isolated.
+    fn protect(&self, table: &mut Table<D::Format>, range: PageRange) -> Option<super::Flush<D>> {
+        if self.device().test_keep_write() {
+            return None;
+        }
+        self.change(table, None, |table, batch| {
+            table.for_each(range, batch, |span, entry| {
+                if entry.is_writable() {
+                    Self::retire(span, *entry);
+                    *entry = entry.write_protected();
+                }
+            });
+        })
+        .1
+    }
+}
+
+impl<D: Device> Mirror<D> {
+    /// Announces a step and returns with the mmap lock held, and the part of the range that lies in
+    /// the mapping at its start.
+    ///
+    /// Waits for the invalidations that began before: they may still remove what the step is
+    /// about to isolate, and would not be told that it has begun (H4).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if nothing is mapped there. `EINTR`: killed. `EFAULT`: the process is gone. `EBUSY`.
+    pub(crate) fn begin<'a>(
+        &self,
+        space: &'a AddressSpace<'_, Inner<D>>,
+        mut request: Request,
+    ) -> Result<(MmapGuard<'a>, PageRange)> {
+        let asked = request.range;
+        // Migrations in a row would starve faults: each undoes what a fault has just collected.
+        for _ in 0..GIVE_WAY {
+            if self.inner().starved.load(Relaxed) == 0 {
+                break;
+            }
+            fsleep(PAUSE);
+        }
+        for _ in 0..TRIES {
+            if fatal_signal_pending() {
+                return Err(EINTR);
+            }
+            let seq = self.notifier.read_begin();
+            let mmap = space.mmap_lock()?;
+            let end = mmap.vma_lookup(asked.start()).ok_or(EINVAL)?.end();
+            request.range = PageRange::new(asked.start(), asked.end().min(end))?;
+            let mut guard = self.notifier.lock();
+            if self.notifier.read_retry(&guard, seq) {
+                continue;
+            }
+            let State {
+                table,
+                transactions,
+            } = &mut *guard;
+            let begun = transactions.begin(request);
+            let flush = match begun {
+                Ok(()) if request.faultless => self.inner().protect(table, request.range),
+                _ => None,
+            };
+            drop(guard);
+            Flushed::by(flush, self.inner());
+            match begun {
+                Ok(()) => return Ok((mmap, request.range)),
+                Err(error) if error == EBUSY => {
+                    // As many as can be run already: give them time.
+                    drop(mmap);
+                    fsleep(PAUSE);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(EBUSY)
+    }
+
+    /// Ends a step.
+    pub(crate) fn end(&self, name: Cookie) {
+        self.notifier.lock().transactions.end(name);
+        self.inner().ended.notify_all();
+    }
+
+    /// Lets the device use what moved to its memory, of which `number` gives the device page number
+    /// by page frame. Calls `each` for every page of `piece`.
+    ///
+    /// Afterwards no entry names a source, also after an error.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call site; they live in different places"
+    )]
+    pub(crate) fn switch_to_device(
+        &self,
+        name: Cookie,
+        piece: PageRange,
+        migrated: &Migrated<'_>,
+        number: impl Fn(usize) -> Option<usize>,
+        hole_writable: bool,
+        spares: &mut Spares<D::Format>,
+        mut each: impl FnMut(usize, Switched),
+    ) -> (Flushed, Result) {
+        let mut moved = Cursor(migrated.moved().peekable());
+        let mut guard = self.notifier.lock();
+        let State {
+            table,
+            transactions,
+        } = &mut *guard;
+        let (result, flush) = self.inner().change(table, Some(piece), |table, batch| {
+            let result = table.install(piece, spares, batch, |addr, slot| {
+                let Some(index) = piece.index_of(addr) else {
+                    return;
+                };
+                let was_valid = slot.is_valid();
+                let on_device = slot.is_device();
+                let Some(entry) = moved.at(index) else {
+                    return each(index, Switched::Stays { on_device });
+                };
+                if !transactions.owns(name, addr) {
+                    return each(index, Switched::Lost);
+                }
+                let Some(number) = number(entry.destination) else {
+                    // Not of this device: nothing may name the source any more.
+                    *slot = Entry::NONE;
+                    return each(index, Switched::Lost);
+                };
+                let may_write = match entry.source {
+                    Source::Hole => hole_writable,
+                    Source::Page(_) => entry.writable,
+                };
+                *slot = Entry::device(number + (index - entry.index), may_write);
+                each(index, Switched::Yes { was_valid });
+            });
+            if result.is_err() {
+                // The sources go in any case.
+                table.for_each(piece, batch, |span, slot| {
+                    Inner::<D>::retire(span, *slot);
+                    *slot = Entry::NONE;
+                });
+            }
+            result
+        });
+        drop(guard);
+        (Flushed::by(flush, self.inner()), result)
+    }
+
+    /// Lets the device use what moved to system memory, where it had an entry. Calls `each` for
+    /// pages that had one or have moved.
+    pub(crate) fn switch_to_system(
+        &self,
+        name: Cookie,
+        piece: PageRange,
+        migrated: &Migrated<'_>,
+        each: impl FnMut(usize, Switched),
+    ) -> Flushed {
+        switch_to_system(&self.notifier, name, piece, migrated, true, each)
+    }
+}
+
+/// See [`Mirror::switch_to_system`]. Without `with_write` the new entries are read-only.
+pub(super) fn switch_to_system<D: Device>(
+    notifier: &IntervalNotifier<Inner<D>>,
+    name: Cookie,
+    piece: PageRange,
+    migrated: &Migrated<'_>,
+    with_write: bool,
+    mut each: impl FnMut(usize, Switched),
+) -> Flushed {
+    let inner = notifier.subscriber();
+    let mut moved = Cursor(migrated.moved().peekable());
+    for entry in migrated.moved() {
+        for index in entry.index..entry.index + entry.pages {
+            each(index, Switched::NoEntry);
+        }
+    }
+    let mut guard = notifier.lock();
+    let State {
+        table,
+        transactions,
+    } = &mut *guard;
+    let mut switched = 0;
+    let ((), flush) = inner.change(table, Some(piece), |table, batch| {
+        // A huge leaf whose pages go to different places cannot stay one.
+        let mut sizes = Cursor(migrated.moved().peekable());
+        let split = |span: PageRange| {
+            let first = piece.index_of(span.start());
+            first
+                .and_then(|first| sizes.at(first))
+                .is_some_and(|entry| entry.pages < span.pages())
+        };
+        table.for_each_split(piece, batch, split, |span, slot| {
+            let Some(first) = piece.index_of(span.start()) else {
+                return;
+            };
+            let mut all = |what| (first..first + span.pages()).for_each(|index| each(index, what));
+            let Some(entry) = moved.at(first) else {
+                let on_device = slot.is_device();
+                return all(Switched::Stays { on_device });
+            };
+            if !transactions.owns(name, span.start()) {
+                // Others' events have removed what we do not own; if something is there, it has
+                // come since.
+                return all(Switched::Lost);
+            }
+            if first + span.pages() > entry.index + entry.pages {
+                // It could not be split.
+                Inner::<D>::retire(span, *slot);
+                *slot = Entry::NONE;
+                return all(Switched::Lost);
+            }
+            let pfn = entry.destination + (first - entry.index);
+            *slot = Entry::system(pfn, entry.writable && with_write);
+            switched += span.pages();
+            all(Switched::Yes { was_valid: true });
+        });
+    });
+    drop(guard);
+    inner.stats.add(Counter::Switched, switched as u64);
+    Flushed::by(flush, inner)
+}
+
+/// A mirror, as a CPU fault on memory of its device sees it.
+pub(crate) trait Peer: Send + Sync {
+    /// Announces the migration of pages for which the device has an entry; no others, so that an
+    /// invalidation that began before has none of them (H4): nothing is waited for (H14). `false`
+    /// if there are none, or no room.
+    fn begin(&self, name: Cookie, owner: Cookie, range: PageRange) -> bool;
+
+    /// Switches them. They become read-only: an event may be under way that takes write access.
+    fn switch(&self, name: Cookie, range: PageRange, migrated: &Migrated<'_>) -> Flushed;
+
+    /// Ends it.
+    fn end(&self, name: Cookie);
+}
+
+impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
+    fn begin(&self, name: Cookie, owner: Cookie, range: PageRange) -> bool {
+        let inner = self.subscriber();
+        let mut guard = self.lock();
+        let State {
+            table,
+            transactions,
+        } = &mut *guard;
+        if table.live() == 0 {
+            return false;
+        }
+        let request = Request {
+            name,
+            identity: Identity::current(owner),
+            range,
+            faultless: true,
+        };
+        if transactions.begin(request).is_err() {
+            return false;
+        }
+        let mut any = false;
+        for index in 0..range.pages() {
+            let addr = range.address(index);
+            let valid = table.get(addr).is_valid();
+            any |= valid;
+            if let (false, Ok(page)) = (valid, PageRange::from_pages(addr, 1)) {
+                transactions.release(name, page);
+            }
+        }
+        if !any {
+            transactions.end(name);
+            return false;
+        }
+        let flush = inner.protect(table, range);
+        drop(guard);
+        Flushed::by(flush, inner);
+        true
+    }
+
+    fn switch(&self, name: Cookie, range: PageRange, migrated: &Migrated<'_>) -> Flushed {
+        switch_to_system(self, name, range, migrated, false, |_, _| ())
+    }
+
+    fn end(&self, name: Cookie) {
+        self.lock().transactions.end(name);
+        self.subscriber().ended.notify_all();
+    }
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a change of the table makes necessary, in the order in which it has to happen.
+
+use super::{
+    entry::Entry,
+    format::Format,
+    pool::{List, Pool},
+};
+use crate::mm::addr::PageRange;
+use kernel::{prelude::*, sync::Arc};
+
+/// Who flushes the device's TLBs, and waits for those who walk the table.
+pub trait Flusher {
+    /// A flush under way.
+    type Pending: Send;
+
+    /// Starts to flush all translations of `range`.
+    fn start(&self, range: PageRange) -> Self::Pending;
+
+    /// Waits until no flushed translation is in use, and nobody walks the table who began before.
+    fn wait(&self, pending: Self::Pending);
+}
+
+/// Gathers what updates make necessary.
+///
+/// Losing one is no memory error: its table pages are not used again. But the device may go on to
+/// use what was removed, so that it is reported.
+#[must_use = "the device may still use what was removed"]
+pub struct FlushBatch<F: Format> {
+    pool: Arc<Pool<F>>,
+    hull: Option<PageRange>,
+    pages: usize,
+    pub(super) detached: List,
+}
+
+impl<F: Format> FlushBatch<F> {
+    pub(super) fn new(pool: Arc<Pool<F>>) -> Self {
+        Self {
+            pool,
+            hull: None,
+            pages: 0,
+            detached: List::EMPTY,
+        }
+    }
+
+    /// Asks for a flush of `range`, too.
+    pub fn cover(&mut self, range: PageRange) {
+        self.hull = Some(self.hull.map_or(range, |hull| hull.hull(&range)));
+    }
+
+    /// Takes note of a change of an entry that covers `span`.
+    pub(super) fn record(&mut self, span: PageRange, old: Entry, new: Entry) {
+        if old.is_outdated_by(new) {
+            self.cover(span);
+            self.pages += span.pages();
+        }
+    }
+
+    /// Takes a table page that covered `span` out of use.
+    pub(super) fn detach(&mut self, span: PageRange, index: u32) {
+        self.cover(span);
+        self.pool.push(&mut self.detached, index);
+    }
+
+    /// Whether nothing has to be flushed.
+    pub fn is_empty(&self) -> bool {
+        self.hull.is_none()
+    }
+
+    /// What has to be flushed.
+    pub fn range(&self) -> Option<PageRange> {
+        self.hull
+    }
+
+    /// Pages of entries that were removed, write-protected or replaced.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Starts the flush.
+    pub fn start<S: Flusher>(mut self, flusher: &S) -> Flushing<S::Pending, F> {
+        Flushing {
+            pending: self.hull.take().map(|range| flusher.start(range)),
+            pool: self.pool.clone(),
+            detached: core::mem::replace(&mut self.detached, List::EMPTY),
+        }
+    }
+}
+
+impl<F: Format> Drop for FlushBatch<F> {
+    fn drop(&mut self) {
+        if self.hull.is_some() {
+            pr_err!("a flush of device translations was lost\n");
+        }
+    }
+}
+
+/// A flush that was started.
+#[must_use = "the device may still use what was removed"]
+pub struct Flushing<P, F: Format> {
+    pending: Option<P>,
+    pool: Arc<Pool<F>>,
+    detached: List,
+}
+
+impl<P: Send, F: Format> Flushing<P, F> {
+    /// Waits for its end, on the flusher that has started it.
+    pub fn wait<S: Flusher<Pending = P>>(mut self, flusher: &S) -> Flushed {
+        if let Some(pending) = self.pending.take() {
+            flusher.wait(pending);
+        }
+        self.pool.release(&mut self.detached);
+        Flushed(())
+    }
+}
+
+impl<P, F: Format> Drop for Flushing<P, F> {
+    fn drop(&mut self) {
+        if self.pending.is_some() {
+            pr_err!("a flush of device translations was not waited for\n");
+        }
+    }
+}
+
+/// Proof that a flush is over: whoever owns the pages may have them.
+#[derive(Debug)]
+pub struct Flushed(());
+
+impl Flushed {
+    /// There was nothing to flush.
+    pub fn by<P: Send, S, F>(flushing: Option<Flushing<P, F>>, flusher: &S) -> Self
+    where
+        S: Flusher<Pending = P>,
+        F: Format,
+    {
+        match flushing {
+            Some(flushing) => flushing.wait(flusher),
+            None => Self(()),
+        }
+    }
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! New entries: tables are made from what was reserved, huge leaves split, aligned runs merge.
+
+use super::{
+    entry::Entry,
+    flush::FlushBatch,
+    format::{fan, last_address, shift, Format, Slot, Word},
+    table::{slot_of, span_of, Spares, Table},
+};
+use crate::mm::addr::{PageRange, PMD_SIZE};
+use kernel::{page::PAGE_SIZE, prelude::*};
+
+/// Whether `entries`, which fill a table, are one piece: consecutive, aligned, alike.
+fn is_run(entries: &[Entry]) -> bool {
+    let Some(first) = entries.first() else {
+        return false;
+    };
+    first.is_valid()
+        && first.number() % entries.len() == 0
+        && entries
+            .iter()
+            .enumerate()
+            .all(|(index, entry)| *entry == first.plus(index))
+}
+
+impl<F: Format> Table<F> {
+    /// Calls `f` with address and entry of every page of `range`, which must lie within aligned
+    /// 2 MiB. `f` may set, change or remove the entry.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not so, or beyond what the table can hold, or an entry cannot be
+    /// expressed. `ENOMEM` if the spares are not complete. Nothing has changed then, but for parts
+    /// of a range that needs several tables.
+    pub fn install(
+        &mut self,
+        range: PageRange,
+        spares: &mut Spares<F>,
+        batch: &mut FlushBatch<F>,
+        mut f: impl FnMut(usize, &mut Entry),
+    ) -> Result {
+        let last = range.end() - 1;
+        if last > last_address::<F>() || range.start() / PMD_SIZE != last / PMD_SIZE {
+            return Err(EINVAL);
+        }
+        let mut next = Some(range);
+        while let Some(rest) = next {
+            let (_, end) = span_of::<F>(1, rest.start());
+            let part = PageRange::new(rest.start(), rest.end().min(end.saturating_add(1)))?;
+            self.install_in_table(part, spares, batch, &mut f)?;
+            next = rest.from_address(part.end());
+        }
+        Ok(())
+    }
+
+    /// As [`Self::install`], within one table of level 0.
+    fn install_in_table(
+        &mut self,
+        range: PageRange,
+        spares: &mut Spares<F>,
+        batch: &mut FlushBatch<F>,
+        f: &mut impl FnMut(usize, &mut Entry),
+    ) -> Result {
+        let mut scratch = core::mem::take(&mut spares.scratch);
+        let result = self.update(range, spares, batch, &mut scratch, f);
+        spares.scratch = scratch;
+        result
+    }
+
+    fn update(
+        &mut self,
+        range: PageRange,
+        spares: &mut Spares<F>,
+        batch: &mut FlushBatch<F>,
+        scratch: &mut [Entry],
+        f: &mut impl FnMut(usize, &mut Entry),
+    ) -> Result {
+        let first = slot_of::<F>(0, range.start());
+        let (start, end) = span_of::<F>(1, range.start());
+        let span = PageRange::new(start, end.saturating_add(1))?;
+        let above = self.table_above(range.start())?;
+        let old = match above {
+            Some(index) => self.decode(index, 1, start),
+            None => Slot::Empty,
+        };
+        let part = scratch
+            .get_mut(first..first + range.pages())
+            .ok_or(ENOMEM)?;
+
+        // What is there, and what shall be. Nothing is changed yet.
+        let below = match old {
+            Slot::Table(child) => self.pool.page(child),
+            _ => None,
+        };
+        let mut changes = 0;
+        for (index, entry) in part.iter_mut().enumerate() {
+            let before = match (&below, old) {
+                (Some(page), _) => match F::decode(0, page.load(first + index)) {
+                    Slot::Leaf(entry) => entry,
+                    _ => Entry::NONE,
+                },
+                (None, Slot::Leaf(huge)) => huge.plus(first + index),
+                _ => Entry::NONE,
+            };
+            *entry = before;
+            f(range.address(index), entry);
+            if *entry != before {
+                changes += 1;
+                if entry.is_valid() && !F::can_hold(*entry) {
+                    return Err(EINVAL);
+                }
+            }
+        }
+        if changes == 0 {
+            return Ok(());
+        }
+
+        let whole = range.pages() == fan::<F>();
+        if whole && F::has_leaves(1) && is_run(scratch) {
+            return self.set_huge(span, old, scratch, spares, batch);
+        }
+        let child = match old {
+            Slot::Table(child) => child,
+            Slot::Leaf(huge) => {
+                let page = self.pool.page(above.ok_or(EINVAL)?).ok_or(EINVAL)?;
+                let slot = slot_of::<F>(1, start);
+                self.pool.split(&page, slot, 1, huge).ok_or(ENOMEM)?
+            }
+            Slot::Empty => {
+                if scratch_is_empty(scratch, first, range.pages()) {
+                    return Ok(());
+                }
+                let above = self.make_table_above(start, spares)?;
+                self.make_table(above, 1, start, spares)?
+            }
+        };
+        self.commit(child, range, scratch, batch)
+    }
+
+    /// Writes the entries of `range` from `scratch` to the table `child` of level 0.
+    fn commit(
+        &mut self,
+        child: u32,
+        range: PageRange,
+        scratch: &[Entry],
+        batch: &mut FlushBatch<F>,
+    ) -> Result {
+        let first = slot_of::<F>(0, range.start());
+        let page = self.pool.page(child).ok_or(EINVAL)?;
+        let mut used = page.used();
+        let cells = page.cells(first).iter().take(range.pages());
+        let new = scratch.get(first..).unwrap_or_default();
+        for (index, (cell, new)) in cells.zip(new).enumerate() {
+            let old = match F::decode(0, F::Word::load(cell)) {
+                Slot::Leaf(entry) => entry,
+                _ => Entry::NONE,
+            };
+            if old == *new {
+                continue;
+            }
+            if old.is_valid() {
+                used -= 1;
+                self.live -= 1;
+                batch.record(PageRange::from_pages(range.address(index), 1)?, old, *new);
+            }
+            if new.is_valid() {
+                used += 1;
+                self.live += 1;
+                F::Word::store(cell, F::leaf(0, *new));
+            } else {
+                F::Word::store(cell, F::Word::EMPTY);
+            }
+        }
+        page.set_used(used);
+        if used == 0 {
+            // Removes the table, and those above that have become empty.
+            self.for_each(range, batch, |_, _| ());
+        }
+        Ok(())
+    }
+
+    /// Replaces what is at `span` by one leaf; `run` are its pages.
+    fn set_huge(
+        &mut self,
+        span: PageRange,
+        old: Slot,
+        run: &[Entry],
+        spares: &mut Spares<F>,
+        batch: &mut FlushBatch<F>,
+    ) -> Result {
+        let above = self.make_table_above(span.start(), spares)?;
+        let page = self.pool.page(above).ok_or(EINVAL)?;
+        if !matches!(old, Slot::Leaf(_)) {
+            let kept = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
+            self.pool.deposit(&page, kept);
+        }
+        let new = run.first().copied().unwrap_or_default();
+        let slot = slot_of::<F>(1, span.start());
+        page.store(slot, F::leaf(1, new));
+        match old {
+            Slot::Empty => {
+                page.set_used(page.used() + 1);
+                self.live += span.pages();
+            }
+            Slot::Leaf(huge) => batch.record(span, huge, new),
+            Slot::Table(child) => {
+                // What it held, one by one: a run of pages may replace others.
+                for (index, now) in run.iter().enumerate() {
+                    let before = match self.pool.page(child).map(|page| page.load(index)) {
+                        Some(word) => F::decode(0, word),
+                        None => Slot::Empty,
+                    };
+                    if let Slot::Leaf(before) = before {
+                        let addr = span.address(index);
+                        batch.record(PageRange::from_pages(addr, 1)?, before, *now);
+                    }
+                }
+                // Who walks it may still be there, so that it is flushed even if nothing was lost.
+                let before = self.pool.page(child).map_or(0, |page| page.used());
+                self.live = self.live - before as usize + span.pages();
+                batch.detach(span, child);
+            }
+        }
+        Ok(())
+    }
+
+    fn decode(&self, index: u32, level: u32, addr: usize) -> Slot {
+        self.pool.page(index).map_or(Slot::Empty, |page| {
+            F::decode(level, page.load(slot_of::<F>(level, addr)))
+        })
+    }
+
+    /// The table of level 1 for `addr`, if there is one.
+    fn table_above(&self, addr: usize) -> Result<Option<u32>> {
+        let mut index = self.root;
+        for level in (2..F::LEVELS).rev() {
+            match self.decode(index, level, addr) {
+                Slot::Empty => return Ok(None),
+                Slot::Table(child) => index = child,
+                // None is ever made there.
+                Slot::Leaf(_) => return Err(EINVAL),
+            }
+        }
+        Ok(Some(index))
+    }
+
+    /// The table of level 1 for `addr`, made if need be.
+    fn make_table_above(&mut self, addr: usize, spares: &mut Spares<F>) -> Result<u32> {
+        let mut index = self.root;
+        for level in (2..F::LEVELS).rev() {
+            index = match self.decode(index, level, addr) {
+                Slot::Table(child) => child,
+                _ => self.make_table(index, level, addr, spares)?,
+            };
+        }
+        Ok(index)
+    }
+
+    /// Puts an empty table into the empty entry for `addr` of table `above`.
+    fn make_table(
+        &mut self,
+        above: u32,
+        level: u32,
+        addr: usize,
+        spares: &mut Spares<F>,
+    ) -> Result<u32> {
+        let page = self.pool.page(above).ok_or(EINVAL)?;
+        let child = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
+        page.store(slot_of::<F>(level, addr), F::table(child));
+        page.set_used(page.used() + 1);
+        Ok(child)
+    }
+}
+
+fn scratch_is_empty(scratch: &[Entry], first: usize, pages: usize) -> bool {
+    scratch
+        .iter()
+        .skip(first)
+        .take(pages)
+        .all(|entry| !entry.is_valid())
+}
+
+// `install` takes a range that spans few tables of any format.
+const _: () = assert!(PMD_SIZE / PAGE_SIZE == 512);
+const _: () = assert!(shift::<super::Radix4>(1) == 21);

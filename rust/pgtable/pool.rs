@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Where table pages live. They are named by index, and stay in memory as long as the table does, so
+//! that a walk can never go astray; free ones are kept for use.
+
+use super::{
+    entry::Entry,
+    format::{fan, Format, Word},
+};
+use crate::locks;
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+        SetOnce,
+        SpinLock, //
+    },
+};
+
+/// Table pages that are allocated together.
+const CHUNK: usize = 32;
+
+/// Most chunks: with 9 bits a level, tables for 512 GiB of small pages.
+const CHUNKS: usize = 8192;
+
+/// No table page.
+pub(super) const NIL: u32 = u32::MAX;
+
+/// What is known of a table page besides its entries.
+struct Meta {
+    /// Entries that are not empty.
+    used: Atomic<u32>,
+    /// Next in a list.
+    next: Atomic<u32>,
+    /// List of table pages kept to split the huge leaves of this one, one for each.
+    deposit: Atomic<u32>,
+}
+
+struct Chunk<F: Format> {
+    cells: KVVec<<F::Word as Word>::Cell>,
+    meta: KVVec<Meta>,
+}
+
+impl<F: Format> Chunk<F> {
+    fn new() -> Result<Self> {
+        let mut cells = KVVec::with_capacity(CHUNK * fan::<F>(), GFP_KERNEL)?;
+        for _ in 0..CHUNK * fan::<F>() {
+            cells.push(F::Word::cell(F::Word::EMPTY), GFP_KERNEL)?;
+        }
+        let mut meta = KVVec::with_capacity(CHUNK, GFP_KERNEL)?;
+        for _ in 0..CHUNK {
+            let new = Meta {
+                used: Atomic::new(0),
+                next: Atomic::new(NIL),
+                deposit: Atomic::new(NIL),
+            };
+            meta.push(new, GFP_KERNEL)?;
+        }
+        Ok(Self { cells, meta })
+    }
+}
+
+/// A list of table pages, linked through their metadata.
+pub(super) struct List {
+    head: u32,
+    len: usize,
+}
+
+impl List {
+    pub(super) const EMPTY: Self = Self { head: NIL, len: 0 };
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.head == NIL
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// A table page.
+pub(super) struct Page<'p, F: Format> {
+    cells: &'p [<F::Word as Word>::Cell],
+    meta: &'p Meta,
+}
+
+impl<'p, F: Format> Page<'p, F> {
+    pub(super) fn load(&self, slot: usize) -> F::Word {
+        self.cells.get(slot).map_or(F::Word::EMPTY, F::Word::load)
+    }
+
+    pub(super) fn store(&self, slot: usize, word: F::Word) {
+        if let Some(cell) = self.cells.get(slot) {
+            F::Word::store(cell, word);
+        }
+    }
+
+    /// The cells from slot `first` on.
+    pub(super) fn cells(&self, first: usize) -> &'p [<F::Word as Word>::Cell] {
+        self.cells.get(first..).unwrap_or_default()
+    }
+
+    /// Number of entries that are not empty. Only who changes the table may ask.
+    pub(super) fn used(&self) -> u32 {
+        self.meta.used.load(Relaxed)
+    }
+
+    pub(super) fn set_used(&self, used: u32) {
+        self.meta.used.store(used, Relaxed);
+    }
+}
+
+/// All table pages of one table.
+#[pin_data]
+pub(super) struct Pool<F: Format> {
+    chunks: KVVec<SetOnce<KBox<Chunk<F>>>>,
+    /// Chunks that there are, or are being added.
+    count: Atomic<usize>,
+    #[pin]
+    free: SpinLock<List>,
+}
+
+impl<F: Format> Pool<F> {
+    pub(super) fn new() -> Result<Arc<Self>> {
+        let mut chunks = KVVec::with_capacity(CHUNKS, GFP_KERNEL)?;
+        for _ in 0..CHUNKS {
+            chunks.push(SetOnce::new(), GFP_KERNEL)?;
+        }
+        Arc::pin_init(
+            pin_init!(Self {
+                chunks,
+                count: Atomic::new(0),
+                free <- {
+                    let (name, key) = locks::table_pool();
+                    SpinLock::new(List::EMPTY, name, key)
+                },
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    pub(super) fn page(&self, index: u32) -> Option<Page<'_, F>> {
+        // CAST: From 32 bits to more.
+        let index = index as usize;
+        let chunk = self.chunks.get(index / CHUNK)?.as_ref()?;
+        let first = index % CHUNK * fan::<F>();
+        Some(Page {
+            cells: chunk.cells.get(first..first + fan::<F>())?,
+            meta: chunk.meta.get(index % CHUNK)?,
+        })
+    }
+
+    /// One entry of a table page, for walks: nothing else is looked up.
+    #[inline]
+    pub(super) fn load(&self, index: u32, slot: usize) -> F::Word {
+        // CAST: From 32 bits to more.
+        let index = index as usize;
+        self.chunks
+            .get(index / CHUNK)
+            .and_then(SetOnce::as_ref)
+            .and_then(|chunk| chunk.cells.get(index % CHUNK * fan::<F>() + slot))
+            .map_or(F::Word::EMPTY, F::Word::load)
+    }
+
+    pub(super) fn push(&self, list: &mut List, index: u32) {
+        if let Some(page) = self.page(index) {
+            page.meta.next.store(list.head, Relaxed);
+            list.head = index;
+            list.len += 1;
+        }
+    }
+
+    pub(super) fn pop(&self, list: &mut List) -> Option<u32> {
+        let index = list.head;
+        let page = self.page(index)?;
+        list.head = page.meta.next.load(Relaxed);
+        list.len -= 1;
+        Some(index)
+    }
+
+    /// Keeps table page `index` for a split of one of the huge leaves of `page`.
+    pub(super) fn deposit(&self, page: &Page<'_, F>, index: u32) {
+        if let Some(kept) = self.page(index) {
+            kept.meta
+                .next
+                .store(page.meta.deposit.load(Relaxed), Relaxed);
+            page.meta.deposit.store(index, Relaxed);
+        }
+    }
+
+    /// Takes one back.
+    pub(super) fn withdraw(&self, page: &Page<'_, F>) -> Option<u32> {
+        let index = page.meta.deposit.load(Relaxed);
+        let kept = self.page(index)?;
+        page.meta
+            .deposit
+            .store(kept.meta.next.load(Relaxed), Relaxed);
+        Some(index)
+    }
+
+    /// Replaces the leaf `huge` in `slot` of `page`, of `level`, by a table of the same pages, from
+    /// what was deposited for it.
+    pub(super) fn split(
+        &self,
+        page: &Page<'_, F>,
+        slot: usize,
+        level: u32,
+        huge: Entry,
+    ) -> Option<u32> {
+        let child = self.withdraw(page)?;
+        let below = self.page(child)?;
+        let step = 1usize << (F::BITS * (level - 1));
+        for (index, cell) in below.cells.iter().enumerate() {
+            F::Word::store(cell, F::leaf(level - 1, huge.plus(index * step)));
+        }
+        // CAST: At most 1024.
+        below.set_used(below.cells.len() as u32);
+        page.store(slot, F::table(child));
+        Some(child)
+    }
+
+    /// Moves free table pages to `list` until it has `want`. Context: may sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, also if there are as many as there can be.
+    pub(super) fn reserve(&self, list: &mut List, want: usize) -> Result {
+        loop {
+            {
+                let mut free = self.free.lock();
+                while list.len < want {
+                    let Some(index) = self.pop(&mut free) else {
+                        break;
+                    };
+                    self.push(list, index);
+                }
+            }
+            if list.len >= want {
+                return Ok(());
+            }
+            self.grow()?;
+        }
+    }
+
+    fn grow(&self) -> Result {
+        let chunk = KBox::new(Chunk::new()?, GFP_KERNEL)?;
+        let number = self.count.fetch_add(1, Relaxed);
+        let Some(place) = self.chunks.get(number) else {
+            self.count.fetch_sub(1, Relaxed);
+            return Err(ENOMEM);
+        };
+        place.populate(chunk);
+        let first = u32::try_from(number * CHUNK)?;
+        let mut free = self.free.lock();
+        for index in (first..).take(CHUNK) {
+            self.push(&mut free, index);
+        }
+        Ok(())
+    }
+
+    /// Makes the pages of `list` free for use. Nobody can be walking them.
+    pub(super) fn release(&self, list: &mut List) {
+        if list.is_empty() {
+            return;
+        }
+        let mut clean = List::EMPTY;
+        while let Some(index) = self.pop(list) {
+            if let Some(page) = self.page(index) {
+                if page.used() != 0 {
+                    for cell in page.cells {
+                        F::Word::store(cell, F::Word::EMPTY);
+                    }
+                    page.set_used(0);
+                }
+            }
+            self.push(&mut clean, index);
+        }
+        let mut free = self.free.lock();
+        while let Some(index) = self.pop(&mut clean) {
+            self.push(&mut free, index);
+        }
+    }
+
+    /// Number of free pages, for tests.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(super) fn free_pages(&self) -> usize {
+        self.free.lock().len
+    }
+}

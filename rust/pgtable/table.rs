@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The table: lookups, and updates of existing entries. `install` makes new ones.
+
+use super::{
+    entry::{Entry, Leaf},
+    flush::FlushBatch,
+    format::{fan, last_address, shift, Format, Slot, Word},
+    pool::{List, Page, Pool},
+};
+use crate::mm::addr::{PageRange, PMD_PAGES};
+use kernel::{page::PAGE_SHIFT, prelude::*, sync::Arc};
+
+/// Walks a table, without a lock, while it changes.
+pub struct Reader<F: Format> {
+    pool: Arc<Pool<F>>,
+    root: u32,
+}
+
+impl<F: Format> Clone for Reader<F> {
+    fn clone(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            root: self.root,
+        }
+    }
+}
+
+pub(super) fn slot_of<F: Format>(level: u32, addr: usize) -> usize {
+    (addr >> shift::<F>(level)) & (fan::<F>() - 1)
+}
+
+/// The addresses that the entry of `level` for `addr` covers.
+pub(super) fn span_of<F: Format>(level: u32, addr: usize) -> (usize, usize) {
+    let size = 1 << shift::<F>(level);
+    let start = addr & !(size - 1);
+    (start, start | (size - 1))
+}
+
+/// `first..=last`, both within a page table, as a range of whole pages.
+fn range_of(first: usize, last: usize) -> Option<PageRange> {
+    PageRange::new(first, last.checked_add(1)?).ok()
+}
+
+impl<F: Format> Reader<F> {
+    /// What the table says of the page at `addr`. Context: any.
+    ///
+    /// It may be out of date at once. For it to stay true, the caller must be somebody whom the end
+    /// of a flush waits for.
+    pub fn walk(&self, addr: usize) -> Option<Leaf> {
+        if addr > last_address::<F>() {
+            return None;
+        }
+        let mut index = self.root;
+        for level in (0..F::LEVELS).rev() {
+            let word = self.pool.load(index, slot_of::<F>(level, addr));
+            match F::decode(level, word) {
+                Slot::Empty => return None,
+                Slot::Table(child) => index = child,
+                Slot::Leaf(first) => {
+                    let (start, _) = span_of::<F>(level, addr);
+                    return Some(Leaf {
+                        entry: first.plus((addr - start) >> PAGE_SHIFT),
+                        order: F::BITS * level,
+                    });
+                }
+            }
+        }
+        None
+    }
+
+    /// Room for what an update needs; to be filled before the lock is taken.
+    pub fn spares(&self) -> Spares<F> {
+        Spares {
+            pool: self.pool.clone(),
+            pages: List::EMPTY,
+            scratch: KVec::new(),
+        }
+    }
+}
+
+/// What one [`Table::install`] may need, reserved in advance.
+pub struct Spares<F: Format> {
+    pool: Arc<Pool<F>>,
+    pub(super) pages: List,
+    pub(super) scratch: KVec<Entry>,
+}
+
+impl<F: Format> Spares<F> {
+    /// Makes it complete. Context: may sleep; no lock of this crate may be held.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn refill(&mut self) -> Result {
+        // One for each level below the root, and for each table of level 0 that 2 MiB need, be it to
+        // split a huge leaf later.
+        let want = usize::try_from(F::LEVELS)? + PMD_PAGES.div_ceil(fan::<F>());
+        if self.scratch.is_empty() {
+            self.scratch.resize(fan::<F>(), Entry::NONE, GFP_KERNEL)?;
+        }
+        if self.pages.len() >= want {
+            return Ok(());
+        }
+        self.pool.reserve(&mut self.pages, want)
+    }
+}
+
+impl<F: Format> Drop for Spares<F> {
+    fn drop(&mut self) {
+        self.pool.release(&mut self.pages);
+    }
+}
+
+/// A device page table, to be changed by one at a time.
+pub struct Table<F: Format> {
+    pub(super) pool: Arc<Pool<F>>,
+    pub(super) root: u32,
+    pub(super) live: usize,
+}
+
+impl<F: Format> Table<F> {
+    /// An empty table. Context: may sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn new() -> Result<Self> {
+        let pool = Pool::new()?;
+        let mut list = List::EMPTY;
+        pool.reserve(&mut list, 1)?;
+        let root = pool.pop(&mut list).ok_or(ENOMEM)?;
+        Ok(Self {
+            pool,
+            root,
+            live: 0,
+        })
+    }
+
+    /// The side that walks it.
+    pub fn reader(&self) -> Reader<F> {
+        Reader {
+            pool: self.pool.clone(),
+            root: self.root,
+        }
+    }
+
+    /// Gathers what updates of this table make necessary.
+    pub fn batch(&self) -> FlushBatch<F> {
+        FlushBatch::new(self.pool.clone())
+    }
+
+    /// The entry for the page at `addr`.
+    pub fn get(&self, addr: usize) -> Entry {
+        self.leaf(addr).map_or(Entry::NONE, |leaf| leaf.entry)
+    }
+
+    /// The translation for the page at `addr`.
+    pub fn leaf(&self, addr: usize) -> Option<Leaf> {
+        self.reader().walk(addr)
+    }
+
+    /// Number of pages that have an entry.
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Number of pages from the start of `range` on that have an entry.
+    pub fn present(&self, range: PageRange) -> usize {
+        let reader = self.reader();
+        let mut done = 0;
+        while done < range.pages() {
+            let addr = range.address(done);
+            let Some(leaf) = reader.walk(addr) else {
+                break;
+            };
+            let in_leaf = (1usize << leaf.order) - 1;
+            done += in_leaf + 1 - ((addr >> PAGE_SHIFT) & in_leaf);
+        }
+        done.min(range.pages())
+    }
+
+    /// Calls `f` for every leaf in `range`, with the addresses that it covers and the entry of its
+    /// first page, which `f` may change or remove. A huge leaf of which only a part is in `range` is
+    /// split before, for which a table was kept when it was made.
+    ///
+    /// The cost is that of the tables that exist, not of the range.
+    pub fn for_each(
+        &mut self,
+        range: PageRange,
+        batch: &mut FlushBatch<F>,
+        f: impl FnMut(PageRange, &mut Entry),
+    ) {
+        self.for_each_split(range, batch, |_| false, f);
+    }
+
+    /// As [`Self::for_each`]; huge leaves for which `split` says so are split before, too.
+    pub fn for_each_split(
+        &mut self,
+        range: PageRange,
+        batch: &mut FlushBatch<F>,
+        mut split: impl FnMut(PageRange) -> bool,
+        mut f: impl FnMut(PageRange, &mut Entry),
+    ) {
+        let last = (range.end() - 1).min(last_address::<F>());
+        if range.start() <= last {
+            let mut visit = Visit {
+                pool: &self.pool,
+                batch,
+                live: self.live,
+                split: &mut split,
+                f: &mut f,
+            };
+            visit.table(F::LEVELS - 1, self.root, range.start(), last);
+            self.live = visit.live;
+        }
+    }
+}
+
+/// One pass over existing entries.
+struct Visit<'t, F: Format, S, C> {
+    pool: &'t Pool<F>,
+    batch: &'t mut FlushBatch<F>,
+    live: usize,
+    split: &'t mut S,
+    f: &'t mut C,
+}
+
+impl<F, S, C> Visit<'_, F, S, C>
+where
+    F: Format,
+    S: FnMut(PageRange) -> bool,
+    C: FnMut(PageRange, &mut Entry),
+{
+    /// A huge leaf of `page` is gone: so is the need to split it.
+    fn forget_deposit(&mut self, page: &Page<'_, F>) {
+        if let Some(index) = self.pool.withdraw(page) {
+            self.pool.push(&mut self.batch.detached, index);
+        }
+    }
+
+    /// Visits `first..=last` in table `index`. Says whether the table has become empty.
+    fn table(&mut self, level: u32, index: u32, first: usize, last: usize) -> bool {
+        let pool = self.pool;
+        let Some(page) = pool.page(index) else {
+            return false;
+        };
+        let mut used = page.used();
+        let size = 1usize << shift::<F>(level);
+        let slots = slot_of::<F>(level, first)..=slot_of::<F>(level, last);
+        let (mut start, _) = span_of::<F>(level, first);
+        let cells = page.cells(*slots.start());
+        let count = slots.end() + 1 - slots.start();
+        for (slot, cell) in slots.zip(cells.iter().take(count)) {
+            let end = start | (size - 1);
+            let mut found = F::decode(level, F::Word::load(cell));
+            if let Slot::Leaf(huge) = found {
+                let whole = first <= start && end <= last;
+                let split =
+                    level > 0 && (!whole || range_of(start, end).is_some_and(&mut *self.split));
+                if split {
+                    if let Some(child) = pool.split(&page, slot, level, huge) {
+                        found = Slot::Table(child);
+                    }
+                }
+            }
+            match found {
+                Slot::Empty => {}
+                Slot::Table(child) => {
+                    if self.table(level - 1, child, first.max(start), last.min(end)) {
+                        F::Word::store(cell, F::Word::EMPTY);
+                        used -= 1;
+                        if let Some(span) = range_of(first.max(start), last.min(end) | 0xfff) {
+                            self.batch.detach(span, child);
+                        }
+                    }
+                }
+                Slot::Leaf(old) => {
+                    if let Some(span) = range_of(start, end) {
+                        let mut new = old;
+                        (self.f)(span, &mut new);
+                        if new != old {
+                            self.batch.record(span, old, new);
+                            if new.is_valid() {
+                                F::Word::store(cell, F::leaf(level, new));
+                            } else {
+                                F::Word::store(cell, F::Word::EMPTY);
+                                used -= 1;
+                                if level > 0 {
+                                    self.forget_deposit(&page);
+                                }
+                                self.live = self.live.saturating_sub(span.pages());
+                            }
+                        }
+                    }
+                }
+            }
+            start = start.wrapping_add(size);
+        }
+        page.set_used(used);
+        used == 0
+    }
+}

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tables of two formats against a plain model, in KUnit.
+
+use super::*;
+use crate::mm::addr::{PageRange, PMD_PAGES, PMD_SIZE};
+use core::cell::Cell;
+use kernel::{page::PAGE_SIZE, prelude::*};
+
+/// A small one: three levels of 6 bits, entries of 32 bits, leaves of 4 KiB and 256 KiB, a leaf's
+/// kind in its top bits.
+enum Narrow {}
+
+impl Narrow {
+    const LEAF: u32 = 1 << 31;
+    const WRITE: u32 = 1 << 30;
+    const DEVICE: u32 = 1 << 29;
+    const EXCLUSIVE: u32 = 1 << 28;
+    const TABLE: u32 = 1 << 27;
+    const NUMBER: u32 = Self::TABLE - 1;
+}
+
+impl Format for Narrow {
+    type Word = u32;
+
+    const LEVELS: u32 = 3;
+    const BITS: u32 = 6;
+
+    fn has_leaves(level: u32) -> bool {
+        level <= 1
+    }
+
+    fn can_hold(entry: Entry) -> bool {
+        entry.number() <= Self::NUMBER as usize
+    }
+
+    fn table(index: u32) -> u32 {
+        Self::TABLE | index
+    }
+
+    fn leaf(_level: u32, entry: Entry) -> u32 {
+        let bit = |yes, bit| if yes { bit } else { 0 };
+        Self::LEAF
+            | bit(entry.is_writable(), Self::WRITE)
+            | bit(entry.is_device(), Self::DEVICE)
+            | bit(entry.is_exclusive(), Self::EXCLUSIVE)
+            | (entry.number() as u32 & Self::NUMBER)
+    }
+
+    fn decode(_level: u32, word: u32) -> Slot {
+        if word == 0 {
+            return Slot::Empty;
+        }
+        if word & Self::LEAF == 0 {
+            return Slot::Table(word & Self::NUMBER);
+        }
+        let number = (word & Self::NUMBER) as usize;
+        let writable = word & Self::WRITE != 0;
+        Slot::Leaf(if word & Self::EXCLUSIVE != 0 {
+            Entry::exclusive(number)
+        } else if word & Self::DEVICE != 0 {
+            Entry::device(number, writable)
+        } else {
+            Entry::system(number, writable)
+        })
+    }
+}
+
+/// Remembers what it was asked to flush.
+#[derive(Default)]
+struct TestFlusher {
+    started: Cell<Option<PageRange>>,
+    waited: Cell<usize>,
+}
+
+impl Flusher for TestFlusher {
+    type Pending = ();
+
+    fn start(&self, range: PageRange) {
+        self.started.set(Some(range));
+    }
+
+    fn wait(&self, (): ()) {
+        self.waited.set(self.waited.get() + 1);
+    }
+}
+
+/// Ends a batch. Returns what was flushed.
+fn flush<F: Format>(batch: FlushBatch<F>) -> Option<PageRange> {
+    let flusher = TestFlusher::default();
+    let _proof = batch.start(&flusher).wait(&flusher);
+    flusher.started.get()
+}
+
+/// Installs consecutive pages of system memory from `number` on.
+fn fill<F: Format>(
+    table: &mut Table<F>,
+    range: PageRange,
+    number: usize,
+    writable: bool,
+) -> Result<Option<PageRange>> {
+    let mut spares = table.reader().spares();
+    spares.refill()?;
+    let mut batch = table.batch();
+    let result = table.install(range, &mut spares, &mut batch, |addr, entry| {
+        let index = range.index_of(addr).unwrap_or(0);
+        *entry = Entry::system(number + index, writable);
+    });
+    let flushed = flush(batch);
+    result.map(|()| flushed)
+}
+
+/// Removes everything in `range`. Returns the pages removed and what was flushed.
+fn clear<F: Format>(table: &mut Table<F>, range: PageRange) -> (usize, Option<PageRange>) {
+    let mut batch = table.batch();
+    let mut pages = 0;
+    table.for_each(range, &mut batch, |span, entry| {
+        pages += span.pages();
+        *entry = Entry::NONE;
+    });
+    (pages, flush(batch))
+}
+
+fn all() -> Result<PageRange> {
+    PageRange::new(0, 1 << 47)
+}
+
+/// Pseudo-random numbers (xorshift64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}
+
+/// Pages of the model's address space, from 0 on: four tables of 512, or more smaller ones.
+const PAGES: usize = 4 * PMD_PAGES;
+
+/// Random updates of a table and of an array; after each, both must agree, and everything that was
+/// taken away must have been flushed.
+fn agrees_with_model<F: Format>(seed: u64) -> Result {
+    let mut random = Random(seed);
+    let mut table = Table::<F>::new()?;
+    let reader = table.reader();
+    let mut spares = reader.spares();
+    let mut model = KVec::from_elem(Entry::NONE, PAGES, GFP_KERNEL)?;
+    for round in 0..150 {
+        let piece = random.below(PAGES / PMD_PAGES) * PMD_PAGES;
+        let (first, count) = match random.below(3) {
+            0 => (piece, PMD_PAGES),
+            1 => (piece + random.below(PMD_PAGES), 1),
+            _ => {
+                let first = random.below(PMD_PAGES);
+                (piece + first, 1 + random.below(PMD_PAGES - first))
+            }
+        };
+        let range = PageRange::from_pages(first * PAGE_SIZE, count)?;
+        let number = random.below(64) * 512 + random.below(2) * random.below(512);
+        let what = random.below(6);
+        let change = |index: usize, old: Entry| match what {
+            0 | 1 => Entry::system(number + index % 512, what == 1),
+            2 => Entry::device(number + index % 512, true),
+            3 => old.write_protected(),
+            4 => Entry::NONE,
+            _ if index % 7 == 0 => Entry::exclusive(number + index),
+            _ => old,
+        };
+        let mut batch = table.batch();
+        if what == 3 || what == 4 {
+            let split = |_| round % 4 == 0;
+            table.for_each_split(range, &mut batch, split, |span, entry| {
+                assert!(range.intersect(&span) == Some(span));
+                *entry = change(0, *entry);
+            });
+        } else {
+            spares.refill()?;
+            table.install(range, &mut spares, &mut batch, |addr, entry| {
+                *entry = change(addr / PAGE_SIZE, *entry);
+            })?;
+        }
+        let flushed = flush(batch);
+        let mut live = 0;
+        for (index, entry) in model.iter_mut().enumerate() {
+            let old = *entry;
+            if (first..first + count).contains(&index) && (what != 3 || old.is_valid()) {
+                *entry = change(index, old);
+            }
+            let addr = index * PAGE_SIZE;
+            let found = reader.walk(addr).map_or(Entry::NONE, |leaf| leaf.entry);
+            let covered = flushed.is_some_and(|range| range.index_of(addr).is_some());
+            let right = found == *entry && (covered || !old.is_outdated_by(*entry));
+            if !right {
+                pr_err!("seed {seed:#x} round {round} page {index}: {found:?} {entry:?}\n");
+                return Err(EINVAL);
+            }
+            live += usize::from(entry.is_valid());
+        }
+        if table.live() != live {
+            pr_err!(
+                "seed {seed:#x} round {round}: {} live, not {live}\n",
+                table.live()
+            );
+            return Err(EINVAL);
+        }
+    }
+    let (_, _) = clear(&mut table, all()?);
+    assert_eq!(table.live(), 0);
+    Ok(())
+}
+
+#[kunit_tests(rust_hmm_pgtable)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn entries_keep_what_they_are_given() {
+        let entry = Entry::device(77, true);
+        assert!(entry.is_valid() && entry.is_writable() && entry.is_device());
+        assert_eq!(entry.number(), 77);
+        assert!(!entry.write_protected().is_writable());
+        assert_eq!(entry.write_protected().number(), 77);
+        assert_eq!(entry.plus(3), Entry::device(80, true));
+        assert_eq!(Entry::NONE.plus(3), Entry::NONE);
+        assert!(Entry::exclusive(5).may_be_dirty() && !Entry::exclusive(5).is_writable());
+        assert!(!Entry::NONE.is_valid());
+        // A TLB may keep what allows less.
+        let read = entry.write_protected();
+        assert!(!read.is_outdated_by(entry) && entry.is_outdated_by(read));
+        assert!(read.is_outdated_by(Entry::NONE) && !Entry::NONE.is_outdated_by(read));
+        assert!(read.is_outdated_by(Entry::system(77, false)));
+    }
+
+    #[test]
+    fn both_formats_agree_with_a_model() -> Result {
+        for seed in [0x1234_5678_9abc_def1, 0xfeed_f00d_dead_beef, 0x2_0000_0001] {
+            agrees_with_model::<Radix4>(seed)?;
+            agrees_with_model::<Narrow>(seed)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn install_and_remove() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let at = 0x7f00_0000_0000;
+        let range = PageRange::from_pages(at, 511)?;
+        assert_eq!(fill(&mut table, range, 1, true)?, None);
+        assert_eq!(table.live(), 511);
+        assert_eq!(table.present(PageRange::from_pages(at, 512)?), 511);
+        assert_eq!(table.get(at + 0x1000), Entry::system(2, true));
+        // The whole address space at once: only what exists is visited.
+        let (pages, flushed) = clear(&mut table, all()?);
+        assert_eq!((pages, table.live()), (511, 0));
+        assert!(flushed.is_some_and(|flushed| flushed.intersect(&range) == Some(range)));
+        assert!(!table.get(at).is_valid());
+        assert_eq!(clear(&mut table, all()?), (0, None));
+        Ok(())
+    }
+
+    #[test]
+    fn runs_merge_and_huge_leaves_split() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let range = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
+        fill(&mut table, range, 512, true)?;
+        let leaf = table.leaf(PMD_SIZE + 5 * PAGE_SIZE).ok_or(EINVAL)?;
+        assert_eq!((leaf.order, leaf.entry), (9, Entry::system(517, true)));
+        // One page goes: the others stay.
+        let page = PageRange::from_pages(PMD_SIZE + 5 * PAGE_SIZE, 1)?;
+        assert_eq!(clear(&mut table, page), (1, Some(page)));
+        assert_eq!(table.live(), 511);
+        let leaf = table.leaf(PMD_SIZE + 6 * PAGE_SIZE).ok_or(EINVAL)?;
+        assert_eq!((leaf.order, leaf.entry), (0, Entry::system(518, true)));
+        // Complete, but the pages are not aligned, or not alike: no merge.
+        fill(&mut table, range, 513, true)?;
+        assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 0);
+        fill(&mut table, range, 1024, false)?;
+        assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 9);
+        // One gains rights: a table again, and nothing is lost.
+        fill(&mut table, page, 1029, true)?;
+        assert_eq!(table.live(), 512);
+        assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 0);
+        assert_eq!(clear(&mut table, range).0, 512);
+        Ok(())
+    }
+
+    #[test]
+    fn both_ends_of_the_address_space() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        fill(&mut table, PageRange::from_pages(0, 1)?, 0, true)?;
+        let top = (1 << 48) - PMD_SIZE;
+        fill(&mut table, PageRange::from_pages(top, 512)?, 0, true)?;
+        assert_eq!(table.live(), 513);
+        assert!(table.get(0).is_valid() && table.get(top + PMD_SIZE - 1).is_valid());
+        assert!(!table.get(usize::MAX).is_valid());
+        let beyond = PageRange::from_pages(1 << 48, 1)?;
+        assert_eq!(fill(&mut table, beyond, 0, true), Err(EINVAL));
+        // A range across a 2 MiB border is refused.
+        let across = PageRange::from_pages(PMD_SIZE - 4096, 2)?;
+        assert_eq!(fill(&mut table, across, 0, true), Err(EINVAL));
+        // What the format cannot express is refused, and nothing has changed.
+        let mut narrow = Table::<Narrow>::new()?;
+        let page = PageRange::from_pages(0x1000, 1)?;
+        assert_eq!(fill(&mut narrow, page, 1 << 27, true), Err(EINVAL));
+        assert_eq!(narrow.live(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn install_needs_spares() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let mut none = table.reader().spares();
+        let range = PageRange::from_pages(0x1000, 1)?;
+        let mut batch = table.batch();
+        let result = table.install(range, &mut none, &mut batch, |_, entry| {
+            *entry = Entry::system(1, false);
+        });
+        assert_eq!(result, Err(ENOMEM));
+        assert!(batch.is_empty());
+        assert_eq!(table.live(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn only_what_is_taken_away_is_flushed() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let range = PageRange::from_pages(0x10_0000, 4)?;
+        let second = PageRange::from_pages(range.address(1), 1)?;
+        assert_eq!(fill(&mut table, range, 8, false)?, None);
+        // More rights: nothing to flush. The same again: nothing happens.
+        assert_eq!(fill(&mut table, second, 9, true)?, None);
+        assert_eq!(fill(&mut table, second, 9, true)?, None);
+        // Less rights, another page.
+        assert_eq!(fill(&mut table, second, 9, false)?, Some(second));
+        assert_eq!(fill(&mut table, second, 77, false)?, Some(second));
+        Ok(())
+    }
+
+    #[test]
+    fn tables_are_not_used_again_before_the_flush() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let range = PageRange::from_pages(0x10_0000, 4)?;
+        fill(&mut table, range, 8, false)?;
+        let before = table.pool.free_pages();
+        let mut batch = table.batch();
+        table.for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
+        // Three tables are out of the tree, and not free.
+        assert_eq!(batch.detached.len(), 3);
+        assert_eq!(table.pool.free_pages(), before);
+        let flusher = TestFlusher::default();
+        let flushing = batch.start(&flusher);
+        assert_eq!((table.pool.free_pages(), flusher.waited.get()), (before, 0));
+        let _proof = flushing.wait(&flusher);
+        assert_eq!(
+            (table.pool.free_pages(), flusher.waited.get()),
+            (before + 3, 1)
+        );
+
+        // A merge takes a table out too, and a walk that began in it still finds what was there.
+        let whole = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
+        let half = PageRange::from_pages(PMD_SIZE, PMD_PAGES / 2)?;
+        fill(&mut table, half, 512, true)?;
+        assert!(fill(&mut table, whole, 512, true)?.is_some());
+        assert_eq!(table.live(), 512);
+        Ok(())
+    }
+}

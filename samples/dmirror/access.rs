@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One access of an engine: TLB, page walk, memory; or a fault.
+
+use crate::{
+    client::Client,
+    counters::{Count, Counters},
+    tlb::Tlb,
+};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::atomic::{ordering::Relaxed, AtomicFlag},
+};
+use rust_hmm::{
+    mirror::{Device, Place, PlaceMut, Section, Unresolved},
+    pgtable::Leaf,
+};
+
+/// Looks at a translation that changes meanwhile, before it is a fault.
+const LOOKS: usize = 16;
+
+/// What to do at an address; within one page.
+pub(crate) enum Action<'b> {
+    /// Fill the buffer.
+    Read(&'b mut [u8]),
+    /// Write the buffer.
+    Write(&'b [u8]),
+    /// Add to the word; it becomes what was there before.
+    Add(&'b mut u64),
+}
+
+impl Action<'_> {
+    /// Whether it writes.
+    pub(crate) fn writes(&self) -> bool {
+        !matches!(self, Self::Read(_))
+    }
+}
+
+/// How it ended.
+pub(crate) enum Access {
+    Done,
+    /// The device has no translation that allows it.
+    Fault,
+}
+
+/// Whom an access counts for.
+#[derive(Clone, Copy)]
+pub(crate) struct Counted<'c> {
+    pub(crate) engine: &'c Counters,
+    pub(crate) file: &'c Counters,
+}
+
+impl Counted<'_> {
+    pub(crate) fn add(&self, count: Count, by: u64) {
+        self.engine.add(count, by);
+        self.file.add(count, by);
+    }
+}
+
+/// Whether a stale translation was reported.
+static REPORTED: AtomicFlag = AtomicFlag::new(false);
+
+fn stale(counted: Counted<'_>, addr: usize) {
+    counted.add(Count::StaleHits, 1);
+    if !REPORTED.xchg(true, Relaxed) {
+        pr_warn!("stale translation of {addr:#x}: it was in a TLB after its flush\n");
+    }
+}
+
+/// Does `action` at `addr` by engine `index`. `EIO` if device memory has no contents there.
+pub(crate) fn access(
+    client: &Client,
+    index: usize,
+    counted: Counted<'_>,
+    addr: usize,
+    action: Action<'_>,
+) -> Result<Access> {
+    let mut section = client.mirror().enter(index)?;
+    counted.add(Count::Accesses, 1);
+    let tag = client.tag();
+    for _ in 0..LOOKS {
+        let Some(leaf) = translate(&mut section, tag, addr, counted) else {
+            return Ok(Access::Fault);
+        };
+        let wrong = if action.writes() {
+            match section.resolve_mut(addr, &leaf) {
+                Ok(place) => return write(client, place, counted, addr, action),
+                Err(wrong) => wrong,
+            }
+        } else {
+            match section.resolve(addr, &leaf) {
+                Ok(place) => return read(client, place, counted, addr, action),
+                Err(wrong) => wrong,
+            }
+        };
+        section.data().forget(tag, addr);
+        match wrong {
+            Unresolved::Stale => stale(counted, addr),
+            Unresolved::ReadOnly => return Ok(Access::Fault),
+            Unresolved::Changing => {}
+        }
+    }
+    Ok(Access::Fault)
+}
+
+/// Looks into the TLB, then into the page table.
+fn translate<D: Device<Walker = Tlb>>(
+    section: &mut Section<'_, D>,
+    tag: u64,
+    addr: usize,
+    counted: Counted<'_>,
+) -> Option<Leaf> {
+    if let Some(leaf) = section.data().lookup(tag, addr) {
+        counted.add(Count::TlbHits, 1);
+        return Some(leaf);
+    }
+    counted.add(Count::TlbMisses, 1);
+    let leaf = section.walk(addr)?;
+    section.data().fill(tag, addr, leaf);
+    Some(leaf)
+}
+
+fn read(
+    client: &Client,
+    place: Place<'_>,
+    counted: Counted<'_>,
+    addr: usize,
+    action: Action<'_>,
+) -> Result<Access> {
+    let at = addr % PAGE_SIZE;
+    if let Action::Read(buffer) = action {
+        match place {
+            Place::Cpu(pages) => pages.read(at, buffer)?,
+            Place::Device(range) => client.memory().driver().read(range, at, buffer)?,
+        }
+        counted.add(Count::BytesRead, buffer.len() as u64);
+    }
+    Ok(Access::Done)
+}
+
+fn write(
+    client: &Client,
+    place: PlaceMut<'_>,
+    counted: Counted<'_>,
+    addr: usize,
+    action: Action<'_>,
+) -> Result<Access> {
+    let at = addr % PAGE_SIZE;
+    let vram = client.memory().driver();
+    let bytes = match action {
+        Action::Write(buffer) => {
+            match place {
+                PlaceMut::Cpu(pages) => pages.write(at, buffer)?,
+                PlaceMut::Device(range) => vram.write(range, at, buffer)?,
+            }
+            buffer.len()
+        }
+        Action::Add(value) => {
+            *value = match place {
+                PlaceMut::Cpu(pages) => pages.fetch_add_u64(at, *value)?,
+                PlaceMut::Device(range) => vram.fetch_add(range, at, *value)?,
+            };
+            size_of::<u64>()
+        }
+        Action::Read(_) => 0,
+    };
+    counted.add(Count::BytesWritten, bytes as u64);
+    Ok(Access::Done)
+}

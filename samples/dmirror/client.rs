@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What an open file and its commands share: the mirror of the process that opened it.
+
+use crate::{
+    command::Spec,
+    counters::{Count, Counters},
+    device::{MockDevice, Session, View},
+    engine::{Engine, Job},
+    status::Status,
+    vram::Vram,
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+        Mutex, //
+    },
+};
+use rust_hmm::{memory::Memory, mirror::Mirror};
+
+/// Commands of a file that were not waited for.
+const COMMANDS: usize = 1024;
+
+/// A command, and the engine that has it.
+struct Command {
+    status: Arc<Status>,
+    engine: Arc<Engine>,
+}
+
+struct Commands {
+    list: KVec<Command>,
+    last: u64,
+}
+
+/// State of an open file.
+#[pin_data]
+pub(crate) struct Client {
+    // Before `session`: no entry may be left when the device's pages are evicted.
+    mirror: Mirror<View>,
+    session: Session,
+    counters: Counters,
+    /// Rounds of faults of the ioctls that read and write.
+    faults_read: Atomic<u64>,
+    faults_write: Atomic<u64>,
+    #[pin]
+    commands: Mutex<Commands>,
+}
+
+impl Client {
+    pub(crate) fn new(device: Arc<MockDevice>) -> Result<Arc<Self>> {
+        let current = current!();
+        let mm = current.mm().ok_or(EINVAL)?;
+        let session = Session::new(device.clone());
+        let mirror = rust_hmm::new_mirror!(mm, View::new(device))?;
+        let commands = Commands {
+            list: KVec::new(),
+            last: 0,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                mirror,
+                session,
+                counters: Counters::new(),
+                faults_read: Atomic::new(0),
+                faults_write: Atomic::new(0),
+                commands <- kernel::new_mutex!(commands, "dmirror::commands"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    pub(crate) fn mirror(&self) -> &Mirror<View> {
+        &self.mirror
+    }
+
+    pub(crate) fn device(&self) -> &MockDevice {
+        &self.session
+    }
+
+    pub(crate) fn memory(&self) -> &Memory<Vram> {
+        &self.session.memory
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Counts faults of an ioctl.
+    pub(crate) fn add_faults(&self, write: bool, count: u64) {
+        let counter = if write {
+            &self.faults_write
+        } else {
+            &self.faults_read
+        };
+        counter.add(count, Relaxed);
+    }
+
+    pub(crate) fn faults_read(&self) -> u64 {
+        self.faults_read.load(Relaxed)
+    }
+
+    pub(crate) fn faults_write(&self) -> u64 {
+        self.faults_write.load(Relaxed)
+    }
+
+    /// Name of the mirror in TLBs.
+    pub(crate) fn tag(&self) -> u64 {
+        self.mirror.device().tag()
+    }
+
+    /// Gives a command to engine `index`, or to the one with the least to do. Returns its name.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no such engine; `EBUSY` if it has too many, or the file; `ENOMEM`.
+    pub(crate) fn submit(self: &Arc<Self>, index: Option<usize>, spec: Spec) -> Result<u64> {
+        let engines = &self.session.engines;
+        let engine = match index {
+            Some(index) => engines.get(index),
+            None => engines.iter().min_by_key(|engine| engine.load()),
+        };
+        let engine = engine.ok_or(EINVAL)?.clone();
+        let mut commands = self.commands.lock();
+        if commands.list.len() >= COMMANDS {
+            return Err(EBUSY);
+        }
+        let id = commands.last + 1;
+        let status = Status::new(id)?;
+        commands.list.reserve(1, GFP_KERNEL)?;
+        engine.submit(Job::new(self.clone(), status.clone(), spec))?;
+        commands.last = id;
+        commands.list.push(Command { status, engine }, GFP_KERNEL)?;
+        self.counters.add(Count::Commands, 1);
+        Ok(id)
+    }
+
+    /// The command of that name. `ENOENT`.
+    pub(crate) fn status(&self, id: u64) -> Result<Arc<Status>> {
+        let commands = self.commands.lock();
+        let command = commands
+            .list
+            .iter()
+            .find(|command| command.status.id() == id);
+        Ok(command.ok_or(ENOENT)?.status.clone())
+    }
+
+    /// Forgets a command that has ended. `false` if somebody else has.
+    pub(crate) fn forget(&self, id: u64) -> bool {
+        let mut commands = self.commands.lock();
+        let at = commands
+            .list
+            .iter()
+            .position(|command| command.status.id() == id);
+        at.is_some_and(|at| commands.list.remove(at).is_ok())
+    }
+
+    /// Asks a command to end. `ENOENT`.
+    pub(crate) fn stop(&self, id: u64) -> Result {
+        let commands = self.commands.lock();
+        let command = commands
+            .list
+            .iter()
+            .find(|command| command.status.id() == id)
+            .ok_or(ENOENT)?;
+        command.status.stop();
+        command.engine.wake();
+        Ok(())
+    }
+
+    /// Stops all commands and waits for their ends. No more can come.
+    pub(crate) fn close(&self) {
+        let list = core::mem::take(&mut self.commands.lock().list);
+        for command in &list {
+            command.status.stop();
+            command.engine.wake();
+        }
+        for command in &list {
+            command.status.wait_for_end();
+        }
+    }
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A command of an engine: what it does step by step, and how far it is. A step is one access, so
+//! that it can stop at a fault and go on from there.
+
+use crate::{
+    access::{access, Access, Action, Counted},
+    client::Client,
+};
+use kernel::{page::PAGE_SIZE, prelude::*};
+
+const WORD: usize = size_of::<u64>();
+
+/// `DMIRROR_OP_*`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Op {
+    Read,
+    Write,
+    Fill,
+    AtomicAdd,
+    Memcpy,
+    Checksum,
+    Strided,
+    Chase,
+}
+
+impl Op {
+    fn new(number: u32) -> Result<Self> {
+        Ok(match number {
+            0 => Self::Read,
+            1 => Self::Write,
+            2 => Self::Fill,
+            3 => Self::AtomicAdd,
+            4 => Self::Memcpy,
+            5 => Self::Checksum,
+            6 => Self::Strided,
+            7 => Self::Chase,
+            _ => return Err(EINVAL),
+        })
+    }
+
+    fn uses_stride(self) -> bool {
+        matches!(self, Self::AtomicAdd | Self::Strided)
+    }
+
+    fn has_result(self) -> bool {
+        matches!(self, Self::Read | Self::Checksum | Self::Strided)
+    }
+}
+
+/// What a command is to do, checked.
+#[derive(Clone, Copy)]
+pub(crate) struct Spec {
+    op: Op,
+    addr: usize,
+    bytes: usize,
+    src: usize,
+    value: u64,
+    stride: usize,
+    /// 0: until stopped.
+    pub(crate) rounds: u64,
+    pub(crate) think_ns: u64,
+    verify: bool,
+}
+
+/// Fields of `struct dmirror_submit` that make a command.
+pub(crate) struct RawSpec {
+    pub(crate) op: u32,
+    pub(crate) addr: u64,
+    pub(crate) bytes: u64,
+    pub(crate) src: u64,
+    pub(crate) value: u64,
+    pub(crate) stride: u64,
+    pub(crate) rounds: u64,
+    pub(crate) think_ns: u64,
+    pub(crate) verify: bool,
+}
+
+impl Spec {
+    /// Checks a command. `EINVAL`.
+    pub(crate) fn new(raw: &RawSpec) -> Result<Self> {
+        let spec = Self {
+            op: Op::new(raw.op)?,
+            addr: usize::try_from(raw.addr)?,
+            bytes: usize::try_from(raw.bytes)?,
+            src: usize::try_from(raw.src)?,
+            value: raw.value,
+            stride: usize::try_from(raw.stride)?,
+            rounds: raw.rounds,
+            think_ns: raw.think_ns,
+            verify: raw.verify,
+        };
+        let words = [spec.addr, spec.bytes, spec.src, spec.stride];
+        let end = |start: usize| start.checked_add(spec.bytes);
+        let copies = spec.op == Op::Memcpy;
+        let valid = words.iter().all(|value| value % WORD == 0)
+            && spec.bytes != 0
+            && end(spec.addr).is_some()
+            && end(spec.src).is_some()
+            && (spec.stride != 0) == spec.op.uses_stride()
+            && (copies || spec.src == 0)
+            && (!spec.verify || spec.op.has_result())
+            && spec.think_ns <= 1_000_000_000;
+        if !valid {
+            return Err(EINVAL);
+        }
+        if copies && end(spec.addr) > Some(spec.src) && end(spec.src) > Some(spec.addr) {
+            return Err(EINVAL);
+        }
+        Ok(spec)
+    }
+}
+
+/// How far a round is.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Progress {
+    /// Bytes of the range that are done.
+    done: usize,
+    /// Sum, checksum, or address of the chain.
+    result: u64,
+}
+
+/// What a step came to.
+pub(crate) enum Step {
+    /// There is more of this round.
+    More,
+    /// The round is complete, with this result.
+    Round(u64),
+    /// The page at this address is missing.
+    Fault {
+        /// Where.
+        addr: usize,
+        /// What for.
+        write: bool,
+    },
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    bytes.chunks_exact(WORD).map(|chunk| {
+        let mut word = [0; WORD];
+        word.copy_from_slice(chunk);
+        u64::from_ne_bytes(word)
+    })
+}
+
+impl Spec {
+    /// Bytes of the next access: to the end of the page, of `addr` and of `other`.
+    fn chunk(&self, done: usize, addr: usize, other: usize) -> usize {
+        (self.bytes - done)
+            .min(PAGE_SIZE - addr % PAGE_SIZE)
+            .min(PAGE_SIZE - other % PAGE_SIZE)
+    }
+
+    /// Does the next access of a round.
+    ///
+    /// # Errors
+    ///
+    /// `EILSEQ` if the result is not the one expected; `EFAULT` if a chain leads nowhere.
+    pub(crate) fn step(
+        &self,
+        client: &Client,
+        index: usize,
+        counted: Counted<'_>,
+        progress: &mut Progress,
+        buffer: &mut [u8; PAGE_SIZE],
+    ) -> Result<Step> {
+        let done = progress.done;
+        let addr = self.addr + done;
+        let fault = |addr, write| Ok(Step::Fault { addr, write });
+        match self.op {
+            Op::Read | Op::Checksum => {
+                let len = self.chunk(done, addr, addr);
+                let part = buffer.get_mut(..len).ok_or(EINVAL)?;
+                if let Access::Fault = access(client, index, counted, addr, Action::Read(part))? {
+                    return fault(addr, false);
+                }
+                for word in words(part) {
+                    progress.result = if self.op == Op::Read {
+                        progress.result.wrapping_add(word)
+                    } else {
+                        (progress.result.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    };
+                }
+                progress.done += len;
+            }
+            Op::Write | Op::Fill => {
+                let len = self.chunk(done, addr, addr);
+                let part = buffer.get_mut(..len).ok_or(EINVAL)?;
+                for (n, chunk) in part.chunks_exact_mut(WORD).enumerate() {
+                    let plus = if self.op == Op::Write {
+                        (done / WORD + n) as u64
+                    } else {
+                        0
+                    };
+                    chunk.copy_from_slice(&self.value.wrapping_add(plus).to_ne_bytes());
+                }
+                if let Access::Fault = access(client, index, counted, addr, Action::Write(part))? {
+                    return fault(addr, true);
+                }
+                progress.done += len;
+            }
+            Op::Memcpy => {
+                let src = self.src + done;
+                let len = self.chunk(done, addr, src);
+                let part = buffer.get_mut(..len).ok_or(EINVAL)?;
+                if let Access::Fault = access(client, index, counted, src, Action::Read(part))? {
+                    return fault(src, false);
+                }
+                if let Access::Fault = access(client, index, counted, addr, Action::Write(part))? {
+                    return fault(addr, true);
+                }
+                progress.done += len;
+            }
+            Op::AtomicAdd => {
+                let mut value = self.value;
+                if let Access::Fault =
+                    access(client, index, counted, addr, Action::Add(&mut value))?
+                {
+                    return fault(addr, true);
+                }
+                progress.done = done.saturating_add(self.stride);
+            }
+            Op::Strided => {
+                let mut word = [0; WORD];
+                if let Access::Fault =
+                    access(client, index, counted, addr, Action::Read(&mut word))?
+                {
+                    return fault(addr, false);
+                }
+                progress.result = progress.result.wrapping_add(u64::from_ne_bytes(word));
+                progress.done = done.saturating_add(self.stride);
+            }
+            Op::Chase => {
+                let at = if done == 0 {
+                    self.addr
+                } else {
+                    usize::try_from(progress.result)?
+                };
+                if at % WORD != 0 {
+                    return Err(EFAULT);
+                }
+                let mut word = [0; WORD];
+                if let Access::Fault = access(client, index, counted, at, Action::Read(&mut word))?
+                {
+                    return fault(at, false);
+                }
+                progress.result = u64::from_ne_bytes(word);
+                progress.done += WORD;
+            }
+        }
+        if progress.done < self.bytes {
+            return Ok(Step::More);
+        }
+        let result = core::mem::take(progress).result;
+        if self.verify && result != self.value {
+            return Err(Error::from_errno(crate::uapi::EILSEQ));
+        }
+        Ok(Step::Round(result))
+    }
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The copy engine: threads that carry out copy jobs. The end of a job is its fence: the migration
+//! goes on when all of a step are done.
+
+use crate::{
+    settings::{Setting, Settings},
+    vram::Store,
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+        CondVar,
+        Mutex, //
+    },
+    time::delay::fsleep,
+};
+use rust_hmm::{memory::CopyJob, thread::Thread};
+
+/// Jobs that wait at most; more are done by who brings them.
+const DEPTH: usize = 2048;
+
+/// Up to so many jobs without a delay are not worth to wake a thread.
+const FEW: usize = 4;
+
+/// A queue of fixed size.
+struct Queue {
+    ring: KVVec<Option<CopyJob>>,
+    first: usize,
+    len: usize,
+    stop: bool,
+}
+
+impl Queue {
+    fn push(&mut self, job: CopyJob) -> Result<(), CopyJob> {
+        let at = (self.first + self.len) % self.ring.len().max(1);
+        match self.ring.get_mut(at).filter(|_| self.len < DEPTH) {
+            Some(place) => {
+                *place = Some(job);
+                self.len += 1;
+                Ok(())
+            }
+            None => Err(job),
+        }
+    }
+
+    fn pop(&mut self) -> Option<CopyJob> {
+        if self.len == 0 {
+            return None;
+        }
+        let job = self.ring.get_mut(self.first)?.take();
+        self.first = (self.first + 1) % self.ring.len().max(1);
+        self.len -= 1;
+        job
+    }
+}
+
+/// What the threads share.
+#[pin_data]
+struct Shared {
+    store: Arc<Store>,
+    settings: Arc<Settings>,
+    #[pin]
+    queue: Mutex<Queue>,
+    #[pin]
+    wake: CondVar,
+    bytes: Atomic<u64>,
+    failures: Atomic<u64>,
+}
+
+impl Shared {
+    fn carry_out(&self, job: CopyJob) {
+        let result = if self.settings.fail_copy() {
+            Err(EIO)
+        } else {
+            self.store.copy(&job.copy())
+        };
+        if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
+            fsleep(delay);
+        }
+        match result {
+            Ok(()) => self.bytes.add(job.bytes() as u64, Relaxed),
+            Err(_) => self.failures.add(1, Relaxed),
+        }
+        job.complete(result);
+    }
+
+    fn work(&self) {
+        let mut queue = self.queue.lock();
+        while !queue.stop {
+            let Some(job) = queue.pop() else {
+                // A kernel thread gets no signals.
+                let _signal = self.wake.wait_interruptible(&mut queue);
+                continue;
+            };
+            drop(queue);
+            self.carry_out(job);
+            queue = self.queue.lock();
+        }
+    }
+}
+
+/// The copy engine of a device.
+pub(crate) struct CopyEngine {
+    shared: Arc<Shared>,
+    threads: KVec<Thread>,
+}
+
+impl CopyEngine {
+    pub(crate) fn new(store: Arc<Store>, settings: Arc<Settings>, threads: usize) -> Result<Self> {
+        let mut ring = KVVec::with_capacity(DEPTH, GFP_KERNEL)?;
+        for _ in 0..DEPTH {
+            ring.push(None, GFP_KERNEL)?;
+        }
+        let queue = Queue {
+            ring,
+            first: 0,
+            len: 0,
+            stop: false,
+        };
+        let shared = Arc::pin_init(
+            pin_init!(Shared {
+                store,
+                settings,
+                queue <- kernel::new_mutex!(queue, "dmirror::copy_queue"),
+                wake <- kernel::new_condvar!("dmirror::copy_wake"),
+                bytes: Atomic::new(0),
+                failures: Atomic::new(0),
+            }),
+            GFP_KERNEL,
+        )?;
+        let mut engine = Self {
+            shared,
+            threads: KVec::new(),
+        };
+        for _ in 0..threads {
+            let shared = engine.shared.clone();
+            let thread = Thread::spawn(c"dmirror_copy", move || shared.work())?;
+            engine.threads.push(thread, GFP_KERNEL)?;
+        }
+        Ok(engine)
+    }
+
+    /// Takes a job.
+    pub(crate) fn submit(&self, job: CopyJob) {
+        if self.threads.is_empty() {
+            return self.shared.carry_out(job);
+        }
+        let full = self.shared.queue.lock().push(job).err();
+        if let Some(job) = full {
+            self.shared.carry_out(job);
+        }
+    }
+
+    /// Starts the jobs taken.
+    pub(crate) fn kick(&self) {
+        if self.threads.is_empty() {
+            return;
+        }
+        let mut queue = self.shared.queue.lock();
+        if queue.len > FEW || self.shared.settings.get(Setting::CopyDelay) != 0 {
+            drop(queue);
+            self.shared.wake.notify_all();
+            return;
+        }
+        while let Some(job) = queue.pop() {
+            drop(queue);
+            self.shared.carry_out(job);
+            queue = self.shared.queue.lock();
+        }
+    }
+
+    /// Bytes copied, and copies that failed.
+    pub(crate) fn counters(&self) -> (u64, u64) {
+        let shared = &self.shared;
+        (shared.bytes.load(Relaxed), shared.failures.load(Relaxed))
+    }
+}
+
+impl Drop for CopyEngine {
+    fn drop(&mut self) {
+        self.shared.queue.lock().stop = true;
+        self.shared.wake.notify_all();
+        // Those that are dropped have failed.
+        self.threads.clear();
+        while let Some(job) = self.shared.queue.lock().pop() {
+            drop(job);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What engines count, for themselves and for each file.
+
+use kernel::sync::atomic::{ordering::Relaxed, Atomic};
+
+/// What is counted, in the order of `struct dmirror_engine` after its first two words.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+pub(crate) enum Count {
+    Commands,
+    Accesses,
+    TlbHits,
+    TlbMisses,
+    FaultsRead,
+    FaultsWrite,
+    StallsRead,
+    StallsWrite,
+    StallNsRead,
+    StallNsWrite,
+    StallNsMax,
+    BytesRead,
+    BytesWritten,
+    StaleHits,
+    BusyNs,
+    IdleNs,
+    WaitNs,
+    SetAside,
+}
+
+/// Number of counters.
+pub(crate) const COUNTS: usize = Count::SetAside as usize + 1;
+
+/// One set of counters.
+pub(crate) struct Counters([Atomic<u64>; COUNTS]);
+
+impl Counters {
+    pub(crate) const fn new() -> Self {
+        Self([const { Atomic::new(0) }; COUNTS])
+    }
+
+    pub(crate) fn add(&self, count: Count, by: u64) {
+        if let Some(value) = self.0.get(count as usize) {
+            value.add(by, Relaxed);
+        }
+    }
+
+    pub(crate) fn get(&self, count: Count) -> u64 {
+        self.0
+            .get(count as usize)
+            .map_or(0, |value| value.load(Relaxed))
+    }
+
+    /// All of them, in order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = u64> + '_ {
+        self.0.iter().map(|value| value.load(Relaxed))
+    }
+
+    /// Takes note of an access that waited.
+    pub(crate) fn stall(&self, write: bool, ns: u64) {
+        if write {
+            self.add(Count::StallsWrite, 1);
+            self.add(Count::StallNsWrite, ns);
+        } else {
+            self.add(Count::StallsRead, 1);
+            self.add(Count::StallNsRead, ns);
+        }
+        let Some(max) = self.0.get(Count::StallNsMax as usize) else {
+            return;
+        };
+        let mut now = max.load(Relaxed);
+        // Each failure means that somebody else has raised it.
+        while now < ns {
+            match max.cmpxchg(now, ns, Relaxed) {
+                Ok(_) => break,
+                Err(other) => now = other,
+            }
+        }
+    }
+}

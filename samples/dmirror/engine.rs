@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! An engine: a thread that runs the commands given to it by turns. One whose page is missing is set
+//! aside until it is there, and another one runs.
+
+use crate::{
+    access::Counted,
+    client::Client,
+    command::{Progress, Spec, Step},
+    counters::{Count, Counters},
+    device::MockDevice,
+    faults::Wait,
+    status::Status,
+};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{Arc, CondVar, Mutex},
+    time::{msecs_to_jiffies, Delta, Instant, Monotonic},
+};
+
+/// Commands that an engine holds at most.
+pub(crate) const DEPTH: usize = 64;
+
+/// Accesses of a turn.
+const TURN: usize = 64;
+
+/// Tries of a fault that could not be served because memory kept changing.
+const TRIES: usize = 30;
+
+/// Time of a turn.
+const TURN_TIME: Delta = Delta::from_millis(1);
+
+type Now = Instant<Monotonic>;
+
+fn ns(since: Now) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(0)
+}
+
+/// Why a command does not run.
+enum State {
+    Ready,
+    /// Its page is being brought in.
+    SetAside(Arc<Wait>),
+    /// The fault buffer was full.
+    NoRoom {
+        addr: usize,
+        write: bool,
+    },
+    /// It pauses after a round.
+    Thinking {
+        since: Now,
+    },
+}
+
+/// A command that an engine has.
+pub(crate) struct Job {
+    client: Arc<Client>,
+    status: Arc<Status>,
+    spec: Spec,
+    progress: Progress,
+    rounds: u64,
+    state: State,
+    /// Times that the fault of the access could not be served.
+    tries: usize,
+    /// Since when the access waits, and whether it writes.
+    stalled: Option<(Now, bool)>,
+}
+
+impl Job {
+    pub(crate) fn new(client: Arc<Client>, status: Arc<Status>, spec: Spec) -> Self {
+        Self {
+            client,
+            status,
+            spec,
+            progress: Progress::default(),
+            rounds: 0,
+            state: State::Ready,
+            tries: 0,
+            stalled: None,
+        }
+    }
+
+    /// Ends the command. The mirror is let go before anybody is told.
+    fn end(self, result: Result) {
+        let Self { client, status, .. } = self;
+        drop(client);
+        status.finish(result);
+    }
+
+    /// Whether it can run, or has to be looked at.
+    fn is_ready(&self) -> bool {
+        match &self.state {
+            // Faults always end; who waits must not be forgotten before.
+            State::SetAside(wait) => wait.result().is_some(),
+            _ if self.status.is_stopped() => true,
+            State::Ready | State::NoRoom { .. } => true,
+            State::Thinking { since } => ns(*since) >= self.spec.think_ns,
+        }
+    }
+
+    /// Whether a look at the clock decides about it.
+    fn needs_clock(&self) -> bool {
+        matches!(self.state, State::Thinking { .. })
+    }
+}
+
+struct Queue {
+    jobs: KVec<Job>,
+    /// The thread has taken one out, which may come back.
+    running: bool,
+    stop: bool,
+}
+
+impl Queue {
+    fn load(&self) -> usize {
+        self.jobs.len() + usize::from(self.running)
+    }
+}
+
+/// What an engine's thread shares with others.
+#[pin_data]
+pub(crate) struct Engine {
+    index: usize,
+    #[pin]
+    queue: Mutex<Queue>,
+    #[pin]
+    wake: CondVar,
+    pub(crate) counters: Counters,
+}
+
+impl Engine {
+    pub(crate) fn new(index: usize) -> Result<Arc<Self>> {
+        let queue = Queue {
+            jobs: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
+            running: false,
+            stop: false,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                index,
+                queue <- kernel::new_mutex!(queue, "dmirror::engine_queue"),
+                wake <- kernel::new_condvar!("dmirror::engine_wake"),
+                counters: Counters::new(),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Takes a command. `EBUSY` if it has too many.
+    pub(crate) fn submit(&self, job: Job) -> Result {
+        let mut queue = self.queue.lock();
+        if queue.load() >= DEPTH {
+            return Err(EBUSY);
+        }
+        queue.jobs.push_within_capacity(job).map_err(|_| EBUSY)?;
+        drop(queue);
+        self.counters.add(Count::Commands, 1);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// Commands that it has.
+    pub(crate) fn load(&self) -> usize {
+        self.queue.lock().load()
+    }
+
+    /// Has it look at its commands.
+    pub(crate) fn wake(&self) {
+        // Under the lock, so that who just found nothing to do sleeps by now.
+        let _queue = self.queue.lock();
+        self.wake.notify_one();
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) {
+        self.queue.lock().stop = true;
+        self.wake.notify_one();
+    }
+
+    /// The thread.
+    pub(crate) fn run(self: Arc<Self>) {
+        let Ok(mut buffer) = KBox::new([0; PAGE_SIZE], GFP_KERNEL) else {
+            pr_err!("no memory for an engine\n");
+            return;
+        };
+        while let Some(job) = self.next() {
+            let since = Now::now();
+            let rest = self.turn(job, &mut buffer);
+            self.counters.add(Count::BusyNs, ns(since));
+            let mut queue = self.queue.lock();
+            queue.running = false;
+            if let Some(job) = rest {
+                // Its place was kept.
+                if let Err(error) = queue.jobs.push_within_capacity(job) {
+                    drop(queue);
+                    error.0.end(Err(EBUSY));
+                }
+            }
+        }
+    }
+
+    /// Waits for a command that is ready, and takes it. `None` if the thread is to end.
+    fn next(&self) -> Option<Job> {
+        let mut queue = self.queue.lock();
+        loop {
+            if queue.stop {
+                return None;
+            }
+            if let Some(at) = queue.jobs.iter().position(Job::is_ready) {
+                queue.running = true;
+                return queue.jobs.remove(at).ok();
+            }
+            let since = Now::now();
+            let idle = queue.jobs.is_empty();
+            // A kernel thread gets no signals.
+            if queue.jobs.iter().any(Job::needs_clock) {
+                let _why = self
+                    .wake
+                    .wait_interruptible_timeout(&mut queue, msecs_to_jiffies(1));
+            } else {
+                let _signal = self.wake.wait_interruptible(&mut queue);
+            }
+            let count = if idle { Count::IdleNs } else { Count::WaitNs };
+            self.counters.add(count, ns(since));
+        }
+    }
+
+    /// Runs a command for a while. Returns it if it has not ended.
+    fn turn(self: &Arc<Self>, mut job: Job, buffer: &mut [u8; PAGE_SIZE]) -> Option<Job> {
+        match core::mem::replace(&mut job.state, State::Ready) {
+            State::SetAside(wait) => match wait.result() {
+                // It kept changing: another try, but not for ever.
+                Some(Err(error)) if error == EBUSY && job.tries < TRIES => job.tries += 1,
+                Some(Err(error)) => {
+                    job.end(Err(error));
+                    return None;
+                }
+                _ => {}
+            },
+            State::NoRoom { addr, write } => return self.set_aside(job, addr, write),
+            State::Ready | State::Thinking { .. } => {}
+        }
+        let since = Now::now();
+        for _ in 0..TURN {
+            if job.status.is_stopped() {
+                let result = if job.spec.rounds == 0 {
+                    Ok(())
+                } else {
+                    Err(Error::from_errno(crate::uapi::ECANCELED))
+                };
+                job.end(result);
+                return None;
+            }
+            let client = job.client.clone();
+            let counted = Counted {
+                engine: &self.counters,
+                file: client.counters(),
+            };
+            let step = job
+                .spec
+                .step(&client, self.index, counted, &mut job.progress, buffer);
+            let step = match step {
+                Ok(Step::Fault { addr, write }) => {
+                    let count = if write {
+                        Count::FaultsWrite
+                    } else {
+                        Count::FaultsRead
+                    };
+                    counted.add(count, 1);
+                    job.status.add_fault();
+                    drop(client);
+                    return self.set_aside(job, addr, write);
+                }
+                step => step,
+            };
+            job.tries = 0;
+            if let Some((since, write)) = job.stalled.take() {
+                let waited = ns(since);
+                self.counters.stall(write, waited);
+                client.counters().stall(write, waited);
+                job.status.add_stall(waited);
+            }
+            drop(client);
+            match step {
+                Ok(Step::Round(result)) => {
+                    job.rounds += 1;
+                    job.status.round(result);
+                    if job.rounds == job.spec.rounds {
+                        job.end(Ok(()));
+                        return None;
+                    }
+                    if job.spec.think_ns != 0 {
+                        job.state = State::Thinking { since: Now::now() };
+                        return Some(job);
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    job.end(Err(error));
+                    return None;
+                }
+            }
+            if since.elapsed() > TURN_TIME {
+                break;
+            }
+        }
+        Some(job)
+    }
+
+    /// Has the page at `addr` brought in.
+    fn set_aside(self: &Arc<Self>, mut job: Job, addr: usize, write: bool) -> Option<Job> {
+        job.stalled.get_or_insert((Now::now(), write));
+        self.counters.add(Count::SetAside, 1);
+        let device: &MockDevice = job.client.device();
+        job.state = match device.faults.report(&job.client, self, addr, write) {
+            Some(wait) => State::SetAside(wait),
+            None => State::NoRoom { addr, write },
+        };
+        Some(job)
+    }
+}

@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ioctls beyond those of `test_hmm`, as `dmirror_uapi.h` describes them.
+
+use crate::{
+    client::Client,
+    command::{RawSpec, Spec},
+    counters::Count,
+    engine,
+};
+use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
+use rust_hmm::{
+    memory::Memory,
+    migrate::{Outcome, PageOutcome},
+    mm::{addr::PageRange, device_pages::Kind},
+    stats::Counter,
+};
+
+/// `DMIRROR_ABI_VERSION`.
+const VERSION: u32 = 2;
+
+/// Type and number of the extensions; the size in an ioctl's number does not matter.
+const TYPE: u32 = b'H' as u32;
+const INFO: u32 = 0x40;
+const COUNTERS: u32 = 0x41;
+const SUBMIT: u32 = 0x42;
+const WAIT: u32 = 0x43;
+const STOP: u32 = 0x44;
+const ENGINE: u32 = 0x45;
+const MIGRATE: u32 = 0x46;
+const SET: u32 = 0x47;
+const DISCARD: u32 = 0x48;
+
+const SUBMIT_VERIFY: u32 = 1;
+const ENGINE_ANY: u32 = u32::MAX;
+const TO_SYSTEM: u32 = 1;
+const ORDINARY: u32 = 2;
+
+/// Pages of a migration whose outcomes are kept at once.
+const OUTCOMES: usize = 4096;
+
+/// A structure of user space, at most `N` bytes, that begins with its size.
+struct Structure<const N: usize> {
+    bytes: [u8; N],
+    /// Bytes that user space has room for, of those.
+    room: usize,
+    user: usize,
+}
+
+impl<const N: usize> Structure<N> {
+    /// Reads it. `least` is its size in version 1.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: too small. `E2BIG`: too large, and not zero where we know nothing. `EFAULT`.
+    fn read(user: usize, least: usize) -> Result<Self> {
+        let slice = |at: usize, len| UserSlice::new(UserPtr::from_addr(user.wrapping_add(at)), len);
+        let size: u32 = slice(0, size_of::<u32>()).reader().read()?;
+        let size = usize::try_from(size)?;
+        if size < least {
+            return Err(EINVAL);
+        }
+        let room = size.min(N);
+        let mut bytes = [0; N];
+        slice(0, room)
+            .reader()
+            .read_slice(bytes.get_mut(..room).ok_or(EINVAL)?)?;
+        let mut rest = room;
+        while rest < size {
+            if rest - room > kernel::page::PAGE_SIZE {
+                return Err(E2BIG);
+            }
+            let byte: u8 = slice(rest, 1).reader().read()?;
+            if byte != 0 {
+                return Err(E2BIG);
+            }
+            rest += 1;
+        }
+        Ok(Self { bytes, room, user })
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        let mut word = [0; 4];
+        if let Some(bytes) = self.bytes.get(at..at + 4) {
+            word.copy_from_slice(bytes);
+        }
+        u32::from_ne_bytes(word)
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        let mut word = [0; 8];
+        if let Some(bytes) = self.bytes.get(at..at + 8) {
+            word.copy_from_slice(bytes);
+        }
+        u64::from_ne_bytes(word)
+    }
+
+    fn put_u32(&mut self, at: usize, value: u32) {
+        if let Some(bytes) = self.bytes.get_mut(at..at + 4) {
+            bytes.copy_from_slice(&value.to_ne_bytes());
+        }
+    }
+
+    fn put_u64(&mut self, at: usize, value: u64) {
+        if let Some(bytes) = self.bytes.get_mut(at..at + 8) {
+            bytes.copy_from_slice(&value.to_ne_bytes());
+        }
+    }
+
+    fn put_all(&mut self, at: usize, values: impl IntoIterator<Item = u64>) {
+        for (index, value) in values.into_iter().enumerate() {
+            self.put_u64(at + index * size_of::<u64>(), value);
+        }
+    }
+
+    /// Writes it back, as much of it as there is room for, and how much that is.
+    fn write(&mut self) -> Result {
+        self.put_u32(0, u32::try_from(self.room)?);
+        UserSlice::new(UserPtr::from_addr(self.user), self.room)
+            .writer()
+            .write_slice(self.bytes.get(..self.room).ok_or(EINVAL)?)
+    }
+
+    /// The range of which address and number of pages are at `at`.
+    fn range(&self, at: usize) -> Result<PageRange> {
+        let start = usize::try_from(self.u64(at))?;
+        PageRange::from_pages(start, usize::try_from(self.u64(at + 8))?)
+    }
+}
+
+/// Serves an extension. `ENOTTY` is for commands that are none.
+pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
+    match ioctl::_IOC_NR(command) {
+        INFO => info(client, user),
+        COUNTERS => counters(client, user),
+        SUBMIT => submit(client, user),
+        WAIT => wait(client, user),
+        STOP => {
+            let raw = Structure::<16>::read(user, 16)?;
+            no_flags(raw.u32(4))?;
+            client.stop(raw.u64(8))
+        }
+        ENGINE => engine_counters(client, user),
+        MIGRATE => migrate(client, user),
+        SET => set(client, user),
+        DISCARD => {
+            let raw = Structure::<24>::read(user, 24)?;
+            no_flags(raw.u32(4))?;
+            client.mirror().discard(raw.range(8)?);
+            Ok(())
+        }
+        _ => Err(EINVAL),
+    }
+}
+
+/// Whether `command` is an extension.
+pub(crate) fn is_extension(command: u32) -> bool {
+    ioctl::_IOC_TYPE(command) == TYPE && ioctl::_IOC_NR(command) >= INFO
+}
+
+fn no_flags(flags: u32) -> Result {
+    if flags != 0 {
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
+fn info(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<40>::read(user, 40)?;
+    let device = client.device();
+    raw.put_u32(4, VERSION);
+    raw.put_u32(8, u32::try_from(device.fixed.engines)?);
+    raw.put_u32(12, u32::try_from(device.fixed.tlb_entries)?);
+    raw.put_u32(16, u32::try_from(device.fixed.copy_threads)?);
+    let coherent = device.memory.kind() != Kind::Private;
+    raw.put_u32(20, u32::from(coherent));
+    let bytes = device
+        .memory
+        .limit()
+        .saturating_mul(kernel::page::PAGE_SIZE);
+    raw.put_u64(24, bytes as u64);
+    raw.put_u64(32, engine::DEPTH as u64);
+    raw.write()
+}
+
+fn counters(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<264>::read(user, 16)?;
+    raw.put_u32(4, VERSION);
+    let file = client.mirror().stats();
+    let memory: &Memory<_> = client.memory();
+    let device = memory.stats();
+    let (used, total) = memory.usage();
+    let own = client.counters();
+    let (bytes_copied, copy_failures) = memory.driver().copy_engine.counters();
+    let (coalesced, batches) = client.device().faults.counters();
+    raw.put_all(
+        8,
+        [
+            client.faults_read(),
+            client.faults_write(),
+            file.get(Counter::MappedPages),
+            file.get(Counter::Invalidations),
+            file.get(Counter::InvalidatedPages),
+            file.get(Counter::ToDevice),
+            file.get(Counter::ToSystem),
+            device.get(Counter::CpuFaults),
+            device.get(Counter::CpuFaultPages),
+            device.get(Counter::Evicted),
+            file.get(Counter::Retries),
+            file.get(Counter::Skipped),
+            used as u64,
+            total as u64,
+            own.get(Count::Accesses),
+            own.get(Count::TlbHits),
+            own.get(Count::TlbMisses),
+            own.get(Count::FaultsRead),
+            own.get(Count::FaultsWrite),
+            own.get(Count::StallsRead),
+            own.get(Count::StallsWrite),
+            own.get(Count::StallNsRead),
+            own.get(Count::StallNsWrite),
+            own.get(Count::StallNsMax),
+            own.get(Count::BytesRead),
+            own.get(Count::BytesWritten),
+            own.get(Count::StaleHits),
+            file.get(Counter::Switched),
+            bytes_copied,
+            copy_failures,
+            coalesced,
+            batches,
+        ],
+    );
+    raw.write()
+}
+
+fn submit(client: &Arc<Client>, user: usize) -> Result {
+    let mut raw = Structure::<80>::read(user, 80)?;
+    let flags = raw.u32(4);
+    no_flags(flags & !SUBMIT_VERIFY)?;
+    let engine = match raw.u32(8) {
+        ENGINE_ANY => None,
+        number => Some(usize::try_from(number)?),
+    };
+    let spec = Spec::new(&RawSpec {
+        op: raw.u32(12),
+        addr: raw.u64(16),
+        bytes: raw.u64(24),
+        src: raw.u64(32),
+        value: raw.u64(40),
+        stride: raw.u64(48),
+        rounds: raw.u64(56),
+        think_ns: raw.u64(64),
+        verify: flags & SUBMIT_VERIFY != 0,
+    })?;
+    let id = client.submit(engine, spec)?;
+    raw.put_u64(72, id);
+    raw.write()
+}
+
+fn wait(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<72>::read(user, 72)?;
+    no_flags(raw.u32(4))?;
+    no_flags(raw.u32(28))?;
+    let id = raw.u64(8);
+    let status = client.status(id)?;
+    let timeout = match raw.u64(16) {
+        u64::MAX => None,
+        ns => Some(Delta::from_nanos(i64::try_from(ns).unwrap_or(i64::MAX))),
+    };
+    let waited = status.wait(timeout);
+    match waited {
+        Err(error) if error != ETIMEDOUT => return Err(error),
+        _ => {}
+    }
+    let report = status.report();
+    let errno = match report.ended {
+        Some(Err(error)) => error.to_errno(),
+        _ => 0,
+    };
+    // CAST: The bits of a negative number.
+    raw.put_u32(24, errno as u32);
+    raw.put_all(
+        32,
+        [
+            report.result,
+            report.rounds,
+            report.faults,
+            report.stalls,
+            report.stall_ns,
+        ],
+    );
+    raw.write()?;
+    if report.ended.is_none() {
+        return Err(ETIMEDOUT);
+    }
+    client.forget(id);
+    Ok(())
+}
+
+fn engine_counters(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<160>::read(user, 16)?;
+    no_flags(raw.u32(12))?;
+    let index = usize::try_from(raw.u32(4))?;
+    let engine = client.device().engines.get(index).ok_or(EINVAL)?;
+    raw.put_u32(8, VERSION);
+    raw.put_all(16, engine.counters.all());
+    raw.write()
+}
+
+fn migrate(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<80>::read(user, 80)?;
+    let flags = raw.u32(4);
+    no_flags(flags & !(TO_SYSTEM | ORDINARY))?;
+    let range = raw.range(8)?;
+    let outcomes = usize::try_from(raw.u64(24))?;
+    let mut pages = KVVec::new();
+    if outcomes != 0 {
+        pages.resize(range.pages().min(OUTCOMES), PageOutcome::None, GFP_KERNEL)?;
+    }
+    let since = kernel::time::Instant::<kernel::time::Monotonic>::now();
+    let mut total = Outcome::default();
+    let mut rest = Some(range);
+    while let Some(range) = rest {
+        // With outcomes, as much at once as there is room for.
+        let part = match outcomes {
+            0 => range,
+            _ => PageRange::from_pages(range.start(), range.pages().min(OUTCOMES))?,
+        };
+        let migration = client
+            .mirror()
+            .migrate(part)
+            .faultless(flags & ORDINARY == 0)
+            .outcomes(&mut pages);
+        let outcome = if flags & TO_SYSTEM != 0 {
+            migration.to_system()
+        } else {
+            migration.to_device()
+        };
+        total += outcome.map_err(crate::file::gone_is_invalid)?;
+        if outcomes != 0 {
+            let done = (part.start() - raw.range(8)?.start()) >> kernel::page::PAGE_SHIFT;
+            let to = UserPtr::from_addr(outcomes.wrapping_add(done));
+            let mut writer = UserSlice::new(to, part.pages()).writer();
+            for page in pages.iter().take(part.pages()) {
+                // CAST: As the header numbers them.
+                writer.write(&(*page as u8))?;
+            }
+        }
+        rest = range.from_address(part.end());
+    }
+    let ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(0);
+    raw.put_all(
+        32,
+        [
+            total.moved as u64,
+            total.switched as u64,
+            total.skipped as u64,
+            total.no_memory as u64,
+            total.copy_failed as u64,
+            ns,
+        ],
+    );
+    raw.write()
+}
+
+fn set(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<32>::read(user, 32)?;
+    no_flags(raw.u32(4))?;
+    no_flags(raw.u32(12))?;
+    let old = client.device().settings.set(raw.u32(8), raw.u64(16))?;
+    raw.put_u64(24, old);
+    raw.write()
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Parameters of a device: those of the module, and what tests set at run time.
+
+use kernel::{
+    prelude::*,
+    sync::atomic::{ordering::Relaxed, Atomic},
+    time::Delta,
+};
+
+/// Parameters that are fixed when the module is loaded.
+#[derive(Clone, Copy)]
+pub(crate) struct Fixed {
+    /// Engines of a device.
+    pub(crate) engines: usize,
+    /// Lines of an engine's TLB.
+    pub(crate) tlb_entries: usize,
+    /// Threads of the copy engine; 0 copies at once.
+    pub(crate) copy_threads: usize,
+    /// Delay of each copy at first, in ns.
+    pub(crate) copy_delay_ns: u64,
+    /// Copies before one fails at first.
+    pub(crate) copy_fail: u64,
+}
+
+/// Nothing fails.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// Most engines, threads and TLB lines.
+const MOST: [u64; 3] = [64, 16, 1 << 20];
+
+const SECOND: u64 = 1_000_000_000;
+
+impl Fixed {
+    /// Checks the values of the module's parameters.
+    pub(crate) fn new(
+        engines: u64,
+        tlb_entries: u64,
+        copy_threads: u64,
+        copy_delay_us: u64,
+        copy_fail: u64,
+    ) -> Result<Self> {
+        let [most_engines, most_threads, most_lines] = MOST;
+        let valid = (1..=most_engines).contains(&engines)
+            && copy_threads <= most_threads
+            && (1..=most_lines).contains(&tlb_entries)
+            && copy_delay_us <= SECOND / 1000;
+        if !valid {
+            pr_err!("a parameter is out of range\n");
+            return Err(EINVAL);
+        }
+        Ok(Self {
+            engines: usize::try_from(engines)?,
+            tlb_entries: usize::try_from(tlb_entries)?,
+            copy_threads: usize::try_from(copy_threads)?,
+            copy_delay_ns: copy_delay_us * 1000,
+            copy_fail,
+        })
+    }
+}
+
+/// `DMIRROR_SET_*`.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+pub(crate) enum Setting {
+    CopyDelay,
+    CopyFail,
+    SkipFlush,
+    KeepWrite,
+    FlushDelay,
+}
+
+const SETTINGS: usize = Setting::FlushDelay as usize + 1;
+
+/// What tests set.
+pub(crate) struct Settings {
+    values: [Atomic<u64>; SETTINGS],
+    initial: [u64; SETTINGS],
+}
+
+impl Settings {
+    pub(crate) fn new(fixed: &Fixed) -> Self {
+        let initial = [fixed.copy_delay_ns, fixed.copy_fail, 0, 0, 0];
+        Self {
+            values: initial.map(Atomic::new),
+            initial,
+        }
+    }
+
+    /// Sets number `what`, and returns the value before. `EINVAL`.
+    pub(crate) fn set(&self, what: u32, value: u64) -> Result<u64> {
+        let most = [SECOND, NEVER, NEVER, 1, SECOND / 100];
+        let what = usize::try_from(what)?;
+        if value > *most.get(what).ok_or(EINVAL)? {
+            return Err(EINVAL);
+        }
+        Ok(self.values.get(what).ok_or(EINVAL)?.xchg(value, Relaxed))
+    }
+
+    /// As it was when the module was loaded.
+    pub(crate) fn reset(&self) {
+        for (value, initial) in self.values.iter().zip(self.initial) {
+            value.store(initial, Relaxed);
+        }
+    }
+
+    pub(crate) fn get(&self, setting: Setting) -> u64 {
+        self.values
+            .get(setting as usize)
+            .map_or(0, |value| value.load(Relaxed))
+    }
+
+    /// A setting in ns as a time to wait, if there is one.
+    pub(crate) fn delay(&self, setting: Setting) -> Option<Delta> {
+        let ns = i64::try_from(self.get(setting)).ok()?;
+        (ns > 0).then(|| Delta::from_nanos(ns))
+    }
+
+    /// Whether a flush is to be skipped now.
+    pub(crate) fn skip_flush(&self) -> bool {
+        self.count_down(Setting::SkipFlush, 0).is_some()
+    }
+
+    /// Whether a copy is to fail now.
+    pub(crate) fn fail_copy(&self) -> bool {
+        match self.count_down(Setting::CopyFail, NEVER) {
+            // That was the last one to succeed before.
+            None if self.get(Setting::CopyFail) == 0 => {
+                self.set(Setting::CopyFail as u32, NEVER).is_ok()
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes one off a counter that is neither 0 nor `stop`. Returns what is left.
+    fn count_down(&self, setting: Setting, stop: u64) -> Option<u64> {
+        let value = self.values.get(setting as usize)?;
+        let mut now = value.load(Relaxed);
+        while now != 0 && now != stop {
+            match value.cmpxchg(now, now - 1, Relaxed) {
+                Ok(_) => return Some(now - 1),
+                Err(other) => now = other,
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The TLB of an engine: finite, direct-mapped, tagged by mirror.
+
+use kernel::{page::PAGE_SHIFT, prelude::*};
+use rust_hmm::{
+    mm::addr::{PageRange, PMD_ORDER, PMD_PAGES},
+    pgtable::Leaf,
+};
+
+/// One translation.
+#[derive(Clone, Copy)]
+struct Line {
+    /// Mirror; 0 is none.
+    tag: u64,
+    /// First page of the mapping.
+    page: usize,
+    /// What a walk gave for that page.
+    leaf: Leaf,
+}
+
+/// A TLB. Nothing in it is used without being resolved again.
+pub(crate) struct Tlb {
+    lines: KVec<Option<Line>>,
+}
+
+impl Tlb {
+    /// A TLB of at least one line.
+    pub(crate) fn new(lines: usize) -> Result<Self> {
+        Ok(Self {
+            lines: KVec::from_elem(None, lines.max(1), GFP_KERNEL)?,
+        })
+    }
+
+    fn index(&self, tag: u64, page: usize, order: u32) -> usize {
+        // Fibonacci hashing spreads consecutive pages.
+        let key = (page >> order) as u64 ^ (tag << 40) ^ (u64::from(order) << 56);
+        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        hash as usize % self.lines.len()
+    }
+
+    /// The translation of `addr`, if it is there.
+    pub(crate) fn lookup(&self, tag: u64, addr: usize) -> Option<Leaf> {
+        let page = addr >> PAGE_SHIFT;
+        [0, PMD_ORDER].into_iter().find_map(|order| {
+            let line = (*self.lines.get(self.index(tag, page, order))?)?;
+            let first = page & !((1 << order) - 1);
+            (line.tag == tag && line.page == first && line.leaf.order == order).then(|| Leaf {
+                entry: line.leaf.entry.plus(page - first),
+                order,
+            })
+        })
+    }
+
+    /// Keeps what a walk gave for `addr`.
+    pub(crate) fn fill(&mut self, tag: u64, addr: usize, leaf: Leaf) {
+        let page = addr >> PAGE_SHIFT;
+        let order = if leaf.order >= PMD_ORDER {
+            PMD_ORDER
+        } else {
+            0
+        };
+        let first = page & !((1 << order) - 1);
+        // The entry of the first page: the number cannot be smaller than the offset.
+        let entry = leaf.entry.minus(page - first);
+        let index = self.index(tag, page, order);
+        if let Some(line) = self.lines.get_mut(index) {
+            *line = Some(Line {
+                tag,
+                page: first,
+                leaf: Leaf { entry, order },
+            });
+        }
+    }
+
+    /// Forgets the translation of `addr`.
+    pub(crate) fn forget(&mut self, tag: u64, addr: usize) {
+        let page = addr >> PAGE_SHIFT;
+        for order in [0, PMD_ORDER] {
+            let index = self.index(tag, page, order);
+            if let Some(line) = self.lines.get_mut(index) {
+                if line.is_some_and(|line| line.tag == tag && line.covers(page, 1)) {
+                    *line = None;
+                }
+            }
+        }
+    }
+
+    /// Forgets all translations of `range`.
+    pub(crate) fn flush(&mut self, tag: u64, range: PageRange) {
+        let first = range.start() >> PAGE_SHIFT;
+        if range.pages() < self.lines.len().min(PMD_PAGES) {
+            for index in 0..range.pages() {
+                self.forget(tag, range.address(index));
+            }
+            return;
+        }
+        for line in &mut self.lines {
+            if line.is_some_and(|line| line.tag == tag && line.covers(first, range.pages())) {
+                *line = None;
+            }
+        }
+    }
+}
+
+impl Line {
+    fn covers(&self, first: usize, count: usize) -> bool {
+        let end = self.page.saturating_add(1 << self.leaf.order);
+        self.page < first.saturating_add(count) && first < end
+    }
+}

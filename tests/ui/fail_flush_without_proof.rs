@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0423
+//! Only a finished flush gives the proof that pages may be freed.
+
+use rust_hmm::{mm::migrate::Migrated, pgtable::Flushed};
+
+pub fn finalize(migrated: Migrated<'_>) {
+    migrated.finalize(&Flushed(()));
+}

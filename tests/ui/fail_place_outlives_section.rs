@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0505
+//! What a translation names cannot be used after the access has ended.
+
+use rust_hmm::{
+    mirror::{Device, Place, Section},
+    pgtable::Leaf,
+};
+
+pub fn keep<D: Device>(section: Section<'_, D>, leaf: &Leaf, to: &mut [u8]) {
+    let place = section.resolve(0x1000, leaf);
+    drop(section);
+    if let Ok(Place::Cpu(page)) = place {
+        let _read = page.read(0, to);
+    }
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What a running reader notices of a migration, and what becomes of each page.
+
+use super::*;
+use crate::harness::{Ctx, Outcome, Stop, Test};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::PAGE_SIZE;
+use hmm::{Command, Device, EngineOp, Mapping, PageOutcome, Setting};
+
+pub const TESTS: &[Test] = &[
+    Test::new("faultless", "reads_see_no_fault", reads_see_no_fault).only_rust(OURS),
+    Test::new("faultless", "reads_see_no_fault_thp", reads_see_no_fault_thp).only_rust(OURS),
+    Test::new("faultless", "ordinary_reads_do", ordinary_reads_do).only_rust(OURS),
+    Test::new("faultless", "outcome_of_each_page", outcome_of_each_page).only_rust(OURS),
+    Test::new("faultless", "failed_copies_lose_nothing", failed_copies).only_rust(OURS),
+];
+
+/// Reads during trips. Returns (pages moved, pages switched, faults, stalls).
+fn trips(device: &Device, map: &Mapping, faultless: bool) -> Result<(u64, u64, u64, u64), Stop> {
+    map.fill(1);
+    let job = watch(device, map, 1)?;
+    let before = device.counters()?;
+    let (mut moved, mut switched) = (0, 0);
+    for _ in 0..3 {
+        for way in [Way::ToDevice, Way::ToSystem] {
+            let done = device.migrate(map.addr(), map.pages(), way.faultless(faultless))?;
+            moved += done.moved;
+            switched += done.switched;
+        }
+    }
+    let after = device.counters()?;
+    watched(&job, "during migrations")?;
+    no_stale_hits(device)?;
+    cpu_sees(map, 1, "at the end")?;
+    let faults = after.engine_faults_read - before.engine_faults_read;
+    Ok((moved, switched, faults, after.stalls_read - before.stalls_read))
+}
+
+fn reads_see_no_fault(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(2)?;
+    let pages = map.pages() as u64;
+    let found = trips(&device, &map, true)?;
+    check_eq!(found, (6 * pages, 6 * pages, 0, 0), "moved, switched, faults, stalls");
+    Ok(())
+}
+
+fn reads_see_no_fault_thp(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = huge(2, 1)?;
+    let pages = map.pages() as u64;
+    let (moved, switched, faults, stalls) = trips(&device, &map, true)?;
+    check_eq!(moved, 6 * pages, "pages moved");
+    if !ctx.coherent() {
+        // Coherent folios are small: splitting the huge page is a foreign event.
+        check_eq!((switched, faults, stalls), (6 * pages, 0, 0), "switched, faults, stalls");
+    }
+    Ok(())
+}
+
+fn ordinary_reads_do(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(2)?;
+    let (moved, switched, faults, stalls) = trips(&device, &map, false)?;
+    check!(moved > 0 && switched == 0, "{moved} moved, {switched} switched");
+    check!(faults > 0 && stalls > 0, "{faults} faults, {stalls} stalls: the counter is dead");
+    Ok(())
+}
+
+fn outcome_of_each_page(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon(8)?;
+    map.fill(1);
+    // The device knows the first four.
+    let read = Command::new(EngineOp::Read, map.addr(), 4 * PAGE_SIZE);
+    check_eq!(device.run(read)?.error, None, "READ");
+    let (done, pages) = device.migrate_pages(map.addr(), 8, Way::ToDevice)?;
+    let expected = [[PageOutcome::Switched; 4], [PageOutcome::Moved; 4]].concat();
+    check_eq!(pages, expected, "outcomes of the way there");
+    check_eq!((done.moved, done.switched, done.skipped), (8, 4, 0), "sums of the way there");
+    let (_, pages) = device.migrate_pages(map.addr(), 8, Way::ToDevice)?;
+    check_eq!(pages, [PageOutcome::None; 8], "outcomes of pages that are there");
+    device.set(Setting::CopyFail, 2)?;
+    let (done, pages) = device.migrate_pages(map.addr(), 8, Way::ToSystem)?;
+    check_eq!((done.moved, done.copy_failed), (7, 1), "sums with a failed copy");
+    let failed = pages.iter().filter(|page| **page == PageOutcome::CopyFailed).count();
+    let switched = pages.iter().filter(|page| **page == PageOutcome::Switched).count();
+    check_eq!((failed, switched), (1, 7), "outcomes with a failed copy: {pages:?}");
+    check_eq!(resident(&device, &map, 0, 8)?, 1, "pages that stay");
+    let (_, pages) = device.migrate_pages(map.addr(), 8, Way::ToSystem)?;
+    let moved = pages.iter().filter(|page| page == &&PageOutcome::Switched).count();
+    let none = pages.iter().filter(|page| page == &&PageOutcome::None).count();
+    check_eq!((moved, none), (1, 7), "outcomes of the rest: {pages:?}");
+    cpu_sees(&map, 1, "at the end")
+}
+
+fn failed_copies(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    for map in [Mapping::anon_aligned(1)?, huge(1, 1)?] {
+        map.fill(1);
+        let job = watch(&device, &map, 1)?;
+        let mut failed = 0;
+        repeat(|round| {
+            device.set(Setting::CopyFail, round % 7)?;
+            for way in [Way::ToDevice, Way::ToSystem] {
+                failed += device.migrate(map.addr(), map.pages(), way)?.copy_failed;
+            }
+            Ok(())
+        })?;
+        device.set(Setting::CopyFail, u64::MAX)?;
+        watched(&job, "while copies fail")?;
+        check!(failed > 0, "no copy failed");
+        cpu_sees(&map, 1, "after failed copies")?;
+        device_sees(&device, &map, 1, "after failed copies")?;
+    }
+    check!(device.counters()?.copy_failures > 0, "no failure was counted");
+    no_stale_hits(&device)
+}

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The holes through which faultless migration could go wrong, H1 to H17 of
+//! Documentation/faultless.rst.
+
+use super::*;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::pattern::{self, WORDS};
+use hmm::{Child, Command, Device, EngineOp, Errno, Mapping, PageOutcome, Setting};
+use hmm::{HUGE_PAGES, PAGE_SIZE};
+use std::time::Duration;
+
+pub const TESTS: &[Test] = &[
+    Test::new("faultless", "h01_device_write_during_the_copy", h01_write).only_rust(OURS),
+    Test::new("faultless", "h02_fault_in_flight", h02_fault_in_flight).only_rust(OURS),
+    Test::new("faultless", "h03_dontneed_during_the_copy", h03_dontneed).only_rust(OURS),
+    Test::new("faultless", "h04_dontneed_before_the_step", h04_before).only_rust(OURS),
+    Test::new("faultless", "h05_pinned_page", h05_pinned).only_rust(OURS),
+    Test::new("faultless", "h06_holes_and_the_zero_page", h06_holes).only_rust(OURS),
+    Test::new("faultless", "h07_page_shared_by_fork", h07_fork).only_rust(OURS),
+    Test::new("faultless", "h08_partially_mapped_thp", h08_partial_thp).only_rust(OURS),
+    Test::new("faultless", "h09_second_mirror", h09_second_mirror).only_rust(OURS),
+    Test::new("faultless", "h10_other_device", h10_other_device).only_rust(OURS).private(),
+    Test::new("faultless", "h12_eviction", h12_eviction).only_rust(OURS),
+    Test::new("faultless", "h13_overlapping_migrations", h13_overlapping).only_rust(OURS),
+    Test::new("faultless", "h14_cpu_faults", h14_cpu_faults).only_rust(OURS),
+    Test::new("faultless", "h14_cpu_fault_keeps_the_entry", h14_keeps).only_rust(OURS),
+    Test::new("faultless", "h15_flush_before_the_source_goes", h15_flush).only_rust(OURS),
+    Test::new("faultless", "h16_free_keeps_what_the_device_wrote", h16_free).only_rust(OURS),
+    Test::new("faultless", "h17_merged_pages_stay", h17_ksm).only_rust(OURS),
+];
+
+fn h01_write(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(1)?;
+    (0..map.pages()).for_each(|page| map.set(page, 0, 0));
+    let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).stride(PAGE_SIZE).value(1);
+    check_eq!(device.run(add)?.error, None, "first pass");
+    let before = device.counters()?;
+    let job = device.submit(add.rounds(0))?;
+    // One that hammers at a single page, so that it writes whenever it may.
+    map.set(9, 1, 0);
+    let hammer = Command::new(EngineOp::AtomicAdd, map.page_addr(9) + 8, 8).stride(8).value(1);
+    let hammer = device.submit(hammer.engine(1).rounds(0))?;
+    repeat(|round| {
+        // A slow flush widens the time between the marks and the set-up, in which a write fault must
+        // not give write access back.
+        device.set(Setting::FlushDelay, round % 2 * 1_000_000)?;
+        for way in [Way::ToDevice, Way::ToSystem] {
+            check!(device.migrate(map.addr(), map.pages(), way)?.moved > 0, "nothing moved");
+        }
+        Ok(())
+    })?;
+    check_eq!(job.finish()?.error, None, "end of the writer");
+    let hammered = hammer.finish()?;
+    check_eq!(hammered.error, None, "end of the writer to one page");
+    check_eq!(map.get(9, 1), hammered.status.rounds, "additions to one page, and those made");
+    let after = device.counters()?;
+    let adds = map.pages() as u64 + (after.bytes_written - before.bytes_written) / 8;
+    let found: u64 = (0..map.pages()).map(|page| map.get(page, 0)).sum::<u64>() + map.get(9, 1);
+    check_eq!(found, adds, "additions that are found, of those that were made");
+    check!(adds > 2 * map.pages() as u64, "hardly any addition");
+    no_stale_hits(&device)
+}
+
+fn h02_fault_in_flight(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(1)?;
+    let mover = Mover::start(&device, &map)?;
+    map.fill(1);
+    let job = watch(&device, &map, 1)?;
+    // Entries go all the time, so that faults run into every phase.
+    repeat(|round| {
+        let first = (round as usize * 37) % (map.pages() - 64);
+        Ok(device.discard(map.page_addr(first), 64)?)
+    })?;
+    watched(&job, "with faults in flight")?;
+    check!(device.counters()?.engine_faults_read > 0, "no fault");
+    drop(mover);
+    cpu_sees(&map, 1, "at the end")?;
+    no_stale_hits(&device)
+}
+
+fn h03_dontneed(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(1)?;
+    let mover = Mover::start(&device, &map)?;
+    map.fill(1);
+    device_sees(&device, &map, 1, "at first")?;
+    repeat(|round| {
+        let first = (round as usize * 61) % 448;
+        if round % 2 == 0 {
+            // Nobody looks before the step has come to its end.
+            map.advise_pages(libc::MADV_DONTNEED, first, 64)?;
+            std::thread::sleep(Duration::from_millis(25));
+            device_sees_zero(&device, &map, first, 64, "of pages dropped during a step")?;
+        }
+        dropped(&device, &map, 1, first, 64)
+    })?;
+    drop(mover);
+    device_sees(&device, &map, 1, "at the end")?;
+    cpu_sees(&map, 1, "at the end")?;
+    no_stale_hits(&device)
+}
+
+fn h04_before(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    // Flushes that take their time: announced long before anything is zapped.
+    device.set(Setting::FlushDelay, 500_000)?;
+    device.set(Setting::CopyDelay, 0)?;
+    let map = Mapping::anon(16)?;
+    let mover = Mover::start(&device, &map)?;
+    map.fill(1);
+    repeat(|round| dropped(&device, &map, 1 + round, 4, 8))?;
+    drop(mover);
+    device_sees_pages(&device, &map, 1, 0, 4, "at the end")?;
+    no_stale_hits(&device)
+}
+
+fn h05_pinned(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon(16)?;
+    map.fill(1);
+    let job = watch(&device, &map, 1)?;
+    let before = device.counters()?;
+    let pin = hmm::files::Pin::of(map.page_addr(5)).what("pin a page by vmsplice")?;
+    let (done, pages) = device.migrate_pages(map.addr(), 16, Way::ToDevice)?;
+    check_eq!((done.moved, done.skipped), (15, 1), "pages moved and skipped");
+    check_eq!(pages[5], PageOutcome::Skipped, "outcome of the pinned page");
+    drop(pin);
+    let (_, pages) = device.migrate_pages(map.addr(), 16, Way::ToDevice)?;
+    check_eq!(pages[5], PageOutcome::Switched, "outcome of the page when it is free");
+    let after = device.counters()?;
+    check_eq!(after.engine_faults_read, before.engine_faults_read, "read faults");
+    watched(&job, "of a pinned page")?;
+    no_stale_hits(&device)
+}
+
+fn h06_holes(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    repeat(|round| {
+        let map = Mapping::anon(64)?;
+        // Every fourth is a hole, the next has the zero page, two have contents.
+        for page in 0..64 {
+            match page % 4 {
+                0 => {}
+                1 => check_eq!(map.get(page, 0), 0, "a page that nobody wrote"),
+                _ => map.fill_pages(1, page, 1),
+            }
+        }
+        if round % 2 == 0 {
+            device_sees_zero(&device, &map, 1, 1, "of the zero page")?;
+        }
+        std::thread::scope(|scope| -> Outcome {
+            let mover = scope.spawn(|| device.migrate(map.addr(), 64, Way::ToDevice));
+            for page in (0..64).filter(|page| page % 8 < 2) {
+                map.set(page, 3, 0x5555);
+            }
+            let moved = mover.join().map_err(|_| Stop::Fail("a thread panicked".into()))?;
+            moved.what("migration of holes").map(|_| ())
+        })?;
+        for page in 0..64 {
+            let mut data = vec![0; PAGE_SIZE];
+            device.read(map.page_addr(page), &mut data)?;
+            let word = |index: usize| {
+                let mut bytes = [0; 8];
+                bytes.copy_from_slice(&data[index * 8..index * 8 + 8]);
+                u64::from_ne_bytes(bytes)
+            };
+            let expected = match page % 8 {
+                0 | 1 => [0, 0x5555],
+                4 | 5 => [0, 0],
+                _ => [pattern::word(1, page, 0), pattern::word(1, page, 3)],
+            };
+            check_eq!([word(0), word(3)], expected, "words of page {page}");
+        }
+        Ok(())
+    })?;
+    no_stale_hits(&device)
+}
+
+fn h07_fork(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    for map in [Mapping::anon(32)?, huge(1, 1)?] {
+        map.fill(1);
+        let gate = hmm::Gate::new()?;
+        let child = Child::spawn(|| -> Outcome {
+            gate.wait().what("gate")?;
+            cpu_sees(&map, 1, "by the child")
+        })?;
+        let job = watch(&device, &map, 1)?;
+        for way in [Way::ToDevice, Way::ToSystem, Way::ToDevice] {
+            device.migrate(map.addr(), map.pages(), way)?;
+        }
+        watched(&job, "of pages shared by fork")?;
+        device_fills(&device, &map, 2, "of pages shared by fork")?;
+        gate.open().what("gate")?;
+        child.join().map_err(Stop::Fail)?;
+        cpu_sees(&map, 2, "by the parent")?;
+    }
+    no_stale_hits(&device)
+}
+
+fn h08_partial_thp(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    repeat(|_| {
+        let map = huge(1, 1)?;
+        map.unmap_pages(100, 3)?;
+        device_sees_pages(&device, &map, 1, 0, 100, "before")?;
+        device.migrate(map.addr(), 100, Way::ToDevice)?;
+        device.migrate(map.page_addr(103), HUGE_PAGES - 103, Way::ToDevice)?;
+        device_sees_pages(&device, &map, 1, 0, 100, "after")?;
+        device_sees_pages(&device, &map, 1, 103, HUGE_PAGES - 103, "after")?;
+        device.migrate(map.addr(), 100, Way::ToSystem)?;
+        device_sees_pages(&device, &map, 1, 0, 100, "at the end")?;
+        map.check_pages(1, 103, HUGE_PAGES - 103).what("CPU read")
+    })?;
+    no_stale_hits(&device)
+}
+
+fn h09_second_mirror(ctx: &Ctx) -> Outcome {
+    let (device, second) = (open(ctx)?, ctx.open()?);
+    let map = Mapping::anon(64)?;
+    let mover = Mover::start(&second, &map)?;
+    map.fill(1);
+    repeat(|round| {
+        // What one of them may have kept is not what is there now.
+        map.fill(round);
+        device_sees(&device, &map, round, "by the first mirror")?;
+        device_sees(&second, &map, round, "by the second mirror")?;
+        device_fills(&device, &map, round + 1, "by the first mirror")?;
+        device_sees(&second, &map, round + 1, "of what the first one wrote")?;
+        Ok(())
+    })?;
+    drop(mover);
+    let reused = reuse_freed_pages(256)?;
+    let job = watch(&device, &reused, 0).err();
+    check!(job.is_some(), "memory with other contents has the right checksum");
+    no_stale_hits(&device)?;
+    no_stale_hits(&second)
+}
+
+fn h10_other_device(ctx: &Ctx) -> Outcome {
+    let (device, other) = (open(ctx)?, Device::open(ctx.second)?);
+    other.set(Setting::CopyDelay, DELAY_NS)?;
+    let map = Mapping::anon_aligned(1)?;
+    let mover = Mover::start(&device, &map)?;
+    let rival = Mover::start(&other, &map)?;
+    map.fill(1);
+    let (here, there) = (watch(&device, &map, 1)?, watch(&other, &map, 1)?);
+    std::thread::sleep(LENGTH);
+    watched(&here, "by the device")?;
+    watched(&there, "by the other device")?;
+    drop((mover, rival));
+    cpu_sees(&map, 1, "at the end")?;
+    no_stale_hits(&device)?;
+    no_stale_hits(&other)
+}
+
+fn h12_eviction(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    device.set(Setting::CopyDelay, 0)?;
+    let map = Mapping::anon_aligned(1)?;
+    let mover = Mover::start(&device, &map)?;
+    map.fill(1);
+    let job = watch(&device, &map, 1)?;
+    repeat(|_| match device.release() {
+        // Somebody takes new pages all the time.
+        Ok(_) | Err(Errno::EBUSY) => Ok(()),
+        Err(error) => Err(Stop::Fail(format!("release: {error}"))),
+    })?;
+    watched(&job, "during evictions")?;
+    drop(mover);
+    check!(device.counters()?.evicted_pages > 0, "nothing was evicted");
+    cpu_sees(&map, 1, "at the end")?;
+    no_stale_hits(&device)
+}
+
+fn h13_overlapping(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(1)?;
+    let movers = [Mover::start(&device, &map)?, Mover::start(&device, &map)?];
+    map.fill(1);
+    let job = watch(&device, &map, 1)?;
+    repeat(|round| {
+        let first = (round as usize * 29) % 448;
+        let way = if round % 2 == 0 { Way::ToDevice } else { Way::ToSystem };
+        device.migrate(map.page_addr(first), 64, way)?;
+        Ok(())
+    })?;
+    watched(&job, "during migrations that overlap")?;
+    drop(movers);
+    cpu_sees(&map, 1, "at the end")?;
+    no_stale_hits(&device)
+}
+
+fn h14_cpu_faults(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(1)?;
+    let mover = Mover::start(&device, &map)?;
+    map.fill(1);
+    let job = watch(&device, &map, 1)?;
+    let before = device.counters()?;
+    repeat(|round| {
+        let page = (round as usize * 67) % map.pages();
+        check_eq!(map.get(page, 1), pattern::word(1, page, 1), "CPU read of page {page}");
+        Ok(())
+    })?;
+    drop(mover);
+    // The mover may always have been faster.
+    for round in 0..8 {
+        device.migrate(map.addr(), map.pages(), Way::ToDevice)?;
+        let page = round * 64 + 1;
+        check_eq!(map.get(page, 1), pattern::word(1, page, 1), "CPU read of page {page}");
+    }
+    watched(&job, "while CPUs bring pages back")?;
+    let faults = device.counters()?.cpu_faults - before.cpu_faults;
+    check!(faults > 0 || ctx.coherent(), "no CPU fault");
+    no_stale_hits(&device)
+}
+
+fn h14_keeps(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    if ctx.coherent() {
+        return Err(Stop::Skip("a CPU takes no fault on coherent memory".to_string()));
+    }
+    for map in [Mapping::anon(16)?, huge(1, 1)?] {
+        map.fill(1);
+        let job = watch(&device, &map, 1)?;
+        device.migrate(map.addr(), map.pages(), Way::ToDevice)?;
+        let before = device.counters()?;
+        cpu_sees(&map, 1, "of device memory")?;
+        let after = device.counters()?;
+        watched(&job, "while CPUs bring pages back")?;
+        check!(after.cpu_faults > before.cpu_faults, "no CPU fault");
+        let switched = after.switched_pages - before.switched_pages;
+        check_eq!(switched, map.pages() as u64, "pages switched by CPU faults");
+        check_eq!(after.engine_faults_read, before.engine_faults_read, "faults of the reader");
+    }
+    no_stale_hits(&device)
+}
+
+fn h15_flush(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    device.set(Setting::FlushDelay, 1_000_000)?;
+    let map = Mapping::anon_aligned(1)?;
+    let mover = Mover::start(&device, &map)?;
+    map.fill(1);
+    let job = watch(&device, &map, 1)?;
+    // What the migrations free is taken and overwritten at once. It is kept, for else the next round
+    // would only get what this one has given back; and mapped before, for a step keeps others from
+    // mapping anything.
+    let room = Mapping::anon(100_000)?;
+    repeat(|round| {
+        let first = (round as usize * 16) % room.pages();
+        for page in first..first + 16 {
+            (0..WORDS).for_each(|word| room.set(page, word, 0xdead_dead_dead_dead));
+        }
+        Ok(())
+    })?;
+    watched(&job, "while freed pages are used again")?;
+    drop(mover);
+    no_stale_hits(&device)
+}
+
+fn h16_free(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    // By request, the device may write on, and so says that pages are dirty; by a touch, and the
+    // ordinary way, it may not.
+    for (there, back) in [(true, 0), (true, 1), (true, 2), (false, 0)] {
+        if back == 2 && ctx.coherent() {
+            continue;
+        }
+        let map = Mapping::anon(64)?;
+        map.fill(1);
+        map.advise(libc::MADV_FREE)?;
+        if there {
+            device.migrate(map.addr(), 64, Way::ToDevice)?;
+        }
+        device_fills(&device, &map, 2, "after MADV_FREE")?;
+        match back {
+            0 => drop(device.migrate(map.addr(), 64, Way::ToSystem)?),
+            1 => drop(device.migrate(map.addr(), 64, Way::ToSystemOrdinary)?),
+            _ => cpu_sees(&map, 2, "of device memory")?,
+        }
+        check_eq!(resident(&device, &map, 0, 64)?, 0, "pages on the device");
+        // Reclaim takes clean pages of MADV_FREE, and these only: there is no swap.
+        map.advise(libc::MADV_PAGEOUT)?;
+        cpu_sees(&map, 2, "of what the device wrote after MADV_FREE")?;
+    }
+    Ok(())
+}
+
+fn h17_ksm(ctx: &Ctx) -> Outcome {
+    let ksm = match hmm::files::Ksm::start() {
+        Ok(ksm) => ksm,
+        Err(error) => return Err(Stop::Skip(format!("no KSM: {error}"))),
+    };
+    let device = open(ctx)?;
+    let map = Mapping::anon(32)?;
+    for page in 0..32 {
+        (0..WORDS).for_each(|word| map.set(page, word, 0x1234));
+    }
+    ksm.merge(&map).what("merge")?;
+    let (done, pages) = device.migrate_pages(map.addr(), 32, Way::ToDevice)?;
+    check!(done.skipped > 0, "no merged page was left: {pages:?}");
+    let read = Command::new(EngineOp::Read, map.addr(), map.len());
+    let sum = 0x1234u64.wrapping_mul((32 * WORDS) as u64);
+    check_eq!(device.run(read)?.status.result, sum, "sum of merged pages");
+    for page in 0..32 {
+        check_eq!(map.get(page, 9), 0x1234, "CPU read of merged page {page}");
+    }
+    no_stale_hits(&device)
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Faultless migration: the holes through which it could go wrong, and what
+//! others do to memory while it migrates.
+//!
+//! H1 to H17 are explained in Documentation/faultless.rst.
+
+mod basic;
+mod holes;
+mod races;
+
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::{checksum, Way};
+use hmm::pattern::{self, WORDS};
+use hmm::{Child, Command, Device, EngineOp, Errno, Job, Mapping, Setting};
+use std::time::{Duration, Instant};
+
+const OURS: &str = "the C driver has no engines";
+/// Time that a race goes on.
+const LENGTH: Duration = Duration::from_millis(1500);
+/// Of each copy.
+const DELAY_NS: u64 = 20_000;
+
+/// All of them.
+pub fn tests() -> Vec<Test> {
+    [basic::TESTS, holes::TESTS, races::TESTS].concat()
+}
+
+/// A child that migrates the range of its parent there and back until it goes.
+/// It has no copy of that memory, so that nothing is shared with it.
+pub struct Mover(Child);
+
+impl Mover {
+    /// Starts it.
+    pub fn start(device: &Device, map: &Mapping) -> Result<Mover, Stop> {
+        map.advise(libc::MADV_DONTFORK)?;
+        let (addr, pages) = (map.addr(), map.pages());
+        let child = Child::spawn(|| -> Result<(), Errno> {
+            loop {
+                for way in [Way::ToDevice, Way::ToSystem] {
+                    // What is gone meanwhile is the caller's business.
+                    let _ = device.migrate(addr, pages, way);
+                }
+            }
+        })?;
+        map.advise(libc::MADV_DOFORK)?;
+        Ok(Mover(child))
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        self.0.signal(libc::SIGKILL);
+        let _ = self.0.wait_timeout(Duration::from_secs(20));
+    }
+}
+
+/// The words of a pattern.
+pub fn words(seed: u64, pages: usize) -> impl Iterator<Item = u64> {
+    (0..pages).flat_map(move |page| (0..WORDS).map(move |word| pattern::word(seed, page, word)))
+}
+
+/// The device, with slow copies.
+pub fn open(ctx: &Ctx) -> Result<Device, Stop> {
+    let device = ctx.open()?;
+    device.set(Setting::CopyDelay, DELAY_NS)?;
+    Ok(device)
+}
+
+/// A command that reads the pattern `seed` for ever, and fails if it is not so.
+pub fn watch<'d>(device: &'d Device, map: &Mapping, seed: u64) -> Result<Job<'d>, Stop> {
+    let read = Command::new(EngineOp::Checksum, map.addr(), map.len());
+    let read = read.verify(checksum(words(seed, map.pages())));
+    let first = device.run(read)?;
+    check_eq!(first.error, None, "end of the first pass");
+    Ok(device.submit(read.rounds(0))?)
+}
+
+/// The watch has seen nothing wrong, and something at all.
+pub fn watched(job: &Job<'_>, what: &str) -> Outcome {
+    // A slow machine needs its time for a whole round.
+    let begin = Instant::now();
+    while let (None, status) = job.poll(Duration::from_millis(5)).what(what)? {
+        if status.rounds > 0 || begin.elapsed() > Duration::from_secs(60) {
+            let ended = job.finish().what(what)?;
+            check_eq!(ended.error, None, "reads {what}");
+            check!(ended.status.rounds > 0, "no round {what}");
+            return Ok(());
+        }
+    }
+    Err(Stop::Fail(format!("the reader has ended, as only an error does, {what}")))
+}
+
+/// No translation was used after its flush.
+pub fn no_stale_hits(device: &Device) -> Outcome {
+    check_eq!(device.counters()?.stale_hits, 0, "stale hits");
+    Ok(())
+}
+
+/// Repeats `body` for a while.
+pub fn repeat(mut body: impl FnMut(u64) -> Outcome) -> Outcome {
+    let begin = Instant::now();
+    let mut round = 0;
+    while begin.elapsed() < LENGTH || round < 2 {
+        body(round)?;
+        round += 1;
+    }
+    Ok(())
+}
+
+/// Pages that are dropped are zero from then on, for both.
+pub fn dropped(device: &Device, map: &Mapping, seed: u64, first: usize, count: usize) -> Outcome {
+    map.advise_pages(libc::MADV_DONTNEED, first, count)?;
+    device_sees_zero(device, map, first, count, "of dropped pages")?;
+    map.check_zero(first, count).what("dropped pages")?;
+    map.fill_pages(seed, first, count);
+    device_sees_pages(device, map, seed, first, count, "of pages written again")?;
+    Ok(())
+}
+
+/// A mover on memory of which a part comes and goes; the rest is watched.
+pub fn disturbed(ctx: &Ctx, mut disturb: impl FnMut(&Device, &Mapping, u64) -> Outcome) -> Outcome {
+    let device = open(ctx)?;
+    let (steady, map) = (Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?);
+    let movers = (Mover::start(&device, &steady)?, Mover::start(&device, &map)?);
+    steady.fill(3);
+    map.fill(1);
+    let job = watch(&device, &steady, 3)?;
+    repeat(|round| disturb(&device, &map, round))?;
+    watched(&job, "of memory that nobody touches")?;
+    drop(movers);
+    cpu_sees(&steady, 3, "of memory that nobody touched")?;
+    no_stale_hits(&device)
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What others do to memory while it migrates (H11, and more).
+
+use super::*;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::pattern::WORDS;
+use hmm::PAGE_SIZE;
+use hmm::{Child, Command, EngineOp, Errno, Mapping, Prot};
+use std::time::{Duration, Instant};
+
+pub const TESTS: &[Test] = &[
+    Test::new("faultless", "h11_munmap", h11_munmap).only_rust(OURS),
+    Test::new("faultless", "h11_mremap", h11_mremap).only_rust(OURS),
+    Test::new("faultless", "h11_mprotect", h11_mprotect).only_rust(OURS),
+    Test::new("faultless", "h11_fork_and_writes", h11_fork).only_rust(OURS),
+    Test::new("faultless", "h11_exit", h11_exit).only_rust(OURS),
+    Test::new("faultless", "pageout_during_the_copy", pageout).only_rust(OURS),
+    Test::new("faultless", "madv_free_during_the_copy", madv_free).only_rust(OURS),
+    Test::new("faultless", "merging_during_the_copy", merging).only_rust(OURS),
+    Test::new("faultless", "thp_split_during_the_copy", thp_split).only_rust(OURS),
+    Test::new("faultless", "collapse_during_the_copy", collapse).only_rust(OURS),
+    Test::new("faultless", "close_during_the_copy", close_in_flight).only_rust(OURS),
+    Test::new("faultless", "rmmod_during_the_copy", rmmod_in_flight).only_rust(OURS),
+];
+
+fn h11_munmap(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    repeat(|_| {
+        let map = Mapping::anon_aligned(1)?;
+        let mover = Mover::start(&device, &map)?;
+        map.fill(1);
+        device_sees(&device, &map, 1, "at first")?;
+        let read = Command::new(EngineOp::Read, map.page_addr(256), PAGE_SIZE).rounds(0);
+        let job = device.submit(read)?;
+        map.unmap_pages(256, 128)?;
+        check_eq!(job.wait()?.error, Some(Errno::EFAULT), "end of a read of what is gone");
+        device_sees_pages(&device, &map, 1, 0, 256, "of what stays")?;
+        drop(mover);
+        map.check_pages(1, 384, 128).what("CPU read of what stays")
+    })?;
+    no_stale_hits(&device)
+}
+
+fn h11_mremap(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    repeat(|_| {
+        let (map, target) = (Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?);
+        let mover = Mover::start(&device, &map)?;
+        map.fill(1);
+        device_sees(&device, &map, 1, "at first")?;
+        map.move_pages(128, 64, &target, 128)?;
+        device_sees_pages(&device, &target, 1, 128, 64, "where the pages went")?;
+        let old = Command::new(EngineOp::Read, map.page_addr(130), 8);
+        check_eq!(device.run(old)?.error, Some(Errno::EFAULT), "read where the pages were");
+        drop(mover);
+        target.check_pages(1, 128, 64).what("CPU read where the pages went")?;
+        map.check_pages(1, 0, 128).what("CPU read of the rest")
+    })?;
+    no_stale_hits(&device)
+}
+
+fn h11_mprotect(ctx: &Ctx) -> Outcome {
+    disturbed(ctx, |device, map, round| {
+        let (at, len) = (map.page_addr(64), 64 * PAGE_SIZE);
+        let fill = Command::new(EngineOp::Fill, at, len).value(round);
+        map.protect_pages(Prot::Read, 64, 64)?;
+        check_eq!(device.run(fill)?.error, Some(Errno::EPERM), "write to what is read-only");
+        let read = Command::new(EngineOp::Read, at, len);
+        check_eq!(device.run(read)?.error, None, "read of what is read-only");
+        map.protect_pages(Prot::None, 64, 64)?;
+        check_eq!(device.run(read)?.error, Some(Errno::EFAULT), "read without access");
+        map.protect_pages(Prot::ReadWrite, 64, 64)?;
+        check_eq!(device.run(fill)?.error, None, "write with access");
+        check_eq!((map.get(64, 0), map.get(127, 511)), (round, round), "what was written");
+        Ok(())
+    })
+}
+
+fn h11_fork(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon(64)?;
+    let mover = Mover::start(&device, &map)?;
+    map.fill(0);
+    repeat(|round| {
+        let (mine, theirs) = (2 * round + 1, 2 * round + 1_000_001);
+        device_fills(&device, &map, mine, "before the fork")?;
+        let child = Child::spawn(|| -> Outcome {
+            cpu_sees(&map, mine, "by the child")?;
+            map.fill(theirs);
+            cpu_sees(&map, theirs, "by the child of what it wrote")
+        })?;
+        device_fills(&device, &map, mine + 1, "after the fork")?;
+        device_sees(&device, &map, mine + 1, "of what it wrote after the fork")?;
+        child.join().map_err(Stop::Fail)?;
+        cpu_sees(&map, mine + 1, "by the parent")
+    })?;
+    drop(mover);
+    no_stale_hits(&device)
+}
+
+fn h11_exit(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    for round in 0..6 {
+        let gate = hmm::Gate::new()?;
+        let mut child = Child::spawn(|| -> Outcome {
+            let own = open(ctx)?;
+            let map = Mapping::anon_aligned(1)?;
+            let _mover = Mover::start(&own, &map)?;
+            map.fill(1);
+            let _job = watch(&own, &map, 1)?;
+            gate.open().what("gate")?;
+            std::thread::sleep(Duration::from_secs(60));
+            Ok(())
+        })?;
+        gate.wait().what("the child")?;
+        std::thread::sleep(Duration::from_millis(10 + 7 * round));
+        child.signal(libc::SIGKILL);
+        check!(child.wait_timeout(Duration::from_secs(20)).is_some(), "the child does not end");
+    }
+    // The movers of the dead hold their files for a moment, until they notice.
+    let begin = Instant::now();
+    while device.counters()?.device_pages_used != 0 && begin.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    check_eq!(device.counters()?.device_pages_used, 0, "device pages after the exits");
+    no_stale_hits(&device)
+}
+
+fn pageout(ctx: &Ctx) -> Outcome {
+    disturbed(ctx, |device, map, round| {
+        map.fill_pages(round, 0, 64);
+        map.advise_pages(libc::MADV_PAGEOUT, 0, 64)?;
+        map.advise_pages(libc::MADV_COLD, 64, 64)?;
+        device_sees_pages(device, map, round, 0, 64, "after MADV_PAGEOUT")?;
+        map.check_pages(round, 0, 64).what("CPU read after MADV_PAGEOUT")
+    })
+}
+
+fn madv_free(ctx: &Ctx) -> Outcome {
+    disturbed(ctx, |device, map, round| {
+        map.advise_pages(libc::MADV_FREE, 0, 64)?;
+        // Written after the advice, so that it must stay.
+        device_fills_pages(device, map, round, 0, 64, "after MADV_FREE")?;
+        map.check_pages(round, 0, 64).what("CPU read after MADV_FREE and a device write")
+    })
+}
+
+fn merging(ctx: &Ctx) -> Outcome {
+    let ksm = match hmm::files::Ksm::start() {
+        Ok(ksm) => ksm,
+        Err(error) => return Err(Stop::Skip(format!("no KSM: {error}"))),
+    };
+    disturbed(ctx, |device, map, round| {
+        for page in 0..64 {
+            (0..WORDS).for_each(|word| map.set(page, word, round));
+        }
+        ksm.advise(map)?;
+        std::thread::sleep(Duration::from_millis(50));
+        let read = Command::new(EngineOp::Read, map.addr(), 64 * PAGE_SIZE);
+        let sum = round.wrapping_mul((64 * WORDS) as u64);
+        check_eq!(device.run(read)?.status.result, sum, "sum of pages that merge");
+        device_fills_pages(device, map, round, 3, 2, "of pages that merge")?;
+        map.check_pages(round, 3, 2).what("CPU read of what the device wrote")?;
+        check_eq!(map.get(5, 0), round, "a neighbour of what the device wrote");
+        Ok(())
+    })
+}
+
+fn thp_split(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    repeat(|_| {
+        let map = Mapping::anon_huge(1)?;
+        let mover = Mover::start(&device, &map)?;
+        map.fill(1);
+        let job = watch(&device, &map, 1)?;
+        for page in [17, 300, 511] {
+            map.protect_pages(Prot::Read, page, 1)?;
+            map.protect_pages(Prot::ReadWrite, page, 1)?;
+        }
+        watched(&job, "of a huge page that is split")?;
+        device_fills(&device, &map, 2, "of a huge page that was split")?;
+        drop(mover);
+        cpu_sees(&map, 2, "of a huge page that was split")
+    })?;
+    no_stale_hits(&device)
+}
+
+fn collapse(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_huge(1)?;
+    let mover = Mover::start(&device, &map)?;
+    map.fill(1);
+    let job = watch(&device, &map, 1)?;
+    repeat(|_| {
+        // It fails while pages are on the device.
+        let _ = map.collapse();
+        map.protect_pages(Prot::Read, 9, 1)?;
+        Ok(map.protect_pages(Prot::ReadWrite, 9, 1)?)
+    })?;
+    watched(&job, "of pages that collapse")?;
+    drop(mover);
+    cpu_sees(&map, 1, "at the end")?;
+    no_stale_hits(&device)
+}
+
+fn close_in_flight(ctx: &Ctx) -> Outcome {
+    let map = Mapping::anon_aligned(1)?;
+    for _ in 0..8 {
+        map.fill(1);
+        let device = open(ctx)?;
+        let job = watch(&device, &map, 1)?;
+        let fd = device.fd();
+        let mover = std::thread::scope(|scope| {
+            let mover = scope.spawn(|| device.migrate(map.addr(), map.pages(), Way::ToDevice));
+            std::thread::sleep(Duration::from_millis(3));
+            // Another descriptor of the same file goes; the file stays while it is used.
+            check!(fd >= 0, "no descriptor");
+            mover.join().map_err(|_| Stop::Fail("a thread panicked".into()))
+        })?;
+        mover.what("migration")?;
+        watched(&job, "before the close")?;
+        device.close().what("close")?;
+        cpu_sees(&map, 1, "after the close")?;
+    }
+    Ok(())
+}
+
+fn rmmod_in_flight(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(1)?;
+    let mover = Mover::start(&device, &map)?;
+    map.fill(1);
+    let job = watch(&device, &map, 1)?;
+    repeat(|_| {
+        for module in ["rust_dmirror", "rust_hmm"] {
+            match hmm::module::unload(module) {
+                Err(Errno::EBUSY | Errno::EAGAIN) => {}
+                other => return Err(Stop::Fail(format!("rmmod {module} in use: {other:?}"))),
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        Ok(())
+    })?;
+    watched(&job, "while rmmod is refused")?;
+    drop(mover);
+    cpu_sees(&map, 1, "at the end")
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: GPL-2.0
+//! An engine that reads and checks its working set in a loop, while that migrates.
+
+use anyhow::{bail, ensure, Context, Result};
+use hmm::engine::{checksum, Way};
+use hmm::pattern::{self, WORDS};
+use hmm::{Command, Device, EngineOp, Job, Mapping};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// What to measure.
+pub struct Run {
+    pub mib: usize,
+    pub trips: u64,
+    pub rounds: u64,
+    pub huge: bool,
+    pub faultless: bool,
+}
+
+/// What was measured, between the engine's first round and its end.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// "4 KiB" or "2 MiB".
+    pub pages: &'static str,
+    pub faultless: bool,
+    pub trips: u64,
+    /// Rounds of the engine, each with the right checksum.
+    pub rounds: u64,
+    /// Pages that moved, and those of them whose entry was switched.
+    pub moved: u64,
+    pub switched: u64,
+    pub stayed: u64,
+    pub read_faults: u64,
+    pub read_stalls: u64,
+    pub stall_ms: f64,
+    pub stale_hits: u64,
+    /// MiB per second that the engine read.
+    pub read_mib_s: f64,
+    /// MiB per second that migrated.
+    pub moved_mib_s: f64,
+}
+
+/// Longest time to wait for the engine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+fn rounds(job: &Job<'_>) -> Result<u64> {
+    let (ended, status) = job.poll(Duration::ZERO).context("state of the reader")?;
+    if let Some(ended) = ended {
+        bail!("the reader has ended: {:?} after {} rounds", ended.error, status.rounds);
+    }
+    Ok(status.rounds)
+}
+
+impl Run {
+    /// One line about it.
+    pub fn name(&self) -> String {
+        let size = if self.huge { "2 MiB" } else { "4 KiB" };
+        let way = if self.faultless { "faultless" } else { "ordinary" };
+        format!("{} MiB of {size} pages, {way}", self.mib)
+    }
+
+    /// Migrates the working set back and forth until enough has happened.
+    pub fn measure(&self, device: &Device) -> Result<Row> {
+        let map = if self.huge {
+            Mapping::anon_huge(self.mib / 2)?
+        } else {
+            Mapping::anon_aligned(self.mib / 2)?
+        };
+        map.fill(7);
+        let sum = checksum(
+            (0..map.pages()).flat_map(|page| (0..WORDS).map(move |w| pattern::word(7, page, w))),
+        );
+        let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(sum);
+        let first = device.run(read).context("first pass")?;
+        ensure!(first.error.is_none(), "the first pass failed: {:?}", first.error);
+
+        let before = device.counters()?;
+        let job = device.submit(read.rounds(0)).context("reader")?;
+        let begin = Instant::now();
+        let mut row = Row {
+            pages: if self.huge { "2 MiB" } else { "4 KiB" },
+            faultless: self.faultless,
+            trips: 0,
+            rounds: 0,
+            moved: 0,
+            switched: 0,
+            stayed: 0,
+            read_faults: 0,
+            read_stalls: 0,
+            stall_ms: 0.0,
+            stale_hits: 0,
+            read_mib_s: 0.0,
+            moved_mib_s: 0.0,
+        };
+        let mut moving = 0u64;
+        while row.trips < self.trips || row.rounds < self.rounds {
+            ensure!(begin.elapsed() < PATIENCE, "the engine is too slow: {row:?}");
+            for way in [Way::ToDevice, Way::ToSystem] {
+                let way = way.faultless(self.faultless);
+                let done = device.migrate(map.addr(), map.pages(), way).context("migration")?;
+                row.moved += done.moved;
+                row.switched += done.switched;
+                row.stayed += done.skipped + done.no_memory + done.copy_failed;
+                moving += done.ns;
+            }
+            row.trips += 1;
+            row.rounds = rounds(&job)?;
+        }
+        let seconds = begin.elapsed().as_secs_f64();
+        let after = device.counters()?;
+        let ended = job.finish().context("end of the reader")?;
+        ensure!(ended.error.is_none(), "the reader failed: {:?}", ended.error);
+        map.check(7).context("contents at the end")?;
+        row.read_faults = after.engine_faults_read - before.engine_faults_read;
+        row.read_stalls = after.stalls_read - before.stalls_read;
+        row.stall_ms = (after.stall_ns_read - before.stall_ns_read) as f64 / 1e6;
+        row.stale_hits = after.stale_hits - before.stale_hits;
+        let mib = (after.bytes_read - before.bytes_read) as f64 / f64::from(1 << 20);
+        row.read_mib_s = mib / seconds;
+        row.moved_mib_s = row.moved as f64 / 256.0 / (moving as f64 / 1e9);
+        Ok(row)
+    }
+}
+
+impl Row {
+    /// What is not as it must be.
+    pub fn broken_bounds(&self) -> Vec<String> {
+        let mut broken = Vec::new();
+        let way = if self.faultless { "faultless" } else { "ordinary" };
+        let mut must = |met: bool, what: String| {
+            if !met {
+                broken.push(format!("{} pages, {way}: {what}", self.pages));
+            }
+        };
+        must(self.moved > 0, "nothing moved".to_string());
+        must(self.stale_hits == 0, format!("{} stale hits", self.stale_hits));
+        if self.faultless {
+            must(self.read_faults == 0, format!("{} read faults", self.read_faults));
+            must(self.read_stalls == 0, format!("{} read stalls", self.read_stalls));
+            must(self.switched > 0, "no entry was switched".to_string());
+        } else {
+            // Else the counter counts nothing.
+            must(self.read_faults > 0, "no read fault".to_string());
+            must(self.read_stalls > 0, "no read stall".to_string());
+        }
+        broken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(faultless: bool, faults: u64) -> Row {
+        Row {
+            pages: "4 KiB",
+            faultless,
+            trips: 1,
+            rounds: 1,
+            moved: 10,
+            switched: if faultless { 10 } else { 0 },
+            stayed: 0,
+            read_faults: faults,
+            read_stalls: faults,
+            stall_ms: 0.0,
+            stale_hits: 0,
+            read_mib_s: 1.0,
+            moved_mib_s: 1.0,
+        }
+    }
+
+    #[test]
+    fn bounds() {
+        assert!(row(true, 0).broken_bounds().is_empty());
+        assert_eq!(row(true, 1).broken_bounds().len(), 2);
+        assert!(row(false, 3).broken_bounds().is_empty());
+        assert_eq!(row(false, 0).broken_bounds().len(), 2);
+        assert_eq!(Row { stale_hits: 1, ..row(true, 0) }.broken_bounds().len(), 1);
+        assert_eq!(Row { moved: 0, switched: 0, ..row(true, 0) }.broken_bounds().len(), 2);
+    }
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0
+//! An engine and a CPU thread count in the same pages while they migrate: no
+//! update may be lost.
+
+use anyhow::{ensure, Context, Result};
+use hmm::engine::Way;
+use hmm::{Command, Device, EngineOp, Mapping, PAGE_SIZE};
+use serde::Serialize;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Pages that are counted in: two aligned blocks of 2 MiB.
+const BLOCKS: usize = 2;
+
+/// What was counted.
+#[derive(Clone, Debug, Serialize)]
+pub struct Writers {
+    pub trips: u64,
+    pub moved: u64,
+    pub switched: u64,
+    /// Additions by the engine, and what is found in memory.
+    pub device_adds: u64,
+    pub device_found: u64,
+    pub cpu_adds: u64,
+    pub cpu_found: u64,
+    pub write_stalls: u64,
+    pub write_stall_ms: f64,
+    pub stale_hits: u64,
+}
+
+/// Migrates while both count.
+pub fn measure(device: &Device, trips: u64) -> Result<Writers> {
+    let map = Mapping::anon_aligned(BLOCKS)?;
+    map.fill_pages(0, 0, 0);
+    for page in 0..map.pages() {
+        map.set(page, 0, 0);
+        map.set(page, 1, 0);
+    }
+    let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).stride(PAGE_SIZE).value(1);
+    let first = device.run(add)?;
+    ensure!(first.error.is_none(), "the first pass failed: {:?}", first.error);
+    let before = device.counters()?;
+    let job = device.submit(add.rounds(0).engine(1)).context("writer")?;
+    let stop = AtomicBool::new(false);
+    let mut result = Writers {
+        trips: 0,
+        moved: 0,
+        switched: 0,
+        device_adds: map.pages() as u64,
+        device_found: 0,
+        cpu_adds: 0,
+        cpu_found: 0,
+        write_stalls: 0,
+        write_stall_ms: 0.0,
+        stale_hits: 0,
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let cpu = scope.spawn(|| {
+            let mut adds = 0u64;
+            let mut page = 0;
+            while !stop.load(Relaxed) {
+                page = (page + 7) % map.pages();
+                map.atomic(page, 1).fetch_add(1, Relaxed);
+                adds += 1;
+                if adds % 16 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            adds
+        });
+        let moves = (|| -> Result<()> {
+            // The CPU brings pages back as fast as it can, so that several trips are made.
+            for _ in 0..trips * 2 {
+                for way in [Way::ToDevice, Way::ToSystem] {
+                    let done = device.migrate(map.addr(), map.pages(), way)?;
+                    result.moved += done.moved;
+                    result.switched += done.switched;
+                }
+                result.trips += 1;
+            }
+            Ok(())
+        })();
+        stop.store(true, Relaxed);
+        result.cpu_adds = cpu.join().map_err(|_| anyhow::anyhow!("the CPU thread panicked"))?;
+        moves
+    })?;
+    let ended = job.finish().context("end of the writer")?;
+    ensure!(ended.error.is_none(), "the writer failed: {:?}", ended.error);
+    let after = device.counters()?;
+    result.device_adds += (after.bytes_written - before.bytes_written) / 8;
+    result.device_found = (0..map.pages()).map(|page| map.get(page, 0)).sum();
+    result.cpu_found = (0..map.pages()).map(|page| map.get(page, 1)).sum();
+    result.write_stalls = after.stalls_write - before.stalls_write;
+    result.write_stall_ms = (after.stall_ns_write - before.stall_ns_write) as f64 / 1e6;
+    result.stale_hits = after.stale_hits - before.stale_hits;
+    Ok(result)
+}
+
+impl Writers {
+    /// What is not as it must be.
+    pub fn broken_bounds(&self) -> Vec<String> {
+        let mut broken = Vec::new();
+        let mut must = |met: bool, what: String| {
+            if !met {
+                broken.push(format!("writers: {what}"));
+            }
+        };
+        let (adds, found) = (self.device_adds, self.device_found);
+        must(adds == found, format!("{adds} additions by the engine, {found} found"));
+        let (adds, found) = (self.cpu_adds, self.cpu_found);
+        must(adds == found, format!("{adds} additions by the CPU, {found} found"));
+        must(self.device_adds > 0 && self.cpu_adds > 0, "one of them did not count".to_string());
+        must(self.moved > 0, "nothing moved".to_string());
+        must(self.stale_hits == 0, format!("{} stale hits", self.stale_hits));
+        broken
+    }
+
+    /// A few lines about it.
+    pub fn text(&self) -> String {
+        format!(
+            "Engine and CPU count in the same pages during {} trips ({} pages moved):\n\
+             {} additions by the engine and {} by the CPU, none lost; {} engine writes waited,\n\
+             {:.1} ms in sum.\n",
+            self.trips,
+            self.moved,
+            self.device_adds,
+            self.cpu_adds,
+            self.write_stalls,
+            self.write_stall_ms
+        )
+    }
+}

@@ -7,9 +7,7 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::child::interrupt_after;
 use hmm::engine::Way;
-use hmm::{
-    Child, Command, Device, EngineOp, Errno, Gate, Mapping, PageState, Prot, Ptr, PAGE_SIZE,
-};
+use hmm::{pattern, Child, Command, Device, EngineOp, Errno, Gate, Mapping, Prot, Ptr, PAGE_SIZE};
 use std::time::{Duration, Instant};
 
 const OURS: &str = "the C driver has no engines";
@@ -160,13 +158,10 @@ fn bad_pointers(ctx: &Ctx) -> Outcome {
     fails(result.map(|_| ()), Errno::EFAULT, "outcomes into read-only memory")?;
     outcomes.protect(Prot::ReadWrite)?;
     cpu_sees(&map, 1, "after outcomes that went nowhere")?;
-    // Into the memory that moves.
-    let before = map.get(0, 0);
+    // Into the memory that moves: its first page comes back for that.
     let done = device.probe_outcomes(map.addr(), 4, Ptr::Map(&map)).what("outcomes into itself")?;
     check_eq!(done.moved, 4, "pages moved");
-    let states = device.snapshot(map.page_addr(1), 3).what("snapshot")?;
-    check!(states.iter().all(|state: &PageState| state.is_local()), "pages on the device");
-    check_eq!(map.get(0, 0) >> 32, before >> 32, "what is behind the outcomes");
+    check_eq!(map.get(0, 1), pattern::word(1, 0, 1), "what is behind the outcomes");
     map.check_pages(1, 1, 3).what("contents at the end")
 }
 
@@ -220,8 +215,8 @@ fn counters_grow(ctx: &Ctx) -> Outcome {
     map.fill(1);
     let read = Command::new(EngineOp::Read, map.addr(), map.len()).rounds(0);
     let write = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).stride(64).value(1);
-    let jobs = [device.submit(read)?, device.submit(write.rounds(0).engine(1))?];
     let (first, begin) = (all_counters(&device)?, Instant::now());
+    let jobs = [device.submit(read)?, device.submit(write.rounds(0).engine(1))?];
     let mut last = first.clone();
     while begin.elapsed() < Duration::from_millis(800) {
         for way in [Way::ToDevice, Way::ToSystemOrdinary] {
@@ -260,7 +255,9 @@ fn counters_grow(ctx: &Ctx) -> Outcome {
         check!(grown(name) > 0, "{name} did not grow");
     }
     let (hits, misses) = (grown("tlb_hits"), grown("tlb_misses"));
-    check_eq!(hits + misses, grown("accesses"), "TLB hits and misses");
+    // One that finds its translation changing looks again.
+    let accesses = grown("accesses");
+    check!(hits + misses >= accesses, "{hits} TLB hits, {misses} misses, {accesses} accesses");
     check_eq!(grown("stale_hits"), 0, "stale hits");
     for engine in 0..2 {
         // Every moment is of one of the three kinds.

@@ -11,6 +11,7 @@ use clap::Parser;
 use hmm::{Device, Setting, Settings};
 use serde_json::json;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Measures faultless migration, and checks its bounds.
 #[derive(Parser)]
@@ -24,6 +25,9 @@ struct Args {
     /// Migrations there and back, at least.
     #[arg(long, default_value_t = 4)]
     trips: u64,
+    /// Seconds of migrations, at least, for each line of the table.
+    #[arg(long, default_value_t = 0)]
+    seconds: u64,
     /// Rounds of the engine over the working set, at least.
     #[arg(long, default_value_t = 4)]
     rounds: u64,
@@ -52,6 +56,7 @@ fn measure(args: &Args) -> Result<bool> {
                 mib: args.mib,
                 trips: args.trips,
                 rounds: args.rounds,
+                time: Duration::from_secs(args.seconds),
                 huge,
                 faultless,
             };

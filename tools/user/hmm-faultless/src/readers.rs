@@ -13,6 +13,7 @@ pub struct Run {
     pub mib: usize,
     pub trips: u64,
     pub rounds: u64,
+    pub time: Duration,
     pub huge: bool,
     pub faultless: bool,
 }
@@ -93,8 +94,9 @@ impl Run {
             moved_mib_s: 0.0,
         };
         let mut moving = 0u64;
-        while row.trips < self.trips || row.rounds < self.rounds {
-            ensure!(begin.elapsed() < PATIENCE, "the engine is too slow: {row:?}");
+        let enough = |row: &Row| row.trips >= self.trips && row.rounds >= self.rounds;
+        while !enough(&row) || begin.elapsed() < self.time {
+            ensure!(begin.elapsed() < PATIENCE + self.time, "the engine is too slow: {row:?}");
             for way in [Way::ToDevice, Way::ToSystem] {
                 let way = way.faultless(self.faultless);
                 let done = device.migrate(map.addr(), map.pages(), way).context("migration")?;

@@ -22,6 +22,8 @@ pub struct Writers {
     pub device_found: u64,
     pub cpu_adds: u64,
     pub cpu_found: u64,
+    /// No engine reads meanwhile, so that none may fault or wait.
+    pub reads_disturbed: u64,
     pub write_stalls: u64,
     pub write_stall_ms: f64,
     pub stale_hits: u64,
@@ -49,6 +51,7 @@ pub fn measure(device: &Device, trips: u64) -> Result<Writers> {
         device_found: 0,
         cpu_adds: 0,
         cpu_found: 0,
+        reads_disturbed: 0,
         write_stalls: 0,
         write_stall_ms: 0.0,
         stale_hits: 0,
@@ -89,6 +92,8 @@ pub fn measure(device: &Device, trips: u64) -> Result<Writers> {
     result.device_adds += (after.bytes_written - before.bytes_written) / 8;
     result.device_found = (0..map.pages()).map(|page| map.get(page, 0)).sum();
     result.cpu_found = (0..map.pages()).map(|page| map.get(page, 1)).sum();
+    let faults = after.engine_faults_read - before.engine_faults_read;
+    result.reads_disturbed = faults + after.stalls_read - before.stalls_read;
     result.write_stalls = after.stalls_write - before.stalls_write;
     result.write_stall_ms = (after.stall_ns_write - before.stall_ns_write) as f64 / 1e6;
     result.stale_hits = after.stale_hits - before.stale_hits;
@@ -110,15 +115,20 @@ impl Writers {
         must(adds == found, format!("{adds} additions by the CPU, {found} found"));
         must(self.device_adds > 0 && self.cpu_adds > 0, "one of them did not count".to_string());
         must(self.moved > 0, "nothing moved".to_string());
+        let disturbed = self.reads_disturbed;
+        must(disturbed == 0, format!("{disturbed} faults and stalls of writes count as of reads"));
         must(self.stale_hits == 0, format!("{} stale hits", self.stale_hits));
         broken
     }
 
     /// A few lines about it.
     pub fn text(&self) -> String {
+        let lost = self.device_adds.abs_diff(self.device_found);
+        let lost = lost + self.cpu_adds.abs_diff(self.cpu_found);
+        let lost = if lost == 0 { "none".to_string() } else { lost.to_string() };
         format!(
             "Engine and CPU count in the same pages during {} trips ({} pages moved):\n\
-             {} additions by the engine and {} by the CPU, none lost; {} engine writes waited,\n\
+             {} additions by the engine and {} by the CPU, {lost} lost; {} engine writes waited,\n\
              {:.1} ms in sum.\n",
             self.trips,
             self.moved,
@@ -127,5 +137,37 @@ impl Writers {
             self.write_stalls,
             self.write_stall_ms
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn writers() -> Writers {
+        Writers {
+            trips: 1,
+            moved: 10,
+            switched: 5,
+            device_adds: 100,
+            device_found: 100,
+            cpu_adds: 50,
+            cpu_found: 50,
+            reads_disturbed: 0,
+            write_stalls: 3,
+            write_stall_ms: 1.0,
+            stale_hits: 0,
+        }
+    }
+
+    #[test]
+    fn bounds() {
+        assert!(writers().broken_bounds().is_empty());
+        assert!(writers().text().contains("none lost"));
+        let lost = Writers { cpu_found: 49, ..writers() };
+        assert_eq!(lost.broken_bounds(), ["writers: 50 additions by the CPU, 49 found"]);
+        assert!(lost.text().contains("1 lost"));
+        assert_eq!(Writers { reads_disturbed: 1, ..writers() }.broken_bounds().len(), 1);
+        assert_eq!(Writers { moved: 0, stale_hits: 1, ..writers() }.broken_bounds().len(), 2);
     }
 }

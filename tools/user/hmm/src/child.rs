@@ -79,6 +79,26 @@ impl Gate {
     }
 }
 
+/// Has a signal come to this process that does nothing but interrupt a call.
+pub fn interrupt_after(time: Duration) -> Result<(), Errno> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: zero is a valid value of all fields: no flags, so that calls are not restarted.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    // SAFETY: a valid structure; the handler does nothing.
+    let ret = unsafe { libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()) };
+    Errno::check(ret.into())?;
+    let value = libc::timeval {
+        tv_sec: time.as_secs() as libc::time_t,
+        tv_usec: time.subsec_micros().into(),
+    };
+    let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let timer = libc::itimerval { it_interval: zero, it_value: value };
+    // SAFETY: a valid structure.
+    let ret = unsafe { libc::syscall(libc::SYS_setitimer, libc::ITIMER_REAL, &timer, 0) };
+    Errno::check(ret).map(|_| ())
+}
+
 /// A running child process; killed and reaped when dropped.
 #[derive(Debug)]
 pub struct Child {

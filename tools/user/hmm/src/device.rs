@@ -85,6 +85,15 @@ impl Device {
         Errno::check(unsafe { libc::close(raw) }.into()).map(|_| ())
     }
 
+    /// Closes the open file under calls that are in flight: from now on the
+    /// descriptor is one of `/dev/null`.
+    pub fn detach(&self) -> Result<(), Errno> {
+        let null = File::open("/dev/null")?;
+        // SAFETY: both descriptors are owned; the number stays owned by `self`.
+        let ret = unsafe { libc::dup3(null.as_raw_fd(), self.fd(), libc::O_CLOEXEC) };
+        Errno::check(ret.into()).map(|_| ())
+    }
+
     /// Issues one command; interrupted calls are repeated.
     ///
     /// # Safety

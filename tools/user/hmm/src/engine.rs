@@ -3,9 +3,13 @@
 //! `samples/dmirror/dmirror_uapi.h`.
 
 use crate::abi::{iowr, PAGE_SIZE};
-use crate::device::Device;
+use crate::device::{Device, Ptr};
 use crate::errno::Errno;
+use crate::mapping::Mapping;
 use std::time::{Duration, Instant};
+
+#[cfg(test)]
+mod header;
 
 /// What the device is.
 #[repr(C)]
@@ -279,6 +283,32 @@ pub struct EngineCounters {
     pub set_aside: u64,
 }
 
+impl EngineCounters {
+    /// Names and values in the order of the structure.
+    pub fn fields(&self) -> [(&'static str, u64); 18] {
+        [
+            ("commands", self.commands),
+            ("accesses", self.accesses),
+            ("tlb_hits", self.tlb_hits),
+            ("tlb_misses", self.tlb_misses),
+            ("faults_read", self.faults_read),
+            ("faults_write", self.faults_write),
+            ("stalls_read", self.stalls_read),
+            ("stalls_write", self.stalls_write),
+            ("stall_ns_read", self.stall_ns_read),
+            ("stall_ns_write", self.stall_ns_write),
+            ("stall_ns_max", self.stall_ns_max),
+            ("bytes_read", self.bytes_read),
+            ("bytes_written", self.bytes_written),
+            ("stale_hits", self.stale_hits),
+            ("busy_ns", self.busy_ns),
+            ("idle_ns", self.idle_ns),
+            ("wait_ns", self.wait_ns),
+            ("set_aside", self.set_aside),
+        ]
+    }
+}
+
 /// What became of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PageOutcome {
@@ -523,29 +553,47 @@ impl Device {
         let ret = unsafe { libc::ioctl(self.fd(), request as _, words.as_mut_ptr()) };
         Errno::check(ret.into()).map(|_| ())
     }
+
+    /// Issues extension `number` with its argument in `map`, `offset` bytes from
+    /// the start: what of it lies behind the mapping is in the guard page.
+    pub fn probe_extension_in(
+        &self,
+        number: u8,
+        map: &Mapping,
+        offset: usize,
+    ) -> Result<(), Errno> {
+        // SAFETY: the kernel reads and writes upwards from there, and meets the guard page.
+        let ret = unsafe { libc::ioctl(self.fd(), iowr(number, 8) as _, map.addr() + offset) };
+        Errno::check(ret.into()).map(|_| ())
+    }
+
+    /// Migrates with a place for outcomes that may not be accessible: the start
+    /// of a mapping, or the guard page in front of it.
+    pub fn probe_outcomes(
+        &self,
+        addr: usize,
+        npages: usize,
+        to: Ptr<'_>,
+    ) -> Result<Migration, Errno> {
+        let outcomes = match to {
+            Ptr::Map(map) => map.addr() as u64,
+            Ptr::Guard(map) => map.guard() as u64,
+            Ptr::Null | Ptr::Slice(_) => 0,
+        };
+        let mut raw = Migration {
+            size: size_of::<Migration>() as u32,
+            addr: addr as u64,
+            npages: npages as u64,
+            outcomes,
+            ..Migration::default()
+        };
+        self.extension(0x46, &mut raw).map(|()| raw)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::offset_of;
-
-    #[test]
-    fn structures_have_the_layout_of_the_header() {
-        assert_eq!(size_of::<Info>(), 40);
-        assert_eq!(offset_of!(Info, vram_bytes), 24);
-        assert_eq!(size_of::<Command>(), Command::SIZE as usize);
-        assert_eq!(offset_of!(Command, addr), 16);
-        assert_eq!(offset_of!(Command, id), 72);
-        assert_eq!(size_of::<Status>(), 72);
-        assert_eq!(offset_of!(Status, status), 24);
-        assert_eq!(offset_of!(Status, result), 32);
-        assert_eq!(size_of::<EngineCounters>(), 160);
-        assert_eq!(size_of::<Migration>(), 80);
-        assert_eq!(offset_of!(Migration, ns), 72);
-        assert_eq!(size_of::<Set>(), 32);
-        assert_eq!(size_of::<Discard>(), 24);
-    }
 
     #[test]
     fn checksum_depends_on_order_and_content() {

@@ -65,6 +65,10 @@ impl Errno {
     pub const ECANCELED: Errno = Errno(libc::ECANCELED);
     /// Not the expected contents.
     pub const EILSEQ: Errno = Errno(libc::EILSEQ);
+    /// No such command of this file.
+    pub const ENOTTY: Errno = Errno(libc::ENOTTY);
+    /// No such system call.
+    pub const ENOSYS: Errno = Errno(libc::ENOSYS);
     /// Not supported for this memory.
     pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 

@@ -105,6 +105,70 @@ impl Ksm {
     }
 }
 
+/// The kernel's own making of huge pages, switched on.
+#[derive(Debug)]
+pub struct Khugepaged {
+    _settings: Settings,
+    before: u64,
+}
+
+impl Khugepaged {
+    const DIR: &'static str = "/sys/kernel/mm/transparent_hugepage/khugepaged";
+
+    fn count() -> io::Result<u64> {
+        number(&format!("{}/pages_collapsed", Self::DIR))
+    }
+
+    /// Switches it on, fast, until this is dropped.
+    pub fn start() -> io::Result<Khugepaged> {
+        let before = Self::count()?;
+        let mut settings = Settings::new();
+        settings.set(format!("{}/pages_to_scan", Self::DIR), "65536")?;
+        settings.set(format!("{}/alloc_sleep_millisecs", Self::DIR), "1")?;
+        // Last: this one wakes it.
+        settings.set(format!("{}/scan_sleep_millisecs", Self::DIR), "1")?;
+        Ok(Khugepaged { _settings: settings, before })
+    }
+
+    /// Huge pages that it has made since.
+    pub fn collapsed(&self) -> io::Result<u64> {
+        Ok(Self::count()? - self.before)
+    }
+}
+
+/// Folios of 64 KiB instead of 2 MiB on faults of [`Mapping::anon_huge`].
+#[derive(Debug)]
+pub struct SmallThp {
+    _settings: Settings,
+    before: u64,
+}
+
+impl SmallThp {
+    const DIR: &'static str = "/sys/kernel/mm/transparent_hugepage";
+
+    fn count() -> io::Result<u64> {
+        number(&format!("{}/hugepages-64kB/stats/anon_fault_alloc", Self::DIR))
+    }
+
+    /// Switches them on until this is dropped.
+    pub fn start() -> io::Result<SmallThp> {
+        let before = Self::count()?;
+        let mut settings = Settings::new();
+        settings.set(format!("{}/hugepages-2048kB/enabled", Self::DIR), "never")?;
+        settings.set(format!("{}/hugepages-64kB/enabled", Self::DIR), "always")?;
+        Ok(SmallThp { _settings: settings, before })
+    }
+
+    /// Folios of 64 KiB that were made since.
+    pub fn made(&self) -> io::Result<u64> {
+        Ok(Self::count()? - self.before)
+    }
+}
+
+fn number(path: &str) -> io::Result<u64> {
+    std::fs::read_to_string(path)?.trim().parse().map_err(io::Error::other)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

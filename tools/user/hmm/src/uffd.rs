@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! As much of userfaultfd as one test needs: missing pages of one range.
+//! As much of userfaultfd as tests need: missing pages of one range, and write
+//! protection.
 
 use crate::abi::PAGE_SIZE;
 use crate::errno::Errno;
@@ -33,6 +34,13 @@ struct Copy {
     copy: i64,
 }
 
+#[repr(C)]
+struct Protect {
+    start: u64,
+    len: u64,
+    mode: u64,
+}
+
 /// `_IOWR(0xaa, nr, size)`.
 const fn request(nr: u8, size: usize) -> u64 {
     (3 << 30) | ((size as u64) << 16) | (0xaa << 8) | nr as u64
@@ -41,7 +49,12 @@ const fn request(nr: u8, size: usize) -> u64 {
 const UFFDIO_API: u64 = request(0x3f, size_of::<Api>());
 const UFFDIO_REGISTER: u64 = request(0x00, size_of::<Register>());
 const UFFDIO_COPY: u64 = request(0x03, size_of::<Copy>());
+const UFFDIO_WRITEPROTECT: u64 = request(0x06, size_of::<Protect>());
 const MODE_MISSING: u64 = 1;
+const MODE_WP: u64 = 2;
+/// The feature of write protection.
+const FEATURE_WP: u64 = 1;
+const PROTECT_WP: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 
 /// A userfaultfd that waits for missing pages of one mapping.
@@ -53,21 +66,7 @@ pub struct Missing {
 impl Missing {
     /// Registers all of `map`.
     pub fn new(map: &Mapping) -> Result<Missing, Errno> {
-        // A blocking userfaultfd cannot be polled.
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-        // SAFETY: plain system call on numbers.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        // SAFETY: a new descriptor that nobody else knows.
-        let file = unsafe { File::from_raw_fd(Errno::check(fd)? as i32) };
-        let mut api = Api { api: 0xaa, features: 0, ioctls: 0 };
-        // SAFETY: the structure that this request takes.
-        Errno::check(unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_API as _, &mut api) }.into())?;
-        let (start, len) = (map.addr() as u64, map.len() as u64);
-        let mut register = Register { start, len, mode: MODE_MISSING, ioctls: 0 };
-        // SAFETY: the structure that this request takes.
-        let ret = unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_REGISTER as _, &mut register) };
-        Errno::check(ret.into())?;
-        Ok(Missing { file })
+        register(map, MODE_MISSING, 0).map(|file| Missing { file })
     }
 
     /// Waits for a fault and answers it with a page full of `byte`; `None`
@@ -100,6 +99,57 @@ impl Missing {
     }
 }
 
+/// A new userfaultfd with all of `map` registered.
+fn register(map: &Mapping, mode: u64, features: u64) -> Result<File, Errno> {
+    // A blocking userfaultfd cannot be polled.
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: plain system call on numbers.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    // SAFETY: a new descriptor that nobody else knows.
+    let file = unsafe { File::from_raw_fd(Errno::check(fd)? as i32) };
+    let mut api = Api { api: 0xaa, features, ioctls: 0 };
+    // SAFETY: the structure that this request takes.
+    Errno::check(unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_API as _, &mut api) }.into())?;
+    let (start, len) = (map.addr() as u64, map.len() as u64);
+    let mut register = Register { start, len, mode, ioctls: 0 };
+    // SAFETY: the structure that this request takes.
+    let ret = unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_REGISTER as _, &mut register) };
+    Errno::check(ret.into())?;
+    Ok(file)
+}
+
+/// A userfaultfd that protects pages of one mapping against writes. Nobody
+/// answers: a write waits until the protection is gone, or fails.
+#[derive(Debug)]
+pub struct WriteProtect {
+    file: File,
+}
+
+impl WriteProtect {
+    /// Registers all of `map`; nothing is protected yet.
+    pub fn new(map: &Mapping) -> Result<WriteProtect, Errno> {
+        register(map, MODE_WP, FEATURE_WP).map(|file| WriteProtect { file })
+    }
+
+    /// Protects some pages of `map`, or no longer.
+    pub fn set(&self, map: &Mapping, first: usize, npages: usize, yes: bool) -> Result<(), Errno> {
+        let (start, len) = (map.page_addr(first) as u64, (npages * PAGE_SIZE) as u64);
+        loop {
+            let mode = if yes { PROTECT_WP } else { 0 };
+            let mut protect = Protect { start, len, mode };
+            // SAFETY: the structure that this request takes.
+            let ret = unsafe {
+                libc::ioctl(self.file.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect)
+            };
+            match Errno::check(ret.into()) {
+                // The address space is changing.
+                Err(Errno::EAGAIN) => continue,
+                other => return other.map(|_| ()),
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,5 +159,6 @@ mod tests {
         assert_eq!(UFFDIO_API, 0xc018_aa3f);
         assert_eq!(UFFDIO_REGISTER, 0xc020_aa00);
         assert_eq!(UFFDIO_COPY, 0xc028_aa03);
+        assert_eq!(UFFDIO_WRITEPROTECT, 0xc018_aa06);
     }
 }

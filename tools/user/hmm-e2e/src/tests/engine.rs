@@ -28,7 +28,6 @@ pub const TESTS: &[Test] = &[
     Test::new("engine", "discard", discard).only_rust(OURS),
     Test::new("engine", "exit_while_commands_run", exit_while_running).only_rust(OURS),
     Test::new("engine", "close_while_commands_run", close_while_running).only_rust(OURS),
-    Test::new("engine", "bad_input", bad_input).only_rust(OURS),
 ];
 
 /// The command must end well.
@@ -409,66 +408,4 @@ fn close_while_running(ctx: &Ctx) -> Outcome {
         cpu_sees(&map, 1, "after the close")?;
     }
     Ok(())
-}
-
-fn bad_input(ctx: &Ctx) -> Outcome {
-    let device = ctx.open()?;
-    let map = Mapping::anon(4)?;
-    map.fill(1);
-    let good = Command::new(EngineOp::Read, map.addr(), 8);
-    let bad = |command: Command, what: &str| {
-        fails(device.submit(command).map(|_| ()), Errno::EINVAL, what)
-    };
-    bad(Command { flags: 2, ..good }, "unknown flag")?;
-    bad(Command { op: 8, ..good }, "unknown operation")?;
-    bad(good.engine(64), "no such engine")?;
-    bad(Command { addr: map.addr() as u64 + 4, ..good }, "unaligned address")?;
-    bad(Command { bytes: 0, ..good }, "no bytes")?;
-    bad(Command { bytes: 12, ..good }, "half a word")?;
-    bad(Command { addr: u64::MAX - 7, bytes: 16, ..good }, "beyond the end of addresses")?;
-    bad(Command { stride: 8, ..good }, "a stride that nobody uses")?;
-    bad(Command { src: 8, ..good }, "a source that nobody uses")?;
-    bad(Command { think_ns: 1_000_000_001, ..good }, "a long pause")?;
-    bad(Command::new(EngineOp::Strided, map.addr(), 64), "no stride")?;
-    bad(Command::new(EngineOp::Strided, map.addr(), 64).stride(12), "an odd stride")?;
-    bad(Command::new(EngineOp::Fill, map.addr(), 64).verify(1), "verify what has no result")?;
-    let overlap = Command::new(EngineOp::Memcpy, map.addr(), 4096).from(map.addr() + 8);
-    bad(overlap, "copy onto itself")?;
-    fails(device.engine_counters(64).map(|_| ()), Errno::EINVAL, "counters of no engine")?;
-    let set = |what: u64, value: u64| {
-        // size, flags; what, reserved; value; old
-        let mut words = [32, what, value, 0];
-        device.probe_extension(0x47, &mut words)
-    };
-    fails(set(5, 0), Errno::EINVAL, "an unknown setting")?;
-    fails(set(0, 1_000_000_001), Errno::EINVAL, "a long copy delay")?;
-    fails(set(3, 2), Errno::EINVAL, "a flag that is 2")?;
-    fails(set(1 << 32, 0), Errno::EINVAL, "a reserved field")?;
-    // Sizes: those of version 1, and a larger one that says nothing new.
-    for (number, size) in [(0x40, 40), (0x42, 80), (0x43, 72), (0x44, 16), (0x45, 16), (0x46, 80)]
-        .into_iter()
-        .chain([(0x47, 32), (0x48, 24)])
-    {
-        let mut words = vec![0u64; 40];
-        words[0] = size - 1;
-        fails(device.probe_extension(number, &mut words), Errno::EINVAL, "a small structure")?;
-        words[0] = 320;
-        words[39] = 1;
-        fails(device.probe_extension(number, &mut words), Errno::E2BIG, "an unknown field")?;
-        // Flags, where there are some.
-        if !matches!(number, 0x40 | 0x45) {
-            let mut words = vec![0u64; 40];
-            words[0] = size | (1 << 63);
-            fails(device.probe_extension(number, &mut words), Errno::EINVAL, "an unknown flag")?;
-        }
-    }
-    let mut words = vec![0u64; 40];
-    words[0] = 320;
-    device.probe_extension(0x40, &mut words).what("a structure that is larger, and zero")?;
-    check_eq!(words[0], 40 | (2 << 32), "size and version that come back");
-    let migrate = |addr, pages| device.migrate(addr, pages, Way::ToDevice).map(|_| ());
-    fails(migrate(map.addr() + 8, 1), Errno::EINVAL, "migration of half a page")?;
-    fails(migrate(map.addr(), 0), Errno::EINVAL, "migration of nothing")?;
-    fails(migrate(map.guard(), 1), Errno::EINVAL, "migration of what is not there")?;
-    cpu_sees(&map, 1, "at the end")
 }

@@ -5,6 +5,7 @@ use crate::harness::Test;
 
 mod bad;
 mod engine;
+mod extension;
 mod faultless;
 mod fork;
 mod kinds;
@@ -20,7 +21,7 @@ mod thp;
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
     let faultless = faultless::tests();
-    let groups: [&[Test]; 13] = [
+    let groups: [&[Test]; 14] = [
         mirror::TESTS,
         fork::TESTS,
         kinds::TESTS,
@@ -32,6 +33,7 @@ pub fn all() -> Vec<Test> {
         bad::TESTS,
         race::TESTS,
         engine::TESTS,
+        extension::TESTS,
         &faultless,
         // Last: these unload the modules.
         reload::TESTS,

@@ -8,6 +8,7 @@ use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::PAGE_SIZE;
 use hmm::{Command, Device, EngineOp, Mapping, PageOutcome, Setting};
+use std::time::{Duration, Instant};
 
 pub const TESTS: &[Test] = &[
     Test::new("faultless", "reads_see_no_fault", reads_see_no_fault).only_rust(OURS),
@@ -15,6 +16,8 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "ordinary_reads_do", ordinary_reads_do).only_rust(OURS),
     Test::new("faultless", "outcome_of_each_page", outcome_of_each_page).only_rust(OURS),
     Test::new("faultless", "failed_copies_lose_nothing", failed_copies).only_rust(OURS),
+    Test::new("faultless", "kept_write_access_loses_writes", kept_write).only_rust(OURS),
+    Test::new("faultless", "a_skipped_flush_is_noticed", skipped_flush).only_rust(OURS),
 ];
 
 /// Reads during trips. Returns (pages moved, pages switched, faults, stalls).
@@ -117,4 +120,55 @@ fn failed_copies(ctx: &Ctx) -> Outcome {
     }
     check!(device.counters()?.copy_failures > 0, "no failure was counted");
     no_stale_hits(&device)
+}
+
+/// That the test of H1 can fail: with write access kept, writes are lost.
+fn kept_write(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    for keep in [0, 1] {
+        device.set(Setting::KeepWrite, keep)?;
+        let map = Mapping::anon_aligned(1)?;
+        map.set(3, 0, 0);
+        let add = Command::new(EngineOp::AtomicAdd, map.addr() + 3 * PAGE_SIZE, 8).stride(8);
+        let job = device.submit(add.value(1).rounds(0))?;
+        let begin = Instant::now();
+        let mut lost = 0;
+        for round in 0.. {
+            let way = if round % 2 == 0 { Way::ToDevice } else { Way::ToSystem };
+            check!(device.migrate(map.addr(), map.pages(), way)?.moved > 0, "nothing moved");
+            if round >= 8 || begin.elapsed() > Duration::from_secs(20) {
+                break;
+            }
+        }
+        let ended = job.finish()?;
+        check_eq!(ended.error, None, "end of the writer");
+        lost += ended.status.rounds - map.get(3, 0);
+        check!(ended.status.rounds > 0, "no addition");
+        check_eq!(lost > 0, keep == 1, "whether one of {lost} additions was lost");
+    }
+    Ok(())
+}
+
+/// That stale translations after a switch would be seen.
+fn skipped_flush(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon(16)?;
+    map.fill(1);
+    let job = watch(&device, &map, 1)?;
+    for skip in [0, 2] {
+        device.set(Setting::SkipFlush, skip)?;
+        for way in [Way::ToDevice, Way::ToSystem] {
+            device.migrate(map.addr(), map.pages(), way)?;
+            let rounds = job.poll(Duration::ZERO)?.1.rounds;
+            let begin = Instant::now();
+            while job.poll(Duration::from_millis(2))?.1.rounds < rounds + 2 {
+                check!(begin.elapsed() < Duration::from_secs(30), "the reader stands still");
+            }
+        }
+        let stale = device.counters()?.stale_hits;
+        check_eq!(stale > 0, skip > 0, "whether {stale} stale hits were counted");
+    }
+    // A stale translation is never used: the checksums are right.
+    watched(&job, "with skipped flushes")?;
+    cpu_sees(&map, 1, "at the end")
 }

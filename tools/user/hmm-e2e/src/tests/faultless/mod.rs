@@ -6,6 +6,7 @@
 
 mod basic;
 mod holes;
+mod kernel;
 mod races;
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
@@ -24,7 +25,7 @@ const DELAY_NS: u64 = 20_000;
 
 /// All of them.
 pub fn tests() -> Vec<Test> {
-    [basic::TESTS, holes::TESTS, races::TESTS].concat()
+    [basic::TESTS, holes::TESTS, races::TESTS, kernel::TESTS].concat()
 }
 
 /// A child that migrates the range of its parent there and back until it goes.

@@ -17,11 +17,9 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "h11_mprotect", h11_mprotect).only_rust(OURS),
     Test::new("faultless", "h11_fork_and_writes", h11_fork).only_rust(OURS),
     Test::new("faultless", "h11_exit", h11_exit).only_rust(OURS),
-    Test::new("faultless", "pageout_during_the_copy", pageout).only_rust(OURS),
     Test::new("faultless", "madv_free_during_the_copy", madv_free).only_rust(OURS),
     Test::new("faultless", "merging_during_the_copy", merging).only_rust(OURS),
     Test::new("faultless", "thp_split_during_the_copy", thp_split).only_rust(OURS),
-    Test::new("faultless", "collapse_during_the_copy", collapse).only_rust(OURS),
     Test::new("faultless", "close_during_the_copy", close_in_flight).only_rust(OURS),
     Test::new("faultless", "rmmod_during_the_copy", rmmod_in_flight).only_rust(OURS),
 ];
@@ -129,16 +127,6 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
     no_stale_hits(&device)
 }
 
-fn pageout(ctx: &Ctx) -> Outcome {
-    disturbed(ctx, |device, map, round| {
-        map.fill_pages(round, 0, 64);
-        map.advise_pages(libc::MADV_PAGEOUT, 0, 64)?;
-        map.advise_pages(libc::MADV_COLD, 64, 64)?;
-        device_sees_pages(device, map, round, 0, 64, "after MADV_PAGEOUT")?;
-        map.check_pages(round, 0, 64).what("CPU read after MADV_PAGEOUT")
-    })
-}
-
 fn madv_free(ctx: &Ctx) -> Outcome {
     disturbed(ctx, |device, map, round| {
         map.advise_pages(libc::MADV_FREE, 0, 64)?;
@@ -188,43 +176,43 @@ fn thp_split(ctx: &Ctx) -> Outcome {
     no_stale_hits(&device)
 }
 
-fn collapse(ctx: &Ctx) -> Outcome {
-    let device = open(ctx)?;
-    let map = Mapping::anon_huge(1)?;
-    let mover = Mover::start(&device, &map)?;
-    map.fill(1);
-    let job = watch(&device, &map, 1)?;
-    repeat(|_| {
-        // It fails while pages are on the device.
-        let _ = map.collapse();
-        map.protect_pages(Prot::Read, 9, 1)?;
-        Ok(map.protect_pages(Prot::ReadWrite, 9, 1)?)
-    })?;
-    watched(&job, "of pages that collapse")?;
-    drop(mover);
-    cpu_sees(&map, 1, "at the end")?;
-    no_stale_hits(&device)
-}
-
 fn close_in_flight(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon_aligned(1)?;
-    for _ in 0..8 {
-        map.fill(1);
+    let pause = |round| std::thread::sleep(Duration::from_millis(3 + 4 * round));
+    for round in 0..6 {
+        // Another process has the last descriptor, and is killed in a migration.
+        map.fill(round);
         let device = open(ctx)?;
-        let job = watch(&device, &map, 1)?;
-        let fd = device.fd();
-        let mover = std::thread::scope(|scope| {
-            let mover = scope.spawn(|| device.migrate(map.addr(), map.pages(), Way::ToDevice));
-            std::thread::sleep(Duration::from_millis(3));
-            // Another descriptor of the same file goes; the file stays while it is used.
-            check!(fd >= 0, "no descriptor");
-            mover.join().map_err(|_| Stop::Fail("a thread panicked".into()))
-        })?;
-        mover.what("migration")?;
-        watched(&job, "before the close")?;
+        let mover = Mover::start(&device, &map)?;
+        watch(&device, &map, round)?;
+        pause(round);
         device.close().what("close")?;
-        cpu_sees(&map, 1, "after the close")?;
+        pause(round);
+        drop(mover);
+        cpu_sees(&map, round, "after the last descriptor went with its process")?;
+        // The last descriptor goes while a thread is in a migration, and commands run.
+        let device = open(ctx)?;
+        watch(&device, &map, round)?;
+        let ended = std::thread::scope(|scope| {
+            let mover = scope.spawn(|| loop {
+                for way in [Way::ToDevice, Way::ToSystem] {
+                    if let Err(error) = device.migrate(map.addr(), map.pages(), way) {
+                        return error;
+                    }
+                }
+            });
+            pause(round);
+            let detached = device.detach();
+            (detached, mover.join())
+        });
+        ended.0.what("close under a migration")?;
+        // The call in flight comes to its end; the next one meets another file.
+        check_eq!(ended.1.ok(), Some(Errno::ENOTTY), "end of the migrations");
+        cpu_sees(&map, round, "after the close under a migration")?;
     }
+    let device = open(ctx)?;
+    check_eq!(device.counters()?.device_pages_used, 0, "device pages after the last close");
+    device_sees(&device, &map, 5, "through a new file")?;
     Ok(())
 }
 

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the kernel itself does to memory while it migrates: reclaim, making of
+//! huge pages, folios of other sizes, write protection by userfaultfd.
+
+use super::*;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::files::{Khugepaged, SmallThp};
+use hmm::uffd::WriteProtect;
+use hmm::{pattern, Child, Command, EngineOp, Errno, Mapping, Prot, HUGE_PAGES, PAGE_SIZE};
+use std::time::{Duration, Instant};
+
+pub const TESTS: &[Test] = &[
+    Test::new("faultless", "h03_userfaultfd_during_the_copy", h03_userfaultfd).only_rust(OURS),
+    Test::new("faultless", "h08_folios_of_64_kib", h08_small_folios).only_rust(OURS),
+    Test::new("faultless", "pageout_during_the_copy", pageout).only_rust(OURS),
+    Test::new("faultless", "collapse_during_the_copy", collapse).only_rust(OURS),
+    Test::new("faultless", "khugepaged_during_the_copy", khugepaged).only_rust(OURS),
+];
+
+/// Pages that come and go in a test.
+const PART: usize = 64;
+
+/// Write protection by userfaultfd takes write access from migration entries,
+/// under the mmap lock for reading: the switch must not give it back.
+fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(1)?;
+    let protection = match WriteProtect::new(&map) {
+        Err(Errno::ENOSYS | Errno::EINVAL) => {
+            return Err(Stop::Skip("this kernel's userfaultfd cannot write-protect".to_string()))
+        }
+        other => other.what("register with userfaultfd")?,
+    };
+    let mover = Mover::start(&device, &map)?;
+    map.fill(1);
+    let mut waited = 0;
+    repeat(|round| {
+        let first = (round as usize * 61) % (map.pages() - PART);
+        let fill = Command::new(EngineOp::Fill, map.page_addr(first), PART * PAGE_SIZE);
+        let (old, new) = (2 * round + 1, 2 * round + 2);
+        check_eq!(device.run(fill.value(old))?.error, None, "write without protection");
+        protection.set(&map, first, PART, true).what("protect")?;
+        let job = device.submit(fill.value(new))?;
+        std::thread::sleep(Duration::from_millis(25));
+        for page in first..first + PART {
+            check_eq!(map.get(page, 7), old, "word of page {page}, which is protected");
+        }
+        let early = job.poll(Duration::ZERO)?.0;
+        protection.set(&map, first, PART, false).what("protect no longer")?;
+        let error = match early {
+            Some(ended) => {
+                check!(ended.error.is_some(), "a write to protected pages went well");
+                ended.error
+            }
+            None => {
+                waited += 1;
+                job.wait()?.error
+            }
+        };
+        // Who waits gets through in the end; who does not is told.
+        match error {
+            None => check_eq!(map.get(first + PART - 1, 7), new, "what was written in the end"),
+            Some(Errno::EFAULT | Errno::EPERM) => {
+                check_eq!(device.run(fill.value(new))?.error, None, "write after the protection")
+            }
+            Some(other) => return Err(Stop::Fail(format!("write to protected pages: {other}"))),
+        }
+        Ok(())
+    })?;
+    drop(mover);
+    println!("# {waited} writes waited for the protection to go");
+    no_stale_hits(&device)
+}
+
+/// Folios between a page and a huge page, whole, in part, shared.
+fn h08_small_folios(ctx: &Ctx) -> Outcome {
+    let small = match SmallThp::start() {
+        Ok(small) => small,
+        Err(error) => return Err(Stop::Skip(format!("no folios of 64 KiB: {error}"))),
+    };
+    let device = open(ctx)?;
+    let fresh = || -> Result<Mapping, Stop> {
+        let made = small.made()?;
+        let map = Mapping::anon_huge(1)?;
+        map.fill(1);
+        check!(small.made()? >= made + 16, "hardly any folio of 64 KiB");
+        Ok(map)
+    };
+    repeat(|round| {
+        let map = fresh()?;
+        let job = watch(&device, &map, 1)?;
+        if round % 2 == 0 {
+            // Pieces that begin and end within folios.
+            for (first, pages) in [(3, 9), (30, 5), (100, 300)] {
+                let done = device.migrate(map.page_addr(first), pages, Way::ToDevice)?;
+                check_eq!(done.moved, pages as u64, "moved of {pages} pages from {first}");
+            }
+        }
+        for way in [Way::ToDevice, Way::ToSystem, Way::ToDevice] {
+            device.migrate(map.addr(), map.pages(), way)?;
+            let there = if way == Way::ToDevice { map.pages() } else { 0 };
+            check_eq!(resident(&device, &map, 0, map.pages())?, there, "on the device: {way:?}");
+        }
+        watched(&job, "of folios of 64 KiB")?;
+        device_fills(&device, &map, 2, "of what was in folios of 64 KiB")?;
+        cpu_sees(&map, 2, "of what was in folios of 64 KiB")?;
+        // Mapped in part.
+        let map = fresh()?;
+        map.unmap_pages(5, 20)?;
+        device_sees_pages(&device, &map, 1, 25, 100, "of folios mapped in part")?;
+        device.migrate(map.addr(), 5, Way::ToDevice)?;
+        device.migrate(map.page_addr(25), HUGE_PAGES - 25, Way::ToDevice)?;
+        device_sees_pages(&device, &map, 1, 25, 100, "of folios mapped in part, there")?;
+        map.check_pages(1, 0, 5).what("CPU read of folios mapped in part")?;
+        map.check_pages(1, 25, HUGE_PAGES - 25).what("CPU read of folios mapped in part")?;
+        // Shared by fork.
+        let map = fresh()?;
+        device_sees(&device, &map, 1, "before the fork")?;
+        let gate = hmm::Gate::new()?;
+        let child = Child::spawn(|| -> Outcome {
+            gate.wait().what("gate")?;
+            cpu_sees(&map, 1, "by the child")
+        })?;
+        device.migrate(map.addr(), map.pages(), Way::ToDevice)?;
+        device_fills(&device, &map, 3, "of folios shared by fork")?;
+        gate.open().what("gate")?;
+        child.join().map_err(Stop::Fail)?;
+        cpu_sees(&map, 3, "by the parent")
+    })?;
+    no_stale_hits(&device)
+}
+
+/// Reclaim unmaps pages by itself. There is no swap, so these are pages that
+/// may be dropped: each is as it was or zero, and both sides agree on it.
+fn pageout(ctx: &Ctx) -> Outcome {
+    let (mut dropped, mut kept) = (0, 0);
+    disturbed(ctx, |device, map, round| {
+        let seed = round + 1;
+        map.fill_pages(seed, 0, PART);
+        device_sees_pages(device, map, seed, 0, PART, "before MADV_PAGEOUT")?;
+        map.advise_pages(libc::MADV_FREE, 0, PART)?;
+        map.advise_pages(libc::MADV_PAGEOUT, 0, PART)?;
+        map.advise_pages(libc::MADV_COLD, PART, PART)?;
+        let mut data = vec![0xaa; PART * PAGE_SIZE];
+        device.read(map.addr(), &mut data).what("device read after MADV_PAGEOUT")?;
+        for (page, bytes) in data.chunks_exact(PAGE_SIZE).enumerate() {
+            if pattern::check_zero(bytes).is_ok() {
+                dropped += 1;
+                map.check_zero(page, 1).what("CPU read of a dropped page")?;
+            } else {
+                kept += 1;
+                pattern::check(seed, page, bytes).what("device read of a page that stays")?;
+                map.check_pages(seed, page, 1).what("CPU read of a page that stays")?;
+            }
+        }
+        // What is dirty must stay.
+        map.fill_pages(seed, 0, PART);
+        map.advise_pages(libc::MADV_PAGEOUT, 0, PART)?;
+        device_sees_pages(device, map, seed, 0, PART, "of dirty pages after MADV_PAGEOUT")?;
+        map.check_pages(seed, 0, PART).what("CPU read of dirty pages after MADV_PAGEOUT")
+    })?;
+    println!("# {dropped} pages dropped, {kept} kept");
+    check!(dropped > 0, "reclaim took nothing of {kept} pages");
+    Ok(())
+}
+
+/// A mover that rests after each trip, so that others get at the memory.
+fn slow_mover(device: &Device, map: &Mapping) -> Result<Child, Stop> {
+    map.advise(libc::MADV_DONTFORK)?;
+    let child = Child::spawn(|| -> Result<(), Errno> {
+        loop {
+            for way in [Way::ToDevice, Way::ToSystem] {
+                let _ = device.migrate(map.addr(), map.pages(), way);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    })?;
+    map.advise(libc::MADV_DOFORK)?;
+    Ok(child)
+}
+
+/// Two blocks of small pages that may become huge.
+fn small_pages(map: &Mapping, seed: u64) -> Outcome {
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.advise(libc::MADV_DONTNEED)?;
+    map.fill(seed);
+    Ok(map.advise(libc::MADV_HUGEPAGE)?)
+}
+
+fn collapse(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon_huge(2)?;
+    let mover = slow_mover(&device, &map)?;
+    small_pages(&map, 1)?;
+    let job = watch(&device, &map, 1)?;
+    let (mut huge, begin) = (0, Instant::now());
+    repeat(|_| {
+        // It fails while pages are on the device.
+        while map.collapse().is_err() && begin.elapsed() < Duration::from_secs(20) {}
+        huge += hmm::smaps::field(map.addr(), map.len(), "AnonHugePages")? / 2048;
+        map.protect_pages(Prot::Read, 9, 1)?;
+        Ok(map.protect_pages(Prot::ReadWrite, 9, 1)?)
+    })?;
+    watched(&job, "of pages that collapse")?;
+    drop(mover);
+    println!("# {huge} huge pages seen");
+    check!(huge > 0, "nothing collapsed");
+    cpu_sees(&map, 1, "at the end")?;
+    no_stale_hits(&device)
+}
+
+fn khugepaged(ctx: &Ctx) -> Outcome {
+    let daemon = match Khugepaged::start() {
+        Ok(daemon) => daemon,
+        Err(error) => return Err(Stop::Skip(format!("no khugepaged: {error}"))),
+    };
+    let device = open(ctx)?;
+    let map = Mapping::anon_huge(2)?;
+    let mover = slow_mover(&device, &map)?;
+    let (begin, mut seed) = (Instant::now(), 0);
+    while daemon.collapsed()? < 4 {
+        let (seen, elapsed) = (daemon.collapsed()?, begin.elapsed());
+        check!(elapsed < Duration::from_secs(40), "khugepaged made {seen} huge pages");
+        seed += 1;
+        small_pages(&map, seed)?;
+        let job = watch(&device, &map, seed)?;
+        let round = Instant::now();
+        while daemon.collapsed()? == seen && round.elapsed() < Duration::from_secs(2) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        watched(&job, "while khugepaged makes huge pages")?;
+        device_sees(&device, &map, seed, "after khugepaged")?;
+        cpu_sees(&map, seed, "after khugepaged")?;
+        device_fills(&device, &map, seed + 1, "after khugepaged")?;
+        cpu_sees(&map, seed + 1, "of what the device wrote after khugepaged")?;
+    }
+    drop(mover);
+    no_stale_hits(&device)
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The structures and numbers of this crate beside those of the C header, as a
+//! C compiler sees them.
+
+use super::*;
+use crate::abi::{Counters, ABI_VERSION};
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command as Program, Stdio};
+
+/// One assertion in C.
+fn must(c: &mut String, left: &str, right: u64) {
+    let _ = writeln!(c, "_Static_assert({left} == {right}ull, \"{left} is not {right}\");");
+}
+
+fn field_size<T, F>(_: fn(&T) -> &F) -> usize {
+    size_of::<F>()
+}
+
+/// Asserts size and place of every field, and that there are no others.
+macro_rules! layout {
+    ($c:ident, $rust:ty, $name:literal, $($field:ident)*) => {
+        let structure = concat!("struct dmirror_", $name);
+        must(&mut $c, &format!("sizeof({structure})"), size_of::<$rust>() as u64);
+        let mut sum = 0;
+        $(
+            let at = std::mem::offset_of!($rust, $field) as u64;
+            let field = stringify!($field);
+            must(&mut $c, &format!("__builtin_offsetof({structure}, {field})"), at);
+            let size = field_size(|all: &$rust| &all.$field);
+            must(&mut $c, &format!("sizeof((({structure} *)0)->{field})"), size as u64);
+            sum += size;
+        )*
+        assert_eq!(sum, size_of::<$rust>(), "fields of {structure}");
+    };
+}
+
+fn structures(c: &mut String) {
+    let mut text = String::new();
+    layout!(text, Info, "info", size version engines tlb_entries copy_threads coherent vram_bytes
+        queue_depth);
+    layout!(text, Counters, "counters", size version faults_read faults_write pages_mapped
+        invalidations invalidated_pages migrated_to_device migrated_to_system cpu_faults
+        cpu_fault_pages evicted_pages retries migrate_skipped device_pages_used device_pages_total
+        accesses tlb_hits tlb_misses engine_faults_read engine_faults_write stalls_read
+        stalls_write stall_ns_read stall_ns_write stall_ns_max bytes_read bytes_written stale_hits
+        switched_pages bytes_copied copy_failures faults_coalesced fault_batches);
+    layout!(text, Command, "submit", size flags engine op addr bytes src value stride rounds
+        think_ns id);
+    layout!(text, Status, "wait", size flags id timeout_ns status reserved result rounds faults
+        stalls stall_ns);
+    layout!(text, Stop, "stop", size flags id);
+    layout!(text, EngineCounters, "engine", size engine version reserved commands accesses tlb_hits
+        tlb_misses faults_read faults_write stalls_read stalls_write stall_ns_read stall_ns_write
+        stall_ns_max bytes_read bytes_written stale_hits busy_ns idle_ns wait_ns set_aside);
+    layout!(text, Migration, "migrate", size flags addr npages outcomes moved switched skipped
+        no_memory copy_failed ns);
+    layout!(text, Set, "set", size flags what reserved value old);
+    layout!(text, Discard, "discard", size flags addr npages);
+    c.push_str(&text);
+}
+
+fn numbers(c: &mut String) {
+    must(c, "DMIRROR_ABI_VERSION", ABI_VERSION.into());
+    let requests = [
+        ("INFO", 0x40, size_of::<Info>()),
+        ("COUNTERS", 0x41, size_of::<Counters>()),
+        ("SUBMIT", 0x42, size_of::<Command>()),
+        ("WAIT", 0x43, size_of::<Status>()),
+        ("STOP", 0x44, size_of::<Stop>()),
+        ("ENGINE", 0x45, size_of::<EngineCounters>()),
+        ("MIGRATE", 0x46, size_of::<Migration>()),
+        ("SET", 0x47, size_of::<Set>()),
+        ("DISCARD", 0x48, size_of::<Discard>()),
+    ];
+    for (name, number, size) in requests {
+        must(c, &format!("DMIRROR_{name}"), iowr(number, size));
+    }
+    let ops = [
+        ("READ", EngineOp::Read),
+        ("WRITE", EngineOp::Write),
+        ("FILL", EngineOp::Fill),
+        ("ATOMIC_ADD", EngineOp::AtomicAdd),
+        ("MEMCPY", EngineOp::Memcpy),
+        ("CHECKSUM", EngineOp::Checksum),
+        ("STRIDED", EngineOp::Strided),
+        ("CHASE", EngineOp::Chase),
+    ];
+    for (name, op) in ops {
+        must(c, &format!("DMIRROR_OP_{name}"), op as u64);
+    }
+    must(c, "DMIRROR_SUBMIT_VERIFY", Command::VERIFY.into());
+    must(c, "DMIRROR_ENGINE_ANY", Command::ANY.into());
+    must(c, "DMIRROR_MIGRATE_TO_SYSTEM", Way::ToSystem.flags().into());
+    must(c, "DMIRROR_MIGRATE_ORDINARY", Way::ToDeviceOrdinary.flags().into());
+    let settings = [
+        ("COPY_DELAY", Setting::CopyDelay),
+        ("COPY_FAIL", Setting::CopyFail),
+        ("SKIP_FLUSH", Setting::SkipFlush),
+        ("KEEP_WRITE", Setting::KeepWrite),
+        ("FLUSH_DELAY", Setting::FlushDelay),
+    ];
+    for (name, setting) in settings {
+        must(c, &format!("DMIRROR_SET_{name}"), setting as u64);
+    }
+    let outcomes = ["NONE", "SKIPPED", "NO_MEMORY", "COPY", "MOVED", "SWITCHED", "LOST"];
+    let known = [
+        PageOutcome::None,
+        PageOutcome::Skipped,
+        PageOutcome::NoMemory,
+        PageOutcome::CopyFailed,
+        PageOutcome::Moved,
+        PageOutcome::Switched,
+        PageOutcome::Lost,
+    ];
+    for (raw, (name, outcome)) in outcomes.iter().zip(known).enumerate() {
+        must(c, &format!("DMIRROR_PAGE_{name}"), raw as u64);
+        assert_eq!(PageOutcome::from(raw as u8), outcome);
+    }
+    assert_eq!(PageOutcome::from(outcomes.len() as u8), PageOutcome::Unknown);
+}
+
+/// The header is in the checkout in which the sources, or a copy of them, are.
+fn header() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let found = here.ancestors().map(|dir| dir.join("samples/dmirror/dmirror_uapi.h"));
+    found.into_iter().find(|path| path.exists()).expect("no dmirror_uapi.h above this crate")
+}
+
+fn compile(text: &str) -> Result<(), String> {
+    let mut gcc = Program::new("gcc")
+        .args(["-fsyntax-only", "-x", "c", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("no gcc");
+    let mut input = gcc.stdin.take().expect("no pipe");
+    input.write_all(text.as_bytes()).expect("gcc does not listen");
+    drop(input);
+    let output = gcc.wait_with_output().expect("gcc does not end");
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+#[test]
+fn everything_is_as_in_the_c_header() {
+    let mut text = format!("#include \"{}\"\n", header().display());
+    structures(&mut text);
+    numbers(&mut text);
+    assert_eq!(compile(&text), Ok(()));
+    // The compiler does notice.
+    must(&mut text, "sizeof(struct dmirror_info)", 41);
+    let why = compile(&text).expect_err("a wrong size was not noticed");
+    assert!(why.contains("is not 41"), "{why}");
+}

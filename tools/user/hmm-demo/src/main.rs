@@ -10,6 +10,7 @@ use hmm::mapping::{Mapping, View};
 use hmm::residency::{picture, places, Place};
 use hmm::{pattern, Device};
 use serde_json::json;
+use std::path::PathBuf;
 
 /// Pages of `malloc`ed memory that the demo uses.
 const PAGES: usize = 64;
@@ -23,9 +24,12 @@ struct Args {
     /// Print the steps as JSON.
     #[arg(long)]
     json: bool,
-    /// Write the timeline as a picture to this file; `-` prints it in the end.
-    #[arg(long)]
-    svg: Option<String>,
+    /// Write the timeline as a picture to this file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print the picture in the end, from a line `<svg ...>` to a line `</svg>`.
+    #[arg(long, conflicts_with = "json")]
+    svg_to_stdout: bool,
 }
 
 /// The story so far: each step with where the memory is after it.
@@ -126,14 +130,10 @@ fn main() -> Result<()> {
     huge(&mut story, &device)?;
 
     let lines = [timeline::measure(&device, true)?, timeline::measure(&device, false)?];
-    let picture = match args.svg.as_deref() {
-        None => String::new(),
-        Some("-") => timeline::svg(&lines),
-        Some(path) => {
-            std::fs::write(path, timeline::svg(&lines)).with_context(|| format!("write {path}"))?;
-            String::new()
-        }
-    };
+    if let Some(path) = &args.svg {
+        std::fs::write(path, timeline::svg(&lines))
+            .with_context(|| format!("write {}", path.display()))?;
+    }
 
     let counters = device.counters().context("counters")?;
     if args.json {
@@ -145,9 +145,17 @@ fn main() -> Result<()> {
         let timeline: Vec<_> = lines
             .iter()
             .map(|line| {
+                let times: Vec<f64> = line.samples.iter().map(|sample| sample.at).collect();
                 let rates: Vec<f64> = line.samples.iter().map(|sample| sample.rate).collect();
-                let (faults, stall_ms) = (line.faults, line.stall_ms);
-                json!({ "way": line.name, "mib_s": rates, "faults": faults, "stall_ms": stall_ms })
+                let moves: Vec<_> = line
+                    .moves
+                    .iter()
+                    .map(|one| json!({ "s": [one.begin, one.end], "to_device": one.to_device }))
+                    .collect();
+                json!({
+                    "way": line.name, "s": times, "mib_s": rates, "moves": moves,
+                    "faults": line.faults, "stall_ms": line.stall_ms
+                })
             })
             .collect();
         let all = json!({ "steps": story.steps, "timeline": timeline, "counters": counters });
@@ -162,6 +170,8 @@ fn main() -> Result<()> {
         println!("  {name:<20} {value:>8}");
     }
     println!("\nEvery step was checked: contents right throughout.");
-    print!("{picture}");
+    if args.svg_to_stdout {
+        print!("{}", timeline::svg(&lines));
+    }
     Ok(())
 }

@@ -6,38 +6,35 @@ use anyhow::{ensure, Context, Result};
 use hmm::engine::Way;
 use hmm::{Command, Device, EngineOp, Mapping, Setting};
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// MiB that the engine reads, in 4 KiB pages.
 const MIB: usize = 8;
 /// Of each copy, in microseconds: a migration of all takes some time.
 const COPY_DELAY_US: u64 = 50;
-/// Length of a slice.
+/// Time between two samples, at least: a busy machine samples later.
 const SLICE: Duration = Duration::from_millis(50);
 /// Time without a migration before and after each.
 const STILL: Duration = Duration::from_millis(250);
 
-/// What memory did during a slice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// It stayed.
-    Still,
-    /// It went to the device.
-    ToDevice,
-    /// It came back.
-    ToSystem,
-}
-
-/// One slice.
+/// One sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// End of the slice, in seconds.
+    /// When it was taken, in seconds.
     pub at: f64,
-    /// What the engine read, in MiB per second.
+    /// What the engine read since the sample before, in MiB per second.
     pub rate: f64,
-    /// At the end of the slice.
-    pub phase: Phase,
+}
+
+/// One migration.
+#[derive(Clone, Copy, Debug)]
+pub struct Move {
+    /// When it began and ended, in seconds.
+    pub begin: f64,
+    pub end: f64,
+    /// To the device, or back.
+    pub to_device: bool,
 }
 
 /// One way to migrate.
@@ -46,106 +43,177 @@ pub struct Line {
     /// What it is called.
     pub name: &'static str,
     pub samples: Vec<Sample>,
+    pub moves: Vec<Move>,
     /// Reads that faulted.
     pub faults: u64,
     /// Time that reads waited, in ms.
     pub stall_ms: f64,
 }
 
-fn phase(number: u32) -> Phase {
-    match number {
-        1 => Phase::ToDevice,
-        2 => Phase::ToSystem,
-        _ => Phase::Still,
-    }
-}
-
-/// Measures one way: two trips there and back.
+/// Measures one way, with a copy delay: two trips there and back.
 pub fn measure(device: &Device, faultless: bool) -> Result<Line> {
     let old = device.set(Setting::CopyDelay, COPY_DELAY_US * 1000).context("copy delay")?;
+    let line = trips(device, faultless);
+    // The delay belongs to the device, not to this process: it goes also after an error.
+    device.set(Setting::CopyDelay, old).context("copy delay")?;
+    line
+}
+
+fn trips(device: &Device, faultless: bool) -> Result<Line> {
     let map = Mapping::anon_aligned(MIB / 2)?;
     map.fill(1);
     let read = Command::new(EngineOp::Read, map.addr(), map.len());
     let first = device.run(read).context("first pass")?;
     ensure!(first.error.is_none(), "the first pass failed: {:?}", first.error);
     let job = device.submit(read.rounds(0)).context("reader")?;
-    let before = device.counters()?;
-    let (stop, now) = (AtomicBool::new(false), AtomicU32::new(0));
-    let samples = std::thread::scope(|scope| -> Result<Vec<Sample>> {
+    // Together: else the first slice counts what was read before it began.
+    let (begin, before) = (Instant::now(), device.counters()?);
+    let stop = AtomicBool::new(false);
+    let (samples, moves) = std::thread::scope(|scope| -> Result<_> {
         let sampler = scope.spawn(|| -> Result<Vec<Sample>> {
-            let (begin, mut last) = (Instant::now(), (Instant::now(), before.bytes_read));
+            let mut last = (begin, before.bytes_read);
             let mut samples = Vec::new();
             while !stop.load(Relaxed) {
                 std::thread::sleep(SLICE);
                 let (at, bytes) = (Instant::now(), device.counters()?.bytes_read);
                 let seconds = (at - last.0).as_secs_f64();
                 let rate = (bytes - last.1) as f64 / f64::from(1 << 20) / seconds;
-                let phase = phase(now.load(Relaxed));
-                samples.push(Sample { at: (at - begin).as_secs_f64(), rate, phase });
+                samples.push(Sample { at: (at - begin).as_secs_f64(), rate });
                 last = (at, bytes);
             }
             Ok(samples)
         });
-        let moves = (|| -> Result<()> {
+        let moves = (|| -> Result<Vec<Move>> {
+            let mut moves = Vec::new();
             for _ in 0..2 {
-                for (number, way) in [(1, Way::ToDevice), (2, Way::ToSystem)] {
+                for way in [Way::ToDevice, Way::ToSystem] {
                     std::thread::sleep(STILL);
-                    now.store(number, Relaxed);
-                    device.migrate(map.addr(), map.pages(), way.faultless(faultless))?;
-                    now.store(0, Relaxed);
+                    let from = begin.elapsed().as_secs_f64();
+                    device
+                        .migrate(map.addr(), map.pages(), way.faultless(faultless))
+                        .context("migration")?;
+                    let end = begin.elapsed().as_secs_f64();
+                    moves.push(Move { begin: from, end, to_device: way == Way::ToDevice });
                 }
             }
             std::thread::sleep(STILL);
-            Ok(())
+            Ok(moves)
         })();
         stop.store(true, Relaxed);
         let samples = sampler.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
-        moves.map(|()| samples)
+        Ok((samples, moves?))
     })?;
     let after = device.counters()?;
     let ended = job.finish().context("end of the reader")?;
     ensure!(ended.error.is_none(), "the reader failed: {:?}", ended.error);
-    device.set(Setting::CopyDelay, old).context("copy delay")?;
     Ok(Line {
         name: if faultless { "faultless" } else { "ordinary" },
         samples,
+        moves,
         faults: after.engine_faults_read - before.engine_faults_read,
         stall_ms: (after.stall_ns_read - before.stall_ns_read) as f64 / 1e6,
     })
 }
 
-fn highest(lines: &[Line]) -> f64 {
-    let rates = lines.iter().flat_map(|line| &line.samples).map(|sample| sample.rate);
-    rates.fold(1.0, f64::max)
+/// When the last sample was taken.
+fn longest(lines: &[Line]) -> f64 {
+    let ends = lines.iter().flat_map(|line| line.samples.last()).map(|sample| sample.at);
+    ends.fold(0.1, f64::max)
+}
+
+/// Seconds that two spans of time have in common.
+fn overlap(a: (f64, f64), b: (f64, f64)) -> f64 {
+    (a.1.min(b.1) - a.0.max(b.0)).max(0.0)
+}
+
+/// Mean rates of slices of the same length: the samples' own lengths differ.
+fn slices(line: &Line, length: f64) -> Vec<f64> {
+    let end = line.samples.last().map_or(0.0, |sample| sample.at);
+    // A rest that rounding leaves is no slice.
+    let count = (end / length - 1e-6).ceil() as usize;
+    let mut slices = vec![(0.0, 0.0); count];
+    let mut last = 0.0;
+    for sample in &line.samples {
+        for (number, (mib, seconds)) in slices.iter_mut().enumerate() {
+            let begin = number as f64 * length;
+            let common = overlap((last, sample.at), (begin, begin + length));
+            *mib += sample.rate * common;
+            *seconds += common;
+        }
+        last = sample.at;
+    }
+    slices.iter().map(|(mib, seconds)| if *seconds > 0.0 { mib / seconds } else { 0.0 }).collect()
+}
+
+/// What moved in a slice, however short.
+fn mark(line: &Line, begin: f64, end: f64) -> char {
+    let moved = |to_device| -> f64 {
+        let moves = line.moves.iter().filter(|one| one.to_device == to_device);
+        moves.map(|one| overlap((one.begin, one.end), (begin, end))).sum()
+    };
+    let (there, back) = (moved(true), moved(false));
+    match (there > 0.0, back > 0.0) {
+        (false, false) => ' ',
+        _ if there >= back => '>',
+        _ => '<',
+    }
+}
+
+/// Most columns of the text: with the names it fits into 80.
+const COLUMNS: f64 = 64.0;
+
+/// A ruler in seconds.
+fn ruler(columns: usize, length: f64) -> String {
+    let mut ruler = String::new();
+    // Room for a number and a few dashes.
+    let every = (6.0 * length).ceil().max(1.0) as usize;
+    for second in (0..).step_by(every) {
+        let column = (second as f64 / length).round() as usize;
+        let label = format!("+{second}s");
+        if column + label.len() > columns {
+            break;
+        }
+        ruler += &"-".repeat(column - ruler.len());
+        ruler += &label;
+    }
+    ruler += &"-".repeat(columns.saturating_sub(ruler.len()));
+    ruler
 }
 
 /// Both as text: a character per slice, higher is faster, and what moved below.
 pub fn text(lines: &[Line]) -> String {
     const LEVELS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-    let top = highest(lines);
+    // A slow machine takes longer: then a column is several slices.
+    let slice = SLICE.as_secs_f64();
+    let length = slice * (longest(lines) / COLUMNS / slice - 1e-6).ceil().max(1.0);
+    let rates: Vec<Vec<f64>> = lines.iter().map(|line| slices(line, length)).collect();
+    let top = rates.iter().flatten().copied().fold(1.0, f64::max);
     let mut text = format!(
-        "What an engine reads while its memory migrates ({} ms a column, full height {top:.0} MiB/s;\n\
+        "What an engine reads while its memory migrates ({:.0} ms a column, full height {top:.0} MiB/s;\n\
          > to the device, < back):\n",
-        SLICE.as_millis()
+        length * 1000.0
     );
-    for line in lines {
-        let level = |sample: &Sample| {
+    for (line, rates) in lines.iter().zip(&rates) {
+        let level = |rate: &f64| {
             let steps = (LEVELS.len() - 1) as f64;
-            LEVELS[((sample.rate / top * steps).round() as usize).min(LEVELS.len() - 1)]
+            LEVELS[((rate / top * steps).round() as usize).min(LEVELS.len() - 1)]
         };
-        let mark = |sample: &Sample| match sample.phase {
-            Phase::Still => ' ',
-            Phase::ToDevice => '>',
-            Phase::ToSystem => '<',
-        };
-        let bars: String = line.samples.iter().map(level).collect();
-        let marks: String = line.samples.iter().map(mark).collect();
+        let bars: String = rates.iter().map(level).collect();
+        let begins = (0..rates.len()).map(|number| number as f64 * length);
+        let marks: String = begins.map(|begin| mark(line, begin, begin + length)).collect();
         let _ = writeln!(text, "  {:<10}|{bars}|", line.name);
         let _ = writeln!(text, "  {:<10}|{marks}|", "");
         let (faults, ms) = (line.faults, line.stall_ms);
         let _ = writeln!(text, "  {:<10} {faults} read faults, reads waited {ms:.1} ms", "");
     }
+    let columns = rates.iter().map(Vec::len).max().unwrap_or(0);
+    let _ = writeln!(text, "  {:<10} {}", "", ruler(columns, length));
     text
+}
+
+fn highest(lines: &[Line]) -> f64 {
+    let rates = lines.iter().flat_map(|line| &line.samples).map(|sample| sample.rate);
+    rates.fold(1.0, f64::max)
 }
 
 /// Width and height of the area of the curves, and where it begins.
@@ -160,8 +228,7 @@ pub fn svg(lines: &[Line]) -> String {
     let (left, top) = ORIGIN;
     let bottom = top + height;
     let highest = (highest(lines) / 100.0).ceil() * 100.0;
-    let times = lines.iter().flat_map(|line| line.samples.last()).map(|sample| sample.at);
-    let longest = times.fold(0.1, f64::max);
+    let longest = longest(lines);
     let x = |at: f64| left + at / longest * width;
     let y = |rate: f64| bottom - rate / highest * height;
     let mut svg = format!(
@@ -190,8 +257,10 @@ pub fn svg(lines: &[Line]) -> String {
         svg,
         "<text transform=\"translate(24 {middle}) rotate(-90)\" text-anchor=\"middle\">MiB/s</text>"
     );
-    for second in 0..=longest as u32 {
-        let at = x(f64::from(second));
+    // At most a dozen labels, so that they do not touch.
+    let every = (longest / 12.0).ceil().max(1.0) as usize;
+    for second in (0..=longest as usize).step_by(every) {
+        let at = x(second as f64);
         let _ = writeln!(
             svg,
             "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{second} s</text>",
@@ -210,19 +279,15 @@ pub fn svg(lines: &[Line]) -> String {
         );
         // A strip below the axis: when memory moved.
         let strip = bottom + 26.0 + 12.0 * number as f64;
-        let mut last = 0.0;
-        for sample in &line.samples {
-            if sample.phase != Phase::Still {
-                let opacity = if sample.phase == Phase::ToDevice { "1" } else { "0.5" };
-                let _ = writeln!(
-                    svg,
-                    "<rect x=\"{:.1}\" y=\"{strip}\" width=\"{:.1}\" height=\"8\" \
-                     fill=\"{colour}\" opacity=\"{opacity}\"/>",
-                    x(last),
-                    x(sample.at) - x(last)
-                );
-            }
-            last = sample.at;
+        for one in &line.moves {
+            let opacity = if one.to_device { "1" } else { "0.5" };
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{:.1}\" y=\"{strip}\" width=\"{:.1}\" height=\"8\" \
+                 fill=\"{colour}\" opacity=\"{opacity}\"/>",
+                x(one.begin),
+                x(one.end) - x(one.begin)
+            );
         }
         let legend = left + 240.0 * number as f64;
         let _ = writeln!(
@@ -247,33 +312,60 @@ pub fn svg(lines: &[Line]) -> String {
 mod tests {
     use super::*;
 
+    fn line(name: &'static str, rates: &[(f64, f64)], moved: Move, faults: u64) -> Line {
+        let samples = rates.iter().map(|&(at, rate)| Sample { at, rate }).collect();
+        Line { name, samples, moves: vec![moved], faults, stall_ms: 12.0 }
+    }
+
     fn lines() -> Vec<Line> {
-        let sample = |at, rate, phase| Sample { at, rate, phase };
+        let there = Move { begin: 0.06, end: 0.09, to_device: true };
+        let back = Move { begin: 0.06, end: 0.14, to_device: false };
         vec![
-            Line {
-                name: "faultless",
-                samples: vec![
-                    sample(0.5, 400.0, Phase::Still),
-                    sample(1.0, 380.0, Phase::ToDevice),
-                ],
-                faults: 0,
-                stall_ms: 0.0,
-            },
-            Line {
-                name: "ordinary",
-                samples: vec![sample(0.5, 400.0, Phase::Still), sample(1.0, 0.0, Phase::ToSystem)],
-                faults: 77,
-                stall_ms: 12.0,
-            },
+            line("faultless", &[(0.05, 400.0), (0.1, 380.0)], there, 0),
+            line("ordinary", &[(0.05, 400.0), (0.1, 0.0), (0.15, 0.0)], back, 77),
         ]
     }
 
     #[test]
     fn text_shows_rates_and_phases() {
         let text = text(&lines());
-        assert!(text.contains("faultless |██|") && text.contains("ordinary  |█ |"), "{text}");
-        assert!(text.contains("| >|") && text.contains("| <|"), "{text}");
-        assert!(text.contains("77 read faults"), "{text}");
+        assert!(text.contains("faultless |██|") && text.contains("ordinary  |█  |"), "{text}");
+        assert!(text.contains("| >|") && text.contains("| <<|"), "{text}");
+        assert!(text.contains("77 read faults") && text.contains("50 ms a column"), "{text}");
+    }
+
+    #[test]
+    fn columns_are_equal_times_though_samples_are_not() {
+        let moved = Move { begin: 0.0, end: 0.0, to_device: true };
+        let late = line("late", &[(0.05, 100.0), (0.2, 300.0), (0.225, 60.0)], moved, 0);
+        let rates: Vec<i64> = slices(&late, 0.1).iter().map(|rate| rate.round() as i64).collect();
+        assert_eq!(rates, [200, 300, 60]);
+    }
+
+    #[test]
+    fn long_runs_fit_into_a_terminal() {
+        let moved = Move { begin: 4.0, end: 4.001, to_device: false };
+        let rates: Vec<(f64, f64)> = (1..=160).map(|n| (f64::from(n) / 10.0, 200.0)).collect();
+        let text = text(&[line("slow", &rates, moved, 0)]);
+        assert!(text.contains("250 ms a column") && text.matches('█').count() == 64, "{text}");
+        // Too short for a sample, but marked.
+        assert_eq!(text.lines().nth(3).map(|marks| marks.matches('<').count()), Some(1), "{text}");
+        assert!(text.lines().skip(2).all(|row| row.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn ruler_counts_seconds() {
+        assert_eq!(ruler(24, 0.1), "+0s-------+1s-------+2s-");
+        assert_eq!(ruler(22, 0.1), "+0s-------+1s---------");
+        assert_eq!(ruler(16, 0.25), "+0s-----+2s-----");
+        assert_eq!(ruler(2, 0.1), "--");
+    }
+
+    #[test]
+    fn nothing_measured_draws_nothing() {
+        let empty = Line { samples: vec![], moves: vec![], ..lines().remove(0) };
+        assert!(text(&[empty.clone()]).contains("||"));
+        assert!(!svg(&[empty]).contains("NaN"));
     }
 
     #[test]
@@ -281,7 +373,11 @@ mod tests {
         let svg = svg(&lines());
         assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
         assert_eq!(svg.matches("<polyline").count(), 2);
-        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        // Background, legend and one strip each.
+        assert_eq!(svg.matches("<rect").count(), 5);
+        // tools/demo takes what is between such lines.
+        assert!(svg.starts_with("<svg ") && svg.ends_with("\n</svg>\n"));
+        assert_eq!(svg.matches("</svg>").count(), 1);
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
     }
 }

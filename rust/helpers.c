@@ -207,6 +207,25 @@ void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_init);
 
+/*
+ * A free head page that still says that it is of a large folio would hide
+ * later small folios behind it from migrate_device_range().
+ */
+void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order)
+{
+	struct page *page = pfn_to_page(pfn);
+
+	if (!order)
+		return;
+	/* As zone_device_page_init() does it, for those that hold the order. */
+	page[0].flags.f &= ~0xffUL;
+	page[1].flags.f &= ~0xffUL;
+#ifdef NR_PAGES_IN_LARGE_FOLIO
+	((struct folio *)page)->_nr_pages = 0;
+#endif
+}
+EXPORT_SYMBOL_GPL(rust_hmm_device_folio_reset);
+
 void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,
 			size_t len)
 {

@@ -16,7 +16,7 @@ use crate::{
         range_fault::{Access, PfnBuffer},
         space::MmapGuard,
     },
-    pgtable::{Leaf, Radix4},
+    pgtable::{Entry, Leaf, Radix4},
     thread::Thread,
 };
 use kernel::{
@@ -507,6 +507,12 @@ mod suite {
         assert!(pretend(&mirror, Reason::SoftDirty, page));
         assert_eq!(check(&read_only)?, [None, Some(Unresolved::ReadOnly)]);
         assert_eq!(check(&kept)?, [Some(Unresolved::Stale); 2]);
+        // What is no translation is none of page frame 0, either.
+        let none = Leaf {
+            entry: Entry::NONE,
+            order: 0,
+        };
+        assert_eq!(check(&none)?, [Some(Unresolved::Stale); 2]);
         // While a change is under way it is no bug.
         inner.changing.fetch_add(1, Full);
         assert_eq!(check(&kept)?, [Some(Unresolved::Changing); 2]);

@@ -120,7 +120,7 @@ impl<D: Device> Section<'_, D> {
 
     fn check(&self, addr: usize, kept: Entry) -> Result<Entry, Unresolved> {
         match self.walk(addr) {
-            Some(now) if !kept.is_outdated_by(now.entry) => Ok(now.entry),
+            Some(now) if kept.is_valid() && !kept.is_outdated_by(now.entry) => Ok(now.entry),
             // A change counts itself before it is seen, and until after its flush.
             _ if self.inner.changing.load(Acquire) != 0 => Err(Unresolved::Changing),
             _ => Err(Unresolved::Stale),

@@ -24,6 +24,9 @@ use kernel::{
     types::Opaque, //
 };
 
+#[cfg(CONFIG_KUNIT = "y")]
+mod tests;
+
 /// Pages of one piece: 256 MiB, as in the kernel's `lib/test_hmm.c`.
 pub const PIECE_PAGES: usize = 1 << 16;
 
@@ -62,8 +65,9 @@ pub enum FaultError {
     Lost,
 }
 
-/// What the owner of device pages does with them.
-pub trait DevicePageOps: Send + Sync + Sized {
+/// What the owner of device pages does with them. It borrows nothing: the kernel calls it until the
+/// pages are dropped, which `mem::forget` can prevent.
+pub trait DevicePageOps: Send + Sync + Sized + 'static {
     /// Brings the page of `fault` back to system memory, as the CPU touched it.
     ///
     /// `Ok` means that the CPU may try again. Context: the mmap lock is held for reading and the
@@ -209,6 +213,8 @@ impl<T: DevicePageOps> Piece<T> {
         };
         // SAFETY: By the function's requirements.
         let piece = unsafe { Self::from_pfn(pfn) };
+        // SAFETY: A free folio, which nobody else takes before it is given back.
+        unsafe { bindings::rust_hmm_device_folio_reset(pfn, order) };
         piece
             .free
             .give_back(pfn.wrapping_sub(piece.base), 1 << order);

@@ -123,8 +123,9 @@ impl Event<'_> {
     }
 }
 
-/// What is told of changes.
-pub trait Subscriber: Send + Sync + Sized {
+/// What is told of changes. It borrows nothing: the kernel calls it until the notifier is dropped,
+/// which `mem::forget` can prevent.
+pub trait Subscriber: Send + Sync + Sized + 'static {
     /// What the notifier's lock protects: the device's page table.
     type Protected: Send + Unpin;
 

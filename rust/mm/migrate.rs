@@ -258,6 +258,14 @@ impl<'a> Isolated<'a> {
         to_result(unsafe {
             bindings::migrate_device_range(batch.src.as_mut_ptr(), first, range.count)
         })?;
+        for src in batch.src.iter_mut().take(range.count) {
+            // SAFETY: Isolated just now: locked, with a reference of ours.
+            let gone = *src & (VALID | MIGRATE) == VALID | MIGRATE
+                && unsafe { bindings::rust_hmm_drop_moved_folio(*src >> SHIFT) };
+            if gone {
+                *src = 0;
+            }
+        }
         // INVARIANT: Just set up.
         Ok(Self(Inner {
             raw: bindings::migrate_vma::default(),

@@ -9,7 +9,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless lookup mutation check compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless lookup mutation check unsafe-report compile-fail bench clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -25,6 +25,7 @@ help:
 	@echo 'make lookup     compare structures that find the region of an address'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
+	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
 	@echo 'make bench      instructions per page, against the C driver'
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
@@ -80,6 +81,9 @@ mutation:
 
 check:
 	tools/check/all
+
+unsafe-report:
+	tools/check/unsafe-report
 
 compile-fail:
 	tools/build

@@ -5,6 +5,9 @@
 
 # Kbuild reads Kbuild, not this file, and passes KERNELRELEASE: nothing to do then.
 KERNEL ?= debian
+ifeq ($(KCSAN),1)
+override KERNEL := kcsan
+endif
 SERIES ?= default
 export HMM_CACHE
 
@@ -16,7 +19,7 @@ help:
 	@echo 'make test       everything that CI runs; ends with "N passed, N failed"'
 	@echo
 	@echo 'make setup      hermetic root and kernel (KERNEL) into the cache'
-	@echo 'make kernel     the same, for KERNEL=debian|test|debug'
+	@echo 'make kernel     the same, for KERNEL=debian|test|debug|kcsan'
 	@echo 'make modules    rust_hmm.ko and rust_dmirror.ko for KERNEL into build/'
 	@echo 'make hmm-tests  the kernel'"'"'s own hmm-tests, on debian and test'
 	@echo 'make kunit      KUnit suites of the modules'
@@ -29,7 +32,7 @@ help:
 	@echo 'make bench      instructions per page, against the C driver'
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
-	@echo 'Variables: KERNEL=debian|test|debug  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
+	@echo 'Variables: KERNEL=debian|test|debug|kcsan (or KCSAN=1)  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
 
 setup kernel:
 	tools/kernel/prepare --kernel $(KERNEL) --series $(SERIES)
@@ -48,7 +51,7 @@ test:
 	@tools/test/all
 
 # With KERNEL= on the command line on that kernel only, else on both.
-kernels := $(if $(filter command line environment,$(origin KERNEL)),$(KERNEL),debian test)
+kernels := $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),debian test)
 
 hmm-tests:
 	set -e; for k in $(kernels); do \
@@ -57,7 +60,7 @@ hmm-tests:
 		[ $$k = debian ] || tools/test/hmm-tests --kernel $$k --series $(SERIES) --driver test_hmm; \
 	done
 
-kunit: K = $(if $(filter debug,$(KERNEL)),debug,test)
+kunit: K = $(if $(filter debug kcsan,$(KERNEL)),$(KERNEL),test)
 kunit:
 	tools/build --kernel $(K) --series $(SERIES)
 	tools/test/kunit --kernel $(K) --series $(SERIES)

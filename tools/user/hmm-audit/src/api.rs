@@ -122,7 +122,10 @@ pub(crate) fn functions(sources: &[Source], table: &str) -> Result<Vec<Function>
     });
     let mut functions = reachable
         .map(|(owner, name, file)| Function {
-            name: owner.iter().map(|owner| format!("{owner}::")).collect::<String>() + name,
+            name: match owner {
+                Some(owner) => format!("{owner}::{name}"),
+                None => name.clone(),
+            },
             file: file.clone(),
             listed: is_listed(table, owner.as_deref(), name),
         })

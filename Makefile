@@ -5,18 +5,21 @@
 
 # Kbuild reads Kbuild, not this file, and passes KERNELRELEASE: nothing to do then.
 KERNEL ?= debian
+ifeq ($(KCSAN),1)
+override KERNEL := kcsan
+endif
 SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless lookup mutation check compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless lookup mutation check unsafe-report compile-fail bench clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
 	@echo 'make test       everything that CI runs; ends with "N passed, N failed"'
 	@echo
 	@echo 'make setup      hermetic root and kernel (KERNEL) into the cache'
-	@echo 'make kernel     the same, for KERNEL=debian|test|debug'
+	@echo 'make kernel     the same, for KERNEL=debian|test|debug|kcsan'
 	@echo 'make modules    rust_hmm.ko and rust_dmirror.ko for KERNEL into build/'
 	@echo 'make hmm-tests  the kernel'"'"'s own hmm-tests, on debian and test'
 	@echo 'make kunit      KUnit suites of the modules'
@@ -25,10 +28,11 @@ help:
 	@echo 'make lookup     compare structures that find the region of an address'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
+	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
 	@echo 'make bench      instructions per page, against the C driver'
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
-	@echo 'Variables: KERNEL=debian|test|debug  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
+	@echo 'Variables: KERNEL=debian|test|debug|kcsan (or KCSAN=1)  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
 
 setup kernel:
 	tools/kernel/prepare --kernel $(KERNEL) --series $(SERIES)
@@ -47,7 +51,7 @@ test:
 	@tools/test/all
 
 # With KERNEL= on the command line on that kernel only, else on both.
-kernels := $(if $(filter command line environment,$(origin KERNEL)),$(KERNEL),debian test)
+kernels := $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),debian test)
 
 hmm-tests:
 	set -e; for k in $(kernels); do \
@@ -56,7 +60,7 @@ hmm-tests:
 		[ $$k = debian ] || tools/test/hmm-tests --kernel $$k --series $(SERIES) --driver test_hmm; \
 	done
 
-kunit: K = $(if $(filter debug,$(KERNEL)),debug,test)
+kunit: K = $(if $(filter debug kcsan,$(KERNEL)),$(KERNEL),test)
 kunit:
 	tools/build --kernel $(K) --series $(SERIES)
 	tools/test/kunit --kernel $(K) --series $(SERIES)
@@ -80,6 +84,9 @@ mutation:
 
 check:
 	tools/check/all
+
+unsafe-report:
+	tools/check/unsafe-report
 
 compile-fail:
 	tools/build

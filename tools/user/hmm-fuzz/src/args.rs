@@ -40,11 +40,11 @@ fn two(low: u64, high: u64) -> u64 {
 
 /// Number of pages.
 fn count(rng: &mut Rng) -> u64 {
-    match rng.below(128) {
-        0 => 512,
-        1 => 1024,
-        2 => mutate::border(rng),
-        3..10 => 1 + rng.below(64),
+    match rng.below(1024) {
+        0..4 => 512,
+        4 => 1024,
+        5 => mutate::border(rng),
+        6..40 => 1 + rng.below(64),
         _ => 1 + rng.below(8),
     }
 }
@@ -157,6 +157,10 @@ impl Argument {
         };
         new.words[0] = arena::page(rng) as u64;
         new.words[1] = buffer(rng, bytes);
+        if op == Op::Snapshot && !rng.one_in(64) {
+            // A length that is too long then meets the hole soon.
+            new.words[1] = (BUFFER + BUFFER_LEN) as u64 - pages.min(1024);
+        }
         new.words[2] = pages;
         new.heavy = pages >= 64 || matches!(op, Op::Release | Op::Exclusive | Op::CheckExclusive);
         new
@@ -173,7 +177,7 @@ impl Argument {
         let place = |rng: &mut Rng| arena::page(rng) as u64 + rng.below(512) * 8;
         let verify = matches!(op, 0 | 5 | 6) && rng.one_in(8);
         let stride = rng.pick(&[8, 64, 4096, 8192, 1 << 20, 1 << 47, u64::MAX - 7]);
-        let endless = rng.one_in(32);
+        let endless = rng.one_in(128);
         new.words[0] = two(0, verify.into());
         new.words[1] = two(rng.pick(&[0, 1, 0xffff_ffff]), op);
         new.words[2] = place(rng);
@@ -182,7 +186,7 @@ impl Argument {
         new.words[5] = if op == 7 { place(rng) } else { rng.next() };
         new.words[6] = if matches!(op, 3 | 6) { stride } else { 0 };
         new.words[7] = if endless { 0 } else { 1 + rng.below(2) };
-        new.words[8] = if endless { 1_000_000 } else { rng.below(2) * rng.below(10_000) };
+        new.words[8] = if endless { 10_000_000 } else { rng.below(2) * rng.below(10_000) };
         new
     }
 

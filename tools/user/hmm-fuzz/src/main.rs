@@ -103,6 +103,23 @@ fn overdue(shared: &Shared, limit: u64) -> Option<String> {
     })
 }
 
+/// Where all threads of some processes, and the devices' own, are in the kernel.
+fn tell_stacks() {
+    let name = |path: &std::path::Path| std::fs::read_to_string(path).unwrap_or_default();
+    let entries = |path: &std::path::Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+    for process in entries(std::path::Path::new("/proc")) {
+        let comm = name(&process.path().join("comm"));
+        if !comm.starts_with("hmm-fuzz") && !comm.starts_with("dmirror") {
+            continue;
+        }
+        for task in entries(&process.path().join("task")) {
+            let id = task.file_name();
+            let stack = name(&task.path().join("stack"));
+            eprintln!("{} {}:\n{stack}", comm.trim(), id.to_string_lossy());
+        }
+    }
+}
+
 fn forget_slots(shared: &Shared, process: u64) {
     for slot in shared.slots.iter().skip(process as usize * worker::SLOTS).take(worker::SLOTS) {
         slot.tid.store(0, Relaxed);
@@ -189,6 +206,9 @@ fn run(args: &Args) -> Result<report::Report, String> {
         if failure.is_none() {
             failure = overdue(shared, limit)
                 .map(|call| format!("a call does not end within {} s: {call}", args.limit));
+            if failure.is_some() {
+                tell_stacks();
+            }
         }
         if told.elapsed() > Duration::from_secs(10) {
             told = Instant::now();

@@ -18,6 +18,8 @@ pub struct Line {
     pub ok: u64,
     /// Errors, the most frequent first.
     pub errors: Vec<(String, u64)>,
+    /// Wall time in sum, in ms.
+    pub total_ms: f64,
     /// Longest wall time in ms.
     pub max_ms: f64,
     /// Longest processor time in ms.
@@ -63,6 +65,7 @@ pub fn lines(shared: &Shared, ticks_per_ms: f64) -> Vec<Line> {
                 calls: counts.iter().sum(),
                 ok: counts[0],
                 errors,
+                total_ms: stats.total.load(Relaxed) as f64 / ticks_per_ms,
                 max_ms: stats.wall.load(Relaxed) as f64 / ticks_per_ms,
                 max_cpu_ms: stats.cpu.load(Relaxed) as f64 / 1e6,
             }
@@ -73,17 +76,18 @@ pub fn lines(shared: &Shared, ticks_per_ms: f64) -> Vec<Line> {
 /// A table.
 pub fn print(report: &Report) {
     println!(
-        "{:<30} {:>9} {:>9} {:>9} {:>9}  errors",
-        "call", "calls", "ok", "max ms", "cpu ms"
+        "{:<30} {:>9} {:>9} {:>9} {:>9} {:>9}  errors",
+        "call", "calls", "ok", "sum ms", "max ms", "max cpu"
     );
     for line in &report.lines {
         let errors: Vec<String> =
             line.errors.iter().take(6).map(|(name, count)| format!("{name} {count}")).collect();
         println!(
-            "{:<30} {:>9} {:>9} {:>9.2} {:>9.2}  {}",
+            "{:<30} {:>9} {:>9} {:>9.0} {:>9.2} {:>9.2}  {}",
             line.call,
             line.calls,
             line.ok,
+            line.total_ms,
             line.max_ms,
             line.max_cpu_ms,
             errors.join(", ")

@@ -19,6 +19,8 @@ pub struct OpStats {
     pub results: [AtomicU64; ERRNOS],
     /// Longest wall time, in ticks.
     pub wall: AtomicU64,
+    /// Wall time in sum, in ticks.
+    pub total: AtomicU64,
     /// Longest processor time, in ns, of those that were measured.
     pub cpu: AtomicU64,
 }
@@ -74,6 +76,7 @@ impl Shared {
         let stats = &self.ops[op as usize];
         let errno = usize::try_from(-result).unwrap_or(0).min(ERRNOS - 1);
         stats.results[errno].fetch_add(1, Relaxed);
+        stats.total.fetch_add(wall, Relaxed);
         if wall > stats.wall.load(Relaxed) {
             stats.wall.fetch_max(wall, Relaxed);
         }

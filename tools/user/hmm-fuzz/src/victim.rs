@@ -49,7 +49,7 @@ pub fn run(devices: u64, shared: &Shared) -> Result<(), String> {
             shared.damages.fetch_add(wrong_words(map), Relaxed);
             shared.checks.fetch_add(1, Relaxed);
         }
-        sys::sleep_us(3000);
+        sys::sleep_us(30_000);
     }
     Ok(())
 }

@@ -105,7 +105,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
                     break;
                 }
                 chaos.one();
-                sys::sleep_us(rng.below(300));
+                sys::sleep_us(rng.below(2000));
                 if kill_after == Some(round) {
                     shared.kills.fetch_add(1, Relaxed);
                     sys::call3(libc::SYS_kill, std::process::id() as usize, 9, 0);

@@ -9,6 +9,7 @@ mod arena;
 mod args;
 mod calls;
 mod chaos;
+mod kill;
 mod mutate;
 mod pass;
 mod report;
@@ -53,6 +54,17 @@ struct Args {
     /// Stay root
     #[arg(long)]
     root: bool,
+    /// Instead: kill a process in each kind of long call, so often
+    #[arg(long, value_name = "ROUNDS")]
+    kill: Option<u32>,
+    /// With --kill: only calls whose names contain one of these
+    filters: Vec<String>,
+    /// With --kill: a process must be gone after this time, in seconds
+    #[arg(long, default_value_t = 5)]
+    kill_limit: u64,
+    /// With --kill: the node
+    #[arg(long, default_value_t = 0)]
+    node: u32,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -128,8 +140,8 @@ fn forget_slots(shared: &Shared, process: u64) {
 }
 
 /// Once nobody has a file open, no memory of a device may be in use.
-fn left_behind(devices: u64) -> Result<(), String> {
-    for index in 0..devices as u32 {
+fn left_behind(first: u32, count: u32) -> Result<(), String> {
+    for index in first..first + count {
         let since = Instant::now();
         loop {
             let device = Device::open(index).map_err(|error| error.to_string())?;
@@ -248,7 +260,7 @@ fn run(args: &Args) -> Result<report::Report, String> {
     if leaks + damages != 0 {
         return Err(format!("another process's memory: {leaks} words were read, {damages} changed"));
     }
-    left_behind(devices)?;
+    left_behind(0, devices as u32)?;
     let never = report::never_succeeded(&report.lines);
     if calls >= 100_000 && !never.is_empty() {
         return Err(format!("these never succeeded, so that nothing was tested: {never:?}"));
@@ -256,10 +268,29 @@ fn run(args: &Args) -> Result<report::Report, String> {
     Ok(report)
 }
 
+fn run_kill(args: &Args, rounds: u32) -> Result<(), String> {
+    let limit = Duration::from_secs(args.kill_limit);
+    let all = kill::run(&args.filters, rounds, limit, args.node);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&all).map_err(|error| error.to_string())?);
+    }
+    let wrong = all.iter().filter(|died| died.wrong.is_some()).count();
+    left_behind(args.node, 1)?;
+    match (wrong, all.len()) {
+        (_, 0) => Err("no call matches".to_string()),
+        (0, _) => Ok(()),
+        (wrong, _) => Err(format!("{wrong} kinds of calls do not die as they should")),
+    }
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
-    match run(&args) {
-        Ok(_) => ExitCode::SUCCESS,
+    let result = match args.kill {
+        Some(rounds) => run_kill(&args, rounds),
+        None => run(&args).map(|_| ()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("hmm-fuzz: {why}; seed {}", args.seed);
             println!("FAILED: {why}");

@@ -121,6 +121,6 @@ impl<D: Device> TableGuard<'_, D> {
 
     /// Whether the device has exclusive access to any page of `range`.
     pub fn any_exclusive(&self, range: PageRange) -> bool {
-        (0..range.pages()).any(|index| self.guard.table.get(range.address(index)).is_exclusive())
+        self.guard.table.any(range, |entry| entry.is_exclusive())
     }
 }

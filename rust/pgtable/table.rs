@@ -9,7 +9,11 @@ use super::{
     pool::{List, Page, Pool},
 };
 use crate::mm::addr::{PageRange, PMD_PAGES};
-use kernel::{page::PAGE_SHIFT, prelude::*, sync::Arc};
+use kernel::{
+    page::{PAGE_SHIFT, PAGE_SIZE},
+    prelude::*,
+    sync::Arc, //
+};
 
 /// Walks a table, without a lock, while it changes.
 pub struct Reader<F: Format> {
@@ -65,6 +69,36 @@ impl<F: Format> Reader<F> {
                     });
                 }
             }
+        }
+        None
+    }
+
+    /// The first page from `addr` on, but not behind `last`, that has a translation, and that. What
+    /// has none is skipped table by table.
+    fn next(&self, mut addr: usize, last: usize) -> Option<(usize, Leaf)> {
+        let last = last.min(last_address::<F>());
+        while addr <= last {
+            let mut index = self.root;
+            let mut gap = addr | (PAGE_SIZE - 1);
+            for level in (0..F::LEVELS).rev() {
+                let word = self.pool.load(index, slot_of::<F>(level, addr));
+                let (start, end) = span_of::<F>(level, addr);
+                match F::decode(level, word) {
+                    Slot::Empty => {
+                        gap = end;
+                        break;
+                    }
+                    Slot::Table(child) => index = child,
+                    Slot::Leaf(first) => {
+                        let leaf = Leaf {
+                            entry: first.plus((addr - start) >> PAGE_SHIFT),
+                            order: F::BITS * level,
+                        };
+                        return Some((addr, leaf));
+                    }
+                }
+            }
+            addr = gap.checked_add(1)?;
         }
         None
     }
@@ -178,6 +212,26 @@ impl<F: Format> Table<F> {
             done += in_leaf + 1 - ((addr >> PAGE_SHIFT) & in_leaf);
         }
         done.min(range.pages())
+    }
+
+    /// Whether `f` holds for the entry of any page in `range`; of a huge leaf only one is asked.
+    ///
+    /// The cost is that of the tables that exist, not of the range.
+    pub fn any(&self, range: PageRange, mut f: impl FnMut(Entry) -> bool) -> bool {
+        let reader = self.reader();
+        let last = range.end() - 1;
+        let mut addr = range.start();
+        while let Some((found, leaf)) = reader.next(addr, last) {
+            if f(leaf.entry) {
+                return true;
+            }
+            let size = 1usize << (leaf.order + PAGE_SHIFT as u32);
+            match (found | (size - 1)).checked_add(1) {
+                Some(behind) => addr = behind,
+                None => break,
+            }
+        }
+        false
     }
 
     /// Calls `f` for every leaf in `range`, with the addresses that it covers and the entry of its

@@ -5,7 +5,10 @@
 use super::*;
 use crate::mm::addr::{PageRange, PMD_PAGES, PMD_SIZE};
 use core::cell::Cell;
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{
+    page::{PAGE_MASK, PAGE_SIZE},
+    prelude::*, //
+};
 
 /// A small one: three levels of 6 bits, entries of 32 bits, leaves of 4 KiB and 256 KiB, a leaf's
 /// kind in its top bits.
@@ -258,6 +261,36 @@ mod suite {
         assert!(flushed.is_some_and(|flushed| flushed.intersect(&range) == Some(range)));
         assert!(!table.get(at).is_valid());
         assert_eq!(clear(&mut table, all()?), (0, None));
+        Ok(())
+    }
+
+    /// Over the whole address space, most of which has no table: page by page it would not end.
+    #[test]
+    fn a_search_skips_what_is_not_there() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        assert!(!table.any(all()?, |_| true));
+        let at = 0x7f00_0000_0000;
+        fill(&mut table, PageRange::from_pages(at, 3)?, 1, true)?;
+        fill(&mut table, PageRange::from_pages(PMD_SIZE, PMD_PAGES)?, 512, true)?;
+        let top = PageRange::from_pages((1 << 48) - PAGE_SIZE, 1)?;
+        fill(&mut table, top, 9, false)?;
+        let mut seen = 0;
+        let everything = PageRange::new(0, usize::MAX & PAGE_MASK)?;
+        assert!(!table.any(everything, |_| {
+            seen += 1;
+            false
+        }));
+        // A huge leaf is one.
+        assert_eq!(seen, 3 + 1 + 1);
+        let is = |number| move |entry: Entry| entry.number() == number;
+        assert!(table.any(everything, is(3)) && table.any(everything, is(9)));
+        assert!(table.any(top, is(9)) && !table.any(top, is(3)));
+        assert!(!table.any(PageRange::from_pages(at + 3 * PAGE_SIZE, 1)?, |_| true));
+        // From the middle of a huge leaf.
+        let middle = PageRange::from_pages(PMD_SIZE + PAGE_SIZE, 1)?;
+        assert!(table.any(middle, is(513)) && !table.any(middle, is(512)));
+        clear(&mut table, all()?);
+        assert!(!table.any(all()?, |_| true) && table.any(everything, is(9)));
         Ok(())
     }
 

@@ -73,7 +73,7 @@ faultless:
 	tools/test/faultless --kernel $(KERNEL) --series $(SERIES) --full
 
 lookup:
-	tools/test/lookup --series $(SERIES)
+	tools/test/lookup --series $(SERIES) --write
 
 mutation:
 	tools/test/mutation

@@ -8,6 +8,8 @@ use hmm::{pattern, Child, Device, Errno, Gate, PAGE_SIZE};
 
 const FAULT: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
 const MIGRATE: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
+/// A write to what is shared brings the page back first, and it may be lost then.
+const FAULT_BACK: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM, Errno::EFAULT];
 /// One page stayed behind, or there was no memory at all.
 const TO_DEVICE: &[Errno] = &[Errno::ENOENT, Errno::ENOMEM, Errno::EBUSY, Errno::EINTR];
 /// The page is lost: what a signal is to the process is this to the kernel.
@@ -38,7 +40,7 @@ pub const CASES: &[Case] = &[
         ..Case::new("write_on_device", write)
     },
     Case {
-        errors: FAULT,
+        errors: FAULT_BACK,
         contents: Contents::New,
         prepare: shared_on_device,
         check: sharer_sees_old,

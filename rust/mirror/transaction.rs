@@ -8,6 +8,7 @@
 //! caused itself clears the marks in its range, and only marked pages are switched.
 
 use crate::{
+    inject::{fails, Point},
     mm::{
         addr::{PageRange, PMD_PAGES},
         notifier::{Cookie, Event, Reason},
@@ -124,6 +125,9 @@ impl Transactions {
     pub(crate) fn begin(&mut self, request: Request) -> Result {
         if request.range.pages() > PMD_PAGES {
             return Err(EINVAL);
+        }
+        if fails(Point::Transaction) {
+            return Err(EBUSY);
         }
         let mut new = Transaction {
             request,

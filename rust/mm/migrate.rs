@@ -16,7 +16,11 @@ use super::{
     page::{mark_dirty, CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
 };
-use crate::{bindings, pgtable::Flushed};
+use crate::{
+    bindings,
+    inject::{fails, Point},
+    pgtable::Flushed, //
+};
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{error::to_result, prelude::*};
 
@@ -196,6 +200,9 @@ impl<'a> Isolated<'a> {
         if pages > PMD_PAGES || range.start() < vma.start() || range.end() > vma.end() {
             return Err(EINVAL);
         }
+        if fails(Point::Isolate) {
+            return Err(ENOMEM);
+        }
         let batch = &mut *batch.0;
         batch.src.fill(0);
         batch.dst.fill(0);
@@ -250,6 +257,9 @@ impl<'a> Isolated<'a> {
         let last = memory.pfn(range.first + (range.count - 1)).ok_or(EINVAL)?;
         if last.checked_sub(first) != Some(range.count - 1) {
             return Err(EINVAL);
+        }
+        if fails(Point::Isolate) {
+            return Err(ENOMEM);
         }
         let batch = &mut *batch.0;
         batch.src.fill(0);

@@ -330,6 +330,13 @@ pub enum PageOutcome {
     Unknown,
 }
 
+impl PageOutcome {
+    /// Whether the page moved.
+    pub fn has_moved(self) -> bool {
+        matches!(self, Self::Moved | Self::Switched | Self::Lost)
+    }
+}
+
 impl From<u8> for PageOutcome {
     fn from(raw: u8) -> Self {
         match raw {

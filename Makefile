@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless lookup mutation check unsafe-report compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless torture torture-long lookup mutation check unsafe-report compile-fail bench clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -25,6 +25,8 @@ help:
 	@echo 'make kunit      KUnit suites of the modules'
 	@echo 'make e2e        own end-to-end tests, on debian and test'
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
+	@echo 'make torture    random operations, compared with a model'
+	@echo 'make torture-long  the same for hours, on all kernels'
 	@echo 'make lookup     compare structures that find the region of an address'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
@@ -32,6 +34,7 @@ help:
 	@echo 'make bench      instructions per page, against the C driver'
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
+	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE'
 	@echo 'Variables: KERNEL=debian|test|debug|kcsan (or KCSAN=1)  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
 
 setup kernel:
@@ -75,6 +78,17 @@ e2e:
 faultless:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)
 	tools/test/faultless --kernel $(KERNEL) --series $(SERIES) --full
+
+# SEED= OPS= DEVICES= PROCS= THREADS= VRAM= (MiB) SECONDS= REPLAY=FILE
+torture:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/torture --kernel $(KERNEL) --series $(SERIES) $(if $(VRAM),--vram $(VRAM)) \
+		$(if $(DEVICES),--devices $(DEVICES)) $(if $(SEED),--seed $(SEED)) $(if $(OPS),--ops $(OPS)) \
+		$(if $(PROCS),--procs $(PROCS)) $(if $(THREADS),--threads $(THREADS)) \
+		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(REPLAY),--replay $(REPLAY))
+
+torture-long:
+	tools/test/torture-long --series $(SERIES)
 
 lookup:
 	tools/test/lookup --series $(SERIES) --write

@@ -32,7 +32,7 @@ use crate::region::Region;
 use hmm::{Device, Errno, Mapping};
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Why a run has failed.
 pub type Fail = String;
@@ -122,7 +122,14 @@ impl<'a> Lane<'a> {
 
     /// Does one operation.
     pub fn execute(&mut self, op: &Op) -> Result<(), Fail> {
-        self.note(op.name());
+        let (name, begin) = (op.name(), Instant::now());
+        self.note(name.clone());
+        let result = self.dispatch(op);
+        *self.counts.entry(format!("ms {name}")).or_default() += begin.elapsed().as_micros() as u64;
+        result
+    }
+
+    fn dispatch(&mut self, op: &Op) -> Result<(), Fail> {
         match *op {
             Op::CpuWrite { at, seed } => self.cpu_write(at, seed),
             Op::CpuRead { at } => self.cpu_read(at),

@@ -17,6 +17,7 @@ mod surroundings;
 
 use anyhow::{bail, Context, Result};
 use clap::Parser;
+use hmm::{Device, Setting};
 use script::{Script, Shape};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -58,12 +59,39 @@ struct Args {
     /// Print the operations instead of doing them.
     #[arg(long)]
     list: bool,
+    /// Break the device on purpose, to see that it is noticed.
+    #[arg(long)]
+    broken: Option<Broken>,
     /// Machine-readable result.
     #[arg(long)]
     json: bool,
     /// Used by the program itself, after exec: tests a device and exits.
     #[arg(long, hide = true)]
     self_test: Option<u32>,
+}
+
+/// Ways in which a device can be broken.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Broken {
+    /// Writes go on while pages are copied.
+    KeepWrite,
+    /// TLBs are not flushed.
+    SkipFlush,
+}
+
+/// Breaks all devices. They are as before when the result is dropped.
+fn break_devices(args: &Args) -> Result<Vec<Device>> {
+    let Some(broken) = args.broken else { return Ok(Vec::new()) };
+    let (what, value) = match broken {
+        Broken::KeepWrite => (Setting::KeepWrite, 1),
+        Broken::SkipFlush => (Setting::SkipFlush, 1_000_000),
+    };
+    let open = |dev| -> Result<Device> {
+        let device = Device::open(dev as u32)?;
+        device.set(what, value)?;
+        Ok(device)
+    };
+    (0..args.devices).map(open).collect()
 }
 
 fn script(args: &Args) -> Result<Script> {
@@ -84,6 +112,7 @@ fn torture(args: &Args) -> Result<bool> {
         print!("{}", script.text());
         return Ok(true);
     }
+    let _broken = break_devices(args)?;
     let _surroundings = surroundings::prepare(script.shape.lanes(), args.quiet);
     let options = run::Options {
         patience: Duration::from_secs(args.patience),

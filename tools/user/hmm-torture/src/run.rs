@@ -80,8 +80,13 @@ impl Outcome {
     /// As a table.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        for (name, count) in &self.counts {
-            let _ = writeln!(text, "{name:<44} {count:>10}");
+        let _ = writeln!(text, "{:<44} {:>10} {:>10}", "", "times", "ms");
+        for (name, count) in self.counts.iter().filter(|(name, _)| !name.starts_with("ms ")) {
+            let _ = write!(text, "{name:<44} {count:>10}");
+            let _ = match self.counts.get(&format!("ms {name}")) {
+                Some(us) => writeln!(text, " {:>10}", us / 1000),
+                None => writeln!(text),
+            };
         }
         for name in ["cpu_fault_pages", "evicted_pages", "copy_failures", "device_pages_used"] {
             let _ = writeln!(text, "{name:<44} {:>10}", self.devices.get(name).copied().unwrap_or(0));
@@ -300,8 +305,10 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
     let mut failure: Option<Failure> = None;
     let mut seen = vec![(0u64, Instant::now()); lanes];
     let mut running = vec![true; script.shape.procs];
-    let (mut guest, mut killed, mut rng) = (None::<(Child, Instant)>, 0u64, Rng::new(script.shape.seed, u64::MAX));
+    let (mut guest, mut killed, mut rng) =
+        (None::<(Child, Instant)>, 0u64, Rng::new(script.shape.seed, u64::MAX));
     let mut told = Instant::now();
+    let mut next_guest = Instant::now();
     while running.contains(&true) {
         std::thread::sleep(Duration::from_millis(20));
         for (number, child) in children.iter_mut().enumerate() {
@@ -336,7 +343,10 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
         }
         if options.visitors {
             match guest.take() {
+                None if Instant::now() < next_guest => {}
                 None => {
+                    // Others want processors, too.
+                    next_guest = Instant::now() + Duration::from_secs(4);
                     let time = Duration::from_millis(50 + rng.below(1500) as u64);
                     guest = Some((visitor(script, killed + 1, &board)?, Instant::now() + time));
                 }

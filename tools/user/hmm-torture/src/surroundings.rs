@@ -51,12 +51,12 @@ pub fn prepare(lanes: usize, quiet: bool) -> Surroundings {
         }
     };
     if !quiet {
-        set("/sys/kernel/mm/ksm/sleep_millisecs", "20");
-        set("/sys/kernel/mm/ksm/pages_to_scan", "1000");
+        set("/sys/kernel/mm/ksm/sleep_millisecs", "100");
+        set("/sys/kernel/mm/ksm/pages_to_scan", "300");
         set("/sys/kernel/mm/ksm/run", "1");
         let daemon = "/sys/kernel/mm/transparent_hugepage/khugepaged";
-        set(&format!("{daemon}/alloc_sleep_millisecs"), "100");
-        set(&format!("{daemon}/scan_sleep_millisecs"), "100");
+        set(&format!("{daemon}/alloc_sleep_millisecs"), "500");
+        set(&format!("{daemon}/scan_sleep_millisecs"), "500");
     }
     let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
     if swaps.lines().count() < 2 {

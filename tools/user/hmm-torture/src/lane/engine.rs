@@ -291,7 +291,7 @@ impl Lane<'_> {
 
 /// Pause after each round of a command in flight: few never rest, else nobody else gets a processor.
 fn rest(at: Span) -> Duration {
-    Duration::from_micros(if at.page % 16 == 0 { 0 } else { 3000 })
+    Duration::from_micros(if at.page % 16 == 7 { 0 } else { 5000 })
 }
 
 fn code(work: Work) -> EngineOp {

@@ -256,8 +256,40 @@ fn advice(rng: &mut Rng) -> Advice {
     ])
 }
 
-/// The next operation. `devices` is how many there are.
-pub fn draw(rng: &mut Rng, devices: usize) -> Op {
+/// Draws operations.
+pub struct Draw {
+    rng: Rng,
+    devices: usize,
+    /// Where an engine was put to work last: moves go there, too.
+    busy: Span,
+}
+
+impl Draw {
+    /// Stream `stream` of `seed`, for so many devices.
+    pub fn new(seed: u64, stream: u64, devices: usize) -> Draw {
+        Draw { rng: Rng::new(seed, stream), devices, busy: Span { r: 0, page: 0, n: 1 } }
+    }
+}
+
+impl Iterator for Draw {
+    type Item = Op;
+
+    fn next(&mut self) -> Option<Op> {
+        let op = draw(&mut self.rng, self.devices);
+        Some(match op {
+            Op::Watch { at, .. } | Op::Count { at, .. } => {
+                self.busy = at;
+                op
+            }
+            Op::Migrate { dev, back, ordinary, outcomes, .. } if self.rng.one_in(2) => {
+                Op::Migrate { dev, at: self.busy, back, ordinary, outcomes }
+            }
+            _ => op,
+        })
+    }
+}
+
+fn draw(rng: &mut Rng, devices: usize) -> Op {
     let dev = rng.below(devices);
     let at = span(rng);
     let seed = rng.next() >> 16;
@@ -328,11 +360,9 @@ mod tests {
 
     #[test]
     fn operations_stay_inside_and_survive_a_script() {
-        let mut rng = Rng::new(7, 0);
         let inside = |at: Span| at.n > 0 && at.page + at.n <= REGIONS[at.r].1;
         let mut names = std::collections::BTreeSet::new();
-        for _ in 0..200_000 {
-            let op = draw(&mut rng, 2);
+        for op in Draw::new(7, 0, 2).take(200_000) {
             names.insert(op.name());
             let text = serde_json::to_string(&op).unwrap();
             assert_eq!(serde_json::from_str::<Op>(&text).unwrap(), op);

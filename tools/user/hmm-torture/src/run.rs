@@ -236,9 +236,8 @@ fn process(script: &Script, number: usize, wide: Option<Common>, board: &Board, 
 fn visitor(script: &Script, number: u64, board: &Board) -> Result<Child, hmm::Errno> {
     let mut shape = script.shape;
     (shape.seed, shape.procs, shape.threads) = (shape.seed ^ (number << 32), 1, 1);
-    let mut rng = Rng::new(shape.seed, 0);
-    let ops: Vec<_> = (0..4096)
-        .map(|_| op::draw(&mut rng, shape.devices))
+    let ops: Vec<_> = op::Draw::new(shape.seed, 0, shape.devices)
+        .take(4096)
         // What is told of failures is told of all devices: only those who count them may cause them.
         .filter(|op| !matches!(op, op::Op::CopyFail { .. }))
         .collect();

@@ -2,8 +2,7 @@
 //! What every lane is to do, as drawn from a seed or read from a file: a line of
 //! JSON for the shape, then one for each operation.
 
-use crate::op::{self, Op};
-use crate::rng::Rng;
+use crate::op::{Draw, Op};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
@@ -47,8 +46,7 @@ impl Script {
     pub fn draw(shape: Shape, count: u64) -> Script {
         let each = count.div_ceil(shape.lanes() as u64);
         let lanes = (0..shape.lanes()).map(|lane| {
-            let mut rng = Rng::new(shape.seed, lane as u64);
-            (0..each).map(|_| op::draw(&mut rng, shape.devices)).collect()
+            Draw::new(shape.seed, lane as u64, shape.devices).take(each as usize).collect()
         });
         Script { shape, lanes: lanes.collect() }
     }

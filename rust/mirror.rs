@@ -23,6 +23,7 @@ use crate::{
 use core::ops::ControlFlow;
 use kernel::{
     mm::MmWithUser,
+    page::PAGE_MASK,
     prelude::*,
     sync::{
         atomic::{
@@ -230,10 +231,11 @@ impl<D: Device> Subscriber for Inner<D> {
 
 /// A device page table that follows the address space of a process.
 ///
-/// Dropping it waits for callbacks that run; the address space may be gone already. Context: may sleep; never from within a callback, for whose end it may wait.
+/// Dropping it waits for callbacks that run, and flushes what the device still has; the address space
+/// may be gone already. Context: may sleep; never from within a callback, for whose end it may wait.
 pub struct Mirror<D: Device> {
     // First: no CPU fault may use the notifier when it goes.
-    _registration: Option<Registration>,
+    registration: Option<Registration>,
     pub(crate) notifier: Arc<IntervalNotifier<Inner<D>>>,
 }
 
@@ -274,7 +276,7 @@ impl<D: Device> Mirror<D> {
             None => None,
         };
         Ok(Self {
-            _registration: registration,
+            registration,
             notifier,
         })
     }
@@ -344,6 +346,22 @@ impl<D: Device> Mirror<D> {
 
     pub(crate) fn inner(&self) -> &Inner<D> {
         self.notifier.subscriber()
+    }
+}
+
+impl<D: Device> Drop for Mirror<D> {
+    fn drop(&mut self) {
+        if within::may_wait().is_err() {
+            // It may wait for the very callback that it is in. There is nowhere to put it meanwhile for
+            // which the driver's module would wait.
+            pr_err!("a mirror is dropped within a callback: that may never end\n");
+        }
+        // No CPU fault uses it from here on.
+        self.registration = None;
+        // What the device has written is dirty, and it uses nothing any more.
+        if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
+            self.remove(all);
+        }
     }
 }
 

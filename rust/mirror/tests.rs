@@ -589,4 +589,22 @@ mod suite {
         assert_eq!(mirror.lock_table()?.present(range), 0);
         Ok(())
     }
+
+    #[test]
+    fn what_the_device_wrote_is_dirty_when_the_mirror_goes() -> Result {
+        let range = map(2)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        mirror.fault(range, Access::Write)?;
+        let pfn = mirror.notifier.lock().table.get(range.start()).number();
+        // SAFETY: The page is mapped by this test.
+        let dirty = |pfn| unsafe { bindings::rust_hmm_kunit_is_dirty(pfn) };
+        assert!(!dirty(pfn));
+        let before = shared.flushes.load(Relaxed);
+        drop(mirror);
+        assert!(dirty(pfn));
+        // Nor does the device use them any more.
+        assert!(shared.flushes.load(Relaxed) > before);
+        Ok(())
+    }
 }

@@ -8,7 +8,7 @@
 //! C headers: [`include/linux/highmem.h`](srctree/include/linux/highmem.h),
 //! [`include/linux/page-flags.h`](srctree/include/linux/page-flags.h)
 
-use super::space::Vma;
+use super::{addr::PMD_ORDER, space::Vma};
 use crate::bindings;
 use core::{marker::PhantomData, mem::ManuallyDrop};
 use kernel::{
@@ -212,13 +212,17 @@ impl LockedFolio {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`. Context: may sleep and reclaim; the notifier's lock must not be held.
+    /// `ENOMEM`; `EINVAL` if the order is more than [`PMD_ORDER`]. Context: may sleep and reclaim; the
+    /// notifier's lock must not be held.
     pub fn alloc_system(
         vma: Option<Vma<'_>>,
         addr: usize,
         order: u32,
         effort: Effort,
     ) -> Result<Self> {
+        if order > PMD_ORDER {
+            return Err(EINVAL);
+        }
         let vma = vma.map_or(core::ptr::null_mut(), |vma| vma.as_ptr());
         let must = effort == Effort::Must;
         // SAFETY: `vma` is null or valid, with its mmap lock held.

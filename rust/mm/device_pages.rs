@@ -45,7 +45,8 @@ pub enum Kind {
     Private,
     /// As its own: `MEMORY_DEVICE_COHERENT`, one piece at this physical address in bytes.
     Coherent {
-        /// Start, a multiple of 2 MiB, of 256 MiB that are reserved for the device.
+        /// Start, a multiple of 2 MiB, of 256 MiB that are reserved for the device and that nobody has
+        /// requested, not the driver either: the library does.
         start: u64,
     },
 }

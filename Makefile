@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless torture torture-long lookup mutation check unsafe-report compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long lookup mutation check unsafe-report compile-fail bench clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -24,6 +24,7 @@ help:
 	@echo 'make hmm-tests  the kernel'"'"'s own hmm-tests, on debian and test'
 	@echo 'make kunit      KUnit suites of the modules'
 	@echo 'make e2e        own end-to-end tests, on debian and test'
+	@echo 'make lifecycle  1,000 loads, kills, OOM, suspend, CPU hotplug (long)'
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
 	@echo 'make torture    random operations, compared with a model'
 	@echo 'make torture-long  the same for hours, on all kernels'
@@ -74,6 +75,10 @@ e2e:
 		tools/build --kernel $$k --series $(SERIES); \
 		tools/test/e2e --kernel $$k --series $(SERIES); \
 	done
+
+lifecycle:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/lifecycle --kernel $(KERNEL) --series $(SERIES)
 
 faultless:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)

@@ -17,6 +17,7 @@
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/pagemap.h>
+#include <linux/preempt.h>
 #include <linux/rmap.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task.h>
@@ -76,6 +77,20 @@ bool rust_hmm_fatal_signal_pending(void)
 	return fatal_signal_pending(current);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
+
+/* Where the kernel does not count, it cannot be told: then lockdep must. */
+bool rust_hmm_may_sleep(void)
+{
+	return !IS_ENABLED(CONFIG_PREEMPT_COUNT) || preemptible();
+}
+EXPORT_SYMBOL_GPL(rust_hmm_may_sleep);
+
+/* Without a reference, of which the last one could tear it down here. */
+bool rust_hmm_mm_in_use(const struct mm_struct *mm)
+{
+	return atomic_read(&mm->mm_users) != 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mm_in_use);
 
 /* Returns the running thread with a reference of the caller's. */
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
@@ -303,6 +318,12 @@ u64 rust_hmm_fetch_add_bytes(void *at, u64 value)
 	return atomic64_fetch_add(value, (atomic64_t *)at);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fetch_add_bytes);
+
+int rust_hmm_request_region(u64 start, u64 size, const char *name)
+{
+	return request_mem_region(start, size, name) ? 0 : -EBUSY;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_request_region);
 
 int rust_hmm_request_free_region(u64 size, const char *name, u64 *start)
 {

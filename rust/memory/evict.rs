@@ -10,6 +10,7 @@ use crate::{
         page::{Effort, LockedFolio},
     },
     stats::Counter,
+    within,
 };
 use kernel::{
     prelude::*,
@@ -29,8 +30,14 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` before anything was done. Context: may sleep; no lock may be held.
+    /// `ENOMEM`, or `EDEADLK` within a callback, before anything was done. Context: may sleep; no lock
+    /// may be held.
     pub fn evict_all(&self) -> Result<usize> {
+        within::may_wait()?;
+        self.try_to_evict()
+    }
+
+    fn try_to_evict(&self) -> Result<usize> {
         let mut batch = Batch::new()?;
         let mut copies = Copies::new()?;
         for pass in 0..PASSES {
@@ -72,7 +79,7 @@ impl<M: MemoryOps> Memory<M> {
     pub(super) fn evict_until_empty(&self) {
         let mut rounds = 0u32;
         while self.pages.used() != 0 {
-            if self.evict_all().is_err() {
+            if self.try_to_evict().is_err() {
                 fsleep(Delta::from_millis(100));
             }
             rounds += 1;

@@ -13,6 +13,7 @@ use crate::{
     },
     pgtable::{Entry, Flushed, Spares},
     stats::Counter,
+    within::{self, Within},
 };
 use kernel::{
     prelude::*,
@@ -116,8 +117,9 @@ impl<D: Device> Mirror<D> {
     /// `EFAULT`: not mapped, not readable, special (`VM_IO`, `VM_PFNMAP`), lost by the device, or
     /// the process is gone.
     /// `EPERM`: not writable. `EBUSY`: it kept changing for a second. `EINTR`: killed. `ENOMEM`.
-    /// What was installed before stays. Context: may sleep; no lock may be held.
+    /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
+        within::may_wait()?;
         let mut buffer = PfnBuffer::new()?;
         let mut spares = self.spares();
         let space = self.space()?;
@@ -263,8 +265,9 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `EFAULT` if the process is gone; `EBUSY`, `EINTR`, `ENOMEM` as [`Self::fault`].
+    /// `EFAULT` if the process is gone; `EBUSY`, `EINTR`, `ENOMEM`, `EDEADLK` as [`Self::fault`].
     pub fn snapshot(&self, range: PageRange, mut each: impl FnMut(Snapshot)) -> Result {
+        within::may_wait()?;
         let mut buffer = PfnBuffer::new()?;
         let space = self.space()?;
         let owner = self
@@ -289,6 +292,7 @@ impl<D: Device> Mirror<D> {
                     }
                 };
                 let (_, _, pfns) = valid.parts();
+                let _within = Within::enter();
                 pfns.for_each(|pfn| each(self.describe(pfn)));
                 break;
             }

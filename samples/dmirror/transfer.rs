@@ -93,7 +93,7 @@ fn write_page(
 /// Reads `command.range` into the user's buffer.
 pub(crate) fn read(mirror: &Mirror<View>, command: &mut Command, missing: Missing) -> Result {
     let total = command.range.pages();
-    if missing == Missing::Fail && mirror.lock_table().present(command.range) < total {
+    if missing == Missing::Fail && mirror.lock_table()?.present(command.range) < total {
         return Err(ENOENT);
     }
     let mut bounce = Bounce::new(total)?;
@@ -129,7 +129,7 @@ fn next_round(rounds: usize) -> Result<usize> {
 }
 
 fn read_some(mirror: &Mirror<View>, range: PageRange, bounce: &mut Bounce) -> Result<usize> {
-    let table = mirror.lock_table();
+    let table = mirror.lock_table()?;
     let mut got = 0;
     for page in bounce.pages().take(range.pages()) {
         if !read_page(&table, mirror.device(), range.address(got), page)? {
@@ -175,7 +175,7 @@ fn write_some(
     from: usize,
     to: usize,
 ) -> Result<usize> {
-    let table = mirror.lock_table();
+    let table = mirror.lock_table()?;
     let mut done = 0;
     for page in bounce.pages().take(to).skip(from) {
         if !write_page(&table, mirror.device(), range.address(done), page)? {

@@ -11,6 +11,7 @@ mod fork;
 mod kinds;
 mod layout;
 mod life;
+mod lifecycle;
 mod migrate;
 mod mirror;
 mod race;
@@ -21,7 +22,7 @@ mod thp;
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
     let faultless = faultless::tests();
-    let groups: [&[Test]; 14] = [
+    let groups: [&[Test]; 15] = [
         mirror::TESTS,
         fork::TESTS,
         kinds::TESTS,
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Test> {
         engine::TESTS,
         extension::TESTS,
         &faultless,
+        lifecycle::TESTS,
         // Last: these unload the modules.
         reload::TESTS,
     ];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Failures while the modules are loaded.
 
-use crate::run::Tap;
+use crate::run::{following, Tap};
 use hmm::inject::{self, Kernel, Kind, Source};
 use hmm::{module, Device, Errno, Mapping};
 use std::path::Path;
@@ -37,7 +37,8 @@ fn all_failures(modules: &Path, kind: Kind) -> Result<u64, String> {
     unload()?;
     let mut failures = 0;
     for name in NAMES {
-        for n in 1.. {
+        let mut n = 1;
+        loop {
             let kernel = Kernel::prepare_range(&[kind], 0, MODULES);
             let kernel = kernel.map_err(|error| format!("prepare: {error}"))?;
             let armed = inject::arm(&Source::Kernel(kind), n);
@@ -60,6 +61,10 @@ fn all_failures(modules: &Path, kind: Kind) -> Result<u64, String> {
                 }
             }
             failures += 1;
+            if failures % 25 == 0 {
+                println!("# {name}: {kind:?} failure {n}");
+            }
+            n = following(n);
         }
     }
     Ok(failures)

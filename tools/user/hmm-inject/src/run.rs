@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// From this failure on not every one is tried, but some further apart.
-const EACH: u64 = 48;
+const EACH: u64 = 100;
 
 /// The next failure to try after the `n`-th.
-fn following(n: u64) -> u64 {
+pub fn following(n: u64) -> u64 {
     if n < EACH {
         n + 1
     } else {
-        n + n / 4
+        n + n / 8
     }
 }
 

@@ -9,7 +9,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless lookup mutation check compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless inject coverage lookup mutation check compile-fail bench clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -22,6 +22,8 @@ help:
 	@echo 'make kunit      KUnit suites of the modules'
 	@echo 'make e2e        own end-to-end tests, on debian and test'
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
+	@echo 'make inject     fail each step of each operation once, then all mixed (KERNEL)'
+	@echo 'make coverage   what the tests do not execute, and why'
 	@echo 'make lookup     compare structures that find the region of an address'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
@@ -71,6 +73,13 @@ e2e:
 faultless:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)
 	tools/test/faultless --kernel $(KERNEL) --series $(SERIES) --full
+
+inject:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/inject --kernel $(KERNEL) --series $(SERIES)
+
+coverage:
+	tools/test/coverage --series $(SERIES)
 
 lookup:
 	tools/test/lookup --series $(SERIES) --write

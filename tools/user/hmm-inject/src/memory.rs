@@ -47,7 +47,11 @@ pub const CASES: &[Case] = &[
         ..Case::new("write_after_fork", write)
     },
     Case { errors: TO_DEVICE, ..Case::new("migrate_to_dev", migrate_to_dev) },
-    Case { errors: TO_DEVICE, size: Size::Huge, ..Case::new("migrate_to_dev_huge", migrate_to_dev) },
+    Case {
+        errors: TO_DEVICE,
+        size: Size::Huge,
+        ..Case::new("migrate_to_dev_huge", migrate_to_dev)
+    },
     Case {
         errors: MIGRATE,
         prepare: on_device,

@@ -170,12 +170,7 @@ fn told<E: Display>(what: &str) -> impl FnOnce(E) -> String + '_ {
 }
 
 /// Tells whether the failure happened, and whether it was told as an error.
-fn one_failure(
-    device: u32,
-    case: &Case,
-    source: &Source,
-    n: u64,
-) -> Result<(bool, bool), String> {
+fn one_failure(device: u32, case: &Case, source: &Source, n: u64) -> Result<(bool, bool), String> {
     let mut world = World::new(device, case.size).map_err(told("set-up"))?;
     (case.prepare)(&mut world).map_err(told("prepare"))?;
     let armed = inject::arm(source, n).map_err(told("arm"))?;
@@ -188,7 +183,9 @@ fn one_failure(
             return Err(format!("{error} is not documented"))
         }
         // Every other time the next call finds things as the failure left them.
-        Err(_) if n % 2 == 0 => world.check(case.contents.partly()).map_err(told("after an error"))?,
+        Err(_) if n % 2 == 0 => {
+            world.check(case.contents.partly()).map_err(told("after an error"))?
+        }
         Err(_) => {}
     }
     if result.is_err() || injected {

@@ -120,6 +120,30 @@ fn in_child(body: impl FnOnce() -> Result<Count, String>) -> Result<Count, Strin
     Ok(Count { injected: receive()?, errors: receive()? })
 }
 
+/// What is no setting is refused, and changes none.
+pub fn points_are_checked(tap: &mut Tap) {
+    let outcome = || -> Result<String, String> {
+        let point = "retry";
+        inject::set_point(point, "1000000 every").map_err(told("set"))?;
+        let long = "1".repeat(65);
+        for text in ["", "x", "-1", "1 always", "1 every 2", "99999999999999999999", &long] {
+            match inject::set_point(point, text) {
+                Err(error) if error.raw_os_error() == Some(Errno::EINVAL.0) => {}
+                // Nothing is written at all.
+                Ok(()) if text.is_empty() => {}
+                other => return Err(format!("'{text}': {other:?}")),
+            }
+        }
+        let state = inject::point_state(point).map_err(told("state"))?;
+        inject::set_point(point, "0").map_err(told("clear"))?;
+        match state.period {
+            1_000_000 => Ok("settings".to_string()),
+            other => Err(format!("the period is {other}")),
+        }
+    };
+    tap.result("points are checked", outcome());
+}
+
 /// Runs a case with all sources.
 pub fn case(tap: &mut Tap, device: u32, case: &Case, sources: &[Source]) {
     let mut total = Count::default();

@@ -254,7 +254,10 @@ fn submit(client: &Arc<Client>, user: usize) -> Result {
     })?;
     let id = client.submit(engine, spec)?;
     raw.put_u64(72, id);
-    raw.write()
+    raw.write().inspect_err(|_| {
+        // Nobody knows its name, so that nobody could stop it.
+        let _ended = client.stop(id);
+    })
 }
 
 fn wait(client: &Client, user: usize) -> Result {

@@ -79,6 +79,7 @@ fn main() -> ExitCode {
         run::case(&mut tap, args.device, case, &sources);
     }
     if args.filters.is_empty() && args.source.is_empty() {
+        run::points_are_checked(&mut tap);
         tap.every_source_was_used(&sources);
     }
     if let Some(modules) = args.modules.as_deref().filter(|_| named(load::NAME)) {

@@ -90,7 +90,11 @@ impl Model {
         match result {
             Ok(value) => Ok(Some(value)),
             Err(
-                error @ (Errno::ENOMEM | Errno::EBUSY | Errno::EINTR | Errno::ENOENT | Errno::EFAULT),
+                error @ (Errno::ENOMEM
+                | Errno::EBUSY
+                | Errno::EINTR
+                | Errno::ENOENT
+                | Errno::EFAULT),
             ) => {
                 *self.errors.entry(format!("{what}: {error}")).or_default() += 1;
                 Ok(None)

@@ -180,7 +180,7 @@ impl<'m, D: Device> Migrate<'m, D> {
             faultless: self.faultless,
             work: Work {
                 batch: Batch::new()?,
-                copies: Copies::new()?,
+                copies: Copies::new(true)?,
                 spares: self.mirror.spares(),
                 pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
                 entries: 0,

@@ -11,12 +11,14 @@
 #include <linux/hmm.h>
 #include <linux/ioport.h>
 #include <linux/kthread.h>
+#include <linux/memcontrol.h>
 #include <linux/memremap.h>
 #include <linux/migrate.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/pagemap.h>
 #include <linux/rmap.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task.h>
 #include <linux/string.h>
@@ -75,6 +77,22 @@ bool rust_hmm_fatal_signal_pending(void)
 	return fatal_signal_pending(current);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
+
+/*
+ * From now on what this task allocates with __GFP_ACCOUNT is charged to the
+ * control group of @mm. Returns what it was charged to before.
+ */
+struct mem_cgroup *rust_hmm_charge_to(struct mm_struct *mm)
+{
+	return set_active_memcg(get_mem_cgroup_from_mm(mm));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_charge_to);
+
+void rust_hmm_charge_end(struct mem_cgroup *old)
+{
+	mem_cgroup_put(set_active_memcg(old));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_charge_end);
 
 /* Returns the running thread with a reference of the caller's. */
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,

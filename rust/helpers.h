@@ -33,6 +33,10 @@ struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma);
 bool rust_hmm_fatal_signal_pending(void);
 
+/* include/linux/memcontrol.h, include/linux/sched/mm.h */
+struct mem_cgroup *rust_hmm_charge_to(struct mm_struct *mm);
+void rust_hmm_charge_end(struct mem_cgroup *old);
+
 /* include/linux/kthread.h */
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
 					 const char *name);

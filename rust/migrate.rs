@@ -186,6 +186,7 @@ impl<'m, D: Device> Migrate<'m, D> {
                 entries: 0,
             },
         };
+        let _charge = step.space.charge();
         let mut total = Outcome::default();
         let mut rest = Some(self.range);
         while let Some(range) = rest {

@@ -47,7 +47,7 @@ impl OpenFile for MirrorFile {
     type Device = MockDevice;
 
     fn open(device: Arc<MockDevice>) -> Result<Pin<KBox<Self>>> {
-        Ok(KBox::pin(Self(Client::new(device)?), GFP_KERNEL)?)
+        Ok(KBox::pin(Self(Client::new(device)?), GFP_KERNEL_ACCOUNT)?)
     }
 
     fn ioctl(&self, command: u32, argument: usize) -> Result<isize> {

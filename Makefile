@@ -9,7 +9,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless lookup mutation check compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless fuzz lookup mutation check compile-fail bench clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -22,6 +22,7 @@ help:
 	@echo 'make kunit      KUnit suites of the modules'
 	@echo 'make e2e        own end-to-end tests, on debian and test'
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
+	@echo 'make fuzz       hostile calls on the device nodes (CALLS=, SEED=)'
 	@echo 'make lookup     compare structures that find the region of an address'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
@@ -71,6 +72,12 @@ e2e:
 faultless:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)
 	tools/test/faultless --kernel $(KERNEL) --series $(SERIES) --full
+
+CALLS ?= 10000000
+SEED ?= 1
+fuzz:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/fuzz --kernel $(KERNEL) --series $(SERIES) --calls $(CALLS) --seed $(SEED)
 
 lookup:
 	tools/test/lookup --series $(SERIES)

@@ -8,6 +8,7 @@ mod engine;
 mod extension;
 mod faultless;
 mod fork;
+mod hostile;
 mod kinds;
 mod layout;
 mod life;
@@ -21,7 +22,7 @@ mod thp;
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
     let faultless = faultless::tests();
-    let groups: [&[Test]; 14] = [
+    let groups: [&[Test]; 15] = [
         mirror::TESTS,
         fork::TESTS,
         kinds::TESTS,
@@ -34,6 +35,7 @@ pub fn all() -> Vec<Test> {
         race::TESTS,
         engine::TESTS,
         extension::TESTS,
+        hostile::TESTS,
         &faultless,
         // Last: these unload the modules.
         reload::TESTS,

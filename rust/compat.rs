@@ -2,8 +2,12 @@
 
 //! What differs between the supported kernel series, 7.2 and 7.3.
 
-use crate::bindings;
-use kernel::{error::to_result, mm::MmWithUser, prelude::*};
+use crate::{bindings, mm::addr::PageRange};
+use kernel::{mm::MmWithUser, prelude::*};
+
+#[cfg(not(hmm_series_7_3))]
+use crate::mm::space::MmapGuard;
+use kernel::error::to_result;
 
 /// `hmm_range_fault()` in the form that takes the mmap lock itself, and lets fault handlers drop
 /// it. Fills in the sequence number.
@@ -33,8 +37,6 @@ pub(crate) unsafe fn range_fault_unlocked(
     range: &mut bindings::hmm_range,
     mm: &MmWithUser,
 ) -> Result {
-    use crate::mm::{addr::PageRange, space::MmapGuard};
-
     let pages = PageRange::new(range.start, range.end)?;
     range.default_flags = 0;
     // Once more than there are pages is a fight that we do not win.
@@ -56,7 +58,7 @@ pub(crate) unsafe fn range_fault_unlocked(
             }
             if pfn & bindings::hmm_pfn_flags_HMM_PFN_VALID == 0 {
                 complete = false;
-                fault_in(mm, pages.address(index))?;
+                fault_in(mm, pages.address(index), 0)?;
             }
         }
         if complete {
@@ -66,14 +68,37 @@ pub(crate) unsafe fn range_fault_unlocked(
     Err(EBUSY)
 }
 
-/// Faults one page in, as a CPU read would; the handler may drop the mmap lock.
+/// Why a range fault said `EFAULT`. `Ok` if it is worth another try.
+///
+/// # Errors
+///
+/// Those of a fault.
+#[cfg(hmm_series_7_3)]
+pub(crate) fn fault_error(_mm: &MmWithUser, _range: PageRange, _write: bool) -> Result {
+    Err(EFAULT)
+}
+
+/// As above. 7.2 says `EFAULT` also if there was no memory for a page, and if the contents of one are
+/// lost to a memory error: so fault page by page, which tells. Where that helps the lack was one of
+/// the moment, or the memory is special; the next try tells these apart.
 #[cfg(not(hmm_series_7_3))]
-fn fault_in(mm: &MmWithUser, addr: usize) -> Result {
-    let guard = crate::mm::space::MmapGuard::lock(mm)?;
+pub(crate) fn fault_error(mm: &MmWithUser, range: PageRange, write: bool) -> Result {
+    let flags = if write {
+        bindings::fault_flag_FAULT_FLAG_WRITE
+    } else {
+        0
+    };
+    (0..range.pages()).try_for_each(|index| fault_in(mm, range.address(index), flags))
+}
+
+/// Faults one page in, as a CPU access would; the handler may drop the mmap lock.
+#[cfg(not(hmm_series_7_3))]
+fn fault_in(mm: &MmWithUser, addr: usize, flags: u32) -> Result {
+    let guard = MmapGuard::lock(mm)?;
     let mut unlocked = false;
     // SAFETY: The address space is in use and its mmap lock is held. With `unlocked` the fault may
     // drop it, and takes it again before it returns.
-    let ret = unsafe { bindings::fixup_user_fault(mm.as_raw(), addr, 0, &mut unlocked) };
+    let ret = unsafe { bindings::fixup_user_fault(mm.as_raw(), addr, flags, &mut unlocked) };
     drop(guard);
     to_result(ret)
 }

@@ -226,6 +226,25 @@ void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_init);
 
 /*
+ * migrate_device_range() also isolates a folio from which a migration took
+ * everything just before, and that only the reference of its caller keeps from
+ * being freed. There is nothing to move, and its mapping is stale: rmap must
+ * not walk it. The charge went with the contents. Frees it and returns true.
+ */
+bool rust_hmm_drop_moved_folio(unsigned long pfn)
+{
+	struct folio *folio = page_folio(pfn_to_page(pfn));
+
+	if (mem_cgroup_disabled() || folio_memcg_charged(folio))
+		return false;
+	folio->mapping = NULL;
+	folio_unlock(folio);
+	folio_put(folio);
+	return true;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_drop_moved_folio);
+
+/*
  * A free head page that still says that it is of a large folio would hide
  * later small folios behind it from migrate_device_range().
  */

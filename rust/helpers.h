@@ -62,6 +62,7 @@ unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 					  unsigned int order, bool must);
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order);
+bool rust_hmm_drop_moved_folio(unsigned long pfn);
 void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order);
 
 /* Copies; the memory may change underneath, as it does under a device */

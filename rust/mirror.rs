@@ -243,7 +243,7 @@ impl<D: Device> Mirror<D> {
     ) -> Result<Self> {
         let state = State {
             table: Table::new()?,
-            transactions: Transactions::default(),
+            transactions: Transactions::new()?,
         };
         let (ended_name, ended_key) = locks::ended();
         let inner = Inner {

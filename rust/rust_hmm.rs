@@ -12,6 +12,7 @@
 //! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
+//! - [`inject`]: fault injection.
 //!
 //! # Lock order
 //!
@@ -27,6 +28,7 @@
 //! Device memory is allocated and freed without a lock. The mutex under which it grows is taken
 //! before all of these.
 
+pub mod inject;
 pub mod memory;
 pub mod migrate;
 pub mod mirror;
@@ -50,11 +52,15 @@ module! {
     license: "GPL",
 }
 
-/// The library module. It has no state of its own.
-struct RustHmm;
+/// The library module.
+struct RustHmm {
+    _files: inject::Files,
+}
 
 impl kernel::Module for RustHmm {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        Ok(Self)
+        Ok(Self {
+            _files: inject::Files::new()?,
+        })
     }
 }

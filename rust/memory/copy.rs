@@ -3,6 +3,7 @@
 //! Copies of a migration, which a driver may carry out in its own time and order.
 
 use crate::{
+    inject::{fails, Point},
     locks,
     mirror::{Place, PlaceMut},
     mm::{
@@ -261,7 +262,10 @@ impl CopyJob {
 
     /// Ends the job. After an error the page stays where it is, with its contents.
     pub fn complete(mut self, result: Result) {
-        self.result = result;
+        self.result = match result {
+            Ok(()) if fails(Point::Copy) => Err(EIO),
+            result => result,
+        };
     }
 }
 

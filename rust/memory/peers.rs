@@ -7,6 +7,7 @@
 //! and the rest loses its entries the ordinary way.
 
 use crate::{
+    inject::{fails, Point},
     locks,
     mirror::Peer,
     mm::{addr::PageRange, migrate::Migrated, notifier::Cookie},
@@ -95,7 +96,8 @@ impl Peers {
         let mut held: [Option<kernel::sync::lock::Guard<'_, _, MutexBackend>>; AT_ONCE] =
             [const { None }; AT_ONCE];
         for (held, place) in held.iter_mut().zip(found.iter().flatten()) {
-            *held = place.peer.try_lock().filter(|peer| {
+            *held = place.peer.try_lock().filter(|_| !fails(Point::Peer));
+            *held = held.take().filter(|peer| {
                 peer.as_ref()
                     .is_some_and(|peer| peer.begin(name, owner, range))
             });

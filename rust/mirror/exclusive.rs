@@ -22,7 +22,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `EFAULT`: not writable, or the process is gone. `EOPNOTSUPP`: not anonymous, or hugetlb.
+    /// `EFAULT`, `EPERM`: not writable, or the process is gone. `EOPNOTSUPP`: not anonymous, or hugetlb.
     /// `EBUSY`: it kept changing. `EINTR`: killed. `ENOMEM`. Pages before the one that failed stay
     /// exclusive. Context: may sleep; no lock may be held.
     pub fn make_exclusive(&self, range: PageRange) -> Result {

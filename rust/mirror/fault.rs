@@ -113,7 +113,8 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `EFAULT`: not mapped, not readable, special (`VM_IO`, `VM_PFNMAP`), or the process is gone.
+    /// `EFAULT`: not mapped, not readable, special (`VM_IO`, `VM_PFNMAP`), lost by the device, or
+    /// the process is gone.
     /// `EPERM`: not writable. `EBUSY`: it kept changing for a second. `EINTR`: killed. `ENOMEM`.
     /// What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
@@ -247,16 +248,7 @@ impl<D: Device> Mirror<D> {
 
         self.stats().add(Counter::MappedPages, installed);
         if let Some(addr) = read_only {
-            // The page is there and readable, so that `EFAULT` means no right to write.
-            space.fault_in_writable(addr).map_err(
-                |error| {
-                    if error == EFAULT {
-                        EPERM
-                    } else {
-                        error
-                    }
-                },
-            )?;
+            space.fault_in_writable(addr)?;
             return Ok(Tried::Again);
         }
         Ok(match held && access != Access::Snapshot {

@@ -154,7 +154,11 @@ impl<D: Device> Mirror<D> {
     /// Lets the device use what moved to its memory, of which `number` gives the device page number
     /// by page frame. Calls `each` for every page of `piece`.
     ///
-    /// Afterwards no entry names a source, also after an error.
+    /// Afterwards no entry names a source. If the table has no memory, all that moved is lost.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the device's page table cannot hold the addresses.
     #[expect(
         clippy::too_many_arguments,
         reason = "one call site; they live in different places"
@@ -169,13 +173,14 @@ impl<D: Device> Mirror<D> {
         spares: &mut Spares<D::Format>,
         mut each: impl FnMut(usize, Switched),
     ) -> (Flushed, Result) {
+        let inner = self.inner();
         let mut moved = Cursor(migrated.moved().peekable());
         let mut guard = self.notifier.lock();
         let State {
             table,
             transactions,
         } = &mut *guard;
-        let (result, flush) = self.inner().change(table, Some(piece), |table, batch| {
+        let (result, flush) = inner.change(table, Some(piece), |table, batch| {
             let result = table.install(piece, spares, batch, |addr, slot| {
                 let Some(index) = piece.index_of(addr) else {
                     return;
@@ -210,7 +215,17 @@ impl<D: Device> Mirror<D> {
             result
         });
         drop(guard);
-        (Flushed::by(flush, self.inner()), result)
+        let result = match result {
+            Err(error) if error == ENOMEM => {
+                for entry in migrated.moved() {
+                    let pages = entry.index..entry.index + entry.pages;
+                    pages.for_each(|index| each(index, Switched::Lost));
+                }
+                Ok(())
+            }
+            result => result,
+        };
+        (Flushed::by(flush, inner), result)
     }
 
     /// Lets the device use what moved to system memory, where it had an entry. Calls `each` for

@@ -14,7 +14,11 @@ use super::{
     page::LockedFolio,
     space::Vma, //
 };
-use crate::{bindings, locks};
+use crate::{
+    bindings,
+    inject::{fails, Point},
+    locks, //
+};
 use core::marker::PhantomData;
 use kernel::{
     error::{from_err_ptr, to_result},
@@ -386,6 +390,9 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// `ENOMEM` if no more memory could be added at all and none is free. Context: may sleep and
     /// takes memory hot-plug locks: neither the mmap lock nor a folio lock may be held.
     pub fn grow(&self, pages: usize) -> Result {
+        if fails(Point::Grow) {
+            return Err(ENOMEM);
+        }
         while self.total().saturating_sub(self.used()) < pages {
             let _adding = self.adding.lock();
             let index = self.pieces().count();
@@ -405,6 +412,9 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// Context: any that may take a folio lock; does not allocate.
     pub fn alloc(&self, order: u32) -> Option<LockedFolio> {
+        if fails(Point::DevicePage) {
+            return None;
+        }
         for piece in self.pieces() {
             if let Some(index) = piece.free.take(order) {
                 let pfn = piece.base + index;

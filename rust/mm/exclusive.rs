@@ -5,7 +5,10 @@
 //! C header: [`include/linux/rmap.h`](srctree/include/linux/rmap.h)
 
 use super::{notifier::Cookie, space::MmapGuard};
-use crate::bindings;
+use crate::{
+    bindings,
+    inject::{fails, Point},
+};
 use core::{marker::PhantomData, ptr};
 use kernel::{error::from_err_ptr, prelude::*};
 
@@ -28,6 +31,9 @@ impl<'a> ExclusivePage<'a> {
     /// `EFAULT`: not writable memory. `EOPNOTSUPP`: not anonymous, or hugetlb. `EBUSY`: it changed
     /// meanwhile. `EINTR`: killed. Context: may sleep; calls notifiers.
     pub fn new(mmap: &'a MmapGuard<'_>, addr: usize, cookie: Cookie) -> Result<Self> {
+        if fails(Point::Exclusive) {
+            return Err(EBUSY);
+        }
         let mut folio = ptr::null_mut();
         // SAFETY: The address space is in use and its mmap lock is held.
         let page = from_err_ptr(unsafe {

@@ -16,7 +16,11 @@ use super::{
     page::{mark_dirty, CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
 };
-use crate::{bindings, pgtable::Flushed};
+use crate::{
+    bindings,
+    inject::{fails, Point},
+    pgtable::Flushed, //
+};
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{error::to_result, prelude::*};
 
@@ -196,6 +200,9 @@ impl<'a> Isolated<'a> {
         if pages > PMD_PAGES || range.start() < vma.start() || range.end() > vma.end() {
             return Err(EINVAL);
         }
+        if fails(Point::Isolate) {
+            return Err(ENOMEM);
+        }
         let batch = &mut *batch.0;
         batch.src.fill(0);
         batch.dst.fill(0);
@@ -251,6 +258,9 @@ impl<'a> Isolated<'a> {
         if last.checked_sub(first) != Some(range.count - 1) {
             return Err(EINVAL);
         }
+        if fails(Point::Isolate) {
+            return Err(ENOMEM);
+        }
         let batch = &mut *batch.0;
         batch.src.fill(0);
         batch.dst.fill(0);
@@ -258,6 +268,14 @@ impl<'a> Isolated<'a> {
         to_result(unsafe {
             bindings::migrate_device_range(batch.src.as_mut_ptr(), first, range.count)
         })?;
+        for src in batch.src.iter_mut().take(range.count) {
+            // SAFETY: Isolated just now: locked, with a reference of ours.
+            let gone = *src & (VALID | MIGRATE) == VALID | MIGRATE
+                && unsafe { bindings::rust_hmm_drop_moved_folio(*src >> SHIFT) };
+            if gone {
+                *src = 0;
+            }
+        }
         // INVARIANT: Just set up.
         Ok(Self(Inner {
             raw: bindings::migrate_vma::default(),

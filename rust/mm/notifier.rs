@@ -9,7 +9,10 @@
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
 use super::addr::PageRange;
-use crate::bindings;
+use crate::{
+    bindings,
+    inject::{fails, Point},
+};
 use core::{marker::PhantomData, ops::ControlFlow, ptr};
 use kernel::{
     error::to_result,
@@ -266,7 +269,7 @@ impl<S: Subscriber> IntervalNotifier<S> {
 
     /// Whether an invalidation came since `seq`. The guard proves that none can come now.
     pub fn read_retry(&self, guard: &MutexGuard<'_, S::Protected>, seq: Seq) -> bool {
-        if !ptr::eq(guard.lock_ref(), self.protected_ref()) {
+        if !ptr::eq(guard.lock_ref(), self.protected_ref()) || fails(Point::Retry) {
             return true;
         }
         // SAFETY: Inserted by the type invariant.

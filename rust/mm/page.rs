@@ -9,7 +9,10 @@
 //! [`include/linux/page-flags.h`](srctree/include/linux/page-flags.h)
 
 use super::space::Vma;
-use crate::bindings;
+use crate::{
+    bindings,
+    inject::{fails, Point},
+};
 use core::{marker::PhantomData, mem::ManuallyDrop};
 use kernel::{
     page::PAGE_SIZE,
@@ -221,6 +224,9 @@ impl LockedFolio {
     ) -> Result<Self> {
         let vma = vma.map_or(core::ptr::null_mut(), |vma| vma.as_ptr());
         let must = effort == Effort::Must;
+        if fails(Point::SystemFolio) {
+            return Err(ENOMEM);
+        }
         // SAFETY: `vma` is null or valid, with its mmap lock held.
         let pfn = unsafe { bindings::rust_hmm_folio_alloc_locked(vma, addr, order, must) };
         if pfn == 0 {

@@ -16,7 +16,7 @@ use super::{
 use crate::{bindings, compat};
 use core::ptr;
 use kernel::{
-    mm::MmWithUser,
+    mm::{virt::flags, MmWithUser},
     page::PAGE_SHIFT,
     prelude::*,
     sync::{aref::ARef, lock::mutex::MutexGuard}, //
@@ -192,12 +192,14 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
             // SAFETY: `raw` describes our buffer and an inserted notifier of this address space.
             unsafe { compat::range_fault_unlocked(&mut raw, &self.mm)? };
         } else {
-            raw.notifier_seq = self.notifier.read_begin().0;
-            let guard = self.mmap_lock()?;
-            // SAFETY: As above, and the mmap lock is held.
-            let ret = unsafe { bindings::hmm_range_fault(&mut raw) };
-            drop(guard);
-            kernel::error::to_result(ret)?;
+            // SAFETY: As above.
+            let mut result = unsafe { self.range_fault(&mut raw) };
+            if result == Err(EFAULT) && access != Access::Snapshot {
+                compat::fault_error(&self.mm, range, access == Access::Write)?;
+                // SAFETY: As above.
+                result = unsafe { self.range_fault(&mut raw) };
+            }
+            result?;
         }
         Ok(Collected {
             notifier: self.notifier,
@@ -205,6 +207,16 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
             range,
             pfns,
         })
+    }
+
+    /// # Safety
+    ///
+    /// `raw` must describe a valid buffer, and name this notifier.
+    unsafe fn range_fault(&self, raw: &mut bindings::hmm_range) -> Result {
+        raw.notifier_seq = self.notifier.read_begin().0;
+        let _guard = self.mmap_lock()?;
+        // SAFETY: By the function's requirements; the notifier is inserted, and the mmap lock held.
+        kernel::error::to_result(unsafe { bindings::hmm_range_fault(raw) })
     }
 
     /// Makes the page at `addr` writable as a CPU write would: brings it back from the device and
@@ -215,9 +227,13 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
     ///
     /// # Errors
     ///
-    /// `EFAULT` if `addr` cannot be written. `ENOMEM`, `EHWPOISON`, `EINTR`.
+    /// `EPERM`: no right to write. `EFAULT`: not mapped, or the device has lost the page. `ENOMEM`,
+    /// `EHWPOISON`, `EINTR`.
     pub fn fault_in_writable(&self, addr: usize) -> Result {
-        let _guard = self.mmap_lock()?;
+        let guard = self.mmap_lock()?;
+        if guard.vma_lookup(addr).ok_or(EFAULT)?.flags() & flags::WRITE == 0 {
+            return Err(EPERM);
+        }
         // SAFETY: The address space is in use and its mmap lock is held; without `unlocked` it
         // stays held.
         kernel::error::to_result(unsafe {

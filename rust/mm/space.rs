@@ -8,7 +8,10 @@
 //! C header: [`include/linux/mmap_lock.h`](srctree/include/linux/mmap_lock.h)
 
 use super::notifier::Cookie;
-use crate::bindings;
+use crate::{
+    bindings,
+    inject::{fails, Point},
+};
 use kernel::{
     error::to_result,
     mm::{virt::VmaRef, MmWithUser},
@@ -39,6 +42,9 @@ impl<'a> MmapGuard<'a> {
     ///
     /// `EINTR` if the task was killed meanwhile.
     pub fn lock(mm: &'a MmWithUser) -> Result<Self> {
+        if fails(Point::MmapLock) {
+            return Err(EINTR);
+        }
         // SAFETY: `mm` is valid and in use.
         to_result(unsafe { bindings::rust_hmm_mmap_read_lock_killable(mm.as_raw()) })?;
         // INVARIANT: The lock was just taken.

@@ -8,7 +8,10 @@ use super::{
     format::{fan, last_address, shift, Format, Slot, Word},
     table::{slot_of, span_of, Spares, Table},
 };
-use crate::mm::addr::{PageRange, PMD_SIZE};
+use crate::{
+    inject::{fails, Point},
+    mm::addr::{PageRange, PMD_SIZE},
+};
 use kernel::{page::PAGE_SIZE, prelude::*};
 
 /// Whether `entries`, which fill a table, are one piece: consecutive, aligned, alike.
@@ -40,6 +43,9 @@ impl<F: Format> Table<F> {
         batch: &mut FlushBatch<F>,
         mut f: impl FnMut(usize, &mut Entry),
     ) -> Result {
+        if fails(Point::Install) {
+            return Err(ENOMEM);
+        }
         let last = range.end() - 1;
         if last > last_address::<F>() || range.start() / PMD_SIZE != last / PMD_SIZE {
             return Err(EINVAL);

@@ -7,7 +7,10 @@ use super::{
     entry::Entry,
     format::{fan, Format, Word},
 };
-use crate::locks;
+use crate::{
+    inject::{fails, Point},
+    locks,
+};
 use kernel::{
     prelude::*,
     sync::{
@@ -226,6 +229,9 @@ impl<F: Format> Pool<F> {
     ///
     /// `ENOMEM`, also if there are as many as there can be.
     pub(super) fn reserve(&self, list: &mut List, want: usize) -> Result {
+        if fails(Point::TablePage) {
+            return Err(ENOMEM);
+        }
         loop {
             {
                 let mut free = self.free.lock();

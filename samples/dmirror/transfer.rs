@@ -31,20 +31,21 @@ pub(crate) enum Missing {
     Fail,
 }
 
-struct Bounce(KVVec<[u8; PAGE_SIZE]>);
+struct Bounce(KVVec<u8>);
 
 impl Bounce {
     fn new(pages: usize) -> Result<Self> {
-        let pages = pages.min(BOUNCE_PAGES);
-        Ok(Self(KVVec::from_elem([0; PAGE_SIZE], pages, GFP_KERNEL)?))
+        // No array of a page: it would be on the stack first.
+        let bytes = pages.min(BOUNCE_PAGES) * PAGE_SIZE;
+        Ok(Self(KVVec::from_elem(0, bytes, GFP_KERNEL)?))
     }
 
     fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        self.0.iter_mut().map(|page| &mut page[..])
+        self.0.chunks_exact_mut(PAGE_SIZE)
     }
 
     fn bytes(&mut self, pages: usize) -> Result<&mut [u8]> {
-        Ok(self.0.get_mut(..pages).ok_or(EINVAL)?.as_flattened_mut())
+        self.0.get_mut(..pages * PAGE_SIZE).ok_or(EINVAL)
     }
 }
 

@@ -1,17 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Measures how fast several structures tell in which region an address lies. It does so when it is
-//! loaded, prints a line per row, and stays loaded without a use.
+//! loaded, prints a line per row, and stays loaded without a use:
 //!
-//! Regions are 64 KiB: dense, one after the other; or sparse, at pseudo-random places in 64 TiB.
+//! ```text
+//! lookup_bench: STRUCTURE REGIONS LAYOUT HIT_NS MISS_NS INSERT_NS BYTES
+//! ```
+//!
+//! `-` is a figure that is not known. Only the sorted array knows its bytes: the kernel's types do
+//! not tell what they allocate.
+//!
+//! Regions are 64 KiB: dense, one after the other; or sparse, at pseudo-random places in 128 TiB.
+//!
+//! All but the page table refuse a region that overlaps another one, and those that need a lock while
+//! they can change are used under one, so that the figures compare the same work.
 
 #![deny(unsafe_code)]
 
-use core::{borrow::Borrow, hint::black_box};
+use core::{borrow::Borrow, hint::black_box, mem::swap};
 use kernel::{
-    maple_tree::MapleTree,
+    maple_tree::{InsertErrorKind, MapleTree},
+    new_spinlock,
     prelude::*,
-    rbtree::RBTree,
+    rbtree::{RBTree, RBTreeNode},
+    sync::SpinLock,
     time::{Instant, Monotonic},
     xarray::{AllocKind, XArray},
 };
@@ -27,7 +39,7 @@ module! {
     description: "Lookups of regions, compared",
     license: "GPL",
     params: {
-        most: u64 {
+        regions_max: u64 {
             default: 1_000_000,
             description: "Largest number of regions",
         },
@@ -36,18 +48,34 @@ module! {
 
 /// Bytes of a region, and of the places where one can be.
 const REGION: usize = 16 * 4096;
-const PLACES: usize = (64 << 40) / REGION;
+const PLACES: usize = (128 << 40) / REGION;
+/// First place of dense regions: there is room for misses before it.
+const DENSE: usize = 1 << 20;
 /// Lookups that are measured.
 const LOOKUPS: usize = 20_000;
 
-/// A place of a region, so that all differ: an odd factor permutes the places.
+/// A place of a region. Each step permutes the places, so all differ; the shifts are there because a
+/// factor alone spreads the places evenly.
 fn place(index: usize, sparse: bool) -> usize {
-    let at = if sparse {
-        index.wrapping_mul(0x9e37_79b9_7f4a_7c15) % PLACES
+    let mut at = index.wrapping_add(1);
+    if sparse {
+        at = at.wrapping_mul(0x9e37_79b9_7f4a_7c15) % PLACES;
+        at ^= at >> 15;
+        at = at.wrapping_mul(0xd6e8_feb8_6659_fd93) % PLACES;
+        at ^= at >> 16;
     } else {
-        index + 1024
-    };
+        at = at.wrapping_add(DENSE);
+    }
     at * REGION
+}
+
+/// A place without a region: between sparse ones, on both sides of dense ones.
+fn free_place(n: usize, count: usize, sparse: bool) -> usize {
+    if sparse || n % 2 == 0 {
+        place(count + n, sparse)
+    } else {
+        (DENSE - n) * REGION
+    }
 }
 
 /// One structure.
@@ -60,7 +88,14 @@ trait Regions: Sized {
     fn insert(&mut self, start: usize) -> Result;
 
     /// Everything was added.
-    fn finish(&mut self) {}
+    fn finish(&mut self) -> Result {
+        Ok(())
+    }
+
+    /// Bytes that it takes, if they are known.
+    fn bytes(&self) -> Option<usize> {
+        None
+    }
 
     /// Start of the region in which `addr` lies.
     fn find(&mut self, addr: usize) -> Option<usize>;
@@ -69,7 +104,7 @@ trait Regions: Sized {
 struct Maple(Pin<KBox<MapleTree<KBox<usize>>>>);
 
 impl Regions for Maple {
-    const NAME: &'static str = "maple tree";
+    const NAME: &'static str = "maple_tree";
 
     fn new(_count: usize) -> Result<Self> {
         Ok(Self(KBox::pin_init(MapleTree::new(), GFP_KERNEL)?))
@@ -78,8 +113,12 @@ impl Regions for Maple {
     fn insert(&mut self, start: usize) -> Result {
         let value = KBox::new(start, GFP_KERNEL)?;
         self.0
-            .insert_range(start..start + REGION, value, GFP_KERNEL)?;
-        Ok(())
+            .insert_range(start..start + REGION, value, GFP_KERNEL)
+            .map_err(|error| match error.cause {
+                InsertErrorKind::Occupied => EEXIST,
+                InsertErrorKind::AllocError(_) => ENOMEM,
+                InsertErrorKind::InvalidRequest => EINVAL,
+            })
     }
 
     fn find(&mut self, addr: usize) -> Option<usize> {
@@ -100,43 +139,91 @@ impl Regions for ByPlace {
 
     fn insert(&mut self, start: usize) -> Result {
         let value = KBox::new(start, GFP_KERNEL)?;
-        self.0.lock().store(start / REGION, value, GFP_KERNEL)?;
-        Ok(())
+        match self.0.lock().store(start / REGION, value, GFP_KERNEL)? {
+            Some(_) => Err(EEXIST),
+            None => Ok(()),
+        }
     }
 
     fn find(&mut self, addr: usize) -> Option<usize> {
-        self.0.lock().get(addr / REGION).map(|start| *start)
+        self.0.lock().get(addr / REGION).copied()
     }
 }
 
-struct Ordered(RBTree<usize, usize>);
+/// By the last address of each region, so that the first one not before an address is the one.
+struct Ordered(Pin<KBox<SpinLock<RBTree<usize, usize>>>>);
 
 impl Regions for Ordered {
     const NAME: &'static str = "rbtree";
 
     fn new(_count: usize) -> Result<Self> {
-        Ok(Self(RBTree::new()))
+        let tree = new_spinlock!(RBTree::new());
+        Ok(Self(KBox::pin_init(tree, GFP_KERNEL)?))
     }
 
     fn insert(&mut self, start: usize) -> Result {
-        // By the end, so that the first one not before an address is the one.
-        self.0
-            .try_create_and_insert(start + (REGION - 1), start, GFP_KERNEL)?;
+        let last = start + (REGION - 1);
+        // Before the lock, under which memory cannot be waited for.
+        let node = RBTreeNode::new(last, start, GFP_KERNEL)?;
+        let mut tree = self.0.lock();
+        if let Some(next) = tree.cursor_lower_bound(&start) {
+            if *next.current().1 <= last {
+                return Err(EEXIST);
+            }
+        }
+        // No other one has this key: it would overlap.
+        tree.insert(node);
         Ok(())
     }
 
     fn find(&mut self, addr: usize) -> Option<usize> {
-        let cursor = self.0.cursor_lower_bound(&addr)?;
+        let tree = self.0.lock();
+        let cursor = tree.cursor_lower_bound(&addr)?;
         let (_, start) = cursor.current();
         (*start <= addr).then_some(*start)
     }
 }
 
-/// Sorted when all are there: for tables that never change.
+/// Sorted when all are there, and then without a lock: for tables that never change.
 struct Sorted(KVVec<usize>);
 
+impl Sorted {
+    /// By merging. The sorts of `core` can panic, in a function that objtool does not know to end.
+    fn sort(&mut self) -> Result {
+        let mut merged = KVVec::with_capacity(self.0.len(), GFP_KERNEL)?;
+        let mut width = 1;
+        while width < self.0.len() {
+            merged.clear();
+            for pair in self.0.chunks(2 * width) {
+                let (mut left, mut right) = pair.split_at_checked(width).unwrap_or((pair, &[]));
+                loop {
+                    let least = match (left.split_first(), right.split_first()) {
+                        (Some((a, rest)), None) => {
+                            left = rest;
+                            a
+                        }
+                        (Some((a, rest)), Some((b, _))) if a <= b => {
+                            left = rest;
+                            a
+                        }
+                        (_, Some((b, rest))) => {
+                            right = rest;
+                            b
+                        }
+                        (None, None) => break,
+                    };
+                    merged.push(*least, GFP_KERNEL)?;
+                }
+            }
+            swap(&mut self.0, &mut merged);
+            width *= 2;
+        }
+        Ok(())
+    }
+}
+
 impl Regions for Sorted {
-    const NAME: &'static str = "sorted array";
+    const NAME: &'static str = "sorted_array";
 
     fn new(count: usize) -> Result<Self> {
         Ok(Self(KVVec::with_capacity(count, GFP_KERNEL)?))
@@ -147,8 +234,16 @@ impl Regions for Sorted {
         Ok(())
     }
 
-    fn finish(&mut self) {
-        self.0.sort_unstable();
+    fn finish(&mut self) -> Result {
+        self.sort()?;
+        if !self.0.is_sorted_by(|a, b| b.wrapping_sub(*a) >= REGION) {
+            return Err(EEXIST);
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> Option<usize> {
+        Some(self.0.capacity() * size_of::<usize>())
     }
 
     fn find(&mut self, addr: usize) -> Option<usize> {
@@ -176,7 +271,7 @@ impl Flusher for NoFlush {
 }
 
 impl Regions for Radix {
-    const NAME: &'static str = "device page table";
+    const NAME: &'static str = "page_table";
 
     fn new(_count: usize) -> Result<Self> {
         let table = Table::new()?;
@@ -212,40 +307,76 @@ fn ns_each(since: Instant<Monotonic>, count: usize) -> u64 {
     ns / (count as u64).max(1)
 }
 
-fn measure<R: Regions>(count: usize, sparse: bool) -> Result {
-    let layout = if sparse { "sparse" } else { "dense" };
-    let mut regions = R::new(count)?;
+/// Addresses to look up, and the answer each must have. Made before the clock starts, so that it
+/// measures nothing else.
+struct Questions(KVVec<(usize, Option<usize>)>);
+
+impl Questions {
+    fn new(question: impl Fn(usize) -> (usize, Option<usize>)) -> Result<Self> {
+        let mut all = KVVec::with_capacity(LOOKUPS, GFP_KERNEL)?;
+        for n in 0..LOOKUPS {
+            all.push(question(n), GFP_KERNEL)?;
+        }
+        Ok(Self(all))
+    }
+
+    /// Nanoseconds for each.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if an answer is wrong.
+    fn ask<R: Regions>(&self, regions: &mut R) -> Result<u64> {
+        let mut wrong = 0;
+        let since = Instant::<Monotonic>::now();
+        for (addr, answer) in &self.0 {
+            wrong += usize::from(regions.find(black_box(*addr)) != *answer);
+        }
+        let ns = ns_each(since, LOOKUPS);
+        if wrong != 0 {
+            pr_err!("{} gave {wrong} wrong answers\n", R::NAME);
+            return Err(EIO);
+        }
+        Ok(ns)
+    }
+}
+
+/// Inserts `count` regions; nanoseconds for each.
+fn fill<R: Regions>(regions: &mut R, count: usize, sparse: bool) -> Result<u64> {
     let since = Instant::<Monotonic>::now();
     for index in 0..count {
         if let Err(error) = regions.insert(place(index, sparse)) {
-            let name = R::NAME;
-            pr_info!("row: {name} | {count} | {layout} | - | - | - ({error:?} at {index})\n");
-            return Ok(());
+            pr_info!("note: {}: {error:?} after {index} regions\n", R::NAME);
+            return Err(error);
         }
     }
-    regions.finish();
-    let insert = ns_each(since, count);
-    let mut wrong = 0;
-    let since = Instant::<Monotonic>::now();
-    for n in 0..LOOKUPS {
-        let start = place(n.wrapping_mul(7919) % count, sparse);
-        let found = regions.find(black_box(start + n % REGION));
-        wrong += usize::from(found != Some(start));
-    }
-    let hit = ns_each(since, LOOKUPS);
-    let since = Instant::<Monotonic>::now();
-    for n in 0..LOOKUPS {
-        // Beyond all of them, and between: places of numbers that were not used.
-        let start = place(count + 1 + n, sparse);
-        wrong += usize::from(regions.find(black_box(start)).is_some());
-    }
-    let miss = ns_each(since, LOOKUPS);
-    if wrong != 0 {
-        pr_err!("{}: {wrong} wrong answers\n", R::NAME);
-        return Err(EIO);
-    }
+    regions.finish()?;
+    Ok(ns_each(since, count))
+}
+
+fn measure<R: Regions>(count: usize, sparse: bool) -> Result {
     let name = R::NAME;
-    pr_info!("row: {name} | {count} | {layout} | {hit} | {miss} | {insert}\n");
+    let layout = if sparse { "sparse" } else { "dense" };
+    let mut regions = R::new(count)?;
+    let insert = match fill(&mut regions, count, sparse) {
+        Ok(insert) => insert,
+        // A structure that cannot hold as many is a result too.
+        Err(ENOMEM) => {
+            pr_info!("{name} {count} {layout} - - - -\n");
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
+    let inside = Questions::new(|n| {
+        let start = place(n.wrapping_mul(7919) % count, sparse);
+        (start + n % REGION, Some(start))
+    })?;
+    let hit = inside.ask(&mut regions)?;
+    let outside = Questions::new(|n| (free_place(n, count, sparse) + n % REGION, None))?;
+    let miss = outside.ask(&mut regions)?;
+    match regions.bytes() {
+        Some(bytes) => pr_info!("{name} {count} {layout} {hit} {miss} {insert} {bytes}\n"),
+        None => pr_info!("{name} {count} {layout} {hit} {miss} {insert} -\n"),
+    }
     Ok(())
 }
 
@@ -258,10 +389,10 @@ fn number(value: impl Borrow<u64>) -> u64 {
 
 impl kernel::Module for Bench {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        let most = usize::try_from(number(module_parameters::most.value()))?;
+        let regions_max = usize::try_from(number(module_parameters::regions_max.value()))?;
         for count in [10, 1000, 1_000_000] {
             for sparse in [false, true] {
-                if count <= most {
+                if count <= regions_max {
                     measure::<Radix>(count, sparse)?;
                     measure::<Maple>(count, sparse)?;
                     measure::<ByPlace>(count, sparse)?;

@@ -20,7 +20,8 @@ pub enum Ended {
     Signal(i32),
 }
 
-fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+/// A pipe: the end to read from, and the one to write to.
+pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut fds: [RawFd; 2] = [-1; 2];
     // SAFETY: the array has room for the two numbers.
     Errno::check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;

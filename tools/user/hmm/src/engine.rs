@@ -330,6 +330,13 @@ pub enum PageOutcome {
     Unknown,
 }
 
+impl PageOutcome {
+    /// Whether the page moved.
+    pub fn has_moved(self) -> bool {
+        matches!(self, Self::Moved | Self::Switched | Self::Lost)
+    }
+}
+
 impl From<u8> for PageOutcome {
     fn from(raw: u8) -> Self {
         match raw {
@@ -482,6 +489,11 @@ impl Device {
         let mut command = Command { size: Command::SIZE, ..command };
         self.extension(0x42, &mut command)?;
         Ok(Job { device: self, id: command.id })
+    }
+
+    /// The command that [`Job::id`] named.
+    pub fn job(&self, id: u64) -> Job<'_> {
+        Job { device: self, id }
     }
 
     /// Has an engine carry out a command, and waits for its end.

@@ -15,6 +15,7 @@ pub mod engine;
 pub mod errno;
 pub mod files;
 pub mod hostile;
+pub mod inject;
 pub mod mapping;
 pub mod module;
 pub mod pagemap;

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Cases of the engines and of the other extensions.
+
+use crate::cases::{Case, Contents, World, NEW, OLD};
+use crate::memory::{filled, mirrored, on_device};
+use hmm::engine::{checksum, EngineOp, Setting, Way};
+use hmm::pattern::{self, WORDS};
+use hmm::{Command, Errno, Mapping, PAGE_SIZE};
+use std::time::Duration;
+
+/// A command's own end, or that it could not be given.
+const COMMAND: &[Errno] = &[Errno::EBUSY, Errno::ENOMEM, Errno::EINTR];
+const MIGRATE: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
+
+/// What is added to each word.
+const ADDED: u64 = 1 << 32;
+
+pub const CASES: &[Case] = &[
+    Case::new("info", info),
+    Case::new("counters", counters),
+    Case::new("set", set),
+    Case { errors: COMMAND, ..Case::new("engine_checksum", engine_checksum) },
+    Case { errors: COMMAND, prepare: on_device, ..Case::new("engine_on_device", engine_checksum) },
+    Case { errors: COMMAND, prepare: with_target, check: copied, ..Case::new("engine_memcpy", copy) },
+    Case {
+        errors: COMMAND,
+        contents: Contents::Any,
+        check: words_were_written,
+        ..Case::new("engine_write", engine_write)
+    },
+    Case {
+        errors: COMMAND,
+        contents: Contents::Any,
+        check: words_were_added,
+        ..Case::new("engine_atomic", engine_atomic)
+    },
+    Case { errors: COMMAND, prepare: mirrored, ..Case::new("stop", stop) },
+    Case { errors: MIGRATE, prepare: mirrored, ..Case::new("outcomes", outcomes) },
+];
+
+fn info(world: &mut World) -> Result<(), Errno> {
+    match world.device.info()?.engines {
+        0 => Err(Errno::EILSEQ),
+        _ => Ok(()),
+    }
+}
+
+fn counters(world: &mut World) -> Result<(), Errno> {
+    world.device.counters()?;
+    world.device.engine_counters(0).map(|_| ())
+}
+
+fn set(world: &mut World) -> Result<(), Errno> {
+    world.device.set(Setting::FlushDelay, 1000)?;
+    world.device.set(Setting::FlushDelay, 0).map(|_| ())
+}
+
+/// Runs a command; its own error is ours.
+fn run(world: &World, command: Command) -> Result<(), Errno> {
+    match world.device.run(command)?.error {
+        None => Ok(()),
+        Some(error) => Err(error),
+    }
+}
+
+fn over_all(world: &World, op: EngineOp) -> Command {
+    Command::new(op, world.map.addr(), world.map.len())
+}
+
+fn all_words(seed: u64, pages: usize) -> impl Iterator<Item = u64> {
+    (0..pages).flat_map(move |page| (0..WORDS).map(move |word| pattern::word(seed, page, word)))
+}
+
+fn engine_checksum(world: &mut World) -> Result<(), Errno> {
+    let expected = checksum(all_words(OLD, world.map.pages()));
+    run(world, over_all(world, EngineOp::Checksum).verify(expected))
+}
+
+fn with_target(world: &mut World) -> Result<(), String> {
+    filled(world)?;
+    let target = Mapping::anon(world.map.pages()).map_err(|error| error.to_string())?;
+    world.other = Some(target);
+    Ok(())
+}
+
+fn copy(world: &mut World) -> Result<(), Errno> {
+    let target = world.other.as_ref().ok_or(Errno::ENOENT)?;
+    let command = Command::new(EngineOp::Memcpy, target.addr(), target.len());
+    run(world, command.from(world.map.addr()))
+}
+
+fn copied(world: &mut World) -> Result<(), String> {
+    let target = world.other.as_ref().ok_or("no target")?;
+    target.check(OLD).map_err(|mismatch| mismatch.to_string())
+}
+
+fn engine_write(world: &mut World) -> Result<(), Errno> {
+    run(world, over_all(world, EngineOp::Write).value(NEW))
+}
+
+fn each_word(
+    world: &World,
+    right: impl Fn(usize, usize, u64) -> bool,
+) -> Result<(), String> {
+    for page in 0..world.map.pages() {
+        for word in 0..WORDS {
+            let found = world.map.get(page, word);
+            if !right(page, word, found) {
+                return Err(format!("page {page} word {word}: found {found:#x}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn words_were_written(world: &mut World) -> Result<(), String> {
+    each_word(world, |page, word, found| found == NEW + (page * WORDS + word) as u64)
+}
+
+fn engine_atomic(world: &mut World) -> Result<(), Errno> {
+    run(world, over_all(world, EngineOp::AtomicAdd).value(ADDED).stride(8))
+}
+
+/// A command that failed has added to some words, and the next one to all.
+fn words_were_added(world: &mut World) -> Result<(), String> {
+    each_word(world, |page, word, found| {
+        let added = found.wrapping_sub(pattern::word(OLD, page, word));
+        added == ADDED || added == 2 * ADDED
+    })
+}
+
+/// A command that ends only when it is stopped.
+fn stop(world: &mut World) -> Result<(), Errno> {
+    let command = over_all(world, EngineOp::Read).rounds(0).think(Duration::from_micros(100));
+    let job = world.device.submit(command)?;
+    match job.stop() {
+        Ok(()) => {}
+        // The failure was for this; the command must not run on.
+        Err(error) => {
+            job.finish()?;
+            return Err(error);
+        }
+    }
+    match job.wait()?.error {
+        None => Ok(()),
+        Some(error) => Err(error),
+    }
+}
+
+fn outcomes(world: &mut World) -> Result<(), Errno> {
+    let pages = world.map.pages();
+    let (done, each) = world.device.migrate_pages(world.map.addr(), pages, Way::ToDevice)?;
+    let moved = each.iter().filter(|outcome| outcome.has_moved()).count();
+    let counted = done.moved == moved as u64 && each.len() * PAGE_SIZE == world.map.len();
+    match counted {
+        true => Ok(()),
+        false => Err(Errno::EILSEQ),
+    }
+}

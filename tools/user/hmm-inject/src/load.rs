@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Failures while the modules are loaded.
+
+use crate::run::Tap;
+use hmm::inject::{self, Kernel, Kind, Source};
+use hmm::{module, Device, Errno, Mapping};
+use std::path::Path;
+
+/// The name of the case.
+pub const NAME: &str = "load";
+
+/// Where modules are on x86-64: their own range is not known before.
+const MODULES: (u64, u64) = (0xffff_ffff_a000_0000, 0xffff_ffff_ff00_0000);
+
+const NAMES: [&str; 2] = ["rust_hmm", "rust_dmirror"];
+
+/// The parameters with which the test machine loads a module.
+fn parameters(name: &str) -> String {
+    let text = std::fs::read_to_string("/hmm/modules").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_default().trim().to_string()
+}
+
+fn load(modules: &Path, name: &str) -> Result<(), Errno> {
+    module::load(&modules.join(format!("{name}.ko")), &parameters(name))
+}
+
+fn unload() -> Result<(), String> {
+    for name in NAMES.iter().rev().filter(|name| module::is_loaded(name)) {
+        module::unload(name).map_err(|error| format!("unload {name}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// The first, the second, ... failure, until both modules are loaded without one.
+fn all_failures(modules: &Path, kind: Kind) -> Result<u64, String> {
+    unload()?;
+    let mut failures = 0;
+    for name in NAMES {
+        for n in 1.. {
+            let kernel = Kernel::prepare_range(&[kind], 0, MODULES);
+            let kernel = kernel.map_err(|error| format!("prepare: {error}"))?;
+            let armed = inject::arm(&Source::Kernel(kind), n);
+            let armed = armed.map_err(|error| format!("arm: {error}"))?;
+            let result = load(modules, name);
+            let injected = armed.disarm().map_err(|error| format!("disarm: {error}"))?;
+            drop(kernel);
+            let at = format!("{name}, failure {n}");
+            match (result, injected) {
+                (Err(error), false) => return Err(format!("{at}: {error} without it")),
+                (Err(Errno::ENOMEM), true) if module::is_loaded(name) => {
+                    return Err(format!("{at}: it is loaded all the same"))
+                }
+                (Err(Errno::ENOMEM), true) => {}
+                (Err(error), true) => return Err(format!("{at}: {error} is not documented")),
+                (Ok(()), false) => break,
+                // It could do without.
+                (Ok(()), true) => {
+                    module::unload(name).map_err(|error| format!("{at}: unload: {error}"))?
+                }
+            }
+            failures += 1;
+        }
+    }
+    Ok(failures)
+}
+
+fn works() -> Result<(), String> {
+    let error = |error: Errno| format!("after it: {error}");
+    let map = Mapping::anon(4).map_err(error)?;
+    map.fill(1);
+    let device = Device::open(0).map_err(error)?;
+    let mut bytes = vec![0; map.len()];
+    device.migrate_to_device(map.addr(), &mut bytes).map_err(error)?;
+    hmm::pattern::check(1, 0, &bytes).map_err(|mismatch| mismatch.to_string())?;
+    map.check(1).map_err(|mismatch| mismatch.to_string())
+}
+
+/// Loads the modules with each failure.
+pub fn run(tap: &mut Tap, modules: &Path, sources: &[Source]) {
+    for source in sources {
+        // Nothing is copied from user memory, and the points are of a loaded library.
+        let Source::Kernel(kind @ (Kind::Slab | Kind::Pages)) = source else { continue };
+        let result = all_failures(modules, *kind);
+        if result.is_err() {
+            let again: Vec<_> = NAMES.iter().map(|name| load(modules, name)).collect();
+            println!("# loaded again: {again:?}");
+        }
+        let result = result.and_then(|failures| works().map(|()| failures));
+        tap.result(&format!("{NAME} {source}"), result.map(|n| format!("{n} failures")));
+    }
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Fault injection: in each operation of the interface the first, the second,
+//! the third ... step that can fail is made to fail, until it succeeds; then all
+//! kinds of failures at random, mixed.
+//!
+//! After each failure: the error is a documented one, no contents are lost, the
+//! same call succeeds without the failure, and nothing stays in use.  Prints TAP.
+
+mod cases;
+mod engines;
+mod load;
+mod memory;
+mod mixed;
+mod run;
+
+use clap::Parser;
+use hmm::inject::{self, Kind, Source};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "hmm-inject", about = "Fault injection for rust_hmm")]
+struct Args {
+    /// Run only cases whose name contains one of these
+    filters: Vec<String>,
+    /// Index of the device: 0 or 1 private memory, 2 or 3 coherent memory
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// Only these sources of failures (repeatable)
+    #[arg(long)]
+    source: Vec<String>,
+    /// Only list cases and sources
+    #[arg(long)]
+    list: bool,
+    /// Seconds of mixed failures, 0 for none
+    #[arg(long, default_value_t = 30)]
+    mixed: u64,
+    /// Seed of the mixed failures
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where the module files are, for the case `load`; without it that is left out
+    #[arg(long)]
+    modules: Option<PathBuf>,
+}
+
+/// What failures there are here, all or those asked for.
+fn sources(args: &Args) -> std::io::Result<Vec<Source>> {
+    let kernel = Kind::ALL.into_iter().filter(|kind| kind.is_there()).map(Source::Kernel);
+    let points = inject::points()?.into_iter().map(Source::Point);
+    let wanted =
+        |source: &Source| args.source.is_empty() || args.source.contains(&source.to_string());
+    Ok(points.chain(kernel).filter(wanted).collect())
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let sources = match sources(&args) {
+        Ok(sources) => sources,
+        Err(error) => {
+            eprintln!("hmm-inject: no points in debugfs: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let named =
+        |name: &str| args.filters.is_empty() || args.filters.iter().any(|f| name.contains(f));
+    let cases: Vec<_> = cases::all().filter(|case| named(case.name)).collect();
+    if args.list {
+        cases.iter().for_each(|case| println!("{}", case.name));
+        sources.iter().for_each(|source| println!("source {source}"));
+        return ExitCode::SUCCESS;
+    }
+    // What the kernel moves by itself would use up failures.
+    let quiet = hmm::Settings::quiet();
+    if let Err(error) = &quiet {
+        eprintln!("# the kernel's own page movers stay on: {error}");
+    }
+    let mut tap = run::Tap::new();
+    for case in &cases {
+        run::case(&mut tap, args.device, case, &sources);
+    }
+    if args.filters.is_empty() && args.source.is_empty() {
+        tap.every_source_was_used(&sources);
+    }
+    if let Some(modules) = args.modules.as_deref().filter(|_| named(load::NAME)) {
+        load::run(&mut tap, modules, &sources);
+    }
+    if args.mixed != 0 && named(mixed::NAME) {
+        mixed::run(&mut tap, args.device, &sources, args.mixed, args.seed);
+    }
+    match tap.finish() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Runs a case with each failure, in a process of its own, and tells how it went.
+
+use crate::cases::{Case, Contents, World, NEW, OLD};
+use hmm::inject::{self, Kernel, Source};
+use hmm::{Child, Device, Errno, Gate};
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+/// A case with one source may take so long.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// From this failure on not every one is tried, but some further apart.
+const EACH: u64 = 48;
+
+/// The next failure to try after the `n`-th.
+fn following(n: u64) -> u64 {
+    if n < EACH {
+        n + 1
+    } else {
+        n + n / 4
+    }
+}
+
+/// What a case with one source came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    /// Failures that happened.
+    injected: u64,
+    /// Of these, those that the caller was told as an error.
+    errors: u64,
+}
+
+/// Results in the form of TAP.
+pub struct Tap {
+    number: usize,
+    failed: usize,
+    used: BTreeMap<String, u64>,
+}
+
+impl Tap {
+    /// Nothing was run yet.
+    pub fn new() -> Tap {
+        println!("TAP version 13");
+        Tap { number: 0, failed: 0, used: BTreeMap::new() }
+    }
+
+    /// Tells the result of one test.
+    pub fn result(&mut self, name: &str, outcome: Result<String, String>) {
+        self.number += 1;
+        match outcome {
+            Ok(text) => println!("ok {} {name} # {text}", self.number),
+            Err(why) => {
+                self.failed += 1;
+                println!("not ok {} {name} # {}", self.number, why.replace('\n', " | "));
+            }
+        }
+        use std::io::Write;
+        let _ = std::io::stdout().flush();
+    }
+
+    /// A failure that no case can have is no test.
+    pub fn every_source_was_used(&mut self, sources: &[Source]) {
+        let unused = |source: &&Source| self.used.get(&source.to_string()).is_none_or(|n| *n == 0);
+        let unused: Vec<String> =
+            sources.iter().filter(unused).map(|source| source.to_string()).collect();
+        let outcome = match unused.as_slice() {
+            [] => Ok(format!("{} sources", sources.len())),
+            names => Err(format!("never: {}", names.join(", "))),
+        };
+        self.result("every source failed somewhere", outcome);
+    }
+
+    /// Prints the plan; tells whether none failed.
+    pub fn finish(self) -> bool {
+        println!("1..{}", self.number);
+        println!("{} passed, {} failed", self.number - self.failed, self.failed);
+        self.failed == 0 && self.number > 0
+    }
+}
+
+/// Waits until the device holds no page.
+pub fn nothing_in_use(device: u32) -> Result<(), String> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let counters = Device::open(device).and_then(|device| device.counters());
+        match counters.map(|counters| counters.device_pages_used) {
+            Ok(0) => return Ok(()),
+            Ok(used) if Instant::now() > deadline => {
+                return Err(format!("{used} device pages are still in use"))
+            }
+            Ok(_) => std::thread::sleep(Duration::from_millis(10)),
+            Err(error) => return Err(format!("counters: {error}")),
+        }
+    }
+}
+
+/// Runs `body` in a child with a time limit; it returns two numbers.
+fn in_child(body: impl FnOnce() -> Result<Count, String>) -> Result<Count, String> {
+    let gate = Gate::new().map_err(|error| error.to_string())?;
+    let child = Child::spawn(|| {
+        hmm::child::own_group();
+        let count = body()?;
+        gate.send(count.injected).map_err(|error| error.to_string())?;
+        gate.send(count.errors).map_err(|error| error.to_string())
+    });
+    let mut child = child.map_err(|error| format!("fork: {error}"))?;
+    let ended = child.wait_timeout(LIMIT);
+    hmm::child::kill_group(child.pid());
+    if ended.is_none() {
+        let why = match child.wait_timeout(Duration::from_secs(10)) {
+            Some(_) => "no end",
+            None => "no end, and SIGKILL does not help: it hangs in the kernel",
+        };
+        return Err(why.to_string());
+    }
+    child.outcome()?;
+    let receive = || gate.receive().map_err(|error| error.to_string());
+    Ok(Count { injected: receive()?, errors: receive()? })
+}
+
+/// Runs a case with all sources.
+pub fn case(tap: &mut Tap, device: u32, case: &Case, sources: &[Source]) {
+    let mut total = Count::default();
+    let mut why = Vec::new();
+    for source in sources.iter().filter(|source| !case.excludes(source)) {
+        let result = in_child(|| all_failures(device, case, source));
+        // A child that was killed may have left it set.
+        let _ = inject::clear_points();
+        match result.and_then(|count| nothing_in_use(device).map(|()| count)) {
+            Ok(count) => {
+                *tap.used.entry(source.to_string()).or_default() += count.injected;
+                total.injected += count.injected;
+                total.errors += count.errors;
+            }
+            Err(error) => why.push(format!("{source}: {error}")),
+        }
+    }
+    let Count { injected, errors } = total;
+    let outcome = match why.as_slice() {
+        [] => Ok(format!("{injected} failures, {errors} told as errors")),
+        why => Err(why.join("; ")),
+    };
+    tap.result(case.name, outcome);
+}
+
+/// Has the first, the second, ... use of `source` fail, until none does.
+fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, String> {
+    let _kernel = match source {
+        Source::Kernel(kind) => Some(Kernel::prepare(&[*kind], 0).map_err(told("prepare"))?),
+        Source::Point(_) => None,
+    };
+    let mut count = Count::default();
+    let mut n = 1;
+    loop {
+        let (injected, error) = one_failure(device, case, source, n)
+            .map_err(|error| format!("failure {n}: {error}"))?;
+        count.injected += u64::from(injected);
+        count.errors += u64::from(error);
+        if !injected {
+            return Ok(count);
+        }
+        n = following(n);
+    }
+}
+
+fn told<E: Display>(what: &str) -> impl FnOnce(E) -> String + '_ {
+    move |error| format!("{what}: {error}")
+}
+
+/// Tells whether the failure happened, and whether it was told as an error.
+fn one_failure(
+    device: u32,
+    case: &Case,
+    source: &Source,
+    n: u64,
+) -> Result<(bool, bool), String> {
+    let mut world = World::new(device, case.size).map_err(told("set-up"))?;
+    (case.prepare)(&mut world).map_err(told("prepare"))?;
+    let armed = inject::arm(source, n).map_err(told("arm"))?;
+    let result = (case.operate)(&mut world);
+    let injected = armed.disarm().map_err(told("disarm"))?;
+    match result {
+        Ok(()) => {}
+        Err(error) if !injected => return Err(format!("without a failure: {error}")),
+        Err(error) if !allowed(case, source, error) => {
+            return Err(format!("{error} is not documented"))
+        }
+        // Every other time the next call finds things as the failure left them.
+        Err(_) if n % 2 == 0 => world.check(case.contents.partly()).map_err(told("after an error"))?,
+        Err(_) => {}
+    }
+    if result.is_err() || injected {
+        (case.operate)(&mut world).map_err(told("again, without a failure"))?;
+    }
+    // First: it may ask where the pages are, and the CPU's look brings them back.
+    (case.check)(&mut world).map_err(told("at the end"))?;
+    world.check(case.contents).map_err(told("at the end"))?;
+    Ok((injected, result.is_err()))
+}
+
+fn allowed(case: &Case, source: &Source, error: Errno) -> bool {
+    let usercopy = *source == Source::Kernel(inject::Kind::Usercopy);
+    case.errors.contains(&error) || (usercopy && error == Errno::EFAULT)
+}
+
+// The seeds differ, else nothing would be told apart.
+const _: () = assert!(OLD != NEW);

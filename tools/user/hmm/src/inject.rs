@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Fault injection: the library's own points, and the kernel's failing
+//! allocations and copies of user memory, limited to calls of our modules.
+
+use crate::abi::PAGE_SIZE;
+use crate::child::pipe;
+use crate::errno::Errno;
+use crate::mapping::Mapping;
+use crate::procfs::Settings;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+const POINTS: &str = "/sys/kernel/debug/rust_hmm/inject";
+const DEBUGFS: &str = "/sys/kernel/debug";
+
+/// What the kernel can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Allocations of small objects.
+    Slab,
+    /// Allocations of pages.
+    Pages,
+    /// Reading and writing user memory.
+    Usercopy,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 3] = [Kind::Slab, Kind::Pages, Kind::Usercopy];
+
+    /// The name of its directory in debugfs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Slab => "failslab",
+            Kind::Pages => "fail_page_alloc",
+            Kind::Usercopy => "fail_usercopy",
+        }
+    }
+
+    fn file(self, name: &str) -> PathBuf {
+        Path::new(DEBUGFS).join(self.name()).join(name)
+    }
+
+    /// Does this kernel have it, with a filter for callers?
+    pub fn is_there(self) -> bool {
+        self.file("require-start").exists()
+    }
+}
+
+/// Where a failure comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A point of the library.
+    Point(String),
+    /// The kernel.
+    Kernel(Kind),
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Source::Point(name) => f.write_str(name),
+            Source::Kernel(kind) => f.write_str(kind.name()),
+        }
+    }
+}
+
+/// The points that the library has.
+pub fn points() -> io::Result<Vec<String>> {
+    let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
+    let all: io::Result<Vec<Option<String>>> = fs::read_dir(POINTS)?.map(name).collect();
+    let mut all: Vec<String> = all?.into_iter().flatten().collect();
+    all.sort();
+    Ok(all)
+}
+
+/// How a point stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PointState {
+    /// Uses until the next failure; 0: there is none.
+    pub left: u64,
+    /// Uses from one failure to the next.
+    pub period: u64,
+    /// Failures so far.
+    pub failures: u64,
+}
+
+fn parse_state(text: &str) -> Option<PointState> {
+    let mut words = text.split_whitespace().map(|word| word.parse().ok());
+    let mut next = || words.next().flatten();
+    Some(PointState { left: next()?, period: next()?, failures: next()? })
+}
+
+/// Reads how a point stands.
+pub fn point_state(name: &str) -> io::Result<PointState> {
+    let text = fs::read_to_string(Path::new(POINTS).join(name))?;
+    parse_state(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, text))
+}
+
+/// Sets a point: `7`, `7 every`, or `0`.
+pub fn set_point(name: &str, setting: &str) -> io::Result<()> {
+    fs::write(Path::new(POINTS).join(name), setting)
+}
+
+/// Sets no point any more.
+pub fn clear_points() -> io::Result<()> {
+    points()?.iter().try_for_each(|point| set_point(point, "0"))
+}
+
+/// Address ranges of modules in a text like `/proc/modules`: one that holds all
+/// of `names`.
+pub fn module_span(text: &str, names: &[&str]) -> Option<(u64, u64)> {
+    let range = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let size: u64 = words.get(1)?.parse().ok()?;
+        let start = u64::from_str_radix(words.get(5)?.strip_prefix("0x")?, 16).ok()?;
+        names.contains(words.first()?).then_some((start, start + size))
+    };
+    let hull = |a: (u64, u64), b: (u64, u64)| (a.0.min(b.0), a.1.max(b.1));
+    text.lines().filter_map(range).reduce(hull).filter(|(start, _)| *start != 0)
+}
+
+/// The kernel's fault injection, prepared for our modules; as it was when dropped.
+#[derive(Debug)]
+pub struct Kernel {
+    _saved: Settings,
+}
+
+/// An address that no caller has.
+const NOWHERE: &str = "1";
+
+impl Kernel {
+    /// Limits all kinds to calls of our modules, and of these to `wanted`.
+    ///
+    /// With `percent` so many of them fail, in every task; else only the one
+    /// that [`Nth`] asks for.
+    pub fn prepare(wanted: &[Kind], percent: u32) -> io::Result<Kernel> {
+        let modules = fs::read_to_string("/proc/modules")?;
+        let missing = || io::Error::new(io::ErrorKind::NotFound, "the modules are not loaded");
+        let span = module_span(&modules, &["rust_hmm", "rust_dmirror"]).ok_or_else(missing)?;
+        Self::prepare_range(wanted, percent, span)
+    }
+
+    /// As [`Kernel::prepare`], for calls from a range of addresses.
+    pub fn prepare_range(
+        wanted: &[Kind],
+        percent: u32,
+        (start, end): (u64, u64),
+    ) -> io::Result<Kernel> {
+        let mut saved = Settings::default();
+        for kind in Kind::ALL {
+            let on = wanted.contains(&kind);
+            let (start, end) = match on {
+                true => (start.to_string(), end.to_string()),
+                false => (NOWHERE.to_string(), NOWHERE.to_string()),
+            };
+            let percent = if on { percent.to_string() } else { "0".to_string() };
+            let common = [
+                ("stacktrace-depth", "32"),
+                ("require-start", &start),
+                ("require-end", &end),
+                ("verbose", "0"),
+                ("interval", "1"),
+                ("times", "-1"),
+                ("space", "0"),
+                ("task-filter", "N"),
+            ];
+            for (name, value) in common {
+                saved.set(&kind.file(name), value)?;
+            }
+            let own: &[(&str, &str)] = match kind {
+                Kind::Slab => &[("ignore-gfp-wait", "N"), ("cache-filter", "N")],
+                Kind::Pages => {
+                    &[("ignore-gfp-wait", "N"), ("ignore-gfp-highmem", "N"), ("min-order", "0")]
+                }
+                Kind::Usercopy => &[],
+            };
+            for (name, value) in own {
+                saved.set(&kind.file(name), value)?;
+            }
+            // Last: it switches it on.
+            saved.set(&kind.file("probability"), &percent)?;
+        }
+        Ok(Kernel { _saved: saved })
+    }
+}
+
+/// A failure that is set.
+#[derive(Debug)]
+pub enum Armed {
+    /// Of a point, with the failures before.
+    Point(String, u64),
+    /// Of a task.
+    Nth(PathBuf),
+}
+
+fn nth_file() -> PathBuf {
+    // SAFETY: no preconditions.
+    let tid = unsafe { libc::syscall(libc::SYS_gettid) };
+    PathBuf::from(format!("/proc/self/task/{tid}/fail-nth"))
+}
+
+/// Has the `n`-th use of `source` from now on fail, once; for the kernel's
+/// sources that of this thread, after [`Kernel::prepare`].
+pub fn arm(source: &Source, n: u64) -> io::Result<Armed> {
+    match source {
+        Source::Point(name) => {
+            let before = point_state(name)?.failures;
+            set_point(name, &n.to_string())?;
+            Ok(Armed::Point(name.clone(), before))
+        }
+        Source::Kernel(_) => {
+            let file = nth_file();
+            fs::write(&file, n.to_string())?;
+            Ok(Armed::Nth(file))
+        }
+    }
+}
+
+impl Armed {
+    /// Takes the failure back; tells whether it has happened.
+    pub fn disarm(self) -> io::Result<bool> {
+        match self {
+            Armed::Point(name, before) => {
+                set_point(&name, "0")?;
+                Ok(point_state(&name)?.failures != before)
+            }
+            Armed::Nth(file) => {
+                let text = fs::read_to_string(&file)?;
+                fs::write(&file, "0")?;
+                Ok(text.trim() == "0")
+            }
+        }
+    }
+}
+
+fn whole_pages(map: &Mapping, page: usize) -> *mut libc::c_void {
+    assert!(page < map.pages(), "the page is outside of the mapping");
+    map.page_addr(page) as *mut _
+}
+
+/// Has the kernel read a page of a mapping, as a system call does: an error
+/// instead of a signal.
+pub fn kernel_reads(map: &Mapping, page: usize) -> Result<Vec<u8>, Errno> {
+    let (read, write) = pipe()?;
+    let mut read = fs::File::from(read);
+    // SAFETY: the kernel reads a page of the mapping.
+    let ret = unsafe { libc::write(write.as_raw_fd(), whole_pages(map, page), PAGE_SIZE) };
+    let done = Errno::check(ret as i64)? as usize;
+    if done < PAGE_SIZE {
+        return Err(Errno::EFAULT);
+    }
+    let mut bytes = vec![0; PAGE_SIZE];
+    read.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Has the kernel write a page of a mapping.
+pub fn kernel_writes(map: &Mapping, page: usize, bytes: &[u8]) -> Result<(), Errno> {
+    assert_eq!(bytes.len(), PAGE_SIZE);
+    let (read, write) = pipe()?;
+    fs::File::from(write).write_all(bytes)?;
+    // SAFETY: the kernel writes a page of the mapping, to which there are no references.
+    let ret = unsafe { libc::read(read.as_raw_fd(), whole_pages(map, page), PAGE_SIZE) };
+    match Errno::check(ret as i64)? as usize {
+        PAGE_SIZE => Ok(()),
+        _ => Err(Errno::EFAULT),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_read() {
+        let state = PointState { left: 3, period: 7, failures: 12 };
+        assert_eq!(parse_state("3 7 12\n"), Some(state));
+        assert_eq!(parse_state("3 7"), None);
+        assert_eq!(parse_state("3 x 7"), None);
+    }
+
+    #[test]
+    fn spans_hold_all_modules() {
+        let text = "rust_dmirror 4096 0 - Live 0xffffffffc0204000 (O)\n\
+                    rust_hmm 8192 1 rust_dmirror, Live 0xffffffffc0200000\n\
+                    other 4096 0 - Live 0xffffffffc0300000\n";
+        let span = (0xffff_ffff_c020_0000, 0xffff_ffff_c020_5000);
+        assert_eq!(module_span(text, &["rust_hmm", "rust_dmirror"]), Some(span));
+        assert_eq!(module_span("rust_hmm 8192 1 - Live 0x0\n", &["rust_hmm"]), None);
+        assert_eq!(module_span(text, &["none"]), None);
+    }
+
+    #[test]
+    fn the_kernel_reads_and_writes_pages() {
+        let map = Mapping::anon(2).unwrap();
+        let bytes = crate::pattern::buffer(3, 1, 1);
+        kernel_writes(&map, 1, &bytes).unwrap();
+        assert_eq!(map.check_pages(3, 1, 1), Ok(()));
+        assert_eq!(kernel_reads(&map, 1).unwrap(), bytes);
+        map.protect(crate::Prot::None).unwrap();
+        assert_eq!(kernel_reads(&map, 1), Err(Errno::EFAULT));
+        assert_eq!(kernel_writes(&map, 1, &bytes), Err(Errno::EFAULT));
+    }
+}

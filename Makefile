@@ -26,6 +26,7 @@ help:
 	@echo 'make e2e        own end-to-end tests, on debian and test'
 	@echo 'make lifecycle  1,000 loads, kills, OOM, suspend, CPU hotplug (long)'
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
+	@echo 'make fuzz       hostile calls on the device nodes (CALLS=, SEED=)'
 	@echo 'make torture    random operations, compared with a model'
 	@echo 'make torture-long  the same for hours, on all kernels'
 	@echo 'make inject     fail each step of each operation once, then all mixed (KERNEL)'
@@ -85,6 +86,11 @@ lifecycle:
 faultless:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)
 	tools/test/faultless --kernel $(KERNEL) --series $(SERIES) --full
+
+# CALLS= SEED=
+fuzz:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/fuzz --kernel $(KERNEL) --series $(SERIES) $(if $(CALLS),--calls $(CALLS)) $(if $(SEED),--seed $(SEED))
 
 # SEED= OPS= DEVICES= PROCS= THREADS= VRAM= (MiB) SECONDS= REPLAY=FILE
 torture:

@@ -19,6 +19,7 @@
 #include <linux/pagemap.h>
 #include <linux/preempt.h>
 #include <linux/rmap.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task.h>
 #include <linux/string.h>
@@ -91,6 +92,22 @@ bool rust_hmm_mm_in_use(const struct mm_struct *mm)
 	return atomic_read(&mm->mm_users) != 0;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mm_in_use);
+
+/*
+ * From now on what this task allocates with __GFP_ACCOUNT is charged to the
+ * control group of @mm. Returns what it was charged to before.
+ */
+struct mem_cgroup *rust_hmm_charge_to(struct mm_struct *mm)
+{
+	return set_active_memcg(get_mem_cgroup_from_mm(mm));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_charge_to);
+
+void rust_hmm_charge_end(struct mem_cgroup *old)
+{
+	mem_cgroup_put(set_active_memcg(old));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_charge_end);
 
 /* Returns the running thread with a reference of the caller's. */
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,

@@ -35,6 +35,10 @@ bool rust_hmm_fatal_signal_pending(void);
 bool rust_hmm_may_sleep(void);
 bool rust_hmm_mm_in_use(const struct mm_struct *mm);
 
+/* include/linux/memcontrol.h, include/linux/sched/mm.h */
+struct mem_cgroup *rust_hmm_charge_to(struct mm_struct *mm);
+void rust_hmm_charge_end(struct mem_cgroup *old);
+
 /* include/linux/kthread.h */
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
 					 const char *name);

@@ -40,6 +40,10 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// All jobs of a step were handed over: start what was only queued.
     fn kick(&self) {}
 
+    /// Jobs were cancelled, see [`CopyJob::is_cancelled`]: those that wait in a queue should end
+    /// now, for a task that was killed waits for them. Context: as [`Self::copy`].
+    fn cancelled(&self) {}
+
     /// Whether the next allocation, of a folio of `order`, is to fail. For tests.
     fn fail_allocation(&self, order: u32) -> bool {
         let _ = order;
@@ -186,7 +190,7 @@ impl<M: MemoryOps> Ops<M> {
         isolated: &mut Isolated<'_>,
         copies: &'c mut Copies,
     ) -> Failed<'c> {
-        let failed = copies.run(|batch| {
+        let failed = copies.run(&|| self.driver.cancelled(), |batch| {
             let _within = Within::enter();
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {

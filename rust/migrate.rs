@@ -182,12 +182,13 @@ impl<'m, D: Device> Migrate<'m, D> {
             faultless: self.faultless,
             work: Work {
                 batch: Batch::new()?,
-                copies: Copies::new()?,
+                copies: Copies::new(true)?,
                 spares: self.mirror.spares(),
                 pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
                 entries: 0,
             },
         };
+        let _charge = step.space.charge();
         let mut total = Outcome::default();
         let mut rest = Some(self.range);
         while let Some(range) = rest {

@@ -265,11 +265,11 @@ impl<D: Device> Mirror<D> {
             stats: Stats::new(),
             changing: Atomic::new(0),
             starved: Atomic::new(0),
-            ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL)?,
+            ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL_ACCOUNT)?,
         };
         let notifier = Arc::pin_init(
             IntervalNotifier::new(mm, inner, state, name, key),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         let registration = match notifier.subscriber().device().memory() {
             Some(memory) => Some(memory.add_peer(notifier.space(), notifier.clone())?),

@@ -29,6 +29,7 @@ impl<D: Device> Mirror<D> {
     pub fn make_exclusive(&self, range: PageRange) -> Result {
         within::may_wait()?;
         let mut spares = self.spares();
+        let _charge = self.space()?.charge();
         for index in 0..range.pages() {
             let page = PageRange::from_pages(range.start() + index * PAGE_SIZE, 1)?;
             let mut tries = TRIES;

@@ -123,6 +123,7 @@ impl<D: Device> Mirror<D> {
         let mut buffer = PfnBuffer::new()?;
         let mut spares = self.spares();
         let space = self.space()?;
+        let _charge = space.charge();
         for piece in range.pmd_pieces() {
             self.fault_piece(&space, piece, access, &mut buffer, &mut spares)?;
         }

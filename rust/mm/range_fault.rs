@@ -11,7 +11,7 @@
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
     notifier::{Cookie, IntervalNotifier, Seq, Subscriber},
-    space::{fatal_signal_pending, MmapGuard},
+    space::{fatal_signal_pending, Charge, MmapGuard},
 };
 use crate::{bindings, compat};
 use core::ptr;
@@ -147,6 +147,11 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
     /// The notifier.
     pub fn notifier(&self) -> &'n IntervalNotifier<S> {
         self.notifier
+    }
+
+    /// Has the address space's control group pay for what its mirror needs, whoever allocates it.
+    pub(crate) fn charge(&self) -> Charge {
+        Charge::to(&self.mm)
     }
 
     /// Waits for the mmap lock, killably.

@@ -273,7 +273,12 @@ mod suite {
         assert!(!table.any(all()?, |_| true));
         let at = 0x7f00_0000_0000;
         fill(&mut table, PageRange::from_pages(at, 3)?, 1, true)?;
-        fill(&mut table, PageRange::from_pages(PMD_SIZE, PMD_PAGES)?, 512, true)?;
+        fill(
+            &mut table,
+            PageRange::from_pages(PMD_SIZE, PMD_PAGES)?,
+            512,
+            true,
+        )?;
         let top = PageRange::from_pages((1 << 48) - PAGE_SIZE, 1)?;
         fill(&mut table, top, 9, false)?;
         let mut seen = 0;

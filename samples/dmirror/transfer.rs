@@ -13,7 +13,7 @@ use kernel::{
 };
 use rust_hmm::{
     mirror::{Device, Mirror, Place, PlaceMut, TableGuard},
-    mm::{addr::PageRange, range_fault::Access},
+    mm::{addr::PageRange, range_fault::Access, space::fatal_signal_pending},
 };
 
 /// Device faults in a row that bring no progress before a command gives up with `EBUSY`.
@@ -47,6 +47,14 @@ impl Bounce {
     fn bytes(&mut self, pages: usize) -> Result<&mut [u8]> {
         self.0.get_mut(..pages * PAGE_SIZE).ok_or(EINVAL)
     }
+}
+
+/// `EINTR` if the task was killed: a range may be as large as the address space.
+pub(crate) fn check_alive() -> Result {
+    if fatal_signal_pending() {
+        return Err(EINTR);
+    }
+    Ok(())
 }
 
 fn user_slice(command: &Command) -> Result<UserSlice> {
@@ -93,14 +101,21 @@ fn write_page(
 /// Reads `command.range` into the user's buffer.
 pub(crate) fn read(mirror: &Mirror<View>, command: &mut Command, missing: Missing) -> Result {
     let total = command.range.pages();
-    if missing == Missing::Fail && mirror.lock_table()?.present(command.range) < total {
-        return Err(ENOENT);
+    if missing == Missing::Fail {
+        // Piece by piece, so that the lock is never held for long.
+        for piece in command.range.pmd_pieces() {
+            check_alive()?;
+            if mirror.lock_table()?.present(piece) < piece.pages() {
+                return Err(ENOENT);
+            }
+        }
     }
     let mut bounce = Bounce::new(total)?;
     let mut user: UserSliceWriter = user_slice(command)?.writer();
     let mut done = 0;
     let mut rounds = 0;
     while done < total {
+        check_alive()?;
         let rest = PageRange::new(command.range.address(done), command.range.end())?;
         let got = read_some(mirror, rest, &mut bounce)?;
         if got == 0 {
@@ -152,6 +167,7 @@ pub(crate) fn write(mirror: &Mirror<View>, command: &mut Command) -> Result {
         let mut written = 0;
         let mut rounds = 0;
         while written < filled {
+            check_alive()?;
             let start = command.range.address(done + written);
             let rest = PageRange::new(start, command.range.end())?;
             let got = write_some(mirror, rest, &mut bounce, written, filled)?;

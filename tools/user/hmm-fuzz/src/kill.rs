@@ -330,7 +330,13 @@ fn kill(kind: &Kind, delay: Duration, patience: Duration) -> Result<Duration, St
 }
 
 /// Kills a process in each kind of call, several times at different moments.
-pub fn run(filter: &[String], rounds: u32, limit: Duration, node: u32) -> Vec<Died> {
+pub fn run(
+    filter: &[String],
+    rounds: u32,
+    limit: Duration,
+    node: u32,
+    json: bool,
+) -> Vec<Died> {
     NODE.store(node, Relaxed);
     let coherent = node >= 2;
     let chosen = |kind: &&Kind| {
@@ -350,8 +356,13 @@ pub fn run(filter: &[String], rounds: u32, limit: Duration, node: u32) -> Vec<Di
         if died.wrong.is_none() && died.max_ms > limit.as_secs_f64() * 1e3 {
             died.wrong = Some(format!("longer than {} s", limit.as_secs_f64()));
         }
-        let wrong = died.wrong.clone().map_or(String::new(), |why| format!("  WRONG: {why}"));
-        eprintln!("{:<60} {:>10.1} ms{wrong}", died.call, died.max_ms);
+        let (number, call, ms) = (all.len() + 1, died.call, died.max_ms);
+        if !json {
+            match &died.wrong {
+                None => println!("ok {number} killed in {call} # dies in {ms:.1} ms"),
+                Some(why) => println!("not ok {number} killed in {call} # {why}"),
+            }
+        }
         all.push(died);
     }
     all

@@ -270,7 +270,7 @@ fn run(args: &Args) -> Result<report::Report, String> {
 
 fn run_kill(args: &Args, rounds: u32) -> Result<(), String> {
     let limit = Duration::from_secs(args.kill_limit);
-    let all = kill::run(&args.filters, rounds, limit, args.node);
+    let all = kill::run(&args.filters, rounds, limit, args.node, args.json);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&all).map_err(|error| error.to_string())?);
     }
@@ -287,13 +287,20 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let result = match args.kill {
         Some(rounds) => run_kill(&args, rounds),
-        None => run(&args).map(|_| ()),
+        None => {
+            let result = run(&args).map(|_| ());
+            match &result {
+                _ if args.json => {}
+                Ok(()) => println!("ok 1 hostile calls"),
+                Err(why) => println!("not ok 1 hostile calls # {why}"),
+            }
+            result
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("hmm-fuzz: {why}; seed {}", args.seed);
-            println!("FAILED: {why}");
             ExitCode::FAILURE
         }
     }

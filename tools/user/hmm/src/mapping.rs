@@ -114,6 +114,15 @@ impl Mapping {
         Ok(map)
     }
 
+    /// Private anonymous memory of any size, of which nothing is there and nothing is set aside; small
+    /// pages.
+    pub fn reserve(len: usize, prot: Prot) -> Result<Self, Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let map = Self::create(len, HUGE_SIZE, flags, prot, -1)?;
+        let _ = map.advise(libc::MADV_NOHUGEPAGE);
+        Ok(map)
+    }
+
     /// Shared anonymous memory.
     pub fn shared(npages: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;

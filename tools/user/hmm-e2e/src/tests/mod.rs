@@ -8,6 +8,7 @@ mod engine;
 mod extension;
 mod faultless;
 mod fork;
+mod hostile;
 mod kinds;
 mod layout;
 mod life;
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Test> {
         race::TESTS,
         engine::TESTS,
         extension::TESTS,
+        hostile::TESTS,
         &faultless,
         lifecycle::TESTS,
         // Last: these unload the modules.

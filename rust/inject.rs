@@ -180,7 +180,7 @@ impl Files {
     pub(crate) fn new() -> Result<Self> {
         let dir = Dir::new(c"rust_hmm");
         let none: Result<()> = Ok(());
-        let scope = dir.scope(none, c"inject", |_, dir| {
+        let scope = dir.scope(none, c"inject", |(), dir| {
             for ((_, name), state) in Point::ALL.iter().zip(&STATES) {
                 dir.read_write_file(name, state);
             }

@@ -12,7 +12,7 @@ use crate::{
     memory::{Memory, MemoryOps, Registration},
     mm::{
         addr::PageRange,
-        notifier::{Event, IntervalNotifier, Subscriber},
+        notifier::{Cookie, Event, IntervalNotifier, Subscriber},
         page,
         range_fault::AddressSpace,
     },
@@ -113,8 +113,9 @@ pub(crate) struct Inner<D: Device> {
     /// Changes of entries from before the first one until after the flush. While there are any, an
     /// invalidation that finds no entries must flush too: they may be gone, and still in use.
     changing: Atomic<usize>,
-    /// Faults that had to try again: new migrations let them go first for a while.
-    starved: Atomic<usize>,
+    /// Faults in this address space that had to try again: new migrations, also those of other
+    /// mirrors, let them go first for a while.
+    starved: &'static Atomic<usize>,
     /// A migration has ended: who wants to install entries may try again.
     ended: Pin<KBox<CondVar>>,
 }
@@ -264,7 +265,7 @@ impl<D: Device> Mirror<D> {
             device,
             stats: Stats::new(),
             changing: Atomic::new(0),
-            starved: Atomic::new(0),
+            starved: fault::starved(Cookie::of_space(mm)),
             ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL_ACCOUNT)?,
         };
         let notifier = Arc::pin_init(

@@ -276,10 +276,11 @@ impl<'a> Isolated<'a> {
             bindings::migrate_device_range(batch.src.as_mut_ptr(), first, range.count)
         })?;
         for src in batch.src.iter_mut().take(range.count) {
+            if *src & (VALID | MIGRATE) != VALID | MIGRATE {
+                continue;
+            }
             // SAFETY: Isolated just now: locked, with a reference of ours.
-            let gone = *src & (VALID | MIGRATE) == VALID | MIGRATE
-                && unsafe { bindings::rust_hmm_drop_moved_folio(*src >> SHIFT) };
-            if gone {
+            if unsafe { bindings::rust_hmm_drop_moved_folio(*src >> SHIFT) } {
                 *src = 0;
             }
         }

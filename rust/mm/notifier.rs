@@ -99,6 +99,16 @@ impl Cookie {
         Self(mm as usize)
     }
 
+    /// Names the address space of `mm`.
+    pub(crate) fn of_space(mm: &MmWithUser) -> Self {
+        Self::of_mm(mm.as_raw())
+    }
+
+    /// A number that differs between two that are in use.
+    pub(crate) fn number(self) -> usize {
+        self.0
+    }
+
     pub(super) fn as_ptr(self) -> *mut ffi::c_void {
         self.0 as *mut ffi::c_void
     }

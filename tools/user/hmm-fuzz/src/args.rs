@@ -208,7 +208,8 @@ impl Argument {
             self.request ^= 1 << rng.below(32);
         }
         self.heavy = true;
-        if op == Op::Set && matches!(self.words[1] & 0xffff_ffff, 0 | 4) && self.words[2] < 1 << 31 {
+        if op == Op::Set && matches!(self.words[1] & 0xffff_ffff, 0 | 4) && self.words[2] < 1 << 31
+        {
             self.words[2] %= DELAY;
         }
     }

@@ -163,7 +163,11 @@ impl Caller {
         }
         let page = arena::arguments(self.thread);
         match op {
-            Op::Submit if arena::is_kept(at + 72) && at % 8 == 0 && (page..page + PAGE_SIZE).contains(&at) => {
+            Op::Submit
+                if arena::is_kept(at + 72)
+                    && at % 8 == 0
+                    && (page..page + PAGE_SIZE).contains(&at) =>
+            {
                 self.ids[which] = sys::peek(at + 72);
             }
             Op::Set => self.undo = Some((fd, argument.words[1] & 0xffff_ffff)),
@@ -218,7 +222,8 @@ impl Caller {
     fn mapping(&mut self, op: Op, fd: i32) {
         let rng = &mut self.rng;
         let place = MAPS + rng.below(64) as usize * 16 * PAGE_SIZE;
-        let len = (1 + rng.below(if rng.clone().one_in(64) { 512 } else { 16 }) as usize) * PAGE_SIZE;
+        let len =
+            (1 + rng.below(if rng.clone().one_in(64) { 512 } else { 16 }) as usize) * PAGE_SIZE;
         let prot = rng.pick(&[3, 3, 3, 1, 2, 0, 7]);
         let flags = rng.pick(&[
             libc::MAP_PRIVATE,
@@ -234,12 +239,26 @@ impl Caller {
         };
         let target = MAPS + rng.below(64) as usize * 16 * PAGE_SIZE;
         let longer = (1 + rng.below(16) as usize) * PAGE_SIZE;
-        let words = [fd as u64, place as u64, len as u64, prot as u64, flags as u64, offset as u64, target as u64, 0, 0, 0];
+        let words = [
+            fd as u64,
+            place as u64,
+            len as u64,
+            prot as u64,
+            flags as u64,
+            offset as u64,
+            target as u64,
+            0,
+            0,
+            0,
+        ];
         self.measure(op, words, true, || match op {
             Op::Mmap => sys::mmap(place, len, prot, flags, fd, offset),
             Op::Mremap => {
                 let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-                sys::call(libc::SYS_mremap, [place, len.min(16 * PAGE_SIZE), longer, flags, target, 0])
+                sys::call(
+                    libc::SYS_mremap,
+                    [place, len.min(16 * PAGE_SIZE), longer, flags, target, 0],
+                )
             }
             _ => sys::call3(libc::SYS_munmap, place, len, 0),
         });
@@ -275,7 +294,12 @@ impl Caller {
                 0 => sys::call3(libc::SYS_fsync, fd, 0, 0),
                 1 => sys::call3(libc::SYS_ftruncate, fd, number, 0),
                 2 => sys::call(libc::SYS_fallocate, [fd, 0, 0, number, 0, 0]),
-                3 => sys::call3(libc::SYS_fcntl, fd, libc::F_SETFL as usize, libc::O_NONBLOCK as usize),
+                3 => sys::call3(
+                    libc::SYS_fcntl,
+                    fd,
+                    libc::F_SETFL as usize,
+                    libc::O_NONBLOCK as usize,
+                ),
                 4 => sys::call3(libc::SYS_fcntl, fd, libc::F_GETFL as usize, 0),
                 5 => sys::call3(libc::SYS_flock, fd, (libc::LOCK_SH | libc::LOCK_NB) as usize, 0),
                 6 => sys::call(libc::SYS_splice, [fd, 0, socket as usize, 0, len, 2]),
@@ -300,7 +324,9 @@ impl Caller {
                 }
                 new
             }
-            Op::Dup => sys::call3(libc::SYS_dup3, source as usize, fd as usize, libc::O_CLOEXEC as usize),
+            Op::Dup => {
+                sys::call3(libc::SYS_dup3, source as usize, fd as usize, libc::O_CLOEXEC as usize)
+            }
             Op::Close => close(fd as isize),
             _ => crate::pass::pass(sockets, source, fd),
         });

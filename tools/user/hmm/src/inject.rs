@@ -168,7 +168,7 @@ impl Kernel {
                 ("task-filter", "N"),
             ];
             for (name, value) in common {
-                saved.set(&kind.file(name), value)?;
+                saved.set(kind.file(name), value)?;
             }
             let own: &[(&str, &str)] = match kind {
                 Kind::Slab => &[("ignore-gfp-wait", "N"), ("cache-filter", "N")],
@@ -178,10 +178,10 @@ impl Kernel {
                 Kind::Usercopy => &[],
             };
             for (name, value) in own {
-                saved.set(&kind.file(name), value)?;
+                saved.set(kind.file(name), value)?;
             }
             // Last: it switches it on.
-            saved.set(&kind.file("probability"), &percent)?;
+            saved.set(kind.file("probability"), &percent)?;
         }
         Ok(Kernel { _saved: saved })
     }

@@ -238,7 +238,9 @@ fn everything(ctx: &Ctx) -> Outcome {
     map.fill(1);
     device_sees(&device, &map, 1, "before")?;
     let (start, all) = (PAGE_SIZE as u64, (1u64 << 52) - 2);
-    device.probe(Op::CheckExclusive, start, all, Ptr::Null).what("CHECK_EXCLUSIVE of everything")?;
+    device
+        .probe(Op::CheckExclusive, start, all, Ptr::Null)
+        .what("CHECK_EXCLUSIVE of everything")?;
     let mut data = vec![0; PAGE_SIZE];
     device.exclusive(map.page_addr(3), &mut data).what("EXCLUSIVE")?;
     let found = device.probe(Op::CheckExclusive, start, all, Ptr::Null);

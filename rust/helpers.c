@@ -278,17 +278,23 @@ void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_reset);
 
+/*
+ * Contents of pages: engines, processors and copies may touch them at the same
+ * time, as the program that uses the device wants it. That is no race of ours.
+ */
+#define CONTENTS(statement) data_race(({ statement; 0; }))
+
 void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,
 			size_t len)
 {
-	memcpy_from_page(dst, pfn_to_page(pfn), offset, len);
+	CONTENTS(memcpy_from_page(dst, pfn_to_page(pfn), offset, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_read_page);
 
 void rust_hmm_write_page(unsigned long pfn, size_t offset, const void *src,
 			 size_t len)
 {
-	memcpy_to_page(pfn_to_page(pfn), offset, src, len);
+	CONTENTS(memcpy_to_page(pfn_to_page(pfn), offset, src, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_write_page);
 
@@ -309,13 +315,13 @@ EXPORT_SYMBOL_GPL(rust_hmm_clear_pages);
 
 void rust_hmm_copy_bytes(void *dst, const void *src, size_t len)
 {
-	memcpy(dst, src, len);
+	CONTENTS(memcpy(dst, src, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_copy_bytes);
 
 void rust_hmm_clear_bytes(void *dst, size_t len)
 {
-	memset(dst, 0, len);
+	CONTENTS(memset(dst, 0, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_clear_bytes);
 

@@ -23,7 +23,7 @@ mod thp;
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
     let faultless = faultless::tests();
-    let groups: [&[Test]; 16] = [
+    let groups: &[&[Test]] = &[
         mirror::TESTS,
         fork::TESTS,
         kinds::TESTS,

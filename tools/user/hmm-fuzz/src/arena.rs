@@ -114,7 +114,8 @@ fn must(what: &str, result: isize) -> Result<usize, String> {
 }
 
 fn memfd(len: usize) -> Result<i32, String> {
-    let fd = must("memfd", sys::call3(libc::SYS_memfd_create, c"hmm-fuzz".as_ptr() as usize, 0, 0))?;
+    let fd =
+        must("memfd", sys::call3(libc::SYS_memfd_create, c"hmm-fuzz".as_ptr() as usize, 0, 0))?;
     must("ftruncate", sys::call3(libc::SYS_ftruncate, fd, len, 0))?;
     Ok(fd as i32)
 }

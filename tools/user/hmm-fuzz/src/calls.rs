@@ -34,35 +34,35 @@ macro_rules! ops {
 }
 
 ops! {
-    Read "HMM_DMIRROR_READ" 12,
-    Write "HMM_DMIRROR_WRITE" 10,
-    MigrateToDev "HMM_DMIRROR_MIGRATE_TO_DEV" 4,
-    MigrateToSys "HMM_DMIRROR_MIGRATE_TO_SYS" 6,
-    Snapshot "HMM_DMIRROR_SNAPSHOT" 20,
-    Exclusive "HMM_DMIRROR_EXCLUSIVE" 4,
+    Read "HMM_DMIRROR_READ" 30,
+    Write "HMM_DMIRROR_WRITE" 30,
+    MigrateToDev "HMM_DMIRROR_MIGRATE_TO_DEV" 30,
+    MigrateToSys "HMM_DMIRROR_MIGRATE_TO_SYS" 30,
+    Snapshot "HMM_DMIRROR_SNAPSHOT" 40,
+    Exclusive "HMM_DMIRROR_EXCLUSIVE" 30,
     CheckExclusive "HMM_DMIRROR_CHECK_EXCLUSIVE" 40,
-    Release "HMM_DMIRROR_RELEASE" 1,
+    Release "HMM_DMIRROR_RELEASE" 10,
     Flags "HMM_DMIRROR_FLAGS" 10,
-    ReadUnlocked "HMM_DMIRROR_READ_UNLOCKED" 8,
+    ReadUnlocked "HMM_DMIRROR_READ_UNLOCKED" 30,
     Info "DMIRROR_INFO" 60,
     Counters "DMIRROR_COUNTERS" 60,
     Submit "DMIRROR_SUBMIT" 60,
     Wait "DMIRROR_WAIT" 120,
     Stop "DMIRROR_STOP" 80,
     Engine "DMIRROR_ENGINE" 60,
-    Migrate "DMIRROR_MIGRATE" 8,
+    Migrate "DMIRROR_MIGRATE" 40,
     Set "DMIRROR_SET" 20,
-    Discard "DMIRROR_DISCARD" 30,
+    Discard "DMIRROR_DISCARD" 40,
     Unknown "unknown ioctl" 90,
-    Mmap "mmap" 3,
-    Mremap "mremap" 2,
-    Munmap "munmap" 3,
+    Mmap "mmap" 1,
+    Mremap "mremap" 1,
+    Munmap "munmap" 1,
     Poll "poll" 20,
     ReadFd "read" 20,
     WriteFd "write" 20,
     Lseek "lseek" 20,
     Other "other calls on the file" 30,
-    Open "open" 1,
+    Open "open" 2,
     Dup "dup" 3,
     Close "close" 1,
     Pass "SCM_RIGHTS" 2,
@@ -76,6 +76,17 @@ const TOTAL: u64 = {
     }
     sum
 };
+
+/// Calls that do much work if they are valid: only one in so many is meant to be.
+fn serve_one_in(op: Op) -> u64 {
+    match op {
+        Op::Read | Op::Write | Op::ReadUnlocked | Op::Snapshot => 12,
+        Op::MigrateToDev | Op::MigrateToSys | Op::Migrate | Op::Exclusive => 24,
+        Op::Release => 40,
+        Op::Submit => 6,
+        _ => 1,
+    }
+}
 
 /// Where nodes are mapped by [`Op::Mmap`].
 const MAPS: usize = arena::HOLE - (64 << 20);
@@ -154,6 +165,9 @@ impl Caller {
     fn ioctl(&mut self, op: Op, which: usize) {
         let fd = FDS[which];
         let mut argument = Argument::of(op, &mut self.rng, self.ids[which]);
+        if !self.rng.one_in(serve_one_in(op)) {
+            argument.spoil(op, &mut self.rng);
+        }
         argument.mutate(op, &mut self.rng);
         let at = argument.place(&mut self.rng, self.thread);
         let heavy = argument.heavy;
@@ -163,7 +177,11 @@ impl Caller {
         }
         let page = arena::arguments(self.thread);
         match op {
-            Op::Submit if arena::is_kept(at + 72) && at % 8 == 0 && (page..page + PAGE_SIZE).contains(&at) => {
+            Op::Submit
+                if arena::is_kept(at + 72)
+                    && at % 8 == 0
+                    && (page..page + PAGE_SIZE).contains(&at) =>
+            {
                 self.ids[which] = sys::peek(at + 72);
             }
             Op::Set => self.undo = Some((fd, argument.words[1] & 0xffff_ffff)),
@@ -218,7 +236,8 @@ impl Caller {
     fn mapping(&mut self, op: Op, fd: i32) {
         let rng = &mut self.rng;
         let place = MAPS + rng.below(64) as usize * 16 * PAGE_SIZE;
-        let len = (1 + rng.below(if rng.clone().one_in(64) { 512 } else { 16 }) as usize) * PAGE_SIZE;
+        let len =
+            (1 + rng.below(if rng.clone().one_in(64) { 512 } else { 16 }) as usize) * PAGE_SIZE;
         let prot = rng.pick(&[3, 3, 3, 1, 2, 0, 7]);
         let flags = rng.pick(&[
             libc::MAP_PRIVATE,
@@ -234,12 +253,26 @@ impl Caller {
         };
         let target = MAPS + rng.below(64) as usize * 16 * PAGE_SIZE;
         let longer = (1 + rng.below(16) as usize) * PAGE_SIZE;
-        let words = [fd as u64, place as u64, len as u64, prot as u64, flags as u64, offset as u64, target as u64, 0, 0, 0];
+        let words = [
+            fd as u64,
+            place as u64,
+            len as u64,
+            prot as u64,
+            flags as u64,
+            offset as u64,
+            target as u64,
+            0,
+            0,
+            0,
+        ];
         self.measure(op, words, true, || match op {
             Op::Mmap => sys::mmap(place, len, prot, flags, fd, offset),
             Op::Mremap => {
                 let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-                sys::call(libc::SYS_mremap, [place, len.min(16 * PAGE_SIZE), longer, flags, target, 0])
+                sys::call(
+                    libc::SYS_mremap,
+                    [place, len.min(16 * PAGE_SIZE), longer, flags, target, 0],
+                )
             }
             _ => sys::call3(libc::SYS_munmap, place, len, 0),
         });
@@ -275,7 +308,12 @@ impl Caller {
                 0 => sys::call3(libc::SYS_fsync, fd, 0, 0),
                 1 => sys::call3(libc::SYS_ftruncate, fd, number, 0),
                 2 => sys::call(libc::SYS_fallocate, [fd, 0, 0, number, 0, 0]),
-                3 => sys::call3(libc::SYS_fcntl, fd, libc::F_SETFL as usize, libc::O_NONBLOCK as usize),
+                3 => sys::call3(
+                    libc::SYS_fcntl,
+                    fd,
+                    libc::F_SETFL as usize,
+                    libc::O_NONBLOCK as usize,
+                ),
                 4 => sys::call3(libc::SYS_fcntl, fd, libc::F_GETFL as usize, 0),
                 5 => sys::call3(libc::SYS_flock, fd, (libc::LOCK_SH | libc::LOCK_NB) as usize, 0),
                 6 => sys::call(libc::SYS_splice, [fd, 0, socket as usize, 0, len, 2]),
@@ -300,7 +338,9 @@ impl Caller {
                 }
                 new
             }
-            Op::Dup => sys::call3(libc::SYS_dup3, source as usize, fd as usize, libc::O_CLOEXEC as usize),
+            Op::Dup => {
+                sys::call3(libc::SYS_dup3, source as usize, fd as usize, libc::O_CLOEXEC as usize)
+            }
             Op::Close => close(fd as isize),
             _ => crate::pass::pass(sockets, source, fd),
         });

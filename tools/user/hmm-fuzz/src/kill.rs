@@ -55,7 +55,12 @@ const KINDS: &[Kind] = &[
         private: true,
     },
     slow("RELEASE, copies of 1 s", release),
-    Kind { name: "DISCARD, flushes of 10 ms", run: discard, settings: SLOW_FLUSHES, private: false },
+    Kind {
+        name: "DISCARD, flushes of 10 ms",
+        run: discard,
+        settings: SLOW_FLUSHES,
+        private: false,
+    },
     kind("READ with userfaultfd and nobody who answers", userfault),
     kind("mmap of 64 GiB of the node", mmap),
     kind("exit with 64 endless commands for each engine", commands),
@@ -94,7 +99,12 @@ const WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 /// One of the old ioctls, with any pointer: the process has nothing else to lose.
 fn old(device: &Device, op: Op, addr: usize, ptr: usize, npages: usize) -> Result<(), String> {
-    let mut cmd = hmm::abi::Cmd { addr: addr as u64, ptr: ptr as u64, npages: npages as u64, ..Default::default() };
+    let mut cmd = hmm::abi::Cmd {
+        addr: addr as u64,
+        ptr: ptr as u64,
+        npages: npages as u64,
+        ..Default::default()
+    };
     let at = std::ptr::addr_of_mut!(cmd) as usize;
     loop {
         let result = sys::ioctl(device.fd(), op.request(), at);
@@ -305,22 +315,23 @@ fn kill(kind: &Kind, delay: Duration, patience: Duration) -> Result<Duration, St
     }
     let gate = Gate::new().map_err(name)?;
     let mut child = Child::spawn(|| (kind.run)(&gate)).map_err(name)?;
-    let result = gate.wait().map_err(|error| format!("it does not begin: {error}")).and_then(|()| {
-        std::thread::sleep(delay);
-        if child.try_wait().is_some() {
-            return child.outcome().map(|()| Duration::ZERO);
-        }
-        let since = Instant::now();
-        child.signal(hmm::child::SIGKILL);
-        while child.try_wait().is_none() {
-            if since.elapsed() > patience {
-                crate::tell_stacks();
-                return Err(format!("still there after {} s", patience.as_secs()));
+    let result =
+        gate.wait().map_err(|error| format!("it does not begin: {error}")).and_then(|()| {
+            std::thread::sleep(delay);
+            if child.try_wait().is_some() {
+                return child.outcome().map(|()| Duration::ZERO);
             }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        Ok(since.elapsed())
-    });
+            let since = Instant::now();
+            child.signal(hmm::child::SIGKILL);
+            while child.try_wait().is_none() {
+                if since.elapsed() > patience {
+                    crate::tell_stacks();
+                    return Err(format!("still there after {} s", patience.as_secs()));
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            Ok(since.elapsed())
+        });
     for (setting, _) in kind.settings {
         control.set(*setting, 0).map_err(name)?;
     }
@@ -330,13 +341,7 @@ fn kill(kind: &Kind, delay: Duration, patience: Duration) -> Result<Duration, St
 }
 
 /// Kills a process in each kind of call, several times at different moments.
-pub fn run(
-    filter: &[String],
-    rounds: u32,
-    limit: Duration,
-    node: u32,
-    json: bool,
-) -> Vec<Died> {
+pub fn run(filter: &[String], rounds: u32, limit: Duration, node: u32, json: bool) -> Vec<Died> {
     NODE.store(node, Relaxed);
     let coherent = node >= 2;
     let chosen = |kind: &&Kind| {

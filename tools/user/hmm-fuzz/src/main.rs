@@ -227,7 +227,8 @@ fn run(args: &Args) -> Result<report::Report, String> {
             let seconds = begin.elapsed().as_secs_f64();
             eprintln!("{calls} calls, {:.0} a second", calls as f64 / seconds);
         }
-        if over && (failure.is_some() || running.iter_mut().all(|child| child.try_wait().is_some())) {
+        if over && (failure.is_some() || running.iter_mut().all(|child| child.try_wait().is_some()))
+        {
             break;
         }
     }
@@ -258,7 +259,9 @@ fn run(args: &Args) -> Result<report::Report, String> {
     }
     let (leaks, damages) = (shared.leaks.load(Relaxed), shared.damages.load(Relaxed));
     if leaks + damages != 0 {
-        return Err(format!("another process's memory: {leaks} words were read, {damages} changed"));
+        return Err(format!(
+            "another process's memory: {leaks} words were read, {damages} changed"
+        ));
     }
     left_behind(0, devices as u32)?;
     let never = report::never_succeeded(&report.lines);

@@ -16,8 +16,7 @@ struct Control {
 /// Runs `f` on the header of a message of one byte with room for one descriptor.
 fn message(control: &mut Control, number: libc::c_long, socket: i32) -> isize {
     let mut byte = 0u8;
-    let mut part =
-        libc::iovec { iov_base: std::ptr::addr_of_mut!(byte).cast(), iov_len: 1 };
+    let mut part = libc::iovec { iov_base: std::ptr::addr_of_mut!(byte).cast(), iov_len: 1 };
     // SAFETY: zero is a valid value of all fields.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = &mut part;

@@ -62,7 +62,8 @@ pub struct Shared {
 impl Shared {
     /// Makes it; it stays for ever.
     pub fn new() -> Result<&'static Shared, hmm::Errno> {
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let (prot, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         let addr = sys::mmap(0, size_of::<Shared>(), prot, flags, -1, 0);
         if addr < 0 {
             return Err(hmm::Errno(-addr as i32));

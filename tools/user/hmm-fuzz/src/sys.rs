@@ -96,7 +96,8 @@ pub fn limit(resource: u32, value: u64) {
 
 /// Becomes nobody, for good.
 pub fn drop_privileges() -> Result<(), hmm::Errno> {
-    for (number, count) in [(libc::SYS_setgroups, 0), (libc::SYS_setgid, 65534), (libc::SYS_setuid, 65534)]
+    for (number, count) in
+        [(libc::SYS_setgroups, 0), (libc::SYS_setgid, 65534), (libc::SYS_setuid, 65534)]
     {
         let ret = call3(number, count, 0, 0);
         if ret < 0 {

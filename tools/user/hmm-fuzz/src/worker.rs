@@ -105,7 +105,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
                     break;
                 }
                 chaos.one();
-                sys::sleep_us(rng.below(2000));
+                sys::sleep_us(rng.below(8000));
                 if kill_after == Some(round) {
                     shared.kills.fetch_add(1, Relaxed);
                     sys::call3(libc::SYS_kill, std::process::id() as usize, 9, 0);
@@ -116,7 +116,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
             let mut rng = Rng::new(plan.seed, [plan.place[0], plan.place[1], 102]);
             while !over.load(Relaxed) {
                 chaos::race(&mut rng, shared, slots.clone());
-                sys::sleep_us(100);
+                sys::sleep_us(400);
             }
         });
         for caller in callers {

@@ -131,7 +131,9 @@ impl Client {
         commands.list.reserve(1, GFP_KERNEL_ACCOUNT)?;
         engine.submit(Job::new(self.clone(), status.clone(), spec))?;
         commands.last = id;
-        commands.list.push(Command { status, engine }, GFP_KERNEL_ACCOUNT)?;
+        commands
+            .list
+            .push(Command { status, engine }, GFP_KERNEL_ACCOUNT)?;
         self.counters.add(Count::Commands, 1);
         Ok(id)
     }

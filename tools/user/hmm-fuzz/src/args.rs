@@ -35,7 +35,7 @@ pub fn put_set(at: usize, what: u64, value: u64) {
 }
 
 fn two(low: u64, high: u64) -> u64 {
-    low | high << 32
+    low | (high << 32)
 }
 
 /// Number of pages.

@@ -296,7 +296,7 @@ impl Caller {
             Op::Poll => {
                 // In kept memory: an array of one.
                 let at = BUFFER + BUFFER_LEN - 8;
-                sys::poke(at, fd as u64 | 0x7fff << 32);
+                sys::poke(at, fd as u64 | (0x7fff << 32));
                 sys::call3(libc::SYS_poll, at, 1, 0)
             }
             Op::ReadFd if choice < 4 => sys::call3(libc::SYS_read, fd, addr, len),

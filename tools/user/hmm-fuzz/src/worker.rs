@@ -58,9 +58,9 @@ pub fn pinned() -> Result<u64, String> {
 
 /// Runs in a process of its own. `Err` tells what is wrong.
 pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
-    sys::limit(libc::RLIMIT_MEMLOCK as u32, 0);
-    sys::limit(libc::RLIMIT_CORE as u32, 0);
-    sys::limit(libc::RLIMIT_AS as u32, 4 << 30);
+    sys::limit(libc::RLIMIT_MEMLOCK, 0);
+    sys::limit(libc::RLIMIT_CORE, 0);
+    sys::limit(libc::RLIMIT_AS, 4 << 30);
     if !plan.root {
         sys::drop_privileges().map_err(|error| format!("setuid: {error}"))?;
     }

@@ -35,7 +35,7 @@ pub fn put_set(at: usize, what: u64, value: u64) {
 }
 
 fn two(low: u64, high: u64) -> u64 {
-    low | high << 32
+    low | (high << 32)
 }
 
 /// Number of pages.
@@ -188,6 +188,32 @@ impl Argument {
         new.words[7] = if endless { 0 } else { 1 + rng.below(2) };
         new.words[8] = if endless { 10_000_000 } else { rng.below(2) * rng.below(10_000) };
         new
+    }
+
+    /// Makes it certainly wrong: a bad range, a bad operation, or a size that is too small.
+    pub fn spoil(&mut self, op: Op, rng: &mut Rng) {
+        let (addr, pages) = match op {
+            Op::Submit => (2, 3),
+            Op::Migrate => (1, 2),
+            _ => (0, 2),
+        };
+        match rng.below(6) {
+            0 => self.words[addr] |= 1 + rng.below(7),
+            1 => self.words[pages] = 0,
+            2 => self.words[addr] = rng.pick(&arena::FOREIGN) as u64 | 1,
+            3 => self.words[pages] = u64::MAX << rng.below(12),
+            // Such numbers are right but for the size.
+            4 => self.request ^= 1 << (16 + rng.below(14)),
+            // Nothing is there.
+            _ => self.words[addr] = (arena::HOLE + rng.below(64) as usize * PAGE_SIZE) as u64,
+        }
+        if op == Op::Submit {
+            match rng.below(3) {
+                0 => self.words[1] |= (8 + rng.below(1 << 28)) << 32,
+                1 => self.words[0] = (self.words[0] & !0xffff_ffff) | rng.below(80),
+                _ => self.words[8] = 1_000_000_001 + rng.below(1 << 40),
+            }
+        }
     }
 
     /// Makes something wrong, at times.

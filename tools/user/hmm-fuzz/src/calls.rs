@@ -34,35 +34,35 @@ macro_rules! ops {
 }
 
 ops! {
-    Read "HMM_DMIRROR_READ" 12,
-    Write "HMM_DMIRROR_WRITE" 10,
-    MigrateToDev "HMM_DMIRROR_MIGRATE_TO_DEV" 4,
-    MigrateToSys "HMM_DMIRROR_MIGRATE_TO_SYS" 6,
-    Snapshot "HMM_DMIRROR_SNAPSHOT" 20,
-    Exclusive "HMM_DMIRROR_EXCLUSIVE" 4,
+    Read "HMM_DMIRROR_READ" 30,
+    Write "HMM_DMIRROR_WRITE" 30,
+    MigrateToDev "HMM_DMIRROR_MIGRATE_TO_DEV" 30,
+    MigrateToSys "HMM_DMIRROR_MIGRATE_TO_SYS" 30,
+    Snapshot "HMM_DMIRROR_SNAPSHOT" 40,
+    Exclusive "HMM_DMIRROR_EXCLUSIVE" 30,
     CheckExclusive "HMM_DMIRROR_CHECK_EXCLUSIVE" 40,
-    Release "HMM_DMIRROR_RELEASE" 1,
+    Release "HMM_DMIRROR_RELEASE" 10,
     Flags "HMM_DMIRROR_FLAGS" 10,
-    ReadUnlocked "HMM_DMIRROR_READ_UNLOCKED" 8,
+    ReadUnlocked "HMM_DMIRROR_READ_UNLOCKED" 30,
     Info "DMIRROR_INFO" 60,
     Counters "DMIRROR_COUNTERS" 60,
     Submit "DMIRROR_SUBMIT" 60,
     Wait "DMIRROR_WAIT" 120,
     Stop "DMIRROR_STOP" 80,
     Engine "DMIRROR_ENGINE" 60,
-    Migrate "DMIRROR_MIGRATE" 8,
+    Migrate "DMIRROR_MIGRATE" 40,
     Set "DMIRROR_SET" 20,
-    Discard "DMIRROR_DISCARD" 30,
+    Discard "DMIRROR_DISCARD" 40,
     Unknown "unknown ioctl" 90,
-    Mmap "mmap" 3,
-    Mremap "mremap" 2,
-    Munmap "munmap" 3,
+    Mmap "mmap" 1,
+    Mremap "mremap" 1,
+    Munmap "munmap" 1,
     Poll "poll" 20,
     ReadFd "read" 20,
     WriteFd "write" 20,
     Lseek "lseek" 20,
     Other "other calls on the file" 30,
-    Open "open" 1,
+    Open "open" 2,
     Dup "dup" 3,
     Close "close" 1,
     Pass "SCM_RIGHTS" 2,
@@ -76,6 +76,17 @@ const TOTAL: u64 = {
     }
     sum
 };
+
+/// Calls that do much work if they are valid: only one in so many is meant to be.
+fn serve_one_in(op: Op) -> u64 {
+    match op {
+        Op::Read | Op::Write | Op::ReadUnlocked | Op::Snapshot => 12,
+        Op::MigrateToDev | Op::MigrateToSys | Op::Migrate | Op::Exclusive => 24,
+        Op::Release => 40,
+        Op::Submit => 6,
+        _ => 1,
+    }
+}
 
 /// Where nodes are mapped by [`Op::Mmap`].
 const MAPS: usize = arena::HOLE - (64 << 20);
@@ -154,6 +165,9 @@ impl Caller {
     fn ioctl(&mut self, op: Op, which: usize) {
         let fd = FDS[which];
         let mut argument = Argument::of(op, &mut self.rng, self.ids[which]);
+        if !self.rng.one_in(serve_one_in(op)) {
+            argument.spoil(op, &mut self.rng);
+        }
         argument.mutate(op, &mut self.rng);
         let at = argument.place(&mut self.rng, self.thread);
         let heavy = argument.heavy;
@@ -282,7 +296,7 @@ impl Caller {
             Op::Poll => {
                 // In kept memory: an array of one.
                 let at = BUFFER + BUFFER_LEN - 8;
-                sys::poke(at, fd as u64 | 0x7fff << 32);
+                sys::poke(at, fd as u64 | (0x7fff << 32));
                 sys::call3(libc::SYS_poll, at, 1, 0)
             }
             Op::ReadFd if choice < 4 => sys::call3(libc::SYS_read, fd, addr, len),

@@ -71,7 +71,7 @@ mod tests {
     /// An address made from one of the arena never points to the program.
     fn harmless(addr: u64) -> bool {
         let addr = addr as usize;
-        addr < arena::LIMIT + (1 << 30) || addr >= 0x7fff_ffff_f000
+        !(arena::LIMIT + (1 << 30)..0x7fff_ffff_f000).contains(&addr)
     }
 
     #[test]

@@ -58,9 +58,9 @@ pub fn pinned() -> Result<u64, String> {
 
 /// Runs in a process of its own. `Err` tells what is wrong.
 pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
-    sys::limit(libc::RLIMIT_MEMLOCK as u32, 0);
-    sys::limit(libc::RLIMIT_CORE as u32, 0);
-    sys::limit(libc::RLIMIT_AS as u32, 4 << 30);
+    sys::limit(libc::RLIMIT_MEMLOCK, 0);
+    sys::limit(libc::RLIMIT_CORE, 0);
+    sys::limit(libc::RLIMIT_AS, 4 << 30);
     if !plan.root {
         sys::drop_privileges().map_err(|error| format!("setuid: {error}"))?;
     }
@@ -105,7 +105,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
                     break;
                 }
                 chaos.one();
-                sys::sleep_us(rng.below(2000));
+                sys::sleep_us(rng.below(8000));
                 if kill_after == Some(round) {
                     shared.kills.fetch_add(1, Relaxed);
                     sys::call3(libc::SYS_kill, std::process::id() as usize, 9, 0);
@@ -116,7 +116,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
             let mut rng = Rng::new(plan.seed, [plan.place[0], plan.place[1], 102]);
             while !over.load(Relaxed) {
                 chaos::race(&mut rng, shared, slots.clone());
-                sys::sleep_us(100);
+                sys::sleep_us(400);
             }
         });
         for caller in callers {

@@ -169,7 +169,7 @@ fn memory_of_the_dead(ctx: &Ctx) -> Outcome {
     const MANY: usize = 1024;
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
-        let map = Mapping::anon_aligned(MANY * PAGE_SIZE >> 21)?;
+        let map = Mapping::anon_aligned((MANY * PAGE_SIZE) >> 21)?;
         map.fill(0x5ec2e7);
         try_migrate(&device, &map).what("migration of secrets")?;
         std::mem::forget((device, map));
@@ -178,7 +178,7 @@ fn memory_of_the_dead(ctx: &Ctx) -> Outcome {
     child.join().map_err(Stop::Fail)?;
     let device = ctx.open()?;
     // Holes get device memory that was used before.
-    let map = Mapping::anon_aligned(MANY * PAGE_SIZE >> 21)?;
+    let map = Mapping::anon_aligned((MANY * PAGE_SIZE) >> 21)?;
     let done = try_migrate(&device, &map).what("migration of holes")?;
     check_eq!(done.cpages, MANY as u64, "cpages of the migration");
     check!(resident(&device, &map, 0, MANY)? > 0, "nothing has moved");

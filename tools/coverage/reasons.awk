@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # awk -f reasons.awk REASONS UNREACHED: adds to each part why it is not executed, or "-".
-# REASONS has lines FILE<tab>TEXT<tab>REASON, for all parts of lines of FILE that contain TEXT; TEXT "*"
-# is for the whole file.
+# REASONS has lines FILE<tab>TEXT<tab>REASON: for parts of lines of FILE that, with the line before, contain
+# TEXT. TEXT "*" is for the whole file.
 BEGIN { FS = OFS = "\t" }
 
 NR == FNR {
@@ -18,9 +18,9 @@ NR == FNR {
 {
 	reason = "-"
 	for (i = 1; i <= n; i++)
-		if ($1 == file[i] && (text[i] == "*" || index($4, text[i]))) {
+		if ($1 == file[i] && (text[i] == "*" || index($5, text[i]))) {
 			reason = why[i]
 			break
 		}
-	print $0, reason
+	print $1, $2, $3, $4, reason
 }

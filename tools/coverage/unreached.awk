@@ -1,20 +1,32 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Reads the text of "llvm-cov show" and prints what was not executed, without tests:
-#   FILE<tab>LINE<tab>COLUMN<tab>source line
+#   FILE<tab>LINE<tab>COLUMN<tab>source line<tab>the line before, if no comment, and this one
 # COLUMN is 0 for a whole line, else that of a part: most often the "?" of an error that never came.
 # Variable: top, the directory to leave out of names.
 
+function trim(s) {
+	gsub(/^[ \t]+|[ \t]+$/, "", s)
+	gsub(/\t/, " ", s)
+	return s
+}
+
+function tell(column) {
+	printf "%s\t%d\t%d\t%s\t%s %s\n", file, line, column, trim(text), before, trim(text)
+}
+
 function flush_line(  i, n, at) {
-	if (file == "" || line == 0 || in_tests)
+	if (file == "" || line == 0)
 		return
-	if (count == "0") {
-		printf "%s\t%d\t0\t%s\n", file, line, text
-		return
+	if (!in_tests) {
+		if (count == "0")
+			tell(0)
+		n = count == "0" ? 0 : split(marks, at, " ")
+		for (i = 1; i <= n; i++)
+			tell(at[i] - width)
 	}
-	n = split(marks, at, " ")
-	for (i = 1; i <= n; i++)
-		printf "%s\t%d\t%d\t%s\n", file, line, at[i] - width, text
+	if (trim(text) !~ /^(\/\/|\/?\*)/)
+		before = trim(text)
 }
 
 /^\/.*:$/ {
@@ -23,6 +35,7 @@ function flush_line(  i, n, at) {
 	if (index(file, top "/") == 1)
 		file = substr(file, length(top) + 2)
 	line = 0
+	before = ""
 	in_tests = file ~ /\/tests\.rs$/
 	next
 }

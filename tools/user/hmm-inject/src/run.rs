@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Runs a case with each failure, in a process of its own, and tells how it went.
 
-use crate::cases::{Case, Contents, World, NEW, OLD};
+use crate::cases::{Case, World, NEW, OLD};
 use hmm::inject::{self, Kernel, Source};
 use hmm::{Child, Device, Errno, Gate};
 use std::collections::BTreeMap;
@@ -172,7 +172,9 @@ pub fn case(tap: &mut Tap, device: u32, case: &Case, sources: &[Source]) {
 /// Has the first, the second, ... use of `source` fail, until none does.
 fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, String> {
     let _kernel = match source {
-        Source::Kernel(kind) => Some(Kernel::prepare(&[*kind], 0).map_err(told("prepare"))?),
+        Source::Kernel(kind) | Source::Lasting(kind) => {
+            Some(Kernel::prepare(&[*kind], 0).map_err(told("prepare"))?)
+        }
         Source::Point(_) => None,
     };
     let mut count = Count::default();
@@ -185,7 +187,10 @@ fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, Stri
         if !injected {
             return Ok(count);
         }
-        n = following(n);
+        n = match source {
+            Source::Lasting(_) => n + 1 + n / 4,
+            _ => following(n),
+        };
     }
 }
 

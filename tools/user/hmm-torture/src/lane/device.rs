@@ -143,7 +143,7 @@ impl Lane<'_> {
         }
     }
 
-    pub(super) fn to_device(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
+    pub(super) fn move_there(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
         self.quiesce(at, Effect::Looks)?;
         let mut buffer = vec![0xa5; at.n * PAGE_SIZE];
         let addr = self.addr(at);
@@ -153,7 +153,7 @@ impl Lane<'_> {
         }
     }
 
-    pub(super) fn to_system(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
+    pub(super) fn move_back(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
         match self.devices[dev].migrate_to_system(self.addr(at), at.n) {
             Ok(_) => Ok(()),
             Err(error) => self.expect("migration to the system", error, &NO_MOVE),

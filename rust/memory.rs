@@ -190,7 +190,11 @@ impl<M: MemoryOps> Ops<M> {
         isolated: &mut Isolated<'_>,
         copies: &'c mut Copies,
     ) -> Failed<'c> {
-        let failed = copies.run(&|| self.driver.cancelled(), |batch| {
+        let cancelled = || {
+            let _within = Within::enter();
+            self.driver.cancelled();
+        };
+        let failed = copies.run(&cancelled, |batch| {
             let _within = Within::enter();
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {

@@ -163,30 +163,30 @@ impl Drop for Limited {
     }
 }
 
-/// Takes memory until it is killed, while a migration of its own holds its
-/// address space for seconds, so that the OOM reaper comes.
-fn starve(ctx: &Ctx, group: &Limited, served: bool) -> Outcome {
+/// What the process that is killed has.
+struct Victim {
+    /// Pages that migrate meanwhile.
+    moving: Mapping,
+    /// Pages that are on the device.
+    device: Mapping,
+    /// More than it may have.
+    rest: Mapping,
+}
+
+/// Takes memory until it is killed.
+fn starve(ctx: &Ctx, group: &Limited, own: &Victim, ready: &Gate, go: &Gate) -> Outcome {
     group.enter()?;
     let device = ctx.open()?;
-    let map = Mapping::anon(6)?;
-    map.fill(1);
-    let other = Mapping::anon(64)?;
-    other.fill(2);
-    device_sees(&device, &other, 2, "before")?;
-    migrate(&device, &other, 2)?;
-    device.set(Setting::CopyDelay, 1_000_000_000)?;
-    device.set(Setting::FlushDelay, if served { 0 } else { 100_000 })?;
-    let read = Command::new(EngineOp::Read, other.addr(), other.len()).rounds(0);
+    own.moving.fill(1);
+    own.device.fill(2);
+    device_sees(&device, &own.device, 2, "before")?;
+    migrate(&device, &own.device, 2)?;
+    let read = Command::new(EngineOp::Read, own.device.addr(), own.device.len()).rounds(0);
     device.submit(read).what("READ")?;
-    // Mapped before: that needs the lock that the migration holds.
-    let rest = Mapping::anon(32768)?;
-    std::thread::scope(|scope| {
-        // Six copies of a second each.
-        scope.spawn(|| device.migrate(map.addr(), map.pages(), Way::ToDevice));
-        std::thread::sleep(Duration::from_millis(500));
-        rest.fill(3);
-        Err(Stop::Fail("the group's limit does not hold".to_string()))
-    })
+    ready.send(device.fd() as u64)?;
+    go.wait()?;
+    own.rest.fill(3);
+    Err(Stop::Fail("the group's limit does not hold".to_string()))
 }
 
 /// What the kernel said of the OOM reaper and process `pid`.
@@ -201,20 +201,47 @@ fn reaper_said(pid: i32) -> Result<String, Stop> {
     Ok(log.lines().filter(ours).collect::<Vec<_>>().join(" | "))
 }
 
+/// A process is killed for lack of memory while another one, through its file, has a migration of its
+/// memory under way, which holds the address space for seconds: so the reaper comes.
 fn oom(ctx: &Ctx, served: bool) -> Outcome {
     let own = ctx.open()?;
     let group = Limited::new(if served { "served" } else { "refused" }, 48 << 20)?;
-    let mut child = Child::spawn(|| starve(ctx, &group, served))?;
+    let victim = Victim {
+        moving: Mapping::anon(6)?,
+        device: Mapping::anon(64)?,
+        rest: Mapping::anon(32768)?,
+    };
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let mut child = Child::spawn(|| starve(ctx, &group, &victim, &ready, &go))?;
     let pid = child.pid();
+    let fd = ready.receive().what("the child's device")?;
+    let device = Device::of_process(pid, fd as i32).what("the child's device file")?;
+    device.set(Setting::CopyDelay, 1_000_000_000)?;
+    device.set(Setting::FlushDelay, if served { 0 } else { 100_000 })?;
+    let want = if served { "reaped process" } else { "unable to reap" };
+    let said = std::thread::scope(|scope| -> Result<String, Stop> {
+        // Six copies of a second each.
+        scope.spawn(|| device.migrate(victim.moving.addr(), 6, Way::ToDevice));
+        std::thread::sleep(Duration::from_millis(500));
+        go.open()?;
+        // Not waited for yet: the kernel names it by its process id.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let said = reaper_said(pid)?;
+            if said.contains(want) || Instant::now() > deadline {
+                return Ok(said);
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    })?;
+    check!(said.contains(want), "the OOM reaper said '{said}', expected '{want}'");
     let ended = child.wait_timeout(Duration::from_secs(60));
     check_eq!(ended, Some(hmm::child::Ended::Signal(9)), "end: {:?}", child.outcome());
     check_eq!(group.kills()?, 1, "OOM kills");
     own.set(Setting::CopyDelay, 0)?;
     own.set(Setting::FlushDelay, 0)?;
+    device.close().what("close the file of the killed process")?;
     idle(&own, "after the OOM kill")?;
-    let said = reaper_said(pid)?;
-    let want = if served { "reaped process" } else { "unable to reap" };
-    check!(said.contains(want), "the OOM reaper said '{said}', expected '{want}'");
     let map = Mapping::anon(64)?;
     map.fill(4);
     migrate(&own, &map, 4)?;

@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless fuzz torture torture-long lookup mutation check unsafe-report compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -24,10 +24,13 @@ help:
 	@echo 'make hmm-tests  the kernel'"'"'s own hmm-tests, on debian and test'
 	@echo 'make kunit      KUnit suites of the modules'
 	@echo 'make e2e        own end-to-end tests, on debian and test'
+	@echo 'make lifecycle  1,000 loads, kills, OOM, suspend, CPU hotplug (long)'
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
 	@echo 'make fuzz       hostile calls on the device nodes (CALLS=, SEED=)'
 	@echo 'make torture    random operations, compared with a model'
 	@echo 'make torture-long  the same for hours, on all kernels'
+	@echo 'make inject     fail each step of each operation once, then all mixed (KERNEL)'
+	@echo 'make coverage   what the tests do not execute, and why'
 	@echo 'make lookup     compare structures that find the region of an address'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
@@ -76,6 +79,10 @@ e2e:
 		tools/test/e2e --kernel $$k --series $(SERIES); \
 	done
 
+lifecycle:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/lifecycle --kernel $(KERNEL) --series $(SERIES)
+
 faultless:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)
 	tools/test/faultless --kernel $(KERNEL) --series $(SERIES) --full
@@ -95,6 +102,13 @@ torture:
 
 torture-long:
 	tools/test/torture-long --series $(SERIES)
+
+inject:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/inject --kernel $(KERNEL) --series $(SERIES)
+
+coverage:
+	tools/test/coverage --series $(SERIES)
 
 lookup:
 	tools/test/lookup --series $(SERIES) --write

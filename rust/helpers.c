@@ -17,6 +17,7 @@
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/pagemap.h>
+#include <linux/preempt.h>
 #include <linux/rmap.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
@@ -77,6 +78,20 @@ bool rust_hmm_fatal_signal_pending(void)
 	return fatal_signal_pending(current);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
+
+/* Where the kernel does not count, it cannot be told: then lockdep must. */
+bool rust_hmm_may_sleep(void)
+{
+	return !IS_ENABLED(CONFIG_PREEMPT_COUNT) || preemptible();
+}
+EXPORT_SYMBOL_GPL(rust_hmm_may_sleep);
+
+/* Without a reference, of which the last one could tear it down here. */
+bool rust_hmm_mm_in_use(const struct mm_struct *mm)
+{
+	return atomic_read(&mm->mm_users) != 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mm_in_use);
 
 /*
  * From now on what this task allocates with __GFP_ACCOUNT is charged to the
@@ -263,17 +278,23 @@ void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_reset);
 
+/*
+ * Contents of pages: engines, processors and copies may touch them at the same
+ * time, as the program that uses the device wants it. That is no race of ours.
+ */
+#define CONTENTS(statement) data_race(({ statement; 0; }))
+
 void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,
 			size_t len)
 {
-	memcpy_from_page(dst, pfn_to_page(pfn), offset, len);
+	CONTENTS(memcpy_from_page(dst, pfn_to_page(pfn), offset, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_read_page);
 
 void rust_hmm_write_page(unsigned long pfn, size_t offset, const void *src,
 			 size_t len)
 {
-	memcpy_to_page(pfn_to_page(pfn), offset, src, len);
+	CONTENTS(memcpy_to_page(pfn_to_page(pfn), offset, src, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_write_page);
 
@@ -294,13 +315,13 @@ EXPORT_SYMBOL_GPL(rust_hmm_clear_pages);
 
 void rust_hmm_copy_bytes(void *dst, const void *src, size_t len)
 {
-	memcpy(dst, src, len);
+	CONTENTS(memcpy(dst, src, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_copy_bytes);
 
 void rust_hmm_clear_bytes(void *dst, size_t len)
 {
-	memset(dst, 0, len);
+	CONTENTS(memset(dst, 0, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_clear_bytes);
 
@@ -320,6 +341,12 @@ u64 rust_hmm_fetch_add_bytes(void *at, u64 value)
 	return atomic64_fetch_add(value, (atomic64_t *)at);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fetch_add_bytes);
+
+int rust_hmm_request_region(u64 start, u64 size, const char *name)
+{
+	return request_mem_region(start, size, name) ? 0 : -EBUSY;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_request_region);
 
 int rust_hmm_request_free_region(u64 size, const char *name, u64 *start)
 {

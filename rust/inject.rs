@@ -74,11 +74,13 @@ struct State {
 }
 
 impl State {
-    const OFF: Self = Self {
-        left: Atomic::new(0),
-        period: Atomic::new(0),
-        failures: Atomic::new(0),
-    };
+    const fn new() -> Self {
+        Self {
+            left: Atomic::new(0),
+            period: Atomic::new(0),
+            failures: Atomic::new(0),
+        }
+    }
 
     /// Counts a use, and says whether it fails.
     fn fails(&self) -> bool {
@@ -110,7 +112,7 @@ impl State {
 /// Number of points that are set.
 static SET: Atomic<usize> = Atomic::new(0);
 
-static STATES: [State; COUNT] = [const { State::OFF }; COUNT];
+static STATES: [State; COUNT] = [const { State::new() }; COUNT];
 
 /// Whether a failure is to be injected at `point` now. Context: any.
 #[inline]
@@ -180,7 +182,7 @@ impl Files {
     pub(crate) fn new() -> Result<Self> {
         let dir = Dir::new(c"rust_hmm");
         let none: Result<()> = Ok(());
-        let scope = dir.scope(none, c"inject", |_, dir| {
+        let scope = dir.scope(none, c"inject", |(), dir| {
             for ((_, name), state) in Point::ALL.iter().zip(&STATES) {
                 dir.read_write_file(name, state);
             }
@@ -199,7 +201,7 @@ mod tests {
 
     #[test]
     fn one_use_fails() -> Result {
-        let state = State::OFF;
+        let state = State::new();
         assert!(!state.fails());
         state.set("2".parse()?);
         assert!(!state.fails() && state.fails() && !state.fails());
@@ -209,7 +211,7 @@ mod tests {
 
     #[test]
     fn every_so_manyth_use_fails() -> Result {
-        let state = State::OFF;
+        let state = State::new();
         state.set("3 every\n".parse()?);
         for round in 1..=9 {
             assert_eq!(state.fails(), round % 3 == 0);

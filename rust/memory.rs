@@ -11,6 +11,7 @@ use crate::{
         page::LockedFolio,
     },
     stats::{Counter, Stats},
+    within::Within,
 };
 use kernel::{prelude::*, sync::Arc};
 
@@ -32,7 +33,8 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     ///
     /// Nobody can change the source meanwhile. Context: the mmap lock is held and the pages are
     /// locked, until all jobs are done; may sleep. Neither this nor who does the job later may take
-    /// the table lock of a mirror or allocate with reclaim.
+    /// the table lock of a mirror or allocate with reclaim. From within this and [`Self::kick`],
+    /// functions that wait fail with `EDEADLK`.
     fn copy(&self, job: CopyJob);
 
     /// All jobs of a step were handed over: start what was only queued.
@@ -139,7 +141,7 @@ impl<M: MemoryOps> Memory<M> {
 
     /// Whether a test wants the next allocation to fail.
     pub(crate) fn driver_fails(&self, order: u32) -> bool {
-        self.driver().fail_allocation(order)
+        self.pages.data().fails(order)
     }
 
     pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
@@ -167,6 +169,12 @@ impl<M: MemoryOps> PinnedDrop for Memory<M> {
 }
 
 impl<M: MemoryOps> Ops<M> {
+    /// Asks the driver whether the next allocation is to fail.
+    fn fails(&self, order: u32) -> bool {
+        let _within = Within::enter();
+        self.driver.fail_allocation(order)
+    }
+
     fn select(&self, pages: &DevicePages<Self>) -> Select {
         match pages.kind() {
             Kind::Private => Select::Private,
@@ -183,6 +191,7 @@ impl<M: MemoryOps> Ops<M> {
         copies: &'c mut Copies,
     ) -> Failed<'c> {
         let failed = copies.run(&|| self.driver.cancelled(), |batch| {
+            let _within = Within::enter();
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {
                 let device = |pfn| pages.lookup(pfn).map(End::Device);

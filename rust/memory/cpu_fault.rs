@@ -115,7 +115,7 @@ fn attempt<M: MemoryOps>(
                 } else {
                     Effort::Try
                 };
-                let folio = if order == PMD_ORDER && ops.driver.fail_allocation(order) {
+                let folio = if order == PMD_ORDER && ops.fails(order) {
                     Err(ENOMEM)
                 } else {
                     LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)

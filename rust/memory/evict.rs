@@ -11,6 +11,7 @@ use crate::{
         space::fatal_signal_pending,
     },
     stats::Counter,
+    within,
 };
 use kernel::{
     prelude::*,
@@ -30,8 +31,10 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` before anything was done. Context: may sleep; no lock may be held.
+    /// `ENOMEM`, or `EDEADLK` within a callback, before anything was done. Context: may sleep; no lock
+    /// may be held.
     pub fn evict_all(&self) -> Result<usize> {
+        within::may_wait()?;
         self.evict(false)
     }
 
@@ -41,6 +44,7 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// Also `EINTR`: killed; what was moved by then has moved.
     pub fn evict_all_killable(&self) -> Result<usize> {
+        within::may_wait()?;
         self.evict(true)
     }
 
@@ -92,7 +96,7 @@ impl<M: MemoryOps> Memory<M> {
     pub(super) fn evict_until_empty(&self) {
         let mut rounds = 0u32;
         while self.pages.used() != 0 {
-            if self.evict_all().is_err() {
+            if self.evict(false).is_err() {
                 fsleep(Delta::from_millis(100));
             }
             rounds += 1;

@@ -5,7 +5,7 @@
 use super::{
     entry::{Entry, Leaf},
     flush::FlushBatch,
-    format::{fan, last_address, shift, Format, Slot, Word},
+    format::{check, fan, last_address, shift, Format, Slot, Word},
     pool::{List, Page, Pool},
 };
 use crate::mm::addr::{PageRange, PMD_PAGES};
@@ -121,6 +121,10 @@ pub struct Spares<F: Format> {
 }
 
 impl<F: Format> Spares<F> {
+    pub(super) fn is_of(&self, pool: &Arc<Pool<F>>) -> bool {
+        Arc::ptr_eq(&self.pool, pool)
+    }
+
     /// Makes it complete. Context: may sleep; no lock of this crate may be held.
     ///
     /// # Errors
@@ -160,6 +164,7 @@ impl<F: Format> Table<F> {
     ///
     /// `ENOMEM`.
     pub fn new() -> Result<Self> {
+        const { check::<F>() };
         let pool = Pool::new()?;
         let mut list = List::EMPTY;
         pool.reserve(&mut list, 1)?;
@@ -238,7 +243,8 @@ impl<F: Format> Table<F> {
     /// first page, which `f` may change or remove. A huge leaf of which only a part is in `range` is
     /// split before, for which a table was kept when it was made.
     ///
-    /// The cost is that of the tables that exist, not of the range.
+    /// The cost is that of the tables that exist, not of the range. With a batch of another table nothing
+    /// is done.
     pub fn for_each(
         &mut self,
         range: PageRange,
@@ -256,6 +262,10 @@ impl<F: Format> Table<F> {
         mut split: impl FnMut(PageRange) -> bool,
         mut f: impl FnMut(PageRange, &mut Entry),
     ) {
+        if !batch.is_of(&self.pool) {
+            pr_err!("a flush batch of another table: nothing was changed\n");
+            return;
+        }
         let last = (range.end() - 1).min(last_address::<F>());
         if range.start() <= last {
             let mut visit = Visit {

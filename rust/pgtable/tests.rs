@@ -23,7 +23,9 @@ impl Narrow {
     const NUMBER: u32 = Self::TABLE - 1;
 }
 
-impl Format for Narrow {
+// SAFETY: A leaf has its own bit, a table another one; both keep 27 bits of number, and `can_hold` refuses
+// more.
+unsafe impl Format for Narrow {
     type Word = u32;
 
     const LEVELS: u32 = 3;
@@ -359,6 +361,31 @@ mod suite {
         assert_eq!(result, Err(ENOMEM));
         assert!(batch.is_empty());
         assert_eq!(table.live(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn spares_and_batches_of_another_table_are_refused() -> Result {
+        let (mut table, other) = (Table::<Radix4>::new()?, Table::<Radix4>::new()?);
+        let range = PageRange::from_pages(0x1000, 1)?;
+        let (mut own, mut foreign) = (table.reader().spares(), other.reader().spares());
+        own.refill()?;
+        foreign.refill()?;
+        let (mut batch, mut wrong) = (table.batch(), other.batch());
+        let set = |_: usize, entry: &mut Entry| *entry = Entry::system(1, false);
+        assert_eq!(
+            table.install(range, &mut foreign, &mut batch, set),
+            Err(EINVAL)
+        );
+        assert_eq!(table.install(range, &mut own, &mut wrong, set), Err(EINVAL));
+        assert_eq!(table.live(), 0);
+        table.install(range, &mut own, &mut batch, set)?;
+        // Its pages would end in the other's pool.
+        table.for_each(range, &mut wrong, |_, entry| *entry = Entry::NONE);
+        assert_eq!(table.live(), 1);
+        assert!(wrong.is_empty());
+        let _unused = flush(batch);
+        assert_eq!(clear(&mut table, range).0, 1);
         Ok(())
     }
 

@@ -165,6 +165,9 @@ impl CopyEngine {
         };
         for _ in 0..threads {
             let shared = engine.shared.clone();
+            // Before the thread starts: dropped without a place, it would be waited for, and not be
+            // told to end.
+            engine.threads.reserve(1, GFP_KERNEL)?;
             let thread = Thread::spawn(c"dmirror_copy", move || shared.work())?;
             engine.threads.push(thread, GFP_KERNEL)?;
         }

@@ -173,7 +173,8 @@ struct dmirror_counters {
  * @id: out: name of the command in this file, never 0
  *
  * -EINVAL: a field is invalid. -EBUSY: the engine's queue is full, or the file
- * has 1024 commands that were not waited for. -ENOMEM.
+ * has 1024 commands that were not waited for. -ENOMEM. -EFAULT: also if @id could
+ * not be written; the command is stopped then, but may have done something.
  * Returns at once; the command runs in the background. Closing the last file
  * descriptor stops all commands.
  */

@@ -147,8 +147,7 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
         DISCARD => {
             let raw = Structure::<24>::read(user, 24)?;
             no_flags(raw.u32(4))?;
-            client.mirror().discard(raw.range(8)?);
-            Ok(())
+            client.mirror().discard(raw.range(8)?)
         }
         _ => Err(EINVAL),
     }
@@ -255,7 +254,10 @@ fn submit(client: &Arc<Client>, user: usize) -> Result {
     })?;
     let id = client.submit(engine, spec)?;
     raw.put_u64(72, id);
-    raw.write()
+    raw.write().inspect_err(|_| {
+        // Nobody knows its name, so that nobody could stop it.
+        let _ended = client.stop(id);
+    })
 }
 
 fn wait(client: &Client, user: usize) -> Result {

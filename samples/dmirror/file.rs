@@ -100,7 +100,7 @@ impl MirrorFile {
                 transfer::read(self.0.mirror(), request, Missing::Fail)
             }
             uapi::CHECK_EXCLUSIVE => {
-                if self.0.mirror().lock_table().any_exclusive(request.range) {
+                if self.0.mirror().lock_table()?.any_exclusive(request.range) {
                     return Err(EPERM);
                 }
                 Ok(())

@@ -105,7 +105,7 @@ pub(crate) fn read(mirror: &Mirror<View>, command: &mut Command, missing: Missin
         // Piece by piece, so that the lock is never held for long.
         for piece in command.range.pmd_pieces() {
             check_alive()?;
-            if mirror.lock_table().present(piece) < piece.pages() {
+            if mirror.lock_table()?.present(piece) < piece.pages() {
                 return Err(ENOENT);
             }
         }
@@ -144,7 +144,7 @@ fn next_round(rounds: usize) -> Result<usize> {
 }
 
 fn read_some(mirror: &Mirror<View>, range: PageRange, bounce: &mut Bounce) -> Result<usize> {
-    let table = mirror.lock_table();
+    let table = mirror.lock_table()?;
     let mut got = 0;
     for page in bounce.pages().take(range.pages()) {
         if !read_page(&table, mirror.device(), range.address(got), page)? {
@@ -191,7 +191,7 @@ fn write_some(
     from: usize,
     to: usize,
 ) -> Result<usize> {
-    let table = mirror.lock_table();
+    let table = mirror.lock_table()?;
     let mut done = 0;
     for page in bounce.pages().take(to).skip(from) {
         if !write_page(&table, mirror.device(), range.address(done), page)? {

@@ -7,11 +7,9 @@
 
 #include "coverage.h"
 
-HMM_COVERAGE_LABELS("begin");
-
-extern char hmm_coverage_data_begin[], hmm_coverage_data_end[];
-extern char hmm_coverage_cnts_begin[], hmm_coverage_cnts_end[];
-extern char hmm_coverage_names_begin[], hmm_coverage_names_end[];
+HMM_COVERAGE_LABEL("__llvm_prf_data", "aw", "hmm_coverage_data_begin");
+HMM_COVERAGE_LABEL("__llvm_prf_cnts", "aw", "hmm_coverage_cnts_begin");
+HMM_COVERAGE_LABEL("__llvm_prf_names", "a", "hmm_coverage_names_begin");
 
 static struct hmm_coverage table = {
 	.begin = { hmm_coverage_data_begin, hmm_coverage_cnts_begin,

@@ -26,10 +26,8 @@ struct hmm_coverage {
 	    ".globl " label "\n" label ":\n"				\
 	    ".popsection\n")
 
-/* The labels, with "begin" or "end" for @what. */
-#define HMM_COVERAGE_LABELS(what)					\
-	HMM_COVERAGE_LABEL("__llvm_prf_data", "aw", "hmm_coverage_data_" what); \
-	HMM_COVERAGE_LABEL("__llvm_prf_cnts", "aw", "hmm_coverage_cnts_" what); \
-	HMM_COVERAGE_LABEL("__llvm_prf_names", "a", "hmm_coverage_names_" what)
+extern char hmm_coverage_data_begin[], hmm_coverage_data_end[];
+extern char hmm_coverage_cnts_begin[], hmm_coverage_cnts_end[];
+extern char hmm_coverage_names_begin[], hmm_coverage_names_end[];
 
 #endif /* _HMM_COVERAGE_H */

@@ -133,7 +133,7 @@ impl Case {
 
     /// Does the case leave `source` out?
     pub fn excludes(&self, source: &Source) -> bool {
-        matches!(source, Source::Point(name) if self.without.contains(&name.as_str()))
+        self.without.contains(&source.to_string().as_str())
     }
 }
 

@@ -21,7 +21,12 @@ pub const CASES: &[Case] = &[
     Case::new("set", set),
     Case { errors: COMMAND, ..Case::new("engine_checksum", engine_checksum) },
     Case { errors: COMMAND, prepare: on_device, ..Case::new("engine_on_device", engine_checksum) },
-    Case { errors: COMMAND, prepare: with_target, check: copied, ..Case::new("engine_memcpy", copy) },
+    Case {
+        errors: COMMAND,
+        prepare: with_target,
+        check: copied,
+        ..Case::new("engine_memcpy", copy)
+    },
     Case {
         errors: COMMAND,
         contents: Contents::Any,
@@ -34,7 +39,7 @@ pub const CASES: &[Case] = &[
         check: words_were_added,
         ..Case::new("engine_atomic", engine_atomic)
     },
-    Case { errors: COMMAND, prepare: mirrored, ..Case::new("stop", stop) },
+    Case { errors: COMMAND, prepare: mirrored, check: nothing_runs, ..Case::new("stop", stop) },
     Case { errors: MIGRATE, prepare: mirrored, ..Case::new("outcomes", outcomes) },
 ];
 
@@ -98,10 +103,7 @@ fn engine_write(world: &mut World) -> Result<(), Errno> {
     run(world, over_all(world, EngineOp::Write).value(NEW))
 }
 
-fn each_word(
-    world: &World,
-    right: impl Fn(usize, usize, u64) -> bool,
-) -> Result<(), String> {
+fn each_word(world: &World, right: impl Fn(usize, usize, u64) -> bool) -> Result<(), String> {
     for page in 0..world.map.pages() {
         for word in 0..WORDS {
             let found = world.map.get(page, word);
@@ -145,6 +147,22 @@ fn stop(world: &mut World) -> Result<(), Errno> {
         None => Ok(()),
         Some(error) => Err(error),
     }
+}
+
+/// No command may be left that nobody can stop.
+fn nothing_runs(world: &mut World) -> Result<(), String> {
+    let accesses = || {
+        let counters = world.device.engine_counters(0);
+        counters.map(|counters| counters.accesses).map_err(|error| error.to_string())
+    };
+    for _ in 0..100 {
+        let before = accesses()?;
+        std::thread::sleep(Duration::from_millis(20));
+        if accesses()? == before {
+            return Ok(());
+        }
+    }
+    Err("a command is still running".to_string())
 }
 
 fn outcomes(world: &mut World) -> Result<(), Errno> {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Failures while the modules are loaded.
 
-use crate::run::Tap;
+use crate::run::{following, Tap};
+use hmm::engine::Way;
 use hmm::inject::{self, Kernel, Kind, Source};
 use hmm::{module, Device, Errno, Mapping};
 use std::path::Path;
@@ -37,7 +38,8 @@ fn all_failures(modules: &Path, kind: Kind) -> Result<u64, String> {
     unload()?;
     let mut failures = 0;
     for name in NAMES {
-        for n in 1.. {
+        let mut n = 1;
+        loop {
             let kernel = Kernel::prepare_range(&[kind], 0, MODULES);
             let kernel = kernel.map_err(|error| format!("prepare: {error}"))?;
             let armed = inject::arm(&Source::Kernel(kind), n);
@@ -60,9 +62,85 @@ fn all_failures(modules: &Path, kind: Kind) -> Result<u64, String> {
                 }
             }
             failures += 1;
+            if failures % 25 == 0 {
+                println!("# {name}: {kind:?} failure {n}");
+            }
+            n = following(n);
         }
     }
     Ok(failures)
+}
+
+/// The devices that there are.
+fn devices() -> impl Iterator<Item = u32> {
+    (0..4).filter(|index| Device::path(*index).exists())
+}
+
+/// The first migration makes the device's memory, each time that the modules were loaded.
+fn first_use(modules: &Path, kind: Kind) -> Result<u64, String> {
+    unload()?;
+    NAMES.iter().try_for_each(|name| load(modules, name)).map_err(|e| format!("load: {e}"))?;
+    let error = |error: Errno| error.to_string();
+    let mut failures = 0;
+    for index in devices() {
+        let map = Mapping::anon(4).map_err(error)?;
+        map.fill(1);
+        let mut n = 1;
+        loop {
+            let device = Device::open(index).map_err(error)?;
+            let kernel = Kernel::prepare(&[kind], 0).map_err(|e| format!("prepare: {e}"))?;
+            let armed = inject::arm(&Source::Kernel(kind), n).map_err(|e| format!("arm: {e}"))?;
+            let result = device.migrate(map.addr(), map.pages(), Way::ToDevice);
+            let injected = armed.disarm().map_err(|e| format!("disarm: {e}"))?;
+            drop(kernel);
+            let at = format!("device {index}, failure {n}");
+            match result {
+                Ok(_) | Err(Errno::ENOMEM) if injected => failures += 1,
+                Ok(done) if done.moved == 4 => break,
+                other => return Err(format!("{at}: {other:?} without it")),
+            }
+            map.check(1).map_err(|mismatch| format!("{at}: {mismatch}"))?;
+            n = following(n);
+        }
+        map.check(1).map_err(|mismatch| format!("device {index}: {mismatch}"))?;
+    }
+    Ok(failures)
+}
+
+/// The close cannot evict, so that unloading must, which fails at first, too.
+fn last_use(modules: &Path) -> Result<u64, String> {
+    let error = |error: Errno| error.to_string();
+    let slab = Source::Kernel(Kind::Slab);
+    let arm = |n| inject::arm(&slab, n).map_err(|e| format!("arm: {e}"));
+    let mut n = 1;
+    loop {
+        NAMES
+            .iter()
+            .filter(|name| !module::is_loaded(name))
+            .try_for_each(|name| load(modules, name))
+            .map_err(|e| format!("load: {e}"))?;
+        let map = Mapping::anon(8).map_err(error)?;
+        map.fill(1);
+        let device = Device::open(0).map_err(error)?;
+        device.migrate(map.addr(), map.pages(), Way::ToDevice).map_err(error)?;
+        let kernel = Kernel::prepare(&[Kind::Slab], 0).map_err(|e| format!("prepare: {e}"))?;
+        let armed = arm(1)?;
+        device.close().map_err(error)?;
+        let kept = armed.disarm().map_err(|e| format!("disarm: {e}"))?;
+        let armed = arm(n)?;
+        let result = module::unload("rust_dmirror");
+        let injected = armed.disarm().map_err(|e| format!("disarm: {e}"))?;
+        drop(kernel);
+        result.map_err(|e| format!("unload, failure {n}: {e}"))?;
+        map.check(1).map_err(|mismatch| format!("unload, failure {n}: {mismatch}"))?;
+        if !injected {
+            return match kept {
+                true => Ok(n - 1),
+                false => Err("closing needed no memory".to_string()),
+            };
+        }
+        n += 1;
+    }
 }
 
 fn works() -> Result<(), String> {
@@ -87,6 +165,18 @@ pub fn run(tap: &mut Tap, modules: &Path, sources: &[Source]) {
             println!("# loaded again: {again:?}");
         }
         let result = result.and_then(|failures| works().map(|()| failures));
-        tap.result(&format!("{NAME} {source}"), result.map(|n| format!("{n} failures")));
+        let told = |result: Result<u64, String>| result.map(|n| format!("{n} failures"));
+        tap.result(&format!("{NAME} {source}"), told(result));
+        tap.result(&format!("{NAME}, first use, {source}"), told(first_use(modules, *kind)));
+        if *kind == Kind::Slab {
+            let result = last_use(modules);
+            let again: Result<Vec<_>, _> = NAMES
+                .iter()
+                .filter(|name| !module::is_loaded(name))
+                .map(|name| load(modules, name))
+                .collect();
+            let result = result.and_then(|n| again.map(|_| n).map_err(|error| error.to_string()));
+            tap.result(&format!("{NAME}, last use, {source}"), told(result));
+        }
     }
 }

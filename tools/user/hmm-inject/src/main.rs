@@ -29,6 +29,9 @@ struct Args {
     /// Only these sources of failures (repeatable)
     #[arg(long)]
     source: Vec<String>,
+    /// Instead of single failures: from some allocation on no memory at all
+    #[arg(long)]
+    lasting: bool,
     /// Only list cases and sources
     #[arg(long)]
     list: bool,
@@ -45,7 +48,12 @@ struct Args {
 
 /// What failures there are here, all or those asked for.
 fn sources(args: &Args) -> std::io::Result<Vec<Source>> {
-    let kernel = Kind::ALL.into_iter().filter(|kind| kind.is_there()).map(Source::Kernel);
+    let kernel = || Kind::ALL.into_iter().filter(|kind| kind.is_there());
+    if args.lasting {
+        let memory = kernel().filter(|kind| *kind != Kind::Usercopy);
+        return Ok(memory.map(Source::Lasting).collect());
+    }
+    let kernel = kernel().map(Source::Kernel);
     let points = inject::points()?.into_iter().map(Source::Point);
     let wanted =
         |source: &Source| args.source.is_empty() || args.source.contains(&source.to_string());
@@ -78,7 +86,8 @@ fn main() -> ExitCode {
     for case in &cases {
         run::case(&mut tap, args.device, case, &sources);
     }
-    if args.filters.is_empty() && args.source.is_empty() {
+    if args.filters.is_empty() && args.source.is_empty() && !args.lasting {
+        run::points_are_checked(&mut tap);
         tap.every_source_was_used(&sources);
     }
     if let Some(modules) = args.modules.as_deref().filter(|_| named(load::NAME)) {

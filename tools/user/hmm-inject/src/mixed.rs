@@ -90,7 +90,11 @@ impl Model {
         match result {
             Ok(value) => Ok(Some(value)),
             Err(
-                error @ (Errno::ENOMEM | Errno::EBUSY | Errno::EINTR | Errno::ENOENT | Errno::EFAULT),
+                error @ (Errno::ENOMEM
+                | Errno::EBUSY
+                | Errno::EINTR
+                | Errno::ENOENT
+                | Errno::EFAULT),
             ) => {
                 *self.errors.entry(format!("{what}: {error}")).or_default() += 1;
                 Ok(None)
@@ -266,14 +270,14 @@ fn all(device: u32, sources: &[Source], seconds: u64, seed: u64) -> Result<Strin
         .iter()
         .filter_map(|source| match source {
             Source::Point(name) => Some(name.clone()),
-            Source::Kernel(_) => None,
+            Source::Kernel(_) | Source::Lasting(_) => None,
         })
         .collect();
     let kinds: Vec<Kind> = sources
         .iter()
         .filter_map(|source| match source {
             Source::Kernel(kind) => Some(*kind),
-            Source::Point(_) => None,
+            Source::Point(_) | Source::Lasting(_) => None,
         })
         .collect();
     let deadline = Instant::now() + Duration::from_secs(seconds);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Runs a case with each failure, in a process of its own, and tells how it went.
 
-use crate::cases::{Case, Contents, World, NEW, OLD};
+use crate::cases::{Case, World, NEW, OLD};
 use hmm::inject::{self, Kernel, Source};
 use hmm::{Child, Device, Errno, Gate};
 use std::collections::BTreeMap;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// From this failure on not every one is tried, but some further apart.
-const EACH: u64 = 48;
+const EACH: u64 = 100;
 
 /// The next failure to try after the `n`-th.
-fn following(n: u64) -> u64 {
+pub fn following(n: u64) -> u64 {
     if n < EACH {
         n + 1
     } else {
-        n + n / 4
+        n + n / 8
     }
 }
 
@@ -120,6 +120,30 @@ fn in_child(body: impl FnOnce() -> Result<Count, String>) -> Result<Count, Strin
     Ok(Count { injected: receive()?, errors: receive()? })
 }
 
+/// What is no setting is refused, and changes none.
+pub fn points_are_checked(tap: &mut Tap) {
+    let outcome = || -> Result<String, String> {
+        let point = "retry";
+        inject::set_point(point, "1000000 every").map_err(told("set"))?;
+        let long = "1".repeat(65);
+        for text in ["", "x", "-1", "1 always", "1 every 2", "99999999999999999999", &long] {
+            match inject::set_point(point, text) {
+                Err(error) if error.raw_os_error() == Some(Errno::EINVAL.0) => {}
+                // Nothing is written at all.
+                Ok(()) if text.is_empty() => {}
+                other => return Err(format!("'{text}': {other:?}")),
+            }
+        }
+        let state = inject::point_state(point).map_err(told("state"))?;
+        inject::set_point(point, "0").map_err(told("clear"))?;
+        match state.period {
+            1_000_000 => Ok("settings".to_string()),
+            other => Err(format!("the period is {other}")),
+        }
+    };
+    tap.result("points are checked", outcome());
+}
+
 /// Runs a case with all sources.
 pub fn case(tap: &mut Tap, device: u32, case: &Case, sources: &[Source]) {
     let mut total = Count::default();
@@ -148,7 +172,9 @@ pub fn case(tap: &mut Tap, device: u32, case: &Case, sources: &[Source]) {
 /// Has the first, the second, ... use of `source` fail, until none does.
 fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, String> {
     let _kernel = match source {
-        Source::Kernel(kind) => Some(Kernel::prepare(&[*kind], 0).map_err(told("prepare"))?),
+        Source::Kernel(kind) | Source::Lasting(kind) => {
+            Some(Kernel::prepare(&[*kind], 0).map_err(told("prepare"))?)
+        }
         Source::Point(_) => None,
     };
     let mut count = Count::default();
@@ -161,7 +187,10 @@ fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, Stri
         if !injected {
             return Ok(count);
         }
-        n = following(n);
+        n = match source {
+            Source::Lasting(_) => n + 1 + n / 4,
+            _ => following(n),
+        };
     }
 }
 
@@ -170,12 +199,7 @@ fn told<E: Display>(what: &str) -> impl FnOnce(E) -> String + '_ {
 }
 
 /// Tells whether the failure happened, and whether it was told as an error.
-fn one_failure(
-    device: u32,
-    case: &Case,
-    source: &Source,
-    n: u64,
-) -> Result<(bool, bool), String> {
+fn one_failure(device: u32, case: &Case, source: &Source, n: u64) -> Result<(bool, bool), String> {
     let mut world = World::new(device, case.size).map_err(told("set-up"))?;
     (case.prepare)(&mut world).map_err(told("prepare"))?;
     let armed = inject::arm(source, n).map_err(told("arm"))?;
@@ -188,7 +212,9 @@ fn one_failure(
             return Err(format!("{error} is not documented"))
         }
         // Every other time the next call finds things as the failure left them.
-        Err(_) if n % 2 == 0 => world.check(case.contents.partly()).map_err(told("after an error"))?,
+        Err(_) if n % 2 == 0 => {
+            world.check(case.contents.partly()).map_err(told("after an error"))?
+        }
         Err(_) => {}
     }
     if result.is_err() || injected {

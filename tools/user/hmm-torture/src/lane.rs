@@ -91,13 +91,15 @@ impl<'a> Lane<'a> {
         let regions = REGIONS
             .iter()
             .map(|&(kind, pages)| {
-                Region::new(kind, pages, filler).map_err(|error| format!("{kind:?} memory: {error}"))
+                Region::new(kind, pages, filler)
+                    .map_err(|error| format!("{kind:?} memory: {error}"))
             })
             .collect::<Result<_, _>>()?;
         let devices = (0..env.devices)
             .map(|dev| Device::open(dev as u32).map_err(|error| format!("device {dev}: {error}")))
             .collect::<Result<_, _>>()?;
-        let ballast = Mapping::anon(BALLAST_MIB << 8).map_err(|error| format!("ballast: {error}"))?;
+        let ballast =
+            Mapping::anon(BALLAST_MIB << 8).map_err(|error| format!("ballast: {error}"))?;
         let mut lane = Lane {
             env,
             number,
@@ -185,7 +187,8 @@ impl<'a> Lane<'a> {
             let at = Span { r, page: 0, n: self.regions[r].pages.len() };
             self.cpu_read(at)?;
         }
-        let stale: u64 = self.devices.iter().filter_map(|d| Some(d.counters().ok()?.stale_hits)).sum();
+        let stale: u64 =
+            self.devices.iter().filter_map(|d| Some(d.counters().ok()?.stale_hits)).sum();
         if stale != 0 {
             return fail("devices", format!("{stale} stale hits"));
         }

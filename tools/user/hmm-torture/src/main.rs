@@ -99,7 +99,8 @@ fn script(args: &Args) -> Result<Script> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         return Script::parse(&text).with_context(|| path.display().to_string());
     }
-    let shape = Shape { seed: args.seed, devices: args.devices, procs: args.procs, threads: args.threads };
+    let shape =
+        Shape { seed: args.seed, devices: args.devices, procs: args.procs, threads: args.threads };
     if shape.lanes() == 0 || shape.devices == 0 {
         bail!("at least one process, thread and device are needed");
     }

@@ -130,41 +130,155 @@ pub enum Fork {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Op {
-    CpuWrite { at: Span, seed: u64 },
-    CpuRead { at: Span },
-    CpuAdd { at: Span, word: usize, value: u64 },
-    DevWrite { dev: usize, at: Span, seed: u64 },
-    DevRead { dev: usize, at: Span, unlocked: bool },
-    Exclusive { dev: usize, at: Span },
-    Snapshot { dev: usize, at: Span },
-    ToDevice { dev: usize, at: Span },
-    ToSystem { dev: usize, at: Span },
-    Release { dev: usize },
-    Engine { dev: usize, engine: u32, work: Work, at: Span, skip: usize, from: Span, value: u64, stride: usize },
-    Watch { dev: usize, at: Span },
-    Count { dev: usize, at: Span, value: u64 },
+    CpuWrite {
+        at: Span,
+        seed: u64,
+    },
+    CpuRead {
+        at: Span,
+    },
+    CpuAdd {
+        at: Span,
+        word: usize,
+        value: u64,
+    },
+    DevWrite {
+        dev: usize,
+        at: Span,
+        seed: u64,
+    },
+    DevRead {
+        dev: usize,
+        at: Span,
+        unlocked: bool,
+    },
+    Exclusive {
+        dev: usize,
+        at: Span,
+    },
+    Snapshot {
+        dev: usize,
+        at: Span,
+    },
+    ToDevice {
+        dev: usize,
+        at: Span,
+    },
+    ToSystem {
+        dev: usize,
+        at: Span,
+    },
+    Release {
+        dev: usize,
+    },
+    Engine {
+        dev: usize,
+        engine: u32,
+        work: Work,
+        at: Span,
+        skip: usize,
+        from: Span,
+        value: u64,
+        stride: usize,
+    },
+    Watch {
+        dev: usize,
+        at: Span,
+    },
+    Count {
+        dev: usize,
+        at: Span,
+        value: u64,
+    },
     Finish,
-    Migrate { dev: usize, at: Span, back: bool, ordinary: bool, outcomes: bool },
-    Discard { dev: usize, at: Span },
-    Unmap { at: Span },
-    MapAgain { at: Span },
-    Move { from: Span, to: Span },
-    Protect { at: Span, rights: Rights },
-    Advise { at: Span, advice: Advice },
-    Lock { at: Span },
-    Unlock { at: Span },
-    Fork { how: Fork, dev: usize, at: Span, seed: u64 },
-    Reopen { dev: usize },
-    FailAlloc { dev: usize },
-    CopyFail { dev: usize, after: u64 },
-    CopyDelay { dev: usize, ns: u64 },
-    FlushDelay { dev: usize, ns: u64 },
-    CommonAdd { wide: bool, page: usize, value: u64 },
-    CommonDevAdd { wide: bool, dev: usize, page: usize, value: u64 },
-    CommonOwn { wide: bool, dev: usize, page: usize, by_device: bool, value: u64 },
-    CommonMove { dev: usize, back: bool, ordinary: bool },
-    CommonAdvise { advice: Advice },
-    Squeeze { mib: usize },
+    Migrate {
+        dev: usize,
+        at: Span,
+        back: bool,
+        ordinary: bool,
+        outcomes: bool,
+    },
+    Discard {
+        dev: usize,
+        at: Span,
+    },
+    Unmap {
+        at: Span,
+    },
+    MapAgain {
+        at: Span,
+    },
+    Move {
+        from: Span,
+        to: Span,
+    },
+    Protect {
+        at: Span,
+        rights: Rights,
+    },
+    Advise {
+        at: Span,
+        advice: Advice,
+    },
+    Lock {
+        at: Span,
+    },
+    Unlock {
+        at: Span,
+    },
+    Fork {
+        how: Fork,
+        dev: usize,
+        at: Span,
+        seed: u64,
+    },
+    Reopen {
+        dev: usize,
+    },
+    FailAlloc {
+        dev: usize,
+    },
+    CopyFail {
+        dev: usize,
+        after: u64,
+    },
+    CopyDelay {
+        dev: usize,
+        ns: u64,
+    },
+    FlushDelay {
+        dev: usize,
+        ns: u64,
+    },
+    CommonAdd {
+        wide: bool,
+        page: usize,
+        value: u64,
+    },
+    CommonDevAdd {
+        wide: bool,
+        dev: usize,
+        page: usize,
+        value: u64,
+    },
+    CommonOwn {
+        wide: bool,
+        dev: usize,
+        page: usize,
+        by_device: bool,
+        value: u64,
+    },
+    CommonMove {
+        dev: usize,
+        back: bool,
+        ordinary: bool,
+    },
+    CommonAdvise {
+        advice: Advice,
+    },
+    Squeeze {
+        mib: usize,
+    },
 }
 
 impl Op {
@@ -233,7 +347,16 @@ fn engine(rng: &mut Rng, dev: usize, at: Span) -> Op {
     let from = Span { r, page: rng.below(total - n + 1), n };
     let skip = if rng.one_in(2) { 0 } else { rng.below(512) };
     let (value, stride) = (rng.next() >> 20, 8 << rng.below(11));
-    Op::Engine { dev, engine: rng.below(3) as u32, work, at: Span { n, ..at }, skip, from, value, stride }
+    Op::Engine {
+        dev,
+        engine: rng.below(3) as u32,
+        work,
+        at: Span { n, ..at },
+        skip,
+        from,
+        value,
+        stride,
+    }
 }
 
 fn advice(rng: &mut Rng) -> Advice {
@@ -325,7 +448,9 @@ fn draw(rng: &mut Rng, devices: usize) -> Op {
             to.n = n;
             Op::Move { from: Span { n, ..from }, to }
         }
-        793..813 => Op::Protect { at, rights: rng.pick(&[Rights::None, Rights::Read, Rights::Write]) },
+        793..813 => {
+            Op::Protect { at, rights: rng.pick(&[Rights::None, Rights::Read, Rights::Write]) }
+        }
         813..833 => {
             let all = Span { page: 0, n: REGIONS[at.r].1, ..at };
             Op::Protect { at: all, rights: Rights::Write }

@@ -89,7 +89,8 @@ impl Outcome {
             };
         }
         for name in ["cpu_fault_pages", "evicted_pages", "copy_failures", "device_pages_used"] {
-            let _ = writeln!(text, "{name:<44} {:>10}", self.devices.get(name).copied().unwrap_or(0));
+            let _ =
+                writeln!(text, "{name:<44} {:>10}", self.devices.get(name).copied().unwrap_or(0));
         }
         let _ = writeln!(
             text,
@@ -201,7 +202,13 @@ fn keep_malloc_off_mmap() {
 }
 
 /// One process: its lanes, and what they share.
-fn process(script: &Script, number: usize, wide: Option<Common>, board: &Board, end: &AtomicU64) -> Result<(), String> {
+fn process(
+    script: &Script,
+    number: usize,
+    wide: Option<Common>,
+    board: &Board,
+    end: &AtomicU64,
+) -> Result<(), String> {
     own_group();
     keep_malloc_off_mmap();
     survive_bus_errors();
@@ -252,7 +259,8 @@ fn process_of_lane(script: &Script, lane: usize, board: &Board) -> Result<(), St
     keep_malloc_off_mmap();
     survive_bus_errors();
     let narrow = Common::narrow().map_err(|error| format!("common memory: {error}"))?;
-    let env = Env { devices: script.shape.devices, narrow, wide: None, stop: AtomicBool::new(false) };
+    let env =
+        Env { devices: script.shape.devices, narrow, wide: None, stop: AtomicBool::new(false) };
     run_lane(&env, lane, &script.lanes[lane], board, &Barrier::new(1))
 }
 
@@ -314,7 +322,12 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
             if running[number] && child.try_wait().is_some() {
                 running[number] = false;
                 if let Err(text) = child.outcome() {
-                    failure.get_or_insert(Failure { text, at: None, hang: false, begun: Vec::new() });
+                    failure.get_or_insert(Failure {
+                        text,
+                        at: None,
+                        hang: false,
+                        begun: Vec::new(),
+                    });
                 }
             }
         }
@@ -353,7 +366,8 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
                     if child.try_wait().is_some() {
                         if let Err(text) = child.outcome() {
                             let text = format!("process to be killed: {text}");
-                            failure = Some(Failure { text, at: None, hang: false, begun: Vec::new() });
+                            failure =
+                                Some(Failure { text, at: None, hang: false, begun: Vec::new() });
                         }
                     } else if Instant::now() > until {
                         child.signal(SIGKILL);
@@ -361,8 +375,12 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
                             Some(Ended::Signal(SIGKILL)) => killed += 1,
                             Some(_) => {}
                             None => {
-                                let text = format!("a killed process does not end\n{}", stacks(child.pid()));
-                                failure = Some(Failure { text, at: None, hang: true, begun: Vec::new() });
+                                let text = format!(
+                                    "a killed process does not end\n{}",
+                                    stacks(child.pid())
+                                );
+                                failure =
+                                    Some(Failure { text, at: None, hang: true, begun: Vec::new() });
                             }
                         }
                     } else {
@@ -374,7 +392,11 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
         if options.progress && told.elapsed() > Duration::from_secs(10) {
             told = Instant::now();
             let done: u64 = (0..lanes).map(|lane| board.begun(lane).load(SeqCst)).sum();
-            eprintln!("{done} of {} operations, {:.0} s", script.len(), begin.elapsed().as_secs_f64());
+            eprintln!(
+                "{done} of {} operations, {:.0} s",
+                script.len(),
+                begin.elapsed().as_secs_f64()
+            );
         }
     }
     // Also what they forked.

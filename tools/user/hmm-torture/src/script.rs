@@ -79,8 +79,8 @@ impl Script {
         let mut lanes = vec![Vec::new(); shape.lanes()];
         for (number, line) in lines {
             let number = number + 1;
-            let line: Line =
-                serde_json::from_str(line).with_context(|| format!("line {number}: no operation"))?;
+            let line: Line = serde_json::from_str(line)
+                .with_context(|| format!("line {number}: no operation"))?;
             let ops = lanes
                 .get_mut(line.lane)
                 .with_context(|| format!("line {number}: there is no lane {}", line.lane))?;

@@ -27,7 +27,8 @@ impl Search {
             progress: false,
         };
         (0..TRIES).any(|_| {
-            !self.over() && run::run(script, &options).is_ok_and(|outcome| outcome.failure.is_some())
+            !self.over()
+                && run::run(script, &options).is_ok_and(|outcome| outcome.failure.is_some())
         })
     }
 

@@ -54,8 +54,10 @@ impl Kind {
 pub enum Source {
     /// A point of the library.
     Point(String),
-    /// The kernel.
+    /// The kernel: one failure.
     Kernel(Kind),
+    /// The kernel: from some allocation on no more memory at all.
+    Lasting(Kind),
 }
 
 impl std::fmt::Display for Source {
@@ -63,6 +65,7 @@ impl std::fmt::Display for Source {
         match self {
             Source::Point(name) => f.write_str(name),
             Source::Kernel(kind) => f.write_str(kind.name()),
+            Source::Lasting(kind) => write!(f, "{}_lasting", kind.name()),
         }
     }
 }
@@ -168,7 +171,7 @@ impl Kernel {
                 ("task-filter", "N"),
             ];
             for (name, value) in common {
-                saved.set(&kind.file(name), value)?;
+                saved.set(kind.file(name), value)?;
             }
             let own: &[(&str, &str)] = match kind {
                 Kind::Slab => &[("ignore-gfp-wait", "N"), ("cache-filter", "N")],
@@ -178,10 +181,10 @@ impl Kernel {
                 Kind::Usercopy => &[],
             };
             for (name, value) in own {
-                saved.set(&kind.file(name), value)?;
+                saved.set(kind.file(name), value)?;
             }
             // Last: it switches it on.
-            saved.set(&kind.file("probability"), &percent)?;
+            saved.set(kind.file("probability"), &percent)?;
         }
         Ok(Kernel { _saved: saved })
     }
@@ -194,13 +197,20 @@ pub enum Armed {
     Point(String, u64),
     /// Of a task.
     Nth(PathBuf),
+    /// Of a task, until it is taken back.
+    Lasting(Kind),
 }
 
-fn nth_file() -> PathBuf {
+fn task_file(name: &str) -> PathBuf {
     // SAFETY: no preconditions.
     let tid = unsafe { libc::syscall(libc::SYS_gettid) };
-    PathBuf::from(format!("/proc/self/task/{tid}/fail-nth"))
+    PathBuf::from(format!("/proc/self/task/{tid}/{name}"))
 }
+
+/// Failures that a lasting lack may have.
+const MANY: u64 = 1_000_000;
+/// What is given out before the `n`-th lasting lack begins: `n - 1` times so many bytes or pages.
+const STEP: u64 = 192;
 
 /// Has the `n`-th use of `source` from now on fail, once; for the kernel's
 /// sources that of this thread, after [`Kernel::prepare`].
@@ -212,9 +222,18 @@ pub fn arm(source: &Source, n: u64) -> io::Result<Armed> {
             Ok(Armed::Point(name.clone(), before))
         }
         Source::Kernel(_) => {
-            let file = nth_file();
+            let file = task_file("fail-nth");
             fs::write(&file, n.to_string())?;
             Ok(Armed::Nth(file))
+        }
+        Source::Lasting(kind) => {
+            let step = if *kind == Kind::Pages { 1 } else { STEP };
+            fs::write(task_file("make-it-fail"), "1")?;
+            fs::write(kind.file("task-filter"), "Y")?;
+            fs::write(kind.file("times"), MANY.to_string())?;
+            fs::write(kind.file("space"), ((n - 1) * step).to_string())?;
+            fs::write(kind.file("probability"), "100")?;
+            Ok(Armed::Lasting(*kind))
         }
     }
 }
@@ -231,6 +250,11 @@ impl Armed {
                 let text = fs::read_to_string(&file)?;
                 fs::write(&file, "0")?;
                 Ok(text.trim() == "0")
+            }
+            Armed::Lasting(kind) => {
+                fs::write(kind.file("probability"), "0")?;
+                let left = fs::read_to_string(kind.file("times"))?;
+                Ok(left.trim() != MANY.to_string())
             }
         }
     }

@@ -312,7 +312,13 @@ impl Mapping {
     pub fn lock_pages(&self, lock: bool, first: usize, npages: usize) -> Result<(), Errno> {
         let (ptr, len) = self.range(first, npages);
         // SAFETY: inside of the mapping; contents do not change.
-        let ret = unsafe { if lock { libc::mlock(ptr, len) } else { libc::munlock(ptr, len) } };
+        let ret = unsafe {
+            if lock {
+                libc::mlock(ptr, len)
+            } else {
+                libc::munlock(ptr, len)
+            }
+        };
         Errno::check(ret.into()).map(|_| ())
     }
 

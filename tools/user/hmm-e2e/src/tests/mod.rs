@@ -12,6 +12,7 @@ mod hostile;
 mod kinds;
 mod layout;
 mod life;
+mod lifecycle;
 mod migrate;
 mod mirror;
 mod race;
@@ -22,7 +23,7 @@ mod thp;
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
     let faultless = faultless::tests();
-    let groups: [&[Test]; 15] = [
+    let groups: &[&[Test]] = &[
         mirror::TESTS,
         fork::TESTS,
         kinds::TESTS,
@@ -37,6 +38,7 @@ pub fn all() -> Vec<Test> {
         extension::TESTS,
         hostile::TESTS,
         &faultless,
+        lifecycle::TESTS,
         // Last: these unload the modules.
         reload::TESTS,
     ];

@@ -37,7 +37,9 @@ impl Lane<'_> {
                 }
                 Ok(())
             }
-            Ok(_) => fail("device write", format!("went through where it may not: page {}", at.page)),
+            Ok(_) => {
+                fail("device write", format!("went through where it may not: page {}", at.page))
+            }
             Err(Errno::EFAULT) if self.may_miss(at) => self.adopt_fills(at, seed),
             Err(error) if good => fail("device write", error),
             Err(error) => self.expect("device write", error, &NO_ACCESS),
@@ -112,7 +114,9 @@ impl Lane<'_> {
         let addr = self.addr(at);
         match self.patiently(|lane| lane.devices[dev].exclusive(addr, &mut buffer)) {
             Ok(_) => self.compare(at, &buffer, "exclusive read"),
-            Err(Errno::EOPNOTSUPP) if !matches!(self.regions[at.r].kind, Kind::Anon | Kind::Huge) => {
+            Err(Errno::EOPNOTSUPP)
+                if !matches!(self.regions[at.r].kind, Kind::Anon | Kind::Huge) =>
+            {
                 self.note("  exclusive: EOPNOTSUPP");
                 Ok(())
             }
@@ -175,7 +179,8 @@ impl Lane<'_> {
         *self.counts.entry("  pages moved".to_string()).or_default() += done.moved;
         *self.counts.entry("  pages switched".to_string()).or_default() += done.switched;
         if outcomes {
-            let count = |of: &[PageOutcome]| pages.iter().filter(|page| of.contains(page)).count() as u64;
+            let count =
+                |of: &[PageOutcome]| pages.iter().filter(|page| of.contains(page)).count() as u64;
             let moved = count(&[PageOutcome::Moved, PageOutcome::Switched, PageOutcome::Lost]);
             let told = [moved, count(&[PageOutcome::Switched]), count(&[PageOutcome::Unknown])];
             if told != [done.moved, done.switched, 0] {

@@ -47,8 +47,13 @@ impl Lane<'_> {
         let Op::Engine { dev, engine, work, at, skip, from, value, stride } = *op else {
             return Ok(());
         };
-        let writes = matches!(work, Work::Write | Work::Fill | Work::Add | Work::Copy | Work::Chase);
-        if work == Work::Copy && from.r == at.r && from.page < at.page + at.n && at.page < from.page + from.n {
+        let writes =
+            matches!(work, Work::Write | Work::Fill | Work::Add | Work::Copy | Work::Chase);
+        if work == Work::Copy
+            && from.r == at.r
+            && from.page < at.page + at.n
+            && at.page < from.page + from.n
+        {
             return Ok(());
         }
         // As with other device writes, only up to where it must fail.
@@ -85,9 +90,12 @@ impl Lane<'_> {
         let skip = if at.n > 1 { skip } else { skip % 256 };
         let (first, count) = (at.page * WORDS + skip, at.n * WORDS - skip - skip % 7);
         let map = &self.regions[at.r].map;
-        let command = Command::new(code(work), map.addr() + first * 8, count * 8).engine(self.engine_of(dev, engine));
+        let command = Command::new(code(work), map.addr() + first * 8, count * 8)
+            .engine(self.engine_of(dev, engine));
         let command = match work {
-            Work::Strided | Work::Add => command.stride(stride).value(value * u64::from(work == Work::Add)),
+            Work::Strided | Work::Add => {
+                command.stride(stride).value(value * u64::from(work == Work::Add))
+            }
             Work::Copy => command.from(self.addr(from) + skip * 8),
             Work::Write | Work::Fill => command.value(value),
             _ => command,
@@ -97,7 +105,9 @@ impl Lane<'_> {
             ended.error.map_or(Ok(ended), Err)
         });
         let ended = match ended {
-            Ok(_) if !good => return fail("engine", format!("{work:?} went through where it may not")),
+            Ok(_) if !good => {
+                return fail("engine", format!("{work:?} went through where it may not"))
+            }
             Ok(ended) => ended,
             Err(Errno::EFAULT) if self.may_miss(at) || self.may_miss(from) => {
                 self.note("  engine: EFAULT for userfaultfd");
@@ -128,7 +138,11 @@ impl Lane<'_> {
 
     fn engine_of(&self, dev: usize, engine: u32) -> u32 {
         let engines = self.devices[dev].info().map_or(1, |info| info.engines);
-        if engine >= engines { Command::ANY } else { engine }
+        if engine >= engines {
+            Command::ANY
+        } else {
+            engine
+        }
     }
 
     /// After a command that met missing pages: takes what is there for right, as long as all of the
@@ -147,7 +161,14 @@ impl Lane<'_> {
     }
 
     /// Additions, once. They cannot be repeated when they fail half way: then each word has it or not.
-    fn add_once(&mut self, dev: usize, engine: u32, at: Span, value: u64, stride: usize) -> Result<(), Fail> {
+    fn add_once(
+        &mut self,
+        dev: usize,
+        engine: u32,
+        at: Span,
+        value: u64,
+        stride: usize,
+    ) -> Result<(), Fail> {
         let command = Command::new(EngineOp::AtomicAdd, self.addr(at), at.n * PAGE_SIZE);
         let command = command.value(value).stride(stride).engine(self.engine_of(dev, engine));
         let ended = match self.patiently(|lane| lane.devices[dev].run(command)) {
@@ -161,12 +182,25 @@ impl Lane<'_> {
             }
             self.note(format!("  engine: Add: {error}"));
         }
-        self.adopt_additions(at, value, stride / 8, ended.error.map_or(1, |_| 0), ended.error.is_some())
+        self.adopt_additions(
+            at,
+            value,
+            stride / 8,
+            ended.error.map_or(1, |_| 0),
+            ended.error.is_some(),
+        )
     }
 
     /// Compares a range to which an engine has added `value`, `rounds` times, and if it was stopped
     /// once more to the first words, and makes the model equal to it.
-    fn adopt_additions(&mut self, at: Span, value: u64, step: usize, rounds: u64, partly: bool) -> Result<(), Fail> {
+    fn adopt_additions(
+        &mut self,
+        at: Span,
+        value: u64,
+        step: usize,
+        rounds: u64,
+        partly: bool,
+    ) -> Result<(), Fail> {
         let region = &mut self.regions[at.r];
         let mut found = [0; WORDS];
         let mut more = partly;
@@ -206,7 +240,8 @@ impl Lane<'_> {
             region.pages[page].missing = false;
         }
         let start = self.addr(at);
-        let command = Command::new(EngineOp::Chase, start, at.n * 8).engine(self.engine_of(dev, engine));
+        let command =
+            Command::new(EngineOp::Chase, start, at.n * 8).engine(self.engine_of(dev, engine));
         match self.patiently(|lane| {
             let ended = lane.devices[dev].run(command)?;
             ended.error.map_or(Ok(ended.status.result), Err)
@@ -245,7 +280,13 @@ impl Lane<'_> {
         self.submit(dev, at, command, Some(value))
     }
 
-    fn submit(&mut self, dev: usize, at: Span, command: Command, adds: Option<u64>) -> Result<(), Fail> {
+    fn submit(
+        &mut self,
+        dev: usize,
+        at: Span,
+        command: Command,
+        adds: Option<u64>,
+    ) -> Result<(), Fail> {
         while self.running.len() >= IN_FLIGHT {
             let oldest = self.running[0].id;
             let of = self.running[0].dev;
@@ -271,7 +312,9 @@ impl Lane<'_> {
             match ended.error {
                 None => {}
                 Some(Errno::EBUSY) => self.note("  command in flight: EBUSY"),
-                Some(error) if self.excused() => self.note(format!("  command in flight: {error}, injected")),
+                Some(error) if self.excused() => {
+                    self.note(format!("  command in flight: {error}, injected"))
+                }
                 Some(error) => {
                     let kind = if running.adds.is_some() { "additions" } else { "reads" };
                     return fail(
@@ -286,7 +329,6 @@ impl Lane<'_> {
         }
         Ok(())
     }
-
 }
 
 /// Pause after each round of a command in flight: few never rest, else nobody else gets a processor.

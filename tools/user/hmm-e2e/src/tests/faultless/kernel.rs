@@ -139,7 +139,9 @@ fn pageout(ctx: &Ctx) -> Outcome {
     // On a slow machine the mover holds all pages most of the time.
     let (mut dropped, mut kept) = (0, 0);
     while dropped == 0 && kept < 20 * PART {
-        disturbed(ctx, |device, map, round| dropped_or_kept(device, map, round, &mut dropped, &mut kept))?;
+        disturbed(ctx, |device, map, round| {
+            dropped_or_kept(device, map, round, &mut dropped, &mut kept)
+        })?;
     }
     println!("# {dropped} pages dropped, {kept} kept");
     check!(dropped > 0, "reclaim took nothing of {kept} pages");

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# awk -f document.awk SUMMARY UNREACHED: the tables of Documentation/coverage.rst.
+function clean(text) {
+	gsub(/^[ \t]+|[ \t]+$/, "", text)
+	gsub(/\\/, "\\\\", text)
+	gsub(/`/, "'", text)
+	return text
+}
+
+function row(a, b, c, d, e) {
+	printf "   * - %s\n     - %s\n     - %s\n     - %s\n     - %s\n", a, b, c, d, e
+}
+
+FILENAME != last {
+	last = FILENAME
+	part++
+	if (part == 1) {
+		print ".. list-table::\n   :header-rows: 1\n"
+		row("file", "regions", "not executed", "lines", "not executed")
+	}
+}
+
+# Tests show in the library's files, too: a region of theirs that is left is the failure of a check.
+part == 1 && $1 ~ /^rust\// && $1 !~ /tests\.rs$/ { row($1, $2, $3, $8, $9) }
+
+part == 2 {
+	split($0, field, "\t")
+	if (field[1] !~ /^rust\//)
+		next
+	reason = field[5]
+	if (!(reason in text)) {
+		order[++reasons] = reason
+	}
+	where = field[1] ":" field[2]
+	# Consecutive lines are one place.
+	if (field[1] == file && field[2] == line + 1 && reason == before)
+		text[reason] = text[reason]
+	else
+		text[reason] = text[reason] "\n\n   ``" where "``  ``" clean(field[4]) "``"
+	file = field[1]
+	line = field[2]
+	before = reason
+}
+
+END {
+	print ""
+	for (i = 1; i <= reasons; i++)
+		printf "%s%s\n\n", order[i] == "-" ? "No reason" : order[i], text[order[i]]
+}

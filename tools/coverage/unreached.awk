@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# Reads the text of "llvm-cov show" and prints what was not executed, without tests:
+#   FILE<tab>LINE<tab>COLUMN<tab>source line<tab>the line before, if no comment, and this one
+# COLUMN is 0 for a whole line, else that of a part: most often the "?" of an error that never came.
+# Variable: top, the directory to leave out of names.
+
+function trim(s) {
+	gsub(/^[ \t]+|[ \t]+$/, "", s)
+	gsub(/\t/, " ", s)
+	return s
+}
+
+function tell(column) {
+	printf "%s\t%d\t%d\t%s\t%s %s\n", file, line, column, trim(text), before, trim(text)
+}
+
+function flush_line(  i, n, at) {
+	if (file == "" || line == 0)
+		return
+	if (!in_tests) {
+		if (count == "0")
+			tell(0)
+		n = count == "0" ? 0 : split(marks, at, " ")
+		for (i = 1; i <= n; i++)
+			tell(at[i] - width)
+	}
+	if (trim(text) !~ /^(\/\/|\/?\*)/)
+		before = trim(text)
+}
+
+/^\/.*:$/ {
+	flush_line()
+	file = substr($0, 1, length($0) - 1)
+	if (index(file, top "/") == 1)
+		file = substr(file, length(top) + 2)
+	line = 0
+	before = ""
+	in_tests = file ~ /\/tests\.rs$/
+	next
+}
+
+# "  12|   34|source", or a line below it with marks "^0".
+match($0, /^ *[0-9]+\| *[0-9.kMG]*\|/) {
+	flush_line()
+	width = RLENGTH
+	split(substr($0, 1, RLENGTH), part, "|")
+	line = part[1] + 0
+	count = part[2]
+	gsub(/ /, "", count)
+	text = substr($0, RLENGTH + 1)
+	marks = ""
+	if (text ~ /^mod tests \{/ || text ~ /^#\[kunit_tests/)
+		in_tests = 1
+	next
+}
+
+/\^0/ {
+	rest = $0
+	done = 0
+	while (match(rest, /\^0([^0-9.]|$)/)) {
+		marks = marks " " (done + RSTART)
+		done += RSTART
+		rest = substr(rest, RSTART + 1)
+	}
+}
+
+END { flush_line() }

@@ -58,7 +58,7 @@ pub(crate) unsafe fn range_fault_unlocked(
             }
             if pfn & bindings::hmm_pfn_flags_HMM_PFN_VALID == 0 {
                 complete = false;
-                fault_in(mm, pages.address(index), 0)?;
+                fault_in(mm, pages.address(index), 0, true)?;
             }
         }
         if complete {
@@ -88,17 +88,23 @@ pub(crate) fn fault_error(mm: &MmWithUser, range: PageRange, write: bool) -> Res
     } else {
         0
     };
-    (0..range.pages()).try_for_each(|index| fault_in(mm, range.address(index), flags))
+    (0..range.pages()).try_for_each(|index| fault_in(mm, range.address(index), flags, false))
 }
 
-/// Faults one page in, as a CPU access would; the handler may drop the mmap lock.
+/// Faults one page in, as a CPU access would. With `wait` the handler may drop the mmap lock, as that
+/// of userfaultfd does, which else says `EFAULT`.
 #[cfg(not(hmm_series_7_3))]
-fn fault_in(mm: &MmWithUser, addr: usize, flags: u32) -> Result {
+fn fault_in(mm: &MmWithUser, addr: usize, flags: u32, wait: bool) -> Result {
     let guard = MmapGuard::lock(mm)?;
     let mut unlocked = false;
-    // SAFETY: The address space is in use and its mmap lock is held. With `unlocked` the fault may
-    // drop it, and takes it again before it returns.
-    let ret = unsafe { bindings::fixup_user_fault(mm.as_raw(), addr, flags, &mut unlocked) };
+    let may_unlock = if wait {
+        &raw mut unlocked
+    } else {
+        core::ptr::null_mut()
+    };
+    // SAFETY: The address space is in use and its mmap lock is held. With a place for `unlocked` the
+    // fault may drop it, and takes it again before it returns.
+    let ret = unsafe { bindings::fixup_user_fault(mm.as_raw(), addr, flags, may_unlock) };
     drop(guard);
     to_result(ret)
 }

@@ -131,6 +131,8 @@ fn userfaultfd(ctx: &Ctx) -> Outcome {
         Err(Errno(38)) => return Err(Stop::Skip("this kernel has no userfaultfd".to_string())),
         other => other.what("register with userfaultfd")?,
     };
+    // Nobody serves it yet: what cannot wait is told so.
+    fails(device.read(map.addr(), &mut [0; PAGE_SIZE]), Errno::EFAULT, "READ")?;
     let (served, read) = std::thread::scope(|scope| {
         let handler = scope.spawn(|| {
             let mut pages = 0;

@@ -5,32 +5,41 @@
 
 # Kbuild reads Kbuild, not this file, and passes KERNELRELEASE: nothing to do then.
 KERNEL ?= debian
+ifeq ($(KCSAN),1)
+override KERNEL := kcsan
+endif
 SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e faultless inject coverage lookup mutation check compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
 	@echo 'make test       everything that CI runs; ends with "N passed, N failed"'
 	@echo
 	@echo 'make setup      hermetic root and kernel (KERNEL) into the cache'
-	@echo 'make kernel     the same, for KERNEL=debian|test|debug'
+	@echo 'make kernel     the same, for KERNEL=debian|test|debug|kcsan'
 	@echo 'make modules    rust_hmm.ko and rust_dmirror.ko for KERNEL into build/'
 	@echo 'make hmm-tests  the kernel'"'"'s own hmm-tests, on debian and test'
 	@echo 'make kunit      KUnit suites of the modules'
 	@echo 'make e2e        own end-to-end tests, on debian and test'
+	@echo 'make lifecycle  1,000 loads, kills, OOM, suspend, CPU hotplug (long)'
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
+	@echo 'make fuzz       hostile calls on the device nodes (CALLS=, SEED=)'
+	@echo 'make torture    random operations, compared with a model'
+	@echo 'make torture-long  the same for hours, on all kernels'
 	@echo 'make inject     fail each step of each operation once, then all mixed (KERNEL)'
 	@echo 'make coverage   what the tests do not execute, and why'
 	@echo 'make lookup     compare structures that find the region of an address'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
+	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
 	@echo 'make bench      instructions per page, against the C driver'
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
-	@echo 'Variables: KERNEL=debian|test|debug  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
+	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE'
+	@echo 'Variables: KERNEL=debian|test|debug|kcsan (or KCSAN=1)  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
 
 setup kernel:
 	tools/kernel/prepare --kernel $(KERNEL) --series $(SERIES)
@@ -49,7 +58,7 @@ test:
 	@tools/test/all
 
 # With KERNEL= on the command line on that kernel only, else on both.
-kernels := $(if $(filter command line environment,$(origin KERNEL)),$(KERNEL),debian test)
+kernels := $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),debian test)
 
 hmm-tests:
 	set -e; for k in $(kernels); do \
@@ -58,7 +67,7 @@ hmm-tests:
 		[ $$k = debian ] || tools/test/hmm-tests --kernel $$k --series $(SERIES) --driver test_hmm; \
 	done
 
-kunit: K = $(if $(filter debug,$(KERNEL)),debug,test)
+kunit: K = $(if $(filter debug kcsan,$(KERNEL)),$(KERNEL),test)
 kunit:
 	tools/build --kernel $(K) --series $(SERIES)
 	tools/test/kunit --kernel $(K) --series $(SERIES)
@@ -70,9 +79,29 @@ e2e:
 		tools/test/e2e --kernel $$k --series $(SERIES); \
 	done
 
+lifecycle:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/lifecycle --kernel $(KERNEL) --series $(SERIES)
+
 faultless:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)
 	tools/test/faultless --kernel $(KERNEL) --series $(SERIES) --full
+
+# CALLS= SEED=
+fuzz:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/fuzz --kernel $(KERNEL) --series $(SERIES) $(if $(CALLS),--calls $(CALLS)) $(if $(SEED),--seed $(SEED))
+
+# SEED= OPS= DEVICES= PROCS= THREADS= VRAM= (MiB) SECONDS= REPLAY=FILE
+torture:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/torture --kernel $(KERNEL) --series $(SERIES) $(if $(VRAM),--vram $(VRAM)) \
+		$(if $(DEVICES),--devices $(DEVICES)) $(if $(SEED),--seed $(SEED)) $(if $(OPS),--ops $(OPS)) \
+		$(if $(PROCS),--procs $(PROCS)) $(if $(THREADS),--threads $(THREADS)) \
+		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(REPLAY),--replay $(REPLAY))
+
+torture-long:
+	tools/test/torture-long --series $(SERIES)
 
 inject:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)
@@ -89,6 +118,9 @@ mutation:
 
 check:
 	tools/check/all
+
+unsafe-report:
+	tools/check/unsafe-report
 
 compile-fail:
 	tools/build

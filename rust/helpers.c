@@ -11,12 +11,15 @@
 #include <linux/hmm.h>
 #include <linux/ioport.h>
 #include <linux/kthread.h>
+#include <linux/memcontrol.h>
 #include <linux/memremap.h>
 #include <linux/migrate.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/pagemap.h>
+#include <linux/preempt.h>
 #include <linux/rmap.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task.h>
 #include <linux/string.h>
@@ -75,6 +78,36 @@ bool rust_hmm_fatal_signal_pending(void)
 	return fatal_signal_pending(current);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
+
+/* Where the kernel does not count, it cannot be told: then lockdep must. */
+bool rust_hmm_may_sleep(void)
+{
+	return !IS_ENABLED(CONFIG_PREEMPT_COUNT) || preemptible();
+}
+EXPORT_SYMBOL_GPL(rust_hmm_may_sleep);
+
+/* Without a reference, of which the last one could tear it down here. */
+bool rust_hmm_mm_in_use(const struct mm_struct *mm)
+{
+	return atomic_read(&mm->mm_users) != 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mm_in_use);
+
+/*
+ * From now on what this task allocates with __GFP_ACCOUNT is charged to the
+ * control group of @mm. Returns what it was charged to before.
+ */
+struct mem_cgroup *rust_hmm_charge_to(struct mm_struct *mm)
+{
+	return set_active_memcg(get_mem_cgroup_from_mm(mm));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_charge_to);
+
+void rust_hmm_charge_end(struct mem_cgroup *old)
+{
+	mem_cgroup_put(set_active_memcg(old));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_charge_end);
 
 /* Returns the running thread with a reference of the caller's. */
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
@@ -208,6 +241,25 @@ void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_init);
 
 /*
+ * migrate_device_range() also isolates a folio from which a migration took
+ * everything just before, and that only the reference of its caller keeps from
+ * being freed. There is nothing to move, and its mapping is stale: rmap must
+ * not walk it. The charge went with the contents. Frees it and returns true.
+ */
+bool rust_hmm_drop_moved_folio(unsigned long pfn)
+{
+	struct folio *folio = page_folio(pfn_to_page(pfn));
+
+	if (mem_cgroup_disabled() || folio_memcg_charged(folio))
+		return false;
+	folio->mapping = NULL;
+	folio_unlock(folio);
+	folio_put(folio);
+	return true;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_drop_moved_folio);
+
+/*
  * A free head page that still says that it is of a large folio would hide
  * later small folios behind it from migrate_device_range().
  */
@@ -226,17 +278,23 @@ void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_reset);
 
+/*
+ * Contents of pages: engines, processors and copies may touch them at the same
+ * time, as the program that uses the device wants it. That is no race of ours.
+ */
+#define CONTENTS(statement) data_race(({ statement; 0; }))
+
 void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,
 			size_t len)
 {
-	memcpy_from_page(dst, pfn_to_page(pfn), offset, len);
+	CONTENTS(memcpy_from_page(dst, pfn_to_page(pfn), offset, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_read_page);
 
 void rust_hmm_write_page(unsigned long pfn, size_t offset, const void *src,
 			 size_t len)
 {
-	memcpy_to_page(pfn_to_page(pfn), offset, src, len);
+	CONTENTS(memcpy_to_page(pfn_to_page(pfn), offset, src, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_write_page);
 
@@ -257,13 +315,13 @@ EXPORT_SYMBOL_GPL(rust_hmm_clear_pages);
 
 void rust_hmm_copy_bytes(void *dst, const void *src, size_t len)
 {
-	memcpy(dst, src, len);
+	CONTENTS(memcpy(dst, src, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_copy_bytes);
 
 void rust_hmm_clear_bytes(void *dst, size_t len)
 {
-	memset(dst, 0, len);
+	CONTENTS(memset(dst, 0, len));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_clear_bytes);
 
@@ -283,6 +341,12 @@ u64 rust_hmm_fetch_add_bytes(void *at, u64 value)
 	return atomic64_fetch_add(value, (atomic64_t *)at);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fetch_add_bytes);
+
+int rust_hmm_request_region(u64 start, u64 size, const char *name)
+{
+	return request_mem_region(start, size, name) ? 0 : -EBUSY;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_request_region);
 
 int rust_hmm_request_free_region(u64 size, const char *name, u64 *start)
 {

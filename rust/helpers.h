@@ -32,6 +32,12 @@ struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr);
 struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma);
 bool rust_hmm_fatal_signal_pending(void);
+bool rust_hmm_may_sleep(void);
+bool rust_hmm_mm_in_use(const struct mm_struct *mm);
+
+/* include/linux/memcontrol.h, include/linux/sched/mm.h */
+struct mem_cgroup *rust_hmm_charge_to(struct mm_struct *mm);
+void rust_hmm_charge_end(struct mem_cgroup *old);
 
 /* include/linux/kthread.h */
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
@@ -58,6 +64,7 @@ unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 					  unsigned int order, bool must);
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order);
+bool rust_hmm_drop_moved_folio(unsigned long pfn);
 void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order);
 
 /* Copies; the memory may change underneath, as it does under a device */
@@ -74,6 +81,7 @@ u64 rust_hmm_fetch_add_page(unsigned long pfn, size_t offset, u64 value);
 u64 rust_hmm_fetch_add_bytes(void *at, u64 value);
 
 /* include/linux/ioport.h */
+int rust_hmm_request_region(u64 start, u64 size, const char *name);
 int rust_hmm_request_free_region(u64 size, const char *name, u64 *start);
 void rust_hmm_release_region(u64 start, u64 size);
 

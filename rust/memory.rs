@@ -11,6 +11,7 @@ use crate::{
         page::LockedFolio,
     },
     stats::{Counter, Stats},
+    within::Within,
 };
 use kernel::{prelude::*, sync::Arc};
 
@@ -32,11 +33,16 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     ///
     /// Nobody can change the source meanwhile. Context: the mmap lock is held and the pages are
     /// locked, until all jobs are done; may sleep. Neither this nor who does the job later may take
-    /// the table lock of a mirror or allocate with reclaim.
+    /// the table lock of a mirror or allocate with reclaim. From within this and [`Self::kick`],
+    /// functions that wait fail with `EDEADLK`.
     fn copy(&self, job: CopyJob);
 
     /// All jobs of a step were handed over: start what was only queued.
     fn kick(&self) {}
+
+    /// Jobs were cancelled, see [`CopyJob::is_cancelled`]: those that wait in a queue should end
+    /// now, for a task that was killed waits for them. Context: as [`Self::copy`].
+    fn cancelled(&self) {}
 
     /// Whether the next allocation, of a folio of `order`, is to fail. For tests.
     fn fail_allocation(&self, order: u32) -> bool {
@@ -135,7 +141,7 @@ impl<M: MemoryOps> Memory<M> {
 
     /// Whether a test wants the next allocation to fail.
     pub(crate) fn driver_fails(&self, order: u32) -> bool {
-        self.driver().fail_allocation(order)
+        self.pages.data().fails(order)
     }
 
     pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
@@ -163,6 +169,12 @@ impl<M: MemoryOps> PinnedDrop for Memory<M> {
 }
 
 impl<M: MemoryOps> Ops<M> {
+    /// Asks the driver whether the next allocation is to fail.
+    fn fails(&self, order: u32) -> bool {
+        let _within = Within::enter();
+        self.driver.fail_allocation(order)
+    }
+
     fn select(&self, pages: &DevicePages<Self>) -> Select {
         match pages.kind() {
             Kind::Private => Select::Private,
@@ -178,7 +190,12 @@ impl<M: MemoryOps> Ops<M> {
         isolated: &mut Isolated<'_>,
         copies: &'c mut Copies,
     ) -> Failed<'c> {
-        let failed = copies.run(|batch| {
+        let cancelled = || {
+            let _within = Within::enter();
+            self.driver.cancelled();
+        };
+        let failed = copies.run(&cancelled, |batch| {
+            let _within = Within::enter();
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {
                 let device = |pfn| pages.lookup(pfn).map(End::Device);

@@ -26,6 +26,7 @@ use crate::{
     },
     pgtable::{Format, Spares},
     stats::Counter,
+    within,
 };
 use core::ops::AddAssign;
 use kernel::{
@@ -157,7 +158,7 @@ impl<'m, D: Device> Migrate<'m, D> {
     /// `EFAULT`: the process is gone. `EINVAL`: no mapping, not readable, hugetlb or special;
     /// what came before has moved. `ENODEV`: the device has no memory. `EBUSY`: it kept changing.
     /// `EINTR`: killed. `ENOMEM`: out of memory for the migration itself; lack of device memory is
-    /// in the [`Outcome`]. Context: may sleep; no lock may be held.
+    /// in the [`Outcome`]. `EDEADLK`: within a callback. Context: may sleep; no lock may be held.
     pub fn to_device(self) -> Result<Outcome> {
         self.run(Target::Device)
     }
@@ -172,6 +173,7 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     fn run(mut self, target: Target) -> Result<Outcome> {
+        within::may_wait()?;
         self.mirror.device().memory().ok_or(ENODEV)?;
         let mut step = Step {
             mirror: self.mirror,
@@ -180,12 +182,13 @@ impl<'m, D: Device> Migrate<'m, D> {
             faultless: self.faultless,
             work: Work {
                 batch: Batch::new()?,
-                copies: Copies::new()?,
+                copies: Copies::new(true)?,
                 spares: self.mirror.spares(),
                 pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
                 entries: 0,
             },
         };
+        let _charge = step.space.charge();
         let mut total = Outcome::default();
         let mut rest = Some(self.range);
         while let Some(range) = rest {

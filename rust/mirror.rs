@@ -12,16 +12,18 @@ use crate::{
     memory::{Memory, MemoryOps, Registration},
     mm::{
         addr::PageRange,
-        notifier::{Event, IntervalNotifier, Subscriber},
+        notifier::{Cookie, Event, IntervalNotifier, Subscriber},
         page,
         range_fault::AddressSpace,
     },
     pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Spares, Table},
     stats::{Counter, Stats},
+    within::{self, Within},
 };
 use core::ops::ControlFlow;
 use kernel::{
     mm::MmWithUser,
+    page::PAGE_MASK,
     prelude::*,
     sync::{
         atomic::{
@@ -62,11 +64,14 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// A TLB flush under way.
     type Flush: Send;
 
-    /// Whether [`Self::flush_wait`] may sleep. If so, events that must not wait are refused.
-    const FLUSH_SLEEPS: bool = true;
-
     /// The device's memory, if it has any.
     fn memory(&self) -> Option<&Memory<Self::Memory>>;
+
+    /// Whether [`Self::flush_wait`] may sleep now. If so, events that must not wait are refused: the OOM
+    /// reaper then leaves the memory that is mirrored to the process itself.
+    fn flush_sleeps(&self) -> bool {
+        true
+    }
 
     /// The walkers that access memory through mirrors of this device. Asked once per mirror.
     fn walkers(&self) -> Option<Arc<Walkers<Self::Walker>>> {
@@ -83,11 +88,13 @@ pub trait Device: Send + Sync + Sized + 'static {
     ///
     /// Entries in the range were just removed or write-protected; the device must not walk the
     /// table for them in between. Context: the table lock is held; must not allocate with reclaim.
+    /// Functions of this library that wait fail with `EDEADLK`; walkers may be entered.
     fn flush_start(&self, range: PageRange) -> Self::Flush;
 
     /// Waits until the device uses no flushed translation any more.
     ///
-    /// Context: called with or without the table lock; must not allocate with reclaim.
+    /// Context: called with or without the table lock; must not allocate with reclaim. As in
+    /// [`Self::flush_start`], functions that wait fail with `EDEADLK`.
     fn flush_wait(&self, flush: Self::Flush);
 }
 
@@ -106,8 +113,9 @@ pub(crate) struct Inner<D: Device> {
     /// Changes of entries from before the first one until after the flush. While there are any, an
     /// invalidation that finds no entries must flush too: they may be gone, and still in use.
     changing: Atomic<usize>,
-    /// Faults that had to try again: new migrations let them go first for a while.
-    starved: Atomic<usize>,
+    /// Faults in this address space that had to try again: new migrations, also those of other
+    /// mirrors, let them go first for a while.
+    starved: &'static Atomic<usize>,
     /// A migration has ended: who wants to install entries may try again.
     ended: Pin<KBox<CondVar>>,
 }
@@ -119,11 +127,15 @@ impl<D: Device> Flusher for Inner<D> {
     type Pending = D::Flush;
 
     fn start(&self, range: PageRange) -> D::Flush {
+        let _within = Within::enter();
         self.device.flush_start(range)
     }
 
     fn wait(&self, pending: D::Flush) {
-        self.device.flush_wait(pending);
+        {
+            let _within = Within::enter();
+            self.device.flush_wait(pending);
+        }
         if let Some(walkers) = &self.walkers {
             walkers.drain();
         }
@@ -181,7 +193,7 @@ impl<D: Device> Subscriber for Inner<D> {
         state: &mut State<D::Format>,
         event: &Event<'_>,
     ) -> ControlFlow<(), Option<Flush<D>>> {
-        if !event.blockable && D::FLUSH_SLEEPS {
+        if !event.blockable && self.device.flush_sleeps() {
             return ControlFlow::Break(());
         }
         let State {
@@ -220,11 +232,11 @@ impl<D: Device> Subscriber for Inner<D> {
 
 /// A device page table that follows the address space of a process.
 ///
-/// Dropping it waits for callbacks that run; the address space may be gone already. Context: may
-/// sleep; never from within a [`Device`] method.
+/// Dropping it waits for callbacks that run, and flushes what the device still has; the address space
+/// may be gone already. Context: may sleep; never from within a callback, for whose end it may wait.
 pub struct Mirror<D: Device> {
     // First: no CPU fault may use the notifier when it goes.
-    _registration: Option<Registration>,
+    registration: Option<Registration>,
     pub(crate) notifier: Arc<IntervalNotifier<Inner<D>>>,
 }
 
@@ -234,16 +246,17 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINTR` if killed. Context: may sleep.
+    /// `ENOMEM`; `EINTR` if killed; `EDEADLK` within a callback. Context: may sleep.
     pub fn new(
         mm: &MmWithUser,
         device: D,
         name: &'static CStr,
         key: Pin<&'static LockClassKey>,
     ) -> Result<Self> {
+        within::may_wait()?;
         let state = State {
             table: Table::new()?,
-            transactions: Transactions::default(),
+            transactions: Transactions::new()?,
         };
         let (ended_name, ended_key) = locks::ended();
         let inner = Inner {
@@ -252,19 +265,19 @@ impl<D: Device> Mirror<D> {
             device,
             stats: Stats::new(),
             changing: Atomic::new(0),
-            starved: Atomic::new(0),
-            ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL)?,
+            starved: fault::starved(Cookie::of_space(mm)),
+            ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL_ACCOUNT)?,
         };
         let notifier = Arc::pin_init(
             IntervalNotifier::new(mm, inner, state, name, key),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         let registration = match notifier.subscriber().device().memory() {
             Some(memory) => Some(memory.add_peer(notifier.space(), notifier.clone())?),
             None => None,
         };
         Ok(Self {
-            _registration: registration,
+            registration,
             notifier,
         })
     }
@@ -279,9 +292,9 @@ impl<D: Device> Mirror<D> {
         &self.notifier.subscriber().stats
     }
 
-    /// Whether the address space is still in use. It may end right after.
+    /// Whether the address space is still in use. It may end right after. Context: any.
     pub fn is_alive(&self) -> bool {
-        self.notifier.mm().is_some()
+        self.notifier.is_alive()
     }
 
     /// Keeps the address space from being torn down. `EFAULT` if it is gone.
@@ -291,8 +304,18 @@ impl<D: Device> Mirror<D> {
 
     /// Removes the device's entries for `range`: the device no longer needs it.
     ///
-    /// Pages that live in device memory stay there. Context: may sleep.
-    pub fn discard(&self, range: PageRange) {
+    /// Pages that live in device memory stay there.
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` within a callback. Context: may sleep.
+    pub fn discard(&self, range: PageRange) -> Result {
+        within::may_wait()?;
+        self.remove(range);
+        Ok(())
+    }
+
+    fn remove(&self, range: PageRange) {
         let inner = self.inner();
         let mut guard = self.notifier.lock();
         let State {
@@ -324,6 +347,22 @@ impl<D: Device> Mirror<D> {
 
     pub(crate) fn inner(&self) -> &Inner<D> {
         self.notifier.subscriber()
+    }
+}
+
+impl<D: Device> Drop for Mirror<D> {
+    fn drop(&mut self) {
+        if within::may_wait().is_err() {
+            // It may wait for the very callback that it is in. There is nowhere to put it meanwhile for
+            // which the driver's module would wait.
+            pr_err!("a mirror is dropped within a callback: that may never end\n");
+        }
+        // No CPU fault uses it from here on.
+        self.registration = None;
+        // What the device has written is dirty, and it uses nothing any more.
+        if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
+            self.remove(all);
+        }
     }
 }
 

@@ -22,3 +22,5 @@ pub mod notifier;
 pub mod page;
 pub mod range_fault;
 pub mod space;
+#[cfg(CONFIG_KUNIT = "y")]
+mod tests;

@@ -7,7 +7,7 @@
 //!
 //! C header: [`include/linux/miscdevice.h`](srctree/include/linux/miscdevice.h)
 
-use crate::bindings;
+use crate::{bindings, within::Within};
 use core::marker::PhantomData;
 use kernel::{
     error::to_result,
@@ -30,7 +30,8 @@ pub trait OpenFile: Send + Sync + Sized + 'static {
     /// file or were sent it.
     fn ioctl(&self, command: u32, argument: usize) -> Result<isize>;
 
-    /// Serves an mmap. By default it is refused with `ENODEV`.
+    /// Serves an mmap. By default it is refused with `ENODEV`. Context: the mmap lock is held for
+    /// writing, so that functions of this library that wait fail with `EDEADLK`.
     fn mmap(&self, vma: &VmaNew) -> Result {
         let _ = vma;
         Err(ENODEV)
@@ -189,6 +190,7 @@ impl<F: OpenFile> Node<F> {
         let state = unsafe { Pin::<KBox<F>>::borrow((*file).private_data) };
         // SAFETY: By the function's requirements.
         let vma = unsafe { VmaNew::from_raw(vma) };
+        let _within = Within::enter();
         match state.get_ref().mmap(vma) {
             Ok(()) => 0,
             Err(error) => error.to_errno(),

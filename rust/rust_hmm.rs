@@ -41,6 +41,7 @@ pub mod thread;
 mod bindings;
 mod compat;
 mod locks;
+mod within;
 
 use kernel::prelude::*;
 

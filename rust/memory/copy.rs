@@ -10,6 +10,7 @@ use crate::{
         addr::PMD_PAGES,
         device_pages::DeviceRange,
         page::{CpuPages, CpuPagesMut},
+        space::fatal_signal_pending,
     },
 };
 use kernel::{
@@ -18,15 +19,23 @@ use kernel::{
     sync::{
         atomic::{
             ordering::{Acquire, Full, Relaxed},
-            Atomic,
+            Atomic, AtomicFlag,
         },
         Arc,
         CondVar,
+        CondVarTimeoutResult,
         Mutex, //
     },
+    time::{delay::fsleep, Delta, Jiffies},
 };
 
 const WORDS: usize = PMD_PAGES / u64::BITS as usize;
+
+/// Time after which a wait looks again, in jiffies.
+const LOOK_AGAIN: Jiffies = 10;
+
+/// Time between two looks where waiting is not possible.
+const PAUSE: Delta = Delta::from_micros(200);
 
 /// What a copy is of: 1 or 512 pages.
 pub struct Copy<'a> {
@@ -52,6 +61,8 @@ struct State {
     outstanding: Atomic<usize>,
     /// A bit for each job, by the index of its entry.
     failed: [Atomic<u64>; WORDS],
+    /// Nobody needs the copies any more.
+    cancelled: AtomicFlag,
     #[pin]
     lock: Mutex<()>,
     #[pin]
@@ -66,39 +77,59 @@ impl State {
 }
 
 /// Room for the jobs of one step; reuse it.
-pub(crate) struct Copies(Arc<State>);
+pub(crate) struct Copies {
+    state: Arc<State>,
+    /// Whether the jobs may be cancelled when the task that waits for them is killed.
+    killable: bool,
+}
 
 impl Copies {
+    /// Copies that are cancelled when the task that waits for them is killed, if `killable`.
     /// Context: may sleep. `ENOMEM`.
-    pub(crate) fn new() -> Result<Self> {
+    pub(crate) fn new(killable: bool) -> Result<Self> {
         let (name, key) = locks::copies();
         let (idle_name, idle_key) = locks::copies_idle();
-        Ok(Self(Arc::pin_init(
+        let state = Arc::pin_init(
             pin_init!(State {
                 outstanding: Atomic::new(0),
                 failed: core::array::from_fn(|_| Atomic::new(0)),
+                cancelled: AtomicFlag::new(false),
                 lock <- Mutex::new((), name, key),
                 idle <- CondVar::new(idle_name, idle_key),
             }),
             GFP_KERNEL,
-        )?))
+        )?;
+        Ok(Self { state, killable })
     }
 
-    /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are.
-    pub(crate) fn run(&mut self, hand_out: impl FnOnce(&mut Batch<'_>)) -> Failed<'_> {
-        for word in &self.0.failed {
+    /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are. Calls
+    /// `cancelled` if the jobs are cancelled.
+    pub(crate) fn run(
+        &mut self,
+        cancelled: &dyn Fn(),
+        hand_out: impl FnOnce(&mut Batch<'_>),
+    ) -> Failed<'_> {
+        for word in &self.state.failed {
             word.store(0, Relaxed);
         }
-        self.0.outstanding.store(1, Relaxed);
-        let mut batch = Batch(&self.0);
+        self.state.cancelled.store(false, Relaxed);
+        self.state.outstanding.store(1, Relaxed);
+        let mut batch = Batch {
+            state: &self.state,
+            cancelled: self.killable.then_some(cancelled),
+        };
         hand_out(&mut batch);
         drop(batch);
-        Failed(&self.0)
+        Failed(&self.state)
     }
 }
 
 /// The step's jobs. Dropping it waits for all of them.
-pub(crate) struct Batch<'a>(&'a Arc<State>);
+pub(crate) struct Batch<'a> {
+    state: &'a Arc<State>,
+    /// To be called when they are cancelled; `None` if they cannot be.
+    cancelled: Option<&'a dyn Fn()>,
+}
 
 impl Batch<'_> {
     /// Makes a job for the entry at `index`.
@@ -114,10 +145,10 @@ impl Batch<'_> {
         source: Option<End>,
         destination: End,
     ) -> CopyJob {
-        self.0.outstanding.fetch_add(1, Relaxed);
+        self.state.outstanding.fetch_add(1, Relaxed);
         // INVARIANT: By the function's requirements, and because the drop of `self` waits.
         CopyJob {
-            state: self.0.clone(),
+            state: self.state.clone(),
             index,
             pages,
             source,
@@ -128,19 +159,34 @@ impl Batch<'_> {
 
     /// Takes note that the entry at `index` has no job that could be done.
     pub(crate) fn fail(&mut self, index: usize) {
-        mark(self.0, index);
+        mark(self.state, index);
     }
 }
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        if self.0.finish_one() {
+        if self.state.finish_one() {
             return;
         }
-        // Not to be interrupted: the pages are in use by whoever copies.
-        let mut guard = self.0.lock.lock();
-        while self.0.outstanding.load(Acquire) != 0 {
-            self.0.idle.wait(&mut guard);
+        // Whatever signal comes: the pages are in use by whoever copies. But a task that is to die
+        // has those copies cancelled that have not begun.
+        let mut guard = self.state.lock.lock();
+        while self.state.outstanding.load(Acquire) != 0 {
+            let why = self
+                .state
+                .idle
+                .wait_interruptible_timeout(&mut guard, LOOK_AGAIN);
+            if !matches!(why, CondVarTimeoutResult::Signal { .. }) {
+                continue;
+            }
+            drop(guard);
+            if let Some(cancelled) = self.cancelled.take_if(|_| fatal_signal_pending()) {
+                self.state.cancelled.store(true, Relaxed);
+                cancelled();
+            }
+            // A signal that stays would not let us wait.
+            fsleep(PAUSE);
+            guard = self.state.lock.lock();
         }
     }
 }
@@ -166,8 +212,9 @@ fn mark(state: &State, index: usize) {
 
 /// A copy to be done: now, or later by another thread.
 ///
-/// The migration waits until all its jobs are completed or dropped, however long that takes. A job
-/// that is dropped has failed with `EIO`; one that is leaked blocks its process for ever.
+/// The migration waits until all its jobs are completed or dropped, however long that takes; when its
+/// task is killed, jobs that have not begun should end at once ([`Self::is_cancelled`]). A job that
+/// is dropped has failed with `EIO`; one that is leaked blocks its process for ever.
 ///
 /// # Invariants
 ///
@@ -205,6 +252,12 @@ impl CopyJob {
     /// Bytes to copy: 4 KiB or 2 MiB.
     pub fn bytes(&self) -> usize {
         self.pages.saturating_mul(PAGE_SIZE)
+    }
+
+    /// Whether nobody needs the copy any more, for the process was killed. The job must still be
+    /// completed or dropped, and best at once.
+    pub fn is_cancelled(&self) -> bool {
+        self.state.cancelled.load(Relaxed)
     }
 
     /// Ends the job. After an error the page stays where it is, with its contents.

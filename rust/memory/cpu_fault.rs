@@ -33,7 +33,7 @@ pub(super) fn serve<M: MemoryOps>(
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
     let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
-    let mut copies = Copies::new().map_err(|_| FaultError::NoMemory)?;
+    let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
     if fault.is_huge() {
         match attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE, true)? {
             Outcome::Done(moved) => return Ok(moved),
@@ -115,7 +115,7 @@ fn attempt<M: MemoryOps>(
                 } else {
                     Effort::Try
                 };
-                let folio = if order == PMD_ORDER && ops.driver.fail_allocation(order) {
+                let folio = if order == PMD_ORDER && ops.fails(order) {
                     Err(ENOMEM)
                 } else {
                     LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)

@@ -8,8 +8,10 @@ use crate::{
         device_pages::DeviceRange,
         migrate::{Batch, Isolated},
         page::{Effort, LockedFolio},
+        space::fatal_signal_pending,
     },
     stats::Counter,
+    within,
 };
 use kernel::{
     prelude::*,
@@ -24,20 +26,36 @@ const PASSES: usize = 50;
 const PAUSE: Delta = Delta::from_millis(2);
 
 impl<M: MemoryOps> Memory<M> {
-    /// Moves all pages in use to system memory. Returns the pages that stay, because somebody
-    /// holds them or takes new ones.
+    /// Moves all pages in use to system memory, whatever signals come: for a close. Returns the
+    /// pages that stay, because somebody holds them or takes new ones.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` before anything was done. Context: may sleep; no lock may be held.
+    /// `ENOMEM`, or `EDEADLK` within a callback, before anything was done. Context: may sleep; no lock
+    /// may be held.
     pub fn evict_all(&self) -> Result<usize> {
+        within::may_wait()?;
+        self.evict(false)
+    }
+
+    /// As [`Self::evict_all`], for a process that may be killed meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Also `EINTR`: killed; what was moved by then has moved.
+    pub fn evict_all_killable(&self) -> Result<usize> {
+        within::may_wait()?;
+        self.evict(true)
+    }
+
+    fn evict(&self, killable: bool) -> Result<usize> {
         let mut batch = Batch::new()?;
-        let mut copies = Copies::new()?;
+        let mut copies = Copies::new(killable)?;
         for pass in 0..PASSES {
             if pass > 0 {
                 fsleep(PAUSE);
             }
-            self.evict_pass(&mut batch, &mut copies);
+            self.evict_pass(&mut batch, &mut copies, killable)?;
             if self.pages.used() == 0 {
                 break;
             }
@@ -45,12 +63,18 @@ impl<M: MemoryOps> Memory<M> {
         Ok(self.pages.used())
     }
 
-    fn evict_pass(&self, batch: &mut Batch, copies: &mut Copies) {
+    fn evict_pass(&self, batch: &mut Batch, copies: &mut Copies, killable: bool) -> Result {
         let mut moved = 0;
+        let mut result = Ok(());
         for block in self.pages.used_blocks() {
+            if killable && fatal_signal_pending() {
+                result = Err(EINTR);
+                break;
+            }
             moved += self.evict_block(block, batch, copies).unwrap_or(0);
         }
         self.stats().add(Counter::Evicted, moved as u64);
+        result
     }
 
     fn evict_block(
@@ -72,7 +96,7 @@ impl<M: MemoryOps> Memory<M> {
     pub(super) fn evict_until_empty(&self) {
         let mut rounds = 0u32;
         while self.pages.used() != 0 {
-            if self.evict_all().is_err() {
+            if self.evict(false).is_err() {
                 fsleep(Delta::from_millis(100));
             }
             rounds += 1;

@@ -11,9 +11,9 @@ use crate::{
         page::{CpuPages, CpuPagesMut},
     },
     pgtable::Entry,
+    within::{self, Within},
 };
-use core::marker::PhantomData;
-use kernel::sync::lock::mutex::MutexGuard;
+use kernel::{prelude::*, sync::lock::mutex::MutexGuard};
 
 /// Where a page to read is.
 pub enum Place<'a> {
@@ -35,17 +35,24 @@ pub enum PlaceMut<'a> {
 pub struct TableGuard<'a, D: Device> {
     guard: MutexGuard<'a, State<D::Format>>,
     mirror: &'a Mirror<D>,
-    _nts: PhantomData<*mut ()>,
+    /// Who holds it must not wait for what needs it.
+    _within: Within,
 }
 
 impl<D: Device> Mirror<D> {
-    /// Takes the table lock. Context: may sleep. Do not access user memory while it is held.
-    pub fn lock_table(&self) -> TableGuard<'_, D> {
-        TableGuard {
+    /// Takes the table lock. Do not access user memory while it is held.
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` within a callback, or if the task holds it, or that of another mirror. Context: may
+    /// sleep.
+    pub fn lock_table(&self) -> Result<TableGuard<'_, D>> {
+        within::may_wait()?;
+        Ok(TableGuard {
             guard: self.notifier.lock(),
             mirror: self,
-            _nts: PhantomData,
-        }
+            _within: Within::enter(),
+        })
     }
 }
 
@@ -121,6 +128,6 @@ impl<D: Device> TableGuard<'_, D> {
 
     /// Whether the device has exclusive access to any page of `range`.
     pub fn any_exclusive(&self, range: PageRange) -> bool {
-        (0..range.pages()).any(|index| self.guard.table.get(range.address(index)).is_exclusive())
+        self.guard.table.any(range, |entry| entry.is_exclusive())
     }
 }

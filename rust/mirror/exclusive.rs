@@ -11,6 +11,7 @@ use crate::{
         addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending,
     },
     pgtable::{Entry, Flushed, Spares},
+    within,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -23,10 +24,12 @@ impl<D: Device> Mirror<D> {
     /// # Errors
     ///
     /// `EFAULT`, `EPERM`: not writable, or the process is gone. `EOPNOTSUPP`: not anonymous, or hugetlb.
-    /// `EBUSY`: it kept changing. `EINTR`: killed. `ENOMEM`. Pages before the one that failed stay
-    /// exclusive. Context: may sleep; no lock may be held.
+    /// `EBUSY`: it kept changing. `EINTR`: killed. `ENOMEM`. `EDEADLK`: within a callback. Pages before
+    /// the one that failed stay exclusive. Context: may sleep; no lock may be held.
     pub fn make_exclusive(&self, range: PageRange) -> Result {
+        within::may_wait()?;
         let mut spares = self.spares();
+        let _charge = self.space()?.charge();
         for index in 0..range.pages() {
             let page = PageRange::from_pages(range.start() + index * PAGE_SIZE, 1)?;
             let mut tries = TRIES;

@@ -13,6 +13,7 @@ use crate::{
     },
     pgtable::{Entry, Flushed, Spares},
     stats::Counter,
+    within::{self, Within},
 };
 use kernel::{
     prelude::*,
@@ -26,6 +27,9 @@ use kernel::{
 /// How long a fault that keeps colliding with invalidations is tried again, as in the kernel's
 /// `HMM_RANGE_DEFAULT_TIMEOUT`.
 const TIMEOUT: Delta = Delta::from_millis(1000);
+
+/// Tries that a fault has in any case.
+const LEAST: usize = 100;
 
 /// Migrations of the range that a fault waits for before it gives up.
 const WAITS: usize = 1000;
@@ -76,34 +80,66 @@ pub enum Location {
     Remote,
 }
 
-/// A fault that had to try again, as long as it tries.
-struct Starved<'a>(&'a Atomic<usize>);
+/// Faults that try again, by address space. Two that share a counter are only polite to each other.
+static STARVED: [Atomic<usize>; STARVED_COUNT] = [const { Atomic::new(0) }; STARVED_COUNT];
 
-impl<'a> Starved<'a> {
-    fn new(count: &'a Atomic<usize>) -> Self {
+const STARVED_COUNT: usize = 64;
+
+/// The counter for the address space `mm`. Not inlined: there is one in all modules.
+#[inline(never)]
+pub(super) fn starved(mm: Cookie) -> &'static Atomic<usize> {
+    // Fibonacci hashing; the upper six bits are below 64.
+    let [first, ..] = &STARVED;
+    STARVED
+        .get(mm.number().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
+        .unwrap_or(first)
+}
+
+/// A fault that had to try again, as long as it tries.
+struct Starved(&'static Atomic<usize>);
+
+impl Starved {
+    fn new(count: &'static Atomic<usize>) -> Self {
         count.fetch_add(1, Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Starved<'_> {
+impl Drop for Starved {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
 
-/// Whether another try makes sense after `error`.
-fn again(error: Error, since: Instant<Monotonic>) -> Result {
-    if error != EBUSY {
-        return Err(error);
+/// How long a fault goes on trying: for [`TIMEOUT`], and where one try takes long, because the machine
+/// has much else to do, for [`LEAST`] tries.
+struct Patience {
+    since: Instant<Monotonic>,
+    tries: usize,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            tries: 0,
+        }
     }
-    if fatal_signal_pending() {
-        return Err(EINTR);
+
+    /// Whether another try makes sense after `error`.
+    fn again(&mut self, error: Error) -> Result {
+        if error != EBUSY {
+            return Err(error);
+        }
+        if fatal_signal_pending() {
+            return Err(EINTR);
+        }
+        self.tries += 1;
+        if self.since.elapsed() > TIMEOUT && self.tries > LEAST {
+            return Err(EBUSY);
+        }
+        Ok(())
     }
-    if since.elapsed() > TIMEOUT {
-        return Err(EBUSY);
-    }
-    Ok(())
 }
 
 impl<D: Device> Mirror<D> {
@@ -115,12 +151,14 @@ impl<D: Device> Mirror<D> {
     ///
     /// `EFAULT`: not mapped, not readable, special (`VM_IO`, `VM_PFNMAP`), lost by the device, or
     /// the process is gone.
-    /// `EPERM`: not writable. `EBUSY`: it kept changing for a second. `EINTR`: killed. `ENOMEM`.
-    /// What was installed before stays. Context: may sleep; no lock may be held.
+    /// `EPERM`: not writable. `EBUSY`: it kept changing, for a second and 100 tries. `EINTR`: killed. `ENOMEM`.
+    /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
+        within::may_wait()?;
         let mut buffer = PfnBuffer::new()?;
         let mut spares = self.spares();
         let space = self.space()?;
+        let _charge = space.charge();
         for piece in range.pmd_pieces() {
             self.fault_piece(&space, piece, access, &mut buffer, &mut spares)?;
         }
@@ -147,25 +185,25 @@ impl<D: Device> Mirror<D> {
         buffer: &mut PfnBuffer,
         spares: &mut Spares<D::Format>,
     ) -> Result {
-        let mut since = Instant::<Monotonic>::now();
+        let mut patience = Patience::new();
         let mut waits = 0;
         let mut starved = None;
         loop {
             spares.refill()?;
             match self.try_piece(space, piece, access, buffer, spares) {
                 Ok(Tried::Done) => return Ok(()),
-                Ok(Tried::Again) => again(EBUSY, since)?,
+                Ok(Tried::Again) => patience.again(EBUSY)?,
                 Ok(Tried::Held) => {
                     waits += 1;
                     if waits > WAITS {
                         return Err(EBUSY);
                     }
                     self.wait_for_migrations(piece)?;
-                    since = Instant::<Monotonic>::now();
+                    patience = Patience::new();
                 }
-                Err(error) => again(error, since)?,
+                Err(error) => patience.again(error)?,
             }
-            starved.get_or_insert_with(|| Starved::new(&self.inner().starved));
+            starved.get_or_insert_with(|| Starved::new(self.inner().starved));
             self.stats().add(Counter::Retries, 1);
         }
     }
@@ -263,8 +301,9 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `EFAULT` if the process is gone; `EBUSY`, `EINTR`, `ENOMEM` as [`Self::fault`].
+    /// `EFAULT` if the process is gone; `EBUSY`, `EINTR`, `ENOMEM`, `EDEADLK` as [`Self::fault`].
     pub fn snapshot(&self, range: PageRange, mut each: impl FnMut(Snapshot)) -> Result {
+        within::may_wait()?;
         let mut buffer = PfnBuffer::new()?;
         let space = self.space()?;
         let owner = self
@@ -272,23 +311,24 @@ impl<D: Device> Mirror<D> {
             .memory()
             .map_or(Cookie::NONE, |memory| memory.owner());
         for piece in range.pmd_pieces() {
-            let since = Instant::<Monotonic>::now();
+            let mut patience = Patience::new();
             loop {
                 let collected = match space.collect(piece, Access::Snapshot, owner, &mut buffer) {
                     Ok(collected) => collected,
                     Err(error) => {
-                        again(error, since)?;
+                        patience.again(error)?;
                         continue;
                     }
                 };
                 let mut valid = match collected.lock() {
                     Ok(valid) => valid,
                     Err(Retry) => {
-                        again(EBUSY, since)?;
+                        patience.again(EBUSY)?;
                         continue;
                     }
                 };
                 let (_, _, pfns) = valid.parts();
+                let _within = Within::enter();
                 pfns.for_each(|pfn| each(self.describe(pfn)));
                 break;
             }

@@ -30,6 +30,8 @@ use kernel::{
     uaccess::UserSlice, //
 };
 
+mod reentry;
+
 /// Memory of one block, which is enough for the pages at its end and start.
 struct TestMemory {
     blocks: KVec<SetOnce<SharedBytes>>,
@@ -184,7 +186,7 @@ fn load(addr: usize) -> Result<u64> {
 /// The first word of the page at `addr`, as the device reads it. `None` without an entry.
 fn device_load(mirror: &Mirror<TestDevice>, addr: usize) -> Result<Option<u64>> {
     let mut bytes = [0; 8];
-    let table = mirror.lock_table();
+    let table = mirror.lock_table()?;
     match table.readable(addr) {
         None => return Ok(None),
         Some(Place::Cpu(page)) => page.read(0, &mut bytes)?,
@@ -212,17 +214,17 @@ mod suite {
         assert_eq!(device_load(&mirror, range.start())?, Some(41));
         // What was only read is the zero page and not writable; what was written is.
         {
-            let table = mirror.lock_table();
+            let table = mirror.lock_table()?;
             assert!(table.writable(range.start()).is_some());
             assert!(table.writable(range.address(1)).is_none());
         }
         mirror.fault(range, Access::Write)?;
-        assert!(mirror.lock_table().writable(range.address(1)).is_some());
-        assert_eq!(mirror.lock_table().present(range), 4);
+        assert!(mirror.lock_table()?.writable(range.address(1)).is_some());
+        assert_eq!(mirror.lock_table()?.present(range), 4);
 
         let before = shared.flushes.load(Relaxed);
         unmap(range)?;
-        assert_eq!(mirror.lock_table().present(range), 0);
+        assert_eq!(mirror.lock_table()?.present(range), 0);
         assert!(shared.flushes.load(Relaxed) > before);
         assert_eq!(mirror.fault(range, Access::Read), Err(EFAULT));
         Ok(())
@@ -252,7 +254,7 @@ mod suite {
         let mirror = mirror(&shared)?;
         store(range.start(), 5)?;
         mirror.fault(range, Access::Read)?;
-        mirror.discard(range);
+        mirror.discard(range)?;
         assert_eq!(device_load(&mirror, range.start())?, None);
         let mut count = 0;
         mirror.snapshot(range, |page| {
@@ -282,14 +284,14 @@ mod suite {
         // Entries of pages that stay on the device survive a second migration.
         let outcome = mirror.migrate(range).to_device()?;
         assert_eq!((outcome.moved, outcome.skipped), (0, 0));
-        assert_eq!(mirror.lock_table().present(range), 8);
+        assert_eq!(mirror.lock_table()?.present(range), 8);
 
         // The CPU touches one: it comes back, with the window around it, and the device reads on.
         assert_eq!(load(range.address(2))?, 102);
         assert_eq!(shared.memory.stats().get(Counter::CpuFaults), 1);
         assert_eq!(shared.memory.usage().0, 0);
-        assert_eq!(mirror.lock_table().present(range), 8);
-        assert!(mirror.lock_table().writable(range.address(2)).is_none());
+        assert_eq!(mirror.lock_table()?.present(range), 8);
+        assert!(mirror.lock_table()?.writable(range.address(2)).is_none());
         assert_eq!(device_load(&mirror, range.address(5))?, Some(105));
         assert_eq!(load(range.address(5))?, 105);
         assert_eq!(load(range.address(7))?, 0);
@@ -422,7 +424,7 @@ mod suite {
         let first = PageRange::from_pages(range.start(), 1)?;
         assert!(pretend(&mirror, Reason::SoftDirty, first));
         {
-            let table = mirror.lock_table();
+            let table = mirror.lock_table()?;
             assert!(table.readable(range.start()).is_some());
             assert!(table.writable(range.start()).is_none());
             assert!(table.writable(range.address(1)).is_some());
@@ -433,13 +435,13 @@ mod suite {
         assert!(!pretend(&mirror, Reason::ProtectionPage, first));
         // A write fault gives it back.
         mirror.fault(first, Access::Write)?;
-        assert!(mirror.lock_table().writable(range.start()).is_some());
+        assert!(mirror.lock_table()?.writable(range.start()).is_some());
 
         // A change of the mapping's rights may take read access, too.
         assert!(pretend(&mirror, Reason::ProtectionVma, first));
-        assert!(mirror.lock_table().readable(range.start()).is_none());
-        assert_eq!(mirror.lock_table().present(range), 0);
-        assert!(mirror.lock_table().readable(range.address(1)).is_some());
+        assert!(mirror.lock_table()?.readable(range.start()).is_none());
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        assert!(mirror.lock_table()?.readable(range.address(1)).is_some());
         Ok(())
     }
 
@@ -467,14 +469,14 @@ mod suite {
         let mirror = mirror(&shared)?;
         store(range.start(), 21)?;
         mirror.make_exclusive(range)?;
-        assert!(mirror.lock_table().any_exclusive(range));
+        assert!(mirror.lock_table()?.any_exclusive(range));
         assert_eq!(device_load(&mirror, range.start())?, Some(21));
         assert_eq!(load(range.start())?, 21);
         let first = PageRange::from_pages(range.start(), 1)?;
-        assert!(!mirror.lock_table().any_exclusive(first));
-        assert!(mirror.lock_table().any_exclusive(range));
+        assert!(!mirror.lock_table()?.any_exclusive(first));
+        assert!(mirror.lock_table()?.any_exclusive(range));
         assert_eq!(load(range.address(1))?, 0);
-        assert!(!mirror.lock_table().any_exclusive(range));
+        assert!(!mirror.lock_table()?.any_exclusive(range));
         Ok(())
     }
 
@@ -517,7 +519,7 @@ mod suite {
         inner.changing.fetch_add(1, Full);
         assert_eq!(check(&kept)?, [Some(Unresolved::Changing); 2]);
         inner.changing.fetch_sub(1, Full);
-        mirror.discard(range);
+        mirror.discard(range)?;
         assert!(mirror.enter(0)?.walk(addr).is_none());
         assert_eq!(check(&read_only)?, [Some(Unresolved::Stale); 2]);
         Ok(())
@@ -554,7 +556,7 @@ mod suite {
             while told.entered.load(Acquire) == 0 {
                 fsleep(Delta::from_micros(20));
             }
-            mirror.discard(range);
+            mirror.discard(range)?;
             assert_eq!(told.left.load(Acquire), 1);
             drop(thread);
         }
@@ -577,14 +579,32 @@ mod suite {
         let outcome = mirror.migrate(range).to_system()?;
         assert_eq!((outcome.moved, outcome.switched), (4, 4));
         assert_eq!(device_load(&mirror, range.address(3))?, Some(53));
-        assert!(mirror.lock_table().writable(range.start()).is_some());
+        assert!(mirror.lock_table()?.writable(range.start()).is_some());
         // The ordinary way leaves nothing.
         mirror.migrate(range).to_device()?;
         let back = mirror.migrate(range).faultless(false);
         let outcome = back.outcomes(&mut pages).to_system()?;
         assert_eq!((outcome.moved, outcome.switched), (4, 0));
         assert!(pages.iter().all(|page| page.has_moved()));
-        assert_eq!(mirror.lock_table().present(range), 0);
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_device_wrote_is_dirty_when_the_mirror_goes() -> Result {
+        let range = map(2)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        mirror.fault(range, Access::Write)?;
+        let pfn = mirror.notifier.lock().table.get(range.start()).number();
+        // SAFETY: The page is mapped by this test.
+        let dirty = |pfn| unsafe { bindings::rust_hmm_kunit_is_dirty(pfn) };
+        assert!(!dirty(pfn));
+        let before = shared.flushes.load(Relaxed);
+        drop(mirror);
+        assert!(dirty(pfn));
+        // Nor does the device use them any more.
+        assert!(shared.flushes.load(Relaxed) > before);
         Ok(())
     }
 }

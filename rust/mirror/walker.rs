@@ -12,20 +12,45 @@ use super::{Device, Inner, Mirror, Place, PlaceMut};
 use crate::{
     locks,
     pgtable::{Entry, Leaf},
+    within,
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::ordering::Acquire,
+        atomic::{
+            ordering::{Acquire, Relaxed},
+            Atomic, //
+        },
         lock::{spinlock::SpinLockBackend, Guard},
         Arc,
         SpinLock, //
     },
 };
 
+/// One engine's.
+#[pin_data]
+struct Walker<T> {
+    /// The task that is in it; 0 if none, or a drain.
+    owner: Atomic<usize>,
+    #[pin]
+    data: SpinLock<T>,
+}
+
+/// A walker's lock, held.
+struct Held<'w, T> {
+    owner: &'w Atomic<usize>,
+    data: Guard<'w, T, SpinLockBackend>,
+}
+
+impl<T> Drop for Held<'_, T> {
+    fn drop(&mut self) {
+        self.owner.store(0, Relaxed);
+    }
+}
+
 /// The walkers of a device, one for each engine, shared by all its mirrors. Each holds data of the
 /// driver, such as a TLB, which only its engine and flushes touch.
-pub struct Walkers<T>(KVec<Pin<KBox<SpinLock<T>>>>);
+pub struct Walkers<T>(KVec<Pin<KBox<Walker<T>>>>);
 
 impl<T: Send + Unpin> Walkers<T> {
     /// Makes `count` walkers. Context: may sleep.
@@ -38,7 +63,13 @@ impl<T: Send + Unpin> Walkers<T> {
         let (name, key) = locks::walker();
         for index in 0..count {
             let data = make(index)?;
-            let walker = KBox::pin_init(SpinLock::new(data, name, key), GFP_KERNEL)?;
+            let walker = KBox::pin_init(
+                pin_init!(Walker {
+                    owner: Atomic::new(0),
+                    data <- SpinLock::new(data, name, key),
+                }),
+                GFP_KERNEL,
+            )?;
             walkers.push(walker, GFP_KERNEL)?;
         }
         Ok(Arc::new(Self(walkers), GFP_KERNEL)?)
@@ -54,17 +85,40 @@ impl<T: Send + Unpin> Walkers<T> {
         self.0.is_empty()
     }
 
-    /// Calls `f` with the data of walker `index`, under its lock. `None` if there is no such walker.
+    /// Calls `f` with the data of walker `index`, under its lock. `None` if there is no such walker, or
+    /// if the task is in one already and would wait for ever; see [`Mirror::enter`].
     ///
     /// Context: takes a spinlock; `f` must not sleep or enter a walker.
     pub fn with<R>(&self, index: usize, f: impl FnOnce(&mut T) -> R) -> Option<R> {
-        self.0.get(index).map(|walker| f(&mut walker.lock()))
+        self.hold(index).ok().map(|mut held| f(&mut held.data))
+    }
+
+    fn hold(&self, index: usize) -> Result<Held<'_, T>> {
+        let walker = self.0.get(index).ok_or(EINVAL)?;
+        let task = within::current_task();
+        // Nobody else writes our name there.
+        if walker.owner.load(Relaxed) == task {
+            return Err(within::deadlock());
+        }
+        let data = match walker.data.try_lock() {
+            Some(data) => data,
+            // Who has one must not wait for another: its owner may wait for ours.
+            None if self.0.iter().any(|one| one.owner.load(Relaxed) == task) => {
+                return Err(within::deadlock());
+            }
+            None => walker.data.lock(),
+        };
+        walker.owner.store(task, Relaxed);
+        Ok(Held {
+            owner: &walker.owner,
+            data,
+        })
     }
 
     /// Waits until nobody is within an access that began before.
     pub(super) fn drain(&self) {
         for walker in &self.0 {
-            drop(walker.lock());
+            drop(walker.data.lock());
         }
     }
 }
@@ -85,7 +139,7 @@ pub enum Unresolved {
 ///
 /// What a translation names cannot go away before this is dropped.
 pub struct Section<'m, D: Device> {
-    walker: Guard<'m, D::Walker, SpinLockBackend>,
+    walker: Held<'m, D::Walker>,
     inner: &'m Inner<D>,
 }
 
@@ -94,14 +148,13 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such walker. Context: takes a spinlock; a thread can be in one
-    /// section at a time.
+    /// `EINVAL` if there is no such walker. `EDEADLK` if the task is in it, or is in another one and
+    /// this one is in use. Context: takes a spinlock; a thread should be in one section at a time.
     pub fn enter(&self, index: usize) -> Result<Section<'_, D>> {
         let inner = self.inner();
         let walkers = inner.walkers.as_ref().ok_or(EINVAL)?;
-        let walker = walkers.0.get(index).ok_or(EINVAL)?;
         Ok(Section {
-            walker: walker.lock(),
+            walker: walkers.hold(index)?,
             inner,
         })
     }
@@ -110,7 +163,7 @@ impl<D: Device> Mirror<D> {
 impl<D: Device> Section<'_, D> {
     /// The driver's data of this walker.
     pub fn data(&mut self) -> &mut D::Walker {
-        &mut self.walker
+        &mut self.walker.data
     }
 
     /// Walks the table for the page at `addr`.

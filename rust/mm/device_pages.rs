@@ -37,6 +37,9 @@ pub const PIECE_PAGES: usize = 1 << 16;
 /// Most pieces that one device can have: 32 GiB.
 pub const MAX_PIECES: usize = 128;
 
+/// No page frame number is longer; the kernel knows the machine's real limit.
+const LAST_PHYSICAL: u64 = (1 << 52) - 1;
+
 const PIECE_BYTES: u64 = (PIECE_PAGES as u64) << PAGE_SHIFT;
 
 /// How the CPU sees the memory.
@@ -46,7 +49,8 @@ pub enum Kind {
     Private,
     /// As its own: `MEMORY_DEVICE_COHERENT`, one piece at this physical address in bytes.
     Coherent {
-        /// Start, a multiple of 2 MiB, of 256 MiB that are reserved for the device.
+        /// Start, a multiple of 2 MiB, of 256 MiB that are reserved for the device and that nobody has
+        /// requested, not the driver either: the library does.
         start: u64,
     },
 }
@@ -90,7 +94,6 @@ struct Piece<T: DevicePageOps> {
     #[pin]
     pgmap: Opaque<bindings::dev_pagemap>,
     base: usize,
-    kind: Kind,
     index: usize,
     free: FreeMap,
     back: *const DevicePages<T>,
@@ -113,11 +116,12 @@ impl<T: DevicePageOps> Piece<T> {
 
     /// Adds the piece of number `index`, of which `pages` are used; a multiple of 512.
     fn new(
-        back: *const DevicePages<T>,
+        back: &DevicePages<T>,
         kind: Kind,
         index: usize,
         pages: usize,
     ) -> Result<Pin<KBox<Self>>> {
+        let owner = back.owner();
         let free = FreeMap::new(pages)?;
         let start = match kind {
             Kind::Private => {
@@ -132,7 +136,15 @@ impl<T: DevicePageOps> Piece<T> {
                 })?;
                 start
             }
-            Kind::Coherent { start } => start,
+            Kind::Coherent { start } => {
+                // Refuses system memory, and what another driver has.
+                //
+                // SAFETY: The name is static.
+                to_result(unsafe {
+                    bindings::rust_hmm_request_region(start, PIECE_BYTES, c"rust_hmm".as_char_ptr())
+                })?;
+                start
+            }
         };
         let piece = KBox::pin_init(
             try_pin_init!(Self {
@@ -143,7 +155,7 @@ impl<T: DevicePageOps> Piece<T> {
                             Kind::Coherent { .. } => bindings::memory_type_MEMORY_DEVICE_COHERENT,
                         },
                         ops: &Self::OPS,
-                        owner: back.cast_mut().cast(),
+                        owner: owner.as_ptr(),
                         nr_range: 1,
                         ..Default::default()
                     };
@@ -158,10 +170,9 @@ impl<T: DevicePageOps> Piece<T> {
                 }),
                 // CAST: Physical frame numbers fit.
                 base: (start >> PAGE_SHIFT) as usize,
-                kind,
                 index,
                 free,
-                back,
+                back: core::ptr::from_ref(back),
             }? Error),
             GFP_KERNEL,
         );
@@ -173,7 +184,7 @@ impl<T: DevicePageOps> Piece<T> {
             // INVARIANT: Mapped now.
             Ok(piece)
         });
-        if mapped.is_err() && kind == Kind::Private {
+        if mapped.is_err() {
             // SAFETY: Requested above, and nobody uses it.
             unsafe { bindings::rust_hmm_release_region(start, PIECE_BYTES) };
         }
@@ -188,12 +199,8 @@ impl<T: DevicePageOps> Piece<T> {
     unsafe fn unmap(&self) {
         // SAFETY: Mapped by the type invariant and the function's requirements.
         unsafe { bindings::memunmap_pages(self.pgmap.get()) };
-        if self.kind == Kind::Private {
-            // SAFETY: Requested in `new`.
-            unsafe {
-                bindings::rust_hmm_release_region((self.base as u64) << PAGE_SHIFT, PIECE_BYTES)
-            };
-        }
+        // SAFETY: Requested in `new`.
+        unsafe { bindings::rust_hmm_release_region((self.base as u64) << PAGE_SHIFT, PIECE_BYTES) };
     }
 
     /// # Safety
@@ -323,7 +330,8 @@ impl<T: DevicePageOps> DevicePages<T> {
                     return Err(EINVAL);
                 }
                 if let Kind::Coherent { start } = kind {
-                    if start == 0 || start % (PMD_PAGES as u64 * 4096) != 0 {
+                    let last = start.checked_add(PIECE_BYTES).ok_or(EINVAL)? - 1;
+                    if start == 0 || start % (PMD_PAGES as u64 * 4096) != 0 || last > LAST_PHYSICAL {
                         return Err(EINVAL);
                     }
                 }
@@ -358,8 +366,10 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// What names this device to the kernel: `dev_pagemap.owner`.
+    ///
+    /// Nothing else can have this name, not even what the pages are a field of: events are told apart by it.
     pub fn owner(&self) -> Cookie {
-        Cookie::of(self)
+        Cookie::inside(self)
     }
 
     fn pieces(&self) -> impl Iterator<Item = &Piece<T>> {
@@ -387,7 +397,8 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if no more memory could be added at all and none is free. Context: may sleep and
+    /// `ENOMEM` if no more memory could be added at all and none is free; `EBUSY` if coherent memory is
+    /// system memory or another driver's. Context: may sleep and
     /// takes memory hot-plug locks: neither the mmap lock nor a folio lock may be held.
     pub fn grow(&self, pages: usize) -> Result {
         if fails(Point::Grow) {

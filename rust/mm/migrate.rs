@@ -22,7 +22,7 @@ use crate::{
     pgtable::Flushed, //
 };
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
-use kernel::{error::to_result, prelude::*};
+use kernel::{error::to_result, mm::virt::flags, prelude::*};
 
 const VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
 const MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;
@@ -185,7 +185,8 @@ impl<'a> Isolated<'a> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `range` is not so, or the mapping is special or hugetlb. Context: may sleep;
+    /// `EINVAL` if `range` is not so, or the mapping is special or hugetlb, or system memory that KSM may
+    /// merge. Context: may sleep;
     /// calls notifiers, so that no lock which one of them takes can be held.
     pub fn new(
         vma: Vma<'a>,
@@ -198,6 +199,11 @@ impl<'a> Isolated<'a> {
     ) -> Result<Self> {
         let pages = range.pages();
         if pages > PMD_PAGES || range.start() < vma.start() || range.end() > vma.end() {
+            return Err(EINVAL);
+        }
+        // A page that KSM has just merged is not in its reverse mapping yet: the core would isolate it
+        // and never find its way back.
+        if select == Select::System && vma.flags() & flags::MERGEABLE != 0 {
             return Err(EINVAL);
         }
         if fails(Point::Isolate) {
@@ -254,7 +260,8 @@ impl<'a> Isolated<'a> {
             return Err(EINVAL);
         }
         let first = memory.pfn(range.first).ok_or(EINVAL)?;
-        let last = memory.pfn(range.first + (range.count - 1)).ok_or(EINVAL)?;
+        let last = range.first.checked_add(range.count - 1);
+        let last = last.and_then(|last| memory.pfn(last)).ok_or(EINVAL)?;
         if last.checked_sub(first) != Some(range.count - 1) {
             return Err(EINVAL);
         }
@@ -268,6 +275,15 @@ impl<'a> Isolated<'a> {
         to_result(unsafe {
             bindings::migrate_device_range(batch.src.as_mut_ptr(), first, range.count)
         })?;
+        for src in batch.src.iter_mut().take(range.count) {
+            if *src & (VALID | MIGRATE) != VALID | MIGRATE {
+                continue;
+            }
+            // SAFETY: Isolated just now: locked, with a reference of ours.
+            if unsafe { bindings::rust_hmm_drop_moved_folio(*src >> SHIFT) } {
+                *src = 0;
+            }
+        }
         // INVARIANT: Just set up.
         Ok(Self(Inner {
             raw: bindings::migrate_vma::default(),
@@ -290,7 +306,8 @@ impl<'a> Isolated<'a> {
 
     /// Asks `choose` for the destination of each entry. An entry without one stays where it is.
     ///
-    /// A destination whose order is not the entry's is dropped.
+    /// A destination whose order is not the entry's is dropped. Entries that have one are not asked for
+    /// again. What is not copied to a destination is not what the process finds there later.
     pub fn fill(&mut self, mut choose: impl FnMut(&Entry) -> Option<LockedFolio>) {
         let mut index = 0;
         while index < self.0.pages {
@@ -299,6 +316,9 @@ impl<'a> Isolated<'a> {
                 continue;
             };
             index += entry.pages;
+            if entry.destination != 0 {
+                continue;
+            }
             if let Source::Page(pfn) = entry.source {
                 // SAFETY: The page is isolated, so it is alive.
                 if unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) } {

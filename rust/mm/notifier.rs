@@ -78,17 +78,35 @@ impl Reason {
 pub struct Cookie(usize);
 
 impl Cookie {
-    /// The address of `place`, which must stay in place as long as the name is used.
+    /// The address of `place`, which must stay in place as long as the name is used. Something without a
+    /// size has no address of its own, and does not compile.
     pub fn of<T>(place: &T) -> Self {
+        const { assert!(size_of::<T>() != 0) };
         Self(ptr::from_ref(place) as usize)
     }
 
     /// Nobody.
     pub const NONE: Self = Self(0);
 
+    /// The address one byte into `place`: what begins there, or encloses it, has another name.
+    pub(super) fn inside<T>(place: &T) -> Self {
+        const { assert!(size_of::<T>() > 1 && align_of::<T>() > 1) };
+        Self(ptr::from_ref(place) as usize + 1)
+    }
+
     /// Names an address space.
     pub(super) fn of_mm(mm: *const bindings::mm_struct) -> Self {
         Self(mm as usize)
+    }
+
+    /// Names the address space of `mm`.
+    pub(crate) fn of_space(mm: &MmWithUser) -> Self {
+        Self::of_mm(mm.as_raw())
+    }
+
+    /// A number that differs between two that are in use.
+    pub(crate) fn number(self) -> usize {
+        self.0
     }
 
     pub(super) fn as_ptr(self) -> *mut ffi::c_void {
@@ -246,6 +264,12 @@ impl<S: Subscriber> IntervalNotifier<S> {
     /// The address space, unless nobody uses it any more.
     pub fn mm(&self) -> Option<ARef<MmWithUser>> {
         self.mm.mmget_not_zero()
+    }
+
+    /// Whether the address space is still in use. It may end right after. Context: any.
+    pub fn is_alive(&self) -> bool {
+        // SAFETY: We hold a reference to the `mm_struct`.
+        unsafe { bindings::rust_hmm_mm_in_use(self.mm.as_raw()) }
     }
 
     /// Names the address space.

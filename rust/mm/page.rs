@@ -8,10 +8,10 @@
 //! C headers: [`include/linux/highmem.h`](srctree/include/linux/highmem.h),
 //! [`include/linux/page-flags.h`](srctree/include/linux/page-flags.h)
 
-use super::space::Vma;
+use super::{addr::PMD_ORDER, space::Vma};
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{fails, Point}, //
 };
 use core::{marker::PhantomData, mem::ManuallyDrop};
 use kernel::{
@@ -215,13 +215,17 @@ impl LockedFolio {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`. Context: may sleep and reclaim; the notifier's lock must not be held.
+    /// `ENOMEM`; `EINVAL` if the order is more than [`PMD_ORDER`]. Context: may sleep and reclaim; the
+    /// notifier's lock must not be held.
     pub fn alloc_system(
         vma: Option<Vma<'_>>,
         addr: usize,
         order: u32,
         effort: Effort,
     ) -> Result<Self> {
+        if order > PMD_ORDER {
+            return Err(EINVAL);
+        }
         let vma = vma.map_or(core::ptr::null_mut(), |vma| vma.as_ptr());
         let must = effort == Effort::Must;
         if fails(Point::SystemFolio) {

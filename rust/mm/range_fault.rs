@@ -9,9 +9,9 @@
 //! C header: [`include/linux/hmm.h`](srctree/include/linux/hmm.h)
 
 use super::{
-    addr::{PageRange, PMD_ORDER, PMD_PAGES},
+    addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
     notifier::{Cookie, IntervalNotifier, Seq, Subscriber},
-    space::{fatal_signal_pending, MmapGuard},
+    space::{fatal_signal_pending, Charge, MmapGuard},
 };
 use crate::{bindings, compat};
 use core::ptr;
@@ -149,6 +149,11 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
         self.notifier
     }
 
+    /// Has the address space's control group pay for what its mirror needs, whoever allocates it.
+    pub(crate) fn charge(&self) -> Charge {
+        Charge::to(&self.mm)
+    }
+
     /// Waits for the mmap lock, killably.
     pub fn mmap_lock(&self) -> Result<MmapGuard<'_>> {
         MmapGuard::lock(&self.mm)
@@ -160,7 +165,7 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
     ///
     /// # Errors
     ///
-    /// `EFAULT`: no mapping, no read access, or special pages. `EPERM`: not writable.
+    /// `EINVAL`: it crosses such a border. `EFAULT`: no mapping, no read access, or special pages. `EPERM`: not writable.
     /// `ENOMEM`, `EHWPOISON`: as the fault said (7.3). `EBUSY`: it changed meanwhile; try again.
     /// `EINTR`: killed. Context: may sleep; no lock may be held.
     pub fn collect<'a>(
@@ -170,6 +175,9 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
         owner: Cookie,
         buffer: &'a mut PfnBuffer,
     ) -> Result<Collected<'a, S>> {
+        if range.start() / PMD_SIZE != (range.end() - 1) / PMD_SIZE {
+            return Err(EINVAL);
+        }
         let pages = range.pages();
         let pfns = buffer.0.get_mut(..pages).ok_or(EINVAL)?;
         pfns.fill(0);

@@ -78,6 +78,37 @@ impl Drop for MmapGuard<'_> {
     }
 }
 
+/// As long as this exists, what the current task allocates with `GFP_KERNEL_ACCOUNT` is charged to
+/// the control group of an address space. To be dropped in the reverse order.
+///
+/// # Invariants
+///
+/// The current task charges to a control group of which we own a reference; `old` is what it charged
+/// to before, and outlives this.
+pub(crate) struct Charge {
+    old: *mut bindings::mem_cgroup,
+    _nts: NotThreadSafe,
+}
+
+impl Charge {
+    /// Charges to the control group of `mm`.
+    pub(crate) fn to(mm: &MmWithUser) -> Self {
+        // INVARIANT: The call takes the reference; who set `old` keeps that one.
+        Self {
+            // SAFETY: `mm` is valid.
+            old: unsafe { bindings::rust_hmm_charge_to(mm.as_raw()) },
+            _nts: NotThreadSafe,
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant.
+        unsafe { bindings::rust_hmm_charge_end(self.old) };
+    }
+}
+
 /// A mapping of which the *mmap lock* is held. A VMA lock would not be enough to migrate.
 ///
 /// # Invariants

@@ -44,6 +44,10 @@ impl<F: Format> FlushBatch<F> {
         }
     }
 
+    pub(super) fn is_of(&self, pool: &Arc<Pool<F>>) -> bool {
+        Arc::ptr_eq(&self.pool, pool)
+    }
+
     /// Asks for a flush of `range`, too.
     pub fn cover(&mut self, range: PageRange) {
         self.hull = Some(self.hull.map_or(range, |hull| hull.hull(&range)));
@@ -128,8 +132,8 @@ impl<P, F: Format> Drop for Flushing<P, F> {
 pub struct Flushed(());
 
 impl Flushed {
-    /// There was nothing to flush.
-    pub fn by<P: Send, S, F>(flushing: Option<Flushing<P, F>>, flusher: &S) -> Self
+    /// Of what there is to flush, if anything.
+    pub(crate) fn by<P: Send, S, F>(flushing: Option<Flushing<P, F>>, flusher: &S) -> Self
     where
         S: Flusher<Pending = P>,
         F: Format,

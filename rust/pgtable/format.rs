@@ -8,8 +8,8 @@ use kernel::{
     sync::atomic::{ordering::Acquire, ordering::Release, Atomic},
 };
 
-/// What an entry is stored in, written and read as a whole.
-pub trait Word: Copy + Send + Sync + 'static {
+/// What an entry is stored in, written and read as a whole: `u32` or `u64`.
+pub trait Word: sealed::Sealed + Copy + Send + Sync + 'static {
     /// Where one is stored.
     type Cell: Send + Sync;
 
@@ -26,8 +26,15 @@ pub trait Word: Copy + Send + Sync + 'static {
     fn store(cell: &Self::Cell, value: Self);
 }
 
+mod sealed {
+    /// Nobody else can say how a word is stored.
+    pub trait Sealed {}
+}
+
 macro_rules! impl_word {
     ($type:ty) => {
+        impl sealed::Sealed for $type {}
+
         impl Word for $type {
             type Cell = Atomic<$type>;
 
@@ -65,8 +72,12 @@ pub enum Slot {
 /// The format of a device page table. Level 0 holds pages of 4 KiB; a leaf of level `n` maps
 /// `1 << (n * BITS)` of them.
 ///
-/// What is encoded must decode to the same, and nothing else may be equal to [`Word::EMPTY`].
-pub trait Format: Sized + Send + Sync + 'static {
+/// # Safety
+///
+/// The library accesses the pages that decoded entries name. So what was encoded must always decode to
+/// the same, nothing else may be equal to [`Word::EMPTY`], which decodes to [`Slot::Empty`], and
+/// `can_hold` must refuse what cannot be encoded.
+pub unsafe trait Format: Sized + Send + Sync + 'static {
     /// What an entry is stored in.
     type Word: Word;
 
@@ -107,6 +118,11 @@ pub(super) const fn fan<F: Format>() -> usize {
     1 << F::BITS
 }
 
+/// That the geometry is one that the code was made for.
+pub(super) const fn check<F: Format>() {
+    assert!(F::LEVELS >= 2 && F::LEVELS <= 5 && F::BITS >= 4 && F::BITS <= 10);
+}
+
 /// Highest address that a table can hold.
 pub(super) const fn last_address<F: Format>() -> usize {
     let bits = shift::<F>(F::LEVELS);
@@ -125,7 +141,9 @@ impl Radix4 {
     const TABLE: u64 = 1 << 11;
 }
 
-impl Format for Radix4 {
+// SAFETY: The bits of a leaf are kept as they are: valid, so not 0, with bit 11 clear. A table has it set,
+// and 32 bits of index behind it.
+unsafe impl Format for Radix4 {
     type Word = u64;
 
     const LEVELS: u32 = 4;

@@ -34,7 +34,7 @@ impl<F: Format> Table<F> {
     /// # Errors
     ///
     /// `EINVAL` if the range is not so, or beyond what the table can hold, or an entry cannot be
-    /// expressed. `ENOMEM` if the spares are not complete. Nothing has changed then, but for parts
+    /// expressed, or the spares or the batch are of another table. `ENOMEM` if the spares are not complete. Nothing has changed then, but for parts
     /// of a range that needs several tables.
     pub fn install(
         &mut self,
@@ -48,6 +48,10 @@ impl<F: Format> Table<F> {
         }
         let last = range.end() - 1;
         if last > last_address::<F>() || range.start() / PMD_SIZE != last / PMD_SIZE {
+            return Err(EINVAL);
+        }
+        // Table pages are named by their index in the pool.
+        if !batch.is_of(&self.pool) || !spares.is_of(&self.pool) {
             return Err(EINVAL);
         }
         let mut next = Some(range);

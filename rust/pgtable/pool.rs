@@ -47,18 +47,18 @@ struct Chunk<F: Format> {
 
 impl<F: Format> Chunk<F> {
     fn new() -> Result<Self> {
-        let mut cells = KVVec::with_capacity(CHUNK * fan::<F>(), GFP_KERNEL)?;
+        let mut cells = KVVec::with_capacity(CHUNK * fan::<F>(), GFP_KERNEL_ACCOUNT)?;
         for _ in 0..CHUNK * fan::<F>() {
-            cells.push(F::Word::cell(F::Word::EMPTY), GFP_KERNEL)?;
+            cells.push(F::Word::cell(F::Word::EMPTY), GFP_KERNEL_ACCOUNT)?;
         }
-        let mut meta = KVVec::with_capacity(CHUNK, GFP_KERNEL)?;
+        let mut meta = KVVec::with_capacity(CHUNK, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..CHUNK {
             let new = Meta {
                 used: Atomic::new(0),
                 next: Atomic::new(NIL),
                 deposit: Atomic::new(NIL),
             };
-            meta.push(new, GFP_KERNEL)?;
+            meta.push(new, GFP_KERNEL_ACCOUNT)?;
         }
         Ok(Self { cells, meta })
     }
@@ -126,9 +126,9 @@ pub(super) struct Pool<F: Format> {
 
 impl<F: Format> Pool<F> {
     pub(super) fn new() -> Result<Arc<Self>> {
-        let mut chunks = KVVec::with_capacity(CHUNKS, GFP_KERNEL)?;
+        let mut chunks = KVVec::with_capacity(CHUNKS, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..CHUNKS {
-            chunks.push(SetOnce::new(), GFP_KERNEL)?;
+            chunks.push(SetOnce::new(), GFP_KERNEL_ACCOUNT)?;
         }
         Arc::pin_init(
             pin_init!(Self {
@@ -139,7 +139,7 @@ impl<F: Format> Pool<F> {
                     SpinLock::new(List::EMPTY, name, key)
                 },
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
     }
 
@@ -250,7 +250,7 @@ impl<F: Format> Pool<F> {
     }
 
     fn grow(&self) -> Result {
-        let chunk = KBox::new(Chunk::new()?, GFP_KERNEL)?;
+        let chunk = KBox::new(Chunk::new()?, GFP_KERNEL_ACCOUNT)?;
         let number = self.count.fetch_add(1, Relaxed);
         let Some(place) = self.chunks.get(number) else {
             self.count.fetch_sub(1, Relaxed);

@@ -5,11 +5,15 @@
 use super::{
     entry::{Entry, Leaf},
     flush::FlushBatch,
-    format::{fan, last_address, shift, Format, Slot, Word},
+    format::{check, fan, last_address, shift, Format, Slot, Word},
     pool::{List, Page, Pool},
 };
 use crate::mm::addr::{PageRange, PMD_PAGES};
-use kernel::{page::PAGE_SHIFT, prelude::*, sync::Arc};
+use kernel::{
+    page::{PAGE_SHIFT, PAGE_SIZE},
+    prelude::*,
+    sync::Arc, //
+};
 
 /// Walks a table, without a lock, while it changes.
 pub struct Reader<F: Format> {
@@ -69,6 +73,36 @@ impl<F: Format> Reader<F> {
         None
     }
 
+    /// The first page from `addr` on, but not behind `last`, that has a translation, and that. What
+    /// has none is skipped table by table.
+    fn next(&self, mut addr: usize, last: usize) -> Option<(usize, Leaf)> {
+        let last = last.min(last_address::<F>());
+        while addr <= last {
+            let mut index = self.root;
+            let mut gap = addr | (PAGE_SIZE - 1);
+            for level in (0..F::LEVELS).rev() {
+                let word = self.pool.load(index, slot_of::<F>(level, addr));
+                let (start, end) = span_of::<F>(level, addr);
+                match F::decode(level, word) {
+                    Slot::Empty => {
+                        gap = end;
+                        break;
+                    }
+                    Slot::Table(child) => index = child,
+                    Slot::Leaf(first) => {
+                        let leaf = Leaf {
+                            entry: first.plus((addr - start) >> PAGE_SHIFT),
+                            order: F::BITS * level,
+                        };
+                        return Some((addr, leaf));
+                    }
+                }
+            }
+            addr = gap.checked_add(1)?;
+        }
+        None
+    }
+
     /// Room for what an update needs; to be filled before the lock is taken.
     pub fn spares(&self) -> Spares<F> {
         Spares {
@@ -87,6 +121,10 @@ pub struct Spares<F: Format> {
 }
 
 impl<F: Format> Spares<F> {
+    pub(super) fn is_of(&self, pool: &Arc<Pool<F>>) -> bool {
+        Arc::ptr_eq(&self.pool, pool)
+    }
+
     /// Makes it complete. Context: may sleep; no lock of this crate may be held.
     ///
     /// # Errors
@@ -126,6 +164,7 @@ impl<F: Format> Table<F> {
     ///
     /// `ENOMEM`.
     pub fn new() -> Result<Self> {
+        const { check::<F>() };
         let pool = Pool::new()?;
         let mut list = List::EMPTY;
         pool.reserve(&mut list, 1)?;
@@ -180,11 +219,32 @@ impl<F: Format> Table<F> {
         done.min(range.pages())
     }
 
+    /// Whether `f` holds for the entry of any page in `range`; of a huge leaf only one is asked.
+    ///
+    /// The cost is that of the tables that exist, not of the range.
+    pub fn any(&self, range: PageRange, mut f: impl FnMut(Entry) -> bool) -> bool {
+        let reader = self.reader();
+        let last = range.end() - 1;
+        let mut addr = range.start();
+        while let Some((found, leaf)) = reader.next(addr, last) {
+            if f(leaf.entry) {
+                return true;
+            }
+            let size = 1usize << (leaf.order + PAGE_SHIFT as u32);
+            match (found | (size - 1)).checked_add(1) {
+                Some(behind) => addr = behind,
+                None => break,
+            }
+        }
+        false
+    }
+
     /// Calls `f` for every leaf in `range`, with the addresses that it covers and the entry of its
     /// first page, which `f` may change or remove. A huge leaf of which only a part is in `range` is
     /// split before, for which a table was kept when it was made.
     ///
-    /// The cost is that of the tables that exist, not of the range.
+    /// The cost is that of the tables that exist, not of the range. With a batch of another table nothing
+    /// is done.
     pub fn for_each(
         &mut self,
         range: PageRange,
@@ -202,6 +262,10 @@ impl<F: Format> Table<F> {
         mut split: impl FnMut(PageRange) -> bool,
         mut f: impl FnMut(PageRange, &mut Entry),
     ) {
+        if !batch.is_of(&self.pool) {
+            pr_err!("a flush batch of another table: nothing was changed\n");
+            return;
+        }
         let last = (range.end() - 1).min(last_address::<F>());
         if range.start() <= last {
             let mut visit = Visit {

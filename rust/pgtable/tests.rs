@@ -5,7 +5,10 @@
 use super::*;
 use crate::mm::addr::{PageRange, PMD_PAGES, PMD_SIZE};
 use core::cell::Cell;
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{
+    page::{PAGE_MASK, PAGE_SIZE},
+    prelude::*, //
+};
 
 /// A small one: three levels of 6 bits, entries of 32 bits, leaves of 4 KiB and 256 KiB, a leaf's
 /// kind in its top bits.
@@ -20,7 +23,9 @@ impl Narrow {
     const NUMBER: u32 = Self::TABLE - 1;
 }
 
-impl Format for Narrow {
+// SAFETY: A leaf has its own bit, a table another one; both keep 27 bits of number, and `can_hold` refuses
+// more.
+unsafe impl Format for Narrow {
     type Word = u32;
 
     const LEVELS: u32 = 3;
@@ -261,6 +266,41 @@ mod suite {
         Ok(())
     }
 
+    /// Over the whole address space, most of which has no table: page by page it would not end.
+    #[test]
+    fn a_search_skips_what_is_not_there() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        assert!(!table.any(all()?, |_| true));
+        let at = 0x7f00_0000_0000;
+        fill(&mut table, PageRange::from_pages(at, 3)?, 1, true)?;
+        fill(
+            &mut table,
+            PageRange::from_pages(PMD_SIZE, PMD_PAGES)?,
+            512,
+            true,
+        )?;
+        let top = PageRange::from_pages((1 << 48) - PAGE_SIZE, 1)?;
+        fill(&mut table, top, 9, false)?;
+        let mut seen = 0;
+        let everything = PageRange::new(0, usize::MAX & PAGE_MASK)?;
+        assert!(!table.any(everything, |_| {
+            seen += 1;
+            false
+        }));
+        // A huge leaf is one.
+        assert_eq!(seen, 3 + 1 + 1);
+        let is = |number| move |entry: Entry| entry.number() == number;
+        assert!(table.any(everything, is(3)) && table.any(everything, is(9)));
+        assert!(table.any(top, is(9)) && !table.any(top, is(3)));
+        assert!(!table.any(PageRange::from_pages(at + 3 * PAGE_SIZE, 1)?, |_| true));
+        // From the middle of a huge leaf.
+        let middle = PageRange::from_pages(PMD_SIZE + PAGE_SIZE, 1)?;
+        assert!(table.any(middle, is(513)) && !table.any(middle, is(512)));
+        clear(&mut table, all()?);
+        assert!(!table.any(all()?, |_| true) && table.any(everything, is(9)));
+        Ok(())
+    }
+
     #[test]
     fn runs_merge_and_huge_leaves_split() -> Result {
         let mut table = Table::<Radix4>::new()?;
@@ -321,6 +361,31 @@ mod suite {
         assert_eq!(result, Err(ENOMEM));
         assert!(batch.is_empty());
         assert_eq!(table.live(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn spares_and_batches_of_another_table_are_refused() -> Result {
+        let (mut table, other) = (Table::<Radix4>::new()?, Table::<Radix4>::new()?);
+        let range = PageRange::from_pages(0x1000, 1)?;
+        let (mut own, mut foreign) = (table.reader().spares(), other.reader().spares());
+        own.refill()?;
+        foreign.refill()?;
+        let (mut batch, mut wrong) = (table.batch(), other.batch());
+        let set = |_: usize, entry: &mut Entry| *entry = Entry::system(1, false);
+        assert_eq!(
+            table.install(range, &mut foreign, &mut batch, set),
+            Err(EINVAL)
+        );
+        assert_eq!(table.install(range, &mut own, &mut wrong, set), Err(EINVAL));
+        assert_eq!(table.live(), 0);
+        table.install(range, &mut own, &mut batch, set)?;
+        // Its pages would end in the other's pool.
+        table.for_each(range, &mut wrong, |_, entry| *entry = Entry::NONE);
+        assert_eq!(table.live(), 1);
+        assert!(wrong.is_empty());
+        let _unused = flush(batch);
+        assert_eq!(clear(&mut table, range).0, 1);
         Ok(())
     }
 

@@ -67,7 +67,7 @@ impl Client {
                 faults_write: Atomic::new(0),
                 commands <- kernel::new_mutex!(commands, "dmirror::commands"),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
     }
 
@@ -128,10 +128,12 @@ impl Client {
         }
         let id = commands.last + 1;
         let status = Status::new(id)?;
-        commands.list.reserve(1, GFP_KERNEL)?;
+        commands.list.reserve(1, GFP_KERNEL_ACCOUNT)?;
         engine.submit(Job::new(self.clone(), status.clone(), spec))?;
         commands.last = id;
-        commands.list.push(Command { status, engine }, GFP_KERNEL)?;
+        commands
+            .list
+            .push(Command { status, engine }, GFP_KERNEL_ACCOUNT)?;
         self.counters.add(Count::Commands, 1);
         Ok(id)
     }

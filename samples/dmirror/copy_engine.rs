@@ -15,12 +15,15 @@ use kernel::{
         CondVar,
         Mutex, //
     },
-    time::delay::fsleep,
+    time::{delay::fsleep, Delta, Instant, Monotonic},
 };
-use rust_hmm::{memory::CopyJob, thread::Thread};
+use rust_hmm::{memory::CopyJob, mm::space::fatal_signal_pending, thread::Thread};
 
 /// Jobs that wait at most; more are done by who brings them.
 const DEPTH: usize = 2048;
+
+/// Longest sleep before a look whether a job is still needed.
+const NAP: Delta = Delta::from_millis(10);
 
 /// Up to so many jobs without a delay are not worth to wake a thread.
 const FEW: usize = 4;
@@ -47,13 +50,36 @@ impl Queue {
     }
 
     fn pop(&mut self) -> Option<CopyJob> {
-        if self.len == 0 {
-            return None;
+        while self.len != 0 {
+            let job = self.ring.get_mut(self.first)?.take();
+            self.first = (self.first + 1) % self.ring.len().max(1);
+            self.len -= 1;
+            // Else it was cancelled in the queue.
+            if job.is_some() {
+                return job;
+            }
         }
-        let job = self.ring.get_mut(self.first)?.take();
-        self.first = (self.first + 1) % self.ring.len().max(1);
-        self.len -= 1;
-        job
+        None
+    }
+
+    /// Takes a cancelled job out.
+    fn pop_cancelled(&mut self) -> Option<CopyJob> {
+        self.ring
+            .iter_mut()
+            .find_map(|place| place.take_if(|job| job.is_cancelled()))
+    }
+}
+
+/// Waits for `time`, or until nobody needs `job` any more.
+fn wait(job: &CopyJob, time: Delta) {
+    let since = Instant::<Monotonic>::now();
+    // Without threads it is the task itself that copies.
+    while !job.is_cancelled() && !fatal_signal_pending() {
+        let left = time - since.elapsed();
+        if left <= Delta::ZERO {
+            break;
+        }
+        fsleep(if left > NAP { NAP } else { left });
     }
 }
 
@@ -72,13 +98,15 @@ struct Shared {
 
 impl Shared {
     fn carry_out(&self, job: CopyJob) {
-        let result = if self.settings.fail_copy() {
+        let result = if job.is_cancelled() {
+            Err(EINTR)
+        } else if self.settings.fail_copy() {
             Err(EIO)
         } else {
             self.store.copy(&job.copy())
         };
         if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
-            fsleep(delay);
+            wait(&job, delay);
         }
         match result {
             Ok(()) => self.bytes.add(job.bytes() as u64, Relaxed),
@@ -172,6 +200,18 @@ impl CopyEngine {
             drop(queue);
             self.shared.carry_out(job);
             queue = self.shared.queue.lock();
+        }
+    }
+
+    /// Ends the jobs in the queue that were cancelled.
+    pub(crate) fn drop_cancelled(&self) {
+        loop {
+            // Not under the lock: the end of a job takes another one.
+            let job = self.shared.queue.lock().pop_cancelled();
+            match job {
+                Some(job) => job.complete(Err(EINTR)),
+                None => break,
+            }
         }
     }
 

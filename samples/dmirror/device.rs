@@ -179,6 +179,10 @@ impl Device for View {
         Some(self.device.walkers.clone())
     }
 
+    fn flush_sleeps(&self) -> bool {
+        self.device.settings.delay(Setting::FlushDelay).is_some()
+    }
+
     fn test_keep_write(&self) -> bool {
         self.device.settings.get(Setting::KeepWrite) != 0
     }

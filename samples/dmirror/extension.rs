@@ -147,8 +147,7 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
         DISCARD => {
             let raw = Structure::<24>::read(user, 24)?;
             no_flags(raw.u32(4))?;
-            client.mirror().discard(raw.range(8)?);
-            Ok(())
+            client.mirror().discard(raw.range(8)?)
         }
         _ => Err(EINVAL),
     }

@@ -47,7 +47,7 @@ impl OpenFile for MirrorFile {
     type Device = MockDevice;
 
     fn open(device: Arc<MockDevice>) -> Result<Pin<KBox<Self>>> {
-        Ok(KBox::pin(Self(Client::new(device)?), GFP_KERNEL)?)
+        Ok(KBox::pin(Self(Client::new(device)?), GFP_KERNEL_ACCOUNT)?)
     }
 
     fn ioctl(&self, command: u32, argument: usize) -> Result<isize> {
@@ -65,7 +65,9 @@ impl OpenFile for MirrorFile {
         let mixed = vma.set_mixedmap();
         let mut addr = vma.start();
         while addr < vma.end() {
-            let page = Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
+            // The mapping may be larger than memory.
+            transfer::check_alive()?;
+            let page = Page::alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO)?;
             mixed.vm_insert_page(addr, &page)?;
             addr = addr.checked_add(PAGE_SIZE).ok_or(EINVAL)?;
         }
@@ -98,13 +100,13 @@ impl MirrorFile {
                 transfer::read(self.0.mirror(), request, Missing::Fail)
             }
             uapi::CHECK_EXCLUSIVE => {
-                if self.0.mirror().lock_table().any_exclusive(request.range) {
+                if self.0.mirror().lock_table()?.any_exclusive(request.range) {
                     return Err(EPERM);
                 }
                 Ok(())
             }
             uapi::RELEASE => {
-                if self.memory().evict_all()? != 0 {
+                if self.memory().evict_all_killable()? != 0 {
                     return Err(EBUSY);
                 }
                 Ok(())
@@ -167,6 +169,7 @@ impl MirrorFile {
         let mut user =
             UserSlice::new(UserPtr::from_addr(request.ptr), request.range.pages()).writer();
         for piece in request.range.pmd_pieces() {
+            transfer::check_alive()?;
             let mut bytes = KVec::with_capacity(piece.pages(), GFP_KERNEL)?;
             self.0
                 .mirror()

@@ -62,7 +62,7 @@ impl Status {
                 ended <- kernel::new_mutex!(None, "dmirror::ended"),
                 end <- kernel::new_condvar!("dmirror::end"),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
     }
 

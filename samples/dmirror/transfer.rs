@@ -13,7 +13,7 @@ use kernel::{
 };
 use rust_hmm::{
     mirror::{Device, Mirror, Place, PlaceMut, TableGuard},
-    mm::{addr::PageRange, range_fault::Access},
+    mm::{addr::PageRange, range_fault::Access, space::fatal_signal_pending},
 };
 
 /// Device faults in a row that bring no progress before a command gives up with `EBUSY`.
@@ -31,21 +31,30 @@ pub(crate) enum Missing {
     Fail,
 }
 
-struct Bounce(KVVec<[u8; PAGE_SIZE]>);
+struct Bounce(KVVec<u8>);
 
 impl Bounce {
     fn new(pages: usize) -> Result<Self> {
-        let pages = pages.min(BOUNCE_PAGES);
-        Ok(Self(KVVec::from_elem([0; PAGE_SIZE], pages, GFP_KERNEL)?))
+        // No array of a page: it would be on the stack first.
+        let bytes = pages.min(BOUNCE_PAGES) * PAGE_SIZE;
+        Ok(Self(KVVec::from_elem(0, bytes, GFP_KERNEL)?))
     }
 
     fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        self.0.iter_mut().map(|page| &mut page[..])
+        self.0.chunks_exact_mut(PAGE_SIZE)
     }
 
     fn bytes(&mut self, pages: usize) -> Result<&mut [u8]> {
-        Ok(self.0.get_mut(..pages).ok_or(EINVAL)?.as_flattened_mut())
+        self.0.get_mut(..pages * PAGE_SIZE).ok_or(EINVAL)
     }
+}
+
+/// `EINTR` if the task was killed: a range may be as large as the address space.
+pub(crate) fn check_alive() -> Result {
+    if fatal_signal_pending() {
+        return Err(EINTR);
+    }
+    Ok(())
 }
 
 fn user_slice(command: &Command) -> Result<UserSlice> {
@@ -92,14 +101,21 @@ fn write_page(
 /// Reads `command.range` into the user's buffer.
 pub(crate) fn read(mirror: &Mirror<View>, command: &mut Command, missing: Missing) -> Result {
     let total = command.range.pages();
-    if missing == Missing::Fail && mirror.lock_table().present(command.range) < total {
-        return Err(ENOENT);
+    if missing == Missing::Fail {
+        // Piece by piece, so that the lock is never held for long.
+        for piece in command.range.pmd_pieces() {
+            check_alive()?;
+            if mirror.lock_table()?.present(piece) < piece.pages() {
+                return Err(ENOENT);
+            }
+        }
     }
     let mut bounce = Bounce::new(total)?;
     let mut user: UserSliceWriter = user_slice(command)?.writer();
     let mut done = 0;
     let mut rounds = 0;
     while done < total {
+        check_alive()?;
         let rest = PageRange::new(command.range.address(done), command.range.end())?;
         let got = read_some(mirror, rest, &mut bounce)?;
         if got == 0 {
@@ -128,7 +144,7 @@ fn next_round(rounds: usize) -> Result<usize> {
 }
 
 fn read_some(mirror: &Mirror<View>, range: PageRange, bounce: &mut Bounce) -> Result<usize> {
-    let table = mirror.lock_table();
+    let table = mirror.lock_table()?;
     let mut got = 0;
     for page in bounce.pages().take(range.pages()) {
         if !read_page(&table, mirror.device(), range.address(got), page)? {
@@ -151,6 +167,7 @@ pub(crate) fn write(mirror: &Mirror<View>, command: &mut Command) -> Result {
         let mut written = 0;
         let mut rounds = 0;
         while written < filled {
+            check_alive()?;
             let start = command.range.address(done + written);
             let rest = PageRange::new(start, command.range.end())?;
             let got = write_some(mirror, rest, &mut bounce, written, filled)?;
@@ -174,7 +191,7 @@ fn write_some(
     from: usize,
     to: usize,
 ) -> Result<usize> {
-    let table = mirror.lock_table();
+    let table = mirror.lock_table()?;
     let mut done = 0;
     for page in bounce.pages().take(to).skip(from) {
         if !write_page(&table, mirror.device(), range.address(done), page)? {

@@ -139,6 +139,10 @@ impl MemoryOps for Vram {
         self.copy_engine.kick();
     }
 
+    fn cancelled(&self) {
+        self.copy_engine.drop_cancelled();
+    }
+
     fn fail_allocation(&self, _order: u32) -> bool {
         self.fail_allocation.load(Relaxed) && self.fail_allocation.xchg(false, Relaxed)
     }

@@ -5,7 +5,9 @@
 use rust_hmm::mirror::{Device, Mirror, Place};
 
 pub fn late<D: Device>(mirror: &Mirror<D>) {
-    let table = mirror.lock_table();
+    let Ok(table) = mirror.lock_table() else {
+        return;
+    };
     let place = table.readable(0x1000);
     drop(table);
     if let Some(Place::Cpu(pages)) = place {

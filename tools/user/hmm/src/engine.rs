@@ -491,6 +491,11 @@ impl Device {
         Ok(Job { device: self, id: command.id })
     }
 
+    /// The command that [`Job::id`] named.
+    pub fn job(&self, id: u64) -> Job<'_> {
+        Job { device: self, id }
+    }
+
     /// Has an engine carry out a command, and waits for its end.
     pub fn run(&self, command: Command) -> Result<Ended, Errno> {
         self.submit(command)?.wait()

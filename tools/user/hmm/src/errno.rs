@@ -45,6 +45,8 @@ impl Errno {
     pub const EINTR: Errno = Errno(libc::EINTR);
     /// Out of memory.
     pub const ENOMEM: Errno = Errno(libc::ENOMEM);
+    /// No right to that.
+    pub const EACCES: Errno = Errno(libc::EACCES);
     /// Bad address.
     pub const EFAULT: Errno = Errno(libc::EFAULT);
     /// Busy.

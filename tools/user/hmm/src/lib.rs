@@ -14,6 +14,7 @@ pub mod device;
 pub mod engine;
 pub mod errno;
 pub mod files;
+pub mod hostile;
 pub mod inject;
 pub mod mapping;
 pub mod module;

@@ -114,10 +114,33 @@ impl Mapping {
         Ok(map)
     }
 
+    /// Private anonymous memory of any size, of which nothing is there and nothing is set aside; small
+    /// pages.
+    pub fn reserve(len: usize, prot: Prot) -> Result<Self, Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let map = Self::create(len, HUGE_SIZE, flags, prot, -1)?;
+        let _ = map.advise(libc::MADV_NOHUGEPAGE);
+        Ok(map)
+    }
+
     /// Shared anonymous memory.
     pub fn shared(npages: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         Self::create(npages * PAGE_SIZE, PAGE_SIZE, flags, Prot::ReadWrite, -1)
+    }
+
+    /// A second mapping of shared memory: both see what the other one writes.
+    pub fn again(&self) -> Result<Self, Errno> {
+        let map = Self::anon_prot(self.pages(), Prot::None)?;
+        let (ptr, len) = map.range(0, map.pages());
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: an old size of zero makes a second mapping, here over one that was just made and
+        // has no references to it; private memory is refused.
+        let got = unsafe { libc::mremap(self.addr as *mut _, 0, len, flags, ptr) };
+        if got == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        Ok(map)
     }
 
     /// A file, shared.
@@ -285,6 +308,20 @@ impl Mapping {
         Errno::check(unsafe { libc::mprotect(ptr, len, prot.bits()) }.into()).map(|_| ())
     }
 
+    /// `mlock` or `munlock` on some pages.
+    pub fn lock_pages(&self, lock: bool, first: usize, npages: usize) -> Result<(), Errno> {
+        let (ptr, len) = self.range(first, npages);
+        // SAFETY: inside of the mapping; contents do not change.
+        let ret = unsafe {
+            if lock {
+                libc::mlock(ptr, len)
+            } else {
+                libc::munlock(ptr, len)
+            }
+        };
+        Errno::check(ret.into()).map(|_| ())
+    }
+
     /// `mprotect` on everything.
     pub fn protect(&self, prot: Prot) -> Result<(), Errno> {
         self.protect_pages(prot, 0, self.pages())
@@ -297,6 +334,37 @@ impl Mapping {
         // later accesses fault, which is the point.
         Errno::check(unsafe { libc::munmap(ptr, len) }.into())?;
         self.note_hole(ptr as usize, len);
+        Ok(())
+    }
+
+    /// Maps private anonymous memory, or these pages of a file (`true`: shared), where
+    /// pages were removed.
+    pub fn map_again(
+        &self,
+        first: usize,
+        npages: usize,
+        file: Option<(&File, bool)>,
+    ) -> Result<(), Errno> {
+        let (ptr, len) = self.range(first, npages);
+        let (start, end) = (ptr as usize, ptr as usize + len);
+        let mut holes = self.holes.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(without(start, end, &holes).is_empty(), "something is mapped there");
+        let (flags, fd) = match file {
+            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+            Some((file, true)) => (libc::MAP_SHARED, file.as_raw_fd()),
+            Some((file, false)) => (libc::MAP_PRIVATE, file.as_raw_fd()),
+        };
+        // Somebody else may have got the addresses meanwhile.
+        let flags = flags | libc::MAP_FIXED_NOREPLACE;
+        let offset = if file.is_some() { first * PAGE_SIZE } else { 0 };
+        // SAFETY: nothing is mapped there, see the flag.
+        let got = unsafe {
+            libc::mmap(ptr, len, Prot::ReadWrite.bits(), flags, fd, offset as libc::off_t)
+        };
+        if got == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        *holes = holes.iter().flat_map(|&(a, b)| without(a, b, &[(start, end)])).collect();
         Ok(())
     }
 

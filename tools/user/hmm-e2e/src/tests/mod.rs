@@ -8,9 +8,11 @@ mod engine;
 mod extension;
 mod faultless;
 mod fork;
+mod hostile;
 mod kinds;
 mod layout;
 mod life;
+mod lifecycle;
 mod migrate;
 mod mirror;
 mod race;
@@ -21,7 +23,7 @@ mod thp;
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
     let faultless = faultless::tests();
-    let groups: [&[Test]; 14] = [
+    let groups: &[&[Test]] = &[
         mirror::TESTS,
         fork::TESTS,
         kinds::TESTS,
@@ -34,7 +36,9 @@ pub fn all() -> Vec<Test> {
         race::TESTS,
         engine::TESTS,
         extension::TESTS,
+        hostile::TESTS,
         &faultless,
+        lifecycle::TESTS,
         // Last: these unload the modules.
         reload::TESTS,
     ];

@@ -136,35 +136,48 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
 /// Reclaim unmaps pages by itself. There is no swap, so these are pages that
 /// may be dropped: each is as it was or zero, and both sides agree on it.
 fn pageout(ctx: &Ctx) -> Outcome {
+    // On a slow machine the mover holds all pages most of the time.
     let (mut dropped, mut kept) = (0, 0);
-    disturbed(ctx, |device, map, round| {
-        let seed = round + 1;
-        map.fill_pages(seed, 0, PART);
-        device_sees_pages(device, map, seed, 0, PART, "before MADV_PAGEOUT")?;
-        map.advise_pages(libc::MADV_FREE, 0, PART)?;
-        map.advise_pages(libc::MADV_PAGEOUT, 0, PART)?;
-        map.advise_pages(libc::MADV_COLD, PART, PART)?;
-        let mut data = vec![0xaa; PART * PAGE_SIZE];
-        device.read(map.addr(), &mut data).what("device read after MADV_PAGEOUT")?;
-        for (page, bytes) in data.chunks_exact(PAGE_SIZE).enumerate() {
-            if pattern::check_zero(bytes).is_ok() {
-                dropped += 1;
-                map.check_zero(page, 1).what("CPU read of a dropped page")?;
-            } else {
-                kept += 1;
-                pattern::check(seed, page, bytes).what("device read of a page that stays")?;
-                map.check_pages(seed, page, 1).what("CPU read of a page that stays")?;
-            }
-        }
-        // What is dirty must stay.
-        map.fill_pages(seed, 0, PART);
-        map.advise_pages(libc::MADV_PAGEOUT, 0, PART)?;
-        device_sees_pages(device, map, seed, 0, PART, "of dirty pages after MADV_PAGEOUT")?;
-        map.check_pages(seed, 0, PART).what("CPU read of dirty pages after MADV_PAGEOUT")
-    })?;
+    while dropped == 0 && kept < 20 * PART {
+        disturbed(ctx, |device, map, round| {
+            dropped_or_kept(device, map, round, &mut dropped, &mut kept)
+        })?;
+    }
     println!("# {dropped} pages dropped, {kept} kept");
     check!(dropped > 0, "reclaim took nothing of {kept} pages");
     Ok(())
+}
+
+fn dropped_or_kept(
+    device: &Device,
+    map: &Mapping,
+    round: u64,
+    dropped: &mut usize,
+    kept: &mut usize,
+) -> Outcome {
+    let seed = round + 1;
+    map.fill_pages(seed, 0, PART);
+    device_sees_pages(device, map, seed, 0, PART, "before MADV_PAGEOUT")?;
+    map.advise_pages(libc::MADV_FREE, 0, PART)?;
+    map.advise_pages(libc::MADV_PAGEOUT, 0, PART)?;
+    map.advise_pages(libc::MADV_COLD, PART, PART)?;
+    let mut data = vec![0xaa; PART * PAGE_SIZE];
+    device.read(map.addr(), &mut data).what("device read after MADV_PAGEOUT")?;
+    for (page, bytes) in data.chunks_exact(PAGE_SIZE).enumerate() {
+        if pattern::check_zero(bytes).is_ok() {
+            *dropped += 1;
+            map.check_zero(page, 1).what("CPU read of a dropped page")?;
+        } else {
+            *kept += 1;
+            pattern::check(seed, page, bytes).what("device read of a page that stays")?;
+            map.check_pages(seed, page, 1).what("CPU read of a page that stays")?;
+        }
+    }
+    // What is dirty must stay.
+    map.fill_pages(seed, 0, PART);
+    map.advise_pages(libc::MADV_PAGEOUT, 0, PART)?;
+    device_sees_pages(device, map, seed, 0, PART, "of dirty pages after MADV_PAGEOUT")?;
+    map.check_pages(seed, 0, PART).what("CPU read of dirty pages after MADV_PAGEOUT")
 }
 
 /// A mover that rests after each trip, so that others get at the memory.

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The API called from within its own callbacks: what would wait for itself is refused, in KUnit.
+
+use super::*;
+use crate::within;
+use kernel::{sync::Mutex, time::delay::udelay};
+
+/// Where the API is called from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum From {
+    FlushStart,
+    FlushWait,
+    Copy,
+    Kick,
+    FailAllocation,
+}
+
+const PLACES: usize = From::FailAllocation as usize + 1;
+
+/// What the callbacks call, while they do.
+type Target = Option<(Arc<Mirror<Nosy>>, PageRange)>;
+
+/// What the callbacks know, and what their calls said.
+#[pin_data]
+struct Probe {
+    #[pin]
+    target: Mutex<Target>,
+    /// By place: calls of the API, and those of them that were refused.
+    called: [Atomic<u32>; PLACES],
+    refused: [Atomic<u32>; PLACES],
+    /// Walkers entered.
+    entered: [Atomic<u32>; PLACES],
+    walkers: Arc<Walkers<u32>>,
+}
+
+/// Calls everything that waits. Returns how many calls there were, and how many were refused.
+fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
+    let refused = Err(within::deadlock());
+    let current = current!();
+    let again = current.mm().map(|mm| {
+        let device = Nosy(mirror.device().0.clone());
+        crate::new_mirror!(mm, device).map(|_| ())
+    });
+    let memory = mirror.device().memory();
+    let calls = [
+        mirror.fault(range, Access::Read),
+        mirror.fault(range, Access::Snapshot),
+        mirror.snapshot(range, |_| ()),
+        mirror.make_exclusive(range),
+        mirror.discard(range),
+        mirror.lock_table().map(|_| ()),
+        mirror.migrate(range).to_device().map(|_| ()),
+        mirror.migrate(range).to_system().map(|_| ()),
+        memory.map_or(Ok(()), |memory| memory.evict_all().map(|_| ())),
+        again.unwrap_or(refused),
+    ];
+    // What never waits is fine anywhere.
+    let _alive = mirror.is_alive();
+    let count = calls.iter().filter(|call| **call == refused).count();
+    (calls.len() as u32, count as u32)
+}
+
+impl Probe {
+    fn ask(&self, from: From) {
+        let Some((mirror, range)) = self.target.lock().clone() else {
+            return;
+        };
+        let (called, refused) = call_all(&mirror, range);
+        let at = from as usize;
+        for (counters, by) in [(&self.called, called), (&self.refused, refused)] {
+            if let Some(counter) = counters.get(at) {
+                counter.add(by, Relaxed);
+            }
+        }
+        let entered = mirror.enter(0).is_ok() && self.walkers.with(0, |_| ()).is_some();
+        if let Some(counter) = self.entered.get(at) {
+            counter.add(u32::from(entered), Relaxed);
+        }
+    }
+
+    /// Whether it was called from there, and all was refused but the walkers.
+    fn was_refused(&self, from: From) -> bool {
+        let get = |counters: &[Atomic<u32>; PLACES]| {
+            let counter = counters.get(from as usize);
+            counter.map_or(0, |counter| counter.load(Relaxed))
+        };
+        get(&self.called) > 0
+            && get(&self.called) == get(&self.refused)
+            && get(&self.entered) * 10 == get(&self.called)
+    }
+}
+
+struct NosyMemory(Arc<Probe>);
+
+impl MemoryOps for NosyMemory {
+    fn copy(&self, job: CopyJob) {
+        self.0.ask(From::Copy);
+        // The contents do not matter here.
+        job.complete(Ok(()));
+    }
+
+    fn kick(&self) {
+        self.0.ask(From::Kick);
+    }
+
+    fn fail_allocation(&self, _order: u32) -> bool {
+        self.0.ask(From::FailAllocation);
+        false
+    }
+}
+
+#[pin_data]
+struct Card {
+    probe: Arc<Probe>,
+    #[pin]
+    memory: Memory<NosyMemory>,
+}
+
+struct Nosy(Arc<Card>);
+
+impl Device for Nosy {
+    type Memory = NosyMemory;
+    type Format = Radix4;
+    type Walker = u32;
+    type Flush = ();
+
+    fn memory(&self) -> Option<&Memory<NosyMemory>> {
+        Some(&self.0.memory)
+    }
+
+    fn walkers(&self) -> Option<Arc<Walkers<u32>>> {
+        Some(self.0.probe.walkers.clone())
+    }
+
+    fn flush_start(&self, _range: PageRange) {
+        self.0.probe.ask(From::FlushStart);
+    }
+
+    fn flush_wait(&self, (): ()) {
+        self.0.probe.ask(From::FlushWait);
+    }
+}
+
+/// A mirror whose callbacks call it, for the pages of a new mapping.
+fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
+    let range = map(pages)?;
+    let probe = Arc::pin_init(
+        try_pin_init!(Probe {
+            target <- kernel::new_mutex!(None),
+            called: [const { Atomic::new(0) }; PLACES],
+            refused: [const { Atomic::new(0) }; PLACES],
+            entered: [const { Atomic::new(0) }; PLACES],
+            walkers: Walkers::new(2, |_| Ok(0))?,
+        }? Error),
+        GFP_KERNEL,
+    )?;
+    let card = Arc::pin_init(
+        try_pin_init!(Card {
+            memory <- Memory::new(NosyMemory(probe.clone()), Kind::Private, 512),
+            probe,
+        }? Error),
+        GFP_KERNEL,
+    )?;
+    let current = current!();
+    let mm = current.mm().ok_or(EINVAL)?;
+    let mirror = Arc::new(crate::new_mirror!(mm, Nosy(card))?, GFP_KERNEL)?;
+    Ok((mirror, range))
+}
+
+/// Lets the callbacks call the mirror as long as this exists.
+struct Armed<'a>(&'a Probe);
+
+impl<'a> Armed<'a> {
+    fn new(mirror: &'a Arc<Mirror<Nosy>>, range: PageRange) -> Self {
+        let probe = &mirror.device().0.probe;
+        *probe.target.lock() = Some((mirror.clone(), range));
+        Self(probe)
+    }
+}
+
+impl Drop for Armed<'_> {
+    fn drop(&mut self) {
+        *self.0.target.lock() = None;
+    }
+}
+
+#[kunit_tests(rust_hmm_reentry)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn from_an_invalidation() -> Result {
+        let (mirror, range) = nosy(4)?;
+        mirror.fault(range, Access::Write)?;
+        let armed = Armed::new(&mirror, range);
+        unmap(range)?;
+        assert!(armed.0.was_refused(From::FlushStart) && armed.0.was_refused(From::FlushWait));
+        drop(armed);
+        // It goes on as before.
+        let range = map(1)?;
+        mirror.fault(range, Access::Write)?;
+        assert_eq!(mirror.lock_table()?.present(range), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn from_a_discard() -> Result {
+        let (mirror, range) = nosy(4)?;
+        mirror.fault(range, Access::Write)?;
+        let armed = Armed::new(&mirror, range);
+        mirror.discard(range)?;
+        assert!(armed.0.was_refused(From::FlushStart) && armed.0.was_refused(From::FlushWait));
+        Ok(())
+    }
+
+    #[test]
+    fn from_a_migration_and_back() -> Result {
+        let (mirror, range) = nosy(4)?;
+        store(range.start(), 1)?;
+        mirror.fault(range, Access::Write)?;
+        let armed = Armed::new(&mirror, range);
+        assert_eq!(mirror.migrate(range).to_device()?.switched, 4);
+        for from in [From::FlushStart, From::FlushWait, From::Copy, From::Kick] {
+            assert!(armed.0.was_refused(from));
+        }
+        assert!(armed.0.was_refused(From::FailAllocation));
+        // The same in a CPU fault.
+        for counters in [&armed.0.called, &armed.0.refused, &armed.0.entered] {
+            counters
+                .iter()
+                .for_each(|counter| counter.store(0, Relaxed));
+        }
+        load(range.start())?;
+        assert!(armed.0.was_refused(From::Copy) && armed.0.was_refused(From::FlushWait));
+        drop(armed);
+        assert_eq!(mirror.device().0.memory.usage().0, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn with_the_table_lock_and_from_a_snapshot() -> Result {
+        let (mirror, range) = nosy(2)?;
+        mirror.fault(range, Access::Read)?;
+        let table = mirror.lock_table()?;
+        assert_eq!(call_all(&mirror, range), (10, 10));
+        assert_eq!(table.present(range), 2);
+        assert!(mirror.enter(0)?.walk(range.start()).is_some());
+        drop(table);
+        let mut pages = 0;
+        mirror.snapshot(range, |_| {
+            assert_eq!(call_all(&mirror, range), (10, 10));
+            pages += 1;
+        })?;
+        assert_eq!(pages, 2);
+        // Nothing of it stays.
+        mirror.fault(range, Access::Read)?;
+        mirror.discard(range)
+    }
+
+    #[test]
+    fn within_a_section() -> Result {
+        let (mirror, range) = nosy(1)?;
+        let walkers = &mirror.device().0.probe.walkers;
+        mirror.fault(range, Access::Read)?;
+        let section = mirror.enter(0)?;
+        let refused = call_all(&mirror, range);
+        let again = mirror.enter(0).err();
+        let with = walkers.with(0, |_| ());
+        drop(section);
+        assert_eq!(refused, (10, 10));
+        assert_eq!((again, with), (Some(within::deadlock()), None));
+        // A walker within a walker.
+        let inner = walkers.with(1, |_| (walkers.with(1, |_| ()), mirror.enter(1).err()));
+        assert_eq!(inner, Some((None, Some(within::deadlock()))));
+        assert_eq!(walkers.with(1, |count| *count), Some(0));
+        assert_eq!(call_all(&mirror, range).1, 0);
+        Ok(())
+    }
+
+    /// Told by the threads of the next test.
+    #[derive(Default)]
+    struct Seen {
+        inside: u32,
+        refused: u32,
+    }
+
+    #[test]
+    fn two_walkers_the_wrong_way_round() -> Result {
+        let walkers = Walkers::new(2, |_| Ok(Seen::default()))?;
+        let ready = Arc::new([const { Atomic::new(0u32) }; 2], GFP_KERNEL)?;
+        let mut threads = KVec::new();
+        for own in 0..2usize {
+            let (walkers, ready) = (walkers.clone(), ready.clone());
+            let thread = Thread::spawn(c"hmm-test", move || {
+                walkers.with(own, |seen| {
+                    seen.inside = 1;
+                    if let (Some(mine), Some(theirs)) = (ready.get(own), ready.get(1 - own)) {
+                        mine.store(1, Release);
+                        // Until both are in theirs; on one processor that will never be.
+                        for _ in 0..5000 {
+                            if theirs.load(Acquire) != 0 {
+                                break;
+                            }
+                            udelay(Delta::from_micros(100));
+                        }
+                    }
+                    // One of them could get it when the other has left; never do both wait.
+                    seen.refused = u32::from(walkers.with(1 - own, |_| ()).is_none());
+                });
+            })?;
+            threads.push(thread, GFP_KERNEL)?;
+        }
+        // Not by their locks, for which this would spin on the processor that the other one needs.
+        let all = || ready.iter().all(|ready| ready.load(Acquire) != 0);
+        for _ in 0..5000 {
+            if all() {
+                break;
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        assert!(all());
+        drop(threads);
+        let refused = |index| walkers.with(index, |seen| seen.refused);
+        let both = refused(0).zip(refused(1)).ok_or(EINVAL)?;
+        // If they met, one was refused at least.
+        assert!(both.0 + both.1 >= 1 || kernel::cpu::nr_cpu_ids() == 1);
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Arguments that safe code can give, and that must be refused, in KUnit.
+
+use super::{
+    addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
+    device_pages::*,
+    migrate::{Batch, Isolated, Select},
+    notifier::Cookie,
+    page::{Effort, LockedFolio, SharedBytes},
+    space::MmapGuard,
+};
+use crate::bindings;
+use kernel::{page::PAGE_SIZE, prelude::*};
+
+struct NoFaults;
+
+impl DevicePageOps for NoFaults {
+    fn migrate_to_ram(_: &DevicePages<Self>, _: CpuFault<'_>) -> Result<(), FaultError> {
+        Err(FaultError::Lost)
+    }
+}
+
+fn device(kind: Kind) -> Result<Pin<KBox<DevicePages<NoFaults>>>> {
+    KBox::pin_init(DevicePages::new(kind, PMD_PAGES, NoFaults), GFP_KERNEL)
+}
+
+#[kunit_tests(rust_hmm_refused)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn coherent_memory_that_is_not_free() -> Result {
+        // System memory: without the check it is a WARN, which fails the whole run.
+        let ram = device(Kind::Coherent { start: 32 << 20 })?;
+        assert_eq!(ram.grow(1), Err(EBUSY));
+        assert_eq!((ram.total(), ram.alloc(0).is_none()), (0, true));
+        // Beyond all addresses, where sums overflow.
+        for start in [0, 4096, 1 << 52, u64::MAX & !(PMD_SIZE as u64 - 1)] {
+            assert!(device(Kind::Coherent { start }).is_err());
+        }
+        // The VM runner reserves this; on other machines it is not there, or somebody's.
+        let start = 0x1_4000_0000;
+        let (first, second) = (
+            device(Kind::Coherent { start })?,
+            device(Kind::Coherent { start })?,
+        );
+        let got = first.grow(1);
+        assert!(got.is_ok() || got == Err(EBUSY));
+        assert_eq!(second.grow(1), Err(EBUSY));
+        drop(first);
+        // It was given back.
+        assert_eq!(second.grow(1), got);
+        Ok(())
+    }
+
+    #[test]
+    fn numbers_that_overflow() -> Result {
+        let device = device(Kind::Private)?;
+        device.grow(1)?;
+        let mut batch = Batch::new()?;
+        let ranges = [
+            (usize::MAX, 2),
+            (usize::MAX - 1, PMD_PAGES),
+            (0, 0),
+            (0, PMD_PAGES + 1),
+            (PIECE_PAGES - 1, 2),
+        ];
+        for (first, count) in ranges {
+            let range = DeviceRange { first, count };
+            let refused = Isolated::from_device(&device, range, &mut batch).err();
+            assert_eq!(refused, Some(EINVAL));
+        }
+        assert!(device.pfn(usize::MAX).is_none() && device.lookup(usize::MAX).is_none());
+        let bytes = SharedBytes::new(16)?;
+        assert!(bytes.read(usize::MAX, &mut [0; 2]).is_err());
+        assert!(bytes.clear(8, usize::MAX).is_err());
+        assert!(bytes.fetch_add_u64(12, 1).is_err() && bytes.fetch_add_u64(4, 1).is_err());
+        assert!(SharedBytes::new(usize::MAX).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn orders_that_do_not_exist() {
+        for order in [PMD_ORDER + 1, 63, 64, u32::MAX] {
+            let folio = LockedFolio::alloc_system(None, 0, order, Effort::Try);
+            assert_eq!(folio.err(), Some(EINVAL));
+        }
+    }
+
+    #[test]
+    fn a_second_destination_for_a_page() -> Result {
+        // SAFETY: No preconditions; in a test.
+        let addr = unsafe { bindings::rust_hmm_kunit_mmap(4 * PAGE_SIZE) };
+        let range = PageRange::from_pages(addr, 4)?;
+        let device = device(Kind::Private)?;
+        device.grow(8)?;
+        let mut batch = Batch::new()?;
+        let current = current!();
+        let mmap = MmapGuard::lock(current.mm().ok_or(EINVAL)?)?;
+        let vma = mmap.vma_lookup(addr).ok_or(EINVAL)?;
+        let cookie = Cookie::of(&range);
+        let mut isolated =
+            Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
+        isolated.fill(|_| device.alloc(0));
+        assert_eq!(device.used(), 4);
+        // Those that are there would be lost, locked for ever.
+        isolated.fill(|_| device.alloc(0));
+        assert_eq!(device.used(), 4);
+        isolated.abandon(1);
+        isolated.abandon(1);
+        isolated.abandon(usize::MAX);
+        assert_eq!(device.used(), 3);
+        isolated.fill(|_| device.alloc(0));
+        assert_eq!(device.used(), 4);
+        drop(isolated);
+        assert_eq!(device.used(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn names_of_devices_are_their_own() -> Result {
+        let device = device(Kind::Private)?;
+        assert_ne!(device.owner(), Cookie::of(&*device));
+        Ok(())
+    }
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0423
+//! A name is an address that nothing else has.
+
+use rust_hmm::mm::notifier::Cookie;
+
+pub fn forge() -> Cookie {
+    Cookie(0x1234)
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0502
+//! A destination cannot be written after it was given back.
+
+use rust_hmm::mm::migrate::Isolated;
+
+pub fn late(isolated: &mut Isolated<'_>) {
+    let destination = isolated.destination(0);
+    isolated.abandon(0);
+    if let Some(pages) = destination {
+        pages.clear();
+    }
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0277
+//! A device that is bound to one thread cannot have a mirror: callbacks come from everywhere.
+
+use core::cell::Cell;
+use rust_hmm::{
+    memory::{CopyJob, Memory, MemoryOps},
+    mirror::Device,
+    mm::addr::PageRange,
+    pgtable::Radix4,
+};
+
+pub struct Vram;
+
+impl MemoryOps for Vram {
+    fn copy(&self, job: CopyJob) {
+        drop(job);
+    }
+}
+
+pub struct Gpu {
+    pub flushes: Cell<usize>,
+}
+
+impl Device for Gpu {
+    type Memory = Vram;
+    type Format = Radix4;
+    type Walker = ();
+    type Flush = ();
+
+    fn memory(&self) -> Option<&Memory<Vram>> {
+        None
+    }
+
+    fn flush_start(&self, _range: PageRange) {}
+
+    fn flush_wait(&self, (): ()) {}
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0597
+//! File operations outlive their node: a file may be open.
+
+use kernel::{prelude::*, sync::Arc};
+use rust_hmm::node::{FileOps, Node, OpenFile};
+
+pub fn register<F: OpenFile>(
+    module: &'static ThisModule,
+    device: Arc<F::Device>,
+) -> Result<Pin<KBox<Node<F>>>> {
+    let ops = FileOps::<F>::new();
+    KBox::pin_init(Node::new(c"test", &ops, module, device), GFP_KERNEL)
+}

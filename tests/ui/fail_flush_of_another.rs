@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0271
+//! A flush cannot be waited for with another kind of flusher.
+
+use rust_hmm::{
+    mm::addr::PageRange,
+    pgtable::{FlushBatch, Flushed, Flusher, Radix4},
+};
+
+pub struct First;
+pub struct Second;
+
+impl Flusher for First {
+    type Pending = u32;
+
+    fn start(&self, _range: PageRange) -> u32 {
+        0
+    }
+
+    fn wait(&self, _pending: u32) {}
+}
+
+impl Flusher for Second {
+    type Pending = u64;
+
+    fn start(&self, _range: PageRange) -> u64 {
+        0
+    }
+
+    fn wait(&self, _pending: u64) {}
+}
+
+pub fn mix(batch: FlushBatch<Radix4>) -> Flushed {
+    batch.start(&First).wait(&Second)
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0505
+//! A migration cannot outlive the mmap lock.
+
+use kernel::{mm::MmWithUser, prelude::*};
+use rust_hmm::mm::{
+    addr::PageRange,
+    migrate::{Batch, Isolated, Select},
+    notifier::Cookie,
+    space::MmapGuard,
+};
+
+pub fn late(mm: &MmWithUser, range: PageRange) -> Result {
+    let mut batch = Batch::new()?;
+    let guard = MmapGuard::lock(mm)?;
+    let vma = guard.vma_lookup(range.start()).ok_or(EFAULT)?;
+    let cookie = Cookie::of(&range);
+    let isolated = Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
+    drop(guard);
+    drop(isolated.migrate());
+    Ok(())
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0277
+//! A migration ends on the task that began it: it holds the mmap lock.
+
+use rust_hmm::mm::migrate::Isolated;
+
+fn needs_send<T: Send>(_: T) {}
+
+pub fn send(isolated: Isolated<'_>) {
+    needs_send(isolated);
+}

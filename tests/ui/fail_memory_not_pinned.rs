@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0308
+//! Device memory has a fixed address, which the kernel keeps.
+
+use rust_hmm::{
+    memory::{Memory, MemoryOps},
+    mm::device_pages::Kind,
+};
+
+pub fn movable<M: MemoryOps>(driver: M) -> Memory<M> {
+    Memory::new(driver, Kind::Private, 512)
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0382
+//! A migration is started once.
+
+use kernel::prelude::*;
+use rust_hmm::{mirror::{Device, Mirror}, mm::addr::PageRange};
+
+pub fn twice<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result {
+    let migration = mirror.migrate(range);
+    migration.to_device()?;
+    migration.to_system()?;
+    Ok(())
+}

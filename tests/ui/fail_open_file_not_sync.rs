@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0277
+//! A file's state is used by several threads at once.
+
+use core::cell::Cell;
+use kernel::{prelude::*, sync::Arc};
+use rust_hmm::node::OpenFile;
+
+pub struct File {
+    pub calls: Cell<u32>,
+}
+
+impl OpenFile for File {
+    type Device = u32;
+
+    fn open(_device: Arc<u32>) -> Result<Pin<KBox<Self>>> {
+        Err(ENODEV)
+    }
+
+    fn ioctl(&self, _command: u32, _argument: usize) -> Result<isize> {
+        self.calls.set(self.calls.get() + 1);
+        Ok(0)
+    }
+}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0505
+//! An access ends before its mirror goes.
+
+use kernel::prelude::*;
+use rust_hmm::mirror::{Device, Mirror};
+
+pub fn late<D: Device>(mirror: Mirror<D>) -> Result<bool> {
+    let section = mirror.enter(0)?;
+    drop(mirror);
+    Ok(section.walk(0x1000).is_some())
+}

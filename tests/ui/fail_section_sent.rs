@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0277
+//! An access of an engine ends on the thread that began it: it holds a spinlock.
+
+use rust_hmm::mirror::{Device, Section};
+
+fn needs_send<T: Send>(_: T) {}
+
+pub fn send<D: Device>(section: Section<'_, D>) {
+    needs_send(section);
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0505
+//! The source of a page cannot be read after it has moved.
+
+use rust_hmm::mm::migrate::Isolated;
+
+pub fn late(isolated: Isolated<'_>, to: &mut [u8]) {
+    let source = isolated.source(0);
+    let migrated = isolated.migrate();
+    if let Some(pages) = source {
+        let _read = pages.read(0, to);
+    }
+    drop(migrated);
+}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0505
+//! The table lock is released before its mirror goes.
+
+use kernel::prelude::*;
+use rust_hmm::{mirror::{Device, Mirror}, mm::addr::PageRange};
+
+pub fn late<D: Device>(mirror: Mirror<D>, range: PageRange) -> Result<usize> {
+    let table = mirror.lock_table()?;
+    drop(mirror);
+    Ok(table.present(range))
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0597
+//! A thread cannot borrow from who starts it.
+
+use kernel::prelude::*;
+use rust_hmm::thread::Thread;
+
+pub fn borrow() -> Result<Thread> {
+    let local = 1u32;
+    let reference: &u32 = &local;
+    Thread::spawn(c"test", move || {
+        let _copy = *reference;
+    })
+}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0505
+//! What a walker's lock protects cannot be kept beyond it.
+
+use rust_hmm::mirror::{Device, Section};
+
+pub fn keep<D: Device<Walker = u64>>(section: Section<'_, D>) -> u64 {
+    let mut section = section;
+    let data = section.data();
+    drop(section);
+    *data
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0277
+//! How entries are stored is not for the driver to say: they are read while they change.
+
+use rust_hmm::pgtable::Word;
+
+#[derive(Clone, Copy)]
+pub struct Forgetful;
+
+impl Word for Forgetful {
+    type Cell = ();
+
+    const EMPTY: Self = Self;
+
+    fn cell(_value: Self) -> () {}
+
+    fn load(_cell: &()) -> Self {
+        Self
+    }
+
+    fn store(_cell: &(), _value: Self) {}
+}

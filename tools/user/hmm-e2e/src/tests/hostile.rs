@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Hostile processes: what a file descriptor gives to whom, what an attacker can read, hold and block.
+//! `hmm-fuzz` tries the same at random.
+
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::{child, hostile, pattern, procfs, Child, Command, Device, EngineOp, Errno, Gate};
+use hmm::{Mapping, Op, Prot, Ptr, PAGE_SIZE};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::time::Duration;
+
+const PAGES: usize = 16;
+const OURS: &str = "the C driver has no engines";
+const NOBODY: u32 = 65534;
+
+pub const TESTS: &[Test] = &[
+    Test::new("hostile", "only_root_opens", only_root_opens).only_rust("as upstream, by the node"),
+    Test::new("hostile", "a_child_drives_its_parent", child_drives_parent),
+    Test::new("hostile", "a_passed_file_is_its_openers", passed_file),
+    Test::new("hostile", "exec_leaves_nothing", exec_leaves_nothing),
+    Test::new("hostile", "setuid_keeps_the_mirror", setuid_keeps_the_mirror),
+    Test::new("hostile", "memory_of_the_dead", memory_of_the_dead),
+    Test::new("hostile", "kernel_addresses_of_commands", kernel_addresses).only_rust(OURS),
+    Test::new("hostile", "everything_at_once", everything).only_rust("a known hang of test_hmm"),
+    Test::new("hostile", "commands_of_a_file", commands_of_a_file).only_rust(OURS),
+    Test::new("hostile", "nothing_is_pinned", nothing_is_pinned),
+    Test::new("hostile", "tables_are_charged", tables_are_charged).only_rust("it charges nobody"),
+    Test::new("hostile", "files_give_their_memory_back", files_give_back),
+    Test::new("hostile", "killed_while_it_copies", killed_while_it_copies).only_rust(OURS),
+    Test::new("hostile", "killed_while_it_maps", killed_while_it_maps)
+        .only_rust("a known defect of test_hmm: it takes all memory"),
+];
+
+/// The node belongs to root, and nobody else has any right to it.
+fn only_root_opens(ctx: &Ctx) -> Outcome {
+    let path = Device::path(ctx.device);
+    let node = std::fs::metadata(&path)?;
+    check_eq!((node.uid(), node.gid()), (0, 0), "owner of the node");
+    check_eq!(node.permissions().mode() & 0o7777, 0o600, "mode of the node");
+    let child = Child::spawn(|| -> Outcome {
+        hostile::become_user(NOBODY).what("setuid")?;
+        let opened = Device::open(ctx.device).map(|_| ());
+        fails(opened, Errno::EACCES, "open by somebody else")
+    })?;
+    child.join().map_err(Stop::Fail)
+}
+
+/// A child has the file and other memory at the same addresses: the file's is the parent's.
+fn child_drives_parent(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let child = Child::spawn(|| -> Outcome {
+        map.fill(2);
+        device_sees(&device, &map, 1, "by the child")?;
+        // It writes the parent's memory, not its own.
+        device_fills_pages(&device, &map, 3, 0, 1, "by the child")?;
+        check_eq!(map.get(0, 0), pattern::word(2, 0, 0), "the child's own memory");
+        // Neither does a migration take the child's pages.
+        try_migrate(&device, &map).what("migration by the child")?;
+        map.check(2).what("the child's memory after a migration")
+    })?;
+    child.join().map_err(Stop::Fail)?;
+    map.check_pages(3, 0, 1).what("the page that the child wrote by the device")?;
+    map.check_pages(1, 1, PAGES - 1).what("the other pages")?;
+    device_sees_pages(&device, &map, 1, 1, PAGES - 1, "by the parent").map(|_| ())
+}
+
+/// A process that opens the device, has secrets, and says where.
+fn opener(ctx: &Ctx, told: &Gate, go: &Gate) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(7);
+    told.send(device.fd() as u64)?;
+    told.send(map.addr() as u64)?;
+    go.wait()?;
+    map.check_pages(7, 1, PAGES - 1).what("the opener's memory")?;
+    map.check_pages(9, 0, 1).what("what the receiver wrote")
+}
+
+/// Who gets a file can read and write the opener's memory with it, and its own not at all.
+fn passed_file(ctx: &Ctx) -> Outcome {
+    let (told, go) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| opener(ctx, &told, &go))?;
+    let fd = told.receive().what("the opener's file")? as i32;
+    let theirs = told.receive().what("the opener's address")? as usize;
+    let device = Device::of_process(child.pid(), fd).what("the opener's file")?;
+    let mut data = vec![0; PAGES * PAGE_SIZE];
+    device.read(theirs, &mut data).what("read of the opener's memory")?;
+    pattern::check(7, 0, &data).what("the opener's memory")?;
+    device.write(theirs, &pattern::buffer(9, 0, 1)).what("write of the opener's memory")?;
+    // Our own memory is somewhere else: there is nothing at its address in the opener.
+    let mine = Mapping::anon(PAGES)?;
+    mine.fill(5);
+    if mine.addr() != theirs {
+        let read = device.read(mine.addr(), &mut data);
+        fails(read, Errno::EFAULT, "read at an address of the receiver's")?;
+        let written = device.write(mine.addr(), &pattern::buffer(6, 0, PAGES));
+        fails(written, Errno::EFAULT, "write at an address of the receiver's")?;
+        cpu_sees(&mine, 5, "of the receiver's memory")?;
+    }
+    go.open()?;
+    child.join().map_err(Stop::Fail)?;
+    // The opener is gone, and so is what the file was about.
+    let read = device.read(theirs, &mut data);
+    check!(read.is_err(), "read of the memory of a process that is gone: {read:?}");
+    Ok(())
+}
+
+/// A new program in the opener is not what the file is about: else a file would open up programs that
+/// run with more rights.
+fn exec_leaves_nothing(ctx: &Ctx) -> Outcome {
+    let (told, go) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| -> Outcome {
+        let device = ctx.open()?;
+        let map = Mapping::anon(PAGES)?;
+        map.fill(7);
+        told.send(device.fd() as u64)?;
+        told.send(map.addr() as u64)?;
+        go.wait()?;
+        let why = hostile::exec(&["/bin/busybox", "sleep", "60"]);
+        Err(Stop::Fail(format!("exec: {why}")))
+    })?;
+    let fd = told.receive().what("the opener's file")? as i32;
+    let addr = told.receive().what("the opener's address")? as usize;
+    let device = Device::of_process(child.pid(), fd).what("the opener's file")?;
+    let mut data = vec![0; PAGE_SIZE];
+    device.read(addr, &mut data).what("read before exec")?;
+    go.open()?;
+    let maps = hostile::wait_for_program(child.pid(), "busybox").what("exec")?;
+    check!(!maps.is_empty(), "the new program has no memory");
+    for start in maps.into_iter().chain([addr]) {
+        data.fill(0);
+        let read = device.read(start, &mut data);
+        check!(read.is_err(), "read at {start:#x} after exec: {read:?}");
+        check!(data.iter().all(|byte| *byte == 0), "memory of the new program");
+        let written = device.write(start, &data);
+        check!(written.is_err(), "write at {start:#x} after exec: {written:?}");
+        let moved = try_op(&device, Op::MigrateToDev, start);
+        check!(moved.is_err(), "migration at {start:#x} after exec: {moved:?}");
+    }
+    child.signal(child::SIGKILL);
+    Ok(())
+}
+
+fn try_op(device: &Device, op: Op, addr: usize) -> Result<hmm::Done, Errno> {
+    let answer = Mapping::anon(1)?;
+    device.probe(op, addr as u64, 1, Ptr::Map(&answer))
+}
+
+/// The file stays what it was when rights go; a new one is refused.
+fn setuid_keeps_the_mirror(ctx: &Ctx) -> Outcome {
+    let child = Child::spawn(|| -> Outcome {
+        let device = ctx.open()?;
+        let map = Mapping::anon(PAGES)?;
+        map.fill(1);
+        hostile::become_user(NOBODY).what("setuid")?;
+        device_sees(&device, &map, 1, "without rights")?;
+        migrate(&device, &map, 1)?;
+        cpu_sees(&map, 1, "without rights")
+    })?;
+    child.join().map_err(Stop::Fail)
+}
+
+/// Device memory that a dead process has used, and its system memory: the next one sees neither.
+fn memory_of_the_dead(ctx: &Ctx) -> Outcome {
+    const MANY: usize = 1024;
+    let child = Child::spawn(|| -> Outcome {
+        let device = ctx.open()?;
+        let map = Mapping::anon_aligned((MANY * PAGE_SIZE) >> 21)?;
+        map.fill(0x5ec2e7);
+        try_migrate(&device, &map).what("migration of secrets")?;
+        std::mem::forget((device, map));
+        Ok(())
+    })?;
+    child.join().map_err(Stop::Fail)?;
+    let device = ctx.open()?;
+    // Holes get device memory that was used before.
+    let map = Mapping::anon_aligned((MANY * PAGE_SIZE) >> 21)?;
+    let done = try_migrate(&device, &map).what("migration of holes")?;
+    check_eq!(done.cpages, MANY as u64, "cpages of the migration");
+    check!(resident(&device, &map, 0, MANY)? > 0, "nothing has moved");
+    device_sees_zero(&device, &map, 0, MANY, "of memory that was somebody else's")?;
+    map.check_zero(0, MANY).what("CPU read of memory that was somebody else's")
+}
+
+const KERNEL: [usize; 6] = [
+    0xffff_8880_0000_0000,
+    0xffff_ffff_8100_0000,
+    0xffff_ffff_ffff_f000,
+    0x8000_0000_0000_0000,
+    0x0000_8000_0000_0000,
+    0x0000_7fff_ffff_f000,
+];
+
+/// Engines and migrations refuse them as the old ioctls do.
+fn kernel_addresses(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(1)?;
+    map.fill(1);
+    for addr in KERNEL {
+        for op in [EngineOp::Read, EngineOp::Fill, EngineOp::Chase] {
+            let ended = device.run(Command::new(op, addr, 8)).what("command")?;
+            check_eq!(ended.error, Some(Errno::EFAULT), "{op:?} at {addr:#x}");
+        }
+        let add = Command::new(EngineOp::AtomicAdd, addr, 8).stride(8).value(1);
+        check_eq!(device.run(add)?.error, Some(Errno::EFAULT), "atomic at {addr:#x}");
+        let copies = [
+            Command::new(EngineOp::Memcpy, map.addr(), 8).from(addr),
+            Command::new(EngineOp::Memcpy, addr, 8).from(map.addr()),
+        ];
+        for copy in copies {
+            check_eq!(device.run(copy)?.error, Some(Errno::EFAULT), "copy at {addr:#x}");
+        }
+        for way in [Way::ToDevice, Way::ToSystem] {
+            let moved = device.migrate(addr, 1, way);
+            check!(
+                matches!(moved, Err(Errno::EINVAL | Errno::EFAULT)),
+                "migration at {addr:#x}: {moved:?}"
+            );
+        }
+        // A chain that leads there, from memory of our own.
+        map.set(0, 0, addr as u64);
+        let chase = device.run(Command::new(EngineOp::Chase, map.addr(), 16))?;
+        check_eq!(chase.error, Some(Errno::EFAULT), "chain to {addr:#x}");
+        check_eq!(map.get(0, 0), addr as u64, "the chain");
+    }
+    map.fill(1);
+    device_sees(&device, &map, 1, "after bad addresses").map(|_| ())
+}
+
+/// Commands about all addresses there can be take the time of what is there.
+fn everything(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    device_sees(&device, &map, 1, "before")?;
+    let (start, all) = (PAGE_SIZE as u64, (1u64 << 52) - 2);
+    device
+        .probe(Op::CheckExclusive, start, all, Ptr::Null)
+        .what("CHECK_EXCLUSIVE of everything")?;
+    let mut data = vec![0; PAGE_SIZE];
+    device.exclusive(map.page_addr(3), &mut data).what("EXCLUSIVE")?;
+    let found = device.probe(Op::CheckExclusive, start, all, Ptr::Null);
+    fails(found.map(|_| ()), Errno::EPERM, "CHECK_EXCLUSIVE of everything")?;
+    device.discard(PAGE_SIZE, all as usize).what("DISCARD of everything")?;
+    device.probe(Op::CheckExclusive, start, all, Ptr::Null).what("CHECK_EXCLUSIVE at the end")?;
+    device_sees(&device, &map, 1, "after")?;
+    cpu_sees(&map, 1, "after")
+}
+
+/// How many commands a file can have.
+fn commands_of_a_file(ctx: &Ctx) -> Outcome {
+    let (device, other) = (ctx.open()?, ctx.open()?);
+    let map = Mapping::anon(1)?;
+    map.fill(1);
+    let info = device.info()?;
+    let long = Command::new(EngineOp::Read, map.addr(), 8).rounds(0).think(Duration::from_secs(1));
+    // An engine holds so many, and then refuses; others are not affected.
+    for n in 0..info.queue_depth {
+        device.submit(long).what(&format!("command {n}"))?;
+    }
+    fails(device.submit(long).map(|_| ()), Errno::EBUSY, "one more")?;
+    let free = Command::new(EngineOp::Read, map.addr(), 8).engine(1);
+    check_eq!(other.run(free)?.error, None, "a command of another engine");
+    // So many that nobody waits for.
+    let mut made = info.queue_depth;
+    loop {
+        match device.submit(free) {
+            Ok(_) => made += 1,
+            Err(Errno::EBUSY) if made == 1024 => break,
+            // The engine has not come to its end yet.
+            Err(Errno::EBUSY) if made < 1024 => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => return Err(Stop::Fail(format!("command {made}: {error}"))),
+        }
+        check!(made <= 1024, "more than 1024 commands that nobody waits for");
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    fails(device.submit(free).map(|_| ()), Errno::EBUSY, "more than a file may have")?;
+    check_eq!(other.run(free)?.error, None, "a command of another file");
+    // Closing ends them all.
+    drop(device);
+    check_eq!(other.run(Command::new(EngineOp::Read, map.addr(), 8))?.error, None, "afterwards");
+    Ok(())
+}
+
+/// With a limit of nothing: nothing is locked or pinned, whatever the device does.
+fn nothing_is_pinned(ctx: &Ctx) -> Outcome {
+    let pins = procfs::pins()?;
+    let child = Child::spawn(|| -> Outcome {
+        let device = ctx.open()?;
+        hostile::forbid_locked_memory();
+        hostile::become_user(NOBODY).what("setuid")?;
+        let map = Mapping::anon(PAGES)?;
+        map.fill(1);
+        device_sees(&device, &map, 1, "with no right to lock memory")?;
+        migrate(&device, &map, 1)?;
+        let mut data = vec![0; PAGE_SIZE];
+        cpu_sees(&map, 1, "with no right to lock memory")?;
+        device.exclusive(map.addr(), &mut data).what("EXCLUSIVE")?;
+        device_fills(&device, &map, 2, "with no right to lock memory")?;
+        let mapped = device.map_file(4).what("mmap of the node")?;
+        mapped.set(0, 0, 1);
+        for name in ["VmLck", "VmPin"] {
+            check_eq!(hostile::status_kib(name).what(name)?, 0, "{name}");
+        }
+        Ok(())
+    })?;
+    child.join().map_err(Stop::Fail)?;
+    if let (Some((before, _)), Some((after, left))) = (pins, procfs::pins()?) {
+        check_eq!((after - before, left), (0, 0), "pins made and left");
+    }
+    Ok(())
+}
+
+/// What a mirror needs for its page table is charged to the process's control group, also when an
+/// engine's fault has made it.
+fn tables_are_charged(ctx: &Ctx) -> Outcome {
+    const GIB: usize = 2;
+    let group = hostile::Group::new("hmm-e2e").what("a control group")?;
+    let Some(group) = group else {
+        return Err(Stop::Skip("this kernel has no memory control groups".to_string()));
+    };
+    let child = Child::spawn(|| -> Outcome {
+        group.enter().what("enter the group")?;
+        let device = ctx.open()?;
+        let map = Mapping::reserve(GIB << 30, Prot::Read).what("map much")?;
+        let before = group.kernel_bytes().what("charge")?;
+        // One table of 4 KiB for 2 MiB.
+        let strided = Command::new(EngineOp::Strided, map.addr(), map.len()).stride(2 << 20);
+        check_eq!(device.run(strided)?.error, None, "accesses");
+        let tables = (map.len() >> 21) as u64 * PAGE_SIZE as u64;
+        let grown = group.kernel_bytes().what("charge")?.saturating_sub(before);
+        check!(grown >= tables, "{grown} bytes are charged for tables of {tables}");
+        Ok(())
+    })?;
+    child.join().map_err(Stop::Fail)
+}
+
+/// Many files with tables: closed, they leave nothing.
+fn files_give_back(ctx: &Ctx) -> Outcome {
+    let map = Mapping::anon(1)?;
+    map.fill(1);
+    let round = || -> Outcome {
+        let devices: Result<Vec<_>, _> = (0..100).map(|_| ctx.open()).collect();
+        for device in devices? {
+            device_sees(&device, &map, 1, "by one of many")?;
+        }
+        Ok(())
+    };
+    let used = || -> Result<u64, Stop> {
+        let table = procfs::meminfo()?;
+        let value = |name: &str| table.get(name).copied().unwrap_or(0);
+        Ok(value("Slab") + value("VmallocUsed") + value("KReclaimable"))
+    };
+    round()?;
+    let before = used()?;
+    for _ in 0..10 {
+        round()?;
+    }
+    let grown = used()?.saturating_sub(before);
+    // A file holds about 300 KiB: had they stayed, these would be 300 MiB.
+    check!(grown < 16 << 10, "{grown} KiB more after 1000 files");
+    Ok(())
+}
+
+/// Kills a child some time after it has opened the gate; it must be gone soon.
+fn dies(child: Child, gate: &Gate, what: &str) -> Outcome {
+    gate.wait().what(what)?;
+    std::thread::sleep(Duration::from_millis(300));
+    let mut child = child;
+    check_eq!(child.try_wait(), None, "{what}: it ended by itself");
+    child.signal(child::SIGKILL);
+    let ended = child.wait_timeout(Duration::from_secs(10));
+    check_eq!(ended, Some(child::Ended::Signal(9)), "{what}: 10 s after it was killed");
+    Ok(())
+}
+
+/// Copies take a second each, and there are 512 in a step: who waits for them can be killed, and what
+/// was not copied stays where it was.
+fn killed_while_it_copies(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    // Shared with the child, which migrates its own view of it.
+    let map = Mapping::anon_aligned(1)?;
+    map.fill(1);
+    for way in [Way::ToDevice, Way::ToSystem] {
+        let gate = Gate::new()?;
+        let child = Child::spawn(|| -> Outcome {
+            let own = ctx.open()?;
+            let mine = Mapping::anon_aligned(1)?;
+            mine.fill(2);
+            if way == Way::ToSystem {
+                own.migrate(mine.addr(), mine.pages(), Way::ToDevice)?;
+            }
+            own.set(hmm::Setting::CopyDelay, 1_000_000_000)?;
+            gate.open()?;
+            own.migrate(mine.addr(), mine.pages(), way)?;
+            Ok(())
+        })?;
+        let ended = dies(child, &gate, &format!("{way:?}"));
+        device.set(hmm::Setting::CopyDelay, 0)?;
+        ended?;
+    }
+    // The copy engine goes on for others.
+    let moved = device.migrate(map.addr(), map.pages(), Way::ToDevice)?;
+    check_eq!(moved.moved, map.pages() as u64, "pages moved afterwards");
+    cpu_sees(&map, 1, "afterwards")
+}
+
+/// A large mapping of the node: a kill ends that before all its pages are there.
+fn killed_while_it_maps(ctx: &Ctx) -> Outcome {
+    let gate = Gate::new()?;
+    let child = Child::spawn(|| -> Outcome {
+        let device = ctx.open()?;
+        gate.open()?;
+        device.map_file(4 << 18).what("mmap of 4 GiB")?;
+        Ok(())
+    })?;
+    gate.wait().what("begin")?;
+    let mut child = child;
+    std::thread::sleep(Duration::from_millis(50));
+    child.signal(child::SIGKILL);
+    let ended = child.wait_timeout(Duration::from_secs(10));
+    check_eq!(ended, Some(child::Ended::Signal(9)), "10 s after it was killed");
+    Ok(())
+}

@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Ends and interruptions at any time: kills, out of memory, suspend, CPUs that
+//! go, memory that comes, files that are shared.
+
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::{Child, Command, Device, EngineOp, Errno, Gate, Mapping, Setting, Settings, PAGE_SIZE};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const OURS: &str = "the C driver has no engines";
+
+pub const TESTS: &[Test] = &[
+    Test::new("lifecycle", "kill_at_random_points", kill_at_random).only_rust(OURS).seconds(300),
+    Test::new("lifecycle", "oom_reaper_is_served", |ctx| oom(ctx, true)).only_rust(OURS),
+    Test::new("lifecycle", "oom_reaper_is_refused", |ctx| oom(ctx, false)).only_rust(OURS),
+    Test::new("lifecycle", "suspend", |ctx| sleep(ctx, "mem")).only_rust(OURS),
+    Test::new("lifecycle", "hibernation", |ctx| sleep(ctx, "disk")).only_rust(OURS),
+    Test::new("lifecycle", "cpu_hotplug", cpu_hotplug).only_rust(OURS),
+    Test::new("lifecycle", "memory_grows_while_in_use", grows).only_rust(OURS).private(),
+    Test::new("lifecycle", "dup_and_two_opens", dup_and_two_opens).only_rust(OURS),
+    Test::new("lifecycle", "file_of_another_process", file_of_another).only_rust(OURS),
+];
+
+/// Pseudo-random numbers (xorshift64), the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// Waits until the device has no pages in use and no work.
+fn idle(device: &Device, when: &str) -> Outcome {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let used = device.counters().what("counters")?.device_pages_used;
+        if used == 0 {
+            return Ok(());
+        }
+        check!(Instant::now() < deadline, "{used} device pages in use {when}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Everything at once, until somebody kills it.
+fn busy(ctx: &Ctx, seed: u64, ready: &Gate) -> Outcome {
+    let mut random = Random(seed);
+    let device = ctx.open()?;
+    let map = Mapping::anon(96)?;
+    map.fill(1);
+    let big = huge(1, 1)?;
+    device.submit(Command::new(EngineOp::Write, map.addr(), map.len()).rounds(0)).what("WRITE")?;
+    let read = Command::new(EngineOp::Read, big.addr(), big.len()).engine(1).rounds(0);
+    device.submit(read).what("READ")?;
+    ready.open()?;
+    loop {
+        let target = if random.below(3) == 0 { &big } else { &map };
+        let way = [Way::ToDevice, Way::ToSystem, Way::ToDeviceOrdinary][random.below(3) as usize];
+        let first = random.below(target.pages() as u64) as usize;
+        let pages = 1 + random.below((target.pages() - first) as u64) as usize;
+        let start = target.page_addr(first);
+        match random.below(6) {
+            0 => device.discard(start, pages).what("discard")?,
+            1 => target.set(first, 0, 7),
+            2 => {
+                // A child that shares the pages dies in between, too.
+                let child = Child::spawn(|| {
+                    map.set(1, 1, 1);
+                    Ok::<(), String>(())
+                });
+                child?.join().map_err(Stop::Fail)?;
+            }
+            3 => target.advise_pages(libc_advice::DONTNEED, first, pages)?,
+            // Who is killed gets no answer; others may disturb it.
+            _ => match device.migrate(start, pages, way) {
+                Ok(_) | Err(Errno::EBUSY) => {}
+                Err(error) => return Err(Stop::Fail(format!("migrate: {error}"))),
+            },
+        }
+    }
+}
+
+/// `madvise` values that the tests use.
+mod libc_advice {
+    pub const DONTNEED: i32 = 4;
+}
+
+fn kill_at_random(ctx: &Ctx) -> Outcome {
+    let own = ctx.open()?;
+    let mut random = Random(0x1234_5678_9abc_def1);
+    for round in 0..ctx.cycles.max(2) / 2 {
+        let ready = Gate::new()?;
+        let mut child = Child::spawn(|| busy(ctx, random.0 | 1, &ready))?;
+        // Sometimes while it is still opening things.
+        if random.below(4) != 0 {
+            ready.wait().what("the child's start")?;
+        }
+        std::thread::sleep(Duration::from_micros(random.below(40_000)));
+        child.signal(hmm::child::SIGKILL);
+        let ended = child.wait_timeout(Duration::from_secs(60));
+        check_eq!(ended, Some(hmm::child::Ended::Signal(9)), "end of the child, round {round}");
+        if round % 16 == 0 {
+            idle(&own, &format!("after {} kills", round + 1))?;
+        }
+    }
+    idle(&own, "after all kills")?;
+    let map = Mapping::anon(64)?;
+    map.fill(2);
+    migrate(&own, &map, 2)?;
+    device_fills(&own, &map, 3, "after all kills")?;
+    cpu_sees(&map, 3, "after all kills")
+}
+
+/// A group of processes with a limit of memory; gone when dropped.
+struct Limited(std::path::PathBuf);
+
+impl Limited {
+    fn new(name: &str, bytes: u64) -> Result<Limited, Stop> {
+        let top = Path::new("/tmp/hmm-cgroup");
+        if !top.join("cgroup.procs").exists() {
+            std::fs::create_dir_all(top)?;
+            let mount = std::process::Command::new("mount")
+                .args(["-t", "cgroup2", "none"])
+                .arg(top)
+                .status()?;
+            if !mount.success() {
+                return Err(Stop::Skip("this kernel has no cgroup2".to_string()));
+            }
+        }
+        let controllers = std::fs::read_to_string(top.join("cgroup.controllers"))?;
+        if !controllers.split_whitespace().any(|name| name == "memory") {
+            return Err(Stop::Skip("this kernel cannot limit the memory of a group".to_string()));
+        }
+        std::fs::write(top.join("cgroup.subtree_control"), "+memory")?;
+        let dir = top.join(name);
+        std::fs::create_dir_all(&dir)?;
+        std::fs::write(dir.join("memory.max"), bytes.to_string())?;
+        Ok(Limited(dir))
+    }
+
+    fn enter(&self) -> Outcome {
+        std::fs::write(self.0.join("cgroup.procs"), "0").what("enter the group")
+    }
+
+    fn kills(&self) -> Result<u64, Stop> {
+        let text = std::fs::read_to_string(self.0.join("memory.events"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        line.and_then(|count| count.parse().ok()).ok_or(Stop::Fail(format!("no oom_kill: {text}")))
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// What the process that is killed has.
+struct Victim {
+    /// Pages that migrate meanwhile.
+    moving: Mapping,
+    /// Pages that are on the device.
+    device: Mapping,
+    /// More than it may have.
+    rest: Mapping,
+}
+
+/// Takes memory until it is killed.
+fn starve(ctx: &Ctx, group: &Limited, own: &Victim, ready: &Gate, go: &Gate) -> Outcome {
+    group.enter()?;
+    let device = ctx.open()?;
+    own.moving.fill(1);
+    own.device.fill(2);
+    device_sees(&device, &own.device, 2, "before")?;
+    migrate(&device, &own.device, 2)?;
+    let read = Command::new(EngineOp::Read, own.device.addr(), own.device.len()).rounds(0);
+    device.submit(read).what("READ")?;
+    ready.send(device.fd() as u64)?;
+    go.wait()?;
+    own.rest.fill(3);
+    Err(Stop::Fail("the group's limit does not hold".to_string()))
+}
+
+/// What the kernel said of the OOM reaper and process `pid`.
+fn reaper_said(pid: i32) -> Result<String, Stop> {
+    let log = std::process::Command::new("dmesg").output()?;
+    let log = String::from_utf8_lossy(&log.stdout).into_owned();
+    let ours = |line: &&str| {
+        let after = line.split("oom_reaper: ").nth(1).unwrap_or_default();
+        let word = |word: &str| word.trim_start_matches("pid:").parse() == Ok(pid);
+        after.split_whitespace().any(word)
+    };
+    Ok(log.lines().filter(ours).collect::<Vec<_>>().join(" | "))
+}
+
+/// A process is killed for lack of memory while another one, through its file, has a migration of its
+/// memory under way, which holds the address space for seconds: so the reaper comes.
+fn oom(ctx: &Ctx, served: bool) -> Outcome {
+    let own = ctx.open()?;
+    let group = Limited::new(if served { "served" } else { "refused" }, 48 << 20)?;
+    let victim = Victim {
+        moving: Mapping::anon(6)?,
+        device: Mapping::anon(64)?,
+        rest: Mapping::anon(32768)?,
+    };
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let mut child = Child::spawn(|| starve(ctx, &group, &victim, &ready, &go))?;
+    let pid = child.pid();
+    let fd = ready.receive().what("the child's device")?;
+    let device = Device::of_process(pid, fd as i32).what("the child's device file")?;
+    device.set(Setting::CopyDelay, 1_000_000_000)?;
+    device.set(Setting::FlushDelay, if served { 0 } else { 100_000 })?;
+    let want = if served { "reaped process" } else { "unable to reap" };
+    let said = std::thread::scope(|scope| -> Result<String, Stop> {
+        // Six copies of a second each.
+        scope.spawn(|| device.migrate(victim.moving.addr(), 6, Way::ToDevice));
+        std::thread::sleep(Duration::from_millis(500));
+        go.open()?;
+        // Not waited for yet: the kernel names it by its process id.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let said = reaper_said(pid)?;
+            if said.contains(want) || Instant::now() > deadline {
+                return Ok(said);
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    })?;
+    check!(said.contains(want), "the OOM reaper said '{said}', expected '{want}'");
+    let ended = child.wait_timeout(Duration::from_secs(60));
+    check_eq!(ended, Some(hmm::child::Ended::Signal(9)), "end: {:?}", child.outcome());
+    check_eq!(group.kills()?, 1, "OOM kills");
+    own.set(Setting::CopyDelay, 0)?;
+    own.set(Setting::FlushDelay, 0)?;
+    device.close().what("close the file of the killed process")?;
+    idle(&own, "after the OOM kill")?;
+    let map = Mapping::anon(64)?;
+    map.fill(4);
+    migrate(&own, &map, 4)?;
+    cpu_sees(&map, 4, "after the OOM kill")
+}
+
+/// Runs `disturb` while a thread migrates `map` there and back and an engine
+/// adds to its words; then nothing is lost.
+fn undisturbed(ctx: &Ctx, disturb: impl FnOnce() -> Outcome) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(128)?;
+    (0..map.pages()).for_each(|page| map.set(page, 0, 0));
+    let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).stride(PAGE_SIZE).value(1);
+    let job = device.submit(add.rounds(0)).what("ATOMIC_ADD")?;
+    let (stop, moved) = (AtomicBool::new(false), AtomicU64::new(0));
+    let moves = || -> Outcome {
+        while !stop.load(Ordering::Relaxed) {
+            for way in [Way::ToDevice, Way::ToSystem] {
+                let done = device.migrate(map.addr(), map.pages(), way).what("migrate")?;
+                moved.fetch_add(done.moved, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    };
+    let (disturbed, migrated) = std::thread::scope(|scope| {
+        let mover = scope.spawn(moves);
+        let disturbed = disturb();
+        // It goes on afterwards.
+        let before = moved.load(Ordering::Relaxed);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while moved.load(Ordering::Relaxed) < before + 512 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let went_on = moved.load(Ordering::Relaxed) >= before + 512;
+        stop.store(true, Ordering::Relaxed);
+        let migrated = mover.join().unwrap_or_else(|_| Err(Stop::Fail("panic".to_string())));
+        (disturbed, migrated.map(|()| went_on))
+    });
+    disturbed?;
+    check!(migrated?, "migrations do not go on");
+    let ended = job.finish().what("end of ATOMIC_ADD")?;
+    let rounds = ended.status.rounds;
+    check!(rounds > 0, "the engine did nothing");
+    for page in 0..map.pages() {
+        let found = map.get(page, 0);
+        // The round that was stopped may have reached the first pages.
+        let fits = found == rounds || found == rounds + 1;
+        check!(fits, "page {page} counts {found} after {rounds} rounds");
+    }
+    Ok(())
+}
+
+/// Goes to sleep and wakes up again, as far as the kernel's test levels let.
+fn sleep(ctx: &Ctx, state: &str) -> Outcome {
+    let states = std::fs::read_to_string("/sys/power/state").unwrap_or_default();
+    if !Path::new("/sys/power/pm_test").exists() || !states.contains(state) {
+        return Err(Stop::Skip(format!("this kernel has no '{state}' to test")));
+    }
+    let mut settings = Settings::new();
+    settings.set("/sys/module/suspend/parameters/pm_test_delay", "1")?;
+    undisturbed(ctx, || {
+        // To disk each takes 10 seconds; the last one includes the others.
+        let levels: &[&str] = match state == "disk" && ctx.cycles <= 100 {
+            true => &["core"],
+            false => &["freezer", "devices", "core"],
+        };
+        for level in levels {
+            std::fs::write("/sys/power/pm_test", level).what("choose the level")?;
+            let slept = std::fs::write("/sys/power/state", state);
+            let _ = std::fs::write("/sys/power/pm_test", "none");
+            slept.what(&format!("{state} up to '{level}'"))?;
+        }
+        Ok(())
+    })
+}
+
+fn cpu_hotplug(ctx: &Ctx) -> Outcome {
+    let online = "/sys/devices/system/cpu/cpu1/online";
+    if !Path::new(online).exists() {
+        return Err(Stop::Skip("there is no second processor that can go".to_string()));
+    }
+    let rounds = (ctx.cycles / 10).clamp(3, 40);
+    let result = undisturbed(ctx, || {
+        for round in 0..rounds {
+            std::fs::write(online, "0").what(&format!("take the processor, round {round}"))?;
+            std::thread::sleep(Duration::from_millis(30));
+            std::fs::write(online, "1").what(&format!("bring it back, round {round}"))?;
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        Ok(())
+    });
+    let _ = std::fs::write(online, "1");
+    result
+}
+
+/// Pieces of device memory are added while others are in use.
+fn grows(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let before = device.counters().what("counters")?.device_pages_total;
+    // Each is more than a piece of 256 MiB.
+    let rounds = 2;
+    undisturbed(ctx, || {
+        let mut kept = Vec::new();
+        for _ in 0..rounds {
+            let map = huge(150, 5)?;
+            let done = device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
+            // Some may stay behind: blocks that others have begun, or pages that are held.
+            check!(done.moved > 60_000, "{} pages moved", done.moved);
+            kept.push(map);
+        }
+        for map in &kept {
+            cpu_sees(map, 5, "after the memory grew")?;
+        }
+        Ok(())
+    })?;
+    let after = device.counters().what("counters")?.device_pages_total;
+    check!(after > 65536 && after >= before, "{after} device pages, {before} before");
+    Ok(())
+}
+
+/// Copies of a descriptor are one file, with one mirror; a second open is
+/// another.
+fn dup_and_two_opens(ctx: &Ctx) -> Outcome {
+    let first = ctx.open()?;
+    let copy = Device::of_process(std::process::id() as i32, first.fd()).what("copy the file")?;
+    let second = ctx.open()?;
+    let map = Mapping::anon(16)?;
+    map.fill(1);
+    // A command that one descriptor started belongs to the file.
+    let job = copy.submit(Command::new(EngineOp::Read, map.addr(), map.len())).what("READ")?;
+    let id = job.id();
+    job.wait().what("end of READ")?;
+    let faults = |device: &Device| Ok::<_, Stop>(device.counters()?.engine_faults_read);
+    check!(faults(&first)? > 0, "the file's counters are not those of its copy");
+    check_eq!(faults(&first)?, faults(&copy)?, "counters of file and copy");
+    check_eq!(faults(&second)?, 0, "counters of another open");
+    check!(id > 0, "the command has no name");
+    // Closing one of them ends nothing.
+    migrate(&first, &map, 1)?;
+    first.close().what("close the first descriptor")?;
+    check_eq!(resident(&copy, &map, 0, 16)?, 16, "pages on the device after one close");
+    device_fills(&copy, &map, 2, "through the copy")?;
+    device_sees(&second, &map, 2, "through the other open")?;
+    copy.close().what("close the copy")?;
+    // The other open keeps the device's memory.
+    device_sees(&second, &map, 2, "after the first file is gone")?;
+    cpu_sees(&map, 2, "at the end")
+}
+
+/// Whoever uses the file: it is the mirror of the process that opened it.
+fn file_of_another(ctx: &Ctx) -> Outcome {
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    // At the same address, since the child inherits it, but with other contents.
+    let map = Mapping::anon(8)?;
+    map.fill(1);
+    let child = Child::spawn(|| -> Outcome {
+        map.fill(2);
+        let device = ctx.open()?;
+        ready.send(device.fd() as u64)?;
+        go.wait()?;
+        cpu_sees(&map, 3, "in the process that opened the file")
+    })?;
+    let fd = ready.receive().what("the child's device")?;
+    let device = Device::of_process(child.pid(), fd as i32).what("the child's device file")?;
+    device_sees(&device, &map, 2, "through another process's file")?;
+    let sum = Command::new(EngineOp::Read, map.addr(), PAGE_SIZE).rounds(1);
+    let ended = device.run(sum).what("READ")?;
+    let words = (0..hmm::pattern::WORDS).map(|word| hmm::pattern::word(2, 0, word));
+    check_eq!(ended.status.result, words.fold(0, u64::wrapping_add), "sum of the opener's words");
+    migrate(&device, &map, 2)?;
+    device_fills(&device, &map, 3, "through another process's file")?;
+    cpu_sees(&map, 1, "in the process that only uses the file")?;
+    go.open()?;
+    child.join().map_err(Stop::Fail)?;
+    cpu_sees(&map, 1, "at the end")?;
+    fails(device.read(map.addr(), &mut [0; PAGE_SIZE]), Errno::EFAULT, "read of a process gone")
+}

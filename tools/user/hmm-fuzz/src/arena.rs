@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The memory that calls are about, at fixed addresses with holes between, below all other memory of
+//! the process.
+
+use crate::rng::Rng;
+use crate::sys;
+use hmm::{Errno, HUGE_SIZE, PAGE_SIZE};
+
+/// Everything below is the arena's, or nobody's.
+pub const LIMIT: usize = 1 << 40;
+/// Distance of two regions.
+const GAP: usize = 16 << 20;
+const BASE: usize = 0x10_0000_0000;
+
+/// Threads with a place for arguments.
+pub const THREADS: usize = 8;
+/// Nothing is ever mapped here.
+pub const HOLE: usize = BASE + 14 * GAP;
+/// Buffer of results, kept mapped; a hole follows.
+pub const BUFFER: usize = BASE + 8 * GAP;
+/// Bytes of [`BUFFER`].
+pub const BUFFER_LEN: usize = 2 << 20;
+const ARGS: usize = BASE + 9 * GAP;
+const ARGS_STEP: usize = 8 * PAGE_SIZE;
+
+/// Addresses that no process has: of the kernel, or of nothing.
+pub const FOREIGN: [usize; 12] = [
+    0xffff_8880_0000_0000,
+    0xffff_8880_0010_0000,
+    0xffff_ffff_8100_0000,
+    0xffff_c900_0000_0000,
+    0xffff_ea00_0000_0000,
+    0xffff_ffff_ff60_0000,
+    0xffff_ffff_ffff_f000,
+    0x8000_0000_0000_0000,
+    0x0000_8000_0000_0000,
+    0x0000_7fff_ffff_f000,
+    0xdead_beef_dead_b000,
+    0,
+];
+
+/// What memory a region is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Private, of small pages.
+    Small,
+    /// Private, of huge pages where possible.
+    Huge,
+    /// Private, not writable.
+    ReadOnly,
+    /// Shared.
+    Shared,
+    /// A file's, private.
+    File,
+    /// Not accessible.
+    None,
+    /// The device node's.
+    Node,
+    /// hugetlb.
+    Hugetlb,
+}
+
+/// A region.
+#[derive(Clone, Copy, Debug)]
+pub struct Region {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its start.
+    pub start: usize,
+    /// Its length in bytes.
+    pub len: usize,
+}
+
+const fn region(index: usize, kind: Kind, kib: usize) -> Region {
+    Region { kind, start: BASE + index * GAP, len: kib << 10 }
+}
+
+/// All regions.
+pub const REGIONS: [Region; 8] = [
+    region(0, Kind::Small, 4096),
+    region(1, Kind::Huge, 4096),
+    region(2, Kind::ReadOnly, 256),
+    region(3, Kind::Shared, 512),
+    region(4, Kind::File, 256),
+    region(5, Kind::None, 256),
+    region(6, Kind::Node, 64),
+    region(7, Kind::Hugetlb, 2048),
+];
+
+const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const FIXED: i32 = libc::MAP_FIXED;
+const ANON: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | FIXED;
+
+/// Whether a word is in memory that stays mapped, readable and writable.
+pub fn is_kept(addr: usize) -> bool {
+    let in_buffer = (BUFFER..BUFFER + BUFFER_LEN).contains(&addr);
+    let args = addr.wrapping_sub(ARGS);
+    in_buffer || (args < THREADS * ARGS_STEP && args % ARGS_STEP / PAGE_SIZE == 1)
+}
+
+/// A thread's page for arguments. The page behind is a hole, the one after that shows the same but can
+/// only be read.
+pub fn arguments(thread: usize) -> usize {
+    ARGS + thread * ARGS_STEP + PAGE_SIZE
+}
+
+/// Where the same can only be read.
+pub fn read_only_alias(thread: usize) -> usize {
+    arguments(thread) + 2 * PAGE_SIZE
+}
+
+fn must(what: &str, result: isize) -> Result<usize, String> {
+    usize::try_from(result).map_err(|_| format!("{what}: {}", Errno(-result as i32)))
+}
+
+fn memfd(len: usize) -> Result<i32, String> {
+    let fd =
+        must("memfd", sys::call3(libc::SYS_memfd_create, c"hmm-fuzz".as_ptr() as usize, 0, 0))?;
+    must("ftruncate", sys::call3(libc::SYS_ftruncate, fd, len, 0))?;
+    Ok(fd as i32)
+}
+
+/// Maps the parts that stay.
+pub fn build_kept() -> Result<(), String> {
+    must("buffer", sys::mmap(BUFFER, BUFFER_LEN, RW, ANON, -1, 0))?;
+    let fd = memfd(THREADS * PAGE_SIZE)?;
+    for thread in 0..THREADS {
+        let (shared, offset) = (libc::MAP_SHARED | FIXED, thread * PAGE_SIZE);
+        must("arguments", sys::mmap(arguments(thread), PAGE_SIZE, RW, shared, fd, offset))?;
+        let alias = read_only_alias(thread);
+        must("alias", sys::mmap(alias, PAGE_SIZE, libc::PROT_READ, shared, fd, offset))?;
+    }
+    sys::call3(libc::SYS_close, fd as usize, 0, 0);
+    Ok(())
+}
+
+/// Maps a part of a region anew. `file` and `node` are open files for those that need one.
+pub fn map(region: Region, start: usize, len: usize, file: i32, node: i32) -> isize {
+    let plain = |prot, flags, fd| sys::mmap(start, len, prot, flags, fd, 0);
+    match region.kind {
+        Kind::Small => {
+            let ret = plain(RW, ANON, -1);
+            advise(start, len, libc::MADV_NOHUGEPAGE);
+            ret
+        }
+        Kind::Huge => {
+            let ret = plain(RW, ANON, -1);
+            advise(start, len, libc::MADV_HUGEPAGE);
+            ret
+        }
+        Kind::ReadOnly => plain(libc::PROT_READ, ANON, -1),
+        Kind::Shared => plain(RW, libc::MAP_SHARED | libc::MAP_ANONYMOUS | FIXED, -1),
+        Kind::File => plain(RW, libc::MAP_PRIVATE | FIXED, file),
+        Kind::None => plain(libc::PROT_NONE, ANON, -1),
+        Kind::Node => plain(RW, libc::MAP_PRIVATE | FIXED, node),
+        // Without reserve the pool may be empty when it is touched: SIGBUS, or EFAULT for the kernel.
+        Kind::Hugetlb => {
+            let huge = ANON | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB | libc::MAP_NORESERVE;
+            sys::mmap(region.start, region.len, RW, huge, -1, 0)
+        }
+    }
+}
+
+/// `madvise`.
+pub fn advise(start: usize, len: usize, advice: i32) -> isize {
+    sys::call3(libc::SYS_madvise, start, len, advice as usize)
+}
+
+/// Maps all regions; returns the file that [`Kind::File`] is of. What this kernel lacks is a hole.
+pub fn build(node: i32) -> Result<i32, String> {
+    build_kept()?;
+    let file = memfd(256 << 10)?;
+    for region in REGIONS {
+        let ret = map(region, region.start, region.len, file, node);
+        if !matches!(region.kind, Kind::Node | Kind::Hugetlb) {
+            must("region", ret)?;
+        }
+    }
+    Ok(file)
+}
+
+/// The program's own memory must be above the arena; else stray writes could hit it.
+pub fn check_own_memory() -> Result<(), String> {
+    let maps = hmm::smaps::read().map_err(|error| format!("/proc/self/smaps: {error}"))?;
+    let low = maps.iter().find(|vma| vma.start < LIMIT && !(BASE..HOLE).contains(&vma.start));
+    match low {
+        None => Ok(()),
+        Some(vma) => Err(format!("own memory at {:#x}, where the arena is alone", vma.start)),
+    }
+}
+
+/// Touches memory as the CPU does, but an error is no signal: the kernel writes, or reads.
+pub fn touch(addr: usize, len: usize, write: bool) {
+    if write {
+        sys::call3(libc::SYS_getrandom, addr, len.min(256), 0);
+        return;
+    }
+    // A name of a file that there is not: it is read up to its first zero.
+    sys::call3(libc::SYS_access, addr, 0, 0);
+}
+
+/// A page of the arena, mostly one that there is.
+pub fn page(rng: &mut Rng) -> usize {
+    let region = match rng.below(32) {
+        0..14 => REGIONS[0],
+        14..22 => REGIONS[1],
+        _ => rng.pick(&REGIONS),
+    };
+    region.start + rng.below((region.len / PAGE_SIZE) as u64) as usize * PAGE_SIZE
+}
+
+/// An address of any kind, page-aligned.
+pub fn any_page(rng: &mut Rng) -> usize {
+    match rng.below(8) {
+        0..3 => page(rng),
+        3 => HOLE + rng.below(64) as usize * PAGE_SIZE,
+        4 => rng.pick(&FOREIGN),
+        // The ends of regions.
+        5 => {
+            let region = rng.pick(&REGIONS);
+            let end = region.start + region.len;
+            (end + PAGE_SIZE).wrapping_sub(rng.below(4) as usize * PAGE_SIZE)
+        }
+        6 => BUFFER + BUFFER_LEN - rng.below(8) as usize * PAGE_SIZE,
+        _ => rng.next() as usize & !(PAGE_SIZE - 1) & (LIMIT - 1),
+    }
+}
+
+/// A piece of a region: start and length in bytes.
+pub fn piece(rng: &mut Rng) -> (Region, usize, usize) {
+    let region = rng.pick(&REGIONS);
+    let pages = region.len / PAGE_SIZE;
+    let most = if rng.one_in(8) { pages } else { 16 };
+    let first = rng.below(pages as u64) as usize;
+    let count = (1 + rng.below(most as u64) as usize).min(pages - first);
+    if region.kind == Kind::Huge && rng.one_in(2) {
+        let start = region.start + rng.below((region.len / HUGE_SIZE) as u64) as usize * HUGE_SIZE;
+        return (region, start, HUGE_SIZE);
+    }
+    (region, region.start + first * PAGE_SIZE, count * PAGE_SIZE)
+}

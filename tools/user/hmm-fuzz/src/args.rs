@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Arguments of ioctls: valid ones, then something may be wrong with them.
+
+use crate::arena::{self, BUFFER, BUFFER_LEN};
+use crate::calls::Op;
+use crate::mutate;
+use crate::rng::Rng;
+use crate::sys;
+use hmm::abi::iowr;
+use hmm::PAGE_SIZE;
+
+/// Words of the longest argument.
+const MOST: usize = 34;
+
+/// Delays that a test parameter may get, in ns: longer ones would be all that a run does.
+const DELAY: u64 = 20_000;
+
+/// An argument.
+pub struct Argument {
+    /// The number of the ioctl.
+    pub request: u64,
+    /// The structure.
+    pub words: [u64; MOST],
+    /// Its bytes.
+    bytes: usize,
+    /// Whether it may take long.
+    pub heavy: bool,
+}
+
+/// Writes a `struct dmirror_set`.
+pub fn put_set(at: usize, what: u64, value: u64) {
+    for (index, word) in [32, what, value, 0].into_iter().enumerate() {
+        sys::poke(at + index * 8, word);
+    }
+}
+
+fn two(low: u64, high: u64) -> u64 {
+    low | (high << 32)
+}
+
+/// Number of pages.
+fn count(rng: &mut Rng) -> u64 {
+    match rng.below(1024) {
+        0..4 => 512,
+        4 => 1024,
+        5 => mutate::border(rng),
+        6..40 => 1 + rng.below(64),
+        _ => 1 + rng.below(8),
+    }
+}
+
+/// A buffer for `bytes`.
+fn buffer(rng: &mut Rng, bytes: u64) -> u64 {
+    let end = (BUFFER + BUFFER_LEN) as u64;
+    match rng.below(16) {
+        // It ends where a hole begins.
+        0 | 1 => end.wrapping_sub(bytes),
+        2 => end.wrapping_sub(bytes).wrapping_add(PAGE_SIZE as u64),
+        3 => arena::page(rng) as u64 + rng.below(PAGE_SIZE as u64),
+        4 => arena::any_page(rng) as u64,
+        _ => BUFFER as u64,
+    }
+}
+
+impl Argument {
+    /// Pages that it is about.
+    pub fn pages(&self) -> usize {
+        self.words[2] as usize
+    }
+
+    fn new(number: u8, bytes: usize) -> Argument {
+        let request = iowr(number, bytes);
+        Argument { request, words: [0; MOST], bytes, heavy: false }
+    }
+
+    /// A valid argument, but for addresses at which there may be nothing.
+    pub fn of(op: Op, rng: &mut Rng, last_id: u64) -> Argument {
+        let mut new = match op {
+            Op::Info => Argument::new(0x40, 40),
+            Op::Counters => Argument::new(0x41, 264),
+            Op::Submit => Argument::submit(rng),
+            Op::Wait => {
+                let mut new = Argument::new(0x43, 72);
+                let long = rng.pick(&[u64::MAX, i64::MAX as u64, 1 << 40]);
+                let timeout = rng.pick(&[0, 0, 0, 0, 0, 1, 1000, 100_000]);
+                new.words[1] = last_id.saturating_sub(rng.below(8));
+                new.words[2] = if rng.one_in(256) { long } else { timeout };
+                new
+            }
+            Op::Stop => {
+                let mut new = Argument::new(0x44, 16);
+                new.words[1] = last_id.saturating_sub(rng.below(16));
+                new
+            }
+            Op::Engine => {
+                let mut new = Argument::new(0x45, 160);
+                new.words[0] = two(0, rng.below(3));
+                new
+            }
+            Op::Migrate => {
+                let mut new = Argument::new(0x46, 80);
+                let pages = count(rng);
+                new.words[0] = two(0, rng.below(4));
+                new.words[1] = arena::page(rng) as u64;
+                new.words[2] = pages;
+                new.words[3] = if rng.one_in(2) { buffer(rng, pages) } else { 0 };
+                new.heavy = true;
+                new
+            }
+            Op::Set => {
+                let mut new = Argument::new(0x47, 32);
+                let what = rng.below(5);
+                let most = [DELAY, 64, 4, 2, DELAY][what as usize];
+                (new.words[1], new.words[2]) = (what, rng.below(most));
+                new
+            }
+            Op::Discard => {
+                let mut new = Argument::new(0x48, 24);
+                (new.words[1], new.words[2]) = (arena::page(rng) as u64, count(rng));
+                new.heavy = true;
+                new
+            }
+            Op::Unknown => {
+                let mut new = Argument::new(rng.next() as u8, 40);
+                new.request = match rng.below(8) {
+                    0..3 => new.request,
+                    // Right numbers with other sizes and directions, or of others.
+                    3 | 4 => iowr(rng.below(0x4a) as u8, rng.below(1 << 14) as usize),
+                    5 => iowr(rng.below(0x4a) as u8, 40) & !(rng.below(4) << 30),
+                    6 => rng.pick(&[0x5401, 0x541b, 0x5421, 0x5450, 0x5451, 0x6601, 1, 2]),
+                    _ => rng.next() & 0xffff_ffff,
+                };
+                new
+            }
+            _ => Argument::command(op, rng),
+        };
+        if new.bytes != 40 || op == Op::Info {
+            // An extension: begins with its size.
+            new.words[0] |= match rng.below(32) {
+                0 => rng.below(new.bytes as u64),
+                1 => new.bytes as u64 + rng.below(64),
+                2 => new.bytes as u64 + rng.below(2 * PAGE_SIZE as u64),
+                3 => mutate::border(rng) & 0xffff_ffff,
+                _ => new.bytes as u64,
+            };
+        }
+        new
+    }
+
+    /// `struct hmm_dmirror_cmd`.
+    fn command(op: Op, rng: &mut Rng) -> Argument {
+        let mut new = Argument::new(op as u8, 40);
+        let pages = count(rng);
+        let bytes = match op {
+            Op::Snapshot => pages,
+            _ => pages.wrapping_mul(PAGE_SIZE as u64),
+        };
+        new.words[0] = arena::page(rng) as u64;
+        new.words[1] = buffer(rng, bytes);
+        if op == Op::Snapshot && !rng.one_in(64) {
+            // A length that is too long then meets the hole soon.
+            new.words[1] = (BUFFER + BUFFER_LEN) as u64 - pages.min(1024);
+        }
+        new.words[2] = pages;
+        new.heavy = pages >= 64 || matches!(op, Op::Release | Op::Exclusive | Op::CheckExclusive);
+        new
+    }
+
+    fn submit(rng: &mut Rng) -> Argument {
+        let mut new = Argument::new(0x42, 80);
+        let op = rng.below(8);
+        let bytes = match rng.below(64) {
+            0 => mutate::border(rng),
+            1..4 => 2 << 20,
+            _ => 8 + rng.below(2 * PAGE_SIZE as u64),
+        } & !7;
+        let place = |rng: &mut Rng| arena::page(rng) as u64 + rng.below(512) * 8;
+        let verify = matches!(op, 0 | 5 | 6) && rng.one_in(8);
+        let stride = rng.pick(&[8, 64, 4096, 8192, 1 << 20, 1 << 47, u64::MAX - 7]);
+        let endless = rng.one_in(128);
+        new.words[0] = two(0, verify.into());
+        new.words[1] = two(rng.pick(&[0, 1, 0xffff_ffff]), op);
+        new.words[2] = place(rng);
+        new.words[3] = bytes.max(8);
+        new.words[4] = if op == 4 { place(rng) } else { 0 };
+        new.words[5] = if op == 7 { place(rng) } else { rng.next() };
+        new.words[6] = if matches!(op, 3 | 6) { stride } else { 0 };
+        new.words[7] = if endless { 0 } else { 1 + rng.below(2) };
+        new.words[8] = if endless { 10_000_000 } else { rng.below(2) * rng.below(10_000) };
+        new
+    }
+
+    /// Makes it certainly wrong: a bad range, a bad operation, or a size that is too small.
+    pub fn spoil(&mut self, op: Op, rng: &mut Rng) {
+        let (addr, pages) = match op {
+            Op::Submit => (2, 3),
+            Op::Migrate => (1, 2),
+            _ => (0, 2),
+        };
+        match rng.below(6) {
+            0 => self.words[addr] |= 1 + rng.below(7),
+            1 => self.words[pages] = 0,
+            2 => self.words[addr] = rng.pick(&arena::FOREIGN) as u64 | 1,
+            3 => self.words[pages] = u64::MAX << rng.below(12),
+            // Such numbers are right but for the size.
+            4 => self.request ^= 1 << (16 + rng.below(14)),
+            // Nothing is there.
+            _ => self.words[addr] = (arena::HOLE + rng.below(64) as usize * PAGE_SIZE) as u64,
+        }
+        if op == Op::Submit {
+            match rng.below(3) {
+                0 => self.words[1] |= (8 + rng.below(1 << 28)) << 32,
+                1 => self.words[0] = (self.words[0] & !0xffff_ffff) | rng.below(80),
+                _ => self.words[8] = 1_000_000_001 + rng.below(1 << 40),
+            }
+        }
+    }
+
+    /// Makes something wrong, at times.
+    pub fn mutate(&mut self, op: Op, rng: &mut Rng) {
+        if !rng.one_in(4) {
+            return;
+        }
+        for _ in 0..1 + rng.below(2) {
+            let index = rng.below((self.bytes / 8).min(10) as u64) as usize;
+            let old = self.words[index];
+            self.words[index] = match rng.below(4) {
+                0 => two(mutate::half(rng).into(), old >> 32),
+                1 => two(old & 0xffff_ffff, mutate::half(rng).into()),
+                _ => mutate::word(rng, old),
+            };
+        }
+        if rng.one_in(16) {
+            self.request ^= 1 << rng.below(32);
+        }
+        self.heavy = true;
+        if op == Op::Set && matches!(self.words[1] & 0xffff_ffff, 0 | 4) && self.words[2] < 1 << 31
+        {
+            self.words[2] %= DELAY;
+        }
+    }
+
+    /// Writes it somewhere, and says where. Or there is something else.
+    pub fn place(&self, rng: &mut Rng, thread: usize) -> usize {
+        let page = arena::arguments(thread);
+        let end = page + PAGE_SIZE - self.bytes;
+        let at = match rng.below(32) {
+            0..20 => page,
+            20..26 => end,
+            26 => page + rng.below(256) as usize * 8,
+            // A part of it is in a hole.
+            27 => end + 8 * (1 + rng.below(self.bytes as u64 / 8) as usize),
+            28 => {
+                // Not aligned: as it lies there.
+                return page + rng.below(PAGE_SIZE as u64) as usize;
+            }
+            29 => {
+                self.write(page, page);
+                return arena::read_only_alias(thread);
+            }
+            30 => return arena::any_page(rng),
+            _ => return arena::page(rng) + rng.below(512) as usize * 8,
+        };
+        self.write(at, page);
+        at
+    }
+
+    fn write(&self, at: usize, page: usize) {
+        for (index, word) in self.words.iter().take(self.bytes / 8).enumerate() {
+            let addr = at + index * 8;
+            if addr < page + PAGE_SIZE {
+                sys::poke(addr, *word);
+            }
+        }
+    }
+}

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The calls, and a thread that makes them.
+
+use crate::arena::{self, BUFFER, BUFFER_LEN};
+use crate::args::{self, Argument};
+use crate::rng::Rng;
+use crate::stats::{Shared, WORDS};
+use crate::sys;
+use hmm::PAGE_SIZE;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// File descriptors of the nodes: these numbers, open or not.
+pub const FDS: [i32; 6] = [100, 101, 102, 103, 104, 105];
+
+/// What the victim's memory is full of. Nobody else writes it.
+pub const CANARY: u64 = 0x5ec2_e700_c0ff_ee42;
+
+/// Signal that interrupts a call.
+pub const INTERRUPT: i32 = libc::SIGUSR1;
+
+macro_rules! ops {
+    ($($op:ident $name:literal $weight:literal,)*) => {
+        /// Kinds of calls.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub enum Op { $($op,)* }
+        /// Names, as in the headers.
+        pub const NAMES: [&str; OPS] = [$($name,)*];
+        const ALL: [Op; OPS] = [$(Op::$op,)*];
+        const WEIGHTS: [u64; OPS] = [$($weight,)*];
+        /// Number of kinds.
+        pub const OPS: usize = [$($weight,)*].len();
+    };
+}
+
+ops! {
+    Read "HMM_DMIRROR_READ" 30,
+    Write "HMM_DMIRROR_WRITE" 30,
+    MigrateToDev "HMM_DMIRROR_MIGRATE_TO_DEV" 30,
+    MigrateToSys "HMM_DMIRROR_MIGRATE_TO_SYS" 30,
+    Snapshot "HMM_DMIRROR_SNAPSHOT" 40,
+    Exclusive "HMM_DMIRROR_EXCLUSIVE" 30,
+    CheckExclusive "HMM_DMIRROR_CHECK_EXCLUSIVE" 40,
+    Release "HMM_DMIRROR_RELEASE" 10,
+    Flags "HMM_DMIRROR_FLAGS" 10,
+    ReadUnlocked "HMM_DMIRROR_READ_UNLOCKED" 30,
+    Info "DMIRROR_INFO" 60,
+    Counters "DMIRROR_COUNTERS" 60,
+    Submit "DMIRROR_SUBMIT" 60,
+    Wait "DMIRROR_WAIT" 120,
+    Stop "DMIRROR_STOP" 80,
+    Engine "DMIRROR_ENGINE" 60,
+    Migrate "DMIRROR_MIGRATE" 40,
+    Set "DMIRROR_SET" 20,
+    Discard "DMIRROR_DISCARD" 40,
+    Unknown "unknown ioctl" 90,
+    Mmap "mmap" 1,
+    Mremap "mremap" 1,
+    Munmap "munmap" 1,
+    Poll "poll" 20,
+    ReadFd "read" 20,
+    WriteFd "write" 20,
+    Lseek "lseek" 20,
+    Other "other calls on the file" 30,
+    Open "open" 2,
+    Dup "dup" 3,
+    Close "close" 1,
+    Pass "SCM_RIGHTS" 2,
+}
+
+const TOTAL: u64 = {
+    let (mut sum, mut index) = (0, 0);
+    while index < OPS {
+        sum += WEIGHTS[index];
+        index += 1;
+    }
+    sum
+};
+
+/// Calls that do much work if they are valid: only one in so many is meant to be.
+fn serve_one_in(op: Op) -> u64 {
+    match op {
+        Op::Read | Op::Write | Op::ReadUnlocked | Op::Snapshot => 12,
+        Op::MigrateToDev | Op::MigrateToSys | Op::Migrate | Op::Exclusive => 24,
+        Op::Release => 40,
+        Op::Submit => 6,
+        _ => 1,
+    }
+}
+
+/// Where nodes are mapped by [`Op::Mmap`].
+const MAPS: usize = arena::HOLE - (64 << 20);
+
+/// Makes calls.
+pub struct Caller {
+    /// Its choices.
+    pub rng: Rng,
+    /// Where they are counted.
+    pub shared: &'static Shared,
+    /// Its number among all callers.
+    pub slot: usize,
+    /// Its place for arguments.
+    pub thread: usize,
+    /// Nodes.
+    pub devices: u64,
+    /// A pair of sockets.
+    pub sockets: [i32; 2],
+    /// Names of the last commands, by descriptor.
+    pub ids: [u64; FDS.len()],
+    /// A setting to take back: descriptor and number.
+    pub undo: Option<(i32, u64)>,
+}
+
+/// Opens a node; negative: an error.
+pub fn open_node(device: u64) -> isize {
+    let mut path = *b"/dev/hmm_dmirror0\0";
+    path[16] = b'0' + device as u8;
+    sys::call3(libc::SYS_open, path.as_ptr() as usize, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0)
+}
+
+fn close(fd: isize) -> isize {
+    sys::call3(libc::SYS_close, fd as usize, 0, 0)
+}
+
+impl Caller {
+    /// Makes one call.
+    pub fn one(&mut self) {
+        if let Some((fd, what)) = self.undo.take_if(|_| self.rng.one_in(4)) {
+            self.set(fd, what, if what == 1 { u64::MAX } else { 0 });
+        }
+        let mut at = self.rng.below(TOTAL);
+        let mut op = Op::Read;
+        for (index, weight) in WEIGHTS.iter().enumerate() {
+            if at < *weight {
+                op = ALL[index];
+                break;
+            }
+            at -= weight;
+        }
+        if self.rng.one_in(8) {
+            let (addr, write) = (arena::page(&mut self.rng), self.rng.one_in(2));
+            arena::touch(addr, 64, write);
+        }
+        self.call(op);
+    }
+
+    /// Sets a test parameter.
+    pub fn set(&mut self, fd: i32, what: u64, value: u64) {
+        let at = arena::arguments(self.thread);
+        args::put_set(at, what, value);
+        self.timed(Op::Set, fd, hmm::abi::iowr(0x47, 32), at, false);
+    }
+
+    fn call(&mut self, op: Op) {
+        let which = self.rng.below(FDS.len() as u64) as usize;
+        let fd = FDS[which];
+        match op {
+            Op::Mmap | Op::Mremap | Op::Munmap => self.mapping(op, fd),
+            Op::Poll | Op::ReadFd | Op::WriteFd | Op::Lseek | Op::Other => self.plain(op, fd),
+            Op::Open | Op::Dup | Op::Close | Op::Pass => self.descriptor(op, which),
+            _ => self.ioctl(op, which),
+        }
+    }
+
+    fn ioctl(&mut self, op: Op, which: usize) {
+        let fd = FDS[which];
+        let mut argument = Argument::of(op, &mut self.rng, self.ids[which]);
+        if !self.rng.one_in(serve_one_in(op)) {
+            argument.spoil(op, &mut self.rng);
+        }
+        argument.mutate(op, &mut self.rng);
+        let at = argument.place(&mut self.rng, self.thread);
+        let heavy = argument.heavy;
+        let result = self.timed(op, fd, argument.request, at, heavy);
+        if result < 0 {
+            return;
+        }
+        let page = arena::arguments(self.thread);
+        match op {
+            Op::Submit
+                if arena::is_kept(at + 72)
+                    && at % 8 == 0
+                    && (page..page + PAGE_SIZE).contains(&at) =>
+            {
+                self.ids[which] = sys::peek(at + 72);
+            }
+            Op::Set => self.undo = Some((fd, argument.words[1] & 0xffff_ffff)),
+            Op::Read | Op::ReadUnlocked | Op::MigrateToDev | Op::Exclusive => {
+                for page in 0..argument.pages().min(16) {
+                    if sys::peek(BUFFER + page * PAGE_SIZE) == CANARY {
+                        self.shared.leaks.fetch_add(1, Relaxed);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Makes an ioctl and takes its time.
+    fn timed(&mut self, op: Op, fd: i32, request: u64, at: usize, heavy: bool) -> isize {
+        let mut words = [request, at as u64, fd as u64, 0, 0, 0, 0, 0, 0, 0];
+        if arena::is_kept(at & !7) {
+            let page_end = (at & !(PAGE_SIZE - 1)) + PAGE_SIZE;
+            for (index, word) in words[3..].iter_mut().enumerate() {
+                let addr = (at & !7) + index * 8;
+                *word = if addr < page_end { sys::peek(addr) } else { 0 };
+            }
+        }
+        self.measure(op, words, heavy, || sys::ioctl(fd, request, at))
+    }
+
+    fn measure(
+        &mut self,
+        op: Op,
+        words: [u64; WORDS],
+        heavy: bool,
+        call: impl FnOnce() -> isize,
+    ) -> isize {
+        let slot = &self.shared.slots[self.slot];
+        for (place, word) in slot.words.iter().zip(words) {
+            place.store(word, Relaxed);
+        }
+        let with_cpu = heavy || self.rng.one_in(32);
+        let cpu = with_cpu.then(sys::thread_ns);
+        let since = sys::ticks();
+        slot.since.store(since, Relaxed);
+        slot.op.store(op as u32 + 1, Relaxed);
+        let result = call();
+        slot.op.store(0, Relaxed);
+        let wall = sys::ticks().saturating_sub(since);
+        let cpu = cpu.map(|cpu| sys::thread_ns().saturating_sub(cpu));
+        self.shared.record(op, result, wall, cpu);
+        result
+    }
+
+    fn mapping(&mut self, op: Op, fd: i32) {
+        let rng = &mut self.rng;
+        let place = MAPS + rng.below(64) as usize * 16 * PAGE_SIZE;
+        let len =
+            (1 + rng.below(if rng.clone().one_in(64) { 512 } else { 16 }) as usize) * PAGE_SIZE;
+        let prot = rng.pick(&[3, 3, 3, 1, 2, 0, 7]);
+        let flags = rng.pick(&[
+            libc::MAP_PRIVATE,
+            libc::MAP_SHARED,
+            libc::MAP_PRIVATE | libc::MAP_POPULATE,
+            libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC,
+            libc::MAP_PRIVATE | libc::MAP_LOCKED,
+            libc::MAP_SHARED | libc::MAP_NORESERVE,
+        ]) | libc::MAP_FIXED;
+        let offset = match rng.below(4) {
+            0 => crate::mutate::border(rng) as usize & !(PAGE_SIZE - 1),
+            _ => 0,
+        };
+        let target = MAPS + rng.below(64) as usize * 16 * PAGE_SIZE;
+        let longer = (1 + rng.below(16) as usize) * PAGE_SIZE;
+        let words = [
+            fd as u64,
+            place as u64,
+            len as u64,
+            prot as u64,
+            flags as u64,
+            offset as u64,
+            target as u64,
+            0,
+            0,
+            0,
+        ];
+        self.measure(op, words, true, || match op {
+            Op::Mmap => sys::mmap(place, len, prot, flags, fd, offset),
+            Op::Mremap => {
+                let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+                sys::call(
+                    libc::SYS_mremap,
+                    [place, len.min(16 * PAGE_SIZE), longer, flags, target, 0],
+                )
+            }
+            _ => sys::call3(libc::SYS_munmap, place, len, 0),
+        });
+    }
+
+    /// Calls that the nodes do not serve, or the kernel serves for them.
+    fn plain(&mut self, op: Op, fd: i32) {
+        let rng = &mut self.rng;
+        let addr = match rng.below(4) {
+            0 => BUFFER,
+            _ => arena::any_page(rng),
+        };
+        let len = match rng.below(4) {
+            0 => crate::mutate::border(rng) as usize,
+            _ => rng.below(3 * PAGE_SIZE as u64) as usize,
+        };
+        let (choice, number) = (rng.below(9), crate::mutate::border(rng) as usize);
+        let (fd, socket) = (fd as usize, self.sockets[0]);
+        let words = [fd as u64, addr as u64, len as u64, choice, number as u64, 0, 0, 0, 0, 0];
+        self.measure(op, words, false, || match op {
+            Op::Poll => {
+                // In kept memory: an array of one.
+                let at = BUFFER + BUFFER_LEN - 8;
+                sys::poke(at, fd as u64 | (0x7fff << 32));
+                sys::call3(libc::SYS_poll, at, 1, 0)
+            }
+            Op::ReadFd if choice < 4 => sys::call3(libc::SYS_read, fd, addr, len),
+            Op::ReadFd => sys::call(libc::SYS_pread64, [fd, addr, len, number, 0, 0]),
+            Op::WriteFd if choice < 4 => sys::call3(libc::SYS_write, fd, addr, len),
+            Op::WriteFd => sys::call(libc::SYS_pwrite64, [fd, addr, len, number, 0, 0]),
+            Op::Lseek => sys::call3(libc::SYS_lseek, fd, number, choice as usize),
+            _ => match choice {
+                0 => sys::call3(libc::SYS_fsync, fd, 0, 0),
+                1 => sys::call3(libc::SYS_ftruncate, fd, number, 0),
+                2 => sys::call(libc::SYS_fallocate, [fd, 0, 0, number, 0, 0]),
+                3 => sys::call3(
+                    libc::SYS_fcntl,
+                    fd,
+                    libc::F_SETFL as usize,
+                    libc::O_NONBLOCK as usize,
+                ),
+                4 => sys::call3(libc::SYS_fcntl, fd, libc::F_GETFL as usize, 0),
+                5 => sys::call3(libc::SYS_flock, fd, (libc::LOCK_SH | libc::LOCK_NB) as usize, 0),
+                6 => sys::call(libc::SYS_splice, [fd, 0, socket as usize, 0, len, 2]),
+                7 => sys::call(libc::SYS_readahead, [fd, 0, len, 0, 0, 0]),
+                _ => sys::call3(libc::SYS_fadvise64, fd, 0, number),
+            },
+        });
+    }
+
+    fn descriptor(&mut self, op: Op, which: usize) {
+        let fd = FDS[which];
+        let device = self.rng.below(self.devices);
+        let source = self.rng.pick(&FDS);
+        let sockets = self.sockets;
+        let words = [fd as u64, device, source as u64, 0, 0, 0, 0, 0, 0, 0];
+        let result = self.measure(op, words, true, || match op {
+            Op::Open => {
+                let new = open_node(device);
+                if new >= 0 {
+                    sys::call3(libc::SYS_dup3, new as usize, fd as usize, libc::O_CLOEXEC as usize);
+                    close(new);
+                }
+                new
+            }
+            Op::Dup => {
+                sys::call3(libc::SYS_dup3, source as usize, fd as usize, libc::O_CLOEXEC as usize)
+            }
+            Op::Close => close(fd as isize),
+            _ => crate::pass::pass(sockets, source, fd),
+        });
+        if op == Op::Open && result >= 0 {
+            self.ids[which] = 0;
+        }
+    }
+}

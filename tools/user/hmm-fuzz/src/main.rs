@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Hostile calls on `/dev/hmm_dmirror*`, from processes without privileges: what they give the kernel is
+//! mostly valid, partly wrong, and changes while it is read. The kernel must not report anything, no
+//! call may take long, and nobody may see or change the memory of somebody else.
+//!
+//! Runs as root in a virtual machine only: it gives everybody access to the nodes while it runs.
+
+mod arena;
+mod args;
+mod calls;
+mod chaos;
+mod kill;
+mod mutate;
+mod pass;
+mod report;
+mod rng;
+mod stats;
+mod sys;
+mod victim;
+mod worker;
+
+use clap::Parser;
+use hmm::{Child, Device};
+use stats::Shared;
+use std::os::unix::fs::PermissionsExt;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+#[derive(Parser, Clone)]
+#[command(name = "hmm-fuzz", about = "Hostile calls on the device nodes")]
+struct Args {
+    /// Calls to make
+    #[arg(long, default_value_t = 200_000)]
+    calls: u64,
+    /// End after this time, whatever was done by then
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Processes that make calls at once, up to 4
+    #[arg(long, default_value_t = 2)]
+    procs: u64,
+    /// Threads of each that make calls, up to 6
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// The same seed gives the same calls in each thread
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Calls of a thread before its process ends and another one begins
+    #[arg(long, default_value_t = 20_000)]
+    round: u64,
+    /// A call that takes longer is a failure, in seconds
+    #[arg(long, default_value_t = 30)]
+    limit: u64,
+    /// Stay root
+    #[arg(long)]
+    root: bool,
+    /// Instead: kill a process in each kind of long call, so often
+    #[arg(long, value_name = "ROUNDS")]
+    kill: Option<u32>,
+    /// With --kill: only calls whose names contain one of these
+    filters: Vec<String>,
+    /// With --kill: a process must be gone after this time, in seconds
+    #[arg(long, default_value_t = 5)]
+    kill_limit: u64,
+    /// With --kill: the node
+    #[arg(long, default_value_t = 0)]
+    node: u32,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Permissions of the nodes, given to everybody until this is dropped.
+struct Permissions(Vec<(std::path::PathBuf, u32)>);
+
+impl Permissions {
+    fn open_to_all(devices: u64) -> std::io::Result<Permissions> {
+        let mut all = Permissions(Vec::new());
+        for index in 0..devices as u32 {
+            let path = Device::path(index);
+            let mode = std::fs::metadata(&path)?.permissions().mode() & 0o7777;
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
+            all.0.push((path, mode));
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Permissions {
+    fn drop(&mut self) {
+        for (path, mode) in &self.0 {
+            let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(*mode));
+        }
+    }
+}
+
+/// Ticks of the processor's clock in a ms.
+fn ticks_per_ms() -> f64 {
+    let (time, ticks) = (Instant::now(), sys::ticks());
+    std::thread::sleep(Duration::from_millis(100));
+    (sys::ticks() - ticks) as f64 / (time.elapsed().as_secs_f64() * 1e3)
+}
+
+/// The call that is longest under way, if that is longer than `limit` ticks.
+fn overdue(shared: &Shared, limit: u64) -> Option<String> {
+    let now = sys::ticks();
+    shared.slots.iter().find_map(|slot| {
+        let op = slot.op.load(Relaxed);
+        let since = slot.since.load(Relaxed);
+        // A slot of a process that was killed keeps what it said last.
+        let alive = slot.tid.load(Relaxed) != 0;
+        let words = std::array::from_fn(|index| slot.words[index].load(Relaxed));
+        (op != 0 && alive && now.saturating_sub(since) > limit)
+            .then(|| report::describe(op, &words))
+    })
+}
+
+/// Where all threads of some processes, and the devices' own, are in the kernel.
+fn tell_stacks() {
+    let name = |path: &std::path::Path| std::fs::read_to_string(path).unwrap_or_default();
+    let entries = |path: &std::path::Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+    for process in entries(std::path::Path::new("/proc")) {
+        let comm = name(&process.path().join("comm"));
+        if !comm.starts_with("hmm-fuzz") && !comm.starts_with("dmirror") {
+            continue;
+        }
+        for task in entries(&process.path().join("task")) {
+            let id = task.file_name();
+            let stack = name(&task.path().join("stack"));
+            eprintln!("{} {}:\n{stack}", comm.trim(), id.to_string_lossy());
+        }
+    }
+}
+
+fn forget_slots(shared: &Shared, process: u64) {
+    for slot in shared.slots.iter().skip(process as usize * worker::SLOTS).take(worker::SLOTS) {
+        slot.tid.store(0, Relaxed);
+        slot.op.store(0, Relaxed);
+    }
+}
+
+/// Once nobody has a file open, no memory of a device may be in use.
+fn left_behind(first: u32, count: u32) -> Result<(), String> {
+    for index in first..first + count {
+        let since = Instant::now();
+        loop {
+            let device = Device::open(index).map_err(|error| error.to_string())?;
+            let used = device.counters().map_err(|error| error.to_string())?.device_pages_used;
+            if used == 0 {
+                break;
+            }
+            if since.elapsed() > Duration::from_secs(20) {
+                return Err(format!("{used} pages of device {index} are still in use"));
+            }
+            drop(device);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    Ok(())
+}
+
+fn run(args: &Args) -> Result<report::Report, String> {
+    let procs = args.procs.clamp(1, 4);
+    let threads = args.threads.clamp(1, 6);
+    let devices = (0..4).take_while(|index| Device::path(*index).exists()).count() as u64;
+    if devices == 0 {
+        return Err("there is no device node".to_string());
+    }
+    let shared = Shared::new().map_err(|error| error.to_string())?;
+    let per_ms = ticks_per_ms();
+    let limit = (args.limit as f64 * 1000.0 * per_ms) as u64;
+    let _permissions = Permissions::open_to_all(devices).map_err(|error| error.to_string())?;
+    let victim = Child::spawn(|| victim::run(devices, shared)).map_err(|e| e.to_string())?;
+
+    let mut round = 0;
+    let mut started = 0;
+    let mut ended_killed = 0;
+    let mut start = |process: u64| {
+        let plan = worker::Plan {
+            seed: args.seed,
+            place: [process, round],
+            threads,
+            calls: args.round,
+            devices,
+            root: args.root,
+        };
+        round += 1;
+        started += 1;
+        Child::spawn(move || worker::run(&plan, shared)).map_err(|error| error.to_string())
+    };
+    let begin = Instant::now();
+    let mut told = begin;
+    let mut running = Vec::new();
+    for process in 0..procs {
+        running.push(start(process)?);
+    }
+    let mut failure = None;
+    loop {
+        std::thread::sleep(Duration::from_millis(2));
+        let calls = shared.calls.load(Relaxed);
+        let late = args.seconds.is_some_and(|s| begin.elapsed() > Duration::from_secs(s));
+        let over = calls >= args.calls || late || failure.is_some();
+        if over {
+            shared.stop.store(true, Relaxed);
+        }
+        for (process, child) in running.iter_mut().enumerate() {
+            let Some(ended) = child.try_wait() else { continue };
+            match (ended, child.outcome()) {
+                (_, Ok(())) => {}
+                (hmm::child::Ended::Signal(9), _) => ended_killed += 1,
+                (_, Err(why)) => failure = failure.or(Some(format!("process {process}: {why}"))),
+            }
+            forget_slots(shared, process as u64);
+            if !over {
+                *child = start(process as u64)?;
+            }
+        }
+        if failure.is_none() {
+            failure = overdue(shared, limit)
+                .map(|call| format!("a call does not end within {} s: {call}", args.limit));
+            if failure.is_some() {
+                tell_stacks();
+            }
+        }
+        if told.elapsed() > Duration::from_secs(10) {
+            told = Instant::now();
+            let seconds = begin.elapsed().as_secs_f64();
+            eprintln!("{calls} calls, {:.0} a second", calls as f64 / seconds);
+        }
+        if over && (failure.is_some() || running.iter_mut().all(|child| child.try_wait().is_some()))
+        {
+            break;
+        }
+    }
+    drop(running);
+    let seconds = begin.elapsed().as_secs_f64();
+    victim.join().map_err(|why| format!("the other process: {why}"))?;
+    let calls = shared.calls.load(Relaxed);
+    let kills = shared.kills.load(Relaxed);
+    let lines = report::lines(shared, per_ms);
+    let report = report::Report {
+        seed: args.seed,
+        calls,
+        seconds,
+        per_second: calls as f64 / seconds,
+        processes: [started, kills],
+        checks: shared.checks.load(Relaxed),
+        lines,
+    };
+    match args.json {
+        true => println!("{}", serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?),
+        false => report::print(&report),
+    }
+    if let Some(why) = failure {
+        return Err(why);
+    }
+    if ended_killed != kills {
+        return Err(format!("{ended_killed} processes were killed, {kills} of them on purpose"));
+    }
+    let (leaks, damages) = (shared.leaks.load(Relaxed), shared.damages.load(Relaxed));
+    if leaks + damages != 0 {
+        return Err(format!(
+            "another process's memory: {leaks} words were read, {damages} changed"
+        ));
+    }
+    left_behind(0, devices as u32)?;
+    let never = report::never_succeeded(&report.lines);
+    if calls >= 100_000 && !never.is_empty() {
+        return Err(format!("these never succeeded, so that nothing was tested: {never:?}"));
+    }
+    Ok(report)
+}
+
+fn run_kill(args: &Args, rounds: u32) -> Result<(), String> {
+    let limit = Duration::from_secs(args.kill_limit);
+    let all = kill::run(&args.filters, rounds, limit, args.node, args.json);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&all).map_err(|error| error.to_string())?);
+    }
+    let wrong = all.iter().filter(|died| died.wrong.is_some()).count();
+    left_behind(args.node, 1)?;
+    match (wrong, all.len()) {
+        (_, 0) => Err("no call matches".to_string()),
+        (0, _) => Ok(()),
+        (wrong, _) => Err(format!("{wrong} kinds of calls do not die as they should")),
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let result = match args.kill {
+        Some(rounds) => run_kill(&args, rounds),
+        None => {
+            let result = run(&args).map(|_| ());
+            match &result {
+                _ if args.json => {}
+                Ok(()) => println!("ok 1 hostile calls"),
+                Err(why) => println!("not ok 1 hostile calls # {why}"),
+            }
+            result
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("hmm-fuzz: {why}; seed {}", args.seed);
+            ExitCode::FAILURE
+        }
+    }
+}

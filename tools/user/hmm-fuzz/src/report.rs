@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What a run has shown.
+
+use crate::calls::{Op, NAMES, OPS};
+use crate::stats::{Shared, WORDS};
+use hmm::Errno;
+use serde::Serialize;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// One kind of call.
+#[derive(Debug, Serialize)]
+pub struct Line {
+    /// Its name.
+    pub call: &'static str,
+    /// How many.
+    pub calls: u64,
+    /// How many succeeded.
+    pub ok: u64,
+    /// Errors, the most frequent first.
+    pub errors: Vec<(String, u64)>,
+    /// Wall time in sum, in ms.
+    pub total_ms: f64,
+    /// Longest wall time in ms.
+    pub max_ms: f64,
+    /// Longest processor time in ms.
+    pub max_cpu_ms: f64,
+}
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Reproduces the calls of each thread.
+    pub seed: u64,
+    /// Calls in all.
+    pub calls: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Calls a second.
+    pub per_second: f64,
+    /// Processes, and those of them that were killed in the middle.
+    pub processes: [u64; 2],
+    /// Rounds in which another process's memory was checked.
+    pub checks: u64,
+    /// By kind.
+    pub lines: Vec<Line>,
+}
+
+/// Counts by kind.
+pub fn lines(shared: &Shared, ticks_per_ms: f64) -> Vec<Line> {
+    (0..OPS)
+        .map(|index| {
+            let stats = &shared.ops[index];
+            let results = stats.results.iter().map(|count| count.load(Relaxed));
+            let counts: Vec<u64> = results.collect();
+            let mut errors: Vec<(String, u64)> = counts
+                .iter()
+                .enumerate()
+                .skip(1)
+                .filter(|(_, count)| **count != 0)
+                .map(|(errno, count)| (Errno(errno as i32).to_string(), *count))
+                .collect();
+            errors.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+            Line {
+                call: NAMES[index],
+                calls: counts.iter().sum(),
+                ok: counts[0],
+                errors,
+                total_ms: stats.total.load(Relaxed) as f64 / ticks_per_ms,
+                max_ms: stats.wall.load(Relaxed) as f64 / ticks_per_ms,
+                max_cpu_ms: stats.cpu.load(Relaxed) as f64 / 1e6,
+            }
+        })
+        .collect()
+}
+
+/// A table.
+pub fn print(report: &Report) {
+    println!(
+        "{:<30} {:>9} {:>9} {:>9} {:>9} {:>9}  errors",
+        "call", "calls", "ok", "sum ms", "max ms", "max cpu"
+    );
+    for line in &report.lines {
+        let errors: Vec<String> =
+            line.errors.iter().take(6).map(|(name, count)| format!("{name} {count}")).collect();
+        println!(
+            "{:<30} {:>9} {:>9} {:>9.0} {:>9.2} {:>9.2}  {}",
+            line.call,
+            line.calls,
+            line.ok,
+            line.total_ms,
+            line.max_ms,
+            line.max_cpu_ms,
+            errors.join(", ")
+        );
+    }
+    let longest = report.lines.iter().filter(|line| line.call != NAMES[Op::Wait as usize]);
+    let by_cpu = longest.clone().max_by(|a, b| a.max_cpu_ms.total_cmp(&b.max_cpu_ms));
+    let by_wall = longest.max_by(|a, b| a.max_ms.total_cmp(&b.max_ms));
+    if let (Some(cpu), Some(wall)) = (by_cpu, by_wall) {
+        println!("most processor time: {:.2} ms in {}", cpu.max_cpu_ms, cpu.call);
+        println!("most time: {:.2} ms in {}", wall.max_ms, wall.call);
+    }
+    println!(
+        "{} calls in {:.1} s, {:.0} a second, by {} processes of which {} were killed in the middle; \
+         {} checks of another process's memory; seed {}",
+        report.calls,
+        report.seconds,
+        report.per_second,
+        report.processes[0],
+        report.processes[1],
+        report.checks,
+        report.seed
+    );
+}
+
+/// Calls that never succeeded, though they should have: the run has shown less than it says.
+pub fn never_succeeded(lines: &[Line]) -> Vec<&'static str> {
+    let never = [Op::ReadFd, Op::WriteFd, Op::Lseek];
+    let names = never.map(|op| NAMES[op as usize]);
+    lines
+        .iter()
+        .filter(|line| line.ok == 0 && !names.contains(&line.call))
+        .map(|line| line.call)
+        .collect()
+}
+
+/// A call that is under way.
+pub fn describe(op: u32, words: &[u64; WORDS]) -> String {
+    let name = NAMES.get(op.wrapping_sub(1) as usize).unwrap_or(&"?");
+    let words: Vec<String> = words.iter().map(|word| format!("{word:#x}")).collect();
+    format!("{name}: request, argument, descriptor, words: {}", words.join(" "))
+}

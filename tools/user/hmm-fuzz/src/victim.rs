@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Another process with memory on the same devices: nobody may read it, and nobody may change it.
+
+use crate::calls::CANARY;
+use crate::stats::Shared;
+use crate::sys;
+use hmm::engine::Way;
+use hmm::{Device, Mapping, PAGE_SIZE};
+use std::sync::atomic::Ordering::Relaxed;
+
+const PAGES: usize = 64;
+
+/// Words that are not the canary. Memory that cannot be read now (a copy failed, by a test parameter)
+/// is not wrong.
+fn wrong_words(map: &Mapping) -> u64 {
+    let mut bytes = vec![0u64; PAGES * PAGE_SIZE / 8];
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: PAGES * PAGE_SIZE };
+    let remote = libc::iovec { iov_base: map.addr() as *mut _, iov_len: PAGES * PAGE_SIZE };
+    let (local, remote) = (std::ptr::addr_of!(local), std::ptr::addr_of!(remote));
+    let pid = std::process::id() as usize;
+    let read =
+        sys::call(libc::SYS_process_vm_readv, [pid, local as usize, 1, remote as usize, 1, 0]);
+    let words = usize::try_from(read).unwrap_or(0) / 8;
+    bytes[..words].iter().filter(|word| **word != CANARY).count() as u64
+}
+
+/// Runs in a process of its own until all shall end.
+pub fn run(devices: u64, shared: &Shared) -> Result<(), String> {
+    let name = |error: hmm::Errno| error.to_string();
+    let mut all = Vec::new();
+    for index in 0..devices as u32 {
+        let device = Device::open(index).map_err(name)?;
+        let map = Mapping::anon(PAGES).map_err(name)?;
+        for page in 0..PAGES {
+            (0..PAGE_SIZE / 8).for_each(|word| map.set(page, word, CANARY));
+        }
+        all.push((device, map));
+    }
+    let mut data = vec![0u8; PAGES * PAGE_SIZE];
+    while !shared.stop.load(Relaxed) {
+        for (device, map) in &all {
+            // Others evict it and let copies fail: both may be refused.
+            let _ = device.migrate(map.addr(), PAGES, Way::ToDevice);
+            if device.read(map.addr(), &mut data).is_ok() {
+                let words = data.chunks_exact(8);
+                let wrong = words.filter(|word| **word != CANARY.to_ne_bytes()).count();
+                shared.damages.fetch_add(wrong as u64, Relaxed);
+            }
+            shared.damages.fetch_add(wrong_words(map), Relaxed);
+            shared.checks.fetch_add(1, Relaxed);
+        }
+        sys::sleep_us(30_000);
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0
+//! A process that makes calls for a while, with several threads.
+
+use crate::arena;
+use crate::calls::{self, Caller, FDS};
+use crate::chaos::{self, Chaos};
+use crate::rng::Rng;
+use crate::stats::Shared;
+use crate::sys;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Slots of one process.
+pub const SLOTS: usize = 8;
+/// Thread number of forked children.
+const CHILD: usize = 6;
+
+/// What a process is to do.
+#[derive(Clone, Copy)]
+pub struct Plan {
+    /// Seed of everything.
+    pub seed: u64,
+    /// Number of the process among those that run, and of its round.
+    pub place: [u64; 2],
+    /// Threads that make calls.
+    pub threads: usize,
+    /// Calls of each.
+    pub calls: u64,
+    /// Number of nodes.
+    pub devices: u64,
+    /// Stay root.
+    pub root: bool,
+}
+
+fn caller(plan: &Plan, shared: &'static Shared, thread: usize, sockets: [i32; 2]) -> Caller {
+    let [process, round] = plan.place;
+    Caller {
+        rng: Rng::new(plan.seed, [process, round, thread as u64]),
+        shared,
+        slot: process as usize * SLOTS + thread,
+        thread,
+        devices: plan.devices,
+        sockets,
+        ids: [0; FDS.len()],
+        undo: None,
+    }
+}
+
+/// Memory that is locked or pinned, of this process, in KiB.
+pub fn pinned() -> Result<u64, String> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
+    let value = |name: &str| -> Result<u64, String> {
+        let line = status.lines().find(|line| line.starts_with(name));
+        let number = line.and_then(|line| line.split_whitespace().nth(1));
+        number.and_then(|number| number.parse().ok()).ok_or(format!("no {name} in the status"))
+    };
+    Ok(value("VmLck:")? + value("VmPin:")?)
+}
+
+/// Runs in a process of its own. `Err` tells what is wrong.
+pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
+    sys::limit(libc::RLIMIT_MEMLOCK, 0);
+    sys::limit(libc::RLIMIT_CORE, 0);
+    sys::limit(libc::RLIMIT_AS, 4 << 30);
+    if !plan.root {
+        sys::drop_privileges().map_err(|error| format!("setuid: {error}"))?;
+    }
+    sys::interrupt_on(calls::INTERRUPT);
+    arena::check_own_memory()?;
+    for (index, fd) in FDS.iter().enumerate() {
+        let node = calls::open_node(index as u64 % plan.devices);
+        if node < 0 {
+            return Err(format!("cannot open a node: {}", hmm::Errno(-node as i32)));
+        }
+        sys::call3(libc::SYS_dup3, node as usize, *fd as usize, libc::O_CLOEXEC as usize);
+        sys::call3(libc::SYS_close, node as usize, 0, 0);
+    }
+    let mut sockets = [-1i32; 2];
+    let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as usize;
+    let place = sockets.as_mut_ptr() as usize;
+    sys::call(libc::SYS_socketpair, [libc::AF_UNIX as usize, kind, 0, place, 0, 0]);
+    let file = arena::build(FDS[0])?;
+
+    let mut rng = Rng::new(plan.seed, [plan.place[0], plan.place[1], 100]);
+    // Some end in the middle of everything.
+    let kill_after = rng.one_in(4).then(|| rng.below(400));
+    let over = AtomicBool::new(false);
+    let first = plan.place[0] as usize * SLOTS;
+    let slots = first..first + plan.threads;
+    let mut chaos = Chaos {
+        rng: Rng::new(plan.seed, [plan.place[0], plan.place[1], 101]),
+        file,
+        child: caller(plan, shared, CHILD, sockets),
+        slots: slots.clone(),
+    };
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..plan.threads)
+            .map(|thread| {
+                let mut caller = caller(plan, shared, thread, sockets);
+                scope.spawn(move || make_calls(&mut caller, plan.calls))
+            })
+            .collect();
+        scope.spawn(|| {
+            for round in 0u64.. {
+                if over.load(Relaxed) {
+                    break;
+                }
+                chaos.one();
+                sys::sleep_us(rng.below(8000));
+                if kill_after == Some(round) {
+                    shared.kills.fetch_add(1, Relaxed);
+                    sys::call3(libc::SYS_kill, std::process::id() as usize, 9, 0);
+                }
+            }
+        });
+        scope.spawn(|| {
+            let mut rng = Rng::new(plan.seed, [plan.place[0], plan.place[1], 102]);
+            while !over.load(Relaxed) {
+                chaos::race(&mut rng, shared, slots.clone());
+                sys::sleep_us(400);
+            }
+        });
+        for caller in callers {
+            let _ = caller.join();
+        }
+        over.store(true, Relaxed);
+    });
+    match pinned()? {
+        0 => Ok(()),
+        kib => Err(format!("{kib} KiB of memory are locked or pinned")),
+    }
+}
+
+fn make_calls(caller: &mut Caller, calls: u64) {
+    let slot = &caller.shared.slots[caller.slot];
+    slot.tid.store(sys::call3(libc::SYS_gettid, 0, 0, 0) as u32, Relaxed);
+    for _ in 0..calls.div_ceil(64) {
+        if caller.shared.stop.load(Relaxed) {
+            break;
+        }
+        for _ in 0..64 {
+            caller.one();
+        }
+        caller.shared.calls.fetch_add(64, Relaxed);
+    }
+    slot.tid.store(0, Relaxed);
+}

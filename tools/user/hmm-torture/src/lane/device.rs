@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Ioctls of the device that are done when they return.
+
+use super::{fail, Effect, Fail, Lane};
+use crate::op::{Kind, Span};
+use hmm::engine::Way;
+use hmm::{pattern, Device, Errno, PageOutcome, PageState, Setting, PAGE_SIZE};
+
+/// What the device says of memory that is not there, or that it may not access.
+const NO_ACCESS: [Errno; 2] = [Errno::EFAULT, Errno::EPERM];
+/// What migrations say of memory that cannot move, or has nowhere to go.
+const NO_MOVE: [Errno; 6] =
+    [Errno::EINVAL, Errno::EFAULT, Errno::EPERM, Errno::ENOENT, Errno::ENOMEM, Errno::EBUSY];
+
+/// Where to, and how.
+pub fn way(back: bool, ordinary: bool) -> Way {
+    if back { Way::ToSystem } else { Way::ToDevice }.faultless(!ordinary)
+}
+
+impl Lane<'_> {
+    pub(super) fn dev_write(&mut self, dev: usize, at: Span, seed: u64) -> Result<(), Fail> {
+        // Only up to where it must fail: what came before is done or not.
+        let (at, good) = match self.allowed(at, true) {
+            Ok(()) => (at, true),
+            Err(page) => (Span { page, n: 1, ..at }, false),
+        };
+        self.quiesce(at, Effect::Changes)?;
+        let data = pattern::buffer(seed, at.page, at.n);
+        let addr = self.addr(at);
+        match self.patiently(|lane| lane.devices[dev].write(addr, &data)) {
+            Ok(done) if good => {
+                if done.cpages != at.n as u64 {
+                    return fail("device write", format!("{} of {} pages", done.cpages, at.n));
+                }
+                for page in at.pages() {
+                    self.regions[at.r].wrote(page, seed);
+                }
+                Ok(())
+            }
+            Ok(_) => {
+                fail("device write", format!("went through where it may not: page {}", at.page))
+            }
+            Err(Errno::EFAULT) if self.may_miss(at) => self.adopt_fills(at, seed),
+            Err(error) if good => fail("device write", error),
+            Err(error) => self.expect("device write", error, &NO_ACCESS),
+        }
+    }
+
+    /// After a device write that met a missing page: each page is written or not.
+    fn adopt_fills(&mut self, at: Span, seed: u64) -> Result<(), Fail> {
+        self.note("  device write: EFAULT for userfaultfd");
+        for page in at.pages() {
+            let region = &mut self.regions[at.r];
+            if region.check(page).is_err() {
+                region.wrote(page, seed);
+                if let Err(mismatch) = region.check(page) {
+                    return fail("CPU read after a device write that failed", mismatch);
+                }
+            }
+            region.pages[page].missing = false;
+        }
+        Ok(())
+    }
+
+    pub(super) fn dev_read(&mut self, dev: usize, at: Span, unlocked: bool) -> Result<(), Fail> {
+        self.quiesce(at, Effect::Looks)?;
+        let good = self.allowed(at, false).is_ok();
+        let mut buffer = vec![0xa5; at.n * PAGE_SIZE];
+        let addr = self.addr(at);
+        let result = self.patiently(|lane| match unlocked {
+            true => lane.devices[dev].read_unlocked(addr, &mut buffer),
+            false => lane.devices[dev].read(addr, &mut buffer),
+        });
+        match result {
+            Ok(done) if good => {
+                if done.cpages != at.n as u64 {
+                    return fail("device read", format!("{} of {} pages", done.cpages, at.n));
+                }
+                self.compare(at, &buffer, "device read")?;
+                self.touched(at);
+                Ok(())
+            }
+            Ok(_) => fail("device read", "went through where it may not"),
+            Err(Errno::EFAULT) if good && self.may_miss(at) => {
+                self.note("  device read: EFAULT for userfaultfd");
+                Ok(())
+            }
+            Err(error) if good => fail("device read", error),
+            Err(error) => self.expect("device read", error, &NO_ACCESS),
+        }
+    }
+
+    /// The handler has filled what was missing.
+    pub(super) fn touched(&mut self, at: Span) {
+        for page in at.pages() {
+            self.regions[at.r].pages[page].missing = false;
+        }
+    }
+
+    fn compare(&self, at: Span, bytes: &[u8], what: &str) -> Result<(), Fail> {
+        let region = &self.regions[at.r];
+        match region.compare_bytes(at.page, bytes) {
+            Ok(()) => Ok(()),
+            Err(mismatch) => fail(format!("{what} of {:?} memory", region.kind), mismatch),
+        }
+    }
+
+    pub(super) fn exclusive(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
+        self.quiesce(at, Effect::Looks)?;
+        // It makes the pages present, for writing.
+        self.settle(at)?;
+        let at = Span { n: at.n.min(64), ..at };
+        let mut buffer = vec![0xa5; at.n * PAGE_SIZE];
+        let addr = self.addr(at);
+        match self.patiently(|lane| lane.devices[dev].exclusive(addr, &mut buffer)) {
+            Ok(_) => self.compare(at, &buffer, "exclusive read"),
+            Err(Errno::EOPNOTSUPP)
+                if !matches!(self.regions[at.r].kind, Kind::Anon | Kind::Huge) =>
+            {
+                self.note("  exclusive: EOPNOTSUPP");
+                Ok(())
+            }
+            Err(error) => self.expect("exclusive", error, &NO_MOVE),
+        }
+    }
+
+    pub(super) fn snapshot(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
+        let addr = self.addr(at);
+        match self.patiently(|lane| lane.devices[dev].snapshot(addr, at.n)) {
+            Ok(states) => {
+                for (page, state) in at.pages().zip(states) {
+                    let region = &self.regions[at.r];
+                    if state == PageState::ERROR && region.allows(page, false) {
+                        return fail("snapshot", format!("page {page} cannot be accessed"));
+                    }
+                    if state.is_writable() && !region.allows(page, true) {
+                        return fail("snapshot", format!("page {page} is writable: {state:?}"));
+                    }
+                }
+                Ok(())
+            }
+            Err(error) => self.expect("snapshot", error, &NO_ACCESS),
+        }
+    }
+
+    pub(super) fn move_there(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
+        self.quiesce(at, Effect::Looks)?;
+        let mut buffer = vec![0xa5; at.n * PAGE_SIZE];
+        let addr = self.addr(at);
+        match self.patiently(|lane| lane.devices[dev].migrate_to_device(addr, &mut buffer)) {
+            Ok(_) => self.compare(at, &buffer, "read after migration"),
+            Err(error) => self.expect("migration to the device", error, &NO_MOVE),
+        }
+    }
+
+    pub(super) fn move_back(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
+        match self.devices[dev].migrate_to_system(self.addr(at), at.n) {
+            Ok(_) => Ok(()),
+            Err(error) => self.expect("migration to the system", error, &NO_MOVE),
+        }
+    }
+
+    pub(super) fn migrate(
+        &mut self,
+        dev: usize,
+        at: Span,
+        way: Way,
+        outcomes: bool,
+    ) -> Result<(), Fail> {
+        let addr = self.addr(at);
+        let result = match outcomes {
+            true => self.devices[dev].migrate_pages(addr, at.n, way),
+            false => self.devices[dev].migrate(addr, at.n, way).map(|done| (done, Vec::new())),
+        };
+        let (done, pages) = match result {
+            Ok(done) => done,
+            Err(error) => return self.expect("migration", error, &NO_MOVE),
+        };
+        *self.counts.entry("  pages moved".to_string()).or_default() += done.moved;
+        *self.counts.entry("  pages switched".to_string()).or_default() += done.switched;
+        if outcomes {
+            let count =
+                |of: &[PageOutcome]| pages.iter().filter(|page| of.contains(page)).count() as u64;
+            let moved = count(&[PageOutcome::Moved, PageOutcome::Switched, PageOutcome::Lost]);
+            let told = [moved, count(&[PageOutcome::Switched]), count(&[PageOutcome::Unknown])];
+            if told != [done.moved, done.switched, 0] {
+                return fail("outcomes of a migration", format!("{told:?} of {done:?}"));
+            }
+        }
+        if done.moved > at.n as u64 {
+            return fail("migration", format!("{} of {} pages moved", done.moved, at.n));
+        }
+        Ok(())
+    }
+
+    pub(super) fn discard(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
+        match self.devices[dev].discard(self.addr(at), at.n) {
+            Ok(()) => Ok(()),
+            Err(error) => fail("discard", error),
+        }
+    }
+
+    pub(super) fn release(&mut self, dev: usize) -> Result<(), Fail> {
+        match self.devices[dev].release() {
+            Ok(_) => Ok(()),
+            // Others take new pages meanwhile.
+            Err(error) => self.expect("release", error, &[Errno::EBUSY, Errno::ENOMEM]),
+        }
+    }
+
+    pub(super) fn fail_alloc(&mut self, dev: usize) -> Result<(), Fail> {
+        match self.devices[dev].set_flags(hmm::abi::FLAG_FAIL_ALLOC) {
+            Ok(_) => Ok(()),
+            Err(error) => fail("flags", error),
+        }
+    }
+
+    pub(super) fn set(&mut self, dev: usize, what: Setting, value: u64) -> Result<(), Fail> {
+        match self.devices[dev].set(what, value) {
+            Ok(_) => Ok(()),
+            Err(error) => fail("setting", error),
+        }
+    }
+
+    /// Closes a device, with its commands in flight, and opens it again.
+    pub(super) fn reopen(&mut self, dev: usize) -> Result<(), Fail> {
+        // Counters cannot be told how far they came; watchers end by themselves.
+        self.finish_commands(|running| running.dev == dev && running.adds.is_some())?;
+        self.running.retain(|running| running.dev != dev);
+        let device = Device::open(dev as u32).map_err(|error| format!("open: {error}"))?;
+        let old = std::mem::replace(&mut self.devices[dev], device);
+        // The new file's counters begin at 0, those of the device do not.
+        old.close().map_err(|error| format!("close: {error}"))
+    }
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Processes that fork off: each sees the memory as it was then, and changes
+//! only its own.
+
+use super::{fail, Effect, Fail, Lane};
+use crate::op::{Fork, Span};
+use hmm::child::SIGKILL;
+use hmm::engine::Way;
+use hmm::{pattern, Child, Device, Errno, Mapping, PAGE_SIZE};
+use std::time::Duration;
+
+/// Children that a lane has at most.
+const MOST: usize = 3;
+/// How long a child may take, on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A child that goes on while its parent does.
+#[derive(Debug)]
+pub struct Background {
+    child: Child,
+    how: Fork,
+}
+
+impl Lane<'_> {
+    pub(super) fn fork(&mut self, how: Fork, dev: usize, at: Span, seed: u64) -> Result<(), Fail> {
+        self.reap(false)?;
+        self.quiesce(at, Effect::Looks)?;
+        let writable: Vec<Span> = self.writable(at);
+        for span in writable {
+            self.settle(span)?;
+        }
+        // Other threads are at work, but they hold no lock that the child takes: those of malloc are
+        // held over the fork, and lanes do not print.
+        let child = Child::spawn(|| match how {
+            Fork::Cpu => self.child_cpu(at, seed),
+            Fork::Device => self.child_device(dev, at, seed),
+            Fork::Killed => self.child_killed(dev, at),
+            Fork::Exec => child_exec(dev),
+        });
+        match child {
+            Ok(child) => self.children.push(Background { child, how }),
+            Err(error) => self.expect("fork", error, &[Errno::ENOMEM, Errno::EAGAIN])?,
+        }
+        Ok(())
+    }
+
+    fn writable(&self, at: Span) -> Vec<Span> {
+        let region = &self.regions[at.r];
+        let pages = at.pages().filter(|page| region.allows(*page, true));
+        pages.map(|page| Span { page, n: 1, ..at }).collect()
+    }
+
+    fn child_cpu(&mut self, at: Span, seed: u64) -> Result<(), Fail> {
+        let region = &mut self.regions[at.r];
+        for _ in 0..2 {
+            for page in at.pages() {
+                if region.allows(page, false) {
+                    if let Err(mismatch) = region.check(page) {
+                        return fail("child's CPU read", mismatch);
+                    }
+                }
+                if region.allows(page, true) {
+                    region.fill(page, seed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn child_device(&mut self, dev: usize, at: Span, seed: u64) -> Result<(), Fail> {
+        let device = Device::open(dev as u32).map_err(|error| format!("child's open: {error}"))?;
+        for write in [false, true] {
+            if self.allowed(at, write).is_err() {
+                break;
+            }
+            let addr = self.addr(at);
+            if write {
+                let data = pattern::buffer(seed, at.page, at.n);
+                self.patiently(|_| device.write(addr, &data))
+                    .map_err(|error| format!("child's device write: {error}"))?;
+                at.pages().for_each(|page| self.regions[at.r].wrote(page, seed));
+            }
+            for way in [Way::ToDevice, Way::ToSystem, Way::ToDeviceOrdinary] {
+                let mut buffer = vec![0; at.n * PAGE_SIZE];
+                self.patiently(|_| device.read(addr, &mut buffer))
+                    .map_err(|error| format!("child's device read: {error}"))?;
+                if let Err(mismatch) = self.regions[at.r].compare_bytes(at.page, &buffer) {
+                    return fail("child's device read", mismatch);
+                }
+                // Best effort, as ever.
+                let _ = device.migrate(addr, at.n, way);
+            }
+        }
+        for page in at.pages() {
+            if self.regions[at.r].allows(page, false) {
+                if let Err(mismatch) = self.regions[at.r].check(page) {
+                    return fail("child's CPU read", mismatch);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn child_killed(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
+        let device = Device::open(dev as u32).map_err(|error| format!("child's open: {error}"))?;
+        loop {
+            for way in [Way::ToDevice, Way::ToSystem, Way::ToDeviceOrdinary] {
+                let _ = device.migrate(self.addr(at), at.n, way);
+            }
+        }
+    }
+
+    /// Takes leave of children that have ended; of all of them if `all`.
+    pub(super) fn reap(&mut self, all: bool) -> Result<(), Fail> {
+        while !self.children.is_empty() && (all || self.children.len() >= MOST) {
+            let mut background = self.children.remove(0);
+            let killed = matches!(background.how, Fork::Killed);
+            if killed {
+                background.child.signal(SIGKILL);
+            }
+            background.child.wait_timeout(PATIENCE);
+            match background.child.outcome() {
+                Ok(()) => {}
+                Err(text) if killed && text == "killed by signal 9" => {}
+                Err(text) => return fail(format!("child ({:?})", background.how), text),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn child_exec(dev: usize) -> Result<(), Fail> {
+    let number = std::ffi::CString::new(dev.to_string()).map_err(|error| error.to_string())?;
+    let arguments =
+        [c"hmm-torture".as_ptr(), c"--self-test".as_ptr(), number.as_ptr(), std::ptr::null()];
+    // SAFETY: strings that end with a zero, and a list that ends with a null pointer.
+    unsafe { libc::execv(c"/proc/self/exe".as_ptr(), arguments.as_ptr()) };
+    fail("exec", Errno::last())
+}
+
+/// What the program does after exec: a little of everything, in an address space of its own.
+pub fn self_test(dev: u32) -> Result<(), Fail> {
+    let text = |error: Errno| format!("self-test: {error}");
+    let device = Device::open(dev).map_err(text)?;
+    let map = Mapping::anon(8).map_err(text)?;
+    map.fill(3);
+    for way in [Way::ToDevice, Way::ToSystem] {
+        device.migrate(map.addr(), map.pages(), way).map_err(text)?;
+        let mut buffer = vec![0; map.len()];
+        device.read(map.addr(), &mut buffer).map_err(text)?;
+        pattern::check(3, 0, &buffer).map_err(|mismatch| format!("device read: {mismatch}"))?;
+    }
+    map.check(3).map_err(|mismatch| format!("CPU read: {mismatch}"))
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Random operations of several processes on memory that they share with
+//! devices, each compared with a model.
+//!
+//! A run is determined by its seed and the numbers on the command line. One that
+//! fails prints the last operations and a script, which `--replay` runs.
+
+mod env;
+mod lane;
+mod op;
+mod region;
+mod rng;
+mod run;
+mod script;
+mod shrink;
+mod surroundings;
+
+use anyhow::{bail, Context, Result};
+use clap::Parser;
+use hmm::{Device, Setting};
+use script::{Script, Shape};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Random operations on shared address spaces, compared with a model.
+#[derive(Parser)]
+struct Args {
+    /// Seed of all operations.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Operations, of all lanes together.
+    #[arg(long, default_value_t = 20_000)]
+    ops: u64,
+    /// Devices to use, from 0 on.
+    #[arg(long, default_value_t = 2)]
+    devices: usize,
+    /// Processes.
+    #[arg(long, default_value_t = 2)]
+    procs: usize,
+    /// Threads of each process.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Seconds without progress of a lane after which it hangs.
+    #[arg(long, default_value_t = 120)]
+    patience: u64,
+    /// Seconds after which a run that goes well ends early.
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// No process that is killed again and again, and none that merges pages.
+    #[arg(long)]
+    quiet: bool,
+    /// Seconds that making a failing script shorter may take; 0 does not.
+    #[arg(long, default_value_t = 120)]
+    shrink: u64,
+    /// Run this script instead.
+    #[arg(long)]
+    replay: Option<PathBuf>,
+    /// Print the operations instead of doing them.
+    #[arg(long)]
+    list: bool,
+    /// Break the device on purpose, to see that it is noticed.
+    #[arg(long)]
+    broken: Option<Broken>,
+    /// Machine-readable result.
+    #[arg(long)]
+    json: bool,
+    /// Used by the program itself, after exec: tests a device and exits.
+    #[arg(long, hide = true)]
+    self_test: Option<u32>,
+}
+
+/// Ways in which a device can be broken.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Broken {
+    /// Writes go on while pages are copied.
+    KeepWrite,
+    /// TLBs are not flushed.
+    SkipFlush,
+}
+
+/// Breaks all devices. They are as before when the result is dropped.
+fn break_devices(args: &Args) -> Result<Vec<Device>> {
+    let Some(broken) = args.broken else { return Ok(Vec::new()) };
+    let (what, value) = match broken {
+        Broken::KeepWrite => (Setting::KeepWrite, 1),
+        Broken::SkipFlush => (Setting::SkipFlush, 1_000_000),
+    };
+    let open = |dev| -> Result<Device> {
+        let device = Device::open(dev as u32)?;
+        device.set(what, value)?;
+        Ok(device)
+    };
+    (0..args.devices).map(open).collect()
+}
+
+fn script(args: &Args) -> Result<Script> {
+    if let Some(path) = &args.replay {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        return Script::parse(&text).with_context(|| path.display().to_string());
+    }
+    let shape =
+        Shape { seed: args.seed, devices: args.devices, procs: args.procs, threads: args.threads };
+    if shape.lanes() == 0 || shape.devices == 0 {
+        bail!("at least one process, thread and device are needed");
+    }
+    Ok(Script::draw(shape, args.ops))
+}
+
+fn torture(args: &Args) -> Result<bool> {
+    let script = script(args)?;
+    if args.list {
+        print!("{}", script.text());
+        return Ok(true);
+    }
+    let _broken = break_devices(args)?;
+    let _surroundings = surroundings::prepare(script.shape.lanes(), args.quiet);
+    let options = run::Options {
+        patience: Duration::from_secs(args.patience),
+        most: args.seconds.map(Duration::from_secs),
+        visitors: !args.quiet && args.replay.is_none(),
+        progress: !args.json,
+    };
+    let outcome = run::run(&script, &options)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&outcome)?);
+    } else {
+        print!("{}", outcome.text());
+    }
+    let Some(failure) = &outcome.failure else { return Ok(true) };
+    eprintln!("seed {}: {}", script.shape.seed, failure.text);
+    eprintln!("last operations of each lane:");
+    eprint!("{}", failure.tail(&script, 12));
+    // A machine that hangs cannot be tried again.
+    if args.shrink > 0 && !failure.hang {
+        let short = shrink::shrink(&script, failure, Duration::from_secs(args.shrink));
+        println!("--- script\n{}--- end of the script", short.text());
+    }
+    Ok(false)
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(dev) = args.self_test {
+        return match lane::self_test(dev) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::from(3),
+        };
+    }
+    match torture(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("hmm-torture: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

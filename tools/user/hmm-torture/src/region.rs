@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: GPL-2.0
+//! A region of memory and the model of what must be in it.
+
+use crate::op::{Kind, Rights, Span};
+use hmm::pattern::{self, Mismatch, WORDS};
+use hmm::{files, Errno, Mapping, Prot, PAGE_SIZE};
+use std::fs::File;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Pattern of files before anyone writes.
+const FILE_SEED: u64 = 77;
+
+/// What the model knows of a page besides its contents.
+#[derive(Clone, Copy, Debug)]
+pub struct Page {
+    /// There is a mapping.
+    pub mapped: bool,
+    /// What it allows.
+    pub rights: Rights,
+    /// `MADV_FREE`: the contents may have become zero, until the page is written.
+    pub lazy: bool,
+    /// `mlock`.
+    pub locked: bool,
+    /// The userfaultfd handler may have to fill it.
+    pub missing: bool,
+}
+
+/// A region and its model.
+#[derive(Debug)]
+pub struct Region {
+    /// What memory it is.
+    pub kind: Kind,
+    /// The memory.
+    pub map: Mapping,
+    /// Other mapping of the same file.
+    pub view: Option<Mapping>,
+    file: Option<File>,
+    shadow: Vec<u64>,
+    /// A page for each.
+    pub pages: Vec<Page>,
+    /// The byte that missing pages are filled with.
+    pub filler: u8,
+}
+
+/// The protection of `rights`.
+pub fn prot(rights: Rights) -> Prot {
+    match rights {
+        Rights::None => Prot::None,
+        Rights::Read => Prot::Read,
+        Rights::Write => Prot::ReadWrite,
+    }
+}
+
+impl Region {
+    /// A new one, of `pages` pages.
+    pub fn new(kind: Kind, pages: usize, filler: u8) -> Result<Region, Errno> {
+        let (mut file, mut view) = (None, None);
+        let blocks = pages / hmm::HUGE_PAGES;
+        let map = match kind {
+            Kind::Anon | Kind::Uffd => Mapping::anon(pages)?,
+            Kind::Huge => Mapping::anon_huge(blocks)?,
+            Kind::Hugetlb => Mapping::hugetlb(blocks)?,
+            Kind::Shared | Kind::File => {
+                let memory = files::memfd(FILE_SEED, pages)?;
+                let map = if kind == Kind::Shared {
+                    view = Some(Mapping::file_shared(&memory, pages)?);
+                    Mapping::file_shared(&memory, pages)?
+                } else {
+                    Mapping::file_private(&memory, pages)?
+                };
+                file = Some(memory);
+                map
+            }
+        };
+        let page = Page {
+            mapped: true,
+            rights: Rights::Write,
+            lazy: false,
+            locked: false,
+            missing: kind == Kind::Uffd,
+        };
+        let mut region = Region {
+            kind,
+            map,
+            view,
+            file,
+            shadow: vec![0; pages * WORDS],
+            pages: vec![page; pages],
+            filler,
+        };
+        region.emptied(Span { r: 0, page: 0, n: pages });
+        Ok(region)
+    }
+
+    /// The model of a page.
+    pub fn shadow(&self, page: usize) -> &[u64] {
+        &self.shadow[page * WORDS..(page + 1) * WORDS]
+    }
+
+    /// Words of the model, counted from the start of the region.
+    pub fn words(&mut self) -> &mut [u64] {
+        &mut self.shadow
+    }
+
+    /// Copies the model of a page.
+    pub fn set_shadow(&mut self, page: usize, words: &[u64]) {
+        self.shadow[page * WORDS..(page + 1) * WORDS].copy_from_slice(words);
+    }
+
+    /// The contents of the range are gone: what is there now if it is touched?
+    pub fn emptied(&mut self, at: Span) {
+        for page in at.pages() {
+            let filler = u64::from_ne_bytes([self.filler; 8]);
+            for word in 0..WORDS {
+                self.shadow[page * WORDS + word] = match self.kind {
+                    Kind::Shared if self.pages[page].mapped => pattern::word(FILE_SEED, page, word),
+                    Kind::File => pattern::word(FILE_SEED, page, word),
+                    Kind::Uffd => filler,
+                    _ => 0,
+                };
+            }
+            self.pages[page].lazy = false;
+            self.pages[page].missing = self.kind == Kind::Uffd;
+        }
+    }
+
+    /// Whether the CPU may access a page so.
+    pub fn allows(&self, page: usize, write: bool) -> bool {
+        let page = &self.pages[page];
+        let enough = if write { page.rights == Rights::Write } else { page.rights != Rights::None };
+        page.mapped && enough
+    }
+
+    /// The CPU's view of a page.
+    pub fn load(&self, page: usize, into: &mut [u64]) {
+        for (word, place) in into.iter_mut().enumerate() {
+            *place = self.map.get(page, word);
+        }
+    }
+
+    /// Compares a page with the model.
+    pub fn compare(&self, page: usize, found: &[u64]) -> Result<(), Mismatch> {
+        let expected = self.shadow(page);
+        if found == expected || (self.pages[page].lazy && found.iter().all(|word| *word == 0)) {
+            return Ok(());
+        }
+        let word = found.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(0);
+        Err(Mismatch { page, word, found: found[word], expected: expected[word] })
+    }
+
+    /// Compares bytes that some agent read with the model.
+    pub fn compare_bytes(&self, first: usize, bytes: &[u8]) -> Result<(), Mismatch> {
+        let mut words = [0; WORDS];
+        for (index, page) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
+            for (word, raw) in words.iter_mut().zip(page.chunks_exact(8)) {
+                *word = u64::from_ne_bytes(raw.try_into().unwrap_or_default());
+            }
+            self.compare(first + index, &words)?;
+        }
+        Ok(())
+    }
+
+    /// Has the CPU read a page, which it may, and compares.
+    pub fn check(&self, page: usize) -> Result<(), Mismatch> {
+        let mut words = [0; WORDS];
+        self.load(page, &mut words);
+        self.compare(page, &words)?;
+        if let Some(view) = &self.view {
+            for (word, place) in words.iter_mut().enumerate() {
+                *place = view.get(page, word);
+            }
+            self.compare(page, &words)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the doubt about a lazily freed page: it is written, and compared.
+    pub fn settle(&mut self, page: usize) -> Result<(), Mismatch> {
+        if !self.pages[page].lazy {
+            return Ok(());
+        }
+        self.map.atomic(page, 0).fetch_add(0, SeqCst);
+        let mut words = [0; WORDS];
+        self.load(page, &mut words);
+        self.compare(page, &words)?;
+        self.set_shadow(page, &words);
+        self.pages[page].lazy = false;
+        Ok(())
+    }
+
+    /// Fills a page by the CPU, and in the model.
+    pub fn fill(&mut self, page: usize, seed: u64) {
+        self.map.fill_pages(seed, page, 1);
+        self.wrote(page, seed);
+    }
+
+    /// Some agent has filled a page: the model follows.
+    pub fn wrote(&mut self, page: usize, seed: u64) {
+        for word in 0..WORDS {
+            self.shadow[page * WORDS + word] = pattern::word(seed, page, word);
+        }
+        self.pages[page].lazy = false;
+        self.pages[page].missing = false;
+    }
+
+    /// Maps what is not mapped, with all rights, and forgets its contents.
+    pub fn map_holes(&mut self, at: Span) -> Result<(), Errno> {
+        let mut page = at.page;
+        while page < at.page + at.n {
+            let first = page;
+            while page < at.page + at.n && !self.pages[page].mapped {
+                page += 1;
+            }
+            if page > first {
+                let shared = self.kind == Kind::Shared;
+                let file = self.file.as_ref().map(|file| (file, shared));
+                self.map.map_again(first, page - first, file)?;
+                if self.kind == Kind::Huge {
+                    let _ = self.map.advise_pages(libc::MADV_HUGEPAGE, first, page - first);
+                }
+                for index in first..page {
+                    let state = &mut self.pages[index];
+                    (state.mapped, state.rights, state.locked) = (true, Rights::Write, false);
+                }
+                // A shared file keeps what was in it.
+                if !shared {
+                    self.emptied(Span { r: at.r, page: first, n: page - first });
+                }
+            }
+            page += 1;
+        }
+        Ok(())
+    }
+}

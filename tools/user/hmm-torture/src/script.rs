@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What every lane is to do, as drawn from a seed or read from a file: a line of
+//! JSON for the shape, then one for each operation.
+
+use crate::op::{Draw, Op};
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+/// Who takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Seed of the operations.
+    pub seed: u64,
+    /// Devices, from 0 on.
+    pub devices: usize,
+    /// Processes.
+    pub procs: usize,
+    /// Threads of each.
+    pub threads: usize,
+}
+
+impl Shape {
+    /// Threads of all processes.
+    pub fn lanes(&self) -> usize {
+        self.procs * self.threads
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    lane: usize,
+    op: Op,
+}
+
+/// The operations of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Script {
+    /// Who takes part.
+    pub shape: Shape,
+    /// The operations of each lane.
+    pub lanes: Vec<Vec<Op>>,
+}
+
+impl Script {
+    /// `count` operations, shared among the lanes.
+    pub fn draw(shape: Shape, count: u64) -> Script {
+        let each = count.div_ceil(shape.lanes() as u64);
+        let lanes = (0..shape.lanes()).map(|lane| {
+            Draw::new(shape.seed, lane as u64, shape.devices).take(each as usize).collect()
+        });
+        Script { shape, lanes: lanes.collect() }
+    }
+
+    /// Number of operations.
+    pub fn len(&self) -> usize {
+        self.lanes.iter().map(Vec::len).sum()
+    }
+
+    /// As a file: lane after lane.
+    pub fn text(&self) -> String {
+        let mut text = serde_json::to_string(&self.shape).unwrap_or_default() + "\n";
+        for (lane, ops) in self.lanes.iter().enumerate() {
+            for op in ops {
+                text += &serde_json::to_string(&Line { lane, op: *op }).unwrap_or_default();
+                text += "\n";
+            }
+        }
+        text
+    }
+
+    /// Reads what [`Script::text`] wrote. Empty lines and those that begin with `#` are skipped.
+    pub fn parse(text: &str) -> Result<Script> {
+        let mut lines = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+        let (_, first) = lines.next().context("the file is empty")?;
+        let shape: Shape = serde_json::from_str(first).context("line 1: no shape")?;
+        let mut lanes = vec![Vec::new(); shape.lanes()];
+        for (number, line) in lines {
+            let number = number + 1;
+            let line: Line = serde_json::from_str(line)
+                .with_context(|| format!("line {number}: no operation"))?;
+            let ops = lanes
+                .get_mut(line.lane)
+                .with_context(|| format!("line {number}: there is no lane {}", line.lane))?;
+            ops.push(line.op);
+        }
+        Ok(Script { shape, lanes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_script_and_a_script_a_file() {
+        let shape = Shape { seed: 5, devices: 2, procs: 2, threads: 2 };
+        let script = Script::draw(shape, 1001);
+        assert_eq!(script.len(), 4 * 251);
+        assert_eq!(Script::draw(shape, 1001), script);
+        assert_ne!(script.lanes[0], script.lanes[1]);
+        assert_eq!(Script::parse(&script.text()).unwrap(), script);
+        let error = Script::parse("{\"seed\":1}").unwrap_err();
+        assert!(format!("{error:#}").contains("line 1"), "{error:#}");
+        let wrong = script.text().replace("\"lane\":3", "\"lane\":4");
+        assert!(Script::parse(&wrong).is_err());
+    }
+}

@@ -329,6 +329,10 @@ fn release(world: &mut World) -> Result<(), Errno> {
 
 /// Closes the last file of the device, which evicts, and opens it again.
 fn close(world: &mut World) -> Result<(), Errno> {
+    if world.device.counters().is_err() {
+        // There was no memory to open it again.
+        world.device = Device::open(world.index)?;
+    }
     world.device.detach()?;
     // The failure is for the close, so that one for the open may follow.
     world.device = Device::open(world.index).or_else(|_| Device::open(world.index))?;

@@ -179,7 +179,10 @@ impl Region {
         if !self.pages[page].lazy {
             return Ok(());
         }
-        self.map.atomic(page, 0).fetch_add(0, SeqCst);
+        // A write at once, else the page may go between a read and a write. Adding 0 is none: compilers
+        // make a read of it.
+        self.map.atomic(page, 0).fetch_add(1, SeqCst);
+        self.map.atomic(page, 0).fetch_sub(1, SeqCst);
         let mut words = [0; WORDS];
         self.load(page, &mut words);
         self.compare(page, &words)?;

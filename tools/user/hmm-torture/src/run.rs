@@ -276,13 +276,21 @@ fn device_counters(devices: usize) -> BTreeMap<&'static str, u64> {
     sums
 }
 
-/// What each thread of a process does, in the kernel's words.
-fn stacks(pid: i32) -> String {
+/// What all threads of this program and of the driver do that do not run, in the kernel's words.
+fn stacks() -> String {
     let mut text = String::new();
-    for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-        for file in ["wchan", "stack"] {
-            let what = std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
-            let _ = writeln!(text, "  {} {file}: {}", task.path().display(), what.trim());
+    let entries = |path: &std::path::Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+    for process in entries("/proc".as_ref()) {
+        let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+        if !name.starts_with("hmm-torture") && !name.starts_with("dmirror") {
+            continue;
+        }
+        for task in entries(&process.path().join("task")) {
+            let path = task.path();
+            let stack = std::fs::read_to_string(path.join("stack")).unwrap_or_default();
+            let frames: Vec<_> =
+                stack.lines().map(|line| line.trim_start_matches("[<0>] ")).collect();
+            let _ = writeln!(text, "  {} {}: {}", path.display(), name.trim(), frames.join(" < "));
         }
     }
     text
@@ -341,8 +349,7 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
                     Some(index) => format!("{:?}", script.lanes[lane].get(index)),
                     None => "its beginning".to_string(),
                 };
-                let pid = children[lane / script.shape.threads].pid();
-                let text = format!("lane {lane} hangs in {what}\n{}", stacks(pid));
+                let text = format!("lane {lane} hangs in {what}\n{}", stacks());
                 let at = (now as usize).checked_sub(1).map(|index| (lane, index));
                 failure = Some(Failure { text, at, hang: true, begun: Vec::new() });
             }
@@ -375,10 +382,7 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
                             Some(Ended::Signal(SIGKILL)) => killed += 1,
                             Some(_) => {}
                             None => {
-                                let text = format!(
-                                    "a killed process does not end\n{}",
-                                    stacks(child.pid())
-                                );
+                                let text = format!("a killed process does not end\n{}", stacks());
                                 failure =
                                     Some(Failure { text, at: None, hang: true, begun: Vec::new() });
                             }

@@ -198,8 +198,17 @@ fn keep_malloc_off_mmap() {
         unsafe { libc::mallopt(what, 0) };
     }
     // SAFETY: plain numbers.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+    }
+    // Where the heap cannot grow, malloc takes a mapping after all: let it have all that it will need
+    // before there are holes.
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(HEAP)));
 }
+
+/// Bytes of the heap of each process.
+const HEAP: usize = 96 << 20;
 
 /// One process: its lanes, and what they share.
 fn process(

@@ -155,15 +155,23 @@ fn run_lane(
     board: &Board,
     ready: &Barrier,
 ) -> Result<(), String> {
-    let stop = AtomicBool::new(false);
-    let set_up = set_up(env, number);
-    std::thread::scope(|scope| {
-        if let Ok((_, missing, filler)) = &set_up {
-            let (missing, filler, stop) = (missing.again()?, *filler, &stop);
-            scope.spawn(move || serve(&missing, filler, stop));
+    let (mut lane, missing, filler) = match set_up(env, number) {
+        Ok(done) => done,
+        Err(text) => {
+            env.stop.store(true, SeqCst);
+            ready.wait();
+            return Err(text);
         }
+    };
+    let (stop, serving) = (AtomicBool::new(false), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // A thread maps memory of its own when it starts.
+            serving.wait();
+            serve(&missing, filler, &stop);
+        });
+        serving.wait();
         ready.wait();
-        let (mut lane, _missing, _) = set_up.inspect_err(|_| env.stop.store(true, SeqCst))?;
         let mut result = Ok(());
         for (index, op) in ops.iter().enumerate() {
             if env.stopped() {

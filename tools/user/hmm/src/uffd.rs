@@ -69,12 +69,6 @@ impl Missing {
         register(map, MODE_MISSING, 0).map(|file| Missing { file })
     }
 
-    /// A second descriptor, for a thread that serves.
-    pub fn again(&self) -> Result<Missing, String> {
-        let file = self.file.try_clone().map_err(|error| error.to_string())?;
-        Ok(Missing { file })
-    }
-
     /// Waits for a fault and answers it with a page full of `byte`; `None`
     /// when nothing faults in time, else the page's address.
     pub fn serve(&self, byte: u8, timeout: Duration) -> Result<Option<usize>, Errno> {

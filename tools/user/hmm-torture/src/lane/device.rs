@@ -40,7 +40,7 @@ impl Lane<'_> {
             Ok(_) => {
                 fail("device write", format!("went through where it may not: page {}", at.page))
             }
-            Err(Errno::EFAULT) if self.may_miss(at) => self.adopt_fills(at, seed),
+            Err(Errno::EFAULT) if good && self.may_miss(at) => self.adopt_fills(at, seed),
             Err(error) if good => fail("device write", error),
             Err(error) => self.expect("device write", error, &NO_ACCESS),
         }

@@ -109,7 +109,7 @@ impl Lane<'_> {
                 return fail("engine", format!("{work:?} went through where it may not"))
             }
             Ok(ended) => ended,
-            Err(Errno::EFAULT) if self.may_miss(at) || self.may_miss(from) => {
+            Err(Errno::EFAULT) if good && self.may_miss(at) => {
                 self.note("  engine: EFAULT for userfaultfd");
                 return self.adopt(at);
             }

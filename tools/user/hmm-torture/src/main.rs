@@ -6,6 +6,7 @@
 //! fails prints the last operations and a script, which `--replay` runs.
 
 mod env;
+mod hang;
 mod lane;
 mod op;
 mod region;

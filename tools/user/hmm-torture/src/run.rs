@@ -3,6 +3,7 @@
 //! supervisor that looks whether all make progress.
 
 use crate::env::{Board, Common, Env};
+use crate::hang;
 use crate::lane::Lane;
 use crate::op;
 use crate::rng::Rng;
@@ -293,26 +294,6 @@ fn device_counters(devices: usize) -> BTreeMap<&'static str, u64> {
     sums
 }
 
-/// What all threads of this program and of the driver do that do not run, in the kernel's words.
-fn stacks() -> String {
-    let mut text = String::new();
-    let entries = |path: &std::path::Path| std::fs::read_dir(path).into_iter().flatten().flatten();
-    for process in entries("/proc".as_ref()) {
-        let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-        if !name.starts_with("hmm-torture") && !name.starts_with("dmirror") {
-            continue;
-        }
-        for task in entries(&process.path().join("task")) {
-            let path = task.path();
-            let stack = std::fs::read_to_string(path.join("stack")).unwrap_or_default();
-            let frames: Vec<_> =
-                stack.lines().map(|line| line.trim_start_matches("[<0>] ")).collect();
-            let _ = writeln!(text, "  {} {}: {}", path.display(), name.trim(), frames.join(" < "));
-        }
-    }
-    text
-}
-
 /// Runs a script.
 pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
     let lanes = script.shape.lanes();
@@ -366,7 +347,7 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
                     Some(index) => format!("{:?}", script.lanes[lane].get(index)),
                     None => "its beginning".to_string(),
                 };
-                let text = format!("lane {lane} hangs in {what}\n{}", stacks());
+                let text = format!("lane {lane} hangs in {what}\n{}", hang::report());
                 let at = (now as usize).checked_sub(1).map(|index| (lane, index));
                 failure = Some(Failure { text, at, hang: true, begun: Vec::new() });
             }
@@ -399,7 +380,7 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
                             Some(Ended::Signal(SIGKILL)) => killed += 1,
                             Some(_) => {}
                             None => {
-                                let text = format!("a killed process does not end\n{}", stacks());
+                                let text = format!("a killed process does not end\n{}", hang::report());
                                 failure =
                                     Some(Failure { text, at: None, hang: true, begun: Vec::new() });
                             }

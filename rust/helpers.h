@@ -30,6 +30,12 @@ int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm);
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm);
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr);
+struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
+					      unsigned long from,
+					      unsigned long pgoff);
+unsigned long rust_hmm_vma_anon(const struct vm_area_struct *vma);
+bool rust_hmm_vma_is_anonymous(struct vm_area_struct *vma);
+unsigned long rust_hmm_vma_offset(const struct vm_area_struct *vma);
 struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma);
 bool rust_hmm_fatal_signal_pending(void);
 bool rust_hmm_may_sleep(void);
@@ -57,6 +63,7 @@ bool rust_hmm_pfn_is_private(unsigned long pfn);
 bool rust_hmm_pfn_is_zero(unsigned long pfn);
 bool rust_hmm_pfn_is_ksm(unsigned long pfn);
 unsigned int rust_hmm_pfn_order(unsigned long pfn);
+unsigned long rust_hmm_pfn_offset(unsigned long pfn);
 void rust_hmm_pfn_mark_dirty(unsigned long pfn);
 void rust_hmm_folio_unlock_put(unsigned long pfn);
 unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
@@ -79,6 +86,18 @@ void rust_hmm_copy_bytes(void *dst, const void *src, size_t len);
 void rust_hmm_clear_bytes(void *dst, size_t len);
 u64 rust_hmm_fetch_add_page(unsigned long pfn, size_t offset, u64 value);
 u64 rust_hmm_fetch_add_bytes(void *at, u64 value);
+
+/* include/linux/shrinker.h */
+struct shrinker *rust_hmm_shrinker_alloc(const char *name);
+
+/* include/linux/maple_tree.h, with numbers for values */
+void rust_hmm_ranges_init(struct maple_tree *tree);
+int rust_hmm_ranges_set(struct maple_tree *tree, unsigned long first,
+			unsigned long last, unsigned long value, bool wait);
+unsigned long rust_hmm_ranges_find(struct maple_tree *tree, unsigned long from,
+				   unsigned long to, unsigned long *first,
+				   unsigned long *last);
+void rust_hmm_ranges_clear(struct maple_tree *tree);
 
 /* include/linux/ioport.h */
 int rust_hmm_request_region(u64 start, u64 size, const char *name);

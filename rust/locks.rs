@@ -34,6 +34,14 @@ classes! {
     ended = c"rust_hmm::ended";
     /// A walker.
     walker = c"rust_hmm::walker";
+    /// The thread that removes idle device memory is told to stop.
+    idle = c"rust_hmm::idle";
+    /// It waits.
+    idle_wake = c"rust_hmm::idle_wake";
+    /// The past of a policy.
+    policy = c"rust_hmm::policy";
+    /// Attributes that lost their mapping.
+    attributes = c"rust_hmm::attributes";
     /// Free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

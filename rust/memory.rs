@@ -5,24 +5,40 @@
 use crate::{
     mirror::Peer,
     mm::{
-        device_pages::{CpuFault, DevicePageOps, DevicePages, FaultError, Kind},
+        addr::PMD_PAGES,
+        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
         migrate::{Isolated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
     },
+    policy::window::Windows,
     stats::{Counter, Stats},
     within::Within,
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::AtomicFlag,
+        Arc,
+        SetOnce, //
+    },
+};
 
 mod copy;
 mod cpu_fault;
 mod evict;
+mod idle;
+mod lru;
 mod peers;
+mod room;
+mod unplug;
 
 use copy::End;
 pub(crate) use copy::{Copies, Failed};
 pub use copy::{Copy, CopyJob};
+use idle::Idle;
+use lru::Lru;
+pub(crate) use lru::Turn;
 use peers::Peers;
 pub(crate) use peers::Registration;
 
@@ -44,6 +60,19 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// now, for a task that was killed waits for them. Context: as [`Self::copy`].
     fn cancelled(&self) {}
 
+    /// Where to take the next folio of `order` from, as a device page number: for a driver that has its
+    /// own allocator. If it is not free there, or for `None`, the library chooses. Context: as
+    /// [`Self::copy`].
+    fn choose(&self, order: u32) -> Option<usize> {
+        let _ = order;
+        None
+    }
+
+    /// A folio of the device's memory is about to be free. Context: any, also interrupts.
+    fn freed(&self, range: DeviceRange) {
+        let _ = range;
+    }
+
     /// Whether the next allocation, of a folio of `order`, is to fail. For tests.
     fn fail_allocation(&self, order: u32) -> bool {
         let _ = order;
@@ -55,6 +84,10 @@ struct Ops<M> {
     driver: M,
     stats: Stats,
     peers: Pin<KBox<Peers>>,
+    lru: Lru,
+    windows: Windows,
+    /// The device is gone.
+    gone: AtomicFlag,
 }
 
 /// The memory of one device, shared by all mirrors of it.
@@ -62,8 +95,9 @@ struct Ops<M> {
 /// Dropping it evicts all pages and waits for the last one. Context: may sleep.
 #[pin_data(PinnedDrop)]
 pub struct Memory<M: MemoryOps> {
-    #[pin]
-    pages: DevicePages<Ops<M>>,
+    /// From the first use on. Gone before the pages are, of which it has a reference.
+    idle: SetOnce<Idle<M>>,
+    pages: Arc<DevicePages<Ops<M>>>,
 }
 
 impl<M: MemoryOps> Memory<M> {
@@ -74,15 +108,18 @@ impl<M: MemoryOps> Memory<M> {
     /// `ENOMEM`; `EINVAL` if the limit or the start is invalid, see [`DevicePages::new`].
     pub fn new(driver: M, kind: Kind, max_pages: usize) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            pages <- DevicePages::new(
-                kind,
-                max_pages,
-                Ops {
+            idle: SetOnce::new(),
+            pages: {
+                let ops = Ops {
                     driver,
                     stats: Stats::new(),
                     peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
-                },
-            ),
+                    windows: Windows::new(),
+                    gone: AtomicFlag::new(false),
+                    lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
+                };
+                Arc::pin_init(DevicePages::new(kind, max_pages, ops), GFP_KERNEL)?
+            },
         }? Error)
     }
 
@@ -120,8 +157,20 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.owner()
     }
 
+    /// Pieces of 256 MiB that there are, and of these those of which nothing is in use.
+    pub fn pieces(&self) -> (usize, usize) {
+        self.pages.pieces_idle()
+    }
+
     /// Makes room; see [`DevicePages::grow`].
     pub(crate) fn grow(&self, pages: usize) -> Result {
+        if self.is_gone() {
+            return Err(ENODEV);
+        }
+        if self.idle.as_ref().is_none() {
+            // Another thread may be faster; then this one's goes at once.
+            self.idle.populate(Idle::new(self.pages.clone())?);
+        }
         self.pages.grow(pages)
     }
 
@@ -145,10 +194,21 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
-        if self.driver_fails(order) {
+        if self.is_gone() || self.driver_fails(order) {
             return None;
         }
-        self.pages.alloc(order)
+        let chosen = {
+            let _within = Within::enter();
+            self.driver().choose(order)
+        };
+        // What the driver says is a wish: only free pages are taken.
+        let folio = chosen
+            .and_then(|number| self.pages.alloc_at(number, order))
+            .or_else(|| self.pages.alloc(order))?;
+        if let Some(number) = self.pages.number_of(&folio) {
+            self.touch_page(number);
+        }
+        Some(folio)
     }
 
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
@@ -247,5 +307,9 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
         ops.stats.add(Counter::CpuFaults, 1);
         ops.stats.add(Counter::CpuFaultPages, moved as u64);
         Ok(())
+    }
+
+    fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
+        pages.data().driver.freed(range);
     }
 }

@@ -11,7 +11,7 @@
 //! 5. finalize: the CPU may fault again.
 
 use crate::{
-    memory::Copies,
+    memory::{Copies, Turn},
     mirror::{
         transaction::{Identity, Request},
         Device, Inner, Mirror, Switched,
@@ -37,6 +37,9 @@ use kernel::{
 
 /// More tries of a step towards the device that left pages behind, though there was memory.
 const RETRIES: usize = 3;
+
+/// More tries of a step for pages that others have taken the memory of.
+const ROUNDS: usize = 3;
 
 /// Time before another try.
 const PAUSE: Delta = Delta::from_millis(1);
@@ -123,6 +126,7 @@ impl<D: Device> Mirror<D> {
             mirror: self,
             range,
             faultless: true,
+            evict: true,
             outcomes: None,
         }
     }
@@ -134,6 +138,7 @@ pub struct Migrate<'m, D: Device> {
     mirror: &'m Mirror<D>,
     range: PageRange,
     faultless: bool,
+    evict: bool,
     outcomes: Option<&'m mut [PageOutcome]>,
 }
 
@@ -142,6 +147,12 @@ impl<'m, D: Device> Migrate<'m, D> {
     /// their entries are removed before, and the device faults.
     pub fn faultless(mut self, yes: bool) -> Self {
         self.faultless = yes;
+        self
+    }
+
+    /// Whether other memory may leave the device to make room, which is the default.
+    pub fn evict(mut self, yes: bool) -> Self {
+        self.evict = yes;
         self
     }
 
@@ -174,12 +185,14 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     fn run(mut self, target: Target) -> Result<Outcome> {
         within::may_wait()?;
-        self.mirror.device().memory().ok_or(ENODEV)?;
+        let memory = self.mirror.device().memory().ok_or(ENODEV)?;
         let mut step = Step {
             mirror: self.mirror,
             space: self.mirror.space()?,
             target,
             faultless: self.faultless,
+            before: memory.turn(),
+            evict: self.evict,
             work: Work {
                 batch: Batch::new()?,
                 copies: Copies::new(true)?,
@@ -228,6 +241,10 @@ struct Step<'m, D: Device> {
     space: AddressSpace<'m, Inner<D>>,
     target: Target,
     faultless: bool,
+    /// Device memory that was used after this does not go: what a migration brings does not make room for
+    /// more of it.
+    before: Turn,
+    evict: bool,
     work: Work<D::Format>,
 }
 
@@ -257,13 +274,16 @@ impl<D: Device> Step<'_, D> {
     fn run(&mut self, range: PageRange) -> Result<usize> {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;
         self.work.pages.fill(PageOutcome::None);
-        // Before any lock. What is missing then shows in the outcome.
-        let full = self.target == Target::Device
-            && match self.mirror.device().memory().map(|m| m.grow(piece.pages())) {
-                Some(Err(error)) if error != ENOMEM => return Err(error),
-                result => !matches!(result, Some(Ok(()))),
-            };
-        let (end, attempt) = self.attempt(piece, true)?;
+        let piece = match self.target {
+            Target::Device => match self.mirror.movable(&self.space, piece)? {
+                (part, true) => part,
+                (part, false) => return self.leave(part),
+            },
+            Target::System => piece,
+        };
+        let needed = piece.pages() - self.mirror.on_device(piece);
+        let full = self.target == Target::Device && !self.make_room(needed)?;
+        let (mut end, attempt) = self.attempt(piece, true)?;
         let piece = PageRange::new(piece.start(), end)?;
         match attempt {
             Attempt::Done { .. } => {}
@@ -274,6 +294,17 @@ impl<D: Device> Step<'_, D> {
                 self.work.pages.fill(PageOutcome::None);
                 self.attempt(piece, false)?;
             }
+        }
+        for _ in 0..ROUNDS {
+            let missing = self.missing(piece.pages());
+            if self.target != Target::Device || full || missing == 0 {
+                break;
+            }
+            // Others were faster.
+            if !self.make_room(missing)? {
+                break;
+            }
+            end = self.attempt(piece, missing == PMD_PAGES)?.0;
         }
         for _ in 0..RETRIES {
             if self.target != Target::Device || !self.some_stay(piece.pages()) {
@@ -286,6 +317,39 @@ impl<D: Device> Step<'_, D> {
             }
         }
         Ok(end)
+    }
+
+    /// Nothing of `piece` may move.
+    fn leave(&mut self, piece: PageRange) -> Result<usize> {
+        for page in self.work.pages.iter_mut().take(piece.pages()) {
+            *page = PageOutcome::Skipped;
+        }
+        Ok(piece.end())
+    }
+
+    /// Makes room in the device's memory, before any lock is taken. Returns whether there is some; what
+    /// is missing then shows in the outcome.
+    fn make_room(&self, pages: usize) -> Result<bool> {
+        let Some(memory) = self.mirror.device().memory() else {
+            return Ok(false);
+        };
+        match memory.grow(pages) {
+            Err(error) if error != ENOMEM => return Err(error),
+            _ => {}
+        }
+        if !self.evict {
+            return Ok(memory.has_any());
+        }
+        match memory.make_room(pages, self.before) {
+            Err(error) if error != ENOMEM => Err(error),
+            _ => Ok(memory.has_any()),
+        }
+    }
+
+    /// Pages that had no memory at the destination.
+    fn missing(&self, pages: usize) -> usize {
+        let pages = self.work.pages.iter().take(pages);
+        pages.filter(|page| **page == PageOutcome::NoMemory).count()
     }
 
     /// Whether pages were skipped, and none had another reason to stay.

@@ -8,11 +8,12 @@
 //! transaction still owns (`transaction`).
 
 use crate::{
+    attributes::Map,
     locks,
     memory::{Memory, MemoryOps, Registration},
     mm::{
         addr::PageRange,
-        notifier::{Cookie, Event, IntervalNotifier, Subscriber},
+        notifier::{Cookie, Event, IntervalNotifier, Reason, Subscriber},
         page,
         range_fault::AddressSpace,
     },
@@ -32,11 +33,14 @@ use kernel::{
         },
         Arc, CondVar, LockClassKey,
     },
+    time::{Instant, Monotonic},
 };
 
 mod access;
+mod attributes;
 mod exclusive;
 mod fault;
+mod serve;
 mod step;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
@@ -45,6 +49,7 @@ mod walker;
 
 pub use access::{Place, PlaceMut, TableGuard};
 pub use fault::{Location, Snapshot};
+pub use serve::Served;
 pub(crate) use step::{Peer, Switched};
 pub use walker::{Section, Unresolved, Walkers};
 
@@ -116,6 +121,9 @@ pub(crate) struct Inner<D: Device> {
     /// Faults in this address space that had to try again: new migrations, also those of other
     /// mirrors, let them go first for a while.
     starved: &'static Atomic<usize>,
+    attributes: Pin<KBox<Map>>,
+    /// When it was made: times are counted from here.
+    born: Instant<Monotonic>,
     /// A migration has ended: who wants to install entries may try again.
     ended: Pin<KBox<CondVar>>,
 }
@@ -201,6 +209,9 @@ impl<D: Device> Subscriber for Inner<D> {
             transactions,
         } = state;
         let own = transactions.note(event);
+        if event.reason == Reason::Unmap {
+            self.attributes.lose(event.range);
+        }
         let mut changed = 0;
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
             table.for_each(event.range, batch, |span, entry| {
@@ -266,6 +277,8 @@ impl<D: Device> Mirror<D> {
             stats: Stats::new(),
             changing: Atomic::new(0),
             starved: fault::starved(Cookie::of_space(mm)),
+            attributes: Map::new()?,
+            born: Instant::now(),
             ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL_ACCOUNT)?,
         };
         let notifier = Arc::pin_init(
@@ -297,8 +310,11 @@ impl<D: Device> Mirror<D> {
         self.notifier.is_alive()
     }
 
-    /// Keeps the address space from being torn down. `EFAULT` if it is gone.
+    /// Keeps the address space from being torn down. `EFAULT` if it is gone; `ENODEV` if the device is.
     pub(crate) fn space(&self) -> Result<AddressSpace<'_, Inner<D>>> {
+        if self.device().memory().is_some_and(Memory::is_gone) {
+            return Err(ENODEV);
+        }
         AddressSpace::new(&self.notifier)
     }
 
@@ -311,33 +327,8 @@ impl<D: Device> Mirror<D> {
     /// `EDEADLK` within a callback. Context: may sleep.
     pub fn discard(&self, range: PageRange) -> Result {
         within::may_wait()?;
-        self.remove(range);
+        remove(&self.notifier, range);
         Ok(())
-    }
-
-    fn remove(&self, range: PageRange) {
-        let inner = self.inner();
-        let mut guard = self.notifier.lock();
-        let State {
-            table,
-            transactions,
-        } = &mut *guard;
-        // A migration under way must not bring them back.
-        transactions.unmark(range);
-        let mut changed = 0;
-        let ((), flush) = inner.change(table, Some(range), |table, batch| {
-            table.for_each(range, batch, |span, entry| {
-                Inner::<D>::retire(span, *entry);
-                *entry = Entry::NONE;
-                changed += span.pages();
-            });
-        });
-        // Waited for under the lock: a page that is unmapped meanwhile must not be found absent
-        // here and still be in a TLB.
-        if let Some(flush) = flush {
-            flush.wait(inner);
-        }
-        inner.stats.add(Counter::InvalidatedPages, changed as u64);
     }
 
     /// What an update of the table needs; not filled yet.
@@ -361,9 +352,35 @@ impl<D: Device> Drop for Mirror<D> {
         self.registration = None;
         // What the device has written is dirty, and it uses nothing any more.
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
-            self.remove(all);
+            remove(&self.notifier, all);
         }
     }
+}
+
+/// Removes the entries of `range`, and waits until the device uses none of them.
+fn remove<D: Device>(notifier: &IntervalNotifier<Inner<D>>, range: PageRange) {
+    let inner = notifier.subscriber();
+    let mut guard = notifier.lock();
+    let State {
+        table,
+        transactions,
+    } = &mut *guard;
+    // A migration under way must not bring them back.
+    transactions.unmark(range);
+    let mut changed = 0;
+    let ((), flush) = inner.change(table, Some(range), |table, batch| {
+        table.for_each(range, batch, |span, entry| {
+            Inner::<D>::retire(span, *entry);
+            *entry = Entry::NONE;
+            changed += span.pages();
+        });
+    });
+    // Waited for under the lock: a page that is unmapped meanwhile must not be found absent
+    // here and still be in a TLB.
+    if let Some(flush) = flush {
+        flush.wait(inner);
+    }
+    inner.stats.add(Counter::InvalidatedPages, changed as u64);
 }
 
 /// Creates a [`Mirror`] with a lock class of the caller's own.

@@ -8,9 +8,11 @@
 //! - [`space`] has an address space in use, and its mmap lock.
 //! - [`notifier`] has `mmu_interval_notifier`, with the lock that makes its retry check mean something.
 //! - [`range_fault`] has `hmm_range_fault`, in the states collected and validated.
+//! - [`range_map`] has a map from ranges to numbers, a maple tree.
 //! - [`page`] has page contents and locked folios.
 //! - [`device_pages`] has `ZONE_DEVICE` memory and the CPU fault on it.
 //! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
+//! - [`shrinker`] has what gives memory back.
 //! - [`exclusive`] has `make_device_exclusive`.
 
 pub mod addr;
@@ -21,6 +23,8 @@ pub mod migrate;
 pub mod notifier;
 pub mod page;
 pub mod range_fault;
+pub mod range_map;
+pub mod shrinker;
 pub mod space;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;

@@ -30,9 +30,11 @@ pub enum Counter {
     Evicted,
     /// Pages that moved under a valid device entry, which was switched without a fault.
     Switched,
+    /// Pages that were evicted because others needed their room.
+    EvictedForRoom,
 }
 
-const COUNT: usize = Counter::Switched as usize + 1;
+const COUNT: usize = Counter::EvictedForRoom as usize + 1;
 
 /// One set of counters.
 pub struct Stats([Atomic<u64>; COUNT]);

@@ -13,10 +13,7 @@ use crate::mm::{
     migrate::{Batch, Isolated, Source},
     page::{Effort, LockedFolio}, //
 };
-use kernel::{page::PAGE_SIZE, prelude::*};
-
-/// Bytes around a faulting 4 KiB page that are brought back with it.
-const WINDOW: usize = 16 * PAGE_SIZE;
+use kernel::prelude::*;
 
 /// How an attempt ended.
 enum Outcome {
@@ -50,14 +47,14 @@ pub(super) fn serve<M: MemoryOps>(
             }
         }
     }
-    finish(attempt(
-        pages,
-        fault,
-        &mut batch,
-        &mut copies,
-        WINDOW,
-        false,
-    )?)
+    let vma = fault.vma();
+    let windows = &pages.data().windows;
+    let window = windows.touch(vma.space().number(), fault.address());
+    match attempt(pages, fault, &mut batch, &mut copies, window, false)? {
+        // The rest of the window may be what cannot be had: then the page alone.
+        Outcome::NoHuge => Err(FaultError::NoMemory),
+        Outcome::Done(moved) => Ok(moved),
+    }
 }
 
 fn finish(outcome: Outcome) -> Result<usize, FaultError> {

@@ -5,6 +5,7 @@
 use super::{Copies, Memory, MemoryOps};
 use crate::{
     mm::{
+        addr::PMD_ORDER,
         device_pages::DeviceRange,
         migrate::{Batch, Isolated},
         page::{Effort, LockedFolio},
@@ -77,19 +78,41 @@ impl<M: MemoryOps> Memory<M> {
         result
     }
 
-    fn evict_block(
+    pub(super) fn evict_block(
         &self,
         block: DeviceRange,
         batch: &mut Batch,
         copies: &mut Copies,
     ) -> Result<usize> {
+        let mut huge = None;
+        if let Some(offset) = self.pages.huge_offset(block.first) {
+            huge = self.huge_destination();
+            if huge.is_none() {
+                // The core can give a huge page only huge memory here. So it is split before, through
+                // an address space that maps it.
+                let peers = &self.pages.data().peers;
+                if !peers.split(self.owner(), self.select(), offset, batch) {
+                    huge = LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Must).ok();
+                }
+            }
+        }
         let mut isolated = Isolated::from_device(&self.pages, block, batch)?;
-        // A huge device folio can only go to a huge one here: so try hard.
-        isolated.fill(|entry| LockedFolio::alloc_system(None, 0, entry.order(), Effort::Must).ok());
+        isolated.fill(|entry| match entry.order() {
+            PMD_ORDER => huge.take(),
+            order => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
+        });
         self.copy_all(&mut isolated, copies);
         let migrated = isolated.migrate();
         let moved = migrated.moved().map(|entry| entry.pages).sum();
         Ok(moved)
+    }
+
+    /// A huge page of system memory, if it can be had without effort.
+    fn huge_destination(&self) -> Option<LockedFolio> {
+        if self.driver_fails(PMD_ORDER) {
+            return None;
+        }
+        LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Try).ok()
     }
 
     /// For drop: the memory cannot go before its pages have.

@@ -10,7 +10,11 @@ use crate::{
     inject::{fails, Point},
     locks,
     mirror::Peer,
-    mm::{addr::PageRange, migrate::Migrated, notifier::Cookie},
+    mm::{
+        addr::PageRange,
+        migrate::{Batch, Migrated, Select},
+        notifier::Cookie, //
+    },
 };
 use kernel::{
     prelude::*,
@@ -67,6 +71,47 @@ impl Peers {
         list.retain(|place| place.peer.try_lock().is_none_or(|peer| peer.is_some()));
         list.push(place.clone(), GFP_KERNEL)?;
         Ok(Registration(place))
+    }
+
+    /// Splits the huge page of device memory whose offset is `offset`, through the first mirror that
+    /// finds it. Returns whether one did. Context: may sleep; no lock may be held.
+    pub(super) fn split(
+        &self,
+        owner: Cookie,
+        select: Select,
+        offset: usize,
+        batch: &mut Batch,
+    ) -> bool {
+        let mut next = 0;
+        loop {
+            // Not under the lock of the list: a CPU fault would not get it.
+            let Some(place) = self.list.lock().get(next).cloned() else {
+                return false;
+            };
+            next += 1;
+            let peer = place.peer.lock();
+            if peer
+                .as_ref()
+                .is_some_and(|peer| peer.split(owner, select, offset, batch))
+            {
+                return true;
+            }
+        }
+    }
+
+    /// All mirrors lose all of their entries. Context: may sleep; no lock may be held.
+    pub(super) fn forget(&self) {
+        let mut next = 0;
+        loop {
+            let Some(place) = self.list.lock().get(next).cloned() else {
+                break;
+            };
+            next += 1;
+            let peer = place.peer.lock();
+            if let Some(peer) = peer.as_ref() {
+                peer.forget();
+            }
+        }
     }
 
     /// Those of `mm`, as many as can be had at once.

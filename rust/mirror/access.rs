@@ -63,6 +63,7 @@ impl<D: Device> Inner<D> {
             return Some(Ok(entry.number()));
         }
         let memory = self.device().memory()?;
+        memory.touch_page(entry.number());
         match memory.kind() {
             Kind::Private => Some(Err(DeviceRange {
                 first: entry.number(),

@@ -4,6 +4,7 @@
 
 use super::{Device, Inner, Mirror, State};
 use crate::{
+    memory::Memory,
     mm::{
         addr::{PageRange, PMD_PAGES},
         notifier::Cookie,
@@ -243,6 +244,10 @@ impl<D: Device> Mirror<D> {
         let Ok(mut valid) = collected.lock() else {
             return Ok(Tried::Again);
         };
+        // Under the lock: who takes all entries away, has set this before.
+        if memory.is_some_and(Memory::is_gone) {
+            return Err(ENODEV);
+        }
         let (state, range, mut pfns) = valid.parts();
         let State {
             table,
@@ -275,6 +280,9 @@ impl<D: Device> Mirror<D> {
                 if *entry != new {
                     *entry = new;
                     installed += 1;
+                    if let (Some(memory), Some(number)) = (memory, number) {
+                        memory.touch_page(number);
+                    }
                 }
             })
         });

@@ -5,13 +5,14 @@
 //! What makes it right is described in `Documentation/faultless.rst`.
 
 use super::{
+    remove,
     transaction::{Identity, Request},
     Device, Inner, Mirror, State,
 };
 use crate::{
     mm::{
-        addr::PageRange,
-        migrate::{Entry as Moved, Migrated, Source},
+        addr::{PageRange, PMD_SIZE},
+        migrate::{Batch, Entry as Moved, Isolated, Migrated, Select, Source},
         notifier::{Cookie, IntervalNotifier},
         range_fault::AddressSpace,
         space::{fatal_signal_pending, MmapGuard},
@@ -20,6 +21,7 @@ use crate::{
     stats::Counter,
 };
 use kernel::{
+    page::PAGE_MASK,
     prelude::*,
     sync::atomic::ordering::Relaxed,
     time::{delay::fsleep, Delta}, //
@@ -315,6 +317,14 @@ pub(crate) trait Peer: Send + Sync {
 
     /// Ends it.
     fn end(&self, name: Cookie);
+
+    /// Removes all entries. Context: may sleep; takes the table lock.
+    fn forget(&self);
+
+    /// Splits the huge pages of `owner` around the page whose offset is `offset`, if it is found in the
+    /// address space, see `mm::space::Vma::offset`. Nothing moves. Context: may sleep; no lock may be held but that of
+    /// the mirror's place.
+    fn split(&self, owner: Cookie, select: Select, offset: usize, batch: &mut Batch) -> bool;
 }
 
 impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
@@ -363,5 +373,35 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
     fn end(&self, name: Cookie) {
         self.lock().transactions.end(name);
         self.subscriber().ended.notify_all();
+    }
+
+    fn forget(&self) {
+        if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
+            remove(self, all);
+        }
+    }
+
+    fn split(&self, owner: Cookie, select: Select, offset: usize, batch: &mut Batch) -> bool {
+        let mut split = || {
+            let space = AddressSpace::new(self)?;
+            let mmap = space.mmap_lock()?;
+            let mut from = 0;
+            while let Some(vma) = mmap.vma_of_offset(from, offset) {
+                let all = PageRange::new(vma.start(), vma.end())?;
+                let addr = all.address(offset - vma.offset());
+                let block = addr & !(PMD_SIZE - 1);
+                let block = PageRange::new(block, block.checked_add(PMD_SIZE).ok_or(EINVAL)?)?;
+                let range = all.intersect(&block).ok_or(EINVAL)?;
+                // Without COMPOUND the core splits what it finds. Dropped: all stays where it is.
+                let isolated = Isolated::new(vma, range, select, false, owner, None, batch)?;
+                if isolated.entries().any(|entry| entry.source != Source::Hole) {
+                    return Ok(true);
+                }
+                drop(isolated);
+                from = vma.end();
+            }
+            Ok::<_, Error>(false)
+        };
+        split().unwrap_or(false)
     }
 }

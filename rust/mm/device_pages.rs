@@ -2,14 +2,14 @@
 
 //! Device memory that has `struct page`s: `ZONE_DEVICE`, private or coherent.
 //!
-//! Memory comes in pieces of [`PIECE_PAGES`], added when they are needed. A device page is named by
-//! its *device page number*, which counts from 0 over all pieces, as a device counts its memory.
+//! Memory comes in pieces of [`PIECE_PAGES`], added when they are needed and removed when they are idle.
+//! A device page is named by its *device page number*, which counts from 0 over all pieces, as a device
+//! counts its memory.
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
 use super::{
-    addr::PMD_PAGES,
-    device_alloc::FreeMap,
+    addr::{PMD_ORDER, PMD_PAGES},
     notifier::Cookie,
     page::LockedFolio,
     space::Vma, //
@@ -21,15 +21,16 @@ use crate::{
 };
 use core::marker::PhantomData;
 use kernel::{
-    error::{from_err_ptr, to_result},
     page::{PAGE_MASK, PAGE_SHIFT},
     prelude::*,
     sync::{Mutex, SetOnce},
-    types::Opaque, //
 };
 
+mod piece;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
+
+use piece::{Looker, Piece};
 
 /// Pages of one piece: 256 MiB, as in the kernel's `lib/test_hmm.c`.
 pub const PIECE_PAGES: usize = 1 << 16;
@@ -41,6 +42,9 @@ pub const MAX_PIECES: usize = 128;
 const LAST_PHYSICAL: u64 = (1 << 52) - 1;
 
 const PIECE_BYTES: u64 = (PIECE_PAGES as u64) << PAGE_SHIFT;
+
+/// Bytes of system memory that the kernel needs for a piece: a `struct page` of 64 bytes for each page.
+pub const PIECE_OVERHEAD: usize = PIECE_PAGES * 64;
 
 /// How the CPU sees the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,178 +85,10 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
     /// `Ok` means that the CPU may try again. Context: the mmap lock is held for reading and the
     /// page is locked; may sleep; must not wait for invalidations (`read_begin`).
     fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError>;
-}
 
-/// One piece of memory.
-///
-/// # Invariants
-///
-/// `pgmap` describes the frames from `base` on, is mapped until `unmap`, and `back` points to the
-/// pinned [`DevicePages`] that owns the piece.
-#[pin_data]
-struct Piece<T: DevicePageOps> {
-    #[pin]
-    pgmap: Opaque<bindings::dev_pagemap>,
-    base: usize,
-    index: usize,
-    free: FreeMap,
-    back: *const DevicePages<T>,
-}
-
-// SAFETY: The pointer is to a `Sync` owner that outlives the piece; the rest is `Send + Sync`.
-unsafe impl<T: DevicePageOps> Send for Piece<T> {}
-// SAFETY: As above.
-unsafe impl<T: DevicePageOps> Sync for Piece<T> {}
-
-impl<T: DevicePageOps> Piece<T> {
-    const OPS: bindings::dev_pagemap_ops = bindings::dev_pagemap_ops {
-        folio_free: Some(Self::folio_free),
-        migrate_to_ram: Some(Self::migrate_to_ram),
-        memory_failure: None,
-        // The core's default does what is needed: it copies `pgmap` and `mapping` to the tail.
-        // Free pages are counted one by one, so a split changes nothing for us.
-        folio_split: None,
-    };
-
-    /// Adds the piece of number `index`, of which `pages` are used; a multiple of 512.
-    fn new(
-        back: &DevicePages<T>,
-        kind: Kind,
-        index: usize,
-        pages: usize,
-    ) -> Result<Pin<KBox<Self>>> {
-        let owner = back.owner();
-        let free = FreeMap::new(pages)?;
-        let start = match kind {
-            Kind::Private => {
-                let mut start = 0;
-                // SAFETY: The name is static and `start` may be written.
-                to_result(unsafe {
-                    bindings::rust_hmm_request_free_region(
-                        PIECE_BYTES,
-                        c"rust_hmm".as_char_ptr(),
-                        &mut start,
-                    )
-                })?;
-                start
-            }
-            Kind::Coherent { start } => {
-                // Refuses system memory, and what another driver has.
-                //
-                // SAFETY: The name is static.
-                to_result(unsafe {
-                    bindings::rust_hmm_request_region(start, PIECE_BYTES, c"rust_hmm".as_char_ptr())
-                })?;
-                start
-            }
-        };
-        let piece = KBox::pin_init(
-            try_pin_init!(Self {
-                pgmap <- Opaque::ffi_init(|slot: *mut bindings::dev_pagemap| {
-                    let mut map = bindings::dev_pagemap {
-                        type_: match kind {
-                            Kind::Private => bindings::memory_type_MEMORY_DEVICE_PRIVATE,
-                            Kind::Coherent { .. } => bindings::memory_type_MEMORY_DEVICE_COHERENT,
-                        },
-                        ops: &Self::OPS,
-                        owner: owner.as_ptr(),
-                        nr_range: 1,
-                        ..Default::default()
-                    };
-                    // SAFETY: `range` is the variant that `nr_range` 1 selects.
-                    unsafe {
-                        *map.__bindgen_anon_1.range.as_mut() = bindings::range {
-                            start,
-                            end: start + (PIECE_BYTES - 1),
-                        };
-                        slot.write(map);
-                    }
-                }),
-                // CAST: Physical frame numbers fit.
-                base: (start >> PAGE_SHIFT) as usize,
-                index,
-                free,
-                back: core::ptr::from_ref(back),
-            }? Error),
-            GFP_KERNEL,
-        );
-        let mapped = piece.and_then(|piece| {
-            // SAFETY: `pgmap` is initialized and pinned.
-            from_err_ptr(unsafe {
-                bindings::memremap_pages(piece.pgmap.get(), bindings::NUMA_NO_NODE)
-            })?;
-            // INVARIANT: Mapped now.
-            Ok(piece)
-        });
-        if mapped.is_err() {
-            // SAFETY: Requested above, and nobody uses it.
-            unsafe { bindings::rust_hmm_release_region(start, PIECE_BYTES) };
-        }
-        mapped
-    }
-
-    /// Waits until all pages are free and takes the memory away.
-    ///
-    /// # Safety
-    ///
-    /// To be called once, by the owner's drop.
-    unsafe fn unmap(&self) {
-        // SAFETY: Mapped by the type invariant and the function's requirements.
-        unsafe { bindings::memunmap_pages(self.pgmap.get()) };
-        // SAFETY: Requested in `new`.
-        unsafe { bindings::rust_hmm_release_region((self.base as u64) << PAGE_SHIFT, PIECE_BYTES) };
-    }
-
-    /// # Safety
-    ///
-    /// `page` must be a page of a live piece of this type.
-    unsafe fn from_pfn<'a>(pfn: usize) -> &'a Self {
-        // SAFETY: A device page, by the function's requirements.
-        let pgmap = unsafe { bindings::rust_hmm_pfn_pgmap(pfn) };
-        // SAFETY: It is the field of a live piece.
-        unsafe { &*kernel::container_of!(Opaque::cast_from(pgmap), Self, pgmap) }
-    }
-
-    /// # Safety
-    ///
-    /// Called by the core for a folio of a piece of this type, when its last reference is gone.
-    unsafe extern "C" fn folio_free(folio: *mut bindings::folio) {
-        // SAFETY: A folio begins with its first page.
-        let (pfn, order) = unsafe {
-            let pfn = bindings::rust_hmm_page_to_pfn(folio.cast());
-            (pfn, bindings::rust_hmm_pfn_order(pfn))
-        };
-        // SAFETY: By the function's requirements.
-        let piece = unsafe { Self::from_pfn(pfn) };
-        // SAFETY: A free folio, which nobody else takes before it is given back.
-        unsafe { bindings::rust_hmm_device_folio_reset(pfn, order) };
-        piece
-            .free
-            .give_back(pfn.wrapping_sub(piece.base), 1 << order);
-    }
-
-    /// # Safety
-    ///
-    /// Called by the core for a fault on a page of a piece of this type.
-    unsafe extern "C" fn migrate_to_ram(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
-        // SAFETY: By the function's requirements the page is one of a piece of this type.
-        let piece = unsafe {
-            Self::from_pfn(bindings::rust_hmm_page_to_pfn(bindings::rust_hmm_vmf_page(
-                vmf,
-            )))
-        };
-        // SAFETY: The owner outlives its pieces, by the type invariant.
-        let pages = unsafe { &*piece.back };
-        // INVARIANT: The core calls this with the mmap lock held and the page locked.
-        let fault = CpuFault {
-            vmf,
-            _borrow: PhantomData,
-        };
-        match T::migrate_to_ram(pages, fault) {
-            Ok(()) => 0,
-            Err(FaultError::NoMemory) => bindings::vm_fault_reason_VM_FAULT_OOM,
-            Err(FaultError::Lost) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
-        }
+    /// The pages of `range`, a folio, are about to be free. Context: any, also interrupts; must not sleep.
+    fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
+        let _ = (pages, range);
     }
 }
 
@@ -298,7 +134,7 @@ impl<'a> CpuFault<'a> {
 ///
 /// # Invariants
 ///
-/// Pinned; pieces are only ever added, in the order of their numbers, and point back here.
+/// Pinned; places for pieces are only ever filled, in the order of their numbers, and point back here.
 #[pin_data(PinnedDrop)]
 pub struct DevicePages<T: DevicePageOps> {
     pieces: KVec<SetOnce<Pin<KBox<Piece<T>>>>>,
@@ -372,7 +208,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         Cookie::inside(self)
     }
 
-    fn pieces(&self) -> impl Iterator<Item = &Piece<T>> {
+    fn pieces(&self) -> impl Iterator<Item = &Piece<T>> + Clone {
         self.pieces
             .iter()
             .map_while(|piece| Some(&**piece.as_ref()?))
@@ -383,9 +219,12 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.pieces().map(|piece| piece.free.used()).sum()
     }
 
-    /// Pages that there are by now.
+    /// Pages that there are by now and that are not out of use.
     pub fn total(&self) -> usize {
-        (self.pieces().count() * PIECE_PAGES).min(self.max_pages)
+        self.pieces()
+            .filter(|piece| piece.is_there())
+            .map(|piece| piece.free.len().saturating_sub(piece.free.withdrawn()))
+            .sum()
     }
 
     /// Most pages that there can be.
@@ -406,12 +245,18 @@ impl<T: DevicePageOps> DevicePages<T> {
         }
         while self.total().saturating_sub(self.used()) < pages {
             let _adding = self.adding.lock();
+            if let Some(piece) = self.pieces().find(|piece| !piece.is_there()) {
+                piece.add(self.owner(), self.kind)?;
+                continue;
+            }
             let index = self.pieces().count();
             let Some(place) = self.pieces.get(index) else {
                 break;
             };
             let pages = (self.max_pages - index * PIECE_PAGES).min(PIECE_PAGES);
-            place.populate(Piece::new(self, self.kind, index, pages)?);
+            let piece = Piece::new(self, index, pages)?;
+            piece.add(self.owner(), self.kind)?;
+            place.populate(piece);
         }
         if self.used() >= self.total() {
             return Err(ENOMEM);
@@ -419,46 +264,162 @@ impl<T: DevicePageOps> DevicePages<T> {
         Ok(())
     }
 
-    /// Takes a free folio of order 0 or 9 into use: locked, with one reference.
+    /// Adds all pieces up to device page `end`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::grow`]; `EINVAL` if there cannot be so many. Context: as there.
+    pub fn grow_to(&self, end: usize) -> Result {
+        let _adding = self.adding.lock();
+        for index in 0..end.div_ceil(PIECE_PAGES) {
+            let place = self.pieces.get(index).ok_or(EINVAL)?;
+            match place.as_ref() {
+                Some(piece) if piece.is_there() => {}
+                Some(piece) => piece.add(self.owner(), self.kind)?,
+                None => {
+                    let pages = (self.max_pages - index * PIECE_PAGES).min(PIECE_PAGES);
+                    let piece = Piece::new(self, index, pages)?;
+                    piece.add(self.owner(), self.kind)?;
+                    place.populate(piece);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pieces that are there, and of these those without a page in use.
+    pub fn pieces_idle(&self) -> (usize, usize) {
+        let there = || self.pieces().filter(|piece| piece.is_there());
+        let idle = there().filter(|piece| piece.free.used() == 0).count();
+        (there().count(), idle)
+    }
+
+    /// Gives up to `count` pieces back of which no page is in use, with what the kernel keeps for them:
+    /// [`PIECE_OVERHEAD`] bytes each. Returns how many. They come again when they are needed.
+    ///
+    /// Context: as [`Self::grow`].
+    pub fn shrink(&self, count: usize) -> usize {
+        let _adding = self.adding.lock();
+        let idle = self.pieces().filter(|piece| piece.free.used() == 0);
+        idle.filter(|piece| piece.remove_idle()).take(count).count()
+    }
+
+    /// Takes a free folio of order 0 to 9 into use: locked, with one reference.
     ///
     /// Context: any that may take a folio lock; does not allocate.
     pub fn alloc(&self, order: u32) -> Option<LockedFolio> {
         if fails(Point::DevicePage) {
             return None;
         }
+        self.pieces()
+            .find_map(|piece| Some(piece.folio(piece.free.take(order)?, order)))
+    }
+
+    /// As [`Self::alloc`], the folio that begins at device page `number`, if it is free.
+    pub fn alloc_at(&self, number: usize, order: u32) -> Option<LockedFolio> {
+        if fails(Point::DevicePage) {
+            return None;
+        }
+        let piece = self.pieces.get(number / PIECE_PAGES)?.as_ref()?;
+        let index = number % PIECE_PAGES;
+        (piece.free.take_at(index, order)).then(|| piece.folio(index, order))
+    }
+
+    /// Takes free pages of `range` out of use, and those in use when they are given back. Returns
+    /// whether all are out of use by now. Pages of pieces that are not there yet cannot be taken.
+    pub fn withdraw(&self, range: DeviceRange) -> bool {
+        // A piece that is added meanwhile would restore its pages.
+        let _adding = self.adding.lock();
+        let mut all = true;
+        self.for_each_part(range, |piece, first, count| {
+            all &= piece.is_there() && piece.free.withdraw(first, count);
+        });
+        all
+    }
+
+    /// Brings the pages of `range` back into use.
+    pub fn restore(&self, range: DeviceRange) {
+        let _adding = self.adding.lock();
+        self.for_each_part(range, |piece, first, count| {
+            if piece.is_there() {
+                piece.free.restore(first, count);
+            }
+        });
+    }
+
+    fn for_each_part(&self, range: DeviceRange, mut each: impl FnMut(&Piece<T>, usize, usize)) {
+        let end = range.first.saturating_add(range.count);
         for piece in self.pieces() {
-            if let Some(index) = piece.free.take(order) {
-                let pfn = piece.base + index;
-                // SAFETY: The frames are of this piece and free, and now ours.
-                return Some(unsafe {
-                    bindings::rust_hmm_device_folio_init(pfn, piece.pgmap.get(), order);
-                    LockedFolio::from_raw(pfn, order)
-                });
+            let base = piece.index * PIECE_PAGES;
+            let (from, to) = (range.first.max(base), end.min(base + piece.free.len()));
+            if from < to {
+                each(piece, from - base, to - from);
             }
         }
-        None
+    }
+
+    /// Keeps the frames of the piece that has device page `number` from being removed.
+    pub(super) fn look(&self, number: usize) -> Option<Looker<'_>> {
+        self.pieces.get(number / PIECE_PAGES)?.as_ref()?.look()
+    }
+
+    /// If a huge folio in use begins at device page `number`: the offset of its first page in what it is
+    /// mapped by, in pages. It may be freed or split at any time.
+    pub fn huge_offset(&self, number: usize) -> Option<usize> {
+        let looker = self.look(number)?;
+        let pfn = looker.frames().start + number % PIECE_PAGES;
+        if self.used_in_block(number) != PMD_PAGES {
+            return None;
+        }
+        // SAFETY: The frame is there as long as `looker` is.
+        unsafe {
+            (bindings::rust_hmm_pfn_order(pfn) == PMD_ORDER)
+                .then(|| bindings::rust_hmm_pfn_offset(pfn))
+        }
+    }
+
+    /// Whether 512 pages are free that make a huge folio.
+    pub fn has_block(&self) -> bool {
+        self.pieces().any(|piece| piece.free.has_block())
+    }
+
+    /// Pages in use of the block of 512 pages that begins at `number`.
+    pub fn used_in_block(&self, number: usize) -> usize {
+        match self
+            .pieces
+            .get(number / PIECE_PAGES)
+            .map(|piece| piece.as_ref())
+        {
+            Some(Some(piece)) => piece.free.used_in_block(number % PIECE_PAGES),
+            _ => 0,
+        }
     }
 
     /// The device page number of page frame `pfn`, if it is one of this device.
     pub fn lookup(&self, pfn: usize) -> Option<usize> {
         self.pieces().find_map(|piece| {
-            let index = pfn.checked_sub(piece.base)?;
+            let index = pfn.checked_sub(piece.base()?)?;
             (index < PIECE_PAGES).then_some(piece.index * PIECE_PAGES + index)
         })
     }
 
-    /// The page frame number of device page `number`.
+    /// The device page number of the first page of `folio`, if it is one of this device.
+    pub fn number_of(&self, folio: &LockedFolio) -> Option<usize> {
+        self.lookup(folio.pfn())
+    }
+
+    /// The page frame number of device page `number`, if it is there. It may go when it is not in use.
     pub fn pfn(&self, number: usize) -> Option<usize> {
         let piece = self.pieces.get(number / PIECE_PAGES)?.as_ref()?;
-        Some(piece.base + number % PIECE_PAGES)
+        Some(piece.base()? + number % PIECE_PAGES)
     }
 
     /// The blocks of 512 device pages of which some are in use, by their first page.
-    pub fn used_blocks(&self) -> impl Iterator<Item = DeviceRange> + '_ {
+    pub fn used_blocks(&self) -> impl Iterator<Item = DeviceRange> + Clone + '_ {
         self.pieces().flat_map(|piece| {
-            (0..PIECE_PAGES)
+            (0..piece.free.len())
                 .step_by(PMD_PAGES)
-                .filter(|first| piece.free.block_used(*first))
+                .filter(|first| piece.free.used_in_block(*first) != 0)
                 .map(|first| DeviceRange {
                     first: piece.index * PIECE_PAGES + first,
                     count: PMD_PAGES,
@@ -470,8 +431,8 @@ impl<T: DevicePageOps> DevicePages<T> {
 #[pinned_drop]
 impl<T: DevicePageOps> PinnedDrop for DevicePages<T> {
     fn drop(self: Pin<&mut Self>) {
-        for piece in self.pieces() {
-            // SAFETY: Once, here.
+        for piece in self.pieces().filter(|piece| piece.is_there()) {
+            // SAFETY: The frames are there, and nobody else has the owner any more.
             unsafe { piece.unmap() };
         }
     }

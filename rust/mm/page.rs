@@ -248,6 +248,11 @@ impl LockedFolio {
         Self { pfn, order }
     }
 
+    /// Frame number of the first page.
+    pub(super) fn pfn(&self) -> usize {
+        self.pfn
+    }
+
     /// Order of the folio.
     pub fn order(&self) -> u32 {
         self.order

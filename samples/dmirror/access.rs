@@ -69,6 +69,9 @@ pub(crate) fn access(
     addr: usize,
     action: Action<'_>,
 ) -> Result<Access> {
+    if client.device().is_gone() {
+        return Err(ENODEV);
+    }
     counted.add(Count::Accesses, 1);
     let mut walked = false;
     let result = attempt(client, index, counted, addr, action, &mut walked);

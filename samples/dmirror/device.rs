@@ -39,6 +39,8 @@ pub(crate) struct MockDevice {
     pub(crate) faults: FaultBuffer,
     /// Whether a stale translation was reported.
     pub(crate) stale_reported: AtomicFlag,
+    /// It was unplugged.
+    gone: AtomicFlag,
     walkers: Arc<Walkers<Tlb>>,
     open_files: Atomic<usize>,
     last_tag: Atomic<u64>,
@@ -65,12 +67,25 @@ impl MockDevice {
                 engines,
                 faults,
                 stale_reported: AtomicFlag::new(false),
+                gone: AtomicFlag::new(false),
                 walkers,
                 open_files: Atomic::new(0),
                 last_tag: Atomic::new(0),
             }? Error),
             GFP_KERNEL,
         )
+    }
+
+    /// Whether it was unplugged.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Relaxed)
+    }
+
+    /// Takes the device away while it is in use. Returns the pages that were saved and those that are lost.
+    pub(crate) fn unplug(&self) -> Result<(usize, usize)> {
+        self.gone.store(true, Relaxed);
+        self.engines.iter().for_each(|engine| engine.wake());
+        self.memory.unplug()
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! The hardware:
 //! - `device`: one device; `settings`: its parameters.
-//! - `vram`: its memory; `copy_engine`: who copies to and from it.
+//! - `vram`: its memory; `chooser`: an allocator of its own; `copy_engine`: who copies to and from it.
 //! - `engine`: runs commands by turns; `command`: what they do; `access`: one access of them.
 //! - `tlb`: an engine's translations; `faults`: the fault buffer and who serves it.
 //! - `counters`: what engines count.
@@ -15,11 +15,12 @@
 //! The interface:
 //! - `file`: one open file; `client`: what it shares with its commands; `status`: a command's end.
 //! - `uapi`: the ioctls of `test_hmm`; `transfer`: those of them that read and write.
-//! - `extension`: the other ioctls.
+//! - `extension`: the other ioctls; `placement`: those about attributes, policies and device memory.
 
 #![deny(unsafe_code)]
 
 mod access;
+mod chooser;
 mod client;
 mod command;
 mod copy_engine;
@@ -29,6 +30,7 @@ mod engine;
 mod extension;
 mod faults;
 mod file;
+mod placement;
 mod settings;
 mod status;
 mod tlb;
@@ -81,6 +83,34 @@ module! {
             default: 0,
             description: "Delay of each copy in microseconds, up to 1000000",
         },
+        policy: u64 {
+            default: 0,
+            description: "Who decides about faults of engines: 0 nobody, nothing moves; 1 the default policy; 2 one page per fault",
+        },
+        own_alloc: u64 {
+            default: 0,
+            description: "1: the device chooses its pages itself",
+        },
+        prefetch_threshold: u64 {
+            default: 51,
+            description: "Default policy: a part of 2 MiB of which more per cent are used comes as a whole, 1 to 101 (never)",
+        },
+        prefetch_ahead: u64 {
+            default: 8,
+            description: "Default policy: blocks of 2 MiB that come ahead of a stream, up to 1024",
+        },
+        thrash_count: u64 {
+            default: 3,
+            description: "Default policy: times that a page bounces before it stays where it is, 1 to 1000",
+        },
+        thrash_lapse_ms: u64 {
+            default: 500,
+            description: "Default policy: time within which a bounce counts, up to 60000",
+        },
+        thrash_pin_ms: u64 {
+            default: 500,
+            description: "Default policy: time for which a page stays, up to 60000",
+        },
         copy_fail: u64 {
             default: 18446744073709551615,
             description: "Copies that succeed before one fails (default: none fails)",
@@ -113,6 +143,17 @@ impl kernel::Module for Dmirror {
             number(module_parameters::copy_threads.value()),
             number(module_parameters::copy_delay_us.value()),
             number(module_parameters::copy_fail.value()),
+        )?
+        .with_policy(
+            number(module_parameters::policy.value()),
+            number(module_parameters::own_alloc.value()),
+            [
+                number(module_parameters::prefetch_threshold.value()),
+                number(module_parameters::prefetch_ahead.value()),
+                number(module_parameters::thrash_count.value()),
+                number(module_parameters::thrash_lapse_ms.value()),
+                number(module_parameters::thrash_pin_ms.value()),
+            ],
         )?;
         let private = (c"hmm_dmirror0", c"hmm_dmirror1");
         // As in test_hmm, the first coherent device has the second address.

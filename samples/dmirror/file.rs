@@ -51,6 +51,9 @@ impl OpenFile for MirrorFile {
     }
 
     fn ioctl(&self, command: u32, argument: usize) -> Result<isize> {
+        if self.0.device().is_gone() && !extension::works_without_device(command) {
+            return Err(ENODEV);
+        }
         if extension::is_extension(command) {
             extension::serve(&self.0, command, argument)?;
             return Ok(0);

@@ -4,6 +4,8 @@
 //! Under QEMU's `-icount shift=0` a nanosecond of guest time is one instruction, so that the figures
 //! are instructions and repeat.
 
+mod memory;
+
 use anyhow::{Context, Result};
 use clap::Parser;
 use hmm::mapping::Mapping;
@@ -200,6 +202,9 @@ fn main() -> Result<()> {
     faults(&mut bench, &mut buffer)?;
     migrations(&mut bench, &mut buffer)?;
     invalidations(&mut bench, &mut buffer)?;
+    if args.driver == "rust_dmirror" {
+        memory::rows(&mut bench, &mut buffer)?;
+    }
     if args.json {
         let rows: Vec<_> =
             bench.rows.iter().map(|(name, cost)| json!({ "row": name, "cost": cost })).collect();

@@ -22,6 +22,7 @@ mod cpu;
 mod device;
 mod engine;
 mod memory;
+mod placement;
 mod process;
 
 pub use process::self_test;
@@ -175,6 +176,10 @@ impl<'a> Lane<'a> {
                 self.common_move(dev, device::way(back, ordinary))
             }
             Op::CommonAdvise { advice } => self.common_advise(advice),
+            Op::Policy { dev, which } => self.set_policy(dev, which),
+            Op::Attributes { dev, at, preferred, values, order } => {
+                self.attributes(dev, at, preferred, values, order)
+            }
             Op::Squeeze { mib } => self.squeeze(mib),
         }
     }

@@ -20,6 +20,7 @@ pub mod mapping;
 pub mod module;
 pub mod pagemap;
 pub mod pattern;
+pub mod placement;
 pub mod procfs;
 pub mod residency;
 pub mod smaps;

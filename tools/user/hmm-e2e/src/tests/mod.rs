@@ -3,6 +3,7 @@
 
 use crate::harness::Test;
 
+mod attributes;
 mod bad;
 mod engine;
 mod extension;
@@ -13,6 +14,7 @@ mod kinds;
 mod layout;
 mod life;
 mod lifecycle;
+mod memory;
 mod migrate;
 mod mirror;
 mod race;
@@ -36,10 +38,12 @@ pub fn all() -> Vec<Test> {
         race::TESTS,
         engine::TESTS,
         extension::TESTS,
+        attributes::TESTS,
         hostile::TESTS,
         &faultless,
         lifecycle::TESTS,
         // Last: these unload the modules.
+        memory::TESTS,
         reload::TESTS,
     ];
     groups.concat()

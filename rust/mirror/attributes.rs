@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The attributes of a mirror's address space: set, asked for, and followed when mappings move.
+
+use super::{Device, Inner, Mirror};
+use crate::{
+    attributes::{Attributes, Change, Common, Found, Home},
+    mm::{
+        addr::PageRange,
+        range_fault::AddressSpace,
+        space::{MmapGuard, Vma},
+    },
+    within,
+};
+use kernel::{mm::virt::flags, page::PAGE_SHIFT, prelude::*};
+
+/// Where a mapping's pages are at home. What is not anonymous is not followed.
+fn home(vma: &Vma<'_>) -> Home {
+    let anon = if vma.is_anonymous() { vma.anon() } else { 0 };
+    Home::new(vma.start() >> PAGE_SHIFT, vma.offset(), anon)
+}
+
+impl<D: Device> Inner<D> {
+    /// Moves attributes to where their pages are now. To be called before they are asked for.
+    fn settle(&self, mmap: &MmapGuard<'_>) {
+        if !self.attributes.is_unsettled() {
+            return;
+        }
+        self.attributes.settle(|offset, from| {
+            let vma = mmap.vma_of_offset(from << PAGE_SHIFT, offset)?;
+            Some(Found {
+                first: vma.start() >> PAGE_SHIFT,
+                pages: (vma.end() - vma.start()) >> PAGE_SHIFT,
+                offset: vma.offset(),
+                home: home(&vma),
+            })
+        });
+    }
+}
+
+impl<D: Device> Mirror<D> {
+    /// Changes attributes of `range`, all of which must be mapped.
+    ///
+    /// To be followed when it is moved, an anonymous mapping in which nothing was ever written gets one page.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: a value makes no sense. `EFAULT`: a part is not mapped, or the process is gone; what comes before has
+    /// changed. `ENOMEM`; `EINTR`: killed; `EDEADLK`: within a callback. Context: may sleep; no lock may be held.
+    pub fn set_attributes(&self, range: PageRange, change: &Change) -> Result {
+        within::may_wait()?;
+        change.apply(Attributes::DEFAULT)?;
+        let space = self.space()?;
+        let mut rest = Some(range);
+        while let Some(range) = rest {
+            let (end, untouched) = self.set_in_mapping(&space, range, change)?;
+            if untouched {
+                // Once; if that does not help, it cannot be followed.
+                match space.fault_in_writable(range.start()) {
+                    Err(error) if error == EINTR => return Err(error),
+                    _ => {}
+                }
+                self.set_in_mapping(&space, PageRange::new(range.start(), end)?, change)?;
+            }
+            rest = range.from_address(end);
+        }
+        if change.accessed_by == Some(true) {
+            self.map_present(&space, range)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the attributes of the part of `range` that lies in the mapping at its start. Returns its end, and
+    /// whether nothing was ever written there, though it could be.
+    fn set_in_mapping(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        range: PageRange,
+        change: &Change,
+    ) -> Result<(usize, bool)> {
+        let mmap = space.mmap_lock()?;
+        self.inner().settle(&mmap);
+        let vma = mmap.vma_lookup(range.start()).ok_or(EFAULT)?;
+        let part = PageRange::new(range.start(), range.end().min(vma.end()))?;
+        let home = home(&vma);
+        let writable = vma.flags() & flags::WRITE != 0;
+        let _charge = space.charge();
+        self.inner().attributes.change(part, home, change)?;
+        Ok((
+            part.end(),
+            vma.is_anonymous() && writable && vma.anon() == 0,
+        ))
+    }
+
+    /// What holds for the whole of `range`: what differs in it is `None`. What is not mapped has the
+    /// defaults.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`: the process is gone. `EINTR`: killed; `EDEADLK`: within a callback. Context: may sleep; no lock may be
+    /// held.
+    pub fn attributes(&self, range: PageRange) -> Result<Common> {
+        within::may_wait()?;
+        let space = self.space()?;
+        let mmap = space.mmap_lock()?;
+        self.inner().settle(&mmap);
+        Ok(self.inner().attributes.common(range))
+    }
+
+    /// The attributes at `addr`, and the part of its mapping in which they are the same. `EFAULT`: nothing is mapped
+    /// there.
+    pub(super) fn attributes_at(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        addr: usize,
+    ) -> Result<(Attributes, PageRange)> {
+        let mmap = space.mmap_lock()?;
+        self.inner().settle(&mmap);
+        let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
+        let mapping = PageRange::new(vma.start(), vma.end())?;
+        Ok(self.inner().attributes.at(addr, mapping))
+    }
+
+    /// The first part of `piece` that has the same attributes, and whether its pages may move to the device.
+    pub(crate) fn movable(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        piece: PageRange,
+    ) -> Result<(PageRange, bool)> {
+        let inner = self.inner();
+        if !inner.attributes.any(piece) && !inner.attributes.is_unsettled() {
+            return Ok((piece, true));
+        }
+        let mmap = space.mmap_lock()?;
+        inner.settle(&mmap);
+        drop(mmap);
+        let (first, part) = inner.attributes.at(piece.start(), piece);
+        Ok((part, !first.never_migrate()))
+    }
+
+    /// Pages of `piece` that are in the device's memory, as far as it has entries for them.
+    pub(crate) fn on_device(&self, piece: PageRange) -> usize {
+        let mut count = 0;
+        self.each_on_device(piece, |_, pages| count += pages);
+        count
+    }
+
+    /// Calls `each` with index and number of pages of `range` that are in the device's memory.
+    pub(super) fn each_on_device(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
+        let reader = &self.inner().reader;
+        let mut index = 0;
+        while index < range.pages() {
+            let addr = range.address(index);
+            let leaf = reader.walk(addr);
+            let order = leaf.as_ref().map_or(0, |leaf| leaf.order);
+            let in_leaf = (addr >> PAGE_SHIFT) & ((1 << order) - 1);
+            let pages = ((1 << order) - in_leaf).min(range.pages() - index);
+            if leaf.is_some_and(|leaf| leaf.entry.is_valid() && leaf.entry.is_device()) {
+                each(index, pages);
+            }
+            index += pages;
+        }
+    }
+
+    /// Maps what is there of `range`, without faulting anything in. Best effort but for `EINTR`.
+    pub(super) fn map_present(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        range: PageRange,
+    ) -> Result {
+        let mut spares = self.spares();
+        for piece in range.pmd_pieces() {
+            match self.install_present(space, piece, &mut spares) {
+                Err(error) if error == EINTR => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One piece of device memory: its page frames, which come and go, and what the kernel calls for them.
+
+use super::{
+    super::{device_alloc::FreeMap, notifier::Cookie, page::LockedFolio},
+    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind, PIECE_BYTES, PIECE_PAGES,
+};
+use crate::bindings;
+use core::{marker::PhantomData, ops::Range};
+use kernel::{
+    error::{from_err_ptr, to_result},
+    page::PAGE_SHIFT,
+    prelude::*,
+    sync::atomic::{
+        ordering::{Acquire, Full, Relaxed, Release},
+        Atomic, //
+    },
+    types::Opaque, //
+};
+
+/// One piece of memory.
+///
+/// # Invariants
+///
+/// While `base` is not [`ABSENT`], `pgmap` describes the frames from there on and is mapped. Pages are free
+/// or in use only then; else all are withdrawn. `back` points to the pinned [`DevicePages`] that owns
+/// the piece.
+#[pin_data]
+pub(super) struct Piece<T: DevicePageOps> {
+    #[pin]
+    pgmap: Opaque<bindings::dev_pagemap>,
+    /// First page frame.
+    base: Atomic<usize>,
+    pub(super) index: usize,
+    pub(super) free: FreeMap,
+    /// Those who look at free pages, which keeps them from being removed.
+    lookers: Atomic<usize>,
+    back: *const DevicePages<T>,
+}
+
+/// No page frames are there.
+const ABSENT: usize = usize::MAX;
+
+// SAFETY: The pointer is to a `Sync` owner that outlives the piece; the rest is `Send + Sync`.
+unsafe impl<T: DevicePageOps> Send for Piece<T> {}
+// SAFETY: As above. `pgmap` is only written while no page is there, by who holds the owner's mutex.
+unsafe impl<T: DevicePageOps> Sync for Piece<T> {}
+
+/// Keeps the frames of a piece from being removed.
+pub(in crate::mm) struct Looker<'a> {
+    count: &'a Atomic<usize>,
+    frames: Range<usize>,
+}
+
+impl Looker<'_> {
+    /// The frames.
+    pub(in crate::mm) fn frames(&self) -> Range<usize> {
+        self.frames.clone()
+    }
+}
+
+impl Drop for Looker<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Release);
+    }
+}
+
+impl<T: DevicePageOps> Piece<T> {
+    const OPS: bindings::dev_pagemap_ops = bindings::dev_pagemap_ops {
+        folio_free: Some(Self::folio_free),
+        migrate_to_ram: Some(Self::migrate_to_ram),
+        memory_failure: None,
+        // The core's default does what is needed: it copies `pgmap` and `mapping` to the tail.
+        // Free pages are counted one by one, so a split changes nothing for us.
+        folio_split: None,
+    };
+
+    /// The piece of number `index`, of which `pages` are used; a multiple of 512. It has no frames yet.
+    pub(super) fn new(
+        back: &DevicePages<T>,
+        index: usize,
+        pages: usize,
+    ) -> Result<Pin<KBox<Self>>> {
+        let free = FreeMap::new(pages)?;
+        free.withdraw(0, pages);
+        KBox::pin_init(
+            // INVARIANT: It is absent, and no page is free.
+            pin_init!(Self {
+                pgmap <- Opaque::ffi_init(|slot: *mut bindings::dev_pagemap| {
+                    // SAFETY: It may be written.
+                    unsafe { slot.write(bindings::dev_pagemap::default()) };
+                }),
+                base: Atomic::new(ABSENT),
+                index,
+                free,
+                lookers: Atomic::new(0),
+                back: core::ptr::from_ref(back),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The first page frame, if there are any.
+    pub(super) fn base(&self) -> Option<usize> {
+        Some(self.base.load(Relaxed)).filter(|base| *base != ABSENT)
+    }
+
+    /// Whether there are page frames.
+    pub(super) fn is_there(&self) -> bool {
+        self.base.load(Relaxed) != ABSENT
+    }
+
+    /// Adds the frames. The owner's mutex is held.
+    pub(super) fn add(&self, owner: Cookie, kind: Kind) -> Result {
+        let start = match kind {
+            Kind::Private => {
+                let mut start = 0;
+                // SAFETY: The name is static and `start` may be written.
+                to_result(unsafe {
+                    bindings::rust_hmm_request_free_region(
+                        PIECE_BYTES,
+                        c"rust_hmm".as_char_ptr(),
+                        &mut start,
+                    )
+                })?;
+                start
+            }
+            Kind::Coherent { start } => {
+                // Refuses system memory, and what another driver has.
+                //
+                // SAFETY: The name is static.
+                to_result(unsafe {
+                    bindings::rust_hmm_request_region(start, PIECE_BYTES, c"rust_hmm".as_char_ptr())
+                })?;
+                start
+            }
+        };
+        let mut map = bindings::dev_pagemap {
+            type_: match kind {
+                Kind::Private => bindings::memory_type_MEMORY_DEVICE_PRIVATE,
+                Kind::Coherent { .. } => bindings::memory_type_MEMORY_DEVICE_COHERENT,
+            },
+            ops: &Self::OPS,
+            owner: owner.as_ptr(),
+            nr_range: 1,
+            ..Default::default()
+        };
+        // SAFETY: `range` is the variant that `nr_range` 1 selects. Nobody uses `pgmap` while there is no
+        // page, and others that want to add some wait for the mutex.
+        unsafe {
+            *map.__bindgen_anon_1.range.as_mut() = bindings::range {
+                start,
+                end: start + (PIECE_BYTES - 1),
+            };
+            self.pgmap.get().write(map);
+        }
+        // SAFETY: `pgmap` is initialized and pinned.
+        let mapped = from_err_ptr(unsafe {
+            bindings::memremap_pages(self.pgmap.get(), bindings::NUMA_NO_NODE)
+        });
+        if let Err(error) = mapped {
+            // SAFETY: Requested above, and nobody uses it.
+            unsafe { bindings::rust_hmm_release_region(start, PIECE_BYTES) };
+            return Err(error);
+        }
+        // CAST: Physical frame numbers fit.
+        // INVARIANT: Mapped now, and only then pages become free.
+        self.base.store((start >> PAGE_SHIFT) as usize, Release);
+        self.free.restore(0, self.free.len());
+        Ok(())
+    }
+
+    /// Takes the frames away if no page is in use. The owner's mutex is held. Returns whether they are gone.
+    pub(super) fn remove_idle(&self) -> bool {
+        // Pages that somebody has taken out of use must stay so.
+        if !self.is_there() || self.free.withdrawn() != 0 {
+            return false;
+        }
+        // From here on nobody takes one.
+        if !self.free.withdraw(0, self.free.len()) {
+            self.free.restore(0, self.free.len());
+            return false;
+        }
+        // Who looks counts first and then asks for this, so that one of us sees the other.
+        let base = self.base.xchg(ABSENT, Full);
+        if self.lookers.load(Relaxed) != 0 {
+            self.base.store(base, Release);
+            self.free.restore(0, self.free.len());
+            return false;
+        }
+        // SAFETY: All pages are free and stay so; nobody looks at them.
+        unsafe { self.unmap_from(base) };
+        true
+    }
+
+    /// Keeps the frames from being removed; `None` if there are none.
+    pub(super) fn look(&self) -> Option<Looker<'_>> {
+        self.lookers.fetch_add(1, Full);
+        // INVARIANT: Counted; dropped if there are none.
+        let mut looker = Looker {
+            count: &self.lookers,
+            frames: 0..0,
+        };
+        let base = self.base.load(Acquire);
+        if base == ABSENT {
+            return None;
+        }
+        looker.frames = base..base + PIECE_PAGES;
+        Some(looker)
+    }
+
+    /// Waits until all pages are free and takes the memory away.
+    ///
+    /// # Safety
+    ///
+    /// The frames must be there, and nobody but those who have a page may use them any more.
+    pub(super) unsafe fn unmap(&self) {
+        // INVARIANT: The owner is about to go.
+        let base = self.base.xchg(ABSENT, Full);
+        // SAFETY: By the function's requirements; it was there until now.
+        unsafe { self.unmap_from(base) };
+    }
+
+    /// As [`Self::unmap`], of the frames from `base` on.
+    ///
+    /// # Safety
+    ///
+    /// As there; they were there until `base` was taken.
+    unsafe fn unmap_from(&self, base: usize) {
+        // SAFETY: Mapped until now, by the function's requirements.
+        unsafe { bindings::memunmap_pages(self.pgmap.get()) };
+        // SAFETY: Requested in `add`.
+        unsafe { bindings::rust_hmm_release_region((base as u64) << PAGE_SHIFT, PIECE_BYTES) };
+    }
+
+    /// # Safety
+    ///
+    /// `pfn` must be a page in use of a piece of this type.
+    unsafe fn from_pfn<'a>(pfn: usize) -> &'a Self {
+        // SAFETY: A device page, by the function's requirements.
+        let pgmap = unsafe { bindings::rust_hmm_pfn_pgmap(pfn) };
+        // SAFETY: It is the field of a live piece.
+        unsafe { &*kernel::container_of!(Opaque::cast_from(pgmap), Self, pgmap) }
+    }
+
+    /// # Safety
+    ///
+    /// Called by the core for a folio of a piece of this type, when its last reference is gone.
+    unsafe extern "C" fn folio_free(folio: *mut bindings::folio) {
+        // SAFETY: A folio begins with its first page.
+        let (pfn, order) = unsafe {
+            let pfn = bindings::rust_hmm_page_to_pfn(folio.cast());
+            (pfn, bindings::rust_hmm_pfn_order(pfn))
+        };
+        // SAFETY: By the function's requirements.
+        let piece = unsafe { Self::from_pfn(pfn) };
+        // SAFETY: A free folio, which nobody else takes before it is given back.
+        unsafe { bindings::rust_hmm_device_folio_reset(pfn, order) };
+        let index = pfn.wrapping_sub(piece.base.load(Relaxed));
+        // SAFETY: The owner outlives its pieces, by the type invariant.
+        let pages = unsafe { &*piece.back };
+        T::freed(
+            pages,
+            DeviceRange {
+                first: piece.index * PIECE_PAGES + index,
+                count: 1 << order,
+            },
+        );
+        // Last: now others may have it.
+        piece.free.give_back(index, 1 << order);
+    }
+
+    /// # Safety
+    ///
+    /// Called by the core for a fault on a page of a piece of this type.
+    unsafe extern "C" fn migrate_to_ram(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
+        // SAFETY: By the function's requirements the page is one of a piece of this type.
+        let piece = unsafe {
+            Self::from_pfn(bindings::rust_hmm_page_to_pfn(bindings::rust_hmm_vmf_page(
+                vmf,
+            )))
+        };
+        // SAFETY: The owner outlives its pieces, by the type invariant.
+        let pages = unsafe { &*piece.back };
+        // INVARIANT: The core calls this with the mmap lock held and the page locked.
+        let fault = CpuFault {
+            vmf,
+            _borrow: PhantomData,
+        };
+        match T::migrate_to_ram(pages, fault) {
+            Ok(()) => 0,
+            Err(FaultError::NoMemory) => bindings::vm_fault_reason_VM_FAULT_OOM,
+            Err(FaultError::Lost) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+        }
+    }
+
+    /// The folio at `index`, which was just taken.
+    pub(super) fn folio(&self, index: usize, order: u32) -> LockedFolio {
+        let pfn = self.base.load(Relaxed) + index;
+        // SAFETY: The frames are of this piece and were free, and now are ours; so they are there.
+        unsafe {
+            bindings::rust_hmm_device_folio_init(pfn, self.pgmap.get(), order);
+            LockedFolio::from_raw(pfn, order)
+        }
+    }
+}

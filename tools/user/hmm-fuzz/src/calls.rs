@@ -22,8 +22,9 @@ macro_rules! ops {
     ($($op:ident $name:literal $weight:literal,)*) => {
         /// Kinds of calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(missing_docs)]
-        pub enum Op { $($op,)* }
+        pub enum Op {
+            $(#[doc = $name] $op,)*
+        }
         /// Names, as in the headers.
         pub const NAMES: [&str; OPS] = [$($name,)*];
         const ALL: [Op; OPS] = [$(Op::$op,)*];

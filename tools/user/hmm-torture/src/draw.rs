@@ -3,7 +3,7 @@
 //! reports name it.
 
 use crate::op::{Advice, Fork, Op, Rights, Span, Work, COMMON_PAGES, REGIONS};
-use crate::rng::Rng;
+use hmm::rng::Rng;
 
 fn span_in(rng: &mut Rng, r: usize) -> Span {
     let total = REGIONS[r].1;
@@ -56,7 +56,7 @@ fn engine(rng: &mut Rng, dev: usize, at: Span) -> Op {
     let n = at.n.min(total);
     let from = Span { r, page: rng.below(total - n + 1), n };
     let skip = if rng.one_in(2) { 0 } else { rng.below(512) };
-    let (value, stride) = (rng.next() >> 20, 8 << rng.below(11));
+    let (value, stride) = (rng.bits() >> 20, 8 << rng.below(11));
     Op::Engine {
         dev,
         engine: rng.below(3) as u32,
@@ -125,10 +125,10 @@ impl Iterator for Draw {
 fn draw(rng: &mut Rng, devices: usize) -> Op {
     let dev = rng.below(devices);
     let at = span(rng);
-    let seed = rng.next() >> 16;
+    let seed = rng.bits() >> 16;
     let (back, ordinary) = (rng.one_in(2), rng.one_in(3));
     let (wide, page) = (rng.one_in(2), rng.below(COMMON_PAGES));
-    let value = 1 + rng.next() % 1000;
+    let value = 1 + rng.bits() % 1000;
     // In thousandths.
     match rng.below(1000) {
         0..100 => Op::CpuWrite { at, seed },

@@ -11,7 +11,6 @@ mod hang;
 mod lane;
 mod op;
 mod region;
-mod rng;
 mod run;
 mod script;
 mod shrink;

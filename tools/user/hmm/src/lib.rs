@@ -23,6 +23,7 @@ pub mod pagemap;
 pub mod pattern;
 pub mod procfs;
 pub mod residency;
+pub mod rng;
 pub mod smaps;
 pub mod uffd;
 

@@ -5,10 +5,10 @@ use super::outcome::Failure;
 use super::process::visitor;
 use super::Options;
 use crate::env::Board;
-use crate::rng::Rng;
 use crate::script::Script;
 use anyhow::Result;
 use hmm::child::{Child, Ended, SIGKILL};
+use hmm::rng::Rng;
 use std::time::{Duration, Instant};
 
 /// From one visitor to the next at least: others want processors, too.

@@ -197,11 +197,17 @@ fn device_load(mirror: &Mirror<TestDevice>, addr: usize) -> Result<Option<u64>> 
     Ok(Some(u64::from_ne_bytes(bytes)))
 }
 
-/// Two pages that the device may write, with its mirror, and the frame of the first, which is clean.
-fn writable() -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>, usize)> {
-    let range = map(2)?;
+/// Fresh memory of so many pages, a device, and its mirror.
+fn attached(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>)> {
+    let range = map(pages)?;
     let shared = shared()?;
     let mirror = mirror(&shared)?;
+    Ok((range, shared, mirror))
+}
+
+/// Two pages that the device may write, with its mirror, and the frame of the first, which is clean.
+fn writable() -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>, usize)> {
+    let (range, shared, mirror) = attached(2)?;
     mirror.fault(range, Access::Write)?;
     let pfn = mirror.notifier.lock().table.get(range.start()).number();
     assert!(!is_dirty(pfn));

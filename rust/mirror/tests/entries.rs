@@ -15,9 +15,7 @@ mod suite {
 
     #[test]
     fn a_fault_maps_and_munmap_takes_it_away() -> Result {
-        let range = map(4)?;
-        let shared = shared()?;
-        let mirror = mirror(&shared)?;
+        let (range, shared, mirror) = attached(4)?;
         store(range.start(), 41)?;
         assert_eq!(device_load(&mirror, range.start())?, None);
         mirror.fault(range, Access::Read)?;
@@ -42,9 +40,7 @@ mod suite {
 
     #[test]
     fn an_invalidation_between_collect_and_commit_is_seen() -> Result {
-        let range = map(4)?;
-        let shared = shared()?;
-        let mirror = mirror(&shared)?;
+        let (range, _shared, mirror) = attached(4)?;
         store(range.start(), 1)?;
         let space = mirror.space()?;
         let mut buffer = PfnBuffer::new()?;
@@ -59,9 +55,7 @@ mod suite {
 
     #[test]
     fn discard_and_snapshot() -> Result {
-        let range = map(2)?;
-        let shared = shared()?;
-        let mirror = mirror(&shared)?;
+        let (range, _shared, mirror) = attached(2)?;
         store(range.start(), 5)?;
         mirror.fault(range, Access::Read)?;
         mirror.discard(range)?;
@@ -136,9 +130,7 @@ mod suite {
 
     #[test]
     fn translations_are_checked_before_use() -> Result {
-        let range = map(2)?;
-        let shared = shared()?;
-        let mirror = mirror(&shared)?;
+        let (range, _shared, mirror) = attached(2)?;
         store(range.start(), 1)?;
         mirror.fault(range, Access::Write)?;
         let (addr, inner) = (range.start(), mirror.inner());

@@ -14,9 +14,7 @@ mod suite {
 
     #[test]
     fn exclusive_access_ends_with_a_cpu_touch() -> Result {
-        let range = map(2)?;
-        let shared = shared()?;
-        let mirror = mirror(&shared)?;
+        let (range, _shared, mirror) = attached(2)?;
         store(range.start(), 21)?;
         mirror.make_exclusive(range)?;
         assert!(mirror.lock_table()?.any_exclusive(range));
@@ -32,9 +30,7 @@ mod suite {
 
     #[test]
     fn too_many_migrations_are_waited_for_once() -> Result {
-        let range = map(2)?;
-        let shared = shared()?;
-        let mirror = mirror(&shared)?;
+        let (range, _shared, mirror) = attached(2)?;
         store(range.start(), 21)?;
         // Migrations that never end take all places.
         let names = [0u8; 64];

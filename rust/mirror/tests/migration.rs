@@ -18,9 +18,7 @@ mod suite {
 
     #[test]
     fn migration_there_and_back() -> Result {
-        let range = map(8)?;
-        let shared = shared()?;
-        let mirror = mirror(&shared)?;
+        let (range, shared, mirror) = attached(8)?;
         for index in 0..6 {
             store(range.address(index), 100 + index as u64)?;
         }
@@ -79,9 +77,7 @@ mod suite {
 
     #[test]
     fn a_failed_copy_loses_nothing() -> Result {
-        let range = map(4)?;
-        let shared = shared()?;
-        let mirror = mirror(&shared)?;
+        let (range, shared, mirror) = attached(4)?;
         for index in 0..4 {
             store(range.address(index), 7 + index as u64)?;
         }
@@ -97,9 +93,7 @@ mod suite {
 
     #[test]
     fn too_little_device_memory_is_partial_success() -> Result {
-        let range = map(6 * PMD_PAGES)?;
-        let shared = shared()?;
-        let mirror = mirror(&shared)?;
+        let (range, shared, mirror) = attached(6 * PMD_PAGES)?;
         store(range.start(), 3)?;
         let outcome = mirror.migrate(range).to_device()?;
         assert!(outcome.no_memory > 0 && outcome.moved > 0);
@@ -134,9 +128,7 @@ mod suite {
 
     #[test]
     fn the_device_reads_while_pages_move() -> Result {
-        let range = map(4)?;
-        let shared = shared()?;
-        let mirror = mirror(&shared)?;
+        let (range, _shared, mirror) = attached(4)?;
         for index in 0..4 {
             store(range.address(index), 50 + index as u64)?;
         }

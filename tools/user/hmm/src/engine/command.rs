@@ -179,13 +179,18 @@ impl Job<'_> {
         }
     }
 
-    /// Waits for its end, at most a minute of patience for slow machines.
+    /// Waits for its end, as long as even a slow machine should take; then it is `ETIMEDOUT`.
     pub fn wait(&self) -> Result<Ended, Errno> {
+        self.wait_for(Duration::from_secs(120))
+    }
+
+    /// Waits for its end, at most for so long; then it is `ETIMEDOUT`.
+    pub fn wait_for(&self, limit: Duration) -> Result<Ended, Errno> {
         let begin = Instant::now();
         loop {
             match self.poll(Duration::from_secs(1)) {
                 Ok((Some(ended), _)) => return Ok(ended),
-                Ok((None, _)) if begin.elapsed() > Duration::from_secs(120) => {
+                Ok((None, _)) if begin.elapsed() > limit => {
                     return Err(Errno::ETIMEDOUT)
                 }
                 Ok((None, _)) | Err(Errno::EINTR) => {}

@@ -13,7 +13,7 @@ use crate::mm::{
     migrate::{Batch, Isolated, Source},
     page::{Effort, LockedFolio}, //
 };
-use kernel::prelude::*;
+use kernel::{page::PAGE_SIZE, prelude::*};
 
 /// How an attempt ended.
 enum Outcome {
@@ -47,14 +47,26 @@ pub(super) fn serve<M: MemoryOps>(
             }
         }
     }
-    let vma = fault.vma();
-    let windows = &pages.data().windows;
-    let window = windows.touch(vma.space().number(), fault.address());
-    match attempt(pages, fault, &mut batch, &mut copies, window, false)? {
-        // The rest of the window may be what cannot be had: then the page alone.
-        Outcome::NoHuge => Err(FaultError::NoMemory),
-        Outcome::Done(moved) => Ok(moved),
+    let mut single = |window| {
+        finish(attempt(
+            pages,
+            fault,
+            &mut batch,
+            &mut copies,
+            window,
+            false,
+        )?)
+    };
+    if fault.is_part_of_large() {
+        // Isolating the page splits the folio; it then comes back only if it is the first one. What
+        // could not be split now is tried again by the CPU.
+        let moved = single(PAGE_SIZE)?;
+        if moved != 0 || fault.is_part_of_large() {
+            return Ok(moved);
+        }
     }
+    let space = fault.vma().space().number();
+    single(pages.data().windows.touch(space, fault.address()))
 }
 
 fn finish(outcome: Outcome) -> Result<usize, FaultError> {

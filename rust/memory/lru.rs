@@ -160,7 +160,7 @@ mod tests {
         for block in list {
             lru.touch(block);
         }
-        for _ in 0..5000 {
+        for _ in 0..1000 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
             let block = (random >> 33) as usize % BLOCKS;
             lru.touch(block);

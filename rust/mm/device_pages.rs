@@ -122,6 +122,18 @@ impl<'a> CpuFault<'a> {
         !unsafe { bindings::rust_hmm_vmf_is_pte(self.vmf) }
     }
 
+    /// Whether the fault is on a small entry of a page that is still one of a large folio.
+    ///
+    /// The core splits such a folio while it isolates, hands the lock over to the faulting page's new
+    /// folio, but goes on taking the old folio's first page for the one that the fault holds
+    /// (`fault_folio` of `migrate_vma_collect_pmd()`, 7.2 and 7.3): it migrates that page without its
+    /// lock, and unlocks what is not locked, which locks it for ever. So a range with more than the
+    /// faulting page must not be isolated before the folio is split.
+    pub fn is_part_of_large(&self) -> bool {
+        // SAFETY: By the type invariant.
+        !self.is_huge() && unsafe { bindings::rust_hmm_vmf_folio_is_large(self.vmf) }
+    }
+
     pub(super) fn page(&self) -> *mut bindings::page {
         // SAFETY: By the type invariant.
         unsafe { bindings::rust_hmm_vmf_page(self.vmf) }

@@ -128,7 +128,7 @@ mod tests {
         let map = KBox::pin_init(RangeMap::new(), GFP_KERNEL)?;
         let mut model = [0u64; LEN];
         let mut random = 42u64;
-        for step in 0..3000 {
+        for step in 0..400 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
             let first = (random >> 33) as usize % LEN;
             let last = (first + (random >> 45) as usize % 30).min(LEN - 1);

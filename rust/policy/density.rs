@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn the_tree_agrees_with_a_plain_count() {
         let mut random = 1u64;
-        for _ in 0..300 {
+        for _ in 0..60 {
             let mut used = Mask::EMPTY;
             let mut plain = [false; PMD_PAGES];
             for _ in 0..20 {

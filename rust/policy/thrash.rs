@@ -146,7 +146,7 @@ mod tests {
         let mut detector = Detector::new(PARAMETERS)?;
         let mut moves = 0;
         // A page that leaves at once, wanted each ms for 10 s of a fake clock.
-        for now in 0..10_000 {
+        for now in 0..10_000u64 {
             if detector.fault(page(5)?, false, now) == Verdict::Move {
                 detector.moved(page(5)?, now);
                 moves += 1;

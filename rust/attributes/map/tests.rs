@@ -31,7 +31,7 @@ mod suite {
         let map = Map::new()?;
         let mut model = KVec::from_elem(Attributes::DEFAULT, LEN, GFP_KERNEL)?;
         let mut random = 99u64;
-        for _ in 0..2000 {
+        for _ in 0..400 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
             let bits = |shift: u32, count: u64| (random >> shift) % count;
             let first = bits(33, LEN as u64) as usize;

@@ -135,7 +135,7 @@ mod suite {
         let map = FreeMap::new(PAGES)?;
         let mut model = KVec::from_elem(Page::Free, PAGES, GFP_KERNEL)?;
         let mut random = 0x9e37_79b9_7f4a_7c15;
-        for _ in 0..20_000 {
+        for _ in 0..1500 {
             let order = next(&mut random) as u32 % (PMD_ORDER + 1);
             let pages = 1 << order;
             let at = next(&mut random) % (PAGES / pages) * pages;

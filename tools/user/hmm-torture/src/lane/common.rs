@@ -45,7 +45,7 @@ impl Lane<'_> {
     /// A command of one word is done as a whole or not at all: it can be repeated.
     fn one_word(&mut self, dev: usize, command: Command) -> Result<u64, Errno> {
         self.patiently(|lane| {
-            let ended = lane.devices[dev].run(command)?;
+            let ended = lane.run(dev, command)?;
             ended.error.map_or(Ok(ended.status.result), Err)
         })
     }

@@ -300,8 +300,8 @@ impl<D: Device> Step<'_, D> {
             if self.target != Target::Device || full || missing == 0 {
                 break;
             }
-            // Others were faster.
-            if !self.make_room(missing)? {
+            // Others were faster. If there is room, it is not that.
+            if self.has_room(missing) || !self.make_room(missing)? {
                 break;
             }
             end = self.attempt(piece, missing == PMD_PAGES)?.0;
@@ -344,6 +344,12 @@ impl<D: Device> Step<'_, D> {
             Err(error) if error != ENOMEM => Err(error),
             _ => Ok(memory.has_any()),
         }
+    }
+
+    /// Whether so many pages are free.
+    fn has_room(&self, pages: usize) -> bool {
+        let memory = self.mirror.device().memory();
+        memory.is_some_and(|memory| memory.has_room(pages))
     }
 
     /// Pages that had no memory at the destination.

@@ -45,7 +45,7 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Whether `pages` pages can be taken now; perhaps only as small ones.
-    fn has_room(&self, pages: usize) -> bool {
+    pub(crate) fn has_room(&self, pages: usize) -> bool {
         self.pages.total().saturating_sub(self.pages.used()) >= pages
     }
 

@@ -62,27 +62,29 @@ impl Lru {
     /// The block to evict: of those that were not used after `before`, first one that is used in part
     /// only and was not used lately, then the one that was not used for the longest time.
     ///
-    /// Lately is, in as many turns as half of the candidates take in turn. What is used in part costs
+    /// Lately is, in as many turns as half of the candidates take in turn; `count` is how many there are. What is used in part costs
     /// less to evict, and makes as much room for a huge page.
     pub(super) fn coldest(
         &self,
-        candidates: impl Iterator<Item = Candidate> + Clone,
+        candidates: &mut dyn Iterator<Item = Candidate>,
+        count: usize,
         before: Turn,
     ) -> Option<usize> {
-        let count = candidates.clone().count() as u64;
         let now = self.now.load(Relaxed);
-        let age = |block: usize| {
-            let last = self.last.get(block).map_or(0, |last| last.load(Relaxed));
-            (last <= before.0).then(|| now.saturating_sub(last))
-        };
-        candidates
-            .filter_map(|candidate| {
-                let age = age(candidate.block)?;
-                let partly = !candidate.full && age > count / 2;
-                Some(((partly, age), candidate.block))
-            })
-            .max_by_key(|(key, _)| *key)
-            .map(|(_, block)| block)
+        let mut best = None;
+        for candidate in candidates {
+            let last = self.last.get(candidate.block);
+            let last = last.map_or(0, |last| last.load(Relaxed));
+            if last > before.0 {
+                continue;
+            }
+            let age = now.saturating_sub(last);
+            let key = (!candidate.full && age > count as u64 / 2, age);
+            if best.is_none_or(|(other, _)| key >= other) {
+                best = Some((key, candidate.block));
+            }
+        }
+        best.map(|(_, block)| block)
     }
 }
 
@@ -90,8 +92,19 @@ impl Lru {
 mod tests {
     use super::*;
 
-    fn full(blocks: core::ops::Range<usize>) -> impl Iterator<Item = Candidate> + Clone {
-        blocks.map(|block| Candidate { block, full: true })
+    /// The coldest of `blocks`, of which `partly` is used in part.
+    fn coldest(
+        lru: &Lru,
+        blocks: core::ops::Range<usize>,
+        partly: Option<usize>,
+        before: Turn,
+    ) -> Option<usize> {
+        let count = blocks.len();
+        let mut candidates = blocks.map(|block| Candidate {
+            block,
+            full: partly != Some(block),
+        });
+        lru.coldest(&mut candidates, count, before)
     }
 
     #[test]
@@ -101,18 +114,18 @@ mod tests {
             lru.touch(block);
         }
         let now = lru.now();
-        assert_eq!(lru.coldest(full(0..4), now), Some(0));
+        assert_eq!(coldest(&lru, 0..4, None, now), Some(0));
         lru.touch(0);
-        assert_eq!(lru.coldest(full(0..4), lru.now()), Some(3));
+        assert_eq!(coldest(&lru, 0..4, None, lru.now()), Some(3));
         // Of those only that are there.
-        assert_eq!(lru.coldest(full(0..3), lru.now()), Some(1));
-        assert_eq!(lru.coldest(full(0..0), lru.now()), None);
+        assert_eq!(coldest(&lru, 0..3, None, lru.now()), Some(1));
+        assert_eq!(coldest(&lru, 0..0, None, lru.now()), None);
         // Nothing that was used since.
         lru.touch(3);
         lru.touch(1);
-        assert_eq!(lru.coldest(full(0..4), now), Some(2));
+        assert_eq!(coldest(&lru, 0..4, None, now), Some(2));
         lru.touch(2);
-        assert_eq!(lru.coldest(full(0..4), now), None);
+        assert_eq!(coldest(&lru, 0..4, None, now), None);
         Ok(())
     }
 
@@ -138,15 +151,9 @@ mod tests {
         for block in 0..8 {
             lru.touch(block);
         }
-        let partly = |which: usize| {
-            (0..8).map(move |block| Candidate {
-                block,
-                full: block != which,
-            })
-        };
-        assert_eq!(lru.coldest(partly(2), lru.now()), Some(2));
+        assert_eq!(coldest(&lru, 0..8, Some(2), lru.now()), Some(2));
         // But not what is being filled now.
-        assert_eq!(lru.coldest(partly(7), lru.now()), Some(0));
+        assert_eq!(coldest(&lru, 0..8, Some(7), lru.now()), Some(0));
         Ok(())
     }
 
@@ -172,7 +179,7 @@ mod tests {
                 rest.rotate_left(1);
             }
             assert_eq!(
-                lru.coldest(full(0..BLOCKS), lru.now()),
+                coldest(&lru, 0..BLOCKS, None, lru.now()),
                 list.first().copied()
             );
         }

@@ -89,11 +89,13 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     fn coldest(&self, before: Turn) -> Option<DeviceRange> {
-        let candidates = self.pages.used_blocks().map(|range| Candidate {
+        let mut candidates = self.pages.used_blocks().map(|range| Candidate {
             block: range.first / PMD_PAGES,
             full: self.pages.used_in_block(range.first) == PMD_PAGES,
         });
-        let block = self.pages.data().lru.coldest(candidates, before)?;
+        let count = self.pages.used().div_ceil(PMD_PAGES);
+        let lru = &self.pages.data().lru;
+        let block = lru.coldest(&mut candidates, count, before)?;
         Some(DeviceRange {
             first: block * PMD_PAGES,
             count: PMD_PAGES,

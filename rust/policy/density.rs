@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     locks,
-    mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
+    mm::addr::{PageRange, PMD_PAGES},
 };
 use core::ops::Range;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Mutex};
@@ -170,6 +170,7 @@ impl Policy for Density {
 #[kunit_tests(rust_hmm_density)]
 mod tests {
     use super::*;
+    use crate::mm::addr::PMD_SIZE;
 
     fn mask(pages: Range<usize>) -> Mask {
         let mut mask = Mask::EMPTY;

@@ -21,7 +21,10 @@ use kernel::{
 use rust_hmm::{
     memory::Memory,
     mirror::{Device, Walkers},
-    mm::{addr::PageRange, device_pages::Kind},
+    mm::{
+        addr::PageRange,
+        device_pages::{DeviceRange, Kind},
+    },
     pgtable::Radix4,
     thread::Thread,
 };
@@ -155,6 +158,12 @@ impl Drop for Session {
         }
         self.0.settings.reset();
         self.0.memory.driver().fail_allocation.store(false, Relaxed);
+        let all = DeviceRange {
+            first: 0,
+            count: self.0.memory.limit(),
+        };
+        // It has pages, and this is no callback: there is no error.
+        let _ = self.0.memory.add(all);
         // What stays is not lost: a CPU touch brings it back, and unloading tries again.
         if let Err(error) = self.0.memory.evict_all() {
             pr_warn!("cannot evict on close: {error:?}\n");

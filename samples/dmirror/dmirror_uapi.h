@@ -496,7 +496,8 @@ struct dmirror_policy {
  * @left: out: pages that are still in use and could not be moved now; they go
  *	when they are freed
  *
- * -EINVAL: there are no such pages. -ENOMEM.
+ * -EINVAL: there are no such pages. -ENOMEM. The last close of the device brings
+ * all of them back.
  */
 struct dmirror_memory {
 	__u32 size;
@@ -508,10 +509,13 @@ struct dmirror_memory {
 
 #define DMIRROR_MEMORY	_IOWR('H', 0x54, struct dmirror_memory)
 
+/* Nobody unplugs a device by chance. */
+#define DMIRROR_UNPLUG_SURE	0x676f6e65
+
 /**
  * struct dmirror_unplug - takes the device away while it is in use
  * @size: see above, at least 40
- * @flags: 0
+ * @flags: DMIRROR_UNPLUG_SURE; else -EINVAL
  * @addr: start of a range whose device pages are lost, a multiple of 4096
  * @npages: its pages, at most 1024 on the device; 0: none
  * @saved: out: pages that were saved to system memory

@@ -33,6 +33,9 @@ const GRANULARITY: u32 = 16;
 
 const RESTORE: u32 = 1;
 
+/// `DMIRROR_UNPLUG_SURE`.
+const SURE: u32 = 0x676f_6e65;
+
 /// `DMIRROR_POLICY_*`.
 pub(crate) const POLICIES: u32 = 3;
 const NONE: u32 = 0;
@@ -203,7 +206,9 @@ fn memory(client: &Client, user: usize) -> Result {
 
 fn unplug(client: &Client, user: usize) -> Result {
     let mut raw = Structure::<40>::read(user, 40)?;
-    no_flags(raw.u32(4))?;
+    if raw.u32(4) != SURE {
+        return Err(EINVAL);
+    }
     if raw.u64(16) != 0 {
         client.lose(raw.range(8)?)?;
     }

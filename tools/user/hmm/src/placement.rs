@@ -159,6 +159,11 @@ unsafe impl Extension for MemoryRaw {}
 // SAFETY: Plain numbers.
 unsafe impl Extension for UnplugRaw {}
 
+impl UnplugRaw {
+    /// Nobody unplugs a device by chance.
+    pub(crate) const SURE: u32 = 0x676f_6e65;
+}
+
 impl Device {
     /// Changes the attributes that `new` names, of some pages.
     pub fn set_attributes(&self, addr: usize, npages: usize, new: Attributes) -> Result<(), Errno> {
@@ -198,7 +203,8 @@ impl Device {
     /// saved and lost.
     pub fn unplug(&self, addr: usize, npages: usize) -> Result<(u64, u64), Errno> {
         let (addr, npages) = (addr as u64, npages as u64);
-        let mut raw = UnplugRaw { size: 40, addr, npages, ..UnplugRaw::default() };
+        let flags = UnplugRaw::SURE;
+        let mut raw = UnplugRaw { size: 40, flags, addr, npages, ..UnplugRaw::default() };
         self.extension(0x55, &mut raw).map(|()| (raw.saved, raw.lost))
     }
 }

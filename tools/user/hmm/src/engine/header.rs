@@ -126,6 +126,7 @@ fn numbers(c: &mut String) {
     must(c, "DMIRROR_POLICY_DEFAULT", Policy::Default as u64);
     must(c, "DMIRROR_POLICY_ONE_PAGE", Policy::OnePage as u64);
     must(c, "DMIRROR_MEMORY_RESTORE", 1);
+    must(c, "DMIRROR_UNPLUG_SURE", UnplugRaw::SURE.into());
     must(c, "DMIRROR_SUBMIT_VERIFY", Command::VERIFY.into());
     must(c, "DMIRROR_ENGINE_ANY", Command::ANY.into());
     must(c, "DMIRROR_MIGRATE_TO_SYSTEM", Way::ToSystem.flags().into());

@@ -127,7 +127,8 @@ impl Lane<'_> {
         let result = model(work, words, &source, value, stride / 8);
         if !writes && ended.status.result != result {
             let found = ended.status.result;
-            return fail("engine", format!("{work:?} gives {found:#x}, expected {result:#x}"));
+            let why = self.explain(at);
+            return fail("engine", format!("{work:?} gives {found:#x}, expected {result:#x}{why}"));
         }
         self.touched(at);
         if work == Work::Copy {

@@ -68,7 +68,8 @@ impl Lane<'_> {
         ];
         let own = self.own.get(&(wide, page)).copied().unwrap_or(0);
         if seen != [own; 2] {
-            let again: Vec<_> = (0..self.devices.len()).map(|dev| self.one_word(dev, read)).collect();
+            let again: Vec<_> =
+                (0..self.devices.len()).map(|dev| self.one_word(dev, read)).collect();
             let cpu = common.map.get(page, word);
             return fail(
                 "own word in a common page",

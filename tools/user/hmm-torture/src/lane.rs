@@ -21,6 +21,7 @@ mod common;
 mod cpu;
 mod device;
 mod engine;
+mod explain;
 mod memory;
 mod placement;
 mod process;

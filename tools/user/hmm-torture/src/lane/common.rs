@@ -68,9 +68,15 @@ impl Lane<'_> {
         ];
         let own = self.own.get(&(wide, page)).copied().unwrap_or(0);
         if seen != [own; 2] {
+            let again: Vec<_> =
+                (0..self.devices.len()).map(|dev| self.one_word(dev, read)).collect();
+            let cpu = common.map.get(page, word);
             return fail(
                 "own word in a common page",
-                format!("page {page}: CPU and device see {seen:x?}, expected {own:#x}"),
+                format!(
+                    "page {page}: CPU and device see {seen:x?}, expected {own:#x}; now devices see \
+                     {again:x?}, the CPU {cpu:#x}"
+                ),
             );
         }
         if by_device {

@@ -190,9 +190,7 @@ impl Job<'_> {
         loop {
             match self.poll(Duration::from_secs(1)) {
                 Ok((Some(ended), _)) => return Ok(ended),
-                Ok((None, _)) if begin.elapsed() > limit => {
-                    return Err(Errno::ETIMEDOUT)
-                }
+                Ok((None, _)) if begin.elapsed() > limit => return Err(Errno::ETIMEDOUT),
                 Ok((None, _)) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(error),
             }

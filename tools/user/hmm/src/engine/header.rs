@@ -7,9 +7,7 @@ use super::setting::Set;
 use super::*;
 use crate::abi::ABI_VERSION;
 use crate::counters::Counters;
-use crate::placement::{
-    Attributes, MemoryRaw, Placement, Policy, PolicyRaw, Preferred, UnplugRaw,
-};
+use crate::placement::{Attributes, MemoryRaw, Placement, Policy, PolicyRaw, Preferred, UnplugRaw};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -240,13 +240,6 @@ unsigned int rust_hmm_pfn_order(unsigned long pfn)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_order);
 
-/* Only a hint, unless the folio is locked. */
-unsigned long rust_hmm_pfn_offset(unsigned long pfn)
-{
-	return READ_ONCE(page_folio(pfn_to_page(pfn))->index);
-}
-EXPORT_SYMBOL_GPL(rust_hmm_pfn_offset);
-
 void rust_hmm_pfn_mark_dirty(unsigned long pfn)
 {
 	folio_mark_dirty(page_folio(pfn_to_page(pfn)));

@@ -50,6 +50,10 @@ struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
 					 const char *name);
 int rust_hmm_kthread_stop_put(struct task_struct *task);
 
+/* Who maps a page */
+struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
+				    unsigned long *offset);
+
 /* Faults */
 struct vm_area_struct *rust_hmm_vmf_vma(const struct vm_fault *vmf);
 unsigned long rust_hmm_vmf_address(const struct vm_fault *vmf);
@@ -64,7 +68,6 @@ bool rust_hmm_pfn_is_private(unsigned long pfn);
 bool rust_hmm_pfn_is_zero(unsigned long pfn);
 bool rust_hmm_pfn_is_ksm(unsigned long pfn);
 unsigned int rust_hmm_pfn_order(unsigned long pfn);
-unsigned long rust_hmm_pfn_offset(unsigned long pfn);
 void rust_hmm_pfn_mark_dirty(unsigned long pfn);
 void rust_hmm_folio_unlock_put(unsigned long pfn);
 unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,

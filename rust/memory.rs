@@ -150,6 +150,7 @@ impl<M: MemoryOps> Memory<M> {
 
     /// Adds a mirror of the address space `space`.
     pub(crate) fn add_peer(&self, space: Cookie, peer: Arc<dyn Peer>) -> Result<Registration> {
+        self.pages.data().windows.forget(space.number());
         self.pages.data().peers.add(space, peer)
     }
 

@@ -85,15 +85,12 @@ impl<M: MemoryOps> Memory<M> {
         copies: &mut Copies,
     ) -> Result<usize> {
         let mut huge = None;
-        if let Some(offset) = self.pages.huge_offset(block.first) {
+        if self.pages.is_huge(block.first) {
             huge = self.huge_destination();
-            if huge.is_none() {
-                // The core can give a huge page only huge memory here. So it is split before, through
-                // an address space that maps it.
-                let peers = &self.pages.data().peers;
-                if !peers.split(self.owner(), self.select(), offset, batch) {
-                    huge = LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Must).ok();
-                }
+            // The core can give a huge page only huge memory here. So it is split before, or memory is
+            // reclaimed for it if nobody that maps it can be had.
+            if huge.is_none() && !self.pages.split(block.first, batch) {
+                huge = LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Must).ok();
             }
         }
         let mut isolated = Isolated::from_device(&self.pages, block, batch)?;

@@ -12,7 +12,7 @@ use crate::{
     mirror::Peer,
     mm::{
         addr::PageRange,
-        migrate::{Batch, Migrated, Select},
+        migrate::Migrated,
         notifier::Cookie, //
     },
 };
@@ -71,32 +71,6 @@ impl Peers {
         list.retain(|place| place.peer.try_lock().is_none_or(|peer| peer.is_some()));
         list.push(place.clone(), GFP_KERNEL)?;
         Ok(Registration(place))
-    }
-
-    /// Splits the huge page of device memory whose offset is `offset`, through the first mirror that
-    /// finds it. Returns whether one did. Context: may sleep; no lock may be held.
-    pub(super) fn split(
-        &self,
-        owner: Cookie,
-        select: Select,
-        offset: usize,
-        batch: &mut Batch,
-    ) -> bool {
-        let mut next = 0;
-        loop {
-            // Not under the lock of the list: a CPU fault would not get it.
-            let Some(place) = self.list.lock().get(next).cloned() else {
-                return false;
-            };
-            next += 1;
-            let peer = place.peer.lock();
-            if peer
-                .as_ref()
-                .is_some_and(|peer| peer.split(owner, select, offset, batch))
-            {
-                return true;
-            }
-        }
     }
 
     /// All mirrors lose all of their entries. Context: may sleep; no lock may be held.

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     mm::{
-        addr::{PageRange, PMD_SIZE},
-        migrate::{Batch, Entry as Moved, Isolated, Migrated, Select, Source},
+        addr::PageRange,
+        migrate::{Entry as Moved, Migrated, Source},
         notifier::{Cookie, IntervalNotifier},
         range_fault::AddressSpace,
         space::{fatal_signal_pending, MmapGuard},
@@ -339,11 +339,6 @@ pub(crate) trait Peer: Send + Sync {
 
     /// Removes all entries. Context: may sleep; takes the table lock.
     fn forget(&self);
-
-    /// Splits the huge pages of `owner` around the page whose offset is `offset`, if it is found in the
-    /// address space, see `mm::space::Vma::offset`. Nothing moves. Context: may sleep; no lock may be held but that of
-    /// the mirror's place.
-    fn split(&self, owner: Cookie, select: Select, offset: usize, batch: &mut Batch) -> bool;
 }
 
 impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
@@ -398,29 +393,5 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
             remove(self, all);
         }
-    }
-
-    fn split(&self, owner: Cookie, select: Select, offset: usize, batch: &mut Batch) -> bool {
-        let mut split = || {
-            let space = AddressSpace::new(self)?;
-            let mmap = space.mmap_lock()?;
-            let mut from = 0;
-            while let Some(vma) = mmap.vma_of_offset(from, offset) {
-                let all = PageRange::new(vma.start(), vma.end())?;
-                let addr = all.address(offset - vma.offset());
-                let block = addr & !(PMD_SIZE - 1);
-                let block = PageRange::new(block, block.checked_add(PMD_SIZE).ok_or(EINVAL)?)?;
-                let range = all.intersect(&block).ok_or(EINVAL)?;
-                // Without COMPOUND the core splits what it finds. Dropped: all stays where it is.
-                let isolated = Isolated::new(vma, range, select, false, owner, None, batch)?;
-                if isolated.entries().any(|entry| entry.source != Source::Hole) {
-                    return Ok(true);
-                }
-                drop(isolated);
-                from = vma.end();
-            }
-            Ok::<_, Error>(false)
-        };
-        split().unwrap_or(false)
     }
 }

@@ -9,7 +9,7 @@
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
 use super::{
-    addr::{PMD_ORDER, PMD_PAGES},
+    addr::PMD_PAGES,
     notifier::Cookie,
     page::LockedFolio,
     space::Vma, //
@@ -27,6 +27,7 @@ use kernel::{
 };
 
 mod piece;
+mod split;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
@@ -373,21 +374,6 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Keeps the frames of the piece that has device page `number` from being removed.
     pub(super) fn look(&self, number: usize) -> Option<Looker<'_>> {
         self.pieces.get(number / PIECE_PAGES)?.as_ref()?.look()
-    }
-
-    /// If a huge folio in use begins at device page `number`: the offset of its first page in what it is
-    /// mapped by, in pages. It may be freed or split at any time.
-    pub fn huge_offset(&self, number: usize) -> Option<usize> {
-        let looker = self.look(number)?;
-        let pfn = looker.frames().start + number % PIECE_PAGES;
-        if self.used_in_block(number) != PMD_PAGES {
-            return None;
-        }
-        // SAFETY: The frame is there as long as `looker` is.
-        unsafe {
-            (bindings::rust_hmm_pfn_order(pfn) == PMD_ORDER)
-                .then(|| bindings::rust_hmm_pfn_offset(pfn))
-        }
     }
 
     /// Whether 512 pages are free that make a huge folio.

@@ -70,11 +70,22 @@ impl Windows {
         Self([const { Atomic::new(0) }; PLACES])
     }
 
+    fn place(&self, space: usize) -> Option<&Atomic<u64>> {
+        let hash = space.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
+        self.0.get(hash % PLACES)
+    }
+
+    /// `space` is a new address space, or begins anew: what was known of one with its number says nothing.
+    pub(crate) fn forget(&self, space: usize) {
+        if let Some(place) = self.place(space) {
+            place.store(0, Relaxed);
+        }
+    }
+
     /// Bytes to bring back around `addr`, a power of 2, in the address space `space` (a number that
     /// differs). Context: any.
     pub(crate) fn touch(&self, space: usize, addr: usize) -> usize {
-        let hash = space.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
-        let Some(place) = self.0.get(hash % PLACES) else {
+        let Some(place) = self.place(space) else {
             return PAGE_SIZE << FIRST;
         };
         let (order, past) = Past(place.load(Relaxed)).touch(addr >> PAGE_SHIFT);
@@ -105,6 +116,8 @@ mod tests {
         // And again.
         at += 4096;
         assert_eq!(windows.touch(1, at), 8 << 10);
+        windows.forget(1);
+        assert_eq!(windows.touch(1, at), 64 << 10);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Device memory without a device.
 
 use super::*;
+use crate::mm::addr::PMD_ORDER;
 
 struct NoFaults;
 

@@ -337,6 +337,7 @@ impl<D: Device> Step<'_, D> {
             // Somebody else's event, or the split of a huge page, took the marks: ask what is
             // there now. If that fails the device will fault, which is no error here.
             self.mirror
+                .inner()
                 .install_present(&self.space, piece, &mut self.work.spares)
                 .or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })?;
         }

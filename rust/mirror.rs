@@ -107,6 +107,9 @@ pub trait Device: Send + Sync + Sized + 'static {
 pub(crate) struct State<F: Format> {
     pub(crate) table: Table<F>,
     pub(crate) transactions: Transactions,
+    /// Where entries went of memory that the device is to have mapped always, see
+    /// [`Attributes::accessed_by`](crate::attributes::Attributes::accessed_by).
+    pub(crate) lost: Option<PageRange>,
 }
 
 /// What the notifier calls.
@@ -207,6 +210,7 @@ impl<D: Device> Subscriber for Inner<D> {
         let State {
             table,
             transactions,
+            lost,
         } = state;
         let own = transactions.note(event);
         if event.reason == Reason::Unmap {
@@ -232,6 +236,9 @@ impl<D: Device> Subscriber for Inner<D> {
                 changed += span.pages();
             });
         });
+        if changed != 0 && self.attributes.any_accessed() {
+            *lost = Some(lost.map_or(event.range, |lost| lost.hull(&event.range)));
+        }
         self.stats.add(Counter::Invalidations, 1);
         self.stats.add(Counter::InvalidatedPages, changed as u64);
         ControlFlow::Continue(flush)
@@ -269,6 +276,7 @@ impl<D: Device> Mirror<D> {
         let state = State {
             table: Table::new()?,
             transactions: Transactions::new()?,
+            lost: None,
         };
         let (ended_name, ended_key) = locks::ended();
         let inner = Inner {
@@ -365,6 +373,7 @@ fn remove<D: Device>(notifier: &IntervalNotifier<Inner<D>>, range: PageRange) {
     let State {
         table,
         transactions,
+        ..
     } = &mut *guard;
     // A migration under way must not bring them back.
     transactions.unmark(range);

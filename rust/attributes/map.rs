@@ -16,7 +16,14 @@ use crate::{
     },
 };
 use core::num::NonZeroU64;
-use kernel::{page::PAGE_SHIFT, prelude::*, sync::Mutex};
+use kernel::{
+    page::PAGE_SHIFT,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, AtomicFlag},
+        Mutex, //
+    },
+};
 
 /// Pieces that can be put aside; of more, the oldest are lost.
 const ASIDE: usize = 64;
@@ -99,6 +106,8 @@ pub(crate) struct Map {
     /// Pieces whose mapping has gone, the oldest first. Room for [`ASIDE`] is there.
     #[pin]
     aside: Mutex<KVec<Piece>>,
+    /// Something was ever to be mapped always.
+    accessed: AtomicFlag,
 }
 
 impl Map {
@@ -110,6 +119,7 @@ impl Map {
             pin_init!(Self {
                 ranges <- RangeMap::new(),
                 aside <- Mutex::new(aside, name, key),
+                accessed: AtomicFlag::new(false),
             }),
             GFP_KERNEL,
         )
@@ -122,6 +132,9 @@ impl Map {
     /// `EINVAL` if the change makes no sense; `ENOMEM`: then a part may have changed.
     pub(crate) fn change(&self, range: PageRange, home: Home, change: &Change) -> Result {
         change.apply(Attributes::DEFAULT)?;
+        if change.accessed_by == Some(true) {
+            self.accessed.store(true, Relaxed);
+        }
         let (first, last) = numbers(range);
         let mut at = first;
         while at <= last {
@@ -178,6 +191,11 @@ impl Map {
                 (Attributes::DEFAULT, same(number, end))
             }
         }
+    }
+
+    /// Whether anything was ever to be mapped always. Context: any.
+    pub(crate) fn any_accessed(&self) -> bool {
+        self.accessed.load(Relaxed)
     }
 
     /// Whether there are attributes other than the default within `range`.

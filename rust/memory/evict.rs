@@ -56,7 +56,9 @@ impl<M: MemoryOps> Memory<M> {
             if pass > 0 {
                 fsleep(PAUSE);
             }
-            self.evict_pass(&mut batch, &mut copies, killable)?;
+            let result = self.evict_pass(&mut batch, &mut copies, killable);
+            self.restore();
+            result?;
             if self.pages.used() == 0 {
                 break;
             }
@@ -76,6 +78,13 @@ impl<M: MemoryOps> Memory<M> {
         }
         self.stats().add(Counter::Evicted, moved as u64);
         result
+    }
+
+    /// After evictions: memory that a device is to have mapped always is mapped where it is now.
+    pub(super) fn restore(&self) {
+        if !self.is_gone() {
+            self.pages.data().peers.for_each(|peer| peer.restore());
+        }
     }
 
     pub(super) fn evict_block(

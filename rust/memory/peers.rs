@@ -73,17 +73,18 @@ impl Peers {
         Ok(Registration(place))
     }
 
-    /// All mirrors lose all of their entries. Context: may sleep; no lock may be held.
-    pub(super) fn forget(&self) {
+    /// Calls `each` for all mirrors, one after the other. Context: may sleep; no lock may be held.
+    pub(super) fn for_each(&self, mut each: impl FnMut(&dyn Peer)) {
         let mut next = 0;
         loop {
+            // Not under the lock of the list: a CPU fault would not get it.
             let Some(place) = self.list.lock().get(next).cloned() else {
                 break;
             };
             next += 1;
             let peer = place.peer.lock();
             if let Some(peer) = peer.as_ref() {
-                peer.forget();
+                each(&**peer);
             }
         }
     }

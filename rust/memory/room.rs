@@ -64,6 +64,12 @@ impl<M: MemoryOps> Memory<M> {
         if self.has_room(pages) {
             return Ok(true);
         }
+        let result = self.evict_for(pages, before);
+        self.restore();
+        result
+    }
+
+    fn evict_for(&self, pages: usize, before: Turn) -> Result<bool> {
         let mut batch = Batch::new()?;
         let mut copies = Copies::new(true)?;
         for _ in 0..TRIES {

@@ -42,11 +42,11 @@ impl<M: MemoryOps> Memory<M> {
         if self.pages.data().gone.xchg(true, Full) {
             return Err(ENODEV);
         }
-        self.pages.data().peers.forget();
+        self.pages.data().peers.for_each(|peer| peer.forget());
         let before = self.stats().get(Counter::Evicted);
         let lost = self.evict_all()?;
         // What migrations that had begun have brought.
-        self.pages.data().peers.forget();
+        self.pages.data().peers.for_each(|peer| peer.forget());
         Ok(((self.stats().get(Counter::Evicted) - before) as usize, lost))
     }
 
@@ -74,6 +74,7 @@ impl<M: MemoryOps> Memory<M> {
                 fsleep(PAUSE);
             }
             if self.pages.withdraw(range) {
+                self.restore();
                 return Ok(0);
             }
             for first in blocks().filter(|first| self.pages.used_in_block(*first) != 0) {
@@ -87,6 +88,7 @@ impl<M: MemoryOps> Memory<M> {
                 self.stats().add(Counter::Evicted, moved as u64);
             }
         }
+        self.restore();
         if self.pages.withdraw(range) {
             return Ok(0);
         }

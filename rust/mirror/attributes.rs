@@ -7,6 +7,7 @@ use crate::{
     attributes::{Attributes, Change, Common, Found, Home},
     mm::{
         addr::PageRange,
+        notifier::IntervalNotifier,
         range_fault::AddressSpace,
         space::{MmapGuard, Vma},
     },
@@ -162,18 +163,44 @@ impl<D: Device> Mirror<D> {
         }
     }
 
-    /// Maps what is there of `range`, without faulting anything in. Best effort but for `EINTR`.
+    /// See [`Inner::map_present`].
     pub(super) fn map_present(
         &self,
         space: &AddressSpace<'_, Inner<D>>,
         range: PageRange,
     ) -> Result {
-        let mut spares = self.spares();
+        self.inner().map_present(space, range)
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Maps what is there of `range`, without faulting anything in. Best effort but for `EINTR`.
+    fn map_present(&self, space: &AddressSpace<'_, Self>, range: PageRange) -> Result {
+        let mut spares = self.reader.spares();
         for piece in range.pmd_pieces() {
             match self.install_present(space, piece, &mut spares) {
                 Err(error) if error == EINTR => return Err(error),
                 _ => {}
             }
+        }
+        Ok(())
+    }
+
+    /// Maps what the device lost of memory that is accessed by it, since it was last asked. Best effort.
+    pub(super) fn restore(&self, notifier: &IntervalNotifier<Self>) -> Result {
+        let Some(lost) = notifier.lock().lost.take() else {
+            return Ok(());
+        };
+        let space = AddressSpace::new(notifier)?;
+        let _charge = space.charge();
+        self.settle(&space.mmap_lock()?);
+        let mut rest = Some(lost);
+        while let Some(range) = rest {
+            let (attributes, part) = self.attributes.at(range.start(), range);
+            if attributes.accessed_by() {
+                self.map_present(&space, part)?;
+            }
+            rest = range.from_address(part.end());
         }
         Ok(())
     }

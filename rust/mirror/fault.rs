@@ -161,16 +161,20 @@ impl<D: Device> Mirror<D> {
         let space = self.space()?;
         let _charge = space.charge();
         for piece in range.pmd_pieces() {
-            self.fault_piece(&space, piece, access, &mut buffer, &mut spares)?;
+            self.inner()
+                .fault_piece(&space, piece, access, &mut buffer, &mut spares)?;
         }
         Ok(())
     }
+}
 
+// Without a [`Mirror`], which an eviction does not have.
+impl<D: Device> Inner<D> {
     /// Installs what is there of `piece`, without faulting anything in: for pages that were
     /// migrated but could not be switched. Best effort.
     pub(crate) fn install_present(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace<'_, Self>,
         piece: PageRange,
         spares: &mut Spares<D::Format>,
     ) -> Result {
@@ -180,7 +184,7 @@ impl<D: Device> Mirror<D> {
 
     fn fault_piece(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace<'_, Self>,
         piece: PageRange,
         access: Access,
         buffer: &mut PfnBuffer,
@@ -199,23 +203,22 @@ impl<D: Device> Mirror<D> {
                     if waits > WAITS {
                         return Err(EBUSY);
                     }
-                    self.wait_for_migrations(piece)?;
+                    self.wait_for_migrations(space, piece)?;
                     patience = Patience::new();
                 }
                 Err(error) => patience.again(error)?,
             }
-            starved.get_or_insert_with(|| Starved::new(self.inner().starved));
-            self.stats().add(Counter::Retries, 1);
+            starved.get_or_insert_with(|| Starved::new(self.starved));
+            self.stats.add(Counter::Retries, 1);
         }
     }
 
     /// Waits until a migration of `piece` has ended.
-    fn wait_for_migrations(&self, piece: PageRange) -> Result {
-        let mut guard = self.notifier.lock();
+    fn wait_for_migrations(&self, space: &AddressSpace<'_, Self>, piece: PageRange) -> Result {
+        let mut guard = space.notifier().lock();
         let signal = guard.transactions.overlap(piece)
             && matches!(
-                self.inner()
-                    .ended
+                self.ended
                     .wait_interruptible_timeout(&mut guard, LOOK_AGAIN),
                 CondVarTimeoutResult::Signal { .. }
             );
@@ -232,13 +235,13 @@ impl<D: Device> Mirror<D> {
 
     fn try_piece(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace<'_, Self>,
         piece: PageRange,
         access: Access,
         buffer: &mut PfnBuffer,
         spares: &mut Spares<D::Format>,
     ) -> Result<Tried> {
-        let memory = self.device().memory();
+        let memory = self.device.memory();
         let owner = memory.map_or(Cookie::NONE, |memory| memory.owner());
         let collected = space.collect(piece, access, owner, buffer)?;
         let Ok(mut valid) = collected.lock() else {
@@ -252,6 +255,7 @@ impl<D: Device> Mirror<D> {
         let State {
             table,
             transactions,
+            ..
         } = state;
         let migrating = transactions.overlap(range);
 
@@ -259,7 +263,7 @@ impl<D: Device> Mirror<D> {
         let mut read_only = None;
         let mut held = false;
         let mut installed = 0u64;
-        let (result, flush) = self.inner().change(table, None, |table, batch| {
+        let (result, flush) = self.change(table, None, |table, batch| {
             table.install(range, spares, batch, |addr, entry| {
                 let Some(pfn) = pfns.next().filter(|pfn| pfn.is_valid()) else {
                     return;
@@ -288,10 +292,10 @@ impl<D: Device> Mirror<D> {
         });
         drop(pfns);
         drop(valid);
-        Flushed::by(flush, self.inner());
+        Flushed::by(flush, self);
         result?;
 
-        self.stats().add(Counter::MappedPages, installed);
+        self.stats.add(Counter::MappedPages, installed);
         if let Some(addr) = read_only {
             space.fault_in_writable(addr)?;
             return Ok(Tried::Again);
@@ -301,7 +305,9 @@ impl<D: Device> Mirror<D> {
             false => Tried::Done,
         })
     }
+}
 
+impl<D: Device> Mirror<D> {
     /// Tells for each page of `range` what the CPU's page table says, without faulting anything in.
     ///
     /// `each` is called once a page in ascending order, with the table lock held: it must not

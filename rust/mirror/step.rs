@@ -138,6 +138,7 @@ impl<D: Device> Mirror<D> {
             let State {
                 table,
                 transactions,
+                ..
             } = &mut *guard;
             let begun = transactions.begin(request);
             let flush = match begun {
@@ -193,6 +194,7 @@ impl<D: Device> Mirror<D> {
         let State {
             table,
             transactions,
+            ..
         } = &mut *guard;
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
             let result = table.install(piece, spares, batch, |addr, slot| {
@@ -275,6 +277,7 @@ pub(super) fn switch_to_system<D: Device>(
     let State {
         table,
         transactions,
+        ..
     } = &mut *guard;
     let mut switched = 0;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
@@ -339,6 +342,10 @@ pub(crate) trait Peer: Send + Sync {
 
     /// Removes all entries. Context: may sleep; takes the table lock.
     fn forget(&self);
+
+    /// Maps again what the device is to have mapped always. Context: may sleep; no lock may be held but that of the
+    /// mirror's place.
+    fn restore(&self);
 }
 
 impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
@@ -348,6 +355,7 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         let State {
             table,
             transactions,
+            ..
         } = &mut *guard;
         if table.live() == 0 {
             return false;
@@ -393,5 +401,10 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
             remove(self, all);
         }
+    }
+
+    fn restore(&self) {
+        // Else it will fault, which is no error.
+        let _ = self.subscriber().restore(self);
     }
 }

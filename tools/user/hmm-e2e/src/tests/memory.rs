@@ -8,7 +8,7 @@ use crate::{check, check_eq};
 use hmm::child::Ended;
 use hmm::engine::{checksum, Way};
 use hmm::hostile::Group;
-use hmm::placement::Policy;
+use hmm::placement::{Attributes, Policy};
 use hmm::{pattern, Child, Command, Device, EngineOp, Errno, Gate, Mapping, HUGE_PAGES};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -23,6 +23,7 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "of_exited_and_forked", of_exited_and_forked).only_rust(OURS),
     Test::new("memory", "huge_pages_when_ram_is_fragmented", huge_when_fragmented).only_rust(OURS),
     Test::new("memory", "huge_page_of_nobody", huge_of_nobody).only_rust(OURS),
+    Test::new("memory", "accessed_by_after_eviction", accessed_by).only_rust(OURS),
     Test::new("memory", "one_call_evicts_not_its_own", one_call_evicts_not_its_own).only_rust(OURS),
     Test::new("memory", "pages_out_of_use", pages_out_of_use).only_rust(OURS),
     Test::new("memory", "allocator_of_the_device", allocator_of_the_device).only_rust(OURS),
@@ -202,6 +203,39 @@ fn huge_when_fragmented(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
+/// What a device is to have mapped always, it has mapped after its pages had to leave, too.
+fn accessed_by(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let device = ctx.open()?;
+    let (map, plain) = (block(1)?, block(2)?);
+    let always = Attributes::NONE.flag(Attributes::ACCESSED_BY, true);
+    device.set_attributes(map.page_addr(16), 256, always).what("set attributes")?;
+    let check = |when: &str| -> Outcome {
+        let done = device_sees_pages(&device, &map, 1, 16, 256, when)?;
+        check_eq!(done.faults, 0, "faults on memory that is always mapped {when}");
+        Ok(())
+    };
+    for round in 0..2u64 {
+        check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
+        check_eq!(to_device(&device, &plain)?.moved, 512, "pages that moved");
+        if round == 0 {
+            // Others need the room.
+            for seed in 3..5 {
+                check_eq!(to_device(&device, &block(seed)?)?.moved, 512, "pages that moved");
+            }
+        } else {
+            device.release().what("release")?;
+        }
+        check_eq!(on_device(&device, &map)?, 0, "pages that stayed");
+        check("after an eviction")?;
+        // Nothing was said of these.
+        let others = device_sees_pages(&device, &map, 1, 272, 240, "of other pages")?;
+        check!(others.faults > 0, "pages that nobody asked for are mapped");
+    }
+    device.close().what("close")?;
+    unload(ctx)
+}
+
 /// A huge page that only a process without a mirror maps, when no huge page of system memory is to be had.
 fn huge_of_nobody(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
@@ -229,7 +263,11 @@ fn huge_of_nobody(ctx: &Ctx) -> Outcome {
     keep.release().what("release")?;
     check_eq!(keep.counters()?.device_pages_used, 0, "pages on the device");
     go.open()?;
-    check_eq!(done.receive()?, 1, "KiB in huge pages times two, and whether the contents are right");
+    check_eq!(
+        done.receive()?,
+        1,
+        "KiB in huge pages times two, and whether the contents are right"
+    );
     keep.close().what("close")?;
     for _ in 0..100 {
         if unload(ctx).is_ok() {

@@ -114,7 +114,7 @@ impl<M: MemoryOps> Memory<M> {
                     driver,
                     stats: Stats::new(),
                     peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
-                    windows: Windows::new(),
+                    windows: Windows::new()?,
                     gone: AtomicFlag::new(false),
                     lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
                 };

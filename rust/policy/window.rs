@@ -62,12 +62,16 @@ impl Past {
 }
 
 /// The windows of a device's memory.
-pub(crate) struct Windows([Atomic<u64>; PLACES]);
+pub(crate) struct Windows(KVec<Atomic<u64>>);
 
 impl Windows {
-    /// Nothing was touched yet.
-    pub(crate) const fn new() -> Self {
-        Self([const { Atomic::new(0) }; PLACES])
+    /// Nothing was touched yet. Context: may sleep. `ENOMEM`.
+    pub(crate) fn new() -> Result<Self> {
+        let mut places = KVec::with_capacity(PLACES, GFP_KERNEL)?;
+        for _ in 0..PLACES {
+            places.push(Atomic::new(0), GFP_KERNEL)?;
+        }
+        Ok(Self(places))
     }
 
     fn place(&self, space: usize) -> Option<&Atomic<u64>> {
@@ -100,8 +104,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_grow_and_jumps_shrink() {
-        let windows = Windows::new();
+    fn streams_grow_and_jumps_shrink() -> Result {
+        let windows = Windows::new()?;
         let base = 1 << 40;
         let mut at = base;
         for expected in [64, 128, 256, 512, 1024, 2048, 2048] {
@@ -118,20 +122,22 @@ mod tests {
         assert_eq!(windows.touch(1, at), 8 << 10);
         windows.forget(1);
         assert_eq!(windows.touch(1, at), 64 << 10);
+        Ok(())
     }
 
     #[test]
-    fn address_spaces_do_not_disturb_each_other() {
-        let windows = Windows::new();
+    fn address_spaces_do_not_disturb_each_other() -> Result {
+        let windows = Windows::new()?;
         assert_eq!(windows.touch(1, 1 << 40), 64 << 10);
         assert_eq!(windows.touch(2, 1 << 41), 64 << 10);
         assert_eq!(windows.touch(1, (1 << 40) + (64 << 10)), 128 << 10);
         assert_eq!(windows.touch(2, (1 << 41) + (64 << 10)), 128 << 10);
+        Ok(())
     }
 
     #[test]
-    fn a_window_holds_the_page() {
-        let windows = Windows::new();
+    fn a_window_holds_the_page() -> Result {
+        let windows = Windows::new()?;
         let mut random = 7u64;
         for _ in 0..1000 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
@@ -139,5 +145,6 @@ mod tests {
             let size = windows.touch(3, addr);
             assert!(size.is_power_of_two() && (PAGE_SIZE..=PMD_SIZE).contains(&size));
         }
+        Ok(())
     }
 }

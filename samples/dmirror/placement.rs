@@ -81,6 +81,8 @@ pub(crate) fn serves(number: u32) -> bool {
     (SET_ATTRIBUTES..=UNPLUG).contains(&number)
 }
 
+// Each has its structure on the stack.
+#[inline(never)]
 pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
     match number {
         SET_ATTRIBUTES => set_attributes(client, user),

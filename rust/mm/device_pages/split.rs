@@ -33,8 +33,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         };
         let pfn = looker.frames().start + number % PIECE_PAGES;
         // SAFETY: The frame is there as long as `looker` is.
-        self.used_in_block(number) == PMD_PAGES
-            && unsafe { bindings::rust_hmm_pfn_order(pfn) == PMD_ORDER }
+        let order = unsafe { bindings::rust_hmm_pfn_order(pfn) };
+        order == PMD_ORDER && self.used_in_block(number) == PMD_PAGES
     }
 
     /// Splits the huge folio that begins at device page `number`: whoever maps it then maps small pages, with the

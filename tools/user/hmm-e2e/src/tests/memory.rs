@@ -217,8 +217,8 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
     };
     for round in 0..2u64 {
         check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
-        check_eq!(to_device(&device, &plain)?.moved, 512, "pages that moved");
         if round == 0 {
+            check_eq!(to_device(&device, &plain)?.moved, 512, "pages that moved");
             // Others need the room.
             for seed in 3..5 {
                 check_eq!(to_device(&device, &block(seed)?)?.moved, 512, "pages that moved");

@@ -56,7 +56,8 @@ impl Attributes {
         self.accessed_by
     }
 
-    /// Whether it is mostly read: a device that reads it does not move it.
+    /// Whether it is mostly read: a device that reads it does not move it, but gets a copy where that stays right, see
+    /// [`Common::replicated`], and else maps it where it is.
     pub fn read_mostly(&self) -> bool {
         self.read_mostly
     }
@@ -152,6 +153,9 @@ pub struct Common {
     pub never_migrate: Option<bool>,
     /// See [`Attributes::granularity`].
     pub granularity: Option<Option<u32>>,
+    /// Of what is [read-mostly](Attributes::read_mostly): whether a device that reads it gets a copy, else it maps it
+    /// where it is.
+    pub replicated: Option<bool>,
 }
 
 impl Common {
@@ -163,6 +167,7 @@ impl Common {
             read_mostly: Some(all.read_mostly),
             never_migrate: Some(all.never_migrate),
             granularity: Some(all.granularity()),
+            replicated: Some(false),
         }
     }
 
@@ -178,6 +183,7 @@ impl Common {
             granularity: self
                 .granularity
                 .filter(|value| *value == other.granularity()),
+            replicated: self.replicated,
         }
     }
 }

@@ -119,6 +119,14 @@ bool rust_hmm_fatal_signal_pending(void)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
 
+/* Returns whether the task was killed. */
+bool rust_hmm_sleep_killable(unsigned int ms)
+{
+	schedule_timeout_killable(msecs_to_jiffies(ms));
+	return fatal_signal_pending(current);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_sleep_killable);
+
 /* Where the kernel does not count, it cannot be told: then lockdep must. */
 bool rust_hmm_may_sleep(void)
 {

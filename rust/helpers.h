@@ -38,6 +38,7 @@ bool rust_hmm_vma_is_anonymous(struct vm_area_struct *vma);
 unsigned long rust_hmm_vma_offset(const struct vm_area_struct *vma);
 struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma);
 bool rust_hmm_fatal_signal_pending(void);
+bool rust_hmm_sleep_killable(unsigned int ms);
 bool rust_hmm_may_sleep(void);
 bool rust_hmm_mm_in_use(const struct mm_struct *mm);
 
@@ -53,6 +54,15 @@ int rust_hmm_kthread_stop_put(struct task_struct *task);
 /* Who maps a page */
 struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
 				    unsigned long *offset);
+bool rust_hmm_vma_share(struct vm_area_struct *vma, unsigned long addr);
+bool rust_hmm_vma_is_constant(struct vm_area_struct *vma);
+bool rust_hmm_pfn_is_exclusive(unsigned long pfn);
+int rust_hmm_source_add(unsigned long pfn);
+unsigned long rust_hmm_source_join(struct vm_area_struct *vma,
+				   unsigned long addr);
+void rust_hmm_source_put(unsigned long pfn);
+void rust_hmm_pfn_put(unsigned long pfn);
+void rust_hmm_pfn_unlock(unsigned long pfn);
 
 /* Faults */
 struct vm_area_struct *rust_hmm_vmf_vma(const struct vm_fault *vmf);

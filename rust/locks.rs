@@ -42,6 +42,8 @@ classes! {
     policy = c"rust_hmm::policy";
     /// Attributes that lost their mapping.
     attributes = c"rust_hmm::attributes";
+    /// Copies of memory that is mostly read, whose flush is under way.
+    replicas = c"rust_hmm::replicas";
     /// Free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

@@ -7,7 +7,7 @@ use crate::{
     mm::{
         addr::PMD_PAGES,
         device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
-        migrate::{Isolated, Select, Source},
+        migrate::{Constant, Isolated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
     },
@@ -210,6 +210,38 @@ impl<M: MemoryOps> Memory<M> {
             self.touch_page(number);
         }
         Some(folio)
+    }
+
+    /// Copies each page to its folio, one of ours; the numbers tell them apart, below 512. Says which could not be copied.
+    pub(crate) fn copy_pages<'c>(
+        &self,
+        pairs: &[(usize, Constant, LockedFolio)],
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
+        let ops = self.pages.data();
+        let cancelled = || {
+            let _within = Within::enter();
+            ops.driver.cancelled();
+        };
+        copies.run(&cancelled, |batch| {
+            let _within = Within::enter();
+            for (index, source, folio) in pairs {
+                let destination = match (self.kind(), self.pages.number_of(folio)) {
+                    (Kind::Private, Some(number)) => End::Device(number),
+                    (Kind::Coherent { .. }, Some(_)) => End::Cpu(folio.pfn()),
+                    _ => {
+                        batch.fail(*index);
+                        continue;
+                    }
+                };
+                let source = End::Cpu(source.page().first_pfn());
+                // SAFETY: Source and destination are alive as long as `pairs` is borrowed, which is longer than
+                // `batch` exists; nobody else has the folio.
+                let job = unsafe { batch.job(*index, 1, Some(source), destination) };
+                self.driver().copy(job);
+            }
+            self.driver().kick();
+        })
     }
 
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].

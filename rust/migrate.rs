@@ -215,6 +215,11 @@ impl<D: Device> Step<'_, D> {
             },
             Target::System => piece,
         };
+        if self.target == Target::Device {
+            // What is to move there is not copied there.
+            let (inner, notifier) = (self.mirror.inner(), &self.mirror.notifier);
+            inner.collapse(notifier, Some(piece), None);
+        }
         let needed = piece.pages() - self.mirror.on_device(piece);
         let full = self.target == Target::Device && !self.make_room(needed)?;
         let (mut end, attempt) = self.attempt(piece, true)?;

@@ -40,6 +40,7 @@ mod access;
 mod attributes;
 mod exclusive;
 mod fault;
+mod replica;
 mod serve;
 mod step;
 #[cfg(CONFIG_KUNIT = "y")]
@@ -53,6 +54,7 @@ pub use serve::Served;
 pub(crate) use step::{Peer, Switched};
 pub use walker::{Section, Unresolved, Walkers};
 
+use replica::Replicas;
 use transaction::Transactions;
 
 /// What a driver says about the address-space side of its device.
@@ -125,6 +127,7 @@ pub(crate) struct Inner<D: Device> {
     /// mirrors, let them go first for a while.
     starved: &'static Atomic<usize>,
     attributes: Pin<KBox<Map>>,
+    replicas: Pin<KBox<Replicas>>,
     /// When it was made: times are counted from here.
     born: Instant<Monotonic>,
     /// A migration has ended: who wants to install entries may try again.
@@ -151,6 +154,7 @@ impl<D: Device> Flusher for Inner<D> {
             walkers.drain();
         }
         self.changing.fetch_sub(1, Release);
+        self.replicas.free_retired(&self.changing);
     }
 }
 
@@ -174,6 +178,7 @@ impl<D: Device> Inner<D> {
         }
         if batch.is_empty() {
             self.changing.fetch_sub(1, Release);
+            self.replicas.free_retired(&self.changing);
             return (result, None);
         }
         (result, Some(batch.start(self)))
@@ -232,6 +237,7 @@ impl<D: Device> Subscriber for Inner<D> {
                     return;
                 }
                 Self::retire(span, *entry);
+                self.retire_copies(span, *entry);
                 *entry = Entry::NONE;
                 changed += span.pages();
             });
@@ -287,6 +293,7 @@ impl<D: Device> Mirror<D> {
             changing: Atomic::new(0),
             starved: fault::starved(Cookie::of_space(mm)),
             attributes: Map::new()?,
+            replicas: Replicas::new()?,
             born: Instant::now(),
             ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL_ACCOUNT)?,
         };
@@ -381,6 +388,7 @@ fn remove<D: Device>(notifier: &IntervalNotifier<Inner<D>>, range: PageRange) {
     let ((), flush) = inner.change(table, Some(range), |table, batch| {
         table.for_each(range, batch, |span, entry| {
             Inner::<D>::retire(span, *entry);
+            inner.retire_copies(span, *entry);
             *entry = Entry::NONE;
             changed += span.pages();
         });

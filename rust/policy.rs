@@ -58,6 +58,9 @@ pub enum Placement {
     },
     /// Map these pages where they are.
     InPlace(PageRange),
+    /// Ask again after so many ms, for others use the memory where it is. Whoever waits sleeps, and can be killed. After
+    /// a few times in a row it counts as `InPlace`.
+    Later(u64),
 }
 
 /// Decides about device faults. One object decides for one mirror.
@@ -65,18 +68,27 @@ pub trait Policy: Send + Sync {
     /// What to do about a fault. Context: may sleep; no lock of the library is held.
     fn place(&self, wanted: &Wanted<'_>) -> Placement;
 
+    /// Whether it moves nothing of its own accord, so that memory goes only where attributes want it.
+    fn is_idle(&self) -> bool {
+        false
+    }
+
     /// The pages of `range` have moved to the device, best effort. Context: as [`Self::place`].
     fn moved(&self, range: PageRange, now: u64) {
         let _ = (range, now);
     }
 }
 
-/// Moves nothing.
+/// Moves nothing but what attributes want on the device.
 pub struct InPlace;
 
 impl Policy for InPlace {
     fn place(&self, wanted: &Wanted<'_>) -> Placement {
         Placement::InPlace(wanted.range)
+    }
+
+    fn is_idle(&self) -> bool {
+        true
     }
 }
 

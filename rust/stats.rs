@@ -32,9 +32,13 @@ pub enum Counter {
     Switched,
     /// Pages that were evicted because others needed their room.
     EvictedForRoom,
+    /// Copies that were made of pages that are mostly read.
+    Replicated,
+    /// Copies that were given up: because their page changed, or for room.
+    Collapsed,
 }
 
-const COUNT: usize = Counter::EvictedForRoom as usize + 1;
+const COUNT: usize = Counter::Collapsed as usize + 1;
 
 /// One set of counters.
 pub struct Stats([Atomic<u64>; COUNT]);

@@ -108,6 +108,8 @@ pub(crate) struct Map {
     aside: Mutex<KVec<Piece>>,
     /// Something was ever to be mapped always.
     accessed: AtomicFlag,
+    /// Something was ever said.
+    used: AtomicFlag,
 }
 
 impl Map {
@@ -120,6 +122,7 @@ impl Map {
                 ranges <- RangeMap::new(),
                 aside <- Mutex::new(aside, name, key),
                 accessed: AtomicFlag::new(false),
+                used: AtomicFlag::new(false),
             }),
             GFP_KERNEL,
         )
@@ -132,6 +135,7 @@ impl Map {
     /// `EINVAL` if the change makes no sense; `ENOMEM`: then a part may have changed.
     pub(crate) fn change(&self, range: PageRange, home: Home, change: &Change) -> Result {
         change.apply(Attributes::DEFAULT)?;
+        self.used.store(true, Relaxed);
         if change.accessed_by == Some(true) {
             self.accessed.store(true, Relaxed);
         }
@@ -191,6 +195,11 @@ impl Map {
                 (Attributes::DEFAULT, same(number, end))
             }
         }
+    }
+
+    /// Whether anything was ever said. Context: any.
+    pub(crate) fn was_used(&self) -> bool {
+        self.used.load(Relaxed)
     }
 
     /// Whether anything was ever to be mapped always. Context: any.

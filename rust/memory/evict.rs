@@ -93,6 +93,14 @@ impl<M: MemoryOps> Memory<M> {
         batch: &mut Batch,
         copies: &mut Copies,
     ) -> Result<usize> {
+        // Copies of what is in system memory anyway.
+        let used = self.pages.used_in_block(block.first);
+        let peers = &self.pages.data().peers;
+        peers.for_each(|peer| peer.collapse(block));
+        let left = self.pages.used_in_block(block.first);
+        if left == 0 {
+            return Ok(used);
+        }
         let mut huge = None;
         if self.pages.is_huge(block.first) {
             huge = self.huge_destination();
@@ -109,8 +117,8 @@ impl<M: MemoryOps> Memory<M> {
         });
         self.copy_all(&mut isolated, copies);
         let migrated = isolated.migrate();
-        let moved = migrated.moved().map(|entry| entry.pages).sum();
-        Ok(moved)
+        let moved: usize = migrated.moved().map(|entry| entry.pages).sum();
+        Ok(used.saturating_sub(left) + moved)
     }
 
     /// A huge page of system memory, if it can be had without effort.

@@ -40,6 +40,11 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Mirror<D> {
+    /// Whether anything was ever said of a range: else policies alone decide. Context: any.
+    pub fn has_attributes(&self) -> bool {
+        self.inner().attributes.was_used()
+    }
+
     /// Changes attributes of `range`, all of which must be mapped.
     ///
     /// To be followed when it is moved, an anonymous mapping in which nothing was ever written gets one page.
@@ -105,21 +110,43 @@ impl<D: Device> Mirror<D> {
         let space = self.space()?;
         let mmap = space.mmap_lock()?;
         self.inner().settle(&mmap);
-        Ok(self.inner().attributes.common(range))
+        let mut common = self.inner().attributes.common(range);
+        if common.read_mostly == Some(true) {
+            common.replicated = self.are_replicated(&mmap, range);
+        }
+        Ok(common)
     }
 
-    /// The attributes at `addr`, and the part of its mapping in which they are the same. `EFAULT`: nothing is mapped
-    /// there.
+    /// Whether reads of the device make copies of all of `range`, or none; `None` if they do of a part.
+    fn are_replicated(&self, mmap: &MmapGuard<'_>, range: PageRange) -> Option<bool> {
+        let mut common = None;
+        let mut rest = Some(range);
+        while let Some(range) = rest {
+            let vma = mmap.vma_lookup(range.start());
+            let here = vma.is_some_and(|vma| vma.is_constant()) && self.device().memory().is_some();
+            if common.is_some_and(|common| common != here) {
+                return None;
+            }
+            common = Some(here);
+            let end = vma.map_or(range.address(1), |vma| vma.end().min(range.end()));
+            rest = range.from_address(end);
+        }
+        common
+    }
+
+    /// The attributes at `addr`, the part of its mapping in which they are the same, and whether copies of it stay
+    /// right. `EFAULT`: nothing is mapped there.
     pub(super) fn attributes_at(
         &self,
         space: &AddressSpace<'_, Inner<D>>,
         addr: usize,
-    ) -> Result<(Attributes, PageRange)> {
+    ) -> Result<(Attributes, PageRange, bool)> {
         let mmap = space.mmap_lock()?;
         self.inner().settle(&mmap);
         let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
         let mapping = PageRange::new(vma.start(), vma.end())?;
-        Ok(self.inner().attributes.at(addr, mapping))
+        let (attributes, limits) = self.inner().attributes.at(addr, mapping);
+        Ok((attributes, limits, vma.is_constant()))
     }
 
     /// The first part of `piece` that has the same attributes, and whether its pages may move to the device.

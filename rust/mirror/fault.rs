@@ -276,6 +276,10 @@ impl<D: Device> Inner<D> {
                     held |= access == Access::Write || !entry.is_valid();
                     return;
                 }
+                if self.is_copy(addr, *entry) {
+                    // As right as the page: whoever changes that takes it away.
+                    return;
+                }
                 let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));
                 let new = match number {
                     Some(number) => Entry::device(number, pfn.is_writable()),

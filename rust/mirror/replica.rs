@@ -20,8 +20,10 @@ use crate::{
         migrate::{Batch, Isolated, Replica, Select, Source},
         notifier::{Cookie, IntervalNotifier},
         range_fault::AddressSpace,
+        space::Vma,
     },
     pgtable::{Entry, Flushed, Spares},
+    policy::Mask,
     stats::Counter,
 };
 use kernel::{
@@ -283,35 +285,118 @@ impl<D: Device> Mirror<D> {
                 .filter(|vma| vma.is_constant())
                 .ok_or(EINVAL)?;
             // With the mmap lock held, it stays so.
-            vma.share(piece);
+            self.join_copies(vma, piece, memory, work)?;
+            self.isolate_and_copy(vma, piece, name, memory, work)?;
+            // Those that were joined came before.
+            work.made.sort_unstable_by_key(|(index, _)| *index);
+            self.use_copies(name, piece, memory, work)
+        })();
+        self.end(name);
+        result
+    }
+
+    /// Makes copies of the other pages. Only these are isolated: it costs all devices their entries, and so others
+    /// their copies.
+    fn isolate_and_copy(
+        &self,
+        vma: Vma<'_>,
+        piece: PageRange,
+        name: Cookie,
+        memory: &Memory<D::Memory>,
+        work: &mut Work<D::Format>,
+    ) -> Result {
+        let mut wanted = Mask::EMPTY;
+        let mut any = !work.made.is_empty();
+        for index in 0..piece.pages() {
+            let addr = piece.address(index);
+            let has = self.has_device_entry(addr);
+            any |= has;
+            if !has && vma.share(addr) {
+                wanted.add(index..index + 1);
+                any = true;
+            }
+        }
+        for (index, _) in &work.made {
+            wanted.remove(*index..*index + 1);
+        }
+        if !any {
+            // Nothing, or a huge page: that is split by this.
+            wanted.add(0..piece.pages());
+        }
+        let mut next = 0;
+        while let Some(run) = wanted.run(next, piece.pages()) {
+            next = run.end;
+            let pages = PageRange::from_pages(piece.address(run.start), run.len())?;
             let Work {
                 batch,
                 copies,
                 made,
                 ..
-            } = work;
+            } = &mut *work;
             let select = Select::System;
-            let mut isolated = Isolated::new(vma, piece, select, false, name, None, batch)?;
+            let mut isolated = Isolated::new(vma, pages, select, false, name, None, batch)?;
             isolated.fill(|entry| match entry.source {
                 Source::Page(_) if entry.pages == 1 && !entry.writable => memory.alloc(0),
                 _ => None,
             });
             memory.copy_all(&mut isolated, copies);
-            for index in 0..piece.pages() {
+            for index in 0..pages.pages() {
                 // What there is no memory for is mapped in place.
-                if let Ok(Some(replica)) = isolated.take_copy(index) {
-                    made.push_within_capacity((index, replica))
+                if let Some(replica) = isolated.take_copy(index) {
+                    made.push_within_capacity((run.start + index, replica))
                         .map_err(|_| EINVAL)?;
                 }
             }
-            // CPUs have their pages again. Those that were not shared when they were isolated could be
-            // written since.
-            drop(isolated);
-            made.retain(|(_, replica)| !replica.is_writable());
-            self.use_copies(name, piece, memory, work)
-        })();
-        self.end(name);
-        result
+        }
+        // CPUs have their pages again. Those that were not shared when they were isolated could be written
+        // since.
+        work.made.retain(|(_, replica)| !replica.is_writable());
+        Ok(())
+    }
+
+    /// Whether the device has an entry of its memory for the page at `addr`.
+    fn has_device_entry(&self, addr: usize) -> bool {
+        let leaf = self.inner().reader.walk(addr);
+        leaf.is_some_and(|leaf| leaf.entry.is_valid() && leaf.entry.is_device())
+    }
+
+    /// Makes copies of pages of which others have some: these cannot be isolated.
+    fn join_copies(
+        &self,
+        vma: Vma<'_>,
+        piece: PageRange,
+        memory: &Memory<D::Memory>,
+        work: &mut Work<D::Format>,
+    ) -> Result {
+        let mut pairs = KVec::new();
+        for index in 0..piece.pages() {
+            let addr = piece.address(index);
+            if self.has_device_entry(addr) {
+                continue;
+            }
+            let Some(source) = vma.constant(addr) else {
+                continue;
+            };
+            let Some(folio) = memory.alloc(0) else {
+                break;
+            };
+            pairs.push((index, source, folio), GFP_KERNEL)?;
+        }
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let failed = memory.copy_pages(&pairs, &mut work.copies);
+        for (index, source, folio) in pairs.drain_all() {
+            if failed.is(index) {
+                continue;
+            }
+            if let Ok(replica) = Replica::new(folio, source) {
+                work.made
+                    .push_within_capacity((index, replica))
+                    .map_err(|_| EINVAL)?;
+            }
+        }
+        Ok(())
     }
 
     /// Lets the device use the copies that were made, of pages that nobody else has touched since the step began.

@@ -5,22 +5,47 @@
 use super::{Device, Inner, Mirror};
 use crate::{
     attributes::{Attributes, Location},
+    memory::Memory,
     mm::{
         addr::PageRange,
         range_fault::{Access, AddressSpace},
+        space::sleep_killable,
     },
     policy::{block, Mask, Placement, Policy, Wanted},
     within,
 };
-use kernel::prelude::*;
+use kernel::{page::PAGE_SIZE, prelude::*};
 
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     /// Pages that moved to the device.
     pub moved: usize,
+    /// Pages of which the device got a copy.
+    pub replicated: usize,
     /// Whether the memory was left where it is on purpose.
     pub in_place: bool,
+}
+
+/// Naps in a row that a policy gets; then the memory is mapped where it is.
+const NAPS: usize = 4;
+
+/// Time after which a nap looks whether the process has ended, in ms.
+const SLICE: u64 = 10;
+
+/// What became of a part.
+enum Asked {
+    Served(Served),
+    /// Ask again after so many ms.
+    Later(u64),
+}
+
+/// What to do about a fault.
+enum Plan {
+    /// What a policy says.
+    Place(Placement),
+    /// Copy these pages, best effort.
+    Replicate(PageRange),
 }
 
 impl<D: Device> Mirror<D> {
@@ -34,13 +59,74 @@ impl<D: Device> Mirror<D> {
     pub fn serve(&self, range: PageRange, access: Access, policy: &dyn Policy) -> Result<Served> {
         within::may_wait()?;
         let mut served = Served::default();
-        let space = self.space()?;
-        let placement = match self.device().memory() {
-            Some(_) => self.place(&space, range, access, policy),
-            None => Ok(Placement::InPlace(range)),
+        let mut rest = Some(range);
+        let mut naps = 0;
+        while let Some(range) = rest {
+            let space = self.space()?;
+            let part = self.alike(&space, range);
+            let done = match self.serve_part(&space, part, access, policy, naps < NAPS)? {
+                Asked::Served(done) => done,
+                Asked::Later(ms) => {
+                    naps += 1;
+                    // Who waits keeps no process from its end.
+                    drop(space);
+                    self.nap(ms)?;
+                    continue;
+                }
+            };
+            naps = 0;
+            served.moved += done.moved;
+            served.replicated += done.replicated;
+            served.in_place |= done.in_place;
+            rest = range.from_address(part.end());
+        }
+        Ok(served)
+    }
+
+    /// Sleeps for `ms` ms. `EINTR`: killed; `EFAULT`: the process has ended; `ENODEV`: the device is gone.
+    fn nap(&self, ms: u64) -> Result {
+        let mut left = ms;
+        while left != 0 {
+            let slice = left.min(SLICE);
+            sleep_killable(slice)?;
+            left -= slice;
+            if !self.is_alive() {
+                return Err(EFAULT);
+            }
+            if self.device().memory().is_some_and(Memory::is_gone) {
+                return Err(ENODEV);
+            }
+        }
+        Ok(())
+    }
+
+    /// The first part of `range` in which attributes are the same.
+    fn alike(&self, space: &AddressSpace<'_, Inner<D>>, range: PageRange) -> PageRange {
+        if !self.has_attributes() {
+            return range;
+        }
+        let limits = self.attributes_at(space, range.start());
+        limits
+            .ok()
+            .and_then(|(_, limits, _)| range.intersect(&limits))
+            .unwrap_or(range)
+    }
+
+    fn serve_part(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        range: PageRange,
+        access: Access,
+        policy: &dyn Policy,
+        may_wait: bool,
+    ) -> Result<Asked> {
+        let mut served = Served::default();
+        let plan = match self.device().memory() {
+            Some(_) => self.place(space, range, access, policy),
+            None => Ok(Plan::Place(Placement::InPlace(range))),
         };
-        let around = match placement {
-            Ok(Placement::Move { range: all, evict }) => {
+        let around = match plan {
+            Ok(Plan::Place(Placement::Move { range: all, evict })) => {
                 // What it cannot do is the fault's to say.
                 match self.migrate(all).evict(evict).to_device() {
                     Ok(outcome) => served.moved = outcome.moved,
@@ -52,7 +138,22 @@ impl<D: Device> Mirror<D> {
                 }
                 None
             }
-            Ok(Placement::InPlace(all)) => {
+            Ok(Plan::Place(Placement::Later(ms))) if may_wait => return Ok(Asked::Later(ms)),
+            Ok(Plan::Place(Placement::Later(_))) => {
+                served.in_place = true;
+                None
+            }
+            Ok(Plan::Replicate(all)) => {
+                // What is elsewhere comes to system memory.
+                self.fault(range, access)?;
+                match self.replicate(space, all, true) {
+                    Ok(replicated) => served.replicated = replicated,
+                    Err(error) if error == EINTR => return Err(error),
+                    Err(_) => {}
+                }
+                None
+            }
+            Ok(Plan::Place(Placement::InPlace(all))) => {
                 served.in_place = true;
                 Some(all)
             }
@@ -62,9 +163,9 @@ impl<D: Device> Mirror<D> {
         };
         self.fault(range, access)?;
         if let Some(all) = around.filter(|all| *all != range) {
-            self.map_present(&space, all)?;
+            self.map_present(space, all)?;
         }
-        Ok(served)
+        Ok(Asked::Served(served))
     }
 
     /// The time in ms.
@@ -78,19 +179,20 @@ impl<D: Device> Mirror<D> {
         range: PageRange,
         access: Access,
         policy: &dyn Policy,
-    ) -> Result<Placement> {
+    ) -> Result<Plan> {
         let memory = self.device().memory().ok_or(ENODEV)?;
-        let (attributes, limits) = self.attributes_at(space, range.start())?;
+        let (attributes, limits, constant) = self.attributes_at(space, range.start())?;
         let write = access == Access::Write;
-        if stays(attributes, write) {
+        let copied = attributes.read_mostly() && !write && constant && !attributes.never_migrate();
+        if !copied && stays(attributes, write) {
             let around = block(range.start()).and_then(|block| block.intersect(&limits));
-            return Ok(Placement::InPlace(
+            return Ok(Plan::Place(Placement::InPlace(
                 around.map_or(range, |all| all.hull(&range)),
-            ));
+            )));
         }
         let (used, _) = memory.usage();
         let total = memory.limit();
-        Ok(policy.place(&Wanted {
+        let placement = policy.place(&Wanted {
             range,
             write,
             limits,
@@ -99,7 +201,22 @@ impl<D: Device> Mirror<D> {
             total,
             now: self.now(),
             resident: &|start| self.resident(start),
-        }))
+        });
+        Ok(match placement {
+            Placement::Move { range, .. } | Placement::InPlace(range) if copied => {
+                Plan::Replicate(range)
+            }
+            // A policy that moves nothing by itself need not know of attributes.
+            Placement::InPlace(_)
+                if attributes.preferred() == Location::Device && policy.is_idle() =>
+            {
+                Plan::Place(Placement::Move {
+                    range: by_granularity(range, attributes, limits),
+                    evict: true,
+                })
+            }
+            placement => Plan::Place(placement),
+        })
     }
 
     /// The pages of the block at `start` that are in the device's memory.
@@ -117,4 +234,14 @@ fn stays(attributes: Attributes, write: bool) -> bool {
     attributes.never_migrate()
         || attributes.preferred() == Location::System
         || (attributes.read_mostly() && !write)
+}
+
+/// `range`, and what belongs to it by its granularity.
+fn by_granularity(range: PageRange, attributes: Attributes, limits: PageRange) -> PageRange {
+    let size = PAGE_SIZE << attributes.granularity().unwrap_or(0);
+    let end = range.end().checked_next_multiple_of(size);
+    PageRange::new(range.start() & !(size - 1), end.unwrap_or(range.end()))
+        .ok()
+        .and_then(|all| all.intersect(&limits))
+        .map_or(range, |all| all.hull(&range))
 }

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     mm::{
         addr::PageRange,
+        device_pages::DeviceRange,
         migrate::{Entry as Moved, Migrated, Source},
         notifier::{Cookie, IntervalNotifier},
         range_fault::AddressSpace,
@@ -343,6 +344,9 @@ pub(crate) trait Peer: Send + Sync {
     /// Removes all entries. Context: may sleep; takes the table lock.
     fn forget(&self);
 
+    /// Gives up copies in `block` of the device's memory. Context: may sleep; takes the table lock.
+    fn collapse(&self, block: DeviceRange);
+
     /// Maps again what the device is to have mapped always. Context: may sleep; no lock may be held but that of the
     /// mirror's place.
     fn restore(&self);
@@ -401,6 +405,10 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
             remove(self, all);
         }
+    }
+
+    fn collapse(&self, block: DeviceRange) {
+        self.subscriber().collapse(self, None, Some(block));
     }
 
     fn restore(&self) {

@@ -24,6 +24,10 @@ use crate::{
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{error::to_result, mm::virt::flags, prelude::*};
 
+mod replica;
+
+pub use replica::{Constant, Replica};
+
 const VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
 const MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;
 const WRITE: usize = bindings::MIGRATE_PFN_WRITE as usize;

@@ -249,7 +249,7 @@ impl LockedFolio {
     }
 
     /// Frame number of the first page.
-    pub(super) fn pfn(&self) -> usize {
+    pub(crate) fn pfn(&self) -> usize {
         self.pfn
     }
 

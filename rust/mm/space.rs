@@ -25,6 +25,17 @@ pub fn fatal_signal_pending() -> bool {
     unsafe { bindings::rust_hmm_fatal_signal_pending() }
 }
 
+/// Sleeps for `ms` ms, at most a minute. `EINTR`: the task was killed. Context: may sleep; no lock may be held that
+/// others wait for.
+pub fn sleep_killable(ms: u64) -> Result {
+    let ms = ms.min(60_000) as u32;
+    // SAFETY: No preconditions but the context.
+    match unsafe { bindings::rust_hmm_sleep_killable(ms) } {
+        true => Err(EINTR),
+        false => Ok(()),
+    }
+}
+
 /// The mmap lock of an address space, held for reading.
 ///
 /// # Invariants

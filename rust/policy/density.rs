@@ -33,6 +33,9 @@ pub struct Parameters {
     pub thrash_lapse: u64,
     /// It stays for so many ms.
     pub thrash_pin: u64,
+    /// Before that, each time that it is wanted again, it is left to the others for so many ms, and who wants it
+    /// sleeps; 0: not at all.
+    pub thrash_nap: u64,
 }
 
 impl Parameters {
@@ -43,6 +46,7 @@ impl Parameters {
         thrash_count: 3,
         thrash_lapse: 500,
         thrash_pin: 500,
+        thrash_nap: 2,
     };
 }
 
@@ -149,6 +153,9 @@ impl Policy for Density {
             let around =
                 block(wanted.range.start()).and_then(|block| block.intersect(&wanted.limits));
             return Placement::InPlace(around.map_or(wanted.range, |all| all.hull(&wanted.range)));
+        }
+        if let Verdict::Wait(ms) = verdict {
+            return Placement::Later(ms);
         }
         let blocks = state.stream.fault(wanted.range, self.parameters.ahead);
         drop(state);
@@ -297,7 +304,7 @@ mod tests {
         fault.limits = PageRange::from_pages(0x4000_3000, 4)?;
         let placed = |fault: &Wanted<'_>| match policy.place(fault) {
             Placement::Move { range, .. } => Ok(range),
-            Placement::InPlace(_) => Err(EINVAL),
+            _ => Err(EINVAL),
         };
         assert_eq!(placed(&fault)?, PageRange::from_pages(0x4000_3000, 4)?);
         fault.limits = PageRange::from_pages(0x4000_0000, 2 * PMD_PAGES)?;

@@ -6,7 +6,9 @@
 //! CPU, another device or an eviction took it. If that happens a few times in a row its block stays where it
 //! is for a while: the device maps it in place. So in [`Parameters::thrash_pin`] ms a page moves to one
 //! device at most [`Parameters::thrash_count`] times, whoever else wants it, and everybody gets on: no thread
-//! waits or spins for a page that is pinned so, since all can access it where it is.
+//! waits or spins for a page that is pinned so, since all can access it where it is. Before it comes to that, the
+//! device that wants it again sleeps for [`Parameters::thrash_nap`] ms each time, so that the others get something
+//! done with it.
 //!
 //! When device memory is full, what was evicted and is wanted again does not come at the cost of other memory
 //! that is in use as much: it stays at once.
@@ -26,6 +28,8 @@ pub(super) enum Verdict {
     Move,
     /// It stays where it is.
     Stay,
+    /// Others have it for so many ms more.
+    Wait(u64),
 }
 
 /// The past of a block.
@@ -41,6 +45,8 @@ struct Past {
     bounces: u32,
     /// It stays until then.
     pinned: u64,
+    /// It is left to others until then.
+    rests: u64,
 }
 
 const NONE: Past = Past {
@@ -49,6 +55,7 @@ const NONE: Past = Past {
     when: 0,
     bounces: 0,
     pinned: 0,
+    rests: 0,
 };
 
 /// Finds memory that bounces. Times are in ms.
@@ -87,6 +94,7 @@ impl Detector {
             thrash_count,
             thrash_lapse,
             thrash_pin,
+            thrash_nap,
             ..
         } = self.parameters;
         let Some(past) = self.past(range) else {
@@ -102,6 +110,9 @@ impl Detector {
                 ..NONE
             };
         }
+        if now < past.rests {
+            return Verdict::Wait(past.rests - now);
+        }
         if past.moved.count(pages(range)) == 0 {
             return Verdict::Move;
         }
@@ -113,6 +124,10 @@ impl Detector {
         if full || past.bounces >= thrash_count {
             past.pinned = now + thrash_pin;
             return Verdict::Stay;
+        }
+        if thrash_nap != 0 {
+            past.rests = now + thrash_nap;
+            return Verdict::Wait(thrash_nap);
         }
         Verdict::Move
     }
@@ -134,6 +149,7 @@ mod tests {
         thrash_count: 3,
         thrash_lapse: 100,
         thrash_pin: 1000,
+        thrash_nap: 0,
         ..Parameters::DEFAULT
     };
 
@@ -154,6 +170,26 @@ mod tests {
         }
         // The stated bound: so many for each time that it is pinned, the first one counted.
         assert!(moves <= 3 * (10_000 / 1000 + 1) && moves >= 10);
+        Ok(())
+    }
+
+    #[test]
+    fn others_get_a_page_that_bounces_for_a_moment() -> Result {
+        let mut detector = Detector::new(Parameters {
+            thrash_nap: 5,
+            ..PARAMETERS
+        })?;
+        detector.moved(page(5)?, 10);
+        assert_eq!(detector.fault(page(5)?, false, 12), Verdict::Wait(5));
+        // So long, for all who want something of the block, and it counts once.
+        assert_eq!(detector.fault(page(5)?, false, 14), Verdict::Wait(3));
+        assert_eq!(detector.fault(page(6)?, false, 16), Verdict::Wait(1));
+        assert_eq!(detector.fault(page(5)?, false, 17), Verdict::Move);
+        detector.moved(page(5)?, 17);
+        assert_eq!(detector.fault(page(5)?, false, 18), Verdict::Wait(5));
+        assert_eq!(detector.fault(page(5)?, false, 23), Verdict::Move);
+        detector.moved(page(5)?, 23);
+        assert_eq!(detector.fault(page(5)?, false, 24), Verdict::Stay);
         Ok(())
     }
 

@@ -111,6 +111,10 @@ module! {
             default: 500,
             description: "Default policy: time for which a page stays, up to 60000",
         },
+        thrash_nap_ms: u64 {
+            default: 2,
+            description: "Default policy: time for which a device waits before it takes a page that bounces, up to 60000",
+        },
         copy_fail: u64 {
             default: 18446744073709551615,
             description: "Copies that succeed before one fails (default: none fails)",
@@ -153,6 +157,7 @@ impl kernel::Module for Dmirror {
                 number(module_parameters::thrash_count.value()),
                 number(module_parameters::thrash_lapse_ms.value()),
                 number(module_parameters::thrash_pin_ms.value()),
+                number(module_parameters::thrash_nap_ms.value()),
             ],
         )?;
         let private = (c"hmm_dmirror0", c"hmm_dmirror1");

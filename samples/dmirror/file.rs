@@ -88,7 +88,7 @@ impl MirrorFile {
             uapi::READ => self.read(request, Access::Read),
             uapi::READ_UNLOCKED => self.read(request, Access::ReadUnlocked),
             uapi::WRITE => {
-                let result = transfer::write(self.0.mirror(), request);
+                let result = transfer::write(&self.0, request);
                 self.0.add_faults(true, request.faults);
                 result
             }
@@ -100,7 +100,7 @@ impl MirrorFile {
                     .mirror()
                     .make_exclusive(request.range)
                     .map_err(|error| self.exclusive_error(error))?;
-                transfer::read(self.0.mirror(), request, Missing::Fail)
+                transfer::read(&self.0, request, Missing::Fail)
             }
             uapi::CHECK_EXCLUSIVE => {
                 if self.0.mirror().lock_table()?.any_exclusive(request.range) {
@@ -124,7 +124,7 @@ impl MirrorFile {
     }
 
     fn read(&self, request: &mut Command, access: Access) -> Result {
-        let result = transfer::read(self.0.mirror(), request, Missing::Fault(access));
+        let result = transfer::read(&self.0, request, Missing::Fault(access));
         self.0.add_faults(false, request.faults);
         result
     }
@@ -150,7 +150,7 @@ impl MirrorFile {
             return Err(ENOMEM);
         }
         // The migrated data goes to the caller, for verification; ENOENT if a page has not moved.
-        transfer::read(self.0.mirror(), request, Missing::Fail)
+        transfer::read(&self.0, request, Missing::Fail)
     }
 
     fn migrate_to_system(&self, request: &mut Command) -> Result {

@@ -14,7 +14,7 @@ use kernel::{
 use rust_hmm::{
     attributes::{Change, Location},
     mm::{addr::PageRange, device_pages::DeviceRange, range_fault::Access},
-    policy::{Density, OnePage, Parameters, Policy},
+    policy::{Density, InPlace, OnePage, Parameters, Policy},
     stats::Counter,
 };
 
@@ -30,6 +30,7 @@ const ACCESSED_BY: u32 = 2;
 const READ_MOSTLY: u32 = 4;
 const NEVER_MIGRATE: u32 = 8;
 const GRANULARITY: u32 = 16;
+const REPLICATED: u32 = 32;
 
 const RESTORE: u32 = 1;
 
@@ -61,10 +62,20 @@ impl Decider {
         })
     }
 
-    /// Serves a fault of an engine.
+    /// Serves a fault.
     pub(crate) fn serve(&self, client: &Client, range: PageRange, access: Access) -> Result {
+        for piece in range.pmd_pieces() {
+            self.serve_piece(client, piece, access)?;
+        }
+        Ok(())
+    }
+
+    fn serve_piece(&self, client: &Client, range: PageRange, access: Access) -> Result {
         let policy: &dyn Policy = match self.which.load(Relaxed) {
-            NONE => return client.mirror().fault(range, access),
+            NONE if !client.mirror().has_attributes() => {
+                return client.mirror().fault(range, access)
+            }
+            NONE => &InPlace,
             DEFAULT => &*self.density,
             _ => &OnePage,
         };
@@ -148,6 +159,10 @@ fn get_attributes(client: &Client, user: usize) -> Result {
     } else {
         0
     };
+    if (common.read_mostly, common.replicated) == (Some(true), Some(true)) {
+        what |= REPLICATED;
+        values |= REPLICATED;
+    }
     raw.put_u32(24, what);
     raw.put_u32(28, preferred.unwrap_or(0));
     raw.put_u32(32, values);
@@ -156,7 +171,7 @@ fn get_attributes(client: &Client, user: usize) -> Result {
 }
 
 fn placement(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<64>::read(user, 64)?;
+    let mut raw = Structure::<88>::read(user, 64)?;
     no_flags(raw.u32(4))?;
     let decider = client.decider();
     let memory = client.memory();
@@ -171,6 +186,9 @@ fn placement(client: &Client, user: usize) -> Result {
             pieces as u64,
             idle as u64,
             memory.driver().chosen(),
+            client.mirror().replicas() as u64,
+            client.mirror().stats().get(Counter::Replicated),
+            client.mirror().stats().get(Counter::Collapsed),
         ],
     );
     raw.write()

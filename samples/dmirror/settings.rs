@@ -74,10 +74,10 @@ impl Fixed {
         self,
         policy: u64,
         own_alloc: u64,
-        numbers: [u64; 5],
+        numbers: [u64; 6],
     ) -> Result<Self> {
-        let least = [1, 0, 1, 0, 0];
-        let most = [101, 1024, 1000, 60_000, 60_000];
+        let least = [1, 0, 1, 0, 0, 0];
+        let most = [101, 1024, 1000, 60_000, 60_000, 60_000];
         let mut checks = numbers.iter().zip(least.iter().zip(most));
         let valid = checks.all(|(value, (least, most))| (*least..=most).contains(value))
             && policy < u64::from(POLICIES)
@@ -86,7 +86,7 @@ impl Fixed {
             pr_err!("a parameter is out of range\n");
             return Err(EINVAL);
         }
-        let [threshold, ahead, count, thrash_lapse, thrash_pin] = numbers;
+        let [threshold, ahead, count, thrash_lapse, thrash_pin, thrash_nap] = numbers;
         Ok(Self {
             policy: u32::try_from(policy)?,
             own_alloc: own_alloc != 0,
@@ -96,6 +96,7 @@ impl Fixed {
                 thrash_count: u32::try_from(count)?,
                 thrash_lapse,
                 thrash_pin,
+                thrash_nap,
             },
             ..self
         })

@@ -5,7 +5,7 @@
 //! Contents pass through a bounce buffer of bounded size: user memory cannot be touched while the
 //! table lock is held, for that could fault, and the fault could invalidate.
 
-use crate::{device::View, uapi::Command};
+use crate::{client::Client, device::View, uapi::Command};
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
@@ -99,7 +99,8 @@ fn write_page(
 }
 
 /// Reads `command.range` into the user's buffer.
-pub(crate) fn read(mirror: &Mirror<View>, command: &mut Command, missing: Missing) -> Result {
+pub(crate) fn read(client: &Client, command: &mut Command, missing: Missing) -> Result {
+    let mirror = client.mirror();
     let total = command.range.pages();
     if missing == Missing::Fail {
         // Piece by piece, so that the lock is never held for long.
@@ -122,7 +123,7 @@ pub(crate) fn read(mirror: &Mirror<View>, command: &mut Command, missing: Missin
             rounds = next_round(rounds)?;
             match missing {
                 Missing::Fail => return Err(ENOENT),
-                Missing::Fault(access) => mirror.fault(rest, access)?,
+                Missing::Fault(access) => client.decider().serve(client, rest, access)?,
             }
             command.faults += 1;
             continue;
@@ -156,7 +157,8 @@ fn read_some(mirror: &Mirror<View>, range: PageRange, bounce: &mut Bounce) -> Re
 }
 
 /// Writes the user's buffer to `command.range`.
-pub(crate) fn write(mirror: &Mirror<View>, command: &mut Command) -> Result {
+pub(crate) fn write(client: &Client, command: &mut Command) -> Result {
+    let mirror = client.mirror();
     let total = command.range.pages();
     let mut bounce = Bounce::new(total)?;
     let mut user: UserSliceReader = user_slice(command)?.reader();
@@ -173,7 +175,7 @@ pub(crate) fn write(mirror: &Mirror<View>, command: &mut Command) -> Result {
             let got = write_some(mirror, rest, &mut bounce, written, filled)?;
             if got == 0 {
                 rounds = next_round(rounds)?;
-                mirror.fault(rest, Access::Write)?;
+                client.decider().serve(client, rest, Access::Write)?;
                 command.faults += 1;
             }
             written += got;

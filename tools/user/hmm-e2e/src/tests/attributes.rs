@@ -22,6 +22,7 @@ pub const TESTS: &[Test] = &[
     Test::new("attributes", "accessed_by", accessed_by).only_rust(OURS),
     Test::new("attributes", "read_mostly", read_mostly).only_rust(OURS),
     Test::new("attributes", "granularity", granularity).only_rust(OURS),
+    Test::new("attributes", "without_a_policy", without_a_policy).only_rust(OURS),
 ];
 
 const DEVICE: Attributes =
@@ -261,5 +262,21 @@ fn granularity(ctx: &Ctx) -> Outcome {
         set(&device, &map, 0, 512, none().order(Some(order)))?;
         check_eq!(engine_reads(&device, &map, page)?, 1 << order, "pages of order {order}");
     }
+    cpu_sees(&map, 1, "after all")
+}
+
+/// What was said of memory holds also where no policy moves anything, for engines and for commands.
+fn without_a_policy(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon_aligned(1)?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.fill(1);
+    set(&device, &map, 64, 64, DEVICE.order(Some(3)))?;
+    check_eq!(engine_reads(&device, &map, 3)?, 0, "pages of which nothing was said");
+    check_eq!(engine_reads(&device, &map, 65)?, 8, "pages that prefer the device");
+    // A command that goes through all: each part as it was said.
+    device_sees(&device, &map, 1, "of both parts")?;
+    check_eq!(resident(&device, &map, 64, 64)?, 64, "pages of that part");
+    check_eq!(resident(&device, &map, 0, 512)?, 64, "pages of all");
     cpu_sees(&map, 1, "after all")
 }

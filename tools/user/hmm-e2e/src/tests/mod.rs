@@ -19,6 +19,7 @@ mod migrate;
 mod mirror;
 mod race;
 mod reload;
+mod replica;
 mod sharing;
 mod thp;
 
@@ -39,6 +40,7 @@ pub fn all() -> Vec<Test> {
         engine::TESTS,
         extension::TESTS,
         attributes::TESTS,
+        replica::TESTS,
         hostile::TESTS,
         &faultless,
         lifecycle::TESTS,

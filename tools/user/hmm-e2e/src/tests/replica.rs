@@ -9,8 +9,6 @@ use crate::{check, check_eq};
 use hmm::engine::{checksum, Way};
 use hmm::placement::Attributes;
 use hmm::{pattern, Child, Command, Device, EngineOp, Mapping, Prot, PAGE_SIZE};
-use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
 
 const OURS: &str = "test_hmm knows no attributes";
 
@@ -58,23 +56,24 @@ fn query_tells_which(ctx: &Ctx) -> Outcome {
     map.fill(1);
     read_mostly(&device, &map)?;
     let get = |first, pages| device.attributes(map.page_addr(first), pages).what("get attributes");
-    let both = Attributes::READ_MOSTLY | Attributes::REPLICATED;
+    let only = Attributes::READ_MOSTLY;
+    let both = only | Attributes::REPLICATED;
     // It may be written: accepted, and mapped in place.
     let found = get(0, PAGES)?;
-    check_eq!((found.what & both, found.values), (both, Attributes::READ_MOSTLY), "if writable");
+    check_eq!((found.what & both, found.values), (only, only), "if writable");
     reads(&device, &map, 1, "of writable memory")?;
     check_eq!(device.placement()?.replicated, 0, "copies of writable memory");
     map.protect_pages(Prot::Read, 0, 32)?;
     let found = get(0, 32)?;
     check_eq!((found.what & both, found.values), (both, both), "of what cannot be written");
     let found = get(0, PAGES)?;
-    check_eq!(found.what & both, Attributes::READ_MOSTLY, "of both: it differs");
+    check_eq!((found.what & both, found.values), (only, only), "of both");
     let file = Mapping::shared(4)?;
     file.fill(1);
     file.protect(Prot::Read)?;
     read_mostly(&device, &file)?;
     let found = device.attributes(file.addr(), 4).what("get attributes")?;
-    check_eq!(found.values & both, Attributes::READ_MOSTLY, "of shared memory");
+    check_eq!(found.values & both, only, "of shared memory");
     reads(&device, &file, 1, "of shared memory")?;
     check_eq!(device.placement()?.replicated, 0, "copies of shared memory");
     Ok(())
@@ -102,17 +101,35 @@ fn cpu_keeps_its_mapping(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Writes pattern `seed` into memory that cannot be written, as a debugger does.
-fn force(map: &Mapping, seed: u64, first: usize, pages: usize) -> Outcome {
-    let file = OpenOptions::new().write(true).open("/proc/self/mem").what("open")?;
-    for page in first..first + pages {
-        let mut bytes = Vec::with_capacity(PAGE_SIZE);
-        for word in 0..PAGE_SIZE / 8 {
-            bytes.extend_from_slice(&pattern::word(seed, page, word).to_ne_bytes());
+/// Writes `words` to their addresses as a debugger does, whether the mapping can be written or not.
+fn poke(words: impl Iterator<Item = (usize, u64)>) -> Outcome {
+    let me = std::process::id() as libc::pid_t;
+    let child = Child::spawn(|| -> Outcome {
+        let call = |request, addr: usize, data: u64| {
+            // SAFETY: plain numbers.
+            unsafe { libc::ptrace(request, me, addr, data) }
+        };
+        check_eq!(call(libc::PTRACE_ATTACH, 0, 0), 0, "attach");
+        let mut status = 0;
+        // SAFETY: the status may be written.
+        check_eq!(unsafe { libc::waitpid(me, &mut status, libc::__WALL) }, me, "wait");
+        let mut good = true;
+        for (addr, word) in words {
+            good &= call(libc::PTRACE_POKEDATA, addr, word) == 0;
         }
-        file.write_all_at(&bytes, map.page_addr(page) as u64).what("write to /proc/self/mem")?;
-    }
-    Ok(())
+        check_eq!(call(libc::PTRACE_DETACH, 0, 0), 0, "detach");
+        check!(good, "a word could not be written");
+        Ok(())
+    })?;
+    child.join().map_err(Stop::Fail)
+}
+
+/// Writes pattern `seed` into memory that cannot be written.
+fn force(map: &Mapping, seed: u64, first: usize, pages: usize) -> Outcome {
+    poke((first..first + pages).flat_map(|page| {
+        (0..PAGE_SIZE / 8)
+            .map(move |word| (map.page_addr(page) + word * 8, pattern::word(seed, page, word)))
+    }))
 }
 
 fn writes_by_any_path(ctx: &Ctx) -> Outcome {
@@ -122,15 +139,17 @@ fn writes_by_any_path(ctx: &Ctx) -> Outcome {
     map.fill(2);
     reads(&device, &map, 2, "after it was made writable and written")?;
 
+    drop(map);
     let map = copied(&device, 3)?;
     force(&map, 4, 0, PAGES)?;
-    cpu_sees(&map, 4, "after a write through /proc")?;
-    reads(&device, &map, 4, "after a write through /proc")?;
+    cpu_sees(&map, 4, "after a write by a debugger")?;
+    reads(&device, &map, 4, "after a write by a debugger")?;
     // Copies are made again, and are no less careful.
     force(&map, 5, 0, PAGES)?;
-    reads(&device, &map, 5, "after a second write through /proc")?;
+    reads(&device, &map, 5, "after a second write by a debugger")?;
 
     // Pages that a child shares.
+    drop(map);
     let map = copied(&device, 6)?;
     let child = Child::spawn(|| -> Outcome {
         map.protect(Prot::ReadWrite)?;
@@ -140,18 +159,21 @@ fn writes_by_any_path(ctx: &Ctx) -> Outcome {
     child.join().map_err(Stop::Fail)?;
     reads(&device, &map, 6, "after a child wrote its own")?;
     force(&map, 8, 0, PAGES)?;
-    reads(&device, &map, 8, "after a write through /proc, behind the child")?;
+    reads(&device, &map, 8, "after a write by a debugger, behind the child")?;
 
+    drop(map);
     let map = copied(&device, 9)?;
     map.advise(libc::MADV_DONTNEED)?;
     device_sees_zero(&device, &map, 0, PAGES, "after MADV_DONTNEED")?;
 
+    drop(map);
     let map = copied(&device, 10)?;
     map.unmap_pages(0, PAGES)?;
     map.map_again(0, PAGES, None)?;
     map.fill(11);
     reads(&device, &map, 11, "of new memory at the place")?;
 
+    drop(map);
     let (map, target) = (copied(&device, 12)?, Mapping::anon(PAGES)?);
     map.move_pages(0, PAGES, &target, 0)?;
     reads(&device, &target, 12, "where it was moved to")?;
@@ -160,6 +182,7 @@ fn writes_by_any_path(ctx: &Ctx) -> Outcome {
     reads(&device, &target, 13, "where it was moved to, and written")?;
 
     // To the device, with all that it has: a copy is not what moves.
+    drop(map);
     let map = copied(&device, 14)?;
     let done = device.migrate(map.addr(), PAGES, Way::ToDevice)?;
     check_eq!(done.moved, PAGES as u64, "pages that moved");
@@ -172,35 +195,28 @@ fn writes_by_any_path(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Somebody writes with force all the time while engines read and copies are made.
+/// Somebody writes with force while engines read and copies are made.
 fn writes_meanwhile(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(4)?;
     map.fill(0);
     map.protect(Prot::Read)?;
     read_mostly(&device, &map)?;
-    let file = OpenOptions::new().write(true).open("/proc/self/mem").what("open")?;
-    for round in 1..400u64 {
-        let at = (round % 4) as usize;
-        file.write_all_at(&round.to_ne_bytes(), map.page_addr(at) as u64).what("write")?;
+    let first = |at: usize| -> Result<u64, Stop> {
         let mut data = vec![0; PAGE_SIZE];
         device.read(map.page_addr(at), &mut data).what("device read")?;
-        let found = u64::from_ne_bytes(data[..8].try_into().unwrap_or_default());
-        check_eq!(found, round, "what the device reads after a write");
-        if round % 8 == 0 {
-            // While copies are made: the device may see either, the next read the new one.
-            let all = Command::new(EngineOp::Read, map.addr(), map.len()).rounds(20);
-            let job = device.submit(all).what("submit")?;
-            for more in 0..10 {
-                let value = ((round << 32) | more).to_ne_bytes();
-                file.write_all_at(&value, map.page_addr(at) as u64).what("write")?;
-            }
-            check_eq!(job.wait()?.error, None, "an engine's reads");
-            let mut data = vec![0; PAGE_SIZE];
-            device.read(map.page_addr(at), &mut data).what("device read")?;
-            let found = u64::from_ne_bytes(data[..8].try_into().unwrap_or_default());
-            check_eq!(found, (round << 32) | 9, "what the device reads after many writes");
-        }
+        Ok(u64::from_ne_bytes(data[..8].try_into().unwrap_or_default()))
+    };
+    for round in 1..60u64 {
+        let at = (round % 4) as usize;
+        poke(std::iter::once((map.page_addr(at), round)))?;
+        check_eq!(first(at)?, round, "what the device reads after a write");
+        // While copies are made and used the device may see either; the next read the last one.
+        let all = Command::new(EngineOp::Read, map.addr(), map.len()).rounds(0);
+        let job = device.submit(all).what("submit")?;
+        poke((0..10).map(|more| (map.page_addr(at), (round << 32) | more)))?;
+        check_eq!(first(at)?, (round << 32) | 9, "what the device reads after many writes");
+        check_eq!(job.finish()?.error, None, "an engine's reads");
     }
     check!(device.placement()?.replicated > 0, "no copy was made");
     Ok(())

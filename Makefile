@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench install uninstall deb install-test in-tree-test rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -36,6 +36,11 @@ help:
 	@echo 'make check      format, lints, documents, compile-fail tests'
 	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
 	@echo 'make bench      instructions per page, against the C driver'
+	@echo 'make install    modules and SDK for the running kernel (RELEASE=, DESTDIR=); make uninstall'
+	@echo 'make deb        Debian packages, with DKMS, into build/deb'
+	@echo 'make install-test  install, use and remove them in a stock Debian system (half an hour)'
+	@echo 'make in-tree-test  as a part of a kernel tree (tools/into-tree), KUnit by kunit.py (15 minutes)'
+	@echo 'make rust-analyzer rust-project.json for editors'
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
 	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE'
@@ -128,6 +133,21 @@ compile-fail:
 
 bench:
 	tools/test/bench
+
+install uninstall:
+	tools/install/$@ $(if $(RELEASE),--release $(RELEASE)) $(if $(DESTDIR),--destdir $(DESTDIR))
+
+deb:
+	tools/install/deb
+
+install-test:
+	tools/test/install --series $(SERIES)
+
+in-tree-test:
+	tools/test/in-tree --series $(SERIES)
+
+rust-analyzer:
+	tools/rust-analyzer --kernel $(KERNEL) --series $(SERIES)
 
 clean:
 	rm -rf build

@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench install uninstall deb install-test in-tree-test rust-analyzer clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench doc install uninstall deb install-test in-tree-test rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -36,6 +36,7 @@ help:
 	@echo 'make check      format, lints, documents, compile-fail tests'
 	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
 	@echo 'make bench      instructions per page, against the C driver'
+	@echo 'make doc        the book and the reference of the library, as HTML in build/doc'
 	@echo 'make install    modules and SDK for the running kernel (RELEASE=, DESTDIR=); make uninstall'
 	@echo 'make deb        Debian packages, with DKMS, into build/deb'
 	@echo 'make install-test  install, use and remove them in a stock Debian system (half an hour)'
@@ -133,6 +134,10 @@ compile-fail:
 
 bench:
 	tools/test/bench
+
+doc:
+	tools/doc
+	tools/rustdoc --kernel $(KERNEL) --series $(SERIES)
 
 install uninstall:
 	tools/install/$@ $(if $(RELEASE),--release $(RELEASE)) $(if $(DESTDIR),--destdir $(DESTDIR))

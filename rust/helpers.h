@@ -77,6 +77,13 @@ void rust_hmm_copy_pages(unsigned long dst, unsigned long src,
 void rust_hmm_clear_pages(unsigned long pfn, unsigned long npages);
 void rust_hmm_copy_bytes(void *dst, const void *src, size_t len);
 void rust_hmm_clear_bytes(void *dst, size_t len);
+size_t rust_hmm_page_to_user(unsigned long user, unsigned long pfn,
+			     size_t offset, size_t len);
+size_t rust_hmm_page_from_user(unsigned long pfn, size_t offset,
+			       unsigned long user, size_t len);
+size_t rust_hmm_bytes_to_user(unsigned long user, const void *src, size_t len);
+size_t rust_hmm_bytes_from_user(void *dst, unsigned long user, size_t len);
+size_t rust_hmm_fault_in_user(unsigned long user, size_t len, bool write);
 u64 rust_hmm_fetch_add_page(unsigned long pfn, size_t offset, u64 value);
 u64 rust_hmm_fetch_add_bytes(void *at, u64 value);
 

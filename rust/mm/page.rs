@@ -77,7 +77,7 @@ impl<'a> CpuPages<'a> {
     }
 
     /// Calls `f` with page frame, offset in it, and part of `len` bytes from `offset` on.
-    fn for_each_part(
+    pub(super) fn for_each_part(
         &self,
         offset: usize,
         len: usize,
@@ -300,7 +300,7 @@ impl SharedBytes {
         self.len == 0
     }
 
-    fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
+    pub(super) fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
         if offset.checked_add(len).ok_or(EINVAL)? > self.len {
             return Err(EINVAL);
         }

@@ -12,6 +12,7 @@
 #include <linux/ioport.h>
 #include <linux/kthread.h>
 #include <linux/memcontrol.h>
+#include <linux/mempolicy.h>
 #include <linux/memremap.h>
 #include <linux/migrate.h>
 #include <linux/mm.h>
@@ -193,11 +194,25 @@ unsigned int rust_hmm_pfn_order(unsigned long pfn)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_order);
 
-void rust_hmm_pfn_mark_dirty(unsigned long pfn)
+/* Marks the folios of @npages page frames dirty. */
+void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages)
 {
-	folio_mark_dirty(page_folio(pfn_to_page(pfn)));
+	unsigned long end = pfn + npages;
+
+	while (pfn < end) {
+		struct folio *folio = page_folio(pfn_to_page(pfn));
+
+		/* Without a call where folio_mark_dirty() would do no more. */
+		if (folio_test_anon(folio) && !folio_test_swapcache(folio)) {
+			if (!folio_test_dirty(folio))
+				folio_set_dirty(folio);
+		} else {
+			folio_mark_dirty(folio);
+		}
+		pfn = folio_pfn(folio) + folio_nr_pages(folio);
+	}
 }
-EXPORT_SYMBOL_GPL(rust_hmm_pfn_mark_dirty);
+EXPORT_SYMBOL_GPL(rust_hmm_mark_dirty);
 
 void rust_hmm_folio_unlock_put(unsigned long pfn)
 {
@@ -232,6 +247,51 @@ unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 	return folio_pfn(folio);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_folio_alloc_locked);
+
+/* Pages that are taken from the allocator at once; they are on the stack. */
+#define BULK 32
+
+/*
+ * Gives each marked place of @dst, all bits of which are set, a new locked
+ * page, as far as there are any without an effort; the others become 0, and so
+ * do all where a memory policy asks for pages of its own choice.
+ */
+void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
+			  unsigned long npages)
+{
+	const gfp_t gfp = GFP_HIGHUSER_MOVABLE | __GFP_NORETRY | __GFP_NOWARN;
+	unsigned long marked = 0, i;
+	struct page *pages[BULK];
+	unsigned int next = 0, got = 0;
+	bool more = true;
+
+#ifdef CONFIG_NUMA
+	more = !current->mempolicy && !(vma && vma_policy(vma));
+#endif
+	for (i = 0; i < npages; i++)
+		marked += dst[i] == ULONG_MAX;
+	for (i = 0; i < npages; i++) {
+		if (dst[i] != ULONG_MAX)
+			continue;
+		if (next == got && more) {
+			unsigned int want = min(marked, (unsigned long)BULK);
+
+			memset(pages, 0, want * sizeof(pages[0]));
+			next = 0;
+			got = alloc_pages_bulk(gfp, want, pages);
+			more = got == want;
+		}
+		marked--;
+		if (next == got) {
+			dst[i] = 0;
+			continue;
+		}
+		/* Nobody else knows of it, so that its lock is free. */
+		__SetPageLocked(pages[next]);
+		dst[i] = migrate_pfn(page_to_pfn(pages[next++]));
+	}
+}
+EXPORT_SYMBOL_GPL(rust_hmm_fill_marked);
 
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order)

@@ -57,11 +57,13 @@ bool rust_hmm_pfn_is_private(unsigned long pfn);
 bool rust_hmm_pfn_is_zero(unsigned long pfn);
 bool rust_hmm_pfn_is_ksm(unsigned long pfn);
 unsigned int rust_hmm_pfn_order(unsigned long pfn);
-void rust_hmm_pfn_mark_dirty(unsigned long pfn);
+void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages);
 void rust_hmm_folio_unlock_put(unsigned long pfn);
 unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 					  unsigned long addr,
 					  unsigned int order, bool must);
+void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
+			  unsigned long npages);
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order);
 bool rust_hmm_drop_moved_folio(unsigned long pfn);

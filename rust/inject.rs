@@ -120,6 +120,12 @@ pub(crate) fn fails(point: Point) -> bool {
     SET.load(Relaxed) != 0 && counted(point)
 }
 
+/// Whether any point is set. Context: any.
+#[inline]
+pub(crate) fn is_injecting() -> bool {
+    SET.load(Relaxed) != 0
+}
+
 #[cold]
 fn counted(point: Point) -> bool {
     STATES.get(point as usize).is_some_and(State::fails)

@@ -144,11 +144,12 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.data().fails(order)
     }
 
-    pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
-        if self.driver_fails(order) {
-            return None;
+    /// For some allocations in a row.
+    pub(crate) fn allocator(&self) -> Allocator<'_, M> {
+        Allocator {
+            pages: &self.pages,
+            _within: Within::enter(),
         }
-        self.pages.alloc(order)
     }
 
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
@@ -158,6 +159,22 @@ impl<M: MemoryOps> Memory<M> {
         copies: &'c mut Copies,
     ) -> Failed<'c> {
         self.pages.data().copy_all(&self.pages, isolated, copies)
+    }
+}
+
+/// Allocates pages of a device's memory. The task is within a callback as long as this exists.
+pub(crate) struct Allocator<'m, M: MemoryOps> {
+    pages: &'m DevicePages<Ops<M>>,
+    _within: Within,
+}
+
+impl<M: MemoryOps> Allocator<'_, M> {
+    /// A folio of `order`, if there is one.
+    pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
+        if self.pages.data().driver.fail_allocation(order) {
+            return None;
+        }
+        self.pages.alloc(order)
     }
 }
 
@@ -196,21 +213,30 @@ impl<M: MemoryOps> Ops<M> {
         };
         let failed = copies.run(&cancelled, |batch| {
             let _within = Within::enter();
+            // Private memory is known by its number; else the CPU can address it, which is asked first.
+            let private = matches!(pages.kind(), Kind::Private);
+            let device = |pfn| pages.lookup(pfn).map(End::Device);
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {
-                let device = |pfn| pages.lookup(pfn).map(End::Device);
+                let known = |pfn| if private { device(pfn) } else { None };
                 let source = match entry.source {
                     Source::Hole => Some(None),
-                    Source::Page(pfn) => isolated
-                        .source(entry.index)
-                        .map(|cpu| End::Cpu(cpu.first_pfn()))
-                        .or(device(pfn))
+                    Source::Page(pfn) => known(pfn)
+                        .or_else(|| {
+                            isolated
+                                .source(entry.index)
+                                .map(|cpu| End::Cpu(cpu.first_pfn()))
+                        })
+                        .or_else(|| device(pfn))
                         .map(Some),
                 };
-                let destination = isolated
-                    .destination(entry.index)
-                    .map(|cpu| End::Cpu(cpu.first_pfn()))
-                    .or(device(entry.destination));
+                let destination = known(entry.destination)
+                    .or_else(|| {
+                        isolated
+                            .destination(entry.index)
+                            .map(|cpu| End::Cpu(cpu.first_pfn()))
+                    })
+                    .or_else(|| device(entry.destination));
                 let (Some(source), Some(destination)) = (source, destination) else {
                     // Memory of another device that nobody here can read.
                     batch.fail(entry.index);
@@ -230,6 +256,9 @@ impl<M: MemoryOps> Ops<M> {
                 Source::Page(pfn) => pages.lookup(pfn).is_some(),
                 Source::Hole => false,
             };
+            if entry.destination == 0 {
+                continue;
+            }
             if failed.is(entry.index) {
                 isolated.abandon(entry.index);
             } else if from_device {

@@ -18,7 +18,7 @@ use crate::{
     },
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        migrate::{Batch, Isolated, Select, Source},
+        migrate::{Batch, Entry, Isolated, Select, Source},
         notifier::Cookie,
         page::{Effort, LockedFolio},
         range_fault::AddressSpace,
@@ -340,6 +340,13 @@ impl<D: Device> Step<'_, D> {
     }
 }
 
+/// Notes the outcome of the pages of `entry`.
+fn set(pages: &mut [PageOutcome; PMD_PAGES], entry: &Entry, outcome: PageOutcome) {
+    for page in pages.iter_mut().skip(entry.index).take(entry.pages) {
+        *page = outcome;
+    }
+}
+
 impl<F: Format> Work<F> {
     fn isolate_and_move<D: Device<Format = F>>(
         &mut self,
@@ -378,45 +385,61 @@ impl<F: Format> Work<F> {
         };
         let mut isolated = Isolated::new(vma, piece, select, compound, cookie, None, batch)?;
 
-        let mut set = |first: usize, count: usize, outcome| {
-            for page in pages.iter_mut().skip(first).take(count) {
-                *page = outcome;
-            }
-        };
         let mut no_huge = false;
-        isolated.fill(|entry| {
-            let order = entry.order();
-            let folio = match target {
-                Target::Device => memory.alloc(order),
-                // The core offers these, too, but there is nothing to bring back.
-                Target::System if entry.source == Source::Hole => return None,
-                Target::System if memory.driver_fails(order) => None,
-                Target::System => LockedFolio::alloc_system(
-                    Some(vma),
-                    piece.address(entry.index),
-                    order,
-                    if order == 0 {
-                        Effort::Must
-                    } else {
-                        Effort::Try
-                    },
-                )
-                .ok(),
-            };
-            if folio.is_none() {
-                no_huge |= order == PMD_ORDER;
-                set(entry.index, entry.pages, PageOutcome::NoMemory);
+        match target {
+            Target::Device => {
+                let allocator = memory.allocator();
+                isolated.fill(|entry| {
+                    let folio = allocator.alloc(entry.order());
+                    if folio.is_none() {
+                        no_huge |= entry.order() == PMD_ORDER;
+                        set(pages, entry, PageOutcome::NoMemory);
+                    }
+                    folio
+                });
             }
-            folio
-        });
+            Target::System => {
+                isolated.fill_small(Some(vma), |entry| {
+                    let fails = memory.driver_fails(0);
+                    if fails {
+                        set(pages, entry, PageOutcome::NoMemory);
+                    }
+                    !fails
+                });
+                isolated.fill(|entry| {
+                    let order = entry.order();
+                    let refused = pages.get(entry.index) == Some(&PageOutcome::NoMemory);
+                    // The core offers holes, too, but there is nothing to bring back.
+                    if entry.source == Source::Hole || refused {
+                        return None;
+                    }
+                    let effort = match order {
+                        0 => Effort::Must,
+                        _ => Effort::Try,
+                    };
+                    let addr = piece.address(entry.index);
+                    let folio = match memory.driver_fails(order) {
+                        true => None,
+                        false => LockedFolio::alloc_system(Some(vma), addr, order, effort).ok(),
+                    };
+                    if folio.is_none() {
+                        no_huge |= order == PMD_ORDER;
+                        set(pages, entry, PageOutcome::NoMemory);
+                    }
+                    folio
+                });
+            }
+        }
         if no_huge {
             // Puts everything back.
             return Ok(Attempt::NoHuge);
         }
         let failed = memory.copy_all(&mut isolated, copies);
-        for entry in isolated.entries() {
-            if failed.is(entry.index) {
-                set(entry.index, entry.pages, PageOutcome::CopyFailed);
+        if failed.any() {
+            for entry in isolated.entries() {
+                if failed.is(entry.index) {
+                    set(pages, &entry, PageOutcome::CopyFailed);
+                }
             }
         }
 

@@ -175,11 +175,9 @@ impl<D: Device> Inner<D> {
     /// Marks the pages of an entry dirty that goes away or can no longer be written.
     pub(crate) fn retire(span: PageRange, entry: Entry) {
         if entry.may_be_dirty() && !entry.is_device() {
-            for index in 0..span.pages() {
-                // SAFETY: The entry is in the table, so the pages are still mapped by the CPU: the
-                // callback that announces the end of that has not returned.
-                unsafe { page::mark_dirty(entry.number() + index) };
-            }
+            // SAFETY: The entry is in the table, so the pages are still mapped by the CPU: the
+            // callback that announces the end of that has not returned.
+            unsafe { page::mark_dirty(entry.number(), span.pages()) };
         }
     }
 }
@@ -201,10 +199,11 @@ impl<D: Device> Subscriber for Inner<D> {
             transactions,
         } = state;
         let own = transactions.note(event);
+        let own = own.and_then(|name| transactions.get(name));
         let mut changed = 0;
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
             table.for_each(event.range, batch, |span, entry| {
-                if own.is_some_and(|name| transactions.keeps(name, span.start(), *entry)) {
+                if own.is_some_and(|own| own.keeps(span.start(), *entry)) {
                     return;
                 }
                 if event.reason.keeps_reads() && !entry.is_exclusive() {

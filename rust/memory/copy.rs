@@ -195,6 +195,11 @@ impl Drop for Batch<'_> {
 pub(crate) struct Failed<'a>(&'a State);
 
 impl Failed<'_> {
+    /// Whether there are any.
+    pub(crate) fn any(&self) -> bool {
+        self.0.failed.iter().any(|word| word.load(Relaxed) != 0)
+    }
+
     pub(crate) fn is(&self, index: usize) -> bool {
         self.0
             .failed

@@ -32,7 +32,8 @@ pub(super) fn serve<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
-    let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
+    let bytes = if fault.is_huge() { PMD_SIZE } else { WINDOW };
+    let mut batch = Batch::with_room(bytes / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
     if fault.is_huge() {
         match attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE, true)? {
@@ -103,6 +104,7 @@ fn attempt<M: MemoryOps>(
                 batch,
             )
             .map_err(|_| FaultError::Lost)?;
+            isolated.fill_small(Some(vma), |_| true);
             isolated.fill(|entry| {
                 if entry.source == Source::Hole {
                     // The core offers these, too, but there is nothing to bring back.

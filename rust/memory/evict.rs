@@ -84,6 +84,7 @@ impl<M: MemoryOps> Memory<M> {
         copies: &mut Copies,
     ) -> Result<usize> {
         let mut isolated = Isolated::from_device(&self.pages, block, batch)?;
+        isolated.fill_small(None, |_| true);
         // A huge device folio can only go to a huge one here: so try hard.
         isolated.fill(|entry| LockedFolio::alloc_system(None, 0, entry.order(), Effort::Must).ok());
         self.copy_all(&mut isolated, copies);

@@ -180,6 +180,7 @@ impl<D: Device> Mirror<D> {
             table,
             transactions,
         } = &mut *guard;
+        let own = transactions.get(name);
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
             let result = table.install(piece, spares, batch, |addr, slot| {
                 let Some(index) = piece.index_of(addr) else {
@@ -190,7 +191,7 @@ impl<D: Device> Mirror<D> {
                 let Some(entry) = moved.at(index) else {
                     return each(index, Switched::Stays { on_device });
                 };
-                if !transactions.owns(name, addr) {
+                if !own.is_some_and(|own| own.is_marked(addr)) {
                     return each(index, Switched::Lost);
                 }
                 let Some(number) = number(entry.destination) else {
@@ -262,6 +263,7 @@ pub(super) fn switch_to_system<D: Device>(
         table,
         transactions,
     } = &mut *guard;
+    let own = transactions.get(name);
     let mut switched = 0;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
         // A huge leaf whose pages go to different places cannot stay one.
@@ -281,7 +283,7 @@ pub(super) fn switch_to_system<D: Device>(
                 let on_device = slot.is_device();
                 return all(Switched::Stays { on_device });
             };
-            if !transactions.owns(name, span.start()) {
+            if !own.is_some_and(|own| own.is_marked(span.start())) {
                 // Others' events have removed what we do not own; if something is there, it has
                 // come since.
                 return all(Switched::Lost);
@@ -337,23 +339,32 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         if transactions.begin(request).is_err() {
             return false;
         }
+        // In one pass: pages without an entry are let go, the others are write-protected.
+        let keep_write = inner.device().test_keep_write();
+        let mut behind = range.start();
         let mut any = false;
-        for index in 0..range.pages() {
-            let addr = range.address(index);
-            let valid = table.get(addr).is_valid();
-            any |= valid;
-            if let (false, Ok(page)) = (valid, PageRange::from_pages(addr, 1)) {
-                transactions.release(name, page);
-            }
+        let ((), flush) = inner.change(table, None, |table, batch| {
+            table.for_each(range, batch, |span, entry| {
+                any = true;
+                if let Ok(gap) = PageRange::new(behind, span.start()) {
+                    transactions.release(name, gap);
+                }
+                behind = span.end();
+                if entry.is_writable() && !keep_write {
+                    Inner::<D>::retire(span, *entry);
+                    *entry = entry.write_protected();
+                }
+            });
+        });
+        if let Ok(gap) = PageRange::new(behind, range.end()) {
+            transactions.release(name, gap);
         }
         if !any {
             transactions.end(name);
-            return false;
         }
-        let flush = inner.protect(table, range);
         drop(guard);
         Flushed::by(flush, inner);
-        true
+        any
     }
 
     fn switch(&self, name: Cookie, range: PageRange, migrated: &Migrated<'_>) -> Flushed {

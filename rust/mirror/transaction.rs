@@ -59,14 +59,15 @@ pub(crate) struct Request {
 }
 
 /// One running migration.
-struct Transaction {
+pub(crate) struct Transaction {
     request: Request,
     /// A set bit is a page that nobody else has touched.
     marks: [u64; WORDS],
 }
 
 impl Transaction {
-    fn is_marked(&self, addr: usize) -> bool {
+    /// Whether the page at `addr` still belongs to it.
+    pub(crate) fn is_marked(&self, addr: usize) -> bool {
         self.request.range.index_of(addr).is_some_and(|index| {
             self.marks
                 .get(index / 64)
@@ -81,11 +82,25 @@ impl Transaction {
         let Some(first) = self.request.range.index_of(both.start()) else {
             return;
         };
-        for index in first..first + both.pages() {
+        let mut index = first;
+        let end = first + both.pages();
+        while index < end {
+            let count = (end - index).min(64 - index % 64);
             if let Some(word) = self.marks.get_mut(index / 64) {
-                let bit = 1 << (index % 64);
-                *word = if marked { *word | bit } else { *word & !bit };
+                let bits = (u64::MAX >> (64 - count)) << (index % 64);
+                *word = if marked { *word | bits } else { *word & !bits };
             }
+            index += count;
+        }
+    }
+
+    /// Whether its own event leaves the entry at `addr` alone.
+    pub(crate) fn keeps(&self, addr: usize, entry: Entry) -> bool {
+        if self.request.faultless {
+            self.is_marked(addr)
+        } else {
+            // Pages that it does not take stay where they are.
+            entry.is_device() && self.request.identity == Identity::Name
         }
     }
 
@@ -161,10 +176,16 @@ impl Transactions {
         self.0.iter().flatten()
     }
 
+    /// The migration `name`, if it runs.
+    pub(crate) fn get(&self, name: Cookie) -> Option<&Transaction> {
+        self.running()
+            .find(|transaction| transaction.request.name == name)
+    }
+
     /// Whether the page at `addr` still belongs to the migration `name`.
     pub(crate) fn owns(&self, name: Cookie, addr: usize) -> bool {
-        self.running()
-            .any(|transaction| transaction.request.name == name && transaction.is_marked(addr))
+        self.get(name)
+            .is_some_and(|transaction| transaction.is_marked(addr))
     }
 
     /// Whether a migration is about to switch the entry at `addr`, so that none may be installed.
@@ -210,18 +231,10 @@ impl Transactions {
     }
 
     /// Whether the migration `name`, whose own event this is, leaves the entry at `addr` alone.
+    #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn keeps(&self, name: Cookie, addr: usize, entry: Entry) -> bool {
-        self.running().any(|transaction| {
-            let request = &transaction.request;
-            let takes_device_pages = request.identity != Identity::Name;
-            request.name == name
-                && if request.faultless {
-                    transaction.is_marked(addr)
-                } else {
-                    // Pages that it does not take stay where they are.
-                    entry.is_device() && !takes_device_pages
-                }
-        })
+        self.get(name)
+            .is_some_and(|transaction| transaction.keeps(addr, entry))
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{fails, is_injecting, Point},
     pgtable::Flushed, //
 };
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
@@ -30,22 +30,31 @@ const WRITE: usize = bindings::MIGRATE_PFN_WRITE as usize;
 const COMPOUND: usize = bindings::MIGRATE_PFN_COMPOUND as usize;
 const SHIFT: u32 = bindings::MIGRATE_PFN_SHIFT;
 
-/// Room for one migration of up to [`PMD_PAGES`] pages. Reuse it.
-pub struct Batch(KBox<Arrays>);
-
-struct Arrays {
-    src: [usize; PMD_PAGES],
-    dst: [usize; PMD_PAGES],
+/// Room for one migration. Reuse it.
+pub struct Batch {
+    src: KVec<usize>,
+    dst: KVec<usize>,
 }
 
 impl Batch {
-    /// Allocates a batch. Context: may sleep.
+    /// Allocates a batch for up to [`PMD_PAGES`] pages. Context: may sleep.
     pub fn new() -> Result<Self> {
-        let arrays = Arrays {
-            src: [0; PMD_PAGES],
-            dst: [0; PMD_PAGES],
-        };
-        Ok(Self(KBox::new(arrays, GFP_KERNEL)?))
+        Self::with_room(PMD_PAGES)
+    }
+
+    /// Allocates a batch for up to `pages` pages. Context: may sleep.
+    pub fn with_room(pages: usize) -> Result<Self> {
+        Ok(Self {
+            src: KVec::from_elem(0, pages, GFP_KERNEL)?,
+            dst: KVec::from_elem(0, pages, GFP_KERNEL)?,
+        })
+    }
+
+    /// Makes the places of `pages` pages empty. `EINVAL` if there is not so much room.
+    fn clear(&mut self, pages: usize) -> Result {
+        self.src.get_mut(..pages).ok_or(EINVAL)?.fill(0);
+        self.dst.get_mut(..pages).ok_or(EINVAL)?.fill(0);
+        Ok(())
     }
 }
 
@@ -105,7 +114,9 @@ struct Inner<'a> {
     raw: bindings::migrate_vma,
     /// By virtual address, or by physical page (`migrate_device_*`).
     by_vma: bool,
-    batch: &'a mut Arrays,
+    /// Whether all sources are memory that the CPU can address; unknown if it is `None`.
+    cpu_sources: Option<bool>,
+    batch: &'a mut Batch,
     pages: usize,
     _borrow: PhantomData<Vma<'a>>,
 }
@@ -209,9 +220,8 @@ impl<'a> Isolated<'a> {
         if fails(Point::Isolate) {
             return Err(ENOMEM);
         }
-        let batch = &mut *batch.0;
-        batch.src.fill(0);
-        batch.dst.fill(0);
+        batch.clear(pages)?;
+        let cpu_sources = Some(select != Select::Private);
         let select = match select {
             Select::System => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM,
             Select::Private => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_PRIVATE,
@@ -239,6 +249,7 @@ impl<'a> Isolated<'a> {
         Ok(Self(Inner {
             raw,
             by_vma: true,
+            cpu_sources,
             batch,
             pages,
             _borrow: PhantomData,
@@ -268,9 +279,7 @@ impl<'a> Isolated<'a> {
         if fails(Point::Isolate) {
             return Err(ENOMEM);
         }
-        let batch = &mut *batch.0;
-        batch.src.fill(0);
-        batch.dst.fill(0);
+        batch.clear(range.count)?;
         // SAFETY: The frames are of a live piece, and the array is long enough.
         to_result(unsafe {
             bindings::migrate_device_range(batch.src.as_mut_ptr(), first, range.count)
@@ -288,6 +297,7 @@ impl<'a> Isolated<'a> {
         Ok(Self(Inner {
             raw: bindings::migrate_vma::default(),
             by_vma: false,
+            cpu_sources: None,
             batch,
             pages: range.count,
             _borrow: PhantomData,
@@ -302,6 +312,45 @@ impl<'a> Isolated<'a> {
     /// The first entry at or after page `index` of the range.
     pub fn entry_from(&self, index: usize) -> Option<Entry> {
         self.0.entry_from(index)
+    }
+
+    /// Gives new system memory to the small pages among the entries for which `wanted` says so, many at
+    /// once. Best effort: those that get none, also for the sake of a memory policy, are left to
+    /// [`Self::fill`]. Holes get none.
+    ///
+    /// Context: may sleep; the notifier's lock must not be held.
+    pub fn fill_small(&mut self, vma: Option<Vma<'_>>, mut wanted: impl FnMut(&Entry) -> bool) {
+        if is_injecting() {
+            // One by one, each of which may fail.
+            return;
+        }
+        let mut any = false;
+        let mut index = 0;
+        while let Some(entry) = self.0.entry_from(index) {
+            index = entry.index + entry.pages;
+            let fits = entry.order() == 0 && entry.destination == 0;
+            let Source::Page(pfn) = entry.source else {
+                continue;
+            };
+            // SAFETY: The page is isolated, so it is alive.
+            let ksm = || {
+                self.0.cpu_sources != Some(false) && unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) }
+            };
+            if !fits || ksm() || !wanted(&entry) {
+                continue;
+            }
+            if let Some(dst) = self.0.batch.dst.get_mut(entry.index) {
+                *dst = usize::MAX;
+                any = true;
+            }
+        }
+        if any {
+            let vma = vma.map_or(ptr::null_mut(), |vma| vma.as_ptr());
+            // SAFETY: The array is that long; `vma` is null or valid, with its mmap lock held.
+            unsafe {
+                bindings::rust_hmm_fill_marked(vma, self.0.batch.dst.as_mut_ptr(), self.0.pages)
+            };
+        }
     }
 
     /// Asks `choose` for the destination of each entry. An entry without one stays where it is.
@@ -319,7 +368,7 @@ impl<'a> Isolated<'a> {
             if entry.destination != 0 {
                 continue;
             }
-            if let Source::Page(pfn) = entry.source {
+            if let (Source::Page(pfn), true) = (entry.source, self.0.cpu_sources != Some(false)) {
                 // SAFETY: The page is isolated, so it is alive.
                 if unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) } {
                     continue;
@@ -345,10 +394,12 @@ impl<'a> Isolated<'a> {
         let Source::Page(pfn) = entry.source else {
             return None;
         };
-        // SAFETY: The page is isolated: it stays alive as long as `self`.
-        unsafe {
-            (!bindings::rust_hmm_pfn_is_private(pfn)).then(|| CpuPages::new(pfn, entry.pages))
-        }
+        let addressable = self.0.cpu_sources.unwrap_or_else(|| {
+            // SAFETY: The page is isolated: it stays alive as long as `self`.
+            !unsafe { bindings::rust_hmm_pfn_is_private(pfn) }
+        });
+        // SAFETY: As above; the core gives what was selected.
+        addressable.then(|| unsafe { CpuPages::new(pfn, entry.pages) })
     }
 
     /// The pages that the entry at `index` goes to; `None` if it has none, and for memory that the
@@ -368,7 +419,7 @@ impl<'a> Isolated<'a> {
     pub fn dirty_destination(&self, index: usize) {
         if let Some(pages) = self.destination(index) {
             // SAFETY: A locked new folio of ours.
-            unsafe { mark_dirty(pages.first_pfn()) };
+            unsafe { mark_dirty(pages.first_pfn(), pages.count()) };
         }
     }
 

@@ -19,15 +19,15 @@ use kernel::{
     prelude::*, //
 };
 
-/// Marks the folio of page frame `pfn` dirty, because a device may have written it.
+/// Marks the folios of `count` page frames from `pfn` on dirty, because a device may have written them.
 ///
 /// # Safety
 ///
-/// The frame must belong to a page that is alive and, if it is of a file, cannot be truncated now:
-/// it is mapped, and the notifier's callback that will let it be unmapped has not returned.
-pub(crate) unsafe fn mark_dirty(pfn: usize) {
+/// The frames must belong to pages that are alive and, if they are of a file, cannot be truncated now:
+/// they are mapped, and the notifier's callback that will let them be unmapped has not returned.
+pub(crate) unsafe fn mark_dirty(pfn: usize, count: usize) {
     // SAFETY: By the function's requirements.
-    unsafe { bindings::rust_hmm_pfn_mark_dirty(pfn) };
+    unsafe { bindings::rust_hmm_mark_dirty(pfn, count) };
 }
 
 /// Whether page frame `pfn` is the zero page.

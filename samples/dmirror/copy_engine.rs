@@ -25,8 +25,8 @@ const DEPTH: usize = 2048;
 /// Longest sleep before a look whether a job is still needed.
 const NAP: Delta = Delta::from_millis(10);
 
-/// Up to so many jobs without a delay are not worth to wake a thread.
-const FEW: usize = 4;
+/// Up to so many jobs without a delay are not worth to wake a thread: those of a CPU fault.
+const FEW: usize = 16;
 
 /// A queue of fixed size.
 struct Queue {

@@ -10,9 +10,10 @@
 //! It is always compiled in, so that the modules which are tested are the ones that are shipped.
 //! As long as no point is set, a use costs a load of a word that nobody writes, and a branch.
 
+use crate::phases;
 use core::str::FromStr;
 use kernel::{
-    debugfs::{Dir, Reader, Scope, Writer},
+    debugfs::{Dir, File, Reader, Scope, Writer},
     fmt,
     prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic},
@@ -177,8 +178,9 @@ impl Reader for State {
     }
 }
 
-/// The files of all points, which go when this is dropped.
+/// The files of all points, and that of the phases, which go when this is dropped.
 pub(crate) struct Files {
+    _phases: Pin<KBox<File<phases::Report>>>,
     _points: Pin<KBox<Scope<()>>>,
     _dir: Dir,
 }
@@ -194,7 +196,10 @@ impl Files {
             }
         });
         let points = KBox::pin_init(scope, GFP_KERNEL)?;
+        let report: Result<phases::Report> = Ok(phases::Report);
+        let phases = KBox::pin_init(dir.read_only_file(c"phases", report), GFP_KERNEL)?;
         Ok(Self {
+            _phases: phases,
             _points: points,
             _dir: dir,
         })

@@ -25,6 +25,7 @@ use crate::{
         space::Vma,
     },
     pgtable::{Format, Spares},
+    phases::{Lap, Phase},
     stats::Counter,
     within,
 };
@@ -383,7 +384,9 @@ impl<F: Format> Work<F> {
             Target::Device => (Select::System, name),
             Target::System => (memory.select(), memory.owner()),
         };
+        let mut lap = Lap::start();
         let mut isolated = Isolated::new(vma, piece, select, compound, cookie, None, batch)?;
+        lap.end(Phase::Unmap);
 
         let mut no_huge = false;
         match target {
@@ -430,11 +433,13 @@ impl<F: Format> Work<F> {
                 });
             }
         }
+        lap.end(Phase::Allocate);
         if no_huge {
             // Puts everything back.
             return Ok(Attempt::NoHuge);
         }
         let failed = memory.copy_all(&mut isolated, copies);
+        lap.end(Phase::Copy);
         if failed.any() {
             for entry in isolated.entries() {
                 if failed.is(entry.index) {
@@ -444,6 +449,7 @@ impl<F: Format> Work<F> {
         }
 
         let migrated = isolated.migrate();
+        lap.end(Phase::Switch);
         for entry in migrated.moved() {
             *entries += usize::from(entry.source != Source::Hole);
         }
@@ -478,7 +484,10 @@ impl<F: Format> Work<F> {
                 Ok(()),
             ),
         };
+        // The time since then has been accounted for.
+        let mut lap = Lap::start();
         migrated.finalize(&flushed);
+        lap.end(Phase::Finalize);
         result.map(|()| Attempt::Done { lost })
     }
 }

@@ -13,6 +13,7 @@
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
 //! - [`inject`]: fault injection.
+//! - [`phases`]: where time goes.
 //!
 //! # Lock order
 //!
@@ -35,6 +36,7 @@ pub mod mirror;
 pub mod mm;
 pub mod node;
 pub mod pgtable;
+pub mod phases;
 pub mod stats;
 pub mod thread;
 

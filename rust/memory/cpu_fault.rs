@@ -7,11 +7,14 @@
 //! are removed the ordinary way, by the notifier calls of the migration itself.
 
 use super::{Copies, MemoryOps, Ops};
-use crate::mm::{
-    addr::{PageRange, PMD_ORDER, PMD_SIZE},
-    device_pages::{CpuFault, DevicePages, FaultError},
-    migrate::{Batch, Isolated, Source},
-    page::{Effort, LockedFolio}, //
+use crate::{
+    mm::{
+        addr::{PageRange, PMD_ORDER, PMD_SIZE},
+        device_pages::{CpuFault, DevicePages, FaultError},
+        migrate::{Batch, Isolated, Source},
+        page::{Effort, LockedFolio}, //
+    },
+    phases::{Lap, Phase},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -94,6 +97,7 @@ fn attempt<M: MemoryOps>(
     // Mirrors that can be had at once keep their entries until the pages have moved.
     ops.peers
         .keep_reading(vma.space(), pages.owner(), range, || {
+            let mut lap = Lap::start();
             let mut isolated = Isolated::new(
                 vma,
                 range,
@@ -104,6 +108,7 @@ fn attempt<M: MemoryOps>(
                 batch,
             )
             .map_err(|_| FaultError::Lost)?;
+            lap.end(Phase::Unmap);
             isolated.fill_small(Some(vma), |_| true);
             isolated.fill(|entry| {
                 if entry.source == Source::Hole {
@@ -128,7 +133,9 @@ fn attempt<M: MemoryOps>(
                 }
                 folio.ok()
             });
+            lap.end(Phase::Allocate);
             ops.copy_all(pages, &mut isolated, copies);
+            lap.end(Phase::Copy);
             let wanted = isolated
                 .entries()
                 .find(|entry| covers(entry.index, entry.pages));
@@ -137,6 +144,7 @@ fn attempt<M: MemoryOps>(
 
             let migrated = isolated.migrate();
             moved = migrated.moved().map(|entry| entry.pages).sum();
+            lap.end(Phase::Switch);
             Ok(migrated)
         })?;
 

@@ -17,6 +17,7 @@ use crate::{
         space::{fatal_signal_pending, MmapGuard},
     },
     pgtable::{Entry, Flushed, Spares, Table},
+    phases::{Lap, Phase},
     stats::Counter,
 };
 use kernel::{
@@ -102,6 +103,7 @@ impl<D: Device> Mirror<D> {
         mut request: Request,
     ) -> Result<(MmapGuard<'a>, PageRange)> {
         let asked = request.range;
+        let mut lap = Lap::start();
         // Migrations in a row would starve faults: each undoes what a fault has just collected.
         for _ in 0..GIVE_WAY {
             if self.inner().starved.load(Relaxed) == 0 {
@@ -121,6 +123,7 @@ impl<D: Device> Mirror<D> {
             if self.notifier.read_retry(&guard, seq) {
                 continue;
             }
+            lap.end(Phase::Wait);
             let State {
                 table,
                 transactions,
@@ -131,7 +134,11 @@ impl<D: Device> Mirror<D> {
                 _ => None,
             };
             drop(guard);
-            Flushed::by(flush, self.inner());
+            lap.end(Phase::Collect);
+            if flush.is_some() {
+                Flushed::by(flush, self.inner());
+                lap.end(Phase::Flush);
+            }
             match begun {
                 Ok(()) => return Ok((mmap, request.range)),
                 Err(error) if error == EBUSY => {
@@ -174,6 +181,7 @@ impl<D: Device> Mirror<D> {
         mut each: impl FnMut(usize, Switched),
     ) -> (Flushed, Result) {
         let inner = self.inner();
+        let mut lap = Lap::start();
         let mut moved = Cursor(migrated.moved().peekable());
         let mut guard = self.notifier.lock();
         let State {
@@ -216,6 +224,7 @@ impl<D: Device> Mirror<D> {
             result
         });
         drop(guard);
+        lap.end(Phase::Switch);
         let result = match result {
             Err(error) if error == ENOMEM => {
                 for entry in migrated.moved() {
@@ -226,7 +235,9 @@ impl<D: Device> Mirror<D> {
             }
             result => result,
         };
-        (Flushed::by(flush, inner), result)
+        let flushed = Flushed::by(flush, inner);
+        lap.end(Phase::Flush);
+        (flushed, result)
     }
 
     /// Lets the device use what moved to system memory, where it had an entry. Calls `each` for
@@ -252,6 +263,7 @@ pub(super) fn switch_to_system<D: Device>(
     mut each: impl FnMut(usize, Switched),
 ) -> Flushed {
     let inner = notifier.subscriber();
+    let mut lap = Lap::start();
     let mut moved = Cursor(migrated.moved().peekable());
     for entry in migrated.moved() {
         for index in entry.index..entry.index + entry.pages {
@@ -301,8 +313,11 @@ pub(super) fn switch_to_system<D: Device>(
         });
     });
     drop(guard);
+    lap.end(Phase::Switch);
     inner.stats.add(Counter::Switched, switched as u64);
-    Flushed::by(flush, inner)
+    let flushed = Flushed::by(flush, inner);
+    lap.end(Phase::Flush);
+    flushed
 }
 
 /// A mirror, as a CPU fault on memory of its device sees it.
@@ -322,6 +337,7 @@ pub(crate) trait Peer: Send + Sync {
 impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
     fn begin(&self, name: Cookie, owner: Cookie, range: PageRange) -> bool {
         let inner = self.subscriber();
+        let mut lap = Lap::start();
         let mut guard = self.lock();
         let State {
             table,
@@ -363,7 +379,11 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
             transactions.end(name);
         }
         drop(guard);
-        Flushed::by(flush, inner);
+        lap.end(Phase::Collect);
+        if flush.is_some() {
+            Flushed::by(flush, inner);
+            lap.end(Phase::Flush);
+        }
         any
     }
 

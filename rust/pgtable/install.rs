@@ -183,6 +183,7 @@ impl<F: Format> Table<F> {
             }
         }
         page.set_used(used);
+        page.widen(first, first + range.pages() - 1);
         if used == 0 {
             // Removes the table, and those above that have become empty.
             self.for_each(range, batch, |_, _| ());
@@ -211,6 +212,7 @@ impl<F: Format> Table<F> {
         match old {
             Slot::Empty => {
                 page.set_used(page.used() + 1);
+                page.widen(slot, slot);
                 self.live += span.pages();
             }
             Slot::Leaf(huge) => batch.record(span, huge, new),
@@ -277,8 +279,10 @@ impl<F: Format> Table<F> {
     ) -> Result<u32> {
         let page = self.pool.page(above).ok_or(EINVAL)?;
         let child = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
-        page.store(slot_of::<F>(level, addr), F::table(child));
+        let slot = slot_of::<F>(level, addr);
+        page.store(slot, F::table(child));
         page.set_used(page.used() + 1);
+        page.widen(slot, slot);
         Ok(child)
     }
 }

@@ -30,10 +30,16 @@ const CHUNKS: usize = 8192;
 /// No table page.
 pub(super) const NIL: u32 = u32::MAX;
 
+/// Bounds of a table page without entries: none are wider.
+const NO_BOUNDS: u32 = 0xffff_0000;
+
 /// What is known of a table page besides its entries.
 struct Meta {
     /// Entries that are not empty.
     used: Atomic<u32>,
+    /// The first and the last slot, as halves, outside of which none is used: the part of a large range
+    /// to look at.
+    bounds: Atomic<u32>,
     /// Next in a list.
     next: Atomic<u32>,
     /// List of table pages kept to split the huge leaves of this one, one for each.
@@ -55,6 +61,7 @@ impl<F: Format> Chunk<F> {
         for _ in 0..CHUNK {
             let new = Meta {
                 used: Atomic::new(0),
+                bounds: Atomic::new(NO_BOUNDS),
                 next: Atomic::new(NIL),
                 deposit: Atomic::new(NIL),
             };
@@ -111,6 +118,26 @@ impl<'p, F: Format> Page<'p, F> {
 
     pub(super) fn set_used(&self, used: u32) {
         self.meta.used.store(used, Relaxed);
+        if used == 0 {
+            self.meta.bounds.store(NO_BOUNDS, Relaxed);
+        }
+    }
+
+    /// The first and the last slot that may be used; the first is beyond the last if none is.
+    pub(super) fn bounds(&self) -> (usize, usize) {
+        let bounds = self.meta.bounds.load(Relaxed);
+        // CAST: From 16 bits to more.
+        ((bounds >> 16) as usize, (bounds & 0xffff) as usize)
+    }
+
+    /// Slots from `first` to `last` may be used from now on.
+    pub(super) fn widen(&self, first: usize, last: usize) {
+        let (low, high) = self.bounds();
+        let (low, high) = (low.min(first), high.max(last));
+        // CAST: A table has at most 1024 slots.
+        self.meta
+            .bounds
+            .store((low as u32) << 16 | high as u32, Relaxed);
     }
 }
 
@@ -219,6 +246,7 @@ impl<F: Format> Pool<F> {
         }
         // CAST: At most 1024.
         below.set_used(below.cells.len() as u32);
+        below.widen(0, below.cells.len() - 1);
         page.store(slot, F::table(child));
         Some(child)
     }

@@ -311,10 +311,14 @@ where
         };
         let mut used = page.used();
         let size = 1usize << shift::<F>(level);
-        let slots = slot_of::<F>(level, first)..=slot_of::<F>(level, last);
-        let (mut start, _) = span_of::<F>(level, first);
-        let cells = page.cells(*slots.start());
-        let count = slots.end() + 1 - slots.start();
+        let (low, high) = page.bounds();
+        let from = slot_of::<F>(level, first).max(low);
+        let to = slot_of::<F>(level, last).min(high);
+        let (base, _) = span_of::<F>(level + 1, first);
+        let mut start = base.wrapping_add(from << shift::<F>(level));
+        let count = (to + 1).saturating_sub(from);
+        let cells = page.cells(from);
+        let slots = from..;
         for (slot, cell) in slots.zip(cells.iter().take(count)) {
             let end = start | (size - 1);
             let mut found = F::decode(level, F::Word::load(cell));

@@ -169,9 +169,14 @@ pub(crate) struct Allocator<'m, M: MemoryOps> {
 }
 
 impl<M: MemoryOps> Allocator<'_, M> {
+    /// Whether a test wants the next allocation to fail.
+    pub(crate) fn driver_fails(&self, order: u32) -> bool {
+        self.pages.data().driver.fail_allocation(order)
+    }
+
     /// A folio of `order`, if there is one.
     pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
-        if self.pages.data().driver.fail_allocation(order) {
+        if self.driver_fails(order) {
             return None;
         }
         self.pages.alloc(order)
@@ -253,7 +258,7 @@ impl<M: MemoryOps> Ops<M> {
         while let Some(entry) = isolated.entry_from(next) {
             next = entry.index + entry.pages;
             let from_device = match entry.source {
-                Source::Page(pfn) => pages.lookup(pfn).is_some(),
+                Source::Page(pfn) => isolated.from_private() || pages.lookup(pfn).is_some(),
                 Source::Hole => false,
             };
             if entry.destination == 0 {

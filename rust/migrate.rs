@@ -402,10 +402,11 @@ impl<F: Format> Work<F> {
                 });
             }
             Target::System => {
-                isolated.fill_small(Some(vma), |entry| {
-                    let fails = memory.driver_fails(0);
+                let (asked, refused) = (memory.allocator(), &mut *pages);
+                isolated.fill_small(Some(vma), move |entry| {
+                    let fails = asked.driver_fails(0);
                     if fails {
-                        set(pages, entry, PageOutcome::NoMemory);
+                        set(refused, entry, PageOutcome::NoMemory);
                     }
                     !fails
                 });

@@ -11,7 +11,7 @@
 
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
-    device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange},
+    device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, Kind},
     notifier::Cookie,
     page::{mark_dirty, CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
@@ -114,18 +114,25 @@ struct Inner<'a> {
     raw: bindings::migrate_vma,
     /// By virtual address, or by physical page (`migrate_device_*`).
     by_vma: bool,
-    /// Whether all sources are memory that the CPU can address; unknown if it is `None`.
-    cpu_sources: Option<bool>,
+    /// Whether the sources are memory that the CPU can address.
+    cpu_sources: bool,
     batch: &'a mut Batch,
     pages: usize,
     _borrow: PhantomData<Vma<'a>>,
 }
 
 impl Inner<'_> {
+    #[inline]
     fn entry(&self, index: usize) -> Option<Entry> {
         let src = *self.batch.src.get(..self.pages)?.get(index)?;
+        self.entry_of(index, src)
+    }
+
+    /// What `src` at `index` says.
+    #[inline]
+    fn entry_of(&self, index: usize, src: usize) -> Option<Entry> {
         let pages = if src & COMPOUND != 0 { PMD_PAGES } else { 1 };
-        (src & MIGRATE != 0).then_some(Entry {
+        (src & MIGRATE != 0).then(|| Entry {
             index,
             pages,
             source: if src & VALID != 0 {
@@ -139,10 +146,14 @@ impl Inner<'_> {
     }
 
     /// The first entry at or after page `index`.
+    #[inline]
     fn entry_from(&self, index: usize) -> Option<Entry> {
-        (index..self.pages).find_map(|index| self.entry(index))
+        let rest = self.batch.src.get(index..self.pages)?;
+        let found = rest.iter().position(|src| src & MIGRATE != 0)?;
+        self.entry_of(index + found, *rest.get(found)?)
     }
 
+    #[inline]
     fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         let mut next = 0;
         core::iter::from_fn(move || {
@@ -221,7 +232,7 @@ impl<'a> Isolated<'a> {
             return Err(ENOMEM);
         }
         batch.clear(pages)?;
-        let cpu_sources = Some(select != Select::Private);
+        let cpu_sources = select != Select::Private;
         let select = match select {
             Select::System => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM,
             Select::Private => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_PRIVATE,
@@ -297,7 +308,7 @@ impl<'a> Isolated<'a> {
         Ok(Self(Inner {
             raw: bindings::migrate_vma::default(),
             by_vma: false,
-            cpu_sources: None,
+            cpu_sources: memory.kind() != Kind::Private,
             batch,
             pages: range.count,
             _borrow: PhantomData,
@@ -305,11 +316,18 @@ impl<'a> Isolated<'a> {
     }
 
     /// The entries that can migrate.
+    #[inline]
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         self.0.entries()
     }
 
+    /// Whether all sources are device-private memory. Where the CPU can address them they may be either.
+    pub(crate) fn from_private(&self) -> bool {
+        !self.0.cpu_sources
+    }
+
     /// The first entry at or after page `index` of the range.
+    #[inline]
     pub fn entry_from(&self, index: usize) -> Option<Entry> {
         self.0.entry_from(index)
     }
@@ -334,7 +352,7 @@ impl<'a> Isolated<'a> {
             };
             // SAFETY: The page is isolated, so it is alive.
             let ksm = || {
-                self.0.cpu_sources != Some(false) && unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) }
+                self.0.cpu_sources && unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) }
             };
             if !fits || ksm() || !wanted(&entry) {
                 continue;
@@ -344,6 +362,8 @@ impl<'a> Isolated<'a> {
                 any = true;
             }
         }
+        // It may hold what must not be held over an allocation.
+        drop(wanted);
         if any {
             let vma = vma.map_or(ptr::null_mut(), |vma| vma.as_ptr());
             // SAFETY: The array is that long; `vma` is null or valid, with its mmap lock held.
@@ -368,7 +388,7 @@ impl<'a> Isolated<'a> {
             if entry.destination != 0 {
                 continue;
             }
-            if let (Source::Page(pfn), true) = (entry.source, self.0.cpu_sources != Some(false)) {
+            if let (Source::Page(pfn), true) = (entry.source, self.0.cpu_sources) {
                 // SAFETY: The page is isolated, so it is alive.
                 if unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) } {
                     continue;
@@ -389,21 +409,21 @@ impl<'a> Isolated<'a> {
 
     /// The pages that the entry at `index` comes from; `None` for a hole and for memory that the
     /// CPU cannot address.
+    #[inline]
     pub fn source(&self, index: usize) -> Option<CpuPages<'_>> {
         let entry = self.0.entry(index)?;
         let Source::Page(pfn) = entry.source else {
             return None;
         };
-        let addressable = self.0.cpu_sources.unwrap_or_else(|| {
-            // SAFETY: The page is isolated: it stays alive as long as `self`.
-            !unsafe { bindings::rust_hmm_pfn_is_private(pfn) }
-        });
-        // SAFETY: As above; the core gives what was selected.
-        addressable.then(|| unsafe { CpuPages::new(pfn, entry.pages) })
+        // SAFETY: The page is isolated: it stays alive as long as `self`. The core gives what was selected.
+        self.0
+            .cpu_sources
+            .then(|| unsafe { CpuPages::new(pfn, entry.pages) })
     }
 
     /// The pages that the entry at `index` goes to; `None` if it has none, and for memory that the
     /// CPU cannot address.
+    #[inline]
     pub fn destination(&self, index: usize) -> Option<CpuPagesMut<'_>> {
         let entry = self.0.entry(index).filter(|entry| entry.destination != 0)?;
         let pfn = entry.destination;
@@ -462,6 +482,7 @@ pub struct Migrated<'a>(Inner<'a>);
 
 impl Migrated<'_> {
     /// The entries that moved to their destination.
+    #[inline]
     pub fn moved(&self) -> impl Iterator<Item = Entry> + '_ {
         self.0.entries().filter(|entry| entry.destination != 0)
     }

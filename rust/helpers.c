@@ -194,7 +194,16 @@ unsigned int rust_hmm_pfn_order(unsigned long pfn)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_order);
 
-/* Marks the folios of @npages page frames dirty. */
+/* Without a call where folio_mark_dirty() would do no more. */
+static __always_inline void mark_dirty(struct folio *folio)
+{
+	if (!folio_test_anon(folio) || folio_test_swapcache(folio))
+		folio_mark_dirty(folio);
+	else if (!folio_test_dirty(folio))
+		folio_set_dirty(folio);
+}
+
+/* Marks the folios of @npages consecutive page frames dirty. */
 void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages)
 {
 	unsigned long end = pfn + npages;
@@ -202,17 +211,21 @@ void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages)
 	while (pfn < end) {
 		struct folio *folio = page_folio(pfn_to_page(pfn));
 
-		/* Without a call where folio_mark_dirty() would do no more. */
-		if (folio_test_anon(folio) && !folio_test_swapcache(folio)) {
-			if (!folio_test_dirty(folio))
-				folio_set_dirty(folio);
-		} else {
-			folio_mark_dirty(folio);
-		}
+		mark_dirty(folio);
 		pfn = folio_pfn(folio) + folio_nr_pages(folio);
 	}
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mark_dirty);
+
+/* Marks the folios of @count page frames dirty. */
+void rust_hmm_mark_all_dirty(const unsigned long *pfns, unsigned long count)
+{
+	const unsigned long *end = pfns + count;
+
+	for (; pfns < end; pfns++)
+		mark_dirty(page_folio(pfn_to_page(*pfns)));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mark_all_dirty);
 
 void rust_hmm_folio_unlock_put(unsigned long pfn)
 {
@@ -224,7 +237,7 @@ void rust_hmm_folio_unlock_put(unsigned long pfn)
 EXPORT_SYMBOL_GPL(rust_hmm_folio_unlock_put);
 
 /*
- * Allocates and locks a folio for migration to system memory. With @vma the
+ * Allocates and locks a folio for migration to system memory; it is dirty. With @vma the
  * memory policy of @addr applies. Without @must the attempt is cheap: it
  * neither retries nor warns. Returns the page frame number, 0 on failure.
  */
@@ -244,6 +257,7 @@ unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 	if (!folio)
 		return 0;
 	folio_lock(folio);
+	folio_set_dirty(folio);
 	return folio_pfn(folio);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_folio_alloc_locked);
@@ -252,7 +266,7 @@ EXPORT_SYMBOL_GPL(rust_hmm_folio_alloc_locked);
 #define BULK 32
 
 /*
- * Gives each marked place of @dst, all bits of which are set, a new locked
+ * Gives each marked place of @dst, all bits of which are set, a new locked dirty
  * page, as far as there are any without an effort; the others become 0, and so
  * do all where a memory policy asks for pages of its own choice.
  */
@@ -288,6 +302,7 @@ void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 		}
 		/* Nobody else knows of it, so that its lock is free. */
 		__SetPageLocked(pages[next]);
+		SetPageDirty(pages[next]);
 		dst[i] = migrate_pfn(page_to_pfn(pages[next++]));
 	}
 }

@@ -58,6 +58,7 @@ bool rust_hmm_pfn_is_zero(unsigned long pfn);
 bool rust_hmm_pfn_is_ksm(unsigned long pfn);
 unsigned int rust_hmm_pfn_order(unsigned long pfn);
 void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages);
+void rust_hmm_mark_all_dirty(const unsigned long *pfns, unsigned long count);
 void rust_hmm_folio_unlock_put(unsigned long pfn);
 unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 					  unsigned long addr,

@@ -221,8 +221,9 @@ impl<M: MemoryOps> Ops<M> {
             // Private memory is known by its number; else the CPU can address it, which is asked first.
             let private = matches!(pages.kind(), Kind::Private);
             let device = |pfn| pages.lookup(pfn).map(End::Device);
-            let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
-            for entry in with_destination {
+            let with_destination = || isolated.entries().filter(|entry| entry.destination != 0);
+            batch.expect(with_destination().count());
+            for entry in with_destination() {
                 let known = |pfn| if private { device(pfn) } else { None };
                 let source = match entry.source {
                     Source::Hole => Some(None),
@@ -254,20 +255,13 @@ impl<M: MemoryOps> Ops<M> {
             }
             self.driver.kick();
         });
-        let mut next = 0;
-        while let Some(entry) = isolated.entry_from(next) {
-            next = entry.index + entry.pages;
-            let from_device = match entry.source {
-                Source::Page(pfn) => isolated.from_private() || pages.lookup(pfn).is_some(),
-                Source::Hole => false,
-            };
-            if entry.destination == 0 {
-                continue;
-            }
-            if failed.is(entry.index) {
-                isolated.abandon(entry.index);
-            } else if from_device {
-                isolated.dirty_destination(entry.index);
+        if failed.any() {
+            let mut next = 0;
+            while let Some(entry) = isolated.entry_from(next) {
+                next = entry.index + entry.pages;
+                if failed.is(entry.index) {
+                    isolated.abandon(entry.index);
+                }
             }
         }
         failed

@@ -13,7 +13,7 @@ use crate::{
     mm::{
         addr::PageRange,
         notifier::{Cookie, Event, IntervalNotifier, Subscriber},
-        page,
+        page::DirtyBatch,
         range_fault::AddressSpace,
     },
     pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Spares, Table},
@@ -172,12 +172,14 @@ impl<D: Device> Inner<D> {
         &self.device
     }
 
-    /// Marks the pages of an entry dirty that goes away or can no longer be written.
-    pub(crate) fn retire(span: PageRange, entry: Entry) {
+    /// Notes the pages of an entry as dirty that goes away or can no longer be written.
+    #[inline]
+    pub(crate) fn retire(dirty: &mut DirtyBatch, span: PageRange, entry: Entry) {
         if entry.may_be_dirty() && !entry.is_device() {
             // SAFETY: The entry is in the table, so the pages are still mapped by the CPU: the
-            // callback that announces the end of that has not returned.
-            unsafe { page::mark_dirty(entry.number(), span.pages()) };
+            // callback that announces the end of that has not returned, and does not before the batch
+            // is dropped.
+            unsafe { dirty.add(entry.number(), span.pages()) };
         }
     }
 }
@@ -200,21 +202,23 @@ impl<D: Device> Subscriber for Inner<D> {
         } = state;
         let own = transactions.note(event);
         let own = own.and_then(|name| transactions.get(name));
+        let keeps_reads = event.reason.keeps_reads();
         let mut changed = 0;
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
+            let mut dirty = DirtyBatch::new();
             table.for_each(event.range, batch, |span, entry| {
                 if own.is_some_and(|own| own.keeps(span.start(), *entry)) {
                     return;
                 }
-                if event.reason.keeps_reads() && !entry.is_exclusive() {
+                if keeps_reads && !entry.is_exclusive() {
                     if entry.is_writable() {
-                        Self::retire(span, *entry);
+                        Self::retire(&mut dirty, span, *entry);
                         *entry = entry.write_protected();
                         changed += span.pages();
                     }
                     return;
                 }
-                Self::retire(span, *entry);
+                Self::retire(&mut dirty, span, *entry);
                 *entry = Entry::NONE;
                 changed += span.pages();
             });
@@ -325,8 +329,9 @@ impl<D: Device> Mirror<D> {
         transactions.unmark(range);
         let mut changed = 0;
         let ((), flush) = inner.change(table, Some(range), |table, batch| {
+            let mut dirty = DirtyBatch::new();
             table.for_each(range, batch, |span, entry| {
-                Inner::<D>::retire(span, *entry);
+                Inner::<D>::retire(&mut dirty, span, *entry);
                 *entry = Entry::NONE;
                 changed += span.pages();
             });

@@ -70,9 +70,9 @@ struct State {
 }
 
 impl State {
-    /// Takes one away, and says whether it was the last.
-    fn finish_one(&self) -> bool {
-        self.outstanding.fetch_sub(1, Full) == 1
+    /// Takes some away, and says whether these were the last.
+    fn finish(&self, count: usize) -> bool {
+        self.outstanding.fetch_sub(count, Full) == count
     }
 }
 
@@ -117,6 +117,7 @@ impl Copies {
         let mut batch = Batch {
             state: &self.state,
             cancelled: self.killable.then_some(cancelled),
+            expected: 0,
         };
         hand_out(&mut batch);
         drop(batch);
@@ -129,10 +130,18 @@ pub(crate) struct Batch<'a> {
     state: &'a Arc<State>,
     /// To be called when they are cancelled; `None` if they cannot be.
     cancelled: Option<&'a dyn Fn()>,
+    /// Jobs that are counted as outstanding, and not made.
+    expected: usize,
 }
 
 impl Batch<'_> {
-    /// Makes a job for the entry at `index`.
+    /// Makes room for `count` jobs, which need not all be made.
+    pub(crate) fn expect(&mut self, count: usize) {
+        self.state.outstanding.fetch_add(count, Relaxed);
+        self.expected += count;
+    }
+
+    /// Makes a job for the entry at `index`, which was expected.
     ///
     /// # Safety
     ///
@@ -145,7 +154,12 @@ impl Batch<'_> {
         source: Option<End>,
         destination: End,
     ) -> CopyJob {
-        self.state.outstanding.fetch_add(1, Relaxed);
+        match self.expected.checked_sub(1) {
+            Some(rest) => self.expected = rest,
+            None => {
+                self.state.outstanding.fetch_add(1, Relaxed);
+            }
+        }
         // INVARIANT: By the function's requirements, and because the drop of `self` waits.
         CopyJob {
             state: self.state.clone(),
@@ -165,7 +179,7 @@ impl Batch<'_> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        if self.state.finish_one() {
+        if self.state.finish(1 + self.expected) {
             return;
         }
         // Whatever signal comes: the pages are in use by whoever copies. But a task that is to die
@@ -279,7 +293,7 @@ impl Drop for CopyJob {
         if self.result.is_err() {
             mark(&self.state, self.index);
         }
-        if self.state.finish_one() {
+        if self.state.finish(1) {
             // Under the lock, so that who just found the number above 0 sleeps by now.
             let _guard = self.state.lock.lock();
             self.state.idle.notify_all();

@@ -11,8 +11,9 @@ use super::{
 use crate::{
     mm::{
         addr::PageRange,
-        migrate::{Entry as Moved, Migrated, Source},
+        migrate::{Migrated, Source},
         notifier::{Cookie, IntervalNotifier},
+        page::DirtyBatch,
         range_fault::AddressSpace,
         space::{fatal_signal_pending, MmapGuard},
     },
@@ -54,20 +55,6 @@ pub(crate) enum Switched {
     },
 }
 
-/// Finds what moved at an index that only grows.
-struct Cursor<I: Iterator<Item = Moved>>(core::iter::Peekable<I>);
-
-impl<I: Iterator<Item = Moved>> Cursor<I> {
-    fn at(&mut self, index: usize) -> Option<Moved> {
-        while self
-            .0
-            .next_if(|moved| moved.index + moved.pages <= index)
-            .is_some()
-        {}
-        self.0.peek().copied().filter(|moved| moved.index <= index)
-    }
-}
-
 impl<D: Device> Inner<D> {
     /// Makes the entries of `range` read-only, so that nothing can be written to a page while it is
     /// copied. To be flushed before the pages are isolated.
@@ -76,9 +63,10 @@ impl<D: Device> Inner<D> {
             return None;
         }
         self.change(table, None, |table, batch| {
+            let mut dirty = DirtyBatch::new();
             table.for_each(range, batch, |span, entry| {
                 if entry.is_writable() {
-                    Self::retire(span, *entry);
+                    Self::retire(&mut dirty, span, *entry);
                     *entry = entry.write_protected();
                 }
             });
@@ -182,7 +170,6 @@ impl<D: Device> Mirror<D> {
     ) -> (Flushed, Result) {
         let inner = self.inner();
         let mut lap = Lap::start();
-        let mut moved = Cursor(migrated.moved().peekable());
         let mut guard = self.notifier.lock();
         let State {
             table,
@@ -196,7 +183,7 @@ impl<D: Device> Mirror<D> {
                 };
                 let was_valid = slot.is_valid();
                 let on_device = slot.is_device();
-                let Some(entry) = moved.at(index) else {
+                let Some(entry) = migrated.moved_at(index) else {
                     return each(index, Switched::Stays { on_device });
                 };
                 if !own.is_some_and(|own| own.is_marked(addr)) {
@@ -216,8 +203,9 @@ impl<D: Device> Mirror<D> {
             });
             if result.is_err() {
                 // The sources go in any case.
+                let mut dirty = DirtyBatch::new();
                 table.for_each(piece, batch, |span, slot| {
-                    Inner::<D>::retire(span, *slot);
+                    Inner::<D>::retire(&mut dirty, span, *slot);
                     *slot = Entry::NONE;
                 });
             }
@@ -264,7 +252,6 @@ pub(super) fn switch_to_system<D: Device>(
 ) -> Flushed {
     let inner = notifier.subscriber();
     let mut lap = Lap::start();
-    let mut moved = Cursor(migrated.moved().peekable());
     for entry in migrated.moved() {
         for index in entry.index..entry.index + entry.pages {
             each(index, Switched::NoEntry);
@@ -278,12 +265,12 @@ pub(super) fn switch_to_system<D: Device>(
     let own = transactions.get(name);
     let mut switched = 0;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
+        let mut dirty = DirtyBatch::new();
         // A huge leaf whose pages go to different places cannot stay one.
-        let mut sizes = Cursor(migrated.moved().peekable());
         let split = |span: PageRange| {
             let first = piece.index_of(span.start());
             first
-                .and_then(|first| sizes.at(first))
+                .and_then(|first| migrated.moved_at(first))
                 .is_some_and(|entry| entry.pages < span.pages())
         };
         table.for_each_split(piece, batch, split, |span, slot| {
@@ -291,7 +278,7 @@ pub(super) fn switch_to_system<D: Device>(
                 return;
             };
             let mut all = |what| (first..first + span.pages()).for_each(|index| each(index, what));
-            let Some(entry) = moved.at(first) else {
+            let Some(entry) = migrated.moved_at(first) else {
                 let on_device = slot.is_device();
                 return all(Switched::Stays { on_device });
             };
@@ -302,7 +289,7 @@ pub(super) fn switch_to_system<D: Device>(
             }
             if first + span.pages() > entry.index + entry.pages {
                 // It could not be split.
-                Inner::<D>::retire(span, *slot);
+                Inner::<D>::retire(&mut dirty, span, *slot);
                 *slot = Entry::NONE;
                 return all(Switched::Lost);
             }
@@ -360,6 +347,7 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         let mut behind = range.start();
         let mut any = false;
         let ((), flush) = inner.change(table, None, |table, batch| {
+            let mut dirty = DirtyBatch::new();
             table.for_each(range, batch, |span, entry| {
                 any = true;
                 if let Ok(gap) = PageRange::new(behind, span.start()) {
@@ -367,7 +355,7 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
                 }
                 behind = span.end();
                 if entry.is_writable() && !keep_write {
-                    Inner::<D>::retire(span, *entry);
+                    Inner::<D>::retire(&mut dirty, span, *entry);
                     *entry = entry.write_protected();
                 }
             });

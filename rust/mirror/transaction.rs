@@ -67,6 +67,7 @@ pub(crate) struct Transaction {
 
 impl Transaction {
     /// Whether the page at `addr` still belongs to it.
+    #[inline]
     pub(crate) fn is_marked(&self, addr: usize) -> bool {
         self.request.range.index_of(addr).is_some_and(|index| {
             self.marks
@@ -95,6 +96,7 @@ impl Transaction {
     }
 
     /// Whether its own event leaves the entry at `addr` alone.
+    #[inline]
     pub(crate) fn keeps(&self, addr: usize, entry: Entry) -> bool {
         if self.request.faultless {
             self.is_marked(addr)

@@ -13,7 +13,7 @@ use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
     device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, Kind},
     notifier::Cookie,
-    page::{mark_dirty, CpuPages, CpuPagesMut, LockedFolio},
+    page::{CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
 };
 use crate::{
@@ -321,11 +321,6 @@ impl<'a> Isolated<'a> {
         self.0.entries()
     }
 
-    /// Whether all sources are device-private memory. Where the CPU can address them they may be either.
-    pub(crate) fn from_private(&self) -> bool {
-        !self.0.cpu_sources
-    }
-
     /// The first entry at or after page `index` of the range.
     #[inline]
     pub fn entry_from(&self, index: usize) -> Option<Entry> {
@@ -334,7 +329,7 @@ impl<'a> Isolated<'a> {
 
     /// Gives new system memory to the small pages among the entries for which `wanted` says so, many at
     /// once. Best effort: those that get none, also for the sake of a memory policy, are left to
-    /// [`Self::fill`]. Holes get none.
+    /// [`Self::fill`]. Holes get none. As with [`LockedFolio::alloc_system`] they are dirty.
     ///
     /// Context: may sleep; the notifier's lock must not be held.
     pub fn fill_small(&mut self, vma: Option<Vma<'_>>, mut wanted: impl FnMut(&Entry) -> bool) {
@@ -434,15 +429,6 @@ impl<'a> Isolated<'a> {
         }
     }
 
-    /// Marks the destination of the entry at `index` dirty, if it is system memory: what comes from
-    /// a device may be newer than what reclaim thinks it can drop (`MADV_FREE`).
-    pub fn dirty_destination(&self, index: usize) {
-        if let Some(pages) = self.destination(index) {
-            // SAFETY: A locked new folio of ours.
-            unsafe { mark_dirty(pages.first_pfn(), pages.count()) };
-        }
-    }
-
     /// Takes the destination of the entry at `index` back: it could not be filled.
     pub fn abandon(&mut self, index: usize) {
         if let Some(dst) = self.0.batch.dst.get_mut(index) {
@@ -485,6 +471,15 @@ impl Migrated<'_> {
     #[inline]
     pub fn moved(&self) -> impl Iterator<Item = Entry> + '_ {
         self.0.entries().filter(|entry| entry.destination != 0)
+    }
+
+    /// The entry that moved page `index` of the range.
+    #[inline]
+    pub fn moved_at(&self, index: usize) -> Option<Entry> {
+        // A huge one begins with the range.
+        let huge = || self.0.entry(0).filter(|entry| entry.pages > index);
+        let entry = self.0.entry(index).or_else(huge)?;
+        (entry.destination != 0).then_some(entry)
     }
 
     /// Maps the pages for the CPU again, and frees their sources: no device uses these any more.

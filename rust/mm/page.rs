@@ -19,15 +19,59 @@ use kernel::{
     prelude::*, //
 };
 
-/// Marks the folios of `count` page frames from `pfn` on dirty, because a device may have written them.
-///
-/// # Safety
-///
-/// The frames must belong to pages that are alive and, if they are of a file, cannot be truncated now:
-/// they are mapped, and the notifier's callback that will let them be unmapped has not returned.
-pub(crate) unsafe fn mark_dirty(pfn: usize, count: usize) {
-    // SAFETY: By the function's requirements.
-    unsafe { bindings::rust_hmm_mark_dirty(pfn, count) };
+/// Marks folios dirty, because a device may have written them: many with one call. What was added is
+/// marked at the latest when this is dropped.
+pub(crate) struct DirtyBatch {
+    pfns: [usize; Self::ROOM],
+    len: usize,
+}
+
+impl DirtyBatch {
+    const ROOM: usize = 32;
+
+    pub(crate) const fn new() -> Self {
+        Self {
+            pfns: [0; Self::ROOM],
+            len: 0,
+        }
+    }
+
+    /// Adds the folios of `count` page frames from `pfn` on.
+    ///
+    /// # Safety
+    ///
+    /// Until `self` is dropped, the frames must belong to pages that are alive and, if they are of a file,
+    /// cannot be truncated: they are mapped, and the notifier's callback that will let them be unmapped has
+    /// not returned.
+    #[inline]
+    pub(crate) unsafe fn add(&mut self, pfn: usize, count: usize) {
+        if count != 1 {
+            // SAFETY: By the function's requirements.
+            return unsafe { bindings::rust_hmm_mark_dirty(pfn, count) };
+        }
+        if self.len == Self::ROOM {
+            self.mark();
+        }
+        if let Some(place) = self.pfns.get_mut(self.len) {
+            *place = pfn;
+            self.len += 1;
+        }
+    }
+
+    fn mark(&mut self) {
+        let pfns = self.pfns.get(..self.len).unwrap_or_default();
+        // SAFETY: By the requirements of `add`.
+        unsafe { bindings::rust_hmm_mark_all_dirty(pfns.as_ptr(), pfns.len()) };
+        self.len = 0;
+    }
+}
+
+impl Drop for DirtyBatch {
+    fn drop(&mut self) {
+        if self.len != 0 {
+            self.mark();
+        }
+    }
 }
 
 /// Whether page frame `pfn` is the zero page.
@@ -212,6 +256,9 @@ pub enum Effort {
 
 impl LockedFolio {
     /// Allocates a folio of system memory for `addr`, by the memory policy of `vma` if there is one.
+    ///
+    /// It is dirty: what comes back from a device may be newer than what reclaim thinks it can drop
+    /// (`MADV_FREE`).
     ///
     /// # Errors
     ///

@@ -44,10 +44,12 @@ macro_rules! impl_word {
                 Atomic::new(value)
             }
 
+            #[inline]
             fn load(cell: &Self::Cell) -> Self {
                 cell.load(Acquire)
             }
 
+            #[inline]
             fn store(cell: &Self::Cell, value: Self) {
                 cell.store(value, Release);
             }
@@ -109,11 +111,13 @@ pub unsafe trait Format: Sized + Send + Sync + 'static {
 }
 
 /// Log2 of the bytes that an entry of `level` covers.
+#[inline]
 pub(super) const fn shift<F: Format>(level: u32) -> u32 {
     PAGE_SHIFT as u32 + F::BITS * level
 }
 
 /// Number of entries of a table.
+#[inline]
 pub(super) const fn fan<F: Format>() -> usize {
     1 << F::BITS
 }
@@ -157,10 +161,12 @@ unsafe impl Format for Radix4 {
         (u64::from(index) << 12) | Self::TABLE
     }
 
+    #[inline]
     fn leaf(_level: u32, entry: Entry) -> u64 {
         entry.bits()
     }
 
+    #[inline]
     fn decode(_level: u32, word: u64) -> Slot {
         if word == 0 {
             Slot::Empty

@@ -30,11 +30,13 @@ impl<F: Format> Clone for Reader<F> {
     }
 }
 
+#[inline]
 pub(super) fn slot_of<F: Format>(level: u32, addr: usize) -> usize {
     (addr >> shift::<F>(level)) & (fan::<F>() - 1)
 }
 
 /// The addresses that the entry of `level` for `addr` covers.
+#[inline]
 pub(super) fn span_of<F: Format>(level: u32, addr: usize) -> (usize, usize) {
     let size = 1 << shift::<F>(level);
     let start = addr & !(size - 1);
@@ -42,6 +44,7 @@ pub(super) fn span_of<F: Format>(level: u32, addr: usize) -> (usize, usize) {
 }
 
 /// `first..=last`, both within a page table, as a range of whole pages.
+#[inline]
 fn range_of(first: usize, last: usize) -> Option<PageRange> {
     PageRange::new(first, last.checked_add(1)?).ok()
 }
@@ -206,17 +209,38 @@ impl<F: Format> Table<F> {
 
     /// Number of pages from the start of `range` on that have an entry.
     pub fn present(&self, range: PageRange) -> usize {
-        let reader = self.reader();
         let mut done = 0;
         while done < range.pages() {
             let addr = range.address(done);
-            let Some(leaf) = reader.walk(addr) else {
+            let Some(leaf) = self.leaf(addr) else {
                 break;
             };
             let in_leaf = (1usize << leaf.order) - 1;
             done += in_leaf + 1 - ((addr >> PAGE_SHIFT) & in_leaf);
+            if leaf.order == 0 {
+                // Its neighbours are in the same table.
+                done += self.present_after(addr);
+            }
         }
         done.min(range.pages())
+    }
+
+    /// Number of pages behind the one at `addr`, which has a small entry, that have one, too, within a
+    /// table.
+    fn present_after(&self, addr: usize) -> usize {
+        let mut index = self.root;
+        for level in (1..F::LEVELS).rev() {
+            match F::decode(level, self.pool.load(index, slot_of::<F>(level, addr))) {
+                Slot::Table(child) => index = child,
+                _ => return 0,
+            }
+        }
+        let cells = self.pool.page(index).map(|page| page.cells(0));
+        let behind = cells.and_then(|cells| cells.get(slot_of::<F>(0, addr) + 1..));
+        behind.map_or(0, |cells| {
+            let is_leaf = |cell: &&_| matches!(F::decode(0, F::Word::load(cell)), Slot::Leaf(_));
+            cells.iter().take_while(is_leaf).count()
+        })
     }
 
     /// Whether `f` holds for the entry of any page in `range`; of a huge leaf only one is asked.
@@ -272,11 +296,15 @@ impl<F: Format> Table<F> {
                 pool: &self.pool,
                 batch,
                 live: self.live,
+                changed: None,
+                pages: 0,
                 split: &mut split,
                 f: &mut f,
             };
             visit.table(F::LEVELS - 1, self.root, range.start(), last);
             self.live = visit.live;
+            let (changed, pages) = (visit.changed, visit.pages);
+            batch.record_all(changed.and_then(|(start, end)| range_of(start, end)), pages);
         }
     }
 }
@@ -286,6 +314,10 @@ struct Visit<'t, F: Format, S, C> {
     pool: &'t Pool<F>,
     batch: &'t mut FlushBatch<F>,
     live: usize,
+    /// The first and the last address of entries of which the device may hold more than is left.
+    changed: Option<(usize, usize)>,
+    /// Pages of these.
+    pages: usize,
     split: &'t mut S,
     f: &'t mut C,
 }
@@ -348,7 +380,12 @@ where
                         let mut new = old;
                         (self.f)(span, &mut new);
                         if new != old {
-                            self.batch.record(span, old, new);
+                            if old.is_outdated_by(new) {
+                                // From low to high addresses.
+                                let first = self.changed.map_or(start, |(first, _)| first);
+                                self.changed = Some((first, end));
+                                self.pages += span.pages();
+                            }
                             if new.is_valid() {
                                 F::Word::store(cell, F::leaf(level, new));
                             } else {

@@ -221,9 +221,9 @@ impl<M: MemoryOps> Ops<M> {
             // Private memory is known by its number; else the CPU can address it, which is asked first.
             let private = matches!(pages.kind(), Kind::Private);
             let device = |pfn| pages.lookup(pfn).map(End::Device);
-            let with_destination = || isolated.entries().filter(|entry| entry.destination != 0);
-            batch.expect(with_destination().count());
-            for entry in with_destination() {
+            batch.expect(isolated.room());
+            let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
+            for entry in with_destination {
                 let known = |pfn| if private { device(pfn) } else { None };
                 let source = match entry.source {
                     Source::Hole => Some(None),

@@ -321,6 +321,11 @@ impl<'a> Isolated<'a> {
         self.0.entries()
     }
 
+    /// Most entries that there can be.
+    pub(crate) fn room(&self) -> usize {
+        self.0.pages
+    }
+
     /// The first entry at or after page `index` of the range.
     #[inline]
     pub fn entry_from(&self, index: usize) -> Option<Entry> {

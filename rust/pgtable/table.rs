@@ -335,6 +335,48 @@ where
         }
     }
 
+    /// Visits small leaves from the one for `start` on. Returns how many were removed.
+    fn leaves<'c>(
+        &mut self,
+        cells: impl Iterator<Item = &'c <F::Word as Word>::Cell>,
+        mut start: usize,
+    ) -> u32 {
+        let mut removed = 0;
+        for cell in cells {
+            let end = start | (PAGE_SIZE - 1);
+            if let (Slot::Leaf(old), Some(span)) =
+                (F::decode(0, F::Word::load(cell)), range_of(start, end))
+            {
+                let mut new = old;
+                (self.f)(span, &mut new);
+                if new != old {
+                    self.note(start, end, old, new, 1);
+                    let word = if new.is_valid() {
+                        F::leaf(0, new)
+                    } else {
+                        removed += 1;
+                        F::Word::EMPTY
+                    };
+                    F::Word::store(cell, word);
+                }
+            }
+            start = start.wrapping_add(PAGE_SIZE);
+        }
+        // CAST: A table has at most 1024 slots.
+        self.live = self.live.saturating_sub(removed as usize);
+        removed
+    }
+
+    /// Takes note of a change; they come from low to high addresses.
+    #[inline]
+    fn note(&mut self, first: usize, last: usize, old: Entry, new: Entry, pages: usize) {
+        if old.is_outdated_by(new) {
+            let first = self.changed.map_or(first, |(first, _)| first);
+            self.changed = Some((first, last));
+            self.pages += pages;
+        }
+    }
+
     /// Visits `first..=last` in table `index`. Says whether the table has become empty.
     fn table(&mut self, level: u32, index: u32, first: usize, last: usize) -> bool {
         let pool = self.pool;
@@ -351,13 +393,17 @@ where
         let count = (to + 1).saturating_sub(from);
         let cells = page.cells(from);
         let slots = from..;
+        if level == 0 {
+            used -= self.leaves(cells.iter().take(count), start);
+            page.set_used(used);
+            return used == 0;
+        }
         for (slot, cell) in slots.zip(cells.iter().take(count)) {
             let end = start | (size - 1);
             let mut found = F::decode(level, F::Word::load(cell));
             if let Slot::Leaf(huge) = found {
                 let whole = first <= start && end <= last;
-                let split =
-                    level > 0 && (!whole || range_of(start, end).is_some_and(&mut *self.split));
+                let split = !whole || range_of(start, end).is_some_and(&mut *self.split);
                 if split {
                     if let Some(child) = pool.split(&page, slot, level, huge) {
                         found = Slot::Table(child);
@@ -380,20 +426,13 @@ where
                         let mut new = old;
                         (self.f)(span, &mut new);
                         if new != old {
-                            if old.is_outdated_by(new) {
-                                // From low to high addresses.
-                                let first = self.changed.map_or(start, |(first, _)| first);
-                                self.changed = Some((first, end));
-                                self.pages += span.pages();
-                            }
+                            self.note(start, end, old, new, span.pages());
                             if new.is_valid() {
                                 F::Word::store(cell, F::leaf(level, new));
                             } else {
                                 F::Word::store(cell, F::Word::EMPTY);
                                 used -= 1;
-                                if level > 0 {
-                                    self.forget_deposit(&page);
-                                }
+                                self.forget_deposit(&page);
                                 self.live = self.live.saturating_sub(span.pages());
                             }
                         }

@@ -25,9 +25,6 @@ const DEPTH: usize = 2048;
 /// Longest sleep before a look whether a job is still needed.
 const NAP: Delta = Delta::from_millis(10);
 
-/// Up to so many jobs without a delay are not worth to wake a thread: those of a CPU fault.
-const FEW: usize = 16;
-
 /// A queue of fixed size.
 struct Queue {
     ring: KVVec<Option<CopyJob>>,
@@ -174,9 +171,14 @@ impl CopyEngine {
         Ok(engine)
     }
 
-    /// Takes a job.
+    /// Takes a job. A single thread is not worth waiting for if copies take no time.
     pub(crate) fn submit(&self, job: CopyJob) {
-        if self.threads.is_empty() {
+        let at_once = match self.threads.len() {
+            0 => true,
+            1 => self.shared.settings.get(Setting::CopyDelay) == 0,
+            _ => false,
+        };
+        if at_once {
             return self.shared.carry_out(job);
         }
         let full = self.shared.queue.lock().push(job).err();
@@ -187,19 +189,9 @@ impl CopyEngine {
 
     /// Starts the jobs taken.
     pub(crate) fn kick(&self) {
-        if self.threads.is_empty() {
-            return;
-        }
-        let mut queue = self.shared.queue.lock();
-        if queue.len > FEW || self.shared.settings.get(Setting::CopyDelay) != 0 {
-            drop(queue);
+        // Who finds the queue empty sleeps by the time that the lock is free.
+        if !self.threads.is_empty() && self.shared.queue.lock().len != 0 {
             self.shared.wake.notify_all();
-            return;
-        }
-        while let Some(job) = queue.pop() {
-            drop(queue);
-            self.shared.carry_out(job);
-            queue = self.shared.queue.lock();
         }
     }
 

@@ -17,12 +17,14 @@ use kernel::{prelude::*, sync::Arc};
 
 mod copy;
 mod cpu_fault;
+mod density;
 mod evict;
 mod peers;
 
 use copy::End;
 pub(crate) use copy::{Copies, Failed};
 pub use copy::{Copy, CopyJob};
+use density::Density;
 use peers::Peers;
 pub(crate) use peers::Registration;
 
@@ -54,6 +56,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
 struct Ops<M> {
     driver: M,
     stats: Stats,
+    density: Density,
     peers: Pin<KBox<Peers>>,
 }
 
@@ -80,6 +83,7 @@ impl<M: MemoryOps> Memory<M> {
                 Ops {
                     driver,
                     stats: Stats::new(),
+                    density: Density::new(),
                     peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
                 },
             ),

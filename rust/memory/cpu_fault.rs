@@ -18,9 +18,6 @@ use crate::{
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
-/// Bytes around a faulting 4 KiB page that are brought back with it.
-const WINDOW: usize = 16 * PAGE_SIZE;
-
 /// How an attempt ended.
 enum Outcome {
     /// So many pages came back, and the faulting one is among them or was not to be had now: the
@@ -35,8 +32,14 @@ pub(super) fn serve<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
-    let bytes = if fault.is_huge() { PMD_SIZE } else { WINDOW };
-    let mut batch = Batch::with_room(bytes / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
+    // Bytes around the faulting page that are brought back with it.
+    let window = if fault.is_huge() {
+        PMD_SIZE
+    } else {
+        let space = fault.vma().space();
+        pages.data().density.window(space, fault.address()) * PAGE_SIZE
+    };
+    let mut batch = Batch::with_room(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
     if fault.is_huge() {
         match attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE, true)? {
@@ -59,7 +62,7 @@ pub(super) fn serve<M: MemoryOps>(
         fault,
         &mut batch,
         &mut copies,
-        WINDOW,
+        window,
         false,
     )?)
 }

@@ -21,6 +21,7 @@
 
 #include "helpers.h"
 
+/* Who else touches them does so on purpose, see above. */
 #define CONTENTS(statement) data_race(({ statement; 0; }))
 
 static __always_inline void copy_words(void *dst, const void *src, size_t len)

@@ -288,7 +288,7 @@ void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 		if (dst[i] != ULONG_MAX)
 			continue;
 		if (next == got && more) {
-			unsigned int want = min(marked, (unsigned long)BULK);
+			unsigned int want = min_t(unsigned long, marked, BULK);
 
 			memset(pages, 0, want * sizeof(pages[0]));
 			next = 0;

@@ -24,39 +24,16 @@ use crate::{
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{error::to_result, mm::virt::flags, prelude::*};
 
+mod batch;
+
+pub use batch::Batch;
+use batch::Inner;
+
 const VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
 const MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;
 const WRITE: usize = bindings::MIGRATE_PFN_WRITE as usize;
 const COMPOUND: usize = bindings::MIGRATE_PFN_COMPOUND as usize;
 const SHIFT: u32 = bindings::MIGRATE_PFN_SHIFT;
-
-/// Room for one migration. Reuse it.
-pub struct Batch {
-    src: KVec<usize>,
-    dst: KVec<usize>,
-}
-
-impl Batch {
-    /// Allocates a batch for up to [`PMD_PAGES`] pages. Context: may sleep.
-    pub fn new() -> Result<Self> {
-        Self::with_room(PMD_PAGES)
-    }
-
-    /// Allocates a batch for up to `pages` pages. Context: may sleep.
-    pub fn with_room(pages: usize) -> Result<Self> {
-        Ok(Self {
-            src: KVec::from_elem(0, pages, GFP_KERNEL)?,
-            dst: KVec::from_elem(0, pages, GFP_KERNEL)?,
-        })
-    }
-
-    /// Makes the places of `pages` pages empty. `EINVAL` if there is not so much room.
-    fn clear(&mut self, pages: usize) -> Result {
-        self.src.get_mut(..pages).ok_or(EINVAL)?.fill(0);
-        self.dst.get_mut(..pages).ok_or(EINVAL)?.fill(0);
-        Ok(())
-    }
-}
 
 /// Which pages of a range to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,96 +77,6 @@ impl Entry {
             0
         } else {
             PMD_ORDER
-        }
-    }
-}
-
-/// State common to both phases.
-///
-/// # Invariants
-///
-/// `batch` holds what setup and the calls since then have left there. With `vma`, `raw` describes
-/// it and the mmap lock is held for `'a`.
-struct Inner<'a> {
-    raw: bindings::migrate_vma,
-    /// By virtual address, or by physical page (`migrate_device_*`).
-    by_vma: bool,
-    /// Whether the sources are memory that the CPU can address.
-    cpu_sources: bool,
-    batch: &'a mut Batch,
-    pages: usize,
-    _borrow: PhantomData<Vma<'a>>,
-}
-
-impl Inner<'_> {
-    #[inline]
-    fn entry(&self, index: usize) -> Option<Entry> {
-        let src = *self.batch.src.get(..self.pages)?.get(index)?;
-        self.entry_of(index, src)
-    }
-
-    /// What `src` at `index` says.
-    #[inline]
-    fn entry_of(&self, index: usize, src: usize) -> Option<Entry> {
-        let pages = if src & COMPOUND != 0 { PMD_PAGES } else { 1 };
-        (src & MIGRATE != 0).then(|| Entry {
-            index,
-            pages,
-            source: if src & VALID != 0 {
-                Source::Page(src >> SHIFT)
-            } else {
-                Source::Hole
-            },
-            writable: src & WRITE != 0,
-            destination: self.batch.dst.get(index).map_or(0, |dst| *dst >> SHIFT),
-        })
-    }
-
-    /// The first entry at or after page `index`.
-    #[inline]
-    fn entry_from(&self, index: usize) -> Option<Entry> {
-        let rest = self.batch.src.get(index..self.pages)?;
-        let found = rest.iter().position(|src| src & MIGRATE != 0)?;
-        self.entry_of(index + found, *rest.get(found)?)
-    }
-
-    #[inline]
-    fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
-        let mut next = 0;
-        core::iter::from_fn(move || {
-            let found = self.entry_from(next)?;
-            next = found.index + found.pages;
-            Some(found)
-        })
-    }
-
-    fn pages(&mut self) {
-        // SAFETY: Set up by the type invariant; every destination is a locked new folio.
-        unsafe {
-            if self.by_vma {
-                bindings::migrate_vma_pages(&mut self.raw);
-            } else {
-                bindings::migrate_device_pages(
-                    self.batch.src.as_mut_ptr(),
-                    self.batch.dst.as_mut_ptr(),
-                    self.pages,
-                );
-            }
-        }
-    }
-
-    fn finalize(&mut self) {
-        // SAFETY: As above.
-        unsafe {
-            if self.by_vma {
-                bindings::migrate_vma_finalize(&mut self.raw);
-            } else {
-                bindings::migrate_device_finalize(
-                    self.batch.src.as_mut_ptr(),
-                    self.batch.dst.as_mut_ptr(),
-                    self.pages,
-                );
-            }
         }
     }
 }
@@ -351,9 +238,7 @@ impl<'a> Isolated<'a> {
                 continue;
             };
             // SAFETY: The page is isolated, so it is alive.
-            let ksm = || {
-                self.0.cpu_sources && unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) }
-            };
+            let ksm = || self.0.cpu_sources && unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) };
             if !fits || ksm() || !wanted(&entry) {
                 continue;
             }
@@ -415,10 +300,11 @@ impl<'a> Isolated<'a> {
         let Source::Page(pfn) = entry.source else {
             return None;
         };
+        if !self.0.cpu_sources {
+            return None;
+        }
         // SAFETY: The page is isolated: it stays alive as long as `self`. The core gives what was selected.
-        self.0
-            .cpu_sources
-            .then(|| unsafe { CpuPages::new(pfn, entry.pages) })
+        Some(unsafe { CpuPages::new(pfn, entry.pages) })
     }
 
     /// The pages that the entry at `index` goes to; `None` if it has none, and for memory that the

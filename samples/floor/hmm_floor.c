@@ -130,7 +130,7 @@ static vm_fault_t floor_migrate_to_ram(struct vm_fault *vmf)
 	struct vm_area_struct *vma = vmf->vma;
 	unsigned long start = vmf->address & ~(WINDOW * PAGE_SIZE - 1);
 	unsigned long end = min(start + WINDOW * PAGE_SIZE, vma->vm_end);
-	struct batch *b = kmalloc(sizeof(*b), GFP_KERNEL);
+	struct batch *b = kmalloc_obj(*b);
 	int ret;
 
 	if (!b)
@@ -278,7 +278,7 @@ static int __init floor_init(void)
 
 	npages = mib << (20 - PAGE_SHIFT);
 	spin_lock_init(&lock);
-	batch = kzalloc(sizeof(*batch), GFP_KERNEL);
+	batch = kzalloc_obj(*batch);
 	contents = kvcalloc(npages, sizeof(*contents), GFP_KERNEL);
 	stack = kvcalloc(npages, sizeof(*stack), GFP_KERNEL);
 	if (!batch || !contents || !stack)

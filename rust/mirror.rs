@@ -206,8 +206,9 @@ impl<D: Device> Subscriber for Inner<D> {
         let mut changed = 0;
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
             let mut dirty = DirtyBatch::new();
-            table.for_each(event.range, batch, |span, entry| {
-                if own.is_some_and(|own| own.keeps(span.start(), *entry)) {
+            let split = |span| own.is_some_and(|own| own.divides(span));
+            table.for_each_split(event.range, batch, split, |span, entry| {
+                if own.is_some_and(|own| own.keeps(span, *entry)) {
                     return;
                 }
                 if keeps_reads && !entry.is_exclusive() {

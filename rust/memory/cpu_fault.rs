@@ -57,14 +57,25 @@ pub(super) fn serve<M: MemoryOps>(
             }
         }
     }
-    finish(attempt(
-        pages,
-        fault,
-        &mut batch,
-        &mut copies,
-        window,
-        false,
-    )?)
+    let mut single = |bytes| {
+        finish(attempt(
+            pages,
+            fault,
+            &mut batch,
+            &mut copies,
+            bytes,
+            false,
+        )?)
+    };
+    if fault.is_part_of_large() {
+        // Isolating the page splits the folio; it then comes back only if it is the first one. What
+        // could not be split now is tried again by the CPU.
+        let moved = single(PAGE_SIZE)?;
+        if moved != 0 || fault.is_part_of_large() {
+            return Ok(moved);
+        }
+    }
+    single(window)
 }
 
 fn finish(outcome: Outcome) -> Result<usize, FaultError> {

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     mm::{
         addr::PageRange,
-        migrate::{Migrated, Source},
+        migrate::{Entry as Moved, Migrated, Source},
         notifier::{Cookie, IntervalNotifier},
         page::DirtyBatch,
         range_fault::AddressSpace,
@@ -21,6 +21,7 @@ use crate::{
     phases::{Lap, Phase},
     stats::Counter,
 };
+use core::ops::Range;
 use kernel::{
     prelude::*,
     sync::atomic::ordering::Relaxed,
@@ -53,6 +54,20 @@ pub(crate) enum Switched {
         /// Whether the device's entry is one of device memory.
         on_device: bool,
     },
+}
+
+/// Whether any of `pages` has moved.
+fn any_moved(migrated: &Migrated<'_>, pages: &Range<usize>) -> bool {
+    pages
+        .clone()
+        .any(|index| migrated.moved_at(index).is_some())
+}
+
+/// What moved as one, and all of `pages` with it.
+fn moved_whole(migrated: &Migrated<'_>, pages: &Range<usize>) -> Option<Moved> {
+    migrated
+        .moved_at(pages.start)
+        .filter(|moved| pages.end <= moved.index + moved.pages)
 }
 
 impl<D: Device> Inner<D> {
@@ -266,34 +281,42 @@ pub(super) fn switch_to_system<D: Device>(
     let mut switched = 0;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
         let mut dirty = DirtyBatch::new();
-        // A huge leaf whose pages go to different places cannot stay one.
+        let pages_of = |span: PageRange| {
+            let first = piece.index_of(span.start())?;
+            Some(first..first + span.pages())
+        };
+        let owns_all = |span| own.is_some_and(|own| own.owns_all(span));
+        // A huge leaf whose pages do not share one fate cannot stay one.
         let split = |span: PageRange| {
-            let first = piece.index_of(span.start());
-            first
-                .and_then(|first| migrated.moved_at(first))
-                .is_some_and(|entry| entry.pages < span.pages())
+            pages_of(span).is_some_and(|pages| {
+                any_moved(migrated, &pages)
+                    && (moved_whole(migrated, &pages).is_none() || !owns_all(span))
+            })
         };
         table.for_each_split(piece, batch, split, |span, slot| {
-            let Some(first) = piece.index_of(span.start()) else {
+            let Some(pages) = pages_of(span) else {
                 return;
             };
-            let mut all = |what| (first..first + span.pages()).for_each(|index| each(index, what));
-            let Some(entry) = migrated.moved_at(first) else {
+            let mut all = |what| pages.clone().for_each(|index| each(index, what));
+            if !any_moved(migrated, &pages) {
                 let on_device = slot.is_device();
                 return all(Switched::Stays { on_device });
-            };
-            if !own.is_some_and(|own| own.is_marked(span.start())) {
+            }
+            if !own.is_some_and(|own| own.owns_any(span)) {
                 // Others' events have removed what we do not own; if something is there, it has
                 // come since.
                 return all(Switched::Lost);
             }
-            if first + span.pages() > entry.index + entry.pages {
-                // It could not be split.
-                Inner::<D>::retire(&mut dirty, span, *slot);
-                *slot = Entry::NONE;
-                return all(Switched::Lost);
-            }
-            let pfn = entry.destination + (first - entry.index);
+            let entry = match moved_whole(migrated, &pages) {
+                Some(entry) if owns_all(span) => entry,
+                _ => {
+                    // It could not be split.
+                    Inner::<D>::retire(&mut dirty, span, *slot);
+                    *slot = Entry::NONE;
+                    return all(Switched::Lost);
+                }
+            };
+            let pfn = entry.destination + (pages.start - entry.index);
             *slot = Entry::system(pfn, entry.writable && with_write);
             switched += span.pages();
             all(Switched::Yes { was_valid: true });

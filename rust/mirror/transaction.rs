@@ -76,6 +76,13 @@ impl Transaction {
         })
     }
 
+    /// Number of pages of `span` that are marked.
+    fn marked(&self, span: PageRange) -> usize {
+        (0..span.pages())
+            .filter(|index| self.is_marked(span.address(*index)))
+            .count()
+    }
+
     fn set(&mut self, range: PageRange, marked: bool) {
         let Some(both) = self.request.range.intersect(&range) else {
             return;
@@ -95,11 +102,34 @@ impl Transaction {
         }
     }
 
-    /// Whether its own event leaves the entry at `addr` alone.
+    /// Whether all pages of `span` still belong to it.
     #[inline]
-    pub(crate) fn keeps(&self, addr: usize, entry: Entry) -> bool {
+    pub(crate) fn owns_all(&self, span: PageRange) -> bool {
+        match span.pages() {
+            1 => self.is_marked(span.start()),
+            pages => self.marked(span) == pages,
+        }
+    }
+
+    /// Whether any page of `span` still belongs to it.
+    #[inline]
+    pub(crate) fn owns_any(&self, span: PageRange) -> bool {
+        match span.pages() {
+            1 => self.is_marked(span.start()),
+            _ => self.marked(span) != 0,
+        }
+    }
+
+    /// Whether its own event would keep only some pages of `span`.
+    pub(crate) fn divides(&self, span: PageRange) -> bool {
+        self.request.faultless && self.owns_any(span) && !self.owns_all(span)
+    }
+
+    /// Whether its own event leaves the entry for `span` alone.
+    #[inline]
+    pub(crate) fn keeps(&self, span: PageRange, entry: Entry) -> bool {
         if self.request.faultless {
-            self.is_marked(addr)
+            self.owns_all(span)
         } else {
             // Pages that it does not take stay where they are.
             entry.is_device() && self.request.identity == Identity::Name
@@ -232,11 +262,25 @@ impl Transactions {
         own
     }
 
-    /// Whether the migration `name`, whose own event this is, leaves the entry at `addr` alone.
     #[cfg(CONFIG_KUNIT = "y")]
-    pub(crate) fn keeps(&self, name: Cookie, addr: usize, entry: Entry) -> bool {
+    fn owns_all(&self, name: Cookie, span: PageRange) -> bool {
+        self.get(name).is_some_and(|one| one.owns_all(span))
+    }
+
+    #[cfg(CONFIG_KUNIT = "y")]
+    fn owns_any(&self, name: Cookie, span: PageRange) -> bool {
+        self.get(name).is_some_and(|one| one.owns_any(span))
+    }
+
+    #[cfg(CONFIG_KUNIT = "y")]
+    fn divides(&self, name: Cookie, span: PageRange) -> bool {
+        self.get(name).is_some_and(|one| one.divides(span))
+    }
+
+    #[cfg(CONFIG_KUNIT = "y")]
+    fn keeps(&self, name: Cookie, span: PageRange, entry: Entry) -> bool {
         self.get(name)
-            .is_some_and(|transaction| transaction.keeps(addr, entry))
+            .is_some_and(|transaction| transaction.keeps(span, entry))
     }
 }
 
@@ -335,8 +379,19 @@ mod tests {
         let event = Event::for_test(Reason::Migrate, range, second);
         assert_eq!(running.note(&event), Some(second));
         assert!(!running.owns(first, 0x4000) && running.owns(first, 0x2000));
-        assert!(!running.keeps(second, 0x4000, Entry::system(1, false)));
-        assert!(running.keeps(second, 0x5000, Entry::system(1, false)));
+        let entry = Entry::system(1, false);
+        let page = |addr| PageRange::from_pages(addr, 1);
+        assert!(!running.keeps(second, page(0x4000)?, entry));
+        assert!(running.keeps(second, page(0x5000)?, entry));
+        // A huge leaf of pages of both: it begins with one of the second's, and is not kept as a whole.
+        let both = |start| PageRange::from_pages(start, 2);
+        assert!(running.divides(second, both(0x4000)?) && !running.divides(second, both(0x5000)?));
+        assert!(!running.keeps(second, both(0x4000)?, entry));
+        assert!(running.keeps(second, both(0x5000)?, entry));
+        assert!(
+            running.owns_any(second, both(0x4000)?) && !running.owns_all(second, both(0x4000)?)
+        );
+        assert!(running.owns_all(second, both(0x5000)?) && !running.owns_any(first, both(0x4000)?));
         Ok(())
     }
 
@@ -356,11 +411,13 @@ mod tests {
         let entry = Entry::device(1, false);
         let event = |range, owner| Event::for_test(Reason::Migrate, range, owner);
         assert_eq!(running.note(&event(range, owner)), Some(name));
-        assert!(running.keeps(name, 0x20_0000, entry));
+        let page = |addr| PageRange::from_pages(addr, 1);
+        assert!(running.keeps(name, page(0x20_0000)?, entry));
         // Beyond the range, so not ours, although of the same owner: a CPU fault of this task.
         let more = PageRange::from_pages(0x20_f000, 2)?;
         assert_eq!(running.note(&event(more, owner)), None);
-        assert!(!running.owns(name, 0x20_f000) && !running.keeps(name, 0x20_f000, entry));
+        assert!(!running.owns(name, 0x20_f000));
+        assert!(!running.keeps(name, page(0x20_f000)?, entry));
         assert_eq!(running.note(&event(range, Cookie::of(&other))), None);
         assert!(!running.owns(name, 0x20_0000));
         assert!(running.end(name));

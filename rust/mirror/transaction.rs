@@ -122,18 +122,17 @@ impl Transaction {
 
     /// Whether its own event would keep only some pages of `span`.
     pub(crate) fn divides(&self, span: PageRange) -> bool {
-        self.request.faultless && self.owns_any(span) && !self.owns_all(span)
+        self.owns_any(span) && !self.owns_all(span)
     }
 
-    /// Whether its own event leaves the entry for `span` alone.
+    /// Whether its own event leaves the entry for `span` alone: never if another one has announced that it
+    /// takes a page there, for it has just lost the right to switch it.
     #[inline]
     pub(crate) fn keeps(&self, span: PageRange, entry: Entry) -> bool {
-        if self.request.faultless {
-            self.owns_all(span)
-        } else {
+        let takes_device_pages = self.request.identity != Identity::Name;
+        self.owns_all(span)
             // Pages that it does not take stay where they are.
-            entry.is_device() && self.request.identity == Identity::Name
-        }
+            && (self.request.faultless || (entry.is_device() && !takes_device_pages))
     }
 
     fn has_caused(&self, event: &Event<'_>) -> bool {
@@ -392,6 +391,35 @@ mod tests {
             running.owns_any(second, both(0x4000)?) && !running.owns_all(second, both(0x4000)?)
         );
         assert!(running.owns_all(second, both(0x5000)?) && !running.owns_any(first, both(0x4000)?));
+        Ok(())
+    }
+
+    #[test]
+    fn an_ordinary_one_leaves_only_what_nobody_takes() -> Result {
+        let (back, there, owner) = (0u8, 0u8, 0u8);
+        let (back, there, owner) = (Cookie::of(&back), Cookie::of(&there), Cookie::of(&owner));
+        let mut running = Transactions::new()?;
+        // A CPU fault brings two pages back, while others go to the device the ordinary way.
+        running.begin(Request {
+            name: back,
+            identity: Identity::current(owner),
+            range: PageRange::from_pages(0x1000, 2)?,
+            faultless: true,
+        })?;
+        let range = PageRange::from_pages(0x1000, 4)?;
+        running.begin(Request {
+            name: there,
+            identity: Identity::Name,
+            range,
+            faultless: false,
+        })?;
+        let event = Event::for_test(Reason::Migrate, range, there);
+        assert_eq!(running.note(&event), Some(there));
+        let page = |addr| PageRange::from_pages(addr, 1);
+        let (device, system) = (Entry::device(1, false), Entry::system(1, false));
+        assert!(!running.owns(back, 0x1000) && !running.keeps(there, page(0x1000)?, device));
+        assert!(running.keeps(there, page(0x3000)?, device));
+        assert!(!running.keeps(there, page(0x3000)?, system));
         Ok(())
     }
 

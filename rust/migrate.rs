@@ -36,6 +36,8 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
+mod drain;
+
 /// More tries of a step towards the device that left pages behind, though there was memory.
 const RETRIES: usize = 3;
 
@@ -175,20 +177,7 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     fn run(mut self, target: Target) -> Result<Outcome> {
         within::may_wait()?;
-        self.mirror.device().memory().ok_or(ENODEV)?;
-        let mut step = Step {
-            mirror: self.mirror,
-            space: self.mirror.space()?,
-            target,
-            faultless: self.faultless,
-            work: Work {
-                batch: Batch::new()?,
-                copies: Copies::new(true)?,
-                spares: self.mirror.spares(),
-                pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
-                entries: 0,
-            },
-        };
+        let mut step = Step::new(self.mirror, target, self.faultless)?;
         let _charge = step.space.charge();
         let mut total = Outcome::default();
         let mut rest = Some(self.range);
@@ -253,7 +242,24 @@ enum Attempt {
     NoHuge,
 }
 
-impl<D: Device> Step<'_, D> {
+impl<'m, D: Device> Step<'m, D> {
+    fn new(mirror: &'m Mirror<D>, target: Target, faultless: bool) -> Result<Self> {
+        mirror.device().memory().ok_or(ENODEV)?;
+        Ok(Self {
+            mirror,
+            space: mirror.space()?,
+            target,
+            faultless,
+            work: Work {
+                batch: Batch::new()?,
+                copies: Copies::new(true)?,
+                spares: mirror.spares(),
+                pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
+                entries: 0,
+            },
+        })
+    }
+
     /// Migrates the first part of `range`, within 2 MiB and one mapping. Returns its end.
     fn run(&mut self, range: PageRange) -> Result<usize> {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;

@@ -320,6 +320,15 @@ impl<D: Device> Mirror<D> {
     }
 
     fn remove(&self, range: PageRange) {
+        self.remove_some(range, |_, _| true);
+    }
+
+    /// Removes the entries of `range` for which `which` says so.
+    pub(crate) fn remove_some(
+        &self,
+        range: PageRange,
+        mut which: impl FnMut(PageRange, Entry) -> bool,
+    ) {
         let inner = self.inner();
         let mut guard = self.notifier.lock();
         let State {
@@ -332,9 +341,11 @@ impl<D: Device> Mirror<D> {
         let ((), flush) = inner.change(table, Some(range), |table, batch| {
             let mut dirty = DirtyBatch::new();
             table.for_each(range, batch, |span, entry| {
-                Inner::<D>::retire(&mut dirty, span, *entry);
-                *entry = Entry::NONE;
-                changed += span.pages();
+                if which(span, *entry) {
+                    Inner::<D>::retire(&mut dirty, span, *entry);
+                    *entry = Entry::NONE;
+                    changed += span.pages();
+                }
             });
         });
         // Waited for under the lock: a page that is unmapped meanwhile must not be found absent

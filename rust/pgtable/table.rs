@@ -9,6 +9,7 @@ use super::{
     pool::{List, Page, Pool},
 };
 use crate::mm::addr::{PageRange, PMD_PAGES};
+use core::slice;
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
@@ -335,46 +336,49 @@ where
         }
     }
 
-    /// Visits small leaves from the one for `start` on. Returns how many were removed.
-    fn leaves<'c>(
-        &mut self,
-        cells: impl Iterator<Item = &'c <F::Word as Word>::Cell>,
-        mut start: usize,
-    ) -> u32 {
+    /// Visits the leaves among `cells` of `level`, of which the first is for `start`. Returns how many were
+    /// removed.
+    ///
+    /// The only place that calls `f`, so that it becomes part of the loop.
+    #[inline(never)]
+    fn leaves(&mut self, level: u32, cells: &[<F::Word as Word>::Cell], mut start: usize) -> u32 {
+        let size = 1usize << shift::<F>(level);
         let mut removed = 0;
+        let (mut outdated, mut first, mut last) = (0, usize::MAX, 0);
         for cell in cells {
-            let end = start | (PAGE_SIZE - 1);
+            let end = start | (size - 1);
             if let (Slot::Leaf(old), Some(span)) =
-                (F::decode(0, F::Word::load(cell)), range_of(start, end))
+                (F::decode(level, F::Word::load(cell)), range_of(start, end))
             {
                 let mut new = old;
                 (self.f)(span, &mut new);
                 if new != old {
-                    self.note(start, end, old, new, 1);
                     let word = if new.is_valid() {
-                        F::leaf(0, new)
+                        F::leaf(level, new)
                     } else {
                         removed += 1;
                         F::Word::EMPTY
                     };
                     F::Word::store(cell, word);
+                    // They come from low to high addresses.
+                    if old.is_outdated_by(new) {
+                        first = first.min(start);
+                        last = end;
+                        outdated += 1;
+                    }
                 }
             }
-            start = start.wrapping_add(PAGE_SIZE);
+            start = start.wrapping_add(size);
         }
-        // CAST: A table has at most 1024 slots.
-        self.live = self.live.saturating_sub(removed as usize);
-        removed
-    }
-
-    /// Takes note of a change; they come from low to high addresses.
-    #[inline]
-    fn note(&mut self, first: usize, last: usize, old: Entry, new: Entry, pages: usize) {
-        if old.is_outdated_by(new) {
+        let pages = size >> PAGE_SHIFT;
+        if outdated != 0 {
             let first = self.changed.map_or(first, |(first, _)| first);
             self.changed = Some((first, last));
-            self.pages += pages;
+            self.pages += outdated * pages;
         }
+        // CAST: A table has at most 1024 slots.
+        self.live = self.live.saturating_sub(removed as usize * pages);
+        removed
     }
 
     /// Visits `first..=last` in table `index`. Says whether the table has become empty.
@@ -391,14 +395,13 @@ where
         let (base, _) = span_of::<F>(level + 1, first);
         let mut start = base.wrapping_add(from << shift::<F>(level));
         let count = (to + 1).saturating_sub(from);
-        let cells = page.cells(from);
-        let slots = from..;
+        let cells = page.cells(from).get(..count).unwrap_or_default();
         if level == 0 {
-            used -= self.leaves(cells.iter().take(count), start);
+            used -= self.leaves(0, cells, start);
             page.set_used(used);
             return used == 0;
         }
-        for (slot, cell) in slots.zip(cells.iter().take(count)) {
+        for (slot, cell) in (from..).zip(cells) {
             let end = start | (size - 1);
             let mut found = F::decode(level, F::Word::load(cell));
             if let Slot::Leaf(huge) = found {
@@ -421,21 +424,10 @@ where
                         }
                     }
                 }
-                Slot::Leaf(old) => {
-                    if let Some(span) = range_of(start, end) {
-                        let mut new = old;
-                        (self.f)(span, &mut new);
-                        if new != old {
-                            self.note(start, end, old, new, span.pages());
-                            if new.is_valid() {
-                                F::Word::store(cell, F::leaf(level, new));
-                            } else {
-                                F::Word::store(cell, F::Word::EMPTY);
-                                used -= 1;
-                                self.forget_deposit(&page);
-                                self.live = self.live.saturating_sub(span.pages());
-                            }
-                        }
+                Slot::Leaf(_) => {
+                    if self.leaves(level, slice::from_ref(cell), start) != 0 {
+                        used -= 1;
+                        self.forget_deposit(&page);
                     }
                 }
             }

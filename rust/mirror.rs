@@ -382,14 +382,14 @@ impl<D: Device> Drop for Mirror<D> {
     }
 }
 
-/// Creates a [`Mirror`] with a lock class of the caller's own.
+/// Creates a [`Mirror`] with a lock class of the caller's own, which may be given a name.
 #[macro_export]
 macro_rules! new_mirror {
-    ($mm:expr, $device:expr) => {
+    ($mm:expr, $device:expr $(, $name:literal)? $(,)?) => {
         $crate::mirror::Mirror::new(
             $mm,
             $device,
-            ::kernel::optional_name!(),
+            ::kernel::optional_name!($($name)?),
             ::kernel::static_lock_class!(),
         )
     };

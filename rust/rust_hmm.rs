@@ -14,6 +14,7 @@
 //! - [`thread`]: a kernel thread, as the engine of a software device.
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.
+//! - `overhead`: what page tables take.
 //!
 //! # Lock order
 //!
@@ -43,6 +44,7 @@ pub mod thread;
 mod bindings;
 mod compat;
 mod locks;
+mod overhead;
 mod within;
 
 use kernel::prelude::*;

@@ -135,13 +135,12 @@ impl<F: Format> Spares<F> {
     ///
     /// `ENOMEM`.
     pub fn refill(&mut self) -> Result {
-        // One for each level below the root, and for each table of level 0 that 2 MiB need, be it to
-        // split a huge leaf later.
+        // One for each level below the root, and for each table of level 0 that 2 MiB need.
         let want = usize::try_from(F::LEVELS)? + PMD_PAGES.div_ceil(fan::<F>());
         if self.scratch.is_empty() {
             self.scratch.resize(fan::<F>(), Entry::NONE, GFP_KERNEL)?;
         }
-        if self.pages.len() >= want {
+        if self.pages.len() >= want && !self.pool.is_short() {
             return Ok(());
         }
         self.pool.reserve(&mut self.pages, want)
@@ -266,7 +265,7 @@ impl<F: Format> Table<F> {
 
     /// Calls `f` for every leaf in `range`, with the addresses that it covers and the entry of its
     /// first page, which `f` may change or remove. A huge leaf of which only a part is in `range` is
-    /// split before, for which a table was kept when it was made.
+    /// split before; if no table is left for that, `f` gets it as a whole.
     ///
     /// The cost is that of the tables that exist, not of the range. With a batch of another table nothing
     /// is done.
@@ -329,13 +328,6 @@ where
     S: FnMut(PageRange) -> bool,
     C: FnMut(PageRange, &mut Entry),
 {
-    /// A huge leaf of `page` is gone: so is the need to split it.
-    fn forget_deposit(&mut self, page: &Page<'_, F>) {
-        if let Some(index) = self.pool.withdraw(page) {
-            self.pool.push(&mut self.batch.detached, index);
-        }
-    }
-
     /// Visits the leaves among `cells` of `level`, of which the first is for `start`. Returns how many were
     /// removed.
     ///
@@ -408,7 +400,9 @@ where
                 let whole = first <= start && end <= last;
                 let split = !whole || range_of(start, end).is_some_and(&mut *self.split);
                 if split {
-                    if let Some(child) = pool.split(&page, slot, level, huge) {
+                    let child = pool.take_kept();
+                    let child = child.and_then(|child| pool.split(&page, slot, level, huge, child));
+                    if let Some(child) = child {
                         found = Slot::Table(child);
                     }
                 }
@@ -427,7 +421,7 @@ where
                 Slot::Leaf(_) => {
                     if self.leaves(level, slice::from_ref(cell), start) != 0 {
                         used -= 1;
-                        self.forget_deposit(&page);
+                        pool.count_huge(-1);
                     }
                 }
             }

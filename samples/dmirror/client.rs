@@ -53,7 +53,7 @@ impl Client {
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
         let session = Session::new(device.clone());
-        let mirror = rust_hmm::new_mirror!(mm, View::new(device))?;
+        let mirror = rust_hmm::new_mirror!(mm, View::new(device), "dmirror::table")?;
         let commands = Commands {
             list: KVec::new(),
             last: 0,

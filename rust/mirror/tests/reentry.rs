@@ -58,6 +58,7 @@ fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
         mirror.lock_table().map(|_| ()),
         mirror.migrate(range).to_device().map(|_| ()),
         mirror.migrate(range).to_system().map(|_| ()),
+        mirror.drain().map(|_| ()),
         memory.map_or(Ok(()), |memory| memory.evict_all().map(|_| ())),
         again.unwrap_or(refused),
     ];

@@ -8,6 +8,7 @@ mod bench;
 mod own;
 mod phases;
 mod rows;
+mod space;
 
 use anyhow::Result;
 use bench::Bench;
@@ -32,6 +33,9 @@ struct Args {
     /// No rows of huge pages.
     #[arg(long)]
     small: bool,
+    /// Only what so many MiB of mirrored address space cost, as JSON; may be repeated. For rust_dmirror.
+    #[arg(long)]
+    space: Vec<usize>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -39,6 +43,11 @@ struct Args {
 
 fn main() -> Result<()> {
     let mut args = Args::parse();
+    if !args.space.is_empty() {
+        let rows = args.space.iter().map(|mib| space::measure(*mib)).collect::<Result<Vec<_>>>()?;
+        println!("{}", json!({ "driver": args.driver, "space": rows }));
+        return Ok(());
+    }
     if args.sizes.is_empty() {
         args.sizes.push(32);
     }

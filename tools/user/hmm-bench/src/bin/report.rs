@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Tables, plots and verdicts from the results of `hmm-bench --json`.
 
+#[path = "report/extra.rs"]
+mod extra;
 #[path = "report/plot.rs"]
 mod plot;
 #[path = "report/results.rs"]
@@ -82,6 +84,16 @@ enum What {
         #[arg(long)]
         svg: PathBuf,
     },
+    /// Prints what `hmm-bench --space` has measured; fails if it is too much.
+    Space {
+        /// Its result.
+        run: PathBuf,
+    },
+    /// Prints what `hmm-bench-scaling` has measured.
+    Scaling {
+        /// Its result.
+        run: PathBuf,
+    },
     /// Draws what `hmm-bench-scaling` has measured.
     PlotScaling {
         /// Its result.
@@ -106,6 +118,8 @@ fn main() -> Result<()> {
             let results = runs.iter().map(Results::load).collect::<Result<Vec<_>>>()?;
             Ok(std::fs::write(svg, plot::sizes(&results))?)
         }
+        What::Space { run } => extra::space(&run),
+        What::Scaling { run } => extra::scaling(&run),
         What::PlotScaling { run, svg } => {
             let text = std::fs::read_to_string(&run).with_context(|| format!("{run:?}"))?;
             Ok(std::fs::write(svg, plot::scaling(&serde_json::from_str(&text)?))?)

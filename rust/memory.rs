@@ -39,6 +39,13 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// functions that wait fail with `EDEADLK`.
     fn copy(&self, job: CopyJob);
 
+    /// Copies right now, for who can: that spares a job, its account, and waiting for it. `None`: give a
+    /// job to [`Self::copy`]. Context and failures as there.
+    fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+        let _ = copy;
+        None
+    }
+
     /// All jobs of a step were handed over: start what was only queued.
     fn kick(&self) {}
 
@@ -222,31 +229,32 @@ impl<M: MemoryOps> Ops<M> {
         };
         let failed = copies.run(&cancelled, |batch| {
             let _within = Within::enter();
-            // Private memory is known by its number; else the CPU can address it, which is asked first.
+            // Pages move between the system and this device. Memory that the CPU can address is addressed.
             let private = matches!(pages.kind(), Kind::Private);
-            let device = |pfn| pages.lookup(pfn).map(End::Device);
+            let from_private = private && !isolated.has_cpu_sources();
+            let mut find = pages.finder();
+            let mut device = |pfn| find(pfn).map(End::Device);
             batch.expect(isolated.room());
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {
-                let known = |pfn| if private { device(pfn) } else { None };
                 let source = match entry.source {
                     Source::Hole => Some(None),
-                    Source::Page(pfn) => known(pfn)
-                        .or_else(|| {
-                            isolated
-                                .source(entry.index)
-                                .map(|cpu| End::Cpu(cpu.first_pfn()))
-                        })
+                    Source::Page(pfn) if from_private => device(pfn).map(Some),
+                    Source::Page(pfn) => isolated
+                        .source(entry.index)
+                        .map(|cpu| End::Cpu(cpu.first_pfn()))
                         .or_else(|| device(pfn))
                         .map(Some),
                 };
-                let destination = known(entry.destination)
-                    .or_else(|| {
-                        isolated
-                            .destination(entry.index)
-                            .map(|cpu| End::Cpu(cpu.first_pfn()))
-                    })
-                    .or_else(|| device(entry.destination));
+                let cpu = || {
+                    let cpu = isolated.destination(entry.index);
+                    cpu.map(|cpu| End::Cpu(cpu.first_pfn()))
+                };
+                let destination = if private && !from_private {
+                    device(entry.destination).or_else(cpu)
+                } else {
+                    cpu().or_else(|| device(entry.destination))
+                };
                 let (Some(source), Some(destination)) = (source, destination) else {
                     // Memory of another device that nobody here can read.
                     batch.fail(entry.index);
@@ -254,8 +262,9 @@ impl<M: MemoryOps> Ops<M> {
                 };
                 // SAFETY: Isolated pages and their destinations, which stay as they are while
                 // `isolated` is borrowed; that is longer than `batch` exists.
-                let job = unsafe { batch.job(entry.index, entry.pages, source, destination) };
-                self.driver.copy(job);
+                unsafe {
+                    batch.hand_out(&self.driver, entry.index, entry.pages, source, destination)
+                };
             }
             self.driver.kick();
         });

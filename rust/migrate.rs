@@ -90,15 +90,19 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn count(&mut self, page: PageOutcome) {
-        self.moved += usize::from(page.has_moved());
-        match page {
-            PageOutcome::Switched => self.switched += 1,
-            PageOutcome::Skipped => self.skipped += 1,
-            PageOutcome::NoMemory => self.no_memory += 1,
-            PageOutcome::CopyFailed => self.copy_failed += 1,
-            PageOutcome::None | PageOutcome::Moved | PageOutcome::Lost => {}
+    fn count(&mut self, pages: &[PageOutcome]) {
+        let mut counts = [0; PageOutcome::Lost as usize + 1];
+        for page in pages {
+            if let Some(count) = counts.get_mut(*page as usize) {
+                *count += 1;
+            }
         }
+        let [_, skipped, no_memory, copy_failed, moved, switched, lost] = counts;
+        self.moved += moved + switched + lost;
+        self.switched += switched;
+        self.skipped += skipped;
+        self.no_memory += no_memory;
+        self.copy_failed += copy_failed;
     }
 }
 
@@ -185,13 +189,10 @@ impl<'m, D: Device> Migrate<'m, D> {
             let done = step.run(range)?;
             let pages = PageRange::new(range.start(), done)?.pages();
             let at = self.range.index_of(range.start()).ok_or(EINVAL)?;
-            for (index, page) in step.work.pages.iter().take(pages).enumerate() {
-                total.count(*page);
-                if let Some(slot) = self
-                    .outcomes
-                    .as_mut()
-                    .and_then(|all| all.get_mut(at + index))
-                {
+            let pages = step.work.pages.get(..pages).unwrap_or_default();
+            total.count(pages);
+            if let Some(all) = self.outcomes.as_mut() {
+                for (slot, page) in all.iter_mut().skip(at).zip(pages) {
                     *slot = *page;
                 }
             }

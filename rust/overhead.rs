@@ -5,7 +5,6 @@
 use kernel::{
     debugfs::Writer,
     fmt,
-    prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic},
 };
 

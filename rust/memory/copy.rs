@@ -2,6 +2,7 @@
 
 //! Copies of a migration, which a driver may carry out in its own time and order.
 
+use super::MemoryOps;
 use crate::{
     inject::{fails, Point},
     locks,
@@ -43,6 +44,16 @@ pub struct Copy<'a> {
     pub source: Option<Place<'a>>,
     /// Where they go.
     pub destination: PlaceMut<'a>,
+}
+
+impl Copy<'_> {
+    /// Bytes to copy: 4 KiB or 2 MiB.
+    pub fn bytes(&self) -> usize {
+        match &self.destination {
+            PlaceMut::Cpu(pages) => pages.bytes(),
+            PlaceMut::Device(range) => range.count.saturating_mul(PAGE_SIZE),
+        }
+    }
 }
 
 /// One end of a copy.
@@ -141,6 +152,33 @@ impl Batch<'_> {
         self.expected += count;
     }
 
+    /// Has `driver` copy the entry at `index`, which was expected: now, or as a job.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::job`].
+    #[inline]
+    pub(super) unsafe fn hand_out<M: MemoryOps>(
+        &mut self,
+        driver: &M,
+        index: usize,
+        pages: usize,
+        source: Option<End>,
+        destination: End,
+    ) {
+        // SAFETY: By the function's requirements, for longer than the driver looks.
+        let copy = unsafe { copy_of(pages, source, destination) };
+        match driver.copy_at_once(&copy) {
+            Some(Ok(())) if !fails(Point::Copy) => {}
+            Some(_) => mark(self.state, index),
+            None => {
+                // SAFETY: By the function's requirements.
+                let job = unsafe { self.job(index, pages, source, destination) };
+                driver.copy(job);
+            }
+        }
+    }
+
     /// Makes a job for the entry at `index`, which was expected.
     ///
     /// # Safety
@@ -229,6 +267,29 @@ fn mark(state: &State, index: usize) {
     }
 }
 
+/// The copy of `count` pages.
+///
+/// # Safety
+///
+/// What source and destination name must be alive for `'a`, and the destination be nobody else's to write.
+#[inline]
+unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> Copy<'a> {
+    let source = source.map(|end| match end {
+        // SAFETY: By the function's requirements.
+        End::Cpu(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, count) }),
+        End::Device(first) => Place::Device(DeviceRange { first, count }),
+    });
+    let destination = match destination {
+        // SAFETY: By the function's requirements.
+        End::Cpu(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, count) }),
+        End::Device(first) => PlaceMut::Device(DeviceRange { first, count }),
+    };
+    Copy {
+        source,
+        destination,
+    }
+}
+
 /// A copy to be done: now, or later by another thread.
 ///
 /// The migration waits until all its jobs are completed or dropped, however long that takes; when its
@@ -251,21 +312,8 @@ pub struct CopyJob {
 impl CopyJob {
     /// What to copy.
     pub fn copy(&self) -> Copy<'_> {
-        let count = self.pages;
-        let source = self.source.map(|end| match end {
-            // SAFETY: Alive by the type invariant, as long as `self` is.
-            End::Cpu(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, count) }),
-            End::Device(first) => Place::Device(DeviceRange { first, count }),
-        });
-        let destination = match self.destination {
-            // SAFETY: As above, and it may be written.
-            End::Cpu(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, count) }),
-            End::Device(first) => PlaceMut::Device(DeviceRange { first, count }),
-        };
-        Copy {
-            source,
-            destination,
-        }
+        // SAFETY: By the type invariant, as long as `self` is.
+        unsafe { copy_of(self.pages, self.source, self.destination) }
     }
 
     /// Bytes to copy: 4 KiB or 2 MiB.

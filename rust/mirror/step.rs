@@ -57,6 +57,7 @@ pub(crate) enum Switched {
 }
 
 /// Whether any of `pages` has moved.
+#[inline]
 fn any_moved(migrated: &Migrated<'_>, pages: &Range<usize>) -> bool {
     pages
         .clone()
@@ -64,6 +65,7 @@ fn any_moved(migrated: &Migrated<'_>, pages: &Range<usize>) -> bool {
 }
 
 /// What moved as one, and all of `pages` with it.
+#[inline]
 fn moved_whole(migrated: &Migrated<'_>, pages: &Range<usize>) -> Option<Moved> {
     migrated
         .moved_at(pages.start)
@@ -298,7 +300,8 @@ pub(super) fn switch_to_system<D: Device>(
                 return;
             };
             let mut all = |what| pages.clone().for_each(|index| each(index, what));
-            if !any_moved(migrated, &pages) {
+            let whole = moved_whole(migrated, &pages);
+            if whole.is_none() && !any_moved(migrated, &pages) {
                 let on_device = slot.is_device();
                 return all(Switched::Stays { on_device });
             }
@@ -307,7 +310,7 @@ pub(super) fn switch_to_system<D: Device>(
                 // come since.
                 return all(Switched::Lost);
             }
-            let entry = match moved_whole(migrated, &pages) {
+            let entry = match whole {
                 Some(entry) if owns_all(span) => entry,
                 _ => {
                     // It could not be split.

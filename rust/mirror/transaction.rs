@@ -78,28 +78,34 @@ impl Transaction {
 
     /// Number of pages of `span` that are marked.
     fn marked(&self, span: PageRange) -> usize {
-        (0..span.pages())
-            .filter(|index| self.is_marked(span.address(*index)))
-            .count()
+        self.words(span)
+            .filter_map(|(index, bits)| Some((self.marks.get(index)? & bits).count_ones() as usize))
+            .sum()
     }
 
     fn set(&mut self, range: PageRange, marked: bool) {
-        let Some(both) = self.request.range.intersect(&range) else {
-            return;
-        };
-        let Some(first) = self.request.range.index_of(both.start()) else {
-            return;
-        };
-        let mut index = first;
-        let end = first + both.pages();
-        while index < end {
-            let count = (end - index).min(64 - index % 64);
-            if let Some(word) = self.marks.get_mut(index / 64) {
-                let bits = (u64::MAX >> (64 - count)) << (index % 64);
+        for (index, bits) in self.words(range) {
+            if let Some(word) = self.marks.get_mut(index) {
                 *word = if marked { *word | bits } else { *word & !bits };
             }
-            index += count;
         }
+    }
+
+    /// The words of [`Self::marks`] that are about pages of `span`, and their bits.
+    fn words(&self, span: PageRange) -> impl Iterator<Item = (usize, u64)> {
+        let both = self.request.range.intersect(&span);
+        let first = both.and_then(|both| self.request.range.index_of(both.start()));
+        let mut at = first.unwrap_or(0);
+        let end = at + both.map_or(0, |both| both.pages());
+        core::iter::from_fn(move || {
+            let count = (end - at).min(64 - at % 64);
+            if count == 0 {
+                return None;
+            }
+            let found = (at / 64, (u64::MAX >> (64 - count)) << (at % 64));
+            at += count;
+            Some(found)
+        })
     }
 
     /// Whether all pages of `span` still belong to it.

@@ -208,6 +208,11 @@ impl<'a> Isolated<'a> {
         self.0.entries()
     }
 
+    /// Whether the sources are memory that the CPU can address.
+    pub(crate) fn has_cpu_sources(&self) -> bool {
+        self.0.cpu_sources
+    }
+
     /// Most entries that there can be.
     pub(crate) fn room(&self) -> usize {
         self.0.pages

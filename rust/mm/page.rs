@@ -116,7 +116,7 @@ impl<'a> CpuPages<'a> {
     }
 
     /// Bytes of the pages.
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.count.saturating_mul(PAGE_SIZE)
     }
 

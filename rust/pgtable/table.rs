@@ -6,7 +6,7 @@ use super::{
     entry::{Entry, Leaf},
     flush::FlushBatch,
     format::{check, fan, last_address, shift, Format, Slot, Word},
-    pool::{List, Page, Pool},
+    pool::{List, Pool},
 };
 use crate::mm::addr::{PageRange, PMD_PAGES};
 use core::slice;

@@ -17,7 +17,11 @@ use kernel::{
     },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
-use rust_hmm::{memory::CopyJob, mm::space::fatal_signal_pending, thread::Thread};
+use rust_hmm::{
+    memory::{Copy, CopyJob},
+    mm::space::fatal_signal_pending,
+    thread::Thread,
+};
 
 /// Jobs that wait at most; more are done by who brings them.
 const DEPTH: usize = 2048;
@@ -96,20 +100,28 @@ struct Shared {
 impl Shared {
     fn carry_out(&self, job: CopyJob) {
         let result = if job.is_cancelled() {
+            self.failures.add(1, Relaxed);
             Err(EINTR)
-        } else if self.settings.fail_copy() {
-            Err(EIO)
         } else {
-            self.store.copy(&job.copy())
+            self.copy(&job.copy())
         };
         if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
             wait(&job, delay);
         }
+        job.complete(result);
+    }
+
+    fn copy(&self, copy: &Copy<'_>) -> Result {
+        let result = if self.settings.fail_copy() {
+            Err(EIO)
+        } else {
+            self.store.copy(copy)
+        };
         match result {
-            Ok(()) => self.bytes.add(job.bytes() as u64, Relaxed),
+            Ok(()) => self.bytes.add(copy.bytes() as u64, Relaxed),
             Err(_) => self.failures.add(1, Relaxed),
         }
-        job.complete(result);
+        result
     }
 
     fn work(&self) {
@@ -171,14 +183,16 @@ impl CopyEngine {
         Ok(engine)
     }
 
-    /// Takes a job. A single thread is not worth waiting for if copies take no time.
+    /// Copies, if that takes no time and there are not several threads for it: a single one is not worth
+    /// waiting for.
+    pub(crate) fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+        let takes_time = self.shared.settings.get(Setting::CopyDelay) != 0;
+        (self.threads.len() <= 1 && !takes_time).then(|| self.shared.copy(copy))
+    }
+
+    /// Takes a job.
     pub(crate) fn submit(&self, job: CopyJob) {
-        let at_once = match self.threads.len() {
-            0 => true,
-            1 => self.shared.settings.get(Setting::CopyDelay) == 0,
-            _ => false,
-        };
-        if at_once {
+        if self.threads.is_empty() {
             return self.shared.carry_out(job);
         }
         let full = self.shared.queue.lock().push(job).err();

@@ -147,6 +147,10 @@ impl MemoryOps for Vram {
         self.copy_engine.submit(job);
     }
 
+    fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+        self.copy_engine.copy_at_once(copy)
+    }
+
     fn kick(&self) {
         self.copy_engine.kick();
     }

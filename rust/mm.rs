@@ -9,9 +9,11 @@
 //! - [`notifier`] has `mmu_interval_notifier`, with the lock that makes its retry check mean something.
 //! - [`range_fault`] has `hmm_range_fault`, in the states collected and validated.
 //! - [`page`] has page contents and locked folios.
+//! - [`user`] has memory of the current process, to be copied to and from without faults.
 //! - [`device_pages`] has `ZONE_DEVICE` memory and the CPU fault on it.
 //! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
 //! - [`exclusive`] has `make_device_exclusive`.
+//! - `word` has words that are read and written without a call.
 
 pub mod addr;
 mod device_alloc;
@@ -24,3 +26,5 @@ pub mod range_fault;
 pub mod space;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
+pub mod user;
+pub(crate) mod word;

@@ -15,6 +15,8 @@ OURS = ("rust/", "samples/", "tests/", "tools/", "Documentation/", "debian/", ".
 KERNEL = ("tools/testing/", "lib/", "mm/", "include/linux/", "drivers/gpu/", "scripts/")
 # What a line of a block of commands begins with.
 STARTS = re.compile(r"(make|apt|modprobe|insmod|rmmod|cd|git|sudo|hmm-[a-z-]+|\./\S+|tools/\S+|\.ci/\S+)(\s|$)")
+# Of every system.
+USUAL = {"cat", "dmesg", "echo", "grep", "ls", "sudo", "./try"}
 # An assignment before a command.
 ASSIGNED = re.compile(r"[A-Z_]+=\S*$")
 
@@ -203,9 +205,22 @@ class Checker:
     def command(self, text):
         """Checks one command. Returns its words and who runs it."""
         text = re.sub(r"\s#.*", "", text)
-        words = shlex.split(re.sub(r"\[|\]|\.\.\.", " ", text))
-        while words and ASSIGNED.match(words[0]):
+        runs = []
+        words = []
+        for word in [*shlex.split(re.sub(r"(?<=\S);", " ;", re.sub(r"\[|\]|\.\.\.", " ", text))), ";"]:
+            if word in (";", "&&"):
+                runs.append(self.part(words))
+                words = []
+            else:
+                words.append(word)
+        return ", ".join(run for run in runs if run)
+
+    def part(self, words):
+        """As above, without "&&"."""
+        while words and (ASSIGNED.match(words[0]) or words[0] == "sudo"):
             words.pop(0)
+        if not words or words[0] in USUAL:
+            return None
         if words[0] == "make":
             return self.make(words)
         if words[0] == ".ci/run":

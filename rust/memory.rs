@@ -18,7 +18,7 @@ use crate::{
 use kernel::{
     prelude::*,
     sync::{
-        atomic::AtomicFlag,
+        atomic::{ordering::Relaxed, AtomicFlag},
         Arc,
         SetOnce, //
     },
@@ -52,6 +52,13 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// the table lock of a mirror or allocate with reclaim. From within this and [`Self::kick`],
     /// functions that wait fail with `EDEADLK`.
     fn copy(&self, job: CopyJob);
+
+    /// Copies right now, for who can: that spares a job, its account, and waiting for it. `None`: give a
+    /// job to [`Self::copy`]. Context and failures as there.
+    fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+        let _ = copy;
+        None
+    }
 
     /// All jobs of a step were handed over: start what was only queued.
     fn kick(&self) {}
@@ -195,21 +202,7 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
-        if self.is_gone() || self.driver_fails(order) {
-            return None;
-        }
-        let chosen = {
-            let _within = Within::enter();
-            self.driver().choose(order)
-        };
-        // What the driver says is a wish: only free pages are taken.
-        let folio = chosen
-            .and_then(|number| self.pages.alloc_at(number, order))
-            .or_else(|| self.pages.alloc(order))?;
-        if let Some(number) = self.pages.number_of(&folio) {
-            self.touch_page(number);
-        }
-        Some(folio)
+        self.allocator().alloc(order)
     }
 
     /// Copies each page to its folio, one of ours; the numbers tell them apart, below 512. Says which could not be copied.
@@ -225,6 +218,7 @@ impl<M: MemoryOps> Memory<M> {
         };
         copies.run(&cancelled, |batch| {
             let _within = Within::enter();
+            batch.expect(pairs.len());
             for (index, source, folio) in pairs {
                 let destination = match (self.kind(), self.pages.number_of(folio)) {
                     (Kind::Private, Some(number)) => End::Device(number),
@@ -237,11 +231,18 @@ impl<M: MemoryOps> Memory<M> {
                 let source = End::Cpu(source.page().first_pfn());
                 // SAFETY: Source and destination are alive as long as `pairs` is borrowed, which is longer than
                 // `batch` exists; nobody else has the folio.
-                let job = unsafe { batch.job(*index, 1, Some(source), destination) };
-                self.driver().copy(job);
+                unsafe { batch.hand_out(self.driver(), *index, 1, Some(source), destination) };
             }
             self.driver().kick();
         })
+    }
+
+    /// For some allocations in a row.
+    pub(crate) fn allocator(&self) -> Allocator<'_, M> {
+        Allocator {
+            pages: &self.pages,
+            _within: Within::enter(),
+        }
     }
 
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
@@ -251,6 +252,37 @@ impl<M: MemoryOps> Memory<M> {
         copies: &'c mut Copies,
     ) -> Failed<'c> {
         self.pages.data().copy_all(&self.pages, isolated, copies)
+    }
+}
+
+/// Allocates pages of a device's memory. The task is within a callback as long as this exists.
+pub(crate) struct Allocator<'m, M: MemoryOps> {
+    pages: &'m DevicePages<Ops<M>>,
+    _within: Within,
+}
+
+impl<M: MemoryOps> Allocator<'_, M> {
+    /// Whether a test wants the next allocation to fail.
+    pub(crate) fn driver_fails(&self, order: u32) -> bool {
+        self.pages.data().driver.fail_allocation(order)
+    }
+
+    /// A folio of `order`, if there is one.
+    pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
+        let ops = self.pages.data();
+        if ops.gone.load(Relaxed) || self.driver_fails(order) {
+            return None;
+        }
+        // What the driver says is a wish: only free pages are taken.
+        let folio = ops
+            .driver
+            .choose(order)
+            .and_then(|number| self.pages.alloc_at(number, order))
+            .or_else(|| self.pages.alloc(order))?;
+        if let Some(number) = self.pages.number_of(&folio) {
+            ops.lru.touch(number / PMD_PAGES);
+        }
+        Some(folio)
     }
 }
 
@@ -289,21 +321,32 @@ impl<M: MemoryOps> Ops<M> {
         };
         let failed = copies.run(&cancelled, |batch| {
             let _within = Within::enter();
+            // Pages move between the system and this device. Memory that the CPU can address is addressed.
+            let private = matches!(pages.kind(), Kind::Private);
+            let from_private = private && !isolated.has_cpu_sources();
+            let mut find = pages.finder();
+            let mut device = |pfn| find(pfn).map(End::Device);
+            batch.expect(isolated.room());
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {
-                let device = |pfn| pages.lookup(pfn).map(End::Device);
                 let source = match entry.source {
                     Source::Hole => Some(None),
+                    Source::Page(pfn) if from_private => device(pfn).map(Some),
                     Source::Page(pfn) => isolated
                         .source(entry.index)
                         .map(|cpu| End::Cpu(cpu.first_pfn()))
-                        .or(device(pfn))
+                        .or_else(|| device(pfn))
                         .map(Some),
                 };
-                let destination = isolated
-                    .destination(entry.index)
-                    .map(|cpu| End::Cpu(cpu.first_pfn()))
-                    .or(device(entry.destination));
+                let cpu = || {
+                    let cpu = isolated.destination(entry.index);
+                    cpu.map(|cpu| End::Cpu(cpu.first_pfn()))
+                };
+                let destination = if private && !from_private {
+                    device(entry.destination).or_else(cpu)
+                } else {
+                    cpu().or_else(|| device(entry.destination))
+                };
                 let (Some(source), Some(destination)) = (source, destination) else {
                     // Memory of another device that nobody here can read.
                     batch.fail(entry.index);
@@ -311,22 +354,19 @@ impl<M: MemoryOps> Ops<M> {
                 };
                 // SAFETY: Isolated pages and their destinations, which stay as they are while
                 // `isolated` is borrowed; that is longer than `batch` exists.
-                let job = unsafe { batch.job(entry.index, entry.pages, source, destination) };
-                self.driver.copy(job);
+                unsafe {
+                    batch.hand_out(&self.driver, entry.index, entry.pages, source, destination)
+                };
             }
             self.driver.kick();
         });
-        let mut next = 0;
-        while let Some(entry) = isolated.entry_from(next) {
-            next = entry.index + entry.pages;
-            let from_device = match entry.source {
-                Source::Page(pfn) => pages.lookup(pfn).is_some(),
-                Source::Hole => false,
-            };
-            if failed.is(entry.index) {
-                isolated.abandon(entry.index);
-            } else if from_device {
-                isolated.dirty_destination(entry.index);
+        if failed.any() {
+            let mut next = 0;
+            while let Some(entry) = isolated.entry_from(next) {
+                next = entry.index + entry.pages;
+                if failed.is(entry.index) {
+                    isolated.abandon(entry.index);
+                }
             }
         }
         failed

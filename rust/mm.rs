@@ -10,10 +10,12 @@
 //! - [`range_fault`] has `hmm_range_fault`, in the states collected and validated.
 //! - [`range_map`] has a map from ranges to numbers, a maple tree.
 //! - [`page`] has page contents and locked folios.
+//! - [`user`] has memory of the current process, to be copied to and from without faults.
 //! - [`device_pages`] has `ZONE_DEVICE` memory and the CPU fault on it.
 //! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
 //! - [`shrinker`] has what gives memory back.
 //! - [`exclusive`] has `make_device_exclusive`.
+//! - `word` has words that are read and written without a call.
 
 pub mod addr;
 mod device_alloc;
@@ -28,3 +30,5 @@ pub mod shrinker;
 pub mod space;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
+pub mod user;
+pub(crate) mod word;

@@ -7,11 +7,14 @@
 //! are removed the ordinary way, by the notifier calls of the migration itself.
 
 use super::{Copies, MemoryOps, Ops};
-use crate::mm::{
-    addr::{PageRange, PMD_ORDER, PMD_SIZE},
-    device_pages::{CpuFault, DevicePages, FaultError},
-    migrate::{Batch, Isolated, Source},
-    page::{Effort, LockedFolio}, //
+use crate::{
+    mm::{
+        addr::{PageRange, PMD_ORDER, PMD_SIZE},
+        device_pages::{CpuFault, DevicePages, FaultError},
+        migrate::{Batch, Isolated, Source},
+        page::{Effort, LockedFolio}, //
+    },
+    phases::{Lap, Phase},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -29,7 +32,14 @@ pub(super) fn serve<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
-    let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
+    // Bytes around the faulting page that are brought back with it.
+    let window = if fault.is_huge() {
+        PMD_SIZE
+    } else {
+        let space = fault.vma().space().number();
+        pages.data().windows.touch(space, fault.address())
+    };
+    let mut batch = Batch::with_room(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
     if fault.is_huge() {
         match attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE, true)? {
@@ -47,13 +57,13 @@ pub(super) fn serve<M: MemoryOps>(
             }
         }
     }
-    let mut single = |window| {
+    let mut single = |bytes| {
         finish(attempt(
             pages,
             fault,
             &mut batch,
             &mut copies,
-            window,
+            bytes,
             false,
         )?)
     };
@@ -65,8 +75,7 @@ pub(super) fn serve<M: MemoryOps>(
             return Ok(moved);
         }
     }
-    let space = fault.vma().space().number();
-    single(pages.data().windows.touch(space, fault.address()))
+    single(window)
 }
 
 fn finish(outcome: Outcome) -> Result<usize, FaultError> {
@@ -102,6 +111,7 @@ fn attempt<M: MemoryOps>(
     // Mirrors that can be had at once keep their entries until the pages have moved.
     ops.peers
         .keep_reading(vma.space(), pages.owner(), range, || {
+            let mut lap = Lap::start();
             let mut isolated = Isolated::new(
                 vma,
                 range,
@@ -112,6 +122,8 @@ fn attempt<M: MemoryOps>(
                 batch,
             )
             .map_err(|_| FaultError::Lost)?;
+            lap.end(Phase::Unmap);
+            isolated.fill_small(Some(vma), |_| true);
             isolated.fill(|entry| {
                 if entry.source == Source::Hole {
                     // The core offers these, too, but there is nothing to bring back.
@@ -135,7 +147,9 @@ fn attempt<M: MemoryOps>(
                 }
                 folio.ok()
             });
+            lap.end(Phase::Allocate);
             ops.copy_all(pages, &mut isolated, copies);
+            lap.end(Phase::Copy);
             let wanted = isolated
                 .entries()
                 .find(|entry| covers(entry.index, entry.pages));
@@ -144,6 +158,7 @@ fn attempt<M: MemoryOps>(
 
             let migrated = isolated.migrate();
             moved = migrated.moved().map(|entry| entry.pages).sum();
+            lap.end(Phase::Switch);
             Ok(migrated)
         })?;
 

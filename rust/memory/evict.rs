@@ -11,6 +11,7 @@ use crate::{
         page::{Effort, LockedFolio},
         space::fatal_signal_pending,
     },
+    phases::{Lap, Phase},
     stats::Counter,
     within,
 };
@@ -110,14 +111,23 @@ impl<M: MemoryOps> Memory<M> {
                 huge = LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Must).ok();
             }
         }
+        let mut lap = Lap::start();
         let mut isolated = Isolated::from_device(&self.pages, block, batch)?;
+        lap.end(Phase::Unmap);
+        isolated.fill_small(None, |_| true);
         isolated.fill(|entry| match entry.order() {
             PMD_ORDER => huge.take(),
             order => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
         });
+        lap.end(Phase::Allocate);
         self.copy_all(&mut isolated, copies);
+        lap.end(Phase::Copy);
         let migrated = isolated.migrate();
         let moved: usize = migrated.moved().map(|entry| entry.pages).sum();
+        lap.end(Phase::Switch);
+        // The notifiers of the isolation have removed what devices had.
+        drop(migrated);
+        lap.end(Phase::Finalize);
         Ok(used.saturating_sub(left) + moved)
     }
 

@@ -10,11 +10,8 @@ use crate::{
     inject::{fails, Point},
     locks,
     mirror::Peer,
-    mm::{
-        addr::PageRange,
-        migrate::Migrated,
-        notifier::Cookie, //
-    },
+    mm::{addr::PageRange, migrate::Migrated, notifier::Cookie},
+    phases::{Lap, Phase},
 };
 use kernel::{
     prelude::*,
@@ -127,7 +124,10 @@ impl Peers {
             for peer in peers() {
                 let _flushed = peer.switch(name, range, &migrated);
             }
-            // Dropped: now CPUs may have the pages.
+            // Now CPUs may have the pages.
+            let mut lap = Lap::start();
+            drop(migrated);
+            lap.end(Phase::Finalize);
         });
         for peer in peers() {
             peer.end(name);

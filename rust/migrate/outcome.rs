@@ -50,15 +50,19 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    pub(super) fn count(&mut self, page: PageOutcome) {
-        self.moved += usize::from(page.has_moved());
-        match page {
-            PageOutcome::Switched => self.switched += 1,
-            PageOutcome::Skipped => self.skipped += 1,
-            PageOutcome::NoMemory => self.no_memory += 1,
-            PageOutcome::CopyFailed => self.copy_failed += 1,
-            PageOutcome::None | PageOutcome::Moved | PageOutcome::Lost => {}
+    pub(super) fn count(&mut self, pages: &[PageOutcome]) {
+        let mut counts = [0; PageOutcome::Lost as usize + 1];
+        for page in pages {
+            if let Some(count) = counts.get_mut(*page as usize) {
+                *count += 1;
+            }
         }
+        let [_, skipped, no_memory, copy_failed, moved, switched, lost] = counts;
+        self.moved += moved + switched + lost;
+        self.switched += switched;
+        self.skipped += skipped;
+        self.no_memory += no_memory;
+        self.copy_failed += copy_failed;
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
         space::fatal_signal_pending,
     },
     pgtable::{Entry, Flushed, Spares},
+    phases::{Lap, Phase},
     stats::Counter,
     within::{self, Within},
 };
@@ -215,6 +216,7 @@ impl<D: Device> Inner<D> {
 
     /// Waits until a migration of `piece` has ended.
     fn wait_for_migrations(&self, space: &AddressSpace<'_, Self>, piece: PageRange) -> Result {
+        let mut lap = Lap::start();
         let mut guard = space.notifier().lock();
         let signal = guard.transactions.overlap(piece)
             && matches!(
@@ -227,6 +229,7 @@ impl<D: Device> Inner<D> {
             // One that does not kill: it would not let us wait.
             fsleep(PAUSE);
         }
+        lap.end(Phase::Wait);
         if fatal_signal_pending() {
             return Err(EINTR);
         }
@@ -243,7 +246,9 @@ impl<D: Device> Inner<D> {
     ) -> Result<Tried> {
         let memory = self.device.memory();
         let owner = memory.map_or(Cookie::NONE, |memory| memory.owner());
+        let mut lap = Lap::start();
         let collected = space.collect(piece, access, owner, buffer)?;
+        lap.end(Phase::Collect);
         let Ok(mut valid) = collected.lock() else {
             return Ok(Tried::Again);
         };
@@ -296,7 +301,11 @@ impl<D: Device> Inner<D> {
         });
         drop(pfns);
         drop(valid);
-        Flushed::by(flush, self);
+        lap.end(Phase::Switch);
+        if flush.is_some() {
+            Flushed::by(flush, self);
+            lap.end(Phase::Flush);
+        }
         result?;
 
         self.stats.add(Counter::MappedPages, installed);

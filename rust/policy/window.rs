@@ -2,7 +2,8 @@
 
 //! How much comes back with a page that a CPU touches: 4 KiB to 2 MiB, by how it was touched before.
 //!
-//! A CPU that goes on where the last window ended gets twice as much each time; one that jumps gets half.
+//! A CPU that goes on where the last window ended, or stays in the same 2 MiB, gets twice as much each time; one that
+//! jumps gets half.
 //! The places are few, of fixed size and without a lock: the past of two address spaces may mix, which
 //! costs time only.
 
@@ -48,6 +49,9 @@ impl Past {
         let order = if self.0 == 0 {
             FIRST
         } else if page == self.next() {
+            (order + 1).min(PMD_ORDER)
+        } else if page >> PMD_ORDER == (self.next() - 1) >> PMD_ORDER {
+            // Close together: most of these 2 MiB will be wanted.
             (order + 1).min(PMD_ORDER)
         } else if page.abs_diff(self.next()) <= 1 << PMD_ORDER {
             // Near: neither a stream nor a jump.

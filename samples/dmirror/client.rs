@@ -60,7 +60,7 @@ impl Client {
         let mm = current.mm().ok_or(EINVAL)?;
         let session = Session::new(device.clone());
         let decider = Decider::new(device.fixed.policy, device.fixed.parameters)?;
-        let mirror = rust_hmm::new_mirror!(mm, View::new(device))?;
+        let mirror = rust_hmm::new_mirror!(mm, View::new(device), "dmirror::table")?;
         let commands = Commands {
             list: KVec::new(),
             last: 0,
@@ -200,7 +200,8 @@ impl Client {
         Ok(())
     }
 
-    /// Stops all commands and waits for their ends. No more can come.
+    /// Stops all commands and waits for their ends. No more can come. If no other file is open, what the
+    /// process has on the device goes back.
     pub(crate) fn close(&self) {
         let list = core::mem::take(&mut self.commands.lock().list);
         for command in &list {
@@ -209,6 +210,10 @@ impl Client {
         }
         for command in &list {
             command.status.wait_for_end();
+        }
+        if self.session.is_ending() {
+            // What it leaves goes with the session.
+            let _ = self.mirror.drain();
         }
     }
 }

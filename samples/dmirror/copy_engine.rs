@@ -17,16 +17,17 @@ use kernel::{
     },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
-use rust_hmm::{memory::CopyJob, mm::space::fatal_signal_pending, thread::Thread};
+use rust_hmm::{
+    memory::{Copy, CopyJob},
+    mm::space::fatal_signal_pending,
+    thread::Thread,
+};
 
 /// Jobs that wait at most; more are done by who brings them.
 const DEPTH: usize = 2048;
 
 /// Longest sleep before a look whether a job is still needed.
 const NAP: Delta = Delta::from_millis(10);
-
-/// Up to so many jobs without a delay are not worth to wake a thread.
-const FEW: usize = 4;
 
 /// A queue of fixed size.
 struct Queue {
@@ -99,20 +100,28 @@ struct Shared {
 impl Shared {
     fn carry_out(&self, job: CopyJob) {
         let result = if job.is_cancelled() {
+            self.failures.add(1, Relaxed);
             Err(EINTR)
-        } else if self.settings.fail_copy() {
-            Err(EIO)
         } else {
-            self.store.copy(&job.copy())
+            self.copy(&job.copy())
         };
         if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
             wait(&job, delay);
         }
+        job.complete(result);
+    }
+
+    fn copy(&self, copy: &Copy<'_>) -> Result {
+        let result = if self.settings.fail_copy() {
+            Err(EIO)
+        } else {
+            self.store.copy(copy)
+        };
         match result {
-            Ok(()) => self.bytes.add(job.bytes() as u64, Relaxed),
+            Ok(()) => self.bytes.add(copy.bytes() as u64, Relaxed),
             Err(_) => self.failures.add(1, Relaxed),
         }
-        job.complete(result);
+        result
     }
 
     fn work(&self) {
@@ -174,6 +183,13 @@ impl CopyEngine {
         Ok(engine)
     }
 
+    /// Copies, if that takes no time and there are not several threads for it: a single one is not worth
+    /// waiting for.
+    pub(crate) fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+        let takes_time = self.shared.settings.get(Setting::CopyDelay) != 0;
+        (self.threads.len() <= 1 && !takes_time).then(|| self.shared.copy(copy))
+    }
+
     /// Takes a job.
     pub(crate) fn submit(&self, job: CopyJob) {
         if self.threads.is_empty() {
@@ -187,19 +203,9 @@ impl CopyEngine {
 
     /// Starts the jobs taken.
     pub(crate) fn kick(&self) {
-        if self.threads.is_empty() {
-            return;
-        }
-        let mut queue = self.shared.queue.lock();
-        if queue.len > FEW || self.shared.settings.get(Setting::CopyDelay) != 0 {
-            drop(queue);
+        // Who finds the queue empty sleeps by the time that the lock is free.
+        if !self.threads.is_empty() && self.shared.queue.lock().len != 0 {
             self.shared.wake.notify_all();
-            return;
-        }
-        while let Some(job) = queue.pop() {
-            drop(queue);
-            self.shared.carry_out(job);
-            queue = self.shared.queue.lock();
         }
     }
 

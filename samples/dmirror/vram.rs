@@ -19,7 +19,7 @@ use kernel::{
 use rust_hmm::{
     memory::{Copy, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
-    mm::{addr::PMD_SIZE, device_pages::DeviceRange, page::SharedBytes},
+    mm::{addr::PMD_SIZE, device_pages::DeviceRange, page::SharedBytes, user::UserSpan},
 };
 
 /// Contents of device memory, in blocks of 2 MiB that are allocated when they are first written.
@@ -168,6 +168,18 @@ impl Vram {
         bytes.write(offset.checked_add(at).ok_or(EINVAL)?, src)
     }
 
+    /// Reads `range` to user memory, as far as that is there. Returns the bytes read.
+    pub(crate) fn read_to_user(&self, range: DeviceRange, to: UserSpan) -> Result<usize> {
+        let (bytes, offset) = self.store.find(range)?;
+        bytes.read_to_user(offset, to)
+    }
+
+    /// Writes `range` from user memory, as far as that is there. Returns the bytes written.
+    pub(crate) fn write_from_user(&self, range: DeviceRange, from: UserSpan) -> Result<usize> {
+        let (bytes, offset) = self.store.find(range)?;
+        bytes.write_from_user(offset, from)
+    }
+
     /// Adds to the word at byte `at` of `range`, atomically. Returns the word before.
     pub(crate) fn fetch_add(&self, range: DeviceRange, at: usize, value: u64) -> Result<u64> {
         let (bytes, offset) = self.store.find(range)?;
@@ -178,6 +190,10 @@ impl Vram {
 impl MemoryOps for Vram {
     fn copy(&self, job: CopyJob) {
         self.copy_engine.submit(job);
+    }
+
+    fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+        self.copy_engine.copy_at_once(copy)
     }
 
     fn kick(&self) {

@@ -12,7 +12,11 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-compare bench-gate bench-baseline clean
+=======
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench install uninstall deb install-test in-tree-test rust-analyzer clean
+>>>>>>> main
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -28,17 +32,26 @@ help:
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
 	@echo 'make fuzz       hostile calls on the device nodes (CALLS=, SEED=)'
 	@echo 'make torture    random operations, compared with a model'
-	@echo 'make torture-long  the same for hours, on all kernels'
+	@echo 'make torture-long  the same for hours, on all kernels (PLAN=debian|debug|test-new)'
 	@echo 'make inject     fail each step of each operation once, then all mixed (KERNEL)'
 	@echo 'make coverage   what the tests do not execute, and why'
 	@echo 'make lookup     compare structures that find the region of an address'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
 	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
+<<<<<<< HEAD
 	@echo 'make bench      instructions per page, against the C driver (KERNEL=test|debian, SIZES="1 32 1024 4096")'
 	@echo 'make bench-wall the same in wall time, as ratios of paired runs (PAIRS=)'
 	@echo 'make bench-compare  against the modules of another revision (BASE=)'
 	@echo 'make bench-gate fails if a row is 5 % dearer than in tools/bench/baseline (bench-baseline writes that)'
+=======
+	@echo 'make bench      instructions per page, against the C driver'
+	@echo 'make install    modules and SDK for the running kernel (RELEASE=, DESTDIR=); make uninstall'
+	@echo 'make deb        Debian packages, with DKMS, into build/deb'
+	@echo 'make install-test  install, use and remove them in a stock Debian system (half an hour)'
+	@echo 'make in-tree-test  as a part of a kernel tree (tools/into-tree), KUnit by kunit.py (15 minutes)'
+	@echo 'make rust-analyzer rust-project.json for editors'
+>>>>>>> main
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
 	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE'
@@ -104,7 +117,7 @@ torture:
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(REPLAY),--replay $(REPLAY))
 
 torture-long:
-	tools/test/torture-long --series $(SERIES)
+	tools/test/torture-long --series $(SERIES) $(PLAN)
 
 inject:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)
@@ -144,6 +157,21 @@ bench-compare:
 bench-gate bench-baseline:
 	tools/build --all --kernel test --series $(SERIES)
 	tools/test/bench-gate --series $(SERIES) $(if $(filter bench-baseline,$@),--write)
+
+install uninstall:
+	tools/install/$@ $(if $(RELEASE),--release $(RELEASE)) $(if $(DESTDIR),--destdir $(DESTDIR))
+
+deb:
+	tools/install/deb
+
+install-test:
+	tools/test/install --series $(SERIES)
+
+in-tree-test:
+	tools/test/in-tree --series $(SERIES)
+
+rust-analyzer:
+	tools/rust-analyzer --kernel $(KERNEL) --series $(SERIES)
 
 clean:
 	rm -rf build

@@ -12,11 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-compare bench-gate bench-baseline clean
-=======
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench install uninstall deb install-test in-tree-test rust-analyzer clean
->>>>>>> main
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline install uninstall deb install-test in-tree-test rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -39,19 +35,17 @@ help:
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
 	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
-<<<<<<< HEAD
 	@echo 'make bench      instructions per page, against the C driver (KERNEL=test|debian, SIZES="1 32 1024 4096")'
 	@echo 'make bench-wall the same in wall time, as ratios of paired runs (PAIRS=)'
+	@echo 'make bench-scaling  device faults with 1, 2 and 4 engines; lock_stat with KERNEL=debug'
+	@echo 'make bench-space  cost and memory of 64 MiB and 16 GiB of mirrored address space'
 	@echo 'make bench-compare  against the modules of another revision (BASE=)'
 	@echo 'make bench-gate fails if a row is 5 % dearer than in tools/bench/baseline (bench-baseline writes that)'
-=======
-	@echo 'make bench      instructions per page, against the C driver'
 	@echo 'make install    modules and SDK for the running kernel (RELEASE=, DESTDIR=); make uninstall'
 	@echo 'make deb        Debian packages, with DKMS, into build/deb'
 	@echo 'make install-test  install, use and remove them in a stock Debian system (half an hour)'
 	@echo 'make in-tree-test  as a part of a kernel tree (tools/into-tree), KUnit by kunit.py (15 minutes)'
 	@echo 'make rust-analyzer rust-project.json for editors'
->>>>>>> main
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
 	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE'
@@ -150,6 +144,12 @@ bench_kernel = $(if $(filter command line environment override,$(origin KERNEL))
 
 bench-wall:
 	tools/test/bench --series $(SERIES) --pairs $(or $(PAIRS),5)
+
+bench-scaling:
+	tools/test/bench-scaling --kernel $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),debug) --series $(SERIES)
+
+bench-space:
+	tools/test/bench-space --kernel $(bench_kernel) --series $(SERIES)
 
 bench-compare:
 	tools/test/bench-compare --base '$(BASE)' --kernel $(bench_kernel) --series $(SERIES)

@@ -206,22 +206,24 @@ impl<D: Device> Subscriber for Inner<D> {
         let mut changed = 0;
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
             let mut dirty = DirtyBatch::new();
+            let (dirty, changed) = (&mut dirty, &mut changed);
             let split = |span| own.is_some_and(|own| own.divides(span));
-            table.for_each_split(event.range, batch, split, |span, entry| {
+            // Called for each page: what does not change is part of it.
+            table.for_each_split(event.range, batch, split, move |span, entry| {
                 if own.is_some_and(|own| own.keeps(span, *entry)) {
                     return;
                 }
                 if keeps_reads && !entry.is_exclusive() {
                     if entry.is_writable() {
-                        Self::retire(&mut dirty, span, *entry);
+                        Self::retire(dirty, span, *entry);
                         *entry = entry.write_protected();
-                        changed += span.pages();
+                        *changed += span.pages();
                     }
                     return;
                 }
-                Self::retire(&mut dirty, span, *entry);
+                Self::retire(dirty, span, *entry);
                 *entry = Entry::NONE;
-                changed += span.pages();
+                *changed += span.pages();
             });
         });
         self.stats.add(Counter::Invalidations, 1);

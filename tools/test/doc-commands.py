@@ -14,9 +14,9 @@ import sys
 OURS = ("rust/", "samples/", "tests/", "tools/", "Documentation/", "debian/", ".ci/")
 KERNEL = ("tools/testing/", "lib/", "mm/", "include/linux/", "drivers/gpu/", "scripts/")
 # What a line of a block of commands begins with.
-STARTS = re.compile(r"(make|apt|modprobe|insmod|rmmod|cd|git|sudo|hmm-[a-z-]+|\./\S+|tools/\S+|\.ci/\S+)(\s|$)")
+STARTS = re.compile(r"(make|apt|modprobe|insmod|rmmod|cd|cp|git|sudo|hmm-[a-z-]+|\./\S+|tools/\S+|\.ci/\S+)(\s|$)")
 # Of every system.
-USUAL = {"cat", "dmesg", "echo", "grep", "ls", "sudo", "./try"}
+USUAL = {"cat", "cp", "dmesg", "echo", "grep", "ls", "sudo", "./try"}
 # An assignment before a command.
 ASSIGNED = re.compile(r"[A-Z_]+=\S*$")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Checks the commands and paths that the README and Documentation/ name; see tools/test/doc-commands.
+"""Checks the commands, paths and tests that the README and Documentation/ name; see tools/test/doc-commands.
 
 usage: doc-commands.py [--list] TOP KERNEL-SOURCE
 """
@@ -239,6 +239,39 @@ class Checker:
             raise Problem(f"no such file: {text}")
 
 
+class Tests:
+    """Names of the end-to-end tests and of KUnit's."""
+
+    # In these, a name of three words or more is a test's.
+    CHAPTERS = ("faultless.rst", "lifecycle.rst")
+
+    def __init__(self, top):
+        self.names = set()
+        for folder in ("tools/user/hmm-e2e/src", "rust"):
+            for path, _, files in os.walk(f"{top}/{folder}"):
+                for file in files:
+                    if not file.endswith(".rs"):
+                        continue
+                    with open(f"{path}/{file}", encoding="utf-8") as source:
+                        text = source.read()
+                    for group, name in re.findall(r'Test::new\("(\w+)", "(\w+)"', text):
+                        self.names.update((name, f"{group}.{name}"))
+                    self.names.update(re.findall(r"#\[test\]\s+fn (\w+)", text))
+        self.groups = {name.partition(".")[0] for name in self.names if "." in name}
+
+    def names_one(self, chapter, text):
+        """Whether this is meant to be the name of a test, or of some ("*")."""
+        if re.fullmatch(r"[a-z0-9]+\.[a-z0-9_]*\*?", text):
+            return text.partition(".")[0] in self.groups
+        return bool(re.fullmatch(r"h\d\d_[a-z0-9_]*\*?", text) or
+                    (chapter in self.CHAPTERS and re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+){2,}", text)))
+
+    def check(self, text):
+        """Checks that there is one."""
+        if text not in self.names and not (text.endswith("*") and any(n.startswith(text[:-1]) for n in self.names)):
+            raise Problem("no such test")
+
+
 def blocks(lines, markdown):
     """Literal blocks: number of the first line, and their lines."""
     number = 0
@@ -289,6 +322,7 @@ def main():
     parser.add_argument("kernel")
     args = parser.parse_args()
     checker = Checker(args.top, args.kernel)
+    tests = Tests(args.top)
     folder = f"{args.top}/Documentation"
     files = [f"{args.top}/README.md"] + sorted(f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(".rst"))
     bad = 0
@@ -323,6 +357,8 @@ def main():
                     check(file, number, text, checker.command)
                 elif text.startswith(OURS + KERNEL) and not re.search(r"[\s{}<>]", text):
                     check(file, number, text, checker.path)
+                elif tests.names_one(os.path.basename(file), text):
+                    check(file, number, text, tests.check)
     for key in sorted(set(checker.listed) - checker.used):
         bad += 1
         print(f"tools/test/doc-commands.list: no document names '{key}'")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Checks the commands, paths and tests that the README and Documentation/ name; see tools/test/doc-commands.
 
-usage: doc-commands.py [--list] TOP KERNEL-SOURCE
+usage: doc-commands.py [--list | --print CHAPTER] TOP KERNEL-SOURCE
 """
 
 import argparse
@@ -318,9 +318,16 @@ def commands(block):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--print", metavar="CHAPTER")
     parser.add_argument("top")
     parser.add_argument("kernel")
     args = parser.parse_args()
+    if args.print:
+        with open(f"{args.top}/Documentation/{args.print}.rst", encoding="utf-8") as source:
+            for block in blocks(source.read().splitlines(), False):
+                for text in commands(block):
+                    print(re.sub(r"\s#.*", "", text))
+        return
     checker = Checker(args.top, args.kernel)
     tests = Tests(args.top)
     folder = f"{args.top}/Documentation"

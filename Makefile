@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-compare bench-gate bench-baseline install uninstall deb install-test in-tree-test rust-analyzer clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-compare bench-gate bench-baseline doc install uninstall deb install-test in-tree-test rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -39,6 +39,7 @@ help:
 	@echo 'make bench-wall the same in wall time, as ratios of paired runs (PAIRS=)'
 	@echo 'make bench-compare  against the modules of another revision (BASE=)'
 	@echo 'make bench-gate fails if a row is 5 % dearer than in tools/bench/baseline (bench-baseline writes that)'
+	@echo 'make doc        the book and the reference of the library, as HTML in build/doc'
 	@echo 'make install    modules and SDK for the running kernel (RELEASE=, DESTDIR=); make uninstall'
 	@echo 'make deb        Debian packages, with DKMS, into build/deb'
 	@echo 'make install-test  install, use and remove them in a stock Debian system (half an hour)'
@@ -149,6 +150,10 @@ bench-compare:
 bench-gate bench-baseline:
 	tools/build --all --kernel test --series $(SERIES)
 	tools/test/bench-gate --series $(SERIES) $(if $(filter bench-baseline,$@),--write)
+
+doc:
+	tools/doc
+	tools/rustdoc --kernel $(KERNEL) --series $(SERIES)
 
 install uninstall:
 	tools/install/$@ $(if $(RELEASE),--release $(RELEASE)) $(if $(DESTDIR),--destdir $(DESTDIR))

@@ -9,6 +9,7 @@ use crate::{
         migrate::{Isolated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
+        trace,
     },
     stats::{Counter, Stats},
     within::Within,
@@ -62,6 +63,8 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
 
 struct Ops<M> {
     driver: M,
+    /// For tracepoints.
+    id: u32,
     stats: Stats,
     density: Density,
     peers: Pin<KBox<Peers>>,
@@ -89,6 +92,7 @@ impl<M: MemoryOps> Memory<M> {
                 max_pages,
                 Ops {
                     driver,
+                    id: trace::new_device(),
                     stats: Stats::new(),
                     density: Density::new(),
                     peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
@@ -284,7 +288,13 @@ impl<M: MemoryOps> Ops<M> {
 impl<M: MemoryOps> DevicePageOps for Ops<M> {
     fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError> {
         let ops = pages.data();
-        let moved = cpu_fault::serve(pages, &fault)?;
+        let moved = cpu_fault::serve(pages, &fault);
+        let traced = moved.map_err(|error| match error {
+            FaultError::NoMemory => ENOMEM,
+            FaultError::Lost => EIO,
+        });
+        trace::cpu_fault(ops.id, fault.address(), traced);
+        let moved = moved?;
         ops.stats.add(Counter::CpuFaults, 1);
         ops.stats.add(Counter::CpuFaultPages, moved as u64);
         Ok(())

@@ -15,6 +15,7 @@ use crate::{
         notifier::{Cookie, Event, IntervalNotifier, Subscriber},
         page::DirtyBatch,
         range_fault::AddressSpace,
+        trace::Who,
     },
     pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Spares, Table},
     stats::{Counter, Stats},
@@ -107,6 +108,8 @@ pub(crate) struct State<F: Format> {
 /// What the notifier calls.
 pub(crate) struct Inner<D: Device> {
     device: D,
+    /// For tracepoints.
+    pub(crate) who: Who,
     stats: Stats,
     reader: Reader<D::Format>,
     walkers: Option<Arc<Walkers<D::Walker>>>,
@@ -228,6 +231,7 @@ impl<D: Device> Subscriber for Inner<D> {
         });
         self.stats.add(Counter::Invalidations, 1);
         self.stats.add(Counter::InvalidatedPages, changed as u64);
+        self.who.invalidate(event.range, event.reason, changed);
         ControlFlow::Continue(flush)
     }
 
@@ -269,6 +273,7 @@ impl<D: Device> Mirror<D> {
             walkers: device.walkers(),
             reader: state.table.reader(),
             device,
+            who: Who::new(mm),
             stats: Stats::new(),
             changing: Atomic::new(0),
             starved: fault::starved(Cookie::of_space(mm)),

@@ -13,6 +13,7 @@
 //! - [`device_pages`] has `ZONE_DEVICE` memory and the CPU fault on it.
 //! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
 //! - [`exclusive`] has `make_device_exclusive`.
+//! - `trace` has the tracepoints.
 //! - `word` has words that are read and written without a call.
 
 pub mod addr;
@@ -26,5 +27,6 @@ pub mod range_fault;
 pub mod space;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
+pub(crate) mod trace;
 pub mod user;
 pub(crate) mod word;

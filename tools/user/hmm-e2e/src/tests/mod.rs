@@ -19,6 +19,7 @@ mod race;
 mod reload;
 mod sharing;
 mod thp;
+mod trace;
 
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
@@ -37,6 +38,7 @@ pub fn all() -> Vec<Test> {
         engine::TESTS,
         extension::TESTS,
         hostile::TESTS,
+        trace::TESTS,
         &faultless,
         lifecycle::TESTS,
         // Last: these unload the modules.

@@ -10,6 +10,7 @@ use crate::{
         migrate::{Constant, Isolated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
+        trace,
     },
     policy::window::Windows,
     stats::{Counter, Stats},
@@ -89,6 +90,8 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
 
 struct Ops<M> {
     driver: M,
+    /// For tracepoints.
+    id: u32,
     stats: Stats,
     peers: Pin<KBox<Peers>>,
     lru: Lru,
@@ -119,6 +122,7 @@ impl<M: MemoryOps> Memory<M> {
             pages: {
                 let ops = Ops {
                     driver,
+                    id: trace::new_device(),
                     stats: Stats::new(),
                     peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
                     windows: Windows::new()?,
@@ -376,7 +380,13 @@ impl<M: MemoryOps> Ops<M> {
 impl<M: MemoryOps> DevicePageOps for Ops<M> {
     fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError> {
         let ops = pages.data();
-        let moved = cpu_fault::serve(pages, &fault)?;
+        let moved = cpu_fault::serve(pages, &fault);
+        let traced = moved.map_err(|error| match error {
+            FaultError::NoMemory => ENOMEM,
+            FaultError::Lost => EIO,
+        });
+        trace::cpu_fault(ops.id, fault.address(), traced);
+        let moved = moved?;
         ops.stats.add(Counter::CpuFaults, 1);
         ops.stats.add(Counter::CpuFaultPages, moved as u64);
         Ok(())

@@ -15,6 +15,7 @@
 //! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
 //! - [`shrinker`] has what gives memory back.
 //! - [`exclusive`] has `make_device_exclusive`.
+//! - `trace` has the tracepoints.
 //! - `word` has words that are read and written without a call.
 
 pub mod addr;
@@ -30,5 +31,6 @@ pub mod shrinker;
 pub mod space;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
+pub(crate) mod trace;
 pub mod user;
 pub(crate) mod word;

@@ -26,6 +26,7 @@ pub mod procfs;
 pub mod residency;
 pub mod rng;
 pub mod smaps;
+pub mod tracing;
 pub mod uffd;
 
 pub use abi::{Op, PageState, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE};

@@ -22,6 +22,7 @@ mod reload;
 mod replica;
 mod sharing;
 mod thp;
+mod trace;
 
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
@@ -42,6 +43,7 @@ pub fn all() -> Vec<Test> {
         attributes::TESTS,
         replica::TESTS,
         hostile::TESTS,
+        trace::TESTS,
         &faultless,
         lifecycle::TESTS,
         // Last: these unload the modules.

@@ -22,7 +22,7 @@ use crate::{
         range_fault::AddressSpace,
         space::Vma,
     },
-    pgtable::{Entry, Flushed, Spares},
+    pgtable::{Entry, FlushBatch, Flushed, Spares, Table},
     policy::Mask,
     stats::Counter,
 };
@@ -184,20 +184,31 @@ impl<D: Device> Inner<D> {
             block.is_none_or(|block| (block.first..block.first + block.count).contains(&number))
         };
         let ((), flush) = self.change(table, Some(range), |table, batch| {
-            table.for_each(range, batch, |span, entry| {
-                // Copies that lie in a row have become a huge leaf.
-                let goes = |index: usize| {
-                    let entry = entry.plus(index);
-                    is_in(entry.number()) && self.is_copy(span.address(index), entry)
-                };
-                if entry.is_device() && (0..span.pages()).any(goes) {
-                    self.retire_copies(span, *entry);
-                    *entry = Entry::NONE;
-                }
-            });
+            self.clear_copies(table, batch, range, is_in);
         });
         drop(guard);
         Flushed::by(flush, self);
+    }
+
+    /// Removes the entries of `range` that name copies, and retires these, as far as `is_in` takes their numbers.
+    fn clear_copies(
+        &self,
+        table: &mut Table<D::Format>,
+        batch: &mut FlushBatch<D::Format>,
+        range: PageRange,
+        is_in: impl Fn(usize) -> bool,
+    ) {
+        table.for_each(range, batch, |span, entry| {
+            // Copies that lie in a row have become a huge leaf.
+            let goes = |index: usize| {
+                let entry = entry.plus(index);
+                is_in(entry.number()) && self.is_copy(span.address(index), entry)
+            };
+            if entry.is_device() && (0..span.pages()).any(goes) {
+                self.retire_copies(span, *entry);
+                *entry = Entry::NONE;
+            }
+        });
     }
 }
 
@@ -433,7 +444,7 @@ impl<D: Device> Mirror<D> {
             ..
         } = &mut *guard;
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
-            table.install(piece, &mut work.spares, batch, |addr, slot| {
+            let result = table.install(piece, &mut work.spares, batch, |addr, slot| {
                 let Some((index, number, is_used)) = numbers.get_mut(next) else {
                     return;
                 };
@@ -446,7 +457,12 @@ impl<D: Device> Mirror<D> {
                     *is_used = true;
                     used += 1;
                 }
-            })
+            });
+            if result.is_err() {
+                // A format that needs several tables may have got some.
+                inner.clear_copies(table, batch, piece, |_| true);
+            }
+            result
         });
         let unused = |is_used: bool| result.is_err() || !is_used;
         for (index, ..) in numbers.iter().filter(|(_, _, is_used)| unused(*is_used)) {

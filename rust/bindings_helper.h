@@ -12,4 +12,5 @@
 #include <linux/mmu_notifier.h>
 #include <linux/rmap.h>
 
+#include "fence.h"
 #include "helpers.h"

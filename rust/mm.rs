@@ -12,15 +12,19 @@
 //! - [`device_pages`] has `ZONE_DEVICE` memory and the CPU fault on it.
 //! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
 //! - [`exclusive`] has `make_device_exclusive`.
+//! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
 
 pub mod addr;
+pub mod bell;
 mod device_alloc;
 pub mod device_pages;
 pub mod exclusive;
+pub mod fence;
 pub mod migrate;
 pub mod notifier;
 pub mod page;
 pub mod range_fault;
 pub mod space;
+pub mod sync_file;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;

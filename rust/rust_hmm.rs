@@ -58,6 +58,12 @@ struct RustHmm {
     _files: inject::Files,
 }
 
+impl Drop for RustHmm {
+    fn drop(&mut self) {
+        mm::sync_file::exit();
+    }
+}
+
 impl kernel::Module for RustHmm {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         Ok(Self {

@@ -34,6 +34,12 @@ classes! {
     ended = c"rust_hmm::ended";
     /// A walker.
     walker = c"rust_hmm::walker";
+    /// What stands in a queue.
+    queue = c"rust_hmm::queue";
+    /// Who helps with an operation.
+    crew = c"rust_hmm::crew";
+    /// How far an operation is that several do.
+    shares = c"rust_hmm::shares";
     /// Free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

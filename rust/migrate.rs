@@ -25,6 +25,7 @@ use crate::{
         space::Vma,
     },
     pgtable::{Format, Spares},
+    queue::Stop,
     stats::Counter,
     within,
 };
@@ -124,6 +125,7 @@ impl<D: Device> Mirror<D> {
             range,
             faultless: true,
             outcomes: None,
+            stop: None,
         }
     }
 }
@@ -135,6 +137,7 @@ pub struct Migrate<'m, D: Device> {
     range: PageRange,
     faultless: bool,
     outcomes: Option<&'m mut [PageOutcome]>,
+    stop: Option<Stop>,
 }
 
 impl<'m, D: Device> Migrate<'m, D> {
@@ -148,6 +151,12 @@ impl<'m, D: Device> Migrate<'m, D> {
     /// Where to write the outcome of each page. What the range has beyond the slice is not reported.
     pub fn outcomes(mut self, outcomes: &'m mut [PageOutcome]) -> Self {
         self.outcomes = Some(outcomes);
+        self
+    }
+
+    /// Who may ask for its end: then copies that have not begun are cancelled, and their pages stay.
+    pub fn stop(mut self, stop: Stop) -> Self {
+        self.stop = Some(stop);
         self
     }
 
@@ -182,7 +191,7 @@ impl<'m, D: Device> Migrate<'m, D> {
             faultless: self.faultless,
             work: Work {
                 batch: Batch::new()?,
-                copies: Copies::new(true)?,
+                copies: Copies::new(true)?.until(self.stop.take()),
                 spares: self.mirror.spares(),
                 pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
                 entries: 0,

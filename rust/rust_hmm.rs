@@ -9,6 +9,7 @@
 //! - [`migrate`]: moves a mirror's memory to the device and back.
 //! - [`memory`]: the device's memory, the CPU fault on it, eviction.
 //! - [`pgtable`]: the table itself.
+//! - [`queue`]: operations that run in their own time, with fences.
 //! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
@@ -35,6 +36,7 @@ pub mod mirror;
 pub mod mm;
 pub mod node;
 pub mod pgtable;
+pub mod queue;
 pub mod stats;
 pub mod thread;
 

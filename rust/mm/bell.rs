@@ -47,3 +47,15 @@ impl Bell {
         unsafe { bindings::wait_for_completion_interruptible_timeout(self.as_raw(), timeout) };
     }
 }
+
+/// Lets other tasks run before this one goes on. Context: may sleep.
+pub fn let_others_run() {
+    // SAFETY: No preconditions but the context; the task stays runnable.
+    unsafe { bindings::schedule() };
+}
+
+/// The monotonic clock, in ns, as user space reads it. Context: any.
+pub fn monotonic_ns() -> u64 {
+    // SAFETY: No preconditions.
+    u64::try_from(unsafe { bindings::ktime_get() }).unwrap_or(0)
+}

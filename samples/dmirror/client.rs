@@ -7,6 +7,7 @@ use crate::{
     counters::{Count, Counters},
     device::{MockDevice, Session, View},
     engine::{Engine, Job},
+    queues::Queues,
     status::Status,
     vram::Vram,
 };
@@ -46,6 +47,8 @@ pub(crate) struct Client {
     faults_write: Atomic<u64>,
     #[pin]
     commands: Mutex<Commands>,
+    #[pin]
+    pub(crate) queues: Queues,
 }
 
 impl Client {
@@ -66,6 +69,7 @@ impl Client {
                 faults_read: Atomic::new(0),
                 faults_write: Atomic::new(0),
                 commands <- kernel::new_mutex!(commands, "dmirror::commands"),
+                queues <- Queues::new(),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -171,8 +175,9 @@ impl Client {
         Ok(())
     }
 
-    /// Stops all commands and waits for their ends. No more can come.
+    /// Ends all queues, stops all commands and waits for their ends. No more can come.
     pub(crate) fn close(&self) {
+        self.queues.close();
         let list = core::mem::take(&mut self.commands.lock().list);
         for command in &list {
             command.status.stop();

@@ -23,10 +23,14 @@ use rust_hmm::{
     mirror::{Device, Walkers},
     mm::{addr::PageRange, device_pages::Kind},
     pgtable::Radix4,
+    queue::Crew,
     thread::Thread,
 };
 
 const MIB_PAGES: u64 = 256;
+
+/// Threads that help with the operations of queues.
+const CREW: usize = 3;
 
 /// One device.
 #[pin_data]
@@ -37,6 +41,8 @@ pub(crate) struct MockDevice {
     pub(crate) fixed: Fixed,
     pub(crate) engines: Engines,
     pub(crate) faults: FaultBuffer,
+    /// Who helps with the operations of queues.
+    pub(crate) crew: Crew,
     /// Whether a stale translation was reported.
     pub(crate) stale_reported: AtomicFlag,
     walkers: Arc<Walkers<Tlb>>,
@@ -64,6 +70,7 @@ impl MockDevice {
                 fixed: *fixed,
                 engines,
                 faults,
+                crew: Crew::new(CREW)?,
                 stale_reported: AtomicFlag::new(false),
                 walkers,
                 open_files: Atomic::new(0),

@@ -15,6 +15,7 @@
 //! The interface:
 //! - `file`: one open file; `client`: what it shares with its commands; `status`: a command's end.
 //! - `uapi`: the ioctls of `test_hmm`; `transfer`: those of them that read and write.
+//! - `queues`: queues and fences of a file; `queue_ioctls`: their ioctls.
 //! - `extension`: the other ioctls.
 
 #![deny(unsafe_code)]
@@ -29,6 +30,8 @@ mod engine;
 mod extension;
 mod faults;
 mod file;
+mod queue_ioctls;
+mod queues;
 mod settings;
 mod status;
 mod tlb;

@@ -389,4 +389,123 @@ struct dmirror_discard {
 
 #define DMIRROR_DISCARD	_IOWR('H', 0x48, struct dmirror_discard)
 
+/*
+ * Queues and fences. A queue runs operations one after the other, each after
+ * the fences it depends on. Numbers of queues and fences are those of the open
+ * file; a fence reaches another one as a sync file.
+ *
+ * An operation that depends on a fence which failed does not run, and fails
+ * with the same error; after a failed DMIRROR_QUEUE_WAIT all do, until the next
+ * record. The fence of a record fails with the first error since the last one.
+ */
+/* Moves pages to the device, best effort. */
+#define DMIRROR_QUEUE_MIGRATE	0
+/* The same; then the device has entries for them. */
+#define DMIRROR_QUEUE_PREFETCH	1
+/* Moves pages to system memory. */
+#define DMIRROR_QUEUE_EVICT	2
+/* Has the device copy @bytes from @src to @addr. */
+#define DMIRROR_QUEUE_COPY	3
+/* Added to DMIRROR_OP_*: a command of an engine. */
+#define DMIRROR_QUEUE_ENGINE	16
+
+/**
+ * struct dmirror_queue - a queue, and an operation of it
+ * @size: see above, at least 96
+ * @flags: 0
+ * @queue: number of the queue; out: of DMIRROR_QUEUE_CREATE
+ * @op: DMIRROR_QUEUE_*
+ * @addr: start; for what is not a command of an engine a multiple of 4096.
+ *	Out, of DMIRROR_QUEUE_WAITS: waits for fences of the same type of device
+ * @bytes: length, likewise. Out: waits for other fences
+ * @src: source of a copy, else 0. Out: looks at such
+ * @value: as in struct dmirror_submit. Out: sleeps after looks in vain
+ * @stride: as in struct dmirror_submit
+ * @reserved: 0
+ * @after: user pointer to numbers of fences, __u64 each
+ * @nafter: how many, up to 64
+ * @rounds: of a command of an engine; 0 is 1
+ * @fence: out: fence of the operation or of the record; in for
+ *	DMIRROR_QUEUE_WAIT
+ *
+ * -ENOENT: no such queue or fence. -EBUSY: the queue is full. -EMFILE: too many
+ * queues (16) or fences (4096).
+ */
+struct dmirror_queue {
+	__u32 size;
+	__u32 flags;
+	__u32 queue;
+	__u32 op;
+	__u64 addr;
+	__u64 bytes;
+	__u64 src;
+	__u64 value;
+	__u64 stride;
+	__u64 reserved;
+	__u64 after;
+	__u64 nafter;
+	__u64 rounds;
+	__u64 fence;
+};
+
+#define DMIRROR_QUEUE_CREATE	_IOWR('H', 0x60, struct dmirror_queue)
+/* Asks the running operation to end, waits for it, cancels the rest. */
+#define DMIRROR_QUEUE_DESTROY	_IOWR('H', 0x61, struct dmirror_queue)
+#define DMIRROR_QUEUE_SUBMIT	_IOWR('H', 0x62, struct dmirror_queue)
+/* A fence that signals when all that was queued before is done. */
+#define DMIRROR_QUEUE_RECORD	_IOWR('H', 0x63, struct dmirror_queue)
+/* What is queued later starts only after @fence. Waits for nothing. */
+#define DMIRROR_QUEUE_WAIT	_IOWR('H', 0x64, struct dmirror_queue)
+#define DMIRROR_QUEUE_WAITS	_IOWR('H', 0x65, struct dmirror_queue)
+
+#define DMIRROR_FENCE_NOT_DONE	0
+#define DMIRROR_FENCE_DONE	1
+#define DMIRROR_FENCE_FAILED	2
+
+/**
+ * struct dmirror_fence - a fence
+ * @size: see above, at least 80
+ * @flags: 0
+ * @fence: its number; out for DMIRROR_FENCE_CREATE and DMIRROR_FENCE_IMPORT
+ * @timeout_ns: of DMIRROR_FENCE_SYNC, ~0 is for ever; of DMIRROR_FENCE_EXPORT:
+ *	when the sync file signals in any case, up to 100 s
+ * @error: -errno of the failure, or 0; in for DMIRROR_FENCE_SIGNAL
+ * @fd: sync file: out for DMIRROR_FENCE_EXPORT, in for DMIRROR_FENCE_IMPORT
+ * @state: out: DMIRROR_FENCE_*
+ * @result: out: what the command of an engine found
+ * @moved: out: pages that a migration moved
+ * @stayed: out: pages that had to stay
+ * @began_ns: out: when the operation began, by CLOCK_MONOTONIC; 0: it did not
+ * @ended_ns: out: when it ended
+ *
+ * -ENOENT: no such fence.
+ */
+struct dmirror_fence {
+	__u32 size;
+	__u32 flags;
+	__u64 fence;
+	__u64 timeout_ns;
+	__s32 error;
+	__s32 fd;
+	__u64 state;
+	__u64 result;
+	__u64 moved;
+	__u64 stayed;
+	__u64 began_ns;
+	__u64 ended_ns;
+};
+
+/* A fence that the host signals. */
+#define DMIRROR_FENCE_CREATE	_IOWR('H', 0x66, struct dmirror_fence)
+/* -EINVAL if it is not the host's, or was signalled before. */
+#define DMIRROR_FENCE_SIGNAL	_IOWR('H', 0x67, struct dmirror_fence)
+#define DMIRROR_FENCE_CHECK	_IOWR('H', 0x68, struct dmirror_fence)
+/* Waits, killably. -ETIMEDOUT; how the fence ended is in @state and @error. */
+#define DMIRROR_FENCE_SYNC	_IOWR('H', 0x69, struct dmirror_fence)
+/* Forgets the number. A fence of the host's that was not signalled fails. */
+#define DMIRROR_FENCE_RELEASE	_IOWR('H', 0x6a, struct dmirror_fence)
+#define DMIRROR_FENCE_EXPORT	_IOWR('H', 0x6b, struct dmirror_fence)
+/* -EBADF if it is no sync file. */
+#define DMIRROR_FENCE_IMPORT	_IOWR('H', 0x6c, struct dmirror_fence)
+
 #endif /* _DMIRROR_UAPI_H */

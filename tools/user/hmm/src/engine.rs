@@ -451,7 +451,7 @@ struct Discard {
 ///
 /// Any bytes must be a valid value, and no field may be a pointer that the
 /// kernel writes through without the caller's leave.
-unsafe trait Extension: Copy {}
+pub(crate) unsafe trait Extension: Copy {}
 // SAFETY: Plain numbers.
 unsafe impl Extension for Info {}
 // SAFETY: Plain numbers; the addresses are for the device, see `Device`.
@@ -470,7 +470,7 @@ unsafe impl Extension for Set {}
 unsafe impl Extension for Discard {}
 
 impl Device {
-    fn extension<T: Extension>(&self, number: u8, argument: &mut T) -> Result<(), Errno> {
+    pub(crate) fn extension<T: Extension>(&self, number: u8, argument: &mut T) -> Result<(), Errno> {
         let request = iowr(number, size_of::<T>());
         // SAFETY: the structure begins with its size, so that the kernel stays
         // within it; what it points to is lent by the caller.

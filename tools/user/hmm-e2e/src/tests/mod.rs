@@ -15,6 +15,7 @@ mod life;
 mod lifecycle;
 mod migrate;
 mod mirror;
+mod queue;
 mod race;
 mod reload;
 mod sharing;
@@ -36,6 +37,7 @@ pub fn all() -> Vec<Test> {
         race::TESTS,
         engine::TESTS,
         extension::TESTS,
+        queue::TESTS,
         hostile::TESTS,
         &faultless,
         lifecycle::TESTS,

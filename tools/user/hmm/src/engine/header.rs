@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::abi::{Counters, ABI_VERSION};
+use crate::queue::{RawFence, RawQueue};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -58,6 +59,10 @@ fn structures(c: &mut String) {
         no_memory copy_failed ns);
     layout!(text, Set, "set", size flags what reserved value old);
     layout!(text, Discard, "discard", size flags addr npages);
+    layout!(text, RawQueue, "queue", size flags queue op addr bytes src value stride reserved after
+        nafter rounds fence);
+    layout!(text, RawFence, "fence", size flags fence timeout_ns error fd state result moved
+        stayed began_ns ended_ns);
     c.push_str(&text);
 }
 
@@ -73,6 +78,19 @@ fn numbers(c: &mut String) {
         ("MIGRATE", 0x46, size_of::<Migration>()),
         ("SET", 0x47, size_of::<Set>()),
         ("DISCARD", 0x48, size_of::<Discard>()),
+        ("QUEUE_CREATE", 0x60, size_of::<RawQueue>()),
+        ("QUEUE_DESTROY", 0x61, size_of::<RawQueue>()),
+        ("QUEUE_SUBMIT", 0x62, size_of::<RawQueue>()),
+        ("QUEUE_RECORD", 0x63, size_of::<RawQueue>()),
+        ("QUEUE_WAIT", 0x64, size_of::<RawQueue>()),
+        ("QUEUE_WAITS", 0x65, size_of::<RawQueue>()),
+        ("FENCE_CREATE", 0x66, size_of::<RawFence>()),
+        ("FENCE_SIGNAL", 0x67, size_of::<RawFence>()),
+        ("FENCE_CHECK", 0x68, size_of::<RawFence>()),
+        ("FENCE_SYNC", 0x69, size_of::<RawFence>()),
+        ("FENCE_RELEASE", 0x6a, size_of::<RawFence>()),
+        ("FENCE_EXPORT", 0x6b, size_of::<RawFence>()),
+        ("FENCE_IMPORT", 0x6c, size_of::<RawFence>()),
     ];
     for (name, number, size) in requests {
         must(c, &format!("DMIRROR_{name}"), iowr(number, size));

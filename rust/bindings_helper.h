@@ -14,3 +14,4 @@
 
 #include "fence.h"
 #include "helpers.h"
+#include "pin.h"

@@ -3,6 +3,7 @@
 //! What an open file and its commands share: the mirror of the process that opened it.
 
 use crate::{
+    aperture::Aperture,
     command::Spec,
     counters::{Count, Counters},
     device::{MockDevice, Session, View},
@@ -49,6 +50,8 @@ pub(crate) struct Client {
     commands: Mutex<Commands>,
     #[pin]
     pub(crate) queues: Queues,
+    #[pin]
+    pub(crate) aperture: Aperture,
 }
 
 impl Client {
@@ -56,6 +59,7 @@ impl Client {
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
         let session = Session::new(device.clone());
+        let agent = device.agents.own()?;
         let mirror = rust_hmm::new_mirror!(mm, View::new(device))?;
         let commands = Commands {
             list: KVec::new(),
@@ -70,6 +74,7 @@ impl Client {
                 faults_write: Atomic::new(0),
                 commands <- kernel::new_mutex!(commands, "dmirror::commands"),
                 queues <- Queues::new(),
+                aperture <- Aperture::new(agent),
             }),
             GFP_KERNEL_ACCOUNT,
         )

@@ -508,4 +508,48 @@ struct dmirror_fence {
 /* -EBADF if it is no sync file. */
 #define DMIRROR_FENCE_IMPORT	_IOWR('H', 0x6c, struct dmirror_fence)
 
+/* Fine grain: device and host see each other's writes while commands run. */
+#define DMIRROR_LOCK_FINE	(1u << 0)
+
+/**
+ * struct dmirror_lock - memory that stays in place, for devices to access
+ * @size: see above, at least 72
+ * @flags: of DMIRROR_LOCK: DMIRROR_LOCK_FINE; else coarse: what a command
+ *	reads is what was there when it began, and what it writes is seen when it
+ *	has ended
+ * @addr: start; whole pages are locked. Out, of DMIRROR_LOCKED: of the range
+ * @bytes: length, not 0. Out, of DMIRROR_LOCKED: of the range
+ * @agents: bit n: /dev/hmm_dmirror<n> may access it; not 0
+ * @device_addr: out, of DMIRROR_LOCK: address for commands of those devices,
+ *	submitted to this file; in, for DMIRROR_UNLOCK
+ * @fine: out: 1 if it is fine-grained
+ * @users: out, of DMIRROR_LOCKED: locks that hold it
+ * @ns: out, of DMIRROR_LOCKED: how long the looks took
+ * @looks: of DMIRROR_LOCKED: how often to look, up to 1048576; 0 is once
+ *
+ * A range inside a locked one shares it, and gets its grain. -EEXIST: it would
+ * extend a locked range, or overlaps one in part. -EOPNOTSUPP: fine grain of a
+ * range that is locked coarse. -ESTALE: something else is mapped there than
+ * what was locked. -ENODEV: no such agent. -ENOMEM: RLIMIT_MEMLOCK. -EFAULT: not
+ * mapped, or not writable. -ENOENT: not locked.
+ */
+struct dmirror_lock {
+	__u32 size;
+	__u32 flags;
+	__u64 addr;
+	__u64 bytes;
+	__u64 agents;
+	__u64 device_addr;
+	__u64 fine;
+	__u64 users;
+	__u64 ns;
+	__u64 looks;
+};
+
+#define DMIRROR_LOCK	_IOWR('H', 0x70, struct dmirror_lock)
+/* Undoes one lock that returned @device_addr. */
+#define DMIRROR_UNLOCK	_IOWR('H', 0x71, struct dmirror_lock)
+/* The locked range that holds @addr, one of the process or of devices. */
+#define DMIRROR_LOCKED	_IOWR('H', 0x72, struct dmirror_lock)
+
 #endif /* _DMIRROR_UAPI_H */

@@ -6,7 +6,7 @@ use crate::{
     client::Client,
     command::{RawSpec, Spec},
     counters::Count,
-    engine, queue_ioctls,
+    engine, lock_ioctls, queue_ioctls,
 };
 use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{
@@ -149,7 +149,8 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
             no_flags(raw.u32(4))?;
             client.mirror().discard(raw.range(8)?)
         }
-        number => queue_ioctls::serve(client, number, user),
+        number @ 0x60..=0x6f => queue_ioctls::serve(client, number, user),
+        number => lock_ioctls::serve(client, number, user),
     }
 }
 

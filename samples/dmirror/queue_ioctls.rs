@@ -69,7 +69,9 @@ fn queue(client: &Arc<Client>, number: u32, user: usize) -> Result {
             let name = queues.create()?;
             raw.put_u32(8, name);
             // Nobody knows its name.
-            return raw.write().inspect_err(|_| drop(queues.destroy(name)));
+            return raw.write().inspect_err(|_| {
+                let _gone = queues.destroy(name);
+            });
         }
         QUEUE_DESTROY => return queues.destroy(name),
         QUEUE_SUBMIT => {
@@ -158,7 +160,9 @@ fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
         FENCE_CREATE => {
             let id = queues.create_fence()?;
             raw.put_u64(8, id);
-            return raw.write().inspect_err(|_| drop(queues.release(id)));
+            return raw.write().inspect_err(|_| {
+                let _gone = queues.release(id);
+            });
         }
         // CAST: The bits of a negative number.
         FENCE_SIGNAL => {
@@ -196,7 +200,9 @@ fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
             let fence = SyncFile::fence(raw.u32(28) as i32)?;
             let id = queues.import(fence)?;
             raw.put_u64(8, id);
-            return raw.write().inspect_err(|_| drop(queues.release(id)));
+            return raw.write().inspect_err(|_| {
+                let _gone = queues.release(id);
+            });
         }
     }
     let (fence, findings) = queues.fence(id)?;

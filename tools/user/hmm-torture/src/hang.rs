@@ -61,8 +61,8 @@ fn migrating(process: &Path) -> io::Result<String> {
     let (pagemap, flags) = (File::open(process.join("pagemap"))?, File::open("/proc/kpageflags")?);
     for line in read_to_string(process.join("maps"))?.lines() {
         let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
-        let Some((Ok(start), Ok(end))) =
-            bounds.map(|(start, end)| (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16)))
+        let Some((Ok(start), Ok(end))) = bounds
+            .map(|(start, end)| (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16)))
         else {
             continue;
         };

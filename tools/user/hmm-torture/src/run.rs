@@ -380,7 +380,8 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
                             Some(Ended::Signal(SIGKILL)) => killed += 1,
                             Some(_) => {}
                             None => {
-                                let text = format!("a killed process does not end\n{}", hang::report());
+                                let text =
+                                    format!("a killed process does not end\n{}", hang::report());
                                 failure =
                                     Some(Failure { text, at: None, hang: true, begun: Vec::new() });
                             }

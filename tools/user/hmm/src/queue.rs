@@ -2,7 +2,7 @@
 //! Queues and fences of an open device.
 
 use crate::device::Device;
-use crate::engine::{Extension, EngineOp};
+use crate::engine::{EngineOp, Extension};
 use crate::errno::Errno;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;

@@ -13,6 +13,7 @@ mod kinds;
 mod layout;
 mod life;
 mod lifecycle;
+mod lock;
 mod migrate;
 mod mirror;
 mod queue;
@@ -38,6 +39,7 @@ pub fn all() -> Vec<Test> {
         engine::TESTS,
         extension::TESTS,
         queue::TESTS,
+        lock::TESTS,
         hostile::TESTS,
         &faultless,
         lifecycle::TESTS,

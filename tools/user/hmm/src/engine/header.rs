@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::abi::{Counters, ABI_VERSION};
+use crate::lock::RawLock;
 use crate::queue::{RawFence, RawQueue};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -63,6 +64,7 @@ fn structures(c: &mut String) {
         nafter rounds fence);
     layout!(text, RawFence, "fence", size flags fence timeout_ns error fd state result moved
         stayed began_ns ended_ns);
+    layout!(text, RawLock, "lock", size flags addr bytes agents device_addr fine users ns looks);
     c.push_str(&text);
 }
 
@@ -91,6 +93,9 @@ fn numbers(c: &mut String) {
         ("FENCE_RELEASE", 0x6a, size_of::<RawFence>()),
         ("FENCE_EXPORT", 0x6b, size_of::<RawFence>()),
         ("FENCE_IMPORT", 0x6c, size_of::<RawFence>()),
+        ("LOCK", 0x70, size_of::<RawLock>()),
+        ("UNLOCK", 0x71, size_of::<RawLock>()),
+        ("LOCKED", 0x72, size_of::<RawLock>()),
     ];
     for (name, number, size) in requests {
         must(c, &format!("DMIRROR_{name}"), iowr(number, size));

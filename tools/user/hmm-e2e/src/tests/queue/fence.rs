@@ -131,9 +131,8 @@ pub fn bad_input(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(4)?;
     let queue = device.queue().what("make a queue")?;
     let good = QueueOp::migrate(map.addr(), map.len());
-    let bad = |op: QueueOp, what: &str| {
-        fails(queue.submit(op, &[]).map(|_| ()), Errno::EINVAL, what)
-    };
+    let bad =
+        |op: QueueOp, what: &str| fails(queue.submit(op, &[]).map(|_| ()), Errno::EINVAL, what);
     bad(QueueOp::migrate(map.addr() + 8, PAGE_SIZE), "half a page")?;
     bad(QueueOp::migrate(map.addr(), 0), "no pages")?;
     bad(QueueOp::evict(map.addr(), 100), "part of a page")?;

@@ -57,8 +57,7 @@ fn make(rng: &mut Rng, bad: usize) -> Vec<Node> {
                 .collect();
             after.sort_unstable();
             after.dedup();
-            let place =
-                (rng.below(5) != 0).then(|| (rng.below(2), rng.below(QUEUES)));
+            let place = (rng.below(5) != 0).then(|| (rng.below(2), rng.below(QUEUES)));
             let kind = match rng.below(40) {
                 0 if place.is_some() => Kind::Migrate,
                 1 if place.is_some() => Kind::Evict,
@@ -68,9 +67,10 @@ fn make(rng: &mut Rng, bad: usize) -> Vec<Node> {
         })
         .collect();
     for _ in 0..bad {
-        let device = nodes.iter_mut().skip(rng.below(NODES / 2)).find(|node| {
-            node.place.is_some() && node.kind == Kind::Pass
-        });
+        let device = nodes
+            .iter_mut()
+            .skip(rng.below(NODES / 2))
+            .find(|node| node.place.is_some() && node.kind == Kind::Pass);
         if let Some(node) = device {
             node.kind = Kind::Bad;
         }
@@ -116,9 +116,7 @@ impl Slots {
             (Kind::Migrate, _) => QueueOp::migrate(all, len),
             (Kind::Evict, _) => QueueOp::evict(all, len),
             (Kind::Bad, _) => QueueOp::engine(EngineOp::Read, self.0.guard(), 8),
-            (Kind::Pass, None) => {
-                QueueOp::engine(EngineOp::Fill, self.addr(node), 8).value(TOKEN)
-            }
+            (Kind::Pass, None) => QueueOp::engine(EngineOp::Fill, self.addr(node), 8).value(TOKEN),
             (Kind::Pass, Some(before)) => {
                 QueueOp::engine_copy(self.addr(node), self.addr(before), 8)
             }
@@ -218,8 +216,11 @@ fn run(ctx: &Ctx, seed: u64, bad: usize) -> Outcome {
         let Some((began, _)) = times.get(&index) else { continue };
         for before in &node.after {
             let (_, ended) = times[before];
-            check!(ended <= *began, "seed {seed}: {index} began {} ns before {before} ended",
-                ended - began);
+            check!(
+                ended <= *began,
+                "seed {seed}: {index} began {} ns before {before} ended",
+                ended - began
+            );
             edges += 1;
         }
         if node.kind == Kind::Pass && !fails[index] {

@@ -104,10 +104,16 @@ pub fn waits(ctx: &Ctx) -> Outcome {
     host.signal(Ok(())).what("signal")?;
     end.done().what("the end")?;
     let (device_side, host_side) = (here.waits()?, there.waits()?);
-    check_eq!((device_side.on_device, device_side.on_host, device_side.looks), (1, 0, 0),
-        "a wait for the same type of device");
-    check_eq!((host_side.on_device, host_side.on_host, host_side.sleeps), (0, 1, 1),
-        "a wait for the host");
+    check_eq!(
+        (device_side.on_device, device_side.on_host, device_side.looks),
+        (1, 0, 0),
+        "a wait for the same type of device"
+    );
+    check_eq!(
+        (host_side.on_device, host_side.on_host, host_side.sleeps),
+        (0, 1, 1),
+        "a wait for the host"
+    );
     check!((1..=8).contains(&host_side.looks), "{} looks at the host's fence", host_side.looks);
     Ok(())
 }
@@ -182,8 +188,7 @@ pub fn killed(ctx: &Ctx) -> Outcome {
         let map = Mapping::anon(512)?;
         map.fill(1);
         let queue = device.queue().what("a queue")?;
-        let fence =
-            queue.submit(QueueOp::migrate(map.addr(), map.len()), &[]).what("migrate")?;
+        let fence = queue.submit(QueueOp::migrate(map.addr(), map.len()), &[]).what("migrate")?;
         while fence.check()?.began_ns == 0 {
             std::thread::sleep(Duration::from_millis(5));
         }

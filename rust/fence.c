@@ -73,16 +73,18 @@ void rust_hmm_fence_signal(struct dma_fence *fence, int error)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_signal);
 
-/* NULL if it is not one of ours, or signalled: then nobody has to wait. */
+/* Not once it is signalled, but then nobody has to wait. */
+static bool fence_is_ours(struct dma_fence *fence)
+{
+	return rcu_access_pointer(fence->ops) == &fence_ops;
+}
+
+/* NULL if it is not one of ours. */
 const void *rust_hmm_fence_type(struct dma_fence *fence)
 {
-	const void *type = NULL;
-
-	rcu_read_lock();
-	if (rcu_access_pointer(fence->ops) == &fence_ops)
-		type = container_of(fence, struct rust_hmm_fence, base)->type;
-	rcu_read_unlock();
-	return type;
+	if (!fence_is_ours(fence))
+		return NULL;
+	return container_of(fence, struct rust_hmm_fence, base)->type;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_type);
 
@@ -222,7 +224,7 @@ static struct dma_fence *fence_bound(struct dma_fence *inner,
 	struct fence_bound *bound;
 	struct dma_fence *outer;
 
-	if (dma_fence_is_signaled(inner) || !rust_hmm_fence_type(inner))
+	if (dma_fence_is_signaled(inner) || !fence_is_ours(inner))
 		return dma_fence_get(inner);
 	bound = kzalloc(sizeof(*bound), GFP_KERNEL_ACCOUNT);
 	outer = rust_hmm_fence_alloc();
@@ -290,7 +292,7 @@ struct dma_fence *rust_hmm_fence_import(int fd)
 	struct dma_fence *fence = sync_file_get_fence(fd), *inner = NULL;
 	struct fence_bound *bound;
 
-	if (!fence || !rust_hmm_fence_type(fence))
+	if (!fence || !fence_is_ours(fence))
 		return fence;
 	spin_lock_irq(&bounds_lock);
 	list_for_each_entry(bound, &bounds, list) {

@@ -46,6 +46,8 @@ classes! {
     lock_users = c"rust_hmm::lock_users";
     /// For whom a locked range is mapped.
     dma_mappings = c"rust_hmm::dma_mappings";
+    /// What drivers have said of memory connections.
+    connections = c"rust_hmm::connections";
     /// Free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

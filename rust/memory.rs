@@ -3,10 +3,12 @@
 //! The memory of a device: allocation, the CPU fault on it, eviction.
 
 use crate::{
+    connection::Connection,
     mirror::Peer,
     mm::{
+        addr::PageRange,
         device_pages::{CpuFault, DevicePageOps, DevicePages, FaultError, Kind},
-        migrate::{Isolated, Select, Source},
+        migrate::{Isolated, Migrated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
     },
@@ -18,11 +20,13 @@ use kernel::{prelude::*, sync::Arc};
 mod copy;
 mod cpu_fault;
 mod evict;
+mod known;
 mod peers;
 
 use copy::End;
 pub(crate) use copy::{Copies, Failed};
 pub use copy::{Copy, CopyJob};
+use known::Known;
 use peers::Peers;
 pub(crate) use peers::Registration;
 
@@ -44,6 +48,19 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// now, for a task that was killed waits for them. Context: as [`Self::copy`].
     fn cancelled(&self) {}
 
+    /// How this memory and `other`, that of another device of this driver, reach each other. `kind` is how
+    /// the CPU sees the other one. Asked once for each pair of devices; of both answers the lesser counts.
+    fn connection(&self, other: &Self, kind: Kind) -> Connection {
+        let _ = (other, kind);
+        Connection::None
+    }
+
+    /// As [`Self::copy`], from this memory to that of `other`, to which there is a connection. By default
+    /// the job is dropped, which fails it.
+    fn copy_to(&self, other: &Self, job: CopyJob) {
+        let _ = (other, job);
+    }
+
     /// Whether the next allocation, of a folio of `order`, is to fail. For tests.
     fn fail_allocation(&self, order: u32) -> bool {
         let _ = order;
@@ -55,6 +72,7 @@ struct Ops<M> {
     driver: M,
     stats: Stats,
     peers: Pin<KBox<Peers>>,
+    known: Pin<KBox<Known>>,
 }
 
 /// The memory of one device, shared by all mirrors of it.
@@ -81,6 +99,7 @@ impl<M: MemoryOps> Memory<M> {
                     driver,
                     stats: Stats::new(),
                     peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
+                    known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
                 },
             ),
         }? Error)
@@ -151,6 +170,43 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.alloc(order)
     }
 
+    /// Whether the CPU cannot address it.
+    pub(crate) fn is_private(&self) -> bool {
+        self.kind() == Kind::Private
+    }
+
+    /// What the drivers have said of connections.
+    pub(crate) fn known(&self) -> &Known {
+        &self.pages.data().known
+    }
+
+    /// Has drivers asked again for connections: the hardware has changed.
+    pub fn connections_changed(&self) {
+        known::forget();
+    }
+
+    /// See [`Peers::keep_reading`].
+    pub(crate) fn keep_reading<'a, E>(
+        &self,
+        space: Cookie,
+        range: PageRange,
+        migrate: impl FnOnce() -> Result<Migrated<'a>, E>,
+    ) -> Result<(), E> {
+        let peers = &self.pages.data().peers;
+        peers.keep_reading(space, self.owner(), range, migrate)
+    }
+
+    /// Copies what is isolated of this memory to destinations in `other`.
+    pub(crate) fn copy_to<'c>(
+        &self,
+        other: &Self,
+        isolated: &mut Isolated<'_>,
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
+        let ops = self.pages.data();
+        ops.copy_each(&self.pages, Some(&other.pages), isolated, copies)
+    }
+
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
     pub(crate) fn copy_all<'c>(
         &self,
@@ -164,6 +220,7 @@ impl<M: MemoryOps> Memory<M> {
 #[pinned_drop]
 impl<M: MemoryOps> PinnedDrop for Memory<M> {
     fn drop(self: Pin<&mut Self>) {
+        known::forget();
         self.evict_until_empty();
     }
 }
@@ -190,6 +247,17 @@ impl<M: MemoryOps> Ops<M> {
         isolated: &mut Isolated<'_>,
         copies: &'c mut Copies,
     ) -> Failed<'c> {
+        self.copy_each(pages, None, isolated, copies)
+    }
+
+    /// As [`Self::copy_all`]; with `other`, from this memory to that one.
+    fn copy_each<'c>(
+        &self,
+        pages: &DevicePages<Self>,
+        other: Option<&DevicePages<Self>>,
+        isolated: &mut Isolated<'_>,
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
         let cancelled = || {
             let _within = Within::enter();
             self.driver.cancelled();
@@ -207,10 +275,11 @@ impl<M: MemoryOps> Ops<M> {
                         .or(device(pfn))
                         .map(Some),
                 };
+                let there = |pfn| other.unwrap_or(pages).lookup(pfn).map(End::Device);
                 let destination = isolated
                     .destination(entry.index)
                     .map(|cpu| End::Cpu(cpu.first_pfn()))
-                    .or(device(entry.destination));
+                    .or(there(entry.destination));
                 let (Some(source), Some(destination)) = (source, destination) else {
                     // Memory of another device that nobody here can read.
                     batch.fail(entry.index);
@@ -219,7 +288,10 @@ impl<M: MemoryOps> Ops<M> {
                 // SAFETY: Isolated pages and their destinations, which stay as they are while
                 // `isolated` is borrowed; that is longer than `batch` exists.
                 let job = unsafe { batch.job(entry.index, entry.pages, source, destination) };
-                self.driver.copy(job);
+                match other {
+                    Some(other) => self.driver.copy_to(&other.data().driver, job),
+                    None => self.driver.copy(job),
+                }
             }
             self.driver.kick();
         });

@@ -15,7 +15,7 @@ use kernel::{
     mm::virt::VmaNew,
     prelude::*,
     sync::{Arc, SetOnce},
-    types::{ForeignOwnable, Opaque}, //
+    types::{ForeignOwnable, Opaque, ScopeGuard}, //
 };
 
 /// What a driver does for one open file.
@@ -195,6 +195,36 @@ impl<F: OpenFile> Node<F> {
             Ok(()) => 0,
             Err(error) => error.to_errno(),
         }
+    }
+}
+
+impl<F: OpenFile> FileOps<F> {
+    /// Calls `f` with the open file that descriptor `fd` of the current process names.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is none, or it is not one of these. Context: may sleep.
+    pub fn with<R>(&'static self, fd: i32, f: impl FnOnce(&F) -> R) -> Result<R> {
+        let table = self.table.as_ref().ok_or(EBADF)?;
+        // SAFETY: No preconditions.
+        let file = unsafe { bindings::fget(u32::try_from(fd).map_err(|_| EBADF)?) };
+        if file.is_null() {
+            return Err(EBADF);
+        }
+        let put = ScopeGuard::new(|| {
+            // SAFETY: `fget` has taken the reference.
+            unsafe { bindings::fput(file) }
+        });
+        // SAFETY: We have a reference of the file.
+        let state = unsafe { ((*file).f_op, (*file).private_data) };
+        if !core::ptr::eq(state.0, &table.0) {
+            return Err(EBADF);
+        }
+        // SAFETY: Its operations are these, so that `open` has put it there; it stays until `release`,
+        // which does not come before the reference is gone.
+        let result = f(unsafe { Pin::<KBox<F>>::borrow(state.1) }.get_ref());
+        drop(put);
+        Ok(result)
     }
 }
 

@@ -9,6 +9,7 @@
 //! - [`migrate`]: moves a mirror's memory to the device and back.
 //! - [`memory`]: the device's memory, the CPU fault on it, eviction.
 //! - [`pgtable`]: the table itself.
+//! - [`connection`]: how memory of one device reaches another.
 //! - [`host_lock`]: memory of a process that stays where it is, for devices.
 //! - [`queue`]: operations that run in their own time, with fences.
 //! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
@@ -30,6 +31,7 @@
 //! Device memory is allocated and freed without a lock. The mutex under which it grows is taken
 //! before all of these.
 
+pub mod connection;
 pub mod host_lock;
 pub mod inject;
 pub mod memory;

@@ -415,6 +415,13 @@ impl Migrated<'_> {
         self.0.entries().filter(|entry| entry.destination != 0)
     }
 
+    /// Whether the CPU can address what `entry` has moved to.
+    pub fn is_addressable(&self, entry: &Entry) -> bool {
+        // SAFETY: Where something has moved to, is alive.
+        entry.destination != 0
+            && !unsafe { bindings::rust_hmm_pfn_is_private(entry.destination) }
+    }
+
     /// Maps the pages for the CPU again, and frees their sources: no device uses these any more.
     pub fn finalize(self, _proof: &Flushed) {}
 }

@@ -28,16 +28,19 @@ const NAP: Delta = Delta::from_millis(10);
 /// Up to so many jobs without a delay are not worth to wake a thread.
 const FEW: usize = 4;
 
+/// A job, and the memory that it goes to if that is another device's.
+type Task = (CopyJob, Option<Arc<Store>>);
+
 /// A queue of fixed size.
 struct Queue {
-    ring: KVVec<Option<CopyJob>>,
+    ring: KVVec<Option<Task>>,
     first: usize,
     len: usize,
     stop: bool,
 }
 
 impl Queue {
-    fn push(&mut self, job: CopyJob) -> Result<(), CopyJob> {
+    fn push(&mut self, job: Task) -> Result<(), Task> {
         let at = (self.first + self.len) % self.ring.len().max(1);
         match self.ring.get_mut(at).filter(|_| self.len < DEPTH) {
             Some(place) => {
@@ -49,7 +52,7 @@ impl Queue {
         }
     }
 
-    fn pop(&mut self) -> Option<CopyJob> {
+    fn pop(&mut self) -> Option<Task> {
         while self.len != 0 {
             let job = self.ring.get_mut(self.first)?.take();
             self.first = (self.first + 1) % self.ring.len().max(1);
@@ -63,16 +66,15 @@ impl Queue {
     }
 
     /// Takes a cancelled job out.
-    fn pop_cancelled(&mut self) -> Option<CopyJob> {
+    fn pop_cancelled(&mut self) -> Option<Task> {
         self.ring
             .iter_mut()
-            .find_map(|place| place.take_if(|job| job.is_cancelled()))
+            .find_map(|place| place.take_if(|(job, _)| job.is_cancelled()))
     }
 }
 
-/// Waits for `time`, or until nobody needs `job` any more.
-fn wait(job: &CopyJob, time: Delta) {
-    let since = Instant::<Monotonic>::now();
+/// Waits until `time` after `since`, or until nobody needs `job` any more.
+fn wait(job: &CopyJob, since: Instant<Monotonic>, time: Delta) {
     // Without threads it is the task itself that copies.
     while !job.is_cancelled() && !fatal_signal_pending() {
         let left = time - since.elapsed();
@@ -97,16 +99,18 @@ struct Shared {
 }
 
 impl Shared {
-    fn carry_out(&self, job: CopyJob) {
+    fn carry_out(&self, (job, to): Task) {
+        let since = Instant::<Monotonic>::now();
         let result = if job.is_cancelled() {
             Err(EINTR)
         } else if self.settings.fail_copy() {
             Err(EIO)
         } else {
-            self.store.copy(&job.copy())
+            self.store.copy(&job.copy(), to.as_deref().unwrap_or(&self.store))
         };
         if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
-            wait(&job, delay);
+            // What it took counts: a copy takes as long as it is set to.
+            wait(&job, since, delay);
         }
         match result {
             Ok(()) => self.bytes.add(job.bytes() as u64, Relaxed),
@@ -174,8 +178,9 @@ impl CopyEngine {
         Ok(engine)
     }
 
-    /// Takes a job.
-    pub(crate) fn submit(&self, job: CopyJob) {
+    /// Takes a job; with `to` it goes to that memory.
+    pub(crate) fn submit(&self, job: CopyJob, to: Option<Arc<Store>>) {
+        let job = (job, to);
         if self.threads.is_empty() {
             return self.shared.carry_out(job);
         }
@@ -209,7 +214,7 @@ impl CopyEngine {
             // Not under the lock: the end of a job takes another one.
             let job = self.shared.queue.lock().pop_cancelled();
             match job {
-                Some(job) => job.complete(Err(EINTR)),
+                Some((job, _)) => job.complete(Err(EINTR)),
                 None => break,
             }
         }

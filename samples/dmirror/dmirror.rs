@@ -17,6 +17,7 @@
 //! - `uapi`: the ioctls of `test_hmm`; `transfer`: those of them that read and write.
 //! - `queues`: queues and fences of a file; `queue_ioctls`: their ioctls.
 //! - `aperture`: locked memory as engines access it; `lock_ioctls`: the ioctls of that.
+//! - `connect`: the ioctl for two devices.
 //! - `extension`: the other ioctls.
 
 #![deny(unsafe_code)]
@@ -25,6 +26,7 @@ mod access;
 mod aperture;
 mod client;
 mod command;
+mod connect;
 mod copy_engine;
 mod counters;
 mod device;
@@ -94,7 +96,7 @@ module! {
     },
 }
 
-static FILE_OPS: FileOps<MirrorFile> = FileOps::new();
+pub(crate) static FILE_OPS: FileOps<MirrorFile> = FileOps::new();
 
 /// The loaded module: its nodes.
 struct Dmirror {

@@ -347,6 +347,8 @@ struct dmirror_migrate {
 #define DMIRROR_SET_KEEP_WRITE	3
 /* Delay of each flush, in ns; at most 10 ms. */
 #define DMIRROR_SET_FLUSH_DELAY	4
+/* Best connection to other devices, DMIRROR_CONNECTION_*; 2 at first. */
+#define DMIRROR_SET_CONNECTION	5
 
 /**
  * struct dmirror_set - sets a test parameter of the device, for all files
@@ -551,5 +553,47 @@ struct dmirror_lock {
 #define DMIRROR_UNLOCK	_IOWR('H', 0x71, struct dmirror_lock)
 /* The locked range that holds @addr, one of the process or of devices. */
 #define DMIRROR_LOCKED	_IOWR('H', 0x72, struct dmirror_lock)
+
+/* Through system memory. */
+#define DMIRROR_CONNECTION_NONE		0
+/* Directly, by a copy of the source's engine. */
+#define DMIRROR_CONNECTION_MIGRATABLE	1
+/* Used in place: coherent memory. */
+#define DMIRROR_CONNECTION_UNIFIED	2
+
+/* Only tell the connection. */
+#define DMIRROR_PULL_ASK	(1u << 0)
+
+/**
+ * struct dmirror_pull - moves pages from another device of the process to this
+ * @size: see above, at least 72
+ * @flags: DMIRROR_PULL_ASK
+ * @fd: the other device
+ * @reserved: 0
+ * @addr: start, a multiple of 4096
+ * @npages: pages of 4096 bytes, not 0
+ * @connection: out: DMIRROR_CONNECTION_*, the lesser of what both devices can
+ * @moved: out: pages that moved to this device
+ * @switched: out: of these, those whose entry of this device was switched
+ * @no_memory: out: pages that had no memory here
+ * @copy_failed: out: pages whose copy failed; they stay where they are
+ *
+ * -EBADF: no open device. -EINVAL: one of another process.
+ */
+struct dmirror_pull {
+	__u32 size;
+	__u32 flags;
+	__s32 fd;
+	__u32 reserved;
+	__u64 addr;
+	__u64 npages;
+	__u64 connection;
+	__u64 moved;
+	__u64 switched;
+	__u64 no_memory;
+	__u64 copy_failed;
+};
+
+#define DMIRROR_PULL	_IOWR('H', 0x78, struct dmirror_pull)
 
 #endif /* _DMIRROR_UAPI_H */

@@ -4,6 +4,7 @@
 
 use crate::{
     client::Client,
+    connect,
     command::{RawSpec, Spec},
     counters::Count,
     engine, lock_ioctls, queue_ioctls,
@@ -150,7 +151,9 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
             client.mirror().discard(raw.range(8)?)
         }
         number @ 0x60..=0x6f => queue_ioctls::serve(client, number, user),
-        number => lock_ioctls::serve(client, number, user),
+        number @ 0x70..=0x77 => lock_ioctls::serve(client, number, user),
+        connect::PULL => connect::pull(client, user),
+        _ => Err(EINVAL),
     }
 }
 
@@ -372,6 +375,7 @@ fn set(client: &Client, user: usize) -> Result {
     no_flags(raw.u32(4))?;
     no_flags(raw.u32(12))?;
     let old = client.device().settings.set(raw.u32(8), raw.u64(16))?;
+    client.memory().connections_changed();
     raw.put_u64(24, old);
     raw.write()
 }

@@ -76,6 +76,11 @@ impl OpenFile for MirrorFile {
 }
 
 impl MirrorFile {
+    /// What it shares with its commands.
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.0
+    }
+
     fn memory(&self) -> &Memory<Vram> {
         self.0.memory()
     }

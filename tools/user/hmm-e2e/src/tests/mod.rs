@@ -4,6 +4,7 @@
 use crate::harness::Test;
 
 mod bad;
+mod connect;
 mod engine;
 mod extension;
 mod faultless;
@@ -40,6 +41,7 @@ pub fn all() -> Vec<Test> {
         extension::TESTS,
         queue::TESTS,
         lock::TESTS,
+        connect::TESTS,
         hostile::TESTS,
         &faultless,
         lifecycle::TESTS,

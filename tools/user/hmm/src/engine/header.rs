@@ -5,6 +5,7 @@
 use super::*;
 use crate::abi::{Counters, ABI_VERSION};
 use crate::lock::RawLock;
+use crate::pull::RawPull;
 use crate::queue::{RawFence, RawQueue};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -65,6 +66,8 @@ fn structures(c: &mut String) {
     layout!(text, RawFence, "fence", size flags fence timeout_ns error fd state result moved
         stayed began_ns ended_ns);
     layout!(text, RawLock, "lock", size flags addr bytes agents device_addr fine users ns looks);
+    layout!(text, RawPull, "pull", size flags fd reserved addr npages connection moved switched
+        no_memory copy_failed);
     c.push_str(&text);
 }
 
@@ -96,6 +99,7 @@ fn numbers(c: &mut String) {
         ("LOCK", 0x70, size_of::<RawLock>()),
         ("UNLOCK", 0x71, size_of::<RawLock>()),
         ("LOCKED", 0x72, size_of::<RawLock>()),
+        ("PULL", 0x78, size_of::<RawPull>()),
     ];
     for (name, number, size) in requests {
         must(c, &format!("DMIRROR_{name}"), iowr(number, size));
@@ -123,6 +127,7 @@ fn numbers(c: &mut String) {
         ("SKIP_FLUSH", Setting::SkipFlush),
         ("KEEP_WRITE", Setting::KeepWrite),
         ("FLUSH_DELAY", Setting::FlushDelay),
+        ("CONNECTION", Setting::Connection),
     ];
     for (name, setting) in settings {
         must(c, &format!("DMIRROR_SET_{name}"), setting as u64);

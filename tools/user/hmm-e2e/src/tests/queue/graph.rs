@@ -227,7 +227,9 @@ fn run(ctx: &Ctx, seed: u64, bad: usize) -> Outcome {
             check_eq!(slots.get(index), TOKEN, "seed {seed}: slot of node {index}");
         }
     }
-    check!(edges > NODES / 2, "only {edges} edges");
+    // Where nodes fail many do not run.
+    let least = if bad == 0 { NODES } else { NODES / 10 };
+    check!(edges > least, "only {edges} edges");
     Ok(())
 }
 

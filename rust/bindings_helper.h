@@ -14,4 +14,5 @@
 
 #include "fence.h"
 #include "helpers.h"
+#include "managed.h"
 #include "pin.h"

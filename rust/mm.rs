@@ -14,8 +14,10 @@
 //! - [`exclusive`] has `make_device_exclusive`.
 //! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
+//! - `anon` has anonymous memory that comes from a device file.
 
 pub mod addr;
+pub(crate) mod anon;
 pub mod bell;
 mod device_alloc;
 pub mod device_pages;

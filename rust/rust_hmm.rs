@@ -10,6 +10,7 @@
 //! - [`memory`]: the device's memory, the CPU fault on it, eviction.
 //! - [`pgtable`]: the table itself.
 //! - [`connection`]: how memory of one device reaches another.
+//! - [`managed`]: memory that CPU and devices use, and that migrates by itself.
 //! - [`host_lock`]: memory of a process that stays where it is, for devices.
 //! - [`queue`]: operations that run in their own time, with fences.
 //! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
@@ -34,6 +35,7 @@
 pub mod connection;
 pub mod host_lock;
 pub mod inject;
+pub mod managed;
 pub mod memory;
 pub mod migrate;
 pub mod mirror;

@@ -155,6 +155,11 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
         Charge::to(&self.mm)
     }
 
+    /// The address space.
+    pub(crate) fn mm(&self) -> &MmWithUser {
+        &self.mm
+    }
+
     /// Counts `pages` as locked by the process; see [`Accounted::new`].
     ///
     /// # Errors

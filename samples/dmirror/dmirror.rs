@@ -17,12 +17,13 @@
 //! - `uapi`: the ioctls of `test_hmm`; `transfer`: those of them that read and write.
 //! - `queues`: queues and fences of a file; `queue_ioctls`: their ioctls.
 //! - `aperture`: locked memory as engines access it; `lock_ioctls`: the ioctls of that.
-//! - `connect`: the ioctl for two devices.
+//! - `connect`: the ioctl for two devices; `alloc`: the one that allocates.
 //! - `extension`: the other ioctls.
 
 #![deny(unsafe_code)]
 
 mod access;
+mod alloc;
 mod aperture;
 mod client;
 mod command;

@@ -3,6 +3,7 @@
 //! The ioctls beyond those of `test_hmm`, as `dmirror_uapi.h` describes them.
 
 use crate::{
+    alloc,
     client::Client,
     connect,
     command::{RawSpec, Spec},
@@ -153,6 +154,7 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
         number @ 0x60..=0x6f => queue_ioctls::serve(client, number, user),
         number @ 0x70..=0x77 => lock_ioctls::serve(client, number, user),
         connect::PULL => connect::pull(client, user),
+        alloc::ALLOC => alloc::alloc(client, user),
         _ => Err(EINVAL),
     }
 }

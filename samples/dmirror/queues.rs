@@ -13,6 +13,7 @@ use kernel::{
     time::Delta,
 };
 use rust_hmm::{
+    managed::allocated_later,
     mirror::Mirror,
     mm::{
         addr::PageRange,
@@ -236,6 +237,20 @@ impl Queues {
                 })
             }
         }?;
+        self.add(fence, findings, None)
+    }
+
+    /// Populates managed memory that was just mapped; if that fails it is unmapped.
+    pub(crate) fn allocated(
+        &self,
+        client: &Arc<Client>,
+        number: u32,
+        range: PageRange,
+    ) -> Result<u64> {
+        let queue = self.queue(number)?;
+        let findings = Findings::new()?;
+        let (after, owner) = (KVec::new(), client.clone());
+        let fence = allocated_later(&queue, after, owner, range, &findings.report)?;
         self.add(fence, findings, None)
     }
 

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Anonymous memory that comes from a device file, and is known by it.
+//!
+//! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h)
+
+use super::{
+    addr::PageRange,
+    space::{MmapGuard, Vma},
+};
+use crate::bindings;
+use kernel::{
+    error::to_result,
+    mm::{virt::VmaNew, MmWithUser},
+    page::PAGE_SHIFT,
+    prelude::*, //
+};
+
+/// The offset of a mapping that is being set up, in bytes; `None` if it is shared.
+pub(crate) fn private_offset(vma: &VmaNew) -> Option<usize> {
+    // SAFETY: The mapping is valid, and nobody else has it yet.
+    unsafe {
+        let raw = vma.as_ptr();
+        (!bindings::rust_hmm_vma_is_shared(raw))
+            .then(|| bindings::rust_hmm_vma_offset(raw) << PAGE_SHIFT)
+    }
+}
+
+/// Makes a private mapping that is being set up anonymous memory; with `huge` of huge pages, if there are.
+///
+/// # Errors
+///
+/// `EINVAL` if it is shared.
+pub(crate) fn set_anonymous(vma: &VmaNew, huge: bool) -> Result {
+    private_offset(vma).ok_or(EINVAL)?;
+    // SAFETY: As above; it is private, and has no pages yet.
+    unsafe { bindings::rust_hmm_vma_set_anonymous(vma.as_ptr(), huge) };
+    Ok(())
+}
+
+impl Vma<'_> {
+    /// The offset in bytes with which anonymous memory was mapped from a file; 0 for any other.
+    pub(crate) fn anonymous_offset(&self) -> usize {
+        // SAFETY: Valid, with the mmap lock held.
+        let pages = unsafe { bindings::rust_hmm_vma_anonymous_offset(self.as_ptr()) };
+        pages << PAGE_SHIFT
+    }
+}
+
+/// Maps `bytes` of `file` at `offset` into the current process. Returns the address.
+///
+/// # Safety
+///
+/// `file` must be an open file.
+///
+/// # Errors
+///
+/// Those of `mmap`. Context: may sleep; takes the mmap lock.
+pub(crate) unsafe fn map_file(
+    file: *mut bindings::file,
+    bytes: usize,
+    offset: usize,
+) -> Result<usize> {
+    // SAFETY: By the function's requirements.
+    let addr = unsafe { bindings::rust_hmm_mmap(file, bytes, offset) };
+    usize::try_from(addr).map_err(|_| {
+        // CAST: A negative errno.
+        Error::from_errno(addr as kernel::ffi::c_int)
+    })
+}
+
+/// Unmaps `range` from `mm`, which is that of the current task unless that is a kernel thread, if all of it
+/// is what `is` says of the offset of each mapping.
+///
+/// # Errors
+///
+/// `EINVAL` if it is not, or of another process; `EINTR`.
+pub(crate) fn unmap_if(
+    mm: &MmWithUser,
+    range: PageRange,
+    is: impl Fn(usize) -> bool,
+) -> Result {
+    let guard = MmapGuard::lock(mm)?;
+    let mut at = range.start();
+    while at < range.end() {
+        let vma = guard.vma_lookup(at).ok_or(EINVAL)?;
+        if !is(vma.anonymous_offset()) {
+            return Err(EINVAL);
+        }
+        at = vma.end();
+    }
+    drop(guard);
+    // SAFETY: The address space is in use. What is unmapped is the process's own memory.
+    to_result(unsafe {
+        bindings::rust_hmm_munmap(mm.as_raw(), range.start(), range.end() - range.start())
+    })
+}

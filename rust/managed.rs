@@ -205,9 +205,23 @@ pub fn allocated_later<H: HasMirror>(
     report: &Arc<Report>,
 ) -> Result<Fence> {
     let report = report.clone();
+    let mut pending = Unpopulated(Some((owner, range)));
     queue.submit(after, move |stop| {
+        let (owner, range) = pending.0.take().ok_or(EINVAL)?;
         report.during(|| owner.mirror().populate(range, Some(stop.clone())).map(|_| ()))
     })
+}
+
+/// Memory that waits to be populated. Dropped, because that was cancelled, it is unmapped.
+struct Unpopulated<H: HasMirror>(Option<(Arc<H>, PageRange)>);
+
+impl<H: HasMirror> Drop for Unpopulated<H> {
+    fn drop(&mut self) {
+        if let Some((owner, range)) = self.0.take() {
+            // If the process is gone, so is its memory.
+            let _gone = owner.mirror().release(range);
+        }
+    }
 }
 
 /// The length of an allocation of `bytes`: whole pages, or whole huge pages if these are preferred.

@@ -47,7 +47,7 @@ pub(crate) fn alloc(client: &Arc<Client>, user: usize) -> Result {
             .queues
             .allocated(client, queue, range)
             .inspect_err(|_| {
-                // Nobody knows its address.
+                // Nobody knows its address. It may be unmapped already.
                 let _gone = client.mirror().release(range);
             })?
     };

@@ -596,4 +596,48 @@ struct dmirror_pull {
 
 #define DMIRROR_PULL	_IOWR('H', 0x78, struct dmirror_pull)
 
+/*
+ * Managed memory: CPU and devices use it, and it moves by itself to who touches
+ * it. It is private memory, mapped from the device file at an offset that holds
+ * flags; the file says for which device it is meant.
+ */
+#define DMIRROR_MANAGED			(1ull << 48)
+/* A device that faults on it maps it where it is. */
+#define DMIRROR_MANAGED_HOST_SHARED	(1ull << 49)
+/* All of it moves when the device first faults on it. */
+#define DMIRROR_MANAGED_POPULATE	(1ull << 50)
+/* Huge pages are preferred. */
+#define DMIRROR_MANAGED_HUGE		(1ull << 51)
+
+/* The same as flags of DMIRROR_ALLOC; this populates at once. */
+#define DMIRROR_ALLOC_HOST_SHARED	(1u << 0)
+#define DMIRROR_ALLOC_POPULATE		(1u << 1)
+#define DMIRROR_ALLOC_HUGE		(1u << 2)
+
+/**
+ * struct dmirror_alloc - allocates managed memory
+ * @size: see above, at least 40
+ * @flags: DMIRROR_ALLOC_*
+ * @fd: the descriptor of this very file
+ * @queue: queue that populates the memory, or 0
+ * @bytes: rounded up to pages, or to huge pages if these are preferred
+ * @addr: out: where it is; to be freed with munmap
+ * @fence: out: with a queue: signals when it is populated
+ *
+ * -ENOMEM: it cannot be populated; then nothing is mapped. With a queue the
+ * fence fails with that, and the memory may be used before: who touches it waits
+ * or faults. -EBADF: another file.
+ */
+struct dmirror_alloc {
+	__u32 size;
+	__u32 flags;
+	__s32 fd;
+	__u32 queue;
+	__u64 bytes;
+	__u64 addr;
+	__u64 fence;
+};
+
+#define DMIRROR_ALLOC	_IOWR('H', 0x79, struct dmirror_alloc)
+
 #endif /* _DMIRROR_UAPI_H */

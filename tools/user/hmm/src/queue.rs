@@ -196,6 +196,11 @@ impl Device {
         Ok(Queue { device: self, number: raw.queue })
     }
 
+    /// The fence of that number.
+    pub(crate) fn fence(&self, id: u64) -> Fence<'_> {
+        Fence { device: self, id }
+    }
+
     /// Makes a fence that the host signals.
     pub fn host_fence(&self) -> Result<Fence<'_>, Errno> {
         let mut raw = RawFence::default();

@@ -15,6 +15,7 @@ mod layout;
 mod life;
 mod lifecycle;
 mod lock;
+mod managed;
 mod migrate;
 mod mirror;
 mod queue;
@@ -42,6 +43,7 @@ pub fn all() -> Vec<Test> {
         queue::TESTS,
         lock::TESTS,
         connect::TESTS,
+        managed::TESTS,
         hostile::TESTS,
         &faultless,
         lifecycle::TESTS,

@@ -5,6 +5,7 @@
 use super::*;
 use crate::abi::{Counters, ABI_VERSION};
 use crate::lock::RawLock;
+use crate::managed::RawAlloc;
 use crate::pull::RawPull;
 use crate::queue::{RawFence, RawQueue};
 use std::fmt::Write as _;
@@ -68,6 +69,7 @@ fn structures(c: &mut String) {
     layout!(text, RawLock, "lock", size flags addr bytes agents device_addr fine users ns looks);
     layout!(text, RawPull, "pull", size flags fd reserved addr npages connection moved switched
         no_memory copy_failed);
+    layout!(text, RawAlloc, "alloc", size flags fd queue bytes addr fence);
     c.push_str(&text);
 }
 
@@ -100,6 +102,7 @@ fn numbers(c: &mut String) {
         ("UNLOCK", 0x71, size_of::<RawLock>()),
         ("LOCKED", 0x72, size_of::<RawLock>()),
         ("PULL", 0x78, size_of::<RawPull>()),
+        ("ALLOC", 0x79, size_of::<RawAlloc>()),
     ];
     for (name, number, size) in requests {
         must(c, &format!("DMIRROR_{name}"), iowr(number, size));

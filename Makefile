@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench overlap clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -36,6 +36,7 @@ help:
 	@echo 'make check      format, lints, documents, compile-fail tests'
 	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
 	@echo 'make bench      instructions per page, against the C driver'
+	@echo 'make overlap    how copies overlap with the work of the CPU'
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
 	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE'
@@ -128,6 +129,9 @@ compile-fail:
 
 bench:
 	tools/test/bench
+
+overlap:
+	tools/test/overlap --series $(SERIES)
 
 clean:
 	rm -rf build

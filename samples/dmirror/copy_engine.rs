@@ -25,6 +25,9 @@ const DEPTH: usize = 2048;
 /// Longest sleep before a look whether a job is still needed.
 const NAP: Delta = Delta::from_millis(10);
 
+/// A sleep this short may take longer than it should.
+const EXACT: Delta = Delta::from_micros(50);
+
 /// Up to so many jobs without a delay are not worth to wake a thread.
 const FEW: usize = 4;
 
@@ -81,7 +84,13 @@ fn wait(job: &CopyJob, since: Instant<Monotonic>, time: Delta) {
         if left <= Delta::ZERO {
             break;
         }
-        fsleep(if left > NAP { NAP } else { left });
+        // A sleep may take a quarter more: the rest is slept in what is left of it.
+        let part = Delta::from_nanos(left.as_nanos() - left.as_nanos() / 5);
+        fsleep(match part {
+            part if part > NAP => NAP,
+            part if part > EXACT => part,
+            _ => left,
+        });
     }
 }
 

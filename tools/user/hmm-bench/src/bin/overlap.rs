@@ -16,7 +16,10 @@ const BOUND: u128 = 125;
 const QUARTERS: [u32; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
 
 #[derive(Parser)]
-#[command(name = "hmm-overlap", about = "How copies overlap with each other and with the CPU's work")]
+#[command(
+    name = "hmm-overlap",
+    about = "How copies overlap with each other and with the CPU's work"
+)]
 struct Args {
     /// Index of the device
     #[arg(long, default_value_t = 0)]
@@ -90,7 +93,10 @@ fn measure(args: &Args) -> Result<bool> {
     bench.once(Duration::ZERO)?;
     let cpu = bench.best(Duration::ZERO, args.runs)?;
     println!("{blocks} blocks of 2 MiB; the CPU's work is {} us", cpu.as_micros());
-    println!("{:>12} {:>12} {:>12} {:>12} {:>10}", "copy, us", "copies, us", "took, us", "bound, us", "of larger");
+    println!(
+        "{:>12} {:>12} {:>12} {:>12} {:>10}",
+        "copy, us", "copies, us", "took, us", "bound, us", "of larger"
+    );
     let mut good = true;
     for quarters in QUARTERS {
         let delay = cpu * quarters / 4 / blocks;

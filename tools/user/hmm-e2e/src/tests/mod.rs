@@ -18,6 +18,7 @@ mod lock;
 mod managed;
 mod migrate;
 mod mirror;
+mod mirror_only;
 mod queue;
 mod race;
 mod reload;
@@ -44,6 +45,7 @@ pub fn all() -> Vec<Test> {
         lock::TESTS,
         connect::TESTS,
         managed::TESTS,
+        mirror_only::TESTS,
         hostile::TESTS,
         &faultless,
         lifecycle::TESTS,

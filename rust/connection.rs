@@ -121,8 +121,10 @@ impl<D: Device> Mirror<D> {
             }
             rest = left.from_address(end);
         }
-        self.stats().add(Counter::ToDevice, room.outcome.moved as u64);
-        self.stats().add(Counter::Switched, room.outcome.switched as u64);
+        self.stats()
+            .add(Counter::ToDevice, room.outcome.moved as u64);
+        self.stats()
+            .add(Counter::Switched, room.outcome.switched as u64);
         Ok(room.outcome)
     }
 

@@ -65,13 +65,13 @@ impl Flags {
 ///
 /// `EINVAL`: the mapping is shared, or the offset has unknown bits.
 pub fn map(vma: &VmaNew) -> Result<bool> {
-    let Some(offset) = anon::private_offset(vma).filter(|offset| offset & MANAGED != 0) else {
+    let offset = anon::offset(vma);
+    let Some(flags) = Flags::of(offset) else {
         return Ok(false);
     };
     if offset & !ALL != 0 {
         return Err(EINVAL);
     }
-    let flags = Flags::of(offset).ok_or(EINVAL)?;
     anon::set_anonymous(vma, flags.huge)?;
     Ok(true)
 }
@@ -112,14 +112,21 @@ impl<D: Device> Mirror<D> {
     ///
     /// As [`Mirror::fault`]: that the memory stays where it is, is none.
     pub fn fault_managed(&self, range: PageRange, access: Access) -> Result {
-        if self.device().memory().is_some() {
-            if let Some(managed) = self.managed(range.start())? {
-                if !managed.flags.host_shared {
-                    self.attract(range, &managed)?;
-                }
-            }
+        let managed = match self.device().memory() {
+            Some(_) => self.managed(range.start())?,
+            None => None,
+        };
+        let Some(managed) = managed.filter(|managed| !managed.flags.host_shared) else {
+            return self.fault(range, access);
+        };
+        self.attract(range, &managed)?;
+        self.fault(range, access)?;
+        // Another device had it, or it was shared after a fork: the fault has brought it back.
+        let here = self.notifier.lock().table.get(range.start()).is_device();
+        if !here {
+            self.attract(range, &managed)?;
         }
-        self.fault(range, access)
+        Ok(())
     }
 
     fn attract(&self, range: PageRange, managed: &Managed) -> Result {
@@ -153,7 +160,7 @@ impl<D: Device> Mirror<D> {
         };
         let result = migration.to_device().and_then(|outcome| {
             let missing = outcome.no_memory + outcome.copy_failed;
-            if missing != 0 || outcome.moved == 0 {
+            if missing != 0 {
                 return Err(ENOMEM);
             }
             Ok(outcome)
@@ -208,7 +215,12 @@ pub fn allocated_later<H: HasMirror>(
     let mut pending = Unpopulated(Some((owner, range)));
     queue.submit(after, move |stop| {
         let (owner, range) = pending.0.take().ok_or(EINVAL)?;
-        report.during(|| owner.mirror().populate(range, Some(stop.clone())).map(|_| ()))
+        report.during(|| {
+            owner
+                .mirror()
+                .populate(range, Some(stop.clone()))
+                .map(|_| ())
+        })
     })
 }
 

@@ -197,7 +197,10 @@ impl Drop for Batch<'_> {
                 continue;
             }
             drop(guard);
-            if let Some(cancelled) = self.cancelled.take_if(|_| stopped || fatal_signal_pending()) {
+            if let Some(cancelled) = self
+                .cancelled
+                .take_if(|_| stopped || fatal_signal_pending())
+            {
                 self.state.cancelled.store(true, Relaxed);
                 cancelled();
             }

@@ -130,10 +130,7 @@ mod tests {
 
     #[test]
     fn the_lesser_is_less() {
-        assert_eq!(
-            Connection::Unified.min(Connection::None),
-            Connection::None
-        );
+        assert_eq!(Connection::Unified.min(Connection::None), Connection::None);
         assert_eq!(
             Connection::Migratable.min(Connection::Unified),
             Connection::Migratable

@@ -11,28 +11,33 @@ use super::{
 use crate::bindings;
 use kernel::{
     error::to_result,
-    mm::{virt::VmaNew, MmWithUser},
+    mm::{
+        virt::{flags, VmaNew},
+        MmWithUser, //
+    },
     page::PAGE_SHIFT,
     prelude::*, //
 };
 
-/// The offset of a mapping that is being set up, in bytes; `None` if it is shared.
-pub(crate) fn private_offset(vma: &VmaNew) -> Option<usize> {
+/// The offset of a mapping that is being set up, in bytes.
+pub(crate) fn offset(vma: &VmaNew) -> usize {
     // SAFETY: The mapping is valid, and nobody else has it yet.
-    unsafe {
-        let raw = vma.as_ptr();
-        (!bindings::rust_hmm_vma_is_shared(raw))
-            .then(|| bindings::rust_hmm_vma_offset(raw) << PAGE_SHIFT)
-    }
+    unsafe { bindings::rust_hmm_vma_offset(vma.as_ptr()) << PAGE_SHIFT }
 }
 
 /// Makes a private mapping that is being set up anonymous memory; with `huge` of huge pages, if there are.
 ///
 /// # Errors
 ///
-/// `EINVAL` if it is shared.
+/// `EINVAL` if it is shared, or was made one of a driver's pages.
 pub(crate) fn set_anonymous(vma: &VmaNew, huge: bool) -> Result {
-    private_offset(vma).ok_or(EINVAL)?;
+    if vma.flags() & (flags::MIXEDMAP | flags::PFNMAP | flags::IO) != 0 {
+        return Err(EINVAL);
+    }
+    // SAFETY: As above.
+    if unsafe { bindings::rust_hmm_vma_is_shared(vma.as_ptr()) } {
+        return Err(EINVAL);
+    }
     // SAFETY: As above; it is private, and has no pages yet.
     unsafe { bindings::rust_hmm_vma_set_anonymous(vma.as_ptr(), huge) };
     Ok(())
@@ -75,11 +80,7 @@ pub(crate) unsafe fn map_file(
 /// # Errors
 ///
 /// `EINVAL` if it is not, or of another process; `EINTR`.
-pub(crate) fn unmap_if(
-    mm: &MmWithUser,
-    range: PageRange,
-    is: impl Fn(usize) -> bool,
-) -> Result {
+pub(crate) fn unmap_if(mm: &MmWithUser, range: PageRange, is: impl Fn(usize) -> bool) -> Result {
     let guard = MmapGuard::lock(mm)?;
     let mut at = range.start();
     while at < range.end() {

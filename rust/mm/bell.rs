@@ -49,7 +49,7 @@ impl Bell {
 }
 
 /// Lets other tasks run before this one goes on. Context: may sleep.
-pub fn let_others_run() {
+pub(crate) fn let_others_run() {
     // SAFETY: No preconditions but the context; the task stays runnable.
     unsafe { bindings::schedule() };
 }

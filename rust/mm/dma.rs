@@ -79,9 +79,7 @@ impl DmaMapping {
             let pfn = pages.pfn(index).ok_or(EINVAL)?;
             let mut address = 0;
             // SAFETY: The page is pinned, and the device registered.
-            to_result(unsafe {
-                bindings::rust_hmm_dma_map(device.as_raw(), pfn, &mut address)
-            })?;
+            to_result(unsafe { bindings::rust_hmm_dma_map(device.as_raw(), pfn, &mut address) })?;
             // INVARIANT: Just mapped. There is room.
             mapping.addresses.push(address, GFP_KERNEL_ACCOUNT)?;
         }

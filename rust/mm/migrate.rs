@@ -418,8 +418,7 @@ impl Migrated<'_> {
     /// Whether the CPU can address what `entry` has moved to.
     pub fn is_addressable(&self, entry: &Entry) -> bool {
         // SAFETY: Where something has moved to, is alive.
-        entry.destination != 0
-            && !unsafe { bindings::rust_hmm_pfn_is_private(entry.destination) }
+        entry.destination != 0 && !unsafe { bindings::rust_hmm_pfn_is_private(entry.destination) }
     }
 
     /// Maps the pages for the CPU again, and frees their sources: no device uses these any more.

@@ -47,11 +47,7 @@ impl SyncFile {
         let mut file = core::ptr::null_mut();
         // SAFETY: The fence is alive, and `file` may be written.
         let fd = unsafe {
-            bindings::rust_hmm_fence_export(
-                fence.as_raw(),
-                msecs_to_jiffies(ms.max(1)),
-                &mut file,
-            )
+            bindings::rust_hmm_fence_export(fence.as_raw(), msecs_to_jiffies(ms.max(1)), &mut file)
         };
         to_result(fd)?;
         // INVARIANT: Both are new, and ours.

@@ -11,7 +11,9 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
-        Arc, CondVar, Mutex, //
+        Arc,
+        CondVar,
+        Mutex, //
     },
 };
 

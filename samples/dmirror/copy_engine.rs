@@ -115,7 +115,8 @@ impl Shared {
         } else if self.settings.fail_copy() {
             Err(EIO)
         } else {
-            self.store.copy(&job.copy(), to.as_deref().unwrap_or(&self.store))
+            self.store
+                .copy(&job.copy(), to.as_deref().unwrap_or(&self.store))
         };
         if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
             // What it took counts: a copy takes as long as it is set to.

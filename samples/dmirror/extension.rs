@@ -5,8 +5,8 @@
 use crate::{
     alloc,
     client::Client,
-    connect,
     command::{RawSpec, Spec},
+    connect,
     counters::Count,
     engine, lock_ioctls, queue_ioctls,
 };

@@ -75,12 +75,14 @@ fn lock(client: &Client, user: usize) -> Result {
         Grain::Coarse
     };
     let mirror = client.mirror();
-    let locked = mirror.lock(range, &agents, grain).map_err(|why| match why {
-        Refused::Extends => EEXIST,
-        Refused::Remapped => Error::from_errno(uapi::ESTALE),
-        Refused::Grain => Error::from_errno(uapi::EOPNOTSUPP),
-        Refused::Error(error) => error,
-    })?;
+    let locked = mirror
+        .lock(range, &agents, grain)
+        .map_err(|why| match why {
+            Refused::Extends => EEXIST,
+            Refused::Remapped => Error::from_errno(uapi::ESTALE),
+            Refused::Grain => Error::from_errno(uapi::EOPNOTSUPP),
+            Refused::Error(error) => error,
+        })?;
     raw.put_u64(32, (locked.device_address + addr % PAGE_SIZE) as u64);
     raw.put_u64(40, u64::from(locked.grain == Grain::Fine));
     raw.write().inspect_err(|_| {

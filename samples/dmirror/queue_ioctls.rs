@@ -89,7 +89,10 @@ fn queue(client: &Arc<Client>, number: u32, user: usize) -> Result {
         }
         _ => {
             let waits = queues.queue(name)?.waits();
-            raw.put_all(16, [waits.on_device, waits.on_host, waits.looks, waits.sleeps]);
+            raw.put_all(
+                16,
+                [waits.on_device, waits.on_host, waits.looks, waits.sleeps],
+            );
         }
     }
     raw.write()

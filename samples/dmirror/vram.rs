@@ -19,7 +19,11 @@ use rust_hmm::{
     connection::Connection,
     memory::{Copy, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
-    mm::{addr::PMD_SIZE, device_pages::{DeviceRange, Kind}, page::SharedBytes},
+    mm::{
+        addr::PMD_SIZE,
+        device_pages::{DeviceRange, Kind},
+        page::SharedBytes,
+    },
 };
 
 /// Contents of device memory, in blocks of 2 MiB that are allocated when they are first written.

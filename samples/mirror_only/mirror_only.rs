@@ -124,7 +124,7 @@ impl Client {
             if tries > TRIES {
                 return Err(EBUSY);
             }
-            rest = left.from_address(left.address(pages));
+            rest = left.from_address(left.start() + pages * PAGE_SIZE);
             if let Some(left) = rest.and_then(|left| left.pmd_pieces().next()) {
                 self.mirror.fault(left, Access::Read)?;
             }

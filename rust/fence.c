@@ -41,7 +41,7 @@ static const struct dma_fence_ops fence_ops = {
 
 struct dma_fence *rust_hmm_fence_alloc(void)
 {
-	struct rust_hmm_fence *fence = kzalloc(sizeof(*fence), GFP_KERNEL_ACCOUNT);
+	struct rust_hmm_fence *fence = kzalloc_obj(*fence, GFP_KERNEL_ACCOUNT);
 
 	return fence ? &fence->base : NULL;
 }
@@ -226,7 +226,7 @@ static struct dma_fence *fence_bound(struct dma_fence *inner,
 
 	if (dma_fence_is_signaled(inner) || !fence_is_ours(inner))
 		return dma_fence_get(inner);
-	bound = kzalloc(sizeof(*bound), GFP_KERNEL_ACCOUNT);
+	bound = kzalloc_obj(*bound, GFP_KERNEL_ACCOUNT);
 	outer = rust_hmm_fence_alloc();
 	if (!bound || !outer) {
 		kfree(bound);

@@ -154,6 +154,13 @@ struct page *rust_hmm_vmf_page(const struct vm_fault *vmf)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vmf_page);
 
+/* The fault holds the folio's lock: nobody else splits it. */
+bool rust_hmm_vmf_folio_is_large(const struct vm_fault *vmf)
+{
+	return folio_test_large(page_folio(vmf->page));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vmf_folio_is_large);
+
 unsigned long rust_hmm_page_to_pfn(const struct page *page)
 {
 	return page_to_pfn(page);

@@ -49,6 +49,7 @@ struct vm_area_struct *rust_hmm_vmf_vma(const struct vm_fault *vmf);
 unsigned long rust_hmm_vmf_address(const struct vm_fault *vmf);
 bool rust_hmm_vmf_is_pte(const struct vm_fault *vmf);
 struct page *rust_hmm_vmf_page(const struct vm_fault *vmf);
+bool rust_hmm_vmf_folio_is_large(const struct vm_fault *vmf);
 
 /* Pages and folios, named by page frame number */
 unsigned long rust_hmm_page_to_pfn(const struct page *page);

@@ -204,8 +204,9 @@ impl<D: Device> Subscriber for Inner<D> {
         let own = transactions.note(event);
         let mut changed = 0;
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
-            table.for_each(event.range, batch, |span, entry| {
-                if own.is_some_and(|name| transactions.keeps(name, span.start(), *entry)) {
+            let split = |span| own.is_some_and(|name| transactions.divides(name, span));
+            table.for_each_split(event.range, batch, split, |span, entry| {
+                if own.is_some_and(|name| transactions.keeps(name, span, *entry)) {
                     return;
                 }
                 if event.reason.keeps_reads() && !entry.is_exclusive() {

@@ -50,14 +50,25 @@ pub(super) fn serve<M: MemoryOps>(
             }
         }
     }
-    finish(attempt(
-        pages,
-        fault,
-        &mut batch,
-        &mut copies,
-        WINDOW,
-        false,
-    )?)
+    let mut single = |window| {
+        finish(attempt(
+            pages,
+            fault,
+            &mut batch,
+            &mut copies,
+            window,
+            false,
+        )?)
+    };
+    if fault.is_part_of_large() {
+        // Isolating the page splits the folio; it then comes back only if it is the first one. What
+        // could not be split now is tried again by the CPU.
+        let moved = single(PAGE_SIZE)?;
+        if moved != 0 || fault.is_part_of_large() {
+            return Ok(moved);
+        }
+    }
+    single(WINDOW)
 }
 
 fn finish(outcome: Outcome) -> Result<usize, FaultError> {

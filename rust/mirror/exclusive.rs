@@ -35,7 +35,7 @@ impl<D: Device> Mirror<D> {
             let mut tries = TRIES;
             loop {
                 spares.refill()?;
-                match self.make_page_exclusive(page, &mut spares) {
+                match self.make_page_exclusive(page, &mut spares)? {
                     Err(error) if error == EBUSY && tries > 0 && !fatal_signal_pending() => {
                         tries -= 1;
                         // A CPU write splits a huge page and ends an exclusive access that we
@@ -49,7 +49,13 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    fn make_page_exclusive(&self, page: PageRange, spares: &mut Spares<D::Format>) -> Result {
+    /// One try. The inner error is its own; the outer one is final: `begin` has waited and tried again
+    /// for as long as it is worth.
+    fn make_page_exclusive(
+        &self,
+        page: PageRange,
+        spares: &mut Spares<D::Format>,
+    ) -> Result<Result> {
         let space = self.space()?;
         // Any address will do that nobody else has while this runs.
         let cookie = Cookie::of(spares);
@@ -86,6 +92,6 @@ impl<D: Device> Mirror<D> {
             result
         });
         self.end(cookie);
-        result
+        Ok(result)
     }
 }

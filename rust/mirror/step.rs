@@ -19,6 +19,7 @@ use crate::{
     pgtable::{Entry, Flushed, Spares, Table},
     stats::Counter,
 };
+use core::ops::Range;
 use kernel::{
     prelude::*,
     sync::atomic::ordering::Relaxed,
@@ -64,6 +65,17 @@ impl<I: Iterator<Item = Moved>> Cursor<I> {
             .is_some()
         {}
         self.0.peek().copied().filter(|moved| moved.index <= index)
+    }
+
+    /// Whether any of `pages` has moved. Their start only grows.
+    fn any(&mut self, pages: &Range<usize>) -> bool {
+        self.at(pages.start).is_some() || self.0.peek().is_some_and(|moved| moved.index < pages.end)
+    }
+
+    /// What moved as one, and all of `pages` with it.
+    fn whole(&mut self, pages: &Range<usize>) -> Option<Moved> {
+        self.at(pages.start)
+            .filter(|moved| pages.end <= moved.index + moved.pages)
     }
 }
 
@@ -264,41 +276,48 @@ pub(super) fn switch_to_system<D: Device>(
     } = &mut *guard;
     let mut switched = 0;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
-        // A huge leaf whose pages go to different places cannot stay one.
-        let mut sizes = Cursor(migrated.moved().peekable());
+        let pages_of = |span: PageRange| {
+            let first = piece.index_of(span.start())?;
+            Some(first..first + span.pages())
+        };
+        // A huge leaf whose pages do not share one fate cannot stay one.
+        let mut fates = Cursor(migrated.moved().peekable());
         let split = |span: PageRange| {
-            let first = piece.index_of(span.start());
-            first
-                .and_then(|first| sizes.at(first))
-                .is_some_and(|entry| entry.pages < span.pages())
+            pages_of(span).is_some_and(|pages| {
+                fates.any(&pages)
+                    && (fates.whole(&pages).is_none() || !transactions.owns_all(name, span))
+            })
         };
         table.for_each_split(piece, batch, split, |span, slot| {
-            let Some(first) = piece.index_of(span.start()) else {
+            let Some(pages) = pages_of(span) else {
                 return;
             };
-            let mut all = |what| (first..first + span.pages()).for_each(|index| each(index, what));
-            let Some(entry) = moved.at(first) else {
+            let mut all = |what| pages.clone().for_each(|index| each(index, what));
+            if !moved.any(&pages) {
                 let on_device = slot.is_device();
                 return all(Switched::Stays { on_device });
-            };
-            if !transactions.owns(name, span.start()) {
+            }
+            if !transactions.owns_any(name, span) {
                 // Others' events have removed what we do not own; if something is there, it has
                 // come since.
                 return all(Switched::Lost);
             }
-            if first + span.pages() > entry.index + entry.pages {
-                // It could not be split.
-                Inner::<D>::retire(span, *slot);
-                *slot = Entry::NONE;
-                return all(Switched::Lost);
-            }
+            let entry = match moved.whole(&pages) {
+                Some(entry) if transactions.owns_all(name, span) => entry,
+                _ => {
+                    // It could not be split.
+                    Inner::<D>::retire(span, *slot);
+                    *slot = Entry::NONE;
+                    return all(Switched::Lost);
+                }
+            };
             if !migrated.is_addressable(&entry) {
                 // It is in the memory of another device, which this one cannot read.
                 Inner::<D>::retire(span, *slot);
                 *slot = Entry::NONE;
                 return all(Switched::NoEntry);
             }
-            let pfn = entry.destination + (first - entry.index);
+            let pfn = entry.destination + (pages.start - entry.index);
             *slot = Entry::system(pfn, entry.writable && with_write);
             switched += span.pages();
             all(Switched::Yes { was_valid: true });

@@ -74,6 +74,13 @@ impl Transaction {
         })
     }
 
+    /// Number of pages of `span` that are marked.
+    fn marked(&self, span: PageRange) -> usize {
+        (0..span.pages())
+            .filter(|index| self.is_marked(span.address(*index)))
+            .count()
+    }
+
     fn set(&mut self, range: PageRange, marked: bool) {
         let Some(both) = self.request.range.intersect(&range) else {
             return;
@@ -167,6 +174,24 @@ impl Transactions {
             .any(|transaction| transaction.request.name == name && transaction.is_marked(addr))
     }
 
+    /// Number of pages of `span` that still belong to the migration `name`.
+    fn owned(&self, name: Cookie, span: PageRange) -> usize {
+        let own = self
+            .running()
+            .find(|transaction| transaction.request.name == name);
+        own.map_or(0, |transaction| transaction.marked(span))
+    }
+
+    /// Whether all pages of `span` still belong to the migration `name`.
+    pub(crate) fn owns_all(&self, name: Cookie, span: PageRange) -> bool {
+        self.owned(name, span) == span.pages()
+    }
+
+    /// Whether any page of `span` still belongs to the migration `name`.
+    pub(crate) fn owns_any(&self, name: Cookie, span: PageRange) -> bool {
+        self.owned(name, span) != 0
+    }
+
     /// Whether a migration is about to switch the entry at `addr`, so that none may be installed.
     pub(crate) fn holds(&self, addr: usize) -> bool {
         self.running()
@@ -209,14 +234,23 @@ impl Transactions {
         own
     }
 
-    /// Whether the migration `name`, whose own event this is, leaves the entry at `addr` alone.
-    pub(crate) fn keeps(&self, name: Cookie, addr: usize, entry: Entry) -> bool {
+    /// Whether the migration `name`, whose own event this is, would keep only some pages of `span`.
+    pub(crate) fn divides(&self, name: Cookie, span: PageRange) -> bool {
+        self.running().any(|transaction| {
+            transaction.request.name == name
+                && transaction.request.faultless
+                && (1..span.pages()).contains(&transaction.marked(span))
+        })
+    }
+
+    /// Whether the migration `name`, whose own event this is, leaves the entry for `span` alone.
+    pub(crate) fn keeps(&self, name: Cookie, span: PageRange, entry: Entry) -> bool {
         self.running().any(|transaction| {
             let request = &transaction.request;
             let takes_device_pages = request.identity != Identity::Name;
             request.name == name
                 && if request.faultless {
-                    transaction.is_marked(addr)
+                    transaction.marked(span) == span.pages()
                 } else {
                     // Pages that it does not take stay where they are.
                     entry.is_device() && !takes_device_pages
@@ -320,8 +354,19 @@ mod tests {
         let event = Event::for_test(Reason::Migrate, range, second);
         assert_eq!(running.note(&event), Some(second));
         assert!(!running.owns(first, 0x4000) && running.owns(first, 0x2000));
-        assert!(!running.keeps(second, 0x4000, Entry::system(1, false)));
-        assert!(running.keeps(second, 0x5000, Entry::system(1, false)));
+        let entry = Entry::system(1, false);
+        let page = |addr| PageRange::from_pages(addr, 1);
+        assert!(!running.keeps(second, page(0x4000)?, entry));
+        assert!(running.keeps(second, page(0x5000)?, entry));
+        // A huge leaf of pages of both: it begins with one of the second's, and is not kept as a whole.
+        let both = |start| PageRange::from_pages(start, 2);
+        assert!(running.divides(second, both(0x4000)?) && !running.divides(second, both(0x5000)?));
+        assert!(!running.keeps(second, both(0x4000)?, entry));
+        assert!(running.keeps(second, both(0x5000)?, entry));
+        assert!(
+            running.owns_any(second, both(0x4000)?) && !running.owns_all(second, both(0x4000)?)
+        );
+        assert!(running.owns_all(second, both(0x5000)?) && !running.owns_any(first, both(0x4000)?));
         Ok(())
     }
 
@@ -341,11 +386,13 @@ mod tests {
         let entry = Entry::device(1, false);
         let event = |range, owner| Event::for_test(Reason::Migrate, range, owner);
         assert_eq!(running.note(&event(range, owner)), Some(name));
-        assert!(running.keeps(name, 0x20_0000, entry));
+        let page = |addr| PageRange::from_pages(addr, 1);
+        assert!(running.keeps(name, page(0x20_0000)?, entry));
         // Beyond the range, so not ours, although of the same owner: a CPU fault of this task.
         let more = PageRange::from_pages(0x20_f000, 2)?;
         assert_eq!(running.note(&event(more, owner)), None);
-        assert!(!running.owns(name, 0x20_f000) && !running.keeps(name, 0x20_f000, entry));
+        assert!(!running.owns(name, 0x20_f000));
+        assert!(!running.keeps(name, page(0x20_f000)?, entry));
         assert_eq!(running.note(&event(range, Cookie::of(&other))), None);
         assert!(!running.owns(name, 0x20_0000));
         assert!(running.end(name));

@@ -20,6 +20,10 @@ suite() {
 		flock "$fd"
 	fi
 	: >"$HMM_RESULT"
+	# One suite may be a part of what tools/test/all runs under another name.
+	if [ -n "${HMM_SUITE_LOG-}" ] && [ ! -e "$HMM_BUILD/log/suite-$1.log" ]; then
+		ln -sf "$HMM_SUITE_LOG" "$HMM_BUILD/log/suite-$1.log"
+	fi
 	trap 'printf "not ok %s: ended early\n" "$HMM_SUITE" >>"$HMM_RESULT"' EXIT
 }
 
@@ -47,6 +51,30 @@ tap_results() {
 }
 
 count() { grep -c "^$1 " "$2" || [ $? -eq 1 ]; }
+
+# detail: prints what it reads, unless many suites run one after the other (HMM_BRIEF=1) and only their sums
+# are wanted. Logs have it anyway.
+detail() {
+	if [ "${HMM_BRIEF-}" = 1 ]; then cat >/dev/null; else sed -u 's/^/    /' >&2; fi
+}
+
+# failures DIRECTORY LOGS: of each suite with results in DIRECTORY that has failed the tests that did (at
+# most 40), and the end of its log LOGS/suite-NAME.log.
+failures() {
+	local f name log n
+	for f in "$1"/*; do
+		if [ ! -e "$f" ] || ! grep -q '^not ok ' "$f"; then continue; fi
+		name=$(basename "$f")
+		n=$(count 'not ok' "$f")
+		printf '%s: %d failed\n' "$name" "$n"
+		grep -m 40 '^not ok ' "$f" | sed 's/^/  /'
+		if ((n > 40)); then printf '  and %d more: %s\n' $((n - 40)) "$f"; fi
+		log=$2/suite-$name.log
+		[ -s "$log" ] || continue
+		printf '  the end of its log, %s:\n' "$log"
+		tail -n 15 "$log" | tr -d '\r' | sed 's/^/  | /'
+	done
+}
 
 # finish: prints the suite's sum; fails when a test failed or none ran.
 finish() {

@@ -3,8 +3,14 @@
 //! The API called from within its own callbacks: what would wait for itself is refused, in KUnit.
 
 use super::*;
-use crate::within;
-use kernel::{sync::Mutex, time::delay::udelay};
+use crate::{thread::Thread, within};
+use kernel::{
+    sync::{atomic::ordering::Acquire, Mutex},
+    time::{
+        delay::{fsleep, udelay},
+        Delta, //
+    },
+};
 
 /// Where the API is called from.
 #[derive(Clone, Copy, PartialEq, Eq)]

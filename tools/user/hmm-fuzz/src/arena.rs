@@ -2,8 +2,8 @@
 //! The memory that calls are about, at fixed addresses with holes between, below all other memory of
 //! the process.
 
-use crate::rng::Rng;
 use crate::sys;
+use hmm::rng::Rng;
 use hmm::{Errno, HUGE_SIZE, PAGE_SIZE};
 
 /// Everything below is the arena's, or nobody's.
@@ -206,23 +206,23 @@ pub fn page(rng: &mut Rng) -> usize {
         14..22 => REGIONS[1],
         _ => rng.pick(&REGIONS),
     };
-    region.start + rng.below((region.len / PAGE_SIZE) as u64) as usize * PAGE_SIZE
+    region.start + rng.below(region.len / PAGE_SIZE) * PAGE_SIZE
 }
 
 /// An address of any kind, page-aligned.
 pub fn any_page(rng: &mut Rng) -> usize {
     match rng.below(8) {
         0..3 => page(rng),
-        3 => HOLE + rng.below(64) as usize * PAGE_SIZE,
+        3 => HOLE + rng.below(64) * PAGE_SIZE,
         4 => rng.pick(&FOREIGN),
         // The ends of regions.
         5 => {
             let region = rng.pick(&REGIONS);
             let end = region.start + region.len;
-            (end + PAGE_SIZE).wrapping_sub(rng.below(4) as usize * PAGE_SIZE)
+            (end + PAGE_SIZE).wrapping_sub(rng.below(4) * PAGE_SIZE)
         }
-        6 => BUFFER + BUFFER_LEN - rng.below(8) as usize * PAGE_SIZE,
-        _ => rng.next() as usize & !(PAGE_SIZE - 1) & (LIMIT - 1),
+        6 => BUFFER + BUFFER_LEN - rng.below(8) * PAGE_SIZE,
+        _ => rng.bits() as usize & !(PAGE_SIZE - 1) & (LIMIT - 1),
     }
 }
 
@@ -231,10 +231,10 @@ pub fn piece(rng: &mut Rng) -> (Region, usize, usize) {
     let region = rng.pick(&REGIONS);
     let pages = region.len / PAGE_SIZE;
     let most = if rng.one_in(8) { pages } else { 16 };
-    let first = rng.below(pages as u64) as usize;
-    let count = (1 + rng.below(most as u64) as usize).min(pages - first);
+    let first = rng.below(pages);
+    let count = (1 + rng.below(most)).min(pages - first);
     if region.kind == Kind::Huge && rng.one_in(2) {
-        let start = region.start + rng.below((region.len / HUGE_SIZE) as u64) as usize * HUGE_SIZE;
+        let start = region.start + rng.below(region.len / HUGE_SIZE) * HUGE_SIZE;
         return (region, start, HUGE_SIZE);
     }
     (region, region.start + first * PAGE_SIZE, count * PAGE_SIZE)

@@ -4,9 +4,9 @@
 use crate::arena::{self, BUFFER, BUFFER_LEN};
 use crate::calls::Op;
 use crate::mutate;
-use crate::rng::Rng;
 use crate::sys;
 use hmm::abi::iowr;
+use hmm::rng::Rng;
 use hmm::PAGE_SIZE;
 
 /// Words of the longest argument.
@@ -44,8 +44,8 @@ fn count(rng: &mut Rng) -> u64 {
         0..4 => 512,
         4 => 1024,
         5 => mutate::border(rng),
-        6..40 => 1 + rng.below(64),
-        _ => 1 + rng.below(8),
+        6..40 => 1 + rng.below_u64(64),
+        _ => 1 + rng.below_u64(8),
     }
 }
 
@@ -56,7 +56,7 @@ fn buffer(rng: &mut Rng, bytes: u64) -> u64 {
         // It ends where a hole begins.
         0 | 1 => end.wrapping_sub(bytes),
         2 => end.wrapping_sub(bytes).wrapping_add(PAGE_SIZE as u64),
-        3 => arena::page(rng) as u64 + rng.below(PAGE_SIZE as u64),
+        3 => arena::page(rng) as u64 + rng.below_u64(PAGE_SIZE as u64),
         4 => arena::any_page(rng) as u64,
         _ => BUFFER as u64,
     }
@@ -83,24 +83,24 @@ impl Argument {
                 let mut new = Argument::new(0x43, 72);
                 let long = rng.pick(&[u64::MAX, i64::MAX as u64, 1 << 40]);
                 let timeout = rng.pick(&[0, 0, 0, 0, 0, 1, 1000, 100_000]);
-                new.words[1] = last_id.saturating_sub(rng.below(8));
+                new.words[1] = last_id.saturating_sub(rng.below_u64(8));
                 new.words[2] = if rng.one_in(256) { long } else { timeout };
                 new
             }
             Op::Stop => {
                 let mut new = Argument::new(0x44, 16);
-                new.words[1] = last_id.saturating_sub(rng.below(16));
+                new.words[1] = last_id.saturating_sub(rng.below_u64(16));
                 new
             }
             Op::Engine => {
                 let mut new = Argument::new(0x45, 160);
-                new.words[0] = two(0, rng.below(3));
+                new.words[0] = two(0, rng.below_u64(3));
                 new
             }
             Op::Migrate => {
                 let mut new = Argument::new(0x46, 80);
                 let pages = count(rng);
-                new.words[0] = two(0, rng.below(4));
+                new.words[0] = two(0, rng.below_u64(4));
                 new.words[1] = arena::page(rng) as u64;
                 new.words[2] = pages;
                 new.words[3] = if rng.one_in(2) { buffer(rng, pages) } else { 0 };
@@ -109,9 +109,9 @@ impl Argument {
             }
             Op::Set => {
                 let mut new = Argument::new(0x47, 32);
-                let what = rng.below(5);
+                let what = rng.below_u64(5);
                 let most = [DELAY, 64, 4, 2, DELAY][what as usize];
-                (new.words[1], new.words[2]) = (what, rng.below(most));
+                (new.words[1], new.words[2]) = (what, rng.below_u64(most));
                 new
             }
             Op::Discard => {
@@ -121,14 +121,14 @@ impl Argument {
                 new
             }
             Op::Unknown => {
-                let mut new = Argument::new(rng.next() as u8, 40);
+                let mut new = Argument::new(rng.bits() as u8, 40);
                 new.request = match rng.below(8) {
                     0..3 => new.request,
                     // Right numbers with other sizes and directions, or of others.
-                    3 | 4 => iowr(rng.below(0x4a) as u8, rng.below(1 << 14) as usize),
-                    5 => iowr(rng.below(0x4a) as u8, 40) & !(rng.below(4) << 30),
+                    3 | 4 => iowr(rng.below(0x4a) as u8, rng.below(1 << 14)),
+                    5 => iowr(rng.below(0x4a) as u8, 40) & !(rng.below_u64(4) << 30),
                     6 => rng.pick(&[0x5401, 0x541b, 0x5421, 0x5450, 0x5451, 0x6601, 1, 2]),
-                    _ => rng.next() & 0xffff_ffff,
+                    _ => rng.bits() & 0xffff_ffff,
                 };
                 new
             }
@@ -137,9 +137,9 @@ impl Argument {
         if new.bytes != 40 || op == Op::Info {
             // An extension: begins with its size.
             new.words[0] |= match rng.below(32) {
-                0 => rng.below(new.bytes as u64),
-                1 => new.bytes as u64 + rng.below(64),
-                2 => new.bytes as u64 + rng.below(2 * PAGE_SIZE as u64),
+                0 => rng.below_u64(new.bytes as u64),
+                1 => new.bytes as u64 + rng.below_u64(64),
+                2 => new.bytes as u64 + rng.below_u64(2 * PAGE_SIZE as u64),
                 3 => mutate::border(rng) & 0xffff_ffff,
                 _ => new.bytes as u64,
             };
@@ -168,13 +168,13 @@ impl Argument {
 
     fn submit(rng: &mut Rng) -> Argument {
         let mut new = Argument::new(0x42, 80);
-        let op = rng.below(8);
+        let op = rng.below_u64(8);
         let bytes = match rng.below(64) {
             0 => mutate::border(rng),
             1..4 => 2 << 20,
-            _ => 8 + rng.below(2 * PAGE_SIZE as u64),
+            _ => 8 + rng.below_u64(2 * PAGE_SIZE as u64),
         } & !7;
-        let place = |rng: &mut Rng| arena::page(rng) as u64 + rng.below(512) * 8;
+        let place = |rng: &mut Rng| arena::page(rng) as u64 + rng.below_u64(512) * 8;
         let verify = matches!(op, 0 | 5 | 6) && rng.one_in(8);
         let stride = rng.pick(&[8, 64, 4096, 8192, 1 << 20, 1 << 47, u64::MAX - 7]);
         let endless = rng.one_in(128);
@@ -183,10 +183,10 @@ impl Argument {
         new.words[2] = place(rng);
         new.words[3] = bytes.max(8);
         new.words[4] = if op == 4 { place(rng) } else { 0 };
-        new.words[5] = if op == 7 { place(rng) } else { rng.next() };
+        new.words[5] = if op == 7 { place(rng) } else { rng.bits() };
         new.words[6] = if matches!(op, 3 | 6) { stride } else { 0 };
-        new.words[7] = if endless { 0 } else { 1 + rng.below(2) };
-        new.words[8] = if endless { 10_000_000 } else { rng.below(2) * rng.below(10_000) };
+        new.words[7] = if endless { 0 } else { 1 + rng.below_u64(2) };
+        new.words[8] = if endless { 10_000_000 } else { rng.below_u64(2) * rng.below_u64(10_000) };
         new
     }
 
@@ -198,20 +198,20 @@ impl Argument {
             _ => (0, 2),
         };
         match rng.below(6) {
-            0 => self.words[addr] |= 1 + rng.below(7),
+            0 => self.words[addr] |= 1 + rng.below_u64(7),
             1 => self.words[pages] = 0,
             2 => self.words[addr] = rng.pick(&arena::FOREIGN) as u64 | 1,
             3 => self.words[pages] = u64::MAX << rng.below(12),
             // Such numbers are right but for the size.
             4 => self.request ^= 1 << (16 + rng.below(14)),
             // Nothing is there.
-            _ => self.words[addr] = (arena::HOLE + rng.below(64) as usize * PAGE_SIZE) as u64,
+            _ => self.words[addr] = (arena::HOLE + rng.below(64) * PAGE_SIZE) as u64,
         }
         if op == Op::Submit {
             match rng.below(3) {
-                0 => self.words[1] |= (8 + rng.below(1 << 28)) << 32,
-                1 => self.words[0] = (self.words[0] & !0xffff_ffff) | rng.below(80),
-                _ => self.words[8] = 1_000_000_001 + rng.below(1 << 40),
+                0 => self.words[1] |= (8 + rng.below_u64(1 << 28)) << 32,
+                1 => self.words[0] = (self.words[0] & !0xffff_ffff) | rng.below_u64(80),
+                _ => self.words[8] = 1_000_000_001 + rng.below_u64(1 << 40),
             }
         }
     }
@@ -222,7 +222,7 @@ impl Argument {
             return;
         }
         for _ in 0..1 + rng.below(2) {
-            let index = rng.below((self.bytes / 8).min(10) as u64) as usize;
+            let index = rng.below((self.bytes / 8).min(10));
             let old = self.words[index];
             self.words[index] = match rng.below(4) {
                 0 => two(mutate::half(rng).into(), old >> 32),
@@ -247,19 +247,19 @@ impl Argument {
         let at = match rng.below(32) {
             0..20 => page,
             20..26 => end,
-            26 => page + rng.below(256) as usize * 8,
+            26 => page + rng.below(256) * 8,
             // A part of it is in a hole.
-            27 => end + 8 * (1 + rng.below(self.bytes as u64 / 8) as usize),
+            27 => end + 8 * (1 + rng.below(self.bytes / 8)),
             28 => {
                 // Not aligned: as it lies there.
-                return page + rng.below(PAGE_SIZE as u64) as usize;
+                return page + rng.below(PAGE_SIZE);
             }
             29 => {
                 self.write(page, page);
                 return arena::read_only_alias(thread);
             }
             30 => return arena::any_page(rng),
-            _ => return arena::page(rng) + rng.below(512) as usize * 8,
+            _ => return arena::page(rng) + rng.below(512) * 8,
         };
         self.write(at, page);
         at

@@ -3,9 +3,9 @@
 
 use crate::arena::{self, BUFFER, BUFFER_LEN};
 use crate::args::{self, Argument};
-use crate::rng::Rng;
 use crate::stats::{Shared, WORDS};
 use crate::sys;
+use hmm::rng::Rng;
 use hmm::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -22,8 +22,9 @@ macro_rules! ops {
     ($($op:ident $name:literal $weight:literal,)*) => {
         /// Kinds of calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(missing_docs)]
-        pub enum Op { $($op,)* }
+        pub enum Op {
+            $(#[doc = $name] $op,)*
+        }
         /// Names, as in the headers.
         pub const NAMES: [&str; OPS] = [$($name,)*];
         const ALL: [Op; OPS] = [$(Op::$op,)*];
@@ -78,7 +79,7 @@ const TOTAL: u64 = {
 };
 
 /// Calls that do much work if they are valid: only one in so many is meant to be.
-fn serve_one_in(op: Op) -> u64 {
+fn serve_one_in(op: Op) -> usize {
     match op {
         Op::Read | Op::Write | Op::ReadUnlocked | Op::Snapshot => 12,
         Op::MigrateToDev | Op::MigrateToSys | Op::Migrate | Op::Exclusive => 24,
@@ -128,7 +129,7 @@ impl Caller {
         if let Some((fd, what)) = self.undo.take_if(|_| self.rng.one_in(4)) {
             self.set(fd, what, if what == 1 { u64::MAX } else { 0 });
         }
-        let mut at = self.rng.below(TOTAL);
+        let mut at = self.rng.below_u64(TOTAL);
         let mut op = Op::Read;
         for (index, weight) in WEIGHTS.iter().enumerate() {
             if at < *weight {
@@ -152,7 +153,7 @@ impl Caller {
     }
 
     fn call(&mut self, op: Op) {
-        let which = self.rng.below(FDS.len() as u64) as usize;
+        let which = self.rng.below(FDS.len());
         let fd = FDS[which];
         match op {
             Op::Mmap | Op::Mremap | Op::Munmap => self.mapping(op, fd),
@@ -235,9 +236,8 @@ impl Caller {
 
     fn mapping(&mut self, op: Op, fd: i32) {
         let rng = &mut self.rng;
-        let place = MAPS + rng.below(64) as usize * 16 * PAGE_SIZE;
-        let len =
-            (1 + rng.below(if rng.clone().one_in(64) { 512 } else { 16 }) as usize) * PAGE_SIZE;
+        let place = MAPS + rng.below(64) * 16 * PAGE_SIZE;
+        let len = (1 + rng.below(if rng.clone().one_in(64) { 512 } else { 16 })) * PAGE_SIZE;
         let prot = rng.pick(&[3, 3, 3, 1, 2, 0, 7]);
         let flags = rng.pick(&[
             libc::MAP_PRIVATE,
@@ -251,8 +251,8 @@ impl Caller {
             0 => crate::mutate::border(rng) as usize & !(PAGE_SIZE - 1),
             _ => 0,
         };
-        let target = MAPS + rng.below(64) as usize * 16 * PAGE_SIZE;
-        let longer = (1 + rng.below(16) as usize) * PAGE_SIZE;
+        let target = MAPS + rng.below(64) * 16 * PAGE_SIZE;
+        let longer = (1 + rng.below(16)) * PAGE_SIZE;
         let words = [
             fd as u64,
             place as u64,
@@ -287,9 +287,9 @@ impl Caller {
         };
         let len = match rng.below(4) {
             0 => crate::mutate::border(rng) as usize,
-            _ => rng.below(3 * PAGE_SIZE as u64) as usize,
+            _ => rng.below(3 * PAGE_SIZE),
         };
-        let (choice, number) = (rng.below(9), crate::mutate::border(rng) as usize);
+        let (choice, number) = (rng.below_u64(9), crate::mutate::border(rng) as usize);
         let (fd, socket) = (fd as usize, self.sockets[0]);
         let words = [fd as u64, addr as u64, len as u64, choice, number as u64, 0, 0, 0, 0, 0];
         self.measure(op, words, false, || match op {
@@ -325,7 +325,7 @@ impl Caller {
 
     fn descriptor(&mut self, op: Op, which: usize) {
         let fd = FDS[which];
-        let device = self.rng.below(self.devices);
+        let device = self.rng.below_u64(self.devices);
         let source = self.rng.pick(&FDS);
         let sockets = self.sockets;
         let words = [fd as u64, device, source as u64, 0, 0, 0, 0, 0, 0, 0];

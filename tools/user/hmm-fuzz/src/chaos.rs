@@ -4,9 +4,9 @@
 use crate::arena::{self, Kind};
 use crate::calls::{self, Caller, Op};
 use crate::mutate;
-use crate::rng::Rng;
 use crate::stats::Shared;
 use crate::sys;
+use hmm::rng::Rng;
 use hmm::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -122,7 +122,7 @@ impl Chaos {
             return;
         }
         // The next child makes other calls.
-        self.child.rng = Rng::new(self.child.rng.next(), [0, 0, 0]);
+        self.child.rng = Rng::new(self.child.rng.bits(), 0);
         let mut waited = 0;
         while sys::call(libc::SYS_wait4, [pid as usize, 0, libc::WNOHANG as usize, 0, 0, 0]) == 0 {
             sys::sleep_us(500);
@@ -137,7 +137,7 @@ impl Chaos {
 
 /// Changes the arguments of threads in a call.
 pub fn race(rng: &mut Rng, shared: &Shared, slots: std::ops::Range<usize>) {
-    let thread = rng.below(slots.len() as u64) as usize;
+    let thread = rng.below(slots.len());
     let slot = &shared.slots[slots.start + thread];
     for _ in 0..200 {
         let op = slot.op.load(Relaxed);
@@ -147,12 +147,12 @@ pub fn race(rng: &mut Rng, shared: &Shared, slots: std::ops::Range<usize>) {
             continue;
         }
         let at = slot.words[1].load(Relaxed) as usize & !7;
-        let at = at + rng.below(10) as usize * 8;
+        let at = at + rng.below(10) * 8;
         if !arena::is_kept(at) || at / PAGE_SIZE != arena::arguments(thread) / PAGE_SIZE {
             continue;
         }
         match rng.below(4) {
-            0 => sys::poke32(at + 4 * rng.below(2) as usize, mutate::half(rng)),
+            0 => sys::poke32(at + 4 * rng.below(2), mutate::half(rng)),
             _ => sys::poke(at, mutate::word(rng, sys::peek(at))),
         }
     }

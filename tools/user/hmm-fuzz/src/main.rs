@@ -13,7 +13,6 @@ mod kill;
 mod mutate;
 mod pass;
 mod report;
-mod rng;
 mod stats;
 mod sys;
 mod victim;

@@ -2,7 +2,7 @@
 //! Values that are wrong in interesting ways.
 
 use crate::arena;
-use crate::rng::Rng;
+use hmm::rng::Rng;
 
 /// Numbers at the borders of something.
 const BORDERS: [u64; 26] = [
@@ -44,12 +44,12 @@ pub fn word(rng: &mut Rng, old: u64) -> u64 {
     match rng.below(8) {
         0 | 1 => border(rng),
         2 => arena::any_page(rng) as u64,
-        3 => arena::any_page(rng) as u64 + rng.below(4096),
+        3 => arena::any_page(rng) as u64 + rng.below_u64(4096),
         // Bits that keep an address in the arena, or take it out of all memory.
         4 => old ^ (1 << rng.below(28)),
         5 => old ^ (1 << (47 + rng.below(17))),
         6 => old.wrapping_add(rng.pick(&[1, 8, 4096, u64::MAX, u64::MAX - 7, u64::MAX - 4095])),
-        _ => rng.next() & (arena::LIMIT as u64 - 1),
+        _ => rng.bits() & (arena::LIMIT as u64 - 1),
     }
 }
 
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn mutations_do_not_reach_the_program() {
-        let mut rng = Rng::new(3, [0, 0, 0]);
+        let mut rng = Rng::new(3, 0);
         for _ in 0..200_000 {
             let old = arena::page(&mut rng) as u64;
             let new = word(&mut rng, old);

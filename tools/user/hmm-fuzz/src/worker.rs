@@ -4,9 +4,9 @@
 use crate::arena;
 use crate::calls::{self, Caller, FDS};
 use crate::chaos::{self, Chaos};
-use crate::rng::Rng;
 use crate::stats::Shared;
 use crate::sys;
+use hmm::rng::Rng;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Slots of one process.
@@ -34,7 +34,7 @@ pub struct Plan {
 fn caller(plan: &Plan, shared: &'static Shared, thread: usize, sockets: [i32; 2]) -> Caller {
     let [process, round] = plan.place;
     Caller {
-        rng: Rng::new(plan.seed, [process, round, thread as u64]),
+        rng: Rng::of_parts(plan.seed, [process, round, thread as u64]),
         shared,
         slot: process as usize * SLOTS + thread,
         thread,
@@ -80,14 +80,14 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
     sys::call(libc::SYS_socketpair, [libc::AF_UNIX as usize, kind, 0, place, 0, 0]);
     let file = arena::build(FDS[0])?;
 
-    let mut rng = Rng::new(plan.seed, [plan.place[0], plan.place[1], 100]);
+    let mut rng = Rng::of_parts(plan.seed, [plan.place[0], plan.place[1], 100]);
     // Some end in the middle of everything.
-    let kill_after = rng.one_in(4).then(|| rng.below(400));
+    let kill_after = rng.one_in(4).then(|| rng.below_u64(400));
     let over = AtomicBool::new(false);
     let first = plan.place[0] as usize * SLOTS;
     let slots = first..first + plan.threads;
     let mut chaos = Chaos {
-        rng: Rng::new(plan.seed, [plan.place[0], plan.place[1], 101]),
+        rng: Rng::of_parts(plan.seed, [plan.place[0], plan.place[1], 101]),
         file,
         child: caller(plan, shared, CHILD, sockets),
         slots: slots.clone(),
@@ -105,7 +105,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
                     break;
                 }
                 chaos.one();
-                sys::sleep_us(rng.below(8000));
+                sys::sleep_us(rng.below_u64(8000));
                 if kill_after == Some(round) {
                     shared.kills.fetch_add(1, Relaxed);
                     sys::call3(libc::SYS_kill, std::process::id() as usize, 9, 0);
@@ -113,7 +113,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
             }
         });
         scope.spawn(|| {
-            let mut rng = Rng::new(plan.seed, [plan.place[0], plan.place[1], 102]);
+            let mut rng = Rng::of_parts(plan.seed, [plan.place[0], plan.place[1], 102]);
             while !over.load(Relaxed) {
                 chaos::race(&mut rng, shared, slots.clone());
                 sys::sleep_us(400);

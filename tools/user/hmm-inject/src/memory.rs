@@ -15,6 +15,20 @@ const TO_DEVICE: &[Errno] = &[Errno::ENOENT, Errno::ENOMEM, Errno::EBUSY, Errno:
 /// The page is lost: what a signal is to the process is this to the kernel.
 const TOUCH: &[Errno] = &[Errno::EFAULT];
 
+/// Migrations to the device, and back.
+const THERE: Case = Case {
+    errors: MIGRATE,
+    prepare: mirrored,
+    check: all_on_device,
+    ..Case::new("to_device", to_device)
+};
+const BACK: Case = Case {
+    errors: MIGRATE,
+    prepare: mirrored_on_device,
+    check: all_in_ram,
+    ..Case::new("to_system", to_system)
+};
+
 pub const CASES: &[Case] = &[
     Case { errors: &[Errno::ENOMEM, Errno::EINTR], ..Case::new("open", open) },
     Case { errors: FAULT, ..Case::new("read", read) },
@@ -58,51 +72,13 @@ pub const CASES: &[Case] = &[
         check: all_in_ram,
         ..Case::new("migrate_to_sys", migrate_to_sys)
     },
-    Case {
-        errors: MIGRATE,
-        prepare: mirrored,
-        check: all_on_device,
-        ..Case::new("to_device", to_device)
-    },
-    Case {
-        errors: MIGRATE,
-        prepare: mirrored,
-        check: all_on_device,
-        ..Case::new("to_device_ordinary", to_device_ordinary)
-    },
-    Case {
-        errors: MIGRATE,
-        prepare: untouched,
-        contents: Contents::Zero,
-        check: all_on_device,
-        ..Case::new("to_device_hole", to_device)
-    },
-    Case {
-        errors: MIGRATE,
-        prepare: mirrored,
-        size: Size::Huge,
-        check: all_on_device,
-        ..Case::new("to_device_huge", to_device)
-    },
-    Case {
-        errors: MIGRATE,
-        prepare: mirrored_on_device,
-        check: all_in_ram,
-        ..Case::new("to_system", to_system)
-    },
-    Case {
-        errors: MIGRATE,
-        prepare: mirrored_on_device,
-        check: all_in_ram,
-        ..Case::new("to_system_ordinary", to_system_ordinary)
-    },
-    Case {
-        errors: MIGRATE,
-        prepare: mirrored_on_device,
-        size: Size::Huge,
-        check: all_in_ram,
-        ..Case::new("to_system_huge", to_system)
-    },
+    THERE,
+    Case { name: "to_device_ordinary", operate: to_device_ordinary, ..THERE },
+    Case { name: "to_device_hole", prepare: untouched, contents: Contents::Zero, ..THERE },
+    Case { name: "to_device_huge", size: Size::Huge, ..THERE },
+    BACK,
+    Case { name: "to_system_ordinary", operate: to_system_ordinary, ..BACK },
+    Case { name: "to_system_huge", size: Size::Huge, ..BACK },
     Case { errors: FAULT, prepare: on_device, ..Case::new("snapshot", snapshot) },
     Case {
         errors: &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM, Errno::ENOENT],

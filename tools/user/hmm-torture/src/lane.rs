@@ -21,6 +21,7 @@ mod common;
 mod cpu;
 mod device;
 mod engine;
+mod explain;
 mod memory;
 mod process;
 mod queue;
@@ -30,7 +31,8 @@ pub use process::self_test;
 use crate::env::Env;
 use crate::op::{Op, Span, REGIONS};
 use crate::region::Region;
-use hmm::{Device, Errno, Mapping};
+use hmm::engine::Ended;
+use hmm::{Command, Device, Errno, Mapping};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -220,6 +222,11 @@ impl<'a> Lane<'a> {
         let more = failures > self.copy_failures;
         self.copy_failures = failures;
         more
+    }
+
+    /// Waits as long as it takes: what hangs is for the supervisor to notice.
+    fn run(&self, dev: usize, command: Command) -> Result<Ended, Errno> {
+        self.devices[dev].submit(command)?.wait_for(Duration::MAX)
     }
 
     /// Repeats `attempt` while memory keeps changing, or after an injected failure.

@@ -5,12 +5,12 @@
 //! A run is determined by its seed and the numbers on the command line. One that
 //! fails prints the last operations and a script, which `--replay` runs.
 
+mod draw;
 mod env;
 mod hang;
 mod lane;
 mod op;
 mod region;
-mod rng;
 mod run;
 mod script;
 mod shrink;

@@ -2,7 +2,8 @@
 //! What every lane is to do, as drawn from a seed or read from a file: a line of
 //! JSON for the shape, then one for each operation.
 
-use crate::op::{Draw, Op};
+use crate::draw::Draw;
+use crate::op::Op;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 

@@ -176,126 +176,6 @@ impl std::fmt::Debug for PageState {
 /// Version of the extensions.
 pub const ABI_VERSION: u32 = 2;
 
-/// Counters of `rust_dmirror`, ioctl 0x41.
-///
-/// Those about the mirror are per open file; `cpu_fault*`, `evicted_pages` and
-/// `device_pages_*` are per device.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// In: bytes the caller has room for, at least 16.  Out: bytes written.
-    pub size: u32,
-    /// Out: [`ABI_VERSION`].
-    pub version: u32,
-    /// Device fault rounds for reading.
-    pub faults_read: u64,
-    /// Device fault rounds for writing.
-    pub faults_write: u64,
-    /// Entries that faults installed.
-    pub pages_mapped: u64,
-    /// Invalidation callbacks.
-    pub invalidations: u64,
-    /// Entries that invalidations removed or downgraded.
-    pub invalidated_pages: u64,
-    /// Base pages migrated to the device.
-    pub migrated_to_device: u64,
-    /// Base pages migrated back by request.
-    pub migrated_to_system: u64,
-    /// CPU faults served for the device.
-    pub cpu_faults: u64,
-    /// Base pages that CPU faults brought back.
-    pub cpu_fault_pages: u64,
-    /// Base pages evicted.
-    pub evicted_pages: u64,
-    /// Collect-and-validate rounds that had to be repeated.
-    pub retries: u64,
-    /// Pages that could not migrate.
-    pub migrate_skipped: u64,
-    /// Base pages of device memory in use now.
-    pub device_pages_used: u64,
-    /// Base pages of device memory in all.
-    pub device_pages_total: u64,
-    /// Accesses by engines.
-    pub accesses: u64,
-    /// Of these, those served by the TLB.
-    pub tlb_hits: u64,
-    /// Of these, those that walked the page table.
-    pub tlb_misses: u64,
-    /// Of these, reads that had to fault.
-    pub engine_faults_read: u64,
-    /// Of these, writes and atomics that had to fault.
-    pub engine_faults_write: u64,
-    /// Reads that waited for their page.
-    pub stalls_read: u64,
-    /// Writes and atomics that waited for their page.
-    pub stalls_write: u64,
-    /// How long these reads waited, in sum.
-    pub stall_ns_read: u64,
-    /// How long these writes waited, in sum.
-    pub stall_ns_write: u64,
-    /// The longest wait.
-    pub stall_ns_max: u64,
-    /// Bytes that engines read.
-    pub bytes_read: u64,
-    /// Bytes that engines wrote.
-    pub bytes_written: u64,
-    /// Uses of a translation after its flush: a bug if not 0.
-    pub stale_hits: u64,
-    /// Pages that migrated under a valid device entry.
-    pub switched_pages: u64,
-    /// Bytes that the copy engine copied.
-    pub bytes_copied: u64,
-    /// Copies that failed.
-    pub copy_failures: u64,
-    /// Faults that found their page in the fault buffer.
-    pub faults_coalesced: u64,
-    /// Batches in which the fault buffer was served.
-    pub fault_batches: u64,
-}
-
-impl Counters {
-    /// The ioctl request number.
-    pub const REQUEST: u64 = iowr(0x41, size_of::<Counters>());
-
-    /// Names and values in the order of the structure.
-    pub fn fields(&self) -> [(&'static str, u64); 32] {
-        [
-            ("faults_read", self.faults_read),
-            ("faults_write", self.faults_write),
-            ("pages_mapped", self.pages_mapped),
-            ("invalidations", self.invalidations),
-            ("invalidated_pages", self.invalidated_pages),
-            ("migrated_to_device", self.migrated_to_device),
-            ("migrated_to_system", self.migrated_to_system),
-            ("cpu_faults", self.cpu_faults),
-            ("cpu_fault_pages", self.cpu_fault_pages),
-            ("evicted_pages", self.evicted_pages),
-            ("retries", self.retries),
-            ("migrate_skipped", self.migrate_skipped),
-            ("device_pages_used", self.device_pages_used),
-            ("device_pages_total", self.device_pages_total),
-            ("accesses", self.accesses),
-            ("tlb_hits", self.tlb_hits),
-            ("tlb_misses", self.tlb_misses),
-            ("engine_faults_read", self.engine_faults_read),
-            ("engine_faults_write", self.engine_faults_write),
-            ("stalls_read", self.stalls_read),
-            ("stalls_write", self.stalls_write),
-            ("stall_ns_read", self.stall_ns_read),
-            ("stall_ns_write", self.stall_ns_write),
-            ("stall_ns_max", self.stall_ns_max),
-            ("bytes_read", self.bytes_read),
-            ("bytes_written", self.bytes_written),
-            ("stale_hits", self.stale_hits),
-            ("switched_pages", self.switched_pages),
-            ("bytes_copied", self.bytes_copied),
-            ("copy_failures", self.copy_failures),
-            ("faults_coalesced", self.faults_coalesced),
-            ("fault_batches", self.fault_batches),
-        ]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,20 +193,11 @@ mod tests {
     }
 
     #[test]
-    fn counters_have_no_padding() {
-        assert_eq!(size_of::<Counters>(), 8 + 32 * 8);
-        assert_eq!(offset_of!(Counters, faults_read), 8);
-        assert_eq!(offset_of!(Counters, device_pages_total), 8 + 13 * 8);
-        assert_eq!(offset_of!(Counters, fault_batches), 8 + 31 * 8);
-    }
-
-    #[test]
     fn request_numbers_match_the_c_macros() {
         // Printed by a C program that includes the kernel's header.
         assert_eq!(Op::Read.request(), 0xc028_4800);
         assert_eq!(Op::MigrateToSys.request(), 0xc028_4803);
         assert_eq!(Op::ReadUnlocked.request(), 0xc028_4809);
-        assert_eq!(Counters::REQUEST, 0xc108_4841);
         for (nr, op) in Op::ALL.iter().enumerate() {
             assert_eq!(op.request(), 0xc028_4800 + nr as u64);
         }

@@ -105,63 +105,70 @@ impl Ksm {
     }
 }
 
-/// The kernel's own making of huge pages, switched on.
+/// A part of the kernel that is switched on, and counts what it does.
 #[derive(Debug)]
-pub struct Khugepaged {
+struct Counted {
     _settings: Settings,
+    count: String,
     before: u64,
 }
 
-impl Khugepaged {
-    const DIR: &'static str = "/sys/kernel/mm/transparent_hugepage/khugepaged";
-
-    fn count() -> io::Result<u64> {
-        number(&format!("{}/pages_collapsed", Self::DIR))
+impl Counted {
+    /// Sets these files below `dir`, one after the other, until this is dropped. `count` is the one
+    /// that counts.
+    fn start(dir: &str, count: &str, files: &[(&str, &str)]) -> io::Result<Counted> {
+        let count = format!("{dir}/{count}");
+        let before = number(&count)?;
+        let mut settings = Settings::new();
+        for (file, value) in files {
+            settings.set(format!("{dir}/{file}"), value)?;
+        }
+        Ok(Counted { _settings: settings, count, before })
     }
 
+    fn since(&self) -> io::Result<u64> {
+        Ok(number(&self.count)? - self.before)
+    }
+}
+
+/// The kernel's own making of huge pages, switched on.
+#[derive(Debug)]
+pub struct Khugepaged(Counted);
+
+impl Khugepaged {
     /// Switches it on, fast, until this is dropped.
     pub fn start() -> io::Result<Khugepaged> {
-        let before = Self::count()?;
-        let mut settings = Settings::new();
-        settings.set(format!("{}/pages_to_scan", Self::DIR), "65536")?;
-        settings.set(format!("{}/alloc_sleep_millisecs", Self::DIR), "1")?;
-        // Last: this one wakes it.
-        settings.set(format!("{}/scan_sleep_millisecs", Self::DIR), "1")?;
-        Ok(Khugepaged { _settings: settings, before })
+        let dir = "/sys/kernel/mm/transparent_hugepage/khugepaged";
+        // Last the one that wakes it.
+        let files = [
+            ("pages_to_scan", "65536"),
+            ("alloc_sleep_millisecs", "1"),
+            ("scan_sleep_millisecs", "1"),
+        ];
+        Counted::start(dir, "pages_collapsed", &files).map(Khugepaged)
     }
 
     /// Huge pages that it has made since.
     pub fn collapsed(&self) -> io::Result<u64> {
-        Ok(Self::count()? - self.before)
+        self.0.since()
     }
 }
 
 /// Folios of 64 KiB instead of 2 MiB on faults of [`Mapping::anon_huge`].
 #[derive(Debug)]
-pub struct SmallThp {
-    _settings: Settings,
-    before: u64,
-}
+pub struct SmallThp(Counted);
 
 impl SmallThp {
-    const DIR: &'static str = "/sys/kernel/mm/transparent_hugepage";
-
-    fn count() -> io::Result<u64> {
-        number(&format!("{}/hugepages-64kB/stats/anon_fault_alloc", Self::DIR))
-    }
-
     /// Switches them on until this is dropped.
     pub fn start() -> io::Result<SmallThp> {
-        let before = Self::count()?;
-        let mut settings = Settings::new();
-        settings.set(format!("{}/hugepages-2048kB/enabled", Self::DIR), "never")?;
-        settings.set(format!("{}/hugepages-64kB/enabled", Self::DIR), "always")?;
-        Ok(SmallThp { _settings: settings, before })
+        let dir = "/sys/kernel/mm/transparent_hugepage";
+        let files = [("hugepages-2048kB/enabled", "never"), ("hugepages-64kB/enabled", "always")];
+        Counted::start(dir, "hugepages-64kB/stats/anon_fault_alloc", &files).map(SmallThp)
     }
 
     /// Folios of 64 KiB that were made since.
     pub fn made(&self) -> io::Result<u64> {
-        Ok(Self::count()? - self.before)
+        self.0.since()
     }
 }
 

@@ -10,6 +10,7 @@
 
 pub mod abi;
 pub mod child;
+pub mod counters;
 pub mod device;
 pub mod engine;
 pub mod errno;
@@ -27,11 +28,13 @@ pub mod procfs;
 pub mod pull;
 pub mod queue;
 pub mod residency;
+pub mod rng;
 pub mod smaps;
 pub mod uffd;
 
-pub use abi::{Counters, Op, PageState, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE};
+pub use abi::{Op, PageState, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE};
 pub use child::{Child, Gate};
+pub use counters::Counters;
 pub use device::{Device, Done, Ptr};
 pub use engine::{Command, EngineOp, Job, Migration, PageOutcome, Setting};
 pub use errno::Errno;

@@ -6,12 +6,14 @@
 
 use crate::abi::{HUGE_SIZE, PAGE_SIZE};
 use crate::errno::Errno;
-use crate::pattern::{self, Mismatch, WORDS};
 use std::fs::File;
-use std::marker::PhantomData;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
+
+mod contents;
+mod view;
+
+pub use view::View;
 
 /// Advice: KSM may merge the pages.
 pub const MADV_MERGEABLE: i32 = libc::MADV_MERGEABLE;
@@ -213,77 +215,6 @@ impl Mapping {
         self.addr - PAGE_SIZE
     }
 
-    fn word_ptr(&self, page: usize, word: usize) -> *mut u64 {
-        let offset = page * PAGE_SIZE + word * 8;
-        assert!(offset + 8 <= self.len, "page {page} word {word} is outside of the mapping");
-        (self.addr + offset) as *mut u64
-    }
-
-    /// Reads one word with the CPU.
-    pub fn get(&self, page: usize, word: usize) -> u64 {
-        // SAFETY: inside of the mapping, aligned; nobody holds a reference.
-        unsafe { self.word_ptr(page, word).read_volatile() }
-    }
-
-    /// Writes one word with the CPU.
-    pub fn set(&self, page: usize, word: usize, value: u64) {
-        // SAFETY: inside of the mapping, aligned; nobody holds a reference.
-        unsafe { self.word_ptr(page, word).write_volatile(value) }
-    }
-
-    /// A word as an atomic, for threads that write at the same time.
-    pub fn atomic(&self, page: usize, word: usize) -> &AtomicU64 {
-        // SAFETY: inside of the mapping and aligned; it lives as long as
-        // `self`.  Memory shared with a device is what atomics are for.
-        unsafe { AtomicU64::from_ptr(self.word_ptr(page, word)) }
-    }
-
-    /// The CPU fills pages `first .. first + npages` with the pattern `seed`.
-    pub fn fill_pages(&self, seed: u64, first: usize, npages: usize) {
-        for page in first..first + npages {
-            for word in 0..WORDS {
-                self.set(page, word, pattern::word(seed, page, word));
-            }
-        }
-    }
-
-    /// The CPU fills everything with the pattern `seed`.
-    pub fn fill(&self, seed: u64) {
-        self.fill_pages(seed, 0, self.pages());
-    }
-
-    /// The CPU checks pages `first .. first + npages` for the pattern `seed`.
-    pub fn check_pages(&self, seed: u64, first: usize, npages: usize) -> Result<(), Mismatch> {
-        for page in first..first + npages {
-            for word in 0..WORDS {
-                let found = self.get(page, word);
-                let expected = pattern::word(seed, page, word);
-                if found != expected {
-                    return Err(Mismatch { page, word, found, expected });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The CPU checks everything for the pattern `seed`.
-    pub fn check(&self, seed: u64) -> Result<(), Mismatch> {
-        self.check_pages(seed, 0, self.pages())
-    }
-
-    /// The CPU checks that pages `first .. first + npages` are zero.
-    pub fn check_zero(&self, first: usize, npages: usize) -> Result<(), Mismatch> {
-        for page in first..first + npages {
-            for word in 0..WORDS {
-                let found = self.get(page, word);
-                if found != 0 {
-                    return Err(Mismatch { page, word, found, expected: 0 });
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn range(&self, first: usize, npages: usize) -> (*mut libc::c_void, usize) {
         assert!(first + npages <= self.pages(), "the range is outside of the mapping");
         (self.page_addr(first) as *mut _, npages * PAGE_SIZE)
@@ -402,35 +333,6 @@ impl Mapping {
     }
 }
 
-/// The whole pages inside of other memory, such as a stack array or the heap.
-///
-/// It is used like a [`Mapping`], but dropping it unmaps nothing.
-#[derive(Debug)]
-pub struct View<'a> {
-    map: Mapping,
-    _memory: PhantomData<&'a mut [u8]>,
-}
-
-impl<'a> View<'a> {
-    /// The whole pages in `memory`; `None` when there are none.
-    pub fn of(memory: &'a mut [u8]) -> Option<View<'a>> {
-        let start = memory.as_mut_ptr() as usize;
-        let addr = start.next_multiple_of(PAGE_SIZE);
-        let len = (start + memory.len()).checked_sub(addr)? / PAGE_SIZE * PAGE_SIZE;
-        let holes = Mutex::new(Vec::new());
-        let map = Mapping { addr, len, reserved: addr, reserved_len: 0, holes };
-        (len > 0).then_some(View { map, _memory: PhantomData })
-    }
-}
-
-impl std::ops::Deref for View<'_> {
-    type Target = Mapping;
-
-    fn deref(&self) -> &Mapping {
-        &self.map
-    }
-}
-
 /// What is left of `start .. end` without `holes`.
 fn without(start: usize, end: usize, holes: &[(usize, usize)]) -> Vec<(usize, usize)> {
     let mut left = vec![(start, end)];
@@ -459,34 +361,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contents_and_alignment() {
-        let map = Mapping::anon(3).unwrap();
-        assert_eq!((map.pages(), map.len()), (3, 3 * PAGE_SIZE));
-        assert_eq!(map.check_zero(0, 3), Ok(()));
-        map.fill(7);
-        assert_eq!(map.check(7), Ok(()));
-        map.set(2, 511, 1);
-        assert_eq!(map.check(7).unwrap_err().page, 2);
-        let huge = Mapping::anon_aligned(1).unwrap();
-        assert_eq!(huge.addr() % HUGE_SIZE, 0);
-    }
-
-    #[test]
     fn move_keeps_contents() {
         let (from, to) = (Mapping::anon(4).unwrap(), Mapping::anon(4).unwrap());
         from.fill(1);
         from.move_pages(0, 4, &to, 0).unwrap();
         assert_eq!(to.check(1), Ok(()));
-    }
-
-    #[test]
-    fn views_are_the_whole_pages() {
-        let mut memory = vec![0u8; 4 * PAGE_SIZE];
-        let view = View::of(&mut memory).unwrap();
-        assert!(view.pages() == 3 || view.pages() == 4);
-        view.fill(2);
-        assert_eq!(view.check(2), Ok(()));
-        assert!(View::of(&mut [0u8; 100]).is_none());
     }
 
     #[test]

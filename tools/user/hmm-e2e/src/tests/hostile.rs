@@ -68,14 +68,20 @@ fn child_drives_parent(ctx: &Ctx) -> Outcome {
     device_sees_pages(&device, &map, 1, 1, PAGES - 1, "by the parent").map(|_| ())
 }
 
-/// A process that opens the device, has secrets, and says where.
-fn opener(ctx: &Ctx, told: &Gate, go: &Gate) -> Outcome {
+/// Opens the device, has secrets, says where, and waits for the one who was told.
+fn open_and_tell(ctx: &Ctx, told: &Gate, go: &Gate) -> Result<(Device, Mapping), Stop> {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(7);
     told.send(device.fd() as u64)?;
     told.send(map.addr() as u64)?;
     go.wait()?;
+    Ok((device, map))
+}
+
+/// A process that opens the device, and looks what became of its secrets.
+fn opener(ctx: &Ctx, told: &Gate, go: &Gate) -> Outcome {
+    let (_device, map) = open_and_tell(ctx, told, go)?;
     map.check_pages(7, 1, PAGES - 1).what("the opener's memory")?;
     map.check_pages(9, 0, 1).what("what the receiver wrote")
 }
@@ -114,12 +120,7 @@ fn passed_file(ctx: &Ctx) -> Outcome {
 fn exec_leaves_nothing(ctx: &Ctx) -> Outcome {
     let (told, go) = (Gate::new()?, Gate::new()?);
     let child = Child::spawn(|| -> Outcome {
-        let device = ctx.open()?;
-        let map = Mapping::anon(PAGES)?;
-        map.fill(7);
-        told.send(device.fd() as u64)?;
-        told.send(map.addr() as u64)?;
-        go.wait()?;
+        let _opened = open_and_tell(ctx, &told, &go)?;
         let why = hostile::exec(&["/bin/busybox", "sleep", "60"]);
         Err(Stop::Fail(format!("exec: {why}")))
     })?;

@@ -5,7 +5,7 @@ use crate::check_eq;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use hmm::abi::{FLAG_FAIL_ALLOC, HUGE_PAGES};
-use hmm::{mapping, pattern, Child, Errno, Gate};
+use hmm::{mapping, pattern, Child, Errno, Gate, Prot, Setting};
 
 const SHARED_SPLIT: &str = "gives small pages for a shared huge page: oops in the kernel";
 
@@ -22,6 +22,9 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "shared_and_failed_allocation", shared_and_failed).defect(SHARED_SPLIT),
     Test::new("thp", "shared_by_fork", shared_by_fork).defect(OOPS),
     Test::new("thp", "dontneed_of_a_part", dontneed_of_a_part).defect(OOPS),
+    Test::new("thp", "touch_of_a_split_mapping", touch_of_a_split_mapping)
+        .private()
+        .only_rust("failing copies"),
 ];
 
 fn there_and_back(ctx: &Ctx) -> Outcome {
@@ -188,5 +191,33 @@ fn dontneed_of_a_part(ctx: &Ctx) -> Outcome {
     device_sees_zero(&device, &map, 100, 200, "of the part")?;
     device_sees_pages(&device, &map, 1, 0, 100, "in front of the part")?;
     device_sees_pages(&device, &map, 1, 300, HUGE_PAGES - 300, "behind the part")?;
+    Ok(())
+}
+
+/// A huge device page that is mapped in small pages. The core splits it for the fault, and then takes
+/// its first page for the one that the fault holds locked. If that stays, nobody may find it locked.
+fn touch_of_a_split_mapping(ctx: &Ctx) -> Outcome {
+    for touched in [1, 5, 15, 16, 511, 0] {
+        let device = ctx.open()?;
+        let map = huge(1, 1)?;
+        migrate(&device, &map, 1)?;
+        map.protect_pages(Prot::Read, 200, 1)?;
+        map.protect_pages(Prot::ReadWrite, 200, 1)?;
+        check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, HUGE_PAGES, "device pages");
+        device.set(Setting::CopyFail, 0)?;
+        let delta = Delta::start(ctx, &device)?;
+        let first = touched / 16 * 16;
+        if touched % 16 != 0 {
+            // The copy of the first page around it fails.
+            check_eq!(map.get(touched, 3), pattern::word(1, touched, 3), "page {touched}");
+            delta.exactly("copy_failures", 1, "after the touch")?;
+            check_eq!(resident(&device, &map, touched, 1)?, 0, "page {touched} on the device");
+            check_eq!(resident(&device, &map, first, 1)?, 1, "page {first} on the device");
+        }
+        device.set(Setting::CopyFail, u64::MAX)?;
+        check_eq!(map.get(first, 0), pattern::word(1, first, 0), "page {first}");
+        cpu_sees(&map, 1, "at the end")?;
+        delta.exactly("device_pages_used", -(HUGE_PAGES as i64), "at the end")?;
+    }
     Ok(())
 }

@@ -45,7 +45,7 @@ impl Lane<'_> {
     /// A command of one word is done as a whole or not at all: it can be repeated.
     fn one_word(&mut self, dev: usize, command: Command) -> Result<u64, Errno> {
         self.patiently(|lane| {
-            let ended = lane.devices[dev].run(command)?;
+            let ended = lane.run(dev, command)?;
             ended.error.map_or(Ok(ended.status.result), Err)
         })
     }
@@ -68,9 +68,15 @@ impl Lane<'_> {
         ];
         let own = self.own.get(&(wide, page)).copied().unwrap_or(0);
         if seen != [own; 2] {
+            let again: Vec<_> =
+                (0..self.devices.len()).map(|dev| self.one_word(dev, read)).collect();
+            let cpu = common.map.get(page, word);
             return fail(
                 "own word in a common page",
-                format!("page {page}: CPU and device see {seen:x?}, expected {own:#x}"),
+                format!(
+                    "page {page}: CPU and device see {seen:x?}, expected {own:#x}; now devices see \
+                     {again:x?}, the CPU {cpu:#x}"
+                ),
             );
         }
         if by_device {

@@ -101,7 +101,7 @@ impl Lane<'_> {
             _ => command,
         };
         let ended = self.patiently(|lane| {
-            let ended = lane.devices[dev].run(command)?;
+            let ended = lane.run(dev, command)?;
             ended.error.map_or(Ok(ended), Err)
         });
         let ended = match ended {
@@ -127,7 +127,8 @@ impl Lane<'_> {
         let result = model(work, words, &source, value, stride / 8);
         if !writes && ended.status.result != result {
             let found = ended.status.result;
-            return fail("engine", format!("{work:?} gives {found:#x}, expected {result:#x}"));
+            let why = self.explain(at);
+            return fail("engine", format!("{work:?} gives {found:#x}, expected {result:#x}{why}"));
         }
         self.touched(at);
         if work == Work::Copy {
@@ -171,7 +172,7 @@ impl Lane<'_> {
     ) -> Result<(), Fail> {
         let command = Command::new(EngineOp::AtomicAdd, self.addr(at), at.n * PAGE_SIZE);
         let command = command.value(value).stride(stride).engine(self.engine_of(dev, engine));
-        let ended = match self.patiently(|lane| lane.devices[dev].run(command)) {
+        let ended = match self.patiently(|lane| lane.run(dev, command)) {
             Ok(ended) => ended,
             Err(error) => return fail("engine", format!("Add: {error}")),
         };
@@ -243,7 +244,7 @@ impl Lane<'_> {
         let command =
             Command::new(EngineOp::Chase, start, at.n * 8).engine(self.engine_of(dev, engine));
         match self.patiently(|lane| {
-            let ended = lane.devices[dev].run(command)?;
+            let ended = lane.run(dev, command)?;
             ended.error.map_or(Ok(ended.status.result), Err)
         }) {
             Ok(end) if end == start as u64 => Ok(()),
@@ -305,7 +306,7 @@ impl Lane<'_> {
         while let Some(index) = self.running.iter().position(&which) {
             let running = self.running.swap_remove(index);
             let job = self.devices[running.dev].job(running.id);
-            let ended = job.stop().and_then(|()| job.wait());
+            let ended = job.stop().and_then(|()| job.wait_for(Duration::MAX));
             let ended = ended.map_err(|error| format!("wait for a command: {error}"))?;
             let rounds = ended.status.rounds;
             *self.counts.entry("  rounds of commands in flight".to_string()).or_default() += rounds;

@@ -2,8 +2,11 @@
 //! The structures and numbers of this crate beside those of the C header, as a
 //! C compiler sees them.
 
+use super::command::Stop;
+use super::setting::Set;
 use super::*;
-use crate::abi::{Counters, ABI_VERSION};
+use crate::abi::ABI_VERSION;
+use crate::counters::Counters;
 use crate::lock::RawLock;
 use crate::managed::RawAlloc;
 use crate::pull::RawPull;

@@ -5,6 +5,7 @@ use super::*;
 use crate::harness::{Ctx, Outcome, Stop, Test};
 use crate::support::*;
 use crate::{check, check_eq};
+use hmm::abi::HUGE_PAGES;
 use hmm::engine::Way;
 use hmm::PAGE_SIZE;
 use hmm::{Command, Device, EngineOp, Mapping, PageOutcome, Setting};
@@ -16,9 +17,38 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "ordinary_reads_do", ordinary_reads_do).only_rust(OURS),
     Test::new("faultless", "outcome_of_each_page", outcome_of_each_page).only_rust(OURS),
     Test::new("faultless", "failed_copies_lose_nothing", failed_copies).only_rust(OURS),
+    Test::new("faultless", "some_pages_of_a_run_stay", some_of_a_run_stay).only_rust(OURS),
     Test::new("faultless", "kept_write_access_loses_writes", kept_write).only_rust(OURS),
     Test::new("faultless", "a_skipped_flush_is_noticed", skipped_flush).only_rust(OURS),
 ];
+
+/// Small pages that lie in a row are one entry to the device. If one of them stays where it is, the
+/// others must not stay with it.
+fn some_of_a_run_stay(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    for stays in [0, 1, 100, HUGE_PAGES - 1] {
+        let map = Mapping::anon_aligned(1)?;
+        map.fill(1);
+        let (done, _) = device.migrate_pages(map.addr(), map.pages(), Way::ToDevice)?;
+        check_eq!(done.moved, map.pages() as u64, "pages moved to the device");
+        device_sees(&device, &map, 1, "on the device")?;
+        device.set(Setting::CopyFail, stays as u64)?;
+        let (done, pages) = device.migrate_pages(map.addr(), map.pages(), Way::ToSystem)?;
+        check_eq!((done.moved, done.copy_failed), (map.pages() as u64 - 1, 1), "sums");
+        check_eq!(pages[stays], PageOutcome::CopyFailed, "page {stays}");
+        let behind = HUGE_PAGES - stays - 1;
+        map.fill_pages(2, 0, stays);
+        map.fill_pages(2, stays + 1, behind);
+        for (first, npages) in [(0, stays), (stays + 1, behind)] {
+            if npages > 0 {
+                device_sees_pages(&device, &map, 2, first, npages, "beside what stays")?;
+            }
+        }
+        device_sees_pages(&device, &map, 1, stays, 1, "of what stays")?;
+        map.check_pages(1, stays, 1).what("CPU read of what stayed")?;
+    }
+    no_stale_hits(&device)
+}
 
 /// Reads during trips. Returns (pages moved, pages switched, faults, stalls).
 fn trips(device: &Device, map: &Mapping, faultless: bool) -> Result<(u64, u64, u64, u64), Stop> {

@@ -66,10 +66,7 @@ fn h01_write(ctx: &Ctx) -> Outcome {
 }
 
 fn h02_fault_in_flight(ctx: &Ctx) -> Outcome {
-    let device = open(ctx)?;
-    let map = Mapping::anon_aligned(1)?;
-    let mover = Mover::start(&device, &map)?;
-    map.fill(1);
+    let (device, map, mover) = moving(ctx)?;
     let job = watch(&device, &map, 1)?;
     // Entries go all the time, so that faults run into every phase.
     repeat(|round| {
@@ -84,10 +81,7 @@ fn h02_fault_in_flight(ctx: &Ctx) -> Outcome {
 }
 
 fn h03_dontneed(ctx: &Ctx) -> Outcome {
-    let device = open(ctx)?;
-    let map = Mapping::anon_aligned(1)?;
-    let mover = Mover::start(&device, &map)?;
-    map.fill(1);
+    let (device, map, mover) = moving(ctx)?;
     device_sees(&device, &map, 1, "at first")?;
     repeat(|round| {
         let first = (round as usize * 61) % 448;
@@ -297,10 +291,7 @@ fn h13_overlapping(ctx: &Ctx) -> Outcome {
 }
 
 fn h14_cpu_faults(ctx: &Ctx) -> Outcome {
-    let device = open(ctx)?;
-    let map = Mapping::anon_aligned(1)?;
-    let mover = Mover::start(&device, &map)?;
-    map.fill(1);
+    let (device, map, mover) = moving(ctx)?;
     let job = watch(&device, &map, 1)?;
     let before = device.counters()?;
     repeat(|round| {

@@ -69,6 +69,15 @@ pub fn open(ctx: &Ctx) -> Result<Device, Stop> {
     Ok(device)
 }
 
+/// The device, with slow copies, and 2 MiB of the pattern 1 that move there and back.
+pub fn moving(ctx: &Ctx) -> Result<(Device, Mapping, Mover), Stop> {
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(1)?;
+    let mover = Mover::start(&device, &map)?;
+    map.fill(1);
+    Ok((device, map, mover))
+}
+
 /// A command that reads the pattern `seed` for ever, and fails if it is not so.
 pub fn watch<'d>(device: &'d Device, map: &Mapping, seed: u64) -> Result<Job<'d>, Stop> {
     let read = Command::new(EngineOp::Checksum, map.addr(), map.len());

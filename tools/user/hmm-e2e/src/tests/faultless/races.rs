@@ -217,10 +217,7 @@ fn close_in_flight(ctx: &Ctx) -> Outcome {
 }
 
 fn rmmod_in_flight(ctx: &Ctx) -> Outcome {
-    let device = open(ctx)?;
-    let map = Mapping::anon_aligned(1)?;
-    let mover = Mover::start(&device, &map)?;
-    map.fill(1);
+    let (device, map, mover) = moving(ctx)?;
     let job = watch(&device, &map, 1)?;
     repeat(|_| {
         for module in ["rust_dmirror", "rust_hmm"] {

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a mirror's page table says: faults, invalidations, translations, in KUnit.
+
+use super::*;
+use crate::{mm::range_fault::PfnBuffer, pgtable::Leaf, thread::Thread};
+use kernel::{
+    sync::atomic::ordering::Acquire,
+    time::{delay::fsleep, Delta}, //
+};
+
+#[kunit_tests(rust_hmm_mirror)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn a_fault_maps_and_munmap_takes_it_away() -> Result {
+        let (range, shared, mirror) = attached(4)?;
+        store(range.start(), 41)?;
+        assert_eq!(device_load(&mirror, range.start())?, None);
+        mirror.fault(range, Access::Read)?;
+        assert_eq!(device_load(&mirror, range.start())?, Some(41));
+        // What was only read is the zero page and not writable; what was written is.
+        {
+            let table = mirror.lock_table()?;
+            assert!(table.writable(range.start()).is_some());
+            assert!(table.writable(range.address(1)).is_none());
+        }
+        mirror.fault(range, Access::Write)?;
+        assert!(mirror.lock_table()?.writable(range.address(1)).is_some());
+        assert_eq!(mirror.lock_table()?.present(range), 4);
+
+        let before = shared.flushes.load(Relaxed);
+        unmap(range)?;
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        assert!(shared.flushes.load(Relaxed) > before);
+        assert_eq!(mirror.fault(range, Access::Read), Err(EFAULT));
+        Ok(())
+    }
+
+    #[test]
+    fn an_invalidation_between_collect_and_commit_is_seen() -> Result {
+        let (range, _shared, mirror) = attached(4)?;
+        store(range.start(), 1)?;
+        let space = mirror.space()?;
+        let mut buffer = PfnBuffer::new()?;
+        let collected = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
+        assert!(collected.lock().is_ok());
+
+        let collected = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
+        unmap(PageRange::from_pages(range.address(3), 1)?)?;
+        assert!(collected.lock().is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn discard_and_snapshot() -> Result {
+        let (range, _shared, mirror) = attached(2)?;
+        store(range.start(), 5)?;
+        mirror.fault(range, Access::Read)?;
+        mirror.discard(range)?;
+        assert_eq!(device_load(&mirror, range.start())?, None);
+        let mut count = 0;
+        mirror.snapshot(range, |page| {
+            count += 1;
+            assert_ne!(page, Snapshot::Error);
+        })?;
+        assert_eq!(count, 2);
+        Ok(())
+    }
+
+    #[test]
+    fn a_second_mirror_loses_its_entries() -> Result {
+        let range = map(2)?;
+        let shared = shared()?;
+        let (first, second) = (mirror(&shared)?, mirror(&shared)?);
+        store(range.start(), 9)?;
+        first.fault(range, Access::Read)?;
+        assert_eq!(device_load(&first, range.start())?, Some(9));
+        second.migrate(range).to_device()?;
+        assert_eq!(device_load(&first, range.start())?, None);
+        first.fault(range, Access::Read)?;
+        assert_eq!(device_load(&first, range.start())?, Some(9));
+        Ok(())
+    }
+
+    #[test]
+    fn events_that_only_take_write_access_keep_the_entry() -> Result {
+        let (range, _shared, mirror, pfn) = writable()?;
+        let first = PageRange::from_pages(range.start(), 1)?;
+        assert!(pretend(&mirror, Reason::SoftDirty, first));
+        {
+            let table = mirror.lock_table()?;
+            assert!(table.readable(range.start()).is_some());
+            assert!(table.writable(range.start()).is_none());
+            assert!(table.writable(range.address(1)).is_some());
+        }
+        // The device may have written it: reclaim must not drop it.
+        assert!(is_dirty(pfn));
+        // Nothing is left to take away.
+        assert!(!pretend(&mirror, Reason::ProtectionPage, first));
+        // A write fault gives it back.
+        mirror.fault(first, Access::Write)?;
+        assert!(mirror.lock_table()?.writable(range.start()).is_some());
+
+        // A change of the mapping's rights may take read access, too.
+        assert!(pretend(&mirror, Reason::ProtectionVma, first));
+        assert!(mirror.lock_table()?.readable(range.start()).is_none());
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        assert!(mirror.lock_table()?.readable(range.address(1)).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn flushes_of_several_devices_overlap() -> Result {
+        let range = map(1)?;
+        let shared = shared()?;
+        let (first, second) = (mirror(&shared)?, mirror(&shared)?);
+        store(range.start(), 1)?;
+        first.fault(range, Access::Read)?;
+        second.fault(range, Access::Read)?;
+        shared.first_wait.store(0, Relaxed);
+        let before = shared.flushes.load(Relaxed);
+        unmap(range)?;
+        assert_eq!(shared.flushes.load(Relaxed), before + 2);
+        // Both were started before one was waited for.
+        assert!(shared.last_start.load(Relaxed) < shared.first_wait.load(Relaxed));
+        Ok(())
+    }
+
+    #[test]
+    fn translations_are_checked_before_use() -> Result {
+        let (range, _shared, mirror) = attached(2)?;
+        store(range.start(), 1)?;
+        mirror.fault(range, Access::Write)?;
+        let (addr, inner) = (range.start(), mirror.inner());
+        let kept = mirror.enter(0)?.walk(addr).ok_or(EINVAL)?;
+        assert!(mirror.enter(0)?.resolve(addr, &kept).is_ok());
+        assert!(mirror.enter(0)?.resolve_mut(addr, &kept).is_ok());
+        assert!(mirror.enter(1).is_err());
+
+        let check = |leaf: &Leaf| -> Result<[Option<Unresolved>; 2]> {
+            let section = mirror.enter(0)?;
+            let write = section.resolve_mut(addr, leaf).err();
+            Ok([section.resolve(addr, leaf).err(), write])
+        };
+        // Less rights than the table gives: good for reading, to be looked up again for writing.
+        let read_only = Leaf {
+            entry: kept.entry.write_protected(),
+            order: 0,
+        };
+        assert_eq!(check(&read_only)?, [None, Some(Unresolved::Changing)]);
+        // The table gives less: that was flushed, so nobody should have the old one.
+        let page = PageRange::from_pages(addr, 1)?;
+        assert!(pretend(&mirror, Reason::SoftDirty, page));
+        assert_eq!(check(&read_only)?, [None, Some(Unresolved::ReadOnly)]);
+        assert_eq!(check(&kept)?, [Some(Unresolved::Stale); 2]);
+        // What is no translation is none of page frame 0, either.
+        let none = Leaf {
+            entry: Entry::NONE,
+            order: 0,
+        };
+        assert_eq!(check(&none)?, [Some(Unresolved::Stale); 2]);
+        // While a change is under way it is no bug.
+        inner.changing.fetch_add(1, Full);
+        assert_eq!(check(&kept)?, [Some(Unresolved::Changing); 2]);
+        inner.changing.fetch_sub(1, Full);
+        mirror.discard(range)?;
+        assert!(mirror.enter(0)?.walk(addr).is_none());
+        assert_eq!(check(&read_only)?, [Some(Unresolved::Stale); 2]);
+        Ok(())
+    }
+
+    /// What a thread of the next test tells.
+    struct Told {
+        entered: Atomic<u32>,
+        left: Atomic<u32>,
+    }
+
+    #[test]
+    fn a_flush_waits_for_accesses_under_way() -> Result {
+        let range = map(1)?;
+        let shared = shared()?;
+        let mirror = Arc::new(mirror(&shared)?, GFP_KERNEL)?;
+        mirror.fault(range, Access::Write)?;
+        for _ in 0..4 {
+            mirror.fault(range, Access::Write)?;
+            let told = Told {
+                entered: Atomic::new(0),
+                left: Atomic::new(0),
+            };
+            let told = Arc::new(told, GFP_KERNEL)?;
+            let (engine, other) = (mirror.clone(), told.clone());
+            let thread = Thread::spawn(c"hmm-test", move || {
+                if let Ok(section) = engine.enter(0) {
+                    other.entered.store(1, Release);
+                    kernel::time::delay::udelay(Delta::from_micros(900));
+                    other.left.store(1, Release);
+                    drop(section);
+                }
+            })?;
+            while told.entered.load(Acquire) == 0 {
+                fsleep(Delta::from_micros(20));
+            }
+            mirror.discard(range)?;
+            assert_eq!(told.left.load(Acquire), 1);
+            drop(thread);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_device_wrote_is_dirty_when_the_mirror_goes() -> Result {
+        let (_, shared, mirror, pfn) = writable()?;
+        let before = shared.flushes.load(Relaxed);
+        drop(mirror);
+        assert!(is_dirty(pfn));
+        // Nor does the device use them any more.
+        assert!(shared.flushes.load(Relaxed) > before);
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Migration of a real user address space, and the way back, in KUnit.
+
+use super::*;
+use crate::{
+    migrate::PageOutcome,
+    mm::{
+        migrate::{Batch, Isolated, Select},
+        page::{Effort, LockedFolio},
+        space::MmapGuard, //
+    },
+};
+
+#[kunit_tests(rust_hmm_migration)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn migration_there_and_back() -> Result {
+        let (range, shared, mirror) = attached(8)?;
+        for index in 0..6 {
+            store(range.address(index), 100 + index as u64)?;
+        }
+        let outcome = mirror.migrate(range).to_device()?;
+        assert_eq!((outcome.moved, outcome.skipped), (8, 0));
+        // Holes move, too, but have no contents.
+        assert_eq!(outcome.entries, 6);
+        assert_eq!(shared.memory.usage().0, 8);
+        assert_eq!(device_load(&mirror, range.address(5))?, Some(105));
+        assert_eq!(device_load(&mirror, range.address(7))?, Some(0));
+
+        // Entries of pages that stay on the device survive a second migration.
+        let outcome = mirror.migrate(range).to_device()?;
+        assert_eq!((outcome.moved, outcome.skipped), (0, 0));
+        assert_eq!(mirror.lock_table()?.present(range), 8);
+
+        // The CPU touches one: it comes back, with the window around it, and the device reads on.
+        assert_eq!(load(range.address(2))?, 102);
+        assert_eq!(shared.memory.stats().get(Counter::CpuFaults), 1);
+        assert_eq!(shared.memory.usage().0, 0);
+        assert_eq!(mirror.lock_table()?.present(range), 8);
+        assert!(mirror.lock_table()?.writable(range.address(2)).is_none());
+        assert_eq!(device_load(&mirror, range.address(5))?, Some(105));
+        assert_eq!(load(range.address(5))?, 105);
+        assert_eq!(load(range.address(7))?, 0);
+
+        mirror.migrate(range).to_device()?;
+        assert_eq!(mirror.migrate(range).to_system()?.moved, 8);
+        assert_eq!(shared.memory.usage().0, 0);
+        mirror.migrate(range).to_device()?;
+        assert_eq!(shared.memory.evict_all()?, 0);
+        assert_eq!(load(range.address(3))?, 103);
+        Ok(())
+    }
+
+    #[test]
+    fn only_device_pages_come_back() -> Result {
+        // All in one window, of which the second half was never touched.
+        let all = map(64)?;
+        let at = all.start().next_multiple_of(16 * PAGE_SIZE);
+        let range = PageRange::from_pages(at, 8)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        store(range.start(), 1)?;
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
+        assert_eq!(load(range.start())?, 1);
+        assert_eq!(shared.memory.stats().get(Counter::CpuFaultPages), 8);
+
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
+        assert_eq!(mirror.migrate(all).to_system()?.moved, 8);
+        // A look at the rest finds nothing.
+        let rest = PageRange::from_pages(range.end(), 8)?;
+        mirror.snapshot(rest, |page| assert_eq!(page, Snapshot::None))?;
+        Ok(())
+    }
+
+    #[test]
+    fn a_failed_copy_loses_nothing() -> Result {
+        let (range, shared, mirror) = attached(4)?;
+        for index in 0..4 {
+            store(range.address(index), 7 + index as u64)?;
+        }
+        shared.memory.driver().fail_copies.store(2, Relaxed);
+        let outcome = mirror.migrate(range).to_device()?;
+        assert_eq!((outcome.moved, outcome.copy_failed), (2, 2));
+        assert_eq!(shared.memory.usage().0, 2);
+        for index in 0..4 {
+            assert_eq!(load(range.address(index))?, 7 + index as u64);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn too_little_device_memory_is_partial_success() -> Result {
+        let (range, shared, mirror) = attached(6 * PMD_PAGES)?;
+        store(range.start(), 3)?;
+        let outcome = mirror.migrate(range).to_device()?;
+        assert!(outcome.no_memory > 0 && outcome.moved > 0);
+        assert!(shared.memory.usage().0 <= 4 * PMD_PAGES);
+        assert_eq!(load(range.start())?, 3);
+        Ok(())
+    }
+
+    #[test]
+    fn isolated_pages_go_back_when_dropped() -> Result {
+        let range = map(4)?;
+        store(range.start(), 11)?;
+        let current = current!();
+        let mm = current.mm().ok_or(EINVAL)?;
+        let mut batch = Batch::new()?;
+        let cookie = Cookie::of(&batch);
+        let guard = MmapGuard::lock(mm)?;
+        let vma = guard.vma_lookup(range.start()).ok_or(EINVAL)?;
+        let mut isolated =
+            Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
+        assert_eq!(isolated.entries().count(), 4);
+        // Destinations are given, but never migrated into.
+        isolated.fill(|entry| {
+            LockedFolio::alloc_system(Some(vma), range.start(), entry.order(), Effort::Must).ok()
+        });
+        assert!(isolated.entries().all(|entry| entry.destination != 0));
+        drop(isolated);
+        drop(guard);
+        assert_eq!(load(range.start())?, 11);
+        Ok(())
+    }
+
+    #[test]
+    fn the_device_reads_while_pages_move() -> Result {
+        let (range, _shared, mirror) = attached(4)?;
+        for index in 0..4 {
+            store(range.address(index), 50 + index as u64)?;
+        }
+        mirror.fault(range, Access::Write)?;
+        let mut pages = [PageOutcome::None; 4];
+        let outcome = mirror.migrate(range).outcomes(&mut pages).to_device()?;
+        assert_eq!((outcome.moved, outcome.switched), (4, 4));
+        assert_eq!(pages, [PageOutcome::Switched; 4]);
+        let outcome = mirror.migrate(range).to_system()?;
+        assert_eq!((outcome.moved, outcome.switched), (4, 4));
+        assert_eq!(device_load(&mirror, range.address(3))?, Some(53));
+        assert!(mirror.lock_table()?.writable(range.start()).is_some());
+        // The ordinary way leaves nothing.
+        mirror.migrate(range).to_device()?;
+        let back = mirror.migrate(range).faultless(false);
+        let outcome = back.outcomes(&mut pages).to_system()?;
+        assert_eq!((outcome.moved, outcome.switched), (4, 0));
+        assert!(pages.iter().all(|page| page.has_moved()));
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The threads of a process: each does the operations of one lane, and counts.
+
+use crate::env::{Board, Env};
+use crate::lane::Lane;
+use crate::op::Op;
+use hmm::uffd::Missing;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::Barrier;
+use std::time::Duration;
+
+/// Fills what is missing in a lane's region until told to stop.
+fn serve(missing: &Missing, filler: u8, stop: &AtomicBool) {
+    while !stop.load(SeqCst) {
+        // What fails here, fails there.
+        let _ = missing.serve(filler, Duration::from_millis(50));
+    }
+}
+
+/// Sends a lane's counts to the supervisor.
+fn report(into: &Path, counts: &BTreeMap<String, u64>) -> Result<(), String> {
+    let text = serde_json::to_string(counts).map_err(|error| error.to_string())?;
+    std::fs::write(into, text).map_err(|error| error.to_string())
+}
+
+fn counts_file(lane: usize) -> PathBuf {
+    std::env::temp_dir().join(format!("hmm-torture-{lane}.json"))
+}
+
+/// Forgets what lanes of an earlier run counted.
+pub fn forget_counts(lanes: usize) {
+    for lane in 0..lanes {
+        let _ = std::fs::remove_file(counts_file(lane));
+    }
+}
+
+/// What the lanes counted, summed up.
+pub fn counts(lanes: usize) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for lane in 0..lanes {
+        let text = std::fs::read_to_string(counts_file(lane)).unwrap_or_default();
+        let of_lane: BTreeMap<String, u64> = serde_json::from_str(&text).unwrap_or_default();
+        for (name, count) in of_lane {
+            *counts.entry(name).or_default() += count;
+        }
+    }
+    counts
+}
+
+fn set_up(env: &Env, number: usize) -> Result<(Lane<'_>, Missing, u8), String> {
+    let lane = Lane::new(env, number)?;
+    let region = lane.uffd_region();
+    let missing = Missing::new(&region.map).map_err(|error| format!("userfaultfd: {error}"))?;
+    let filler = region.filler;
+    Ok((lane, missing, filler))
+}
+
+/// Does all operations of lane `number`.
+///
+/// `ready` is passed when all lanes of the process have their memory: what they map must not come
+/// to lie in holes that others make.
+pub fn run_lane(
+    env: &Env,
+    number: usize,
+    ops: &[Op],
+    board: &Board,
+    ready: &Barrier,
+) -> Result<(), String> {
+    let (mut lane, missing, filler) = match set_up(env, number) {
+        Ok(done) => done,
+        Err(text) => {
+            env.stop.store(true, SeqCst);
+            ready.wait();
+            return Err(text);
+        }
+    };
+    let (stop, serving) = (AtomicBool::new(false), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // A thread maps memory of its own when it starts.
+            serving.wait();
+            serve(&missing, filler, &stop);
+        });
+        serving.wait();
+        ready.wait();
+        let mut result = Ok(());
+        for (index, op) in ops.iter().enumerate() {
+            if env.stopped() {
+                break;
+            }
+            board.begun(number).store(index as u64 + 1, SeqCst);
+            if let Err(text) = lane.execute(op) {
+                board.failed(number).store(index as u64 + 1, SeqCst);
+                result = Err(format!("lane {number} #{index} {op:?}: {text}"));
+                break;
+            }
+        }
+        let result = result.and_then(|()| {
+            if env.stopped() {
+                return Ok(());
+            }
+            lane.end().map_err(|text| format!("lane {number} at its end: {text}"))
+        });
+        if result.is_err() {
+            env.stop.store(true, SeqCst);
+        }
+        stop.store(true, SeqCst);
+        report(&counts_file(number), &lane.counts).and(result)
+    })
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What came of a run.
+
+use crate::hang;
+use crate::script::Script;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// How a run failed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Failure {
+    /// What is wrong.
+    pub text: String,
+    /// Lane and operation, if one is known.
+    pub at: Option<(usize, usize)>,
+    /// Something does not end.
+    pub hang: bool,
+    /// Operations that each lane had begun.
+    pub begun: Vec<u64>,
+}
+
+impl Failure {
+    /// Something is wrong; where is not known yet.
+    pub fn new(text: String) -> Failure {
+        Failure { text, at: None, hang: false, begun: Vec::new() }
+    }
+
+    /// Something does not end.
+    pub fn hang(text: String, at: Option<(usize, usize)>) -> Failure {
+        Failure { text: format!("{text}\n{}", hang::report()), at, hang: true, begun: Vec::new() }
+    }
+
+    /// The last `count` operations of each lane.
+    pub fn tail(&self, script: &Script, count: usize) -> String {
+        let mut text = String::new();
+        for (lane, (ops, begun)) in script.lanes.iter().zip(&self.begun).enumerate() {
+            let end = (*begun as usize).min(ops.len());
+            for (index, op) in ops.iter().enumerate().take(end).skip(end.saturating_sub(count)) {
+                let mark = if self.at == Some((lane, index)) { " <- here" } else { "" };
+                let _ = writeln!(text, "  lane {lane} #{index}: {op:?}{mark}");
+            }
+        }
+        text
+    }
+}
+
+/// What a run did.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// Operations done.
+    pub ops: u64,
+    /// Operations and what was seen, with how often.
+    pub counts: BTreeMap<String, u64>,
+    /// Counters of the devices, summed up.
+    pub devices: BTreeMap<&'static str, u64>,
+    /// Processes that were killed.
+    pub killed: u64,
+    /// Seconds.
+    pub seconds: f64,
+    /// What went wrong.
+    pub failure: Option<Failure>,
+}
+
+impl Outcome {
+    /// As a table.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let _ = writeln!(text, "{:<44} {:>10} {:>10}", "", "times", "ms");
+        for (name, count) in self.counts.iter().filter(|(name, _)| !name.starts_with("ms ")) {
+            let _ = write!(text, "{name:<44} {count:>10}");
+            let _ = match self.counts.get(&format!("ms {name}")) {
+                Some(us) => writeln!(text, " {:>10}", us / 1000),
+                None => writeln!(text),
+            };
+        }
+        for name in ["cpu_fault_pages", "evicted_pages", "copy_failures", "device_pages_used"] {
+            let _ =
+                writeln!(text, "{name:<44} {:>10}", self.devices.get(name).copied().unwrap_or(0));
+        }
+        let _ = writeln!(
+            text,
+            "{} operations in {:.1} s, {} processes killed: {}",
+            self.ops,
+            self.seconds,
+            self.killed,
+            if self.failure.is_none() { "no mismatch" } else { "FAILED" }
+        );
+        text
+    }
+}

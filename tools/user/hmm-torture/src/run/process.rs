@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The processes of a run, and those that are killed meanwhile.
+
+use super::lanes::run_lane;
+use crate::draw::Draw;
+use crate::env::{Board, Common, Env};
+use crate::op::Op;
+use crate::script::Script;
+use hmm::child::own_group;
+use hmm::Child;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::Barrier;
+use std::time::Duration;
+
+/// Accesses to a page whose copy was made to fail are repeated: the copy of the next one succeeds.
+fn survive_bus_errors() {
+    static IN_A_ROW: AtomicU64 = AtomicU64::new(0);
+    extern "C" fn again(_: libc::c_int) {
+        if IN_A_ROW.fetch_add(1, SeqCst) > 1_000_000 {
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(70) };
+        }
+    }
+    // SAFETY: zero is a valid value of all fields.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = again as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    // SAFETY: a valid structure; the handler only counts.
+    unsafe { libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) };
+}
+
+/// Memory that others can map would fill the holes that lanes make.
+fn keep_malloc_off_mmap() {
+    // Neither for large blocks nor for the first one of a thread.
+    for what in [libc::M_MMAP_MAX, libc::M_ARENA_TEST] {
+        // SAFETY: plain numbers.
+        unsafe { libc::mallopt(what, 0) };
+    }
+    // SAFETY: plain numbers.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+    }
+    // Where the heap cannot grow, malloc takes a mapping after all: let it have all that it will need
+    // before there are holes.
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(HEAP)));
+}
+
+/// Bytes of the heap of each process.
+const HEAP: usize = 96 << 20;
+
+/// Makes this process ready for its lanes: what they share.
+fn begin(script: &Script, wide: Option<Common>) -> Result<Env, String> {
+    own_group();
+    keep_malloc_off_mmap();
+    survive_bus_errors();
+    let narrow = Common::narrow().map_err(|error| format!("common memory: {error}"))?;
+    Ok(Env { devices: script.shape.devices, narrow, wide, stop: AtomicBool::new(false) })
+}
+
+/// One process: its lanes, until they have ended or `end` is not 0.
+pub fn process(
+    script: &Script,
+    number: usize,
+    wide: Option<Common>,
+    board: &Board,
+    end: &AtomicU64,
+) -> Result<(), String> {
+    let env = begin(script, wide)?;
+    let first = number * script.shape.threads;
+    let ready = Barrier::new(script.shape.threads);
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let lanes: Vec<_> = (first..first + script.shape.threads)
+            .map(|lane| {
+                let (env, ops, ready) = (&env, &script.lanes[lane], &ready);
+                scope.spawn(move || run_lane(env, lane, ops, board, ready))
+            })
+            .collect();
+        // Told to end early.
+        while lanes.iter().any(|lane| !lane.is_finished()) {
+            if end.load(SeqCst) != 0 {
+                env.stop.store(true, SeqCst);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        lanes.into_iter().map(|lane| lane.join().unwrap_or_else(|_| Err("panic".into()))).collect()
+    });
+    let failures: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+    if failures.is_empty() {
+        return env.narrow.check();
+    }
+    Err(failures.join("\n"))
+}
+
+/// A process that is killed soon: what it finds until then must be right, too.
+pub fn visitor(script: &Script, number: u64, board: &Board) -> Result<Child, hmm::Errno> {
+    let mut shape = script.shape;
+    (shape.seed, shape.procs, shape.threads) = (shape.seed ^ (number << 32), 1, 1);
+    let ops: Vec<_> = Draw::new(shape.seed, 0, shape.devices)
+        .take(4096)
+        // What is told of failures is told of all devices: only those who count them may cause them.
+        .filter(|op| !matches!(op, Op::CopyFail { .. }))
+        .collect();
+    let lane = script.shape.lanes();
+    let lanes = (0..=lane).map(|index| if index == lane { ops.clone() } else { Vec::new() });
+    let script = Script { shape, lanes: lanes.collect() };
+    Child::spawn(|| process_of_lane(&script, lane, board))
+}
+
+fn process_of_lane(script: &Script, lane: usize, board: &Board) -> Result<(), String> {
+    let env = begin(script, None)?;
+    run_lane(&env, lane, &script.lanes[lane], board, &Barrier::new(1))
+}

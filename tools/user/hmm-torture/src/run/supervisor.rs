@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Watches the processes of a run: that they end well, and make progress until then.
+
+use super::outcome::Failure;
+use super::process::process;
+use super::visitors::Visitors;
+use super::Options;
+use crate::env::{Board, Common};
+use crate::script::Script;
+use anyhow::Result;
+use hmm::child::kill_group;
+use hmm::{Child, Mapping};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// The processes, and how far they were.
+pub struct Supervisor<'a> {
+    script: &'a Script,
+    options: &'a Options,
+    board: &'a Board,
+    begin: Instant,
+    children: Vec<Child>,
+    running: Vec<bool>,
+    /// Operations that each lane had begun, and since when.
+    seen: Vec<(u64, Instant)>,
+    visitors: Visitors,
+    /// When the progress was told.
+    told: Instant,
+}
+
+impl<'a> Supervisor<'a> {
+    /// Starts the processes. They end early when the first word of `end` is not 0.
+    pub fn start(
+        script: &'a Script,
+        options: &'a Options,
+        board: &'a Board,
+        wide: &Common,
+        end: &Mapping,
+    ) -> Result<Supervisor<'a>> {
+        let begin = Instant::now();
+        let mut children = Vec::new();
+        for number in 0..script.shape.procs {
+            let shared = Common { map: wide.map.again()?, sums: wide.sums.again()? };
+            children.push(Child::spawn(|| {
+                process(script, number, Some(shared), board, end.atomic(0, 0))
+            })?);
+        }
+        let now = Instant::now();
+        Ok(Supervisor {
+            script,
+            options,
+            board,
+            begin,
+            running: vec![true; children.len()],
+            children,
+            seen: vec![(0, now); script.shape.lanes()],
+            visitors: Visitors::new(script.shape.seed),
+            told: now,
+        })
+    }
+
+    /// Until all have ended, or something is wrong.
+    pub fn watch(&mut self, end: &Mapping) -> Result<Option<Failure>> {
+        while self.running.contains(&true) {
+            std::thread::sleep(Duration::from_millis(20));
+            let failure = self.ended().or_else(|| self.hang());
+            if failure.is_some() {
+                return Ok(failure);
+            }
+            if self.options.most.is_some_and(|most| self.begin.elapsed() > most) {
+                end.set(0, 0, 1);
+            }
+            if self.options.visitors {
+                let failure = self.visitors.look(self.script, self.options, self.board)?;
+                if failure.is_some() {
+                    return Ok(failure);
+                }
+            }
+            self.tell();
+        }
+        Ok(None)
+    }
+
+    /// Takes note of processes that have ended; how the first one failed that did.
+    fn ended(&mut self) -> Option<Failure> {
+        let mut failure = None;
+        for (child, running) in self.children.iter_mut().zip(&mut self.running) {
+            if *running && child.try_wait().is_some() {
+                *running = false;
+                if let Err(text) = child.outcome() {
+                    failure.get_or_insert(Failure::new(text));
+                }
+            }
+        }
+        failure
+    }
+
+    /// The first lane that makes no progress.
+    fn hang(&mut self) -> Option<Failure> {
+        for (lane, (begun, since)) in self.seen.iter_mut().enumerate() {
+            let now = self.board.begun(lane).load(SeqCst);
+            let done = !self.running[lane / self.script.shape.threads];
+            if now != *begun || done {
+                (*begun, *since) = (now, Instant::now());
+            } else if since.elapsed() > self.options.patience {
+                let index = (now as usize).checked_sub(1);
+                let what = match index {
+                    Some(index) => format!("{:?}", self.script.lanes[lane].get(index)),
+                    None => "its beginning".to_string(),
+                };
+                let at = index.map(|index| (lane, index));
+                return Some(Failure::hang(format!("lane {lane} hangs in {what}"), at));
+            }
+        }
+        None
+    }
+
+    /// Tells the progress, sometimes.
+    fn tell(&mut self) {
+        if self.options.progress && self.told.elapsed() > Duration::from_secs(10) {
+            self.told = Instant::now();
+            let begun = |lane| self.board.begun(lane).load(SeqCst);
+            let done: u64 = (0..self.seen.len()).map(begun).sum();
+            let seconds = self.begin.elapsed().as_secs_f64();
+            eprintln!("{done} of {} operations, {seconds:.0} s", self.script.len());
+        }
+    }
+
+    /// Kills what is left, also what the processes forked. Returns how many visitors were killed.
+    pub fn stop(self) -> u64 {
+        for child in &self.children {
+            kill_group(child.pid());
+        }
+        drop(self.children);
+        self.visitors.killed
+    }
+}

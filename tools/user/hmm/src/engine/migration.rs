@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Migration, and what became of each page.
+
+use super::Extension;
+use crate::device::{Device, Ptr};
+use crate::errno::Errno;
+
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PageOutcome {
+    /// Nothing to move.
+    None,
+    /// Could not move.
+    Skipped,
+    /// No memory at the destination.
+    NoMemory,
+    /// The copy failed.
+    CopyFailed,
+    /// Moved; the device had no entry.
+    Moved,
+    /// Moved; the device's entry was switched.
+    Switched,
+    /// Moved; the device lost its entry.
+    Lost,
+    /// A number that this program does not know.
+    Unknown,
+}
+
+impl PageOutcome {
+    /// Whether the page moved.
+    pub fn has_moved(self) -> bool {
+        matches!(self, Self::Moved | Self::Switched | Self::Lost)
+    }
+}
+
+impl From<u8> for PageOutcome {
+    fn from(raw: u8) -> Self {
+        match raw {
+            0 => Self::None,
+            1 => Self::Skipped,
+            2 => Self::NoMemory,
+            3 => Self::CopyFailed,
+            4 => Self::Moved,
+            5 => Self::Switched,
+            6 => Self::Lost,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// A migration, and what it did.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Migration {
+    pub(super) size: u32,
+    pub(super) flags: u32,
+    pub(super) addr: u64,
+    pub(super) npages: u64,
+    pub(super) outcomes: u64,
+    /// Pages that moved.
+    pub moved: u64,
+    /// Of these, those whose device entry was switched.
+    pub switched: u64,
+    /// Pages that could not move.
+    pub skipped: u64,
+    /// Pages that had no memory at the destination.
+    pub no_memory: u64,
+    /// Pages whose copy failed.
+    pub copy_failed: u64,
+    /// How long it took, in ns.
+    pub ns: u64,
+}
+
+/// Where to, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To the device, which reads on.
+    ToDevice,
+    /// To system memory, while the device reads on.
+    ToSystem,
+    /// To the device, removing its entries first.
+    ToDeviceOrdinary,
+    /// To system memory, removing the device's entries first.
+    ToSystemOrdinary,
+}
+
+impl Way {
+    /// The same, faultless or not.
+    pub fn faultless(self, yes: bool) -> Way {
+        match (self, yes) {
+            (Way::ToDevice | Way::ToDeviceOrdinary, true) => Way::ToDevice,
+            (Way::ToDevice | Way::ToDeviceOrdinary, false) => Way::ToDeviceOrdinary,
+            (Way::ToSystem | Way::ToSystemOrdinary, true) => Way::ToSystem,
+            (Way::ToSystem | Way::ToSystemOrdinary, false) => Way::ToSystemOrdinary,
+        }
+    }
+
+    pub(super) fn flags(self) -> u32 {
+        match self {
+            Way::ToDevice => 0,
+            Way::ToSystem => 1,
+            Way::ToDeviceOrdinary => 2,
+            Way::ToSystemOrdinary => 3,
+        }
+    }
+}
+
+// SAFETY: Plain numbers; `outcomes` is only set where a buffer is lent.
+unsafe impl Extension for Migration {}
+
+impl Device {
+    /// Migrates pages, best effort.
+    pub fn migrate(&self, addr: usize, npages: usize, way: Way) -> Result<Migration, Errno> {
+        let mut raw = Migration {
+            size: size_of::<Migration>() as u32,
+            flags: way.flags(),
+            addr: addr as u64,
+            npages: npages as u64,
+            ..Migration::default()
+        };
+        self.extension(0x46, &mut raw).map(|()| raw)
+    }
+
+    /// As [`Device::migrate`], and tells what became of each page.
+    pub fn migrate_pages(
+        &self,
+        addr: usize,
+        npages: usize,
+        way: Way,
+    ) -> Result<(Migration, Vec<PageOutcome>), Errno> {
+        let mut bytes = vec![0xffu8; npages];
+        let mut raw = Migration {
+            size: size_of::<Migration>() as u32,
+            flags: way.flags(),
+            addr: addr as u64,
+            npages: npages as u64,
+            outcomes: bytes.as_mut_ptr() as u64,
+            ..Migration::default()
+        };
+        self.extension(0x46, &mut raw)?;
+        Ok((raw, bytes.into_iter().map(PageOutcome::from).collect()))
+    }
+
+    /// Migrates with a place for outcomes that may not be accessible: the start
+    /// of a mapping, or the guard page in front of it.
+    pub fn probe_outcomes(
+        &self,
+        addr: usize,
+        npages: usize,
+        to: Ptr<'_>,
+    ) -> Result<Migration, Errno> {
+        let outcomes = match to {
+            Ptr::Map(map) => map.addr() as u64,
+            Ptr::Guard(map) => map.guard() as u64,
+            Ptr::Null | Ptr::Slice(_) => 0,
+        };
+        let mut raw = Migration {
+            size: size_of::<Migration>() as u32,
+            addr: addr as u64,
+            npages: npages as u64,
+            outcomes,
+            ..Migration::default()
+        };
+        self.extension(0x46, &mut raw).map(|()| raw)
+    }
+}

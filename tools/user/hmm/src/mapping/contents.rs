@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the CPU reads and writes in a mapping.
+
+use super::Mapping;
+use crate::abi::PAGE_SIZE;
+use crate::pattern::{self, Mismatch, WORDS};
+use std::sync::atomic::AtomicU64;
+
+impl Mapping {
+    fn word_ptr(&self, page: usize, word: usize) -> *mut u64 {
+        let offset = page * PAGE_SIZE + word * 8;
+        assert!(offset + 8 <= self.len, "page {page} word {word} is outside of the mapping");
+        (self.addr + offset) as *mut u64
+    }
+
+    /// Reads one word with the CPU.
+    pub fn get(&self, page: usize, word: usize) -> u64 {
+        // SAFETY: inside of the mapping, aligned; nobody holds a reference.
+        unsafe { self.word_ptr(page, word).read_volatile() }
+    }
+
+    /// Writes one word with the CPU.
+    pub fn set(&self, page: usize, word: usize, value: u64) {
+        // SAFETY: inside of the mapping, aligned; nobody holds a reference.
+        unsafe { self.word_ptr(page, word).write_volatile(value) }
+    }
+
+    /// A word as an atomic, for threads that write at the same time.
+    pub fn atomic(&self, page: usize, word: usize) -> &AtomicU64 {
+        // SAFETY: inside of the mapping and aligned; it lives as long as
+        // `self`.  Memory shared with a device is what atomics are for.
+        unsafe { AtomicU64::from_ptr(self.word_ptr(page, word)) }
+    }
+
+    /// The CPU fills pages `first .. first + npages` with the pattern `seed`.
+    pub fn fill_pages(&self, seed: u64, first: usize, npages: usize) {
+        for page in first..first + npages {
+            for word in 0..WORDS {
+                self.set(page, word, pattern::word(seed, page, word));
+            }
+        }
+    }
+
+    /// The CPU fills everything with the pattern `seed`.
+    pub fn fill(&self, seed: u64) {
+        self.fill_pages(seed, 0, self.pages());
+    }
+
+    /// The CPU checks pages `first .. first + npages` for the pattern `seed`.
+    pub fn check_pages(&self, seed: u64, first: usize, npages: usize) -> Result<(), Mismatch> {
+        for page in first..first + npages {
+            for word in 0..WORDS {
+                let found = self.get(page, word);
+                let expected = pattern::word(seed, page, word);
+                if found != expected {
+                    return Err(Mismatch { page, word, found, expected });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The CPU checks everything for the pattern `seed`.
+    pub fn check(&self, seed: u64) -> Result<(), Mismatch> {
+        self.check_pages(seed, 0, self.pages())
+    }
+
+    /// The CPU checks that pages `first .. first + npages` are zero.
+    pub fn check_zero(&self, first: usize, npages: usize) -> Result<(), Mismatch> {
+        for page in first..first + npages {
+            for word in 0..WORDS {
+                let found = self.get(page, word);
+                if found != 0 {
+                    return Err(Mismatch { page, word, found, expected: 0 });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::HUGE_SIZE;
+
+    #[test]
+    fn contents_and_alignment() {
+        let map = Mapping::anon(3).unwrap();
+        assert_eq!((map.pages(), map.len()), (3, 3 * PAGE_SIZE));
+        assert_eq!(map.check_zero(0, 3), Ok(()));
+        map.fill(7);
+        assert_eq!(map.check(7), Ok(()));
+        map.set(2, 511, 1);
+        assert_eq!(map.check(7).unwrap_err().page, 2);
+        let huge = Mapping::anon_aligned(1).unwrap();
+        assert_eq!(huge.addr() % HUGE_SIZE, 0);
+    }
+}

@@ -238,23 +238,20 @@ impl Transactions {
     pub(crate) fn divides(&self, name: Cookie, span: PageRange) -> bool {
         self.running().any(|transaction| {
             transaction.request.name == name
-                && transaction.request.faultless
                 && (1..span.pages()).contains(&transaction.marked(span))
         })
     }
 
-    /// Whether the migration `name`, whose own event this is, leaves the entry for `span` alone.
+    /// Whether the migration `name`, whose own event this is, leaves the entry for `span` alone: never if
+    /// another one has announced that it takes a page there, for it has just lost the right to switch it.
     pub(crate) fn keeps(&self, name: Cookie, span: PageRange, entry: Entry) -> bool {
         self.running().any(|transaction| {
             let request = &transaction.request;
             let takes_device_pages = request.identity != Identity::Name;
             request.name == name
-                && if request.faultless {
-                    transaction.marked(span) == span.pages()
-                } else {
-                    // Pages that it does not take stay where they are.
-                    entry.is_device() && !takes_device_pages
-                }
+                && transaction.marked(span) == span.pages()
+                // Pages that it does not take stay where they are.
+                && (request.faultless || (entry.is_device() && !takes_device_pages))
         })
     }
 }
@@ -367,6 +364,35 @@ mod tests {
             running.owns_any(second, both(0x4000)?) && !running.owns_all(second, both(0x4000)?)
         );
         assert!(running.owns_all(second, both(0x5000)?) && !running.owns_any(first, both(0x4000)?));
+        Ok(())
+    }
+
+    #[test]
+    fn an_ordinary_one_leaves_only_what_nobody_takes() -> Result {
+        let (back, there, owner) = (0u8, 0u8, 0u8);
+        let (back, there, owner) = (Cookie::of(&back), Cookie::of(&there), Cookie::of(&owner));
+        let mut running = Transactions::new()?;
+        // A CPU fault brings two pages back, while others go to the device the ordinary way.
+        running.begin(Request {
+            name: back,
+            identity: Identity::current(owner),
+            range: PageRange::from_pages(0x1000, 2)?,
+            faultless: true,
+        })?;
+        let range = PageRange::from_pages(0x1000, 4)?;
+        running.begin(Request {
+            name: there,
+            identity: Identity::Name,
+            range,
+            faultless: false,
+        })?;
+        let event = Event::for_test(Reason::Migrate, range, there);
+        assert_eq!(running.note(&event), Some(there));
+        let page = |addr| PageRange::from_pages(addr, 1);
+        let (device, system) = (Entry::device(1, false), Entry::system(1, false));
+        assert!(!running.owns(back, 0x1000) && !running.keeps(there, page(0x1000)?, device));
+        assert!(running.keeps(there, page(0x3000)?, device));
+        assert!(!running.keeps(there, page(0x3000)?, system));
         Ok(())
     }
 

@@ -61,6 +61,16 @@ impl Lane<'_> {
             Err(page) if writes => (Span { page, n: 1, ..at }, false),
             result => (at, result.is_ok()),
         };
+        // From the word `skip` on, so that ranges begin and end anywhere.
+        let skip = if at.n > 1 { skip } else { skip % 256 };
+        let count = at.n * WORDS - skip - skip % 7;
+        if work == Work::Strided {
+            // It may step over pages.
+            good = (skip..skip + count).step_by(stride / 8).all(|word| {
+                let page = at.page + word / WORDS;
+                self.allowed(Span { page, n: 1, ..at }, false).is_ok()
+            });
+        }
         if work == Work::Chase && !good {
             // It would follow whatever is there.
             return Ok(());
@@ -86,9 +96,7 @@ impl Lane<'_> {
             return self.chase(dev, engine, at);
         }
 
-        // From the word `skip` on, so that ranges begin and end anywhere.
-        let skip = if at.n > 1 { skip } else { skip % 256 };
-        let (first, count) = (at.page * WORDS + skip, at.n * WORDS - skip - skip % 7);
+        let first = at.page * WORDS + skip;
         let map = &self.regions[at.r].map;
         let command = Command::new(code(work), map.addr() + first * 8, count * 8)
             .engine(self.engine_of(dev, engine));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub const TESTS: &[Test] = &[
     Test::new("faultless", "h03_userfaultfd_during_the_copy", h03_userfaultfd).only_rust(OURS),
     Test::new("faultless", "h08_folios_of_64_kib", h08_small_folios).only_rust(OURS),
-    Test::new("faultless", "pageout_during_the_copy", pageout).only_rust(OURS),
+    Test::new("faultless", "pageout_during_the_copy", pageout).only_rust(OURS).seconds(180),
     Test::new("faultless", "collapse_during_the_copy", collapse).only_rust(OURS),
     Test::new("faultless", "khugepaged_during_the_copy", khugepaged).only_rust(OURS),
 ];
@@ -136,9 +136,10 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
 /// Reclaim unmaps pages by itself. There is no swap, so these are pages that
 /// may be dropped: each is as it was or zero, and both sides agree on it.
 fn pageout(ctx: &Ctx) -> Outcome {
-    // On a slow machine the mover holds all pages most of the time.
+    // On a slow machine the mover holds all pages most of the time, and what comes back from the device
+    // is dirty.
     let (mut dropped, mut kept) = (0, 0);
-    while dropped == 0 && kept < 20 * PART {
+    while dropped == 0 && kept < 200 * PART {
         disturbed(ctx, |device, map, round| {
             dropped_or_kept(device, map, round, &mut dropped, &mut kept)
         })?;
@@ -158,6 +159,8 @@ fn dropped_or_kept(
     let seed = round + 1;
     map.fill_pages(seed, 0, PART);
     device_sees_pages(device, map, seed, 0, PART, "before MADV_PAGEOUT")?;
+    // Not always at the same moment of the mover's trip.
+    std::thread::sleep(Duration::from_millis(round % 7));
     map.advise_pages(libc::MADV_FREE, 0, PART)?;
     map.advise_pages(libc::MADV_PAGEOUT, 0, PART)?;
     map.advise_pages(libc::MADV_COLD, PART, PART)?;

@@ -17,6 +17,9 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "h11_mprotect", h11_mprotect).only_rust(OURS),
     Test::new("faultless", "h11_fork_and_writes", h11_fork).only_rust(OURS),
     Test::new("faultless", "h11_exit", h11_exit).only_rust(OURS),
+    Test::new("faultless", "h13_ordinary_during_a_cpu_fault", h13_ordinary)
+        .only_rust(OURS)
+        .private(),
     Test::new("faultless", "madv_free_during_the_copy", madv_free).only_rust(OURS),
     Test::new("faultless", "merging_during_the_copy", merging).only_rust(OURS),
     Test::new("faultless", "thp_split_during_the_copy", thp_split).only_rust(OURS),
@@ -232,4 +235,30 @@ fn rmmod_in_flight(ctx: &Ctx) -> Outcome {
     watched(&job, "while rmmod is refused")?;
     drop(mover);
     cpu_sees(&map, 1, "at the end")
+}
+
+/// A migration that does not keep entries leaves those of pages alone that are on the device already; but
+/// not of such as a CPU fault is bringing back.
+fn h13_ordinary(ctx: &Ctx) -> Outcome {
+    let device = open(ctx)?;
+    let map = Mapping::anon(16)?;
+    for round in 0..4 {
+        map.fill(round);
+        device.migrate(map.addr(), map.pages(), Way::ToDevice)?;
+        device_sees(&device, &map, round, "on the device")?;
+        device.set(Setting::CopyDelay, 20_000_000)?;
+        let (seen, done) = std::thread::scope(|scope| {
+            let touch = scope.spawn(|| map.get(3, 0));
+            std::thread::sleep(Duration::from_millis(80));
+            let way = Way::ToDevice.faultless(false);
+            let done = device.migrate(map.addr(), map.pages(), way);
+            (touch.join(), done)
+        });
+        device.set(Setting::CopyDelay, 0)?;
+        done?;
+        check_eq!(seen.ok(), Some(pattern::word(round, 3, 0)), "CPU read during the copy");
+        map.fill(round + 100);
+        device_sees(&device, &map, round + 100, "after the CPU fault")?;
+    }
+    no_stale_hits(&device)
 }

@@ -28,7 +28,7 @@ help:
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
 	@echo 'make fuzz       hostile calls on the device nodes (CALLS=, SEED=)'
 	@echo 'make torture    random operations, compared with a model'
-	@echo 'make torture-long  the same for hours, on all kernels'
+	@echo 'make torture-long  the same for hours, on all kernels (PLAN=debian|debug|test-new)'
 	@echo 'make inject     fail each step of each operation once, then all mixed (KERNEL)'
 	@echo 'make coverage   what the tests do not execute, and why'
 	@echo 'make lookup     compare structures that find the region of an address'
@@ -102,7 +102,7 @@ torture:
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(REPLAY),--replay $(REPLAY))
 
 torture-long:
-	tools/test/torture-long --series $(SERIES)
+	tools/test/torture-long --series $(SERIES) $(PLAN)
 
 inject:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)

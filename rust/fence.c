@@ -245,7 +245,8 @@ static struct dma_fence *fence_bound(struct dma_fence *inner,
 	spin_lock_irq(&bounds_lock);
 	list_add(&bound->list, &bounds);
 	spin_unlock_irq(&bounds_lock);
-	mod_timer(&bound->timer, jiffies + limit);
+	/* The tick that is under way does not count. */
+	mod_timer(&bound->timer, jiffies + limit + 1);
 	if (dma_fence_add_callback(inner, &bound->cb, bound_signalled))
 		irq_work_queue(&bound->work);
 	return outer;

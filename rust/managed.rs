@@ -15,18 +15,30 @@ use crate::{
         fence::Fence,
         range_fault::Access,
     },
+    node::{FileOps, OpenFile},
     queue::{HasMirror, Queue, Report, Stop},
     within,
 };
-use kernel::{mm::virt::VmaNew, page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{
+    mm::virt::VmaNew,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc, //
+    },
+};
 
-/// Says that a mapping of the device file is managed memory. No mapping is so large that its offsets
-/// reach the next bit.
+/// Says that a mapping of the device file is managed memory. What is below tells one allocation from
+/// another; no mapping is so large that its offsets reach this bit.
 const MANAGED: usize = 1 << 48;
 const HOST_SHARED: usize = 1 << 49;
 const POPULATE: usize = 1 << 50;
 const HUGE: usize = 1 << 51;
-const ALL: usize = MANAGED | HOST_SHARED | POPULATE | HUGE;
+const ALL: usize = (MANAGED - 1) | MANAGED | HOST_SHARED | POPULATE | HUGE;
+
+/// Where the offsets of the next allocation begin.
+static NEXT: Atomic<usize> = Atomic::new(PMD_SIZE);
 
 /// How memory is managed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,6 +86,51 @@ pub fn map(vma: &VmaNew) -> Result<bool> {
     }
     anon::set_anonymous(vma, flags.huge)?;
     Ok(true)
+}
+
+/// Memory that was allocated. Its pages are known by the offsets that they were mapped with, so that what
+/// the process has mapped there since is not taken for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    range: PageRange,
+    offset: usize,
+}
+
+impl Allocation {
+    /// Where it was mapped.
+    pub fn range(&self) -> PageRange {
+        self.range
+    }
+
+    /// Whether a mapping that begins at `start`, with `offset`, is a part of it.
+    fn holds(&self, start: usize, offset: usize) -> bool {
+        // As far from each other; where they are is known.
+        offset.wrapping_sub(start) == self.offset.wrapping_sub(self.range.start())
+    }
+}
+
+/// Maps `bytes` of managed memory, rounded up as [`length`] does, into the current process, from its open
+/// file `fd` of a driver whose [`OpenFile::mmap`] calls [`map`].
+///
+/// # Errors
+///
+/// `EINVAL`: no bytes, or too many; else as [`FileOps::map`]. Context: may sleep; takes the mmap lock.
+pub fn allocate<F: OpenFile>(
+    files: &'static FileOps<F>,
+    fd: i32,
+    bytes: usize,
+    flags: Flags,
+) -> Result<Allocation> {
+    let length = length(bytes, flags)?;
+    // Apart, so that no two allocations become one mapping, and aligned, since the address will be as
+    // the offset is.
+    let step = (length / PMD_SIZE + 1) * PMD_SIZE;
+    let next = NEXT.fetch_add(step, Relaxed) % MANAGED;
+    let first = if next > MANAGED - step { 0 } else { next };
+    let offset = flags.offset() + first;
+    let start = files.map(fd, length, offset)?;
+    let range = PageRange::new(start, start.checked_add(length).ok_or(EINVAL)?)?;
+    Ok(Allocation { range, offset })
 }
 
 /// How the memory at an address is managed, and the range around it that was mapped so.
@@ -149,11 +206,10 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if not all of it could be there; else as a migration. Nothing of `range` is mapped then,
-    /// unless the process has mapped something else there. Context: may sleep; the current process's,
-    /// or a kernel thread.
-    fn populate(&self, range: PageRange, stop: Option<Stop>) -> Result<Outcome> {
-        let migration = self.migrate(range);
+    /// `ENOMEM` if not all of it could be there; else as a migration. Nothing of it is mapped then.
+    /// Context: may sleep; the current process's, or a kernel thread.
+    fn populate(&self, memory: &Allocation, stop: Option<Stop>) -> Result<Outcome> {
+        let migration = self.migrate(memory.range);
         let migration = match stop {
             Some(stop) => migration.stop(stop),
             None => migration,
@@ -167,71 +223,74 @@ impl<D: Device> Mirror<D> {
         });
         if result.is_err() {
             // If the process is gone, so is its memory.
-            let _gone = self.release(range);
+            let _gone = self.release(memory);
         }
         result
     }
 
-    /// Unmaps managed memory.
+    /// Unmaps what is left of an allocation. What the process has mapped there since, or moved elsewhere,
+    /// stays.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: something else is mapped in `range`, or the task is of another process; `EFAULT`: the
-    /// process is gone; `EINTR`; `EDEADLK` within a callback. Context: may sleep.
-    pub fn release(&self, range: PageRange) -> Result {
+    /// `EINVAL`: the task is of another process; `EFAULT`: the process is gone; `ENOMEM`; `EINTR`;
+    /// `EDEADLK` within a callback. Context: may sleep.
+    pub fn release(&self, memory: &Allocation) -> Result {
         within::may_wait()?;
         let space = self.space()?;
-        anon::unmap_if(space.mm(), range, |offset| Flags::of(offset).is_some())
+        anon::unmap_if(space.mm(), memory.range, |start, offset| {
+            memory.holds(start, offset)
+        })
     }
 
-    /// Finishes an allocation: what `mmap` of the device file has just returned in the current process.
+    /// Finishes an allocation of the current process, the synchronous way.
     ///
     /// # Errors
     ///
     /// `ENOMEM` if it is to be populated, and there is not enough device memory, and so on; then nothing
     /// is mapped any more. Context: may sleep; no lock may be held.
-    pub fn allocated(&self, range: PageRange, flags: Flags) -> Result {
-        if flags.populate {
-            self.populate(range, None)?;
+    pub fn allocated(&self, memory: &Allocation) -> Result {
+        if Flags::of(memory.offset).is_some_and(|flags| flags.populate) {
+            self.populate(memory, None)?;
         }
         Ok(())
     }
 }
 
-/// As [`Mirror::allocated`], later: the fence signals when the memory is populated, or has failed to be, and
-/// then is not mapped any more. It may be used before: who touches it waits or faults.
+/// Finishes an allocation, and populates it later: the fence signals when that is done, or has failed; then
+/// the memory is not mapped any more. It may be used before: who touches it waits or faults.
 ///
 /// # Errors
 ///
-/// As [`Queue::submit`].
+/// As [`Queue::submit`]; then nothing is mapped either.
 pub fn allocated_later<H: HasMirror>(
     queue: &Queue,
     after: KVec<Fence>,
     owner: Arc<H>,
-    range: PageRange,
+    memory: Allocation,
     report: &Arc<Report>,
 ) -> Result<Fence> {
     let report = report.clone();
-    let mut pending = Unpopulated(Some((owner, range)));
+    let mut pending = Unpopulated(Some((owner, memory)));
     queue.submit(after, move |stop| {
-        let (owner, range) = pending.0.take().ok_or(EINVAL)?;
+        let (owner, memory) = pending.0.take().ok_or(EINVAL)?;
         report.during(|| {
             owner
                 .mirror()
-                .populate(range, Some(stop.clone()))
+                .populate(&memory, Some(stop.clone()))
                 .map(|_| ())
         })
     })
 }
 
 /// Memory that waits to be populated. Dropped, because that was cancelled, it is unmapped.
-struct Unpopulated<H: HasMirror>(Option<(Arc<H>, PageRange)>);
+struct Unpopulated<H: HasMirror>(Option<(Arc<H>, Allocation)>);
 
 impl<H: HasMirror> Drop for Unpopulated<H> {
     fn drop(&mut self) {
-        if let Some((owner, range)) = self.0.take() {
+        if let Some((owner, memory)) = self.0.take() {
             // If the process is gone, so is its memory.
-            let _gone = owner.mirror().release(range);
+            let _gone = owner.mirror().release(&memory);
         }
     }
 }
@@ -245,7 +304,7 @@ pub fn length(bytes: usize, flags: Flags) -> Result<usize> {
     let unit = if flags.huge { PMD_SIZE } else { PAGE_SIZE };
     let length = bytes.checked_next_multiple_of(unit).ok_or(EINVAL)?;
     // The flags of an offset are beyond.
-    if bytes == 0 || length >= MANAGED {
+    if bytes == 0 || length >= MANAGED - PMD_SIZE {
         return Err(EINVAL);
     }
     Ok(length)
@@ -269,6 +328,23 @@ mod tests {
         }
         assert_eq!(Flags::of(0), None);
         assert_eq!(Flags::of(77 * PAGE_SIZE), None);
+        Ok(())
+    }
+
+    #[test]
+    fn an_allocation_knows_its_mappings() -> Result {
+        let start = 77 * PMD_SIZE;
+        let memory = Allocation {
+            range: PageRange::new(start, start + PMD_SIZE)?,
+            offset: Flags::default().offset() + 5 * PMD_SIZE,
+        };
+        assert!(memory.holds(start, memory.offset));
+        assert!(memory.holds(start + PAGE_SIZE, memory.offset + PAGE_SIZE));
+        // Moved elsewhere; of another allocation; of no managed memory.
+        assert!(!memory.holds(start + PAGE_SIZE, memory.offset));
+        assert!(!memory.holds(start, memory.offset + PMD_SIZE));
+        assert!(!memory.holds(start, Flags::default().offset()));
+        assert!(!memory.holds(start, 0));
         Ok(())
     }
 

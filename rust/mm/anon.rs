@@ -74,25 +74,35 @@ pub(crate) unsafe fn map_file(
     })
 }
 
-/// Unmaps `range` from `mm`, which is that of the current task unless that is a kernel thread, if all of it
-/// is what `is` says of the offset of each mapping.
+/// Unmaps the mappings in `range` of `mm` of which `is` says so, by their start and offset in bytes. `mm` is
+/// that of the current task, unless that is a kernel thread.
 ///
 /// # Errors
 ///
-/// `EINVAL` if it is not, or of another process; `EINTR`.
-pub(crate) fn unmap_if(mm: &MmWithUser, range: PageRange, is: impl Fn(usize) -> bool) -> Result {
-    let guard = MmapGuard::lock(mm)?;
-    let mut at = range.start();
-    while at < range.end() {
-        let vma = guard.vma_lookup(at).ok_or(EINVAL)?;
-        if !is(vma.anonymous_offset()) {
-            return Err(EINVAL);
+/// `EINVAL`: of another process; `ENOMEM`; `EINTR`. Context: may sleep; takes the mmap lock.
+pub(crate) fn unmap_if(
+    mm: &MmWithUser,
+    range: PageRange,
+    is: impl Fn(usize, usize) -> bool,
+) -> Result {
+    let mut rest = Some(range);
+    while let Some(left) = rest {
+        let guard = MmapGuard::lock(mm)?;
+        let found = guard.vma_from(left.start()).and_then(|vma| {
+            let part = PageRange::new(vma.start(), vma.end()).ok()?;
+            Some((part, is(vma.start(), vma.anonymous_offset())))
+        });
+        drop(guard);
+        let Some((part, ours)) = found else {
+            break;
+        };
+        if let Some(part) = part.intersect(&left).filter(|_| ours) {
+            // SAFETY: The address space is in use. What is unmapped is the process's own memory.
+            to_result(unsafe {
+                bindings::rust_hmm_munmap(mm.as_raw(), part.start(), part.end() - part.start())
+            })?;
         }
-        at = vma.end();
+        rest = left.from_address(part.end());
     }
-    drop(guard);
-    // SAFETY: The address space is in use. What is unmapped is the process's own memory.
-    to_result(unsafe {
-        bindings::rust_hmm_munmap(mm.as_raw(), range.start(), range.end() - range.start())
-    })
+    Ok(())
 }

@@ -8,10 +8,7 @@ use crate::{
     FILE_OPS,
 };
 use kernel::{prelude::*, sync::Arc};
-use rust_hmm::{
-    managed::{self, Flags},
-    mm::addr::PageRange,
-};
+use rust_hmm::managed::{self, Flags};
 
 /// Number of the ioctl.
 pub(crate) const ALLOC: u32 = 0x79;
@@ -33,25 +30,27 @@ pub(crate) fn alloc(client: &Arc<Client>, user: usize) -> Result {
     // CAST: The bits of a descriptor.
     let fd = raw.u32(8) as i32;
     let queue = raw.u32(12);
-    let bytes = managed::length(usize::try_from(raw.u64(16))?, flags)?;
+    let bytes = usize::try_from(raw.u64(16))?;
     if !FILE_OPS.with(fd, |file| Arc::ptr_eq(file.client(), client))? {
         return Err(EBADF);
     }
-    let start = FILE_OPS.map(fd, bytes, flags.offset())?;
-    let range = PageRange::new(start, start.checked_add(bytes).ok_or(EINVAL)?)?;
-    let fence = if queue == 0 {
-        client.mirror().allocated(range, flags)?;
-        0
-    } else {
-        client
-            .queues
-            .allocated(client, queue, range)
-            .inspect_err(|_| {
-                // Nobody knows its address. It may be unmapped already.
-                let _gone = client.mirror().release(range);
-            })?
-    };
-    raw.put_u64(24, start as u64);
-    raw.put_u64(32, fence);
-    raw.write()
+    if queue == 0 {
+        let memory = managed::allocate(&FILE_OPS, fd, bytes, flags)?;
+        client.mirror().allocated(&memory)?;
+        raw.put_u64(24, memory.range().start() as u64);
+        return raw.write().inspect_err(|_| {
+            // Nobody knows its address. It may be unmapped already.
+            let _gone = client.mirror().release(&memory);
+        });
+    }
+    // Before there is anything to undo.
+    let (queue, number) = (client.queues.queue(queue)?, client.queues.number()?);
+    let memory = managed::allocate(&FILE_OPS, fd, bytes, flags)?;
+    let id = number.allocated(client, &queue, memory)?;
+    raw.put_u64(24, memory.range().start() as u64);
+    raw.put_u64(32, id);
+    raw.write().inspect_err(|_| {
+        let _gone = client.mirror().release(&memory);
+        let _forgotten = client.queues.release(id);
+    })
 }

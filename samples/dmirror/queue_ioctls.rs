@@ -77,11 +77,11 @@ fn queue(client: &Arc<Client>, number: u32, user: usize) -> Result {
         QUEUE_SUBMIT => {
             let after = after(client, &raw)?;
             let id = queues.submit(client, name, after, work(&raw)?)?;
-            raw.put_u64(88, id);
+            return numbered(client, raw, id);
         }
         QUEUE_RECORD => {
             let id = queues.record(name)?;
-            raw.put_u64(88, id);
+            return numbered(client, raw, id);
         }
         QUEUE_WAIT => {
             let (fence, _) = queues.fence(raw.u64(88))?;
@@ -96,6 +96,15 @@ fn queue(client: &Arc<Client>, number: u32, user: usize) -> Result {
         }
     }
     raw.write()
+}
+
+/// Tells the number of a fence.
+fn numbered(client: &Client, mut raw: RawQueue, id: u64) -> Result {
+    raw.put_u64(88, id);
+    raw.write().inspect_err(|_| {
+        // Nobody knows it.
+        let _gone = client.queues.release(id);
+    })
 }
 
 /// The fences that an operation depends on.

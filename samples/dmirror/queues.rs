@@ -13,7 +13,7 @@ use kernel::{
     time::Delta,
 };
 use rust_hmm::{
-    managed::allocated_later,
+    managed::{allocated_later, Allocation},
     mirror::Mirror,
     mm::{
         addr::PageRange,
@@ -83,6 +83,8 @@ struct Tables {
     queues: KVec<(u32, Arc<Queue>)>,
     /// In the order of their numbers.
     fences: KVec<Named>,
+    /// Places in `fences` that are reserved.
+    reserved: usize,
     last_queue: u32,
     last_fence: u64,
 }
@@ -112,6 +114,7 @@ impl Queues {
         let tables = Tables {
             queues: KVec::new(),
             fences: KVec::new(),
+            reserved: 0,
             last_queue: 0,
             last_fence: 0,
         };
@@ -152,32 +155,35 @@ impl Queues {
         Ok(found.ok_or(ENOENT)?.1.clone())
     }
 
-    fn add(&self, fence: Fence, findings: Findings, host: Option<Pending>) -> Result<u64> {
+    /// A number for a fence, before there is one: once an operation is queued nothing may fail any more.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE`; `ENOMEM`.
+    pub(crate) fn number(&self) -> Result<Number<'_>> {
+        let findings = Findings::new()?;
         let mut tables = self.tables.lock();
-        if tables.fences.len() >= FENCES {
+        let places = tables.reserved + 1;
+        if tables.fences.len() + places > FENCES {
             return Err(EMFILE);
         }
-        tables.last_fence += 1;
-        let id = tables.last_fence;
-        let named = Named {
-            id,
-            fence,
+        tables.fences.reserve(places, GFP_KERNEL_ACCOUNT)?;
+        tables.reserved = places;
+        Ok(Number {
+            queues: self,
             findings,
-            host,
-        };
-        tables.fences.push(named, GFP_KERNEL_ACCOUNT)?;
-        Ok(id)
+        })
     }
 
     /// Gives a number to a fence that came from elsewhere. `EMFILE`; `ENOMEM`.
     pub(crate) fn import(&self, fence: Fence) -> Result<u64> {
-        self.add(fence, Findings::new()?, None)
+        Ok(self.number()?.name(fence, None))
     }
 
     /// A fence that the host signals.
     pub(crate) fn create_fence(&self) -> Result<u64> {
         let pending = FenceRoom::new()?.make(&Timeline::new(), Cookie::NONE);
-        self.add(pending.fence(), Findings::new()?, Some(pending))
+        Ok(self.number()?.name(pending.fence(), Some(pending)))
     }
 
     /// Signals a fence of the host. `ENOENT`; `EINVAL` if it is not the host's, or signalled.
@@ -206,8 +212,8 @@ impl Queues {
 
     /// A fence for all that is in the queue now.
     pub(crate) fn record(&self, number: u32) -> Result<u64> {
-        let fence = self.queue(number)?.record()?;
-        self.import(fence)
+        let (queue, id) = (self.queue(number)?, self.number()?);
+        Ok(id.name(queue.record()?, None))
     }
 
     /// Puts `work` into a queue, after the fences `after`.
@@ -218,9 +224,8 @@ impl Queues {
         after: KVec<Fence>,
         work: Work,
     ) -> Result<u64> {
-        let queue = self.queue(number)?;
-        let findings = Findings::new()?;
-        let report = &findings.report;
+        let (queue, id) = (self.queue(number)?, self.number()?);
+        let report = &id.findings.report;
         let owner = client.clone();
         let fence = match work {
             Work::Migrate(range) => queue.migrate(after, owner, range, report),
@@ -228,7 +233,7 @@ impl Queues {
             Work::Evict(range) => queue.evict(after, owner, range, report),
             Work::Copy { to, from } => queue.copy(after, owner, to, from, report),
             Work::Engine(spec) => {
-                let findings = findings.clone();
+                let findings = id.findings.clone();
                 queue.submit(after, move |stop| {
                     findings.report.during(|| {
                         findings.value.store(owner.run(spec, stop)?, Relaxed);
@@ -237,21 +242,7 @@ impl Queues {
                 })
             }
         }?;
-        self.add(fence, findings, None)
-    }
-
-    /// Populates managed memory that was just mapped; if that fails it is unmapped.
-    pub(crate) fn allocated(
-        &self,
-        client: &Arc<Client>,
-        number: u32,
-        range: PageRange,
-    ) -> Result<u64> {
-        let queue = self.queue(number)?;
-        let findings = Findings::new()?;
-        let (after, owner) = (KVec::new(), client.clone());
-        let fence = allocated_later(&queue, after, owner, range, &findings.report)?;
-        self.add(fence, findings, None)
+        Ok(id.name(fence, None))
     }
 
     /// Ends all of it.
@@ -263,6 +254,48 @@ impl Queues {
         // First those of the host, which queues may wait for.
         drop(fences);
         drop(queues);
+    }
+}
+
+/// A number that a fence will have. Dropped, it is nobody's.
+pub(crate) struct Number<'a> {
+    queues: &'a Queues,
+    findings: Findings,
+}
+
+impl Number<'_> {
+    /// Gives it to `fence`.
+    fn name(self, fence: Fence, host: Option<Pending>) -> u64 {
+        let tables = &mut *self.queues.tables.lock();
+        tables.last_fence += 1;
+        let id = tables.last_fence;
+        let named = Named {
+            id,
+            fence,
+            findings: self.findings.clone(),
+            host,
+        };
+        // There is room.
+        let _full = tables.fences.push_within_capacity(named);
+        id
+    }
+
+    /// Populates managed memory that was just mapped; if that fails, or cannot be queued, it is unmapped.
+    pub(crate) fn allocated(
+        self,
+        client: &Arc<Client>,
+        queue: &Queue,
+        memory: Allocation,
+    ) -> Result<u64> {
+        let (after, owner) = (KVec::new(), client.clone());
+        let fence = allocated_later(queue, after, owner, memory, &self.findings.report)?;
+        Ok(self.name(fence, None))
+    }
+}
+
+impl Drop for Number<'_> {
+    fn drop(&mut self) {
+        self.queues.tables.lock().reserved -= 1;
     }
 }
 

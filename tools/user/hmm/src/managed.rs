@@ -175,15 +175,30 @@ impl Device {
 
     /// Maps managed memory from the device file.
     pub fn map_managed(&self, npages: usize, flags: ManagedFlags) -> Result<Managed, Errno> {
-        let len = npages * PAGE_SIZE;
+        self.map_managed_at(0, npages * PAGE_SIZE, flags)
+    }
+
+    /// Maps other managed memory where `old` is, of which nothing is left then.
+    pub fn map_managed_over(&self, old: Managed, flags: ManagedFlags) -> Result<Managed, Errno> {
+        let old = std::mem::ManuallyDrop::new(old);
+        self.map_managed_at(old.addr, old.len, flags)
+    }
+
+    fn map_managed_at(
+        &self,
+        at: usize,
+        len: usize,
+        flags: ManagedFlags,
+    ) -> Result<Managed, Errno> {
         let offset = (1i64 << 48) | (i64::from(flags.bits()) << 49);
-        // SAFETY: new memory wherever there is room.
+        let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
+        // SAFETY: new memory wherever there is room, or in place of what nobody uses any more.
         let addr = unsafe {
             libc::mmap(
-                std::ptr::null_mut(),
+                at as *mut libc::c_void,
                 len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE,
+                libc::MAP_PRIVATE | fixed,
                 self.fd(),
                 offset,
             )

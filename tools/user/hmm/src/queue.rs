@@ -349,7 +349,30 @@ struct Info {
     sync_fence_info: u64,
 }
 
+/// `struct sync_merge_data` of the kernel.
+#[repr(C)]
+#[derive(Default)]
+struct Merge {
+    name: [u8; 32],
+    fd2: i32,
+    fence: i32,
+    flags: u32,
+    pad: u32,
+}
+
 impl SyncFile {
+    /// A sync file that is ready when both are. Its fence is one of the kernel's, made of theirs.
+    pub fn merge(&self, other: &SyncFile) -> Result<SyncFile, Errno> {
+        // _IOWR('>', 3, struct sync_merge_data)
+        let request = 0xc000_0000u64 | ((size_of::<Merge>() as u64) << 16) | 0x3e03;
+        let mut merge = Merge { fd2: other.as_raw_fd(), ..Merge::default() };
+        // SAFETY: the kernel reads and fills the structure.
+        let ret = unsafe { libc::ioctl(self.as_raw_fd(), request as _, &mut merge as *mut Merge) };
+        Errno::check(ret.into())?;
+        // SAFETY: a new descriptor that nobody else knows.
+        Ok(SyncFile(unsafe { OwnedFd::from_raw_fd(merge.fence) }))
+    }
+
     /// Polls it; `true` if it is signalled.
     pub fn poll(&self, timeout: Duration) -> Result<bool, Errno> {
         let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };

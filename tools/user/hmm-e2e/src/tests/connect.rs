@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     Test::new("connect", "pages_move_between_devices", moves).only_rust(OURS),
     Test::new("connect", "without_a_connection_through_memory", through).only_rust(OURS),
     Test::new("connect", "readers_of_the_source_go_on", readers).only_rust(OURS).private(),
+    Test::new("connect", "readers_on_both_devices_go_on", readers_on_both).only_rust(OURS),
     Test::new("connect", "two_devices_fight_and_progress", fight).only_rust(OURS),
     Test::new("connect", "a_failed_copy_loses_nothing", failed).only_rust(OURS),
     Test::new("connect", "a_device_that_goes_loses_nothing", goes).only_rust(OURS),
@@ -168,6 +169,59 @@ fn readers(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 3, "at the end")
 }
 
+/// Where both devices can use the memory of either in place, both read it all the time.
+fn readers_on_both(ctx: &Ctx) -> Outcome {
+    if !ctx.coherent() {
+        // Of private memory only its device has entries.
+        return Ok(());
+    }
+    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let map = Mapping::anon(8)?;
+    map.fill(3);
+    migrate(&one, &map, 3)?;
+    device_sees(&two, &map, 3, "in place")?;
+    let submit = |device: &Device| -> Result<_, Errno> {
+        Ok((device.counters()?, Command::new(EngineOp::Read, map.addr(), map.len()).rounds(0)))
+    };
+    let ((mine, read), (theirs, _)) =
+        (submit(&one).what("counters")?, submit(&two).what("counters")?);
+    let jobs = [one.submit(read).what("the source")?, two.submit(read).what("the destination")?];
+    one.set(Setting::CopyDelay, 50_000_000).what("set the delay")?;
+    let rounds = || -> Result<Vec<u64>, Errno> {
+        jobs.iter().map(|job| job.poll(Duration::ZERO).map(|polled| polled.1.rounds)).collect()
+    };
+    let (during, pulled) = std::thread::scope(|scope| -> Result<_, Stop> {
+        let puller = scope.spawn(|| two.pull(map.addr(), 8, &one));
+        std::thread::sleep(Duration::from_millis(100));
+        let before = rounds().what("poll")?;
+        std::thread::sleep(Duration::from_millis(200));
+        let after = rounds().what("poll")?;
+        match puller.join() {
+            Ok(pulled) => Ok(((before, after), pulled.what("pull")?)),
+            Err(_) => Err(Stop::Fail("the puller panicked".into())),
+        }
+    })?;
+    one.set(Setting::CopyDelay, 0).what("set the delay back")?;
+    check_eq!(pulled.moved, 8, "pages that moved");
+    let (before, after) = during;
+    check!(before[0] < after[0] && before[1] < after[1], "rounds: {before:?}, then {after:?}");
+    let there = rounds().what("poll")?;
+    let patience = Instant::now();
+    while rounds().what("poll")?.iter().zip(&there).any(|(now, then)| *now < then + 3) {
+        check!(patience.elapsed() < Duration::from_secs(60), "a reader stands still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for job in jobs {
+        check_eq!(job.finish().what("stop")?.error, None, "error of a reader");
+    }
+    for (device, before, name) in [(&one, mine, "source"), (&two, theirs, "destination")] {
+        let now = device.counters().what("counters")?;
+        check_eq!(now.faults_read, before.faults_read, "read faults at the {name}");
+    }
+    check_eq!(resident(&two, &map, 0, 8)?, 8, "pages on the destination");
+    cpu_sees(&map, 3, "at the end")
+}
+
 fn fight(ctx: &Ctx) -> Outcome {
     let Pair { one, two } = pair(ctx, Connection::Migratable)?;
     let map = Mapping::anon(64)?;
@@ -243,6 +297,23 @@ fn goes(ctx: &Ctx) -> Outcome {
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
         device_sees(&two, &map, 3, "when the source is gone")?;
         cpu_sees(&map, 3, "when the source is gone")?;
+        // The destination goes: what has moved is brought back, the rest is where it was.
+        migrate(&one, &map, 3)?;
+        one.set(Setting::CopyDelay, 5_000_000).what("set the delay")?;
+        let destination = Device::open(ctx.second).what("open the second")?;
+        std::thread::scope(|scope| -> Outcome {
+            let puller = scope.spawn(|| destination.pull(map.addr(), 32, &one));
+            std::thread::sleep(Duration::from_millis(20 + 20 * round));
+            destination.detach().what("close the destination")?;
+            match puller.join() {
+                Ok(pulled) => check_eq!(pulled.what("pull")?.moved, 32, "pages that moved"),
+                Err(_) => return Err(Stop::Fail("the puller panicked".into())),
+            }
+            Ok(())
+        })?;
+        one.set(Setting::CopyDelay, 0).what("set the delay back")?;
+        device_sees(&one, &map, 3, "when the destination is gone")?;
+        cpu_sees(&map, 3, "when the destination is gone")?;
     }
     Ok(())
 }

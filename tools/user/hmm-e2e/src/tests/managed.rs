@@ -22,6 +22,7 @@ pub const TESTS: &[Test] = &[
     Test::new("managed", "fork_mremap_and_mlock", others).only_rust(OURS).private(),
     Test::new("managed", "asynchronous_population", later).only_rust(OURS).private(),
     Test::new("managed", "a_failure_leaves_no_mapping", failure).only_rust(OURS).private(),
+    Test::new("managed", "a_failure_unmaps_only_its_own", not_its_own).only_rust(OURS).private(),
     Test::new("managed", "bad_input", bad_input).only_rust(OURS),
 ];
 
@@ -214,6 +215,25 @@ fn failure(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+fn not_its_own(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let before = mapped()?;
+    let queue = device.queue().what("make a queue")?;
+    let gate = device.host_fence().what("make a fence")?;
+    queue.wait(&gate).what("wait")?;
+    let (memory, fence) = device.alloc_later(16 * PAGE_SIZE, POPULATE, &queue).what("alloc")?;
+    // The process has other managed memory there, before the population begins.
+    let other = device.map_managed_over(memory, PLAIN).what("map over it")?;
+    other.fill(9);
+    device.set(Setting::CopyFail, 3).what("set")?;
+    gate.signal(Ok(())).what("signal")?;
+    let end = fence.sync(Some(Duration::from_secs(60))).what("wait")?;
+    check_eq!(end.state, State::Failed(Errno::ENOMEM), "end of the population");
+    check_eq!(mapped()?, before + 1, "mappings of the device after it");
+    check!(other.check(9).is_ok(), "contents of what was mapped over it");
+    Ok(())
+}
+
 fn bad_input(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let other = ctx.open()?;
@@ -223,7 +243,7 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     let private = libc::MAP_PRIVATE;
     device.probe_map(private, managed).what("map managed memory")?;
     fails(device.probe_map(libc::MAP_SHARED, managed), Errno::EINVAL, "a shared mapping")?;
-    fails(device.probe_map(private, managed | 4096), Errno::EINVAL, "an unknown bit")?;
+    fails(device.probe_map(private, managed | (1 << 52)), Errno::EINVAL, "an unknown bit")?;
     let map = Mapping::anon(1)?;
     let words = |fd: i32| [40, fd as u64, map.len() as u64, 0, 0];
     fails(

@@ -4,7 +4,7 @@
 use crate::harness::{Ctx, Outcome, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{Child, EngineOp, Errno, Gate, Mapping, QueueOp, State, PAGE_SIZE};
+use hmm::{Child, EngineOp, Errno, Gate, ManagedFlags, Mapping, QueueOp, State, PAGE_SIZE};
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -107,6 +107,73 @@ pub fn bounded(ctx: &Ctx) -> Outcome {
     for limit in [Duration::ZERO, Duration::from_secs(101)] {
         fails(host.export(limit), Errno::EINVAL, "export without a limit, or with a long one")?;
     }
+    Ok(())
+}
+
+pub fn foreign(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(2)?;
+    map.fill(1);
+    for error in [None, Some(Errno::EIO)] {
+        let queue = device.queue().what("make a queue")?;
+        let gates =
+            [device.host_fence().what("make a fence")?, device.host_fence().what("and another")?];
+        let files = [gates[0].export(LONG).what("export")?, gates[1].export(LONG).what("export")?];
+        // An array of fences, which is the kernel's own kind.
+        let both = files[0].merge(&files[1]).what("merge")?;
+        let fence = device.import(&both).what("import")?;
+        let write = QueueOp::engine(EngineOp::Fill, map.addr(), 8).value(7);
+        let done = queue.submit(write, &[&fence]).what("submit")?;
+        gates[0].signal(Ok(())).what("signal the first")?;
+        let patience = Instant::now();
+        while queue.waits()?.sleeps == 0 {
+            check!(patience.elapsed() < LONG, "the queue does not wait for it");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        check_eq!(done.check()?.state, State::NotDone, "when one of two is signalled");
+        check_eq!(queue.waits()?.on_device, 0, "waits that nobody looks at");
+        gates[1].signal(error.map_or(Ok(()), Err)).what("signal the second")?;
+        let end = error.map_or(State::Done, State::Failed);
+        check_eq!(done.sync(Some(LONG))?.state, end, "when both are signalled");
+        check_eq!(fence.check()?.state, end, "the fence of both");
+        check_eq!(map.get(0, 0) == 7, error.is_none(), "whether it ran");
+        map.fill(1);
+    }
+    Ok(())
+}
+
+pub fn numbered(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(1)?;
+    map.fill(1);
+    let queue = device.queue().what("make a queue")?;
+    let mut all = Vec::new();
+    let full = loop {
+        match device.host_fence() {
+            Ok(fence) => all.push(fence),
+            Err(error) => break error,
+        }
+    };
+    check_eq!((full, all.len()), (Errno(libc::EMFILE), 4096), "fences that a file can have");
+    let write = |value| QueueOp::engine(EngineOp::Fill, map.addr(), 8).value(value);
+    let refused = queue.submit(write(7), &[]).map(|_| ());
+    fails(refused, Errno(libc::EMFILE), "an operation whose fence has no number")?;
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").what("read the maps");
+        maps.map(|maps| maps.lines().filter(|line| line.contains("hmm_dmirror")).count())
+    };
+    let before = mapped()?;
+    let flags = ManagedFlags { populate: true, ..ManagedFlags::default() };
+    let refused = device.alloc_later(PAGE_SIZE, flags, &queue).map(|_| ());
+    fails(refused, Errno(libc::EMFILE), "an allocation whose fence has no number")?;
+    check_eq!(mapped()?, before, "mappings of the device");
+    drop(all.pop());
+    // What was refused is not in the queue.
+    let last = queue.submit(write(8), &[]).what("submit when there is room")?;
+    last.done().what("what is in the queue")?;
+    drop(all);
+    queue.record().what("record")?.done().what("all of it")?;
+    check_eq!(map.get(0, 0), 8, "what was written");
     Ok(())
 }
 

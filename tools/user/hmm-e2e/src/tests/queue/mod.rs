@@ -16,6 +16,8 @@ pub const TESTS: &[Test] = &[
     Test::new("queue", "sync_files_can_be_polled", fence::poll).only_rust(OURS),
     Test::new("queue", "a_sync_file_signals_in_bounded_time", fence::bounded).only_rust(OURS),
     Test::new("queue", "fences_outlive_the_device_file", fence::outlives).only_rust(OURS),
+    Test::new("queue", "fences_of_others_fit", fence::foreign).only_rust(OURS),
+    Test::new("queue", "what_has_no_fence_is_not_queued", fence::numbered).only_rust(OURS),
     Test::new("queue", "bad_input", fence::bad_input).only_rust(OURS),
     Test::new("queue", "operations_wait_for_their_fences", order::after).only_rust(OURS),
     Test::new("queue", "a_failure_concerns_dependants_only", order::failure).only_rust(OURS),

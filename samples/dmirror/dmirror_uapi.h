@@ -599,7 +599,8 @@ struct dmirror_pull {
 /*
  * Managed memory: CPU and devices use it, and it moves by itself to who touches
  * it. It is private memory, mapped from the device file at an offset that holds
- * flags; the file says for which device it is meant.
+ * flags; the file says for which device it is meant. What the offset has below
+ * the flags tells allocations from each other, and may be anything.
  */
 #define DMIRROR_MANAGED			(1ull << 48)
 /* A device that faults on it maps it where it is. */

@@ -4,6 +4,8 @@
 //! Under QEMU's `-icount shift=0` a nanosecond of guest time is one instruction, so that the figures
 //! are instructions and repeat.
 
+mod later;
+
 use anyhow::{Context, Result};
 use clap::Parser;
 use hmm::mapping::Mapping;
@@ -37,7 +39,7 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<u64> {
     Ok(start.elapsed().as_nanos() as u64)
 }
 
-struct Bench {
+pub(crate) struct Bench {
     mib: usize,
     rounds: usize,
     rows: Vec<(&'static str, f64)>,
@@ -200,6 +202,7 @@ fn main() -> Result<()> {
     faults(&mut bench, &mut buffer)?;
     migrations(&mut bench, &mut buffer)?;
     invalidations(&mut bench, &mut buffer)?;
+    later::rows(&mut bench)?;
     if args.json {
         let rows: Vec<_> =
             bench.rows.iter().map(|(name, cost)| json!({ "row": name, "cost": cost })).collect();
@@ -208,7 +211,7 @@ fn main() -> Result<()> {
     }
     println!("{}, {} MiB, ns (instructions under icount) per page", args.driver, args.size);
     for (name, cost) in &bench.rows {
-        println!("{name:<44} {cost:>10.0}");
+        println!("{name:<62} {cost:>10.0}");
     }
     Ok(())
 }

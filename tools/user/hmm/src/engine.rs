@@ -64,7 +64,11 @@ unsafe impl Extension for EngineCounters {}
 unsafe impl Extension for Discard {}
 
 impl Device {
-    pub(crate) fn extension<T: Extension>(&self, number: u8, argument: &mut T) -> Result<(), Errno> {
+    pub(crate) fn extension<T: Extension>(
+        &self,
+        number: u8,
+        argument: &mut T,
+    ) -> Result<(), Errno> {
         let request = iowr(number, size_of::<T>());
         // SAFETY: the structure begins with its size, so that the kernel stays
         // within it; what it points to is lent by the caller.

@@ -184,12 +184,7 @@ impl Device {
         self.map_managed_at(old.addr, old.len, flags)
     }
 
-    fn map_managed_at(
-        &self,
-        at: usize,
-        len: usize,
-        flags: ManagedFlags,
-    ) -> Result<Managed, Errno> {
+    fn map_managed_at(&self, at: usize, len: usize, flags: ManagedFlags) -> Result<Managed, Errno> {
         let offset = (1i64 << 48) | (i64::from(flags.bits()) << 49);
         let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
         // SAFETY: new memory wherever there is room, or in place of what nobody uses any more.

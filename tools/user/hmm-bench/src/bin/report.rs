@@ -49,8 +49,9 @@ fn main() -> Result<()> {
     anyhow::ensure!(base.mib == new.mib, "results of different sizes cannot be compared");
     let mut rows = Vec::new();
     for row in &new.rows {
-        let peer = base.cost(&row.row).with_context(|| format!("no row {:?}", row.row))?;
-        rows.push((row.row.as_str(), peer, row.cost, row.cost / peer));
+        // The peer has no queues, and no locks.
+        let peer = base.cost(&row.row);
+        rows.push((row.row.as_str(), peer, row.cost, peer.map(|peer| row.cost / peer)));
     }
     if args.json {
         let rows: Vec<_> = rows
@@ -63,9 +64,11 @@ fn main() -> Result<()> {
         return Ok(());
     }
     println!("instructions per page, {} MiB", new.mib);
-    println!("{:<44} {:>12} {:>12} {:>7}", "row", base.driver, new.driver, "ratio");
+    println!("{:<62} {:>12} {:>12} {:>7}", "row", base.driver, new.driver, "ratio");
     for (name, base, new, ratio) in rows {
-        println!("{name:<44} {base:>12.0} {new:>12.0} {ratio:>7.2}");
+        let base = base.map_or("-".to_string(), |base| format!("{base:.0}"));
+        let ratio = ratio.map_or("-".to_string(), |ratio| format!("{ratio:.2}"));
+        println!("{name:<62} {base:>12} {new:>12.0} {ratio:>7}");
     }
     Ok(())
 }

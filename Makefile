@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench overlap clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-compare bench-gate bench-baseline overlap doc install uninstall deb install-test in-tree-test rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -35,8 +35,17 @@ help:
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make check      format, lints, documents, compile-fail tests'
 	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
-	@echo 'make bench      instructions per page, against the C driver'
+	@echo 'make bench      instructions per page, against the C driver (KERNEL=test|debian, SIZES="1 32 1024 4096")'
+	@echo 'make bench-wall the same in wall time, as ratios of paired runs (PAIRS=)'
+	@echo 'make bench-compare  against the modules of another revision (BASE=)'
+	@echo 'make bench-gate fails if a row is 5 % dearer than in tools/bench/baseline (bench-baseline writes that)'
 	@echo 'make overlap    how copies overlap with the work of the CPU'
+	@echo 'make doc        the book and the reference of the library, as HTML in build/doc'
+	@echo 'make install    modules and SDK for the running kernel (RELEASE=, DESTDIR=); make uninstall'
+	@echo 'make deb        Debian packages, with DKMS, into build/deb'
+	@echo 'make install-test  install, use and remove them in a stock Debian system (half an hour)'
+	@echo 'make in-tree-test  as a part of a kernel tree (tools/into-tree), KUnit by kunit.py (15 minutes)'
+	@echo 'make rust-analyzer rust-project.json for editors'
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
 	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE'
@@ -127,8 +136,40 @@ compile-fail:
 	tools/build
 	tools/check/compile-fail
 
+# KERNEL on the command line, else test; SIZES in MiB
 bench:
-	tools/test/bench
+	tools/test/bench --kernel $(bench_kernel) --series $(SERIES) $(if $(SIZES),--sizes '$(SIZES)')
+
+bench_kernel = $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),test)
+
+bench-wall:
+	tools/test/bench --series $(SERIES) --pairs $(or $(PAIRS),5)
+
+bench-compare:
+	tools/test/bench-compare --base '$(BASE)' --kernel $(bench_kernel) --series $(SERIES)
+
+bench-gate bench-baseline:
+	tools/build --all --kernel test --series $(SERIES)
+	tools/test/bench-gate --series $(SERIES) $(if $(filter bench-baseline,$@),--write)
+
+doc:
+	tools/doc
+	tools/rustdoc --kernel $(KERNEL) --series $(SERIES)
+
+install uninstall:
+	tools/install/$@ $(if $(RELEASE),--release $(RELEASE)) $(if $(DESTDIR),--destdir $(DESTDIR))
+
+deb:
+	tools/install/deb
+
+install-test:
+	tools/test/install --series $(SERIES)
+
+in-tree-test:
+	tools/test/in-tree --series $(SERIES)
+
+rust-analyzer:
+	tools/rust-analyzer --kernel $(KERNEL) --series $(SERIES)
 
 overlap:
 	tools/test/overlap --series $(SERIES)

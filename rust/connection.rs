@@ -172,18 +172,20 @@ impl<D: Device> Mirror<D> {
                         Isolated::new(vma, piece, select, whole, owner, None, batch)?;
                     let mut no_huge = false;
                     let mut short = 0;
+                    let allocator = mine.allocator();
                     isolated.fill(|entry| {
                         if entry.source == Source::Hole {
                             // The core offers these, too, but they are nobody's.
                             return None;
                         }
-                        let folio = mine.alloc(entry.order());
+                        let folio = allocator.alloc(entry.order());
                         if folio.is_none() {
                             no_huge |= entry.order() == PMD_ORDER;
                             short += entry.pages;
                         }
                         folio
                     });
+                    drop(allocator);
                     if no_huge {
                         attempt = Attempt::NoHuge;
                         for index in 0..piece.pages() {

@@ -12,6 +12,7 @@
 #include <linux/ioport.h>
 #include <linux/kthread.h>
 #include <linux/memcontrol.h>
+#include <linux/mempolicy.h>
 #include <linux/memremap.h>
 #include <linux/migrate.h>
 #include <linux/mm.h>
@@ -200,11 +201,38 @@ unsigned int rust_hmm_pfn_order(unsigned long pfn)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_order);
 
-void rust_hmm_pfn_mark_dirty(unsigned long pfn)
+/* Without a call where folio_mark_dirty() would do no more. */
+static __always_inline void mark_dirty(struct folio *folio)
 {
-	folio_mark_dirty(page_folio(pfn_to_page(pfn)));
+	if (!folio_test_anon(folio) || folio_test_swapcache(folio))
+		folio_mark_dirty(folio);
+	else if (!folio_test_dirty(folio))
+		folio_set_dirty(folio);
 }
-EXPORT_SYMBOL_GPL(rust_hmm_pfn_mark_dirty);
+
+/* Marks the folios of @npages consecutive page frames dirty. */
+void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages)
+{
+	unsigned long end = pfn + npages;
+
+	while (pfn < end) {
+		struct folio *folio = page_folio(pfn_to_page(pfn));
+
+		mark_dirty(folio);
+		pfn = folio_pfn(folio) + folio_nr_pages(folio);
+	}
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mark_dirty);
+
+/* Marks the folios of @count page frames dirty. */
+void rust_hmm_mark_all_dirty(const unsigned long *pfns, unsigned long count)
+{
+	const unsigned long *end = pfns + count;
+
+	for (; pfns < end; pfns++)
+		mark_dirty(page_folio(pfn_to_page(*pfns)));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mark_all_dirty);
 
 void rust_hmm_folio_unlock_put(unsigned long pfn)
 {
@@ -216,7 +244,7 @@ void rust_hmm_folio_unlock_put(unsigned long pfn)
 EXPORT_SYMBOL_GPL(rust_hmm_folio_unlock_put);
 
 /*
- * Allocates and locks a folio for migration to system memory. With @vma the
+ * Allocates and locks a folio for migration to system memory; it is dirty. With @vma the
  * memory policy of @addr applies. Without @must the attempt is cheap: it
  * neither retries nor warns. Returns the page frame number, 0 on failure.
  */
@@ -236,9 +264,56 @@ unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 	if (!folio)
 		return 0;
 	folio_lock(folio);
+	folio_set_dirty(folio);
 	return folio_pfn(folio);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_folio_alloc_locked);
+
+/* Pages that are taken from the allocator at once; they are on the stack. */
+#define BULK 32
+
+/*
+ * Gives each marked place of @dst, all bits of which are set, a new locked dirty
+ * page, as far as there are any without an effort; the others become 0, and so
+ * do all where a memory policy asks for pages of its own choice.
+ */
+void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
+			  unsigned long npages)
+{
+	const gfp_t gfp = GFP_HIGHUSER_MOVABLE | __GFP_NORETRY | __GFP_NOWARN;
+	unsigned long marked = 0, i;
+	struct page *pages[BULK];
+	unsigned int next = 0, got = 0;
+	bool more = true;
+
+#ifdef CONFIG_NUMA
+	more = !current->mempolicy && !(vma && vma_policy(vma));
+#endif
+	for (i = 0; i < npages; i++)
+		marked += dst[i] == ULONG_MAX;
+	for (i = 0; i < npages; i++) {
+		if (dst[i] != ULONG_MAX)
+			continue;
+		if (next == got && more) {
+			unsigned int want = min_t(unsigned long, marked, BULK);
+
+			memset(pages, 0, want * sizeof(pages[0]));
+			next = 0;
+			got = alloc_pages_bulk(gfp, want, pages);
+			more = got == want;
+		}
+		marked--;
+		if (next == got) {
+			dst[i] = 0;
+			continue;
+		}
+		/* Nobody else knows of it, so that its lock is free. */
+		__SetPageLocked(pages[next]);
+		SetPageDirty(pages[next]);
+		dst[i] = migrate_pfn(page_to_pfn(pages[next++]));
+	}
+}
+EXPORT_SYMBOL_GPL(rust_hmm_fill_marked);
 
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order)
@@ -284,70 +359,6 @@ void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order)
 #endif
 }
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_reset);
-
-/*
- * Contents of pages: engines, processors and copies may touch them at the same
- * time, as the program that uses the device wants it. That is no race of ours.
- */
-#define CONTENTS(statement) data_race(({ statement; 0; }))
-
-void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,
-			size_t len)
-{
-	CONTENTS(memcpy_from_page(dst, pfn_to_page(pfn), offset, len));
-}
-EXPORT_SYMBOL_GPL(rust_hmm_read_page);
-
-void rust_hmm_write_page(unsigned long pfn, size_t offset, const void *src,
-			 size_t len)
-{
-	CONTENTS(memcpy_to_page(pfn_to_page(pfn), offset, src, len));
-}
-EXPORT_SYMBOL_GPL(rust_hmm_write_page);
-
-void rust_hmm_copy_pages(unsigned long dst, unsigned long src,
-			 unsigned long npages)
-{
-	while (npages--)
-		copy_highpage(pfn_to_page(dst++), pfn_to_page(src++));
-}
-EXPORT_SYMBOL_GPL(rust_hmm_copy_pages);
-
-void rust_hmm_clear_pages(unsigned long pfn, unsigned long npages)
-{
-	while (npages--)
-		clear_highpage(pfn_to_page(pfn++));
-}
-EXPORT_SYMBOL_GPL(rust_hmm_clear_pages);
-
-void rust_hmm_copy_bytes(void *dst, const void *src, size_t len)
-{
-	CONTENTS(memcpy(dst, src, len));
-}
-EXPORT_SYMBOL_GPL(rust_hmm_copy_bytes);
-
-void rust_hmm_clear_bytes(void *dst, size_t len)
-{
-	CONTENTS(memset(dst, 0, len));
-}
-EXPORT_SYMBOL_GPL(rust_hmm_clear_bytes);
-
-/* Atomic also against the CPU; @offset is a multiple of 8 within the page. */
-u64 rust_hmm_fetch_add_page(unsigned long pfn, size_t offset, u64 value)
-{
-	void *at = kmap_local_page(pfn_to_page(pfn));
-	u64 old = atomic64_fetch_add(value, (atomic64_t *)(at + offset));
-
-	kunmap_local(at);
-	return old;
-}
-EXPORT_SYMBOL_GPL(rust_hmm_fetch_add_page);
-
-u64 rust_hmm_fetch_add_bytes(void *at, u64 value)
-{
-	return atomic64_fetch_add(value, (atomic64_t *)at);
-}
-EXPORT_SYMBOL_GPL(rust_hmm_fetch_add_bytes);
 
 int rust_hmm_request_region(u64 start, u64 size, const char *name)
 {

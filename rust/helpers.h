@@ -58,11 +58,14 @@ bool rust_hmm_pfn_is_private(unsigned long pfn);
 bool rust_hmm_pfn_is_zero(unsigned long pfn);
 bool rust_hmm_pfn_is_ksm(unsigned long pfn);
 unsigned int rust_hmm_pfn_order(unsigned long pfn);
-void rust_hmm_pfn_mark_dirty(unsigned long pfn);
+void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages);
+void rust_hmm_mark_all_dirty(const unsigned long *pfns, unsigned long count);
 void rust_hmm_folio_unlock_put(unsigned long pfn);
 unsigned long rust_hmm_folio_alloc_locked(struct vm_area_struct *vma,
 					  unsigned long addr,
 					  unsigned int order, bool must);
+void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
+			  unsigned long npages);
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order);
 bool rust_hmm_drop_moved_folio(unsigned long pfn);
@@ -78,6 +81,13 @@ void rust_hmm_copy_pages(unsigned long dst, unsigned long src,
 void rust_hmm_clear_pages(unsigned long pfn, unsigned long npages);
 void rust_hmm_copy_bytes(void *dst, const void *src, size_t len);
 void rust_hmm_clear_bytes(void *dst, size_t len);
+size_t rust_hmm_page_to_user(unsigned long user, unsigned long pfn,
+			     size_t offset, size_t len);
+size_t rust_hmm_page_from_user(unsigned long pfn, size_t offset,
+			       unsigned long user, size_t len);
+size_t rust_hmm_bytes_to_user(unsigned long user, const void *src, size_t len);
+size_t rust_hmm_bytes_from_user(void *dst, unsigned long user, size_t len);
+size_t rust_hmm_fault_in_user(unsigned long user, size_t len, bool write);
 u64 rust_hmm_fetch_add_page(unsigned long pfn, size_t offset, u64 value);
 u64 rust_hmm_fetch_add_bytes(void *at, u64 value);
 

@@ -10,9 +10,10 @@
 //! It is always compiled in, so that the modules which are tested are the ones that are shipped.
 //! As long as no point is set, a use costs a load of a word that nobody writes, and a branch.
 
+use crate::{overhead, phases};
 use core::str::FromStr;
 use kernel::{
-    debugfs::{Dir, Reader, Scope, Writer},
+    debugfs::{Dir, File, Reader, Scope, Writer},
     fmt,
     prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic},
@@ -120,6 +121,12 @@ pub(crate) fn fails(point: Point) -> bool {
     SET.load(Relaxed) != 0 && counted(point)
 }
 
+/// Whether any point is set. Context: any.
+#[inline]
+pub(crate) fn is_injecting() -> bool {
+    SET.load(Relaxed) != 0
+}
+
 #[cold]
 fn counted(point: Point) -> bool {
     STATES.get(point as usize).is_some_and(State::fails)
@@ -171,8 +178,10 @@ impl Reader for State {
     }
 }
 
-/// The files of all points, which go when this is dropped.
+/// The files of all points, and those of the phases and tables, which go when this is dropped.
 pub(crate) struct Files {
+    _phases: Pin<KBox<File<phases::Report>>>,
+    _tables: Pin<KBox<File<overhead::Report>>>,
     _points: Pin<KBox<Scope<()>>>,
     _dir: Dir,
 }
@@ -188,7 +197,13 @@ impl Files {
             }
         });
         let points = KBox::pin_init(scope, GFP_KERNEL)?;
+        let report: Result<phases::Report> = Ok(phases::Report);
+        let phases = KBox::pin_init(dir.read_only_file(c"phases", report), GFP_KERNEL)?;
+        let report: Result<overhead::Report> = Ok(overhead::Report);
+        let tables = KBox::pin_init(dir.read_only_file(c"tables", report), GFP_KERNEL)?;
         Ok(Self {
+            _phases: phases,
+            _tables: tables,
             _points: points,
             _dir: dir,
         })

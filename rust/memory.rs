@@ -19,6 +19,7 @@ use kernel::{prelude::*, sync::Arc};
 
 mod copy;
 mod cpu_fault;
+mod density;
 mod evict;
 mod known;
 mod peers;
@@ -26,6 +27,7 @@ mod peers;
 use copy::End;
 pub(crate) use copy::{Copies, Failed};
 pub use copy::{Copy, CopyJob};
+use density::Density;
 use known::Known;
 use peers::Peers;
 pub(crate) use peers::Registration;
@@ -40,6 +42,13 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// the table lock of a mirror or allocate with reclaim. From within this and [`Self::kick`],
     /// functions that wait fail with `EDEADLK`.
     fn copy(&self, job: CopyJob);
+
+    /// Copies right now, for who can: that spares a job, its account, and waiting for it. `None`: give a
+    /// job to [`Self::copy`]. Context and failures as there.
+    fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+        let _ = copy;
+        None
+    }
 
     /// All jobs of a step were handed over: start what was only queued.
     fn kick(&self) {}
@@ -71,6 +80,7 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
 struct Ops<M> {
     driver: M,
     stats: Stats,
+    density: Density,
     peers: Pin<KBox<Peers>>,
     known: Pin<KBox<Known>>,
 }
@@ -98,6 +108,7 @@ impl<M: MemoryOps> Memory<M> {
                 Ops {
                     driver,
                     stats: Stats::new(),
+                    density: Density::new(),
                     peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
                     known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
                 },
@@ -163,11 +174,12 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.data().fails(order)
     }
 
-    pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
-        if self.driver_fails(order) {
-            return None;
+    /// For some allocations in a row.
+    pub(crate) fn allocator(&self) -> Allocator<'_, M> {
+        Allocator {
+            pages: &self.pages,
+            _within: Within::enter(),
         }
-        self.pages.alloc(order)
     }
 
     /// Whether the CPU cannot address it.
@@ -214,6 +226,27 @@ impl<M: MemoryOps> Memory<M> {
         copies: &'c mut Copies,
     ) -> Failed<'c> {
         self.pages.data().copy_all(&self.pages, isolated, copies)
+    }
+}
+
+/// Allocates pages of a device's memory. The task is within a callback as long as this exists.
+pub(crate) struct Allocator<'m, M: MemoryOps> {
+    pages: &'m DevicePages<Ops<M>>,
+    _within: Within,
+}
+
+impl<M: MemoryOps> Allocator<'_, M> {
+    /// Whether a test wants the next allocation to fail.
+    pub(crate) fn driver_fails(&self, order: u32) -> bool {
+        self.pages.data().driver.fail_allocation(order)
+    }
+
+    /// A folio of `order`, if there is one.
+    pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
+        if self.driver_fails(order) {
+            return None;
+        }
+        self.pages.alloc(order)
     }
 }
 
@@ -264,22 +297,34 @@ impl<M: MemoryOps> Ops<M> {
         };
         let failed = copies.run(&cancelled, |batch| {
             let _within = Within::enter();
+            // Pages move between the system and this device. Memory that the CPU can address is addressed.
+            let private = matches!(pages.kind(), Kind::Private);
+            let from_private = private && !isolated.has_cpu_sources();
+            let mut find = pages.finder();
+            let mut device = |pfn| find(pfn).map(End::Device);
+            batch.expect(isolated.room());
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {
-                let device = |pfn| pages.lookup(pfn).map(End::Device);
                 let source = match entry.source {
                     Source::Hole => Some(None),
+                    Source::Page(pfn) if from_private => device(pfn).map(Some),
                     Source::Page(pfn) => isolated
                         .source(entry.index)
                         .map(|cpu| End::Cpu(cpu.first_pfn()))
-                        .or(device(pfn))
+                        .or_else(|| device(pfn))
                         .map(Some),
                 };
-                let there = |pfn| other.unwrap_or(pages).lookup(pfn).map(End::Device);
-                let destination = isolated
-                    .destination(entry.index)
-                    .map(|cpu| End::Cpu(cpu.first_pfn()))
-                    .or(there(entry.destination));
+                let cpu = || {
+                    let cpu = isolated.destination(entry.index);
+                    cpu.map(|cpu| End::Cpu(cpu.first_pfn()))
+                };
+                let destination = if let Some(other) = other {
+                    cpu().or_else(|| other.lookup(entry.destination).map(End::Device))
+                } else if private && !from_private {
+                    device(entry.destination).or_else(cpu)
+                } else {
+                    cpu().or_else(|| device(entry.destination))
+                };
                 let (Some(source), Some(destination)) = (source, destination) else {
                     // Memory of another device that nobody here can read.
                     batch.fail(entry.index);
@@ -287,25 +332,28 @@ impl<M: MemoryOps> Ops<M> {
                 };
                 // SAFETY: Isolated pages and their destinations, which stay as they are while
                 // `isolated` is borrowed; that is longer than `batch` exists.
-                let job = unsafe { batch.job(entry.index, entry.pages, source, destination) };
-                match other {
-                    Some(other) => self.driver.copy_to(&other.data().driver, job),
-                    None => self.driver.copy(job),
+                unsafe {
+                    match other {
+                        Some(other) => {
+                            let job = batch.job(entry.index, entry.pages, source, destination);
+                            self.driver.copy_to(&other.data().driver, job);
+                        }
+                        None => {
+                            let (index, pages) = (entry.index, entry.pages);
+                            batch.hand_out(&self.driver, index, pages, source, destination);
+                        }
+                    }
                 }
             }
             self.driver.kick();
         });
-        let mut next = 0;
-        while let Some(entry) = isolated.entry_from(next) {
-            next = entry.index + entry.pages;
-            let from_device = match entry.source {
-                Source::Page(pfn) => pages.lookup(pfn).is_some(),
-                Source::Hole => false,
-            };
-            if failed.is(entry.index) {
-                isolated.abandon(entry.index);
-            } else if from_device {
-                isolated.dirty_destination(entry.index);
+        if failed.any() {
+            let mut next = 0;
+            while let Some(entry) = isolated.entry_from(next) {
+                next = entry.index + entry.pages;
+                if failed.is(entry.index) {
+                    isolated.abandon(entry.index);
+                }
             }
         }
         failed

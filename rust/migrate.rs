@@ -18,13 +18,14 @@ use crate::{
     },
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        migrate::{Batch, Isolated, Select, Source},
+        migrate::{Batch, Entry, Isolated, Select, Source},
         notifier::Cookie,
         page::{Effort, LockedFolio},
         range_fault::AddressSpace,
         space::Vma,
     },
     pgtable::{Format, Spares},
+    phases::{Lap, Phase},
     queue::Stop,
     stats::Counter,
     within,
@@ -35,6 +36,8 @@ use kernel::{
     prelude::*,
     time::{delay::fsleep, Delta}, //
 };
+
+mod drain;
 
 /// More tries of a step towards the device that left pages behind, though there was memory.
 const RETRIES: usize = 3;
@@ -88,15 +91,19 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn count(&mut self, page: PageOutcome) {
-        self.moved += usize::from(page.has_moved());
-        match page {
-            PageOutcome::Switched => self.switched += 1,
-            PageOutcome::Skipped => self.skipped += 1,
-            PageOutcome::NoMemory => self.no_memory += 1,
-            PageOutcome::CopyFailed => self.copy_failed += 1,
-            PageOutcome::None | PageOutcome::Moved | PageOutcome::Lost => {}
+    fn count(&mut self, pages: &[PageOutcome]) {
+        let mut counts = [0; PageOutcome::Lost as usize + 1];
+        for page in pages {
+            if let Some(count) = counts.get_mut(*page as usize) {
+                *count += 1;
+            }
         }
+        let [_, skipped, no_memory, copy_failed, moved, switched, lost] = counts;
+        self.moved += moved + switched + lost;
+        self.switched += switched;
+        self.skipped += skipped;
+        self.no_memory += no_memory;
+        self.copy_failed += copy_failed;
     }
 }
 
@@ -183,20 +190,8 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     fn run(mut self, target: Target) -> Result<Outcome> {
         within::may_wait()?;
-        self.mirror.device().memory().ok_or(ENODEV)?;
-        let mut step = Step {
-            mirror: self.mirror,
-            space: self.mirror.space()?,
-            target,
-            faultless: self.faultless,
-            work: Work {
-                batch: Batch::new()?,
-                copies: Copies::new(true)?.until(self.stop.take()),
-                spares: self.mirror.spares(),
-                pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
-                entries: 0,
-            },
-        };
+        let mut step = Step::new(self.mirror, target, self.faultless)?;
+        step.work.copies.until(self.stop.take());
         let _charge = step.space.charge();
         let mut total = Outcome::default();
         let mut rest = Some(self.range);
@@ -204,13 +199,10 @@ impl<'m, D: Device> Migrate<'m, D> {
             let done = step.run(range)?;
             let pages = PageRange::new(range.start(), done)?.pages();
             let at = self.range.index_of(range.start()).ok_or(EINVAL)?;
-            for (index, page) in step.work.pages.iter().take(pages).enumerate() {
-                total.count(*page);
-                if let Some(slot) = self
-                    .outcomes
-                    .as_mut()
-                    .and_then(|all| all.get_mut(at + index))
-                {
+            let pages = step.work.pages.get(..pages).unwrap_or_default();
+            total.count(pages);
+            if let Some(all) = self.outcomes.as_mut() {
+                for (slot, page) in all.iter_mut().skip(at).zip(pages) {
                     *slot = *page;
                 }
             }
@@ -261,7 +253,24 @@ enum Attempt {
     NoHuge,
 }
 
-impl<D: Device> Step<'_, D> {
+impl<'m, D: Device> Step<'m, D> {
+    fn new(mirror: &'m Mirror<D>, target: Target, faultless: bool) -> Result<Self> {
+        mirror.device().memory().ok_or(ENODEV)?;
+        Ok(Self {
+            mirror,
+            space: mirror.space()?,
+            target,
+            faultless,
+            work: Work {
+                batch: Batch::new()?,
+                copies: Copies::new(true)?,
+                spares: mirror.spares(),
+                pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
+                entries: 0,
+            },
+        })
+    }
+
     /// Migrates the first part of `range`, within 2 MiB and one mapping. Returns its end.
     fn run(&mut self, range: PageRange) -> Result<usize> {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;
@@ -349,6 +358,13 @@ impl<D: Device> Step<'_, D> {
     }
 }
 
+/// Notes the outcome of the pages of `entry`.
+fn set(pages: &mut [PageOutcome; PMD_PAGES], entry: &Entry, outcome: PageOutcome) {
+    for page in pages.iter_mut().skip(entry.index).take(entry.pages) {
+        *page = outcome;
+    }
+}
+
 impl<F: Format> Work<F> {
     fn isolate_and_move<D: Device<Format = F>>(
         &mut self,
@@ -385,51 +401,73 @@ impl<F: Format> Work<F> {
             Target::Device => (Select::System, name),
             Target::System => (memory.select(), memory.owner()),
         };
+        let mut lap = Lap::start();
         let mut isolated = Isolated::new(vma, piece, select, compound, cookie, None, batch)?;
+        lap.end(Phase::Unmap);
 
-        let mut set = |first: usize, count: usize, outcome| {
-            for page in pages.iter_mut().skip(first).take(count) {
-                *page = outcome;
-            }
-        };
         let mut no_huge = false;
-        isolated.fill(|entry| {
-            let order = entry.order();
-            let folio = match target {
-                Target::Device => memory.alloc(order),
-                // The core offers these, too, but there is nothing to bring back.
-                Target::System if entry.source == Source::Hole => return None,
-                Target::System if memory.driver_fails(order) => None,
-                Target::System => LockedFolio::alloc_system(
-                    Some(vma),
-                    piece.address(entry.index),
-                    order,
-                    if order == 0 {
-                        Effort::Must
-                    } else {
-                        Effort::Try
-                    },
-                )
-                .ok(),
-            };
-            if folio.is_none() {
-                no_huge |= order == PMD_ORDER;
-                set(entry.index, entry.pages, PageOutcome::NoMemory);
+        match target {
+            Target::Device => {
+                let allocator = memory.allocator();
+                isolated.fill(|entry| {
+                    let folio = allocator.alloc(entry.order());
+                    if folio.is_none() {
+                        no_huge |= entry.order() == PMD_ORDER;
+                        set(pages, entry, PageOutcome::NoMemory);
+                    }
+                    folio
+                });
             }
-            folio
-        });
+            Target::System => {
+                let (asked, refused) = (memory.allocator(), &mut *pages);
+                isolated.fill_small(Some(vma), move |entry| {
+                    let fails = asked.driver_fails(0);
+                    if fails {
+                        set(refused, entry, PageOutcome::NoMemory);
+                    }
+                    !fails
+                });
+                isolated.fill(|entry| {
+                    let order = entry.order();
+                    let refused = pages.get(entry.index) == Some(&PageOutcome::NoMemory);
+                    // The core offers holes, too, but there is nothing to bring back.
+                    if entry.source == Source::Hole || refused {
+                        return None;
+                    }
+                    let effort = match order {
+                        0 => Effort::Must,
+                        _ => Effort::Try,
+                    };
+                    let addr = piece.address(entry.index);
+                    let folio = match memory.driver_fails(order) {
+                        true => None,
+                        false => LockedFolio::alloc_system(Some(vma), addr, order, effort).ok(),
+                    };
+                    if folio.is_none() {
+                        no_huge |= order == PMD_ORDER;
+                        set(pages, entry, PageOutcome::NoMemory);
+                    }
+                    folio
+                });
+            }
+        }
+        lap.end(Phase::Allocate);
         if no_huge {
             // Puts everything back.
             return Ok(Attempt::NoHuge);
         }
         let failed = memory.copy_all(&mut isolated, copies);
-        for entry in isolated.entries() {
-            if failed.is(entry.index) {
-                set(entry.index, entry.pages, PageOutcome::CopyFailed);
+        lap.end(Phase::Copy);
+        if failed.any() {
+            for entry in isolated.entries() {
+                if failed.is(entry.index) {
+                    set(pages, &entry, PageOutcome::CopyFailed);
+                }
             }
         }
 
         let migrated = isolated.migrate();
+        lap.end(Phase::Switch);
         for entry in migrated.moved() {
             *entries += usize::from(entry.source != Source::Hole);
         }
@@ -464,7 +502,10 @@ impl<F: Format> Work<F> {
                 Ok(()),
             ),
         };
+        // The time since then has been accounted for.
+        let mut lap = Lap::start();
         migrated.finalize(&flushed);
+        lap.end(Phase::Finalize);
         result.map(|()| Attempt::Done { lost })
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     mm::{
         addr::PageRange,
         notifier::{Cookie, Event, IntervalNotifier, Subscriber},
-        page,
+        page::DirtyBatch,
         range_fault::AddressSpace,
     },
     pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Spares, Table},
@@ -173,14 +173,14 @@ impl<D: Device> Inner<D> {
         &self.device
     }
 
-    /// Marks the pages of an entry dirty that goes away or can no longer be written.
-    pub(crate) fn retire(span: PageRange, entry: Entry) {
+    /// Notes the pages of an entry as dirty that goes away or can no longer be written.
+    #[inline]
+    pub(crate) fn retire(dirty: &mut DirtyBatch, span: PageRange, entry: Entry) {
         if entry.may_be_dirty() && !entry.is_device() {
-            for index in 0..span.pages() {
-                // SAFETY: The entry is in the table, so the pages are still mapped by the CPU: the
-                // callback that announces the end of that has not returned.
-                unsafe { page::mark_dirty(entry.number() + index) };
-            }
+            // SAFETY: The entry is in the table, so the pages are still mapped by the CPU: the
+            // callback that announces the end of that has not returned, and does not before the batch
+            // is dropped.
+            unsafe { dirty.add(entry.number(), span.pages()) };
         }
     }
 }
@@ -202,22 +202,25 @@ impl<D: Device> Subscriber for Inner<D> {
             transactions,
         } = state;
         let own = transactions.note(event);
+        let own = own.and_then(|name| transactions.get(name));
+        let keeps_reads = event.reason.keeps_reads();
         let mut changed = 0;
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
-            let split = |span| own.is_some_and(|name| transactions.divides(name, span));
+            let mut dirty = DirtyBatch::new();
+            let split = |span| own.is_some_and(|own| own.divides(span));
             table.for_each_split(event.range, batch, split, |span, entry| {
-                if own.is_some_and(|name| transactions.keeps(name, span, *entry)) {
+                if own.is_some_and(|own| own.keeps(span, *entry)) {
                     return;
                 }
-                if event.reason.keeps_reads() && !entry.is_exclusive() {
+                if keeps_reads && !entry.is_exclusive() {
                     if entry.is_writable() {
-                        Self::retire(span, *entry);
+                        Self::retire(&mut dirty, span, *entry);
                         *entry = entry.write_protected();
                         changed += span.pages();
                     }
                     return;
                 }
-                Self::retire(span, *entry);
+                Self::retire(&mut dirty, span, *entry);
                 *entry = Entry::NONE;
                 changed += span.pages();
             });
@@ -320,6 +323,15 @@ impl<D: Device> Mirror<D> {
     }
 
     fn remove(&self, range: PageRange) {
+        self.remove_some(range, |_, _| true);
+    }
+
+    /// Removes the entries of `range` for which `which` says so.
+    pub(crate) fn remove_some(
+        &self,
+        range: PageRange,
+        mut which: impl FnMut(PageRange, Entry) -> bool,
+    ) {
         let inner = self.inner();
         let mut guard = self.notifier.lock();
         let State {
@@ -330,10 +342,13 @@ impl<D: Device> Mirror<D> {
         transactions.unmark(range);
         let mut changed = 0;
         let ((), flush) = inner.change(table, Some(range), |table, batch| {
+            let mut dirty = DirtyBatch::new();
             table.for_each(range, batch, |span, entry| {
-                Inner::<D>::retire(span, *entry);
-                *entry = Entry::NONE;
-                changed += span.pages();
+                if which(span, *entry) {
+                    Inner::<D>::retire(&mut dirty, span, *entry);
+                    *entry = Entry::NONE;
+                    changed += span.pages();
+                }
             });
         });
         // Waited for under the lock: a page that is unmapped meanwhile must not be found absent
@@ -375,14 +390,14 @@ impl<D: Device> Drop for Mirror<D> {
     }
 }
 
-/// Creates a [`Mirror`] with a lock class of the caller's own.
+/// Creates a [`Mirror`] with a lock class of the caller's own, which may be given a name.
 #[macro_export]
 macro_rules! new_mirror {
-    ($mm:expr, $device:expr) => {
+    ($mm:expr, $device:expr $(, $name:literal)? $(,)?) => {
         $crate::mirror::Mirror::new(
             $mm,
             $device,
-            ::kernel::optional_name!(),
+            ::kernel::optional_name!($($name)?),
             ::kernel::static_lock_class!(),
         )
     };

@@ -9,12 +9,14 @@
 //! - [`notifier`] has `mmu_interval_notifier`, with the lock that makes its retry check mean something.
 //! - [`range_fault`] has `hmm_range_fault`, in the states collected and validated.
 //! - [`page`] has page contents and locked folios.
+//! - [`user`] has memory of the current process, to be copied to and from without faults.
 //! - [`device_pages`] has `ZONE_DEVICE` memory and the CPU fault on it.
 //! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
 //! - [`exclusive`] has `make_device_exclusive`.
 //! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
 //! - `anon` has anonymous memory that comes from a device file.
+//! - `word` has words that are read and written without a call.
 
 pub mod addr;
 pub(crate) mod anon;
@@ -33,3 +35,5 @@ pub mod space;
 pub mod sync_file;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
+pub mod user;
+pub(crate) mod word;

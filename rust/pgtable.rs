@@ -13,7 +13,8 @@
 //! waits for everybody who walks.
 //!
 //! Only parts that hold entries exist. Whatever an update needs is reserved before the lock is taken
-//! ([`Spares`]); removing never allocates: of a huge entry that is covered in part, all goes.
+//! ([`Spares`]). Removing never allocates: free tables are kept, some for each mirror, to split huge
+//! entries that are covered in part. When they are used up, all of an entry goes, and the device faults.
 
 mod entry;
 mod flush;

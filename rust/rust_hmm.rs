@@ -17,6 +17,8 @@
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
 //! - [`inject`]: fault injection.
+//! - [`phases`]: where time goes.
+//! - `overhead`: what page tables take.
 //!
 //! # Lock order
 //!
@@ -42,6 +44,7 @@ pub mod mirror;
 pub mod mm;
 pub mod node;
 pub mod pgtable;
+pub mod phases;
 pub mod queue;
 pub mod stats;
 pub mod thread;
@@ -49,6 +52,7 @@ pub mod thread;
 mod bindings;
 mod compat;
 mod locks;
+mod overhead;
 mod within;
 
 use kernel::prelude::*;

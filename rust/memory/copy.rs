@@ -2,6 +2,7 @@
 
 //! Copies of a migration, which a driver may carry out in its own time and order.
 
+use super::MemoryOps;
 use crate::{
     inject::{fails, Point},
     locks,
@@ -46,6 +47,16 @@ pub struct Copy<'a> {
     pub destination: PlaceMut<'a>,
 }
 
+impl Copy<'_> {
+    /// Bytes to copy: 4 KiB or 2 MiB.
+    pub fn bytes(&self) -> usize {
+        match &self.destination {
+            PlaceMut::Cpu(pages) => pages.bytes(),
+            PlaceMut::Device(range) => range.count.saturating_mul(PAGE_SIZE),
+        }
+    }
+}
+
 /// One end of a copy.
 #[derive(Clone, Copy)]
 pub(crate) enum End {
@@ -71,9 +82,9 @@ struct State {
 }
 
 impl State {
-    /// Takes one away, and says whether it was the last.
-    fn finish_one(&self) -> bool {
-        self.outstanding.fetch_sub(1, Full) == 1
+    /// Takes some away, and says whether these were the last.
+    fn finish(&self, count: usize) -> bool {
+        self.outstanding.fetch_sub(count, Full) == count
     }
 }
 
@@ -109,10 +120,9 @@ impl Copies {
         })
     }
 
-    /// Copies that are also cancelled when `stop` is set.
-    pub(crate) fn until(mut self, stop: Option<Stop>) -> Self {
+    /// Has them cancelled also when `stop` is set.
+    pub(crate) fn until(&mut self, stop: Option<Stop>) {
         self.stop = stop;
-        self
     }
 
     /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are. Calls
@@ -131,6 +141,7 @@ impl Copies {
             state: &self.state,
             cancelled: self.killable.then_some(cancelled),
             stop: self.stop.as_ref(),
+            expected: 0,
         };
         hand_out(&mut batch);
         drop(batch);
@@ -144,10 +155,45 @@ pub(crate) struct Batch<'a> {
     /// To be called when they are cancelled; `None` if they cannot be.
     cancelled: Option<&'a dyn Fn()>,
     stop: Option<&'a Stop>,
+    /// Jobs that are counted as outstanding, and not made.
+    expected: usize,
 }
 
 impl Batch<'_> {
-    /// Makes a job for the entry at `index`.
+    /// Makes room for `count` jobs, which need not all be made.
+    pub(crate) fn expect(&mut self, count: usize) {
+        self.state.outstanding.fetch_add(count, Relaxed);
+        self.expected += count;
+    }
+
+    /// Has `driver` copy the entry at `index`, which was expected: now, or as a job.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::job`].
+    #[inline]
+    pub(super) unsafe fn hand_out<M: MemoryOps>(
+        &mut self,
+        driver: &M,
+        index: usize,
+        pages: usize,
+        source: Option<End>,
+        destination: End,
+    ) {
+        // SAFETY: By the function's requirements, for longer than the driver looks.
+        let copy = unsafe { copy_of(pages, source, destination) };
+        match driver.copy_at_once(&copy) {
+            Some(Ok(())) if !fails(Point::Copy) => {}
+            Some(_) => mark(self.state, index),
+            None => {
+                // SAFETY: By the function's requirements.
+                let job = unsafe { self.job(index, pages, source, destination) };
+                driver.copy(job);
+            }
+        }
+    }
+
+    /// Makes a job for the entry at `index`, which was expected.
     ///
     /// # Safety
     ///
@@ -160,7 +206,12 @@ impl Batch<'_> {
         source: Option<End>,
         destination: End,
     ) -> CopyJob {
-        self.state.outstanding.fetch_add(1, Relaxed);
+        match self.expected.checked_sub(1) {
+            Some(rest) => self.expected = rest,
+            None => {
+                self.state.outstanding.fetch_add(1, Relaxed);
+            }
+        }
         // INVARIANT: By the function's requirements, and because the drop of `self` waits.
         CopyJob {
             state: self.state.clone(),
@@ -180,7 +231,7 @@ impl Batch<'_> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        if self.state.finish_one() {
+        if self.state.finish(1 + self.expected) {
             return;
         }
         // Whatever signal comes: the pages are in use by whoever copies. But a task that is to die
@@ -217,6 +268,11 @@ impl Drop for Batch<'_> {
 pub(crate) struct Failed<'a>(&'a State);
 
 impl Failed<'_> {
+    /// Whether there are any.
+    pub(crate) fn any(&self) -> bool {
+        self.0.failed.iter().any(|word| word.load(Relaxed) != 0)
+    }
+
     pub(crate) fn is(&self, index: usize) -> bool {
         self.0
             .failed
@@ -229,6 +285,29 @@ impl Failed<'_> {
 fn mark(state: &State, index: usize) {
     if let Some(word) = state.failed.get(index / 64) {
         word.add(1 << (index % 64), Relaxed);
+    }
+}
+
+/// The copy of `count` pages.
+///
+/// # Safety
+///
+/// What source and destination name must be alive for `'a`, and the destination be nobody else's to write.
+#[inline]
+unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> Copy<'a> {
+    let source = source.map(|end| match end {
+        // SAFETY: By the function's requirements.
+        End::Cpu(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, count) }),
+        End::Device(first) => Place::Device(DeviceRange { first, count }),
+    });
+    let destination = match destination {
+        // SAFETY: By the function's requirements.
+        End::Cpu(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, count) }),
+        End::Device(first) => PlaceMut::Device(DeviceRange { first, count }),
+    };
+    Copy {
+        source,
+        destination,
     }
 }
 
@@ -254,21 +333,8 @@ pub struct CopyJob {
 impl CopyJob {
     /// What to copy.
     pub fn copy(&self) -> Copy<'_> {
-        let count = self.pages;
-        let source = self.source.map(|end| match end {
-            // SAFETY: Alive by the type invariant, as long as `self` is.
-            End::Cpu(pfn) => Place::Cpu(unsafe { CpuPages::new(pfn, count) }),
-            End::Device(first) => Place::Device(DeviceRange { first, count }),
-        });
-        let destination = match self.destination {
-            // SAFETY: As above, and it may be written.
-            End::Cpu(pfn) => PlaceMut::Cpu(unsafe { CpuPagesMut::new(pfn, count) }),
-            End::Device(first) => PlaceMut::Device(DeviceRange { first, count }),
-        };
-        Copy {
-            source,
-            destination,
-        }
+        // SAFETY: By the type invariant, as long as `self` is.
+        unsafe { copy_of(self.pages, self.source, self.destination) }
     }
 
     /// Bytes to copy: 4 KiB or 2 MiB.
@@ -296,7 +362,7 @@ impl Drop for CopyJob {
         if self.result.is_err() {
             mark(&self.state, self.index);
         }
-        if self.state.finish_one() {
+        if self.state.finish(1) {
             // Under the lock, so that who just found the number above 0 sleeps by now.
             let _guard = self.state.lock.lock();
             self.state.idle.notify_all();

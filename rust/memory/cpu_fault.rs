@@ -7,16 +7,16 @@
 //! are removed the ordinary way, by the notifier calls of the migration itself.
 
 use super::{Copies, MemoryOps, Ops};
-use crate::mm::{
-    addr::{PageRange, PMD_ORDER, PMD_SIZE},
-    device_pages::{CpuFault, DevicePages, FaultError},
-    migrate::{Batch, Isolated, Source},
-    page::{Effort, LockedFolio}, //
+use crate::{
+    mm::{
+        addr::{PageRange, PMD_ORDER, PMD_SIZE},
+        device_pages::{CpuFault, DevicePages, FaultError},
+        migrate::{Batch, Isolated, Source},
+        page::{Effort, LockedFolio}, //
+    },
+    phases::{Lap, Phase},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
-
-/// Bytes around a faulting 4 KiB page that are brought back with it.
-const WINDOW: usize = 16 * PAGE_SIZE;
 
 /// How an attempt ended.
 enum Outcome {
@@ -32,7 +32,14 @@ pub(super) fn serve<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
-    let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
+    // Bytes around the faulting page that are brought back with it.
+    let window = if fault.is_huge() {
+        PMD_SIZE
+    } else {
+        let space = fault.vma().space();
+        pages.data().density.window(space, fault.address()) * PAGE_SIZE
+    };
+    let mut batch = Batch::with_room(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
     if fault.is_huge() {
         match attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE, true)? {
@@ -50,13 +57,13 @@ pub(super) fn serve<M: MemoryOps>(
             }
         }
     }
-    let mut single = |window| {
+    let mut single = |bytes| {
         finish(attempt(
             pages,
             fault,
             &mut batch,
             &mut copies,
-            window,
+            bytes,
             false,
         )?)
     };
@@ -68,7 +75,7 @@ pub(super) fn serve<M: MemoryOps>(
             return Ok(moved);
         }
     }
-    single(WINDOW)
+    single(window)
 }
 
 fn finish(outcome: Outcome) -> Result<usize, FaultError> {
@@ -104,6 +111,7 @@ fn attempt<M: MemoryOps>(
     // Mirrors that can be had at once keep their entries until the pages have moved.
     ops.peers
         .keep_reading(vma.space(), pages.owner(), range, || {
+            let mut lap = Lap::start();
             let mut isolated = Isolated::new(
                 vma,
                 range,
@@ -114,6 +122,8 @@ fn attempt<M: MemoryOps>(
                 batch,
             )
             .map_err(|_| FaultError::Lost)?;
+            lap.end(Phase::Unmap);
+            isolated.fill_small(Some(vma), |_| true);
             isolated.fill(|entry| {
                 if entry.source == Source::Hole {
                     // The core offers these, too, but there is nothing to bring back.
@@ -137,7 +147,9 @@ fn attempt<M: MemoryOps>(
                 }
                 folio.ok()
             });
+            lap.end(Phase::Allocate);
             ops.copy_all(pages, &mut isolated, copies);
+            lap.end(Phase::Copy);
             let wanted = isolated
                 .entries()
                 .find(|entry| covers(entry.index, entry.pages));
@@ -146,6 +158,7 @@ fn attempt<M: MemoryOps>(
 
             let migrated = isolated.migrate();
             moved = migrated.moved().map(|entry| entry.pages).sum();
+            lap.end(Phase::Switch);
             Ok(migrated)
         })?;
 

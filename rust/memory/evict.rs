@@ -10,6 +10,7 @@ use crate::{
         page::{Effort, LockedFolio},
         space::fatal_signal_pending,
     },
+    phases::{Lap, Phase},
     stats::Counter,
     within,
 };
@@ -83,12 +84,21 @@ impl<M: MemoryOps> Memory<M> {
         batch: &mut Batch,
         copies: &mut Copies,
     ) -> Result<usize> {
+        let mut lap = Lap::start();
         let mut isolated = Isolated::from_device(&self.pages, block, batch)?;
+        lap.end(Phase::Unmap);
+        isolated.fill_small(None, |_| true);
         // A huge device folio can only go to a huge one here: so try hard.
         isolated.fill(|entry| LockedFolio::alloc_system(None, 0, entry.order(), Effort::Must).ok());
+        lap.end(Phase::Allocate);
         self.copy_all(&mut isolated, copies);
+        lap.end(Phase::Copy);
         let migrated = isolated.migrate();
         let moved = migrated.moved().map(|entry| entry.pages).sum();
+        lap.end(Phase::Switch);
+        // The notifiers of the isolation have removed what devices had.
+        drop(migrated);
+        lap.end(Phase::Finalize);
         Ok(moved)
     }
 

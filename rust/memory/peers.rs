@@ -11,6 +11,7 @@ use crate::{
     locks,
     mirror::Peer,
     mm::{addr::PageRange, migrate::Migrated, notifier::Cookie},
+    phases::{Lap, Phase},
 };
 use kernel::{
     prelude::*,
@@ -107,7 +108,10 @@ impl Peers {
             for peer in peers() {
                 let _flushed = peer.switch(name, range, &migrated);
             }
-            // Dropped: now CPUs may have the pages.
+            // Now CPUs may have the pages.
+            let mut lap = Lap::start();
+            drop(migrated);
+            lap.end(Phase::Finalize);
         });
         for peer in peers() {
             peer.end(name);

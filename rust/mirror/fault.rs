@@ -12,6 +12,7 @@ use crate::{
         space::fatal_signal_pending,
     },
     pgtable::{Entry, Flushed, Spares},
+    phases::{Lap, Phase},
     stats::Counter,
     within::{self, Within},
 };
@@ -210,6 +211,7 @@ impl<D: Device> Mirror<D> {
 
     /// Waits until a migration of `piece` has ended.
     fn wait_for_migrations(&self, piece: PageRange) -> Result {
+        let mut lap = Lap::start();
         let mut guard = self.notifier.lock();
         let signal = guard.transactions.overlap(piece)
             && matches!(
@@ -223,6 +225,7 @@ impl<D: Device> Mirror<D> {
             // One that does not kill: it would not let us wait.
             fsleep(PAUSE);
         }
+        lap.end(Phase::Wait);
         if fatal_signal_pending() {
             return Err(EINTR);
         }
@@ -239,7 +242,9 @@ impl<D: Device> Mirror<D> {
     ) -> Result<Tried> {
         let memory = self.device().memory();
         let owner = memory.map_or(Cookie::NONE, |memory| memory.owner());
+        let mut lap = Lap::start();
         let collected = space.collect(piece, access, owner, buffer)?;
+        lap.end(Phase::Collect);
         let Ok(mut valid) = collected.lock() else {
             return Ok(Tried::Again);
         };
@@ -280,7 +285,11 @@ impl<D: Device> Mirror<D> {
         });
         drop(pfns);
         drop(valid);
-        Flushed::by(flush, self.inner());
+        lap.end(Phase::Switch);
+        if flush.is_some() {
+            Flushed::by(flush, self.inner());
+            lap.end(Phase::Flush);
+        }
         result?;
 
         self.stats().add(Counter::MappedPages, installed);

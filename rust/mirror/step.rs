@@ -13,10 +13,12 @@ use crate::{
         addr::PageRange,
         migrate::{Entry as Moved, Migrated, Source},
         notifier::{Cookie, IntervalNotifier},
+        page::DirtyBatch,
         range_fault::AddressSpace,
         space::{fatal_signal_pending, MmapGuard},
     },
     pgtable::{Entry, Flushed, Spares, Table},
+    phases::{Lap, Phase},
     stats::Counter,
 };
 use core::ops::Range;
@@ -54,29 +56,20 @@ pub(crate) enum Switched {
     },
 }
 
-/// Finds what moved at an index that only grows.
-struct Cursor<I: Iterator<Item = Moved>>(core::iter::Peekable<I>);
+/// Whether any of `pages` has moved.
+#[inline]
+fn any_moved(migrated: &Migrated<'_>, pages: &Range<usize>) -> bool {
+    pages
+        .clone()
+        .any(|index| migrated.moved_at(index).is_some())
+}
 
-impl<I: Iterator<Item = Moved>> Cursor<I> {
-    fn at(&mut self, index: usize) -> Option<Moved> {
-        while self
-            .0
-            .next_if(|moved| moved.index + moved.pages <= index)
-            .is_some()
-        {}
-        self.0.peek().copied().filter(|moved| moved.index <= index)
-    }
-
-    /// Whether any of `pages` has moved. Their start only grows.
-    fn any(&mut self, pages: &Range<usize>) -> bool {
-        self.at(pages.start).is_some() || self.0.peek().is_some_and(|moved| moved.index < pages.end)
-    }
-
-    /// What moved as one, and all of `pages` with it.
-    fn whole(&mut self, pages: &Range<usize>) -> Option<Moved> {
-        self.at(pages.start)
-            .filter(|moved| pages.end <= moved.index + moved.pages)
-    }
+/// What moved as one, and all of `pages` with it.
+#[inline]
+fn moved_whole(migrated: &Migrated<'_>, pages: &Range<usize>) -> Option<Moved> {
+    migrated
+        .moved_at(pages.start)
+        .filter(|moved| pages.end <= moved.index + moved.pages)
 }
 
 impl<D: Device> Inner<D> {
@@ -87,9 +80,10 @@ impl<D: Device> Inner<D> {
             return None;
         }
         self.change(table, None, |table, batch| {
+            let mut dirty = DirtyBatch::new();
             table.for_each(range, batch, |span, entry| {
                 if entry.is_writable() {
-                    Self::retire(span, *entry);
+                    Self::retire(&mut dirty, span, *entry);
                     *entry = entry.write_protected();
                 }
             });
@@ -114,6 +108,7 @@ impl<D: Device> Mirror<D> {
         mut request: Request,
     ) -> Result<(MmapGuard<'a>, PageRange)> {
         let asked = request.range;
+        let mut lap = Lap::start();
         // Migrations in a row would starve faults: each undoes what a fault has just collected.
         for _ in 0..GIVE_WAY {
             if self.inner().starved.load(Relaxed) == 0 {
@@ -133,6 +128,7 @@ impl<D: Device> Mirror<D> {
             if self.notifier.read_retry(&guard, seq) {
                 continue;
             }
+            lap.end(Phase::Wait);
             let State {
                 table,
                 transactions,
@@ -143,7 +139,11 @@ impl<D: Device> Mirror<D> {
                 _ => None,
             };
             drop(guard);
-            Flushed::by(flush, self.inner());
+            lap.end(Phase::Collect);
+            if flush.is_some() {
+                Flushed::by(flush, self.inner());
+                lap.end(Phase::Flush);
+            }
             match begun {
                 Ok(()) => return Ok((mmap, request.range)),
                 Err(error) if error == EBUSY => {
@@ -186,12 +186,13 @@ impl<D: Device> Mirror<D> {
         mut each: impl FnMut(usize, Switched),
     ) -> (Flushed, Result) {
         let inner = self.inner();
-        let mut moved = Cursor(migrated.moved().peekable());
+        let mut lap = Lap::start();
         let mut guard = self.notifier.lock();
         let State {
             table,
             transactions,
         } = &mut *guard;
+        let own = transactions.get(name);
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
             let result = table.install(piece, spares, batch, |addr, slot| {
                 let Some(index) = piece.index_of(addr) else {
@@ -199,10 +200,10 @@ impl<D: Device> Mirror<D> {
                 };
                 let was_valid = slot.is_valid();
                 let on_device = slot.is_device();
-                let Some(entry) = moved.at(index) else {
+                let Some(entry) = migrated.moved_at(index) else {
                     return each(index, Switched::Stays { on_device });
                 };
-                if !transactions.owns(name, addr) {
+                if !own.is_some_and(|own| own.is_marked(addr)) {
                     return each(index, Switched::Lost);
                 }
                 let Some(number) = number(entry.destination) else {
@@ -219,14 +220,16 @@ impl<D: Device> Mirror<D> {
             });
             if result.is_err() {
                 // The sources go in any case.
+                let mut dirty = DirtyBatch::new();
                 table.for_each(piece, batch, |span, slot| {
-                    Inner::<D>::retire(span, *slot);
+                    Inner::<D>::retire(&mut dirty, span, *slot);
                     *slot = Entry::NONE;
                 });
             }
             result
         });
         drop(guard);
+        lap.end(Phase::Switch);
         let result = match result {
             Err(error) if error == ENOMEM => {
                 for entry in migrated.moved() {
@@ -237,7 +240,9 @@ impl<D: Device> Mirror<D> {
             }
             result => result,
         };
-        (Flushed::by(flush, inner), result)
+        let flushed = Flushed::by(flush, inner);
+        lap.end(Phase::Flush);
+        (flushed, result)
     }
 
     /// Lets the device use what moved to system memory, where it had an entry. Calls `each` for
@@ -263,7 +268,7 @@ pub(super) fn switch_to_system<D: Device>(
     mut each: impl FnMut(usize, Switched),
 ) -> Flushed {
     let inner = notifier.subscriber();
-    let mut moved = Cursor(migrated.moved().peekable());
+    let mut lap = Lap::start();
     for entry in migrated.moved() {
         for index in entry.index..entry.index + entry.pages {
             each(index, Switched::NoEntry);
@@ -274,18 +279,20 @@ pub(super) fn switch_to_system<D: Device>(
         table,
         transactions,
     } = &mut *guard;
+    let own = transactions.get(name);
     let mut switched = 0;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
+        let mut dirty = DirtyBatch::new();
         let pages_of = |span: PageRange| {
             let first = piece.index_of(span.start())?;
             Some(first..first + span.pages())
         };
+        let owns_all = |span| own.is_some_and(|own| own.owns_all(span));
         // A huge leaf whose pages do not share one fate cannot stay one.
-        let mut fates = Cursor(migrated.moved().peekable());
         let split = |span: PageRange| {
             pages_of(span).is_some_and(|pages| {
-                fates.any(&pages)
-                    && (fates.whole(&pages).is_none() || !transactions.owns_all(name, span))
+                any_moved(migrated, &pages)
+                    && (moved_whole(migrated, &pages).is_none() || !owns_all(span))
             })
         };
         table.for_each_split(piece, batch, split, |span, slot| {
@@ -293,27 +300,28 @@ pub(super) fn switch_to_system<D: Device>(
                 return;
             };
             let mut all = |what| pages.clone().for_each(|index| each(index, what));
-            if !moved.any(&pages) {
+            let whole = moved_whole(migrated, &pages);
+            if whole.is_none() && !any_moved(migrated, &pages) {
                 let on_device = slot.is_device();
                 return all(Switched::Stays { on_device });
             }
-            if !transactions.owns_any(name, span) {
+            if !own.is_some_and(|own| own.owns_any(span)) {
                 // Others' events have removed what we do not own; if something is there, it has
                 // come since.
                 return all(Switched::Lost);
             }
-            let entry = match moved.whole(&pages) {
-                Some(entry) if transactions.owns_all(name, span) => entry,
+            let entry = match whole {
+                Some(entry) if owns_all(span) => entry,
                 _ => {
                     // It could not be split.
-                    Inner::<D>::retire(span, *slot);
+                    Inner::<D>::retire(&mut dirty, span, *slot);
                     *slot = Entry::NONE;
                     return all(Switched::Lost);
                 }
             };
             if !migrated.is_addressable(&entry) {
                 // It is in the memory of another device, which this one cannot read.
-                Inner::<D>::retire(span, *slot);
+                Inner::<D>::retire(&mut dirty, span, *slot);
                 *slot = Entry::NONE;
                 return all(Switched::NoEntry);
             }
@@ -324,8 +332,11 @@ pub(super) fn switch_to_system<D: Device>(
         });
     });
     drop(guard);
+    lap.end(Phase::Switch);
     inner.stats.add(Counter::Switched, switched as u64);
-    Flushed::by(flush, inner)
+    let flushed = Flushed::by(flush, inner);
+    lap.end(Phase::Flush);
+    flushed
 }
 
 /// A mirror, as a CPU fault on memory of its device sees it.
@@ -345,6 +356,7 @@ pub(crate) trait Peer: Send + Sync {
 impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
     fn begin(&self, name: Cookie, owner: Cookie, range: PageRange) -> bool {
         let inner = self.subscriber();
+        let mut lap = Lap::start();
         let mut guard = self.lock();
         let State {
             table,
@@ -362,23 +374,37 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         if transactions.begin(request).is_err() {
             return false;
         }
+        // In one pass: pages without an entry are let go, the others are write-protected.
+        let keep_write = inner.device().test_keep_write();
+        let mut behind = range.start();
         let mut any = false;
-        for index in 0..range.pages() {
-            let addr = range.address(index);
-            let valid = table.get(addr).is_valid();
-            any |= valid;
-            if let (false, Ok(page)) = (valid, PageRange::from_pages(addr, 1)) {
-                transactions.release(name, page);
-            }
+        let ((), flush) = inner.change(table, None, |table, batch| {
+            let mut dirty = DirtyBatch::new();
+            table.for_each(range, batch, |span, entry| {
+                any = true;
+                if let Ok(gap) = PageRange::new(behind, span.start()) {
+                    transactions.release(name, gap);
+                }
+                behind = span.end();
+                if entry.is_writable() && !keep_write {
+                    Inner::<D>::retire(&mut dirty, span, *entry);
+                    *entry = entry.write_protected();
+                }
+            });
+        });
+        if let Ok(gap) = PageRange::new(behind, range.end()) {
+            transactions.release(name, gap);
         }
         if !any {
             transactions.end(name);
-            return false;
         }
-        let flush = inner.protect(table, range);
         drop(guard);
-        Flushed::by(flush, inner);
-        true
+        lap.end(Phase::Collect);
+        if flush.is_some() {
+            Flushed::by(flush, inner);
+            lap.end(Phase::Flush);
+        }
+        any
     }
 
     fn switch(&self, name: Cookie, range: PageRange, migrated: &Migrated<'_>) -> Flushed {

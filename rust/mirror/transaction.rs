@@ -59,14 +59,16 @@ pub(crate) struct Request {
 }
 
 /// One running migration.
-struct Transaction {
+pub(crate) struct Transaction {
     request: Request,
     /// A set bit is a page that nobody else has touched.
     marks: [u64; WORDS],
 }
 
 impl Transaction {
-    fn is_marked(&self, addr: usize) -> bool {
+    /// Whether the page at `addr` still belongs to it.
+    #[inline]
+    pub(crate) fn is_marked(&self, addr: usize) -> bool {
         self.request.range.index_of(addr).is_some_and(|index| {
             self.marks
                 .get(index / 64)
@@ -76,24 +78,67 @@ impl Transaction {
 
     /// Number of pages of `span` that are marked.
     fn marked(&self, span: PageRange) -> usize {
-        (0..span.pages())
-            .filter(|index| self.is_marked(span.address(*index)))
-            .count()
+        self.words(span)
+            .filter_map(|(index, bits)| Some((self.marks.get(index)? & bits).count_ones() as usize))
+            .sum()
     }
 
     fn set(&mut self, range: PageRange, marked: bool) {
-        let Some(both) = self.request.range.intersect(&range) else {
-            return;
-        };
-        let Some(first) = self.request.range.index_of(both.start()) else {
-            return;
-        };
-        for index in first..first + both.pages() {
-            if let Some(word) = self.marks.get_mut(index / 64) {
-                let bit = 1 << (index % 64);
-                *word = if marked { *word | bit } else { *word & !bit };
+        for (index, bits) in self.words(range) {
+            if let Some(word) = self.marks.get_mut(index) {
+                *word = if marked { *word | bits } else { *word & !bits };
             }
         }
+    }
+
+    /// The words of [`Self::marks`] that are about pages of `span`, and their bits.
+    fn words(&self, span: PageRange) -> impl Iterator<Item = (usize, u64)> {
+        let both = self.request.range.intersect(&span);
+        let first = both.and_then(|both| self.request.range.index_of(both.start()));
+        let mut at = first.unwrap_or(0);
+        let end = at + both.map_or(0, |both| both.pages());
+        core::iter::from_fn(move || {
+            let count = (end - at).min(64 - at % 64);
+            if count == 0 {
+                return None;
+            }
+            let found = (at / 64, (u64::MAX >> (64 - count)) << (at % 64));
+            at += count;
+            Some(found)
+        })
+    }
+
+    /// Whether all pages of `span` still belong to it.
+    #[inline]
+    pub(crate) fn owns_all(&self, span: PageRange) -> bool {
+        match span.pages() {
+            1 => self.is_marked(span.start()),
+            pages => self.marked(span) == pages,
+        }
+    }
+
+    /// Whether any page of `span` still belongs to it.
+    #[inline]
+    pub(crate) fn owns_any(&self, span: PageRange) -> bool {
+        match span.pages() {
+            1 => self.is_marked(span.start()),
+            _ => self.marked(span) != 0,
+        }
+    }
+
+    /// Whether its own event would keep only some pages of `span`.
+    pub(crate) fn divides(&self, span: PageRange) -> bool {
+        self.owns_any(span) && !self.owns_all(span)
+    }
+
+    /// Whether its own event leaves the entry for `span` alone: never if another one has announced that it
+    /// takes a page there, for it has just lost the right to switch it.
+    #[inline]
+    pub(crate) fn keeps(&self, span: PageRange, entry: Entry) -> bool {
+        let takes_device_pages = self.request.identity != Identity::Name;
+        self.owns_all(span)
+            // Pages that it does not take stay where they are.
+            && (self.request.faultless || (entry.is_device() && !takes_device_pages))
     }
 
     fn has_caused(&self, event: &Event<'_>) -> bool {
@@ -168,28 +213,16 @@ impl Transactions {
         self.0.iter().flatten()
     }
 
+    /// The migration `name`, if it runs.
+    pub(crate) fn get(&self, name: Cookie) -> Option<&Transaction> {
+        self.running()
+            .find(|transaction| transaction.request.name == name)
+    }
+
     /// Whether the page at `addr` still belongs to the migration `name`.
     pub(crate) fn owns(&self, name: Cookie, addr: usize) -> bool {
-        self.running()
-            .any(|transaction| transaction.request.name == name && transaction.is_marked(addr))
-    }
-
-    /// Number of pages of `span` that still belong to the migration `name`.
-    fn owned(&self, name: Cookie, span: PageRange) -> usize {
-        let own = self
-            .running()
-            .find(|transaction| transaction.request.name == name);
-        own.map_or(0, |transaction| transaction.marked(span))
-    }
-
-    /// Whether all pages of `span` still belong to the migration `name`.
-    pub(crate) fn owns_all(&self, name: Cookie, span: PageRange) -> bool {
-        self.owned(name, span) == span.pages()
-    }
-
-    /// Whether any page of `span` still belongs to the migration `name`.
-    pub(crate) fn owns_any(&self, name: Cookie, span: PageRange) -> bool {
-        self.owned(name, span) != 0
+        self.get(name)
+            .is_some_and(|transaction| transaction.is_marked(addr))
     }
 
     /// Whether a migration is about to switch the entry at `addr`, so that none may be installed.
@@ -234,25 +267,25 @@ impl Transactions {
         own
     }
 
-    /// Whether the migration `name`, whose own event this is, would keep only some pages of `span`.
-    pub(crate) fn divides(&self, name: Cookie, span: PageRange) -> bool {
-        self.running().any(|transaction| {
-            transaction.request.name == name
-                && (1..span.pages()).contains(&transaction.marked(span))
-        })
+    #[cfg(CONFIG_KUNIT = "y")]
+    fn owns_all(&self, name: Cookie, span: PageRange) -> bool {
+        self.get(name).is_some_and(|one| one.owns_all(span))
     }
 
-    /// Whether the migration `name`, whose own event this is, leaves the entry for `span` alone: never if
-    /// another one has announced that it takes a page there, for it has just lost the right to switch it.
-    pub(crate) fn keeps(&self, name: Cookie, span: PageRange, entry: Entry) -> bool {
-        self.running().any(|transaction| {
-            let request = &transaction.request;
-            let takes_device_pages = request.identity != Identity::Name;
-            request.name == name
-                && transaction.marked(span) == span.pages()
-                // Pages that it does not take stay where they are.
-                && (request.faultless || (entry.is_device() && !takes_device_pages))
-        })
+    #[cfg(CONFIG_KUNIT = "y")]
+    fn owns_any(&self, name: Cookie, span: PageRange) -> bool {
+        self.get(name).is_some_and(|one| one.owns_any(span))
+    }
+
+    #[cfg(CONFIG_KUNIT = "y")]
+    fn divides(&self, name: Cookie, span: PageRange) -> bool {
+        self.get(name).is_some_and(|one| one.divides(span))
+    }
+
+    #[cfg(CONFIG_KUNIT = "y")]
+    fn keeps(&self, name: Cookie, span: PageRange, entry: Entry) -> bool {
+        self.get(name)
+            .is_some_and(|transaction| transaction.keeps(span, entry))
     }
 }
 

@@ -33,6 +33,7 @@ impl PageRange {
     /// # Errors
     ///
     /// `EINVAL` if it is empty or not page-aligned.
+    #[inline]
     pub const fn new(start: usize, end: usize) -> Result<Self> {
         if start >= end || start & !PAGE_MASK != 0 || end & !PAGE_MASK != 0 {
             return Err(EINVAL);
@@ -46,6 +47,7 @@ impl PageRange {
     /// # Errors
     ///
     /// `EINVAL` if it is empty, not page-aligned, or goes beyond the largest address.
+    #[inline]
     pub fn from_pages(start: usize, pages: usize) -> Result<Self> {
         let len = pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
         Self::new(start, start.checked_add(len).ok_or(EINVAL)?)
@@ -80,6 +82,7 @@ impl PageRange {
     }
 
     /// The smallest range that holds both.
+    #[inline]
     pub fn hull(&self, other: &Self) -> Self {
         // INVARIANT: As of the two.
         Self {
@@ -89,6 +92,7 @@ impl PageRange {
     }
 
     /// The part that both ranges have in common.
+    #[inline]
     pub fn intersect(&self, other: &Self) -> Option<Self> {
         Self::new(self.start.max(other.start), self.end.min(other.end)).ok()
     }

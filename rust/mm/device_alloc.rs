@@ -115,10 +115,8 @@ impl FreeMap {
             };
             let bits = (end - at).min(WORD_PAGES - at % WORD_PAGES);
             let mask = (u64::MAX >> (WORD_PAGES - bits)) << (at % WORD_PAGES);
-            let mut value = word.load(Relaxed);
-            while let Err(now) = word.cmpxchg(value, value | mask, Full) {
-                value = now;
-            }
+            // The bits are clear until here, so that adding sets them.
+            word.fetch_add(mask, Full);
             at += bits;
         }
         self.used.fetch_sub(pages, Relaxed);

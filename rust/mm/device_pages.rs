@@ -283,6 +283,22 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
+    /// As [`Self::lookup`], for frames that are close together.
+    pub(crate) fn finder(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
+        let mut last: Option<&Piece<T>> = None;
+        move |pfn| {
+            let index_in = |piece: &Piece<T>| {
+                let index = pfn.checked_sub(piece.base)?;
+                (index < PIECE_PAGES).then_some(index)
+            };
+            if last.and_then(index_in).is_none() {
+                last = self.pieces().find(|piece| index_in(piece).is_some());
+            }
+            let piece = last?;
+            Some(piece.index * PIECE_PAGES + index_in(piece)?)
+        }
+    }
+
     /// The page frame number of device page `number`.
     pub fn pfn(&self, number: usize) -> Option<usize> {
         let piece = self.pieces.get(number / PIECE_PAGES)?.as_ref()?;

@@ -11,43 +11,29 @@
 
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
-    device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange},
+    device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, Kind},
     notifier::Cookie,
-    page::{mark_dirty, CpuPages, CpuPagesMut, LockedFolio},
+    page::{CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
 };
 use crate::{
     bindings,
-    inject::{fails, Point},
+    inject::{fails, is_injecting, Point},
     pgtable::Flushed, //
 };
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{error::to_result, mm::virt::flags, prelude::*};
+
+mod batch;
+
+pub use batch::Batch;
+use batch::Inner;
 
 const VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
 const MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;
 const WRITE: usize = bindings::MIGRATE_PFN_WRITE as usize;
 const COMPOUND: usize = bindings::MIGRATE_PFN_COMPOUND as usize;
 const SHIFT: u32 = bindings::MIGRATE_PFN_SHIFT;
-
-/// Room for one migration of up to [`PMD_PAGES`] pages. Reuse it.
-pub struct Batch(KBox<Arrays>);
-
-struct Arrays {
-    src: [usize; PMD_PAGES],
-    dst: [usize; PMD_PAGES],
-}
-
-impl Batch {
-    /// Allocates a batch. Context: may sleep.
-    pub fn new() -> Result<Self> {
-        let arrays = Arrays {
-            src: [0; PMD_PAGES],
-            dst: [0; PMD_PAGES],
-        };
-        Ok(Self(KBox::new(arrays, GFP_KERNEL)?))
-    }
-}
 
 /// Which pages of a range to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,83 +81,6 @@ impl Entry {
     }
 }
 
-/// State common to both phases.
-///
-/// # Invariants
-///
-/// `batch` holds what setup and the calls since then have left there. With `vma`, `raw` describes
-/// it and the mmap lock is held for `'a`.
-struct Inner<'a> {
-    raw: bindings::migrate_vma,
-    /// By virtual address, or by physical page (`migrate_device_*`).
-    by_vma: bool,
-    batch: &'a mut Arrays,
-    pages: usize,
-    _borrow: PhantomData<Vma<'a>>,
-}
-
-impl Inner<'_> {
-    fn entry(&self, index: usize) -> Option<Entry> {
-        let src = *self.batch.src.get(..self.pages)?.get(index)?;
-        let pages = if src & COMPOUND != 0 { PMD_PAGES } else { 1 };
-        (src & MIGRATE != 0).then_some(Entry {
-            index,
-            pages,
-            source: if src & VALID != 0 {
-                Source::Page(src >> SHIFT)
-            } else {
-                Source::Hole
-            },
-            writable: src & WRITE != 0,
-            destination: self.batch.dst.get(index).map_or(0, |dst| *dst >> SHIFT),
-        })
-    }
-
-    /// The first entry at or after page `index`.
-    fn entry_from(&self, index: usize) -> Option<Entry> {
-        (index..self.pages).find_map(|index| self.entry(index))
-    }
-
-    fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
-        let mut next = 0;
-        core::iter::from_fn(move || {
-            let found = self.entry_from(next)?;
-            next = found.index + found.pages;
-            Some(found)
-        })
-    }
-
-    fn pages(&mut self) {
-        // SAFETY: Set up by the type invariant; every destination is a locked new folio.
-        unsafe {
-            if self.by_vma {
-                bindings::migrate_vma_pages(&mut self.raw);
-            } else {
-                bindings::migrate_device_pages(
-                    self.batch.src.as_mut_ptr(),
-                    self.batch.dst.as_mut_ptr(),
-                    self.pages,
-                );
-            }
-        }
-    }
-
-    fn finalize(&mut self) {
-        // SAFETY: As above.
-        unsafe {
-            if self.by_vma {
-                bindings::migrate_vma_finalize(&mut self.raw);
-            } else {
-                bindings::migrate_device_finalize(
-                    self.batch.src.as_mut_ptr(),
-                    self.batch.dst.as_mut_ptr(),
-                    self.pages,
-                );
-            }
-        }
-    }
-}
-
 /// Pages that are unmapped from all CPUs and locked. CPU faults on them wait.
 #[must_use = "dropping it puts the pages back"]
 pub struct Isolated<'a>(Inner<'a>);
@@ -209,9 +118,8 @@ impl<'a> Isolated<'a> {
         if fails(Point::Isolate) {
             return Err(ENOMEM);
         }
-        let batch = &mut *batch.0;
-        batch.src.fill(0);
-        batch.dst.fill(0);
+        batch.clear(pages)?;
+        let cpu_sources = select != Select::Private;
         let select = match select {
             Select::System => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM,
             Select::Private => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_PRIVATE,
@@ -239,6 +147,7 @@ impl<'a> Isolated<'a> {
         Ok(Self(Inner {
             raw,
             by_vma: true,
+            cpu_sources,
             batch,
             pages,
             _borrow: PhantomData,
@@ -268,9 +177,7 @@ impl<'a> Isolated<'a> {
         if fails(Point::Isolate) {
             return Err(ENOMEM);
         }
-        let batch = &mut *batch.0;
-        batch.src.fill(0);
-        batch.dst.fill(0);
+        batch.clear(range.count)?;
         // SAFETY: The frames are of a live piece, and the array is long enough.
         to_result(unsafe {
             bindings::migrate_device_range(batch.src.as_mut_ptr(), first, range.count)
@@ -288,6 +195,7 @@ impl<'a> Isolated<'a> {
         Ok(Self(Inner {
             raw: bindings::migrate_vma::default(),
             by_vma: false,
+            cpu_sources: memory.kind() != Kind::Private,
             batch,
             pages: range.count,
             _borrow: PhantomData,
@@ -295,13 +203,64 @@ impl<'a> Isolated<'a> {
     }
 
     /// The entries that can migrate.
+    #[inline]
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         self.0.entries()
     }
 
+    /// Whether the sources are memory that the CPU can address.
+    pub(crate) fn has_cpu_sources(&self) -> bool {
+        self.0.cpu_sources
+    }
+
+    /// Most entries that there can be.
+    pub(crate) fn room(&self) -> usize {
+        self.0.pages
+    }
+
     /// The first entry at or after page `index` of the range.
+    #[inline]
     pub fn entry_from(&self, index: usize) -> Option<Entry> {
         self.0.entry_from(index)
+    }
+
+    /// Gives new system memory to the small pages among the entries for which `wanted` says so, many at
+    /// once. Best effort: those that get none, also for the sake of a memory policy, are left to
+    /// [`Self::fill`]. Holes get none. As with [`LockedFolio::alloc_system`] they are dirty.
+    ///
+    /// Context: may sleep; the notifier's lock must not be held.
+    pub fn fill_small(&mut self, vma: Option<Vma<'_>>, mut wanted: impl FnMut(&Entry) -> bool) {
+        if is_injecting() {
+            // One by one, each of which may fail.
+            return;
+        }
+        let mut any = false;
+        let mut index = 0;
+        while let Some(entry) = self.0.entry_from(index) {
+            index = entry.index + entry.pages;
+            let fits = entry.order() == 0 && entry.destination == 0;
+            let Source::Page(pfn) = entry.source else {
+                continue;
+            };
+            // SAFETY: The page is isolated, so it is alive.
+            let ksm = || self.0.cpu_sources && unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) };
+            if !fits || ksm() || !wanted(&entry) {
+                continue;
+            }
+            if let Some(dst) = self.0.batch.dst.get_mut(entry.index) {
+                *dst = usize::MAX;
+                any = true;
+            }
+        }
+        // It may hold what must not be held over an allocation.
+        drop(wanted);
+        if any {
+            let vma = vma.map_or(ptr::null_mut(), |vma| vma.as_ptr());
+            // SAFETY: The array is that long; `vma` is null or valid, with its mmap lock held.
+            unsafe {
+                bindings::rust_hmm_fill_marked(vma, self.0.batch.dst.as_mut_ptr(), self.0.pages)
+            };
+        }
     }
 
     /// Asks `choose` for the destination of each entry. An entry without one stays where it is.
@@ -319,7 +278,7 @@ impl<'a> Isolated<'a> {
             if entry.destination != 0 {
                 continue;
             }
-            if let Source::Page(pfn) = entry.source {
+            if let (Source::Page(pfn), true) = (entry.source, self.0.cpu_sources) {
                 // SAFETY: The page is isolated, so it is alive.
                 if unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) } {
                     continue;
@@ -340,19 +299,22 @@ impl<'a> Isolated<'a> {
 
     /// The pages that the entry at `index` comes from; `None` for a hole and for memory that the
     /// CPU cannot address.
+    #[inline]
     pub fn source(&self, index: usize) -> Option<CpuPages<'_>> {
         let entry = self.0.entry(index)?;
         let Source::Page(pfn) = entry.source else {
             return None;
         };
-        // SAFETY: The page is isolated: it stays alive as long as `self`.
-        unsafe {
-            (!bindings::rust_hmm_pfn_is_private(pfn)).then(|| CpuPages::new(pfn, entry.pages))
+        if !self.0.cpu_sources {
+            return None;
         }
+        // SAFETY: The page is isolated: it stays alive as long as `self`. The core gives what was selected.
+        Some(unsafe { CpuPages::new(pfn, entry.pages) })
     }
 
     /// The pages that the entry at `index` goes to; `None` if it has none, and for memory that the
     /// CPU cannot address.
+    #[inline]
     pub fn destination(&self, index: usize) -> Option<CpuPagesMut<'_>> {
         let entry = self.0.entry(index).filter(|entry| entry.destination != 0)?;
         let pfn = entry.destination;
@@ -360,15 +322,6 @@ impl<'a> Isolated<'a> {
         // which `self` would have to be borrowed mutably.
         unsafe {
             (!bindings::rust_hmm_pfn_is_private(pfn)).then(|| CpuPagesMut::new(pfn, entry.pages))
-        }
-    }
-
-    /// Marks the destination of the entry at `index` dirty, if it is system memory: what comes from
-    /// a device may be newer than what reclaim thinks it can drop (`MADV_FREE`).
-    pub fn dirty_destination(&self, index: usize) {
-        if let Some(pages) = self.destination(index) {
-            // SAFETY: A locked new folio of ours.
-            unsafe { mark_dirty(pages.first_pfn()) };
         }
     }
 
@@ -411,6 +364,7 @@ pub struct Migrated<'a>(Inner<'a>);
 
 impl Migrated<'_> {
     /// The entries that moved to their destination.
+    #[inline]
     pub fn moved(&self) -> impl Iterator<Item = Entry> + '_ {
         self.0.entries().filter(|entry| entry.destination != 0)
     }
@@ -419,6 +373,15 @@ impl Migrated<'_> {
     pub fn is_addressable(&self, entry: &Entry) -> bool {
         // SAFETY: Where something has moved to, is alive.
         entry.destination != 0 && !unsafe { bindings::rust_hmm_pfn_is_private(entry.destination) }
+    }
+
+    /// The entry that moved page `index` of the range.
+    #[inline]
+    pub fn moved_at(&self, index: usize) -> Option<Entry> {
+        // A huge one begins with the range.
+        let huge = || self.0.entry(0).filter(|entry| entry.pages > index);
+        let entry = self.0.entry(index).or_else(huge)?;
+        (entry.destination != 0).then_some(entry)
     }
 
     /// Maps the pages for the CPU again, and frees their sources: no device uses these any more.

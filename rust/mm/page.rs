@@ -19,15 +19,59 @@ use kernel::{
     prelude::*, //
 };
 
-/// Marks the folio of page frame `pfn` dirty, because a device may have written it.
-///
-/// # Safety
-///
-/// The frame must belong to a page that is alive and, if it is of a file, cannot be truncated now:
-/// it is mapped, and the notifier's callback that will let it be unmapped has not returned.
-pub(crate) unsafe fn mark_dirty(pfn: usize) {
-    // SAFETY: By the function's requirements.
-    unsafe { bindings::rust_hmm_pfn_mark_dirty(pfn) };
+/// Marks folios dirty, because a device may have written them: many with one call. What was added is
+/// marked at the latest when this is dropped.
+pub(crate) struct DirtyBatch {
+    pfns: [usize; Self::ROOM],
+    len: usize,
+}
+
+impl DirtyBatch {
+    const ROOM: usize = 32;
+
+    pub(crate) const fn new() -> Self {
+        Self {
+            pfns: [0; Self::ROOM],
+            len: 0,
+        }
+    }
+
+    /// Adds the folios of `count` page frames from `pfn` on.
+    ///
+    /// # Safety
+    ///
+    /// Until `self` is dropped, the frames must belong to pages that are alive and, if they are of a file,
+    /// cannot be truncated: they are mapped, and the notifier's callback that will let them be unmapped has
+    /// not returned.
+    #[inline]
+    pub(crate) unsafe fn add(&mut self, pfn: usize, count: usize) {
+        if count != 1 {
+            // SAFETY: By the function's requirements.
+            return unsafe { bindings::rust_hmm_mark_dirty(pfn, count) };
+        }
+        if self.len == Self::ROOM {
+            self.mark();
+        }
+        if let Some(place) = self.pfns.get_mut(self.len) {
+            *place = pfn;
+            self.len += 1;
+        }
+    }
+
+    fn mark(&mut self) {
+        let pfns = self.pfns.get(..self.len).unwrap_or_default();
+        // SAFETY: By the requirements of `add`.
+        unsafe { bindings::rust_hmm_mark_all_dirty(pfns.as_ptr(), pfns.len()) };
+        self.len = 0;
+    }
+}
+
+impl Drop for DirtyBatch {
+    fn drop(&mut self) {
+        if self.len != 0 {
+            self.mark();
+        }
+    }
 }
 
 /// Whether page frame `pfn` is the zero page.
@@ -72,12 +116,12 @@ impl<'a> CpuPages<'a> {
     }
 
     /// Bytes of the pages.
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.count.saturating_mul(PAGE_SIZE)
     }
 
     /// Calls `f` with page frame, offset in it, and part of `len` bytes from `offset` on.
-    fn for_each_part(
+    pub(super) fn for_each_part(
         &self,
         offset: usize,
         len: usize,
@@ -213,6 +257,9 @@ pub enum Effort {
 impl LockedFolio {
     /// Allocates a folio of system memory for `addr`, by the memory policy of `vma` if there is one.
     ///
+    /// It is dirty: what comes back from a device may be newer than what reclaim thinks it can drop
+    /// (`MADV_FREE`).
+    ///
     /// # Errors
     ///
     /// `ENOMEM`; `EINVAL` if the order is more than [`PMD_ORDER`]. Context: may sleep and reclaim; the
@@ -300,7 +347,7 @@ impl SharedBytes {
         self.len == 0
     }
 
-    fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
+    pub(super) fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
         if offset.checked_add(len).ok_or(EINVAL)? > self.len {
             return Err(EINVAL);
         }

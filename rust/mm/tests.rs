@@ -71,6 +71,13 @@ mod suite {
             let refused = Isolated::from_device(&device, range, &mut batch).err();
             assert_eq!(refused, Some(EINVAL));
         }
+        // Too little room for the range.
+        let range = DeviceRange { first: 0, count: 2 };
+        for room in [0, 1] {
+            let refused = Isolated::from_device(&device, range, &mut Batch::with_room(room)?).err();
+            assert_eq!(refused, Some(EINVAL));
+        }
+        assert!(Batch::with_room(usize::MAX).is_err());
         assert!(device.pfn(usize::MAX).is_none() && device.lookup(usize::MAX).is_none());
         let bytes = SharedBytes::new(16)?;
         assert!(bytes.read(usize::MAX, &mut [0; 2]).is_err());

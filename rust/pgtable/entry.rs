@@ -18,57 +18,68 @@ impl Entry {
     pub const NONE: Self = Self(0);
 
     /// A page of system memory, by its frame number.
+    #[inline]
     pub const fn system(pfn: usize, writable: bool) -> Self {
         let write = if writable { Self::WRITE } else { 0 };
         Self(((pfn as u64) << Self::SHIFT) | Self::VALID | write)
     }
 
     /// A page of this device's memory, by its device page number.
+    #[inline]
     pub const fn device(number: usize, writable: bool) -> Self {
         Self(Self::system(number, writable).0 | Self::DEVICE)
     }
 
     /// A page of system memory that only the device may access.
+    #[inline]
     pub const fn exclusive(pfn: usize) -> Self {
         Self(Self::system(pfn, false).0 | Self::EXCLUSIVE)
     }
 
     /// Whether there is a page.
+    #[inline]
     pub const fn is_valid(self) -> bool {
         self.0 & Self::VALID != 0
     }
 
     /// Whether the device may write the page.
+    #[inline]
     pub const fn is_writable(self) -> bool {
         self.0 & Self::WRITE != 0
     }
 
     /// Whether the page is in this device's memory.
+    #[inline]
     pub const fn is_device(self) -> bool {
         self.0 & Self::DEVICE != 0
     }
 
     /// Whether the device has the page for itself.
+    #[inline]
     pub const fn is_exclusive(self) -> bool {
         self.0 & Self::EXCLUSIVE != 0
     }
 
     /// Whether the device may have changed the page through this entry.
+    #[inline]
     pub const fn may_be_dirty(self) -> bool {
         self.0 & (Self::WRITE | Self::EXCLUSIVE) != 0
     }
 
     /// Frame number, or device page number if [`Self::is_device`].
+    #[inline]
     pub const fn number(self) -> usize {
         (self.0 >> Self::SHIFT) as usize
     }
 
     /// The same page, not to be written.
+    #[inline]
     pub const fn write_protected(self) -> Self {
         Self(self.0 & !Self::WRITE)
     }
 
     /// The page `pages` after this one, with the same rights; [`Self::NONE`] stays so.
+    #[inline]
     pub const fn plus(self, pages: usize) -> Self {
         if !self.is_valid() {
             return self;
@@ -77,22 +88,26 @@ impl Entry {
     }
 
     /// The page `pages` before this one, as [`Self::plus`].
+    #[inline]
     pub const fn minus(self, pages: usize) -> Self {
         self.plus(pages.wrapping_neg())
     }
 
     /// Whether a translation that was kept as `self` is no longer right where the table says `now`.
+    #[inline]
     pub const fn is_outdated_by(self, now: Self) -> bool {
         let lost = self.0 & !now.0;
         self.is_valid() && ((self.0 ^ now.0) & !Self::WRITE != 0 || lost & Self::WRITE != 0)
     }
 
     /// The bits, for a format that keeps them as they are.
+    #[inline]
     pub(super) const fn bits(self) -> u64 {
         self.0
     }
 
     /// The entry of which these are the bits.
+    #[inline]
     pub(super) const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }

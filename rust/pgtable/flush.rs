@@ -49,15 +49,25 @@ impl<F: Format> FlushBatch<F> {
     }
 
     /// Asks for a flush of `range`, too.
+    #[inline]
     pub fn cover(&mut self, range: PageRange) {
         self.hull = Some(self.hull.map_or(range, |hull| hull.hull(&range)));
     }
 
     /// Takes note of a change of an entry that covers `span`.
+    #[inline]
     pub(super) fn record(&mut self, span: PageRange, old: Entry, new: Entry) {
         if old.is_outdated_by(new) {
             self.cover(span);
             self.pages += span.pages();
+        }
+    }
+
+    /// Takes note of changes of entries of `pages` pages, all within `hull`.
+    pub(super) fn record_all(&mut self, hull: Option<PageRange>, pages: usize) {
+        if let Some(hull) = hull {
+            self.cover(hull);
+            self.pages += pages;
         }
     }
 

@@ -3,10 +3,8 @@
 //! How a device's page table looks: levels, and what an entry is made of.
 
 use super::entry::Entry;
-use kernel::{
-    page::PAGE_SHIFT,
-    sync::atomic::{ordering::Acquire, ordering::Release, Atomic},
-};
+use crate::mm::word;
+use kernel::{page::PAGE_SHIFT, sync::atomic::Atomic};
 
 /// What an entry is stored in, written and read as a whole: `u32` or `u64`.
 pub trait Word: sealed::Sealed + Copy + Send + Sync + 'static {
@@ -32,7 +30,7 @@ mod sealed {
 }
 
 macro_rules! impl_word {
-    ($type:ty) => {
+    ($type:ty, $load:ident, $store:ident) => {
         impl sealed::Sealed for $type {}
 
         impl Word for $type {
@@ -44,19 +42,21 @@ macro_rules! impl_word {
                 Atomic::new(value)
             }
 
+            #[inline]
             fn load(cell: &Self::Cell) -> Self {
-                cell.load(Acquire)
+                word::$load(cell)
             }
 
+            #[inline]
             fn store(cell: &Self::Cell, value: Self) {
-                cell.store(value, Release);
+                word::$store(cell, value);
             }
         }
     };
 }
 
-impl_word!(u32);
-impl_word!(u64);
+impl_word!(u32, load_u32, store_u32);
+impl_word!(u64, load_u64, store_u64);
 
 /// An entry, decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,11 +109,13 @@ pub unsafe trait Format: Sized + Send + Sync + 'static {
 }
 
 /// Log2 of the bytes that an entry of `level` covers.
+#[inline]
 pub(super) const fn shift<F: Format>(level: u32) -> u32 {
     PAGE_SHIFT as u32 + F::BITS * level
 }
 
 /// Number of entries of a table.
+#[inline]
 pub(super) const fn fan<F: Format>() -> usize {
     1 << F::BITS
 }
@@ -157,10 +159,12 @@ unsafe impl Format for Radix4 {
         (u64::from(index) << 12) | Self::TABLE
     }
 
+    #[inline]
     fn leaf(_level: u32, entry: Entry) -> u64 {
         entry.bits()
     }
 
+    #[inline]
     fn decode(_level: u32, word: u64) -> Slot {
         if word == 0 {
             Slot::Empty

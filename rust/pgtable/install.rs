@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! New entries: tables are made from what was reserved, huge leaves split, aligned runs merge.
+//! New entries: tables are made, and huge leaves split, from what was reserved; aligned runs merge.
 
 use super::{
     entry::Entry,
@@ -135,7 +135,8 @@ impl<F: Format> Table<F> {
             Slot::Leaf(huge) => {
                 let page = self.pool.page(above.ok_or(EINVAL)?).ok_or(EINVAL)?;
                 let slot = slot_of::<F>(1, start);
-                self.pool.split(&page, slot, 1, huge).ok_or(ENOMEM)?
+                let child = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
+                self.pool.split(&page, slot, 1, huge, child).ok_or(EINVAL)?
             }
             Slot::Empty => {
                 if scratch_is_empty(scratch, first, range.pages()) {
@@ -183,6 +184,7 @@ impl<F: Format> Table<F> {
             }
         }
         page.set_used(used);
+        page.widen(first, first + range.pages() - 1);
         if used == 0 {
             // Removes the table, and those above that have become empty.
             self.for_each(range, batch, |_, _| ());
@@ -202,8 +204,7 @@ impl<F: Format> Table<F> {
         let above = self.make_table_above(span.start(), spares)?;
         let page = self.pool.page(above).ok_or(EINVAL)?;
         if !matches!(old, Slot::Leaf(_)) {
-            let kept = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
-            self.pool.deposit(&page, kept);
+            self.pool.count_huge(1);
         }
         let new = run.first().copied().unwrap_or_default();
         let slot = slot_of::<F>(1, span.start());
@@ -211,6 +212,7 @@ impl<F: Format> Table<F> {
         match old {
             Slot::Empty => {
                 page.set_used(page.used() + 1);
+                page.widen(slot, slot);
                 self.live += span.pages();
             }
             Slot::Leaf(huge) => batch.record(span, huge, new),
@@ -277,8 +279,10 @@ impl<F: Format> Table<F> {
     ) -> Result<u32> {
         let page = self.pool.page(above).ok_or(EINVAL)?;
         let child = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
-        page.store(slot_of::<F>(level, addr), F::table(child));
+        let slot = slot_of::<F>(level, addr);
+        page.store(slot, F::table(child));
         page.set_used(page.used() + 1);
+        page.widen(slot, slot);
         Ok(child)
     }
 }

@@ -10,7 +10,9 @@ use super::{
 use crate::{
     inject::{fails, Point},
     locks,
+    overhead, //
 };
+use core::mem::size_of;
 use kernel::{
     prelude::*,
     sync::{
@@ -27,17 +29,28 @@ const CHUNK: usize = 32;
 /// Most chunks: with 9 bits a level, tables for 512 GiB of small pages.
 const CHUNKS: usize = 8192;
 
+/// Free pages are kept for splits: for so many huge leaves one each, of more one for [`SHARE`].
+const SPLITS: usize = 8;
+
+/// A leaf for which a page was kept would cost as much as its 512 pages do. Few are split in a row:
+/// the next fault or migration makes up for it.
+const SHARE: usize = 512;
+
 /// No table page.
 pub(super) const NIL: u32 = u32::MAX;
+
+/// Bounds of a table page without entries: none are wider.
+const NO_BOUNDS: u32 = 0xffff_0000;
 
 /// What is known of a table page besides its entries.
 struct Meta {
     /// Entries that are not empty.
     used: Atomic<u32>,
+    /// The first and the last slot, as halves, outside of which none is used: the part of a large range
+    /// to look at.
+    bounds: Atomic<u32>,
     /// Next in a list.
     next: Atomic<u32>,
-    /// List of table pages kept to split the huge leaves of this one, one for each.
-    deposit: Atomic<u32>,
 }
 
 struct Chunk<F: Format> {
@@ -55,8 +68,8 @@ impl<F: Format> Chunk<F> {
         for _ in 0..CHUNK {
             let new = Meta {
                 used: Atomic::new(0),
+                bounds: Atomic::new(NO_BOUNDS),
                 next: Atomic::new(NIL),
-                deposit: Atomic::new(NIL),
             };
             meta.push(new, GFP_KERNEL_ACCOUNT)?;
         }
@@ -111,17 +124,53 @@ impl<'p, F: Format> Page<'p, F> {
 
     pub(super) fn set_used(&self, used: u32) {
         self.meta.used.store(used, Relaxed);
+        if used == 0 {
+            self.meta.bounds.store(NO_BOUNDS, Relaxed);
+        }
+    }
+
+    /// The first and the last slot that may be used; the first is beyond the last if none is.
+    pub(super) fn bounds(&self) -> (usize, usize) {
+        let bounds = self.meta.bounds.load(Relaxed);
+        // CAST: From 16 bits to more.
+        ((bounds >> 16) as usize, (bounds & 0xffff) as usize)
+    }
+
+    /// Slots from `first` to `last` may be used from now on.
+    pub(super) fn widen(&self, first: usize, last: usize) {
+        let (low, high) = self.bounds();
+        let (low, high) = (low.min(first), high.max(last));
+        // CAST: A table has at most 1024 slots.
+        self.meta
+            .bounds
+            .store((low as u32) << 16 | high as u32, Relaxed);
     }
 }
 
 /// All table pages of one table.
-#[pin_data]
+#[pin_data(PinnedDrop)]
 pub(super) struct Pool<F: Format> {
     chunks: KVVec<SetOnce<KBox<Chunk<F>>>>,
     /// Chunks that there are, or are being added.
     count: Atomic<usize>,
+    /// Huge leaves in the table; only who changes it writes this.
+    huge: Atomic<usize>,
     #[pin]
     free: SpinLock<List>,
+}
+
+/// Takes note of `chunks` more, or less.
+fn account<F: Format>(chunks: usize, sign: i64) {
+    let bytes = CHUNK * (fan::<F>() * size_of::<F::Word>() + size_of::<Meta>());
+    let signed = |value: usize| sign * i64::try_from(value).unwrap_or(0);
+    overhead::add(signed(chunks * CHUNK), signed(chunks * bytes));
+}
+
+#[pinned_drop]
+impl<F: Format> PinnedDrop for Pool<F> {
+    fn drop(self: Pin<&mut Self>) {
+        account::<F>(self.count.load(Relaxed), -1);
+    }
 }
 
 impl<F: Format> Pool<F> {
@@ -134,6 +183,7 @@ impl<F: Format> Pool<F> {
             pin_init!(Self {
                 chunks,
                 count: Atomic::new(0),
+                huge: Atomic::new(0),
                 free <- {
                     let (name, key) = locks::table_pool();
                     SpinLock::new(List::EMPTY, name, key)
@@ -182,36 +232,39 @@ impl<F: Format> Pool<F> {
         Some(index)
     }
 
-    /// Keeps table page `index` for a split of one of the huge leaves of `page`.
-    pub(super) fn deposit(&self, page: &Page<'_, F>, index: u32) {
-        if let Some(kept) = self.page(index) {
-            kept.meta
-                .next
-                .store(page.meta.deposit.load(Relaxed), Relaxed);
-            page.meta.deposit.store(index, Relaxed);
-        }
+    /// Takes note of `more` huge leaves, or less.
+    pub(super) fn count_huge(&self, more: isize) {
+        let now = self.huge.load(Relaxed).saturating_add_signed(more);
+        self.huge.store(now, Relaxed);
     }
 
-    /// Takes one back.
-    pub(super) fn withdraw(&self, page: &Page<'_, F>) -> Option<u32> {
-        let index = page.meta.deposit.load(Relaxed);
-        let kept = self.page(index)?;
-        page.meta
-            .deposit
-            .store(kept.meta.next.load(Relaxed), Relaxed);
-        Some(index)
+    /// Free pages to keep for splits.
+    fn kept(&self) -> usize {
+        let huge = self.huge.load(Relaxed);
+        huge.min(SPLITS) + huge / SHARE
     }
 
-    /// Replaces the leaf `huge` in `slot` of `page`, of `level`, by a table of the same pages, from
-    /// what was deposited for it.
+    /// Whether there are less free pages than that.
+    pub(super) fn is_short(&self) -> bool {
+        let kept = self.kept();
+        kept != 0 && self.free.lock().len < kept
+    }
+
+    /// A page that was kept for a split.
+    pub(super) fn take_kept(&self) -> Option<u32> {
+        self.pop(&mut self.free.lock())
+    }
+
+    /// Replaces the leaf `huge` in `slot` of `page`, of `level`, by the empty table page `child` with
+    /// the same pages.
     pub(super) fn split(
         &self,
         page: &Page<'_, F>,
         slot: usize,
         level: u32,
         huge: Entry,
+        child: u32,
     ) -> Option<u32> {
-        let child = self.withdraw(page)?;
         let below = self.page(child)?;
         let step = 1usize << (F::BITS * (level - 1));
         for (index, cell) in below.cells.iter().enumerate() {
@@ -219,11 +272,14 @@ impl<F: Format> Pool<F> {
         }
         // CAST: At most 1024.
         below.set_used(below.cells.len() as u32);
+        below.widen(0, below.cells.len() - 1);
         page.store(slot, F::table(child));
+        self.count_huge(-1);
         Some(child)
     }
 
-    /// Moves free table pages to `list` until it has `want`. Context: may sleep.
+    /// Moves free table pages to `list` until it has `want`, and best effort sees to it that enough are left
+    /// for splits. Context: may sleep.
     ///
     /// # Errors
     ///
@@ -242,10 +298,14 @@ impl<F: Format> Pool<F> {
                     self.push(list, index);
                 }
             }
-            if list.len >= want {
+            let enough = list.len >= want;
+            if enough && !self.is_short() {
                 return Ok(());
             }
-            self.grow()?;
+            match self.grow() {
+                Err(_) if enough => return Ok(()),
+                result => result?,
+            }
         }
     }
 
@@ -257,6 +317,7 @@ impl<F: Format> Pool<F> {
             return Err(ENOMEM);
         };
         place.populate(chunk);
+        account::<F>(1, 1);
         let first = u32::try_from(number * CHUNK)?;
         let mut free = self.free.lock();
         for index in (first..).take(CHUNK) {
@@ -292,5 +353,11 @@ impl<F: Format> Pool<F> {
     #[cfg(CONFIG_KUNIT = "y")]
     pub(super) fn free_pages(&self) -> usize {
         self.free.lock().len
+    }
+
+    /// Number of all pages, for tests.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(super) fn all_pages(&self) -> usize {
+        self.count.load(Relaxed) * CHUNK
     }
 }

@@ -6,9 +6,10 @@ use super::{
     entry::{Entry, Leaf},
     flush::FlushBatch,
     format::{check, fan, last_address, shift, Format, Slot, Word},
-    pool::{List, Page, Pool},
+    pool::{List, Pool},
 };
 use crate::mm::addr::{PageRange, PMD_PAGES};
+use core::slice;
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
@@ -30,11 +31,13 @@ impl<F: Format> Clone for Reader<F> {
     }
 }
 
+#[inline]
 pub(super) fn slot_of<F: Format>(level: u32, addr: usize) -> usize {
     (addr >> shift::<F>(level)) & (fan::<F>() - 1)
 }
 
 /// The addresses that the entry of `level` for `addr` covers.
+#[inline]
 pub(super) fn span_of<F: Format>(level: u32, addr: usize) -> (usize, usize) {
     let size = 1 << shift::<F>(level);
     let start = addr & !(size - 1);
@@ -42,6 +45,7 @@ pub(super) fn span_of<F: Format>(level: u32, addr: usize) -> (usize, usize) {
 }
 
 /// `first..=last`, both within a page table, as a range of whole pages.
+#[inline]
 fn range_of(first: usize, last: usize) -> Option<PageRange> {
     PageRange::new(first, last.checked_add(1)?).ok()
 }
@@ -131,13 +135,12 @@ impl<F: Format> Spares<F> {
     ///
     /// `ENOMEM`.
     pub fn refill(&mut self) -> Result {
-        // One for each level below the root, and for each table of level 0 that 2 MiB need, be it to
-        // split a huge leaf later.
+        // One for each level below the root, and for each table of level 0 that 2 MiB need.
         let want = usize::try_from(F::LEVELS)? + PMD_PAGES.div_ceil(fan::<F>());
         if self.scratch.is_empty() {
             self.scratch.resize(fan::<F>(), Entry::NONE, GFP_KERNEL)?;
         }
-        if self.pages.len() >= want {
+        if self.pages.len() >= want && !self.pool.is_short() {
             return Ok(());
         }
         self.pool.reserve(&mut self.pages, want)
@@ -206,17 +209,38 @@ impl<F: Format> Table<F> {
 
     /// Number of pages from the start of `range` on that have an entry.
     pub fn present(&self, range: PageRange) -> usize {
-        let reader = self.reader();
         let mut done = 0;
         while done < range.pages() {
             let addr = range.address(done);
-            let Some(leaf) = reader.walk(addr) else {
+            let Some(leaf) = self.leaf(addr) else {
                 break;
             };
             let in_leaf = (1usize << leaf.order) - 1;
             done += in_leaf + 1 - ((addr >> PAGE_SHIFT) & in_leaf);
+            if leaf.order == 0 {
+                // Its neighbours are in the same table.
+                done += self.present_after(addr);
+            }
         }
         done.min(range.pages())
+    }
+
+    /// Number of pages behind the one at `addr`, which has a small entry, that have one, too, within a
+    /// table.
+    fn present_after(&self, addr: usize) -> usize {
+        let mut index = self.root;
+        for level in (1..F::LEVELS).rev() {
+            match F::decode(level, self.pool.load(index, slot_of::<F>(level, addr))) {
+                Slot::Table(child) => index = child,
+                _ => return 0,
+            }
+        }
+        let cells = self.pool.page(index).map(|page| page.cells(0));
+        let behind = cells.and_then(|cells| cells.get(slot_of::<F>(0, addr) + 1..));
+        behind.map_or(0, |cells| {
+            let is_leaf = |cell: &&_| matches!(F::decode(0, F::Word::load(cell)), Slot::Leaf(_));
+            cells.iter().take_while(is_leaf).count()
+        })
     }
 
     /// Whether `f` holds for the entry of any page in `range`; of a huge leaf only one is asked.
@@ -241,7 +265,7 @@ impl<F: Format> Table<F> {
 
     /// Calls `f` for every leaf in `range`, with the addresses that it covers and the entry of its
     /// first page, which `f` may change or remove. A huge leaf of which only a part is in `range` is
-    /// split before, for which a table was kept when it was made.
+    /// split before; if no table is left for that, `f` gets it as a whole.
     ///
     /// The cost is that of the tables that exist, not of the range. With a batch of another table nothing
     /// is done.
@@ -272,11 +296,15 @@ impl<F: Format> Table<F> {
                 pool: &self.pool,
                 batch,
                 live: self.live,
+                changed: None,
+                pages: 0,
                 split: &mut split,
                 f: &mut f,
             };
             visit.table(F::LEVELS - 1, self.root, range.start(), last);
             self.live = visit.live;
+            let (changed, pages) = (visit.changed, visit.pages);
+            batch.record_all(changed.and_then(|(start, end)| range_of(start, end)), pages);
         }
     }
 }
@@ -286,6 +314,10 @@ struct Visit<'t, F: Format, S, C> {
     pool: &'t Pool<F>,
     batch: &'t mut FlushBatch<F>,
     live: usize,
+    /// The first and the last address of entries of which the device may hold more than is left.
+    changed: Option<(usize, usize)>,
+    /// Pages of these.
+    pages: usize,
     split: &'t mut S,
     f: &'t mut C,
 }
@@ -296,11 +328,49 @@ where
     S: FnMut(PageRange) -> bool,
     C: FnMut(PageRange, &mut Entry),
 {
-    /// A huge leaf of `page` is gone: so is the need to split it.
-    fn forget_deposit(&mut self, page: &Page<'_, F>) {
-        if let Some(index) = self.pool.withdraw(page) {
-            self.pool.push(&mut self.batch.detached, index);
+    /// Visits the leaves among `cells` of `level`, of which the first is for `start`. Returns how many were
+    /// removed.
+    ///
+    /// The only place that calls `f`, so that it becomes part of the loop.
+    #[inline(never)]
+    fn leaves(&mut self, level: u32, cells: &[<F::Word as Word>::Cell], mut start: usize) -> u32 {
+        let size = 1usize << shift::<F>(level);
+        let mut removed = 0;
+        let (mut outdated, mut first, mut last) = (0, usize::MAX, 0);
+        for cell in cells {
+            let end = start | (size - 1);
+            if let (Slot::Leaf(old), Some(span)) =
+                (F::decode(level, F::Word::load(cell)), range_of(start, end))
+            {
+                let mut new = old;
+                (self.f)(span, &mut new);
+                if new != old {
+                    let word = if new.is_valid() {
+                        F::leaf(level, new)
+                    } else {
+                        removed += 1;
+                        F::Word::EMPTY
+                    };
+                    F::Word::store(cell, word);
+                    // They come from low to high addresses.
+                    if old.is_outdated_by(new) {
+                        first = first.min(start);
+                        last = end;
+                        outdated += 1;
+                    }
+                }
+            }
+            start = start.wrapping_add(size);
         }
+        let pages = size >> PAGE_SHIFT;
+        if outdated != 0 {
+            let first = self.changed.map_or(first, |(first, _)| first);
+            self.changed = Some((first, last));
+            self.pages += outdated * pages;
+        }
+        // CAST: A table has at most 1024 slots.
+        self.live = self.live.saturating_sub(removed as usize * pages);
+        removed
     }
 
     /// Visits `first..=last` in table `index`. Says whether the table has become empty.
@@ -311,19 +381,28 @@ where
         };
         let mut used = page.used();
         let size = 1usize << shift::<F>(level);
-        let slots = slot_of::<F>(level, first)..=slot_of::<F>(level, last);
-        let (mut start, _) = span_of::<F>(level, first);
-        let cells = page.cells(*slots.start());
-        let count = slots.end() + 1 - slots.start();
-        for (slot, cell) in slots.zip(cells.iter().take(count)) {
+        let (low, high) = page.bounds();
+        let from = slot_of::<F>(level, first).max(low);
+        let to = slot_of::<F>(level, last).min(high);
+        let (base, _) = span_of::<F>(level + 1, first);
+        let mut start = base.wrapping_add(from << shift::<F>(level));
+        let count = (to + 1).saturating_sub(from);
+        let cells = page.cells(from).get(..count).unwrap_or_default();
+        if level == 0 {
+            used -= self.leaves(0, cells, start);
+            page.set_used(used);
+            return used == 0;
+        }
+        for (slot, cell) in (from..).zip(cells) {
             let end = start | (size - 1);
             let mut found = F::decode(level, F::Word::load(cell));
             if let Slot::Leaf(huge) = found {
                 let whole = first <= start && end <= last;
-                let split =
-                    level > 0 && (!whole || range_of(start, end).is_some_and(&mut *self.split));
+                let split = !whole || range_of(start, end).is_some_and(&mut *self.split);
                 if split {
-                    if let Some(child) = pool.split(&page, slot, level, huge) {
+                    let child = pool.take_kept();
+                    let child = child.and_then(|child| pool.split(&page, slot, level, huge, child));
+                    if let Some(child) = child {
                         found = Slot::Table(child);
                     }
                 }
@@ -339,23 +418,10 @@ where
                         }
                     }
                 }
-                Slot::Leaf(old) => {
-                    if let Some(span) = range_of(start, end) {
-                        let mut new = old;
-                        (self.f)(span, &mut new);
-                        if new != old {
-                            self.batch.record(span, old, new);
-                            if new.is_valid() {
-                                F::Word::store(cell, F::leaf(level, new));
-                            } else {
-                                F::Word::store(cell, F::Word::EMPTY);
-                                used -= 1;
-                                if level > 0 {
-                                    self.forget_deposit(&page);
-                                }
-                                self.live = self.live.saturating_sub(span.pages());
-                            }
-                        }
+                Slot::Leaf(_) => {
+                    if self.leaves(level, slice::from_ref(cell), start) != 0 {
+                        used -= 1;
+                        pool.count_huge(-1);
                     }
                 }
             }

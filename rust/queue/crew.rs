@@ -270,7 +270,8 @@ mod tests {
         let crew = Crew::new(2)?;
         let shared = work(100, 3)?;
         assert_eq!(Crew::run(Some(&crew), &shared), Err(EIO));
-        assert!(shared.parts.done.load(Relaxed) < 100);
+        // Those that were begun before it.
+        assert!(shared.parts.done.load(Relaxed) < 20);
         assert!(Arc::into_unique_or_drop(shared).is_some());
         Ok(())
     }

@@ -60,7 +60,7 @@ impl Client {
         let mm = current.mm().ok_or(EINVAL)?;
         let session = Session::new(device.clone());
         let agent = device.agents.own()?;
-        let mirror = rust_hmm::new_mirror!(mm, View::new(device))?;
+        let mirror = rust_hmm::new_mirror!(mm, View::new(device), "dmirror::table")?;
         let commands = Commands {
             list: KVec::new(),
             last: 0,
@@ -180,7 +180,8 @@ impl Client {
         Ok(())
     }
 
-    /// Ends all queues, stops all commands and waits for their ends. No more can come.
+    /// Ends all queues, stops all commands and waits for their ends. No more can come. If no other file is
+    /// open, what the process has on the device goes back.
     pub(crate) fn close(&self) {
         self.queues.close();
         let list = core::mem::take(&mut self.commands.lock().list);
@@ -190,6 +191,10 @@ impl Client {
         }
         for command in &list {
             command.status.wait_for_end();
+        }
+        if self.session.is_ending() {
+            // What it leaves goes with the session.
+            let _ = self.mirror.drain();
         }
     }
 }

@@ -17,7 +17,11 @@ use kernel::{
     },
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
-use rust_hmm::{memory::CopyJob, mm::space::fatal_signal_pending, thread::Thread};
+use rust_hmm::{
+    memory::{Copy, CopyJob},
+    mm::space::fatal_signal_pending,
+    thread::Thread,
+};
 
 /// Jobs that wait at most; more are done by who brings them.
 const DEPTH: usize = 2048;
@@ -27,9 +31,6 @@ const NAP: Delta = Delta::from_millis(10);
 
 /// A sleep this short may take longer than it should.
 const EXACT: Delta = Delta::from_micros(50);
-
-/// Up to so many jobs without a delay are not worth to wake a thread.
-const FEW: usize = 4;
 
 /// A job, and the memory that it goes to if that is another device's.
 type Task = (CopyJob, Option<Arc<Store>>);
@@ -111,22 +112,29 @@ impl Shared {
     fn carry_out(&self, (job, to): Task) {
         let since = Instant::<Monotonic>::now();
         let result = if job.is_cancelled() {
+            self.failures.add(1, Relaxed);
             Err(EINTR)
-        } else if self.settings.fail_copy() {
-            Err(EIO)
         } else {
-            self.store
-                .copy(&job.copy(), to.as_deref().unwrap_or(&self.store))
+            self.copy(&job.copy(), to.as_deref().unwrap_or(&self.store))
         };
         if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
             // What it took counts: a copy takes as long as it is set to.
             wait(&job, since, delay);
         }
+        job.complete(result);
+    }
+
+    fn copy(&self, copy: &Copy<'_>, to: &Store) -> Result {
+        let result = if self.settings.fail_copy() {
+            Err(EIO)
+        } else {
+            self.store.copy(copy, to)
+        };
         match result {
-            Ok(()) => self.bytes.add(job.bytes() as u64, Relaxed),
+            Ok(()) => self.bytes.add(copy.bytes() as u64, Relaxed),
             Err(_) => self.failures.add(1, Relaxed),
         }
-        job.complete(result);
+        result
     }
 
     fn work(&self) {
@@ -188,6 +196,14 @@ impl CopyEngine {
         Ok(engine)
     }
 
+    /// Copies, if that takes no time and there are not several threads for it: a single one is not worth
+    /// waiting for.
+    pub(crate) fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+        let takes_time = self.shared.settings.get(Setting::CopyDelay) != 0;
+        let shared = &self.shared;
+        (self.threads.len() <= 1 && !takes_time).then(|| shared.copy(copy, &shared.store))
+    }
+
     /// Takes a job; with `to` it goes to that memory.
     pub(crate) fn submit(&self, job: CopyJob, to: Option<Arc<Store>>) {
         let job = (job, to);
@@ -202,19 +218,9 @@ impl CopyEngine {
 
     /// Starts the jobs taken.
     pub(crate) fn kick(&self) {
-        if self.threads.is_empty() {
-            return;
-        }
-        let mut queue = self.shared.queue.lock();
-        if queue.len > FEW || self.shared.settings.get(Setting::CopyDelay) != 0 {
-            drop(queue);
+        // Who finds the queue empty sleeps by the time that the lock is free.
+        if !self.threads.is_empty() && self.shared.queue.lock().len != 0 {
             self.shared.wake.notify_all();
-            return;
-        }
-        while let Some(job) = queue.pop() {
-            drop(queue);
-            self.shared.carry_out(job);
-            queue = self.shared.queue.lock();
         }
     }
 

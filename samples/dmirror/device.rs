@@ -53,6 +53,12 @@ pub(crate) struct MockDevice {
 }
 
 impl MockDevice {
+    /// What tests have set is as it was.
+    fn reset(&self) {
+        self.settings.reset();
+        self.memory.driver().fail_allocation.store(false, Relaxed);
+    }
+
     /// A device with at most `mib` MiB of memory.
     pub(crate) fn new(kind: Kind, mib: u64, fixed: &Fixed, agents: Agents) -> Result<Arc<Self>> {
         let pages = usize::try_from(mib.checked_mul(MIB_PAGES).ok_or(EINVAL)?)?;
@@ -146,6 +152,16 @@ impl Session {
         device.open_files.fetch_add(1, Relaxed);
         Self(device)
     }
+
+    /// Before the file goes, when none of its commands runs: if it is the last one, the device's tests are
+    /// over.
+    pub(crate) fn is_ending(&self) -> bool {
+        let last = self.0.open_files.load(Relaxed) == 1;
+        if last {
+            self.0.reset();
+        }
+        last
+    }
 }
 
 impl core::ops::Deref for Session {
@@ -161,8 +177,7 @@ impl Drop for Session {
         if self.0.open_files.fetch_sub(1, Full) != 1 {
             return;
         }
-        self.0.settings.reset();
-        self.0.memory.driver().fail_allocation.store(false, Relaxed);
+        self.0.reset();
         // What stays is not lost: a CPU touch brings it back, and unloading tries again.
         if let Err(error) = self.0.memory.evict_all() {
             pr_warn!("cannot evict on close: {error:?}\n");

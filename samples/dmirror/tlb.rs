@@ -22,6 +22,8 @@ struct Line {
 /// A TLB. Nothing in it is used without being resolved again.
 pub(crate) struct Tlb {
     lines: KVec<Option<Line>>,
+    /// Lines that hold one: most flushes find none.
+    used: usize,
 }
 
 impl Tlb {
@@ -29,6 +31,7 @@ impl Tlb {
     pub(crate) fn new(lines: usize) -> Result<Self> {
         Ok(Self {
             lines: KVec::from_elem(None, lines.max(1), GFP_KERNEL)?,
+            used: 0,
         })
     }
 
@@ -65,6 +68,7 @@ impl Tlb {
         let entry = leaf.entry.minus(page - first);
         let index = self.index(tag, page, order);
         if let Some(line) = self.lines.get_mut(index) {
+            self.used += usize::from(line.is_none());
             *line = Some(Line {
                 tag,
                 page: first,
@@ -81,6 +85,7 @@ impl Tlb {
             if let Some(line) = self.lines.get_mut(index) {
                 if line.is_some_and(|line| line.tag == tag && line.covers(page, 1)) {
                     *line = None;
+                    self.used -= 1;
                 }
             }
         }
@@ -88,6 +93,9 @@ impl Tlb {
 
     /// Forgets all translations of `range`.
     pub(crate) fn flush(&mut self, tag: u64, range: PageRange) {
+        if self.used == 0 {
+            return;
+        }
         let first = range.start() >> PAGE_SHIFT;
         if range.pages() < self.lines.len().min(PMD_PAGES) {
             for index in 0..range.pages() {
@@ -98,6 +106,7 @@ impl Tlb {
         for line in &mut self.lines {
             if line.is_some_and(|line| line.tag == tag && line.covers(first, range.pages())) {
                 *line = None;
+                self.used -= 1;
             }
         }
     }

@@ -2,25 +2,29 @@
 
 //! Reading and writing through the mirror.
 //!
-//! Contents pass through a bounce buffer of bounded size: user memory cannot be touched while the
-//! table lock is held, for that could fault, and the fault could invalidate.
+//! Contents go straight between a page and user memory, under the table lock. A page fault on user
+//! memory could invalidate, which takes that lock: so what is missing there is brought in without it.
 
 use crate::{device::View, uapi::Command};
-use kernel::{
-    page::PAGE_SIZE,
-    prelude::*,
-    uaccess::{UserSlice, UserSliceReader, UserSliceWriter},
-};
+use kernel::{page::PAGE_SIZE, prelude::*};
 use rust_hmm::{
     mirror::{Device, Mirror, Place, PlaceMut, TableGuard},
-    mm::{addr::PageRange, range_fault::Access, space::fatal_signal_pending},
+    mm::{
+        addr::PageRange,
+        range_fault::Access,
+        space::fatal_signal_pending,
+        user::UserSpan, //
+    },
 };
 
 /// Device faults in a row that bring no progress before a command gives up with `EBUSY`.
 const FAULT_ROUNDS: usize = 10_000;
 
-/// Pages that pass through the bounce buffer at once.
-const BOUNCE_PAGES: usize = 32;
+/// Pages that are copied under the lock at once.
+const AT_ONCE: usize = 64;
+
+/// Pages of user memory that are brought in at once.
+const USER_PAGES: usize = 64;
 
 /// What to do about a page that the device has no entry for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,22 +35,15 @@ pub(crate) enum Missing {
     Fail,
 }
 
-struct Bounce(KVVec<u8>);
-
-impl Bounce {
-    fn new(pages: usize) -> Result<Self> {
-        // No array of a page: it would be on the stack first.
-        let bytes = pages.min(BOUNCE_PAGES) * PAGE_SIZE;
-        Ok(Self(KVVec::from_elem(0, bytes, GFP_KERNEL)?))
-    }
-
-    fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        self.0.chunks_exact_mut(PAGE_SIZE)
-    }
-
-    fn bytes(&mut self, pages: usize) -> Result<&mut [u8]> {
-        self.0.get_mut(..pages * PAGE_SIZE).ok_or(EINVAL)
-    }
+/// Why copying has stopped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stopped {
+    /// For others to have the lock, or at the end.
+    Break,
+    /// There is no entry for the next page.
+    NoEntry,
+    /// User memory is missing.
+    NoUser,
 }
 
 /// `EINTR` if the task was killed: a range may be as large as the address space.
@@ -57,50 +54,119 @@ pub(crate) fn check_alive() -> Result {
     Ok(())
 }
 
-fn user_slice(command: &Command) -> Result<UserSlice> {
+/// The whole user buffer of a command.
+fn user_of(command: &Command) -> Result<UserSpan> {
     let bytes = command.range.pages().checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
-    Ok(UserSlice::new(UserPtr::from_addr(command.ptr), bytes))
+    Ok(UserSpan::new(command.ptr, bytes))
 }
 
-/// Reads one page through the table. `false` if there is no entry.
+/// The part of `user` for `pages` pages from page `first` on.
+fn part(user: UserSpan, first: usize, pages: usize) -> Result<UserSpan> {
+    user.part(first * PAGE_SIZE, pages * PAGE_SIZE)
+}
+
+/// Reads one page through the table. Returns the bytes read, `None` if there is no entry.
 fn read_page(
     table: &TableGuard<'_, View>,
     engine: &View,
     addr: usize,
-    to: &mut [u8],
-) -> Result<bool> {
-    match table.readable(addr) {
-        None => return Ok(false),
-        Some(Place::Cpu(pages)) => pages.read(0, to)?,
+    to: UserSpan,
+) -> Result<Option<usize>> {
+    Ok(match table.readable(addr) {
+        None => None,
+        Some(Place::Cpu(pages)) => Some(pages.read_to_user(0, to)?),
         Some(Place::Device(range)) => match engine.memory() {
-            Some(memory) => memory.driver().read(range, 0, to)?,
-            None => return Ok(false),
+            Some(memory) => Some(memory.driver().read_to_user(range, to)?),
+            None => None,
         },
-    }
-    Ok(true)
+    })
 }
 
-/// Writes one page through the table. `false` if there is no writable entry.
+/// Writes one page through the table. Returns the bytes written, `None` if there is no writable entry.
 fn write_page(
     table: &TableGuard<'_, View>,
     engine: &View,
     addr: usize,
-    from: &[u8],
-) -> Result<bool> {
-    match table.writable(addr) {
-        None => return Ok(false),
-        Some(PlaceMut::Cpu(pages)) => pages.write(0, from)?,
+    from: UserSpan,
+) -> Result<Option<usize>> {
+    Ok(match table.writable(addr) {
+        None => None,
+        Some(PlaceMut::Cpu(pages)) => Some(pages.write_from_user(0, from)?),
         Some(PlaceMut::Device(range)) => match engine.memory() {
-            Some(memory) => memory.driver().write(range, 0, from)?,
-            None => return Ok(false),
+            Some(memory) => Some(memory.driver().write_from_user(range, from)?),
+            None => None,
         },
+    })
+}
+
+/// Copies pages of `range` until one is missing or it was enough. `first` is the first one's page of
+/// `user`. Returns the number of pages copied.
+fn copy_some(
+    mirror: &Mirror<View>,
+    range: PageRange,
+    user: UserSpan,
+    first: usize,
+    copy: impl Fn(&TableGuard<'_, View>, &View, usize, UserSpan) -> Result<Option<usize>>,
+) -> Result<(usize, Stopped)> {
+    let table = mirror.lock_table()?;
+    let count = range.pages().min(AT_ONCE);
+    for index in 0..count {
+        let place = part(user, first + index, 1)?;
+        match copy(&table, mirror.device(), range.address(index), place)? {
+            None => return Ok((index, Stopped::NoEntry)),
+            Some(PAGE_SIZE) => {}
+            Some(_) => return Ok((index, Stopped::NoUser)),
+        }
     }
-    Ok(true)
+    Ok((count, Stopped::Break))
+}
+
+/// Copies all of a command's range. `write_user` says whether user memory is written, `missing` what to do
+/// about pages without an entry.
+fn copy_all(
+    mirror: &Mirror<View>,
+    command: &mut Command,
+    missing: Missing,
+    write_user: bool,
+    copy: impl Fn(&TableGuard<'_, View>, &View, usize, UserSpan) -> Result<Option<usize>>,
+) -> Result {
+    let total = command.range.pages();
+    let user = user_of(command)?;
+    let mut done = 0;
+    let mut rounds = 0;
+    while done < total {
+        check_alive()?;
+        let rest = PageRange::new(command.range.address(done), command.range.end())?;
+        let (got, stopped) = copy_some(mirror, rest, user, done, &copy)?;
+        done += got;
+        rounds = if got == 0 { next_round(rounds)? } else { 0 };
+        match (stopped, missing) {
+            (Stopped::Break, _) => {}
+            (Stopped::NoUser, _) => {
+                part(user, done, USER_PAGES.min(total - done))?.fault_in(write_user)?;
+            }
+            (Stopped::NoEntry, Missing::Fail) => return Err(ENOENT),
+            (Stopped::NoEntry, Missing::Fault(access)) => {
+                let rest = PageRange::new(command.range.address(done), command.range.end())?;
+                mirror.fault(rest, access)?;
+                command.faults += 1;
+            }
+        }
+    }
+    command.cpages = done as u64;
+    Ok(())
+}
+
+/// Counts a round without progress. Somebody may take the page away again before it is used, each time.
+fn next_round(rounds: usize) -> Result<usize> {
+    if rounds >= FAULT_ROUNDS {
+        return Err(EBUSY);
+    }
+    Ok(rounds + 1)
 }
 
 /// Reads `command.range` into the user's buffer.
 pub(crate) fn read(mirror: &Mirror<View>, command: &mut Command, missing: Missing) -> Result {
-    let total = command.range.pages();
     if missing == Missing::Fail {
         // Piece by piece, so that the lock is never held for long.
         for piece in command.range.pmd_pieces() {
@@ -110,94 +176,11 @@ pub(crate) fn read(mirror: &Mirror<View>, command: &mut Command, missing: Missin
             }
         }
     }
-    let mut bounce = Bounce::new(total)?;
-    let mut user: UserSliceWriter = user_slice(command)?.writer();
-    let mut done = 0;
-    let mut rounds = 0;
-    while done < total {
-        check_alive()?;
-        let rest = PageRange::new(command.range.address(done), command.range.end())?;
-        let got = read_some(mirror, rest, &mut bounce)?;
-        if got == 0 {
-            rounds = next_round(rounds)?;
-            match missing {
-                Missing::Fail => return Err(ENOENT),
-                Missing::Fault(access) => mirror.fault(rest, access)?,
-            }
-            command.faults += 1;
-            continue;
-        }
-        user.write_slice(bounce.bytes(got)?)?;
-        done += got;
-        rounds = 0;
-    }
-    command.cpages = done as u64;
-    Ok(())
-}
-
-/// Counts a device fault. Somebody may take the page away again before it is used, each time.
-fn next_round(rounds: usize) -> Result<usize> {
-    if rounds >= FAULT_ROUNDS {
-        return Err(EBUSY);
-    }
-    Ok(rounds + 1)
-}
-
-fn read_some(mirror: &Mirror<View>, range: PageRange, bounce: &mut Bounce) -> Result<usize> {
-    let table = mirror.lock_table()?;
-    let mut got = 0;
-    for page in bounce.pages().take(range.pages()) {
-        if !read_page(&table, mirror.device(), range.address(got), page)? {
-            break;
-        }
-        got += 1;
-    }
-    Ok(got)
+    copy_all(mirror, command, missing, true, read_page)
 }
 
 /// Writes the user's buffer to `command.range`.
 pub(crate) fn write(mirror: &Mirror<View>, command: &mut Command) -> Result {
-    let total = command.range.pages();
-    let mut bounce = Bounce::new(total)?;
-    let mut user: UserSliceReader = user_slice(command)?.reader();
-    let mut done = 0;
-    while done < total {
-        let filled = (total - done).min(BOUNCE_PAGES);
-        user.read_slice(bounce.bytes(filled)?)?;
-        let mut written = 0;
-        let mut rounds = 0;
-        while written < filled {
-            check_alive()?;
-            let start = command.range.address(done + written);
-            let rest = PageRange::new(start, command.range.end())?;
-            let got = write_some(mirror, rest, &mut bounce, written, filled)?;
-            if got == 0 {
-                rounds = next_round(rounds)?;
-                mirror.fault(rest, Access::Write)?;
-                command.faults += 1;
-            }
-            written += got;
-        }
-        done += filled;
-    }
-    command.cpages = done as u64;
-    Ok(())
-}
-
-fn write_some(
-    mirror: &Mirror<View>,
-    range: PageRange,
-    bounce: &mut Bounce,
-    from: usize,
-    to: usize,
-) -> Result<usize> {
-    let table = mirror.lock_table()?;
-    let mut done = 0;
-    for page in bounce.pages().take(to).skip(from) {
-        if !write_page(&table, mirror.device(), range.address(done), page)? {
-            break;
-        }
-        done += 1;
-    }
-    Ok(done)
+    let missing = Missing::Fault(Access::Write);
+    copy_all(mirror, command, missing, false, write_page)
 }

@@ -23,6 +23,7 @@ use rust_hmm::{
         addr::PMD_SIZE,
         device_pages::{DeviceRange, Kind},
         page::SharedBytes,
+        user::UserSpan,
     },
 };
 
@@ -135,6 +136,18 @@ impl Vram {
         bytes.write(offset.checked_add(at).ok_or(EINVAL)?, src)
     }
 
+    /// Reads `range` to user memory, as far as that is there. Returns the bytes read.
+    pub(crate) fn read_to_user(&self, range: DeviceRange, to: UserSpan) -> Result<usize> {
+        let (bytes, offset) = self.store.find(range)?;
+        bytes.read_to_user(offset, to)
+    }
+
+    /// Writes `range` from user memory, as far as that is there. Returns the bytes written.
+    pub(crate) fn write_from_user(&self, range: DeviceRange, from: UserSpan) -> Result<usize> {
+        let (bytes, offset) = self.store.find(range)?;
+        bytes.write_from_user(offset, from)
+    }
+
     /// Adds to the word at byte `at` of `range`, atomically. Returns the word before.
     pub(crate) fn fetch_add(&self, range: DeviceRange, at: usize, value: u64) -> Result<u64> {
         let (bytes, offset) = self.store.find(range)?;
@@ -158,6 +171,10 @@ impl MemoryOps for Vram {
 
     fn copy_to(&self, other: &Self, job: CopyJob) {
         self.copy_engine.submit(job, Some(other.store.clone()));
+    }
+
+    fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
+        self.copy_engine.copy_at_once(copy)
     }
 
     fn kick(&self) {

@@ -55,6 +55,34 @@ mod suite {
     }
 
     #[test]
+    fn a_drained_device_has_nothing() -> Result {
+        let (range, shared, mirror) = attached(PMD_PAGES + 16)?;
+        for index in 0..PMD_PAGES + 16 {
+            store(range.address(index), 200 + index as u64)?;
+        }
+        // Pages of the system among those of the device, and a hole in the address space.
+        mirror.fault(range, Access::Write)?;
+        let moved = PageRange::new(range.address(4), range.address(PMD_PAGES + 12))?;
+        assert_eq!(mirror.migrate(moved).to_device()?.moved, PMD_PAGES + 8);
+        unmap(PageRange::from_pages(range.address(8), 1)?)?;
+        assert_eq!(mirror.drain()?, PMD_PAGES + 7);
+        assert_eq!(shared.memory.usage().0, 0);
+        assert_eq!(
+            shared.memory.stats().get(Counter::Evicted),
+            PMD_PAGES as u64 + 7
+        );
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        assert!(!mirror.lock_table()?.any_exclusive(range));
+        for index in (0..PMD_PAGES + 16).filter(|index| *index != 8) {
+            assert_eq!(load(range.address(index))?, 200 + index as u64);
+        }
+        // There was no fault to bring them back.
+        assert_eq!(shared.memory.stats().get(Counter::CpuFaults), 0);
+        assert_eq!(mirror.drain()?, 0);
+        Ok(())
+    }
+
+    #[test]
     fn only_device_pages_come_back() -> Result {
         // All in one window, of which the second half was never touched.
         let all = map(64)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Rows of queues, fences, connections, locks and managed memory, which only `rust_dmirror` has.
 
-use crate::{timed, Bench};
+use crate::bench::{timed, Bench};
 use anyhow::{ensure, Result};
 use hmm::mapping::Mapping;
 use hmm::{Command, Connection, Device, EngineOp, ManagedFlags, QueueOp, Setting, PAGE_SIZE};
@@ -12,13 +12,13 @@ const CALLS: usize = 100;
 /// Memory of the CPU's, and the device.
 fn filled(bench: &Bench) -> Result<(Device, Mapping)> {
     let (device, map) = (Device::open(0)?, bench.small()?);
-    map.fill(1);
+    bench.fill(&map, 1);
     Ok((device, map))
 }
 
 fn queues(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
-    bench.row("fence of the host, made, signalled, waited for, per fence", CALLS, |_| {
+    bench.row("fence of the host, made, signalled, waited for", "fence", CALLS, |_| {
         let device = Device::open(0)?;
         timed(|| {
             for _ in 0..CALLS {
@@ -29,7 +29,7 @@ fn queues(bench: &mut Bench) -> Result<()> {
             Ok(())
         })
     })?;
-    bench.row("queue: record, waited for, per record", CALLS, |_| {
+    bench.row("queue: record, waited for", "record", CALLS, |_| {
         let device = Device::open(0)?;
         let queue = device.queue()?;
         timed(|| {
@@ -39,7 +39,7 @@ fn queues(bench: &mut Bench) -> Result<()> {
             Ok(())
         })
     })?;
-    bench.row("queue: operations that depend on each other, per operation", CALLS, |bench| {
+    bench.row("queue: operations that depend on each other", "operation", CALLS, |bench| {
         let (device, map) = filled(bench)?;
         let (one, two) = (device.queue()?, device.queue()?);
         let read = QueueOp::engine(EngineOp::Read, map.addr(), 8);
@@ -54,7 +54,7 @@ fn queues(bench: &mut Bench) -> Result<()> {
             Ok(())
         })
     })?;
-    bench.row("queue: RAM to device, 4 KiB", pages, |bench| {
+    bench.row("queue: RAM to device, 4 KiB", "page", pages, |bench| {
         let (device, map) = filled(bench)?;
         let queue = device.queue()?;
         let cost = timed(|| {
@@ -62,7 +62,7 @@ fn queues(bench: &mut Bench) -> Result<()> {
             ensure!(done.moved == map.pages() as u64, "{} pages moved", done.moved);
             Ok(())
         })?;
-        map.check(1)?;
+        bench.check(&map, 1)?;
         Ok(cost)
     })
 }
@@ -70,7 +70,7 @@ fn queues(bench: &mut Bench) -> Result<()> {
 fn connections(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
     let mut pull = |name, connection: Connection| {
-        bench.row(name, pages, |bench| {
+        bench.row(name, "page", pages, |bench| {
             let (source, map) = filled(bench)?;
             let other = Device::open(1)?;
             for device in [&source, &other] {
@@ -82,7 +82,7 @@ fn connections(bench: &mut Bench) -> Result<()> {
                 ensure!(pulled.moved == map.pages() as u64, "{} pages moved", pulled.moved);
                 Ok(())
             })?;
-            map.check(1)?;
+            bench.check(&map, 1)?;
             Ok(cost)
         })
     };
@@ -92,14 +92,14 @@ fn connections(bench: &mut Bench) -> Result<()> {
 
 fn locks(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
-    bench.row("host memory: lock and unlock", pages, |bench| {
+    bench.row("host memory: lock and unlock", "page", pages, |bench| {
         let (device, map) = filled(bench)?;
         timed(|| {
             let locked = device.lock(map.addr(), map.len(), 1, true)?;
             Ok(device.unlock(locked.device_addr)?)
         })
     })?;
-    bench.row("host memory: lock of a page of a locked range, per call", CALLS, |bench| {
+    bench.row("host memory: lock of a page of a locked range", "call", CALLS, |bench| {
         let (device, map) = filled(bench)?;
         device.lock(map.addr(), map.len(), 1, true)?;
         timed(|| {
@@ -110,7 +110,7 @@ fn locks(bench: &mut Bench) -> Result<()> {
             Ok(())
         })
     })?;
-    bench.row("host memory: look whether an address is locked, per look", CALLS * CALLS, |bench| {
+    bench.row("host memory: look whether an address is locked", "look", CALLS * CALLS, |bench| {
         let (device, map) = filled(bench)?;
         device.lock(map.addr(), map.len(), 1, true)?;
         Ok(device.locked(map.page_addr(1), (CALLS * CALLS) as u64)?.ns)
@@ -120,14 +120,14 @@ fn locks(bench: &mut Bench) -> Result<()> {
 fn managed(bench: &mut Bench) -> Result<()> {
     let (pages, plain) = (bench.pages(), ManagedFlags::default());
     let populate = ManagedFlags { populate: true, ..plain };
-    bench.row("managed memory: allocation, populated", pages, |bench| {
+    bench.row("managed memory: allocation, populated", "page", pages, |bench| {
         let device = Device::open(0)?;
         timed(|| {
             drop(device.alloc(bench.pages() * PAGE_SIZE, populate)?);
             Ok(())
         })
     })?;
-    bench.row("managed memory: allocation, populated later", pages, |bench| {
+    bench.row("managed memory: allocation, populated later", "page", pages, |bench| {
         let device = Device::open(0)?;
         let queue = device.queue()?;
         timed(|| {
@@ -137,7 +137,7 @@ fn managed(bench: &mut Bench) -> Result<()> {
             Ok(())
         })
     })?;
-    bench.row("managed memory: to the device by its faults, and back", pages, |bench| {
+    bench.row("managed memory: to the device by its faults, and back", "page", pages, |bench| {
         let device = Device::open(0)?;
         let memory = device.map_managed(bench.pages(), plain)?;
         memory.fill(1);

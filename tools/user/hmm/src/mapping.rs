@@ -125,6 +125,11 @@ impl Mapping {
         Ok(map)
     }
 
+    /// Huge pages are welcome from now on.
+    pub fn allow_huge(&self) -> Result<(), Errno> {
+        self.advise(libc::MADV_HUGEPAGE)
+    }
+
     /// Shared anonymous memory.
     pub fn shared(npages: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;

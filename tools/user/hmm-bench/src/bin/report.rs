@@ -1,74 +1,262 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Puts the results of two drivers side by side.
+//! Tables, plots and verdicts from the results of `hmm-bench --json`.
 
-use anyhow::{Context, Result};
-use clap::Parser;
-use serde::Deserialize;
+#[path = "report/extra.rs"]
+mod extra;
+#[path = "report/plot.rs"]
+mod plot;
+#[path = "report/results.rs"]
+mod results;
+#[path = "report/targets.rs"]
+mod targets;
+
+use anyhow::{bail, Context, Result};
+use clap::{Parser, Subcommand};
+use results::Results;
 use std::path::PathBuf;
 
-/// Compares two results of `hmm-bench --json`.
+/// Reports on results of hmm-bench.
 #[derive(Parser)]
 struct Args {
-    /// The peer.
-    base: PathBuf,
-    /// What is compared with it.
-    new: PathBuf,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(subcommand)]
+    what: What,
 }
 
-#[derive(Deserialize)]
-struct Results {
-    driver: String,
-    mib: usize,
-    rows: Vec<Row>,
-}
-
-#[derive(Deserialize)]
-struct Row {
-    row: String,
-    cost: f64,
-}
-
-impl Results {
-    fn load(path: &PathBuf) -> Result<Results> {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {path:?}"))?;
-        serde_json::from_str(&text).with_context(|| format!("{path:?} is no result of hmm-bench"))
-    }
-
-    fn cost(&self, name: &str) -> Option<f64> {
-        self.rows.iter().find(|row| row.row == name).map(|row| row.cost)
-    }
+#[derive(Subcommand)]
+enum What {
+    /// Puts results beside a peer's and the targets.
+    Table {
+        /// The result.
+        new: PathBuf,
+        /// The peer, measured on the same kernel.
+        #[arg(long)]
+        peer: Option<PathBuf>,
+        /// The floor, measured on the same kernel.
+        #[arg(long)]
+        floor: Option<PathBuf>,
+        /// Kernel that it was measured on: test or debian, for the targets.
+        #[arg(long, default_value = "test")]
+        kernel: String,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Fails if a row has become dearer.
+    Compare {
+        /// What was before.
+        base: PathBuf,
+        /// What is now.
+        new: PathBuf,
+        /// Per cent that a row may become dearer.
+        #[arg(long, default_value_t = 5.0)]
+        limit: f64,
+        /// The peer beside the first: what it costs more now is the kernel's doing.
+        #[arg(long, requires = "peer_new")]
+        peer_base: Option<PathBuf>,
+        /// The peer beside the second.
+        #[arg(long, requires = "peer_base")]
+        peer_new: Option<PathBuf>,
+        /// Units (instructions) below which a difference does not count.
+        #[arg(long, default_value_t = 5.0)]
+        slack: f64,
+    },
+    /// Makes one result of a driver from lines of several sizes.
+    Merge {
+        /// The lines.
+        lines: PathBuf,
+        /// The driver.
+        #[arg(long)]
+        driver: String,
+    },
+    /// Ratios of paired runs: peer, ours, peer, ours.
+    Pairs {
+        /// Results, by turns.
+        runs: Vec<PathBuf>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Draws cost against size.
+    Plot {
+        /// Results of some sizes.
+        runs: Vec<PathBuf>,
+        /// The picture.
+        #[arg(long)]
+        svg: PathBuf,
+    },
+    /// Prints what `hmm-bench --space` has measured; fails if it is too much.
+    Space {
+        /// Its result.
+        run: PathBuf,
+    },
+    /// Prints what `hmm-bench-scaling` has measured.
+    Scaling {
+        /// Its result.
+        run: PathBuf,
+    },
+    /// Draws what `hmm-bench-scaling` has measured.
+    PlotScaling {
+        /// Its result.
+        run: PathBuf,
+        /// The picture.
+        #[arg(long)]
+        svg: PathBuf,
+    },
 }
 
 fn main() -> Result<()> {
-    let args = Args::parse();
-    let (base, new) = (Results::load(&args.base)?, Results::load(&args.new)?);
-    anyhow::ensure!(base.mib == new.mib, "results of different sizes cannot be compared");
-    let mut rows = Vec::new();
-    for row in &new.rows {
-        // The peer has no queues, and no locks.
-        let peer = base.cost(&row.row);
-        rows.push((row.row.as_str(), peer, row.cost, peer.map(|peer| row.cost / peer)));
+    match Args::parse().what {
+        What::Table { new, peer, floor, kernel, json } => {
+            table(&new, peer.as_ref(), floor.as_ref(), &kernel, json)
+        }
+        What::Compare { base, new, limit, slack, peer_base, peer_new } => {
+            compare(&base, &new, limit, slack, peer_base.as_ref().zip(peer_new.as_ref()))
+        }
+        What::Merge { lines, driver } => merge(&lines, &driver),
+        What::Pairs { runs, json } => pairs(&runs, json),
+        What::Plot { runs, svg } => {
+            let results = runs.iter().map(Results::load).collect::<Result<Vec<_>>>()?;
+            Ok(std::fs::write(svg, plot::sizes(&results))?)
+        }
+        What::Space { run } => extra::space(&run),
+        What::Scaling { run } => extra::scaling(&run),
+        What::PlotScaling { run, svg } => {
+            let text = std::fs::read_to_string(&run).with_context(|| format!("{run:?}"))?;
+            Ok(std::fs::write(svg, plot::scaling(&serde_json::from_str(&text)?))?)
+        }
     }
-    if args.json {
-        let rows: Vec<_> = rows
-            .iter()
-            .map(|(name, base, new, ratio)| {
-                serde_json::json!({ "row": name, "base": base, "new": new, "ratio": ratio })
-            })
-            .collect();
-        println!("{}", serde_json::json!({ "base": base.driver, "new": new.driver, "rows": rows }));
-        return Ok(());
+}
+
+fn table(
+    new: &PathBuf,
+    peer: Option<&PathBuf>,
+    floor: Option<&PathBuf>,
+    kernel: &str,
+    json: bool,
+) -> Result<()> {
+    let new = Results::load(new)?;
+    let peer = peer.map(Results::load).transpose()?;
+    let floor = floor.map(Results::load).transpose()?;
+    let mut out = Vec::new();
+    for size in &new.sizes {
+        let other = peer.as_ref().and_then(|peer| peer.size(size.mib));
+        let least = floor.as_ref().and_then(|floor| floor.size(size.mib));
+        let rows = targets::judge(size, other, least, kernel);
+        if json {
+            out.push(serde_json::json!({ "mib": size.mib, "rows": rows }));
+            continue;
+        }
+        println!(
+            "{}, {} MiB, kernel {kernel}; ns, under icount instructions",
+            new.driver, size.mib
+        );
+        println!(
+            "{:<46} {:>9} {:>9} {:>9} {:>7} {:>7}  {:<4} phases",
+            "row", "floor", "peer", "ours", "ratio", "target", "met"
+        );
+        for row in rows {
+            println!("{row}");
+        }
+        println!();
     }
-    println!("instructions per page, {} MiB", new.mib);
-    println!("{:<62} {:>12} {:>12} {:>7}", "row", base.driver, new.driver, "ratio");
-    for (name, base, new, ratio) in rows {
-        let base = base.map_or("-".to_string(), |base| format!("{base:.0}"));
-        let ratio = ratio.map_or("-".to_string(), |ratio| format!("{ratio:.2}"));
-        println!("{name:<62} {base:>12} {new:>12.0} {ratio:>7}");
+    if json {
+        println!("{}", serde_json::json!({ "driver": new.driver, "kernel": kernel, "sizes": out }));
+    }
+    Ok(())
+}
+
+fn merge(lines: &PathBuf, driver: &str) -> Result<()> {
+    let text = std::fs::read_to_string(lines).with_context(|| format!("{lines:?}"))?;
+    let mut sizes = Vec::new();
+    for line in text.lines().filter(|line| line.starts_with('{')) {
+        let result: serde_json::Value = serde_json::from_str(line)?;
+        if result["driver"] == driver {
+            sizes.extend(result["sizes"].as_array().into_iter().flatten().cloned());
+        }
+    }
+    println!("{}", serde_json::json!({ "driver": driver, "sizes": sizes }));
+    Ok(())
+}
+
+fn compare(
+    base: &PathBuf,
+    new: &PathBuf,
+    limit: f64,
+    slack: f64,
+    peer: Option<(&PathBuf, &PathBuf)>,
+) -> Result<()> {
+    let (base, new) = (Results::load(base)?, Results::load(new)?);
+    let peer = match peer {
+        Some((base, new)) => Some((Results::load(base)?, Results::load(new)?)),
+        None => None,
+    };
+    let mut dearer = 0;
+    let mut compared = 0;
+    for size in &base.sizes {
+        let Some(now) = new.size(size.mib) else {
+            bail!("the new result lacks {} MiB", size.mib);
+        };
+        for row in size.rows.iter().filter(|row| row.repeats()) {
+            let Some(cost) = now.cost(&row.row) else {
+                bail!("the new result lacks the row {:?}", row.row);
+            };
+            // Rows that the peer does not have cost what they cost.
+            let kernel = peer.as_ref().and_then(|(base, new)| {
+                let of = |result: &Results| result.size(size.mib)?.cost(&row.row);
+                Some(of(new)? / of(base)?)
+            });
+            let before = row.cost * kernel.unwrap_or(1.0);
+            let percent = (cost / before - 1.0) * 100.0;
+            let bad = percent > limit && cost - before > slack;
+            dearer += usize::from(bad);
+            compared += 1;
+            let mark = if bad { "  DEARER" } else { "" };
+            println!(
+                "{:>5} MiB  {:<46} {:>10.1} {:>10.1} {percent:>+7.1} %{mark}",
+                size.mib, row.row, before, cost
+            );
+        }
+    }
+    anyhow::ensure!(compared > 0, "nothing to compare");
+    anyhow::ensure!(dearer == 0, "{dearer} rows are more than {limit} % dearer");
+    Ok(())
+}
+
+fn pairs(runs: &[PathBuf], json: bool) -> Result<()> {
+    anyhow::ensure!(!runs.is_empty() && runs.len() % 2 == 0, "the runs are no pairs");
+    let results = runs.iter().map(Results::load).collect::<Result<Vec<_>>>()?;
+    let first = &results[1];
+    let mut out = Vec::new();
+    for size in &first.sizes {
+        for row in &size.rows {
+            let ratio = |pair: &[Results]| {
+                let cost = |result: &Results| result.size(size.mib)?.cost(&row.row);
+                Some(cost(&pair[1])? / cost(&pair[0])?)
+            };
+            let mut ratios: Vec<f64> = results.chunks_exact(2).filter_map(ratio).collect();
+            if ratios.is_empty() {
+                continue;
+            }
+            ratios.sort_by(f64::total_cmp);
+            let median = ratios[ratios.len() / 2];
+            let (low, high) = (ratios[0], ratios[ratios.len() - 1]);
+            if !json {
+                println!(
+                    "{:>5} MiB  {:<46} {median:>6.3}  ({low:.3} to {high:.3}, {} pairs)",
+                    size.mib,
+                    row.row,
+                    ratios.len()
+                );
+            }
+            out.push(serde_json::json!({ "mib": size.mib, "row": row.row, "median": median,
+                "ratios": ratios }));
+        }
+    }
+    if json {
+        println!(
+            "{}",
+            serde_json::json!({ "base": results[0].driver, "new": first.driver, "rows": out })
+        );
     }
     Ok(())
 }

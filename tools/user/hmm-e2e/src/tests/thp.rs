@@ -204,6 +204,11 @@ fn touch_of_a_split_mapping(ctx: &Ctx) -> Outcome {
         map.protect_pages(Prot::Read, 200, 1)?;
         map.protect_pages(Prot::ReadWrite, 200, 1)?;
         check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, HUGE_PAGES, "device pages");
+        // A touch elsewhere: the next window is the smallest.
+        let elsewhere = mapping::Mapping::anon(1).what("map memory")?;
+        elsewhere.fill(2);
+        migrate(&device, &elsewhere, 2)?;
+        cpu_sees(&elsewhere, 2, "elsewhere")?;
         device.set(Setting::CopyFail, 0)?;
         let delta = Delta::start(ctx, &device)?;
         let first = touched / 16 * 16;

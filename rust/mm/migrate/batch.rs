@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The arrays of one migration, and what they say of each page.
+
+use super::{Entry, Source, COMPOUND, MIGRATE, SHIFT, VALID, WRITE};
+use crate::{
+    bindings,
+    mm::{addr::PMD_PAGES, space::Vma}, //
+};
+use core::marker::PhantomData;
+use kernel::prelude::*;
+
+/// Room for one migration. Reuse it.
+pub struct Batch {
+    pub(super) src: KVec<usize>,
+    pub(super) dst: KVec<usize>,
+}
+
+impl Batch {
+    /// Allocates a batch for up to [`PMD_PAGES`] pages. Context: may sleep.
+    pub fn new() -> Result<Self> {
+        Self::with_room(PMD_PAGES)
+    }
+
+    /// Allocates a batch for up to `pages` pages. Context: may sleep.
+    pub fn with_room(pages: usize) -> Result<Self> {
+        Ok(Self {
+            src: KVec::from_elem(0, pages, GFP_KERNEL)?,
+            dst: KVec::from_elem(0, pages, GFP_KERNEL)?,
+        })
+    }
+
+    /// Makes the places of `pages` pages empty. `EINVAL` if there is not so much room.
+    pub(super) fn clear(&mut self, pages: usize) -> Result {
+        self.src.get_mut(..pages).ok_or(EINVAL)?.fill(0);
+        self.dst.get_mut(..pages).ok_or(EINVAL)?.fill(0);
+        Ok(())
+    }
+}
+
+/// State common to both phases.
+///
+/// # Invariants
+///
+/// `batch` holds what setup and the calls since then have left there. With `vma`, `raw` describes
+/// it and the mmap lock is held for `'a`.
+pub(super) struct Inner<'a> {
+    pub(super) raw: bindings::migrate_vma,
+    /// By virtual address, or by physical page (`migrate_device_*`).
+    pub(super) by_vma: bool,
+    /// Whether the sources are memory that the CPU can address.
+    pub(super) cpu_sources: bool,
+    pub(super) batch: &'a mut Batch,
+    pub(super) pages: usize,
+    pub(super) _borrow: PhantomData<Vma<'a>>,
+}
+
+impl Inner<'_> {
+    #[inline]
+    pub(super) fn entry(&self, index: usize) -> Option<Entry> {
+        let src = *self.batch.src.get(..self.pages)?.get(index)?;
+        self.entry_of(index, src)
+    }
+
+    /// What `src` at `index` says.
+    #[inline]
+    fn entry_of(&self, index: usize, src: usize) -> Option<Entry> {
+        let pages = if src & COMPOUND != 0 { PMD_PAGES } else { 1 };
+        (src & MIGRATE != 0).then(|| Entry {
+            index,
+            pages,
+            source: if src & VALID != 0 {
+                Source::Page(src >> SHIFT)
+            } else {
+                Source::Hole
+            },
+            writable: src & WRITE != 0,
+            destination: self.batch.dst.get(index).map_or(0, |dst| *dst >> SHIFT),
+        })
+    }
+
+    /// The first entry at or after page `index`.
+    #[inline]
+    pub(super) fn entry_from(&self, index: usize) -> Option<Entry> {
+        let rest = self.batch.src.get(index..self.pages)?;
+        let found = rest.iter().position(|src| src & MIGRATE != 0)?;
+        self.entry_of(index + found, *rest.get(found)?)
+    }
+
+    #[inline]
+    pub(super) fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+        let mut next = 0;
+        core::iter::from_fn(move || {
+            let found = self.entry_from(next)?;
+            next = found.index + found.pages;
+            Some(found)
+        })
+    }
+
+    pub(super) fn pages(&mut self) {
+        // SAFETY: Set up by the type invariant; every destination is a locked new folio.
+        unsafe {
+            if self.by_vma {
+                bindings::migrate_vma_pages(&mut self.raw);
+            } else {
+                bindings::migrate_device_pages(
+                    self.batch.src.as_mut_ptr(),
+                    self.batch.dst.as_mut_ptr(),
+                    self.pages,
+                );
+            }
+        }
+    }
+
+    pub(super) fn finalize(&mut self) {
+        // SAFETY: As above.
+        unsafe {
+            if self.by_vma {
+                bindings::migrate_vma_finalize(&mut self.raw);
+            } else {
+                bindings::migrate_device_finalize(
+                    self.batch.src.as_mut_ptr(),
+                    self.batch.dst.as_mut_ptr(),
+                    self.pages,
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of the current process, copied to and from where a page fault cannot be served: with a
+//! lock held that the fault may need. What is not there is brought in afterwards.
+//!
+//! C headers: [`include/linux/uaccess.h`](srctree/include/linux/uaccess.h),
+//! [`include/linux/pagemap.h`](srctree/include/linux/pagemap.h)
+
+use super::page::{CpuPages, CpuPagesMut, SharedBytes};
+use crate::bindings;
+use kernel::prelude::*;
+
+/// An area of the current process's addresses. It need not be mapped; copies say what they could not
+/// reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UserSpan {
+    addr: usize,
+    len: usize,
+}
+
+impl UserSpan {
+    /// `len` bytes from `addr` on.
+    pub fn new(addr: usize, len: usize) -> Self {
+        Self { addr, len }
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// `len` bytes of it from byte `at` on.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if that goes beyond the end.
+    pub fn part(&self, at: usize, len: usize) -> Result<Self> {
+        if at.checked_add(len).ok_or(EINVAL)? > self.len {
+            return Err(EINVAL);
+        }
+        // An address that wraps around is refused where it is used.
+        Ok(Self::new(self.addr.wrapping_add(at), len))
+    }
+
+    /// Brings the area in, to be read or to be written, without changing its contents.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if not even its first byte can be had. Context: may sleep and takes the mmap lock; no
+    /// lock may be held.
+    pub fn fault_in(&self, write: bool) -> Result {
+        // SAFETY: The C side checks the addresses.
+        let left = unsafe { bindings::rust_hmm_fault_in_user(self.addr, self.len, write) };
+        if left >= self.len {
+            return Err(EFAULT);
+        }
+        Ok(())
+    }
+}
+
+impl CpuPages<'_> {
+    /// Copies to `to` from byte `offset` on, as far as user memory is there. Returns the bytes copied.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if that goes beyond the pages. Context: of the process; atomic, too.
+    pub fn read_to_user(&self, offset: usize, to: UserSpan) -> Result<usize> {
+        let mut done = 0;
+        self.for_each_part(offset, to.len, |pfn, at, part| {
+            if done == part.start {
+                let user = to.addr.wrapping_add(done);
+                // SAFETY: The frame is alive and addressable by the type invariant, and the part lies in
+                // one page; user memory is checked by the C side.
+                let left = unsafe { bindings::rust_hmm_page_to_user(user, pfn, at, part.len()) };
+                done += part.len() - left;
+            }
+        })?;
+        Ok(done)
+    }
+}
+
+impl CpuPagesMut<'_> {
+    /// Copies `from` to byte `offset`, as far as user memory is there. Returns the bytes copied.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if that goes beyond the pages. Context: of the process; atomic, too.
+    pub fn write_from_user(&self, offset: usize, from: UserSpan) -> Result<usize> {
+        let mut done = 0;
+        self.for_each_part(offset, from.len, |pfn, at, part| {
+            if done == part.start {
+                let user = from.addr.wrapping_add(done);
+                // SAFETY: As in `read_to_user`, and the pages may be written.
+                let left = unsafe { bindings::rust_hmm_page_from_user(pfn, at, user, part.len()) };
+                done += part.len() - left;
+            }
+        })?;
+        Ok(done)
+    }
+}
+
+impl SharedBytes {
+    /// Copies to `to` from byte `offset` on, as far as user memory is there. Returns the bytes copied.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if that goes beyond the block. Context: of the process; atomic, too.
+    pub fn read_to_user(&self, offset: usize, to: UserSpan) -> Result<usize> {
+        let src = self.pointer(offset, to.len)?;
+        // SAFETY: Just checked; user memory is checked by the C side.
+        let left = unsafe { bindings::rust_hmm_bytes_to_user(to.addr, src.cast(), to.len) };
+        Ok(to.len - left)
+    }
+
+    /// Copies `from` to byte `offset`, as far as user memory is there. Returns the bytes copied.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if that goes beyond the block. Context: of the process; atomic, too.
+    pub fn write_from_user(&self, offset: usize, from: UserSpan) -> Result<usize> {
+        let dst = self.pointer(offset, from.len)?;
+        // SAFETY: As above.
+        let left = unsafe { bindings::rust_hmm_bytes_from_user(dst.cast(), from.addr, from.len) };
+        Ok(from.len - left)
+    }
+}
+
+#[kunit_tests(rust_hmm_user)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_stay_within() -> Result {
+        let span = UserSpan::new(0x1000, 0x300);
+        assert_eq!(span.part(0x100, 0x200)?, UserSpan::new(0x1100, 0x200));
+        assert_eq!(span.part(0x100, 0x201), Err(EINVAL));
+        assert_eq!(span.part(1, usize::MAX), Err(EINVAL));
+        Ok(())
+    }
+
+    #[test]
+    fn copies_stop_where_memory_ends() -> Result {
+        // SAFETY: Makes an address space for the test, if need be.
+        let addr = unsafe { bindings::rust_hmm_kunit_mmap(0x3000) };
+        assert_ne!(addr, 0);
+        let user = UserSpan::new(addr, 0x3000);
+        let block = SharedBytes::new(0x3000)?;
+        let back = SharedBytes::new(0x3000)?;
+        for at in 0..0x300 {
+            block.write(at * 16, &(at as u64).to_ne_bytes())?;
+        }
+        // Nothing is there yet, and nothing is brought in.
+        assert_eq!(block.read_to_user(0, user)?, 0);
+        user.part(0, 0x1000)?.fault_in(true)?;
+        assert_eq!(block.read_to_user(0, user)?, 0x1000);
+        // Not aligned, and no whole words.
+        assert_eq!(block.read_to_user(3, user.part(5, 0x801)?)?, 0x801);
+        assert_eq!(back.write_from_user(0, user.part(5, 0x801)?)?, 0x801);
+        let (mut from, mut to) = ([0u8; 32], [0u8; 32]);
+        for at in (0..0x7e0).step_by(32) {
+            block.read(3 + at, &mut from)?;
+            back.read(at, &mut to)?;
+            assert!(from == to);
+        }
+        back.read(0x7f1, to.get_mut(..16).ok_or(EINVAL)?)?;
+        block.read(0x7f4, from.get_mut(..16).ok_or(EINVAL)?)?;
+        assert!(from.get(..16) == to.get(..16));
+        // Beyond all user memory.
+        let kernel = UserSpan::new(usize::MAX - 0xfff, 0x800);
+        assert_eq!(block.read_to_user(0, kernel)?, 0);
+        assert_eq!(kernel.fault_in(true), Err(EFAULT));
+        // SAFETY: Made above.
+        unsafe { bindings::rust_hmm_kunit_munmap(addr, 0x3000) };
+        Ok(())
+    }
+}

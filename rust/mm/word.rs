@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Words that are read and written as a whole, without a call.
+//!
+//! [`Atomic`] calls a C function for each access, which Rust code cannot have inlined; of a pass over a
+//! page table that is a good part. On x86-64 `smp_load_acquire()` and `smp_store_release()` are
+//! plain accesses that the compiler moves nothing across. Elsewhere the calls are made.
+
+#[cfg(CONFIG_X86_64)]
+use core::sync::atomic::{compiler_fence, Ordering};
+#[cfg(not(CONFIG_X86_64))]
+use kernel::sync::atomic::ordering;
+use kernel::sync::atomic::Atomic;
+
+macro_rules! accesses {
+    ($type:ty, $load:ident, $store:ident) => {
+        /// Reads the word. What was written before it is seen, too. Context: any.
+        #[inline(always)]
+        pub(crate) fn $load(cell: &Atomic<$type>) -> $type {
+            #[cfg(CONFIG_X86_64)]
+            {
+                // SAFETY: Valid and aligned; like `READ_ONCE()` it may race with stores of whole words.
+                let value = unsafe { cell.as_ptr().read_volatile() };
+                compiler_fence(Ordering::Acquire);
+                value
+            }
+            #[cfg(not(CONFIG_X86_64))]
+            cell.load(ordering::Acquire)
+        }
+
+        /// Writes the word. Who sees it sees what was written before, too. Context: any.
+        #[inline(always)]
+        pub(crate) fn $store(cell: &Atomic<$type>, value: $type) {
+            #[cfg(CONFIG_X86_64)]
+            {
+                compiler_fence(Ordering::Release);
+                // SAFETY: Valid and aligned; like `WRITE_ONCE()` it may race with other accesses to
+                // the whole word.
+                unsafe { cell.as_ptr().write_volatile(value) };
+            }
+            #[cfg(not(CONFIG_X86_64))]
+            cell.store(value, ordering::Release);
+        }
+    };
+}
+
+accesses!(u32, load_u32, store_u32);
+accesses!(u64, load_u64, store_u64);

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# For the Kbuild file of a driver in Rust that is built on rust_hmm. With
+#
+#     include /usr/lib/rust-hmm/$(KERNELRELEASE)/sdk.mk
+#     obj-m += my_driver.o
+#     RUSTFLAGS_my_driver.o := $(rust_hmm_flags)
+#
+# the driver can say "use rust_hmm::...;".
+rust_hmm_sdk := $(patsubst %/,%,$(dir $(lastword $(MAKEFILE_LIST))))
+rust_hmm_flags := -L $(rust_hmm_sdk) --extern rust_hmm --cfg hmm_series_$(VERSION)_$(PATCHLEVEL)
+KBUILD_EXTRA_SYMBOLS += $(rust_hmm_sdk)/Module.symvers

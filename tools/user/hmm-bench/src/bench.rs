@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: GPL-2.0
+//! One size's rows, and the memory that they work on.
+
+use crate::phases;
+use anyhow::{Context, Result};
+use hmm::abi::PAGE_SIZE;
+use hmm::mapping::Mapping;
+use hmm::pattern::{self, WORDS};
+use hmm::Device;
+use serde_json::{json, Value};
+use std::time::Instant;
+
+/// Pages of one ioctl: larger ranges take several, with the same buffer.
+const CHUNK: usize = 8192;
+
+/// Of each page one word in so many is written and checked: other tests look at all of them, and this is
+/// most of what the benchmark itself does.
+const STEP: usize = 8;
+
+/// What one row came to.
+struct Row {
+    name: &'static str,
+    unit: &'static str,
+    cost: f64,
+    rounds: Vec<f64>,
+    phases: phases::Phases,
+}
+
+/// Measures rows of one size.
+pub struct Bench {
+    mib: usize,
+    rounds: usize,
+    only: Vec<String>,
+    small: bool,
+    rows: Vec<Row>,
+}
+
+/// What a profile counts begins or ends, see `tools/profile`.
+fn marker() {
+    // SAFETY: Exchanges a register with itself.
+    unsafe { std::arch::asm!("xchg bx, bx", options(nomem, nostack, preserves_flags)) };
+}
+
+/// Nanoseconds of `work`.
+pub fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<u64> {
+    let account = phases::Account::open();
+    marker();
+    let start = Instant::now();
+    let result = work();
+    let passed = start.elapsed();
+    marker();
+    account.close();
+    result?;
+    Ok(passed.as_nanos() as u64)
+}
+
+impl Bench {
+    /// For `mib` MiB; each row is repeated `rounds` times.
+    pub fn new(mib: usize, rounds: usize, only: &[String], small: bool) -> Bench {
+        Bench { mib, rounds: rounds.max(1), only: only.to_vec(), small, rows: Vec::new() }
+    }
+
+    /// Pages of the memory.
+    pub fn pages(&self) -> usize {
+        self.mib * 256
+    }
+
+    /// Huge pages of the memory; none if it is smaller than one, or none are wanted.
+    pub fn huge_pages(&self) -> usize {
+        if self.small {
+            return 0;
+        }
+        self.mib / 2
+    }
+
+    /// Memory of 4 KiB pages, not populated; its page tables begin with it, whatever was mapped before.
+    pub fn small(&self) -> Result<Mapping> {
+        let map = Mapping::reserve(self.pages() * PAGE_SIZE, hmm::mapping::Prot::ReadWrite)?;
+        Ok(map)
+    }
+
+    /// Memory of huge pages, not populated.
+    pub fn huge(&self) -> Result<Mapping> {
+        Ok(Mapping::anon_huge(self.huge_pages())?)
+    }
+
+    /// The CPU writes the pattern `seed`.
+    pub fn fill(&self, map: &Mapping, seed: u64) {
+        for page in 0..map.pages() {
+            for word in (0..WORDS).step_by(STEP) {
+                map.set(page, word, pattern::word(seed, page, word));
+            }
+        }
+    }
+
+    /// The CPU finds the pattern `seed`.
+    pub fn check(&self, map: &Mapping, seed: u64) -> Result<()> {
+        for page in 0..map.pages() {
+            for word in (0..WORDS).step_by(STEP) {
+                let (found, expected) = (map.get(page, word), pattern::word(seed, page, word));
+                anyhow::ensure!(
+                    found == expected,
+                    "page {page} word {word}: found {found:#x}, expected {expected:#x}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the pattern `seed` in what a device has read of the pages from `first` on.
+    fn check_buffer(&self, buffer: &[u8], first: usize, seed: u64) -> Result<()> {
+        for (index, page) in buffer.chunks_exact(PAGE_SIZE).enumerate() {
+            for word in (0..WORDS).step_by(STEP) {
+                let bytes = &page[word * 8..word * 8 + 8];
+                let expected = pattern::word(seed, first + index, word).to_ne_bytes();
+                anyhow::ensure!(bytes == expected, "page {} word {word} is wrong", first + index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `work` with address and buffer of each part of `map`, and times that. With `seed` the
+    /// buffer must hold that pattern afterwards.
+    pub fn chunks(
+        &self,
+        map: &Mapping,
+        buffer: &mut Buffer,
+        seed: Option<u64>,
+        mut work: impl FnMut(usize, &mut [u8]) -> Result<()>,
+    ) -> Result<u64> {
+        let mut sum = 0;
+        for first in (0..map.pages()).step_by(CHUNK) {
+            let count = CHUNK.min(map.pages() - first);
+            let part = buffer.pages(count);
+            sum += timed(|| work(map.page_addr(first), part))?;
+            if let Some(seed) = seed {
+                self.check_buffer(part, first, seed)?;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Opens the device, populates `map` and moves it to the device.
+    pub fn on_device(&self, map: &Mapping, buffer: &mut Buffer) -> Result<Device> {
+        let device = Device::open(0)?;
+        self.fill(map, 1);
+        self.chunks(map, buffer, Some(1), |addr, part| {
+            device.migrate_to_device(addr, part)?;
+            Ok(())
+        })?;
+        Ok(device)
+    }
+
+    /// Adds a row: the cheapest of the rounds, in `unit`s, of which a round has `units`.
+    pub fn row(
+        &mut self,
+        name: &'static str,
+        unit: &'static str,
+        units: usize,
+        mut round: impl FnMut(&Bench) -> Result<u64>,
+    ) -> Result<()> {
+        if !self.only.is_empty() && !self.only.iter().any(|part| name.contains(part.as_str())) {
+            return Ok(());
+        }
+        let mut rounds = Vec::new();
+        let mut phases = phases::Phases::default();
+        let mut best = f64::MAX;
+        for _ in 0..self.rounds {
+            phases::spent();
+            let cost = round(self).with_context(|| name.to_string())? as f64 / units as f64;
+            let spent = phases::spent();
+            if cost < best {
+                best = cost;
+                phases = spent.per(units);
+            }
+            rounds.push(cost);
+        }
+        eprintln!("{} MiB, {name}: {best:.1}", self.mib);
+        self.rows.push(Row { name, unit, cost: best, rounds, phases });
+        Ok(())
+    }
+
+    /// The rows, for the report.
+    pub fn json(&self) -> Value {
+        let row = |row: &Row| {
+            json!({ "row": row.name, "unit": row.unit, "cost": row.cost, "rounds": row.rounds,
+                "phases": row.phases.json() })
+        };
+        Value::Array(self.rows.iter().map(row).collect())
+    }
+
+    /// Prints the rows.
+    pub fn print(&self) {
+        for row in &self.rows {
+            println!("{:<54} {:>10.1} per {}", row.name, row.cost, row.unit);
+        }
+    }
+}
+
+/// Where a device's ioctls put what they read: whole pages, all of them there.
+pub struct Buffer(Vec<u8>);
+
+impl Buffer {
+    /// Room for one ioctl of `bench`.
+    pub fn new(bench: &Bench) -> Buffer {
+        Buffer(vec![1; (bench.pages().min(CHUNK) + 1) * PAGE_SIZE])
+    }
+
+    /// The first `count` pages.
+    pub fn pages(&mut self, count: usize) -> &mut [u8] {
+        let skip = self.0.as_ptr().align_offset(PAGE_SIZE);
+        &mut self.0[skip..skip + count * PAGE_SIZE]
+    }
+}

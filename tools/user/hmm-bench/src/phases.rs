@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The library's own account of where time goes, from debugfs.
+
+use serde_json::{json, Map, Value};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+const FILE: &str = "/sys/kernel/debug/rust_hmm/phases";
+
+/// Nanoseconds by phase.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Phases(BTreeMap<String, f64>);
+
+static SPENT: Mutex<Phases> = Mutex::new(Phases(BTreeMap::new()));
+
+fn parse(text: &str) -> Phases {
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (name, _count, ns) = (words.next()?, words.next()?, words.next()?);
+        Some((name.to_string(), ns.parse().ok()?))
+    };
+    Phases(text.lines().filter_map(line).collect())
+}
+
+fn read() -> Phases {
+    parse(&std::fs::read_to_string(FILE).unwrap_or_default())
+}
+
+/// What is spent until it is closed counts.
+pub struct Account(Phases);
+
+impl Account {
+    /// Begins. What the driver does not tell is nothing.
+    pub fn open() -> Account {
+        Account(read())
+    }
+
+    /// Ends.
+    pub fn close(self) {
+        let now = read();
+        let mut spent = SPENT.lock().unwrap_or_else(|error| error.into_inner());
+        for (name, ns) in now.0 {
+            let before = self.0 .0.get(&name).copied().unwrap_or(0.0);
+            *spent.0.entry(name).or_insert(0.0) += ns - before;
+        }
+    }
+}
+
+/// What was spent since the last call.
+pub fn spent() -> Phases {
+    std::mem::take(&mut *SPENT.lock().unwrap_or_else(|error| error.into_inner()))
+}
+
+impl Phases {
+    /// The same for each of `units`.
+    pub fn per(mut self, units: usize) -> Phases {
+        self.0.values_mut().for_each(|ns| *ns /= units as f64);
+        self
+    }
+
+    /// For the report.
+    pub fn json(&self) -> Value {
+        Value::Object(
+            self.0.iter().map(|(name, ns)| (name.clone(), json!(ns))).collect::<Map<_, _>>(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_name_count_time() {
+        let phases = parse("collect 2 300\ncopy 1 50\nrubbish\n").per(10);
+        assert_eq!(phases.json(), json!({ "collect": 30.0, "copy": 5.0 }));
+    }
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The rows that every driver of the common interface has.
+
+use crate::bench::{timed, Bench, Buffer};
+use anyhow::Result;
+use hmm::mapping::{Mapping, Prot};
+use hmm::Device;
+
+const PAGE: &str = "page";
+const CALL: &str = "call";
+
+/// Touches one word of each page.
+fn touch(map: &Mapping) {
+    for page in 0..map.pages() {
+        std::hint::black_box(map.get(page, 0));
+    }
+}
+
+/// The same, by 2 MiB, and within these in an order that follows no pattern a driver could see.
+fn touch_random(map: &Mapping) {
+    for first in (0..map.pages()).step_by(512) {
+        let count = 512.min(map.pages() - first);
+        let mut at = 0usize;
+        for _ in 0..count {
+            // The count is a power of two, so that this goes through all pages.
+            at = (at * 1_664_525 + 101) % count;
+            std::hint::black_box(map.get(first + at, 0));
+        }
+    }
+}
+
+fn read(device: &Device) -> impl FnMut(usize, &mut [u8]) -> Result<()> + '_ {
+    |addr, part| {
+        device.read(addr, part)?;
+        Ok(())
+    }
+}
+
+/// Device faults and accesses.
+pub fn faults(bench: &mut Bench) -> Result<()> {
+    let pages = bench.pages();
+    let mut buffer = Buffer::new(bench);
+    bench.row("device read fault, populated", PAGE, pages, |bench| {
+        let (device, map) = (Device::open(0)?, bench.small()?);
+        bench.fill(&map, 1);
+        bench.chunks(&map, &mut buffer, Some(1), read(&device))
+    })?;
+    bench.row("device re-read", PAGE, pages, |bench| {
+        let (device, map) = (Device::open(0)?, bench.small()?);
+        bench.fill(&map, 1);
+        bench.chunks(&map, &mut buffer, None, read(&device))?;
+        bench.chunks(&map, &mut buffer, Some(1), read(&device))
+    })?;
+    bench.row("device read of one mapped page", CALL, 100, |_| {
+        let (device, map) = (Device::open(0)?, Mapping::anon(1)?);
+        map.fill(1);
+        let page = buffer.pages(1);
+        device.read(map.addr(), page)?;
+        timed(|| {
+            for _ in 0..100 {
+                device.read(map.addr(), page)?;
+            }
+            Ok(())
+        })
+    })?;
+    bench.row("CPU first touch", PAGE, pages, |bench| {
+        let map = bench.small()?;
+        timed(|| {
+            (0..map.pages()).for_each(|page| map.set(page, 0, 1));
+            Ok(())
+        })
+    })?;
+    bench.row("device write fault, unpopulated", PAGE, pages, |bench| {
+        let (device, map) = (Device::open(0)?, bench.small()?);
+        let data = bench.small()?;
+        bench.fill(&data, 2);
+        // Where the data goes, the device has it read back before, and then written elsewhere.
+        let mut sum = 0;
+        bench.chunks(&data, &mut buffer, Some(2), |addr, part| {
+            device.read(addr, part)?;
+            sum += timed(|| Ok(device.write(map.addr() + (addr - data.addr()), part)?))?;
+            Ok(())
+        })?;
+        bench.check(&map, 2)?;
+        Ok(sum)
+    })
+}
+
+/// Migrations in both directions.
+pub fn migrations(bench: &mut Bench) -> Result<()> {
+    let pages = bench.pages();
+    let mut buffer = Buffer::new(bench);
+    let mut to_device = |bench: &Bench, map: Mapping| {
+        let device = Device::open(0)?;
+        bench.fill(&map, 1);
+        bench.chunks(&map, &mut buffer, Some(1), |addr, part| {
+            device.migrate_to_device(addr, part)?;
+            Ok(())
+        })
+    };
+    bench.row("RAM to device, 4 KiB, with read-back", PAGE, pages, |bench| {
+        to_device(bench, bench.small()?)
+    })?;
+    if bench.huge_pages() > 0 {
+        bench.row("RAM to device, THP, with read-back", PAGE, pages, |bench| {
+            to_device(bench, bench.huge()?)
+        })?;
+    }
+    let mut buffer = Buffer::new(bench);
+    let mut touched = |bench: &Bench, map: Mapping, touch: fn(&Mapping)| {
+        let _device = bench.on_device(&map, &mut buffer)?;
+        let cost = timed(|| {
+            touch(&map);
+            Ok(())
+        })?;
+        bench.check(&map, 1)?;
+        Ok(cost)
+    };
+    bench.row("device to RAM, CPU touch, sequential", PAGE, pages, |bench| {
+        touched(bench, bench.small()?, touch)
+    })?;
+    bench.row("device to RAM, CPU touch, random in 2 MiB", PAGE, pages, |bench| {
+        touched(bench, bench.small()?, touch_random)
+    })?;
+    if bench.huge_pages() > 0 {
+        bench.row("device to RAM, THP, CPU touch", PAGE, pages, |bench| {
+            touched(bench, bench.huge()?, touch)
+        })?;
+    }
+    bench.row("device to RAM by request", PAGE, pages, |bench| {
+        let map = bench.small()?;
+        let device = bench.on_device(&map, &mut buffer)?;
+        let cost = bench.chunks(&map, &mut buffer, None, |addr, part| {
+            device.migrate_to_system(addr, part.len() / 4096)?;
+            Ok(())
+        })?;
+        bench.check(&map, 1)?;
+        Ok(cost)
+    })?;
+    bench.row("close of a device full of pages", PAGE, pages, |bench| {
+        let map = bench.small()?;
+        let device = bench.on_device(&map, &mut buffer)?;
+        let cost = timed(|| Ok(device.close()?))?;
+        bench.check(&map, 1)?;
+        Ok(cost)
+    })
+}
+
+/// Changes of address spaces that are mirrored, and of some that are not.
+pub fn invalidations(bench: &mut Bench) -> Result<()> {
+    let pages = bench.pages();
+    let mut buffer = Buffer::new(bench);
+    let mut row = |name, mirrored: bool, change: fn(&Mapping) -> Result<()>| {
+        bench.row(name, PAGE, pages, |bench| {
+            let (device, map) = (Device::open(0)?, bench.small()?);
+            bench.fill(&map, 1);
+            if mirrored {
+                bench.chunks(&map, &mut buffer, Some(1), read(&device))?;
+            }
+            timed(|| change(&map))
+        })
+    };
+    let unmap = |map: &Mapping| Ok(map.unmap_pages(0, map.pages())?);
+    let protect = |map: &Mapping| Ok(map.protect(Prot::Read)?);
+    row("munmap, not mirrored", false, unmap)?;
+    row("munmap, mirrored", true, unmap)?;
+    row("mprotect, not mirrored", false, protect)?;
+    row("mprotect, mirrored", true, protect)
+}
+
+/// Much address space with few pages in it: ten in its middle.
+pub fn sparse(bench: &mut Bench) -> Result<()> {
+    const PAGES: usize = 10;
+    let mut row = |name, bytes: usize, mirrored: bool| {
+        bench.row(name, CALL, 1, |_| {
+            let (device, map) = (Device::open(0)?, Mapping::reserve(bytes, Prot::ReadWrite)?);
+            let first = map.pages() / 2;
+            map.fill_pages(1, first, PAGES);
+            if mirrored {
+                let mut buffer = vec![1; PAGES * 4096];
+                device.read(map.page_addr(first), &mut buffer)?;
+                hmm::pattern::check(1, first, &buffer)?;
+            }
+            timed(|| Ok(map.unmap_pages(0, map.pages())?))
+        })
+    };
+    row("munmap of 1 MiB with 10 pages, not mirrored", 1 << 20, false)?;
+    row("munmap of 1 MiB with 10 mirrored pages", 1 << 20, true)?;
+    row("munmap of 1 TiB with 10 pages, not mirrored", 1 << 40, false)?;
+    row("munmap of 1 TiB with 10 mirrored pages", 1 << 40, true)
+}

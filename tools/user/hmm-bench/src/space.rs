@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What mirrored address space costs, and how much memory its page tables take, by its size. It is made of
+//! the zero page, so that 16 GiB of it need no such memory.
+
+use crate::bench::timed;
+use anyhow::{Context, Result};
+use hmm::abi::PAGE_SIZE;
+use hmm::mapping::{Mapping, Prot};
+use hmm::Device;
+use serde_json::{json, Value};
+
+const TABLES: &str = "/sys/kernel/debug/rust_hmm/tables";
+
+/// Pages of one ioctl.
+const CHUNK: usize = 8192;
+
+/// Bytes of all page tables of mirrors.
+fn table_bytes() -> Result<f64> {
+    let text = std::fs::read_to_string(TABLES).with_context(|| TABLES.to_string())?;
+    let bytes = text.lines().find_map(|line| line.strip_prefix("bytes "));
+    Ok(bytes.context("no line with the bytes")?.trim().parse()?)
+}
+
+/// Instructions of a page that is made accessible and read, of `mib` MiB; and the table bytes of all.
+fn fill(mib: usize, huge: bool) -> Result<(f64, f64)> {
+    let device = Device::open(0)?;
+    let before = table_bytes()?;
+    let map = Mapping::reserve(mib << 20, Prot::ReadWrite)?;
+    if huge {
+        map.allow_huge()?;
+    }
+    let mut room = vec![1u8; (CHUNK + 1) * PAGE_SIZE];
+    let skip = room.as_ptr().align_offset(PAGE_SIZE);
+    let mut sum = 0;
+    for first in (0..map.pages()).step_by(CHUNK) {
+        let count = CHUNK.min(map.pages() - first);
+        let buffer = &mut room[skip..skip + count * PAGE_SIZE];
+        buffer[0] = 1;
+        sum += timed(|| Ok(device.read(map.page_addr(first), buffer)?))?;
+        anyhow::ensure!(buffer[0] == 0, "page {first} is not zero");
+    }
+    let mapped = device.counters()?.pages_mapped;
+    anyhow::ensure!(mapped > 0, "nothing was mapped");
+    Ok((sum as f64 / map.pages() as f64, table_bytes()? - before))
+}
+
+/// The rows of one size.
+pub fn measure(mib: usize) -> Result<Value> {
+    anyhow::ensure!(mib % 2 == 0, "--space must be even");
+    let (cost, bytes) = fill(mib, false)?;
+    let (huge_cost, huge_bytes) = fill(mib, true)?;
+    eprintln!("{mib} MiB of address space: {cost:.1} per page, {bytes} bytes of tables, huge {huge_bytes}");
+    Ok(json!({
+        "mib": mib,
+        "cost": cost,
+        "bytes_per_page": bytes / (mib * 256) as f64,
+        "huge_cost": huge_cost,
+        "bytes_per_leaf": huge_bytes / (mib / 2) as f64,
+    }))
+}

@@ -160,9 +160,9 @@ impl MemoryOps for Vram {
         self.copy_engine.submit(job, None);
     }
 
-    fn connection(&self, other: &Self, _kind: Kind) -> Connection {
-        let least = |vram: &Self| vram.settings.get(Setting::Connection);
-        match least(self).min(least(other)) {
+    fn connection(&self, _other: &Self, _kind: Kind) -> Connection {
+        // The other one says what it can itself.
+        match self.settings.get(Setting::Connection) {
             0 => Connection::None,
             1 => Connection::Migratable,
             _ => Connection::Unified,

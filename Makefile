@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-compare bench-gate bench-baseline overlap doc install uninstall deb install-test in-tree-test rust-analyzer clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap doc install uninstall deb install-test in-tree-test rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -37,6 +37,8 @@ help:
 	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
 	@echo 'make bench      instructions per page, against the C driver (KERNEL=test|debian, SIZES="1 32 1024 4096")'
 	@echo 'make bench-wall the same in wall time, as ratios of paired runs (PAIRS=)'
+	@echo 'make bench-scaling  device faults with 1, 2 and 4 engines; lock_stat with KERNEL=debug'
+	@echo 'make bench-space  cost and memory of 64 MiB and 16 GiB of mirrored address space'
 	@echo 'make bench-compare  against the modules of another revision (BASE=)'
 	@echo 'make bench-gate fails if a row is 5 % dearer than in tools/bench/baseline (bench-baseline writes that)'
 	@echo 'make overlap    how copies overlap with the work of the CPU'
@@ -144,6 +146,12 @@ bench_kernel = $(if $(filter command line environment override,$(origin KERNEL))
 
 bench-wall:
 	tools/test/bench --series $(SERIES) --pairs $(or $(PAIRS),5)
+
+bench-scaling:
+	tools/test/bench-scaling --kernel $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),debug) --series $(SERIES)
+
+bench-space:
+	tools/test/bench-space --kernel $(bench_kernel) --series $(SERIES)
 
 bench-compare:
 	tools/test/bench-compare --base '$(BASE)' --kernel $(bench_kernel) --series $(SERIES)

@@ -12,7 +12,6 @@ highlight_language = "none"
 html_theme = "alabaster"
 html_theme_options = {
     "description": "Heterogeneous memory management for Linux drivers, in Rust",
-    "fixed_sidebar": True,
     "page_width": "1200px",
     "sidebar_width": "260px",
 }

@@ -44,6 +44,28 @@ struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
 					 const char *name);
 int rust_hmm_kthread_stop_put(struct task_struct *task);
 
+/* trace.h */
+int rust_hmm_mm_pid(struct mm_struct *mm);
+void rust_hmm_trace_device_fault(int pid, unsigned int mirror,
+				 unsigned long start, unsigned long pages,
+				 bool write, int result);
+void rust_hmm_trace_cpu_fault(unsigned int device, unsigned long address,
+			      unsigned long moved, int result);
+void rust_hmm_trace_migrate_begin(int pid, unsigned int mirror,
+				  unsigned long start, unsigned long pages,
+				  bool to_device, int trigger);
+void rust_hmm_trace_migrate_end(int pid, unsigned int mirror, bool to_device,
+				int trigger, unsigned long moved,
+				unsigned long switched, unsigned long stayed,
+				int result);
+void rust_hmm_trace_evict(unsigned int device, unsigned long moved,
+			  unsigned long left);
+void rust_hmm_trace_invalidate(int pid, unsigned int mirror,
+			       unsigned long start, unsigned long pages,
+			       int event, unsigned long changed);
+void rust_hmm_trace_retry(int pid, unsigned int mirror, unsigned long start,
+			  unsigned long pages, int reason);
+
 /* Faults */
 struct vm_area_struct *rust_hmm_vmf_vma(const struct vm_fault *vmf);
 unsigned long rust_hmm_vmf_address(const struct vm_fault *vmf);

@@ -11,6 +11,7 @@ use crate::{
         migrate::{Isolated, Migrated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
+        trace,
     },
     stats::{Counter, Stats},
     within::Within,
@@ -79,6 +80,8 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
 
 struct Ops<M> {
     driver: M,
+    /// For tracepoints.
+    id: u32,
     stats: Stats,
     density: Density,
     peers: Pin<KBox<Peers>>,
@@ -107,6 +110,7 @@ impl<M: MemoryOps> Memory<M> {
                 max_pages,
                 Ops {
                     driver,
+                    id: trace::new_device(),
                     stats: Stats::new(),
                     density: Density::new(),
                     peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
@@ -363,7 +367,13 @@ impl<M: MemoryOps> Ops<M> {
 impl<M: MemoryOps> DevicePageOps for Ops<M> {
     fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError> {
         let ops = pages.data();
-        let moved = cpu_fault::serve(pages, &fault)?;
+        let moved = cpu_fault::serve(pages, &fault);
+        let traced = moved.map_err(|error| match error {
+            FaultError::NoMemory => ENOMEM,
+            FaultError::Lost => EIO,
+        });
+        trace::cpu_fault(ops.id, fault.address(), traced);
+        let moved = moved?;
         ops.stats.add(Counter::CpuFaults, 1);
         ops.stats.add(Counter::CpuFaultPages, moved as u64);
         Ok(())

@@ -23,6 +23,7 @@ use crate::{
         page::{Effort, LockedFolio},
         range_fault::AddressSpace,
         space::Vma,
+        trace::Trigger,
     },
     pgtable::{Format, Spares},
     phases::{Lap, Phase},
@@ -188,12 +189,27 @@ impl<'m, D: Device> Migrate<'m, D> {
         self.run(Target::System)
     }
 
-    fn run(mut self, target: Target) -> Result<Outcome> {
+    fn run(self, target: Target) -> Result<Outcome> {
+        let who = self.mirror.inner().who;
+        let to_device = target == Target::Device;
+        who.migrate_begin(self.range, to_device, Trigger::Request);
+        let mut total = Outcome::default();
+        let result = self.run_steps(target, &mut total);
+        let stayed = total.skipped + total.no_memory + total.copy_failed;
+        who.migrate_end(
+            to_device,
+            Trigger::Request,
+            [total.moved, total.switched, stayed],
+            result,
+        );
+        result.map(|()| total)
+    }
+
+    fn run_steps(mut self, target: Target, total: &mut Outcome) -> Result {
         within::may_wait()?;
         let mut step = Step::new(self.mirror, target, self.faultless)?;
         step.work.copies.until(self.stop.take());
         let _charge = step.space.charge();
-        let mut total = Outcome::default();
         let mut rest = Some(self.range);
         while let Some(range) = rest {
             let done = step.run(range)?;
@@ -219,7 +235,7 @@ impl<'m, D: Device> Migrate<'m, D> {
         if target == Target::Device {
             stats.add(Counter::Switched, total.switched as u64);
         }
-        Ok(total)
+        Ok(())
     }
 }
 

@@ -16,6 +16,7 @@ use crate::{
         notifier::{Cookie, Event, IntervalNotifier, Subscriber},
         page::DirtyBatch,
         range_fault::AddressSpace,
+        trace::Who,
     },
     pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Spares, Table},
     stats::{Counter, Stats},
@@ -108,6 +109,8 @@ pub(crate) struct State<F: Format> {
 /// What the notifier calls.
 pub(crate) struct Inner<D: Device> {
     device: D,
+    /// For tracepoints.
+    pub(crate) who: Who,
     stats: Stats,
     reader: Reader<D::Format>,
     walkers: Option<Arc<Walkers<D::Walker>>>,
@@ -207,26 +210,29 @@ impl<D: Device> Subscriber for Inner<D> {
         let mut changed = 0;
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
             let mut dirty = DirtyBatch::new();
+            let (dirty, changed) = (&mut dirty, &mut changed);
             let split = |span| own.is_some_and(|own| own.divides(span));
-            table.for_each_split(event.range, batch, split, |span, entry| {
+            // Called for each page: what does not change is part of it.
+            table.for_each_split(event.range, batch, split, move |span, entry| {
                 if own.is_some_and(|own| own.keeps(span, *entry)) {
                     return;
                 }
                 if keeps_reads && !entry.is_exclusive() {
                     if entry.is_writable() {
-                        Self::retire(&mut dirty, span, *entry);
+                        Self::retire(dirty, span, *entry);
                         *entry = entry.write_protected();
-                        changed += span.pages();
+                        *changed += span.pages();
                     }
                     return;
                 }
-                Self::retire(&mut dirty, span, *entry);
+                Self::retire(dirty, span, *entry);
                 *entry = Entry::NONE;
-                changed += span.pages();
+                *changed += span.pages();
             });
         });
         self.stats.add(Counter::Invalidations, 1);
         self.stats.add(Counter::InvalidatedPages, changed as u64);
+        self.who.invalidate(event.range, event.reason, changed);
         ControlFlow::Continue(flush)
     }
 
@@ -269,6 +275,7 @@ impl<D: Device> Mirror<D> {
             walkers: device.walkers(),
             reader: state.table.reader(),
             device,
+            who: Who::new(mm),
             stats: Stats::new(),
             changing: Atomic::new(0),
             starved: fault::starved(Cookie::of_space(mm)),

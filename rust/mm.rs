@@ -16,6 +16,7 @@
 //! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
 //! - `anon` has anonymous memory that comes from a device file.
+//! - `trace` has the tracepoints.
 //! - `word` has words that are read and written without a call.
 
 pub mod addr;
@@ -35,5 +36,6 @@ pub mod space;
 pub mod sync_file;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
+pub(crate) mod trace;
 pub mod user;
 pub(crate) mod word;

@@ -9,6 +9,7 @@ use crate::{
         migrate::{Batch, Isolated},
         page::{Effort, LockedFolio},
         space::fatal_signal_pending,
+        trace,
     },
     phases::{Lap, Phase},
     stats::Counter,
@@ -75,6 +76,7 @@ impl<M: MemoryOps> Memory<M> {
             moved += self.evict_block(block, batch, copies).unwrap_or(0);
         }
         self.stats().add(Counter::Evicted, moved as u64);
+        trace::evict(self.pages.data().id, moved, self.pages.used());
         result
     }
 

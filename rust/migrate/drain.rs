@@ -9,7 +9,10 @@ use super::{Step, Target};
 use crate::{
     memory::Memory,
     mirror::{Device, Mirror},
-    mm::addr::{PageRange, PMD_SIZE},
+    mm::{
+        addr::{PageRange, PMD_SIZE},
+        trace::Trigger,
+    },
     stats::Counter,
     within,
 };
@@ -68,8 +71,24 @@ impl<D: Device> Mirror<D> {
         let memory: &Memory<_> = self.device().memory().ok_or(ENODEV)?;
         let mut parts = Parts::new()?;
         let mut step = Step::new(self, Target::System, false)?;
+        let who = self.inner().who;
+        let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;
+        who.migrate_begin(all, false, Trigger::Close);
         let mut moved = 0;
-        let mut rest = PageRange::new(0, usize::MAX & PAGE_MASK).ok();
+        let result = self.drain_all(all, &mut parts, &mut step, &mut moved);
+        who.migrate_end(false, Trigger::Close, [moved, 0, 0], result);
+        memory.stats().add(Counter::Evicted, moved as u64);
+        result.map(|()| moved)
+    }
+
+    fn drain_all(
+        &self,
+        all: PageRange,
+        parts: &mut Parts,
+        step: &mut Step<'_, D>,
+        moved: &mut usize,
+    ) -> Result {
+        let mut rest = Some(all);
         while let Some(range) = rest {
             self.remove_some(range, |span, entry| !entry.is_device() || parts.add(span));
             let end = parts.list.last().map(PageRange::end);
@@ -77,12 +96,11 @@ impl<D: Device> Mirror<D> {
                 .filter(|_| parts.full)
                 .and_then(|end| range.from_address(end));
             for part in parts.list.drain_all() {
-                moved += step.move_part(part)?;
+                *moved += step.move_part(part)?;
             }
             parts.full = false;
         }
-        memory.stats().add(Counter::Evicted, moved as u64);
-        Ok(moved)
+        Ok(())
     }
 }
 

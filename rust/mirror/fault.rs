@@ -10,6 +10,7 @@ use crate::{
         page::is_zero_pfn,
         range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer, Retry},
         space::fatal_signal_pending,
+        trace,
     },
     pgtable::{Entry, Flushed, Spares},
     phases::{Lap, Phase},
@@ -155,6 +156,13 @@ impl<D: Device> Mirror<D> {
     /// `EPERM`: not writable. `EBUSY`: it kept changing, for a second and 100 tries. `EINTR`: killed. `ENOMEM`.
     /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
+        let result = self.fault_all(range, access);
+        let write = access == Access::Write;
+        self.inner().who.device_fault(range, write, result);
+        result
+    }
+
+    fn fault_all(&self, range: PageRange, access: Access) -> Result {
         within::may_wait()?;
         let mut buffer = PfnBuffer::new()?;
         let mut spares = self.spares();
@@ -191,9 +199,12 @@ impl<D: Device> Mirror<D> {
         let mut starved = None;
         loop {
             spares.refill()?;
-            match self.try_piece(space, piece, access, buffer, spares) {
+            let why = match self.try_piece(space, piece, access, buffer, spares) {
                 Ok(Tried::Done) => return Ok(()),
-                Ok(Tried::Again) => patience.again(EBUSY)?,
+                Ok(Tried::Again) => {
+                    patience.again(EBUSY)?;
+                    trace::Again::Invalidated
+                }
                 Ok(Tried::Held) => {
                     waits += 1;
                     if waits > WAITS {
@@ -201,9 +212,14 @@ impl<D: Device> Mirror<D> {
                     }
                     self.wait_for_migrations(piece)?;
                     patience = Patience::new();
+                    trace::Again::Migration
                 }
-                Err(error) => patience.again(error)?,
-            }
+                Err(error) => {
+                    patience.again(error)?;
+                    trace::Again::Busy
+                }
+            };
+            self.inner().who.retry(piece, why);
             starved.get_or_insert_with(|| Starved::new(self.inner().starved));
             self.stats().add(Counter::Retries, 1);
         }

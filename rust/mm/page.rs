@@ -54,7 +54,8 @@ impl DirtyBatch {
         }
         if let Some(place) = self.pfns.get_mut(self.len) {
             *place = pfn;
-            self.len += 1;
+            // OVERFLOW: At most the length of the array.
+            self.len = self.len.wrapping_add(1);
         }
     }
 

@@ -335,20 +335,22 @@ where
     #[inline(never)]
     fn leaves(&mut self, level: u32, cells: &[<F::Word as Word>::Cell], mut start: usize) -> u32 {
         let size = 1usize << shift::<F>(level);
-        let mut removed = 0;
-        let (mut outdated, mut first, mut last) = (0, usize::MAX, 0);
+        let f = &mut *self.f;
+        let mut removed = 0u32;
+        let (mut outdated, mut first, mut last) = (0usize, usize::MAX, 0);
         for cell in cells {
             let end = start | (size - 1);
             if let (Slot::Leaf(old), Some(span)) =
                 (F::decode(level, F::Word::load(cell)), range_of(start, end))
             {
                 let mut new = old;
-                (self.f)(span, &mut new);
+                f(span, &mut new);
                 if new != old {
                     let word = if new.is_valid() {
                         F::leaf(level, new)
                     } else {
-                        removed += 1;
+                        // OVERFLOW: A table has at most 1024 slots.
+                        removed = removed.wrapping_add(1);
                         F::Word::EMPTY
                     };
                     F::Word::store(cell, word);
@@ -356,7 +358,7 @@ where
                     if old.is_outdated_by(new) {
                         first = first.min(start);
                         last = end;
-                        outdated += 1;
+                        outdated = outdated.wrapping_add(1);
                     }
                 }
             }

@@ -5,7 +5,7 @@
 //!
 //! The guide to it is `Documentation/first-device.rst`.
 
-// The library needs no `unsafe` of a driver.
+// A driver needs none.
 #![forbid(unsafe_code)]
 
 use kernel::{

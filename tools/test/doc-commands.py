@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Checks the commands and paths that the README and Documentation/ name; see tools/test/doc-commands.
+"""Checks the commands, paths and tests that the README and Documentation/ name; see tools/test/doc-commands.
 
-usage: doc-commands.py [--list] TOP KERNEL-SOURCE
+usage: doc-commands.py [--list | --print CHAPTER] TOP KERNEL-SOURCE
 """
 
 import argparse
@@ -14,9 +14,9 @@ import sys
 OURS = ("rust/", "samples/", "tests/", "tools/", "Documentation/", "debian/", ".ci/")
 KERNEL = ("tools/testing/", "lib/", "mm/", "include/linux/", "drivers/gpu/", "scripts/")
 # What a line of a block of commands begins with.
-STARTS = re.compile(r"(make|apt|modprobe|insmod|rmmod|cd|git|sudo|hmm-[a-z-]+|\./\S+|tools/\S+|\.ci/\S+)(\s|$)")
+STARTS = re.compile(r"(make|apt|modprobe|insmod|rmmod|cd|cp|git|sudo|hmm-[a-z-]+|\./\S+|tools/\S+|\.ci/\S+)(\s|$)")
 # Of every system.
-USUAL = {"cat", "dmesg", "echo", "grep", "ls", "sudo", "./try"}
+USUAL = {"cat", "cp", "dmesg", "echo", "grep", "ls", "sudo", "./try"}
 # An assignment before a command.
 ASSIGNED = re.compile(r"[A-Z_]+=\S*$")
 
@@ -239,6 +239,39 @@ class Checker:
             raise Problem(f"no such file: {text}")
 
 
+class Tests:
+    """Names of the end-to-end tests and of KUnit's."""
+
+    # In these, a name of three words or more is a test's.
+    CHAPTERS = ("faultless.rst", "lifecycle.rst")
+
+    def __init__(self, top):
+        self.names = set()
+        for folder in ("tools/user/hmm-e2e/src", "rust"):
+            for path, _, files in os.walk(f"{top}/{folder}"):
+                for file in files:
+                    if not file.endswith(".rs"):
+                        continue
+                    with open(f"{path}/{file}", encoding="utf-8") as source:
+                        text = source.read()
+                    for group, name in re.findall(r'Test::new\("(\w+)", "(\w+)"', text):
+                        self.names.update((name, f"{group}.{name}"))
+                    self.names.update(re.findall(r"#\[test\]\s+fn (\w+)", text))
+        self.groups = {name.partition(".")[0] for name in self.names if "." in name}
+
+    def names_one(self, chapter, text):
+        """Whether this is meant to be the name of a test, or of some ("*")."""
+        if re.fullmatch(r"[a-z0-9]+\.[a-z0-9_]*\*?", text):
+            return text.partition(".")[0] in self.groups
+        return bool(re.fullmatch(r"h\d\d_[a-z0-9_]*\*?", text) or
+                    (chapter in self.CHAPTERS and re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+){2,}", text)))
+
+    def check(self, text):
+        """Checks that there is one."""
+        if text not in self.names and not (text.endswith("*") and any(n.startswith(text[:-1]) for n in self.names)):
+            raise Problem("no such test")
+
+
 def blocks(lines, markdown):
     """Literal blocks: number of the first line, and their lines."""
     number = 0
@@ -285,10 +318,18 @@ def commands(block):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--print", metavar="CHAPTER")
     parser.add_argument("top")
     parser.add_argument("kernel")
     args = parser.parse_args()
+    if args.print:
+        with open(f"{args.top}/Documentation/{args.print}.rst", encoding="utf-8") as source:
+            for block in blocks(source.read().splitlines(), False):
+                for text in commands(block):
+                    print(re.sub(r"\s#.*", "", text))
+        return
     checker = Checker(args.top, args.kernel)
+    tests = Tests(args.top)
     folder = f"{args.top}/Documentation"
     files = [f"{args.top}/README.md"] + sorted(f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(".rst"))
     bad = 0
@@ -323,6 +364,8 @@ def main():
                     check(file, number, text, checker.command)
                 elif text.startswith(OURS + KERNEL) and not re.search(r"[\s{}<>]", text):
                     check(file, number, text, checker.path)
+                elif tests.names_one(os.path.basename(file), text):
+                    check(file, number, text, tests.check)
     for key in sorted(set(checker.listed) - checker.used):
         bad += 1
         print(f"tools/test/doc-commands.list: no document names '{key}'")

@@ -65,6 +65,11 @@ impl Bench {
         self.mib * 256
     }
 
+    /// Whether there is one round only, so that what is first done counts.
+    pub fn is_single(&self) -> bool {
+        self.rounds == 1
+    }
+
     /// Huge pages of the memory; none if it is smaller than one, or none are wanted.
     pub fn huge_pages(&self) -> usize {
         if self.small {

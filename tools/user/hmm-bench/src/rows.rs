@@ -90,6 +90,13 @@ pub fn faults(bench: &mut Bench) -> Result<()> {
 pub fn migrations(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
     let mut buffer = Buffer::new(bench);
+    // A device has no memory before it is needed. The cheapest of several rounds does not show that.
+    if bench.is_single() {
+        drop(bench.on_device(&bench.small()?, &mut buffer)?);
+        if bench.huge_pages() > 0 {
+            drop(bench.on_device(&bench.huge()?, &mut buffer)?);
+        }
+    }
     let mut to_device = |bench: &Bench, map: Mapping| {
         let device = Device::open(0)?;
         bench.fill(&map, 1);
@@ -171,8 +178,9 @@ pub fn invalidations(bench: &mut Bench) -> Result<()> {
 /// Much address space with few pages in it: ten in its middle.
 pub fn sparse(bench: &mut Bench) -> Result<()> {
     const PAGES: usize = 10;
+    const TIMES: usize = 16;
     let mut row = |name, bytes: usize, mirrored: bool| {
-        bench.row(name, CALL, 1, |_| {
+        let once = || {
             let (device, map) = (Device::open(0)?, Mapping::reserve(bytes, Prot::ReadWrite)?);
             let first = map.pages() / 2;
             map.fill_pages(1, first, PAGES);
@@ -182,6 +190,11 @@ pub fn sparse(bench: &mut Bench) -> Result<()> {
                 hmm::pattern::check(1, first, &buffer)?;
             }
             timed(|| Ok(map.unmap_pages(0, map.pages())?))
+        };
+        // What the allocator does on the side is as much as the rest of one call.
+        bench.row(name, CALL, 1, |_| {
+            let costs: Vec<u64> = (0..TIMES).map(|_| once()).collect::<Result<_>>()?;
+            Ok(costs.into_iter().min().unwrap_or(0))
         })
     };
     row("munmap of 1 MiB with 10 pages, not mirrored", 1 << 20, false)?;

@@ -30,6 +30,7 @@ pub mod queue;
 pub mod residency;
 pub mod rng;
 pub mod smaps;
+pub mod tracing;
 pub mod uffd;
 
 pub use abi::{Op, PageState, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE};

@@ -24,6 +24,7 @@ mod race;
 mod reload;
 mod sharing;
 mod thp;
+mod trace;
 
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
@@ -47,6 +48,7 @@ pub fn all() -> Vec<Test> {
         managed::TESTS,
         mirror_only::TESTS,
         hostile::TESTS,
+        trace::TESTS,
         &faultless,
         lifecycle::TESTS,
         // Last: these unload the modules.

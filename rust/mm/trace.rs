@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tracepoints of `rust/trace.h`: what happened to whose memory, for `perf`, `bpftrace` and `trace-cmd`.
+//!
+//! They are about whole operations, so that one that is off costs a call. C header:
+//! [`include/linux/tracepoint.h`](srctree/include/linux/tracepoint.h)
+
+use super::{addr::PageRange, notifier::Reason};
+use crate::bindings;
+use kernel::{
+    mm::MmWithUser,
+    prelude::*,
+    sync::atomic::{ordering::Relaxed, Atomic}, //
+};
+
+/// Numbers of mirrors and devices, in the order of their creation.
+static MIRRORS: Atomic<u32> = Atomic::new(0);
+static DEVICES: Atomic<u32> = Atomic::new(0);
+
+/// A new number for a device's memory.
+#[inline(never)]
+pub(crate) fn new_device() -> u32 {
+    DEVICES.fetch_add(1, Relaxed)
+}
+
+/// A new number for a mirror.
+#[inline(never)]
+fn new_mirror() -> u32 {
+    MIRRORS.fetch_add(1, Relaxed)
+}
+
+/// Who an event is about: a mirror, and the process whose memory it shows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Who {
+    pid: i32,
+    mirror: u32,
+}
+
+/// Why pages move. The numbers are those of `hmm_show_trigger()`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Trigger {
+    Request = 0,
+    Close = 1,
+}
+
+/// Why a device fault tries again. The numbers are those of `hmm_show_reason()`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Again {
+    /// An invalidation came between collection and commit.
+    Invalidated = 0,
+    /// A migration is about to switch entries of the range.
+    Migration = 1,
+    /// The kernel's walk has said so.
+    Busy = 2,
+}
+
+fn errno(result: Result) -> i32 {
+    result.map_or_else(Error::to_errno, |()| 0)
+}
+
+impl Who {
+    /// A new mirror of `mm`.
+    pub(crate) fn new(mm: &MmWithUser) -> Self {
+        Self {
+            // SAFETY: `mm` is valid.
+            pid: unsafe { bindings::rust_hmm_mm_pid(mm.as_raw()) },
+            mirror: new_mirror(),
+        }
+    }
+
+    /// A device fault was served.
+    pub(crate) fn device_fault(&self, range: PageRange, write: bool, result: Result) {
+        let (start, pages) = (range.start(), range.pages());
+        // SAFETY: Takes numbers only, and may be called in any context.
+        unsafe {
+            bindings::rust_hmm_trace_device_fault(
+                self.pid,
+                self.mirror,
+                start,
+                pages,
+                write,
+                errno(result),
+            )
+        };
+    }
+
+    /// A device fault has to try again.
+    pub(crate) fn retry(&self, range: PageRange, why: Again) {
+        let (start, pages) = (range.start(), range.pages());
+        // SAFETY: As above. CAST: The numbers are those of the C side.
+        unsafe {
+            bindings::rust_hmm_trace_retry(self.pid, self.mirror, start, pages, why as i32)
+        };
+    }
+
+    /// An invalidation was served.
+    pub(crate) fn invalidate(&self, range: PageRange, reason: Reason, changed: usize) {
+        let event = match reason {
+            Reason::Unmap => 0,
+            Reason::Clear => 1,
+            Reason::ProtectionVma => 2,
+            Reason::ProtectionPage => 3,
+            Reason::SoftDirty => 4,
+            Reason::Release => 5,
+            Reason::Migrate => 6,
+            Reason::Exclusive => 7,
+        };
+        let (start, pages) = (range.start(), range.pages());
+        // SAFETY: As above.
+        unsafe {
+            bindings::rust_hmm_trace_invalidate(
+                self.pid,
+                self.mirror,
+                start,
+                pages,
+                event,
+                changed,
+            )
+        };
+    }
+
+    /// A migration begins.
+    pub(crate) fn migrate_begin(&self, range: PageRange, to_device: bool, trigger: Trigger) {
+        let (start, pages) = (range.start(), range.pages());
+        // SAFETY: As above. CAST: As above.
+        unsafe {
+            bindings::rust_hmm_trace_migrate_begin(
+                self.pid,
+                self.mirror,
+                start,
+                pages,
+                to_device,
+                trigger as i32,
+            )
+        };
+    }
+
+    /// A migration has ended: pages that moved, of these pages whose entry was switched, and pages that stayed.
+    pub(crate) fn migrate_end(
+        &self,
+        to_device: bool,
+        trigger: Trigger,
+        [moved, switched, stayed]: [usize; 3],
+        result: Result,
+    ) {
+        // SAFETY: As above. CAST: As above.
+        unsafe {
+            bindings::rust_hmm_trace_migrate_end(
+                self.pid,
+                self.mirror,
+                to_device,
+                trigger as i32,
+                moved,
+                switched,
+                stayed,
+                errno(result),
+            )
+        };
+    }
+}
+
+/// The CPU has touched memory of `device`, and `moved` pages came back; or `Err`.
+pub(crate) fn cpu_fault(device: u32, address: usize, moved: Result<usize>) {
+    let result = errno(moved.map(|_| ()));
+    // SAFETY: As above.
+    unsafe {
+        bindings::rust_hmm_trace_cpu_fault(device, address, moved.unwrap_or(0), result)
+    };
+}
+
+/// `moved` pages of `device` were moved to the system by physical page; `left` are still in use.
+pub(crate) fn evict(device: u32, moved: usize, left: usize) {
+    // SAFETY: As above.
+    unsafe { bindings::rust_hmm_trace_evict(device, moved, left) };
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Tracepoints say what happened, to whom, and why.
+
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::tracing::{Event, Tracing};
+use hmm::{inject, Mapping, PAGE_SIZE};
+
+const OURS: &str = "tracepoints are of our library";
+const PAGES: usize = 24;
+
+pub const TESTS: &[Test] = &[
+    Test::new("trace", "faults_and_migrations", faults_and_migrations).only_rust(OURS),
+    Test::new("trace", "what_cannot_be_done_has_an_error", errors).only_rust(OURS),
+    Test::new("trace", "invalidations_name_their_event", invalidations).only_rust(OURS),
+    Test::new("trace", "retries_name_their_reason", retries).only_rust(OURS),
+    Test::new("trace", "evictions", evictions).only_rust(OURS),
+];
+
+/// Events called `name` of this process, or of none.
+fn named(tracing: &Tracing, name: &str) -> Result<Vec<Event>, Stop> {
+    let own = i64::from(std::process::id());
+    let events = tracing.events().what("read the trace")?.into_iter();
+    let ours = |event: &Event| event.number("pid").is_none_or(|pid| pid == own);
+    Ok(events.filter(|event| event.name == name && ours(event)).collect())
+}
+
+/// The only event called `name`.
+fn one(tracing: &Tracing, name: &str) -> Result<Event, Stop> {
+    let mut events = named(tracing, name)?;
+    check_eq!(events.len(), 1, "number of {name} events: {events:?}");
+    events.pop().ok_or_else(|| Stop::Fail(format!("no {name} event")))
+}
+
+fn field(event: &Event, name: &str, value: usize) -> Outcome {
+    check_eq!(event.number(name), Some(value as i64), "field {name} of {event:?}");
+    Ok(())
+}
+
+fn faults_and_migrations(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
+    device_sees(&device, &map, 1, "with tracing")?;
+    let faults = named(&tracing, "device_fault")?;
+    check!(!faults.is_empty(), "a device fault that is not traced");
+    let first = &faults[0];
+    check_eq!(first.text("access"), "read", "access of {first:?}");
+    field(first, "start", map.addr())?;
+    field(first, "result", 0)?;
+    let pages: i64 = faults.iter().filter_map(|fault| fault.number("pages")).sum();
+    check!(pages >= PAGES as i64, "faults of {pages} pages, {PAGES} were read");
+
+    device.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
+    let begin = one(&tracing, "migrate_begin")?;
+    field(&begin, "start", map.addr())?;
+    field(&begin, "pages", PAGES)?;
+    check_eq!(begin.words, ["to-device"], "direction of {begin:?}");
+    check_eq!(begin.text("trigger"), "request", "trigger of {begin:?}");
+    check_eq!(begin.number("mirror"), first.number("mirror"), "mirror of {begin:?}");
+    let end = one(&tracing, "migrate_end")?;
+    field(&end, "moved", PAGES)?;
+    field(&end, "switched", PAGES)?;
+    field(&end, "stayed", 0)?;
+    field(&end, "result", 0)?;
+    check!(end.time >= begin.time, "it ends before it begins");
+
+    if !ctx.coherent() {
+        map.check_pages(1, 5, 1).what("CPU read")?;
+        let fault = one(&tracing, "cpu_fault")?;
+        field(&fault, "address", map.page_addr(5))?;
+        field(&fault, "result", 0)?;
+        let left = resident(&device, &map, 0, PAGES)?;
+        field(&fault, "moved", PAGES - left)?;
+    }
+    // Others hear nothing after the end.
+    drop(tracing);
+    let tracing = Tracing::start("hmm-e2e").what("start tracing again")?;
+    check_eq!(named(&tracing, "migrate_begin")?.len(), 0, "events of before");
+    Ok(())
+}
+
+fn errors(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    let hole = map.page_addr(4);
+    map.unmap_pages(4, 1).what("munmap")?;
+    let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
+    let mut data = vec![0; PAGE_SIZE];
+    check!(device.read(hole, &mut data).is_err(), "a device read of nothing");
+    let fault = one(&tracing, "device_fault")?;
+    check_eq!(fault.number("result"), Some(-14), "result of {fault:?}");
+    check!(device.migrate(hole, 1, Way::ToDevice).is_err(), "a migration of nothing");
+    let end = one(&tracing, "migrate_end")?;
+    check_eq!(end.number("result"), Some(-22), "result of {end:?}");
+    Ok(())
+}
+
+fn invalidations(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    device_sees(&device, &map, 1, "at first")?;
+    let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
+    map.protect_pages(hmm::Prot::Read, 0, 8).what("mprotect")?;
+    map.unmap_pages(8, 8).what("munmap")?;
+    map.advise_pages(libc::MADV_DONTNEED, 16, 8).what("madvise")?;
+    let events = named(&tracing, "invalidate")?;
+    for (name, first) in [("protection-vma", 0), ("unmap", 8), ("clear", 16)] {
+        let start = map.page_addr(first) as i64;
+        let found = events.iter().find(|event| event.text("event") == name);
+        let Some(found) = found else {
+            return Err(Stop::Fail(format!("no event {name}: {events:?}")));
+        };
+        check_eq!(found.number("start"), Some(start), "start of {found:?}");
+        field(found, "pages", 8)?;
+        field(found, "changed", 8)?;
+    }
+    Ok(())
+}
+
+fn retries(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
+    inject::set_point("retry", "1").what("set the point")?;
+    let seen = device_sees(&device, &map, 1, "with a retry");
+    inject::clear_points().what("clear the points")?;
+    seen?;
+    let retry = one(&tracing, "retry")?;
+    check_eq!(retry.text("reason"), "invalidated", "reason of {retry:?}");
+    field(&retry, "start", map.addr())
+}
+
+fn evictions(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    migrate(&device, &map, 1)?;
+    let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
+    device.release().what("release")?;
+    let evict = one(&tracing, "evict")?;
+    field(&evict, "moved", PAGES)?;
+    field(&evict, "left", 0)
+}

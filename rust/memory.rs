@@ -3,10 +3,12 @@
 //! The memory of a device: allocation, the CPU fault on it, eviction.
 
 use crate::{
+    connection::Connection,
     mirror::Peer,
     mm::{
+        addr::PageRange,
         device_pages::{CpuFault, DevicePageOps, DevicePages, FaultError, Kind},
-        migrate::{Isolated, Select, Source},
+        migrate::{Isolated, Migrated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
         trace,
@@ -20,12 +22,14 @@ mod copy;
 mod cpu_fault;
 mod density;
 mod evict;
+mod known;
 mod peers;
 
 use copy::End;
 pub(crate) use copy::{Copies, Failed};
 pub use copy::{Copy, CopyJob};
 use density::Density;
+use known::Known;
 use peers::Peers;
 pub(crate) use peers::Registration;
 
@@ -54,6 +58,19 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// now, for a task that was killed waits for them. Context: as [`Self::copy`].
     fn cancelled(&self) {}
 
+    /// How this memory and `other`, that of another device of this driver, reach each other. `kind` is how
+    /// the CPU sees the other one. Asked once for each pair of devices; of both answers the lesser counts.
+    fn connection(&self, other: &Self, kind: Kind) -> Connection {
+        let _ = (other, kind);
+        Connection::None
+    }
+
+    /// As [`Self::copy`], from this memory to that of `other`, to which there is a connection. By default
+    /// the job is dropped, which fails it.
+    fn copy_to(&self, other: &Self, job: CopyJob) {
+        let _ = (other, job);
+    }
+
     /// Whether the next allocation, of a folio of `order`, is to fail. For tests.
     fn fail_allocation(&self, order: u32) -> bool {
         let _ = order;
@@ -68,6 +85,7 @@ struct Ops<M> {
     stats: Stats,
     density: Density,
     peers: Pin<KBox<Peers>>,
+    known: Pin<KBox<Known>>,
 }
 
 /// The memory of one device, shared by all mirrors of it.
@@ -96,6 +114,7 @@ impl<M: MemoryOps> Memory<M> {
                     stats: Stats::new(),
                     density: Density::new(),
                     peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
+                    known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
                 },
             ),
         }? Error)
@@ -167,6 +186,43 @@ impl<M: MemoryOps> Memory<M> {
         }
     }
 
+    /// Whether the CPU cannot address it.
+    pub(crate) fn is_private(&self) -> bool {
+        self.kind() == Kind::Private
+    }
+
+    /// What the drivers have said of connections.
+    pub(crate) fn known(&self) -> &Known {
+        &self.pages.data().known
+    }
+
+    /// Has drivers asked again for connections: the hardware has changed.
+    pub fn connections_changed(&self) {
+        known::forget();
+    }
+
+    /// See [`Peers::keep_reading`].
+    pub(crate) fn keep_reading<'a, E>(
+        &self,
+        space: Cookie,
+        range: PageRange,
+        migrate: impl FnOnce() -> Result<Migrated<'a>, E>,
+    ) -> Result<(), E> {
+        let peers = &self.pages.data().peers;
+        peers.keep_reading(space, self.owner(), range, migrate)
+    }
+
+    /// Copies what is isolated of this memory to destinations in `other`.
+    pub(crate) fn copy_to<'c>(
+        &self,
+        other: &Self,
+        isolated: &mut Isolated<'_>,
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
+        let ops = self.pages.data();
+        ops.copy_each(&self.pages, Some(&other.pages), isolated, copies)
+    }
+
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
     pub(crate) fn copy_all<'c>(
         &self,
@@ -201,6 +257,7 @@ impl<M: MemoryOps> Allocator<'_, M> {
 #[pinned_drop]
 impl<M: MemoryOps> PinnedDrop for Memory<M> {
     fn drop(self: Pin<&mut Self>) {
+        known::forget();
         self.evict_until_empty();
     }
 }
@@ -224,6 +281,17 @@ impl<M: MemoryOps> Ops<M> {
     fn copy_all<'c>(
         &self,
         pages: &DevicePages<Self>,
+        isolated: &mut Isolated<'_>,
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
+        self.copy_each(pages, None, isolated, copies)
+    }
+
+    /// As [`Self::copy_all`]; with `other`, from this memory to that one.
+    fn copy_each<'c>(
+        &self,
+        pages: &DevicePages<Self>,
+        other: Option<&DevicePages<Self>>,
         isolated: &mut Isolated<'_>,
         copies: &'c mut Copies,
     ) -> Failed<'c> {
@@ -254,7 +322,9 @@ impl<M: MemoryOps> Ops<M> {
                     let cpu = isolated.destination(entry.index);
                     cpu.map(|cpu| End::Cpu(cpu.first_pfn()))
                 };
-                let destination = if private && !from_private {
+                let destination = if let Some(other) = other {
+                    cpu().or_else(|| other.lookup(entry.destination).map(End::Device))
+                } else if private && !from_private {
                     device(entry.destination).or_else(cpu)
                 } else {
                     cpu().or_else(|| device(entry.destination))
@@ -267,8 +337,17 @@ impl<M: MemoryOps> Ops<M> {
                 // SAFETY: Isolated pages and their destinations, which stay as they are while
                 // `isolated` is borrowed; that is longer than `batch` exists.
                 unsafe {
-                    batch.hand_out(&self.driver, entry.index, entry.pages, source, destination)
-                };
+                    match other {
+                        Some(other) => {
+                            let job = batch.job(entry.index, entry.pages, source, destination);
+                            self.driver.copy_to(&other.data().driver, job);
+                        }
+                        None => {
+                            let (index, pages) = (entry.index, entry.pages);
+                            batch.hand_out(&self.driver, index, pages, source, destination);
+                        }
+                    }
+                }
             }
             self.driver.kick();
         });

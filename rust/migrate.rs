@@ -27,6 +27,7 @@ use crate::{
     },
     pgtable::{Format, Spares},
     phases::{Lap, Phase},
+    queue::Stop,
     stats::Counter,
     within,
 };
@@ -132,6 +133,7 @@ impl<D: Device> Mirror<D> {
             range,
             faultless: true,
             outcomes: None,
+            stop: None,
         }
     }
 }
@@ -143,6 +145,7 @@ pub struct Migrate<'m, D: Device> {
     range: PageRange,
     faultless: bool,
     outcomes: Option<&'m mut [PageOutcome]>,
+    stop: Option<Stop>,
 }
 
 impl<'m, D: Device> Migrate<'m, D> {
@@ -156,6 +159,12 @@ impl<'m, D: Device> Migrate<'m, D> {
     /// Where to write the outcome of each page. What the range has beyond the slice is not reported.
     pub fn outcomes(mut self, outcomes: &'m mut [PageOutcome]) -> Self {
         self.outcomes = Some(outcomes);
+        self
+    }
+
+    /// Who may ask for its end: then copies that have not begun are cancelled, and their pages stay.
+    pub fn stop(mut self, stop: Stop) -> Self {
+        self.stop = Some(stop);
         self
     }
 
@@ -199,6 +208,7 @@ impl<'m, D: Device> Migrate<'m, D> {
     fn run_steps(mut self, target: Target, total: &mut Outcome) -> Result {
         within::may_wait()?;
         let mut step = Step::new(self.mirror, target, self.faultless)?;
+        step.work.copies.until(self.stop.take());
         let _charge = step.space.charge();
         let mut rest = Some(self.range);
         while let Some(range) = rest {

@@ -9,6 +9,10 @@
 //! - [`migrate`]: moves a mirror's memory to the device and back.
 //! - [`memory`]: the device's memory, the CPU fault on it, eviction.
 //! - [`pgtable`]: the table itself.
+//! - [`connection`]: how memory of one device reaches another.
+//! - [`managed`]: memory that CPU and devices use, and that migrates by itself.
+//! - [`host_lock`]: memory of a process that stays where it is, for devices.
+//! - [`queue`]: operations that run in their own time, with fences.
 //! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
@@ -30,7 +34,10 @@
 //! Device memory is allocated and freed without a lock. The mutex under which it grows is taken
 //! before all of these.
 
+pub mod connection;
+pub mod host_lock;
 pub mod inject;
+pub mod managed;
 pub mod memory;
 pub mod migrate;
 pub mod mirror;
@@ -38,6 +45,7 @@ pub mod mm;
 pub mod node;
 pub mod pgtable;
 pub mod phases;
+pub mod queue;
 pub mod stats;
 pub mod thread;
 
@@ -60,6 +68,12 @@ module! {
 /// The library module.
 struct RustHmm {
     _files: inject::Files,
+}
+
+impl Drop for RustHmm {
+    fn drop(&mut self) {
+        mm::sync_file::exit();
+    }
 }
 
 impl kernel::Module for RustHmm {

@@ -13,6 +13,7 @@ use crate::{
         page::{CpuPages, CpuPagesMut},
         space::fatal_signal_pending,
     },
+    queue::Stop,
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -92,6 +93,8 @@ pub(crate) struct Copies {
     state: Arc<State>,
     /// Whether the jobs may be cancelled when the task that waits for them is killed.
     killable: bool,
+    /// Who else may have them cancelled.
+    stop: Option<Stop>,
 }
 
 impl Copies {
@@ -110,7 +113,16 @@ impl Copies {
             }),
             GFP_KERNEL,
         )?;
-        Ok(Self { state, killable })
+        Ok(Self {
+            state,
+            killable,
+            stop: None,
+        })
+    }
+
+    /// Has them cancelled also when `stop` is set.
+    pub(crate) fn until(&mut self, stop: Option<Stop>) {
+        self.stop = stop;
     }
 
     /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are. Calls
@@ -128,6 +140,7 @@ impl Copies {
         let mut batch = Batch {
             state: &self.state,
             cancelled: self.killable.then_some(cancelled),
+            stop: self.stop.as_ref(),
             expected: 0,
         };
         hand_out(&mut batch);
@@ -141,6 +154,7 @@ pub(crate) struct Batch<'a> {
     state: &'a Arc<State>,
     /// To be called when they are cancelled; `None` if they cannot be.
     cancelled: Option<&'a dyn Fn()>,
+    stop: Option<&'a Stop>,
     /// Jobs that are counted as outstanding, and not made.
     expected: usize,
 }
@@ -228,16 +242,23 @@ impl Drop for Batch<'_> {
                 .state
                 .idle
                 .wait_interruptible_timeout(&mut guard, LOOK_AGAIN);
-            if !matches!(why, CondVarTimeoutResult::Signal { .. }) {
+            let signal = matches!(why, CondVarTimeoutResult::Signal { .. });
+            let stopped = self.cancelled.is_some() && self.stop.is_some_and(Stop::is_set);
+            if !signal && !stopped {
                 continue;
             }
             drop(guard);
-            if let Some(cancelled) = self.cancelled.take_if(|_| fatal_signal_pending()) {
+            if let Some(cancelled) = self
+                .cancelled
+                .take_if(|_| stopped || fatal_signal_pending())
+            {
                 self.state.cancelled.store(true, Relaxed);
                 cancelled();
             }
-            // A signal that stays would not let us wait.
-            fsleep(PAUSE);
+            if signal {
+                // One that stays would not let us wait.
+                fsleep(PAUSE);
+            }
             guard = self.state.lock.lock();
         }
     }

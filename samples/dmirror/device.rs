@@ -21,12 +21,16 @@ use kernel::{
 use rust_hmm::{
     memory::Memory,
     mirror::{Device, Walkers},
-    mm::{addr::PageRange, device_pages::Kind},
+    mm::{addr::PageRange, device_pages::Kind, dma::DmaDevice},
     pgtable::Radix4,
+    queue::Crew,
     thread::Thread,
 };
 
 const MIB_PAGES: u64 = 256;
+
+/// Threads that help with the operations of queues.
+const CREW: usize = 3;
 
 /// One device.
 #[pin_data]
@@ -37,6 +41,10 @@ pub(crate) struct MockDevice {
     pub(crate) fixed: Fixed,
     pub(crate) engines: Engines,
     pub(crate) faults: FaultBuffer,
+    /// Who helps with the operations of queues.
+    pub(crate) crew: Crew,
+    /// Those that can access locked memory.
+    pub(crate) agents: Agents,
     /// Whether a stale translation was reported.
     pub(crate) stale_reported: AtomicFlag,
     walkers: Arc<Walkers<Tlb>>,
@@ -52,7 +60,7 @@ impl MockDevice {
     }
 
     /// A device with at most `mib` MiB of memory.
-    pub(crate) fn new(kind: Kind, mib: u64, fixed: &Fixed) -> Result<Arc<Self>> {
+    pub(crate) fn new(kind: Kind, mib: u64, fixed: &Fixed, agents: Agents) -> Result<Arc<Self>> {
         let pages = usize::try_from(mib.checked_mul(MIB_PAGES).ok_or(EINVAL)?)?;
         let contents = match kind {
             Kind::Private => pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?,
@@ -70,6 +78,8 @@ impl MockDevice {
                 fixed: *fixed,
                 engines,
                 faults,
+                crew: Crew::new(CREW)?,
+                agents,
                 stale_reported: AtomicFlag::new(false),
                 walkers,
                 open_files: Atomic::new(0),
@@ -77,6 +87,19 @@ impl MockDevice {
             }? Error),
             GFP_KERNEL,
         )
+    }
+}
+
+/// All devices, as those that access locked memory, and which of them one is.
+pub(crate) struct Agents {
+    pub(crate) all: Arc<KVec<Arc<DmaDevice>>>,
+    pub(crate) index: usize,
+}
+
+impl Agents {
+    /// This device.
+    pub(crate) fn own(&self) -> Result<Arc<DmaDevice>> {
+        Ok(self.all.get(self.index).ok_or(ENODEV)?.clone())
     }
 }
 

@@ -3,10 +3,12 @@
 //! The ioctls beyond those of `test_hmm`, as `dmirror_uapi.h` describes them.
 
 use crate::{
+    alloc,
     client::Client,
     command::{RawSpec, Spec},
+    connect,
     counters::Count,
-    engine,
+    engine, lock_ioctls, queue_ioctls,
 };
 use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{
@@ -40,7 +42,7 @@ const ORDINARY: u32 = 2;
 const OUTCOMES: usize = 4096;
 
 /// A structure of user space, at most `N` bytes, that begins with its size.
-struct Structure<const N: usize> {
+pub(crate) struct Structure<const N: usize> {
     bytes: [u8; N],
     /// Bytes that user space has room for, of those.
     room: usize,
@@ -54,7 +56,7 @@ impl<const N: usize> Structure<N> {
     ///
     /// `EINVAL`: too small. `E2BIG`: larger than ours, and not zero there, or by more than a page.
     /// `EFAULT`.
-    fn read(user: usize, least: usize) -> Result<Self> {
+    pub(crate) fn read(user: usize, least: usize) -> Result<Self> {
         let slice = |at: usize, len| UserSlice::new(UserPtr::from_addr(user.wrapping_add(at)), len);
         let size: u32 = slice(0, size_of::<u32>()).reader().read()?;
         let size = usize::try_from(size)?;
@@ -80,7 +82,7 @@ impl<const N: usize> Structure<N> {
         Ok(Self { bytes, room, user })
     }
 
-    fn u32(&self, at: usize) -> u32 {
+    pub(crate) fn u32(&self, at: usize) -> u32 {
         let mut word = [0; 4];
         if let Some(bytes) = self.bytes.get(at..at + 4) {
             word.copy_from_slice(bytes);
@@ -88,7 +90,7 @@ impl<const N: usize> Structure<N> {
         u32::from_ne_bytes(word)
     }
 
-    fn u64(&self, at: usize) -> u64 {
+    pub(crate) fn u64(&self, at: usize) -> u64 {
         let mut word = [0; 8];
         if let Some(bytes) = self.bytes.get(at..at + 8) {
             word.copy_from_slice(bytes);
@@ -96,26 +98,26 @@ impl<const N: usize> Structure<N> {
         u64::from_ne_bytes(word)
     }
 
-    fn put_u32(&mut self, at: usize, value: u32) {
+    pub(crate) fn put_u32(&mut self, at: usize, value: u32) {
         if let Some(bytes) = self.bytes.get_mut(at..at + 4) {
             bytes.copy_from_slice(&value.to_ne_bytes());
         }
     }
 
-    fn put_u64(&mut self, at: usize, value: u64) {
+    pub(crate) fn put_u64(&mut self, at: usize, value: u64) {
         if let Some(bytes) = self.bytes.get_mut(at..at + 8) {
             bytes.copy_from_slice(&value.to_ne_bytes());
         }
     }
 
-    fn put_all(&mut self, at: usize, values: impl IntoIterator<Item = u64>) {
+    pub(crate) fn put_all(&mut self, at: usize, values: impl IntoIterator<Item = u64>) {
         for (index, value) in values.into_iter().enumerate() {
             self.put_u64(at + index * size_of::<u64>(), value);
         }
     }
 
     /// Writes it back, as much of it as there is room for, and how much that is.
-    fn write(&mut self) -> Result {
+    pub(crate) fn write(&mut self) -> Result {
         self.put_u32(0, u32::try_from(self.room)?);
         UserSlice::new(UserPtr::from_addr(self.user), self.room)
             .writer()
@@ -123,7 +125,7 @@ impl<const N: usize> Structure<N> {
     }
 
     /// The range of which address and number of pages are at `at`.
-    fn range(&self, at: usize) -> Result<PageRange> {
+    pub(crate) fn range(&self, at: usize) -> Result<PageRange> {
         let start = usize::try_from(self.u64(at))?;
         PageRange::from_pages(start, usize::try_from(self.u64(at + 8))?)
     }
@@ -149,6 +151,10 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
             no_flags(raw.u32(4))?;
             client.mirror().discard(raw.range(8)?)
         }
+        number @ 0x60..=0x6f => queue_ioctls::serve(client, number, user),
+        number @ 0x70..=0x77 => lock_ioctls::serve(client, number, user),
+        connect::PULL => connect::pull(client, user),
+        alloc::ALLOC => alloc::alloc(client, user),
         _ => Err(EINVAL),
     }
 }
@@ -158,7 +164,7 @@ pub(crate) fn is_extension(command: u32) -> bool {
     ioctl::_IOC_TYPE(command) == TYPE && ioctl::_IOC_NR(command) >= INFO
 }
 
-fn no_flags(flags: u32) -> Result {
+pub(crate) fn no_flags(flags: u32) -> Result {
     if flags != 0 {
         return Err(EINVAL);
     }
@@ -371,6 +377,7 @@ fn set(client: &Client, user: usize) -> Result {
     no_flags(raw.u32(4))?;
     no_flags(raw.u32(12))?;
     let old = client.device().settings.set(raw.u32(8), raw.u64(16))?;
+    client.memory().connections_changed();
     raw.put_u64(24, old);
     raw.write()
 }

@@ -5,6 +5,7 @@
 //! are instructions and repeat. `hmm-bench-report` makes tables and plots of the results.
 
 mod bench;
+mod later;
 mod own;
 mod phases;
 mod rows;
@@ -60,6 +61,7 @@ fn main() -> Result<()> {
         rows::invalidations(&mut bench)?;
         rows::sparse(&mut bench)?;
         own::faultless(&mut bench)?;
+        later::rows(&mut bench)?;
         results.push((mib, bench));
     }
     if args.json {

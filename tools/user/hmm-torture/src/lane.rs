@@ -24,6 +24,7 @@ mod engine;
 mod explain;
 mod memory;
 mod process;
+mod queue;
 
 pub use process::self_test;
 
@@ -153,6 +154,10 @@ impl<'a> Lane<'a> {
                 self.migrate(dev, at, device::way(back, ordinary), outcomes)
             }
             Op::Discard { dev, at } => self.discard(dev, at),
+            Op::Queued { dev, other, at } => self.queued(dev, other, at),
+            Op::Pull { dev, other, at } => self.pull(dev, other, at),
+            Op::HostLock { dev, at, fine } => self.host_lock(dev, at, fine),
+            Op::Managed { dev, pages, populate, seed } => self.managed(dev, pages, populate, seed),
             Op::Unmap { at } => self.unmap(at),
             Op::MapAgain { at } => self.map_again(at),
             Op::Move { from, to } => self.move_pages(from, to),

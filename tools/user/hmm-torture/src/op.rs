@@ -208,6 +208,14 @@ pub enum Op {
     CommonAdvise { advice: Advice },
     /// Writes so many MiB and gives them up again, which presses on the others.
     Squeeze { mib: usize },
+    /// There by a queue, and after that there by another one, and back.
+    Queued { dev: usize, other: usize, at: Span },
+    /// From one device to another.
+    Pull { dev: usize, other: usize, at: Span },
+    /// Locks memory, tries to move it, and unlocks it.
+    HostLock { dev: usize, at: Span, fine: bool },
+    /// Allocates managed memory, uses it, and frees it.
+    Managed { dev: usize, pages: usize, populate: bool, seed: u64 },
 }
 
 impl Op {

@@ -55,7 +55,7 @@ struct Discard {
 ///
 /// Any bytes must be a valid value, and no field may be a pointer that the
 /// kernel writes through without the caller's leave.
-unsafe trait Extension: Copy {}
+pub(crate) unsafe trait Extension: Copy {}
 // SAFETY: Plain numbers.
 unsafe impl Extension for Info {}
 // SAFETY: Plain numbers.
@@ -64,7 +64,11 @@ unsafe impl Extension for EngineCounters {}
 unsafe impl Extension for Discard {}
 
 impl Device {
-    fn extension<T: Extension>(&self, number: u8, argument: &mut T) -> Result<(), Errno> {
+    pub(crate) fn extension<T: Extension>(
+        &self,
+        number: u8,
+        argument: &mut T,
+    ) -> Result<(), Errno> {
         let request = iowr(number, size_of::<T>());
         // SAFETY: the structure begins with its size, so that the kernel stays
         // within it; what it points to is lent by the caller.

@@ -4,6 +4,7 @@
 use crate::harness::Test;
 
 mod bad;
+mod connect;
 mod engine;
 mod extension;
 mod faultless;
@@ -13,8 +14,12 @@ mod kinds;
 mod layout;
 mod life;
 mod lifecycle;
+mod lock;
+mod managed;
 mod migrate;
 mod mirror;
+mod mirror_only;
+mod queue;
 mod race;
 mod reload;
 mod sharing;
@@ -37,6 +42,11 @@ pub fn all() -> Vec<Test> {
         race::TESTS,
         engine::TESTS,
         extension::TESTS,
+        queue::TESTS,
+        lock::TESTS,
+        connect::TESTS,
+        managed::TESTS,
+        mirror_only::TESTS,
         hostile::TESTS,
         trace::TESTS,
         &faultless,

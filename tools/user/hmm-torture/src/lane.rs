@@ -35,6 +35,7 @@ use hmm::engine::Ended;
 use hmm::{Command, Device, Errno, Mapping};
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// Why a run has failed.
@@ -45,6 +46,9 @@ const PATIENCE: u32 = 2000;
 
 /// Memory of each lane that presses others into swap, in MiB.
 const BALLAST_MIB: usize = 32;
+
+/// Held for writing by who maps memory where the kernel likes, and by all others for reading.
+static PLACES: RwLock<()> = RwLock::new(());
 
 /// A command that an engine carries out meanwhile.
 #[derive(Debug)]
@@ -129,7 +133,17 @@ impl<'a> Lane<'a> {
     pub fn execute(&mut self, op: &Op) -> Result<(), Fail> {
         let (name, begin) = (op.name(), Instant::now());
         self.note(name.clone());
-        let result = self.dispatch(op);
+        // What the kernel maps where it likes may come to lie where another lane has unmapped, and must fail.
+        let result = match op {
+            Op::Managed { .. } => {
+                let _alone = PLACES.write().unwrap_or_else(PoisonError::into_inner);
+                self.dispatch(op)
+            }
+            _ => {
+                let _others = PLACES.read().unwrap_or_else(PoisonError::into_inner);
+                self.dispatch(op)
+            }
+        };
         *self.counts.entry(format!("ms {name}")).or_default() += begin.elapsed().as_micros() as u64;
         result
     }

@@ -18,6 +18,7 @@ const POPULATE: u32 = 2;
 const HUGE: u32 = 4;
 
 /// `DMIRROR_ALLOC`.
+#[inline(never)]
 pub(crate) fn alloc(client: &Arc<Client>, user: usize) -> Result {
     let mut raw = Structure::<40>::read(user, 40)?;
     let flags = raw.u32(4);

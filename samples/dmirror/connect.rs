@@ -17,6 +17,7 @@ pub(crate) const PULL: u32 = 0x78;
 const ASK: u32 = 1;
 
 /// `DMIRROR_PULL`.
+#[inline(never)]
 pub(crate) fn pull(client: &Arc<Client>, user: usize) -> Result {
     let mut raw = Structure::<72>::read(user, 72)?;
     let flags = raw.u32(4);

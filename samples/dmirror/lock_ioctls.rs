@@ -30,6 +30,7 @@ const LOOKS: u64 = 1 << 20;
 type Raw = Structure<72>;
 
 /// Serves an ioctl of locked memory. `EINVAL` for one that there is not.
+#[inline(never)]
 pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
     match number {
         LOCK => lock(client, user),

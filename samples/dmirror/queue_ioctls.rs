@@ -51,6 +51,7 @@ type RawQueue = Structure<96>;
 type RawFence = Structure<80>;
 
 /// Serves an ioctl of queues or fences. `EINVAL` for one that there is not.
+#[inline(never)]
 pub(crate) fn serve(client: &Arc<Client>, number: u32, user: usize) -> Result {
     match number {
         QUEUE_CREATE..=QUEUE_WAITS => queue(client, number, user),

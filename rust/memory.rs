@@ -306,7 +306,7 @@ impl<M: MemoryOps> Ops<M> {
             let from_private = private && !isolated.has_cpu_sources();
             let mut find = pages.finder();
             let mut device = |pfn| find(pfn).map(End::Device);
-            batch.expect(isolated.room());
+            batch.reserve(isolated.room());
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {
                 let source = match entry.source {

@@ -141,7 +141,7 @@ impl Copies {
             state: &self.state,
             cancelled: self.killable.then_some(cancelled),
             stop: self.stop.as_ref(),
-            expected: 0,
+            reserved: 0,
         };
         hand_out(&mut batch);
         drop(batch);
@@ -156,17 +156,17 @@ pub(crate) struct Batch<'a> {
     cancelled: Option<&'a dyn Fn()>,
     stop: Option<&'a Stop>,
     /// Jobs that are counted as outstanding, and not made.
-    expected: usize,
+    reserved: usize,
 }
 
 impl Batch<'_> {
     /// Makes room for `count` jobs, which need not all be made.
-    pub(crate) fn expect(&mut self, count: usize) {
+    pub(crate) fn reserve(&mut self, count: usize) {
         self.state.outstanding.fetch_add(count, Relaxed);
-        self.expected += count;
+        self.reserved += count;
     }
 
-    /// Has `driver` copy the entry at `index`, which was expected: now, or as a job.
+    /// Has `driver` copy the entry at `index`, which was reserved: now, or as a job.
     ///
     /// # Safety
     ///
@@ -193,7 +193,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Makes a job for the entry at `index`, which was expected.
+    /// Makes a job for the entry at `index`, which was reserved.
     ///
     /// # Safety
     ///
@@ -206,8 +206,8 @@ impl Batch<'_> {
         source: Option<End>,
         destination: End,
     ) -> CopyJob {
-        match self.expected.checked_sub(1) {
-            Some(rest) => self.expected = rest,
+        match self.reserved.checked_sub(1) {
+            Some(rest) => self.reserved = rest,
             None => {
                 self.state.outstanding.fetch_add(1, Relaxed);
             }
@@ -231,7 +231,7 @@ impl Batch<'_> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        if self.state.finish(1 + self.expected) {
+        if self.state.finish(1 + self.reserved) {
             return;
         }
         // Whatever signal comes: the pages are in use by whoever copies. But a task that is to die

@@ -275,6 +275,26 @@ fn failed(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+/// `to` pulls all of `map` from `from`; `later` one of them is closed, while the copies are under way.
+fn pull_until_it_goes(
+    to: &Device,
+    map: &Mapping,
+    from: &Device,
+    goes: &Device,
+    later: Duration,
+) -> Outcome {
+    std::thread::scope(|scope| {
+        let puller = scope.spawn(|| to.pull(map.addr(), map.pages(), from));
+        std::thread::sleep(later);
+        goes.detach().what("close one of the devices")?;
+        match puller.join() {
+            Ok(pulled) => check_eq!(pulled.what("pull")?.moved, map.pages() as u64, "pages moved"),
+            Err(_) => return Err(Stop::Fail("the puller panicked".into())),
+        }
+        Ok(())
+    })
+}
+
 fn goes(ctx: &Ctx) -> Outcome {
     let Pair { one, two } = pair(ctx, Connection::Migratable)?;
     let map = Mapping::anon(32)?;
@@ -283,17 +303,9 @@ fn goes(ctx: &Ctx) -> Outcome {
         let source = ctx.open()?;
         migrate(&source, &map, 3)?;
         source.set(Setting::CopyDelay, 5_000_000).what("set the delay")?;
-        std::thread::scope(|scope| -> Outcome {
-            let puller = scope.spawn(|| two.pull(map.addr(), 32, &source));
-            std::thread::sleep(Duration::from_millis(20 + 20 * round));
-            // The source goes while its pages are copied; the call keeps it until it is over.
-            source.detach().what("close the source")?;
-            match puller.join() {
-                Ok(pulled) => check_eq!(pulled.what("pull")?.moved, 32, "pages that moved"),
-                Err(_) => return Err(Stop::Fail("the puller panicked".into())),
-            }
-            Ok(())
-        })?;
+        // The source goes while its pages are copied; the call keeps it until it is over.
+        let later = Duration::from_millis(20 + 20 * round);
+        pull_until_it_goes(&two, &map, &source, &source, later)?;
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
         device_sees(&two, &map, 3, "when the source is gone")?;
         cpu_sees(&map, 3, "when the source is gone")?;
@@ -301,16 +313,7 @@ fn goes(ctx: &Ctx) -> Outcome {
         migrate(&one, &map, 3)?;
         one.set(Setting::CopyDelay, 5_000_000).what("set the delay")?;
         let destination = Device::open(ctx.second).what("open the second")?;
-        std::thread::scope(|scope| -> Outcome {
-            let puller = scope.spawn(|| destination.pull(map.addr(), 32, &one));
-            std::thread::sleep(Duration::from_millis(20 + 20 * round));
-            destination.detach().what("close the destination")?;
-            match puller.join() {
-                Ok(pulled) => check_eq!(pulled.what("pull")?.moved, 32, "pages that moved"),
-                Err(_) => return Err(Stop::Fail("the puller panicked".into())),
-            }
-            Ok(())
-        })?;
+        pull_until_it_goes(&destination, &map, &one, &destination, later)?;
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
         device_sees(&one, &map, 3, "when the destination is gone")?;
         cpu_sees(&map, 3, "when the destination is gone")?;

@@ -46,6 +46,15 @@ impl Attributes {
         granularity: 0,
     };
 
+    /// Those of memory that should be at `location`, and goes there in huge pages.
+    pub(crate) const fn preferring(location: Location) -> Self {
+        Self {
+            preferred: location,
+            granularity: PMD_ORDER as u8 + 1,
+            ..Self::DEFAULT
+        }
+    }
+
     /// Where it should be.
     pub fn preferred(&self) -> Location {
         self.preferred

@@ -12,4 +12,7 @@
 #include <linux/mmu_notifier.h>
 #include <linux/rmap.h>
 
+#include "fence.h"
 #include "helpers.h"
+#include "managed.h"
+#include "pin.h"

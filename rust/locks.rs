@@ -44,6 +44,20 @@ classes! {
     attributes = c"rust_hmm::attributes";
     /// Copies of memory that is mostly read, whose flush is under way.
     replicas = c"rust_hmm::replicas";
+    /// What stands in a queue.
+    queue = c"rust_hmm::queue";
+    /// Who helps with an operation.
+    crew = c"rust_hmm::crew";
+    /// How far an operation is that several do.
+    shares = c"rust_hmm::shares";
+    /// Host memory is locked or unlocked.
+    host_locks = c"rust_hmm::host_locks";
+    /// Who has locked a range.
+    lock_users = c"rust_hmm::lock_users";
+    /// For whom a locked range is mapped.
+    dma_mappings = c"rust_hmm::dma_mappings";
+    /// What drivers have said of memory connections.
+    connections = c"rust_hmm::connections";
     /// Free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

@@ -3,11 +3,12 @@
 //! The memory of a device: allocation, the CPU fault on it, eviction.
 
 use crate::{
+    connection::Connection,
     mirror::Peer,
     mm::{
-        addr::PMD_PAGES,
+        addr::{PageRange, PMD_PAGES},
         device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
-        migrate::{Constant, Isolated, Select, Source},
+        migrate::{Constant, Isolated, Migrated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
         trace,
@@ -29,6 +30,7 @@ mod copy;
 mod cpu_fault;
 mod evict;
 mod idle;
+mod known;
 mod lru;
 mod peers;
 mod room;
@@ -38,6 +40,7 @@ use copy::End;
 pub(crate) use copy::{Copies, Failed};
 pub use copy::{Copy, CopyJob};
 use idle::Idle;
+use known::Known;
 use lru::Lru;
 pub(crate) use lru::Turn;
 use peers::Peers;
@@ -81,6 +84,19 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
         let _ = range;
     }
 
+    /// How this memory and `other`, that of another device of this driver, reach each other. `kind` is how
+    /// the CPU sees the other one. Asked once for each pair of devices; of both answers the lesser counts.
+    fn connection(&self, other: &Self, kind: Kind) -> Connection {
+        let _ = (other, kind);
+        Connection::None
+    }
+
+    /// As [`Self::copy`], from this memory to that of `other`, to which there is a connection. By default
+    /// the job is dropped, which fails it.
+    fn copy_to(&self, other: &Self, job: CopyJob) {
+        let _ = (other, job);
+    }
+
     /// Whether the next allocation, of a folio of `order`, is to fail. For tests.
     fn fail_allocation(&self, order: u32) -> bool {
         let _ = order;
@@ -98,6 +114,7 @@ struct Ops<M> {
     windows: Windows,
     /// The device is gone.
     gone: AtomicFlag,
+    known: Pin<KBox<Known>>,
 }
 
 /// The memory of one device, shared by all mirrors of it.
@@ -125,6 +142,7 @@ impl<M: MemoryOps> Memory<M> {
                     id: trace::new_device(),
                     stats: Stats::new(),
                     peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
+                    known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
                     windows: Windows::new()?,
                     gone: AtomicFlag::new(false),
                     lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
@@ -222,7 +240,7 @@ impl<M: MemoryOps> Memory<M> {
         };
         copies.run(&cancelled, |batch| {
             let _within = Within::enter();
-            batch.expect(pairs.len());
+            batch.reserve(pairs.len());
             for (index, source, folio) in pairs {
                 let destination = match (self.kind(), self.pages.number_of(folio)) {
                     (Kind::Private, Some(number)) => End::Device(number),
@@ -247,6 +265,43 @@ impl<M: MemoryOps> Memory<M> {
             pages: &self.pages,
             _within: Within::enter(),
         }
+    }
+
+    /// Whether the CPU cannot address it.
+    pub(crate) fn is_private(&self) -> bool {
+        self.kind() == Kind::Private
+    }
+
+    /// What the drivers have said of connections.
+    pub(crate) fn known(&self) -> &Known {
+        &self.pages.data().known
+    }
+
+    /// Has drivers asked again for connections: the hardware has changed.
+    pub fn connections_changed(&self) {
+        known::forget();
+    }
+
+    /// See [`Peers::keep_reading`].
+    pub(crate) fn keep_reading<'a, E>(
+        &self,
+        space: Cookie,
+        range: PageRange,
+        migrate: impl FnOnce() -> Result<Migrated<'a>, E>,
+    ) -> Result<(), E> {
+        let peers = &self.pages.data().peers;
+        peers.keep_reading(space, self.owner(), range, migrate)
+    }
+
+    /// Copies what is isolated of this memory to destinations in `other`.
+    pub(crate) fn copy_to<'c>(
+        &self,
+        other: &Self,
+        isolated: &mut Isolated<'_>,
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
+        let ops = self.pages.data();
+        ops.copy_each(&self.pages, Some(&other.pages), isolated, copies)
     }
 
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
@@ -293,6 +348,7 @@ impl<M: MemoryOps> Allocator<'_, M> {
 #[pinned_drop]
 impl<M: MemoryOps> PinnedDrop for Memory<M> {
     fn drop(self: Pin<&mut Self>) {
+        known::forget();
         self.evict_until_empty();
     }
 }
@@ -319,6 +375,17 @@ impl<M: MemoryOps> Ops<M> {
         isolated: &mut Isolated<'_>,
         copies: &'c mut Copies,
     ) -> Failed<'c> {
+        self.copy_each(pages, None, isolated, copies)
+    }
+
+    /// As [`Self::copy_all`]; with `other`, from this memory to that one.
+    fn copy_each<'c>(
+        &self,
+        pages: &DevicePages<Self>,
+        other: Option<&DevicePages<Self>>,
+        isolated: &mut Isolated<'_>,
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
         let cancelled = || {
             let _within = Within::enter();
             self.driver.cancelled();
@@ -330,7 +397,7 @@ impl<M: MemoryOps> Ops<M> {
             let from_private = private && !isolated.has_cpu_sources();
             let mut find = pages.finder();
             let mut device = |pfn| find(pfn).map(End::Device);
-            batch.expect(isolated.room());
+            batch.reserve(isolated.room());
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {
                 let source = match entry.source {
@@ -346,7 +413,9 @@ impl<M: MemoryOps> Ops<M> {
                     let cpu = isolated.destination(entry.index);
                     cpu.map(|cpu| End::Cpu(cpu.first_pfn()))
                 };
-                let destination = if private && !from_private {
+                let destination = if let Some(other) = other {
+                    cpu().or_else(|| other.lookup(entry.destination).map(End::Device))
+                } else if private && !from_private {
                     device(entry.destination).or_else(cpu)
                 } else {
                     cpu().or_else(|| device(entry.destination))
@@ -359,8 +428,17 @@ impl<M: MemoryOps> Ops<M> {
                 // SAFETY: Isolated pages and their destinations, which stay as they are while
                 // `isolated` is borrowed; that is longer than `batch` exists.
                 unsafe {
-                    batch.hand_out(&self.driver, entry.index, entry.pages, source, destination)
-                };
+                    match other {
+                        Some(other) => {
+                            let job = batch.job(entry.index, entry.pages, source, destination);
+                            self.driver.copy_to(&other.data().driver, job);
+                        }
+                        None => {
+                            let (index, pages) = (entry.index, entry.pages);
+                            batch.hand_out(&self.driver, index, pages, source, destination);
+                        }
+                    }
+                }
             }
             self.driver.kick();
         });

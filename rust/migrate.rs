@@ -27,6 +27,7 @@ use crate::{
     },
     pgtable::{Format, Spares},
     phases::{Lap, Phase},
+    queue::Stop,
     stats::Counter,
     within,
 };
@@ -65,6 +66,7 @@ impl<D: Device> Mirror<D> {
             faultless: true,
             evict: true,
             outcomes: None,
+            stop: None,
         }
     }
 }
@@ -77,6 +79,7 @@ pub struct Migrate<'m, D: Device> {
     faultless: bool,
     evict: bool,
     outcomes: Option<&'m mut [PageOutcome]>,
+    stop: Option<Stop>,
 }
 
 impl<'m, D: Device> Migrate<'m, D> {
@@ -96,6 +99,12 @@ impl<'m, D: Device> Migrate<'m, D> {
     /// Where to write the outcome of each page. What the range has beyond the slice is not reported.
     pub fn outcomes(mut self, outcomes: &'m mut [PageOutcome]) -> Self {
         self.outcomes = Some(outcomes);
+        self
+    }
+
+    /// Who may ask for its end: then copies that have not begun are cancelled, and their pages stay.
+    pub fn stop(mut self, stop: Stop) -> Self {
+        self.stop = Some(stop);
         self
     }
 
@@ -139,6 +148,7 @@ impl<'m, D: Device> Migrate<'m, D> {
     fn run_steps(mut self, target: Target, total: &mut Outcome) -> Result {
         within::may_wait()?;
         let mut step = Step::new(self.mirror, target, self.faultless, self.evict)?;
+        step.work.copies.until(self.stop.take());
         let _charge = step.space.charge();
         let mut rest = Some(self.range);
         while let Some(range) = rest {

@@ -9,6 +9,7 @@
 
 use crate::{
     attributes::Map,
+    host_lock::HostLocks,
     locks,
     memory::{Memory, MemoryOps, Registration},
     mm::{
@@ -272,6 +273,7 @@ pub struct Mirror<D: Device> {
     // First: no CPU fault may use the notifier when it goes.
     registration: Option<Registration>,
     pub(crate) notifier: Arc<IntervalNotifier<Inner<D>>>,
+    host_locks: Pin<KBox<HostLocks>>,
 }
 
 impl<D: Device> Mirror<D> {
@@ -318,6 +320,7 @@ impl<D: Device> Mirror<D> {
         Ok(Self {
             registration,
             notifier,
+            host_locks: KBox::pin_init(HostLocks::new(), GFP_KERNEL_ACCOUNT)?,
         })
     }
 
@@ -369,6 +372,11 @@ impl<D: Device> Mirror<D> {
     /// What an update of the table needs; not filled yet.
     pub(crate) fn spares(&self) -> Spares<D::Format> {
         self.inner().reader.spares()
+    }
+
+    /// The locked ranges of the address space.
+    pub(crate) fn host_locks(&self) -> &HostLocks {
+        &self.host_locks
     }
 
     pub(crate) fn inner(&self) -> &Inner<D> {

@@ -15,20 +15,29 @@
 //! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
 //! - [`shrinker`] has what gives memory back.
 //! - [`exclusive`] has `make_device_exclusive`.
+//! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
+//! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
+//! - `anon` has anonymous memory that comes from a device file.
 //! - `trace` has the tracepoints.
 //! - `word` has words that are read and written without a call.
 
 pub mod addr;
+pub(crate) mod anon;
+pub mod bell;
 mod device_alloc;
 pub mod device_pages;
+pub mod dma;
 pub mod exclusive;
+pub mod fence;
 pub mod migrate;
 pub mod notifier;
 pub mod page;
+pub mod pin;
 pub mod range_fault;
 pub mod range_map;
 pub mod shrinker;
 pub mod space;
+pub mod sync_file;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 pub(crate) mod trace;

@@ -7,8 +7,8 @@
 //!
 //! C header: [`include/linux/miscdevice.h`](srctree/include/linux/miscdevice.h)
 
-use crate::{bindings, within::Within};
-use core::marker::PhantomData;
+use crate::{bindings, mm::anon, within::Within};
+use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
     error::to_result,
     ffi,
@@ -69,6 +69,9 @@ impl<F: OpenFile> FileOps<F> {
             release: Some(Node::<F>::release),
             unlocked_ioctl: Some(Node::<F>::ioctl),
             mmap: Some(Node::<F>::mmap),
+            // Aligned for huge pages, where there are.
+            #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
+            get_unmapped_area: Some(bindings::thp_get_unmapped_area),
             ..pin_init::zeroed()
         }));
         self.table.as_ref().ok_or(EBUSY)
@@ -195,6 +198,75 @@ impl<F: OpenFile> Node<F> {
             Ok(()) => 0,
             Err(error) => error.to_errno(),
         }
+    }
+}
+
+/// A file of one of these nodes, with a reference of ours.
+///
+/// # Invariants
+///
+/// `open` has put its state there.
+struct Held<F: OpenFile> {
+    file: NonNull<bindings::file>,
+    _file: PhantomData<F>,
+}
+
+impl<F: OpenFile> Held<F> {
+    fn state(&self) -> &F {
+        // SAFETY: By the type invariant; it stays until `release`, which does not come before the
+        // reference is gone.
+        let state = unsafe { Pin::<KBox<F>>::borrow((*self.file.as_ptr()).private_data) };
+        state.get_ref()
+    }
+}
+
+impl<F: OpenFile> Drop for Held<F> {
+    fn drop(&mut self) {
+        // SAFETY: `fget` has taken the reference.
+        unsafe { bindings::fput(self.file.as_ptr()) };
+    }
+}
+
+impl<F: OpenFile> FileOps<F> {
+    fn hold(&'static self, fd: i32) -> Result<Held<F>> {
+        let table = self.table.as_ref().ok_or(EBADF)?;
+        // SAFETY: No preconditions.
+        let file = unsafe { bindings::fget(u32::try_from(fd).map_err(|_| EBADF)?) };
+        let file = NonNull::new(file).ok_or(EBADF)?;
+        // SAFETY: We have a reference of the file.
+        let ours = core::ptr::eq(unsafe { (*file.as_ptr()).f_op }, &table.0);
+        if !ours {
+            // SAFETY: `fget` has taken the reference.
+            unsafe { bindings::fput(file.as_ptr()) };
+            return Err(EBADF);
+        }
+        // INVARIANT: Its operations are these.
+        Ok(Held {
+            file,
+            _file: PhantomData,
+        })
+    }
+
+    /// Calls `f` with the open file that descriptor `fd` of the current process names.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is none, or it is not one of these. Context: may sleep.
+    pub fn with<R>(&'static self, fd: i32, f: impl FnOnce(&F) -> R) -> Result<R> {
+        let held = self.hold(fd)?;
+        Ok(f(held.state()))
+    }
+
+    /// Maps `bytes` at `offset` of the file into the current process, readable and writable, private.
+    /// Returns the address.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::with`], and those of [`OpenFile::mmap`]. Context: may sleep; takes the mmap lock.
+    pub fn map(&'static self, fd: i32, bytes: usize, offset: usize) -> Result<usize> {
+        let held = self.hold(fd)?;
+        // SAFETY: An open file, of which we have a reference.
+        unsafe { anon::map_file(held.file.as_ptr(), bytes, offset) }
     }
 }
 

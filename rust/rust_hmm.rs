@@ -11,6 +11,10 @@
 //! - [`attributes`]: what a program says of ranges of its memory.
 //! - [`policy`]: what a device fault brings to the device.
 //! - [`pgtable`]: the table itself.
+//! - [`connection`]: how memory of one device reaches another.
+//! - [`managed`]: memory that CPU and devices use, and that migrates by itself.
+//! - [`host_lock`]: memory of a process that stays where it is, for devices.
+//! - [`queue`]: operations that run in their own time, with fences.
 //! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
@@ -34,7 +38,10 @@
 //! before all of these.
 
 pub mod attributes;
+pub mod connection;
+pub mod host_lock;
 pub mod inject;
+pub mod managed;
 pub mod memory;
 pub mod migrate;
 pub mod mirror;
@@ -43,6 +50,7 @@ pub mod node;
 pub mod pgtable;
 pub mod phases;
 pub mod policy;
+pub mod queue;
 pub mod stats;
 pub mod thread;
 
@@ -65,6 +73,12 @@ module! {
 /// The library module.
 struct RustHmm {
     _files: inject::Files,
+}
+
+impl Drop for RustHmm {
+    fn drop(&mut self) {
+        mm::sync_file::exit();
+    }
 }
 
 impl kernel::Module for RustHmm {

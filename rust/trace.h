@@ -16,14 +16,8 @@
 #define hmm_show_direction(to_device) \
 	__print_symbolic(to_device, { 0, "to-system" }, { 1, "to-device" })
 
-#define hmm_show_trigger(trigger)			\
-	__print_symbolic(trigger,			\
-			 { 0, "request" },		\
-			 { 1, "close" },		\
-			 { 2, "evict" },		\
-			 { 3, "cpu-fault" },		\
-			 { 4, "prefetch" },		\
-			 { 5, "policy" })
+#define hmm_show_trigger(trigger) \
+	__print_symbolic(trigger, { 0, "request" }, { 1, "close" })
 
 /* enum mmu_notifier_event, as far as a mirror tells them apart */
 #define hmm_show_event(event)				\

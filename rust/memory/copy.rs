@@ -13,6 +13,7 @@ use crate::{
         page::{CpuPages, CpuPagesMut},
         space::fatal_signal_pending,
     },
+    queue::Stop,
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -92,6 +93,8 @@ pub(crate) struct Copies {
     state: Arc<State>,
     /// Whether the jobs may be cancelled when the task that waits for them is killed.
     killable: bool,
+    /// Who else may have them cancelled.
+    stop: Option<Stop>,
 }
 
 impl Copies {
@@ -110,7 +113,16 @@ impl Copies {
             }),
             GFP_KERNEL,
         )?;
-        Ok(Self { state, killable })
+        Ok(Self {
+            state,
+            killable,
+            stop: None,
+        })
+    }
+
+    /// Has them cancelled also when `stop` is set.
+    pub(crate) fn until(&mut self, stop: Option<Stop>) {
+        self.stop = stop;
     }
 
     /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are. Calls
@@ -128,7 +140,8 @@ impl Copies {
         let mut batch = Batch {
             state: &self.state,
             cancelled: self.killable.then_some(cancelled),
-            expected: 0,
+            stop: self.stop.as_ref(),
+            reserved: 0,
         };
         hand_out(&mut batch);
         drop(batch);
@@ -141,18 +154,19 @@ pub(crate) struct Batch<'a> {
     state: &'a Arc<State>,
     /// To be called when they are cancelled; `None` if they cannot be.
     cancelled: Option<&'a dyn Fn()>,
+    stop: Option<&'a Stop>,
     /// Jobs that are counted as outstanding, and not made.
-    expected: usize,
+    reserved: usize,
 }
 
 impl Batch<'_> {
     /// Makes room for `count` jobs, which need not all be made.
-    pub(crate) fn expect(&mut self, count: usize) {
+    pub(crate) fn reserve(&mut self, count: usize) {
         self.state.outstanding.fetch_add(count, Relaxed);
-        self.expected += count;
+        self.reserved += count;
     }
 
-    /// Has `driver` copy the entry at `index`, which was expected: now, or as a job.
+    /// Has `driver` copy the entry at `index`, which was reserved: now, or as a job.
     ///
     /// # Safety
     ///
@@ -179,7 +193,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Makes a job for the entry at `index`, which was expected.
+    /// Makes a job for the entry at `index`, which was reserved.
     ///
     /// # Safety
     ///
@@ -192,8 +206,8 @@ impl Batch<'_> {
         source: Option<End>,
         destination: End,
     ) -> CopyJob {
-        match self.expected.checked_sub(1) {
-            Some(rest) => self.expected = rest,
+        match self.reserved.checked_sub(1) {
+            Some(rest) => self.reserved = rest,
             None => {
                 self.state.outstanding.fetch_add(1, Relaxed);
             }
@@ -217,7 +231,7 @@ impl Batch<'_> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        if self.state.finish(1 + self.expected) {
+        if self.state.finish(1 + self.reserved) {
             return;
         }
         // Whatever signal comes: the pages are in use by whoever copies. But a task that is to die
@@ -228,16 +242,23 @@ impl Drop for Batch<'_> {
                 .state
                 .idle
                 .wait_interruptible_timeout(&mut guard, LOOK_AGAIN);
-            if !matches!(why, CondVarTimeoutResult::Signal { .. }) {
+            let signal = matches!(why, CondVarTimeoutResult::Signal { .. });
+            let stopped = self.cancelled.is_some() && self.stop.is_some_and(Stop::is_set);
+            if !signal && !stopped {
                 continue;
             }
             drop(guard);
-            if let Some(cancelled) = self.cancelled.take_if(|_| fatal_signal_pending()) {
+            if let Some(cancelled) = self
+                .cancelled
+                .take_if(|_| stopped || fatal_signal_pending())
+            {
                 self.state.cancelled.store(true, Relaxed);
                 cancelled();
             }
-            // A signal that stays would not let us wait.
-            fsleep(PAUSE);
+            if signal {
+                // One that stays would not let us wait.
+                fsleep(PAUSE);
+            }
             guard = self.state.lock.lock();
         }
     }

@@ -5,6 +5,7 @@
 use super::{Device, Inner, Mirror};
 use crate::{
     attributes::{Attributes, Change, Common, Found, Home},
+    managed::Flags,
     mm::{
         addr::PageRange,
         notifier::IntervalNotifier,
@@ -19,6 +20,18 @@ use kernel::{mm::virt::flags, page::PAGE_SHIFT, prelude::*};
 fn home(vma: &Vma<'_>) -> Home {
     let anon = if vma.is_anonymous() { vma.anon() } else { 0 };
     Home::new(vma.start() >> PAGE_SHIFT, vma.offset(), anon)
+}
+
+/// What is known of the memory at an address.
+pub(super) struct Known {
+    /// What was said of it, or what [managed memory](crate::managed) has of its own.
+    pub(super) attributes: Attributes,
+    /// The part of its mapping in which they are the same.
+    pub(super) limits: PageRange,
+    /// Whether copies of it stay right.
+    pub(super) constant: bool,
+    /// Whether all of `limits` moves at once.
+    pub(super) whole: bool,
 }
 
 impl<D: Device> Inner<D> {
@@ -134,19 +147,24 @@ impl<D: Device> Mirror<D> {
         common
     }
 
-    /// The attributes at `addr`, the part of its mapping in which they are the same, and whether copies of it stay
-    /// right. `EFAULT`: nothing is mapped there.
+    /// What is known of the memory at `addr`. `EFAULT`: nothing is mapped there.
     pub(super) fn attributes_at(
         &self,
         space: &AddressSpace<'_, Inner<D>>,
         addr: usize,
-    ) -> Result<(Attributes, PageRange, bool)> {
+    ) -> Result<Known> {
         let mmap = space.mmap_lock()?;
         self.inner().settle(&mmap);
         let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
         let mapping = PageRange::new(vma.start(), vma.end())?;
         let (attributes, limits) = self.inner().attributes.at(addr, mapping);
-        Ok((attributes, limits, vma.is_constant()))
+        let managed = Flags::of(vma.anonymous_offset()).filter(|_| attributes == Attributes::DEFAULT);
+        Ok(Known {
+            attributes: managed.map_or(attributes, Flags::attributes),
+            limits,
+            constant: vma.is_constant(),
+            whole: managed.is_some_and(|flags| flags.populate && !flags.host_shared),
+        })
     }
 
     /// The first part of `piece` that has the same attributes, and whether its pages may move to the device.

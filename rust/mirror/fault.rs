@@ -181,6 +181,8 @@ impl<D: Device> Mirror<D> {
 impl<D: Device> Inner<D> {
     /// Installs what is there of `piece`, without faulting anything in: for pages that were
     /// migrated but could not be switched. Best effort.
+    // Rare, and its variables need not be on the stacks of those who call it.
+    #[inline(never)]
     pub(crate) fn install_present(
         &self,
         space: &AddressSpace<'_, Self>,

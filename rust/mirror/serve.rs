@@ -2,10 +2,11 @@
 
 //! Device faults that may move memory: attributes decide, else the policy.
 
-use super::{Device, Inner, Mirror};
+use super::{attributes::Known, Device, Inner, Mirror};
 use crate::{
     attributes::{Attributes, Location},
     memory::Memory,
+    migrate::Outcome,
     mm::{
         addr::PageRange,
         range_fault::{Access, AddressSpace},
@@ -108,7 +109,7 @@ impl<D: Device> Mirror<D> {
         let limits = self.attributes_at(space, range.start());
         limits
             .ok()
-            .and_then(|(_, limits, _)| range.intersect(&limits))
+            .and_then(|known| range.intersect(&known.limits))
             .unwrap_or(range)
     }
 
@@ -121,21 +122,17 @@ impl<D: Device> Mirror<D> {
         may_wait: bool,
     ) -> Result<Asked> {
         let mut served = Served::default();
+        let (mut wanted, mut again) = (None, false);
         let plan = match self.device().memory() {
             Some(_) => self.place(space, range, access, policy),
             None => Ok(Plan::Place(Placement::InPlace(range))),
         };
         let around = match plan {
             Ok(Plan::Place(Placement::Move { range: all, evict })) => {
-                // What it cannot do is the fault's to say.
-                match self.migrate(all).evict(evict).to_device() {
-                    Ok(outcome) => served.moved = outcome.moved,
-                    Err(error) if error == EINTR => return Err(error),
-                    Err(_) => {}
-                }
-                if served.moved != 0 {
-                    policy.moved(all, self.now());
-                }
+                let outcome = self.attract(all, evict)?;
+                served.moved = outcome.moved;
+                again = outcome.skipped != 0;
+                wanted = Some((all, evict));
                 None
             }
             Ok(Plan::Place(Placement::Later(ms))) if may_wait => return Ok(Asked::Later(ms)),
@@ -162,10 +159,33 @@ impl<D: Device> Mirror<D> {
             Err(error) => return Err(error),
         };
         self.fault(range, access)?;
+        if let Some((all, evict)) = wanted {
+            // Another device had it, or it was shared after a fork: the fault has brought it back.
+            if again && !self.is_here(range.start()) {
+                served.moved += self.attract(all, evict)?.moved;
+            }
+            if served.moved != 0 {
+                policy.moved(all, self.now());
+            }
+        }
         if let Some(all) = around.filter(|all| *all != range) {
             self.map_present(space, all)?;
         }
         Ok(Asked::Served(served))
+    }
+
+    /// Moves memory to the device, as far as it can be. What it cannot do is the fault's to say: `EINTR` only.
+    fn attract(&self, range: PageRange, evict: bool) -> Result<Outcome> {
+        match self.migrate(range).evict(evict).to_device() {
+            Ok(outcome) => Ok(outcome),
+            Err(error) if error == EINTR => Err(error),
+            Err(_) => Ok(Outcome::default()),
+        }
+    }
+
+    /// Whether the page at `addr` is in the device's memory.
+    fn is_here(&self, addr: usize) -> bool {
+        self.notifier.lock().table.get(addr).is_device()
     }
 
     /// The time in ms.
@@ -181,7 +201,12 @@ impl<D: Device> Mirror<D> {
         policy: &dyn Policy,
     ) -> Result<Plan> {
         let memory = self.device().memory().ok_or(ENODEV)?;
-        let (attributes, limits, constant) = self.attributes_at(space, range.start())?;
+        let Known {
+            attributes,
+            limits,
+            constant,
+            whole,
+        } = self.attributes_at(space, range.start())?;
         let write = access == Access::Write;
         let copied = attributes.read_mostly() && !write && constant && !attributes.never_migrate();
         if !copied && stays(attributes, write) {
@@ -189,6 +214,12 @@ impl<D: Device> Mirror<D> {
             return Ok(Plan::Place(Placement::InPlace(
                 around.map_or(range, |all| all.hull(&range)),
             )));
+        }
+        if whole {
+            return Ok(Plan::Place(Placement::Move {
+                range: limits.hull(&range),
+                evict: true,
+            }));
         }
         let (used, _) = memory.usage();
         let total = memory.limit();

@@ -325,6 +325,12 @@ pub(super) fn switch_to_system<D: Device>(
                     return all(Switched::Lost);
                 }
             };
+            if !migrated.is_addressable(&entry) {
+                // It is in the memory of another device, which this one cannot read.
+                Inner::<D>::retire(&mut dirty, span, *slot);
+                *slot = Entry::NONE;
+                return all(Switched::NoEntry);
+            }
             let pfn = entry.destination + (pages.start - entry.index);
             *slot = Entry::system(pfn, entry.writable && with_write);
             switched += span.pages();

@@ -5,6 +5,7 @@
 use super::*;
 use crate::{
     bindings,
+    connection::Connection,
     memory::{Copy, CopyJob},
     mm::{
         addr::{PMD_PAGES, PMD_SIZE},
@@ -27,13 +28,18 @@ use kernel::{
 
 mod entries;
 mod exclusive;
+mod host_lock;
 mod migration;
+mod pull;
 mod reentry;
 
 /// Memory of one block, which is enough for the pages at its end and start.
 struct TestMemory {
     blocks: KVec<SetOnce<SharedBytes>>,
     fail_copies: Atomic<usize>,
+    /// How it says that it reaches others, and how often it was asked.
+    connection: Atomic<usize>,
+    asked: Atomic<usize>,
 }
 
 impl TestMemory {
@@ -45,6 +51,8 @@ impl TestMemory {
         Ok(Self {
             blocks,
             fail_copies: Atomic::new(0),
+            connection: Atomic::new(Connection::None as usize),
+            asked: Atomic::new(0),
         })
     }
 
@@ -59,7 +67,7 @@ impl TestMemory {
 }
 
 impl TestMemory {
-    fn do_copy(&self, copy: &Copy<'_>) -> Result {
+    fn do_copy(&self, other: &Self, copy: &Copy<'_>) -> Result {
         if self.fail_copies.load(Relaxed) != 0 {
             self.fail_copies.fetch_sub(1, Relaxed);
             return Err(EIO);
@@ -81,6 +89,11 @@ impl TestMemory {
                 let (block, offset) = self.block(from.first)?;
                 block.store(offset, to)
             }
+            (Some(Place::Device(from)), PlaceMut::Device(to)) => {
+                let ((block, at), (theirs, there)) =
+                    (self.block(from.first)?, other.block(to.first)?);
+                theirs.copy_from(there, block, at, from.count * PAGE_SIZE)
+            }
             _ => Err(EINVAL),
         }
     }
@@ -88,7 +101,21 @@ impl TestMemory {
 
 impl MemoryOps for TestMemory {
     fn copy(&self, job: CopyJob) {
-        let result = self.do_copy(&job.copy());
+        let result = self.do_copy(self, &job.copy());
+        job.complete(result);
+    }
+
+    fn connection(&self, _other: &Self, _kind: Kind) -> Connection {
+        self.asked.fetch_add(1, Relaxed);
+        match self.connection.load(Relaxed) {
+            0 => Connection::None,
+            1 => Connection::Migratable,
+            _ => Connection::Unified,
+        }
+    }
+
+    fn copy_to(&self, other: &Self, job: CopyJob) {
+        let result = self.do_copy(other, &job.copy());
         job.complete(result);
     }
 }

@@ -371,6 +371,12 @@ impl Migrated<'_> {
         self.0.entries().filter(|entry| entry.destination != 0)
     }
 
+    /// Whether the CPU can address what `entry` has moved to.
+    pub fn is_addressable(&self, entry: &Entry) -> bool {
+        // SAFETY: Where something has moved to, is alive.
+        entry.destination != 0 && !unsafe { bindings::rust_hmm_pfn_is_private(entry.destination) }
+    }
+
     /// The entry that moved page `index` of the range.
     #[inline]
     pub fn moved_at(&self, index: usize) -> Option<Entry> {

@@ -423,6 +423,18 @@ impl SharedBytes {
         })
     }
 
+    /// Copies `len` bytes at `from` of `other` to `offset`. `EINVAL` if that goes beyond either block, or they
+    /// are the same.
+    pub fn copy_from(&self, offset: usize, other: &Self, from: usize, len: usize) -> Result {
+        if core::ptr::eq(self, other) {
+            return Err(EINVAL);
+        }
+        let (dst, src) = (self.pointer(offset, len)?, other.pointer(from, len)?);
+        // SAFETY: Just checked, and the blocks differ.
+        unsafe { bindings::rust_hmm_copy_bytes(dst.cast(), src.cast(), len) };
+        Ok(())
+    }
+
     /// Fills `len` bytes at `offset` with zeros. `EINVAL` if that goes beyond the block.
     pub fn clear(&self, offset: usize, len: usize) -> Result {
         let dst = self.pointer(offset, len)?;

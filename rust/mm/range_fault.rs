@@ -11,6 +11,7 @@
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
     notifier::{Cookie, IntervalNotifier, Seq, Subscriber},
+    pin::Accounted,
     space::{fatal_signal_pending, Charge, MmapGuard},
 };
 use crate::{bindings, compat};
@@ -152,6 +153,20 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
     /// Has the address space's control group pay for what its mirror needs, whoever allocates it.
     pub(crate) fn charge(&self) -> Charge {
         Charge::to(&self.mm)
+    }
+
+    /// The address space.
+    pub(crate) fn mm(&self) -> &MmWithUser {
+        &self.mm
+    }
+
+    /// Counts `pages` as locked by the process; see [`Accounted::new`].
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` beyond the limit.
+    pub(crate) fn account(&self, pages: usize) -> Result<Accounted> {
+        Accounted::new(&self.mm, pages)
     }
 
     /// Waits for the mmap lock, killably.

@@ -92,6 +92,17 @@ impl<'a> MmapGuard<'a> {
         // SAFETY: As in `vma_lookup`.
         Some(unsafe { Vma::from_raw(vma) })
     }
+
+    /// The mapping that holds `addr`, or the next one.
+    pub(crate) fn vma_from(&self, addr: usize) -> Option<Vma<'_>> {
+        // SAFETY: As above.
+        let vma = unsafe { bindings::find_vma(self.mm.as_raw(), addr) };
+        if vma.is_null() {
+            return None;
+        }
+        // SAFETY: As above.
+        Some(unsafe { Vma::from_raw(vma) })
+    }
 }
 
 impl Drop for MmapGuard<'_> {

@@ -89,7 +89,8 @@ impl Who {
     /// A device fault has to try again.
     pub(crate) fn retry(&self, range: PageRange, why: Again) {
         let (start, pages) = (range.start(), range.pages());
-        // SAFETY: As above. CAST: The numbers are those of the C side.
+        // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
+        // the C side.
         unsafe { bindings::rust_hmm_trace_retry(self.pid, self.mirror, start, pages, why as i32) };
     }
 
@@ -106,7 +107,7 @@ impl Who {
             Reason::Exclusive => 7,
         };
         let (start, pages) = (range.start(), range.pages());
-        // SAFETY: As above.
+        // SAFETY: Takes numbers only, and may be called in any context.
         unsafe {
             bindings::rust_hmm_trace_invalidate(self.pid, self.mirror, start, pages, event, changed)
         };
@@ -115,7 +116,8 @@ impl Who {
     /// A migration begins.
     pub(crate) fn migrate_begin(&self, range: PageRange, to_device: bool, trigger: Trigger) {
         let (start, pages) = (range.start(), range.pages());
-        // SAFETY: As above. CAST: As above.
+        // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
+        // the C side.
         unsafe {
             bindings::rust_hmm_trace_migrate_begin(
                 self.pid,
@@ -136,7 +138,8 @@ impl Who {
         [moved, switched, stayed]: [usize; 3],
         result: Result,
     ) {
-        // SAFETY: As above. CAST: As above.
+        // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
+        // the C side.
         unsafe {
             bindings::rust_hmm_trace_migrate_end(
                 self.pid,
@@ -155,12 +158,12 @@ impl Who {
 /// The CPU has touched memory of `device`, and `moved` pages came back; or `Err`.
 pub(crate) fn cpu_fault(device: u32, address: usize, moved: Result<usize>) {
     let result = errno(moved.map(|_| ()));
-    // SAFETY: As above.
+    // SAFETY: Takes numbers only, and may be called in any context.
     unsafe { bindings::rust_hmm_trace_cpu_fault(device, address, moved.unwrap_or(0), result) };
 }
 
 /// `moved` pages of `device` were moved to the system by physical page; `left` are still in use.
 pub(crate) fn evict(device: u32, moved: usize, left: usize) {
-    // SAFETY: As above.
+    // SAFETY: Takes numbers only, and may be called in any context.
     unsafe { bindings::rust_hmm_trace_evict(device, moved, left) };
 }

@@ -3,6 +3,7 @@
 //! One access of an engine: TLB, page walk, memory; or a fault.
 
 use crate::{
+    aperture::Aperture,
     client::Client,
     counters::{Count, Counters},
     tlb::Tlb,
@@ -73,6 +74,9 @@ pub(crate) fn access(
         return Err(ENODEV);
     }
     counted.add(Count::Accesses, 1);
+    if Aperture::holds(addr) {
+        return client.aperture.access(client.mirror(), addr, action);
+    }
     let mut walked = false;
     let result = attempt(client, index, counted, addr, action, &mut walked);
     let count = if walked {

@@ -3,11 +3,13 @@
 //! What an open file and its commands share: the mirror of the process that opened it.
 
 use crate::{
+    aperture::Aperture,
     command::Spec,
     counters::{Count, Counters},
     device::{MockDevice, Session, View},
     engine::{Engine, Job},
     placement::Decider,
+    queues::Queues,
     status::Status,
     vram::Vram,
 };
@@ -52,6 +54,10 @@ pub(crate) struct Client {
     faults_write: Atomic<u64>,
     #[pin]
     commands: Mutex<Commands>,
+    #[pin]
+    pub(crate) queues: Queues,
+    #[pin]
+    pub(crate) aperture: Aperture,
 }
 
 impl Client {
@@ -60,6 +66,7 @@ impl Client {
         let mm = current.mm().ok_or(EINVAL)?;
         let session = Session::new(device.clone());
         let decider = Decider::new(device.fixed.policy, device.fixed.parameters)?;
+        let agent = device.agents.own()?;
         let mirror = rust_hmm::new_mirror!(mm, View::new(device), "dmirror::table")?;
         let commands = Commands {
             list: KVec::new(),
@@ -74,6 +81,8 @@ impl Client {
                 faults_read: Atomic::new(0),
                 faults_write: Atomic::new(0),
                 commands <- kernel::new_mutex!(commands, "dmirror::commands"),
+                queues <- Queues::new(),
+                aperture <- Aperture::new(agent),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -200,9 +209,10 @@ impl Client {
         Ok(())
     }
 
-    /// Stops all commands and waits for their ends. No more can come. If no other file is open, what the
-    /// process has on the device goes back.
+    /// Ends all queues, stops all commands and waits for their ends. No more can come. If no other file is
+    /// open, what the process has on the device goes back.
     pub(crate) fn close(&self) {
+        self.queues.close();
         let list = core::mem::take(&mut self.commands.lock().list);
         for command in &list {
             command.status.stop();

@@ -8,6 +8,7 @@ use crate::{
     client::Client,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
+use rust_hmm::mm::addr::PageRange;
 
 const WORD: usize = size_of::<u64>();
 
@@ -108,6 +109,24 @@ impl Spec {
             return Err(EINVAL);
         }
         Ok(spec)
+    }
+}
+
+impl Spec {
+    /// A copy of pages.
+    pub(crate) fn copy(to: PageRange, from: PageRange) -> Result<Self> {
+        Self::new(&RawSpec {
+            // `DMIRROR_OP_MEMCPY`.
+            op: 4,
+            addr: to.start() as u64,
+            bytes: (to.end() - to.start()) as u64,
+            src: from.start() as u64,
+            value: 0,
+            stride: 0,
+            rounds: 1,
+            think_ns: 0,
+            verify: false,
+        })
     }
 }
 

@@ -29,16 +29,22 @@ const DEPTH: usize = 2048;
 /// Longest sleep before a look whether a job is still needed.
 const NAP: Delta = Delta::from_millis(10);
 
+/// A sleep this short may take longer than it should.
+const EXACT: Delta = Delta::from_micros(50);
+
+/// A job, and the memory that it goes to if that is another device's.
+type Task = (CopyJob, Option<Arc<Store>>);
+
 /// A queue of fixed size.
 struct Queue {
-    ring: KVVec<Option<CopyJob>>,
+    ring: KVVec<Option<Task>>,
     first: usize,
     len: usize,
     stop: bool,
 }
 
 impl Queue {
-    fn push(&mut self, job: CopyJob) -> Result<(), CopyJob> {
+    fn push(&mut self, job: Task) -> Result<(), Task> {
         let at = (self.first + self.len) % self.ring.len().max(1);
         match self.ring.get_mut(at).filter(|_| self.len < DEPTH) {
             Some(place) => {
@@ -50,7 +56,7 @@ impl Queue {
         }
     }
 
-    fn pop(&mut self) -> Option<CopyJob> {
+    fn pop(&mut self) -> Option<Task> {
         while self.len != 0 {
             let job = self.ring.get_mut(self.first)?.take();
             self.first = (self.first + 1) % self.ring.len().max(1);
@@ -64,23 +70,28 @@ impl Queue {
     }
 
     /// Takes a cancelled job out.
-    fn pop_cancelled(&mut self) -> Option<CopyJob> {
+    fn pop_cancelled(&mut self) -> Option<Task> {
         self.ring
             .iter_mut()
-            .find_map(|place| place.take_if(|job| job.is_cancelled()))
+            .find_map(|place| place.take_if(|(job, _)| job.is_cancelled()))
     }
 }
 
-/// Waits for `time`, or until nobody needs `job` any more.
-fn wait(job: &CopyJob, time: Delta) {
-    let since = Instant::<Monotonic>::now();
+/// Waits until `time` after `since`, or until nobody needs `job` any more.
+fn wait(job: &CopyJob, since: Instant<Monotonic>, time: Delta) {
     // Without threads it is the task itself that copies.
     while !job.is_cancelled() && !fatal_signal_pending() {
         let left = time - since.elapsed();
         if left <= Delta::ZERO {
             break;
         }
-        fsleep(if left > NAP { NAP } else { left });
+        // A sleep may take a quarter more: the rest is slept in what is left of it.
+        let part = Delta::from_nanos(left.as_nanos() - left.as_nanos() / 5);
+        fsleep(match part {
+            part if part > NAP => NAP,
+            part if part > EXACT => part,
+            _ => left,
+        });
     }
 }
 
@@ -98,24 +109,26 @@ struct Shared {
 }
 
 impl Shared {
-    fn carry_out(&self, job: CopyJob) {
+    fn carry_out(&self, (job, to): Task) {
+        let since = Instant::<Monotonic>::now();
         let result = if job.is_cancelled() {
             self.failures.add(1, Relaxed);
             Err(EINTR)
         } else {
-            self.copy(&job.copy())
+            self.copy(&job.copy(), to.as_deref().unwrap_or(&self.store))
         };
         if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
-            wait(&job, delay);
+            // What it took counts: a copy takes as long as it is set to.
+            wait(&job, since, delay);
         }
         job.complete(result);
     }
 
-    fn copy(&self, copy: &Copy<'_>) -> Result {
+    fn copy(&self, copy: &Copy<'_>, to: &Store) -> Result {
         let result = if self.settings.fail_copy() {
             Err(EIO)
         } else {
-            self.store.copy(copy)
+            self.store.copy(copy, to)
         };
         match result {
             Ok(()) => self.bytes.add(copy.bytes() as u64, Relaxed),
@@ -187,11 +200,13 @@ impl CopyEngine {
     /// waiting for.
     pub(crate) fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
         let takes_time = self.shared.settings.get(Setting::CopyDelay) != 0;
-        (self.threads.len() <= 1 && !takes_time).then(|| self.shared.copy(copy))
+        let shared = &self.shared;
+        (self.threads.len() <= 1 && !takes_time).then(|| shared.copy(copy, &shared.store))
     }
 
-    /// Takes a job.
-    pub(crate) fn submit(&self, job: CopyJob) {
+    /// Takes a job; with `to` it goes to that memory.
+    pub(crate) fn submit(&self, job: CopyJob, to: Option<Arc<Store>>) {
+        let job = (job, to);
         if self.threads.is_empty() {
             return self.shared.carry_out(job);
         }
@@ -215,7 +230,7 @@ impl CopyEngine {
             // Not under the lock: the end of a job takes another one.
             let job = self.shared.queue.lock().pop_cancelled();
             match job {
-                Some(job) => job.complete(Err(EINTR)),
+                Some((job, _)) => job.complete(Err(EINTR)),
                 None => break,
             }
         }

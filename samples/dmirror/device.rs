@@ -24,12 +24,17 @@ use rust_hmm::{
     mm::{
         addr::PageRange,
         device_pages::{DeviceRange, Kind},
+        dma::DmaDevice,
     },
     pgtable::Radix4,
+    queue::Crew,
     thread::Thread,
 };
 
 const MIB_PAGES: u64 = 256;
+
+/// Threads that help with the operations of queues.
+const CREW: usize = 3;
 
 /// One device.
 #[pin_data]
@@ -40,6 +45,10 @@ pub(crate) struct MockDevice {
     pub(crate) fixed: Fixed,
     pub(crate) engines: Engines,
     pub(crate) faults: FaultBuffer,
+    /// Who helps with the operations of queues.
+    pub(crate) crew: Crew,
+    /// Those that can access locked memory.
+    pub(crate) agents: Agents,
     /// Whether a stale translation was reported.
     pub(crate) stale_reported: AtomicFlag,
     /// It was unplugged.
@@ -57,7 +66,7 @@ impl MockDevice {
     }
 
     /// A device with at most `mib` MiB of memory.
-    pub(crate) fn new(kind: Kind, mib: u64, fixed: &Fixed) -> Result<Arc<Self>> {
+    pub(crate) fn new(kind: Kind, mib: u64, fixed: &Fixed, agents: Agents) -> Result<Arc<Self>> {
         let pages = usize::try_from(mib.checked_mul(MIB_PAGES).ok_or(EINVAL)?)?;
         let contents = match kind {
             Kind::Private => pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?,
@@ -75,6 +84,8 @@ impl MockDevice {
                 fixed: *fixed,
                 engines,
                 faults,
+                crew: Crew::new(CREW)?,
+                agents,
                 stale_reported: AtomicFlag::new(false),
                 gone: AtomicFlag::new(false),
                 walkers,
@@ -95,6 +106,19 @@ impl MockDevice {
         self.gone.store(true, Relaxed);
         self.engines.iter().for_each(|engine| engine.wake());
         self.memory.unplug()
+    }
+}
+
+/// All devices, as those that access locked memory, and which of them one is.
+pub(crate) struct Agents {
+    pub(crate) all: Arc<KVec<Arc<DmaDevice>>>,
+    pub(crate) index: usize,
+}
+
+impl Agents {
+    /// This device.
+    pub(crate) fn own(&self) -> Result<Arc<DmaDevice>> {
+        Ok(self.all.get(self.index).ok_or(ENODEV)?.clone())
     }
 }
 

@@ -15,14 +15,21 @@
 //! The interface:
 //! - `file`: one open file; `client`: what it shares with its commands; `status`: a command's end.
 //! - `uapi`: the ioctls of `test_hmm`; `transfer`: those of them that read and write.
-//! - `extension`: the other ioctls; `placement`: those about attributes, policies and device memory.
+//! - `queues`: queues and fences of a file; `queue_ioctls`: their ioctls.
+//! - `aperture`: locked memory as engines access it; `lock_ioctls`: the ioctls of that.
+//! - `connect`: the ioctl for two devices; `alloc`: the one that allocates.
+//! - `placement`: the ioctls about attributes, policies and device memory.
+//! - `extension`: the other ioctls.
 
 #![deny(unsafe_code)]
 
 mod access;
+mod alloc;
+mod aperture;
 mod chooser;
 mod client;
 mod command;
+mod connect;
 mod copy_engine;
 mod counters;
 mod device;
@@ -30,7 +37,10 @@ mod engine;
 mod extension;
 mod faults;
 mod file;
+mod lock_ioctls;
 mod placement;
+mod queue_ioctls;
+mod queues;
 mod settings;
 mod status;
 mod tlb;
@@ -39,11 +49,11 @@ mod uapi;
 mod vram;
 
 use core::borrow::Borrow;
-use device::MockDevice;
+use device::{Agents, MockDevice};
 use file::MirrorFile;
-use kernel::prelude::*;
+use kernel::{prelude::*, sync::Arc};
 use rust_hmm::{
-    mm::device_pages::Kind,
+    mm::{device_pages::Kind, dma::DmaDevice},
     node::{FileOps, Node},
 };
 use settings::Fixed;
@@ -122,7 +132,7 @@ module! {
     },
 }
 
-static FILE_OPS: FileOps<MirrorFile> = FileOps::new();
+pub(crate) static FILE_OPS: FileOps<MirrorFile> = FileOps::new();
 
 /// The loaded module: its nodes.
 struct Dmirror {
@@ -164,9 +174,18 @@ impl kernel::Module for Dmirror {
         // As in test_hmm, the first coherent device has the second address.
         let coherent = [(c"hmm_dmirror2", spm[1]), (c"hmm_dmirror3", spm[0])];
 
+        let mut agents = KVec::new();
+        for name in [private.0, private.1, coherent[0].0, coherent[1].0] {
+            agents.push(DmaDevice::software(name)?, GFP_KERNEL)?;
+        }
+        let all = Arc::new(agents, GFP_KERNEL)?;
         let mut nodes = KVec::new();
         let mut add = |name: &'static CStr, kind: Kind, mib: u64| -> Result {
-            let device = MockDevice::new(kind, mib, &fixed)?;
+            let agents = Agents {
+                all: all.clone(),
+                index: nodes.len(),
+            };
+            let device = MockDevice::new(kind, mib, &fixed, agents)?;
             let node = KBox::pin_init(Node::new(name, &FILE_OPS, module, device), GFP_KERNEL)?;
             nodes.push(node, GFP_KERNEL)?;
             Ok(())

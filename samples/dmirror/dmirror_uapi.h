@@ -347,6 +347,8 @@ struct dmirror_migrate {
 #define DMIRROR_SET_KEEP_WRITE	3
 /* Delay of each flush, in ns; at most 10 ms. */
 #define DMIRROR_SET_FLUSH_DELAY	4
+/* Best connection to other devices, DMIRROR_CONNECTION_*; 2 at first. */
+#define DMIRROR_SET_CONNECTION	5
 
 /**
  * struct dmirror_set - sets a test parameter of the device, for all files
@@ -442,7 +444,7 @@ struct dmirror_attributes {
  * struct dmirror_placement - what policies did, and the amount of memory
  * @size: see above, at least 64; more brings the last three
  * @flags: 0
- * @faults: faults of engines that a policy decided about, of this file
+ * @faults: faults of engines, of this file
  * @moved: pages that they moved to the device
  * @in_place: of these faults, those that left memory where it is on purpose
  * @evicted_for_room: pages that left the device to make room for others
@@ -544,5 +546,254 @@ struct dmirror_unplug {
 };
 
 #define DMIRROR_UNPLUG	_IOWR('H', 0x55, struct dmirror_unplug)
+/*
+ * Queues and fences. A queue runs operations one after the other, each after
+ * the fences it depends on. Numbers of queues and fences are those of the open
+ * file; a fence reaches another one as a sync file.
+ *
+ * An operation that depends on a fence which failed does not run, and fails
+ * with the same error; after a failed DMIRROR_QUEUE_WAIT all do, until the next
+ * record. The fence of a record fails with the first error since the last one.
+ */
+/* Moves pages to the device, best effort. */
+#define DMIRROR_QUEUE_MIGRATE	0
+/* The same; then the device has entries for them. */
+#define DMIRROR_QUEUE_PREFETCH	1
+/* Moves pages to system memory. */
+#define DMIRROR_QUEUE_EVICT	2
+/* Has the device copy @bytes from @src to @addr. */
+#define DMIRROR_QUEUE_COPY	3
+/* Added to DMIRROR_OP_*: a command of an engine. */
+#define DMIRROR_QUEUE_ENGINE	16
+
+/**
+ * struct dmirror_queue - a queue, and an operation of it
+ * @size: see above, at least 96
+ * @flags: 0
+ * @queue: number of the queue; out: of DMIRROR_QUEUE_CREATE
+ * @op: DMIRROR_QUEUE_*
+ * @addr: start; for what is not a command of an engine a multiple of 4096.
+ *	Out, of DMIRROR_QUEUE_WAITS: waits for fences of the same type of device
+ * @bytes: length, likewise. Out: waits for other fences
+ * @src: source of a copy, else 0. Out: looks at such
+ * @value: as in struct dmirror_submit. Out: sleeps after looks in vain
+ * @stride: as in struct dmirror_submit
+ * @reserved: 0
+ * @after: user pointer to numbers of fences, __u64 each
+ * @nafter: how many, up to 64
+ * @rounds: of a command of an engine; 0 is 1
+ * @fence: out: fence of the operation or of the record; in for
+ *	DMIRROR_QUEUE_WAIT
+ *
+ * -ENOENT: no such queue or fence. -EBUSY: the queue is full. -EMFILE: too many
+ * queues (16) or fences (4096).
+ */
+struct dmirror_queue {
+	__u32 size;
+	__u32 flags;
+	__u32 queue;
+	__u32 op;
+	__u64 addr;
+	__u64 bytes;
+	__u64 src;
+	__u64 value;
+	__u64 stride;
+	__u64 reserved;
+	__u64 after;
+	__u64 nafter;
+	__u64 rounds;
+	__u64 fence;
+};
+
+#define DMIRROR_QUEUE_CREATE	_IOWR('H', 0x60, struct dmirror_queue)
+/* Asks the running operation to end, waits for it, cancels the rest. */
+#define DMIRROR_QUEUE_DESTROY	_IOWR('H', 0x61, struct dmirror_queue)
+#define DMIRROR_QUEUE_SUBMIT	_IOWR('H', 0x62, struct dmirror_queue)
+/* A fence that signals when all that was queued before is done. */
+#define DMIRROR_QUEUE_RECORD	_IOWR('H', 0x63, struct dmirror_queue)
+/* What is queued later starts only after @fence. Waits for nothing. */
+#define DMIRROR_QUEUE_WAIT	_IOWR('H', 0x64, struct dmirror_queue)
+#define DMIRROR_QUEUE_WAITS	_IOWR('H', 0x65, struct dmirror_queue)
+
+#define DMIRROR_FENCE_NOT_DONE	0
+#define DMIRROR_FENCE_DONE	1
+#define DMIRROR_FENCE_FAILED	2
+
+/**
+ * struct dmirror_fence - a fence
+ * @size: see above, at least 80
+ * @flags: 0
+ * @fence: its number; out for DMIRROR_FENCE_CREATE and DMIRROR_FENCE_IMPORT
+ * @timeout_ns: of DMIRROR_FENCE_SYNC, ~0 is for ever; of DMIRROR_FENCE_EXPORT:
+ *	when the sync file signals in any case, up to 100 s
+ * @error: -errno of the failure, or 0; in for DMIRROR_FENCE_SIGNAL
+ * @fd: sync file: out for DMIRROR_FENCE_EXPORT, in for DMIRROR_FENCE_IMPORT
+ * @state: out: DMIRROR_FENCE_*
+ * @result: out: what the command of an engine found
+ * @moved: out: pages that a migration moved
+ * @stayed: out: pages that had to stay
+ * @began_ns: out: when the operation began, by CLOCK_MONOTONIC; 0: it did not
+ * @ended_ns: out: when it ended
+ *
+ * -ENOENT: no such fence.
+ */
+struct dmirror_fence {
+	__u32 size;
+	__u32 flags;
+	__u64 fence;
+	__u64 timeout_ns;
+	__s32 error;
+	__s32 fd;
+	__u64 state;
+	__u64 result;
+	__u64 moved;
+	__u64 stayed;
+	__u64 began_ns;
+	__u64 ended_ns;
+};
+
+/* A fence that the host signals. */
+#define DMIRROR_FENCE_CREATE	_IOWR('H', 0x66, struct dmirror_fence)
+/* -EINVAL if it is not the host's, or was signalled before. */
+#define DMIRROR_FENCE_SIGNAL	_IOWR('H', 0x67, struct dmirror_fence)
+#define DMIRROR_FENCE_CHECK	_IOWR('H', 0x68, struct dmirror_fence)
+/* Waits, killably. -ETIMEDOUT; how the fence ended is in @state and @error. */
+#define DMIRROR_FENCE_SYNC	_IOWR('H', 0x69, struct dmirror_fence)
+/* Forgets the number. A fence of the host's that was not signalled fails. */
+#define DMIRROR_FENCE_RELEASE	_IOWR('H', 0x6a, struct dmirror_fence)
+#define DMIRROR_FENCE_EXPORT	_IOWR('H', 0x6b, struct dmirror_fence)
+/* -EBADF if it is no sync file. */
+#define DMIRROR_FENCE_IMPORT	_IOWR('H', 0x6c, struct dmirror_fence)
+
+/* Fine grain: device and host see each other's writes while commands run. */
+#define DMIRROR_LOCK_FINE	(1u << 0)
+
+/**
+ * struct dmirror_lock - memory that stays in place, for devices to access
+ * @size: see above, at least 72
+ * @flags: of DMIRROR_LOCK: DMIRROR_LOCK_FINE; else coarse: what a command
+ *	reads is what was there when it began, and what it writes is seen when it
+ *	has ended
+ * @addr: start; whole pages are locked. Out, of DMIRROR_LOCKED: of the range
+ * @bytes: length, not 0. Out, of DMIRROR_LOCKED: of the range
+ * @agents: bit n: /dev/hmm_dmirror<n> may access it; not 0
+ * @device_addr: out, of DMIRROR_LOCK: address for commands of those devices,
+ *	submitted to this file; in, for DMIRROR_UNLOCK
+ * @fine: out: 1 if it is fine-grained
+ * @users: out, of DMIRROR_LOCKED: locks that hold it
+ * @ns: out, of DMIRROR_LOCKED: how long the looks took
+ * @looks: of DMIRROR_LOCKED: how often to look, up to 1048576; 0 is once
+ *
+ * A range inside a locked one shares it, and gets its grain. -EEXIST: it would
+ * extend a locked range, or overlaps one in part. -EOPNOTSUPP: fine grain of a
+ * range that is locked coarse. -ESTALE: something else is mapped there than
+ * what was locked. -ENODEV: no such agent. -ENOMEM: RLIMIT_MEMLOCK. -EFAULT: not
+ * mapped, or not writable. -ENOENT: not locked.
+ */
+struct dmirror_lock {
+	__u32 size;
+	__u32 flags;
+	__u64 addr;
+	__u64 bytes;
+	__u64 agents;
+	__u64 device_addr;
+	__u64 fine;
+	__u64 users;
+	__u64 ns;
+	__u64 looks;
+};
+
+#define DMIRROR_LOCK	_IOWR('H', 0x70, struct dmirror_lock)
+/* Undoes one lock that returned @device_addr. */
+#define DMIRROR_UNLOCK	_IOWR('H', 0x71, struct dmirror_lock)
+/* The locked range that holds @addr, one of the process or of devices. */
+#define DMIRROR_LOCKED	_IOWR('H', 0x72, struct dmirror_lock)
+
+/* Through system memory. */
+#define DMIRROR_CONNECTION_NONE		0
+/* Directly, by a copy of the source's engine. */
+#define DMIRROR_CONNECTION_MIGRATABLE	1
+/* Used in place: coherent memory. */
+#define DMIRROR_CONNECTION_UNIFIED	2
+
+/* Only tell the connection. */
+#define DMIRROR_PULL_ASK	(1u << 0)
+
+/**
+ * struct dmirror_pull - moves pages from another device of the process to this
+ * @size: see above, at least 72
+ * @flags: DMIRROR_PULL_ASK
+ * @fd: the other device
+ * @reserved: 0
+ * @addr: start, a multiple of 4096
+ * @npages: pages of 4096 bytes, not 0
+ * @connection: out: DMIRROR_CONNECTION_*, the lesser of what both devices can
+ * @moved: out: pages that moved to this device
+ * @switched: out: of these, those whose entry of this device was switched
+ * @no_memory: out: pages that had no memory here
+ * @copy_failed: out: pages whose copy failed; they stay where they are
+ *
+ * -EBADF: no open device. -EINVAL: one of another process.
+ */
+struct dmirror_pull {
+	__u32 size;
+	__u32 flags;
+	__s32 fd;
+	__u32 reserved;
+	__u64 addr;
+	__u64 npages;
+	__u64 connection;
+	__u64 moved;
+	__u64 switched;
+	__u64 no_memory;
+	__u64 copy_failed;
+};
+
+#define DMIRROR_PULL	_IOWR('H', 0x78, struct dmirror_pull)
+
+/*
+ * Managed memory: CPU and devices use it, and it moves by itself to who touches
+ * it. It is private memory, mapped from the device file at an offset that holds
+ * flags; the file says for which device it is meant. What the offset has below
+ * the flags tells allocations from each other, and may be anything.
+ */
+#define DMIRROR_MANAGED			(1ull << 48)
+/* A device that faults on it maps it where it is. */
+#define DMIRROR_MANAGED_HOST_SHARED	(1ull << 49)
+/* All of it moves when the device first faults on it. */
+#define DMIRROR_MANAGED_POPULATE	(1ull << 50)
+/* Huge pages are preferred. */
+#define DMIRROR_MANAGED_HUGE		(1ull << 51)
+
+/* The same as flags of DMIRROR_ALLOC; this populates at once. */
+#define DMIRROR_ALLOC_HOST_SHARED	(1u << 0)
+#define DMIRROR_ALLOC_POPULATE		(1u << 1)
+#define DMIRROR_ALLOC_HUGE		(1u << 2)
+
+/**
+ * struct dmirror_alloc - allocates managed memory
+ * @size: see above, at least 40
+ * @flags: DMIRROR_ALLOC_*
+ * @fd: the descriptor of this very file
+ * @queue: queue that populates the memory, or 0
+ * @bytes: rounded up to pages, or to huge pages if these are preferred
+ * @addr: out: where it is; to be freed with munmap
+ * @fence: out: with a queue: signals when it is populated
+ *
+ * -ENOMEM: it cannot be populated; then nothing is mapped. With a queue the
+ * fence fails with that, and the memory may be used before: who touches it waits
+ * or faults. -EBADF: another file.
+ */
+struct dmirror_alloc {
+	__u32 size;
+	__u32 flags;
+	__s32 fd;
+	__u32 queue;
+	__u64 bytes;
+	__u64 addr;
+	__u64 fence;
+};
+
+#define DMIRROR_ALLOC	_IOWR('H', 0x79, struct dmirror_alloc)
 
 #endif /* _DMIRROR_UAPI_H */

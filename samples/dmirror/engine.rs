@@ -76,6 +76,7 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn new(client: Arc<Client>, status: Arc<Status>, spec: Spec) -> Self {
+        client.aperture.begin();
         Self {
             client,
             status,
@@ -91,6 +92,7 @@ impl Job {
     /// Ends the command. The mirror is let go before anybody is told.
     fn end(self, result: Result) {
         let Self { client, status, .. } = self;
+        client.aperture.end();
         drop(client);
         status.finish(result);
     }

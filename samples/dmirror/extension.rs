@@ -3,10 +3,12 @@
 //! The ioctls beyond those of `test_hmm`, as `dmirror_uapi.h` describes them.
 
 use crate::{
+    alloc,
     client::Client,
     command::{RawSpec, Spec},
+    connect,
     counters::Count,
-    engine, placement,
+    engine, lock_ioctls, placement, queue_ioctls,
 };
 use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{
@@ -150,6 +152,10 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
             client.mirror().discard(raw.range(8)?)
         }
         number if placement::serves(number) => placement::serve(client, number, user),
+        number @ 0x60..=0x6f => queue_ioctls::serve(client, number, user),
+        number @ 0x70..=0x77 => lock_ioctls::serve(client, number, user),
+        connect::PULL => connect::pull(client, user),
+        alloc::ALLOC => alloc::alloc(client, user),
         _ => Err(EINVAL),
     }
 }
@@ -381,6 +387,7 @@ fn set(client: &Client, user: usize) -> Result {
     no_flags(raw.u32(4))?;
     no_flags(raw.u32(12))?;
     let old = client.device().settings.set(raw.u32(8), raw.u64(16))?;
+    client.memory().connections_changed();
     raw.put_u64(24, old);
     raw.write()
 }

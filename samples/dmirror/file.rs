@@ -20,6 +20,7 @@ use kernel::{
     uaccess::UserSlice,
 };
 use rust_hmm::{
+    managed,
     memory::Memory,
     mm::{device_pages::Kind, range_fault::Access},
     node::OpenFile,
@@ -65,6 +66,9 @@ impl OpenFile for MirrorFile {
     }
 
     fn mmap(&self, vma: &VmaNew) -> Result {
+        if managed::map(vma)? {
+            return Ok(());
+        }
         let mixed = vma.set_mixedmap();
         let mut addr = vma.start();
         while addr < vma.end() {
@@ -79,6 +83,11 @@ impl OpenFile for MirrorFile {
 }
 
 impl MirrorFile {
+    /// What it shares with its commands.
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.0
+    }
+
     fn memory(&self) -> &Memory<Vram> {
         self.0.memory()
     }

@@ -72,9 +72,6 @@ impl Decider {
 
     fn serve_piece(&self, client: &Client, range: PageRange, access: Access) -> Result {
         let policy: &dyn Policy = match self.which.load(Relaxed) {
-            NONE if !client.mirror().has_attributes() => {
-                return client.mirror().fault(range, access)
-            }
             NONE => &InPlace,
             DEFAULT => &*self.density,
             _ => &OnePage,

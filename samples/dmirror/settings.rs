@@ -112,9 +112,10 @@ pub(crate) enum Setting {
     SkipFlush,
     KeepWrite,
     FlushDelay,
+    Connection,
 }
 
-const SETTINGS: usize = Setting::FlushDelay as usize + 1;
+const SETTINGS: usize = Setting::Connection as usize + 1;
 
 /// What tests set.
 pub(crate) struct Settings {
@@ -124,7 +125,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     pub(crate) fn new(fixed: &Fixed) -> Self {
-        let initial = [fixed.copy_delay_ns, fixed.copy_fail, 0, 0, 0];
+        let initial = [fixed.copy_delay_ns, fixed.copy_fail, 0, 0, 0, 2];
         Self {
             values: initial.map(Atomic::new),
             initial,
@@ -133,7 +134,7 @@ impl Settings {
 
     /// Sets number `what`, and returns the value before. `EINVAL`.
     pub(crate) fn set(&self, what: u32, value: u64) -> Result<u64> {
-        let most = [SECOND, NEVER, NEVER, 1, SECOND / 100];
+        let most = [SECOND, NEVER, NEVER, 1, SECOND / 100, 2];
         let what = usize::try_from(what)?;
         if value > *most.get(what).ok_or(EINVAL)? {
             return Err(EINVAL);

@@ -30,6 +30,8 @@ pub(crate) const READ_UNLOCKED: u32 = command(0x09);
 /// Errors that the kernel crate does not name.
 pub(crate) const EILSEQ: c_int = -84;
 pub(crate) const ECANCELED: c_int = -125;
+pub(crate) const ESTALE: c_int = -116;
+pub(crate) const EOPNOTSUPP: c_int = -95;
 
 /// `HMM_DMIRROR_FLAG_FAIL_ALLOC`.
 pub(crate) const FLAG_FAIL_ALLOC: u64 = 1;

@@ -5,7 +5,7 @@
 use crate::{
     chooser::Chooser,
     copy_engine::CopyEngine,
-    settings::{Fixed, Settings},
+    settings::{Fixed, Setting, Settings},
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -17,9 +17,15 @@ use kernel::{
     },
 };
 use rust_hmm::{
+    connection::Connection,
     memory::{Copy, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
-    mm::{addr::PMD_SIZE, device_pages::DeviceRange, page::SharedBytes, user::UserSpan},
+    mm::{
+        addr::PMD_SIZE,
+        device_pages::{DeviceRange, Kind},
+        page::SharedBytes,
+        user::UserSpan,
+    },
 };
 
 /// Contents of device memory, in blocks of 2 MiB that are allocated when they are first written.
@@ -94,20 +100,22 @@ impl Store {
         Err(ENOMEM)
     }
 
-    /// Carries out a copy.
-    pub(crate) fn copy(&self, copy: &Copy<'_>) -> Result {
+    /// Carries out a copy from this memory, or to it; `to` is where device memory is written, which may
+    /// be another device's.
+    pub(crate) fn copy(&self, copy: &Copy<'_>, to: &Self) -> Result {
+        let there = to;
         match (&copy.source, &copy.destination) {
             (None, PlaceMut::Cpu(to)) => {
                 to.clear();
                 Ok(())
             }
             (None, PlaceMut::Device(to)) => {
-                let (bytes, offset) = self.find_or_make(*to)?;
+                let (bytes, offset) = there.find_or_make(*to)?;
                 bytes.clear(offset, to.count * PAGE_SIZE)
             }
             (Some(Place::Cpu(from)), PlaceMut::Cpu(to)) => to.copy_from(from),
             (Some(Place::Cpu(from)), PlaceMut::Device(to)) => {
-                let (bytes, offset) = self.find_or_make(*to)?;
+                let (bytes, offset) = there.find_or_make(*to)?;
                 bytes.load(offset, from)
             }
             (Some(Place::Device(from)), PlaceMut::Cpu(_)) if self.is_lost(*from) => Err(EIO),
@@ -115,8 +123,11 @@ impl Store {
                 let (bytes, offset) = self.find(*from)?;
                 bytes.store(offset, to)
             }
-            // Never asked for: pages migrate to or from system memory.
-            (Some(Place::Device(_)), PlaceMut::Device(_)) => Err(EINVAL),
+            (Some(Place::Device(from)), PlaceMut::Device(to)) => {
+                let (bytes, offset) = self.find(*from)?;
+                let (destination, at) = there.find_or_make(*to)?;
+                destination.copy_from(at, bytes, offset, from.count * PAGE_SIZE)
+            }
         }
     }
 }
@@ -124,6 +135,7 @@ impl Store {
 /// The memory, and who copies to and from it.
 pub(crate) struct Vram {
     store: Arc<Store>,
+    settings: Arc<Settings>,
     pub(crate) copy_engine: CopyEngine,
     chooser: Option<Chooser>,
     /// The next huge allocation is to fail, for tests.
@@ -139,9 +151,10 @@ impl Vram {
             false => None,
         };
         Ok(Self {
-            copy_engine: CopyEngine::new(store.clone(), settings, fixed.copy_threads)?,
+            copy_engine: CopyEngine::new(store.clone(), settings.clone(), fixed.copy_threads)?,
             store,
             chooser,
+            settings,
             fail_allocation: AtomicFlag::new(false),
         })
     }
@@ -189,7 +202,20 @@ impl Vram {
 
 impl MemoryOps for Vram {
     fn copy(&self, job: CopyJob) {
-        self.copy_engine.submit(job);
+        self.copy_engine.submit(job, None);
+    }
+
+    fn connection(&self, _other: &Self, _kind: Kind) -> Connection {
+        // The other one says what it can itself.
+        match self.settings.get(Setting::Connection) {
+            0 => Connection::None,
+            1 => Connection::Migratable,
+            _ => Connection::Unified,
+        }
+    }
+
+    fn copy_to(&self, other: &Self, job: CopyJob) {
+        self.copy_engine.submit(job, Some(other.store.clone()));
     }
 
     fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {

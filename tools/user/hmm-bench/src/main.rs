@@ -5,6 +5,7 @@
 //! are instructions and repeat. `hmm-bench-report` makes tables and plots of the results.
 
 mod bench;
+mod later;
 mod memory;
 mod own;
 mod phases;
@@ -62,6 +63,7 @@ fn main() -> Result<()> {
         rows::sparse(&mut bench)?;
         own::faultless(&mut bench)?;
         memory::rows(&mut bench)?;
+        later::rows(&mut bench)?;
         results.push((mib, bench));
     }
     if args.json {

@@ -153,7 +153,11 @@ fn draw(rng: &mut Rng, devices: usize) -> Op {
         558..588 => Op::Watch { dev, at },
         588..603 => Op::Count { dev, at, value },
         603..613 => Op::Finish,
-        613..723 => {
+        613..621 => Op::Queued { dev, other: rng.below(devices), at: anon(rng) },
+        621..629 => Op::Pull { dev, other: rng.below(devices), at: anon(rng) },
+        629..635 => Op::HostLock { dev, at, fine: rng.one_in(2) },
+        635..639 => Op::Managed { dev, pages: 1 + rng.below(64), populate: rng.one_in(2), seed },
+        639..723 => {
             let at = if rng.one_in(5) { at } else { anon(rng) };
             Op::Migrate { dev, at, back, ordinary, outcomes: rng.one_in(2) }
         }

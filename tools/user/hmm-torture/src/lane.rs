@@ -25,6 +25,7 @@ mod explain;
 mod memory;
 mod placement;
 mod process;
+mod queue;
 
 pub use process::self_test;
 
@@ -35,6 +36,7 @@ use hmm::engine::Ended;
 use hmm::{Command, Device, Errno, Mapping};
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// Why a run has failed.
@@ -45,6 +47,9 @@ const PATIENCE: u32 = 2000;
 
 /// Memory of each lane that presses others into swap, in MiB.
 const BALLAST_MIB: usize = 32;
+
+/// Held for writing by who maps memory where the kernel likes, and by all others for reading.
+static PLACES: RwLock<()> = RwLock::new(());
 
 /// A command that an engine carries out meanwhile.
 #[derive(Debug)]
@@ -129,7 +134,17 @@ impl<'a> Lane<'a> {
     pub fn execute(&mut self, op: &Op) -> Result<(), Fail> {
         let (name, begin) = (op.name(), Instant::now());
         self.note(name.clone());
-        let result = self.dispatch(op);
+        // What the kernel maps where it likes may come to lie where another lane has unmapped, and must fail.
+        let result = match op {
+            Op::Managed { .. } => {
+                let _alone = PLACES.write().unwrap_or_else(PoisonError::into_inner);
+                self.dispatch(op)
+            }
+            _ => {
+                let _others = PLACES.read().unwrap_or_else(PoisonError::into_inner);
+                self.dispatch(op)
+            }
+        };
         *self.counts.entry(format!("ms {name}")).or_default() += begin.elapsed().as_micros() as u64;
         result
     }
@@ -154,6 +169,10 @@ impl<'a> Lane<'a> {
                 self.migrate(dev, at, device::way(back, ordinary), outcomes)
             }
             Op::Discard { dev, at } => self.discard(dev, at),
+            Op::Queued { dev, other, at } => self.queued(dev, other, at),
+            Op::Pull { dev, other, at } => self.pull(dev, other, at),
+            Op::HostLock { dev, at, fine } => self.host_lock(dev, at, fine),
+            Op::Managed { dev, pages, populate, seed } => self.managed(dev, pages, populate, seed),
             Op::Unmap { at } => self.unmap(at),
             Op::MapAgain { at } => self.map_again(at),
             Op::Move { from, to } => self.move_pages(from, to),

@@ -212,6 +212,14 @@ pub enum Op {
     Policy { dev: usize, which: usize },
     /// Sets all attributes of a range, and asks for them.
     Attributes { dev: usize, at: Span, preferred: usize, values: u32, order: Option<u32> },
+    /// There by a queue, and after that there by another one, and back.
+    Queued { dev: usize, other: usize, at: Span },
+    /// From one device to another.
+    Pull { dev: usize, other: usize, at: Span },
+    /// Locks memory, tries to move it, and unlocks it.
+    HostLock { dev: usize, at: Span, fine: bool },
+    /// Allocates managed memory, uses it, and frees it.
+    Managed { dev: usize, pages: usize, populate: bool, seed: u64 },
 }
 
 impl Op {

@@ -61,7 +61,8 @@ fn bad_input(ctx: &Ctx) -> Outcome {
         let mut words = [32, what, value, 0];
         device.probe_extension(0x47, &mut words)
     };
-    fails(set(5, 0), Errno::EINVAL, "an unknown setting")?;
+    fails(set(6, 0), Errno::EINVAL, "an unknown setting")?;
+    fails(set(5, 3), Errno::EINVAL, "an unknown connection")?;
     fails(set(0, 1_000_000_001), Errno::EINVAL, "a long copy delay")?;
     fails(set(3, 2), Errno::EINVAL, "a flag that is 2")?;
     fails(set(1 << 32, 0), Errno::EINVAL, "a reserved field")?;

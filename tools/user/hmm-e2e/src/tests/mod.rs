@@ -5,6 +5,7 @@ use crate::harness::Test;
 
 mod attributes;
 mod bad;
+mod connect;
 mod engine;
 mod extension;
 mod faultless;
@@ -14,9 +15,13 @@ mod kinds;
 mod layout;
 mod life;
 mod lifecycle;
+mod lock;
+mod managed;
 mod memory;
 mod migrate;
 mod mirror;
+mod mirror_only;
+mod queue;
 mod race;
 mod reload;
 mod replica;
@@ -42,6 +47,11 @@ pub fn all() -> Vec<Test> {
         extension::TESTS,
         attributes::TESTS,
         replica::TESTS,
+        queue::TESTS,
+        lock::TESTS,
+        connect::TESTS,
+        managed::TESTS,
+        mirror_only::TESTS,
         hostile::TESTS,
         trace::TESTS,
         &faultless,

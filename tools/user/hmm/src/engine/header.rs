@@ -8,6 +8,10 @@ use super::*;
 use crate::abi::ABI_VERSION;
 use crate::counters::Counters;
 use crate::placement::{Attributes, MemoryRaw, Placement, Policy, PolicyRaw, Preferred, UnplugRaw};
+use crate::lock::RawLock;
+use crate::managed::RawAlloc;
+use crate::pull::RawPull;
+use crate::queue::{RawFence, RawQueue};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -69,6 +73,14 @@ fn structures(c: &mut String) {
     layout!(text, MemoryRaw, "memory", size flags first count left);
     layout!(text, UnplugRaw, "unplug", size flags addr npages saved lost);
     layout!(text, Discard, "discard", size flags addr npages);
+    layout!(text, RawQueue, "queue", size flags queue op addr bytes src value stride reserved after
+        nafter rounds fence);
+    layout!(text, RawFence, "fence", size flags fence timeout_ns error fd state result moved
+        stayed began_ns ended_ns);
+    layout!(text, RawLock, "lock", size flags addr bytes agents device_addr fine users ns looks);
+    layout!(text, RawPull, "pull", size flags fd reserved addr npages connection moved switched
+        no_memory copy_failed);
+    layout!(text, RawAlloc, "alloc", size flags fd queue bytes addr fence);
     c.push_str(&text);
 }
 
@@ -90,6 +102,24 @@ fn numbers(c: &mut String) {
         ("POLICY", 0x53, size_of::<PolicyRaw>()),
         ("MEMORY", 0x54, size_of::<MemoryRaw>()),
         ("UNPLUG", 0x55, size_of::<UnplugRaw>()),
+        ("QUEUE_CREATE", 0x60, size_of::<RawQueue>()),
+        ("QUEUE_DESTROY", 0x61, size_of::<RawQueue>()),
+        ("QUEUE_SUBMIT", 0x62, size_of::<RawQueue>()),
+        ("QUEUE_RECORD", 0x63, size_of::<RawQueue>()),
+        ("QUEUE_WAIT", 0x64, size_of::<RawQueue>()),
+        ("QUEUE_WAITS", 0x65, size_of::<RawQueue>()),
+        ("FENCE_CREATE", 0x66, size_of::<RawFence>()),
+        ("FENCE_SIGNAL", 0x67, size_of::<RawFence>()),
+        ("FENCE_CHECK", 0x68, size_of::<RawFence>()),
+        ("FENCE_SYNC", 0x69, size_of::<RawFence>()),
+        ("FENCE_RELEASE", 0x6a, size_of::<RawFence>()),
+        ("FENCE_EXPORT", 0x6b, size_of::<RawFence>()),
+        ("FENCE_IMPORT", 0x6c, size_of::<RawFence>()),
+        ("LOCK", 0x70, size_of::<RawLock>()),
+        ("UNLOCK", 0x71, size_of::<RawLock>()),
+        ("LOCKED", 0x72, size_of::<RawLock>()),
+        ("PULL", 0x78, size_of::<RawPull>()),
+        ("ALLOC", 0x79, size_of::<RawAlloc>()),
     ];
     for (name, number, size) in requests {
         must(c, &format!("DMIRROR_{name}"), iowr(number, size));
@@ -135,6 +165,7 @@ fn numbers(c: &mut String) {
         ("SKIP_FLUSH", Setting::SkipFlush),
         ("KEEP_WRITE", Setting::KeepWrite),
         ("FLUSH_DELAY", Setting::FlushDelay),
+        ("CONNECTION", Setting::Connection),
     ];
     for (name, setting) in settings {
         must(c, &format!("DMIRROR_SET_{name}"), setting as u64);

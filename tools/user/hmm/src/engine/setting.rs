@@ -19,6 +19,8 @@ pub enum Setting {
     KeepWrite = 3,
     /// How long each flush takes at least, in ns.
     FlushDelay = 4,
+    /// Best connection to other devices: see [`crate::Connection`].
+    Connection = 5,
 }
 
 #[repr(C)]

@@ -185,17 +185,25 @@ fn skipped_flush(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(16)?;
     map.fill(1);
     let job = watch(&device, &map, 1)?;
-    for skip in [0, 2] {
-        device.set(Setting::SkipFlush, skip)?;
-        for way in [Way::ToDevice, Way::ToSystem] {
-            device.migrate(map.addr(), map.pages(), way)?;
-            let rounds = job.poll(Duration::ZERO)?.1.rounds;
-            let begin = Instant::now();
-            while job.poll(Duration::from_millis(2))?.1.rounds < rounds + 2 {
-                check!(begin.elapsed() < Duration::from_secs(30), "the reader stands still");
+    // What the reader drops while a flush seems to be under way is not stale. On a busy machine that can be
+    // all it has, so it is tried again.
+    for (skip, tries) in [(0, 1), (2, 50)] {
+        let mut stale = 0;
+        for _ in 0..tries {
+            device.set(Setting::SkipFlush, skip)?;
+            for way in [Way::ToDevice, Way::ToSystem] {
+                device.migrate(map.addr(), map.pages(), way)?;
+                let rounds = job.poll(Duration::ZERO)?.1.rounds;
+                let begin = Instant::now();
+                while job.poll(Duration::from_millis(2))?.1.rounds < rounds + 2 {
+                    check!(begin.elapsed() < Duration::from_secs(30), "the reader stands still");
+                }
+            }
+            stale = device.counters()?.stale_hits;
+            if stale > 0 {
+                break;
             }
         }
-        let stale = device.counters()?.stale_hits;
         check_eq!(stale > 0, skip > 0, "whether {stale} stale hits were counted");
     }
     // A stale translation is never used: the checksums are right.

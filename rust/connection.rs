@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory connections: how what is in the memory of one device reaches another one, and migration from
+//! device to device along them.
+//!
+//! The drivers say what their hardware can; of two answers the lesser counts, so that both ends of a
+//! connection agree.
+
+use crate::{
+    memory::{Copies, Memory, MemoryOps},
+    migrate::Outcome,
+    mirror::{
+        transaction::{Identity, Request},
+        Device, Inner, Mirror, Switched,
+    },
+    mm::{
+        addr::{PageRange, PMD_ORDER},
+        migrate::{Batch, Isolated, Source},
+        notifier::Cookie,
+        range_fault::AddressSpace,
+    },
+    pgtable::Spares,
+    stats::Counter,
+    within,
+};
+use kernel::{mm::virt::flags, prelude::*};
+
+/// How memory of one (device, mirror) pair reaches another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Connection {
+    /// Not at all: it is copied through system memory.
+    None,
+    /// The library moves it directly, by a copy of the source's engine.
+    Migratable,
+    /// It is used in place; nothing is copied.
+    Unified,
+}
+
+/// What steps use again.
+struct Room<'m, D: Device> {
+    space: AddressSpace<'m, Inner<D>>,
+    batch: Batch,
+    copies: Copies,
+    spares: Spares<D::Format>,
+    outcome: Outcome,
+}
+
+/// How an attempt ended.
+enum Attempt {
+    Done,
+    /// A huge page could not be had. Nothing has moved.
+    NoHuge,
+}
+
+impl<D: Device> Mirror<D> {
+    /// How memory of `other`'s device reaches this one. The same in both directions, and for as long as
+    /// both devices are there. Mirrors of different address spaces have no connection.
+    pub fn connection(&self, other: &Self) -> Connection {
+        if self.notifier.space() != other.notifier.space() {
+            return Connection::None;
+        }
+        match (self.device().memory(), other.device().memory()) {
+            (Some(mine), Some(theirs)) => mine.connection(theirs),
+            _ => Connection::None,
+        }
+    }
+
+    /// Moves pages of `range` that are in the memory of `source`'s device to this device, along their
+    /// [connection](Self::connection): through system memory, directly, or, where they are used in
+    /// place, not at all; then this device gets entries for them.
+    ///
+    /// Directly, both devices go on reading: `source`'s reads the pages until they have moved.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: the mirrors are of different address spaces; else as
+    /// [`Migrate::to_device`](crate::migrate::Migrate::to_device). Context: as there.
+    pub fn pull(&self, range: PageRange, source: &Self) -> Result<Outcome> {
+        within::may_wait()?;
+        if self.notifier.space() != source.notifier.space() {
+            return Err(EINVAL);
+        }
+        match self.connection(source) {
+            Connection::None => {
+                source.migrate(range).to_system()?;
+                self.migrate(range).to_device()
+            }
+            Connection::Migratable => self.pull_directly(range, source),
+            Connection::Unified => {
+                let space = self.space()?;
+                let mut spares = self.spares();
+                for piece in range.pmd_pieces() {
+                    self.inner().install_present(&space, piece, &mut spares)?;
+                }
+                Ok(Outcome::default())
+            }
+        }
+    }
+
+    fn pull_directly(&self, range: PageRange, source: &Self) -> Result<Outcome> {
+        let mine = self.device().memory().ok_or(ENODEV)?;
+        let mut room = Room {
+            space: self.space()?,
+            batch: Batch::new()?,
+            copies: Copies::new(true)?,
+            spares: self.spares(),
+            outcome: Outcome::default(),
+        };
+        // What this brings does not make room for more of it.
+        let before = mine.turn();
+        let mut rest = Some(range);
+        while let Some(left) = rest {
+            let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
+            // What is to move there is not copied there.
+            self.inner().collapse(&self.notifier, Some(piece), None);
+            // Before any lock. What is missing then shows in the outcome.
+            let needed = piece.pages() - self.on_device(piece);
+            match mine.grow(needed).and_then(|()| mine.make_room(needed, before)) {
+                Err(error) if error != ENOMEM => return Err(error),
+                _ => {}
+            }
+            let (end, attempt) = self.pull_piece(&mut room, piece, source, true)?;
+            if let Attempt::NoHuge = attempt {
+                let piece = PageRange::new(piece.start(), end)?;
+                self.pull_piece(&mut room, piece, source, false)?;
+            }
+            rest = left.from_address(end);
+        }
+        self.stats()
+            .add(Counter::ToDevice, room.outcome.moved as u64);
+        self.stats()
+            .add(Counter::Switched, room.outcome.switched as u64);
+        Ok(room.outcome)
+    }
+
+    /// One attempt at a piece. Returns the end of what it was about.
+    fn pull_piece(
+        &self,
+        room: &mut Room<'_, D>,
+        piece: PageRange,
+        source: &Self,
+        compound: bool,
+    ) -> Result<(usize, Attempt)> {
+        let Room {
+            space,
+            batch,
+            copies,
+            spares,
+            outcome,
+        } = room;
+        spares.refill()?;
+        let mine = self.device().memory().ok_or(ENODEV)?;
+        let theirs = source.device().memory().ok_or(ENODEV)?;
+        // Nothing else has this address while the step runs.
+        let name = Cookie::of(&*batch);
+        let request = Request {
+            name,
+            // The kernel compares the owner with that of the pages.
+            identity: Identity::current(theirs.owner()),
+            range: piece,
+            faultless: true,
+        };
+        let (mmap, piece) = self.begin(space, request)?;
+        let mut attempt = Attempt::Done;
+        let mut lost = false;
+        let result = mmap
+            .vma_lookup(piece.start())
+            .filter(|vma| vma.flags() & flags::READ != 0)
+            .ok_or(EINVAL)
+            .and_then(|vma| {
+                let huge = compound && piece.is_pmd();
+                let whole = huge && theirs.is_private() && mine.is_private();
+                theirs.keep_reading(vma.space(), piece, || {
+                    let select = theirs.select();
+                    let owner = theirs.owner();
+                    let mut isolated =
+                        Isolated::new(vma, piece, select, whole, owner, None, batch)?;
+                    let mut no_huge = false;
+                    let mut short = 0;
+                    let allocator = mine.allocator();
+                    isolated.fill(|entry| {
+                        if entry.source == Source::Hole {
+                            // The core offers these, too, but they are nobody's.
+                            return None;
+                        }
+                        let folio = allocator.alloc(entry.order());
+                        if folio.is_none() {
+                            no_huge |= entry.order() == PMD_ORDER;
+                            short += entry.pages;
+                        }
+                        folio
+                    });
+                    drop(allocator);
+                    if no_huge {
+                        attempt = Attempt::NoHuge;
+                        for index in 0..piece.pages() {
+                            isolated.abandon(index);
+                        }
+                        return Ok(isolated.migrate());
+                    }
+                    outcome.no_memory += short;
+                    let failed = theirs.copy_to(mine, &mut isolated, copies);
+                    for entry in isolated.entries().filter(|entry| failed.is(entry.index)) {
+                        outcome.copy_failed += entry.pages;
+                    }
+                    let migrated = isolated.migrate();
+                    for entry in migrated.moved() {
+                        outcome.moved += entry.pages;
+                        outcome.entries += 1;
+                    }
+                    let writable = vma.flags() & flags::WRITE != 0;
+                    let (_flushed, switched) = self.switch_to_device(
+                        name,
+                        piece,
+                        &migrated,
+                        |pfn| mine.entry_number(pfn),
+                        writable,
+                        spares,
+                        |_, what| match what {
+                            Switched::Yes { was_valid } => {
+                                outcome.switched += usize::from(was_valid);
+                            }
+                            Switched::Lost => lost = true,
+                            Switched::NoEntry | Switched::Stays { .. } => {}
+                        },
+                    );
+                    // The source's entries are switched next, and then the pages are mapped again.
+                    switched.map(|()| migrated)
+                })
+            });
+        self.end(name);
+        drop(mmap);
+        if lost {
+            // Somebody else's event took the marks: ask what is there now. If that fails the device
+            // will fault, which is no error here.
+            self.inner()
+                .install_present(space, piece, spares)
+                .or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })?;
+        }
+        result.map(|()| (piece.end(), attempt))
+    }
+}
+
+impl<M: MemoryOps> Memory<M> {
+    /// How this memory and `other` reach each other.
+    pub(crate) fn connection(&self, other: &Self) -> Connection {
+        if core::ptr::eq(self, other) {
+            return Connection::Unified;
+        }
+        self.known().get(other.owner(), || {
+            let _within = within::Within::enter();
+            let there = self.driver().connection(other.driver(), other.kind());
+            let back = other.driver().connection(self.driver(), self.kind());
+            // In place is for what the CPU can address: of other memory only its device knows where it is.
+            match there.min(back) {
+                Connection::Unified if self.is_private() || other.is_private() => {
+                    Connection::Migratable
+                }
+                connection => connection,
+            }
+        })
+    }
+}

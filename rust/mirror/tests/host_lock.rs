@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Locked memory of a real user address space, in KUnit.
+
+use super::*;
+use crate::{
+    host_lock::{Grain, Refused, APERTURE},
+    mm::dma::DmaDevice,
+};
+
+fn agent() -> Result<[Arc<DmaDevice>; 1]> {
+    Ok([DmaDevice::software(c"hmm-kunit")?])
+}
+
+#[kunit_tests(rust_hmm_host_lock)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn a_range_is_locked_until_its_last_user_has_gone() -> Result {
+        let (range, _shared, mirror) = attached(8)?;
+        let agents = agent()?;
+        let lock = |first, pages| -> Result<usize> {
+            let part = PageRange::from_pages(range.address(first), pages)?;
+            let locked = mirror.lock(part, &agents, Grain::Fine);
+            Ok(locked.map_err(|_| EBUSY)?.device_address)
+        };
+        let all = lock(0, 8)?;
+        assert_eq!(all, APERTURE + range.start());
+        let part = lock(2, 3)?;
+        assert_eq!(part, all + 2 * PAGE_SIZE);
+        assert_eq!(lock(0, 8)?, all);
+        let region = mirror.locked(part).ok_or(ENOENT)?;
+        assert_eq!((region.range(), region.users()), (range, 3));
+        assert!(region.dma(&agents[0], part).is_some());
+        assert_eq!(mirror.unlock(part + PAGE_SIZE), Err(ENOENT));
+        for address in [all, part, all] {
+            assert_eq!(mirror.unlock(address), Ok(()));
+        }
+        assert!(mirror.locked(part).is_none());
+        assert_eq!(mirror.unlock(all), Err(ENOENT));
+        Ok(())
+    }
+
+    #[test]
+    fn what_extends_a_range_or_is_finer_is_refused() -> Result {
+        let (range, _shared, mirror) = attached(8)?;
+        let agents = agent()?;
+        let lock = |first, pages, grain| {
+            let part = PageRange::from_pages(range.address(first), pages)?;
+            mirror.lock(part, &agents, grain)
+        };
+        assert_eq!(
+            mirror.lock(range, &[], Grain::Fine),
+            Err(Refused::Error(EINVAL))
+        );
+        let coarse = lock(2, 4, Grain::Coarse);
+        assert!(coarse.is_ok_and(|locked| locked.grain == Grain::Coarse));
+        for (first, pages) in [(0, 8), (0, 3), (5, 3), (2, 5), (1, 5)] {
+            assert_eq!(lock(first, pages, Grain::Coarse), Err(Refused::Extends));
+        }
+        assert_eq!(lock(3, 1, Grain::Fine), Err(Refused::Grain));
+        assert!(lock(0, 2, Grain::Fine).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn locked_memory_comes_back_and_stays() -> Result {
+        let (range, shared, mirror) = attached(4)?;
+        for index in 0..4 {
+            store(range.address(index), 100 + index as u64)?;
+        }
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 4);
+        let agents = agent()?;
+        let locked = mirror
+            .lock(range, &agents, Grain::Fine)
+            .map_err(|_| EBUSY)?;
+        assert_eq!(shared.memory.usage().0, 0);
+        let outcome = mirror.migrate(range).to_device()?;
+        assert_eq!((outcome.moved, outcome.skipped), (0, 4));
+        // The device sees the very pages that the process has.
+        let region = mirror.locked(locked.device_address).ok_or(ENOENT)?;
+        let page = region
+            .page(locked.device_address + PAGE_SIZE)
+            .ok_or(ENOENT)?;
+        let mut word = [0; 8];
+        page.read(0, &mut word)?;
+        assert_eq!(u64::from_ne_bytes(word), 101);
+        page.write(0, &201u64.to_ne_bytes())?;
+        assert_eq!(load(range.address(1))?, 201);
+        drop(region);
+        mirror.unlock(locked.device_address)?;
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 4);
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Connections of two devices, and migration from one to the other, in KUnit.
+
+use super::*;
+
+/// Memory on a device, with its mirror, and another device with one.
+fn two(
+    pages: usize,
+    connection: Connection,
+) -> Result<(PageRange, [(Arc<Shared>, Mirror<TestDevice>); 2])> {
+    let (range, shared, first) = attached(pages)?;
+    for index in 0..pages {
+        store(range.address(index), 100 + index as u64)?;
+    }
+    let other = super::shared()?;
+    let second = mirror(&other)?;
+    for shared in [&shared, &other] {
+        let memory = shared.memory.driver();
+        memory.connection.store(connection as usize, Relaxed);
+    }
+    assert_eq!(first.migrate(range).to_device()?.moved, pages);
+    Ok((range, [(shared, first), (other, second)]))
+}
+
+#[kunit_tests(rust_hmm_pull)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn both_drivers_are_asked_once_and_the_lesser_counts() -> Result {
+        let (_range, [(shared, one), (other, two)]) = two(1, Connection::Unified)?;
+        let (here, there) = (shared.memory.driver(), other.memory.driver());
+        // In place is not for memory that the CPU cannot address.
+        assert_eq!(one.connection(&two), Connection::Migratable);
+        assert_eq!(two.connection(&one), Connection::Migratable);
+        assert_eq!(one.connection(&one), Connection::Unified);
+        let asked = (here.asked.load(Relaxed), there.asked.load(Relaxed));
+        for _ in 0..10 {
+            one.connection(&two);
+            two.connection(&one);
+        }
+        assert_eq!((here.asked.load(Relaxed), there.asked.load(Relaxed)), asked);
+        there.connection.store(Connection::None as usize, Relaxed);
+        assert_eq!(one.connection(&two), Connection::Migratable);
+        shared.memory.connections_changed();
+        assert_eq!(one.connection(&two), Connection::None);
+        assert_eq!(two.connection(&one), Connection::None);
+        Ok(())
+    }
+
+    #[test]
+    fn pages_move_directly() -> Result {
+        let (range, [(shared, one), (other, two)]) = two(6, Connection::Migratable)?;
+        let outcome = two.pull(range, &one)?;
+        assert_eq!((outcome.moved, outcome.copy_failed), (6, 0));
+        assert_eq!((shared.memory.usage().0, other.memory.usage().0), (0, 6));
+        for index in 0..6 {
+            let at = range.address(index);
+            assert_eq!(device_load(&two, at)?, Some(100 + index as u64));
+            assert_eq!(device_load(&one, at)?, None);
+        }
+        assert_eq!(shared.memory.stats().get(Counter::CpuFaults), 0);
+        assert_eq!(one.stats().get(Counter::ToSystem), 0);
+        assert_eq!(load(range.address(4))?, 104);
+        Ok(())
+    }
+
+    #[test]
+    fn without_a_connection_through_system_memory() -> Result {
+        let (range, [(_, one), (other, two)]) = two(6, Connection::None)?;
+        assert_eq!(two.pull(range, &one)?.moved, 6);
+        assert_eq!(one.stats().get(Counter::ToSystem), 6);
+        assert_eq!(other.memory.usage().0, 6);
+        assert_eq!(device_load(&two, range.address(5))?, Some(105));
+        Ok(())
+    }
+
+    #[test]
+    fn a_failed_copy_leaves_its_page_where_it_is() -> Result {
+        let (range, [(shared, one), (other, two)]) = two(4, Connection::Migratable)?;
+        shared.memory.driver().fail_copies.store(1, Relaxed);
+        let outcome = two.pull(range, &one)?;
+        assert_eq!((outcome.moved, outcome.copy_failed), (3, 1));
+        assert_eq!((shared.memory.usage().0, other.memory.usage().0), (1, 3));
+        for index in 0..4 {
+            assert_eq!(load(range.address(index))?, 100 + index as u64);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A crew: threads that help with operations which fall into parts, so that the copies of one part
+//! overlap with what the CPU does for another.
+//!
+//! Who has the operation takes part himself, so that it goes on however busy the crew is, and when he
+//! is done nobody of the crew has anything of it any more.
+
+use crate::{locks, thread::Thread};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+        CondVar,
+        Mutex, //
+    },
+};
+
+/// Operations that can wait for help at once.
+const WAITING: usize = 64;
+
+/// An operation that falls into parts.
+pub(super) trait Parts: Send + Sync + 'static {
+    /// Number of parts.
+    fn count(&self) -> usize;
+
+    /// Does the part of number `index`. Each is done once, unless one failed before.
+    fn part(&self, index: usize) -> Result;
+}
+
+/// How far an operation is.
+#[pin_data]
+pub(super) struct Shares<P: Parts> {
+    parts: P,
+    next: Atomic<usize>,
+    #[pin]
+    result: Mutex<Result>,
+}
+
+impl<P: Parts> Shares<P> {
+    /// Nothing is done yet. `ENOMEM`.
+    pub(super) fn new(parts: P) -> Result<Arc<Self>> {
+        let (name, key) = locks::shares();
+        Arc::pin_init(
+            pin_init!(Self {
+                parts,
+                next: Atomic::new(0),
+                result <- Mutex::new(Ok(()), name, key),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The parts.
+    pub(super) fn parts(&self) -> &P {
+        &self.parts
+    }
+}
+
+trait Help: Send + Sync {
+    /// Does parts until there are none left.
+    fn take_part(&self);
+}
+
+impl<P: Parts> Help for Shares<P> {
+    fn take_part(&self) {
+        loop {
+            let index = self.next.fetch_add(1, Relaxed);
+            if index >= self.parts.count() || self.result.lock().is_err() {
+                return;
+            }
+            let result = self.parts.part(index);
+            if result.is_err() {
+                let mut first = self.result.lock();
+                *first = first.and(result);
+            }
+        }
+    }
+}
+
+/// A call for help.
+struct Call {
+    number: u64,
+    work: Arc<dyn Help>,
+}
+
+struct State {
+    /// At most [`WAITING`].
+    waiting: KVec<Call>,
+    /// Numbers of the calls that somebody has taken; at most one of each thread.
+    running: KVec<u64>,
+    last: u64,
+    stop: bool,
+}
+
+#[pin_data]
+struct Shared {
+    #[pin]
+    state: Mutex<State>,
+    #[pin]
+    called: CondVar,
+    #[pin]
+    left: CondVar,
+}
+
+impl Shared {
+    fn work(&self) {
+        let mut state = self.state.lock();
+        while !state.stop {
+            let Ok(call) = state.waiting.remove(0) else {
+                // A kernel thread gets no signals.
+                let _signal = self.called.wait_interruptible(&mut state);
+                continue;
+            };
+            // There is room for one of each thread.
+            let _full = state.running.push_within_capacity(call.number);
+            drop(state);
+            let Call { number, work } = call;
+            work.take_part();
+            drop(work);
+            state = self.state.lock();
+            if let Some(at) = state.running.iter().position(|other| *other == number) {
+                let _gone = state.running.remove(at);
+            }
+            self.left.notify_all();
+        }
+    }
+}
+
+/// The crew. Dropping it waits for its threads.
+pub struct Crew {
+    shared: Arc<Shared>,
+    threads: KVec<Thread>,
+}
+
+impl Crew {
+    /// A crew of `count` threads. Context: may sleep. `ENOMEM`; `EINTR` if the task was killed.
+    pub fn new(count: usize) -> Result<Self> {
+        let (name, key) = locks::crew();
+        let state = State {
+            waiting: KVec::with_capacity(WAITING, GFP_KERNEL)?,
+            running: KVec::with_capacity(count, GFP_KERNEL)?,
+            last: 0,
+            stop: false,
+        };
+        let shared = Arc::pin_init(
+            pin_init!(Shared {
+                state <- Mutex::new(state, name, key),
+                called <- CondVar::new(name, key),
+                left <- CondVar::new(name, key),
+            }),
+            GFP_KERNEL,
+        )?;
+        let mut crew = Self {
+            shared,
+            threads: KVec::with_capacity(count, GFP_KERNEL)?,
+        };
+        for _ in 0..count {
+            let shared = crew.shared.clone();
+            let thread = Thread::spawn(c"hmm_crew", move || shared.work())?;
+            crew.threads.push(thread, GFP_KERNEL)?;
+        }
+        Ok(crew)
+    }
+
+    /// Does all parts of `work`, with the help of those who have nothing else to do. Returns the first
+    /// error, after which no part was begun.
+    pub(super) fn run<P: Parts>(crew: Option<&Self>, work: &Arc<Shares<P>>) -> Result {
+        match crew {
+            Some(crew) => crew.share(work.clone(), work.parts.count().saturating_sub(1)),
+            None => work.take_part(),
+        }
+        *work.result.lock()
+    }
+
+    fn share(&self, work: Arc<dyn Help>, most: usize) {
+        let mut state = self.shared.state.lock();
+        state.last += 1;
+        let number = state.last;
+        for _ in 0..most.min(self.threads.len()) {
+            let call = Call {
+                number,
+                work: work.clone(),
+            };
+            if state.waiting.len() >= WAITING || state.waiting.push_within_capacity(call).is_err() {
+                break;
+            }
+        }
+        drop(state);
+        self.shared.called.notify_all();
+        work.take_part();
+        let mut state = self.shared.state.lock();
+        state.waiting.retain(|call| call.number != number);
+        while state.running.contains(&number) {
+            // In the thread of a queue, which gets no signals; they are at its parts.
+            let _signal = self.shared.left.wait_interruptible(&mut state);
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.shared.state.lock().stop = true;
+        self.shared.called.notify_all();
+        self.threads.clear();
+    }
+}
+
+#[kunit_tests(rust_hmm_crew)]
+mod tests {
+    use super::*;
+    use kernel::time::{delay::fsleep, Delta};
+
+    struct Count {
+        parts: usize,
+        fails: usize,
+        done: Atomic<usize>,
+        at_once: Atomic<usize>,
+        most: Atomic<usize>,
+    }
+
+    impl Parts for Count {
+        fn count(&self) -> usize {
+            self.parts
+        }
+
+        fn part(&self, index: usize) -> Result {
+            let now = self.at_once.fetch_add(1, Relaxed) + 1;
+            if now > self.most.load(Relaxed) {
+                self.most.store(now, Relaxed);
+            }
+            fsleep(Delta::from_millis(5));
+            self.at_once.fetch_sub(1, Relaxed);
+            if index == self.fails {
+                return Err(EIO);
+            }
+            self.done.add(1, Relaxed);
+            Ok(())
+        }
+    }
+
+    fn work(parts: usize, fails: usize) -> Result<Arc<Shares<Count>>> {
+        Shares::new(Count {
+            parts,
+            fails,
+            done: Atomic::new(0),
+            at_once: Atomic::new(0),
+            most: Atomic::new(0),
+        })
+    }
+
+    #[test]
+    fn all_parts_are_done_once_and_several_at_once() -> Result {
+        let crew = Crew::new(3)?;
+        let alone = work(5, usize::MAX)?;
+        assert_eq!(Crew::run(None, &alone), Ok(()));
+        assert_eq!(alone.parts.done.load(Relaxed), 5);
+        assert_eq!(alone.parts.most.load(Relaxed), 1);
+        let shared = work(40, usize::MAX)?;
+        assert_eq!(Crew::run(Some(&crew), &shared), Ok(()));
+        assert_eq!(shared.parts.done.load(Relaxed), 40);
+        let most = shared.parts.most.load(Relaxed);
+        assert!((2..=4).contains(&most));
+        Ok(())
+    }
+
+    #[test]
+    fn a_failure_ends_it_and_nobody_keeps_it() -> Result {
+        let crew = Crew::new(2)?;
+        let shared = work(100, 3)?;
+        assert_eq!(Crew::run(Some(&crew), &shared), Err(EIO));
+        // Those that were begun before it.
+        assert!(shared.parts.done.load(Relaxed) < 20);
+        assert!(Arc::into_unique_or_drop(shared).is_some());
+        Ok(())
+    }
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A ring of fixed size, first in, first out.
+
+use kernel::prelude::*;
+
+/// The ring.
+pub(super) struct Ring<T> {
+    places: KVVec<Option<T>>,
+    first: usize,
+    len: usize,
+}
+
+/// A free place behind the last one.
+pub(super) struct Room<'a, T> {
+    place: &'a mut Option<T>,
+    len: &'a mut usize,
+}
+
+impl<T> Room<'_, T> {
+    /// Fills it.
+    pub(super) fn put(self, value: T) {
+        *self.place = Some(value);
+        *self.len += 1;
+    }
+}
+
+impl<T> Ring<T> {
+    /// A ring of `depth` places. Context: may sleep. `ENOMEM`; `EINVAL` for none.
+    pub(super) fn new(depth: usize) -> Result<Self> {
+        if depth == 0 {
+            return Err(EINVAL);
+        }
+        let mut places = KVVec::with_capacity(depth, GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..depth {
+            places.push(None, GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(Self {
+            places,
+            first: 0,
+            len: 0,
+        })
+    }
+
+    /// A free place, if there is one.
+    pub(super) fn room(&mut self) -> Option<Room<'_, T>> {
+        let depth = self.places.len();
+        if self.len >= depth {
+            return None;
+        }
+        let place = self.places.get_mut((self.first + self.len) % depth)?;
+        Some(Room {
+            place,
+            len: &mut self.len,
+        })
+    }
+
+    /// Takes the first one out.
+    pub(super) fn pop(&mut self) -> Option<T> {
+        if self.len == 0 {
+            return None;
+        }
+        let depth = self.places.len();
+        let value = self.places.get_mut(self.first)?.take();
+        self.first = (self.first + 1) % depth;
+        self.len -= 1;
+        value
+    }
+}
+
+#[kunit_tests(rust_hmm_ring)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_in_first_out() -> Result {
+        assert!(Ring::<u32>::new(0).is_err());
+        let mut ring = Ring::new(3)?;
+        for round in 0..4u32 {
+            for value in 0..3 {
+                ring.room().ok_or(EBUSY)?.put(10 * round + value);
+            }
+            assert!(ring.room().is_none());
+            for value in 0..3 {
+                assert_eq!(ring.pop(), Some(10 * round + value));
+            }
+            assert_eq!(ring.pop(), None);
+            // The next round begins at another place.
+            ring.room().ok_or(EBUSY)?.put(0);
+            assert_eq!(ring.pop(), Some(0));
+        }
+        Ok(())
+    }
+}

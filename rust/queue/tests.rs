@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: GPL-2.0
+
+use super::*;
+use crate::mm::fence::Status;
+use kernel::time::{delay::fsleep, Delta};
+
+const SECOND: Option<Delta> = Some(Delta::from_secs(10));
+
+/// A place for the order in which operations ran.
+#[pin_data]
+struct Log {
+    #[pin]
+    ran: Mutex<KVec<u32>>,
+}
+
+impl Log {
+    fn new() -> Result<Arc<Self>> {
+        let (name, key) = locks::shares();
+        Arc::pin_init(
+            pin_init!(Self { ran <- Mutex::new(KVec::new(), name, key) }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// An operation that takes note of itself.
+    fn note(self: &Arc<Self>, value: u32) -> impl FnOnce(&Stop) -> Result + Send + 'static {
+        let log = self.clone();
+        move |_| Ok(log.ran.lock().push(value, GFP_KERNEL)?)
+    }
+
+    fn is(&self, expected: &[u32]) -> bool {
+        self.ran.lock().as_slice() == expected
+    }
+}
+
+fn of(fence: &Fence) -> Result<KVec<Fence>> {
+    let mut after = KVec::new();
+    after.push(fence.clone(), GFP_KERNEL)?;
+    Ok(after)
+}
+
+fn gate(kind: Cookie) -> Result<Pending> {
+    Ok(FenceRoom::new()?.make(&Timeline::new(), kind))
+}
+
+#[kunit_tests(rust_hmm_queue)]
+mod suite {
+    use super::*;
+
+    /// Its address names a type of device.
+    static STATIC: u8 = 0;
+
+    #[test]
+    fn operations_run_in_their_order_and_after_their_fences() -> Result {
+        let kind = Cookie::of(&STATIC);
+        let (one, two) = (Queue::new(kind, 8)?, Queue::new(kind, 8)?);
+        let log = Log::new()?;
+        let gate = gate(kind)?;
+        let first = one.submit(of(&gate.fence())?, log.note(1))?;
+        let second = one.submit(KVec::new(), log.note(2))?;
+        let third = two.submit(of(&second)?, log.note(3))?;
+        two.wait(first.clone())?;
+        let all = two.record()?;
+        fsleep(Delta::from_millis(20));
+        assert!(log.is(&[]));
+        assert_eq!(all.check(), Status::NotDone);
+        gate.signal(Ok(()));
+        assert_eq!(all.synchronize(SECOND), Ok(()));
+        assert!(log.is(&[1, 2, 3]));
+        for fence in [first, second, third] {
+            assert_eq!(fence.check(), Status::Done);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_failure_concerns_who_depends_on_it_only() -> Result {
+        let queue = Queue::new(Cookie::NONE, 16)?;
+        let log = Log::new()?;
+        let bad = queue.submit(KVec::new(), |_| Err(EIO))?;
+        let other = queue.submit(KVec::new(), log.note(1))?;
+        let depends = queue.submit(of(&bad)?, log.note(2))?;
+        let indirectly = queue.submit(of(&depends)?, log.note(3))?;
+        let record = queue.record()?;
+        assert_eq!(record.synchronize(SECOND), Err(EIO));
+        assert_eq!(other.check(), Status::Done);
+        assert_eq!(depends.check(), Status::Failed(EIO));
+        assert_eq!(indirectly.check(), Status::Failed(EIO));
+        // After a record the queue is as new.
+        let record = queue.record()?;
+        assert_eq!(record.synchronize(SECOND), Ok(()));
+        // A failed wait concerns what follows, until the next record.
+        queue.wait(bad)?;
+        let follows = queue.submit(KVec::new(), log.note(4))?;
+        let record = queue.record()?;
+        let later = queue.submit(KVec::new(), log.note(5))?;
+        assert_eq!(later.synchronize(SECOND), Ok(()));
+        assert_eq!(follows.check(), Status::Failed(EIO));
+        assert_eq!(record.check(), Status::Failed(EIO));
+        assert!(log.is(&[1, 5]));
+        Ok(())
+    }
+
+    #[test]
+    fn a_full_queue_refuses_and_a_dropped_one_cancels() -> Result {
+        let queue = Queue::new(Cookie::NONE, 2)?;
+        let gate = gate(Cookie::NONE)?;
+        queue.wait(gate.fence())?;
+        // The thread takes the wait out.
+        let mut fences = KVec::new();
+        for _ in 0..100 {
+            match queue.submit(KVec::new(), |_| Ok(())) {
+                Ok(fence) => fences.push(fence, GFP_KERNEL)?,
+                Err(error) => {
+                    assert_eq!(error, EBUSY);
+                    if fences.len() == 2 {
+                        break;
+                    }
+                }
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        assert_eq!(fences.len(), 2);
+        drop(queue);
+        for fence in &fences {
+            assert_eq!(fence.check(), Status::Failed(cancelled()));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn nobody_looks_at_fences_of_the_same_type_of_device() -> Result {
+        let other = 1u8;
+        let kind = Cookie::of(&STATIC);
+        let queue = Queue::new(kind, 8)?;
+        for (from, expected) in [
+            (
+                kind,
+                Waits {
+                    on_device: 1,
+                    ..Waits::default()
+                },
+            ),
+            (
+                Cookie::of(&other),
+                Waits {
+                    on_device: 1,
+                    on_host: 1,
+                    looks: LOOKS as u64,
+                    sleeps: 1,
+                },
+            ),
+        ] {
+            let gate = gate(from)?;
+            let done = queue.submit(of(&gate.fence())?, |_| Ok(()))?;
+            fsleep(Delta::from_millis(50));
+            assert_eq!(done.check(), Status::NotDone);
+            assert_eq!(queue.waits(), expected);
+            gate.signal(Ok(()));
+            assert_eq!(done.synchronize(SECOND), Ok(()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ioctl that allocates managed memory.
+
+use crate::{
+    client::Client,
+    extension::{no_flags, Structure},
+    FILE_OPS,
+};
+use kernel::{prelude::*, sync::Arc};
+use rust_hmm::managed::{self, Flags};
+
+/// Number of the ioctl.
+pub(crate) const ALLOC: u32 = 0x79;
+
+const HOST_SHARED: u32 = 1;
+const POPULATE: u32 = 2;
+const HUGE: u32 = 4;
+
+/// `DMIRROR_ALLOC`.
+#[inline(never)]
+pub(crate) fn alloc(client: &Arc<Client>, user: usize) -> Result {
+    let mut raw = Structure::<40>::read(user, 40)?;
+    let flags = raw.u32(4);
+    no_flags(flags & !(HOST_SHARED | POPULATE | HUGE))?;
+    let flags = Flags {
+        host_shared: flags & HOST_SHARED != 0,
+        populate: flags & POPULATE != 0,
+        huge: flags & HUGE != 0,
+    };
+    // CAST: The bits of a descriptor.
+    let fd = raw.u32(8) as i32;
+    let queue = raw.u32(12);
+    let bytes = usize::try_from(raw.u64(16))?;
+    if !FILE_OPS.with(fd, |file| Arc::ptr_eq(file.client(), client))? {
+        return Err(EBADF);
+    }
+    if queue == 0 {
+        let memory = managed::allocate(&FILE_OPS, fd, bytes, flags)?;
+        client.mirror().allocated(&memory)?;
+        raw.put_u64(24, memory.range().start() as u64);
+        return raw.write().inspect_err(|_| {
+            // Nobody knows its address. It may be unmapped already.
+            let _gone = client.mirror().release(&memory);
+        });
+    }
+    // Before there is anything to undo.
+    let (queue, number) = (client.queues.queue(queue)?, client.queues.number()?);
+    let memory = managed::allocate(&FILE_OPS, fd, bytes, flags)?;
+    let id = number.allocated(client, &queue, memory)?;
+    raw.put_u64(24, memory.range().start() as u64);
+    raw.put_u64(32, id);
+    raw.write().inspect_err(|_| {
+        let _gone = client.mirror().release(&memory);
+        let _forgotten = client.queues.release(id);
+    })
+}

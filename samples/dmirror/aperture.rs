@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Locked memory as engines access it: by the address that a lock returned.
+//!
+//! Fine-grained memory is accessed directly. Coarse-grained memory goes through a cache: it holds what
+//! was there when a command began, and what commands write stays in it until one ends.
+
+use crate::access::{Access, Action};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{Arc, Mutex}, //
+};
+use rust_hmm::{
+    host_lock::{Grain, Region, APERTURE},
+    mirror::Mirror,
+    mm::dma::DmaDevice,
+};
+
+use crate::device::View;
+
+const WORD: usize = size_of::<u64>();
+
+/// Most pages in the cache. What is beyond is written back early.
+const LINES: usize = 256;
+
+/// A page of coarse-grained memory.
+struct Line {
+    region: Arc<Region>,
+    /// Device address of the page.
+    address: usize,
+    bytes: KBox<[u8; PAGE_SIZE]>,
+    /// A bit for each word that was written.
+    dirty: [u64; PAGE_SIZE / WORD / 64],
+}
+
+impl Line {
+    fn new(region: &Arc<Region>, address: usize, device: &DmaDevice) -> Result<Self> {
+        let mut bytes = KBox::new([0; PAGE_SIZE], GFP_KERNEL)?;
+        region.sync(device, address, true);
+        region.page(address).ok_or(EFAULT)?.read(0, &mut *bytes)?;
+        Ok(Self {
+            region: region.clone(),
+            address,
+            bytes,
+            dirty: [0; PAGE_SIZE / WORD / 64],
+        })
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.dirty.iter().any(|word| *word != 0)
+    }
+
+    /// Writes the words back that were written, and no others.
+    fn write_back(&mut self, device: &DmaDevice) -> Result {
+        let page = self.region.page(self.address).ok_or(EFAULT)?;
+        for (index, word) in self.bytes.chunks_exact(WORD).enumerate() {
+            let dirty = self.dirty.get(index / 64).copied().unwrap_or(0);
+            if dirty & (1 << (index % 64)) != 0 {
+                page.write(index * WORD, word)?;
+            }
+        }
+        self.dirty.fill(0);
+        self.region.sync(device, self.address, false);
+        Ok(())
+    }
+
+    /// Does `action` in the cache, `at` bytes from the start.
+    fn access(&mut self, at: usize, action: Action<'_>) -> Result {
+        let len = match &action {
+            Action::Read(buffer) => buffer.len(),
+            Action::Write(buffer) => buffer.len(),
+            Action::Add(_) => WORD,
+        };
+        let part = self.bytes.get_mut(at..at + len).ok_or(EINVAL)?;
+        let writes = action.writes();
+        match action {
+            Action::Read(buffer) => buffer.copy_from_slice(part),
+            Action::Write(buffer) => part.copy_from_slice(buffer),
+            Action::Add(value) => {
+                let mut word = [0; WORD];
+                word.copy_from_slice(part);
+                let before = u64::from_ne_bytes(word);
+                part.copy_from_slice(&before.wrapping_add(*value).to_ne_bytes());
+                *value = before;
+            }
+        }
+        if writes {
+            for index in at / WORD..(at + len).div_ceil(WORD) {
+                if let Some(word) = self.dirty.get_mut(index / 64) {
+                    *word |= 1 << (index % 64);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an open file's commands see of locked memory.
+#[pin_data]
+pub(crate) struct Aperture {
+    /// Whose engines these are.
+    device: Arc<DmaDevice>,
+    #[pin]
+    lines: Mutex<KVec<Line>>,
+}
+
+impl Aperture {
+    pub(crate) fn new(device: Arc<DmaDevice>) -> impl PinInit<Self> {
+        pin_init!(Self {
+            device,
+            lines <- kernel::new_mutex!(KVec::new(), "dmirror::lines"),
+        })
+    }
+
+    /// Whether `addr` is one of locked memory.
+    pub(crate) fn holds(addr: usize) -> bool {
+        addr & APERTURE != 0
+    }
+
+    /// A command begins: it is to see what the host has written.
+    pub(crate) fn begin(&self) {
+        self.lines.lock().retain(|line| line.is_dirty());
+    }
+
+    /// A command has ended: the host is to see what it has written.
+    pub(crate) fn end(&self) {
+        let mut lines = core::mem::take(&mut *self.lines.lock());
+        for line in &mut lines {
+            // The range may be unlocked by now; its pages are there as long as the line is.
+            let _gone = line.write_back(&self.device);
+        }
+    }
+
+    /// Does `action` at `addr`. `EFAULT` if it is not locked for this device.
+    pub(crate) fn access(
+        &self,
+        mirror: &Mirror<View>,
+        addr: usize,
+        action: Action<'_>,
+    ) -> Result<Access> {
+        let (address, at) = (addr & !(PAGE_SIZE - 1), addr % PAGE_SIZE);
+        let region = mirror.locked(address).ok_or(EFAULT)?;
+        region.dma(&self.device, address).ok_or(EFAULT)?;
+        if region.grain() == Grain::Fine {
+            let page = region.page(address).ok_or(EFAULT)?;
+            match action {
+                Action::Read(buffer) => page.read(at, buffer)?,
+                Action::Write(buffer) => page.write(at, buffer)?,
+                Action::Add(value) => *value = page.fetch_add_u64(at, *value)?,
+            }
+            return Ok(Access::Done);
+        }
+        let mut lines = self.lines.lock();
+        let found = lines
+            .iter()
+            .position(|line: &Line| line.address == address && Arc::ptr_eq(&line.region, &region));
+        let index = match found {
+            Some(index) => index,
+            None => {
+                if lines.len() >= LINES {
+                    for line in lines.iter_mut() {
+                        line.write_back(&self.device)?;
+                    }
+                    lines.clear();
+                }
+                let line = Line::new(&region, address, &self.device)?;
+                lines.push(line, GFP_KERNEL)?;
+                lines.len() - 1
+            }
+        };
+        lines.get_mut(index).ok_or(EINVAL)?.access(at, action)?;
+        Ok(Access::Done)
+    }
+}

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0515
+//! A page of a locked range is there as long as the range is held.
+
+use kernel::sync::Arc;
+use rust_hmm::{host_lock::Region, mm::page::CpuPagesMut};
+
+pub fn keep<'a>(region: Arc<Region>, address: usize) -> Option<CpuPagesMut<'a>> {
+    region.page(address)
+}

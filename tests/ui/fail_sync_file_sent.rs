@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0277
+//! A descriptor is reserved in the process of one task.
+
+use rust_hmm::mm::sync_file::SyncFile;
+
+fn needs_send<T: Send>(_: T) {}
+
+pub fn send(file: SyncFile) {
+    needs_send(file);
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Measures how copies overlap: 64 blocks of 2 MiB are migrated by a queue, with a copy engine that takes
+//! a fixed time for each. It must take at most 1.25 times the larger of the sum of the CPU's work, which
+//! is what it takes without any delay, and the sum of the copies.
+
+use anyhow::{bail, ensure, Context, Result};
+use clap::Parser;
+use hmm::{Device, Mapping, QueueOp, Setting, HUGE_PAGES, HUGE_SIZE};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// The bound, in hundredths.
+const BOUND: u128 = 125;
+
+/// Copy delays, in quarters of the CPU's work on a block.
+const QUARTERS: [u32; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
+
+#[derive(Parser)]
+#[command(
+    name = "hmm-overlap",
+    about = "How copies overlap with each other and with the CPU's work"
+)]
+struct Args {
+    /// Index of the device
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// Blocks of 2 MiB
+    #[arg(long, default_value_t = 64)]
+    blocks: usize,
+    /// The best of so many runs counts: the machine may have something else to do
+    #[arg(long, default_value_t = 3)]
+    runs: u32,
+    /// Move the blocks one after the other, to see the bound fail
+    #[arg(long)]
+    serial: bool,
+}
+
+struct Bench {
+    device: Device,
+    map: Mapping,
+    serial: bool,
+}
+
+impl Bench {
+    /// Migrates all blocks with this delay of a copy; all that moved comes back.
+    fn once(&self, delay: Duration) -> Result<Duration> {
+        let queue = self.device.queue().context("make a queue")?;
+        self.device.set(Setting::CopyDelay, delay.as_nanos() as u64).context("set the delay")?;
+        let begin = Instant::now();
+        let moved = match self.serial {
+            false => {
+                let all = QueueOp::migrate(self.map.addr(), self.map.len());
+                queue.submit(all, &[]).context("submit")?.done().context("migrate")?.moved
+            }
+            true => {
+                let mut moved = 0;
+                for block in 0..self.map.pages() / HUGE_PAGES {
+                    let addr = self.map.page_addr(block * HUGE_PAGES);
+                    let one = queue.submit(QueueOp::migrate(addr, HUGE_SIZE), &[]);
+                    moved += one.context("submit")?.done().context("migrate")?.moved;
+                }
+                moved
+            }
+        };
+        let took = begin.elapsed();
+        self.device.set(Setting::CopyDelay, 0).context("set the delay back")?;
+        let back = QueueOp::evict(self.map.addr(), self.map.len());
+        let back = queue.submit(back, &[]).context("submit")?.done().context("evict")?.moved;
+        let pages = self.map.pages() as u64;
+        ensure!((moved, back) == (pages, pages), "{moved} pages moved, {back} came back");
+        Ok(took)
+    }
+
+    fn best(&self, delay: Duration, runs: u32) -> Result<Duration> {
+        let mut best = self.once(delay)?;
+        for _ in 1..runs {
+            best = best.min(self.once(delay)?);
+        }
+        Ok(best)
+    }
+}
+
+fn measure(args: &Args) -> Result<bool> {
+    let device = Device::open(args.device).context("open the device")?;
+    let map = Mapping::anon_huge(args.blocks).context("map the blocks")?;
+    map.fill(1);
+    let bench = Bench { device, map, serial: args.serial };
+    let blocks = u32::try_from(args.blocks)?;
+    if blocks == 0 {
+        bail!("no blocks");
+    }
+    // Device memory is added the first time.
+    bench.once(Duration::ZERO)?;
+    let cpu = bench.best(Duration::ZERO, args.runs)?;
+    println!("{blocks} blocks of 2 MiB; the CPU's work is {} us", cpu.as_micros());
+    println!(
+        "{:>12} {:>12} {:>12} {:>12} {:>10}",
+        "copy, us", "copies, us", "took, us", "bound, us", "of larger"
+    );
+    let mut good = true;
+    for quarters in QUARTERS {
+        let delay = cpu * quarters / 4 / blocks;
+        let copies = delay * blocks;
+        let larger = cpu.max(copies);
+        let took = bench.best(delay, args.runs)?;
+        let bound = larger.as_nanos() * BOUND / 100;
+        let met = took.as_nanos() <= bound;
+        good &= met;
+        println!(
+            "{:>12} {:>12} {:>12} {:>12} {:>10.2}{}",
+            delay.as_micros(),
+            copies.as_micros(),
+            took.as_micros(),
+            bound / 1000,
+            took.as_secs_f64() / larger.as_secs_f64(),
+            if met { "" } else { "  not met" },
+        );
+    }
+    bench.map.check(1).context("contents")?;
+    Ok(good)
+}
+
+fn main() -> ExitCode {
+    match measure(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            println!("the bound is not met");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("hmm-overlap: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Several devices: how they are connected, and migration between them.
+
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::{
+    Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, Setting, HUGE_PAGES,
+};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const OURS: &str = "the C driver has no connections";
+
+pub const TESTS: &[Test] = &[
+    Test::new("connect", "connections_are_told", told).only_rust(OURS),
+    Test::new("connect", "pages_move_between_devices", moves).only_rust(OURS),
+    Test::new("connect", "without_a_connection_through_memory", through).only_rust(OURS),
+    Test::new("connect", "readers_of_the_source_go_on", readers).only_rust(OURS).private(),
+    Test::new("connect", "readers_on_both_devices_go_on", readers_on_both).only_rust(OURS),
+    Test::new("connect", "two_devices_fight_and_progress", fight).only_rust(OURS),
+    Test::new("connect", "a_failed_copy_loses_nothing", failed).only_rust(OURS),
+    Test::new("connect", "a_device_that_goes_loses_nothing", goes).only_rust(OURS),
+    Test::new("connect", "one_process_four_devices", four_devices).only_rust(OURS),
+    Test::new("connect", "four_processes_one_device", four_processes).only_rust(OURS),
+];
+
+struct Pair {
+    one: Device,
+    two: Device,
+}
+
+/// Two devices, connected so that pages are copied directly.
+fn pair(ctx: &Ctx, connection: Connection) -> Result<Pair, Stop> {
+    let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
+    for device in [&one, &two] {
+        device.set(Setting::Connection, connection as u64).what("set the connection")?;
+    }
+    Ok(Pair { one, two })
+}
+
+fn told(ctx: &Ctx) -> Outcome {
+    let Pair { one, two } = pair(ctx, Connection::Unified)?;
+    let ask = |from: &Device, to: &Device| from.connection(to).what("connection");
+    // In place only what the CPU can address.
+    let best = if ctx.coherent() { Connection::Unified } else { Connection::Migratable };
+    check_eq!((ask(&one, &two)?, ask(&two, &one)?), (best, best), "at first");
+    for (mine, theirs, both) in [
+        (Connection::None, Connection::Unified, Connection::None),
+        (Connection::Migratable, Connection::None, Connection::None),
+        (Connection::Migratable, Connection::Unified, Connection::Migratable),
+    ] {
+        one.set(Setting::Connection, mine as u64).what("set")?;
+        two.set(Setting::Connection, theirs as u64).what("set")?;
+        let found = (ask(&one, &two)?, ask(&two, &one)?);
+        check_eq!(found, (both, both), "of {mine:?} and {theirs:?}");
+        let again = ctx.open()?;
+        check_eq!(ask(&one, &again)?, Connection::Unified, "of a device with itself");
+    }
+    // The mirror of another process.
+    let ready = Gate::new()?;
+    let child = Child::spawn(|| -> Result<(), Stop> {
+        let mine = ctx.open()?;
+        check_eq!(ask(&mine, &two)?, Connection::None, "with a mirror of another process");
+        let map = Mapping::anon(1)?;
+        fails(mine.pull(map.addr(), 1, &two), Errno::EINVAL, "pull from another process")?;
+        ready.open().what("tell")
+    })?;
+    ready.wait()?;
+    child.join().map_err(Stop::Fail)?;
+    let map = Mapping::anon(1)?;
+    let mut words = [72, u64::from(u32::MAX), map.addr() as u64, 1, 0, 0, 0, 0, 0];
+    fails(one.probe_extension(0x78, &mut words), Errno(libc::EBADF), "no file")?;
+    words[1] = 0;
+    fails(one.probe_extension(0x78, &mut words), Errno(libc::EBADF), "a file that is no device")
+}
+
+fn moves(ctx: &Ctx) -> Outcome {
+    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let small = Mapping::anon(1100)?;
+    small.fill(3);
+    let large = huge(2, 4)?;
+    for (map, seed) in [(&small, 3), (&large, 4)] {
+        migrate(&one, map, seed)?;
+        device_fills_pages(&one, map, seed + 10, 0, map.pages(), "on the first device")?;
+        let (delta, other) = (Delta::start(ctx, &one)?, Delta::start(ctx, &two)?);
+        let pulled = two.pull(map.addr(), map.pages(), &one).what("pull")?;
+        check_eq!(pulled.connection, Connection::Migratable, "connection");
+        check_eq!((pulled.moved, pulled.copy_failed), (map.pages() as u64, 0), "pages that moved");
+        check_eq!(resident(&two, map, 0, map.pages())?, map.pages(), "pages on the second");
+        device_sees(&two, map, seed + 10, "by the second device")?;
+        other.exactly("faults_read", 0, "of the second device")?;
+        for (name, delta) in [("first", &delta), ("second", &other)] {
+            delta.exactly("cpu_faults", 0, name)?;
+            delta.exactly("migrated_to_system", 0, name)?;
+        }
+        delta.exactly("device_pages_used", -(map.pages() as i64), "of the first")?;
+        other.exactly("device_pages_used", map.pages() as i64, "of the second")?;
+    }
+    if !ctx.coherent() {
+        check_eq!(resident_huge(&two, &large)?, 2 * HUGE_PAGES, "pages that are still huge");
+    }
+    // Nothing is there any more; and back again.
+    check_eq!(two.pull(small.addr(), small.pages(), &one).what("pull")?.moved, 0, "a second time");
+    check_eq!(one.pull(small.addr(), 100, &two).what("back")?.moved, 100, "pages back");
+    device_sees_pages(&one, &small, 13, 0, 100, "by the first device")?;
+    cpu_sees(&small, 13, "at the end")?;
+    cpu_sees(&large, 14, "at the end")
+}
+
+fn through(ctx: &Ctx) -> Outcome {
+    let Pair { one, two } = pair(ctx, Connection::None)?;
+    let map = Mapping::anon(64)?;
+    map.fill(3);
+    migrate(&one, &map, 3)?;
+    let delta = Delta::start(ctx, &one)?;
+    let pulled = two.pull(map.addr(), 64, &one).what("pull")?;
+    check_eq!((pulled.connection, pulled.moved), (Connection::None, 64), "pages that moved");
+    delta.exactly("migrated_to_system", 64, "of the first")?;
+    check_eq!(resident(&two, &map, 0, 64)?, 64, "pages on the second");
+    device_sees(&two, &map, 3, "by the second device")?;
+    if ctx.coherent() {
+        // Used in place: nothing moves, and nothing faults.
+        let Pair { one, two } = pair(ctx, Connection::Unified)?;
+        let delta = Delta::start(ctx, &two)?;
+        let pulled = one.pull(map.addr(), 64, &two).what("pull")?;
+        check_eq!((pulled.connection, pulled.moved), (Connection::Unified, 0), "in place");
+        let before = one.counters().what("counters")?.faults_read;
+        device_sees(&one, &map, 3, "in place")?;
+        check_eq!(one.counters().what("counters")?.faults_read, before, "faults of the reader");
+        delta.exactly("device_pages_used", 0, "where it is")?;
+    }
+    cpu_sees(&map, 3, "at the end")
+}
+
+fn readers(ctx: &Ctx) -> Outcome {
+    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let map = Mapping::anon(1)?;
+    map.fill(3);
+    migrate(&one, &map, 3)?;
+    let job = one
+        .submit(Command::new(EngineOp::Read, map.addr(), 4096).rounds(0))
+        .what("submit a reader")?;
+    // The source's engine copies, for half a second.
+    one.set(Setting::CopyDelay, 500_000_000).what("set the delay")?;
+    let copied = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Outcome {
+        let puller = scope.spawn(|| {
+            let pulled = two.pull(map.addr(), 1, &one);
+            copied.store(true, Ordering::SeqCst);
+            pulled
+        });
+        std::thread::sleep(Duration::from_millis(150));
+        let before = job.poll(Duration::ZERO).what("poll")?.1;
+        std::thread::sleep(Duration::from_millis(150));
+        let after = job.poll(Duration::ZERO).what("poll")?.1;
+        if !copied.load(Ordering::SeqCst) {
+            check_eq!(after.faults, 0, "faults of the reader while its page is copied");
+            check!(after.rounds > before.rounds, "the reader stands still");
+        }
+        match puller.join() {
+            Ok(pulled) => check_eq!(pulled.what("pull")?.moved, 1, "pages that moved"),
+            Err(_) => return Err(Stop::Fail("the puller panicked".into())),
+        }
+        Ok(())
+    })?;
+    one.set(Setting::CopyDelay, 0).what("set the delay back")?;
+    check_eq!(job.finish().what("stop")?.error, None, "error of the reader");
+    cpu_sees(&map, 3, "at the end")
+}
+
+/// Where both devices can use the memory of either in place, both read it all the time.
+fn readers_on_both(ctx: &Ctx) -> Outcome {
+    if !ctx.coherent() {
+        // Of private memory only its device has entries.
+        return Ok(());
+    }
+    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let map = Mapping::anon(8)?;
+    map.fill(3);
+    migrate(&one, &map, 3)?;
+    device_sees(&two, &map, 3, "in place")?;
+    let submit = |device: &Device| -> Result<_, Errno> {
+        Ok((device.counters()?, Command::new(EngineOp::Read, map.addr(), map.len()).rounds(0)))
+    };
+    let ((mine, read), (theirs, _)) =
+        (submit(&one).what("counters")?, submit(&two).what("counters")?);
+    let jobs = [one.submit(read).what("the source")?, two.submit(read).what("the destination")?];
+    one.set(Setting::CopyDelay, 50_000_000).what("set the delay")?;
+    let rounds = || -> Result<Vec<u64>, Errno> {
+        jobs.iter().map(|job| job.poll(Duration::ZERO).map(|polled| polled.1.rounds)).collect()
+    };
+    let (during, pulled) = std::thread::scope(|scope| -> Result<_, Stop> {
+        let puller = scope.spawn(|| two.pull(map.addr(), 8, &one));
+        std::thread::sleep(Duration::from_millis(100));
+        let before = rounds().what("poll")?;
+        std::thread::sleep(Duration::from_millis(200));
+        let after = rounds().what("poll")?;
+        match puller.join() {
+            Ok(pulled) => Ok(((before, after), pulled.what("pull")?)),
+            Err(_) => Err(Stop::Fail("the puller panicked".into())),
+        }
+    })?;
+    one.set(Setting::CopyDelay, 0).what("set the delay back")?;
+    check_eq!(pulled.moved, 8, "pages that moved");
+    let (before, after) = during;
+    check!(before[0] < after[0] && before[1] < after[1], "rounds: {before:?}, then {after:?}");
+    let there = rounds().what("poll")?;
+    let patience = Instant::now();
+    while rounds().what("poll")?.iter().zip(&there).any(|(now, then)| *now < then + 3) {
+        check!(patience.elapsed() < Duration::from_secs(60), "a reader stands still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for job in jobs {
+        check_eq!(job.finish().what("stop")?.error, None, "error of a reader");
+    }
+    for (device, before, name) in [(&one, mine, "source"), (&two, theirs, "destination")] {
+        let now = device.counters().what("counters")?;
+        check_eq!(now.faults_read, before.faults_read, "read faults at the {name}");
+    }
+    check_eq!(resident(&two, &map, 0, 8)?, 8, "pages on the destination");
+    cpu_sees(&map, 3, "at the end")
+}
+
+fn fight(ctx: &Ctx) -> Outcome {
+    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let map = Mapping::anon(64)?;
+    map.fill(0);
+    (0..64).for_each(|page| map.set(page, 0, 0));
+    let end = Instant::now() + Duration::from_secs(3);
+    let fighter = |mine: &Device, other: &Device| -> Result<(u64, u64), Errno> {
+        let (mut adds, mut moved) = (0, 0);
+        while Instant::now() < end {
+            moved += mine.pull(map.addr(), 64, other)?.moved;
+            moved += mine.migrate(map.addr(), 64, hmm::engine::Way::ToDevice)?.moved;
+            let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len());
+            let ended = mine.run(add.value(1).stride(4096))?;
+            match ended.error {
+                None => adds += 1,
+                Some(error) => return Err(error),
+            }
+        }
+        Ok((adds, moved))
+    };
+    let (first, second) = std::thread::scope(|scope| {
+        let first = scope.spawn(|| fighter(&one, &two));
+        let second = scope.spawn(|| fighter(&two, &one));
+        (first.join(), second.join())
+    });
+    let (Ok(first), Ok(second)) = (first, second) else {
+        return Err(Stop::Fail("a fighter panicked".into()));
+    };
+    let ((adds, moved), (others, theirs)) = (first.what("the first")?, second.what("the second")?);
+    check!(adds >= 3 && others >= 3, "rounds: {adds} and {others}");
+    check!(moved > 0 && theirs > 0, "pages that moved: {moved} and {theirs}");
+    for page in 0..64 {
+        check_eq!(map.get(page, 0), adds + others, "sum in page {page}");
+    }
+    Ok(())
+}
+
+fn failed(ctx: &Ctx) -> Outcome {
+    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let map = Mapping::anon(16)?;
+    map.fill(3);
+    migrate(&one, &map, 3)?;
+    // One copy in the middle fails; the source's engine does it.
+    one.set(Setting::CopyFail, 5).what("set")?;
+    let pulled = two.pull(map.addr(), 16, &one).what("pull")?;
+    check_eq!((pulled.moved, pulled.copy_failed), (15, 1), "pages moved and failed");
+    check_eq!(resident(&one, &map, 0, 16)?, 1, "pages that stay");
+    check_eq!(resident(&two, &map, 0, 16)?, 15, "pages that moved");
+    two.discard(map.addr(), 16).what("discard")?;
+    cpu_sees(&map, 3, "after it")?;
+    Ok(())
+}
+
+/// `to` pulls all of `map` from `from`; `later` one of them is closed, while the copies are under way.
+fn pull_until_it_goes(
+    to: &Device,
+    map: &Mapping,
+    from: &Device,
+    goes: &Device,
+    later: Duration,
+) -> Outcome {
+    std::thread::scope(|scope| {
+        let puller = scope.spawn(|| to.pull(map.addr(), map.pages(), from));
+        std::thread::sleep(later);
+        goes.detach().what("close one of the devices")?;
+        match puller.join() {
+            Ok(pulled) => check_eq!(pulled.what("pull")?.moved, map.pages() as u64, "pages moved"),
+            Err(_) => return Err(Stop::Fail("the puller panicked".into())),
+        }
+        Ok(())
+    })
+}
+
+fn goes(ctx: &Ctx) -> Outcome {
+    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let map = Mapping::anon(32)?;
+    map.fill(3);
+    for round in 0..4 {
+        let source = ctx.open()?;
+        migrate(&source, &map, 3)?;
+        source.set(Setting::CopyDelay, 5_000_000).what("set the delay")?;
+        // The source goes while its pages are copied; the call keeps it until it is over.
+        let later = Duration::from_millis(20 + 20 * round);
+        pull_until_it_goes(&two, &map, &source, &source, later)?;
+        one.set(Setting::CopyDelay, 0).what("set the delay back")?;
+        device_sees(&two, &map, 3, "when the source is gone")?;
+        cpu_sees(&map, 3, "when the source is gone")?;
+        // The destination goes: what has moved is brought back, the rest is where it was.
+        migrate(&one, &map, 3)?;
+        one.set(Setting::CopyDelay, 5_000_000).what("set the delay")?;
+        let destination = Device::open(ctx.second).what("open the second")?;
+        pull_until_it_goes(&destination, &map, &one, &destination, later)?;
+        one.set(Setting::CopyDelay, 0).what("set the delay back")?;
+        device_sees(&one, &map, 3, "when the destination is gone")?;
+        cpu_sees(&map, 3, "when the destination is gone")?;
+    }
+    Ok(())
+}
+
+fn four_devices(ctx: &Ctx) -> Outcome {
+    let devices: Vec<Device> = (0..4).map_while(|index| Device::open(index).ok()).collect();
+    if devices.len() < 4 {
+        return Err(Stop::Skip("there are no coherent devices".into()));
+    }
+    let map = Mapping::anon(4 * 64)?;
+    map.fill(5);
+    let sum = |device: &Device| -> Result<u64, Stop> {
+        let ended =
+            device.run(Command::new(EngineOp::Checksum, map.addr(), map.len())).what("sum")?;
+        check_eq!(ended.error, None, "error of a checksum");
+        Ok(ended.status.result)
+    };
+    let words = (0..map.pages()).flat_map(|page| (0..512).map(move |word| (page, word)));
+    let expected = hmm::engine::checksum(words.map(|(page, word)| map.get(page, word)));
+    for (index, device) in devices.iter().enumerate() {
+        // A quarter on each.
+        let moved = device
+            .migrate(map.page_addr(64 * index), 64, hmm::engine::Way::ToDevice)
+            .what("migrate")?;
+        check_eq!(moved.moved, 64, "pages on device {index}");
+    }
+    for (index, device) in devices.iter().enumerate() {
+        check_eq!(sum(device)?, expected, "checksum by device {index}");
+    }
+    // Around: each pulls from its neighbour of the same kind, and through memory from the others.
+    for (index, device) in devices.iter().enumerate() {
+        let from = &devices[(index + 1) % 4];
+        device.pull(map.addr(), map.pages(), from).what("pull")?;
+        check_eq!(sum(device)?, expected, "checksum by device {index} after its pull");
+    }
+    let _ = ctx;
+    cpu_sees(&map, 5, "at the end")
+}
+
+fn four_processes(ctx: &Ctx) -> Outcome {
+    let children: Vec<Child> = (0..4u64)
+        .map(|seed| {
+            Child::spawn(|| -> Result<(), Stop> {
+                let device = ctx.open()?;
+                let map = Mapping::anon(128)?;
+                for round in 0..8 {
+                    map.fill(seed * 100 + round);
+                    let words = (0..128).flat_map(|page| (0..512).map(move |word| (page, word)));
+                    let expected =
+                        hmm::engine::checksum(words.map(|(page, word)| map.get(page, word)));
+                    let way = hmm::engine::Way::ToDevice;
+                    device.migrate(map.addr(), 128, way).what("migrate")?;
+                    let command = Command::new(EngineOp::Checksum, map.addr(), map.len());
+                    let ended = device.run(command.verify(expected)).what("checksum")?;
+                    check_eq!(ended.error, None, "checksum of process {seed}, round {round}");
+                    cpu_sees(&map, seed * 100 + round, "after it")?;
+                }
+                Ok(())
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    for child in children {
+        child.join().map_err(Stop::Fail)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Locked memory: it stays in place, and devices access it by another address.
+
+use crate::device::Device;
+use crate::engine::Extension;
+use crate::errno::Errno;
+
+/// `struct dmirror_lock`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RawLock {
+    pub(crate) size: u32,
+    pub(crate) flags: u32,
+    pub(crate) addr: u64,
+    pub(crate) bytes: u64,
+    pub(crate) agents: u64,
+    pub(crate) device_addr: u64,
+    pub(crate) fine: u64,
+    pub(crate) users: u64,
+    pub(crate) ns: u64,
+    pub(crate) looks: u64,
+}
+// SAFETY: Plain numbers; the kernel accesses what they name only by commands, as any address.
+unsafe impl Extension for RawLock {}
+
+/// A lock that was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Locked {
+    /// The address for commands.
+    pub device_addr: usize,
+    /// Whether writes are seen while commands run.
+    pub fine: bool,
+}
+
+/// A locked range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockedRange {
+    /// Where it begins.
+    pub addr: usize,
+    /// How long it is.
+    pub bytes: usize,
+    /// Whether writes are seen while commands run.
+    pub fine: bool,
+    /// Locks that hold it.
+    pub users: u64,
+    /// How long the looks took, in ns.
+    pub ns: u64,
+}
+
+impl Device {
+    fn lock_call(&self, number: u8, raw: &mut RawLock) -> Result<(), Errno> {
+        raw.size = size_of::<RawLock>() as u32;
+        self.extension(number, raw)
+    }
+
+    /// Locks memory for the devices `agents`, a bit each.
+    pub fn lock(
+        &self,
+        addr: usize,
+        bytes: usize,
+        agents: u64,
+        fine: bool,
+    ) -> Result<Locked, Errno> {
+        let (flags, addr, bytes) = (fine.into(), addr as u64, bytes as u64);
+        let mut raw = RawLock { flags, addr, bytes, agents, ..RawLock::default() };
+        self.lock_call(0x70, &mut raw)?;
+        Ok(Locked { device_addr: raw.device_addr as usize, fine: raw.fine != 0 })
+    }
+
+    /// Undoes one lock.
+    pub fn unlock(&self, device_addr: usize) -> Result<(), Errno> {
+        let mut raw = RawLock { device_addr: device_addr as u64, ..RawLock::default() };
+        self.lock_call(0x71, &mut raw)
+    }
+
+    /// The locked range that holds `addr`, looked for `looks` times.
+    pub fn locked(&self, addr: usize, looks: u64) -> Result<LockedRange, Errno> {
+        let mut raw = RawLock { addr: addr as u64, looks, ..RawLock::default() };
+        self.lock_call(0x72, &mut raw)?;
+        Ok(LockedRange {
+            addr: raw.addr as usize,
+            bytes: raw.bytes as usize,
+            fine: raw.fine != 0,
+            users: raw.users,
+            ns: raw.ns,
+        })
+    }
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Managed memory: it moves by itself to who touches it.
+
+use crate::abi::PAGE_SIZE;
+use crate::device::Device;
+use crate::engine::Extension;
+use crate::errno::Errno;
+use crate::pattern::{self, Mismatch, WORDS};
+use crate::queue::{Fence, Queue};
+
+/// `struct dmirror_alloc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RawAlloc {
+    pub(crate) size: u32,
+    pub(crate) flags: u32,
+    pub(crate) fd: i32,
+    pub(crate) queue: u32,
+    pub(crate) bytes: u64,
+    pub(crate) addr: u64,
+    pub(crate) fence: u64,
+}
+// SAFETY: Plain numbers.
+unsafe impl Extension for RawAlloc {}
+
+/// How memory is managed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ManagedFlags {
+    /// A device that faults on it maps it where it is.
+    pub host_shared: bool,
+    /// It begins in the device's memory.
+    pub populate: bool,
+    /// Huge pages are preferred.
+    pub huge: bool,
+}
+
+impl ManagedFlags {
+    fn bits(self) -> u32 {
+        u32::from(self.host_shared) | (u32::from(self.populate) << 1) | (u32::from(self.huge) << 2)
+    }
+}
+
+/// Managed memory, which is unmapped when this is dropped.
+#[derive(Debug)]
+pub struct Managed {
+    addr: usize,
+    len: usize,
+}
+
+impl Managed {
+    /// Where it begins.
+    pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes, which is never so.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its length in pages.
+    pub fn pages(&self) -> usize {
+        self.len / PAGE_SIZE
+    }
+
+    fn word(&self, page: usize, word: usize) -> *mut u64 {
+        assert!(page < self.pages() && word < WORDS, "beyond the memory");
+        (self.addr + page * PAGE_SIZE + word * 8) as *mut u64
+    }
+
+    /// Reads a word.
+    pub fn get(&self, page: usize, word: usize) -> u64 {
+        // SAFETY: within the mapping, which is ours; a device may write it.
+        unsafe { self.word(page, word).read_volatile() }
+    }
+
+    /// Writes a word.
+    pub fn set(&self, page: usize, word: usize, value: u64) {
+        // SAFETY: as above.
+        unsafe { self.word(page, word).write_volatile(value) }
+    }
+
+    /// Fills it with the pattern `seed`.
+    pub fn fill(&self, seed: u64) {
+        for page in 0..self.pages() {
+            (0..WORDS).for_each(|word| self.set(page, word, pattern::word(seed, page, word)));
+        }
+    }
+
+    /// Whether it holds the pattern `seed`.
+    pub fn check(&self, seed: u64) -> Result<(), Mismatch> {
+        for page in 0..self.pages() {
+            let words = (0..WORDS).flat_map(|word| self.get(page, word).to_ne_bytes());
+            pattern::check(seed, page, &words.collect::<Vec<u8>>())?;
+        }
+        Ok(())
+    }
+
+    /// Moves it elsewhere, as large as it is.
+    pub fn remap(&mut self) -> Result<(), Errno> {
+        let old = self.addr as *mut libc::c_void;
+        // SAFETY: our mapping, to a place that is reserved first; nobody holds a reference into it.
+        let new = unsafe {
+            let place = libc::mmap(
+                std::ptr::null_mut(),
+                self.len,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            libc::mremap(old, self.len, self.len, flags, place)
+        };
+        if new == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        self.addr = new as usize;
+        Ok(())
+    }
+
+    /// Locks or unlocks it in memory, as `mlock` does.
+    pub fn mlock(&self, lock: bool) -> Result<(), Errno> {
+        let at = self.addr as *const libc::c_void;
+        // SAFETY: our mapping.
+        let ret = unsafe {
+            match lock {
+                true => libc::mlock(at, self.len),
+                false => libc::munlock(at, self.len),
+            }
+        };
+        Errno::check(ret.into()).map(|_| ())
+    }
+}
+
+impl Drop for Managed {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, or nothing at all if its population failed.
+        unsafe { libc::munmap(self.addr as *mut libc::c_void, self.len) };
+    }
+}
+
+impl Device {
+    fn alloc_call(&self, bytes: usize, flags: u32, queue: u32) -> Result<RawAlloc, Errno> {
+        let size = size_of::<RawAlloc>() as u32;
+        let (fd, bytes) = (self.fd(), bytes as u64);
+        let mut raw = RawAlloc { size, flags, fd, queue, bytes, ..RawAlloc::default() };
+        self.extension(0x79, &mut raw).map(|()| raw)
+    }
+
+    /// Allocates managed memory for this device.
+    pub fn alloc(&self, bytes: usize, flags: ManagedFlags) -> Result<Managed, Errno> {
+        let raw = self.alloc_call(bytes, flags.bits(), 0)?;
+        let unit = if flags.huge { crate::abi::HUGE_SIZE } else { PAGE_SIZE };
+        Ok(Managed { addr: raw.addr as usize, len: bytes.next_multiple_of(unit) })
+    }
+
+    /// Allocates managed memory that `queue` populates later.
+    pub fn alloc_later<'d>(
+        &'d self,
+        bytes: usize,
+        flags: ManagedFlags,
+        queue: &Queue<'_>,
+    ) -> Result<(Managed, Fence<'d>), Errno> {
+        let raw = self.alloc_call(bytes, flags.bits(), queue.number())?;
+        let unit = if flags.huge { crate::abi::HUGE_SIZE } else { PAGE_SIZE };
+        let managed = Managed { addr: raw.addr as usize, len: bytes.next_multiple_of(unit) };
+        Ok((managed, self.fence(raw.fence)))
+    }
+
+    /// Maps managed memory from the device file.
+    pub fn map_managed(&self, npages: usize, flags: ManagedFlags) -> Result<Managed, Errno> {
+        self.map_managed_at(0, npages * PAGE_SIZE, flags)
+    }
+
+    /// Maps other managed memory where `old` is, of which nothing is left then.
+    pub fn map_managed_over(&self, old: Managed, flags: ManagedFlags) -> Result<Managed, Errno> {
+        let old = std::mem::ManuallyDrop::new(old);
+        self.map_managed_at(old.addr, old.len, flags)
+    }
+
+    fn map_managed_at(&self, at: usize, len: usize, flags: ManagedFlags) -> Result<Managed, Errno> {
+        let offset = (1i64 << 48) | (i64::from(flags.bits()) << 49);
+        let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
+        // SAFETY: new memory wherever there is room, or in place of what nobody uses any more.
+        let addr = unsafe {
+            libc::mmap(
+                at as *mut libc::c_void,
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | fixed,
+                self.fd(),
+                offset,
+            )
+        };
+        if addr == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        Ok(Managed { addr: addr as usize, len })
+    }
+
+    /// Tries to map the device file with these flags and offset; what it gives is unmapped again.
+    pub fn probe_map(&self, flags: i32, offset: i64) -> Result<(), Errno> {
+        // SAFETY: new memory wherever there is room, which nobody else knows.
+        unsafe {
+            let prot = libc::PROT_READ | libc::PROT_WRITE;
+            let addr = libc::mmap(std::ptr::null_mut(), PAGE_SIZE, prot, flags, self.fd(), offset);
+            if addr == libc::MAP_FAILED {
+                return Err(Errno::last());
+            }
+            libc::munmap(addr, PAGE_SIZE);
+        }
+        Ok(())
+    }
+}

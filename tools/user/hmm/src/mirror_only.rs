@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The device of `samples/mirror_only`.
+
+use crate::abi::iowr;
+use crate::errno::Errno;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+
+/// An open `/dev/hmm_mirror_only`.
+#[derive(Debug)]
+pub struct MirrorOnly(File);
+
+impl MirrorOnly {
+    /// Opens it for the address space of the calling process.
+    pub fn open() -> Result<MirrorOnly, Errno> {
+        let file = OpenOptions::new().read(true).write(true).open("/dev/hmm_mirror_only")?;
+        Ok(MirrorOnly(file))
+    }
+
+    /// The sum of the words of some pages, as the device reads them; after a sync file, if there is one.
+    pub fn sum<F: AsRawFd>(
+        &self,
+        addr: usize,
+        npages: usize,
+        after: Option<&F>,
+    ) -> Result<u64, Errno> {
+        let fd = after.map_or(0, |file| file.as_raw_fd() as u64);
+        let mut words = [addr as u64, npages as u64, fd, 0];
+        let request = iowr(u8::from(after.is_some()), size_of_val(&words));
+        // SAFETY: four words, of which the kernel writes no more.
+        let ret = unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, words.as_mut_ptr()) };
+        Errno::check(ret.into()).map(|_| words[3])
+    }
+}

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Queues and fences of an open device.
+
+use crate::device::Device;
+use crate::engine::{EngineOp, Extension};
+use crate::errno::Errno;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// `struct dmirror_queue`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RawQueue {
+    pub(crate) size: u32,
+    pub(crate) flags: u32,
+    pub(crate) queue: u32,
+    pub(crate) op: u32,
+    pub(crate) addr: u64,
+    pub(crate) bytes: u64,
+    pub(crate) src: u64,
+    pub(crate) value: u64,
+    pub(crate) stride: u64,
+    pub(crate) reserved: u64,
+    pub(crate) after: u64,
+    pub(crate) nafter: u64,
+    pub(crate) rounds: u64,
+    pub(crate) fence: u64,
+}
+// SAFETY: Plain numbers; `after` is only set where a slice is lent, and only read.
+unsafe impl Extension for RawQueue {}
+
+/// `struct dmirror_fence`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RawFence {
+    pub(crate) size: u32,
+    pub(crate) flags: u32,
+    pub(crate) fence: u64,
+    pub(crate) timeout_ns: u64,
+    pub(crate) error: i32,
+    pub(crate) fd: i32,
+    pub(crate) state: u64,
+    pub(crate) result: u64,
+    pub(crate) moved: u64,
+    pub(crate) stayed: u64,
+    pub(crate) began_ns: u64,
+    pub(crate) ended_ns: u64,
+}
+// SAFETY: Plain numbers.
+unsafe impl Extension for RawFence {}
+
+/// An operation of a queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QueueOp(RawQueue);
+
+impl QueueOp {
+    fn memory(op: u32, addr: usize, bytes: usize) -> QueueOp {
+        QueueOp(RawQueue { op, addr: addr as u64, bytes: bytes as u64, ..RawQueue::default() })
+    }
+
+    /// Moves pages to the device.
+    pub fn migrate(addr: usize, bytes: usize) -> QueueOp {
+        Self::memory(0, addr, bytes)
+    }
+
+    /// Moves pages to the device, and gives it entries.
+    pub fn prefetch(addr: usize, bytes: usize) -> QueueOp {
+        Self::memory(1, addr, bytes)
+    }
+
+    /// Moves pages to system memory.
+    pub fn evict(addr: usize, bytes: usize) -> QueueOp {
+        Self::memory(2, addr, bytes)
+    }
+
+    /// Has the device copy pages.
+    pub fn copy(to: usize, from: usize, bytes: usize) -> QueueOp {
+        let QueueOp(raw) = Self::memory(3, to, bytes);
+        QueueOp(RawQueue { src: from as u64, ..raw })
+    }
+
+    /// A command of an engine, one round.
+    pub fn engine(op: EngineOp, addr: usize, bytes: usize) -> QueueOp {
+        Self::memory(16 + op as u32, addr, bytes)
+    }
+
+    /// A copy by an engine, of as many bytes as the words that there are.
+    pub fn engine_copy(to: usize, from: usize, bytes: usize) -> QueueOp {
+        let QueueOp(raw) = Self::engine(EngineOp::Memcpy, to, bytes);
+        QueueOp(RawQueue { src: from as u64, ..raw })
+    }
+
+    /// Another number of the operation, to see it refused.
+    pub fn numbered(self, op: u32) -> QueueOp {
+        QueueOp(RawQueue { op, ..self.0 })
+    }
+
+    /// With a value.
+    pub fn value(self, value: u64) -> QueueOp {
+        QueueOp(RawQueue { value, ..self.0 })
+    }
+
+    /// With a stride in bytes.
+    pub fn stride(self, stride: usize) -> QueueOp {
+        QueueOp(RawQueue { stride: stride as u64, ..self.0 })
+    }
+
+    /// With so many rounds.
+    pub fn rounds(self, rounds: u64) -> QueueOp {
+        QueueOp(RawQueue { rounds, ..self.0 })
+    }
+}
+
+/// How a fence stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Not signalled.
+    NotDone,
+    /// Done.
+    Done,
+    /// Failed, or cancelled.
+    Failed(Errno),
+}
+
+/// How a fence stands, and what its operation did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// How it stands.
+    pub state: State,
+    /// What a command of an engine found.
+    pub result: u64,
+    /// Pages that moved.
+    pub moved: u64,
+    /// Pages that had to stay.
+    pub stayed: u64,
+    /// When it began, by the monotonic clock; 0 if it did not.
+    pub began_ns: u64,
+    /// When it ended.
+    pub ended_ns: u64,
+}
+
+impl From<RawFence> for Checked {
+    fn from(raw: RawFence) -> Checked {
+        let state = match raw.state {
+            0 => State::NotDone,
+            1 => State::Done,
+            _ => State::Failed(Errno(-raw.error)),
+        };
+        let RawFence { result, moved, stayed, began_ns, ended_ns, .. } = raw;
+        Checked { state, result, moved, stayed, began_ns, ended_ns }
+    }
+}
+
+/// What became of a queue's waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waits {
+    /// For fences of the same type of device.
+    pub on_device: u64,
+    /// For other fences.
+    pub on_host: u64,
+    /// Looks at such.
+    pub looks: u64,
+    /// Sleeps after looks in vain.
+    pub sleeps: u64,
+}
+
+/// A queue.  Dropped, it is destroyed.
+#[derive(Debug)]
+pub struct Queue<'d> {
+    device: &'d Device,
+    number: u32,
+}
+
+/// A fence of an open device.  Dropped, its number is released.
+#[derive(Debug)]
+pub struct Fence<'d> {
+    device: &'d Device,
+    id: u64,
+}
+
+impl Device {
+    fn queue_call(&self, number: u8, raw: &mut RawQueue) -> Result<(), Errno> {
+        raw.size = size_of::<RawQueue>() as u32;
+        self.extension(number, raw)
+    }
+
+    fn fence_call(&self, number: u8, raw: &mut RawFence) -> Result<(), Errno> {
+        raw.size = size_of::<RawFence>() as u32;
+        self.extension(number, raw)
+    }
+
+    /// Makes a queue.
+    pub fn queue(&self) -> Result<Queue<'_>, Errno> {
+        let mut raw = RawQueue::default();
+        self.queue_call(0x60, &mut raw)?;
+        Ok(Queue { device: self, number: raw.queue })
+    }
+
+    /// The fence of that number.
+    pub(crate) fn fence(&self, id: u64) -> Fence<'_> {
+        Fence { device: self, id }
+    }
+
+    /// Makes a fence that the host signals.
+    pub fn host_fence(&self) -> Result<Fence<'_>, Errno> {
+        let mut raw = RawFence::default();
+        self.fence_call(0x66, &mut raw)?;
+        Ok(Fence { device: self, id: raw.fence })
+    }
+
+    /// The fence of a sync file.
+    pub fn import(&self, file: &impl AsRawFd) -> Result<Fence<'_>, Errno> {
+        let mut raw = RawFence { fd: file.as_raw_fd(), ..RawFence::default() };
+        self.fence_call(0x6c, &mut raw)?;
+        Ok(Fence { device: self, id: raw.fence })
+    }
+}
+
+impl<'d> Queue<'d> {
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Has something done after all of `after`.
+    pub fn submit(&self, op: QueueOp, after: &[&Fence<'_>]) -> Result<Fence<'d>, Errno> {
+        let ids: Vec<u64> = after.iter().map(|fence| fence.id).collect();
+        let (after, nafter) = (ids.as_ptr() as u64, ids.len() as u64);
+        let mut raw = RawQueue { queue: self.number, after, nafter, ..op.0 };
+        self.device.queue_call(0x62, &mut raw)?;
+        Ok(Fence { device: self.device, id: raw.fence })
+    }
+
+    /// A fence for all that was queued before.
+    pub fn record(&self) -> Result<Fence<'d>, Errno> {
+        let mut raw = RawQueue { queue: self.number, ..RawQueue::default() };
+        self.device.queue_call(0x63, &mut raw)?;
+        Ok(Fence { device: self.device, id: raw.fence })
+    }
+
+    /// Lets what is queued later start only after `fence`.
+    pub fn wait(&self, fence: &Fence<'_>) -> Result<(), Errno> {
+        let mut raw = RawQueue { queue: self.number, fence: fence.id, ..RawQueue::default() };
+        self.device.queue_call(0x64, &mut raw)
+    }
+
+    /// What became of its waits.
+    pub fn waits(&self) -> Result<Waits, Errno> {
+        let mut raw = RawQueue { queue: self.number, ..RawQueue::default() };
+        self.device.queue_call(0x65, &mut raw)?;
+        let RawQueue { addr, bytes, src, value, .. } = raw;
+        Ok(Waits { on_device: addr, on_host: bytes, looks: src, sleeps: value })
+    }
+
+    /// Destroys it, and tells how that went.
+    pub fn destroy(self) -> Result<(), Errno> {
+        let queue = std::mem::ManuallyDrop::new(self);
+        let mut raw = RawQueue { queue: queue.number, ..RawQueue::default() };
+        queue.device.queue_call(0x61, &mut raw)
+    }
+}
+
+impl Drop for Queue<'_> {
+    fn drop(&mut self) {
+        let mut raw = RawQueue { queue: self.number, ..RawQueue::default() };
+        let _ = self.device.queue_call(0x61, &mut raw);
+    }
+}
+
+impl Fence<'_> {
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn raw(&self) -> RawFence {
+        RawFence { fence: self.id, ..RawFence::default() }
+    }
+
+    /// How it stands.
+    pub fn check(&self) -> Result<Checked, Errno> {
+        let mut raw = self.raw();
+        self.device.fence_call(0x68, &mut raw).map(|()| raw.into())
+    }
+
+    /// Waits for it; `None` waits for ever.
+    pub fn sync(&self, timeout: Option<Duration>) -> Result<Checked, Errno> {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX - 1);
+        let mut raw = RawFence { timeout_ns: timeout.map_or(u64::MAX, ns), ..self.raw() };
+        self.device.fence_call(0x69, &mut raw).map(|()| raw.into())
+    }
+
+    /// Waits for it, with the patience that slow machines need; it must not fail.
+    pub fn done(&self) -> Result<Checked, Errno> {
+        let checked = self.sync(Some(Duration::from_secs(120)))?;
+        match checked.state {
+            State::Failed(error) => Err(error),
+            _ => Ok(checked),
+        }
+    }
+
+    /// Signals one of the host's.
+    pub fn signal(&self, result: Result<(), Errno>) -> Result<(), Errno> {
+        let error = result.err().map_or(0, |error| -error.0);
+        let mut raw = RawFence { error, ..self.raw() };
+        self.device.fence_call(0x67, &mut raw)
+    }
+
+    /// A sync file for it, which signals after `limit` in any case.
+    pub fn export(&self, limit: Duration) -> Result<SyncFile, Errno> {
+        let mut raw = RawFence { timeout_ns: limit.as_nanos() as u64, ..self.raw() };
+        self.device.fence_call(0x6b, &mut raw)?;
+        // SAFETY: a new descriptor that nobody else knows.
+        Ok(SyncFile(unsafe { OwnedFd::from_raw_fd(raw.fd) }))
+    }
+
+    /// Releases its number, and tells how that went.
+    pub fn release(self) -> Result<(), Errno> {
+        let fence = std::mem::ManuallyDrop::new(self);
+        fence.device.fence_call(0x6a, &mut fence.raw())
+    }
+}
+
+impl Drop for Fence<'_> {
+    fn drop(&mut self) {
+        let _ = self.device.fence_call(0x6a, &mut self.raw());
+    }
+}
+
+/// A fence as a file.
+#[derive(Debug)]
+pub struct SyncFile(OwnedFd);
+
+impl AsRawFd for SyncFile {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// `struct sync_file_info` of the kernel, without its list of fences.
+#[repr(C)]
+#[derive(Default)]
+struct Info {
+    name: [u8; 32],
+    status: i32,
+    flags: u32,
+    num_fences: u32,
+    pad: u32,
+    sync_fence_info: u64,
+}
+
+/// `struct sync_merge_data` of the kernel.
+#[repr(C)]
+#[derive(Default)]
+struct Merge {
+    name: [u8; 32],
+    fd2: i32,
+    fence: i32,
+    flags: u32,
+    pad: u32,
+}
+
+impl SyncFile {
+    /// A sync file that is ready when both are. Its fence is one of the kernel's, made of theirs.
+    pub fn merge(&self, other: &SyncFile) -> Result<SyncFile, Errno> {
+        // _IOWR('>', 3, struct sync_merge_data)
+        let request = 0xc000_0000u64 | ((size_of::<Merge>() as u64) << 16) | 0x3e03;
+        let mut merge = Merge { fd2: other.as_raw_fd(), ..Merge::default() };
+        // SAFETY: the kernel reads and fills the structure.
+        let ret = unsafe { libc::ioctl(self.as_raw_fd(), request as _, &mut merge as *mut Merge) };
+        Errno::check(ret.into())?;
+        // SAFETY: a new descriptor that nobody else knows.
+        Ok(SyncFile(unsafe { OwnedFd::from_raw_fd(merge.fence) }))
+    }
+
+    /// Polls it; `true` if it is signalled.
+    pub fn poll(&self, timeout: Duration) -> Result<bool, Errno> {
+        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: one structure, which lives as long as the call.
+        let ret = unsafe { libc::poll(&mut poll, 1, ms) };
+        Errno::check(ret.into()).map(|_| poll.revents & libc::POLLIN != 0)
+    }
+
+    /// How it stands, as the kernel's sync files tell it.
+    pub fn state(&self) -> Result<State, Errno> {
+        // _IOWR('>', 4, struct sync_file_info)
+        let request = 0xc000_0000u64 | ((size_of::<Info>() as u64) << 16) | 0x3e04;
+        let mut info = Info::default();
+        // SAFETY: the kernel fills the structure, and is lent no list.
+        let ret = unsafe { libc::ioctl(self.as_raw_fd(), request as _, &mut info as *mut Info) };
+        Errno::check(ret.into())?;
+        Ok(match info.status {
+            0 => State::NotDone,
+            1 => State::Done,
+            error => State::Failed(Errno(-error)),
+        })
+    }
+}

@@ -10,9 +10,41 @@ user_sources() {
 	in_root rsync -a --delete --exclude /target --exclude /Cargo.lock "$HMM_TOP/tools/user/" "$HMM_BUILD/user/src/"
 }
 
+# user_crates FROM TO: copies what crates of others were built to. What says that one is built comes last.
+user_crates() {
+	local profile part fd
+	for profile in {,x86_64-unknown-linux-gnu/}{release,debug}; do
+		[ -d "$1/$profile" ] || continue
+		mkdir -p "$HMM_BUILD/user/$profile"
+		# Another cargo may be at work; this is its lock.
+		exec {fd}>>"$HMM_BUILD/user/$profile/.cargo-lock"
+		flock "$fd"
+		for part in deps build .fingerprint; do
+			[ -d "$1/$profile/$part" ] || continue
+			mkdir -p "$2/$profile/$part"
+			in_root rsync -a --ignore-existing --exclude '/hmm*' --exclude '/libhmm*' \
+				"$1/$profile/$part/" "$2/$profile/$part/"
+		done
+		exec {fd}>&-
+	done
+}
+
 # user_cargo ARGUMENT...: offline; the crates are Debian's packages, so that nothing but a Debian mirror
-# is needed.
+# is needed. The cache keeps what they are built to, which is the same in all checkouts with these manifests.
 user_cargo() {
+	local kept manifests rc=0
+	manifests=$(find "$HMM_TOP/tools/user" -name Cargo.toml -print0 | sort -z | xargs -0 cat)
+	kept=$HMM_CACHE/crates-$(hash_of "$("$HMM_TOP/tools/root/bootstrap" --path)" "$manifests")
+	if [ "$(cat "$HMM_BUILD/user/crates" 2>/dev/null)" != "$kept" ]; then
+		locked crates user_crates "$kept" "$HMM_BUILD/user"
+		printf '%s' "$kept" >"$HMM_BUILD/user/crates"
+	fi
+	user_cargo_plain "$@" || rc=$?
+	((rc)) || locked crates user_crates "$HMM_BUILD/user" "$kept"
+	return "$rc"
+}
+
+user_cargo_plain() {
 	local home=$HMM_BUILD/user/cargo
 	mkdir -p "$home"
 	printf '[source.crates-io]\nreplace-with = "debian"\n[source.debian]\ndirectory = "/usr/share/cargo/registry"\n' \

@@ -97,9 +97,13 @@ fn refused_with_pages(ctx: &Ctx) -> Outcome {
     cpu_sees(&big, 1, "after the modules are gone")
 }
 
-/// One life of the modules: load, use, unload.
+/// One life of the modules: load, use, unload. With little device memory, of which the kernel prepares each page.
 fn cycle(ctx: &Ctx) -> Outcome {
-    load(ctx, "")?;
+    let little = match ctx.driver {
+        Driver::Rust => "vram_mib=16",
+        Driver::C => "",
+    };
+    load(ctx, little)?;
     let device = ctx.open()?;
     let map = Mapping::anon(16)?;
     map.fill(1);

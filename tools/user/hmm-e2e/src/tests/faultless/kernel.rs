@@ -136,17 +136,19 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
 /// Reclaim unmaps pages by itself. There is no swap, so these are pages that
 /// may be dropped: each is as it was or zero, and both sides agree on it.
 fn pageout(ctx: &Ctx) -> Outcome {
-    // On a slow machine the mover holds all pages most of the time, and what comes back from the device
-    // is dirty.
+    let device = open(ctx)?;
+    let map = Mapping::anon_aligned(1)?;
+    let mover = slow_mover(&device, &map)?;
+    map.fill(1);
+    // The mover holds the pages most of the time, and what comes back from the device is dirty.
     let (mut dropped, mut kept) = (0, 0);
     while dropped == 0 && kept < 200 * PART {
-        disturbed(ctx, |device, map, round| {
-            dropped_or_kept(device, map, round, &mut dropped, &mut kept)
-        })?;
+        repeat(|round| dropped_or_kept(&device, &map, round, &mut dropped, &mut kept))?;
     }
+    drop(mover);
     println!("# {dropped} pages dropped, {kept} kept");
     check!(dropped > 0, "reclaim took nothing of {kept} pages");
-    Ok(())
+    no_stale_hits(&device)
 }
 
 fn dropped_or_kept(

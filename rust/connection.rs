@@ -18,6 +18,7 @@ use crate::{
         migrate::{Batch, Isolated, Source},
         notifier::Cookie,
         range_fault::AddressSpace,
+        trace::Trigger,
     },
     pgtable::Spares,
     stats::Counter,
@@ -42,7 +43,7 @@ struct Room<'m, D: Device> {
     batch: Batch,
     copies: Copies,
     spares: Spares<D::Format>,
-    outcome: Outcome,
+    outcome: &'m mut Outcome,
 }
 
 /// How an attempt ended.
@@ -82,10 +83,20 @@ impl<D: Device> Mirror<D> {
         }
         match self.connection(source) {
             Connection::None => {
-                source.migrate(range).to_system()?;
-                self.migrate(range).to_device()
+                let back = source.migrate(range).because(Trigger::Pull);
+                back.to_system()?;
+                self.migrate(range).because(Trigger::Pull).to_device()
             }
-            Connection::Migratable => self.pull_directly(range, source),
+            Connection::Migratable => {
+                let who = self.inner().who;
+                who.migrate_begin(range, true, Trigger::Pull);
+                let mut outcome = Outcome::default();
+                let result = self.pull_directly(range, source, &mut outcome);
+                let stayed = outcome.no_memory + outcome.copy_failed;
+                let pages = [outcome.moved, outcome.switched, stayed];
+                who.migrate_end(true, Trigger::Pull, pages, result);
+                result.map(|()| outcome)
+            }
             Connection::Unified => {
                 let space = self.space()?;
                 let mut spares = self.spares();
@@ -97,14 +108,14 @@ impl<D: Device> Mirror<D> {
         }
     }
 
-    fn pull_directly(&self, range: PageRange, source: &Self) -> Result<Outcome> {
+    fn pull_directly(&self, range: PageRange, source: &Self, outcome: &mut Outcome) -> Result {
         let mine = self.device().memory().ok_or(ENODEV)?;
         let mut room = Room {
             space: self.space()?,
             batch: Batch::new()?,
             copies: Copies::new(true)?,
             spares: self.spares(),
-            outcome: Outcome::default(),
+            outcome,
         };
         // What this brings does not make room for more of it.
         let before = mine.turn();
@@ -115,7 +126,10 @@ impl<D: Device> Mirror<D> {
             self.inner().collapse(&self.notifier, Some(piece), None);
             // Before any lock. What is missing then shows in the outcome.
             let needed = piece.pages() - self.on_device(piece);
-            match mine.grow(needed).and_then(|()| mine.make_room(needed, before)) {
+            match mine
+                .grow(needed)
+                .and_then(|()| mine.make_room(needed, before))
+            {
                 Err(error) if error != ENOMEM => return Err(error),
                 _ => {}
             }
@@ -130,7 +144,7 @@ impl<D: Device> Mirror<D> {
             .add(Counter::ToDevice, room.outcome.moved as u64);
         self.stats()
             .add(Counter::Switched, room.outcome.switched as u64);
-        Ok(room.outcome)
+        Ok(())
     }
 
     /// One attempt at a piece. Returns the end of what it was about.

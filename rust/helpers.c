@@ -448,6 +448,22 @@ unsigned long rust_hmm_ranges_find(struct maple_tree *tree, unsigned long from,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_ranges_find);
 
+/* The value at @index, and the range that has it; 0 if none. */
+unsigned long rust_hmm_ranges_at(struct maple_tree *tree, unsigned long index,
+				 unsigned long *first, unsigned long *last)
+{
+	MA_STATE(mas, tree, index, index);
+	void *entry;
+
+	mas_lock(&mas);
+	entry = mas_walk(&mas);
+	*first = mas.index;
+	*last = mas.last;
+	mas_unlock(&mas);
+	return entry ? xa_to_value(entry) : 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_ranges_at);
+
 void rust_hmm_ranges_clear(struct maple_tree *tree)
 {
 	mtree_destroy(tree);

@@ -78,8 +78,10 @@ void rust_hmm_trace_migrate_end(int pid, unsigned int mirror, bool to_device,
 				int trigger, unsigned long moved,
 				unsigned long switched, unsigned long stayed,
 				int result);
-void rust_hmm_trace_evict(unsigned int device, unsigned long moved,
+void rust_hmm_trace_evict(unsigned int device, int need, unsigned long moved,
 			  unsigned long left);
+void rust_hmm_trace_thrash(int pid, unsigned int mirror, unsigned long start,
+			   unsigned long pages, bool stays, unsigned long ms);
 void rust_hmm_trace_invalidate(int pid, unsigned int mirror,
 			       unsigned long start, unsigned long pages,
 			       int event, unsigned long changed);
@@ -140,6 +142,8 @@ struct shrinker *rust_hmm_shrinker_alloc(const char *name);
 void rust_hmm_ranges_init(struct maple_tree *tree);
 int rust_hmm_ranges_set(struct maple_tree *tree, unsigned long first,
 			unsigned long last, unsigned long value, bool wait);
+unsigned long rust_hmm_ranges_at(struct maple_tree *tree, unsigned long index,
+				 unsigned long *first, unsigned long *last);
 unsigned long rust_hmm_ranges_find(struct maple_tree *tree, unsigned long from,
 				   unsigned long to, unsigned long *first,
 				   unsigned long *last);

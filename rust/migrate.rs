@@ -65,6 +65,7 @@ impl<D: Device> Mirror<D> {
             range,
             faultless: true,
             evict: true,
+            trigger: Trigger::Request,
             outcomes: None,
             stop: None,
         }
@@ -78,6 +79,7 @@ pub struct Migrate<'m, D: Device> {
     range: PageRange,
     faultless: bool,
     evict: bool,
+    trigger: Trigger,
     outcomes: Option<&'m mut [PageOutcome]>,
     stop: Option<Stop>,
 }
@@ -99,6 +101,12 @@ impl<'m, D: Device> Migrate<'m, D> {
     /// Where to write the outcome of each page. What the range has beyond the slice is not reported.
     pub fn outcomes(mut self, outcomes: &'m mut [PageOutcome]) -> Self {
         self.outcomes = Some(outcomes);
+        self
+    }
+
+    /// Why, for those who trace it.
+    pub(crate) fn because(mut self, trigger: Trigger) -> Self {
+        self.trigger = trigger;
         self
     }
 
@@ -131,14 +139,14 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     fn run(self, target: Target) -> Result<Outcome> {
         let who = self.mirror.inner().who;
-        let to_device = target == Target::Device;
-        who.migrate_begin(self.range, to_device, Trigger::Request);
+        let (to_device, trigger) = (target == Target::Device, self.trigger);
+        who.migrate_begin(self.range, to_device, trigger);
         let mut total = Outcome::default();
         let result = self.run_steps(target, &mut total);
         let stayed = total.skipped + total.no_memory + total.copy_failed;
         who.migrate_end(
             to_device,
-            Trigger::Request,
+            trigger,
             [total.moved, total.switched, stayed],
             result,
         );

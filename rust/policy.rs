@@ -58,6 +58,8 @@ pub enum Placement {
     },
     /// Map these pages where they are.
     InPlace(PageRange),
+    /// The same, because they bounce.
+    Stay(PageRange),
     /// Ask again after so many ms, for others use the memory where it is. Whoever waits sleeps, and can be killed. After
     /// a few times in a row it counts as `InPlace`.
     Later(u64),

@@ -184,17 +184,12 @@ impl Map {
         let same = |first: usize, last: usize| {
             PageRange::from_pages(first << PAGE_SHIFT, last - first + 1).unwrap_or(limits)
         };
-        match self.ranges.find(number, last) {
-            Some(piece) if piece.first <= number => (
-                unpack(piece.value).0,
-                same(piece.first.max(first), piece.last.min(last)),
-            ),
-            next => {
-                // What comes before does not matter: who prefetches looks ahead.
-                let end = next.map_or(last, |piece| piece.first - 1);
-                (Attributes::DEFAULT, same(number, end))
-            }
-        }
+        let (range, value) = self.ranges.at(number);
+        let attributes = value.map_or(Attributes::DEFAULT, |value| unpack(value).0);
+        (
+            attributes,
+            same(first.max(*range.start()), last.min(*range.end())),
+        )
     }
 
     /// Whether anything was ever said. Context: any.

@@ -79,8 +79,12 @@ impl<M: MemoryOps> Memory<M> {
             moved += self.evict_block(block, batch, copies).unwrap_or(0);
         }
         self.stats().add(Counter::Evicted, moved as u64);
-        trace::evict(self.pages.data().id, moved, self.pages.used());
+        self.trace_evicted(trace::Need::All, moved);
         result
+    }
+
+    pub(super) fn trace_evicted(&self, need: trace::Need, moved: usize) {
+        trace::evict(self.pages.data().id, need, moved, self.pages.used());
     }
 
     /// After evictions: memory that a device is to have mapped always is mapped where it is now.

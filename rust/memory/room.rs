@@ -11,7 +11,13 @@ use super::{
     Copies, Memory, MemoryOps,
 };
 use crate::{
-    mm::{addr::PMD_PAGES, device_pages::DeviceRange, migrate::Batch, space::fatal_signal_pending},
+    mm::{
+        addr::PMD_PAGES,
+        device_pages::DeviceRange,
+        migrate::Batch,
+        space::fatal_signal_pending,
+        trace::Need, //
+    },
     stats::Counter,
 };
 use kernel::prelude::*;
@@ -84,6 +90,7 @@ impl<M: MemoryOps> Memory<M> {
                 .unwrap_or(0);
             self.stats().add(Counter::Evicted, moved as u64);
             self.stats().add(Counter::EvictedForRoom, moved as u64);
+            self.trace_evicted(Need::Room, moved);
             if self.has_room(pages) {
                 return Ok(true);
             }

@@ -158,7 +158,8 @@ impl<D: Device> Mirror<D> {
         let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
         let mapping = PageRange::new(vma.start(), vma.end())?;
         let (attributes, limits) = self.inner().attributes.at(addr, mapping);
-        let managed = Flags::of(vma.anonymous_offset()).filter(|_| attributes == Attributes::DEFAULT);
+        let managed =
+            Flags::of(vma.anonymous_offset()).filter(|_| attributes == Attributes::DEFAULT);
         Ok(Known {
             attributes: managed.map_or(attributes, Flags::attributes),
             limits,

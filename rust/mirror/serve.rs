@@ -11,6 +11,7 @@ use crate::{
         addr::PageRange,
         range_fault::{Access, AddressSpace},
         space::sleep_killable,
+        trace::Trigger,
     },
     policy::{block, Mask, Placement, Policy, Wanted},
     within,
@@ -131,11 +132,14 @@ impl<D: Device> Mirror<D> {
             Ok(Plan::Place(Placement::Move { range: all, evict })) => {
                 let outcome = self.attract(all, evict)?;
                 served.moved = outcome.moved;
-                again = outcome.skipped != 0;
+                again = outcome.no_memory + outcome.copy_failed == 0;
                 wanted = Some((all, evict));
                 None
             }
-            Ok(Plan::Place(Placement::Later(ms))) if may_wait => return Ok(Asked::Later(ms)),
+            Ok(Plan::Place(Placement::Later(ms))) if may_wait => {
+                self.inner().who.thrash(range, Some(ms));
+                return Ok(Asked::Later(ms));
+            }
             Ok(Plan::Place(Placement::Later(_))) => {
                 served.in_place = true;
                 None
@@ -151,6 +155,11 @@ impl<D: Device> Mirror<D> {
                 None
             }
             Ok(Plan::Place(Placement::InPlace(all))) => {
+                served.in_place = true;
+                Some(all)
+            }
+            Ok(Plan::Place(Placement::Stay(all))) => {
+                self.inner().who.thrash(all, None);
                 served.in_place = true;
                 Some(all)
             }
@@ -176,7 +185,8 @@ impl<D: Device> Mirror<D> {
 
     /// Moves memory to the device, as far as it can be. What it cannot do is the fault's to say: `EINTR` only.
     fn attract(&self, range: PageRange, evict: bool) -> Result<Outcome> {
-        match self.migrate(range).evict(evict).to_device() {
+        let migration = self.migrate(range).evict(evict);
+        match migration.because(Trigger::Fault).to_device() {
             Ok(outcome) => Ok(outcome),
             Err(error) if error == EINTR => Err(error),
             Err(_) => Ok(Outcome::default()),
@@ -234,7 +244,9 @@ impl<D: Device> Mirror<D> {
             resident: &|start| self.resident(start),
         });
         Ok(match placement {
-            Placement::Move { range, .. } | Placement::InPlace(range) if copied => {
+            Placement::Move { range, .. } | Placement::InPlace(range) | Placement::Stay(range)
+                if copied =>
+            {
                 Plan::Replicate(range)
             }
             // A policy that moves nothing by itself need not know of attributes.

@@ -104,6 +104,16 @@ impl RangeMap {
         Some(Piece { first, last, value })
     }
 
+    /// The value at `number`, and around it the numbers that have the same one, or none: at least those up to
+    /// the next piece.
+    pub fn at(&self, number: usize) -> (RangeInclusive<usize>, Option<NonZeroU64>) {
+        let (mut first, mut last) = (0, 0);
+        // SAFETY: Initialized by the type invariant; both may be written.
+        let value =
+            unsafe { bindings::rust_hmm_ranges_at(self.tree.get(), number, &mut first, &mut last) };
+        (first..=last, NonZeroU64::new(value as u64))
+    }
+
     /// Removes all pieces. Context: does not sleep.
     pub fn clear(&self) {
         // SAFETY: Initialized by the type invariant.
@@ -153,8 +163,16 @@ mod tests {
                 from = piece.last + 1;
             }
             assert_eq!(seen, model);
+            for (number, value) in model.iter().enumerate() {
+                let (same, found) = map.at(number);
+                assert_eq!(found, NonZeroU64::new(*value));
+                assert!(same.contains(&number));
+                let same = model.iter().skip(*same.start()).zip(same.clone());
+                assert!(same.fold(true, |all, (other, _)| all && other == value));
+            }
         }
         map.clear();
+        assert_eq!(map.at(7), (0..=usize::MAX, None));
         assert_eq!(map.find(0, usize::MAX), None);
         Ok(())
     }

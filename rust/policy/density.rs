@@ -152,7 +152,7 @@ impl Policy for Density {
             drop(state);
             let around =
                 block(wanted.range.start()).and_then(|block| block.intersect(&wanted.limits));
-            return Placement::InPlace(around.map_or(wanted.range, |all| all.hull(&wanted.range)));
+            return Placement::Stay(around.map_or(wanted.range, |all| all.hull(&wanted.range)));
         }
         if let Verdict::Wait(ms) = verdict {
             return Placement::Later(ms);

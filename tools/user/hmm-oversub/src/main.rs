@@ -86,14 +86,7 @@ fn main() -> Result<()> {
                         Policy::OnePage => args.passes.min(1),
                         _ => args.passes,
                     };
-                    let case = Case {
-                        policy,
-                        set,
-                        pattern,
-                        threads,
-                        passes,
-                        limit: args.limit,
-                    };
+                    let case = Case { policy, set, pattern, threads, passes, limit: args.limit };
                     let (cold, warm) = match measure(&case) {
                         Ok(figures) => figures,
                         Err(error) => {
@@ -119,7 +112,10 @@ fn main() -> Result<()> {
         bail!("{} bounds are not met", broken.len());
     }
     // Those are about the default policy, at up to twice the memory.
-    anyhow::ensure!(args.most >= 2.0 && "default policy".contains(&args.only), "not all was measured");
+    anyhow::ensure!(
+        args.most >= 2.0 && "default policy".contains(&args.only),
+        "not all was measured"
+    );
     println!("all bounds are met");
     Ok(())
 }

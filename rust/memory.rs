@@ -136,20 +136,24 @@ impl<M: MemoryOps> Memory<M> {
     pub fn new(driver: M, kind: Kind, max_pages: usize) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             idle: SetOnce::new(),
-            pages: {
-                let ops = Ops {
-                    driver,
-                    id: trace::new_device(),
-                    stats: Stats::new(),
-                    peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
-                    known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
-                    windows: Windows::new()?,
-                    gone: AtomicFlag::new(false),
-                    lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
-                };
-                Arc::pin_init(DevicePages::new(kind, max_pages, ops), GFP_KERNEL)?
-            },
+            pages: Self::pages(driver, kind, max_pages)?,
         }? Error)
+    }
+
+    // Not on the stack of whoever makes the device, too.
+    #[inline(never)]
+    fn pages(driver: M, kind: Kind, max_pages: usize) -> Result<Arc<DevicePages<Ops<M>>>> {
+        let ops = Ops {
+            driver,
+            id: trace::new_device(),
+            stats: Stats::new(),
+            peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
+            known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
+            windows: Windows::new()?,
+            gone: AtomicFlag::new(false),
+            lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
+        };
+        Arc::pin_init(DevicePages::new(kind, max_pages, ops), GFP_KERNEL)
     }
 
     /// The driver's side.

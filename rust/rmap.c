@@ -145,6 +145,7 @@ bool rust_hmm_vma_share(struct vm_area_struct *vma, unsigned long addr)
 		 * see folio_try_share_anon_rmap_pte(): one of us sees the other.
 		 */
 		ClearPageAnonExclusive(page);
+		/* Pairs with the barrier of who pins: see above. */
 		smp_mb();
 		if (folio_maybe_dma_pinned(page_folio(page))) {
 			SetPageAnonExclusive(page);

@@ -125,7 +125,10 @@ impl<D: Device> Mirror<D> {
             // What is to move there is not copied there.
             self.inner().collapse(&self.notifier, Some(piece), None);
             // Before any lock. What is missing then shows in the outcome.
-            let needed = piece.pages() - self.on_device(piece);
+            let needed = match mine.has_room(piece.pages()) {
+                true => 0,
+                false => piece.pages() - self.on_device(piece),
+            };
             match mine
                 .grow(needed)
                 .and_then(|()| mine.make_room(needed, before))
@@ -227,7 +230,7 @@ impl<D: Device> Mirror<D> {
                         name,
                         piece,
                         &migrated,
-                        |pfn| mine.entry_number(pfn),
+                        mine.numbers(),
                         writable,
                         spares,
                         |_, what| match what {

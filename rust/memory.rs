@@ -213,6 +213,11 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.lookup(pfn)
     }
 
+    /// As [`Self::entry_number`], for frames that are close together.
+    pub(crate) fn numbers(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
+        self.pages.finder()
+    }
+
     pub(crate) fn pfn(&self, number: usize) -> Option<usize> {
         self.pages.pfn(number)
     }
@@ -337,14 +342,13 @@ impl<M: MemoryOps> Allocator<'_, M> {
             return None;
         }
         // What the driver says is a wish: only free pages are taken.
-        let folio = ops
+        let chosen = |number| Some((number, self.pages.alloc_at(number, order)?));
+        let (number, folio) = ops
             .driver
             .choose(order)
-            .and_then(|number| self.pages.alloc_at(number, order))
-            .or_else(|| self.pages.alloc(order))?;
-        if let Some(number) = self.pages.number_of(&folio) {
-            ops.lru.touch(number / PMD_PAGES);
-        }
+            .and_then(chosen)
+            .or_else(|| self.pages.alloc_numbered(order))?;
+        ops.lru.touch(number / PMD_PAGES);
         Some(folio)
     }
 }

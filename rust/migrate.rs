@@ -257,8 +257,7 @@ impl<'m, D: Device> Step<'m, D> {
             let (inner, notifier) = (self.mirror.inner(), &self.mirror.notifier);
             inner.collapse(notifier, Some(piece), None);
         }
-        let needed = piece.pages() - self.mirror.on_device(piece);
-        let full = self.target == Target::Device && !self.make_room(needed)?;
+        let full = self.target == Target::Device && !self.make_room_for(piece)?;
         let (mut end, attempt) = self.attempt(piece, true)?;
         let piece = PageRange::new(piece.start(), end)?;
         match attempt {
@@ -301,6 +300,14 @@ impl<'m, D: Device> Step<'m, D> {
             *page = PageOutcome::Skipped;
         }
         Ok(piece.end())
+    }
+
+    /// As [`Self::make_room`], for the pages of `piece` that are not there yet.
+    fn make_room_for(&self, piece: PageRange) -> Result<bool> {
+        if self.has_room(piece.pages()) {
+            return Ok(true);
+        }
+        self.make_room(piece.pages() - self.mirror.on_device(piece))
     }
 
     /// Makes room in the device's memory, before any lock is taken. Returns whether there is some; what
@@ -523,7 +530,7 @@ impl<F: Format> Work<F> {
         let (flushed, result) = match target {
             Target::Device => {
                 let writable = vma.flags() & flags::WRITE != 0;
-                let number = |pfn| memory.entry_number(pfn);
+                let number = memory.numbers();
                 mirror.switch_to_device(name, piece, &migrated, number, writable, spares, &mut each)
             }
             Target::System => (

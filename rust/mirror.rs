@@ -227,6 +227,7 @@ impl<D: Device> Subscriber for Inner<D> {
         }
         let own = own.and_then(|name| transactions.get(name));
         let keeps_reads = event.reason.keeps_reads();
+        let copies = self.replicas.any();
         let mut changed = 0;
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
             let mut dirty = DirtyBatch::new();
@@ -246,7 +247,9 @@ impl<D: Device> Subscriber for Inner<D> {
                     return;
                 }
                 Self::retire(dirty, span, *entry);
-                self.retire_copies(span, *entry);
+                if copies {
+                    self.retire_copies(span, *entry);
+                }
                 *entry = Entry::NONE;
                 *changed += span.pages();
             });

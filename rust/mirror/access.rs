@@ -58,6 +58,7 @@ impl<D: Device> Mirror<D> {
 
 impl<D: Device> Inner<D> {
     /// The pfn, or the device range, that a valid `entry` names.
+    #[inline]
     fn resolve(&self, entry: Entry) -> Option<core::result::Result<usize, DeviceRange>> {
         if !entry.is_device() {
             return Some(Ok(entry.number()));

@@ -286,6 +286,7 @@ impl<D: Device> Inner<D> {
         let mut read_only = None;
         let mut held = false;
         let mut installed = 0u64;
+        let copies = self.replicas.any();
         let (result, flush) = self.change(table, None, |table, batch| {
             table.install(range, spares, batch, |addr, entry| {
                 let Some(pfn) = pfns.next().filter(|pfn| pfn.is_valid()) else {
@@ -299,7 +300,7 @@ impl<D: Device> Inner<D> {
                     held |= access == Access::Write || !entry.is_valid();
                     return;
                 }
-                if self.is_copy(addr, *entry) {
+                if copies && self.is_copy(addr, *entry) {
                     // As right as the page: whoever changes that takes it away.
                     return;
                 }

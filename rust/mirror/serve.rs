@@ -46,6 +46,8 @@ enum Asked {
 enum Plan {
     /// What a policy says.
     Place(Placement),
+    /// Move these pages to the device, where they should be, from wherever they are.
+    Bring(PageRange),
     /// Copy these pages, best effort.
     Replicate(PageRange),
 }
@@ -123,17 +125,25 @@ impl<D: Device> Mirror<D> {
         may_wait: bool,
     ) -> Result<Asked> {
         let mut served = Served::default();
-        let (mut wanted, mut again) = (None, false);
+        let mut again = None;
         let plan = match self.device().memory() {
             Some(_) => self.place(space, range, access, policy),
             None => Ok(Plan::Place(Placement::InPlace(range))),
         };
         let around = match plan {
             Ok(Plan::Place(Placement::Move { range: all, evict })) => {
-                let outcome = self.attract(all, evict)?;
+                served.moved = self.attract(all, evict)?.moved;
+                if served.moved != 0 {
+                    policy.moved(all, self.now());
+                }
+                None
+            }
+            Ok(Plan::Bring(all)) => {
+                let outcome = self.attract(all, true)?;
                 served.moved = outcome.moved;
-                again = outcome.no_memory + outcome.copy_failed == 0;
-                wanted = Some((all, evict));
+                if outcome.no_memory + outcome.copy_failed == 0 {
+                    again = Some(all);
+                }
                 None
             }
             Ok(Plan::Place(Placement::Later(ms))) if may_wait => {
@@ -168,14 +178,11 @@ impl<D: Device> Mirror<D> {
             Err(error) => return Err(error),
         };
         self.fault(range, access)?;
-        if let Some((all, evict)) = wanted {
-            // Another device had it, or it was shared after a fork: the fault has brought it back.
-            if again && !self.is_here(range.start()) {
-                served.moved += self.attract(all, evict)?.moved;
-            }
-            if served.moved != 0 {
-                policy.moved(all, self.now());
-            }
+        if let Some(all) = again.filter(|_| !self.is_here(range.start())) {
+            // Another device had it, or it was shared after a fork: the fault has brought it back. At last comes
+            // a fault again: else two devices could take the entry from each other for ever.
+            served.moved += self.attract(all, true)?.moved;
+            self.fault(range, access)?;
         }
         if let Some(all) = around.filter(|all| *all != range) {
             self.map_present(space, all)?;
@@ -226,10 +233,7 @@ impl<D: Device> Mirror<D> {
             )));
         }
         if whole {
-            return Ok(Plan::Place(Placement::Move {
-                range: limits.hull(&range),
-                evict: true,
-            }));
+            return Ok(Plan::Bring(limits.hull(&range)));
         }
         let (used, _) = memory.usage();
         let total = memory.limit();
@@ -253,10 +257,7 @@ impl<D: Device> Mirror<D> {
             Placement::InPlace(_)
                 if attributes.preferred() == Location::Device && policy.is_idle() =>
             {
-                Plan::Place(Placement::Move {
-                    range: by_granularity(range, attributes, limits),
-                    evict: true,
-                })
+                Plan::Bring(by_granularity(range, attributes, limits))
             }
             placement => Plan::Place(placement),
         })

@@ -184,7 +184,7 @@ impl<D: Device> Mirror<D> {
         name: Cookie,
         piece: PageRange,
         migrated: &Migrated<'_>,
-        number: impl Fn(usize) -> Option<usize>,
+        mut number: impl FnMut(usize) -> Option<usize>,
         hole_writable: bool,
         spares: &mut Spares<D::Format>,
         mut each: impl FnMut(usize, Switched),

@@ -17,8 +17,9 @@ use super::addr::{PMD_ORDER, PMD_PAGES};
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{Acquire, Full, Relaxed},
-        Atomic, //
+        ordering::{Acquire, Full, Relaxed, Release},
+        Atomic,
+        AtomicFlag, //
     },
 };
 
@@ -37,6 +38,17 @@ const fn starts(order: u32) -> u64 {
     mask
 }
 
+/// [`starts`] of each order.
+const STARTS: [u64; WORD_ORDER as usize + 1] = {
+    let mut all = [0; WORD_ORDER as usize + 1];
+    let mut order = 0;
+    while order < all.len() {
+        all[order] = starts(order as u32);
+        order += 1;
+    }
+    all
+};
+
 /// The bits of `word` at which a folio of `order`, at most 6, is free.
 fn fits(word: u64, order: u32) -> u64 {
     // Bit n of `free` says that 2^step pages from n on are free.
@@ -44,7 +56,7 @@ fn fits(word: u64, order: u32) -> u64 {
     for step in 0..order {
         free &= free >> (1 << step);
     }
-    free & starts(order)
+    free & STARTS.get(order as usize).copied().unwrap_or(0)
 }
 
 /// `pages` bits from `bit` on; at most 64 in all.
@@ -63,10 +75,14 @@ pub(in crate::mm) struct FreeMap {
     /// The block from which small folios were taken last.
     block: Atomic<usize>,
     used: Atomic<usize>,
+    /// Pages that are hidden.
+    withdrawn: Atomic<usize>,
+    /// Whether there may be bits in `out` or `hidden`.
+    some_out: AtomicFlag,
 }
 
 impl FreeMap {
-    /// All of `pages` are free; a multiple of 512.
+    /// All of `pages` are out of use, until [`Self::restore`]; a multiple of 512.
     pub(in crate::mm) fn new(pages: usize) -> Result<Self> {
         let map = |value: u64| -> Result<KVVec<Atomic<u64>>> {
             let count = pages / WORD_PAGES;
@@ -77,11 +93,13 @@ impl FreeMap {
             Ok(words)
         };
         Ok(Self {
-            words: map(u64::MAX)?,
-            out: map(0)?,
-            hidden: map(0)?,
+            words: map(0)?,
+            out: map(u64::MAX)?,
+            hidden: map(u64::MAX)?,
             block: Atomic::new(0),
             used: Atomic::new(0),
+            withdrawn: Atomic::new(pages),
+            some_out: AtomicFlag::new(true),
         })
     }
 
@@ -92,8 +110,7 @@ impl FreeMap {
 
     /// Pages that were taken out of use.
     pub(in crate::mm) fn withdrawn(&self) -> usize {
-        let count = |word: &Atomic<u64>| word.load(Relaxed).count_ones() as usize;
-        self.hidden.iter().map(count).sum()
+        self.withdrawn.load(Relaxed)
     }
 
     /// Pages in all.
@@ -216,6 +233,9 @@ impl FreeMap {
 
     fn take_from(&self, block: usize, order: u32) -> Option<usize> {
         let words = self.block(block)?;
+        if order == 0 {
+            return Some(block * PMD_PAGES + take_page(words)?);
+        }
         loop {
             let index = block * PMD_PAGES + Self::find(words, order)?;
             if self.claim(index, 1 << order) {
@@ -248,11 +268,13 @@ impl FreeMap {
             let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
             if let (Some(word), Some(out), Some(hidden)) = words {
                 let gone = out.load(Relaxed) & mask;
-                if gone != 0 {
-                    set(hidden, gone);
-                    // Somebody may have brought them back into use meanwhile.
-                    set(word, clear(hidden, gone & !out.load(Relaxed)));
+                if gone == 0 {
+                    set(word, mask);
+                    return;
                 }
+                self.hide(hidden, gone);
+                // Somebody may have brought them back into use meanwhile.
+                set(word, self.show(hidden, gone & !out.load(Relaxed)));
                 if mask & !gone != 0 {
                     set(word, mask & !gone);
                 }
@@ -260,31 +282,72 @@ impl FreeMap {
         });
     }
 
+    /// Hides pages that are not hidden.
+    fn hide(&self, hidden: &Atomic<u64>, mask: u64) {
+        // Before: others may show them at once. CAST: At most 64.
+        self.withdrawn.fetch_add(mask.count_ones() as usize, Full);
+        set(hidden, mask);
+    }
+
+    /// Shows those of `mask` that are hidden. Returns them.
+    fn show(&self, hidden: &Atomic<u64>, mask: u64) -> u64 {
+        let shown = clear(hidden, mask);
+        // CAST: At most 64.
+        self.withdrawn
+            .fetch_sub(shown.count_ones() as usize, Relaxed);
+        shown
+    }
+
     /// Takes the pages out of use that are free now, of `pages` from `index` on; the others when they
     /// are given back. Returns whether all are out of use by now: ask again. Context: any.
     pub(in crate::mm) fn withdraw(&self, index: usize, pages: usize) -> bool {
+        self.some_out.store(true, Release);
         let mut all = true;
         for_each_word(index, pages, |at, mask| {
             let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
             if let (Some(word), Some(out), Some(hidden)) = words {
                 set(out, mask);
-                set(hidden, clear(word, mask));
+                self.hide(hidden, clear(word, mask));
                 all &= hidden.load(Relaxed) & mask == mask;
             }
         });
         all
     }
 
-    /// Brings pages back into use. Context: any.
+    /// Brings pages back into use. Context: any; not beside [`Self::withdraw`].
     pub(in crate::mm) fn restore(&self, index: usize, pages: usize) {
+        if !self.some_out.load(Relaxed) {
+            return;
+        }
+        if index == 0 && pages >= self.len() {
+            self.some_out.store(false, Relaxed);
+        }
         for_each_word(index, pages, |at, mask| {
             let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
             if let (Some(word), Some(out), Some(hidden)) = words {
+                if (out.load(Relaxed) | hidden.load(Relaxed)) & mask == 0 {
+                    return;
+                }
                 clear(out, mask);
-                set(word, clear(hidden, mask));
+                set(word, self.show(hidden, mask));
             }
         });
     }
+}
+
+/// Takes the first free page of `words`: what is asked for most often.
+fn take_page(words: &[Atomic<u64>]) -> Option<usize> {
+    for (index, word) in words.iter().enumerate() {
+        let mut value = word.load(Relaxed);
+        while value != 0 {
+            match word.cmpxchg(value, value & (value - 1), Acquire) {
+                // CAST: At most 64.
+                Ok(_) => return Some(index * WORD_PAGES + value.trailing_zeros() as usize),
+                Err(now) => value = now,
+            }
+        }
+    }
+    None
 }
 
 /// Sets the bits of `mask`, with a full barrier.

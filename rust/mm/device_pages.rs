@@ -23,7 +23,11 @@ use core::marker::PhantomData;
 use kernel::{
     page::{PAGE_MASK, PAGE_SHIFT},
     prelude::*,
-    sync::{Mutex, SetOnce},
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Mutex,
+        SetOnce, //
+    },
 };
 
 mod piece;
@@ -152,6 +156,8 @@ impl<'a> CpuFault<'a> {
 pub struct DevicePages<T: DevicePageOps> {
     pieces: KVec<SetOnce<Pin<KBox<Piece<T>>>>>,
     kind: Kind,
+    /// No page frame is lower.
+    lowest: Atomic<usize>,
     max_pages: usize,
     /// Held while a piece is added.
     #[pin]
@@ -195,6 +201,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                 pieces
             },
             kind,
+            lowest: Atomic::new(usize::MAX),
             max_pages: max_pages.next_multiple_of(PMD_PAGES),
             adding <- {
                 let (name, key) = locks::adding();
@@ -259,7 +266,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         while self.total().saturating_sub(self.used()) < pages {
             let _adding = self.adding.lock();
             if let Some(piece) = self.pieces().find(|piece| !piece.is_there()) {
-                piece.add(self.owner(), self.kind)?;
+                piece.add(self.owner(), self.kind, &self.lowest)?;
                 continue;
             }
             let index = self.pieces().count();
@@ -268,7 +275,7 @@ impl<T: DevicePageOps> DevicePages<T> {
             };
             let pages = (self.max_pages - index * PIECE_PAGES).min(PIECE_PAGES);
             let piece = Piece::new(self, index, pages)?;
-            piece.add(self.owner(), self.kind)?;
+            piece.add(self.owner(), self.kind, &self.lowest)?;
             place.populate(piece);
         }
         if self.used() >= self.total() {
@@ -288,11 +295,11 @@ impl<T: DevicePageOps> DevicePages<T> {
             let place = self.pieces.get(index).ok_or(EINVAL)?;
             match place.as_ref() {
                 Some(piece) if piece.is_there() => {}
-                Some(piece) => piece.add(self.owner(), self.kind)?,
+                Some(piece) => piece.add(self.owner(), self.kind, &self.lowest)?,
                 None => {
                     let pages = (self.max_pages - index * PIECE_PAGES).min(PIECE_PAGES);
                     let piece = Piece::new(self, index, pages)?;
-                    piece.add(self.owner(), self.kind)?;
+                    piece.add(self.owner(), self.kind, &self.lowest)?;
                     place.populate(piece);
                 }
             }
@@ -321,11 +328,19 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// Context: any that may take a folio lock; does not allocate.
     pub fn alloc(&self, order: u32) -> Option<LockedFolio> {
+        self.alloc_numbered(order).map(|(_, folio)| folio)
+    }
+
+    /// As [`Self::alloc`], with the number of its first page.
+    pub(crate) fn alloc_numbered(&self, order: u32) -> Option<(usize, LockedFolio)> {
         if fails(Point::DevicePage) {
             return None;
         }
-        self.pieces()
-            .find_map(|piece| Some(piece.folio(piece.free.take(order)?, order)))
+        self.pieces().find_map(|piece| {
+            let index = piece.free.take(order)?;
+            let number = piece.index * PIECE_PAGES + index;
+            Some((number, piece.folio(index, order)))
+        })
     }
 
     /// As [`Self::alloc`], the folio that begins at device page `number`, if it is free.
@@ -395,6 +410,10 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// The device page number of page frame `pfn`, if it is one of this device.
     pub fn lookup(&self, pfn: usize) -> Option<usize> {
+        // Most pages that are asked for are of the system.
+        if pfn < self.lowest.load(Relaxed) {
+            return None;
+        }
         self.pieces().find_map(|piece| {
             let index = pfn.checked_sub(piece.base()?)?;
             (index < PIECE_PAGES).then_some(piece.index * PIECE_PAGES + index)
@@ -408,17 +427,16 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// As [`Self::lookup`], for frames that are close together.
     pub(crate) fn finder(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
-        let mut last: Option<&Piece<T>> = None;
+        // A frame and its number, in the piece that the last one was in.
+        let (mut base, mut first) = (usize::MAX, 0);
         move |pfn| {
-            let index_in = |piece: &Piece<T>| {
-                let index = pfn.checked_sub(piece.base()?)?;
-                (index < PIECE_PAGES).then_some(index)
-            };
-            if last.and_then(index_in).is_none() {
-                last = self.pieces().find(|piece| index_in(piece).is_some());
+            if let Some(index) = pfn.checked_sub(base).filter(|index| *index < PIECE_PAGES) {
+                return Some(first + index);
             }
-            let piece = last?;
-            Some(piece.index * PIECE_PAGES + index_in(piece)?)
+            let number = self.lookup(pfn)?;
+            first = number - number % PIECE_PAGES;
+            base = pfn - number % PIECE_PAGES;
+            Some(number)
         }
     }
 

@@ -20,13 +20,21 @@ fn next(random: &mut u64) -> usize {
     (*random >> 16) as usize
 }
 
+/// A map of `pages` pages that are free.
+fn free_map(pages: usize) -> Result<FreeMap> {
+    let map = FreeMap::new(pages)?;
+    assert_eq!((map.take(0), map.withdrawn()), (None, pages));
+    map.restore(0, pages);
+    Ok(map)
+}
+
 #[kunit_tests(rust_hmm_device_alloc)]
 mod suite {
     use super::*;
 
     #[test]
     fn pages_and_blocks_do_not_overlap() -> Result {
-        let map = FreeMap::new(2 * PMD_PAGES)?;
+        let map = free_map(2 * PMD_PAGES)?;
         assert_eq!(map.take(0), Some(0));
         assert_eq!(map.take(0), Some(1));
         assert_eq!(map.take(PMD_ORDER), Some(PMD_PAGES));
@@ -42,7 +50,7 @@ mod suite {
 
     #[test]
     fn freed_pages_come_back() -> Result {
-        let map = FreeMap::new(PMD_PAGES)?;
+        let map = free_map(PMD_PAGES)?;
         assert_eq!(map.take(PMD_ORDER), Some(0));
         assert_eq!(map.used_in_block(0), PMD_PAGES);
         // A block may be freed page by page, after it was split.
@@ -61,7 +69,7 @@ mod suite {
 
     #[test]
     fn every_order_splits_and_merges() -> Result {
-        let map = FreeMap::new(2 * PMD_PAGES)?;
+        let map = free_map(2 * PMD_PAGES)?;
         for order in 0..=PMD_ORDER {
             let pages = 1 << order;
             let count = 2 * PMD_PAGES / pages;
@@ -91,7 +99,7 @@ mod suite {
 
     #[test]
     fn small_folios_fill_blocks_that_are_begun() -> Result {
-        let map = FreeMap::new(4 * PMD_PAGES)?;
+        let map = free_map(4 * PMD_PAGES)?;
         // Block 2 is nearly full, block 1 has some, 0 and 3 none.
         assert!(map.take_at(PMD_PAGES, 4));
         for order in 0..PMD_ORDER {
@@ -110,7 +118,7 @@ mod suite {
 
     #[test]
     fn pages_go_out_of_use_and_back() -> Result {
-        let map = FreeMap::new(2 * PMD_PAGES)?;
+        let map = free_map(2 * PMD_PAGES)?;
         assert_eq!(map.take(PMD_ORDER), Some(PMD_PAGES));
         assert!(map.withdraw(0, 10) && !map.withdraw(PMD_PAGES - 2, 3));
         assert_eq!((map.withdrawn(), map.used()), (12, PMD_PAGES));
@@ -132,7 +140,7 @@ mod suite {
     #[test]
     fn random_use_agrees_with_a_model() -> Result {
         const PAGES: usize = 3 * PMD_PAGES;
-        let map = FreeMap::new(PAGES)?;
+        let map = free_map(PAGES)?;
         let mut model = KVec::from_elem(Page::Free, PAGES, GFP_KERNEL)?;
         let mut random = 0x9e37_79b9_7f4a_7c15;
         for _ in 0..1500 {

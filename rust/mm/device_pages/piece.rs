@@ -83,7 +83,6 @@ impl<T: DevicePageOps> Piece<T> {
         pages: usize,
     ) -> Result<Pin<KBox<Self>>> {
         let free = FreeMap::new(pages)?;
-        free.withdraw(0, pages);
         KBox::pin_init(
             // INVARIANT: It is absent, and no page is free.
             pin_init!(Self {
@@ -111,8 +110,8 @@ impl<T: DevicePageOps> Piece<T> {
         self.base.load(Relaxed) != ABSENT
     }
 
-    /// Adds the frames. The owner's mutex is held.
-    pub(super) fn add(&self, owner: Cookie, kind: Kind) -> Result {
+    /// Adds the frames, the first of which `lowest` is not above from then on. The owner's mutex is held.
+    pub(super) fn add(&self, owner: Cookie, kind: Kind, lowest: &Atomic<usize>) -> Result {
         let start = match kind {
             Kind::Private => {
                 let mut start = 0;
@@ -165,8 +164,11 @@ impl<T: DevicePageOps> Piece<T> {
             return Err(error);
         }
         // CAST: Physical frame numbers fit.
+        let base = (start >> PAGE_SHIFT) as usize;
+        // Before: who has one of the pages must find it. Others that add some wait for the mutex.
+        lowest.store(lowest.load(Relaxed).min(base), Relaxed);
         // INVARIANT: Mapped now, and only then pages become free.
-        self.base.store((start >> PAGE_SHIFT) as usize, Release);
+        self.base.store(base, Release);
         self.free.restore(0, self.free.len());
         Ok(())
     }

@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap doc install uninstall deb install-test in-tree-test rust-analyzer clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long oversubscribe inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap doc install uninstall deb install-test in-tree-test rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -29,6 +29,7 @@ help:
 	@echo 'make fuzz       hostile calls on the device nodes (CALLS=, SEED=)'
 	@echo 'make torture    random operations, compared with a model'
 	@echo 'make torture-long  the same for hours, on all kernels (PLAN=debian|debug|test-new)'
+	@echo 'make oversubscribe  working sets larger than device memory: table and bounds (VRAM=)'
 	@echo 'make inject     fail each step of each operation once, then all mixed (KERNEL)'
 	@echo 'make coverage   what the tests do not execute, and why'
 	@echo 'make lookup     compare structures that find the region of an address'
@@ -114,6 +115,11 @@ torture:
 
 torture-long:
 	tools/test/torture-long --series $(SERIES) $(PLAN)
+
+# VRAM= (MiB)
+oversubscribe:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/test/oversubscribe --kernel $(KERNEL) --series $(SERIES) $(if $(VRAM),--vram $(VRAM))
 
 inject:
 	tools/build --all --kernel $(KERNEL) --series $(SERIES)

@@ -18,6 +18,7 @@ use crate::{
         migrate::{Batch, Isolated, Source},
         notifier::Cookie,
         range_fault::AddressSpace,
+        trace::Trigger,
     },
     pgtable::Spares,
     stats::Counter,
@@ -42,7 +43,7 @@ struct Room<'m, D: Device> {
     batch: Batch,
     copies: Copies,
     spares: Spares<D::Format>,
-    outcome: Outcome,
+    outcome: &'m mut Outcome,
 }
 
 /// How an attempt ended.
@@ -82,35 +83,56 @@ impl<D: Device> Mirror<D> {
         }
         match self.connection(source) {
             Connection::None => {
-                source.migrate(range).to_system()?;
-                self.migrate(range).to_device()
+                let back = source.migrate(range).because(Trigger::Pull);
+                back.to_system()?;
+                self.migrate(range).because(Trigger::Pull).to_device()
             }
-            Connection::Migratable => self.pull_directly(range, source),
+            Connection::Migratable => {
+                let who = self.inner().who;
+                who.migrate_begin(range, true, Trigger::Pull);
+                let mut outcome = Outcome::default();
+                let result = self.pull_directly(range, source, &mut outcome);
+                let stayed = outcome.no_memory + outcome.copy_failed;
+                let pages = [outcome.moved, outcome.switched, stayed];
+                who.migrate_end(true, Trigger::Pull, pages, result);
+                result.map(|()| outcome)
+            }
             Connection::Unified => {
                 let space = self.space()?;
                 let mut spares = self.spares();
                 for piece in range.pmd_pieces() {
-                    self.install_present(&space, piece, &mut spares)?;
+                    self.inner().install_present(&space, piece, &mut spares)?;
                 }
                 Ok(Outcome::default())
             }
         }
     }
 
-    fn pull_directly(&self, range: PageRange, source: &Self) -> Result<Outcome> {
+    fn pull_directly(&self, range: PageRange, source: &Self, outcome: &mut Outcome) -> Result {
         let mine = self.device().memory().ok_or(ENODEV)?;
         let mut room = Room {
             space: self.space()?,
             batch: Batch::new()?,
             copies: Copies::new(true)?,
             spares: self.spares(),
-            outcome: Outcome::default(),
+            outcome,
         };
+        // What this brings does not make room for more of it.
+        let before = mine.turn();
         let mut rest = Some(range);
         while let Some(left) = rest {
             let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
+            // What is to move there is not copied there.
+            self.inner().collapse(&self.notifier, Some(piece), None);
             // Before any lock. What is missing then shows in the outcome.
-            match mine.grow(piece.pages()) {
+            let needed = match mine.has_room(piece.pages()) {
+                true => 0,
+                false => piece.pages() - self.on_device(piece),
+            };
+            match mine
+                .grow(needed)
+                .and_then(|()| mine.make_room(needed, before))
+            {
                 Err(error) if error != ENOMEM => return Err(error),
                 _ => {}
             }
@@ -125,7 +147,7 @@ impl<D: Device> Mirror<D> {
             .add(Counter::ToDevice, room.outcome.moved as u64);
         self.stats()
             .add(Counter::Switched, room.outcome.switched as u64);
-        Ok(room.outcome)
+        Ok(())
     }
 
     /// One attempt at a piece. Returns the end of what it was about.
@@ -208,7 +230,7 @@ impl<D: Device> Mirror<D> {
                         name,
                         piece,
                         &migrated,
-                        |pfn| mine.entry_number(pfn),
+                        mine.numbers(),
                         writable,
                         spares,
                         |_, what| match what {
@@ -228,7 +250,8 @@ impl<D: Device> Mirror<D> {
         if lost {
             // Somebody else's event took the marks: ask what is there now. If that fails the device
             // will fault, which is no error here.
-            self.install_present(space, piece, spares)
+            self.inner()
+                .install_present(space, piece, spares)
                 .or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })?;
         }
         result.map(|()| (piece.end(), attempt))

@@ -11,6 +11,7 @@
 #include <linux/hmm.h>
 #include <linux/ioport.h>
 #include <linux/kthread.h>
+#include <linux/maple_tree.h>
 #include <linux/memcontrol.h>
 #include <linux/mempolicy.h>
 #include <linux/memremap.h>
@@ -23,7 +24,9 @@
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task.h>
+#include <linux/shrinker.h>
 #include <linux/string.h>
+#include <linux/xarray.h>
 
 #include "helpers.h"
 
@@ -68,6 +71,43 @@ struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_lookup);
 
+/*
+ * The first anonymous mapping that ends behind @from and has the page of offset
+ * @pgoff. Anonymous pages keep their offset when they are moved, by mremap too.
+ */
+struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
+					      unsigned long from,
+					      unsigned long pgoff)
+{
+	struct vm_area_struct *vma;
+
+	for (vma = find_vma(mm, from); vma; vma = find_vma(mm, vma->vm_end))
+		if (vma_is_anonymous(vma) && pgoff >= vma->vm_pgoff &&
+		    pgoff - vma->vm_pgoff < vma_pages(vma))
+			break;
+	return vma;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_of_offset);
+
+unsigned long rust_hmm_vma_offset(const struct vm_area_struct *vma)
+{
+	return vma->vm_pgoff;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_offset);
+
+/* Names the reverse mapping; 0 if nothing was ever there. */
+unsigned long rust_hmm_vma_anon(const struct vm_area_struct *vma)
+{
+	return (unsigned long)READ_ONCE(vma->anon_vma);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_anon);
+
+bool rust_hmm_vma_is_anonymous(struct vm_area_struct *vma)
+{
+	return vma_is_anonymous(vma);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_is_anonymous);
+
 struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma)
 {
 	return vma->vm_mm;
@@ -79,6 +119,14 @@ bool rust_hmm_fatal_signal_pending(void)
 	return fatal_signal_pending(current);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
+
+/* Returns whether the task was killed. */
+bool rust_hmm_sleep_killable(unsigned int ms)
+{
+	schedule_timeout_killable(msecs_to_jiffies(ms));
+	return fatal_signal_pending(current);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_sleep_killable);
 
 /* Where the kernel does not count, it cannot be told: then lockdep must. */
 bool rust_hmm_may_sleep(void)
@@ -359,6 +407,68 @@ void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order)
 #endif
 }
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_reset);
+
+struct shrinker *rust_hmm_shrinker_alloc(const char *name)
+{
+	return shrinker_alloc(0, "%s", name);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_shrinker_alloc);
+
+void rust_hmm_ranges_init(struct maple_tree *tree)
+{
+	mt_init(tree);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_ranges_init);
+
+/* Value 0 removes. Without @wait it takes what memory there is. */
+int rust_hmm_ranges_set(struct maple_tree *tree, unsigned long first,
+			unsigned long last, unsigned long value, bool wait)
+{
+	return mtree_store_range(tree, first, last,
+				 value ? xa_mk_value(value) : NULL,
+				 wait ? GFP_KERNEL_ACCOUNT :
+					GFP_NOWAIT | __GFP_NOWARN);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_ranges_set);
+
+/* The value of the first range that reaches into @from to @to; 0 if none. */
+unsigned long rust_hmm_ranges_find(struct maple_tree *tree, unsigned long from,
+				   unsigned long to, unsigned long *first,
+				   unsigned long *last)
+{
+	MA_STATE(mas, tree, from, from);
+	void *entry;
+
+	mas_lock(&mas);
+	entry = mas_find(&mas, to);
+	*first = mas.index;
+	*last = mas.last;
+	mas_unlock(&mas);
+	return entry ? xa_to_value(entry) : 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_ranges_find);
+
+/* The value at @index, and the range that has it; 0 if none. */
+unsigned long rust_hmm_ranges_at(struct maple_tree *tree, unsigned long index,
+				 unsigned long *first, unsigned long *last)
+{
+	MA_STATE(mas, tree, index, index);
+	void *entry;
+
+	mas_lock(&mas);
+	entry = mas_walk(&mas);
+	*first = mas.index;
+	*last = mas.last;
+	mas_unlock(&mas);
+	return entry ? xa_to_value(entry) : 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_ranges_at);
+
+void rust_hmm_ranges_clear(struct maple_tree *tree)
+{
+	mtree_destroy(tree);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_ranges_clear);
 
 int rust_hmm_request_region(u64 start, u64 size, const char *name)
 {

@@ -30,8 +30,15 @@ int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm);
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm);
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr);
+struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
+					      unsigned long from,
+					      unsigned long pgoff);
+unsigned long rust_hmm_vma_anon(const struct vm_area_struct *vma);
+bool rust_hmm_vma_is_anonymous(struct vm_area_struct *vma);
+unsigned long rust_hmm_vma_offset(const struct vm_area_struct *vma);
 struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma);
 bool rust_hmm_fatal_signal_pending(void);
+bool rust_hmm_sleep_killable(unsigned int ms);
 bool rust_hmm_may_sleep(void);
 bool rust_hmm_mm_in_use(const struct mm_struct *mm);
 
@@ -43,6 +50,19 @@ void rust_hmm_charge_end(struct mem_cgroup *old);
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
 					 const char *name);
 int rust_hmm_kthread_stop_put(struct task_struct *task);
+
+/* Who maps a page */
+struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
+				    unsigned long *offset);
+bool rust_hmm_vma_share(struct vm_area_struct *vma, unsigned long addr);
+bool rust_hmm_vma_is_constant(struct vm_area_struct *vma);
+bool rust_hmm_pfn_is_exclusive(unsigned long pfn);
+int rust_hmm_source_add(unsigned long pfn);
+unsigned long rust_hmm_source_join(struct vm_area_struct *vma,
+				   unsigned long addr);
+void rust_hmm_source_put(unsigned long pfn);
+void rust_hmm_pfn_put(unsigned long pfn);
+void rust_hmm_pfn_unlock(unsigned long pfn);
 
 /* trace.h */
 int rust_hmm_mm_pid(struct mm_struct *mm);
@@ -58,8 +78,10 @@ void rust_hmm_trace_migrate_end(int pid, unsigned int mirror, bool to_device,
 				int trigger, unsigned long moved,
 				unsigned long switched, unsigned long stayed,
 				int result);
-void rust_hmm_trace_evict(unsigned int device, unsigned long moved,
+void rust_hmm_trace_evict(unsigned int device, int need, unsigned long moved,
 			  unsigned long left);
+void rust_hmm_trace_thrash(int pid, unsigned int mirror, unsigned long start,
+			   unsigned long pages, bool stays, unsigned long ms);
 void rust_hmm_trace_invalidate(int pid, unsigned int mirror,
 			       unsigned long start, unsigned long pages,
 			       int event, unsigned long changed);
@@ -112,6 +134,20 @@ size_t rust_hmm_bytes_from_user(void *dst, unsigned long user, size_t len);
 size_t rust_hmm_fault_in_user(unsigned long user, size_t len, bool write);
 u64 rust_hmm_fetch_add_page(unsigned long pfn, size_t offset, u64 value);
 u64 rust_hmm_fetch_add_bytes(void *at, u64 value);
+
+/* include/linux/shrinker.h */
+struct shrinker *rust_hmm_shrinker_alloc(const char *name);
+
+/* include/linux/maple_tree.h, with numbers for values */
+void rust_hmm_ranges_init(struct maple_tree *tree);
+int rust_hmm_ranges_set(struct maple_tree *tree, unsigned long first,
+			unsigned long last, unsigned long value, bool wait);
+unsigned long rust_hmm_ranges_at(struct maple_tree *tree, unsigned long index,
+				 unsigned long *first, unsigned long *last);
+unsigned long rust_hmm_ranges_find(struct maple_tree *tree, unsigned long from,
+				   unsigned long to, unsigned long *first,
+				   unsigned long *last);
+void rust_hmm_ranges_clear(struct maple_tree *tree);
 
 /* include/linux/ioport.h */
 int rust_hmm_request_region(u64 start, u64 size, const char *name);

@@ -34,6 +34,16 @@ classes! {
     ended = c"rust_hmm::ended";
     /// A walker.
     walker = c"rust_hmm::walker";
+    /// The thread that removes idle device memory is told to stop.
+    idle = c"rust_hmm::idle";
+    /// It waits.
+    idle_wake = c"rust_hmm::idle_wake";
+    /// The past of a policy.
+    policy = c"rust_hmm::policy";
+    /// Attributes that lost their mapping.
+    attributes = c"rust_hmm::attributes";
+    /// Copies of memory that is mostly read, whose flush is under way.
+    replicas = c"rust_hmm::replicas";
     /// What stands in a queue.
     queue = c"rust_hmm::queue";
     /// Who helps with an operation.

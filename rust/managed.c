@@ -29,12 +29,6 @@ unsigned long rust_hmm_vma_anonymous_offset(const struct vm_area_struct *vma)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_anonymous_offset);
 
-unsigned long rust_hmm_vma_offset(const struct vm_area_struct *vma)
-{
-	return vma->vm_pgoff;
-}
-EXPORT_SYMBOL_GPL(rust_hmm_vma_offset);
-
 bool rust_hmm_vma_is_shared(const struct vm_area_struct *vma)
 {
 	return vma->vm_flags & VM_SHARED;

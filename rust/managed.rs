@@ -7,13 +7,13 @@
 //! `Documentation/managed.rst`.
 
 use crate::{
+    attributes::{Attributes, Location},
     migrate::Outcome,
     mirror::{Device, Mirror},
     mm::{
         addr::{PageRange, PMD_SIZE},
         anon,
-        fence::Fence,
-        range_fault::Access,
+        fence::Fence, //
     },
     node::{FileOps, OpenFile},
     queue::{HasMirror, Queue, Report, Stop},
@@ -58,6 +58,14 @@ impl Flags {
             host_shared: offset & HOST_SHARED != 0,
             populate: offset & POPULATE != 0,
             huge: offset & HUGE != 0,
+        })
+    }
+
+    /// The attributes of such memory as long as nothing else was said of it.
+    pub(crate) fn attributes(self) -> Attributes {
+        Attributes::preferring(match self.host_shared {
+            true => Location::System,
+            false => Location::Device,
         })
     }
 
@@ -133,75 +141,7 @@ pub fn allocate<F: OpenFile>(
     Ok(Allocation { range, offset })
 }
 
-/// How the memory at an address is managed, and the range around it that was mapped so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Managed {
-    /// How.
-    pub flags: Flags,
-    /// The mapping.
-    pub range: PageRange,
-}
-
 impl<D: Device> Mirror<D> {
-    /// How the memory at `addr` is managed; `None` if it is not.
-    ///
-    /// # Errors
-    ///
-    /// `EFAULT`: the process is gone; `EINTR`; `EDEADLK` within a callback. Context: may sleep.
-    pub fn managed(&self, addr: usize) -> Result<Option<Managed>> {
-        within::may_wait()?;
-        let space = self.space()?;
-        let mmap = space.mmap_lock()?;
-        let Some(vma) = mmap.vma_lookup(addr) else {
-            return Ok(None);
-        };
-        let Some(flags) = Flags::of(vma.anonymous_offset()) else {
-            return Ok(None);
-        };
-        let range = PageRange::new(vma.start(), vma.end())?;
-        Ok(Some(Managed { flags, range }))
-    }
-
-    /// As [`Mirror::fault`]; managed memory moves to the device first, the block of 2 MiB around it, or
-    /// all of it if it is to be populated.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mirror::fault`]: that the memory stays where it is, is none.
-    pub fn fault_managed(&self, range: PageRange, access: Access) -> Result {
-        let managed = match self.device().memory() {
-            Some(_) => self.managed(range.start())?,
-            None => None,
-        };
-        let Some(managed) = managed.filter(|managed| !managed.flags.host_shared) else {
-            return self.fault(range, access);
-        };
-        self.attract(range, &managed)?;
-        self.fault(range, access)?;
-        // Another device had it, or it was shared after a fork: the fault has brought it back.
-        let here = self.notifier.lock().table.get(range.start()).is_device();
-        if !here {
-            self.attract(range, &managed)?;
-        }
-        Ok(())
-    }
-
-    fn attract(&self, range: PageRange, managed: &Managed) -> Result {
-        let block = if managed.flags.populate {
-            managed.range
-        } else {
-            let start = range.start() & !(PMD_SIZE - 1);
-            let end = range.end().checked_next_multiple_of(PMD_SIZE);
-            PageRange::new(start, end.ok_or(EINVAL)?)?
-        };
-        let both = block.intersect(&managed.range).ok_or(EINVAL)?;
-        match self.migrate(both).to_device() {
-            Err(error) if error == EINTR => Err(error),
-            // Then it is mapped where it is, or the fault says what is wrong.
-            _ => Ok(()),
-        }
-    }
-
     /// Moves what was just allocated to the device.
     ///
     /// # Errors

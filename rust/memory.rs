@@ -6,30 +6,43 @@ use crate::{
     connection::Connection,
     mirror::Peer,
     mm::{
-        addr::PageRange,
-        device_pages::{CpuFault, DevicePageOps, DevicePages, FaultError, Kind},
-        migrate::{Isolated, Migrated, Select, Source},
+        addr::{PageRange, PMD_PAGES},
+        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
+        migrate::{Constant, Isolated, Migrated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
         trace,
     },
+    policy::window::Windows,
     stats::{Counter, Stats},
     within::Within,
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, AtomicFlag},
+        Arc,
+        SetOnce, //
+    },
+};
 
 mod copy;
 mod cpu_fault;
-mod density;
 mod evict;
+mod idle;
 mod known;
+mod lru;
 mod peers;
+mod room;
+mod unplug;
 
 use copy::End;
 pub(crate) use copy::{Copies, Failed};
 pub use copy::{Copy, CopyJob};
-use density::Density;
+use idle::Idle;
 use known::Known;
+use lru::Lru;
+pub(crate) use lru::Turn;
 use peers::Peers;
 pub(crate) use peers::Registration;
 
@@ -58,6 +71,19 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
     /// now, for a task that was killed waits for them. Context: as [`Self::copy`].
     fn cancelled(&self) {}
 
+    /// Where to take the next folio of `order` from, as a device page number: for a driver that has its
+    /// own allocator. If it is not free there, or for `None`, the library chooses. Context: as
+    /// [`Self::copy`].
+    fn choose(&self, order: u32) -> Option<usize> {
+        let _ = order;
+        None
+    }
+
+    /// A folio of the device's memory is about to be free. Context: any, also interrupts.
+    fn freed(&self, range: DeviceRange) {
+        let _ = range;
+    }
+
     /// How this memory and `other`, that of another device of this driver, reach each other. `kind` is how
     /// the CPU sees the other one. Asked once for each pair of devices; of both answers the lesser counts.
     fn connection(&self, other: &Self, kind: Kind) -> Connection {
@@ -83,8 +109,11 @@ struct Ops<M> {
     /// For tracepoints.
     id: u32,
     stats: Stats,
-    density: Density,
     peers: Pin<KBox<Peers>>,
+    lru: Lru,
+    windows: Windows,
+    /// The device is gone.
+    gone: AtomicFlag,
     known: Pin<KBox<Known>>,
 }
 
@@ -93,8 +122,9 @@ struct Ops<M> {
 /// Dropping it evicts all pages and waits for the last one. Context: may sleep.
 #[pin_data(PinnedDrop)]
 pub struct Memory<M: MemoryOps> {
-    #[pin]
-    pages: DevicePages<Ops<M>>,
+    /// From the first use on. Gone before the pages are, of which it has a reference.
+    idle: SetOnce<Idle<M>>,
+    pages: Arc<DevicePages<Ops<M>>>,
 }
 
 impl<M: MemoryOps> Memory<M> {
@@ -105,19 +135,25 @@ impl<M: MemoryOps> Memory<M> {
     /// `ENOMEM`; `EINVAL` if the limit or the start is invalid, see [`DevicePages::new`].
     pub fn new(driver: M, kind: Kind, max_pages: usize) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            pages <- DevicePages::new(
-                kind,
-                max_pages,
-                Ops {
-                    driver,
-                    id: trace::new_device(),
-                    stats: Stats::new(),
-                    density: Density::new(),
-                    peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
-                    known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
-                },
-            ),
+            idle: SetOnce::new(),
+            pages: Self::pages(driver, kind, max_pages)?,
         }? Error)
+    }
+
+    // Not on the stack of whoever makes the device, too.
+    #[inline(never)]
+    fn pages(driver: M, kind: Kind, max_pages: usize) -> Result<Arc<DevicePages<Ops<M>>>> {
+        let ops = Ops {
+            driver,
+            id: trace::new_device(),
+            stats: Stats::new(),
+            peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
+            known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
+            windows: Windows::new()?,
+            gone: AtomicFlag::new(false),
+            lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
+        };
+        Arc::pin_init(DevicePages::new(kind, max_pages, ops), GFP_KERNEL)
     }
 
     /// The driver's side.
@@ -147,6 +183,7 @@ impl<M: MemoryOps> Memory<M> {
 
     /// Adds a mirror of the address space `space`.
     pub(crate) fn add_peer(&self, space: Cookie, peer: Arc<dyn Peer>) -> Result<Registration> {
+        self.pages.data().windows.forget(space.number());
         self.pages.data().peers.add(space, peer)
     }
 
@@ -154,14 +191,31 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.owner()
     }
 
+    /// Pieces of 256 MiB that there are, and of these those of which nothing is in use.
+    pub fn pieces(&self) -> (usize, usize) {
+        self.pages.pieces_idle()
+    }
+
     /// Makes room; see [`DevicePages::grow`].
     pub(crate) fn grow(&self, pages: usize) -> Result {
+        if self.is_gone() {
+            return Err(ENODEV);
+        }
+        if self.idle.as_ref().is_none() {
+            // Another thread may be faster; then this one's goes at once.
+            self.idle.populate(Idle::new(self.pages.clone())?);
+        }
         self.pages.grow(pages)
     }
 
     /// The device page number of page frame `pfn`, if it is one of this device.
     pub(crate) fn entry_number(&self, pfn: usize) -> Option<usize> {
         self.pages.lookup(pfn)
+    }
+
+    /// As [`Self::entry_number`], for frames that are close together.
+    pub(crate) fn numbers(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
+        self.pages.finder()
     }
 
     pub(crate) fn pfn(&self, number: usize) -> Option<usize> {
@@ -176,6 +230,42 @@ impl<M: MemoryOps> Memory<M> {
     /// Whether a test wants the next allocation to fail.
     pub(crate) fn driver_fails(&self, order: u32) -> bool {
         self.pages.data().fails(order)
+    }
+
+    pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
+        self.allocator().alloc(order)
+    }
+
+    /// Copies each page to its folio, one of ours; the numbers tell them apart, below 512. Says which could not be copied.
+    pub(crate) fn copy_pages<'c>(
+        &self,
+        pairs: &[(usize, Constant, LockedFolio)],
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
+        let ops = self.pages.data();
+        let cancelled = || {
+            let _within = Within::enter();
+            ops.driver.cancelled();
+        };
+        copies.run(&cancelled, |batch| {
+            let _within = Within::enter();
+            batch.reserve(pairs.len());
+            for (index, source, folio) in pairs {
+                let destination = match (self.kind(), self.pages.number_of(folio)) {
+                    (Kind::Private, Some(number)) => End::Device(number),
+                    (Kind::Coherent { .. }, Some(_)) => End::Cpu(folio.pfn()),
+                    _ => {
+                        batch.fail(*index);
+                        continue;
+                    }
+                };
+                let source = End::Cpu(source.page().first_pfn());
+                // SAFETY: Source and destination are alive as long as `pairs` is borrowed, which is longer than
+                // `batch` exists; nobody else has the folio.
+                unsafe { batch.hand_out(self.driver(), *index, 1, Some(source), destination) };
+            }
+            self.driver().kick();
+        })
     }
 
     /// For some allocations in a row.
@@ -247,10 +337,19 @@ impl<M: MemoryOps> Allocator<'_, M> {
 
     /// A folio of `order`, if there is one.
     pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
-        if self.driver_fails(order) {
+        let ops = self.pages.data();
+        if ops.gone.load(Relaxed) || self.driver_fails(order) {
             return None;
         }
-        self.pages.alloc(order)
+        // What the driver says is a wish: only free pages are taken.
+        let chosen = |number| Some((number, self.pages.alloc_at(number, order)?));
+        let (number, folio) = ops
+            .driver
+            .choose(order)
+            .and_then(chosen)
+            .or_else(|| self.pages.alloc_numbered(order))?;
+        ops.lru.touch(number / PMD_PAGES);
+        Some(folio)
     }
 }
 
@@ -377,5 +476,9 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
         ops.stats.add(Counter::CpuFaults, 1);
         ops.stats.add(Counter::CpuFaultPages, moved as u64);
         Ok(())
+    }
+
+    fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
+        pages.data().driver.freed(range);
     }
 }

@@ -11,7 +11,7 @@
 //! 5. finalize: the CPU may fault again.
 
 use crate::{
-    memory::Copies,
+    memory::{Copies, Turn},
     mirror::{
         transaction::{Identity, Request},
         Device, Inner, Mirror, Switched,
@@ -45,6 +45,9 @@ pub use outcome::{Outcome, PageOutcome};
 /// More tries of a step towards the device that left pages behind, though there was memory.
 const RETRIES: usize = 3;
 
+/// More tries of a step for pages that others have taken the memory of.
+const ROUNDS: usize = 3;
+
 /// Time before another try.
 const PAUSE: Delta = Delta::from_millis(1);
 
@@ -61,6 +64,8 @@ impl<D: Device> Mirror<D> {
             mirror: self,
             range,
             faultless: true,
+            evict: true,
+            trigger: Trigger::Request,
             outcomes: None,
             stop: None,
         }
@@ -73,6 +78,8 @@ pub struct Migrate<'m, D: Device> {
     mirror: &'m Mirror<D>,
     range: PageRange,
     faultless: bool,
+    evict: bool,
+    trigger: Trigger,
     outcomes: Option<&'m mut [PageOutcome]>,
     stop: Option<Stop>,
 }
@@ -85,9 +92,21 @@ impl<'m, D: Device> Migrate<'m, D> {
         self
     }
 
+    /// Whether other memory may leave the device to make room, which is the default.
+    pub fn evict(mut self, yes: bool) -> Self {
+        self.evict = yes;
+        self
+    }
+
     /// Where to write the outcome of each page. What the range has beyond the slice is not reported.
     pub fn outcomes(mut self, outcomes: &'m mut [PageOutcome]) -> Self {
         self.outcomes = Some(outcomes);
+        self
+    }
+
+    /// Why, for those who trace it.
+    pub(crate) fn because(mut self, trigger: Trigger) -> Self {
+        self.trigger = trigger;
         self
     }
 
@@ -120,14 +139,14 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     fn run(self, target: Target) -> Result<Outcome> {
         let who = self.mirror.inner().who;
-        let to_device = target == Target::Device;
-        who.migrate_begin(self.range, to_device, Trigger::Request);
+        let (to_device, trigger) = (target == Target::Device, self.trigger);
+        who.migrate_begin(self.range, to_device, trigger);
         let mut total = Outcome::default();
         let result = self.run_steps(target, &mut total);
         let stayed = total.skipped + total.no_memory + total.copy_failed;
         who.migrate_end(
             to_device,
-            Trigger::Request,
+            trigger,
             [total.moved, total.switched, stayed],
             result,
         );
@@ -136,7 +155,7 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     fn run_steps(mut self, target: Target, total: &mut Outcome) -> Result {
         within::may_wait()?;
-        let mut step = Step::new(self.mirror, target, self.faultless)?;
+        let mut step = Step::new(self.mirror, target, self.faultless, self.evict)?;
         step.work.copies.until(self.stop.take());
         let _charge = step.space.charge();
         let mut rest = Some(self.range);
@@ -174,6 +193,10 @@ struct Step<'m, D: Device> {
     space: AddressSpace<'m, Inner<D>>,
     target: Target,
     faultless: bool,
+    /// Device memory that was used after this does not go: what a migration brings does not make room for
+    /// more of it.
+    before: Turn,
+    evict: bool,
     work: Work<D::Format>,
 }
 
@@ -199,13 +222,15 @@ enum Attempt {
 }
 
 impl<'m, D: Device> Step<'m, D> {
-    fn new(mirror: &'m Mirror<D>, target: Target, faultless: bool) -> Result<Self> {
-        mirror.device().memory().ok_or(ENODEV)?;
+    fn new(mirror: &'m Mirror<D>, target: Target, faultless: bool, evict: bool) -> Result<Self> {
+        let memory = mirror.device().memory().ok_or(ENODEV)?;
         Ok(Self {
             mirror,
             space: mirror.space()?,
             target,
             faultless,
+            before: memory.turn(),
+            evict,
             work: Work {
                 batch: Batch::new()?,
                 copies: Copies::new(true)?,
@@ -220,13 +245,20 @@ impl<'m, D: Device> Step<'m, D> {
     fn run(&mut self, range: PageRange) -> Result<usize> {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;
         self.work.pages.fill(PageOutcome::None);
-        // Before any lock. What is missing then shows in the outcome.
-        let full = self.target == Target::Device
-            && match self.mirror.device().memory().map(|m| m.grow(piece.pages())) {
-                Some(Err(error)) if error != ENOMEM => return Err(error),
-                result => !matches!(result, Some(Ok(()))),
-            };
-        let (end, attempt) = self.attempt(piece, true)?;
+        let piece = match self.target {
+            Target::Device => match self.mirror.movable(&self.space, piece)? {
+                (part, true) => part,
+                (part, false) => return self.leave(part),
+            },
+            Target::System => piece,
+        };
+        if self.target == Target::Device {
+            // What is to move there is not copied there.
+            let (inner, notifier) = (self.mirror.inner(), &self.mirror.notifier);
+            inner.collapse(notifier, Some(piece), None);
+        }
+        let full = self.target == Target::Device && !self.make_room_for(piece)?;
+        let (mut end, attempt) = self.attempt(piece, true)?;
         let piece = PageRange::new(piece.start(), end)?;
         match attempt {
             Attempt::Done { .. } => {}
@@ -237,6 +269,17 @@ impl<'m, D: Device> Step<'m, D> {
                 self.work.pages.fill(PageOutcome::None);
                 self.attempt(piece, false)?;
             }
+        }
+        for _ in 0..ROUNDS {
+            let missing = self.missing(piece.pages());
+            if self.target != Target::Device || full || missing == 0 {
+                break;
+            }
+            // Others were faster. If there is room, it is not that.
+            if self.has_room(missing) || !self.make_room(missing)? {
+                break;
+            }
+            end = self.attempt(piece, missing == PMD_PAGES)?.0;
         }
         for _ in 0..RETRIES {
             if self.target != Target::Device || !self.some_stay(piece.pages()) {
@@ -249,6 +292,53 @@ impl<'m, D: Device> Step<'m, D> {
             }
         }
         Ok(end)
+    }
+
+    /// Nothing of `piece` may move.
+    fn leave(&mut self, piece: PageRange) -> Result<usize> {
+        for page in self.work.pages.iter_mut().take(piece.pages()) {
+            *page = PageOutcome::Skipped;
+        }
+        Ok(piece.end())
+    }
+
+    /// As [`Self::make_room`], for the pages of `piece` that are not there yet.
+    fn make_room_for(&self, piece: PageRange) -> Result<bool> {
+        if self.has_room(piece.pages()) {
+            return Ok(true);
+        }
+        self.make_room(piece.pages() - self.mirror.on_device(piece))
+    }
+
+    /// Makes room in the device's memory, before any lock is taken. Returns whether there is some; what
+    /// is missing then shows in the outcome.
+    fn make_room(&self, pages: usize) -> Result<bool> {
+        let Some(memory) = self.mirror.device().memory() else {
+            return Ok(false);
+        };
+        match memory.grow(pages) {
+            Err(error) if error != ENOMEM => return Err(error),
+            _ => {}
+        }
+        if !self.evict {
+            return Ok(memory.has_any());
+        }
+        match memory.make_room(pages, self.before) {
+            Err(error) if error != ENOMEM => Err(error),
+            _ => Ok(memory.has_any()),
+        }
+    }
+
+    /// Whether so many pages are free.
+    fn has_room(&self, pages: usize) -> bool {
+        let memory = self.mirror.device().memory();
+        memory.is_some_and(|memory| memory.has_room(pages))
+    }
+
+    /// Pages that had no memory at the destination.
+    fn missing(&self, pages: usize) -> usize {
+        let pages = self.work.pages.iter().take(pages);
+        pages.filter(|page| **page == PageOutcome::NoMemory).count()
     }
 
     /// Whether pages were skipped, and none had another reason to stay.
@@ -296,6 +386,7 @@ impl<'m, D: Device> Step<'m, D> {
             // Somebody else's event, or the split of a huge page, took the marks: ask what is
             // there now. If that fails the device will fault, which is no error here.
             self.mirror
+                .inner()
                 .install_present(&self.space, piece, &mut self.work.spares)
                 .or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })?;
         }
@@ -439,7 +530,7 @@ impl<F: Format> Work<F> {
         let (flushed, result) = match target {
             Target::Device => {
                 let writable = vma.flags() & flags::WRITE != 0;
-                let number = |pfn| memory.entry_number(pfn);
+                let number = memory.numbers();
                 mirror.switch_to_device(name, piece, &migrated, number, writable, spares, &mut each)
             }
             Target::System => (

@@ -8,12 +8,13 @@
 //! transaction still owns (`transaction`).
 
 use crate::{
+    attributes::Map,
     host_lock::HostLocks,
     locks,
     memory::{Memory, MemoryOps, Registration},
     mm::{
         addr::PageRange,
-        notifier::{Cookie, Event, IntervalNotifier, Subscriber},
+        notifier::{Cookie, Event, IntervalNotifier, Reason, Subscriber},
         page::DirtyBatch,
         range_fault::AddressSpace,
         trace::Who,
@@ -34,11 +35,15 @@ use kernel::{
         },
         Arc, CondVar, LockClassKey,
     },
+    time::{Instant, Monotonic},
 };
 
 mod access;
+mod attributes;
 mod exclusive;
 mod fault;
+mod replica;
+mod serve;
 mod step;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
@@ -47,9 +52,11 @@ mod walker;
 
 pub use access::{Place, PlaceMut, TableGuard};
 pub use fault::{Location, Snapshot};
+pub use serve::Served;
 pub(crate) use step::{Peer, Switched};
 pub use walker::{Section, Unresolved, Walkers};
 
+use replica::Replicas;
 use transaction::Transactions;
 
 /// What a driver says about the address-space side of its device.
@@ -104,6 +111,9 @@ pub trait Device: Send + Sync + Sized + 'static {
 pub(crate) struct State<F: Format> {
     pub(crate) table: Table<F>,
     pub(crate) transactions: Transactions,
+    /// Where entries went of memory that the device is to have mapped always, see
+    /// [`Attributes::accessed_by`](crate::attributes::Attributes::accessed_by).
+    pub(crate) lost: Option<PageRange>,
 }
 
 /// What the notifier calls.
@@ -120,6 +130,10 @@ pub(crate) struct Inner<D: Device> {
     /// Faults in this address space that had to try again: new migrations, also those of other
     /// mirrors, let them go first for a while.
     starved: &'static Atomic<usize>,
+    attributes: Pin<KBox<Map>>,
+    replicas: Pin<KBox<Replicas>>,
+    /// When it was made: times are counted from here.
+    born: Instant<Monotonic>,
     /// A migration has ended: who wants to install entries may try again.
     ended: Pin<KBox<CondVar>>,
 }
@@ -144,6 +158,7 @@ impl<D: Device> Flusher for Inner<D> {
             walkers.drain();
         }
         self.changing.fetch_sub(1, Release);
+        self.replicas.free_retired(&self.changing);
     }
 }
 
@@ -167,6 +182,7 @@ impl<D: Device> Inner<D> {
         }
         if batch.is_empty() {
             self.changing.fetch_sub(1, Release);
+            self.replicas.free_retired(&self.changing);
             return (result, None);
         }
         (result, Some(batch.start(self)))
@@ -203,10 +219,15 @@ impl<D: Device> Subscriber for Inner<D> {
         let State {
             table,
             transactions,
+            lost,
         } = state;
         let own = transactions.note(event);
+        if event.reason == Reason::Unmap {
+            self.attributes.lose(event.range);
+        }
         let own = own.and_then(|name| transactions.get(name));
         let keeps_reads = event.reason.keeps_reads();
+        let copies = self.replicas.any();
         let mut changed = 0;
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
             let mut dirty = DirtyBatch::new();
@@ -226,10 +247,16 @@ impl<D: Device> Subscriber for Inner<D> {
                     return;
                 }
                 Self::retire(dirty, span, *entry);
+                if copies {
+                    self.retire_copies(span, *entry);
+                }
                 *entry = Entry::NONE;
                 *changed += span.pages();
             });
         });
+        if changed != 0 && self.attributes.any_accessed() {
+            *lost = Some(lost.map_or(event.range, |lost| lost.hull(&event.range)));
+        }
         self.stats.add(Counter::Invalidations, 1);
         self.stats.add(Counter::InvalidatedPages, changed as u64);
         self.who.invalidate(event.range, event.reason, changed);
@@ -269,6 +296,7 @@ impl<D: Device> Mirror<D> {
         let state = State {
             table: Table::new()?,
             transactions: Transactions::new()?,
+            lost: None,
         };
         let (ended_name, ended_key) = locks::ended();
         let inner = Inner {
@@ -279,6 +307,9 @@ impl<D: Device> Mirror<D> {
             stats: Stats::new(),
             changing: Atomic::new(0),
             starved: fault::starved(Cookie::of_space(mm)),
+            attributes: Map::new()?,
+            replicas: Replicas::new()?,
+            born: Instant::now(),
             ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL_ACCOUNT)?,
         };
         let notifier = Arc::pin_init(
@@ -311,8 +342,11 @@ impl<D: Device> Mirror<D> {
         self.notifier.is_alive()
     }
 
-    /// Keeps the address space from being torn down. `EFAULT` if it is gone.
+    /// Keeps the address space from being torn down. `EFAULT` if it is gone; `ENODEV` if the device is.
     pub(crate) fn space(&self) -> Result<AddressSpace<'_, Inner<D>>> {
+        if self.device().memory().is_some_and(Memory::is_gone) {
+            return Err(ENODEV);
+        }
         AddressSpace::new(&self.notifier)
     }
 
@@ -325,45 +359,17 @@ impl<D: Device> Mirror<D> {
     /// `EDEADLK` within a callback. Context: may sleep.
     pub fn discard(&self, range: PageRange) -> Result {
         within::may_wait()?;
-        self.remove(range);
+        remove(&self.notifier, range);
         Ok(())
-    }
-
-    fn remove(&self, range: PageRange) {
-        self.remove_some(range, |_, _| true);
     }
 
     /// Removes the entries of `range` for which `which` says so.
     pub(crate) fn remove_some(
         &self,
         range: PageRange,
-        mut which: impl FnMut(PageRange, Entry) -> bool,
+        which: impl FnMut(PageRange, Entry) -> bool,
     ) {
-        let inner = self.inner();
-        let mut guard = self.notifier.lock();
-        let State {
-            table,
-            transactions,
-        } = &mut *guard;
-        // A migration under way must not bring them back.
-        transactions.unmark(range);
-        let mut changed = 0;
-        let ((), flush) = inner.change(table, Some(range), |table, batch| {
-            let mut dirty = DirtyBatch::new();
-            table.for_each(range, batch, |span, entry| {
-                if which(span, *entry) {
-                    Inner::<D>::retire(&mut dirty, span, *entry);
-                    *entry = Entry::NONE;
-                    changed += span.pages();
-                }
-            });
-        });
-        // Waited for under the lock: a page that is unmapped meanwhile must not be found absent
-        // here and still be in a TLB.
-        if let Some(flush) = flush {
-            flush.wait(inner);
-        }
-        inner.stats.add(Counter::InvalidatedPages, changed as u64);
+        remove_some(&self.notifier, range, which);
     }
 
     /// What an update of the table needs; not filled yet.
@@ -392,9 +398,49 @@ impl<D: Device> Drop for Mirror<D> {
         self.registration = None;
         // What the device has written is dirty, and it uses nothing any more.
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
-            self.remove(all);
+            remove(&self.notifier, all);
         }
     }
+}
+
+/// Removes the entries of `range`, and waits until the device uses none of them.
+fn remove<D: Device>(notifier: &IntervalNotifier<Inner<D>>, range: PageRange) {
+    remove_some(notifier, range, |_, _| true);
+}
+
+/// As [`remove`], of the entries for which `which` says so.
+fn remove_some<D: Device>(
+    notifier: &IntervalNotifier<Inner<D>>,
+    range: PageRange,
+    mut which: impl FnMut(PageRange, Entry) -> bool,
+) {
+    let inner = notifier.subscriber();
+    let mut guard = notifier.lock();
+    let State {
+        table,
+        transactions,
+        ..
+    } = &mut *guard;
+    // A migration under way must not bring them back.
+    transactions.unmark(range);
+    let mut changed = 0;
+    let ((), flush) = inner.change(table, Some(range), |table, batch| {
+        let mut dirty = DirtyBatch::new();
+        table.for_each(range, batch, |span, entry| {
+            if which(span, *entry) {
+                Inner::<D>::retire(&mut dirty, span, *entry);
+                inner.retire_copies(span, *entry);
+                *entry = Entry::NONE;
+                changed += span.pages();
+            }
+        });
+    });
+    // Waited for under the lock: a page that is unmapped meanwhile must not be found absent
+    // here and still be in a TLB.
+    if let Some(flush) = flush {
+        flush.wait(inner);
+    }
+    inner.stats.add(Counter::InvalidatedPages, changed as u64);
 }
 
 /// Creates a [`Mirror`] with a lock class of the caller's own, which may be given a name.

@@ -8,10 +8,12 @@
 //! - [`space`] has an address space in use, and its mmap lock.
 //! - [`notifier`] has `mmu_interval_notifier`, with the lock that makes its retry check mean something.
 //! - [`range_fault`] has `hmm_range_fault`, in the states collected and validated.
+//! - [`range_map`] has a map from ranges to numbers, a maple tree.
 //! - [`page`] has page contents and locked folios.
 //! - [`user`] has memory of the current process, to be copied to and from without faults.
 //! - [`device_pages`] has `ZONE_DEVICE` memory and the CPU fault on it.
 //! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
+//! - [`shrinker`] has what gives memory back.
 //! - [`exclusive`] has `make_device_exclusive`.
 //! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
@@ -32,6 +34,8 @@ pub mod notifier;
 pub mod page;
 pub mod pin;
 pub mod range_fault;
+pub mod range_map;
+pub mod shrinker;
 pub mod space;
 pub mod sync_file;
 #[cfg(CONFIG_KUNIT = "y")]

@@ -8,6 +8,8 @@
 //! - [`mirror`]: a device page table that follows an address space.
 //! - [`migrate`]: moves a mirror's memory to the device and back.
 //! - [`memory`]: the device's memory, the CPU fault on it, eviction.
+//! - [`attributes`]: what a program says of ranges of its memory.
+//! - [`policy`]: what a device fault brings to the device.
 //! - [`pgtable`]: the table itself.
 //! - [`connection`]: how memory of one device reaches another.
 //! - [`managed`]: memory that CPU and devices use, and that migrates by itself.
@@ -29,11 +31,13 @@
 //! 3. The table lock of a mirror ([`mirror`]). It is taken in invalidation callbacks, so below
 //!    reclaim: nothing allocates with reclaim or takes one of the locks above while it is held,
 //!    and it is not held over a call that invokes notifiers (`migrate_vma_setup`).
-//! 4. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
+//! 4. The list of attributes whose mapping has gone; the spinlock of their tree.
+//! 5. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
 //!
 //! Device memory is allocated and freed without a lock. The mutex under which it grows is taken
 //! before all of these.
 
+pub mod attributes;
 pub mod connection;
 pub mod host_lock;
 pub mod inject;
@@ -45,6 +49,7 @@ pub mod mm;
 pub mod node;
 pub mod pgtable;
 pub mod phases;
+pub mod policy;
 pub mod queue;
 pub mod stats;
 pub mod thread;

@@ -30,9 +30,15 @@ pub enum Counter {
     Evicted,
     /// Pages that moved under a valid device entry, which was switched without a fault.
     Switched,
+    /// Pages that were evicted because others needed their room.
+    EvictedForRoom,
+    /// Copies that were made of pages that are mostly read.
+    Replicated,
+    /// Copies that were given up: because their page changed, or for room.
+    Collapsed,
 }
 
-const COUNT: usize = Counter::Switched as usize + 1;
+const COUNT: usize = Counter::Collapsed as usize + 1;
 
 /// One set of counters.
 pub struct Stats([Atomic<u64>; COUNT]);

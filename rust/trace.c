@@ -65,12 +65,19 @@ void rust_hmm_trace_migrate_end(int pid, unsigned int mirror, bool to_device,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_trace_migrate_end);
 
-void rust_hmm_trace_evict(unsigned int device, unsigned long moved,
+void rust_hmm_trace_evict(unsigned int device, int need, unsigned long moved,
 			  unsigned long left)
 {
-	trace_hmm_evict(device, moved, left);
+	trace_hmm_evict(device, need, moved, left);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_trace_evict);
+
+void rust_hmm_trace_thrash(int pid, unsigned int mirror, unsigned long start,
+			   unsigned long pages, bool stays, unsigned long ms)
+{
+	trace_hmm_thrash(pid, mirror, start, pages, stays, ms);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_trace_thrash);
 
 void rust_hmm_trace_invalidate(int pid, unsigned int mirror,
 			       unsigned long start, unsigned long pages,

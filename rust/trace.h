@@ -17,7 +17,14 @@
 	__print_symbolic(to_device, { 0, "to-system" }, { 1, "to-device" })
 
 #define hmm_show_trigger(trigger) \
-	__print_symbolic(trigger, { 0, "request" }, { 1, "close" })
+	__print_symbolic(trigger, { 0, "request" }, { 1, "close" },	\
+			 { 2, "fault" }, { 3, "pull" })
+
+#define hmm_show_need(need)				\
+	__print_symbolic(need, { 0, "all" }, { 1, "room" })
+
+#define hmm_show_verdict(stays)				\
+	__print_symbolic(stays, { 0, "waits" }, { 1, "stays" })
 
 /* enum mmu_notifier_event, as far as a mirror tells them apart */
 #define hmm_show_event(event)				\
@@ -153,20 +160,53 @@ TRACE_EVENT(hmm_migrate_end,
 
 /* Pages of a device were moved to the system by physical page. */
 TRACE_EVENT(hmm_evict,
-	TP_PROTO(unsigned int device, unsigned long moved, unsigned long left),
-	TP_ARGS(device, moved, left),
+	TP_PROTO(unsigned int device, int need, unsigned long moved,
+		 unsigned long left),
+	TP_ARGS(device, need, moved, left),
 	TP_STRUCT__entry(
 		__field(unsigned int, device)
+		__field(int, need)
 		__field(unsigned long, moved)
 		__field(unsigned long, left)
 	),
 	TP_fast_assign(
 		__entry->device = device;
+		__entry->need = need;
 		__entry->moved = moved;
 		__entry->left = left;
 	),
-	TP_printk("device=%u moved=%lu left=%lu", __entry->device,
-		  __entry->moved, __entry->left)
+	TP_printk("device=%u need=%s moved=%lu left=%lu", __entry->device,
+		  hmm_show_need(__entry->need), __entry->moved, __entry->left)
+);
+
+/*
+ * A device wants memory that bounces: it waits for @ms milliseconds, or the
+ * memory stays where it is.
+ */
+TRACE_EVENT(hmm_thrash,
+	TP_PROTO(int pid, unsigned int mirror, unsigned long start,
+		 unsigned long pages, bool stays, unsigned long ms),
+	TP_ARGS(pid, mirror, start, pages, stays, ms),
+	TP_STRUCT__entry(
+		__field(int, pid)
+		__field(unsigned int, mirror)
+		__field(unsigned long, start)
+		__field(unsigned long, pages)
+		__field(int, stays)
+		__field(unsigned long, ms)
+	),
+	TP_fast_assign(
+		__entry->pid = pid;
+		__entry->mirror = mirror;
+		__entry->start = start;
+		__entry->pages = pages;
+		__entry->stays = stays;
+		__entry->ms = ms;
+	),
+	TP_printk("pid=%d mirror=%u start=0x%lx pages=%lu verdict=%s ms=%lu",
+		  __entry->pid, __entry->mirror, __entry->start,
+		  __entry->pages, hmm_show_verdict(__entry->stays),
+		  __entry->ms)
 );
 
 /* The kernel has announced a change; @changed pages lost rights in the device. */

@@ -36,8 +36,8 @@ pub(super) fn serve<M: MemoryOps>(
     let window = if fault.is_huge() {
         PMD_SIZE
     } else {
-        let space = fault.vma().space();
-        pages.data().density.window(space, fault.address()) * PAGE_SIZE
+        let space = fault.vma().space().number();
+        pages.data().windows.touch(space, fault.address())
     };
     let mut batch = Batch::with_room(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;

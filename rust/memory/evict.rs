@@ -5,6 +5,7 @@
 use super::{Copies, Memory, MemoryOps};
 use crate::{
     mm::{
+        addr::PMD_ORDER,
         device_pages::DeviceRange,
         migrate::{Batch, Isolated},
         page::{Effort, LockedFolio},
@@ -57,7 +58,9 @@ impl<M: MemoryOps> Memory<M> {
             if pass > 0 {
                 fsleep(PAUSE);
             }
-            self.evict_pass(&mut batch, &mut copies, killable)?;
+            let result = self.evict_pass(&mut batch, &mut copies, killable);
+            self.restore();
+            result?;
             if self.pages.used() == 0 {
                 break;
             }
@@ -76,32 +79,70 @@ impl<M: MemoryOps> Memory<M> {
             moved += self.evict_block(block, batch, copies).unwrap_or(0);
         }
         self.stats().add(Counter::Evicted, moved as u64);
-        trace::evict(self.pages.data().id, moved, self.pages.used());
+        self.trace_evicted(trace::Need::All, moved);
         result
     }
 
-    fn evict_block(
+    pub(super) fn trace_evicted(&self, need: trace::Need, moved: usize) {
+        trace::evict(self.pages.data().id, need, moved, self.pages.used());
+    }
+
+    /// After evictions: memory that a device is to have mapped always is mapped where it is now.
+    pub(super) fn restore(&self) {
+        if !self.is_gone() {
+            self.pages.data().peers.for_each(|peer| peer.restore());
+        }
+    }
+
+    pub(super) fn evict_block(
         &self,
         block: DeviceRange,
         batch: &mut Batch,
         copies: &mut Copies,
     ) -> Result<usize> {
+        // Copies of what is in system memory anyway.
+        let used = self.pages.used_in_block(block.first);
+        let peers = &self.pages.data().peers;
+        peers.for_each(|peer| peer.collapse(block));
+        let left = self.pages.used_in_block(block.first);
+        if left == 0 {
+            return Ok(used);
+        }
+        let mut huge = None;
+        if self.pages.is_huge(block.first) {
+            huge = self.huge_destination();
+            // The core can give a huge page only huge memory here. So it is split before, or memory is
+            // reclaimed for it if nobody that maps it can be had.
+            if huge.is_none() && !self.pages.split(block.first, batch) {
+                huge = LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Must).ok();
+            }
+        }
         let mut lap = Lap::start();
         let mut isolated = Isolated::from_device(&self.pages, block, batch)?;
         lap.end(Phase::Unmap);
         isolated.fill_small(None, |_| true);
-        // A huge device folio can only go to a huge one here: so try hard.
-        isolated.fill(|entry| LockedFolio::alloc_system(None, 0, entry.order(), Effort::Must).ok());
+        isolated.fill(|entry| match entry.order() {
+            PMD_ORDER => huge.take(),
+            order => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
+        });
         lap.end(Phase::Allocate);
         self.copy_all(&mut isolated, copies);
         lap.end(Phase::Copy);
         let migrated = isolated.migrate();
-        let moved = migrated.moved().map(|entry| entry.pages).sum();
+        let moved: usize = migrated.moved().map(|entry| entry.pages).sum();
         lap.end(Phase::Switch);
         // The notifiers of the isolation have removed what devices had.
         drop(migrated);
         lap.end(Phase::Finalize);
-        Ok(moved)
+        Ok(used.saturating_sub(left) + moved)
+    }
+
+    /// A huge page of system memory, if it can be had without effort.
+    fn huge_destination(&self) -> Option<LockedFolio> {
+        if self.driver_fails(PMD_ORDER) {
+            return None;
+        }
+        LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Try).ok()
     }
 
     /// For drop: the memory cannot go before its pages have.

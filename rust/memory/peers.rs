@@ -70,6 +70,22 @@ impl Peers {
         Ok(Registration(place))
     }
 
+    /// Calls `each` for all mirrors, one after the other. Context: may sleep; no lock may be held.
+    pub(super) fn for_each(&self, mut each: impl FnMut(&dyn Peer)) {
+        let mut next = 0;
+        loop {
+            // Not under the lock of the list: a CPU fault would not get it.
+            let Some(place) = self.list.lock().get(next).cloned() else {
+                break;
+            };
+            next += 1;
+            let peer = place.peer.lock();
+            if let Some(peer) = peer.as_ref() {
+                each(&**peer);
+            }
+        }
+    }
+
     /// Those of `mm`, as many as can be had at once.
     fn of(&self, mm: Cookie) -> [Option<Arc<Place>>; AT_ONCE] {
         let mut found = [const { None }; AT_ONCE];

@@ -70,7 +70,7 @@ impl<D: Device> Mirror<D> {
         within::may_wait()?;
         let memory: &Memory<_> = self.device().memory().ok_or(ENODEV)?;
         let mut parts = Parts::new()?;
-        let mut step = Step::new(self, Target::System, false)?;
+        let mut step = Step::new(self, Target::System, false, false)?;
         let who = self.inner().who;
         let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;
         who.migrate_begin(all, false, Trigger::Close);

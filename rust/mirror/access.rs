@@ -58,11 +58,13 @@ impl<D: Device> Mirror<D> {
 
 impl<D: Device> Inner<D> {
     /// The pfn, or the device range, that a valid `entry` names.
+    #[inline]
     fn resolve(&self, entry: Entry) -> Option<core::result::Result<usize, DeviceRange>> {
         if !entry.is_device() {
             return Some(Ok(entry.number()));
         }
         let memory = self.device().memory()?;
+        memory.touch_page(entry.number());
         match memory.kind() {
             Kind::Private => Some(Err(DeviceRange {
                 first: entry.number(),

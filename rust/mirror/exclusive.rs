@@ -78,6 +78,7 @@ impl<D: Device> Mirror<D> {
             let State {
                 table,
                 transactions,
+                ..
             } = &mut *guard;
             if !transactions.owns(cookie, page.start()) {
                 return Err(EBUSY);

@@ -4,6 +4,7 @@
 
 use super::{Device, Inner, Mirror, State};
 use crate::{
+    memory::Memory,
     mm::{
         addr::{PageRange, PMD_PAGES},
         notifier::Cookie,
@@ -169,18 +170,22 @@ impl<D: Device> Mirror<D> {
         let space = self.space()?;
         let _charge = space.charge();
         for piece in range.pmd_pieces() {
-            self.fault_piece(&space, piece, access, &mut buffer, &mut spares)?;
+            self.inner()
+                .fault_piece(&space, piece, access, &mut buffer, &mut spares)?;
         }
         Ok(())
     }
+}
 
+// Without a [`Mirror`], which an eviction does not have.
+impl<D: Device> Inner<D> {
     /// Installs what is there of `piece`, without faulting anything in: for pages that were
     /// migrated but could not be switched. Best effort.
     // Rare, and its variables need not be on the stacks of those who call it.
     #[inline(never)]
     pub(crate) fn install_present(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace<'_, Self>,
         piece: PageRange,
         spares: &mut Spares<D::Format>,
     ) -> Result {
@@ -190,7 +195,7 @@ impl<D: Device> Mirror<D> {
 
     fn fault_piece(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace<'_, Self>,
         piece: PageRange,
         access: Access,
         buffer: &mut PfnBuffer,
@@ -212,7 +217,7 @@ impl<D: Device> Mirror<D> {
                     if waits > WAITS {
                         return Err(EBUSY);
                     }
-                    self.wait_for_migrations(piece)?;
+                    self.wait_for_migrations(space, piece)?;
                     patience = Patience::new();
                     trace::Again::Migration
                 }
@@ -221,20 +226,19 @@ impl<D: Device> Mirror<D> {
                     trace::Again::Busy
                 }
             };
-            self.inner().who.retry(piece, why);
-            starved.get_or_insert_with(|| Starved::new(self.inner().starved));
-            self.stats().add(Counter::Retries, 1);
+            self.who.retry(piece, why);
+            starved.get_or_insert_with(|| Starved::new(self.starved));
+            self.stats.add(Counter::Retries, 1);
         }
     }
 
     /// Waits until a migration of `piece` has ended.
-    fn wait_for_migrations(&self, piece: PageRange) -> Result {
+    fn wait_for_migrations(&self, space: &AddressSpace<'_, Self>, piece: PageRange) -> Result {
         let mut lap = Lap::start();
-        let mut guard = self.notifier.lock();
+        let mut guard = space.notifier().lock();
         let signal = guard.transactions.overlap(piece)
             && matches!(
-                self.inner()
-                    .ended
+                self.ended
                     .wait_interruptible_timeout(&mut guard, LOOK_AGAIN),
                 CondVarTimeoutResult::Signal { .. }
             );
@@ -252,13 +256,13 @@ impl<D: Device> Mirror<D> {
 
     fn try_piece(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace<'_, Self>,
         piece: PageRange,
         access: Access,
         buffer: &mut PfnBuffer,
         spares: &mut Spares<D::Format>,
     ) -> Result<Tried> {
-        let memory = self.device().memory();
+        let memory = self.device.memory();
         let owner = memory.map_or(Cookie::NONE, |memory| memory.owner());
         let mut lap = Lap::start();
         let collected = space.collect(piece, access, owner, buffer)?;
@@ -266,10 +270,15 @@ impl<D: Device> Mirror<D> {
         let Ok(mut valid) = collected.lock() else {
             return Ok(Tried::Again);
         };
+        // Under the lock: who takes all entries away, has set this before.
+        if memory.is_some_and(Memory::is_gone) {
+            return Err(ENODEV);
+        }
         let (state, range, mut pfns) = valid.parts();
         let State {
             table,
             transactions,
+            ..
         } = state;
         let migrating = transactions.overlap(range);
 
@@ -277,7 +286,8 @@ impl<D: Device> Mirror<D> {
         let mut read_only = None;
         let mut held = false;
         let mut installed = 0u64;
-        let (result, flush) = self.inner().change(table, None, |table, batch| {
+        let copies = self.replicas.any();
+        let (result, flush) = self.change(table, None, |table, batch| {
             table.install(range, spares, batch, |addr, entry| {
                 let Some(pfn) = pfns.next().filter(|pfn| pfn.is_valid()) else {
                     return;
@@ -290,6 +300,10 @@ impl<D: Device> Mirror<D> {
                     held |= access == Access::Write || !entry.is_valid();
                     return;
                 }
+                if copies && self.is_copy(addr, *entry) {
+                    // As right as the page: whoever changes that takes it away.
+                    return;
+                }
                 let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));
                 let new = match number {
                     Some(number) => Entry::device(number, pfn.is_writable()),
@@ -298,6 +312,9 @@ impl<D: Device> Mirror<D> {
                 if *entry != new {
                     *entry = new;
                     installed += 1;
+                    if let (Some(memory), Some(number)) = (memory, number) {
+                        memory.touch_page(number);
+                    }
                 }
             })
         });
@@ -305,12 +322,12 @@ impl<D: Device> Mirror<D> {
         drop(valid);
         lap.end(Phase::Switch);
         if flush.is_some() {
-            Flushed::by(flush, self.inner());
+            Flushed::by(flush, self);
             lap.end(Phase::Flush);
         }
         result?;
 
-        self.stats().add(Counter::MappedPages, installed);
+        self.stats.add(Counter::MappedPages, installed);
         if let Some(addr) = read_only {
             space.fault_in_writable(addr)?;
             return Ok(Tried::Again);
@@ -320,7 +337,9 @@ impl<D: Device> Mirror<D> {
             false => Tried::Done,
         })
     }
+}
 
+impl<D: Device> Mirror<D> {
     /// Tells for each page of `range` what the CPU's page table says, without faulting anything in.
     ///
     /// `each` is called once a page in ascending order, with the table lock held: it must not

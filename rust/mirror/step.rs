@@ -5,12 +5,14 @@
 //! What makes it right is described in `Documentation/faultless.rst`.
 
 use super::{
+    remove,
     transaction::{Identity, Request},
     Device, Inner, Mirror, State,
 };
 use crate::{
     mm::{
         addr::PageRange,
+        device_pages::DeviceRange,
         migrate::{Entry as Moved, Migrated, Source},
         notifier::{Cookie, IntervalNotifier},
         page::DirtyBatch,
@@ -23,6 +25,7 @@ use crate::{
 };
 use core::ops::Range;
 use kernel::{
+    page::PAGE_MASK,
     prelude::*,
     sync::atomic::ordering::Relaxed,
     time::{delay::fsleep, Delta}, //
@@ -132,6 +135,7 @@ impl<D: Device> Mirror<D> {
             let State {
                 table,
                 transactions,
+                ..
             } = &mut *guard;
             let begun = transactions.begin(request);
             let flush = match begun {
@@ -180,7 +184,7 @@ impl<D: Device> Mirror<D> {
         name: Cookie,
         piece: PageRange,
         migrated: &Migrated<'_>,
-        number: impl Fn(usize) -> Option<usize>,
+        mut number: impl FnMut(usize) -> Option<usize>,
         hole_writable: bool,
         spares: &mut Spares<D::Format>,
         mut each: impl FnMut(usize, Switched),
@@ -191,6 +195,7 @@ impl<D: Device> Mirror<D> {
         let State {
             table,
             transactions,
+            ..
         } = &mut *guard;
         let own = transactions.get(name);
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
@@ -278,6 +283,7 @@ pub(super) fn switch_to_system<D: Device>(
     let State {
         table,
         transactions,
+        ..
     } = &mut *guard;
     let own = transactions.get(name);
     let mut switched = 0;
@@ -351,6 +357,16 @@ pub(crate) trait Peer: Send + Sync {
 
     /// Ends it.
     fn end(&self, name: Cookie);
+
+    /// Removes all entries. Context: may sleep; takes the table lock.
+    fn forget(&self);
+
+    /// Gives up copies in `block` of the device's memory. Context: may sleep; takes the table lock.
+    fn collapse(&self, block: DeviceRange);
+
+    /// Maps again what the device is to have mapped always. Context: may sleep; no lock may be held but that of the
+    /// mirror's place.
+    fn restore(&self);
 }
 
 impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
@@ -361,6 +377,7 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         let State {
             table,
             transactions,
+            ..
         } = &mut *guard;
         if table.live() == 0 {
             return false;
@@ -414,5 +431,20 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
     fn end(&self, name: Cookie) {
         self.lock().transactions.end(name);
         self.subscriber().ended.notify_all();
+    }
+
+    fn forget(&self) {
+        if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
+            remove(self, all);
+        }
+    }
+
+    fn collapse(&self, block: DeviceRange) {
+        self.subscriber().collapse(self, None, Some(block));
+    }
+
+    fn restore(&self) {
+        // Else it will fault, which is no error.
+        let _ = self.subscriber().restore(self);
     }
 }

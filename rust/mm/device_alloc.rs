@@ -1,166 +1,382 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which pages of a piece of device memory are free.
+//! Which pages of a piece of device memory are free: a buddy allocator of folios of order 0 to 9 in
+//! blocks of 2 MiB.
 //!
-//! A bitmap of atomics, without a lock: pages are freed in any context, also from interrupts, when
-//! the last reference to a coherent page goes at the end of an I/O. Single pages are taken from the
-//! bottom and 2 MiB blocks from the top, so that they keep out of each other's way.
+//! A bitmap of atomics, without a lock: pages are freed in any context, under page-table locks and
+//! from interrupts, when the last reference to a coherent page goes at the end of an I/O. That is why
+//! it is not the kernel's `gpu::buddy`: that one has a mutex, allocates when it frees, takes back
+//! only what it gave out as a whole (the core splits huge folios and frees them page by page), and is
+//! there on few kernels (`CONFIG_GPU_BUDDY`).
+//!
+//! In a bitmap splitting and merging cost nothing: a folio of order `n` is `2^n` free bits in a row,
+//! aligned. Small folios come from the block that has the fewest free pages and still room, so that
+//! whole blocks are kept for huge ones.
 
 use super::addr::{PMD_ORDER, PMD_PAGES};
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{Acquire, Full, Relaxed},
-        Atomic, //
+        ordering::{Acquire, Full, Relaxed, Release},
+        Atomic,
+        AtomicFlag, //
     },
 };
 
 const WORD_PAGES: usize = u64::BITS as usize;
+const WORD_ORDER: u32 = WORD_PAGES.trailing_zeros();
 const BLOCK_WORDS: usize = PMD_PAGES / WORD_PAGES;
 
+/// Bits at which a folio of `order`, at most 6, may begin in a word.
+const fn starts(order: u32) -> u64 {
+    let mut mask = 0;
+    let mut bit = 0;
+    while bit < WORD_PAGES {
+        mask |= 1 << bit;
+        bit += 1 << order;
+    }
+    mask
+}
+
+/// [`starts`] of each order.
+const STARTS: [u64; WORD_ORDER as usize + 1] = {
+    let mut all = [0; WORD_ORDER as usize + 1];
+    let mut order = 0;
+    while order < all.len() {
+        all[order] = starts(order as u32);
+        order += 1;
+    }
+    all
+};
+
+/// The bits of `word` at which a folio of `order`, at most 6, is free.
+fn fits(word: u64, order: u32) -> u64 {
+    // Bit n of `free` says that 2^step pages from n on are free.
+    let mut free = word;
+    for step in 0..order {
+        free &= free >> (1 << step);
+    }
+    free & STARTS.get(order as usize).copied().unwrap_or(0)
+}
+
+/// `pages` bits from `bit` on; at most 64 in all.
+fn bits(bit: usize, pages: usize) -> u64 {
+    (u64::MAX >> (WORD_PAGES - pages)) << bit
+}
+
 /// Free pages of one piece, by index.
-pub(super) struct FreeMap {
+pub(in crate::mm) struct FreeMap {
     /// A set bit is a free page.
     words: KVVec<Atomic<u64>>,
-    /// No word below this one has a free page, unless one was freed just now.
-    low: Atomic<usize>,
+    /// A set bit is a page that is to be taken out of use: it does not become free.
+    out: KVVec<Atomic<u64>>,
+    /// A set bit is a page that was, and is neither free nor in use.
+    hidden: KVVec<Atomic<u64>>,
+    /// The block from which small folios were taken last.
+    block: Atomic<usize>,
     used: Atomic<usize>,
+    /// Pages that are hidden.
+    withdrawn: Atomic<usize>,
+    /// Whether there may be bits in `out` or `hidden`.
+    some_out: AtomicFlag,
 }
 
 impl FreeMap {
-    /// All of `pages` are free; a multiple of 512.
-    pub(super) fn new(pages: usize) -> Result<Self> {
-        let count = pages / WORD_PAGES;
-        let mut words = KVVec::with_capacity(count, GFP_KERNEL)?;
-        for _ in 0..count {
-            words.push(Atomic::new(u64::MAX), GFP_KERNEL)?;
-        }
+    /// All of `pages` are out of use, until [`Self::restore`]; a multiple of 512.
+    pub(in crate::mm) fn new(pages: usize) -> Result<Self> {
+        let map = |value: u64| -> Result<KVVec<Atomic<u64>>> {
+            let count = pages / WORD_PAGES;
+            let mut words = KVVec::with_capacity(count, GFP_KERNEL)?;
+            for _ in 0..count {
+                words.push(Atomic::new(value), GFP_KERNEL)?;
+            }
+            Ok(words)
+        };
         Ok(Self {
-            words,
-            low: Atomic::new(0),
+            words: map(0)?,
+            out: map(u64::MAX)?,
+            hidden: map(u64::MAX)?,
+            block: Atomic::new(0),
             used: Atomic::new(0),
+            withdrawn: Atomic::new(pages),
+            some_out: AtomicFlag::new(true),
         })
     }
 
     /// Pages in use.
-    pub(super) fn used(&self) -> usize {
+    pub(in crate::mm) fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// Whether any page of `first..first + 512` is in use.
-    pub(super) fn block_used(&self, first: usize) -> bool {
-        let word = first / WORD_PAGES;
-        self.words
-            .get(word..word.saturating_add(BLOCK_WORDS))
-            .is_some_and(|words| words.iter().any(|word| word.load(Relaxed) != u64::MAX))
+    /// Pages that were taken out of use.
+    pub(in crate::mm) fn withdrawn(&self) -> usize {
+        self.withdrawn.load(Relaxed)
     }
 
-    /// Takes a page or a block of 512, by order 0 or 9. Returns the index of its first page.
-    pub(super) fn take(&self, order: u32) -> Option<usize> {
-        let (index, pages) = match order {
-            0 => (self.take_page()?, 1),
-            PMD_ORDER => (self.take_block()?, PMD_PAGES),
-            _ => return None,
-        };
-        self.used.fetch_add(pages, Relaxed);
+    /// Pages in all.
+    pub(in crate::mm) fn len(&self) -> usize {
+        self.words.len() * WORD_PAGES
+    }
+
+    fn block(&self, number: usize) -> Option<&[Atomic<u64>]> {
+        let first = number.checked_mul(BLOCK_WORDS)?;
+        self.words.get(first..first.checked_add(BLOCK_WORDS)?)
+    }
+
+    /// Pages in use of `first..first + 512`.
+    pub(in crate::mm) fn used_in_block(&self, first: usize) -> usize {
+        let pairs = self.words.iter().zip(&self.hidden);
+        pairs
+            .skip(first / WORD_PAGES)
+            .take(BLOCK_WORDS)
+            .map(|(free, hidden)| (!(free.load(Relaxed) | hidden.load(Relaxed))).count_ones())
+            .sum::<u32>() as usize
+    }
+
+    /// Takes a folio of `order`, 0 to 9. Returns the index of its first page. Context: any.
+    pub(in crate::mm) fn take(&self, order: u32) -> Option<usize> {
+        let index = match order {
+            PMD_ORDER => self.take_block(),
+            0..PMD_ORDER => self.take_small(order),
+            _ => None,
+        }?;
+        self.used.fetch_add(1 << order, Relaxed);
         Some(index)
     }
 
-    fn take_page(&self) -> Option<usize> {
-        let start = self.low.load(Relaxed);
-        let found = self.scan(start, self.words.len());
-        found.or_else(|| self.scan(0, start))
+    /// Takes the folio of `order` at `index`, if it is free. Context: any.
+    pub(in crate::mm) fn take_at(&self, index: usize, order: u32) -> bool {
+        let pages = 1 << order.min(PMD_ORDER);
+        if order > PMD_ORDER || index % pages != 0 || !self.claim(index, pages) {
+            return false;
+        }
+        self.used.fetch_add(pages, Relaxed);
+        true
     }
 
-    fn scan(&self, from: usize, to: usize) -> Option<usize> {
-        for (index, word) in self.words.get(from..to)?.iter().enumerate() {
+    /// Makes `pages` pages from `index` on, free by now, ours. `pages` is a power of 2 and `index` a
+    /// multiple of it.
+    fn claim(&self, index: usize, pages: usize) -> bool {
+        let first = index / WORD_PAGES;
+        let Some(words) = self.words.get(first..first + pages.div_ceil(WORD_PAGES)) else {
+            return false;
+        };
+        let mask = bits(index % WORD_PAGES, pages.min(WORD_PAGES));
+        let claim = |word: &Atomic<u64>| {
             let mut value = word.load(Relaxed);
-            while value != 0 {
-                let bit = value.trailing_zeros();
-                match word.cmpxchg(value, value & (value - 1), Acquire) {
-                    Ok(_) => {
-                        self.low.store(from + index, Relaxed);
-                        return Some((from + index) * WORD_PAGES + bit as usize);
-                    }
+            while value & mask == mask {
+                match word.cmpxchg(value, value & !mask, Acquire) {
+                    Ok(_) => return true,
                     Err(now) => value = now,
                 }
             }
+            false
+        };
+        let taken = words.iter().take_while(|word| claim(word)).count();
+        if taken == words.len() {
+            return true;
+        }
+        for word in words.iter().take(taken) {
+            set(word, mask);
+        }
+        false
+    }
+
+    fn take_small(&self, order: u32) -> Option<usize> {
+        let last = self.block.load(Relaxed);
+        if let Some(index) = self.take_from(last, order) {
+            return Some(index);
+        }
+        // Somebody may be faster, but then takes something each time.
+        for _ in 0..self.words.len() {
+            let block = self.best(order)?;
+            if let Some(index) = self.take_from(block, order) {
+                self.block.store(block, Relaxed);
+                return Some(index);
+            }
         }
         None
     }
 
-    fn take_block(&self) -> Option<usize> {
-        for (block, words) in self.words.chunks_exact(BLOCK_WORDS).enumerate().rev() {
-            let taken = words
+    /// The block that has room for `order` and the fewest free pages.
+    fn best(&self, order: u32) -> Option<usize> {
+        let mut best = None;
+        for (number, words) in self.words.chunks_exact(BLOCK_WORDS).enumerate() {
+            let free: u32 = words
                 .iter()
-                .take_while(|word| word.cmpxchg(u64::MAX, 0, Acquire).is_ok())
-                .count();
-            if taken == BLOCK_WORDS {
-                return Some(block * PMD_PAGES);
+                .map(|word| word.load(Relaxed).count_ones())
+                .sum();
+            if free == 0 || best.is_some_and(|(fewest, _)| fewest <= free) {
+                continue;
             }
-            for word in words.iter().take(taken) {
-                word.xchg(u64::MAX, Full);
+            if Self::find(words, order).is_some() {
+                best = Some((free, number));
             }
         }
-        None
+        best.map(|(_, number)| number)
     }
 
-    /// Gives `pages` pages back. Context: any.
-    pub(super) fn give_back(&self, index: usize, pages: usize) {
-        let mut at = index;
-        let end = index.saturating_add(pages);
-        while at < end {
-            let Some(word) = self.words.get(at / WORD_PAGES) else {
-                return;
-            };
-            let bits = (end - at).min(WORD_PAGES - at % WORD_PAGES);
-            let mask = (u64::MAX >> (WORD_PAGES - bits)) << (at % WORD_PAGES);
-            // The bits are clear until here, so that adding sets them.
-            word.fetch_add(mask, Full);
-            at += bits;
+    /// The first place for `order` in the words of a block, by index in it.
+    fn find(words: &[Atomic<u64>], order: u32) -> Option<usize> {
+        if order < WORD_ORDER {
+            return words.iter().enumerate().find_map(|(index, word)| {
+                let fits = fits(word.load(Relaxed), order);
+                (fits != 0).then(|| index * WORD_PAGES + fits.trailing_zeros() as usize)
+            });
         }
+        let count = (1 << order) / WORD_PAGES;
+        words
+            .chunks_exact(count)
+            .position(|words| words.iter().all(|word| word.load(Relaxed) == u64::MAX))
+            .map(|place| place * count * WORD_PAGES)
+    }
+
+    fn take_from(&self, block: usize, order: u32) -> Option<usize> {
+        let words = self.block(block)?;
+        if order == 0 {
+            return Some(block * PMD_PAGES + take_page(words)?);
+        }
+        loop {
+            let index = block * PMD_PAGES + Self::find(words, order)?;
+            if self.claim(index, 1 << order) {
+                return Some(index);
+            }
+        }
+    }
+
+    /// From the top, as small folios begin at the bottom.
+    fn take_block(&self) -> Option<usize> {
+        let blocks = self.words.len() / BLOCK_WORDS;
+        (0..blocks)
+            .rev()
+            .map(|number| number * PMD_PAGES)
+            .find(|index| self.claim(*index, PMD_PAGES))
+    }
+
+    /// Whether a block of 512 pages is free.
+    pub(in crate::mm) fn has_block(&self) -> bool {
+        self.words
+            .chunks_exact(BLOCK_WORDS)
+            .any(|words| words.iter().all(|word| word.load(Relaxed) == u64::MAX))
+    }
+
+    /// Gives `pages` pages back, of any number and at any index. Context: any.
+    pub(in crate::mm) fn give_back(&self, index: usize, pages: usize) {
+        // Before: who finds no page in use may count on it that they can be taken.
         self.used.fetch_sub(pages, Relaxed);
-        if index / WORD_PAGES < self.low.load(Relaxed) {
-            self.low.store(index / WORD_PAGES, Relaxed);
+        for_each_word(index, pages, |at, mask| {
+            let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
+            if let (Some(word), Some(out), Some(hidden)) = words {
+                let gone = out.load(Relaxed) & mask;
+                if gone == 0 {
+                    set(word, mask);
+                    return;
+                }
+                self.hide(hidden, gone);
+                // Somebody may have brought them back into use meanwhile.
+                set(word, self.show(hidden, gone & !out.load(Relaxed)));
+                if mask & !gone != 0 {
+                    set(word, mask & !gone);
+                }
+            }
+        });
+    }
+
+    /// Hides pages that are not hidden.
+    fn hide(&self, hidden: &Atomic<u64>, mask: u64) {
+        // Before: others may show them at once. CAST: At most 64.
+        self.withdrawn.fetch_add(mask.count_ones() as usize, Full);
+        set(hidden, mask);
+    }
+
+    /// Shows those of `mask` that are hidden. Returns them.
+    fn show(&self, hidden: &Atomic<u64>, mask: u64) -> u64 {
+        let shown = clear(hidden, mask);
+        // CAST: At most 64.
+        self.withdrawn
+            .fetch_sub(shown.count_ones() as usize, Relaxed);
+        shown
+    }
+
+    /// Takes the pages out of use that are free now, of `pages` from `index` on; the others when they
+    /// are given back. Returns whether all are out of use by now: ask again. Context: any.
+    pub(in crate::mm) fn withdraw(&self, index: usize, pages: usize) -> bool {
+        self.some_out.store(true, Release);
+        let mut all = true;
+        for_each_word(index, pages, |at, mask| {
+            let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
+            if let (Some(word), Some(out), Some(hidden)) = words {
+                set(out, mask);
+                self.hide(hidden, clear(word, mask));
+                all &= hidden.load(Relaxed) & mask == mask;
+            }
+        });
+        all
+    }
+
+    /// Brings pages back into use. Context: any; not beside [`Self::withdraw`].
+    pub(in crate::mm) fn restore(&self, index: usize, pages: usize) {
+        if !self.some_out.load(Relaxed) {
+            return;
         }
+        if index == 0 && pages >= self.len() {
+            self.some_out.store(false, Relaxed);
+        }
+        for_each_word(index, pages, |at, mask| {
+            let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
+            if let (Some(word), Some(out), Some(hidden)) = words {
+                if (out.load(Relaxed) | hidden.load(Relaxed)) & mask == 0 {
+                    return;
+                }
+                clear(out, mask);
+                set(word, self.show(hidden, mask));
+            }
+        });
     }
 }
 
-#[kunit_tests(rust_hmm_device_alloc)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_and_blocks_do_not_overlap() -> Result {
-        let map = FreeMap::new(2 * PMD_PAGES)?;
-        assert_eq!(map.take(0), Some(0));
-        assert_eq!(map.take(0), Some(1));
-        assert_eq!(map.take(PMD_ORDER), Some(PMD_PAGES));
-        // The other block has pages in use.
-        assert_eq!(map.take(PMD_ORDER), None);
-        assert_eq!(map.used(), PMD_PAGES + 2);
-        for index in 2..PMD_PAGES {
-            assert_eq!(map.take(0), Some(index));
+/// Takes the first free page of `words`: what is asked for most often.
+fn take_page(words: &[Atomic<u64>]) -> Option<usize> {
+    for (index, word) in words.iter().enumerate() {
+        let mut value = word.load(Relaxed);
+        while value != 0 {
+            match word.cmpxchg(value, value & (value - 1), Acquire) {
+                // CAST: At most 64.
+                Ok(_) => return Some(index * WORD_PAGES + value.trailing_zeros() as usize),
+                Err(now) => value = now,
+            }
         }
-        assert_eq!(map.take(0), None);
-        Ok(())
     }
+    None
+}
 
-    #[test]
-    fn freed_pages_come_back() -> Result {
-        let map = FreeMap::new(PMD_PAGES)?;
-        assert_eq!(map.take(PMD_ORDER), Some(0));
-        assert!(map.block_used(0));
-        // A block may be freed page by page, after it was split.
-        for index in 0..PMD_PAGES {
-            map.give_back(index, 1);
-        }
-        assert_eq!(map.used(), 0);
-        assert!(!map.block_used(0));
-        assert_eq!(map.take(PMD_ORDER), Some(0));
-        map.give_back(0, PMD_PAGES);
-        assert_eq!(map.take(0), Some(0));
-        assert_eq!(map.take(1), None);
-        Ok(())
+/// Sets the bits of `mask`, with a full barrier.
+fn set(word: &Atomic<u64>, mask: u64) {
+    let mut value = word.load(Relaxed);
+    while let Err(now) = word.cmpxchg(value, value | mask, Full) {
+        value = now;
     }
 }
+
+/// Clears the bits of `mask`, with a full barrier. Returns those that were set.
+fn clear(word: &Atomic<u64>, mask: u64) -> u64 {
+    let mut value = word.load(Relaxed);
+    while let Err(now) = word.cmpxchg(value, value & !mask, Full) {
+        value = now;
+    }
+    value & mask
+}
+
+/// Calls `each` with the number of each word and the bits in it, of `pages` bits from `index` on.
+fn for_each_word(index: usize, pages: usize, mut each: impl FnMut(usize, u64)) {
+    let end = index.saturating_add(pages);
+    let mut at = index;
+    while at < end {
+        let count = (end - at).min(WORD_PAGES - at % WORD_PAGES);
+        each(at / WORD_PAGES, bits(at % WORD_PAGES, count));
+        at += count;
+    }
+}
+
+#[cfg(CONFIG_KUNIT = "y")]
+mod tests;

@@ -2,8 +2,9 @@
 
 //! Device memory that has `struct page`s: `ZONE_DEVICE`, private or coherent.
 //!
-//! Memory comes in pieces of [`PIECE_PAGES`], added when they are needed. A device page is named by
-//! its *device page number*, which counts from 0 over all pieces, as a device counts its memory.
+//! Memory comes in pieces of [`PIECE_PAGES`], added when they are needed and removed when they are idle.
+//! A device page is named by its *device page number*, which counts from 0 over all pieces, as a device
+//! counts its memory.
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
@@ -20,15 +21,21 @@ use crate::{
 };
 use core::marker::PhantomData;
 use kernel::{
-    page::PAGE_MASK,
+    page::{PAGE_MASK, PAGE_SHIFT},
     prelude::*,
-    sync::{Mutex, SetOnce}, //
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Mutex,
+        SetOnce, //
+    },
 };
-use piece::{Piece, PIECE_BYTES};
 
 mod piece;
+mod split;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
+
+use piece::{Looker, Piece};
 
 /// Pages of one piece: 256 MiB, as in the kernel's `lib/test_hmm.c`.
 pub const PIECE_PAGES: usize = 1 << 16;
@@ -38,6 +45,11 @@ pub const MAX_PIECES: usize = 128;
 
 /// No page frame number is longer; the kernel knows the machine's real limit.
 const LAST_PHYSICAL: u64 = (1 << 52) - 1;
+
+const PIECE_BYTES: u64 = (PIECE_PAGES as u64) << PAGE_SHIFT;
+
+/// Bytes of system memory that the kernel needs for a piece: a `struct page` of 64 bytes for each page.
+pub const PIECE_OVERHEAD: usize = PIECE_PAGES * 64;
 
 /// How the CPU sees the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +90,11 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
     /// `Ok` means that the CPU may try again. Context: the mmap lock is held for reading and the
     /// page is locked; may sleep; must not wait for invalidations (`read_begin`).
     fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError>;
+
+    /// The pages of `range`, a folio, are about to be free. Context: any, also interrupts; must not sleep.
+    fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
+        let _ = (pages, range);
+    }
 }
 
 /// A CPU fault on a device-private page.
@@ -134,11 +151,13 @@ impl<'a> CpuFault<'a> {
 ///
 /// # Invariants
 ///
-/// Pinned; pieces are only ever added, in the order of their numbers, and point back here.
+/// Pinned; places for pieces are only ever filled, in the order of their numbers, and point back here.
 #[pin_data(PinnedDrop)]
 pub struct DevicePages<T: DevicePageOps> {
     pieces: KVec<SetOnce<Pin<KBox<Piece<T>>>>>,
     kind: Kind,
+    /// No page frame is lower.
+    lowest: Atomic<usize>,
     max_pages: usize,
     /// Held while a piece is added.
     #[pin]
@@ -182,6 +201,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                 pieces
             },
             kind,
+            lowest: Atomic::new(usize::MAX),
             max_pages: max_pages.next_multiple_of(PMD_PAGES),
             adding <- {
                 let (name, key) = locks::adding();
@@ -208,7 +228,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         Cookie::inside(self)
     }
 
-    fn pieces(&self) -> impl Iterator<Item = &Piece<T>> {
+    fn pieces(&self) -> impl Iterator<Item = &Piece<T>> + Clone {
         self.pieces
             .iter()
             .map_while(|piece| Some(&**piece.as_ref()?))
@@ -219,9 +239,12 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.pieces().map(|piece| piece.free.used()).sum()
     }
 
-    /// Pages that there are by now.
+    /// Pages that there are by now and that are not out of use.
     pub fn total(&self) -> usize {
-        (self.pieces().count() * PIECE_PAGES).min(self.max_pages)
+        self.pieces()
+            .filter(|piece| piece.is_there())
+            .map(|piece| piece.free.len().saturating_sub(piece.free.withdrawn()))
+            .sum()
     }
 
     /// Most pages that there can be.
@@ -242,12 +265,18 @@ impl<T: DevicePageOps> DevicePages<T> {
         }
         while self.total().saturating_sub(self.used()) < pages {
             let _adding = self.adding.lock();
+            if let Some(piece) = self.pieces().find(|piece| !piece.is_there()) {
+                piece.add(self.owner(), self.kind, &self.lowest)?;
+                continue;
+            }
             let index = self.pieces().count();
             let Some(place) = self.pieces.get(index) else {
                 break;
             };
             let pages = (self.max_pages - index * PIECE_PAGES).min(PIECE_PAGES);
-            place.populate(Piece::new(self, self.kind, index, pages)?);
+            let piece = Piece::new(self, index, pages)?;
+            piece.add(self.owner(), self.kind, &self.lowest)?;
+            place.populate(piece);
         }
         if self.used() >= self.total() {
             return Err(ENOMEM);
@@ -255,62 +284,174 @@ impl<T: DevicePageOps> DevicePages<T> {
         Ok(())
     }
 
-    /// Takes a free folio of order 0 or 9 into use: locked, with one reference.
+    /// Adds all pieces up to device page `end`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::grow`]; `EINVAL` if there cannot be so many. Context: as there.
+    pub fn grow_to(&self, end: usize) -> Result {
+        let _adding = self.adding.lock();
+        for index in 0..end.div_ceil(PIECE_PAGES) {
+            let place = self.pieces.get(index).ok_or(EINVAL)?;
+            match place.as_ref() {
+                Some(piece) if piece.is_there() => {}
+                Some(piece) => piece.add(self.owner(), self.kind, &self.lowest)?,
+                None => {
+                    let pages = (self.max_pages - index * PIECE_PAGES).min(PIECE_PAGES);
+                    let piece = Piece::new(self, index, pages)?;
+                    piece.add(self.owner(), self.kind, &self.lowest)?;
+                    place.populate(piece);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pieces that are there, and of these those without a page in use.
+    pub fn pieces_idle(&self) -> (usize, usize) {
+        let there = || self.pieces().filter(|piece| piece.is_there());
+        let idle = there().filter(|piece| piece.free.used() == 0).count();
+        (there().count(), idle)
+    }
+
+    /// Gives up to `count` pieces back of which no page is in use, with what the kernel keeps for them:
+    /// [`PIECE_OVERHEAD`] bytes each. Returns how many. They come again when they are needed.
+    ///
+    /// Context: as [`Self::grow`].
+    pub fn shrink(&self, count: usize) -> usize {
+        let _adding = self.adding.lock();
+        let idle = self.pieces().filter(|piece| piece.free.used() == 0);
+        idle.filter(|piece| piece.remove_idle()).take(count).count()
+    }
+
+    /// Takes a free folio of order 0 to 9 into use: locked, with one reference.
     ///
     /// Context: any that may take a folio lock; does not allocate.
     pub fn alloc(&self, order: u32) -> Option<LockedFolio> {
+        self.alloc_numbered(order).map(|(_, folio)| folio)
+    }
+
+    /// As [`Self::alloc`], with the number of its first page.
+    pub(crate) fn alloc_numbered(&self, order: u32) -> Option<(usize, LockedFolio)> {
         if fails(Point::DevicePage) {
             return None;
         }
+        self.pieces().find_map(|piece| {
+            let index = piece.free.take(order)?;
+            let number = piece.index * PIECE_PAGES + index;
+            Some((number, piece.folio(index, order)))
+        })
+    }
+
+    /// As [`Self::alloc`], the folio that begins at device page `number`, if it is free.
+    pub fn alloc_at(&self, number: usize, order: u32) -> Option<LockedFolio> {
+        if fails(Point::DevicePage) {
+            return None;
+        }
+        let piece = self.pieces.get(number / PIECE_PAGES)?.as_ref()?;
+        let index = number % PIECE_PAGES;
+        (piece.free.take_at(index, order)).then(|| piece.folio(index, order))
+    }
+
+    /// Takes free pages of `range` out of use, and those in use when they are given back. Returns
+    /// whether all are out of use by now. Pages of pieces that are not there yet cannot be taken.
+    pub fn withdraw(&self, range: DeviceRange) -> bool {
+        // A piece that is added meanwhile would restore its pages.
+        let _adding = self.adding.lock();
+        let mut all = true;
+        self.for_each_part(range, |piece, first, count| {
+            all &= piece.is_there() && piece.free.withdraw(first, count);
+        });
+        all
+    }
+
+    /// Brings the pages of `range` back into use.
+    pub fn restore(&self, range: DeviceRange) {
+        let _adding = self.adding.lock();
+        self.for_each_part(range, |piece, first, count| {
+            if piece.is_there() {
+                piece.free.restore(first, count);
+            }
+        });
+    }
+
+    fn for_each_part(&self, range: DeviceRange, mut each: impl FnMut(&Piece<T>, usize, usize)) {
+        let end = range.first.saturating_add(range.count);
         for piece in self.pieces() {
-            if let Some(index) = piece.free.take(order) {
-                let pfn = piece.base + index;
-                // SAFETY: The frames are of this piece and free, and now ours.
-                return Some(unsafe {
-                    bindings::rust_hmm_device_folio_init(pfn, piece.pgmap.get(), order);
-                    LockedFolio::from_raw(pfn, order)
-                });
+            let base = piece.index * PIECE_PAGES;
+            let (from, to) = (range.first.max(base), end.min(base + piece.free.len()));
+            if from < to {
+                each(piece, from - base, to - from);
             }
         }
-        None
+    }
+
+    /// Keeps the frames of the piece that has device page `number` from being removed.
+    pub(super) fn look(&self, number: usize) -> Option<Looker<'_>> {
+        self.pieces.get(number / PIECE_PAGES)?.as_ref()?.look()
+    }
+
+    /// Whether 512 pages are free that make a huge folio.
+    pub fn has_block(&self) -> bool {
+        self.pieces().any(|piece| piece.free.has_block())
+    }
+
+    /// Pages in use of the block of 512 pages that begins at `number`.
+    pub fn used_in_block(&self, number: usize) -> usize {
+        match self
+            .pieces
+            .get(number / PIECE_PAGES)
+            .map(|piece| piece.as_ref())
+        {
+            Some(Some(piece)) => piece.free.used_in_block(number % PIECE_PAGES),
+            _ => 0,
+        }
     }
 
     /// The device page number of page frame `pfn`, if it is one of this device.
     pub fn lookup(&self, pfn: usize) -> Option<usize> {
+        // Most pages that are asked for are of the system.
+        if pfn < self.lowest.load(Relaxed) {
+            return None;
+        }
         self.pieces().find_map(|piece| {
-            let index = pfn.checked_sub(piece.base)?;
+            let index = pfn.checked_sub(piece.base()?)?;
             (index < PIECE_PAGES).then_some(piece.index * PIECE_PAGES + index)
         })
     }
 
+    /// The device page number of the first page of `folio`, if it is one of this device.
+    pub fn number_of(&self, folio: &LockedFolio) -> Option<usize> {
+        self.lookup(folio.pfn())
+    }
+
     /// As [`Self::lookup`], for frames that are close together.
     pub(crate) fn finder(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
-        let mut last: Option<&Piece<T>> = None;
+        // A frame and its number, in the piece that the last one was in.
+        let (mut base, mut first) = (usize::MAX, 0);
         move |pfn| {
-            let index_in = |piece: &Piece<T>| {
-                let index = pfn.checked_sub(piece.base)?;
-                (index < PIECE_PAGES).then_some(index)
-            };
-            if last.and_then(index_in).is_none() {
-                last = self.pieces().find(|piece| index_in(piece).is_some());
+            if let Some(index) = pfn.checked_sub(base).filter(|index| *index < PIECE_PAGES) {
+                return Some(first + index);
             }
-            let piece = last?;
-            Some(piece.index * PIECE_PAGES + index_in(piece)?)
+            let number = self.lookup(pfn)?;
+            first = number - number % PIECE_PAGES;
+            base = pfn - number % PIECE_PAGES;
+            Some(number)
         }
     }
 
-    /// The page frame number of device page `number`.
+    /// The page frame number of device page `number`, if it is there. It may go when it is not in use.
     pub fn pfn(&self, number: usize) -> Option<usize> {
         let piece = self.pieces.get(number / PIECE_PAGES)?.as_ref()?;
-        Some(piece.base + number % PIECE_PAGES)
+        Some(piece.base()? + number % PIECE_PAGES)
     }
 
     /// The blocks of 512 device pages of which some are in use, by their first page.
-    pub fn used_blocks(&self) -> impl Iterator<Item = DeviceRange> + '_ {
+    pub fn used_blocks(&self) -> impl Iterator<Item = DeviceRange> + Clone + '_ {
         self.pieces().flat_map(|piece| {
-            (0..PIECE_PAGES)
+            (0..piece.free.len())
                 .step_by(PMD_PAGES)
-                .filter(|first| piece.free.block_used(*first))
+                .filter(|first| piece.free.used_in_block(*first) != 0)
                 .map(|first| DeviceRange {
                     first: piece.index * PIECE_PAGES + first,
                     count: PMD_PAGES,
@@ -322,8 +463,8 @@ impl<T: DevicePageOps> DevicePages<T> {
 #[pinned_drop]
 impl<T: DevicePageOps> PinnedDrop for DevicePages<T> {
     fn drop(self: Pin<&mut Self>) {
-        for piece in self.pieces() {
-            // SAFETY: Once, here.
+        for piece in self.pieces().filter(|piece| piece.is_there()) {
+            // SAFETY: The frames are there, and nobody else has the owner any more.
             unsafe { piece.unmap() };
         }
     }

@@ -11,7 +11,7 @@
 
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
-    device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, Kind},
+    device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, Kind, PIECE_PAGES},
     notifier::Cookie,
     page::{CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
@@ -25,9 +25,11 @@ use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{error::to_result, mm::virt::flags, prelude::*};
 
 mod batch;
+mod replica;
 
 pub use batch::Batch;
 use batch::Inner;
+pub use replica::{Constant, Replica};
 
 const VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
 const MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;
@@ -168,10 +170,10 @@ impl<'a> Isolated<'a> {
         if range.count == 0 || range.count > PMD_PAGES {
             return Err(EINVAL);
         }
-        let first = memory.pfn(range.first).ok_or(EINVAL)?;
-        let last = range.first.checked_add(range.count - 1);
-        let last = last.and_then(|last| memory.pfn(last)).ok_or(EINVAL)?;
-        if last.checked_sub(first) != Some(range.count - 1) {
+        // Until the pages are isolated; then they are in use, and stay.
+        let looker = memory.look(range.first).ok_or(EINVAL)?;
+        let first = looker.frames().start + range.first % PIECE_PAGES;
+        if first + range.count > looker.frames().end {
             return Err(EINVAL);
         }
         if fails(Point::Isolate) {

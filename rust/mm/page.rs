@@ -296,6 +296,11 @@ impl LockedFolio {
         Self { pfn, order }
     }
 
+    /// Frame number of the first page.
+    pub(crate) fn pfn(&self) -> usize {
+        self.pfn
+    }
+
     /// Order of the folio.
     pub fn order(&self) -> u32 {
         self.order

@@ -25,6 +25,17 @@ pub fn fatal_signal_pending() -> bool {
     unsafe { bindings::rust_hmm_fatal_signal_pending() }
 }
 
+/// Sleeps for `ms` ms, at most a minute. `EINTR`: the task was killed. Context: may sleep; no lock may be held that
+/// others wait for.
+pub fn sleep_killable(ms: u64) -> Result {
+    let ms = ms.min(60_000) as u32;
+    // SAFETY: No preconditions but the context.
+    match unsafe { bindings::rust_hmm_sleep_killable(ms) } {
+        true => Err(EINTR),
+        false => Ok(()),
+    }
+}
+
 /// The mmap lock of an address space, held for reading.
 ///
 /// # Invariants
@@ -67,6 +78,18 @@ impl<'a> MmapGuard<'a> {
         }
         // SAFETY: Non-null, and valid as long as the mmap lock is held, which is as long as `self`
         // is borrowed.
+        Some(unsafe { Vma::from_raw(vma) })
+    }
+
+    /// The first anonymous mapping that ends behind `from` and has the page of offset `offset`, see
+    /// [`Vma::offset`].
+    pub fn vma_of_offset(&self, from: usize, offset: usize) -> Option<Vma<'_>> {
+        // SAFETY: As in `vma_lookup`.
+        let vma = unsafe { bindings::rust_hmm_vma_of_offset(self.mm.as_raw(), from, offset) };
+        if vma.is_null() {
+            return None;
+        }
+        // SAFETY: As in `vma_lookup`.
         Some(unsafe { Vma::from_raw(vma) })
     }
 
@@ -136,6 +159,26 @@ impl<'a> Vma<'a> {
         // SAFETY: By the function's requirements.
         // INVARIANT: By the function's requirements.
         Self(unsafe { VmaRef::from_raw(vma) })
+    }
+
+    /// Offset of the first page of the mapping, in pages. Pages of anonymous memory keep theirs wherever
+    /// they are moved to; at first it is their address.
+    pub fn offset(&self) -> usize {
+        // SAFETY: The mapping is valid.
+        unsafe { bindings::rust_hmm_vma_offset(self.0.as_ptr()) }
+    }
+
+    /// A number that tells the reverse mapping from others'; 0 if nothing was ever there. A mapping keeps
+    /// it when it is moved.
+    pub fn anon(&self) -> usize {
+        // SAFETY: The mapping is valid.
+        unsafe { bindings::rust_hmm_vma_anon(self.0.as_ptr()) }
+    }
+
+    /// Whether the memory is anonymous and private.
+    pub fn is_anonymous(&self) -> bool {
+        // SAFETY: The mapping is valid.
+        unsafe { bindings::rust_hmm_vma_is_anonymous(self.0.as_ptr()) }
     }
 
     /// Names the address space.

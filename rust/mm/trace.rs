@@ -42,6 +42,20 @@ pub(crate) struct Who {
 pub(crate) enum Trigger {
     Request = 0,
     Close = 1,
+    /// A device fault, by attributes or a policy.
+    Fault = 2,
+    /// From another device.
+    Pull = 3,
+}
+
+/// Why pages are evicted. The numbers are those of `hmm_show_need()`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Need {
+    /// All of them are to go.
+    All = 0,
+    /// Others need the room.
+    Room = 1,
 }
 
 /// Why a device fault tries again. The numbers are those of `hmm_show_reason()`.
@@ -92,6 +106,14 @@ impl Who {
         // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
         // the C side.
         unsafe { bindings::rust_hmm_trace_retry(self.pid, self.mirror, start, pages, why as i32) };
+    }
+
+    /// The device wants memory that bounces: it waits for `ms` ms, or for `None` the memory stays where it is.
+    pub(crate) fn thrash(&self, range: PageRange, ms: Option<u64>) {
+        let (start, pages, stays) = (range.start(), range.pages(), ms.is_none());
+        let ms = ms.map_or(0, |ms| usize::try_from(ms).unwrap_or(usize::MAX));
+        // SAFETY: Takes numbers only, and may be called in any context.
+        unsafe { bindings::rust_hmm_trace_thrash(self.pid, self.mirror, start, pages, stays, ms) };
     }
 
     /// An invalidation was served.
@@ -163,7 +185,8 @@ pub(crate) fn cpu_fault(device: u32, address: usize, moved: Result<usize>) {
 }
 
 /// `moved` pages of `device` were moved to the system by physical page; `left` are still in use.
-pub(crate) fn evict(device: u32, moved: usize, left: usize) {
-    // SAFETY: Takes numbers only, and may be called in any context.
-    unsafe { bindings::rust_hmm_trace_evict(device, moved, left) };
+pub(crate) fn evict(device: u32, need: Need, moved: usize, left: usize) {
+    // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
+    // the C side.
+    unsafe { bindings::rust_hmm_trace_evict(device, need as i32, moved, left) };
 }

@@ -70,6 +70,9 @@ pub(crate) fn access(
     addr: usize,
     action: Action<'_>,
 ) -> Result<Access> {
+    if client.device().is_gone() {
+        return Err(ENODEV);
+    }
     counted.add(Count::Accesses, 1);
     if Aperture::holds(addr) {
         return client.aperture.access(client.mirror(), addr, action);

@@ -8,6 +8,7 @@ use crate::{
     counters::{Count, Counters},
     device::{MockDevice, Session, View},
     engine::{Engine, Job},
+    placement::Decider,
     queues::Queues,
     status::Status,
     vram::Vram,
@@ -20,7 +21,11 @@ use kernel::{
         Mutex, //
     },
 };
-use rust_hmm::{memory::Memory, mirror::Mirror};
+use rust_hmm::{
+    memory::Memory,
+    mirror::{Mirror, Place},
+    mm::addr::PageRange,
+};
 
 /// Commands of a file that were not waited for.
 const COMMANDS: usize = 1024;
@@ -43,6 +48,7 @@ pub(crate) struct Client {
     mirror: Mirror<View>,
     session: Session,
     counters: Counters,
+    decider: Decider,
     /// Rounds of faults of the ioctls that read and write.
     faults_read: Atomic<u64>,
     faults_write: Atomic<u64>,
@@ -59,6 +65,7 @@ impl Client {
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
         let session = Session::new(device.clone());
+        let decider = Decider::new(device.fixed.policy, device.fixed.parameters)?;
         let agent = device.agents.own()?;
         let mirror = rust_hmm::new_mirror!(mm, View::new(device), "dmirror::table")?;
         let commands = Commands {
@@ -70,6 +77,7 @@ impl Client {
                 mirror,
                 session,
                 counters: Counters::new(),
+                decider,
                 faults_read: Atomic::new(0),
                 faults_write: Atomic::new(0),
                 commands <- kernel::new_mutex!(commands, "dmirror::commands"),
@@ -94,6 +102,27 @@ impl Client {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Who decides about faults of engines.
+    pub(crate) fn decider(&self) -> &Decider {
+        &self.decider
+    }
+
+    /// The device loses what it has of `range`: it can never be read again.
+    pub(crate) fn lose(&self, range: PageRange) -> Result {
+        for index in 0..range.pages() {
+            let table = self.mirror.lock_table()?;
+            let place = match table.readable(range.address(index)) {
+                Some(Place::Device(range)) => Some(range.first),
+                _ => None,
+            };
+            drop(table);
+            if let Some(number) = place {
+                self.memory().driver().lose(number)?;
+            }
+        }
+        Ok(())
     }
 
     /// Counts faults of an ioctl.

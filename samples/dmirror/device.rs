@@ -21,7 +21,11 @@ use kernel::{
 use rust_hmm::{
     memory::Memory,
     mirror::{Device, Walkers},
-    mm::{addr::PageRange, device_pages::Kind, dma::DmaDevice},
+    mm::{
+        addr::PageRange,
+        device_pages::{DeviceRange, Kind},
+        dma::DmaDevice,
+    },
     pgtable::Radix4,
     queue::Crew,
     thread::Thread,
@@ -47,6 +51,8 @@ pub(crate) struct MockDevice {
     pub(crate) agents: Agents,
     /// Whether a stale translation was reported.
     pub(crate) stale_reported: AtomicFlag,
+    /// It was unplugged.
+    gone: AtomicFlag,
     walkers: Arc<Walkers<Tlb>>,
     open_files: Atomic<usize>,
     last_tag: Atomic<u64>,
@@ -81,12 +87,25 @@ impl MockDevice {
                 crew: Crew::new(CREW)?,
                 agents,
                 stale_reported: AtomicFlag::new(false),
+                gone: AtomicFlag::new(false),
                 walkers,
                 open_files: Atomic::new(0),
                 last_tag: Atomic::new(0),
             }? Error),
             GFP_KERNEL,
         )
+    }
+
+    /// Whether it was unplugged.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Relaxed)
+    }
+
+    /// Takes the device away while it is in use. Returns the pages that were saved and those that are lost.
+    pub(crate) fn unplug(&self) -> Result<(usize, usize)> {
+        self.gone.store(true, Relaxed);
+        self.engines.iter().for_each(|engine| engine.wake());
+        self.memory.unplug()
     }
 }
 
@@ -178,6 +197,12 @@ impl Drop for Session {
             return;
         }
         self.0.reset();
+        let all = DeviceRange {
+            first: 0,
+            count: self.0.memory.limit(),
+        };
+        // It has pages, and this is no callback: there is no error.
+        let _ = self.0.memory.add(all);
         // What stays is not lost: a CPU touch brings it back, and unloading tries again.
         if let Err(error) = self.0.memory.evict_all() {
             pr_warn!("cannot evict on close: {error:?}\n");

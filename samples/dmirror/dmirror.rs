@@ -7,7 +7,7 @@
 //!
 //! The hardware:
 //! - `device`: one device; `settings`: its parameters.
-//! - `vram`: its memory; `copy_engine`: who copies to and from it.
+//! - `vram`: its memory; `chooser`: an allocator of its own; `copy_engine`: who copies to and from it.
 //! - `engine`: runs commands by turns; `command`: what they do; `access`: one access of them.
 //! - `tlb`: an engine's translations; `faults`: the fault buffer and who serves it.
 //! - `counters`: what engines count.
@@ -18,6 +18,7 @@
 //! - `queues`: queues and fences of a file; `queue_ioctls`: their ioctls.
 //! - `aperture`: locked memory as engines access it; `lock_ioctls`: the ioctls of that.
 //! - `connect`: the ioctl for two devices; `alloc`: the one that allocates.
+//! - `placement`: the ioctls about attributes, policies and device memory.
 //! - `extension`: the other ioctls.
 
 #![deny(unsafe_code)]
@@ -25,6 +26,7 @@
 mod access;
 mod alloc;
 mod aperture;
+mod chooser;
 mod client;
 mod command;
 mod connect;
@@ -36,6 +38,7 @@ mod extension;
 mod faults;
 mod file;
 mod lock_ioctls;
+mod placement;
 mod queue_ioctls;
 mod queues;
 mod settings;
@@ -90,6 +93,38 @@ module! {
             default: 0,
             description: "Delay of each copy in microseconds, up to 1000000",
         },
+        policy: u64 {
+            default: 0,
+            description: "Who decides about faults of engines: 0 nobody, nothing moves; 1 the default policy; 2 one page per fault",
+        },
+        own_alloc: u64 {
+            default: 0,
+            description: "1: the device chooses its pages itself",
+        },
+        prefetch_threshold: u64 {
+            default: 51,
+            description: "Default policy: a part of 2 MiB of which more per cent are used comes as a whole, 1 to 101 (never)",
+        },
+        prefetch_ahead: u64 {
+            default: 8,
+            description: "Default policy: blocks of 2 MiB that come ahead of a stream, up to 1024",
+        },
+        thrash_count: u64 {
+            default: 3,
+            description: "Default policy: times that a page bounces before it stays where it is, 1 to 1000",
+        },
+        thrash_lapse_ms: u64 {
+            default: 500,
+            description: "Default policy: time within which a bounce counts, up to 60000",
+        },
+        thrash_pin_ms: u64 {
+            default: 500,
+            description: "Default policy: time for which a page stays, up to 60000",
+        },
+        thrash_nap_ms: u64 {
+            default: 2,
+            description: "Default policy: time for which a device waits before it takes a page that bounces, up to 60000",
+        },
         copy_fail: u64 {
             default: 18446744073709551615,
             description: "Copies that succeed before one fails (default: none fails)",
@@ -122,6 +157,18 @@ impl kernel::Module for Dmirror {
             number(module_parameters::copy_threads.value()),
             number(module_parameters::copy_delay_us.value()),
             number(module_parameters::copy_fail.value()),
+        )?
+        .with_policy(
+            number(module_parameters::policy.value()),
+            number(module_parameters::own_alloc.value()),
+            [
+                number(module_parameters::prefetch_threshold.value()),
+                number(module_parameters::prefetch_ahead.value()),
+                number(module_parameters::thrash_count.value()),
+                number(module_parameters::thrash_lapse_ms.value()),
+                number(module_parameters::thrash_pin_ms.value()),
+                number(module_parameters::thrash_nap_ms.value()),
+            ],
         )?;
         let private = (c"hmm_dmirror0", c"hmm_dmirror1");
         // As in test_hmm, the first coherent device has the second address.

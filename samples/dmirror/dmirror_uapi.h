@@ -391,6 +391,161 @@ struct dmirror_discard {
 
 #define DMIRROR_DISCARD	_IOWR('H', 0x48, struct dmirror_discard)
 
+/* Attributes: bits of @what and @values */
+#define DMIRROR_ATTR_PREFERRED		(1u << 0)
+#define DMIRROR_ATTR_ACCESSED_BY	(1u << 1)
+#define DMIRROR_ATTR_READ_MOSTLY	(1u << 2)
+#define DMIRROR_ATTR_NEVER_MIGRATE	(1u << 3)
+#define DMIRROR_ATTR_GRANULARITY	(1u << 4)
+/* Get only: all is READ_MOSTLY, and the device gets a copy of what it reads */
+#define DMIRROR_ATTR_REPLICATED		(1u << 5)
+
+/* Preferred locations */
+#define DMIRROR_ANYWHERE	0
+#define DMIRROR_ON_DEVICE	1
+#define DMIRROR_IN_SYSTEM	2
+
+/**
+ * struct dmirror_attributes - sets attributes of a range, or asks for them
+ * @size: see above, at least 40
+ * @flags: 0
+ * @addr: start, a multiple of 4096
+ * @npages: pages of 4096 bytes, not 0
+ * @what: set: which ones to change; get, out: which ones are the same in the
+ *	whole range
+ * @preferred: where the memory should be
+ * @values: DMIRROR_ATTR_ACCESSED_BY: the device has it mapped as soon as it is
+ *	there; READ_MOSTLY: what is read does not move: the device gets a copy,
+ *	or where that could become wrong maps it where it is, and
+ *	DMIRROR_ATTR_REPLICATED tells which; NEVER_MIGRATE: it does not move to the device, on request neither
+ * @granularity: 0: the policy decides; else 1 plus the order of the blocks in
+ *	which faults move it, up to 10
+ *
+ * They belong to the mirror of this file. Unmapped memory loses its attributes,
+ * mremap takes them along, a child of fork has none. Set: -EINVAL: a value
+ * makes no sense; -EFAULT: a part is not mapped (what comes before has changed);
+ * -ENOMEM. Get: what is not mapped has the defaults, all 0.
+ */
+struct dmirror_attributes {
+	__u32 size;
+	__u32 flags;
+	__u64 addr;
+	__u64 npages;
+	__u32 what;
+	__u32 preferred;
+	__u32 values;
+	__u32 granularity;
+};
+
+#define DMIRROR_SET_ATTRIBUTES	_IOWR('H', 0x50, struct dmirror_attributes)
+#define DMIRROR_GET_ATTRIBUTES	_IOWR('H', 0x51, struct dmirror_attributes)
+
+/**
+ * struct dmirror_placement - what policies did, and the amount of memory
+ * @size: see above, at least 64; more brings the last three
+ * @flags: 0
+ * @faults: faults of engines, of this file
+ * @moved: pages that they moved to the device
+ * @in_place: of these faults, those that left memory where it is on purpose
+ * @evicted_for_room: pages that left the device to make room for others
+ * @pieces: pieces of 256 MiB of device memory that there are
+ * @pieces_idle: of these, those of which nothing is in use
+ * @chosen: folios that were used where the device's own allocator chose
+ * @replicas: pages of read-mostly memory of which the device has a copy now
+ * @replicated: copies that were made so far
+ * @collapsed: copies that were given up, as their page changed or for room
+ */
+struct dmirror_placement {
+	__u32 size;
+	__u32 flags;
+	__u64 faults;
+	__u64 moved;
+	__u64 in_place;
+	__u64 evicted_for_room;
+	__u64 pieces;
+	__u64 pieces_idle;
+	__u64 chosen;
+	__u64 replicas;
+	__u64 replicated;
+	__u64 collapsed;
+};
+
+#define DMIRROR_PLACEMENT	_IOWR('H', 0x52, struct dmirror_placement)
+
+/* Nothing moves by itself. */
+#define DMIRROR_POLICY_NONE	0
+/* The default policy of the library. */
+#define DMIRROR_POLICY_DEFAULT	1
+/* Each fault moves what was touched. */
+#define DMIRROR_POLICY_ONE_PAGE	2
+
+/**
+ * struct dmirror_policy - who decides about faults of engines, for this file
+ * @size: see above, at least 16
+ * @flags: 0
+ * @policy: DMIRROR_POLICY_*; else -EINVAL
+ * @old: out: what it was
+ */
+struct dmirror_policy {
+	__u32 size;
+	__u32 flags;
+	__u32 policy;
+	__u32 old;
+};
+
+#define DMIRROR_POLICY	_IOWR('H', 0x53, struct dmirror_policy)
+
+/* Bring pages back into use; else take them out. */
+#define DMIRROR_MEMORY_RESTORE	(1u << 0)
+
+/**
+ * struct dmirror_memory - takes device pages out of use and back, at run time
+ * @size: see above, at least 32
+ * @flags: DMIRROR_MEMORY_*
+ * @first: number of the first device page
+ * @count: pages, not 0
+ * @left: out: pages that are still in use and could not be moved now; they go
+ *	when they are freed
+ *
+ * -EINVAL: there are no such pages. -ENOMEM. The last close of the device brings
+ * all of them back.
+ */
+struct dmirror_memory {
+	__u32 size;
+	__u32 flags;
+	__u64 first;
+	__u64 count;
+	__u64 left;
+};
+
+#define DMIRROR_MEMORY	_IOWR('H', 0x54, struct dmirror_memory)
+
+/* Nobody unplugs a device by chance. */
+#define DMIRROR_UNPLUG_SURE	0x676f6e65
+
+/**
+ * struct dmirror_unplug - takes the device away while it is in use
+ * @size: see above, at least 40
+ * @flags: DMIRROR_UNPLUG_SURE; else -EINVAL
+ * @addr: start of a range whose device pages are lost, a multiple of 4096
+ * @npages: its pages, at most 1024 on the device; 0: none
+ * @saved: out: pages that were saved to system memory
+ * @lost: out: pages that were lost: to touch them is a SIGBUS
+ *
+ * From then on all commands on the device are -ENODEV, but for those that only
+ * tell what was, and engines end their commands with -ENODEV. It comes back
+ * when the module is loaded anew.
+ */
+struct dmirror_unplug {
+	__u32 size;
+	__u32 flags;
+	__u64 addr;
+	__u64 npages;
+	__u64 saved;
+	__u64 lost;
+};
+
+#define DMIRROR_UNPLUG	_IOWR('H', 0x55, struct dmirror_unplug)
 /*
  * Queues and fences. A queue runs operations one after the other, each after
  * the fences it depends on. Numbers of queues and fences are those of the open

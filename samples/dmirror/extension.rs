@@ -8,7 +8,7 @@ use crate::{
     command::{RawSpec, Spec},
     connect,
     counters::Count,
-    engine, lock_ioctls, queue_ioctls,
+    engine, lock_ioctls, placement, queue_ioctls,
 };
 use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{
@@ -151,12 +151,22 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
             no_flags(raw.u32(4))?;
             client.mirror().discard(raw.range(8)?)
         }
+        number if placement::serves(number) => placement::serve(client, number, user),
         number @ 0x60..=0x6f => queue_ioctls::serve(client, number, user),
         number @ 0x70..=0x77 => lock_ioctls::serve(client, number, user),
         connect::PULL => connect::pull(client, user),
         alloc::ALLOC => alloc::alloc(client, user),
         _ => Err(EINVAL),
     }
+}
+
+/// Whether `command` makes sense when the device is gone: it tells what was.
+pub(crate) fn works_without_device(command: u32) -> bool {
+    is_extension(command)
+        && matches!(
+            ioctl::_IOC_NR(command),
+            INFO | COUNTERS | WAIT | STOP | ENGINE | placement::PLACEMENT
+        )
 }
 
 /// Whether `command` is an extension.

@@ -211,7 +211,7 @@ fn bring_in(fault: &Fault, page: usize, count: usize) -> Result {
     } else {
         Access::Read
     };
-    fault.client.mirror().fault_managed(range, access)
+    fault.client.decider().serve(&fault.client, range, access)
 }
 
 impl FaultBuffer {

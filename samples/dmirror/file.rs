@@ -52,6 +52,9 @@ impl OpenFile for MirrorFile {
     }
 
     fn ioctl(&self, command: u32, argument: usize) -> Result<isize> {
+        if self.0.device().is_gone() && !extension::works_without_device(command) {
+            return Err(ENODEV);
+        }
         if extension::is_extension(command) {
             extension::serve(&self.0, command, argument)?;
             return Ok(0);
@@ -94,7 +97,7 @@ impl MirrorFile {
             uapi::READ => self.read(request, Access::Read),
             uapi::READ_UNLOCKED => self.read(request, Access::ReadUnlocked),
             uapi::WRITE => {
-                let result = transfer::write(self.0.mirror(), request);
+                let result = transfer::write(&self.0, request);
                 self.0.add_faults(true, request.faults);
                 result
             }
@@ -106,7 +109,7 @@ impl MirrorFile {
                     .mirror()
                     .make_exclusive(request.range)
                     .map_err(|error| self.exclusive_error(error))?;
-                transfer::read(self.0.mirror(), request, Missing::Fail)
+                transfer::read(&self.0, request, Missing::Fail)
             }
             uapi::CHECK_EXCLUSIVE => {
                 if self.0.mirror().lock_table()?.any_exclusive(request.range) {
@@ -130,7 +133,7 @@ impl MirrorFile {
     }
 
     fn read(&self, request: &mut Command, access: Access) -> Result {
-        let result = transfer::read(self.0.mirror(), request, Missing::Fault(access));
+        let result = transfer::read(&self.0, request, Missing::Fault(access));
         self.0.add_faults(false, request.faults);
         result
     }
@@ -156,7 +159,7 @@ impl MirrorFile {
             return Err(ENOMEM);
         }
         // The migrated data goes to the caller, for verification; ENOENT if a page has not moved.
-        transfer::read(self.0.mirror(), request, Missing::Fail)
+        transfer::read(&self.0, request, Missing::Fail)
     }
 
     fn migrate_to_system(&self, request: &mut Command) -> Result {

@@ -2,11 +2,13 @@
 
 //! Parameters of a device: those of the module, and what tests set at run time.
 
+use crate::placement::POLICIES;
 use kernel::{
     prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic},
     time::Delta,
 };
+use rust_hmm::policy::Parameters;
 
 /// Parameters that are fixed when the module is loaded.
 #[derive(Clone, Copy)]
@@ -21,6 +23,12 @@ pub(crate) struct Fixed {
     pub(crate) copy_delay_ns: u64,
     /// Copies before one fails at first.
     pub(crate) copy_fail: u64,
+    /// `DMIRROR_POLICY_*`, of a file at first.
+    pub(crate) policy: u32,
+    /// The device chooses its pages itself.
+    pub(crate) own_alloc: bool,
+    /// Of the default policy.
+    pub(crate) parameters: Parameters,
 }
 
 /// Nothing fails.
@@ -55,6 +63,42 @@ impl Fixed {
             copy_threads: usize::try_from(copy_threads)?,
             copy_delay_ns: copy_delay_us * 1000,
             copy_fail,
+            policy: 0,
+            own_alloc: false,
+            parameters: Parameters::DEFAULT,
+        })
+    }
+
+    /// The same with the parameters of placement: threshold, blocks ahead, count, lapse and pin time.
+    pub(crate) fn with_policy(
+        self,
+        policy: u64,
+        own_alloc: u64,
+        numbers: [u64; 6],
+    ) -> Result<Self> {
+        let least = [1, 0, 1, 0, 0, 0];
+        let most = [101, 1024, 1000, 60_000, 60_000, 60_000];
+        let mut checks = numbers.iter().zip(least.iter().zip(most));
+        let valid = checks.all(|(value, (least, most))| (*least..=most).contains(value))
+            && policy < u64::from(POLICIES)
+            && own_alloc <= 1;
+        if !valid {
+            pr_err!("a parameter is out of range\n");
+            return Err(EINVAL);
+        }
+        let [threshold, ahead, count, thrash_lapse, thrash_pin, thrash_nap] = numbers;
+        Ok(Self {
+            policy: u32::try_from(policy)?,
+            own_alloc: own_alloc != 0,
+            parameters: Parameters {
+                threshold: usize::try_from(threshold)?,
+                ahead: usize::try_from(ahead)?,
+                thrash_count: u32::try_from(count)?,
+                thrash_lapse,
+                thrash_pin,
+                thrash_nap,
+            },
+            ..self
         })
     }
 }

@@ -5,7 +5,7 @@
 //! Contents go straight between a page and user memory, under the table lock. A page fault on user
 //! memory could invalidate, which takes that lock: so what is missing there is brought in without it.
 
-use crate::{device::View, uapi::Command};
+use crate::{client::Client, device::View, uapi::Command};
 use kernel::{page::PAGE_SIZE, prelude::*};
 use rust_hmm::{
     mirror::{Device, Mirror, Place, PlaceMut, TableGuard},
@@ -124,7 +124,7 @@ fn copy_some(
 /// Copies all of a command's range. `write_user` says whether user memory is written, `missing` what to do
 /// about pages without an entry.
 fn copy_all(
-    mirror: &Mirror<View>,
+    client: &Client,
     command: &mut Command,
     missing: Missing,
     write_user: bool,
@@ -137,7 +137,7 @@ fn copy_all(
     while done < total {
         check_alive()?;
         let rest = PageRange::new(command.range.address(done), command.range.end())?;
-        let (got, stopped) = copy_some(mirror, rest, user, done, &copy)?;
+        let (got, stopped) = copy_some(client.mirror(), rest, user, done, &copy)?;
         done += got;
         rounds = if got == 0 { next_round(rounds)? } else { 0 };
         match (stopped, missing) {
@@ -148,7 +148,7 @@ fn copy_all(
             (Stopped::NoEntry, Missing::Fail) => return Err(ENOENT),
             (Stopped::NoEntry, Missing::Fault(access)) => {
                 let rest = PageRange::new(command.range.address(done), command.range.end())?;
-                mirror.fault(rest, access)?;
+                client.decider().serve(client, rest, access)?;
                 command.faults += 1;
             }
         }
@@ -166,21 +166,21 @@ fn next_round(rounds: usize) -> Result<usize> {
 }
 
 /// Reads `command.range` into the user's buffer.
-pub(crate) fn read(mirror: &Mirror<View>, command: &mut Command, missing: Missing) -> Result {
+pub(crate) fn read(client: &Client, command: &mut Command, missing: Missing) -> Result {
     if missing == Missing::Fail {
         // Piece by piece, so that the lock is never held for long.
         for piece in command.range.pmd_pieces() {
             check_alive()?;
-            if mirror.lock_table()?.present(piece) < piece.pages() {
+            if client.mirror().lock_table()?.present(piece) < piece.pages() {
                 return Err(ENOENT);
             }
         }
     }
-    copy_all(mirror, command, missing, true, read_page)
+    copy_all(client, command, missing, true, read_page)
 }
 
 /// Writes the user's buffer to `command.range`.
-pub(crate) fn write(mirror: &Mirror<View>, command: &mut Command) -> Result {
+pub(crate) fn write(client: &Client, command: &mut Command) -> Result {
     let missing = Missing::Fault(Access::Write);
-    copy_all(mirror, command, missing, false, write_page)
+    copy_all(client, command, missing, false, write_page)
 }

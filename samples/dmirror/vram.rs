@@ -3,6 +3,7 @@
 //! The memory of a mock device. Nothing reads it but the engines and the copy engine.
 
 use crate::{
+    chooser::Chooser,
     copy_engine::CopyEngine,
     settings::{Fixed, Setting, Settings},
 };
@@ -10,7 +11,7 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, AtomicFlag},
+        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
         Arc,
         SetOnce, //
     },
@@ -29,7 +30,14 @@ use rust_hmm::{
 
 /// Contents of device memory, in blocks of 2 MiB that are allocated when they are first written.
 /// Coherent memory has its own.
-pub(crate) struct Store(KVVec<SetOnce<SharedBytes>>);
+pub(crate) struct Store {
+    blocks: KVVec<SetOnce<SharedBytes>>,
+    /// Device page numbers plus one of pages whose contents are lost.
+    lost: KVVec<Atomic<usize>>,
+}
+
+/// Most pages that a test can lose.
+const LOST: usize = 1024;
 
 impl Store {
     /// Room for `bytes`.
@@ -39,13 +47,33 @@ impl Store {
         for _ in 0..count {
             blocks.push(SetOnce::new(), GFP_KERNEL)?;
         }
-        Ok(Self(blocks))
+        let mut lost = KVVec::with_capacity(LOST, GFP_KERNEL)?;
+        for _ in 0..LOST {
+            lost.push(Atomic::new(0), GFP_KERNEL)?;
+        }
+        Ok(Self { blocks, lost })
+    }
+
+    /// The contents of page `number` are lost: it cannot be copied any more. `ENOMEM` if there are too many.
+    pub(crate) fn lose(&self, number: usize) -> Result {
+        let free = self.lost.iter().find(|place| place.load(Relaxed) == 0);
+        free.ok_or(ENOMEM)?.store(number + 1, Relaxed);
+        Ok(())
+    }
+
+    fn is_lost(&self, range: DeviceRange) -> bool {
+        let pages = range.first + 1..range.first + 1 + range.count;
+        let mut lost = self.lost.iter().map(|place| place.load(Relaxed));
+        // They are filled from the first one on.
+        lost.by_ref()
+            .take_while(|number| *number != 0)
+            .any(|number| pages.contains(&number))
     }
 
     /// Block and offset of `range`, which lies in one block.
     fn locate(&self, range: DeviceRange) -> Result<(&SetOnce<SharedBytes>, usize)> {
         let start = range.first.checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
-        let block = self.0.get(start / PMD_SIZE).ok_or(EINVAL)?;
+        let block = self.blocks.get(start / PMD_SIZE).ok_or(EINVAL)?;
         Ok((block, start % PMD_SIZE))
     }
 
@@ -90,6 +118,7 @@ impl Store {
                 let (bytes, offset) = there.find_or_make(*to)?;
                 bytes.load(offset, from)
             }
+            (Some(Place::Device(from)), PlaceMut::Cpu(_)) if self.is_lost(*from) => Err(EIO),
             (Some(Place::Device(from)), PlaceMut::Cpu(to)) => {
                 let (bytes, offset) = self.find(*from)?;
                 bytes.store(offset, to)
@@ -108,6 +137,7 @@ pub(crate) struct Vram {
     store: Arc<Store>,
     settings: Arc<Settings>,
     pub(crate) copy_engine: CopyEngine,
+    chooser: Option<Chooser>,
     /// The next huge allocation is to fail, for tests.
     pub(crate) fail_allocation: AtomicFlag,
 }
@@ -116,12 +146,27 @@ impl Vram {
     /// Memory of `bytes`, none of which is there yet.
     pub(crate) fn new(bytes: usize, fixed: &Fixed, settings: Arc<Settings>) -> Result<Self> {
         let store = Arc::new(Store::new(bytes)?, GFP_KERNEL)?;
+        let chooser = match fixed.own_alloc {
+            true => Some(Chooser::new(bytes / PAGE_SIZE)?),
+            false => None,
+        };
         Ok(Self {
             copy_engine: CopyEngine::new(store.clone(), settings.clone(), fixed.copy_threads)?,
             store,
+            chooser,
             settings,
             fail_allocation: AtomicFlag::new(false),
         })
+    }
+
+    /// Folios that were used where the device had chosen.
+    pub(crate) fn chosen(&self) -> u64 {
+        self.chooser.as_ref().map_or(0, Chooser::honoured)
+    }
+
+    /// The contents of page `number` are lost.
+    pub(crate) fn lose(&self, number: usize) -> Result {
+        self.store.lose(number)
     }
 
     /// Reads from byte `at` of `range` as an engine does.
@@ -183,6 +228,16 @@ impl MemoryOps for Vram {
 
     fn cancelled(&self) {
         self.copy_engine.drop_cancelled();
+    }
+
+    fn choose(&self, order: u32) -> Option<usize> {
+        self.chooser.as_ref()?.choose(order)
+    }
+
+    fn freed(&self, range: DeviceRange) {
+        if let Some(chooser) = &self.chooser {
+            chooser.freed(range);
+        }
     }
 
     fn fail_allocation(&self, _order: u32) -> bool {

@@ -1,40 +1,70 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A piece of device memory: one `dev_pagemap`, and what the core calls for it.
+//! One piece of device memory: its page frames, which come and go, and what the kernel calls for them.
 
-use super::{CpuFault, DevicePageOps, DevicePages, FaultError, Kind, PIECE_PAGES};
-use crate::{bindings, mm::device_alloc::FreeMap};
-use core::marker::PhantomData;
+use super::{
+    super::{device_alloc::FreeMap, notifier::Cookie, page::LockedFolio},
+    CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind, PIECE_BYTES, PIECE_PAGES,
+};
+use crate::bindings;
+use core::{marker::PhantomData, ops::Range};
 use kernel::{
     error::{from_err_ptr, to_result},
     page::PAGE_SHIFT,
     prelude::*,
+    sync::atomic::{
+        ordering::{Acquire, Full, Relaxed, Release},
+        Atomic, //
+    },
     types::Opaque, //
 };
-
-/// Bytes of a piece.
-pub(super) const PIECE_BYTES: u64 = (PIECE_PAGES as u64) << PAGE_SHIFT;
 
 /// One piece of memory.
 ///
 /// # Invariants
 ///
-/// `pgmap` describes the frames from `base` on, is mapped until `unmap`, and `back` points to the
-/// pinned [`DevicePages`] that owns the piece.
+/// While `base` is not [`ABSENT`], `pgmap` describes the frames from there on and is mapped. Pages are free
+/// or in use only then; else all are withdrawn. `back` points to the pinned [`DevicePages`] that owns
+/// the piece.
 #[pin_data]
 pub(super) struct Piece<T: DevicePageOps> {
     #[pin]
-    pub(super) pgmap: Opaque<bindings::dev_pagemap>,
-    pub(super) base: usize,
+    pgmap: Opaque<bindings::dev_pagemap>,
+    /// First page frame.
+    base: Atomic<usize>,
     pub(super) index: usize,
     pub(super) free: FreeMap,
+    /// Those who look at free pages, which keeps them from being removed.
+    lookers: Atomic<usize>,
     back: *const DevicePages<T>,
 }
 
+/// No page frames are there.
+const ABSENT: usize = usize::MAX;
+
 // SAFETY: The pointer is to a `Sync` owner that outlives the piece; the rest is `Send + Sync`.
 unsafe impl<T: DevicePageOps> Send for Piece<T> {}
-// SAFETY: As above.
+// SAFETY: As above. `pgmap` is only written while no page is there, by who holds the owner's mutex.
 unsafe impl<T: DevicePageOps> Sync for Piece<T> {}
+
+/// Keeps the frames of a piece from being removed.
+pub(in crate::mm) struct Looker<'a> {
+    count: &'a Atomic<usize>,
+    frames: Range<usize>,
+}
+
+impl Looker<'_> {
+    /// The frames.
+    pub(in crate::mm) fn frames(&self) -> Range<usize> {
+        self.frames.clone()
+    }
+}
+
+impl Drop for Looker<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Release);
+    }
+}
 
 impl<T: DevicePageOps> Piece<T> {
     const OPS: bindings::dev_pagemap_ops = bindings::dev_pagemap_ops {
@@ -46,15 +76,42 @@ impl<T: DevicePageOps> Piece<T> {
         folio_split: None,
     };
 
-    /// Adds the piece of number `index`, of which `pages` are used; a multiple of 512.
+    /// The piece of number `index`, of which `pages` are used; a multiple of 512. It has no frames yet.
     pub(super) fn new(
         back: &DevicePages<T>,
-        kind: Kind,
         index: usize,
         pages: usize,
     ) -> Result<Pin<KBox<Self>>> {
-        let owner = back.owner();
         let free = FreeMap::new(pages)?;
+        KBox::pin_init(
+            // INVARIANT: It is absent, and no page is free.
+            pin_init!(Self {
+                pgmap <- Opaque::ffi_init(|slot: *mut bindings::dev_pagemap| {
+                    // SAFETY: It may be written.
+                    unsafe { slot.write(bindings::dev_pagemap::default()) };
+                }),
+                base: Atomic::new(ABSENT),
+                index,
+                free,
+                lookers: Atomic::new(0),
+                back: core::ptr::from_ref(back),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The first page frame, if there are any.
+    pub(super) fn base(&self) -> Option<usize> {
+        Some(self.base.load(Relaxed)).filter(|base| *base != ABSENT)
+    }
+
+    /// Whether there are page frames.
+    pub(super) fn is_there(&self) -> bool {
+        self.base.load(Relaxed) != ABSENT
+    }
+
+    /// Adds the frames, the first of which `lowest` is not above from then on. The owner's mutex is held.
+    pub(super) fn add(&self, owner: Cookie, kind: Kind, lowest: &Atomic<usize>) -> Result {
         let start = match kind {
             Kind::Private => {
                 let mut start = 0;
@@ -78,66 +135,110 @@ impl<T: DevicePageOps> Piece<T> {
                 start
             }
         };
-        let piece = KBox::pin_init(
-            try_pin_init!(Self {
-                pgmap <- Opaque::ffi_init(|slot: *mut bindings::dev_pagemap| {
-                    let mut map = bindings::dev_pagemap {
-                        type_: match kind {
-                            Kind::Private => bindings::memory_type_MEMORY_DEVICE_PRIVATE,
-                            Kind::Coherent { .. } => bindings::memory_type_MEMORY_DEVICE_COHERENT,
-                        },
-                        ops: &Self::OPS,
-                        owner: owner.as_ptr(),
-                        nr_range: 1,
-                        ..Default::default()
-                    };
-                    // SAFETY: `range` is the variant that `nr_range` 1 selects.
-                    unsafe {
-                        *map.__bindgen_anon_1.range.as_mut() = bindings::range {
-                            start,
-                            end: start + (PIECE_BYTES - 1),
-                        };
-                        slot.write(map);
-                    }
-                }),
-                // CAST: Physical frame numbers fit.
-                base: (start >> PAGE_SHIFT) as usize,
-                index,
-                free,
-                back: core::ptr::from_ref(back),
-            }? Error),
-            GFP_KERNEL,
-        );
-        let mapped = piece.and_then(|piece| {
-            // SAFETY: `pgmap` is initialized and pinned.
-            from_err_ptr(unsafe {
-                bindings::memremap_pages(piece.pgmap.get(), bindings::NUMA_NO_NODE)
-            })?;
-            // INVARIANT: Mapped now.
-            Ok(piece)
+        let mut map = bindings::dev_pagemap {
+            type_: match kind {
+                Kind::Private => bindings::memory_type_MEMORY_DEVICE_PRIVATE,
+                Kind::Coherent { .. } => bindings::memory_type_MEMORY_DEVICE_COHERENT,
+            },
+            ops: &Self::OPS,
+            owner: owner.as_ptr(),
+            nr_range: 1,
+            ..Default::default()
+        };
+        // SAFETY: `range` is the variant that `nr_range` 1 selects. Nobody uses `pgmap` while there is no
+        // page, and others that want to add some wait for the mutex.
+        unsafe {
+            *map.__bindgen_anon_1.range.as_mut() = bindings::range {
+                start,
+                end: start + (PIECE_BYTES - 1),
+            };
+            self.pgmap.get().write(map);
+        }
+        // SAFETY: `pgmap` is initialized and pinned.
+        let mapped = from_err_ptr(unsafe {
+            bindings::memremap_pages(self.pgmap.get(), bindings::NUMA_NO_NODE)
         });
-        if mapped.is_err() {
+        if let Err(error) = mapped {
             // SAFETY: Requested above, and nobody uses it.
             unsafe { bindings::rust_hmm_release_region(start, PIECE_BYTES) };
+            return Err(error);
         }
-        mapped
+        // CAST: Physical frame numbers fit.
+        let base = (start >> PAGE_SHIFT) as usize;
+        // Before: who has one of the pages must find it. Others that add some wait for the mutex.
+        lowest.store(lowest.load(Relaxed).min(base), Relaxed);
+        // INVARIANT: Mapped now, and only then pages become free.
+        self.base.store(base, Release);
+        self.free.restore(0, self.free.len());
+        Ok(())
+    }
+
+    /// Takes the frames away if no page is in use. The owner's mutex is held. Returns whether they are gone.
+    pub(super) fn remove_idle(&self) -> bool {
+        // Pages that somebody has taken out of use must stay so.
+        if !self.is_there() || self.free.withdrawn() != 0 {
+            return false;
+        }
+        // From here on nobody takes one.
+        if !self.free.withdraw(0, self.free.len()) {
+            self.free.restore(0, self.free.len());
+            return false;
+        }
+        // Who looks counts first and then asks for this, so that one of us sees the other.
+        let base = self.base.xchg(ABSENT, Full);
+        if self.lookers.load(Relaxed) != 0 {
+            self.base.store(base, Release);
+            self.free.restore(0, self.free.len());
+            return false;
+        }
+        // SAFETY: All pages are free and stay so; nobody looks at them.
+        unsafe { self.unmap_from(base) };
+        true
+    }
+
+    /// Keeps the frames from being removed; `None` if there are none.
+    pub(super) fn look(&self) -> Option<Looker<'_>> {
+        self.lookers.fetch_add(1, Full);
+        // INVARIANT: Counted; dropped if there are none.
+        let mut looker = Looker {
+            count: &self.lookers,
+            frames: 0..0,
+        };
+        let base = self.base.load(Acquire);
+        if base == ABSENT {
+            return None;
+        }
+        looker.frames = base..base + PIECE_PAGES;
+        Some(looker)
     }
 
     /// Waits until all pages are free and takes the memory away.
     ///
     /// # Safety
     ///
-    /// To be called once, by the owner's drop.
+    /// The frames must be there, and nobody but those who have a page may use them any more.
     pub(super) unsafe fn unmap(&self) {
-        // SAFETY: Mapped by the type invariant and the function's requirements.
+        // INVARIANT: The owner is about to go.
+        let base = self.base.xchg(ABSENT, Full);
+        // SAFETY: By the function's requirements; it was there until now.
+        unsafe { self.unmap_from(base) };
+    }
+
+    /// As [`Self::unmap`], of the frames from `base` on.
+    ///
+    /// # Safety
+    ///
+    /// As there; they were there until `base` was taken.
+    unsafe fn unmap_from(&self, base: usize) {
+        // SAFETY: Mapped until now, by the function's requirements.
         unsafe { bindings::memunmap_pages(self.pgmap.get()) };
-        // SAFETY: Requested in `new`.
-        unsafe { bindings::rust_hmm_release_region((self.base as u64) << PAGE_SHIFT, PIECE_BYTES) };
+        // SAFETY: Requested in `add`.
+        unsafe { bindings::rust_hmm_release_region((base as u64) << PAGE_SHIFT, PIECE_BYTES) };
     }
 
     /// # Safety
     ///
-    /// `page` must be a page of a live piece of this type.
+    /// `pfn` must be a page in use of a piece of this type.
     unsafe fn from_pfn<'a>(pfn: usize) -> &'a Self {
         // SAFETY: A device page, by the function's requirements.
         let pgmap = unsafe { bindings::rust_hmm_pfn_pgmap(pfn) };
@@ -158,9 +259,18 @@ impl<T: DevicePageOps> Piece<T> {
         let piece = unsafe { Self::from_pfn(pfn) };
         // SAFETY: A free folio, which nobody else takes before it is given back.
         unsafe { bindings::rust_hmm_device_folio_reset(pfn, order) };
-        piece
-            .free
-            .give_back(pfn.wrapping_sub(piece.base), 1 << order);
+        let index = pfn.wrapping_sub(piece.base.load(Relaxed));
+        // SAFETY: The owner outlives its pieces, by the type invariant.
+        let pages = unsafe { &*piece.back };
+        T::freed(
+            pages,
+            DeviceRange {
+                first: piece.index * PIECE_PAGES + index,
+                count: 1 << order,
+            },
+        );
+        // Last: now others may have it.
+        piece.free.give_back(index, 1 << order);
     }
 
     /// # Safety
@@ -184,6 +294,16 @@ impl<T: DevicePageOps> Piece<T> {
             Ok(()) => 0,
             Err(FaultError::NoMemory) => bindings::vm_fault_reason_VM_FAULT_OOM,
             Err(FaultError::Lost) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+        }
+    }
+
+    /// The folio at `index`, which was just taken.
+    pub(super) fn folio(&self, index: usize, order: u32) -> LockedFolio {
+        let pfn = self.base.load(Relaxed) + index;
+        // SAFETY: The frames are of this piece and were free, and now are ours; so they are there.
+        unsafe {
+            bindings::rust_hmm_device_folio_init(pfn, self.pgmap.get(), order);
+            LockedFolio::from_raw(pfn, order)
         }
     }
 }

@@ -53,9 +53,58 @@ mod suite {
         assert_eq!(device.lookup(pfn), Some(1));
         assert!(device.lookup(0).is_none() && device.pfn(PIECE_PAGES).is_none());
         // No free block, since two of its pages are in use.
-        assert!(device.alloc(PMD_ORDER).is_none() && device.alloc(3).is_none());
+        assert!(device.alloc(PMD_ORDER).is_none() && device.alloc(PMD_ORDER + 1).is_none());
+        assert!(device.alloc(8).is_some() && device.alloc_at(2, 0).is_some());
+        assert!(device.alloc_at(1, 0).is_none());
         drop(pages);
         assert_eq!(device.used(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn idle_pieces_come_and_go() -> Result {
+        let device = device(2 * PIECE_PAGES)?;
+        device.grow(PIECE_PAGES + 1)?;
+        assert_eq!(
+            (device.total(), device.pieces_idle()),
+            (2 * PIECE_PAGES, (2, 2))
+        );
+        let page = device.alloc_at(PIECE_PAGES + 7, 0).ok_or(ENOMEM)?;
+        assert_eq!(device.number_of(&page), Some(PIECE_PAGES + 7));
+        // The one in use stays.
+        assert_eq!((device.shrink(2), device.total()), (1, PIECE_PAGES));
+        assert!(device.pfn(0).is_none() && device.alloc_at(0, 0).is_none());
+        assert_eq!(device.used(), 1);
+        device.grow(PIECE_PAGES)?;
+        assert_eq!(device.total(), 2 * PIECE_PAGES);
+        drop(page);
+        // Somebody looks at it.
+        let looker = device.look(PIECE_PAGES).ok_or(EINVAL)?;
+        assert_eq!(device.shrink(2), 1);
+        drop(looker);
+        assert_eq!((device.shrink(2), device.total()), (1, 0));
+        device.grow(1)?;
+        assert!(device.alloc(PMD_ORDER).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn pages_are_taken_out_of_use() -> Result {
+        let device = device(PMD_PAGES)?;
+        device.grow(1)?;
+        let range = DeviceRange {
+            first: 0,
+            count: PMD_PAGES - 1,
+        };
+        assert!(device.withdraw(range));
+        assert_eq!((device.total(), device.used()), (1, 0));
+        let last = device.alloc(0).ok_or(ENOMEM)?;
+        assert!(device.alloc(0).is_none());
+        // A piece that has such pages stays, so that they do.
+        drop(last);
+        assert_eq!(device.shrink(1), 0);
+        device.restore(range);
+        assert!(device.alloc(PMD_ORDER).is_some());
         Ok(())
     }
 }

@@ -6,6 +6,7 @@
 
 mod bench;
 mod later;
+mod memory;
 mod own;
 mod phases;
 mod rows;
@@ -61,6 +62,7 @@ fn main() -> Result<()> {
         rows::invalidations(&mut bench)?;
         rows::sparse(&mut bench)?;
         own::faultless(&mut bench)?;
+        memory::rows(&mut bench)?;
         later::rows(&mut bench)?;
         results.push((mib, bench));
     }

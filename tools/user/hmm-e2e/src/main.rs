@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 /// The group that unloads modules: run last, and only where the files to load
 /// them again are.
-const RELOAD: &str = "reload";
+const RELOAD: [&str; 2] = ["reload", "memory"];
 
 #[derive(Parser)]
 #[command(name = "hmm-e2e", about = "End-to-end tests of the heterogeneous memory manager")]
@@ -69,7 +69,7 @@ fn no_suites_at_load() -> std::io::Result<()> {
 
 fn selected(args: &Args) -> Vec<Test> {
     let group = |test: &Test| match args.group.as_slice() {
-        [] => test.group != RELOAD || args.modules.is_dir(),
+        [] => !RELOAD.contains(&test.group) || args.modules.is_dir(),
         groups => groups.iter().any(|group| group == "all" || group == test.group),
     };
     let name = |test: &Test| {

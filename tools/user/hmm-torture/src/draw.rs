@@ -132,7 +132,15 @@ fn draw(rng: &mut Rng, devices: usize) -> Op {
     // In thousandths.
     match rng.below(1000) {
         0..100 => Op::CpuWrite { at, seed },
-        100..200 => Op::CpuRead { at },
+        100..180 => Op::CpuRead { at },
+        180..184 => Op::Policy { dev, which: rng.below(3) },
+        184..200 => Op::Attributes {
+            dev,
+            at,
+            preferred: rng.below(3),
+            values: rng.bits() as u32 & if rng.one_in(4) { 0xe } else { 0x6 },
+            order: rng.one_in(3).then(|| rng.below(10) as u32),
+        },
         200..230 => Op::CpuAdd { at, word: rng.below(512), value },
         230..270 => Op::DevWrite { dev, at, seed },
         270..320 => Op::DevRead { dev, at, unlocked: rng.one_in(3) },

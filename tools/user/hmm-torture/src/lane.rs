@@ -23,6 +23,7 @@ mod device;
 mod engine;
 mod explain;
 mod memory;
+mod placement;
 mod process;
 mod queue;
 
@@ -196,6 +197,10 @@ impl<'a> Lane<'a> {
                 self.common_move(dev, device::way(back, ordinary))
             }
             Op::CommonAdvise { advice } => self.common_advise(advice),
+            Op::Policy { dev, which } => self.set_policy(dev, which),
+            Op::Attributes { dev, at, preferred, values, order } => {
+                self.attributes(dev, at, preferred, values, order)
+            }
             Op::Squeeze { mib } => self.squeeze(mib),
         }
     }

@@ -208,6 +208,10 @@ pub enum Op {
     CommonAdvise { advice: Advice },
     /// Writes so many MiB and gives them up again, which presses on the others.
     Squeeze { mib: usize },
+    /// Who decides about faults of engines.
+    Policy { dev: usize, which: usize },
+    /// Sets all attributes of a range, and asks for them.
+    Attributes { dev: usize, at: Span, preferred: usize, values: u32, order: Option<u32> },
     /// There by a queue, and after that there by another one, and back.
     Queued { dev: usize, other: usize, at: Span },
     /// From one device to another.

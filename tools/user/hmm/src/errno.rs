@@ -49,6 +49,8 @@ impl Errno {
     pub const EACCES: Errno = Errno(libc::EACCES);
     /// Bad address.
     pub const EFAULT: Errno = Errno(libc::EFAULT);
+    /// The device is gone.
+    pub const ENODEV: Errno = Errno(libc::ENODEV);
     /// Busy.
     pub const EBUSY: Errno = Errno(libc::EBUSY);
     /// Would block; also what a used module answers.

@@ -95,6 +95,12 @@ impl Group {
         fs::write(self.0.join("cgroup.procs"), "0")
     }
 
+    /// Bytes that are charged to it, of memory on devices, too.
+    pub fn bytes(&self) -> io::Result<u64> {
+        let text = fs::read_to_string(self.0.join("memory.current"))?;
+        text.trim().parse().map_err(io::Error::other)
+    }
+
     /// Bytes of kernel memory that are charged to it, but for page tables of the CPU.
     pub fn kernel_bytes(&self) -> io::Result<u64> {
         let table = crate::procfs::parse_table(&fs::read_to_string(self.0.join("memory.stat"))?);

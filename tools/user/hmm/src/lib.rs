@@ -24,6 +24,7 @@ pub mod mirror_only;
 pub mod module;
 pub mod pagemap;
 pub mod pattern;
+pub mod placement;
 pub mod procfs;
 pub mod pull;
 pub mod queue;

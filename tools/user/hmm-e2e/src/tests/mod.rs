@@ -3,6 +3,7 @@
 
 use crate::harness::Test;
 
+mod attributes;
 mod bad;
 mod connect;
 mod engine;
@@ -16,12 +17,14 @@ mod life;
 mod lifecycle;
 mod lock;
 mod managed;
+mod memory;
 mod migrate;
 mod mirror;
 mod mirror_only;
 mod queue;
 mod race;
 mod reload;
+mod replica;
 mod sharing;
 mod thp;
 mod trace;
@@ -42,6 +45,8 @@ pub fn all() -> Vec<Test> {
         race::TESTS,
         engine::TESTS,
         extension::TESTS,
+        attributes::TESTS,
+        replica::TESTS,
         queue::TESTS,
         lock::TESTS,
         connect::TESTS,
@@ -52,6 +57,7 @@ pub fn all() -> Vec<Test> {
         &faultless,
         lifecycle::TESTS,
         // Last: these unload the modules.
+        memory::TESTS,
         reload::TESTS,
     ];
     groups.concat()

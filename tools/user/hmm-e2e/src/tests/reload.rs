@@ -30,7 +30,7 @@ fn load_one(ctx: &Ctx, name: &str, params: &str) -> Result<(), Errno> {
 }
 
 /// Loads what is not loaded; `params` are for the driver.
-fn load(ctx: &Ctx, params: &str) -> Outcome {
+pub fn load(ctx: &Ctx, params: &str) -> Outcome {
     for name in names(ctx).iter().filter(|name| !module::is_loaded(name)) {
         let own = if *name == "rust_hmm" { "" } else { params };
         load_one(ctx, name, own).what(&format!("load {name}"))?;
@@ -38,7 +38,7 @@ fn load(ctx: &Ctx, params: &str) -> Outcome {
     Ok(())
 }
 
-fn unload(ctx: &Ctx) -> Outcome {
+pub fn unload(ctx: &Ctx) -> Outcome {
     for name in names(ctx).iter().rev() {
         module::unload(name).what(&format!("unload {name}"))?;
     }
@@ -46,7 +46,7 @@ fn unload(ctx: &Ctx) -> Outcome {
 }
 
 /// Whatever a test does, the modules are there again afterwards.
-struct Restore<'a>(&'a Ctx);
+pub struct Restore<'a>(pub &'a Ctx);
 
 impl Drop for Restore<'_> {
     fn drop(&mut self) {

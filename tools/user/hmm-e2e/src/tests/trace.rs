@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Tracepoints say what happened, to whom, and why.
 
+use super::memory::with;
+use super::reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
+use hmm::placement::Policy;
 use hmm::tracing::{Event, Tracing};
-use hmm::{inject, Mapping, PAGE_SIZE};
+use hmm::{inject, Connection, Device, Mapping, Setting, PAGE_SIZE};
 
 const OURS: &str = "tracepoints are of our library";
 const PAGES: usize = 24;
@@ -17,6 +20,9 @@ pub const TESTS: &[Test] = &[
     Test::new("trace", "invalidations_name_their_event", invalidations).only_rust(OURS),
     Test::new("trace", "retries_name_their_reason", retries).only_rust(OURS),
     Test::new("trace", "evictions", evictions).only_rust(OURS),
+    Test::new("trace", "evictions_for_room", for_room).only_rust(OURS),
+    Test::new("trace", "memory_that_bounces", bounces).only_rust(OURS).private(),
+    Test::new("trace", "pulls", pulls).only_rust(OURS),
 ];
 
 /// Events called `name` of this process, or of none.
@@ -147,4 +153,86 @@ fn evictions(ctx: &Ctx) -> Outcome {
     let evict = one(&tracing, "evict")?;
     field(&evict, "moved", PAGES)?;
     field(&evict, "left", 0)
+}
+
+/// What makes room for others says so, and a fault that moves memory is its trigger.
+fn for_room(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let device = ctx.open()?;
+    let maps = [(); 3].map(|()| Mapping::anon_aligned(1));
+    let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
+    for (seed, map) in maps.iter().enumerate() {
+        let map = map.as_ref().map_err(|error| Stop::from(*error))?;
+        map.advise(libc::MADV_NOHUGEPAGE)?;
+        map.fill(seed as u64);
+        device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
+    }
+    let event = one(&tracing, "evict")?;
+    check_eq!(event.text("need"), "room", "need of {event:?}");
+    field(&event, "moved", 512)?;
+    field(&event, "left", 512)?;
+    drop(tracing);
+    drop(device);
+    unload(ctx)
+}
+
+/// A page that CPU and device want by turns: the device's faults move it, then it waits, then it stays.
+fn bounces(ctx: &Ctx) -> Outcome {
+    let _restore =
+        with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=3")?;
+    let device = ctx.open()?;
+    device.set_policy(Policy::Default)?;
+    let map = Mapping::anon(1)?;
+    let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
+    for round in 0..6 {
+        map.fill(round);
+        device_fills(&device, &map, round + 100, "by turns")?;
+        cpu_sees(&map, round + 100, "by turns")?;
+    }
+    let moves = named(&tracing, "migrate_end")?;
+    let moved: i64 = moves.iter().filter_map(|event| event.number("moved")).sum();
+    check_eq!(moved, 2, "pages that moved: {moves:?}");
+    check!(
+        moves.iter().all(|event| event.text("trigger") == "fault"),
+        "moves by something else than a fault: {moves:?}"
+    );
+    let thrash = named(&tracing, "thrash")?;
+    let waits = thrash.iter().filter(|event| event.text("verdict") == "waits");
+    check!(waits.clone().count() > 0, "nobody has waited: {thrash:?}");
+    check!(waits.clone().all(|event| event.number("ms") == Some(3)), "not 3 ms: {thrash:?}");
+    let stays = thrash.iter().filter(|event| event.text("verdict") == "stays");
+    check!(stays.clone().count() > 0, "nothing stays: {thrash:?}");
+    for event in thrash.iter() {
+        field(event, "start", map.addr())?;
+        field(event, "pages", 1)?;
+    }
+    drop(tracing);
+    drop(device);
+    unload(ctx)
+}
+
+/// From one device to another, directly and through memory.
+fn pulls(ctx: &Ctx) -> Outcome {
+    let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
+    for connection in [Connection::Migratable, Connection::None] {
+        for device in [&one, &two] {
+            device.set(Setting::Connection, connection as u64).what("set the connection")?;
+        }
+        let map = Mapping::anon(PAGES)?;
+        map.fill(1);
+        migrate(&one, &map, 1)?;
+        let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
+        two.pull(map.addr(), PAGES, &one).what("pull")?;
+        let ends = named(&tracing, "migrate_end")?;
+        let expected = if connection == Connection::None { 2 } else { 1 };
+        check_eq!(ends.len(), expected, "migrations: {ends:?}");
+        check_eq!(named(&tracing, "migrate_begin")?.len(), expected, "begins of {connection:?}");
+        for event in &ends {
+            check_eq!(event.text("trigger"), "pull", "trigger of {event:?}");
+            field(event, "moved", PAGES)?;
+            field(event, "result", 0)?;
+        }
+        check_eq!(resident(&two, &map, 0, PAGES)?, PAGES, "pages on the other device");
+    }
+    Ok(())
 }

@@ -9,6 +9,7 @@ use crate::abi::ABI_VERSION;
 use crate::counters::Counters;
 use crate::lock::RawLock;
 use crate::managed::RawAlloc;
+use crate::placement::{Attributes, MemoryRaw, Placement, Policy, PolicyRaw, Preferred, UnplugRaw};
 use crate::pull::RawPull;
 use crate::queue::{RawFence, RawQueue};
 use std::fmt::Write as _;
@@ -64,6 +65,13 @@ fn structures(c: &mut String) {
     layout!(text, Migration, "migrate", size flags addr npages outcomes moved switched skipped
         no_memory copy_failed ns);
     layout!(text, Set, "set", size flags what reserved value old);
+    layout!(text, Attributes, "attributes", size flags addr npages what preferred values
+        granularity);
+    layout!(text, Placement, "placement", size flags faults moved in_place evicted_for_room pieces
+        pieces_idle chosen);
+    layout!(text, PolicyRaw, "policy", size flags policy old);
+    layout!(text, MemoryRaw, "memory", size flags first count left);
+    layout!(text, UnplugRaw, "unplug", size flags addr npages saved lost);
     layout!(text, Discard, "discard", size flags addr npages);
     layout!(text, RawQueue, "queue", size flags queue op addr bytes src value stride reserved after
         nafter rounds fence);
@@ -88,6 +96,12 @@ fn numbers(c: &mut String) {
         ("MIGRATE", 0x46, size_of::<Migration>()),
         ("SET", 0x47, size_of::<Set>()),
         ("DISCARD", 0x48, size_of::<Discard>()),
+        ("SET_ATTRIBUTES", 0x50, size_of::<Attributes>()),
+        ("GET_ATTRIBUTES", 0x51, size_of::<Attributes>()),
+        ("PLACEMENT", 0x52, size_of::<Placement>()),
+        ("POLICY", 0x53, size_of::<PolicyRaw>()),
+        ("MEMORY", 0x54, size_of::<MemoryRaw>()),
+        ("UNPLUG", 0x55, size_of::<UnplugRaw>()),
         ("QUEUE_CREATE", 0x60, size_of::<RawQueue>()),
         ("QUEUE_DESTROY", 0x61, size_of::<RawQueue>()),
         ("QUEUE_SUBMIT", 0x62, size_of::<RawQueue>()),
@@ -123,6 +137,24 @@ fn numbers(c: &mut String) {
     for (name, op) in ops {
         must(c, &format!("DMIRROR_OP_{name}"), op as u64);
     }
+    let attributes = [
+        ("PREFERRED", Attributes::PREFERRED),
+        ("ACCESSED_BY", Attributes::ACCESSED_BY),
+        ("READ_MOSTLY", Attributes::READ_MOSTLY),
+        ("NEVER_MIGRATE", Attributes::NEVER_MIGRATE),
+        ("GRANULARITY", Attributes::GRANULARITY),
+    ];
+    for (name, bit) in attributes {
+        must(c, &format!("DMIRROR_ATTR_{name}"), bit.into());
+    }
+    must(c, "DMIRROR_ANYWHERE", Preferred::Anywhere as u64);
+    must(c, "DMIRROR_ON_DEVICE", Preferred::Device as u64);
+    must(c, "DMIRROR_IN_SYSTEM", Preferred::System as u64);
+    must(c, "DMIRROR_POLICY_NONE", Policy::None as u64);
+    must(c, "DMIRROR_POLICY_DEFAULT", Policy::Default as u64);
+    must(c, "DMIRROR_POLICY_ONE_PAGE", Policy::OnePage as u64);
+    must(c, "DMIRROR_MEMORY_RESTORE", 1);
+    must(c, "DMIRROR_UNPLUG_SURE", UnplugRaw::SURE.into());
     must(c, "DMIRROR_SUBMIT_VERIFY", Command::VERIFY.into());
     must(c, "DMIRROR_ENGINE_ANY", Command::ANY.into());
     must(c, "DMIRROR_MIGRATE_TO_SYSTEM", Way::ToSystem.flags().into());

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Which block of device memory the device has not used for the longest time.
+//!
+//! Each block of 2 MiB has the time of its last access, in *turns*: a turn passes when the device goes
+//! from one block to another. So the cost of an access is two loads, no lock, and the order is that of
+//! accesses, not that of allocations.
+
+use kernel::{
+    prelude::*,
+    sync::atomic::{ordering::Relaxed, Atomic},
+};
+
+/// A moment, in turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn(u64);
+
+/// What is known of a block that could be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Candidate {
+    /// Number of the block.
+    pub(super) block: usize,
+    /// Whether all of its pages are in use.
+    pub(super) full: bool,
+}
+
+/// Times of access of all blocks.
+pub(super) struct Lru {
+    now: Atomic<u64>,
+    last: KVVec<Atomic<u64>>,
+}
+
+impl Lru {
+    /// For `blocks` blocks, none of which was used. Context: may sleep. `ENOMEM`.
+    pub(super) fn new(blocks: usize) -> Result<Self> {
+        let mut last = KVVec::with_capacity(blocks, GFP_KERNEL)?;
+        for _ in 0..blocks {
+            last.push(Atomic::new(0), GFP_KERNEL)?;
+        }
+        Ok(Self {
+            // Before the first turn, all were used at 0.
+            now: Atomic::new(1),
+            last,
+        })
+    }
+
+    /// The device uses `block` now. Context: any.
+    #[inline]
+    pub(super) fn touch(&self, block: usize) {
+        if let Some(last) = self.last.get(block) {
+            if last.load(Relaxed) != self.now.load(Relaxed) {
+                last.store(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
+            }
+        }
+    }
+
+    /// Now. Blocks that are used from here on are not older.
+    pub(super) fn now(&self) -> Turn {
+        Turn(self.now.load(Relaxed))
+    }
+
+    /// The block to evict: of those that were not used after `before`, first one that is used in part
+    /// only and was not used lately, then the one that was not used for the longest time.
+    ///
+    /// Lately is, in as many turns as half of the candidates take in turn; `count` is how many there are. What is used in part costs
+    /// less to evict, and makes as much room for a huge page.
+    pub(super) fn coldest(
+        &self,
+        candidates: &mut dyn Iterator<Item = Candidate>,
+        count: usize,
+        before: Turn,
+    ) -> Option<usize> {
+        let now = self.now.load(Relaxed);
+        let mut best = None;
+        for candidate in candidates {
+            let last = self.last.get(candidate.block);
+            let last = last.map_or(0, |last| last.load(Relaxed));
+            if last > before.0 {
+                continue;
+            }
+            let age = now.saturating_sub(last);
+            let key = (!candidate.full && age > count as u64 / 2, age);
+            if best.is_none_or(|(other, _)| key >= other) {
+                best = Some((key, candidate.block));
+            }
+        }
+        best.map(|(_, block)| block)
+    }
+}
+
+#[kunit_tests(rust_hmm_lru)]
+mod tests {
+    use super::*;
+
+    /// The coldest of `blocks`, of which `partly` is used in part.
+    fn coldest(
+        lru: &Lru,
+        blocks: core::ops::Range<usize>,
+        partly: Option<usize>,
+        before: Turn,
+    ) -> Option<usize> {
+        let count = blocks.len();
+        let mut candidates = blocks.map(|block| Candidate {
+            block,
+            full: partly != Some(block),
+        });
+        lru.coldest(&mut candidates, count, before)
+    }
+
+    #[test]
+    fn order_is_that_of_accesses() -> Result {
+        let lru = Lru::new(4)?;
+        for block in [2, 0, 3, 1, 2] {
+            lru.touch(block);
+        }
+        let now = lru.now();
+        assert_eq!(coldest(&lru, 0..4, None, now), Some(0));
+        lru.touch(0);
+        assert_eq!(coldest(&lru, 0..4, None, lru.now()), Some(3));
+        // Of those only that are there.
+        assert_eq!(coldest(&lru, 0..3, None, lru.now()), Some(1));
+        assert_eq!(coldest(&lru, 0..0, None, lru.now()), None);
+        // Nothing that was used since.
+        lru.touch(3);
+        lru.touch(1);
+        assert_eq!(coldest(&lru, 0..4, None, now), Some(2));
+        lru.touch(2);
+        assert_eq!(coldest(&lru, 0..4, None, now), None);
+        Ok(())
+    }
+
+    #[test]
+    fn staying_in_a_block_passes_no_time() -> Result {
+        let lru = Lru::new(2)?;
+        lru.touch(0);
+        let now = lru.now();
+        for _ in 0..100 {
+            lru.touch(0);
+        }
+        assert_eq!(lru.now(), now);
+        lru.touch(1);
+        assert!(lru.now() > now);
+        // Beyond the last block: nothing happens.
+        lru.touch(2);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_used_in_part_goes_first() -> Result {
+        let lru = Lru::new(8)?;
+        for block in 0..8 {
+            lru.touch(block);
+        }
+        assert_eq!(coldest(&lru, 0..8, Some(2), lru.now()), Some(2));
+        // But not what is being filled now.
+        assert_eq!(coldest(&lru, 0..8, Some(7), lru.now()), Some(0));
+        Ok(())
+    }
+
+    #[test]
+    fn random_accesses_agree_with_a_list() -> Result {
+        const BLOCKS: usize = 16;
+        let lru = Lru::new(BLOCKS)?;
+        // The oldest first.
+        let mut list: [usize; BLOCKS] = core::array::from_fn(|block| block);
+        let mut random = 12345u64;
+        for block in list {
+            lru.touch(block);
+        }
+        for _ in 0..1000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+            let block = (random >> 33) as usize % BLOCKS;
+            lru.touch(block);
+            let at = list
+                .iter()
+                .position(|other| *other == block)
+                .ok_or(EINVAL)?;
+            if let Some(rest) = list.get_mut(at..) {
+                rest.rotate_left(1);
+            }
+            assert_eq!(
+                coldest(&lru, 0..BLOCKS, None, lru.now()),
+                list.first().copied()
+            );
+        }
+        Ok(())
+    }
+}

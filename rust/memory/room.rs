@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Room in a device memory that is smaller than the work: the least recently used block goes to system
+//! memory, whoever maps it.
+//!
+//! Called before a step takes its locks. It is bounded: if nothing can go, the caller's pages stay where
+//! they are, and are mapped in place.
+
+use super::{
+    lru::{Candidate, Turn},
+    Copies, Memory, MemoryOps,
+};
+use crate::{
+    mm::{
+        addr::PMD_PAGES,
+        device_pages::DeviceRange,
+        migrate::Batch,
+        space::fatal_signal_pending,
+        trace::Need, //
+    },
+    stats::Counter,
+};
+use kernel::prelude::*;
+
+/// Blocks of which the eviction is tried for one step. One that cannot go, because its pages are
+/// pinned or locked, counts as used.
+const TRIES: usize = 8;
+
+impl<M: MemoryOps> Memory<M> {
+    /// The device uses `range` of its memory: pages that it does not use go first when room is needed.
+    /// Drivers of devices that count accesses call this; faults and migrations do it by themselves.
+    ///
+    /// Context: any.
+    pub fn touch(&self, range: DeviceRange) {
+        let lru = &self.pages.data().lru;
+        let last = range.first.saturating_add(range.count.saturating_sub(1));
+        for block in range.first / PMD_PAGES..=last / PMD_PAGES {
+            lru.touch(block);
+        }
+    }
+
+    /// The page of device page number `number` is used now.
+    #[inline]
+    pub(crate) fn touch_page(&self, number: usize) {
+        self.pages.data().lru.touch(number / PMD_PAGES);
+    }
+
+    /// Now, in accesses of the device.
+    pub(crate) fn turn(&self) -> Turn {
+        self.pages.data().lru.now()
+    }
+
+    /// Whether `pages` pages can be taken now; perhaps only as small ones.
+    pub(crate) fn has_room(&self, pages: usize) -> bool {
+        self.pages.total().saturating_sub(self.pages.used()) >= pages
+    }
+
+    /// Whether a page can be taken now.
+    pub(crate) fn has_any(&self) -> bool {
+        self.has_room(1)
+    }
+
+    /// Makes room for `pages` pages, at most 512: evicts blocks that were not used after `before`.
+    /// Returns whether there is room; others may take it.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, before anything was done; `EINTR` if killed. Context: as [`Memory::grow`].
+    pub(crate) fn make_room(&self, pages: usize, before: Turn) -> Result<bool> {
+        if self.has_room(pages) {
+            return Ok(true);
+        }
+        let result = self.evict_for(pages, before);
+        self.restore();
+        result
+    }
+
+    fn evict_for(&self, pages: usize, before: Turn) -> Result<bool> {
+        let mut batch = Batch::new()?;
+        let mut copies = Copies::new(true)?;
+        for _ in 0..TRIES {
+            if fatal_signal_pending() {
+                return Err(EINTR);
+            }
+            let Some(block) = self.coldest(before) else {
+                break;
+            };
+            let moved = self
+                .evict_block(block, &mut batch, &mut copies)
+                .unwrap_or(0);
+            self.stats().add(Counter::Evicted, moved as u64);
+            self.stats().add(Counter::EvictedForRoom, moved as u64);
+            self.trace_evicted(Need::Room, moved);
+            if self.has_room(pages) {
+                return Ok(true);
+            }
+            if self.pages.used_in_block(block.first) != 0 {
+                self.touch(block);
+            }
+        }
+        Ok(self.has_room(pages))
+    }
+
+    fn coldest(&self, before: Turn) -> Option<DeviceRange> {
+        let mut candidates = self.pages.used_blocks().map(|range| Candidate {
+            block: range.first / PMD_PAGES,
+            full: self.pages.used_in_block(range.first) == PMD_PAGES,
+        });
+        let count = self.pages.used().div_ceil(PMD_PAGES);
+        let lru = &self.pages.data().lru;
+        let block = lru.coldest(&mut candidates, count, before)?;
+        Some(DeviceRange {
+            first: block * PMD_PAGES,
+            count: PMD_PAGES,
+        })
+    }
+}

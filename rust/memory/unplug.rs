@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Device memory that goes: a part of it at run time, or all of it when the device is unplugged.
+
+use super::{Copies, Memory, MemoryOps};
+use crate::{
+    mm::{addr::PMD_PAGES, device_pages::DeviceRange, migrate::Batch},
+    stats::Counter,
+    within,
+};
+use kernel::{
+    prelude::*,
+    sync::atomic::ordering::{Full, Relaxed},
+    time::{delay::fsleep, Delta},
+};
+
+/// Passes over pages that are to go. Pages that somebody holds for a moment are found in the next one.
+const PASSES: usize = 20;
+
+/// Time between two passes.
+const PAUSE: Delta = Delta::from_millis(2);
+
+impl<M: MemoryOps> Memory<M> {
+    /// Whether the device was unplugged.
+    pub fn is_gone(&self) -> bool {
+        self.pages.data().gone.load(Relaxed)
+    }
+
+    /// The device is gone, or about to go: all mirrors of it lose their entries, nothing comes any more, and
+    /// what can still be read is saved to system memory. Returns the pages that were saved, and those that
+    /// were not: for these the driver's copies fail. A CPU that touches one of them gets `SIGBUS`; they stay
+    /// in use until their processes have unmapped them.
+    ///
+    /// Operations that need the device fail with `ENODEV` from now on.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if it is gone already; `ENOMEM`, then nothing was saved, but all pages come back when they are
+    /// touched. `EDEADLK` within a callback. Context: may sleep; no lock may be held.
+    pub fn unplug(&self) -> Result<(usize, usize)> {
+        within::may_wait()?;
+        if self.pages.data().gone.xchg(true, Full) {
+            return Err(ENODEV);
+        }
+        self.pages.data().peers.for_each(|peer| peer.forget());
+        let before = self.stats().get(Counter::Evicted);
+        let lost = self.evict_all()?;
+        // What migrations that had begun have brought.
+        self.pages.data().peers.for_each(|peer| peer.forget());
+        Ok(((self.stats().get(Counter::Evicted) - before) as usize, lost))
+    }
+
+    /// Takes pages out of use, such as those that have become bad: those that are in use go to system
+    /// memory. Returns how many of them could not, because somebody holds them; they go when they are
+    /// freed.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if they are not there, or not there yet; `ENOMEM`; `EDEADLK` within a callback. Context: may sleep; no
+    /// lock may be held.
+    pub fn remove(&self, range: DeviceRange) -> Result<usize> {
+        within::may_wait()?;
+        let end = range.first.checked_add(range.count).ok_or(EINVAL)?;
+        if range.count == 0 || end > self.pages.limit() {
+            return Err(EINVAL);
+        }
+        self.pages.grow_to(end)?;
+        let mut batch = Batch::new()?;
+        let mut copies = Copies::new(false)?;
+        let blocks =
+            || (range.first / PMD_PAGES..end.div_ceil(PMD_PAGES)).map(|block| block * PMD_PAGES);
+        for pass in 0..PASSES {
+            if pass > 0 {
+                fsleep(PAUSE);
+            }
+            if self.pages.withdraw(range) {
+                self.restore();
+                return Ok(0);
+            }
+            for first in blocks().filter(|first| self.pages.used_in_block(*first) != 0) {
+                let block = DeviceRange {
+                    first,
+                    count: PMD_PAGES,
+                };
+                let moved = self
+                    .evict_block(block, &mut batch, &mut copies)
+                    .unwrap_or(0);
+                self.stats().add(Counter::Evicted, moved as u64);
+            }
+        }
+        self.restore();
+        if self.pages.withdraw(range) {
+            return Ok(0);
+        }
+        let used = blocks()
+            .map(|first| self.pages.used_in_block(first))
+            .sum::<usize>();
+        Ok(used.clamp(1, range.count))
+    }
+
+    /// Brings pages back into use that [`Self::remove`] took out.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there are no such pages; `EDEADLK` within a callback. Context: may sleep.
+    pub fn add(&self, range: DeviceRange) -> Result {
+        within::may_wait()?;
+        let end = range.first.checked_add(range.count).ok_or(EINVAL)?;
+        if range.count == 0 || end > self.pages.limit() {
+            return Err(EINVAL);
+        }
+        self.pages.restore(range);
+        Ok(())
+    }
+}

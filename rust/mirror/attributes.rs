@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The attributes of a mirror's address space: set, asked for, and followed when mappings move.
+
+use super::{Device, Inner, Mirror};
+use crate::{
+    attributes::{Attributes, Change, Common, Found, Home},
+    managed::Flags,
+    mm::{
+        addr::PageRange,
+        notifier::IntervalNotifier,
+        range_fault::AddressSpace,
+        space::{MmapGuard, Vma},
+    },
+    within,
+};
+use kernel::{mm::virt::flags, page::PAGE_SHIFT, prelude::*};
+
+/// Where a mapping's pages are at home. What is not anonymous is not followed.
+fn home(vma: &Vma<'_>) -> Home {
+    let anon = if vma.is_anonymous() { vma.anon() } else { 0 };
+    Home::new(vma.start() >> PAGE_SHIFT, vma.offset(), anon)
+}
+
+/// What is known of the memory at an address.
+pub(super) struct Known {
+    /// What was said of it, or what [managed memory](crate::managed) has of its own.
+    pub(super) attributes: Attributes,
+    /// The part of its mapping in which they are the same.
+    pub(super) limits: PageRange,
+    /// Whether copies of it stay right.
+    pub(super) constant: bool,
+    /// Whether all of `limits` moves at once.
+    pub(super) whole: bool,
+}
+
+impl<D: Device> Inner<D> {
+    /// Moves attributes to where their pages are now. To be called before they are asked for.
+    fn settle(&self, mmap: &MmapGuard<'_>) {
+        if !self.attributes.is_unsettled() {
+            return;
+        }
+        self.attributes.settle(|offset, from| {
+            let vma = mmap.vma_of_offset(from << PAGE_SHIFT, offset)?;
+            Some(Found {
+                first: vma.start() >> PAGE_SHIFT,
+                pages: (vma.end() - vma.start()) >> PAGE_SHIFT,
+                offset: vma.offset(),
+                home: home(&vma),
+            })
+        });
+    }
+}
+
+impl<D: Device> Mirror<D> {
+    /// Whether anything was ever said of a range: else policies alone decide. Context: any.
+    pub fn has_attributes(&self) -> bool {
+        self.inner().attributes.was_used()
+    }
+
+    /// Changes attributes of `range`, all of which must be mapped.
+    ///
+    /// To be followed when it is moved, an anonymous mapping in which nothing was ever written gets one page.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: a value makes no sense. `EFAULT`: a part is not mapped, or the process is gone; what comes before has
+    /// changed. `ENOMEM`; `EINTR`: killed; `EDEADLK`: within a callback. Context: may sleep; no lock may be held.
+    pub fn set_attributes(&self, range: PageRange, change: &Change) -> Result {
+        within::may_wait()?;
+        change.apply(Attributes::DEFAULT)?;
+        let space = self.space()?;
+        let mut rest = Some(range);
+        while let Some(range) = rest {
+            let (end, untouched) = self.set_in_mapping(&space, range, change)?;
+            if untouched {
+                // Once; if that does not help, it cannot be followed.
+                match space.fault_in_writable(range.start()) {
+                    Err(error) if error == EINTR => return Err(error),
+                    _ => {}
+                }
+                self.set_in_mapping(&space, PageRange::new(range.start(), end)?, change)?;
+            }
+            rest = range.from_address(end);
+        }
+        if change.accessed_by == Some(true) {
+            self.map_present(&space, range)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the attributes of the part of `range` that lies in the mapping at its start. Returns its end, and
+    /// whether nothing was ever written there, though it could be.
+    fn set_in_mapping(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        range: PageRange,
+        change: &Change,
+    ) -> Result<(usize, bool)> {
+        let mmap = space.mmap_lock()?;
+        self.inner().settle(&mmap);
+        let vma = mmap.vma_lookup(range.start()).ok_or(EFAULT)?;
+        let part = PageRange::new(range.start(), range.end().min(vma.end()))?;
+        let home = home(&vma);
+        let writable = vma.flags() & flags::WRITE != 0;
+        let _charge = space.charge();
+        self.inner().attributes.change(part, home, change)?;
+        Ok((
+            part.end(),
+            vma.is_anonymous() && writable && vma.anon() == 0,
+        ))
+    }
+
+    /// What holds for the whole of `range`: what differs in it is `None`. What is not mapped has the
+    /// defaults.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`: the process is gone. `EINTR`: killed; `EDEADLK`: within a callback. Context: may sleep; no lock may be
+    /// held.
+    pub fn attributes(&self, range: PageRange) -> Result<Common> {
+        within::may_wait()?;
+        let space = self.space()?;
+        let mmap = space.mmap_lock()?;
+        self.inner().settle(&mmap);
+        let mut common = self.inner().attributes.common(range);
+        if common.read_mostly == Some(true) {
+            common.replicated = self.are_replicated(&mmap, range);
+        }
+        Ok(common)
+    }
+
+    /// Whether reads of the device make copies of all of `range`, or none; `None` if they do of a part.
+    fn are_replicated(&self, mmap: &MmapGuard<'_>, range: PageRange) -> Option<bool> {
+        let mut common = None;
+        let mut rest = Some(range);
+        while let Some(range) = rest {
+            let vma = mmap.vma_lookup(range.start());
+            let here = vma.is_some_and(|vma| vma.is_constant()) && self.device().memory().is_some();
+            if common.is_some_and(|common| common != here) {
+                return None;
+            }
+            common = Some(here);
+            let end = vma.map_or(range.address(1), |vma| vma.end().min(range.end()));
+            rest = range.from_address(end);
+        }
+        common
+    }
+
+    /// What is known of the memory at `addr`. `EFAULT`: nothing is mapped there.
+    pub(super) fn attributes_at(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        addr: usize,
+    ) -> Result<Known> {
+        let mmap = space.mmap_lock()?;
+        self.inner().settle(&mmap);
+        let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
+        let mapping = PageRange::new(vma.start(), vma.end())?;
+        let (attributes, limits) = self.inner().attributes.at(addr, mapping);
+        let managed =
+            Flags::of(vma.anonymous_offset()).filter(|_| attributes == Attributes::DEFAULT);
+        Ok(Known {
+            attributes: managed.map_or(attributes, Flags::attributes),
+            limits,
+            constant: vma.is_constant(),
+            whole: managed.is_some_and(|flags| flags.populate && !flags.host_shared),
+        })
+    }
+
+    /// The first part of `piece` that has the same attributes, and whether its pages may move to the device.
+    pub(crate) fn movable(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        piece: PageRange,
+    ) -> Result<(PageRange, bool)> {
+        let inner = self.inner();
+        if !inner.attributes.any(piece) && !inner.attributes.is_unsettled() {
+            return Ok((piece, true));
+        }
+        let mmap = space.mmap_lock()?;
+        inner.settle(&mmap);
+        drop(mmap);
+        let (first, part) = inner.attributes.at(piece.start(), piece);
+        Ok((part, !first.never_migrate()))
+    }
+
+    /// Pages of `piece` that are in the device's memory, as far as it has entries for them.
+    pub(crate) fn on_device(&self, piece: PageRange) -> usize {
+        let mut count = 0;
+        self.each_on_device(piece, |_, pages| count += pages);
+        count
+    }
+
+    /// Calls `each` with index and number of pages of `range` that are in the device's memory.
+    pub(super) fn each_on_device(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
+        let reader = &self.inner().reader;
+        let mut index = 0;
+        while index < range.pages() {
+            let addr = range.address(index);
+            let leaf = reader.walk(addr);
+            let order = leaf.as_ref().map_or(0, |leaf| leaf.order);
+            let in_leaf = (addr >> PAGE_SHIFT) & ((1 << order) - 1);
+            let pages = ((1 << order) - in_leaf).min(range.pages() - index);
+            if leaf.is_some_and(|leaf| leaf.entry.is_valid() && leaf.entry.is_device()) {
+                each(index, pages);
+            }
+            index += pages;
+        }
+    }
+
+    /// See [`Inner::map_present`].
+    pub(super) fn map_present(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        range: PageRange,
+    ) -> Result {
+        self.inner().map_present(space, range)
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Maps what is there of `range`, without faulting anything in. Best effort but for `EINTR`.
+    fn map_present(&self, space: &AddressSpace<'_, Self>, range: PageRange) -> Result {
+        let mut spares = self.reader.spares();
+        for piece in range.pmd_pieces() {
+            match self.install_present(space, piece, &mut spares) {
+                Err(error) if error == EINTR => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps what the device lost of memory that is accessed by it, since it was last asked. Best effort.
+    pub(super) fn restore(&self, notifier: &IntervalNotifier<Self>) -> Result {
+        let Some(lost) = notifier.lock().lost.take() else {
+            return Ok(());
+        };
+        let space = AddressSpace::new(notifier)?;
+        let _charge = space.charge();
+        self.settle(&space.mmap_lock()?);
+        let mut rest = Some(lost);
+        while let Some(range) = rest {
+            let (attributes, part) = self.attributes.at(range.start(), range);
+            if attributes.accessed_by() {
+                self.map_present(&space, part)?;
+            }
+            rest = range.from_address(part.end());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Device faults that may move memory: attributes decide, else the policy.
+
+use super::{attributes::Known, Device, Inner, Mirror};
+use crate::{
+    attributes::{Attributes, Location},
+    memory::Memory,
+    migrate::Outcome,
+    mm::{
+        addr::PageRange,
+        range_fault::{Access, AddressSpace},
+        space::sleep_killable,
+        trace::Trigger,
+    },
+    policy::{block, Mask, Placement, Policy, Wanted},
+    within,
+};
+use kernel::{page::PAGE_SIZE, prelude::*};
+
+/// What became of a fault.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Pages that moved to the device.
+    pub moved: usize,
+    /// Pages of which the device got a copy.
+    pub replicated: usize,
+    /// Whether the memory was left where it is on purpose.
+    pub in_place: bool,
+}
+
+/// Naps in a row that a policy gets; then the memory is mapped where it is.
+const NAPS: usize = 4;
+
+/// Time after which a nap looks whether the process has ended, in ms.
+const SLICE: u64 = 10;
+
+/// What became of a part.
+enum Asked {
+    Served(Served),
+    /// Ask again after so many ms.
+    Later(u64),
+}
+
+/// What to do about a fault.
+enum Plan {
+    /// What a policy says.
+    Place(Placement),
+    /// Move these pages to the device, where they should be, from wherever they are.
+    Bring(PageRange),
+    /// Copy these pages, best effort.
+    Replicate(PageRange),
+}
+
+impl<D: Device> Mirror<D> {
+    /// Serves a device fault as attributes and `policy` want it: moves memory to the device, or not, and
+    /// makes `range`, within 2 MiB, accessible as [`Self::fault`] does. Moving is best effort: what
+    /// cannot move is mapped in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::fault`]. Context: may sleep; no lock may be held.
+    pub fn serve(&self, range: PageRange, access: Access, policy: &dyn Policy) -> Result<Served> {
+        within::may_wait()?;
+        let mut served = Served::default();
+        let mut rest = Some(range);
+        let mut naps = 0;
+        while let Some(range) = rest {
+            let space = self.space()?;
+            let part = self.alike(&space, range);
+            let done = match self.serve_part(&space, part, access, policy, naps < NAPS)? {
+                Asked::Served(done) => done,
+                Asked::Later(ms) => {
+                    naps += 1;
+                    // Who waits keeps no process from its end.
+                    drop(space);
+                    self.nap(ms)?;
+                    continue;
+                }
+            };
+            naps = 0;
+            served.moved += done.moved;
+            served.replicated += done.replicated;
+            served.in_place |= done.in_place;
+            rest = range.from_address(part.end());
+        }
+        Ok(served)
+    }
+
+    /// Sleeps for `ms` ms. `EINTR`: killed; `EFAULT`: the process has ended; `ENODEV`: the device is gone.
+    fn nap(&self, ms: u64) -> Result {
+        let mut left = ms;
+        while left != 0 {
+            let slice = left.min(SLICE);
+            sleep_killable(slice)?;
+            left -= slice;
+            if !self.is_alive() {
+                return Err(EFAULT);
+            }
+            if self.device().memory().is_some_and(Memory::is_gone) {
+                return Err(ENODEV);
+            }
+        }
+        Ok(())
+    }
+
+    /// The first part of `range` in which attributes are the same.
+    fn alike(&self, space: &AddressSpace<'_, Inner<D>>, range: PageRange) -> PageRange {
+        if !self.has_attributes() {
+            return range;
+        }
+        let limits = self.attributes_at(space, range.start());
+        limits
+            .ok()
+            .and_then(|known| range.intersect(&known.limits))
+            .unwrap_or(range)
+    }
+
+    fn serve_part(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        range: PageRange,
+        access: Access,
+        policy: &dyn Policy,
+        may_wait: bool,
+    ) -> Result<Asked> {
+        let mut served = Served::default();
+        let mut again = None;
+        let plan = match self.device().memory() {
+            Some(_) => self.place(space, range, access, policy),
+            None => Ok(Plan::Place(Placement::InPlace(range))),
+        };
+        let around = match plan {
+            Ok(Plan::Place(Placement::Move { range: all, evict })) => {
+                served.moved = self.attract(all, evict)?.moved;
+                if served.moved != 0 {
+                    policy.moved(all, self.now());
+                }
+                None
+            }
+            Ok(Plan::Bring(all)) => {
+                let outcome = self.attract(all, true)?;
+                served.moved = outcome.moved;
+                if outcome.no_memory + outcome.copy_failed == 0 {
+                    again = Some(all);
+                }
+                None
+            }
+            Ok(Plan::Place(Placement::Later(ms))) if may_wait => {
+                self.inner().who.thrash(range, Some(ms));
+                return Ok(Asked::Later(ms));
+            }
+            Ok(Plan::Place(Placement::Later(_))) => {
+                served.in_place = true;
+                None
+            }
+            Ok(Plan::Replicate(all)) => {
+                // What is elsewhere comes to system memory.
+                self.fault(range, access)?;
+                match self.replicate(space, all, true) {
+                    Ok(replicated) => served.replicated = replicated,
+                    Err(error) if error == EINTR => return Err(error),
+                    Err(_) => {}
+                }
+                None
+            }
+            Ok(Plan::Place(Placement::InPlace(all))) => {
+                served.in_place = true;
+                Some(all)
+            }
+            Ok(Plan::Place(Placement::Stay(all))) => {
+                self.inner().who.thrash(all, None);
+                served.in_place = true;
+                Some(all)
+            }
+            // Nothing is mapped there: the fault says it as it is to be said.
+            Err(error) if error == EFAULT => None,
+            Err(error) => return Err(error),
+        };
+        self.fault(range, access)?;
+        if let Some(all) = again.filter(|_| !self.is_here(range.start())) {
+            // Another device had it, or it was shared after a fork: the fault has brought it back. At last comes
+            // a fault again: else two devices could take the entry from each other for ever.
+            served.moved += self.attract(all, true)?.moved;
+            self.fault(range, access)?;
+        }
+        if let Some(all) = around.filter(|all| *all != range) {
+            self.map_present(space, all)?;
+        }
+        Ok(Asked::Served(served))
+    }
+
+    /// Moves memory to the device, as far as it can be. What it cannot do is the fault's to say: `EINTR` only.
+    fn attract(&self, range: PageRange, evict: bool) -> Result<Outcome> {
+        let migration = self.migrate(range).evict(evict);
+        match migration.because(Trigger::Fault).to_device() {
+            Ok(outcome) => Ok(outcome),
+            Err(error) if error == EINTR => Err(error),
+            Err(_) => Ok(Outcome::default()),
+        }
+    }
+
+    /// Whether the page at `addr` is in the device's memory.
+    fn is_here(&self, addr: usize) -> bool {
+        self.notifier.lock().table.get(addr).is_device()
+    }
+
+    /// The time in ms.
+    fn now(&self) -> u64 {
+        u64::try_from(self.inner().born.elapsed().as_millis()).unwrap_or(0)
+    }
+
+    fn place(
+        &self,
+        space: &AddressSpace<'_, Inner<D>>,
+        range: PageRange,
+        access: Access,
+        policy: &dyn Policy,
+    ) -> Result<Plan> {
+        let memory = self.device().memory().ok_or(ENODEV)?;
+        let Known {
+            attributes,
+            limits,
+            constant,
+            whole,
+        } = self.attributes_at(space, range.start())?;
+        let write = access == Access::Write;
+        let copied = attributes.read_mostly() && !write && constant && !attributes.never_migrate();
+        if !copied && stays(attributes, write) {
+            let around = block(range.start()).and_then(|block| block.intersect(&limits));
+            return Ok(Plan::Place(Placement::InPlace(
+                around.map_or(range, |all| all.hull(&range)),
+            )));
+        }
+        if whole {
+            return Ok(Plan::Bring(limits.hull(&range)));
+        }
+        let (used, _) = memory.usage();
+        let total = memory.limit();
+        let placement = policy.place(&Wanted {
+            range,
+            write,
+            limits,
+            attributes,
+            free: total.saturating_sub(used),
+            total,
+            now: self.now(),
+            resident: &|start| self.resident(start),
+        });
+        Ok(match placement {
+            Placement::Move { range, .. } | Placement::InPlace(range) | Placement::Stay(range)
+                if copied =>
+            {
+                Plan::Replicate(range)
+            }
+            // A policy that moves nothing by itself need not know of attributes.
+            Placement::InPlace(_)
+                if attributes.preferred() == Location::Device && policy.is_idle() =>
+            {
+                Plan::Bring(by_granularity(range, attributes, limits))
+            }
+            placement => Plan::Place(placement),
+        })
+    }
+
+    /// The pages of the block at `start` that are in the device's memory.
+    fn resident(&self, start: usize) -> Mask {
+        let mut mask = Mask::EMPTY;
+        if let Some(block) = block(start) {
+            self.each_on_device(block, |index, pages| mask.add(index..index + pages));
+        }
+        mask
+    }
+}
+
+/// Whether the attributes say that memory is to be mapped where it is.
+fn stays(attributes: Attributes, write: bool) -> bool {
+    attributes.never_migrate()
+        || attributes.preferred() == Location::System
+        || (attributes.read_mostly() && !write)
+}
+
+/// `range`, and what belongs to it by its granularity.
+fn by_granularity(range: PageRange, attributes: Attributes, limits: PageRange) -> PageRange {
+    let size = PAGE_SIZE << attributes.granularity().unwrap_or(0);
+    let end = range.end().checked_next_multiple_of(size);
+    PageRange::new(range.start() & !(size - 1), end.unwrap_or(range.end()))
+        .ok()
+        .and_then(|all| all.intersect(&limits))
+        .map_or(range, |all| all.hull(&range))
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A shrinker: what gives memory back when the kernel needs it.
+//!
+//! C header: [`include/linux/shrinker.h`](srctree/include/linux/shrinker.h)
+
+use crate::bindings;
+use core::ptr::NonNull;
+use kernel::{ffi, prelude::*, sync::Arc};
+
+/// What can give memory back. It borrows nothing: the kernel asks until the shrinker is dropped, which
+/// `mem::forget` can prevent.
+pub trait Shrink: Send + Sync + 'static {
+    /// Objects that could be given back. Context: reclaim; any lock may be held by others.
+    fn count(&self) -> usize;
+
+    /// Gives up to `objects` back, or has that done. Returns how many. Context: reclaim; must not allocate with
+    /// reclaim or wait for who does.
+    fn scan(&self, objects: usize) -> usize;
+}
+
+/// A registered shrinker. Dropping it waits for calls that run. Context of the drop: may sleep.
+///
+/// # Invariants
+///
+/// `raw` is registered, and its private data is a reference of ours to `T`.
+pub struct Shrinker<T: Shrink> {
+    raw: NonNull<bindings::shrinker>,
+    data: Arc<T>,
+}
+
+// SAFETY: It may be dropped anywhere that may sleep; the data is `Send + Sync`.
+unsafe impl<T: Shrink> Send for Shrinker<T> {}
+// SAFETY: There are no methods on a shared reference.
+unsafe impl<T: Shrink> Sync for Shrinker<T> {}
+
+impl<T: Shrink> Shrinker<T> {
+    /// Registers a shrinker. `name` is for debugging. Context: may sleep. `ENOMEM`.
+    pub fn new(name: &'static CStr, data: Arc<T>) -> Result<Self> {
+        // SAFETY: The name is static.
+        let raw = unsafe { bindings::rust_hmm_shrinker_alloc(name.as_char_ptr()) };
+        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        // SAFETY: A new shrinker, not registered yet; the data lives until it was freed.
+        // INVARIANT: Registered now.
+        unsafe {
+            (*raw.as_ptr()).count_objects = Some(Self::count);
+            (*raw.as_ptr()).scan_objects = Some(Self::scan);
+            (*raw.as_ptr()).private_data = Arc::as_ptr(&data).cast_mut().cast();
+            bindings::shrinker_register(raw.as_ptr());
+        }
+        Ok(Self { raw, data })
+    }
+
+    /// What it asks.
+    pub fn data(&self) -> &T {
+        &self.data
+    }
+
+    /// # Safety
+    ///
+    /// `raw` must be a registered shrinker of this type.
+    unsafe fn data_of<'a>(raw: *mut bindings::shrinker) -> &'a T {
+        // SAFETY: By the function's requirements; the data outlives the registration.
+        unsafe { &*(*raw).private_data.cast::<T>() }
+    }
+
+    /// # Safety
+    ///
+    /// Called by the core for a registered shrinker of this type.
+    unsafe extern "C" fn count(
+        raw: *mut bindings::shrinker,
+        _control: *mut bindings::shrink_control,
+    ) -> ffi::c_ulong {
+        // SAFETY: By the function's requirements.
+        unsafe { Self::data_of(raw) }.count()
+    }
+
+    /// # Safety
+    ///
+    /// As [`Self::count`], with a valid control.
+    unsafe extern "C" fn scan(
+        raw: *mut bindings::shrinker,
+        control: *mut bindings::shrink_control,
+    ) -> ffi::c_ulong {
+        // SAFETY: By the function's requirements.
+        let (data, objects) = unsafe { (Self::data_of(raw), (*control).nr_to_scan) };
+        match data.scan(objects) {
+            // `SHRINK_STOP`: nothing to be had now.
+            0 => ffi::c_ulong::MAX,
+            given => given,
+        }
+    }
+}
+
+impl<T: Shrink> Drop for Shrinker<T> {
+    fn drop(&mut self) {
+        // SAFETY: Registered by the type invariant. This waits for running calls.
+        unsafe { bindings::shrinker_free(self.raw.as_ptr()) };
+    }
+}

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The default policy: density prefetch.
+//!
+//! A tree over the pages of a 2 MiB block, as UVM has it: its leaves are regions of 64 KiB, and a fault brings
+//! the largest subtree around it of which more than a threshold is resident or touched. A device that
+//! goes on from block to block gets whole blocks, and more of them ahead ([`Stream`]). Memory that was moved
+//! and is missing again stays where it is for a while ([`Detector`]).
+
+use super::{
+    block, block_start,
+    stream::Stream,
+    thrash::{Detector, Verdict},
+    Mask, Placement, Policy, Wanted,
+};
+use crate::{
+    locks,
+    mm::addr::{PageRange, PMD_PAGES},
+};
+use core::ops::Range;
+use kernel::{page::PAGE_SIZE, prelude::*, sync::Mutex};
+
+/// Parameters of the default policy; a driver may offer them as module parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// A part of a block that is used by more than so many per cent comes as a whole; 1 to 100, more: never.
+    pub threshold: usize,
+    /// Most blocks of 2 MiB that are brought ahead of a stream.
+    pub ahead: usize,
+    /// So many times a page may leave the device and be wanted again before it stays where it is.
+    pub thrash_count: u32,
+    /// Within so many ms, each time.
+    pub thrash_lapse: u64,
+    /// It stays for so many ms.
+    pub thrash_pin: u64,
+    /// Before that, each time that it is wanted again, it is left to the others for so many ms, and who wants it
+    /// sleeps; 0: not at all.
+    pub thrash_nap: u64,
+}
+
+impl Parameters {
+    /// The defaults.
+    pub const DEFAULT: Self = Self {
+        threshold: 51,
+        ahead: 8,
+        thrash_count: 3,
+        thrash_lapse: 500,
+        thrash_pin: 500,
+        thrash_nap: 2,
+    };
+}
+
+/// Pages of a leaf of the tree: 64 KiB.
+const LEAF: usize = 16;
+
+/// A device gets at most this part of its memory ahead.
+const AHEAD_SHARE: usize = 4;
+
+/// The pages to bring for a touch of `touched`: the largest subtree with more than `threshold` per cent
+/// resident or touched, at least the leaves that were touched.
+pub(super) fn region(resident: &Mask, touched: Range<usize>, threshold: usize) -> Range<usize> {
+    let leaves = touched.start / LEAF * LEAF..touched.end.next_multiple_of(LEAF);
+    let mut used = *resident;
+    used.add(leaves.clone());
+    let mut best = leaves.clone();
+    let mut size = LEAF;
+    while size <= PMD_PAGES {
+        let start = leaves.start / size * size;
+        let node = start..start + size;
+        if node.end >= leaves.end && used.count(node.clone()) * 100 > threshold * size {
+            best = node.start.min(best.start)..node.end.max(best.end);
+        }
+        size *= 2;
+    }
+    best
+}
+
+/// What changes from fault to fault.
+struct State {
+    stream: Stream,
+    thrash: Detector,
+}
+
+/// The default policy. Make one for each mirror.
+#[pin_data]
+pub struct Density {
+    parameters: Parameters,
+    #[pin]
+    state: Mutex<State>,
+}
+
+impl Density {
+    /// A policy. Context: may sleep. `ENOMEM`.
+    pub fn new(parameters: Parameters) -> Result<Pin<KBox<Self>>> {
+        let (name, key) = locks::policy();
+        let state = State {
+            stream: Stream::new(),
+            thrash: Detector::new(parameters)?,
+        };
+        KBox::pin_init(
+            pin_init!(Self {
+                parameters,
+                state <- Mutex::new(state, name, key),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The pages to bring, within the limits of the fault.
+    fn window(&self, wanted: &Wanted<'_>, blocks: usize) -> PageRange {
+        let start = block_start(wanted.range.start());
+        let page = |addr: usize| (addr - start) / PAGE_SIZE;
+        let range = match (wanted.attributes.granularity(), blocks) {
+            (Some(order), _) => {
+                let size = PAGE_SIZE << order;
+                let end = wanted.range.end().checked_next_multiple_of(size);
+                PageRange::new(
+                    wanted.range.start() & !(size - 1),
+                    end.unwrap_or(wanted.range.end()),
+                )
+            }
+            (None, 0) => {
+                let touched = page(wanted.range.start())..page(wanted.range.end()).min(PMD_PAGES);
+                let pages = region(
+                    &(wanted.resident)(start),
+                    touched,
+                    self.parameters.threshold,
+                );
+                PageRange::new(
+                    start + pages.start * PAGE_SIZE,
+                    start + pages.end * PAGE_SIZE,
+                )
+            }
+            (None, blocks) => {
+                let room = (wanted.total / AHEAD_SHARE / PMD_PAGES).max(1);
+                PageRange::from_pages(start, blocks.min(room) * PMD_PAGES)
+            }
+        };
+        range
+            .ok()
+            .and_then(|range| range.intersect(&wanted.limits))
+            .map_or(wanted.range, |range| range.hull(&wanted.range))
+    }
+}
+
+impl Policy for Density {
+    fn place(&self, wanted: &Wanted<'_>) -> Placement {
+        let mut state = self.state.lock();
+        let full = wanted.free < PMD_PAGES;
+        let verdict = state.thrash.fault(wanted.range, full, wanted.now);
+        if verdict == Verdict::Stay {
+            drop(state);
+            let around =
+                block(wanted.range.start()).and_then(|block| block.intersect(&wanted.limits));
+            return Placement::Stay(around.map_or(wanted.range, |all| all.hull(&wanted.range)));
+        }
+        if let Verdict::Wait(ms) = verdict {
+            return Placement::Later(ms);
+        }
+        let blocks = state.stream.fault(wanted.range, self.parameters.ahead);
+        drop(state);
+        Placement::Move {
+            range: self.window(wanted, blocks),
+            evict: true,
+        }
+    }
+
+    fn moved(&self, range: PageRange, now: u64) {
+        let mut state = self.state.lock();
+        state.stream.moved(range);
+        for piece in range.pmd_pieces() {
+            state.thrash.moved(piece, now);
+        }
+    }
+}
+
+#[kunit_tests(rust_hmm_density)]
+mod tests {
+    use super::*;
+    use crate::mm::addr::PMD_SIZE;
+
+    fn mask(pages: Range<usize>) -> Mask {
+        let mut mask = Mask::EMPTY;
+        mask.add(pages);
+        mask
+    }
+
+    #[test]
+    fn a_touch_brings_its_leaf() {
+        assert_eq!(region(&Mask::EMPTY, 0..1, 51), 0..16);
+        assert_eq!(region(&Mask::EMPTY, 100..101, 51), 96..112);
+        assert_eq!(region(&Mask::EMPTY, 511..512, 51), 496..512);
+        // Touches that border.
+        assert_eq!(region(&Mask::EMPTY, 10..20, 51), 0..32);
+    }
+
+    #[test]
+    fn a_dense_part_comes_as_a_whole() {
+        // Two leaves of two: the next level; then three of four, and so on.
+        assert_eq!(region(&mask(0..16), 16..17, 51), 0..32);
+        assert_eq!(region(&mask(0..32), 32..33, 51), 0..64);
+        assert_eq!(region(&mask(0..64), 64..65, 51), 0..128);
+        assert_eq!(region(&mask(0..256), 256..257, 51), 0..512);
+        // Exactly the threshold is not more than it.
+        assert_eq!(region(&mask(0..16), 32..33, 50), 32..48);
+        assert_eq!(region(&mask(0..16), 32..33, 49), 0..64);
+        // What is far away does not matter.
+        assert_eq!(region(&mask(256..384), 0..1, 51), 0..16);
+        // Always, and never.
+        assert_eq!(region(&Mask::EMPTY, 77..78, 1), 0..512);
+        assert_eq!(region(&mask(0..511), 511..512, 101), 496..512);
+    }
+
+    #[test]
+    fn the_tree_agrees_with_a_plain_count() {
+        let mut random = 1u64;
+        for _ in 0..60 {
+            let mut used = Mask::EMPTY;
+            let mut plain = [false; PMD_PAGES];
+            for _ in 0..20 {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+                let (at, len) = (
+                    (random >> 33) as usize % PMD_PAGES,
+                    (random >> 50) as usize % 40,
+                );
+                used.add(at..at + len);
+                plain
+                    .iter_mut()
+                    .skip(at)
+                    .take(len)
+                    .for_each(|page| *page = true);
+            }
+            let touched = (random >> 20) as usize % PMD_PAGES;
+            let mut expected = touched / LEAF * LEAF..touched / LEAF * LEAF + LEAF;
+            plain
+                .iter_mut()
+                .skip(expected.start)
+                .take(LEAF)
+                .for_each(|page| *page = true);
+            for size in [16, 32, 64, 128, 256, 512] {
+                let start = touched / size * size;
+                let count = plain
+                    .iter()
+                    .skip(start)
+                    .take(size)
+                    .filter(|page| **page)
+                    .count();
+                if count * 100 > 51 * size {
+                    expected = start..start + size;
+                }
+            }
+            assert_eq!(region(&used, touched..touched + 1, 51), expected);
+        }
+    }
+
+    fn wanted<'a>(range: PageRange, resident: &'a dyn Fn(usize) -> Mask) -> Wanted<'a> {
+        Wanted {
+            range,
+            write: false,
+            limits: range,
+            attributes: crate::attributes::Attributes::DEFAULT,
+            free: 4 * PMD_PAGES,
+            total: 64 * PMD_PAGES,
+            now: 0,
+            resident,
+        }
+    }
+
+    #[test]
+    fn a_stream_needs_a_fault_per_block_or_less() -> Result {
+        const BLOCKS: usize = 64;
+        let policy = Density::new(Parameters::DEFAULT)?;
+        let all = PageRange::from_pages(0x4000_0000, BLOCKS * PMD_PAGES)?;
+        let (mut faults, mut next) = (0, all.start());
+        let none = |_| Mask::EMPTY;
+        while next < all.end() {
+            let mut wanted = wanted(PageRange::from_pages(next, 1)?, &none);
+            wanted.limits = all;
+            let Placement::Move { range, .. } = policy.place(&wanted) else {
+                return Err(EINVAL);
+            };
+            assert!(range.start() <= next && range.end() <= all.end());
+            policy.moved(range, 0);
+            next = range.end();
+            faults += 1;
+        }
+        assert!(faults <= BLOCKS);
+        // Not more ahead than a part of the memory.
+        let mut last = wanted(PageRange::from_pages(all.end(), 1)?, &none);
+        last.limits = PageRange::from_pages(all.end(), BLOCKS * PMD_PAGES)?;
+        last.total = 8 * PMD_PAGES;
+        let Placement::Move { range, .. } = policy.place(&last) else {
+            return Err(EINVAL);
+        };
+        assert!(range.pages() <= 2 * PMD_PAGES);
+        Ok(())
+    }
+
+    #[test]
+    fn limits_and_granularity_hold() -> Result {
+        let policy = Density::new(Parameters::DEFAULT)?;
+        let none = |_| Mask::EMPTY;
+        let mut fault = wanted(PageRange::from_pages(0x4000_5000, 1)?, &none);
+        fault.limits = PageRange::from_pages(0x4000_3000, 4)?;
+        let placed = |fault: &Wanted<'_>| match policy.place(fault) {
+            Placement::Move { range, .. } => Ok(range),
+            _ => Err(EINVAL),
+        };
+        assert_eq!(placed(&fault)?, PageRange::from_pages(0x4000_3000, 4)?);
+        fault.limits = PageRange::from_pages(0x4000_0000, 2 * PMD_PAGES)?;
+        fault.attributes.set_granularity(Some(2))?;
+        assert_eq!(placed(&fault)?, PageRange::from_pages(0x4000_4000, 4)?);
+        fault.attributes.set_granularity(Some(9))?;
+        assert_eq!(
+            placed(&fault)?,
+            PageRange::from_pages(0x4000_0000, PMD_PAGES)?
+        );
+        assert_eq!(block_start(0x4000_0000 + PMD_SIZE - 1), 0x4000_0000);
+        Ok(())
+    }
+}

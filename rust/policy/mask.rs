@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sets of pages of a 2 MiB block.
+
+use crate::mm::addr::PMD_PAGES;
+use core::ops::Range;
+use kernel::prelude::*;
+
+const WORD: usize = u64::BITS as usize;
+const WORDS: usize = PMD_PAGES / WORD;
+
+/// A set of the 512 pages of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mask([u64; WORDS]);
+
+impl Mask {
+    /// No page.
+    pub const EMPTY: Self = Self([0; WORDS]);
+
+    /// Whether page `page` is in it.
+    pub fn has(&self, page: usize) -> bool {
+        self.0
+            .get(page / WORD)
+            .is_some_and(|word| word & (1 << (page % WORD)) != 0)
+    }
+
+    /// Adds pages; those beyond the block are left out.
+    pub fn add(&mut self, pages: Range<usize>) {
+        self.each(pages, |word, bits| *word |= bits);
+    }
+
+    /// Takes pages out.
+    pub fn remove(&mut self, pages: Range<usize>) {
+        self.each(pages, |word, bits| *word &= !bits);
+    }
+
+    /// Number of those of `pages` that are in it.
+    pub fn count(&self, pages: Range<usize>) -> usize {
+        let mut copy = *self;
+        let mut count = 0;
+        copy.each(pages, |word, bits| {
+            count += (*word & bits).count_ones() as usize
+        });
+        count
+    }
+
+    /// The first pages in a row from page `from` on, before `end`, that are in it.
+    pub fn run(&self, from: usize, end: usize) -> Option<Range<usize>> {
+        let is_in = |page: usize| {
+            let word = self.0.get(page / WORD).copied().unwrap_or(0);
+            word & (1 << (page % WORD)) != 0
+        };
+        let first = (from..end).find(|page| is_in(*page))?;
+        let last = (first..end).find(|page| !is_in(*page)).unwrap_or(end);
+        Some(first..last)
+    }
+
+    fn each(&mut self, pages: Range<usize>, mut f: impl FnMut(&mut u64, u64)) {
+        let mut at = pages.start;
+        let end = pages.end.min(PMD_PAGES);
+        while at < end {
+            let count = (end - at).min(WORD - at % WORD);
+            if let Some(word) = self.0.get_mut(at / WORD) {
+                f(word, (u64::MAX >> (WORD - count)) << (at % WORD));
+            }
+            at += count;
+        }
+    }
+}
+
+#[kunit_tests(rust_hmm_mask)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_found() {
+        let mut mask = Mask::EMPTY;
+        for pages in [3..4, 60..70, 511..512] {
+            mask.add(pages);
+        }
+        assert_eq!(mask.run(0, 512), Some(3..4));
+        assert_eq!(mask.run(4, 512), Some(60..70));
+        assert_eq!(mask.run(65, 68), Some(65..68));
+        assert_eq!(mask.run(70, 512), Some(511..512));
+        assert_eq!(mask.run(70, 511), None);
+        assert_eq!(Mask::EMPTY.run(0, 512), None);
+    }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A device that goes through memory in order: blocks come as a whole, and ahead of it.
+
+use crate::mm::addr::PageRange;
+use kernel::prelude::*;
+
+/// Streams of a mirror that are followed at once, one for each engine or array.
+const STREAMS: usize = 8;
+
+/// Bytes that a stream may skip: they were there already.
+const GAP: usize = 128 << 10;
+
+/// One stream.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Where it goes on: the end of what was brought last.
+    next: usize,
+    /// Times in a row that it went on there.
+    length: u32,
+    /// When it was used last, in faults.
+    used: u64,
+}
+
+/// The streams of a mirror.
+pub(super) struct Stream {
+    places: [Option<Place>; STREAMS],
+    faults: u64,
+    /// The stream of the last fault.
+    last: Option<usize>,
+}
+
+impl Stream {
+    pub(super) const fn new() -> Self {
+        Self {
+            places: [None; STREAMS],
+            faults: 0,
+            last: None,
+        }
+    }
+
+    /// A fault. Returns how many blocks to bring, from that of the fault on; 0 if it is no stream, or not
+    /// long enough yet.
+    pub(super) fn fault(&mut self, range: PageRange, ahead: usize) -> usize {
+        self.faults += 1;
+        let faults = self.faults;
+        // Faults come in batches, and a batch may skip what was there.
+        let goes_on =
+            |place: &Place| range.start() >= place.next && range.start() - place.next <= GAP;
+        let found = self
+            .places
+            .iter()
+            .position(|place| place.as_ref().is_some_and(goes_on));
+        let oldest = || {
+            let used = |place: &Option<Place>| place.map_or(0, |place| place.used);
+            let least = self
+                .places
+                .iter()
+                .enumerate()
+                .min_by_key(|(_, place)| used(place));
+            least.map_or(0, |(at, _)| at)
+        };
+        let at = found.unwrap_or_else(oldest);
+        self.last = Some(at);
+        let Some(slot) = self.places.get_mut(at) else {
+            return 0;
+        };
+        let length = match (found, &slot) {
+            (Some(_), Some(place)) => place.length.saturating_add(1),
+            _ => 0,
+        };
+        *slot = Some(Place {
+            next: range.end(),
+            length,
+            used: faults,
+        });
+        match length {
+            0 | 1 => 0,
+            length => (1usize << (length - 2).min(16)).min(ahead),
+        }
+    }
+
+    /// What the last fault brought ends here.
+    pub(super) fn moved(&mut self, range: PageRange) {
+        let last = self.last.and_then(|at| self.places.get_mut(at)?.as_mut());
+        if let Some(place) = last.filter(|place| range.start() <= place.next) {
+            place.next = place.next.max(range.end());
+        }
+    }
+}
+
+#[kunit_tests(rust_hmm_stream)]
+mod tests {
+    use super::*;
+    use crate::mm::addr::PMD_PAGES;
+
+    fn page(number: usize) -> Result<PageRange> {
+        PageRange::from_pages(0x10_0000_0000 + number * 4096, 1)
+    }
+
+    #[test]
+    fn a_stream_grows_and_a_random_walk_does_not() -> Result {
+        let mut stream = Stream::new();
+        let mut next = 0;
+        let mut brought = KVec::new();
+        for _ in 0..8 {
+            let blocks = stream.fault(page(next)?, 8);
+            brought.push(blocks, GFP_KERNEL)?;
+            let pages = if blocks == 0 { 16 } else { blocks * PMD_PAGES };
+            stream.moved(PageRange::from_pages(page(next)?.start(), pages)?);
+            next += pages;
+        }
+        assert_eq!(&brought[..], &[0, 0, 1, 2, 4, 8, 8, 8]);
+        for jump in [77_000, 3_000, 900_000, 20_000, 500_000] {
+            assert_eq!(stream.fault(page(jump)?, 8), 0);
+        }
+        // The stream is not forgotten by that.
+        assert_eq!(stream.fault(page(next)?, 8), 8);
+        // Backwards is none.
+        for number in (1000..1010).rev() {
+            assert_eq!(stream.fault(page(number * 512)?, 8), 0);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn several_streams_at_once() -> Result {
+        let mut stream = Stream::new();
+        for step in 0..4 {
+            for number in 0..4 {
+                let start = page(number * 1_000_000 + step * 512)?;
+                let blocks = stream.fault(start, 1);
+                assert_eq!(blocks, usize::from(step >= 2));
+                stream.moved(PageRange::from_pages(start.start(), 512)?);
+            }
+        }
+        Ok(())
+    }
+}

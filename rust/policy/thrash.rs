@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory that bounces.
+//!
+//! A page that the device wants again, although it was moved there not long ago, has left in between: a
+//! CPU, another device or an eviction took it. If that happens a few times in a row its block stays where it
+//! is for a while: the device maps it in place. So in [`Parameters::thrash_pin`] ms a page moves to one
+//! device at most [`Parameters::thrash_count`] times, whoever else wants it, and everybody gets on: no thread
+//! waits or spins for a page that is pinned so, since all can access it where it is. Before it comes to that, the
+//! device that wants it again sleeps for [`Parameters::thrash_nap`] ms each time, so that the others get something
+//! done with it.
+//!
+//! When device memory is full, what was evicted and is wanted again does not come at the cost of other memory
+//! that is in use as much: it stays at once.
+
+use super::{block_start, density::Parameters, Mask};
+use crate::mm::addr::{PageRange, PMD_SIZE};
+use core::ops::Range;
+use kernel::{page::PAGE_SIZE, prelude::*};
+
+/// Blocks whose past is known. Two that share a place forget each other.
+const PLACES: usize = 1024;
+
+/// What to do about a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing speaks against moving it.
+    Move,
+    /// It stays where it is.
+    Stay,
+    /// Others have it for so many ms more.
+    Wait(u64),
+}
+
+/// The past of a block.
+#[derive(Clone, Copy)]
+struct Past {
+    /// Its address; 0 if none.
+    block: usize,
+    /// Pages that were moved to the device.
+    moved: Mask,
+    /// When the last one was.
+    when: u64,
+    /// Times that one was wanted again.
+    bounces: u32,
+    /// It stays until then.
+    pinned: u64,
+    /// It is left to others until then.
+    rests: u64,
+}
+
+const NONE: Past = Past {
+    block: 0,
+    moved: Mask::EMPTY,
+    when: 0,
+    bounces: 0,
+    pinned: 0,
+    rests: 0,
+};
+
+/// Finds memory that bounces. Times are in ms.
+pub(super) struct Detector {
+    parameters: Parameters,
+    places: KVVec<Past>,
+}
+
+fn pages(range: PageRange) -> Range<usize> {
+    let start = (range.start() - block_start(range.start())) / PAGE_SIZE;
+    start..start + range.pages()
+}
+
+impl Detector {
+    /// Context: may sleep. `ENOMEM`.
+    pub(super) fn new(parameters: Parameters) -> Result<Self> {
+        Ok(Self {
+            parameters,
+            places: KVVec::from_elem(NONE, PLACES, GFP_KERNEL)?,
+        })
+    }
+
+    /// The past of the block of `range`.
+    fn past(&mut self, range: PageRange) -> Option<&mut Past> {
+        let block = block_start(range.start());
+        let past = self.places.get_mut(block / PMD_SIZE % PLACES)?;
+        if past.block != block {
+            *past = Past { block, ..NONE };
+        }
+        Some(past)
+    }
+
+    /// A device fault on `range`, within a block; `full` if device memory is.
+    pub(super) fn fault(&mut self, range: PageRange, full: bool, now: u64) -> Verdict {
+        let Parameters {
+            thrash_count,
+            thrash_lapse,
+            thrash_pin,
+            thrash_nap,
+            ..
+        } = self.parameters;
+        let Some(past) = self.past(range) else {
+            return Verdict::Move;
+        };
+        if now < past.pinned {
+            return Verdict::Stay;
+        }
+        if past.pinned != 0 {
+            // The time is over: another chance.
+            *past = Past {
+                block: past.block,
+                ..NONE
+            };
+        }
+        if now < past.rests {
+            return Verdict::Wait(past.rests - now);
+        }
+        if past.moved.count(pages(range)) == 0 {
+            return Verdict::Move;
+        }
+        past.moved.remove(pages(range));
+        if now.saturating_sub(past.when) > thrash_lapse {
+            past.bounces = 0;
+        }
+        past.bounces += 1;
+        if full || past.bounces >= thrash_count {
+            past.pinned = now + thrash_pin;
+            return Verdict::Stay;
+        }
+        if thrash_nap != 0 {
+            past.rests = now + thrash_nap;
+            return Verdict::Wait(thrash_nap);
+        }
+        Verdict::Move
+    }
+
+    /// The pages of `range`, within a block, have moved to the device.
+    pub(super) fn moved(&mut self, range: PageRange, now: u64) {
+        if let Some(past) = self.past(range) {
+            past.moved.add(pages(range));
+            past.when = now;
+        }
+    }
+}
+
+#[kunit_tests(rust_hmm_thrash)]
+mod tests {
+    use super::*;
+
+    const PARAMETERS: Parameters = Parameters {
+        thrash_count: 3,
+        thrash_lapse: 100,
+        thrash_pin: 1000,
+        thrash_nap: 0,
+        ..Parameters::DEFAULT
+    };
+
+    fn page(number: usize) -> Result<PageRange> {
+        PageRange::from_pages(0x4000_0000 + number * PAGE_SIZE, 1)
+    }
+
+    #[test]
+    fn a_page_that_bounces_stays_for_a_while() -> Result {
+        let mut detector = Detector::new(PARAMETERS)?;
+        let mut moves = 0;
+        // A page that leaves at once, wanted each ms for 10 s of a fake clock.
+        for now in 0..10_000u64 {
+            if detector.fault(page(5)?, false, now) == Verdict::Move {
+                detector.moved(page(5)?, now);
+                moves += 1;
+            }
+        }
+        // The stated bound: so many for each time that it is pinned, the first one counted.
+        assert!(moves <= 3 * (10_000 / 1000 + 1) && moves >= 10);
+        Ok(())
+    }
+
+    #[test]
+    fn others_get_a_page_that_bounces_for_a_moment() -> Result {
+        let mut detector = Detector::new(Parameters {
+            thrash_nap: 5,
+            ..PARAMETERS
+        })?;
+        detector.moved(page(5)?, 10);
+        assert_eq!(detector.fault(page(5)?, false, 12), Verdict::Wait(5));
+        // So long, for all who want something of the block, and it counts once.
+        assert_eq!(detector.fault(page(5)?, false, 14), Verdict::Wait(3));
+        assert_eq!(detector.fault(page(6)?, false, 16), Verdict::Wait(1));
+        assert_eq!(detector.fault(page(5)?, false, 17), Verdict::Move);
+        detector.moved(page(5)?, 17);
+        assert_eq!(detector.fault(page(5)?, false, 18), Verdict::Wait(5));
+        assert_eq!(detector.fault(page(5)?, false, 23), Verdict::Move);
+        detector.moved(page(5)?, 23);
+        assert_eq!(detector.fault(page(5)?, false, 24), Verdict::Stay);
+        Ok(())
+    }
+
+    #[test]
+    fn slow_bounces_are_none() -> Result {
+        let mut detector = Detector::new(PARAMETERS)?;
+        for round in 0..100 {
+            let now = round * 101;
+            assert_eq!(detector.fault(page(5)?, false, now), Verdict::Move);
+            detector.moved(page(5)?, now);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn other_pages_of_a_block_are_no_bounce() -> Result {
+        let mut detector = Detector::new(PARAMETERS)?;
+        for number in 0..512 {
+            assert_eq!(detector.fault(page(number)?, true, 0), Verdict::Move);
+            detector.moved(page(number)?, 0);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_evicted_from_full_memory_stays_at_once() -> Result {
+        let mut detector = Detector::new(PARAMETERS)?;
+        detector.moved(PageRange::from_pages(0x4000_0000, 512)?, 0);
+        assert_eq!(detector.fault(page(7)?, true, 50), Verdict::Stay);
+        // The whole block, until its time is over.
+        assert_eq!(detector.fault(page(8)?, false, 1049), Verdict::Stay);
+        assert_eq!(detector.fault(page(8)?, false, 1050), Verdict::Move);
+        // With room it comes again.
+        detector.moved(page(8)?, 1050);
+        assert_eq!(detector.fault(page(8)?, false, 1051), Verdict::Move);
+        Ok(())
+    }
+
+    #[test]
+    fn blocks_that_share_a_place_forget_each_other() -> Result {
+        let mut detector = Detector::new(PARAMETERS)?;
+        let far = page(PLACES * 512 + 5)?;
+        for now in 0..50 {
+            for range in [page(5)?, far] {
+                assert_eq!(detector.fault(range, true, now), Verdict::Move);
+                detector.moved(range, now);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * From a page to who maps it, and from who maps it to the page: what the core
+ * does for itself, of which it exports nothing.
+ */
+#include <linux/export.h>
+#include <linux/mm.h>
+#include <linux/pagemap.h>
+#include <linux/rmap.h>
+#include <linux/sched/mm.h>
+#include <linux/xarray.h>
+
+#include "helpers.h"
+
+/*
+ * The address space of number @nth that may map the anonymous folio at @pfn,
+ * with a reference that is the caller's, and the folio's offset; NULL if there
+ * is none, or if the folio is locked by others. The frame has to be there.
+ */
+struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
+				    unsigned long *offset)
+{
+	struct folio *folio = page_folio(pfn_to_page(pfn));
+	struct mm_struct *mm = NULL;
+	struct anon_vma *anon_vma;
+	struct rb_node *node;
+
+	if (!folio_try_get(folio))
+		return NULL;
+	if (page_folio(pfn_to_page(pfn)) != folio || !folio_trylock(folio))
+		goto put;
+	if (!folio_test_anon(folio) || folio_test_ksm(folio) ||
+	    !folio_mapped(folio))
+		goto unlock;
+	/* Locked and mapped: it keeps its reverse mapping. */
+	anon_vma = (void *)((unsigned long)folio->mapping &
+			    ~(unsigned long)FOLIO_MAPPING_FLAGS);
+	*offset = folio->index;
+	down_read(&anon_vma->root->rwsem);
+	for (node = rb_first_cached(&anon_vma->rb_root); node;
+	     node = rb_next(node)) {
+		struct vm_area_struct *vma =
+			rb_entry(node, struct anon_vma_chain, rb)->vma;
+
+		if (folio->index < vma->vm_pgoff ||
+		    folio->index - vma->vm_pgoff >= vma_pages(vma))
+			continue;
+		/* A process that ends unmaps it soon. */
+		if (!mmget_not_zero(vma->vm_mm))
+			continue;
+		if (!nth--) {
+			mm = vma->vm_mm;
+			break;
+		}
+		mmput_async(vma->vm_mm);
+	}
+	up_read(&anon_vma->root->rwsem);
+unlock:
+	folio_unlock(folio);
+put:
+	folio_put(folio);
+	return mm;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_user);
+
+/*
+ * The table entry for @addr, with the locks of its table and the one above;
+ * NULL if there is no table of small entries. The mmap lock is held.
+ */
+static pte_t *lock_entry(struct mm_struct *mm, unsigned long addr,
+			 spinlock_t **above, spinlock_t **lock)
+{
+	pgd_t *pgd = pgd_offset(mm, addr);
+	p4d_t *p4d;
+	pud_t *pud;
+	pmd_t *pmd;
+
+	if (pgd_none(*pgd) || pgd_bad(*pgd))
+		return NULL;
+	p4d = p4d_offset(pgd, addr);
+	if (p4d_none(*p4d) || p4d_bad(*p4d))
+		return NULL;
+	pud = pud_offset(p4d, addr);
+	if (pud_none(*pud) || pud_leaf(*pud) || pud_bad(*pud))
+		return NULL;
+	pmd = pmd_offset(pud, addr);
+	/* With this lock the table below does not go. */
+	*above = pmd_lock(mm, pmd);
+	if (pmd_none(*pmd) || !pmd_present(*pmd) || pmd_leaf(*pmd) ||
+	    pmd_bad(*pmd)) {
+		spin_unlock(*above);
+		return NULL;
+	}
+	*lock = pte_lockptr(mm, pmd);
+	if (*lock != *above)
+		spin_lock_nested(*lock, SINGLE_DEPTH_NESTING);
+	return pte_offset_kernel(pmd, addr);
+}
+
+/* Pages of which there are copies, with their number. Each has a reference. */
+static DEFINE_XARRAY(sources);
+
+/*
+ * A small page that the mapping does not allow to write, or NULL. With the locks
+ * of lock_entry().
+ */
+static struct page *constant_page(pte_t pte)
+{
+	struct folio *folio;
+	struct page *page;
+
+	if (!pte_present(pte) || pte_write(pte) || pte_special(pte))
+		return NULL;
+	page = pte_page(pte);
+	folio = page_folio(page);
+	if (!folio_test_anon(folio) || folio_test_ksm(folio) ||
+	    folio_is_zone_device(folio))
+		return NULL;
+	return page;
+}
+
+/*
+ * A page that is exclusive to its mapping is written in place by who may write
+ * although the mapping may not (FOLL_FORCE), without an event. Makes the page at
+ * @addr one that may be shared, as fork does, so that this is a fault. Returns
+ * whether it is one. The mmap lock is held, and the mapping is private,
+ * anonymous and not writable.
+ */
+bool rust_hmm_vma_share(struct vm_area_struct *vma, unsigned long addr)
+{
+	spinlock_t *above, *lock;
+	struct page *page;
+	bool done = false;
+	pte_t *ptep;
+
+	ptep = lock_entry(vma->vm_mm, addr, &above, &lock);
+	if (!ptep)
+		return false;
+	page = constant_page(ptep_get(ptep));
+	if (!page)
+		goto unlock;
+	if (PageAnonExclusive(page)) {
+		/*
+		 * Who pins without the lock pins first and looks at this then,
+		 * see folio_try_share_anon_rmap_pte(): one of us sees the other.
+		 */
+		ClearPageAnonExclusive(page);
+		/* Pairs with the barrier of who pins: see above. */
+		smp_mb();
+		if (folio_maybe_dma_pinned(page_folio(page))) {
+			SetPageAnonExclusive(page);
+			goto unlock;
+		}
+	}
+	done = true;
+unlock:
+	if (lock != above)
+		spin_unlock(lock);
+	spin_unlock(above);
+	return done;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_share);
+
+/* Private anonymous memory that a mapping does not allow to write. */
+bool rust_hmm_vma_is_constant(struct vm_area_struct *vma)
+{
+	return vma_is_anonymous(vma) &&
+	       !(vma->vm_flags & (VM_WRITE | VM_SHARED | VM_MAYSHARE |
+				  VM_SPECIAL | VM_HUGETLB | VM_MERGEABLE));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_is_constant);
+
+/* Whether who may write it need not copy it. */
+bool rust_hmm_pfn_is_exclusive(unsigned long pfn)
+{
+	struct page *page = pfn_to_page(pfn);
+
+	return !folio_test_anon(page_folio(page)) || PageAnonExclusive(page);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_is_exclusive);
+
+/*
+ * There will be a copy of the page, which is isolated: nobody else has a
+ * reference, but other copies. May sleep.
+ */
+int rust_hmm_source_add(unsigned long pfn)
+{
+	unsigned long count;
+	int ret;
+
+	ret = xa_reserve(&sources, pfn, GFP_KERNEL_ACCOUNT);
+	if (ret)
+		return ret;
+	xa_lock(&sources);
+	count = xa_to_value(xa_load(&sources, pfn) ?: xa_mk_value(0));
+	__xa_store(&sources, pfn, xa_mk_value(count + 1), 0);
+	if (!count)
+		folio_get(page_folio(pfn_to_page(pfn)));
+	xa_unlock(&sources);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_source_add);
+
+/*
+ * There will be one more copy of the page at @addr, of which there is one. Its
+ * reference has kept it from becoming exclusive since, and nobody has one who
+ * could write it. Returns the page frame number; 0: there is no such page.
+ */
+unsigned long rust_hmm_source_join(struct vm_area_struct *vma,
+				   unsigned long addr)
+{
+	spinlock_t *above, *lock;
+	unsigned long pfn = 0;
+	struct page *page;
+	pte_t *ptep;
+	void *count;
+
+	ptep = lock_entry(vma->vm_mm, addr, &above, &lock);
+	if (!ptep)
+		return 0;
+	page = constant_page(ptep_get(ptep));
+	if (page && !PageAnonExclusive(page)) {
+		xa_lock(&sources);
+		count = xa_load(&sources, page_to_pfn(page));
+		if (count) {
+			pfn = page_to_pfn(page);
+			__xa_store(&sources, pfn,
+				   xa_mk_value(xa_to_value(count) + 1), 0);
+		}
+		xa_unlock(&sources);
+	}
+	if (lock != above)
+		spin_unlock(lock);
+	spin_unlock(above);
+	return pfn;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_source_join);
+
+/* A copy less. */
+void rust_hmm_source_put(unsigned long pfn)
+{
+	unsigned long count;
+
+	xa_lock(&sources);
+	count = xa_to_value(xa_load(&sources, pfn));
+	if (count > 1)
+		__xa_store(&sources, pfn, xa_mk_value(count - 1), 0);
+	else
+		__xa_erase(&sources, pfn);
+	xa_unlock(&sources);
+	if (count == 1)
+		folio_put(page_folio(pfn_to_page(pfn)));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_source_put);
+
+void rust_hmm_pfn_put(unsigned long pfn)
+{
+	folio_put(page_folio(pfn_to_page(pfn)));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_put);
+
+void rust_hmm_pfn_unlock(unsigned long pfn)
+{
+	folio_unlock(page_folio(pfn_to_page(pfn)));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_unlock);

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Where memory is: the ioctls about attributes, policies and the amount of device memory, as
+//! `dmirror_uapi.h` describes them.
+
+use crate::{
+    client::Client,
+    extension::{no_flags, Structure},
+};
+use kernel::{
+    prelude::*,
+    sync::atomic::{ordering::Relaxed, Atomic},
+};
+use rust_hmm::{
+    attributes::{Change, Location},
+    mm::{addr::PageRange, device_pages::DeviceRange, range_fault::Access},
+    policy::{Density, InPlace, OnePage, Parameters, Policy},
+    stats::Counter,
+};
+
+const SET_ATTRIBUTES: u32 = 0x50;
+const GET_ATTRIBUTES: u32 = 0x51;
+pub(crate) const PLACEMENT: u32 = 0x52;
+const POLICY: u32 = 0x53;
+const MEMORY: u32 = 0x54;
+const UNPLUG: u32 = 0x55;
+
+const PREFERRED: u32 = 1;
+const ACCESSED_BY: u32 = 2;
+const READ_MOSTLY: u32 = 4;
+const NEVER_MIGRATE: u32 = 8;
+const GRANULARITY: u32 = 16;
+const REPLICATED: u32 = 32;
+
+const RESTORE: u32 = 1;
+
+/// `DMIRROR_UNPLUG_SURE`.
+const SURE: u32 = 0x676f_6e65;
+
+/// `DMIRROR_POLICY_*`.
+pub(crate) const POLICIES: u32 = 3;
+const NONE: u32 = 0;
+const DEFAULT: u32 = 1;
+
+/// Who decides about a file's faults, and what was decided.
+pub(crate) struct Decider {
+    which: Atomic<u32>,
+    density: Pin<KBox<Density>>,
+    faults: Atomic<u64>,
+    moved: Atomic<u64>,
+    in_place: Atomic<u64>,
+}
+
+impl Decider {
+    pub(crate) fn new(which: u32, parameters: Parameters) -> Result<Self> {
+        Ok(Self {
+            which: Atomic::new(which),
+            density: Density::new(parameters)?,
+            faults: Atomic::new(0),
+            moved: Atomic::new(0),
+            in_place: Atomic::new(0),
+        })
+    }
+
+    /// Serves a fault.
+    pub(crate) fn serve(&self, client: &Client, range: PageRange, access: Access) -> Result {
+        for piece in range.pmd_pieces() {
+            self.serve_piece(client, piece, access)?;
+        }
+        Ok(())
+    }
+
+    fn serve_piece(&self, client: &Client, range: PageRange, access: Access) -> Result {
+        let policy: &dyn Policy = match self.which.load(Relaxed) {
+            NONE => &InPlace,
+            DEFAULT => &*self.density,
+            _ => &OnePage,
+        };
+        let served = client.mirror().serve(range, access, policy)?;
+        self.faults.add(1, Relaxed);
+        self.moved.add(served.moved as u64, Relaxed);
+        self.in_place.add(u64::from(served.in_place), Relaxed);
+        Ok(())
+    }
+}
+
+/// Whether `number` is one of these.
+pub(crate) fn serves(number: u32) -> bool {
+    (SET_ATTRIBUTES..=UNPLUG).contains(&number)
+}
+
+// Each has its structure on the stack.
+#[inline(never)]
+pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
+    match number {
+        SET_ATTRIBUTES => set_attributes(client, user),
+        GET_ATTRIBUTES => get_attributes(client, user),
+        PLACEMENT => placement(client, user),
+        POLICY => policy(client, user),
+        MEMORY => memory(client, user),
+        UNPLUG => unplug(client, user),
+        _ => Err(EINVAL),
+    }
+}
+
+fn set_attributes(client: &Client, user: usize) -> Result {
+    let raw = Structure::<40>::read(user, 40)?;
+    no_flags(raw.u32(4))?;
+    let (what, values) = (raw.u32(24), raw.u32(32));
+    no_flags(what & !(PREFERRED | ACCESSED_BY | READ_MOSTLY | NEVER_MIGRATE | GRANULARITY))?;
+    no_flags(values & !(ACCESSED_BY | READ_MOSTLY | NEVER_MIGRATE))?;
+    let preferred = match raw.u32(28) {
+        0 => Location::Any,
+        1 => Location::Device,
+        2 => Location::System,
+        _ => return Err(EINVAL),
+    };
+    let flag = |bit| (what & bit != 0).then_some(values & bit != 0);
+    let change = Change {
+        preferred: (what & PREFERRED != 0).then_some(preferred),
+        accessed_by: flag(ACCESSED_BY),
+        read_mostly: flag(READ_MOSTLY),
+        never_migrate: flag(NEVER_MIGRATE),
+        granularity: (what & GRANULARITY != 0).then_some(raw.u32(36).checked_sub(1)),
+    };
+    client.mirror().set_attributes(raw.range(8)?, &change)
+}
+
+fn get_attributes(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<40>::read(user, 40)?;
+    no_flags(raw.u32(4))?;
+    let common = client.mirror().attributes(raw.range(8)?)?;
+    let (mut what, mut values) = (0, 0);
+    let flags = [
+        (ACCESSED_BY, common.accessed_by),
+        (READ_MOSTLY, common.read_mostly),
+        (NEVER_MIGRATE, common.never_migrate),
+    ];
+    for (bit, value) in flags {
+        if let Some(value) = value {
+            what |= bit;
+            values |= if value { bit } else { 0 };
+        }
+    }
+    let preferred = common.preferred.map(|preferred| match preferred {
+        Location::Any => 0,
+        Location::Device => 1,
+        Location::System => 2,
+    });
+    what |= if preferred.is_some() { PREFERRED } else { 0 };
+    let granularity = common
+        .granularity
+        .map(|order| order.map_or(0, |order| order + 1));
+    what |= if granularity.is_some() {
+        GRANULARITY
+    } else {
+        0
+    };
+    if (common.read_mostly, common.replicated) == (Some(true), Some(true)) {
+        what |= REPLICATED;
+        values |= REPLICATED;
+    }
+    raw.put_u32(24, what);
+    raw.put_u32(28, preferred.unwrap_or(0));
+    raw.put_u32(32, values);
+    raw.put_u32(36, granularity.unwrap_or(0));
+    raw.write()
+}
+
+fn placement(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<88>::read(user, 64)?;
+    no_flags(raw.u32(4))?;
+    let decider = client.decider();
+    let memory = client.memory();
+    let (pieces, idle) = memory.pieces();
+    raw.put_all(
+        8,
+        [
+            decider.faults.load(Relaxed),
+            decider.moved.load(Relaxed),
+            decider.in_place.load(Relaxed),
+            memory.stats().get(Counter::EvictedForRoom),
+            pieces as u64,
+            idle as u64,
+            memory.driver().chosen(),
+            client.mirror().replicas() as u64,
+            client.mirror().stats().get(Counter::Replicated),
+            client.mirror().stats().get(Counter::Collapsed),
+        ],
+    );
+    raw.write()
+}
+
+fn policy(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<16>::read(user, 16)?;
+    no_flags(raw.u32(4))?;
+    let which = raw.u32(8);
+    if which >= POLICIES {
+        return Err(EINVAL);
+    }
+    let old = client.decider().which.xchg(which, Relaxed);
+    raw.put_u32(12, old);
+    raw.write()
+}
+
+fn memory(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<32>::read(user, 32)?;
+    let flags = raw.u32(4);
+    no_flags(flags & !RESTORE)?;
+    let range = DeviceRange {
+        first: usize::try_from(raw.u64(8))?,
+        count: usize::try_from(raw.u64(16))?,
+    };
+    let left = if flags & RESTORE != 0 {
+        client.memory().add(range)?;
+        0
+    } else {
+        client.memory().remove(range)?
+    };
+    raw.put_u64(24, left as u64);
+    raw.write()
+}
+
+fn unplug(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<40>::read(user, 40)?;
+    if raw.u32(4) != SURE {
+        return Err(EINVAL);
+    }
+    if raw.u64(16) != 0 {
+        client.lose(raw.range(8)?)?;
+    }
+    let (saved, lost) = client.device().unplug()?;
+    raw.put_u64(24, saved as u64);
+    raw.put_u64(32, lost as u64);
+    raw.write()
+}

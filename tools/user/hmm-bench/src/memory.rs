@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What only `rust_dmirror` has: policies, attributes, copies, eviction.
+
+use crate::bench::{timed, Bench, Buffer};
+use anyhow::{ensure, Result};
+use hmm::placement::{Attributes, Policy, Preferred};
+use hmm::{Command, Device, EngineOp, Prot};
+
+/// Adds the rows.
+pub fn rows(bench: &mut Bench) -> Result<()> {
+    if Device::open(0)?.info().is_err() {
+        // Another driver.
+        return Ok(());
+    }
+    let pages = bench.pages();
+    for (name, policy, read_mostly) in [
+        ("engine in order, mapped in place", Policy::None, false),
+        ("engine in order, default policy", Policy::Default, false),
+        ("engine in order, one page per fault", Policy::OnePage, false),
+        ("engine in order, read-mostly", Policy::Default, true),
+    ] {
+        bench.row(name, "page", pages, |bench| {
+            let (device, map) = (Device::open(0)?, bench.small()?);
+            bench.fill(&map, 1);
+            device.set_policy(policy)?;
+            if read_mostly {
+                map.protect(Prot::Read)?;
+                let new = Attributes::NONE.flag(Attributes::READ_MOSTLY, true);
+                device.set_attributes(map.addr(), map.pages(), new)?;
+            }
+            let read = Command::new(EngineOp::Read, map.addr(), map.len());
+            let cost = timed(|| {
+                ensure!(device.run(read)?.error.is_none(), "an engine failed");
+                Ok(())
+            })?;
+            bench.check(&map, 1)?;
+            Ok(cost)
+        })?;
+    }
+    bench.row("eviction", "page", pages, |bench| {
+        let map = bench.small()?;
+        let device = bench.on_device(&map, &mut Buffer::new(bench))?;
+        let cost = timed(|| Ok(device.release()?))?;
+        bench.check(&map, 1)?;
+        Ok(cost)
+    })?;
+    bench.row("attributes set and asked for", "call", 200, |bench| {
+        let (device, map) = (Device::open(0)?, bench.small()?);
+        bench.fill(&map, 1);
+        timed(|| {
+            for call in 0..100 {
+                let prefer = if call % 2 == 0 { Preferred::Device } else { Preferred::System };
+                let new = Attributes::NONE.prefer(prefer);
+                let at = call * 7 % map.pages();
+                let count = 16.min(map.pages() - at);
+                device.set_attributes(map.page_addr(at), count, new)?;
+                let found = device.attributes(map.page_addr(at), count.min(7))?;
+                ensure!(found.preferred == prefer as u32, "wrong attributes");
+            }
+            Ok(())
+        })
+    })
+}

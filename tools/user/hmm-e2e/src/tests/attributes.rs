@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Attributes of ranges, and what faults of engines make of them.
+
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::placement::{Attributes, Policy, Preferred};
+use hmm::{Child, Command, Device, EngineOp, Errno, Mapping, Prot};
+
+const OURS: &str = "test_hmm knows no attributes";
+
+pub const TESTS: &[Test] = &[
+    Test::new("attributes", "what_holds_for_all", what_holds_for_all).only_rust(OURS),
+    Test::new("attributes", "errors", errors).only_rust(OURS),
+    Test::new("attributes", "unmapped_memory_loses_them", unmapped).only_rust(OURS),
+    Test::new("attributes", "moved_memory_takes_them_along", moved).only_rust(OURS),
+    Test::new("attributes", "a_child_has_none", a_child_has_none).only_rust(OURS),
+    Test::new("attributes", "other_changes_keep_them", other_changes_keep_them).only_rust(OURS),
+    Test::new("attributes", "preferred_location", preferred_location).only_rust(OURS),
+    Test::new("attributes", "never_migrate", never_migrate).only_rust(OURS),
+    Test::new("attributes", "accessed_by", accessed_by).only_rust(OURS),
+    Test::new("attributes", "read_mostly", read_mostly).only_rust(OURS),
+    Test::new("attributes", "granularity", granularity).only_rust(OURS),
+    Test::new("attributes", "without_a_policy", without_a_policy).only_rust(OURS),
+];
+
+const DEVICE: Attributes =
+    Attributes { what: Attributes::PREFERRED, preferred: Preferred::Device as u32, ..none() };
+
+const fn none() -> Attributes {
+    Attributes::NONE
+}
+
+fn set(device: &Device, map: &Mapping, first: usize, pages: usize, new: Attributes) -> Outcome {
+    device.set_attributes(map.page_addr(first), pages, new).what("set attributes")
+}
+
+fn get(device: &Device, map: &Mapping, first: usize, pages: usize) -> Result<Attributes, Stop> {
+    device.attributes(map.page_addr(first), pages).what("get attributes")
+}
+
+/// The range has the defaults.
+fn has_none(device: &Device, map: &Mapping, first: usize, pages: usize, when: &str) -> Outcome {
+    let expected = Attributes { what: Attributes::ALL, ..none() };
+    check_eq!(get(device, map, first, pages)?, expected, "attributes {when}");
+    Ok(())
+}
+
+fn has_device(device: &Device, map: &Mapping, first: usize, pages: usize, when: &str) -> Outcome {
+    let expected = Attributes { what: Attributes::ALL, ..DEVICE };
+    check_eq!(get(device, map, first, pages)?, expected, "attributes {when}");
+    Ok(())
+}
+
+fn what_holds_for_all(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(64)?;
+    has_none(&device, &map, 0, 64, "at first")?;
+    set(&device, &map, 8, 16, DEVICE.flag(Attributes::READ_MOSTLY, true))?;
+    set(&device, &map, 16, 32, none().flag(Attributes::NEVER_MIGRATE, true).order(Some(4)))?;
+    set(&device, &map, 20, 1, none().prefer(Preferred::System))?;
+    let all = Attributes { what: Attributes::ALL, ..none() };
+    let first = all.prefer(Preferred::Device).flag(Attributes::READ_MOSTLY, true);
+    check_eq!(get(&device, &map, 8, 8)?, first, "of the first part");
+    let both = first.flag(Attributes::NEVER_MIGRATE, true).order(Some(4));
+    check_eq!(get(&device, &map, 16, 4)?, both, "where both hold");
+    check_eq!(get(&device, &map, 20, 1)?, both.prefer(Preferred::System), "of one page");
+    // What differs is left out, and reads as 0.
+    let part = both.what & !Attributes::PREFERRED;
+    let expected = Attributes { what: part, preferred: 0, ..both };
+    check_eq!(get(&device, &map, 16, 8)?, expected, "of a range in which the place differs");
+    let found = get(&device, &map, 0, 64)?;
+    check_eq!(found, none().flag(Attributes::ACCESSED_BY, false), "of everything");
+    // Back to the defaults.
+    let clear = Attributes { what: Attributes::ALL, ..none() };
+    set(&device, &map, 0, 64, clear)?;
+    has_none(&device, &map, 0, 64, "when they were taken back")
+}
+
+fn errors(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(8)?;
+    let bad = |new: Attributes, what: &str| {
+        fails(device.set_attributes(map.addr(), 8, new), Errno::EINVAL, what)
+    };
+    bad(Attributes { what: 32, ..none() }, "an unknown attribute")?;
+    bad(Attributes { what: 2, values: 1, ..none() }, "an unknown value")?;
+    bad(Attributes { what: 1, preferred: 3, ..none() }, "an unknown place")?;
+    bad(none().order(Some(10)), "an order that is too large")?;
+    fails(device.set_attributes(map.addr() + 1, 1, DEVICE), Errno::EINVAL, "no page")?;
+    fails(device.set_attributes(map.addr(), 0, DEVICE), Errno::EINVAL, "no pages")?;
+    map.unmap_pages(4, 1)?;
+    let hole = device.set_attributes(map.addr(), 8, DEVICE);
+    fails(hole, Errno::EFAULT, "a range with a hole")?;
+    has_device(&device, &map, 0, 4, "of what comes before the hole")?;
+    has_none(&device, &map, 4, 4, "of the hole and what comes after it")
+}
+
+fn unmapped(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(64)?;
+    for touched in [false, true] {
+        if touched {
+            map.fill(1);
+        }
+        set(&device, &map, 0, 64, DEVICE)?;
+        map.unmap_pages(16, 16)?;
+        has_device(&device, &map, 0, 16, "before what was unmapped")?;
+        has_none(&device, &map, 16, 16, "of what was unmapped")?;
+        has_device(&device, &map, 32, 32, "behind what was unmapped")?;
+        map.map_again(16, 16, None)?;
+        has_none(&device, &map, 16, 16, "of what is mapped again")?;
+    }
+    // At once, without a look in between.
+    set(&device, &map, 0, 64, DEVICE)?;
+    map.unmap_pages(0, 32)?;
+    map.map_again(0, 32, None)?;
+    map.fill_pages(2, 0, 32);
+    has_none(&device, &map, 0, 32, "of new memory at an old place")?;
+    has_device(&device, &map, 32, 32, "of the old memory")
+}
+
+fn moved(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    for touched in [false, true] {
+        let (map, target) = (Mapping::anon(64)?, Mapping::anon(64)?);
+        if touched {
+            map.fill(1);
+        }
+        set(&device, &map, 8, 32, DEVICE)?;
+        set(&device, &target, 0, 64, none().prefer(Preferred::System))?;
+        map.move_pages(0, 32, &target, 32)?;
+        let when = format!("when it was moved (touched: {touched})");
+        has_none(&device, &map, 0, 32, &when)?;
+        has_device(&device, &map, 32, 8, &when)?;
+        has_none(&device, &target, 32, 8, &when)?;
+        has_device(&device, &target, 40, 24, &when)?;
+        let system = get(&device, &target, 0, 32)?;
+        check_eq!(system.preferred, Preferred::System as u32, "what was not replaced {when}");
+        // Once more, in part.
+        let third = Mapping::anon(16)?;
+        target.move_pages(44, 8, &third, 4)?;
+        has_device(&device, &third, 4, 8, &when)?;
+        has_none(&device, &third, 0, 4, &when)?;
+        has_device(&device, &target, 52, 12, &when)?;
+    }
+    Ok(())
+}
+
+fn a_child_has_none(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(16)?;
+    map.fill(1);
+    set(&device, &map, 0, 16, DEVICE)?;
+    let child = Child::spawn(|| -> Outcome {
+        let own = ctx.open()?;
+        has_none(&own, &map, 0, 16, "of the child")?;
+        set(&own, &map, 0, 16, none().prefer(Preferred::System))?;
+        // The file that it inherited is that of the parent's memory.
+        has_device(&device, &map, 0, 16, "of the parent, asked by the child")
+    })?;
+    child.join().map_err(Stop::Fail)?;
+    has_device(&device, &map, 0, 16, "of the parent")
+}
+
+fn other_changes_keep_them(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    set(&device, &map, 0, 64, DEVICE)?;
+    map.advise(libc::MADV_DONTNEED)?;
+    has_device(&device, &map, 0, 64, "after MADV_DONTNEED")?;
+    map.protect(Prot::Read)?;
+    has_device(&device, &map, 0, 64, "after mprotect")?;
+    map.protect(Prot::ReadWrite)?;
+    map.fill(2);
+    migrate(&device, &map, 2)?;
+    cpu_sees(&map, 2, "after a migration")?;
+    has_device(&device, &map, 0, 64, "after a migration")?;
+    let child = Child::spawn(|| -> Outcome { cpu_sees(&map, 2, "in a child") })?;
+    child.join().map_err(Stop::Fail)?;
+    has_device(&device, &map, 0, 64, "after fork")
+}
+
+/// An engine reads a page; returns how many pages of the mapping are on the device then.
+fn engine_reads(device: &Device, map: &Mapping, page: usize) -> Result<usize, Stop> {
+    let read = Command::new(EngineOp::Read, map.page_addr(page), 4096);
+    check_eq!(device.run(read).what("engine")?.error, None, "an engine's read");
+    resident(device, map, 0, map.pages())
+}
+
+fn preferred_location(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    device.set_policy(Policy::Default)?;
+    let map = Mapping::anon_aligned(1)?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.fill(1);
+    set(&device, &map, 0, 512, none().prefer(Preferred::System))?;
+    check_eq!(engine_reads(&device, &map, 5)?, 0, "pages that moved though they should not");
+    device_sees(&device, &map, 1, "of memory in the system")?;
+    check_eq!(device.placement()?.in_place, 1, "faults that left it where it is");
+    set(&device, &map, 256, 256, none().prefer(Preferred::Device))?;
+    device.discard(map.addr(), 512)?;
+    check!(engine_reads(&device, &map, 300)? >= 16, "what prefers the device did not move");
+    check_eq!(resident(&device, &map, 0, 256)?, 0, "pages of the other half");
+    cpu_sees(&map, 1, "in both places")
+}
+
+fn never_migrate(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    set(&device, &map, 16, 16, none().flag(Attributes::NEVER_MIGRATE, true))?;
+    let done = device.migrate(map.addr(), 64, Way::ToDevice)?;
+    check_eq!((done.moved, done.skipped), (48, 16), "moved, skipped");
+    check_eq!(resident(&device, &map, 16, 16)?, 0, "pages that moved though they must not");
+    device.set_policy(Policy::OnePage)?;
+    engine_reads(&device, &map, 20)?;
+    check_eq!(resident(&device, &map, 16, 16)?, 0, "pages that a fault moved");
+    set(&device, &map, 16, 16, none().flag(Attributes::NEVER_MIGRATE, false))?;
+    check_eq!(device.migrate(map.addr(), 64, Way::ToDevice)?.moved, 16, "moved then");
+    cpu_sees(&map, 1, "after all")
+}
+
+fn accessed_by(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    set(&device, &map, 0, 64, none().flag(Attributes::ACCESSED_BY, true))?;
+    let done = device_sees(&device, &map, 1, "of memory that is always mapped")?;
+    check_eq!(done.faults, 0, "faults on memory that is always mapped");
+    Ok(())
+}
+
+fn read_mostly(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    device.set_policy(Policy::OnePage)?;
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    set(&device, &map, 0, 64, none().flag(Attributes::READ_MOSTLY, true))?;
+    check_eq!(engine_reads(&device, &map, 3)?, 0, "pages that a read moved");
+    // A write by the CPU is seen at once.
+    map.fill(2);
+    device_sees(&device, &map, 2, "after the CPU has written")?;
+    map.protect(Prot::Read)?;
+    device_sees(&device, &map, 2, "of memory that is not writable")?;
+    map.protect(Prot::ReadWrite)?;
+    map.fill(3);
+    device_sees(&device, &map, 3, "after it was made writable and written")?;
+    Ok(())
+}
+
+fn granularity(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    device.set_policy(Policy::Default)?;
+    let map = Mapping::anon_aligned(1)?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.fill(1);
+    for (order, page) in [(0, 3), (3, 70), (6, 200)] {
+        device.migrate(map.addr(), 512, Way::ToSystem)?;
+        set(&device, &map, 0, 512, none().order(Some(order)))?;
+        check_eq!(engine_reads(&device, &map, page)?, 1 << order, "pages of order {order}");
+    }
+    cpu_sees(&map, 1, "after all")
+}
+
+/// What was said of memory holds also where no policy moves anything, for engines and for commands.
+fn without_a_policy(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon_aligned(1)?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.fill(1);
+    set(&device, &map, 64, 64, DEVICE.order(Some(3)))?;
+    check_eq!(engine_reads(&device, &map, 3)?, 0, "pages of which nothing was said");
+    check_eq!(engine_reads(&device, &map, 65)?, 8, "pages that prefer the device");
+    // A command that goes through all: each part as it was said.
+    device_sees(&device, &map, 1, "of both parts")?;
+    check_eq!(resident(&device, &map, 64, 64)?, 64, "pages of that part");
+    check_eq!(resident(&device, &map, 0, 512)?, 64, "pages of all");
+    cpu_sees(&map, 1, "after all")
+}

@@ -1,0 +1,646 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Device memory that is smaller than the work.
+
+use super::reload::{load, unload, Restore};
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::child::Ended;
+use hmm::engine::{checksum, Way};
+use hmm::hostile::Group;
+use hmm::placement::{Attributes, Policy};
+use hmm::{pattern, Child, Command, Device, EngineOp, Errno, Gate, Mapping, HUGE_PAGES};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const OURS: &str = "test_hmm has no limit of its memory";
+
+pub const TESTS: &[Test] = &[
+    Test::new("memory", "least_recently_used_goes", least_recently_used_goes).only_rust(OURS),
+    Test::new("memory", "eight_times_the_memory", eight_times_the_memory)
+        .only_rust(OURS)
+        .seconds(240),
+    Test::new("memory", "of_exited_and_forked", of_exited_and_forked).only_rust(OURS),
+    Test::new("memory", "huge_pages_when_ram_is_fragmented", huge_when_fragmented).only_rust(OURS),
+    Test::new("memory", "huge_page_of_nobody", huge_of_nobody).only_rust(OURS),
+    Test::new("memory", "accessed_by_after_eviction", accessed_by).only_rust(OURS),
+    Test::new("memory", "one_call_evicts_not_its_own", one_call_evicts_not_its_own).only_rust(OURS),
+    Test::new("memory", "pages_out_of_use", pages_out_of_use).only_rust(OURS),
+    Test::new("memory", "allocator_of_the_device", allocator_of_the_device).only_rust(OURS),
+    Test::new("memory", "charged_to_their_owner", charged_to_their_owner).only_rust(OURS),
+    Test::new("memory", "idle_memory_is_given_back", idle_memory_is_given_back)
+        .only_rust(OURS)
+        .private(),
+    Test::new("memory", "cpu_window_follows_the_pattern", cpu_window).only_rust(OURS).private(),
+    Test::new("memory", "bouncing_page_makes_progress", bouncing_page).only_rust(OURS).seconds(120),
+    Test::new("memory", "bouncing_page_stays", bouncing_stays).only_rust(OURS),
+    Test::new("memory", "who_waits_sleeps_and_can_be_killed", who_waits).only_rust(OURS).private(),
+    Test::new("memory", "unplugged_in_use", unplugged_in_use)
+        .only_rust(OURS)
+        .private()
+        .seconds(120),
+];
+
+/// Loads the modules anew with parameters.
+pub fn with<'a>(ctx: &'a Ctx, params: &str) -> Result<Restore<'a>, Stop> {
+    let restore = Restore(ctx);
+    load(ctx, "")?;
+    unload(ctx)?;
+    load(ctx, params)?;
+    Ok(restore)
+}
+
+/// 2 MiB of small pages with a pattern.
+fn block(seed: u64) -> Result<Mapping, Stop> {
+    let map = Mapping::anon_aligned(1).what("map")?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.fill(seed);
+    Ok(map)
+}
+
+fn on_device(device: &Device, map: &Mapping) -> Result<usize, Stop> {
+    resident(device, map, 0, map.pages())
+}
+
+fn to_device(device: &Device, map: &Mapping) -> Result<hmm::Migration, Stop> {
+    device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")
+}
+
+fn engine_reads(device: &Device, map: &Mapping, seed: u64) -> Outcome {
+    let words = super::faultless::words(seed, map.pages());
+    let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(checksum(words));
+    check_eq!(device.run(read).what("engine")?.error, None, "an engine's read");
+    Ok(())
+}
+
+fn least_recently_used_goes(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=8")?;
+    let device = ctx.open()?;
+    let maps = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
+    for map in &maps {
+        check_eq!(to_device(&device, map)?.moved, 512, "pages that moved");
+    }
+    // Used in another order than they came.
+    for seed in [0u64, 3, 1] {
+        engine_reads(&device, &maps[seed as usize], seed)?;
+    }
+    let (new, newer) = (block(7)?, block(8)?);
+    check_eq!(to_device(&device, &new)?.moved, 512, "pages that moved when it was full");
+    let there = |device: &Device| {
+        maps.iter().map(|map| on_device(device, map)).collect::<Result<Vec<_>, _>>()
+    };
+    check_eq!(there(&device)?, [512, 512, 0, 512], "what is there: the third was not used");
+    // What was evicted is read in place; that is no use of device memory.
+    engine_reads(&device, &maps[2], 2)?;
+    check_eq!(to_device(&device, &newer)?.moved, 512, "pages that moved then");
+    check_eq!(there(&device)?, [0, 512, 0, 512], "what is there: the first was used before others");
+    check_eq!(device.placement()?.evicted_for_room, 1024, "pages evicted for room");
+    for (seed, map) in maps.iter().enumerate() {
+        engine_reads(&device, map, seed as u64)?;
+        cpu_sees(map, seed as u64, "after evictions")?;
+    }
+    cpu_sees(&new, 7, "after evictions")?;
+    cpu_sees(&newer, 8, "after evictions")?;
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+fn eight_times_the_memory(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    for (policy, huge_pages) in
+        [(Policy::Default, false), (Policy::OnePage, false), (Policy::Default, true)]
+    {
+        let device = ctx.open()?;
+        device.set_policy(policy)?;
+        let map = match huge_pages {
+            true => huge(16, 1)?,
+            false => Mapping::anon_aligned(16)?,
+        };
+        map.fill(1);
+        engine_reads(&device, &map, 1)?;
+        let write = Command::new(EngineOp::Write, map.addr(), map.len()).value(5);
+        check_eq!(device.run(write)?.error, None, "an engine's write");
+        let words = (0..(map.len() / 8) as u64).map(|word| word + 5);
+        let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(checksum(words));
+        check_eq!(device.run(read)?.error, None, "an engine's read of what it wrote");
+        let counters = device.counters()?;
+        check!(counters.device_pages_used <= 1024, "{} pages", counters.device_pages_used);
+        check_eq!(counters.stale_hits, 0, "stale hits");
+        for page in 0..map.pages() {
+            check_eq!(map.get(page, 3), (page * 512 + 3 + 5) as u64, "what the CPU reads");
+        }
+        if policy == Policy::OnePage {
+            check!(device.placement()?.evicted_for_room > 0, "nothing was evicted");
+        }
+        device.close().what("close")?;
+    }
+    unload(ctx)
+}
+
+fn of_exited_and_forked(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let keep = ctx.open()?;
+    let (ready, go, done) = (Gate::new()?, Gate::new()?, Gate::new()?);
+    // A process moves memory to the device, forks, and exits: its child has the pages, and no mirror.
+    let child = Child::spawn(|| -> Outcome {
+        let device = ctx.open()?;
+        let maps = [block(1)?, block(2)?];
+        for map in &maps {
+            check_eq!(to_device(&device, map)?.moved, 512, "pages that moved");
+        }
+        // SAFETY: one thread; the child only waits, looks and ends.
+        if unsafe { libc::fork() } == 0 {
+            let good = ready.open().is_ok() && go.wait().is_ok();
+            let same = maps.iter().zip(1..).all(|(map, seed)| map.check(seed).is_ok());
+            let _ = done.send(u64::from(good && same) + 1);
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(0) }
+        }
+        Ok(())
+    })?;
+    child.join().map_err(Stop::Fail)?;
+    ready.wait()?;
+    check!(keep.counters()?.device_pages_used >= 1024, "the pages went with the process");
+    let mine = block(3)?;
+    check_eq!(to_device(&keep, &mine)?.moved, 512, "pages that moved when the dead had all");
+    check_eq!(keep.placement()?.evicted_for_room, 512, "pages evicted for room");
+    go.open()?;
+    check_eq!(done.receive()?, 2, "what the child of the dead reads");
+    cpu_sees(&mine, 3, "of the living")?;
+    keep.close().what("close")?;
+    for _ in 0..100 {
+        if unload(ctx).is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Err(Stop::Fail("the modules cannot be unloaded".to_string()))
+}
+
+fn huge_when_fragmented(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    migrate(&device, &map, 1)?;
+    check!(device.snapshot(map.addr(), 1)?[0].is_huge(), "it is not huge on the device");
+    // No huge page of system memory is to be had: it must come back in small ones.
+    device.set_flags(hmm::abi::FLAG_FAIL_ALLOC)?;
+    device.release().what("release")?;
+    check_eq!(device.counters()?.device_pages_used, 0, "pages on the device");
+    let states = device.snapshot(map.addr(), HUGE_PAGES)?;
+    check!(states.iter().all(|state| state.is_ram() && !state.is_huge()), "{:?}", states[0]);
+    cpu_sees(&map, 1, "after it was split")?;
+    // Moved by mremap to where it is not aligned: found all the same.
+    let map = huge(1, 2)?;
+    migrate(&device, &map, 2)?;
+    let target = Mapping::anon(HUGE_PAGES + 3)?;
+    map.move_pages(0, HUGE_PAGES, &target, 3)?;
+    device.set_flags(hmm::abi::FLAG_FAIL_ALLOC)?;
+    device.release().what("release")?;
+    check_eq!(device.counters()?.device_pages_used, 0, "pages on the device after mremap");
+    for page in 0..HUGE_PAGES {
+        check_eq!(target.get(page + 3, 9), pattern::word(2, page, 9), "contents after mremap");
+    }
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+/// What a device is to have mapped always, it has mapped after its pages had to leave, too.
+fn accessed_by(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let device = ctx.open()?;
+    let (map, plain) = (block(1)?, block(2)?);
+    let always = Attributes::NONE.flag(Attributes::ACCESSED_BY, true);
+    device.set_attributes(map.page_addr(16), 256, always).what("set attributes")?;
+    let check = |when: &str| -> Outcome {
+        let done = device_sees_pages(&device, &map, 1, 16, 256, when)?;
+        check_eq!(done.faults, 0, "faults on memory that is always mapped {when}");
+        Ok(())
+    };
+    for round in 0..2u64 {
+        check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
+        if round == 0 {
+            check_eq!(to_device(&device, &plain)?.moved, 512, "pages that moved");
+            // Others need the room.
+            for seed in 3..5 {
+                check_eq!(to_device(&device, &block(seed)?)?.moved, 512, "pages that moved");
+            }
+        } else {
+            device.release().what("release")?;
+        }
+        check_eq!(on_device(&device, &map)?, 0, "pages that stayed");
+        check("after an eviction")?;
+        // Nothing was said of these.
+        let others = device_sees_pages(&device, &map, 1, 272, 240, "of other pages")?;
+        check!(others.faults > 0, "pages that nobody asked for are mapped");
+    }
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+/// A huge page that only a process without a mirror maps, when no huge page of system memory is to be had.
+fn huge_of_nobody(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let keep = ctx.open()?;
+    let (ready, go, done) = (Gate::new()?, Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| -> Outcome {
+        let device = ctx.open()?;
+        let map = huge(1, 1)?;
+        migrate(&device, &map, 1)?;
+        check!(device.snapshot(map.addr(), 1)?[0].is_huge(), "it is not huge on the device");
+        // SAFETY: one thread; the child only waits, looks and ends.
+        if unsafe { libc::fork() } == 0 {
+            let good = ready.open().is_ok() && go.wait().is_ok();
+            let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages").unwrap_or(1);
+            let same = map.check(1).is_ok();
+            let _ = done.send(huge * 2 + u64::from(good && same));
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(0) }
+        }
+        Ok(())
+    })?;
+    child.join().map_err(Stop::Fail)?;
+    ready.wait()?;
+    keep.set_flags(hmm::abi::FLAG_FAIL_ALLOC)?;
+    keep.release().what("release")?;
+    check_eq!(keep.counters()?.device_pages_used, 0, "pages on the device");
+    go.open()?;
+    check_eq!(
+        done.receive()?,
+        1,
+        "KiB in huge pages times two, and whether the contents are right"
+    );
+    keep.close().what("close")?;
+    for _ in 0..100 {
+        if unload(ctx).is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Err(Stop::Fail("the modules cannot be unloaded".to_string()))
+}
+
+fn one_call_evicts_not_its_own(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let device = ctx.open()?;
+    let map = Mapping::anon_aligned(4)?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.fill(1);
+    let done = to_device(&device, &map)?;
+    check_eq!((done.moved, done.no_memory), (1024, 1024), "moved, no memory");
+    check_eq!(device.placement()?.evicted_for_room, 0, "pages evicted for room");
+    check_eq!(on_device(&device, &map)?, 1024, "pages on the device");
+    engine_reads(&device, &map, 1)?;
+    // The next call makes room.
+    let rest = device.migrate(map.page_addr(1024), 1024, Way::ToDevice)?;
+    check_eq!((rest.moved, device.placement()?.evicted_for_room), (1024, 1024), "then");
+    cpu_sees(&map, 1, "after all")?;
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+fn pages_out_of_use(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=8")?;
+    let device = ctx.open()?;
+    let maps = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
+    for map in &maps {
+        to_device(&device, map)?;
+    }
+    check_eq!(device.counters()?.device_pages_used, 2048, "pages in use");
+    // Half a block, and two blocks: what is there leaves first.
+    check_eq!(device.resize(256, 1024 + 256, false)?, 0, "pages left");
+    let counters = device.counters()?;
+    check_eq!(counters.device_pages_total, 2048 - 1280, "pages that there are");
+    check!(counters.device_pages_used <= 768, "{} in use", counters.device_pages_used);
+    for (seed, map) in maps.iter().enumerate() {
+        let _ = to_device(&device, map)?;
+        engine_reads(&device, map, seed as u64)?;
+        check!(device.counters()?.device_pages_used <= 768, "pages out of use are used");
+    }
+    device.resize(0, 2048, true)?;
+    check_eq!(device.counters()?.device_pages_total, 2048, "pages that there are again");
+    device.release()?;
+    for map in &maps {
+        check_eq!(to_device(&device, map)?.moved, 512, "pages that moved again");
+    }
+    fails(device.resize(2000, 49, false), Errno::EINVAL, "pages that there are not")?;
+    fails(device.resize(0, 0, false), Errno::EINVAL, "no pages")?;
+    for (seed, map) in maps.iter().enumerate() {
+        cpu_sees(map, seed as u64, "after all")?;
+    }
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+fn allocator_of_the_device(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=8 own_alloc=1")?;
+    let device = ctx.open()?;
+    for round in 0..6 {
+        let map = block(round)?;
+        check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
+        engine_reads(&device, &map, round)?;
+        device.release()?;
+        cpu_sees(&map, round, "after its release")?;
+    }
+    // Every page was where the device chose: it was empty each time.
+    check_eq!(device.placement()?.chosen, 6 * 512, "pages where the device chose");
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+fn charged_to_their_owner(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let Some(group) = Group::new("hmm-owner")? else {
+        return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));
+    };
+    let keep = ctx.open()?;
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| -> Outcome {
+        group.enter()?;
+        let device = ctx.open()?;
+        let maps = [block(1)?, block(2)?];
+        for map in &maps {
+            to_device(&device, map)?;
+        }
+        ready.open()?;
+        go.wait()?;
+        maps.iter().zip(1..).try_for_each(|(map, seed)| cpu_sees(map, seed, "in the group"))
+    })?;
+    ready.wait()?;
+    let before = group.bytes()?;
+    check!(before >= 4 << 20, "{before} bytes are charged while they are on the device");
+    // This process, of another group, makes them leave.
+    let mine = Mapping::anon_aligned(2)?;
+    mine.fill(3);
+    to_device(&keep, &mine)?;
+    check_eq!(keep.placement()?.evicted_for_room, 1024, "pages evicted for room");
+    let after = group.bytes()?;
+    let change = after.abs_diff(before);
+    check!(change < 1 << 20, "{before} bytes were charged, {after} are when the pages came back");
+    go.open()?;
+    child.join().map_err(Stop::Fail)?;
+    keep.close().what("close")?;
+    unload(ctx)
+}
+
+fn idle_memory_is_given_back(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=1024")?;
+    let device = ctx.open()?;
+    check_eq!(device.placement()?.pieces, 0, "pieces before any use");
+    let maps = [block(1)?, block(2)?];
+    // One page in the second piece, as what comes before is out of use.
+    to_device(&device, &maps[0])?;
+    check_eq!(device.resize(512, 131072 - 512, false)?, 0, "pages left");
+    let (first, second) = (device.placement()?.pieces, maps[1].page_addr(0));
+    check_eq!(first, 2, "pieces that were made");
+    device.resize(512, 131072 - 512, true)?;
+    // The kernel asks everybody for memory: what is idle goes, what is in use stays.
+    let shrunk = |expected: u64, what: &str| -> Outcome {
+        let begin = Instant::now();
+        while device.placement()?.pieces != expected {
+            check!(begin.elapsed() < Duration::from_secs(30), "{what}: {:?}", device.placement()?);
+            std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    };
+    shrunk(1, "a piece is in use, another is not")?;
+    engine_reads(&device, &maps[0], 1)?;
+    device.release()?;
+    shrunk(0, "nothing is in use")?;
+    check_eq!(device.migrate(second, 512, Way::ToDevice)?.moved, 512, "pages that moved then");
+    engine_reads(&device, &maps[1], 2)?;
+    cpu_sees(&maps[0], 1, "after all")?;
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+fn cpu_window(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=64")?;
+    let device = ctx.open()?;
+    let map = Mapping::anon_aligned(16)?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.fill(1);
+    let faults = |pages: &mut dyn Iterator<Item = usize>| -> Result<(u64, u64), Stop> {
+        to_device(&device, &map)?;
+        let before = device.counters()?;
+        for page in pages {
+            check_eq!(map.get(page, 0), pattern::word(1, page, 0), "a word");
+        }
+        let after = device.counters()?;
+        let count = after.cpu_faults - before.cpu_faults;
+        Ok((count, after.cpu_fault_pages - before.cpu_fault_pages))
+    };
+    let pages = map.pages();
+    let (in_order, back) = faults(&mut (0..pages))?;
+    check_eq!(back, pages as u64, "pages that came back in order");
+    check!(in_order <= 30, "{in_order} faults for 32 MiB in order");
+    // Far jumps bring less and less along.
+    let (jumps, back) = faults(&mut (0..14).map(|jump| jump * 1031 * 3 % pages))?;
+    check!(back < 2 * 1024, "{jumps} jumps brought {back} pages");
+    check!(jumps >= 10, "{jumps} faults for 14 jumps");
+    cpu_sees(&map, 1, "after all")?;
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+/// Two devices and four CPU threads on one page: the bound is that of `policy/thrash.rs`.
+fn bouncing_page(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "thrash_count=3 thrash_lapse_ms=10000 thrash_pin_ms=400")?;
+    let devices = [ctx.open()?, Device::open(ctx.second)?];
+    for device in &devices {
+        device.set_policy(Policy::Default)?;
+    }
+    let map = Mapping::anon(1)?;
+    map.set(0, 0, 0);
+    let stop = AtomicBool::new(false);
+    let added = [const { AtomicU64::new(0) }; 4];
+    let begin = Instant::now();
+    let jobs = std::thread::scope(|scope| -> Result<Vec<u64>, Stop> {
+        for count in &added {
+            let (stop, map) = (&stop, &map);
+            scope.spawn(move || {
+                while !stop.load(Relaxed) {
+                    map.atomic(0, 0).fetch_add(1, Relaxed);
+                    count.fetch_add(1, Relaxed);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        let rounds = || -> Result<Vec<u64>, Stop> {
+            let add = Command::new(EngineOp::AtomicAdd, map.addr(), 8).value(1).stride(8);
+            let jobs = devices
+                .iter()
+                .map(|device| device.submit(add.rounds(0).think(Duration::from_micros(200))))
+                .collect::<Result<Vec<_>, _>>()?;
+            std::thread::sleep(Duration::from_secs(5));
+            let mut rounds = Vec::new();
+            for job in &jobs {
+                let ended = job.finish()?;
+                check_eq!(ended.error, None, "end of a device's work");
+                rounds.push(ended.status.rounds);
+            }
+            Ok(rounds)
+        };
+        let result = rounds();
+        stop.store(true, Relaxed);
+        result
+    })?;
+    let seconds = begin.elapsed().as_secs_f64();
+    let sum: u64 = added.iter().map(|count| count.load(Relaxed)).chain(jobs.iter().copied()).sum();
+    check_eq!(map.get(0, 0), sum, "sum of all additions");
+    for (who, count) in added.iter().map(|count| count.load(Relaxed)).chain(jobs).enumerate() {
+        check!(count >= 50, "number {who} got on by {count} only in {seconds:.1} s");
+    }
+    // Three moves to each device, then it stays for 400 ms.
+    let bound = (3.0 * (seconds / 0.4 + 1.0)) as u64;
+    for device in &devices {
+        let moved = device.placement()?.moved;
+        check!(moved <= bound, "{moved} moves in {seconds:.1} s, the bound is {bound}");
+    }
+    drop(devices);
+    unload(ctx)
+}
+
+/// A page that a CPU and a device write by turns stays where it is after three moves.
+fn bouncing_stays(ctx: &Ctx) -> Outcome {
+    let params = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
+    let _restore = with(ctx, params)?;
+    let device = ctx.open()?;
+    device.set_policy(Policy::Default)?;
+    let map = Mapping::anon(1)?;
+    for round in 0..10 {
+        map.fill(round);
+        device_fills(&device, &map, round + 100, "by turns")?;
+        check_eq!(resident(&device, &map, 0, 1)?, usize::from(round < 3), "moved, round {round}");
+        cpu_sees(&map, round + 100, "by turns")?;
+    }
+    let placement = device.placement()?;
+    check_eq!(placement.moved, 3, "pages that moved");
+    check!(placement.in_place > 0, "no fault left it where it was");
+    drop(device);
+    unload(ctx)
+}
+
+/// A device that wants a page back from a CPU waits for a while: asleep, and killably.
+fn who_waits(ctx: &Ctx) -> Outcome {
+    let params = "thrash_count=1000 thrash_lapse_ms=60000 thrash_nap_ms=";
+    for (nap, kill) in [(1000u64, false), (30_000, true)] {
+        let _restore = with(ctx, &format!("{params}{nap}"))?;
+        let ready = Gate::new()?;
+        let mut child = Child::spawn(|| -> Outcome {
+            let device = ctx.open()?;
+            device.set_policy(Policy::Default)?;
+            let map = Mapping::anon(1)?;
+            map.fill(1);
+            device_fills(&device, &map, 1, "at first")?;
+            check_eq!(resident(&device, &map, 0, 1)?, 1, "pages that the first write moved");
+            cpu_sees(&map, 1, "back from the device")?;
+            // One job more, of an engine: its end must not wait either.
+            let engine = Command::new(EngineOp::Write, map.addr(), 8).rounds(0);
+            if kill {
+                device.submit(engine).what("submit")?;
+            }
+            ready.open()?;
+            let (begin, used) = (Instant::now(), cpu_time());
+            device_fills(&device, &map, 2, "when it bounces")?;
+            let (waited, used) = (begin.elapsed(), cpu_time() - used);
+            let least = Duration::from_millis(nap * 9 / 10);
+            check!(waited >= least, "it waited {waited:?} only");
+            check!(used < waited / 4, "it used the CPU for {used:?} of {waited:?}");
+            cpu_sees(&map, 2, "after all")
+        })?;
+        ready.wait()?;
+        if kill {
+            std::thread::sleep(Duration::from_millis(500));
+            let begin = Instant::now();
+            child.signal(libc::SIGKILL);
+            let ended = child.wait_timeout(Duration::from_secs(60));
+            check_eq!(ended, Some(Ended::Signal(libc::SIGKILL)), "end of who waits");
+            let took = begin.elapsed();
+            check!(took < Duration::from_secs(8), "its end took {took:?}");
+        } else {
+            child.join().map_err(Stop::Fail)?;
+        }
+        unload(ctx)?;
+    }
+    Ok(())
+}
+
+/// What this thread has used of a CPU.
+fn cpu_time() -> Duration {
+    // SAFETY: plain numbers.
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: it may be written.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn unplugged_in_use(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=64 policy=1")?;
+    let device = ctx.open()?;
+    let maps = [Mapping::anon_aligned(4)?, Mapping::anon_aligned(4)?];
+    for (map, seed) in maps.iter().zip(1..) {
+        map.fill(seed);
+        check_eq!(to_device(&device, map)?.moved, 2048, "pages that moved");
+    }
+    let lost = 100..103;
+    let stop = AtomicBool::new(false);
+    let unplugged = std::thread::scope(|scope| -> Result<(u64, u64), Stop> {
+        for reader in 0..2 {
+            let (map, stop) = (&maps[1], &stop);
+            scope.spawn(move || {
+                let mut page = reader * 7;
+                while !stop.load(Relaxed) {
+                    assert_eq!(map.get(page, 1), pattern::word(2, page, 1), "read by a CPU");
+                    page = (page + 131) % map.pages();
+                }
+            });
+        }
+        let run = || -> Result<(u64, u64), Stop> {
+            let read = Command::new(EngineOp::Read, maps[0].addr(), maps[0].len()).rounds(0);
+            let jobs = [device.submit(read)?, device.submit(read.engine(1))?];
+            std::thread::sleep(Duration::from_millis(200));
+            let done = device.unplug(maps[0].page_addr(lost.start), lost.len()).what("unplug")?;
+            for job in &jobs {
+                check_eq!(job.wait()?.error, Some(Errno::ENODEV), "end of an engine's work");
+            }
+            Ok(done)
+        };
+        let result = run();
+        stop.store(true, Relaxed);
+        result
+    })?;
+    check_eq!(unplugged.1, lost.len() as u64, "pages lost");
+    let again = device.migrate(maps[0].addr(), 1, Way::ToDevice);
+    fails(again, Errno::ENODEV, "migrate")?;
+    let mut data = vec![0; 4096];
+    fails(device.read(maps[0].addr(), &mut data), Errno::ENODEV, "device read")?;
+    fails(device.write(maps[0].addr(), &data), Errno::ENODEV, "device write")?;
+    let read = Command::new(EngineOp::Read, maps[0].addr(), 4096);
+    fails(device.submit(read).map(|_| ()), Errno::ENODEV, "submit")?;
+    fails(device.release(), Errno::ENODEV, "release")?;
+    fails(device.unplug(0, 0), Errno::ENODEV, "a second unplug")?;
+    check_eq!(device.counters()?.device_pages_used, lost.len() as u64, "pages still in use");
+    cpu_sees(&maps[1], 2, "that were saved")?;
+    let near = lost.start - 2..lost.end + 2;
+    for page in (0..maps[0].pages()).filter(|page| !near.contains(page)) {
+        check_eq!(maps[0].get(page, 5), pattern::word(1, page, 5), "what was saved");
+    }
+    for page in near {
+        let mut child = Child::spawn(|| -> Outcome {
+            check_eq!(maps[0].get(page, 5), pattern::word(1, page, 5), "what was saved");
+            Ok(())
+        })?;
+        let ended = child.wait_timeout(Duration::from_secs(20));
+        let expected = match lost.contains(&page) {
+            true => Ended::Signal(libc::SIGBUS),
+            false => Ended::Exit(0),
+        };
+        check_eq!(ended, Some(expected), "a touch of page {page}");
+    }
+    drop(maps);
+    check_eq!(device.counters()?.device_pages_used, 0, "pages in use when they are unmapped");
+    device.close().what("close")?;
+    unload(ctx)
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Working sets of 0.5, 1, 2 and 8 times the device's memory, used by engines in order, at random, with a
+//! stride and along a chain of pointers, while CPU threads use a part of them, too.
+//!
+//! For each policy it tells the bytes moved per byte used and the device faults per MiB used, checks every
+//! result, and fails when a bound does not hold.
+
+mod pattern;
+mod run;
+mod table;
+
+use anyhow::{bail, Result};
+use clap::Parser;
+use hmm::placement::Policy;
+use pattern::Pattern;
+use run::{measure, Case, Figures};
+
+/// Bytes moved, in both directions, per byte used: default policy, in order, twice the memory.
+const MOVED: f64 = 1.2;
+/// Device faults per MiB used, of the same.
+const FAULTS: f64 = 1.0;
+
+/// Measures working sets larger than device memory.
+#[derive(Parser)]
+struct Args {
+    /// Passes over the working set that are measured, after one that is not.
+    #[arg(long, default_value_t = 3)]
+    passes: u64,
+    /// Seconds after which a pass that does not end is a livelock.
+    #[arg(long, default_value_t = 300)]
+    limit: u64,
+    /// Only working sets of up to so many times the memory.
+    #[arg(long, default_value_t = 8.0)]
+    most: f64,
+    /// Only policies whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
+}
+
+/// Working sets, in units of the device's memory.
+const SETS: [f64; 4] = [0.5, 1.0, 2.0, 8.0];
+
+const POLICIES: [(Policy, &str); 3] = [
+    (Policy::None, "no policy"),
+    (Policy::Default, "default policy"),
+    (Policy::OnePage, "one page per fault"),
+];
+
+fn bounds(case: &Case, cold: &Figures, warm: &Figures, all: &Figures) -> Vec<String> {
+    let mut broken = Vec::new();
+    if case.policy != Policy::Default {
+        return broken;
+    }
+    if case.set == 2.0 && case.pattern == Pattern::Sequential {
+        let (moved, faults) = (all.moved_per_byte(), all.faults_per_mib());
+        if moved > MOVED {
+            broken.push(format!("2x in order: {moved:.2} bytes moved per byte used, over {MOVED}"));
+        }
+        // The first pass alone, too: it is the one that faults.
+        let faults = faults.max(cold.faults_per_mib());
+        if faults > FAULTS {
+            broken.push(format!("2x in order: {faults:.2} faults per MiB, over {FAULTS}"));
+        }
+    }
+    if case.set <= 1.0 && case.threads == 0 && warm.faults != 0 {
+        let (set, name) = (case.set, case.pattern.name());
+        broken.push(format!("{set}x {name}: {} faults after warm-up", warm.faults));
+    }
+    broken
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let mut broken = Vec::new();
+    let mut table = table::Table::new();
+    for (policy, name) in POLICIES.into_iter().filter(|(_, name)| name.contains(&args.only)) {
+        for set in SETS.into_iter().filter(|set| *set <= args.most) {
+            for pattern in Pattern::ALL {
+                for threads in [0, 2] {
+                    // CPU threads beside each pattern once is enough.
+                    if threads != 0 && set != 2.0 {
+                        continue;
+                    }
+                    // What takes a fault for each page takes long, and is the same in each pass.
+                    let passes = match policy {
+                        Policy::OnePage => args.passes.min(1),
+                        _ => args.passes,
+                    };
+                    let case = Case { policy, set, pattern, threads, passes, limit: args.limit };
+                    let (cold, warm) = match measure(&case) {
+                        Ok(figures) => figures,
+                        Err(error) => {
+                            let what = format!("{name}, {set}x {}", pattern.name());
+                            broken.push(format!("{what}, {threads} CPU threads: {error:#}"));
+                            continue;
+                        }
+                    };
+                    let all = cold.plus(&warm);
+                    table.row(name, &case, &cold, &warm, &all);
+                    broken.extend(bounds(&case, &cold, &warm, &all));
+                }
+            }
+        }
+    }
+    table.end();
+    println!("bounds: default policy, 2x in order: at most {MOVED} bytes moved (there and back, first pass");
+    println!("included) per byte used, at most {FAULTS} faults per MiB; up to 1x: no faults after the first pass");
+    if !broken.is_empty() {
+        for line in &broken {
+            println!("BROKEN: {line}");
+        }
+        bail!("{} bounds are not met", broken.len());
+    }
+    // Those are about the default policy, at up to twice the memory.
+    anyhow::ensure!(
+        args.most >= 2.0 && "default policy".contains(&args.only),
+        "not all was measured"
+    );
+    println!("all bounds are met");
+    Ok(())
+}

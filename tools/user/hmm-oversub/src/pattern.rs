@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0
+//! How engines go through memory.
+
+use hmm::{Command, EngineOp, Mapping, PAGE_SIZE};
+
+/// Words of a page.
+const WORDS: usize = PAGE_SIZE / 8;
+
+/// Bytes from one access of the strided engine to the next.
+const STRIDE: usize = 3 * PAGE_SIZE;
+
+/// A pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Every word, in order.
+    Sequential,
+    /// A word of each page, in an order without one.
+    Random,
+    /// A word of every third page, three times, so that all pages are used.
+    Strided,
+    /// Every word of a page leads to the next page, of a chain that goes through all.
+    Chase,
+}
+
+/// A permutation of `0..count`, the same each time.
+fn shuffled(count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    for at in (1..count).rev() {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        order.swap(at, (random % (at as u64 + 1)) as usize);
+    }
+    order
+}
+
+impl Pattern {
+    /// All of them.
+    pub const ALL: [Pattern; 4] =
+        [Pattern::Sequential, Pattern::Random, Pattern::Strided, Pattern::Chase];
+
+    /// For the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pattern::Sequential => "sequential",
+            Pattern::Random => "random",
+            Pattern::Strided => "strided",
+            Pattern::Chase => "chase",
+        }
+    }
+
+    /// Fills the memory as the pattern needs it.  The last word of each page is left to CPU threads.
+    pub fn prepare(self, map: &Mapping) {
+        let pages = map.pages();
+        match self {
+            Pattern::Sequential | Pattern::Strided => {
+                for page in 0..pages {
+                    map.set(page, 0, value(page));
+                    map.set(page, WORDS - 2, value(page) + 1);
+                }
+            }
+            Pattern::Random | Pattern::Chase => {
+                let order = match self {
+                    Pattern::Random => shuffled(pages),
+                    // Nearby pages, but never in order: from both ends of groups of 64.
+                    _ => (0..pages).map(|at| at / 64 * 64 + (at % 64) * 37 % 64).collect(),
+                };
+                for (at, page) in order.iter().enumerate() {
+                    let next = order[(at + 1) % pages];
+                    map.set(*page, 0, map.page_addr(next) as u64);
+                }
+            }
+        }
+    }
+
+    /// The commands of one pass, by one engine, with the bytes that they use, a whole page for each that is
+    /// touched; they fail if a result is wrong.
+    pub fn pass(self, map: &Mapping, engine: u32) -> Vec<(Command, u64)> {
+        let pages = map.pages();
+        let used = map.len() as u64;
+        match self {
+            Pattern::Sequential => {
+                // In parts, so that what CPU threads count in the last word of a page does not matter.
+                let sum: u64 = (0..pages)
+                    .map(|page| value(page).wrapping_mul(2).wrapping_add(1))
+                    .fold(0, u64::wrapping_add);
+                let read = Command::new(EngineOp::Read, map.addr(), map.len()).engine(engine);
+                vec![(read.value(sum), used)]
+            }
+            Pattern::Strided => (0..STRIDE / PAGE_SIZE)
+                .map(|first| {
+                    let (addr, bytes) = (map.page_addr(first), map.len() - first * PAGE_SIZE);
+                    let sum: u64 = (first..pages)
+                        .step_by(STRIDE / PAGE_SIZE)
+                        .map(value)
+                        .fold(0, u64::wrapping_add);
+                    let read = Command::new(EngineOp::Strided, addr, bytes).stride(STRIDE);
+                    let count = (pages - first).div_ceil(STRIDE / PAGE_SIZE) * PAGE_SIZE;
+                    (read.engine(engine).verify(sum), count as u64)
+                })
+                .collect(),
+            Pattern::Random | Pattern::Chase => {
+                // A hop is a page; after all of them it is where it began.
+                let start = self.first(map);
+                let chase = Command::new(EngineOp::Chase, start, pages * 8).engine(engine);
+                vec![(chase.value(0), used)]
+            }
+        }
+    }
+
+    /// Where a chain begins.
+    fn first(self, map: &Mapping) -> usize {
+        let page = match self {
+            Pattern::Random => shuffled(map.pages()).first().copied().unwrap_or(0),
+            _ => 0,
+        };
+        map.page_addr(page)
+    }
+
+    /// What the result of a command of [`Pattern::pass`] must be; `None` where the engine compares.
+    pub fn result(self, map: &Mapping, command: &Command, counted: bool) -> Option<u64> {
+        match self {
+            // CPU threads change the sum meanwhile.
+            Pattern::Sequential => (!counted).then_some(command.value),
+            Pattern::Strided => None,
+            Pattern::Random | Pattern::Chase => Some(self.first(map) as u64),
+        }
+    }
+}
+
+/// The word of a page.
+pub fn value(page: usize) -> u64 {
+    (page as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8
+}
+
+/// The word that CPU threads count in.
+pub const COUNTED: usize = WORDS - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_go_through_all_pages() {
+        for pattern in [Pattern::Random, Pattern::Chase] {
+            let map = Mapping::anon(1024).expect("memory");
+            pattern.prepare(&map);
+            let mut at = pattern.first(&map);
+            for hop in 0..1024 {
+                assert!(hop == 0 || at != pattern.first(&map), "{} is shorter", pattern.name());
+                at = map.get((at - map.addr()) / PAGE_SIZE, 0) as usize;
+            }
+            assert_eq!(at, pattern.first(&map));
+        }
+    }
+}

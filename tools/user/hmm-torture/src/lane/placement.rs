@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Attributes and policies: where memory is must not change what is in it.
+
+use super::{fail, Fail, Lane};
+use crate::op::{Kind, Span};
+use hmm::placement::{Attributes, Policy, Preferred};
+use hmm::Errno;
+
+impl Lane<'_> {
+    pub(super) fn set_policy(&mut self, dev: usize, which: usize) -> Result<(), Fail> {
+        let policy = [Policy::None, Policy::Default, Policy::OnePage][which % 3];
+        match self.devices[dev].set_policy(policy) {
+            Ok(()) => Ok(()),
+            Err(error) => fail("policy", error),
+        }
+    }
+
+    /// Sets attributes of a range, all of them, and asks what holds for it: the same, if it is mapped.
+    pub(super) fn attributes(
+        &mut self,
+        dev: usize,
+        at: Span,
+        preferred: usize,
+        values: u32,
+        order: Option<u32>,
+    ) -> Result<(), Fail> {
+        if self.regions[at.r].kind == Kind::Uffd {
+            return Ok(());
+        }
+        let place = [Preferred::Anywhere, Preferred::Device, Preferred::System][preferred % 3];
+        let flags = Attributes::ACCESSED_BY | Attributes::READ_MOSTLY | Attributes::NEVER_MIGRATE;
+        let new = Attributes::NONE.prefer(place).order(order);
+        let new = Attributes { what: Attributes::ALL, values: values & flags, ..new };
+        let mapped = at.pages().all(|page| self.regions[at.r].pages[page].mapped);
+        let addr = self.addr(at);
+        match self.devices[dev].set_attributes(addr, at.n, new) {
+            Ok(()) if !mapped => return fail("attributes", "were set where nothing is mapped"),
+            Ok(()) => {}
+            Err(Errno::EFAULT) if !mapped => return Ok(()),
+            Err(error) => return self.expect("attributes", error, &[Errno::ENOMEM]),
+        }
+        // Whether it is copied is the mapping's business, but only what is read mostly is.
+        let own = |found: Attributes| Attributes {
+            what: found.what & !Attributes::REPLICATED,
+            values: found.values & !Attributes::REPLICATED,
+            ..found
+        };
+        let may_copy = new.values & Attributes::READ_MOSTLY != 0;
+        match self.devices[dev].attributes(addr, at.n) {
+            Ok(found) if own(found) == new && (may_copy || found.values == new.values) => Ok(()),
+            Ok(found) => fail("attributes", format!("found {found:?}, expected {new:?}")),
+            Err(error) => fail("attributes", error),
+        }
+    }
+}

@@ -90,9 +90,7 @@ impl Who {
     pub(crate) fn retry(&self, range: PageRange, why: Again) {
         let (start, pages) = (range.start(), range.pages());
         // SAFETY: As above. CAST: The numbers are those of the C side.
-        unsafe {
-            bindings::rust_hmm_trace_retry(self.pid, self.mirror, start, pages, why as i32)
-        };
+        unsafe { bindings::rust_hmm_trace_retry(self.pid, self.mirror, start, pages, why as i32) };
     }
 
     /// An invalidation was served.
@@ -110,14 +108,7 @@ impl Who {
         let (start, pages) = (range.start(), range.pages());
         // SAFETY: As above.
         unsafe {
-            bindings::rust_hmm_trace_invalidate(
-                self.pid,
-                self.mirror,
-                start,
-                pages,
-                event,
-                changed,
-            )
+            bindings::rust_hmm_trace_invalidate(self.pid, self.mirror, start, pages, event, changed)
         };
     }
 
@@ -165,9 +156,7 @@ impl Who {
 pub(crate) fn cpu_fault(device: u32, address: usize, moved: Result<usize>) {
     let result = errno(moved.map(|_| ()));
     // SAFETY: As above.
-    unsafe {
-        bindings::rust_hmm_trace_cpu_fault(device, address, moved.unwrap_or(0), result)
-    };
+    unsafe { bindings::rust_hmm_trace_cpu_fault(device, address, moved.unwrap_or(0), result) };
 }
 
 /// `moved` pages of `device` were moved to the system by physical page; `left` are still in use.

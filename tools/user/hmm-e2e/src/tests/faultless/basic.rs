@@ -185,9 +185,11 @@ fn skipped_flush(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(16)?;
     map.fill(1);
     let job = watch(&device, &map, 1)?;
-    for skip in [0, 2] {
-        // The settings are the device's: what another file flushes meanwhile counts, too.
-        for attempt in 0..10 {
+    // What the reader drops while a flush seems to be under way is not stale. On a busy machine that can be
+    // all it has, so it is tried again.
+    for (skip, tries) in [(0, 1), (2, 50)] {
+        let mut stale = 0;
+        for _ in 0..tries {
             device.set(Setting::SkipFlush, skip)?;
             for way in [Way::ToDevice, Way::ToSystem] {
                 device.migrate(map.addr(), map.pages(), way)?;
@@ -197,12 +199,12 @@ fn skipped_flush(ctx: &Ctx) -> Outcome {
                     check!(begin.elapsed() < Duration::from_secs(30), "the reader stands still");
                 }
             }
-            let stale = device.counters()?.stale_hits;
-            if skip == 0 || stale > 0 || attempt == 9 {
-                check_eq!(stale > 0, skip > 0, "whether {stale} stale hits were counted");
+            stale = device.counters()?.stale_hits;
+            if stale > 0 {
                 break;
             }
         }
+        check_eq!(stale > 0, skip > 0, "whether {stale} stale hits were counted");
     }
     // A stale translation is never used: the checksums are right.
     watched(&job, "with skipped flushes")?;

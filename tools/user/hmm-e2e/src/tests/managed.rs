@@ -21,7 +21,9 @@ pub const TESTS: &[Test] = &[
     Test::new("managed", "it_can_be_populated_and_huge", populate).only_rust(OURS),
     Test::new("managed", "any_device_may_use_it", any_device).only_rust(OURS).private(),
     Test::new("managed", "fork_mremap_and_mlock", others).only_rust(OURS).private(),
-    Test::new("managed", "attributes_and_policies_come_first", attributes).only_rust(OURS).private(),
+    Test::new("managed", "attributes_and_policies_come_first", attributes)
+        .only_rust(OURS)
+        .private(),
     Test::new("managed", "asynchronous_population", later).only_rust(OURS).private(),
     Test::new("managed", "a_failure_leaves_no_mapping", failure).only_rust(OURS).private(),
     Test::new("managed", "a_failure_unmaps_only_its_own", not_its_own).only_rust(OURS).private(),

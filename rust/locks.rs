@@ -48,6 +48,8 @@ classes! {
     queue = c"rust_hmm::queue";
     /// Who helps with an operation.
     crew = c"rust_hmm::crew";
+    /// Somebody is called, or has left.
+    crew_wake = c"rust_hmm::crew_wake";
     /// How far an operation is that several do.
     shares = c"rust_hmm::shares";
     /// Host memory is locked or unlocked.

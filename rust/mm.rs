@@ -35,6 +35,7 @@ pub mod page;
 pub mod pin;
 pub mod range_fault;
 pub mod range_map;
+pub(crate) mod rcu_slot;
 pub mod shrinker;
 pub mod space;
 pub mod sync_file;

@@ -47,7 +47,15 @@ EXPORT_SYMBOL_GPL(rust_hmm_dma_destroy);
 
 bool rust_hmm_dma_needs_sync(struct device *dev)
 {
-	return dma_dev_need_sync(dev);
+	/*
+	 * As dma_dev_need_sync(), but that one is always true with
+	 * CONFIG_DMA_API_DEBUG, which wants to see each call.
+	 */
+#ifdef CONFIG_DMA_NEED_SYNC
+	return !dev_dma_skip_sync(dev);
+#else
+	return false;
+#endif
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_needs_sync);
 

@@ -12,7 +12,7 @@ use crate::{
     inject::{fails, Point},
     mm::addr::{PageRange, PMD_SIZE},
 };
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{page::PAGE_SIZE, prelude::*, sync::rcu};
 
 /// Whether `entries`, which fill a table, are one piece: consecutive, aligned, alike.
 fn is_run(entries: &[Entry]) -> bool {
@@ -99,8 +99,9 @@ impl<F: Format> Table<F> {
             .ok_or(ENOMEM)?;
 
         // What is there, and what shall be. Nothing is changed yet.
+        let guard = rcu::read_lock();
         let below = match old {
-            Slot::Table(child) => self.pool.page(child),
+            Slot::Table(child) => self.pool.page(&guard, child),
             _ => None,
         };
         let mut changes = 0;
@@ -133,7 +134,8 @@ impl<F: Format> Table<F> {
         let child = match old {
             Slot::Table(child) => child,
             Slot::Leaf(huge) => {
-                let page = self.pool.page(above.ok_or(EINVAL)?).ok_or(EINVAL)?;
+                let above = above.ok_or(EINVAL)?;
+                let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
                 let slot = slot_of::<F>(1, start);
                 let child = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
                 self.pool.split(&page, slot, 1, huge, child).ok_or(EINVAL)?
@@ -158,7 +160,8 @@ impl<F: Format> Table<F> {
         batch: &mut FlushBatch<F>,
     ) -> Result {
         let first = slot_of::<F>(0, range.start());
-        let page = self.pool.page(child).ok_or(EINVAL)?;
+        let guard = rcu::read_lock();
+        let page = self.pool.page(&guard, child).ok_or(EINVAL)?;
         let mut used = page.used();
         let cells = page.cells(first).iter().take(range.pages());
         let new = scratch.get(first..).unwrap_or_default();
@@ -202,7 +205,8 @@ impl<F: Format> Table<F> {
         batch: &mut FlushBatch<F>,
     ) -> Result {
         let above = self.make_table_above(span.start(), spares)?;
-        let page = self.pool.page(above).ok_or(EINVAL)?;
+        let guard = rcu::read_lock();
+        let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
         if !matches!(old, Slot::Leaf(_)) {
             self.pool.count_huge(1);
         }
@@ -219,7 +223,7 @@ impl<F: Format> Table<F> {
             Slot::Table(child) => {
                 // What it held, one by one: a run of pages may replace others.
                 for (index, now) in run.iter().enumerate() {
-                    let before = match self.pool.page(child).map(|page| page.load(index)) {
+                    let before = match self.pool.page(&guard, child).map(|page| page.load(index)) {
                         Some(word) => F::decode(0, word),
                         None => Slot::Empty,
                     };
@@ -229,7 +233,7 @@ impl<F: Format> Table<F> {
                     }
                 }
                 // Who walks it may still be there, so that it is flushed even if nothing was lost.
-                let before = self.pool.page(child).map_or(0, |page| page.used());
+                let before = self.pool.page(&guard, child).map_or(0, |page| page.used());
                 self.live = self.live - before as usize + span.pages();
                 batch.detach(span, child);
             }
@@ -238,7 +242,8 @@ impl<F: Format> Table<F> {
     }
 
     fn decode(&self, index: u32, level: u32, addr: usize) -> Slot {
-        self.pool.page(index).map_or(Slot::Empty, |page| {
+        let guard = rcu::read_lock();
+        self.pool.page(&guard, index).map_or(Slot::Empty, |page| {
             F::decode(level, page.load(slot_of::<F>(level, addr)))
         })
     }
@@ -277,7 +282,8 @@ impl<F: Format> Table<F> {
         addr: usize,
         spares: &mut Spares<F>,
     ) -> Result<u32> {
-        let page = self.pool.page(above).ok_or(EINVAL)?;
+        let guard = rcu::read_lock();
+        let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
         let child = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
         let slot = slot_of::<F>(level, addr);
         page.store(slot, F::table(child));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where table pages live. They are named by index, and stay in memory as long as the table does, so
-//! that a walk can never go astray; free ones are kept for use.
+//! Where table pages live. They are named by index, and those in use stay in memory, so that a walk can never
+//! go astray; free ones are kept for use, until the kernel needs the memory: a walk that is late finds nothing
+//! then.
 
 use super::{
     entry::Entry,
@@ -10,15 +11,19 @@ use super::{
 use crate::{
     inject::{fails, Point},
     locks,
+    mm::{
+        rcu_slot::{RcuSlot, Retired},
+        shrinker::Shrink,
+    },
     overhead, //
 };
 use core::mem::size_of;
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
+        rcu::{self, Guard},
         Arc,
-        SetOnce,
         SpinLock, //
     },
 };
@@ -28,6 +33,9 @@ const CHUNK: usize = 32;
 
 /// Most chunks: with 9 bits a level, tables for 512 GiB of small pages.
 const CHUNKS: usize = 8192;
+
+/// Most chunks that go at a time.
+const GOING: usize = 16;
 
 /// Free pages are kept for splits: for so many huge leaves one each, of more one for [`SHARE`].
 const SPLITS: usize = 8;
@@ -56,6 +64,10 @@ struct Meta {
 struct Chunk<F: Format> {
     cells: KVVec<<F::Word as Word>::Cell>,
     meta: KVVec<Meta>,
+    /// Pages of it in the list of free ones. Changed under that list's lock.
+    free: Atomic<usize>,
+    /// It is about to go.
+    going: AtomicFlag,
 }
 
 impl<F: Format> Chunk<F> {
@@ -73,7 +85,12 @@ impl<F: Format> Chunk<F> {
             };
             meta.push(new, GFP_KERNEL_ACCOUNT)?;
         }
-        Ok(Self { cells, meta })
+        Ok(Self {
+            cells,
+            meta,
+            free: Atomic::new(0),
+            going: AtomicFlag::new(false),
+        })
     }
 }
 
@@ -150,9 +167,13 @@ impl<'p, F: Format> Page<'p, F> {
 /// All table pages of one table.
 #[pin_data(PinnedDrop)]
 pub(super) struct Pool<F: Format> {
-    chunks: KVVec<SetOnce<KBox<Chunk<F>>>>,
+    chunks: KVVec<RcuSlot<Chunk<F>>>,
     /// Chunks that there are, or are being added.
     count: Atomic<usize>,
+    /// Places for chunks that were ever used; those from here on were not.
+    top: Atomic<usize>,
+    /// Chunks of which all pages are free. Changed under the lock of `free`.
+    whole: Atomic<usize>,
     /// Huge leaves in the table; only who changes it writes this.
     huge: Atomic<usize>,
     #[pin]
@@ -177,12 +198,14 @@ impl<F: Format> Pool<F> {
     pub(super) fn new() -> Result<Arc<Self>> {
         let mut chunks = KVVec::with_capacity(CHUNKS, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..CHUNKS {
-            chunks.push(SetOnce::new(), GFP_KERNEL_ACCOUNT)?;
+            chunks.push(RcuSlot::new(), GFP_KERNEL_ACCOUNT)?;
         }
         Arc::pin_init(
             pin_init!(Self {
                 chunks,
                 count: Atomic::new(0),
+                top: Atomic::new(0),
+                whole: Atomic::new(0),
                 huge: Atomic::new(0),
                 free <- {
                     let (name, key) = locks::table_pool();
@@ -193,10 +216,15 @@ impl<F: Format> Pool<F> {
         )
     }
 
-    pub(super) fn page(&self, index: u32) -> Option<Page<'_, F>> {
+    fn chunk<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<&'g Chunk<F>> {
+        // CAST: From 32 bits to more.
+        self.chunks.get(index as usize / CHUNK)?.get(guard)
+    }
+
+    pub(super) fn page<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<Page<'g, F>> {
+        let chunk = self.chunk(guard, index)?;
         // CAST: From 32 bits to more.
         let index = index as usize;
-        let chunk = self.chunks.get(index / CHUNK)?.as_ref()?;
         let first = index % CHUNK * fan::<F>();
         Some(Page {
             cells: chunk.cells.get(first..first + fan::<F>())?,
@@ -206,18 +234,17 @@ impl<F: Format> Pool<F> {
 
     /// One entry of a table page, for walks: nothing else is looked up.
     #[inline]
-    pub(super) fn load(&self, index: u32, slot: usize) -> F::Word {
+    pub(super) fn load(&self, guard: &Guard, index: u32, slot: usize) -> F::Word {
         // CAST: From 32 bits to more.
-        let index = index as usize;
-        self.chunks
-            .get(index / CHUNK)
-            .and_then(SetOnce::as_ref)
-            .and_then(|chunk| chunk.cells.get(index % CHUNK * fan::<F>() + slot))
+        let place = index as usize % CHUNK * fan::<F>() + slot;
+        self.chunk(guard, index)
+            .and_then(|chunk| chunk.cells.get(place))
             .map_or(F::Word::EMPTY, F::Word::load)
     }
 
     pub(super) fn push(&self, list: &mut List, index: u32) {
-        if let Some(page) = self.page(index) {
+        let guard = rcu::read_lock();
+        if let Some(page) = self.page(&guard, index) {
             page.meta.next.store(list.head, Relaxed);
             list.head = index;
             list.len += 1;
@@ -226,10 +253,76 @@ impl<F: Format> Pool<F> {
 
     pub(super) fn pop(&self, list: &mut List) -> Option<u32> {
         let index = list.head;
-        let page = self.page(index)?;
+        let guard = rcu::read_lock();
+        let page = self.page(&guard, index)?;
         list.head = page.meta.next.load(Relaxed);
         list.len -= 1;
         Some(index)
+    }
+
+    /// As [`Self::push`], to the list of free pages, whose lock is held.
+    fn push_free(&self, free: &mut List, index: u32) {
+        let guard = rcu::read_lock();
+        if let Some(chunk) = self.chunk(&guard, index) {
+            if chunk.free.fetch_add(1, Relaxed) + 1 == CHUNK {
+                self.whole.fetch_add(1, Relaxed);
+            }
+            self.push(free, index);
+        }
+    }
+
+    /// As [`Self::pop`], from the list of free pages, whose lock is held.
+    fn pop_free(&self, free: &mut List) -> Option<u32> {
+        let index = self.pop(free)?;
+        let guard = rcu::read_lock();
+        if let Some(chunk) = self.chunk(&guard, index) {
+            if chunk.free.fetch_sub(1, Relaxed) == CHUNK {
+                self.whole.fetch_sub(1, Relaxed);
+            }
+        }
+        Some(index)
+    }
+
+    /// Gives up to `want` chunks back of which all pages are free; some stay for splits. Returns how many.
+    ///
+    /// Context: may sleep, for it waits for all walks; reclaim.
+    fn give_back(&self, want: usize) -> usize {
+        let mut gone = Retired::<_, GOING>::new();
+        {
+            let guard = rcu::read_lock();
+            let mut free = self.free.lock();
+            let spare = free.len.saturating_sub(self.kept()) / CHUNK;
+            let mut left = want.min(spare).min(GOING);
+            if left == 0 || self.whole.load(Relaxed) == 0 {
+                return 0;
+            }
+            let used = self.chunks.iter().take(self.top.load(Relaxed));
+            for chunk in used.clone().filter_map(|place| place.get(&guard)) {
+                if left != 0 && chunk.free.load(Relaxed) == CHUNK {
+                    chunk.going.store(true, Relaxed);
+                    left -= 1;
+                }
+            }
+            let goes = |chunk: &Chunk<F>| chunk.going.load(Relaxed);
+            let mut rest = List::EMPTY;
+            while let Some(index) = self.pop(&mut free) {
+                if !self.chunk(&guard, index).is_some_and(goes) {
+                    self.push(&mut rest, index);
+                }
+            }
+            *free = rest;
+            for place in used {
+                if place.get(&guard).is_some_and(goes) && gone.take(place) {
+                    self.whole.fetch_sub(1, Relaxed);
+                }
+            }
+        }
+        let count = gone.count();
+        drop(gone);
+        self.count.fetch_sub(count, Relaxed);
+        // CAST: At most 16.
+        (0..count).for_each(|_| account::<F>(1, -1));
+        count
     }
 
     /// Takes note of `more` huge leaves, or less.
@@ -252,7 +345,7 @@ impl<F: Format> Pool<F> {
 
     /// A page that was kept for a split.
     pub(super) fn take_kept(&self) -> Option<u32> {
-        self.pop(&mut self.free.lock())
+        self.pop_free(&mut self.free.lock())
     }
 
     /// Replaces the leaf `huge` in `slot` of `page`, of `level`, by the empty table page `child` with
@@ -265,7 +358,8 @@ impl<F: Format> Pool<F> {
         huge: Entry,
         child: u32,
     ) -> Option<u32> {
-        let below = self.page(child)?;
+        let guard = rcu::read_lock();
+        let below = self.page(&guard, child)?;
         let step = 1usize << (F::BITS * (level - 1));
         for (index, cell) in below.cells.iter().enumerate() {
             F::Word::store(cell, F::leaf(level - 1, huge.plus(index * step)));
@@ -292,7 +386,7 @@ impl<F: Format> Pool<F> {
             {
                 let mut free = self.free.lock();
                 while list.len < want {
-                    let Some(index) = self.pop(&mut free) else {
+                    let Some(index) = self.pop_free(&mut free) else {
                         break;
                     };
                     self.push(list, index);
@@ -311,19 +405,44 @@ impl<F: Format> Pool<F> {
 
     fn grow(&self) -> Result {
         let chunk = KBox::new(Chunk::new()?, GFP_KERNEL_ACCOUNT)?;
-        let number = self.count.fetch_add(1, Relaxed);
-        let Some(place) = self.chunks.get(number) else {
-            self.count.fetch_sub(1, Relaxed);
-            return Err(ENOMEM);
-        };
-        place.populate(chunk);
+        let number = self.add(chunk).ok_or(ENOMEM)?;
         account::<F>(1, 1);
         let first = u32::try_from(number * CHUNK)?;
         let mut free = self.free.lock();
         for index in (first..).take(CHUNK) {
-            self.push(&mut free, index);
+            self.push_free(&mut free, index);
         }
         Ok(())
+    }
+
+    /// Puts `chunk` into an empty place. Returns its number; `None` if there is none.
+    fn add(&self, mut chunk: KBox<Chunk<F>>) -> Option<usize> {
+        let top = self.top.load(Relaxed);
+        // Where one has gone, else at the end.
+        let from = match self.count.load(Relaxed) < top {
+            true => 0,
+            false => top,
+        };
+        for (number, place) in self.chunks.iter().enumerate().skip(from) {
+            if !place.is_empty() {
+                continue;
+            }
+            match place.put(chunk) {
+                Ok(()) => {
+                    self.count.fetch_add(1, Relaxed);
+                    let mut top = self.top.load(Relaxed);
+                    while top <= number {
+                        match self.top.cmpxchg(top, number + 1, Relaxed) {
+                            Ok(_) => break,
+                            Err(now) => top = now,
+                        }
+                    }
+                    return Some(number);
+                }
+                Err(back) => chunk = back,
+            }
+        }
+        None
     }
 
     /// Makes the pages of `list` free for use. Nobody can be walking them.
@@ -333,7 +452,8 @@ impl<F: Format> Pool<F> {
         }
         let mut clean = List::EMPTY;
         while let Some(index) = self.pop(list) {
-            if let Some(page) = self.page(index) {
+            let guard = rcu::read_lock();
+            if let Some(page) = self.page(&guard, index) {
                 if page.used() != 0 {
                     for cell in page.cells {
                         F::Word::store(cell, F::Word::EMPTY);
@@ -345,7 +465,7 @@ impl<F: Format> Pool<F> {
         }
         let mut free = self.free.lock();
         while let Some(index) = self.pop(&mut clean) {
-            self.push(&mut free, index);
+            self.push_free(&mut free, index);
         }
     }
 
@@ -355,9 +475,25 @@ impl<F: Format> Pool<F> {
         self.free.lock().len
     }
 
+    /// Places for chunks that were ever used, for tests.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(super) fn places(&self) -> usize {
+        self.top.load(Relaxed)
+    }
+
     /// Number of all pages, for tests.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(super) fn all_pages(&self) -> usize {
         self.count.load(Relaxed) * CHUNK
+    }
+}
+
+impl<F: Format> Shrink for Pool<F> {
+    fn count(&self) -> usize {
+        self.whole.load(Relaxed) * CHUNK
+    }
+
+    fn scan(&self, objects: usize) -> usize {
+        self.give_back(objects.div_ceil(CHUNK)) * CHUNK
     }
 }

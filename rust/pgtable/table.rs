@@ -8,12 +8,15 @@ use super::{
     format::{check, fan, last_address, shift, Format, Slot, Word},
     pool::{List, Pool},
 };
-use crate::mm::addr::{PageRange, PMD_PAGES};
+use crate::mm::{
+    addr::{PageRange, PMD_PAGES},
+    shrinker::Shrinker, //
+};
 use core::slice;
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
-    sync::Arc, //
+    sync::{rcu, Arc}, //
 };
 
 /// Walks a table, without a lock, while it changes.
@@ -60,8 +63,9 @@ impl<F: Format> Reader<F> {
             return None;
         }
         let mut index = self.root;
+        let guard = rcu::read_lock();
         for level in (0..F::LEVELS).rev() {
-            let word = self.pool.load(index, slot_of::<F>(level, addr));
+            let word = self.pool.load(&guard, index, slot_of::<F>(level, addr));
             match F::decode(level, word) {
                 Slot::Empty => return None,
                 Slot::Table(child) => index = child,
@@ -84,8 +88,9 @@ impl<F: Format> Reader<F> {
         while addr <= last {
             let mut index = self.root;
             let mut gap = addr | (PAGE_SIZE - 1);
+            let guard = rcu::read_lock();
             for level in (0..F::LEVELS).rev() {
-                let word = self.pool.load(index, slot_of::<F>(level, addr));
+                let word = self.pool.load(&guard, index, slot_of::<F>(level, addr));
                 let (start, end) = span_of::<F>(level, addr);
                 match F::decode(level, word) {
                     Slot::Empty => {
@@ -158,6 +163,8 @@ pub struct Table<F: Format> {
     pub(super) pool: Arc<Pool<F>>,
     pub(super) root: u32,
     pub(super) live: usize,
+    /// Gives free pages back when the kernel needs memory.
+    _shrinker: Shrinker<Pool<F>>,
 }
 
 impl<F: Format> Table<F> {
@@ -173,6 +180,7 @@ impl<F: Format> Table<F> {
         pool.reserve(&mut list, 1)?;
         let root = pool.pop(&mut list).ok_or(ENOMEM)?;
         Ok(Self {
+            _shrinker: Shrinker::new(c"rust_hmm_tables", pool.clone())?,
             pool,
             root,
             live: 0,
@@ -229,13 +237,17 @@ impl<F: Format> Table<F> {
     /// table.
     fn present_after(&self, addr: usize) -> usize {
         let mut index = self.root;
+        let guard = rcu::read_lock();
         for level in (1..F::LEVELS).rev() {
-            match F::decode(level, self.pool.load(index, slot_of::<F>(level, addr))) {
+            match F::decode(
+                level,
+                self.pool.load(&guard, index, slot_of::<F>(level, addr)),
+            ) {
                 Slot::Table(child) => index = child,
                 _ => return 0,
             }
         }
-        let cells = self.pool.page(index).map(|page| page.cells(0));
+        let cells = self.pool.page(&guard, index).map(|page| page.cells(0));
         let behind = cells.and_then(|cells| cells.get(slot_of::<F>(0, addr) + 1..));
         behind.map_or(0, |cells| {
             let is_leaf = |cell: &&_| matches!(F::decode(0, F::Word::load(cell)), Slot::Leaf(_));
@@ -378,7 +390,8 @@ where
     /// Visits `first..=last` in table `index`. Says whether the table has become empty.
     fn table(&mut self, level: u32, index: u32, first: usize, last: usize) -> bool {
         let pool = self.pool;
-        let Some(page) = pool.page(index) else {
+        let guard = rcu::read_lock();
+        let Some(page) = pool.page(&guard, index) else {
             return false;
         };
         let mut used = page.used();

@@ -3,7 +3,10 @@
 //! Tables of two formats against a plain model, in KUnit.
 
 use super::*;
-use crate::mm::addr::{PageRange, PMD_PAGES, PMD_SIZE};
+use crate::mm::{
+    addr::{PageRange, PMD_PAGES, PMD_SIZE},
+    shrinker::Shrink, //
+};
 use core::cell::Cell;
 use kernel::{
     page::{PAGE_MASK, PAGE_SIZE},
@@ -464,6 +467,48 @@ mod suite {
         fill(&mut table, half, 512, true)?;
         assert!(fill(&mut table, whole, 512, true)?.is_some());
         assert_eq!(table.live(), 512);
+        Ok(())
+    }
+
+    #[test]
+    fn free_tables_are_given_back() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let at = |index: usize| PageRange::from_pages(index * PMD_SIZE, 3);
+        let stays = at(1000)?;
+        fill(&mut table, stays, 8, false)?;
+        let few = table.pool.all_pages();
+        for index in 0..300 {
+            fill(&mut table, at(index)?, 16 + index, false)?;
+        }
+        let many = table.pool.all_pages();
+        assert!(many > few + 256);
+        // In use: nothing goes but what is free.
+        let free = table.pool.free_pages();
+        assert!(table.pool.scan(usize::MAX) <= free);
+        for index in 0..300 {
+            let entry = table.get(at(index)?.start());
+            assert_eq!((entry.is_valid(), entry.number()), (true, 16 + index));
+            clear(&mut table, at(index)?);
+        }
+        let (count, before) = (table.pool.count(), table.pool.all_pages());
+        assert!(count > 256);
+        let mut given = 0;
+        while table.pool.count() != 0 {
+            let now = table.pool.scan(128);
+            assert!(now != 0);
+            given += now;
+        }
+        assert_eq!(given, count);
+        assert_eq!(table.pool.all_pages(), before - given);
+        // What is in use is there, and what has gone comes again, at the same places.
+        assert_eq!(table.get(stays.address(2)).number(), 10);
+        let top = table.pool.places();
+        for index in 0..300 {
+            fill(&mut table, at(index)?, 16 + index, false)?;
+        }
+        assert_eq!(table.get(at(299)?.start()).number(), 16 + 299);
+        assert_eq!(table.get(stays.start()).number(), 8);
+        assert_eq!((table.pool.places(), table.live()), (top, 903));
         Ok(())
     }
 }

@@ -138,6 +138,7 @@ impl Crew {
     /// A crew of `count` threads. Context: may sleep. `ENOMEM`; `EINTR` if the task was killed.
     pub fn new(count: usize) -> Result<Self> {
         let (name, key) = locks::crew();
+        let (wake_name, wake_key) = locks::crew_wake();
         let state = State {
             waiting: KVec::with_capacity(WAITING, GFP_KERNEL)?,
             running: KVec::with_capacity(count, GFP_KERNEL)?,
@@ -147,8 +148,8 @@ impl Crew {
         let shared = Arc::pin_init(
             pin_init!(Shared {
                 state <- Mutex::new(state, name, key),
-                called <- CondVar::new(name, key),
-                left <- CondVar::new(name, key),
+                called <- CondVar::new(wake_name, wake_key),
+                left <- CondVar::new(wake_name, wake_key),
             }),
             GFP_KERNEL,
         )?;

@@ -51,8 +51,6 @@ pub(crate) struct MockDevice {
     pub(crate) agents: Agents,
     /// Whether a stale translation was reported.
     pub(crate) stale_reported: AtomicFlag,
-    /// It was unplugged.
-    gone: AtomicFlag,
     walkers: Arc<Walkers<Tlb>>,
     open_files: Atomic<usize>,
     last_tag: Atomic<u64>,
@@ -87,7 +85,6 @@ impl MockDevice {
                 crew: Crew::new(CREW)?,
                 agents,
                 stale_reported: AtomicFlag::new(false),
-                gone: AtomicFlag::new(false),
                 walkers,
                 open_files: Atomic::new(0),
                 last_tag: Atomic::new(0),
@@ -98,14 +95,14 @@ impl MockDevice {
 
     /// Whether it was unplugged.
     pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Relaxed)
+        self.memory.is_gone()
     }
 
     /// Takes the device away while it is in use. Returns the pages that were saved and those that are lost.
     pub(crate) fn unplug(&self) -> Result<(usize, usize)> {
-        self.gone.store(true, Relaxed);
+        let unplugged = self.memory.unplug();
         self.engines.iter().for_each(|engine| engine.wake());
-        self.memory.unplug()
+        unplugged
     }
 }
 

@@ -92,6 +92,18 @@ mod suite {
     }
 
     #[test]
+    fn gaps_reach_from_piece_to_piece() -> Result {
+        let map = Map::new()?;
+        map.change(range(1000, 10)?, home(1000), &prefer(To::Device))?;
+        let limits = range(900, 200)?;
+        for (page, first, pages) in [(950, 900, 100), (1005, 1000, 10), (1050, 1010, 90)] {
+            let (_, same) = map.at(page << PAGE_SHIFT, limits);
+            assert_eq!(same, range(first, pages)?);
+        }
+        Ok(())
+    }
+
+    #[test]
     fn what_was_moved_is_found_again() -> Result {
         let map = Map::new()?;
         map.change(range(1000, 10)?, home(1000), &prefer(To::Device))?;

@@ -134,22 +134,37 @@ impl Bench {
         mut work: impl FnMut(usize, &mut [u8]) -> Result<()>,
     ) -> Result<u64> {
         let mut sum = 0;
+        self.untimed(map, buffer, seed, |addr, part| {
+            sum += timed(|| work(addr, part))?;
+            Ok(())
+        })?;
+        Ok(sum)
+    }
+
+    /// As [`Self::chunks`]; it is not for the row, but before it.
+    pub fn untimed(
+        &self,
+        map: &Mapping,
+        buffer: &mut Buffer,
+        seed: Option<u64>,
+        mut work: impl FnMut(usize, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
         for first in (0..map.pages()).step_by(CHUNK) {
             let count = CHUNK.min(map.pages() - first);
             let part = buffer.pages(count);
-            sum += timed(|| work(map.page_addr(first), part))?;
+            work(map.page_addr(first), part)?;
             if let Some(seed) = seed {
                 self.check_buffer(part, first, seed)?;
             }
         }
-        Ok(sum)
+        Ok(())
     }
 
     /// Opens the device, populates `map` and moves it to the device.
     pub fn on_device(&self, map: &Mapping, buffer: &mut Buffer) -> Result<Device> {
         let device = Device::open(0)?;
         self.fill(map, 1);
-        self.chunks(map, buffer, Some(1), |addr, part| {
+        self.untimed(map, buffer, Some(1), |addr, part| {
             device.migrate_to_device(addr, part)?;
             Ok(())
         })?;

@@ -9,6 +9,9 @@ use hmm::{Command, Connection, Device, EngineOp, ManagedFlags, QueueOp, Setting,
 /// Repetitions of what is measured for each call.
 const CALLS: usize = 100;
 
+/// Most pages: two devices have a copy of them, and what they cost each does not depend on their number.
+const MOST: usize = 64 * 256;
+
 /// Memory of the CPU's, and the device.
 fn filled(bench: &Bench) -> Result<(Device, Mapping)> {
     let (device, map) = (Device::open(0)?, bench.small()?);
@@ -152,9 +155,13 @@ fn managed(bench: &mut Bench) -> Result<()> {
     })
 }
 
-/// All of them, if the driver is ours.
+/// All of them, if the driver has fences and the memory is not too large.
 pub fn rows(bench: &mut Bench) -> Result<()> {
-    if Device::open(0)?.info().is_err() {
+    let device = Device::open(0)?;
+    let fences = device.host_fence().is_ok();
+    device.close()?;
+    // Another driver, or an older one of ours.
+    if bench.pages() > MOST || !fences {
         return Ok(());
     }
     queues(bench)?;

@@ -48,7 +48,7 @@ pub fn faults(bench: &mut Bench) -> Result<()> {
     bench.row("device re-read", PAGE, pages, |bench| {
         let (device, map) = (Device::open(0)?, bench.small()?);
         bench.fill(&map, 1);
-        bench.chunks(&map, &mut buffer, None, read(&device))?;
+        bench.untimed(&map, &mut buffer, None, read(&device))?;
         bench.chunks(&map, &mut buffer, Some(1), read(&device))
     })?;
     bench.row("device read of one mapped page", CALL, 100, |_| {
@@ -76,7 +76,7 @@ pub fn faults(bench: &mut Bench) -> Result<()> {
         bench.fill(&data, 2);
         // Where the data goes, the device has it read back before, and then written elsewhere.
         let mut sum = 0;
-        bench.chunks(&data, &mut buffer, Some(2), |addr, part| {
+        bench.untimed(&data, &mut buffer, Some(2), |addr, part| {
             device.read(addr, part)?;
             sum += timed(|| Ok(device.write(map.addr() + (addr - data.addr()), part)?))?;
             Ok(())
@@ -162,7 +162,7 @@ pub fn invalidations(bench: &mut Bench) -> Result<()> {
             let (device, map) = (Device::open(0)?, bench.small()?);
             bench.fill(&map, 1);
             if mirrored {
-                bench.chunks(&map, &mut buffer, Some(1), read(&device))?;
+                bench.untimed(&map, &mut buffer, Some(1), read(&device))?;
             }
             timed(|| change(&map))
         })

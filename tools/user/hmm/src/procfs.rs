@@ -32,6 +32,8 @@ pub fn meminfo() -> io::Result<Table> {
 ///
 /// `None` when this kernel does not count them.
 pub fn pins() -> io::Result<Option<(u64, u64)>> {
+    // Each processor has some that it has not told; only root may have them told.
+    let _told = std::fs::write("/proc/sys/vm/stat_refresh", "1");
     let table = vmstat()?;
     let value = |name: &str| table.get(name).copied();
     Ok(match (value("nr_foll_pin_acquired"), value("nr_foll_pin_released")) {

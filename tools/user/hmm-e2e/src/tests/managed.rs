@@ -4,6 +4,7 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
+use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::{
     smaps, Child, Command, Device, EngineOp, Errno, Managed, ManagedFlags, Mapping, Setting, State,
     HUGE_SIZE, PAGE_SIZE,
@@ -20,6 +21,9 @@ pub const TESTS: &[Test] = &[
     Test::new("managed", "it_can_be_populated_and_huge", populate).only_rust(OURS),
     Test::new("managed", "any_device_may_use_it", any_device).only_rust(OURS).private(),
     Test::new("managed", "fork_mremap_and_mlock", others).only_rust(OURS).private(),
+    Test::new("managed", "attributes_and_policies_come_first", attributes)
+        .only_rust(OURS)
+        .private(),
     Test::new("managed", "asynchronous_population", later).only_rust(OURS).private(),
     Test::new("managed", "a_failure_leaves_no_mapping", failure).only_rust(OURS).private(),
     Test::new("managed", "a_failure_unmaps_only_its_own", not_its_own).only_rust(OURS).private(),
@@ -115,6 +119,30 @@ fn any_device(ctx: &Ctx) -> Outcome {
         check_eq!(on_device(&device, &memory)?, 64, "pages on the device, round {round}");
     }
     check_eq!((memory.get(3, 0), memory.get(4, 0)), (16, 6), "words");
+    Ok(())
+}
+
+/// What was said of a part holds there; a policy decides how much of the rest moves.
+fn attributes(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    for policy in [Policy::None, Policy::Default] {
+        device.set_policy(policy).what("policy")?;
+        let memory = device.map_managed(512, PLAIN).what("mmap")?;
+        memory.fill(3);
+        let (system, never) = (memory.addr() + 64 * PAGE_SIZE, memory.addr() + 128 * PAGE_SIZE);
+        let there = Attributes::NONE.prefer(Preferred::System);
+        device.set_attributes(system, 64, there).what("prefer the system")?;
+        let stays = Attributes::NONE.flag(Attributes::NEVER_MIGRATE, true);
+        device.set_attributes(never, 64, stays).what("never migrate")?;
+        add(&device, &memory)?;
+        let states = device.snapshot(memory.addr(), 512).what("snapshot")?;
+        for (page, state) in states.iter().enumerate() {
+            let moves = !(64..192).contains(&page);
+            check_eq!(state.is_local(), moves, "page {page} with policy {policy:?}");
+        }
+        let word = |page| memory.get(page, 0).wrapping_sub(hmm::pattern::word(3, page, 0));
+        check!((0..512).all(|page| word(page) == 1), "words with policy {policy:?}");
+    }
     Ok(())
 }
 

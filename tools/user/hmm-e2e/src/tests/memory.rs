@@ -31,6 +31,7 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "idle_memory_is_given_back", idle_memory_is_given_back)
         .only_rust(OURS)
         .private(),
+    Test::new("memory", "free_tables_are_given_back", free_tables).only_rust(OURS).private(),
     Test::new("memory", "cpu_window_follows_the_pattern", cpu_window).only_rust(OURS).private(),
     Test::new("memory", "bouncing_page_makes_progress", bouncing_page).only_rust(OURS).seconds(120),
     Test::new("memory", "bouncing_page_stays", bouncing_stays).only_rust(OURS),
@@ -413,6 +414,44 @@ fn idle_memory_is_given_back(ctx: &Ctx) -> Outcome {
     cpu_sees(&maps[0], 1, "after all")?;
     device.close().what("close")?;
     unload(ctx)
+}
+
+/// Table pages of all mirrors.
+fn table_pages() -> Result<u64, Stop> {
+    let text = std::fs::read_to_string("/sys/kernel/debug/rust_hmm/tables")?;
+    let pages = text.lines().find_map(|line| line.strip_prefix("pages "));
+    pages.and_then(|pages| pages.trim().parse().ok()).ok_or(Stop::Fail(format!("tables: {text}")))
+}
+
+/// Pages of device page tables that are not in use go when the kernel asks; those in use stay.
+fn free_tables(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let stays = Mapping::anon(4)?;
+    stays.fill(7);
+    device_sees(&device, &stays, 7, "at first")?;
+    let before = table_pages()?;
+    // A page in each of 300 blocks of 2 MiB: a table each.
+    let map = Mapping::anon_aligned(300)?;
+    for block in 0..300 {
+        map.fill_pages(1, block * HUGE_PAGES, 1);
+        device_sees_pages(&device, &map, 1, block * HUGE_PAGES, 1, "of a block")?;
+    }
+    let most = table_pages()?;
+    check!(most >= before + 256, "{most} table pages, {before} before");
+    std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+    for block in 0..300 {
+        device_sees_pages(&device, &map, 1, block * HUGE_PAGES, 1, "after a shrink in use")?;
+    }
+    check!(table_pages()? >= before + 256, "tables in use are gone");
+    map.unmap_pages(0, map.pages())?;
+    let begin = Instant::now();
+    while table_pages()? > before + 64 {
+        let now = table_pages()?;
+        check!(begin.elapsed() < Duration::from_secs(30), "{now} of {most} tables stay");
+        std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+    }
+    device_sees(&device, &stays, 7, "of what stayed")?;
+    Ok(())
 }
 
 fn cpu_window(ctx: &Ctx) -> Outcome {

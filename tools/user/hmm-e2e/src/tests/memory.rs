@@ -51,6 +51,17 @@ pub fn with<'a>(ctx: &'a Ctx, params: &str) -> Result<Restore<'a>, Stop> {
     Ok(restore)
 }
 
+/// Unloads the modules, once processes that have ended have closed their files.
+fn unload_soon(ctx: &Ctx) -> Outcome {
+    for _ in 0..100 {
+        if unload(ctx).is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Err(Stop::Fail("the modules cannot be unloaded".to_string()))
+}
+
 /// 2 MiB of small pages with a pattern.
 fn block(seed: u64) -> Result<Mapping, Stop> {
     let map = Mapping::anon_aligned(1).what("map")?;
@@ -169,13 +180,7 @@ fn of_exited_and_forked(ctx: &Ctx) -> Outcome {
     check_eq!(done.receive()?, 2, "what the child of the dead reads");
     cpu_sees(&mine, 3, "of the living")?;
     keep.close().what("close")?;
-    for _ in 0..100 {
-        if unload(ctx).is_ok() {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Err(Stop::Fail("the modules cannot be unloaded".to_string()))
+    unload_soon(ctx)
 }
 
 fn huge_when_fragmented(ctx: &Ctx) -> Outcome {
@@ -272,13 +277,7 @@ fn huge_of_nobody(ctx: &Ctx) -> Outcome {
         "KiB in huge pages times two, and whether the contents are right"
     );
     keep.close().what("close")?;
-    for _ in 0..100 {
-        if unload(ctx).is_ok() {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Err(Stop::Fail("the modules cannot be unloaded".to_string()))
+    unload_soon(ctx)
 }
 
 fn one_call_evicts_not_its_own(ctx: &Ctx) -> Outcome {

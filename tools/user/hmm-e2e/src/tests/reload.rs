@@ -45,7 +45,15 @@ pub fn unload(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Whatever a test does, the modules are there again afterwards.
+/// The driver's parameters when the machine was started: tools/vm/run names the addresses of coherent memory.
+fn as_booted(ctx: &Ctx) -> String {
+    let modules = std::fs::read_to_string("/hmm/modules").unwrap_or_default();
+    let name = names(ctx).last().copied().unwrap_or_default();
+    let params = modules.lines().find_map(|line| line.strip_prefix(name));
+    params.unwrap_or_default().trim().to_string()
+}
+
+/// Whatever a test does, the modules are there again afterwards, with all devices.
 pub struct Restore<'a>(pub &'a Ctx);
 
 impl Drop for Restore<'_> {
@@ -53,7 +61,7 @@ impl Drop for Restore<'_> {
         for name in names(self.0).iter().rev() {
             let _ = module::unload(name);
         }
-        let _ = load(self.0, "");
+        let _ = load(self.0, &as_booted(self.0));
     }
 }
 

@@ -320,8 +320,7 @@ impl<F: Format> Pool<F> {
         let count = gone.count();
         drop(gone);
         self.count.fetch_sub(count, Relaxed);
-        // CAST: At most 16.
-        (0..count).for_each(|_| account::<F>(1, -1));
+        account::<F>(count, -1);
         count
     }
 

@@ -7,7 +7,10 @@ use crate::{
     mirror::Peer,
     mm::{
         addr::{PageRange, PMD_PAGES},
-        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
+        device_pages::{
+            CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind, MAX_PIECES,
+            PIECE_PAGES,
+        },
         migrate::{Constant, Isolated, Migrated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
@@ -143,6 +146,10 @@ impl<M: MemoryOps> Memory<M> {
     // Not on the stack of whoever makes the device, too.
     #[inline(never)]
     fn pages(driver: M, kind: Kind, max_pages: usize) -> Result<Arc<DevicePages<Ops<M>>>> {
+        // Before anything of that size is allocated.
+        if max_pages > MAX_PIECES * PIECE_PAGES {
+            return Err(EINVAL);
+        }
         let ops = Ops {
             driver,
             id: trace::new_device(),

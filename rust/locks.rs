@@ -60,6 +60,8 @@ classes! {
     dma_mappings = c"rust_hmm::dma_mappings";
     /// What drivers have said of memory connections.
     connections = c"rust_hmm::connections";
+    /// The table lock of a mirror of a driver in C.
+    c_mirror = c"rust_hmm::c_mirror";
     /// Free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

@@ -39,8 +39,7 @@ mod peers;
 mod room;
 mod unplug;
 
-use copy::End;
-pub(crate) use copy::{Copies, Failed};
+pub(crate) use copy::{Copies, End, Failed, RawJob};
 pub use copy::{Copy, CopyJob};
 use idle::Idle;
 use known::Known;

@@ -18,6 +18,7 @@
 //! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
+//! - `capi`: the same for drivers in C, by `include/rust_hmm.h`.
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.
 //! - `overhead`: what page tables take.
@@ -55,6 +56,7 @@ pub mod stats;
 pub mod thread;
 
 mod bindings;
+mod capi;
 mod compat;
 mod locks;
 mod overhead;

@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The device of `samples/mirror_only`.
+//! The device of `samples/mirror_only`, and what `samples/c_mirror` has of it.
 
 use crate::abi::iowr;
 use crate::errno::Errno;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 
-/// An open `/dev/hmm_mirror_only`.
+/// An open `/dev/hmm_mirror_only`, or another node that takes the same commands.
 #[derive(Debug)]
 pub struct MirrorOnly(File);
 
 impl MirrorOnly {
     /// Opens it for the address space of the calling process.
     pub fn open() -> Result<MirrorOnly, Errno> {
-        let file = OpenOptions::new().read(true).write(true).open("/dev/hmm_mirror_only")?;
+        MirrorOnly::open_node("hmm_mirror_only")
+    }
+
+    /// Opens `/dev/NAME`.
+    pub fn open_node(name: &str) -> Result<MirrorOnly, Errno> {
+        let file = OpenOptions::new().read(true).write(true).open(format!("/dev/{name}"))?;
         Ok(MirrorOnly(file))
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.0
     }
 
     /// The sum of the words of some pages, as the device reads them; after a sync file, if there is one.

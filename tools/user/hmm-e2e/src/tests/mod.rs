@@ -5,6 +5,7 @@ use crate::harness::Test;
 
 mod attributes;
 mod bad;
+mod c_mirror;
 mod connect;
 mod engine;
 mod extension;
@@ -52,6 +53,7 @@ pub fn all() -> Vec<Test> {
         connect::TESTS,
         managed::TESTS,
         mirror_only::TESTS,
+        c_mirror::TESTS,
         hostile::TESTS,
         trace::TESTS,
         &faultless,

@@ -77,9 +77,11 @@ unsafe extern "C" fn rust_hmm_migrate(
     migration: *const bindings::rust_hmm_migration,
     outcome: *mut bindings::rust_hmm_outcome,
 ) -> ffi::c_int {
-    // SAFETY: The driver's mirror, structure, and what that names.
-    let result =
-        PageRange::new(start, end).and_then(|range| unsafe { migrate(mirror, range, &*migration) });
+    let start_migration = |range| {
+        // SAFETY: The driver's mirror, structure, and what that names.
+        unsafe { migrate(mirror, range, &*migration) }
+    };
+    let result = PageRange::new(start, end).and_then(start_migration);
     if !outcome.is_null() {
         let Outcome {
             moved,

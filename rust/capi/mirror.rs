@@ -335,11 +335,9 @@ unsafe extern "C" fn rust_hmm_table_lookup(
     // SAFETY: The driver's.
     let this = unsafe { this(mirror) };
     let lookup = || {
+        let guard = this.held().ok_or(EPERM)?;
         // SAFETY: We hold the table lock as long as this is borrowed.
-        let table = this
-            .held()
-            .and_then(|guard| unsafe { (*guard).as_ref() })
-            .ok_or(EPERM)?;
+        let table = unsafe { (*guard).as_ref() }.ok_or(EPERM)?;
         let cpu =
             |pages: &CpuPages<'_>| page(bindings::rust_hmm_where_RUST_HMM_CPU, pages.first_pfn());
         let device = |first| page(bindings::rust_hmm_where_RUST_HMM_DEVICE, first);

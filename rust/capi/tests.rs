@@ -149,6 +149,9 @@ unsafe fn driver<'a>(data: *mut ffi::c_void) -> &'a Driver {
     unsafe { &*data.cast::<Driver>() }
 }
 
+/// # Safety
+///
+/// Called by the library with what [`Driver::data`] gave, and what else the header says.
 unsafe extern "C" fn flush_start(
     data: *mut ffi::c_void,
     _start: ffi::c_ulong,
@@ -160,6 +163,9 @@ unsafe extern "C" fn flush_start(
     driver.flushes.fetch_add(1, Relaxed)
 }
 
+/// # Safety
+///
+/// Called by the library with what [`Driver::data`] gave, and what else the header says.
 unsafe extern "C" fn flush_wait(data: *mut ffi::c_void, flush: ffi::c_ulong) {
     // SAFETY: Called with it.
     let driver = unsafe { driver(data) };
@@ -191,6 +197,9 @@ fn transfer(driver: &Driver, job: &rust_hmm_copy_job) -> Result {
     }
 }
 
+/// # Safety
+///
+/// Called by the library with what [`Driver::data`] gave, and what else the header says.
 unsafe extern "C" fn copy(data: *mut ffi::c_void, job: *mut rust_hmm_copy_job) {
     // SAFETY: Called with both.
     let (driver, job) = unsafe { (driver(data), &mut *job) };
@@ -212,6 +221,9 @@ unsafe extern "C" fn copy(data: *mut ffi::c_void, job: *mut rust_hmm_copy_job) {
     }
 }
 
+/// # Safety
+///
+/// Called by the library with what [`Driver::data`] gave, and what else the header says.
 unsafe extern "C" fn kick(data: *mut ffi::c_void) {
     // SAFETY: Called with it.
     let driver = unsafe { driver(data) };
@@ -219,6 +231,9 @@ unsafe extern "C" fn kick(data: *mut ffi::c_void) {
     driver.kicks.fetch_add(1, Relaxed);
 }
 
+/// # Safety
+///
+/// Called by the library with what [`Driver::data`] gave, and what else the header says.
 unsafe extern "C" fn freed(data: *mut ffi::c_void, _first: ffi::c_ulong, pages: ffi::c_ulong) {
     // SAFETY: Called with it.
     unsafe { driver(data) }.freed.fetch_add(pages, Relaxed);
@@ -324,6 +339,9 @@ fn load(addr: usize) -> Result<u64> {
     UserSlice::new(UserPtr::from_addr(addr), 8).reader().read()
 }
 
+/// # Safety
+///
+/// Called by the library with what [`Driver::data`] gave, and what else the header says.
 unsafe extern "C" fn run(data: *mut ffi::c_void, stop: *const rust_hmm_stop) -> ffi::c_int {
     // SAFETY: Called with both.
     let (driver, stopped) = unsafe { (driver(data), rust_hmm_stopped(stop)) };
@@ -339,6 +357,9 @@ unsafe extern "C" fn run(data: *mut ffi::c_void, stop: *const rust_hmm_stop) -> 
 
 const ECANCELED_: ffi::c_int = -(bindings::ECANCELED as ffi::c_int);
 
+/// # Safety
+///
+/// Called by the library with what [`Driver::data`] gave, and what else the header says.
 unsafe extern "C" fn release(data: *mut ffi::c_void) {
     // SAFETY: Called with it.
     unsafe { driver(data) }.releases.fetch_add(1, Relaxed);
@@ -480,13 +501,14 @@ mod suite {
         let thread = Thread::spawn(c"hmm-test", move || {
             // SAFETY: It is alive until this thread has ended.
             let errno = unsafe { rust_hmm_table_unlock(theirs as *mut _) };
-            seen.runs.store(errno.unsigned_abs() as usize, Relaxed);
+            seen.runs.store(1 + errno.unsigned_abs() as usize, Relaxed);
         })?;
         while driver.runs.load(Relaxed) == 0 {
             fsleep(Delta::from_millis(1));
         }
         drop(thread);
-        assert_eq!(driver.runs.load(Relaxed), not_ours.unsigned_abs() as usize);
+        let theirs = driver.runs.load(Relaxed) - 1;
+        assert_eq!(theirs, not_ours.unsigned_abs() as usize);
         // SAFETY: We hold it.
         unsafe {
             assert_eq!(rust_hmm_table_unlock(mirror), 0);

@@ -62,6 +62,8 @@ classes! {
     connections = c"rust_hmm::connections";
     /// The table lock of a mirror of a driver in C.
     c_mirror = c"rust_hmm::c_mirror";
+    /// A page table of the kernel's own is changed.
+    io_pgtable = c"rust_hmm::io_pgtable";
     /// Free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

@@ -17,6 +17,7 @@
 //! - [`exclusive`] has `make_device_exclusive`.
 //! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
+//! - [`io_pgtable`] has `io_pgtable_ops`: a page table of the kernel's own that follows a mirror.
 //! - `anon` has anonymous memory that comes from a device file.
 //! - `trace` has the tracepoints.
 //! - `word` has words that are read and written without a call.
@@ -29,6 +30,7 @@ pub mod device_pages;
 pub mod dma;
 pub mod exclusive;
 pub mod fence;
+pub mod io_pgtable;
 pub mod migrate;
 pub mod notifier;
 pub mod page;

@@ -40,4 +40,13 @@ impl MirrorOnly {
         let ret = unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, words.as_mut_ptr()) };
         Errno::check(ret.into()).map(|_| words[3])
     }
+
+    /// Where the hardware's walk of the page at `addr` ends, for the sample that has such; 0: nowhere.
+    pub fn walk(&self, addr: usize) -> Result<u64, Errno> {
+        let mut words = [addr as u64, 1, 0, 0];
+        let request = iowr(2, size_of_val(&words));
+        // SAFETY: four words, of which the kernel writes no more.
+        let ret = unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, words.as_mut_ptr()) };
+        Errno::check(ret.into()).map(|_| words[3])
+    }
 }

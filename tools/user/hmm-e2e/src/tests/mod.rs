@@ -17,6 +17,7 @@ mod layout;
 mod life;
 mod lifecycle;
 mod lock;
+mod lpae;
 mod managed;
 mod memory;
 mod migrate;
@@ -54,6 +55,7 @@ pub fn all() -> Vec<Test> {
         managed::TESTS,
         mirror_only::TESTS,
         c_mirror::TESTS,
+        lpae::TESTS,
         hostile::TESTS,
         trace::TESTS,
         &faultless,

@@ -20,6 +20,7 @@ mod entry;
 mod flush;
 mod format;
 mod install;
+mod pass;
 mod pool;
 mod table;
 #[cfg(CONFIG_KUNIT = "y")]

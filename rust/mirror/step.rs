@@ -86,7 +86,7 @@ impl<D: Device> Inner<D> {
             let mut dirty = DirtyBatch::new();
             table.for_each(range, batch, |span, entry| {
                 if entry.is_writable() {
-                    Self::retire(&mut dirty, span, *entry);
+                    Self::retire(&mut dirty, span.pages(), *entry);
                     *entry = entry.write_protected();
                 }
             });
@@ -227,7 +227,7 @@ impl<D: Device> Mirror<D> {
                 // The sources go in any case.
                 let mut dirty = DirtyBatch::new();
                 table.for_each(piece, batch, |span, slot| {
-                    Inner::<D>::retire(&mut dirty, span, *slot);
+                    Inner::<D>::retire(&mut dirty, span.pages(), *slot);
                     *slot = Entry::NONE;
                 });
             }
@@ -320,14 +320,14 @@ pub(super) fn switch_to_system<D: Device>(
                 Some(entry) if owns_all(span) => entry,
                 _ => {
                     // It could not be split.
-                    Inner::<D>::retire(&mut dirty, span, *slot);
+                    Inner::<D>::retire(&mut dirty, span.pages(), *slot);
                     *slot = Entry::NONE;
                     return all(Switched::Lost);
                 }
             };
             if !migrated.is_addressable(&entry) {
                 // It is in the memory of another device, which this one cannot read.
-                Inner::<D>::retire(&mut dirty, span, *slot);
+                Inner::<D>::retire(&mut dirty, span.pages(), *slot);
                 *slot = Entry::NONE;
                 return all(Switched::NoEntry);
             }
@@ -404,7 +404,7 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
                 }
                 behind = span.end();
                 if entry.is_writable() && !keep_write {
-                    Inner::<D>::retire(&mut dirty, span, *entry);
+                    Inner::<D>::retire(&mut dirty, span.pages(), *entry);
                     *entry = entry.write_protected();
                 }
             });

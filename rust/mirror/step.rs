@@ -19,7 +19,7 @@ use crate::{
         range_fault::AddressSpace,
         space::{fatal_signal_pending, MmapGuard},
     },
-    pgtable::{Entry, Flushed, Spares, Table},
+    pgtable::{Entry, Flushed, Flushing, Spares, Table},
     phases::{Lap, Phase},
     stats::Counter,
 };
@@ -145,7 +145,7 @@ impl<D: Device> Mirror<D> {
             drop(guard);
             lap.end(Phase::Collect);
             if flush.is_some() {
-                Flushed::by(flush, self.inner());
+                Flushing::end(flush, self.inner());
                 lap.end(Phase::Flush);
             }
             match begun {
@@ -245,7 +245,7 @@ impl<D: Device> Mirror<D> {
             }
             result => result,
         };
-        let flushed = Flushed::by(flush, inner);
+        let flushed = Flushing::end(flush, inner);
         lap.end(Phase::Flush);
         (flushed, result)
     }
@@ -340,7 +340,7 @@ pub(super) fn switch_to_system<D: Device>(
     drop(guard);
     lap.end(Phase::Switch);
     inner.stats.add(Counter::Switched, switched as u64);
-    let flushed = Flushed::by(flush, inner);
+    let flushed = Flushing::end(flush, inner);
     lap.end(Phase::Flush);
     flushed
 }
@@ -418,7 +418,7 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         drop(guard);
         lap.end(Phase::Collect);
         if flush.is_some() {
-            Flushed::by(flush, inner);
+            Flushing::end(flush, inner);
             lap.end(Phase::Flush);
         }
         any

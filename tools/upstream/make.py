@@ -75,7 +75,7 @@ def add_c(file):
     condition = " && \\\n\t".join(f"defined(CONFIG_{option})" for option in KCONFIG)
     helpers = (repository / "rust/helpers/helpers.c").read_text()
     if '#include "hmm.c"' not in helpers:
-        change("rust/helpers/helpers.c", r'^#include "interrupt.c"', f'#if {condition}\n#endif /* hmm */\n')
+        change("rust/helpers/helpers.c", r'^#include "(hr|i)\w+\.c"', f'#if {condition}\n#endif /* hmm */\n')
     change("rust/helpers/helpers.c", r"^#endif /\* hmm \*/", f'#include "{name}"\n')
 
 
@@ -127,7 +127,7 @@ def main():
     modules = []
     for number, (files, subject, body) in enumerate(patches()):
         if number == 0:
-            change("rust/kernel/lib.rs", r"^#\[cfg\(CONFIG_I2C",
+            change("rust/kernel/lib.rs", r"^(#\[.*\n)*pub mod i\w+;",
                    f"#[cfg(all({', '.join(f'CONFIG_{option}' + ' = \"y\"' for option in KCONFIG)}))]\npub mod hmm;\n")
             for include in INCLUDES:
                 helper = repository / "rust/bindings/bindings_helper.h"

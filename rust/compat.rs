@@ -3,11 +3,10 @@
 //! What differs between the supported kernel series, 7.2 and 7.3.
 
 use crate::{bindings, mm::addr::PageRange};
-use kernel::{mm::MmWithUser, prelude::*};
+use kernel::{error::to_result, mm::MmWithUser, prelude::*};
 
 #[cfg(not(hmm_series_7_3))]
 use crate::mm::space::MmapGuard;
-use kernel::error::to_result;
 
 /// `hmm_range_fault()` in the form that takes the mmap lock itself, and lets fault handlers drop
 /// it. Fills in the sequence number.
@@ -107,48 +106,4 @@ fn fault_in(mm: &MmWithUser, addr: usize, flags: u32, wait: bool) -> Result {
     let ret = unsafe { bindings::fixup_user_fault(mm.as_raw(), addr, flags, may_unlock) };
     drop(guard);
     to_result(ret)
-}
-
-/// A page table of the kernel's own, in format `F`.
-#[cfg(not(hmm_series_7_3))]
-pub(crate) type IoPageTable<F> = kernel::iommu::pgtable::IoPageTable<F>;
-/// As above.
-#[cfg(hmm_series_7_3)]
-pub(crate) type IoPageTable<F> = kernel::iommu::pgtable::IoPageTable<'static, F>;
-
-/// Makes one for a software device.
-///
-/// # Safety
-///
-/// It must be dropped before the registration.
-#[cfg(not(hmm_series_7_3))]
-#[inline]
-pub(crate) unsafe fn io_page_table<F: kernel::iommu::pgtable::IoPageTableFmt>(
-    device: &kernel::faux::Registration,
-    config: kernel::iommu::pgtable::Config,
-) -> Result<IoPageTable<F>> {
-    let device: &kernel::device::Device = device.as_ref();
-    // SAFETY: As long as it is registered it is bound; by the function's requirements that is long enough.
-    unsafe { IoPageTable::new_raw(device.as_bound(), config) }
-}
-
-/// As above.
-///
-/// # Safety
-///
-/// As above.
-#[cfg(hmm_series_7_3)]
-#[inline]
-pub(crate) unsafe fn io_page_table<F: kernel::iommu::pgtable::IoPageTableFmt>(
-    device: &kernel::faux::Registration,
-    config: kernel::iommu::pgtable::Config,
-) -> Result<IoPageTable<F>> {
-    use kernel::{
-        device::{Bound, Device},
-        faux,
-    };
-    let device: &faux::Device<Bound> = device.as_ref();
-    let device: &Device<Bound> = device.as_ref();
-    // SAFETY: It stays as long as it is registered, by the function's requirements.
-    IoPageTable::new(unsafe { &*core::ptr::from_ref(device) }, config)
 }

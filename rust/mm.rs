@@ -2,7 +2,7 @@
 
 //! Safe types over the kernel's heterogeneous memory interfaces, one C interface each.
 //!
-//! Nothing here knows of the engine above; each file could go upstream as it is.
+//! Nothing here knows of the engine above: `make patches` writes it as a series for the kernel crate.
 //!
 //! - [`addr`] has page-aligned ranges of virtual addresses.
 //! - [`space`] has an address space in use, and its mmap lock.
@@ -16,8 +16,8 @@
 //! - [`shrinker`] has what gives memory back.
 //! - [`exclusive`] has `make_device_exclusive`.
 //! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
+//! - [`flush`] has the proof that a device's translations were flushed.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
-//! - [`io_pgtable`] has `io_pgtable_ops`: a page table of the kernel's own that follows a mirror.
 //! - `anon` has anonymous memory that comes from a device file.
 //! - `trace` has the tracepoints.
 //! - `word` has words that are read and written without a call.
@@ -30,7 +30,7 @@ pub mod device_pages;
 pub mod dma;
 pub mod exclusive;
 pub mod fence;
-pub mod io_pgtable;
+pub mod flush;
 pub mod migrate;
 pub mod notifier;
 pub mod page;

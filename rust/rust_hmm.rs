@@ -11,6 +11,7 @@
 //! - [`attributes`]: what a program says of ranges of its memory.
 //! - [`policy`]: what a device fault brings to the device.
 //! - [`pgtable`]: the table itself.
+//! - [`io_pgtable`]: a page table of the kernel's own that follows a mirror.
 //! - [`connection`]: how memory of one device reaches another.
 //! - [`managed`]: memory that CPU and devices use, and that migrates by itself.
 //! - [`host_lock`]: memory of a process that stays where it is, for devices.
@@ -42,6 +43,7 @@ pub mod attributes;
 pub mod connection;
 pub mod host_lock;
 pub mod inject;
+pub mod io_pgtable;
 pub mod managed;
 pub mod memory;
 pub mod migrate;

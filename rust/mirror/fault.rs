@@ -13,7 +13,7 @@ use crate::{
         space::fatal_signal_pending,
         trace,
     },
-    pgtable::{Entry, Flushed, Spares},
+    pgtable::{Entry, Flushing, Spares},
     phases::{Lap, Phase},
     stats::Counter,
     within::{self, Within},
@@ -322,7 +322,7 @@ impl<D: Device> Inner<D> {
         drop(valid);
         lap.end(Phase::Switch);
         if flush.is_some() {
-            Flushed::by(flush, self);
+            Flushing::end(flush, self);
             lap.end(Phase::Flush);
         }
         result?;

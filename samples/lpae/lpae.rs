@@ -17,12 +17,10 @@ use kernel::{
     uaccess::UserSlice, //
 };
 use rust_hmm::{
+    io_pgtable::LpaeTable,
     memory::{CopyJob, Memory, MemoryOps},
     mirror::{Device, Mirror},
-    mm::{
-        addr::PageRange, io_pgtable::LpaeTable, notifier::Cookie, range_fault::Access,
-        sync_file::SyncFile,
-    },
+    mm::{addr::PageRange, notifier::Cookie, range_fault::Access, sync_file::SyncFile},
     node::{FileOps, Node, OpenFile},
     pgtable::Radix4,
     queue::{HasMirror, Queue, Stop},

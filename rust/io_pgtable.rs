@@ -11,10 +11,10 @@
 //!
 //! C header: [`include/linux/io-pgtable.h`](srctree/include/linux/io-pgtable.h)
 
-use super::{addr::PageRange, device_pages::DeviceRange, page::CpuPages};
 use crate::{
-    bindings, compat, locks,
+    bindings, locks,
     mirror::{Device, Place, TableGuard},
+    mm::{addr::PageRange, device_pages::DeviceRange, page::CpuPages},
 };
 use kernel::{
     faux,
@@ -36,7 +36,7 @@ const BITS: u32 = 48;
 /// `table` is changed and read only under `lock`; it goes before `device`, for which its memory is allocated.
 #[pin_data]
 pub struct LpaeTable {
-    table: compat::IoPageTable<ARM64LPAES1>,
+    table: IoPageTable<ARM64LPAES1>,
     #[pin]
     lock: SpinLock<()>,
     _device: Arc<faux::Registration>,
@@ -64,7 +64,7 @@ impl LpaeTable {
             coherent_walk: true,
         };
         // SAFETY: The table is dropped before our reference of the registration, which keeps the device bound.
-        let table = unsafe { compat::io_page_table(&device, config) }?;
+        let table = unsafe { io_page_table(&device, config) }?;
         let (name, key) = locks::io_pgtable();
         KBox::pin_init(
             pin_init!(Self {
@@ -211,4 +211,50 @@ impl LpaeTable {
             _ => Err(EIO),
         }
     }
+}
+
+// What differs between the series. Not in `compat`, which would go to the kernel crate with `mm`.
+
+/// A page table of the kernel's own, in format `F`.
+#[cfg(not(hmm_series_7_3))]
+type IoPageTable<F> = kernel::iommu::pgtable::IoPageTable<F>;
+/// As above.
+#[cfg(hmm_series_7_3)]
+type IoPageTable<F> = kernel::iommu::pgtable::IoPageTable<'static, F>;
+
+/// Makes one for a software device.
+///
+/// # Safety
+///
+/// It must be dropped before the registration.
+#[cfg(not(hmm_series_7_3))]
+#[inline]
+unsafe fn io_page_table<F: kernel::iommu::pgtable::IoPageTableFmt>(
+    device: &kernel::faux::Registration,
+    config: kernel::iommu::pgtable::Config,
+) -> Result<IoPageTable<F>> {
+    let device: &kernel::device::Device = device.as_ref();
+    // SAFETY: As long as it is registered it is bound; by the function's requirements that is long enough.
+    unsafe { IoPageTable::new_raw(device.as_bound(), config) }
+}
+
+/// As above.
+///
+/// # Safety
+///
+/// As above.
+#[cfg(hmm_series_7_3)]
+#[inline]
+unsafe fn io_page_table<F: kernel::iommu::pgtable::IoPageTableFmt>(
+    device: &kernel::faux::Registration,
+    config: kernel::iommu::pgtable::Config,
+) -> Result<IoPageTable<F>> {
+    use kernel::{
+        device::{Bound, Device},
+        faux,
+    };
+    let device: &faux::Device<Bound> = device.as_ref();
+    let device: &Device<Bound> = device.as_ref();
+    // SAFETY: It stays as long as it is registered, by the function's requirements.
+    IoPageTable::new(unsafe { &*core::ptr::from_ref(device) }, config)
 }

@@ -59,7 +59,7 @@ fn follows(ctx: &Ctx) -> Outcome {
         let frame = entries.first().and_then(|entry| entry.pfn()).unwrap_or(0);
         check_eq!(walk(page)?, frame * PAGE_SIZE as u64, "where the walk of page {page} ends");
     }
-    // What goes away there, goes away here. Where a huge page is split all of it is flushed.
+    // What goes away there, goes away here. More may go: the kernel announces all of the 2 MiB where it splits a mapping.
     map.protect_pages(Prot::None, 100, 50)?;
     for page in 100..150 {
         check_eq!(walk(page)?, 0, "where the walk of page {page} ends, which is not readable");

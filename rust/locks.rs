@@ -60,6 +60,8 @@ classes! {
     dma_mappings = c"rust_hmm::dma_mappings";
     /// What drivers have said of memory connections.
     connections = c"rust_hmm::connections";
+    /// Somebody looks at a mirror or at device memory.
+    watched = c"rust_hmm::watched";
     /// Free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

@@ -15,6 +15,7 @@ use crate::{
     },
     policy::window::Windows,
     stats::{Counter, Stats},
+    watch::{self, Seat},
     within::Within,
 };
 use kernel::{
@@ -35,6 +36,7 @@ mod lru;
 mod peers;
 mod room;
 mod unplug;
+mod watched;
 
 use copy::End;
 pub(crate) use copy::{Copies, Failed};
@@ -124,6 +126,7 @@ struct Ops<M> {
 pub struct Memory<M: MemoryOps> {
     /// From the first use on. Gone before the pages are, of which it has a reference.
     idle: SetOnce<Idle<M>>,
+    _seat: Seat,
     pages: Arc<DevicePages<Ops<M>>>,
 }
 
@@ -137,6 +140,7 @@ impl<M: MemoryOps> Memory<M> {
         try_pin_init!(Self {
             idle: SetOnce::new(),
             pages: Self::pages(driver, kind, max_pages)?,
+            _seat: Seat::new(watch::Kind::Device, pages.data().id, 0, pages.clone())?,
         }? Error)
     }
 
@@ -164,6 +168,11 @@ impl<M: MemoryOps> Memory<M> {
     /// Counters of CPU faults and evictions.
     pub fn stats(&self) -> &Stats {
         &self.pages.data().stats
+    }
+
+    /// Its number in what the library tells: tracepoints, debugfs.
+    pub(crate) fn number(&self) -> u32 {
+        self.pages.data().id
     }
 
     /// How the CPU sees the memory.

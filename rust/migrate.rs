@@ -141,6 +141,7 @@ impl<'m, D: Device> Migrate<'m, D> {
         let who = self.mirror.inner().who;
         let (to_device, trigger) = (target == Target::Device, self.trigger);
         who.migrate_begin(self.range, to_device, trigger);
+        self.mirror.stats().add(Counter::Migrations, 1);
         let mut total = Outcome::default();
         let result = self.run_steps(target, &mut total);
         let stayed = total.skipped + total.no_memory + total.copy_failed;

@@ -21,6 +21,7 @@ use crate::{
     },
     pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Spares, Table},
     stats::{Counter, Stats},
+    watch::{Kind, Seat},
     within::{self, Within},
 };
 use core::ops::ControlFlow;
@@ -49,6 +50,7 @@ mod step;
 mod tests;
 pub(crate) mod transaction;
 mod walker;
+mod watch;
 
 pub use access::{Place, PlaceMut, TableGuard};
 pub use fault::{Location, Snapshot};
@@ -275,6 +277,7 @@ impl<D: Device> Subscriber for Inner<D> {
 pub struct Mirror<D: Device> {
     // First: no CPU fault may use the notifier when it goes.
     registration: Option<Registration>,
+    _seat: Seat,
     pub(crate) notifier: Arc<IntervalNotifier<Inner<D>>>,
     host_locks: Pin<KBox<HostLocks>>,
 }
@@ -320,8 +323,11 @@ impl<D: Device> Mirror<D> {
             Some(memory) => Some(memory.add_peer(notifier.space(), notifier.clone())?),
             None => None,
         };
+        let who = notifier.subscriber().who;
+        let seat = Seat::new(Kind::Mirror, who.mirror(), who.pid(), notifier.clone())?;
         Ok(Self {
             registration,
+            _seat: seat,
             notifier,
             host_locks: KBox::pin_init(HostLocks::new(), GFP_KERNEL_ACCOUNT)?,
         })

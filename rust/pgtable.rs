@@ -21,6 +21,7 @@ mod flush;
 mod format;
 mod install;
 mod pool;
+mod scan;
 mod table;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;

@@ -21,6 +21,7 @@
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.
 //! - `overhead`: what page tables take.
+//! - `watch`: the mirrors and devices that there are.
 //!
 //! # Lock order
 //!
@@ -58,6 +59,7 @@ mod bindings;
 mod compat;
 mod locks;
 mod overhead;
+mod watch;
 mod within;
 
 use kernel::prelude::*;
@@ -78,11 +80,14 @@ struct RustHmm {
 impl Drop for RustHmm {
     fn drop(&mut self) {
         mm::sync_file::exit();
+        watch::exit();
     }
 }
 
 impl kernel::Module for RustHmm {
     fn init(_module: &'static ThisModule) -> Result<Self> {
+        // SAFETY: A module is initialized once.
+        unsafe { watch::init() };
         Ok(Self {
             _files: inject::Files::new()?,
         })

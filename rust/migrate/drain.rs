@@ -74,6 +74,7 @@ impl<D: Device> Mirror<D> {
         let who = self.inner().who;
         let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;
         who.migrate_begin(all, false, Trigger::Close);
+        self.stats().add(Counter::Migrations, 1);
         let mut moved = 0;
         let result = self.drain_all(all, &mut parts, &mut step, &mut moved);
         who.migrate_end(false, Trigger::Close, [moved, 0, 0], result);

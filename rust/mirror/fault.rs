@@ -157,7 +157,12 @@ impl<D: Device> Mirror<D> {
     /// `EPERM`: not writable. `EBUSY`: it kept changing, for a second and 100 tries. `EINTR`: killed. `ENOMEM`.
     /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
+        let since = Instant::<Monotonic>::now();
         let result = self.fault_all(range, access);
+        let ns = since.elapsed().as_nanos();
+        self.stats().add(Counter::Faults, 1);
+        self.stats()
+            .add(Counter::FaultNs, u64::try_from(ns).unwrap_or(0));
         let write = access == Access::Write;
         self.inner().who.device_fault(range, write, result);
         result

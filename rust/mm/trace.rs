@@ -75,6 +75,16 @@ fn errno(result: Result) -> i32 {
 }
 
 impl Who {
+    /// The process whose memory it is.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The mirror's number.
+    pub(crate) fn mirror(&self) -> u32 {
+        self.mirror
+    }
+
     /// A new mirror of `mm`.
     pub(crate) fn new(mm: &MmWithUser) -> Self {
         Self {

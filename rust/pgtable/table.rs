@@ -21,8 +21,8 @@ use kernel::{
 
 /// Walks a table, without a lock, while it changes.
 pub struct Reader<F: Format> {
-    pool: Arc<Pool<F>>,
-    root: u32,
+    pub(super) pool: Arc<Pool<F>>,
+    pub(super) root: u32,
 }
 
 impl<F: Format> Clone for Reader<F> {
@@ -49,7 +49,7 @@ pub(super) fn span_of<F: Format>(level: u32, addr: usize) -> (usize, usize) {
 
 /// `first..=last`, both within a page table, as a range of whole pages.
 #[inline]
-fn range_of(first: usize, last: usize) -> Option<PageRange> {
+pub(super) fn range_of(first: usize, last: usize) -> Option<PageRange> {
     PageRange::new(first, last.checked_add(1)?).ok()
 }
 

@@ -26,6 +26,7 @@ pub mod pagemap;
 pub mod pattern;
 pub mod placement;
 pub mod procfs;
+pub mod pty;
 pub mod pull;
 pub mod queue;
 pub mod residency;

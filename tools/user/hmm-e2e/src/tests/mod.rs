@@ -10,6 +10,7 @@ mod engine;
 mod extension;
 mod faultless;
 mod fork;
+mod hmmctl;
 mod hostile;
 mod kinds;
 mod layout;
@@ -54,10 +55,12 @@ pub fn all() -> Vec<Test> {
         mirror_only::TESTS,
         hostile::TESTS,
         trace::TESTS,
+        hmmctl::TESTS,
         &faultless,
         lifecycle::TESTS,
         // Last: these unload the modules.
         memory::TESTS,
+        hmmctl::WITHOUT_MODULES,
         reload::TESTS,
     ];
     groups.concat()

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Ends when a signal says so, or the time has come: what was set up is undone before.
+
+use crate::problem::{Problem, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest time between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Whether it is time to end.
+#[derive(Clone, Debug)]
+pub struct Stop {
+    signal: Arc<AtomicBool>,
+    end: Option<Instant>,
+}
+
+impl Stop {
+    /// From here on SIGINT, SIGTERM and SIGHUP only say so. With `seconds` the end comes after these.
+    pub fn new(seconds: Option<f64>) -> Result<Stop> {
+        let signal = Arc::new(AtomicBool::new(false));
+        for number in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(number, signal.clone())
+                .map_err(|error| Problem::Io { what: "wait for signals".to_string(), error })?;
+        }
+        let end = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
+        Ok(Stop { signal, end })
+    }
+
+    /// Whether it is.
+    pub fn now(&self) -> bool {
+        self.signal.load(Relaxed) || self.end.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// Waits until `until`, or the end.
+    pub fn wait_until(&self, until: Instant) {
+        while !self.now() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+    }
+
+    /// Waits a moment.
+    pub fn pause(&self) {
+        self.wait_until(Instant::now() + LOOK);
+    }
+}

@@ -4,6 +4,7 @@
 
 use crate::{
     connection::Connection,
+    events::Event,
     mirror::Peer,
     mm::{
         addr::{PageRange, PMD_PAGES},
@@ -21,7 +22,7 @@ use crate::{
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, AtomicFlag},
+        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
         Arc,
         SetOnce, //
     },
@@ -99,6 +100,16 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
         let _ = (other, job);
     }
 
+    /// Whether [`Self::event`] is called.
+    const WANTS_EVENTS: bool = false;
+
+    /// Something has happened in the address space `space`, to this memory: [`Event::CpuFault`]. Context: a folio
+    /// lock is held, and the mmap lock; must not sleep or allocate with reclaim. Functions that wait fail with
+    /// `EDEADLK`.
+    fn event(&self, space: Cookie, event: &Event) {
+        let _ = (space, event);
+    }
+
     /// Whether the next allocation, of a folio of `order`, is to fail. For tests.
     fn fail_allocation(&self, order: u32) -> bool {
         let _ = order;
@@ -114,6 +125,8 @@ struct Ops<M> {
     peers: Pin<KBox<Peers>>,
     lru: Lru,
     windows: Windows,
+    /// Evictions that isolate pages now.
+    evicting: Atomic<usize>,
     /// The device is gone.
     gone: AtomicFlag,
     known: Pin<KBox<Known>>,
@@ -154,6 +167,7 @@ impl<M: MemoryOps> Memory<M> {
             peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
             known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
             windows: Windows::new()?,
+            evicting: Atomic::new(0),
             gone: AtomicFlag::new(false),
             lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
         };
@@ -480,7 +494,14 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
             FaultError::NoMemory => ENOMEM,
             FaultError::Lost => EIO,
         });
-        trace::cpu_fault(ops.id, fault.address(), traced);
+        let address = fault.address();
+        trace::cpu_fault(ops.id, address, traced);
+        if M::WANTS_EVENTS {
+            let _within = Within::enter();
+            let moved = traced;
+            let space = fault.vma().space();
+            ops.driver.event(space, &Event::CpuFault { address, moved });
+        }
         let moved = moved?;
         ops.stats.add(Counter::CpuFaults, 1);
         ops.stats.add(Counter::CpuFaultPages, moved as u64);

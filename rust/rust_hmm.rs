@@ -18,6 +18,7 @@
 //! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
+//! - [`events`]: what happens, as tracepoints and drivers are told.
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.
 //! - `overhead`: what page tables take.
@@ -40,6 +41,7 @@
 
 pub mod attributes;
 pub mod connection;
+pub mod events;
 pub mod host_lock;
 pub mod inject;
 pub mod managed;

@@ -4,6 +4,7 @@
 
 use super::{Device, Inner, Mirror, State};
 use crate::{
+    events::{self, Event},
     memory::Memory,
     mm::{
         addr::{PageRange, PMD_PAGES},
@@ -11,7 +12,6 @@ use crate::{
         page::is_zero_pfn,
         range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer, Retry},
         space::fatal_signal_pending,
-        trace,
     },
     pgtable::{Entry, Flushed, Spares},
     phases::{Lap, Phase},
@@ -157,14 +157,20 @@ impl<D: Device> Mirror<D> {
     /// `EPERM`: not writable. `EBUSY`: it kept changing, for a second and 100 tries. `EINTR`: killed. `ENOMEM`.
     /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
+        let write = access == Access::Write;
+        let inner = self.inner();
+        inner.tell(&Event::FaultBegin { range, write });
         let since = Instant::<Monotonic>::now();
         let result = self.fault_all(range, access);
         let ns = since.elapsed().as_nanos();
         self.stats().add(Counter::Faults, 1);
         self.stats()
             .add(Counter::FaultNs, u64::try_from(ns).unwrap_or(0));
-        let write = access == Access::Write;
-        self.inner().who.device_fault(range, write, result);
+        inner.tell(&Event::FaultEnd {
+            range,
+            write,
+            result,
+        });
         result
     }
 
@@ -215,7 +221,7 @@ impl<D: Device> Inner<D> {
                 Ok(Tried::Done) => return Ok(()),
                 Ok(Tried::Again) => {
                     patience.again(EBUSY)?;
-                    trace::Again::Invalidated
+                    events::Again::Invalidated
                 }
                 Ok(Tried::Held) => {
                     waits += 1;
@@ -224,14 +230,14 @@ impl<D: Device> Inner<D> {
                     }
                     self.wait_for_migrations(space, piece)?;
                     patience = Patience::new();
-                    trace::Again::Migration
+                    events::Again::Migration
                 }
                 Err(error) => {
                     patience.again(error)?;
-                    trace::Again::Busy
+                    events::Again::Busy
                 }
             };
-            self.who.retry(piece, why);
+            self.tell(&Event::Retry { range: piece, why });
             starved.get_or_insert_with(|| Starved::new(self.starved));
             self.stats.add(Counter::Retries, 1);
         }

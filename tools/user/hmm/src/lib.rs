@@ -14,6 +14,7 @@ pub mod counters;
 pub mod device;
 pub mod engine;
 pub mod errno;
+pub mod events;
 pub mod files;
 pub mod hostile;
 pub mod inject;

@@ -7,6 +7,7 @@ mod attributes;
 mod bad;
 mod connect;
 mod engine;
+mod events;
 mod extension;
 mod faultless;
 mod fork;
@@ -55,11 +56,13 @@ pub fn all() -> Vec<Test> {
         mirror_only::TESTS,
         hostile::TESTS,
         trace::TESTS,
+        events::TESTS,
         hmmctl::TESTS,
         &faultless,
         lifecycle::TESTS,
         // Last: these unload the modules.
         memory::TESTS,
+        events::WITH_PARAMETERS,
         hmmctl::WITHOUT_MODULES,
         reload::TESTS,
     ];

@@ -166,7 +166,11 @@ fn devices(map: &Map) -> String {
 }
 
 fn title(map: &Map) -> String {
-    format!("process {} ({}), device {}: {}", map.pid, map.comm, devices(map), summary(|place| map.total(place)))
+    let what = match summary(|place| map.total(place)) {
+        empty if empty.is_empty() => "nothing is mapped".to_string(),
+        what => what,
+    };
+    format!("process {} ({}), device {}: {what}", map.pid, map.comm, devices(map))
 }
 
 /// The blocks of a region, line by line.
@@ -228,10 +232,10 @@ fn svg(map: &Map, args: &Args) -> String {
     for region in &map.regions {
         let (block, lines) = lines(region, args.width, args.block);
         y += 12;
-        // Addresses differ from run to run; their ends are in the title that a browser shows.
+        // Without addresses: they differ from run to run.
         let head = format!("{}, {} in blocks of {}", name(region), size((region.vma.end - region.vma.start) / PAGE), size(block));
         label(&mut body, 10, y, &format!("{head}: {}", summary(|place| region.count(place))));
-        let _ = writeln!(body, "<g class=\"region\" data-start=\"{}\" data-end=\"{}\">", hex(region.vma.start), hex(region.vma.end));
+        body.push_str("<g class=\"region\">\n");
         y += 6;
         for line in lines {
             let mut x = 0;

@@ -67,9 +67,13 @@ impl Chart<'_> {
     /// The plot as an element.
     pub fn svg(&self) -> String {
         let lines = self.lines();
-        let largest = lines.iter().flat_map(|(line, _)| line.iter().flatten()).fold(0.0, |a: f64, b| a.max(*b));
+        let largest = lines
+            .iter()
+            .flat_map(|(line, _)| line.iter().flatten())
+            .fold(0.0, |a: f64, b| a.max(*b));
         let top = round_up(largest);
-        let (first, last) = (self.times.first().copied().unwrap_or(0.0), self.times.last().copied().unwrap_or(1.0));
+        let (first, last) =
+            (self.times.first().copied().unwrap_or(0.0), self.times.last().copied().unwrap_or(1.0));
         let span = (last - first).max(0.001);
         let x = |time: f64| LEFT + (time - first) / span * (WIDTH - LEFT - 10.0);
         let y = |value: f64| TOP + (1.0 - value / top) * (HEIGHT - TOP - 30.0);
@@ -78,12 +82,28 @@ impl Chart<'_> {
         for step in 0..=4 {
             let value = top * f64::from(step) / 4.0;
             let at = y(value);
-            let _ = writeln!(svg, "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>", WIDTH - 10.0);
-            let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>", LEFT - 6.0, at + 4.0, escape(&(self.format)(value)));
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>",
+                WIDTH - 10.0
+            );
+            let _ = writeln!(
+                svg,
+                "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                LEFT - 6.0,
+                at + 4.0,
+                escape(&(self.format)(value))
+            );
         }
         for step in 0..=5 {
             let time = first + span * f64::from(step) / 5.0;
-            let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{:.2} s</text>", x(time), HEIGHT - 12.0, time - first);
+            let _ = writeln!(
+                svg,
+                "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{:.2} s</text>",
+                x(time),
+                HEIGHT - 12.0,
+                time - first
+            );
         }
         // What lies below is drawn last.
         for (index, (line, below)) in lines.iter().enumerate().rev() {
@@ -94,10 +114,14 @@ impl Chart<'_> {
                 .zip(line.iter().zip(below))
                 .filter_map(|(time, (value, below))| Some((*time, (*value)?, *below)))
                 .collect();
-            let up = known.iter().map(|(time, value, _)| format!("{:.1},{:.1}", x(*time), y(*value)));
+            let up =
+                known.iter().map(|(time, value, _)| format!("{:.1},{:.1}", x(*time), y(*value)));
             let name = escape(&self.series[index].name);
             let _ = if self.stacked {
-                let down = known.iter().rev().map(|(time, _, below)| format!("{:.1},{:.1}", x(*time), y(*below)));
+                let down = known
+                    .iter()
+                    .rev()
+                    .map(|(time, _, below)| format!("{:.1},{:.1}", x(*time), y(*below)));
                 let points = up.chain(down).collect::<Vec<_>>().join(" ");
                 writeln!(svg, "<polygon data-series=\"{name}\" points=\"{points}\" fill=\"{color}\" fill-opacity=\"0.7\"/>")
             } else {
@@ -129,13 +153,21 @@ mod tests {
 
     #[test]
     fn axes_end_with_round_numbers() {
-        assert_eq!([round_up(0.0), round_up(1.0), round_up(2.2), round_up(37.0), round_up(600.0)], [1.0, 1.0, 2.5, 50.0, 1000.0]);
+        assert_eq!(
+            [round_up(0.0), round_up(1.0), round_up(2.2), round_up(37.0), round_up(600.0)],
+            [1.0, 1.0, 2.5, 50.0, 1000.0]
+        );
     }
 
     #[test]
     fn stacks_stand_on_each_other() {
         let all = [series("a", &[1.0, 2.0]), series("b", &[3.0, 4.0])];
-        let chart = Chart { times: &[0.0, 1.0], series: &all, format: |value| value.to_string(), stacked: true };
+        let chart = Chart {
+            times: &[0.0, 1.0],
+            series: &all,
+            format: |value| value.to_string(),
+            stacked: true,
+        };
         let lines = chart.lines();
         assert_eq!(lines[1].0, [Some(4.0), Some(6.0)]);
         assert_eq!(lines[1].1, [1.0, 2.0]);
@@ -148,7 +180,12 @@ mod tests {
     fn gaps_are_left_out() {
         let mut gap = series("a<b", &[1.0, 2.0, 3.0]);
         gap.values[1] = None;
-        let chart = Chart { times: &[0.0, 1.0, 2.0], series: &[gap], format: |value| value.to_string(), stacked: false };
+        let chart = Chart {
+            times: &[0.0, 1.0, 2.0],
+            series: &[gap],
+            format: |value| value.to_string(),
+            stacked: false,
+        };
         let svg = chart.svg();
         let points = svg.split("points=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
         assert_eq!(points.split(' ').count(), 2);

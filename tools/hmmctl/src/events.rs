@@ -8,8 +8,16 @@ use serde_json::{json, Value};
 use std::collections::BTreeMap;
 
 /// The events that there are.
-pub const NAMES: [&str; 8] =
-    ["device_fault", "cpu_fault", "migrate_begin", "migrate_end", "evict", "thrash", "invalidate", "retry"];
+pub const NAMES: [&str; 8] = [
+    "device_fault",
+    "cpu_fault",
+    "migrate_begin",
+    "migrate_end",
+    "evict",
+    "thrash",
+    "invalidate",
+    "retry",
+];
 
 /// Which events are meant.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -43,13 +51,15 @@ fn parse_range(text: &str) -> std::result::Result<(u64, u64), String> {
         (Some((start, end)), None) => parse_number(start).zip(parse_number(end)),
         (None, Some((start, bytes))) => {
             let start = parse_number(start);
-            start.zip(start.zip(parse_number(bytes)).and_then(|(start, bytes)| start.checked_add(bytes)))
+            start.zip(
+                start.zip(parse_number(bytes)).and_then(|(start, bytes)| start.checked_add(bytes)),
+            )
         }
         _ => None,
     };
-    range
-        .filter(|(start, end)| start < end)
-        .ok_or_else(|| format!("'{text}' is no range: START-END, or START+BYTES, with 0x for hexadecimal"))
+    range.filter(|(start, end)| start < end).ok_or_else(|| {
+        format!("'{text}' is no range: START-END, or START+BYTES, with 0x for hexadecimal")
+    })
 }
 
 /// The devices of the mirrors, and the names of their processes.
@@ -96,7 +106,8 @@ fn number(event: &Event, name: &str) -> Option<u32> {
 
 /// The device that an event is about.
 pub fn device_of(event: &Event, known: &mut Known) -> Option<u32> {
-    number(event, "device").or_else(|| number(event, "mirror").and_then(|mirror| known.device(mirror)))
+    number(event, "device")
+        .or_else(|| number(event, "mirror").and_then(|mirror| known.device(mirror)))
 }
 
 /// The addresses that an event is about.
@@ -126,7 +137,9 @@ impl Filter {
 
     /// Whether `event` is meant.
     pub fn takes(&self, event: &Event, known: &mut Known) -> bool {
-        let same = |wanted: Option<u32>, found: Option<u32>| wanted.is_none_or(|wanted| found == Some(wanted));
+        let same = |wanted: Option<u32>, found: Option<u32>| {
+            wanted.is_none_or(|wanted| found == Some(wanted))
+        };
         let touches = |(start, end): (u64, u64)| {
             range_of(event).is_some_and(|(first, last)| first < end && start < last)
         };
@@ -160,9 +173,18 @@ fn words(event: &Event) -> String {
     let text = |name: &str| event.text(name).to_string();
     let direction = event.words.first().map_or("", String::as_str).replace('-', " ");
     match event.name.as_str() {
-        "device_fault" => format!("device fault   {} {}{}", text("access"), span(event), result(event)),
-        "cpu_fault" => format!("CPU fault      {} brought back {}{}", text("address"), text("moved"), result(event)),
-        "migrate_begin" => format!("migrate begin  {direction} {} ({})", span(event), text("trigger")),
+        "device_fault" => {
+            format!("device fault   {} {}{}", text("access"), span(event), result(event))
+        }
+        "cpu_fault" => format!(
+            "CPU fault      {} brought back {}{}",
+            text("address"),
+            text("moved"),
+            result(event)
+        ),
+        "migrate_begin" => {
+            format!("migrate begin  {direction} {} ({})", span(event), text("trigger"))
+        }
         "migrate_end" => format!(
             "migrate end    {direction} moved {}, switched {}, stayed {} ({}){}",
             text("moved"),
@@ -171,10 +193,19 @@ fn words(event: &Event) -> String {
             text("trigger"),
             result(event)
         ),
-        "evict" => format!("evict          moved {}, left {} ({})", text("moved"), text("left"), text("need")),
-        "thrash" if text("verdict") == "waits" => format!("thrash         {} waits {} ms", span(event), text("ms")),
+        "evict" => format!(
+            "evict          moved {}, left {} ({})",
+            text("moved"),
+            text("left"),
+            text("need")
+        ),
+        "thrash" if text("verdict") == "waits" => {
+            format!("thrash         {} waits {} ms", span(event), text("ms"))
+        }
         "thrash" => format!("thrash         {} {}", span(event), text("verdict")),
-        "invalidate" => format!("invalidate     {} {} changed {}", text("event"), span(event), text("changed")),
+        "invalidate" => {
+            format!("invalidate     {} {} changed {}", text("event"), span(event), text("changed"))
+        }
         "retry" => format!("retry          {} ({})", span(event), text("reason")),
         other => format!("{other} {:?} {:?}", event.fields, event.words),
     }
@@ -229,7 +260,8 @@ pub mod tests {
 
     #[test]
     fn filters_take_what_they_name() {
-        let fault = event("device_fault: pid=812 mirror=3 start=0x10000 pages=4 access=read result=0");
+        let fault =
+            event("device_fault: pid=812 mirror=3 start=0x10000 pages=4 access=read result=0");
         let evict = event("evict: device=1 need=room moved=512 left=0");
         let takes = |filter: Filter, event: &Event| filter.takes(event, &mut known());
         let all = Filter::default();
@@ -241,7 +273,12 @@ pub mod tests {
         assert!(!takes(Filter { device: Some(0), ..all.clone() }, &fault));
         assert!(takes(Filter { pid: Some(812), mirror: Some(3), ..all.clone() }, &fault));
         assert!(!takes(Filter { pid: Some(812), ..all.clone() }, &evict));
-        for (range, takes_it) in [("0x13000-0x14000", true), ("0x14000+4096", false), ("0-0x10000", false), ("0x10000+1", true)] {
+        for (range, takes_it) in [
+            ("0x13000-0x14000", true),
+            ("0x14000+4096", false),
+            ("0-0x10000", false),
+            ("0x10000+1", true),
+        ] {
             let range = Some(parse_range(range).unwrap());
             assert_eq!(takes(Filter { range, ..all.clone() }, &fault), takes_it, "{range:?}");
         }
@@ -259,19 +296,30 @@ pub mod tests {
     #[test]
     fn lines_are_words() {
         let line = |rest: &str| line(&event(rest), &mut known());
-        let fault = line("device_fault: pid=812 mirror=3 start=0x10000 pages=1 access=write result=-14");
+        let fault =
+            line("device_fault: pid=812 mirror=3 start=0x10000 pages=1 access=write result=-14");
         assert!(fault.contains("gpu-app:812") && fault.contains("dev 1 "), "{fault}");
-        assert!(fault.ends_with("write 0x10000 1 page, failed: Bad address (os error 14)"), "{fault}");
+        assert!(
+            fault.ends_with("write 0x10000 1 page, failed: Bad address (os error 14)"),
+            "{fault}"
+        );
         let end = line("migrate_end: pid=812 mirror=3 to-device trigger=request moved=16 switched=8 stayed=0 result=0");
-        assert!(end.ends_with("migrate end    to device moved 16, switched 8, stayed 0 (request)"), "{end}");
+        assert!(
+            end.ends_with("migrate end    to device moved 16, switched 8, stayed 0 (request)"),
+            "{end}"
+        );
         let all = line("migrate_begin: pid=812 mirror=3 start=0x0 pages=4503599627370495 to-system trigger=close");
         assert!(all.ends_with("to system everything (close)"), "{all}");
-        assert!(line("thrash: pid=1 mirror=4 start=0x1000 pages=1 verdict=waits ms=3").ends_with("waits 3 ms"));
+        assert!(line("thrash: pid=1 mirror=4 start=0x1000 pages=1 verdict=waits ms=3")
+            .ends_with("waits 3 ms"));
     }
 
     #[test]
     fn objects_have_numbers() {
-        let object = object(&event("retry: pid=812 mirror=3 start=0x10000 pages=2 reason=busy"), &mut known());
+        let object = object(
+            &event("retry: pid=812 mirror=3 start=0x10000 pages=2 reason=busy"),
+            &mut known(),
+        );
         assert_eq!(object["pid"], 812);
         assert_eq!(object["start"], "0x10000");
         assert_eq!(object["device"], 1);

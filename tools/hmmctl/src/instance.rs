@@ -77,7 +77,11 @@ impl Instance {
         let mut buffer = vec![0; READ];
         let read = match pipe.read(&mut buffer) {
             Ok(read) => read,
-            Err(error) if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()) => 0,
+            Err(error)
+                if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()) =>
+            {
+                0
+            }
             Err(error) => return Err(Problem::io("read", &self.dir.join("trace_pipe"), error)),
         };
         self.rest.extend_from_slice(&buffer[..read]);

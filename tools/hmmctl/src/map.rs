@@ -62,7 +62,11 @@ impl Map {
         if alive.is_empty() {
             let pid = args.pid;
             let exists = std::path::Path::new(&format!("/proc/{pid}")).is_dir();
-            return Err(if exists { Problem::NoMirrorOf(pid, Vec::new()) } else { Problem::NoProcess(pid) });
+            return Err(if exists {
+                Problem::NoMirrorOf(pid, Vec::new())
+            } else {
+                Problem::NoProcess(pid)
+            });
         }
         let regions = places::regions(args.pid, &alive, args.all)?;
         Ok(Map { pid: args.pid, comm: source::name_of(args.pid), mirrors, regions })
@@ -155,12 +159,15 @@ fn size(pages: u64) -> String {
 fn summary(count: impl Fn(Place) -> u64) -> String {
     let names = ["device", "system", "exclusive", "CPU only", "elsewhere"];
     let shown = Place::ALL.iter().zip(names).filter(|((place, ..), _)| count(*place) != 0);
-    let part = |((place, ..), name): (&(Place, char, &str), &str)| format!("{name} {}", size(count(*place)));
+    let part = |((place, ..), name): (&(Place, char, &str), &str)| {
+        format!("{name} {}", size(count(*place)))
+    };
     shown.map(part).collect::<Vec<_>>().join(", ")
 }
 
 fn devices(map: &Map) -> String {
-    let mut numbers: Vec<String> = map.mirrors.iter().map(|mirror| crate::top::device_name(mirror.device)).collect();
+    let mut numbers: Vec<String> =
+        map.mirrors.iter().map(|mirror| crate::top::device_name(mirror.device)).collect();
     numbers.dedup();
     numbers.join(", ")
 }
@@ -233,7 +240,12 @@ fn svg(map: &Map, args: &Args) -> String {
         let (block, lines) = lines(region, args.width, args.block);
         y += 12;
         // Without addresses: they differ from run to run.
-        let head = format!("{}, {} in blocks of {}", name(region), size((region.vma.end - region.vma.start) / PAGE), size(block));
+        let head = format!(
+            "{}, {} in blocks of {}",
+            name(region),
+            size((region.vma.end - region.vma.start) / PAGE),
+            size(block)
+        );
         label(&mut body, 10, y, &format!("{head}: {}", summary(|place| region.count(place))));
         body.push_str("<g class=\"region\">\n");
         y += 6;
@@ -300,10 +312,25 @@ mod tests {
 
     fn example() -> (Map, Args) {
         let vma = Vma { start: 0, end: 96 * PAGE, rights: "rw-p".into(), name: "[heap]".into() };
-        let runs = vec![run(0, 32, Place::Device), run(32, 16, Place::System), run(64, 4, Place::Cpu)];
+        let runs =
+            vec![run(0, 32, Place::Device), run(32, 16, Place::System), run(64, 4, Place::Cpu)];
         let sample = crate::sample::tests::example().now;
-        let map = Map { pid: 812, comm: "a<b".into(), mirrors: vec![sample.mirrors[0].clone()], regions: vec![Region { vma, runs }] };
-        let args = Args { pid: 812, svg: None, json: false, all: false, device: None, width: 16, block: Some(2), color: "auto".into() };
+        let map = Map {
+            pid: 812,
+            comm: "a<b".into(),
+            mirrors: vec![sample.mirrors[0].clone()],
+            regions: vec![Region { vma, runs }],
+        };
+        let args = Args {
+            pid: 812,
+            svg: None,
+            json: false,
+            all: false,
+            device: None,
+            width: 16,
+            block: Some(2),
+            color: "auto".into(),
+        };
         (map, args)
     }
 
@@ -311,8 +338,17 @@ mod tests {
     fn text_shows_the_blocks() {
         let (map, args) = example();
         let text = text(&map, &args, false);
-        let pictures: Vec<&str> = text.lines().filter(|line| line.starts_with("  ") && !line.contains(' '.to_string().repeat(3).as_str())).collect();
-        assert_eq!(pictures[..3], ["  dddddddddddddddd", "  ssssssss........", "  cc.............."], "{text}");
+        let pictures: Vec<&str> = text
+            .lines()
+            .filter(|line| {
+                line.starts_with("  ") && !line.contains(' '.to_string().repeat(3).as_str())
+            })
+            .collect();
+        assert_eq!(
+            pictures[..3],
+            ["  dddddddddddddddd", "  ssssssss........", "  cc.............."],
+            "{text}"
+        );
         assert!(text.starts_with("process 812 (a<b), device 0: device 128.0 KiB, system 64.0 KiB, CPU only 16.0 KiB\n"), "{text}");
         assert!(text.contains("[heap]") && text.contains("8.0 KiB a block"), "{text}");
         assert!(super::text(&map, &args, true).contains("\x1b[30;42md\x1b[0m"));
@@ -339,6 +375,9 @@ mod tests {
 
     #[test]
     fn blocks_grow_with_the_mapping() {
-        assert_eq!([block_of(1, 64), block_of(512, 64), block_of(513, 64), block_of(1 << 20, 64)], [1, 1, 2, 2048]);
+        assert_eq!(
+            [block_of(1, 64), block_of(512, 64), block_of(513, 64), block_of(1 << 20, 64)],
+            [1, 1, 2, 2048]
+        );
     }
 }

@@ -41,7 +41,8 @@ fn color(color: Color) -> &'static str {
 /// The picture: text in runs of one style, blocks as rectangles.
 pub fn svg(buffer: &Buffer) -> String {
     let area = buffer.area;
-    let (width, height) = (f64::from(area.width) * WIDTH + 20.0, f64::from(area.height) * HEIGHT + 20.0);
+    let (width, height) =
+        (f64::from(area.width) * WIDTH + 20.0, f64::from(area.height) * HEIGHT + 20.0);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
          font-family=\"DejaVu Sans Mono, monospace\" font-size=\"13\">\n\
@@ -77,7 +78,11 @@ pub fn svg(buffer: &Buffer) -> String {
                     color(first.fg)
                 )
             } else {
-                let bold = if first.modifier.contains(Modifier::BOLD) { " font-weight=\"bold\"" } else { "" };
+                let bold = if first.modifier.contains(Modifier::BOLD) {
+                    " font-weight=\"bold\""
+                } else {
+                    ""
+                };
                 writeln!(
                     svg,
                     "<text x=\"{left:.1}\" y=\"{:.1}\" fill=\"{}\"{bold} textLength=\"{long:.1}\" xml:space=\"preserve\">{}</text>",

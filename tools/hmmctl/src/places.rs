@@ -89,7 +89,8 @@ impl Run {
 
     fn continues(&self, other: &Run) -> bool {
         self.end() == other.start
-            && Run { start: 0, pages: 0, ..self.clone() } == Run { start: 0, pages: 0, ..other.clone() }
+            && Run { start: 0, pages: 0, ..self.clone() }
+                == Run { start: 0, pages: 0, ..other.clone() }
     }
 
     /// Parses a line of the file `map`.
@@ -187,7 +188,9 @@ pub fn overlay(first: &[Run], second: &[Run]) -> Vec<Run> {
 pub fn of_mirrors(mirrors: &[&Mirror]) -> Result<Vec<Run>> {
     let all = mirrors.iter().map(|mirror| of_mirror(mirror)).collect::<Result<Vec<_>>>()?;
     let only = |place: Place| {
-        let of = |runs: &Vec<Run>| runs.iter().filter(|run| run.place == place).cloned().collect::<Vec<_>>();
+        let of = |runs: &Vec<Run>| {
+            runs.iter().filter(|run| run.place == place).cloned().collect::<Vec<_>>()
+        };
         all.iter().map(of).fold(Vec::new(), |sum, runs| overlay(&sum, &runs))
     };
     Ok(overlay(&overlay(&only(Place::Device), &only(Place::Exclusive)), &only(Place::System)))
@@ -204,7 +207,15 @@ fn of_cpu(pid: u32, start: u64, end: u64) -> Result<Vec<Run>> {
         for entry in entries {
             let place = Place::of_entry(entry);
             if place != Place::Nothing {
-                let run = Run { start: at, pages: 1, place, mirror: None, device: None, writable: false, huge: false };
+                let run = Run {
+                    start: at,
+                    pages: 1,
+                    place,
+                    mirror: None,
+                    device: None,
+                    writable: false,
+                    huge: false,
+                };
                 push(&mut runs, run);
             }
             at += PAGE;
@@ -226,7 +237,10 @@ impl Region {
     /// Pages in this place.
     pub fn count(&self, place: Place) -> u64 {
         match place {
-            Place::Nothing => (self.vma.end - self.vma.start) / PAGE - self.runs.iter().map(|run| run.pages).sum::<u64>(),
+            Place::Nothing => {
+                (self.vma.end - self.vma.start) / PAGE
+                    - self.runs.iter().map(|run| run.pages).sum::<u64>()
+            }
             _ => self.runs.iter().filter(|run| run.place == place).map(|run| run.pages).sum(),
         }
     }
@@ -247,7 +261,11 @@ impl Region {
         }
         // A single page is seen where the rest is nothing.
         let most = counts.iter().max().copied().unwrap_or((0, Place::Nothing));
-        if most.0 == 0 && left != 0 { Place::Nothing } else { most.1 }
+        if most.0 == 0 && left != 0 {
+            Place::Nothing
+        } else {
+            most.1
+        }
     }
 }
 
@@ -262,8 +280,10 @@ pub fn regions(pid: u32, mirrors: &[&Mirror], all: bool) -> Result<Vec<Region>> 
     let mut regions = Vec::new();
     for vma in vmas(&text) {
         let first = runs.partition_point(|run| run.end() <= vma.start);
-        let own: Vec<Run> = runs[first..].iter().map_while(|run| run.cut(vma.start, vma.end)).collect();
-        let is_shown = !own.is_empty() || (all && vma.rights.ends_with('p') && vma.rights.starts_with('r'));
+        let own: Vec<Run> =
+            runs[first..].iter().map_while(|run| run.cut(vma.start, vma.end)).collect();
+        let is_shown =
+            !own.is_empty() || (all && vma.rights.ends_with('p') && vma.rights.starts_with('r'));
         // Beyond the addresses that user space has there is no page map.
         if !is_shown || vma.start >= 1 << 63 {
             continue;
@@ -290,7 +310,10 @@ pub mod tests {
     fn lines_are_parsed() {
         let run = Run::parse("3 812 0x7f0000001000 512 device r huge", Some(1)).unwrap();
         assert_eq!((run.start, run.pages, run.place), (0x7f00_0000_1000, 512, Place::Device));
-        assert_eq!((run.mirror, run.device, run.writable, run.huge), (Some(3), Some(1), false, true));
+        assert_eq!(
+            (run.mirror, run.device, run.writable, run.huge),
+            (Some(3), Some(1), false, true)
+        );
         assert_eq!(Run::parse("3 812 7f0000001000 512 device r huge", None), None);
         assert_eq!(Run::parse("3 812 0x1000 1 nowhere r small", None), None);
     }
@@ -299,7 +322,10 @@ pub mod tests {
     fn mappings_are_parsed() {
         let text = "7f00-8f00 rw-p 00000000 00:00 0                          [heap]\n8f00-9f00 r--s 0 08:01 7 /a b\n";
         let vmas = vmas(text);
-        assert_eq!(vmas[0], Vma { start: 0x7f00, end: 0x8f00, rights: "rw-p".into(), name: "[heap]".into() });
+        assert_eq!(
+            vmas[0],
+            Vma { start: 0x7f00, end: 0x8f00, rights: "rw-p".into(), name: "[heap]".into() }
+        );
         assert_eq!(vmas[1].name, "/a b");
     }
 
@@ -327,7 +353,10 @@ pub mod tests {
         let runs = vec![run(0, 4, Place::Device), run(4, 1, Place::System), run(8, 1, Place::Cpu)];
         let region = Region { vma, runs };
         let at = |from: u64, to: u64| region.at(from * PAGE, to * PAGE).char();
-        assert_eq!([at(0, 4), at(2, 6), at(4, 8), at(8, 12), at(12, 16)], ['d', 'd', 's', 'c', '.']);
+        assert_eq!(
+            [at(0, 4), at(2, 6), at(4, 8), at(8, 12), at(12, 16)],
+            ['d', 'd', 's', 'c', '.']
+        );
         assert_eq!(region.count(Place::Nothing), 10);
         assert_eq!(region.count(Place::Device), 4);
     }

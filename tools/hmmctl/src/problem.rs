@@ -119,7 +119,9 @@ impl Display for Problem {
                 f,
                 "there is no mirror {number}\n`hmmctl top --once` shows the mirrors that there are"
             ),
-            Problem::Command(how) => write!(f, "the recorded command {how}; what it did was recorded"),
+            Problem::Command(how) => {
+                write!(f, "the recorded command {how}; what it did was recorded")
+            }
             Problem::Format(what) => f.write_str(what),
             Problem::Io { what, error } => write!(f, "cannot {what}: {error}"),
         }
@@ -137,7 +139,9 @@ mod tests {
         assert_eq!(problem.status(), 3);
         assert!(problem.to_string().contains("sudo"), "{problem}");
         assert!(Problem::NoModule.to_string().contains("modprobe"));
-        assert!(Problem::NotMounted("debugfs").to_string().contains("mount -t debugfs none /sys/kernel/debug"));
+        assert!(Problem::NotMounted("debugfs")
+            .to_string()
+            .contains("mount -t debugfs none /sys/kernel/debug"));
         assert!(Problem::NotMounted("tracefs").to_string().contains("/sys/kernel/tracing"));
         assert!(Problem::NoMirrorOf(7, vec![3, 4]).to_string().ends_with("mirrored: 3, 4"));
         assert!(Problem::NoDevice(9, vec![]).to_string().ends_with("none"));

@@ -96,19 +96,26 @@ impl Record {
                 Ok(Line::Head(head)) if head.hmmctl == VERSION => record.head = head,
                 Ok(Line::Head(head)) => {
                     let version = head.hmmctl;
-                    return Err(Problem::Format(format!("{name} is of version {version}, this hmmctl knows {VERSION}")));
+                    return Err(Problem::Format(format!(
+                        "{name} is of version {version}, this hmmctl knows {VERSION}"
+                    )));
                 }
                 Ok(Line::Sample(sample)) => record.samples.push(sample),
                 Ok(Line::Event(event)) => record.events.push(event),
                 Ok(Line::End { lost }) => record.lost = lost,
                 Err(error) => {
                     let number = index + 1;
-                    return Err(Problem::Format(format!("{name} is no record of hmmctl: line {number}: {error}")));
+                    return Err(Problem::Format(format!(
+                        "{name} is no record of hmmctl: line {number}: {error}"
+                    )));
                 }
             }
         }
         if record.head.hmmctl == 0 {
-            return Err(Problem::Format(format!("{} is no record of hmmctl: it is empty", path.display())));
+            return Err(Problem::Format(format!(
+                "{} is no record of hmmctl: it is empty",
+                path.display()
+            )));
         }
         Ok(record)
     }
@@ -117,7 +124,8 @@ impl Record {
     pub fn counts(&self) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
         for event in &self.events {
-            *counts.entry(event["event"].as_str().unwrap_or_default().to_string()).or_default() += 1;
+            *counts.entry(event["event"].as_str().unwrap_or_default().to_string()).or_default() +=
+                1;
         }
         counts
     }
@@ -132,7 +140,8 @@ struct Writer {
 
 impl Writer {
     fn write(&mut self, line: &Line) -> Result<()> {
-        let text = serde_json::to_string(line).map_err(|error| Problem::Format(error.to_string()))?;
+        let text =
+            serde_json::to_string(line).map_err(|error| Problem::Format(error.to_string()))?;
         writeln!(self.out, "{text}").map_err(|error| Problem::io("write", &self.path, error))
     }
 
@@ -159,7 +168,8 @@ fn ended(child: &mut Option<Child>) -> Result<Option<bool>> {
         return Ok(None);
     };
     let status = child.try_wait();
-    let status = status.map_err(|error| Problem::Io { what: "wait for the command".to_string(), error })?;
+    let status =
+        status.map_err(|error| Problem::Io { what: "wait for the command".to_string(), error })?;
     Ok(status.map(|status| status.success()))
 }
 
@@ -167,8 +177,10 @@ fn ended(child: &mut Option<Child>) -> Result<Option<bool>> {
 pub fn run(args: &Args) -> Result<()> {
     let mut known = Known::now()?;
     let stop = Stop::new(args.duration)?;
-    let file = File::create(&args.output).map_err(|error| Problem::io("make", &args.output, error))?;
-    let mut writer = Writer { path: args.output.clone(), out: BufWriter::new(file), samples: 0, events: 0 };
+    let file =
+        File::create(&args.output).map_err(|error| Problem::io("make", &args.output, error))?;
+    let mut writer =
+        Writer { path: args.output.clone(), out: BufWriter::new(file), samples: 0, events: 0 };
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let head = Head {
         hmmctl: VERSION,
@@ -234,9 +246,15 @@ pub mod tests {
     /// A record of some moments.
     pub fn example() -> Record {
         let between = crate::sample::tests::example();
-        let event = |rest: &str| events::object(&events::tests::event(rest), &mut events::tests::known());
+        let event =
+            |rest: &str| events::object(&events::tests::event(rest), &mut events::tests::known());
         Record {
-            head: Head { hmmctl: VERSION, command: vec!["a<b".into()], interval_ms: 100, kernel: "7.2".into() },
+            head: Head {
+                hmmctl: VERSION,
+                command: vec!["a<b".into()],
+                interval_ms: 100,
+                kernel: "7.2".into(),
+            },
             samples: vec![between.before, between.now],
             events: vec![
                 event("device_fault: pid=812 mirror=3 start=0x10000 pages=1 access=write result=0"),
@@ -251,14 +269,25 @@ pub mod tests {
     fn records_are_read_as_they_were_written() {
         let path = std::env::temp_dir().join(format!("hmmctl-test-{}.rec", std::process::id()));
         let record = example();
-        let mut writer = Writer { path: path.clone(), out: BufWriter::new(File::create(&path).unwrap()), samples: 0, events: 0 };
+        let mut writer = Writer {
+            path: path.clone(),
+            out: BufWriter::new(File::create(&path).unwrap()),
+            samples: 0,
+            events: 0,
+        };
         writer.write(&Line::Head(record.head.clone())).unwrap();
-        record.samples.iter().for_each(|sample| writer.write(&Line::Sample(sample.clone())).unwrap());
+        record
+            .samples
+            .iter()
+            .for_each(|sample| writer.write(&Line::Sample(sample.clone())).unwrap());
         record.events.iter().for_each(|event| writer.write(&Line::Event(event.clone())).unwrap());
         writer.write(&Line::End { lost: 7 }).unwrap();
         writer.out.flush().unwrap();
         let read = Record::read(&path).unwrap();
-        assert_eq!((read.head, read.samples, read.events, read.lost), (record.head, record.samples, record.events, 7));
+        assert_eq!(
+            (read.head, read.samples, read.events, read.lost),
+            (record.head, record.samples, record.events, 7)
+        );
         std::fs::write(&path, "{}\n").unwrap();
         assert!(Record::read(&path).unwrap_err().to_string().contains("line 1"));
         std::fs::write(&path, "").unwrap();

@@ -89,11 +89,17 @@ fn mirrors(record: &Record) -> BTreeMap<u32, String> {
 
 fn plots(record: &Record) -> Plots {
     let samples = &record.samples;
-    let each = |name: String, value: &dyn Fn(&Sample) -> Option<f64>| Series { name, values: samples.iter().map(value).collect() };
+    let each = |name: String, value: &dyn Fn(&Sample) -> Option<f64>| Series {
+        name,
+        values: samples.iter().map(value).collect(),
+    };
     // What happens between two samples is told at the second.
     let changes = |name: String, value: &dyn Fn(&Between) -> Option<f64>| {
-        let pairs = samples.windows(2).map(|pair| Between { before: pair[0].clone(), now: pair[1].clone() });
-        let values = std::iter::once(None).chain(pairs.map(|pair| value(&pair))).take(samples.len());
+        let pairs = samples
+            .windows(2)
+            .map(|pair| Between { before: pair[0].clone(), now: pair[1].clone() });
+        let values =
+            std::iter::once(None).chain(pairs.map(|pair| value(&pair))).take(samples.len());
         Series { name, values: values.collect() }
     };
     let mirrors = mirrors(record);
@@ -101,9 +107,12 @@ fn plots(record: &Record) -> Plots {
     for (number, name) in &mirrors {
         let pages = |pages: fn(&Mirror) -> u64| {
             let number = *number;
-            move |sample: &Sample| Some(sample.mirror(number).map_or(0.0, |mirror| pages(mirror) as f64 * PAGE))
+            move |sample: &Sample| {
+                Some(sample.mirror(number).map_or(0.0, |mirror| pages(mirror) as f64 * PAGE))
+            }
         };
-        residency.push(each(format!("{name}: device memory"), &pages(|mirror| mirror.device_pages)));
+        residency
+            .push(each(format!("{name}: device memory"), &pages(|mirror| mirror.device_pages)));
         residency.push(each(
             format!("{name}: system memory"),
             &pages(|mirror| mirror.system_pages + mirror.exclusive_pages),
@@ -127,14 +136,26 @@ fn plots(record: &Record) -> Plots {
     };
     let times_page = |rate: Option<f64>| rate.map(|rate| rate * PAGE);
     let faults = vec![
-        changes("device faults".into(), &|between| of_mirrors(between, |mirror| mirror.get("faults"))),
-        changes("CPU faults".into(), &|between| of_devices(between, |device| device.get("cpu_faults"))),
+        changes("device faults".into(), &|between| {
+            of_mirrors(between, |mirror| mirror.get("faults"))
+        }),
+        changes("CPU faults".into(), &|between| {
+            of_devices(between, |device| device.get("cpu_faults"))
+        }),
     ];
     let moved = vec![
-        changes("to devices".into(), &|between| times_page(of_mirrors(between, |mirror| mirror.get("to_device")))),
-        changes("to the system".into(), &|between| times_page(of_mirrors(between, |mirror| mirror.get("to_system")))),
-        changes("by CPU faults".into(), &|between| times_page(of_devices(between, |device| device.get("cpu_fault_pages")))),
-        changes("evicted".into(), &|between| times_page(of_devices(between, |device| device.get("evicted")))),
+        changes("to devices".into(), &|between| {
+            times_page(of_mirrors(between, |mirror| mirror.get("to_device")))
+        }),
+        changes("to the system".into(), &|between| {
+            times_page(of_mirrors(between, |mirror| mirror.get("to_system")))
+        }),
+        changes("by CPU faults".into(), &|between| {
+            times_page(of_devices(between, |device| device.get("cpu_fault_pages")))
+        }),
+        changes("evicted".into(), &|between| {
+            times_page(of_devices(between, |device| device.get("evicted")))
+        }),
     ];
     let stalled = mirrors.iter().map(|(number, name)| {
         changes(name.clone(), &|between| {
@@ -142,21 +163,46 @@ fn plots(record: &Record) -> Plots {
             Some(between.rate(between.mirror(mirror, |mirror| mirror.get("fault_ns"))) / 1e6)
         })
     });
-    let names: std::collections::BTreeSet<&String> = samples.iter().flat_map(|sample| sample.phases.keys()).collect();
+    let names: std::collections::BTreeSet<&String> =
+        samples.iter().flat_map(|sample| sample.phases.keys()).collect();
     let phases = names.into_iter().map(|name| {
         changes(name.clone(), &|between| Some(between.rate(between.phase(name).ns) / 1e6))
     });
-    let plot = |key, title, format, stacked, series| Plot { key, title, format, stacked, series: few(series, 8) };
+    let plot = |key, title, format, stacked, series| Plot {
+        key,
+        title,
+        format,
+        stacked,
+        series: few(series, 8),
+    };
     let first = samples.first().map_or(0.0, |sample| sample.time);
     Plots {
         times: samples.iter().map(|sample| sample.time - first).collect(),
         plots: vec![
-            plot("residency", "Where the pages are that devices have mapped", bytes, true, residency),
+            plot(
+                "residency",
+                "Where the pages are that devices have mapped",
+                bytes,
+                true,
+                residency,
+            ),
             plot("memory", "Device memory in use", bytes, false, memory.collect()),
             plot("faults", "Faults", per_second, false, faults),
             plot("moved", "Bytes moved", bytes_per_second, false, moved),
-            plot("stalled", "Time that devices waited for faults", milliseconds, false, stalled.collect()),
-            plot("phases", "Time of the phases of faults and migrations", milliseconds, true, phases.collect()),
+            plot(
+                "stalled",
+                "Time that devices waited for faults",
+                milliseconds,
+                false,
+                stalled.collect(),
+            ),
+            plot(
+                "phases",
+                "Time of the phases of faults and migrations",
+                milliseconds,
+                true,
+                phases.collect(),
+            ),
         ],
     }
 }
@@ -165,7 +211,9 @@ fn plots(record: &Record) -> Plots {
 fn totals(record: &Record) -> Vec<(&'static str, u64)> {
     let grown = |value: fn(&Mirror) -> u64| {
         let mut sums: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-        let known: Vec<u32> = record.samples.first().map_or(Vec::new(), |sample| sample.mirrors.iter().map(|mirror| mirror.mirror).collect());
+        let known: Vec<u32> = record.samples.first().map_or(Vec::new(), |sample| {
+            sample.mirrors.iter().map(|mirror| mirror.mirror).collect()
+        });
         for mirror in record.samples.iter().flat_map(|sample| &sample.mirrors) {
             let first = if known.contains(&mirror.mirror) { value(mirror) } else { 0 };
             sums.entry(mirror.mirror).or_insert((first, 0)).1 = value(mirror);
@@ -197,9 +245,12 @@ fn object(record: &Record) -> Value {
     let series = |series: &Series| json!({ "name": series.name, "values": series.values });
     let plots: serde_json::Map<_, _> = plots
         .iter()
-        .map(|plot| (plot.key.to_string(), json!(plot.series.iter().map(series).collect::<Vec<_>>())))
+        .map(|plot| {
+            (plot.key.to_string(), json!(plot.series.iter().map(series).collect::<Vec<_>>()))
+        })
         .collect();
-    let totals: serde_json::Map<_, _> = totals(record).into_iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
+    let totals: serde_json::Map<_, _> =
+        totals(record).into_iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
     json!({
         "command": record.head.command,
         "kernel": record.head.kernel,
@@ -212,7 +263,9 @@ fn object(record: &Record) -> Value {
 }
 
 fn table(caption: &str, rows: impl Iterator<Item = (String, String)>) -> String {
-    let row = |(name, value): (String, String)| format!("<tr><td>{}</td><td>{}</td></tr>\n", escape(&name), escape(&value));
+    let row = |(name, value): (String, String)| {
+        format!("<tr><td>{}</td><td>{}</td></tr>\n", escape(&name), escape(&value))
+    };
     format!("<table><caption>{caption}</caption>\n{}</table>\n", rows.map(row).collect::<String>())
 }
 
@@ -236,12 +289,30 @@ fn html(record: &Record) -> String {
         record.lost,
         escape(&record.head.kernel),
     );
-    html.push_str(&table("In sum", totals(record).into_iter().map(|(name, value)| (name.to_string(), value.to_string()))));
-    html.push_str(&table("Events", record.counts().into_iter().map(|(name, value)| (name, value.to_string()))));
+    html.push_str(&table(
+        "In sum",
+        totals(record).into_iter().map(|(name, value)| (name.to_string(), value.to_string())),
+    ));
+    html.push_str(&table(
+        "Events",
+        record.counts().into_iter().map(|(name, value)| (name, value.to_string())),
+    ));
     for plot in &plots {
-        let chart = Chart { times: &times, series: &plot.series, format: plot.format, stacked: plot.stacked };
+        let chart = Chart {
+            times: &times,
+            series: &plot.series,
+            format: plot.format,
+            stacked: plot.stacked,
+        };
         // Writing to a string does not fail.
-        let _ = write!(html, "<h2 id=\"{}\">{}</h2>\n{}<p>{}</p>\n", plot.key, plot.title, chart.svg(), chart.legend());
+        let _ = write!(
+            html,
+            "<h2 id=\"{}\">{}</h2>\n{}<p>{}</p>\n",
+            plot.key,
+            plot.title,
+            chart.svg(),
+            chart.legend()
+        );
     }
     html.push_str("</body>\n</html>\n");
     html
@@ -295,12 +366,17 @@ mod tests {
             assert!(html.contains(&format!("<h2 id=\"{id}\">")), "no {id}");
         }
         assert!(html.contains("<h1>a&lt;b</h1>"));
-        assert!(!html.contains("http://") || html.matches("http://").count() == html.matches("http://www.w3.org/2000/svg").count());
+        assert!(
+            !html.contains("http://")
+                || html.matches("http://").count()
+                    == html.matches("http://www.w3.org/2000/svg").count()
+        );
     }
 
     #[test]
     fn many_series_become_few() {
-        let series = |value: f64| Series { name: value.to_string(), values: vec![None, Some(value)] };
+        let series =
+            |value: f64| Series { name: value.to_string(), values: vec![None, Some(value)] };
         let all = few((1..=20).map(|value| series(f64::from(value))).collect(), 4);
         assert_eq!(all.len(), 4);
         assert_eq!(all[0].name, "20");

@@ -283,7 +283,8 @@ pub mod tests {
             devices: devices(&device(faults)).unwrap(),
             phases: phases(&format!("copy {faults} {ns}\nwait 0 0\n")).unwrap(),
         };
-        let (mut before, mut now) = (sample(10.0, 10, 1000, 100), sample(12.0, 30, 500_001_000, 612));
+        let (mut before, mut now) =
+            (sample(10.0, 10, 1000, 100), sample(12.0, 30, 500_001_000, 612));
         before.mirrors[0].comm = "gpu-app".to_string();
         now.mirrors[0].comm = "gpu-app".to_string();
         Between { before, now }

@@ -29,11 +29,12 @@ pub const SYSTEM_COLOR: Color = Color::Blue;
 /// A bar in colours: device memory, system memory, nothing.
 fn bar_line(own: u64, system: u64, whole: u64) -> Line<'static> {
     let bar = bar(&[(own, '#'), (system, '-')], whole, BAR);
-    let spans = [('#', DEVICE_COLOR), ('-', SYSTEM_COLOR), ('.', Color::DarkGray)].map(|(char, color)| {
-        let count = bar.chars().filter(|other| *other == char).count();
-        let shown = if char == '.' { "░" } else { "█" };
-        Span::styled(shown.repeat(count), Style::new().fg(color))
-    });
+    let spans =
+        [('#', DEVICE_COLOR), ('-', SYSTEM_COLOR), ('.', Color::DarkGray)].map(|(char, color)| {
+            let count = bar.chars().filter(|other| *other == char).count();
+            let shown = if char == '.' { "░" } else { "█" };
+            Span::styled(shown.repeat(count), Style::new().fg(color))
+        });
     Line::from(spans.to_vec())
 }
 
@@ -53,7 +54,9 @@ fn header(names: &[&'static str], left: usize) -> Row<'static> {
 fn mirrors(between: &Between) -> Table<'static> {
     let (rows, _) = rows(between);
     let row = |row: &crate::top::MirrorRow| {
-        let Mirror { pid, comm, mirror, device, system_pages, device_pages, exclusive_pages, .. } = row.mirror;
+        let Mirror {
+            pid, comm, mirror, device, system_pages, device_pages, exclusive_pages, ..
+        } = row.mirror;
         let (own, system) = (*device_pages, system_pages + exclusive_pages);
         let name = if row.mirror.alive { comm.clone() } else { "(gone)".to_string() };
         Row::new(vec![
@@ -71,7 +74,19 @@ fn mirrors(between: &Between) -> Table<'static> {
         ])
     };
     let widths = [7, 15, 4, 4, 8, 8, 7, 10, BAR as u16, 9, 9].map(Constraint::Length);
-    let names = ["PID", "NAME", "MIR", "DEV", "FAULT/s", "STALLED", "MIGR/s", "MOVED/s", "RESIDENCY", "DEVICE", "SYSTEM"];
+    let names = [
+        "PID",
+        "NAME",
+        "MIR",
+        "DEV",
+        "FAULT/s",
+        "STALLED",
+        "MIGR/s",
+        "MOVED/s",
+        "RESIDENCY",
+        "DEVICE",
+        "SYSTEM",
+    ];
     let mut head: Vec<Line> = Vec::new();
     for (index, name) in names.into_iter().enumerate() {
         let line = Line::from(name);
@@ -110,15 +125,27 @@ fn devices(between: &Between) -> Table<'static> {
 /// Draws it.
 pub fn draw(frame: &mut Frame, between: &Between) {
     let devices_high = between.now.devices.len() as u16 + 3;
-    let parts = [Constraint::Length(1), Constraint::Min(4), Constraint::Length(devices_high), Constraint::Length(1)];
+    let parts = [
+        Constraint::Length(1),
+        Constraint::Min(4),
+        Constraint::Length(devices_high),
+        Constraint::Length(1),
+    ];
     let [title, upper, lower, keys] = Layout::vertical(parts).areas(frame.area());
     let busiest = between.now.phases.keys().map(|name| (between.phase(name).ns, name)).max();
     let phase = match busiest {
-        Some((ns, name)) if ns > 0 => format!(", most time in {name}: {:.1} %", between.rate(ns) / 1e7),
+        Some((ns, name)) if ns > 0 => {
+            format!(", most time in {name}: {:.1} %", between.rate(ns) / 1e7)
+        }
         _ => String::new(),
     };
-    let summary = format!("hmmctl top: {} mirrors, {} devices{phase}", between.now.mirrors.len(), between.now.devices.len());
-    frame.render_widget(Line::from(summary).style(Style::new().add_modifier(Modifier::BOLD)), title);
+    let summary = format!(
+        "hmmctl top: {} mirrors, {} devices{phase}",
+        between.now.mirrors.len(),
+        between.now.devices.len()
+    );
+    frame
+        .render_widget(Line::from(summary).style(Style::new().add_modifier(Modifier::BOLD)), title);
     frame.render_widget(mirrors(between), upper);
     frame.render_widget(devices(between), lower);
     let legend = Line::from(vec![
@@ -146,7 +173,11 @@ enum Key {
 
 fn key(event: &Event) -> Option<Key> {
     match event {
-        Event::Key(key) if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) => Some(Key::Quit),
+        Event::Key(key)
+            if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) =>
+        {
+            Some(Key::Quit)
+        }
         Event::Key(key) => match key.code {
             KeyCode::Char('q') | KeyCode::Esc => Some(Key::Quit),
             KeyCode::Char(' ') => Some(Key::Pause),
@@ -214,7 +245,11 @@ mod tests {
     #[test]
     fn the_screen_has_processes_and_devices() {
         let lines = screen();
-        assert!(lines[0].starts_with("hmmctl top: 2 mirrors, 2 devices, most time in copy: 25.0 %"), "{}", lines[0]);
+        assert!(
+            lines[0].starts_with("hmmctl top: 2 mirrors, 2 devices, most time in copy: 25.0 %"),
+            "{}",
+            lines[0]
+        );
         let row = lines.iter().find(|line| line.contains("gpu-app")).unwrap();
         for word in ["812", "10.0", "25.0%", "1.0 MiB", "1.2 MiB", "400.0 KiB"] {
             assert!(row.contains(word), "no {word} in {row}");

@@ -57,7 +57,8 @@ pub fn map(number: u32, mut line: impl FnMut(&str)) -> Result<()> {
     let mut at = key << PAGE_BITS;
     let mut buffer = vec![0; 16384];
     loop {
-        let read = file.read_at(&mut buffer, at).map_err(|error| Problem::io("read", &path, error))?;
+        let read =
+            file.read_at(&mut buffer, at).map_err(|error| Problem::io("read", &path, error))?;
         let text = String::from_utf8_lossy(&buffer[..read]);
         let mut next = None;
         for text in text.lines() {
@@ -67,9 +68,12 @@ pub fn map(number: u32, mut line: impl FnMut(&str)) -> Result<()> {
             line(text);
             // A position of ours: behind the last page that was told.
             let mut words = text.split_whitespace().skip(2);
-            let start = words.next().and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+            let start = words
+                .next()
+                .and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
             let pages = words.next().and_then(|word| word.parse::<u64>().ok());
-            next = start.zip(pages).map(|(start, pages)| (key << PAGE_BITS) + (start >> 12) + pages);
+            next =
+                start.zip(pages).map(|(start, pages)| (key << PAGE_BITS) + (start >> 12) + pages);
         }
         match next {
             Some(next) => at = next,
@@ -81,15 +85,16 @@ pub fn map(number: u32, mut line: impl FnMut(&str)) -> Result<()> {
 /// Where tracefs is, with the library's events.
 pub fn tracefs() -> Result<PathBuf> {
     let mut denied = None;
-    let found = TRACEFS.iter().map(Path::new).find(|dir| match std::fs::read_dir(dir.join("instances")) {
-        Ok(_) => true,
-        Err(error) => {
-            if error.kind() == io::ErrorKind::PermissionDenied {
-                denied = Some(Problem::io("read", &dir.join("instances"), error));
+    let found =
+        TRACEFS.iter().map(Path::new).find(|dir| match std::fs::read_dir(dir.join("instances")) {
+            Ok(_) => true,
+            Err(error) => {
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    denied = Some(Problem::io("read", &dir.join("instances"), error));
+                }
+                false
             }
-            false
-        }
-    });
+        });
     let Some(found) = found else {
         return Err(denied.unwrap_or(Problem::NotMounted("tracefs")));
     };
@@ -119,7 +124,8 @@ mod tests {
 
     #[test]
     fn mounts_are_read() {
-        let mounts = "none /sys/kernel/debug debugfs rw 0 0\ntracefs /sys/kernel/tracing tracefs rw 0 0\n";
+        let mounts =
+            "none /sys/kernel/debug debugfs rw 0 0\ntracefs /sys/kernel/tracing tracefs rw 0 0\n";
         assert!(is_mounted(mounts, "debugfs", "/sys/kernel/debug"));
         assert!(!is_mounted(mounts, "debugfs", "/sys/kernel/tracing"));
         assert!(!is_mounted("", "debugfs", "/sys/kernel/debug"));

@@ -25,7 +25,8 @@ impl Stop {
             signal_hook::flag::register(number, signal.clone())
                 .map_err(|error| Problem::Io { what: "wait for signals".to_string(), error })?;
         }
-        let end = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
+        let end = seconds
+            .map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
         Ok(Stop { signal, end })
     }
 

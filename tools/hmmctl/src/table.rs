@@ -15,9 +15,15 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Row>> {
         let words: Vec<&str> = line.split_whitespace().collect();
         if words.len() != names.len() {
             let (found, wanted) = (words.len(), names.len());
-            return Err(Problem::Format(format!("{file}: {found} words for {wanted} columns: '{line}'")));
+            return Err(Problem::Format(format!(
+                "{file}: {found} words for {wanted} columns: '{line}'"
+            )));
         }
-        Ok(names.iter().zip(words).map(|(name, word)| (name.to_string(), word.to_string())).collect())
+        Ok(names
+            .iter()
+            .zip(words)
+            .map(|(name, word)| (name.to_string(), word.to_string()))
+            .collect())
     };
     lines.filter(|line| !line.trim().is_empty()).map(row).collect()
 }

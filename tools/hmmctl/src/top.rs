@@ -119,9 +119,13 @@ fn plain(between: &Between) -> String {
     const WIDTH: usize = 20;
     let (mirrors, devices) = rows(between);
     let words = |text: &str| text.split(' ').map(str::to_string).collect::<Vec<_>>();
-    let mut lines = vec![words("PID NAME MIRROR DEVICE FAULTS/s STALLED MIGRATIONS/s MOVED/s SYSTEM DEVMEM RESIDENCY")];
+    let mut lines = vec![words(
+        "PID NAME MIRROR DEVICE FAULTS/s STALLED MIGRATIONS/s MOVED/s SYSTEM DEVMEM RESIDENCY",
+    )];
     for row in &mirrors {
-        let Mirror { pid, comm, mirror, device, system_pages, device_pages, exclusive_pages, .. } = row.mirror;
+        let Mirror {
+            pid, comm, mirror, device, system_pages, device_pages, exclusive_pages, ..
+        } = row.mirror;
         let (system, own) = (system_pages + exclusive_pages, *device_pages);
         lines.push(vec![
             pid.to_string(),
@@ -236,7 +240,8 @@ pub fn run(args: &Args) -> Result<()> {
         let between = source.next()?;
         if let Some(file) = &args.svg {
             let picture = screen::picture(&between).map_err(Problem::output)?;
-            return std::fs::write(file, picture).map_err(|error| Problem::io("write", file, error));
+            return std::fs::write(file, picture)
+                .map_err(|error| Problem::io("write", file, error));
         }
         let mut out = std::io::stdout().lock();
         let text = match args.json {
@@ -291,6 +296,9 @@ mod tests {
 
     #[test]
     fn rates_are_short() {
-        assert_eq!([rate(0.0), rate(1234.4), rate(5e6), rate(3e9)], ["0.0", "1234", "5000k", "3000M"]);
+        assert_eq!(
+            [rate(0.0), rate(1234.4), rate(5e6), rate(3e9)],
+            ["0.0", "1234", "5000k", "3000M"]
+        );
     }
 }

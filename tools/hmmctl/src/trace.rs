@@ -41,7 +41,9 @@ pub fn run(args: &Args) -> Result<()> {
     while !enough(shown) {
         let mut out = std::io::stdout().lock();
         let any = instance.read(|line| {
-            let Some(event) = Event::parse(line).filter(|event| args.filter.takes(event, &mut known)) else {
+            let Some(event) =
+                Event::parse(line).filter(|event| args.filter.takes(event, &mut known))
+            else {
                 return Ok(());
             };
             if enough(shown) {

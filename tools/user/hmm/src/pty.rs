@@ -29,8 +29,11 @@ impl Terminal {
         // SAFETY: new descriptors that nobody else knows.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
         // SAFETY: the descriptor is open, and the flag is all that is set.
-        Errno::check(unsafe { libc::fcntl(master.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }.into())?;
-        let child = command.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave).spawn()?;
+        Errno::check(
+            unsafe { libc::fcntl(master.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }.into(),
+        )?;
+        let child =
+            command.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave).spawn()?;
         Ok(Terminal { child, master, text: String::new() })
     }
 

@@ -69,7 +69,11 @@ fn range(record: &Record, map: &Mapping, first: usize, pages: usize) -> Outcome 
 /// In order, without a gap, each later than the one before.
 fn in_order(all: &[Record]) -> Outcome {
     for pair in all.windows(2) {
-        check_eq!(pair[1].sequence, pair[0].sequence + 1 + (pair[1].lost - pair[0].lost), "sequence");
+        check_eq!(
+            pair[1].sequence,
+            pair[0].sequence + 1 + (pair[1].lost - pair[0].lost),
+            "sequence"
+        );
         check!(pair[1].time_ns >= pair[0].time_ns, "time runs back: {pair:?}");
     }
     Ok(())
@@ -292,7 +296,14 @@ fn own_only(ctx: &Ctx) -> Outcome {
     // Forked before it opens: what forks does to our own memory is ours.
     let child = Child::spawn(|| other(index)).what("fork")?;
     child.join().map_err(Stop::Fail)?;
-    let foreign = [Type::FaultBegin, Type::FaultEnd, Type::CpuFault, Type::MigrateBegin, Type::MigrateEnd, Type::Evict];
+    let foreign = [
+        Type::FaultBegin,
+        Type::FaultEnd,
+        Type::CpuFault,
+        Type::MigrateBegin,
+        Type::MigrateEnd,
+        Type::Evict,
+    ];
     for device in [&device, &again] {
         let all = records(device)?;
         let heard = all.iter().find(|record| foreign.contains(&record.kind));
@@ -337,7 +348,11 @@ fn privileged(ctx: &Ctx) -> Outcome {
     records(&device)?;
     let child = Child::spawn(|| other(index)).what("fork")?;
     child.join().map_err(Stop::Fail)?;
-    check_eq!(of(&records(&device)?, Type::MigrateEnd), [], "events of others, now that only own ones are wanted");
+    check_eq!(
+        of(&records(&device)?, Type::MigrateEnd),
+        [],
+        "events of others, now that only own ones are wanted"
+    );
     Ok(())
 }
 
@@ -371,7 +386,11 @@ fn bad_calls(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(2)?;
     map.fill(1);
-    fails(device.read_stream(&mut [0; RECORD]), Errno::EINVAL, "read before events were asked for")?;
+    fails(
+        device.read_stream(&mut [0; RECORD]),
+        Errno::EINVAL,
+        "read before events were asked for",
+    )?;
     fails(device.events(1 << Type::ALL.len(), false), Errno::EINVAL, "a type that there is not")?;
     let mut words = [40 | 2 << 32, 0, 0, 0, 0];
     fails(device.probe_extension(0x7a, &mut words), Errno::EINVAL, "an unknown flag")?;

@@ -105,7 +105,9 @@ fn well_formed(text: &str, void: &[&str]) -> Outcome {
     let mut rest = text;
     while let Some(at) = rest.find('<') {
         let tag = &rest[at + 1..];
-        let end = tag.find('>').ok_or_else(|| Stop::Fail(format!("no end of '{}'", &tag[..20.min(tag.len())])))?;
+        let end = tag
+            .find('>')
+            .ok_or_else(|| Stop::Fail(format!("no end of '{}'", &tag[..20.min(tag.len())])))?;
         let body = &tag[..end];
         check!(!body.contains('<'), "a tag within '{body}'");
         let name = body.trim_start_matches('/').split([' ', '\n', '/']).next().unwrap_or_default();
@@ -165,9 +167,17 @@ fn map(ctx: &Ctx) -> Outcome {
     }
     check_eq!(number(&shown, "pid")?, u64::from(std::process::id()), "pid");
     check_eq!(number(&shown["counts"], "device")?, ON_DEVICE as u64, "pages of the device in sum");
-    check_eq!(number(&shown["mirrors"][0], "device_pages")?, ON_DEVICE as u64, "pages of the mirror");
+    check_eq!(
+        number(&shown["mirrors"][0], "device_pages")?,
+        ON_DEVICE as u64,
+        "pages of the mirror"
+    );
     check_eq!(number(&shown["mirrors"][0], "system_pages")?, 16, "system pages of the mirror");
-    check_eq!(number(&shown["mirrors"][0]["counters"], "to_device")?, ON_DEVICE as u64, "to_device");
+    check_eq!(
+        number(&shown["mirrors"][0]["counters"], "to_device")?,
+        ON_DEVICE as u64,
+        "to_device"
+    );
 
     let svg = picture.text()?;
     well_formed(&svg, &[])?;
@@ -234,7 +244,8 @@ fn come_and_go(ctx: &Ctx) -> Outcome {
         .collect();
     let mut reads = 0;
     while Instant::now() < end {
-        let text = std::fs::read_to_string("/sys/kernel/debug/rust_hmm/mirrors").what("read mirrors")?;
+        let text =
+            std::fs::read_to_string("/sys/kernel/debug/rust_hmm/mirrors").what("read mirrors")?;
         let columns = text.lines().next().unwrap_or_default().split_whitespace().count();
         check!(columns > 10, "columns: {text}");
         for line in text.lines() {
@@ -281,13 +292,24 @@ fn top(ctx: &Ctx) -> Outcome {
     check!(number(&last["counters"], "fault_ns")? > 0, "device faults take no time");
     // Rates are what came in the intervals.
     let sum = |name: &str| -> f64 {
-        let value = |object: &Value| mirror(object)[name].as_f64().unwrap_or(0.0) * object["interval_s"].as_f64().unwrap_or(0.0);
+        let value = |object: &Value| {
+            mirror(object)[name].as_f64().unwrap_or(0.0)
+                * object["interval_s"].as_f64().unwrap_or(0.0)
+        };
         sums.iter().map(value).sum()
     };
     let close = |found: f64, expected: f64| (found - expected).abs() < 0.5;
-    check!(close(sum("faults_per_s"), faults as f64), "{} faults by rates, {faults}", sum("faults_per_s"));
+    check!(
+        close(sum("faults_per_s"), faults as f64),
+        "{} faults by rates, {faults}",
+        sum("faults_per_s")
+    );
     let bytes = (ON_DEVICE * PAGE_SIZE) as f64;
-    check!(close(sum("moved_bytes_per_s"), bytes), "{} bytes by rates, {bytes}", sum("moved_bytes_per_s"));
+    check!(
+        close(sum("moved_bytes_per_s"), bytes),
+        "{} bytes by rates, {bytes}",
+        sum("moved_bytes_per_s")
+    );
     check!(sum("stalled_percent") > 0.0, "no waiting");
     let number_of = number(&last, "device")?;
     let devices = sums[1]["devices"].as_array().cloned().unwrap_or_default();
@@ -303,9 +325,20 @@ fn top(ctx: &Ctx) -> Outcome {
     check!(row.contains("64.0KiB") && row.contains("160.0KiB"), "sizes in '{row}'");
     if !ctx.coherent() {
         map.check_pages(1, 0, 1).what("CPU read")?;
-        let shown = object(&mut hmmctl(&["top", "--once", "--json", "--interval", "0.1", "--device", &number_of.to_string()]))?;
+        let shown = object(&mut hmmctl(&[
+            "top",
+            "--once",
+            "--json",
+            "--interval",
+            "0.1",
+            "--device",
+            &number_of.to_string(),
+        ]))?;
         let counters = &shown["devices"][0]["counters"];
-        check!(number(counters, "cpu_faults")? > number(&own_device["counters"], "cpu_faults")?, "no CPU fault");
+        check!(
+            number(counters, "cpu_faults")? > number(&own_device["counters"], "cpu_faults")?,
+            "no CPU fault"
+        );
     }
     Ok(())
 }
@@ -392,11 +425,23 @@ fn trace(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     let events = "migrate_begin,migrate_end,device_fault";
-    let tracer = Tracer::start(&["trace", "--json", "--pid", &own(), "--event", events, "--count", "3", "--duration", "60"])?;
+    let tracer = Tracer::start(&[
+        "trace",
+        "--json",
+        "--pid",
+        &own(),
+        "--event",
+        events,
+        "--count",
+        "3",
+        "--duration",
+        "60",
+    ])?;
     device_sees_pages(&device, &map, 1, 0, 1, "of a page")?;
     device.migrate(map.addr(), ON_DEVICE, Way::ToDevice).what("migrate")?;
     let out = tracer.end()?;
-    let shown: Vec<Value> = out.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let shown: Vec<Value> =
+        out.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let names: Vec<&str> = shown.iter().filter_map(|event| event["event"].as_str()).collect();
     check_eq!(names, ["device_fault", "migrate_begin", "migrate_end"], "events");
     check_eq!(hex(&shown[0]["start"]), map.addr(), "start of {}", shown[0]);
@@ -410,7 +455,17 @@ fn trace(ctx: &Ctx) -> Outcome {
 
     // Filters leave out the rest, and the text is for people.
     let part = format!("{:#x}+4096", map.page_addr(ON_DEVICE + 1));
-    let tracer = Tracer::start(&["trace", "--event", "device_fault", "--range", &part, "--pid", &own(), "--duration", "2"])?;
+    let tracer = Tracer::start(&[
+        "trace",
+        "--event",
+        "device_fault",
+        "--range",
+        &part,
+        "--pid",
+        &own(),
+        "--duration",
+        "2",
+    ])?;
     for page in ON_DEVICE..ON_DEVICE + 3 {
         device_sees_pages(&device, &map, 1, page, 1, "of a page")?;
     }
@@ -446,13 +501,18 @@ fn trace_leaves_nothing(ctx: &Ctx) -> Outcome {
 fn record(ctx: &Ctx) -> Outcome {
     let (file, page) = (Temp::new("a.rec"), Temp::new("a.html"));
     let device = ctx.open()?;
-    let recorder = hmmctl(&["record", "-o", file.name(), "--duration", "4", "--interval", "50", "--json"])
-        .stdout(Stdio::piped())
-        .spawn();
+    let recorder =
+        hmmctl(&["record", "-o", file.name(), "--duration", "4", "--interval", "50", "--json"])
+            .stdout(Stdio::piped())
+            .spawn();
     let mut recorder = recorder.what("run hmmctl record")?;
     let end = Instant::now() + PATIENCE;
     // Its first sample is written when it is ready.
-    while !std::fs::read_dir(INSTANCES).what("read")?.flatten().any(|entry| entry.file_name().to_string_lossy() == format!("hmmctl-{}", recorder.id())) {
+    while !std::fs::read_dir(INSTANCES)
+        .what("read")?
+        .flatten()
+        .any(|entry| entry.file_name().to_string_lossy() == format!("hmmctl-{}", recorder.id()))
+    {
         check!(Instant::now() < end, "it does not begin");
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -474,7 +534,12 @@ fn record(ctx: &Ctx) -> Outcome {
     check_eq!(number(totals, "migrations")?, 2, "migrations");
     check_eq!(number(&shown["events"], "migrate_end")?, 2, "events");
     let values = |series: &Value| -> Vec<f64> {
-        series["values"].as_array().into_iter().flatten().map(|value| value.as_f64().unwrap_or(0.0)).collect()
+        series["values"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|value| value.as_f64().unwrap_or(0.0))
+            .collect()
     };
     let own_name = format!("hmm-e2e {} on", own());
     let residency = shown["series"]["residency"].as_array().cloned().unwrap_or_default();
@@ -490,7 +555,8 @@ fn record(ctx: &Ctx) -> Outcome {
     check_eq!(on_device.last(), Some(&(((ON_DEVICE - 10) * PAGE_SIZE) as f64)), "at last");
     let faults = values(&shown["series"]["faults"][0]);
     check!(faults.iter().any(|rate| *rate > 0.0), "no fault rate");
-    let times: Vec<_> = shown["series"]["phases"].as_array().into_iter().flatten().flat_map(&values).collect();
+    let times: Vec<_> =
+        shown["series"]["phases"].as_array().into_iter().flatten().flat_map(&values).collect();
     check!(times.iter().any(|ms| *ms > 0.0), "no time in any phase");
 
     let html = page.text()?;
@@ -530,13 +596,18 @@ fn errors(ctx: &Ctx) -> Outcome {
     expect(&mut hmmctl(&["map", "1"]), 6, &["no device mirrors", &own])?;
     expect(&mut hmmctl(&["map", "999999999"]), 6, &["no process 999999999", "hmmctl top"])?;
     expect(&mut hmmctl(&["top", "--once", "--pid", "999999999"]), 6, &["no process"])?;
-    expect(&mut hmmctl(&["top", "--once", "--device", "4000000000"]), 7, &["no device 4000000000", "Devices that there are: "])?;
+    expect(
+        &mut hmmctl(&["top", "--once", "--device", "4000000000"]),
+        7,
+        &["no device 4000000000", "Devices that there are: "],
+    )?;
     expect(&mut hmmctl(&["trace", "--mirror", "4000000000"]), 7, &["no mirror"])?;
     expect(&mut hmmctl(&["trace", "--event", "nothing"]), 2, &["device_fault"])?;
     // A process that ends while it is watched.
     drop(device);
     expect(&mut hmmctl(&["map", &own]), 6, &["no device mirrors"])?;
-    for args in [&["top", "--once"][..], &["map", "1"], &["trace"], &["record", "-o", "/dev/null"]] {
+    for args in [&["top", "--once"][..], &["map", "1"], &["trace"], &["record", "-o", "/dev/null"]]
+    {
         let mut command = hmmctl(args);
         expect(command.uid(65534).gid(65534), 3, &["permission denied", "sudo"])?;
     }
@@ -556,7 +627,10 @@ fn errors(ctx: &Ctx) -> Outcome {
         &["tracefs is not mounted", "mount -t tracefs"],
     )?;
     let (help, _) = says(&mut hmmctl(&["--help"]), 0)?;
-    check!(help.contains("Exit status:") && help.contains("debugfs or tracefs is not mounted"), "help: {help}");
+    check!(
+        help.contains("Exit status:") && help.contains("debugfs or tracefs is not mounted"),
+        "help: {help}"
+    );
     Ok(())
 }
 
@@ -564,10 +638,14 @@ fn without_modules(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     load(ctx, "")?;
     unload(ctx)?;
-    for args in [&["top", "--once"][..], &["map", "1"], &["trace"], &["record", "-o", "/dev/null"]] {
+    for args in [&["top", "--once"][..], &["map", "1"], &["trace"], &["record", "-o", "/dev/null"]]
+    {
         let (out, errors) = says(&mut hmmctl(args), 4)?;
         check!(out.is_empty(), "it prints '{out}'");
-        check!(errors.contains("not loaded") && errors.contains("modprobe rust_dmirror"), "{errors}");
+        check!(
+            errors.contains("not loaded") && errors.contains("modprobe rust_dmirror"),
+            "{errors}"
+        );
     }
     Ok(())
 }

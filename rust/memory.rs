@@ -100,8 +100,11 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
         let _ = (other, job);
     }
 
-    /// Whether [`Self::event`] is called.
-    const WANTS_EVENTS: bool = false;
+    /// Whether [`Self::event`] is to be called now: somebody wants to know. Context: as there.
+    #[inline]
+    fn wants_events(&self) -> bool {
+        false
+    }
 
     /// Something has happened in the address space `space`, to this memory: [`Event::CpuFault`]. Context: a folio
     /// lock is held, and the mmap lock; must not sleep or allocate with reclaim. Functions that wait fail with
@@ -496,7 +499,7 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
         });
         let address = fault.address();
         trace::cpu_fault(ops.id, address, traced);
-        if M::WANTS_EVENTS {
+        if ops.driver.wants_events() {
             let _within = Within::enter();
             let moved = traced;
             let space = fault.vma().space();

@@ -96,8 +96,11 @@ pub trait Device: Send + Sync + Sized + 'static {
         false
     }
 
-    /// Whether [`Self::event`] is called.
-    const WANTS_EVENTS: bool = false;
+    /// Whether [`Self::event`] is to be called now: somebody wants to know. Context: as there.
+    #[inline]
+    fn wants_events(&self) -> bool {
+        false
+    }
 
     /// Something has happened to the memory that mirror number `mirror` of this device shows: see [`crate::events`].
     ///
@@ -213,7 +216,7 @@ impl<D: Device> Inner<D> {
     #[inline]
     pub(crate) fn tell(&self, event: &Told) {
         self.who.trace(event);
-        if D::WANTS_EVENTS {
+        if self.device.wants_events() {
             let _within = Within::enter();
             self.device.event(self.who.mirror(), event);
         }

@@ -38,7 +38,7 @@ pub enum Counter {
     Collapsed,
     /// Device faults, served or not.
     Faults,
-    /// Nanoseconds that they took: so long the device waited.
+    /// Nanoseconds that their tries took, and waits for migrations: so long the device waited.
     FaultNs,
     /// Migrations, of any size.
     Migrations,

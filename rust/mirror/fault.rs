@@ -160,12 +160,8 @@ impl<D: Device> Mirror<D> {
         let write = access == Access::Write;
         let inner = self.inner();
         inner.tell(&Event::FaultBegin { range, write });
-        let since = Instant::<Monotonic>::now();
         let result = self.fault_all(range, access);
-        let ns = since.elapsed().as_nanos();
         self.stats().add(Counter::Faults, 1);
-        self.stats()
-            .add(Counter::FaultNs, u64::try_from(ns).unwrap_or(0));
         inner.tell(&Event::FaultEnd {
             range,
             write,
@@ -259,6 +255,7 @@ impl<D: Device> Inner<D> {
             fsleep(PAUSE);
         }
         lap.end(Phase::Wait);
+        self.stats.add(Counter::FaultNs, lap.total());
         if fatal_signal_pending() {
             return Err(EINTR);
         }
@@ -336,6 +333,7 @@ impl<D: Device> Inner<D> {
             Flushed::by(flush, self);
             lap.end(Phase::Flush);
         }
+        self.stats.add(Counter::FaultNs, lap.total());
         result?;
 
         self.stats.add(Counter::MappedPages, installed);

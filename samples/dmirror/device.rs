@@ -253,7 +253,9 @@ impl Device for View {
         self.device.settings.get(Setting::KeepWrite) != 0
     }
 
-    const WANTS_EVENTS: bool = true;
+    fn wants_events(&self) -> bool {
+        self.device.streams.any()
+    }
 
     fn event(&self, mirror: u32, event: &Event) {
         self.device.streams.of_mirror(mirror, self.tag, event);

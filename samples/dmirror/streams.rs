@@ -391,6 +391,11 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
+    /// Whether there are any.
+    pub(crate) fn any(&self) -> bool {
+        self.count.load(Relaxed) != 0
+    }
+
     /// None.
     pub(crate) fn new() -> Result<Arc<Self>> {
         let list = KVec::with_capacity(STREAMS, GFP_KERNEL)?;
@@ -443,9 +448,6 @@ impl Streams {
     }
 
     fn offer(&self, mirror: u32, event: &Event, is_meant: impl Fn(&Stream) -> bool) {
-        if self.count.load(Relaxed) == 0 {
-            return;
-        }
         let said = Said::new(event);
         let list = self.list.lock();
         for stream in list.iter() {

@@ -250,7 +250,9 @@ impl MemoryOps for Vram {
         }
     }
 
-    const WANTS_EVENTS: bool = true;
+    fn wants_events(&self) -> bool {
+        self.streams.any()
+    }
 
     fn event(&self, space: Cookie, event: &Event) {
         self.streams.of_space(space, event);

@@ -191,6 +191,8 @@ pub fn run(args: &Args) -> Result<()> {
     writer.write(&Line::Head(head.clone()))?;
     let mut instance = Instance::new(&[], 8192)?;
     writer.sample()?;
+    // Who looks at the file sees that it has begun.
+    writer.out.flush().map_err(|error| Problem::io("write", &args.output, error))?;
     let mut child = match args.command.split_first() {
         Some((program, rest)) => {
             let child = Command::new(program).args(rest).spawn();

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const BAR: usize = 24;
 
 /// Columns and lines of a picture.
-const PICTURE: (u16, u16) = (110, 16);
+const PICTURE: (u16, u16) = (113, 14);
 
 /// Device memory and system memory, wherever they are shown.
 pub const DEVICE_COLOR: Color = Color::Green;
@@ -73,7 +73,7 @@ fn mirrors(between: &Between) -> Table<'static> {
             right(bytes(system as f64 * PAGE)),
         ])
     };
-    let widths = [7, 15, 4, 4, 8, 8, 7, 10, BAR as u16, 9, 9].map(Constraint::Length);
+    let widths = [7, 13, 4, 4, 7, 7, 7, 10, BAR as u16, 9, 9].map(Constraint::Length);
     let names = [
         "PID",
         "NAME",
@@ -95,7 +95,7 @@ fn mirrors(between: &Between) -> Table<'static> {
     let head = Row::new(head).style(Style::new().add_modifier(Modifier::BOLD));
     Table::new(rows.iter().map(row).collect::<Vec<_>>(), widths)
         .header(head)
-        .column_spacing(0)
+        .column_spacing(1)
         .block(Block::bordered().title(" processes "))
 }
 
@@ -139,10 +139,13 @@ pub fn draw(frame: &mut Frame, between: &Between) {
         }
         _ => String::new(),
     };
+    let number =
+        |count: usize, name: &str| format!("{count} {name}{}", if count == 1 { "" } else { "s" });
+    let (mirrors_here, devices_here) = (between.now.mirrors.len(), between.now.devices.len());
     let summary = format!(
-        "hmmctl top: {} mirrors, {} devices{phase}",
-        between.now.mirrors.len(),
-        between.now.devices.len()
+        "hmmctl top: {}, {}{phase}",
+        number(mirrors_here, "mirror"),
+        number(devices_here, "device")
     );
     frame
         .render_widget(Line::from(summary).style(Style::new().add_modifier(Modifier::BOLD)), title);

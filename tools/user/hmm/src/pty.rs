@@ -28,10 +28,10 @@ impl Terminal {
         Errno::check(opened.into())?;
         // SAFETY: new descriptors that nobody else knows.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+        let fd = master.as_raw_fd();
         // SAFETY: the descriptor is open, and the flag is all that is set.
-        Errno::check(
-            unsafe { libc::fcntl(master.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }.into(),
-        )?;
+        let set = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
+        Errno::check(set.into())?;
         let child =
             command.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave).spawn()?;
         Ok(Terminal { child, master, text: String::new() })

@@ -255,10 +255,10 @@ struct Lines {
 
 impl fmt::Write for Lines {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let bytes = text.bytes();
-        bytes
-            .map(|byte| self.text.push_within_capacity(byte).map_err(|_| fmt::Error))
-            .collect()
+        text.bytes().try_for_each(|byte| {
+            let pushed = self.text.push_within_capacity(byte);
+            pushed.map_err(|_| fmt::Error)
+        })
     }
 }
 

@@ -298,7 +298,9 @@ impl<D: Device> Subscriber for Inner<D> {
         }
         self.stats.add(Counter::Invalidations, 1);
         self.stats.add(Counter::InvalidatedPages, changed as u64);
-        if event.reason == Reason::Migrate && is_foreign && changed != 0 {
+        // By physical page the kernel unmaps as for any other reason.
+        let may_evict = matches!(event.reason, Reason::Clear | Reason::Migrate) && is_foreign;
+        if may_evict && changed != 0 {
             let memory = self.device.memory();
             if memory.is_some_and(|memory| memory.is_evicting()) {
                 self.taken.add(changed, Relaxed);

@@ -4,6 +4,7 @@
 use crate::picture;
 use crate::problem::{Problem, Result};
 use crate::sample::{Between, Device, Mirror, PAGE};
+use crate::stop::Stop;
 use crate::table::bytes;
 use crate::top::{bar, device_name, rate, rows};
 use crossterm::event::{self, Event, KeyCode, KeyModifiers};
@@ -18,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Width of bars.
 const BAR: usize = 24;
+
+/// Longest time between two looks for a signal.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Columns and lines of a picture.
 const PICTURE: (u16, u16) = (113, 14);
@@ -193,6 +197,7 @@ fn key(event: &Event) -> Option<Key> {
 
 fn show<B: Backend>(
     terminal: &mut Terminal<B>,
+    stop: &Stop,
     interval: Duration,
     mut next: impl FnMut() -> Result<Between>,
 ) -> Result<()> {
@@ -212,7 +217,10 @@ fn show<B: Backend>(
                 }
                 continue;
             }
-            if event::poll(left).map_err(Problem::output)? {
+            if stop.now() {
+                return Ok(());
+            }
+            if event::poll(left.min(LOOK)).map_err(Problem::output)? {
                 match key(&event::read().map_err(Problem::output)?) {
                     Some(Key::Quit) => return Ok(()),
                     Some(Key::Pause) => paused = !paused,
@@ -226,8 +234,10 @@ fn show<B: Backend>(
 
 /// Shows it on the terminal until somebody quits.
 pub fn live(interval: Duration, next: impl FnMut() -> Result<Between>) -> Result<()> {
+    // A signal, too, leaves the terminal as it was.
+    let stop = Stop::new(None)?;
     let mut terminal = ratatui::try_init().map_err(Problem::output)?;
-    let done = show(&mut terminal, interval, next);
+    let done = show(&mut terminal, &stop, interval, next);
     ratatui::restore();
     done
 }

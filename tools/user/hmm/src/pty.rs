@@ -37,6 +37,11 @@ impl Terminal {
         Ok(Terminal { child, master, text: String::new() })
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Types `text`.
     pub fn type_text(&mut self, text: &str) -> io::Result<()> {
         self.master.write_all(text.as_bytes())

@@ -8,6 +8,7 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::events::{poll_fd, Record, Type, RECORD};
+use hmm::placement::Policy;
 use hmm::{inject, Child, Device, Errno, Gate, Mapping};
 use std::time::{Duration, Instant};
 
@@ -30,8 +31,10 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// In the group that loads the modules with parameters.
-pub const WITH_PARAMETERS: &[Test] =
-    &[Test::new("memory", "evictions_are_told_to_the_evicted", evictions).only_rust(OURS)];
+pub const WITH_PARAMETERS: &[Test] = &[
+    Test::new("memory", "evictions_are_told_to_the_evicted", evictions).only_rust(OURS),
+    Test::new("memory", "bounces_are_told", bounces).only_rust(OURS).private(),
+];
 
 fn all_types() -> u64 {
     Type::ALL.iter().map(|kind| kind.bit()).sum()
@@ -457,5 +460,35 @@ fn evictions(ctx: &Ctx) -> Outcome {
     check_eq!(one(&records(&device)?, Type::Evict)?.moved, 512, "pages of the one");
     check_eq!(records(&second)?, [], "events of the other");
     drop((device, second));
+    unload(ctx)
+}
+
+/// Memory that CPU and device want by turns: the device waits, then the memory stays.
+fn bounces(ctx: &Ctx) -> Outcome {
+    let _restore =
+        with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=3")?;
+    let device = ctx.open()?;
+    device.set_policy(Policy::Default)?;
+    let map = Mapping::anon(1)?;
+    listen(&device, mask(&[Type::Thrash, Type::MigrateBegin]))?;
+    for round in 0..6 {
+        map.fill(round);
+        device_fills(&device, &map, round + 100, "by turns")?;
+        cpu_sees(&map, round + 100, "by turns")?;
+    }
+    let all = records(&device)?;
+    let begins = of(&all, Type::MigrateBegin);
+    check!(!begins.is_empty(), "nothing has moved: {all:?}");
+    // By faults.
+    check!(begins.iter().all(|begin| begin.detail == 2), "another trigger: {begins:?}");
+    let thrash = of(&all, Type::Thrash);
+    for record in &thrash {
+        range(record, &map, 0, 1)?;
+    }
+    let (stays, waits): (Vec<&Record>, Vec<&Record>) =
+        thrash.iter().partition(|record| record.detail == 1);
+    check!(!stays.is_empty() && stays.iter().all(|record| record.stayed == 0), "{thrash:?}");
+    check!(!waits.is_empty() && waits.iter().all(|record| record.stayed == 3), "{thrash:?}");
+    drop(device);
     unload(ctx)
 }

@@ -377,19 +377,35 @@ fn terminal(ctx: &Ctx) -> Outcome {
         let done = Command::new("mount").args(["-t", "devpts", "devpts", "/dev/pts"]).status();
         check!(done.what("mount")?.success(), "devpts cannot be mounted");
     }
-    let mut command = hmmctl(&["top", "--interval", "0.2"]);
-    command.env("TERM", "xterm-256color");
-    let mut terminal = Terminal::run(command, 120, 30).what("open a terminal")?;
+    let start = || {
+        let mut command = hmmctl(&["top", "--interval", "0.2"]);
+        command.env("TERM", "xterm-256color");
+        Terminal::run(command, 120, 30).what("open a terminal")
+    };
+    let mut terminal = start()?;
     check!(terminal.wait_for("quit", PATIENCE), "no screen: {:?}", terminal.text());
     let text = terminal.text().to_string();
     for word in ["hmmctl top:", "hmm-e2e", "RESIDENCY", "CPU FAULT/s", "160.0", "\x1b[?1049h"] {
         check!(text.contains(word), "no {word:?} on the screen: {text:?}");
     }
     terminal.type_text("q").what("type")?;
-    let status = terminal.ended(PATIENCE).what("wait")?.what_is("it does not end with q")?;
-    check!(status.success(), "it ends with {status}");
-    // The screen is as it was.
-    check!(terminal.text().contains("\x1b[?1049l"), "the screen is not given back");
+    gives_back(&mut terminal)?;
+    // A signal, too.
+    let mut terminal = start()?;
+    check!(terminal.wait_for("quit", PATIENCE), "no screen: {:?}", terminal.text());
+    let pid = terminal.pid().to_string();
+    let done = Command::new("kill").args(["-s", "TERM", &pid]).status().what("kill")?;
+    check!(done.success(), "kill has failed");
+    gives_back(&mut terminal)
+}
+
+/// It ends, and the screen is as it was.
+fn gives_back(terminal: &mut Terminal) -> Outcome {
+    let status = terminal.ended(PATIENCE).what("wait")?.what_is("it does not end")?;
+    let text = terminal.text();
+    let last = text.rfind("hmmctl: ").unwrap_or(text.len());
+    check!(status.success(), "it ends with {status}: {:?}", &text[last..]);
+    check!(text.contains("\x1b[?1049l"), "the screen is not given back");
     Ok(())
 }
 

@@ -61,35 +61,26 @@ fn add(phase: Phase, ns: u64) {
     }
 }
 
-/// The time since the last phase has ended, and when the first one began.
-pub(crate) struct Lap {
-    last: Instant<Monotonic>,
-    begun: Instant<Monotonic>,
-}
+/// The time since the last phase has ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Lap(Instant<Monotonic>);
 
 impl Lap {
     /// Begins with a first phase.
     pub(crate) fn start() -> Self {
-        let now = Instant::now();
-        Self {
-            last: now,
-            begun: now,
-        }
+        Self(Instant::now())
     }
 
     /// What was done since then belonged to `phase`.
     pub(crate) fn end(&mut self, phase: Phase) {
         let now = Instant::now();
-        add(
-            phase,
-            u64::try_from((now - self.last).as_nanos()).unwrap_or(0),
-        );
-        self.last = now;
+        add(phase, u64::try_from((now - self.0).as_nanos()).unwrap_or(0));
+        self.0 = now;
     }
 
-    /// Nanoseconds of all phases that have ended.
-    pub(crate) fn total(&self) -> u64 {
-        u64::try_from((self.last - self.begun).as_nanos()).unwrap_or(0)
+    /// Nanoseconds of the phases that have ended since it was `earlier`.
+    pub(crate) fn since(&self, earlier: Self) -> u64 {
+        u64::try_from((self.0 - earlier.0).as_nanos()).unwrap_or(0)
     }
 }
 

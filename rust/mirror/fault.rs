@@ -242,6 +242,7 @@ impl<D: Device> Inner<D> {
     /// Waits until a migration of `piece` has ended.
     fn wait_for_migrations(&self, space: &AddressSpace<'_, Self>, piece: PageRange) -> Result {
         let mut lap = Lap::start();
+        let begun = lap;
         let mut guard = space.notifier().lock();
         let signal = guard.transactions.overlap(piece)
             && matches!(
@@ -255,7 +256,7 @@ impl<D: Device> Inner<D> {
             fsleep(PAUSE);
         }
         lap.end(Phase::Wait);
-        self.stats.add(Counter::FaultNs, lap.total());
+        self.stats.add(Counter::FaultNs, lap.since(begun));
         if fatal_signal_pending() {
             return Err(EINTR);
         }
@@ -273,6 +274,7 @@ impl<D: Device> Inner<D> {
         let memory = self.device.memory();
         let owner = memory.map_or(Cookie::NONE, |memory| memory.owner());
         let mut lap = Lap::start();
+        let begun = lap;
         let collected = space.collect(piece, access, owner, buffer)?;
         lap.end(Phase::Collect);
         let Ok(mut valid) = collected.lock() else {
@@ -333,7 +335,7 @@ impl<D: Device> Inner<D> {
             Flushed::by(flush, self);
             lap.end(Phase::Flush);
         }
-        self.stats.add(Counter::FaultNs, lap.total());
+        self.stats.add(Counter::FaultNs, lap.since(begun));
         result?;
 
         self.stats.add(Counter::MappedPages, installed);

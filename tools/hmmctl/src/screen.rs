@@ -7,21 +7,18 @@ use crate::sample::{Between, Device, Mirror, PAGE};
 use crate::stop::Stop;
 use crate::table::bytes;
 use crate::top::{bar, device_name, rate, rows};
-use crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::backend::{Backend, TestBackend};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Row, Table};
 use ratatui::{Frame, Terminal};
-use std::io;
+use std::io::{self, Read};
+use std::sync::mpsc::{channel, Receiver};
 use std::time::{Duration, Instant};
 
 /// Width of bars.
 const BAR: usize = 24;
-
-/// Longest time between two looks for a signal.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// Columns and lines of a picture.
 const PICTURE: (u16, u16) = (113, 14);
@@ -171,28 +168,33 @@ pub fn picture(between: &Between) -> io::Result<String> {
 }
 
 /// What a key asks for.
-#[derive(PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Key {
     Quit,
     Pause,
-    Redraw,
 }
 
-fn key(event: &Event) -> Option<Key> {
-    match event {
-        Event::Key(key)
-            if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) =>
-        {
-            Some(Key::Quit)
-        }
-        Event::Key(key) => match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => Some(Key::Quit),
-            KeyCode::Char(' ') => Some(Key::Pause),
-            _ => None,
-        },
-        Event::Resize(..) => Some(Key::Redraw),
+/// What a byte of the terminal asks for. Raw, so that Ctrl-C is one, too.
+fn key(byte: u8) -> Option<Key> {
+    match byte {
+        b'q' | b'Q' | 3 => Some(Key::Quit),
+        b' ' => Some(Key::Pause),
         _ => None,
     }
+}
+
+/// The keys, as they are pressed. By a thread: not every kernel has the sockets that event libraries need.
+fn keys() -> Receiver<Key> {
+    let (send, keys) = channel();
+    std::thread::spawn(move || {
+        let mut byte = [0];
+        while io::stdin().lock().read(&mut byte).is_ok_and(|read| read == 1) {
+            if key(byte[0]).is_some_and(|key| send.send(key).is_err()) {
+                break;
+            }
+        }
+    });
+    keys
 }
 
 fn show<B: Backend>(
@@ -201,35 +203,26 @@ fn show<B: Backend>(
     interval: Duration,
     mut next: impl FnMut() -> Result<Between>,
 ) -> Result<()> {
+    let keys = keys();
     let mut between = next()?;
     let mut paused = false;
     let mut due = Instant::now() + interval;
-    loop {
+    while !stop.now() {
+        // Which also looks for another size.
         terminal.draw(|frame| draw(frame, &between)).map_err(Problem::output)?;
-        let mut redraw = false;
-        while !redraw {
-            let left = due.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                due += interval;
-                if !paused {
-                    between = next()?;
-                    break;
-                }
-                continue;
-            }
-            if stop.now() {
-                return Ok(());
-            }
-            if event::poll(left.min(LOOK)).map_err(Problem::output)? {
-                match key(&event::read().map_err(Problem::output)?) {
-                    Some(Key::Quit) => return Ok(()),
-                    Some(Key::Pause) => paused = !paused,
-                    Some(Key::Redraw) => redraw = true,
-                    None => {}
-                }
+        while Instant::now() < due && !stop.now() {
+            match keys.try_recv() {
+                Ok(Key::Quit) => return Ok(()),
+                Ok(Key::Pause) => paused = !paused,
+                Err(_) => stop.pause(),
             }
         }
+        due += interval;
+        if !paused {
+            between = next()?;
+        }
     }
+    Ok(())
 }
 
 /// Shows it on the terminal until somebody quits.
@@ -284,10 +277,11 @@ mod tests {
 
     #[test]
     fn keys_are_understood() {
-        let press = |code, modifiers| Event::Key(event::KeyEvent::new(code, modifiers));
-        assert!(key(&press(KeyCode::Char('q'), KeyModifiers::NONE)) == Some(Key::Quit));
-        assert!(key(&press(KeyCode::Char('c'), KeyModifiers::CONTROL)) == Some(Key::Quit));
-        assert!(key(&press(KeyCode::Char('c'), KeyModifiers::NONE)).is_none());
-        assert!(key(&Event::Resize(1, 1)) == Some(Key::Redraw));
+        assert_eq!(
+            [key(b'q'), key(3), key(b' ')],
+            [Some(Key::Quit), Some(Key::Quit), Some(Key::Pause)]
+        );
+        // What arrows begin with.
+        assert_eq!([key(27), key(b'[')], [None, None]);
     }
 }

@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long oversubscribe inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test in-tree-test rust-analyzer clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long oversubscribe inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test in-tree-test patches rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -50,6 +50,7 @@ help:
 	@echo 'make deb        Debian packages, with DKMS, into build/deb'
 	@echo 'make install-test  install, use and remove them in a stock Debian system (half an hour)'
 	@echo 'make in-tree-test  as a part of a kernel tree (tools/into-tree), KUnit by kunit.py (15 minutes)'
+	@echo 'make patches    rust/mm as patches for the kernel crate, into build/patches'
 	@echo 'make rust-analyzer rust-project.json for editors'
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
@@ -187,6 +188,9 @@ install-test:
 
 in-tree-test:
 	tools/test/in-tree --series $(SERIES)
+
+patches:
+	tools/patches $(if $(filter-out default,$(SERIES)),--series $(SERIES))
 
 rust-analyzer:
 	tools/rust-analyzer --kernel $(KERNEL) --series $(SERIES)

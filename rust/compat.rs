@@ -3,11 +3,10 @@
 //! What differs between the supported kernel series, 7.2 and 7.3.
 
 use crate::{bindings, mm::addr::PageRange};
-use kernel::{mm::MmWithUser, prelude::*};
+use kernel::{error::to_result, mm::MmWithUser, prelude::*};
 
 #[cfg(not(hmm_series_7_3))]
 use crate::mm::space::MmapGuard;
-use kernel::error::to_result;
 
 /// `hmm_range_fault()` in the form that takes the mmap lock itself, and lets fault handlers drop
 /// it. Fills in the sequence number.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Fences: the parts of the kernel's dma_fence that are inline, run in interrupts, or live longer than
- * the modules.
+ * Fences: the parts of the kernel's dma_fence that are inline, run in interrupts, or live longer
+ * than the modules.
  *
- * A fence has neither a release nor a wait operation, so that once it is signalled nothing of it needs
- * this module: others may hold it for as long as they like.
+ * A fence has neither a release nor a wait operation, so that once it is signalled nothing of it
+ * needs this module: others may hold it for as long as they like.
  */
 #include <linux/completion.h>
 #include <linux/dma-fence.h>
@@ -147,9 +147,10 @@ int rust_hmm_fence_wait(struct dma_fence *fence, struct completion *bell,
 EXPORT_SYMBOL_GPL(rust_hmm_fence_wait);
 
 /*
- * What leaves as a sync file can reach other drivers, who may wait for it where memory is reclaimed. But
- * our operations fault pages in and take the mmap lock. So they get a fence of its own, which signals
- * when ours does, and with -ETIMEDOUT after a limit: its signalling path is a callback or a timer.
+ * What leaves as a sync file can reach other drivers, who may wait for it where memory is
+ * reclaimed. But our operations fault pages in and take the mmap lock. So they get a fence of its
+ * own, which signals when ours does, and with -ETIMEDOUT after a limit: its signalling path is a
+ * callback or a timer.
  */
 struct fence_bound {
 	struct dma_fence *inner, *outer;

@@ -232,12 +232,12 @@ impl<D: Device> Inner<D> {
 
     /// Notes the pages of an entry as dirty that goes away or can no longer be written.
     #[inline]
-    pub(crate) fn retire(dirty: &mut DirtyBatch, span: PageRange, entry: Entry) {
+    pub(crate) fn retire(dirty: &mut DirtyBatch, pages: usize, entry: Entry) {
         if entry.may_be_dirty() && !entry.is_device() {
             // SAFETY: The entry is in the table, so the pages are still mapped by the CPU: the
             // callback that announces the end of that has not returned, and does not before the batch
             // is dropped.
-            unsafe { dirty.add(entry.number(), span.pages()) };
+            unsafe { dirty.add(entry.number(), pages) };
         }
     }
 }
@@ -271,6 +271,12 @@ impl<D: Device> Subscriber for Inner<D> {
         let ((), flush) = self.change(table, Some(event.range), |table, batch| {
             let mut dirty = DirtyBatch::new();
             let (dirty, changed) = (&mut dirty, &mut changed);
+            if own.is_none() && !keeps_reads && !copies {
+                return table.remove_all(event.range, batch, move |entry, pages| {
+                    Self::retire(dirty, pages, entry);
+                    *changed += pages;
+                });
+            }
             let split = |span| own.is_some_and(|own| own.divides(span));
             // Called for each page: what does not change is part of it.
             table.for_each_split(event.range, batch, split, move |span, entry| {
@@ -279,13 +285,13 @@ impl<D: Device> Subscriber for Inner<D> {
                 }
                 if keeps_reads && !entry.is_exclusive() {
                     if entry.is_writable() {
-                        Self::retire(dirty, span, *entry);
+                        Self::retire(dirty, span.pages(), *entry);
                         *entry = entry.write_protected();
                         *changed += span.pages();
                     }
                     return;
                 }
-                Self::retire(dirty, span, *entry);
+                Self::retire(dirty, span.pages(), *entry);
                 if copies {
                     self.retire_copies(span, *entry);
                 }
@@ -490,7 +496,7 @@ fn remove_some<D: Device>(
         let mut dirty = DirtyBatch::new();
         table.for_each(range, batch, |span, entry| {
             if which(span, *entry) {
-                Inner::<D>::retire(&mut dirty, span, *entry);
+                Inner::<D>::retire(&mut dirty, span.pages(), *entry);
                 inner.retire_copies(span, *entry);
                 *entry = Entry::NONE;
                 changed += span.pages();

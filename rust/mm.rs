@@ -2,7 +2,7 @@
 
 //! Safe types over the kernel's heterogeneous memory interfaces, one C interface each.
 //!
-//! Nothing here knows of the engine above; each file could go upstream as it is.
+//! Nothing here knows of the engine above: `make patches` writes it as a series for the kernel crate.
 //!
 //! - [`addr`] has page-aligned ranges of virtual addresses.
 //! - [`space`] has an address space in use, and its mmap lock.
@@ -16,6 +16,7 @@
 //! - [`shrinker`] has what gives memory back.
 //! - [`exclusive`] has `make_device_exclusive`.
 //! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
+//! - [`flush`] has the proof that a device's translations were flushed.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
 //! - `anon` has anonymous memory that comes from a device file.
 //! - `trace` has the tracepoints.
@@ -29,6 +30,7 @@ pub mod device_pages;
 pub mod dma;
 pub mod exclusive;
 pub mod fence;
+pub mod flush;
 pub mod migrate;
 pub mod notifier;
 pub mod page;

@@ -20,13 +20,15 @@ mod entry;
 mod flush;
 mod format;
 mod install;
+mod pass;
 mod pool;
 mod scan;
 mod table;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
+pub use crate::mm::flush::{Flushed, Flusher};
 pub use entry::{Entry, Leaf};
-pub use flush::{FlushBatch, Flushed, Flusher, Flushing};
+pub use flush::{FlushBatch, Flushing};
 pub use format::{Format, Radix4, Slot, Word};
 pub use table::{Reader, Spares, Table};

@@ -10,7 +10,7 @@ use crate::{
     mm::{
         addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending,
     },
-    pgtable::{Entry, Flushed, Spares},
+    pgtable::{Entry, Flushing, Spares},
     within,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
@@ -89,7 +89,7 @@ impl<D: Device> Mirror<D> {
                 })
             });
             drop(guard);
-            Flushed::by(flush, self.inner());
+            Flushing::end(flush, self.inner());
             result
         });
         self.end(cookie);

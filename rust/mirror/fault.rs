@@ -13,7 +13,7 @@ use crate::{
         range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer, Retry},
         space::fatal_signal_pending,
     },
-    pgtable::{Entry, Flushed, Spares},
+    pgtable::{Entry, Flushing, Spares},
     phases::{Lap, Phase},
     stats::Counter,
     within::{self, Within},
@@ -332,7 +332,7 @@ impl<D: Device> Inner<D> {
         drop(valid);
         lap.end(Phase::Switch);
         if flush.is_some() {
-            Flushed::by(flush, self);
+            Flushing::end(flush, self);
             lap.end(Phase::Flush);
         }
         self.stats.add(Counter::FaultNs, lap.since(begun));

@@ -22,7 +22,7 @@ use crate::{
         range_fault::AddressSpace,
         space::Vma,
     },
-    pgtable::{Entry, FlushBatch, Flushed, Spares, Table},
+    pgtable::{Entry, FlushBatch, Flushing, Spares, Table},
     policy::Mask,
     stats::Counter,
 };
@@ -187,7 +187,7 @@ impl<D: Device> Inner<D> {
             self.clear_copies(table, batch, range, is_in);
         });
         drop(guard);
-        Flushed::by(flush, self);
+        Flushing::end(flush, self);
     }
 
     /// Removes the entries of `range` that name copies, and retires these, as far as `is_in` takes their numbers.
@@ -469,7 +469,7 @@ impl<D: Device> Mirror<D> {
             inner.replicas.retire(piece.address(*index));
         }
         drop(guard);
-        Flushed::by(flush, inner);
+        Flushing::end(flush, inner);
         inner.replicas.free_retired(&inner.changing);
         result.map(|()| used)
     }

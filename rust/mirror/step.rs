@@ -20,7 +20,7 @@ use crate::{
         range_fault::AddressSpace,
         space::{fatal_signal_pending, MmapGuard},
     },
-    pgtable::{Entry, Flushed, Spares, Table},
+    pgtable::{Entry, Flushed, Flushing, Spares, Table},
     phases::{Lap, Phase},
     stats::Counter,
 };
@@ -87,7 +87,7 @@ impl<D: Device> Inner<D> {
             let mut dirty = DirtyBatch::new();
             table.for_each(range, batch, |span, entry| {
                 if entry.is_writable() {
-                    Self::retire(&mut dirty, span, *entry);
+                    Self::retire(&mut dirty, span.pages(), *entry);
                     *entry = entry.write_protected();
                 }
             });
@@ -146,7 +146,7 @@ impl<D: Device> Mirror<D> {
             drop(guard);
             lap.end(Phase::Collect);
             if flush.is_some() {
-                Flushed::by(flush, self.inner());
+                Flushing::end(flush, self.inner());
                 lap.end(Phase::Flush);
             }
             match begun {
@@ -228,7 +228,7 @@ impl<D: Device> Mirror<D> {
                 // The sources go in any case.
                 let mut dirty = DirtyBatch::new();
                 table.for_each(piece, batch, |span, slot| {
-                    Inner::<D>::retire(&mut dirty, span, *slot);
+                    Inner::<D>::retire(&mut dirty, span.pages(), *slot);
                     *slot = Entry::NONE;
                 });
             }
@@ -246,7 +246,7 @@ impl<D: Device> Mirror<D> {
             }
             result => result,
         };
-        let flushed = Flushed::by(flush, inner);
+        let flushed = Flushing::end(flush, inner);
         lap.end(Phase::Flush);
         (flushed, result)
     }
@@ -321,14 +321,14 @@ pub(super) fn switch_to_system<D: Device>(
                 Some(entry) if owns_all(span) => entry,
                 _ => {
                     // It could not be split.
-                    Inner::<D>::retire(&mut dirty, span, *slot);
+                    Inner::<D>::retire(&mut dirty, span.pages(), *slot);
                     *slot = Entry::NONE;
                     return all(Switched::Lost);
                 }
             };
             if !migrated.is_addressable(&entry) {
                 // It is in the memory of another device, which this one cannot read.
-                Inner::<D>::retire(&mut dirty, span, *slot);
+                Inner::<D>::retire(&mut dirty, span.pages(), *slot);
                 *slot = Entry::NONE;
                 return all(Switched::NoEntry);
             }
@@ -341,7 +341,7 @@ pub(super) fn switch_to_system<D: Device>(
     drop(guard);
     lap.end(Phase::Switch);
     inner.stats.add(Counter::Switched, switched as u64);
-    let flushed = Flushed::by(flush, inner);
+    let flushed = Flushing::end(flush, inner);
     lap.end(Phase::Flush);
     flushed
 }
@@ -408,7 +408,7 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
                 }
                 behind = span.end();
                 if entry.is_writable() && !keep_write {
-                    Inner::<D>::retire(&mut dirty, span, *entry);
+                    Inner::<D>::retire(&mut dirty, span.pages(), *entry);
                     *entry = entry.write_protected();
                 }
             });
@@ -422,7 +422,7 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         drop(guard);
         lap.end(Phase::Collect);
         if flush.is_some() {
-            Flushed::by(flush, inner);
+            Flushing::end(flush, inner);
             lap.end(Phase::Flush);
         }
         any

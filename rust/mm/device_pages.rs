@@ -186,7 +186,8 @@ impl<T: DevicePageOps> DevicePages<T> {
                 }
                 if let Kind::Coherent { start } = kind {
                     let last = start.checked_add(PIECE_BYTES).ok_or(EINVAL)? - 1;
-                    if start == 0 || start % (PMD_PAGES as u64 * 4096) != 0 || last > LAST_PHYSICAL {
+                    let aligned = start % (PMD_PAGES as u64 * 4096) == 0;
+                    if start == 0 || !aligned || last > LAST_PHYSICAL {
                         return Err(EINVAL);
                     }
                 }

@@ -12,14 +12,14 @@
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
     device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, Kind, PIECE_PAGES},
+    flush::Flushed,
     notifier::Cookie,
     page::{CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
 };
 use crate::{
     bindings,
-    inject::{fails, is_injecting, Point},
-    pgtable::Flushed, //
+    inject::{fails, is_injecting, Point}, //
 };
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{error::to_result, mm::virt::flags, prelude::*};

@@ -132,6 +132,7 @@ impl Event<'_> {
         matches!(self.reason, Reason::Migrate | Reason::Exclusive) && self.owner == cookie
     }
 
+    /// An event that did not happen.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn for_test(reason: Reason, range: PageRange, owner: Cookie) -> Self {
         Self {

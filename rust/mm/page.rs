@@ -29,6 +29,7 @@ pub(crate) struct DirtyBatch {
 impl DirtyBatch {
     const ROOM: usize = 32;
 
+    /// An empty one.
     pub(crate) const fn new() -> Self {
         Self {
             pfns: [0; Self::ROOM],

@@ -111,6 +111,7 @@ impl HmmPfn {
         self.is_valid() && !unsafe { bindings::rust_hmm_pfn_pgmap(self.pfn()) }.is_null()
     }
 
+    /// What the kernel would have said so.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) const fn from_raw(raw: usize) -> Self {
         Self(raw)

@@ -7,20 +7,11 @@ use super::{
     format::Format,
     pool::{List, Pool},
 };
-use crate::mm::addr::PageRange;
+use crate::mm::{
+    addr::PageRange,
+    flush::{Flushed, Flusher}, //
+};
 use kernel::{prelude::*, sync::Arc};
-
-/// Who flushes the device's TLBs, and waits for those who walk the table.
-pub trait Flusher {
-    /// A flush under way.
-    type Pending: Send;
-
-    /// Starts to flush all translations of `range`.
-    fn start(&self, range: PageRange) -> Self::Pending;
-
-    /// Waits until no flushed translation is in use, and nobody walks the table who began before.
-    fn wait(&self, pending: Self::Pending);
-}
 
 /// Gathers what updates make necessary.
 ///
@@ -121,11 +112,17 @@ pub struct Flushing<P, F: Format> {
 impl<P: Send, F: Format> Flushing<P, F> {
     /// Waits for its end, on the flusher that has started it.
     pub fn wait<S: Flusher<Pending = P>>(mut self, flusher: &S) -> Flushed {
-        if let Some(pending) = self.pending.take() {
-            flusher.wait(pending);
-        }
+        let flushed = Flushed::by(flusher, self.pending.take());
         self.pool.release(&mut self.detached);
-        Flushed(())
+        flushed
+    }
+
+    /// The same of what there is to flush, if anything.
+    pub(crate) fn end<S: Flusher<Pending = P>>(this: Option<Self>, flusher: &S) -> Flushed {
+        match this {
+            Some(flushing) => flushing.wait(flusher),
+            None => Flushed::by(flusher, None),
+        }
     }
 }
 
@@ -133,24 +130,6 @@ impl<P, F: Format> Drop for Flushing<P, F> {
     fn drop(&mut self) {
         if self.pending.is_some() {
             pr_err!("a flush of device translations was not waited for\n");
-        }
-    }
-}
-
-/// Proof that a flush is over: whoever owns the pages may have them.
-#[derive(Debug)]
-pub struct Flushed(());
-
-impl Flushed {
-    /// Of what there is to flush, if anything.
-    pub(crate) fn by<P: Send, S, F>(flushing: Option<Flushing<P, F>>, flusher: &S) -> Self
-    where
-        S: Flusher<Pending = P>,
-        F: Format,
-    {
-        match flushing {
-            Some(flushing) => flushing.wait(flusher),
-            None => Self(()),
         }
     }
 }

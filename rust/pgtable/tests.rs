@@ -182,6 +182,11 @@ fn agrees_with_model<F: Format>(seed: u64) -> Result {
             let split = |_| round % 4 == 0;
             // As whoever uses the device does now and then.
             spares.refill()?;
+            if what == 4 && round % 3 == 0 {
+                let mut pages = 0;
+                table.remove_all(range, &mut batch, |_, count| pages += count);
+                assert!(pages <= count);
+            }
             table.for_each_split(range, &mut batch, split, |span, entry| {
                 assert!(range.intersect(&span) == Some(span));
                 *entry = change(0, *entry);

@@ -153,7 +153,13 @@ mod suite {
         ] {
             let gate = gate(from)?;
             let done = queue.submit(of(&gate.fence())?, |_| Ok(()))?;
-            fsleep(Delta::from_millis(50));
+            // Until it waits, which takes a while on a machine with other work.
+            for _ in 0..100 {
+                fsleep(Delta::from_millis(50));
+                if queue.waits() == expected {
+                    break;
+                }
+            }
             assert_eq!(done.check(), Status::NotDone);
             assert_eq!(queue.waits(), expected);
             gate.signal(Ok(()));

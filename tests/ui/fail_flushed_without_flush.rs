@@ -2,8 +2,8 @@
 //~ ERROR E0624
 //! That there was nothing to flush is not for the driver to say.
 
-use rust_hmm::pgtable::{Flushed, Flusher, Flushing, Radix4};
+use rust_hmm::pgtable::{Flushed, Flusher};
 
 pub fn forge<F: Flusher>(flusher: &F) -> Flushed {
-    Flushed::by(None::<Flushing<F::Pending, Radix4>>, flusher)
+    Flushed::by(flusher, None)
 }

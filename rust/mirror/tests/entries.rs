@@ -112,6 +112,15 @@ mod suite {
     }
 
     #[test]
+    fn what_the_device_wrote_is_dirty_when_it_is_taken_away() -> Result {
+        let (range, _shared, mirror, pfn) = writable()?;
+        assert!(pretend(&mirror, Reason::ProtectionVma, range));
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        assert!(is_dirty(pfn));
+        Ok(())
+    }
+
+    #[test]
     fn flushes_of_several_devices_overlap() -> Result {
         let range = map(1)?;
         let shared = shared()?;

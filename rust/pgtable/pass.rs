@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A pass over the leaves of a range, as far as there are any.
+
+use super::{
+    entry::Entry,
+    flush::FlushBatch,
+    format::{shift, Format, Slot, Word},
+    pool::Pool,
+    table::{range_of, slot_of, span_of},
+};
+use crate::mm::addr::PageRange;
+use core::slice;
+use kernel::{page::PAGE_SHIFT, sync::rcu};
+
+/// What a pass has changed.
+#[derive(Default)]
+pub(super) struct Changes {
+    /// The first and the last address of entries of which the device may hold more than is left.
+    pub(super) hull: Option<(usize, usize)>,
+    /// Pages of these.
+    pub(super) outdated: usize,
+    /// Pages that have no entry any more.
+    pub(super) removed: usize,
+}
+
+impl Changes {
+    /// Adds `pages` pages from `first` to `last`. They come from low to high addresses.
+    fn outdated(&mut self, first: usize, last: usize, pages: usize) {
+        let first = self.hull.map_or(first, |(first, _)| first);
+        self.hull = Some((first, last));
+        self.outdated += pages;
+    }
+}
+
+/// What a pass does with leaves.
+pub(super) trait Visitor<F: Format> {
+    /// Whether a huge leaf is to be split in any case.
+    fn splits(&mut self, span: PageRange) -> bool;
+
+    /// Visits the leaves among `cells` of `level`, of which the first is for `start`. Returns how many were
+    /// removed.
+    fn leaves(&mut self, level: u32, cells: &[Cell<F>], start: usize, changes: &mut Changes)
+        -> u32;
+}
+
+pub(super) type Cell<F> = <<F as Format>::Word as Word>::Cell;
+
+/// Calls functions.
+pub(super) struct Each<S, C> {
+    pub(super) split: S,
+    pub(super) f: C,
+}
+
+impl<F, S, C> Visitor<F> for Each<S, C>
+where
+    F: Format,
+    S: FnMut(PageRange) -> bool,
+    C: FnMut(PageRange, &mut Entry),
+{
+    fn splits(&mut self, span: PageRange) -> bool {
+        (self.split)(span)
+    }
+
+    // The only place that calls `f`, so that it becomes part of the loop.
+    #[inline(never)]
+    fn leaves(
+        &mut self,
+        level: u32,
+        cells: &[Cell<F>],
+        mut start: usize,
+        changes: &mut Changes,
+    ) -> u32 {
+        let size = 1usize << shift::<F>(level);
+        let mut removed = 0u32;
+        let (mut outdated, mut first, mut last) = (0usize, usize::MAX, 0);
+        for cell in cells {
+            let end = start | (size - 1);
+            if let (Slot::Leaf(old), Some(span)) =
+                (F::decode(level, F::Word::load(cell)), range_of(start, end))
+            {
+                let mut new = old;
+                (self.f)(span, &mut new);
+                if new != old {
+                    let word = if new.is_valid() {
+                        F::leaf(level, new)
+                    } else {
+                        // OVERFLOW: A table has at most 1024 slots.
+                        removed = removed.wrapping_add(1);
+                        F::Word::EMPTY
+                    };
+                    F::Word::store(cell, word);
+                    // They come from low to high addresses.
+                    if old.is_outdated_by(new) {
+                        first = first.min(start);
+                        last = end;
+                        outdated = outdated.wrapping_add(1);
+                    }
+                }
+            }
+            start = start.wrapping_add(size);
+        }
+        let pages = size >> PAGE_SHIFT;
+        if outdated != 0 {
+            changes.outdated(first, last, outdated * pages);
+        }
+        // CAST: A table has at most 1024 slots.
+        changes.removed += removed as usize * pages;
+        removed
+    }
+}
+
+/// Removes everything, and calls a function.
+pub(super) struct Remove<C>(pub(super) C);
+
+impl<F: Format, C: FnMut(Entry, usize)> Visitor<F> for Remove<C> {
+    fn splits(&mut self, _span: PageRange) -> bool {
+        false
+    }
+
+    #[inline(never)]
+    fn leaves(
+        &mut self,
+        level: u32,
+        cells: &[Cell<F>],
+        start: usize,
+        changes: &mut Changes,
+    ) -> u32 {
+        let size = 1usize << shift::<F>(level);
+        let pages = size >> PAGE_SHIFT;
+        let mut removed = 0u32;
+        let (mut first, mut last) = (usize::MAX, 0);
+        for (index, cell) in cells.iter().enumerate() {
+            let Slot::Leaf(old) = F::decode(level, F::Word::load(cell)) else {
+                continue;
+            };
+            (self.0)(old, pages);
+            F::Word::store(cell, F::Word::EMPTY);
+            // OVERFLOW: A table has at most 1024 slots.
+            removed = removed.wrapping_add(1);
+            first = first.min(index);
+            last = index;
+        }
+        if removed != 0 {
+            let start_of = |index: usize| start.wrapping_add(index << shift::<F>(level));
+            // CAST: From 32 bits to more.
+            let count = removed as usize * pages;
+            changes.outdated(start_of(first), start_of(last) | (size - 1), count);
+            changes.removed += count;
+        }
+        removed
+    }
+}
+
+/// One pass over existing entries.
+pub(super) struct Pass<'t, F: Format, V> {
+    pub(super) pool: &'t Pool<F>,
+    pub(super) batch: &'t mut FlushBatch<F>,
+    pub(super) changes: Changes,
+    pub(super) visitor: V,
+}
+
+impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
+    /// Visits `first..=last` in table `index`. Says whether the table has become empty.
+    pub(super) fn table(&mut self, level: u32, index: u32, first: usize, last: usize) -> bool {
+        let pool = self.pool;
+        let guard = rcu::read_lock();
+        let Some(page) = pool.page(&guard, index) else {
+            return false;
+        };
+        let mut used = page.used();
+        let size = 1usize << shift::<F>(level);
+        let (low, high) = page.bounds();
+        let from = slot_of::<F>(level, first).max(low);
+        let to = slot_of::<F>(level, last).min(high);
+        let (base, _) = span_of::<F>(level + 1, first);
+        let mut start = base.wrapping_add(from << shift::<F>(level));
+        let count = (to + 1).saturating_sub(from);
+        let cells = page.cells(from).get(..count).unwrap_or_default();
+        if level == 0 {
+            used -= self.visitor.leaves(0, cells, start, &mut self.changes);
+            page.set_used(used);
+            return used == 0;
+        }
+        for (slot, cell) in (from..).zip(cells) {
+            let end = start | (size - 1);
+            let mut found = F::decode(level, F::Word::load(cell));
+            if let Slot::Leaf(huge) = found {
+                let whole = first <= start && end <= last;
+                let split =
+                    !whole || range_of(start, end).is_some_and(|span| self.visitor.splits(span));
+                if split {
+                    let child = pool.take_kept();
+                    let child = child.and_then(|child| pool.split(&page, slot, level, huge, child));
+                    if let Some(child) = child {
+                        found = Slot::Table(child);
+                    }
+                }
+            }
+            match found {
+                Slot::Empty => {}
+                Slot::Table(child) => {
+                    if self.table(level - 1, child, first.max(start), last.min(end)) {
+                        F::Word::store(cell, F::Word::EMPTY);
+                        used -= 1;
+                        if let Some(span) = range_of(first.max(start), last.min(end) | 0xfff) {
+                            self.batch.detach(span, child);
+                        }
+                    }
+                }
+                Slot::Leaf(_) => {
+                    let one = slice::from_ref(cell);
+                    if self.visitor.leaves(level, one, start, &mut self.changes) != 0 {
+                        used -= 1;
+                        pool.count_huge(-1);
+                    }
+                }
+            }
+            start = start.wrapping_add(size);
+        }
+        page.set_used(used);
+        used == 0
+    }
+}

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Files of rust/ as they would look in the kernel crate."""
+
+import re
+import textwrap
+
+# What else of the library goes along, besides rust/mm.
+ALONG = ("compat", "within")
+
+
+def paths_of(text):
+    """The paths that the braces of a `use` name, each as a string."""
+    paths, depth, part = [], 0, ""
+    for char in re.sub(r"//.*", "", text) + ",":
+        if char == "," and depth == 0:
+            head, brace, rest = part.strip().partition("{")
+            if brace:
+                paths += [head.strip() + path for path in paths_of(rest.rstrip()[:-1])]
+            elif head:
+                paths.append(head)
+            part = ""
+        else:
+            depth += {"{": 1, "}": -1}.get(char, 0)
+            part += char
+    return paths
+
+
+def braces(paths):
+    """The paths as what stands between braces, each first part once."""
+    groups = {}
+    for path in sorted(set(paths)):
+        head, _, rest = path.partition("::")
+        groups.setdefault(head, []).append(rest)
+    parts = []
+    for head, rests in groups.items():
+        if rests == [""]:
+            parts.append(head)
+        else:
+            parts.append(f"{head}::{{{braces([rest or 'self' for rest in rests])}}}")
+    return ", ".join(parts)
+
+
+def moved(path):
+    """A path within the library, as one within the kernel crate; none if that part stays behind."""
+    head, _, rest = path.partition("::")
+    if head == "mm":
+        return f"hmm::{rest}"
+    if head in ALONG:
+        return f"hmm::{path}"
+    return None if head in ("inject", "locks", "thread") else path
+
+
+def imports(text):
+    """What comes from the kernel crate and from the library is one `use` now, in each module."""
+    # One with an attribute stays by itself.
+    pattern = re.compile(r"^(?<!\]\n)( *)use (crate|kernel)::(.*?);\n", flags=re.M | re.S)
+    rest = set(re.findall(r"\w+", pattern.sub("", text)))
+    found = {}
+    for indent, crate, names in (match.groups() for match in pattern.finditer(text)):
+        paths = [path for whole in paths_of(names) for path in paths_of(whole)]
+        if crate == "crate":
+            paths = [path for path in map(moved, paths) if path]
+        if indent:
+            # Tests that stay behind may have been the only ones to use it.
+            paths = [path for path in paths if path.endswith("*") or path.rpartition("::")[2] in rest]
+        found.setdefault(indent, []).extend(paths)
+
+    def once(match):
+        paths = found.pop(match.group(1), [])
+        return f"{match.group(1)}use crate::{{{braces(paths)}}};\n" if paths else ""
+
+    return pattern.sub(once, text)
+
+
+def without_blocks(text, begin):
+    """Without the statements that begin so, up to the brace that closes them."""
+    return re.sub(rf"^( *){begin}.*\{{\n(?:.*\n)*?\1\}}\n", "", text, flags=re.M)
+
+
+def without_tests(text, word):
+    """Without the tests that need `word`."""
+    def kept(match):
+        return "" if word in match.group(0) else match.group(0)
+    return re.sub(r"^    #\[test\]\n(?:.*\n)*?    \}\n\n?", kept, text, flags=re.M)
+
+
+def decided(text, series):
+    """Only what is for `series`."""
+    this = f"hmm_series_{series.replace('.', '_')}"
+    kept = []
+    # An item with all that stands before it.
+    for item in re.findall(r"(?:.+\n)*?(?:\}|.*[;}])\n(?:\n|\Z)|\n|.+\n", text):
+        attribute = re.search(r"^#\[cfg\((not\()?(hmm_series_\w+)\)*\]\n", item, flags=re.M)
+        if attribute and (attribute.group(2) == this) == bool(attribute.group(1)):
+            continue
+        kept.append(re.sub(r"^#\[cfg\(.*hmm_series.*\]\n", "", item, flags=re.M))
+    return "".join(kept)
+
+
+def filled(text):
+    """Paragraphs of comments with lines of more than 100 columns, anew. Lists stay lists, blocks as they are."""
+    lines = []
+    paragraph = []
+
+    def flush():
+        if any(len(line) > 100 for line in paragraph):
+            mark, item = re.match(r"(\s*//[/!]? )(- |\d+\. )?", paragraph[0]).groups()
+            words = " ".join(line.strip().lstrip("/!").strip() for line in paragraph)
+            paragraph[:] = textwrap.wrap(words, 100, initial_indent=mark, break_long_words=False, break_on_hyphens=False,
+                                         subsequent_indent=mark + " " * len(item or ""))
+        lines.extend(paragraph)
+        paragraph.clear()
+
+    block = False
+    for line in text.split("\n"):
+        comment = re.match(r"\s*//[/!]? ?(.*)", line)
+        content = comment.group(1) if comment else ""
+        if content.startswith("```"):
+            block = not block
+        if not content or block or content.startswith(("```", "#", "|")):
+            flush()
+            lines.append(line)
+            continue
+        if re.match(r"- |\d+\. ", content) or paragraph and line.index("//") != paragraph[-1].index("//"):
+            flush()
+        paragraph.append(line)
+    flush()
+    return "\n".join(lines)
+
+
+def rust(text, series, private):
+    """A file of Rust, which only its siblings use if it is private."""
+    text = decided(text, series) if "hmm_series" in text else text
+    text = without_blocks(text, r"if fails\(Point::")
+    text = without_blocks(text, r"if is_injecting\(\)")
+    text = re.sub(r" \|\| fails\(Point::\w+\)", "", text)
+    text = re.sub(r"locks::(\w+)\(\)", r'(c"hmm::\1", crate::static_lock_class!())', text)
+    text = without_tests(text, "Thread::")
+    text = imports(text)
+    text = re.sub(r"\bcrate::mm\b(?=::|\))", "crate::hmm", text)
+    text = re.sub(r"\bkernel::", "crate::", text)
+    # What the library uses is for drivers there.
+    text = text.replace("pub(crate) ", "pub(super) " if private else "pub ")
+    return filled(text.replace("bindings::rust_hmm_", "bindings::hmm_"))
+
+
+def aligned(text):
+    """Parameters below the first one, as they were."""
+    lines, column = [], 0
+    for line in text.split("\n"):
+        if line.startswith("__rust_helper "):
+            column = line.index("(") + 1 if ")" not in line else 0
+        elif column and line.startswith("\t"):
+            line = "\t" * (column // 8) + " " * (column % 8) + line.lstrip()
+            column = 0 if ")" in line else column
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def c(text):
+    """A file of C, as one of rust/helpers: exported by the kernel's build, declared for Rust only."""
+    text = re.sub(r'^(EXPORT_SYMBOL.*|#include (".*"|<linux/export.h>))\n', "", text, flags=re.M)
+    functions = set(re.findall(r"^(?!static).*?\b(rust_hmm_\w+)\(.*(?:\n\t.*)*\n\{", text, flags=re.M))
+    text = re.sub(r"^(?=(?!static)[a-z].*?\b(?:rust_hmm_\w+)\([^;]*(?:\n\t[^;]*)*\n\{)", "__rust_helper ", text,
+                  flags=re.M)
+
+    def kernels(match):
+        word = match.group(0)
+        return word.replace("rust_", "rust_helper_" if word in functions else "", 1)
+
+    return re.sub(r"\n{3,}", "\n\n", aligned(re.sub(r"\brust_hmm_\w+", kernels, text)))

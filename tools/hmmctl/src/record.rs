@@ -176,7 +176,7 @@ fn ended(child: &mut Option<Child>) -> Result<Option<bool>> {
 /// Runs `hmmctl record`.
 pub fn run(args: &Args) -> Result<()> {
     let mut known = Known::now()?;
-    let stop = Stop::new(args.duration)?;
+    let mut stop = Stop::new()?;
     let file =
         File::create(&args.output).map_err(|error| Problem::io("make", &args.output, error))?;
     let mut writer =
@@ -200,6 +200,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         None => None,
     };
+    stop.after(args.duration);
     let mut succeeded = None;
     let mut next = Instant::now();
     while !stop.now() && succeeded.is_none() {

@@ -228,7 +228,7 @@ fn show<B: Backend>(
 /// Shows it on the terminal until somebody quits.
 pub fn live(interval: Duration, next: impl FnMut() -> Result<Between>) -> Result<()> {
     // A signal, too, leaves the terminal as it was.
-    let stop = Stop::new(None)?;
+    let stop = Stop::new()?;
     let mut terminal = ratatui::try_init().map_err(Problem::output)?;
     let done = show(&mut terminal, &stop, interval, next);
     ratatui::restore();

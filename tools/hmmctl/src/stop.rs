@@ -18,16 +18,20 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// From here on SIGINT, SIGTERM and SIGHUP only say so. With `seconds` the end comes after these.
-    pub fn new(seconds: Option<f64>) -> Result<Stop> {
+    /// From here on SIGINT, SIGTERM and SIGHUP only say so.
+    pub fn new() -> Result<Stop> {
         let signal = Arc::new(AtomicBool::new(false));
         for number in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(number, signal.clone())
                 .map_err(|error| Problem::Io { what: "wait for signals".to_string(), error })?;
         }
-        let end = seconds
-            .map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
-        Ok(Stop { signal, end })
+        Ok(Stop { signal, end: None })
+    }
+
+    /// The end comes so many seconds from now, if any are given: what had to be set up does not count.
+    pub fn after(&mut self, seconds: Option<f64>) {
+        let time = |seconds: f64| Duration::from_secs_f64(seconds.clamp(0.0, 1e9));
+        self.end = seconds.map(|seconds| Instant::now() + time(seconds));
     }
 
     /// Whether it is.

@@ -228,7 +228,7 @@ pub fn run(args: &Args) -> Result<()> {
     if tables.is_none() && !args.json && std::io::stdout().is_terminal() {
         return screen::live(interval, || source.next());
     }
-    let stop = Stop::new(None)?;
+    let stop = Stop::new()?;
     let mut next = Instant::now();
     let mut shown = 0;
     while tables.is_none_or(|tables| shown < tables) {

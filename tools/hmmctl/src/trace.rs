@@ -31,8 +31,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     args.filter.check()?;
     let mut known = Known::now()?;
-    let stop = Stop::new(args.duration)?;
+    let mut stop = Stop::new()?;
     let mut instance = Instance::new(&args.filter.event, args.buffer)?;
+    stop.after(args.duration);
     eprintln!("hmmctl: tracing");
     let mut shown = 0;
     let enough = |shown: u64| args.count.is_some_and(|count| shown >= count);

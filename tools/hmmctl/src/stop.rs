@@ -30,7 +30,7 @@ impl Stop {
 
     /// The end comes so many seconds from now, if any are given: what had to be set up does not count.
     pub fn after(&mut self, seconds: Option<f64>) {
-        let time = |seconds: f64| Duration::from_secs_f64(seconds.clamp(0.0, 1e9));
+        let time = |seconds: f64| Duration::try_from_secs_f64(seconds.min(1e9)).unwrap_or_default();
         self.end = seconds.map(|seconds| Instant::now() + time(seconds));
     }
 

@@ -222,7 +222,8 @@ impl<'a> Source<'a> {
 
 /// Runs `hmmctl top`.
 pub fn run(args: &Args) -> Result<()> {
-    let interval = Duration::from_secs_f64(args.interval.clamp(0.05, 3600.0));
+    let interval = Duration::try_from_secs_f64(args.interval).unwrap_or_default();
+    let interval = interval.clamp(Duration::from_millis(50), Duration::from_secs(3600));
     let mut source = Source::new(args)?;
     let tables = if args.once || args.svg.is_some() { Some(1) } else { args.batch };
     if tables.is_none() && !args.json && std::io::stdout().is_terminal() {

@@ -7,12 +7,11 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::pty::Terminal;
-use hmm::{Device, Mapping, PAGE_SIZE};
+use hmm::{hostile, Child, Device, Mapping, PAGE_SIZE};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const OURS: &str = "hmmctl is for our library";
@@ -411,7 +410,7 @@ fn gives_back(terminal: &mut Terminal) -> Outcome {
 
 /// A tracing `hmmctl`, ready.
 struct Tracer {
-    child: Child,
+    child: std::process::Child,
     stderr: BufReader<std::process::ChildStderr>,
 }
 
@@ -444,7 +443,7 @@ impl Tracer {
     }
 }
 
-fn signal(child: &Child, name: &str) -> Outcome {
+fn signal(child: &std::process::Child, name: &str) -> Outcome {
     let done = Command::new("kill").args(["-s", name, &child.id().to_string()]).status();
     check!(done.what("kill")?.success(), "kill has failed");
     Ok(())
@@ -606,6 +605,12 @@ fn record(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+fn shell(script: &str) -> Outcome {
+    let done = Command::new("sh").args(["-c", script]).status().what("run sh")?;
+    check!(done.success(), "'{script}' ends with {done}");
+    Ok(())
+}
+
 fn errors(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let own = own();
@@ -631,26 +636,30 @@ fn errors(ctx: &Ctx) -> Outcome {
     // A process that ends while it is watched.
     drop(device);
     expect(&mut hmmctl(&["map", &own]), 6, &["no device mirrors"])?;
-    for args in [&["top", "--once"][..], &["map", "1"], &["trace"], &["record", "-o", "/dev/null"]]
-    {
-        let mut command = hmmctl(args);
-        expect(command.uid(65534).gid(65534), 3, &["permission denied", "sudo"])?;
-    }
-    let alone = |script: &str| {
-        let mut command = Command::new("unshare");
-        command.args(["-m", "sh", "-c", script]).stdin(Stdio::null());
-        command
-    };
-    expect(
-        &mut alone("umount -l /sys/kernel/debug; exec hmmctl top --once"),
-        5,
-        &["debugfs is not mounted", "mount -t debugfs none /sys/kernel/debug"],
-    )?;
-    expect(
-        &mut alone("umount -l /sys/kernel/tracing; umount -l /sys/kernel/debug/tracing 2>/dev/null; mount -t tmpfs none /sys/kernel/debug/tracing 2>/dev/null; exec hmmctl trace"),
-        5,
-        &["tracefs is not mounted", "mount -t tracefs"],
-    )?;
+    let calls = [&["top", "--once"][..], &["map", "1"], &["trace"], &["record", "-o", "/dev/null"]];
+    let child = Child::spawn(|| -> Result<(), String> {
+        hostile::become_user(65534).map_err(|error| error.to_string())?;
+        for args in calls {
+            let done = expect(&mut hmmctl(args), 3, &["permission denied", "sudo"]);
+            done.map_err(|stop| stop.to_string())?;
+        }
+        Ok(())
+    });
+    child.what("fork")?.join().map_err(Stop::Fail)?;
+    shell("umount -l /sys/kernel/debug")?;
+    let words = ["debugfs is not mounted", "mount -t debugfs none /sys/kernel/debug"];
+    let said = expect(&mut hmmctl(&["top", "--once"]), 5, &words);
+    shell("mount -t debugfs debugfs /sys/kernel/debug")?;
+    said?;
+    // Something else is there.
+    let other =
+        "[ ! -d /sys/kernel/debug/tracing ] || mount -t tmpfs none /sys/kernel/debug/tracing";
+    shell(&format!("mount -t tmpfs none /sys/kernel/tracing; {other}"))?;
+    let words = ["tracefs is not mounted", "mount -t tracefs"];
+    let said = expect(&mut hmmctl(&["trace"]), 5, &words);
+    let other = "[ ! -d /sys/kernel/debug/tracing ] || umount /sys/kernel/debug/tracing";
+    shell(&format!("umount /sys/kernel/tracing; {other}"))?;
+    said?;
     let (help, _) = says(&mut hmmctl(&["--help"]), 0)?;
     check!(
         help.contains("Exit status:") && help.contains("debugfs or tracefs is not mounted"),

@@ -12,6 +12,7 @@
 #include <linux/mmu_notifier.h>
 #include <linux/rmap.h>
 
+#include "../include/rust_hmm.h"
 #include "fence.h"
 #include "helpers.h"
 #include "managed.h"

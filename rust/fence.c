@@ -8,6 +8,7 @@
  */
 #include <linux/completion.h>
 #include <linux/dma-fence.h>
+#include <linux/err.h>
 #include <linux/export.h>
 #include <linux/fcntl.h>
 #include <linux/file.h>
@@ -77,6 +78,27 @@ EXPORT_SYMBOL_GPL(rust_hmm_fence_signal);
 static bool fence_is_ours(struct dma_fence *fence)
 {
 	return rcu_access_pointer(fence->ops) == &fence_ops;
+}
+
+/* For drivers in C: checks what a type says in Rust. Of several that signal it one succeeds. */
+int rust_hmm_fence_signal_ours(struct dma_fence *fence, int error)
+{
+	bool ours, cookie;
+	unsigned long flags;
+
+	if (error > 0 || error < -MAX_ERRNO || !fence_is_ours(fence))
+		return -EINVAL;
+	cookie = dma_fence_begin_signalling();
+	dma_fence_lock_irqsave(fence, flags);
+	ours = !dma_fence_is_signaled_locked(fence);
+	if (ours) {
+		if (error)
+			dma_fence_set_error(fence, error);
+		dma_fence_signal_locked(fence);
+	}
+	dma_fence_unlock_irqrestore(fence, flags);
+	dma_fence_end_signalling(cookie);
+	return ours ? 0 : -EINVAL;
 }
 
 /* NULL if it is not one of ours. */

@@ -14,6 +14,7 @@ void rust_hmm_fence_free(struct dma_fence *fence);
 void rust_hmm_fence_init(struct dma_fence *fence, const void *type,
 			 u64 context, u64 seqno);
 void rust_hmm_fence_signal(struct dma_fence *fence, int error);
+int rust_hmm_fence_signal_ours(struct dma_fence *fence, int error);
 const void *rust_hmm_fence_type(struct dma_fence *fence);
 void rust_hmm_fence_get(struct dma_fence *fence);
 void rust_hmm_fence_put(struct dma_fence *fence);

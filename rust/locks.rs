@@ -60,6 +60,10 @@ classes! {
     dma_mappings = c"rust_hmm::dma_mappings";
     /// What drivers have said of memory connections.
     connections = c"rust_hmm::connections";
+    /// The table lock of a mirror of a driver in C.
+    c_mirror = c"rust_hmm::c_mirror";
+    /// A page table of the kernel's own is changed.
+    io_pgtable = c"rust_hmm::io_pgtable";
     /// Somebody looks at a mirror or at device memory.
     watched = c"rust_hmm::watched";
     /// Free table pages.

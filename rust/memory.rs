@@ -8,7 +8,10 @@ use crate::{
     mirror::Peer,
     mm::{
         addr::{PageRange, PMD_PAGES},
-        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
+        device_pages::{
+            CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind, MAX_PIECES,
+            PIECE_PAGES,
+        },
         migrate::{Constant, Isolated, Migrated, Select, Source},
         notifier::Cookie,
         page::LockedFolio,
@@ -39,8 +42,7 @@ mod room;
 mod unplug;
 mod watched;
 
-use copy::End;
-pub(crate) use copy::{Copies, Failed};
+pub(crate) use copy::{Copies, End, Failed, RawJob};
 pub use copy::{Copy, CopyJob};
 use idle::Idle;
 use known::Known;
@@ -163,6 +165,10 @@ impl<M: MemoryOps> Memory<M> {
     // Not on the stack of whoever makes the device, too.
     #[inline(never)]
     fn pages(driver: M, kind: Kind, max_pages: usize) -> Result<Arc<DevicePages<Ops<M>>>> {
+        // Before anything of that size is allocated.
+        if max_pages > MAX_PIECES * PIECE_PAGES {
+            return Err(EINVAL);
+        }
         let ops = Ops {
             driver,
             id: trace::new_device(),

@@ -11,6 +11,7 @@
 //! - [`attributes`]: what a program says of ranges of its memory.
 //! - [`policy`]: what a device fault brings to the device.
 //! - [`pgtable`]: the table itself.
+//! - [`io_pgtable`]: a page table of the kernel's own that follows a mirror.
 //! - [`connection`]: how memory of one device reaches another.
 //! - [`managed`]: memory that CPU and devices use, and that migrates by itself.
 //! - [`host_lock`]: memory of a process that stays where it is, for devices.
@@ -19,6 +20,7 @@
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
 //! - [`events`]: what happens, as tracepoints and drivers are told.
+//! - `capi`: the same for drivers in C, by `include/rust_hmm.h`.
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.
 //! - `overhead`: what page tables take.
@@ -44,6 +46,7 @@ pub mod connection;
 pub mod events;
 pub mod host_lock;
 pub mod inject;
+pub mod io_pgtable;
 pub mod managed;
 pub mod memory;
 pub mod migrate;
@@ -58,6 +61,7 @@ pub mod stats;
 pub mod thread;
 
 mod bindings;
+mod capi;
 mod compat;
 mod locks;
 mod overhead;

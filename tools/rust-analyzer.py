@@ -7,6 +7,7 @@ Paths inside of the hermetic root (ROOT), which also has ALIAS for DIRECTORY, be
 """
 
 import json
+import os
 import re
 import sys
 
@@ -16,7 +17,8 @@ def crates_of(top):
     with open(f"{top}/Kbuild", encoding="utf-8") as kbuild:
         for line in kbuild:
             found = re.match(r"(\w+)-y := ((?:rust|samples)/\S+)\.o", line)
-            if found:
+            # Others are in C.
+            if found and os.path.exists(f"{top}/{found[2]}.rs"):
                 yield found[1], f"{top}/{found[2]}.rs", found[2].startswith("rust/")
 
 

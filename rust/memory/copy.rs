@@ -15,7 +15,9 @@ use crate::{
     },
     queue::Stop,
 };
+use core::mem::ManuallyDrop;
 use kernel::{
+    ffi,
     page::PAGE_SIZE,
     prelude::*,
     sync::{
@@ -348,12 +350,66 @@ impl CopyJob {
         self.state.cancelled.load(Relaxed)
     }
 
+    /// Takes it apart for a driver in C. To be given to [`RawJob::complete`].
+    pub(crate) fn into_raw(self) -> RawJob {
+        let this = ManuallyDrop::new(self);
+        RawJob {
+            pages: this.pages,
+            source: this.source,
+            destination: this.destination,
+            // SAFETY: `this` is not dropped, so that the reference is taken out once.
+            state: Arc::into_raw(unsafe { core::ptr::read(&this.state) }).cast(),
+            index: this.index,
+        }
+    }
+
     /// Ends the job. After an error the page stays where it is, with its contents.
     pub fn complete(mut self, result: Result) {
         self.result = match result {
             Ok(()) if fails(Point::Copy) => Err(EIO),
             result => result,
         };
+    }
+}
+
+/// A [`CopyJob`] as numbers and a pointer.
+pub(crate) struct RawJob {
+    pub(crate) pages: usize,
+    pub(crate) source: Option<End>,
+    pub(crate) destination: End,
+    /// A reference of the step's state.
+    pub(crate) state: *const ffi::c_void,
+    pub(crate) index: usize,
+}
+
+impl RawJob {
+    /// Ends the job, as [`CopyJob::complete`].
+    ///
+    /// # Safety
+    ///
+    /// `state` and `index` must be those of a job that was not completed yet.
+    pub(crate) unsafe fn complete(state: *const ffi::c_void, index: usize, result: Result) {
+        // INVARIANT: It names no page.
+        CopyJob {
+            // SAFETY: From `into_raw`, and by the function's requirements for the first time.
+            state: unsafe { Arc::from_raw(state.cast()) },
+            index,
+            pages: 0,
+            source: None,
+            destination: End::Device(0),
+            result: Err(EIO),
+        }
+        .complete(result);
+    }
+
+    /// Whether nobody needs the copy any more, as [`CopyJob::is_cancelled`].
+    ///
+    /// # Safety
+    ///
+    /// `state` must be that of a job that was not completed yet.
+    pub(crate) unsafe fn is_cancelled(state: *const ffi::c_void) -> bool {
+        // SAFETY: From `into_raw`, which has left a reference.
+        unsafe { &*state.cast::<State>() }.cancelled.load(Relaxed)
     }
 }
 

@@ -128,6 +128,11 @@ impl Pending {
         self.0.clone()
     }
 
+    /// Gives the duty to signal it to a driver in C, with a reference.
+    pub(crate) fn into_raw(self) -> *mut bindings::dma_fence {
+        ManuallyDrop::new(self).0.as_raw()
+    }
+
     /// Signals it, with the error if there is one. Context: any.
     pub fn signal(self, result: Result) {
         let this = ManuallyDrop::new(self);
@@ -162,9 +167,25 @@ impl Fence {
     /// # Safety
     ///
     /// `raw` must be a fence of which the caller gives a reference away.
-    pub(super) unsafe fn from_raw(raw: NonNull<bindings::dma_fence>) -> Self {
+    pub(crate) unsafe fn from_raw(raw: NonNull<bindings::dma_fence>) -> Self {
         // INVARIANT: By the function's requirements.
         Self(raw)
+    }
+
+    /// Takes a reference.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a fence that is alive.
+    pub(crate) unsafe fn get(raw: NonNull<bindings::dma_fence>) -> Self {
+        // SAFETY: By the function's requirements; this reference stays where it is.
+        let theirs = ManuallyDrop::new(unsafe { Self::from_raw(raw) });
+        Self::clone(&theirs)
+    }
+
+    /// Gives the reference away.
+    pub(crate) fn into_raw(self) -> *mut bindings::dma_fence {
+        ManuallyDrop::new(self).as_raw()
     }
 
     pub(super) fn as_raw(&self) -> *mut bindings::dma_fence {

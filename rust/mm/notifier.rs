@@ -88,6 +88,11 @@ impl Cookie {
     /// Nobody.
     pub const NONE: Self = Self(0);
 
+    /// The name that a driver in C gives, the address of something of its own.
+    pub(crate) fn of_driver(place: *const ffi::c_void) -> Self {
+        Self(place as usize)
+    }
+
     /// The address one byte into `place`: what begins there, or encloses it, has another name.
     pub(super) fn inside<T>(place: &T) -> Self {
         const { assert!(size_of::<T>() > 1 && align_of::<T>() > 1) };

@@ -63,6 +63,12 @@ impl SyncFile {
         self.fd
     }
 
+    /// Gives both to a driver in C.
+    pub(crate) fn into_raw(self) -> (ffi::c_int, *mut bindings::file) {
+        let this = ManuallyDrop::new(self);
+        (this.fd, this.file.as_ptr())
+    }
+
     /// Gives it to the process.
     pub fn install(self) {
         let this = ManuallyDrop::new(self);

@@ -9,6 +9,7 @@
 //! kernel reports, run parts of a program in child processes and load modules.
 
 pub mod abi;
+pub mod c_mirror;
 pub mod child;
 pub mod counters;
 pub mod device;
@@ -37,6 +38,7 @@ pub mod tracing;
 pub mod uffd;
 
 pub use abi::{Op, PageState, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE};
+pub use c_mirror::CMirror;
 pub use child::{Child, Gate};
 pub use counters::Counters;
 pub use device::{Device, Done, Ptr};

@@ -329,7 +329,7 @@ impl Drop for Fence<'_> {
 
 /// A fence as a file.
 #[derive(Debug)]
-pub struct SyncFile(OwnedFd);
+pub struct SyncFile(pub(crate) OwnedFd);
 
 impl AsRawFd for SyncFile {
     fn as_raw_fd(&self) -> RawFd {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The smaller sample: a second driver on the same library, and fences between the two.
+//! The smaller sample: a second driver on the same library, and fences between the two. The driver in C passes the
+//! same.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -8,28 +9,37 @@ use hmm::{module, Mapping, MirrorOnly, QueueOp, SyncFile};
 use std::time::Duration;
 
 const OURS: &str = "needs our library";
-const NAME: &str = "rust_mirror_only";
 
 pub const TESTS: &[Test] =
-    &[Test::new("mirror_only", "reads_memory_after_fences_of_another_driver", reads)
-        .only_rust(OURS)];
+    &[Test::new("mirror_only", "reads_memory_after_fences_of_another_driver", |ctx| {
+        reads(ctx, "rust_mirror_only", "hmm_mirror_only")
+    })
+    .only_rust(OURS)];
 
-/// Unloads the module at the end.
-struct Loaded;
+/// A module, which is unloaded at the end.
+pub struct Loaded(&'static str);
 
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        let _ = module::unload(NAME);
+impl Loaded {
+    /// Loads the module `name`; skips the test if there is none.
+    pub fn new(ctx: &Ctx, name: &'static str) -> Result<Loaded, Stop> {
+        let file = ctx.modules.join(format!("{name}.ko"));
+        if !file.exists() {
+            return Err(Stop::Skip(format!("there is no {}", file.display())));
+        }
+        module::load(&file, "").what("load the sample")?;
+        Ok(Loaded(name))
     }
 }
 
-fn reads(ctx: &Ctx) -> Outcome {
-    let file = ctx.modules.join(format!("{NAME}.ko"));
-    if !file.exists() {
-        return Err(Stop::Skip(format!("there is no {}", file.display())));
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let _ = module::unload(self.0);
     }
-    module::load(&file, "").what("load the sample")?;
-    let loaded = Loaded;
+}
+
+/// The test, of the driver `name` with the node `node`.
+pub fn reads(ctx: &Ctx, name: &'static str, node: &str) -> Outcome {
+    let loaded = Loaded::new(ctx, name)?;
     let map = Mapping::anon(700)?;
     map.fill(3);
     let sum = || {
@@ -38,7 +48,7 @@ fn reads(ctx: &Ctx) -> Outcome {
     };
     let expected = sum();
     let none: Option<&SyncFile> = None;
-    let sample = MirrorOnly::open().what("open the sample")?;
+    let sample = MirrorOnly::open_node(node).what("open the sample")?;
     check_eq!(sample.sum(map.addr(), map.pages(), none).what("sum")?, expected, "the sum");
     // What another device has comes back for it.
     let device = ctx.open()?;
@@ -66,6 +76,6 @@ fn reads(ctx: &Ctx) -> Outcome {
     })?;
     drop(sample);
     drop(loaded);
-    check!(!module::is_loaded(NAME), "the sample cannot be unloaded");
+    check!(!module::is_loaded(name), "the sample cannot be unloaded");
     Ok(())
 }

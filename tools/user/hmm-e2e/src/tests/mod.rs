@@ -5,6 +5,7 @@ use crate::harness::Test;
 
 mod attributes;
 mod bad;
+mod c_mirror;
 mod connect;
 mod engine;
 mod events;
@@ -18,6 +19,7 @@ mod layout;
 mod life;
 mod lifecycle;
 mod lock;
+mod lpae;
 mod managed;
 mod memory;
 mod migrate;
@@ -54,6 +56,8 @@ pub fn all() -> Vec<Test> {
         connect::TESTS,
         managed::TESTS,
         mirror_only::TESTS,
+        c_mirror::TESTS,
+        lpae::TESTS,
         hostile::TESTS,
         trace::TESTS,
         events::TESTS,

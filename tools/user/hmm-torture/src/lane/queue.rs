@@ -7,15 +7,16 @@ use hmm::engine::Way;
 use hmm::{Command, EngineOp, Errno, Fence, ManagedFlags, QueueOp, State, PAGE_SIZE};
 use std::time::Duration;
 
-/// How long an operation may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long an operation may take that left as a sync file, for which the kernel wants a limit: what hangs is noticed
+/// before.
+const LIMIT: Duration = Duration::from_secs(1800);
 
 /// What is said of memory that is not there, cannot be accessed or cannot move.
 const NO_MOVE: [Errno; 6] =
     [Errno::EINVAL, Errno::EFAULT, Errno::EPERM, Errno::EBUSY, Errno::ENOMEM, Errno::EIO];
 
 fn end(what: &str, fence: &Fence<'_>) -> Result<Option<Errno>, Fail> {
-    match fence.sync(Some(PATIENCE)) {
+    match fence.sync(None) {
         Ok(checked) => Ok(match checked.state {
             State::Failed(error) => Some(error),
             _ => None,
@@ -34,7 +35,7 @@ impl Lane<'_> {
             let open = |error| format!("queue: {error}");
             let (one, two) = (here.queue().map_err(open)?, there.queue().map_err(open)?);
             let moved = one.submit(QueueOp::migrate(addr, len), &[]).map_err(open)?;
-            let file = moved.export(Duration::from_secs(100)).map_err(open)?;
+            let file = moved.export(LIMIT).map_err(open)?;
             let known = there.import(&file).map_err(open)?;
             two.wait(&known).map_err(open)?;
             let next = two.submit(QueueOp::prefetch(addr, len), &[]).map_err(open)?;
@@ -93,8 +94,8 @@ impl Lane<'_> {
         };
         let moved = self.devices[dev].migrate(addr, at.n, Way::ToDevice).map(|done| done.moved);
         let read = Command::new(EngineOp::Checksum, locked.device_addr, len);
-        let by_device = self.devices[dev].run(read);
-        let by_host = self.devices[dev].run(Command::new(EngineOp::Checksum, addr, len));
+        let by_device = self.run(dev, read);
+        let by_host = self.run(dev, Command::new(EngineOp::Checksum, addr, len));
         if let Err(error) = self.devices[dev].unlock(locked.device_addr) {
             return fail("unlock", error);
         }
@@ -133,7 +134,7 @@ impl Lane<'_> {
         };
         memory.fill(seed);
         let add = Command::new(EngineOp::AtomicAdd, memory.addr(), memory.len());
-        let ended = self.devices[dev].run(add.value(1).stride(PAGE_SIZE));
+        let ended = self.run(dev, add.value(1).stride(PAGE_SIZE));
         match ended.map(|ended| ended.error) {
             Ok(None) => {}
             Ok(Some(error)) | Err(error) => {

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Attributes for drivers in C.
+
+use super::{declared, mirror::this, number, PageRange};
+use crate::{
+    attributes::{Attributes, Change, Common, Location},
+    bindings,
+};
+use kernel::{ffi, prelude::*};
+
+declared! {
+    rust_hmm_attributes_set,
+    rust_hmm_attributes_clear,
+    rust_hmm_attributes_get,
+}
+
+/// Those that can be set.
+const SETTABLE: u32 = bindings::RUST_HMM_HAS_PREFERRED
+    | bindings::RUST_HMM_HAS_ACCESSED_BY
+    | bindings::RUST_HMM_HAS_READ_MOSTLY
+    | bindings::RUST_HMM_HAS_NEVER_MIGRATE
+    | bindings::RUST_HMM_HAS_GRANULARITY;
+
+/// What is to change, from what C says.
+fn change(raw: &bindings::rust_hmm_attributes) -> Result<Change> {
+    if raw.valid & !SETTABLE != 0 || raw.reserved != [0; 2] {
+        return Err(EINVAL);
+    }
+    let has = |which| raw.valid & which != 0;
+    let flag = |which, value| match (has(which), value) {
+        (false, _) => Ok(None),
+        (true, 0) => Ok(Some(false)),
+        (true, 1) => Ok(Some(true)),
+        (true, _) => Err(EINVAL),
+    };
+    let preferred = match u32::from(raw.preferred) {
+        _ if !has(bindings::RUST_HMM_HAS_PREFERRED) => None,
+        bindings::RUST_HMM_PREFER_ANY => Some(Location::Any),
+        bindings::RUST_HMM_PREFER_DEVICE => Some(Location::Device),
+        bindings::RUST_HMM_PREFER_SYSTEM => Some(Location::System),
+        _ => return Err(EINVAL),
+    };
+    let granularity = match raw.granularity {
+        _ if !has(bindings::RUST_HMM_HAS_GRANULARITY) => None,
+        -1 => Some(None),
+        order => Some(Some(u32::try_from(order).map_err(|_| EINVAL)?)),
+    };
+    Ok(Change {
+        preferred,
+        accessed_by: flag(bindings::RUST_HMM_HAS_ACCESSED_BY, raw.accessed_by)?,
+        read_mostly: flag(bindings::RUST_HMM_HAS_READ_MOSTLY, raw.read_mostly)?,
+        never_migrate: flag(bindings::RUST_HMM_HAS_NEVER_MIGRATE, raw.never_migrate)?,
+        granularity,
+    })
+}
+
+/// All of what memory has of which nothing was said.
+fn nothing() -> Change {
+    let Common {
+        preferred,
+        accessed_by,
+        read_mostly,
+        never_migrate,
+        granularity,
+        replicated: _,
+    } = Common::of(Attributes::DEFAULT);
+    Change {
+        preferred,
+        accessed_by,
+        read_mostly,
+        never_migrate,
+        granularity,
+    }
+}
+
+/// What holds for a range, as C says it.
+fn common(common: &Common) -> bindings::rust_hmm_attributes {
+    let mut valid = 0;
+    let mut flag = |which, value: Option<bool>| {
+        if value.is_some() {
+            valid |= which;
+        }
+        value.unwrap_or(false).into()
+    };
+    let accessed_by = flag(bindings::RUST_HMM_HAS_ACCESSED_BY, common.accessed_by);
+    let read_mostly = flag(bindings::RUST_HMM_HAS_READ_MOSTLY, common.read_mostly);
+    let never_migrate = flag(bindings::RUST_HMM_HAS_NEVER_MIGRATE, common.never_migrate);
+    let replicated = flag(bindings::RUST_HMM_HAS_REPLICATED, common.replicated);
+    // CAST: Small constants, and an order.
+    let preferred = common.preferred.map_or(0, |location| {
+        valid |= bindings::RUST_HMM_HAS_PREFERRED;
+        match location {
+            Location::Any => bindings::RUST_HMM_PREFER_ANY as u8,
+            Location::Device => bindings::RUST_HMM_PREFER_DEVICE as u8,
+            Location::System => bindings::RUST_HMM_PREFER_SYSTEM as u8,
+        }
+    });
+    let granularity = common.granularity.map_or(0, |order| {
+        valid |= bindings::RUST_HMM_HAS_GRANULARITY;
+        order.map_or(-1, |order| order as i8)
+    });
+    bindings::rust_hmm_attributes {
+        valid,
+        preferred,
+        accessed_by,
+        read_mostly,
+        never_migrate,
+        granularity,
+        replicated,
+        reserved: [0; 2],
+    }
+}
+
+/// # Safety
+///
+/// As the header has it.
+#[no_mangle]
+unsafe extern "C" fn rust_hmm_attributes_set(
+    mirror: *mut bindings::rust_hmm_mirror,
+    start: ffi::c_ulong,
+    end: ffi::c_ulong,
+    attributes: *const bindings::rust_hmm_attributes,
+) -> ffi::c_int {
+    // SAFETY: The driver's.
+    let (mirror, attributes) = unsafe { (this(mirror).mirror(), &*attributes) };
+    let set = || mirror.set_attributes(PageRange::new(start, end)?, &change(attributes)?);
+    number(set())
+}
+
+/// # Safety
+///
+/// As the header has it.
+#[no_mangle]
+unsafe extern "C" fn rust_hmm_attributes_clear(
+    mirror: *mut bindings::rust_hmm_mirror,
+    start: ffi::c_ulong,
+    end: ffi::c_ulong,
+) -> ffi::c_int {
+    // SAFETY: The driver's.
+    let mirror = unsafe { this(mirror) }.mirror();
+    number(PageRange::new(start, end).and_then(|range| mirror.set_attributes(range, &nothing())))
+}
+
+/// # Safety
+///
+/// As the header has it.
+#[no_mangle]
+unsafe extern "C" fn rust_hmm_attributes_get(
+    mirror: *mut bindings::rust_hmm_mirror,
+    start: ffi::c_ulong,
+    end: ffi::c_ulong,
+    attributes: *mut bindings::rust_hmm_attributes,
+) -> ffi::c_int {
+    // SAFETY: The driver's.
+    let mirror = unsafe { this(mirror) }.mirror();
+    let found = PageRange::new(start, end).and_then(|range| mirror.attributes(range));
+    number(found.map(|found| {
+        // SAFETY: The driver's, to be written.
+        unsafe { attributes.write(common(&found)) };
+    }))
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Migration for drivers in C.
+
+use super::{declared, mirror::this, number, queue::stop_of, PageRange};
+use crate::{
+    bindings,
+    migrate::{Outcome, PageOutcome},
+};
+use kernel::{ffi, prelude::*};
+
+declared! { rust_hmm_migrate }
+
+/// That an outcome has the number in C that it has here.
+macro_rules! same {
+    ($($here:ident = $there:ident;)*) => {
+        $(const _: () = assert!(PageOutcome::$here as u32 == bindings::$there);)*
+    };
+}
+
+same! {
+    None = rust_hmm_page_outcome_RUST_HMM_PAGE_NONE;
+    Skipped = rust_hmm_page_outcome_RUST_HMM_PAGE_SKIPPED;
+    NoMemory = rust_hmm_page_outcome_RUST_HMM_PAGE_NO_MEMORY;
+    CopyFailed = rust_hmm_page_outcome_RUST_HMM_PAGE_COPY_FAILED;
+    Moved = rust_hmm_page_outcome_RUST_HMM_PAGE_MOVED;
+    Switched = rust_hmm_page_outcome_RUST_HMM_PAGE_SWITCHED;
+    Lost = rust_hmm_page_outcome_RUST_HMM_PAGE_LOST;
+}
+
+const _: () = assert!(size_of::<PageOutcome>() == 1);
+
+/// # Safety
+///
+/// As the header has it, of [`rust_hmm_migrate`].
+unsafe fn migrate(
+    mirror: *mut bindings::rust_hmm_mirror,
+    range: PageRange,
+    how: &bindings::rust_hmm_migration,
+) -> Result<Outcome> {
+    let known = bindings::RUST_HMM_ORDINARY | bindings::RUST_HMM_NO_EVICTION;
+    if how.flags & !known != 0 {
+        return Err(EINVAL);
+    }
+    // SAFETY: By the function's requirements.
+    let mirror = unsafe { this(mirror) }.mirror();
+    let mut migration = mirror
+        .migrate(range)
+        .faultless(how.flags & bindings::RUST_HMM_ORDINARY == 0)
+        .evict(how.flags & bindings::RUST_HMM_NO_EVICTION == 0);
+    if !how.pages.is_null() {
+        // SAFETY: The driver's, so many and nobody else's. A byte of 0 is an outcome.
+        migration = migration.outcomes(unsafe {
+            how.pages.write_bytes(0, how.npages);
+            core::slice::from_raw_parts_mut(how.pages.cast::<PageOutcome>(), how.npages)
+        });
+    }
+    if !how.stop.is_null() {
+        // SAFETY: By the function's requirements it is that of the operation that we are in.
+        migration = migration.stop(unsafe { stop_of(how.stop) }.clone());
+    }
+    match how.target {
+        bindings::rust_hmm_target_RUST_HMM_TO_THE_DEVICE => migration.to_device(),
+        bindings::rust_hmm_target_RUST_HMM_TO_THE_SYSTEM => migration.to_system(),
+        _ => Err(EINVAL),
+    }
+}
+
+/// # Safety
+///
+/// As the header has it.
+#[no_mangle]
+unsafe extern "C" fn rust_hmm_migrate(
+    mirror: *mut bindings::rust_hmm_mirror,
+    start: ffi::c_ulong,
+    end: ffi::c_ulong,
+    migration: *const bindings::rust_hmm_migration,
+    outcome: *mut bindings::rust_hmm_outcome,
+) -> ffi::c_int {
+    let start_migration = |range| {
+        // SAFETY: The driver's mirror, structure, and what that names.
+        unsafe { migrate(mirror, range, &*migration) }
+    };
+    let result = PageRange::new(start, end).and_then(start_migration);
+    if !outcome.is_null() {
+        let Outcome {
+            moved,
+            switched,
+            entries,
+            skipped,
+            no_memory,
+            copy_failed,
+        } = result.unwrap_or_default();
+        let what = bindings::rust_hmm_outcome {
+            moved,
+            switched,
+            entries,
+            skipped,
+            no_memory,
+            copy_failed,
+        };
+        // SAFETY: The driver's, to be written.
+        unsafe { outcome.write(what) };
+    }
+    number(result.map(|_| ()))
+}

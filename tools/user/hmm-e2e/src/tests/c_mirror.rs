@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The driver in C: what the smaller sample does, and beyond that memory of its own, attributes and a queue.
+
+use super::mirror_only::{reads, Loaded};
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::c_mirror::{Counter, Said};
+use hmm::child::Gate;
+use hmm::{module, pattern, CMirror, Child, Errno, Mapping, Prot, State, SyncFile};
+use std::time::{Duration, Instant};
+
+const OURS: &str = "needs our library";
+const NAME: &str = "c_mirror";
+const PAGES: usize = 300;
+
+const fn test(name: &'static str, run: fn(&Ctx) -> Outcome) -> Test {
+    Test::new("c_mirror", name, run).only_rust(OURS)
+}
+
+pub const TESTS: &[Test] = &[
+    test("reads_memory_after_fences_of_another_driver", |ctx| reads(ctx, NAME, CMirror::NODE)),
+    test("memory_moves_and_comes_back_when_a_cpu_touches_it", moves),
+    test("memory_comes_back_at_the_drivers_request", back),
+    test("huge_pages_move_as_such", moves_huge),
+    test("holes_become_zeros", holes),
+    test("a_child_does_not_see_what_the_device_writes", forks),
+    test("memory_outlives_the_mirror", closes),
+    test("a_killed_process_leaves_nothing_behind", killed),
+    test("an_open_file_keeps_the_module", keeps_module),
+    test("attributes_decide_what_a_device_fault_moves", attributes),
+    test("queued_work_runs_in_the_order_of_fences", fences),
+    test("a_failed_fence_fails_what_depends_on_it", failed_fence),
+    test("closing_cancels_what_is_queued", cancels),
+    test("misuse_is_an_error", misuse),
+];
+
+/// The sum of the words of a mapping filled with the pattern `seed`.
+fn sum_of(map: &Mapping, seed: u64) -> u64 {
+    (0..map.pages())
+        .flat_map(|page| (0..pattern::WORDS).map(move |word| pattern::word(seed, page, word)))
+        .fold(0, u64::wrapping_add)
+}
+
+/// The device must read the pattern `seed`.
+fn device_reads(device: &CMirror, map: &Mapping, seed: u64, when: &str) -> Outcome {
+    let sum = device.sum(map.addr(), map.pages()).what(&format!("sum {when}"))?;
+    check_eq!(sum, sum_of(map, seed), "sum {when}");
+    Ok(())
+}
+
+/// Moves all of a mapping, which must all go.
+fn to_device(device: &CMirror, map: &Mapping) -> Outcome {
+    let outcome = device.migrate(map.addr(), map.pages(), 0).what("migrate to the device")?;
+    check_eq!(outcome.moved, map.pages() as u64, "pages that moved");
+    let stayed = outcome.skipped + outcome.no_memory + outcome.copy_failed;
+    check_eq!(stayed, 0, "pages that stayed");
+    check_eq!(device.resident(map).what("snapshot")?, map.pages(), "pages on the device");
+    Ok(())
+}
+
+/// No page of the device may be in use after a while.
+fn unused(device: &CMirror, when: &str) -> Outcome {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while device.used().what("usage")? != 0 {
+        check!(Instant::now() < deadline, "{} pages in use {when}", device.used()?);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn moves(ctx: &Ctx) -> Outcome {
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let device = CMirror::open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    device_reads(&device, &map, 1, "in system memory")?;
+    check!(device.count(Counter::MappedPages)? >= PAGES as u64, "no entries were counted");
+    to_device(&device, &map)?;
+    check_eq!(device.used()?, PAGES as u64, "pages in use");
+    check_eq!(device.count(Counter::ToDevice)?, PAGES as u64, "pages to the device");
+    check_eq!(device.count(Counter::Switched)?, PAGES as u64, "entries that were switched");
+    device_reads(&device, &map, 1, "on the device")?;
+    check_eq!(device.used()?, PAGES as u64, "pages in use after a device read");
+    // What the device writes there, a CPU sees.
+    device.fill(map.page_addr(100), 3, 0xabcd).what("device write")?;
+    check_eq!(device.resident(&map)?, PAGES, "pages on the device after a device write");
+    map.check_pages(1, 0, 100).what("CPU read before")?;
+    for page in 100..103 {
+        let wrong = (0..pattern::WORDS).find(|word| map.get(page, *word) != 0xabcd);
+        check_eq!(wrong, None, "a word of page {page} that the device wrote");
+    }
+    map.check_pages(1, 103, PAGES - 103).what("CPU read behind")?;
+    let (faults, brought) =
+        (device.count(Counter::CpuFaults)?, device.count(Counter::CpuFaultPages)?);
+    check!(faults > 0 && faults <= PAGES as u64, "{faults} CPU faults");
+    check_eq!(brought, PAGES as u64, "pages that CPU faults brought back");
+    check_eq!(device.resident(&map)?, 0, "pages on the device at the end");
+    unused(&device, "at the end")
+}
+
+fn back(ctx: &Ctx) -> Outcome {
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let device = CMirror::open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(2);
+    to_device(&device, &map)?;
+    let half = PAGES / 2;
+    let outcome = device.migrate(map.addr(), half, 1).what("migrate to the system")?;
+    check_eq!(outcome.moved, half as u64, "pages that came back");
+    check_eq!(device.count(Counter::ToSystem)?, half as u64, "pages to the system");
+    check_eq!(device.resident(&map)?, PAGES - half, "pages on the device");
+    device_reads(&device, &map, 2, "of both")?;
+    check_eq!(device.evict().what("evict")?, 0, "pages that cannot be evicted");
+    check_eq!(device.count(Counter::Evicted)?, (PAGES - half) as u64, "evicted pages");
+    check_eq!(device.count(Counter::CpuFaults)?, 0, "CPU faults");
+    unused(&device, "after the eviction")?;
+    cpu_sees(&map, 2, "after all came back")
+}
+
+fn moves_huge(ctx: &Ctx) -> Outcome {
+    let map = huge(2, 3)?;
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let device = CMirror::open()?;
+    let outcome = device.migrate(map.addr(), map.pages(), 0).what("migrate")?;
+    check_eq!(outcome.moved, map.pages() as u64, "pages that moved");
+    check_eq!(outcome.entries, 2, "huge pages that moved");
+    check_eq!(device.page(map.addr())?.order, 9, "order of the mapping");
+    device_reads(&device, &map, 3, "on the device")?;
+    cpu_sees(&map, 3, "after the move")?;
+    unused(&device, "after CPU reads")
+}
+
+fn holes(ctx: &Ctx) -> Outcome {
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let device = CMirror::open()?;
+    // What is there now must not be seen later.
+    let dirty = Mapping::anon(PAGES)?;
+    dirty.fill(4);
+    to_device(&device, &dirty)?;
+    device.evict().what("evict")?;
+    let map = Mapping::anon(PAGES)?;
+    to_device(&device, &map)?;
+    check_eq!(device.sum(map.addr(), PAGES).what("sum")?, 0, "sum of holes");
+    map.check_zero(0, PAGES).what("CPU read of holes")
+}
+
+fn forks(ctx: &Ctx) -> Outcome {
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let device = CMirror::open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(5);
+    to_device(&device, &map)?;
+    let (go, seen) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| {
+        go.wait().what("gate")?;
+        cpu_sees(&map, 5, "by the child, of what was there at the fork")?;
+        seen.open().what("gate")
+    })?;
+    device.fill(map.addr(), PAGES, 7).what("device write after the fork")?;
+    go.open().what("gate")?;
+    seen.wait().what("the child's look")?;
+    child.join().map_err(Stop::Fail)?;
+    check_eq!(map.get(0, 0), 7, "first word by the parent");
+    check_eq!(map.get(PAGES - 1, pattern::WORDS - 1), 7, "last word by the parent");
+    unused(&device, "at the end")
+}
+
+fn closes(ctx: &Ctx) -> Outcome {
+    let loaded = Loaded::new(ctx, NAME)?;
+    let device = CMirror::open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(6);
+    to_device(&device, &map)?;
+    drop(device);
+    // A second mirror sees what the first has brought.
+    let device = CMirror::open()?;
+    check_eq!(device.resident(&map)?, PAGES, "pages on the device after the close");
+    device_reads(&device, &map, 6, "by the second mirror")?;
+    map.check_pages(6, 0, 10).what("CPU read")?;
+    drop(device);
+    // Unloading brings back the rest.
+    drop(loaded);
+    check!(!module::is_loaded(NAME), "the sample cannot be unloaded");
+    cpu_sees(&map, 6, "after the module has gone")
+}
+
+fn killed(ctx: &Ctx) -> Outcome {
+    let loaded = Loaded::new(ctx, NAME)?;
+    let ready = Gate::new()?;
+    let mut child = Child::spawn(|| {
+        let device = CMirror::open()?;
+        let map = Mapping::anon(PAGES)?;
+        map.fill(7);
+        to_device(&device, &map)?;
+        ready.open().what("gate")?;
+        loop {
+            // It works when it is killed.
+            device.migrate(map.addr(), PAGES, 1).what("back")?;
+            device.migrate(map.addr(), PAGES, 0).what("to the device")?;
+        }
+        #[allow(unreachable_code)]
+        Ok::<(), Stop>(())
+    })?;
+    ready.wait().what("the child's migration")?;
+    std::thread::sleep(Duration::from_millis(100));
+    child.signal(libc::SIGKILL);
+    check!(child.wait_timeout(Duration::from_secs(20)).is_some(), "the child does not end");
+    let device = CMirror::open()?;
+    unused(&device, "after the process was killed")?;
+    drop(device);
+    drop(loaded);
+    check!(!module::is_loaded(NAME), "the sample cannot be unloaded");
+    Ok(())
+}
+
+fn keeps_module(ctx: &Ctx) -> Outcome {
+    let loaded = Loaded::new(ctx, NAME)?;
+    let device = CMirror::open()?;
+    fails(module::unload(NAME), Errno::EAGAIN, "unload with an open file")?;
+    fails(module::unload("rust_hmm"), Errno::EAGAIN, "unload the library")?;
+    check_eq!(device.used()?, 0, "pages in use");
+    drop(device);
+    drop(loaded);
+    check!(!module::is_loaded(NAME), "the sample cannot be unloaded");
+    Ok(())
+}
+
+fn attributes(ctx: &Ctx) -> Outcome {
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let device = CMirror::open()?;
+    let plain = Mapping::anon(PAGES)?;
+    plain.fill(8);
+    device_reads(&device, &plain, 8, "with no attributes")?;
+    check_eq!(device.resident(&plain)?, 0, "pages that moved with no attributes");
+    let map = Mapping::anon(PAGES)?;
+    let (addr, half) = (map.addr(), PAGES / 2);
+    let none = device.said(addr, PAGES).what("attributes")?;
+    check_eq!(none, Said { valid: 63, granularity: -1, ..Said::default() }, "at first");
+    let wanted = Said { valid: Said::PREFERRED, preferred: 1, ..Said::default() };
+    device.say(addr, half, wanted).what("prefer the device")?;
+    let common = device.said(addr, PAGES).what("attributes")?;
+    check_eq!(common.valid, 63 & !Said::PREFERRED, "what is the same everywhere");
+    check_eq!(device.said(addr, half)?.preferred, 1, "of the first half");
+    map.fill(9);
+    device_reads(&device, &map, 9, "with attributes")?;
+    check_eq!(device.resident(&map)?, half, "pages that came to the device");
+    let never = Said { valid: Said::NEVER_MIGRATE, never_migrate: 1, ..Said::default() };
+    device.say(map.page_addr(half), PAGES - half, never).what("never migrate")?;
+    let outcome = device.migrate(addr, PAGES, 0).what("migrate")?;
+    check_eq!(outcome.moved, 0, "pages that moved against their attribute");
+    device.say(addr, PAGES, Said::default()).what("clear")?;
+    check_eq!(device.said(addr, PAGES)?, none, "after they were cleared");
+    let outcome = device.migrate(addr, PAGES, 0).what("migrate")?;
+    check_eq!(outcome.moved, (PAGES - half) as u64, "pages that moved");
+    cpu_sees(&map, 9, "at the end")
+}
+
+fn fences(ctx: &Ctx) -> Outcome {
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let other = ctx.open()?;
+    let device = CMirror::open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(10);
+    to_device(&device, &map)?;
+    let gate = other.host_fence().what("make a fence")?;
+    let held = gate.export(Duration::from_secs(60)).what("export")?;
+    let none: Option<&SyncFile> = None;
+    let addr = map.addr();
+    let first = device.fill_after(addr, PAGES, 1, Some(&held)).what("queue the first")?;
+    let second = device.fill_after(addr, PAGES / 2, 2, none).what("queue the second")?;
+    std::thread::sleep(Duration::from_millis(100));
+    check_eq!(first.state()?, State::NotDone, "the first, before its fence");
+    check_eq!(second.state()?, State::NotDone, "the second, which comes after it");
+    device_reads(&device, &map, 10, "before the fence")?;
+    gate.signal(Ok(())).what("signal")?;
+    let words = (PAGES * pattern::WORDS) as u64;
+    let sum = device.simple().sum(addr, PAGES, Some(&second)).what("sum after the second")?;
+    check_eq!(sum, words / 2 * 3, "the sum of 2 in the first half and 1 in the other");
+    check_eq!(first.state()?, State::Done, "the first");
+    check_eq!(second.state()?, State::Done, "the second");
+    check_eq!(device.resident(&map)?, PAGES, "pages that stayed on the device");
+    check_eq!(map.get(0, 0), 2, "first word");
+    check_eq!(map.get(PAGES - 1, 0), 1, "word of the last page");
+    Ok(())
+}
+
+fn failed_fence(ctx: &Ctx) -> Outcome {
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let other = ctx.open()?;
+    let device = CMirror::open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(11);
+    let gate = other.host_fence().what("make a fence")?;
+    let held = gate.export(Duration::from_secs(60)).what("export")?;
+    let none: Option<&SyncFile> = None;
+    let first = device.fill_after(map.addr(), PAGES, 1, Some(&held)).what("queue")?;
+    // It depends on nothing.
+    let second = device.fill_after(map.page_addr(PAGES - 1), 1, 5, none).what("queue")?;
+    gate.signal(Err(Errno::EIO)).what("signal")?;
+    check!(second.poll(Duration::from_secs(20))?, "the second does not end");
+    check_eq!(first.state()?, State::Failed(Errno::EIO), "the first");
+    check_eq!(second.state()?, State::Done, "the second");
+    let sum = device.simple().sum(map.addr(), PAGES, Some(&first));
+    fails(sum, Errno::EIO, "sum after the first")?;
+    map.check_pages(11, 0, PAGES - 1).what("what the first would have written")?;
+    check_eq!(map.get(PAGES - 1, 0), 5, "what the second has written");
+    Ok(())
+}
+
+fn cancels(ctx: &Ctx) -> Outcome {
+    let loaded = Loaded::new(ctx, NAME)?;
+    let other = ctx.open()?;
+    let device = CMirror::open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(12);
+    let gate = other.host_fence().what("make a fence")?;
+    let held = gate.export(Duration::from_secs(60)).what("export")?;
+    let queued = device.fill_after(map.addr(), PAGES, 1, Some(&held)).what("queue")?;
+    drop(device);
+    check!(queued.poll(Duration::from_secs(20))?, "closing signals no fence");
+    check_eq!(queued.state()?, State::Failed(Errno::ECANCELED), "the operation");
+    // Its fence outlives the module.
+    drop(loaded);
+    check!(!module::is_loaded(NAME), "the sample cannot be unloaded");
+    check_eq!(queued.state()?, State::Failed(Errno::ECANCELED), "the operation, later");
+    gate.signal(Ok(())).what("signal")?;
+    cpu_sees(&map, 12, "at the end")
+}
+
+fn misuse(ctx: &Ctx) -> Outcome {
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let device = CMirror::open()?;
+    let map = Mapping::anon(4)?;
+    map.fill(13);
+    let addr = map.addr();
+    fails(device.fault(addr + 8, 1, 0), Errno::EINVAL, "an address within a page")?;
+    fails(device.fault(addr, 0, 0), Errno::EINVAL, "no pages")?;
+    fails(device.fault(addr, 1 << 52, 0), Errno::EINVAL, "pages beyond all addresses")?;
+    fails(device.fault(addr, 4, 2), Errno::EINVAL, "a flag that is none")?;
+    fails(device.migrate(addr, 4, 2), Errno::EINVAL, "a target that is none")?;
+    fails(device.migrate(addr, 4, 4 << 32), Errno::EINVAL, "another flag that is none")?;
+    let twice = Said { valid: 1, preferred: 3, ..Said::default() };
+    fails(device.say(addr, 4, twice), Errno::EINVAL, "a preference that is none")?;
+    let large = Said { valid: 16, granularity: 10, ..Said::default() };
+    fails(device.say(addr, 4, large), Errno::EINVAL, "an order that is none")?;
+    let copies = Said { valid: 32, replicated: 1, ..Said::default() };
+    fails(device.say(addr, 4, copies), Errno::EINVAL, "what cannot be set")?;
+    let file = std::fs::File::open("/proc/self/exe")?;
+    let after = device.simple().sum(addr, 4, Some(&file));
+    fails(after, Errno(libc::EBADF), "a file that is no sync file")?;
+    map.protect(Prot::Read)?;
+    fails(device.fault(addr, 4, 1), Errno::EPERM, "a write to what is read-only")?;
+    device.fault(addr, 4, 0).what("a read of the same")?;
+    fails(device.fill(addr, 4, 1), Errno::EPERM, "the device's write to it")?;
+    map.protect(Prot::None)?;
+    fails(device.fault(addr, 4, 0), Errno::EFAULT, "what is not readable")?;
+    map.protect(Prot::ReadWrite)?;
+    map.unmap_pages(1, 1)?;
+    fails(device.sum(addr, 4), Errno::EFAULT, "what is not mapped")?;
+    map.check_pages(13, 0, 1).what("what is left")
+}

@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long oversubscribe inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap doc install uninstall deb install-test in-tree-test patches rust-analyzer clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long oversubscribe inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test in-tree-test patches rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -43,6 +43,8 @@ help:
 	@echo 'make bench-compare  against the modules of another revision (BASE=)'
 	@echo 'make bench-gate fails if a row is 5 % dearer than in tools/bench/baseline (bench-baseline writes that)'
 	@echo 'make overlap    how copies overlap with the work of the CPU'
+	@echo 'make user       the programs, among them build/user/bin/hmmctl: top, map, trace, record, report'
+	@echo 'make pictures   the pictures of hmmctl in the README'
 	@echo 'make doc        the book and the reference of the library, as HTML in build/doc'
 	@echo 'make install    modules and SDK for the running kernel (RELEASE=, DESTDIR=); make uninstall'
 	@echo 'make deb        Debian packages, with DKMS, into build/deb'
@@ -166,6 +168,10 @@ bench-compare:
 bench-gate bench-baseline:
 	tools/build --all --kernel test --series $(SERIES)
 	tools/test/bench-gate --series $(SERIES) $(if $(filter bench-baseline,$@),--write)
+
+pictures:
+	tools/build --all --kernel $(KERNEL) --series $(SERIES)
+	tools/pictures --kernel $(KERNEL) --series $(SERIES)
 
 doc:
 	tools/doc

@@ -7,6 +7,7 @@
 //! connection agree.
 
 use crate::{
+    events::{Event, Trigger},
     memory::{Copies, Memory, MemoryOps},
     migrate::Outcome,
     mirror::{
@@ -18,7 +19,6 @@ use crate::{
         migrate::{Batch, Isolated, Source},
         notifier::Cookie,
         range_fault::AddressSpace,
-        trace::Trigger,
     },
     pgtable::Spares,
     stats::Counter,
@@ -88,13 +88,23 @@ impl<D: Device> Mirror<D> {
                 self.migrate(range).because(Trigger::Pull).to_device()
             }
             Connection::Migratable => {
-                let who = self.inner().who;
-                who.migrate_begin(range, true, Trigger::Pull);
+                let (inner, to_device, trigger) = (self.inner(), true, Trigger::Pull);
+                inner.tell(&Event::MigrateBegin {
+                    range,
+                    to_device,
+                    trigger,
+                });
                 let mut outcome = Outcome::default();
                 let result = self.pull_directly(range, source, &mut outcome);
                 let stayed = outcome.no_memory + outcome.copy_failed;
-                let pages = [outcome.moved, outcome.switched, stayed];
-                who.migrate_end(true, Trigger::Pull, pages, result);
+                inner.tell(&Event::MigrateEnd {
+                    to_device,
+                    trigger,
+                    moved: outcome.moved,
+                    switched: outcome.switched,
+                    stayed,
+                    result,
+                });
                 result.map(|()| outcome)
             }
             Connection::Unified => {

@@ -10,7 +10,7 @@
 //! It is always compiled in, so that the modules which are tested are the ones that are shipped.
 //! As long as no point is set, a use costs a load of a word that nobody writes, and a branch.
 
-use crate::{overhead, phases};
+use crate::{overhead, phases, watch};
 use core::str::FromStr;
 use kernel::{
     debugfs::{Dir, File, Reader, Scope, Writer},
@@ -178,10 +178,13 @@ impl Reader for State {
     }
 }
 
-/// The files of all points, and those of the phases and tables, which go when this is dropped.
+/// The files of all points, and those of phases, tables and what there is to watch, which go when this is dropped.
 pub(crate) struct Files {
     _phases: Pin<KBox<File<phases::Report>>>,
     _tables: Pin<KBox<File<overhead::Report>>>,
+    _mirrors: Pin<KBox<File<watch::Report>>>,
+    _devices: Pin<KBox<File<watch::Report>>>,
+    _map: Pin<KBox<File<watch::Map>>>,
     _points: Pin<KBox<Scope<()>>>,
     _dir: Dir,
 }
@@ -201,9 +204,20 @@ impl Files {
         let phases = KBox::pin_init(dir.read_only_file(c"phases", report), GFP_KERNEL)?;
         let report: Result<overhead::Report> = Ok(overhead::Report);
         let tables = KBox::pin_init(dir.read_only_file(c"tables", report), GFP_KERNEL)?;
+        let report = |name: &'static CStr, kind| {
+            let report: Result<watch::Report> = Ok(watch::Report(kind));
+            KBox::pin_init(dir.read_only_file(name, report), GFP_KERNEL)
+        };
+        let mirrors = report(c"mirrors", watch::Kind::Mirror)?;
+        let devices = report(c"devices", watch::Kind::Device)?;
+        let map: Result<watch::Map> = Ok(watch::Map);
+        let map = KBox::pin_init(dir.read_binary_file(c"map", map), GFP_KERNEL)?;
         Ok(Self {
             _phases: phases,
             _tables: tables,
+            _mirrors: mirrors,
+            _devices: devices,
+            _map: map,
             _points: points,
             _dir: dir,
         })

@@ -64,6 +64,8 @@ classes! {
     c_mirror = c"rust_hmm::c_mirror";
     /// A page table of the kernel's own is changed.
     io_pgtable = c"rust_hmm::io_pgtable";
+    /// Somebody looks at a mirror or at device memory.
+    watched = c"rust_hmm::watched";
     /// Free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

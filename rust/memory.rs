@@ -4,6 +4,7 @@
 
 use crate::{
     connection::Connection,
+    events::Event,
     mirror::Peer,
     mm::{
         addr::{PageRange, PMD_PAGES},
@@ -18,12 +19,13 @@ use crate::{
     },
     policy::window::Windows,
     stats::{Counter, Stats},
+    watch::{self, Seat},
     within::Within,
 };
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, AtomicFlag},
+        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
         Arc,
         SetOnce, //
     },
@@ -38,6 +40,7 @@ mod lru;
 mod peers;
 mod room;
 mod unplug;
+mod watched;
 
 pub(crate) use copy::{Copies, End, Failed, RawJob};
 pub use copy::{Copy, CopyJob};
@@ -99,6 +102,19 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
         let _ = (other, job);
     }
 
+    /// Whether [`Self::event`] is to be called now: somebody wants to know. Context: as there.
+    #[inline]
+    fn wants_events(&self) -> bool {
+        false
+    }
+
+    /// Something has happened in the address space `space`, to this memory: [`Event::CpuFault`]. Context: a folio
+    /// lock is held, and the mmap lock; must not sleep or allocate with reclaim. Functions that wait fail with
+    /// `EDEADLK`.
+    fn event(&self, space: Cookie, event: &Event) {
+        let _ = (space, event);
+    }
+
     /// Whether the next allocation, of a folio of `order`, is to fail. For tests.
     fn fail_allocation(&self, order: u32) -> bool {
         let _ = order;
@@ -114,6 +130,8 @@ struct Ops<M> {
     peers: Pin<KBox<Peers>>,
     lru: Lru,
     windows: Windows,
+    /// Evictions that isolate pages now.
+    evicting: Atomic<usize>,
     /// The device is gone.
     gone: AtomicFlag,
     known: Pin<KBox<Known>>,
@@ -126,6 +144,7 @@ struct Ops<M> {
 pub struct Memory<M: MemoryOps> {
     /// From the first use on. Gone before the pages are, of which it has a reference.
     idle: SetOnce<Idle<M>>,
+    _seat: Seat,
     pages: Arc<DevicePages<Ops<M>>>,
 }
 
@@ -139,6 +158,7 @@ impl<M: MemoryOps> Memory<M> {
         try_pin_init!(Self {
             idle: SetOnce::new(),
             pages: Self::pages(driver, kind, max_pages)?,
+            _seat: Seat::new(watch::Kind::Device, pages.data().id, 0, pages.clone())?,
         }? Error)
     }
 
@@ -156,6 +176,7 @@ impl<M: MemoryOps> Memory<M> {
             peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
             known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
             windows: Windows::new()?,
+            evicting: Atomic::new(0),
             gone: AtomicFlag::new(false),
             lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
         };
@@ -170,6 +191,11 @@ impl<M: MemoryOps> Memory<M> {
     /// Counters of CPU faults and evictions.
     pub fn stats(&self) -> &Stats {
         &self.pages.data().stats
+    }
+
+    /// Its number in what the library tells: tracepoints, debugfs.
+    pub(crate) fn number(&self) -> u32 {
+        self.pages.data().id
     }
 
     /// How the CPU sees the memory.
@@ -477,7 +503,14 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
             FaultError::NoMemory => ENOMEM,
             FaultError::Lost => EIO,
         });
-        trace::cpu_fault(ops.id, fault.address(), traced);
+        let address = fault.address();
+        trace::cpu_fault(ops.id, address, traced);
+        if ops.driver.wants_events() {
+            let _within = Within::enter();
+            let moved = traced;
+            let space = fault.vma().space();
+            ops.driver.event(space, &Event::CpuFault { address, moved });
+        }
         let moved = moved?;
         ops.stats.add(Counter::CpuFaults, 1);
         ops.stats.add(Counter::CpuFaultPages, moved as u64);

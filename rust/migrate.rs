@@ -11,6 +11,7 @@
 //! 5. finalize: the CPU may fault again.
 
 use crate::{
+    events::{Event, Trigger},
     memory::{Copies, Turn},
     mirror::{
         transaction::{Identity, Request},
@@ -23,7 +24,6 @@ use crate::{
         page::{Effort, LockedFolio},
         range_fault::AddressSpace,
         space::Vma,
-        trace::Trigger,
     },
     pgtable::{Format, Spares},
     phases::{Lap, Phase},
@@ -138,18 +138,25 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     fn run(self, target: Target) -> Result<Outcome> {
-        let who = self.mirror.inner().who;
+        let inner = self.mirror.inner();
         let (to_device, trigger) = (target == Target::Device, self.trigger);
-        who.migrate_begin(self.range, to_device, trigger);
+        inner.tell(&Event::MigrateBegin {
+            range: self.range,
+            to_device,
+            trigger,
+        });
+        self.mirror.stats().add(Counter::Migrations, 1);
         let mut total = Outcome::default();
         let result = self.run_steps(target, &mut total);
         let stayed = total.skipped + total.no_memory + total.copy_failed;
-        who.migrate_end(
+        inner.tell(&Event::MigrateEnd {
             to_device,
             trigger,
-            [total.moved, total.switched, stayed],
+            moved: total.moved,
+            switched: total.switched,
+            stayed,
             result,
-        );
+        });
         result.map(|()| total)
     }
 

@@ -9,6 +9,7 @@
 
 use crate::{
     attributes::Map,
+    events::{Event as Told, Need},
     host_lock::HostLocks,
     locks,
     memory::{Memory, MemoryOps, Registration},
@@ -21,6 +22,7 @@ use crate::{
     },
     pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Spares, Table},
     stats::{Counter, Stats},
+    watch::{Kind, Seat},
     within::{self, Within},
 };
 use core::ops::ControlFlow;
@@ -30,7 +32,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Full, Release},
+            ordering::{Full, Relaxed, Release},
             Atomic, //
         },
         Arc, CondVar, LockClassKey,
@@ -49,6 +51,7 @@ mod step;
 mod tests;
 pub(crate) mod transaction;
 mod walker;
+mod watch;
 
 pub use access::{Place, PlaceMut, TableGuard};
 pub use fault::{Location, Snapshot};
@@ -93,6 +96,21 @@ pub trait Device: Send + Sync + Sized + 'static {
         false
     }
 
+    /// Whether [`Self::event`] is to be called now: somebody wants to know. Context: as there.
+    #[inline]
+    fn wants_events(&self) -> bool {
+        false
+    }
+
+    /// Something has happened to the memory that mirror number `mirror` of this device shows: see [`crate::events`].
+    ///
+    /// Context: what the event is about may be going on, up to an invalidation that must not wait for memory: the
+    /// table lock may be held. Must not sleep or allocate with reclaim; functions of this library that wait fail with
+    /// `EDEADLK`.
+    fn event(&self, mirror: u32, event: &Told) {
+        let _ = (mirror, event);
+    }
+
     /// Starts to flush all translations of `range` from the device's TLBs.
     ///
     /// Entries in the range were just removed or write-protected; the device must not walk the
@@ -132,6 +150,8 @@ pub(crate) struct Inner<D: Device> {
     starved: &'static Atomic<usize>,
     attributes: Pin<KBox<Map>>,
     replicas: Pin<KBox<Replicas>>,
+    /// Pages that an eviction has taken, which is not told yet.
+    taken: Atomic<usize>,
     /// When it was made: times are counted from here.
     born: Instant<Monotonic>,
     /// A migration has ended: who wants to install entries may try again.
@@ -192,6 +212,24 @@ impl<D: Device> Inner<D> {
         &self.device
     }
 
+    /// Tells of `event`: who traces, and the driver. Context: any in which the event may happen.
+    #[inline]
+    pub(crate) fn tell(&self, event: &Told) {
+        self.who.trace(event);
+        if self.device.wants_events() {
+            let _within = Within::enter();
+            self.device.event(self.who.mirror(), event);
+        }
+    }
+
+    /// An eviction that took pages of this mirror is over.
+    pub(crate) fn evicted(&self, need: Need) {
+        let pages = self.taken.xchg(0, Relaxed);
+        if pages != 0 {
+            self.tell(&Told::Evict { need, pages });
+        }
+    }
+
     /// Notes the pages of an entry as dirty that goes away or can no longer be written.
     #[inline]
     pub(crate) fn retire(dirty: &mut DirtyBatch, pages: usize, entry: Entry) {
@@ -226,6 +264,7 @@ impl<D: Device> Subscriber for Inner<D> {
             self.attributes.lose(event.range);
         }
         let own = own.and_then(|name| transactions.get(name));
+        let is_foreign = own.is_none();
         let keeps_reads = event.reason.keeps_reads();
         let copies = self.replicas.any();
         let mut changed = 0;
@@ -265,7 +304,20 @@ impl<D: Device> Subscriber for Inner<D> {
         }
         self.stats.add(Counter::Invalidations, 1);
         self.stats.add(Counter::InvalidatedPages, changed as u64);
-        self.who.invalidate(event.range, event.reason, changed);
+        // By physical page the kernel unmaps as for any other reason.
+        let may_evict = matches!(event.reason, Reason::Clear | Reason::Migrate) && is_foreign;
+        if may_evict && changed != 0 {
+            let memory = self.device.memory();
+            if memory.is_some_and(|memory| memory.is_evicting()) {
+                self.taken.add(changed, Relaxed);
+            }
+        }
+        let (range, reason) = (event.range, event.reason);
+        self.tell(&Told::Invalidate {
+            range,
+            reason,
+            changed,
+        });
         ControlFlow::Continue(flush)
     }
 
@@ -281,6 +333,7 @@ impl<D: Device> Subscriber for Inner<D> {
 pub struct Mirror<D: Device> {
     // First: no CPU fault may use the notifier when it goes.
     registration: Option<Registration>,
+    _seat: Seat,
     pub(crate) notifier: Arc<IntervalNotifier<Inner<D>>>,
     host_locks: Pin<KBox<HostLocks>>,
 }
@@ -315,6 +368,7 @@ impl<D: Device> Mirror<D> {
             starved: fault::starved(Cookie::of_space(mm)),
             attributes: Map::new()?,
             replicas: Replicas::new()?,
+            taken: Atomic::new(0),
             born: Instant::now(),
             ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL_ACCOUNT)?,
         };
@@ -326,8 +380,11 @@ impl<D: Device> Mirror<D> {
             Some(memory) => Some(memory.add_peer(notifier.space(), notifier.clone())?),
             None => None,
         };
+        let who = notifier.subscriber().who;
+        let seat = Seat::new(Kind::Mirror, who.mirror(), who.pid(), notifier.clone())?;
         Ok(Self {
             registration,
+            _seat: seat,
             notifier,
             host_locks: KBox::pin_init(HostLocks::new(), GFP_KERNEL_ACCOUNT)?,
         })
@@ -341,6 +398,11 @@ impl<D: Device> Mirror<D> {
     /// Counters of this mirror.
     pub fn stats(&self) -> &Stats {
         &self.notifier.subscriber().stats
+    }
+
+    /// Names the address space that it shows, as long as it exists. Context: any.
+    pub fn space_name(&self) -> Cookie {
+        self.notifier.space()
     }
 
     /// Whether the address space is still in use. It may end right after. Context: any.

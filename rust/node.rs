@@ -12,10 +12,15 @@ use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
     error::to_result,
     ffi,
+    fs::File,
     mm::virt::VmaNew,
     prelude::*,
-    sync::{Arc, SetOnce},
-    types::{ForeignOwnable, Opaque}, //
+    sync::{
+        poll::{PollCondVar, PollTable},
+        Arc, SetOnce,
+    },
+    types::{ForeignOwnable, Opaque},
+    uaccess::{UserSlice, UserSliceWriter}, //
 };
 
 /// What a driver does for one open file.
@@ -30,11 +35,60 @@ pub trait OpenFile: Send + Sync + Sized + 'static {
     /// file or were sent it.
     fn ioctl(&self, command: u32, argument: usize) -> Result<isize>;
 
+    /// Serves a read: writes to `to`, and returns how many bytes. With `wait` it may wait for some. By default
+    /// `EINVAL`. Context: as [`Self::ioctl`].
+    fn read(&self, to: &mut UserSliceWriter, wait: bool) -> Result<usize> {
+        let _ = (to, wait);
+        Err(EINVAL)
+    }
+
+    /// What can be done without waiting; who waits for that is to be [added](Waiter::add) before it is looked at. By
+    /// default everything. Context: as [`Self::ioctl`]; also called while others wait, so must not wait itself.
+    fn poll(&self, waiter: &Waiter<'_>) -> Ready {
+        let _ = waiter;
+        Ready::EVERYTHING
+    }
+
     /// Serves an mmap. By default it is refused with `ENODEV`. Context: the mmap lock is held for
     /// writing, so that functions of this library that wait fail with `EDEADLK`.
     fn mmap(&self, vma: &VmaNew) -> Result {
         let _ = vma;
         Err(ENODEV)
+    }
+}
+
+/// What can be done with a file without waiting, as `poll` tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready(u32);
+
+impl Ready {
+    // As in include/uapi/linux/eventpoll.h, whose macros the bindings lack.
+    const EPOLLIN: u32 = 0x1;
+    const EPOLLOUT: u32 = 0x4;
+    const EPOLLERR: u32 = 0x8;
+    const EPOLLRDNORM: u32 = 0x40;
+    const EPOLLWRNORM: u32 = 0x100;
+
+    /// Nothing.
+    pub const NOTHING: Self = Self(0);
+    /// Reading.
+    pub const READ: Self = Self(Self::EPOLLIN | Self::EPOLLRDNORM);
+    /// Reading and writing.
+    pub const EVERYTHING: Self = Self(Self::READ.0 | Self::EPOLLOUT | Self::EPOLLWRNORM);
+    /// Nothing ever: it would fail.
+    pub const ERROR: Self = Self(Self::EPOLLERR);
+}
+
+/// Who polls a file, and may be told when something has changed.
+pub struct Waiter<'p> {
+    file: &'p File,
+    table: PollTable<'p>,
+}
+
+impl Waiter<'_> {
+    /// Adds it to those whom notifications of `changed` wake.
+    pub fn add(&self, changed: &PollCondVar) {
+        self.table.register_wait(self.file, changed);
     }
 }
 
@@ -68,6 +122,8 @@ impl<F: OpenFile> FileOps<F> {
             open: Some(Node::<F>::open),
             release: Some(Node::<F>::release),
             unlocked_ioctl: Some(Node::<F>::ioctl),
+            read: Some(Node::<F>::read),
+            poll: Some(Node::<F>::poll),
             mmap: Some(Node::<F>::mmap),
             // Aligned for huge pages, where there are.
             #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
@@ -180,6 +236,49 @@ impl<F: OpenFile> Node<F> {
             // CAST: An errno fits.
             Err(error) => error.to_errno() as ffi::c_long,
         }
+    }
+
+    /// # Safety
+    ///
+    /// Called by the core for an open file of this type, with a buffer of user space.
+    unsafe extern "C" fn read(
+        file: *mut bindings::file,
+        buffer: *mut ffi::c_char,
+        count: usize,
+        _position: *mut bindings::loff_t,
+    ) -> isize {
+        // SAFETY: As in `ioctl`; flags are a word that may be read at any time.
+        let (state, flags) = unsafe {
+            let state = Pin::<KBox<F>>::borrow((*file).private_data);
+            (state, core::ptr::read_volatile(&raw const (*file).f_flags))
+        };
+        let mut to = UserSlice::new(UserPtr::from_ptr(buffer.cast()), count).writer();
+        let wait = flags & bindings::O_NONBLOCK == 0;
+        match state.get_ref().read(&mut to, wait) {
+            Ok(bytes) => isize::try_from(bytes).unwrap_or(isize::MAX),
+            // CAST: An errno fits.
+            Err(error) => error.to_errno() as isize,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Called by the core for an open file of this type, with a table or null.
+    unsafe extern "C" fn poll(
+        file: *mut bindings::file,
+        table: *mut bindings::poll_table_struct,
+    ) -> bindings::__poll_t {
+        // SAFETY: As in `ioctl`.
+        let state = unsafe { Pin::<KBox<F>>::borrow((*file).private_data) };
+        // SAFETY: The caller has a reference of the file, and no position of it is used here. The table is valid or
+        // null for this call.
+        let waiter = unsafe {
+            Waiter {
+                file: File::from_raw_file(file),
+                table: PollTable::from_raw(table),
+            }
+        };
+        state.get_ref().poll(&waiter).0
     }
 
     /// # Safety

@@ -22,6 +22,7 @@ mod format;
 mod install;
 mod pass;
 mod pool;
+mod scan;
 mod table;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;

@@ -62,6 +62,7 @@ fn add(phase: Phase, ns: u64) {
 }
 
 /// The time since the last phase has ended.
+#[derive(Clone, Copy)]
 pub(crate) struct Lap(Instant<Monotonic>);
 
 impl Lap {
@@ -75,6 +76,11 @@ impl Lap {
         let now = Instant::now();
         add(phase, u64::try_from((now - self.0).as_nanos()).unwrap_or(0));
         self.0 = now;
+    }
+
+    /// Nanoseconds of the phases that have ended since it was `earlier`.
+    pub(crate) fn since(&self, earlier: Self) -> u64 {
+        u64::try_from((self.0 - earlier.0).as_nanos()).unwrap_or(0)
     }
 }
 

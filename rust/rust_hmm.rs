@@ -19,10 +19,12 @@
 //! - [`mm`]: safe types over the kernel's C interfaces, which the rest is built on.
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
+//! - [`events`]: what happens, as tracepoints and drivers are told.
 //! - `capi`: the same for drivers in C, by `include/rust_hmm.h`.
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.
 //! - `overhead`: what page tables take.
+//! - `watch`: the mirrors and devices that there are.
 //!
 //! # Lock order
 //!
@@ -41,6 +43,7 @@
 
 pub mod attributes;
 pub mod connection;
+pub mod events;
 pub mod host_lock;
 pub mod inject;
 pub mod io_pgtable;
@@ -62,6 +65,7 @@ mod capi;
 mod compat;
 mod locks;
 mod overhead;
+mod watch;
 mod within;
 
 use kernel::prelude::*;
@@ -82,11 +86,14 @@ struct RustHmm {
 impl Drop for RustHmm {
     fn drop(&mut self) {
         mm::sync_file::exit();
+        watch::exit();
     }
 }
 
 impl kernel::Module for RustHmm {
     fn init(_module: &'static ThisModule) -> Result<Self> {
+        // SAFETY: A module is initialized once.
+        unsafe { watch::init() };
         Ok(Self {
             _files: inject::Files::new()?,
         })

@@ -36,9 +36,15 @@ pub enum Counter {
     Replicated,
     /// Copies that were given up: because their page changed, or for room.
     Collapsed,
+    /// Device faults, served or not.
+    Faults,
+    /// Nanoseconds that their tries took, and waits for migrations: so long the device waited.
+    FaultNs,
+    /// Migrations, of any size.
+    Migrations,
 }
 
-const COUNT: usize = Counter::Collapsed as usize + 1;
+const COUNT: usize = Counter::Migrations as usize + 1;
 
 /// One set of counters.
 pub struct Stats([Atomic<u64>; COUNT]);

@@ -4,6 +4,7 @@
 
 use super::{Copies, Memory, MemoryOps};
 use crate::{
+    events::Need,
     mm::{
         addr::PMD_ORDER,
         device_pages::DeviceRange,
@@ -18,6 +19,7 @@ use crate::{
 };
 use kernel::{
     prelude::*,
+    sync::atomic::ordering::Relaxed,
     time::{delay::fsleep, Delta}, //
 };
 
@@ -79,12 +81,21 @@ impl<M: MemoryOps> Memory<M> {
             moved += self.evict_block(block, batch, copies).unwrap_or(0);
         }
         self.stats().add(Counter::Evicted, moved as u64);
-        self.trace_evicted(trace::Need::All, moved);
+        self.trace_evicted(Need::All, moved);
         result
     }
 
-    pub(super) fn trace_evicted(&self, need: trace::Need, moved: usize) {
+    /// Tells of an eviction, after which `moved` pages were elsewhere: for the device, and for each mirror that has
+    /// lost some.
+    pub(super) fn trace_evicted(&self, need: Need, moved: usize) {
         trace::evict(self.pages.data().id, need, moved, self.pages.used());
+        self.pages.data().peers.for_each(|peer| peer.evicted(need));
+    }
+
+    /// Whether pages are being evicted: then what a mirror loses without a transaction of its own is told as
+    /// that.
+    pub(crate) fn is_evicting(&self) -> bool {
+        self.pages.data().evicting.load(Relaxed) != 0
     }
 
     /// After evictions: memory that a device is to have mapped always is mapped where it is now.
@@ -118,7 +129,11 @@ impl<M: MemoryOps> Memory<M> {
             }
         }
         let mut lap = Lap::start();
-        let mut isolated = Isolated::from_device(&self.pages, block, batch)?;
+        let evicting = &self.pages.data().evicting;
+        evicting.fetch_add(1, Relaxed);
+        let isolated = Isolated::from_device(&self.pages, block, batch);
+        evicting.fetch_sub(1, Relaxed);
+        let mut isolated = isolated?;
         lap.end(Phase::Unmap);
         isolated.fill_small(None, |_| true);
         isolated.fill(|entry| match entry.order() {

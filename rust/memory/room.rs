@@ -11,12 +11,12 @@ use super::{
     Copies, Memory, MemoryOps,
 };
 use crate::{
+    events::Need,
     mm::{
         addr::PMD_PAGES,
         device_pages::DeviceRange,
         migrate::Batch,
-        space::fatal_signal_pending,
-        trace::Need, //
+        space::fatal_signal_pending, //
     },
     stats::Counter,
 };

@@ -7,12 +7,10 @@
 
 use super::{Step, Target};
 use crate::{
+    events::{Event, Trigger},
     memory::Memory,
     mirror::{Device, Mirror},
-    mm::{
-        addr::{PageRange, PMD_SIZE},
-        trace::Trigger,
-    },
+    mm::addr::{PageRange, PMD_SIZE},
     stats::Counter,
     within,
 };
@@ -71,12 +69,24 @@ impl<D: Device> Mirror<D> {
         let memory: &Memory<_> = self.device().memory().ok_or(ENODEV)?;
         let mut parts = Parts::new()?;
         let mut step = Step::new(self, Target::System, false, false)?;
-        let who = self.inner().who;
         let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;
-        who.migrate_begin(all, false, Trigger::Close);
+        let (inner, to_device, trigger) = (self.inner(), false, Trigger::Close);
+        inner.tell(&Event::MigrateBegin {
+            range: all,
+            to_device,
+            trigger,
+        });
+        self.stats().add(Counter::Migrations, 1);
         let mut moved = 0;
         let result = self.drain_all(all, &mut parts, &mut step, &mut moved);
-        who.migrate_end(false, Trigger::Close, [moved, 0, 0], result);
+        inner.tell(&Event::MigrateEnd {
+            to_device,
+            trigger,
+            moved,
+            switched: 0,
+            stayed: 0,
+            result,
+        });
         memory.stats().add(Counter::Evicted, moved as u64);
         result.map(|()| moved)
     }

@@ -4,6 +4,7 @@
 
 use super::{Device, Inner, Mirror, State};
 use crate::{
+    events::{self, Event},
     memory::Memory,
     mm::{
         addr::{PageRange, PMD_PAGES},
@@ -11,7 +12,6 @@ use crate::{
         page::is_zero_pfn,
         range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer, Retry},
         space::fatal_signal_pending,
-        trace,
     },
     pgtable::{Entry, Flushing, Spares},
     phases::{Lap, Phase},
@@ -157,9 +157,16 @@ impl<D: Device> Mirror<D> {
     /// `EPERM`: not writable. `EBUSY`: it kept changing, for a second and 100 tries. `EINTR`: killed. `ENOMEM`.
     /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
-        let result = self.fault_all(range, access);
         let write = access == Access::Write;
-        self.inner().who.device_fault(range, write, result);
+        let inner = self.inner();
+        inner.tell(&Event::FaultBegin { range, write });
+        let result = self.fault_all(range, access);
+        self.stats().add(Counter::Faults, 1);
+        inner.tell(&Event::FaultEnd {
+            range,
+            write,
+            result,
+        });
         result
     }
 
@@ -210,7 +217,7 @@ impl<D: Device> Inner<D> {
                 Ok(Tried::Done) => return Ok(()),
                 Ok(Tried::Again) => {
                     patience.again(EBUSY)?;
-                    trace::Again::Invalidated
+                    events::Again::Invalidated
                 }
                 Ok(Tried::Held) => {
                     waits += 1;
@@ -219,14 +226,14 @@ impl<D: Device> Inner<D> {
                     }
                     self.wait_for_migrations(space, piece)?;
                     patience = Patience::new();
-                    trace::Again::Migration
+                    events::Again::Migration
                 }
                 Err(error) => {
                     patience.again(error)?;
-                    trace::Again::Busy
+                    events::Again::Busy
                 }
             };
-            self.who.retry(piece, why);
+            self.tell(&Event::Retry { range: piece, why });
             starved.get_or_insert_with(|| Starved::new(self.starved));
             self.stats.add(Counter::Retries, 1);
         }
@@ -235,6 +242,7 @@ impl<D: Device> Inner<D> {
     /// Waits until a migration of `piece` has ended.
     fn wait_for_migrations(&self, space: &AddressSpace<'_, Self>, piece: PageRange) -> Result {
         let mut lap = Lap::start();
+        let begun = lap;
         let mut guard = space.notifier().lock();
         let signal = guard.transactions.overlap(piece)
             && matches!(
@@ -248,6 +256,7 @@ impl<D: Device> Inner<D> {
             fsleep(PAUSE);
         }
         lap.end(Phase::Wait);
+        self.stats.add(Counter::FaultNs, lap.since(begun));
         if fatal_signal_pending() {
             return Err(EINTR);
         }
@@ -265,6 +274,7 @@ impl<D: Device> Inner<D> {
         let memory = self.device.memory();
         let owner = memory.map_or(Cookie::NONE, |memory| memory.owner());
         let mut lap = Lap::start();
+        let begun = lap;
         let collected = space.collect(piece, access, owner, buffer)?;
         lap.end(Phase::Collect);
         let Ok(mut valid) = collected.lock() else {
@@ -325,6 +335,7 @@ impl<D: Device> Inner<D> {
             Flushing::end(flush, self);
             lap.end(Phase::Flush);
         }
+        self.stats.add(Counter::FaultNs, lap.since(begun));
         result?;
 
         self.stats.add(Counter::MappedPages, installed);

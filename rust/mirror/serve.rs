@@ -5,13 +5,13 @@
 use super::{attributes::Known, Device, Inner, Mirror};
 use crate::{
     attributes::{Attributes, Location},
+    events::{Event, Trigger},
     memory::Memory,
     migrate::Outcome,
     mm::{
         addr::PageRange,
         range_fault::{Access, AddressSpace},
         space::sleep_killable,
-        trace::Trigger,
     },
     policy::{block, Mask, Placement, Policy, Wanted},
     within,
@@ -147,7 +147,10 @@ impl<D: Device> Mirror<D> {
                 None
             }
             Ok(Plan::Place(Placement::Later(ms))) if may_wait => {
-                self.inner().who.thrash(range, Some(ms));
+                self.inner().tell(&Event::Thrash {
+                    range,
+                    ms: Some(ms),
+                });
                 return Ok(Asked::Later(ms));
             }
             Ok(Plan::Place(Placement::Later(_))) => {
@@ -169,7 +172,10 @@ impl<D: Device> Mirror<D> {
                 Some(all)
             }
             Ok(Plan::Place(Placement::Stay(all))) => {
-                self.inner().who.thrash(all, None);
+                self.inner().tell(&Event::Thrash {
+                    range: all,
+                    ms: None,
+                });
                 served.in_place = true;
                 Some(all)
             }

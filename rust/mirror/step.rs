@@ -10,6 +10,7 @@ use super::{
     Device, Inner, Mirror, State,
 };
 use crate::{
+    events::Need,
     mm::{
         addr::PageRange,
         device_pages::DeviceRange,
@@ -361,6 +362,9 @@ pub(crate) trait Peer: Send + Sync {
     /// Removes all entries. Context: may sleep; takes the table lock.
     fn forget(&self);
 
+    /// An eviction for `need` is over. Context: may sleep.
+    fn evicted(&self, need: Need);
+
     /// Gives up copies in `block` of the device's memory. Context: may sleep; takes the table lock.
     fn collapse(&self, block: DeviceRange);
 
@@ -441,6 +445,10 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
 
     fn collapse(&self, block: DeviceRange) {
         self.subscriber().collapse(self, None, Some(block));
+    }
+
+    fn evicted(&self, need: Need) {
+        self.subscriber().evicted(need);
     }
 
     fn restore(&self) {

@@ -5,8 +5,11 @@
 //! They are about whole operations, so that one that is off costs a call. C header:
 //! [`include/linux/tracepoint.h`](srctree/include/linux/tracepoint.h)
 
-use super::{addr::PageRange, notifier::Reason};
-use crate::bindings;
+use super::addr::PageRange;
+use crate::{
+    bindings,
+    events::{Again, Event, Need, Trigger},
+};
 use kernel::{
     mm::MmWithUser,
     prelude::*,
@@ -36,45 +39,21 @@ pub(crate) struct Who {
     mirror: u32,
 }
 
-/// Why pages move. The numbers are those of `hmm_show_trigger()`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-pub(crate) enum Trigger {
-    Request = 0,
-    Close = 1,
-    /// A device fault, by attributes or a policy.
-    Fault = 2,
-    /// From another device.
-    Pull = 3,
-}
-
-/// Why pages are evicted. The numbers are those of `hmm_show_need()`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-pub(crate) enum Need {
-    /// All of them are to go.
-    All = 0,
-    /// Others need the room.
-    Room = 1,
-}
-
-/// Why a device fault tries again. The numbers are those of `hmm_show_reason()`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-pub(crate) enum Again {
-    /// An invalidation came between collection and commit.
-    Invalidated = 0,
-    /// A migration is about to switch entries of the range.
-    Migration = 1,
-    /// The kernel's walk has said so.
-    Busy = 2,
-}
-
 fn errno(result: Result) -> i32 {
     result.map_or_else(Error::to_errno, |()| 0)
 }
 
 impl Who {
+    /// The process whose memory it is.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The mirror's number.
+    pub(crate) fn mirror(&self) -> u32 {
+        self.mirror
+    }
+
     /// A new mirror of `mm`.
     pub(crate) fn new(mm: &MmWithUser) -> Self {
         Self {
@@ -84,8 +63,41 @@ impl Who {
         }
     }
 
+    /// Tells of `event`. Evictions are told by [`evict`], for the whole device, and begins of faults not at all.
+    #[inline]
+    pub(crate) fn trace(&self, event: &Event) {
+        match *event {
+            Event::FaultEnd {
+                range,
+                write,
+                result,
+            } => self.device_fault(range, write, result),
+            Event::MigrateBegin {
+                range,
+                to_device,
+                trigger,
+            } => self.migrate_begin(range, to_device, trigger),
+            Event::MigrateEnd {
+                to_device,
+                trigger,
+                moved,
+                switched,
+                stayed,
+                result,
+            } => self.migrate_end(to_device, trigger, [moved, switched, stayed], result),
+            Event::Invalidate {
+                range,
+                reason,
+                changed,
+            } => self.invalidate(range, reason.number(), changed),
+            Event::Retry { range, why } => self.retry(range, why),
+            Event::Thrash { range, ms } => self.thrash(range, ms),
+            Event::FaultBegin { .. } | Event::CpuFault { .. } | Event::Evict { .. } => {}
+        }
+    }
+
     /// A device fault was served.
-    pub(crate) fn device_fault(&self, range: PageRange, write: bool, result: Result) {
+    fn device_fault(&self, range: PageRange, write: bool, result: Result) {
         let (start, pages) = (range.start(), range.pages());
         // SAFETY: Takes numbers only, and may be called in any context.
         unsafe {
@@ -101,7 +113,7 @@ impl Who {
     }
 
     /// A device fault has to try again.
-    pub(crate) fn retry(&self, range: PageRange, why: Again) {
+    fn retry(&self, range: PageRange, why: Again) {
         let (start, pages) = (range.start(), range.pages());
         // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
         // the C side.
@@ -109,7 +121,7 @@ impl Who {
     }
 
     /// The device wants memory that bounces: it waits for `ms` ms, or for `None` the memory stays where it is.
-    pub(crate) fn thrash(&self, range: PageRange, ms: Option<u64>) {
+    fn thrash(&self, range: PageRange, ms: Option<u64>) {
         let (start, pages, stays) = (range.start(), range.pages(), ms.is_none());
         let ms = ms.map_or(0, |ms| usize::try_from(ms).unwrap_or(usize::MAX));
         // SAFETY: Takes numbers only, and may be called in any context.
@@ -117,26 +129,23 @@ impl Who {
     }
 
     /// An invalidation was served.
-    pub(crate) fn invalidate(&self, range: PageRange, reason: Reason, changed: usize) {
-        let event = match reason {
-            Reason::Unmap => 0,
-            Reason::Clear => 1,
-            Reason::ProtectionVma => 2,
-            Reason::ProtectionPage => 3,
-            Reason::SoftDirty => 4,
-            Reason::Release => 5,
-            Reason::Migrate => 6,
-            Reason::Exclusive => 7,
-        };
+    fn invalidate(&self, range: PageRange, event: u32, changed: usize) {
         let (start, pages) = (range.start(), range.pages());
-        // SAFETY: Takes numbers only, and may be called in any context.
+        // SAFETY: Takes numbers only, and may be called in any context. CAST: A small number.
         unsafe {
-            bindings::rust_hmm_trace_invalidate(self.pid, self.mirror, start, pages, event, changed)
+            bindings::rust_hmm_trace_invalidate(
+                self.pid,
+                self.mirror,
+                start,
+                pages,
+                event as i32,
+                changed,
+            )
         };
     }
 
     /// A migration begins.
-    pub(crate) fn migrate_begin(&self, range: PageRange, to_device: bool, trigger: Trigger) {
+    fn migrate_begin(&self, range: PageRange, to_device: bool, trigger: Trigger) {
         let (start, pages) = (range.start(), range.pages());
         // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
         // the C side.
@@ -153,7 +162,7 @@ impl Who {
     }
 
     /// A migration has ended: pages that moved, of these pages whose entry was switched, and pages that stayed.
-    pub(crate) fn migrate_end(
+    fn migrate_end(
         &self,
         to_device: bool,
         trigger: Trigger,

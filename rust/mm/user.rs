@@ -10,6 +10,13 @@ use super::page::{CpuPages, CpuPagesMut, SharedBytes};
 use crate::bindings;
 use kernel::prelude::*;
 
+/// Whether the current task may administer the machine (`CAP_SYS_ADMIN`), and so see what others do. Context: may
+/// sleep.
+pub fn is_privileged() -> bool {
+    // SAFETY: No preconditions. CAST: A small constant.
+    unsafe { bindings::capable(bindings::CAP_SYS_ADMIN as kernel::ffi::c_int) }
+}
+
 /// An area of the current process's addresses. It need not be mapped; copies say what they could not
 /// reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use kernel::{
 
 /// Walks a table, without a lock, while it changes.
 pub struct Reader<F: Format> {
-    pool: Arc<Pool<F>>,
-    root: u32,
+    pub(super) pool: Arc<Pool<F>>,
+    pub(super) root: u32,
 }
 
 impl<F: Format> Clone for Reader<F> {

@@ -227,9 +227,74 @@ fn agrees_with_model<F: Format>(seed: u64) -> Result {
     Ok(())
 }
 
+/// Whoever looks through a table part by part, and stops wherever it is, sees each page once.
+fn scan_sees_all<F: Format>() -> Result {
+    let mut table = Table::<F>::new()?;
+    let reader = table.reader();
+    let small = PageRange::from_pages(PMD_SIZE + 3 * PAGE_SIZE, 100)?;
+    let huge = PageRange::from_pages(2 * PMD_SIZE, PMD_PAGES)?;
+    let last = PageRange::from_pages(4 * PMD_SIZE - PAGE_SIZE, 1)?;
+    for (number, range) in [(5, small), (512, huge), (7, last)] {
+        fill(&mut table, range, number, true)?;
+    }
+    // Parts at a time, and translations that are taken at once.
+    for (parts, most) in [(1, usize::MAX), (1000, usize::MAX), (3, 1), (1000, 7)] {
+        let mut from = Some(0);
+        let mut pages = 0;
+        let mut behind = 0;
+        let mut calls = 0;
+        while let Some(addr) = from {
+            let mut taken = 0;
+            from = reader.scan(addr, parts, |range, entry, is_huge| {
+                if taken == most {
+                    return false;
+                }
+                taken += 1;
+                let same = (0..range.pages()).all(|index| {
+                    let found = reader.walk(range.address(index));
+                    found.is_some_and(|leaf| {
+                        leaf.entry == entry.plus(index) && (leaf.order != 0) == is_huge
+                    })
+                });
+                assert!(same && range.start() >= behind);
+                behind = range.end();
+                pages += range.pages();
+                true
+            });
+            calls += 1;
+            assert!(calls < 10_000);
+        }
+        assert_eq!(pages, 100 + PMD_PAGES + 1);
+    }
+    // From within what is there.
+    let mut first = None;
+    reader.scan(huge.address(9), 1, |range, entry, _| {
+        first.get_or_insert((range.start(), entry));
+        true
+    });
+    assert_eq!(first, Some((huge.address(9), Entry::system(512 + 9, true))));
+    let (_, _) = clear(&mut table, all()?);
+    let mut any = false;
+    let mut from = Some(0);
+    while let Some(addr) = from {
+        from = reader.scan(addr, 1000, |_, _, _| {
+            any = true;
+            true
+        });
+    }
+    assert!(!any);
+    Ok(())
+}
+
 #[kunit_tests(rust_hmm_pgtable)]
 mod suite {
     use super::*;
+
+    #[test]
+    fn a_scan_sees_each_page_once() -> Result {
+        scan_sees_all::<Radix4>()?;
+        scan_sees_all::<Narrow>()
+    }
 
     #[test]
     fn entries_keep_what_they_are_given() {

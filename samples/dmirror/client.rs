@@ -11,6 +11,7 @@ use crate::{
     placement::Decider,
     queues::Queues,
     status::Status,
+    streams::Stream,
     vram::Vram,
 };
 use kernel::{
@@ -18,7 +19,8 @@ use kernel::{
     sync::{
         atomic::{ordering::Relaxed, Atomic},
         Arc,
-        Mutex, //
+        Mutex,
+        SetOnce, //
     },
 };
 use rust_hmm::{
@@ -58,6 +60,8 @@ pub(crate) struct Client {
     pub(crate) queues: Queues,
     #[pin]
     pub(crate) aperture: Aperture,
+    /// From the first time on that somebody asks for events.
+    stream: SetOnce<Arc<Stream>>,
 }
 
 impl Client {
@@ -83,6 +87,7 @@ impl Client {
                 commands <- kernel::new_mutex!(commands, "dmirror::commands"),
                 queues <- Queues::new(),
                 aperture <- Aperture::new(agent),
+                stream: SetOnce::new(),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -123,6 +128,22 @@ impl Client {
             }
         }
         Ok(())
+    }
+
+    /// The file's events; made if there are none yet. `EBUSY`: too many of the device; `ENOMEM`.
+    pub(crate) fn stream(&self) -> Result<&Arc<Stream>> {
+        // Not two of them.
+        let _commands = self.commands.lock();
+        if self.stream.as_ref().is_none() {
+            let stream = self.session.streams.add(&self.mirror)?;
+            self.stream.populate(stream);
+        }
+        self.stream.as_ref().ok_or(EBUSY)
+    }
+
+    /// The file's events, if somebody has asked for some.
+    pub(crate) fn events(&self) -> Option<&Stream> {
+        self.stream.as_ref().map(|stream| &**stream)
     }
 
     /// Counts faults of an ioctl.
@@ -224,6 +245,9 @@ impl Client {
         if self.session.is_ending() {
             // What it leaves goes with the session.
             let _ = self.mirror.drain();
+        }
+        if let Some(stream) = self.stream.as_ref() {
+            self.session.streams.remove(stream);
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     engine::Engine,
     faults::FaultBuffer,
     settings::{Fixed, Setting, Settings},
+    streams::Streams,
     tlb::Tlb,
     vram::Vram,
 };
@@ -19,6 +20,7 @@ use kernel::{
     time::delay::fsleep,
 };
 use rust_hmm::{
+    events::Event,
     memory::Memory,
     mirror::{Device, Walkers},
     mm::{
@@ -45,6 +47,8 @@ pub(crate) struct MockDevice {
     pub(crate) fixed: Fixed,
     pub(crate) engines: Engines,
     pub(crate) faults: FaultBuffer,
+    /// Who hears of events.
+    pub(crate) streams: Arc<Streams>,
     /// Who helps with the operations of queues.
     pub(crate) crew: Crew,
     /// Those that can access locked memory.
@@ -71,7 +75,8 @@ impl MockDevice {
             Kind::Coherent { .. } => 0,
         };
         let settings = Arc::new(Settings::new(fixed), GFP_KERNEL)?;
-        let vram = Vram::new(contents, fixed, settings.clone())?;
+        let streams = Streams::new()?;
+        let vram = Vram::new(contents, fixed, settings.clone(), streams.clone())?;
         let engines = Engines::new(fixed.engines)?;
         let faults = FaultBuffer::new(fixed.engines)?;
         let walkers = Walkers::new(fixed.engines, |_| Tlb::new(fixed.tlb_entries))?;
@@ -82,6 +87,7 @@ impl MockDevice {
                 fixed: *fixed,
                 engines,
                 faults,
+                streams,
                 crew: Crew::new(CREW)?,
                 agents,
                 stale_reported: AtomicFlag::new(false),
@@ -245,6 +251,14 @@ impl Device for View {
 
     fn test_keep_write(&self) -> bool {
         self.device.settings.get(Setting::KeepWrite) != 0
+    }
+
+    fn wants_events(&self) -> bool {
+        self.device.streams.any()
+    }
+
+    fn event(&self, mirror: u32, event: &Event) {
+        self.device.streams.of_mirror(mirror, self.tag, event);
     }
 
     fn flush_start(&self, range: PageRange) {

@@ -17,6 +17,7 @@
 //! - `uapi`: the ioctls of `test_hmm`; `transfer`: those of them that read and write.
 //! - `queues`: queues and fences of a file; `queue_ioctls`: their ioctls.
 //! - `aperture`: locked memory as engines access it; `lock_ioctls`: the ioctls of that.
+//! - `streams`: events for who reads a file; `event_ioctls`: the ioctl that asks for them.
 //! - `connect`: the ioctl for two devices; `alloc`: the one that allocates.
 //! - `placement`: the ioctls about attributes, policies and device memory.
 //! - `extension`: the other ioctls.
@@ -34,6 +35,7 @@ mod copy_engine;
 mod counters;
 mod device;
 mod engine;
+mod event_ioctls;
 mod extension;
 mod faults;
 mod file;
@@ -43,6 +45,7 @@ mod queue_ioctls;
 mod queues;
 mod settings;
 mod status;
+mod streams;
 mod tlb;
 mod transfer;
 mod uapi;

@@ -796,4 +796,107 @@ struct dmirror_alloc {
 
 #define DMIRROR_ALLOC	_IOWR('H', 0x79, struct dmirror_alloc)
 
+/* Types of events; bit n of a mask is type n. */
+#define DMIRROR_EVENT_FAULT_BEGIN	0	/* @detail: 1 if for writing */
+#define DMIRROR_EVENT_FAULT_END		1	/* the same, and @error */
+#define DMIRROR_EVENT_CPU_FAULT		2	/* at @addr; @moved, @error */
+#define DMIRROR_EVENT_MIGRATE_BEGIN	3	/* @detail: DMIRROR_TRIGGER_* */
+#define DMIRROR_EVENT_MIGRATE_END	4	/* the same, @moved ... @error */
+#define DMIRROR_EVENT_EVICT		5	/* @moved; @detail: DMIRROR_NEED_* */
+#define DMIRROR_EVENT_INVALIDATE	6	/* @moved entries changed; DMIRROR_CAUSE_* */
+#define DMIRROR_EVENT_RETRY		7	/* @detail: DMIRROR_RETRY_* */
+#define DMIRROR_EVENT_THRASH		8	/* @detail: 1 if it stays; else @stayed ms */
+#define DMIRROR_EVENT_TYPES		9
+
+#define DMIRROR_TRIGGER_REQUEST		0
+#define DMIRROR_TRIGGER_CLOSE		1
+#define DMIRROR_TRIGGER_FAULT		2
+#define DMIRROR_TRIGGER_PULL		3
+
+#define DMIRROR_NEED_ALL		0
+#define DMIRROR_NEED_ROOM		1
+
+#define DMIRROR_CAUSE_UNMAP		0
+#define DMIRROR_CAUSE_CLEAR		1
+#define DMIRROR_CAUSE_PROTECTION_VMA	2
+#define DMIRROR_CAUSE_PROTECTION_PAGE	3
+#define DMIRROR_CAUSE_SOFT_DIRTY	4
+#define DMIRROR_CAUSE_RELEASE		5
+#define DMIRROR_CAUSE_MIGRATE		6
+#define DMIRROR_CAUSE_EXCLUSIVE		7
+
+#define DMIRROR_RETRY_INVALIDATED	0
+#define DMIRROR_RETRY_MIGRATION		1
+#define DMIRROR_RETRY_BUSY		2
+
+#define DMIRROR_EVENT_VERSION		1
+
+/**
+ * struct dmirror_event - a record of the event stream, as read() gives it
+ * @version: DMIRROR_EVENT_VERSION; with another one the size may be another
+ * @type: DMIRROR_EVENT_*
+ * @error: -errno of the operation, or 0
+ * @time_ns: when, by CLOCK_MONOTONIC
+ * @sequence: number of the event in this stream, from 0; lost ones count
+ * @lost: events of this stream that were lost before this one
+ * @addr: first address, or 0 for types without a range
+ * @npages: pages of 4 KiB
+ * @mirror: number of the mirror, as in tracepoints; ~0 for CPU faults, which
+ *	are of the address space
+ * @detail: see the types
+ * @to_device: of migrations: 1 to the device, 0 to the system
+ * @reserved: 0
+ * @moved: pages
+ * @switched: pages of these that moved under a valid entry
+ * @stayed: pages that could not move
+ */
+struct dmirror_event {
+	__u16 version;
+	__u16 type;
+	__s32 error;
+	__u64 time_ns;
+	__u64 sequence;
+	__u64 lost;
+	__u64 addr;
+	__u64 npages;
+	__u32 mirror;
+	__u32 detail;
+	__u32 to_device;
+	__u32 reserved;
+	__u64 moved;
+	__u64 switched;
+	__u64 stayed;
+};
+
+/* Events of all mirrors of the device, of whatever process: CAP_SYS_ADMIN. */
+#define DMIRROR_EVENTS_ALL	(1u << 0)
+
+/**
+ * struct dmirror_events - which events are to be told to who reads the file
+ * @size: see above, at least 40
+ * @flags: DMIRROR_EVENTS_ALL, or 0: only those of this file's own mirror, and
+ *	CPU faults of its address space on this device's memory
+ * @mask: one bit for each type; 0: none from now on
+ * @old: out: the mask before
+ * @waiting: out: records that can be read now
+ * @lost: out: events that were lost so far, because nobody read in time
+ *
+ * read() of the file then gives whole records, in order, and waits for one unless
+ * the file is O_NONBLOCK (-EAGAIN). -EINVAL: no room for a record, or no events
+ * were ever asked for. poll() says POLLIN when there is one; POLLERR when none
+ * were ever asked for. There is room for 1024 records; further events are lost,
+ * and counted. -EPERM: DMIRROR_EVENTS_ALL without the right. -EBUSY: 256 files
+ * of the device have asked already.
+ */
+struct dmirror_events {
+	__u32 size;
+	__u32 flags;
+	__u64 mask;
+	__u64 old;
+	__u64 waiting;
+	__u64 lost;
+};
+
+#define DMIRROR_EVENTS	_IOWR('H', 0x7a, struct dmirror_events)
+
 #endif /* _DMIRROR_UAPI_H */

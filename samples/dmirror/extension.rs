@@ -8,7 +8,7 @@ use crate::{
     command::{RawSpec, Spec},
     connect,
     counters::Count,
-    engine, lock_ioctls, placement, queue_ioctls,
+    engine, event_ioctls, lock_ioctls, placement, queue_ioctls,
 };
 use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{
@@ -156,6 +156,7 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
         number @ 0x70..=0x77 => lock_ioctls::serve(client, number, user),
         connect::PULL => connect::pull(client, user),
         alloc::ALLOC => alloc::alloc(client, user),
+        event_ioctls::EVENTS => event_ioctls::events(client, user),
         _ => Err(EINVAL),
     }
 }

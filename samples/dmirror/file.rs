@@ -17,13 +17,13 @@ use kernel::{
     page::{Page, PAGE_SIZE},
     prelude::*,
     sync::{atomic::ordering::Relaxed, Arc},
-    uaccess::UserSlice,
+    uaccess::{UserSlice, UserSliceWriter},
 };
 use rust_hmm::{
     managed,
     memory::Memory,
     mm::{device_pages::Kind, range_fault::Access},
-    node::OpenFile,
+    node::{OpenFile, Ready, Waiter},
 };
 
 /// An open file. Closing it ends its commands.
@@ -63,6 +63,15 @@ impl OpenFile for MirrorFile {
         self.serve(command, &mut request)?;
         request.write(argument)?;
         Ok(0)
+    }
+
+    fn read(&self, to: &mut UserSliceWriter, wait: bool) -> Result<usize> {
+        self.0.events().ok_or(EINVAL)?.read(to, wait)
+    }
+
+    fn poll(&self, waiter: &Waiter<'_>) -> Ready {
+        let events = self.0.events();
+        events.map_or(Ready::ERROR, |events| events.poll(waiter))
     }
 
     fn mmap(&self, vma: &VmaNew) -> Result {

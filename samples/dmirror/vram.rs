@@ -6,6 +6,7 @@ use crate::{
     chooser::Chooser,
     copy_engine::CopyEngine,
     settings::{Fixed, Setting, Settings},
+    streams::Streams,
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -18,11 +19,13 @@ use kernel::{
 };
 use rust_hmm::{
     connection::Connection,
+    events::Event,
     memory::{Copy, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
     mm::{
         addr::PMD_SIZE,
         device_pages::{DeviceRange, Kind},
+        notifier::Cookie,
         page::SharedBytes,
         user::UserSpan,
     },
@@ -138,13 +141,19 @@ pub(crate) struct Vram {
     settings: Arc<Settings>,
     pub(crate) copy_engine: CopyEngine,
     chooser: Option<Chooser>,
+    streams: Arc<Streams>,
     /// The next huge allocation is to fail, for tests.
     pub(crate) fail_allocation: AtomicFlag,
 }
 
 impl Vram {
     /// Memory of `bytes`, none of which is there yet.
-    pub(crate) fn new(bytes: usize, fixed: &Fixed, settings: Arc<Settings>) -> Result<Self> {
+    pub(crate) fn new(
+        bytes: usize,
+        fixed: &Fixed,
+        settings: Arc<Settings>,
+        streams: Arc<Streams>,
+    ) -> Result<Self> {
         let store = Arc::new(Store::new(bytes)?, GFP_KERNEL)?;
         let chooser = match fixed.own_alloc {
             true => Some(Chooser::new(bytes / PAGE_SIZE)?),
@@ -154,6 +163,7 @@ impl Vram {
             copy_engine: CopyEngine::new(store.clone(), settings.clone(), fixed.copy_threads)?,
             store,
             chooser,
+            streams,
             settings,
             fail_allocation: AtomicFlag::new(false),
         })
@@ -238,6 +248,14 @@ impl MemoryOps for Vram {
         if let Some(chooser) = &self.chooser {
             chooser.freed(range);
         }
+    }
+
+    fn wants_events(&self) -> bool {
+        self.streams.any()
+    }
+
+    fn event(&self, space: Cookie, event: &Event) {
+        self.streams.of_space(space, event);
     }
 
     fn fail_allocation(&self, _order: u32) -> bool {

@@ -1,13 +1,21 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# cargo for the programs of tools/user; to be sourced after common.sh.
+# cargo for the programs of tools/user and for tools/hmmctl; to be sourced after common.sh.
 
-# user_sources: a copy below build/. A lock file that another cargo left beside the sources names other
+# user_sources: copies below build/, where each finds the other as in tools/. A lock file that another cargo left beside the sources names other
 # versions of the crates than the root has.
 user_sources() {
+	local manifest
+
 	mkdir -p "$HMM_BUILD/user/src"
 	in_root rsync -a --delete --exclude /target --exclude /Cargo.lock "$HMM_TOP/tools/user/" "$HMM_BUILD/user/src/"
+	in_root rsync -a --delete --exclude /target --exclude /Cargo.toml "$HMM_TOP/tools/hmmctl/" "$HMM_BUILD/user/hmmctl/"
+	# The workspace has another name there. An unchanged file keeps its time.
+	manifest=$(sed 's|"../user"|"../src"|' "$HMM_TOP/tools/hmmctl/Cargo.toml")
+	if [ "$(cat "$HMM_BUILD/user/hmmctl/Cargo.toml" 2>/dev/null)" != "$manifest" ]; then
+		printf '%s\n' "$manifest" >"$HMM_BUILD/user/hmmctl/Cargo.toml"
+	fi
 }
 
 # user_crates FROM TO: copies what crates of others were built to. What says that one is built comes last.
@@ -33,7 +41,7 @@ user_crates() {
 # is needed. The cache keeps what they are built to, which is the same in all checkouts with these manifests.
 user_cargo() {
 	local kept manifests rc=0
-	manifests=$(find "$HMM_TOP/tools/user" -name Cargo.toml -print0 | sort -z | xargs -0 cat)
+	manifests=$(find "$HMM_TOP/tools/user" "$HMM_TOP/tools/hmmctl" -name Cargo.toml -print0 | sort -z | xargs -0 cat)
 	kept=$HMM_CACHE/crates-$(hash_of "$("$HMM_TOP/tools/root/bootstrap" --path)" "$manifests")
 	if [ "$(cat "$HMM_BUILD/user/crates" 2>/dev/null)" != "$kept" ]; then
 		locked crates user_crates "$kept" "$HMM_BUILD/user"

@@ -14,7 +14,7 @@ import sys
 OURS = ("rust/", "samples/", "tests/", "tools/", "Documentation/", "debian/", ".ci/")
 KERNEL = ("tools/testing/", "lib/", "mm/", "include/linux/", "drivers/gpu/", "scripts/")
 # What a line of a block of commands begins with.
-STARTS = re.compile(r"(make|apt|modprobe|insmod|rmmod|cd|cp|git|sudo|hmm-[a-z-]+|\./\S+|tools/\S+|\.ci/\S+)(\s|$)")
+STARTS = re.compile(r"(make|apt|modprobe|insmod|rmmod|cd|cp|git|sudo|hmm-[a-z-]+|hmmctl|\./\S+|tools/\S+|\.ci/\S+)(\s|$)")
 # Of every system.
 USUAL = {"cat", "cp", "dmesg", "echo", "grep", "ls", "sudo", "./try"}
 # An assignment before a command.
@@ -169,12 +169,16 @@ class Checker:
             if not any(self.has_field(crate, name) for crate in crates):
                 raise Problem(f"unknown option {match[1]}")
 
+    def crate(self, name):
+        """Where the sources of a program are."""
+        return f"{self.top}/tools/hmmctl" if name == "hmmctl" else f"{self.top}/tools/user/{name}"
+
     def has_field(self, crate, name):
         """Whether a program has the option."""
-        for folder, _, files in os.walk(f"{self.top}/tools/user/{crate}/src"):
+        for folder, _, files in os.walk(f"{self.crate(crate)}/src"):
             for file in files:
                 with open(f"{folder}/{file}", encoding="utf-8") as source:
-                    if re.search(rf"#\[arg\([^\]]*long[^\]]*\)\]\s+{name}:", source.read()):
+                    if re.search(rf"#\[arg\([^\]]*long[^\]]*\)\]\s+(?:pub )?{name}:", source.read()):
                         return True
         return False
 
@@ -192,11 +196,18 @@ class Checker:
         return self.runner([path], words)
 
     def program(self, words):
-        """Checks a program of tools/user."""
+        """Checks a program of tools/user, or tools/hmmctl."""
         name = words[0]
-        if not os.path.isdir(f"{self.top}/tools/user/{name}"):
+        if not os.path.isdir(self.crate(name)):
             raise Problem(f"no such program: {name}")
-        self.options(words[1:], "", [name])
+        if name == "hmmctl" and words[1:2] and not os.path.isfile(f"{self.crate(name)}/src/{words[1]}.rs") \
+                and not words[1].startswith("-"):
+            raise Problem(f"hmmctl has no {words[1]}")
+        self.options([word for word in words[1:] if word not in ("--help", "--version")], "", [name])
+        if name == "hmmctl":
+            # Its end-to-end tests are of what it shows.
+            words = ["tools/test/e2e"]
+            return self.runner(words, words)
         for script in sorted(self.ci):
             if re.search(rf"(--|sh -c \S*exec) {name}\b", self.scripts.text(script)):
                 return f"make test ({script})"
@@ -227,7 +238,7 @@ class Checker:
             return "CI"
         if words[0].startswith("tools/"):
             return self.tool(words)
-        if words[0].startswith("hmm-") and not words[0] == "hmm-tests":
+        if words[0] == "hmmctl" or words[0].startswith("hmm-") and not words[0] == "hmm-tests":
             return self.program(words)
         return self.runner([], words)
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! One address space shared by CPU and device, shown step by step.
 
+mod linger;
 mod timeline;
 
 use anyhow::{ensure, Context, Result};
@@ -30,6 +31,9 @@ struct Args {
     /// Print the picture in the end, from a line `<svg ...>` to a line `</svg>`.
     #[arg(long, conflicts_with = "json")]
     svg_to_stdout: bool,
+    /// Tell no story, but use memory in all ways for so many seconds, for those who look.
+    #[arg(long, value_name = "SECONDS")]
+    linger: Option<u64>,
 }
 
 /// The story so far: each step with where the memory is after it.
@@ -119,6 +123,9 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let device = Device::open(args.device)
         .with_context(|| format!("cannot open {}", Device::path(args.device).display()))?;
+    if let Some(seconds) = args.linger {
+        return linger::linger(&device, seconds);
+    }
     let mut story = Story { json: args.json, steps: Vec::new() };
     if !args.json {
         println!("One address space for CPU and device: where the pages are after each step.");

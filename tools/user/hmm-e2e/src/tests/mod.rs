@@ -8,9 +8,11 @@ mod bad;
 mod c_mirror;
 mod connect;
 mod engine;
+mod events;
 mod extension;
 mod faultless;
 mod fork;
+mod hmmctl;
 mod hostile;
 mod kinds;
 mod layout;
@@ -58,10 +60,14 @@ pub fn all() -> Vec<Test> {
         lpae::TESTS,
         hostile::TESTS,
         trace::TESTS,
+        events::TESTS,
+        hmmctl::TESTS,
         &faultless,
         lifecycle::TESTS,
         // Last: these unload the modules.
         memory::TESTS,
+        events::WITH_PARAMETERS,
+        hmmctl::WITHOUT_MODULES,
         reload::TESTS,
     ];
     groups.concat()

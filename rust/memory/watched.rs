@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Device memory, as debugfs shows it.
+
+use super::{MemoryOps, Ops};
+use crate::{
+    mm::device_pages::{DevicePages, Kind},
+    stats::Counter,
+    watch::Watched,
+};
+use kernel::fmt;
+
+impl<M: MemoryOps> Watched for DevicePages<Ops<M>> {
+    fn columns(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind() {
+            Kind::Private => "private",
+            Kind::Coherent { .. } => "coherent",
+        };
+        write!(
+            f,
+            " {kind} {} {} {}",
+            self.used(),
+            self.total(),
+            self.limit()
+        )?;
+        let counters = [
+            Counter::CpuFaults,
+            Counter::CpuFaultPages,
+            Counter::Evicted,
+            Counter::EvictedForRoom,
+        ];
+        for counter in counters {
+            write!(f, " {}", self.data().stats.get(counter))?;
+        }
+        Ok(())
+    }
+}

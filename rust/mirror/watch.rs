@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A mirror, as debugfs shows it.
+
+use super::{Device, Inner};
+use crate::{
+    memory::Memory,
+    mm::{addr::PageRange, notifier::IntervalNotifier},
+    pgtable::Entry,
+    stats::Counter,
+    watch::Watched,
+};
+use kernel::fmt;
+
+/// Parts of a table that are looked at before others may have their turn.
+const PARTS: usize = 64;
+
+impl<D: Device> Watched for IntervalNotifier<Inner<D>> {
+    fn columns(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = self.subscriber();
+        match inner.device.memory().map(Memory::number) {
+            Some(number) => write!(f, " {number}")?,
+            None => write!(f, " -")?,
+        }
+        write!(f, " {}", u8::from(self.is_alive()))?;
+        let counters = [
+            Counter::Faults,
+            Counter::FaultNs,
+            Counter::Migrations,
+            Counter::MappedPages,
+            Counter::Invalidations,
+            Counter::InvalidatedPages,
+            Counter::ToDevice,
+            Counter::ToSystem,
+            Counter::Switched,
+            Counter::Skipped,
+            Counter::Retries,
+            Counter::Replicated,
+            Counter::Collapsed,
+        ];
+        for counter in counters {
+            write!(f, " {}", inner.stats.get(counter))?;
+        }
+        Ok(())
+    }
+
+    fn translations(
+        &self,
+        from: usize,
+        f: &mut dyn FnMut(PageRange, Entry, bool) -> bool,
+    ) -> Option<usize> {
+        self.subscriber().reader.scan(from, PARTS, f)
+    }
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Looks through a table as it is, part by part, without a lock.
+
+use super::{
+    entry::Entry,
+    format::{last_address, shift, Format, Slot, Word},
+    table::{range_of, slot_of, span_of, Reader},
+};
+use crate::mm::addr::PageRange;
+use kernel::{page::PAGE_MASK, sync::rcu};
+
+impl<F: Format> Reader<F> {
+    /// Calls `f` for the translations from `from` on in ascending order, with the addresses that one covers from
+    /// there on, its entry and whether it is a huge one, until `f` says `false` to one, which then counts as not
+    /// seen, or `tables` parts were looked at. Returns where to go on; `None` at the end.
+    ///
+    /// The table may change meanwhile: what is told of a page was true at some time. Context: any; `f` must not
+    /// sleep. A part is a table page or a gap.
+    pub(crate) fn scan(
+        &self,
+        from: usize,
+        tables: usize,
+        mut f: impl FnMut(PageRange, Entry, bool) -> bool,
+    ) -> Option<usize> {
+        let last = last_address::<F>();
+        let mut addr = from & PAGE_MASK;
+        for _ in 0..tables {
+            if addr > last {
+                return None;
+            }
+            match self.scan_part(addr, &mut f) {
+                Ok(end) => addr = end.checked_add(1)?,
+                Err(refused) => return Some(refused),
+            }
+        }
+        Some(addr)
+    }
+
+    /// The part that `addr` is in. Returns its last address, or that of the first page that `f` did not take.
+    fn scan_part(
+        &self,
+        addr: usize,
+        f: &mut impl FnMut(PageRange, Entry, bool) -> bool,
+    ) -> Result<usize, usize> {
+        let mut index = self.root;
+        let guard = rcu::read_lock();
+        for level in (1..F::LEVELS).rev() {
+            let (start, end) = span_of::<F>(level, addr);
+            let word = self.pool.load(&guard, index, slot_of::<F>(level, addr));
+            match F::decode(level, word) {
+                Slot::Empty => return Ok(end),
+                Slot::Table(child) => index = child,
+                Slot::Leaf(first) => {
+                    let entry = first.plus((addr - start) >> shift::<F>(0));
+                    return match range_of(addr, end) {
+                        Some(range) if !f(range, entry, true) => Err(addr),
+                        _ => Ok(end),
+                    };
+                }
+            }
+        }
+        let (start, end) = span_of::<F>(1, addr);
+        let Some(page) = self.pool.page(&guard, index) else {
+            return Ok(end);
+        };
+        let (low, high) = page.bounds();
+        let first = slot_of::<F>(0, addr).max(low);
+        let size = 1usize << shift::<F>(0);
+        let mut at = start.wrapping_add(first << shift::<F>(0));
+        for cell in page
+            .cells(first)
+            .iter()
+            .take((high + 1).saturating_sub(first))
+        {
+            if let (Slot::Leaf(entry), Some(range)) = (
+                F::decode(0, F::Word::load(cell)),
+                range_of(at, at | (size - 1)),
+            ) {
+                if !f(range, entry, false) {
+                    return Err(at);
+                }
+            }
+            at = at.wrapping_add(size);
+        }
+        Ok(end)
+    }
+}

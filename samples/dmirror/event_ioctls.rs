@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ioctl of the event stream, as `dmirror_uapi.h` describes it.
+
+use crate::{
+    client::Client,
+    extension::{no_flags, Structure},
+    streams::ALL_TYPES,
+};
+use kernel::prelude::*;
+use rust_hmm::mm::user::is_privileged;
+
+/// Number of the ioctl.
+pub(crate) const EVENTS: u32 = 0x7a;
+
+/// `DMIRROR_EVENTS_ALL`.
+const ALL: u32 = 1;
+
+/// Sets what the file's stream tells.
+#[inline(never)]
+pub(crate) fn events(client: &Client, user: usize) -> Result {
+    let mut raw = Structure::<40>::read(user, 40)?;
+    let flags = raw.u32(4);
+    no_flags(flags & !ALL)?;
+    let mask = raw.u64(8);
+    if mask & !ALL_TYPES != 0 {
+        return Err(EINVAL);
+    }
+    let all = flags & ALL != 0;
+    if all && !is_privileged() {
+        return Err(EPERM);
+    }
+    let stream = client.stream()?;
+    let old = stream.set(mask, all);
+    let (waiting, lost) = stream.state();
+    raw.put_all(16, [old, waiting as u64, lost]);
+    raw.write()
+}

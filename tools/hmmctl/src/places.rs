@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Where the pages of an address space are: what the devices' page tables say, and what the CPU's does.
+
+use crate::problem::{Problem, Result};
+use crate::sample::Mirror;
+use crate::source;
+use hmm::pagemap::{self, Entry};
+use serde::Serialize;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+
+/// Most pages of a mapping that are looked at one by one.
+const AT_ONCE: u64 = 1 << 18;
+
+/// Where a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// Nowhere, or nobody knows.
+    Nothing,
+    /// In system memory; no device has it mapped.
+    Cpu,
+    /// Swapped out, or in device memory that no device of the process has mapped.
+    Elsewhere,
+    /// In system memory, and a device has it mapped.
+    System,
+    /// In system memory, and only a device may access it.
+    Exclusive,
+    /// In device memory.
+    Device,
+}
+
+impl Place {
+    /// All, with a character and what it means.
+    pub const ALL: [(Place, char, &'static str); 6] = [
+        (Place::Device, 'd', "device memory"),
+        (Place::System, 's', "system memory, mapped by a device"),
+        (Place::Exclusive, 'x', "system memory, exclusive to a device"),
+        (Place::Cpu, 'c', "system memory, of the CPU only"),
+        (Place::Elsewhere, 'o', "swapped, or device memory that is not mapped"),
+        (Place::Nothing, '.', "nothing"),
+    ];
+
+    /// Its character.
+    pub fn char(self) -> char {
+        Self::ALL.iter().find(|(place, ..)| *place == self).map_or('?', |(_, char, _)| *char)
+    }
+
+    fn of_entry(entry: Entry) -> Place {
+        match (entry.is_present(), entry.is_swap()) {
+            (true, _) => Place::Cpu,
+            (_, true) => Place::Elsewhere,
+            _ => Place::Nothing,
+        }
+    }
+}
+
+/// Pages in a row that are in the same place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Run {
+    /// First address.
+    pub start: u64,
+    /// Pages.
+    pub pages: u64,
+    /// Where.
+    pub place: Place,
+    /// Whose page table says so.
+    pub mirror: Option<u32>,
+    /// The device of that.
+    pub device: Option<u32>,
+    /// Whether that device may write.
+    pub writable: bool,
+    /// Whether it maps huge pages.
+    pub huge: bool,
+}
+
+impl Run {
+    /// The first address behind it.
+    pub fn end(&self) -> u64 {
+        self.start + self.pages * PAGE
+    }
+
+    /// The part of it in `start..end`.
+    fn cut(&self, start: u64, end: u64) -> Option<Run> {
+        let (start, end) = (self.start.max(start), self.end().min(end));
+        (start < end).then(|| Run { start, pages: (end - start) / PAGE, ..self.clone() })
+    }
+
+    fn continues(&self, other: &Run) -> bool {
+        self.end() == other.start
+            && Run { start: 0, pages: 0, ..self.clone() }
+                == Run { start: 0, pages: 0, ..other.clone() }
+    }
+
+    /// Parses a line of the file `map`.
+    fn parse(line: &str, device: Option<u32>) -> Option<Run> {
+        let mut words = line.split_whitespace();
+        let mirror = words.next()?.parse().ok()?;
+        let _pid = words.next()?;
+        let start = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+        let pages = words.next()?.parse().ok()?;
+        let place = match words.next()? {
+            "device" => Place::Device,
+            "exclusive" => Place::Exclusive,
+            "system" => Place::System,
+            _ => return None,
+        };
+        let (writable, huge) = (words.next()? == "rw", words.next()? == "huge");
+        Some(Run { start, pages, place, mirror: Some(mirror), device, writable, huge })
+    }
+}
+
+/// Adds `run`, which does not begin before the last one.
+fn push(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some(last) if last.continues(&run) => last.pages += run.pages,
+        _ => runs.push(run),
+    }
+}
+
+/// What a mirror says, as the kernel tells it.
+pub fn of_mirror(mirror: &Mirror) -> Result<Vec<Run>> {
+    let mut runs = Vec::new();
+    let mut bad = None;
+    source::map(mirror.mirror, |line| match Run::parse(line, mirror.device) {
+        Some(run) => push(&mut runs, run),
+        None => bad = Some(line.to_string()),
+    })?;
+    match bad {
+        Some(line) => Err(Problem::Format(format!("map: '{line}'"))),
+        None => Ok(runs),
+    }
+}
+
+/// A mapping of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vma {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// `rwxp`.
+    pub rights: String,
+    /// The file, or what it is for.
+    pub name: String,
+}
+
+/// Parses `/proc/PID/maps`.
+pub fn vmas(text: &str) -> Vec<Vma> {
+    let vma = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let rights = words.next()?.to_string();
+        let name = words.skip(3).collect::<Vec<_>>().join(" ");
+        let parse = |text| u64::from_str_radix(text, 16).ok();
+        Some(Vma { start: parse(start)?, end: parse(end)?, rights, name })
+    };
+    text.lines().filter_map(vma).collect()
+}
+
+/// `first`, where it says something; else `second`. Both are in order.
+pub fn overlay(first: &[Run], second: &[Run]) -> Vec<Run> {
+    let mut all = Vec::new();
+    let mut others = second.iter().peekable();
+    let mut behind = 0;
+    let mut fill = |all: &mut Vec<Run>, from: u64, to: u64| {
+        while let Some(other) = others.peek() {
+            if let Some(part) = other.cut(from, to) {
+                push(all, part);
+            }
+            if other.end() > to {
+                break;
+            }
+            others.next();
+        }
+    };
+    for run in first {
+        fill(&mut all, behind, run.start);
+        push(&mut all, run.clone());
+        behind = run.end();
+    }
+    fill(&mut all, behind, u64::MAX);
+    all
+}
+
+/// What the devices say of one process: the memory of one is what it is for the others, too.
+pub fn of_mirrors(mirrors: &[&Mirror]) -> Result<Vec<Run>> {
+    let all = mirrors.iter().map(|mirror| of_mirror(mirror)).collect::<Result<Vec<_>>>()?;
+    let only = |place: Place| {
+        let of = |runs: &Vec<Run>| {
+            runs.iter().filter(|run| run.place == place).cloned().collect::<Vec<_>>()
+        };
+        all.iter().map(of).fold(Vec::new(), |sum, runs| overlay(&sum, &runs))
+    };
+    Ok(overlay(&overlay(&only(Place::Device), &only(Place::Exclusive)), &only(Place::System)))
+}
+
+/// What the CPU's page table says of `start..end` of process `pid`.
+fn of_cpu(pid: u32, start: u64, end: u64) -> Result<Vec<Run>> {
+    let mut runs = Vec::new();
+    let mut at = start;
+    while at < end {
+        let pages = ((end - at) / PAGE).min(AT_ONCE);
+        let entries = pagemap::read_of(&pid.to_string(), at as usize, pages as usize)
+            .map_err(|error| Problem::io("read", format!("/proc/{pid}/pagemap").as_ref(), error))?;
+        for entry in entries {
+            let place = Place::of_entry(entry);
+            if place != Place::Nothing {
+                let run = Run {
+                    start: at,
+                    pages: 1,
+                    place,
+                    mirror: None,
+                    device: None,
+                    writable: false,
+                    huge: false,
+                };
+                push(&mut runs, run);
+            }
+            at += PAGE;
+        }
+    }
+    Ok(runs)
+}
+
+/// A mapping with what is in it.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// The mapping.
+    pub vma: Vma,
+    /// Where its pages are; what is nowhere is left out.
+    pub runs: Vec<Run>,
+}
+
+impl Region {
+    /// Pages in this place.
+    pub fn count(&self, place: Place) -> u64 {
+        match place {
+            Place::Nothing => {
+                (self.vma.end - self.vma.start) / PAGE
+                    - self.runs.iter().map(|run| run.pages).sum::<u64>()
+            }
+            _ => self.runs.iter().filter(|run| run.place == place).map(|run| run.pages).sum(),
+        }
+    }
+
+    /// What `start..end` shows: what most of its pages are, and of these what is most remarkable.
+    pub fn at(&self, start: u64, end: u64) -> Place {
+        let mut counts = [(0, Place::Nothing); Place::ALL.len()];
+        for (count, (place, ..)) in counts.iter_mut().zip(Place::ALL) {
+            count.1 = place;
+        }
+        let mut left = (end - start) / PAGE;
+        let first = self.runs.partition_point(|run| run.end() <= start);
+        for part in self.runs[first..].iter().map_while(|run| run.cut(start, end)) {
+            left -= part.pages;
+            if let Some(count) = counts.iter_mut().find(|count| count.1 == part.place) {
+                count.0 += part.pages;
+            }
+        }
+        // A single page is seen where the rest is nothing.
+        let most = counts.iter().max().copied().unwrap_or((0, Place::Nothing));
+        if most.0 == 0 && left != 0 {
+            Place::Nothing
+        } else {
+            most.1
+        }
+    }
+}
+
+/// The mappings of process `pid`: those of which its devices know something, or all that hold private memory.
+pub fn regions(pid: u32, mirrors: &[&Mirror], all: bool) -> Result<Vec<Region>> {
+    let path = format!("/proc/{pid}/maps");
+    let text = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Problem::NoProcess(pid),
+        _ => Problem::io("read", path.as_ref(), error),
+    })?;
+    let runs = of_mirrors(mirrors)?;
+    let mut regions = Vec::new();
+    for vma in vmas(&text) {
+        let first = runs.partition_point(|run| run.end() <= vma.start);
+        let own: Vec<Run> =
+            runs[first..].iter().map_while(|run| run.cut(vma.start, vma.end)).collect();
+        let is_shown =
+            !own.is_empty() || (all && vma.rights.ends_with('p') && vma.rights.starts_with('r'));
+        // Beyond the addresses that user space has there is no page map.
+        if !is_shown || vma.start >= 1 << 63 {
+            continue;
+        }
+        let runs = overlay(&own, &of_cpu(pid, vma.start, vma.end)?);
+        if !runs.is_empty() {
+            regions.push(Region { vma, runs });
+        }
+    }
+    Ok(regions)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A run of one place.
+    pub fn run(start: u64, pages: u64, place: Place) -> Run {
+        let mirror = (place >= Place::System).then_some(3);
+        Run { start: start * PAGE, pages, place, mirror, device: None, writable: true, huge: false }
+    }
+
+    #[test]
+    fn lines_are_parsed() {
+        let run = Run::parse("3 812 0x7f0000001000 512 device r huge", Some(1)).unwrap();
+        assert_eq!((run.start, run.pages, run.place), (0x7f00_0000_1000, 512, Place::Device));
+        assert_eq!(
+            (run.mirror, run.device, run.writable, run.huge),
+            (Some(3), Some(1), false, true)
+        );
+        assert_eq!(Run::parse("3 812 7f0000001000 512 device r huge", None), None);
+        assert_eq!(Run::parse("3 812 0x1000 1 nowhere r small", None), None);
+    }
+
+    #[test]
+    fn mappings_are_parsed() {
+        let text = "7f00-8f00 rw-p 00000000 00:00 0                          [heap]\n8f00-9f00 r--s 0 08:01 7 /a b\n";
+        let vmas = vmas(text);
+        assert_eq!(
+            vmas[0],
+            Vma { start: 0x7f00, end: 0x8f00, rights: "rw-p".into(), name: "[heap]".into() }
+        );
+        assert_eq!(vmas[1].name, "/a b");
+    }
+
+    #[test]
+    fn the_first_one_counts() {
+        let first = [run(2, 2, Place::Device), run(8, 1, Place::System)];
+        let second = [run(0, 4, Place::Cpu), run(4, 1, Place::Elsewhere), run(6, 10, Place::Cpu)];
+        let all = overlay(&first, &second);
+        let expected = [
+            run(0, 2, Place::Cpu),
+            run(2, 2, Place::Device),
+            run(4, 1, Place::Elsewhere),
+            run(6, 2, Place::Cpu),
+            run(8, 1, Place::System),
+            run(9, 7, Place::Cpu),
+        ];
+        assert_eq!(all, expected);
+        assert_eq!(overlay(&[], &second), second);
+        assert_eq!(overlay(&first, &[]), first);
+    }
+
+    #[test]
+    fn blocks_show_what_most_is() {
+        let vma = Vma { start: 0, end: 16 * PAGE, rights: "rw-p".into(), name: String::new() };
+        let runs = vec![run(0, 4, Place::Device), run(4, 1, Place::System), run(8, 1, Place::Cpu)];
+        let region = Region { vma, runs };
+        let at = |from: u64, to: u64| region.at(from * PAGE, to * PAGE).char();
+        assert_eq!(
+            [at(0, 4), at(2, 6), at(4, 8), at(8, 12), at(12, 16)],
+            ['d', 'd', 's', 'c', '.']
+        );
+        assert_eq!(region.count(Place::Nothing), 10);
+        assert_eq!(region.count(Place::Device), 4);
+    }
+}

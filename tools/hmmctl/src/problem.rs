@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What can go wrong, and what to do about it.
+
+use std::fmt::{self, Display};
+use std::io;
+use std::path::Path;
+
+/// Why `hmmctl` cannot do what it was asked for.
+#[derive(Debug)]
+pub enum Problem {
+    /// A file is not for this user.
+    NotAllowed(String),
+    /// The library is not there.
+    NoModule,
+    /// The library has no such file.
+    OldModule(String),
+    /// A file system of the kernel's is not mounted.
+    NotMounted(&'static str),
+    /// No process has this number, any more.
+    NoProcess(u32),
+    /// None of its memory is mirrored; those of which some is.
+    NoMirrorOf(u32, Vec<u32>),
+    /// No device has this number; those that there are.
+    NoDevice(u32, Vec<u32>),
+    /// No mirror has this number.
+    NoMirror(u32),
+    /// The recorded command has failed.
+    Command(String),
+    /// A file is not what it should be.
+    Format(String),
+    /// Input or output.
+    Io {
+        /// What was to be done.
+        what: String,
+        /// Why not.
+        error: io::Error,
+    },
+}
+
+/// What may go wrong.
+pub type Result<T, E = Problem> = std::result::Result<T, E>;
+
+impl Problem {
+    /// The exit status.
+    pub fn status(&self) -> u8 {
+        match self {
+            Problem::Format(_) | Problem::Io { .. } => 1,
+            Problem::NotAllowed(_) => 3,
+            Problem::NoModule | Problem::OldModule(_) => 4,
+            Problem::NotMounted(_) => 5,
+            Problem::NoProcess(_) | Problem::NoMirrorOf(..) => 6,
+            Problem::NoDevice(..) | Problem::NoMirror(_) => 7,
+            Problem::Command(_) => 8,
+        }
+    }
+
+    /// `error` of `what` with `path`.
+    pub fn io(what: &str, path: &Path, error: io::Error) -> Problem {
+        let what = format!("{what} {}", path.display());
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => Problem::NotAllowed(what),
+            _ => Problem::Io { what, error },
+        }
+    }
+
+    /// Standard output cannot be written.
+    pub fn output(error: io::Error) -> Problem {
+        Problem::Io { what: "write the output".to_string(), error }
+    }
+}
+
+fn list(numbers: &[u32]) -> String {
+    match numbers {
+        [] => "none".to_string(),
+        _ => numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+impl Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::NotAllowed(what) => {
+                write!(f, "cannot {what}: permission denied\nRun it as root: sudo hmmctl ...")
+            }
+            Problem::NoModule => write!(
+                f,
+                "rust_hmm is not loaded\nLoad it with a driver that uses it: modprobe rust_dmirror"
+            ),
+            Problem::OldModule(file) => write!(
+                f,
+                "the rust_hmm that is loaded has no {file}: it is older than this hmmctl\n\
+                 Load the modules that were built together with it"
+            ),
+            Problem::NotMounted("debugfs") => write!(
+                f,
+                "debugfs is not mounted on /sys/kernel/debug\n\
+                 Mount it: mount -t debugfs none /sys/kernel/debug"
+            ),
+            Problem::NotMounted(what) => write!(
+                f,
+                "{what} is not mounted on /sys/kernel/tracing\n\
+                 Mount it: mount -t {what} none /sys/kernel/tracing"
+            ),
+            Problem::NoProcess(pid) => write!(
+                f,
+                "there is no process {pid}: it has ended\n\
+                 `hmmctl top --once` shows the processes whose memory is mirrored"
+            ),
+            Problem::NoMirrorOf(pid, others) => write!(
+                f,
+                "no device mirrors the memory of process {pid}: it has no device open\n\
+                 Processes whose memory is mirrored: {}",
+                list(others)
+            ),
+            Problem::NoDevice(number, others) => {
+                write!(f, "there is no device {number}\nDevices that there are: {}", list(others))
+            }
+            Problem::NoMirror(number) => write!(
+                f,
+                "there is no mirror {number}\n`hmmctl top --once` shows the mirrors that there are"
+            ),
+            Problem::Command(how) => {
+                write!(f, "the recorded command {how}; what it did was recorded")
+            }
+            Problem::Format(what) => f.write_str(what),
+            Problem::Io { what, error } => write!(f, "cannot {what}: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_what_to_do() {
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let problem = Problem::io("read", Path::new("/x"), denied);
+        assert_eq!(problem.status(), 3);
+        assert!(problem.to_string().contains("sudo"), "{problem}");
+        assert!(Problem::NoModule.to_string().contains("modprobe"));
+        assert!(Problem::NotMounted("debugfs")
+            .to_string()
+            .contains("mount -t debugfs none /sys/kernel/debug"));
+        assert!(Problem::NotMounted("tracefs").to_string().contains("/sys/kernel/tracing"));
+        assert!(Problem::NoMirrorOf(7, vec![3, 4]).to_string().ends_with("mirrored: 3, 4"));
+        assert!(Problem::NoDevice(9, vec![]).to_string().ends_with("none"));
+    }
+}

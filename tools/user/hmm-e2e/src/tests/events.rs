@@ -1,0 +1,494 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The event stream: what a process is told of its own memory, and nothing else.
+
+use super::memory::with;
+use super::reload::unload;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::events::{poll_fd, Record, Type, RECORD};
+use hmm::placement::Policy;
+use hmm::{inject, Child, Device, Errno, Gate, Mapping};
+use std::time::{Duration, Instant};
+
+const OURS: &str = "test_hmm has no event stream";
+const PAGES: usize = 24;
+/// Records of a ring.
+const ROOM: usize = 1024;
+
+pub const TESTS: &[Test] = &[
+    Test::new("events", "say_what_happened", say_what_happened).only_rust(OURS),
+    Test::new("events", "of_what_fails", of_what_fails).only_rust(OURS),
+    Test::new("events", "mask_chooses", mask_chooses).only_rust(OURS),
+    Test::new("events", "poll_wakes", poll_wakes).only_rust(OURS),
+    Test::new("events", "read_waits_and_can_be_ended", read_waits).only_rust(OURS),
+    Test::new("events", "lost_ones_are_counted", lost).only_rust(OURS),
+    Test::new("events", "of_own_mirror_only", own_only).only_rust(OURS),
+    Test::new("events", "all_is_for_the_privileged", privileged).only_rust(OURS),
+    Test::new("events", "closed_while_others_poll", closed_while_polled).only_rust(OURS),
+    Test::new("events", "bad_calls", bad_calls).only_rust(OURS),
+];
+
+/// In the group that loads the modules with parameters.
+pub const WITH_PARAMETERS: &[Test] = &[
+    Test::new("memory", "evictions_are_told_to_the_evicted", evictions).only_rust(OURS),
+    Test::new("memory", "bounces_are_told", bounces).only_rust(OURS).private(),
+];
+
+fn all_types() -> u64 {
+    Type::ALL.iter().map(|kind| kind.bit()).sum()
+}
+
+fn mask(types: &[Type]) -> u64 {
+    types.iter().map(|kind| kind.bit()).sum()
+}
+
+fn listen(device: &Device, types: u64) -> Outcome {
+    device.events(types, false).what("ask for events").map(|_| ())
+}
+
+fn records(device: &Device) -> Result<Vec<Record>, Stop> {
+    device.records().what("read the events")
+}
+
+/// The records of one type.
+fn of(all: &[Record], kind: Type) -> Vec<Record> {
+    all.iter().filter(|record| record.kind == kind).copied().collect()
+}
+
+fn one(all: &[Record], kind: Type) -> Result<Record, Stop> {
+    let found = of(all, kind);
+    check_eq!(found.len(), 1, "number of {kind:?} in {all:?}");
+    Ok(found[0])
+}
+
+fn range(record: &Record, map: &Mapping, first: usize, pages: usize) -> Outcome {
+    check_eq!(record.addr, map.page_addr(first) as u64, "address of {record:?}");
+    check_eq!(record.npages, pages as u64, "pages of {record:?}");
+    Ok(())
+}
+
+/// In order, without a gap, each later than the one before.
+fn in_order(all: &[Record]) -> Outcome {
+    for pair in all.windows(2) {
+        check_eq!(
+            pair[1].sequence,
+            pair[0].sequence + 1 + (pair[1].lost - pair[0].lost),
+            "sequence"
+        );
+        check!(pair[1].time_ns >= pair[0].time_ns, "time runs back: {pair:?}");
+    }
+    Ok(())
+}
+
+fn say_what_happened(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    listen(&device, all_types())?;
+    device_sees_pages(&device, &map, 1, 0, 4, "of some pages")?;
+    let all = records(&device)?;
+    let begins = of(&all, Type::FaultBegin);
+    let ends = of(&all, Type::FaultEnd);
+    check!(!begins.is_empty() && begins.len() == ends.len(), "begins and ends: {all:?}");
+    range(&begins[0], &map, 0, 4)?;
+    range(&ends[0], &map, 0, 4)?;
+    check_eq!((ends[0].error, ends[0].detail), (0, 0), "error and access of {:?}", ends[0]);
+    check!(begins[0].sequence < ends[0].sequence, "an end before its begin: {all:?}");
+    in_order(&all)?;
+    check_eq!((all[0].sequence, all[0].lost), (0, 0), "the first: {:?}", all[0]);
+
+    device.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
+    let all = records(&device)?;
+    let begin = one(&all, Type::MigrateBegin)?;
+    range(&begin, &map, 0, PAGES)?;
+    check!(begin.to_device && begin.detail == 0, "direction and trigger of {begin:?}");
+    let end = one(&all, Type::MigrateEnd)?;
+    let outcome = (end.to_device, end.detail, end.moved, end.stayed, end.error);
+    check_eq!(outcome, (true, 0, PAGES as u64, 0, 0), "outcome in {end:?}");
+    check!(begin.time_ns <= end.time_ns && begin.mirror == end.mirror, "{begin:?} {end:?}");
+
+    if !ctx.coherent() {
+        map.check_pages(1, 5, 1).what("CPU read")?;
+        let back = PAGES - resident(&device, &map, 0, PAGES)?;
+        let fault = one(&records(&device)?, Type::CpuFault)?;
+        check_eq!(fault.addr, map.page_addr(5) as u64, "address of {fault:?}");
+        check_eq!((fault.moved, fault.error), (back as u64, 0), "outcome of {fault:?}");
+    }
+    device_sees(&device, &map, 1, "again")?;
+    records(&device)?;
+    map.protect_pages(hmm::Prot::Read, 0, 8).what("mprotect")?;
+    map.unmap_pages(8, 8).what("munmap")?;
+    let invalidations = of(&records(&device)?, Type::Invalidate);
+    for (cause, first) in [(2, 0), (0, 8)] {
+        let at = map.page_addr(first) as u64;
+        let found = invalidations.iter().find(|record| record.detail == cause && record.addr == at);
+        let Some(found) = found else {
+            return Err(Stop::Fail(format!("no cause {cause} at {at:#x}: {invalidations:?}")));
+        };
+        check_eq!((found.npages, found.moved), (8, 8), "pages of {found:?}");
+    }
+    device.discard(map.page_addr(16), 4).what("discard")?;
+    inject::set_point("retry", "1").what("set the point")?;
+    let seen = device_sees_pages(&device, &map, 1, 16, 4, "with a retry");
+    inject::clear_points().what("clear the points")?;
+    seen?;
+    let retry = one(&records(&device)?, Type::Retry)?;
+    check_eq!(retry.detail, 0, "reason of {retry:?}");
+    Ok(())
+}
+
+fn of_what_fails(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.unmap_pages(4, 1).what("munmap")?;
+    listen(&device, all_types())?;
+    let mut data = vec![0; 4096];
+    check!(device.read(map.page_addr(4), &mut data).is_err(), "a device read of nothing");
+    check!(device.migrate(map.page_addr(4), 1, Way::ToDevice).is_err(), "a migration of nothing");
+    let all = records(&device)?;
+    check_eq!(one(&all, Type::FaultEnd)?.error, -14, "error of the fault");
+    check_eq!(one(&all, Type::MigrateEnd)?.error, -22, "error of the migration");
+    Ok(())
+}
+
+fn mask_chooses(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let first = device.events(Type::MigrateEnd.bit(), false).what("ask")?;
+    check_eq!((first.old, first.waiting, first.lost), (0, 0, 0), "at first");
+    let round = || -> Outcome {
+        device_sees(&device, &map, 1, "by faults")?;
+        device.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
+        device.migrate(map.addr(), PAGES, Way::ToSystem).what("migrate back")?;
+        Ok(())
+    };
+    round()?;
+    let wanted = mask(&[Type::MigrateBegin, Type::FaultEnd]);
+    let then = device.events(wanted, false).what("ask for others")?;
+    check_eq!((then.old, then.waiting), (Type::MigrateEnd.bit(), 2), "mask and records");
+    let all = records(&device)?;
+    let kinds: Vec<Type> = all.iter().map(|record| record.kind).collect();
+    check_eq!(kinds, [Type::MigrateEnd, Type::MigrateEnd], "types");
+    check_eq!((all[0].to_device, all[1].to_device), (true, false), "directions");
+    device.discard(map.addr(), PAGES).what("discard")?;
+    round()?;
+    let all = records(&device)?;
+    check_eq!(of(&all, Type::MigrateBegin).len(), 2, "begins in {all:?}");
+    check!(!of(&all, Type::FaultEnd).is_empty(), "no faults in {all:?}");
+    check!(all.iter().all(|record| wanted & record.kind.bit() != 0), "others in {all:?}");
+    // None.
+    listen(&device, 0)?;
+    round()?;
+    check_eq!(records(&device)?, [], "records without a mask");
+    Ok(())
+}
+
+fn poll_wakes(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let none = device.poll(Duration::ZERO).what("poll without events")?;
+    check_eq!(none, libc::POLLERR, "poll before events were asked for");
+    listen(&device, mask(&[Type::MigrateEnd]))?;
+    let start = Instant::now();
+    check_eq!(device.poll(Duration::from_millis(100)).what("poll")?, 0, "poll of nothing");
+    check!(start.elapsed() >= Duration::from_millis(90), "it does not wait");
+    let fd = device.fd();
+    let poller = std::thread::spawn(move || {
+        let start = Instant::now();
+        (poll_fd(fd, Duration::from_secs(60)), start.elapsed())
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    device.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
+    let (events, waited) = poller.join().map_err(|_| Stop::Fail("a thread has panicked".into()))?;
+    check_eq!(events.what("poll")?, libc::POLLIN, "what poll says");
+    check!(waited < Duration::from_secs(30), "nobody has woken it in {waited:?}");
+    check_eq!(device.poll(Duration::ZERO).what("poll")?, libc::POLLIN, "until it is read");
+    check_eq!(records(&device)?.len(), 1, "records");
+    check_eq!(device.poll(Duration::ZERO).what("poll")?, 0, "when it is read");
+    Ok(())
+}
+
+fn read_waits(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    listen(&device, mask(&[Type::MigrateEnd]))?;
+    let read = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut buffer = [0; RECORD * 2];
+            device.read_stream(&mut buffer).map(|read| (read, buffer))
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        let moved = device.migrate(map.addr(), PAGES, Way::ToDevice);
+        moved.map(|_| reader.join())
+    });
+    let read = read.what("migrate")?.map_err(|_| Stop::Fail("a thread has panicked".into()))?;
+    let (read, buffer) = read.what("read")?;
+    check_eq!(read, RECORD, "bytes");
+    let record = buffer[..RECORD].try_into().ok().and_then(Record::parse);
+    check_eq!(record.map(|record| record.moved), Some(PAGES as u64), "pages that moved");
+    // Who waits for ever can be killed.
+    let index = ctx.device;
+    let ready = Gate::new().what("gate")?;
+    let mut child = Child::spawn(|| -> Result<(), Errno> {
+        let device = Device::open(index)?;
+        device.events(Type::Thrash.bit(), false)?;
+        let _ = ready.open();
+        device.read_stream(&mut [0; RECORD]).map(|_| ())
+    })
+    .what("fork")?;
+    ready.wait().what("wait")?;
+    std::thread::sleep(Duration::from_millis(100));
+    check_eq!(child.try_wait(), None, "the reader's end");
+    child.signal(libc::SIGKILL);
+    let ended = child.wait_timeout(Duration::from_secs(20));
+    check!(ended.is_some(), "a reader that cannot be killed");
+    Ok(())
+}
+
+fn lost(ctx: &Ctx) -> Outcome {
+    const MORE: usize = 76;
+    let device = ctx.open()?;
+    let map = Mapping::anon(1)?;
+    map.fill(1);
+    listen(&device, mask(&[Type::FaultEnd]))?;
+    let fault = || -> Outcome {
+        device.discard(map.addr(), 1).what("discard")?;
+        device_sees(&device, &map, 1, "once more")?;
+        Ok(())
+    };
+    for _ in 0..ROOM + MORE {
+        fault()?;
+    }
+    let state = device.events(mask(&[Type::FaultEnd]), false).what("ask again")?;
+    check_eq!((state.waiting, state.lost), (ROOM as u64, MORE as u64), "waiting and lost");
+    let all = records(&device)?;
+    check_eq!(all.len(), ROOM, "records");
+    in_order(&all)?;
+    check!(all.iter().all(|record| record.lost == 0), "lost before they were");
+    fault()?;
+    let after = one(&records(&device)?, Type::FaultEnd)?;
+    check_eq!((after.sequence, after.lost), ((ROOM + MORE) as u64, MORE as u64), "the next");
+    Ok(())
+}
+
+/// What a process that uses the same device does; the other one must not hear of it.
+fn other(index: u32) -> Result<(), String> {
+    let device = Device::open(index).map_err(|error| error.to_string())?;
+    let map = Mapping::anon(PAGES).map_err(|error| error.to_string())?;
+    map.fill(7);
+    let mut data = vec![0; map.len()];
+    let text = |error: Errno| error.to_string();
+    device.read(map.addr(), &mut data).map_err(text)?;
+    device.migrate(map.addr(), PAGES, Way::ToDevice).map_err(text)?;
+    map.check(7).map_err(|error| error.to_string())?;
+    device.migrate(map.addr(), PAGES, Way::ToDevice).map_err(text)?;
+    map.unmap_pages(0, PAGES).map_err(text)
+}
+
+fn own_only(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let again = ctx.open()?;
+    listen(&device, all_types())?;
+    listen(&again, all_types())?;
+    let index = ctx.device;
+    // Forked before it opens: what forks does to our own memory is ours.
+    let child = Child::spawn(|| other(index)).what("fork")?;
+    child.join().map_err(Stop::Fail)?;
+    let foreign = [
+        Type::FaultBegin,
+        Type::FaultEnd,
+        Type::CpuFault,
+        Type::MigrateBegin,
+        Type::MigrateEnd,
+        Type::Evict,
+    ];
+    for device in [&device, &again] {
+        let all = records(device)?;
+        let heard = all.iter().find(|record| foreign.contains(&record.kind));
+        check_eq!(heard, None, "what another process did");
+        // A fork is a change of ours.
+        check!(all.iter().all(|record| record.kind == Type::Invalidate), "{all:?}");
+    }
+    // Of two mirrors of one process each hears its own.
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    device_sees(&device, &map, 1, "by one mirror")?;
+    check!(!of(&records(&device)?, Type::FaultEnd).is_empty(), "nothing of its own");
+    check_eq!(of(&records(&again)?, Type::FaultEnd), [], "what the other mirror did");
+    Ok(())
+}
+
+fn privileged(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    device.events(all_types(), true).what("ask for all as root")?;
+    let index = ctx.device;
+    let child = Child::spawn(|| other(index)).what("fork")?;
+    child.join().map_err(Stop::Fail)?;
+    let all = records(&device)?;
+    let moved = of(&all, Type::MigrateEnd).iter().any(|record| record.moved == PAGES as u64);
+    check!(moved, "nothing of the other process: {all:?}");
+    // Without the right it is refused, and nothing has changed.
+    let fd = device.fd();
+    let child = Child::spawn(|| -> Result<(), String> {
+        // SAFETY: plain system calls on numbers.
+        unsafe { libc::setgid(65534) };
+        // SAFETY: as above.
+        unsafe { libc::setuid(65534) };
+        let pid = std::process::id() as i32;
+        let own = Device::of_process(pid, fd).map_err(|error| error.to_string())?;
+        match own.events(all_types(), true) {
+            Err(Errno::EPERM) => {}
+            other => return Err(format!("all events without the right: {other:?}")),
+        }
+        own.events(all_types(), false).map(|_| ()).map_err(|error| error.to_string())
+    });
+    child.what("fork")?.join().map_err(Stop::Fail)?;
+    records(&device)?;
+    let child = Child::spawn(|| other(index)).what("fork")?;
+    child.join().map_err(Stop::Fail)?;
+    check_eq!(
+        of(&records(&device)?, Type::MigrateEnd),
+        [],
+        "events of others, now that only own ones are wanted"
+    );
+    Ok(())
+}
+
+fn closed_while_polled(ctx: &Ctx) -> Outcome {
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    for round in 0..20 {
+        let device = ctx.open()?;
+        listen(&device, all_types())?;
+        let fd = device.fd();
+        let poller = std::thread::spawn(move || poll_fd(fd, Duration::from_millis(500)));
+        std::thread::sleep(Duration::from_millis(20));
+        if round % 2 == 0 {
+            // The last event comes from the close itself, or none does.
+            device_sees(&device, &map, 1, "before the close")?;
+        }
+        device.close().what("close")?;
+        let polled = poller.join().map_err(|_| Stop::Fail("a thread has panicked".into()))?;
+        let polled = polled.what("poll")?;
+        check!(polled == 0 || polled & libc::POLLIN != 0, "poll says {polled:#x}");
+    }
+    // Nobody is left who would be told.
+    let device = ctx.open()?;
+    listen(&device, all_types())?;
+    device_sees(&device, &map, 1, "afterwards")?;
+    check!(!records(&device)?.is_empty(), "no events afterwards");
+    Ok(())
+}
+
+fn bad_calls(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(2)?;
+    map.fill(1);
+    fails(
+        device.read_stream(&mut [0; RECORD]),
+        Errno::EINVAL,
+        "read before events were asked for",
+    )?;
+    fails(device.events(1 << Type::ALL.len(), false), Errno::EINVAL, "a type that there is not")?;
+    let mut words = [40 | (2 << 32), 0, 0, 0, 0];
+    fails(device.probe_extension(0x7a, &mut words), Errno::EINVAL, "an unknown flag")?;
+    let mut words = [39, 0, 0, 0, 0];
+    fails(device.probe_extension(0x7a, &mut words), Errno::EINVAL, "too small")?;
+    listen(&device, all_types())?;
+    device.set_nonblocking(true).what("fcntl")?;
+    fails(device.read_stream(&mut [0; RECORD]), Errno::EAGAIN, "read of nothing")?;
+    device_sees(&device, &map, 1, "for events")?;
+    fails(device.read_stream(&mut [0; RECORD - 1]), Errno::EINVAL, "read of a part of a record")?;
+    fails(device.read_stream(&mut []), Errno::EINVAL, "read of nothing at all")?;
+    // What cannot be written to is not lost.
+    records(&device)?;
+    listen(&device, mask(&[Type::FaultEnd]))?;
+    device.discard(map.addr(), 2).what("discard")?;
+    device_sees(&device, &map, 1, "for an event")?;
+    // SAFETY: nothing is there that could be written to.
+    let read = unsafe { libc::read(device.fd(), map.guard() as *mut libc::c_void, RECORD) };
+    fails(Errno::check(read as i64), Errno::EFAULT, "read to nowhere")?;
+    check_eq!(records(&device)?.len(), 1, "records after a read to nowhere");
+    // Of a mirror that is gone nothing comes, and nothing breaks.
+    let index = ctx.device;
+    let child = Child::spawn(|| -> Result<(), String> {
+        let device = Device::open(index).map_err(|error| error.to_string())?;
+        device.events(all_types(), false).map_err(|error| error.to_string())?;
+        let map = Mapping::anon(8).map_err(|error| error.to_string())?;
+        map.fill(1);
+        let mut data = vec![0; map.len()];
+        device.read(map.addr(), &mut data).map_err(|error| error.to_string())?;
+        // Closed by the exit, with records that nobody has read.
+        std::mem::forget(device);
+        Ok(())
+    });
+    child.what("fork")?.join().map_err(Stop::Fail)
+}
+
+/// What makes room for others is told to those who lose by it, with how much it was.
+fn evictions(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let device = ctx.open()?;
+    listen(&device, mask(&[Type::Evict]))?;
+    let maps = [(); 3].map(|()| Mapping::anon_aligned(1));
+    for (seed, map) in maps.iter().enumerate() {
+        let map = map.as_ref().map_err(|error| Stop::from(*error))?;
+        map.advise(libc::MADV_NOHUGEPAGE)?;
+        map.fill(seed as u64);
+        device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
+    }
+    let evict = one(&records(&device)?, Type::Evict)?;
+    check_eq!((evict.detail, evict.moved), (1, 512), "need and pages of {evict:?}");
+    device.release().what("release")?;
+    let evict = one(&records(&device)?, Type::Evict)?;
+    check_eq!((evict.detail, evict.moved), (0, 1024), "need and pages of {evict:?}");
+    // One who has nothing there is told nothing.
+    let index = ctx.device;
+    let child = Child::spawn(|| other(index)).what("fork")?;
+    child.join().map_err(Stop::Fail)?;
+    let text = |error: Errno| Stop::Fail(error.to_string());
+    let second = ctx.open()?;
+    listen(&second, mask(&[Type::Evict]))?;
+    let map = maps[0].as_ref().map_err(|error| text(*error))?;
+    device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
+    device.release().what("release")?;
+    check_eq!(one(&records(&device)?, Type::Evict)?.moved, 512, "pages of the one");
+    check_eq!(records(&second)?, [], "events of the other");
+    drop((device, second));
+    unload(ctx)
+}
+
+/// Memory that CPU and device want by turns: the device waits, then the memory stays.
+fn bounces(ctx: &Ctx) -> Outcome {
+    let _restore =
+        with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=3")?;
+    let device = ctx.open()?;
+    device.set_policy(Policy::Default)?;
+    let map = Mapping::anon(1)?;
+    listen(&device, mask(&[Type::Thrash, Type::MigrateBegin]))?;
+    for round in 0..6 {
+        map.fill(round);
+        device_fills(&device, &map, round + 100, "by turns")?;
+        cpu_sees(&map, round + 100, "by turns")?;
+    }
+    let all = records(&device)?;
+    let begins = of(&all, Type::MigrateBegin);
+    check!(!begins.is_empty(), "nothing has moved: {all:?}");
+    // By faults.
+    check!(begins.iter().all(|begin| begin.detail == 2), "another trigger: {begins:?}");
+    let thrash = of(&all, Type::Thrash);
+    for record in &thrash {
+        range(record, &map, 0, 1)?;
+    }
+    let (stays, waits): (Vec<&Record>, Vec<&Record>) =
+        thrash.iter().partition(|record| record.detail == 1);
+    check!(!stays.is_empty() && stays.iter().all(|record| record.stayed == 0), "{thrash:?}");
+    check!(!waits.is_empty() && waits.iter().all(|record| record.stayed == 3), "{thrash:?}");
+    drop(device);
+    unload(ctx)
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0
+//! A program on a pseudo terminal.
+
+use crate::errno::Errno;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+/// The program, and what it has written.
+#[derive(Debug)]
+pub struct Terminal {
+    child: Child,
+    master: File,
+    text: String,
+}
+
+impl Terminal {
+    /// Runs `command` on a terminal of this size.
+    pub fn run(mut command: Command, columns: u16, rows: u16) -> io::Result<Terminal> {
+        let (mut master, mut slave) = (-1, -1);
+        let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: the descriptors and the size are valid; a name and settings are not asked for.
+        let opened = unsafe {
+            libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size)
+        };
+        Errno::check(opened.into())?;
+        // SAFETY: new descriptors that nobody else knows.
+        let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+        let fd = master.as_raw_fd();
+        // SAFETY: the descriptor is open, and the flag is all that is set.
+        let set = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
+        Errno::check(set.into())?;
+        let child =
+            command.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave).spawn()?;
+        Ok(Terminal { child, master, text: String::new() })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Types `text`.
+    pub fn type_text(&mut self, text: &str) -> io::Result<()> {
+        self.master.write_all(text.as_bytes())
+    }
+
+    /// What it has written so far, escape sequences included.
+    pub fn text(&mut self) -> &str {
+        let mut buffer = [0; 4096];
+        while let Ok(read) = self.master.read(&mut buffer) {
+            if read == 0 {
+                break;
+            }
+            self.text.push_str(&String::from_utf8_lossy(&buffer[..read]));
+        }
+        &self.text
+    }
+
+    /// Waits until it has written `word`.
+    pub fn wait_for(&mut self, word: &str, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        while !self.text().contains(word) {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        true
+    }
+
+    /// Waits for its end.
+    pub fn ended(&mut self, time: Duration) -> io::Result<Option<ExitStatus>> {
+        let end = Instant::now() + time;
+        loop {
+            // It cannot end while nobody reads.
+            self.text();
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(status));
+            }
+            if Instant::now() >= end {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -13,8 +13,11 @@ pub struct MirrorOnly(File);
 /// How often a page table was locked, and asked to map pages in a row and to take such out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableCalls {
+    /// Times that the lock was taken.
     pub locks: u64,
+    /// Calls to map.
     pub maps: u64,
+    /// Calls to take out.
     pub unmaps: u64,
 }
 

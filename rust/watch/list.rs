@@ -47,11 +47,14 @@ impl Key {
     }
 }
 
+/// What puts a place into a list.
+type Node = RBTreeNode<Key, Arc<Place>>;
+
 /// Places in order.
 struct List(Option<RBTree<Key, Arc<Place>>>);
 
 impl List {
-    fn add(&mut self, node: RBTreeNode<Key, Arc<Place>>) {
+    fn add(&mut self, node: Node) {
         // No two have an address.
         let _none = self.0.get_or_insert_with(RBTree::new).insert(node);
     }
@@ -106,7 +109,7 @@ fn make(
     number: u32,
     pid: i32,
     subject: Arc<dyn Watched>,
-) -> Result<(Arc<Place>, RBTreeNode<Key, Arc<Place>>)> {
+) -> Result<(Arc<Place>, Node)> {
     let (name, class) = locks::watched();
     let place = Arc::pin_init(
         pin_init!(Place {
@@ -117,7 +120,7 @@ fn make(
         }),
         GFP_KERNEL,
     )?;
-    let node = RBTreeNode::new(Key::of(&place), place.clone(), GFP_KERNEL)?;
+    let node = Node::new(Key::of(&place), place.clone(), GFP_KERNEL)?;
     Ok((place, node))
 }
 

@@ -2,8 +2,8 @@
 //! What happens to the memory and the arguments of calls while they run.
 
 use crate::arena::{self, Kind};
-use crate::extended;
 use crate::calls::{self, Caller, Op};
+use crate::extended;
 use crate::mutate;
 use crate::stats::Shared;
 use crate::sys;

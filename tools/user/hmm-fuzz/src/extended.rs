@@ -63,6 +63,15 @@ fn name(rng: &mut Rng) -> u64 {
     }
 }
 
+/// Number of a queue: a file has few.
+fn queue(rng: &mut Rng) -> u64 {
+    if rng.one_in(4) {
+        name(rng) & 0xffff_ffff
+    } else {
+        1 + rng.below_u64(4)
+    }
+}
+
 /// A descriptor: of a node, or of a sync file that was exported.
 fn descriptor(rng: &mut Rng) -> u32 {
     match rng.below(4) {
@@ -102,7 +111,7 @@ pub fn fill(op: Op, rng: &mut Rng, words: &mut [u64]) {
         Op::Unplug => (words[1], words[2]) = (page, pages),
         Op::QueueSubmit => {
             let op = rng.pick(&[0, 1, 2, 3, 16, 17, 18, 19, 20, 21, 22, 23, 4, 24]);
-            words[1] = two(name(rng), op);
+            words[1] = two(queue(rng), op);
             (words[2], words[3]) = (page, bytes(rng));
             words[4] = if matches!(op, 3 | 20) { arena::page(rng) as u64 } else { 0 };
             words[5] = rng.bits();
@@ -111,8 +120,8 @@ pub fn fill(op: Op, rng: &mut Rng, words: &mut [u64]) {
             words[9] = if rng.one_in(2) { rng.below_u64(4) } else { 0 };
             words[10] = rng.below_u64(3);
         }
-        Op::QueueDestroy | Op::QueueRecord | Op::QueueWaits => words[1] = name(rng) & 0xffff_ffff,
-        Op::QueueWait => (words[1], words[11]) = (name(rng) & 0xffff_ffff, name(rng)),
+        Op::QueueDestroy | Op::QueueRecord | Op::QueueWaits => words[1] = queue(rng),
+        Op::QueueWait => (words[1], words[11]) = (queue(rng), name(rng)),
         Op::FenceSignal => {
             words[1] = name(rng);
             words[3] = rng.pick(&[0, 0, -5i32 as u32, 1, u32::MAX]).into();
@@ -133,7 +142,8 @@ pub fn fill(op: Op, rng: &mut Rng, words: &mut [u64]) {
         }
         Op::Alloc => {
             words[0] = two(0, rng.below_u64(8));
-            words[1] = two(descriptor(rng).into(), if rng.one_in(2) { name(rng) } else { 0 });
+            let file = if rng.one_in(4) { descriptor(rng) } else { rng.pick(&FDS) as u32 };
+            words[1] = two(file.into(), if rng.one_in(2) { queue(rng) } else { 0 });
             words[2] = 1 + rng.below_u64(MANAGED);
         }
         Op::Events => {

@@ -26,7 +26,8 @@ pub const TESTS: &[Test] = &[
     Test::new("hostile", "everything_at_once", everything).only_rust("a known hang of test_hmm"),
     Test::new("hostile", "commands_of_a_file", commands_of_a_file).only_rust(OURS),
     Test::new("hostile", "nothing_is_pinned", nothing_is_pinned),
-    Test::new("hostile", "a_lock_of_everything_is_refused_at_once", lock_everything).only_rust(OURS),
+    Test::new("hostile", "a_lock_of_everything_is_refused_at_once", lock_everything)
+        .only_rust(OURS),
     Test::new("hostile", "tables_are_charged", tables_are_charged).only_rust("it charges nobody"),
     Test::new("hostile", "files_give_their_memory_back", files_give_back),
     Test::new("hostile", "killed_while_it_copies", killed_while_it_copies).only_rust(OURS),

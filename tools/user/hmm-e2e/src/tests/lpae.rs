@@ -152,9 +152,8 @@ fn batches(ctx: &Ctx) -> Outcome {
     // 32 runs share a lock, and so do 64 walks.
     let (runs, walks) = (mapping.maps / 32, 2 * PAGES as u64 / 64);
     check!(mapping.locks <= runs + walks + 4 * tables, "{mapping:?}");
-    let removing = calls_of(&device, || {
-        map.advise_pages(libc::MADV_DONTNEED, 0, PAGES).map_err(Stop::from)
-    })?;
+    let removing =
+        calls_of(&device, || map.advise_pages(libc::MADV_DONTNEED, 0, PAGES).map_err(Stop::from))?;
     check!(removing.unmaps <= tables, "scattered pages that go: {removing:?}");
     check!(removing.locks <= 2 * tables, "scattered pages that go: {removing:?}");
     Ok(())

@@ -63,11 +63,13 @@ pub mod thread;
 mod bindings;
 mod capi;
 mod compat;
+mod debugfs;
 mod locks;
 mod overhead;
 mod watch;
 mod within;
 
+use debugfs::{Contents, Directory, File};
 use kernel::prelude::*;
 
 module! {
@@ -78,9 +80,32 @@ module! {
     license: "GPL",
 }
 
+/// What the library tells in debugfs, and where it can be made to fail.
+fn files() -> Result<KVec<File>> {
+    static MIRRORS: watch::Report = watch::Report(watch::Kind::Mirror);
+    static DEVICES: watch::Report = watch::Report(watch::Kind::Device);
+    let reports = [
+        (c"phases", Contents::Text(&phases::Report)),
+        (c"tables", Contents::Text(&overhead::Report)),
+        (c"mirrors", Contents::Text(&MIRRORS)),
+        (c"devices", Contents::Text(&DEVICES)),
+        (c"map", Contents::Binary(&watch::Map)),
+    ];
+    let reports = reports.map(|(name, contents)| File {
+        below: None,
+        name,
+        contents,
+    });
+    let mut files = KVec::new();
+    for file in Iterator::chain(reports.into_iter(), inject::files()) {
+        files.push(file, GFP_KERNEL)?;
+    }
+    Ok(files)
+}
+
 /// The library module.
 struct RustHmm {
-    _files: inject::Files,
+    _files: Directory,
 }
 
 impl Drop for RustHmm {
@@ -91,11 +116,11 @@ impl Drop for RustHmm {
 }
 
 impl kernel::Module for RustHmm {
-    fn init(_module: &'static ThisModule) -> Result<Self> {
+    fn init(module: &'static ThisModule) -> Result<Self> {
         // SAFETY: A module is initialized once.
         unsafe { watch::init() };
         Ok(Self {
-            _files: inject::Files::new()?,
+            _files: Directory::new(c"rust_hmm", module, files()?),
         })
     }
 }

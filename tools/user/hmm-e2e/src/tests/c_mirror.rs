@@ -197,7 +197,8 @@ fn killed(ctx: &Ctx) -> Outcome {
         // It works when it is killed, and ends only by that or by an error.
         loop {
             let back = device.migrate(map.addr(), PAGES, 1).what("back");
-            let there = back.and_then(|_| device.migrate(map.addr(), PAGES, 0).what("to the device"));
+            let there =
+                back.and_then(|_| device.migrate(map.addr(), PAGES, 0).what("to the device"));
             if let Err(stop) = there {
                 return Err::<(), Stop>(stop);
             }

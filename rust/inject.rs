@@ -182,6 +182,7 @@ impl Reader for State {
 pub(crate) struct Files {
     _phases: Pin<KBox<File<phases::Report>>>,
     _tables: Pin<KBox<File<overhead::Report>>>,
+    _dma: Pin<KBox<File<overhead::Dma>>>,
     _mirrors: Pin<KBox<File<watch::Report>>>,
     _devices: Pin<KBox<File<watch::Report>>>,
     _map: Pin<KBox<File<watch::Map>>>,
@@ -204,6 +205,8 @@ impl Files {
         let phases = KBox::pin_init(dir.read_only_file(c"phases", report), GFP_KERNEL)?;
         let report: Result<overhead::Report> = Ok(overhead::Report);
         let tables = KBox::pin_init(dir.read_only_file(c"tables", report), GFP_KERNEL)?;
+        let report: Result<overhead::Dma> = Ok(overhead::Dma);
+        let dma = KBox::pin_init(dir.read_only_file(c"dma", report), GFP_KERNEL)?;
         let report = |name: &'static CStr, kind| {
             let report: Result<watch::Report> = Ok(watch::Report(kind));
             KBox::pin_init(dir.read_only_file(name, report), GFP_KERNEL)
@@ -215,6 +218,7 @@ impl Files {
         Ok(Self {
             _phases: phases,
             _tables: tables,
+            _dma: dma,
             _mirrors: mirrors,
             _devices: devices,
             _map: map,

@@ -38,6 +38,8 @@ classes! {
     idle = c"rust_hmm::idle";
     /// What has mappings for a device.
     dma_users = c"rust_hmm::dma_users";
+    /// Who has mapped memory of a PCI device.
+    pci_users = c"rust_hmm::pci_users";
     /// The windows of a page table of DMA addresses.
     dma_windows = c"rust_hmm::dma_windows";
     /// It waits.

@@ -6,7 +6,7 @@
 //! [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
 
 use super::dma::{DeviceAddress, DmaDevice, Maps, PeerAddress};
-use crate::bindings;
+use crate::{bindings, locks};
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
     device::Core,
@@ -14,8 +14,12 @@ use kernel::{
     ffi, pci,
     prelude::*,
     sync::{
-        atomic::{ordering::Full, AtomicFlag},
+        atomic::{
+            ordering::{Acquire, Full},
+            AtomicFlag, //
+        },
         Arc,
+        Mutex, //
     },
 };
 
@@ -23,12 +27,16 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// We have a reference of `raw`, of which `bar` was claimed.
+/// We have a reference of `raw`, of which `bar` is claimed until `released`.
+#[pin_data(PinnedDrop)]
 pub struct PciMemory {
     raw: NonNull<bindings::pci_dev>,
     bar: i32,
     start: u64,
     size: u64,
+    released: AtomicFlag,
+    #[pin]
+    users: Mutex<KVec<Arc<Mapped>>>,
 }
 
 // SAFETY: A PCI device may be used anywhere.
@@ -60,13 +68,38 @@ impl PciMemory {
             return Err(error);
         }
         // INVARIANT: Just claimed.
-        let this = Self {
-            raw,
-            bar,
-            start,
-            size,
-        };
-        Ok(Arc::new(this, GFP_KERNEL)?)
+        let (name, class) = locks::pci_users();
+        let this = Arc::pin_init(
+            pin_init!(Self {
+                raw,
+                bar,
+                start,
+                size,
+                released: AtomicFlag::new(false),
+                users <- Mutex::new(KVec::new(), name, class),
+            }),
+            GFP_KERNEL,
+        );
+        this.inspect_err(|_| {
+            // SAFETY: Claimed, and our reference.
+            unsafe {
+                bindings::rust_hmm_pci_unclaim(raw.as_ptr(), bar);
+                bindings::rust_hmm_pci_function_put(raw.as_ptr());
+            }
+        })
+    }
+
+    /// The memory goes: nobody can access it any more, nor map it. No engine may be about to. Context: may sleep.
+    pub fn release(&self) {
+        let mut users = self.users.lock();
+        if self.released.xchg(true, Full) {
+            return;
+        }
+        for user in core::mem::take(&mut *users) {
+            user.close();
+        }
+        // SAFETY: Claimed by the type invariant.
+        unsafe { bindings::rust_hmm_pci_unclaim(self.raw.as_ptr(), self.bar) };
     }
 
     /// Bytes that there are.
@@ -85,23 +118,22 @@ impl PciMemory {
     }
 }
 
-impl Drop for PciMemory {
-    fn drop(&mut self) {
-        // SAFETY: Claimed, and our reference.
-        unsafe {
-            bindings::rust_hmm_pci_unclaim(self.raw.as_ptr(), self.bar);
-            bindings::rust_hmm_pci_function_put(self.raw.as_ptr());
-        }
+#[pinned_drop]
+impl PinnedDrop for PciMemory {
+    fn drop(self: Pin<&mut Self>) {
+        self.release();
+        // SAFETY: Our reference.
+        unsafe { bindings::rust_hmm_pci_function_put(self.raw.as_ptr()) };
     }
 }
 
 /// # Invariants
 ///
-/// The memory is mapped for `device` at `address`, until `unmapped`.
+/// Memory of `size` bytes is mapped for `device` at `address`, until `unmapped`.
 struct Mapped {
     device: Arc<DmaDevice>,
-    memory: Arc<PciMemory>,
     address: u64,
+    size: u64,
     unmapped: AtomicFlag,
 }
 
@@ -113,7 +145,7 @@ impl Maps for Mapped {
                 bindings::rust_hmm_peer_unmap(
                     self.device.as_raw(),
                     self.address,
-                    self.memory.size,
+                    self.size,
                 )
             };
         }
@@ -121,19 +153,28 @@ impl Maps for Mapped {
     }
 }
 
-/// Memory of a PCI function as another function or device sees it. Dropping it unmaps it; so does closing the device.
-pub struct PeerMemory(Arc<Mapped>);
+/// Memory of a PCI function as another function or device sees it. Dropping it unmaps it; so does closing the device,
+/// or releasing the memory.
+pub struct PeerMemory {
+    mapped: Arc<Mapped>,
+    memory: Arc<PciMemory>,
+}
 
 impl PeerMemory {
     /// Maps all of `memory` for `device`.
     ///
     /// # Errors
     ///
-    /// `ENXIO` if the bus does not carry that, see [`PciMemory::distance`]; `ENOMEM`; `ENODEV` if the device is gone.
+    /// `ENXIO` if the bus does not carry that, see [`PciMemory::distance`]; `ENOMEM`; `ENODEV` if device or memory are gone.
     /// Context: may sleep.
     pub fn map(memory: &Arc<PciMemory>, device: &Arc<DmaDevice>) -> Result<Self> {
         let _open = device.begin()?;
         memory.distance(device).ok_or(ENXIO)?;
+        let mut users = memory.users.lock();
+        users.reserve(1, GFP_KERNEL)?;
+        if memory.released.load(Acquire) {
+            return Err(ENODEV);
+        }
         let mut address = 0;
         // SAFETY: The device is open, and the memory ours.
         to_result(unsafe {
@@ -142,8 +183,8 @@ impl PeerMemory {
         // INVARIANT: Just mapped.
         let mapped = Mapped {
             device: device.clone(),
-            memory: memory.clone(),
             address,
+            size: memory.size,
             unmapped: AtomicFlag::new(false),
         };
         let mapped = match Arc::new(mapped, GFP_KERNEL) {
@@ -156,23 +197,39 @@ impl PeerMemory {
                 return Err(error.into());
             }
         };
-        let this = Self(mapped);
-        device.add(this.0.clone())?;
+        users.push(mapped.clone(), GFP_KERNEL)?;
+        drop(users);
+        let this = Self {
+            mapped,
+            memory: memory.clone(),
+        };
+        device.add(this.mapped.clone())?;
         Ok(this)
     }
 
-    /// Where the device finds `bytes` from `at` on; `None` beyond the end.
+    /// Where the device finds `bytes` from `at` on; `None` beyond the end, or if the memory is gone.
     pub fn address(&self, at: DeviceAddress, bytes: u64) -> Option<PeerAddress> {
         let end = at.raw().checked_add(bytes)?;
-        (end <= self.0.memory.size).then(|| PeerAddress::new(self.0.address + at.raw()))
+        let mapped = &self.mapped;
+        (end <= mapped.size && !mapped.unmapped.load(Acquire))
+            .then(|| PeerAddress::new(mapped.address + at.raw()))
+    }
+
+    /// Whether it is of `memory`.
+    pub fn is_of(&self, memory: &Arc<PciMemory>) -> bool {
+        Arc::ptr_eq(&self.memory, memory)
     }
 }
 
 impl Drop for PeerMemory {
     fn drop(&mut self) {
-        self.0.close();
-        let this: Arc<dyn Maps> = self.0.clone();
-        self.0.device.remove(&this);
+        self.mapped.close();
+        self.memory
+            .users
+            .lock()
+            .retain(|user| !Arc::ptr_eq(user, &self.mapped));
+        let this: Arc<dyn Maps> = self.mapped.clone();
+        self.mapped.device.remove(&this);
     }
 }
 

@@ -207,11 +207,6 @@ impl Windows {
         Ok(this)
     }
 
-    /// The device.
-    pub(crate) fn device(&self) -> &Arc<DmaDevice> {
-        &self.device
-    }
-
     /// Sees to it that pages of `range` can be mapped. Context: may sleep. `ENOMEM`; `ENODEV`.
     pub(crate) fn prepare(&self, range: PageRange) -> Result {
         for block in block_of(range.start())..=block_of(range.end() - 1) {
@@ -370,7 +365,8 @@ pub(crate) struct Owned(pub(crate) Arc<Windows>);
 impl Drop for Owned {
     fn drop(&mut self) {
         // The table is gone: nothing has an entry.
-        let left = match self.0.tree.lock().closed {
+        let closed = self.0.tree.lock().closed;
+        let left = match closed {
             true => 0,
             false => Maps::close(&*self.0),
         };

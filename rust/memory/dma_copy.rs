@@ -16,12 +16,7 @@ enum Mapped {
 }
 
 impl Mapped {
-    fn new(
-        device: &Arc<DmaDevice>,
-        end: End,
-        pages: usize,
-        direction: Direction,
-    ) -> Result<Self> {
+    fn new(device: &Arc<DmaDevice>, end: End, pages: usize, direction: Direction) -> Result<Self> {
         Ok(match end {
             End::Device(first) => Self::Device(first),
             // SAFETY: The job owns the destination and keeps the source as it is, until it is completed, before which

@@ -26,8 +26,8 @@ mod run;
 mod window;
 
 pub use address::{DeviceAddress, DmaAddress, PeerAddress};
-pub use run::{Direction, DmaBuffer};
 pub(crate) use run::DmaRun;
+pub use run::{Direction, DmaBuffer};
 pub(crate) use window::{Cursor, Owned, Windows};
 
 /// Time between two looks at whether a device is in use.

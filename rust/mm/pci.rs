@@ -141,13 +141,7 @@ impl Maps for Mapped {
     fn close(&self) -> usize {
         if !self.unmapped.xchg(true, Full) {
             // SAFETY: Mapped by the type invariant, and not used any more.
-            unsafe {
-                bindings::rust_hmm_peer_unmap(
-                    self.device.as_raw(),
-                    self.address,
-                    self.size,
-                )
-            };
+            unsafe { bindings::rust_hmm_peer_unmap(self.device.as_raw(), self.address, self.size) };
         }
         0
     }
@@ -191,9 +185,7 @@ impl PeerMemory {
             Ok(mapped) => mapped,
             Err(error) => {
                 // SAFETY: Just mapped.
-                unsafe {
-                    bindings::rust_hmm_peer_unmap(device.as_raw(), address, memory.size)
-                };
+                unsafe { bindings::rust_hmm_peer_unmap(device.as_raw(), address, memory.size) };
                 return Err(error.into());
             }
         };

@@ -199,7 +199,8 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
         let count = (to + 1).saturating_sub(from);
         let cells = page.cells(from).get(..count).unwrap_or_default();
         if level == 0 {
-            used -= self.visitor
+            used -= self
+                .visitor
                 .leaves(0, cells, start, &mut self.changes, &mut self.dma);
             page.set_used(used);
             return used == 0;

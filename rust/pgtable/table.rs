@@ -357,6 +357,7 @@ impl<F: Format> Table<F> {
             pass.table(F::LEVELS - 1, self.root, range.start(), last);
             pass.changes
         };
+        self.live = self.live.saturating_sub(changes.removed);
         let hull = changes.hull.and_then(|(start, end)| range_of(start, end));
         batch.record_all(hull, changes.outdated);
     }

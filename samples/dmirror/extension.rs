@@ -2,6 +2,7 @@
 
 //! The ioctls beyond those of `test_hmm`, as `dmirror_uapi.h` describes them.
 
+pub(crate) use crate::structure::{no_flags, Structure};
 use crate::{
     alloc,
     client::Client,
@@ -10,7 +11,6 @@ use crate::{
     counters::Count,
     engine, event_ioctls, lock_ioctls, placement, queue_ioctls,
 };
-pub(crate) use crate::structure::{no_flags, Structure};
 use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{
     memory::Memory,

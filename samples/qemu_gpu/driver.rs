@@ -85,8 +85,10 @@ type Info<'b> = &'b ();
 #[cfg(hmm_series_7_3)]
 type Info<'b> = Option<&'b ()>;
 
-const ID: pci::DeviceId =
-    pci::DeviceId::from_class(pci::Class::OTHERS.as_raw(), pci::ClassMask::ClassSubclass.as_raw());
+const ID: pci::DeviceId = pci::DeviceId::from_class(
+    pci::Class::OTHERS.as_raw(),
+    pci::ClassMask::ClassSubclass.as_raw(),
+);
 #[cfg(not(hmm_series_7_3))]
 kernel::pci_device_table!(TABLE, MODULE_TABLE, (), [(ID, ())]);
 #[cfg(hmm_series_7_3)]

@@ -141,7 +141,9 @@ impl Engine {
         memory: &Arc<PciMemory>,
     ) -> Result<(Arc<Self>, Thread)> {
         let delay = crate::number(crate::module_parameters::copy_delay_ms.value());
-        let registers = pdev.iomap_region_sized::<0x100>(0, c"qemu_gpu")?.into_devres()?;
+        let registers = pdev
+            .iomap_region_sized::<0x100>(0, c"qemu_gpu")?
+            .into_devres()?;
         let engine = Arc::pin_init(
             try_pin_init!(Self {
                 registers,
@@ -274,7 +276,10 @@ impl Hardware {
         engine.peers.lock().clear();
         let (copies, accesses) = {
             let mut work = engine.work.lock();
-            (core::mem::take(&mut work.copies), core::mem::take(&mut work.accesses))
+            (
+                core::mem::take(&mut work.copies),
+                core::mem::take(&mut work.accesses),
+            )
         };
         // Dropped, they have failed.
         drop(copies);
@@ -324,7 +329,9 @@ impl Hardware {
             (Target::Device(at), Some(memory)) => {
                 let peers = self.engine.peers.lock();
                 let peer = peers.iter().find(|peer| peer.is_of(memory));
-                peer.and_then(|peer| peer.address(at, PAGE)).ok_or(ENODEV)?.raw()
+                peer.and_then(|peer| peer.address(at, PAGE))
+                    .ok_or(ENODEV)?
+                    .raw()
             }
         })
     }
@@ -384,8 +391,15 @@ impl Hardware {
         if access.addr & APERTURE != 0 {
             // Locked memory: it stays as long as the region is held.
             let region = mirror.locked(access.addr).ok_or(EFAULT)?;
-            let at = region.dma(&self.engine.dma, access.addr).ok_or(EFAULT)?.raw();
-            if access.write { self.store(at)? } else { self.load(at)? }
+            let at = region
+                .dma(&self.engine.dma, access.addr)
+                .ok_or(EFAULT)?
+                .raw();
+            if access.write {
+                self.store(at)?
+            } else {
+                self.load(at)?
+            }
         } else {
             let table = mirror.lock_table()?;
             let Some(target) = table.target(access.addr, access.write) else {

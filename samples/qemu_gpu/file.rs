@@ -67,7 +67,11 @@ enum User {
 }
 
 fn gone_is_invalid(error: Error) -> Error {
-    if error == EFAULT { EINVAL } else { error }
+    if error == EFAULT {
+        EINVAL
+    } else {
+        error
+    }
 }
 
 impl OpenFile for File {
@@ -124,14 +128,20 @@ impl File {
                 self.transfer(request, user, Some(range_fault::Access::Write))
             }
             uapi::MIGRATE_TO_DEV => {
-                let outcome = mirror.migrate(request.range).to_device().map_err(gone_is_invalid)?;
+                let outcome = mirror
+                    .migrate(request.range)
+                    .to_device()
+                    .map_err(gone_is_invalid)?;
                 if outcome.no_memory != 0 && memory.usage().0 >= memory.limit() {
                     return Err(ENOMEM);
                 }
                 self.read(request, None)
             }
             uapi::MIGRATE_TO_SYS => {
-                let outcome = mirror.migrate(request.range).to_system().map_err(gone_is_invalid)?;
+                let outcome = mirror
+                    .migrate(request.range)
+                    .to_system()
+                    .map_err(gone_is_invalid)?;
                 if outcome.no_memory != 0 {
                     return Err(ENOMEM);
                 }
@@ -140,7 +150,9 @@ impl File {
             }
             uapi::SNAPSHOT => self.snapshot(request),
             uapi::EXCLUSIVE => {
-                mirror.make_exclusive(request.range).map_err(|error| self.exclusive_error(error))?;
+                mirror
+                    .make_exclusive(request.range)
+                    .map_err(|error| self.exclusive_error(error))?;
                 self.read(request, None)
             }
             uapi::CHECK_EXCLUSIVE => match mirror.lock_table()?.any_exclusive(request.range) {
@@ -162,7 +174,11 @@ impl File {
 
     /// `EFAULT` also says that the memory cannot be written; `EINVAL` is for a process that is gone.
     fn exclusive_error(&self, error: Error) -> Error {
-        if self.0.mirror.is_alive() { error } else { gone_is_invalid(error) }
+        if self.0.mirror.is_alive() {
+            error
+        } else {
+            gone_is_invalid(error)
+        }
     }
 
     fn user(&self, request: &Command) -> Result<UserSlice> {
@@ -254,7 +270,10 @@ impl File {
                 // There is room, by the capacity above.
                 let _full = bytes.push_within_capacity(uapi::snapshot_byte(page, true));
             };
-            self.0.mirror.snapshot(piece, each).map_err(|error| self.exclusive_error(error))?;
+            self.0
+                .mirror
+                .snapshot(piece, each)
+                .map_err(|error| self.exclusive_error(error))?;
             user.write_slice(&bytes)?;
             request.cpages += piece.pages() as u64;
         }

@@ -34,7 +34,7 @@ const LOOKS: usize = 3000;
 pub(crate) struct Vram {
     engine: Arc<Engine>,
     memory: Arc<PciMemory>,
-    /// Tests want the next huge allocation to fail.
+    /// Tests want the next allocation to fail.
     pub(crate) fail_allocation: AtomicFlag,
 }
 
@@ -58,8 +58,8 @@ impl MemoryOps for Vram {
         self.engine.copy(job, Some(other.memory.clone()));
     }
 
-    fn fail_allocation(&self, order: u32) -> bool {
-        order != 0 && self.fail_allocation.xchg(false, Full)
+    fn fail_allocation(&self, _order: u32) -> bool {
+        self.fail_allocation.load(Relaxed) && self.fail_allocation.xchg(false, Full)
     }
 }
 

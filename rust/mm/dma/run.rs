@@ -117,8 +117,7 @@ impl DmaBuffer {
         let open = device.begin()?;
         let mut address = 0;
         // SAFETY: The device is open.
-        let cpu =
-            unsafe { bindings::rust_hmm_dma_buffer(device.as_raw(), bytes, &mut address) };
+        let cpu = unsafe { bindings::rust_hmm_dma_buffer(device.as_raw(), bytes, &mut address) };
         let cpu = NonNull::new(cpu.cast::<u8>()).ok_or(ENOMEM)?;
         core::mem::forget(open);
         // INVARIANT: Just allocated.

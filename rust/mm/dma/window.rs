@@ -15,7 +15,8 @@
 
 use super::{address::DmaAddress, DmaDevice, Maps};
 use crate::{
-    bindings, locks,
+    bindings,
+    locks,
     mm::addr::{PageRange, PMD_PAGES, PMD_SIZE}, //
 };
 use core::ptr::NonNull;
@@ -106,7 +107,11 @@ impl Window {
     fn unmap(&self, first: usize, end: usize, which: impl Fn(u64) -> bool) -> usize {
         let mut total = 0;
         let mut index = first;
-        let of = |index: usize| self.places.get(index).map_or(FREE, |place| place.load(Acquire));
+        let of = |index: usize| {
+            self.places
+                .get(index)
+                .map_or(FREE, |place| place.load(Acquire))
+        };
         while index < end {
             let start = index;
             while index < end && which(of(index)) {
@@ -336,7 +341,10 @@ impl Maps for Windows {
             let window = &used.window;
             let mut frames = 0;
             for index in 0..PMD_PAGES {
-                let place = window.places.get(index).map_or(FREE, |place| place.load(Acquire));
+                let place = window
+                    .places
+                    .get(index)
+                    .map_or(FREE, |place| place.load(Acquire));
                 if place & STATE != FREE {
                     left += usize::from(place & STATE == LIVE);
                     frames += window.unmap(index, index + 1, |place| place & STATE != FREE);

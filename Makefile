@@ -67,14 +67,18 @@ user:
 	tools/build --user
 
 run:
-	tools/build --all --kernel $(KERNEL) --series $(SERIES)
-	tools/demo --kernel $(KERNEL) --series $(SERIES)
+	tools/build --all --kernel $(run_kernel) --series $(SERIES)
+	tools/demo --kernel $(run_kernel) --series $(SERIES)
 
 test:
 	@tools/test/all
 
+# Of a series without a bootable Debian image the kernel "test" runs, if none is named.
+named := $(filter command line environment override,$(origin KERNEL))
+bootable = $(or $(named),$(filter default,$(SERIES)),$(word 4,$(shell tools/kernel/prepare --series $(SERIES) --show)))
+run_kernel = $(if $(bootable),$(KERNEL),test)
 # With KERNEL= on the command line on that kernel only, else on both.
-kernels := $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),debian test)
+kernels = $(if $(named),$(KERNEL),$(if $(bootable),debian) test)
 
 hmm-tests:
 	set -e; for k in $(kernels); do \
@@ -96,22 +100,22 @@ e2e:
 	done
 
 lifecycle:
-	tools/build --all --kernel $(KERNEL) --series $(SERIES)
-	tools/test/lifecycle --kernel $(KERNEL) --series $(SERIES)
+	tools/build --all --kernel $(run_kernel) --series $(SERIES)
+	tools/test/lifecycle --kernel $(run_kernel) --series $(SERIES)
 
 faultless:
-	tools/build --all --kernel $(KERNEL) --series $(SERIES)
-	tools/test/faultless --kernel $(KERNEL) --series $(SERIES) --full
+	tools/build --all --kernel $(run_kernel) --series $(SERIES)
+	tools/test/faultless --kernel $(run_kernel) --series $(SERIES) --full
 
 # CALLS= SEED=
 fuzz:
-	tools/build --all --kernel $(KERNEL) --series $(SERIES)
-	tools/test/fuzz --kernel $(KERNEL) --series $(SERIES) $(if $(CALLS),--calls $(CALLS)) $(if $(SEED),--seed $(SEED))
+	tools/build --all --kernel $(run_kernel) --series $(SERIES)
+	tools/test/fuzz --kernel $(run_kernel) --series $(SERIES) $(if $(CALLS),--calls $(CALLS)) $(if $(SEED),--seed $(SEED))
 
 # SEED= OPS= DEVICES= PROCS= THREADS= VRAM= (MiB) SECONDS= REPLAY=FILE
 torture:
-	tools/build --all --kernel $(KERNEL) --series $(SERIES)
-	tools/test/torture --kernel $(KERNEL) --series $(SERIES) $(if $(VRAM),--vram $(VRAM)) \
+	tools/build --all --kernel $(run_kernel) --series $(SERIES)
+	tools/test/torture --kernel $(run_kernel) --series $(SERIES) $(if $(VRAM),--vram $(VRAM)) \
 		$(if $(DEVICES),--devices $(DEVICES)) $(if $(SEED),--seed $(SEED)) $(if $(OPS),--ops $(OPS)) \
 		$(if $(PROCS),--procs $(PROCS)) $(if $(THREADS),--threads $(THREADS)) \
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(REPLAY),--replay $(REPLAY))
@@ -121,12 +125,12 @@ torture-long:
 
 # VRAM= (MiB)
 oversubscribe:
-	tools/build --all --kernel $(KERNEL) --series $(SERIES)
-	tools/test/oversubscribe --kernel $(KERNEL) --series $(SERIES) $(if $(VRAM),--vram $(VRAM))
+	tools/build --all --kernel $(run_kernel) --series $(SERIES)
+	tools/test/oversubscribe --kernel $(run_kernel) --series $(SERIES) $(if $(VRAM),--vram $(VRAM))
 
 inject:
-	tools/build --all --kernel $(KERNEL) --series $(SERIES)
-	tools/test/inject --kernel $(KERNEL) --series $(SERIES)
+	tools/build --all --kernel $(run_kernel) --series $(SERIES)
+	tools/test/inject --kernel $(run_kernel) --series $(SERIES)
 
 coverage:
 	tools/test/coverage --series $(SERIES)
@@ -170,8 +174,8 @@ bench-gate bench-baseline:
 	tools/test/bench-gate --series $(SERIES) $(if $(filter bench-baseline,$@),--write)
 
 pictures:
-	tools/build --all --kernel $(KERNEL) --series $(SERIES)
-	tools/pictures --kernel $(KERNEL) --series $(SERIES)
+	tools/build --all --kernel $(run_kernel) --series $(SERIES)
+	tools/pictures --kernel $(run_kernel) --series $(SERIES)
 
 doc:
 	tools/doc

@@ -7,6 +7,7 @@
  * the very types of the kernel crate.
  */
 #include <linux/hmm.h>
+#include <linux/io-pgtable.h>
 #include <linux/migrate.h>
 #include <linux/memremap.h>
 #include <linux/mmu_notifier.h>
@@ -18,3 +19,6 @@
 #include "helpers.h"
 #include "managed.h"
 #include "pin.h"
+
+/* A macro that bindgen does not evaluate. */
+const unsigned long RUST_HMM_QUIRK_NO_WARN = IO_PGTABLE_QUIRK_NO_WARN;

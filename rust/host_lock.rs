@@ -22,6 +22,7 @@ use kernel::{
     alloc::AllocError,
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
+    rbtree::{RBTree, RBTreeNode},
     sync::{Arc, Mutex},
     xarray::{AllocKind, XArray}, //
 };
@@ -149,12 +150,22 @@ impl Region {
     }
 }
 
+/// Ranges, none of which overlaps another, by their ends.
+type Ranges = RBTree<usize, Arc<Region>>;
+
+/// The first of `ranges` that overlaps `range`.
+fn overlapping(ranges: &Ranges, range: PageRange) -> Option<Arc<Region>> {
+    let behind = ranges.cursor_lower_bound(&range.start().checked_add(1)?)?;
+    let (_, region) = behind.current();
+    (region.range.start() < range.end()).then(|| region.clone())
+}
+
 /// The locked ranges of an address space.
 #[pin_data]
 pub(crate) struct HostLocks {
-    /// One lock or unlock at a time.
+    /// One lock or unlock at a time. By end: a look costs the same however long a range is.
     #[pin]
-    changes: Mutex<()>,
+    ranges: Mutex<Ranges>,
     /// By number of the page, so that a look costs the same however many ranges there are.
     #[pin]
     pages: XArray<Arc<Region>>,
@@ -164,7 +175,7 @@ impl HostLocks {
     pub(crate) fn new() -> impl PinInit<Self> {
         let (name, key) = locks::host_locks();
         pin_init!(Self {
-            changes <- Mutex::new((), name, key),
+            ranges <- Mutex::new(RBTree::new(), name, key),
             pages <- XArray::new(AllocKind::Alloc),
         })
     }
@@ -224,9 +235,8 @@ impl<D: Device> Mirror<D> {
         }
         let locks = self.host_locks();
         let space = self.space()?;
-        let _changes = locks.changes.lock();
-        let overlap = (0..range.pages()).find_map(|index| locks.find(range.address(index)));
-        if let Some(region) = overlap {
+        let mut ranges = locks.ranges.lock();
+        if let Some(region) = overlapping(&ranges, range) {
             if region.range.intersect(&range) != Some(range) {
                 return Err(Refused::Extends);
             }
@@ -258,7 +268,9 @@ impl<D: Device> Mirror<D> {
         )?;
         region.map_for(agents)?;
         let locked = region.add_user(range.start())?;
+        let end = RBTreeNode::new(range.end(), region.clone(), GFP_KERNEL_ACCOUNT)?;
         locks.insert(&region)?;
+        ranges.insert(end);
         Ok(locked)
     }
 
@@ -270,12 +282,13 @@ impl<D: Device> Mirror<D> {
     pub fn unlock(&self, device_address: usize) -> Result {
         within::may_wait()?;
         let locks = self.host_locks();
-        let changes = locks.changes.lock();
+        let mut ranges = locks.ranges.lock();
         let region = self.locked(device_address).ok_or(ENOENT)?;
         if region.remove_user(device_address)? {
             locks.remove(&region, region.range.pages());
+            ranges.remove(&region.range.end());
         }
-        drop(changes);
+        drop(ranges);
         Ok(())
     }
 

@@ -10,10 +10,10 @@
 //! It is always compiled in, so that the modules which are tested are the ones that are shipped.
 //! As long as no point is set, a use costs a load of a word that nobody writes, and a branch.
 
-use crate::{overhead, phases, watch};
+use crate::debugfs::{Contents, File};
 use core::str::FromStr;
 use kernel::{
-    debugfs::{Dir, File, Reader, Scope, Writer},
+    debugfs::{Reader, Writer},
     fmt,
     prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic},
@@ -178,54 +178,16 @@ impl Reader for State {
     }
 }
 
-/// The files of all points, and those of phases, tables and what there is to watch, which go when this is dropped.
-pub(crate) struct Files {
-    _phases: Pin<KBox<File<phases::Report>>>,
-    _tables: Pin<KBox<File<overhead::Report>>>,
-    _dma: Pin<KBox<File<overhead::Dma>>>,
-    _mirrors: Pin<KBox<File<watch::Report>>>,
-    _devices: Pin<KBox<File<watch::Report>>>,
-    _map: Pin<KBox<File<watch::Map>>>,
-    _points: Pin<KBox<Scope<()>>>,
-    _dir: Dir,
-}
-
-impl Files {
-    /// Context: may sleep. `ENOMEM`.
-    pub(crate) fn new() -> Result<Self> {
-        let dir = Dir::new(c"rust_hmm");
-        let none: Result<()> = Ok(());
-        let scope = dir.scope(none, c"inject", |(), dir| {
-            for ((_, name), state) in Point::ALL.iter().zip(&STATES) {
-                dir.read_write_file(name, state);
-            }
-        });
-        let points = KBox::pin_init(scope, GFP_KERNEL)?;
-        let report: Result<phases::Report> = Ok(phases::Report);
-        let phases = KBox::pin_init(dir.read_only_file(c"phases", report), GFP_KERNEL)?;
-        let report: Result<overhead::Report> = Ok(overhead::Report);
-        let tables = KBox::pin_init(dir.read_only_file(c"tables", report), GFP_KERNEL)?;
-        let report: Result<overhead::Dma> = Ok(overhead::Dma);
-        let dma = KBox::pin_init(dir.read_only_file(c"dma", report), GFP_KERNEL)?;
-        let report = |name: &'static CStr, kind| {
-            let report: Result<watch::Report> = Ok(watch::Report(kind));
-            KBox::pin_init(dir.read_only_file(name, report), GFP_KERNEL)
-        };
-        let mirrors = report(c"mirrors", watch::Kind::Mirror)?;
-        let devices = report(c"devices", watch::Kind::Device)?;
-        let map: Result<watch::Map> = Ok(watch::Map);
-        let map = KBox::pin_init(dir.read_binary_file(c"map", map), GFP_KERNEL)?;
-        Ok(Self {
-            _phases: phases,
-            _tables: tables,
-            _dma: dma,
-            _mirrors: mirrors,
-            _devices: devices,
-            _map: map,
-            _points: points,
-            _dir: dir,
+/// The files of all points.
+pub(crate) fn files() -> impl Iterator<Item = File> {
+    Point::ALL
+        .iter()
+        .zip(&STATES)
+        .map(|((_, name), state)| File {
+            below: Some(c"inject"),
+            name,
+            contents: Contents::Setting(state),
         })
-    }
 }
 
 #[kunit_tests(rust_hmm_inject)]

@@ -14,18 +14,41 @@
 use crate::{
     bindings, locks,
     mirror::{Device, Place, TableGuard},
-    mm::{addr::PageRange, device_pages::DeviceRange, page::CpuPages},
+    mm::{addr::PageRange, device_pages::DeviceRange},
 };
+use batch::{Batch, Run};
 use kernel::{
     faux,
     iommu::pgtable::{prot, Config, ARM64LPAES1},
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
-    sync::{Arc, SpinLock},
+    sync::{
+        lock::{spinlock::SpinLockBackend, Guard},
+        Arc, SpinLock,
+    },
 };
+
+mod batch;
 
 /// Bits of an address.
 const BITS: u32 = 48;
+
+/// Calls of the format to take pages out, each for those of one table at most, while the lock is held.
+const STEPS: usize = 64;
+
+/// Walks while the lock is held.
+const WALKS: usize = 64;
+
+/// What was asked of the format and its lock, to be counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// Times that the lock was taken.
+    pub locks: u64,
+    /// Calls that map pages in a row.
+    pub maps: u64,
+    /// Calls that took such out.
+    pub unmaps: u64,
+}
 
 /// A page table in the format of 64-bit Arm, first stage, with pages of 4 KiB, for addresses of 48 bits.
 ///
@@ -38,7 +61,7 @@ const BITS: u32 = 48;
 pub struct LpaeTable {
     table: IoPageTable<ARM64LPAES1>,
     #[pin]
-    lock: SpinLock<()>,
+    lock: SpinLock<Calls>,
     _device: Arc<faux::Registration>,
 }
 
@@ -57,7 +80,8 @@ impl LpaeTable {
     #[inline]
     pub fn new(device: Arc<faux::Registration>) -> Result<Pin<KBox<Self>>> {
         let config = Config {
-            quirks: 0,
+            // What is not there ends a call that takes pages out.
+            quirks: bindings::RUST_HMM_QUIRK_NO_WARN,
             pgsize_bitmap: PAGE_SIZE,
             ias: BITS,
             oas: BITS,
@@ -69,7 +93,7 @@ impl LpaeTable {
         KBox::pin_init(
             pin_init!(Self {
                 table,
-                lock <- SpinLock::new((), name, key),
+                lock <- SpinLock::new(Calls::default(), name, key),
                 _device: device,
             }),
             GFP_KERNEL,
@@ -97,8 +121,21 @@ impl LpaeTable {
     /// The physical address to which the hardware's walk of `addr` comes. Context: any but interrupts.
     #[inline]
     pub fn physical(&self, addr: usize) -> Option<u64> {
-        let _guard = self.lock.lock();
+        let _calls = self.lock();
         Some(self.walk(addr)).filter(|physical| *physical != 0)
+    }
+
+    #[inline]
+    fn lock(&self) -> Guard<'_, Calls, SpinLockBackend> {
+        let mut calls = self.lock.lock();
+        calls.locks += 1;
+        calls
+    }
+
+    /// What was asked of the format until now. Context: any but interrupts.
+    #[inline]
+    pub fn calls(&self) -> Calls {
+        *self.lock.lock()
     }
 
     /// Bytes of the aligned block at `addr` for which there is no table; `None` if `addr` is mapped. Under the lock.
@@ -117,6 +154,22 @@ impl LpaeTable {
         Some(PAGE_SIZE << (9 * (3 - level)))
     }
 
+    /// Takes out the pages in a row from `addr` on, as far as one table goes, or steps over a block where there are
+    /// none. Returns the address behind them, which may be behind `end`. Under the lock.
+    #[inline]
+    fn take_out(&self, calls: &mut Calls, addr: usize, end: usize) -> usize {
+        let pages = (end - addr) >> PAGE_SHIFT;
+        // SAFETY: The lock is held. All pages were mapped as such, and with the quirk that we set the function ends
+        // at the first that is not mapped.
+        let bytes = unsafe { self.table.unmap_pages(addr, PAGE_SIZE, pages) };
+        if bytes != 0 {
+            calls.unmaps += 1;
+            return addr + bytes;
+        }
+        let gap = self.gap(addr).unwrap_or(PAGE_SIZE);
+        (addr & !(gap - 1)).saturating_add(gap)
+    }
+
     /// Takes `range` out: for [`Device::flush_start`], before the hardware's TLB is told. Costs what is mapped, not
     /// what the range is long. Context: any but interrupts.
     #[inline]
@@ -125,24 +178,46 @@ impl LpaeTable {
         let mut addr = range.start();
         while addr < end {
             // Others may want the lock meanwhile.
-            let _guard = self.lock.lock();
-            match self.gap(addr) {
-                Some(bytes) => addr = (addr & !(bytes - 1)).saturating_add(bytes),
-                None => {
-                    self.unmap_page(addr);
-                    addr += PAGE_SIZE;
+            let mut calls = self.lock();
+            for _ in 0..STEPS {
+                if addr < end {
+                    addr = self.take_out(&mut calls, addr, end);
                 }
             }
         }
     }
 
-    /// Takes a page out, if it is there. Under the lock.
+    /// Maps a run in the place of what is there, which may have other rights by now. Under the lock.
     #[inline]
-    fn unmap_page(&self, addr: usize) {
-        if self.walk(addr) != 0 {
-            // SAFETY: The lock is held, and all pages were mapped one by one: this one is.
-            let _ = unsafe { self.table.unmap_pages(addr, PAGE_SIZE, 1) };
+    fn put(&self, calls: &mut Calls, run: &Run) -> Result {
+        let mut addr = run.addr;
+        while addr < run.end() {
+            addr = self.take_out(calls, addr, run.end());
         }
+        addr = run.addr;
+        while addr < run.end() {
+            let done = addr - run.addr;
+            let pages = run.pages - (done >> PAGE_SHIFT);
+            calls.maps += 1;
+            // SAFETY: The lock is held, and there is no mapping. The pages stay as long as their entries, and who
+            // takes those away unmaps these.
+            let (bytes, result) = unsafe {
+                let physical = run.physical + done as u64;
+                self.table
+                    .map_pages(addr, physical, PAGE_SIZE, pages, run.rights, GFP_NOWAIT)
+            };
+            result?;
+            addr += bytes;
+        }
+        Ok(())
+    }
+
+    /// Maps the runs of a batch.
+    #[inline]
+    fn put_all(&self, batch: &Batch) -> Result {
+        let mut calls = self.lock();
+        let mut runs = batch.runs().iter();
+        runs.try_for_each(|run| self.put(&mut calls, run))
     }
 
     /// Maps what the mirror has of `range`, with the same rights: after a fault. `vram` tells at which physical
@@ -158,12 +233,12 @@ impl LpaeTable {
         range: PageRange,
         vram: impl Fn(DeviceRange) -> u64,
     ) -> Result<usize> {
-        for index in 0..range.pages() {
-            let addr = range.address(index);
-            let physical = match guard.readable(addr) {
-                None => return Ok(index),
-                Some(Place::Cpu(pages)) => (pages.first_pfn() << PAGE_SHIFT) as u64,
-                Some(Place::Device(pages)) => vram(pages),
+        let mut batch = Batch::new();
+        let mut pages = 0;
+        while pages < range.pages() {
+            let addr = range.address(pages);
+            let Some(physical) = physical_of(guard, addr, &vram) else {
+                break;
             };
             // Else the format takes it for something else.
             if addr >> BITS != 0 || !is_page(physical) {
@@ -174,43 +249,65 @@ impl LpaeTable {
                 None => prot::READ,
             } | prot::CACHE
                 | prot::NOEXEC;
-            let _guard = self.lock.lock();
-            // It may have other rights by now.
-            self.unmap_page(addr);
-            // SAFETY: The lock is held, and there is no mapping. The page stays as long as the entry, and who takes
-            // that away unmaps this one.
-            let (_, result) = unsafe {
-                self.table
-                    .map_pages(addr, physical, PAGE_SIZE, 1, rights, GFP_NOWAIT)
-            };
-            result?;
+            if !batch.add(addr, physical, rights) {
+                self.put_all(&batch)?;
+                batch = Batch::new();
+                continue;
+            }
+            pages += 1;
         }
-        Ok(range.pages())
+        self.put_all(&batch)?;
+        Ok(pages)
     }
 
-    /// The page at which the hardware's walk of `addr` ends, which is that of the mirror's entry: for a device in
-    /// software. `None` if there is no mapping.
+    /// Pages of `range` from the start on for which the hardware's walk ends where the mirror's entry says; `vram` as
+    /// in [`Self::follow`]. For a device in software, which may read these by the mirror's.
     ///
     /// # Errors
     ///
-    /// `EIO` if it is another page: this table was not told of a change. Context: the mirror's table lock is held, as
+    /// `EIO` if a walk ends elsewhere: this table was not told of a change. Context: the mirror's table lock is held, as
     /// `guard` says.
     #[inline]
-    pub fn page<'g, D: Device>(
+    pub fn present<D: Device>(
         &self,
-        guard: &'g TableGuard<'_, D>,
-        addr: usize,
-    ) -> Result<Option<CpuPages<'g>>> {
-        let Some(physical) = self.physical(addr) else {
-            return Ok(None);
-        };
-        match guard.readable(addr) {
-            Some(Place::Cpu(pages)) if (pages.first_pfn() << PAGE_SHIFT) as u64 == physical => {
-                Ok(Some(pages))
+        guard: &TableGuard<'_, D>,
+        range: PageRange,
+        vram: impl Fn(DeviceRange) -> u64,
+    ) -> Result<usize> {
+        let mut pages = 0;
+        while pages < range.pages() {
+            let mut found = [0; WALKS];
+            {
+                let _calls = self.lock();
+                for (index, physical) in (pages..range.pages()).zip(&mut found) {
+                    *physical = self.walk(range.address(index));
+                }
             }
-            _ => Err(EIO),
+            for (index, physical) in (pages..range.pages()).zip(found) {
+                if physical == 0 {
+                    return Ok(index);
+                }
+                if physical_of(guard, range.address(index), &vram) != Some(physical) {
+                    return Err(EIO);
+                }
+                pages = index + 1;
+            }
         }
+        Ok(pages)
     }
+}
+
+/// Where the device finds the page of the mirror's entry at `addr`; `None` if it may not read it.
+#[inline]
+fn physical_of<D: Device>(
+    guard: &TableGuard<'_, D>,
+    addr: usize,
+    vram: impl Fn(DeviceRange) -> u64,
+) -> Option<u64> {
+    guard.readable(addr).map(|place| match place {
+        Place::Cpu(pages) => (pages.first_pfn() << PAGE_SHIFT) as u64,
+        Place::Device(pages) => vram(pages),
+    })
 }
 
 // What differs between the series. Not in `compat`, which would go to the kernel crate with `mm`.

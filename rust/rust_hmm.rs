@@ -23,7 +23,7 @@
 //! - `capi`: the same for drivers in C, by `include/rust_hmm.h`.
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.
-//! - `overhead`: what page tables take.
+//! - `overhead`: what page tables take, and what is mapped for DMA.
 //! - `watch`: the mirrors and devices that there are.
 //!
 //! # Lock order
@@ -36,7 +36,8 @@
 //!    reclaim: nothing allocates with reclaim or takes one of the locks above while it is held,
 //!    and it is not held over a call that invokes notifiers (`migrate_vma_setup`).
 //! 4. The list of attributes whose mapping has gone; the spinlock of their tree.
-//! 5. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
+//! 5. The spinlock of the tree of a table's DMA windows. Pages are mapped under the table lock, without that one.
+//! 6. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
 //!
 //! Device memory is allocated and freed without a lock. The mutex under which it grows is taken
 //! before all of these.
@@ -63,11 +64,13 @@ pub mod thread;
 mod bindings;
 mod capi;
 mod compat;
+mod debugfs;
 mod locks;
 mod overhead;
 mod watch;
 mod within;
 
+use debugfs::{Contents, Directory, File};
 use kernel::prelude::*;
 
 module! {
@@ -78,9 +81,33 @@ module! {
     license: "GPL",
 }
 
+/// What the library tells in debugfs, and where it can be made to fail.
+fn files() -> Result<KVec<File>> {
+    static MIRRORS: watch::Report = watch::Report(watch::Kind::Mirror);
+    static DEVICES: watch::Report = watch::Report(watch::Kind::Device);
+    let reports = [
+        (c"phases", Contents::Text(&phases::Report)),
+        (c"tables", Contents::Text(&overhead::Report)),
+        (c"dma", Contents::Text(&overhead::Dma)),
+        (c"mirrors", Contents::Text(&MIRRORS)),
+        (c"devices", Contents::Text(&DEVICES)),
+        (c"map", Contents::Binary(&watch::Map)),
+    ];
+    let reports = reports.map(|(name, contents)| File {
+        below: None,
+        name,
+        contents,
+    });
+    let mut files = KVec::new();
+    for file in Iterator::chain(reports.into_iter(), inject::files()) {
+        files.push(file, GFP_KERNEL)?;
+    }
+    Ok(files)
+}
+
 /// The library module.
 struct RustHmm {
-    _files: inject::Files,
+    _files: Directory,
 }
 
 impl Drop for RustHmm {
@@ -91,11 +118,11 @@ impl Drop for RustHmm {
 }
 
 impl kernel::Module for RustHmm {
-    fn init(_module: &'static ThisModule) -> Result<Self> {
+    fn init(module: &'static ThisModule) -> Result<Self> {
         // SAFETY: A module is initialized once.
         unsafe { watch::init() };
         Ok(Self {
-            _files: inject::Files::new()?,
+            _files: Directory::new(c"rust_hmm", module, files()?),
         })
     }
 }

@@ -483,6 +483,16 @@ mod suite {
         let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
         let (busy, not_ours) = (within::deadlock().to_errno(), EPERM.to_errno());
         let mut place = place();
+        // It is made before, since memory is not allocated with the lock held.
+        let (seen, theirs) = (driver.clone(), mirror as usize);
+        let thread = Thread::spawn(c"hmm-test", move || {
+            while seen.kicks.load(Relaxed) == 0 {
+                fsleep(Delta::from_millis(1));
+            }
+            // SAFETY: It is alive until this thread has ended.
+            let errno = unsafe { rust_hmm_table_unlock(theirs as *mut _) };
+            seen.runs.store(1 + errno.unsigned_abs() as usize, Relaxed);
+        })?;
         // SAFETY: All are alive; what is refused does nothing.
         unsafe {
             assert_eq!(
@@ -497,16 +507,10 @@ mod suite {
             let flags = rust_hmm_table_lookup(mirror, start, 2, &mut place);
             assert_eq!(flags, EINVAL.to_errno());
         }
-        let (seen, theirs) = (driver.clone(), mirror as usize);
-        let thread = Thread::spawn(c"hmm-test", move || {
-            // SAFETY: It is alive until this thread has ended.
-            let errno = unsafe { rust_hmm_table_unlock(theirs as *mut _) };
-            seen.runs.store(1 + errno.unsigned_abs() as usize, Relaxed);
-        })?;
+        driver.kicks.store(1, Relaxed);
         while driver.runs.load(Relaxed) == 0 {
             fsleep(Delta::from_millis(1));
         }
-        drop(thread);
         let theirs = driver.runs.load(Relaxed) - 1;
         assert_eq!(theirs, not_ours.unsigned_abs() as usize);
         // SAFETY: We hold it.
@@ -514,6 +518,7 @@ mod suite {
             assert_eq!(rust_hmm_table_unlock(mirror), 0);
             assert_eq!(rust_hmm_table_unlock(mirror), not_ours);
         }
+        drop(thread);
         detach(&driver);
         Ok(())
     }

@@ -7,6 +7,7 @@
 use super::{addr::PageRange, page::CpuPagesMut, space::MmapGuard};
 use crate::bindings;
 use kernel::{
+    alloc::flags::__GFP_NOWARN,
     error::to_result,
     mm::{Mm, MmWithUser},
     prelude::*,
@@ -72,8 +73,10 @@ impl PinnedPages {
     /// `EFAULT`: not mapped, or not writable; `EINVAL`: of a kind that cannot be pinned for long;
     /// `ENOMEM`; `EINTR`: killed. Context: may sleep; faults pages in.
     pub fn new(mmap: &MmapGuard<'_>, range: PageRange) -> Result<Self> {
+        // Whoever may lock what he likes may ask for more than there can be.
+        let flags = GFP_KERNEL_ACCOUNT | __GFP_NOWARN;
         // INVARIANT: Nothing is pinned yet.
-        let mut pinned = Self(KVVec::with_capacity(range.pages(), GFP_KERNEL_ACCOUNT)?);
+        let mut pinned = Self(KVVec::with_capacity(range.pages(), flags)?);
         while pinned.0.len() < range.pages() {
             let done = pinned.0.len();
             let wanted = (range.pages() - done).min(AT_ONCE);

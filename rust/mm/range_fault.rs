@@ -118,13 +118,14 @@ impl HmmPfn {
     }
 }
 
-/// Room for the result of one range fault: [`PMD_PAGES`] entries. Reuse it.
-pub struct PfnBuffer(KBox<[usize; PMD_PAGES]>);
+/// Room for the result of one range fault: [`PMD_PAGES`] entries. Reuse it. Its entries are cleared where they are used
+/// only: with one page for 8 bytes that is a part of a fault's cost.
+pub struct PfnBuffer(KVec<usize>);
 
 impl PfnBuffer {
     /// Allocates a buffer. Context: may sleep.
     pub fn new() -> Result<Self> {
-        Ok(Self(KBox::new([0; PMD_PAGES], GFP_KERNEL)?))
+        Ok(Self(KVec::with_capacity(PMD_PAGES, GFP_KERNEL)?))
     }
 }
 
@@ -194,9 +195,10 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
         if range.start() / PMD_SIZE != (range.end() - 1) / PMD_SIZE {
             return Err(EINVAL);
         }
-        let pages = range.pages();
-        let pfns = buffer.0.get_mut(..pages).ok_or(EINVAL)?;
-        pfns.fill(0);
+        buffer.0.clear();
+        // There is room: the range has at most `PMD_PAGES`.
+        buffer.0.resize(range.pages(), 0, GFP_KERNEL)?;
+        let pfns = buffer.0.as_mut_slice();
         let mut raw = bindings::hmm_range {
             notifier: self.notifier.as_raw(),
             notifier_seq: 0,

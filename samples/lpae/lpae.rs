@@ -17,9 +17,9 @@ use kernel::{
     uaccess::UserSlice, //
 };
 use rust_hmm::{
-    io_pgtable::LpaeTable,
+    io_pgtable::{Calls, LpaeTable},
     memory::{CopyJob, Memory, MemoryOps},
-    mirror::{Device, Mirror},
+    mirror::{Device, Mirror, Place},
     mm::{addr::PageRange, notifier::Cookie, range_fault::Access, sync_file::SyncFile},
     node::{FileOps, Node, OpenFile},
     pgtable::Radix4,
@@ -38,7 +38,8 @@ module! {
 const SUM: u32 = 0;
 /// The same, after a sync file.
 const SUM_AFTER: u32 = 1;
-/// The physical address at which a walk of the first page ends; 0: none.
+/// The physical address at which a walk of the first page ends, 0: none. The other words are how often the table's
+/// lock was taken, and the calls that mapped pages in a row and that took such out.
 const WALK: u32 = 2;
 
 /// Device faults in a row without progress.
@@ -105,9 +106,10 @@ impl Client {
         let (mut pages, mut sum) = (0, 0u64);
         let hardware = &self.mirror.device().table;
         let table = self.mirror.lock_table()?;
-        while pages < range.pages() {
-            let found = hardware.page(&table, range.address(pages))?;
-            let Some(contents) = found else {
+        // It has no memory of its own.
+        let walked = hardware.present(&table, range, |_| 0)?;
+        while pages < walked {
+            let Some(Place::Cpu(contents)) = table.readable(range.address(pages)) else {
                 break;
             };
             contents.read(0, page)?;
@@ -180,8 +182,14 @@ impl OpenFile for LpaeFile {
         match ioctl::_IOC_NR(command) {
             SUM if after == 0 => {}
             WALK => {
-                let found = self.client.mirror.device().table.physical(range.start());
-                for word in [0, 0, 0, found.unwrap_or(0)] {
+                let table = &self.client.mirror.device().table;
+                let Calls {
+                    locks,
+                    maps,
+                    unmaps,
+                } = table.calls();
+                let found = table.physical(range.start()).unwrap_or(0);
+                for word in [locks, maps, unmaps, found] {
                     output.write(&word)?;
                 }
                 return Ok(0);

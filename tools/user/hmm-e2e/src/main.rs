@@ -23,6 +23,9 @@ const RELOAD: [&str; 2] = ["reload", "memory"];
 struct Args {
     /// Run only tests whose full name contains one of these
     filters: Vec<String>,
+    /// Leave out tests whose full name contains this (repeatable)
+    #[arg(long, value_name = "FILTER")]
+    except: Vec<String>,
     /// List the tests and run none
     #[arg(long)]
     list: bool,
@@ -77,7 +80,8 @@ fn selected(args: &Args) -> Vec<Test> {
     };
     let name = |test: &Test| {
         let full = test.full_name();
-        args.filters.is_empty() || args.filters.iter().any(|filter| full.contains(filter))
+        let named = |filters: &[String]| filters.iter().any(|filter| full.contains(filter));
+        (args.filters.is_empty() || named(&args.filters)) && !named(&args.except)
     };
     tests::all().into_iter().filter(|test| group(test) && name(test)).collect()
 }

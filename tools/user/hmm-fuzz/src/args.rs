@@ -3,6 +3,7 @@
 
 use crate::arena::{self, BUFFER, BUFFER_LEN};
 use crate::calls::Op;
+use crate::extended;
 use crate::mutate;
 use crate::sys;
 use hmm::abi::iowr;
@@ -34,7 +35,8 @@ pub fn put_set(at: usize, what: u64, value: u64) {
     }
 }
 
-fn two(low: u64, high: u64) -> u64 {
+/// Two halves of a word.
+pub fn two(low: u64, high: u64) -> u64 {
     low | (high << 32)
 }
 
@@ -109,8 +111,8 @@ impl Argument {
             }
             Op::Set => {
                 let mut new = Argument::new(0x47, 32);
-                let what = rng.below_u64(5);
-                let most = [DELAY, 64, 4, 2, DELAY][what as usize];
+                let what = rng.below_u64(6);
+                let most = [DELAY, 64, 4, 2, DELAY, 3][what as usize];
                 (new.words[1], new.words[2]) = (what, rng.below_u64(most));
                 new
             }
@@ -125,16 +127,31 @@ impl Argument {
                 new.request = match rng.below(8) {
                     0..3 => new.request,
                     // Right numbers with other sizes and directions, or of others.
-                    3 | 4 => iowr(rng.below(0x4a) as u8, rng.below(1 << 14)),
-                    5 => iowr(rng.below(0x4a) as u8, 40) & !(rng.below_u64(4) << 30),
+                    3 | 4 => iowr(rng.below(0x7e) as u8, rng.below(1 << 14)),
+                    5 => iowr(rng.below(0x7e) as u8, 40) & !(rng.below_u64(4) << 30),
                     6 => rng.pick(&[0x5401, 0x541b, 0x5421, 0x5450, 0x5451, 0x6601, 1, 2]),
                     _ => rng.bits() & 0xffff_ffff,
                 };
                 new
             }
-            _ => Argument::command(op, rng),
+            Op::Sample => {
+                let bytes = if rng.one_in(3) { 32 } else { extended::SAMPLE_BYTES };
+                let number = rng.below(usize::from(extended::SAMPLE_COMMANDS) + 1) as u8;
+                let mut new = Argument::new(number, bytes);
+                extended::fill_sample(rng, &mut new.words);
+                new.heavy = true;
+                new
+            }
+            _ => match extended::ioctl(op) {
+                Some((number, bytes)) => {
+                    let mut new = Argument::new(number, bytes);
+                    extended::fill(op, rng, &mut new.words);
+                    new
+                }
+                None => Argument::command(op, rng),
+            },
         };
-        if new.bytes != 40 || op == Op::Info {
+        if op.is_extension() {
             // An extension: begins with its size.
             new.words[0] |= match rng.below(32) {
                 0 => rng.below_u64(new.bytes as u64),
@@ -193,8 +210,9 @@ impl Argument {
     /// Makes it certainly wrong: a bad range, a bad operation, or a size that is too small.
     pub fn spoil(&mut self, op: Op, rng: &mut Rng) {
         let (addr, pages) = match op {
-            Op::Submit => (2, 3),
-            Op::Migrate => (1, 2),
+            Op::Submit | Op::QueueSubmit | Op::Pull => (2, 3),
+            Op::Migrate | Op::SetAttributes | Op::GetAttributes => (1, 2),
+            Op::Sample => (0, 1),
             _ => (0, 2),
         };
         match rng.below(6) {
@@ -234,6 +252,7 @@ impl Argument {
             self.request ^= 1 << rng.below(32);
         }
         self.heavy = true;
+        extended::restrain(op, &mut self.words);
         if op == Op::Set && matches!(self.words[1] & 0xffff_ffff, 0 | 4) && self.words[2] < 1 << 31
         {
             self.words[2] %= DELAY;

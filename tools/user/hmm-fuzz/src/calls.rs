@@ -7,10 +7,19 @@ use crate::stats::{Shared, WORDS};
 use crate::sys;
 use hmm::rng::Rng;
 use hmm::PAGE_SIZE;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// File descriptors of the nodes: these numbers, open or not.
-pub const FDS: [i32; 6] = [100, 101, 102, 103, 104, 105];
+pub const FDS: [i32; 9] = [100, 101, 102, 103, 104, 105, 106, 107, 108];
+
+/// Of these, the first are of the mock device, one after the other; then come the nodes of [`SMALL`].
+pub const LARGE: usize = FDS.len() - SMALL.len();
+
+/// The nodes of the small drivers, if they are loaded.
+const SMALL: [&CStr; 3] = [c"/dev/hmm_c_mirror", c"/dev/hmm_mirror_only", c"/dev/hmm_lpae"];
 
 /// What the victim's memory is full of. Nobody else writes it.
 pub const CANARY: u64 = 0x5ec2_e700_c0ff_ee42;
@@ -27,7 +36,8 @@ macro_rules! ops {
         }
         /// Names, as in the headers.
         pub const NAMES: [&str; OPS] = [$($name,)*];
-        const ALL: [Op; OPS] = [$(Op::$op,)*];
+        /// All of them.
+        pub const ALL: [Op; OPS] = [$(Op::$op,)*];
         const WEIGHTS: [u64; OPS] = [$($weight,)*];
         /// Number of kinds.
         pub const OPS: usize = [$($weight,)*].len();
@@ -54,6 +64,32 @@ ops! {
     Migrate "DMIRROR_MIGRATE" 40,
     Set "DMIRROR_SET" 20,
     Discard "DMIRROR_DISCARD" 40,
+    SetAttributes "DMIRROR_SET_ATTRIBUTES" 30,
+    GetAttributes "DMIRROR_GET_ATTRIBUTES" 20,
+    Placement "DMIRROR_PLACEMENT" 10,
+    Policy "DMIRROR_POLICY" 10,
+    Memory "DMIRROR_MEMORY" 5,
+    Unplug "DMIRROR_UNPLUG" 10,
+    QueueCreate "DMIRROR_QUEUE_CREATE" 10,
+    QueueDestroy "DMIRROR_QUEUE_DESTROY" 5,
+    QueueSubmit "DMIRROR_QUEUE_SUBMIT" 40,
+    QueueRecord "DMIRROR_QUEUE_RECORD" 20,
+    QueueWait "DMIRROR_QUEUE_WAIT" 20,
+    QueueWaits "DMIRROR_QUEUE_WAITS" 10,
+    FenceCreate "DMIRROR_FENCE_CREATE" 20,
+    FenceSignal "DMIRROR_FENCE_SIGNAL" 40,
+    FenceCheck "DMIRROR_FENCE_CHECK" 20,
+    FenceSync "DMIRROR_FENCE_SYNC" 2,
+    FenceRelease "DMIRROR_FENCE_RELEASE" 20,
+    FenceExport "DMIRROR_FENCE_EXPORT" 10,
+    FenceImport "DMIRROR_FENCE_IMPORT" 20,
+    Lock "DMIRROR_LOCK" 20,
+    Unlock "DMIRROR_UNLOCK" 20,
+    Locked "DMIRROR_LOCKED" 20,
+    Pull "DMIRROR_PULL" 10,
+    Alloc "DMIRROR_ALLOC" 5,
+    Events "DMIRROR_EVENTS" 20,
+    Sample "other drivers" 60,
     Unknown "unknown ioctl" 90,
     Mmap "mmap" 1,
     Mremap "mremap" 1,
@@ -67,6 +103,13 @@ ops! {
     Dup "dup" 3,
     Close "close" 1,
     Pass "SCM_RIGHTS" 2,
+}
+
+impl Op {
+    /// Whether its argument begins with its size.
+    pub fn is_extension(self) -> bool {
+        (Op::Info as usize..=Op::Events as usize).contains(&(self as usize))
+    }
 }
 
 const TOTAL: u64 = {
@@ -112,11 +155,28 @@ pub struct Caller {
     pub undo: Option<(i32, u64)>,
 }
 
-/// Opens a node; negative: an error.
-pub fn open_node(device: u64) -> isize {
+fn open_path(path: &CStr, flags: i32) -> isize {
+    let flags = libc::O_RDWR | libc::O_CLOEXEC | flags;
+    sys::call3(libc::SYS_open, path.as_ptr() as usize, flags as usize, 0)
+}
+
+/// Opens the node of the descriptor with this index, or of that device where it may be any; negative: an error. Half of
+/// them do not wait for events.
+pub fn open_node(which: usize, device: u64) -> isize {
+    let flags = if which % 2 == 0 { libc::O_NONBLOCK } else { 0 };
+    let small = which.checked_sub(LARGE).map(|index| open_path(SMALL[index], flags));
+    if let Some(node) = small.filter(|node| *node >= 0) {
+        return node;
+    }
     let mut path = *b"/dev/hmm_dmirror0\0";
     path[16] = b'0' + device as u8;
-    sys::call3(libc::SYS_open, path.as_ptr() as usize, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0)
+    CStr::from_bytes_with_nul(&path).map_or(-1, |path| open_path(path, flags))
+}
+
+/// The paths of those of the small drivers that are there.
+pub fn small_nodes() -> impl Iterator<Item = &'static Path> {
+    let paths = SMALL.iter().map(|path| Path::new(OsStr::from_bytes(path.to_bytes())));
+    paths.filter(|path| path.exists())
 }
 
 fn close(fd: isize) -> isize {
@@ -153,7 +213,12 @@ impl Caller {
     }
 
     fn call(&mut self, op: Op) {
-        let which = self.rng.below(FDS.len());
+        let which = match (op, self.rng.one_in(8)) {
+            (Op::Sample, false) => LARGE + self.rng.below(FDS.len() - LARGE),
+            (_, true) => self.rng.below(FDS.len()),
+            (op, _) if op as usize > Op::Sample as usize => self.rng.below(FDS.len()),
+            _ => self.rng.below(LARGE),
+        };
         let fd = FDS[which];
         match op {
             Op::Mmap | Op::Mremap | Op::Munmap => self.mapping(op, fd),
@@ -184,6 +249,10 @@ impl Caller {
                     && (page..page + PAGE_SIZE).contains(&at) =>
             {
                 self.ids[which] = sys::peek(at + 72);
+            }
+            // They would be all that a process may open.
+            Op::FenceExport if arena::is_kept(at + 24) && at % 8 == 0 && !self.rng.one_in(4) => {
+                close((sys::peek(at + 24) >> 32) as isize);
             }
             Op::Set => self.undo = Some((fd, argument.words[1] & 0xffff_ffff)),
             Op::Read | Op::ReadUnlocked | Op::MigrateToDev | Op::Exclusive => {
@@ -331,7 +400,7 @@ impl Caller {
         let words = [fd as u64, device, source as u64, 0, 0, 0, 0, 0, 0, 0];
         let result = self.measure(op, words, true, || match op {
             Op::Open => {
-                let new = open_node(device);
+                let new = open_node(which, device);
                 if new >= 0 {
                     sys::call3(libc::SYS_dup3, new as usize, fd as usize, libc::O_CLOEXEC as usize);
                     close(new);

@@ -3,6 +3,7 @@
 
 use crate::arena::{self, Kind};
 use crate::calls::{self, Caller, Op};
+use crate::extended;
 use crate::mutate;
 use crate::stats::Shared;
 use crate::sys;
@@ -90,7 +91,9 @@ impl Chaos {
     fn interrupt(&self) {
         let now = sys::ticks();
         for slot in &self.shared().slots[self.slots.clone()] {
-            let waits = slot.op.load(Relaxed) == Op::Wait as u32 + 1;
+            let waits = [Op::Wait, Op::ReadFd, Op::Other]
+                .map(|op| op as u32 + 1)
+                .contains(&slot.op.load(Relaxed));
             let tid = slot.tid.load(Relaxed);
             if waits && tid != 0 && now.saturating_sub(slot.since.load(Relaxed)) > PATIENCE {
                 sys::signal_thread(tid, calls::INTERRUPT);
@@ -142,7 +145,8 @@ pub fn race(rng: &mut Rng, shared: &Shared, slots: std::ops::Range<usize>) {
     for _ in 0..200 {
         let op = slot.op.load(Relaxed);
         // A test parameter of a second would be all that happens.
-        if op == 0 || op == Op::Set as u32 + 1 {
+        let alone = |op: Op| op == Op::Set || extended::is_alone(op);
+        if op == 0 || calls::ALL.get(op as usize - 1).is_none_or(|op| alone(*op)) {
             std::hint::spin_loop();
             continue;
         }

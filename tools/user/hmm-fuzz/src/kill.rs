@@ -62,6 +62,8 @@ const KINDS: &[Kind] = &[
         private: false,
     },
     kind("READ with userfaultfd and nobody who answers", userfault),
+    kind("FENCE_SYNC of a fence that nobody signals", fence_sync),
+    kind("read of events that do not come", events),
     kind("mmap of 64 GiB of the node", mmap),
     kind("exit with 64 endless commands for each engine", commands),
     slow("exit with a command whose fault waits for a migration", command_in_fault),
@@ -262,6 +264,21 @@ fn userfault(gate: &Gate) -> Result<(), String> {
     let _uffd = hmm::uffd::Missing::new(&map).map_err(name)?;
     ready(gate)?;
     old(&device, Op::ReadUnlocked, map.addr(), 0, 16)
+}
+
+fn fence_sync(gate: &Gate) -> Result<(), String> {
+    let device = node()?;
+    let fence = device.host_fence().map_err(name)?;
+    ready(gate)?;
+    over(fence.sync(None))
+}
+
+fn events(gate: &Gate) -> Result<(), String> {
+    let device = node()?;
+    // Of evictions only, of which there are none.
+    let _stream = device.events(1 << 5, false).map_err(name)?;
+    ready(gate)?;
+    over(device.read_stream(&mut [0; 4096]))
 }
 
 fn mmap(gate: &Gate) -> Result<(), String> {

@@ -9,6 +9,7 @@ mod arena;
 mod args;
 mod calls;
 mod chaos;
+mod extended;
 mod kill;
 mod mutate;
 mod pass;
@@ -75,8 +76,8 @@ struct Permissions(Vec<(std::path::PathBuf, u32)>);
 impl Permissions {
     fn open_to_all(devices: u64) -> std::io::Result<Permissions> {
         let mut all = Permissions(Vec::new());
-        for index in 0..devices as u32 {
-            let path = Device::path(index);
+        let mock = (0..devices as u32).map(Device::path);
+        for path in mock.chain(calls::small_nodes().map(std::path::PathBuf::from)) {
             let mode = std::fs::metadata(&path)?.permissions().mode() & 0o7777;
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
             all.0.push((path, mode));
@@ -129,6 +130,17 @@ fn tell_stacks() {
             eprintln!("{} {}:\n{stack}", comm.trim(), id.to_string_lossy());
         }
     }
+}
+
+/// Processes with a call that only a kill ends, for so many ticks: it must end it.
+fn to_be_killed(shared: &Shared, patience: u64) -> impl Iterator<Item = usize> + '_ {
+    let now = sys::ticks();
+    let waiting = shared.slots.iter().enumerate().filter(move |(_, slot)| {
+        let op = (slot.op.load(Relaxed) as usize).checked_sub(1).map(|index| calls::ALL[index]);
+        let long = now.saturating_sub(slot.since.load(Relaxed)) > patience;
+        long && slot.tid.load(Relaxed) != 0 && op.is_some_and(extended::only_a_kill_ends)
+    });
+    waiting.map(|(index, _)| index / worker::SLOTS)
 }
 
 fn forget_slots(shared: &Shared, process: u64) {
@@ -212,6 +224,11 @@ fn run(args: &Args) -> Result<report::Report, String> {
             forget_slots(shared, process as u64);
             if !over {
                 *child = start(process as u64)?;
+            }
+        }
+        for process in to_be_killed(shared, limit / 8) {
+            if let Some(child) = running.get(process) {
+                child.signal(hmm::child::SIGKILL);
             }
         }
         if failure.is_none() {

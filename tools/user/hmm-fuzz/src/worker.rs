@@ -67,7 +67,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
     sys::interrupt_on(calls::INTERRUPT);
     arena::check_own_memory()?;
     for (index, fd) in FDS.iter().enumerate() {
-        let node = calls::open_node(index as u64 % plan.devices);
+        let node = calls::open_node(index, index as u64 % plan.devices);
         if node < 0 {
             return Err(format!("cannot open a node: {}", hmm::Errno(-node as i32)));
         }

@@ -194,13 +194,14 @@ fn killed(ctx: &Ctx) -> Outcome {
         map.fill(7);
         to_device(&device, &map)?;
         ready.open().what("gate")?;
+        // It works when it is killed, and ends only by that or by an error.
         loop {
-            // It works when it is killed.
-            device.migrate(map.addr(), PAGES, 1).what("back")?;
-            device.migrate(map.addr(), PAGES, 0).what("to the device")?;
+            let back = device.migrate(map.addr(), PAGES, 1).what("back");
+            let there = back.and_then(|_| device.migrate(map.addr(), PAGES, 0).what("to the device"));
+            if let Err(stop) = there {
+                return Err::<(), Stop>(stop);
+            }
         }
-        #[allow(unreachable_code)]
-        Ok::<(), Stop>(())
     })?;
     ready.wait().what("the child's migration")?;
     std::thread::sleep(Duration::from_millis(100));

@@ -9,7 +9,7 @@ use hmm::engine::Way;
 use hmm::{child, hostile, pattern, procfs, Child, Command, Device, EngineOp, Errno, Gate};
 use hmm::{Mapping, Op, Prot, Ptr, PAGE_SIZE};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PAGES: usize = 16;
 const OURS: &str = "the C driver has no engines";
@@ -26,6 +26,8 @@ pub const TESTS: &[Test] = &[
     Test::new("hostile", "everything_at_once", everything).only_rust("a known hang of test_hmm"),
     Test::new("hostile", "commands_of_a_file", commands_of_a_file).only_rust(OURS),
     Test::new("hostile", "nothing_is_pinned", nothing_is_pinned),
+    Test::new("hostile", "a_lock_of_everything_is_refused_at_once", lock_everything)
+        .only_rust(OURS),
     Test::new("hostile", "tables_are_charged", tables_are_charged).only_rust("it charges nobody"),
     Test::new("hostile", "files_give_their_memory_back", files_give_back),
     Test::new("hostile", "killed_while_it_copies", killed_while_it_copies).only_rust(OURS),
@@ -426,4 +428,33 @@ fn killed_while_it_maps(ctx: &Ctx) -> Outcome {
     let ended = child.wait_timeout(Duration::from_secs(10));
     check_eq!(ended, Some(child::Ended::Signal(9)), "10 s after it was killed");
     Ok(())
+}
+
+/// However long a range is, what a lock of it costs is what there is: by one who may lock what he likes, and by one who
+/// may lock nothing.
+fn lock_everything(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let locked = device.lock(map.addr(), PAGE_SIZE, 1, false).what("lock a page")?;
+    let beyond = map.addr() + map.len();
+    let refuse = || -> Outcome {
+        for bytes in [1 << 40, 1 << 46, 1 << 52] {
+            let since = Instant::now();
+            let result = device.lock(beyond, bytes, 1, false).map(|_| ());
+            check_eq!(result, Err(Errno::ENOMEM), "a lock of {bytes:#x} bytes");
+            // It begins before what is locked.
+            let result = device.lock(PAGE_SIZE, bytes.max(1 << 47), 1, false).map(|_| ());
+            check_eq!(result, Err(Errno::EEXIST), "a lock of {bytes:#x} bytes over a locked one");
+            check!(since.elapsed() < Duration::from_secs(3), "it took {:?}", since.elapsed());
+        }
+        Ok(())
+    };
+    refuse()?;
+    let child = Child::spawn(|| -> Outcome {
+        hostile::become_user(NOBODY).what("setuid")?;
+        refuse()
+    })?;
+    child.join().map_err(Stop::Fail)?;
+    device.unlock(locked.device_addr).what("unlock")
 }

@@ -310,11 +310,12 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     device.unlock(all).what("unlock")
 }
 
-/// Time of a look, the best of some, in ps.
+/// Time of a look, the best of many, in ps. Each is shorter than a time slice, so that a busy host has some that it
+/// does not interrupt.
 fn look(device: &Device, addr: usize) -> Result<u64, Stop> {
-    const LOOKS: u64 = 20_000;
+    const LOOKS: u64 = 500;
     let mut best = u64::MAX;
-    for _ in 0..15 {
+    for _ in 0..600 {
         best = best.min(device.locked(addr, LOOKS).what("look")?.ns);
     }
     Ok(best * 1000 / LOOKS)
@@ -336,9 +337,17 @@ fn cost(ctx: &Ctx) -> Outcome {
     let few = look(&device, map.page_addr(10))?;
     fill(10, MANY)?;
     check_eq!(device.locked(map.page_addr(MANY), 1).what("look")?.bytes, PAGE_SIZE, "bytes");
-    let many = look(&device, map.page_addr(MANY))?;
+    let mut many = look(&device, map.page_addr(MANY))?;
+    // A tree of ranges would be four times as deep. The host may have been busy for a while.
+    let most = few + few / 2;
+    for _ in 0..20 {
+        if many < most {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        many = many.min(look(&device, map.page_addr(MANY))?);
+    }
     println!("# lock.cost: a look takes {few} ps at 10 ranges, {many} ps at {MANY}");
-    // A tree of ranges would be four times as deep.
-    check!(many < few + few / 2, "{few} ps at 10 ranges, {many} ps at {MANY}");
+    check!(many < most, "{few} ps at 10 ranges, {many} ps at {MANY}");
     Ok(())
 }

@@ -3,7 +3,9 @@
 
 use super::mirror_only::{reads, Loaded};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::huge;
 use crate::{check, check_eq};
+use hmm::mirror_only::TableCalls;
 use hmm::{pagemap, pattern, Errno, Mapping, MirrorOnly, Prot, SyncFile, PAGE_SIZE};
 
 const OURS: &str = "needs our library";
@@ -20,6 +22,8 @@ pub const TESTS: &[Test] = &[
     })
     .only_rust(OURS),
     Test::new("lpae", "its_entries_follow_the_process", follows).only_rust(OURS),
+    Test::new("lpae", "pages_in_a_row_are_one_call", runs).only_rust(OURS),
+    Test::new("lpae", "scattered_pages_share_a_lock", batches).only_rust(OURS),
 ];
 
 /// The format as a module, unless the kernel has it.
@@ -80,5 +84,77 @@ fn follows(ctx: &Ctx) -> Outcome {
     map.advise_pages(libc::MADV_DONTNEED, 0, 300)?;
     check!(mapped()? <= PAGES - 300, "entries of pages that were given up");
     check_eq!(sum()?, sum_of(&map), "the sum with zeros");
+    Ok(())
+}
+
+/// What the table of `device` is asked while `f` runs.
+fn calls_of(device: &MirrorOnly, f: impl FnOnce() -> Outcome) -> Result<TableCalls, Stop> {
+    let before = device.table_calls().what("count")?;
+    f()?;
+    let after = device.table_calls().what("count")?;
+    Ok(TableCalls {
+        // Counting takes it, too.
+        locks: after.locks - before.locks - 1,
+        maps: after.maps - before.maps,
+        unmaps: after.unmaps - before.unmaps,
+    })
+}
+
+/// Has the device read `map`, and says what that took.
+fn calls_of_sum(device: &MirrorOnly, map: &Mapping) -> Result<TableCalls, Stop> {
+    let expected = sum_of(map);
+    let none: Option<&SyncFile> = None;
+    calls_of(device, || {
+        check_eq!(device.sum(map.addr(), map.pages(), none).what("sum")?, expected, "the sum");
+        Ok(())
+    })
+}
+
+fn runs(ctx: &Ctx) -> Outcome {
+    let _format = format(ctx)?;
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let device = MirrorOnly::open_node(NODE).what("open the sample")?;
+    const HUGE: usize = 4;
+    let map = huge(HUGE, 5)?;
+    let mapping = calls_of_sum(&device, &map)?;
+    // Each table of the format is filled by a call, and each 2 MiB is a device fault. The locks are 64 walks each.
+    check_eq!(mapping.maps, HUGE as u64, "calls to map {HUGE} huge pages");
+    check!(mapping.locks < 20 * HUGE as u64, "locks: {mapping:?}");
+    let removing = calls_of(&device, || {
+        map.advise_pages(libc::MADV_DONTNEED, 0, map.pages()).map_err(Stop::from)
+    })?;
+    check_eq!(removing.unmaps, HUGE as u64, "calls to take them out");
+    check!(removing.locks <= 2 * HUGE as u64, "locks: {removing:?}");
+    check_eq!(device.walk(map.page_addr(700)).what("walk")?, 0, "a page that has gone");
+    Ok(())
+}
+
+fn batches(ctx: &Ctx) -> Outcome {
+    let _format = format(ctx)?;
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let device = MirrorOnly::open_node(NODE).what("open the sample")?;
+    // Page after page of two mappings in turn, so that hardly any two are in a row.
+    let (map, other) = (Mapping::anon(PAGES)?, Mapping::anon(PAGES)?);
+    for map in [&map, &other] {
+        map.advise(libc::MADV_NOHUGEPAGE)?;
+    }
+    for page in 0..PAGES {
+        map.set(page, 0, page as u64);
+        other.set(page, 0, 0);
+    }
+    let mapping = calls_of_sum(&device, &map)?;
+    let entries = pagemap::read(map.addr(), PAGES).what("page frames")?;
+    let frames: Vec<_> = entries.iter().map(|entry| entry.pfn().unwrap_or(0)).collect();
+    let breaks = frames.windows(2).filter(|pair| pair[1] != pair[0] + 1).count() as u64;
+    let tables = 4;
+    check!(breaks > PAGES as u64 / 8, "the memory is not scattered: {breaks} breaks");
+    check!(mapping.maps <= breaks + 1 + 2 * tables, "{mapping:?} for {breaks} breaks");
+    // 32 runs share a lock, and so do 64 walks.
+    let (runs, walks) = (mapping.maps / 32, 2 * PAGES as u64 / 64);
+    check!(mapping.locks <= runs + walks + 4 * tables, "{mapping:?}");
+    let removing =
+        calls_of(&device, || map.advise_pages(libc::MADV_DONTNEED, 0, PAGES).map_err(Stop::from))?;
+    check!(removing.unmaps <= tables, "scattered pages that go: {removing:?}");
+    check!(removing.locks <= 2 * tables, "scattered pages that go: {removing:?}");
     Ok(())
 }

@@ -7,6 +7,7 @@ mod attributes;
 mod bad;
 mod c_mirror;
 mod connect;
+mod debugfs;
 mod engine;
 mod events;
 mod extension;
@@ -70,6 +71,7 @@ pub fn all() -> Vec<Test> {
         memory::TESTS,
         events::WITH_PARAMETERS,
         hmmctl::WITHOUT_MODULES,
+        debugfs::TESTS,
         reload::TESTS,
     ];
     groups.concat()

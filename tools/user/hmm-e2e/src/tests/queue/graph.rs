@@ -66,10 +66,11 @@ fn make(rng: &mut Rng, bad: usize) -> Vec<Node> {
             Node { place, kind, after }
         })
         .collect();
+    // Not in the first quarter: with any seed many nodes run.
     for _ in 0..bad {
         let device = nodes
             .iter_mut()
-            .skip(rng.below(NODES / 2))
+            .skip(NODES / 4 + rng.below(NODES / 4))
             .find(|node| node.place.is_some() && node.kind == Kind::Pass);
         if let Some(node) = device {
             node.kind = Kind::Bad;

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The list of all mirrors and all device memory, in the order of their numbers.
+
+use super::{Kind, Place, Watched};
+use crate::locks;
+use kernel::{
+    prelude::*,
+    rbtree::{RBTree, RBTreeNode},
+    sync::{Arc, Mutex},
+};
+
+/// Numbers that [`short`] tells apart.
+const SHORT: u32 = 19;
+
+/// The lower bits of a number, by which those are known that have room for no more: what is in the list is in the order
+/// of these first.
+pub(super) fn short(number: u32) -> u64 {
+    u64::from(number) & ((1 << SHORT) - 1)
+}
+
+/// Where in the list those are that are called `number` for short, at the earliest.
+pub(super) fn at_short(number: u64) -> u64 {
+    number << u32::BITS
+}
+
+/// Where a number is in the list.
+pub(super) fn position(number: u32) -> u64 {
+    at_short(short(number)) | u64::from(number)
+}
+
+/// Places have addresses of their own, should numbers have come round.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    kind: Kind,
+    position: u64,
+    address: usize,
+}
+
+impl Key {
+    fn of(place: &Arc<Place>) -> Self {
+        Self {
+            kind: place.kind,
+            position: position(place.number),
+            address: Arc::as_ptr(place).addr(),
+        }
+    }
+}
+
+/// What puts a place into a list.
+type Node = RBTreeNode<Key, Arc<Place>>;
+
+/// Places in order.
+struct List(Option<RBTree<Key, Arc<Place>>>);
+
+impl List {
+    fn add(&mut self, node: Node) {
+        // No two have an address.
+        let _none = self.0.get_or_insert_with(RBTree::new).insert(node);
+    }
+
+    fn remove(&mut self, place: &Arc<Place>) {
+        if let Some(tree) = &mut self.0 {
+            tree.remove(&Key::of(place));
+        }
+    }
+
+    /// The first from `position` on. Costs the height of the tree: who takes one after the other is not to look at all
+    /// of them each time.
+    fn next(&self, kind: Kind, position: u64) -> Option<Arc<Place>> {
+        let first = Key {
+            kind,
+            position,
+            address: 0,
+        };
+        let found = self.0.as_ref()?.cursor_lower_bound(&first)?;
+        let (key, place) = found.current();
+        (key.kind == kind).then(|| place.clone())
+    }
+}
+
+kernel::sync::global_lock! {
+    // SAFETY: `init` is called when the module is loaded, before there is anything to be put into the list.
+    unsafe(uninit) static ALL: Mutex<List> = List(None);
+}
+
+/// A place in the list. Dropping it waits for those who look, for a part of their work.
+pub(crate) struct Seat(Arc<Place>);
+
+impl Seat {
+    /// Adds `subject`. Context: may sleep. `ENOMEM`.
+    // Not inlined: there is one list in all modules.
+    #[inline(never)]
+    pub(crate) fn new(
+        kind: Kind,
+        number: u32,
+        pid: i32,
+        subject: Arc<dyn Watched>,
+    ) -> Result<Self> {
+        let (place, node) = make(kind, number, pid, subject)?;
+        ALL.lock().add(node);
+        Ok(Self(place))
+    }
+}
+
+/// A place, and what is needed to put it into a list.
+fn make(
+    kind: Kind,
+    number: u32,
+    pid: i32,
+    subject: Arc<dyn Watched>,
+) -> Result<(Arc<Place>, Node)> {
+    let (name, class) = locks::watched();
+    let place = Arc::pin_init(
+        pin_init!(Place {
+            kind,
+            number,
+            pid,
+            subject <- Mutex::new(Some(subject), name, class),
+        }),
+        GFP_KERNEL,
+    )?;
+    let node = Node::new(Key::of(&place), place.clone(), GFP_KERNEL)?;
+    Ok((place, node))
+}
+
+impl Drop for Seat {
+    #[inline(never)]
+    fn drop(&mut self) {
+        leave(&self.0);
+        ALL.lock().remove(&self.0);
+    }
+}
+
+/// Takes what is watched away from those who look.
+///
+/// It may be the last reference: that of a mirror that could not be made goes with its seat, after the mirror's own. What
+/// is dropped waits for callbacks, whose locks who looks may wait for; so it is not dropped with the lock of the place held.
+fn leave(place: &Place) {
+    let subject = place.subject.lock().take();
+    drop(subject);
+}
+
+/// Before anything else of this module.
+///
+/// # Safety
+///
+/// To be called once.
+pub(crate) unsafe fn init() {
+    // SAFETY: Once, by the function's requirements.
+    unsafe { ALL.init() };
+}
+
+/// When nothing is left.
+pub(crate) fn exit() {
+    drop(ALL.lock().0.take());
+}
+
+/// The first from `position` on, of those in the list now.
+pub(super) fn next(kind: Kind, position: u64) -> Option<Arc<Place>> {
+    ALL.lock().next(kind, position)
+}
+
+#[kunit_tests(rust_hmm_watch_list)]
+mod tests {
+    use super::*;
+    use kernel::{
+        fmt, new_mutex,
+        sync::atomic::{ordering::Relaxed, Atomic},
+        time::{Instant, Monotonic},
+    };
+
+    struct Nothing;
+
+    impl Watched for Nothing {
+        fn columns(&self, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            Ok(())
+        }
+    }
+
+    fn add(list: &mut List, kind: Kind, number: u32) -> Result<Arc<Place>> {
+        let subject = Arc::new(Nothing, GFP_KERNEL)?;
+        let (place, node) = make(kind, number, 0, subject)?;
+        list.add(node);
+        Ok(place)
+    }
+
+    /// The numbers of all, one after the other.
+    fn walk(list: &List, kind: Kind) -> Result<KVec<u32>> {
+        let (mut numbers, mut from) = (KVec::new(), 0);
+        while let Some(place) = list.next(kind, from) {
+            numbers.push(place.number, GFP_KERNEL)?;
+            from = position(place.number) + 1;
+        }
+        Ok(numbers)
+    }
+
+    #[test]
+    fn all_come_in_order_and_once() -> Result {
+        let mut list = List(None);
+        assert!(list.next(Kind::Mirror, 0).is_none());
+        let mut places = KVec::new();
+        for number in [7, 0, u32::MAX, 3, 1 << SHORT, (1 << SHORT) + 3] {
+            places.push(add(&mut list, Kind::Mirror, number)?, GFP_KERNEL)?;
+            places.push(add(&mut list, Kind::Device, number / 2)?, GFP_KERNEL)?;
+        }
+        let expected = [0, 1 << SHORT, 3, (1 << SHORT) + 3, 7, u32::MAX];
+        assert_eq!(walk(&list, Kind::Mirror)?.as_slice(), expected);
+        assert_eq!(walk(&list, Kind::Device)?.len(), 6);
+        // Of two that have the same number one is seen, and the other when that is gone.
+        let again = add(&mut list, Kind::Mirror, 7)?;
+        assert_eq!(walk(&list, Kind::Mirror)?.as_slice(), expected);
+        list.remove(&again);
+        assert_eq!(walk(&list, Kind::Mirror)?.as_slice(), expected);
+        for place in &places {
+            list.remove(place);
+        }
+        assert!(list.0.as_ref().is_some_and(RBTree::is_empty));
+        Ok(())
+    }
+
+    /// The least nanoseconds that a look at each of `count` mirrors takes, in a few tries.
+    fn cost(count: u32) -> Result<i64> {
+        let mut list = List(None);
+        for number in 0..count {
+            add(&mut list, Kind::Mirror, number)?;
+        }
+        let mut least = i64::MAX;
+        for _ in 0..5 {
+            let start = Instant::<Monotonic>::now();
+            let (mut seen, mut from) = (0, 0);
+            while let Some(place) = list.next(Kind::Mirror, from) {
+                from = position(place.number) + 1;
+                seen += 1;
+            }
+            least = least.min(start.elapsed().as_nanos());
+            assert_eq!(seen, count);
+        }
+        Ok(least.max(1))
+    }
+
+    /// With 16 times as many a walk takes 16 times as long and a little more; if each step looked at all it would be
+    /// 256 times.
+    #[test]
+    fn a_step_does_not_look_at_all_of_them() -> Result {
+        let (few, many) = (cost(512)?, cost(8192)?);
+        assert!(many / few < 100);
+        Ok(())
+    }
+
+    /// Looks from within its drop at whether the place is locked.
+    struct Last {
+        place: Arc<Mutex<Option<Arc<Place>>>>,
+        free: Arc<Atomic<i32>>,
+    }
+
+    impl Watched for Last {
+        fn columns(&self, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            Ok(())
+        }
+    }
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            if let Some(place) = self.place.lock().take() {
+                let free = place.subject.try_lock().is_some();
+                self.free.store(if free { 1 } else { 2 }, Relaxed);
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_reference_is_dropped_without_the_lock() -> Result {
+        let own = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
+        let free = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+        let last = Last {
+            place: own.clone(),
+            free: free.clone(),
+        };
+        let last = Arc::new(last, GFP_KERNEL)?;
+        let (place, _node) = make(Kind::Mirror, 1, 0, last)?;
+        *own.lock() = Some(place.clone());
+        assert_eq!(free.load(Relaxed), 0);
+        leave(&place);
+        assert_eq!(free.load(Relaxed), 1);
+        assert!(place.subject.lock().is_none());
+        Ok(())
+    }
+}

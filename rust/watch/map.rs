@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The file `rust_hmm/map` in debugfs: what the devices can translate.
+
+use super::{
+    list::{at_short, next, short},
+    Kind,
+};
+use crate::{
+    mm::{addr::PageRange, space::fatal_signal_pending},
+    pgtable::Entry,
+};
+use core::fmt::Write;
+use kernel::{
+    debugfs::BinaryWriter, fmt, fs::file, page::PAGE_SHIFT, prelude::*, uaccess::UserSliceWriter,
+};
+
+/// Bytes that a line of the file `map` has at most.
+const LONGEST: usize = 96;
+
+/// Bytes that one read of it returns at most.
+const ROOM: usize = 16384;
+
+/// Pages in a row that the device sees alike.
+struct Run {
+    start: usize,
+    pages: usize,
+    entry: Entry,
+    huge: bool,
+}
+
+impl Run {
+    /// Whether a page with `entry` looks the same.
+    fn is_like(&self, entry: Entry, huge: bool) -> bool {
+        let looks = |entry: Entry| (entry.is_device(), entry.is_exclusive(), entry.is_writable());
+        looks(self.entry) == looks(entry) && self.huge == huge
+    }
+}
+
+/// Text of runs.
+struct Lines {
+    text: KVec<u8>,
+    mirror: u32,
+    pid: i32,
+    run: Option<Run>,
+}
+
+impl fmt::Write for Lines {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.bytes().try_for_each(|byte| {
+            let pushed = self.text.push_within_capacity(byte);
+            pushed.map_err(|_| fmt::Error)
+        })
+    }
+}
+
+impl Lines {
+    /// Adds a translation, and says whether there was room for it.
+    fn add(&mut self, range: PageRange, entry: Entry, huge: bool) -> bool {
+        if let Some(run) = &mut self.run {
+            let end = run.start + (run.pages << PAGE_SHIFT);
+            if end == range.start() && run.is_like(entry, huge) {
+                run.pages += range.pages();
+                return true;
+            }
+        }
+        // For that which is to be written, and this one.
+        if self.text.capacity() - self.text.len() < 2 * LONGEST {
+            return false;
+        }
+        self.end_run();
+        self.run = Some(Run {
+            start: range.start(),
+            pages: range.pages(),
+            entry,
+            huge,
+        });
+        true
+    }
+
+    /// Writes the last run.
+    fn end_run(&mut self) {
+        let Some(run) = self.run.take() else {
+            return;
+        };
+        let place = if run.entry.is_device() {
+            "device"
+        } else if run.entry.is_exclusive() {
+            "exclusive"
+        } else {
+            "system"
+        };
+        let access = if run.entry.is_writable() { "rw" } else { "r" };
+        let size = if run.huge { "huge" } else { "small" };
+        let (mirror, pid, start, pages) = (self.mirror, self.pid, run.start, run.pages);
+        // There is room for a line of the longest.
+        let _fits = writeln!(
+            self,
+            "{mirror} {pid} {start:#x} {pages} {place} {access} {size}"
+        );
+    }
+}
+
+/// The text of the file `map`: the runs of all mirrors. The position in the file is where to go on: the mirror's
+/// number, modulo 2^19, in the upper bits, and the number of the page in 44 bits. A read returns whole lines, after a
+/// bounded part of the work.
+pub(crate) struct Map;
+
+const PAGE_BITS: u32 = 44;
+
+impl Map {
+    fn position(mirror: u64, addr: usize) -> file::Offset {
+        let pages = (addr >> PAGE_SHIFT) as u64;
+        file::Offset::try_from(mirror << PAGE_BITS | pages).unwrap_or(file::Offset::MAX)
+    }
+}
+
+impl BinaryWriter for Map {
+    fn write_to_slice(
+        &self,
+        writer: &mut UserSliceWriter,
+        offset: &mut file::Offset,
+    ) -> Result<usize> {
+        if writer.is_empty() {
+            return Ok(0);
+        }
+        if writer.len() < 2 * LONGEST {
+            return Err(EINVAL);
+        }
+        let position = u64::try_from(*offset)?;
+        let mut mirror = position >> PAGE_BITS;
+        let mut addr = usize::try_from(position & ((1 << PAGE_BITS) - 1))? << PAGE_SHIFT;
+        let mut lines = Lines {
+            text: KVec::with_capacity(writer.len().min(ROOM), GFP_KERNEL)?,
+            mirror: 0,
+            pid: 0,
+            run: None,
+        };
+        while lines.text.is_empty() {
+            if fatal_signal_pending() {
+                return Err(EINTR);
+            }
+            let Some(place) = next(Kind::Mirror, at_short(mirror)) else {
+                return Ok(0);
+            };
+            if short(place.number) != mirror {
+                (mirror, addr) = (short(place.number), 0);
+            }
+            (lines.mirror, lines.pid) = (place.number, place.pid);
+            let behind = {
+                let subject = place.subject.lock();
+                subject.as_ref().and_then(|subject| {
+                    subject.translations(addr, &mut |range, entry, huge| {
+                        lines.add(range, entry, huge)
+                    })
+                })
+            };
+            lines.end_run();
+            (mirror, addr) = behind.map_or((mirror + 1, 0), |addr| (mirror, addr));
+        }
+        writer.write_slice(&lines.text)?;
+        *offset = Self::position(mirror, addr);
+        Ok(lines.text.len())
+    }
+}
+
+#[kunit_tests(rust_hmm_watch)]
+mod tests {
+    use super::*;
+    use kernel::page::PAGE_SIZE;
+
+    fn lines(room: usize) -> Result<Lines> {
+        Ok(Lines {
+            text: KVec::with_capacity(room, GFP_KERNEL)?,
+            mirror: 7,
+            pid: 42,
+            run: None,
+        })
+    }
+
+    #[test]
+    fn neighbours_that_look_alike_are_one_line() -> Result {
+        let mut lines = lines(1024)?;
+        let page = |index: usize| PageRange::from_pages(index * PAGE_SIZE, 1);
+        for index in 1..=3 {
+            // Frames need not be in a row.
+            assert!(lines.add(page(index)?, Entry::system(9 - index, true), false));
+        }
+        assert!(lines.add(page(4)?, Entry::system(9, false), false));
+        assert!(lines.add(page(5)?, Entry::device(9, false), false));
+        assert!(lines.add(page(7)?, Entry::device(10, false), false));
+        assert!(lines.add(
+            PageRange::from_pages(512 * PAGE_SIZE, 512)?,
+            Entry::exclusive(3),
+            true
+        ));
+        lines.end_run();
+        let expected = "7 42 0x1000 3 system rw small\n7 42 0x4000 1 system r small\n\
+                        7 42 0x5000 1 device r small\n7 42 0x7000 1 device r small\n\
+                        7 42 0x200000 512 exclusive r huge\n";
+        assert_eq!(core::str::from_utf8(&lines.text), Ok(expected));
+        Ok(())
+    }
+
+    #[test]
+    fn what_has_no_room_is_left_for_the_next_read() -> Result {
+        let mut lines = lines(2 * LONGEST)?;
+        let far = |index: usize| PageRange::from_pages(index * 2 * PAGE_SIZE, 1);
+        let mut taken = 0;
+        while lines.add(far(taken)?, Entry::system(1, true), false) {
+            taken += 1;
+        }
+        lines.end_run();
+        assert!(taken > 0);
+        let count = lines.text.iter().filter(|byte| **byte == b'\n').count();
+        assert_eq!((count, lines.text.last()), (taken, Some(&b'\n')));
+        // The longest there can be.
+        let mut longest = Lines {
+            mirror: u32::MAX,
+            pid: i32::MIN,
+            ..lines
+        };
+        longest.text.clear();
+        let end = usize::MAX & kernel::page::PAGE_MASK;
+        let all = PageRange::new(1 << 63, end)?;
+        assert!(longest.add(all, Entry::exclusive(1), false));
+        longest.end_run();
+        assert!(longest.text.len() <= LONGEST && longest.text.last() == Some(&b'\n'));
+        Ok(())
+    }
+
+    #[test]
+    fn positions_keep_mirror_and_page() {
+        let addr = (1 << 56) - PAGE_SIZE;
+        let position = Map::position(short(5), addr) as u64;
+        assert_eq!(position >> PAGE_BITS, 5);
+        assert_eq!(
+            (position & ((1 << PAGE_BITS) - 1)) << PAGE_SHIFT,
+            addr as u64
+        );
+        assert_eq!(short(1 << 19), 0);
+        assert_eq!(Map::position(1 << 19, 0), file::Offset::MAX);
+    }
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The files `rust_hmm/mirrors` and `rust_hmm/devices` in debugfs.
+
+use super::{
+    list::{next, position},
+    Kind, Place,
+};
+use crate::mm::space::fatal_signal_pending;
+use kernel::{debugfs::Writer, fmt, prelude::*};
+
+/// Columns of a mirror that [`Watched::columns`] writes.
+const MIRROR_COLUMNS: &str =
+    "device alive faults fault_ns migrations mapped invalidations invalidated to_device to_system \
+     switched skipped retries replicated collapsed";
+
+/// Columns of a device that [`Watched::columns`] writes.
+const DEVICE_COLUMNS: &str =
+    "kind used total limit cpu_faults cpu_fault_pages evicted evicted_for_room";
+
+/// Where the pages of a mirror are, of those that its device can translate.
+#[derive(Default)]
+struct Residency {
+    system: usize,
+    device: usize,
+    exclusive: usize,
+}
+
+impl Place {
+    /// Counts the pages. `EINTR` if killed.
+    fn residency(&self) -> Result<Residency> {
+        let mut total = Residency::default();
+        let mut from = Some(0);
+        while let Some(addr) = from {
+            if fatal_signal_pending() {
+                return Err(EINTR);
+            }
+            let subject = self.subject.lock();
+            from = subject.as_ref().and_then(|subject| {
+                subject.translations(addr, &mut |range, entry, _| {
+                    let place = if entry.is_device() {
+                        &mut total.device
+                    } else if entry.is_exclusive() {
+                        &mut total.exclusive
+                    } else {
+                        &mut total.system
+                    };
+                    *place += range.pages();
+                    true
+                })
+            });
+        }
+        Ok(total)
+    }
+}
+
+/// The text of the files `mirrors` and `devices`: names of the columns, then a line for each.
+pub(crate) struct Report(pub(crate) Kind);
+
+impl Writer for Report {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Kind::Mirror => writeln!(
+                f,
+                "mirror pid system_pages device_pages exclusive_pages {MIRROR_COLUMNS}"
+            )?,
+            Kind::Device => writeln!(f, "device {DEVICE_COLUMNS}")?,
+        }
+        let mut from = 0;
+        while let Some(place) = next(self.0, from) {
+            from = position(place.number) + 1;
+            let Ok(pages) = place.residency() else {
+                break;
+            };
+            let subject = place.subject.lock();
+            let Some(subject) = subject.as_ref() else {
+                continue;
+            };
+            write!(f, "{}", place.number)?;
+            if self.0 == Kind::Mirror {
+                let Residency {
+                    system,
+                    device,
+                    exclusive,
+                } = pages;
+                write!(f, " {} {system} {device} {exclusive}", place.pid)?;
+            }
+            subject.columns(f)?;
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Files of the library in debugfs that are open while its modules go.
+
+use super::reload::{load, unload, Restore};
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::fails;
+use crate::{check, check_eq};
+use hmm::{module, Errno};
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+
+const OURS: &str = "the C driver has no such files";
+const ROOT: &str = "/sys/kernel/debug/rust_hmm";
+const LIBRARY: &str = "rust_hmm";
+
+pub const TESTS: &[Test] = &[
+    Test::new("debugfs", "open_files_keep_the_library", keep).only_rust(OURS),
+    Test::new("debugfs", "files_go_with_the_library", go).only_rust(OURS),
+];
+
+/// The regular files below `directory`.
+fn files(directory: &Path) -> Result<Vec<PathBuf>, Stop> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).what("list debugfs")? {
+        let path = entry.what("list debugfs")?.path();
+        if path.is_dir() {
+            found.extend(files(&path)?);
+        } else {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// Reads all of `file` again, in parts that have room for a line of any.
+fn read(file: &mut File, path: &Path) -> Result<String, Stop> {
+    let (mut text, mut part) = (Vec::new(), [0; 4096]);
+    file.rewind().what("rewind")?;
+    loop {
+        let bytes = file.read(&mut part).what(&format!("read {}", path.display()))?;
+        if bytes == 0 {
+            return String::from_utf8(text).map_err(|error| Stop::Fail(error.to_string()));
+        }
+        text.extend_from_slice(&part[..bytes]);
+    }
+}
+
+/// Of each file alone: closing one that is open when the library is gone would use what is no more.
+fn keep(ctx: &Ctx) -> Outcome {
+    let _restore = Restore(ctx);
+    load(ctx, "")?;
+    module::unload("rust_dmirror").what("unload the driver")?;
+    let paths = files(Path::new(ROOT))?;
+    let points = paths.iter().filter(|path| path.parent() != Some(Path::new(ROOT))).count();
+    check!(points >= 10 && paths.len() - points >= 5, "files: {paths:?}");
+    for path in &paths {
+        let name = path.display();
+        let mut file = File::open(path).what(&format!("open {name}"))?;
+        let text = read(&mut file, path)?;
+        fails(module::unload(LIBRARY), Errno::EAGAIN, &format!("unload with {name} open"))?;
+        check_eq!(read(&mut file, path)?, text, "{name} after a refused unload");
+        drop(file);
+    }
+    module::unload(LIBRARY).what("unload when all are closed")?;
+    check!(!Path::new(ROOT).exists(), "{ROOT} is there without the library");
+    Ok(())
+}
+
+/// One that was open is no hindrance later, and another load has the same files.
+fn go(ctx: &Ctx) -> Outcome {
+    let _restore = Restore(ctx);
+    load(ctx, "")?;
+    let before = files(Path::new(ROOT))?;
+    for path in &before {
+        read(&mut File::open(path).what("open")?, path)?;
+    }
+    unload(ctx)?;
+    check!(!Path::new(ROOT).exists(), "{ROOT} is there without the library");
+    load(ctx, "")?;
+    check_eq!(files(Path::new(ROOT))?, before, "files after another load");
+    Ok(())
+}

@@ -57,7 +57,7 @@ struct rust_hmm_dma_window *rust_hmm_dma_window_alloc(struct device *dev,
 {
 	struct rust_hmm_dma_window *window;
 
-	window = kzalloc(sizeof(*window), GFP_KERNEL);
+	window = kzalloc_obj(*window);
 	if (!window) {
 		*error = -ENOMEM;
 		return NULL;

@@ -102,7 +102,7 @@ rust_hmm_interrupt_new(struct pci_dev *pdev, void (*handle)(const void *data),
 	int err;
 
 	*error = -ENOMEM;
-	interrupt = kzalloc(sizeof(*interrupt), GFP_KERNEL);
+	interrupt = kzalloc_obj(*interrupt);
 	if (!interrupt)
 		return NULL;
 	interrupt->pdev = pdev;

@@ -148,8 +148,8 @@ kernel::module_pci_driver! {
     license: "GPL",
     params: {
         dma_bits: u64 {
-            default: 64,
-            description: "Bits of address that the copy engine sends; edu without dma_mask= has 28",
+            default: 32,
+            description: "Bits of address that the copy engine sends, up to 32; edu without dma_mask= has 28",
         },
         copy_delay_ms: u64 {
             default: 0,

@@ -6,7 +6,6 @@
 use crate::file::Client;
 use kernel::{
     device::Core,
-    devres::Devres,
     io::Io,
     page::PAGE_SIZE,
     pci,
@@ -48,9 +47,9 @@ const SOURCE: usize = 0x80;
 const DESTINATION: usize = 0x88;
 const COUNT: usize = 0x90;
 const COMMAND: usize = 0x98;
-const START: u64 = 1;
-const FROM_BUFFER: u64 = 2;
-const INTERRUPT: u64 = 4;
+const START: u32 = 1;
+const FROM_BUFFER: u32 = 2;
+const INTERRUPT: u32 = 4;
 /// Where its buffer is, for itself.
 const BUFFER: u64 = 0x40000;
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -61,7 +60,7 @@ const DEPTH: usize = 4096;
 const TIMEOUT: Delta = Delta::from_secs(20);
 
 #[cfg(not(hmm_series_7_3))]
-type Registers = Devres<pci::Bar<'static, 0x100>>;
+type Registers = kernel::devres::Devres<pci::Bar<'static, 0x100>>;
 #[cfg(hmm_series_7_3)]
 type Registers = pci::DevresBar<0x100>;
 
@@ -290,14 +289,14 @@ impl Hardware {
         }
     }
 
-    /// One step. `EIO` if no interrupt comes; `ENODEV`.
-    fn begin(&self, from: u64, to: u64, direction: u64) -> Result<u64> {
+    /// Begins a step. The device takes 32 bits of address. `ENODEV`.
+    fn begin(&self, from: u64, to: u64, direction: u32) -> Result<u64> {
         let registers = self.engine.registers.try_access().ok_or(ENODEV)?;
         let before = self.engine.finished.load(Acquire);
-        registers.write64(from, SOURCE);
-        registers.write64(to, DESTINATION);
-        registers.write64(PAGE, COUNT);
-        registers.write64(START | direction | INTERRUPT, COMMAND);
+        registers.write32(u32::try_from(from)?, SOURCE);
+        registers.write32(u32::try_from(to)?, DESTINATION);
+        registers.write32(0x1000, COUNT);
+        registers.write32(START | direction | INTERRUPT, COMMAND);
         Ok(before)
     }
 

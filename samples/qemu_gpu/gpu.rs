@@ -86,6 +86,9 @@ impl Gpu {
     pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
         pdev.enable_device_mem()?;
         let bits = u32::try_from(crate::number(crate::module_parameters::dma_bits.value()))?;
+        if bits > 32 {
+            return Err(EINVAL);
+        }
         let dma = DmaDevice::bound(pdev.as_ref(), bits)?;
         let bar = PciMemory::claim(pdev, 0, 2)?;
         let pages = usize::try_from(bar.size())? / PAGE_SIZE;

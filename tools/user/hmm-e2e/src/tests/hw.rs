@@ -283,7 +283,7 @@ fn narrow(ctx: &Ctx) -> Outcome {
         log.contains("refused: the device reaches 28 bits of address, the memory needs 32"),
         "no word in the log: {log}"
     );
-    check!(Path::new("/dev/hmm_dmirror0").exists(), "with 64 bits it is not there");
+    check!(Path::new("/dev/hmm_dmirror0").exists(), "with 32 bits it is not there");
     Ok(())
 }
 

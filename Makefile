@@ -158,9 +158,9 @@ compile-fail:
 	tools/build
 	tools/check/compile-fail
 
-# KERNEL on the command line, else test; SIZES in MiB
+# KERNEL on the command line, else test; SIZES in MiB; WRITE=1 puts the tables into the documents
 bench:
-	tools/test/bench --kernel $(bench_kernel) --series $(SERIES) $(if $(SIZES),--sizes '$(SIZES)')
+	tools/test/bench --kernel $(bench_kernel) --series $(SERIES) $(if $(SIZES),--sizes '$(SIZES)') $(if $(WRITE),--write)
 
 bench_kernel = $(if $(filter command line environment override,$(origin KERNEL)),$(KERNEL),test)
 

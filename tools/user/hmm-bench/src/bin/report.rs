@@ -41,6 +41,14 @@ enum What {
         #[arg(long)]
         json: bool,
     },
+    /// The table of one size as it stands in the documents.
+    Document {
+        /// What `table --json` has printed.
+        table: PathBuf,
+        /// The size.
+        #[arg(long)]
+        mib: u64,
+    },
     /// Fails if a row has become dearer.
     Compare {
         /// What was before.
@@ -109,6 +117,7 @@ fn main() -> Result<()> {
         What::Table { new, peer, floor, kernel, json } => {
             table(&new, peer.as_ref(), floor.as_ref(), &kernel, json)
         }
+        What::Document { table, mib } => extra::document(&table, mib),
         What::Compare { base, new, limit, slack, peer_base, peer_new } => {
             compare(&base, &new, limit, slack, peer_base.as_ref().zip(peer_new.as_ref()))
         }

@@ -188,7 +188,7 @@ fn closes(ctx: &Ctx) -> Outcome {
 fn killed(ctx: &Ctx) -> Outcome {
     let loaded = Loaded::new(ctx, NAME)?;
     let ready = Gate::new()?;
-    let mut child = Child::spawn(|| {
+    let mut child = Child::spawn(|| -> Outcome {
         let device = CMirror::open()?;
         let map = Mapping::anon(PAGES)?;
         map.fill(7);
@@ -196,11 +196,8 @@ fn killed(ctx: &Ctx) -> Outcome {
         ready.open().what("gate")?;
         // It works when it is killed, and ends only by that or by an error.
         loop {
-            let back = device.migrate(map.addr(), PAGES, 1).what("back");
-            let there = back.and_then(|_| device.migrate(map.addr(), PAGES, 0).what("to the device"));
-            if let Err(stop) = there {
-                return Err::<(), Stop>(stop);
-            }
+            device.migrate(map.addr(), PAGES, 1).what("back")?;
+            device.migrate(map.addr(), PAGES, 0).what("to the device")?;
         }
     })?;
     ready.wait().what("the child's migration")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Tables of what `hmm-bench --space` and `hmm-bench-scaling` have measured.
+//! Tables of what `hmm-bench --space` and `hmm-bench-scaling` have measured, and of what goes into the documents.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -51,6 +51,31 @@ pub fn space(run: &PathBuf) -> Result<()> {
         let bytes = number(last, name);
         anyhow::ensure!(bytes <= most, "{name} is {bytes:.2}, more than {most}");
     }
+    Ok(())
+}
+
+/// Prints the rows of one size as a simple table of reStructuredText.
+pub fn document(table: &PathBuf, mib: u64) -> Result<()> {
+    let table = load(table)?;
+    let sizes = table["sizes"].as_array().context("no sizes")?;
+    let size = sizes.iter().find(|size| size["mib"] == mib).context("no such size")?;
+    let border = format!("{:=<53}  {}", "", ["========"; 5].join("  "));
+    let cell = |value: &Value, digits: usize| {
+        value.as_f64().map_or("-".to_string(), |number| format!("{number:.digits$}"))
+    };
+    let line = |name: &str, cells: [String; 5]| {
+        let cells = cells.map(|cell| format!("{cell:>8}"));
+        println!("{name:<53}  {}", cells.join("  "));
+    };
+    println!("{border}");
+    line("row", ["floor", "peer", "ours", "fraction", "to reach"].map(str::to_string));
+    println!("{border}");
+    for row in size["rows"].as_array().context("no rows")? {
+        let cells = [("floor", 0), ("peer", 0), ("ours", 0), ("ratio", 3), ("target", 2)];
+        let cells = cells.map(|(name, digits)| cell(&row[name], digits));
+        line(row["row"].as_str().unwrap_or_default(), cells);
+    }
+    println!("{border}");
     Ok(())
 }
 

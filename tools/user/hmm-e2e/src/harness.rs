@@ -174,6 +174,11 @@ impl Test {
         self
     }
 
+    /// Is it about hardware?  On other drivers it does not count.
+    pub fn is_for(&self, driver: Driver) -> bool {
+        driver == Driver::Hw || !self.only_hw
+    }
+
     /// The CPU can use coherent memory in place, so nothing comes back.
     pub const fn private(mut self) -> Test {
         self.private = true;
@@ -197,9 +202,6 @@ impl Test {
             return Some("is about private device memory".to_string());
         }
         match ctx.driver {
-            Driver::Rust | Driver::C if self.only_hw => {
-                return Some("is about hardware: --driver qemu_gpu".to_string());
-            }
             Driver::Rust => return None,
             Driver::Hw => {
                 let lacks = self.only_rust.filter(|_| !self.hw);

@@ -103,6 +103,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let tests: Vec<Test> = tests.into_iter().filter(|test| test.is_for(driver)).collect();
     if tests.is_empty() {
         eprintln!("hmm-e2e: no test matches");
         return ExitCode::from(2);

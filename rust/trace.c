@@ -5,6 +5,7 @@
  */
 #include <linux/export.h>
 #include <linux/mm_types.h>
+#include <linux/pid.h>
 #include <linux/rcupdate.h>
 #include <linux/sched.h>
 

@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless torture torture-long oversubscribe inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -25,6 +25,7 @@ help:
 	@echo 'make kunit      KUnit suites of the modules'
 	@echo 'make e2e        own end-to-end tests, on debian and test'
 	@echo 'make lifecycle  1,000 loads, kills, OOM, suspend, CPU hotplug (long)'
+	@echo 'make hw-test    QEMU'"'"'s own hardware behind an IOMMU, on debian and debug; counts IOMMU faults'
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
 	@echo 'make fuzz       hostile calls on the device nodes (CALLS=, SEED=)'
 	@echo 'make torture    random operations, compared with a model'
@@ -103,6 +104,12 @@ e2e:
 lifecycle:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
 	tools/test/lifecycle --kernel $(run_kernel) --series $(SERIES)
+
+hw-test:
+	tools/build --user
+	tools/build --kernel debian --series $(SERIES)
+	tools/build --kernel debug --series $(SERIES)
+	tools/test/hw --all --series $(SERIES)
 
 faultless:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)

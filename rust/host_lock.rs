@@ -12,7 +12,7 @@ use crate::{
     mirror::{Device, Mirror},
     mm::{
         addr::PageRange,
-        dma::{DmaDevice, DmaMapping},
+        dma::{DmaAddress, DmaDevice, DmaMapping},
         page::CpuPagesMut,
         pin::{Accounted, PinnedPages},
     },
@@ -115,7 +115,7 @@ impl Region {
     }
 
     /// The address of the page at `device_address` on `device`'s bus; `None` if it is not locked for it.
-    pub fn dma(&self, device: &DmaDevice, device_address: usize) -> Option<u64> {
+    pub fn dma(&self, device: &DmaDevice, device_address: usize) -> Option<DmaAddress> {
         let index = self.index(device_address)?;
         let mappings = self.mappings.lock();
         let mapping = mappings.iter().find(|mapping| mapping.is_for(device));

@@ -36,6 +36,12 @@ classes! {
     walker = c"rust_hmm::walker";
     /// The thread that removes idle device memory is told to stop.
     idle = c"rust_hmm::idle";
+    /// What has mappings for a device.
+    dma_users = c"rust_hmm::dma_users";
+    /// Who has mapped memory of a PCI device.
+    pci_users = c"rust_hmm::pci_users";
+    /// The windows of a page table of DMA addresses.
+    dma_windows = c"rust_hmm::dma_windows";
     /// It waits.
     idle_wake = c"rust_hmm::idle_wake";
     /// The past of a policy.

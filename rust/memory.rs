@@ -33,6 +33,7 @@ use kernel::{
 
 mod copy;
 mod cpu_fault;
+mod dma_copy;
 mod evict;
 mod idle;
 mod known;
@@ -44,6 +45,7 @@ mod watched;
 
 pub(crate) use copy::{Copies, End, Failed, RawJob};
 pub use copy::{Copy, CopyJob};
+pub use dma_copy::DmaCopy;
 use idle::Idle;
 use known::Known;
 use lru::Lru;

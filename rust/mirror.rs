@@ -15,6 +15,7 @@ use crate::{
     memory::{Memory, MemoryOps, Registration},
     mm::{
         addr::PageRange,
+        dma::{DmaDevice, Windows},
         notifier::{Cookie, Event, IntervalNotifier, Reason, Subscriber},
         page::DirtyBatch,
         range_fault::AddressSpace,
@@ -53,7 +54,7 @@ pub(crate) mod transaction;
 mod walker;
 mod watch;
 
-pub use access::{Place, PlaceMut, TableGuard};
+pub use access::{Place, PlaceMut, TableGuard, Target};
 pub use fault::{Location, Snapshot};
 pub use serve::Served;
 pub(crate) use step::{Peer, Switched};
@@ -78,6 +79,13 @@ pub trait Device: Send + Sync + Sized + 'static {
 
     /// The device's memory, if it has any.
     fn memory(&self) -> Option<&Memory<Self::Memory>>;
+
+    /// Who accesses the system memory that the page table names: for a format of DMA addresses
+    /// ([`OfDma`](crate::pgtable::OfDma)), and only for such a one. Asked once per mirror. Pages are mapped for it when
+    /// entries are installed, and unmapped when [`Self::flush_wait`] has returned after they went.
+    fn dma(&self) -> Option<&Arc<DmaDevice>> {
+        None
+    }
 
     /// Whether [`Self::flush_wait`] may sleep now. If so, events that must not wait are refused: the OOM
     /// reaper then leaves the memory that is mirrored to the process itself.
@@ -141,6 +149,8 @@ pub(crate) struct Inner<D: Device> {
     pub(crate) who: Who,
     stats: Stats,
     reader: Reader<D::Format>,
+    /// The pages that are mapped for DMA.
+    pub(crate) dma: Option<Arc<Windows>>,
     walkers: Option<Arc<Walkers<D::Walker>>>,
     /// Changes of entries from before the first one until after the flush. While there are any, an
     /// invalidation that finds no entries must flush too: they may be gone, and still in use.
@@ -159,23 +169,37 @@ pub(crate) struct Inner<D: Device> {
 }
 
 /// A flush under way.
-pub(crate) type Flush<D> = Flushing<<D as Device>::Flush, <D as Device>::Format>;
+pub(crate) type Flush<D> = Flushing<Pending<<D as Device>::Flush>, <D as Device>::Format>;
+
+/// The device's part of it, and what is unmapped at its end: what was retired in a range before this tick.
+pub(crate) struct Pending<P> {
+    flush: P,
+    retired: Option<(PageRange, u32)>,
+}
 
 impl<D: Device> Flusher for Inner<D> {
-    type Pending = D::Flush;
+    type Pending = Pending<D::Flush>;
 
-    fn start(&self, range: PageRange) -> D::Flush {
+    fn start(&self, range: PageRange) -> Pending<D::Flush> {
+        let dma = self.dma();
         let _within = Within::enter();
-        self.device.flush_start(range)
+        Pending {
+            retired: dma.map(|windows| (range, windows.tick())),
+            flush: self.device.flush_start(range),
+        }
     }
 
-    fn wait(&self, pending: D::Flush) {
+    fn wait(&self, pending: Pending<D::Flush>) {
         {
             let _within = Within::enter();
-            self.device.flush_wait(pending);
+            self.device.flush_wait(pending.flush);
         }
         if let Some(walkers) = &self.walkers {
             walkers.drain();
+        }
+        // The device uses none of it any more, and whoever owns the pages does not have them yet.
+        if let (Some(windows), Some((range, tick))) = (self.dma(), pending.retired) {
+            windows.unmap(range, tick);
         }
         self.changing.fetch_sub(1, Release);
         self.replicas.free_retired(&self.changing);
@@ -210,6 +234,21 @@ impl<D: Device> Inner<D> {
 
     pub(crate) fn device(&self) -> &D {
         &self.device
+    }
+
+    /// The pages that are mapped for DMA. Nothing in mirrors of other formats.
+    #[inline]
+    fn dma(&self) -> Option<&Arc<Windows>> {
+        match D::Format::DMA {
+            true => self.dma.as_ref(),
+            false => None,
+        }
+    }
+
+    /// Sees to it that the pages of `range` can be mapped. Context: may sleep; no lock may be held. `ENOMEM`; `ENODEV`.
+    #[inline]
+    pub(crate) fn prepare(&self, range: PageRange) -> Result {
+        self.dma().map_or(Ok(()), |windows| windows.prepare(range))
     }
 
     /// Tells of `event`: who traces, and the driver. Context: any in which the event may happen.
@@ -299,6 +338,9 @@ impl<D: Device> Subscriber for Inner<D> {
                 *changed += span.pages();
             });
         });
+        if let Some(windows) = self.dma().filter(|_| event.reason == Reason::Unmap) {
+            windows.forget(event.range);
+        }
         if changed != 0 && self.attributes.any_accessed() {
             *lost = Some(lost.map_or(event.range, |lost| lost.hull(&event.range)));
         }
@@ -344,7 +386,8 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINTR` if killed; `EDEADLK` within a callback. Context: may sleep.
+    /// `ENOMEM`; `EINTR` if killed; `EDEADLK` within a callback; `EINVAL` if the format and [`Device::dma`] do not agree;
+    /// `ENODEV` if the device of the latter is gone. Context: may sleep.
     pub fn new(
         mm: &MmWithUser,
         device: D,
@@ -352,8 +395,12 @@ impl<D: Device> Mirror<D> {
         key: Pin<&'static LockClassKey>,
     ) -> Result<Self> {
         within::may_wait()?;
+        let dma = match device.dma() {
+            Some(device) => Some(Windows::new(device)?),
+            None => None,
+        };
         let state = State {
-            table: Table::new()?,
+            table: Table::with_windows(dma.clone())?,
             transactions: Transactions::new()?,
             lost: None,
         };
@@ -361,6 +408,7 @@ impl<D: Device> Mirror<D> {
         let inner = Inner {
             walkers: device.walkers(),
             reader: state.table.reader(),
+            dma,
             device,
             who: Who::new(mm),
             stats: Stats::new(),

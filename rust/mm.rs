@@ -18,6 +18,7 @@
 //! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
 //! - [`flush`] has the proof that a device's translations were flushed.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
+//! - `pci` has memory of PCI devices as others see it, and interrupts.
 //! - `anon` has anonymous memory that comes from a device file.
 //! - `trace` has the tracepoints.
 //! - `word` has words that are read and written without a call.
@@ -34,6 +35,8 @@ pub mod flush;
 pub mod migrate;
 pub mod notifier;
 pub mod page;
+#[cfg(CONFIG_PCI)]
+pub mod pci;
 pub mod pin;
 pub mod range_fault;
 pub mod range_map;

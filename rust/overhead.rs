@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the page tables of all mirrors take, in use or not: the file `rust_hmm/tables` in debugfs.
+//! What the page tables of all mirrors take, in use or not: the file `rust_hmm/tables` in debugfs; and what is mapped
+//! for DMA: the file `rust_hmm/dma`.
 
+use crate::mm::dma;
 use kernel::{
     debugfs::Writer,
     fmt,
@@ -26,5 +28,18 @@ impl Writer for Report {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "pages {}", PAGES.load(Relaxed))?;
         writeln!(f, "bytes {}", BYTES.load(Relaxed))
+    }
+}
+
+/// The text of the file `dma`: pages of 4 KiB that were ever mapped for devices, that were unmapped again, and that are
+/// mapped now.
+pub(crate) struct Dma;
+
+impl Writer for Dma {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mapped, unmapped) = dma::totals();
+        writeln!(f, "mapped {mapped}")?;
+        writeln!(f, "unmapped {unmapped}")?;
+        writeln!(f, "live {}", mapped.saturating_sub(unmapped))
     }
 }

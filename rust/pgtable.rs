@@ -16,6 +16,7 @@
 //! ([`Spares`]). Removing never allocates: free tables are kept, some for each mirror, to split huge
 //! entries that are covered in part. When they are used up, all of an entry goes, and the device faults.
 
+mod dma;
 mod entry;
 mod flush;
 mod format;
@@ -28,6 +29,7 @@ mod table;
 mod tests;
 
 pub use crate::mm::flush::{Flushed, Flusher};
+pub use dma::OfDma;
 pub use entry::{Entry, Leaf};
 pub use flush::{FlushBatch, Flushing};
 pub use format::{Format, Radix4, Slot, Word};

@@ -23,7 +23,7 @@
 //! - `capi`: the same for drivers in C, by `include/rust_hmm.h`.
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.
-//! - `overhead`: what page tables take.
+//! - `overhead`: what page tables take, and what is mapped for DMA.
 //! - `watch`: the mirrors and devices that there are.
 //!
 //! # Lock order
@@ -36,7 +36,8 @@
 //!    reclaim: nothing allocates with reclaim or takes one of the locks above while it is held,
 //!    and it is not held over a call that invokes notifiers (`migrate_vma_setup`).
 //! 4. The list of attributes whose mapping has gone; the spinlock of their tree.
-//! 5. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
+//! 5. The spinlock of the tree of a table's DMA windows. Pages are mapped under the table lock, without that one.
+//! 6. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
 //!
 //! Device memory is allocated and freed without a lock. The mutex under which it grows is taken
 //! before all of these.
@@ -87,6 +88,7 @@ fn files() -> Result<KVec<File>> {
     let reports = [
         (c"phases", Contents::Text(&phases::Report)),
         (c"tables", Contents::Text(&overhead::Report)),
+        (c"dma", Contents::Text(&overhead::Dma)),
         (c"mirrors", Contents::Text(&MIRRORS)),
         (c"devices", Contents::Text(&DEVICES)),
         (c"map", Contents::Binary(&watch::Map)),

@@ -350,6 +350,11 @@ impl CopyJob {
         self.state.cancelled.load(Relaxed)
     }
 
+    /// Pages, source and destination, for [`DmaCopy`](super::DmaCopy).
+    pub(super) fn ends(&self) -> (usize, Option<End>, End) {
+        (self.pages, self.source, self.destination)
+    }
+
     /// Takes it apart for a driver in C. To be given to [`RawJob::complete`].
     pub(crate) fn into_raw(self) -> RawJob {
         let this = ManuallyDrop::new(self);

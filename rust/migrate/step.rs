@@ -188,6 +188,10 @@ impl<'m, D: Device> Step<'m, D> {
     /// One attempt. Returns the end of what it was about.
     fn attempt(&mut self, piece: PageRange, compound: bool) -> Result<(usize, Attempt)> {
         self.work.spares.refill()?;
+        if self.target == Target::Device {
+            // For the way back, where nobody can wait. Without it the device faults then, which is no error.
+            let _ = self.mirror.inner().prepare(piece);
+        }
         let memory = self.mirror.device().memory().ok_or(ENODEV)?;
         // Nothing else has this address while the step runs.
         let name = Cookie::of(&*self.work.pages);

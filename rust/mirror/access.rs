@@ -8,12 +8,13 @@ use crate::{
     mm::{
         addr::PageRange,
         device_pages::{DeviceRange, Kind},
+        dma::{DeviceAddress, DmaAddress},
         page::{CpuPages, CpuPagesMut},
     },
-    pgtable::Entry,
+    pgtable::{Entry, Format, Leaf},
     within::{self, Within},
 };
-use kernel::{prelude::*, sync::lock::mutex::MutexGuard};
+use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
 
 /// Where a page to read is.
 pub enum Place<'a> {
@@ -29,6 +30,15 @@ pub enum PlaceMut<'a> {
     Cpu(CpuPagesMut<'a>),
     /// In device-private memory.
     Device(DeviceRange),
+}
+
+/// Where the device itself finds a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// In system memory.
+    Dma(DmaAddress),
+    /// In its own memory.
+    Device(DeviceAddress),
 }
 
 /// The table lock, held: entries stay true until it is dropped.
@@ -72,6 +82,20 @@ impl<D: Device> Inner<D> {
             })),
             Kind::Coherent { .. } => memory.pfn(entry.number()).map(Ok),
         }
+    }
+
+    /// Where the device finds the page of `leaf`, from its table. `None` of system memory if the table holds page
+    /// frames.
+    pub(super) fn target(&self, leaf: &Leaf) -> Option<Target> {
+        let number = leaf.entry.number();
+        if !leaf.entry.is_device() {
+            return D::Format::DMA.then(|| Target::Dma(DmaAddress::from_frame(number)));
+        }
+        let memory = self.device().memory()?;
+        memory.touch_page(number);
+        // CAST: Both have 64 bits.
+        let address = number.checked_mul(PAGE_SIZE)? as u64;
+        Some(Target::Device(DeviceAddress::new(address)))
     }
 
     /// Where the page of `entry` is, to be read.
@@ -121,6 +145,17 @@ impl<D: Device> TableGuard<'_, D> {
         }
         // SAFETY: As in `readable`, and it is writable.
         unsafe { self.mirror.inner().place_mut(entry) }
+    }
+
+    /// Where the device finds the page at `addr`, if it may read it, or with `write` write it. Good until an
+    /// invalidation of the page has been flushed: who starts the access now, while the guard exists, and has flushes
+    /// of the page wait for its end, is safe.
+    pub fn target(&self, addr: usize, write: bool) -> Option<Target> {
+        let leaf = self.guard.table.reader().walk(addr)?;
+        if write && !leaf.entry.is_writable() {
+            return None;
+        }
+        self.mirror.inner().target(&leaf)
     }
 
     /// Number of pages from the start of `range` on that the device may read without a fault.

@@ -35,6 +35,7 @@ impl<D: Device> Mirror<D> {
             let mut tries = TRIES;
             loop {
                 spares.refill()?;
+                self.inner().prepare(page)?;
                 match self.make_page_exclusive(page, &mut spares)? {
                     Err(error) if error == EBUSY && tries > 0 && !fatal_signal_pending() => {
                         tries -= 1;

@@ -213,6 +213,7 @@ impl<D: Device> Inner<D> {
         let mut starved = None;
         loop {
             spares.refill()?;
+            self.prepare(piece)?;
             let why = match self.try_piece(space, piece, access, buffer, spares) {
                 Ok(Tried::Done) => return Ok(()),
                 Ok(Tried::Again) => {

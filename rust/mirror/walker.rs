@@ -8,7 +8,7 @@
 //! lock from the walk, or from the look at a kept translation, to the end of the access. So either
 //! it saw the table after the change, or the invalidation waits for it.
 
-use super::{Device, Inner, Mirror, Place, PlaceMut};
+use super::{Device, Inner, Mirror, Place, PlaceMut, Target};
 use crate::{
     locks,
     pgtable::{Entry, Leaf},
@@ -180,6 +180,32 @@ impl<D: Device> Section<'_, D> {
         }
     }
 
+    /// The entry with its page frame, which a table of DMA addresses does not hold.
+    #[inline]
+    fn frame(&self, addr: usize, entry: Entry) -> Result<Entry, Unresolved> {
+        match self.inner.dma().filter(|_| !entry.is_device()) {
+            None => Ok(entry),
+            Some(windows) => {
+                let frame = windows.cursor().frame(addr).ok_or(Unresolved::Changing)?;
+                Ok(entry.with_number(frame))
+            }
+        }
+    }
+
+    /// Where the device finds the page at `addr`, by what [`Self::walk`] gave for it in this section or an earlier
+    /// one; see [`TableGuard::target`](super::TableGuard::target). Good until the section is dropped.
+    ///
+    /// # Errors
+    ///
+    /// See [`Unresolved`]; [`Unresolved::Stale`] also of system memory if the table holds page frames.
+    pub fn target(&self, addr: usize, kept: &Leaf, write: bool) -> Result<Target, Unresolved> {
+        self.check(addr, kept.entry)?;
+        if write && !kept.entry.is_writable() {
+            return Err(Unresolved::ReadOnly);
+        }
+        self.inner.target(kept).ok_or(Unresolved::Stale)
+    }
+
     /// Where the page at `addr` is, to be read, by what [`Self::walk`] gave for it in this section
     /// or an earlier one.
     ///
@@ -188,8 +214,9 @@ impl<D: Device> Section<'_, D> {
     /// See [`Unresolved`].
     pub fn resolve(&self, addr: usize, kept: &Leaf) -> Result<Place<'_>, Unresolved> {
         self.check(addr, kept.entry)?;
+        let entry = self.frame(addr, kept.entry)?;
         // SAFETY: The entry is in the table, and the drain waits for this section.
-        unsafe { self.inner.place(kept.entry) }.ok_or(Unresolved::Changing)
+        unsafe { self.inner.place(entry) }.ok_or(Unresolved::Changing)
     }
 
     /// As [`Self::resolve`], to be written.
@@ -206,7 +233,8 @@ impl<D: Device> Section<'_, D> {
                 Unresolved::ReadOnly
             });
         }
+        let entry = self.frame(addr, kept.entry)?;
         // SAFETY: As in `resolve`, and the entry is writable.
-        unsafe { self.inner.place_mut(kept.entry) }.ok_or(Unresolved::Changing)
+        unsafe { self.inner.place_mut(entry) }.ok_or(Unresolved::Changing)
     }
 }

@@ -72,6 +72,13 @@ impl Entry {
         (self.0 >> Self::SHIFT) as usize
     }
 
+    /// The same rights, of page `number`.
+    #[inline]
+    pub(crate) const fn with_number(self, number: usize) -> Self {
+        let rights = self.0 & ((1 << Self::SHIFT) - 1);
+        Self(rights | (number as u64) << Self::SHIFT)
+    }
+
     /// The same page, not to be written.
     #[inline]
     pub const fn write_protected(self) -> Self {

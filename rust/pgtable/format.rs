@@ -87,6 +87,10 @@ pub unsafe trait Format: Sized + Send + Sync + 'static {
     /// Log2 of the entries of a table, 4 to 10.
     const BITS: u32;
 
+    /// Whether entries of system memory hold DMA addresses instead of page frames: [`OfDma`](super::OfDma) makes such
+    /// a format.
+    const DMA: bool = false;
+
     /// Whether a leaf may be in `level`. Level 0 always holds leaves.
     fn has_leaves(level: u32) -> bool {
         level == 0

@@ -3,6 +3,7 @@
 //! New entries: tables are made, and huge leaves split, from what was reserved; aligned runs merge.
 
 use super::{
+    dma::Translator,
     entry::Entry,
     flush::FlushBatch,
     format::{fan, last_address, shift, Format, Slot, Word},
@@ -35,7 +36,9 @@ impl<F: Format> Table<F> {
     ///
     /// `EINVAL` if the range is not so, or beyond what the table can hold, or an entry cannot be
     /// expressed, or the spares or the batch are of another table. `ENOMEM` if the spares are not complete. Nothing has changed then, but for parts
-    /// of a range that needs several tables.
+    /// of a range that needs several tables. In a table of DMA addresses also `EBUSY`: a page that was there is still
+    /// mapped for the device, so try again; `ENOMEM`, `ENODEV`: a page cannot be mapped. Then the other pages of the
+    /// range were installed.
     pub fn install(
         &mut self,
         range: PageRange,
@@ -99,6 +102,12 @@ impl<F: Format> Table<F> {
             .ok_or(ENOMEM)?;
 
         // What is there, and what shall be. Nothing is changed yet.
+        // A clone, so that tables can be made meanwhile.
+        let windows = match F::DMA {
+            true => self.windows().cloned(),
+            false => None,
+        };
+        let mut dma = Translator::<F>::new(windows.as_ref());
         let guard = rcu::read_lock();
         let below = match old {
             Slot::Table(child) => self.pool.page(&guard, child),
@@ -114,11 +123,15 @@ impl<F: Format> Table<F> {
                 (None, Slot::Leaf(huge)) => huge.plus(first + index),
                 _ => Entry::NONE,
             };
+            let addr = range.address(index);
+            let before = dma.seen(addr, before);
             *entry = before;
             f(range.address(index), entry);
             if *entry != before {
                 changes += 1;
-                if entry.is_valid() && !F::can_hold(*entry) {
+                // Of a DMA address only mapping tells.
+                let is_known = !F::DMA || entry.is_device();
+                if entry.is_valid() && is_known && !F::can_hold(*entry) {
                     return Err(EINVAL);
                 }
             }
@@ -129,7 +142,15 @@ impl<F: Format> Table<F> {
 
         let whole = range.pages() == fan::<F>();
         if whole && F::has_leaves(1) && is_run(scratch) {
-            return self.set_huge(span, old, scratch, spares, batch);
+            let new = scratch.first().copied().unwrap_or_default();
+            if !F::DMA || new.is_device() {
+                return self.set_huge(span, old, new, scratch, spares, batch, &mut dma);
+            }
+            // If they are not as one for the device, they become small entries.
+            if let Ok((raw, fresh)) = dma.map(span, new) {
+                let result = self.set_huge(span, old, raw, scratch, spares, batch, &mut dma);
+                return result.inspect_err(|_| dma.release(&fresh));
+            }
         }
         let child = match old {
             Slot::Table(child) => child,
@@ -148,7 +169,7 @@ impl<F: Format> Table<F> {
                 self.make_table(above, 1, start, spares)?
             }
         };
-        self.commit(child, range, scratch, batch)
+        self.commit(child, range, scratch, batch, &mut dma)
     }
 
     /// Writes the entries of `range` from `scratch` to the table `child` of level 0.
@@ -158,7 +179,9 @@ impl<F: Format> Table<F> {
         range: PageRange,
         scratch: &[Entry],
         batch: &mut FlushBatch<F>,
+        dma: &mut Translator<'_, F>,
     ) -> Result {
+        let mut result = Ok(());
         let first = slot_of::<F>(0, range.start());
         let guard = rcu::read_lock();
         let page = self.pool.page(&guard, child).ok_or(EINVAL)?;
@@ -166,22 +189,39 @@ impl<F: Format> Table<F> {
         let cells = page.cells(first).iter().take(range.pages());
         let new = scratch.get(first..).unwrap_or_default();
         for (index, (cell, new)) in cells.zip(new).enumerate() {
-            let old = match F::decode(0, F::Word::load(cell)) {
+            let raw = match F::decode(0, F::Word::load(cell)) {
                 Slot::Leaf(entry) => entry,
                 _ => Entry::NONE,
             };
-            if old == *new {
+            let (old, new) = match F::DMA {
+                false => (raw, *new),
+                true => {
+                    let span = PageRange::from_pages(range.address(index), 1)?;
+                    let old = dma.seen(span.start(), raw);
+                    if old == *new {
+                        continue;
+                    }
+                    match dma.replace(span, raw, old, *new) {
+                        Ok(new) => (raw, new),
+                        Err(error) => {
+                            result = Err(error);
+                            (raw, Entry::NONE)
+                        }
+                    }
+                }
+            };
+            if old == new {
                 continue;
             }
             if old.is_valid() {
                 used -= 1;
                 self.live -= 1;
-                batch.record(PageRange::from_pages(range.address(index), 1)?, old, *new);
+                batch.record(PageRange::from_pages(range.address(index), 1)?, old, new);
             }
             if new.is_valid() {
                 used += 1;
                 self.live += 1;
-                F::Word::store(cell, F::leaf(0, *new));
+                F::Word::store(cell, F::leaf(0, new));
             } else {
                 F::Word::store(cell, F::Word::EMPTY);
             }
@@ -192,17 +232,23 @@ impl<F: Format> Table<F> {
             // Removes the table, and those above that have become empty.
             self.for_each(range, batch, |_, _| ());
         }
-        Ok(())
+        result
     }
 
-    /// Replaces what is at `span` by one leaf; `run` are its pages.
+    /// Replaces what is at `span` by the leaf `new`; `run` are its pages, as the engine sees them.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "two call sites; they live in different places"
+    )]
     fn set_huge(
         &mut self,
         span: PageRange,
         old: Slot,
+        new: Entry,
         run: &[Entry],
         spares: &mut Spares<F>,
         batch: &mut FlushBatch<F>,
+        dma: &mut Translator<'_, F>,
     ) -> Result {
         let above = self.make_table_above(span.start(), spares)?;
         let guard = rcu::read_lock();
@@ -210,7 +256,6 @@ impl<F: Format> Table<F> {
         if !matches!(old, Slot::Leaf(_)) {
             self.pool.count_huge(1);
         }
-        let new = run.first().copied().unwrap_or_default();
         let slot = slot_of::<F>(1, span.start());
         page.store(slot, F::leaf(1, new));
         match old {
@@ -219,7 +264,12 @@ impl<F: Format> Table<F> {
                 page.widen(slot, slot);
                 self.live += span.pages();
             }
-            Slot::Leaf(huge) => batch.record(span, huge, new),
+            Slot::Leaf(huge) => {
+                if new.is_device() {
+                    dma.retire(span, huge);
+                }
+                batch.record(span, huge, new);
+            }
             Slot::Table(child) => {
                 // What it held, one by one: a run of pages may replace others.
                 for (index, now) in run.iter().enumerate() {
@@ -228,8 +278,12 @@ impl<F: Format> Table<F> {
                         None => Slot::Empty,
                     };
                     if let Slot::Leaf(before) = before {
-                        let addr = span.address(index);
-                        batch.record(PageRange::from_pages(addr, 1)?, before, *now);
+                        let one = PageRange::from_pages(span.address(index), 1)?;
+                        let seen = dma.seen(one.start(), before);
+                        if now.is_device() {
+                            dma.retire(one, before);
+                        }
+                        batch.record(one, seen, *now);
                     }
                 }
                 // Who walks it may still be there, so that it is flushed even if nothing was lost.

@@ -3,6 +3,7 @@
 //! A pass over the leaves of a range, as far as there are any.
 
 use super::{
+    dma::Translator,
     entry::Entry,
     flush::FlushBatch,
     format::{shift, Format, Slot, Word},
@@ -40,8 +41,14 @@ pub(super) trait Visitor<F: Format> {
 
     /// Visits the leaves among `cells` of `level`, of which the first is for `start`. Returns how many were
     /// removed.
-    fn leaves(&mut self, level: u32, cells: &[Cell<F>], start: usize, changes: &mut Changes)
-        -> u32;
+    fn leaves(
+        &mut self,
+        level: u32,
+        cells: &[Cell<F>],
+        start: usize,
+        changes: &mut Changes,
+        dma: &mut Translator<'_, F>,
+    ) -> u32;
 }
 
 pub(super) type Cell<F> = <<F as Format>::Word as Word>::Cell;
@@ -70,18 +77,22 @@ where
         cells: &[Cell<F>],
         mut start: usize,
         changes: &mut Changes,
+        dma: &mut Translator<'_, F>,
     ) -> u32 {
         let size = 1usize << shift::<F>(level);
         let mut removed = 0u32;
         let (mut outdated, mut first, mut last) = (0usize, usize::MAX, 0);
         for cell in cells {
             let end = start | (size - 1);
-            if let (Slot::Leaf(old), Some(span)) =
+            if let (Slot::Leaf(raw), Some(span)) =
                 (F::decode(level, F::Word::load(cell)), range_of(start, end))
             {
+                let old = dma.seen(start, raw);
                 let mut new = old;
                 (self.f)(span, &mut new);
                 if new != old {
+                    // What cannot be mapped is not there: the device faults.
+                    let new = dma.replace(span, raw, old, new).unwrap_or(Entry::NONE);
                     let word = if new.is_valid() {
                         F::leaf(level, new)
                     } else {
@@ -91,7 +102,7 @@ where
                     };
                     F::Word::store(cell, word);
                     // They come from low to high addresses.
-                    if old.is_outdated_by(new) {
+                    if raw.is_outdated_by(new) {
                         first = first.min(start);
                         last = end;
                         outdated = outdated.wrapping_add(1);
@@ -125,16 +136,25 @@ impl<F: Format, C: FnMut(Entry, usize)> Visitor<F> for Remove<C> {
         cells: &[Cell<F>],
         start: usize,
         changes: &mut Changes,
+        dma: &mut Translator<'_, F>,
     ) -> u32 {
         let size = 1usize << shift::<F>(level);
         let pages = size >> PAGE_SHIFT;
         let mut removed = 0u32;
         let (mut first, mut last) = (usize::MAX, 0);
         for (index, cell) in cells.iter().enumerate() {
-            let Slot::Leaf(old) = F::decode(level, F::Word::load(cell)) else {
+            let Slot::Leaf(raw) = F::decode(level, F::Word::load(cell)) else {
                 continue;
             };
-            (self.0)(old, pages);
+            if F::DMA {
+                let at = start.wrapping_add(index << shift::<F>(level));
+                (self.0)(dma.seen(at, raw), pages);
+                if let Some(span) = range_of(at, at | (size - 1)) {
+                    dma.retire(span, raw);
+                }
+            } else {
+                (self.0)(raw, pages);
+            }
             F::Word::store(cell, F::Word::EMPTY);
             // OVERFLOW: A table has at most 1024 slots.
             removed = removed.wrapping_add(1);
@@ -158,6 +178,7 @@ pub(super) struct Pass<'t, F: Format, V> {
     pub(super) batch: &'t mut FlushBatch<F>,
     pub(super) changes: Changes,
     pub(super) visitor: V,
+    pub(super) dma: Translator<'t, F>,
 }
 
 impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
@@ -178,7 +199,9 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
         let count = (to + 1).saturating_sub(from);
         let cells = page.cells(from).get(..count).unwrap_or_default();
         if level == 0 {
-            used -= self.visitor.leaves(0, cells, start, &mut self.changes);
+            used -= self
+                .visitor
+                .leaves(0, cells, start, &mut self.changes, &mut self.dma);
             page.set_used(used);
             return used == 0;
         }
@@ -210,7 +233,8 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
                 }
                 Slot::Leaf(_) => {
                     let one = slice::from_ref(cell);
-                    if self.visitor.leaves(level, one, start, &mut self.changes) != 0 {
+                    let (changes, dma) = (&mut self.changes, &mut self.dma);
+                    if self.visitor.leaves(level, one, start, changes, dma) != 0 {
                         used -= 1;
                         pool.count_huge(-1);
                     }

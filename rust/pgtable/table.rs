@@ -3,6 +3,7 @@
 //! The table: lookups, and updates of existing entries. `install` makes new ones.
 
 use super::{
+    dma::Translator,
     entry::{Entry, Leaf},
     flush::FlushBatch,
     format::{check, fan, last_address, shift, Format, Slot, Word},
@@ -11,6 +12,7 @@ use super::{
 };
 use crate::mm::{
     addr::{PageRange, PMD_PAGES},
+    dma::{Owned, Windows},
     shrinker::Shrinker, //
 };
 use kernel::{
@@ -163,6 +165,8 @@ pub struct Table<F: Format> {
     pub(super) pool: Arc<Pool<F>>,
     pub(super) root: u32,
     pub(super) live: usize,
+    /// Of a table of DMA addresses.
+    dma: Option<Owned>,
     /// Gives free pages back when the kernel needs memory.
     _shrinker: Shrinker<Pool<F>>,
 }
@@ -174,6 +178,19 @@ impl<F: Format> Table<F> {
     ///
     /// `ENOMEM`.
     pub fn new() -> Result<Self> {
+        Self::with_windows(None)
+    }
+
+    /// An empty table; with DMA addresses if its format says so, and then with windows. Context: may sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `EINVAL` if the format holds DMA addresses and there are no windows, or the other way round.
+    pub(crate) fn with_windows(windows: Option<Arc<Windows>>) -> Result<Self> {
+        let dma = windows.map(Owned);
+        if dma.is_some() != F::DMA {
+            return Err(EINVAL);
+        }
         const { check::<F>() };
         let pool = Pool::new()?;
         let mut list = List::EMPTY;
@@ -184,7 +201,14 @@ impl<F: Format> Table<F> {
             pool,
             root,
             live: 0,
+            dma,
         })
+    }
+
+    /// Where the pages of a table of DMA addresses are.
+    #[inline]
+    pub(super) fn windows(&self) -> Option<&Arc<Windows>> {
+        self.dma.as_ref().map(|owned| &owned.0)
     }
 
     /// The side that walks it.
@@ -207,7 +231,7 @@ impl<F: Format> Table<F> {
 
     /// The translation for the page at `addr`.
     pub fn leaf(&self, addr: usize) -> Option<Leaf> {
-        self.reader().walk(addr)
+        self.translate(addr, self.reader().walk(addr))
     }
 
     /// Number of pages that have an entry.
@@ -255,7 +279,7 @@ impl<F: Format> Table<F> {
         })
     }
 
-    /// Whether `f` holds for the entry of any page in `range`; of a huge leaf only one is asked.
+    /// Whether `f` holds for the entry of any page in `range`, as the device sees it; of a huge leaf only one is asked.
     ///
     /// The cost is that of the tables that exist, not of the range.
     pub fn any(&self, range: PageRange, mut f: impl FnMut(Entry) -> bool) -> bool {
@@ -322,14 +346,17 @@ impl<F: Format> Table<F> {
         if range.start() > last {
             return;
         }
-        let mut pass = Pass {
-            pool: &self.pool,
-            batch,
-            changes: Changes::default(),
-            visitor,
+        let changes = {
+            let mut pass = Pass {
+                pool: &self.pool,
+                batch: &mut *batch,
+                changes: Changes::default(),
+                visitor,
+                dma: Translator::new(self.dma.as_ref().map(|owned| &owned.0)),
+            };
+            pass.table(F::LEVELS - 1, self.root, range.start(), last);
+            pass.changes
         };
-        pass.table(F::LEVELS - 1, self.root, range.start(), last);
-        let changes = pass.changes;
         self.live = self.live.saturating_sub(changes.removed);
         let hull = changes.hull.and_then(|(start, end)| range_of(start, end));
         batch.record_all(hull, changes.outdated);

@@ -20,7 +20,7 @@
 //! - `streams`: events for who reads a file; `event_ioctls`: the ioctl that asks for them.
 //! - `connect`: the ioctl for two devices; `alloc`: the one that allocates.
 //! - `placement`: the ioctls about attributes, policies and device memory.
-//! - `extension`: the other ioctls.
+//! - `extension`: the other ioctls; `structure`: their arguments.
 
 #![deny(unsafe_code)]
 
@@ -46,6 +46,7 @@ mod queues;
 mod settings;
 mod status;
 mod streams;
+mod structure;
 mod tlb;
 mod transfer;
 mod uapi;

@@ -2,6 +2,7 @@
 
 //! The ioctls beyond those of `test_hmm`, as `dmirror_uapi.h` describes them.
 
+pub(crate) use crate::structure::{no_flags, Structure};
 use crate::{
     alloc,
     client::Client,
@@ -40,96 +41,6 @@ const ORDINARY: u32 = 2;
 
 /// Pages of a migration whose outcomes are kept at once.
 const OUTCOMES: usize = 4096;
-
-/// A structure of user space, at most `N` bytes, that begins with its size.
-pub(crate) struct Structure<const N: usize> {
-    bytes: [u8; N],
-    /// Bytes that user space has room for, of those.
-    room: usize,
-    user: usize,
-}
-
-impl<const N: usize> Structure<N> {
-    /// Reads it. `least` is its size in version 1.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL`: too small. `E2BIG`: larger than ours, and not zero there, or by more than a page.
-    /// `EFAULT`.
-    pub(crate) fn read(user: usize, least: usize) -> Result<Self> {
-        let slice = |at: usize, len| UserSlice::new(UserPtr::from_addr(user.wrapping_add(at)), len);
-        let size: u32 = slice(0, size_of::<u32>()).reader().read()?;
-        let size = usize::try_from(size)?;
-        if size < least {
-            return Err(EINVAL);
-        }
-        let room = size.min(N);
-        let mut bytes = [0; N];
-        slice(0, room)
-            .reader()
-            .read_slice(bytes.get_mut(..room).ok_or(EINVAL)?)?;
-        let mut rest = room;
-        while rest < size {
-            if rest - room > kernel::page::PAGE_SIZE {
-                return Err(E2BIG);
-            }
-            let byte: u8 = slice(rest, 1).reader().read()?;
-            if byte != 0 {
-                return Err(E2BIG);
-            }
-            rest += 1;
-        }
-        Ok(Self { bytes, room, user })
-    }
-
-    pub(crate) fn u32(&self, at: usize) -> u32 {
-        let mut word = [0; 4];
-        if let Some(bytes) = self.bytes.get(at..at + 4) {
-            word.copy_from_slice(bytes);
-        }
-        u32::from_ne_bytes(word)
-    }
-
-    pub(crate) fn u64(&self, at: usize) -> u64 {
-        let mut word = [0; 8];
-        if let Some(bytes) = self.bytes.get(at..at + 8) {
-            word.copy_from_slice(bytes);
-        }
-        u64::from_ne_bytes(word)
-    }
-
-    pub(crate) fn put_u32(&mut self, at: usize, value: u32) {
-        if let Some(bytes) = self.bytes.get_mut(at..at + 4) {
-            bytes.copy_from_slice(&value.to_ne_bytes());
-        }
-    }
-
-    pub(crate) fn put_u64(&mut self, at: usize, value: u64) {
-        if let Some(bytes) = self.bytes.get_mut(at..at + 8) {
-            bytes.copy_from_slice(&value.to_ne_bytes());
-        }
-    }
-
-    pub(crate) fn put_all(&mut self, at: usize, values: impl IntoIterator<Item = u64>) {
-        for (index, value) in values.into_iter().enumerate() {
-            self.put_u64(at + index * size_of::<u64>(), value);
-        }
-    }
-
-    /// Writes it back, as much of it as there is room for, and how much that is.
-    pub(crate) fn write(&mut self) -> Result {
-        self.put_u32(0, u32::try_from(self.room)?);
-        UserSlice::new(UserPtr::from_addr(self.user), self.room)
-            .writer()
-            .write_slice(self.bytes.get(..self.room).ok_or(EINVAL)?)
-    }
-
-    /// The range of which address and number of pages are at `at`.
-    pub(crate) fn range(&self, at: usize) -> Result<PageRange> {
-        let start = usize::try_from(self.u64(at))?;
-        PageRange::from_pages(start, usize::try_from(self.u64(at + 8))?)
-    }
-}
 
 /// Serves an extension. `EINVAL`, as `test_hmm` has it, for one that there is not.
 pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
@@ -173,13 +84,6 @@ pub(crate) fn works_without_device(command: u32) -> bool {
 /// Whether `command` is an extension.
 pub(crate) fn is_extension(command: u32) -> bool {
     ioctl::_IOC_TYPE(command) == TYPE && ioctl::_IOC_NR(command) >= INFO
-}
-
-pub(crate) fn no_flags(flags: u32) -> Result {
-    if flags != 0 {
-        return Err(EINVAL);
-    }
-    Ok(())
 }
 
 fn info(client: &Client, user: usize) -> Result {

@@ -80,6 +80,8 @@ pub enum Driver {
     Rust,
     /// The kernel's own `test_hmm`.
     C,
+    /// `qemu_gpu`: hardware that QEMU has, which has the ioctls of `test_hmm`, and few of ours.
+    Hw,
 }
 
 /// What every test gets.
@@ -109,7 +111,7 @@ impl Ctx {
     pub fn counters(&self, device: &Device) -> Result<Option<Counters>, Stop> {
         match self.driver {
             Driver::Rust => device.counters().map(Some).what("read the counters"),
-            Driver::C => Ok(None),
+            Driver::C | Driver::Hw => Ok(None),
         }
     }
 
@@ -131,6 +133,10 @@ pub struct Test {
     defect: Option<&'static str>,
     /// Why it makes no sense without our driver's extensions.
     only_rust: Option<&'static str>,
+    /// `qemu_gpu` has it, too.
+    hw: bool,
+    /// Only `qemu_gpu` has it.
+    only_hw: bool,
     /// Only for private device memory.
     private: bool,
     seconds: u64,
@@ -140,7 +146,8 @@ impl Test {
     /// A test for every driver and every kind of device memory.
     pub const fn new(group: &'static str, name: &'static str, run: fn(&Ctx) -> Outcome) -> Test {
         let (defect, only_rust, private) = (None, None, false);
-        Test { group, name, run, defect, only_rust, private, seconds: 60 }
+        let (hw, only_hw) = (false, false);
+        Test { group, name, run, defect, only_rust, hw, only_hw, private, seconds: 60 }
     }
 
     /// The C driver breaks the rule, or the kernel with it.
@@ -153,6 +160,23 @@ impl Test {
     pub const fn only_rust(mut self, why: &'static str) -> Test {
         self.only_rust = Some(why);
         self
+    }
+
+    /// Needs something that the mock and `qemu_gpu` have.
+    pub const fn hw(mut self) -> Test {
+        self.hw = true;
+        self
+    }
+
+    /// Is about hardware.
+    pub const fn only_hw(mut self) -> Test {
+        self.only_hw = true;
+        self
+    }
+
+    /// Is it about hardware?  On other drivers it does not count.
+    pub fn is_for(&self, driver: Driver) -> bool {
+        driver == Driver::Hw || !self.only_hw
     }
 
     /// The CPU can use coherent memory in place, so nothing comes back.
@@ -177,8 +201,13 @@ impl Test {
         if self.private && ctx.coherent() {
             return Some("is about private device memory".to_string());
         }
-        if ctx.driver == Driver::Rust {
-            return None;
+        match ctx.driver {
+            Driver::Rust => return None,
+            Driver::Hw => {
+                let lacks = self.only_rust.filter(|_| !self.hw);
+                return lacks.map(|why| format!("only for rust_dmirror: {why}"));
+            }
+            Driver::C => {}
         }
         let defect = self.defect.filter(|_| !ctx.defects);
         defect

@@ -29,7 +29,7 @@ struct Args {
     /// List the tests and run none
     #[arg(long)]
     list: bool,
-    /// rust_dmirror or test_hmm; otherwise the one that is loaded
+    /// rust_dmirror, test_hmm or qemu_gpu; otherwise the one that is loaded
     #[arg(long)]
     driver: Option<String>,
     /// Run only this group (repeatable); `all` for every group.  Without it all,
@@ -54,9 +54,12 @@ struct Args {
 }
 
 fn detect() -> Driver {
-    match hmm::module::is_loaded("test_hmm") {
-        true => Driver::C,
-        false => Driver::Rust,
+    if hmm::module::is_loaded("test_hmm") {
+        Driver::C
+    } else if hmm::module::is_loaded("qemu_gpu") {
+        Driver::Hw
+    } else {
+        Driver::Rust
     }
 }
 
@@ -94,11 +97,13 @@ fn main() -> ExitCode {
         None => detect(),
         Some("rust_dmirror") => Driver::Rust,
         Some("test_hmm") => Driver::C,
+        Some("qemu_gpu") => Driver::Hw,
         Some(other) => {
-            eprintln!("hmm-e2e: unknown driver '{other}' (rust_dmirror or test_hmm)");
+            eprintln!("hmm-e2e: unknown driver '{other}' (rust_dmirror, test_hmm or qemu_gpu)");
             return ExitCode::from(2);
         }
     };
+    let tests: Vec<Test> = tests.into_iter().filter(|test| test.is_for(driver)).collect();
     if tests.is_empty() {
         eprintln!("hmm-e2e: no test matches");
         return ExitCode::from(2);

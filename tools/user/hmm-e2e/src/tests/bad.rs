@@ -103,7 +103,7 @@ fn huge_lengths(ctx: &Ctx) -> Outcome {
     // the end of what is mapped.
     let errno = match ctx.driver {
         Driver::C => Errno::ENOMEM,
-        Driver::Rust => Errno::EFAULT,
+        Driver::Rust | Driver::Hw => Errno::EFAULT,
     };
     for npages in [1 << 40, 1 << 50] {
         // What was read before the end may be in the buffer.

@@ -15,6 +15,7 @@ mod faultless;
 mod fork;
 mod hmmctl;
 mod hostile;
+mod hw;
 mod kinds;
 mod layout;
 mod life;
@@ -65,7 +66,8 @@ pub fn all() -> Vec<Test> {
         hmmctl::TESTS,
         &faultless,
         lifecycle::TESTS,
-        // Last: these unload the modules.
+        // Last: these unload the modules, or unplug.
+        hw::TESTS,
         memory::TESTS,
         events::WITH_PARAMETERS,
         hmmctl::WITHOUT_MODULES,

@@ -23,6 +23,7 @@ fn names(ctx: &Ctx) -> &'static [&'static str] {
     match ctx.driver {
         Driver::Rust => &["rust_hmm", "rust_dmirror"],
         Driver::C => &["test_hmm"],
+        Driver::Hw => &["rust_hmm", "qemu_gpu"],
     }
 }
 
@@ -110,7 +111,7 @@ fn refused_with_pages(ctx: &Ctx) -> Outcome {
 fn cycle(ctx: &Ctx) -> Outcome {
     let little = match ctx.driver {
         Driver::Rust => "vram_mib=16",
-        Driver::C => "",
+        Driver::C | Driver::Hw => "",
     };
     load(ctx, little)?;
     let device = ctx.open()?;

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: GPL-2.0
+/* DMA addresses of a real device, see dma.h. */
+#include <linux/device.h>
+#include <linux/dma-mapping.h>
+#include <linux/export.h>
+#include <linux/hmm.h>
+#include <linux/hmm-dma.h>
+#include <linux/pci-p2pdma.h>
+#include <linux/slab.h>
+
+#include "dma.h"
+
+#define WINDOW_PAGES 512
+
+/*
+ * The addresses of 2 MiB of a process. Behind an IOMMU they are one range of IOVA, into which pages are linked
+ * one by one; elsewhere each page has its own.
+ */
+struct rust_hmm_dma_window {
+	struct hmm_dma_map map;
+};
+
+/* What a page table of DMA addresses cannot serve is refused here. */
+int rust_hmm_dma_adopt(struct device *dev, unsigned int bits)
+{
+	int err;
+
+	if (bits < 1 || bits > 64)
+		return -EINVAL;
+	err = dma_set_mask_and_coherent(dev, DMA_BIT_MASK(bits));
+	if (err) {
+		dev_err(dev, "rust_hmm: refused: no DMA with %u bits of address\n", bits);
+		return err;
+	}
+	/*
+	 * The device uses pages for as long as the process has them, so that there is no time to copy them
+	 * to where a narrow device reaches.
+	 */
+	if (dma_addressing_limited(dev)) {
+		dev_err(dev, "rust_hmm: refused: the device reaches %u bits of address, the memory needs %u; bouncing is not possible\n",
+			bits, fls64(dma_get_required_mask(dev)));
+		return -EOPNOTSUPP;
+	}
+	get_device(dev);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_dma_adopt);
+
+void rust_hmm_dma_release(struct device *dev)
+{
+	put_device(dev);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_dma_release);
+
+struct rust_hmm_dma_window *rust_hmm_dma_window_alloc(struct device *dev,
+						      int *error)
+{
+	struct rust_hmm_dma_window *window;
+
+	window = kzalloc_obj(*window);
+	if (!window) {
+		*error = -ENOMEM;
+		return NULL;
+	}
+	*error = hmm_dma_map_alloc(dev, &window->map, WINDOW_PAGES, PAGE_SIZE);
+	if (*error) {
+		kfree(window);
+		return NULL;
+	}
+	return window;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_dma_window_alloc);
+
+void rust_hmm_dma_window_free(struct device *dev,
+			      struct rust_hmm_dma_window *window)
+{
+	hmm_dma_map_free(dev, &window->map);
+	kfree(window);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_dma_window_free);
+
+/* The place must be free (@fresh), or this very page be mapped there. Does not sleep. */
+int rust_hmm_dma_window_map(struct device *dev,
+			    struct rust_hmm_dma_window *window,
+			    unsigned int index, unsigned long pfn, bool fresh,
+			    u64 *addr)
+{
+	struct pci_p2pdma_map_state p2p = {};
+	dma_addr_t dma;
+
+	if (fresh)
+		window->map.pfn_list[index] = pfn | HMM_PFN_VALID | HMM_PFN_WRITE;
+	dma = hmm_dma_map_pfn(dev, &window->map, index, &p2p);
+	if (dma_mapping_error(dev, dma)) {
+		if (fresh)
+			window->map.pfn_list[index] = 0;
+		return -ENOMEM;
+	}
+	*addr = dma;
+	return 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_dma_window_map);
+
+/* All pages must be mapped. Does not sleep. */
+void rust_hmm_dma_window_unmap(struct device *dev,
+			       struct rust_hmm_dma_window *window,
+			       unsigned int first, unsigned int count)
+{
+	unsigned long *pfns = window->map.pfn_list;
+	unsigned long peers = 0;
+	unsigned int i;
+
+	for (i = first; i < first + count; i++)
+		peers |= pfns[i] & (HMM_PFN_P2PDMA | HMM_PFN_P2PDMA_BUS);
+	if (dma_use_iova(&window->map.state) && !peers)
+		/* One flush of the IOMMU's TLB for all of them. */
+		dma_iova_unlink(dev, &window->map.state, (size_t)first << PAGE_SHIFT,
+				(size_t)count << PAGE_SHIFT, DMA_BIDIRECTIONAL,
+				DMA_ATTR_REQUIRE_COHERENT);
+	else
+		for (i = first; i < first + count; i++)
+			hmm_dma_unmap_pfn(dev, &window->map, i);
+	memset(&pfns[first], 0, count * sizeof(*pfns));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_dma_window_unmap);
+
+static const enum dma_data_direction directions[] = {
+	DMA_BIDIRECTIONAL, DMA_TO_DEVICE, DMA_FROM_DEVICE,
+};
+
+/* Pages that are next to each other, for the time of a copy. */
+int rust_hmm_dma_map_run(struct device *dev, unsigned long pfn,
+			 unsigned long npages, int direction, u64 *addr)
+{
+	dma_addr_t dma = dma_map_phys(dev, PFN_PHYS(pfn), npages << PAGE_SHIFT,
+				      directions[direction], 0);
+
+	if (dma_mapping_error(dev, dma))
+		return -ENOMEM;
+	*addr = dma;
+	return 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_dma_map_run);
+
+void rust_hmm_dma_unmap_run(struct device *dev, u64 addr, unsigned long npages,
+			    int direction)
+{
+	dma_unmap_phys(dev, addr, npages << PAGE_SHIFT, directions[direction], 0);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_dma_unmap_run);
+
+/* Memory that device and CPU share, of zeros. */
+void *rust_hmm_dma_buffer(struct device *dev, size_t size, u64 *addr)
+{
+	dma_addr_t dma = 0;
+	void *cpu = dma_alloc_coherent(dev, size, &dma, GFP_KERNEL);
+
+	*addr = dma;
+	return cpu;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_dma_buffer);
+
+void rust_hmm_dma_buffer_free(struct device *dev, size_t size, void *cpu,
+			      u64 addr)
+{
+	dma_free_coherent(dev, size, cpu, addr);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_dma_buffer_free);

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0
+/* A PCI device: memory of its neighbours, registers, interrupts; see dma.h. */
+#include <linux/dma-mapping.h>
+#include <linux/export.h>
+#include <linux/interrupt.h>
+#include <linux/io.h>
+#include <linux/pci.h>
+#include <linux/pci-p2pdma.h>
+#include <linux/slab.h>
+
+#include "dma.h"
+
+/* Function @function of the slot that @pdev is in, with a reference; NULL if there is none. */
+struct pci_dev *rust_hmm_pci_function(struct pci_dev *pdev,
+				      unsigned int function)
+{
+	return pci_get_slot(pdev->bus, PCI_DEVFN(PCI_SLOT(pdev->devfn), function));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pci_function);
+
+void rust_hmm_pci_function_put(struct pci_dev *pdev)
+{
+	pci_dev_put(pdev);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pci_function_put);
+
+/* Makes @bar ours: nobody else may use it, and the device answers there. */
+int rust_hmm_pci_claim(struct pci_dev *pdev, int bar, u64 *start, u64 *size)
+{
+	int err;
+
+	if (bar < 0 || bar >= PCI_STD_NUM_BARS ||
+	    !(pci_resource_flags(pdev, bar) & IORESOURCE_MEM) ||
+	    !pci_resource_len(pdev, bar))
+		return -ENXIO;
+	err = pci_enable_device_mem(pdev);
+	if (err)
+		return err;
+	err = pci_request_region(pdev, bar, "rust_hmm");
+	if (err) {
+		pci_disable_device(pdev);
+		return err;
+	}
+	*start = pci_resource_start(pdev, bar);
+	*size = pci_resource_len(pdev, bar);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pci_claim);
+
+void rust_hmm_pci_unclaim(struct pci_dev *pdev, int bar)
+{
+	pci_release_region(pdev, bar);
+	pci_disable_device(pdev);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pci_unclaim);
+
+/* How far @client is from @provider; negative if it must not access its memory. */
+int rust_hmm_pci_distance(struct pci_dev *provider, struct device *client)
+{
+	return pci_p2pdma_distance_many(provider, &client, 1, true);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pci_distance);
+
+/* Memory of another device, or of another function. */
+int rust_hmm_peer_map(struct device *dev, u64 start, u64 size, u64 *addr)
+{
+	dma_addr_t dma = dma_map_resource(dev, start, size, DMA_BIDIRECTIONAL, 0);
+
+	if (dma_mapping_error(dev, dma))
+		return -ENOMEM;
+	*addr = dma;
+	return 0;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_peer_map);
+
+void rust_hmm_peer_unmap(struct device *dev, u64 addr, u64 size)
+{
+	dma_unmap_resource(dev, addr, size, DMA_BIDIRECTIONAL, 0);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_peer_unmap);
+
+struct rust_hmm_interrupt {
+	struct pci_dev *pdev;
+	void (*handle)(const void *data);
+	const void *data;
+};
+
+static irqreturn_t interrupt_handler(int irq, void *cookie)
+{
+	struct rust_hmm_interrupt *interrupt = cookie;
+
+	interrupt->handle(interrupt->data);
+	return IRQ_HANDLED;
+}
+
+/* One message-signalled interrupt, which nobody shares. Calls @handle in interrupt context until it is freed. */
+struct rust_hmm_interrupt *
+rust_hmm_interrupt_new(struct pci_dev *pdev, void (*handle)(const void *data),
+		       const void *data, const char *name, int *error)
+{
+	struct rust_hmm_interrupt *interrupt;
+	int err;
+
+	*error = -ENOMEM;
+	interrupt = kzalloc_obj(*interrupt);
+	if (!interrupt)
+		return NULL;
+	interrupt->pdev = pdev;
+	interrupt->handle = handle;
+	interrupt->data = data;
+	err = pci_alloc_irq_vectors(pdev, 1, 1, PCI_IRQ_MSI | PCI_IRQ_MSIX);
+	if (err < 0)
+		goto free;
+	pci_set_master(pdev);
+	err = request_irq(pci_irq_vector(pdev, 0), interrupt_handler, 0, name,
+			  interrupt);
+	if (err)
+		goto vectors;
+	return interrupt;
+vectors:
+	pci_free_irq_vectors(pdev);
+free:
+	kfree(interrupt);
+	*error = err;
+	return NULL;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_interrupt_new);
+
+/* Waits for the handler. */
+void rust_hmm_interrupt_free(struct rust_hmm_interrupt *interrupt)
+{
+	free_irq(pci_irq_vector(interrupt->pdev, 0), interrupt);
+	pci_free_irq_vectors(interrupt->pdev);
+	kfree(interrupt);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_interrupt_free);

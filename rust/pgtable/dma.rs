@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tables of DMA addresses: what an entry says, and what the engine reads in it.
+//!
+//! The engine knows system pages by their frame numbers, because it has to mark them dirty and compare them with what the
+//! CPU's page table says. A device knows them by DMA addresses. Between the two is this: what is read from the table is
+//! translated on the way to the engine, and pages are mapped and retired on the way to the table. In tables that hold
+//! frame numbers all of it compiles to nothing.
+
+use super::{
+    entry::{Entry, Leaf},
+    format::{Format, Slot},
+    table::Table,
+};
+use crate::mm::{
+    addr::{PageRange, PMD_PAGES},
+    dma::{Cursor, Windows},
+};
+use core::marker::PhantomData;
+use kernel::{prelude::*, sync::Arc};
+
+/// The format `F`, with DMA addresses for system pages: for devices that a [`DmaDevice`](crate::mm::dma::DmaDevice)
+/// stands for, see [`Device::dma`](crate::mirror::Device::dma).
+pub enum OfDma<F> {
+    /// Never made.
+    #[doc(hidden)]
+    Never(core::convert::Infallible, PhantomData<fn() -> F>),
+}
+
+// SAFETY: That of `F`, which does not look at what the numbers mean.
+unsafe impl<F: Format> Format for OfDma<F> {
+    type Word = F::Word;
+
+    const LEVELS: u32 = F::LEVELS;
+    const BITS: u32 = F::BITS;
+    const DMA: bool = true;
+
+    fn has_leaves(level: u32) -> bool {
+        F::has_leaves(level)
+    }
+
+    fn can_hold(entry: Entry) -> bool {
+        F::can_hold(entry)
+    }
+
+    fn table(index: u32) -> Self::Word {
+        F::table(index)
+    }
+
+    #[inline]
+    fn leaf(level: u32, entry: Entry) -> Self::Word {
+        F::leaf(level, entry)
+    }
+
+    #[inline]
+    fn decode(level: u32, word: Self::Word) -> Slot {
+        F::decode(level, word)
+    }
+}
+
+/// Pages of a range that were mapped just now.
+pub(super) struct Fresh {
+    start: PageRange,
+    pages: [u64; PMD_PAGES / 64],
+}
+
+/// Translates for one pass over a table.
+pub(super) struct Translator<'t, F> {
+    cursor: Option<Cursor<'t>>,
+    _format: PhantomData<F>,
+}
+
+fn is_system(entry: Entry) -> bool {
+    entry.is_valid() && !entry.is_device()
+}
+
+impl<'t, F: Format> Translator<'t, F> {
+    #[inline]
+    pub(super) fn new(windows: Option<&'t Arc<Windows>>) -> Self {
+        let cursor = match F::DMA {
+            true => windows.map(|windows| windows.cursor()),
+            false => None,
+        };
+        Self {
+            cursor,
+            _format: PhantomData,
+        }
+    }
+
+    /// What the engine reads where the table says `raw` for `addr`.
+    #[inline]
+    pub(super) fn seen(&mut self, addr: usize, raw: Entry) -> Entry {
+        if !F::DMA || !is_system(raw) {
+            return raw;
+        }
+        self.frame(addr, raw)
+    }
+
+    // Not in the loops of tables without.
+    #[inline(never)]
+    fn frame(&mut self, addr: usize, raw: Entry) -> Entry {
+        match self.cursor.as_mut().and_then(|cursor| cursor.frame(addr)) {
+            Some(frame) => raw.with_number(frame),
+            // Each system page in the table has a place in a window.
+            None => Entry::NONE,
+        }
+    }
+
+    /// What the table is to say where the engine wants `new` instead of `old`, which the table has as `raw`.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`: the place is not free yet. `ENOMEM`, `ENODEV`: it cannot be mapped. Then what was there is retired, and
+    /// nothing can be there instead.
+    #[inline]
+    pub(super) fn replace(
+        &mut self,
+        span: PageRange,
+        raw: Entry,
+        old: Entry,
+        new: Entry,
+    ) -> Result<Entry> {
+        if !F::DMA {
+            return Ok(new);
+        }
+        self.exchange(span, raw, old, new)
+    }
+
+    #[inline(never)]
+    fn exchange(&mut self, span: PageRange, raw: Entry, old: Entry, new: Entry) -> Result<Entry> {
+        if is_system(old) && is_system(new) && old.number() == new.number() {
+            return Ok(new.with_number(raw.number()));
+        }
+        self.retire(span, old);
+        if !is_system(new) {
+            return Ok(new);
+        }
+        self.map(span, new).map(|(entry, _)| entry)
+    }
+
+    /// The entry `old` of `span` goes.
+    #[inline]
+    pub(super) fn retire(&mut self, span: PageRange, old: Entry) {
+        if F::DMA && is_system(old) {
+            self.retire_all(span);
+        }
+    }
+
+    #[inline(never)]
+    fn retire_all(&mut self, span: PageRange) {
+        if let Some(cursor) = self.cursor.as_mut() {
+            for index in 0..span.pages() {
+                cursor.retire(span.address(index));
+            }
+        }
+    }
+
+    /// Maps the pages of `span`, of which `new` is the first, so that one entry names them all.
+    pub(super) fn map(&mut self, span: PageRange, new: Entry) -> Result<(Entry, Fresh)> {
+        let mut fresh = Fresh {
+            start: span,
+            pages: [0; PMD_PAGES / 64],
+        };
+        let result = self.map_each(span, new, &mut fresh);
+        match result {
+            Ok(entry) => Ok((entry, fresh)),
+            Err(error) => {
+                self.release(&fresh);
+                Err(error)
+            }
+        }
+    }
+
+    fn map_each(&mut self, span: PageRange, new: Entry, fresh: &mut Fresh) -> Result<Entry> {
+        let cursor = self.cursor.as_mut().ok_or(ENODEV)?;
+        let mut first = 0;
+        for index in 0..span.pages() {
+            let (addr, frame) = (span.address(index), new.number().wrapping_add(index));
+            let (address, is_fresh) = cursor.map(addr, frame)?;
+            if let Some(word) = fresh.pages.get_mut(index / 64).filter(|_| is_fresh) {
+                *word |= 1 << (index % 64);
+            }
+            if index == 0 {
+                first = address.frame();
+            }
+            // One entry for all of them: they must be as one for the device, too.
+            if address.frame() != first + index || first % span.pages() != 0 {
+                return Err(EBUSY);
+            }
+        }
+        let entry = new.with_number(first);
+        if !F::can_hold(entry) {
+            return Err(EINVAL);
+        }
+        Ok(entry)
+    }
+
+    /// Unmaps what was mapped just now, and did not come into the table.
+    pub(super) fn release(&mut self, fresh: &Fresh) {
+        if let Some(cursor) = self.cursor.as_mut() {
+            for index in 0..fresh.start.pages() {
+                let word = fresh.pages.get(index / 64).copied().unwrap_or(0);
+                if word & (1 << (index % 64)) != 0 {
+                    cursor.release(fresh.start.address(index));
+                }
+            }
+        }
+    }
+}
+
+impl<F: Format> Table<F> {
+    /// As the engine sees what the table says.
+    #[inline]
+    pub(super) fn translate(&self, addr: usize, leaf: Option<Leaf>) -> Option<Leaf> {
+        if !F::DMA {
+            return leaf;
+        }
+        let leaf = leaf?;
+        let entry = Translator::<F>::new(self.windows()).seen(addr, leaf.entry);
+        Some(Leaf { entry, ..leaf })
+    }
+}
+
+#[kunit_tests(rust_hmm_dma)]
+mod tests {
+    use super::*;
+    use crate::{
+        mm::{addr::PMD_SIZE, dma::DmaDevice},
+        pgtable::{FlushBatch, Flusher, Radix4},
+    };
+    use kernel::page::PAGE_SIZE;
+
+    type Format = OfDma<Radix4>;
+
+    /// Frames that are mapped: nobody looks into them.
+    const FRAME: usize = 0x1000;
+
+    /// A device that flushes at once.
+    struct AtOnce;
+
+    impl Flusher for AtOnce {
+        type Pending = ();
+
+        fn start(&self, _range: PageRange) {}
+
+        fn wait(&self, (): ()) {}
+    }
+
+    struct Fixture {
+        device: Arc<DmaDevice>,
+        windows: Arc<Windows>,
+        table: Table<Format>,
+    }
+
+    impl Fixture {
+        fn new() -> Result<Self> {
+            let device = DmaDevice::software(c"hmm-kunit")?;
+            let windows = Windows::new(&device)?;
+            Ok(Self {
+                table: Table::with_windows(Some(windows.clone()))?,
+                device,
+                windows,
+            })
+        }
+
+        fn flush(batch: FlushBatch<Format>) {
+            batch.start(&AtOnce).wait(&AtOnce);
+        }
+
+        fn install(&mut self, range: PageRange, entry: impl Fn(usize) -> Entry) -> Result {
+            let mut spares = self.table.reader().spares();
+            spares.refill()?;
+            let mut batch = self.table.batch();
+            let result = self
+                .table
+                .install(range, &mut spares, &mut batch, |addr, slot| {
+                    if let Some(index) = range.index_of(addr) {
+                        *slot = entry(index);
+                    }
+                });
+            Self::flush(batch);
+            result
+        }
+
+        /// Removes entries, and returns the tick of the flush that they wait for.
+        fn remove(&mut self, range: PageRange) -> u32 {
+            let mut batch = self.table.batch();
+            self.table
+                .for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
+            let tick = self.windows.tick();
+            Self::flush(batch);
+            tick
+        }
+    }
+
+    fn pages(first: usize, count: usize) -> Result<PageRange> {
+        PageRange::from_pages(16 * PMD_SIZE + first * PAGE_SIZE, count)
+    }
+
+    fn system(index: usize) -> Entry {
+        Entry::system(FRAME + 3 * index, true)
+    }
+
+    #[test]
+    fn pages_are_mapped_with_entries_and_unmapped_after_the_flush() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 4)?;
+        // Nothing was prepared.
+        assert_eq!(fixture.install(range, system), Err(EBUSY));
+        assert_eq!((fixture.device.live(), fixture.table.live()), (0, 0));
+        fixture.windows.prepare(range)?;
+        fixture.install(range, system)?;
+        assert_eq!((fixture.device.live(), fixture.table.live()), (4, 4));
+        for index in 0..4 {
+            let addr = range.address(index);
+            assert_eq!(fixture.table.get(addr), system(index));
+            // Without an IOMMU the address is that of the frame.
+            let seen = fixture.table.reader().walk(addr).ok_or(ENOENT)?;
+            assert_eq!(seen.entry.number(), FRAME + 3 * index);
+        }
+        // Other rights are no other mapping.
+        fixture.install(range, |index| system(index).write_protected())?;
+        assert_eq!((fixture.device.live(), fixture.device.mapped()), (4, 4));
+        let tick = fixture.remove(range);
+        assert_eq!((fixture.device.live(), fixture.table.live()), (4, 0));
+        fixture.windows.unmap(range, tick);
+        assert_eq!((fixture.device.live(), fixture.device.unmapped()), (0, 4));
+        Ok(())
+    }
+
+    #[test]
+    fn a_flush_unmaps_what_was_removed_before_it_only() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 2)?;
+        let (one, other) = (pages(0, 1)?, pages(1, 1)?);
+        fixture.windows.prepare(range)?;
+        fixture.install(range, system)?;
+        let first = fixture.remove(one);
+        let second = fixture.remove(other);
+        fixture.windows.unmap(range, second);
+        assert_eq!(fixture.device.live(), 1);
+        // Its page is still the device's.
+        assert_eq!(fixture.install(one, system), Err(EBUSY));
+        assert_eq!(fixture.table.get(one.start()), Entry::NONE);
+        assert_eq!(fixture.install(other, system), Ok(()));
+        fixture.windows.unmap(range, first);
+        assert_eq!(fixture.device.live(), 1);
+        assert_eq!(fixture.install(one, system), Ok(()));
+        assert_eq!(fixture.device.live(), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn device_memory_takes_the_place_of_mapped_pages() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, PMD_PAGES)?;
+        fixture.windows.prepare(range)?;
+        fixture.install(range, |index| Entry::system(FRAME + index, true))?;
+        assert_eq!(
+            fixture.table.leaf(range.start()).map(|leaf| leaf.order),
+            Some(9)
+        );
+        assert_eq!(fixture.device.live(), PMD_PAGES as u64);
+        let before = fixture.windows.tick();
+        fixture.install(range, |index| Entry::device(index, true))?;
+        let tick = fixture.windows.tick();
+        assert_eq!(tick, before + 1);
+        fixture.windows.unmap(range, tick);
+        assert_eq!(fixture.device.live(), 0);
+        // And back, one by one.
+        let mut batch = fixture.table.batch();
+        fixture.table.for_each_split(
+            range,
+            &mut batch,
+            |_| true,
+            |span, entry| {
+                if let Some(index) = range.index_of(span.start()) {
+                    *entry = Entry::system(FRAME + index, false);
+                }
+            },
+        );
+        Fixture::flush(batch);
+        assert_eq!(fixture.device.live(), PMD_PAGES as u64);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_forgotten_goes_when_it_is_empty() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 8)?;
+        fixture.windows.prepare(range)?;
+        fixture.windows.prepare(range)?;
+        assert_eq!(fixture.windows.count(), 1);
+        fixture.install(range, system)?;
+        let tick = fixture.remove(range);
+        fixture.windows.forget(range);
+        assert_eq!(fixture.windows.count(), 1);
+        fixture.windows.unmap(range, tick);
+        assert_eq!(fixture.windows.count(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_that_goes_takes_all_mappings_along() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 4)?;
+        fixture.windows.prepare(range)?;
+        fixture.install(range, system)?;
+        assert_eq!(fixture.device.close(), 4);
+        assert_eq!((fixture.device.live(), fixture.device.close()), (0, 0));
+        // The engine can still tell which pages these were.
+        assert_eq!(fixture.table.get(range.address(2)), system(2));
+        assert_eq!(fixture.windows.prepare(pages(PMD_PAGES, 1)?), Err(ENODEV));
+        assert_eq!(fixture.install(pages(5, 1)?, system), Err(ENODEV));
+        let tick = fixture.remove(range);
+        fixture.windows.unmap(range, tick);
+        assert_eq!((fixture.device.live(), fixture.table.live()), (0, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn format_and_device_must_agree() -> Result {
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        let windows = Windows::new(&device)?;
+        assert!(Table::<Radix4>::with_windows(Some(windows)).is_err());
+        assert!(Table::<Format>::with_windows(None).is_err());
+        Ok(())
+    }
+}

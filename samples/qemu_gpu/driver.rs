@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A PCI driver for GPUs made of QEMU's stock devices: in each slot, function 0 is `ivshmem-plain`, whose BAR is the
+//! memory, and function 1 is `edu`, whose DMA engine copies and accesses memory. `tools/vm/run --hw qemu-gpu` has two.
+//!
+//! The ioctls are those of the kernel's `lib/test_hmm.c` and some of the mock's: the same tests run.
+//!
+//! - `engine`: the edu; its thread, its interrupt, and what flushes wait for.
+//! - `gpu`: one GPU, its memory, and how mirrors see it.
+//! - `file`: an open file and its ioctls.
+//! - `uapi`, `structure`, `lock_ioctls`: as the mock has them.
+
+#![deny(unsafe_code)]
+
+mod engine;
+mod file;
+mod gpu;
+#[path = "../dmirror/lock_ioctls.rs"]
+mod lock_ioctls;
+#[path = "../dmirror/structure.rs"]
+mod structure;
+#[path = "../dmirror/uapi.rs"]
+#[expect(dead_code, reason = "the mock has errors that this device does not")]
+mod uapi;
+
+/// Where the shared parts look for these.
+mod client {
+    pub(crate) use crate::file::Client;
+}
+mod extension {
+    pub(crate) use crate::structure::{no_flags, Structure};
+}
+
+use core::borrow::Borrow;
+use gpu::Gpu;
+use kernel::{
+    device::Core,
+    pci,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Full, AtomicFlag},
+        Arc,
+        Mutex, //
+    },
+};
+use rust_hmm::node::{FileOps, Node};
+
+pub(crate) static FILE_OPS: FileOps<file::File> = FileOps::new();
+
+/// The nodes that there can be; the names are those of `test_hmm`.
+static NODES: [(&CStr, AtomicFlag); 2] = [
+    (c"hmm_dmirror0", AtomicFlag::new(false)),
+    (c"hmm_dmirror1", AtomicFlag::new(false)),
+];
+
+/// A node's name, taken.
+struct Name(&'static (&'static CStr, AtomicFlag));
+
+impl Name {
+    fn take() -> Result<Self> {
+        let free = NODES.iter().find(|(_, taken)| !taken.xchg(true, Full));
+        Ok(Self(free.ok_or(ENOSPC)?))
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        self.0 .1.xchg(false, Full);
+    }
+}
+
+/// A GPU that is there.
+#[pin_data]
+struct Bound {
+    #[pin]
+    node: Mutex<Option<Pin<KBox<Node<file::File>>>>>,
+    gpu: Arc<Gpu>,
+    _name: Name,
+}
+
+struct Driver;
+
+#[cfg(not(hmm_series_7_3))]
+type Info<'b> = &'b ();
+#[cfg(hmm_series_7_3)]
+type Info<'b> = Option<&'b ()>;
+
+const ID: pci::DeviceId = pci::DeviceId::from_class(
+    pci::Class::OTHERS.as_raw(),
+    pci::ClassMask::ClassSubclass.as_raw(),
+);
+#[cfg(not(hmm_series_7_3))]
+kernel::pci_device_table!(TABLE, MODULE_TABLE, (), [(ID, ())]);
+#[cfg(hmm_series_7_3)]
+kernel::pci_device_table!(TABLE, (), [(ID, ())]);
+
+fn this_module() -> &'static ThisModule {
+    #[cfg(not(hmm_series_7_3))]
+    return &THIS_MODULE;
+    #[cfg(hmm_series_7_3)]
+    return kernel::module::this_module::<LocalModule>();
+}
+
+/// The value of a parameter, which 7.2 lends and 7.3 copies.
+pub(crate) fn number(value: impl Borrow<u64>) -> u64 {
+    *value.borrow()
+}
+
+impl pci::Driver for Driver {
+    type IdInfo = ();
+    type Data<'bound> = Bound;
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &TABLE;
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<Core<'_>>,
+        _info: Info<'bound>,
+    ) -> impl PinInit<Bound, Error> + 'bound {
+        pin_init::pin_init_scope(move || {
+            if !engine::is_edu(pdev) {
+                return Err(ENODEV);
+            }
+            let name = Name::take()?;
+            let gpu = Gpu::new(pdev)?;
+            let node = Node::new(name.0 .0, &FILE_OPS, this_module(), gpu.clone());
+            let node = KBox::pin_init(node, GFP_KERNEL).inspect_err(|_| _ = gpu.remove())?;
+            dev_info!(pdev, "GPU with {} MiB\n", gpu.mib());
+            Ok(try_pin_init!(Bound {
+                node <- kernel::new_mutex!(Some(node), "qemu_gpu::node"),
+                gpu,
+                _name: name,
+            }? Error))
+        })
+    }
+
+    fn unbind<'bound>(pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Bound>) {
+        // Files that are open stay; all they get is ENODEV.
+        drop(this.node.lock().take());
+        let (saved, lost) = this.gpu.remove();
+        dev_info!(pdev, "GPU gone: {saved} pages saved, {lost} lost\n");
+    }
+}
+
+kernel::module_pci_driver! {
+    type: Driver,
+    name: "qemu_gpu",
+    authors: ["The rust_hmm authors"],
+    description: "GPUs made of QEMU's edu and ivshmem on rust_hmm",
+    license: "GPL",
+    params: {
+        dma_bits: u64 {
+            default: 32,
+            description: "Bits of address that the copy engine sends, up to 32; edu without dma_mask= has 28",
+        },
+        copy_delay_ms: u64 {
+            default: 0,
+            description: "Delay of each copy of a page in milliseconds, up to 10000",
+        },
+        skip_flush: u64 {
+            default: 0,
+            description: "For tests: this many flushes do not wait for accesses under way, so that these go to addresses that are unmapped",
+        },
+    },
+}

@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The copy engine: an edu, which moves up to 4 KiB between a buffer of its own and any address, and interrupts at the
+//! end. Contents take two steps: into the buffer, and out of it.
+
+use crate::file::Client;
+use kernel::{
+    device::Core,
+    io::Io,
+    page::PAGE_SIZE,
+    pci,
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::{Acquire, Relaxed, Release},
+            Atomic, //
+        },
+        Arc,
+        Completion,
+        CondVar,
+        Mutex, //
+    },
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+};
+use rust_hmm::{
+    host_lock::APERTURE,
+    memory::{CopyJob, DmaCopy},
+    mirror::Target,
+    mm::{
+        addr::PageRange,
+        bell::Bell,
+        dma::{DmaBuffer, DmaDevice},
+        pci::{Interrupt, Interrupted, PciMemory, PeerMemory},
+    },
+    thread::Thread,
+};
+
+/// Whether `pdev` is an edu: the kernel crate does not know QEMU's number as a vendor.
+pub(crate) fn is_edu(pdev: &pci::Device) -> bool {
+    (pdev.vendor_id().as_raw(), pdev.device_id()) == (0x1234, 0x11e8)
+}
+
+// Its registers.
+const STATUS: usize = 0x24;
+const ACKNOWLEDGE: usize = 0x64;
+const SOURCE: usize = 0x80;
+const DESTINATION: usize = 0x88;
+const COUNT: usize = 0x90;
+const COMMAND: usize = 0x98;
+const START: u32 = 1;
+const FROM_BUFFER: u32 = 2;
+const INTERRUPT: u32 = 4;
+/// Where its buffer is, for itself.
+const BUFFER: u64 = 0x40000;
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Jobs that wait at most.
+const DEPTH: usize = 4096;
+/// How long a step of the engine may take.
+const TIMEOUT: Delta = Delta::from_secs(20);
+
+#[cfg(not(hmm_series_7_3))]
+type Registers = kernel::devres::Devres<pci::Bar<'static, 0x100>>;
+#[cfg(hmm_series_7_3)]
+type Registers = pci::DevresBar<0x100>;
+
+/// An access to memory of a process.
+#[pin_data]
+pub(crate) struct Access {
+    /// Whose it is. Given back before the access is done: the last reference must not go here.
+    #[pin]
+    pub(crate) client: Mutex<Option<Arc<Client>>>,
+    pub(crate) addr: usize,
+    pub(crate) write: bool,
+    /// Contents of the page; and whether the device had a translation.
+    #[pin]
+    pub(crate) page: Mutex<(KVVec<u8>, Result<bool>)>,
+    #[pin]
+    pub(crate) done: Completion,
+}
+
+/// A copy, and the memory that it goes to if that is another GPU's.
+type Copy = (CopyJob, Option<Arc<PciMemory>>);
+
+struct Work {
+    copies: KVVec<Copy>,
+    accesses: KVec<Arc<Access>>,
+    stop: bool,
+}
+
+/// What the engine's thread, who gives it work and the interrupt share.
+#[pin_data]
+pub(crate) struct Engine {
+    pub(crate) dma: Arc<DmaDevice>,
+    registers: Registers,
+    #[pin]
+    work: Mutex<Work>,
+    #[pin]
+    wake: CondVar,
+    /// Steps that have ended.
+    finished: Atomic<u64>,
+    #[pin]
+    bell: Bell,
+    /// The access to memory of a process that is under way: of which mirror, which page.
+    #[pin]
+    in_flight: Mutex<Option<(u64, usize)>>,
+    #[pin]
+    landed: CondVar,
+    /// Memory of other GPUs that it reaches.
+    #[pin]
+    peers: Mutex<KVec<PeerMemory>>,
+    delay: Delta,
+    skip: Atomic<u64>,
+}
+
+impl Interrupted for Engine {
+    fn interrupted(&self) {
+        if let Some(registers) = self.registers.try_access() {
+            registers.write32(registers.read32(STATUS), ACKNOWLEDGE);
+        }
+        self.finished.fetch_add(1, Release);
+        self.bell.ring();
+    }
+}
+
+/// What only the thread uses. The parts that need the device go with it.
+struct Hardware {
+    engine: Arc<Engine>,
+    vram: PeerMemory,
+    /// A page for contents on their way to the CPU or from it, and a page of zeros.
+    staging: DmaBuffer,
+    _interrupt: Interrupt<Engine>,
+}
+
+impl Engine {
+    /// Starts the engine of `pdev`, which has `memory`.
+    pub(crate) fn start(
+        pdev: &pci::Device<Core<'_>>,
+        dma: Arc<DmaDevice>,
+        memory: &Arc<PciMemory>,
+    ) -> Result<(Arc<Self>, Thread)> {
+        let delay = crate::number(crate::module_parameters::copy_delay_ms.value());
+        let registers = pdev
+            .iomap_region_sized::<0x100>(0, c"qemu_gpu")?
+            .into_devres()?;
+        let engine = Arc::pin_init(
+            try_pin_init!(Self {
+                registers,
+                work <- kernel::new_mutex!(Work {
+                    copies: KVVec::with_capacity(DEPTH, GFP_KERNEL)?,
+                    accesses: KVec::new(),
+                    stop: false,
+                }, "qemu_gpu::work"),
+                wake <- kernel::new_condvar!("qemu_gpu::wake"),
+                finished: Atomic::new(0),
+                bell <- Bell::new(),
+                in_flight <- kernel::new_mutex!(None, "qemu_gpu::in_flight"),
+                landed <- kernel::new_condvar!("qemu_gpu::landed"),
+                peers <- kernel::new_mutex!(KVec::new(), "qemu_gpu::peers"),
+                delay: Delta::from_millis(i64::try_from(delay.min(10_000))?),
+                skip: Atomic::new(crate::number(crate::module_parameters::skip_flush.value())),
+                dma,
+            }? Error),
+            GFP_KERNEL,
+        )?;
+        let hardware = Hardware {
+            vram: PeerMemory::map(memory, &engine.dma)?,
+            staging: DmaBuffer::new(&engine.dma, 2)?,
+            _interrupt: Interrupt::new(pdev, c"qemu_gpu", engine.clone())?,
+            engine: engine.clone(),
+        };
+        let thread = Thread::spawn(c"qemu_gpu", move || hardware.run())?;
+        Ok((engine, thread))
+    }
+
+    /// Ends the thread; what waits fails.
+    pub(crate) fn stop(&self) {
+        self.work.lock().stop = true;
+        self.wake.notify_all();
+    }
+
+    /// Whether it reaches `memory`, of another GPU, from now on.
+    pub(crate) fn reaches(&self, memory: &Arc<PciMemory>) -> bool {
+        let mut peers = self.peers.lock();
+        if peers.iter().any(|peer| peer.is_of(memory)) {
+            return true;
+        }
+        let mapped = PeerMemory::map(memory, &self.dma);
+        mapped.is_ok_and(|peer| peers.push(peer, GFP_KERNEL).is_ok())
+    }
+
+    /// Takes a job; with `to` it goes to that memory. Must not allocate: there is room, or the job fails.
+    pub(crate) fn copy(&self, job: CopyJob, to: Option<Arc<PciMemory>>) {
+        let mut work = self.work.lock();
+        if work.stop {
+            return;
+        }
+        let full = work.copies.push_within_capacity((job, to)).is_err();
+        drop(work);
+        if !full {
+            self.wake.notify_all();
+        }
+    }
+
+    /// Ends jobs that nobody needs any more.
+    pub(crate) fn drop_cancelled(&self) {
+        loop {
+            let mut work = self.work.lock();
+            let Some(at) = work.copies.iter().position(|(job, _)| job.is_cancelled()) else {
+                return;
+            };
+            let job = work.copies.remove(at);
+            // Not under the lock: the end of a job takes another one.
+            drop(work);
+            drop(job);
+        }
+    }
+
+    /// Has the thread access memory, and waits for it. `ENODEV`; `ENOMEM`.
+    pub(crate) fn access(&self, access: &Arc<Access>) -> Result {
+        {
+            let mut work = self.work.lock();
+            if work.stop {
+                return Err(ENODEV);
+            }
+            work.accesses.push(access.clone(), GFP_KERNEL)?;
+        }
+        self.wake.notify_all();
+        access.done.wait_for_completion();
+        Ok(())
+    }
+
+    /// Whether an access to `range` of mirror `tag` is under way.
+    pub(crate) fn is_under_way(&self, tag: u64, range: PageRange) -> bool {
+        let under_way = *self.in_flight.lock();
+        under_way.is_some_and(|(of, page)| of == tag && range.index_of(page).is_some())
+    }
+
+    /// Waits for the access that is under way.
+    pub(crate) fn wait_for_landing(&self) {
+        if self.skip.load(Relaxed) != 0 {
+            self.skip.fetch_sub(1, Relaxed);
+            return;
+        }
+        let mut in_flight = self.in_flight.lock();
+        let first = *in_flight;
+        // Whatever signal comes: the engine still has the page.
+        while in_flight.is_some() && *in_flight == first {
+            let _why = self.landed.wait_interruptible_timeout(&mut in_flight, 10);
+        }
+    }
+}
+
+impl Hardware {
+    fn run(self) {
+        let engine = self.engine.clone();
+        loop {
+            self.serve_accesses();
+            let mut work = engine.work.lock();
+            if work.stop {
+                break;
+            }
+            if !work.accesses.is_empty() {
+                continue;
+            }
+            match work.copies.remove(0) {
+                Ok((job, to)) => {
+                    drop(work);
+                    self.copy(job, to);
+                }
+                // A kernel thread gets no signals.
+                Err(_) => drop(engine.wake.wait_interruptible(&mut work)),
+            }
+        }
+        engine.peers.lock().clear();
+        let (copies, accesses) = {
+            let mut work = engine.work.lock();
+            (
+                core::mem::take(&mut work.copies),
+                core::mem::take(&mut work.accesses),
+            )
+        };
+        // Dropped, they have failed.
+        drop(copies);
+        for access in accesses {
+            drop(access.client.lock().take());
+            access.page.lock().1 = Err(ENODEV);
+            access.done.complete_all();
+        }
+    }
+
+    /// Begins a step. The device takes 32 bits of address. `ENODEV`.
+    fn begin(&self, from: u64, to: u64, direction: u32) -> Result<u64> {
+        let registers = self.engine.registers.try_access().ok_or(ENODEV)?;
+        let before = self.engine.finished.load(Acquire);
+        registers.write32(u32::try_from(from)?, SOURCE);
+        registers.write32(u32::try_from(to)?, DESTINATION);
+        registers.write32(0x1000, COUNT);
+        registers.write32(START | direction | INTERRUPT, COMMAND);
+        Ok(before)
+    }
+
+    fn end(&self, before: u64) -> Result {
+        let since = Instant::<Monotonic>::now();
+        while self.engine.finished.load(Acquire) == before {
+            if since.elapsed() > TIMEOUT {
+                pr_err!("qemu_gpu: no interrupt\n");
+                return Err(EIO);
+            }
+            self.engine.bell.wait(100);
+        }
+        Ok(())
+    }
+
+    fn load(&self, from: u64) -> Result {
+        self.end(self.begin(from, BUFFER, 0)?)
+    }
+
+    fn store(&self, to: u64) -> Result {
+        self.end(self.begin(BUFFER, to, FROM_BUFFER)?)
+    }
+
+    /// What the engine is told for `target`; with `to` that is in the memory of another GPU.
+    fn address(&self, target: Target, to: Option<&Arc<PciMemory>>) -> Result<u64> {
+        Ok(match (target, to) {
+            (Target::Dma(address), _) => address.raw(),
+            (Target::Device(at), None) => self.vram.address(at, PAGE).ok_or(ENODEV)?.raw(),
+            (Target::Device(at), Some(memory)) => {
+                let peers = self.engine.peers.lock();
+                let peer = peers.iter().find(|peer| peer.is_of(memory));
+                peer.and_then(|peer| peer.address(at, PAGE))
+                    .ok_or(ENODEV)?
+                    .raw()
+            }
+        })
+    }
+
+    fn copy(&self, job: CopyJob, to: Option<Arc<PciMemory>>) {
+        // Without it the job has failed.
+        if let Ok(copy) = DmaCopy::new(job, &self.engine.dma) {
+            let result = (0..copy.pages()).try_for_each(|index| {
+                if copy.is_cancelled() {
+                    return Err(EINTR);
+                }
+                self.copy_page(&copy, index, to.as_ref())?;
+                self.serve_accesses();
+                Ok(())
+            });
+            copy.complete(result);
+        }
+    }
+
+    fn copy_page(&self, copy: &DmaCopy, index: usize, to: Option<&Arc<PciMemory>>) -> Result {
+        let zeros = self.staging.address(PAGE_SIZE).ok_or(EINVAL)?;
+        let from = copy.source(index)?.unwrap_or(Target::Dma(zeros));
+        self.load(self.address(from, None)?)?;
+        self.store(self.address(copy.destination(index)?, to)?)?;
+        if self.engine.delay > Delta::ZERO {
+            fsleep(self.engine.delay);
+        }
+        Ok(())
+    }
+
+    fn serve_accesses(&self) {
+        loop {
+            // It may not exist: then nobody waits.
+            let Ok(access) = self.engine.work.lock().accesses.remove(0) else {
+                return;
+            };
+            let mut page = access.page.lock();
+            let (contents, outcome) = &mut *page;
+            let client = access.client.lock().take();
+            *outcome = match &client {
+                Some(client) => self.access(client, &access, contents),
+                None => Err(EINVAL),
+            };
+            drop((client, page));
+            access.done.complete_all();
+        }
+    }
+
+    /// Says whether there was a translation.
+    fn access(&self, client: &Client, access: &Access, contents: &mut [u8]) -> Result<bool> {
+        let staging = self.staging.address(0).ok_or(EINVAL)?.raw();
+        if access.write {
+            self.staging.write(0, contents)?;
+            self.load(staging)?;
+        }
+        let mirror = client.mirror();
+        if access.addr & APERTURE != 0 {
+            // Locked memory: it stays as long as the region is held.
+            let region = mirror.locked(access.addr).ok_or(EFAULT)?;
+            let at = region
+                .dma(&self.engine.dma, access.addr)
+                .ok_or(EFAULT)?
+                .raw();
+            if access.write {
+                self.store(at)?
+            } else {
+                self.load(at)?
+            }
+        } else {
+            let table = mirror.lock_table()?;
+            let Some(target) = table.target(access.addr, access.write) else {
+                return Ok(false);
+            };
+            let at = self.address(target, None)?;
+            // Under the table lock: a flush that comes later sees it, and waits.
+            *self.engine.in_flight.lock() = Some((mirror.device().tag(), access.addr));
+            let begun = match access.write {
+                true => self.begin(BUFFER, at, FROM_BUFFER),
+                false => self.begin(at, BUFFER, 0),
+            };
+            drop(table);
+            let result = begun.and_then(|before| self.end(before));
+            *self.engine.in_flight.lock() = None;
+            self.engine.landed.notify_all();
+            result?;
+        }
+        if !access.write {
+            self.store(staging)?;
+            self.staging.read(0, contents)?;
+        }
+        Ok(true)
+    }
+}

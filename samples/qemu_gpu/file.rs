@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One open file: a mirror of the address space of the process that opened it.
+
+use crate::{
+    engine::Access,
+    gpu::{Gpu, View},
+    lock_ioctls,
+    structure::{no_flags, Structure},
+    uapi::{self, Command},
+    FILE_OPS,
+};
+use kernel::{
+    ioctl,
+    mm::virt::VmaNew,
+    page::{Page, PAGE_SIZE},
+    prelude::*,
+    sync::{atomic::ordering::Relaxed, Arc, Completion},
+    uaccess::{UserSlice, UserSliceReader, UserSliceWriter},
+};
+use rust_hmm::{
+    host_lock::APERTURE,
+    mirror::Mirror,
+    mm::{addr::PageRange, range_fault, space::fatal_signal_pending},
+    node::OpenFile,
+};
+
+/// Device faults in a row that bring no progress before a command gives up with `EBUSY`.
+const ROUNDS: usize = 10_000;
+/// `DMIRROR_PULL`, and its flag that only asks.
+const PULL: u32 = 0x78;
+const ASK: u32 = 1;
+
+/// What a file shares with the engine.
+pub(crate) struct Client {
+    // Before the session: no entry may be left when the pages are evicted.
+    mirror: Mirror<View>,
+    gpu: Session,
+}
+
+impl Client {
+    pub(crate) fn mirror(&self) -> &Mirror<View> {
+        &self.mirror
+    }
+
+    pub(crate) fn device(&self) -> &Gpu {
+        &self.gpu.0
+    }
+}
+
+/// An open file's share in the GPU.
+struct Session(Arc<Gpu>);
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.0.count_file(false);
+    }
+}
+
+/// An open file.
+pub(crate) struct File(Arc<Client>);
+
+/// Where contents go, or come from.
+enum User {
+    To(UserSliceWriter),
+    From(UserSliceReader),
+}
+
+fn gone_is_invalid(error: Error) -> Error {
+    if error == EFAULT {
+        EINVAL
+    } else {
+        error
+    }
+}
+
+impl OpenFile for File {
+    type Device = Gpu;
+
+    fn open(gpu: Arc<Gpu>) -> Result<Pin<KBox<Self>>> {
+        let current = current!();
+        let mm = current.mm().ok_or(EINVAL)?;
+        let mirror = rust_hmm::new_mirror!(mm, View::new(gpu.clone()), "qemu_gpu::table")?;
+        gpu.count_file(true);
+        let gpu = Session(gpu);
+        let client = Arc::new(Client { mirror, gpu }, GFP_KERNEL_ACCOUNT)?;
+        Ok(KBox::pin(Self(client), GFP_KERNEL_ACCOUNT)?)
+    }
+
+    fn ioctl(&self, command: u32, argument: usize) -> Result<isize> {
+        if self.0.device().memory.is_gone() {
+            return Err(ENODEV);
+        }
+        match ioctl::_IOC_NR(command) {
+            number @ 0x70..=0x77 => lock_ioctls::serve(&self.0, number, argument)?,
+            PULL => self.pull(argument)?,
+            _ => {
+                let mut request = Command::read(argument)?;
+                self.serve(command, &mut request)?;
+                request.write(argument)?;
+            }
+        }
+        Ok(0)
+    }
+
+    fn mmap(&self, vma: &VmaNew) -> Result {
+        let mixed = vma.set_mixedmap();
+        let range = PageRange::new(vma.start(), vma.end())?;
+        for index in 0..range.pages() {
+            if fatal_signal_pending() {
+                return Err(EINTR);
+            }
+            let page = Page::alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO)?;
+            mixed.vm_insert_page(range.address(index), &page)?;
+        }
+        Ok(())
+    }
+}
+
+impl File {
+    fn serve(&self, command: u32, request: &mut Command) -> Result {
+        let (mirror, memory) = (&self.0.mirror, &self.0.device().memory);
+        match command {
+            uapi::READ => self.read(request, Some(range_fault::Access::Read)),
+            uapi::READ_UNLOCKED => self.read(request, Some(range_fault::Access::ReadUnlocked)),
+            uapi::WRITE => {
+                let user = User::From(self.user(request)?.reader());
+                self.transfer(request, user, Some(range_fault::Access::Write))
+            }
+            uapi::MIGRATE_TO_DEV => {
+                let outcome = mirror
+                    .migrate(request.range)
+                    .to_device()
+                    .map_err(gone_is_invalid)?;
+                if outcome.no_memory != 0 && memory.usage().0 >= memory.limit() {
+                    return Err(ENOMEM);
+                }
+                self.read(request, None)
+            }
+            uapi::MIGRATE_TO_SYS => {
+                let outcome = mirror
+                    .migrate(request.range)
+                    .to_system()
+                    .map_err(gone_is_invalid)?;
+                if outcome.no_memory != 0 {
+                    return Err(ENOMEM);
+                }
+                request.cpages = outcome.entries as u64;
+                Ok(())
+            }
+            uapi::SNAPSHOT => self.snapshot(request),
+            uapi::EXCLUSIVE => {
+                mirror
+                    .make_exclusive(request.range)
+                    .map_err(|error| self.exclusive_error(error))?;
+                self.read(request, None)
+            }
+            uapi::CHECK_EXCLUSIVE => match mirror.lock_table()?.any_exclusive(request.range) {
+                true => Err(EPERM),
+                false => Ok(()),
+            },
+            uapi::RELEASE => match memory.evict_all_killable()? {
+                0 => Ok(()),
+                _ => Err(EBUSY),
+            },
+            uapi::FLAGS => {
+                let fail = request.npages & uapi::FLAG_FAIL_ALLOC != 0;
+                memory.driver().fail_allocation.store(fail, Relaxed);
+                Ok(())
+            }
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// `EFAULT` also says that the memory cannot be written; `EINVAL` is for a process that is gone.
+    fn exclusive_error(&self, error: Error) -> Error {
+        if self.0.mirror.is_alive() {
+            error
+        } else {
+            gone_is_invalid(error)
+        }
+    }
+
+    fn user(&self, request: &Command) -> Result<UserSlice> {
+        let bytes = request.range.pages().checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
+        Ok(UserSlice::new(UserPtr::from_addr(request.ptr), bytes))
+    }
+
+    fn read(&self, request: &mut Command, missing: Option<range_fault::Access>) -> Result {
+        let user = User::To(self.user(request)?.writer());
+        self.transfer(request, user, missing)
+    }
+
+    /// The engine reads or writes the range. What it has no translation for is faulted in as `missing` says; `ENOENT`
+    /// if that says nothing.
+    fn transfer(
+        &self,
+        request: &mut Command,
+        mut user: User,
+        missing: Option<range_fault::Access>,
+    ) -> Result {
+        let (mirror, total) = (&self.0.mirror, request.range.pages());
+        let there = |piece: PageRange| -> Result<bool> {
+            Ok(mirror.lock_table()?.present(piece) == piece.pages())
+        };
+        for piece in request.range.pmd_pieces() {
+            if missing.is_none() && !there(piece)? {
+                return Err(ENOENT);
+            }
+        }
+        let mut buffer = KVVec::new();
+        buffer.resize(PAGE_SIZE, 0, GFP_KERNEL)?;
+        let mut rounds = 0;
+        let mut done = 0;
+        while done < total {
+            if fatal_signal_pending() {
+                return Err(EINTR);
+            }
+            let write = matches!(user, User::From(_));
+            if let User::From(reader) = &mut user {
+                if rounds == 0 {
+                    reader.read_slice(&mut buffer)?;
+                }
+            }
+            let found;
+            (buffer, found) = self.access(request.range.address(done), write, buffer)?;
+            if found {
+                if let User::To(writer) = &mut user {
+                    writer.write_slice(&buffer)?;
+                }
+                (done, rounds) = (done + 1, 0);
+                continue;
+            }
+            rounds += 1;
+            if rounds > ROUNDS {
+                return Err(EBUSY);
+            }
+            let rest = PageRange::new(request.range.address(done), request.range.end())?;
+            mirror.fault(rest, missing.ok_or(ENOENT)?)?;
+            request.faults += 1;
+        }
+        request.cpages = done as u64;
+        Ok(())
+    }
+
+    /// One page; says whether the engine had a translation.
+    fn access(&self, addr: usize, write: bool, page: KVVec<u8>) -> Result<(KVVec<u8>, bool)> {
+        let access = Arc::pin_init(
+            pin_init!(Access {
+                client <- kernel::new_mutex!(Some(self.0.clone()), "qemu_gpu::client"),
+                addr,
+                write,
+                page <- kernel::new_mutex!((page, Ok(false)), "qemu_gpu::page"),
+                done <- Completion::new(),
+            }),
+            GFP_KERNEL,
+        )?;
+        self.0.device().engine.access(&access)?;
+        let mut page = access.page.lock();
+        let found = core::mem::replace(&mut page.1, Ok(false))?;
+        Ok((core::mem::take(&mut page.0), found))
+    }
+
+    fn snapshot(&self, request: &mut Command) -> Result {
+        let to = UserPtr::from_addr(request.ptr);
+        let mut user = UserSlice::new(to, request.range.pages()).writer();
+        for piece in request.range.pmd_pieces() {
+            let mut bytes = KVec::with_capacity(piece.pages(), GFP_KERNEL)?;
+            let each = |page| {
+                // There is room, by the capacity above.
+                let _full = bytes.push_within_capacity(uapi::snapshot_byte(page, true));
+            };
+            self.0
+                .mirror
+                .snapshot(piece, each)
+                .map_err(|error| self.exclusive_error(error))?;
+            user.write_slice(&bytes)?;
+            request.cpages += piece.pages() as u64;
+        }
+        Ok(())
+    }
+
+    /// Memory of another GPU comes here, from its memory to ours.
+    fn pull(&self, user: usize) -> Result {
+        let mut raw = Structure::<72>::read(user, 72)?;
+        no_flags(raw.u32(4) & !ASK)?;
+        // CAST: The bits of a descriptor.
+        let source = FILE_OPS.with(raw.u32(8) as i32, |file| file.0.clone())?;
+        raw.put_u64(32, self.0.mirror.connection(&source.mirror) as u64);
+        if raw.u32(4) & ASK == 0 {
+            let pulled = self.0.mirror.pull(raw.range(16)?, &source.mirror);
+            let outcome = pulled.map_err(gone_is_invalid)?;
+            raw.put_all(40, [outcome.moved as u64, outcome.switched as u64]);
+            raw.put_all(56, [outcome.no_memory as u64, outcome.copy_failed as u64]);
+        }
+        raw.write()
+    }
+}
+
+// Device addresses of locked memory are none of a process.
+const _: () = assert!(APERTURE > usize::MAX / 2 || APERTURE > 1 << 47);

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0308
+//! Where system memory is for a device is no place in the device's memory.
+
+use rust_hmm::mm::{
+    dma::{DmaAddress, PeerAddress},
+    pci::PeerMemory,
+};
+
+pub fn place(memory: &PeerMemory, at: DmaAddress) -> Option<PeerAddress> {
+    memory.address(at, 4096)
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0624
+//! Only what maps a page can make its address.
+
+use rust_hmm::mm::dma::DmaAddress;
+
+pub fn anywhere() -> DmaAddress {
+    DmaAddress::new(0x1000)
+}

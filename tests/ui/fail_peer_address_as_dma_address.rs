@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ ERROR E0308
+//! What names memory of another device is no address of system memory.
+
+use rust_hmm::mm::dma::{DmaAddress, PeerAddress};
+
+fn copy_from(_system: DmaAddress) {}
+
+pub fn copy(from: PeerAddress) {
+    copy_from(from)
+}

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Hardware: DMA addresses behind an IOMMU, a copy engine that interrupts, memory on the bus, unplug.  The IOMMU's
+//! faults are counted by who runs the machine.
+
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::{module, pattern, Connection, Device, Errno, Mapping, PAGE_SIZE};
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PAGES: usize = 16;
+
+/// A port behind which QEMU's monitor listens, see tools/vm/run.
+const MONITOR: u64 = 0xea;
+
+pub const TESTS: &[Test] = &[
+    Test::new("hw", "pages_are_mapped_and_unmapped", mapped).only_hw(),
+    Test::new("hw", "pages_on_the_device_are_not_mapped", moved).only_hw(),
+    Test::new("hw", "huge_pages_are_mapped", huge_pages).only_hw(),
+    Test::new("hw", "reads_go_on_while_pages_move", faultless).only_hw(),
+    Test::new("hw", "unmapped_during_an_access", during).only_hw(),
+    Test::new("hw", "eviction_for_room", eviction).only_hw(),
+    Test::new("hw", "locked_memory_is_accessed", pin).only_hw(),
+    Test::new("hw", "memory_of_the_other_gpu", peer).only_hw(),
+    Test::new("hw", "a_narrow_device_is_refused", narrow).only_hw(),
+    Test::new("hw", "unplug_while_pages_move", unplug).only_hw(),
+];
+
+/// Pages that are mapped for DMA now, and that ever were.
+fn dma() -> Result<(u64, u64), Stop> {
+    let text =
+        fs::read_to_string("/sys/kernel/debug/rust_hmm/dma").what("read the account of DMA")?;
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.trim().parse::<u64>().ok())
+    };
+    let (mapped, unmapped, live) = (value("mapped "), value("unmapped "), value("live "));
+    match (mapped, unmapped, live) {
+        (Some(mapped), Some(unmapped), Some(live)) if mapped - unmapped == live => {
+            Ok((live, mapped))
+        }
+        _ => Err(Stop::Fail(format!("account of DMA: {text:?}"))),
+    }
+}
+
+fn live() -> Result<u64, Stop> {
+    Ok(dma()?.0)
+}
+
+/// Entries and mappings go together, and at the end nothing is mapped.
+fn mapped(ctx: &Ctx) -> Outcome {
+    let before = live()?;
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    device_sees(&device, &map, 1, "of memory")?;
+    check_eq!(live()? - before, PAGES as u64, "pages mapped after a read");
+    device_fills(&device, &map, 2, "of mapped memory")?;
+    check_eq!(live()? - before, PAGES as u64, "pages mapped after a write to the same");
+    cpu_sees(&map, 2, "after a write by DMA")?;
+    map.unmap_pages(0, PAGES / 2)?;
+    check_eq!(live()? - before, PAGES as u64 / 2, "pages mapped after half was unmapped");
+    device.close()?;
+    check_eq!(live()?, before, "pages mapped when the file is closed");
+    Ok(())
+}
+
+/// A page that moves to the device is not mapped any more when the process may use its frame again.
+fn moved(ctx: &Ctx) -> Outcome {
+    let before = live()?;
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    device_sees(&device, &map, 1, "before")?;
+    check_eq!(live()? - before, PAGES as u64, "pages mapped before");
+    migrate(&device, &map, 1)?;
+    check_eq!(live()?, before, "system pages mapped when all are on the device");
+    device.migrate_to_system(map.addr(), PAGES).what("migrate back")?;
+    check_eq!(live()? - before, PAGES as u64, "pages mapped after they came back");
+    let done = device_sees(&device, &map, 1, "of what came back")?;
+    check_eq!(done.faults, 0, "fault rounds of what came back under its entries");
+    map.fill(3);
+    device_sees(&device, &map, 3, "at the end")?;
+    device.close()?;
+    check_eq!(live()?, before, "pages mapped when the file is closed");
+    Ok(())
+}
+
+/// 2 MiB are mapped at once, and in parts when a part goes.
+fn huge_pages(ctx: &Ctx) -> Outcome {
+    let before = live()?;
+    let device = ctx.open()?;
+    let map = huge(1, 4)?;
+    // Reading all of it would take minutes: a page of it maps the page only.
+    device_sees_pages(&device, &map, 4, 7, 2, "of a huge page")?;
+    check_eq!(live()? - before, 2, "pages mapped of a huge page");
+    device_sees(&device, &map, 4, "of all of it")?;
+    check_eq!(live()? - before, 512, "pages mapped of all of it");
+    map.unmap_pages(100, 1)?;
+    // The kernel splits the huge page, and takes all of it away for that.
+    check!(live()? - before < 512, "all is mapped after a part was unmapped");
+    device_sees_pages(&device, &map, 4, 101, 2, "beside what is gone")?;
+    device.close()?;
+    check_eq!(live()?, before, "pages mapped when the file is closed");
+    Ok(())
+}
+
+/// The engine reads the pages all the time, while they move there and back: it never faults.
+fn faultless(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(4)?;
+    map.fill(5);
+    device_sees(&device, &map, 5, "before")?;
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| -> Result<(u64, u64), Stop> {
+            let (mut reads, mut faults) = (0, 0);
+            while !stop.load(Relaxed) {
+                let page = (reads % 4) as usize;
+                faults += device_sees_pages(&device, &map, 5, page, 1, "while pages move")?.faults;
+                reads += 1;
+            }
+            Ok((reads, faults))
+        });
+        let moves = || -> Outcome {
+            for _ in 0..2 {
+                try_migrate(&device, &map).what("migrate to the device")?;
+                check_eq!(resident(&device, &map, 0, 4)?, 4, "pages on the device");
+                device.migrate_to_system(map.addr(), 4).what("migrate back")?;
+            }
+            Ok(())
+        };
+        let moved = moves();
+        stop.store(true, Relaxed);
+        let reader = reader.join().map_err(|_| Stop::Fail("the reader panicked".into()))?;
+        moved?;
+        let (reads, faults) = reader?;
+        check!(reads >= 8, "only {reads} reads while pages moved");
+        check_eq!(faults, 0, "faults of {reads} reads while pages moved");
+        cpu_sees(&map, 5, "after the moves")
+    })
+}
+
+/// Memory goes while the engine reads it: munmap waits for the engine, and the IOMMU has nothing to report.
+fn during(ctx: &Ctx) -> Outcome {
+    let before = live()?;
+    let device = ctx.open()?;
+    for round in 0..8 {
+        let map = Mapping::anon(1)?;
+        map.fill(round);
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut data = vec![0; PAGE_SIZE];
+                device.read(map.addr(), &mut data).map(|_| data)
+            });
+            // A step of the engine takes 100 ms: this is within the first.
+            thread::sleep(Duration::from_millis(50));
+            map.advise(libc::MADV_DONTNEED).what("discard")?;
+            let read = reader.join().map_err(|_| Stop::Fail("the reader panicked".into()))?;
+            let data = read.what("read")?;
+            pattern::check(round, 0, &data).what("what was there when the read began")
+        })?;
+    }
+    device.close()?;
+    check_eq!(live()?, before, "pages mapped when the file is closed");
+    Ok(())
+}
+
+/// Twice what the device has: what is used least makes room.
+fn eviction(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let pages = vram_pages(ctx)?;
+    check!(
+        pages <= 1024,
+        "{pages} pages of memory would take hours: set HMM_VRAM_MIB=2 for the machine"
+    );
+    let maps = [Mapping::anon_aligned(pages / 512)?, Mapping::anon_aligned(pages / 512)?];
+    for (map, seed) in maps.iter().zip(6..) {
+        map.fill(seed);
+        try_migrate(&device, map).what("migrate more than there is room for")?;
+        check!(resident(&device, map, 0, map.pages())? > 0, "nothing of it is on the device");
+    }
+    check!(
+        resident(&device, &maps[0], 0, pages)? < pages,
+        "nothing of what was there first has made room"
+    );
+    for (map, seed) in maps.iter().zip(6..) {
+        cpu_sees(map, seed, "after evictions")?;
+    }
+    device.release().what("release")?;
+    Ok(())
+}
+
+/// Where device `index` is on the bus: its copy engine.
+fn slot(index: u32) -> Result<String, Stop> {
+    let engines = fs::read_dir("/sys/bus/pci/drivers/qemu_gpu").what("list the engines")?;
+    let mut names: Vec<String> = engines
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with("0000:"))
+        .collect();
+    names.sort();
+    let name = names.get(index as usize);
+    name.cloned().ok_or_else(|| Stop::Fail(format!("no GPU {index} among {names:?}")))
+}
+
+/// Pages of the memory of the device under test: the size of its BAR.
+fn vram_pages(ctx: &Ctx) -> Result<usize, Stop> {
+    let function = slot(ctx.device)?.replace(".1", ".0");
+    let path = format!("/sys/bus/pci/devices/{function}/resource2");
+    Ok(fs::metadata(path).what("look at the memory")?.len() as usize / PAGE_SIZE)
+}
+
+/// Memory that is locked for the device stays, and the engine reads and writes it by its device address.
+fn pin(ctx: &Ctx) -> Outcome {
+    let before = live()?;
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(8);
+    let locked = device.lock(map.addr(), map.len(), 1, true).what("lock")?;
+    check_eq!(live()? - before, PAGES as u64, "pages mapped when they are locked");
+    let mut data = vec![0; map.len()];
+    device.read(locked.device_addr, &mut data).what("read locked memory")?;
+    pattern::check(8, 0, &data).what("locked memory")?;
+    let new = pattern::buffer(9, 0, PAGES);
+    device.write(locked.device_addr, &new).what("write locked memory")?;
+    cpu_sees(&map, 9, "after a write by its device address")?;
+    let migrated = try_migrate(&device, &map);
+    check_eq!(migrated.map(|_| ()), Err(Errno::ENOENT), "a migration of locked pages");
+    device.unlock(locked.device_addr).what("unlock")?;
+    check_eq!(live()?, before, "pages mapped when they are unlocked");
+    let gone = device.read(locked.device_addr, &mut data);
+    check_eq!(gone.map(|_| ()), Err(Errno::EFAULT), "a read of what is not locked any more");
+    Ok(())
+}
+
+/// The bus carries DMA from one GPU to the other's memory: pages move there directly.
+fn peer(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let second = Device::open(ctx.second).what("open the second GPU")?;
+    check_eq!(device.connection(&second)?, Connection::Migratable, "the connection");
+    let map = Mapping::anon(PAGES)?;
+    map.fill(10);
+    migrate(&second, &map, 10)?;
+    let pulled = device.pull(map.addr(), PAGES, &second).what("pull")?;
+    check_eq!(pulled.moved, PAGES as u64, "pages that moved");
+    check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the first GPU");
+    device_sees(&device, &map, 10, "of what came from the other GPU")?;
+    cpu_sees(&map, 10, "of what came from the other GPU")
+}
+
+/// The kernel's log since `mark` was written to it.
+fn log_since(mark: &str) -> Result<String, Stop> {
+    let size = 1 << 20;
+    let mut text = vec![0u8; size];
+    // SAFETY: SYSLOG_ACTION_READ_ALL fills at most so many bytes.
+    let got = unsafe { libc::klogctl(3, text.as_mut_ptr().cast(), size as i32) };
+    check!(got >= 0, "cannot read the kernel's log");
+    let text = String::from_utf8_lossy(&text[..got as usize]).into_owned();
+    Ok(text.rsplit_once(mark).map_or(String::new(), |(_, rest)| rest.to_string()))
+}
+
+fn load_driver(ctx: &Ctx, params: &str) -> Outcome {
+    module::load(&ctx.modules.join("qemu_gpu.ko"), params).what("load qemu_gpu")
+}
+
+/// A device that reaches less than it might be given is told so, and there is none.
+fn narrow(ctx: &Ctx) -> Outcome {
+    let mark = format!("hw.narrow {:?}", Instant::now());
+    module::unload("qemu_gpu").what("unload qemu_gpu")?;
+    fs::write("/dev/kmsg", format!("{mark}\n")).what("mark the log")?;
+    load_driver(ctx, "dma_bits=28")?;
+    let there = Path::new("/dev/hmm_dmirror0").exists();
+    let log = log_since(&mark)?;
+    module::unload("qemu_gpu").what("unload it again")?;
+    load_driver(ctx, "")?;
+    check!(!there, "a device with 28 bits is there");
+    check!(
+        log.contains("refused: the device reaches 28 bits of address, the memory needs 32"),
+        "no word in the log: {log}"
+    );
+    check!(Path::new("/dev/hmm_dmirror0").exists(), "with 32 bits it is not there");
+    Ok(())
+}
+
+/// Has QEMU unplug the device that it knows as `id`.
+fn device_del(id: &str) -> Outcome {
+    let port = OpenOptions::new().write(true).open("/dev/port").what("open the ports")?;
+    let command = format!(
+        "{{\"execute\":\"qmp_capabilities\"}}\n\
+         {{\"execute\":\"device_del\",\"arguments\":{{\"id\":\"{id}\"}}}}\n"
+    );
+    for byte in command.bytes() {
+        port.write_all_at(&[byte], MONITOR).what("tell QEMU's monitor")?;
+    }
+    Ok(())
+}
+
+/// The second GPU is unplugged while pages move: nothing is lost, nothing stays mapped, and files that are open get
+/// `ENODEV`.
+fn unplug(ctx: &Ctx) -> Outcome {
+    let before = live()?;
+    let device = Device::open(ctx.second).what("open the second GPU")?;
+    let place = slot(ctx.second)?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(11);
+    let moves = thread::scope(|scope| {
+        let mover = scope.spawn(|| {
+            let mut moves = 0;
+            loop {
+                let there = try_migrate(&device, &map);
+                let back = device.migrate_to_system(map.addr(), PAGES);
+                match (there, back) {
+                    (Err(Errno::ENODEV), _) | (_, Err(Errno::ENODEV)) => return moves,
+                    _ => moves += 1,
+                }
+            }
+        });
+        thread::sleep(Duration::from_millis(1500));
+        device_del(&format!("engine{}", ctx.second))?;
+        mover.join().map_err(|_| Stop::Fail("the mover panicked".into()))
+    })?;
+    cpu_sees(&map, 11, "after the device was unplugged while pages moved")?;
+    println!("# {moves} moves before the device went");
+    let mut data = vec![0; PAGE_SIZE];
+    let gone = device.read(map.addr(), &mut data);
+    check_eq!(gone.map(|_| ()), Err(Errno::ENODEV), "a read by a device that is gone");
+    let path = format!("/sys/bus/pci/devices/{place}");
+    let since = Instant::now();
+    while Path::new(&path).exists() {
+        check!(since.elapsed() < Duration::from_secs(120), "{place} is still there");
+        thread::sleep(Duration::from_millis(100));
+    }
+    check!(!Path::new(&Device::path(ctx.second)).exists(), "its node is still there");
+    check_eq!(live()?, before, "pages mapped when the device is gone");
+    device.close()?;
+    let first = ctx.open()?;
+    device_sees(&first, &map, 11, "of the GPU that is left")?;
+    Ok(())
+}

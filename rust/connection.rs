@@ -110,8 +110,19 @@ impl<D: Device> Mirror<D> {
             Connection::Unified => {
                 let space = self.space()?;
                 let mut spares = self.spares();
-                for piece in range.pmd_pieces() {
+                let mut rest = Some(range);
+                while let Some(left) = rest {
+                    let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
+                    // As of all that moves memory: the first hole ends it, however long the range is.
+                    let end = {
+                        let mmap = space.mmap_lock()?;
+                        let vma = mmap.vma_lookup(piece.start());
+                        let vma = vma.filter(|vma| vma.flags() & flags::READ != 0);
+                        vma.ok_or(EINVAL)?.end().min(piece.end())
+                    };
+                    let piece = PageRange::new(piece.start(), end)?;
                     self.inner().install_present(&space, piece, &mut spares)?;
+                    rest = left.from_address(end);
                 }
                 Ok(Outcome::default())
             }

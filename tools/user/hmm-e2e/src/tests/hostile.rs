@@ -28,6 +28,7 @@ pub const TESTS: &[Test] = &[
     Test::new("hostile", "nothing_is_pinned", nothing_is_pinned),
     Test::new("hostile", "a_lock_of_everything_is_refused_at_once", lock_everything)
         .only_rust(OURS),
+    Test::new("hostile", "a_pull_of_everything_ends_at_a_hole", pull_everything).only_rust(OURS),
     Test::new("hostile", "tables_are_charged", tables_are_charged).only_rust("it charges nobody"),
     Test::new("hostile", "files_give_their_memory_back", files_give_back),
     Test::new("hostile", "killed_while_it_copies", killed_while_it_copies).only_rust(OURS),
@@ -457,4 +458,19 @@ fn lock_everything(ctx: &Ctx) -> Outcome {
     })?;
     child.join().map_err(Stop::Fail)?;
     device.unlock(locked.device_addr).what("unlock")
+}
+
+/// A pull along the best connection, that of a device with itself, ends where nothing is mapped, as any other.
+fn pull_everything(ctx: &Ctx) -> Outcome {
+    let (device, again) = (ctx.open()?, ctx.open()?);
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let since = Instant::now();
+    for npages in [1 << 20, 1 << 31, 1 << 34] {
+        let pulled = device.pull(map.addr(), npages, &again).map(|_| ());
+        check_eq!(pulled, Err(Errno::EINVAL), "a pull of {npages:#x} pages");
+    }
+    check!(since.elapsed() < Duration::from_secs(3), "it took {:?}", since.elapsed());
+    device_sees(&device, &map, 1, "after it")?;
+    Ok(())
 }

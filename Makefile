@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test in-tree-test patches rust-analyzer clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -50,6 +50,7 @@ help:
 	@echo 'make install    modules and SDK for the running kernel (RELEASE=, DESTDIR=); make uninstall'
 	@echo 'make deb        Debian packages, with DKMS, into build/deb'
 	@echo 'make install-test  install, use and remove them in a stock Debian system (half an hour)'
+	@echo 'make observe-test  trace-cmd, perf and bpftrace as the documents show them (5 minutes)'
 	@echo 'make in-tree-test  as a part of a kernel tree (tools/into-tree), KUnit by kunit.py (15 minutes)'
 	@echo 'make patches    rust/mm as patches for the kernel crate, into build/patches'
 	@echo 'make rust-analyzer rust-project.json for editors'
@@ -196,6 +197,10 @@ deb:
 
 install-test:
 	tools/test/install --series $(SERIES)
+
+observe-test:
+	tools/build --all --kernel debian --series $(SERIES)
+	tools/test/observe --series $(SERIES)
 
 in-tree-test:
 	tools/test/in-tree --series $(SERIES)

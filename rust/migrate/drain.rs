@@ -5,7 +5,7 @@
 //! Eviction by physical page searches the reverse mapping of each page, and calls notifiers for each.
 //! Whoever closes knows the address space, and that nobody reads any more.
 
-use super::{Step, Target};
+use super::{step::Step, Target};
 use crate::{
     events::{Event, Trigger},
     memory::Memory,

@@ -8,22 +8,17 @@
 
 #![forbid(unsafe_code)]
 
-use kernel::{
-    ioctl,
-    page::PAGE_SIZE,
-    prelude::*,
-    sync::Arc,
-    time::Delta,
-    uaccess::UserSlice, //
-};
+use kernel::{prelude::*, sync::Arc};
 use rust_hmm::{
     memory::{CopyJob, Memory, MemoryOps},
-    mirror::{Device, Mirror, Place},
-    mm::{addr::PageRange, notifier::Cookie, range_fault::Access, sync_file::SyncFile},
+    mirror::Device,
+    mm::addr::PageRange,
     node::{FileOps, Node, OpenFile},
     pgtable::Radix4,
-    queue::{HasMirror, Queue, Stop},
 };
+use sum::Sums;
+
+mod sum;
 
 module! {
     type: MirrorOnly,
@@ -32,17 +27,6 @@ module! {
     description: "A device on rust_hmm that only mirrors",
     license: "GPL",
 }
-
-/// Sum of the words of a range.
-const SUM: u32 = 0;
-/// The same, after a sync file.
-const SUM_AFTER: u32 = 1;
-
-/// Device faults in a row without progress.
-const TRIES: usize = 100;
-
-/// How long a sum may take.
-const PATIENCE: Delta = Delta::from_secs(60);
 
 /// Its address names this type of device.
 static KIND: u8 = 0;
@@ -78,67 +62,10 @@ impl Device for Hardware {
     fn flush_wait(&self, (): ()) {}
 }
 
-/// What a file and its operations share.
-struct Client {
-    mirror: Mirror<Hardware>,
-}
+impl sum::Hardware for Hardware {}
 
-impl HasMirror for Client {
-    type Device = Hardware;
-
-    fn mirror(&self) -> &Mirror<Hardware> {
-        &self.mirror
-    }
-}
-
-impl Client {
-    /// Adds up what can be read of `range` without a fault. Returns the pages and the sum.
-    fn add(&self, range: PageRange, page: &mut [u8]) -> Result<(usize, u64)> {
-        let (mut pages, mut sum) = (0, 0u64);
-        let table = self.mirror.lock_table()?;
-        while pages < range.pages() {
-            let Some(Place::Cpu(contents)) = table.readable(range.address(pages)) else {
-                break;
-            };
-            contents.read(0, page)?;
-            for chunk in page.chunks_exact(size_of::<u64>()) {
-                let mut word = [0; size_of::<u64>()];
-                word.copy_from_slice(chunk);
-                sum = sum.wrapping_add(u64::from_ne_bytes(word));
-            }
-            pages += 1;
-        }
-        Ok((pages, sum))
-    }
-
-    /// The sum of the words of `range`, as the device reads them.
-    fn sum(&self, range: PageRange, stop: &Stop) -> Result<u64> {
-        let mut page = KVec::from_elem(0, PAGE_SIZE, GFP_KERNEL)?;
-        let (mut total, mut tries) = (0u64, 0);
-        let mut rest = Some(range);
-        while let Some(left) = rest {
-            stop.check()?;
-            let (pages, sum) = self.add(left, &mut page)?;
-            total = total.wrapping_add(sum);
-            tries = if pages == 0 { tries + 1 } else { 0 };
-            if tries > TRIES {
-                return Err(EBUSY);
-            }
-            rest = left.from_address(left.start() + pages * PAGE_SIZE);
-            if let Some(left) = rest.and_then(|left| left.pmd_pieces().next()) {
-                self.mirror.fault(left, Access::Read)?;
-            }
-        }
-        Ok(total)
-    }
-}
-
-/// An open file. Its argument is four words: address, pages, sync file, and out: the sum.
-struct MirrorFile {
-    // Before `client`, which its operations use.
-    queue: Queue,
-    client: Arc<Client>,
-}
+/// An open file.
+struct MirrorFile(Sums<Hardware>);
 
 impl OpenFile for MirrorFile {
     type Device = ();
@@ -146,38 +73,12 @@ impl OpenFile for MirrorFile {
     fn open(_device: Arc<()>) -> Result<Pin<KBox<Self>>> {
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
-        let mirror = rust_hmm::new_mirror!(mm, Hardware)?;
-        let client = Arc::new(Client { mirror }, GFP_KERNEL_ACCOUNT)?;
-        let queue = Queue::new(Cookie::of(&KIND), 16)?;
-        Ok(KBox::pin(Self { queue, client }, GFP_KERNEL_ACCOUNT)?)
+        let sums = Sums::new(rust_hmm::new_mirror!(mm, Hardware)?, &KIND)?;
+        Ok(KBox::pin(Self(sums), GFP_KERNEL_ACCOUNT)?)
     }
 
     fn ioctl(&self, command: u32, argument: usize) -> Result<isize> {
-        let words = 4 * size_of::<u64>();
-        let (mut input, mut output) =
-            UserSlice::new(UserPtr::from_addr(argument), words).reader_writer();
-        let mut next = || -> Result<usize> { Ok(usize::try_from(input.read::<u64>()?)?) };
-        let range = PageRange::from_pages(next()?, next()?)?;
-        let after = next()?;
-        let mut fences = KVec::new();
-        match ioctl::_IOC_NR(command) {
-            SUM if after == 0 => {}
-            SUM_AFTER => fences.push(SyncFile::fence(i32::try_from(after)?)?, GFP_KERNEL)?,
-            _ => return Err(EINVAL),
-        }
-        let sum = Arc::new(kernel::sync::atomic::Atomic::new(0u64), GFP_KERNEL)?;
-        let (client, result) = (self.client.clone(), sum.clone());
-        let done = self.queue.submit(fences, move |stop| {
-            let sum = client.sum(range, stop)?;
-            result.store(sum, kernel::sync::atomic::ordering::Relaxed);
-            Ok(())
-        })?;
-        done.synchronize(Some(PATIENCE))?;
-        for word in [range.start() as u64, range.pages() as u64, after as u64] {
-            output.write(&word)?;
-        }
-        output.write(&sum.load(kernel::sync::atomic::ordering::Relaxed))?;
-        Ok(0)
+        self.0.ioctl(command, argument)
     }
 }
 

@@ -14,7 +14,7 @@ import sys
 OURS = ("rust/", "samples/", "tests/", "tools/", "Documentation/", "debian/", ".ci/")
 KERNEL = ("tools/testing/", "lib/", "mm/", "include/linux/", "drivers/gpu/", "scripts/")
 # What a line of a block of commands begins with.
-STARTS = re.compile(r"(make|apt|modprobe|insmod|rmmod|cd|cp|git|sudo|hmm-[a-z-]+|hmmctl|\./\S+|tools/\S+|\.ci/\S+)(\s|$)")
+STARTS = re.compile(r"(make|apt|trace-cmd|perf|bpftrace|modprobe|insmod|rmmod|cd|cp|git|sudo|hmm-[a-z-]+|hmmctl|\./\S+|tools/\S+|\.ci/\S+)(\s|$)")
 # Of every system.
 USUAL = {"cat", "cp", "dmesg", "echo", "grep", "ls", "sudo", "./try"}
 # An assignment before a command.

@@ -4,6 +4,7 @@
 use crate::harness::{Ctx, Outcome, Stop, What};
 use crate::{check, check_eq};
 use hmm::abi::HUGE_PAGES;
+use hmm::engine::Way;
 use hmm::{pattern, smaps, Counters, Device, Done, Errno, Mapping, PAGE_SIZE};
 use std::path::Path;
 
@@ -112,6 +113,26 @@ pub fn fails<T: std::fmt::Debug>(result: Result<T, Errno>, errno: Errno, what: &
         Err(found) if found == errno => Ok(()),
         other => Err(Stop::Fail(format!("{what}: found {other:?}, expected {errno}"))),
     }
+}
+
+/// Fills the device with memory of small pages, one mapping after the other.
+pub fn crowd(device: &Device, maps: &[Mapping]) -> Outcome {
+    for (seed, map) in maps.iter().enumerate() {
+        map.advise(libc::MADV_NOHUGEPAGE)?;
+        map.fill(seed as u64);
+        device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
+    }
+    Ok(())
+}
+
+/// CPU and device write the same memory by turns.
+pub fn by_turns(device: &Device, map: &Mapping) -> Outcome {
+    for round in 0..6 {
+        map.fill(round);
+        device_fills(device, map, round + 100, "by turns")?;
+        cpu_sees(map, round + 100, "by turns")?;
+    }
+    Ok(())
 }
 
 /// `count` huge pages with the pattern `seed`, really huge; skips the test when

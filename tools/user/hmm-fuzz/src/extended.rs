@@ -266,14 +266,14 @@ mod tests {
         let list = &source[start..];
         let commands = list[..list.find('}').expect("an end")].split(',').count();
         assert_eq!(commands, usize::from(super::SAMPLE_COMMANDS));
-        for name in ["samples/mirror_only/mirror_only.rs", "samples/lpae/lpae.rs"] {
+        for name in ["samples/mirror_only/sum.rs", "samples/lpae/lpae.rs"] {
             let source = file(name);
             let numbers = source.lines().filter_map(|line| {
                 let rest = line.split_once(": u32 = ")?.1;
                 rest.strip_suffix(';')?.parse::<u8>().ok()
             });
             let numbers: Vec<u8> = numbers.collect();
-            assert!(numbers.len() >= 2 && numbers.iter().all(|n| *n < super::SAMPLE_COMMANDS));
+            assert!(!numbers.is_empty() && numbers.iter().all(|n| *n < super::SAMPLE_COMMANDS));
         }
     }
 

@@ -435,13 +435,8 @@ fn evictions(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
     listen(&device, mask(&[Type::Evict]))?;
-    let maps = [(); 3].map(|()| Mapping::anon_aligned(1));
-    for (seed, map) in maps.iter().enumerate() {
-        let map = map.as_ref().map_err(|error| Stop::from(*error))?;
-        map.advise(libc::MADV_NOHUGEPAGE)?;
-        map.fill(seed as u64);
-        device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
-    }
+    let maps = [Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?];
+    crowd(&device, &maps)?;
     let evict = one(&records(&device)?, Type::Evict)?;
     check_eq!((evict.detail, evict.moved), (1, 512), "need and pages of {evict:?}");
     device.release().what("release")?;
@@ -451,10 +446,9 @@ fn evictions(ctx: &Ctx) -> Outcome {
     let index = ctx.device;
     let child = Child::spawn(|| other(index)).what("fork")?;
     child.join().map_err(Stop::Fail)?;
-    let text = |error: Errno| Stop::Fail(error.to_string());
     let second = ctx.open()?;
     listen(&second, mask(&[Type::Evict]))?;
-    let map = maps[0].as_ref().map_err(|error| text(*error))?;
+    let map = &maps[0];
     device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
     device.release().what("release")?;
     check_eq!(one(&records(&device)?, Type::Evict)?.moved, 512, "pages of the one");
@@ -471,11 +465,7 @@ fn bounces(ctx: &Ctx) -> Outcome {
     device.set_policy(Policy::Default)?;
     let map = Mapping::anon(1)?;
     listen(&device, mask(&[Type::Thrash, Type::MigrateBegin]))?;
-    for round in 0..6 {
-        map.fill(round);
-        device_fills(&device, &map, round + 100, "by turns")?;
-        cpu_sees(&map, round + 100, "by turns")?;
-    }
+    by_turns(&device, &map)?;
     let all = records(&device)?;
     let begins = of(&all, Type::MigrateBegin);
     check!(!begins.is_empty(), "nothing has moved: {all:?}");

@@ -159,14 +159,9 @@ fn evictions(ctx: &Ctx) -> Outcome {
 fn for_room(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
-    let maps = [(); 3].map(|()| Mapping::anon_aligned(1));
+    let maps = [Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?];
     let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
-    for (seed, map) in maps.iter().enumerate() {
-        let map = map.as_ref().map_err(|error| Stop::from(*error))?;
-        map.advise(libc::MADV_NOHUGEPAGE)?;
-        map.fill(seed as u64);
-        device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
-    }
+    crowd(&device, &maps)?;
     let event = one(&tracing, "evict")?;
     check_eq!(event.text("need"), "room", "need of {event:?}");
     field(&event, "moved", 512)?;
@@ -184,11 +179,7 @@ fn bounces(ctx: &Ctx) -> Outcome {
     device.set_policy(Policy::Default)?;
     let map = Mapping::anon(1)?;
     let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
-    for round in 0..6 {
-        map.fill(round);
-        device_fills(&device, &map, round + 100, "by turns")?;
-        cpu_sees(&map, round + 100, "by turns")?;
-    }
+    by_turns(&device, &map)?;
     let moves = named(&tracing, "migrate_end")?;
     let moved: i64 = moves.iter().filter_map(|event| event.number("moved")).sum();
     check_eq!(moved, 2, "pages that moved: {moves:?}");

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Records of events, as user space has them: `struct dmirror_event`.
+
+use kernel::prelude::*;
+use rust_hmm::events::Event;
+
+/// `DMIRROR_EVENT_VERSION`.
+const VERSION: u16 = 1;
+
+/// `struct dmirror_event`.
+pub(crate) const RECORD: usize = 88;
+
+/// `DMIRROR_EVENT_*`.
+#[derive(Clone, Copy)]
+#[repr(u16)]
+pub(super) enum Type {
+    FaultBegin = 0,
+    FaultEnd = 1,
+    CpuFault = 2,
+    MigrateBegin = 3,
+    MigrateEnd = 4,
+    Evict = 5,
+    Invalidate = 6,
+    Retry = 7,
+    Thrash = 8,
+}
+
+/// Bits of a mask: one for each type.
+pub(crate) const ALL_TYPES: u64 = (1 << (Type::Thrash as u32 + 1)) - 1;
+
+/// What a record says besides its head.
+#[derive(Clone, Copy)]
+pub(super) struct Said {
+    pub(super) kind: Type,
+    error: i32,
+    addr: u64,
+    npages: u64,
+    detail: u32,
+    to_device: bool,
+    moved: u64,
+    switched: u64,
+    stayed: u64,
+}
+
+fn errno(result: Result) -> i32 {
+    result.map_or_else(Error::to_errno, |()| 0)
+}
+
+impl Said {
+    /// What `event` says.
+    pub(super) fn new(event: &Event) -> Self {
+        let mut said = Self {
+            kind: Type::FaultBegin,
+            error: 0,
+            addr: 0,
+            npages: 0,
+            detail: 0,
+            to_device: false,
+            moved: 0,
+            switched: 0,
+            stayed: 0,
+        };
+        let range = match *event {
+            Event::FaultBegin { range, write } => {
+                said.detail = u32::from(write);
+                Some(range)
+            }
+            Event::FaultEnd {
+                range,
+                write,
+                result,
+            } => {
+                said.kind = Type::FaultEnd;
+                said.detail = u32::from(write);
+                said.error = errno(result);
+                Some(range)
+            }
+            Event::CpuFault { address, moved } => {
+                said.kind = Type::CpuFault;
+                said.addr = address as u64;
+                said.npages = 1;
+                said.moved = moved.unwrap_or(0) as u64;
+                said.error = errno(moved.map(|_| ()));
+                None
+            }
+            Event::MigrateBegin {
+                range,
+                to_device,
+                trigger,
+            } => {
+                said.kind = Type::MigrateBegin;
+                said.to_device = to_device;
+                // CAST: As the header numbers them.
+                said.detail = trigger as u32;
+                Some(range)
+            }
+            Event::MigrateEnd {
+                to_device,
+                trigger,
+                moved,
+                switched,
+                stayed,
+                result,
+            } => {
+                said.kind = Type::MigrateEnd;
+                said.to_device = to_device;
+                // CAST: As the header numbers them.
+                said.detail = trigger as u32;
+                said.moved = moved as u64;
+                said.switched = switched as u64;
+                said.stayed = stayed as u64;
+                said.error = errno(result);
+                None
+            }
+            Event::Evict { need, pages } => {
+                said.kind = Type::Evict;
+                // CAST: As the header numbers them.
+                said.detail = need as u32;
+                said.moved = pages as u64;
+                None
+            }
+            Event::Invalidate {
+                range,
+                reason,
+                changed,
+            } => {
+                said.kind = Type::Invalidate;
+                said.detail = reason.number();
+                said.moved = changed as u64;
+                Some(range)
+            }
+            Event::Retry { range, why } => {
+                said.kind = Type::Retry;
+                // CAST: As the header numbers them.
+                said.detail = why as u32;
+                Some(range)
+            }
+            Event::Thrash { range, ms } => {
+                said.kind = Type::Thrash;
+                said.detail = u32::from(ms.is_none());
+                said.stayed = ms.unwrap_or(0);
+                Some(range)
+            }
+        };
+        if let Some(range) = range {
+            said.addr = range.start() as u64;
+            said.npages = range.pages() as u64;
+        }
+        said
+    }
+}
+
+/// A record, but for its number in the stream, which is in order.
+#[derive(Clone, Copy)]
+pub(super) struct Record {
+    pub(super) time_ns: u64,
+    pub(super) lost: u64,
+    pub(super) sequence: u64,
+    pub(super) mirror: u32,
+    pub(super) said: Said,
+}
+
+impl Record {
+    /// As user space has it.
+    pub(super) fn bytes(&self) -> [u8; RECORD] {
+        let said = &self.said;
+        let mut bytes = [0; RECORD];
+        let mut at = 0;
+        let mut put = |part: &[u8]| {
+            if let Some(to) = bytes.get_mut(at..at + part.len()) {
+                to.copy_from_slice(part);
+            }
+            at += part.len();
+        };
+        put(&VERSION.to_ne_bytes());
+        // CAST: As the header numbers them.
+        put(&(said.kind as u16).to_ne_bytes());
+        put(&said.error.to_ne_bytes());
+        for value in [
+            self.time_ns,
+            self.sequence,
+            self.lost,
+            said.addr,
+            said.npages,
+        ] {
+            put(&value.to_ne_bytes());
+        }
+        for value in [self.mirror, said.detail, u32::from(said.to_device), 0] {
+            put(&value.to_ne_bytes());
+        }
+        for value in [said.moved, said.switched, said.stayed] {
+            put(&value.to_ne_bytes());
+        }
+        bytes
+    }
+}

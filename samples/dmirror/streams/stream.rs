@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The events of one file: a ring of records, for who reads the file.
+
+use super::record::{Record, Said, Type, RECORD};
+use crate::device::View;
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        poll::PollCondVar,
+        Arc, Mutex, SpinLock,
+    },
+    uaccess::UserSliceWriter,
+};
+use rust_hmm::{
+    mirror::Mirror,
+    mm::{bell::monotonic_ns, notifier::Cookie},
+    node::{Ready, Waiter},
+};
+
+/// Records of a ring.
+const RECORDS: usize = 1024;
+
+/// Records that are copied to user space at once.
+const AT_ONCE: usize = 8;
+
+/// Records that nobody has read yet.
+struct Ring {
+    records: KVVec<Option<Record>>,
+    first: usize,
+    count: usize,
+    /// Of the next event.
+    sequence: u64,
+    lost: u64,
+}
+
+impl Ring {
+    fn push(&mut self, mirror: u32, said: Said) {
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let at = (self.first + self.count) % RECORDS;
+        match self.records.get_mut(at) {
+            Some(place) if self.count < RECORDS => {
+                *place = Some(Record {
+                    time_ns: monotonic_ns(),
+                    lost: self.lost,
+                    sequence,
+                    mirror,
+                    said,
+                });
+                self.count += 1;
+            }
+            _ => self.lost += 1,
+        }
+    }
+
+    fn get(&self, index: usize) -> Option<Record> {
+        if index >= self.count {
+            return None;
+        }
+        *self.records.get((self.first + index) % RECORDS)?
+    }
+
+    fn drop_first(&mut self, count: usize) {
+        let count = count.min(self.count);
+        self.first = (self.first + count) % RECORDS;
+        self.count -= count;
+    }
+}
+
+/// The events of one file.
+#[pin_data]
+pub(crate) struct Stream {
+    /// Whose they are: the mirror's name in TLBs, and its address space.
+    tag: u64,
+    space: Cookie,
+    /// Types that are wanted; 0: none.
+    mask: Atomic<u64>,
+    /// All mirrors of the device.
+    all: Atomic<u32>,
+    #[pin]
+    ring: SpinLock<Ring>,
+    /// There is something to read.
+    #[pin]
+    filled: PollCondVar,
+    /// Held by who reads: records are taken out when they are in user space.
+    #[pin]
+    reading: Mutex<()>,
+}
+
+impl Stream {
+    /// One of `mirror`, which wants nothing yet. `ENOMEM`.
+    pub(super) fn new(mirror: &Mirror<View>) -> Result<Arc<Self>> {
+        let mut records = KVVec::new();
+        records.resize(RECORDS, None, GFP_KERNEL_ACCOUNT)?;
+        let ring = Ring {
+            records,
+            first: 0,
+            count: 0,
+            sequence: 0,
+            lost: 0,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                tag: mirror.device().tag(),
+                space: mirror.space_name(),
+                mask: Atomic::new(0),
+                all: Atomic::new(0),
+                ring <- kernel::new_spinlock!(ring, "dmirror::ring"),
+                filled <- kernel::new_poll_condvar!("dmirror::filled"),
+                reading <- kernel::new_mutex!((), "dmirror::reading"),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+    }
+
+    /// Whether it is of the mirror that is `tag` in TLBs, or of all.
+    pub(super) fn is_of_mirror(&self, tag: u64) -> bool {
+        self.tag == tag || self.is_of_all()
+    }
+
+    /// Whether it is of a mirror of the address space, or of all.
+    pub(super) fn is_of_space(&self, space: Cookie) -> bool {
+        self.space == space || self.is_of_all()
+    }
+
+    fn is_of_all(&self) -> bool {
+        self.all.load(Relaxed) != 0
+    }
+
+    pub(super) fn wants(&self, kind: Type) -> bool {
+        self.mask.load(Relaxed) & (1 << kind as u32) != 0
+    }
+
+    pub(super) fn push(&self, mirror: u32, said: Said) {
+        self.ring.lock().push(mirror, said);
+        self.filled.notify_all();
+    }
+
+    /// What is wanted from here on. Returns what was.
+    pub(crate) fn set(&self, mask: u64, all: bool) -> u64 {
+        self.all.store(u32::from(all), Relaxed);
+        self.mask.xchg(mask, kernel::sync::atomic::ordering::Full)
+    }
+
+    /// Records there are, and those that were lost so far.
+    pub(crate) fn state(&self) -> (usize, u64) {
+        let ring = self.ring.lock();
+        (ring.count, ring.lost)
+    }
+
+    /// Copies whole records to user space.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no room for one. `EAGAIN`: there is none, without `wait`. `EINTR`; `EFAULT`.
+    pub(crate) fn read(&self, to: &mut UserSliceWriter, wait: bool) -> Result<usize> {
+        if to.len() < RECORD {
+            return Err(EINVAL);
+        }
+        loop {
+            {
+                let mut ring = self.ring.lock();
+                while ring.count == 0 {
+                    if !wait {
+                        return Err(EAGAIN);
+                    }
+                    if self.filled.wait_interruptible(&mut ring) {
+                        return Err(EINTR);
+                    }
+                }
+            }
+            match self.copy_out(to)? {
+                // Another reader was faster.
+                0 => {}
+                bytes => return Ok(bytes),
+            }
+        }
+    }
+
+    fn copy_out(&self, to: &mut UserSliceWriter) -> Result<usize> {
+        let _alone = self.reading.lock();
+        let mut bytes = 0;
+        while to.len() >= RECORD {
+            let mut part = [const { None }; AT_ONCE];
+            let most = AT_ONCE.min(to.len() / RECORD);
+            {
+                let ring = self.ring.lock();
+                for (index, place) in part.iter_mut().enumerate().take(most) {
+                    *place = ring.get(index);
+                }
+            }
+            let mut copied = 0;
+            for record in part.iter().flatten() {
+                if let Err(error) = to.write_slice(&record.bytes()) {
+                    self.ring.lock().drop_first(copied);
+                    // What was copied counts.
+                    return if bytes + copied == 0 {
+                        Err(error)
+                    } else {
+                        Ok(bytes + copied * RECORD)
+                    };
+                }
+                copied += 1;
+            }
+            self.ring.lock().drop_first(copied);
+            bytes += copied * RECORD;
+            if copied < most {
+                break;
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Whether there is something to read.
+    pub(crate) fn poll(&self, waiter: &Waiter<'_>) -> Ready {
+        waiter.add(&self.filled);
+        match self.ring.lock().count {
+            0 => Ready::NOTHING,
+            _ => Ready::READ,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sums of what a device reads: what this sample and `samples/lpae` share.
+
+use kernel::{
+    ioctl,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+    },
+    time::Delta,
+    uaccess::UserSlice, //
+};
+use rust_hmm::{
+    mirror::{Device, Mirror, Place, TableGuard},
+    mm::{addr::PageRange, notifier::Cookie, range_fault::Access, sync_file::SyncFile},
+    queue::{HasMirror, Queue, Stop},
+};
+
+/// Sum of the words of a range.
+const SUM: u32 = 0;
+/// The same, after a sync file.
+const SUM_AFTER: u32 = 1;
+
+/// Device faults in a row without progress.
+const TRIES: usize = 100;
+
+/// How long a sum may take.
+const PATIENCE: Delta = Delta::from_secs(60);
+
+/// What differs between such devices.
+pub(crate) trait Hardware: Device {
+    /// Pages of `range` from the start on that the hardware finds. By default what the mirror has.
+    fn present(&self, table: &TableGuard<'_, Self>, range: PageRange) -> Result<usize> {
+        Ok(table.present(range))
+    }
+
+    /// There may be more of `range` than there was, after a fault.
+    fn follow(&self, table: &TableGuard<'_, Self>, range: PageRange) -> Result {
+        let _ = (table, range);
+        Ok(())
+    }
+
+    /// Serves another ioctl, about the page at `addr`, by four words. `EINVAL` if there is none.
+    fn command(&self, number: u32, addr: usize) -> Result<[u64; 4]> {
+        let _ = (number, addr);
+        Err(EINVAL)
+    }
+}
+
+/// What a file and its operations share.
+pub(crate) struct Client<D: Hardware> {
+    mirror: Mirror<D>,
+}
+
+impl<D: Hardware> HasMirror for Client<D> {
+    type Device = D;
+
+    fn mirror(&self) -> &Mirror<D> {
+        &self.mirror
+    }
+}
+
+impl<D: Hardware> Client<D> {
+    /// Adds up what can be read of `range` without a fault. Returns the pages and the sum.
+    fn add(&self, range: PageRange, page: &mut [u8]) -> Result<(usize, u64)> {
+        let (mut pages, mut sum) = (0, 0u64);
+        let table = self.mirror.lock_table()?;
+        let present = self.mirror.device().present(&table, range)?;
+        while pages < present {
+            let Some(Place::Cpu(contents)) = table.readable(range.address(pages)) else {
+                break;
+            };
+            contents.read(0, page)?;
+            for chunk in page.chunks_exact(size_of::<u64>()) {
+                let mut word = [0; size_of::<u64>()];
+                word.copy_from_slice(chunk);
+                sum = sum.wrapping_add(u64::from_ne_bytes(word));
+            }
+            pages += 1;
+        }
+        Ok((pages, sum))
+    }
+
+    /// The sum of the words of `range`, as the device reads them.
+    fn sum(&self, range: PageRange, stop: &Stop) -> Result<u64> {
+        let mut page = KVec::from_elem(0, PAGE_SIZE, GFP_KERNEL)?;
+        let (mut total, mut tries) = (0u64, 0);
+        let mut rest = Some(range);
+        while let Some(left) = rest {
+            stop.check()?;
+            let (pages, sum) = self.add(left, &mut page)?;
+            total = total.wrapping_add(sum);
+            tries = if pages == 0 { tries + 1 } else { 0 };
+            if tries > TRIES {
+                return Err(EBUSY);
+            }
+            rest = left.from_address(left.start() + pages * PAGE_SIZE);
+            if let Some(left) = rest.and_then(|left| left.pmd_pieces().next()) {
+                self.mirror.fault(left, Access::Read)?;
+                let table = self.mirror.lock_table()?;
+                self.mirror.device().follow(&table, left)?;
+            }
+        }
+        Ok(total)
+    }
+}
+
+/// What an open file has. The argument of its ioctls is four words: address, pages, sync file, and out: the sum.
+pub(crate) struct Sums<D: Hardware> {
+    // Before `client`, which its operations use.
+    queue: Queue,
+    client: Arc<Client<D>>,
+}
+
+impl<D: Hardware> Sums<D> {
+    /// Of `mirror`; `kind` names the type of device.
+    pub(crate) fn new(mirror: Mirror<D>, kind: &'static u8) -> Result<Self> {
+        Ok(Self {
+            queue: Queue::new(Cookie::of(kind), 16)?,
+            client: Arc::new(Client { mirror }, GFP_KERNEL_ACCOUNT)?,
+        })
+    }
+
+    /// Serves an ioctl.
+    pub(crate) fn ioctl(&self, command: u32, argument: usize) -> Result<isize> {
+        let words = 4 * size_of::<u64>();
+        let (mut input, mut output) =
+            UserSlice::new(UserPtr::from_addr(argument), words).reader_writer();
+        let mut next = || -> Result<usize> { Ok(usize::try_from(input.read::<u64>()?)?) };
+        let range = PageRange::from_pages(next()?, next()?)?;
+        let after = next()?;
+        let mut fences = KVec::new();
+        match ioctl::_IOC_NR(command) {
+            SUM if after == 0 => {}
+            SUM_AFTER => fences.push(SyncFile::fence(i32::try_from(after)?)?, GFP_KERNEL)?,
+            number => {
+                let device = self.client.mirror.device();
+                for word in device.command(number, range.start())? {
+                    output.write(&word)?;
+                }
+                return Ok(0);
+            }
+        }
+        let sum = Arc::new(Atomic::new(0u64), GFP_KERNEL)?;
+        let (client, result) = (self.client.clone(), sum.clone());
+        let done = self.queue.submit(fences, move |stop| {
+            result.store(client.sum(range, stop)?, Relaxed);
+            Ok(())
+        })?;
+        done.synchronize(Some(PATIENCE))?;
+        for word in [range.start() as u64, range.pages() as u64, after as u64] {
+            output.write(&word)?;
+        }
+        output.write(&sum.load(Relaxed))?;
+        Ok(0)
+    }
+}

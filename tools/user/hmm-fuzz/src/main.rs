@@ -206,6 +206,7 @@ fn run(args: &Args) -> Result<report::Report, String> {
         running.push(start(process)?);
     }
     let mut failure = None;
+    let mut dying = std::collections::BTreeSet::new();
     loop {
         std::thread::sleep(Duration::from_millis(2));
         let calls = shared.calls.load(Relaxed);
@@ -222,12 +223,15 @@ fn run(args: &Args) -> Result<report::Report, String> {
                 (_, Err(why)) => failure = failure.or(Some(format!("process {process}: {why}"))),
             }
             forget_slots(shared, process as u64);
+            dying.remove(&process);
             if !over {
                 *child = start(process as u64)?;
             }
         }
         for process in to_be_killed(shared, limit / 8) {
-            if let Some(child) = running.get(process) {
+            if let Some(child) = running.get(process).filter(|_| !dying.contains(&process)) {
+                dying.insert(process);
+                shared.kills.fetch_add(1, Relaxed);
                 child.signal(hmm::child::SIGKILL);
             }
         }

@@ -180,6 +180,8 @@ impl<D: Device> Mirror<D> {
         clippy::too_many_arguments,
         reason = "one call site; they live in different places"
     )]
+    // Its frame is not needed by the copies that come before.
+    #[inline(never)]
     pub(crate) fn switch_to_device(
         &self,
         name: Cookie,

@@ -5,7 +5,7 @@
 use crate::{
     client::Client,
     extension::{no_flags, Structure},
-    file::gone_is_invalid,
+    structure::gone_is_invalid,
     FILE_OPS,
 };
 use kernel::{prelude::*, sync::Arc};

@@ -260,7 +260,7 @@ fn migrate(client: &Client, user: usize) -> Result {
         } else {
             migration.to_device()
         };
-        total += outcome.map_err(crate::file::gone_is_invalid)?;
+        total += outcome.map_err(crate::structure::gone_is_invalid)?;
         if outcomes != 0 {
             let done = (part.start() - raw.range(8)?.start()) >> kernel::page::PAGE_SHIFT;
             let to = UserPtr::from_addr(outcomes.wrapping_add(done));

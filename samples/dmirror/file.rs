@@ -8,6 +8,7 @@ use crate::{
     client::Client,
     device::MockDevice,
     extension,
+    structure::gone_is_invalid,
     transfer::{self, Missing},
     uapi::{self, Command},
     vram::Vram,
@@ -32,15 +33,6 @@ pub(crate) struct MirrorFile(Arc<Client>);
 impl Drop for MirrorFile {
     fn drop(&mut self) {
         self.0.close();
-    }
-}
-
-/// The process is gone: `EINVAL` where `test_hmm` says so, which the library calls `EFAULT`.
-pub(crate) fn gone_is_invalid(error: Error) -> Error {
-    if error == EFAULT {
-        EINVAL
-    } else {
-        error
     }
 }
 

@@ -102,3 +102,12 @@ pub(crate) fn no_flags(flags: u32) -> Result {
     }
     Ok(())
 }
+
+/// The process is gone: `EINVAL` where `test_hmm` says so, which the library calls `EFAULT`.
+pub(crate) fn gone_is_invalid(error: Error) -> Error {
+    if error == EFAULT {
+        EINVAL
+    } else {
+        error
+    }
+}

@@ -6,7 +6,7 @@ use crate::{
     engine::Access,
     gpu::{Gpu, View},
     lock_ioctls,
-    structure::{no_flags, Structure},
+    structure::{gone_is_invalid, no_flags, Structure},
     uapi::{self, Command},
     FILE_OPS,
 };
@@ -64,14 +64,6 @@ pub(crate) struct File(Arc<Client>);
 enum User {
     To(UserSliceWriter),
     From(UserSliceReader),
-}
-
-fn gone_is_invalid(error: Error) -> Error {
-    if error == EFAULT {
-        EINVAL
-    } else {
-        error
-    }
 }
 
 impl OpenFile for File {
@@ -298,4 +290,4 @@ impl File {
 }
 
 // Device addresses of locked memory are none of a process.
-const _: () = assert!(APERTURE > usize::MAX / 2 || APERTURE > 1 << 47);
+const _: () = assert!(APERTURE > 1 << 47);

@@ -432,9 +432,9 @@ impl Cursor<'_> {
         }
         let mut address = 0;
         let fresh = now == FREE;
+        // CAST: Below 512.
         // SAFETY: The window is the device's, which is bound; the place is free, or mapped for this frame. What the
         // engine installs in the table, which calls this, is alive until the entry was flushed.
-        // CAST: Below 512.
         to_result(unsafe {
             bindings::rust_hmm_dma_window_map(
                 used.window.device.as_ptr(),

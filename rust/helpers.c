@@ -62,6 +62,18 @@ void rust_hmm_mmap_read_unlock(struct mm_struct *mm)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mmap_read_unlock);
 
+int rust_hmm_mmap_write_lock_killable(struct mm_struct *mm)
+{
+	return mmap_write_lock_killable(mm);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mmap_write_lock_killable);
+
+void rust_hmm_mmap_write_unlock(struct mm_struct *mm)
+{
+	mmap_write_unlock(mm);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mmap_write_unlock);
+
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr)
 {

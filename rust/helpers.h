@@ -28,6 +28,8 @@ bool rust_hmm_interval_read_retry(struct mmu_interval_notifier *sub,
 /* include/linux/mmap_lock.h, include/linux/mm.h */
 int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm);
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm);
+int rust_hmm_mmap_write_lock_killable(struct mm_struct *mm);
+void rust_hmm_mmap_write_unlock(struct mm_struct *mm);
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr);
 struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
@@ -61,8 +63,29 @@ int rust_hmm_source_add(unsigned long pfn);
 unsigned long rust_hmm_source_join(struct vm_area_struct *vma,
 				   unsigned long addr);
 void rust_hmm_source_put(unsigned long pfn);
+struct page *rust_hmm_pfn_page(unsigned long pfn);
+unsigned long rust_hmm_page_pfn(const struct page *page);
+void rust_hmm_pfn_get(unsigned long pfn);
 void rust_hmm_pfn_put(unsigned long pfn);
 void rust_hmm_pfn_unlock(unsigned long pfn);
+
+/* Huge pages of private device memory on their way back */
+enum rust_hmm_huge {
+	/* Nothing is there. */
+	RUST_HMM_HUGE_HOLE,
+	/* A huge page of our device, that nobody else maps. */
+	RUST_HMM_HUGE_HELD,
+	/* Such a page, but others have its lock. */
+	RUST_HMM_HUGE_BUSY,
+	/* Something else. */
+	RUST_HMM_HUGE_OTHER,
+};
+enum rust_hmm_huge rust_hmm_huge_hold(struct vm_area_struct *vma,
+				      unsigned long addr, const void *owner,
+				      const struct page *locked,
+				      unsigned long *pfn);
+bool rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
+			  unsigned long pfn);
 
 /* trace.h */
 int rust_hmm_mm_pid(struct mm_struct *mm);

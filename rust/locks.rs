@@ -34,16 +34,16 @@ classes! {
     ended = c"rust_hmm::ended";
     /// A walker.
     walker = c"rust_hmm::walker";
-    /// The thread that removes idle device memory is told to stop.
-    idle = c"rust_hmm::idle";
+    /// Huge device pages that wait for a thread to split them.
+    chores = c"rust_hmm::chores";
     /// What has mappings for a device.
     dma_users = c"rust_hmm::dma_users";
     /// Who has mapped memory of a PCI device.
     pci_users = c"rust_hmm::pci_users";
     /// The windows of a page table of DMA addresses.
     dma_windows = c"rust_hmm::dma_windows";
-    /// It waits.
-    idle_wake = c"rust_hmm::idle_wake";
+    /// That thread waits.
+    chores_wake = c"rust_hmm::chores_wake";
     /// The past of a policy.
     policy = c"rust_hmm::policy";
     /// Attributes that lost their mapping.

@@ -8,43 +8,35 @@
 //! transaction still owns (`transaction`).
 
 use crate::{
-    attributes::Map,
-    events::{Event as Told, Need},
+    events::Event as Told,
     host_lock::HostLocks,
-    locks,
     memory::{Memory, MemoryOps, Registration},
     mm::{
         addr::PageRange,
         dma::{DmaDevice, Windows},
-        notifier::{Cookie, Event, IntervalNotifier, Reason, Subscriber},
-        page::DirtyBatch,
+        notifier::{Cookie, IntervalNotifier},
         range_fault::AddressSpace,
-        trace::Who,
     },
-    pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Spares, Table},
-    stats::{Counter, Stats},
+    pgtable::{Entry, Format, Spares, Table},
+    stats::Stats,
     watch::{Kind, Seat},
-    within::{self, Within},
+    within, //
 };
-use core::ops::ControlFlow;
 use kernel::{
     mm::MmWithUser,
     page::PAGE_MASK,
     prelude::*,
     sync::{
-        atomic::{
-            ordering::{Full, Relaxed, Release},
-            Atomic, //
-        },
-        Arc, CondVar, LockClassKey,
+        Arc,
+        LockClassKey, //
     },
-    time::{Instant, Monotonic},
 };
 
 mod access;
 mod attributes;
 mod exclusive;
 mod fault;
+mod invalidate;
 mod replica;
 mod serve;
 mod step;
@@ -56,11 +48,12 @@ mod watch;
 
 pub use access::{Place, PlaceMut, TableGuard, Target};
 pub use fault::{Location, Snapshot};
+pub(crate) use invalidate::{Inner, State};
 pub use serve::Served;
 pub(crate) use step::{Peer, Switched};
 pub use walker::{Section, Unresolved, Walkers};
 
-use replica::Replicas;
+use invalidate::{remove, remove_some};
 use transaction::Transactions;
 
 /// What a driver says about the address-space side of its device.
@@ -133,241 +126,6 @@ pub trait Device: Send + Sync + Sized + 'static {
     fn flush_wait(&self, flush: Self::Flush);
 }
 
-/// What the table lock protects.
-pub(crate) struct State<F: Format> {
-    pub(crate) table: Table<F>,
-    pub(crate) transactions: Transactions,
-    /// Where entries went of memory that the device is to have mapped always, see
-    /// [`Attributes::accessed_by`](crate::attributes::Attributes::accessed_by).
-    pub(crate) lost: Option<PageRange>,
-}
-
-/// What the notifier calls.
-pub(crate) struct Inner<D: Device> {
-    device: D,
-    /// For tracepoints.
-    pub(crate) who: Who,
-    stats: Stats,
-    reader: Reader<D::Format>,
-    /// The pages that are mapped for DMA.
-    pub(crate) dma: Option<Arc<Windows>>,
-    walkers: Option<Arc<Walkers<D::Walker>>>,
-    /// Changes of entries from before the first one until after the flush. While there are any, an
-    /// invalidation that finds no entries must flush too: they may be gone, and still in use.
-    changing: Atomic<usize>,
-    /// Faults in this address space that had to try again: new migrations, also those of other
-    /// mirrors, let them go first for a while.
-    starved: &'static Atomic<usize>,
-    attributes: Pin<KBox<Map>>,
-    replicas: Pin<KBox<Replicas>>,
-    /// Pages that an eviction has taken, which is not told yet.
-    taken: Atomic<usize>,
-    /// When it was made: times are counted from here.
-    born: Instant<Monotonic>,
-    /// A migration has ended: who wants to install entries may try again.
-    ended: Pin<KBox<CondVar>>,
-}
-
-/// A flush under way.
-pub(crate) type Flush<D> = Flushing<Pending<<D as Device>::Flush>, <D as Device>::Format>;
-
-/// The device's part of it, and what is unmapped at its end: what was retired in a range before this tick.
-pub(crate) struct Pending<P> {
-    flush: P,
-    retired: Option<(PageRange, u32)>,
-}
-
-impl<D: Device> Flusher for Inner<D> {
-    type Pending = Pending<D::Flush>;
-
-    fn start(&self, range: PageRange) -> Pending<D::Flush> {
-        let dma = self.dma();
-        let _within = Within::enter();
-        Pending {
-            retired: dma.map(|windows| (range, windows.tick())),
-            flush: self.device.flush_start(range),
-        }
-    }
-
-    fn wait(&self, pending: Pending<D::Flush>) {
-        {
-            let _within = Within::enter();
-            self.device.flush_wait(pending.flush);
-        }
-        if let Some(walkers) = &self.walkers {
-            walkers.drain();
-        }
-        // The device uses none of it any more, and whoever owns the pages does not have them yet.
-        if let (Some(windows), Some((range, tick))) = (self.dma(), pending.retired) {
-            windows.unmap(range, tick);
-        }
-        self.changing.fetch_sub(1, Release);
-        self.replicas.free_retired(&self.changing);
-    }
-}
-
-impl<D: Device> Inner<D> {
-    /// Lets `f` change the table. If that needs a flush it is started; to be waited for by
-    /// [`Flushing::wait`], with or without the table lock.
-    ///
-    /// With `range` it is also flushed if flushes by others are under way.
-    pub(crate) fn change<R>(
-        &self,
-        table: &mut Table<D::Format>,
-        range: Option<PageRange>,
-        f: impl FnOnce(&mut Table<D::Format>, &mut FlushBatch<D::Format>) -> R,
-    ) -> (R, Option<Flush<D>>) {
-        // Before the first entry changes: who sees one change, sees this.
-        let others = self.changing.fetch_add(1, Full) != 0;
-        let mut batch = table.batch();
-        let result = f(table, &mut batch);
-        if let Some(range) = range.filter(|_| others) {
-            batch.cover(range);
-        }
-        if batch.is_empty() {
-            self.changing.fetch_sub(1, Release);
-            self.replicas.free_retired(&self.changing);
-            return (result, None);
-        }
-        (result, Some(batch.start(self)))
-    }
-
-    pub(crate) fn device(&self) -> &D {
-        &self.device
-    }
-
-    /// The pages that are mapped for DMA. Nothing in mirrors of other formats.
-    #[inline]
-    fn dma(&self) -> Option<&Arc<Windows>> {
-        match D::Format::DMA {
-            true => self.dma.as_ref(),
-            false => None,
-        }
-    }
-
-    /// Sees to it that the pages of `range` can be mapped. Context: may sleep; no lock may be held. `ENOMEM`; `ENODEV`.
-    #[inline]
-    pub(crate) fn prepare(&self, range: PageRange) -> Result {
-        self.dma().map_or(Ok(()), |windows| windows.prepare(range))
-    }
-
-    /// Tells of `event`: who traces, and the driver. Context: any in which the event may happen.
-    #[inline]
-    pub(crate) fn tell(&self, event: &Told) {
-        self.who.trace(event);
-        if self.device.wants_events() {
-            let _within = Within::enter();
-            self.device.event(self.who.mirror(), event);
-        }
-    }
-
-    /// An eviction that took pages of this mirror is over.
-    pub(crate) fn evicted(&self, need: Need) {
-        let pages = self.taken.xchg(0, Relaxed);
-        if pages != 0 {
-            self.tell(&Told::Evict { need, pages });
-        }
-    }
-
-    /// Notes the pages of an entry as dirty that goes away or can no longer be written.
-    #[inline]
-    pub(crate) fn retire(dirty: &mut DirtyBatch, pages: usize, entry: Entry) {
-        if entry.may_be_dirty() && !entry.is_device() {
-            // SAFETY: The entry is in the table, so the pages are still mapped by the CPU: the
-            // callback that announces the end of that has not returned, and does not before the batch
-            // is dropped.
-            unsafe { dirty.add(entry.number(), pages) };
-        }
-    }
-}
-
-impl<D: Device> Subscriber for Inner<D> {
-    type Protected = State<D::Format>;
-    type Pending = Flush<D>;
-
-    fn invalidate(
-        &self,
-        state: &mut State<D::Format>,
-        event: &Event<'_>,
-    ) -> ControlFlow<(), Option<Flush<D>>> {
-        if !event.blockable && self.device.flush_sleeps() {
-            return ControlFlow::Break(());
-        }
-        let State {
-            table,
-            transactions,
-            lost,
-        } = state;
-        let own = transactions.note(event);
-        if event.reason == Reason::Unmap {
-            self.attributes.lose(event.range);
-        }
-        let own = own.and_then(|name| transactions.get(name));
-        let is_foreign = own.is_none();
-        let keeps_reads = event.reason.keeps_reads();
-        let copies = self.replicas.any();
-        let mut changed = 0;
-        let ((), flush) = self.change(table, Some(event.range), |table, batch| {
-            let mut dirty = DirtyBatch::new();
-            let (dirty, changed) = (&mut dirty, &mut changed);
-            if own.is_none() && !keeps_reads && !copies {
-                return table.remove_all(event.range, batch, move |entry, pages| {
-                    Self::retire(dirty, pages, entry);
-                    *changed += pages;
-                });
-            }
-            let split = |span| own.is_some_and(|own| own.divides(span));
-            // Called for each page: what does not change is part of it.
-            table.for_each_split(event.range, batch, split, move |span, entry| {
-                if own.is_some_and(|own| own.keeps(span, *entry)) {
-                    return;
-                }
-                if keeps_reads && !entry.is_exclusive() {
-                    if entry.is_writable() {
-                        Self::retire(dirty, span.pages(), *entry);
-                        *entry = entry.write_protected();
-                        *changed += span.pages();
-                    }
-                    return;
-                }
-                Self::retire(dirty, span.pages(), *entry);
-                if copies {
-                    self.retire_copies(span, *entry);
-                }
-                *entry = Entry::NONE;
-                *changed += span.pages();
-            });
-        });
-        if let Some(windows) = self.dma().filter(|_| event.reason == Reason::Unmap) {
-            windows.forget(event.range);
-        }
-        if changed != 0 && self.attributes.any_accessed() {
-            *lost = Some(lost.map_or(event.range, |lost| lost.hull(&event.range)));
-        }
-        self.stats.add(Counter::Invalidations, 1);
-        self.stats.add(Counter::InvalidatedPages, changed as u64);
-        // By physical page the kernel unmaps as for any other reason.
-        let may_evict = matches!(event.reason, Reason::Clear | Reason::Migrate) && is_foreign;
-        if may_evict && changed != 0 {
-            let memory = self.device.memory();
-            if memory.is_some_and(|memory| memory.is_evicting()) {
-                self.taken.add(changed, Relaxed);
-            }
-        }
-        let (range, reason) = (event.range, event.reason);
-        self.tell(&Told::Invalidate {
-            range,
-            reason,
-            changed,
-        });
-        ControlFlow::Continue(flush)
-    }
-
-    fn finish(&self, flush: Flush<D>) {
-        flush.wait(self);
-    }
-}
-
 /// A device page table that follows the address space of a process.
 ///
 /// Dropping it waits for callbacks that run, and flushes what the device still has; the address space
@@ -404,22 +162,7 @@ impl<D: Device> Mirror<D> {
             transactions: Transactions::new()?,
             lost: None,
         };
-        let (ended_name, ended_key) = locks::ended();
-        let inner = Inner {
-            walkers: device.walkers(),
-            reader: state.table.reader(),
-            dma,
-            device,
-            who: Who::new(mm),
-            stats: Stats::new(),
-            changing: Atomic::new(0),
-            starved: fault::starved(Cookie::of_space(mm)),
-            attributes: Map::new()?,
-            replicas: Replicas::new()?,
-            taken: Atomic::new(0),
-            born: Instant::now(),
-            ended: KBox::pin_init(CondVar::new(ended_name, ended_key), GFP_KERNEL_ACCOUNT)?,
-        };
+        let inner = Inner::new(mm, device, state.table.reader(), dma)?;
         let notifier = Arc::pin_init(
             IntervalNotifier::new(mm, inner, state, name, key),
             GFP_KERNEL_ACCOUNT,
@@ -517,46 +260,6 @@ impl<D: Device> Drop for Mirror<D> {
             remove(&self.notifier, all);
         }
     }
-}
-
-/// Removes the entries of `range`, and waits until the device uses none of them.
-fn remove<D: Device>(notifier: &IntervalNotifier<Inner<D>>, range: PageRange) {
-    remove_some(notifier, range, |_, _| true);
-}
-
-/// As [`remove`], of the entries for which `which` says so.
-fn remove_some<D: Device>(
-    notifier: &IntervalNotifier<Inner<D>>,
-    range: PageRange,
-    mut which: impl FnMut(PageRange, Entry) -> bool,
-) {
-    let inner = notifier.subscriber();
-    let mut guard = notifier.lock();
-    let State {
-        table,
-        transactions,
-        ..
-    } = &mut *guard;
-    // A migration under way must not bring them back.
-    transactions.unmark(range);
-    let mut changed = 0;
-    let ((), flush) = inner.change(table, Some(range), |table, batch| {
-        let mut dirty = DirtyBatch::new();
-        table.for_each(range, batch, |span, entry| {
-            if which(span, *entry) {
-                Inner::<D>::retire(&mut dirty, span.pages(), *entry);
-                inner.retire_copies(span, *entry);
-                *entry = Entry::NONE;
-                changed += span.pages();
-            }
-        });
-    });
-    // Waited for under the lock: a page that is unmapped meanwhile must not be found absent
-    // here and still be in a TLB.
-    if let Some(flush) = flush {
-        flush.wait(inner);
-    }
-    inner.stats.add(Counter::InvalidatedPages, changed as u64);
 }
 
 /// Creates a [`Mirror`] with a lock class of the caller's own, which may be given a name.

@@ -16,6 +16,7 @@
 //! ([`Spares`]). Removing never allocates: free tables are kept, some for each mirror, to split huge
 //! entries that are covered in part. When they are used up, all of an entry goes, and the device faults.
 
+mod chunk;
 mod dma;
 mod entry;
 mod flush;

@@ -4,10 +4,14 @@
  * does for itself, of which it exports nothing.
  */
 #include <linux/export.h>
+#include <linux/memcontrol.h>
+#include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/pagemap.h>
 #include <linux/rmap.h>
 #include <linux/sched/mm.h>
+#include <linux/swap.h>
+#include <linux/leafops.h>
 #include <linux/xarray.h>
 
 #include "helpers.h"
@@ -64,16 +68,14 @@ put:
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_user);
 
 /*
- * The table entry for @addr, with the locks of its table and the one above;
- * NULL if there is no table of small entries. The mmap lock is held.
+ * The entry of the table of huge pages for @addr; NULL if there is no such
+ * table. The mmap lock is held, so that it stays.
  */
-static pte_t *lock_entry(struct mm_struct *mm, unsigned long addr,
-			 spinlock_t **above, spinlock_t **lock)
+static pmd_t *find_pmd(struct mm_struct *mm, unsigned long addr)
 {
 	pgd_t *pgd = pgd_offset(mm, addr);
 	p4d_t *p4d;
 	pud_t *pud;
-	pmd_t *pmd;
 
 	if (pgd_none(*pgd) || pgd_bad(*pgd))
 		return NULL;
@@ -83,7 +85,20 @@ static pte_t *lock_entry(struct mm_struct *mm, unsigned long addr,
 	pud = pud_offset(p4d, addr);
 	if (pud_none(*pud) || pud_leaf(*pud) || pud_bad(*pud))
 		return NULL;
-	pmd = pmd_offset(pud, addr);
+	return pmd_offset(pud, addr);
+}
+
+/*
+ * The table entry for @addr, with the locks of its table and the one above;
+ * NULL if there is no table of small entries. The mmap lock is held.
+ */
+static pte_t *lock_entry(struct mm_struct *mm, unsigned long addr,
+			 spinlock_t **above, spinlock_t **lock)
+{
+	pmd_t *pmd = find_pmd(mm, addr);
+
+	if (!pmd)
+		return NULL;
 	/* With this lock the table below does not go. */
 	*above = pmd_lock(mm, pmd);
 	if (pmd_none(*pmd) || !pmd_present(*pmd) || pmd_leaf(*pmd) ||
@@ -253,6 +268,12 @@ void rust_hmm_source_put(unsigned long pfn)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_source_put);
 
+void rust_hmm_pfn_get(unsigned long pfn)
+{
+	folio_get(page_folio(pfn_to_page(pfn)));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_get);
+
 void rust_hmm_pfn_put(unsigned long pfn)
 {
 	folio_put(page_folio(pfn_to_page(pfn)));
@@ -264,3 +285,109 @@ void rust_hmm_pfn_unlock(unsigned long pfn)
 	folio_unlock(page_folio(pfn_to_page(pfn)));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_unlock);
+
+struct page *rust_hmm_pfn_page(unsigned long pfn)
+{
+	return pfn_to_page(pfn);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_page);
+
+unsigned long rust_hmm_page_pfn(const struct page *page)
+{
+	return page_to_pfn(page);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_page_pfn);
+
+/*
+ * Huge pages of private device memory that are dropped on their way back.
+ *
+ * Zapping an entry of a migration, the core asks whether the page is private
+ * device memory, where it would have to ask whether the entry is one of such
+ * memory (zap_huge_pmd_folio() in mm/huge_memory.c, 7.2 and 7.3): of an entry
+ * that has neither it takes a reference and a count off. So such pages are
+ * only isolated whole while nobody but us maps them, and the mmap lock is held:
+ * then this happens once at most, by MADV_DONTNEED or the OOM reaper. A
+ * reference more survives it, and afterwards what is missing is put back.
+ */
+
+/* mm/internal.h: what a huge mapping adds to _nr_pages_mapped. */
+#define ENTIRELY_MAPPED 0x800000
+
+/*
+ * What may be isolated of the 2 MiB at @addr, of which the mmap lock is held.
+ * RUST_HMM_HUGE_HELD: a huge page of the private memory of @owner, at @pfn, with
+ * a reference, and if it is not that of @locked with another one and its lock.
+ */
+enum rust_hmm_huge rust_hmm_huge_hold(struct vm_area_struct *vma,
+				      unsigned long addr, const void *owner,
+				      const struct page *locked,
+				      unsigned long *pfn)
+{
+	pmd_t *pmd = find_pmd(vma->vm_mm, addr);
+	enum rust_hmm_huge found = RUST_HMM_HUGE_OTHER;
+	struct folio *folio;
+	spinlock_t *lock;
+
+	if (!pmd)
+		return RUST_HMM_HUGE_HOLE;
+	lock = pmd_lock(vma->vm_mm, pmd);
+	if (pmd_none(*pmd)) {
+		found = RUST_HMM_HUGE_HOLE;
+		goto unlock;
+	}
+	if (!pmd_is_device_private_entry(*pmd))
+		goto unlock;
+	folio = softleaf_to_folio(softleaf_from_pmd(*pmd));
+	/* With the mmap lock held nobody else begins to map it. */
+	if (page_pgmap(&folio->page)->owner != owner ||
+	    folio_mapcount(folio) != 1)
+		goto unlock;
+	if (!locked && !folio_trylock(folio)) {
+		found = RUST_HMM_HUGE_BUSY;
+		goto unlock;
+	}
+	if (locked && page_folio(locked) != folio)
+		goto unlock;
+	folio_ref_add(folio, locked ? 1 : 2);
+	*pfn = folio_pfn(folio);
+	found = RUST_HMM_HUGE_HELD;
+unlock:
+	spin_unlock(lock);
+	return found;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_huge_hold);
+
+/*
+ * Puts back what the core has taken too much from the huge page at @pfn, which
+ * was mapped at @addr alone, is isolated or was until now, and has a reference
+ * of the caller's. Returns whether it was dropped on its way.
+ */
+bool rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
+			  unsigned long pfn)
+{
+	struct folio *folio = page_folio(pfn_to_page(pfn));
+	pmd_t *pmd = find_pmd(vma->vm_mm, addr);
+
+	if (pmd) {
+		/* Who has begun to drop it has done so after this. */
+		spinlock_t *lock = pmd_lock(vma->vm_mm, pmd);
+
+		spin_unlock(lock);
+	}
+	if (!folio_test_large(folio) || folio_mapcount(folio) >= 0)
+		return false;
+	/* The reverse of __folio_remove_rmap() with PGTABLE_LEVEL_PMD. */
+	folio_ref_inc(folio);
+	atomic_inc(&folio->_large_mapcount);
+	atomic_inc(&folio->_entire_mapcount);
+	if (!IS_ENABLED(CONFIG_NO_PAGE_MAPCOUNT)) {
+		int mapped = atomic_fetch_add(ENTIRELY_MAPPED,
+					      &folio->_nr_pages_mapped);
+
+		lruvec_stat_mod_folio(folio, NR_ANON_MAPPED,
+				      HPAGE_PMD_NR - mapped);
+	}
+	lruvec_stat_mod_folio(folio, NR_ANON_THPS, HPAGE_PMD_NR);
+	return true;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_huge_settle);

@@ -18,81 +18,59 @@ use crate::{
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
-/// How an attempt ended.
-enum Outcome {
-    /// So many pages came back, and the faulting one is among them or was not to be had now: the
-    /// CPU tries again.
-    Done(usize),
-    /// A huge page cannot come back as such for lack of memory.
-    NoHuge,
-}
-
 /// Brings the faulting page back, and best effort the window around it. Returns the pages moved.
 pub(super) fn serve<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
+    if fault.is_huge() {
+        return serve_huge(pages, fault);
+    }
     // Bytes around the faulting page that are brought back with it.
-    let window = if fault.is_huge() {
-        PMD_SIZE
-    } else {
-        let space = fault.vma().space().number();
-        pages.data().windows.touch(space, fault.address())
-    };
+    let space = fault.vma().space().number();
+    let window = pages.data().windows.touch(space, fault.address());
     let mut batch = Batch::with_room(window / PAGE_SIZE).map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
-    if fault.is_huge() {
-        match attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE, true)? {
-            Outcome::Done(moved) => return Ok(moved),
-            // Without COMPOUND the core splits the device folio.
-            Outcome::NoHuge => {
-                return finish(attempt(
-                    pages,
-                    fault,
-                    &mut batch,
-                    &mut copies,
-                    PMD_SIZE,
-                    false,
-                )?)
-            }
-        }
-    }
-    let mut single = |bytes| {
-        finish(attempt(
-            pages,
-            fault,
-            &mut batch,
-            &mut copies,
-            bytes,
-            false,
-        )?)
-    };
     if fault.is_part_of_large() {
         // Isolating the page splits the folio; it then comes back only if it is the first one. What
         // could not be split now is tried again by the CPU.
-        let moved = single(PAGE_SIZE)?;
+        let moved = attempt(pages, fault, &mut batch, &mut copies, PAGE_SIZE)?;
         if moved != 0 || fault.is_part_of_large() {
             return Ok(moved);
         }
     }
-    single(window)
+    attempt(pages, fault, &mut batch, &mut copies, window)
 }
 
-fn finish(outcome: Outcome) -> Result<usize, FaultError> {
-    match outcome {
-        Outcome::Done(moved) => Ok(moved),
-        Outcome::NoHuge => Err(FaultError::NoMemory),
+/// A huge page comes back whole. If others map it too, or if there is no huge page for it, it is split, which is not
+/// possible here: the core splits nothing that somebody holds, but the fault does. The CPU tries again.
+fn serve_huge<M: MemoryOps>(
+    pages: &DevicePages<Ops<M>>,
+    fault: &CpuFault<'_>,
+) -> Result<usize, FaultError> {
+    let number = pages.lookup(fault.pfn()).ok_or(FaultError::Lost)?;
+    let chores = &pages.data().chores;
+    if chores.is_waiting(number) {
+        return Ok(0);
     }
+    let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
+    let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
+    let moved = attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE)?;
+    if moved == 0 {
+        chores.split(number);
+    }
+    Ok(moved)
 }
 
+/// Brings back what there is within `window` bytes around the fault. Returns the pages moved; if the faulting one is
+/// not among them, it was not to be had now.
 fn attempt<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
     batch: &mut Batch,
     copies: &mut Copies,
     window: usize,
-    compound: bool,
-) -> Result<Outcome, FaultError> {
+) -> Result<usize, FaultError> {
     let ops = pages.data();
     let vma = fault.vma();
     let start = fault.address() & !(window - 1);
@@ -116,7 +94,7 @@ fn attempt<M: MemoryOps>(
                 vma,
                 range,
                 ops.select(pages),
-                compound,
+                fault.is_huge(),
                 pages.owner(),
                 Some(fault),
                 batch,
@@ -162,14 +140,11 @@ fn attempt<M: MemoryOps>(
             Ok(migrated)
         })?;
 
-    if no_huge {
-        return Ok(Outcome::NoHuge);
-    }
     if no_memory {
         return Err(FaultError::NoMemory);
     }
     if lost {
         return Err(FaultError::Lost);
     }
-    Ok(Outcome::Done(moved))
+    Ok(moved)
 }

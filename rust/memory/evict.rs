@@ -8,7 +8,7 @@ use crate::{
     mm::{
         addr::PMD_ORDER,
         device_pages::DeviceRange,
-        migrate::{Batch, Isolated},
+        migrate::{Batch, Isolated, Source},
         page::{Effort, LockedFolio},
         space::fatal_signal_pending,
         trace,
@@ -19,7 +19,7 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::atomic::ordering::Relaxed,
+    sync::atomic::{ordering::Relaxed, Atomic},
     time::{delay::fsleep, Delta}, //
 };
 
@@ -29,6 +29,22 @@ const PASSES: usize = 50;
 
 /// Time between two passes.
 const PAUSE: Delta = Delta::from_millis(2);
+
+/// Pages are being isolated to be evicted, as long as this is there.
+struct Evicting<'a>(&'a Atomic<usize>);
+
+impl<'a> Evicting<'a> {
+    fn begin(count: &'a Atomic<usize>) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Evicting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
 
 impl<M: MemoryOps> Memory<M> {
     /// Moves all pages in use to system memory, whatever signals come: for a close. Returns the
@@ -122,34 +138,51 @@ impl<M: MemoryOps> Memory<M> {
         let mut huge = None;
         if self.pages.is_huge(block.first) {
             huge = self.huge_destination();
-            // The core can give a huge page only huge memory here. So it is split before, or memory is
-            // reclaimed for it if nobody that maps it can be had.
-            if huge.is_none() && !self.pages.split(block.first, batch) {
-                huge = LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Must).ok();
+            if huge.is_none() {
+                self.pages.split(block.first, batch);
             }
         }
         let mut lap = Lap::start();
-        let evicting = &self.pages.data().evicting;
-        evicting.fetch_add(1, Relaxed);
-        let isolated = Isolated::from_device(&self.pages, block, batch);
-        evicting.fetch_sub(1, Relaxed);
-        let mut isolated = isolated?;
+        let mut evicting = Some(Evicting::begin(&self.pages.data().evicting));
+        let mut moved = self.pages.isolate_huge(block.first, batch, |isolated| {
+            evicting = None;
+            self.bring_back(isolated, huge.take(), copies, &mut lap)
+        });
+        if moved.is_none() && !self.pages.is_huge(block.first) {
+            let isolated = Isolated::from_device(&self.pages, block, batch)?;
+            evicting = None;
+            moved = Some(self.bring_back(isolated, None, copies, &mut lap));
+        }
+        drop(evicting);
+        Ok(used.saturating_sub(left) + moved.unwrap_or(0))
+    }
+
+    /// Moves what is isolated to system memory, a huge page to `huge`. Returns the pages moved.
+    fn bring_back(
+        &self,
+        mut isolated: Isolated<'_>,
+        mut huge: Option<LockedFolio>,
+        copies: &mut Copies,
+        lap: &mut Lap,
+    ) -> usize {
         lap.end(Phase::Unmap);
         isolated.fill_small(None, |_| true);
-        isolated.fill(|entry| match entry.order() {
-            PMD_ORDER => huge.take(),
-            order => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
+        isolated.fill(|entry| match (entry.source, entry.order()) {
+            // The core offers these, too, but there is nothing to bring back.
+            (Source::Hole, _) => None,
+            (_, PMD_ORDER) => huge.take(),
+            (_, order) => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
         });
         lap.end(Phase::Allocate);
         self.copy_all(&mut isolated, copies);
         lap.end(Phase::Copy);
         let migrated = isolated.migrate();
-        let moved: usize = migrated.moved().map(|entry| entry.pages).sum();
+        let moved = migrated.moved().map(|entry| entry.pages).sum();
         lap.end(Phase::Switch);
         // The notifiers of the isolation have removed what devices had.
         drop(migrated);
         lap.end(Phase::Finalize);
-        Ok(used.saturating_sub(left) + moved)
+        moved
     }
 
     /// A huge page of system memory, if it can be had without effort.

@@ -79,7 +79,11 @@ fn moved_whole(migrated: &Migrated<'_>, pages: &Range<usize>) -> Option<Moved> {
 impl<D: Device> Inner<D> {
     /// Makes the entries of `range` read-only, so that nothing can be written to a page while it is
     /// copied. To be flushed before the pages are isolated.
-    fn protect(&self, table: &mut Table<D::Format>, range: PageRange) -> Option<super::Flush<D>> {
+    fn protect(
+        &self,
+        table: &mut Table<D::Format>,
+        range: PageRange,
+    ) -> Option<super::invalidate::Flush<D>> {
         if self.device().test_keep_write() {
             return None;
         }

@@ -10,16 +10,21 @@ use crate::{
     mm::{
         addr::{PMD_PAGES, PMD_SIZE},
         device_pages::Kind,
-        notifier::{Cookie, Reason},
+        notifier::{Cookie, Event, Reason, Subscriber},
         page::SharedBytes,
         range_fault::Access,
     },
     pgtable::{Entry, Radix4},
+    stats::Counter,
 };
+use core::ops::ControlFlow;
 use kernel::{
     page::PAGE_SIZE,
     sync::{
-        atomic::ordering::Relaxed,
+        atomic::{
+            ordering::{Full, Relaxed, Release},
+            Atomic, //
+        },
         Arc,
         SetOnce, //
     },

@@ -139,6 +139,12 @@ impl<'a> CpuFault<'a> {
         !self.is_huge() && unsafe { bindings::rust_hmm_vmf_folio_is_large(self.vmf) }
     }
 
+    /// Its page frame; of a huge page the first one.
+    pub fn pfn(&self) -> usize {
+        // SAFETY: By the type invariant.
+        unsafe { bindings::rust_hmm_page_pfn(self.page()) }
+    }
+
     pub(super) fn page(&self) -> *mut bindings::page {
         // SAFETY: By the type invariant.
         unsafe { bindings::rust_hmm_vmf_page(self.vmf) }

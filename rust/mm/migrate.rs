@@ -21,15 +21,17 @@ use crate::{
     bindings,
     inject::{fails, is_injecting, Point}, //
 };
-use core::{marker::PhantomData, mem::ManuallyDrop, ptr};
+use core::{mem::ManuallyDrop, ptr};
 use kernel::{error::to_result, mm::virt::flags, prelude::*};
 
 mod batch;
 mod replica;
+mod whole;
 
 pub use batch::Batch;
 use batch::Inner;
 pub use replica::{Constant, Replica};
+use whole::{Found, Whole};
 
 const VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
 const MIGRATE: usize = bindings::MIGRATE_PFN_MIGRATE as usize;
@@ -127,11 +129,18 @@ impl<'a> Isolated<'a> {
             Select::Private => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_PRIVATE,
             Select::Coherent => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_COHERENT,
         };
-        let compound = if compound {
-            bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND
-        } else {
-            0
+        let in_one = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND;
+        // A huge device page that is not found now may be there when the core looks; it is not to be taken whole.
+        let (flags, whole) = match (compound, cpu_sources) {
+            (true, false) if range.is_pmd() => match Whole::find(vma, range, cookie, fault) {
+                Found::Nothing => (in_one, None),
+                Found::Whole(whole) => (select | in_one, Some(whole)),
+                Found::Other => (select, None),
+            },
+            (true, true) => (select | in_one, None),
+            _ => (select, None),
         };
+        let held = || whole.as_ref().map_or(ptr::null_mut(), Whole::page);
         let mut raw = bindings::migrate_vma {
             vma: vma.as_ptr(),
             src: batch.src.as_mut_ptr(),
@@ -139,8 +148,8 @@ impl<'a> Isolated<'a> {
             start: range.start(),
             end: range.end(),
             pgmap_owner: cookie.as_ptr(),
-            flags: (select | compound) as usize,
-            fault_page: fault.map_or(ptr::null_mut(), |fault| fault.page()),
+            flags: flags as usize,
+            fault_page: fault.map_or_else(held, CpuFault::page),
             ..Default::default()
         };
         // SAFETY: The mmap lock is held for `'a`, the arrays are as long as the range.
@@ -152,23 +161,28 @@ impl<'a> Isolated<'a> {
             cpu_sources,
             batch,
             pages,
-            _borrow: PhantomData,
+            whole,
         }))
     }
 
-    /// Isolates device pages by their numbers, wherever they are mapped. Best effort: pages that
+    /// Isolates small device pages by their numbers, wherever they are mapped. Best effort: pages that
     /// are locked or referenced are left out.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the range is longer than [`PMD_PAGES`] or not there. Context: as [`Self::new`].
+    /// `EINVAL` if the range is not there or not within 2 MiB, or if `batch` has not room for [`PMD_PAGES`]. `EBUSY`
+    /// if there is a huge page, which only [`Self::new`] takes. Context: as [`Self::new`].
     pub fn from_device<T: DevicePageOps>(
         memory: &'a DevicePages<T>,
         range: DeviceRange,
         batch: &'a mut Batch,
     ) -> Result<Self> {
-        if range.count == 0 || range.count > PMD_PAGES {
+        let place = range.first % PMD_PAGES;
+        if range.count == 0 || range.count > PMD_PAGES - place {
             return Err(EINVAL);
+        }
+        if memory.is_huge(range.first - place) {
+            return Err(EBUSY);
         }
         // Until the pages are isolated; then they are in use, and stay.
         let looker = memory.look(range.first).ok_or(EINVAL)?;
@@ -179,7 +193,8 @@ impl<'a> Isolated<'a> {
         if fails(Point::Isolate) {
             return Err(ENOMEM);
         }
-        batch.clear(range.count)?;
+        // The core says of all of a huge page, also behind the range, that it is one.
+        batch.clear(PMD_PAGES)?;
         // SAFETY: The frames are of a live piece, and the array is long enough.
         to_result(unsafe {
             bindings::migrate_device_range(batch.src.as_mut_ptr(), first, range.count)
@@ -194,14 +209,20 @@ impl<'a> Isolated<'a> {
             }
         }
         // INVARIANT: Just set up.
-        Ok(Self(Inner {
+        let isolated = Self(Inner {
             raw: bindings::migrate_vma::default(),
             by_vma: false,
             cpu_sources: memory.kind() != Kind::Private,
             batch,
             pages: range.count,
-            _borrow: PhantomData,
-        }))
+            whole: None,
+        });
+        // It has come just now. It goes back at once.
+        let has_come = isolated.entries().any(|entry| entry.pages != 1);
+        if has_come {
+            return Err(EBUSY);
+        }
+        Ok(isolated)
     }
 
     /// The entries that can migrate.

@@ -65,6 +65,8 @@ mod suite {
             (0, 0),
             (0, PMD_PAGES + 1),
             (PIECE_PAGES - 1, 2),
+            // Of two blocks.
+            (PMD_PAGES - 1, 2),
         ];
         for (first, count) in ranges {
             let range = DeviceRange { first, count };
@@ -73,7 +75,7 @@ mod suite {
         }
         // Too little room for the range.
         let range = DeviceRange { first: 0, count: 2 };
-        for room in [0, 1] {
+        for room in [0, 1, 2, PMD_PAGES - 1] {
             let refused = Isolated::from_device(&device, range, &mut Batch::with_room(room)?).err();
             assert_eq!(refused, Some(EINVAL));
         }

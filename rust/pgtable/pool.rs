@@ -5,6 +5,7 @@
 //! then.
 
 use super::{
+    chunk::{Chunk, Meta, Page, CHUNK, NIL},
     entry::Entry,
     format::{fan, Format, Word},
 };
@@ -21,15 +22,12 @@ use core::mem::size_of;
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
+        atomic::{ordering::Relaxed, Atomic},
         rcu::{self, Guard},
         Arc,
         SpinLock, //
     },
 };
-
-/// Table pages that are allocated together.
-const CHUNK: usize = 32;
 
 /// Most chunks: with 9 bits a level, tables for 512 GiB of small pages.
 const CHUNKS: usize = 8192;
@@ -43,56 +41,6 @@ const SPLITS: usize = 8;
 /// A leaf for which a page was kept would cost as much as its 512 pages do. Few are split in a row:
 /// the next fault or migration makes up for it.
 const SHARE: usize = 512;
-
-/// No table page.
-pub(super) const NIL: u32 = u32::MAX;
-
-/// Bounds of a table page without entries: none are wider.
-const NO_BOUNDS: u32 = 0xffff_0000;
-
-/// What is known of a table page besides its entries.
-struct Meta {
-    /// Entries that are not empty.
-    used: Atomic<u32>,
-    /// The first and the last slot, as halves, outside of which none is used: the part of a large range
-    /// to look at.
-    bounds: Atomic<u32>,
-    /// Next in a list.
-    next: Atomic<u32>,
-}
-
-struct Chunk<F: Format> {
-    cells: KVVec<<F::Word as Word>::Cell>,
-    meta: KVVec<Meta>,
-    /// Pages of it in the list of free ones. Changed under that list's lock.
-    free: Atomic<usize>,
-    /// It is about to go.
-    going: AtomicFlag,
-}
-
-impl<F: Format> Chunk<F> {
-    fn new() -> Result<Self> {
-        let mut cells = KVVec::with_capacity(CHUNK * fan::<F>(), GFP_KERNEL_ACCOUNT)?;
-        for _ in 0..CHUNK * fan::<F>() {
-            cells.push(F::Word::cell(F::Word::EMPTY), GFP_KERNEL_ACCOUNT)?;
-        }
-        let mut meta = KVVec::with_capacity(CHUNK, GFP_KERNEL_ACCOUNT)?;
-        for _ in 0..CHUNK {
-            let new = Meta {
-                used: Atomic::new(0),
-                bounds: Atomic::new(NO_BOUNDS),
-                next: Atomic::new(NIL),
-            };
-            meta.push(new, GFP_KERNEL_ACCOUNT)?;
-        }
-        Ok(Self {
-            cells,
-            meta,
-            free: Atomic::new(0),
-            going: AtomicFlag::new(false),
-        })
-    }
-}
 
 /// A list of table pages, linked through their metadata.
 pub(super) struct List {
@@ -109,58 +57,6 @@ impl List {
 
     pub(super) fn len(&self) -> usize {
         self.len
-    }
-}
-
-/// A table page.
-pub(super) struct Page<'p, F: Format> {
-    cells: &'p [<F::Word as Word>::Cell],
-    meta: &'p Meta,
-}
-
-impl<'p, F: Format> Page<'p, F> {
-    pub(super) fn load(&self, slot: usize) -> F::Word {
-        self.cells.get(slot).map_or(F::Word::EMPTY, F::Word::load)
-    }
-
-    pub(super) fn store(&self, slot: usize, word: F::Word) {
-        if let Some(cell) = self.cells.get(slot) {
-            F::Word::store(cell, word);
-        }
-    }
-
-    /// The cells from slot `first` on.
-    pub(super) fn cells(&self, first: usize) -> &'p [<F::Word as Word>::Cell] {
-        self.cells.get(first..).unwrap_or_default()
-    }
-
-    /// Number of entries that are not empty. Only who changes the table may ask.
-    pub(super) fn used(&self) -> u32 {
-        self.meta.used.load(Relaxed)
-    }
-
-    pub(super) fn set_used(&self, used: u32) {
-        self.meta.used.store(used, Relaxed);
-        if used == 0 {
-            self.meta.bounds.store(NO_BOUNDS, Relaxed);
-        }
-    }
-
-    /// The first and the last slot that may be used; the first is beyond the last if none is.
-    pub(super) fn bounds(&self) -> (usize, usize) {
-        let bounds = self.meta.bounds.load(Relaxed);
-        // CAST: From 16 bits to more.
-        ((bounds >> 16) as usize, (bounds & 0xffff) as usize)
-    }
-
-    /// Slots from `first` to `last` may be used from now on.
-    pub(super) fn widen(&self, first: usize, last: usize) {
-        let (low, high) = self.bounds();
-        let (low, high) = (low.min(first), high.max(last));
-        // CAST: A table has at most 1024 slots.
-        self.meta
-            .bounds
-            .store((low as u32) << 16 | high as u32, Relaxed);
     }
 }
 

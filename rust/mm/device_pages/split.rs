@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Huge device pages that have to become small ones where they are.
+//! Huge device pages, where they are mapped: to be isolated whole, or to become small ones.
 //!
-//! By physical page the core gives a huge page only huge memory (`migrate_device_pages()`). What it does split
-//! is a page that it isolates by virtual address for who did not ask for huge ones. So the page's reverse
-//! mapping says who maps it, and where; that need not be a process that has a mirror.
+//! By physical page the core gives a huge page only huge memory (`migrate_device_pages()`), and nobody may drop it
+//! meanwhile (see `migrate/whole.rs`). By virtual address it is isolated whole, or split for who did not ask for
+//! huge ones. So the page's reverse mapping says who maps it, and where; that need not be a process that has a
+//! mirror.
 
 use super::{
     super::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
-        migrate::{Batch, Isolated, Select, Source},
+        migrate::{Batch, Entry, Isolated, Select, Source},
         space::MmapGuard,
     },
     DevicePageOps, DevicePages, Kind, PIECE_PAGES,
 };
 use crate::bindings;
-use core::ptr::NonNull;
+use core::{ops::Range, ptr::NonNull};
 use kernel::{
     mm::{MmWithUser, MmWithUserAsync},
     prelude::*,
@@ -23,7 +24,15 @@ use kernel::{
 };
 
 /// Address spaces that are looked at for one page: those of a process and of what it has forked.
-const SPACES: u32 = 64;
+const SPACES: u32 = 4096;
+
+/// What a huge folio is looked for by.
+struct Place {
+    /// Its offset in the mappings that may have it.
+    offset: usize,
+    /// Its page frames.
+    frames: Range<usize>,
+}
 
 impl<T: DevicePageOps> DevicePages<T> {
     /// Whether a huge folio in use begins at device page `number`. It may be freed or split at any time.
@@ -42,21 +51,53 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// Context: may sleep; calls notifiers, so that no lock which one of them takes can be held.
     pub fn split(&self, number: usize, batch: &mut Batch) -> bool {
-        for nth in 0..SPACES {
-            if !self.is_huge(number) {
-                return true;
-            }
-            let Some((mm, offset)) = self.user(number, nth) else {
-                return false;
-            };
-            // A process that holds its mmap lock for long, or none: the next one may do.
-            let _ = self.split_in(&mm, offset, batch);
-        }
+        let _: Option<()> = self.visit(number, false, batch, |isolated| {
+            drop(isolated);
+            None
+        });
         !self.is_huge(number)
     }
 
-    /// Address space of number `nth` that maps the folio, and the folio's offset.
-    fn user(&self, number: usize, nth: u32) -> Option<(ARef<MmWithUserAsync>, usize)> {
+    /// Isolates the huge folio that begins at device page `number`, whole if nobody else maps it, and calls `take`
+    /// with it, or with its pages. `None` if it is not huge, or cannot be had now.
+    ///
+    /// Context: may sleep; calls notifiers, so that no lock which one of them takes can be held. `take` is called with
+    /// an mmap lock held, which need not be that of the current task.
+    pub fn isolate_huge<R>(
+        &self,
+        number: usize,
+        batch: &mut Batch,
+        take: impl FnOnce(Isolated<'_>) -> R,
+    ) -> Option<R> {
+        let mut take = Some(take);
+        self.visit(number, true, batch, |isolated| {
+            take.take().map(|take| take(isolated))
+        })
+    }
+
+    /// Isolates the huge folio wherever it is mapped, until `take` has an answer or it is not huge any more.
+    fn visit<R>(
+        &self,
+        number: usize,
+        compound: bool,
+        batch: &mut Batch,
+        mut take: impl FnMut(Isolated<'_>) -> Option<R>,
+    ) -> Option<R> {
+        for nth in 0..SPACES {
+            if !self.is_huge(number) {
+                break;
+            }
+            let (mm, place) = self.user(number, nth)?;
+            // A process that holds its mmap lock for long, or none: the next one may do.
+            if let Ok(Some(answer)) = self.visit_in(&mm, &place, compound, batch, &mut take) {
+                return Some(answer);
+            }
+        }
+        None
+    }
+
+    /// Address space of number `nth` that maps the folio, and what it is looked for by.
+    fn user(&self, number: usize, nth: u32) -> Option<(ARef<MmWithUserAsync>, Place)> {
         let looker = self.look(number)?;
         let pfn = looker.frames().start + number % PIECE_PAGES;
         let mut offset = 0;
@@ -66,30 +107,50 @@ impl<T: DevicePageOps> DevicePages<T> {
         // SAFETY: The helper has taken a reference to a user of the address space for us. The type is a wrapper
         // of the kernel's.
         let mm = unsafe { ARef::from_raw(mm) };
+        let frames = pfn..pfn + PMD_PAGES;
         // To tear it down may need locks that somebody holds who waits for us.
-        Some((MmWithUser::into_mmput_async(mm), offset))
+        Some((MmWithUser::into_mmput_async(mm), Place { offset, frames }))
     }
 
-    /// Isolates what `mm` has of the page at `offset`, so that the core splits it, and puts it back.
-    fn split_in(&self, mm: &MmWithUser, offset: usize, batch: &mut Batch) -> Result {
+    /// Isolates what `mm` has of the folio at `place`, once for each mapping, until `take` has an answer.
+    fn visit_in<R>(
+        &self,
+        mm: &MmWithUser,
+        place: &Place,
+        compound: bool,
+        batch: &mut Batch,
+        take: &mut impl FnMut(Isolated<'_>) -> Option<R>,
+    ) -> Result<Option<R>> {
         let select = match self.kind() {
             Kind::Private => Select::Private,
             Kind::Coherent { .. } => Select::Coherent,
         };
-        let mmap = MmapGuard::lock(mm)?;
+        // The core splits what nobody holds; a fault does.
+        let mmap = match compound {
+            true => MmapGuard::lock(mm)?,
+            false => MmapGuard::lock_alone(mm)?,
+        };
         let mut from = 0;
-        while let Some(vma) = mmap.vma_of_offset(from, offset) {
+        while let Some(vma) = mmap.vma_of_offset(from, place.offset) {
             let all = PageRange::new(vma.start(), vma.end())?;
-            let block = all.address(offset - vma.offset()) & !(PMD_SIZE - 1);
+            let block = all.address(place.offset - vma.offset()) & !(PMD_SIZE - 1);
             let block = PageRange::new(block, block.checked_add(PMD_SIZE).ok_or(EINVAL)?)?;
             let range = all.intersect(&block).ok_or(EINVAL)?;
-            let isolated = Isolated::new(vma, range, select, false, self.owner(), None, batch)?;
-            if isolated.entries().any(|entry| entry.source != Source::Hole) {
-                break;
+            let isolated = Isolated::new(vma, range, select, compound, self.owner(), None, batch)?;
+            let is_here = |entry: Entry| match entry.source {
+                Source::Page(pfn) => place.frames.contains(&pfn),
+                Source::Hole => false,
+            };
+            let found = isolated.entries().any(is_here);
+            if found {
+                if let Some(answer) = take(isolated) {
+                    return Ok(Some(answer));
+                }
+            } else {
+                drop(isolated);
             }
-            drop(isolated);
             from = vma.end();
         }
-        Ok(())
+        Ok(None)
     }
 }

@@ -2,12 +2,8 @@
 
 //! The arrays of one migration, and what they say of each page.
 
-use super::{Entry, Source, COMPOUND, MIGRATE, SHIFT, VALID, WRITE};
-use crate::{
-    bindings,
-    mm::{addr::PMD_PAGES, space::Vma}, //
-};
-use core::marker::PhantomData;
+use super::{whole::Whole, Entry, Source, COMPOUND, MIGRATE, SHIFT, VALID, WRITE};
+use crate::{bindings, mm::addr::PMD_PAGES};
 use kernel::prelude::*;
 
 /// Room for one migration. Reuse it.
@@ -52,7 +48,8 @@ pub(super) struct Inner<'a> {
     pub(super) cpu_sources: bool,
     pub(super) batch: &'a mut Batch,
     pub(super) pages: usize,
-    pub(super) _borrow: PhantomData<Vma<'a>>,
+    /// The page that is isolated whole, if it is of private device memory. To go last.
+    pub(super) whole: Option<Whole<'a>>,
 }
 
 impl Inner<'_> {
@@ -98,17 +95,22 @@ impl Inner<'_> {
     }
 
     pub(super) fn pages(&mut self) {
+        let Self {
+            raw, batch, whole, ..
+        } = self;
         // SAFETY: Set up by the type invariant; every destination is a locked new folio.
-        unsafe {
-            if self.by_vma {
-                bindings::migrate_vma_pages(&mut self.raw);
-            } else {
+        let mut by_vma = || unsafe { bindings::migrate_vma_pages(raw) };
+        match whole {
+            Some(whole) => whole.without_reference(by_vma),
+            None if self.by_vma => by_vma(),
+            // SAFETY: As above.
+            None => unsafe {
                 bindings::migrate_device_pages(
-                    self.batch.src.as_mut_ptr(),
-                    self.batch.dst.as_mut_ptr(),
+                    batch.src.as_mut_ptr(),
+                    batch.dst.as_mut_ptr(),
                     self.pages,
                 );
-            }
+            },
         }
     }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Huge pages: they migrate whole, and in pieces when they must.
 
-use crate::check_eq;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
+use crate::{check, check_eq};
 use hmm::abi::{FLAG_FAIL_ALLOC, HUGE_PAGES};
-use hmm::{mapping, pattern, Child, Errno, Gate, Prot, Setting};
+use hmm::{mapping, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting};
+use std::time::{Duration, Instant};
 
 const SHARED_SPLIT: &str = "gives small pages for a shared huge page: oops in the kernel";
 
@@ -19,12 +20,19 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "read_from_the_middle", read_from_the_middle).defect(OOPS),
     Test::new("thp", "failed_allocation_falls_back", failed_allocation).private(),
     Test::new("thp", "failed_allocation_on_the_way_back", failed_way_back).private(),
+    Test::new("thp", "failed_allocation_on_a_touch", failed_touch).private(),
     Test::new("thp", "shared_and_failed_allocation", shared_and_failed).defect(SHARED_SPLIT),
     Test::new("thp", "shared_by_fork", shared_by_fork).defect(OOPS),
     Test::new("thp", "dontneed_of_a_part", dontneed_of_a_part).defect(OOPS),
     Test::new("thp", "touch_of_a_split_mapping", touch_of_a_split_mapping)
         .private()
         .only_rust("failing copies"),
+    Test::new("thp", "dropped_on_the_way_back", dropped_on_the_way_back)
+        .private()
+        .only_rust("slow copies"),
+    Test::new("thp", "unmapped_by_others_on_the_way_back", unmapped_by_others)
+        .private()
+        .only_rust("slow copies"),
 ];
 
 fn there_and_back(ctx: &Ctx) -> Outcome {
@@ -134,6 +142,18 @@ fn failed_way_back(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+fn failed_touch(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    migrate(&device, &map, 1)?;
+    device.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+    check_eq!(map.get(77, 7), pattern::word(1, 77, 7), "CPU read of one word");
+    check_eq!(resident_huge(&device, &map)?, 0, "pages in a huge device page");
+    let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages")?;
+    check_eq!(huge, 0, "KiB in huge pages after the way back");
+    cpu_sees(&map, 1, "after the way back without huge page")
+}
+
 /// Small pages must never be given for an unmapped huge page that another
 /// process maps too: the kernel oopses on the split.  Whether it is left alone
 /// or split before it is unmapped, nothing is lost.
@@ -223,6 +243,123 @@ fn touch_of_a_split_mapping(ctx: &Ctx) -> Outcome {
         check_eq!(map.get(first, 0), pattern::word(1, first, 0), "page {first}");
         cpu_sees(&map, 1, "at the end")?;
         delta.exactly("device_pages_used", -(HUGE_PAGES as i64), "at the end")?;
+    }
+    Ok(())
+}
+
+/// How a huge page comes back.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Eviction,
+    Request,
+    Touch,
+}
+
+/// What the kernel counts of its memory, in pages.
+fn vmstat(name: &str) -> Result<i64, Stop> {
+    let all = std::fs::read_to_string("/proc/vmstat").what("read /proc/vmstat")?;
+    let mut words = all.lines().filter_map(|line| line.split_once(' '));
+    let found = words.find(|word| word.0 == name).and_then(|word| word.1.parse().ok());
+    found.ok_or_else(|| Stop::Fail(format!("no {name} in /proc/vmstat")))
+}
+
+/// Calls `meanwhile` while the huge page `map` is copied to system memory, in `copies` parts.
+fn on_its_way(
+    device: &Device,
+    map: &Mapping,
+    way: Way,
+    copies: usize,
+    meanwhile: impl FnOnce() -> Outcome,
+) -> Outcome {
+    let slow = Duration::from_millis(400);
+    let delay = slow.as_nanos() as u64 / copies as u64;
+    device.set(Setting::CopyDelay, delay).what("set the delay")?;
+    let result = std::thread::scope(|scope| {
+        let mover = scope.spawn(|| match way {
+            Way::Eviction => device.release().what("release").map(drop),
+            Way::Request => {
+                // Nothing is left to be brought back.
+                let moved = device.migrate_to_system(map.addr(), HUGE_PAGES);
+                moved.map(drop).or_else(|error| match error {
+                    Errno::ENOENT => Ok(()),
+                    error => Err(error).what("migrate to the system"),
+                })
+            }
+            Way::Touch => {
+                let word = map.get(77, 7);
+                let known = [0, pattern::word(1, 77, 7)];
+                check!(known.contains(&word), "the CPU read {word:#x}");
+                Ok(())
+            }
+        });
+        std::thread::sleep(slow / 2);
+        let result = meanwhile();
+        mover.join().map_err(|_| Stop::Fail("the mover panicked".into()))?.and(result)
+    });
+    device.set(Setting::CopyDelay, 0).what("set the delay back")?;
+    result
+}
+
+/// Of an entry that a migration has put there, the kernel releases what only that of a device page has.
+fn dropped_on_the_way_back(ctx: &Ctx) -> Outcome {
+    // What the kernel has lost of its counters would not show below nothing.
+    let ballast = Mapping::anon(8192).what("map memory")?;
+    ballast.fill(4);
+    for way in [Way::Eviction, Way::Request, Way::Touch] {
+        let device = ctx.open()?;
+        let map = huge(1, 1)?;
+        migrate(&device, &map, 1)?;
+        check_eq!(resident_huge(&device, &map)?, HUGE_PAGES, "pages in a huge device page");
+        let before = (vmstat("nr_anon_pages")?, vmstat("nr_anon_transparent_hugepages")?);
+        let delta = Delta::start(ctx, &device)?;
+        on_its_way(&device, &map, way, 1, || {
+            let begin = Instant::now();
+            map.advise_pages(mapping::MADV_DONTNEED, 0, HUGE_PAGES)?;
+            let took = begin.elapsed();
+            check!(took < Duration::from_millis(150), "{way:?}: dropped after {took:?}");
+            map.check_zero(0, HUGE_PAGES).what("CPU read of what was dropped")?;
+            // Its memory is in use as long as it is copied.
+            delta.exactly("device_pages_used", 0, "while it is copied")
+        })?;
+        delta.exactly("device_pages_used", -(HUGE_PAGES as i64), "afterwards")?;
+        map.check_zero(0, HUGE_PAGES).what("CPU read afterwards")?;
+        map.fill(2);
+        device_sees(&device, &map, 2, "of what was written since")?;
+        migrate(&device, &map, 2)?;
+        cpu_sees(&map, 2, "after another way there")?;
+        let after = (vmstat("nr_anon_pages")?, vmstat("nr_anon_transparent_hugepages")?);
+        // Others come and go, and the kernel's counters lag.
+        let small = 4 * HUGE_PAGES as i64;
+        check!(
+            (after.0 - before.0).abs() < small,
+            "{way:?}: anonymous pages {before:?}, {after:?}"
+        );
+        check!((after.1 - before.1).abs() < small, "{way:?}: huge pages {before:?}, {after:?}");
+    }
+    Ok(())
+}
+
+/// Children that map the page end while it comes back.
+fn unmapped_by_others(ctx: &Ctx) -> Outcome {
+    for way in [Way::Eviction, Way::Request, Way::Touch] {
+        let device = ctx.open()?;
+        let map = huge(1, 1)?;
+        migrate(&device, &map, 1)?;
+        let go = Gate::new()?;
+        let children = (0..3)
+            .map(|_| Child::spawn(|| go.wait().what("gate")))
+            .collect::<Result<Vec<_>, _>>()?;
+        // What others map too comes back in small pages.
+        on_its_way(&device, &map, way, HUGE_PAGES, || {
+            for _ in &children {
+                go.open().what("gate")?;
+            }
+            children.into_iter().try_for_each(|child| child.join().map_err(Stop::Fail))
+        })?;
+        cpu_sees(&map, 1, "after the others have gone")?;
+        let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages")?;
+        check_eq!(huge, 0, "KiB in huge pages after {way:?}");
+        device_sees(&device, &map, 1, "after the others have gone")?;
     }
     Ok(())
 }

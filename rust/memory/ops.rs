@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the pages of a device lead to: their CPU faults, their copies, and what is kept for them.
+
+use super::{
+    chores::Chores,
+    cpu_fault,
+    known::Known,
+    lru::Lru,
+    peers::Peers,
+    Copies,
+    End,
+    Failed,
+    MemoryOps, //
+};
+use crate::{
+    events::Event,
+    mm::{
+        device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
+        migrate::{Isolated, Select, Source},
+        trace,
+    },
+    policy::window::Windows,
+    stats::{Counter, Stats},
+    within::Within,
+};
+use kernel::{
+    prelude::*,
+    sync::atomic::{Atomic, AtomicFlag},
+};
+
+/// What goes with the pages of one device.
+pub(super) struct Ops<M> {
+    pub(super) driver: M,
+    /// For tracepoints.
+    pub(super) id: u32,
+    pub(super) stats: Stats,
+    pub(super) peers: Pin<KBox<Peers>>,
+    pub(super) lru: Lru,
+    pub(super) windows: Windows,
+    /// Evictions that isolate pages now.
+    pub(super) evicting: Atomic<usize>,
+    /// The device is gone.
+    pub(super) gone: AtomicFlag,
+    pub(super) known: Pin<KBox<Known>>,
+    pub(super) chores: Pin<KBox<Chores>>,
+}
+
+impl<M: MemoryOps> Ops<M> {
+    /// Asks the driver whether the next allocation is to fail.
+    pub(super) fn fails(&self, order: u32) -> bool {
+        let _within = Within::enter();
+        self.driver.fail_allocation(order)
+    }
+
+    pub(super) fn select(&self, pages: &DevicePages<Self>) -> Select {
+        match pages.kind() {
+            Kind::Private => Select::Private,
+            Kind::Coherent { .. } => Select::Coherent,
+        }
+    }
+
+    /// Fills all destinations of `isolated`, and takes back those that could not be filled. Says
+    /// which these were, by the index of their entries.
+    pub(super) fn copy_all<'c>(
+        &self,
+        pages: &DevicePages<Self>,
+        isolated: &mut Isolated<'_>,
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
+        self.copy_each(pages, None, isolated, copies)
+    }
+
+    /// As [`Self::copy_all`]; with `other`, from this memory to that one.
+    pub(super) fn copy_each<'c>(
+        &self,
+        pages: &DevicePages<Self>,
+        other: Option<&DevicePages<Self>>,
+        isolated: &mut Isolated<'_>,
+        copies: &'c mut Copies,
+    ) -> Failed<'c> {
+        let cancelled = || {
+            let _within = Within::enter();
+            self.driver.cancelled();
+        };
+        let failed = copies.run(&cancelled, |batch| {
+            let _within = Within::enter();
+            // Pages move between the system and this device. Memory that the CPU can address is addressed.
+            let private = matches!(pages.kind(), Kind::Private);
+            let from_private = private && !isolated.has_cpu_sources();
+            let mut find = pages.finder();
+            let mut device = |pfn| find(pfn).map(End::Device);
+            batch.reserve(isolated.room());
+            let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
+            for entry in with_destination {
+                let source = match entry.source {
+                    Source::Hole => Some(None),
+                    Source::Page(pfn) if from_private => device(pfn).map(Some),
+                    Source::Page(pfn) => isolated
+                        .source(entry.index)
+                        .map(|cpu| End::Cpu(cpu.first_pfn()))
+                        .or_else(|| device(pfn))
+                        .map(Some),
+                };
+                let cpu = || {
+                    let cpu = isolated.destination(entry.index);
+                    cpu.map(|cpu| End::Cpu(cpu.first_pfn()))
+                };
+                let destination = if let Some(other) = other {
+                    cpu().or_else(|| other.lookup(entry.destination).map(End::Device))
+                } else if private && !from_private {
+                    device(entry.destination).or_else(cpu)
+                } else {
+                    cpu().or_else(|| device(entry.destination))
+                };
+                let (Some(source), Some(destination)) = (source, destination) else {
+                    // Memory of another device that nobody here can read.
+                    batch.fail(entry.index);
+                    continue;
+                };
+                // SAFETY: Isolated pages and their destinations, which stay as they are while
+                // `isolated` is borrowed; that is longer than `batch` exists.
+                unsafe {
+                    match other {
+                        Some(other) => {
+                            let job = batch.job(entry.index, entry.pages, source, destination);
+                            self.driver.copy_to(&other.data().driver, job);
+                        }
+                        None => {
+                            let (index, pages) = (entry.index, entry.pages);
+                            batch.hand_out(&self.driver, index, pages, source, destination);
+                        }
+                    }
+                }
+            }
+            self.driver.kick();
+        });
+        if failed.any() {
+            let mut next = 0;
+            while let Some(entry) = isolated.entry_from(next) {
+                next = entry.index + entry.pages;
+                if failed.is(entry.index) {
+                    isolated.abandon(entry.index);
+                }
+            }
+        }
+        failed
+    }
+}
+
+impl<M: MemoryOps> DevicePageOps for Ops<M> {
+    fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError> {
+        let ops = pages.data();
+        let moved = cpu_fault::serve(pages, &fault);
+        let traced = moved.map_err(|error| match error {
+            FaultError::NoMemory => ENOMEM,
+            FaultError::Lost => EIO,
+        });
+        let address = fault.address();
+        trace::cpu_fault(ops.id, address, traced);
+        if ops.driver.wants_events() {
+            let _within = Within::enter();
+            let moved = traced;
+            let space = fault.vma().space();
+            ops.driver.event(space, &Event::CpuFault { address, moved });
+        }
+        let moved = moved?;
+        ops.stats.add(Counter::CpuFaults, 1);
+        ops.stats.add(Counter::CpuFaultPages, moved as u64);
+        Ok(())
+    }
+
+    fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
+        pages.data().driver.freed(range);
+    }
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A table page, and the chunk that it is allocated with.
+
+use super::format::{fan, Format, Word};
+use kernel::{
+    prelude::*,
+    sync::atomic::{ordering::Relaxed, Atomic, AtomicFlag}, //
+};
+
+/// Table pages that are allocated together.
+pub(super) const CHUNK: usize = 32;
+
+/// No table page.
+pub(super) const NIL: u32 = u32::MAX;
+
+/// Bounds of a table page without entries: none are wider.
+const NO_BOUNDS: u32 = 0xffff_0000;
+
+/// What is known of a table page besides its entries.
+pub(super) struct Meta {
+    /// Entries that are not empty.
+    used: Atomic<u32>,
+    /// The first and the last slot, as halves, outside of which none is used: the part of a large range
+    /// to look at.
+    bounds: Atomic<u32>,
+    /// Next in a list.
+    pub(super) next: Atomic<u32>,
+}
+
+/// Pages that are allocated together.
+pub(super) struct Chunk<F: Format> {
+    pub(super) cells: KVVec<<F::Word as Word>::Cell>,
+    pub(super) meta: KVVec<Meta>,
+    /// Pages of it in the list of free ones. Changed under that list's lock.
+    pub(super) free: Atomic<usize>,
+    /// It is about to go.
+    pub(super) going: AtomicFlag,
+}
+
+impl<F: Format> Chunk<F> {
+    pub(super) fn new() -> Result<Self> {
+        let mut cells = KVVec::with_capacity(CHUNK * fan::<F>(), GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..CHUNK * fan::<F>() {
+            cells.push(F::Word::cell(F::Word::EMPTY), GFP_KERNEL_ACCOUNT)?;
+        }
+        let mut meta = KVVec::with_capacity(CHUNK, GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..CHUNK {
+            let new = Meta {
+                used: Atomic::new(0),
+                bounds: Atomic::new(NO_BOUNDS),
+                next: Atomic::new(NIL),
+            };
+            meta.push(new, GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(Self {
+            cells,
+            meta,
+            free: Atomic::new(0),
+            going: AtomicFlag::new(false),
+        })
+    }
+}
+
+/// A table page.
+pub(super) struct Page<'p, F: Format> {
+    pub(super) cells: &'p [<F::Word as Word>::Cell],
+    pub(super) meta: &'p Meta,
+}
+
+impl<'p, F: Format> Page<'p, F> {
+    pub(super) fn load(&self, slot: usize) -> F::Word {
+        self.cells.get(slot).map_or(F::Word::EMPTY, F::Word::load)
+    }
+
+    pub(super) fn store(&self, slot: usize, word: F::Word) {
+        if let Some(cell) = self.cells.get(slot) {
+            F::Word::store(cell, word);
+        }
+    }
+
+    /// The cells from slot `first` on.
+    pub(super) fn cells(&self, first: usize) -> &'p [<F::Word as Word>::Cell] {
+        self.cells.get(first..).unwrap_or_default()
+    }
+
+    /// Number of entries that are not empty. Only who changes the table may ask.
+    pub(super) fn used(&self) -> u32 {
+        self.meta.used.load(Relaxed)
+    }
+
+    pub(super) fn set_used(&self, used: u32) {
+        self.meta.used.store(used, Relaxed);
+        if used == 0 {
+            self.meta.bounds.store(NO_BOUNDS, Relaxed);
+        }
+    }
+
+    /// The first and the last slot that may be used; the first is beyond the last if none is.
+    pub(super) fn bounds(&self) -> (usize, usize) {
+        let bounds = self.meta.bounds.load(Relaxed);
+        // CAST: From 16 bits to more.
+        ((bounds >> 16) as usize, (bounds & 0xffff) as usize)
+    }
+
+    /// Slots from `first` to `last` may be used from now on.
+    pub(super) fn widen(&self, first: usize, last: usize) {
+        let (low, high) = self.bounds();
+        let (low, high) = (low.min(first), high.max(last));
+        // CAST: A table has at most 1024 slots.
+        self.meta
+            .bounds
+            .store((low as u32) << 16 | high as u32, Relaxed);
+    }
+}

@@ -5,6 +5,7 @@
 //! are instructions and repeat. `hmm-bench-report` makes tables and plots of the results.
 
 mod bench;
+mod hardware;
 mod later;
 mod memory;
 mod own;
@@ -38,6 +39,9 @@ struct Args {
     /// Only what so many MiB of mirrored address space cost, as JSON; may be repeated. For rust_dmirror.
     #[arg(long)]
     space: Vec<usize>,
+    /// The rows of qemu_gpu.
+    #[arg(long)]
+    hardware: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -57,6 +61,11 @@ fn main() -> Result<()> {
     for &mib in &args.sizes {
         anyhow::ensure!(mib == 1 || (mib > 0 && mib % 2 == 0), "--size must be 1 or even");
         let mut bench = Bench::new(mib, args.rounds, &args.only, args.small);
+        if args.hardware {
+            hardware::rows(&mut bench)?;
+            results.push((mib, bench));
+            continue;
+        }
         rows::faults(&mut bench)?;
         rows::migrations(&mut bench)?;
         rows::invalidations(&mut bench)?;

@@ -22,7 +22,8 @@ fn parse(text: &str) -> Phases {
     Phases(text.lines().filter_map(line).collect())
 }
 
-fn read() -> Phases {
+/// What was spent since the driver was loaded.
+pub fn now() -> Phases {
     parse(&std::fs::read_to_string(FILE).unwrap_or_default())
 }
 
@@ -32,12 +33,12 @@ pub struct Account(Phases);
 impl Account {
     /// Begins. What the driver does not tell is nothing.
     pub fn open() -> Account {
-        Account(read())
+        Account(now())
     }
 
     /// Ends.
     pub fn close(self) {
-        let now = read();
+        let now = now();
         let mut spent = SPENT.lock().unwrap_or_else(|error| error.into_inner());
         for (name, ns) in now.0 {
             let before = self.0 .0.get(&name).copied().unwrap_or(0.0);
@@ -56,6 +57,12 @@ impl Phases {
     pub fn per(mut self, units: usize) -> Phases {
         self.0.values_mut().for_each(|ns| *ns /= units as f64);
         self
+    }
+
+    /// What was spent in `phases` since `before`.
+    pub fn since(&self, before: &Phases, phases: &[&str]) -> f64 {
+        let of = |account: &Phases, name: &str| account.0.get(name).copied().unwrap_or(0.0);
+        phases.iter().map(|name| of(self, name) - of(before, name)).sum()
     }
 
     /// For the report.

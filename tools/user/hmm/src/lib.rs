@@ -13,6 +13,7 @@ pub mod c_mirror;
 pub mod child;
 pub mod counters;
 pub mod device;
+pub mod dma;
 pub mod engine;
 pub mod errno;
 pub mod events;

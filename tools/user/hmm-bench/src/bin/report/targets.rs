@@ -62,6 +62,11 @@ const TARGETS: &[Target] = &[
         Some((863.0, 0.15)),
         Some((102.0, 0.80)),
     ),
+    target("DMA: device read fault, without the engine", None, None),
+    target("DMA: munmap of mapped pages", None, None),
+    target("DMA: RAM to device, without the engine", None, None),
+    target("DMA: device to RAM, without the engine", None, None),
+    target("DMA: host memory, lock and unlock", None, None),
 ];
 
 /// One line of the table.

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the library has mapped for DMA, for all devices.
+
+use std::io::{Error, Result};
+
+/// The account, in pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// Mapped since the library was loaded.
+    pub mapped: u64,
+    /// Unmapped since then.
+    pub unmapped: u64,
+}
+
+impl Account {
+    /// What is mapped now.
+    pub fn live(self) -> u64 {
+        self.mapped - self.unmapped
+    }
+}
+
+/// Reads the account from debugfs.  What it says of the pages that are mapped must be the difference.
+pub fn account() -> Result<Account> {
+    let text = std::fs::read_to_string("/sys/kernel/debug/rust_hmm/dma")?;
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.trim().parse::<u64>().ok())
+    };
+    match (value("mapped "), value("unmapped "), value("live ")) {
+        (Some(mapped), Some(unmapped), Some(live))
+            if mapped.checked_sub(unmapped) == Some(live) =>
+        {
+            Ok(Account { mapped, unmapped })
+        }
+        _ => Err(Error::other(format!("not an account of DMA: {text:?}"))),
+    }
+}

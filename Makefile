@@ -56,7 +56,7 @@ help:
 	@echo 'make rust-analyzer rust-project.json for editors'
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
-	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE'
+	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE HW=1'
 	@echo 'Variables: KERNEL=debian|test|debug|kcsan (or KCSAN=1)  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
 
 setup kernel:
@@ -120,13 +120,13 @@ fuzz:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
 	tools/test/fuzz --kernel $(run_kernel) --series $(SERIES) $(if $(CALLS),--calls $(CALLS)) $(if $(SEED),--seed $(SEED))
 
-# SEED= OPS= DEVICES= PROCS= THREADS= VRAM= (MiB) SECONDS= REPLAY=FILE
+# SEED= OPS= DEVICES= PROCS= THREADS= VRAM= (MiB) SECONDS= REPLAY=FILE HW=1 (on qemu_gpu)
 torture:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
 	tools/test/torture --kernel $(run_kernel) --series $(SERIES) $(if $(VRAM),--vram $(VRAM)) \
 		$(if $(DEVICES),--devices $(DEVICES)) $(if $(SEED),--seed $(SEED)) $(if $(OPS),--ops $(OPS)) \
 		$(if $(PROCS),--procs $(PROCS)) $(if $(THREADS),--threads $(THREADS)) \
-		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(REPLAY),--replay $(REPLAY))
+		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(REPLAY),--replay $(REPLAY)) $(if $(HW),--hw)
 
 torture-long:
 	tools/test/torture-long --series $(SERIES) $(PLAN)

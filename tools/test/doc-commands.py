@@ -87,7 +87,7 @@ class Checker:
         suites = [f"tools/test/{name}" for name in names if self.scripts.is_script(f"tools/test/{name}")]
         self.suites = {suite: self.scripts.reached(suite) for suite in suites}
         with open(f"{top}/Makefile", encoding="utf-8") as file:
-            self.variables = set(re.findall(r"\b([A-Z_]{3,})\b", file.read()))
+            self.variables = set(re.findall(r"\b([A-Z_]{2,})\b", file.read()))
         self.listed = self.read_list()
         self.used = set()
         self.made = {}

@@ -64,6 +64,8 @@ impl Board {
 pub struct Env {
     /// Devices in use.
     pub devices: usize,
+    /// They are `qemu_gpu`.
+    pub hardware: bool,
     /// Memory of this process.
     pub narrow: Common,
     /// Memory of all processes, unless this one is to be killed.

@@ -48,6 +48,9 @@ struct Args {
     /// Seconds after which a run that goes well ends early.
     #[arg(long)]
     seconds: Option<u64>,
+    /// The devices are qemu_gpu: only what they can do, and no visitors.
+    #[arg(long)]
+    hardware: bool,
     /// No process that is killed again and again, and none that merges pages.
     #[arg(long)]
     quiet: bool,
@@ -100,8 +103,8 @@ fn script(args: &Args) -> Result<Script> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         return Script::parse(&text).with_context(|| path.display().to_string());
     }
-    let shape =
-        Shape { seed: args.seed, devices: args.devices, procs: args.procs, threads: args.threads };
+    let Args { seed, devices, procs, threads, hardware, .. } = *args;
+    let shape = Shape { seed, devices, procs, threads, hardware };
     if shape.lanes() == 0 || shape.devices == 0 {
         bail!("at least one process, thread and device are needed");
     }
@@ -115,11 +118,12 @@ fn torture(args: &Args) -> Result<bool> {
         return Ok(true);
     }
     let _broken = break_devices(args)?;
-    let _surroundings = surroundings::prepare(script.shape.lanes(), args.quiet);
+    let quiet = args.quiet || script.shape.hardware;
+    let _surroundings = surroundings::prepare(script.shape.lanes(), quiet);
     let options = run::Options {
         patience: Duration::from_secs(args.patience),
         most: args.seconds.map(Duration::from_secs),
-        visitors: !args.quiet && args.replay.is_none(),
+        visitors: !quiet && args.replay.is_none(),
         progress: !args.json,
     };
     let outcome = run::run(&script, &options)?;

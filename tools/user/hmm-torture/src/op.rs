@@ -222,7 +222,42 @@ pub enum Op {
     Managed { dev: usize, pages: usize, populate: bool, seed: u64 },
 }
 
+/// Pages of an operation on hardware, which takes 200 ms for each.
+const SLOW_PAGES: usize = 32;
+
 impl Op {
+    /// What is done instead on a device that has the ioctls of `test_hmm` and host memory locks, if anything.
+    pub fn on_hardware(self) -> Option<Op> {
+        let few = |at: Span| Span { n: at.n.min(SLOW_PAGES), ..at };
+        Some(match self {
+            Op::DevWrite { dev, at, seed } => Op::DevWrite { dev, at: few(at), seed },
+            Op::DevRead { dev, at, unlocked } => Op::DevRead { dev, at: few(at), unlocked },
+            Op::Exclusive { dev, at } => Op::Exclusive { dev, at: few(at) },
+            Op::ToDevice { dev, at } => Op::ToDevice { dev, at: few(at) },
+            Op::ToSystem { dev, at } => Op::ToSystem { dev, at: few(at) },
+            Op::HostLock { dev, at, fine } => Op::HostLock { dev, at: few(at), fine },
+            Op::Snapshot { .. }
+            | Op::Release { .. }
+            | Op::Reopen { .. }
+            | Op::FailAlloc { .. }
+            | Op::CpuWrite { .. }
+            | Op::CpuRead { .. }
+            | Op::CpuAdd { .. }
+            | Op::Unmap { .. }
+            | Op::MapAgain { .. }
+            | Op::Move { .. }
+            | Op::Protect { .. }
+            | Op::Advise { .. }
+            | Op::Lock { .. }
+            | Op::Unlock { .. }
+            | Op::Fork { how: Fork::Cpu | Fork::Exec, .. }
+            | Op::CommonAdd { .. }
+            | Op::CommonAdvise { .. }
+            | Op::Squeeze { .. } => self,
+            _ => return None,
+        })
+    }
+
     /// Its name, for tables.
     pub fn name(&self) -> String {
         let text = format!("{self:?}");

@@ -52,6 +52,9 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
     if failure.is_none() && left != 0 {
         failure = Some(Failure::new(format!("{left} device pages are in use, by nobody")));
     }
+    if failure.is_none() && script.shape.hardware {
+        failure = mapped_for_dma(options.patience)?.map(Failure::new);
+    }
     let begun: Vec<u64> = (0..lanes).map(|lane| board.begun(lane).load(SeqCst)).collect();
     if let Some(failure) = &mut failure {
         failure.begun = begun.clone();
@@ -95,6 +98,25 @@ fn settled_counters(devices: usize, patience: Duration) -> Counters {
         let counters = device_counters(devices);
         if pages_used(&counters) == 0 || Instant::now() > until {
             return counters;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// What is wrong with what was mapped for DMA: something has to have been, and nothing may be left. Waits for that,
+/// at most `patience`.
+fn mapped_for_dma(patience: Duration) -> Result<Option<String>> {
+    let until = Instant::now() + patience;
+    loop {
+        let account = hmm::dma::account()?;
+        if account.mapped == 0 {
+            return Ok(Some("nothing was mapped for DMA".into()));
+        }
+        if account.live() == 0 {
+            return Ok(None);
+        }
+        if Instant::now() > until {
+            return Ok(Some(format!("{} pages are mapped for DMA, by nobody", account.live())));
         }
         std::thread::sleep(Duration::from_millis(200));
     }

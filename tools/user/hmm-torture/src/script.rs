@@ -18,6 +18,9 @@ pub struct Shape {
     pub procs: usize,
     /// Threads of each.
     pub threads: usize,
+    /// The device is `qemu_gpu`, which has few of the mock's ioctls.
+    #[serde(default)]
+    pub hardware: bool,
 }
 
 impl Shape {
@@ -47,7 +50,11 @@ impl Script {
     pub fn draw(shape: Shape, count: u64) -> Script {
         let each = count.div_ceil(shape.lanes() as u64);
         let lanes = (0..shape.lanes()).map(|lane| {
-            Draw::new(shape.seed, lane as u64, shape.devices).take(each as usize).collect()
+            let all = Draw::new(shape.seed, lane as u64, shape.devices);
+            match shape.hardware {
+                true => all.filter_map(Op::on_hardware).take(each as usize).collect(),
+                false => all.take(each as usize).collect(),
+            }
         });
         Script { shape, lanes: lanes.collect() }
     }
@@ -97,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_script_and_a_script_a_file() {
-        let shape = Shape { seed: 5, devices: 2, procs: 2, threads: 2 };
+        let shape = Shape { seed: 5, devices: 2, procs: 2, threads: 2, hardware: false };
         let script = Script::draw(shape, 1001);
         assert_eq!(script.len(), 4 * 251);
         assert_eq!(Script::draw(shape, 1001), script);
@@ -107,5 +114,20 @@ mod tests {
         assert!(format!("{error:#}").contains("line 1"), "{error:#}");
         let wrong = script.text().replace("\"lane\":3", "\"lane\":4");
         assert!(Script::parse(&wrong).is_err());
+    }
+
+    #[test]
+    fn hardware_does_what_it_can() {
+        let shape = Shape { seed: 5, devices: 1, procs: 1, threads: 2, hardware: true };
+        let script = Script::draw(shape, 20_000);
+        assert_eq!(script.len(), 20_000);
+        let names: std::collections::BTreeSet<_> =
+            script.lanes.iter().flatten().map(Op::name).collect();
+        for name in ["DevWrite", "ToDevice", "HostLock", "Exclusive", "ForkExec", "Move"] {
+            assert!(names.contains(name), "{name} of {names:?}");
+        }
+        for name in ["EngineRead", "Watch", "Queued", "Managed", "CopyDelay"] {
+            assert!(!names.contains(name), "{name} of {names:?}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
 use hmm::engine::Way;
-use hmm::{Command, EngineOp, Errno, Fence, ManagedFlags, QueueOp, State, PAGE_SIZE};
+use hmm::{Command, EngineOp, Errno, Fence, Locked, ManagedFlags, QueueOp, State, PAGE_SIZE};
 use std::time::Duration;
 
 /// How long who waits for a sync file does so: the most that a driver may say. A busy machine may take longer.
@@ -95,6 +95,9 @@ impl Lane<'_> {
             Ok(locked) => locked,
             Err(error) => return self.expect("host lock", error, &NO_MOVE),
         };
+        if self.env.hardware {
+            return self.locked_by_dma(dev, at, locked);
+        }
         let moved = self.devices[dev].migrate(addr, at.n, Way::ToDevice).map(|done| done.moved);
         let read = Command::new(EngineOp::Checksum, locked.device_addr, len);
         let by_device = self.run(dev, read);
@@ -118,6 +121,26 @@ impl Lane<'_> {
                 self.expect("checksum of locked memory", error, &NO_MOVE)
             }
             (Err(error), _) | (_, Err(error)) => fail("checksum of locked memory", error),
+        }
+    }
+
+    /// What is locked is read at the address that the device was given, and does not move. Then it is unlocked.
+    fn locked_by_dma(&mut self, dev: usize, at: Span, locked: Locked) -> Result<(), Fail> {
+        let mut buffer = vec![0; at.n * PAGE_SIZE];
+        let addr = self.addr(at);
+        let mut copy = buffer.clone();
+        // Best effort; what moved would be elsewhere than the device reads.
+        let _ = self.devices[dev].migrate_to_device(addr, &mut copy);
+        let read = self.patiently(|lane| lane.devices[dev].read(locked.device_addr, &mut buffer));
+        if let Err(error) = self.devices[dev].unlock(locked.device_addr) {
+            return fail("unlock", error);
+        }
+        if let Err(error) = read {
+            return fail("read of locked memory", error);
+        }
+        match self.regions[at.r].compare_bytes(at.page, &buffer) {
+            Ok(()) => Ok(()),
+            Err(mismatch) => fail("read of locked memory", mismatch),
         }
     }
 

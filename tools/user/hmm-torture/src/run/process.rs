@@ -5,7 +5,7 @@ use super::lanes::run_lane;
 use crate::draw::Draw;
 use crate::env::{Board, Common, Env};
 use crate::op::Op;
-use crate::script::Script;
+use crate::script::{Script, Shape};
 use hmm::child::own_group;
 use hmm::Child;
 use std::sync::atomic::Ordering::SeqCst;
@@ -55,7 +55,8 @@ fn begin(script: &Script, wide: Option<Common>) -> Result<Env, String> {
     keep_malloc_off_mmap();
     survive_bus_errors();
     let narrow = Common::narrow().map_err(|error| format!("common memory: {error}"))?;
-    Ok(Env { devices: script.shape.devices, narrow, wide, stop: AtomicBool::new(false) })
+    let Shape { devices, hardware, .. } = script.shape;
+    Ok(Env { devices, hardware, narrow, wide, stop: AtomicBool::new(false) })
 }
 
 /// One process: its lanes, until they have ended or `end` is not 0.

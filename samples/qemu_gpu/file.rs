@@ -195,9 +195,11 @@ impl File {
         let there = |piece: PageRange| -> Result<bool> {
             Ok(mirror.lock_table()?.present(piece) == piece.pages())
         };
-        for piece in request.range.pmd_pieces() {
-            if missing.is_none() && !there(piece)? {
-                return Err(ENOENT);
+        if missing.is_none() {
+            for piece in request.range.pmd_pieces() {
+                if !there(piece)? {
+                    return Err(ENOENT);
+                }
             }
         }
         let mut buffer = KVVec::new();

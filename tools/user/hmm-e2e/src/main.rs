@@ -116,10 +116,12 @@ fn main() -> ExitCode {
     if let Err(error) = no_suites_at_load() {
         eprintln!("# KUnit runs at each load: {error}");
     }
+    let scale = args.scale.clamp(1, 1000);
+    hmm::child::set_patience(scale as u32);
     let second = args.device ^ 1;
     let Args { device, modules, cycles, defects, .. } = args;
     let ctx = Ctx { driver, device, second, modules, cycles, defects };
-    match harness::run(&tests, &ctx, args.scale.max(1)) {
+    match harness::run(&tests, &ctx, scale) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// The signal that cannot be caught.
@@ -47,6 +48,26 @@ pub struct Gate {
 /// A gate that stays closed this long is a failure of the other side.
 const GATE_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// What multiplies it.
+static PATIENCE: AtomicU32 = AtomicU32::new(1);
+
+/// Multiplies the time that gates and [`Child::join`] wait: for devices that take long for a page.
+pub fn set_patience(scale: u32) {
+    PATIENCE.store(scale.max(1), Relaxed);
+}
+
+fn patience() -> u32 {
+    PATIENCE.load(Relaxed)
+}
+
+fn gate_timeout() -> Duration {
+    GATE_TIMEOUT * patience()
+}
+
+/// Time between two looks at a child that says nothing; longer on slow devices, where each look would cost more than
+/// the device's own work.
+const LOOK: Duration = Duration::from_millis(20);
+
 impl Gate {
     /// A closed gate.
     pub fn new() -> Result<Gate, Errno> {
@@ -71,7 +92,7 @@ impl Gate {
 
     /// Receives a number.
     pub fn receive(&self) -> io::Result<u64> {
-        if !readable(self.read.as_raw_fd(), GATE_TIMEOUT) {
+        if !readable(self.read.as_raw_fd(), gate_timeout()) {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the other process is silent"));
         }
         let mut raw = [0; 8];
@@ -180,7 +201,7 @@ impl Child {
             }
             // The report's end of file comes with the end of the child, unless
             // a grandchild holds it: hence the short interval.
-            if readable(self.report.as_raw_fd(), left.min(Duration::from_millis(20))) {
+            if readable(self.report.as_raw_fd(), left.min(LOOK * patience().min(50))) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -188,7 +209,7 @@ impl Child {
 
     /// Waits for the end; the child's report, a signal or a hang is an error.
     pub fn join(mut self) -> Result<(), String> {
-        self.wait_timeout(GATE_TIMEOUT);
+        self.wait_timeout(gate_timeout());
         self.outcome()
     }
 

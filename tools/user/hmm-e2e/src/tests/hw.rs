@@ -26,6 +26,8 @@ pub const TESTS: &[Test] = &[
     Test::new("hw", "unmapped_during_an_access", during).only_hw(),
     Test::new("hw", "eviction_for_room", eviction).only_hw(),
     Test::new("hw", "locked_memory_is_accessed", pin).only_hw(),
+    Test::new("hw", "locked_pages_stay_where_they_are", pin_of_a_part).only_hw(),
+    Test::new("hw", "locked_memory_comes_back_first", pin_of_device_memory).only_hw(),
     Test::new("hw", "memory_of_the_other_gpu", peer).only_hw(),
     Test::new("hw", "a_narrow_device_is_refused", narrow).only_hw(),
     Test::new("hw", "unplug_while_pages_move", unplug).only_hw(),
@@ -33,19 +35,8 @@ pub const TESTS: &[Test] = &[
 
 /// Pages that are mapped for DMA now, and that ever were.
 fn dma() -> Result<(u64, u64), Stop> {
-    let text =
-        fs::read_to_string("/sys/kernel/debug/rust_hmm/dma").what("read the account of DMA")?;
-    let value = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|line| line.trim().parse::<u64>().ok())
-    };
-    let (mapped, unmapped, live) = (value("mapped "), value("unmapped "), value("live "));
-    match (mapped, unmapped, live) {
-        (Some(mapped), Some(unmapped), Some(live)) if mapped - unmapped == live => {
-            Ok((live, mapped))
-        }
-        _ => Err(Stop::Fail(format!("account of DMA: {text:?}"))),
-    }
+    let account = hmm::dma::account().what("read the account of DMA")?;
+    Ok((account.live(), account.mapped))
 }
 
 fn live() -> Result<u64, Stop> {
@@ -235,6 +226,46 @@ fn pin(ctx: &Ctx) -> Outcome {
     check_eq!(live()?, before, "pages mapped when they are unlocked");
     let gone = device.read(locked.device_addr, &mut data);
     check_eq!(gone.map(|_| ()), Err(Errno::EFAULT), "a read of what is not locked any more");
+    Ok(())
+}
+
+/// Pages that are locked do not migrate; those beside them do.
+fn pin_of_a_part(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(14);
+    let locked = device.lock(map.page_addr(4), 8 * PAGE_SIZE, 1, true).what("lock")?;
+    let moved = try_migrate(&device, &map).map(|_| ());
+    check_eq!(moved, Err(Errno::ENOENT), "a migration of which half is locked");
+    check_eq!(resident(&device, &map, 4, 8)?, 0, "locked pages on the device");
+    check_eq!(resident(&device, &map, 0, 4)?, 4, "pages before them on the device");
+    check_eq!(resident(&device, &map, 12, 4)?, 4, "pages behind them on the device");
+    device_sees(&device, &map, 14, "of all of it")?;
+    device.unlock(locked.device_addr).what("unlock")?;
+    try_migrate(&device, &map).what("migrate what is unlocked")?;
+    check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the device at the end");
+    cpu_sees(&map, 14, "at the end")
+}
+
+/// What is on the device comes back when it is locked, with its contents.
+fn pin_of_device_memory(ctx: &Ctx) -> Outcome {
+    let before = live()?;
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(15);
+    migrate(&device, &map, 15)?;
+    check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the device");
+    let locked = device.lock(map.addr(), map.len(), 1, true).what("lock")?;
+    check_eq!(resident(&device, &map, 0, PAGES)?, 0, "pages on the device when they are locked");
+    // For the entries, which the pages came back under, and for the lock.
+    check_eq!(live()? - before, 2 * PAGES as u64, "pages mapped when they are locked");
+    let mut data = vec![0; map.len()];
+    device.read(locked.device_addr, &mut data).what("read locked memory")?;
+    pattern::check(15, 0, &data).what("what came back")?;
+    device.unlock(locked.device_addr).what("unlock")?;
+    check_eq!(live()? - before, PAGES as u64, "pages mapped when they are unlocked");
+    device.close()?;
+    check_eq!(live()?, before, "pages mapped when the file is closed");
     Ok(())
 }
 

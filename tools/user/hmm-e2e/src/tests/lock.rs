@@ -13,8 +13,8 @@ const OURS: &str = "the C driver locks nothing";
 pub const TESTS: &[Test] = &[
     Test::new("lock", "ranges_are_shared_and_counted", shared).only_rust(OURS).hw(),
     Test::new("lock", "extension_is_refused", refused).only_rust(OURS).hw(),
-    Test::new("lock", "locked_pages_do_not_migrate", stay).only_rust(OURS).hw(),
-    Test::new("lock", "device_memory_comes_back_first", comes_back).only_rust(OURS).hw(),
+    Test::new("lock", "locked_pages_do_not_migrate", stay).only_rust(OURS),
+    Test::new("lock", "device_memory_comes_back_first", comes_back).only_rust(OURS),
     Test::new("lock", "devices_access_it", access).only_rust(OURS),
     Test::new("lock", "grain_makes_a_difference", grain).only_rust(OURS),
     Test::new("lock", "the_limit_is_enforced", limit).only_rust(OURS),

@@ -5,6 +5,7 @@ use crate::harness::Test;
 
 mod attributes;
 mod bad;
+mod bounce;
 mod c_mirror;
 mod connect;
 mod debugfs;
@@ -69,6 +70,7 @@ pub fn all() -> Vec<Test> {
         // Last: these unload the modules, or unplug.
         hw::TESTS,
         memory::TESTS,
+        bounce::TESTS,
         events::WITH_PARAMETERS,
         hmmctl::WITHOUT_MODULES,
         debugfs::TESTS,

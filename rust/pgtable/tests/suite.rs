@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The cases.
+
+use super::*;
+
+#[kunit_tests(rust_hmm_pgtable)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scan_sees_each_page_once() -> Result {
+        scan_sees_all::<Radix4>()?;
+        scan_sees_all::<Narrow>()
+    }
+
+    #[test]
+    fn entries_keep_what_they_are_given() {
+        let entry = Entry::device(77, true);
+        assert!(entry.is_valid() && entry.is_writable() && entry.is_device());
+        assert_eq!(entry.number(), 77);
+        assert!(!entry.write_protected().is_writable());
+        assert_eq!(entry.write_protected().number(), 77);
+        assert_eq!(entry.plus(3), Entry::device(80, true));
+        assert_eq!(Entry::NONE.plus(3), Entry::NONE);
+        assert!(Entry::exclusive(5).may_be_dirty() && !Entry::exclusive(5).is_writable());
+        assert!(!Entry::NONE.is_valid());
+        // A TLB may keep what allows less.
+        let read = entry.write_protected();
+        assert!(!read.is_outdated_by(entry) && entry.is_outdated_by(read));
+        assert!(read.is_outdated_by(Entry::NONE) && !Entry::NONE.is_outdated_by(read));
+        assert!(read.is_outdated_by(Entry::system(77, false)));
+    }
+
+    #[test]
+    fn both_formats_agree_with_a_model() -> Result {
+        for seed in [0x1234_5678_9abc_def1, 0xfeed_f00d_dead_beef, 0x2_0000_0001] {
+            agrees_with_model::<Radix4>(seed)?;
+            agrees_with_model::<Narrow>(seed)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn install_and_remove() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let at = 0x7f00_0000_0000;
+        let range = PageRange::from_pages(at, 511)?;
+        assert_eq!(fill(&mut table, range, 1, true)?, None);
+        assert_eq!(table.live(), 511);
+        assert_eq!(table.present(PageRange::from_pages(at, 512)?), 511);
+        assert_eq!(table.get(at + 0x1000), Entry::system(2, true));
+        // The whole address space at once: only what exists is visited.
+        let (pages, flushed) = clear(&mut table, all()?);
+        assert_eq!((pages, table.live()), (511, 0));
+        assert!(flushed.is_some_and(|flushed| flushed.intersect(&range) == Some(range)));
+        assert!(!table.get(at).is_valid());
+        assert_eq!(clear(&mut table, all()?), (0, None));
+        Ok(())
+    }
+
+    /// Over the whole address space, most of which has no table: page by page it would not end.
+    #[test]
+    fn a_search_skips_what_is_not_there() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        assert!(!table.any(all()?, |_| true));
+        let at = 0x7f00_0000_0000;
+        fill(&mut table, PageRange::from_pages(at, 3)?, 1, true)?;
+        fill(
+            &mut table,
+            PageRange::from_pages(PMD_SIZE, PMD_PAGES)?,
+            512,
+            true,
+        )?;
+        let top = PageRange::from_pages((1 << 48) - PAGE_SIZE, 1)?;
+        fill(&mut table, top, 9, false)?;
+        let mut seen = 0;
+        let everything = PageRange::new(0, usize::MAX & PAGE_MASK)?;
+        assert!(!table.any(everything, |_| {
+            seen += 1;
+            false
+        }));
+        // A huge leaf is one.
+        assert_eq!(seen, 3 + 1 + 1);
+        let is = |number| move |entry: Entry| entry.number() == number;
+        assert!(table.any(everything, is(3)) && table.any(everything, is(9)));
+        assert!(table.any(top, is(9)) && !table.any(top, is(3)));
+        assert!(!table.any(PageRange::from_pages(at + 3 * PAGE_SIZE, 1)?, |_| true));
+        // From the middle of a huge leaf.
+        let middle = PageRange::from_pages(PMD_SIZE + PAGE_SIZE, 1)?;
+        assert!(table.any(middle, is(513)) && !table.any(middle, is(512)));
+        clear(&mut table, all()?);
+        assert!(!table.any(all()?, |_| true) && table.any(everything, is(9)));
+        Ok(())
+    }
+
+    #[test]
+    fn runs_merge_and_huge_leaves_split() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let range = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
+        fill(&mut table, range, 512, true)?;
+        let leaf = table.leaf(PMD_SIZE + 5 * PAGE_SIZE).ok_or(EINVAL)?;
+        assert_eq!((leaf.order, leaf.entry), (9, Entry::system(517, true)));
+        // One page goes: the others stay.
+        let page = PageRange::from_pages(PMD_SIZE + 5 * PAGE_SIZE, 1)?;
+        assert_eq!(clear(&mut table, page), (1, Some(page)));
+        assert_eq!(table.live(), 511);
+        let leaf = table.leaf(PMD_SIZE + 6 * PAGE_SIZE).ok_or(EINVAL)?;
+        assert_eq!((leaf.order, leaf.entry), (0, Entry::system(518, true)));
+        // Complete, but the pages are not aligned, or not alike: no merge.
+        fill(&mut table, range, 513, true)?;
+        assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 0);
+        fill(&mut table, range, 1024, false)?;
+        assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 9);
+        // One gains rights: a table again, and nothing is lost.
+        fill(&mut table, page, 1029, true)?;
+        assert_eq!(table.live(), 512);
+        assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 0);
+        assert_eq!(clear(&mut table, range).0, 512);
+        Ok(())
+    }
+
+    #[test]
+    fn huge_leaves_need_no_table_each() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let before = table.pool.all_pages();
+        for index in 0..1024 {
+            let range = PageRange::from_pages(index * PMD_SIZE, PMD_PAGES)?;
+            fill(&mut table, range, index * PMD_PAGES, true)?;
+        }
+        assert_eq!(table.live(), 1024 * PMD_PAGES);
+        // What is in the tree, and what is kept: less than 64 bytes for a leaf.
+        assert!((table.pool.all_pages() - before) * PAGE_SIZE <= 1024 * 64);
+        // Nobody makes up for it: some are split, and then they go as a whole.
+        let (mut split, mut whole) = (0, 0);
+        for index in 0..64 {
+            let page = PageRange::from_pages(index * PMD_SIZE + PAGE_SIZE, 1)?;
+            let huge = PageRange::from_pages(index * PMD_SIZE, PMD_PAGES)?;
+            match clear(&mut table, page) {
+                (1, Some(flushed)) if flushed == page => split += 1,
+                (PMD_PAGES, Some(flushed)) if flushed == huge => whole += 1,
+                _ => return Err(EINVAL),
+            }
+        }
+        assert!(split >= 8 && whole > 0 && split + whole == 64);
+        assert_eq!(table.live(), 1024 * PMD_PAGES - split - whole * PMD_PAGES);
+        table.reader().spares().refill()?;
+        let page = PageRange::from_pages(100 * PMD_SIZE, 1)?;
+        assert_eq!(clear(&mut table, page), (1, Some(page)));
+        let (_, _) = clear(&mut table, all()?);
+        assert_eq!(table.live(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn both_ends_of_the_address_space() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        fill(&mut table, PageRange::from_pages(0, 1)?, 0, true)?;
+        let top = (1 << 48) - PMD_SIZE;
+        fill(&mut table, PageRange::from_pages(top, 512)?, 0, true)?;
+        assert_eq!(table.live(), 513);
+        assert!(table.get(0).is_valid() && table.get(top + PMD_SIZE - 1).is_valid());
+        assert!(!table.get(usize::MAX).is_valid());
+        let beyond = PageRange::from_pages(1 << 48, 1)?;
+        assert_eq!(fill(&mut table, beyond, 0, true), Err(EINVAL));
+        // A range across a 2 MiB border is refused.
+        let across = PageRange::from_pages(PMD_SIZE - 4096, 2)?;
+        assert_eq!(fill(&mut table, across, 0, true), Err(EINVAL));
+        // What the format cannot express is refused, and nothing has changed.
+        let mut narrow = Table::<Narrow>::new()?;
+        let page = PageRange::from_pages(0x1000, 1)?;
+        assert_eq!(fill(&mut narrow, page, 1 << 27, true), Err(EINVAL));
+        assert_eq!(narrow.live(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn install_needs_spares() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let mut none = table.reader().spares();
+        let range = PageRange::from_pages(0x1000, 1)?;
+        let mut batch = table.batch();
+        let result = table.install(range, &mut none, &mut batch, |_, entry| {
+            *entry = Entry::system(1, false);
+        });
+        assert_eq!(result, Err(ENOMEM));
+        assert!(batch.is_empty());
+        assert_eq!(table.live(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn spares_and_batches_of_another_table_are_refused() -> Result {
+        let (mut table, other) = (Table::<Radix4>::new()?, Table::<Radix4>::new()?);
+        let range = PageRange::from_pages(0x1000, 1)?;
+        let (mut own, mut foreign) = (table.reader().spares(), other.reader().spares());
+        own.refill()?;
+        foreign.refill()?;
+        let (mut batch, mut wrong) = (table.batch(), other.batch());
+        let set = |_: usize, entry: &mut Entry| *entry = Entry::system(1, false);
+        assert_eq!(
+            table.install(range, &mut foreign, &mut batch, set),
+            Err(EINVAL)
+        );
+        assert_eq!(table.install(range, &mut own, &mut wrong, set), Err(EINVAL));
+        assert_eq!(table.live(), 0);
+        table.install(range, &mut own, &mut batch, set)?;
+        // Its pages would end in the other's pool.
+        table.for_each(range, &mut wrong, |_, entry| *entry = Entry::NONE);
+        assert_eq!(table.live(), 1);
+        assert!(wrong.is_empty());
+        let _unused = flush(batch);
+        assert_eq!(clear(&mut table, range).0, 1);
+        Ok(())
+    }
+
+    #[test]
+    fn only_what_is_taken_away_is_flushed() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let range = PageRange::from_pages(0x10_0000, 4)?;
+        let second = PageRange::from_pages(range.address(1), 1)?;
+        assert_eq!(fill(&mut table, range, 8, false)?, None);
+        // More rights: nothing to flush. The same again: nothing happens.
+        assert_eq!(fill(&mut table, second, 9, true)?, None);
+        assert_eq!(fill(&mut table, second, 9, true)?, None);
+        // Less rights, another page.
+        assert_eq!(fill(&mut table, second, 9, false)?, Some(second));
+        assert_eq!(fill(&mut table, second, 77, false)?, Some(second));
+        Ok(())
+    }
+
+    #[test]
+    fn tables_are_not_used_again_before_the_flush() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let range = PageRange::from_pages(0x10_0000, 4)?;
+        fill(&mut table, range, 8, false)?;
+        let before = table.pool.free_pages();
+        let mut batch = table.batch();
+        table.for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
+        // Three tables are out of the tree, and not free.
+        assert_eq!(batch.detached.len(), 3);
+        assert_eq!(table.pool.free_pages(), before);
+        let flusher = TestFlusher::default();
+        let flushing = batch.start(&flusher);
+        assert_eq!((table.pool.free_pages(), flusher.waited.get()), (before, 0));
+        let _proof = flushing.wait(&flusher);
+        assert_eq!(
+            (table.pool.free_pages(), flusher.waited.get()),
+            (before + 3, 1)
+        );
+
+        // A merge takes a table out too, and a walk that began in it still finds what was there.
+        let whole = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
+        let half = PageRange::from_pages(PMD_SIZE, PMD_PAGES / 2)?;
+        fill(&mut table, half, 512, true)?;
+        assert!(fill(&mut table, whole, 512, true)?.is_some());
+        assert_eq!(table.live(), 512);
+        Ok(())
+    }
+
+    #[test]
+    fn free_tables_are_given_back() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let at = |index: usize| PageRange::from_pages(index * PMD_SIZE, 3);
+        let stays = at(1000)?;
+        fill(&mut table, stays, 8, false)?;
+        let few = table.pool.all_pages();
+        for index in 0..300 {
+            fill(&mut table, at(index)?, 16 + index, false)?;
+        }
+        let many = table.pool.all_pages();
+        assert!(many > few + 256);
+        // In use: nothing goes but what is free.
+        let free = table.pool.free_pages();
+        assert!(table.pool.scan(usize::MAX) <= free);
+        for index in 0..300 {
+            let entry = table.get(at(index)?.start());
+            assert_eq!((entry.is_valid(), entry.number()), (true, 16 + index));
+            clear(&mut table, at(index)?);
+        }
+        let (count, before) = (table.pool.count(), table.pool.all_pages());
+        assert!(count > 256);
+        let mut given = 0;
+        while table.pool.count() != 0 {
+            let now = table.pool.scan(128);
+            assert!(now != 0);
+            given += now;
+        }
+        assert_eq!(given, count);
+        assert_eq!(table.pool.all_pages(), before - given);
+        // What is in use is there, and what has gone comes again, at the same places.
+        assert_eq!(table.get(stays.address(2)).number(), 10);
+        let top = table.pool.places();
+        for index in 0..300 {
+            fill(&mut table, at(index)?, 16 + index, false)?;
+        }
+        assert_eq!(table.get(at(299)?.start()).number(), 16 + 299);
+        assert_eq!(table.get(stays.start()).number(), 8);
+        assert_eq!((table.pool.places(), table.live()), (top, 903));
+        Ok(())
+    }
+}

@@ -185,7 +185,8 @@ impl<F: Format> Table<F> {
         let first = slot_of::<F>(0, range.start());
         let guard = rcu::read_lock();
         let page = self.pool.page(&guard, child).ok_or(EINVAL)?;
-        let mut used = page.used();
+        let before = page.used();
+        let mut used = before;
         let cells = page.cells(first).iter().take(range.pages());
         let new = scratch.get(first..).unwrap_or_default();
         for (index, (cell, new)) in cells.zip(new).enumerate() {
@@ -215,18 +216,17 @@ impl<F: Format> Table<F> {
             }
             if old.is_valid() {
                 used -= 1;
-                self.live -= 1;
                 batch.record(PageRange::from_pages(range.address(index), 1)?, old, new);
             }
             if new.is_valid() {
                 used += 1;
-                self.live += 1;
                 F::Word::store(cell, F::leaf(0, new));
             } else {
                 F::Word::store(cell, F::Word::EMPTY);
             }
         }
         page.set_used(used);
+        self.live = self.live + used as usize - before as usize;
         page.widen(first, first + range.pages() - 1);
         if used == 0 {
             // Removes the table, and those above that have become empty.

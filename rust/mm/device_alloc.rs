@@ -113,6 +113,12 @@ impl FreeMap {
         self.withdrawn.load(Relaxed)
     }
 
+    /// Free pages, or more: what is taken, given back or hidden by others meanwhile counts as free.
+    fn free(&self) -> usize {
+        let gone = self.used().saturating_add(self.withdrawn());
+        self.len().saturating_sub(gone)
+    }
+
     /// Pages in all.
     pub(in crate::mm) fn len(&self) -> usize {
         self.words.len() * WORD_PAGES
@@ -135,6 +141,10 @@ impl FreeMap {
 
     /// Takes a folio of `order`, 0 to 9. Returns the index of its first page. Context: any.
     pub(in crate::mm) fn take(&self, order: u32) -> Option<usize> {
+        // Of many pieces most are full, and are not to be searched for each page.
+        if self.free() < 1 << order.min(PMD_ORDER) {
+            return None;
+        }
         let index = match order {
             PMD_ORDER => self.take_block(),
             0..PMD_ORDER => self.take_small(order),

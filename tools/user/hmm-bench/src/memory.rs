@@ -3,8 +3,12 @@
 
 use crate::bench::{timed, Bench, Buffer};
 use anyhow::{ensure, Result};
+use hmm::engine::Way;
 use hmm::placement::{Attributes, Policy, Preferred};
-use hmm::{Command, Device, EngineOp, Prot};
+use hmm::{Command, Device, EngineOp, Mapping, Prot, HUGE_PAGES};
+
+/// MiB that fill a piece of device memory.
+const PIECE: usize = 256;
 
 /// Adds the rows.
 pub fn rows(bench: &mut Bench) -> Result<()> {
@@ -37,6 +41,18 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
             Ok(cost)
         })?;
     }
+    // What is full is not to be looked at for each page.
+    bench.row("RAM to device, beside 256 MiB", "page", pages, |bench| {
+        let (device, full, map) =
+            (Device::open(0)?, Mapping::anon_huge(PIECE / 2)?, bench.small()?);
+        (0..full.pages()).step_by(HUGE_PAGES).for_each(|page| full.set(page, 0, 1));
+        let there = device.migrate(full.addr(), full.pages(), Way::ToDevice)?;
+        ensure!(there.moved as usize == full.pages(), "{} pages moved", there.moved);
+        bench.fill(&map, 1);
+        let cost = timed(|| Ok(drop(device.migrate(map.addr(), map.pages(), Way::ToDevice)?)))?;
+        bench.check(&map, 1)?;
+        Ok(cost)
+    })?;
     bench.row("eviction", "page", pages, |bench| {
         let map = bench.small()?;
         let device = bench.on_device(&map, &mut Buffer::new(bench))?;

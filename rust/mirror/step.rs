@@ -318,13 +318,14 @@ pub(super) fn switch_to_system<D: Device>(
                 let on_device = slot.is_device();
                 return all(Switched::Stays { on_device });
             }
-            if !own.is_some_and(|own| own.owns_any(span)) {
+            let owned = own.map_or(0, |own| own.owned(span));
+            if owned == 0 {
                 // Others' events have removed what we do not own; if something is there, it has
                 // come since.
                 return all(Switched::Lost);
             }
             let entry = match whole {
-                Some(entry) if owns_all(span) => entry,
+                Some(entry) if owned == span.pages() => entry,
                 _ => {
                     // It could not be split.
                     Inner::<D>::retire(&mut dirty, span.pages(), *slot);

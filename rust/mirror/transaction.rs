@@ -108,22 +108,25 @@ impl Transaction {
         })
     }
 
+    /// Number of pages of `span` that still belong to it.
+    #[inline]
+    pub(crate) fn owned(&self, span: PageRange) -> usize {
+        match span.pages() {
+            1 => usize::from(self.is_marked(span.start())),
+            _ => self.marked(span),
+        }
+    }
+
     /// Whether all pages of `span` still belong to it.
     #[inline]
     pub(crate) fn owns_all(&self, span: PageRange) -> bool {
-        match span.pages() {
-            1 => self.is_marked(span.start()),
-            pages => self.marked(span) == pages,
-        }
+        self.owned(span) == span.pages()
     }
 
     /// Whether any page of `span` still belongs to it.
     #[inline]
     pub(crate) fn owns_any(&self, span: PageRange) -> bool {
-        match span.pages() {
-            1 => self.is_marked(span.start()),
-            _ => self.marked(span) != 0,
-        }
+        self.owned(span) != 0
     }
 
     /// Whether its own event would keep only some pages of `span`.

@@ -159,6 +159,7 @@ impl<'a> Isolated<'a> {
             raw,
             by_vma: true,
             cpu_sources,
+            chosen: false,
             batch,
             pages,
             whole,
@@ -213,6 +214,7 @@ impl<'a> Isolated<'a> {
             raw: bindings::migrate_vma::default(),
             by_vma: false,
             cpu_sources: memory.kind() != Kind::Private,
+            chosen: false,
             batch,
             pages: range.count,
             whole: None,
@@ -310,6 +312,7 @@ impl<'a> Isolated<'a> {
             let Some(folio) = choose(&entry).filter(|folio| folio.order() == entry.order()) else {
                 continue;
             };
+            self.0.chosen = true;
             if let Some(dst) = self.0.batch.dst.get_mut(entry.index) {
                 let (pfn, order) = folio.into_raw();
                 *dst = (pfn << SHIFT) | VALID;
@@ -339,13 +342,13 @@ impl<'a> Isolated<'a> {
     /// CPU cannot address.
     #[inline]
     pub fn destination(&self, index: usize) -> Option<CpuPagesMut<'_>> {
-        let entry = self.0.entry(index).filter(|entry| entry.destination != 0)?;
-        let pfn = entry.destination;
+        let entry = self.0.entry(index)?;
+        if !self.0.is_addressable(&entry) {
+            return None;
+        }
         // SAFETY: The destination is a folio of ours, alive as long as it is not abandoned, for
         // which `self` would have to be borrowed mutably.
-        unsafe {
-            (!bindings::rust_hmm_pfn_is_private(pfn)).then(|| CpuPagesMut::new(pfn, entry.pages))
-        }
+        Some(unsafe { CpuPagesMut::new(entry.destination, entry.pages) })
     }
 
     /// Takes the destination of the entry at `index` back: it could not be filled.
@@ -393,9 +396,9 @@ impl Migrated<'_> {
     }
 
     /// Whether the CPU can address what `entry` has moved to.
+    #[inline]
     pub fn is_addressable(&self, entry: &Entry) -> bool {
-        // SAFETY: Where something has moved to, is alive.
-        entry.destination != 0 && !unsafe { bindings::rust_hmm_pfn_is_private(entry.destination) }
+        self.0.is_addressable(entry)
     }
 
     /// The entry that moved page `index` of the range.

@@ -46,6 +46,8 @@ pub(super) struct Inner<'a> {
     pub(super) by_vma: bool,
     /// Whether the sources are memory that the CPU can address.
     pub(super) cpu_sources: bool,
+    /// Whether some destinations were chosen by others; else all are new system memory.
+    pub(super) chosen: bool,
     pub(super) batch: &'a mut Batch,
     pub(super) pages: usize,
     /// The page that is isolated whole, if it is of private device memory. To go last.
@@ -92,6 +94,14 @@ impl Inner<'_> {
             next = found.index + found.pages;
             Some(found)
         })
+    }
+
+    /// Whether `entry` has a destination, and that is memory which the CPU can address.
+    #[inline]
+    pub(super) fn is_addressable(&self, entry: &Entry) -> bool {
+        // SAFETY: Only called if there is a destination, which is a folio that is alive: ours, or moved to.
+        let is_private = || unsafe { bindings::rust_hmm_pfn_is_private(entry.destination) };
+        entry.destination != 0 && !(self.chosen && is_private())
     }
 
     pub(super) fn pages(&mut self) {

@@ -15,6 +15,9 @@ mod view;
 
 pub use view::View;
 
+/// Address space of one entry of the CPU's top page table, with four levels.
+const TABLE_SPAN: usize = 1 << 39;
+
 /// Advice: KSM may merge the pages.
 pub const MADV_MERGEABLE: i32 = libc::MADV_MERGEABLE;
 /// Advice: the contents are not needed any more, now.
@@ -117,10 +120,10 @@ impl Mapping {
     }
 
     /// Private anonymous memory of any size, of which nothing is there and nothing is set aside; small
-    /// pages.
+    /// pages. It shares no page table with anything else, and has as many of them wherever it is.
     pub fn reserve(len: usize, prot: Prot) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let map = Self::create(len, HUGE_SIZE, flags, prot, -1)?;
+        let map = Self::create(len, TABLE_SPAN, flags, prot, -1)?;
         let _ = map.advise(libc::MADV_NOHUGEPAGE);
         Ok(map)
     }

@@ -6,7 +6,7 @@
 
 use super::{
     remove,
-    transaction::{Identity, Request},
+    transaction::{Identity, Request, Transaction},
     Device, Inner, Mirror, State,
 };
 use crate::{
@@ -270,6 +270,81 @@ impl<D: Device> Mirror<D> {
     }
 }
 
+/// What becomes of entries when pages have moved to system memory.
+struct Switching<'a> {
+    piece: PageRange,
+    migrated: &'a Migrated<'a>,
+    own: Option<&'a Transaction>,
+    with_write: bool,
+}
+
+impl Switching<'_> {
+    fn owned(&self, span: PageRange) -> usize {
+        self.own.map_or(0, |own| own.owned(span))
+    }
+
+    /// Whether the pages of a huge leaf do not share one fate.
+    fn divides(&self, span: PageRange) -> bool {
+        self.piece.index_of(span.start()).is_some_and(|first| {
+            let pages = first..first + span.pages();
+            any_moved(self.migrated, &pages)
+                && (moved_whole(self.migrated, &pages).is_none()
+                    || self.owned(span) != span.pages())
+        })
+    }
+
+    /// The new entry for `span`, page `first` of the piece, if that is what most are: one small page that has moved to
+    /// new memory and is still its own.
+    #[inline]
+    fn small(&self, span: PageRange, first: usize) -> Option<Entry> {
+        let (pfn, writable) = self.migrated.small_at(first)?;
+        let is_own = span.pages() == 1 && self.own?.is_marked(span.start());
+        is_own.then(|| Entry::system(pfn, writable && self.with_write))
+    }
+
+    /// What becomes of any other one.
+    // So that its variables are not in the loop.
+    #[inline(never)]
+    fn other<D: Device>(
+        &self,
+        span: PageRange,
+        first: usize,
+        slot: &mut Entry,
+        dirty: &mut DirtyBatch,
+    ) -> Switched {
+        let pages = first..first + span.pages();
+        let whole = moved_whole(self.migrated, &pages);
+        if whole.is_none() && !any_moved(self.migrated, &pages) {
+            let on_device = slot.is_device();
+            return Switched::Stays { on_device };
+        }
+        let owned = self.owned(span);
+        if owned == 0 {
+            // Others' events have removed what we do not own; if something is there, it has
+            // come since.
+            return Switched::Lost;
+        }
+        let entry = match whole {
+            Some(entry) if owned == span.pages() => entry,
+            _ => {
+                // It could not be split.
+                Inner::<D>::retire(dirty, span.pages(), *slot);
+                *slot = Entry::NONE;
+                return Switched::Lost;
+            }
+        };
+        if !self.migrated.is_addressable(&entry) {
+            // It is in the memory of another device, which this one cannot read.
+            Inner::<D>::retire(dirty, span.pages(), *slot);
+            *slot = Entry::NONE;
+            return Switched::NoEntry;
+        }
+        let pfn = entry.destination + (pages.start - entry.index);
+        *slot = Entry::system(pfn, entry.writable && self.with_write);
+        Switched::Yes { was_valid: true }
+    }
+}
+
 /// See [`Mirror::switch_to_system`]. Without `with_write` the new entries are read-only.
 pub(super) fn switch_to_system<D: Device>(
     notifier: &IntervalNotifier<Inner<D>>,
@@ -296,53 +371,30 @@ pub(super) fn switch_to_system<D: Device>(
     let mut switched = 0;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
         let mut dirty = DirtyBatch::new();
-        let pages_of = |span: PageRange| {
-            let first = piece.index_of(span.start())?;
-            Some(first..first + span.pages())
+        let switching = Switching {
+            piece,
+            migrated,
+            own,
+            with_write,
         };
-        let owns_all = |span| own.is_some_and(|own| own.owns_all(span));
         // A huge leaf whose pages do not share one fate cannot stay one.
-        let split = |span: PageRange| {
-            pages_of(span).is_some_and(|pages| {
-                any_moved(migrated, &pages)
-                    && (moved_whole(migrated, &pages).is_none() || !owns_all(span))
-            })
-        };
+        let split = |span: PageRange| switching.divides(span);
         table.for_each_split(piece, batch, split, |span, slot| {
-            let Some(pages) = pages_of(span) else {
+            let Some(first) = piece.index_of(span.start()) else {
                 return;
             };
-            let mut all = |what| pages.clone().for_each(|index| each(index, what));
-            let whole = moved_whole(migrated, &pages);
-            if whole.is_none() && !any_moved(migrated, &pages) {
-                let on_device = slot.is_device();
-                return all(Switched::Stays { on_device });
-            }
-            let owned = own.map_or(0, |own| own.owned(span));
-            if owned == 0 {
-                // Others' events have removed what we do not own; if something is there, it has
-                // come since.
-                return all(Switched::Lost);
-            }
-            let entry = match whole {
-                Some(entry) if owned == span.pages() => entry,
-                _ => {
-                    // It could not be split.
-                    Inner::<D>::retire(&mut dirty, span.pages(), *slot);
-                    *slot = Entry::NONE;
-                    return all(Switched::Lost);
+            let pages = span.pages();
+            let what = match switching.small(span, first) {
+                Some(new) => {
+                    *slot = new;
+                    Switched::Yes { was_valid: true }
                 }
+                None => switching.other::<D>(span, first, slot, &mut dirty),
             };
-            if !migrated.is_addressable(&entry) {
-                // It is in the memory of another device, which this one cannot read.
-                Inner::<D>::retire(&mut dirty, span.pages(), *slot);
-                *slot = Entry::NONE;
-                return all(Switched::NoEntry);
+            if let Switched::Yes { .. } = what {
+                switched += pages;
             }
-            let pfn = entry.destination + (pages.start - entry.index);
-            *slot = Entry::system(pfn, entry.writable && with_write);
-            switched += span.pages();
-            all(Switched::Yes { was_valid: true });
+            (first..first + pages).for_each(|index| each(index, what));
         });
     });
     drop(guard);

@@ -401,6 +401,13 @@ impl Migrated<'_> {
         self.0.is_addressable(entry)
     }
 
+    /// As [`Self::moved_at`], of a small page that moved to new system memory: its page frame, and whether the CPU
+    /// may write it.
+    #[inline]
+    pub(crate) fn small_at(&self, index: usize) -> Option<(usize, bool)> {
+        self.0.small(index)
+    }
+
     /// The entry that moved page `index` of the range.
     #[inline]
     pub fn moved_at(&self, index: usize) -> Option<Entry> {

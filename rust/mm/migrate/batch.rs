@@ -78,6 +78,16 @@ impl Inner<'_> {
         })
     }
 
+    /// Page frame of the new system memory of the small entry at `index`, and whether the CPU may write it; `None` also
+    /// if others chose destinations.
+    #[inline]
+    pub(super) fn small(&self, index: usize) -> Option<(usize, bool)> {
+        let src = *self.batch.src.get(index)?;
+        let pfn = *self.batch.dst.get(index)? >> SHIFT;
+        let found = index < self.pages && !self.chosen && src & (MIGRATE | COMPOUND) == MIGRATE;
+        (found && pfn != 0).then_some((pfn, src & WRITE != 0))
+    }
+
     /// The first entry at or after page `index`.
     #[inline]
     pub(super) fn entry_from(&self, index: usize) -> Option<Entry> {

@@ -84,7 +84,7 @@ enum rust_hmm_huge rust_hmm_huge_hold(struct vm_area_struct *vma,
 				      unsigned long addr, const void *owner,
 				      const struct page *locked,
 				      unsigned long *pfn);
-bool rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
+void rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
 			  unsigned long pfn);
 
 /* trace.h */

@@ -40,6 +40,7 @@ mod invalidate;
 mod replica;
 mod serve;
 mod step;
+mod switch;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 pub(crate) mod transaction;
@@ -50,7 +51,8 @@ pub use access::{Place, PlaceMut, TableGuard, Target};
 pub use fault::{Location, Snapshot};
 pub(crate) use invalidate::{Inner, State};
 pub use serve::Served;
-pub(crate) use step::{Peer, Switched};
+pub(crate) use step::Peer;
+pub(crate) use switch::Switched;
 pub use walker::{Section, Unresolved, Walkers};
 
 use invalidate::{remove, remove_some};

@@ -360,9 +360,9 @@ EXPORT_SYMBOL_GPL(rust_hmm_huge_hold);
 /*
  * Puts back what the core has taken too much from the huge page at @pfn, which
  * was mapped at @addr alone, is isolated or was until now, and has a reference
- * of the caller's. Returns whether it was dropped on its way.
+ * of the caller's.
  */
-bool rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
+void rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
 			  unsigned long pfn)
 {
 	struct folio *folio = page_folio(pfn_to_page(pfn));
@@ -375,7 +375,7 @@ bool rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
 		spin_unlock(lock);
 	}
 	if (!folio_test_large(folio) || folio_mapcount(folio) >= 0)
-		return false;
+		return;
 	/* The reverse of __folio_remove_rmap() with PGTABLE_LEVEL_PMD. */
 	folio_ref_inc(folio);
 	atomic_inc(&folio->_large_mapcount);
@@ -388,6 +388,5 @@ bool rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
 				      HPAGE_PMD_NR - mapped);
 	}
 	lruvec_stat_mod_folio(folio, NR_ANON_THPS, HPAGE_PMD_NR);
-	return true;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_huge_settle);

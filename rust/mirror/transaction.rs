@@ -123,15 +123,10 @@ impl Transaction {
         self.owned(span) == span.pages()
     }
 
-    /// Whether any page of `span` still belongs to it.
-    #[inline]
-    pub(crate) fn owns_any(&self, span: PageRange) -> bool {
-        self.owned(span) != 0
-    }
-
     /// Whether its own event would keep only some pages of `span`.
     pub(crate) fn divides(&self, span: PageRange) -> bool {
-        self.owns_any(span) && !self.owns_all(span)
+        let owned = self.owned(span);
+        owned != 0 && owned != span.pages()
     }
 
     /// Whether its own event leaves the entry for `span` alone: never if another one has announced that it
@@ -277,7 +272,7 @@ impl Transactions {
 
     #[cfg(CONFIG_KUNIT = "y")]
     fn owns_any(&self, name: Cookie, span: PageRange) -> bool {
-        self.get(name).is_some_and(|one| one.owns_any(span))
+        self.get(name).is_some_and(|one| one.owned(span) != 0)
     }
 
     #[cfg(CONFIG_KUNIT = "y")]

@@ -39,14 +39,14 @@ impl Batch {
 /// # Invariants
 ///
 /// `batch` holds what setup and the calls since then have left there. With `vma`, `raw` describes
-/// it and the mmap lock is held for `'a`.
+/// it and the mmap lock is held for `'a`. Without `chosen` all destinations are new system memory.
 pub(super) struct Inner<'a> {
     pub(super) raw: bindings::migrate_vma,
     /// By virtual address, or by physical page (`migrate_device_*`).
     pub(super) by_vma: bool,
     /// Whether the sources are memory that the CPU can address.
     pub(super) cpu_sources: bool,
-    /// Whether some destinations were chosen by others; else all are new system memory.
+    /// Whether others chose some of the destinations.
     pub(super) chosen: bool,
     pub(super) batch: &'a mut Batch,
     pub(super) pages: usize,

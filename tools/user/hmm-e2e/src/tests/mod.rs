@@ -32,6 +32,7 @@ mod queue;
 mod race;
 mod reload;
 mod replica;
+mod room;
 mod sharing;
 mod thp;
 mod trace;
@@ -70,6 +71,7 @@ pub fn all() -> Vec<Test> {
         // Last: these unload the modules, or unplug.
         hw::TESTS,
         memory::TESTS,
+        room::TESTS,
         bounce::TESTS,
         events::WITH_PARAMETERS,
         hmmctl::WITHOUT_MODULES,

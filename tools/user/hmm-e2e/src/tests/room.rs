@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Who has the device's memory, who pays for it, and what is given back.
+
+use super::memory::{block, engine_reads, to_device, with};
+use super::reload::unload;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::hostile::Group;
+use hmm::{Child, Errno, Gate, Mapping, HUGE_PAGES};
+use std::time::{Duration, Instant};
+
+const OURS: &str = "test_hmm has no limit of its memory";
+
+/// In the group that unloads modules.
+pub const TESTS: &[Test] = &[
+    Test::new("memory", "pages_out_of_use", pages_out_of_use).only_rust(OURS),
+    Test::new("memory", "allocator_of_the_device", allocator_of_the_device).only_rust(OURS),
+    Test::new("memory", "charged_to_their_owner", charged_to_their_owner).only_rust(OURS),
+    Test::new("memory", "idle_memory_is_given_back", idle_memory_is_given_back)
+        .only_rust(OURS)
+        .private(),
+    Test::new("memory", "free_tables_are_given_back", free_tables).only_rust(OURS).private(),
+];
+
+fn pages_out_of_use(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=8")?;
+    let device = ctx.open()?;
+    let maps = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
+    for map in &maps {
+        to_device(&device, map)?;
+    }
+    check_eq!(device.counters()?.device_pages_used, 2048, "pages in use");
+    // Half a block, and two blocks: what is there leaves first.
+    check_eq!(device.resize(256, 1024 + 256, false)?, 0, "pages left");
+    let counters = device.counters()?;
+    check_eq!(counters.device_pages_total, 2048 - 1280, "pages that there are");
+    check!(counters.device_pages_used <= 768, "{} in use", counters.device_pages_used);
+    for (seed, map) in maps.iter().enumerate() {
+        let _ = to_device(&device, map)?;
+        engine_reads(&device, map, seed as u64)?;
+        check!(device.counters()?.device_pages_used <= 768, "pages out of use are used");
+    }
+    device.resize(0, 2048, true)?;
+    check_eq!(device.counters()?.device_pages_total, 2048, "pages that there are again");
+    device.release()?;
+    for map in &maps {
+        check_eq!(to_device(&device, map)?.moved, 512, "pages that moved again");
+    }
+    fails(device.resize(2000, 49, false), Errno::EINVAL, "pages that there are not")?;
+    fails(device.resize(0, 0, false), Errno::EINVAL, "no pages")?;
+    for (seed, map) in maps.iter().enumerate() {
+        cpu_sees(map, seed as u64, "after all")?;
+    }
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+fn allocator_of_the_device(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=8 own_alloc=1")?;
+    let device = ctx.open()?;
+    for round in 0..6 {
+        let map = block(round)?;
+        check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
+        engine_reads(&device, &map, round)?;
+        device.release()?;
+        cpu_sees(&map, round, "after its release")?;
+    }
+    // Every page was where the device chose: it was empty each time.
+    check_eq!(device.placement()?.chosen, 6 * 512, "pages where the device chose");
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+fn charged_to_their_owner(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let Some(group) = Group::new("hmm-owner")? else {
+        return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));
+    };
+    let keep = ctx.open()?;
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| -> Outcome {
+        group.enter()?;
+        let device = ctx.open()?;
+        let maps = [block(1)?, block(2)?];
+        for map in &maps {
+            to_device(&device, map)?;
+        }
+        ready.open()?;
+        go.wait()?;
+        maps.iter().zip(1..).try_for_each(|(map, seed)| cpu_sees(map, seed, "in the group"))
+    })?;
+    ready.wait()?;
+    let before = group.bytes()?;
+    check!(before >= 4 << 20, "{before} bytes are charged while they are on the device");
+    // This process, of another group, makes them leave.
+    let mine = Mapping::anon_aligned(2)?;
+    mine.fill(3);
+    to_device(&keep, &mine)?;
+    check_eq!(keep.placement()?.evicted_for_room, 1024, "pages evicted for room");
+    let after = group.bytes()?;
+    let change = after.abs_diff(before);
+    check!(change < 1 << 20, "{before} bytes were charged, {after} are when the pages came back");
+    go.open()?;
+    child.join().map_err(Stop::Fail)?;
+    keep.close().what("close")?;
+    unload(ctx)
+}
+
+fn idle_memory_is_given_back(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=1024")?;
+    let device = ctx.open()?;
+    check_eq!(device.placement()?.pieces, 0, "pieces before any use");
+    let maps = [block(1)?, block(2)?];
+    // One page in the second piece, as what comes before is out of use.
+    to_device(&device, &maps[0])?;
+    check_eq!(device.resize(512, 131072 - 512, false)?, 0, "pages left");
+    let (first, second) = (device.placement()?.pieces, maps[1].page_addr(0));
+    check_eq!(first, 2, "pieces that were made");
+    device.resize(512, 131072 - 512, true)?;
+    // The kernel asks everybody for memory: what is idle goes, what is in use stays.
+    let shrunk = |expected: u64, what: &str| -> Outcome {
+        let begin = Instant::now();
+        while device.placement()?.pieces != expected {
+            check!(begin.elapsed() < Duration::from_secs(30), "{what}: {:?}", device.placement()?);
+            std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    };
+    shrunk(1, "a piece is in use, another is not")?;
+    engine_reads(&device, &maps[0], 1)?;
+    device.release()?;
+    shrunk(0, "nothing is in use")?;
+    check_eq!(device.migrate(second, 512, Way::ToDevice)?.moved, 512, "pages that moved then");
+    engine_reads(&device, &maps[1], 2)?;
+    cpu_sees(&maps[0], 1, "after all")?;
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+/// Table pages of all mirrors.
+fn table_pages() -> Result<u64, Stop> {
+    let text = std::fs::read_to_string("/sys/kernel/debug/rust_hmm/tables")?;
+    let pages = text.lines().find_map(|line| line.strip_prefix("pages "));
+    pages.and_then(|pages| pages.trim().parse().ok()).ok_or(Stop::Fail(format!("tables: {text}")))
+}
+
+/// Pages of device page tables that are not in use go when the kernel asks; those in use stay.
+fn free_tables(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let stays = Mapping::anon(4)?;
+    stays.fill(7);
+    device_sees(&device, &stays, 7, "at first")?;
+    let before = table_pages()?;
+    // A page in each of 300 blocks of 2 MiB: a table each.
+    let map = Mapping::anon_aligned(300)?;
+    for block in 0..300 {
+        map.fill_pages(1, block * HUGE_PAGES, 1);
+        device_sees_pages(&device, &map, 1, block * HUGE_PAGES, 1, "of a block")?;
+    }
+    let most = table_pages()?;
+    check!(most >= before + 256, "{most} table pages, {before} before");
+    std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+    for block in 0..300 {
+        device_sees_pages(&device, &map, 1, block * HUGE_PAGES, 1, "after a shrink in use")?;
+    }
+    check!(table_pages()? >= before + 256, "tables in use are gone");
+    map.unmap_pages(0, map.pages())?;
+    let begin = Instant::now();
+    while table_pages()? > before + 64 {
+        let now = table_pages()?;
+        check!(begin.elapsed() < Duration::from_secs(30), "{now} of {most} tables stay");
+        std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+    }
+    device_sees(&device, &stays, 7, "of what stayed")?;
+    Ok(())
+}

@@ -23,7 +23,6 @@ use crate::{
     },
     pgtable::{Flushed, Flushing, Table},
     phases::{Lap, Phase},
-    stats::Counter,
 };
 use kernel::{
     page::PAGE_MASK,

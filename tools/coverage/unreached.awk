@@ -36,7 +36,7 @@ function flush_line(  i, n, at) {
 		file = substr(file, length(top) + 2)
 	line = 0
 	before = ""
-	in_tests = file ~ /\/tests\.rs$/
+	in_tests = file ~ /\/tests(\/[a-z_]+)?\.rs$/
 	next
 }
 

@@ -226,6 +226,102 @@ mod tests {
     }
 
     #[test]
+    fn attributes_are_told_as_they_were_set() -> Result {
+        let (range, driver) = attached(2)?;
+        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let mut got = said();
+        for (preferred, flag, granularity) in [
+            (RUST_HMM_PREFER_DEVICE, 1, 3),
+            (RUST_HMM_PREFER_SYSTEM, 0, -1),
+            (RUST_HMM_PREFER_ANY, 1, 9),
+        ] {
+            let set = rust_hmm_attributes {
+                valid: RUST_HMM_HAS_PREFERRED
+                    | RUST_HMM_HAS_ACCESSED_BY
+                    | RUST_HMM_HAS_NEVER_MIGRATE
+                    | RUST_HMM_HAS_GRANULARITY,
+                preferred: preferred as u8,
+                accessed_by: flag,
+                never_migrate: 1 - flag,
+                granularity,
+                ..said()
+            };
+            // SAFETY: All are alive.
+            unsafe {
+                assert_eq!(rust_hmm_attributes_set(mirror, start, end, &set), 0);
+                assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);
+            }
+            assert_eq!(got.valid & set.valid, set.valid);
+            let what = (got.preferred, got.accessed_by, got.never_migrate);
+            assert_eq!(what, (preferred as u8, flag, 1 - flag));
+            assert_eq!((got.granularity, got.read_mostly), (granularity, 0));
+        }
+        // Of pages that differ nothing is said.
+        let mut set = said();
+        (set.valid, set.preferred) = (RUST_HMM_HAS_PREFERRED, 3);
+        let second = range.address(1);
+        // SAFETY: All are alive.
+        unsafe {
+            let refused = rust_hmm_attributes_set(mirror, second, end, &set);
+            assert_eq!(refused, EINVAL.to_errno());
+            set.preferred = RUST_HMM_PREFER_SYSTEM as u8;
+            assert_eq!(rust_hmm_attributes_set(mirror, second, end, &set), 0);
+            assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);
+            assert_eq!(got.valid & RUST_HMM_HAS_PREFERRED, 0);
+            assert_ne!(got.valid & RUST_HMM_HAS_GRANULARITY, 0);
+        }
+        detach(&driver);
+        Ok(())
+    }
+
+    #[test]
+    fn what_a_fault_did_is_told() -> Result {
+        let (range, driver) = attached(3)?;
+        store(range.start(), 8)?;
+        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let mut served = rust_hmm_served {
+            moved: 9,
+            replicated: 9,
+            in_place: 9,
+        };
+        let mut states = [residency(), residency(), residency()];
+        let second = range.address(1);
+        // SAFETY: All are alive.
+        unsafe {
+            assert_eq!(
+                rust_hmm_snapshot(mirror, start, end, states.as_mut_ptr()),
+                0
+            );
+            let nowhere = RUST_HMM_IS_NONE as u8;
+            assert_eq!(states[1].location, nowhere);
+            assert_eq!(states[2].location, nowhere);
+            // Where it is, unless attributes say otherwise.
+            let asked = rust_hmm_serve(mirror, start, second, 0, 0, &mut served);
+            assert_eq!(asked, 0);
+            assert_eq!((served.moved, served.in_place), (0, 1));
+            // The page, and no other; one of which nothing was known, with its neighbours or not.
+            for policy in [1, 2] {
+                let write = RUST_HMM_WRITE;
+                let asked = rust_hmm_serve(mirror, start, second, write, policy, &mut served);
+                assert_eq!(asked, 0);
+                assert_eq!(served.replicated, 0);
+            }
+            assert_eq!(
+                rust_hmm_snapshot(mirror, start, second, states.as_mut_ptr()),
+                0
+            );
+            assert_eq!(states[0].location, RUST_HMM_IS_DEVICE as u8);
+            // What cannot be served tells of nothing.
+            let refused = rust_hmm_serve(mirror, end, start, 0, 0, &mut served);
+            assert_eq!(refused, EINVAL.to_errno());
+            assert_eq!((served.moved, served.in_place), (0, 0));
+        }
+        assert_eq!(load(start)?, 8);
+        detach(&driver);
+        Ok(())
+    }
+
+    #[test]
     fn what_is_unplugged_is_gone() -> Result {
         let (range, driver) = attached(2)?;
         store(range.start(), 9)?;

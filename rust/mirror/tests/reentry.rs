@@ -3,7 +3,17 @@
 //! The API called from within its own callbacks: what would wait for itself is refused, in KUnit.
 
 use super::*;
-use crate::{thread::Thread, within};
+use crate::{
+    attributes::Change,
+    host_lock::{Grain, Refused},
+    mm::{
+        device_pages::DeviceRange,
+        fence::{Fence, FenceRoom, Timeline},
+    },
+    policy::InPlace,
+    thread::Thread,
+    within, //
+};
 use kernel::{
     sync::{atomic::ordering::Acquire, Mutex},
     time::{
@@ -38,7 +48,11 @@ struct Probe {
     /// Walkers entered.
     entered: [Atomic<u32>; PLACES],
     walkers: Arc<Walkers<u32>>,
+    fence: Fence,
 }
+
+/// Calls of [`call_all`].
+const CALLS: u32 = 22;
 
 /// Calls everything that waits. Returns how many calls there were, and how many were refused.
 fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
@@ -48,7 +62,9 @@ fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
         let device = Nosy(mirror.device().0.clone());
         crate::new_mirror!(mm, device).map(|_| ())
     });
-    let memory = mirror.device().memory();
+    let memory = &mirror.device().0.memory;
+    let none = DeviceRange { first: 0, count: 0 };
+    let locked = mirror.lock(range, &[], Grain::Coarse);
     let calls = [
         mirror.fault(range, Access::Read),
         mirror.fault(range, Access::Snapshot),
@@ -59,8 +75,23 @@ fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
         mirror.migrate(range).to_device().map(|_| ()),
         mirror.migrate(range).to_system().map(|_| ()),
         mirror.drain().map(|_| ()),
-        memory.map_or(Ok(()), |memory| memory.evict_all().map(|_| ())),
+        memory.evict_all().map(|_| ()),
+        memory.evict_all_killable().map(|_| ()),
         again.unwrap_or(refused),
+        mirror.serve(range, Access::Read, &InPlace).map(|_| ()),
+        mirror.pull(range, mirror).map(|_| ()),
+        mirror.set_attributes(range, &Change::default()),
+        mirror.attributes(range).map(|_| ()),
+        locked.map(|_| ()).map_err(|refused| match refused {
+            Refused::Error(error) => error,
+            _ => EINVAL,
+        }),
+        mirror.unlock(0),
+        mirror.device().0.probe.fence.synchronize(None),
+        memory.remove(none).map(|_| ()),
+        memory.add(none),
+        // Last: afterwards the memory is gone.
+        memory.unplug().map(|_| ()),
     ];
     // What never waits is fine anywhere.
     let _alive = mirror.is_alive();
@@ -94,7 +125,7 @@ impl Probe {
         };
         get(&self.called) > 0
             && get(&self.called) == get(&self.refused)
-            && get(&self.entered) * 11 == get(&self.called)
+            && get(&self.entered) * CALLS == get(&self.called)
     }
 }
 
@@ -159,6 +190,8 @@ fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
             refused: [const { Atomic::new(0) }; PLACES],
             entered: [const { Atomic::new(0) }; PLACES],
             walkers: Walkers::new(2, |_| Ok(0))?,
+            // It has ended: to wait for it is no more than to ask.
+            fence: FenceRoom::new()?.make(&Timeline::new(), Cookie::NONE).fence(),
         }? Error),
         GFP_KERNEL,
     )?;
@@ -250,13 +283,13 @@ mod suite {
         let (mirror, range) = nosy(2)?;
         mirror.fault(range, Access::Read)?;
         let table = mirror.lock_table()?;
-        assert_eq!(call_all(&mirror, range), (11, 11));
+        assert_eq!(call_all(&mirror, range), (CALLS, CALLS));
         assert_eq!(table.present(range), 2);
         assert!(mirror.enter(0)?.walk(range.start()).is_some());
         drop(table);
         let mut pages = 0;
         mirror.snapshot(range, |_| {
-            assert_eq!(call_all(&mirror, range), (11, 11));
+            assert_eq!(call_all(&mirror, range), (CALLS, CALLS));
             pages += 1;
         })?;
         assert_eq!(pages, 2);
@@ -275,7 +308,7 @@ mod suite {
         let again = mirror.enter(0).err();
         let with = walkers.with(0, |_| ());
         drop(section);
-        assert_eq!(refused, (11, 11));
+        assert_eq!(refused, (CALLS, CALLS));
         assert_eq!((again, with), (Some(within::deadlock()), None));
         // A walker within a walker.
         let inner = walkers.with(1, |_| (walkers.with(1, |_| ()), mirror.enter(1).err()));

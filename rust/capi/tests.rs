@@ -40,7 +40,10 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{
+            ordering::{Acquire, Full, Relaxed, Release},
+            Atomic, //
+        },
         Arc, //
     },
     time::{delay::fsleep, Delta},
@@ -60,6 +63,14 @@ struct Driver {
     refused: Atomic<usize>,
     granted: Atomic<usize>,
     fail_copies: Atomic<usize>,
+    /// Whether the next copy is kept instead of done; then what it is known by.
+    keep: Atomic<usize>,
+    kept: Atomic<usize>,
+    kept_index: Atomic<usize>,
+    /// Where an operation of the queue migrates, and what that said.
+    start: Atomic<usize>,
+    moved: Atomic<usize>,
+    cancels: Atomic<usize>,
     flushes: Atomic<usize>,
     waits: Atomic<usize>,
     copies: Atomic<usize>,
@@ -84,6 +95,12 @@ impl Driver {
                 refused: none(),
                 granted: none(),
                 fail_copies: none(),
+                keep: none(),
+                kept: none(),
+                kept_index: none(),
+                start: none(),
+                moved: none(),
+                cancels: none(),
                 flushes: none(),
                 waits: none(),
                 copies: none(),
@@ -212,6 +229,10 @@ unsafe extern "C" fn copy(data: *mut ffi::c_void, job: *mut rust_hmm_copy_job) {
     let (driver, job) = unsafe { (driver(data), &mut *job) };
     driver.misbehave();
     driver.copies.fetch_add(1, Relaxed);
+    if driver.keep.xchg(0, Relaxed) != 0 {
+        driver.kept_index.store(job.index as usize, Relaxed);
+        return driver.kept.store(job.state as usize, Release);
+    }
     let fails = driver.fail_copies.load(Relaxed) != 0;
     if fails {
         driver.fail_copies.fetch_sub(1, Relaxed);
@@ -246,11 +267,35 @@ unsafe extern "C" fn freed(data: *mut ffi::c_void, _first: ffi::c_ulong, pages: 
     unsafe { driver(data) }.freed.fetch_add(pages, Relaxed);
 }
 
+/// Ends the copy that was kept.
+///
+/// # Safety
+///
+/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+unsafe extern "C" fn cancelled(data: *mut ffi::c_void) {
+    // SAFETY: Called with it.
+    let driver = unsafe { driver(data) };
+    driver.misbehave();
+    driver.cancels.fetch_add(1, Relaxed);
+    let state = driver.kept.xchg(0, Full) as *mut ffi::c_void;
+    let mut job = rust_hmm_copy_job {
+        source: place(),
+        destination: place(),
+        state: state.cast(),
+        index: driver.kept_index.load(Relaxed) as _,
+    };
+    // SAFETY: Ours to end, once, if there is one; else it is refused.
+    unsafe {
+        assert_eq!(rust_hmm_copy_cancelled(&job), !state.is_null());
+        rust_hmm_copy_done(&mut job, ECANCELED_);
+    }
+}
+
 const MEMORY_OPS: rust_hmm_memory_ops = rust_hmm_memory_ops {
     size: size_of::<rust_hmm_memory_ops>(),
     copy: Some(copy),
     kick: Some(kick),
-    cancelled: None,
+    cancelled: Some(cancelled),
     freed: Some(freed),
 };
 
@@ -291,6 +336,17 @@ fn residency() -> rust_hmm_residency {
         writable: 0,
         order: 0,
         reserved: 0,
+    }
+}
+
+fn outcome() -> rust_hmm_outcome {
+    rust_hmm_outcome {
+        moved: 0,
+        switched: 0,
+        entries: 0,
+        skipped: 0,
+        no_memory: 0,
+        copy_failed: 0,
     }
 }
 
@@ -360,6 +416,25 @@ unsafe extern "C" fn run(data: *mut ffi::c_void, stop: *const rust_hmm_stop) -> 
         true => ECANCELED_,
         false => 0,
     }
+}
+
+/// Migrates two pages to the device, as a part of the operation.
+///
+/// # Safety
+///
+/// Called by the library with what [`Driver::data`] gave, and what else the header says.
+unsafe extern "C" fn migrates(data: *mut ffi::c_void, stop: *const rust_hmm_stop) -> ffi::c_int {
+    // SAFETY: Called with it.
+    let driver = unsafe { driver(data) };
+    let start = driver.start.load(Relaxed);
+    let mut how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
+    how.stop = stop;
+    let mut outcome = outcome();
+    let end = start + 2 * PAGE_SIZE;
+    // SAFETY: The mirror is alive as long as its queue is, and the operation is ours.
+    let errno = unsafe { rust_hmm_migrate(driver.mirror(), start, end, &how, &mut outcome) };
+    driver.moved.store(outcome.moved, Relaxed);
+    errno
 }
 
 const ECANCELED_: ffi::c_int = -(bindings::ECANCELED as ffi::c_int);

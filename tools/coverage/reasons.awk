@@ -1,26 +1,41 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # awk -f reasons.awk REASONS UNREACHED: adds to each part why it is not executed, or "-".
-# REASONS has lines FILE<tab>TEXT<tab>REASON: for parts of lines of FILE that, with the line before, contain
-# TEXT. TEXT "*" is for the whole file.
+# REASONS has lines @KEY<tab>REASON, and FILE<tab>TEXT<tab>KEY: for parts of lines of FILE that, with the line before, contain
+# TEXT. TEXT "*" is for the whole file. FILE "*" is any, for parts of a line only: most often the "?" behind TEXT.
 BEGIN { FS = OFS = "\t" }
+
+NR == FNR && /^@/ {
+	reason_of[substr($1, 2)] = $2
+	next
+}
 
 NR == FNR {
 	if ($0 !~ /^#/ && NF == 3) {
+		if (!($3 in reason_of)) {
+			print "reasons: line " FNR ": no reason @" $3 >"/dev/stderr"
+			exit 1
+		}
 		n++
 		file[n] = $1
 		text[n] = $2
-		why[n] = $3
+		why[n] = reason_of[$3]
 	}
 	next
 }
 
+function fits(i) {
+	if (file[i] != "*" && file[i] != $1)
+		return 0
+	if (file[i] == "*" && $3 == 0)
+		return 0
+	return text[i] == "*" || index($5, text[i])
+}
+
 {
 	reason = "-"
-	for (i = 1; i <= n; i++)
-		if ($1 == file[i] && (text[i] == "*" || index($5, text[i]))) {
+	for (i = 1; i <= n && reason == "-"; i++)
+		if (fits(i))
 			reason = why[i]
-			break
-		}
 	print $1, $2, $3, $4, reason
 }

@@ -7,6 +7,12 @@ use super::*;
 #[kunit_tests(rust_hmm_capi)]
 mod tests {
     use super::*;
+    use bindings::{
+        rust_hmm_counter_RUST_HMM_INVALIDATED_PAGES as INVALIDATED,
+        rust_hmm_counter_RUST_HMM_INVALIDATIONS as INVALIDATIONS,
+        rust_hmm_counter_RUST_HMM_RETRIES as RETRIES, rust_hmm_counter_RUST_HMM_SKIPPED as SKIPPED,
+        rust_hmm_counter_RUST_HMM_TO_DEVICE as TO_DEVICE,
+    };
 
     #[test]
     fn memory_moves_and_callbacks_are_paired() -> Result {
@@ -19,14 +25,7 @@ mod tests {
         let mut outcomes = [0xffu8; 8];
         let mut how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
         (how.pages, how.npages) = (outcomes.as_mut_ptr(), outcomes.len());
-        let mut outcome = rust_hmm_outcome {
-            moved: 0,
-            switched: 0,
-            entries: 0,
-            skipped: 0,
-            no_memory: 0,
-            copy_failed: 0,
-        };
+        let mut outcome = outcome();
         driver.fail_copies.store(1, Relaxed);
         // SAFETY: All are alive.
         unsafe {
@@ -338,6 +337,55 @@ mod tests {
         }
         assert_eq!(load(start)?, 9);
         detach(&driver);
+        Ok(())
+    }
+
+    #[test]
+    fn a_migration_ends_with_the_queue_that_it_is_a_part_of() -> Result {
+        let (range, driver) = attached(4)?;
+        for index in 0..4 {
+            store(range.address(index), 70 + index as u64)?;
+        }
+        let (queue, data) = (driver.queue(), driver.data());
+        let submit = || {
+            // SAFETY: All are alive.
+            unsafe { rust_hmm_queue_submit(queue, null(), 0, Some(migrates), Some(release), data) }
+        };
+        let known = |counter| {
+            // SAFETY: Alive.
+            unsafe { rust_hmm_mirror_counter(driver.mirror(), counter) }
+        };
+        driver.start.store(range.start(), Relaxed);
+        let first = submit();
+        // SAFETY: The reference is ours.
+        unsafe {
+            assert_eq!(rust_hmm_fence_wait_for(first, -1), 0);
+            bindings::rust_hmm_fence_put(first);
+        }
+        assert_eq!(driver.moved.load(Relaxed), 2);
+        // The copy does not end, until the queue goes away.
+        driver.keep.store(1, Relaxed);
+        driver.start.store(range.address(2), Relaxed);
+        let second = submit();
+        while driver.kept.load(Acquire) == 0 {
+            fsleep(Delta::from_millis(1));
+        }
+        assert_eq!(driver.cancels.load(Relaxed), 0);
+        // SAFETY: All are alive; the reference is ours.
+        unsafe {
+            assert_eq!(rust_hmm_queue_destroy(queue), 0);
+            driver.queue.store(0, Relaxed);
+            assert_eq!(rust_hmm_fence_wait_for(second, 10_000), 0);
+            bindings::rust_hmm_fence_put(second);
+        }
+        assert_ne!(driver.cancels.load(Relaxed), 0);
+        assert_eq!((driver.moved.load(Relaxed), known(TO_DEVICE)), (1, 3));
+        assert_eq!((known(SKIPPED), known(RETRIES)), (0, 0));
+        assert_eq!((known(INVALIDATIONS) != 0, known(INVALIDATED)), (true, 0));
+        detach(&driver);
+        for index in 0..4 {
+            assert_eq!(load(range.address(index))?, 70 + index as u64);
+        }
         Ok(())
     }
 

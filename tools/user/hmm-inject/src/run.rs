@@ -96,6 +96,20 @@ pub fn nothing_in_use(device: u32) -> Result<(), String> {
     }
 }
 
+/// Has the device's memory give back what is idle, so that it must grow again.
+fn shrink(device: &Device) -> Result<(), String> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let pieces = || device.placement().map(|placement| placement.pieces).map_err(told("placement"));
+    while pieces()? != 0 {
+        if Instant::now() > deadline {
+            return Err("idle device memory stays".into());
+        }
+        std::fs::write("/proc/sys/vm/drop_caches", "2").map_err(told("drop_caches"))?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
 /// Runs `body` in a child with a time limit; it returns two numbers.
 fn in_child(body: impl FnOnce() -> Result<Count, String>) -> Result<Count, String> {
     let gate = Gate::new().map_err(|error| error.to_string())?;
@@ -202,6 +216,10 @@ fn told<E: Display>(what: &str) -> impl FnOnce(E) -> String + '_ {
 fn one_failure(device: u32, case: &Case, source: &Source, n: u64) -> Result<(bool, bool), String> {
     let mut world = World::new(device, case.size).map_err(told("set-up"))?;
     (case.prepare)(&mut world).map_err(told("prepare"))?;
+    let used = world.device.counters().map_err(told("counters"))?.device_pages_used;
+    if used == 0 && *source == Source::Point("grow".into()) {
+        shrink(&world.device)?;
+    }
     let armed = inject::arm(source, n).map_err(told("arm"))?;
     let result = (case.operate)(&mut world);
     let injected = armed.disarm().map_err(told("disarm"))?;

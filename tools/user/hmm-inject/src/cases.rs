@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! What a case is: an operation, what must be true before and after it.
 
-use crate::{engines, memory};
+use crate::{engines, memory, placement};
 use hmm::inject::Source;
 use hmm::{Child, Device, Errno, Gate, Mapping};
 
@@ -59,6 +59,8 @@ pub struct World {
     pub other: Option<Mapping>,
     /// Who shares the memory, and its gate, if the case needs that.
     pub sharer: Option<(Child, Gate)>,
+    /// Another device, if the case needs that.
+    pub partner: Option<Device>,
 }
 
 impl World {
@@ -69,7 +71,7 @@ impl World {
             Size::Huge => Mapping::anon_huge(1)?,
         };
         let device = Device::open(index)?;
-        Ok(World { index, device, map, other: None, sharer: None })
+        Ok(World { index, device, map, other: None, sharer: None, partner: None })
     }
 
     /// Checks all contents by the CPU.
@@ -139,5 +141,5 @@ impl Case {
 
 /// All cases.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    memory::CASES.iter().chain(engines::CASES)
+    memory::CASES.iter().chain(engines::CASES).chain(placement::CASES)
 }

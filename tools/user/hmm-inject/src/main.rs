@@ -11,6 +11,7 @@ mod engines;
 mod load;
 mod memory;
 mod mixed;
+mod placement;
 mod run;
 
 use clap::Parser;

@@ -133,7 +133,7 @@ pub const CASES: &[Case] = &[
 ];
 
 /// An error with the step that it came from.
-fn step<E: std::fmt::Display>(name: &str) -> impl FnOnce(E) -> String + '_ {
+pub fn step<E: std::fmt::Display>(name: &str) -> impl FnOnce(E) -> String + '_ {
     move |error| format!("{name}: {error}")
 }
 
@@ -160,7 +160,7 @@ pub fn mirrored(world: &mut World) -> Result<(), String> {
     read(world).map_err(step("device read"))
 }
 
-fn mirrored_on_device(world: &mut World) -> Result<(), String> {
+pub fn mirrored_on_device(world: &mut World) -> Result<(), String> {
     on_device(world)?;
     read(world).map_err(step("device read"))
 }
@@ -185,7 +185,7 @@ fn sharer_sees_old(world: &mut World) -> Result<(), String> {
     child.join()
 }
 
-fn all_on_device(world: &mut World) -> Result<(), String> {
+pub fn all_on_device(world: &mut World) -> Result<(), String> {
     let states = world.device.snapshot(world.map.addr(), world.map.pages());
     let states = states.map_err(step("snapshot"))?;
     match states.iter().position(|state| !state.is_local()) {
@@ -208,7 +208,7 @@ fn open(world: &mut World) -> Result<(), Errno> {
 }
 
 /// What the device read must be the pattern, else it is an error that no case allows.
-fn sees(bytes: &[u8], seed: u64) -> Result<(), Errno> {
+pub fn sees(bytes: &[u8], seed: u64) -> Result<(), Errno> {
     pattern::check(seed, 0, bytes).map_err(|mismatch| {
         println!("# the device reads: {mismatch}");
         Errno::EILSEQ

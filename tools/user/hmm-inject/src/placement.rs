@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Cases of attributes, replicas, several devices, host locks, managed memory and queues.
+
+use crate::cases::{Case, Contents, World, NEW, OLD};
+use crate::memory::{all_on_device, filled, mirrored_on_device, on_device, sees, step};
+use hmm::engine::{EngineOp, Way};
+use hmm::placement::{Attributes, Policy, Preferred};
+use hmm::{Command, Device, Errno, ManagedFlags, Prot, QueueOp, State, PAGE_SIZE};
+use std::io::Read;
+use std::time::Duration;
+
+const MEMORY: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
+/// The memory comes back first, and may be lost then.
+const BACK: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM, Errno::EFAULT];
+/// What an operation of a queue ends with, too.
+const QUEUED: &[Errno] =
+    &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM, Errno::EFAULT, Errno::EIO, Errno::ETIMEDOUT];
+
+pub const CASES: &[Case] = &[
+    Case { errors: MEMORY, prepare: on_device, ..Case::new("attributes", attributes) },
+    Case { errors: MEMORY, prepare: attracted, ..Case::new("serve", engine_reads) },
+    Case { errors: MEMORY, prepare: mostly_read, ..Case::new("replicate", engine_reads) },
+    Case {
+        errors: MEMORY,
+        prepare: replicated,
+        contents: Contents::New,
+        ..Case::new("write_a_replica", write)
+    },
+    Case {
+        errors: MEMORY,
+        prepare: partner_has_it,
+        check: all_on_device,
+        ..Case::new("pull", pull)
+    },
+    Case { errors: BACK, ..Case::new("lock", lock) },
+    Case { errors: BACK, prepare: on_device, ..Case::new("lock_on_device", lock) },
+    Case { errors: MEMORY, ..Case::new("managed", managed) },
+    // The CPU brings it back; what loses a page then would kill us, as in `cpu_touch`.
+    Case {
+        errors: MEMORY,
+        without: &["copy", "isolate", "failslab_lasting", "fail_page_alloc_lasting"],
+        ..Case::new("managed_populated", managed_populated)
+    },
+    Case { errors: QUEUED, prepare: filled, ..Case::new("queue", queue) },
+    Case { errors: QUEUED, prepare: filled, ..Case::new("sync_file", sync_file) },
+    Case { errors: MEMORY, prepare: on_device, ..Case::new("resize", resize) },
+    Case { errors: MEMORY, prepare: mirrored_on_device, ..Case::new("look", look) },
+];
+
+fn attributes(world: &mut World) -> Result<(), Errno> {
+    let (addr, pages) = (world.map.addr(), world.map.pages());
+    let new = Attributes::NONE
+        .prefer(Preferred::Device)
+        .flag(Attributes::ACCESSED_BY, true)
+        .order(Some(2));
+    world.device.set_attributes(addr, pages, new)?;
+    // What differs within a range, and the end of it in the midst of another.
+    world.device.set_attributes(addr + PAGE_SIZE, pages / 2, new.order(None))?;
+    let found = world.device.attributes(addr, pages)?;
+    match found.preferred == Preferred::Device as u32 && found.what & Attributes::GRANULARITY == 0 {
+        true => Ok(()),
+        false => Err(Errno::EILSEQ),
+    }
+}
+
+fn attracted(world: &mut World) -> Result<(), String> {
+    filled(world)?;
+    world.device.set_policy(Policy::Default).map_err(step("policy"))
+}
+
+fn engine_reads(world: &mut World) -> Result<(), Errno> {
+    let read = Command::new(EngineOp::Read, world.map.addr(), world.map.len());
+    match world.device.run(read)?.error {
+        None => Ok(()),
+        Some(error) => Err(error),
+    }
+}
+
+/// Only what cannot be written is copied.
+fn mostly_read(world: &mut World) -> Result<(), String> {
+    filled(world)?;
+    world.map.protect(Prot::Read).map_err(step("mprotect"))?;
+    let new = Attributes::NONE.flag(Attributes::READ_MOSTLY, true);
+    let set = world.device.set_attributes(world.map.addr(), world.map.pages(), new);
+    set.map_err(step("attributes"))
+}
+
+fn replicated(world: &mut World) -> Result<(), String> {
+    mostly_read(world)?;
+    engine_reads(world).map_err(step("device read"))?;
+    match world.device.placement().map_err(step("placement"))?.replicas {
+        0 => Err("the device made no copy".into()),
+        _ => world.map.protect(Prot::ReadWrite).map_err(step("mprotect")),
+    }
+}
+
+fn write(world: &mut World) -> Result<(), Errno> {
+    let bytes = hmm::pattern::buffer(NEW, 0, world.map.pages());
+    world.device.write(world.map.addr(), &bytes).map(|_| ())
+}
+
+fn partner_has_it(world: &mut World) -> Result<(), String> {
+    filled(world)?;
+    let partner = Device::open(world.index ^ 1).map_err(step("the other device"))?;
+    let (addr, pages) = (world.map.addr(), world.map.pages());
+    let moved = partner.migrate(addr, pages, Way::ToDevice).map_err(step("migrate"))?.moved;
+    world.partner = Some(partner);
+    match moved == pages as u64 {
+        true => Ok(()),
+        false => Err(format!("{moved} pages moved to the other device")),
+    }
+}
+
+fn pull(world: &mut World) -> Result<(), Errno> {
+    let partner = world.partner.as_ref().ok_or(Errno::ENOENT)?;
+    world.device.pull(world.map.addr(), world.map.pages(), partner).map(|_| ())
+}
+
+fn lock(world: &mut World) -> Result<(), Errno> {
+    let (addr, len) = (world.map.addr(), world.map.len());
+    let device = &world.device;
+    let locked = device.lock(addr, len, 1 << world.index, false)?;
+    // Part of what is locked.
+    let again = device.lock(addr, PAGE_SIZE, 1 << world.index, false);
+    let mut bytes = vec![0; len];
+    let read = device.read(addr, &mut bytes);
+    if let Ok(again) = &again {
+        device.unlock(again.device_addr)?;
+    }
+    device.unlock(locked.device_addr)?;
+    again?;
+    read?;
+    sees(&bytes, OLD)
+}
+
+fn managed_with(world: &mut World, populate: bool) -> Result<(), Errno> {
+    let flags = ManagedFlags { populate, ..ManagedFlags::default() };
+    let memory = world.device.alloc(world.map.len(), flags)?;
+    memory.fill(NEW);
+    let mut bytes = vec![0; memory.len()];
+    world.device.read(memory.addr(), &mut bytes)?;
+    sees(&bytes, NEW)
+}
+
+fn managed(world: &mut World) -> Result<(), Errno> {
+    managed_with(world, false)
+}
+
+fn managed_populated(world: &mut World) -> Result<(), Errno> {
+    managed_with(world, true)
+}
+
+/// There, a copy within the device, and back, in order.
+fn queue(world: &mut World) -> Result<(), Errno> {
+    let (addr, len) = (world.map.addr(), world.map.len());
+    let queue = world.device.queue()?;
+    let moved = queue.submit(QueueOp::migrate(addr, len), &[])?;
+    let mapped = queue.submit(QueueOp::prefetch(addr, len), &[&moved])?;
+    let back = queue.submit(QueueOp::evict(addr, len / 2), &[&mapped])?;
+    let end = queue.record()?;
+    for fence in [&moved, &mapped, &back, &end] {
+        if let State::Failed(error) = fence.sync(Some(Duration::from_secs(60)))?.state {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// A fence that others wait for by a file.
+fn sync_file(world: &mut World) -> Result<(), Errno> {
+    let (addr, len) = (world.map.addr(), world.map.len());
+    let gate = world.device.host_fence()?;
+    let file = gate.export(Duration::from_secs(60))?;
+    let known = world.device.import(&file)?;
+    let queue = world.device.queue()?;
+    queue.wait(&known)?;
+    let read = queue.submit(QueueOp::engine(EngineOp::Read, addr, len), &[])?;
+    gate.signal(Ok(()))?;
+    match read.sync(Some(Duration::from_secs(60)))?.state {
+        State::Failed(error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Pages of the device go out of use, with what is in them, and come back into use.
+fn resize(world: &mut World) -> Result<(), Errno> {
+    const BLOCK: usize = 512;
+    let left = world.device.resize(0, BLOCK, false)?;
+    world.device.resize(0, BLOCK, true)?;
+    // Those that could not leave.
+    match left {
+        0 => Ok(()),
+        _ => Err(Errno::EBUSY),
+    }
+}
+
+/// What `hmmctl` shows.
+fn look(_: &mut World) -> Result<(), Errno> {
+    let mut text = vec![0; 65536];
+    for file in ["mirrors", "devices", "map"] {
+        let file = std::fs::File::open(format!("/sys/kernel/debug/rust_hmm/{file}"));
+        match file.and_then(|mut file| file.read(&mut text)) {
+            Ok(0) => return Err(Errno::EILSEQ),
+            Ok(_) => {}
+            Err(error) => return Err(Errno(error.raw_os_error().unwrap_or(0))),
+        }
+    }
+    Ok(())
+}

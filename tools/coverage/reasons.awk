@@ -2,7 +2,8 @@
 #
 # awk -f reasons.awk REASONS UNREACHED: adds to each part why it is not executed, or "-".
 # REASONS has lines @KEY<tab>REASON, and FILE<tab>TEXT<tab>KEY: for parts of lines of FILE that, with the line before, contain
-# TEXT. TEXT "*" is for the whole file. FILE "*" is any, for parts of a line only: most often the "?" behind TEXT.
+# TEXT. TEXT "*" is for the whole file. FILE "*" is any: there TEXT is an expression for how the line ends where the part does,
+# most often at a "?".
 BEGIN { FS = OFS = "\t" }
 
 NR == FNR && /^@/ {
@@ -25,11 +26,9 @@ NR == FNR {
 }
 
 function fits(i) {
-	if (file[i] != "*" && file[i] != $1)
-		return 0
-	if (file[i] == "*" && $3 == 0)
-		return 0
-	return text[i] == "*" || index($5, text[i])
+	if (file[i] == "*")
+		return $3 && match($6, "(" text[i] ")$")
+	return file[i] == $1 && (text[i] == "*" || index($5, text[i]))
 }
 
 {

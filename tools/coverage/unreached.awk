@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Reads the text of "llvm-cov show" and prints what was not executed, without tests:
-#   FILE<tab>LINE<tab>COLUMN<tab>source line<tab>the line before, if no comment, and this one
+#   FILE<tab>LINE<tab>COLUMN<tab>source line<tab>the line before, if no comment, and this one<tab>this one up to COLUMN
 # COLUMN is 0 for a whole line, else that of a part: most often the "?" of an error that never came.
 # Variable: top, the directory to leave out of names.
 
@@ -12,7 +12,8 @@ function trim(s) {
 }
 
 function tell(column) {
-	printf "%s\t%d\t%d\t%s\t%s %s\n", file, line, column, trim(text), before, trim(text)
+	printf "%s\t%d\t%d\t%s\t%s %s\t%s\n", file, line, column, trim(text), before, trim(text),
+		trim(substr(text, 1, column))
 }
 
 function flush_line(  i, n, at) {

@@ -59,6 +59,8 @@ struct Running {
     at: Span,
     /// What a counter adds; a watcher has none.
     adds: Option<u64>,
+    /// Copies that had failed when it was submitted.
+    failures: u64,
 }
 
 /// What an operation does to a range.
@@ -164,7 +166,10 @@ impl<'a> Lane<'a> {
             Op::Engine { .. } => self.engine(op),
             Op::Watch { dev, at } => self.watch(dev, at),
             Op::Count { dev, at, value } => self.count(dev, at, value),
-            Op::Finish => self.finish_commands(|_| true),
+            Op::Finish => {
+                self.kill_children()?;
+                self.finish_commands(|_| true)
+            }
             Op::Migrate { dev, at, back, ordinary, outcomes } => {
                 self.migrate(dev, at, device::way(back, ordinary), outcomes)
             }
@@ -234,10 +239,14 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Whether a copy has failed, as it was told to, since the last time that this was asked.
+    /// Copies that have failed, as they were told to.
+    fn failures(&self) -> u64 {
+        self.devices.iter().filter_map(|d| Some(d.counters().ok()?.copy_failures)).sum()
+    }
+
+    /// Whether a copy has failed since the last time that this was asked.
     fn excused(&mut self) -> bool {
-        let failures =
-            self.devices.iter().filter_map(|d| Some(d.counters().ok()?.copy_failures)).sum();
+        let failures = self.failures();
         let more = failures > self.copy_failures;
         self.copy_failures = failures;
         more

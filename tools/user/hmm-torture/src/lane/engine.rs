@@ -301,9 +301,10 @@ impl Lane<'_> {
             let of = self.running[0].dev;
             self.finish_commands(|running| running.id == oldest && running.dev == of)?;
         }
+        let failures = self.failures();
         // Others have commands, too.
         match self.devices[dev].submit(command).map(|job| job.id()) {
-            Ok(id) => self.running.push(Running { dev, id, at, adds }),
+            Ok(id) => self.running.push(Running { dev, id, at, adds, failures }),
             Err(error) => self.expect("submit", error, &[Errno::EBUSY])?,
         }
         Ok(())
@@ -321,7 +322,8 @@ impl Lane<'_> {
             match ended.error {
                 None => {}
                 Some(Errno::EBUSY) => self.note("  command in flight: EBUSY"),
-                Some(error) if self.excused() => {
+                // Not excused(): an operation that failed meanwhile has asked that.
+                Some(error) if self.failures() > running.failures => {
                     self.note(format!("  command in flight: {error}, injected"))
                 }
                 Some(error) => {
@@ -342,7 +344,7 @@ impl Lane<'_> {
 
 /// Pause after each round of a command in flight: few never rest, else nobody else gets a processor.
 fn rest(at: Span) -> Duration {
-    Duration::from_micros(if at.page % 16 == 7 { 0 } else { 5000 })
+    Duration::from_micros(if at.page % 64 == 7 { 0 } else { 5000 })
 }
 
 fn code(work: Work) -> EngineOp {

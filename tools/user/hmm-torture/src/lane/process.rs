@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// Children that a lane has at most.
 const MOST: usize = 3;
+/// Pause of a child that goes on until it is killed: others want processors, too.
+const PAUSE: Duration = Duration::from_millis(10);
 /// How long a child may take, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -19,6 +21,21 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 pub struct Background {
     child: Child,
     how: Fork,
+}
+
+impl Background {
+    /// Waits for its end, and says what it found.
+    fn leave(mut self) -> Result<(), Fail> {
+        let killed = self.how == Fork::Killed;
+        if killed {
+            self.child.signal(SIGKILL);
+        }
+        self.child.wait_timeout(PATIENCE);
+        match self.child.outcome() {
+            Err(text) if killed && text == "killed by signal 9" => Ok(()),
+            outcome => outcome.or_else(|text| fail(format!("child ({:?})", self.how), text)),
+        }
+    }
 }
 
 impl Lane<'_> {
@@ -106,26 +123,27 @@ impl Lane<'_> {
         loop {
             for way in [Way::ToDevice, Way::ToSystem, Way::ToDeviceOrdinary] {
                 let _ = device.migrate(self.addr(at), at.n, way);
+                std::thread::sleep(PAUSE);
             }
         }
     }
 
-    /// Takes leave of children that have ended; of all of them if `all`.
+    /// Takes leave of children, the oldest first: of all of them if `all`, else until there is room for one.
     pub(super) fn reap(&mut self, all: bool) -> Result<(), Fail> {
         while !self.children.is_empty() && (all || self.children.len() >= MOST) {
-            let mut background = self.children.remove(0);
-            let killed = matches!(background.how, Fork::Killed);
-            if killed {
-                background.child.signal(SIGKILL);
-            }
-            background.child.wait_timeout(PATIENCE);
-            match background.child.outcome() {
-                Ok(()) => {}
-                Err(text) if killed && text == "killed by signal 9" => {}
-                Err(text) => return fail(format!("child ({:?})", background.how), text),
-            }
+            self.children.remove(0).leave()?;
         }
         Ok(())
+    }
+
+    /// Kills children that go on until then.
+    pub(super) fn kill_children(&mut self) -> Result<(), Fail> {
+        let (killed, others) = std::mem::take(&mut self.children)
+            .into_iter()
+            .partition(|background| background.how == Fork::Killed);
+        self.children = others;
+        let killed: Vec<Background> = killed;
+        killed.into_iter().try_for_each(Background::leave)
     }
 }
 

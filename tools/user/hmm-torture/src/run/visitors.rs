@@ -7,12 +7,18 @@ use super::Options;
 use crate::env::Board;
 use crate::script::Script;
 use anyhow::Result;
-use hmm::child::{Child, Ended, SIGKILL};
+use hmm::child::{kill_group, Child, Ended, SIGKILL};
 use hmm::rng::Rng;
 use std::time::{Duration, Instant};
 
 /// From one visitor to the next at least: others want processors, too.
 const INTERVAL: Duration = Duration::from_secs(4);
+
+/// Kills a visitor and what it has forked, some of which would go on for ever.
+fn kill(child: &Child) {
+    child.signal(SIGKILL);
+    kill_group(child.pid());
+}
 
 /// One visitor at a time.
 pub struct Visitors {
@@ -60,12 +66,20 @@ impl Visitors {
             self.guest = Some((child, until));
             return None;
         }
-        child.signal(SIGKILL);
+        kill(&child);
         match child.wait_timeout(patience) {
             Some(Ended::Signal(SIGKILL)) => self.killed += 1,
             Some(_) => {}
             None => return Some(Failure::hang("a killed process does not end".into(), None)),
         }
         None
+    }
+}
+
+impl Drop for Visitors {
+    fn drop(&mut self) {
+        if let Some((child, _)) = &self.guest {
+            kill(child);
+        }
     }
 }

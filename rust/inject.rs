@@ -41,6 +41,10 @@ points! {
     Retry = c"retry";
     /// The task is killed while it waits for the mmap lock: `EINTR`.
     MmapLock = c"mmap_lock";
+    /// The task is killed while it goes round, or waits for something else: `EINTR`.
+    Killed = c"killed";
+    /// The process whose address space it is has gone: `EFAULT`.
+    Space = c"space";
     /// Too many migrations of a mirror run already: `EBUSY`.
     Transaction = c"transaction";
     /// The pages cannot be isolated: `ENOMEM`.

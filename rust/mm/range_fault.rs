@@ -14,7 +14,10 @@ use super::{
     pin::Accounted,
     space::{fatal_signal_pending, Charge, MmapGuard},
 };
-use crate::{bindings, compat};
+use crate::{
+    bindings, compat,
+    inject::{fails, Point},
+};
 use core::ptr;
 use kernel::{
     mm::{virt::flags, MmWithUser},
@@ -143,6 +146,9 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
     /// `EFAULT` if the process is gone. Context: dropping it may sleep and may tear the address
     /// space down, which invalidates; so never drop it with the notifier's lock held.
     pub fn new(notifier: &'n IntervalNotifier<S>) -> Result<Self> {
+        if fails(Point::Space) {
+            return Err(EFAULT);
+        }
         let mm = notifier.mm().ok_or(EFAULT)?;
         Ok(Self { notifier, mm })
     }

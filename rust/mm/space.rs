@@ -22,7 +22,7 @@ use kernel::{
 /// Whether a fatal signal waits for the current task, so that it should give up.
 pub fn fatal_signal_pending() -> bool {
     // SAFETY: No preconditions.
-    unsafe { bindings::rust_hmm_fatal_signal_pending() }
+    fails(Point::Killed) || unsafe { bindings::rust_hmm_fatal_signal_pending() }
 }
 
 /// Sleeps for `ms` ms, at most a minute. `EINTR`: the task was killed. Context: may sleep; no lock may be held that

@@ -104,7 +104,7 @@ pub struct Case {
     pub prepare: Step,
     /// The operation.
     pub operate: fn(&mut World) -> Result<(), Errno>,
-    /// Errors that the documentation names, but for EFAULT after a failed copy of user memory.
+    /// Errors that the documentation names, but for those that each call may have.
     pub errors: &'static [Errno],
     /// What it leaves in the memory.
     pub contents: Contents,

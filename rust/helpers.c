@@ -62,18 +62,6 @@ void rust_hmm_mmap_read_unlock(struct mm_struct *mm)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mmap_read_unlock);
 
-int rust_hmm_mmap_write_lock_killable(struct mm_struct *mm)
-{
-	return mmap_write_lock_killable(mm);
-}
-EXPORT_SYMBOL_GPL(rust_hmm_mmap_write_lock_killable);
-
-void rust_hmm_mmap_write_unlock(struct mm_struct *mm)
-{
-	mmap_write_unlock(mm);
-}
-EXPORT_SYMBOL_GPL(rust_hmm_mmap_write_unlock);
-
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr)
 {
@@ -221,6 +209,25 @@ bool rust_hmm_vmf_folio_is_large(const struct vm_fault *vmf)
 	return folio_test_large(page_folio(vmf->page));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vmf_folio_is_large);
+
+/* Whether the fault can be repeated with the mmap lock let go in between. */
+bool rust_hmm_vmf_can_retry(const struct vm_fault *vmf)
+{
+	return (vmf->flags & FAULT_FLAG_ALLOW_RETRY) &&
+	       !(vmf->flags & FAULT_FLAG_VMA_LOCK);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vmf_can_retry);
+
+/* As folio_lock_or_retry(): the mapping is not valid any more. */
+vm_fault_t rust_hmm_vmf_retry(struct vm_fault *vmf)
+{
+	if (!rust_hmm_vmf_can_retry(vmf))
+		return 0;
+	if (!(vmf->flags & FAULT_FLAG_RETRY_NOWAIT))
+		mmap_read_unlock(vmf->vma->vm_mm);
+	return VM_FAULT_RETRY;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vmf_retry);
 
 unsigned long rust_hmm_page_to_pfn(const struct page *page)
 {

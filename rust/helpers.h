@@ -28,8 +28,6 @@ bool rust_hmm_interval_read_retry(struct mmu_interval_notifier *sub,
 /* include/linux/mmap_lock.h, include/linux/mm.h */
 int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm);
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm);
-int rust_hmm_mmap_write_lock_killable(struct mm_struct *mm);
-void rust_hmm_mmap_write_unlock(struct mm_struct *mm);
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr);
 struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
@@ -117,6 +115,8 @@ unsigned long rust_hmm_vmf_address(const struct vm_fault *vmf);
 bool rust_hmm_vmf_is_pte(const struct vm_fault *vmf);
 struct page *rust_hmm_vmf_page(const struct vm_fault *vmf);
 bool rust_hmm_vmf_folio_is_large(const struct vm_fault *vmf);
+bool rust_hmm_vmf_can_retry(const struct vm_fault *vmf);
+vm_fault_t rust_hmm_vmf_retry(struct vm_fault *vmf);
 
 /* Pages and folios, named by page frame number */
 unsigned long rust_hmm_page_to_pfn(const struct page *page);

@@ -6,7 +6,8 @@
 //! cannot go within reclaim, for that takes memory hot-plug locks; so the shrinker only wakes the thread.
 //!
 //! A huge page that a CPU touches, and that cannot come back as such, is split. The core splits only what nobody
-//! holds, but the fault does; so it wakes the thread, and the CPU tries again.
+//! holds, but the fault does; so it wakes the thread, and the CPU tries again. Until the page is split, such faults only
+//! look in: the folio is theirs for an instant, and whoever has its lock next keeps them from taking references.
 
 use super::Ops;
 use crate::{
@@ -43,8 +44,11 @@ const WAITING: usize = 64;
 const LOOK_AGAIN: kernel::time::Jiffies = 1000;
 
 /// Tries to split a huge page, and time between them.
-const TRIES: usize = 20;
+const TRIES: usize = 200;
 const PAUSE: Delta = Delta::from_micros(50);
+
+/// Of faults that cannot let go of the mmap lock, one of so many does more than look in.
+const VISITS: usize = 64;
 
 /// What is to be done.
 #[pin_data]
@@ -54,6 +58,8 @@ pub(super) struct Chores {
     /// Device page numbers of huge pages that are to be split.
     #[pin]
     split: Mutex<KVec<usize>>,
+    /// Faults that had to wait for that, and could not let go of the mmap lock.
+    visits: Atomic<usize>,
     #[pin]
     wake: CondVar,
 }
@@ -65,6 +71,7 @@ impl Chores {
         try_pin_init!(Self {
             pieces: Atomic::new(0),
             split <- Mutex::new(KVec::with_capacity(WAITING, GFP_KERNEL)?, name, key),
+            visits: Atomic::new(0),
             wake <- CondVar::new(wake_name, wake_key),
         })
     }
@@ -79,8 +86,15 @@ impl Chores {
     }
 
     /// Whether the huge page that begins at device page `number` is about to be split. Context: as [`Self::split`].
-    pub(super) fn is_waiting(&self, number: usize) -> bool {
+    fn is_waiting(&self, number: usize) -> bool {
         self.split.lock().contains(&number)
+    }
+
+    /// Whether a fault on the huge page that begins at device page `number` is only to look in, for the page is about to
+    /// be split. One that cannot let go of the mmap lock (`!can_retry`) has to call notifiers from time to time: a range
+    /// fault would go round for ever. Context: as [`Self::split`].
+    pub(super) fn only_look_in(&self, number: usize, can_retry: bool) -> bool {
+        self.is_waiting(number) && (can_retry || self.visits.fetch_add(1, Relaxed) % VISITS != 0)
     }
 
     fn work<M: MemoryOps>(&self, pages: &DevicePages<Ops<M>>, stop: &AtomicFlag) {
@@ -97,7 +111,7 @@ impl Chores {
                 pages.shrink(pieces);
             }
             if let (Some(number), Ok(mut batch)) = (huge, Batch::new()) {
-                // A CPU that waits for it holds it again and again, for a moment.
+                // Who waits for it holds it again and again, for a moment.
                 for _ in 0..TRIES {
                     if pages.split(number, &mut batch) {
                         break;

@@ -43,21 +43,23 @@ pub(super) fn serve<M: MemoryOps>(
 }
 
 /// A huge page comes back whole. If others map it too, or if there is no huge page for it, it is split, which is not
-/// possible here: the core splits nothing that somebody holds, but the fault does. The CPU tries again.
+/// possible here: the core splits nothing that somebody holds, but the fault does. A thread does it, and who faults tries
+/// again: if it can, with the mmap lock let go in between, for which others may wait.
 fn serve_huge<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
     let number = pages.lookup(fault.pfn()).ok_or(FaultError::Lost)?;
     let chores = &pages.data().chores;
-    if chores.is_waiting(number) {
-        return Ok(0);
+    if chores.only_look_in(number, fault.can_retry()) {
+        return Err(FaultError::Again);
     }
     let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
     let moved = attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE)?;
     if moved == 0 {
         chores.split(number);
+        return Err(FaultError::Again);
     }
     Ok(moved)
 }

@@ -151,23 +151,25 @@ impl<M: MemoryOps> Ops<M> {
 impl<M: MemoryOps> DevicePageOps for Ops<M> {
     fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError> {
         let ops = pages.data();
-        let moved = cpu_fault::serve(pages, &fault);
-        let traced = moved.map_err(|error| match error {
-            FaultError::NoMemory => ENOMEM,
-            FaultError::Lost => EIO,
-        });
+        let served = cpu_fault::serve(pages, &fault);
+        let moved = match served {
+            Ok(moved) => Ok(moved),
+            Err(FaultError::Again) => Ok(0),
+            Err(FaultError::NoMemory) => Err(ENOMEM),
+            Err(FaultError::Lost) => Err(EIO),
+        };
         let address = fault.address();
-        trace::cpu_fault(ops.id, address, traced);
+        trace::cpu_fault(ops.id, address, moved);
         if ops.driver.wants_events() {
             let _within = Within::enter();
-            let moved = traced;
             let space = fault.vma().space();
             ops.driver.event(space, &Event::CpuFault { address, moved });
         }
-        let moved = moved?;
-        ops.stats.add(Counter::CpuFaults, 1);
-        ops.stats.add(Counter::CpuFaultPages, moved as u64);
-        Ok(())
+        if let Ok(moved) = moved {
+            ops.stats.add(Counter::CpuFaults, 1);
+            ops.stats.add(Counter::CpuFaultPages, moved as u64);
+        }
+        served.map(|_| ())
     }
 
     fn freed(pages: &DevicePages<Self>, range: DeviceRange) {

@@ -36,14 +36,13 @@ pub fn sleep_killable(ms: u64) -> Result {
     }
 }
 
-/// The mmap lock of an address space, held for reading, or alone.
+/// The mmap lock of an address space, held for reading.
 ///
 /// # Invariants
 ///
-/// The current task holds the lock of `mm`: for writing if `alone`, else for reading.
+/// The current task holds the lock of `mm` for reading.
 pub struct MmapGuard<'a> {
     mm: &'a MmWithUser,
-    alone: bool,
     _nts: NotThreadSafe,
 }
 
@@ -54,28 +53,14 @@ impl<'a> MmapGuard<'a> {
     ///
     /// `EINTR` if the task was killed meanwhile.
     pub fn lock(mm: &'a MmWithUser) -> Result<Self> {
-        Self::new(mm, false)
-    }
-
-    /// As [`Self::lock`], but no thread of the address space has it, nor serves a fault of it.
-    pub fn lock_alone(mm: &'a MmWithUser) -> Result<Self> {
-        Self::new(mm, true)
-    }
-
-    fn new(mm: &'a MmWithUser, alone: bool) -> Result<Self> {
         if fails(Point::MmapLock) {
             return Err(EINTR);
         }
-        let lock = match alone {
-            false => bindings::rust_hmm_mmap_read_lock_killable,
-            true => bindings::rust_hmm_mmap_write_lock_killable,
-        };
         // SAFETY: `mm` is valid and in use.
-        to_result(unsafe { lock(mm.as_raw()) })?;
+        to_result(unsafe { bindings::rust_hmm_mmap_read_lock_killable(mm.as_raw()) })?;
         // INVARIANT: The lock was just taken.
         Ok(Self {
             mm,
-            alone,
             _nts: NotThreadSafe,
         })
     }
@@ -122,12 +107,8 @@ impl<'a> MmapGuard<'a> {
 
 impl Drop for MmapGuard<'_> {
     fn drop(&mut self) {
-        let unlock = match self.alone {
-            false => bindings::rust_hmm_mmap_read_unlock,
-            true => bindings::rust_hmm_mmap_write_unlock,
-        };
-        // SAFETY: Held so by the type invariant.
-        unsafe { unlock(self.mm.as_raw()) };
+        // SAFETY: Held by the type invariant.
+        unsafe { bindings::rust_hmm_mmap_read_unlock(self.mm.as_raw()) };
     }
 }
 

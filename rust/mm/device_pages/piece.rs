@@ -294,6 +294,8 @@ impl<T: DevicePageOps> Piece<T> {
             Ok(()) => 0,
             Err(FaultError::NoMemory) => bindings::vm_fault_reason_VM_FAULT_OOM,
             Err(FaultError::Lost) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+            // SAFETY: The fault is still under way, and nothing of it is borrowed any more.
+            Err(FaultError::Again) => unsafe { bindings::rust_hmm_vmf_retry(vmf) },
         }
     }
 

@@ -125,11 +125,8 @@ impl<T: DevicePageOps> DevicePages<T> {
             Kind::Private => Select::Private,
             Kind::Coherent { .. } => Select::Coherent,
         };
-        // The core splits what nobody holds; a fault does.
-        let mmap = match compound {
-            true => MmapGuard::lock(mm)?,
-            false => MmapGuard::lock_alone(mm)?,
-        };
+        // Not for writing: who waits for the page may hold it until it has the page.
+        let mmap = MmapGuard::lock(mm)?;
         let mut from = 0;
         while let Some(vma) = mmap.vma_of_offset(from, place.offset) {
             let all = PageRange::new(vma.start(), vma.end())?;

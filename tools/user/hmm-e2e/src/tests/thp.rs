@@ -5,7 +5,8 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::abi::{FLAG_FAIL_ALLOC, HUGE_PAGES};
-use hmm::{mapping, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting};
+use hmm::{mapping, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting, PAGE_SIZE};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 const SHARED_SPLIT: &str = "gives small pages for a shared huge page: oops in the kernel";
@@ -21,6 +22,10 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "failed_allocation_falls_back", failed_allocation).private(),
     Test::new("thp", "failed_allocation_on_the_way_back", failed_way_back).private(),
     Test::new("thp", "failed_allocation_on_a_touch", failed_touch).private(),
+    Test::new("thp", "failed_allocation_for_another_device", failed_for_another)
+        .private()
+        .only_rust("two devices"),
+    Test::new("thp", "failed_allocation_for_a_debugger", failed_for_a_debugger).private(),
     Test::new("thp", "shared_and_failed_allocation", shared_and_failed).defect(SHARED_SPLIT),
     Test::new("thp", "shared_by_fork", shared_by_fork).defect(OOPS),
     Test::new("thp", "dontneed_of_a_part", dontneed_of_a_part).defect(OOPS),
@@ -152,6 +157,43 @@ fn failed_touch(ctx: &Ctx) -> Outcome {
     let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages")?;
     check_eq!(huge, 0, "KiB in huge pages after the way back");
     cpu_sees(&map, 1, "after the way back without huge page")
+}
+
+/// Another device reads a huge page that cannot come back as such: a range fault, which holds the mmap lock until it
+/// has the page, while the thread that splits the page needs that lock.
+fn failed_for_another(ctx: &Ctx) -> Outcome {
+    let owner = ctx.open()?;
+    let other = Device::open(ctx.second).what("open the second device")?;
+    for round in 1..=50 {
+        let map = huge(1, round)?;
+        migrate(&owner, &map, round)?;
+        check_eq!(resident_huge(&owner, &map)?, HUGE_PAGES, "pages in a huge device page");
+        owner.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+        device_sees(&other, &map, round, "without huge page")?;
+        check_eq!(resident_huge(&owner, &map)?, 0, "pages in a huge device page");
+    }
+    Ok(())
+}
+
+/// A debugger looks at a huge page that cannot come back as such: it holds the mmap lock until it has the page.
+fn failed_for_a_debugger(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    for round in 1..=20 {
+        let map = huge(1, round)?;
+        migrate(&device, &map, round)?;
+        // Every other time a child has it, too, so that it cannot come back as such however often that is tried.
+        let gate = Gate::new()?;
+        let _child = match round % 2 {
+            0 => Some(Child::spawn(|| gate.wait())?),
+            _ => device.set_flags(FLAG_FAIL_ALLOC).what("set the flag").map(|_| None)?,
+        };
+        let mut found = [0; PAGE_SIZE];
+        let memory = std::fs::File::open("/proc/self/mem").what("open /proc/self/mem")?;
+        memory.read_exact_at(&mut found, map.page_addr(9) as u64).what("read /proc/self/mem")?;
+        pattern::check(round, 9, &found).what("what a debugger sees")?;
+        cpu_sees(&map, round, "afterwards")?;
+    }
+    Ok(())
 }
 
 /// Small pages must never be given for an unmapped huge page that another

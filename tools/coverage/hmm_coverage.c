@@ -52,6 +52,9 @@ struct watched {
 static struct watched watched[] = {
 	{ "rust_hmm" },
 	{ "rust_dmirror" },
+	{ "rust_mirror_only" },
+	{ "qemu_gpu" },
+	{ "rust_lpae" },
 };
 
 static DEFINE_MUTEX(lock);
@@ -201,5 +204,5 @@ static void __exit coverage_exit(void)
 }
 module_exit(coverage_exit);
 
-MODULE_DESCRIPTION("Coverage of rust_hmm and its mock device");
+MODULE_DESCRIPTION("Coverage of rust_hmm and of drivers that use it");
 MODULE_LICENSE("GPL");

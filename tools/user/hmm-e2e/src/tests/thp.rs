@@ -7,6 +7,7 @@ use crate::{check, check_eq};
 use hmm::abi::{FLAG_FAIL_ALLOC, HUGE_PAGES};
 use hmm::{mapping, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting, PAGE_SIZE};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const SHARED_SPLIT: &str = "gives small pages for a shared huge page: oops in the kernel";
@@ -160,8 +161,22 @@ fn failed_touch(ctx: &Ctx) -> Outcome {
 }
 
 /// Another device reads a huge page that cannot come back as such: a range fault, which holds the mmap lock until it
-/// has the page, while the thread that splits the page needs that lock.
+/// has the page, while the thread that splits the page needs that lock, and others wait for it.
 fn failed_for_another(ctx: &Ctx) -> Outcome {
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !end.load(Relaxed) {
+                drop(Mapping::anon(1));
+            }
+        });
+        let result = read_by_another(ctx);
+        end.store(true, Relaxed);
+        result
+    })
+}
+
+fn read_by_another(ctx: &Ctx) -> Outcome {
     let owner = ctx.open()?;
     let other = Device::open(ctx.second).what("open the second device")?;
     for round in 1..=50 {

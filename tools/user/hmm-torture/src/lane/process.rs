@@ -138,11 +138,10 @@ impl Lane<'_> {
 
     /// Kills children that go on until then.
     pub(super) fn kill_children(&mut self) -> Result<(), Fail> {
-        let (killed, others) = std::mem::take(&mut self.children)
-            .into_iter()
-            .partition(|background| background.how == Fork::Killed);
+        let all = std::mem::take(&mut self.children);
+        let (killed, others): (Vec<_>, _) =
+            all.into_iter().partition(|background| background.how == Fork::Killed);
         self.children = others;
-        let killed: Vec<Background> = killed;
         killed.into_iter().try_for_each(Background::leave)
     }
 }

@@ -12,6 +12,7 @@
 #include <linux/export.h>
 #include <linux/fcntl.h>
 #include <linux/file.h>
+#include <linux/hrtimer.h>
 #include <linux/irq_work.h>
 #include <linux/list.h>
 #include <linux/rcupdate.h>
@@ -19,7 +20,6 @@
 #include <linux/slab.h>
 #include <linux/spinlock.h>
 #include <linux/sync_file.h>
-#include <linux/timer.h>
 #include <linux/wait.h>
 
 #include "fence.h"
@@ -178,7 +178,7 @@ struct fence_bound {
 	struct dma_fence *inner, *outer;
 	struct dma_fence_cb cb;
 	struct irq_work work;
-	struct timer_list timer;
+	struct hrtimer timer;
 	struct list_head list;
 	struct rcu_head rcu;
 	/* One for the callback and one for the timer. */
@@ -219,7 +219,7 @@ static void bound_work(struct irq_work *work)
 	int status = dma_fence_get_status(bound->inner);
 
 	bound_end(bound, status < 0 ? status : 0);
-	if (timer_delete(&bound->timer))
+	if (hrtimer_try_to_cancel(&bound->timer) > 0)
 		bound_put(bound);
 	bound_put(bound);
 }
@@ -230,7 +230,7 @@ static void bound_signalled(struct dma_fence *fence, struct dma_fence_cb *cb)
 	irq_work_queue(&container_of(cb, struct fence_bound, cb)->work);
 }
 
-static void bound_timeout(struct timer_list *timer)
+static enum hrtimer_restart bound_timeout(struct hrtimer *timer)
 {
 	struct fence_bound *bound = container_of(timer, struct fence_bound, timer);
 
@@ -238,11 +238,11 @@ static void bound_timeout(struct timer_list *timer)
 	if (dma_fence_remove_callback(bound->inner, &bound->cb))
 		bound_put(bound);
 	bound_put(bound);
+	return HRTIMER_NORESTART;
 }
 
 /* Returns a reference. */
-static struct dma_fence *fence_bound(struct dma_fence *inner,
-				     unsigned long limit)
+static struct dma_fence *fence_bound(struct dma_fence *inner, ktime_t limit)
 {
 	struct fence_bound *bound;
 	struct dma_fence *outer;
@@ -262,21 +262,22 @@ static struct dma_fence *fence_bound(struct dma_fence *inner,
 	bound->outer = dma_fence_get(outer);
 	refcount_set(&bound->refs, 2);
 	init_irq_work(&bound->work, bound_work);
-	timer_setup(&bound->timer, bound_timeout, 0);
+	hrtimer_setup(&bound->timer, bound_timeout, CLOCK_MONOTONIC,
+		      HRTIMER_MODE_REL_SOFT);
 	/* The timer may look at it before it is added. */
 	INIT_LIST_HEAD(&bound->cb.node);
 	spin_lock_irq(&bounds_lock);
 	list_add(&bound->list, &bounds);
 	spin_unlock_irq(&bounds_lock);
-	/* The tick that is under way does not count. */
-	mod_timer(&bound->timer, jiffies + limit + 1);
+	/* Not jiffies: they lag where ticks are late, and the limit would come too early. */
+	hrtimer_start(&bound->timer, limit, HRTIMER_MODE_REL_SOFT);
 	if (dma_fence_add_callback(inner, &bound->cb, bound_signalled))
 		irq_work_queue(&bound->work);
 	return outer;
 }
 
-/* Returns a file descriptor that is reserved, and its file; -errno. */
-int rust_hmm_fence_export(struct dma_fence *fence, unsigned long limit,
+/* Returns a file descriptor that is reserved, and its file; -errno. @limit is in nanoseconds. */
+int rust_hmm_fence_export(struct dma_fence *fence, s64 limit,
 			  struct file **file)
 {
 	struct dma_fence *outer;
@@ -285,7 +286,7 @@ int rust_hmm_fence_export(struct dma_fence *fence, unsigned long limit,
 
 	if (fd < 0)
 		return fd;
-	outer = fence_bound(fence, limit);
+	outer = fence_bound(fence, ns_to_ktime(limit));
 	sync = outer ? sync_file_create(outer) : NULL;
 	dma_fence_put(outer);
 	if (!sync) {

@@ -24,7 +24,7 @@ int rust_hmm_fence_wait(struct dma_fence *fence, struct completion *bell,
 			unsigned long timeout, bool killable);
 
 /* Sync files */
-int rust_hmm_fence_export(struct dma_fence *fence, unsigned long limit,
+int rust_hmm_fence_export(struct dma_fence *fence, s64 limit,
 			  struct file **file);
 void rust_hmm_fence_install(int fd, struct file *file);
 void rust_hmm_fence_forget(int fd, struct file *file);

@@ -11,7 +11,7 @@ use kernel::{
     error::to_result,
     ffi,
     prelude::*,
-    time::{msecs_to_jiffies, Delta},
+    time::Delta,
     types::NotThreadSafe, //
 };
 
@@ -43,12 +43,10 @@ impl SyncFile {
         if limit <= Delta::ZERO || limit > LONGEST {
             return Err(EINVAL);
         }
-        let ms = u32::try_from(limit.as_millis())?;
         let mut file = core::ptr::null_mut();
         // SAFETY: The fence is alive, and `file` may be written.
-        let fd = unsafe {
-            bindings::rust_hmm_fence_export(fence.as_raw(), msecs_to_jiffies(ms.max(1)), &mut file)
-        };
+        let fd =
+            unsafe { bindings::rust_hmm_fence_export(fence.as_raw(), limit.as_nanos(), &mut file) };
         to_result(fd)?;
         // INVARIANT: Both are new, and ours.
         Ok(Self {

@@ -311,7 +311,8 @@ struct rust_hmm_served {
  * @served: where to write what became of it, or NULL
  *
  * Moves memory to the device or not, and then does what rust_hmm_fault() does. Moving is best effort: what
- * cannot move is mapped where it is.
+ * cannot move is mapped where it is. The longer it takes, the likelier it is that others have taken pages away
+ * again when it returns: who finds the first page missing then asks for fewer.
  *
  * Return: as rust_hmm_fault(); -EINVAL for an unknown policy.
  */

@@ -57,6 +57,9 @@ impl<D: Device> Mirror<D> {
     /// makes `range`, within 2 MiB, accessible as [`Self::fault`] does. Moving is best effort: what
     /// cannot move is mapped in place.
     ///
+    /// Others may have taken pages away again when this returns, and the longer it takes, the likelier: who finds
+    /// the first page missing then asks for fewer.
+    ///
     /// # Errors
     ///
     /// As [`Self::fault`]. Context: may sleep; no lock may be held.

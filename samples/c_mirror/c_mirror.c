@@ -122,10 +122,10 @@ static unsigned long touch(struct op *op, unsigned long addr)
 static int run(void *data, const struct rust_hmm_stop *stop)
 {
 	struct op *op = data;
-	unsigned long addr = op->start, next;
-	int tries = 0, ret;
+	unsigned long addr = op->start, next, ahead = 2 * PMD_SIZE;
+	int tries = 0, ret = 0;
 
-	while (tries < TRIES) {
+	while (!ret && tries < TRIES) {
 		if (stop && rust_hmm_stopped(stop))
 			return -ECANCELED;
 		if (rust_hmm_table_lock(op->client->mirror))
@@ -136,14 +136,13 @@ static int run(void *data, const struct rust_hmm_stop *stop)
 			return 0;
 		tries = next == addr ? tries + 1 : 0;
 		addr = next;
-		/* A device fault. Attributes say whether the memory is to come to the device. */
-		ret = rust_hmm_serve(op->client->mirror, addr,
-				     min(ALIGN(addr + 1, PMD_SIZE), op->end), op->flags,
+		/* A device fault. The less it is about, the likelier it is still there at the end. */
+		ahead = tries ? max(ahead / 2, PAGE_SIZE) : min(ahead * 2, PMD_SIZE);
+		next = min3(ALIGN(addr + 1, PMD_SIZE), addr + ahead, op->end);
+		ret = rust_hmm_serve(op->client->mirror, addr, next, op->flags,
 				     RUST_HMM_ATTRIBUTES, NULL);
-		if (ret)
-			return ret;
 	}
-	return -EBUSY;
+	return ret ?: -EBUSY;
 }
 
 static void op_free(void *data)

@@ -29,7 +29,7 @@ const USER_PAGES: usize = 64;
 /// What to do about a page that the device has no entry for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// Fault it in, with all that follow.
+    /// Fault it in, with those that follow.
     Fault(Access),
     /// Give up with `ENOENT`.
     Fail,
@@ -121,6 +121,37 @@ fn copy_some(
     Ok((count, Stopped::Break))
 }
 
+/// How many pages are brought in at once.
+///
+/// That takes the longer the more they are, and others take pages away meanwhile, as KSM does each time it comes by.
+/// So if few of them were still there when they were to be copied, it is fewer the next time.
+struct Ahead {
+    pages: usize,
+    /// Where they began the last time.
+    at: Option<usize>,
+}
+
+impl Ahead {
+    fn new() -> Self {
+        Self {
+            pages: usize::MAX,
+            at: None,
+        }
+    }
+
+    /// For page `done`, which is missing, with `left` pages to go.
+    fn next(&mut self, done: usize, left: usize) -> usize {
+        if let Some(at) = self.at.replace(done) {
+            self.pages = match done.saturating_sub(at) < self.pages / 2 {
+                true => self.pages / 2,
+                false => self.pages.saturating_mul(2),
+            };
+        }
+        self.pages = self.pages.clamp(1, left.max(1));
+        self.pages
+    }
+}
+
 /// Copies all of a command's range. `write_user` says whether user memory is written, `missing` what to do
 /// about pages without an entry.
 fn copy_all(
@@ -134,6 +165,7 @@ fn copy_all(
     let user = user_of(command)?;
     let mut done = 0;
     let mut rounds = 0;
+    let mut ahead = Ahead::new();
     while done < total {
         check_alive()?;
         let rest = PageRange::new(command.range.address(done), command.range.end())?;
@@ -147,8 +179,9 @@ fn copy_all(
             }
             (Stopped::NoEntry, Missing::Fail) => return Err(ENOENT),
             (Stopped::NoEntry, Missing::Fault(access)) => {
-                let rest = PageRange::new(command.range.address(done), command.range.end())?;
-                client.decider().serve(client, rest, access)?;
+                let pages = ahead.next(done, total - done);
+                let next = PageRange::from_pages(command.range.address(done), pages)?;
+                client.decider().serve(client, next, access)?;
                 command.faults += 1;
             }
         }

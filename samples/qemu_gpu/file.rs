@@ -230,7 +230,12 @@ impl File {
                 return Err(EBUSY);
             }
             let rest = PageRange::new(request.range.address(done), request.range.end())?;
-            mirror.fault(rest, missing.ok_or(ENOENT)?)?;
+            // If the first page was gone again at the end, no more than is brought in at once.
+            let next = match rounds {
+                1 => rest,
+                _ => rest.pmd_pieces().next().ok_or(EINVAL)?,
+            };
+            mirror.fault(next, missing.ok_or(ENOENT)?)?;
             request.faults += 1;
         }
         request.cpages = done as u64;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! What is known of a hang: who waits where, and the pages that are waited for.
 
+use hmm::tracing::Tracing;
 use std::fmt::Write;
 use std::fs::{read_dir, read_to_string, DirEntry, File};
 use std::io;
@@ -35,6 +36,7 @@ pub fn report() -> String {
     }
     // Says who else waits, for instance for the same page.
     let _ = std::fs::write("/proc/sysrq-trigger", "w");
+    text += &happening().unwrap_or_else(|error| format!("  no events: {error}\n"));
     // This takes locks of the processes that hang.
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -47,6 +49,20 @@ pub fn report() -> String {
     }
     text
 }
+
+/// The library's events of a moment: a hang may be a round that never ends.
+fn happening() -> io::Result<String> {
+    let tracing = Tracing::start("torture")?;
+    std::thread::sleep(MOMENT);
+    let all = tracing.text()?;
+    let lines: Vec<_> = all.lines().filter(|line| !line.starts_with('#')).collect();
+    let last = &lines[lines.len().saturating_sub(EVENTS)..];
+    Ok(format!("  {} events in {MOMENT:?}, at last:\n    {}\n", lines.len(), last.join("\n    ")))
+}
+
+/// How long events are recorded, and how many are shown.
+const MOMENT: Duration = Duration::from_millis(300);
+const EVENTS: usize = 150;
 
 /// Swap types of entries of pages that are being migrated, see the kernel's `linux/swap.h`.
 const MIGRATION: Range<u64> = 25..28;

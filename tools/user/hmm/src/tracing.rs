@@ -88,8 +88,12 @@ impl Tracing {
 
     /// What was recorded so far, oldest first.
     pub fn events(&self) -> io::Result<Vec<Event>> {
-        let text = std::fs::read_to_string(self.instance.join("trace"))?;
-        Ok(text.lines().filter_map(Event::parse).collect())
+        Ok(self.text()?.lines().filter_map(Event::parse).collect())
+    }
+
+    /// What was recorded so far, in the kernel's words.
+    pub fn text(&self) -> io::Result<String> {
+        std::fs::read_to_string(self.instance.join("trace"))
     }
 
     /// The stream of events as lines: a read waits for the next.

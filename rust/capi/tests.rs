@@ -12,7 +12,8 @@ use crate::{
         rust_hmm_discard, rust_hmm_fault, rust_hmm_fence_create, rust_hmm_fence_signal_once,
         rust_hmm_fence_to_file, rust_hmm_fence_wait_for,
         rust_hmm_location_RUST_HMM_IS_DEVICE as RUST_HMM_IS_DEVICE,
-        rust_hmm_location_RUST_HMM_IS_NONE as RUST_HMM_IS_NONE, rust_hmm_memory,
+        rust_hmm_location_RUST_HMM_IS_NONE as RUST_HMM_IS_NONE,
+        rust_hmm_location_RUST_HMM_IS_ZERO as RUST_HMM_IS_ZERO, rust_hmm_memory,
         rust_hmm_memory_counter, rust_hmm_memory_create, rust_hmm_memory_destroy,
         rust_hmm_memory_evict, rust_hmm_memory_ops, rust_hmm_memory_unplug, rust_hmm_memory_usage,
         rust_hmm_migrate, rust_hmm_migration, rust_hmm_mirror, rust_hmm_mirror_alive,
@@ -24,8 +25,9 @@ use crate::{
         rust_hmm_table_lookup, rust_hmm_table_unlock, rust_hmm_target_RUST_HMM_TO_THE_DEVICE,
         rust_hmm_usage, rust_hmm_where_RUST_HMM_CPU, rust_hmm_where_RUST_HMM_DEVICE,
         RUST_HMM_FLUSH_SLEEPS, RUST_HMM_HAS_ACCESSED_BY, RUST_HMM_HAS_GRANULARITY,
-        RUST_HMM_HAS_NEVER_MIGRATE, RUST_HMM_HAS_PREFERRED, RUST_HMM_PREFER_ANY,
-        RUST_HMM_PREFER_DEVICE, RUST_HMM_PREFER_SYSTEM, RUST_HMM_WRITE,
+        RUST_HMM_HAS_NEVER_MIGRATE, RUST_HMM_HAS_PREFERRED, RUST_HMM_HAS_READ_MOSTLY,
+        RUST_HMM_HAS_REPLICATED, RUST_HMM_PREFER_ANY, RUST_HMM_PREFER_DEVICE,
+        RUST_HMM_PREFER_SYSTEM, RUST_HMM_WRITE,
     },
     mm::{
         addr::PMD_PAGES,
@@ -50,6 +52,8 @@ use kernel::{
     uaccess::UserSlice, //
 };
 
+mod attributes;
+mod queue;
 mod suite;
 
 /// A driver: what its callbacks get, and what they saw.
@@ -369,6 +373,11 @@ fn attached(pages: usize) -> Result<(PageRange, Arc<Driver>)> {
     // SAFETY: No preconditions; in a test.
     let addr = unsafe { bindings::rust_hmm_kunit_mmap(pages * PAGE_SIZE) };
     let range = PageRange::from_pages(addr, pages).map_err(|_| ENOMEM)?;
+    Ok((range, attach()?))
+}
+
+/// A driver with memory, mirror and queue.
+fn attach() -> Result<Arc<Driver>> {
     let driver = Driver::new()?;
     // SAFETY: The driver outlives them.
     unsafe {
@@ -379,7 +388,7 @@ fn attached(pages: usize) -> Result<(PageRange, Arc<Driver>)> {
         driver.mirror.store(mirror as usize, Relaxed);
         driver.queue.store(queue as usize, Relaxed);
     }
-    Ok((range, driver))
+    Ok(driver)
 }
 
 /// Ends all, in order.

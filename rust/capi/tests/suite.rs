@@ -7,12 +7,6 @@ use super::*;
 #[kunit_tests(rust_hmm_capi)]
 mod tests {
     use super::*;
-    use bindings::{
-        rust_hmm_counter_RUST_HMM_INVALIDATED_PAGES as INVALIDATED,
-        rust_hmm_counter_RUST_HMM_INVALIDATIONS as INVALIDATIONS,
-        rust_hmm_counter_RUST_HMM_RETRIES as RETRIES, rust_hmm_counter_RUST_HMM_SKIPPED as SKIPPED,
-        rust_hmm_counter_RUST_HMM_TO_DEVICE as TO_DEVICE,
-    };
 
     #[test]
     fn memory_moves_and_callbacks_are_paired() -> Result {
@@ -225,55 +219,6 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_told_as_they_were_set() -> Result {
-        let (range, driver) = attached(2)?;
-        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
-        let mut got = said();
-        for (preferred, flag, granularity) in [
-            (RUST_HMM_PREFER_DEVICE, 1, 3),
-            (RUST_HMM_PREFER_SYSTEM, 0, -1),
-            (RUST_HMM_PREFER_ANY, 1, 9),
-        ] {
-            let set = rust_hmm_attributes {
-                valid: RUST_HMM_HAS_PREFERRED
-                    | RUST_HMM_HAS_ACCESSED_BY
-                    | RUST_HMM_HAS_NEVER_MIGRATE
-                    | RUST_HMM_HAS_GRANULARITY,
-                preferred: preferred as u8,
-                accessed_by: flag,
-                never_migrate: 1 - flag,
-                granularity,
-                ..said()
-            };
-            // SAFETY: All are alive.
-            unsafe {
-                assert_eq!(rust_hmm_attributes_set(mirror, start, end, &set), 0);
-                assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);
-            }
-            assert_eq!(got.valid & set.valid, set.valid);
-            let what = (got.preferred, got.accessed_by, got.never_migrate);
-            assert_eq!(what, (preferred as u8, flag, 1 - flag));
-            assert_eq!((got.granularity, got.read_mostly), (granularity, 0));
-        }
-        // Of pages that differ nothing is said.
-        let mut set = said();
-        (set.valid, set.preferred) = (RUST_HMM_HAS_PREFERRED, 3);
-        let second = range.address(1);
-        // SAFETY: All are alive.
-        unsafe {
-            let refused = rust_hmm_attributes_set(mirror, second, end, &set);
-            assert_eq!(refused, EINVAL.to_errno());
-            set.preferred = RUST_HMM_PREFER_SYSTEM as u8;
-            assert_eq!(rust_hmm_attributes_set(mirror, second, end, &set), 0);
-            assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);
-            assert_eq!(got.valid & RUST_HMM_HAS_PREFERRED, 0);
-            assert_ne!(got.valid & RUST_HMM_HAS_GRANULARITY, 0);
-        }
-        detach(&driver);
-        Ok(())
-    }
-
-    #[test]
     fn what_a_fault_did_is_told() -> Result {
         let (range, driver) = attached(3)?;
         store(range.start(), 8)?;
@@ -341,142 +286,31 @@ mod tests {
     }
 
     #[test]
-    fn a_migration_ends_with_the_queue_that_it_is_a_part_of() -> Result {
-        let (range, driver) = attached(4)?;
-        for index in 0..4 {
-            store(range.address(index), 70 + index as u64)?;
-        }
-        let (queue, data) = (driver.queue(), driver.data());
-        let submit = || {
-            // SAFETY: All are alive.
-            unsafe { rust_hmm_queue_submit(queue, null(), 0, Some(migrates), Some(release), data) }
-        };
-        let known = |counter| {
-            // SAFETY: Alive.
-            unsafe { rust_hmm_mirror_counter(driver.mirror(), counter) }
-        };
-        driver.start.store(range.start(), Relaxed);
-        let first = submit();
-        // SAFETY: The reference is ours.
+    fn a_page_of_another_device_is_none_of_ours() -> Result {
+        let (range, driver) = attached(2)?;
+        let other = attach()?;
+        store(range.start(), 4)?;
+        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let second = range.address(1);
+        let how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
+        let mut states = [residency(), residency()];
+        // SAFETY: All are alive.
         unsafe {
-            assert_eq!(rust_hmm_fence_wait_for(first, -1), 0);
-            bindings::rust_hmm_fence_put(first);
+            assert_eq!(
+                rust_hmm_migrate(other.mirror(), start, second, &how, null_mut()),
+                0
+            );
+            assert_eq!(rust_hmm_fault(mirror, second, end, 0), 0);
+            assert_eq!(
+                rust_hmm_snapshot(mirror, start, end, states.as_mut_ptr()),
+                0
+            );
         }
-        assert_eq!(driver.moved.load(Relaxed), 2);
-        // The copy does not end, until the queue goes away.
-        driver.keep.store(1, Relaxed);
-        driver.start.store(range.address(2), Relaxed);
-        let second = submit();
-        while driver.kept.load(Acquire) == 0 {
-            fsleep(Delta::from_millis(1));
-        }
-        assert_eq!(driver.cancels.load(Relaxed), 0);
-        // SAFETY: All are alive; the reference is ours.
-        unsafe {
-            assert_eq!(rust_hmm_queue_destroy(queue), 0);
-            driver.queue.store(0, Relaxed);
-            assert_eq!(rust_hmm_fence_wait_for(second, 10_000), 0);
-            bindings::rust_hmm_fence_put(second);
-        }
-        assert_ne!(driver.cancels.load(Relaxed), 0);
-        assert_eq!((driver.moved.load(Relaxed), known(TO_DEVICE)), (1, 3));
-        assert_eq!((known(SKIPPED), known(RETRIES)), (0, 0));
-        assert_eq!((known(INVALIDATIONS) != 0, known(INVALIDATED)), (true, 0));
+        let told = states.map(|state| (u32::from(state.location), state.writable, state.order));
+        assert_eq!(told, [(RUST_HMM_IS_NONE, 0, 0), (RUST_HMM_IS_ZERO, 0, 0)]);
+        assert_eq!(load(start)?, 4);
+        detach(&other);
         detach(&driver);
-        for index in 0..4 {
-            assert_eq!(load(range.address(index))?, 70 + index as u64);
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn a_queue_releases_what_it_was_given_once() -> Result {
-        let (_range, driver) = attached(1)?;
-        let (queue, data) = (driver.queue(), driver.data());
-        let count = |what: &Atomic<usize>| what.load(Relaxed);
-        // SAFETY: All are alive; references are given back.
-        unsafe {
-            let gate = rust_hmm_fence_create(null());
-            let none = [null_mut()];
-            let done =
-                rust_hmm_queue_submit(queue, none.as_ptr(), 1, Some(run), Some(release), data);
-            assert_eq!(rust_hmm_fence_wait_for(done, -1), 0);
-            bindings::rust_hmm_fence_put(done);
-            assert_eq!((count(&driver.runs), count(&driver.releases)), (1, 1));
-            // Within an operation of its own a queue is not destroyed.
-            assert_eq!((count(&driver.refused), count(&driver.granted)), (1, 0));
-            // Nothing to run: released all the same.
-            let bad = rust_hmm_queue_submit(queue, null(), 0, None, Some(release), data);
-            assert_eq!(bad as isize, EINVAL.to_errno() as isize);
-            assert_eq!(count(&driver.releases), 2);
-            // One waits, two stand behind it, and the next finds no room.
-            let after = [gate];
-            let submit =
-                || rust_hmm_queue_submit(queue, after.as_ptr(), 1, Some(run), Some(release), data);
-            let held = submit();
-            let mut others = [submit(), submit(), submit()];
-            let full = EBUSY.to_errno() as isize;
-            // The thread may have taken the first one out by now, or not.
-            while others[2] as isize != full {
-                bindings::rust_hmm_fence_put(others[2]);
-                others[2] = submit();
-            }
-            let before = count(&driver.releases);
-            assert!(before >= 3);
-            // What it depends on fails.
-            assert_eq!(rust_hmm_fence_signal_once(gate, EIO.to_errno()), 0);
-            assert_eq!(rust_hmm_fence_wait_for(held, 10_000), EIO.to_errno());
-            for fence in others {
-                if fence as isize != full {
-                    assert_eq!(rust_hmm_fence_wait_for(fence, 10_000), EIO.to_errno());
-                    bindings::rust_hmm_fence_put(fence);
-                }
-            }
-            assert_eq!(count(&driver.runs), 1);
-            assert!(count(&driver.releases) > before);
-            let record = rust_hmm_queue_record(queue);
-            assert_eq!(rust_hmm_fence_wait_for(record, 10_000), EIO.to_errno());
-            // Cancelled with the queue.
-            let gate_again = rust_hmm_fence_create(data);
-            assert_eq!(rust_hmm_queue_wait(queue, gate_again), 0);
-            let never = submit();
-            let before = count(&driver.releases);
-            assert_eq!(rust_hmm_queue_destroy(queue), 0);
-            driver.queue.store(0, Relaxed);
-            assert_eq!(rust_hmm_fence_wait_for(never, 10_000), ECANCELED_);
-            assert_eq!(count(&driver.releases), before + 1);
-            assert_eq!(count(&driver.runs), 1);
-            for fence in [gate, gate_again, held, record, never] {
-                rust_hmm_fence_signal_once(fence, 0);
-                bindings::rust_hmm_fence_put(fence);
-            }
-        }
-        detach(&driver);
-        Ok(())
-    }
-
-    #[test]
-    fn a_fence_is_signalled_once() -> Result {
-        let invalid = EINVAL.to_errno();
-        // SAFETY: The references are ours.
-        unsafe {
-            let fence = rust_hmm_fence_create(null());
-            assert_eq!(rust_hmm_fence_wait_for(fence, 10), ETIMEDOUT.to_errno());
-            assert_eq!(rust_hmm_fence_signal_once(fence, 1), invalid);
-            assert_eq!(rust_hmm_fence_signal_once(fence, -5000), invalid);
-            assert_eq!(rust_hmm_fence_signal_once(fence, ENOMEM.to_errno()), 0);
-            assert_eq!(rust_hmm_fence_signal_once(fence, 0), invalid);
-            assert_eq!(rust_hmm_fence_wait_for(fence, -1), ENOMEM.to_errno());
-            bindings::rust_hmm_fence_put(fence);
-            assert_eq!(rust_hmm_fence_wait_for(null_mut(), -1), 0);
-            let mut file: *mut bindings::file = null_mut();
-            let fence = rust_hmm_fence_create(null());
-            assert_eq!(rust_hmm_fence_to_file(fence, 0, &mut file), invalid);
-            assert_eq!(rust_hmm_fence_to_file(fence, 100_001, &mut file), invalid);
-            assert!(file.is_null());
-            assert_eq!(rust_hmm_fence_signal_once(fence, 0), 0);
-            bindings::rust_hmm_fence_put(fence);
-        }
         Ok(())
     }
 }

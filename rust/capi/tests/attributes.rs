@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Attributes: what is told, and what is refused.
+
+use super::*;
+
+#[kunit_tests(rust_hmm_capi_attributes)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_told_as_they_were_set() -> Result {
+        let (range, driver) = attached(2)?;
+        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let mut got = said();
+        for (preferred, flag, granularity) in [
+            (RUST_HMM_PREFER_DEVICE, 1, 3),
+            (RUST_HMM_PREFER_SYSTEM, 0, -1),
+            (RUST_HMM_PREFER_ANY, 1, 9),
+        ] {
+            let set = rust_hmm_attributes {
+                valid: RUST_HMM_HAS_PREFERRED
+                    | RUST_HMM_HAS_ACCESSED_BY
+                    | RUST_HMM_HAS_NEVER_MIGRATE
+                    | RUST_HMM_HAS_GRANULARITY,
+                preferred: preferred as u8,
+                accessed_by: flag,
+                never_migrate: 1 - flag,
+                granularity,
+                ..said()
+            };
+            // SAFETY: All are alive.
+            unsafe {
+                assert_eq!(rust_hmm_attributes_set(mirror, start, end, &set), 0);
+                assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);
+            }
+            assert_eq!(got.valid & set.valid, set.valid);
+            let what = (got.preferred, got.accessed_by, got.never_migrate);
+            assert_eq!(what, (preferred as u8, flag, 1 - flag));
+            assert_eq!((got.granularity, got.read_mostly), (granularity, 0));
+        }
+        // Of pages that differ nothing is said.
+        let mut set = said();
+        set.valid = RUST_HMM_HAS_PREFERRED | RUST_HMM_HAS_ACCESSED_BY;
+        set.preferred = RUST_HMM_PREFER_SYSTEM as u8;
+        let second = range.address(1);
+        // SAFETY: All are alive.
+        unsafe {
+            assert_eq!(rust_hmm_attributes_set(mirror, second, end, &set), 0);
+            assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);
+            assert_eq!(got.valid & set.valid, 0);
+            assert_ne!(got.valid & RUST_HMM_HAS_GRANULARITY, 0);
+        }
+        detach(&driver);
+        Ok(())
+    }
+
+    #[test]
+    fn what_no_attribute_can_be_is_refused() -> Result {
+        let (range, driver) = attached(1)?;
+        let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
+        let refused = |change: fn(&mut rust_hmm_attributes)| {
+            let mut set = said();
+            change(&mut set);
+            // SAFETY: All are alive.
+            let errno = unsafe { rust_hmm_attributes_set(mirror, start, end, &set) };
+            assert_eq!(errno, EINVAL.to_errno());
+        };
+        refused(|set| (set.valid, set.granularity) = (RUST_HMM_HAS_GRANULARITY, -2));
+        refused(|set| (set.valid, set.granularity) = (RUST_HMM_HAS_GRANULARITY, 10));
+        refused(|set| (set.valid, set.preferred) = (RUST_HMM_HAS_PREFERRED, 3));
+        refused(|set| (set.valid, set.accessed_by) = (RUST_HMM_HAS_ACCESSED_BY, 2));
+        refused(|set| (set.valid, set.read_mostly) = (RUST_HMM_HAS_READ_MOSTLY, 2));
+        refused(|set| (set.valid, set.never_migrate) = (RUST_HMM_HAS_NEVER_MIGRATE, 2));
+        refused(|set| set.valid = RUST_HMM_HAS_REPLICATED);
+        refused(|set| set.valid = 1 << 31);
+        refused(|set| set.reserved = [0, 1]);
+        // Nothing of it was kept.
+        let mut got = said();
+        // SAFETY: All are alive.
+        unsafe {
+            assert_eq!(rust_hmm_attributes_get(mirror, start, end, &mut got), 0);
+        }
+        let what = (got.preferred, got.accessed_by, got.read_mostly);
+        assert_eq!(what, (RUST_HMM_PREFER_ANY as u8, 0, 0));
+        assert_eq!((got.never_migrate, got.granularity), (0, -1));
+        detach(&driver);
+        Ok(())
+    }
+}

@@ -64,12 +64,19 @@ impl Lane<'_> {
         // From the word `skip` on, so that ranges begin and end anywhere.
         let skip = if at.n > 1 { skip } else { skip % 256 };
         let count = at.n * WORDS - skip - skip % 7;
+        // Strided, it may step over pages.
+        let step = if work == Work::Strided { stride / 8 } else { 1 };
+        let met: Vec<Span> = at
+            .pages()
+            .filter(|page| {
+                let first = ((page - at.page) * WORDS).max(skip);
+                let end = ((page - at.page + 1) * WORDS).min(skip + count);
+                skip + (first - skip).div_ceil(step) * step < end
+            })
+            .map(|page| Span { page, n: 1, ..at })
+            .collect();
         if work == Work::Strided {
-            // It may step over pages.
-            good = (skip..skip + count).step_by(stride / 8).all(|word| {
-                let page = at.page + word / WORDS;
-                self.allowed(Span { page, n: 1, ..at }, false).is_ok()
-            });
+            good = met.iter().all(|at| self.allowed(*at, false).is_ok());
         }
         if work == Work::Chase && !good {
             // It would follow whatever is there.
@@ -138,7 +145,7 @@ impl Lane<'_> {
             let why = self.explain(at);
             return fail("engine", format!("{work:?} gives {found:#x}, expected {result:#x}{why}"));
         }
-        self.touched(at);
+        met.into_iter().for_each(|at| self.touched(at));
         if work == Work::Copy {
             self.touched(from);
         }

@@ -228,12 +228,30 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
             }
             result?;
         }
+        if access == Access::Snapshot && self.is_huge_elsewhere(range, pfns)? {
+            pfns.fill(0);
+        }
         Ok(Collected {
             notifier: self.notifier,
             seq: Seq(raw.notifier_seq),
             range,
             pfns,
         })
+    }
+
+    /// Whether `range` lies in a huge page of another device, going by `pfns`.
+    ///
+    /// To a snapshot the core says that such a page cannot be accessed (`hmm_vma_handle_absent_pmd()`, 7.2 and 7.3),
+    /// where it says of small ones that there is nothing. That it is neither the lack of a right nor of a page is told
+    /// by the mapping; whatever changes that invalidates.
+    fn is_huge_elsewhere(&self, range: PageRange, pfns: &[usize]) -> Result<bool> {
+        if !pfns.iter().all(|raw| HmmPfn(*raw).is_error()) {
+            return Ok(false);
+        }
+        let mmap = self.mmap_lock()?;
+        Ok(mmap.vma_lookup(range.start()).is_some_and(|vma| {
+            vma.end() >= range.end() && vma.is_anonymous() && vma.flags() & flags::READ != 0
+        }))
     }
 
     /// # Safety

@@ -4,7 +4,7 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::abi::{FLAG_FAIL_ALLOC, HUGE_PAGES};
+use hmm::abi::{PageState, FLAG_FAIL_ALLOC, HUGE_PAGES};
 use hmm::{mapping, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting, PAGE_SIZE};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -24,6 +24,9 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "failed_allocation_on_the_way_back", failed_way_back).private(),
     Test::new("thp", "failed_allocation_on_a_touch", failed_touch).private(),
     Test::new("thp", "failed_allocation_for_another_device", failed_for_another)
+        .private()
+        .only_rust("two devices"),
+    Test::new("thp", "as_another_device_sees_it", seen_by_another)
         .private()
         .only_rust("two devices"),
     Test::new("thp", "failed_allocation_for_a_debugger", failed_for_a_debugger).private(),
@@ -162,6 +165,25 @@ fn failed_touch(ctx: &Ctx) -> Outcome {
 
 /// Another device reads a huge page that cannot come back as such: a range fault, which holds the mmap lock until it
 /// has the page, while the thread that splits the page needs that lock, and others wait for it.
+/// A snapshot of another device says nothing of it, as of small pages, and not that it cannot be accessed.
+fn seen_by_another(ctx: &Ctx) -> Outcome {
+    let owner = ctx.open()?;
+    let other = Device::open(ctx.second).what("open the second device")?;
+    let map = huge(1, 4)?;
+    migrate(&owner, &map, 4)?;
+    check_eq!(resident_huge(&owner, &map)?, HUGE_PAGES, "pages in a huge device page");
+    for (page, pages) in [(0, HUGE_PAGES), (100, 3)] {
+        let states = other.snapshot(map.page_addr(page), pages).what("snapshot")?;
+        let nothing = states.iter().filter(|state| **state == PageState::NONE).count();
+        check_eq!(nothing, pages, "pages from {page} on that are not there");
+    }
+    map.protect(Prot::None)?;
+    let states = other.snapshot(map.page_addr(100), 3).what("snapshot")?;
+    check_eq!(states, [PageState::ERROR; 3], "pages without rights");
+    map.protect(Prot::ReadWrite)?;
+    device_sees(&other, &map, 4, "of the other one's page").map(|_| ())
+}
+
 fn failed_for_another(ctx: &Ctx) -> Outcome {
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {

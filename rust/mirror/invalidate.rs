@@ -194,13 +194,12 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Notes the pages of an entry as dirty that goes away or can no longer be written.
+    /// Notes the pages of an entry as dirty that goes away or can no longer be written. `dirty` is dropped before the
+    /// callback, or the lock, ends that keeps the CPU's mapping.
     #[inline]
     pub(crate) fn retire(dirty: &mut DirtyBatch, pages: usize, entry: Entry) {
         if entry.may_be_dirty() && !entry.is_device() {
-            // SAFETY: The entry is in the table, so the pages are still mapped by the CPU: the
-            // callback that announces the end of that has not returned, and does not before the batch
-            // is dropped.
+            // SAFETY: In the table, so the CPU maps the pages until a callback returns: not before the batch is dropped.
             unsafe { dirty.add(entry.number(), pages) };
         }
     }

@@ -142,7 +142,7 @@ impl Ahead {
     /// For page `done`, which is missing, with `left` pages to go.
     fn next(&mut self, done: usize, left: usize) -> usize {
         if let Some(at) = self.at.replace(done) {
-            self.pages = match done.saturating_sub(at) < self.pages / 2 {
+            self.pages = match done.saturating_sub(at) < self.pages.div_ceil(2) {
                 true => self.pages / 2,
                 false => self.pages.saturating_mul(2),
             };

@@ -199,7 +199,7 @@ impl<D: Device> Inner<D> {
     #[inline]
     pub(crate) fn retire(dirty: &mut DirtyBatch, pages: usize, entry: Entry) {
         if entry.may_be_dirty() && !entry.is_device() {
-            // SAFETY: In the table, so the CPU maps the pages until a callback returns: not before the batch is dropped.
+            // SAFETY: In the table: the CPU maps them until a callback returns, not before the batch is dropped.
             unsafe { dirty.add(entry.number(), pages) };
         }
     }

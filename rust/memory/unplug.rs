@@ -73,7 +73,7 @@ impl<M: MemoryOps> Memory<M> {
             if pass > 0 {
                 fsleep(PAUSE);
             }
-            if self.pages.withdraw(range) {
+            if self.pages.withdraw(range) == 0 {
                 self.restore();
                 return Ok(0);
             }
@@ -89,13 +89,7 @@ impl<M: MemoryOps> Memory<M> {
             }
         }
         self.restore();
-        if self.pages.withdraw(range) {
-            return Ok(0);
-        }
-        let used = blocks()
-            .map(|first| self.pages.used_in_block(first))
-            .sum::<usize>();
-        Ok(used.clamp(1, range.count))
+        Ok(self.pages.withdraw(range))
     }
 
     /// Brings pages back into use that [`Self::remove`] took out.

@@ -309,19 +309,20 @@ impl FreeMap {
     }
 
     /// Takes the pages out of use that are free now, of `pages` from `index` on; the others when they
-    /// are given back. Returns whether all are out of use by now: ask again. Context: any.
-    pub(in crate::mm) fn withdraw(&self, index: usize, pages: usize) -> bool {
+    /// are given back. Returns how many are in use still: ask again. Context: any.
+    pub(in crate::mm) fn withdraw(&self, index: usize, pages: usize) -> usize {
         self.some_out.store(true, Release);
-        let mut all = true;
+        let mut left = 0;
         for_each_word(index, pages, |at, mask| {
             let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
             if let (Some(word), Some(out), Some(hidden)) = words {
                 set(out, mask);
                 self.hide(hidden, clear(word, mask));
-                all &= hidden.load(Relaxed) & mask == mask;
+                left += (mask & !hidden.load(Relaxed)).count_ones();
             }
         });
-        all
+        // CAST: At most the pages.
+        left as usize
     }
 
     /// Brings pages back into use. Context: any; not beside [`Self::withdraw`].

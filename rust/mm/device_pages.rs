@@ -371,15 +371,18 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// Takes free pages of `range` out of use, and those in use when they are given back. Returns
-    /// whether all are out of use by now. Pages of pieces that are not there yet cannot be taken.
-    pub fn withdraw(&self, range: DeviceRange) -> bool {
+    /// how many are not out of use by now. Pages of pieces that are not there yet cannot be taken.
+    pub fn withdraw(&self, range: DeviceRange) -> usize {
         // A piece that is added meanwhile would restore its pages.
         let _adding = self.adding.lock();
-        let mut all = true;
+        let mut left = 0;
         self.for_each_part(range, |piece, first, count| {
-            all &= piece.is_there() && piece.free.withdraw(first, count);
+            left += match piece.is_there() {
+                true => piece.free.withdraw(first, count),
+                false => count,
+            };
         });
-        all
+        left
     }
 
     /// Brings the pages of `range` back into use.

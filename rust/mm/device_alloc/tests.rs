@@ -120,12 +120,17 @@ mod suite {
     fn pages_go_out_of_use_and_back() -> Result {
         let map = free_map(2 * PMD_PAGES)?;
         assert_eq!(map.take(PMD_ORDER), Some(PMD_PAGES));
-        assert!(map.withdraw(0, 10) && !map.withdraw(PMD_PAGES - 2, 3));
+        assert_eq!(map.withdraw(0, 10), 0);
+        // Of these three pages one is in use.
+        assert_eq!(map.withdraw(PMD_PAGES - 2, 3), 1);
         assert_eq!((map.withdrawn(), map.used()), (12, PMD_PAGES));
         assert_eq!(map.take(0), Some(10));
         // When the one in use is given back, it is not free.
         map.give_back(PMD_PAGES, PMD_PAGES);
-        assert!(map.withdraw(PMD_PAGES - 2, 3) && !map.has_block());
+        assert_eq!(
+            (map.withdraw(PMD_PAGES - 2, 3), map.has_block()),
+            (0, false)
+        );
         assert_eq!(
             (map.withdrawn(), map.used(), map.used_in_block(PMD_PAGES)),
             (13, 1, 0)
@@ -174,7 +179,7 @@ mod suite {
                     fill(&mut model, at, Page::Free);
                 }
                 6 if all(&model, at, Page::Free) => {
-                    assert!(map.withdraw(at, pages));
+                    assert_eq!(map.withdraw(at, pages), 0);
                     fill(&mut model, at, Page::Out);
                 }
                 7 if all(&model, at, Page::Out) => {

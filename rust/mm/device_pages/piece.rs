@@ -180,7 +180,7 @@ impl<T: DevicePageOps> Piece<T> {
             return false;
         }
         // From here on nobody takes one.
-        if !self.free.withdraw(0, self.free.len()) {
+        if self.free.withdraw(0, self.free.len()) != 0 {
             self.free.restore(0, self.free.len());
             return false;
         }

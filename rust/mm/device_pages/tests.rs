@@ -96,7 +96,7 @@ mod suite {
             first: 0,
             count: PMD_PAGES - 1,
         };
-        assert!(device.withdraw(range));
+        assert_eq!(device.withdraw(range), 0);
         assert_eq!((device.total(), device.used()), (1, 0));
         let last = device.alloc(0).ok_or(ENOMEM)?;
         assert!(device.alloc(0).is_none());

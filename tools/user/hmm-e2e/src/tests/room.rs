@@ -8,7 +8,7 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::hostile::Group;
-use hmm::{Child, Errno, Gate, Mapping, HUGE_PAGES};
+use hmm::{inject, Child, Errno, Gate, Mapping, HUGE_PAGES};
 use std::time::{Duration, Instant};
 
 const OURS: &str = "test_hmm has no limit of its memory";
@@ -16,6 +16,7 @@ const OURS: &str = "test_hmm has no limit of its memory";
 /// In the group that unloads modules.
 pub const TESTS: &[Test] = &[
     Test::new("memory", "pages_out_of_use", pages_out_of_use).only_rust(OURS),
+    Test::new("memory", "pages_that_cannot_go", pages_that_cannot_go).only_rust(OURS),
     Test::new("memory", "allocator_of_the_device", allocator_of_the_device).only_rust(OURS),
     Test::new("memory", "charged_to_their_owner", charged_to_their_owner).only_rust(OURS),
     Test::new("memory", "idle_memory_is_given_back", idle_memory_is_given_back)
@@ -53,6 +54,37 @@ fn pages_out_of_use(ctx: &Ctx) -> Outcome {
     for (seed, map) in maps.iter().enumerate() {
         cpu_sees(map, seed as u64, "after all")?;
     }
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+fn pages_that_cannot_go(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=8")?;
+    let device = ctx.open()?;
+    let map = block(1)?;
+    let moved = device.migrate(map.addr(), 300, Way::ToDevice).what("migrate")?.moved;
+    check_eq!(moved, 300, "pages that moved");
+    // There is no memory to which they could go.
+    inject::set_point("system_folio", "1 every").what("set the point")?;
+    let parts = [(0, 100), (100, 156), (256, 768), (1024, 1024)];
+    let left = parts.map(|(first, count)| device.resize(first, count, false));
+    inject::clear_points().what("clear the points")?;
+    let mut sum = 0;
+    for (left, (_, count)) in left.into_iter().zip(parts) {
+        let left = left.what("take pages out of use")?;
+        check!(left <= count as u64, "{left} of {count} pages are left");
+        sum += left;
+    }
+    check_eq!(sum, 300, "pages left");
+    device_sees_pages(&device, &map, 1, 0, 300, "before they go")?;
+    // They go when they are freed.
+    check_eq!(device.counters()?.device_pages_used, 300, "pages in use");
+    check_eq!(device.counters()?.device_pages_total, 300, "pages that there are");
+    cpu_sees(&map, 1, "when they go")?;
+    check_eq!(device.counters()?.device_pages_total, 0, "pages that there are then");
+    check_eq!(device.migrate(map.addr(), 1, Way::ToDevice).what("migrate")?.moved, 0, "moved");
+    device.resize(0, 2048, true)?;
+    check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved again");
     device.close().what("close")?;
     unload(ctx)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Cases of attributes, replicas, several devices, host locks, managed memory and queues.
 
-use crate::cases::{Case, Contents, World, NEW, OLD};
+use crate::cases::{Case, Contents, Size, World, NEW, OLD};
 use crate::memory::{all_on_device, filled, mirrored_on_device, on_device, sees, step};
 use hmm::engine::{EngineOp, Way};
 use hmm::placement::{Attributes, Policy, Preferred};
@@ -31,6 +31,13 @@ pub const CASES: &[Case] = &[
         prepare: partner_has_it,
         check: all_on_device,
         ..Case::new("pull", pull)
+    },
+    Case {
+        errors: MEMORY,
+        prepare: partner_has_it,
+        check: all_on_device,
+        size: Size::Huge,
+        ..Case::new("pull_huge", pull)
     },
     Case { errors: BACK, ..Case::new("lock", lock) },
     Case { errors: BACK, prepare: on_device, ..Case::new("lock_on_device", lock) },

@@ -5,7 +5,7 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::{
-    Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, Setting, HUGE_PAGES,
+    inject, Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, Setting, HUGE_PAGES,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,6 +15,10 @@ const OURS: &str = "the C driver has no connections";
 pub const TESTS: &[Test] = &[
     Test::new("connect", "connections_are_told", told).only_rust(OURS),
     Test::new("connect", "pages_move_between_devices", moves).only_rust(OURS),
+    Test::new("connect", "a_huge_page_moves_in_parts_where_none_is_free", in_parts)
+        .only_rust(OURS)
+        .private(),
+    Test::new("connect", "holes_stay_holes", around_holes).only_rust(OURS),
     Test::new("connect", "without_a_connection_through_memory", through).only_rust(OURS),
     Test::new("connect", "readers_of_the_source_go_on", readers).only_rust(OURS).private(),
     Test::new("connect", "readers_on_both_devices_go_on", readers_on_both).only_rust(OURS),
@@ -106,6 +110,48 @@ fn moves(ctx: &Ctx) -> Outcome {
     device_sees_pages(&one, &small, 13, 0, 100, "by the first device")?;
     cpu_sees(&small, 13, "at the end")?;
     cpu_sees(&large, 14, "at the end")
+}
+
+fn in_parts(ctx: &Ctx) -> Outcome {
+    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let (map, other) = (huge(1, 5)?, huge(1, 6)?);
+    migrate(&one, &map, 5)?;
+    migrate(&one, &other, 6)?;
+    let pull = |map: &Mapping, setting| {
+        inject::set_point("device_page", setting).what("set the point")?;
+        let pulled = two.pull(map.addr(), map.pages(), &one);
+        inject::clear_points().what("clear the points")?;
+        pulled.what("pull")
+    };
+    let pages = map.pages() as u64;
+    let all = pull(&map, "1")?;
+    check_eq!((all.moved, all.no_memory), (pages, 0), "pages with small memory only");
+    check_eq!(resident(&two, &map, 0, map.pages())?, map.pages(), "pages on the second");
+    check_eq!(resident_huge(&two, &map)?, 0, "of these, huge");
+    device_sees(&two, &map, 5, "by the second device")?;
+    let none = pull(&other, "1 every")?;
+    check_eq!((none.moved, none.no_memory), (0, pages), "pages with no memory at all");
+    check_eq!(resident(&one, &other, 0, other.pages())?, other.pages(), "pages that stayed");
+    device_sees(&one, &other, 6, "by the first device")?;
+    cpu_sees(&map, 5, "at the end")?;
+    cpu_sees(&other, 6, "at the end")
+}
+
+fn around_holes(ctx: &Ctx) -> Outcome {
+    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let map = Mapping::anon(64)?;
+    map.fill(6);
+    migrate(&one, &map, 6)?;
+    map.advise_pages(libc::MADV_DONTNEED, 16, 8)?;
+    let delta = Delta::start(ctx, &two)?;
+    let pulled = two.pull(map.addr(), 64, &one).what("pull")?;
+    check_eq!((pulled.moved, pulled.no_memory), (56, 0), "pages that moved");
+    delta.exactly("device_pages_used", 56, "of the second")?;
+    check_eq!(resident(&two, &map, 16, 8)?, 0, "pages of the hole on the second");
+    device_sees_pages(&two, &map, 6, 0, 16, "before the hole")?;
+    device_sees_zero(&two, &map, 16, 8, "in the hole")?;
+    device_sees_pages(&two, &map, 6, 24, 40, "behind the hole")?;
+    map.check_pages(6, 24, 40).what("CPU read")
 }
 
 fn through(ctx: &Ctx) -> Outcome {

@@ -5,8 +5,10 @@ use crate::harness::{Ctx, Outcome, Stop, What};
 use crate::{check, check_eq};
 use hmm::abi::HUGE_PAGES;
 use hmm::engine::Way;
-use hmm::{pattern, smaps, Counters, Device, Done, Errno, Mapping, PAGE_SIZE};
+use hmm::{pattern, smaps, Child, Counters, Device, Done, Errno, Mapping, Prot, PAGE_SIZE};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// The device must read the pattern `seed` in some pages.
 pub fn device_sees_pages(
@@ -113,6 +115,37 @@ pub fn fails<T: std::fmt::Debug>(result: Result<T, Errno>, errno: Errno, what: &
         Err(found) if found == errno => Ok(()),
         other => Err(Stop::Fail(format!("{what}: found {other:?}, expected {errno}"))),
     }
+}
+
+/// Runs `run` in a child, which is killed if it is not over in two minutes: that is a failure.
+pub fn comes_to_an_end(run: impl FnOnce() -> Outcome) -> Outcome {
+    let mut child = Child::spawn(run)?;
+    let ended = child.wait_timeout(Duration::from_secs(120));
+    if ended.is_none() {
+        child.signal(libc::SIGKILL);
+    }
+    check!(ended.is_some(), "it never comes to an end");
+    child.outcome().map_err(Stop::Fail)
+}
+
+/// Runs `run` while the first page of `map` is taken from every device again and again.
+pub fn while_taken(map: &Mapping, run: impl FnOnce() -> Outcome) -> Outcome {
+    const PAUSE: Duration = Duration::from_millis(20);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let taker = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                map.protect_pages(Prot::Read, 0, 1)?;
+                map.protect_pages(Prot::ReadWrite, 0, 1)?;
+                std::thread::sleep(PAUSE);
+            }
+            Ok::<_, Errno>(())
+        });
+        let ran = run();
+        over.store(true, Ordering::Relaxed);
+        taker.join().map_err(|_| Stop::Fail("a thread panicked".into()))??;
+        ran
+    })
 }
 
 /// Fills the device with memory of small pages, one mapping after the other.

@@ -7,8 +7,6 @@ use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::{Child, Command, Device, EngineOp, Errno, Mapping, Prot};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 const OURS: &str = "test_hmm knows no attributes";
 
@@ -288,37 +286,17 @@ fn without_a_policy(ctx: &Ctx) -> Outcome {
 /// Where each page has other attributes, a fault goes through them one after the other. Somebody who takes the first one
 /// away again and again, and is faster than that, does not keep the device from ever coming to an end.
 fn taken_meanwhile(ctx: &Ctx) -> Outcome {
-    const PAUSE: Duration = Duration::from_millis(20);
     let map = Mapping::anon_aligned(1)?;
     map.advise(libc::MADV_NOHUGEPAGE)?;
     map.fill(1);
-    // The device of a child, which can be killed if it does not come to an end.
-    let mut child = Child::spawn(|| {
+    comes_to_an_end(|| {
         let device = ctx.open()?;
         device.set_policy(Policy::OnePage)?;
         for page in (0..map.pages()).step_by(2) {
             set(&device, &map, page, 1, none().order(Some(0)))?;
         }
-        let over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let taker = scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    map.protect_pages(Prot::Read, 0, 1)?;
-                    map.protect_pages(Prot::ReadWrite, 0, 1)?;
-                    std::thread::sleep(PAUSE);
-                }
-                Ok::<_, Errno>(())
-            });
-            let seen = device_sees(&device, &map, 1, "while a page is taken away");
-            over.store(true, Ordering::Relaxed);
-            taker.join().map_err(|_| Stop::Fail("a thread panicked".into()))??;
-            seen.map(|_| ())
+        while_taken(&map, || {
+            device_sees(&device, &map, 1, "while a page is taken away").map(|_| ())
         })
-    })?;
-    let ended = child.wait_timeout(Duration::from_secs(120));
-    if ended.is_none() {
-        child.signal(libc::SIGKILL);
-    }
-    check!(ended.is_some(), "the device never comes to an end");
-    child.outcome().map_err(Stop::Fail)
+    })
 }

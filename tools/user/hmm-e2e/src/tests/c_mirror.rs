@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     test("a_killed_process_leaves_nothing_behind", killed),
     test("an_open_file_keeps_the_module", keeps_module),
     test("attributes_decide_what_a_device_fault_moves", attributes),
+    test("of_each_page_others_while_one_is_taken", taken_meanwhile),
     test("queued_work_runs_in_the_order_of_fences", fences),
     test("a_failed_fence_fails_what_depends_on_it", failed_fence),
     test("closing_cancels_what_is_queued", cancels),
@@ -252,6 +253,22 @@ fn attributes(ctx: &Ctx) -> Outcome {
     let outcome = device.migrate(addr, PAGES, 0).what("migrate")?;
     check_eq!(outcome.moved, (PAGES - half) as u64, "pages that moved");
     cpu_sees(&map, 9, "at the end")
+}
+
+/// As the test of that name of the mock device.
+fn taken_meanwhile(ctx: &Ctx) -> Outcome {
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let map = Mapping::anon_aligned(1)?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.fill(18);
+    comes_to_an_end(|| {
+        let device = CMirror::open()?;
+        let wanted = Said { valid: Said::PREFERRED, preferred: 1, ..Said::default() };
+        for page in (0..map.pages()).step_by(2) {
+            device.say(map.page_addr(page), 1, wanted).what("prefer the device")?;
+        }
+        while_taken(&map, || device_reads(&device, &map, 18, "while a page is taken away"))
+    })
 }
 
 fn fences(ctx: &Ctx) -> Outcome {

@@ -31,6 +31,7 @@ use kernel::{
     uaccess::UserSlice, //
 };
 
+mod dma;
 mod entries;
 mod exclusive;
 mod host_lock;

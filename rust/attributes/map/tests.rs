@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::attributes::Location as To;
+use core::cell::Cell;
 
 fn home(first: usize) -> Home {
     Home::new(first, first, 0x1234_5678)
@@ -177,6 +178,26 @@ mod suite {
             map.common(range(9000, 10)?),
             Common::of(Attributes::DEFAULT)
         );
+        Ok(())
+    }
+
+    #[test]
+    fn what_has_no_home_is_not_looked_for() -> Result {
+        let map = Map::new()?;
+        map.change(
+            range(1000, 10)?,
+            Home::new(1000, 1000, 0),
+            &prefer(To::Device),
+        )?;
+        map.lose(range(1000, 10)?);
+        assert!(map.is_unsettled());
+        let asked = Cell::new(0);
+        map.settle(|_, _| {
+            asked.set(asked.get() + 1);
+            None
+        });
+        assert_eq!((asked.get(), map.is_unsettled()), (0, false));
+        assert!(!map.any(range(0, 10_000)?));
         Ok(())
     }
 

@@ -87,6 +87,44 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_evicted_for_a_migration_that_does_not_want_it() -> Result {
+        let (range, driver) = attached(PAGES + 4)?;
+        for index in 0..range.pages() {
+            store(range.address(index), index as u64)?;
+        }
+        let (mirror, border) = (driver.mirror(), range.address(PAGES));
+        let mut how = to(rust_hmm_target_RUST_HMM_TO_THE_DEVICE);
+        let migrate = |start, end, how: &rust_hmm_migration| {
+            let mut outcome = outcome();
+            // SAFETY: All are alive.
+            let errno = unsafe { rust_hmm_migrate(mirror, start, end, how, &mut outcome) };
+            (errno, outcome.moved, outcome.no_memory)
+        };
+        let used = || {
+            let mut usage = rust_hmm_usage {
+                used: 0,
+                total: 0,
+                limit: 0,
+            };
+            // SAFETY: Alive.
+            unsafe { rust_hmm_memory_usage(driver.memory(), &mut usage) };
+            usage.used
+        };
+        assert_eq!(migrate(range.start(), border, &how), (0, PAGES, 0));
+        how.flags = bindings::RUST_HMM_NO_EVICTION;
+        assert_eq!(migrate(border, range.end(), &how), (0, 0, 4));
+        assert_eq!(used(), PAGES);
+        how.flags = 0;
+        assert_eq!(migrate(border, range.end(), &how), (0, 4, 0));
+        assert!(used() < PAGES);
+        detach(&driver);
+        for index in 0..range.pages() {
+            assert_eq!(load(range.address(index))?, index as u64);
+        }
+        Ok(())
+    }
+
+    #[test]
     fn calls_within_callbacks_are_refused() -> Result {
         let (range, driver) = attached(2)?;
         store(range.start(), 1)?;

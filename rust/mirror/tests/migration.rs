@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     migrate::PageOutcome,
     mm::{
+        device_pages::DeviceRange,
         migrate::{Batch, Isolated, Select},
         page::{Effort, LockedFolio},
         space::MmapGuard, //
@@ -127,6 +128,33 @@ mod suite {
         assert!(outcome.no_memory > 0 && outcome.moved > 0);
         assert!(shared.memory.usage().0 <= 4 * PMD_PAGES);
         assert_eq!(load(range.start())?, 3);
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_device_says_that_it_uses_stays() -> Result {
+        let (all, shared, mirror) = attached(6 * PMD_PAGES)?;
+        let start = all.start().next_multiple_of(PMD_SIZE);
+        let piece = |number: usize| PageRange::from_pages(start + number * PMD_SIZE, PMD_PAGES);
+        let place = |number: usize| -> Result<Option<usize>> {
+            Ok(
+                match mirror.lock_table()?.readable(piece(number)?.start()) {
+                    Some(Place::Device(range)) => Some(range.first),
+                    _ => None,
+                },
+            )
+        };
+        for number in 0..4 {
+            store(piece(number)?.start(), number as u64)?;
+            let outcome = mirror.migrate(piece(number)?).to_device()?;
+            assert_eq!(outcome.moved, PMD_PAGES);
+        }
+        // The first one would be the next to go.
+        let first = place(0)?.ok_or(EINVAL)?;
+        shared.memory.touch(DeviceRange { first, count: 1 });
+        assert_eq!(mirror.migrate(piece(4)?).to_device()?.moved, PMD_PAGES);
+        assert_eq!((place(0)?, place(1)?), (Some(first), None));
+        assert_eq!(load(piece(1)?.start())?, 1);
         Ok(())
     }
 

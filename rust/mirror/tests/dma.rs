@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Mirrors of devices that find system memory by DMA addresses, in KUnit.
+
+use super::*;
+use crate::{
+    mm::dma::{DmaAddress, DmaDevice},
+    pgtable::{Leaf, OfDma},
+};
+
+/// A device that is not behind an IOMMU: an address is that of the page frame.
+struct Addressed {
+    shared: Arc<Shared>,
+    dma: Arc<DmaDevice>,
+}
+
+impl Device for Addressed {
+    type Memory = TestMemory;
+    type Format = OfDma<Radix4>;
+    type Walker = ();
+    type Flush = ();
+
+    fn walkers(&self) -> Option<Arc<Walkers<()>>> {
+        Some(self.shared.walkers.clone())
+    }
+
+    fn memory(&self) -> Option<&Memory<TestMemory>> {
+        Some(&self.shared.memory)
+    }
+
+    fn dma(&self) -> Option<&Arc<DmaDevice>> {
+        Some(&self.dma)
+    }
+
+    fn flush_start(&self, _range: PageRange) {}
+
+    fn flush_wait(&self, (): ()) {}
+}
+
+/// Fresh memory of so many pages, each with its number in it, and a mirror of it.
+fn addressed(pages: usize) -> Result<(PageRange, Arc<DmaDevice>, Mirror<Addressed>)> {
+    let range = map(pages)?;
+    for index in 0..pages {
+        store(range.address(index), index as u64)?;
+    }
+    let dma = DmaDevice::software(c"hmm-kunit")?;
+    let device = Addressed {
+        shared: shared()?,
+        dma: dma.clone(),
+    };
+    let current = current!();
+    let mm = current.mm().ok_or(EINVAL)?;
+    Ok((range, dma, crate::new_mirror!(mm, device)?))
+}
+
+fn walk(mirror: &Mirror<Addressed>, addr: usize) -> Result<Leaf> {
+    mirror.enter(0)?.walk(addr).ok_or(ENOENT)
+}
+
+/// By what was walked before, and by the table.
+fn targets(
+    mirror: &Mirror<Addressed>,
+    addr: usize,
+    kept: &Leaf,
+    write: bool,
+) -> Result<(Result<Target, Unresolved>, Option<Target>)> {
+    let by_walker = mirror.enter(0)?.target(addr, kept, write);
+    Ok((by_walker, mirror.lock_table()?.target(addr, write)))
+}
+
+#[kunit_tests(rust_hmm_mirror_of_dma)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn pages_are_found_by_address_as_long_as_they_are_there() -> Result {
+        let (range, dma, mirror) = addressed(4)?;
+        mirror.fault(range, Access::Write)?;
+        assert_eq!(dma.live(), 4);
+        let addr = range.address(2);
+        let leaf = walk(&mirror, addr)?;
+        let there = Target::Dma(DmaAddress::from_frame(leaf.entry.number()));
+        assert_eq!(
+            targets(&mirror, addr, &leaf, true)?,
+            (Ok(there), Some(there))
+        );
+        // A software engine asks for the page, not for its address.
+        let mut bytes = [0; 8];
+        match mirror.enter(0)?.resolve(addr, &leaf) {
+            Ok(Place::Cpu(page)) => page.read(0, &mut bytes)?,
+            _ => return Err(EIO),
+        }
+        assert_eq!(u64::from_ne_bytes(bytes), 2);
+        // Once it is gone, nobody has its address, and it is not mapped any more.
+        unmap(PageRange::from_pages(addr, 1)?)?;
+        let gone = (Err(Unresolved::Stale), None);
+        assert_eq!(targets(&mirror, addr, &leaf, false)?, gone);
+        assert!(mirror.enter(0)?.resolve(addr, &leaf).is_err());
+        assert_eq!((dma.live(), dma.unmapped()), (3, 1));
+        drop(mirror);
+        assert_eq!((dma.live(), dma.mapped()), (0, 4));
+        Ok(())
+    }
+
+    #[test]
+    fn what_may_not_be_written_has_no_address_for_that() -> Result {
+        let (range, _dma, mirror) = addressed(1)?;
+        let other = map(1)?;
+        mirror.fault(range, Access::Read)?;
+        // Of what nobody wrote there is the page of zeros.
+        mirror.fault(other, Access::Read)?;
+        let addr = other.start();
+        let leaf = walk(&mirror, addr)?;
+        let (by_walker, by_table) = targets(&mirror, addr, &leaf, true)?;
+        assert_eq!((by_walker, by_table), (Err(Unresolved::ReadOnly), None));
+        let (by_walker, by_table) = targets(&mirror, addr, &leaf, false)?;
+        assert!(by_walker.is_ok() && by_walker.ok() == by_table);
+        Ok(())
+    }
+
+    #[test]
+    fn device_memory_has_addresses_of_its_own() -> Result {
+        let (range, dma, mirror) = addressed(2)?;
+        mirror.fault(range, Access::Write)?;
+        let before = walk(&mirror, range.start())?;
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 2);
+        assert_eq!(dma.live(), 0);
+        let stale = mirror.enter(0)?.target(range.start(), &before, false);
+        assert_eq!(stale, Err(Unresolved::Stale));
+        let leaf = walk(&mirror, range.address(1))?;
+        assert!(leaf.entry.is_device());
+        let bytes = (leaf.entry.number() * PAGE_SIZE) as u64;
+        let (by_walker, by_table) = targets(&mirror, range.address(1), &leaf, true)?;
+        assert_eq!(by_walker.ok(), by_table);
+        match by_table {
+            Some(Target::Device(address)) => assert_eq!(address.raw(), bytes),
+            _ => return Err(EIO),
+        }
+        assert_eq!(mirror.migrate(range).to_system()?.moved, 2);
+        assert_eq!(dma.live(), 2);
+        assert_eq!(load(range.address(1))?, 1);
+        Ok(())
+    }
+}

@@ -86,7 +86,7 @@ int rust_hmm_fence_signal_ours(struct dma_fence *fence, int error)
 	bool ours, cookie;
 	unsigned long flags;
 
-	if (error > 0 || error < -MAX_ERRNO || !fence_is_ours(fence))
+	if (!fence || error > 0 || error < -MAX_ERRNO || !fence_is_ours(fence))
 		return -EINVAL;
 	cookie = dma_fence_begin_signalling();
 	dma_fence_lock_irqsave(fence, flags);

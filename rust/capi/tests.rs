@@ -401,6 +401,13 @@ fn detach(driver: &Driver) {
     }
 }
 
+fn unmap(range: PageRange) -> Result {
+    // SAFETY: The range is a mapping of the test's own.
+    kernel::error::to_result(unsafe {
+        bindings::rust_hmm_kunit_munmap(range.start(), range.pages() * PAGE_SIZE)
+    })
+}
+
 fn store(addr: usize, value: u64) -> Result {
     UserSlice::new(UserPtr::from_addr(addr), 8)
         .writer()
@@ -425,6 +432,15 @@ unsafe extern "C" fn run(data: *mut ffi::c_void, stop: *const rust_hmm_stop) -> 
         true => ECANCELED_,
         false => 0,
     }
+}
+
+/// Ends with what is no error number.
+///
+/// # Safety
+///
+/// None.
+unsafe extern "C" fn mumbles(_data: *mut ffi::c_void, _stop: *const rust_hmm_stop) -> ffi::c_int {
+    7
 }
 
 /// Migrates two pages to the device, as a part of the operation.

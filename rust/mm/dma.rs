@@ -95,12 +95,12 @@ impl Drop for Open<'_> {
 }
 
 impl DmaDevice {
-    /// A software device, which reaches all memory. Context: may sleep. `ENODEV`; `ENOMEM`.
+    /// A software device, which reaches all memory. Context: may sleep. `ENOMEM`.
     pub fn software(name: &CStr) -> Result<Arc<Self>> {
         // SAFETY: The name is copied.
         let raw = unsafe { bindings::rust_hmm_dma_create(name.as_char_ptr()) };
         // INVARIANT: Just registered and prepared.
-        Self::make(NonNull::new(raw).ok_or(ENODEV)?, true)
+        Self::make(NonNull::new(raw).ok_or(ENOMEM)?, true)
     }
 
     /// A device that a driver is bound to, which sends `bits` bits of address. To be called while it is probed, and

@@ -133,4 +133,21 @@ mod suite {
         assert_ne!(device.owner(), Cookie::of(&*device));
         Ok(())
     }
+
+    #[test]
+    fn a_device_that_does_not_reach_memory() -> Result {
+        // SAFETY: The name is a string, and the device is destroyed below.
+        unsafe {
+            let device = bindings::rust_hmm_dma_create(c"hmm-kunit-narrow".as_char_ptr());
+            assert!(!device.is_null());
+            for (bits, error) in [(0, EINVAL), (65, EINVAL), (16, EIO)] {
+                let adopted = bindings::rust_hmm_dma_adopt(device, bits);
+                assert_eq!(adopted, error.to_errno());
+            }
+            assert_eq!(bindings::rust_hmm_dma_adopt(device, 64), 0);
+            bindings::rust_hmm_dma_release(device);
+            bindings::rust_hmm_dma_destroy(device);
+        }
+        Ok(())
+    }
 }

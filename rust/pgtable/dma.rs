@@ -385,6 +385,31 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_become_huge_is_unmapped_and_mapped_page_by_page() -> Result {
+        let mut fixture = Fixture::new()?;
+        let (range, one) = (pages(0, PMD_PAGES)?, pages(7, 1)?);
+        let frame = |index| Entry::system(FRAME + index, true);
+        fixture.windows.prepare(range)?;
+        fixture.install(one, |_| frame(7))?;
+        let tick = fixture.remove(one);
+        // Seven pages were mapped when that one was found to be still the device's.
+        assert_eq!(fixture.install(range, frame), Err(EBUSY));
+        assert_eq!(fixture.device.unmapped(), 7);
+        assert_eq!(fixture.device.mapped(), 1 + 7 + 511);
+        assert_eq!(fixture.table.get(one.start()), Entry::NONE);
+        for index in (0..PMD_PAGES).filter(|index| *index != 7) {
+            assert_eq!(fixture.table.get(range.address(index)), frame(index));
+        }
+        fixture.windows.unmap(range, tick);
+        assert_eq!(fixture.device.live(), 511);
+        fixture.install(range, frame)?;
+        assert_eq!((fixture.device.live(), fixture.table.live()), (512, 512));
+        let leaf = fixture.table.leaf(range.start());
+        assert_eq!(leaf.map(|leaf| leaf.order), Some(9));
+        Ok(())
+    }
+
+    #[test]
     fn what_is_forgotten_goes_when_it_is_empty() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 8)?;

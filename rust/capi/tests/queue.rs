@@ -80,10 +80,19 @@ mod tests {
             // Within an operation of its own a queue is not destroyed.
             assert_eq!((count(&driver.refused), count(&driver.granted)), (1, 0));
             assert_eq!(rust_hmm_queue_wait(queue, null_mut()), EINVAL.to_errno());
+            let mumbled =
+                rust_hmm_queue_submit(queue, null(), 0, Some(mumbles), Some(release), data);
+            let invalid = EINVAL.to_errno();
+            assert_eq!(rust_hmm_fence_wait_for(mumbled, -1), invalid);
+            bindings::rust_hmm_fence_put(mumbled);
+            // A record tells of it, and then it is over.
+            let record = rust_hmm_queue_record(queue);
+            assert_eq!(rust_hmm_fence_wait_for(record, -1), invalid);
+            bindings::rust_hmm_fence_put(record);
             // Nothing to run: released all the same.
             let bad = rust_hmm_queue_submit(queue, null(), 0, None, Some(release), data);
             assert_eq!(bad as isize, EINVAL.to_errno() as isize);
-            assert_eq!(count(&driver.releases), 2);
+            assert_eq!(count(&driver.releases), 3);
             // One waits, two stand behind it, and the next finds no room.
             let after = [gate];
             let submit =
@@ -97,7 +106,7 @@ mod tests {
                 others[2] = submit();
             }
             let before = count(&driver.releases);
-            assert!(before >= 3);
+            assert!(before >= 4);
             // What it depends on fails.
             assert_eq!(rust_hmm_fence_signal_once(gate, EIO.to_errno()), 0);
             assert_eq!(rust_hmm_fence_wait_for(held, 10_000), EIO.to_errno());
@@ -148,6 +157,7 @@ mod tests {
             let fence = rust_hmm_fence_create(null());
             assert_eq!(rust_hmm_fence_to_file(fence, 0, &mut file), invalid);
             assert_eq!(rust_hmm_fence_to_file(fence, 100_001, &mut file), invalid);
+            assert_eq!(rust_hmm_fence_to_file(null_mut(), 10, &mut file), invalid);
             assert!(file.is_null());
             assert_eq!(rust_hmm_fence_signal_once(fence, 0), 0);
             bindings::rust_hmm_fence_put(fence);

@@ -243,10 +243,20 @@ mod tests {
                 rust_hmm_migrate(mirror, start, end, &to(2), null_mut()),
                 invalid
             );
+            assert_eq!(
+                rust_hmm_serve(mirror, start, end, 1 << 9, 0, null_mut()),
+                invalid
+            );
+            assert_eq!(
+                rust_hmm_snapshot(mirror, end, start, &mut residency()),
+                invalid
+            );
             let mut set = said();
             set.valid = RUST_HMM_HAS_ACCESSED_BY;
+            assert_eq!(rust_hmm_attributes_set(mirror, end, start, &set), invalid);
             set.accessed_by = 2;
             assert_eq!(rust_hmm_attributes_set(mirror, start, end, &set), invalid);
+            assert_eq!(rust_hmm_fence_signal_once(null_mut(), 0), invalid);
             // What was never made can be destroyed.
             assert_eq!(rust_hmm_mirror_destroy(null_mut()), 0);
             assert_eq!(rust_hmm_memory_destroy(ENOMEM.to_ptr()), 0);
@@ -298,6 +308,17 @@ mod tests {
             assert_eq!(refused, EINVAL.to_errno());
             assert_eq!((served.moved, served.in_place), (0, 0));
         }
+        // Of what is not mapped there is nothing to tell.
+        unmap(PageRange::from_pages(second, 1)?)?;
+        // SAFETY: Alive.
+        unsafe {
+            let third = range.address(2);
+            assert_eq!(rust_hmm_snapshot(mirror, second, third, &mut states[1]), 0);
+        }
+        assert_eq!(
+            states[1].location,
+            bindings::rust_hmm_location_RUST_HMM_IS_ERROR as u8
+        );
         assert_eq!(load(start)?, 8);
         detach(&driver);
         Ok(())

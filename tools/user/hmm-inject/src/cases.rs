@@ -61,6 +61,8 @@ pub struct World {
     pub sharer: Option<(Child, Gate)>,
     /// Another device, if the case needs that.
     pub partner: Option<Device>,
+    /// The CPU has looked at all of the memory after an error, which brings it back.
+    pub looked: bool,
 }
 
 impl World {
@@ -71,7 +73,8 @@ impl World {
             Size::Huge => Mapping::anon_huge(1)?,
         };
         let device = Device::open(index)?;
-        Ok(World { index, device, map, other: None, sharer: None, partner: None })
+        let (other, sharer, partner) = (None, None, None);
+        Ok(World { index, device, map, other, sharer, partner, looked: false })
     }
 
     /// Checks all contents by the CPU.

@@ -253,6 +253,17 @@ fn process(index: u32, seed: u64, deadline: Instant, gates: &[Gate; 2]) -> Resul
     Ok(())
 }
 
+/// Sets a point. The kernel's failures hit this write, too.
+fn set_point(point: &str, setting: &str) -> std::io::Result<()> {
+    let mut tries = PATIENCE;
+    loop {
+        match inject::set_point(point, setting) {
+            Err(error) if error.raw_os_error() == Some(Errno::EFAULT.0) && tries > 0 => tries -= 1,
+            result => return result,
+        }
+    }
+}
+
 /// Sets the points anew.
 fn roll(points: &[String], random: &mut Random) -> std::io::Result<()> {
     for point in points {
@@ -260,7 +271,7 @@ fn roll(points: &[String], random: &mut Random) -> std::io::Result<()> {
             0 => "0".to_string(),
             _ => format!("{} every", 2 + random.below(60)),
         };
-        inject::set_point(point, &setting)?;
+        set_point(point, &setting)?;
     }
     Ok(())
 }
@@ -300,8 +311,8 @@ fn all(device: u32, sources: &[Source], seconds: u64, seed: u64) -> Result<Strin
         roll(&points, &mut random).map_err(|error| error.to_string())?;
         std::thread::sleep(TURN);
     }
-    inject::clear_points().map_err(|error| error.to_string())?;
     drop(kernel);
+    inject::clear_points().map_err(|error| error.to_string())?;
     let (mut steps, mut errors) = (0, 0);
     for (mut child, gates) in children {
         // A child that ended early has a report, and sends nothing.

@@ -4,8 +4,10 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
+use hmm::engine::Way;
 use hmm::{
-    inject, Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, Setting, HUGE_PAGES,
+    inject, Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, PageState, Setting,
+    HUGE_PAGES,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,6 +20,7 @@ pub const TESTS: &[Test] = &[
     Test::new("connect", "a_huge_page_moves_in_parts_where_none_is_free", in_parts)
         .only_rust(OURS)
         .private(),
+    Test::new("connect", "as_the_other_device_sees_it", seen_by_the_other).only_rust(OURS),
     Test::new("connect", "holes_stay_holes", around_holes).only_rust(OURS),
     Test::new("connect", "without_a_connection_through_memory", through).only_rust(OURS),
     Test::new("connect", "readers_of_the_source_go_on", readers).only_rust(OURS).private(),
@@ -110,6 +113,21 @@ fn moves(ctx: &Ctx) -> Outcome {
     device_sees_pages(&one, &small, 13, 0, 100, "by the first device")?;
     cpu_sees(&small, 13, "at the end")?;
     cpu_sees(&large, 14, "at the end")
+}
+
+fn seen_by_the_other(ctx: &Ctx) -> Outcome {
+    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let map = Mapping::anon(8)?;
+    map.fill(3);
+    migrate(&one, &map, 3)?;
+    let states = two.snapshot(map.addr(), 8).what("snapshot")?;
+    // What the CPU cannot address is not there.
+    let state = match ctx.coherent() {
+        true => PageState(PageState::DEV_COHERENT_REMOTE | PageState::WRITE),
+        false => PageState::NONE,
+    };
+    check_eq!(states, [state; 8], "the first device's memory, by the second");
+    cpu_sees(&map, 3, "at the end")
 }
 
 fn in_parts(ctx: &Ctx) -> Outcome {
@@ -278,7 +296,7 @@ fn fight(ctx: &Ctx) -> Outcome {
         let (mut adds, mut moved) = (0, 0);
         while Instant::now() < end {
             moved += mine.pull(map.addr(), 64, other)?.moved;
-            moved += mine.migrate(map.addr(), 64, hmm::engine::Way::ToDevice)?.moved;
+            moved += mine.migrate(map.addr(), 64, Way::ToDevice)?.moved;
             let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len());
             let ended = mine.run(add.value(1).stride(4096))?;
             match ended.error {
@@ -341,6 +359,15 @@ fn pull_until_it_goes(
     })
 }
 
+/// What the CPU reads where it is, in coherent memory, comes to system memory.
+fn home(devices: &[&Device], map: &Mapping) -> Outcome {
+    for device in devices {
+        device.migrate(map.addr(), map.pages(), Way::ToSystem).what("migrate to the system")?;
+        check_eq!(resident(device, map, 0, map.pages())?, 0, "pages that stayed");
+    }
+    Ok(())
+}
+
 fn goes(ctx: &Ctx) -> Outcome {
     let Pair { one, two } = pair(ctx, Connection::Migratable)?;
     let map = Mapping::anon(32)?;
@@ -355,6 +382,7 @@ fn goes(ctx: &Ctx) -> Outcome {
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
         device_sees(&two, &map, 3, "when the source is gone")?;
         cpu_sees(&map, 3, "when the source is gone")?;
+        home(&[&one, &two], &map)?;
         // The destination goes: what has moved is brought back, the rest is where it was.
         migrate(&one, &map, 3)?;
         one.set(Setting::CopyDelay, 5_000_000).what("set the delay")?;
@@ -363,6 +391,7 @@ fn goes(ctx: &Ctx) -> Outcome {
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
         device_sees(&one, &map, 3, "when the destination is gone")?;
         cpu_sees(&map, 3, "when the destination is gone")?;
+        home(&[&one, &two], &map)?;
     }
     Ok(())
 }
@@ -384,9 +413,7 @@ fn four_devices(ctx: &Ctx) -> Outcome {
     let expected = hmm::engine::checksum(words.map(|(page, word)| map.get(page, word)));
     for (index, device) in devices.iter().enumerate() {
         // A quarter on each.
-        let moved = device
-            .migrate(map.page_addr(64 * index), 64, hmm::engine::Way::ToDevice)
-            .what("migrate")?;
+        let moved = device.migrate(map.page_addr(64 * index), 64, Way::ToDevice).what("migrate")?;
         check_eq!(moved.moved, 64, "pages on device {index}");
     }
     for (index, device) in devices.iter().enumerate() {
@@ -413,7 +440,7 @@ fn four_processes(ctx: &Ctx) -> Outcome {
                     let words = (0..128).flat_map(|page| (0..512).map(move |word| (page, word)));
                     let expected =
                         hmm::engine::checksum(words.map(|(page, word)| map.get(page, word)));
-                    let way = hmm::engine::Way::ToDevice;
+                    let way = Way::ToDevice;
                     device.migrate(map.addr(), 128, way).what("migrate")?;
                     let command = Command::new(EngineOp::Checksum, map.addr(), map.len());
                     let ended = device.run(command.verify(expected)).what("checksum")?;

@@ -3,11 +3,11 @@
 
 use super::reload::{load, unload, Restore};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::support::fails;
+use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{module, Errno};
+use hmm::{inject, module, Errno, Mapping};
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 const OURS: &str = "the C driver has no such files";
@@ -17,6 +17,7 @@ const LIBRARY: &str = "rust_hmm";
 pub const TESTS: &[Test] = &[
     Test::new("debugfs", "open_files_keep_the_library", keep).only_rust(OURS),
     Test::new("debugfs", "files_go_with_the_library", go).only_rust(OURS),
+    Test::new("debugfs", "what_makes_no_sense_is_refused", refused).only_rust(OURS),
 ];
 
 /// The regular files below `directory`.
@@ -79,5 +80,36 @@ fn go(ctx: &Ctx) -> Outcome {
     check!(!Path::new(ROOT).exists(), "{ROOT} is there without the library");
     load(ctx, "")?;
     check_eq!(files(Path::new(ROOT))?, before, "files after another load");
+    Ok(())
+}
+
+fn refused(ctx: &Ctx) -> Outcome {
+    let point = Path::new(ROOT).join("inject/retry");
+    inject::set_point("retry", "3 every").what("set a point")?;
+    let before = std::fs::read_to_string(&point).what("read the point")?;
+    let long = [b'1'; 65];
+    for bytes in [&b"x"[..], b"1 2", b"1 every 2", b"\xff\xfe", b"-1", &long] {
+        let written = std::fs::write(&point, bytes).map_err(Errno::from);
+        fails(written, Errno::EINVAL, &format!("writing {bytes:?}"))?;
+    }
+    let after = std::fs::read_to_string(&point).what("read the point")?;
+    inject::clear_points().what("clear the points")?;
+    check_eq!(before, after, "the point");
+    let device = ctx.open()?;
+    let map = Mapping::anon(4)?;
+    map.fill(1);
+    device_sees(&device, &map, 1, "before the look")?;
+    let mut file = File::open(Path::new(ROOT).join("map")).what("open the map")?;
+    // No room for a line of any.
+    let mut little = [0; 64];
+    let read = file.read(&mut little).map_err(Errno::from);
+    fails(read, Errno::EINVAL, "a read of a few bytes")?;
+    check_eq!(file.read(&mut []).what("read nothing")?, 0, "bytes of nothing");
+    // Behind all mirrors there is nothing.
+    file.seek(SeekFrom::Start(i64::MAX as u64 - 8192)).what("seek")?;
+    let mut part = [0; 4096];
+    check_eq!(file.read(&mut part).what("read behind all")?, 0, "bytes behind all");
+    file.rewind().what("rewind")?;
+    check!(file.read(&mut part).what("read the map")? != 0, "the map is empty");
     Ok(())
 }

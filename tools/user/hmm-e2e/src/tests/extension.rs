@@ -159,6 +159,8 @@ fn bad_pointers(ctx: &Ctx) -> Outcome {
     fails(result.map(|_| ()), Errno::EFAULT, "outcomes into read-only memory")?;
     outcomes.protect(Prot::ReadWrite)?;
     cpu_sees(&map, 1, "after outcomes that went nowhere")?;
+    // Coherent memory the CPU reads where it is.
+    device.migrate(map.addr(), 4, Way::ToSystem).what("migrate back")?;
     // Into the memory that moves: its first page comes back for that.
     let done = device.probe_outcomes(map.addr(), 4, Ptr::Map(&map)).what("outcomes into itself")?;
     check_eq!(done.moved, 4, "pages moved");

@@ -31,8 +31,11 @@ pub const TESTS: &[Test] = &[
         .seconds(120),
 ];
 
-/// Loads the modules anew with parameters.
+/// Loads the modules anew with parameters: of private memory.
 pub fn with<'a>(ctx: &'a Ctx, params: &str) -> Result<Restore<'a>, Stop> {
+    if ctx.coherent() {
+        return Err(Stop::Skip("the size of coherent memory is no parameter".to_string()));
+    }
     let restore = Restore(ctx);
     load(ctx, "")?;
     unload(ctx)?;

@@ -51,6 +51,8 @@ fn pages_out_of_use(ctx: &Ctx) -> Outcome {
     }
     fails(device.resize(2000, 49, false), Errno::EINVAL, "pages that there are not")?;
     fails(device.resize(0, 0, false), Errno::EINVAL, "no pages")?;
+    fails(device.resize(usize::MAX, 2, false), Errno::EINVAL, "pages beyond all numbers")?;
+    fails(device.resize(usize::MAX, 2, true), Errno::EINVAL, "these, back into use")?;
     for (seed, map) in maps.iter().enumerate() {
         cpu_sees(map, seed as u64, "after all")?;
     }

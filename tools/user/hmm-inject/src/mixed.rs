@@ -99,6 +99,11 @@ impl Model {
                 *self.errors.entry(format!("{what}: {error}")).or_default() += 1;
                 Ok(None)
             }
+            // Of a process that has gone, where `test_hmm` says so.
+            Err(Errno::EINVAL) if what.starts_with("migrate") || what == "exclusive" => {
+                *self.errors.entry(format!("{what}: the process")).or_default() += 1;
+                Ok(None)
+            }
             Err(error) => Err(format!("{what}: {error} is not documented")),
         }
     }

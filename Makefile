@@ -99,6 +99,7 @@ e2e:
 	set -e; for k in $(kernels); do \
 		tools/build --kernel $$k --series $(SERIES); \
 		tools/test/e2e --kernel $$k --series $(SERIES); \
+		tools/test/e2e --kernel $$k --series $(SERIES) --coherent; \
 	done
 
 lifecycle:

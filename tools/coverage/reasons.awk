@@ -3,7 +3,7 @@
 # awk -f reasons.awk REASONS UNREACHED: adds to each part why it is not executed, or "-".
 # REASONS has lines @KEY<tab>REASON, and FILE<tab>TEXT<tab>KEY: for parts of lines of FILE that, with the line before, contain
 # TEXT. TEXT "*" is for the whole file. FILE "*" is any: there TEXT is an expression for how the line ends where the part does,
-# most often at a "?".
+# most often at a "?", or at its end.
 BEGIN { FS = OFS = "\t" }
 
 NR == FNR && /^@/ {
@@ -27,7 +27,7 @@ NR == FNR {
 
 function fits(i) {
 	if (file[i] == "*")
-		return $3 && match($6, "(" text[i] ")$")
+		return match($3 ? $6 : $4, "(" text[i] ")$")
 	return file[i] == $1 && (text[i] == "*" || index($5, text[i]))
 }
 

@@ -264,6 +264,7 @@ impl FreeMap {
     }
 
     /// Whether a block of 512 pages is free.
+    #[cfg(CONFIG_KUNIT = "y")]
     pub(in crate::mm) fn has_block(&self) -> bool {
         self.words
             .chunks_exact(BLOCK_WORDS)

@@ -411,11 +411,6 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.pieces.get(number / PIECE_PAGES)?.as_ref()?.look()
     }
 
-    /// Whether 512 pages are free that make a huge folio.
-    pub fn has_block(&self) -> bool {
-        self.pieces().any(|piece| piece.free.has_block())
-    }
-
     /// Pages in use of the block of 512 pages that begins at `number`.
     pub fn used_in_block(&self, number: usize) -> usize {
         match self

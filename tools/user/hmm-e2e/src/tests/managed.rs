@@ -274,13 +274,15 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     fails(device.probe_map(libc::MAP_SHARED, managed), Errno::EINVAL, "a shared mapping")?;
     fails(device.probe_map(private, managed | (1 << 52)), Errno::EINVAL, "an unknown bit")?;
     let map = Mapping::anon(1)?;
-    let words = |fd: i32| [40, fd as u64, map.len() as u64, 0, 0];
+    let words = |fd: i32| [40, u64::from(fd as u32), map.len() as u64, 0, 0];
     fails(
         device.probe_extension(0x79, &mut words(other.fd())),
         Errno(libc::EBADF),
         "another file",
     )?;
-    fails(device.probe_extension(0x79, &mut words(0)), Errno(libc::EBADF), "no device")?;
+    for (fd, what) in [(0, "no device"), (1000, "no file"), (-1, "no descriptor")] {
+        fails(device.probe_extension(0x79, &mut words(fd)), Errno(libc::EBADF), what)?;
+    }
     let mut flags = words(device.fd());
     flags[0] |= 8 << 32;
     fails(device.probe_extension(0x79, &mut flags), Errno::EINVAL, "an unknown flag")?;

@@ -19,6 +19,7 @@ pub const TESTS: &[Test] = &[
     Test::new("replica", "writes_of_others_meanwhile", writes_meanwhile).only_rust(OURS),
     Test::new("replica", "in_two_devices", in_two_devices).only_rust(OURS),
     Test::new("replica", "of_a_huge_page", of_a_huge_page).only_rust(OURS),
+    Test::new("replica", "none_of_a_page_that_others_may_write", pinned).only_rust(OURS),
     Test::new("replica", "goes_for_room", goes_for_room).only_rust(OURS),
 ];
 
@@ -258,6 +259,24 @@ fn cpu_sees_pages(map: &Mapping, seed: u64, first: usize, pages: usize) -> Outco
         check_eq!(map.get(page, 5), pattern::word(seed, page, 5), "what the CPU reads");
     }
     Ok(())
+}
+
+/// What is pinned for a device may be written by it, although the process may not.
+fn pinned(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(1);
+    let half = map.len() / 2;
+    let locked = device.lock(map.addr(), half, 1 << ctx.device, true).what("lock")?;
+    map.protect(Prot::Read)?;
+    read_mostly(&device, &map)?;
+    let before = device.placement()?.replicas;
+    reads(&device, &map, 1, "of memory that others may write")?;
+    check_eq!(device.placement()?.replicas - before, PAGES as u64 / 2, "copies");
+    device.unlock(locked.device_addr).what("unlock")?;
+    map.protect(Prot::ReadWrite)?;
+    map.fill(2);
+    reads(&device, &map, 2, "of what was written since")
 }
 
 fn goes_for_room(ctx: &Ctx) -> Outcome {

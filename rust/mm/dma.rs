@@ -99,8 +99,8 @@ impl DmaDevice {
     pub fn software(name: &CStr) -> Result<Arc<Self>> {
         // SAFETY: The name is copied.
         let raw = unsafe { bindings::rust_hmm_dma_create(name.as_char_ptr()) };
-        // INVARIANT: Just registered and prepared.
-        Self::make(NonNull::new(raw).ok_or(ENOMEM)?, true)
+        // SAFETY: Just registered and prepared.
+        unsafe { Self::make(NonNull::new(raw).ok_or(ENOMEM)?, true) }
     }
 
     /// A device that a driver is bound to, which sends `bits` bits of address. To be called while it is probed, and
@@ -115,14 +115,18 @@ impl DmaDevice {
         let raw = NonNull::from(device).cast::<bindings::device>();
         // SAFETY: The device is within a callback of its bus, so that it is bound, and nobody maps for it yet.
         to_result(unsafe { bindings::rust_hmm_dma_adopt(raw.as_ptr(), bits) })?;
-        // INVARIANT: Prepared, and we have a reference.
-        Self::make(raw, false)
+        // SAFETY: Prepared, and we have a reference.
+        unsafe { Self::make(raw, false) }
     }
 
-    fn make(raw: NonNull<bindings::device>, software: bool) -> Result<Arc<Self>> {
+    /// # Safety
+    ///
+    /// `raw` must be as the type invariant has it. It becomes this one's, also after an error.
+    unsafe fn make(raw: NonNull<bindings::device>, software: bool) -> Result<Arc<Self>> {
         let (name, key) = locks::dma_users();
-        Arc::pin_init(
+        let this = Arc::pin_init(
             pin_init!(Self {
+                // INVARIANT: By the function's requirements.
                 raw,
                 software,
                 closed: AtomicFlag::new(false),
@@ -132,7 +136,22 @@ impl DmaDevice {
                 users <- Mutex::new(KVec::new(), name, key),
             }),
             GFP_KERNEL,
-        )
+        );
+        // SAFETY: By the function's requirements; nobody has seen it.
+        this.inspect_err(|_| unsafe { Self::give_back(raw, software) })
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::make`]; `raw` must not be used any more.
+    unsafe fn give_back(raw: NonNull<bindings::device>, software: bool) {
+        // SAFETY: By the function's requirements.
+        unsafe {
+            match software {
+                true => bindings::rust_hmm_dma_destroy(raw.as_ptr()),
+                false => bindings::rust_hmm_dma_release(raw.as_ptr()),
+            }
+        }
     }
 
     pub(super) fn as_raw(&self) -> *mut bindings::device {
@@ -230,12 +249,7 @@ impl PinnedDrop for DmaDevice {
             pr_err!("{} pages stay mapped for a device that goes\n", self.live());
         }
         // SAFETY: Ours by the type invariant.
-        unsafe {
-            match self.software {
-                true => bindings::rust_hmm_dma_destroy(self.as_raw()),
-                false => bindings::rust_hmm_dma_release(self.as_raw()),
-            }
-        }
+        unsafe { Self::give_back(self.raw, self.software) };
     }
 }
 

@@ -180,7 +180,11 @@ mod tests {
         // Beyond all user memory.
         let kernel = UserSpan::new(usize::MAX - 0xfff, 0x800);
         assert_eq!(block.read_to_user(0, kernel)?, 0);
+        assert_eq!(back.write_from_user(0, kernel)?, 0);
         assert_eq!(kernel.fault_in(true), Err(EFAULT));
+        // Beyond the block.
+        assert_eq!(block.read_to_user(1, user), Err(EINVAL));
+        assert_eq!(back.write_from_user(1, user), Err(EINVAL));
         // SAFETY: Made above.
         unsafe { bindings::rust_hmm_kunit_munmap(addr, 0x3000) };
         Ok(())

@@ -4,7 +4,10 @@
 
 use super::*;
 use crate::{
-    mm::dma::{DmaAddress, DmaDevice},
+    mm::{
+        dma::{DmaAddress, DmaDevice},
+        user::UserSpan, //
+    },
     pgtable::{Leaf, OfDma},
 };
 
@@ -86,8 +89,16 @@ mod suite {
         );
         // A software engine asks for the page, not for its address.
         let mut bytes = [0; 8];
+        let beyond = UserSpan::new(range.start(), PAGE_SIZE + 1);
         match mirror.enter(0)?.resolve(addr, &leaf) {
-            Ok(Place::Cpu(page)) => page.read(0, &mut bytes)?,
+            Ok(Place::Cpu(page)) => {
+                page.read(0, &mut bytes)?;
+                assert_eq!(page.read_to_user(0, beyond), Err(EINVAL));
+            }
+            _ => return Err(EIO),
+        }
+        match mirror.enter(0)?.resolve_mut(addr, &leaf) {
+            Ok(PlaceMut::Cpu(page)) => assert_eq!(page.write_from_user(0, beyond), Err(EINVAL)),
             _ => return Err(EIO),
         }
         assert_eq!(u64::from_ne_bytes(bytes), 2);

@@ -61,7 +61,7 @@ pub struct World {
     pub sharer: Option<(Child, Gate)>,
     /// Another device, if the case needs that.
     pub partner: Option<Device>,
-    /// The CPU has looked at all of the memory after an error, which brings it back.
+    /// The CPU has looked at all of the memory after an error, which brings private memory back.
     pub looked: bool,
 }
 

@@ -5,7 +5,9 @@ use crate::cases::{Case, Contents, Size, World, NEW, OLD};
 use crate::memory::{all_on_device, filled, mirrored_on_device, on_device, sees, step};
 use hmm::engine::{EngineOp, Way};
 use hmm::placement::{Attributes, Policy, Preferred};
-use hmm::{Command, Device, Errno, ManagedFlags, Prot, QueueOp, State, PAGE_SIZE};
+use hmm::{
+    Command, Connection, Device, Errno, ManagedFlags, Prot, QueueOp, Setting, State, PAGE_SIZE,
+};
 use std::io::Read;
 use std::time::Duration;
 
@@ -104,6 +106,12 @@ fn write(world: &mut World) -> Result<(), Errno> {
 fn partner_has_it(world: &mut World) -> Result<(), String> {
     filled(world)?;
     let partner = Device::open(world.index ^ 1).map_err(step("the other device"))?;
+    // Coherent memory is used in place else.
+    for device in [&world.device, &partner] {
+        device
+            .set(Setting::Connection, Connection::Migratable as u64)
+            .map_err(step("set the connection"))?;
+    }
     let (addr, pages) = (world.map.addr(), world.map.pages());
     let moved = partner.migrate(addr, pages, Way::ToDevice).map_err(step("migrate"))?.moved;
     world.partner = Some(partner);
@@ -119,15 +127,12 @@ fn pull(world: &mut World) -> Result<(), Errno> {
 }
 
 fn all_came(world: &mut World) -> Result<(), String> {
-    if !world.looked {
-        return all_on_device(world);
-    }
-    // There was nothing to pull then.
-    let partner = world.partner.as_ref().ok_or("no other device")?;
-    let states = partner.snapshot(world.map.addr(), world.map.pages()).map_err(step("snapshot"))?;
-    match states.iter().position(|state| state.is_device()) {
-        None => Ok(()),
-        Some(page) => Err(format!("page {page} is still in device memory: {:?}", states[page])),
+    let states = world.device.snapshot(world.map.addr(), world.map.pages());
+    let states = states.map_err(step("snapshot"))?;
+    // What the CPU has looked at was in system memory, unless it is coherent: then there was nothing to pull.
+    match world.looked && states.iter().all(|state| state.is_ram()) {
+        true => Ok(()),
+        false => all_on_device(world),
     }
 }
 

@@ -273,10 +273,13 @@ fn pinned(ctx: &Ctx) -> Outcome {
     let before = device.placement()?.replicas;
     reads(&device, &map, 1, "of memory that others may write")?;
     check_eq!(device.placement()?.replicas - before, PAGES as u64 / 2, "copies");
+    let fill = Command::new(EngineOp::Fill, locked.device_addr, half).value(7);
+    check_eq!(device.run(fill).what("fill")?.error, None, "a write to what is pinned");
+    let sum = device.run(Command::new(EngineOp::Read, map.addr(), half)).what("read")?;
+    check_eq!((sum.error, sum.status.result), (None, 7 * half as u64 / 8), "the device's read");
+    check_eq!(map.get(PAGES / 2 - 1, 511), 7, "the CPU's read");
     device.unlock(locked.device_addr).what("unlock")?;
-    map.protect(Prot::ReadWrite)?;
-    map.fill(2);
-    reads(&device, &map, 2, "of what was written since")
+    map.check_pages(1, PAGES / 2, PAGES / 2).what("the other half")
 }
 
 fn goes_for_room(ctx: &Ctx) -> Outcome {

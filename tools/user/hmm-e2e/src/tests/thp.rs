@@ -163,9 +163,7 @@ fn failed_touch(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "after the way back without huge page")
 }
 
-/// Another device reads a huge page that cannot come back as such: a range fault, which holds the mmap lock until it
-/// has the page, while the thread that splits the page needs that lock, and others wait for it.
-/// A snapshot of another device says nothing of it, as of small pages, and not that it cannot be accessed.
+/// A snapshot of another device says nothing of a huge page, as of small ones, and not that it cannot be accessed.
 fn seen_by_another(ctx: &Ctx) -> Outcome {
     let owner = ctx.open()?;
     let other = Device::open(ctx.second).what("open the second device")?;
@@ -184,6 +182,8 @@ fn seen_by_another(ctx: &Ctx) -> Outcome {
     device_sees(&other, &map, 4, "of the other one's page").map(|_| ())
 }
 
+/// Another device reads a huge page that cannot come back as such: a range fault, which holds the mmap lock until it
+/// has the page, while the thread that splits the page needs that lock, and others wait for it.
 fn failed_for_another(ctx: &Ctx) -> Outcome {
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -50,6 +50,11 @@ tap_results() {
 		}'
 }
 
+# say_failed FILE: the lines of TAP or KTAP of the tests that failed, which say why.
+say_failed() {
+	tr -d '\r' <"$1" | grep -aE '^ *not ok ' | sed 's/^ *//' | cut -c1-400 | sed 's/^/    /' >&2 || :
+}
+
 count() { grep -c "^$1 " "$2" || [ $? -eq 1 ]; }
 
 # detail: prints what it reads, unless many suites run one after the other (HMM_BRIEF=1) and only their sums

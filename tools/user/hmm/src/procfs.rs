@@ -28,6 +28,17 @@ pub fn meminfo() -> io::Result<Table> {
     Ok(parse_table(&std::fs::read_to_string("/proc/meminfo")?))
 }
 
+/// Free pages in the lists of the processors, of the text of `/proc/zoneinfo`.
+pub fn parse_zoneinfo(text: &str) -> u64 {
+    let count = |line: &str| line.trim().strip_prefix("count:")?.trim().parse::<u64>().ok();
+    text.lines().filter_map(count).sum()
+}
+
+/// Free pages in the lists of the processors: `/proc/meminfo` takes them for pages in use.
+pub fn pages_in_lists() -> io::Result<u64> {
+    Ok(parse_zoneinfo(&std::fs::read_to_string("/proc/zoneinfo")?))
+}
+
 /// Pages pinned for device access so far, and those still pinned.
 ///
 /// `None` when this kernel does not count them.
@@ -149,6 +160,24 @@ mod tests {
         assert_eq!(table.len(), 2);
         assert!(vmstat().unwrap().contains_key("nr_free_pages"));
         assert!(meminfo().unwrap().contains_key("MemAvailable"));
+    }
+
+    #[test]
+    fn lists_of_all_processors_are_summed() {
+        let text = "\
+Node 0, zone   Normal
+  pages free     95612
+  pagesets
+    cpu: 0
+              count:    190
+              high:     378
+    cpu: 1
+              count:    12
+  vm stats threshold: 16
+";
+        assert_eq!(parse_zoneinfo(text), 202);
+        assert_eq!(parse_zoneinfo(""), 0);
+        assert!(pages_in_lists().is_ok());
     }
 
     #[test]

@@ -256,12 +256,6 @@ bool rust_hmm_pfn_is_zero(unsigned long pfn)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_is_zero);
 
-bool rust_hmm_pfn_is_ksm(unsigned long pfn)
-{
-	return folio_test_ksm(page_folio(pfn_to_page(pfn)));
-}
-EXPORT_SYMBOL_GPL(rust_hmm_pfn_is_ksm);
-
 unsigned int rust_hmm_pfn_order(unsigned long pfn)
 {
 	return folio_order(page_folio(pfn_to_page(pfn)));

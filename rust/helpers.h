@@ -54,6 +54,16 @@ int rust_hmm_kthread_stop_put(struct task_struct *task);
 /* Who maps a page */
 struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
 				    unsigned long *offset);
+/* What may be isolated, of system memory */
+enum rust_hmm_pages {
+	RUST_HMM_PAGES_OWN,
+	RUST_HMM_PAGES_MERGED,
+	RUST_HMM_PAGES_BUSY,
+};
+
+unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
+				 unsigned long start, unsigned long end,
+				 enum rust_hmm_pages *kind);
 bool rust_hmm_vma_share(struct vm_area_struct *vma, unsigned long addr);
 bool rust_hmm_vma_is_constant(struct vm_area_struct *vma);
 bool rust_hmm_pfn_is_exclusive(unsigned long pfn);
@@ -123,7 +133,6 @@ unsigned long rust_hmm_page_to_pfn(const struct page *page);
 struct dev_pagemap *rust_hmm_pfn_pgmap(unsigned long pfn);
 bool rust_hmm_pfn_is_private(unsigned long pfn);
 bool rust_hmm_pfn_is_zero(unsigned long pfn);
-bool rust_hmm_pfn_is_ksm(unsigned long pfn);
 unsigned int rust_hmm_pfn_order(unsigned long pfn);
 void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages);
 void rust_hmm_mark_all_dirty(const unsigned long *pfns, unsigned long count);

@@ -112,6 +112,97 @@ static pte_t *lock_entry(struct mm_struct *mm, unsigned long addr,
 	return pte_offset_kernel(pmd, addr);
 }
 
+/*
+ * Whether KSM may merge what @vma maps from @start to @end: because of the
+ * mapping itself, or of one that shares its pages since a fork. A shared page
+ * becomes KSM's where it is, with the reverse mapping of who wanted it.
+ */
+static bool may_merge(struct vm_area_struct *vma, unsigned long start,
+		      unsigned long end)
+{
+	struct anon_vma *anon_vma = READ_ONCE(vma->anon_vma);
+	pgoff_t first = linear_page_index(vma, start);
+	pgoff_t count = (end - start) >> PAGE_SHIFT;
+	bool found = false;
+	struct rb_node *node;
+
+	if (vma->vm_flags & VM_MERGEABLE)
+		return true;
+	/*
+	 * Who was forked has one of its own below the root. The mmap lock keeps
+	 * this process from being forked now.
+	 */
+	if (!anon_vma || data_race(anon_vma->root->num_children) < 2)
+		return false;
+	down_read(&anon_vma->root->rwsem);
+	for (node = rb_first_cached(&anon_vma->root->rb_root); node && !found;
+	     node = rb_next(node)) {
+		struct vm_area_struct *other =
+			rb_entry(node, struct anon_vma_chain, rb)->vma;
+
+		/* Its owner may change it at any time: see below. */
+		found = data_race(other->vm_flags) & VM_MERGEABLE &&
+			other->vm_pgoff < first + count &&
+			first < other->vm_pgoff + vma_pages(other);
+	}
+	up_read(&anon_vma->root->rwsem);
+	return found;
+}
+
+static enum rust_hmm_pages kind_of(pte_t pte)
+{
+	softleaf_t entry;
+
+	if (pte_none(pte))
+		return RUST_HMM_PAGES_OWN;
+	if (pte_present(pte))
+		return !pte_special(pte) &&
+		       folio_test_ksm(page_folio(pte_page(pte))) ?
+			       RUST_HMM_PAGES_MERGED : RUST_HMM_PAGES_OWN;
+	entry = softleaf_from_pte(pte);
+	/* In the swap cache there may be a page of KSM's. */
+	if (softleaf_is_swap(entry))
+		return RUST_HMM_PAGES_MERGED;
+	return softleaf_is_migration(entry) ? RUST_HMM_PAGES_BUSY :
+					      RUST_HMM_PAGES_OWN;
+}
+
+/*
+ * How many pages from @start on are alike, and what they are. To be used at
+ * once, with the mmap lock held: pages that are not KSM's become so only by a
+ * mapping that lets it, and there is none now. If another process makes one,
+ * KSM has to come by twice first. @start to @end is in one table.
+ */
+unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
+				 unsigned long start, unsigned long end,
+				 enum rust_hmm_pages *kind)
+{
+	unsigned long count = (end - start) >> PAGE_SHIFT, i;
+	spinlock_t *above, *lock;
+	pte_t *ptep;
+
+	*kind = RUST_HMM_PAGES_OWN;
+	/* The core takes nothing of these. */
+	if (vma->vm_flags & VM_SPECIAL)
+		return count;
+	if (may_merge(vma, start, end)) {
+		*kind = RUST_HMM_PAGES_MERGED;
+		return count;
+	}
+	ptep = lock_entry(vma->vm_mm, start, &above, &lock);
+	if (!ptep)
+		return count;
+	*kind = kind_of(ptep_get(ptep));
+	for (i = 1; i < count; i++)
+		if (kind_of(ptep_get(ptep + i)) != *kind)
+			break;
+	if (lock != above)
+		spin_unlock(lock);
+	spin_unlock(above);
+	return i;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_alike);
+
 /* Pages of which there are copies, with their number. Each has a reference. */
 static DEFINE_XARRAY(sources);
 

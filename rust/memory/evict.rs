@@ -168,7 +168,7 @@ impl<M: MemoryOps> Memory<M> {
         lap.end(Phase::Unmap);
         isolated.fill_small(None, |_| true);
         isolated.fill(|entry| match (entry.source, entry.order()) {
-            // The core offers these, too, but there is nothing to bring back.
+            // Of other migrations: a page of the device is there, or its entry is empty.
             (Source::Hole, _) => None,
             (_, PMD_ORDER) => huge.take(),
             (_, order) => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),

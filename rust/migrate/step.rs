@@ -89,17 +89,16 @@ impl<'m, D: Device> Step<'m, D> {
             inner.collapse(notifier, Some(piece), None);
         }
         let full = self.target == Target::Device && !self.make_room_for(piece)?;
-        let (mut end, attempt) = self.attempt(piece, true)?;
-        let piece = PageRange::new(piece.start(), end)?;
-        match attempt {
-            Attempt::Done { .. } => {}
-            Attempt::NoHuge if full => {}
+        let (mut end, mut attempt) = self.attempt(piece, true)?;
+        if matches!(attempt, Attempt::NoHuge) && !full {
             // No huge page at the destination: the same with small ones. Without COMPOUND the core
             // splits a huge page before it isolates it, also when others map it.
-            Attempt::NoHuge => {
-                self.work.pages.fill(PageOutcome::None);
-                self.attempt(piece, false)?;
-            }
+            self.work.pages.fill(PageOutcome::None);
+            (end, attempt) = self.attempt(PageRange::new(piece.start(), end)?, false)?;
+        }
+        let piece = PageRange::new(piece.start(), end)?;
+        if matches!(attempt, Attempt::Merged) {
+            return self.leave(piece);
         }
         for _ in 0..ROUNDS {
             let missing = self.missing(piece.pages());
@@ -216,7 +215,7 @@ impl<'m, D: Device> Step<'m, D> {
             });
         self.mirror.end(name);
         drop(mmap);
-        let lost = matches!(result, Ok(Attempt::Done { lost: true }));
+        let lost = matches!(result, Ok((_, Attempt::Done { lost: true })));
         if lost && self.target == Target::Device {
             // Somebody else's event, or the split of a huge page, took the marks: ask what is
             // there now. If that fails the device will fault, which is no error here.
@@ -225,6 +224,6 @@ impl<'m, D: Device> Step<'m, D> {
                 .install_present(&self.space, piece, &mut self.work.spares)
                 .or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })?;
         }
-        Ok((piece.end(), result?))
+        result
     }
 }

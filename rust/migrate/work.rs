@@ -8,7 +8,7 @@ use crate::{
     mirror::{Device, Mirror, Switched},
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
-        migrate::{Batch, Entry, Isolated, Select, Source},
+        migrate::{Batch, Entry, Isolated, Select, Source, System},
         notifier::Cookie,
         page::{Effort, LockedFolio},
         space::Vma,
@@ -37,6 +37,8 @@ pub(super) enum Attempt {
     },
     /// A huge page could not be had. Nothing has moved.
     NoHuge,
+    /// The pages stay where they are, however often it is tried.
+    Merged,
 }
 
 /// Notes the outcome of the pages of `entry`.
@@ -47,6 +49,7 @@ fn set(pages: &mut [PageOutcome; PMD_PAGES], entry: &Entry, outcome: PageOutcome
 }
 
 impl<F: Format> Work<F> {
+    /// Migrates the first pages of `piece`, up to those of which nothing can be isolated, or these. Returns their end.
     pub(super) fn isolate_and_move<D: Device<Format = F>>(
         &mut self,
         mirror: &Mirror<D>,
@@ -55,7 +58,7 @@ impl<F: Format> Work<F> {
         piece: PageRange,
         compound: bool,
         name: Cookie,
-    ) -> Result<Attempt> {
+    ) -> Result<(usize, Attempt)> {
         let Self {
             batch,
             copies,
@@ -64,26 +67,35 @@ impl<F: Format> Work<F> {
             entries,
         } = self;
         let memory = mirror.device().memory().ok_or(ENODEV)?;
-        if target == Target::Device && vma.flags() & flags::MERGEABLE != 0 {
-            // A page that KSM has just merged is not in its reverse mapping yet: the core would
-            // isolate it and never find its way back (B7).
-            for page in pages.iter_mut().take(piece.pages()) {
-                *page = PageOutcome::Skipped;
-            }
-            return Ok(Attempt::Done { lost: false });
-        }
         let huge = compound && piece.is_pmd();
         // Coherent folios stay small: the core never collects huge ones on the way back.
         let compound = huge && memory.select() == Select::Private;
         if huge && !compound && memory.driver_fails(PMD_ORDER) {
-            return Ok(Attempt::NoHuge);
+            return Ok((piece.end(), Attempt::NoHuge));
         }
-        let (select, cookie) = match target {
-            Target::Device => (Select::System, name),
-            Target::System => (memory.select(), memory.owner()),
-        };
         let mut lap = Lap::start();
-        let mut isolated = Isolated::new(vma, piece, select, compound, cookie, None, batch)?;
+        let isolated = match target {
+            Target::Device => Isolated::of_system(vma, piece, compound, name, batch)?,
+            Target::System => {
+                let (select, owner) = (memory.select(), memory.owner());
+                System::Isolated(Isolated::new(
+                    vma, piece, select, compound, owner, None, batch,
+                )?)
+            }
+        };
+        let (mut isolated, piece) = match isolated {
+            System::Isolated(isolated) => {
+                let range = isolated.range().ok_or(EINVAL)?;
+                (isolated, range)
+            }
+            System::Merged(part) => return Ok((part.end(), Attempt::Merged)),
+            System::Busy(part) => {
+                for page in pages.iter_mut().take(part.pages()) {
+                    *page = PageOutcome::Skipped;
+                }
+                return Ok((part.end(), Attempt::Done { lost: false }));
+            }
+        };
         lap.end(Phase::Unmap);
 
         let mut no_huge = false;
@@ -135,7 +147,7 @@ impl<F: Format> Work<F> {
         lap.end(Phase::Allocate);
         if no_huge {
             // Puts everything back.
-            return Ok(Attempt::NoHuge);
+            return Ok((piece.end(), Attempt::NoHuge));
         }
         let failed = memory.copy_all(&mut isolated, copies);
         lap.end(Phase::Copy);
@@ -187,6 +199,6 @@ impl<F: Format> Work<F> {
         let mut lap = Lap::start();
         migrated.finalize(&flushed);
         lap.end(Phase::Finalize);
-        result.map(|()| Attempt::Done { lost })
+        result.map(|()| (piece.end(), Attempt::Done { lost }))
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     mm::{
         addr::{PageRange, PMD_PAGES},
         device_pages::DeviceRange,
-        migrate::{Batch, Isolated, Replica, Select, Source},
+        migrate::{Batch, Isolated, Replica, Source, System},
         notifier::{Cookie, IntervalNotifier},
         range_fault::AddressSpace,
         space::Vma,
@@ -336,7 +336,6 @@ impl<D: Device> Mirror<D> {
         }
         let mut next = 0;
         while let Some(run) = wanted.run(next, piece.pages()) {
-            next = run.end;
             let pages = PageRange::from_pages(piece.address(run.start), run.len())?;
             let Work {
                 batch,
@@ -344,8 +343,17 @@ impl<D: Device> Mirror<D> {
                 made,
                 ..
             } = &mut *work;
-            let select = Select::System;
-            let mut isolated = Isolated::new(vma, pages, select, false, name, None, batch)?;
+            let (mut isolated, pages) = match Isolated::of_system(vma, pages, false, name, batch)? {
+                System::Isolated(isolated) => {
+                    let range = isolated.range().ok_or(EINVAL)?;
+                    (isolated, range)
+                }
+                System::Merged(part) | System::Busy(part) => {
+                    next = run.start + part.pages();
+                    continue;
+                }
+            };
+            next = run.start + pages.pages();
             isolated.fill(|entry| match entry.source {
                 Source::Page(_) if entry.pages == 1 && !entry.writable => memory.alloc(0),
                 _ => None,

@@ -4,7 +4,7 @@
 //! [`Migrated`], where the outcome is read. Dropping either always finalizes, so that an early
 //! return restores the pages that have not moved.
 //!
-//! Paths on which the kernel breaks are closed here: merged (KSM) pages get no destination, and a
+//! Paths on which the kernel breaks are closed here: merged (KSM) pages are not isolated, and a
 //! huge source only gets a huge destination.
 //!
 //! C header: [`include/linux/migrate.h`](srctree/include/linux/migrate.h)
@@ -22,15 +22,17 @@ use crate::{
     inject::{fails, is_injecting, Point}, //
 };
 use core::{mem::ManuallyDrop, ptr};
-use kernel::{error::to_result, mm::virt::flags, prelude::*};
+use kernel::{error::to_result, prelude::*};
 
 mod batch;
 mod replica;
+mod system;
 mod whole;
 
 pub use batch::Batch;
 use batch::Inner;
 pub use replica::{Constant, Replica};
+pub use system::System;
 use whole::{Found, Whole};
 
 const VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
@@ -39,11 +41,9 @@ const WRITE: usize = bindings::MIGRATE_PFN_WRITE as usize;
 const COMPOUND: usize = bindings::MIGRATE_PFN_COMPOUND as usize;
 const SHIFT: u32 = bindings::MIGRATE_PFN_SHIFT;
 
-/// Which pages of a range to take.
+/// Which device pages of a range to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Select {
-    /// Those in system memory, and holes of anonymous mappings.
-    System,
     /// Those in device-private memory of the owner.
     Private,
     /// Those in device-coherent memory of the owner.
@@ -90,49 +90,34 @@ impl Entry {
 pub struct Isolated<'a>(Inner<'a>);
 
 impl<'a> Isolated<'a> {
-    /// Isolates the pages of `range` that can migrate, best effort.
+    /// Isolates the pages of `range` that are in a device's memory, best effort.
     ///
-    /// `range` must lie in `vma` and within 2 MiB. `cookie` names the transaction to notifiers; to
-    /// take device pages it must be their owner. `compound` takes a huge page as one entry, else
-    /// it is split. `fault` is the CPU fault being handled, if any.
+    /// `range` must lie in `vma` and within 2 MiB. `owner` must be that of the memory. `compound` takes a huge
+    /// page as one entry, else it is split. `fault` is the CPU fault being handled, if any.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `range` is not so, or the mapping is special or hugetlb, or system memory that KSM may
-    /// merge. Context: may sleep;
+    /// `EINVAL` if `range` is not so, or the mapping is special or hugetlb. Context: may sleep;
     /// calls notifiers, so that no lock which one of them takes can be held.
     pub fn new(
         vma: Vma<'a>,
         range: PageRange,
         select: Select,
         compound: bool,
-        cookie: Cookie,
+        owner: Cookie,
         fault: Option<&CpuFault<'a>>,
         batch: &'a mut Batch,
     ) -> Result<Self> {
-        let pages = range.pages();
-        if pages > PMD_PAGES || range.start() < vma.start() || range.end() > vma.end() {
-            return Err(EINVAL);
-        }
-        // A page that KSM has just merged is not in its reverse mapping yet: the core would isolate it
-        // and never find its way back.
-        if select == Select::System && vma.flags() & flags::MERGEABLE != 0 {
-            return Err(EINVAL);
-        }
-        if fails(Point::Isolate) {
-            return Err(ENOMEM);
-        }
-        batch.clear(pages)?;
-        let cpu_sources = select != Select::Private;
+        Self::check(vma, range)?;
+        let coherent = select == Select::Coherent;
         let select = match select {
-            Select::System => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM,
             Select::Private => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_PRIVATE,
             Select::Coherent => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_COHERENT,
         };
         let in_one = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND;
         // A huge device page that is not found now may be there when the core looks; it is not to be taken whole.
-        let (flags, whole) = match (compound, cpu_sources) {
-            (true, false) if range.is_pmd() => match Whole::find(vma, range, cookie, fault) {
+        let (flags, whole) = match (compound, coherent) {
+            (true, false) if range.is_pmd() => match Whole::find(vma, range, owner, fault) {
                 Found::Nothing => (in_one, None),
                 Found::Whole(whole) => (select | in_one, Some(whole)),
                 Found::Other => (select, None),
@@ -140,6 +125,32 @@ impl<'a> Isolated<'a> {
             (true, true) => (select | in_one, None),
             _ => (select, None),
         };
+        Self::set_up(vma, range, flags, owner, fault, whole, coherent, batch)
+    }
+
+    fn check(vma: Vma<'a>, range: PageRange) -> Result {
+        if range.pages() > PMD_PAGES || range.start() < vma.start() || range.end() > vma.end() {
+            return Err(EINVAL);
+        }
+        if fails(Point::Isolate) {
+            return Err(ENOMEM);
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn set_up(
+        vma: Vma<'a>,
+        range: PageRange,
+        flags: u32,
+        cookie: Cookie,
+        fault: Option<&CpuFault<'a>>,
+        whole: Option<Whole<'a>>,
+        cpu_sources: bool,
+        batch: &'a mut Batch,
+    ) -> Result<Self> {
+        let pages = range.pages();
+        batch.clear(pages)?;
         let held = || whole.as_ref().map_or(ptr::null_mut(), Whole::page);
         let mut raw = bindings::migrate_vma {
             vma: vma.as_ptr(),
@@ -238,6 +249,12 @@ impl<'a> Isolated<'a> {
         self.0.cpu_sources
     }
 
+    /// The addresses that were asked for; of pages that were isolated by their number there are none.
+    pub fn range(&self) -> Option<PageRange> {
+        let (start, end) = (self.0.raw.start, self.0.raw.end);
+        self.0.by_vma.then(|| PageRange::new(start, end).ok())?
+    }
+
     /// Most entries that there can be.
     pub(crate) fn room(&self) -> usize {
         self.0.pages
@@ -264,12 +281,8 @@ impl<'a> Isolated<'a> {
         while let Some(entry) = self.0.entry_from(index) {
             index = entry.index + entry.pages;
             let fits = entry.order() == 0 && entry.destination == 0;
-            let Source::Page(pfn) = entry.source else {
-                continue;
-            };
-            // SAFETY: The page is isolated, so it is alive.
-            let ksm = || self.0.cpu_sources && unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) };
-            if !fits || ksm() || !wanted(&entry) {
+            let is_hole = entry.source == Source::Hole;
+            if !fits || is_hole || !wanted(&entry) {
                 continue;
             }
             if let Some(dst) = self.0.batch.dst.get_mut(entry.index) {
@@ -302,12 +315,6 @@ impl<'a> Isolated<'a> {
             index += entry.pages;
             if entry.destination != 0 {
                 continue;
-            }
-            if let (Source::Page(pfn), true) = (entry.source, self.0.cpu_sources) {
-                // SAFETY: The page is isolated, so it is alive.
-                if unsafe { bindings::rust_hmm_pfn_is_ksm(pfn) } {
-                    continue;
-                }
             }
             let Some(folio) = choose(&entry).filter(|folio| folio.order() == entry.order()) else {
                 continue;

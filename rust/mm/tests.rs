@@ -5,7 +5,7 @@
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
     device_pages::*,
-    migrate::{Batch, Isolated, Select},
+    migrate::{Batch, Isolated, System},
     notifier::Cookie,
     page::{Effort, LockedFolio, SharedBytes},
     space::MmapGuard,
@@ -109,8 +109,11 @@ mod suite {
         let mmap = MmapGuard::lock(current.mm().ok_or(EINVAL)?)?;
         let vma = mmap.vma_lookup(addr).ok_or(EINVAL)?;
         let cookie = Cookie::of(&range);
-        let mut isolated =
-            Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
+        let System::Isolated(mut isolated) =
+            Isolated::of_system(vma, range, false, cookie, &mut batch)?
+        else {
+            return Err(EINVAL);
+        };
         isolated.fill(|_| device.alloc(0));
         assert_eq!(device.used(), 4);
         // Those that are there would be lost, locked for ever.

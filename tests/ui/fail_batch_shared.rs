@@ -5,7 +5,7 @@
 use kernel::prelude::*;
 use rust_hmm::mm::{
     addr::PageRange,
-    migrate::{Batch, Isolated, Select},
+    migrate::{Batch, Isolated},
     notifier::Cookie,
     space::Vma,
 };
@@ -13,8 +13,8 @@ use rust_hmm::mm::{
 pub fn share(vma: Vma<'_>, range: PageRange) -> Result {
     let mut batch = Batch::new()?;
     let cookie = Cookie::of(&range);
-    let first = Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
-    let second = Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
+    let first = Isolated::of_system(vma, range, false, cookie, &mut batch)?;
+    let second = Isolated::of_system(vma, range, false, cookie, &mut batch)?;
     drop(first);
     drop(second);
     Ok(())

@@ -5,7 +5,7 @@
 use kernel::{mm::MmWithUser, prelude::*};
 use rust_hmm::mm::{
     addr::PageRange,
-    migrate::{Batch, Isolated, Select},
+    migrate::{Batch, Isolated},
     notifier::Cookie,
     space::MmapGuard,
 };
@@ -15,8 +15,8 @@ pub fn late(mm: &MmWithUser, range: PageRange) -> Result {
     let guard = MmapGuard::lock(mm)?;
     let vma = guard.vma_lookup(range.start()).ok_or(EFAULT)?;
     let cookie = Cookie::of(&range);
-    let isolated = Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
+    let isolated = Isolated::of_system(vma, range, false, cookie, &mut batch)?;
     drop(guard);
-    drop(isolated.migrate());
+    drop(isolated);
     Ok(())
 }

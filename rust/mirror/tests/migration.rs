@@ -7,7 +7,7 @@ use crate::{
     migrate::PageOutcome,
     mm::{
         device_pages::DeviceRange,
-        migrate::{Batch, Isolated, Select},
+        migrate::{Batch, Isolated, System},
         page::{Effort, LockedFolio},
         space::MmapGuard, //
     },
@@ -168,8 +168,11 @@ mod suite {
         let cookie = Cookie::of(&batch);
         let guard = MmapGuard::lock(mm)?;
         let vma = guard.vma_lookup(range.start()).ok_or(EINVAL)?;
-        let mut isolated =
-            Isolated::new(vma, range, Select::System, false, cookie, None, &mut batch)?;
+        let System::Isolated(mut isolated) =
+            Isolated::of_system(vma, range, false, cookie, &mut batch)?
+        else {
+            return Err(EINVAL);
+        };
         assert_eq!(isolated.entries().count(), 4);
         // Destinations are given, but never migrated into.
         isolated.fill(|entry| {

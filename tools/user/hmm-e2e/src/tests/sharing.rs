@@ -5,7 +5,7 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{files, mapping, pagemap, smaps, Child, Errno, Gate, Mapping, Prot, Settings};
+use hmm::{files, mapping, pagemap, smaps, Child, Errno, Gate, Mapping, Prot, Settings, PAGE_SIZE};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,12 @@ pub const TESTS: &[Test] = &[
         .defect(HANGS)
         .seconds(120),
     Test::new("sharing", "migration_of_ksm_and_own_pages", migration_of_mixed_pages)
+        .defect(HANGS)
+        .seconds(120),
+    Test::new("sharing", "migration_of_pages_that_ksm_merged_in_a_child", merged_in_a_child)
+        .defect(HANGS)
+        .seconds(120),
+    Test::new("sharing", "migration_of_pages_that_were_merged_and_swapped_out", merged_and_swapped)
         .defect(HANGS)
         .seconds(120),
 ];
@@ -115,32 +121,67 @@ struct Merged {
     two: Mapping,
 }
 
-fn merge(npages: usize, merged: usize) -> Result<Merged, Stop> {
+/// Two mappings with the same contents in the first `same` pages.
+fn twins(npages: usize, same: usize) -> Result<Merged, Stop> {
     if !Path::new(KSM).exists() {
         return Err(Stop::Skip("this kernel has no KSM".to_string()));
     }
     let (one, two) = (Mapping::anon(npages)?, Mapping::anon(npages)?);
     one.fill(1);
     two.fill(2);
-    two.fill_pages(1, 0, merged);
-    one.advise(mapping::MADV_MERGEABLE)?;
-    two.advise(mapping::MADV_MERGEABLE)?;
+    two.fill_pages(1, 0, same);
+    Ok(Merged { one, two })
+}
+
+/// Has KSM look often, until what is returned is dropped.
+fn busy_ksm() -> Result<Settings, Stop> {
     let mut settings = Settings::new();
     settings.set(format!("{KSM}/sleep_millisecs"), "1")?;
     settings.set(format!("{KSM}/pages_to_scan"), "4096")?;
     // "2" would break all merged pages up again when the settings go.
     settings.set(format!("{KSM}/run"), "1")?;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        let pair = (pagemap::pfns(one.addr(), merged), pagemap::pfns(two.addr(), merged));
-        if let (Ok(a), Ok(b)) = pair {
-            if a == b {
-                return Ok(Merged { one, two });
+    Ok(settings)
+}
+
+impl Merged {
+    /// Lets KSM merge the first `merged` pages with their twins, for this process.
+    fn merge(&self, merged: usize) -> Outcome {
+        self.one.advise(mapping::MADV_MERGEABLE)?;
+        self.two.advise(mapping::MADV_MERGEABLE)?;
+        let _busy = busy_ksm()?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let (one, two) = (self.one.addr(), self.two.addr());
+            if let (Ok(a), Ok(b)) = (pagemap::pfns(one, merged), pagemap::pfns(two, merged)) {
+                if a == b {
+                    return Ok(());
+                }
             }
+            check!(Instant::now() < deadline, "KSM does not merge the pages");
+            std::thread::sleep(Duration::from_millis(20));
         }
-        check!(Instant::now() < deadline, "KSM does not merge the pages");
+    }
+}
+
+fn merge(npages: usize, merged: usize) -> Result<Merged, Stop> {
+    let twins = twins(npages, merged)?;
+    twins.merge(merged)?;
+    Ok(twins)
+}
+
+/// Waits until KSM has looked at all memory twice: what it keeps of mappings that are not its own any more is gone.
+fn ksm_has_looked() -> Outcome {
+    let _busy = busy_ksm()?;
+    let scans = || -> Result<u64, Stop> {
+        let text = std::fs::read_to_string(format!("{KSM}/full_scans"))?;
+        text.trim().parse().map_err(|_| Stop::Fail(format!("{text}: no number of scans")))
+    };
+    let (first, deadline) = (scans()?, Instant::now() + Duration::from_secs(60));
+    while scans()? < first + 3 {
+        check!(Instant::now() < deadline, "KSM does not look");
         std::thread::sleep(Duration::from_millis(20));
     }
+    Ok(())
 }
 
 fn read_of_ksm_pages(ctx: &Ctx) -> Outcome {
@@ -192,4 +233,71 @@ fn migration_of_mixed_pages(ctx: &Ctx) -> Outcome {
     not_moved(ctx, &one, PAGES / 2)?;
     two.check_pages(1, 0, PAGES / 2).what("CPU read of the other mapping")?;
     two.check_pages(2, PAGES / 2, PAGES / 2).what("CPU read of the other mapping")
+}
+
+/// Pages of `map` that KSM has.
+fn count_merged(map: &Mapping) -> Result<usize, Stop> {
+    let merged = |pfn: u64| pagemap::is_merged(pfn);
+    let all = pagemap::pfns(map.addr(), map.pages())?.into_iter().map(merged);
+    Ok(all.collect::<Result<Vec<_>, _>>()?.into_iter().filter(|is| *is).count())
+}
+
+/// Pages that a child shares become KSM's where they are, as its mapping lets them; the reverse mapping is the child's.
+fn merged_in_a_child(ctx: &Ctx) -> Outcome {
+    let twins = twins(PAGES, PAGES)?;
+    let (go, merged) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| {
+        twins.merge(PAGES)?;
+        merged.open()?;
+        go.wait()?;
+        cpu_sees(&twins.one, 1, "by the child")?;
+        cpu_sees(&twins.two, 1, "by the child")
+    })?;
+    merged.wait().what("gate")?;
+    // Both were not merged in this process, but one of each pair is a merged page now.
+    let frames = |map: &Mapping| pagemap::pfns(map.addr(), PAGES);
+    check!(frames(&twins.one)? != frames(&twins.two)?, "the parent's pages were merged");
+    let merged = count_merged(&twins.one)? + count_merged(&twins.two)?;
+    check_eq!(merged, PAGES, "pages of the parent that are KSM's");
+    not_moved(ctx, &twins.one, PAGES)?;
+    not_moved(ctx, &twins.two, PAGES)?;
+    go.open().what("gate")?;
+    child.join().map_err(Stop::Fail)?;
+    // Nobody merges any more, but what is merged stays so until it is written.
+    let device = ctx.open()?;
+    for map in [&twins.one, &twins.two] {
+        let _some_move = try_migrate(&device, map);
+        cpu_sees(map, 1, "after the child is gone")?;
+        device_sees(&device, map, 1, "after the child is gone")?;
+        map.fill(3);
+        migrate(&device, map, 3)?;
+        cpu_sees(map, 3, "of pages that are not merged any more")?;
+    }
+    Ok(())
+}
+
+/// What is swapped out while it is merged comes back as a page of KSM's, also where nothing may be merged any more.
+fn merged_and_swapped(ctx: &Ctx) -> Outcome {
+    let Merged { one, two } = merge(PAGES, PAGES)?;
+    // A page that is mapped twice is not swapped out. One that somebody holds is, but stays in the swap cache.
+    two.fill(2);
+    let page = |index: usize| files::Pin::of(one.addr() + index * PAGE_SIZE);
+    let held = (0..PAGES).map(page).collect::<Result<Vec<_>, _>>()?;
+    one.advise(libc::MADV_PAGEOUT)?;
+    let out = pagemap::read(one.addr(), PAGES)?;
+    if out.iter().any(|entry| entry.is_present()) {
+        return Err(Stop::Skip("nothing is swapped out here".to_string()));
+    }
+    one.advise(libc::MADV_UNMERGEABLE)?;
+    cpu_sees(&one, 1, "after it was swapped out")?;
+    check_eq!(count_merged(&one)?, PAGES, "pages that came back as KSM's");
+    drop(held);
+    ksm_has_looked()?;
+    let device = ctx.open()?;
+    let _some_move = try_migrate(&device, &one);
+    cpu_sees(&one, 1, "after the migration")?;
+    device_sees(&device, &one, 1, "after the migration")?;
+    one.fill(3);
+    migrate(&device, &one, 3)?;
+    cpu_sees(&one, 3, "after it was written")
 }

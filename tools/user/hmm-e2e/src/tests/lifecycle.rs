@@ -143,6 +143,10 @@ impl Limited {
         let dir = top.join(name);
         std::fs::create_dir_all(&dir)?;
         std::fs::write(dir.join("memory.max"), bytes.to_string())?;
+        // Where there is swap, it would go there instead.
+        if dir.join("memory.swap.max").exists() {
+            std::fs::write(dir.join("memory.swap.max"), "0")?;
+        }
         Ok(Limited(dir))
     }
 

@@ -50,6 +50,8 @@ fn set(pages: &mut [PageOutcome; PMD_PAGES], entry: &Entry, outcome: PageOutcome
 
 impl<F: Format> Work<F> {
     /// Migrates the first pages of `piece`, up to those of which nothing can be isolated, or these. Returns their end.
+    // A stack frame of its own.
+    #[inline(never)]
     pub(super) fn isolate_and_move<D: Device<Format = F>>(
         &mut self,
         mirror: &Mirror<D>,
@@ -78,16 +80,12 @@ impl<F: Format> Work<F> {
             Target::Device => Isolated::of_system(vma, piece, compound, name, batch)?,
             Target::System => {
                 let (select, owner) = (memory.select(), memory.owner());
-                System::Isolated(Isolated::new(
-                    vma, piece, select, compound, owner, None, batch,
-                )?)
+                let isolated = Isolated::new(vma, piece, select, compound, owner, None, batch)?;
+                System::Isolated(isolated, piece)
             }
         };
         let (mut isolated, piece) = match isolated {
-            System::Isolated(isolated) => {
-                let range = isolated.range().ok_or(EINVAL)?;
-                (isolated, range)
-            }
+            System::Isolated(isolated, part) => (isolated, part),
             System::Merged(part) => return Ok((part.end(), Attempt::Merged)),
             System::Busy(part) => {
                 for page in pages.iter_mut().take(part.pages()) {

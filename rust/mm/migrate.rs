@@ -125,7 +125,7 @@ impl<'a> Isolated<'a> {
             (true, true) => (select | in_one, None),
             _ => (select, None),
         };
-        Self::set_up(vma, range, flags, owner, fault, whole, coherent, batch)
+        Self::set_up(vma, range, flags, owner, fault, whole, batch)
     }
 
     fn check(vma: Vma<'a>, range: PageRange) -> Result {
@@ -138,7 +138,6 @@ impl<'a> Isolated<'a> {
         Ok(())
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn set_up(
         vma: Vma<'a>,
         range: PageRange,
@@ -146,9 +145,10 @@ impl<'a> Isolated<'a> {
         cookie: Cookie,
         fault: Option<&CpuFault<'a>>,
         whole: Option<Whole<'a>>,
-        cpu_sources: bool,
         batch: &'a mut Batch,
     ) -> Result<Self> {
+        let of_cpu = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM
+            | bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_COHERENT;
         let pages = range.pages();
         batch.clear(pages)?;
         let held = || whole.as_ref().map_or(ptr::null_mut(), Whole::page);
@@ -169,7 +169,7 @@ impl<'a> Isolated<'a> {
         Ok(Self(Inner {
             raw,
             by_vma: true,
-            cpu_sources,
+            cpu_sources: flags & of_cpu != 0,
             chosen: false,
             batch,
             pages,
@@ -247,12 +247,6 @@ impl<'a> Isolated<'a> {
     /// Whether the sources are memory that the CPU can address.
     pub(crate) fn has_cpu_sources(&self) -> bool {
         self.0.cpu_sources
-    }
-
-    /// The addresses that were asked for; of pages that were isolated by their number there are none.
-    pub fn range(&self) -> Option<PageRange> {
-        let (start, end) = (self.0.raw.start, self.0.raw.end);
-        self.0.by_vma.then(|| PageRange::new(start, end).ok())?
     }
 
     /// Most entries that there can be.

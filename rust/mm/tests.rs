@@ -109,7 +109,7 @@ mod suite {
         let mmap = MmapGuard::lock(current.mm().ok_or(EINVAL)?)?;
         let vma = mmap.vma_lookup(addr).ok_or(EINVAL)?;
         let cookie = Cookie::of(&range);
-        let System::Isolated(mut isolated) =
+        let System::Isolated(mut isolated, _) =
             Isolated::of_system(vma, range, false, cookie, &mut batch)?
         else {
             return Err(EINVAL);

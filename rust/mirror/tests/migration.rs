@@ -168,7 +168,7 @@ mod suite {
         let cookie = Cookie::of(&batch);
         let guard = MmapGuard::lock(mm)?;
         let vma = guard.vma_lookup(range.start()).ok_or(EINVAL)?;
-        let System::Isolated(mut isolated) =
+        let System::Isolated(mut isolated, _) =
             Isolated::of_system(vma, range, false, cookie, &mut batch)?
         else {
             return Err(EINVAL);

@@ -15,8 +15,8 @@ use kernel::prelude::*;
 
 /// The first pages of a range, as far as they are alike.
 pub enum System<'a> {
-    /// They are isolated.
-    Isolated(Isolated<'a>),
+    /// They are isolated, as far as they can be.
+    Isolated(Isolated<'a>, PageRange),
     /// They are merged, or swapped out while they may have been, or somebody lets them be merged. They stay.
     Merged(PageRange),
     /// Others migrate them. They stay, for now.
@@ -54,16 +54,9 @@ impl<'a> Isolated<'a> {
                     true => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND,
                     false => 0,
                 };
-                System::Isolated(Self::set_up(
-                    vma,
-                    part,
-                    select | in_one,
-                    cookie,
-                    None,
-                    None,
-                    true,
-                    batch,
-                )?)
+                let flags = select | in_one;
+                let isolated = Self::set_up(vma, part, flags, cookie, None, None, batch)?;
+                System::Isolated(isolated, part)
             }
             bindings::rust_hmm_pages_RUST_HMM_PAGES_BUSY => System::Busy(part),
             _ => System::Merged(part),

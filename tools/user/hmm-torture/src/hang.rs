@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! What is known of a hang: who waits where, and the pages that are waited for.
 
-use hmm::tracing::Tracing;
+use hmm::{pagemap, tracing::Tracing};
 use std::fmt::Write;
 use std::fs::{read_dir, read_to_string, DirEntry, File};
 use std::io;
@@ -67,14 +67,14 @@ const EVENTS: usize = 150;
 /// Swap types of entries of pages that are being migrated, see the kernel's `linux/swap.h`.
 const MIGRATION: Range<u64> = 25..28;
 
-/// Bytes of a page, and of its words in `/proc/PID/pagemap` and `/proc/kpageflags`.
+/// Bytes of a page, and of its word in `/proc/PID/pagemap`.
 const PAGE: u64 = 4096;
 const WORD: u64 = 8;
 
 /// Lists pages of a process that are being migrated, with the flags of `/proc/kpageflags`.
 fn migrating(process: &Path) -> io::Result<String> {
     let mut text = String::new();
-    let (pagemap, flags) = (File::open(process.join("pagemap"))?, File::open("/proc/kpageflags")?);
+    let entries = File::open(process.join("pagemap"))?;
     for line in read_to_string(process.join("maps"))?.lines() {
         let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
         let Some((Ok(start), Ok(end))) = bounds
@@ -83,7 +83,7 @@ fn migrating(process: &Path) -> io::Result<String> {
             continue;
         };
         let (mut words, mut shown) = (vec![0; ((end - start) / PAGE * WORD) as usize], 0);
-        let read = pagemap.read_at(&mut words, start / PAGE * WORD).unwrap_or(0);
+        let read = entries.read_at(&mut words, start / PAGE * WORD).unwrap_or(0);
         for (index, word) in words[..read].chunks_exact(WORD as usize).enumerate() {
             let entry = u64::from_ne_bytes(word.try_into().unwrap_or_default());
             // Bit 63: present; bit 62: a swap entry, its type below its offset.
@@ -92,9 +92,7 @@ fn migrating(process: &Path) -> io::Result<String> {
                 continue;
             }
             shown += 1;
-            let mut word = [0; WORD as usize];
-            flags.read_exact_at(&mut word, pfn * WORD)?;
-            let (address, flags) = (start + index as u64 * PAGE, u64::from_ne_bytes(word));
+            let (address, flags) = (start + index as u64 * PAGE, pagemap::flags(pfn)?);
             let process = process.display();
             let _ = writeln!(text, "  {process} {address:#x}: pfn {pfn:#x} migrates, {flags:#x}");
         }

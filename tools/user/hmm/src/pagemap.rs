@@ -74,12 +74,17 @@ pub fn pfns(addr: usize, npages: usize) -> io::Result<Vec<u64>> {
     entries.map(|(page, entry)| entry.pfn().ok_or_else(|| unknown(page, entry))).collect()
 }
 
+/// The flags of page frame `pfn` in `/proc/kpageflags`, see the kernel's `linux/kernel-page-flags.h`.
+pub fn flags(pfn: u64) -> io::Result<u64> {
+    let mut word = [0; 8];
+    File::open("/proc/kpageflags")?.read_exact_at(&mut word, pfn * 8)?;
+    Ok(u64::from_ne_bytes(word))
+}
+
 /// Whether the kernel has merged the page of frame `pfn` with others.
 pub fn is_merged(pfn: u64) -> io::Result<bool> {
     const KSM: u32 = 21;
-    let mut word = [0; 8];
-    File::open("/proc/kpageflags")?.read_exact_at(&mut word, pfn * 8)?;
-    Ok(u64::from_ne_bytes(word) & (1 << KSM) != 0)
+    Ok(flags(pfn)? & (1 << KSM) != 0)
 }
 
 #[cfg(test)]

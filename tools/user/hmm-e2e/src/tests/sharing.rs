@@ -5,7 +5,7 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{files, mapping, pagemap, smaps, Child, Errno, Gate, Mapping, Prot, Settings, PAGE_SIZE};
+use hmm::{files, mapping, pagemap, smaps, Child, Errno, Gate, Mapping, Prot, PAGE_SIZE};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -133,22 +133,12 @@ fn twins(npages: usize, same: usize) -> Result<Merged, Stop> {
     Ok(Merged { one, two })
 }
 
-/// Has KSM look often, until what is returned is dropped.
-fn busy_ksm() -> Result<Settings, Stop> {
-    let mut settings = Settings::new();
-    settings.set(format!("{KSM}/sleep_millisecs"), "1")?;
-    settings.set(format!("{KSM}/pages_to_scan"), "4096")?;
-    // "2" would break all merged pages up again when the settings go.
-    settings.set(format!("{KSM}/run"), "1")?;
-    Ok(settings)
-}
-
 impl Merged {
     /// Lets KSM merge the first `merged` pages with their twins, for this process.
     fn merge(&self, merged: usize) -> Outcome {
         self.one.advise(mapping::MADV_MERGEABLE)?;
         self.two.advise(mapping::MADV_MERGEABLE)?;
-        let _busy = busy_ksm()?;
+        let _busy = files::Ksm::start().what("KSM")?;
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let (one, two) = (self.one.addr(), self.two.addr());
@@ -171,7 +161,7 @@ fn merge(npages: usize, merged: usize) -> Result<Merged, Stop> {
 
 /// Waits until KSM has looked at all memory twice: what it keeps of mappings that are not its own any more is gone.
 fn ksm_has_looked() -> Outcome {
-    let _busy = busy_ksm()?;
+    let _busy = files::Ksm::start().what("KSM")?;
     let scans = || -> Result<u64, Stop> {
         let text = std::fs::read_to_string(format!("{KSM}/full_scans"))?;
         text.trim().parse().map_err(|_| Stop::Fail(format!("{text}: no number of scans")))
@@ -266,7 +256,10 @@ fn merged_in_a_child(ctx: &Ctx) -> Outcome {
     // Nobody merges any more, but what is merged stays so until it is written.
     let device = ctx.open()?;
     for map in [&twins.one, &twins.two] {
-        let _some_move = try_migrate(&device, map);
+        let merged = count_merged(map)?;
+        let _some_stay = try_migrate(&device, map);
+        let moved = resident(&device, map, 0, PAGES)?;
+        check_eq!(moved, PAGES - merged, "pages on the device after the child is gone");
         cpu_sees(map, 1, "after the child is gone")?;
         device_sees(&device, map, 1, "after the child is gone")?;
         map.fill(3);
@@ -293,11 +286,28 @@ fn merged_and_swapped(ctx: &Ctx) -> Outcome {
     check_eq!(count_merged(&one)?, PAGES, "pages that came back as KSM's");
     drop(held);
     ksm_has_looked()?;
+    // What is written is a page of its own again: each second one, so that no two alike are side by side.
+    for page in (0..PAGES).step_by(2) {
+        one.fill_pages(3, page, 1);
+    }
+    check_eq!(count_merged(&one)?, PAGES / 2, "pages that are KSM's after others were written");
     let device = ctx.open()?;
-    let _some_move = try_migrate(&device, &one);
-    cpu_sees(&one, 1, "after the migration")?;
-    device_sees(&device, &one, 1, "after the migration")?;
-    one.fill(3);
-    migrate(&device, &one, 3)?;
-    cpu_sees(&one, 3, "after it was written")
+    let delta = Delta::start(ctx, &device)?;
+    let _some_stay = try_migrate(&device, &one);
+    delta.exactly("migrated_to_device", PAGES as i64 / 2, "of memory with merged pages")?;
+    delta.exactly("migrate_skipped", PAGES as i64 / 2, "of memory with merged pages")?;
+    // A look brings others home, too: first where all are.
+    let own = |page: usize| page % 2 == 0;
+    for page in 0..PAGES {
+        let moved = resident(&device, &one, page, 1)? == 1;
+        check_eq!(moved, own(page), "whether page {page} is on the device");
+    }
+    for page in 0..PAGES {
+        let seed = if own(page) { 3 } else { 1 };
+        device_sees_pages(&device, &one, seed, page, 1, "after the migration")?;
+        one.check_pages(seed, page, 1).what("CPU read after the migration")?;
+    }
+    one.fill(4);
+    migrate(&device, &one, 4)?;
+    cpu_sees(&one, 4, "after all was written")
 }

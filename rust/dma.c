@@ -79,18 +79,22 @@ void rust_hmm_dma_window_free(struct device *dev,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_window_free);
 
-/* The place must be free (@fresh), or this very page be mapped there. Does not sleep. */
+/*
+ * The place must be free (@fresh), or this very page be mapped there. Does not sleep. @fail, here and below: there is
+ * to be no address (rust/inject.rs).
+ */
 int rust_hmm_dma_window_map(struct device *dev,
 			    struct rust_hmm_dma_window *window,
 			    unsigned int index, unsigned long pfn, bool fresh,
-			    u64 *addr)
+			    bool fail, u64 *addr)
 {
 	struct pci_p2pdma_map_state p2p = {};
 	dma_addr_t dma;
 
 	if (fresh)
 		window->map.pfn_list[index] = pfn | HMM_PFN_VALID | HMM_PFN_WRITE;
-	dma = hmm_dma_map_pfn(dev, &window->map, index, &p2p);
+	dma = fail ? DMA_MAPPING_ERROR :
+		     hmm_dma_map_pfn(dev, &window->map, index, &p2p);
 	if (dma_mapping_error(dev, dma)) {
 		if (fresh)
 			window->map.pfn_list[index] = 0;
@@ -130,11 +134,14 @@ static const enum dma_data_direction directions[] = {
 
 /* Pages that are next to each other, for the time of a copy. */
 int rust_hmm_dma_map_run(struct device *dev, unsigned long pfn,
-			 unsigned long npages, int direction, u64 *addr)
+			 unsigned long npages, int direction, bool fail,
+			 u64 *addr)
 {
-	dma_addr_t dma = dma_map_phys(dev, PFN_PHYS(pfn), npages << PAGE_SHIFT,
-				      directions[direction], 0);
+	dma_addr_t dma = DMA_MAPPING_ERROR;
 
+	if (!fail)
+		dma = dma_map_phys(dev, PFN_PHYS(pfn), npages << PAGE_SHIFT,
+				   directions[direction], 0);
 	if (dma_mapping_error(dev, dma))
 		return -ENOMEM;
 	*addr = dma;

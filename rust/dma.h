@@ -20,13 +20,14 @@ void rust_hmm_dma_window_free(struct device *dev,
 int rust_hmm_dma_window_map(struct device *dev,
 			    struct rust_hmm_dma_window *window,
 			    unsigned int index, unsigned long pfn, bool fresh,
-			    u64 *addr);
+			    bool fail, u64 *addr);
 void rust_hmm_dma_window_unmap(struct device *dev,
 			       struct rust_hmm_dma_window *window,
 			       unsigned int first, unsigned int count);
 
 int rust_hmm_dma_map_run(struct device *dev, unsigned long pfn,
-			 unsigned long npages, int direction, u64 *addr);
+			 unsigned long npages, int direction, bool fail,
+			 u64 *addr);
 void rust_hmm_dma_unmap_run(struct device *dev, u64 addr, unsigned long npages,
 			    int direction);
 void *rust_hmm_dma_buffer(struct device *dev, size_t size, u64 *addr);
@@ -39,7 +40,8 @@ void rust_hmm_pci_function_put(struct pci_dev *pdev);
 int rust_hmm_pci_claim(struct pci_dev *pdev, int bar, u64 *start, u64 *size);
 void rust_hmm_pci_unclaim(struct pci_dev *pdev, int bar);
 int rust_hmm_pci_distance(struct pci_dev *provider, struct device *client);
-int rust_hmm_peer_map(struct device *dev, u64 start, u64 size, u64 *addr);
+int rust_hmm_peer_map(struct device *dev, u64 start, u64 size, bool fail,
+		      u64 *addr);
 void rust_hmm_peer_unmap(struct device *dev, u64 addr, u64 size);
 
 struct rust_hmm_interrupt *

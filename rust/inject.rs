@@ -65,6 +65,8 @@ points! {
     Install = c"install";
     /// A mirror is in use, so that a CPU fault cannot have it at once.
     Peer = c"peer";
+    /// A page, or memory of another device, gets no DMA address: `ENOMEM`.
+    Dma = c"dma";
 }
 
 const COUNT: usize = Point::ALL.len();
@@ -131,6 +133,12 @@ pub(crate) fn is_injecting() -> bool {
     SET.load(Relaxed) != 0
 }
 
+/// Finds out which points are set.
+fn recount() {
+    let set = |state: &&State| state.left.load(Relaxed) != 0;
+    SET.store(STATES.iter().filter(set).count(), Relaxed);
+}
+
 #[cold]
 fn counted(point: Point) -> bool {
     STATES.get(point as usize).is_some_and(State::fails)
@@ -176,9 +184,39 @@ impl Reader for State {
         reader.read_slice(text)?;
         let text = core::str::from_utf8(text).map_err(|_| EINVAL)?;
         self.set(text.parse()?);
-        let set = |state: &&State| state.left.load(Relaxed) != 0;
-        SET.store(STATES.iter().filter(set).count(), Relaxed);
+        recount();
         Ok(())
+    }
+}
+
+/// A failure that a KUnit test has set; none when it is dropped.
+#[cfg(CONFIG_KUNIT = "y")]
+pub(crate) struct Armed(&'static State);
+
+#[cfg(CONFIG_KUNIT = "y")]
+impl Armed {
+    /// The `left`-th use of `point` from now on fails, and with `again` each `left`-th.
+    pub(crate) fn new(point: Point, left: u64, again: bool) -> Result<Self> {
+        let state = STATES.get(point as usize).ok_or(EINVAL)?;
+        state.set(Setting {
+            left,
+            period: if again { left } else { 0 },
+        });
+        recount();
+        Ok(Self(state))
+    }
+
+    /// Whether it is still to come.
+    pub(crate) fn is_left(&self) -> bool {
+        self.0.left.load(Relaxed) != 0
+    }
+}
+
+#[cfg(CONFIG_KUNIT = "y")]
+impl Drop for Armed {
+    fn drop(&mut self) {
+        self.0.set(Setting { left: 0, period: 0 });
+        recount();
     }
 }
 

@@ -61,11 +61,14 @@ int rust_hmm_pci_distance(struct pci_dev *provider, struct device *client)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pci_distance);
 
-/* Memory of another device, or of another function. */
-int rust_hmm_peer_map(struct device *dev, u64 start, u64 size, u64 *addr)
+/* Memory of another device, or of another function. @fail: there is to be no address (rust/inject.rs). */
+int rust_hmm_peer_map(struct device *dev, u64 start, u64 size, bool fail,
+		      u64 *addr)
 {
-	dma_addr_t dma = dma_map_resource(dev, start, size, DMA_BIDIRECTIONAL, 0);
+	dma_addr_t dma = DMA_MAPPING_ERROR;
 
+	if (!fail)
+		dma = dma_map_resource(dev, start, size, DMA_BIDIRECTIONAL, 0);
 	if (dma_mapping_error(dev, dma))
 		return -ENOMEM;
 	*addr = dma;

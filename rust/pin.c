@@ -59,11 +59,15 @@ bool rust_hmm_dma_needs_sync(struct device *dev)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_needs_sync);
 
-int rust_hmm_dma_map(struct device *dev, unsigned long pfn, u64 *addr)
+/* @fail: there is to be no address (rust/inject.rs). */
+int rust_hmm_dma_map(struct device *dev, unsigned long pfn, bool fail,
+		     u64 *addr)
 {
-	dma_addr_t dma = dma_map_page(dev, pfn_to_page(pfn), 0, PAGE_SIZE,
-				      DMA_BIDIRECTIONAL);
+	dma_addr_t dma = DMA_MAPPING_ERROR;
 
+	if (!fail)
+		dma = dma_map_page(dev, pfn_to_page(pfn), 0, PAGE_SIZE,
+				   DMA_BIDIRECTIONAL);
 	if (dma_mapping_error(dev, dma))
 		return -ENOMEM;
 	*addr = dma;

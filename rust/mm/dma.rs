@@ -5,7 +5,11 @@
 //! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h)
 
 use super::pin::PinnedPages;
-use crate::{bindings, locks};
+use crate::{
+    bindings,
+    inject::{fails, Point},
+    locks, //
+};
 use core::ptr::NonNull;
 use kernel::{
     device::{self, Core},
@@ -315,7 +319,9 @@ impl DmaMapping {
             let pfn = pages.pfn(index).ok_or(EINVAL)?;
             let mut address = 0;
             // SAFETY: The page is pinned, and the device registered.
-            to_result(unsafe { bindings::rust_hmm_dma_map(device.as_raw(), pfn, &mut address) })?;
+            to_result(unsafe {
+                bindings::rust_hmm_dma_map(device.as_raw(), pfn, fails(Point::Dma), &mut address)
+            })?;
             device.count_mapped(1);
             // INVARIANT: Just mapped. There is room.
             mapping.addresses.push(address, GFP_KERNEL_ACCOUNT)?;

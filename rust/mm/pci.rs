@@ -6,7 +6,11 @@
 //! [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
 
 use super::dma::{DeviceAddress, DmaDevice, Maps, PeerAddress};
-use crate::{bindings, locks};
+use crate::{
+    bindings,
+    inject::{fails, Point},
+    locks, //
+};
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
     device::Core,
@@ -172,7 +176,13 @@ impl PeerMemory {
         let mut address = 0;
         // SAFETY: The device is open, and the memory ours.
         to_result(unsafe {
-            bindings::rust_hmm_peer_map(device.as_raw(), memory.start, memory.size, &mut address)
+            bindings::rust_hmm_peer_map(
+                device.as_raw(),
+                memory.start,
+                memory.size,
+                fails(Point::Dma),
+                &mut address,
+            )
         })?;
         // INVARIANT: Just mapped.
         let mapped = Mapped {

@@ -225,6 +225,7 @@ impl<F: Format> Table<F> {
 mod tests {
     use super::*;
     use crate::{
+        inject::{Armed, Point},
         mm::{addr::PMD_SIZE, dma::DmaDevice},
         pgtable::{FlushBatch, Flusher, Radix4},
     };
@@ -406,6 +407,68 @@ mod tests {
         assert_eq!((fixture.device.live(), fixture.table.live()), (512, 512));
         let leaf = fixture.table.leaf(range.start());
         assert_eq!(leaf.map(|leaf| leaf.order), Some(9));
+        Ok(())
+    }
+
+    #[test]
+    fn a_page_that_gets_no_address_is_not_there_and_the_others_are() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 4)?;
+        fixture.windows.prepare(range)?;
+        let armed = Armed::new(Point::Dma, 2, false)?;
+        assert_eq!(fixture.install(range, system), Err(ENOMEM));
+        assert!(!armed.is_left());
+        assert_eq!((fixture.device.live(), fixture.table.live()), (3, 3));
+        assert_eq!(fixture.table.get(range.address(1)), Entry::NONE);
+        assert_eq!(fixture.table.get(range.address(2)), system(2));
+        // What has an address does not get it again.
+        let armed = Armed::new(Point::Dma, 2, false)?;
+        fixture.install(range, system)?;
+        assert!(armed.is_left());
+        assert_eq!((fixture.device.live(), fixture.table.live()), (4, 4));
+        Ok(())
+    }
+
+    #[test]
+    fn a_huge_page_without_all_addresses_becomes_small_ones() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, PMD_PAGES)?;
+        let frame = |index| Entry::system(FRAME + index, true);
+        fixture.windows.prepare(range)?;
+        // None gets one.
+        let armed = Armed::new(Point::Dma, 1, true)?;
+        assert_eq!(fixture.install(range, frame), Err(ENOMEM));
+        drop(armed);
+        assert_eq!((fixture.device.mapped(), fixture.table.live()), (0, 0));
+        // Those before it give theirs back.
+        let armed = Armed::new(Point::Dma, 300, false)?;
+        fixture.install(range, frame)?;
+        assert!(!armed.is_left());
+        assert_eq!(fixture.device.unmapped(), 299);
+        assert_eq!((fixture.device.live(), fixture.table.live()), (512, 512));
+        let leaf = fixture.table.leaf(range.start());
+        assert_eq!(leaf.map(|leaf| leaf.order), Some(0));
+        Ok(())
+    }
+
+    #[test]
+    fn what_comes_back_without_an_address_is_lost_to_the_device() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 4)?;
+        fixture.windows.prepare(range)?;
+        fixture.install(range, |index| Entry::device(index, true))?;
+        let armed = Armed::new(Point::Dma, 3, false)?;
+        let mut batch = fixture.table.batch();
+        fixture.table.for_each(range, &mut batch, |span, entry| {
+            if let Some(index) = range.index_of(span.start()) {
+                *entry = system(index);
+            }
+        });
+        Fixture::flush(batch);
+        assert!(!armed.is_left());
+        assert_eq!((fixture.device.live(), fixture.table.live()), (3, 3));
+        assert_eq!(fixture.table.get(range.address(2)), Entry::NONE);
+        assert_eq!(fixture.table.get(range.address(3)), system(3));
         Ok(())
     }
 

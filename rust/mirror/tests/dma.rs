@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::{
+    inject::{Armed, Point},
     mm::{
         dma::{DmaAddress, DmaDevice},
         user::UserSpan, //
@@ -150,6 +151,41 @@ mod suite {
         assert_eq!(mirror.migrate(range).to_system()?.moved, 2);
         assert_eq!(dma.live(), 2);
         assert_eq!(load(range.address(1))?, 1);
+        Ok(())
+    }
+
+    #[test]
+    fn a_fault_without_an_address_fails_and_the_next_one_does_not() -> Result {
+        let (range, dma, mirror) = addressed(4)?;
+        let armed = Armed::new(Point::Dma, 2, false)?;
+        assert_eq!(mirror.fault(range, Access::Write), Err(ENOMEM));
+        assert!(!armed.is_left());
+        drop(armed);
+        mirror.fault(range, Access::Write)?;
+        assert_eq!((dma.live(), dma.mapped()), (4, 4));
+        // If there is none, it ends all the same.
+        mirror.discard(range)?;
+        let armed = Armed::new(Point::Dma, 1, true)?;
+        assert_eq!(mirror.fault(range, Access::Write), Err(ENOMEM));
+        drop(armed);
+        assert_eq!(dma.live(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn pages_that_come_back_without_an_address_have_come_back() -> Result {
+        let (range, dma, mirror) = addressed(4)?;
+        mirror.fault(range, Access::Write)?;
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 4);
+        let armed = Armed::new(Point::Dma, 2, false)?;
+        assert_eq!(mirror.migrate(range).to_system()?.moved, 4);
+        assert!(!armed.is_left());
+        assert_eq!(dma.live(), 3);
+        for index in 0..4 {
+            assert_eq!(load(range.address(index))?, index as u64);
+        }
+        mirror.fault(range, Access::Write)?;
+        assert_eq!(dma.live(), 4);
         Ok(())
     }
 }

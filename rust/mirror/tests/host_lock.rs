@@ -5,6 +5,7 @@
 use super::*;
 use crate::{
     host_lock::{Grain, Refused, APERTURE},
+    inject::{Armed, Point},
     mm::dma::DmaDevice,
 };
 
@@ -61,6 +62,23 @@ mod suite {
         }
         assert_eq!(lock(3, 1, Grain::Fine), Err(Refused::Grain));
         assert!(lock(0, 2, Grain::Fine).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn what_gets_no_address_is_not_locked() -> Result {
+        let (range, _shared, mirror) = attached(4)?;
+        let agents = agent()?;
+        let armed = Armed::new(Point::Dma, 3, false)?;
+        let locked = mirror.lock(range, &agents, Grain::Fine);
+        assert_eq!(locked, Err(Refused::Error(ENOMEM)));
+        assert!(!armed.is_left());
+        assert_eq!((agents[0].live(), agents[0].unmapped()), (0, 2));
+        let locked = mirror.lock(range, &agents, Grain::Fine);
+        let locked = locked.map_err(|_| EBUSY)?;
+        assert_eq!(agents[0].live(), 4);
+        mirror.unlock(locked.device_address)?;
+        assert_eq!(agents[0].live(), 0);
         Ok(())
     }
 

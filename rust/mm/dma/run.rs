@@ -3,7 +3,10 @@
 //! Memory that a device uses for the time of a copy, and memory that it shares with the CPU.
 
 use super::{address::DmaAddress, DmaDevice};
-use crate::bindings;
+use crate::{
+    bindings,
+    inject::{fails, Point}, //
+};
 use core::ptr::NonNull;
 use kernel::{error::to_result, page::PAGE_SHIFT, page::PAGE_SIZE, prelude::*, sync::Arc};
 
@@ -53,6 +56,7 @@ impl DmaRun {
                 pfn,
                 pages,
                 direction as i32,
+                fails(Point::Dma),
                 &mut address,
             )
         })?;

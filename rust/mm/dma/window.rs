@@ -16,6 +16,7 @@
 use super::{address::DmaAddress, DmaDevice, Maps};
 use crate::{
     bindings,
+    inject::{fails, Point},
     locks,
     mm::addr::{PageRange, PMD_PAGES, PMD_SIZE}, //
 };
@@ -442,6 +443,7 @@ impl Cursor<'_> {
                 index_of(addr) as u32,
                 frame,
                 fresh,
+                fresh && fails(Point::Dma),
                 &mut address,
             )
         })?;

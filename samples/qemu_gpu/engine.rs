@@ -132,13 +132,27 @@ struct Hardware {
     _interrupt: Interrupt<Engine>,
 }
 
+/// The engine's thread, until this is dropped: then what waits fails.
+pub(crate) struct Running {
+    engine: Arc<Engine>,
+    // After the drop, which tells it to end.
+    _thread: Thread,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.engine.work.lock().stop = true;
+        self.engine.wake.notify_all();
+    }
+}
+
 impl Engine {
     /// Starts the engine of `pdev`, which has `memory`.
     pub(crate) fn start(
         pdev: &pci::Device<Core<'_>>,
         dma: Arc<DmaDevice>,
         memory: &Arc<PciMemory>,
-    ) -> Result<(Arc<Self>, Thread)> {
+    ) -> Result<(Arc<Self>, Running)> {
         let delay = crate::number(crate::module_parameters::copy_delay_ms.value());
         let registers = pdev
             .iomap_region_sized::<0x100>(0, c"qemu_gpu")?
@@ -169,14 +183,11 @@ impl Engine {
             _interrupt: Interrupt::new(pdev, c"qemu_gpu", engine.clone())?,
             engine: engine.clone(),
         };
-        let thread = Thread::spawn(c"qemu_gpu", move || hardware.run())?;
-        Ok((engine, thread))
-    }
-
-    /// Ends the thread; what waits fails.
-    pub(crate) fn stop(&self) {
-        self.work.lock().stop = true;
-        self.wake.notify_all();
+        let running = Running {
+            engine: engine.clone(),
+            _thread: Thread::spawn(c"qemu_gpu", move || hardware.run())?,
+        };
+        Ok((engine, running))
     }
 
     /// Whether it reaches `memory`, of another GPU, from now on.

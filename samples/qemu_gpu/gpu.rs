@@ -2,7 +2,7 @@
 
 //! One GPU: its memory, and how mirrors see it.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Running};
 use kernel::{
     device::Core,
     page::PAGE_SIZE,
@@ -24,7 +24,6 @@ use rust_hmm::{
     mirror::Device,
     mm::{addr::PageRange, device_pages::Kind, dma::DmaDevice, pci::PciMemory},
     pgtable::{OfDma, Radix4},
-    thread::Thread,
 };
 
 /// Looks, of 10 ms each, until migrations under way have left the memory of a GPU that goes.
@@ -77,7 +76,7 @@ pub(crate) struct Gpu {
     pub(crate) agents: Agents,
     bar: Arc<PciMemory>,
     #[pin]
-    thread: Mutex<Option<Thread>>,
+    running: Mutex<Option<Running>>,
     files: Atomic<usize>,
     last_tag: Atomic<u64>,
 }
@@ -95,26 +94,24 @@ impl Gpu {
         let mut all = KVec::new();
         all.push(dma.clone(), GFP_KERNEL)?;
         let all = Arc::new(all, GFP_KERNEL)?;
-        let (engine, thread) = Engine::start(pdev, dma, &bar)?;
-        let stop = engine.clone();
+        let (engine, running) = Engine::start(pdev, dma, &bar)?;
         let vram = Vram {
             engine: engine.clone(),
             memory: bar.clone(),
             fail_allocation: AtomicFlag::new(false),
         };
-        let gpu = Arc::pin_init(
+        Arc::pin_init(
             try_pin_init!(Self {
                 memory <- Memory::new(vram, Kind::Private, pages),
                 engine,
                 agents: Agents { all },
                 bar,
-                thread <- kernel::new_mutex!(Some(thread), "qemu_gpu::thread"),
+                running <- kernel::new_mutex!(Some(running), "qemu_gpu::running"),
                 files: Atomic::new(0),
                 last_tag: Atomic::new(0),
             }? Error),
             GFP_KERNEL,
-        );
-        gpu.inspect_err(|_| stop.stop())
+        )
     }
 
     pub(crate) fn mib(&self) -> u64 {
@@ -130,8 +127,7 @@ impl Gpu {
             }
             fsleep(Delta::from_millis(10));
         }
-        self.engine.stop();
-        drop(self.thread.lock().take());
+        drop(self.running.lock().take());
         self.bar.release();
         let left = self.engine.dma.close();
         if left != 0 {

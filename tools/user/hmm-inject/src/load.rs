@@ -13,7 +13,15 @@ pub const NAME: &str = "load";
 /// Where modules are on x86-64: their own range is not known before.
 const MODULES: (u64, u64) = (0xffff_ffff_a000_0000, 0xffff_ffff_ff00_0000);
 
-const NAMES: [&str; 2] = ["rust_hmm", "rust_dmirror"];
+/// The modules, in the order in which they are loaded.
+struct Modules<'a> {
+    path: &'a Path,
+    /// The library, and a driver.
+    names: [&'a str; 2],
+}
+
+/// The driver that is bound to devices: when it gets none, it is loaded all the same.
+const BOUND: &str = "qemu_gpu";
 
 /// The parameters with which the test machine loads a module.
 fn parameters(name: &str) -> String {
@@ -22,29 +30,62 @@ fn parameters(name: &str) -> String {
     line.unwrap_or_default().trim().to_string()
 }
 
-fn load(modules: &Path, name: &str) -> Result<(), Errno> {
-    module::load(&modules.join(format!("{name}.ko")), &parameters(name))
+impl Modules<'_> {
+    fn load(&self, name: &str) -> Result<(), Errno> {
+        module::load(&self.path.join(format!("{name}.ko")), &parameters(name))
+    }
+
+    /// Loads those that are not.
+    fn load_all(&self) -> Result<(), String> {
+        for name in self.names.iter().filter(|name| !module::is_loaded(name)) {
+            self.load(name).map_err(|error| format!("load {name}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    fn unload_all(&self) -> Result<(), String> {
+        for name in self.names.iter().rev().filter(|name| module::is_loaded(name)) {
+            module::unload(name).map_err(|error| format!("unload {name}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    fn is_bound(&self) -> bool {
+        self.names.contains(&BOUND)
+    }
 }
 
-fn unload() -> Result<(), String> {
-    for name in NAMES.iter().rev().filter(|name| module::is_loaded(name)) {
-        module::unload(name).map_err(|error| format!("unload {name}: {error}"))?;
+/// A device that is there can be used, though others have failed.
+fn those_there_work() -> Result<(), String> {
+    let map = Mapping::anon(1).map_err(|error| error.to_string())?;
+    map.fill(2);
+    let mut bytes = vec![0; map.len()];
+    for index in devices() {
+        let told = |error: Errno| format!("device {index}, which is there: {error}");
+        let device = Device::open(index).map_err(told)?;
+        device.read(map.addr(), &mut bytes).map_err(told)?;
+        hmm::pattern::check(2, 0, &bytes).map_err(|mismatch| mismatch.to_string())?;
     }
     Ok(())
 }
 
-/// The first, the second, ... failure, until both modules are loaded without one.
-fn all_failures(modules: &Path, kind: Kind) -> Result<u64, String> {
-    unload()?;
-    let mut failures = 0;
-    for name in NAMES {
+/// The first, the second, ... failure, until the modules are loaded without one.
+fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
+    modules.unload_all()?;
+    let (mut failures, mut without) = (0, 0);
+    for name in modules.names {
+        // Once for all drivers.
+        if modules.is_bound() && name != BOUND {
+            modules.load(name).map_err(|error| format!("{name}: {error}"))?;
+            continue;
+        }
         let mut n = 1;
         loop {
             let kernel = Kernel::prepare_range(&[kind], 0, MODULES);
             let kernel = kernel.map_err(|error| format!("prepare: {error}"))?;
             let armed = inject::arm(&Source::Kernel(kind), n);
             let armed = armed.map_err(|error| format!("arm: {error}"))?;
-            let result = load(modules, name);
+            let result = modules.load(name);
             let injected = armed.disarm().map_err(|error| format!("disarm: {error}"))?;
             drop(kernel);
             let at = format!("{name}, failure {n}");
@@ -56,8 +97,12 @@ fn all_failures(modules: &Path, kind: Kind) -> Result<u64, String> {
                 (Err(Errno::ENOMEM), true) => {}
                 (Err(error), true) => return Err(format!("{at}: {error} is not documented")),
                 (Ok(()), false) => break,
-                // It could do without.
+                // It could do without, or a device is not there.
                 (Ok(()), true) => {
+                    if name == BOUND {
+                        without += usize::from(devices().count() < 2);
+                        those_there_work().map_err(|error| format!("{at}: {error}"))?;
+                    }
                     module::unload(name).map_err(|error| format!("{at}: unload: {error}"))?
                 }
             }
@@ -68,7 +113,10 @@ fn all_failures(modules: &Path, kind: Kind) -> Result<u64, String> {
             n = following(n);
         }
     }
-    Ok(failures)
+    match modules.is_bound() && without == 0 {
+        true => Err(format!("{failures} failures, and the devices were there each time")),
+        false => Ok(failures),
+    }
 }
 
 /// The devices that there are.
@@ -77,9 +125,9 @@ fn devices() -> impl Iterator<Item = u32> {
 }
 
 /// The first migration makes the device's memory, each time that the modules were loaded.
-fn first_use(modules: &Path, kind: Kind) -> Result<u64, String> {
-    unload()?;
-    NAMES.iter().try_for_each(|name| load(modules, name)).map_err(|e| format!("load: {e}"))?;
+fn first_use(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
+    modules.unload_all()?;
+    modules.load_all()?;
     let error = |error: Errno| error.to_string();
     let mut failures = 0;
     for index in devices() {
@@ -108,17 +156,13 @@ fn first_use(modules: &Path, kind: Kind) -> Result<u64, String> {
 }
 
 /// The close cannot evict, so that unloading must, which fails at first, too.
-fn last_use(modules: &Path) -> Result<u64, String> {
+fn last_use(modules: &Modules<'_>) -> Result<u64, String> {
     let error = |error: Errno| error.to_string();
     let slab = Source::Kernel(Kind::Slab);
     let arm = |n| inject::arm(&slab, n).map_err(|e| format!("arm: {e}"));
     let mut n = 1;
     loop {
-        NAMES
-            .iter()
-            .filter(|name| !module::is_loaded(name))
-            .try_for_each(|name| load(modules, name))
-            .map_err(|e| format!("load: {e}"))?;
+        modules.load_all()?;
         let map = Mapping::anon(8).map_err(error)?;
         map.fill(1);
         let device = Device::open(0).map_err(error)?;
@@ -128,7 +172,7 @@ fn last_use(modules: &Path) -> Result<u64, String> {
         device.close().map_err(error)?;
         let kept = armed.disarm().map_err(|e| format!("disarm: {e}"))?;
         let armed = arm(n)?;
-        let result = module::unload("rust_dmirror");
+        let result = module::unload(modules.names[1]);
         let injected = armed.disarm().map_err(|e| format!("disarm: {e}"))?;
         drop(kernel);
         result.map_err(|e| format!("unload, failure {n}: {e}"))?;
@@ -154,28 +198,28 @@ fn works() -> Result<(), String> {
     map.check(1).map_err(|mismatch| mismatch.to_string())
 }
 
-/// Loads the modules with each failure.
-pub fn run(tap: &mut Tap, modules: &Path, sources: &[Source]) {
+/// Loads the library and `driver` with each failure.
+pub fn run(tap: &mut Tap, path: &Path, driver: &str, sources: &[Source]) {
+    let modules = &Modules { path, names: ["rust_hmm", driver] };
     for source in sources {
         // Nothing is copied from user memory, and the points are of a loaded library.
         let Source::Kernel(kind @ (Kind::Slab | Kind::Pages)) = source else { continue };
         let result = all_failures(modules, *kind);
         if result.is_err() {
-            let again: Vec<_> = NAMES.iter().map(|name| load(modules, name)).collect();
-            println!("# loaded again: {again:?}");
+            println!("# loaded again: {:?}", modules.load_all());
         }
         let result = result.and_then(|failures| works().map(|()| failures));
         let told = |result: Result<u64, String>| result.map(|n| format!("{n} failures"));
         tap.result(&format!("{NAME} {source}"), told(result));
+        // What follows is the library's, whatever the driver.
+        if modules.is_bound() {
+            continue;
+        }
         tap.result(&format!("{NAME}, first use, {source}"), told(first_use(modules, *kind)));
         if *kind == Kind::Slab {
             let result = last_use(modules);
-            let again: Result<Vec<_>, _> = NAMES
-                .iter()
-                .filter(|name| !module::is_loaded(name))
-                .map(|name| load(modules, name))
-                .collect();
-            let result = result.and_then(|n| again.map(|_| n).map_err(|error| error.to_string()));
+            let again = modules.load_all();
+            let result = result.and_then(|n| again.map(|()| n));
             tap.result(&format!("{NAME}, last use, {source}"), told(result));
         }
     }

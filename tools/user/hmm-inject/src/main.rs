@@ -45,6 +45,9 @@ struct Args {
     /// Where the module files are, for the case `load`; without it that is left out
     #[arg(long)]
     modules: Option<PathBuf>,
+    /// The driver that `load` loads: rust_dmirror or qemu_gpu
+    #[arg(long, default_value = "rust_dmirror")]
+    driver: String,
 }
 
 /// What failures there are here, all or those asked for.
@@ -92,7 +95,7 @@ fn main() -> ExitCode {
         tap.every_source_was_used(&sources);
     }
     if let Some(modules) = args.modules.as_deref().filter(|_| named(load::NAME)) {
-        load::run(&mut tap, modules, &sources);
+        load::run(&mut tap, modules, &args.driver, &sources);
     }
     if args.mixed != 0 && named(mixed::NAME) {
         mixed::run(&mut tap, args.device, &sources, args.mixed, args.seed);

@@ -11,6 +11,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 const POINTS: &str = "/sys/kernel/debug/rust_hmm/inject";
 const DEBUGFS: &str = "/sys/kernel/debug";
@@ -134,6 +135,30 @@ pub struct Kernel {
 /// An address that no caller has.
 const NOWHERE: &str = "1";
 
+/// The kernel does not look whether what this makes in `/proc/irq` is there, and warns at the end when it is not.
+const SPARED: &str = "register_irq_proc";
+
+/// Where the function `name` is, in a text like `/proc/kallsyms`: up to the next symbol.
+fn function_span(text: &str, name: &str) -> Option<(u64, u64)> {
+    let symbols = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let address = u64::from_str_radix(words.next()?, 16).ok()?;
+        Some((address, words.nth(1)?))
+    });
+    let (start, _) = symbols.clone().find(|(_, symbol)| *symbol == name)?;
+    let end = symbols.map(|(address, _)| address).filter(|address| *address > start).min()?;
+    Some((start, end))
+}
+
+/// The callers that are spared.
+fn spared() -> (u64, u64) {
+    static SPAN: OnceLock<(u64, u64)> = OnceLock::new();
+    *SPAN.get_or_init(|| {
+        let text = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+        function_span(&text, SPARED).unwrap_or_default()
+    })
+}
+
 impl Kernel {
     /// Limits all kinds to calls of our modules, and of these to `wanted`.
     ///
@@ -142,7 +167,8 @@ impl Kernel {
     pub fn prepare(wanted: &[Kind], percent: u32) -> io::Result<Kernel> {
         let modules = fs::read_to_string("/proc/modules")?;
         let missing = || io::Error::new(io::ErrorKind::NotFound, "the modules are not loaded");
-        let span = module_span(&modules, &["rust_hmm", "rust_dmirror"]).ok_or_else(missing)?;
+        let span = module_span(&modules, &["rust_hmm", "rust_dmirror", "qemu_gpu"]);
+        let span = span.ok_or_else(missing)?;
         Self::prepare_range(wanted, percent, span)
     }
 
@@ -153,6 +179,7 @@ impl Kernel {
         (start, end): (u64, u64),
     ) -> io::Result<Kernel> {
         let mut saved = Settings::default();
+        let spared = spared();
         for kind in Kind::ALL {
             let on = wanted.contains(&kind);
             let (start, end) = match on {
@@ -164,6 +191,8 @@ impl Kernel {
                 ("stacktrace-depth", "32"),
                 ("require-start", &start),
                 ("require-end", &end),
+                ("reject-start", &spared.0.to_string()),
+                ("reject-end", &spared.1.to_string()),
                 ("verbose", "0"),
                 ("interval", "1"),
                 ("times", "-1"),
@@ -315,6 +344,17 @@ mod tests {
         assert_eq!(module_span(text, &["rust_hmm", "rust_dmirror"]), Some(span));
         assert_eq!(module_span("rust_hmm 8192 1 - Live 0x0\n", &["rust_hmm"]), None);
         assert_eq!(module_span(text, &["none"]), None);
+    }
+
+    #[test]
+    fn functions_end_where_the_next_symbol_begins() {
+        let text = "ffffffff81000100 t after\n\
+                    ffffffff81000000 T before\n\
+                    ffffffff81000040 t wanted\n\
+                    ffffffffc0200000 t wanted_too\t[rust_hmm]\n";
+        let span = (0xffff_ffff_8100_0040, 0xffff_ffff_8100_0100);
+        assert_eq!(function_span(text, "wanted"), Some(span));
+        assert_eq!(function_span(text, "want"), None);
     }
 
     #[test]

@@ -5,7 +5,6 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::inject::{self, Source};
 use hmm::{module, pattern, Connection, Device, Errno, Mapping, PAGE_SIZE};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -13,6 +12,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
+
+mod failures;
 
 const PAGES: usize = 16;
 
@@ -30,9 +31,10 @@ pub const TESTS: &[Test] = &[
     Test::new("hw", "locked_pages_stay_where_they_are", pin_of_a_part).only_hw(),
     Test::new("hw", "locked_memory_comes_back_first", pin_of_device_memory).only_hw(),
     Test::new("hw", "memory_of_the_other_gpu", peer).only_hw(),
-    Test::new("hw", "what_gets_no_address_stays_where_it_is", no_address).only_hw(),
-    Test::new("hw", "memory_of_the_other_gpu_without_an_address", no_peer).only_hw(),
-    Test::new("hw", "a_gpu_whose_memory_gets_no_address_is_refused", no_vram).only_hw(),
+    Test::new("hw", "what_gets_no_address_stays_where_it_is", failures::no_address).only_hw(),
+    Test::new("hw", "what_gets_no_memory_stays_where_it_is", failures::no_memory).only_hw(),
+    Test::new("hw", "memory_of_the_other_gpu_without_an_address", failures::no_peer).only_hw(),
+    Test::new("hw", "a_gpu_whose_memory_gets_no_address_is_refused", failures::no_vram).only_hw(),
     Test::new("hw", "a_narrow_device_is_refused", narrow).only_hw(),
     Test::new("hw", "unplug_while_pages_move", unplug).only_hw(),
 ];
@@ -286,122 +288,6 @@ fn peer(ctx: &Ctx) -> Outcome {
     check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the first GPU");
     device_sees(&device, &map, 10, "of what came from the other GPU")?;
     cpu_sees(&map, 10, "of what came from the other GPU")
-}
-
-/// What the library has that gets no DMA address.
-fn without_address(nth: u64) -> Result<inject::Armed, Stop> {
-    inject::arm(&Source::Point("dma".into()), nth).what("set the point")
-}
-
-/// Each address fails once, of each kind of use: nothing is lost, nothing stays mapped, and the same works then.
-fn no_address(ctx: &Ctx) -> Outcome {
-    const FEW: usize = 2;
-    type Use = fn(&Device, &Mapping) -> Result<(), Errno>;
-    fn read(device: &Device, map: &Mapping) -> Result<(), Errno> {
-        let mut data = vec![0; map.len()];
-        device.read(map.addr(), &mut data).map(|_| ())
-    }
-    fn there(device: &Device, map: &Mapping) -> Result<(), Errno> {
-        try_migrate(device, map).map(|_| ())
-    }
-    fn back(device: &Device, map: &Mapping) -> Result<(), Errno> {
-        device.migrate_to_system(map.addr(), FEW).map(|_| ())
-    }
-    fn touch(_: &Device, map: &Mapping) -> Result<(), Errno> {
-        inject::kernel_reads(map, 0).map(|_| ())
-    }
-    fn lock(device: &Device, map: &Mapping) -> Result<(), Errno> {
-        let locked = device.lock(map.addr(), map.len(), 1, true)?;
-        device.unlock(locked.device_addr)
-    }
-    // What fails, whether the pages are on the device then, and the errors that it has.
-    let uses: [(&str, Use, bool, &[Errno]); 6] = [
-        ("a read", read, false, &[Errno::ENOMEM]),
-        ("a lock", lock, false, &[Errno::ENOMEM]),
-        ("a lock of device memory", lock, true, &[Errno::ENOMEM, Errno::EFAULT]),
-        ("a migration there", there, false, &[Errno::ENOENT]),
-        ("a migration back", back, true, &[Errno::ENOENT]),
-        ("a touch by the CPU", touch, true, &[Errno::EFAULT]),
-    ];
-    let before = live()?;
-    for (seed, (what, operate, on_device, errors)) in (20..).zip(uses) {
-        let mut told = 0;
-        for nth in 1.. {
-            let device = ctx.open()?;
-            let map = Mapping::anon(FEW)?;
-            map.fill(seed);
-            if on_device {
-                migrate(&device, &map, seed)?;
-            }
-            let armed = without_address(nth)?;
-            let result = operate(&device, &map);
-            let failed = armed.disarm().what("ask the point")?;
-            if let Err(error) = result {
-                check!(failed, "{what} fails without a failure: {error}");
-                check!(errors.contains(&error), "{what}, address {nth}: {error}");
-                told += 1;
-            }
-            operate(&device, &map).what("the same again")?;
-            device_sees(&device, &map, seed, "after it")?;
-            cpu_sees(&map, seed, "after it")?;
-            device.close()?;
-            check_eq!(live()?, before, "pages mapped after {what}, address {nth}");
-            if !failed {
-                check!(nth > 1, "{what} needs no address");
-                println!("# {what}: {} addresses, {told} told as errors", nth - 1);
-                break;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Without an address for the other GPU's memory there is no connection: pages go through system memory.
-fn no_peer(ctx: &Ctx) -> Outcome {
-    // The drivers are asked once: of those that are there now the answer may be known.
-    module::unload("qemu_gpu").what("unload qemu_gpu")?;
-    load_driver(ctx, "")?;
-    let device = ctx.open()?;
-    let second = Device::open(ctx.second).what("open the second GPU")?;
-    let armed = without_address(1)?;
-    let connection = device.connection(&second)?;
-    check!(armed.disarm().what("ask the point")?, "the connection needs no address");
-    check_eq!(connection, Connection::None, "the connection without an address");
-    let map = Mapping::anon(PAGES)?;
-    map.fill(16);
-    migrate(&second, &map, 16)?;
-    let pulled = device.pull(map.addr(), PAGES, &second).what("pull")?;
-    check_eq!(pulled.connection, Connection::None, "the connection of the pull");
-    check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the first GPU");
-    cpu_sees(&map, 16, "of what came through system memory")?;
-    // And are asked again.
-    device.close()?;
-    second.close()?;
-    module::unload("qemu_gpu").what("unload it again")?;
-    load_driver(ctx, "")?;
-    let (device, second) = (ctx.open()?, Device::open(ctx.second).what("open the second GPU")?);
-    check_eq!(device.connection(&second)?, Connection::Migratable, "with an address");
-    Ok(())
-}
-
-/// The first GPU has no address of its own memory: it is not there, and the other one is.
-fn no_vram(ctx: &Ctx) -> Outcome {
-    module::unload("qemu_gpu").what("unload qemu_gpu")?;
-    let armed = without_address(1)?;
-    load_driver(ctx, "")?;
-    let failed = armed.disarm().what("ask the point")?;
-    let there = [0, 1].map(|index| Device::path(index).exists());
-    let map = Mapping::anon(1)?;
-    map.fill(13);
-    let seen =
-        Device::open(0).map(|device| device_sees(&device, &map, 13, "of the one that is there"));
-    module::unload("qemu_gpu").what("unload it again")?;
-    load_driver(ctx, "")?;
-    check!(failed, "a GPU's memory needs no address");
-    check_eq!(there, [true, false], "GPUs that are there");
-    seen.what("open the GPU that is there")??;
-    check!(Device::path(1).exists(), "with all addresses there is no second GPU");
-    Ok(())
 }
 
 /// The kernel's log since `mark` was written to it.

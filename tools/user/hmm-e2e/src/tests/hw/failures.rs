@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What fails on hardware: addresses of the DMA API, and allocations.
+
+use super::{live, load_driver, PAGES};
+use crate::harness::{Ctx, Outcome, Stop, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::inject::{self, Kernel, Kind, Source};
+use hmm::{module, Connection, Device, Errno, Mapping};
+
+/// From here on the `nth` DMA address is not to be had.
+fn without_address(nth: u64) -> Result<inject::Armed, Stop> {
+    inject::arm(&Source::Point("dma".into()), nth).what("set the point")
+}
+
+/// A use of the device that can fail.
+type Use = fn(&Ctx, &Device, &Mapping) -> Result<(), Errno>;
+
+fn open_again(ctx: &Ctx, _: &Device, _: &Mapping) -> Result<(), Errno> {
+    Device::open(ctx.device)?.close()
+}
+
+fn read(_: &Ctx, device: &Device, map: &Mapping) -> Result<(), Errno> {
+    let mut data = vec![0; map.len()];
+    device.read(map.addr(), &mut data).map(|_| ())
+}
+
+fn there(_: &Ctx, device: &Device, map: &Mapping) -> Result<(), Errno> {
+    try_migrate(device, map).map(|_| ())
+}
+
+fn back(_: &Ctx, device: &Device, map: &Mapping) -> Result<(), Errno> {
+    device.migrate_to_system(map.addr(), map.pages()).map(|_| ())
+}
+
+fn touch(_: &Ctx, _: &Device, map: &Mapping) -> Result<(), Errno> {
+    inject::kernel_reads(map, 0).map(|_| ())
+}
+
+fn lock(_: &Ctx, device: &Device, map: &Mapping) -> Result<(), Errno> {
+    let locked = device.lock(map.addr(), map.len(), 1, true)?;
+    device.unlock(locked.device_addr)
+}
+
+/// What fails, whether the pages are on the device then, and the errors that it has.
+const USES: [(&str, Use, bool, &[Errno]); 7] = [
+    ("an open", open_again, false, &[Errno::ENOMEM]),
+    ("a read", read, false, &[Errno::ENOMEM]),
+    ("a lock", lock, false, &[Errno::ENOMEM]),
+    ("a lock of device memory", lock, true, &[Errno::ENOMEM, Errno::EFAULT]),
+    ("a migration there", there, false, &[Errno::ENOMEM, Errno::ENOENT]),
+    ("a migration back", back, true, &[Errno::ENOMEM, Errno::ENOENT]),
+    ("a touch by the CPU", touch, true, &[Errno::EFAULT]),
+];
+
+/// The first, the second, ... of `source` fails in each use: nothing is lost, nothing stays mapped, and the same works
+/// then. Returns how many failed, of each.
+fn each_fails(ctx: &Ctx, source: &Source) -> Result<[u64; USES.len()], Stop> {
+    const FEW: usize = 2;
+    let before = live()?;
+    let mut counts = [0; USES.len()];
+    for ((seed, (what, operate, on_device, errors)), count) in (20..).zip(USES).zip(&mut counts) {
+        let mut told = 0;
+        loop {
+            let device = ctx.open()?;
+            let map = Mapping::anon(FEW)?;
+            map.fill(seed);
+            if on_device {
+                migrate(&device, &map, seed)?;
+            }
+            let armed = inject::arm(source, *count + 1).what("have it fail")?;
+            let result = operate(ctx, &device, &map);
+            let failed = armed.disarm().what("ask whether it failed")?;
+            if let Err(error) = result {
+                check!(failed, "{what} fails without a failure: {error}");
+                check!(errors.contains(&error), "{what}, {source} {}: {error}", *count + 1);
+                told += 1;
+            }
+            operate(ctx, &device, &map).what("the same again")?;
+            device_sees(&device, &map, seed, "after it")?;
+            cpu_sees(&map, seed, "after it")?;
+            device.close()?;
+            check_eq!(live()?, before, "pages mapped after {what}, {source} {}", *count + 1);
+            if !failed {
+                break;
+            }
+            *count += 1;
+        }
+        println!("# {what}: {source} failed {count} times, {told} told as errors");
+    }
+    Ok(counts)
+}
+
+pub fn no_address(ctx: &Ctx) -> Outcome {
+    let counts = each_fails(ctx, &Source::Point("dma".into()))?;
+    check_eq!(counts[0], 0, "addresses of a device that is only opened");
+    check!(counts[1..].iter().all(|count| *count >= 2), "addresses of two pages: {counts:?}");
+    Ok(())
+}
+
+pub fn no_memory(ctx: &Ctx) -> Outcome {
+    if !Kind::Slab.is_there() {
+        return Err(Stop::Skip("allocations cannot fail on this kernel".into()));
+    }
+    let _kernel = Kernel::prepare(&[Kind::Slab], 0).what("prepare failing allocations")?;
+    let counts = each_fails(ctx, &Source::Kernel(Kind::Slab))?;
+    check!(counts[0] >= 10 && counts[1] >= 4, "allocations that failed: {counts:?}");
+    Ok(())
+}
+
+/// Without an address for the other GPU's memory there is no connection: pages go through system memory.
+pub fn no_peer(ctx: &Ctx) -> Outcome {
+    // The drivers are asked once: of those that are there now the answer may be known.
+    module::unload("qemu_gpu").what("unload qemu_gpu")?;
+    load_driver(ctx, "")?;
+    let device = ctx.open()?;
+    let second = Device::open(ctx.second).what("open the second GPU")?;
+    let armed = without_address(1)?;
+    let connection = device.connection(&second)?;
+    check!(armed.disarm().what("ask the point")?, "the connection needs no address");
+    check_eq!(connection, Connection::None, "the connection without an address");
+    let map = Mapping::anon(PAGES)?;
+    map.fill(16);
+    migrate(&second, &map, 16)?;
+    let pulled = device.pull(map.addr(), PAGES, &second).what("pull")?;
+    check_eq!(pulled.connection, Connection::None, "the connection of the pull");
+    check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the first GPU");
+    cpu_sees(&map, 16, "of what came through system memory")?;
+    // And are asked again.
+    device.close()?;
+    second.close()?;
+    module::unload("qemu_gpu").what("unload it again")?;
+    load_driver(ctx, "")?;
+    let (device, second) = (ctx.open()?, Device::open(ctx.second).what("open the second GPU")?);
+    check_eq!(device.connection(&second)?, Connection::Migratable, "with an address");
+    Ok(())
+}
+
+/// The first GPU has no address of its own memory: it is not there, and the other one is.
+pub fn no_vram(ctx: &Ctx) -> Outcome {
+    module::unload("qemu_gpu").what("unload qemu_gpu")?;
+    let armed = without_address(1)?;
+    load_driver(ctx, "")?;
+    let failed = armed.disarm().what("ask the point")?;
+    let there = [0, 1].map(|index| Device::path(index).exists());
+    let map = Mapping::anon(1)?;
+    map.fill(13);
+    let seen =
+        Device::open(0).map(|device| device_sees(&device, &map, 13, "of the one that is there"));
+    module::unload("qemu_gpu").what("unload it again")?;
+    load_driver(ctx, "")?;
+    check!(failed, "a GPU's memory needs no address");
+    check_eq!(there, [true, false], "GPUs that are there");
+    seen.what("open the GPU that is there")??;
+    check!(Device::path(1).exists(), "with all addresses there is no second GPU");
+    Ok(())
+}

@@ -507,6 +507,24 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_for_its_flush_goes_with_the_device_and_counts_as_gone() -> Result {
+        let mut fixture = Fixture::new()?;
+        let (range, part) = (pages(0, 4)?, pages(0, 2)?);
+        fixture.windows.prepare(range)?;
+        fixture.install(range, system)?;
+        let tick = fixture.remove(part);
+        assert_eq!(fixture.device.live(), 4);
+        // Only what it could still use counts as left.
+        assert_eq!(fixture.device.close(), 2);
+        assert_eq!(fixture.device.live(), 0);
+        fixture.windows.unmap(part, tick);
+        let tick = fixture.remove(range);
+        fixture.windows.unmap(range, tick);
+        assert_eq!((fixture.device.unmapped(), fixture.table.live()), (4, 0));
+        Ok(())
+    }
+
+    #[test]
     fn format_and_device_must_agree() -> Result {
         let device = DmaDevice::software(c"hmm-kunit")?;
         let windows = Windows::new(&device)?;

@@ -83,6 +83,27 @@ mod suite {
     }
 
     #[test]
+    fn an_agent_that_goes_has_nothing_mapped_and_takes_nothing_more() -> Result {
+        let (range, _shared, mirror) = attached(4)?;
+        let agents = agent()?;
+        let lock = || mirror.lock(range, &agents, Grain::Fine);
+        let locked = lock().map_err(|_| EBUSY)?;
+        let region = mirror.locked(locked.device_address).ok_or(ENOENT)?;
+        assert_eq!((agents[0].live(), agents[0].close()), (4, 4));
+        assert_eq!(agents[0].live(), 0);
+        // Of what is not mapped nothing can be made visible.
+        region.sync(&agents[0], locked.device_address, true);
+        drop(region);
+        // Those for whom it was locked already are not mapped for again.
+        assert!(lock().is_ok());
+        mirror.unlock(locked.device_address)?;
+        mirror.unlock(locked.device_address)?;
+        assert_eq!(lock(), Err(Refused::Error(ENODEV)));
+        assert_eq!(agents[0].live(), 0);
+        Ok(())
+    }
+
+    #[test]
     fn locked_memory_comes_back_and_stays() -> Result {
         let (range, shared, mirror) = attached(4)?;
         for index in 0..4 {

@@ -186,3 +186,60 @@ impl Drop for DmaBuffer {
         drop(super::Open(&self.device));
     }
 }
+
+#[kunit_tests(rust_hmm_dma_buffer)]
+mod tests {
+    use super::*;
+    use crate::thread::Thread;
+    use kernel::{
+        sync::atomic::{
+            ordering::{Acquire, Release},
+            Atomic,
+        },
+        time::{delay::fsleep, Delta},
+    };
+
+    #[test]
+    fn a_buffer_has_bounds() -> Result {
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        assert_eq!(DmaBuffer::new(&device, 0).err(), Some(EINVAL));
+        let buffer = DmaBuffer::new(&device, 2)?;
+        let mut bytes = [0xaa; 8];
+        buffer.read(PAGE_SIZE - 4, &mut bytes)?;
+        assert_eq!(bytes, [0; 8]);
+        buffer.write(2 * PAGE_SIZE - 8, &[7; 8])?;
+        buffer.read(2 * PAGE_SIZE - 8, &mut bytes)?;
+        assert_eq!(bytes, [7; 8]);
+        for at in [2 * PAGE_SIZE - 7, 2 * PAGE_SIZE, usize::MAX] {
+            assert_eq!(buffer.read(at, &mut bytes), Err(EINVAL));
+            assert_eq!(buffer.write(at, &bytes), Err(EINVAL));
+        }
+        let distance = |at| Some(buffer.address(at)?.raw() - buffer.address(0)?.raw());
+        assert_eq!(distance(2 * PAGE_SIZE - 1), Some(2 * PAGE_SIZE as u64 - 1));
+        assert!(buffer.address(2 * PAGE_SIZE).is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_that_goes_waits_for_who_uses_it_and_takes_nobody_any_more() -> Result {
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        let buffer = DmaBuffer::new(&device, 1)?;
+        let gone = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
+        let told = gone.clone();
+        let thread = Thread::spawn(c"hmm-test", move || {
+            // Within this the device is asked to go.
+            fsleep(Delta::from_millis(20));
+            told.store(1, Release);
+            drop(buffer);
+        })?;
+        assert_eq!(device.close(), 0);
+        assert_eq!(gone.load(Acquire), 1);
+        drop(thread);
+        assert_eq!(DmaBuffer::new(&device, 1).err(), Some(ENODEV));
+        // SAFETY: It is refused before anything is mapped.
+        let run = unsafe { DmaRun::new(&device, 0, 1, Direction::Both) };
+        assert_eq!(run.err(), Some(ENODEV));
+        assert_eq!(device.live(), 0);
+        Ok(())
+    }
+}

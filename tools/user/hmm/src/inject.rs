@@ -167,7 +167,7 @@ impl Kernel {
     pub fn prepare(wanted: &[Kind], percent: u32) -> io::Result<Kernel> {
         let modules = fs::read_to_string("/proc/modules")?;
         let missing = || io::Error::new(io::ErrorKind::NotFound, "the modules are not loaded");
-        let span = module_span(&modules, &["rust_hmm", "rust_dmirror", "qemu_gpu"]);
+        let span = module_span(&modules, &["rust_hmm", "rust_dmirror", "qemu_gpu", "rust_lpae"]);
         let span = span.ok_or_else(missing)?;
         Self::prepare_range(wanted, percent, span)
     }

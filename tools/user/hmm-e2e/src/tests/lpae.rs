@@ -5,6 +5,7 @@ use super::mirror_only::{reads, Loaded};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::huge;
 use crate::{check, check_eq};
+use hmm::inject::{self, Kernel, Kind, Source};
 use hmm::mirror_only::TableCalls;
 use hmm::{pagemap, pattern, Errno, Mapping, MirrorOnly, Prot, SyncFile, PAGE_SIZE};
 
@@ -24,12 +25,57 @@ pub const TESTS: &[Test] = &[
     Test::new("lpae", "its_entries_follow_the_process", follows).only_rust(OURS),
     Test::new("lpae", "pages_in_a_row_are_one_call", runs).only_rust(OURS),
     Test::new("lpae", "scattered_pages_share_a_lock", batches).only_rust(OURS),
+    Test::new("lpae", "without_memory_it_fails_and_the_next_time_it_works", no_memory)
+        .only_rust(OURS)
+        .seconds(120),
 ];
 
 /// The format as a module, unless the kernel has it.
 fn format(ctx: &Ctx) -> Result<Option<Loaded>, Stop> {
     let built = ctx.modules.join(format!("{FORMAT}.ko")).exists();
     built.then(|| Loaded::new(ctx, FORMAT)).transpose()
+}
+
+/// Opens the device, and has it add up the words of a mapping.
+fn open_and_sum(map: &Mapping) -> Result<u64, Errno> {
+    let none: Option<&SyncFile> = None;
+    MirrorOnly::open_node(NODE)?.sum(map.addr(), map.pages(), none)
+}
+
+/// Each allocation fails once: of the page table, of what is in it, and of all else.
+fn no_memory(ctx: &Ctx) -> Outcome {
+    let _format = format(ctx)?;
+    let _loaded = Loaded::new(ctx, NAME)?;
+    let map = Mapping::anon(PAGES)?;
+    map.fill(4);
+    let sum = sum_of(&map);
+    for kind in [Kind::Slab, Kind::Pages] {
+        if !kind.is_there() {
+            return Err(Stop::Skip("allocations cannot fail on this kernel".into()));
+        }
+        let _kernel = Kernel::prepare(&[kind], 0).what("prepare failing allocations")?;
+        let (mut failures, mut told) = (0, 0);
+        loop {
+            let armed = inject::arm(&Source::Kernel(kind), failures + 1).what("have one fail")?;
+            let result = open_and_sum(&map);
+            let failed = armed.disarm().what("ask whether it failed")?;
+            match result {
+                Ok(found) => check_eq!(found, sum, "the sum, {kind:?} {}", failures + 1),
+                Err(Errno::ENOMEM) if failed => told += 1,
+                Err(error) => {
+                    return Err(Stop::Fail(format!("{kind:?} {}: {error}", failures + 1)))
+                }
+            }
+            check_eq!(open_and_sum(&map), Ok(sum), "the sum after it");
+            if !failed {
+                break;
+            }
+            failures += 1;
+        }
+        println!("# {kind:?}: {failures} failures, {told} told as errors");
+        check!(told != 0, "none of {failures} failures of {kind:?} was told");
+    }
+    Ok(())
 }
 
 /// The words of a mapping, added up.

@@ -20,6 +20,9 @@ struct Modules<'a> {
     names: [&'a str; 2],
 }
 
+/// As many are tried one by one: loading the driver, and binding its first device.
+const EACH: u64 = 200;
+
 /// The driver that is bound to devices: when it gets none, it is loaded all the same.
 const BOUND: &str = "qemu_gpu";
 
@@ -110,7 +113,7 @@ fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
             if failures % 25 == 0 {
                 println!("# {name}: {kind:?} failure {n}");
             }
-            n = following(n);
+            n = following(n, EACH);
         }
     }
     match modules.is_bound() && without == 0 {
@@ -148,7 +151,7 @@ fn first_use(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
                 other => return Err(format!("{at}: {other:?} without it")),
             }
             map.check(1).map_err(|mismatch| format!("{at}: {mismatch}"))?;
-            n = following(n);
+            n = following(n, EACH);
         }
         map.check(1).map_err(|mismatch| format!("device {index}: {mismatch}"))?;
     }

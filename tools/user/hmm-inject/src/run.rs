@@ -14,9 +14,9 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// From this failure on not every one is tried, but some further apart.
 const EACH: u64 = 100;
 
-/// The next failure to try after the `n`-th.
-pub fn following(n: u64) -> u64 {
-    if n < EACH {
+/// The next failure to try after the `n`-th; up to `each` it is the next one.
+pub fn following(n: u64, each: u64) -> u64 {
+    if n < each {
         n + 1
     } else {
         n + n / 8
@@ -205,7 +205,7 @@ fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, Stri
         }
         n = match source {
             Source::Lasting(_) => n + 1 + n / 4,
-            _ => following(n),
+            _ => following(n, EACH),
         };
     }
 }

@@ -23,6 +23,7 @@ const MONITOR: u64 = 0xea;
 pub const TESTS: &[Test] = &[
     Test::new("hw", "pages_are_mapped_and_unmapped", mapped).only_hw(),
     Test::new("hw", "pages_on_the_device_are_not_mapped", moved).only_hw(),
+    Test::new("hw", "what_was_never_touched_is_zero_there", hole).only_hw(),
     Test::new("hw", "huge_pages_are_mapped", huge_pages).only_hw(),
     Test::new("hw", "reads_go_on_while_pages_move", faultless).only_hw(),
     Test::new("hw", "unmapped_during_an_access", during).only_hw(),
@@ -86,6 +87,21 @@ fn moved(ctx: &Ctx) -> Outcome {
     device.close()?;
     check_eq!(live()?, before, "pages mapped when the file is closed");
     Ok(())
+}
+
+/// The engine clears pages of its own: there is no source.
+fn hole(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let used = Mapping::anon(2)?;
+    used.fill(17);
+    // The page of its memory that comes first is not zero.
+    migrate(&device, &used, 17)?;
+    cpu_sees(&used, 17, "of what came back")?;
+    let map = Mapping::anon(2)?;
+    try_migrate(&device, &map).what("migrate what was never touched")?;
+    check_eq!(resident(&device, &map, 0, 2)?, 2, "pages on the device");
+    device_sees_zero(&device, &map, 0, 2, "of what was never touched")?;
+    map.check_zero(0, 2).what("what came back")
 }
 
 /// 2 MiB are mapped at once, and in parts when a part goes.

@@ -6,7 +6,8 @@ use crate::memory::{all_on_device, filled, mirrored_on_device, on_device, sees, 
 use hmm::engine::{EngineOp, Way};
 use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::{
-    Command, Connection, Device, Errno, ManagedFlags, Prot, QueueOp, Setting, State, PAGE_SIZE,
+    Command, Connection, Device, Errno, ManagedFlags, Mapping, Prot, QueueOp, Setting, State,
+    PAGE_SIZE,
 };
 use std::io::Read;
 use std::time::Duration;
@@ -18,8 +19,12 @@ const BACK: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM, Errno::EFAUL
 const QUEUED: &[Errno] =
     &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM, Errno::EFAULT, Errno::EIO, Errno::ETIMEDOUT];
 
+/// Pages that keep attributes, more than one node of a tree can hold apart.
+const LEFT: usize = 32;
+
 pub const CASES: &[Case] = &[
     Case { errors: MEMORY, prepare: on_device, ..Case::new("attributes", attributes) },
+    Case { errors: MEMORY, check: all_kept, ..Case::new("attributes_unmap", unmap) },
     Case { errors: MEMORY, prepare: attracted, ..Case::new("serve", engine_reads) },
     Case { errors: MEMORY, prepare: mostly_read, ..Case::new("replicate", engine_reads) },
     Case {
@@ -64,6 +69,37 @@ fn attributes(world: &mut World) -> Result<(), Errno> {
     match found.preferred == Preferred::Device as u32 && found.what & Attributes::GRANULARITY == 0 {
         true => Ok(()),
         false => Err(Errno::EILSEQ),
+    }
+}
+
+/// Every other page of a range goes, which splits it. Returns the pages left that have attributes, of [`LEFT`].
+fn unmap_half(world: &World) -> Result<usize, Errno> {
+    let map = Mapping::anon(2 * LEFT)?;
+    let new = Attributes::NONE.prefer(Preferred::Device);
+    world.device.set_attributes(map.addr(), map.pages(), new)?;
+    for page in (1..map.pages()).step_by(2) {
+        map.unmap_pages(page, 1)?;
+    }
+    let mut kept = 0;
+    for page in (0..map.pages()).step_by(2) {
+        let found = world.device.attributes(map.page_addr(page), 1)?;
+        kept += usize::from(found.preferred == Preferred::Device as u32);
+    }
+    Ok(kept)
+}
+
+/// Unmapping cannot fail: without memory attributes are forgotten, all of them.
+fn unmap(world: &mut World) -> Result<(), Errno> {
+    match unmap_half(world)? {
+        0 | LEFT => Ok(()),
+        _ => Err(Errno::EILSEQ),
+    }
+}
+
+fn all_kept(world: &mut World) -> Result<(), String> {
+    match unmap_half(world).map_err(step("unmap"))? {
+        LEFT => Ok(()),
+        kept => Err(format!("{kept} of {LEFT} pages have attributes")),
     }
 }
 

@@ -2,7 +2,8 @@
 #
 # Reads the text of "llvm-cov show" and prints what was not executed, without tests:
 #   FILE<tab>LINE<tab>COLUMN<tab>source line<tab>the line before, if no comment, and this one<tab>this one up to COLUMN
-# COLUMN is 0 for a whole line, else that of a part: most often the "?" of an error that never came.
+# COLUMN is 0 for a whole line, else that of a part: most often the "?" of an error that never came; -1 for each line that was
+# executed.
 # Variable: top, the directory to leave out of names.
 
 function trim(s) {
@@ -20,8 +21,8 @@ function flush_line(  i, n, at) {
 	if (file == "" || line == 0)
 		return
 	if (!in_tests) {
-		if (count == "0")
-			tell(0)
+		if (count != "")
+			tell(count == "0" ? 0 : -1)
 		n = count == "0" ? 0 : split(marks, at, " ")
 		for (i = 1; i <= n; i++)
 			tell(at[i] - width)

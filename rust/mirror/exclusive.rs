@@ -23,7 +23,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `EFAULT`, `EPERM`: not writable, or the process is gone. `EOPNOTSUPP`: not anonymous, or hugetlb.
+    /// `EFAULT`: not mapped, not writable, special pages, or the process is gone. `EOPNOTSUPP`: not anonymous, or hugetlb.
     /// `EBUSY`: it kept changing. `EINTR`: killed. `ENOMEM`. `EDEADLK`: within a callback. Pages before
     /// the one that failed stay exclusive. Context: may sleep; no lock may be held.
     pub fn make_exclusive(&self, range: PageRange) -> Result {
@@ -41,7 +41,11 @@ impl<D: Device> Mirror<D> {
                         tries -= 1;
                         // A CPU write splits a huge page and ends an exclusive access that we
                         // could not install, so that neither is an event in the next try.
-                        self.space()?.fault_in_writable(page.start())?;
+                        match self.space()?.fault_in_writable(page.start()) {
+                            // The next try says so, as the first one would have without the race.
+                            Err(error) if error == EPERM => {}
+                            result => result?,
+                        }
                     }
                     result => break result?,
                 }

@@ -93,7 +93,8 @@ impl<'a> Isolated<'a> {
     /// Isolates the pages of `range` that are in a device's memory, best effort.
     ///
     /// `range` must lie in `vma` and within 2 MiB. `owner` must be that of the memory. `compound` takes a huge
-    /// page as one entry, else it is split. `fault` is the CPU fault being handled, if any.
+    /// page of private memory as one entry, else it is split; the core collects no huge page of coherent memory.
+    /// `fault` is the CPU fault being handled, if any.
     ///
     /// # Errors
     ///
@@ -109,21 +110,21 @@ impl<'a> Isolated<'a> {
         batch: &'a mut Batch,
     ) -> Result<Self> {
         Self::check(vma, range)?;
-        let coherent = select == Select::Coherent;
+        let huge = compound && range.is_pmd() && select == Select::Private;
         let select = match select {
             Select::Private => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_PRIVATE,
             Select::Coherent => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_COHERENT,
         };
         let in_one = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND;
-        // A huge device page that is not found now may be there when the core looks; it is not to be taken whole.
-        let (flags, whole) = match (compound, coherent) {
-            (true, false) if range.is_pmd() => match Whole::find(vma, range, owner, fault) {
+        let (flags, whole) = if huge {
+            // One that is not found now may be there when the core looks; it is not to be taken whole.
+            match Whole::find(vma, range, owner, fault) {
                 Found::Nothing => (in_one, None),
                 Found::Whole(whole) => (select | in_one, Some(whole)),
                 Found::Other => (select, None),
-            },
-            (true, true) => (select | in_one, None),
-            _ => (select, None),
+            }
+        } else {
+            (select, None)
         };
         Self::set_up(vma, range, flags, owner, fault, whole, batch)
     }

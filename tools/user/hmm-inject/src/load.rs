@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Failures while the modules are loaded.
 
-use crate::run::{following, Tap};
+use crate::run::{following, shrink, Tap};
 use hmm::engine::Way;
 use hmm::inject::{self, Kernel, Kind, Source};
 use hmm::{module, Device, Errno, Mapping};
@@ -21,7 +21,7 @@ struct Modules<'a> {
 }
 
 /// As many are tried one by one: loading the driver, and binding its first device.
-const EACH: u64 = 200;
+const EACH: u64 = 600;
 
 /// The driver that is bound to devices: when it gets none, it is loaded all the same.
 const BOUND: &str = "qemu_gpu";
@@ -127,35 +127,80 @@ fn devices() -> impl Iterator<Item = u32> {
     (0..4).filter(|index| Device::path(*index).exists())
 }
 
-/// The first migration makes the device's memory, each time that the modules were loaded.
-fn first_use(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
-    modules.unload_all()?;
-    modules.load_all()?;
+/// Private memory, and coherent memory.
+const DEVICES: [u32; 2] = [0, 2];
+
+/// What makes a device's memory, and how it is seen to that there is none: one that can do without an allocation makes it.
+struct Use {
+    name: &'static str,
+    none: fn(&Modules<'_>, u32) -> Result<(), String>,
+    /// Tells whether all was done.
+    run: fn(&Device, &Mapping) -> Result<bool, Errno>,
+}
+
+const USES: [Use; 3] = [
+    Use { name: "first use", none: loaded_again, run: migrated },
+    Use { name: "first resize", none: loaded_again, run: resized },
+    Use { name: "resize of what was given back", none: given_back, run: resized },
+];
+
+fn loaded_again(modules: &Modules<'_>, _: u32) -> Result<(), String> {
+    let [_, driver] = modules.names;
+    if module::is_loaded(driver) {
+        module::unload(driver).map_err(|error| format!("unload {driver}: {error}"))?;
+    }
+    modules.load_all()
+}
+
+fn given_back(_: &Modules<'_>, index: u32) -> Result<(), String> {
+    shrink(&Device::open(index).map_err(|error| error.to_string())?)
+}
+
+fn migrated(device: &Device, map: &Mapping) -> Result<bool, Errno> {
+    Ok(device.migrate(map.addr(), map.pages(), Way::ToDevice)?.moved == map.pages() as u64)
+}
+
+fn resized(device: &Device, _: &Mapping) -> Result<bool, Errno> {
+    let left = device.resize(0, 512, false)?;
+    device.resize(0, 512, true)?;
+    Ok(left == 0)
+}
+
+/// The first, the second, ... failure of `what` on a device without memory.
+fn uses(modules: &Modules<'_>, what: &Use, kind: Kind) -> Result<u64, String> {
     let error = |error: Errno| error.to_string();
     let mut failures = 0;
-    for index in devices() {
+    for index in DEVICES {
         let map = Mapping::anon(4).map_err(error)?;
         map.fill(1);
         let mut n = 1;
         loop {
+            (what.none)(modules, index)?;
             let device = Device::open(index).map_err(error)?;
             let kernel = Kernel::prepare(&[kind], 0).map_err(|e| format!("prepare: {e}"))?;
             let armed = inject::arm(&Source::Kernel(kind), n).map_err(|e| format!("arm: {e}"))?;
-            let result = device.migrate(map.addr(), map.pages(), Way::ToDevice);
+            let result = (what.run)(&device, &map);
             let injected = armed.disarm().map_err(|e| format!("disarm: {e}"))?;
             drop(kernel);
             let at = format!("device {index}, failure {n}");
             match result {
                 Ok(_) | Err(Errno::ENOMEM) if injected => failures += 1,
-                Ok(done) if done.moved == 4 => break,
+                Ok(true) => break,
                 other => return Err(format!("{at}: {other:?} without it")),
+            }
+            match (what.run)(&device, &map) {
+                Ok(true) => {}
+                other => return Err(format!("{at}: {other:?} after it")),
             }
             map.check(1).map_err(|mismatch| format!("{at}: {mismatch}"))?;
             n = following(n, EACH);
         }
         map.check(1).map_err(|mismatch| format!("device {index}: {mismatch}"))?;
     }
-    Ok(failures)
+    match failures {
+        0 => Err("nothing failed".into()),
+        _ => Ok(failures),
+    }
 }
 
 /// The close cannot evict, so that unloading must, which fails at first, too.
@@ -218,7 +263,10 @@ pub fn run(tap: &mut Tap, path: &Path, driver: &str, sources: &[Source]) {
         if modules.is_bound() {
             continue;
         }
-        tap.result(&format!("{NAME}, first use, {source}"), told(first_use(modules, *kind)));
+        for what in &USES {
+            let result = modules.load_all().and_then(|()| uses(modules, what, *kind));
+            tap.result(&format!("{NAME}, {}, {source}", what.name), told(result));
+        }
         if *kind == Kind::Slab {
             let result = last_use(modules);
             let again = modules.load_all();

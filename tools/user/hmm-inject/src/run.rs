@@ -97,7 +97,7 @@ pub fn nothing_in_use(device: u32) -> Result<(), String> {
 }
 
 /// Has the device's memory give back what is idle, so that it must grow again.
-fn shrink(device: &Device) -> Result<(), String> {
+pub fn shrink(device: &Device) -> Result<(), String> {
     let deadline = Instant::now() + Duration::from_secs(20);
     let pieces = || device.placement().map(|placement| placement.pieces).map_err(told("placement"));
     while pieces()? != 0 {

@@ -5,6 +5,7 @@
 use crate::harness::{Ctx, Driver, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
+use hmm::inject::{self, Source};
 use hmm::{pattern, smaps, Device, Errno, Mapping, Op, PageState, Prot, Ptr, PAGE_SIZE};
 
 const PAGES: usize = 4;
@@ -29,6 +30,7 @@ pub const TESTS: &[Test] = &[
     Test::new("bad", "kernel_addresses", kernel_addresses),
     Test::new("bad", "no_access", no_access),
     Test::new("bad", "read_only", read_only),
+    Test::new("bad", "read_only_after_a_lost_race", lost_race).only_rust("needs our library"),
     Test::new("bad", "device_memory_of_others", pfn_mapping),
     Test::new("bad", "user_buffer", user_buffer),
     Test::new("bad", "argument_pointer", argument_pointer),
@@ -188,6 +190,19 @@ fn read_only(ctx: &Ctx) -> Outcome {
     device_sees(&room.device, &map, 5, "after a refused write")?;
     room.fails(Op::Write, addr, pages, Errno::EPERM, "read-only memory that is mapped")?;
     cpu_sees(&map, 5, "after a refused write of mapped memory")?;
+    room.unharmed()
+}
+
+/// Who has lost a race makes the page writable before the next try, and says the same as if there had been none.
+fn lost_race(ctx: &Ctx) -> Outcome {
+    let room = Room::new(ctx)?;
+    let map = Mapping::anon(1)?;
+    map.fill(5);
+    map.protect(Prot::Read)?;
+    let lost = inject::arm(&Source::Point("exclusive".into()), 1).what("lose a race")?;
+    room.fails(Op::Exclusive, map.addr() as u64, 1, Errno::EFAULT, "read-only memory")?;
+    check!(lost.disarm().what("ask whether it was lost")?, "no race was lost");
+    cpu_sees(&map, 5, "after it")?;
     room.unharmed()
 }
 

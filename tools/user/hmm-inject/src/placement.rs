@@ -29,6 +29,11 @@ pub const CASES: &[Case] = &[
     Case { errors: MEMORY, prepare: mostly_read, ..Case::new("replicate", engine_reads) },
     Case {
         errors: MEMORY,
+        prepare: other_has_copies,
+        ..Case::new("replicate_again", engine_reads)
+    },
+    Case {
+        errors: MEMORY,
         prepare: replicated,
         contents: Contents::New,
         ..Case::new("write_a_replica", write)
@@ -131,6 +136,23 @@ fn replicated(world: &mut World) -> Result<(), String> {
     match world.device.placement().map_err(step("placement"))?.replicas {
         0 => Err("the device made no copy".into()),
         _ => world.map.protect(Prot::ReadWrite).map_err(step("mprotect")),
+    }
+}
+
+/// What another device has copied is copied from the same page.
+fn other_has_copies(world: &mut World) -> Result<(), String> {
+    mostly_read(world)?;
+    let other = Device::open(world.index ^ 1).map_err(step("the other device"))?;
+    let new = Attributes::NONE.flag(Attributes::READ_MOSTLY, true);
+    let (addr, pages) = (world.map.addr(), world.map.pages());
+    other.set_attributes(addr, pages, new).map_err(step("attributes of the other device"))?;
+    let read = Command::new(EngineOp::Read, addr, world.map.len());
+    let done = other.run(read).map_err(step("read by the other device"))?;
+    let copies = other.placement().map_err(step("placement"))?.replicas;
+    world.partner = Some(other);
+    match (done.error, copies) {
+        (None, 1..) => Ok(()),
+        (error, copies) => Err(format!("the other device: {error:?}, {copies} copies")),
     }
 }
 

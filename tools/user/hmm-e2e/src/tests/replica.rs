@@ -20,6 +20,7 @@ pub const TESTS: &[Test] = &[
     Test::new("replica", "in_two_devices", in_two_devices).only_rust(OURS),
     Test::new("replica", "of_a_huge_page", of_a_huge_page).only_rust(OURS),
     Test::new("replica", "none_of_a_page_that_others_may_write", pinned).only_rust(OURS),
+    Test::new("replica", "none_of_a_merged_page", merged).only_rust(OURS),
     Test::new("replica", "goes_for_room", goes_for_room).only_rust(OURS),
 ];
 
@@ -307,4 +308,31 @@ fn goes_for_room(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "after all")?;
     device.close().what("close")?;
     unload(ctx)
+}
+
+/// KSM's pages are read in place.
+fn merged(ctx: &Ctx) -> Outcome {
+    const SAME: u64 = 0x1234;
+    let ksm = match hmm::files::Ksm::start() {
+        Ok(ksm) => ksm,
+        Err(error) => return Err(Stop::Skip(format!("no KSM: {error}"))),
+    };
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    for page in 0..PAGES {
+        (0..pattern::WORDS).for_each(|word| map.set(page, word, SAME));
+    }
+    ksm.merge(&map).what("merge")?;
+    map.protect(Prot::Read)?;
+    read_mostly(&device, &map)?;
+    let before = device.placement()?.replicas;
+    let read = Command::new(EngineOp::Read, map.addr(), map.len());
+    let sum = SAME.wrapping_mul((PAGES * pattern::WORDS) as u64);
+    check_eq!(device.run(read).what("engine")?.status.result, sum, "sum of merged pages");
+    let copies = device.placement()?.replicas - before;
+    check!(copies < PAGES as u64, "{copies} copies, none of {PAGES} pages was left");
+    for page in 0..PAGES {
+        check_eq!(map.get(page, 9), SAME, "CPU read of merged page {page}");
+    }
+    Ok(())
 }

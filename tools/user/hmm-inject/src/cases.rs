@@ -115,6 +115,8 @@ pub struct Case {
     pub check: Step,
     /// Points that make no sense here.
     pub without: &'static [&'static str],
+    /// Threads of the device's do some of it.
+    pub threads: bool,
 }
 
 fn nothing(_: &mut World) -> Result<(), String> {
@@ -133,12 +135,14 @@ impl Case {
             contents: Contents::Old,
             check: nothing,
             without: &[],
+            threads: false,
         }
     }
 
     /// Does the case leave `source` out?
     pub fn excludes(&self, source: &Source) -> bool {
-        self.without.contains(&source.to_string().as_str())
+        let elsewhere = matches!(source, Source::AnyTask(_)) && !self.threads;
+        elsewhere || self.without.contains(&source.to_string().as_str())
     }
 }
 

@@ -25,12 +25,14 @@ pub const CASES: &[Case] = &[
         errors: COMMAND,
         prepare: with_target,
         check: copied,
+        threads: true,
         ..Case::new("engine_memcpy", copy)
     },
     Case {
         errors: COMMAND,
         contents: Contents::Any,
         check: words_were_written,
+        threads: true,
         ..Case::new("engine_write", engine_write)
     },
     Case {

@@ -188,6 +188,10 @@ fn uses(modules: &Modules<'_>, what: &Use, kind: Kind) -> Result<u64, String> {
                 Ok(true) => break,
                 other => return Err(format!("{at}: {other:?} without it")),
             }
+            // What has moved already would not be counted.
+            device
+                .migrate(map.addr(), map.pages(), Way::ToSystem)
+                .map_err(|e| format!("{at}: back: {e}"))?;
             match (what.run)(&device, &map) {
                 Ok(true) => {}
                 other => return Err(format!("{at}: {other:?} after it")),

@@ -57,7 +57,8 @@ fn sources(args: &Args) -> std::io::Result<Vec<Source>> {
         let memory = kernel().filter(|kind| *kind != Kind::Usercopy);
         return Ok(memory.map(Source::Lasting).collect());
     }
-    let kernel = kernel().map(Source::Kernel);
+    let memory = kernel().filter(|kind| *kind != Kind::Usercopy).map(Source::AnyTask);
+    let kernel = kernel().map(Source::Kernel).chain(memory);
     let points = inject::points()?.into_iter().map(Source::Point);
     let wanted =
         |source: &Source| args.source.is_empty() || args.source.contains(&source.to_string());

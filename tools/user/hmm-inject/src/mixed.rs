@@ -286,14 +286,14 @@ fn all(device: u32, sources: &[Source], seconds: u64, seed: u64) -> Result<Strin
         .iter()
         .filter_map(|source| match source {
             Source::Point(name) => Some(name.clone()),
-            Source::Kernel(_) | Source::Lasting(_) => None,
+            Source::Kernel(_) | Source::AnyTask(_) | Source::Lasting(_) => None,
         })
         .collect();
     let kinds: Vec<Kind> = sources
         .iter()
         .filter_map(|source| match source {
             Source::Kernel(kind) => Some(*kind),
-            Source::Point(_) | Source::Lasting(_) => None,
+            Source::Point(_) | Source::AnyTask(_) | Source::Lasting(_) => None,
         })
         .collect();
     let deadline = Instant::now() + Duration::from_secs(seconds);

@@ -25,11 +25,17 @@ const LEFT: usize = 32;
 pub const CASES: &[Case] = &[
     Case { errors: MEMORY, prepare: on_device, ..Case::new("attributes", attributes) },
     Case { errors: MEMORY, check: all_kept, ..Case::new("attributes_unmap", unmap) },
-    Case { errors: MEMORY, prepare: attracted, ..Case::new("serve", engine_reads) },
-    Case { errors: MEMORY, prepare: mostly_read, ..Case::new("replicate", engine_reads) },
+    Case { errors: MEMORY, prepare: attracted, threads: true, ..Case::new("serve", engine_reads) },
+    Case {
+        errors: MEMORY,
+        prepare: mostly_read,
+        threads: true,
+        ..Case::new("replicate", engine_reads)
+    },
     Case {
         errors: MEMORY,
         prepare: other_has_copies,
+        threads: true,
         ..Case::new("replicate_again", engine_reads)
     },
     Case {
@@ -55,8 +61,8 @@ pub const CASES: &[Case] = &[
         without: &["copy", "isolate", "failslab_lasting", "fail_page_alloc_lasting"],
         ..Case::new("managed_populated", managed_populated)
     },
-    Case { errors: QUEUED, prepare: filled, ..Case::new("queue", queue) },
-    Case { errors: QUEUED, prepare: filled, ..Case::new("sync_file", sync_file) },
+    Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("queue", queue) },
+    Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("sync_file", sync_file) },
     Case { errors: MEMORY, prepare: on_device, ..Case::new("resize", resize) },
     Case { errors: MEMORY, prepare: mirrored_on_device, ..Case::new("look", look) },
 ];

@@ -188,7 +188,7 @@ pub fn case(tap: &mut Tap, device: u32, case: &Case, sources: &[Source]) {
 /// Has the first, the second, ... use of `source` fail, until none does.
 fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, String> {
     let _kernel = match source {
-        Source::Kernel(kind) | Source::Lasting(kind) => {
+        Source::Kernel(kind) | Source::AnyTask(kind) | Source::Lasting(kind) => {
             Some(Kernel::prepare(&[*kind], 0).map_err(told("prepare"))?)
         }
         Source::Point(_) => None,

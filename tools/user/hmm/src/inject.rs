@@ -57,6 +57,8 @@ pub enum Source {
     Point(String),
     /// The kernel: one failure.
     Kernel(Kind),
+    /// The kernel: one failure, in any task; threads of the device's work for a call, too.
+    AnyTask(Kind),
     /// The kernel: from some allocation on no more memory at all.
     Lasting(Kind),
 }
@@ -66,6 +68,7 @@ impl std::fmt::Display for Source {
         match self {
             Source::Point(name) => f.write_str(name),
             Source::Kernel(kind) => f.write_str(kind.name()),
+            Source::AnyTask(kind) => write!(f, "{}_any_task", kind.name()),
             Source::Lasting(kind) => write!(f, "{}_lasting", kind.name()),
         }
     }
@@ -226,6 +229,8 @@ pub enum Armed {
     Point(String, u64),
     /// Of a task.
     Nth(PathBuf),
+    /// Of all tasks.
+    AnyTask(Kind),
     /// Of a task, until it is taken back.
     Lasting(Kind),
 }
@@ -240,9 +245,12 @@ fn task_file(name: &str) -> PathBuf {
 const MANY: u64 = 1_000_000;
 /// What is given out before the `n`-th lasting lack begins: `n - 1` times so many bytes or pages.
 const STEP: u64 = 192;
+/// The same for the `n`-th failure in any task: less than most objects have.
+const FINE_STEP: u64 = 64;
 
 /// Has the `n`-th use of `source` from now on fail, once; for the kernel's
-/// sources that of this thread, after [`Kernel::prepare`].
+/// sources that of this thread, after [`Kernel::prepare`]. In any task it is not each one, but the
+/// first after so many bytes or pages.
 pub fn arm(source: &Source, n: u64) -> io::Result<Armed> {
     match source {
         Source::Point(name) => {
@@ -254,6 +262,14 @@ pub fn arm(source: &Source, n: u64) -> io::Result<Armed> {
             let file = task_file("fail-nth");
             fs::write(&file, n.to_string())?;
             Ok(Armed::Nth(file))
+        }
+        Source::AnyTask(kind) => {
+            let step = if *kind == Kind::Pages { 1 } else { FINE_STEP };
+            fs::write(kind.file("task-filter"), "N")?;
+            fs::write(kind.file("times"), "1")?;
+            fs::write(kind.file("space"), ((n - 1) * step).to_string())?;
+            fs::write(kind.file("probability"), "100")?;
+            Ok(Armed::AnyTask(*kind))
         }
         Source::Lasting(kind) => {
             let step = if *kind == Kind::Pages { 1 } else { STEP };
@@ -279,6 +295,11 @@ impl Armed {
                 let text = fs::read_to_string(&file)?;
                 fs::write(&file, "0")?;
                 Ok(text.trim() == "0")
+            }
+            Armed::AnyTask(kind) => {
+                fs::write(kind.file("probability"), "0")?;
+                let left = fs::read_to_string(kind.file("times"))?;
+                Ok(left.trim() == "0")
             }
             Armed::Lasting(kind) => {
                 fs::write(kind.file("probability"), "0")?;

@@ -67,6 +67,8 @@ points! {
     Peer = c"peer";
     /// A page, or memory of another device, gets no DMA address: `ENOMEM`.
     Dma = c"dma";
+    /// No memory for a range of attributes: `ENOMEM`.
+    Attributes = c"attributes";
 }
 
 const COUNT: usize = Point::ALL.len();

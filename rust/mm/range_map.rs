@@ -7,7 +7,10 @@
 //!
 //! C header: [`include/linux/maple_tree.h`](srctree/include/linux/maple_tree.h)
 
-use crate::bindings;
+use crate::{
+    bindings,
+    inject::{fails, Point},
+};
 use core::{num::NonZeroU64, ops::RangeInclusive};
 use kernel::{error::to_result, prelude::*, types::Opaque};
 
@@ -77,6 +80,9 @@ impl RangeMap {
         let value = value.map_or(0, NonZeroU64::get);
         if value > MAX_VALUE || range.is_empty() {
             return Err(EINVAL);
+        }
+        if fails(Point::Attributes) {
+            return Err(ENOMEM);
         }
         // SAFETY: Initialized by the type invariant.
         to_result(unsafe {

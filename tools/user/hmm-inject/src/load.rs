@@ -3,7 +3,7 @@
 
 use crate::run::{following, shrink, Tap};
 use hmm::engine::Way;
-use hmm::inject::{self, Kernel, Kind, Source};
+use hmm::inject::{self, Kernel, Kind, Source, Spared};
 use hmm::{module, Device, Errno, Mapping};
 use std::path::Path;
 
@@ -84,7 +84,8 @@ fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
         }
         let mut n = 1;
         loop {
-            let kernel = Kernel::prepare_range(&[kind], 0, MODULES);
+            let spared = if name == BOUND { Spared::Interrupts } else { Spared::Hotplug };
+            let kernel = Kernel::prepare_range(&[kind], 0, MODULES, spared);
             let kernel = kernel.map_err(|error| format!("prepare: {error}"))?;
             let armed = inject::arm(&Source::Kernel(kind), n);
             let armed = armed.map_err(|error| format!("arm: {error}"))?;

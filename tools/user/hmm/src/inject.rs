@@ -138,8 +138,37 @@ pub struct Kernel {
 /// An address that no caller has.
 const NOWHERE: &str = "1";
 
-/// The kernel does not look whether what this makes in `/proc/irq` is there, and warns at the end when it is not.
-const SPARED: &str = "register_irq_proc";
+/// Functions of the kernel in which nothing fails, because the kernel itself cannot take it. There is room for one range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spared {
+    /// What is made in `/proc/irq`: nobody looks whether it is there, and there is a warning at the end when it is not.
+    Interrupts,
+    /// Adding memory: the kernel warns, does not take back what it has added until then, and does not look whether there is
+    /// a page for its own table.
+    Hotplug,
+}
+
+impl Spared {
+    /// Functions that follow each other.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Spared::Interrupts => &["register_irq_proc"],
+            Spared::Hotplug => &["add_pages", "arch_add_memory"],
+        }
+    }
+
+    /// Where they are; nowhere if the kernel does not have them together.
+    fn span(self) -> (u64, u64) {
+        static SYMBOLS: OnceLock<String> = OnceLock::new();
+        let text = SYMBOLS.get_or_init(|| fs::read_to_string("/proc/kallsyms").unwrap_or_default());
+        let spans = self.names().iter().map(|name| function_span(text, name));
+        let hull = spans.reduce(|a, b| Some((a?.0.min(b?.0), a?.1.max(b?.1)))).flatten();
+        hull.filter(|(start, end)| end - start < NEAR).unwrap_or_default()
+    }
+}
+
+/// Functions that follow each other are not longer.
+const NEAR: u64 = 1 << 14;
 
 /// Where the function `name` is, in a text like `/proc/kallsyms`: up to the next symbol.
 fn function_span(text: &str, name: &str) -> Option<(u64, u64)> {
@@ -153,15 +182,6 @@ fn function_span(text: &str, name: &str) -> Option<(u64, u64)> {
     Some((start, end))
 }
 
-/// The callers that are spared.
-fn spared() -> (u64, u64) {
-    static SPAN: OnceLock<(u64, u64)> = OnceLock::new();
-    *SPAN.get_or_init(|| {
-        let text = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
-        function_span(&text, SPARED).unwrap_or_default()
-    })
-}
-
 impl Kernel {
     /// Limits all kinds to calls of our modules, and of these to `wanted`.
     ///
@@ -172,7 +192,7 @@ impl Kernel {
         let missing = || io::Error::new(io::ErrorKind::NotFound, "the modules are not loaded");
         let span = module_span(&modules, &["rust_hmm", "rust_dmirror", "qemu_gpu", "rust_lpae"]);
         let span = span.ok_or_else(missing)?;
-        Self::prepare_range(wanted, percent, span)
+        Self::prepare_range(wanted, percent, span, Spared::Hotplug)
     }
 
     /// As [`Kernel::prepare`], for calls from a range of addresses.
@@ -180,9 +200,10 @@ impl Kernel {
         wanted: &[Kind],
         percent: u32,
         (start, end): (u64, u64),
+        spared: Spared,
     ) -> io::Result<Kernel> {
         let mut saved = Settings::default();
-        let spared = spared();
+        let spared = spared.span();
         for kind in Kind::ALL {
             let on = wanted.contains(&kind);
             let (start, end) = match on {

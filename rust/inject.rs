@@ -55,6 +55,8 @@ points! {
     DevicePage = c"device_page";
     /// Device memory cannot grow: `ENOMEM`.
     Grow = c"grow";
+    /// A region of physical addresses cannot be used: `EEXIST`.
+    Region = c"region";
     /// No system memory for a page, of either size, that is to come back: `ENOMEM`.
     SystemFolio = c"system_folio";
     /// A copy ends with an error: `EIO`.

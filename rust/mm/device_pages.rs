@@ -31,6 +31,7 @@ use kernel::{
 };
 
 mod piece;
+mod region;
 mod split;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
@@ -274,7 +275,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// # Errors
     ///
     /// `ENOMEM` if no more memory could be added at all and none is free; `EBUSY` if coherent memory is
-    /// system memory or another driver's. Context: may sleep and
+    /// system memory or another driver's, or the kernel once ran out of memory while it added it. Context: may sleep and
     /// takes memory hot-plug locks: neither the mmap lock nor a folio lock may be held.
     pub fn grow(&self, pages: usize) -> Result {
         if fails(Point::Grow) {

@@ -4,12 +4,16 @@
 
 use super::{
     super::{device_alloc::FreeMap, notifier::Cookie, page::LockedFolio},
+    region::Region,
     CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind, PIECE_BYTES, PIECE_PAGES,
 };
-use crate::bindings;
+use crate::{
+    bindings,
+    inject::{fails, Point},
+};
 use core::{marker::PhantomData, ops::Range};
 use kernel::{
-    error::{from_err_ptr, to_result},
+    error::from_err_ptr,
     page::PAGE_SHIFT,
     prelude::*,
     sync::atomic::{
@@ -38,6 +42,9 @@ pub(super) struct Piece<T: DevicePageOps> {
     lookers: Atomic<usize>,
     back: *const DevicePages<T>,
 }
+
+/// Regions that are tried for a piece.
+const REGIONS: usize = 4;
 
 /// No page frames are there.
 const ABSENT: usize = usize::MAX;
@@ -112,29 +119,28 @@ impl<T: DevicePageOps> Piece<T> {
 
     /// Adds the frames, the first of which `lowest` is not above from then on. The owner's mutex is held.
     pub(super) fn add(&self, owner: Cookie, kind: Kind, lowest: &Atomic<usize>) -> Result {
-        let start = match kind {
-            Kind::Private => {
-                let mut start = 0;
-                // SAFETY: The name is static and `start` may be written.
-                to_result(unsafe {
-                    bindings::rust_hmm_request_free_region(
-                        PIECE_BYTES,
-                        c"rust_hmm".as_char_ptr(),
-                        &mut start,
-                    )
-                })?;
-                start
+        // When the kernel cannot add all of a region, what it has added stays, and the region says `EEXIST` from then on.
+        // Such ones are held for as long as this takes, so that the next one is another.
+        let mut spoilt = [const { None::<Region> }; REGIONS];
+        for place in &mut spoilt {
+            let region = Region::request(kind)?;
+            match self.map(&region, owner, kind) {
+                Ok(()) => {
+                    self.begin(region, lowest);
+                    return Ok(());
+                }
+                Err(error) if error == EEXIST => *place = Some(region),
+                Err(error) => return Err(error),
             }
-            Kind::Coherent { start } => {
-                // Refuses system memory, and what another driver has.
-                //
-                // SAFETY: The name is static.
-                to_result(unsafe {
-                    bindings::rust_hmm_request_region(start, PIECE_BYTES, c"rust_hmm".as_char_ptr())
-                })?;
-                start
-            }
-        };
+        }
+        Err(ENOMEM)
+    }
+
+    /// Has the kernel make page structures for `region`. The owner's mutex is held, and there are no frames.
+    fn map(&self, region: &Region, owner: Cookie, kind: Kind) -> Result {
+        if fails(Point::Region) {
+            return Err(EEXIST);
+        }
         let mut map = bindings::dev_pagemap {
             type_: match kind {
                 Kind::Private => bindings::memory_type_MEMORY_DEVICE_PRIVATE,
@@ -149,28 +155,28 @@ impl<T: DevicePageOps> Piece<T> {
         // page, and others that want to add some wait for the mutex.
         unsafe {
             *map.__bindgen_anon_1.range.as_mut() = bindings::range {
-                start,
-                end: start + (PIECE_BYTES - 1),
+                start: region.start(),
+                end: region.start() + (PIECE_BYTES - 1),
             };
             self.pgmap.get().write(map);
         }
         // SAFETY: `pgmap` is initialized and pinned.
-        let mapped = from_err_ptr(unsafe {
+        from_err_ptr(unsafe {
             bindings::memremap_pages(self.pgmap.get(), bindings::NUMA_NO_NODE)
-        });
-        if let Err(error) = mapped {
-            // SAFETY: Requested above, and nobody uses it.
-            unsafe { bindings::rust_hmm_release_region(start, PIECE_BYTES) };
-            return Err(error);
-        }
+        })?;
+        Ok(())
+    }
+
+    /// The frames of `region` are there: its pages become free.
+    fn begin(&self, region: Region, lowest: &Atomic<usize>) {
         // CAST: Physical frame numbers fit.
-        let base = (start >> PAGE_SHIFT) as usize;
+        let base = (region.start() >> PAGE_SHIFT) as usize;
+        region.keep();
         // Before: who has one of the pages must find it. Others that add some wait for the mutex.
         lowest.store(lowest.load(Relaxed).min(base), Relaxed);
         // INVARIANT: Mapped now, and only then pages become free.
         self.base.store(base, Release);
         self.free.restore(0, self.free.len());
-        Ok(())
     }
 
     /// Takes the frames away if no page is in use. The owner's mutex is held. Returns whether they are gone.
@@ -232,8 +238,8 @@ impl<T: DevicePageOps> Piece<T> {
     unsafe fn unmap_from(&self, base: usize) {
         // SAFETY: Mapped until now, by the function's requirements.
         unsafe { bindings::memunmap_pages(self.pgmap.get()) };
-        // SAFETY: Requested in `add`.
-        unsafe { bindings::rust_hmm_release_region((base as u64) << PAGE_SHIFT, PIECE_BYTES) };
+        // SAFETY: Kept in `begin`, and not used any more.
+        unsafe { Region::give_back((base as u64) << PAGE_SHIFT) };
     }
 
     /// # Safety

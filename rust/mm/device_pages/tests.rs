@@ -3,7 +3,10 @@
 //! Device memory without a device.
 
 use super::*;
-use crate::mm::addr::PMD_ORDER;
+use crate::{
+    inject::{Armed, Point},
+    mm::addr::PMD_ORDER,
+};
 
 struct NoFaults;
 
@@ -85,6 +88,28 @@ mod suite {
         assert_eq!((device.shrink(2), device.total()), (1, 0));
         device.grow(1)?;
         assert!(device.alloc(PMD_ORDER).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn a_region_that_cannot_be_used_is_passed_over() -> Result {
+        let device = device(PMD_PAGES)?;
+        device.grow(1)?;
+        let usual = device.pfn(0).ok_or(EINVAL)?;
+        assert_eq!(device.shrink(1), 1);
+        let armed = Armed::new(Point::Region, 1, false)?;
+        device.grow(1)?;
+        assert!(!armed.is_left());
+        let other = device.pfn(0).ok_or(EINVAL)?;
+        assert!(other.abs_diff(usual) >= PIECE_PAGES);
+        assert_eq!(device.lookup(other), Some(0));
+        // It was held only meanwhile, and so are all of them.
+        assert_eq!(device.shrink(1), 1);
+        let armed = Armed::new(Point::Region, 1, true)?;
+        assert_eq!(device.grow(1), Err(ENOMEM));
+        drop(armed);
+        device.grow(1)?;
+        assert_eq!(device.pfn(0), Some(usual));
         Ok(())
     }
 

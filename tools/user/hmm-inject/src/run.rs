@@ -219,7 +219,8 @@ fn one_failure(device: u32, case: &Case, source: &Source, n: u64) -> Result<(boo
     let mut world = World::new(device, case.size).map_err(told("set-up"))?;
     (case.prepare)(&mut world).map_err(told("prepare"))?;
     let used = world.device.counters().map_err(told("counters"))?.device_pages_used;
-    if used == 0 && *source == Source::Point("grow".into()) {
+    let grows = ["grow", "region"].map(|name| Source::Point(name.into()));
+    if used == 0 && grows.contains(source) {
         shrink(&world.device)?;
     }
     let armed = inject::arm(source, n).map_err(told("arm"))?;

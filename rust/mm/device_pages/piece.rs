@@ -123,23 +123,25 @@ impl<T: DevicePageOps> Piece<T> {
         // Such ones are held for as long as this takes, so that the next one is another.
         let mut spoilt = [const { None::<Region> }; REGIONS];
         for place in &mut spoilt {
-            let region = Region::request(kind)?;
-            match self.map(&region, owner, kind) {
-                Ok(()) => {
-                    self.begin(region, lowest);
-                    return Ok(());
-                }
-                Err(error) if error == EEXIST => *place = Some(region),
-                Err(error) => return Err(error),
+            match self.map(Region::request(kind)?, owner, kind, lowest) {
+                Ok(()) => return Ok(()),
+                Err((error, region)) if error == EEXIST => *place = Some(region),
+                Err((error, _)) => return Err(error),
             }
         }
         Err(ENOMEM)
     }
 
-    /// Has the kernel make page structures for `region`. The owner's mutex is held, and there are no frames.
-    fn map(&self, region: &Region, owner: Cookie, kind: Kind) -> Result {
+    /// As [`Self::add`], at the addresses `region`; an error gives these back.
+    fn map(
+        &self,
+        region: Region,
+        owner: Cookie,
+        kind: Kind,
+        lowest: &Atomic<usize>,
+    ) -> core::result::Result<(), (Error, Region)> {
         if fails(Point::Region) {
-            return Err(EEXIST);
+            return Err((EEXIST, region));
         }
         let mut map = bindings::dev_pagemap {
             type_: match kind {
@@ -161,22 +163,20 @@ impl<T: DevicePageOps> Piece<T> {
             self.pgmap.get().write(map);
         }
         // SAFETY: `pgmap` is initialized and pinned.
-        from_err_ptr(unsafe {
+        let mapped = from_err_ptr(unsafe {
             bindings::memremap_pages(self.pgmap.get(), bindings::NUMA_NO_NODE)
-        })?;
-        Ok(())
-    }
-
-    /// The frames of `region` are there: its pages become free.
-    fn begin(&self, region: Region, lowest: &Atomic<usize>) {
+        });
+        if let Err(error) = mapped {
+            return Err((error, region));
+        }
         // CAST: Physical frame numbers fit.
-        let base = (region.start() >> PAGE_SHIFT) as usize;
-        region.keep();
+        let base = (region.keep() >> PAGE_SHIFT) as usize;
         // Before: who has one of the pages must find it. Others that add some wait for the mutex.
         lowest.store(lowest.load(Relaxed).min(base), Relaxed);
         // INVARIANT: Mapped now, and only then pages become free.
         self.base.store(base, Release);
         self.free.restore(0, self.free.len());
+        Ok(())
     }
 
     /// Takes the frames away if no page is in use. The owner's mutex is held. Returns whether they are gone.
@@ -238,7 +238,7 @@ impl<T: DevicePageOps> Piece<T> {
     unsafe fn unmap_from(&self, base: usize) {
         // SAFETY: Mapped until now, by the function's requirements.
         unsafe { bindings::memunmap_pages(self.pgmap.get()) };
-        // SAFETY: Kept in `begin`, and not used any more.
+        // SAFETY: Kept in `map`, and not used any more.
         unsafe { Region::give_back((base as u64) << PAGE_SHIFT) };
     }
 

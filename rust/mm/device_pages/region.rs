@@ -21,7 +21,7 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, `ERANGE`: none is free for private memory. `EBUSY`: that of coherent memory is system memory, or another
+    /// `ENOMEM`: none is free for private memory. `EBUSY`: that of coherent memory is system memory, or another
     /// driver has it. Context: may sleep.
     pub(super) fn request(kind: Kind) -> Result<Self> {
         let start = match kind {
@@ -34,7 +34,9 @@ impl Region {
                         c"rust_hmm".as_char_ptr(),
                         &mut start,
                     )
-                })?;
+                })
+                // It says ERANGE when there are no addresses left.
+                .map_err(|_| ENOMEM)?;
                 start
             }
             Kind::Coherent { start } => {
@@ -54,9 +56,9 @@ impl Region {
         self.start
     }
 
-    /// Keeps it until [`Self::give_back`].
-    pub(super) fn keep(self) {
-        let _kept = ManuallyDrop::new(self);
+    /// Keeps it until [`Self::give_back`]. Returns the first address.
+    pub(super) fn keep(self) -> u64 {
+        ManuallyDrop::new(self).start
     }
 
     /// Gives the one back that begins at `start`.

@@ -159,11 +159,11 @@ impl Spared {
 
     /// Where they are; nowhere if the kernel does not have them together.
     fn span(self) -> (u64, u64) {
-        static SYMBOLS: OnceLock<String> = OnceLock::new();
-        let text = SYMBOLS.get_or_init(|| fs::read_to_string("/proc/kallsyms").unwrap_or_default());
-        let spans = self.names().iter().map(|name| function_span(text, name));
-        let hull = spans.reduce(|a, b| Some((a?.0.min(b?.0), a?.1.max(b?.1)))).flatten();
-        hull.filter(|(start, end)| end - start < NEAR).unwrap_or_default()
+        static SPANS: [OnceLock<(u64, u64)>; 2] = [const { OnceLock::new() }; 2];
+        *SPANS[self as usize].get_or_init(|| {
+            let text = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+            joint_span(&text, self.names()).unwrap_or_default()
+        })
     }
 }
 
@@ -180,6 +180,13 @@ fn function_span(text: &str, name: &str) -> Option<(u64, u64)> {
     let (start, _) = symbols.clone().find(|(_, symbol)| *symbol == name)?;
     let end = symbols.map(|(address, _)| address).filter(|address| *address > start).min()?;
     Some((start, end))
+}
+
+/// Where the functions `names` are, which follow each other.
+fn joint_span(text: &str, names: &[&str]) -> Option<(u64, u64)> {
+    let spans = names.iter().map(|name| function_span(text, name));
+    let (start, end) = spans.reduce(|a, b| Some((a?.0.min(b?.0), a?.1.max(b?.1)))).flatten()?;
+    (end - start < NEAR).then_some((start, end))
 }
 
 impl Kernel {
@@ -397,6 +404,20 @@ mod tests {
         let span = (0xffff_ffff_8100_0040, 0xffff_ffff_8100_0100);
         assert_eq!(function_span(text, "wanted"), Some(span));
         assert_eq!(function_span(text, "want"), None);
+    }
+
+    #[test]
+    fn functions_that_follow_each_other_are_one_range() {
+        let text = "ffffffff81000000 T one\n\
+                    ffffffff81000040 t two\n\
+                    ffffffff81000100 t three\n\
+                    ffffffff81100000 t far\n\
+                    ffffffff81100100 t end\n";
+        let span = (0xffff_ffff_8100_0000, 0xffff_ffff_8100_0100);
+        assert_eq!(joint_span(text, &["one", "two"]), Some(span));
+        assert_eq!(joint_span(text, &["two", "one"]), Some(span));
+        assert_eq!(joint_span(text, &["one", "far"]), None);
+        assert_eq!(joint_span(text, &["one", "none"]), None);
     }
 
     #[test]

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tables whose entries are DMA addresses, of a device in software.
+
+use super::*;
+use crate::{
+    inject::{Armed, Point},
+    mm::{addr::PMD_SIZE, dma::DmaDevice},
+    pgtable::{FlushBatch, Flusher, Radix4},
+};
+use kernel::page::PAGE_SIZE;
+
+type Format = OfDma<Radix4>;
+
+/// Frames that are mapped: nobody looks into them.
+const FRAME: usize = 0x1000;
+
+/// A device that flushes at once.
+struct AtOnce;
+
+impl Flusher for AtOnce {
+    type Pending = ();
+
+    fn start(&self, _range: PageRange) {}
+
+    fn wait(&self, (): ()) {}
+}
+
+struct Fixture {
+    device: Arc<DmaDevice>,
+    windows: Arc<Windows>,
+    table: Table<Format>,
+}
+
+impl Fixture {
+    fn new() -> Result<Self> {
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        let windows = Windows::new(&device)?;
+        Ok(Self {
+            table: Table::with_windows(Some(windows.clone()))?,
+            device,
+            windows,
+        })
+    }
+
+    fn flush(batch: FlushBatch<Format>) {
+        batch.start(&AtOnce).wait(&AtOnce);
+    }
+
+    fn install(&mut self, range: PageRange, entry: impl Fn(usize) -> Entry) -> Result {
+        let mut spares = self.table.reader().spares();
+        spares.refill()?;
+        let mut batch = self.table.batch();
+        let result = self
+            .table
+            .install(range, &mut spares, &mut batch, |addr, slot| {
+                if let Some(index) = range.index_of(addr) {
+                    *slot = entry(index);
+                }
+            });
+        Self::flush(batch);
+        result
+    }
+
+    /// Removes entries, and returns the tick of the flush that they wait for.
+    fn remove(&mut self, range: PageRange) -> u32 {
+        let mut batch = self.table.batch();
+        self.table
+            .for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
+        let tick = self.windows.tick();
+        Self::flush(batch);
+        tick
+    }
+}
+
+fn pages(first: usize, count: usize) -> Result<PageRange> {
+    PageRange::from_pages(16 * PMD_SIZE + first * PAGE_SIZE, count)
+}
+
+fn system(index: usize) -> Entry {
+    Entry::system(FRAME + 3 * index, true)
+}
+
+#[kunit_tests(rust_hmm_dma)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn pages_are_mapped_with_entries_and_unmapped_after_the_flush() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 4)?;
+        // Nothing was prepared.
+        assert_eq!(fixture.install(range, system), Err(EBUSY));
+        assert_eq!((fixture.device.live(), fixture.table.live()), (0, 0));
+        fixture.windows.prepare(range)?;
+        fixture.install(range, system)?;
+        assert_eq!((fixture.device.live(), fixture.table.live()), (4, 4));
+        for index in 0..4 {
+            let addr = range.address(index);
+            assert_eq!(fixture.table.get(addr), system(index));
+            // Without an IOMMU the address is that of the frame.
+            let seen = fixture.table.reader().walk(addr).ok_or(ENOENT)?;
+            assert_eq!(seen.entry.number(), FRAME + 3 * index);
+        }
+        // Other rights are no other mapping.
+        fixture.install(range, |index| system(index).write_protected())?;
+        assert_eq!((fixture.device.live(), fixture.device.mapped()), (4, 4));
+        let tick = fixture.remove(range);
+        assert_eq!((fixture.device.live(), fixture.table.live()), (4, 0));
+        fixture.windows.unmap(range, tick);
+        assert_eq!((fixture.device.live(), fixture.device.unmapped()), (0, 4));
+        Ok(())
+    }
+
+    #[test]
+    fn a_flush_unmaps_what_was_removed_before_it_only() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 2)?;
+        let (one, other) = (pages(0, 1)?, pages(1, 1)?);
+        fixture.windows.prepare(range)?;
+        fixture.install(range, system)?;
+        let first = fixture.remove(one);
+        let second = fixture.remove(other);
+        fixture.windows.unmap(range, second);
+        assert_eq!(fixture.device.live(), 1);
+        // Its page is still the device's.
+        assert_eq!(fixture.install(one, system), Err(EBUSY));
+        assert_eq!(fixture.table.get(one.start()), Entry::NONE);
+        assert_eq!(fixture.install(other, system), Ok(()));
+        fixture.windows.unmap(range, first);
+        assert_eq!(fixture.device.live(), 1);
+        assert_eq!(fixture.install(one, system), Ok(()));
+        assert_eq!(fixture.device.live(), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn device_memory_takes_the_place_of_mapped_pages() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, PMD_PAGES)?;
+        fixture.windows.prepare(range)?;
+        fixture.install(range, |index| Entry::system(FRAME + index, true))?;
+        assert_eq!(
+            fixture.table.leaf(range.start()).map(|leaf| leaf.order),
+            Some(9)
+        );
+        assert_eq!(fixture.device.live(), PMD_PAGES as u64);
+        let before = fixture.windows.tick();
+        fixture.install(range, |index| Entry::device(index, true))?;
+        let tick = fixture.windows.tick();
+        assert_eq!(tick, before + 1);
+        fixture.windows.unmap(range, tick);
+        assert_eq!(fixture.device.live(), 0);
+        // And back, one by one.
+        let mut batch = fixture.table.batch();
+        fixture.table.for_each_split(
+            range,
+            &mut batch,
+            |_| true,
+            |span, entry| {
+                if let Some(index) = range.index_of(span.start()) {
+                    *entry = Entry::system(FRAME + index, false);
+                }
+            },
+        );
+        Fixture::flush(batch);
+        assert_eq!(fixture.device.live(), PMD_PAGES as u64);
+        Ok(())
+    }
+
+    #[test]
+    fn what_does_not_become_huge_is_unmapped_and_mapped_page_by_page() -> Result {
+        let mut fixture = Fixture::new()?;
+        let (range, one) = (pages(0, PMD_PAGES)?, pages(7, 1)?);
+        let frame = |index| Entry::system(FRAME + index, true);
+        fixture.windows.prepare(range)?;
+        fixture.install(one, |_| frame(7))?;
+        let tick = fixture.remove(one);
+        // Seven pages were mapped when that one was found to be still the device's.
+        assert_eq!(fixture.install(range, frame), Err(EBUSY));
+        assert_eq!(fixture.device.unmapped(), 7);
+        assert_eq!(fixture.device.mapped(), 1 + 7 + 511);
+        assert_eq!(fixture.table.get(one.start()), Entry::NONE);
+        for index in (0..PMD_PAGES).filter(|index| *index != 7) {
+            assert_eq!(fixture.table.get(range.address(index)), frame(index));
+        }
+        fixture.windows.unmap(range, tick);
+        assert_eq!(fixture.device.live(), 511);
+        fixture.install(range, frame)?;
+        assert_eq!((fixture.device.live(), fixture.table.live()), (512, 512));
+        let leaf = fixture.table.leaf(range.start());
+        assert_eq!(leaf.map(|leaf| leaf.order), Some(9));
+        Ok(())
+    }
+
+    #[test]
+    fn a_page_that_gets_no_address_is_not_there_and_the_others_are() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 4)?;
+        fixture.windows.prepare(range)?;
+        let armed = Armed::new(Point::Dma, 2, false)?;
+        assert_eq!(fixture.install(range, system), Err(ENOMEM));
+        assert!(!armed.is_left());
+        assert_eq!((fixture.device.live(), fixture.table.live()), (3, 3));
+        assert_eq!(fixture.table.get(range.address(1)), Entry::NONE);
+        assert_eq!(fixture.table.get(range.address(2)), system(2));
+        // What has an address does not get it again.
+        let armed = Armed::new(Point::Dma, 2, false)?;
+        fixture.install(range, system)?;
+        assert!(armed.is_left());
+        assert_eq!((fixture.device.live(), fixture.table.live()), (4, 4));
+        Ok(())
+    }
+
+    #[test]
+    fn a_huge_page_without_all_addresses_becomes_small_ones() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, PMD_PAGES)?;
+        let frame = |index| Entry::system(FRAME + index, true);
+        fixture.windows.prepare(range)?;
+        // None gets one.
+        let armed = Armed::new(Point::Dma, 1, true)?;
+        assert_eq!(fixture.install(range, frame), Err(ENOMEM));
+        drop(armed);
+        assert_eq!((fixture.device.mapped(), fixture.table.live()), (0, 0));
+        // Those before it give theirs back.
+        let armed = Armed::new(Point::Dma, 300, false)?;
+        fixture.install(range, frame)?;
+        assert!(!armed.is_left());
+        assert_eq!(fixture.device.unmapped(), 299);
+        assert_eq!((fixture.device.live(), fixture.table.live()), (512, 512));
+        let leaf = fixture.table.leaf(range.start());
+        assert_eq!(leaf.map(|leaf| leaf.order), Some(0));
+        Ok(())
+    }
+
+    #[test]
+    fn what_comes_back_without_an_address_is_lost_to_the_device() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 4)?;
+        fixture.windows.prepare(range)?;
+        fixture.install(range, |index| Entry::device(index, true))?;
+        let armed = Armed::new(Point::Dma, 3, false)?;
+        let mut batch = fixture.table.batch();
+        fixture.table.for_each(range, &mut batch, |span, entry| {
+            if let Some(index) = range.index_of(span.start()) {
+                *entry = system(index);
+            }
+        });
+        Fixture::flush(batch);
+        assert!(!armed.is_left());
+        assert_eq!((fixture.device.live(), fixture.table.live()), (3, 3));
+        assert_eq!(fixture.table.get(range.address(2)), Entry::NONE);
+        assert_eq!(fixture.table.get(range.address(3)), system(3));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_forgotten_goes_when_it_is_empty() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 8)?;
+        fixture.windows.prepare(range)?;
+        fixture.windows.prepare(range)?;
+        assert_eq!(fixture.windows.count(), 1);
+        fixture.install(range, system)?;
+        let tick = fixture.remove(range);
+        fixture.windows.forget(range);
+        assert_eq!(fixture.windows.count(), 1);
+        fixture.windows.unmap(range, tick);
+        assert_eq!(fixture.windows.count(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_that_goes_takes_all_mappings_along() -> Result {
+        let mut fixture = Fixture::new()?;
+        let range = pages(0, 4)?;
+        fixture.windows.prepare(range)?;
+        fixture.install(range, system)?;
+        assert_eq!(fixture.device.close(), 4);
+        assert_eq!((fixture.device.live(), fixture.device.close()), (0, 0));
+        // The engine can still tell which pages these were.
+        assert_eq!(fixture.table.get(range.address(2)), system(2));
+        assert_eq!(fixture.windows.prepare(pages(PMD_PAGES, 1)?), Err(ENODEV));
+        assert_eq!(fixture.install(pages(5, 1)?, system), Err(ENODEV));
+        let tick = fixture.remove(range);
+        fixture.windows.unmap(range, tick);
+        assert_eq!((fixture.device.live(), fixture.table.live()), (0, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn what_waits_for_its_flush_goes_with_the_device_and_counts_as_gone() -> Result {
+        let mut fixture = Fixture::new()?;
+        let (range, part) = (pages(0, 4)?, pages(0, 2)?);
+        fixture.windows.prepare(range)?;
+        fixture.install(range, system)?;
+        let tick = fixture.remove(part);
+        assert_eq!(fixture.device.live(), 4);
+        // Only what it could still use counts as left.
+        assert_eq!(fixture.device.close(), 2);
+        assert_eq!(fixture.device.live(), 0);
+        fixture.windows.unmap(part, tick);
+        let tick = fixture.remove(range);
+        fixture.windows.unmap(range, tick);
+        assert_eq!((fixture.device.unmapped(), fixture.table.live()), (4, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn format_and_device_must_agree() -> Result {
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        let windows = Windows::new(&device)?;
+        assert!(Table::<Radix4>::with_windows(Some(windows)).is_err());
+        assert!(Table::<Format>::with_windows(None).is_err());
+        Ok(())
+    }
+}

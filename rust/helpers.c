@@ -485,7 +485,13 @@ EXPORT_SYMBOL_GPL(rust_hmm_ranges_clear);
 
 int rust_hmm_request_region(u64 start, u64 size, const char *name)
 {
-	return request_mem_region(start, size, name) ? 0 : -EBUSY;
+	if (request_mem_region(start, size, name))
+		return 0;
+	/* It does not say whether somebody has it, or there was no memory. */
+	if (region_intersects(start, size, IORESOURCE_MEM | IORESOURCE_BUSY,
+			      IORES_DESC_NONE) == REGION_DISJOINT)
+		return -ENOMEM;
+	return -EBUSY;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_request_region);
 

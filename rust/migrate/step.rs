@@ -25,7 +25,7 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
-/// More tries of a step towards the device that left pages behind, though there was memory.
+/// More tries, after a pause, of a step towards the device that left pages behind, though there was memory.
 const RETRIES: usize = 3;
 
 /// More tries of a step for pages that others have taken the memory of.
@@ -89,13 +89,7 @@ impl<'m, D: Device> Step<'m, D> {
             inner.collapse(notifier, Some(piece), None);
         }
         let full = self.target == Target::Device && !self.make_room_for(piece)?;
-        let (mut end, mut attempt) = self.attempt(piece, true)?;
-        if matches!(attempt, Attempt::NoHuge) && !full {
-            // No huge page at the destination: the same with small ones. Without COMPOUND the core
-            // splits a huge page before it isolates it, also when others map it.
-            self.work.pages.fill(PageOutcome::None);
-            (end, attempt) = self.attempt(PageRange::new(piece.start(), end)?, false)?;
-        }
+        let (mut end, attempt) = self.attempt_sizes(piece, !full)?;
         let piece = PageRange::new(piece.start(), end)?;
         if matches!(attempt, Attempt::Merged) {
             return self.leave(piece);
@@ -111,17 +105,39 @@ impl<'m, D: Device> Step<'m, D> {
             }
             end = self.attempt(piece, missing == PMD_PAGES)?.0;
         }
-        for _ in 0..RETRIES {
+        for tries in 0..=RETRIES {
             if self.target != Target::Device || !self.some_stay(piece.pages()) {
                 break;
             }
-            // Somebody may hold a page for a moment: compaction, reclaim, a look at its contents.
-            fsleep(PAUSE);
-            if !matches!(self.attempt(piece, true), Ok((_, Attempt::Done { .. }))) {
+            match tries {
+                // What is there already stays, too, and without an entry of the device nothing tells.
+                0 => unless_killed(self.mirror.inner().install_own(
+                    &self.space,
+                    piece,
+                    &mut self.work.spares,
+                ))?,
+                // Somebody may hold a page for a moment: compaction, reclaim, a look at its contents.
+                _ => fsleep(PAUSE),
+            }
+            if !matches!(
+                self.attempt_sizes(piece, !full),
+                Ok((_, Attempt::Done { .. }))
+            ) {
                 break;
             }
         }
         Ok(end)
+    }
+
+    /// [`Self::attempt`] with huge pages, and if there is none at the destination and `small` says so, with small ones.
+    fn attempt_sizes(&mut self, piece: PageRange, small: bool) -> Result<(usize, Attempt)> {
+        let (end, attempt) = self.attempt(piece, true)?;
+        if !small || !matches!(attempt, Attempt::NoHuge) {
+            return Ok((end, attempt));
+        }
+        // Without COMPOUND the core splits a huge page before it isolates it, also when others map it.
+        self.work.pages.fill(PageOutcome::None);
+        self.attempt(PageRange::new(piece.start(), end)?, false)
     }
 
     /// Nothing of `piece` may move.
@@ -217,13 +233,18 @@ impl<'m, D: Device> Step<'m, D> {
         drop(mmap);
         let lost = matches!(result, Ok((_, Attempt::Done { lost: true })));
         if lost && self.target == Target::Device {
-            // Somebody else's event, or the split of a huge page, took the marks: ask what is
-            // there now. If that fails the device will fault, which is no error here.
-            self.mirror
-                .inner()
-                .install_present(&self.space, piece, &mut self.work.spares)
-                .or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })?;
+            // Somebody else's event, or the split of a huge page, took the marks: ask what is there now.
+            unless_killed(self.mirror.inner().install_present(
+                &self.space,
+                piece,
+                &mut self.work.spares,
+            ))?;
         }
         result
     }
+}
+
+/// Of what was to give the device entries: where that fails it will fault, which is no error here.
+fn unless_killed(result: Result) -> Result {
+    result.or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })
 }

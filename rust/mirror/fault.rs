@@ -145,6 +145,26 @@ impl Patience {
     }
 }
 
+/// What is to be installed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// All pages, brought in as needed.
+    Asked(Access),
+    /// What is there.
+    Present,
+    /// What is there, in this device's memory.
+    Own,
+}
+
+impl What {
+    fn access(self) -> Access {
+        match self {
+            Self::Asked(access) => access,
+            Self::Present | Self::Own => Access::Snapshot,
+        }
+    }
+}
+
 impl<D: Device> Mirror<D> {
     /// Makes `range` accessible to the device, bringing in pages as a CPU access would.
     ///
@@ -177,8 +197,13 @@ impl<D: Device> Mirror<D> {
         let space = self.space()?;
         let _charge = space.charge();
         for piece in range.pmd_pieces() {
-            self.inner()
-                .fault_piece(&space, piece, access, &mut buffer, &mut spares)?;
+            self.inner().fault_piece(
+                &space,
+                piece,
+                What::Asked(access),
+                &mut buffer,
+                &mut spares,
+            )?;
         }
         Ok(())
     }
@@ -197,14 +222,26 @@ impl<D: Device> Inner<D> {
         spares: &mut Spares<D::Format>,
     ) -> Result {
         let mut buffer = PfnBuffer::new()?;
-        self.fault_piece(space, piece, Access::Snapshot, &mut buffer, spares)
+        self.fault_piece(space, piece, What::Present, &mut buffer, spares)
+    }
+
+    /// As [`Self::install_present`], of pages in this device's memory only.
+    #[inline(never)]
+    pub(crate) fn install_own(
+        &self,
+        space: &AddressSpace<'_, Self>,
+        piece: PageRange,
+        spares: &mut Spares<D::Format>,
+    ) -> Result {
+        let mut buffer = PfnBuffer::new()?;
+        self.fault_piece(space, piece, What::Own, &mut buffer, spares)
     }
 
     fn fault_piece(
         &self,
         space: &AddressSpace<'_, Self>,
         piece: PageRange,
-        access: Access,
+        what: What,
         buffer: &mut PfnBuffer,
         spares: &mut Spares<D::Format>,
     ) -> Result {
@@ -214,7 +251,7 @@ impl<D: Device> Inner<D> {
         loop {
             spares.refill()?;
             self.prepare(piece)?;
-            let why = match self.try_piece(space, piece, access, buffer, spares) {
+            let why = match self.try_piece(space, piece, what, buffer, spares) {
                 Ok(Tried::Done) => return Ok(()),
                 Ok(Tried::Again) => {
                     patience.again(EBUSY)?;
@@ -268,12 +305,13 @@ impl<D: Device> Inner<D> {
         &self,
         space: &AddressSpace<'_, Self>,
         piece: PageRange,
-        access: Access,
+        what: What,
         buffer: &mut PfnBuffer,
         spares: &mut Spares<D::Format>,
     ) -> Result<Tried> {
         let memory = self.device.memory();
         let owner = memory.map_or(Cookie::NONE, |memory| memory.owner());
+        let access = what.access();
         let mut lap = Lap::start();
         let begun = lap;
         let collected = space.collect(piece, access, owner, buffer)?;
@@ -317,6 +355,7 @@ impl<D: Device> Inner<D> {
                 }
                 let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));
                 let new = match number {
+                    None if what == What::Own => return,
                     Some(number) => Entry::device(number, pfn.is_writable()),
                     None => Entry::system(pfn.pfn(), pfn.is_writable()),
                 };

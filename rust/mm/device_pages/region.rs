@@ -21,8 +21,8 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`: none is free for private memory. `EBUSY`: that of coherent memory is system memory, or another
-    /// driver has it. Context: may sleep.
+    /// `ENOMEM`: none is free for private memory, or there is no memory to note it. `EBUSY`: that of coherent
+    /// memory is system memory, or another driver has it. Context: may sleep.
     pub(super) fn request(kind: Kind) -> Result<Self> {
         let start = match kind {
             Kind::Private => {

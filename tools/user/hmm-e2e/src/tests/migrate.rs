@@ -5,7 +5,7 @@ use crate::harness::{Ctx, Outcome, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::abi::FLAG_FAIL_ALLOC;
-use hmm::{mapping, pattern, Errno, Mapping, PAGE_SIZE};
+use hmm::{mapping, pattern, Errno, Mapping, Prot, PAGE_SIZE};
 
 const PAGES: usize = 64;
 const OOPS: &str = "a refault of its own device page: oops";
@@ -14,6 +14,8 @@ pub const TESTS: &[Test] = &[
     Test::new("migrate", "there_and_back_by_touch", there_and_back_by_touch).private(),
     Test::new("migrate", "there_and_back_by_request", there_and_back_by_request),
     Test::new("migrate", "part_of_the_range_is_there_already", part_is_there),
+    Test::new("migrate", "there_already_and_without_entries", there_without_entries)
+        .only_rust("entries for what is there already"),
     Test::new("migrate", "holes_and_zero_pages", holes_and_zero_pages).defect(OOPS),
     Test::new("migrate", "lone_pages_in_an_empty_huge_range", lone_pages),
     Test::new("migrate", "device_write_then_back", device_write_then_back),
@@ -76,6 +78,26 @@ fn part_is_there(ctx: &Ctx) -> Outcome {
     migrate(&device, &map, 1)?;
     device_fills(&device, &map, 2, "after the second migration")?;
     cpu_sees(&map, 2, "after the second migration")
+}
+
+/// Changing rights leaves the pages where they are, and takes the device's entries.
+fn there_without_entries(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let (small, huge) = (Mapping::anon(PAGES)?, huge(1, 2)?);
+    small.fill(1);
+    for (map, seed) in [(&small, 1), (&huge, 2)] {
+        migrate(&device, map, seed)?;
+        map.protect(Prot::Read)?;
+        map.protect(Prot::ReadWrite)?;
+        check_eq!(resident(&device, map, 0, map.pages())?, map.pages(), "pages on the device");
+        let delta = Delta::start(ctx, &device)?;
+        migrate(&device, map, seed)?;
+        delta.exactly("migrate_skipped", 0, "after the second migration")?;
+        delta.exactly("device_pages_used", 0, "after the second migration")?;
+        delta.exactly("faults_read", 0, "after the second migration")?;
+        cpu_sees(map, seed, "after the second migration")?;
+    }
+    Ok(())
 }
 
 fn holes_and_zero_pages(ctx: &Ctx) -> Outcome {

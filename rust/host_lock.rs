@@ -19,7 +19,6 @@ use crate::{
     within,
 };
 use kernel::{
-    alloc::AllocError,
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
@@ -64,12 +63,6 @@ pub enum Refused {
 impl From<Error> for Refused {
     fn from(error: Error) -> Self {
         Self::Error(error)
-    }
-}
-
-impl From<AllocError> for Refused {
-    fn from(_: AllocError) -> Self {
-        Self::Error(ENOMEM)
     }
 }
 

@@ -39,6 +39,7 @@ mod fault;
 mod invalidate;
 mod replica;
 mod serve;
+mod snapshot;
 mod step;
 mod switch;
 #[cfg(CONFIG_KUNIT = "y")]
@@ -48,9 +49,9 @@ mod walker;
 mod watch;
 
 pub use access::{Place, PlaceMut, TableGuard, Target};
-pub use fault::{Location, Snapshot};
 pub(crate) use invalidate::{Inner, State};
 pub use serve::Served;
+pub use snapshot::{Location, Snapshot};
 pub(crate) use step::Peer;
 pub(crate) use switch::Switched;
 pub use walker::{Section, Unresolved, Walkers};

@@ -9,14 +9,13 @@ use crate::{
     mm::{
         addr::{PageRange, PMD_PAGES},
         notifier::Cookie,
-        page::is_zero_pfn,
-        range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer, Retry},
+        range_fault::{Access, AddressSpace, PfnBuffer},
         space::fatal_signal_pending,
     },
     pgtable::{Entry, Flushing, Spares},
     phases::{Lap, Phase},
     stats::Counter,
-    within::{self, Within},
+    within,
 };
 use kernel::{
     prelude::*,
@@ -52,37 +51,6 @@ enum Tried {
     Held,
 }
 
-/// What the CPU's page table says of one page, see [`Mirror::snapshot`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Snapshot {
-    /// It cannot be accessed.
-    Error,
-    /// Nothing, or memory of another device.
-    None,
-    /// A page.
-    Page {
-        /// Whether the CPU may write it without a fault.
-        writable: bool,
-        /// Order of the CPU's mapping.
-        order: u32,
-        /// Where it is.
-        location: Location,
-    },
-}
-
-/// Where a page is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Location {
-    /// In system memory.
-    System,
-    /// The zero page.
-    Zero,
-    /// In this device's memory.
-    Device,
-    /// In the coherent memory of another device.
-    Remote,
-}
-
 /// Faults that try again, by address space. Two that share a counter are only polite to each other.
 static STARVED: [Atomic<usize>; STARVED_COUNT] = [const { Atomic::new(0) }; STARVED_COUNT];
 
@@ -116,13 +84,13 @@ impl Drop for Starved {
 
 /// How long a fault goes on trying: for [`TIMEOUT`], and where one try takes long, because the machine
 /// has much else to do, for [`LEAST`] tries.
-struct Patience {
+pub(super) struct Patience {
     since: Instant<Monotonic>,
     tries: usize,
 }
 
 impl Patience {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             since: Instant::now(),
             tries: 0,
@@ -130,7 +98,7 @@ impl Patience {
     }
 
     /// Whether another try makes sense after `error`.
-    fn again(&mut self, error: Error) -> Result {
+    pub(super) fn again(&mut self, error: Error) -> Result {
         if error != EBUSY {
             return Err(error);
         }
@@ -387,77 +355,6 @@ impl<D: Device> Inner<D> {
             true => Tried::Held,
             false => Tried::Done,
         })
-    }
-}
-
-impl<D: Device> Mirror<D> {
-    /// Tells for each page of `range` what the CPU's page table says, without faulting anything in.
-    ///
-    /// `each` is called once a page in ascending order, with the table lock held: it must not
-    /// sleep for memory.
-    ///
-    /// # Errors
-    ///
-    /// `EFAULT` if the process is gone; `EBUSY`, `EINTR`, `ENOMEM`, `EDEADLK` as [`Self::fault`].
-    pub fn snapshot(&self, range: PageRange, mut each: impl FnMut(Snapshot)) -> Result {
-        within::may_wait()?;
-        let mut buffer = PfnBuffer::new()?;
-        let space = self.space()?;
-        let owner = self
-            .device()
-            .memory()
-            .map_or(Cookie::NONE, |memory| memory.owner());
-        for piece in range.pmd_pieces() {
-            let mut patience = Patience::new();
-            loop {
-                let collected = match space.collect(piece, Access::Snapshot, owner, &mut buffer) {
-                    Ok(collected) => collected,
-                    Err(error) => {
-                        patience.again(error)?;
-                        continue;
-                    }
-                };
-                let mut valid = match collected.lock() {
-                    Ok(valid) => valid,
-                    Err(Retry) => {
-                        patience.again(EBUSY)?;
-                        continue;
-                    }
-                };
-                let (_, _, pfns) = valid.parts();
-                let _within = Within::enter();
-                pfns.for_each(|pfn| each(self.describe(pfn)));
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn describe(&self, pfn: HmmPfn) -> Snapshot {
-        if pfn.is_error() {
-            return Snapshot::Error;
-        }
-        if !pfn.is_valid() {
-            return Snapshot::None;
-        }
-        let own = self
-            .device()
-            .memory()
-            .is_some_and(|memory| memory.entry_number(pfn.pfn()).is_some());
-        let location = if own {
-            Location::Device
-        } else if is_zero_pfn(pfn.pfn()) {
-            Location::Zero
-        } else if pfn.is_device() {
-            Location::Remote
-        } else {
-            Location::System
-        };
-        Snapshot::Page {
-            writable: pfn.is_writable(),
-            order: pfn.map_order(),
-            location,
-        }
     }
 }
 

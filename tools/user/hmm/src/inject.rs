@@ -157,13 +157,15 @@ impl Spared {
         }
     }
 
-    /// Where they are; nowhere if the kernel does not have them together.
-    fn span(self) -> (u64, u64) {
-        static SPANS: [OnceLock<(u64, u64)>; 2] = [const { OnceLock::new() }; 2];
-        *SPANS[self as usize].get_or_init(|| {
-            let text = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
-            joint_span(&text, self.names()).unwrap_or_default()
-        })
+    /// Where they are.
+    fn span(self) -> io::Result<(u64, u64)> {
+        static SPANS: [OnceLock<Option<(u64, u64)>>; 2] = [const { OnceLock::new() }; 2];
+        let span = SPANS[self as usize].get_or_init(|| {
+            let text = fs::read_to_string("/proc/kallsyms").ok()?;
+            joint_span(&text, self.names())
+        });
+        let missing = || format!("this kernel has {} not side by side", self.names().join(", "));
+        span.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing()))
     }
 }
 
@@ -210,7 +212,7 @@ impl Kernel {
         spared: Spared,
     ) -> io::Result<Kernel> {
         let mut saved = Settings::default();
-        let spared = spared.span();
+        let spared = spared.span()?;
         for kind in Kind::ALL {
             let on = wanted.contains(&kind);
             let (start, end) = match on {

@@ -5,7 +5,10 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::abi::{PageState, FLAG_FAIL_ALLOC, HUGE_PAGES};
-use hmm::{mapping, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting, PAGE_SIZE};
+use hmm::procfs::SHRINK_UNDERUSED;
+use hmm::{
+    mapping, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting, Settings, PAGE_SIZE,
+};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -42,6 +45,7 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "unmapped_by_others_on_the_way_back", unmapped_by_others)
         .private()
         .only_rust("slow copies"),
+    Test::new("thp", "while_the_shrinker_looks", while_the_shrinker_looks).only_rust("more tries"),
 ];
 
 fn there_and_back(ctx: &Ctx) -> Outcome {
@@ -441,4 +445,45 @@ fn unmapped_by_others(ctx: &Ctx) -> Outcome {
         device_sees(&device, &map, 1, "after the others have gone")?;
     }
     Ok(())
+}
+
+/// When memory is short the kernel looks for huge pages with little in them. Those it looks at it holds, so that they
+/// stay where they are; nothing is lost, and they move when it is done.
+fn while_the_shrinker_looks(ctx: &Ctx) -> Outcome {
+    let mut settings = Settings::new();
+    if !settings.set(SHRINK_UNDERUSED, "1")? {
+        return Err(Stop::Skip("this kernel does not look for such pages".to_string()));
+    }
+    let device = ctx.open()?;
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let shrinker = scope.spawn(|| -> std::io::Result<()> {
+            while !end.load(Relaxed) {
+                std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+            }
+            Ok(())
+        });
+        let result = (1..=8).try_for_each(|round| moves_when_let_go(&device, round));
+        end.store(true, Relaxed);
+        shrinker.join().expect("it does not panic")?;
+        result
+    })
+}
+
+fn moves_when_let_go(device: &Device, round: u64) -> Outcome {
+    let map = Mapping::anon_huge(1)?;
+    map.fill(round);
+    // It may be held, too.
+    let _ = map.collapse();
+    let begin = Instant::now();
+    loop {
+        match try_migrate(device, &map) {
+            Ok(_) => break,
+            Err(Errno::ENOENT) => map.check(round)?,
+            Err(error) => return Err(error).what("migrate to the device"),
+        }
+        check!(begin.elapsed() < Duration::from_secs(20), "it does not move");
+    }
+    device_sees(device, &map, round, "of what moved")?;
+    cpu_sees(&map, round, "of what moved")
 }

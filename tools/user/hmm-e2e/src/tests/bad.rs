@@ -131,6 +131,9 @@ fn unmapped(ctx: &Ctx) -> Outcome {
     for addr in [gone.addr() as u64, PAGE_SIZE as u64] {
         room.fails(Op::Read, addr, 1, Errno::EFAULT, "unmapped memory")?;
         room.fails(Op::Write, addr, 1, Errno::EFAULT, "unmapped memory")?;
+        if ctx.driver == Driver::Rust {
+            room.fails(Op::ReadUnlocked, addr, 1, Errno::EFAULT, "unmapped memory")?;
+        }
         room.fails(Op::MigrateToDev, addr, 1, Errno::EINVAL, "unmapped memory")?;
         room.fails(Op::MigrateToSys, addr, 1, Errno::EINVAL, "unmapped memory")?;
         room.fails(Op::Exclusive, addr, 1, Errno::EFAULT, "unmapped memory")?;

@@ -149,11 +149,17 @@ impl<M: MemoryOps> Memory<M> {
         if self.is_gone() {
             return Err(ENODEV);
         }
+        self.start_worker()?;
+        self.pages.grow(pages)
+    }
+
+    /// Has somebody see to what is there, before there is something.
+    fn start_worker(&self) -> Result {
         if self.worker.as_ref().is_none() {
             // Another thread may be faster; then this one's goes at once.
             self.worker.populate(Worker::new(self.pages.clone())?);
         }
-        self.pages.grow(pages)
+        Ok(())
     }
 
     /// The device page number of page frame `pfn`, if it is one of this device.

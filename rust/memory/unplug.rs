@@ -64,6 +64,7 @@ impl<M: MemoryOps> Memory<M> {
         if range.count == 0 || end > self.pages.limit() {
             return Err(EINVAL);
         }
+        self.start_worker()?;
         self.pages.grow_to(end)?;
         let mut batch = Batch::new()?;
         let mut copies = Copies::new(false)?;

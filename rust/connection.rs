@@ -12,7 +12,7 @@ use crate::{
     migrate::Outcome,
     mirror::{
         transaction::{Identity, Request},
-        Device, Inner, Mirror, Switched,
+        Device, Inner, Mirror, Present, Switched,
     },
     mm::{
         addr::{PageRange, PMD_ORDER},
@@ -121,7 +121,8 @@ impl<D: Device> Mirror<D> {
                         vma.ok_or(EINVAL)?.end().min(piece.end())
                     };
                     let piece = PageRange::new(piece.start(), end)?;
-                    self.inner().install_present(&space, piece, &mut spares)?;
+                    self.inner()
+                        .install_present(&space, piece, Present::All, &mut spares)?;
                     rest = left.from_address(end);
                 }
                 Ok(Outcome::default())
@@ -269,11 +270,9 @@ impl<D: Device> Mirror<D> {
         self.end(name);
         drop(mmap);
         if lost {
-            // Somebody else's event took the marks: ask what is there now. If that fails the device
-            // will fault, which is no error here.
+            // Somebody else's event took the marks: ask what is there now.
             self.inner()
-                .install_present(space, piece, spares)
-                .or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })?;
+                .try_install_present(space, piece, Present::All, spares)?;
         }
         result.map(|()| (piece.end(), attempt))
     }

@@ -49,6 +49,7 @@ mod walker;
 mod watch;
 
 pub use access::{Place, PlaceMut, TableGuard, Target};
+pub(crate) use fault::Present;
 pub(crate) use invalidate::{Inner, State};
 pub use serve::Served;
 pub use snapshot::{Location, Snapshot};

@@ -10,7 +10,7 @@ use crate::{
     memory::{Copies, Turn},
     mirror::{
         transaction::{Identity, Request},
-        Device, Inner, Mirror,
+        Device, Inner, Mirror, Present,
     },
     mm::{
         addr::{PageRange, PMD_PAGES},
@@ -111,11 +111,7 @@ impl<'m, D: Device> Step<'m, D> {
             }
             match tries {
                 // What is there already stays, too, and without an entry of the device nothing tells.
-                0 => unless_killed(self.mirror.inner().install_own(
-                    &self.space,
-                    piece,
-                    &mut self.work.spares,
-                ))?,
+                0 => self.install(piece, Present::Own)?,
                 // Somebody may hold a page for a moment: compaction, reclaim, a look at its contents.
                 _ => fsleep(PAUSE),
             }
@@ -138,6 +134,11 @@ impl<'m, D: Device> Step<'m, D> {
         // Without COMPOUND the core splits a huge page before it isolates it, also when others map it.
         self.work.pages.fill(PageOutcome::None);
         self.attempt(PageRange::new(piece.start(), end)?, false)
+    }
+
+    fn install(&mut self, piece: PageRange, which: Present) -> Result {
+        let inner = self.mirror.inner();
+        inner.try_install_present(&self.space, piece, which, &mut self.work.spares)
     }
 
     /// Nothing of `piece` may move.
@@ -234,17 +235,8 @@ impl<'m, D: Device> Step<'m, D> {
         let lost = matches!(result, Ok((_, Attempt::Done { lost: true })));
         if lost && self.target == Target::Device {
             // Somebody else's event, or the split of a huge page, took the marks: ask what is there now.
-            unless_killed(self.mirror.inner().install_present(
-                &self.space,
-                piece,
-                &mut self.work.spares,
-            ))?;
+            self.install(piece, Present::All)?;
         }
         result
     }
-}
-
-/// Of what was to give the device entries: where that fails it will fault, which is no error here.
-fn unless_killed(result: Result) -> Result {
-    result.or_else(|error| if error == EINTR { Err(error) } else { Ok(()) })
 }

@@ -2,7 +2,7 @@
 
 //! The attributes of a mirror's address space: set, asked for, and followed when mappings move.
 
-use super::{Device, Inner, Mirror};
+use super::{Device, Inner, Mirror, Present};
 use crate::{
     attributes::{Attributes, Change, Common, Found, Home},
     managed::Flags,
@@ -224,10 +224,7 @@ impl<D: Device> Inner<D> {
     fn map_present(&self, space: &AddressSpace<'_, Self>, range: PageRange) -> Result {
         let mut spares = self.reader.spares();
         for piece in range.pmd_pieces() {
-            match self.install_present(space, piece, &mut spares) {
-                Err(error) if error == EINTR => return Err(error),
-                _ => {}
-            }
+            self.try_install_present(space, piece, Present::All, &mut spares)?;
         }
         Ok(())
     }

@@ -113,22 +113,29 @@ impl Patience {
     }
 }
 
+/// Which of the pages that are there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Present {
+    /// All.
+    All,
+    /// Those in this device's memory.
+    Own,
+}
+
 /// What is to be installed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     /// All pages, brought in as needed.
     Asked(Access),
     /// What is there.
-    Present,
-    /// What is there, in this device's memory.
-    Own,
+    There(Present),
 }
 
 impl What {
     fn access(self) -> Access {
         match self {
             Self::Asked(access) => access,
-            Self::Present | Self::Own => Access::Snapshot,
+            Self::There(_) => Access::Snapshot,
         }
     }
 }
@@ -179,30 +186,33 @@ impl<D: Device> Mirror<D> {
 
 // Without a [`Mirror`], which an eviction does not have.
 impl<D: Device> Inner<D> {
-    /// Installs what is there of `piece`, without faulting anything in: for pages that were
-    /// migrated but could not be switched. Best effort.
+    /// Installs what is there of `piece`, without faulting anything in.
     // Rare, and its variables need not be on the stacks of those who call it.
     #[inline(never)]
     pub(crate) fn install_present(
         &self,
         space: &AddressSpace<'_, Self>,
         piece: PageRange,
+        which: Present,
         spares: &mut Spares<D::Format>,
     ) -> Result {
         let mut buffer = PfnBuffer::new()?;
-        self.fault_piece(space, piece, What::Present, &mut buffer, spares)
+        self.fault_piece(space, piece, What::There(which), &mut buffer, spares)
     }
 
-    /// As [`Self::install_present`], of pages in this device's memory only.
-    #[inline(never)]
-    pub(crate) fn install_own(
+    /// As [`Self::install_present`], best effort: for pages that were migrated but could not be switched. Where it
+    /// fails the device will fault, which is no error. `EINTR`: killed.
+    pub(crate) fn try_install_present(
         &self,
         space: &AddressSpace<'_, Self>,
         piece: PageRange,
+        which: Present,
         spares: &mut Spares<D::Format>,
     ) -> Result {
-        let mut buffer = PfnBuffer::new()?;
-        self.fault_piece(space, piece, What::Own, &mut buffer, spares)
+        match self.install_present(space, piece, which, spares) {
+            Err(error) if error == EINTR => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn fault_piece(
@@ -323,7 +333,7 @@ impl<D: Device> Inner<D> {
                 }
                 let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));
                 let new = match number {
-                    None if what == What::Own => return,
+                    None if what == What::There(Present::Own) => return,
                     Some(number) => Entry::device(number, pfn.is_writable()),
                     None => Entry::system(pfn.pfn(), pfn.is_writable()),
                 };

@@ -6,7 +6,7 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::{module, procfs, Device, Errno, Mapping, PAGE_SIZE};
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const NO_LIMIT: &str = "test_hmm has no limit of its memory";
 
@@ -15,6 +15,7 @@ pub const TESTS: &[Test] = &[
     Test::new("reload", "refused_while_pages_are_there", refused_with_pages),
     Test::new("reload", "many_cycles_without_a_leak", many_cycles).seconds(400),
     Test::new("reload", "no_device_memory_left", no_memory_left).only_rust(NO_LIMIT),
+    Test::new("reload", "memory_out_of_use_is_given_back", out_of_use).only_rust(NO_LIMIT),
     Test::new("reload", "bad_parameters", bad_parameters).only_rust(NO_LIMIT),
 ];
 
@@ -65,6 +66,25 @@ impl Drop for Restore<'_> {
         }
         let _ = load(self.0, &as_booted(self.0));
     }
+}
+
+/// Taking pages out of use is the first thing that a device's memory is asked for, and adds it.
+fn out_of_use(ctx: &Ctx) -> Outcome {
+    let _restore = Restore(ctx);
+    unload(ctx)?;
+    load(ctx, &as_booted(ctx))?;
+    let device = ctx.open()?;
+    check_eq!(device.placement()?.pieces, 0, "pieces of memory that nothing has used");
+    check_eq!(device.resize(0, 512, false)?, 0, "pages left");
+    check_eq!(device.resize(0, 512, true)?, 0, "pages left");
+    check_eq!(device.placement()?.pieces, 1, "pieces that were made");
+    let begin = Instant::now();
+    while device.placement()?.pieces != 0 {
+        check!(begin.elapsed() < Duration::from_secs(20), "idle device memory stays");
+        std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
 }
 
 fn all_refused(ctx: &Ctx, when: &str) -> Outcome {

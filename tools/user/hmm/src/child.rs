@@ -121,6 +121,20 @@ pub fn interrupt_after(time: Duration) -> Result<(), Errno> {
     Errno::check(ret).map(|_| ())
 }
 
+/// Forks the process, which has one thread. Where a device has a page for
+/// itself and the kernel holds it just then, as while DAMON looks at it,
+/// `fork()` fails: it is tried again for a second.
+fn fork() -> Result<libc::pid_t, Errno> {
+    for _ in 0..100 {
+        // SAFETY: the process has one thread, so the child may do anything.
+        match Errno::check(unsafe { libc::fork() }.into()) {
+            Err(Errno(libc::EBUSY)) => std::thread::sleep(Duration::from_millis(10)),
+            result => return result.map(|pid| pid as libc::pid_t),
+        }
+    }
+    Err(Errno(libc::EBUSY))
+}
+
 /// A running child process; killed and reaped when dropped.
 #[derive(Debug)]
 pub struct Child {
@@ -141,8 +155,7 @@ impl Child {
         let (read, write) = pipe()?;
         // Buffered output would be written by both processes.
         let _ = io::stdout().flush();
-        // SAFETY: the process has one thread, so the child may do anything.
-        let pid = Errno::check(unsafe { libc::fork() }.into())? as libc::pid_t;
+        let pid = fork()?;
         if pid != 0 {
             return Ok(Child { pid, report: read.into(), ended: None });
         }

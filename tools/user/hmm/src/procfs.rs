@@ -90,6 +90,9 @@ pub fn vmallocinfo() -> io::Result<BTreeMap<String, VmallocUse>> {
 /// Whether the kernel looks for huge pages with little in them when memory is short.
 pub const SHRINK_UNDERUSED: &str = "/sys/kernel/mm/transparent_hugepage/shrink_underused";
 
+/// Whether the kernel counts how much memory is in use; Debian's does.
+const DAMON_STAT: &str = "/sys/module/damon_stat/parameters/enabled";
+
 /// Files in /proc and /sys that are set for a while and restored on drop.
 #[derive(Debug, Default)]
 pub struct Settings {
@@ -117,14 +120,16 @@ impl Settings {
 
     /// Keeps the kernel's own page movers quiet: khugepaged, KSM and NUMA
     /// balancing invalidate ranges at any time, and fault counts then vary. So
-    /// does what looks for huge pages with little in them: those it looks at
-    /// cannot migrate.
+    /// do what looks for huge pages with little in them, and what counts how
+    /// much memory is in use: the pages they look at cannot migrate, and
+    /// `fork()` fails for those that a device has for itself.
     pub fn quiet() -> io::Result<Self> {
         let mut settings = Self::new();
         let khugepaged = "/sys/kernel/mm/transparent_hugepage/khugepaged";
         settings.set(format!("{khugepaged}/scan_sleep_millisecs"), "3600000")?;
         settings.set(format!("{khugepaged}/pages_to_scan"), "1")?;
         settings.set(SHRINK_UNDERUSED, "0")?;
+        settings.set(DAMON_STAT, "N")?;
         settings.set("/sys/kernel/mm/ksm/run", "0")?;
         settings.set("/proc/sys/kernel/numa_balancing", "0")?;
         Ok(settings)

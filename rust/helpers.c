@@ -72,8 +72,8 @@ struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 EXPORT_SYMBOL_GPL(rust_hmm_vma_lookup);
 
 /*
- * The first anonymous mapping that ends behind @from and has the page of offset
- * @pgoff. Anonymous pages keep their offset when they are moved, by mremap too.
+ * The first mapping with anonymous pages that ends behind @from and has the page
+ * of offset @pgoff, which such pages keep when they are moved, by mremap too.
  */
 struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
 					      unsigned long from,
@@ -82,7 +82,7 @@ struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
 	struct vm_area_struct *vma;
 
 	for (vma = find_vma(mm, from); vma; vma = find_vma(mm, vma->vm_end))
-		if (vma_is_anonymous(vma) && pgoff >= vma->vm_pgoff &&
+		if (READ_ONCE(vma->anon_vma) && pgoff >= vma->vm_pgoff &&
 		    pgoff - vma->vm_pgoff < vma_pages(vma))
 			break;
 	return vma;
@@ -384,27 +384,8 @@ void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_init);
 
 /*
- * migrate_device_range() also isolates a folio from which a migration took
- * everything just before, and that only the reference of its caller keeps from
- * being freed. There is nothing to move, and its mapping is stale: rmap must
- * not walk it. The charge went with the contents. Frees it and returns true.
- */
-bool rust_hmm_drop_moved_folio(unsigned long pfn)
-{
-	struct folio *folio = page_folio(pfn_to_page(pfn));
-
-	if (mem_cgroup_disabled() || folio_memcg_charged(folio))
-		return false;
-	folio->mapping = NULL;
-	folio_unlock(folio);
-	folio_put(folio);
-	return true;
-}
-EXPORT_SYMBOL_GPL(rust_hmm_drop_moved_folio);
-
-/*
- * A free head page that still says that it is of a large folio would hide
- * later small folios behind it from migrate_device_range().
+ * A free head page that still says that it is of a large folio would make
+ * others take later small folios behind it for its parts.
  */
 void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order)
 {

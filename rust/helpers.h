@@ -54,6 +54,10 @@ int rust_hmm_kthread_stop_put(struct task_struct *task);
 /* Who maps a page */
 struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
 				    unsigned long *offset);
+bool rust_hmm_vma_run(struct vm_area_struct *vma, unsigned long addr,
+		      unsigned long first, unsigned long last,
+		      unsigned long *seen, unsigned long *start,
+		      unsigned long *end);
 /* What may be isolated, of system memory */
 enum rust_hmm_pages {
 	RUST_HMM_PAGES_OWN,
@@ -144,7 +148,6 @@ void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 			  unsigned long npages);
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order);
-bool rust_hmm_drop_moved_folio(unsigned long pfn);
 void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order);
 
 /* Copies; the memory may change underneath, as it does under a device */

@@ -12,7 +12,7 @@
 //! - [`page`] has page contents and locked folios.
 //! - [`user`] has memory of the current process, to be copied to and from without faults.
 //! - [`device_pages`] has `ZONE_DEVICE` memory and the CPU fault on it.
-//! - [`migrate`] has `migrate_vma_*` and `migrate_device_*`, in the states isolated and migrated.
+//! - [`migrate`] has `migrate_vma_*`, in the states isolated and migrated.
 //! - [`shrinker`] has what gives memory back.
 //! - [`exclusive`] has `make_device_exclusive`.
 //! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.

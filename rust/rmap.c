@@ -112,6 +112,60 @@ static pte_t *lock_entry(struct mm_struct *mm, unsigned long addr,
 	return pte_offset_kernel(pmd, addr);
 }
 
+/* Index of the frame that @pte maps among those from @first on. */
+static unsigned long frame_index(pte_t pte, unsigned long first)
+{
+	softleaf_t entry;
+
+	if (pte_present(pte))
+		return pte_pfn(pte) - first;
+	entry = softleaf_from_pte(pte);
+	if (!softleaf_is_device_private(entry))
+		return ULONG_MAX;
+	return softleaf_to_pfn(entry) - first;
+}
+
+/*
+ * The addresses around @addr that map frames from @first to before @last, within
+ * the mapping and one table; false if @addr does not. Sets the bit of each of
+ * them in @seen, counted from @first. The mmap lock is held.
+ */
+bool rust_hmm_vma_run(struct vm_area_struct *vma, unsigned long addr,
+		      unsigned long first, unsigned long last,
+		      unsigned long *seen, unsigned long *start,
+		      unsigned long *end)
+{
+	unsigned long low = max(vma->vm_start, addr & PMD_MASK);
+	unsigned long high = min(vma->vm_end, (addr & PMD_MASK) + PMD_SIZE);
+	unsigned long at, index, count = last - first;
+	spinlock_t *above, *lock;
+	pte_t *ptep, *p;
+
+	ptep = lock_entry(vma->vm_mm, addr, &above, &lock);
+	if (!ptep)
+		return false;
+	*start = addr;
+	*end = addr;
+	for (at = addr, p = ptep; at < high; at += PAGE_SIZE, p++) {
+		index = frame_index(ptep_get(p), first);
+		if (index >= count)
+			break;
+		__set_bit(index, seen);
+		*end = at + PAGE_SIZE;
+	}
+	for (p = ptep; *end > addr && *start > low; *start -= PAGE_SIZE) {
+		index = frame_index(ptep_get(--p), first);
+		if (index >= count)
+			break;
+		__set_bit(index, seen);
+	}
+	if (lock != above)
+		spin_unlock(lock);
+	spin_unlock(above);
+	return *end > addr;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_run);
+
 /*
  * Whether KSM may merge what @vma maps from @start to @end: because of the
  * mapping itself, or of one that shares its pages since a fork. A shared page

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Eviction by physical page, whoever maps it: for release and unload.
+//! Eviction of what is in the memory, whoever maps it: for release and unload.
 
 use super::{Copies, Memory, MemoryOps};
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     stats::Counter,
     within,
 };
+use core::cell::Cell;
 use kernel::{
     prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic},
@@ -94,7 +95,7 @@ impl<M: MemoryOps> Memory<M> {
                 result = Err(EINTR);
                 break;
             }
-            moved += self.evict_block(block, batch, copies).unwrap_or(0);
+            moved += self.evict_block(block, batch, copies);
         }
         self.stats().add(Counter::Evicted, moved as u64);
         self.trace_evicted(Need::All, moved);
@@ -126,14 +127,14 @@ impl<M: MemoryOps> Memory<M> {
         block: DeviceRange,
         batch: &mut Batch,
         copies: &mut Copies,
-    ) -> Result<usize> {
+    ) -> usize {
         // Copies of what is in system memory anyway.
         let used = self.pages.used_in_block(block.first);
         let peers = &self.pages.data().peers;
         peers.for_each(|peer| peer.collapse(block));
         let left = self.pages.used_in_block(block.first);
         if left == 0 {
-            return Ok(used);
+            return used;
         }
         let mut huge = None;
         if self.pages.is_huge(block.first) {
@@ -143,18 +144,23 @@ impl<M: MemoryOps> Memory<M> {
             }
         }
         let mut lap = Lap::start();
-        let mut evicting = Some(Evicting::begin(&self.pages.data().evicting));
+        let begin = || Some(Evicting::begin(&self.pages.data().evicting));
+        let evicting = Cell::new(begin());
         let mut moved = self.pages.isolate_huge(block.first, batch, |isolated| {
-            evicting = None;
+            evicting.set(None);
             self.bring_back(isolated, huge.take(), copies, &mut lap)
         });
         if moved.is_none() && !self.pages.is_huge(block.first) {
-            let isolated = Isolated::from_device(&self.pages, block, batch)?;
-            evicting = None;
-            moved = Some(self.bring_back(isolated, None, copies, &mut lap));
+            let mut small = 0;
+            self.pages.isolate_small(block.first, batch, |isolated| {
+                evicting.set(None);
+                small += self.bring_back(isolated, None, copies, &mut lap);
+                evicting.set(begin());
+            });
+            moved = Some(small);
         }
         drop(evicting);
-        Ok(used.saturating_sub(left) + moved.unwrap_or(0))
+        used.saturating_sub(left) + moved.unwrap_or(0)
     }
 
     /// Moves what is isolated to system memory, a huge page to `huge`. Returns the pages moved.

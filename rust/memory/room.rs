@@ -85,9 +85,7 @@ impl<M: MemoryOps> Memory<M> {
             let Some(block) = self.coldest(before) else {
                 break;
             };
-            let moved = self
-                .evict_block(block, &mut batch, &mut copies)
-                .unwrap_or(0);
+            let moved = self.evict_block(block, &mut batch, &mut copies);
             self.stats().add(Counter::Evicted, moved as u64);
             self.stats().add(Counter::EvictedForRoom, moved as u64);
             self.trace_evicted(Need::Room, moved);

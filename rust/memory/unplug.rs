@@ -83,9 +83,7 @@ impl<M: MemoryOps> Memory<M> {
                     first,
                     count: PMD_PAGES,
                 };
-                let moved = self
-                    .evict_block(block, &mut batch, &mut copies)
-                    .unwrap_or(0);
+                let moved = self.evict_block(block, &mut batch, &mut copies);
                 self.stats().add(Counter::Evicted, moved as u64);
             }
         }

@@ -139,6 +139,15 @@ impl FreeMap {
             .sum::<u32>() as usize
     }
 
+    /// Whether page `index` is in use.
+    pub(in crate::mm) fn is_used(&self, index: usize) -> bool {
+        let word = index / WORD_PAGES;
+        let free = self.words.get(word).zip(self.hidden.get(word));
+        free.is_some_and(|(free, hidden)| {
+            (free.load(Relaxed) | hidden.load(Relaxed)) >> (index % WORD_PAGES) & 1 == 0
+        })
+    }
+
     /// Takes a folio of `order`, 0 to 9. Returns the index of its first page. Context: any.
     pub(in crate::mm) fn take(&self, order: u32) -> Option<usize> {
         // Of many pieces most are full, and are not to be searched for each page.

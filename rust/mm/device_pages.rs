@@ -30,9 +30,9 @@ use kernel::{
     },
 };
 
+mod mapped;
 mod piece;
 mod region;
-mod split;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
@@ -422,6 +422,13 @@ impl<T: DevicePageOps> DevicePages<T> {
             Some(Some(piece)) => piece.free.used_in_block(number % PIECE_PAGES),
             _ => 0,
         }
+    }
+
+    /// Whether device page `number` is in use.
+    pub(super) fn is_used(&self, number: usize) -> bool {
+        let piece = self.pieces.get(number / PIECE_PAGES);
+        let piece = piece.and_then(|piece| piece.as_ref());
+        piece.is_some_and(|piece| piece.free.is_used(number % PIECE_PAGES))
     }
 
     /// The device page number of page frame `pfn`, if it is one of this device.

@@ -11,7 +11,7 @@
 
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
-    device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, Kind, PIECE_PAGES},
+    device_pages::CpuFault,
     flush::Flushed,
     notifier::Cookie,
     page::{CpuPages, CpuPagesMut, LockedFolio},
@@ -169,74 +169,12 @@ impl<'a> Isolated<'a> {
         // INVARIANT: Just set up.
         Ok(Self(Inner {
             raw,
-            by_vma: true,
             cpu_sources: flags & of_cpu != 0,
             chosen: false,
             batch,
             pages,
             whole,
         }))
-    }
-
-    /// Isolates small device pages by their numbers, wherever they are mapped. Best effort: pages that
-    /// are locked or referenced are left out.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is not there or not within 2 MiB, or if `batch` has not room for [`PMD_PAGES`]. `EBUSY`
-    /// if there is a huge page, which only [`Self::new`] takes. Context: as [`Self::new`].
-    pub fn from_device<T: DevicePageOps>(
-        memory: &'a DevicePages<T>,
-        range: DeviceRange,
-        batch: &'a mut Batch,
-    ) -> Result<Self> {
-        let place = range.first % PMD_PAGES;
-        if range.count == 0 || range.count > PMD_PAGES - place {
-            return Err(EINVAL);
-        }
-        if memory.is_huge(range.first - place) {
-            return Err(EBUSY);
-        }
-        // Until the pages are isolated; then they are in use, and stay.
-        let looker = memory.look(range.first).ok_or(EINVAL)?;
-        let first = looker.frames().start + range.first % PIECE_PAGES;
-        if first + range.count > looker.frames().end {
-            return Err(EINVAL);
-        }
-        if fails(Point::Isolate) {
-            return Err(ENOMEM);
-        }
-        // The core says of all of a huge page, also behind the range, that it is one.
-        batch.clear(PMD_PAGES)?;
-        // SAFETY: The frames are of a live piece, and the array is long enough.
-        to_result(unsafe {
-            bindings::migrate_device_range(batch.src.as_mut_ptr(), first, range.count)
-        })?;
-        for src in batch.src.iter_mut().take(range.count) {
-            if *src & (VALID | MIGRATE) != VALID | MIGRATE {
-                continue;
-            }
-            // SAFETY: Isolated just now: locked, with a reference of ours.
-            if unsafe { bindings::rust_hmm_drop_moved_folio(*src >> SHIFT) } {
-                *src = 0;
-            }
-        }
-        // INVARIANT: Just set up.
-        let isolated = Self(Inner {
-            raw: bindings::migrate_vma::default(),
-            by_vma: false,
-            cpu_sources: memory.kind() != Kind::Private,
-            chosen: false,
-            batch,
-            pages: range.count,
-            whole: None,
-        });
-        // It has come just now. It goes back at once.
-        let has_come = isolated.entries().any(|entry| entry.pages != 1);
-        if has_come {
-            return Err(EBUSY);
-        }
-        Ok(isolated)
     }
 
     /// The entries that can migrate.

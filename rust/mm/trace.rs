@@ -193,7 +193,7 @@ pub(crate) fn cpu_fault(device: u32, address: usize, moved: Result<usize>) {
     unsafe { bindings::rust_hmm_trace_cpu_fault(device, address, moved.unwrap_or(0), result) };
 }
 
-/// `moved` pages of `device` were moved to the system by physical page; `left` are still in use.
+/// `moved` pages of `device` were moved to the system; `left` are still in use.
 pub(crate) fn evict(device: u32, need: Need, moved: usize, left: usize) {
     // SAFETY: Takes numbers only, and may be called in any context. CAST: The numbers are those of
     // the C side.

@@ -42,8 +42,6 @@ impl Batch {
 /// it and the mmap lock is held for `'a`. Without `chosen` all destinations are new system memory.
 pub(super) struct Inner<'a> {
     pub(super) raw: bindings::migrate_vma,
-    /// By virtual address, or by physical page (`migrate_device_*`).
-    pub(super) by_vma: bool,
     /// Whether the sources are memory that the CPU can address.
     pub(super) cpu_sources: bool,
     /// Whether others chose some of the destinations.
@@ -115,37 +113,17 @@ impl Inner<'_> {
     }
 
     pub(super) fn pages(&mut self) {
-        let Self {
-            raw, batch, whole, ..
-        } = self;
+        let Self { raw, whole, .. } = self;
         // SAFETY: Set up by the type invariant; every destination is a locked new folio.
-        let mut by_vma = || unsafe { bindings::migrate_vma_pages(raw) };
+        let mut all = || unsafe { bindings::migrate_vma_pages(raw) };
         match whole {
-            Some(whole) => whole.without_reference(by_vma),
-            None if self.by_vma => by_vma(),
-            // SAFETY: As above.
-            None => unsafe {
-                bindings::migrate_device_pages(
-                    batch.src.as_mut_ptr(),
-                    batch.dst.as_mut_ptr(),
-                    self.pages,
-                );
-            },
+            Some(whole) => whole.without_reference(all),
+            None => all(),
         }
     }
 
     pub(super) fn finalize(&mut self) {
         // SAFETY: As above.
-        unsafe {
-            if self.by_vma {
-                bindings::migrate_vma_finalize(&mut self.raw);
-            } else {
-                bindings::migrate_device_finalize(
-                    self.batch.src.as_mut_ptr(),
-                    self.batch.dst.as_mut_ptr(),
-                    self.pages,
-                );
-            }
-        }
+        unsafe { bindings::migrate_vma_finalize(&mut self.raw) };
     }
 }

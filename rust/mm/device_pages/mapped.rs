@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Huge device pages, where they are mapped: to be isolated whole, or to become small ones.
+//! Device pages, where they are mapped: to be isolated by who does not know that, and huge ones to become small
+//! ones. The page's reverse mapping says who maps it, and where; that need not be a process that has a mirror.
 //!
-//! By physical page the core gives a huge page only huge memory (`migrate_device_pages()`), and nobody may drop it
-//! meanwhile (see `migrate/whole.rs`). By virtual address it is isolated whole, or split for who did not ask for
-//! huge ones. So the page's reverse mapping says who maps it, and where; that need not be a process that has a
-//! mirror.
+//! The core can isolate by physical page, too (`migrate_device_range()`). But then nothing keeps the reverse mapping
+//! there: a page that is isolated has no mapping that would, and who unmaps its memory frees it before it is walked to
+//! put the page back. By virtual address the mmap lock keeps it. Besides, by physical page a huge page only gets huge
+//! memory, and nobody may drop it meanwhile (see `migrate/whole.rs`).
 
 use super::{
     super::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
         migrate::{Batch, Entry, Isolated, Select, Source},
-        space::MmapGuard,
+        space::{MmapGuard, Vma},
     },
     DevicePageOps, DevicePages, Kind, PIECE_PAGES,
 };
@@ -26,13 +27,16 @@ use kernel::{
 /// Address spaces that are looked at for one page: those of a process and of what it has forked.
 const SPACES: u32 = 4096;
 
-/// What a huge folio is looked for by.
+/// What a folio is looked for by.
 struct Place {
     /// Its offset in the mappings that may have it.
     offset: usize,
-    /// Its page frames.
+    /// The page frames of its block.
     frames: Range<usize>,
 }
+
+/// Pages of a block, a bit each.
+type Pages = [usize; PMD_PAGES / usize::BITS as usize];
 
 impl<T: DevicePageOps> DevicePages<T> {
     /// Whether a huge folio in use begins at device page `number`. It may be freed or split at any time.
@@ -75,6 +79,76 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
+    /// Isolates the small folios of the block of 512 with device page `first`, as many at once as one
+    /// mapping has side by side, and calls `take` with them. Best effort: one that is locked or referenced is left out,
+    /// and so is one that only a process maps which is ending.
+    ///
+    /// Context: as [`Self::isolate_huge`].
+    pub fn isolate_small(
+        &self,
+        first: usize,
+        batch: &mut Batch,
+        mut take: impl FnMut(Isolated<'_>),
+    ) {
+        let first = first - first % PMD_PAGES;
+        let mut seen = Pages::default();
+        for index in 0..PMD_PAGES {
+            let number = first.saturating_add(index);
+            let word = seen.get(index / usize::BITS as usize);
+            let is_seen = word.is_some_and(|word| word >> (index % usize::BITS as usize) & 1 != 0);
+            if is_seen || !self.is_used(number) {
+                continue;
+            }
+            for nth in 0..SPACES {
+                let Some((mm, place)) = self.user(number, nth) else {
+                    break;
+                };
+                if let Ok(true) = self.isolate_run(&mm, &place, &mut seen, batch, &mut take) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Isolates what a mapping of `mm` has at `place`, with its neighbours of the same block, if one has it.
+    fn isolate_run(
+        &self,
+        mm: &MmWithUser,
+        place: &Place,
+        seen: &mut Pages,
+        batch: &mut Batch,
+        take: &mut impl FnMut(Isolated<'_>),
+    ) -> Result<bool> {
+        let mmap = MmapGuard::lock(mm)?;
+        let mut from = 0;
+        while let Some(vma) = mmap.vma_of_offset(from, place.offset) {
+            let all = PageRange::new(vma.start(), vma.end())?;
+            let addr = all.address(place.offset - vma.offset());
+            if let Some(run) = vma.run(addr, &place.frames, seen) {
+                let select = self.select();
+                take(Isolated::new(
+                    vma,
+                    run,
+                    select,
+                    false,
+                    self.owner(),
+                    None,
+                    batch,
+                )?);
+                return Ok(true);
+            }
+            from = vma.end();
+        }
+        Ok(false)
+    }
+
+    fn select(&self) -> Select {
+        match self.kind() {
+            Kind::Private => Select::Private,
+            Kind::Coherent { .. } => Select::Coherent,
+        }
+    }
+
     /// Isolates the huge folio wherever it is mapped, until `take` has an answer or it is not huge any more.
     fn visit<R>(
         &self,
@@ -107,7 +181,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         // SAFETY: The helper has taken a reference to a user of the address space for us. The type is a wrapper
         // of the kernel's.
         let mm = unsafe { ARef::from_raw(mm) };
-        let frames = pfn..pfn + PMD_PAGES;
+        let first = pfn - number % PMD_PAGES;
+        let frames = first..first + PMD_PAGES;
         // To tear it down may need locks that somebody holds who waits for us.
         Some((MmWithUser::into_mmput_async(mm), Place { offset, frames }))
     }
@@ -121,10 +196,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         batch: &mut Batch,
         take: &mut impl FnMut(Isolated<'_>) -> Option<R>,
     ) -> Result<Option<R>> {
-        let select = match self.kind() {
-            Kind::Private => Select::Private,
-            Kind::Coherent { .. } => Select::Coherent,
-        };
+        let select = self.select();
         // Not for writing: who waits for the page may hold it until it has the page.
         let mmap = MmapGuard::lock(mm)?;
         let mut from = 0;
@@ -149,5 +221,27 @@ impl<T: DevicePageOps> DevicePages<T> {
             from = vma.end();
         }
         Ok(None)
+    }
+}
+
+impl Vma<'_> {
+    /// The pages around `addr` that map `frames`, at most 512 of them; `None` if `addr` does not. `seen` gets the
+    /// index of each.
+    fn run(&self, addr: usize, frames: &Range<usize>, seen: &mut Pages) -> Option<PageRange> {
+        let (mut start, mut end) = (0, 0);
+        let last = frames.end.min(frames.start + PMD_PAGES);
+        // SAFETY: The mapping is valid and has `addr`, the mmap lock is held, and `seen` has a bit for each frame.
+        let found = unsafe {
+            bindings::rust_hmm_vma_run(
+                self.as_ptr(),
+                addr,
+                frames.start,
+                last,
+                seen.as_mut_ptr(),
+                &mut start,
+                &mut end,
+            )
+        };
+        found.then(|| PageRange::new(start, end).ok())?
     }
 }

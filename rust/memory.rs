@@ -178,7 +178,7 @@ impl<M: MemoryOps> Memory<M> {
 
     /// The selection that takes this memory's pages.
     pub(crate) fn select(&self) -> Select {
-        self.pages.data().select(&self.pages)
+        self.pages.select()
     }
 
     /// Whether a test wants the next allocation to fail.

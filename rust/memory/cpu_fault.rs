@@ -95,7 +95,7 @@ fn attempt<M: MemoryOps>(
             let mut isolated = Isolated::new(
                 vma,
                 range,
-                ops.select(pages),
+                pages.select(),
                 fault.is_huge(),
                 pages.owner(),
                 Some(fault),

@@ -17,7 +17,7 @@ use crate::{
     events::Event,
     mm::{
         device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
-        migrate::{Isolated, Select, Source},
+        migrate::{Isolated, Source},
         trace,
     },
     policy::window::Windows,
@@ -51,13 +51,6 @@ impl<M: MemoryOps> Ops<M> {
     pub(super) fn fails(&self, order: u32) -> bool {
         let _within = Within::enter();
         self.driver.fail_allocation(order)
-    }
-
-    pub(super) fn select(&self, pages: &DevicePages<Self>) -> Select {
-        match pages.kind() {
-            Kind::Private => Select::Private,
-            Kind::Coherent { .. } => Select::Coherent,
-        }
     }
 
     /// Fills all destinations of `isolated`, and takes back those that could not be filled. Says

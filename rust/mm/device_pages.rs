@@ -424,13 +424,6 @@ impl<T: DevicePageOps> DevicePages<T> {
         }
     }
 
-    /// Whether device page `number` is in use.
-    pub(super) fn is_used(&self, number: usize) -> bool {
-        let piece = self.pieces.get(number / PIECE_PAGES);
-        let piece = piece.and_then(|piece| piece.as_ref());
-        piece.is_some_and(|piece| piece.free.is_used(number % PIECE_PAGES))
-    }
-
     /// The device page number of page frame `pfn`, if it is one of this device.
     pub fn lookup(&self, pfn: usize) -> Option<usize> {
         // Most pages that are asked for are of the system.

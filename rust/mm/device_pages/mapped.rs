@@ -119,30 +119,27 @@ impl<T: DevicePageOps> DevicePages<T> {
         batch: &mut Batch,
         take: &mut impl FnMut(Isolated<'_>),
     ) -> Result<bool> {
-        let mmap = MmapGuard::lock(mm)?;
-        let mut from = 0;
-        while let Some(vma) = mmap.vma_of_offset(from, place.offset) {
-            let all = PageRange::new(vma.start(), vma.end())?;
-            let addr = all.address(place.offset - vma.offset());
-            if let Some(run) = vma.run(addr, &place.frames, seen) {
-                let select = self.select();
-                take(Isolated::new(
-                    vma,
-                    run,
-                    select,
-                    false,
-                    self.owner(),
-                    None,
-                    batch,
-                )?);
-                return Ok(true);
-            }
-            from = vma.end();
-        }
-        Ok(false)
+        let select = self.select();
+        let found = place.in_mappings(mm, |vma, _, addr| {
+            let Some(run) = vma.run(addr, &place.frames, seen) else {
+                return Ok(None);
+            };
+            let isolated = Isolated::new(vma, run, select, false, self.owner(), None, batch)?;
+            take(isolated);
+            Ok(Some(()))
+        })?;
+        Ok(found.is_some())
     }
 
-    fn select(&self) -> Select {
+    /// Whether device page `number` is in use.
+    fn is_used(&self, number: usize) -> bool {
+        let piece = self.pieces.get(number / PIECE_PAGES);
+        let piece = piece.and_then(|piece| piece.as_ref());
+        piece.is_some_and(|piece| piece.free.is_used(number % PIECE_PAGES))
+    }
+
+    /// How its pages are selected for a migration.
+    pub(crate) fn select(&self) -> Select {
         match self.kind() {
             Kind::Private => Select::Private,
             Kind::Coherent { .. } => Select::Coherent,
@@ -197,12 +194,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         take: &mut impl FnMut(Isolated<'_>) -> Option<R>,
     ) -> Result<Option<R>> {
         let select = self.select();
-        // Not for writing: who waits for the page may hold it until it has the page.
-        let mmap = MmapGuard::lock(mm)?;
-        let mut from = 0;
-        while let Some(vma) = mmap.vma_of_offset(from, place.offset) {
-            let all = PageRange::new(vma.start(), vma.end())?;
-            let block = all.address(place.offset - vma.offset()) & !(PMD_SIZE - 1);
+        place.in_mappings(mm, |vma, all, addr| {
+            let block = addr & !(PMD_SIZE - 1);
             let block = PageRange::new(block, block.checked_add(PMD_SIZE).ok_or(EINVAL)?)?;
             let range = all.intersect(&block).ok_or(EINVAL)?;
             let isolated = Isolated::new(vma, range, select, compound, self.owner(), None, batch)?;
@@ -211,12 +204,27 @@ impl<T: DevicePageOps> DevicePages<T> {
                 Source::Hole => false,
             };
             let found = isolated.entries().any(is_here);
-            if found {
-                if let Some(answer) = take(isolated) {
-                    return Ok(Some(answer));
-                }
-            } else {
-                drop(isolated);
+            Ok(if found { take(isolated) } else { None })
+        })
+    }
+}
+
+impl Place {
+    /// Calls `look` with each mapping of `mm` that may have the folio, its range, and the address where that would
+    /// be, until it has an answer. The mmap lock is held.
+    fn in_mappings<R>(
+        &self,
+        mm: &MmWithUser,
+        mut look: impl FnMut(Vma<'_>, PageRange, usize) -> Result<Option<R>>,
+    ) -> Result<Option<R>> {
+        // Not for writing: who waits for the page may hold it until it has the page.
+        let mmap = MmapGuard::lock(mm)?;
+        let mut from = 0;
+        while let Some(vma) = mmap.vma_of_offset(from, self.offset) {
+            let all = PageRange::new(vma.start(), vma.end())?;
+            let addr = all.address(self.offset - vma.offset());
+            if let Some(answer) = look(vma, all, addr)? {
+                return Ok(Some(answer));
             }
             from = vma.end();
         }

@@ -37,7 +37,7 @@ mod suite {
         let block = device.alloc(PMD_ORDER).ok_or(ENOMEM)?;
         assert_eq!((order_of(pfn), device.used()), (PMD_ORDER, PMD_PAGES));
         drop(block);
-        // Else migrate_device_range() steps over small folios that follow.
+        // Else small folios that follow are taken for its parts.
         assert_eq!((order_of(pfn), device.used()), (0, 0));
         assert!(device.used_blocks().next().is_none());
         Ok(())

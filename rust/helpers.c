@@ -72,8 +72,31 @@ struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 EXPORT_SYMBOL_GPL(rust_hmm_vma_lookup);
 
 /*
+ * What its anonymous pages are numbered from, which they keep when they are
+ * moved, by mremap too. Private copies of a file's pages had the file's offset
+ * before 7.3.
+ */
+unsigned long rust_hmm_vma_anon_offset(const struct vm_area_struct *vma)
+{
+#ifdef RUST_HMM_SERIES_7_3
+	return vma_start_anon_pgoff(vma);
+#else
+	return vma->vm_pgoff;
+#endif
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_anon_offset);
+
+/* Whether @vma has the page of offset @pgoff, see rust_hmm_vma_anon_offset(). */
+bool rust_hmm_vma_has_offset(const struct vm_area_struct *vma,
+			     unsigned long pgoff)
+{
+	/* Less than the first one is far more than any. */
+	return pgoff - rust_hmm_vma_anon_offset(vma) < vma_pages(vma);
+}
+
+/*
  * The first mapping with anonymous pages that ends behind @from and has the page
- * of offset @pgoff, which such pages keep when they are moved, by mremap too.
+ * of offset @pgoff.
  */
 struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
 					      unsigned long from,
@@ -82,18 +105,12 @@ struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
 	struct vm_area_struct *vma;
 
 	for (vma = find_vma(mm, from); vma; vma = find_vma(mm, vma->vm_end))
-		if (READ_ONCE(vma->anon_vma) && pgoff >= vma->vm_pgoff &&
-		    pgoff - vma->vm_pgoff < vma_pages(vma))
+		if (READ_ONCE(vma->anon_vma) &&
+		    rust_hmm_vma_has_offset(vma, pgoff))
 			break;
 	return vma;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_of_offset);
-
-unsigned long rust_hmm_vma_offset(const struct vm_area_struct *vma)
-{
-	return vma->vm_pgoff;
-}
-EXPORT_SYMBOL_GPL(rust_hmm_vma_offset);
 
 /* Names the reverse mapping; 0 if nothing was ever there. */
 unsigned long rust_hmm_vma_anon(const struct vm_area_struct *vma)

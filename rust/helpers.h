@@ -35,7 +35,9 @@ struct vm_area_struct *rust_hmm_vma_of_offset(struct mm_struct *mm,
 					      unsigned long pgoff);
 unsigned long rust_hmm_vma_anon(const struct vm_area_struct *vma);
 bool rust_hmm_vma_is_anonymous(struct vm_area_struct *vma);
-unsigned long rust_hmm_vma_offset(const struct vm_area_struct *vma);
+unsigned long rust_hmm_vma_anon_offset(const struct vm_area_struct *vma);
+bool rust_hmm_vma_has_offset(const struct vm_area_struct *vma,
+			     unsigned long pgoff);
 struct mm_struct *rust_hmm_vma_mm(const struct vm_area_struct *vma);
 bool rust_hmm_fatal_signal_pending(void);
 bool rust_hmm_sleep_killable(unsigned int ms);

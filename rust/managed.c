@@ -21,7 +21,14 @@ void rust_hmm_vma_set_anonymous(struct vm_area_struct *vma, bool huge)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_set_anonymous);
 
-/* The offset in pages of anonymous memory that was mapped from a file; else 0. */
+/* Where in its file it was mapped, in pages. */
+unsigned long rust_hmm_vma_offset(const struct vm_area_struct *vma)
+{
+	return vma->vm_pgoff;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_offset);
+
+/* The same of anonymous memory that was mapped from a file; else 0. */
 unsigned long rust_hmm_vma_anonymous_offset(const struct vm_area_struct *vma)
 {
 	return vma->vm_file && vma_is_anonymous((struct vm_area_struct *)vma) ?

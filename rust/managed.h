@@ -10,6 +10,7 @@ struct mm_struct;
 struct vm_area_struct;
 
 void rust_hmm_vma_set_anonymous(struct vm_area_struct *vma, bool huge);
+unsigned long rust_hmm_vma_offset(const struct vm_area_struct *vma);
 unsigned long rust_hmm_vma_anonymous_offset(const struct vm_area_struct *vma);
 bool rust_hmm_vma_is_shared(const struct vm_area_struct *vma);
 long rust_hmm_mmap(struct file *file, unsigned long len, unsigned long offset);

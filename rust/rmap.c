@@ -46,8 +46,7 @@ struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
 		struct vm_area_struct *vma =
 			rb_entry(node, struct anon_vma_chain, rb)->vma;
 
-		if (folio->index < vma->vm_pgoff ||
-		    folio->index - vma->vm_pgoff >= vma_pages(vma))
+		if (!rust_hmm_vma_has_offset(vma, folio->index))
 			continue;
 		/* A process that ends unmaps it soon. */
 		if (!mmget_not_zero(vma->vm_mm))
@@ -175,8 +174,8 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 		      unsigned long end)
 {
 	struct anon_vma *anon_vma = READ_ONCE(vma->anon_vma);
-	pgoff_t first = linear_page_index(vma, start);
 	pgoff_t count = (end - start) >> PAGE_SHIFT;
+	pgoff_t from, first;
 	bool found = false;
 	struct rb_node *node;
 
@@ -188,6 +187,8 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 	 */
 	if (!anon_vma || data_race(anon_vma->root->num_children) < 2)
 		return false;
+	first = rust_hmm_vma_anon_offset(vma) +
+		((start - vma->vm_start) >> PAGE_SHIFT);
 	down_read(&anon_vma->root->rwsem);
 	for (node = rb_first_cached(&anon_vma->root->rb_root); node && !found;
 	     node = rb_next(node)) {
@@ -195,9 +196,9 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 			rb_entry(node, struct anon_vma_chain, rb)->vma;
 
 		/* Its owner may change it at any time: see below. */
+		from = rust_hmm_vma_anon_offset(other);
 		found = data_race(other->vm_flags) & VM_MERGEABLE &&
-			other->vm_pgoff < first + count &&
-			first < other->vm_pgoff + vma_pages(other);
+			from < first + count && first < from + vma_pages(other);
 	}
 	up_read(&anon_vma->root->rwsem);
 	return found;

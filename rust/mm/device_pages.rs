@@ -11,17 +11,14 @@
 use super::{
     addr::PMD_PAGES,
     notifier::Cookie,
-    page::LockedFolio,
-    space::Vma, //
+    page::LockedFolio, //
 };
 use crate::{
-    bindings,
     inject::{fails, Point},
     locks, //
 };
-use core::marker::PhantomData;
 use kernel::{
-    page::{PAGE_MASK, PAGE_SHIFT},
+    page::PAGE_SHIFT,
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
@@ -30,12 +27,14 @@ use kernel::{
     },
 };
 
+mod cpu_fault;
 mod mapped;
 mod piece;
 mod region;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
+pub use cpu_fault::{CpuFault, FaultError};
 use piece::{Looker, Piece};
 
 /// Pages of one piece: 256 MiB, as in the kernel's `lib/test_hmm.c`.
@@ -74,18 +73,6 @@ pub struct DeviceRange {
     pub count: usize,
 }
 
-/// Why a CPU fault on a device page failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaultError {
-    /// No memory to bring the page back to: `VM_FAULT_OOM`.
-    NoMemory,
-    /// The device lost the page: `VM_FAULT_SIGBUS`.
-    Lost,
-    /// Somebody else who needs the mmap lock has to do something first. Who can, lets it go and tries again:
-    /// `VM_FAULT_RETRY`; see [`CpuFault::can_retry`].
-    Again,
-}
-
 /// What the owner of device pages does with them. It borrows nothing: the kernel calls it until the
 /// pages are dropped, which `mem::forget` can prevent.
 pub trait DevicePageOps: Send + Sync + Sized + 'static {
@@ -98,67 +85,6 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
     /// The pages of `range`, a folio, are about to be free. Context: any, also interrupts; must not sleep.
     fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
         let _ = (pages, range);
-    }
-}
-
-/// A CPU fault on a device-private page.
-///
-/// # Invariants
-///
-/// `vmf` is the fault being handled for `'a`; the mmap lock is held for reading, and its page is
-/// locked and referenced.
-pub struct CpuFault<'a> {
-    vmf: *mut bindings::vm_fault,
-    _borrow: PhantomData<&'a ()>,
-}
-
-impl<'a> CpuFault<'a> {
-    /// The mapping.
-    pub fn vma(&self) -> Vma<'a> {
-        // SAFETY: By the type invariant.
-        unsafe { Vma::from_raw(bindings::rust_hmm_vmf_vma(self.vmf)) }
-    }
-
-    /// Address of the page.
-    pub fn address(&self) -> usize {
-        // SAFETY: By the type invariant.
-        (unsafe { bindings::rust_hmm_vmf_address(self.vmf) }) & PAGE_MASK
-    }
-
-    /// Whether the fault is on a huge entry of 2 MiB.
-    pub fn is_huge(&self) -> bool {
-        // SAFETY: By the type invariant.
-        !unsafe { bindings::rust_hmm_vmf_is_pte(self.vmf) }
-    }
-
-    /// Whether the fault is on a small entry of a page that is still one of a large folio.
-    ///
-    /// The core splits such a folio while it isolates, hands the lock over to the faulting page's new
-    /// folio, but goes on taking the old folio's first page for the one that the fault holds
-    /// (`fault_folio` of `migrate_vma_collect_pmd()`, 7.2 and 7.3): it migrates that page without its
-    /// lock, and unlocks what is not locked, which locks it for ever. So a range with more than the
-    /// faulting page must not be isolated before the folio is split.
-    pub fn is_part_of_large(&self) -> bool {
-        // SAFETY: By the type invariant.
-        !self.is_huge() && unsafe { bindings::rust_hmm_vmf_folio_is_large(self.vmf) }
-    }
-
-    /// Whether who faults can let go of the mmap lock in between. Others (range faults, `ptrace`) hold it until they have
-    /// the page; a range fault ends early when its notifier is called.
-    pub fn can_retry(&self) -> bool {
-        // SAFETY: By the type invariant.
-        unsafe { bindings::rust_hmm_vmf_can_retry(self.vmf) }
-    }
-
-    /// Its page frame; of a huge page the first one.
-    pub fn pfn(&self) -> usize {
-        // SAFETY: By the type invariant.
-        unsafe { bindings::rust_hmm_page_pfn(self.page()) }
-    }
-
-    pub(super) fn page(&self) -> *mut bindings::page {
-        // SAFETY: By the type invariant.
-        unsafe { bindings::rust_hmm_vmf_page(self.vmf) }
     }
 }
 

@@ -161,11 +161,11 @@ impl<'a> Vma<'a> {
         Self(unsafe { VmaRef::from_raw(vma) })
     }
 
-    /// Offset of the first page of the mapping, in pages. Pages of anonymous memory keep theirs wherever
-    /// they are moved to; at first it is their address.
+    /// What its anonymous pages are numbered from, in pages. They keep their number wherever they are moved to; at
+    /// first it is their address, or before Linux 7.3 that in the file of which they are private copies.
     pub fn offset(&self) -> usize {
         // SAFETY: The mapping is valid.
-        unsafe { bindings::rust_hmm_vma_offset(self.0.as_ptr()) }
+        unsafe { bindings::rust_hmm_vma_anon_offset(self.0.as_ptr()) }
     }
 
     /// A number that tells the reverse mapping from others'; 0 if nothing was ever there. A mapping keeps

@@ -11,7 +11,7 @@ use crate::{
     bindings,
     inject::{fails, Point},
 };
-use core::{marker::PhantomData, ops::Range};
+use core::ops::Range;
 use kernel::{
     error::from_err_ptr,
     page::PAGE_SHIFT,
@@ -291,11 +291,9 @@ impl<T: DevicePageOps> Piece<T> {
         };
         // SAFETY: The owner outlives its pieces, by the type invariant.
         let pages = unsafe { &*piece.back };
-        // INVARIANT: The core calls this with the mmap lock held and the page locked.
-        let fault = CpuFault {
-            vmf,
-            _borrow: PhantomData,
-        };
+        // SAFETY: The core calls this with the mmap lock held and the page locked, and the fault is under way until this
+        // returns; what `migrate_to_ram` does with it cannot outlive that.
+        let fault = unsafe { CpuFault::from_raw(vmf) };
         match T::migrate_to_ram(pages, fault) {
             Ok(()) => 0,
             Err(FaultError::NoMemory) => bindings::vm_fault_reason_VM_FAULT_OOM,

@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::{
+    bindings,
     inject::{Armed, Point},
     mm::addr::PMD_ORDER,
 };

@@ -3,7 +3,7 @@
 //! seed alone determines them, and a part of them is a script.
 //!
 //! To add one: a variant of [`Op`], a line in `draw.rs`, an arm in
-//! `Lane::execute` with what the model makes of it.
+//! `Lane::dispatch` with what the model makes of it.
 
 use serde::{Deserialize, Serialize};
 

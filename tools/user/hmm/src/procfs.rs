@@ -2,7 +2,8 @@
 //! `/proc/vmstat`, `/proc/meminfo`, `/proc/vmallocinfo` and switches in files.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Numbers by name, as in `/proc/vmstat` and `/proc/meminfo`.
@@ -37,6 +38,27 @@ pub fn parse_zoneinfo(text: &str) -> u64 {
 /// Free pages in the lists of the processors: `/proc/meminfo` takes them for pages in use.
 pub fn pages_in_lists() -> io::Result<u64> {
     Ok(parse_zoneinfo(&std::fs::read_to_string("/proc/zoneinfo")?))
+}
+
+/// Has each slab cache give back what it does not use: empty slabs, and with KASAN freed objects, which it keeps
+/// until they are a good part of the memory. Nothing on kernels that do not show their caches.
+pub fn shrink_slabs() -> io::Result<()> {
+    let caches = match std::fs::read_dir("/sys/kernel/slab") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        caches => caches?,
+    };
+    for cache in caches {
+        let mut file = match File::options().write(true).open(cache?.path().join("shrink")) {
+            // It has gone meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            file => file?,
+        };
+        match file.write_all(b"1") {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+            result => result?,
+        }
+    }
+    Ok(())
 }
 
 /// Pages pinned for device access so far, and those still pinned.

@@ -8,12 +8,15 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::abi::{HUGE_PAGES, PAGE_SIZE};
+use hmm::engine::Way;
+use hmm::mapping::Prot;
 use hmm::{files, pattern, procfs, Errno, Mapping, Settings, View};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
 const PAGES: usize = 15;
+const OURS: &str = "test_hmm only migrates all of a range";
 
 pub const TESTS: &[Test] = &[
     Test::new("kinds", "anonymous", anonymous),
@@ -22,6 +25,7 @@ pub const TESTS: &[Test] = &[
     Test::new("kinds", "file_shared", file_shared),
     Test::new("kinds", "file_private", file_private),
     Test::new("kinds", "file_private_device_writes_first", file_private_device_first),
+    Test::new("kinds", "file_private_evicted", file_private_evicted).only_rust(OURS),
     Test::new("kinds", "memfd_shared", memfd_shared),
     Test::new("kinds", "memfd_private", memfd_private),
     Test::new("kinds", "hugetlb", hugetlb),
@@ -130,6 +134,32 @@ fn file_private_device_first(ctx: &Ctx) -> Outcome {
     device_fills(&device, &map, 2, "of a private file")?;
     cpu_sees(&map, 2, "after the device write")?;
     pattern::check(1, 0, &file_contents(&file)?).what("file after a private device write")
+}
+
+/// Private copies of a file's pages are found by their offset in the file, in each part of the mapping and wherever
+/// they were moved to.
+fn file_private_evicted(ctx: &Ctx) -> Outcome {
+    let file = files::temp_file("/tmp", 1, PAGES)?;
+    let map = Mapping::file_private(&file, PAGES)?;
+    let target = Mapping::anon(PAGES)?;
+    map.fill_pages(2, 2, PAGES - 2);
+    map.protect_pages(Prot::Read, 4, 3)?;
+    map.move_pages(8, 4, &target, 8)?;
+    let parts = [(&map, 2, 6), (&map, 12, PAGES - 12), (&target, 8, 4)];
+    let device = ctx.open()?;
+    for (map, first, pages) in parts {
+        let done = device.migrate(map.page_addr(first), pages, Way::ToDevice).what("migrate")?;
+        check_eq!(done.moved, pages as u64, "pages that moved");
+    }
+    let delta = Delta::start(ctx, &device)?;
+    device.release().what("release")?;
+    delta.exactly("evicted_pages", PAGES as i64 - 2, "of an eviction")?;
+    check_eq!(device.counters()?.device_pages_used, 0, "pages on the device");
+    for (map, first, pages) in parts {
+        map.check_pages(2, first, pages).what("after the eviction")?;
+    }
+    map.check_pages(1, 0, 2).what("the file's own pages")?;
+    pattern::check(1, 0, &file_contents(&file)?).what("file behind private copies")
 }
 
 fn memfd_shared(ctx: &Ctx) -> Outcome {

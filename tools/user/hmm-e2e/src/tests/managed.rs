@@ -21,6 +21,7 @@ pub const TESTS: &[Test] = &[
     Test::new("managed", "it_can_be_populated_and_huge", populate).only_rust(OURS),
     Test::new("managed", "any_device_may_use_it", any_device).only_rust(OURS).private(),
     Test::new("managed", "fork_mremap_and_mlock", others).only_rust(OURS).private(),
+    Test::new("managed", "it_is_evicted_wherever_it_was_moved_to", evicted).only_rust(OURS),
     Test::new("managed", "attributes_and_policies_come_first", attributes)
         .only_rust(OURS)
         .private(),
@@ -61,6 +62,34 @@ fn moves(ctx: &Ctx) -> Outcome {
             check_eq!(on_device(&device, memory)?, 0, "pages on the device, touched by the host");
         }
         (0..600).for_each(|page| check_word(memory, page));
+    }
+    Ok(())
+}
+
+fn evicted(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let huge = ManagedFlags { huge: true, ..PLAIN };
+    let mut memories = Vec::new();
+    for flags in [PLAIN, huge] {
+        for moved in [false, true] {
+            let mut memory = device.alloc(HUGE_SIZE, flags).what("alloc")?;
+            memory.fill(3);
+            if moved {
+                memory.remap().what("mremap")?;
+            }
+            add(&device, &memory)?;
+            check_eq!(on_device(&device, &memory)?, memory.pages(), "pages that moved");
+            memories.push(memory);
+        }
+    }
+    device.release().what("release")?;
+    check_eq!(device.counters()?.device_pages_used, 0, "pages on the device");
+    for memory in &memories {
+        for page in 0..memory.pages() {
+            let expected = hmm::pattern::word(3, page, 0).wrapping_add(1);
+            check_eq!(memory.get(page, 0), expected, "page {page}");
+            check_eq!(memory.get(page, 9), hmm::pattern::word(3, page, 9), "page {page}");
+        }
     }
     Ok(())
 }

@@ -195,8 +195,8 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 		struct vm_area_struct *other =
 			rb_entry(node, struct anon_vma_chain, rb)->vma;
 
-		/* Its owner may change it at any time: see below. */
 		from = rust_hmm_vma_anon_offset(other);
+		/* Its owner may change it at any time: see below. */
 		found = data_race(other->vm_flags) & VM_MERGEABLE &&
 			from < first + count && first < from + vma_pages(other);
 	}

@@ -210,10 +210,11 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Ends what runs, and compares everything once more.
+    /// Ends what runs, evicts everything, and compares it once more.
     pub fn end(&mut self) -> Result<(), Fail> {
         self.finish_commands(|_| true)?;
         self.reap(true)?;
+        self.evict_all()?;
         for r in 0..self.regions.len() {
             let at = Span { r, page: 0, n: self.regions[r].pages.len() };
             self.cpu_read(at)?;

@@ -5,12 +5,16 @@ use super::{fail, Effect, Fail, Lane};
 use crate::op::{Kind, Span};
 use hmm::engine::Way;
 use hmm::{pattern, Device, Errno, PageOutcome, PageState, Setting, PAGE_SIZE};
+use std::time::Duration;
 
 /// What the device says of memory that is not there, or that it may not access.
 const NO_ACCESS: [Errno; 2] = [Errno::EFAULT, Errno::EPERM];
 /// What migrations say of memory that cannot move, or has nowhere to go.
 const NO_MOVE: [Errno; 6] =
     [Errno::EINVAL, Errno::EFAULT, Errno::EPERM, Errno::ENOENT, Errno::ENOMEM, Errno::EBUSY];
+
+/// Tries to have memory leave a device that nobody uses.
+const EVICTIONS: usize = 300;
 
 /// Where to, and how.
 pub fn way(back: bool, ordinary: bool) -> Way {
@@ -206,6 +210,45 @@ impl Lane<'_> {
             // Others take new pages meanwhile.
             Err(error) => self.expect("release", error, &[Errno::EBUSY, Errno::ENOMEM]),
         }
+    }
+
+    /// Evicts everything from a device, until nothing of `pages` pages from `addr` on is left there. Nobody uses these,
+    /// so that only moments can be in the way: somebody who looks at a page, a copy that was made to fail.
+    pub(super) fn evict(&mut self, dev: usize, addr: usize, pages: usize) -> Result<(), Fail> {
+        let mut left = 0;
+        for round in 0..EVICTIONS {
+            let states = self.patiently(|lane| lane.devices[dev].snapshot(addr, pages));
+            let states = states.map_err(|error| format!("snapshot before an eviction: {error}"))?;
+            left = states.iter().filter(|state| state.is_local()).count();
+            if left == 0 {
+                return Ok(());
+            }
+            if round > 0 {
+                self.note("  evicted again");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            self.release(dev)?;
+        }
+        fail("eviction", format!("{left} of {pages} pages stay on device {dev}"))
+    }
+
+    /// Has all of the lane's memory leave the devices.
+    pub(super) fn evict_all(&mut self) -> Result<(), Fail> {
+        for r in 0..self.regions.len() {
+            let region = &self.regions[r];
+            let pages: Vec<usize> =
+                (0..region.pages.len()).filter(|page| region.allows(*page, false)).collect();
+            let runs: Vec<(usize, usize)> = pages
+                .chunk_by(|page, next| page + 1 == *next)
+                .map(|run| (region.map.page_addr(run[0]), run.len()))
+                .collect();
+            for dev in 0..self.devices.len() {
+                for (addr, pages) in &runs {
+                    self.evict(dev, *addr, *pages)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn fail_alloc(&mut self, dev: usize) -> Result<(), Fail> {

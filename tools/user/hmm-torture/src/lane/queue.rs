@@ -167,6 +167,9 @@ impl Lane<'_> {
                 return self.expect("device write to managed memory", error, &NO_MOVE)
             }
         }
+        if seed % 4 == 0 {
+            self.evict(dev, memory.addr(), pages)?;
+        }
         for page in 0..pages {
             memory.set(page, 0, memory.get(page, 0).wrapping_sub(1));
         }

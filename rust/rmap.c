@@ -17,79 +17,31 @@
 #include "helpers.h"
 
 /*
- * The address space of number @nth that may map the anonymous folio at @pfn,
- * with a reference that is the caller's, and the folio's offset; NULL if there
- * is none, or if the folio is locked by others. The frame has to be there.
- */
-struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
-				    unsigned long *offset)
-{
-	struct folio *folio = page_folio(pfn_to_page(pfn));
-	struct mm_struct *mm = NULL;
-	struct anon_vma *anon_vma;
-	struct rb_node *node;
-
-	if (!folio_try_get(folio))
-		return NULL;
-	if (page_folio(pfn_to_page(pfn)) != folio || !folio_trylock(folio))
-		goto put;
-	if (!folio_test_anon(folio) || folio_test_ksm(folio) ||
-	    !folio_mapped(folio))
-		goto unlock;
-	/* Locked and mapped: it keeps its reverse mapping. */
-	anon_vma = (void *)((unsigned long)folio->mapping &
-			    ~(unsigned long)FOLIO_MAPPING_FLAGS);
-	*offset = folio->index;
-	down_read(&anon_vma->root->rwsem);
-	for (node = rb_first_cached(&anon_vma->rb_root); node;
-	     node = rb_next(node)) {
-		struct vm_area_struct *vma =
-			rb_entry(node, struct anon_vma_chain, rb)->vma;
-
-		if (!rust_hmm_vma_has_offset(vma, folio->index))
-			continue;
-		/* A process that ends unmaps it soon. */
-		if (!mmget_not_zero(vma->vm_mm))
-			continue;
-		if (!nth--) {
-			mm = vma->vm_mm;
-			break;
-		}
-		mmput_async(vma->vm_mm);
-	}
-	up_read(&anon_vma->root->rwsem);
-unlock:
-	folio_unlock(folio);
-put:
-	folio_put(folio);
-	return mm;
-}
-EXPORT_SYMBOL_GPL(rust_hmm_pfn_user);
-
-/*
  * The entry of the table of huge pages for @addr; NULL if there is no such
- * table. The mmap lock is held, so that it stays.
+ * table. The mmap lock or that of the reverse mapping is held, so that it stays.
  */
 static pmd_t *find_pmd(struct mm_struct *mm, unsigned long addr)
 {
-	pgd_t *pgd = pgd_offset(mm, addr);
-	p4d_t *p4d;
-	pud_t *pud;
+	pgd_t *pgdp = pgd_offset(mm, addr), pgd = pgdp_get(pgdp);
+	p4d_t *p4dp, p4d;
+	pud_t *pudp, pud;
 
-	if (pgd_none(*pgd) || pgd_bad(*pgd))
+	if (pgd_none(pgd) || pgd_bad(pgd))
 		return NULL;
-	p4d = p4d_offset(pgd, addr);
-	if (p4d_none(*p4d) || p4d_bad(*p4d))
+	p4dp = p4d_offset(pgdp, addr);
+	p4d = p4dp_get(p4dp);
+	if (p4d_none(p4d) || p4d_bad(p4d))
 		return NULL;
-	pud = pud_offset(p4d, addr);
-	if (pud_none(*pud) || pud_leaf(*pud) || pud_bad(*pud))
+	pudp = pud_offset(p4dp, addr);
+	pud = pudp_get(pudp);
+	if (pud_none(pud) || pud_leaf(pud) || pud_bad(pud))
 		return NULL;
-	return pmd_offset(pud, addr);
+	return pmd_offset(pudp, addr);
 }
 
 /*
  * The table entry for @addr, with the locks of its table and the one above;
- * NULL if there is no table of small entries. The mmap lock is held.
+ * NULL if there is no table of small entries. Locks as for find_pmd().
  */
 static pte_t *lock_entry(struct mm_struct *mm, unsigned long addr,
 			 spinlock_t **above, spinlock_t **lock)
@@ -123,6 +75,131 @@ static unsigned long frame_index(pte_t pte, unsigned long first)
 		return ULONG_MAX;
 	return softleaf_to_pfn(entry) - first;
 }
+
+/* Whether a huge entry of private device memory maps frame @pfn at @addr. */
+static bool is_huge_entry_of(struct mm_struct *mm, unsigned long addr,
+			     unsigned long pfn)
+{
+	pmd_t *pmd = find_pmd(mm, addr);
+	unsigned long first;
+	bool found = false;
+	spinlock_t *lock;
+
+	if (!pmd)
+		return false;
+	lock = pmd_lock(mm, pmd);
+	if (pmd_is_device_private_entry(*pmd)) {
+		first = softleaf_to_pfn(softleaf_from_pmd(*pmd));
+		found = pfn == first + ((addr & ~PMD_MASK) >> PAGE_SHIFT);
+	}
+	spin_unlock(lock);
+	return found;
+}
+
+/*
+ * The first address from @addr to before @end, which is in one table, that maps
+ * its frame, counted from @pfn on; @end if there is none.
+ */
+static unsigned long first_mapped(struct mm_struct *mm, unsigned long addr,
+				  unsigned long end, unsigned long pfn)
+{
+	spinlock_t *above, *lock;
+	pte_t *ptep;
+
+	if (is_huge_entry_of(mm, addr, pfn))
+		return addr;
+	ptep = lock_entry(mm, addr, &above, &lock);
+	if (!ptep)
+		return end;
+	for (; addr < end; addr += PAGE_SIZE, ptep++, pfn++)
+		if (!frame_index(ptep_get(ptep), pfn))
+			break;
+	if (lock != above)
+		spin_unlock(lock);
+	spin_unlock(above);
+	return addr;
+}
+
+/*
+ * Whether @vma maps a page of the anonymous @folio where the reverse mapping
+ * says, which is locked; @offset is that of the first one.
+ */
+static bool maps_folio(struct vm_area_struct *vma, struct folio *folio,
+		       unsigned long *offset)
+{
+	unsigned long base = rust_hmm_vma_anon_offset(vma);
+	unsigned long from = max(folio->index, base);
+	unsigned long to = min(folio->index + folio_nr_pages(folio),
+			       base + vma_pages(vma));
+	unsigned long addr, end, next, pfn;
+
+	if (from >= to)
+		return false;
+	addr = vma->vm_start + ((from - base) << PAGE_SHIFT);
+	end = vma->vm_start + ((to - base) << PAGE_SHIFT);
+	for (; addr < end; addr = next) {
+		next = pmd_addr_end(addr, end);
+		*offset = base + ((addr - vma->vm_start) >> PAGE_SHIFT);
+		pfn = folio_pfn(folio) + (*offset - folio->index);
+		from = first_mapped(vma->vm_mm, addr, next, pfn);
+		if (from < next) {
+			*offset += (from - addr) >> PAGE_SHIFT;
+			return true;
+		}
+	}
+	return false;
+}
+
+/*
+ * The address space of number @nth that maps a page of the anonymous folio at
+ * @pfn, with a reference that is the caller's, and that page's offset; NULL if
+ * there is none, or if the folio is locked by others. The frame has to be there.
+ */
+struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
+				    unsigned long *offset)
+{
+	struct folio *folio = page_folio(pfn_to_page(pfn));
+	struct mm_struct *mm = NULL;
+	struct anon_vma *anon_vma;
+	struct rb_node *node;
+
+	if (!folio_try_get(folio))
+		return NULL;
+	if (page_folio(pfn_to_page(pfn)) != folio || !folio_trylock(folio))
+		goto put;
+	if (!folio_test_anon(folio) || folio_test_ksm(folio) ||
+	    !folio_mapped(folio))
+		goto unlock;
+	/* Locked and mapped: it keeps its reverse mapping. */
+	anon_vma = (void *)((unsigned long)folio->mapping &
+			    ~(unsigned long)FOLIO_MAPPING_FLAGS);
+	down_read(&anon_vma->root->rwsem);
+	for (node = rb_first_cached(&anon_vma->rb_root); node;
+	     node = rb_next(node)) {
+		struct vm_area_struct *vma =
+			rb_entry(node, struct anon_vma_chain, rb)->vma;
+
+		/* As long as it is here, so are its page tables. */
+		if (!maps_folio(vma, folio, offset))
+			continue;
+		if (nth) {
+			nth--;
+			continue;
+		}
+		/* A process that ends unmaps it soon. */
+		if (mmget_not_zero(vma->vm_mm)) {
+			mm = vma->vm_mm;
+			break;
+		}
+	}
+	up_read(&anon_vma->root->rwsem);
+unlock:
+	folio_unlock(folio);
+put:
+	folio_put(folio);
+	return mm;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_user);
 
 /*
  * The addresses around @addr that map frames from @first to before @last, within

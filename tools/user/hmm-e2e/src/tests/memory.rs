@@ -26,7 +26,6 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "accessed_by_after_eviction", accessed_by).only_rust(OURS),
     Test::new("memory", "one_call_evicts_not_its_own", one_call_evicts_not_its_own).only_rust(OURS),
     Test::new("memory", "cpu_window_follows_the_pattern", cpu_window).only_rust(OURS).private(),
-    Test::new("memory", "unmapped_while_evicted", unmapped_while_evicted).only_rust(OURS).private(),
     Test::new("memory", "unplugged_in_use", unplugged_in_use)
         .only_rust(OURS)
         .private()
@@ -192,32 +191,6 @@ fn of_exited_and_forked(ctx: &Ctx) -> Outcome {
 
 /// Pages on their way have no mapping; what they are put back by, the memory of the process keeps. So it stays as
 /// long: without, KASAN finds its reverse mapping freed.
-fn unmapped_while_evicted(ctx: &Ctx) -> Outcome {
-    let device = ctx.open()?;
-    let map = Mapping::anon(64)?;
-    map.fill(1);
-    check_eq!(to_device(&device, &map)?.moved, 64, "pages that moved");
-    let old = device.set(Setting::CopyDelay, 15_000_000)?;
-    let begin = Instant::now();
-    std::thread::scope(|scope| -> Outcome {
-        let evictor = scope.spawn(|| device.release());
-        std::thread::sleep(Duration::from_millis(200));
-        check!(!evictor.is_finished(), "the copy is not slow");
-        map.unmap_pages(0, 64)?;
-        let waited = begin.elapsed();
-        let done = evictor.join().map_err(|_| Stop::Fail("the evictor panicked".to_string()))?;
-        done.what("release")?;
-        check!(
-            waited >= Duration::from_millis(700),
-            "it went after {waited:?}, before its pages came"
-        );
-        Ok(())
-    })?;
-    device.set(Setting::CopyDelay, old)?;
-    check_eq!(device.counters()?.device_pages_used, 0, "pages on the device");
-    no_stale_hits(&device)
-}
-
 fn huge_when_fragmented(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;

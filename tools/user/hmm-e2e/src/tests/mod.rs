@@ -11,6 +11,7 @@ mod connect;
 mod debugfs;
 mod engine;
 mod events;
+mod evict;
 mod extension;
 mod faultless;
 mod fork;
@@ -71,6 +72,7 @@ pub fn all() -> Vec<Test> {
         // Last: these unload the modules, or unplug.
         hw::TESTS,
         memory::TESTS,
+        evict::TESTS,
         room::TESTS,
         bounce::TESTS,
         events::WITH_PARAMETERS,

@@ -60,6 +60,9 @@ mod suite {
         assert!(device.alloc(PMD_ORDER).is_none() && device.alloc(PMD_ORDER + 1).is_none());
         assert!(device.alloc(8).is_some() && device.alloc_at(2, 0).is_some());
         assert!(device.alloc_at(1, 0).is_none());
+        let armed = Armed::new(Point::DevicePage, 1, false)?;
+        assert!(device.alloc_at(3, 0).is_none() && !armed.is_left());
+        assert!(device.alloc_at(3, 0).is_some());
         drop(pages);
         assert_eq!(device.used(), 0);
         Ok(())

@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "unmapped_while_evicted", unmapped_while_evicted).only_rust(OURS).private(),
     Test::new("memory", "parts_of_huge_pages_are_evicted", parts).only_rust(OURS),
     Test::new("memory", "parts_that_others_have_are_evicted", parts_of_others).only_rust(OURS),
+    Test::new("memory", "what_only_a_child_has_is_evicted", of_a_child).only_rust(OURS),
 ];
 
 fn unmapped_while_evicted(ctx: &Ctx) -> Outcome {
@@ -100,4 +101,26 @@ fn parts_of_others(ctx: &Ctx) -> Outcome {
     go.open()?;
     child.join().map_err(Stop::Fail)?;
     map.check_pages(1, half, half).what("by the parent")
+}
+
+/// The parent still has the mapping, but nothing in it.
+fn of_a_child(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    for map in [Mapping::anon(32)?, huge(1, 1)?] {
+        map.fill(1);
+        migrate(&device, &map, 1)?;
+        let (ready, go) = (Gate::new()?, Gate::new()?);
+        let child = Child::spawn(|| -> Outcome {
+            ready.open()?;
+            go.wait()?;
+            map.check(1).what("by the child")
+        })?;
+        ready.wait()?;
+        map.advise(mapping::MADV_DONTNEED)?;
+        nothing_left(&device, "with the child alone")?;
+        go.open()?;
+        child.join().map_err(Stop::Fail)?;
+        map.check_zero(0, map.pages()).what("by the parent")?;
+    }
+    Ok(())
 }

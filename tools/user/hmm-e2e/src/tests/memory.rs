@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Device memory that is smaller than the work.
 
-use super::faultless::no_stale_hits;
 use super::reload::{load, unload, Restore};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::child::Ended;
-use hmm::engine::{checksum, Setting, Way};
+use hmm::engine::{checksum, Way};
 use hmm::placement::{Attributes, Policy};
 use hmm::{pattern, Child, Command, Device, EngineOp, Errno, Gate, Mapping, HUGE_PAGES};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const OURS: &str = "test_hmm has no limit of its memory";
 

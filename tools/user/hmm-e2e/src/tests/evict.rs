@@ -2,11 +2,10 @@
 //! What is evicted is found by who maps it: while that changes, and when it is a part.
 
 use super::faultless::no_stale_hits;
-use super::memory::to_device;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::engine::Setting;
+use hmm::engine::{Setting, Way};
 use hmm::{mapping, Child, Gate, Mapping, HUGE_PAGES};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -22,9 +21,12 @@ pub const TESTS: &[Test] = &[
 
 fn unmapped_while_evicted(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(64)?;
-    map.fill(1);
-    check_eq!(to_device(&device, &map)?.moved, 64, "pages that moved");
+    // All in one piece, so that all of it is isolated at once: between two pieces nobody waits.
+    let map = Mapping::anon_aligned(1)?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.fill_pages(1, 0, 64);
+    let done = device.migrate(map.addr(), 64, Way::ToDevice).what("migrate")?;
+    check_eq!(done.moved, 64, "pages that moved");
     let old = device.set(Setting::CopyDelay, 15_000_000)?;
     let begin = Instant::now();
     std::thread::scope(|scope| -> Outcome {

@@ -72,6 +72,12 @@ locked() {
 	return "$rc"
 }
 
+# on_disk: waits until what was written to the cache is on the disk. Comes before a name or mark says that something is
+# complete: of a machine that stops at once, the mark may be kept and its files empty.
+on_disk() {
+	sync -f "$HMM_CACHE"
+}
+
 # hash_of TEXT...: short name for a set of inputs.
 hash_of() {
 	printf '%s\n' "$@" | sha256sum | cut -c1-12

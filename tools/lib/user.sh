@@ -18,7 +18,8 @@ user_sources() {
 	fi
 }
 
-# user_crates FROM TO: copies what crates of others were built to. What says that one is built comes last.
+# user_crates FROM TO: copies what crates of others were built to. What says that one is built comes last, when the rest
+# is on the disk: cargo believes it, and an empty file then is a crate that "can't be found".
 user_crates() {
 	local profile part fd
 	for profile in {,x86_64-unknown-linux-gnu/}{release,debug}; do
@@ -30,8 +31,8 @@ user_crates() {
 		for part in deps build .fingerprint; do
 			[ -d "$1/$profile/$part" ] || continue
 			mkdir -p "$2/$profile/$part"
-			in_root rsync -a --ignore-existing --exclude '/hmm*' --exclude '/libhmm*' \
-				"$1/$profile/$part/" "$2/$profile/$part/"
+			if [ "$part" = .fingerprint ]; then on_disk; fi
+			in_root rsync -a --exclude '/hmm*' --exclude '/libhmm*' "$1/$profile/$part/" "$2/$profile/$part/"
 		done
 		exec {fd}>&-
 	done
@@ -42,7 +43,7 @@ user_crates() {
 user_cargo() {
 	local kept manifests rc=0
 	manifests=$(find "$HMM_TOP/tools/user" "$HMM_TOP/tools/hmmctl" -name Cargo.toml -print0 | sort -z | xargs -0 cat)
-	kept=$HMM_CACHE/crates-$(hash_of "$("$HMM_TOP/tools/root/bootstrap" --path)" "$manifests")
+	kept=$HMM_CACHE/crates-$(hash_of "$("$HMM_TOP/tools/root/bootstrap" --path)" "$manifests" "$(hash_files "$HMM_TOP/tools/lib/user.sh")")
 	if [ "$(cat "$HMM_BUILD/user/crates" 2>/dev/null)" != "$kept" ]; then
 		locked crates user_crates "$kept" "$HMM_BUILD/user"
 		printf '%s' "$kept" >"$HMM_BUILD/user/crates"

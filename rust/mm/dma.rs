@@ -15,6 +15,7 @@ use kernel::{
     device::{self, Core},
     error::to_result,
     prelude::*,
+    rbtree::{RBTree, RBTreeNode},
     sync::{
         atomic::{
             ordering::{Acquire, Full, Relaxed, Release},
@@ -44,6 +45,14 @@ const LOOKS: usize = 10_000;
 pub(crate) trait Maps: Send + Sync {
     /// The device goes: unmaps everything. Returns how many pages the device could still use. Context: may sleep.
     fn close(&self) -> usize;
+}
+
+/// All that have mappings for a device.
+type Users = RBTree<usize, Arc<dyn Maps>>;
+
+/// The key of `user`.
+fn place(user: &Arc<dyn Maps>) -> usize {
+    Arc::as_ptr(user).addr()
 }
 
 /// Pages mapped and unmapped for all devices.
@@ -80,8 +89,9 @@ pub struct DmaDevice {
     calls: Atomic<usize>,
     mapped: Atomic<u64>,
     unmapped: Atomic<u64>,
+    /// By where they are in memory: there may be one for each locked page.
     #[pin]
-    users: Mutex<KVec<Arc<dyn Maps>>>,
+    users: Mutex<Users>,
 }
 
 // SAFETY: A device may be used and unregistered anywhere.
@@ -137,7 +147,7 @@ impl DmaDevice {
                 calls: Atomic::new(0),
                 mapped: Atomic::new(0),
                 unmapped: Atomic::new(0),
-                users <- Mutex::new(KVec::new(), name, key),
+                users <- Mutex::new(RBTree::new(), name, key),
             }),
             GFP_KERNEL,
         );
@@ -188,8 +198,8 @@ impl DmaDevice {
             }
             fsleep(PAUSE);
         }
-        let users = core::mem::take(&mut *self.users.lock());
-        let left = users.iter().map(|user| user.close()).sum();
+        let users = core::mem::replace(&mut *self.users.lock(), RBTree::new());
+        let left = users.values().map(|user| user.close()).sum();
         let live = self.live();
         if live != 0 {
             pr_err!("{live} pages stay mapped for a device that goes\n");
@@ -200,14 +210,16 @@ impl DmaDevice {
     /// Adds what has mappings. `ENOMEM`; `ENODEV`. Context: may sleep.
     pub(crate) fn add(&self, user: Arc<dyn Maps>) -> Result {
         let _open = self.begin()?;
-        Ok(self.users.lock().push(user, GFP_KERNEL)?)
+        let node = RBTreeNode::new(place(&user), user, GFP_KERNEL)?;
+        self.users.lock().insert(node);
+        Ok(())
     }
 
     /// Removes it. Context: may sleep.
     pub(crate) fn remove(&self, user: &Arc<dyn Maps>) {
-        self.users
-            .lock()
-            .retain(|other| !core::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(user)));
+        // Dropped after the lock is.
+        let gone = self.users.lock().remove(&place(user));
+        drop(gone);
     }
 
     fn count_mapped(&self, pages: usize) {

@@ -455,22 +455,28 @@ fn while_the_shrinker_looks(ctx: &Ctx) -> Outcome {
         return Err(Stop::Skip("this kernel does not look for such pages".to_string()));
     }
     let device = ctx.open()?;
-    let end = AtomicBool::new(false);
+    let (end, rest) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let shrinker = scope.spawn(|| -> std::io::Result<()> {
             while !end.load(Relaxed) {
-                std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+                if rest.load(Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                } else {
+                    std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+                }
             }
             Ok(())
         });
-        let result = (1..=8).try_for_each(|round| moves_when_let_go(&device, round));
+        let result = (1..=8).try_for_each(|round| moves_when_let_go(&device, round, &rest));
         end.store(true, Relaxed);
         shrinker.join().expect("it does not panic")?;
         result
     })
 }
 
-fn moves_when_let_go(device: &Device, round: u64) -> Outcome {
+/// Tells the shrinker to `rest` after a while: on a slow kernel it may hold the page at each try.
+fn moves_when_let_go(device: &Device, round: u64, rest: &AtomicBool) -> Outcome {
+    rest.store(false, Relaxed);
     let map = Mapping::anon_huge(1)?;
     map.fill(round);
     // It may be held, too.
@@ -482,6 +488,7 @@ fn moves_when_let_go(device: &Device, round: u64) -> Outcome {
             Err(Errno::ENOENT) => map.check(round)?,
             Err(error) => return Err(error).what("migrate to the device"),
         }
+        rest.fetch_or(begin.elapsed() > Duration::from_secs(2), Relaxed);
         check!(begin.elapsed() < Duration::from_secs(20), "it does not move");
     }
     device_sees(device, &map, round, "of what moved")?;

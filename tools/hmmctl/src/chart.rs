@@ -30,18 +30,48 @@ pub struct Chart<'a> {
     pub series: &'a [Series],
     /// How values are written.
     pub format: fn(f64) -> String,
+    /// Where the ticks of the values are.
+    pub units: Units,
     /// One above the other, or each from zero.
     pub stacked: bool,
 }
 
-/// A number of few digits that is at least `value`.
-fn round_up(value: f64) -> f64 {
-    if value <= 0.0 {
-        return 1.0;
+/// Units of an axis.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Units {
+    /// Ticks are multiples of 1, 2 or 5 times a power of 10.
+    Decimal,
+    /// Ticks are multiples of a power of 2, as KiB and MiB are.
+    Binary,
+}
+
+/// Most intervals between ticks of an axis.
+const INTERVALS: f64 = 5.0;
+
+/// The distance of ticks on an axis that ends at `largest`.
+fn tick(largest: f64, units: Units) -> f64 {
+    let least = largest / INTERVALS;
+    match units {
+        Units::Binary => 2f64.powf(least.log2().ceil()),
+        Units::Decimal => {
+            let scale = 10f64.powf(least.log10().floor());
+            let steps = [1.0, 2.0, 5.0, 10.0];
+            // `least / scale` is below 10, but for rounding.
+            steps.into_iter().find(|step| *step * scale >= least).unwrap_or(10.0) * scale
+        }
     }
-    let scale = 10f64.powf(value.log10().floor());
-    let steps = [1.0, 2.0, 2.5, 5.0, 10.0];
-    steps.into_iter().map(|step| step * scale).find(|step| *step >= value).unwrap_or(value)
+}
+
+/// The ticks of an axis from zero to `largest`.
+fn ticks(largest: f64, units: Units) -> Vec<f64> {
+    let step = tick(largest, units);
+    let last = (largest / step + 1e-9).floor() as u32;
+    (0..=last).map(|index| step * f64::from(index)).collect()
+}
+
+/// Decimals that show multiples of `step`.
+fn decimals(step: f64) -> usize {
+    (-step.log10().floor()).max(0.0) as usize
 }
 
 impl Chart<'_> {
@@ -71,7 +101,8 @@ impl Chart<'_> {
             .iter()
             .flat_map(|(line, _)| line.iter().flatten())
             .fold(0.0, |a: f64, b| a.max(*b));
-        let top = round_up(largest);
+        // An axis without values ends at 1; a margin keeps the largest value off the edge.
+        let top = if largest > 0.0 { largest * 1.04 } else { 1.0 };
         let (first, last) =
             (self.times.first().copied().unwrap_or(0.0), self.times.last().copied().unwrap_or(1.0));
         let span = (last - first).max(0.001);
@@ -79,8 +110,7 @@ impl Chart<'_> {
         let y = |value: f64| TOP + (1.0 - value / top) * (HEIGHT - TOP - 30.0);
         let mut svg = format!("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-size=\"11\" font-family=\"sans-serif\">\n");
         // Writing to a string does not fail.
-        for step in 0..=4 {
-            let value = top * f64::from(step) / 4.0;
+        for value in ticks(top, self.units) {
             let at = y(value);
             let _ = writeln!(
                 svg,
@@ -95,14 +125,13 @@ impl Chart<'_> {
                 escape(&(self.format)(value))
             );
         }
-        for step in 0..=5 {
-            let time = first + span * f64::from(step) / 5.0;
+        let decimals = decimals(tick(span, Units::Decimal));
+        for time in ticks(span, Units::Decimal) {
             let _ = writeln!(
                 svg,
-                "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{:.2} s</text>",
-                x(time),
+                "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{time:.decimals$} s</text>",
+                x(first + time),
                 HEIGHT - 12.0,
-                time - first
             );
         }
         // What lies below is drawn last.
@@ -152,11 +181,39 @@ mod tests {
     }
 
     #[test]
-    fn axes_end_with_round_numbers() {
-        assert_eq!(
-            [round_up(0.0), round_up(1.0), round_up(2.2), round_up(37.0), round_up(600.0)],
-            [1.0, 1.0, 2.5, 50.0, 1000.0]
-        );
+    fn ticks_are_round() {
+        let mib = 1024.0 * 1024.0;
+        assert_eq!(ticks(19.1 * mib, Units::Binary), [0.0, 4.0, 8.0, 12.0, 16.0].map(|n| n * mib));
+        assert_eq!(ticks(1.0 * mib, Units::Binary).last(), Some(&mib));
+        assert_eq!(ticks(9.05, Units::Decimal), [0.0, 2.0, 4.0, 6.0, 8.0]);
+        assert_eq!(ticks(10.0, Units::Decimal), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
+        assert_eq!(ticks(1.0, Units::Decimal).len(), 6);
+        for largest in [0.013, 0.7, 3.0, 37.0, 600.0, 12345.0, 5e9] {
+            for units in [Units::Decimal, Units::Binary] {
+                let ticks = ticks(largest, units);
+                assert!((3..=6).contains(&ticks.len()), "{largest} {units:?}: {ticks:?}");
+                assert!(ticks.iter().all(|tick| *tick <= largest * 1.001), "{ticks:?}");
+            }
+        }
+        assert_eq!([decimals(0.05), decimals(0.5), decimals(2.0)], [2, 1, 0]);
+    }
+
+    #[test]
+    fn the_largest_value_uses_the_height() {
+        for largest in [2.1, 5.01, 19.1 * 1024.0 * 1024.0, 1e6] {
+            let all = [series("a", &[0.0, largest])];
+            let chart = Chart {
+                times: &[0.0, 1.0],
+                series: &all,
+                format: |value| value.to_string(),
+                units: Units::Binary,
+                stacked: false,
+            };
+            let svg = chart.svg();
+            let points = svg.split("points=\"").nth(1).and_then(|rest| rest.split('"').next());
+            let top = points.and_then(|points| points.rsplit(',').next()).unwrap();
+            assert!(top.parse::<f64>().unwrap() < TOP + 0.1 * (HEIGHT - TOP - 30.0), "{top}");
+        }
     }
 
     #[test]
@@ -166,6 +223,7 @@ mod tests {
             times: &[0.0, 1.0],
             series: &all,
             format: |value| value.to_string(),
+            units: Units::Decimal,
             stacked: true,
         };
         let lines = chart.lines();
@@ -173,7 +231,7 @@ mod tests {
         assert_eq!(lines[1].1, [1.0, 2.0]);
         let svg = chart.svg();
         assert_eq!(svg.matches("<polygon ").count(), 2);
-        assert!(svg.contains(">10<"), "{svg}");
+        assert!(svg.contains(">6<"), "{svg}");
     }
 
     #[test]
@@ -184,6 +242,7 @@ mod tests {
             times: &[0.0, 1.0, 2.0],
             series: &[gap],
             format: |value| value.to_string(),
+            units: Units::Decimal,
             stacked: false,
         };
         let svg = chart.svg();

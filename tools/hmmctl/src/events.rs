@@ -222,11 +222,20 @@ pub fn line(event: &Event, known: &mut Known) -> String {
     format!("{:>14.6}  {who:<22} dev {device:<3} mir {mirror:<5} {}", event.time, words(event))
 }
 
+/// The key of a tracepoint's field in an object. `event` is the key of the tracepoint's name, so that the field of that
+/// name, the kind of notifier event of an invalidation, is called `reason` as in `retry`.
+fn key(field: &str) -> &str {
+    match field {
+        "event" => "reason",
+        other => other,
+    }
+}
+
 /// The event as JSON: numbers are numbers, addresses are text.
 pub fn object(event: &Event, known: &mut Known) -> Value {
-    let mut object = json!({ "event": event.name, "time": event.time });
+    let mut object = json!({});
     for (name, text) in &event.fields {
-        object[name] = match text.parse::<i64>() {
+        object[key(name)] = match text.parse::<i64>() {
             Ok(number) => json!(number),
             Err(_) => json!(text),
         };
@@ -234,6 +243,9 @@ pub fn object(event: &Event, known: &mut Known) -> Value {
     if let Some(direction) = event.words.first() {
         object["direction"] = json!(direction);
     }
+    // After the fields: no field replaces the name or the time.
+    object["event"] = json!(event.name);
+    object["time"] = json!(event.time);
     if object.get("device").is_none() {
         object["device"] = json!(device_of(event, known));
     }
@@ -312,6 +324,41 @@ pub mod tests {
         assert!(all.ends_with("to system everything (close)"), "{all}");
         assert!(line("thrash: pid=1 mirror=4 start=0x1000 pages=1 verdict=waits ms=3")
             .ends_with("waits 3 ms"));
+    }
+
+    /// One event of each kind, as the kernel writes it.
+    pub fn one_of_each() -> Vec<Event> {
+        let rest = [
+            "device_fault: pid=812 mirror=3 start=0x10000 pages=1 access=write result=0",
+            "cpu_fault: pid=812 device=1 address=0x10000 moved=16 result=0",
+            "migrate_begin: pid=812 mirror=3 start=0x10000 pages=4 to-device trigger=request",
+            "migrate_end: pid=812 mirror=3 to-device trigger=request moved=4 switched=3 stayed=0 result=0",
+            "evict: device=1 need=room moved=512 left=0",
+            "thrash: pid=812 mirror=3 start=0x10000 pages=1 verdict=stays ms=0",
+            "invalidate: pid=812 mirror=3 start=0x10000 pages=4 event=migrate changed=4",
+            "retry: pid=812 mirror=3 start=0x10000 pages=2 reason=busy",
+        ];
+        rest.into_iter().map(event).collect()
+    }
+
+    #[test]
+    fn objects_have_the_name_of_the_tracepoint() {
+        let events = one_of_each();
+        let names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
+        assert_eq!(names, NAMES);
+        for event in &events {
+            let object = object(event, &mut known());
+            assert_eq!(object["event"], *event.name, "{object}");
+            assert_eq!(object["time"], 12.345678, "{object}");
+            assert_eq!(object["device"], 1, "{object}");
+            for name in event.fields.keys() {
+                assert!(object.get(key(name)).is_some(), "no {name} in {object}");
+            }
+        }
+        assert_eq!(object(&events[6], &mut known())["reason"], "migrate");
+        let clash = event("retry: pid=812 event=unmap time=0 reason=busy");
+        let clash = object(&clash, &mut known());
+        assert_eq!((&clash["event"], &clash["time"]), (&json!("retry"), &json!(12.345678)));
     }
 
     #[test]

@@ -300,8 +300,15 @@ pub mod tests {
     }
 
     #[test]
-    fn events_are_counted() {
+    fn events_are_counted_by_tracepoint() {
         let counts = example().counts();
         assert_eq!((counts["device_fault"], counts["evict"]), (2, 1));
+        let mut known = events::tests::known();
+        let each = events::tests::one_of_each();
+        let events = each.iter().map(|event| events::object(event, &mut known)).collect();
+        let counts = Record { events, ..example() }.counts();
+        let once: BTreeMap<String, u64> =
+            events::NAMES.iter().map(|name| (name.to_string(), 1)).collect();
+        assert_eq!(counts, once);
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `hmmctl report`: a page with plots of a record. It needs nothing but a browser.
 
-use crate::chart::{Chart, Series};
+use crate::chart::{Chart, Series, Units};
 use crate::picture::escape;
 use crate::problem::{Problem, Result};
 use crate::record::Record;
@@ -33,6 +33,7 @@ struct Plot {
     key: &'static str,
     title: &'static str,
     format: fn(f64) -> String,
+    units: Units,
     stacked: bool,
     series: Vec<Series>,
 }
@@ -75,6 +76,11 @@ fn few(series: Vec<Series>, most: usize) -> Vec<Series> {
     }
     series.push(Series { name: format!("{} others", rest.len()), values });
     series
+}
+
+/// Whether a series has any value but zero.
+fn used(series: &Series) -> bool {
+    series.values.iter().flatten().any(|value| *value != 0.0)
 }
 
 /// Mirrors that have ever been there, with what they are called.
@@ -168,10 +174,11 @@ fn plots(record: &Record) -> Plots {
     let phases = names.into_iter().map(|name| {
         changes(name.clone(), &|between| Some(between.rate(between.phase(name).ns) / 1e6))
     });
-    let plot = |key, title, format, stacked, series| Plot {
+    let plot = |key, title, format, units, stacked, series| Plot {
         key,
         title,
         format,
+        units,
         stacked,
         series: few(series, 8),
     };
@@ -183,16 +190,25 @@ fn plots(record: &Record) -> Plots {
                 "residency",
                 "Where the pages are that devices have mapped",
                 bytes,
+                Units::Binary,
                 true,
                 residency,
             ),
-            plot("memory", "Device memory in use", bytes, false, memory.collect()),
-            plot("faults", "Faults", per_second, false, faults),
-            plot("moved", "Bytes moved", bytes_per_second, false, moved),
+            plot(
+                "memory",
+                "Device memory in use",
+                bytes,
+                Units::Binary,
+                false,
+                memory.collect(),
+            ),
+            plot("faults", "Faults", per_second, Units::Decimal, false, faults),
+            plot("moved", "Bytes moved", bytes_per_second, Units::Binary, false, moved),
             plot(
                 "stalled",
                 "Time that devices waited for faults",
                 milliseconds,
+                Units::Decimal,
                 false,
                 stalled.collect(),
             ),
@@ -200,6 +216,7 @@ fn plots(record: &Record) -> Plots {
                 "phases",
                 "Time of the phases of faults and migrations",
                 milliseconds,
+                Units::Decimal,
                 true,
                 phases.collect(),
             ),
@@ -207,8 +224,36 @@ fn plots(record: &Record) -> Plots {
     }
 }
 
-/// Sums of the whole record.
+/// Sums of the whole record. The events are exact: a sample misses what a mirror did between its last sample and its
+/// end. Counters are used where events were lost.
 fn totals(record: &Record) -> Vec<(&'static str, u64)> {
+    match record.lost {
+        0 => totals_of_events(record),
+        _ => totals_of_counters(record),
+    }
+}
+
+fn totals_of_events(record: &Record) -> Vec<(&'static str, u64)> {
+    let named = |name: &'static str| record.events.iter().filter(move |event| event["event"] == name);
+    let count = |name| named(name).count() as u64;
+    let moved = |name, direction: &str| -> u64 {
+        let events = named(name).filter(|event| direction.is_empty() || event["direction"] == *direction);
+        events.filter_map(|event| event["moved"].as_u64()).sum()
+    };
+    vec![
+        ("device faults", count("device_fault")),
+        ("migrations", count("migrate_end")),
+        ("pages to devices", moved("migrate_end", "to-device")),
+        ("pages to the system", moved("migrate_end", "to-system")),
+        ("invalidations", count("invalidate")),
+        ("retries", count("retry")),
+        ("CPU faults", count("cpu_fault")),
+        ("pages by CPU faults", moved("cpu_fault", "")),
+        ("pages evicted", moved("evict", "")),
+    ]
+}
+
+fn totals_of_counters(record: &Record) -> Vec<(&'static str, u64)> {
     let grown = |value: fn(&Mirror) -> u64| {
         let mut sums: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
         let known: Vec<u32> = record.samples.first().map_or(Vec::new(), |sample| {
@@ -297,12 +342,26 @@ fn html(record: &Record) -> String {
         "Events",
         record.counts().into_iter().map(|(name, value)| (name, value.to_string())),
     ));
+    html.push_str(match record.lost {
+        0 => "<p>Sums are counted from events; a migration counts when it ends. One that was under way when the record \
+              began has no <i>migrate_begin</i>, one that was under way at the end has no <i>migrate_end</i>. Plots are \
+              drawn from samples: they miss what a mirror did after its last sample.</p>\n",
+        _ => "<p>Events were lost: sums are of the counters in the samples. They miss what a mirror did after its last \
+              sample.</p>\n",
+    });
     for plot in &plots {
+        // A device that was not used, or a phase that never ran, has no line and no place in the legend.
+        let used: Vec<Series> = plot.series.iter().filter(|series| used(series)).cloned().collect();
         let chart = Chart {
             times: &times,
-            series: &plot.series,
+            series: &used,
             format: plot.format,
+            units: plot.units,
             stacked: plot.stacked,
+        };
+        let legend = match used.is_empty() {
+            true => "Nothing in this record.".to_string(),
+            false => chart.legend(),
         };
         // Writing to a string does not fail.
         let _ = write!(
@@ -311,7 +370,7 @@ fn html(record: &Record) -> String {
             plot.key,
             plot.title,
             chart.svg(),
-            chart.legend()
+            legend
         );
     }
     html.push_str("</body>\n</html>\n");
@@ -345,13 +404,48 @@ mod tests {
         assert_eq!(object["series"]["memory"][0]["values"], json!([1228800.0, 1228800.0]));
         assert_eq!(object["series"]["phases"][0]["values"], json!([null, 250.0]));
         assert_eq!(object["series"]["moved"][0]["values"], json!([null, 1048576.0]));
-        assert_eq!(object["totals"]["device faults"], 20);
+        assert_eq!(object["totals"]["device faults"], 2);
         assert_eq!(object["events"]["device_fault"], 2);
+    }
+
+    #[test]
+    fn sums_agree_with_the_events() {
+        let mut record = example();
+        let mut known = crate::events::tests::known();
+        let each = crate::events::tests::one_of_each();
+        record.events =
+            each.iter().map(|event| crate::events::object(event, &mut known)).collect();
+        // A migration that was under way when the record began.
+        record.events.push(json!({"event": "migrate_end", "direction": "to-system", "moved": 3}));
+        let object = object(&record);
+        let totals = &object["totals"];
+        assert_eq!(totals["migrations"], object["events"]["migrate_end"]);
+        assert_eq!((&totals["pages to devices"], &totals["pages to the system"]), (&json!(4), &json!(3)));
+        assert_eq!((&totals["pages by CPU faults"], &totals["pages evicted"]), (&json!(16), &json!(512)));
+        for name in crate::events::NAMES {
+            assert!(html(&record).contains(&format!("<td>{name}</td>")), "no row {name}");
+        }
+        assert!(html(&record).contains("<td>invalidate</td><td>1</td>"));
+    }
+
+    #[test]
+    fn lost_events_leave_the_counters() {
+        let mut record = example();
+        record.lost = 1;
+        assert_eq!(object(&record)["totals"]["device faults"], 20);
+        assert!(html(&record).contains("Events were lost"));
+    }
+
+    #[test]
+    fn legends_have_used_devices_only() {
+        let html = html(&example());
+        assert!(html.contains("</span> device 0") && !html.contains("</span> device 1"), "{html}");
     }
 
     #[test]
     fn mirrors_that_come_later_count_from_nothing() {
         let mut record = example();
+        record.lost = 1;
         record.samples[0].mirrors.clear();
         let object = object(&record);
         assert_eq!(object["totals"]["device faults"], 31);

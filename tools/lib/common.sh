@@ -2,10 +2,18 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Shared by every tool: where things are, progress lines, logs, locks.
-# Source it first; it switches on strict mode.
+# Source it first; it switches on strict mode. A tool that is called with -h or --help prints its head and ends.
 
 set -euo pipefail
 export LC_ALL=C
+
+case ${1-} in
+-h | --help)
+	# What follows the licence, up to the first line that is no comment.
+	sed -n '3,${/^#/!q; /^#$/!s/^# //; s/^#$//; /./,$p}' "$0" | sed '/./,$!d; /^shellcheck /d'
+	exit 0
+	;;
+esac
 
 HMM_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 HMM_CACHE=${HMM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rust-hmm}

@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
+.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation release check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -35,6 +35,7 @@ help:
 	@echo 'make coverage   what the tests do not execute, and why'
 	@echo 'make lookup     compare structures that find the region of an address'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
+	@echo 'make release    all long forms on one commit, in any number of sittings (SECONDS=, STEPS=); writes all tables'
 	@echo 'make check      format, lints, documents, compile-fail tests'
 	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
 	@echo 'make bench      instructions per page, against the C driver (KERNEL=test|debian, SIZES="1 32 1024 4096")'
@@ -149,6 +150,10 @@ lookup:
 
 mutation:
 	tools/test/mutation
+
+# SECONDS= STEPS=
+release:
+	tools/test/release $(if $(SECONDS),--seconds $(SECONDS)) $(STEPS)
 
 check:
 	tools/check/all

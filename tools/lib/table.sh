@@ -1,14 +1,23 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# Measured tables in documents; to be sourced after common.sh.
+# Measured tables in documents; to be sourced after common.sh and sources.sh. tools/test/tables.tsv has a line for each: the
+# document, the mark, the commit and the kernel that were measured, the hash of the sources that the table speaks of, and
+# these sources. tools/check/tables compares.
 
-# write_table DOCUMENT MARK FILE: puts FILE between the line ".. table of MARK" of the document and the next
-# ".. end of the table".
+HMM_TABLES=${HMM_TABLES:-$HMM_TOP/tools/test/tables.tsv}
+
+# write_table DOCUMENT MARK FILE KERNEL: puts FILE, with what was measured, between the line ".. table of MARK" of the
+# document and the next ".. end of the table".
 write_table() {
-	local document=$HMM_TOP/Documentation/$1 mark=".. table of $2" file=$3
+	local document=$HMM_TOP/Documentation/$1 mark=".. table of $2" file=$3 kernel=$4 commit sources hash
 	grep -qxF "$mark" "$document" || die "$document has no line \"$mark\""
-	awk -v mark="$mark" -v file="$file" '
+	sources=$(awk -F '\t' -v document="$1" -v mark="$2" '$1 == document && $2 == mark { print $6 }' "$HMM_TABLES")
+	[ -n "$sources" ] || die "$HMM_TABLES has no line for the table of $2 in $1"
+	# shellcheck disable=SC2086 # words
+	hash=$(hash_paths $sources)
+	commit=$(commit_now)
+	awk -v mark="$mark" -v file="$file" -v measured="Measured on $kernel at commit $commit." '
 		$0 == ".. end of the table" { skip = 0 }
 		!skip { print }
 		$0 == mark {
@@ -16,7 +25,20 @@ write_table() {
 			print ""
 			while ((getline line < file) > 0) print line
 			print ""
+			print measured
+			print ""
 		}' "$document" >"$document.tmp"
 	mv "$document.tmp" "$document"
+	awk -F '\t' -v OFS='\t' -v document="$1" -v mark="$2" -v commit="$commit" -v kernel="$kernel" -v hash="$hash" '
+		$1 == document && $2 == mark { $3 = commit; $4 = kernel; $5 = hash }
+		{ print }' "$HMM_TABLES" >"$HMM_TABLES.tmp"
+	mv "$HMM_TABLES.tmp" "$HMM_TABLES"
 	say "    table: Documentation/$1"
+}
+
+# measured_kernel KERNEL SERIES: kernel and release, as tables name them.
+measured_kernel() {
+	local release
+	read -r _ release _ <<<"$("$HMM_TOP/tools/kernel/prepare" --kernel "$1" --series "$2" --show)"
+	printf '%s %s\n' "$1" "$release"
 }

@@ -1,0 +1,46 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# Which sources something was built from or measured on; to be sourced after common.sh.
+#
+# A build that succeeds leaves the hash of its sources in the file .sources beside what it built, and one that begins
+# removes it: so nothing is run that is older than the sources, as after a build that failed. Measurements are kept with
+# such a hash, too: it stays the same when a commit gets another name.
+
+# hash_paths PATH...: short name for names and contents of the files below PATHs of the checkout, without what builds leave
+# there and without records, which tests write.
+hash_paths() {
+	(
+		cd "$HMM_TOP" || exit
+		find "$@" -type f ! -name '.*' ! -name '*.o' ! -name '*.ko' ! -name '*.a' ! -name '*.mod' ! -name '*.mod.c' \
+			! -name '*.rmeta' ! -name '*.order' ! -name '*.symvers' ! -name '*.tsv' ! -name tables-stale \
+			! -name Cargo.lock ! -path '*/target/*' -print0 | sort -z | xargs -0 sha256sum
+	) | sha256sum | cut -c1-16
+}
+
+# sources_of KIND: the hash of the sources of the "modules", of the "programs", or of "all" that is tested and tests.
+sources_of() {
+	case $1 in
+	modules) hash_paths Kbuild rust samples include tools/coverage ;;
+	programs) hash_paths tools/user tools/hmmctl ;;
+	all) hash_paths Kbuild Kconfig rust samples include tests tools ;;
+	*) die "sources_of $1: want modules, programs or all" ;;
+	esac
+}
+
+# built_from DIRECTORY HASH: what is in DIRECTORY was built from sources with HASH.
+built_from() { printf '%s\n' "$2" >"$1/.sources"; }
+
+# is_current KIND DIRECTORY: whether it was built from the sources as they are.
+is_current() { [ -s "$2/.sources" ] && [ "$(<"$2/.sources")" = "$(sources_of "$1")" ]; }
+
+# commit_now: the commit of the checkout, with "+" when files differ from it; "-" without git.
+commit_now() {
+	local commit
+	commit=$(git -C "$HMM_TOP" rev-parse --short=10 HEAD 2>/dev/null) || { printf -- '-\n'; return; }
+	# Records and tables are what measurements write.
+	if [ -n "$(git -C "$HMM_TOP" status --porcelain -- Kbuild Kconfig rust samples include tests tools ':!*.tsv' ':!*tables-stale')" ]; then
+		commit+=+
+	fi
+	printf '%s\n' "$commit"
+}

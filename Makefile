@@ -23,7 +23,7 @@ help:
 	@echo 'make modules    rust_hmm.ko and rust_dmirror.ko for KERNEL into build/'
 	@echo 'make hmm-tests  the kernel'"'"'s own hmm-tests, on debian and test'
 	@echo 'make kunit      KUnit suites of the modules'
-	@echo 'make e2e        own end-to-end tests, on debian and test'
+	@echo 'make e2e        own end-to-end tests, on debian and test (KERNEL=, FILTER="mirror. thp.split")'
 	@echo 'make lifecycle  1,000 loads, kills, OOM, suspend, CPU hotplug (long)'
 	@echo 'make hw-test    QEMU'"'"'s own hardware behind an IOMMU, on debian and debug; counts IOMMU faults'
 	@echo 'make faultless  measure faultless migration beside the ordinary way'
@@ -95,12 +95,13 @@ kunit:
 	tools/build --kernel $(K) --series $(SERIES)
 	tools/test/kunit --kernel $(K) --series $(SERIES)
 
+# FILTER= names tests by parts of their names, on private memory
 e2e:
 	tools/build --user
 	set -e; for k in $(kernels); do \
 		tools/build --kernel $$k --series $(SERIES); \
-		tools/test/e2e --kernel $$k --series $(SERIES); \
-		tools/test/e2e --kernel $$k --series $(SERIES) --coherent; \
+		tools/test/e2e --kernel $$k --series $(SERIES) $(FILTER); \
+		$(if $(FILTER),,tools/test/e2e --kernel $$k --series $(SERIES) --coherent;) \
 	done
 
 lifecycle:

@@ -54,8 +54,14 @@ struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,
 int rust_hmm_kthread_stop_put(struct task_struct *task);
 
 /* Who maps a page */
-struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
-				    unsigned long *offset);
+struct rust_hmm_user {
+	struct mm_struct *mm;
+	unsigned long addr;
+};
+
+unsigned int rust_hmm_pfn_users(unsigned long pfn, bool delay,
+				struct rust_hmm_user *users,
+				unsigned int count);
 bool rust_hmm_vma_run(struct vm_area_struct *vma, unsigned long addr,
 		      unsigned long first, unsigned long last,
 		      unsigned long *seen, unsigned long *start,

@@ -71,6 +71,8 @@ points! {
     Dma = c"dma";
     /// No memory for a range of attributes: `ENOMEM`.
     Attributes = c"attributes";
+    /// Nothing fails: a window that a lock or an order of steps makes harmless stays open for 100 ms.
+    Window = c"window";
 }
 
 const COUNT: usize = Point::ALL.len();

@@ -3,7 +3,9 @@
  * From a page to who maps it, and from who maps it to the page: what the core
  * does for itself, of which it exports nothing.
  */
+#include <linux/delay.h>
 #include <linux/export.h>
+#include <linux/interval_tree_generic.h>
 #include <linux/memcontrol.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
@@ -15,6 +17,12 @@
 #include <linux/xarray.h>
 
 #include "helpers.h"
+
+/*
+ * Milliseconds for which an injected delay widens the window before the lock of a
+ * reverse mapping: more than an RCU grace period.
+ */
+#define REVERSE_MAPPING_DELAY 100
 
 /*
  * The entry of the table of huge pages for @addr; NULL if there is no such
@@ -121,11 +129,11 @@ static unsigned long first_mapped(struct mm_struct *mm, unsigned long addr,
 }
 
 /*
- * Whether @vma maps a page of the anonymous @folio where the reverse mapping
- * says, which is locked; @offset is that of the first one.
+ * The first address at which @vma maps a page of the anonymous @folio; ULONG_MAX if
+ * there is none. The lock of the reverse mapping is held.
  */
-static bool maps_folio(struct vm_area_struct *vma, struct folio *folio,
-		       unsigned long *offset)
+static unsigned long mapped_address(struct vm_area_struct *vma,
+				    struct folio *folio)
 {
 	unsigned long base = rust_hmm_vma_anon_offset(vma);
 	unsigned long from = max(folio->index, base);
@@ -134,72 +142,130 @@ static bool maps_folio(struct vm_area_struct *vma, struct folio *folio,
 	unsigned long addr, end, next, pfn;
 
 	if (from >= to)
-		return false;
+		return ULONG_MAX;
 	addr = vma->vm_start + ((from - base) << PAGE_SHIFT);
 	end = vma->vm_start + ((to - base) << PAGE_SHIFT);
 	for (; addr < end; addr = next) {
 		next = pmd_addr_end(addr, end);
-		*offset = base + ((addr - vma->vm_start) >> PAGE_SHIFT);
-		pfn = folio_pfn(folio) + (*offset - folio->index);
+		pfn = folio_pfn(folio) + base - folio->index +
+		      ((addr - vma->vm_start) >> PAGE_SHIFT);
 		from = first_mapped(vma->vm_mm, addr, next, pfn);
-		if (from < next) {
-			*offset += (from - addr) >> PAGE_SHIFT;
-			return true;
-		}
+		if (from < next)
+			return from;
 	}
-	return false;
+	return ULONG_MAX;
+}
+
+/* Offsets of the first and last page that a mapping can have in its tree. */
+static inline unsigned long chain_start(struct anon_vma_chain *chain)
+{
+	return rust_hmm_vma_anon_offset(chain->vma);
+}
+
+static inline unsigned long chain_last(struct anon_vma_chain *chain)
+{
+	return chain_start(chain) + vma_pages(chain->vma) - 1;
+}
+
+/* As mm/interval_tree.c, whose functions are not exported. */
+INTERVAL_TREE_DEFINE(struct anon_vma_chain, rb, unsigned long, rb_subtree_last,
+		     chain_start, chain_last, static inline, chain)
+
+/* The mappings in the tree of @anon_vma that have an offset from @first to @last. */
+#define for_each_chain(chain, anon_vma, first, last)                       \
+	for (chain = chain_iter_first(&(anon_vma)->rb_root, first, last);  \
+	     chain; chain = chain_iter_next(chain, first, last))
+
+/*
+ * The reverse mapping of @folio, which is locked, with the lock @lock held for
+ * reading; NULL if the folio is not mapped or the lock is contended. As
+ * folio_lock_anon_vma_read() in mm/rmap.c: the folio lock does not keep the folio
+ * mapped, because zapping an entry of private device memory takes no folio lock.
+ * So the anon_vma may be freed until its lock is held and the folio is found to be
+ * mapped after that. RCU keeps the memory an anon_vma meanwhile. The lock is only
+ * tried: __put_anon_vma(), for which a waiter would hold a reference, is not
+ * exported. @delay: stay in that window for a while.
+ */
+static struct anon_vma *lock_anon_vma(struct folio *folio, bool delay,
+				      struct rw_semaphore **lock)
+{
+	struct anon_vma *anon_vma = NULL;
+	unsigned long mapping;
+
+	rcu_read_lock();
+	mapping = (unsigned long)READ_ONCE(folio->mapping);
+	if ((mapping & FOLIO_MAPPING_FLAGS) != FOLIO_MAPPING_ANON ||
+	    !folio_mapped(folio))
+		goto unlock;
+	anon_vma = (struct anon_vma *)(mapping - FOLIO_MAPPING_ANON);
+	if (unlikely(delay))
+		mdelay(REVERSE_MAPPING_DELAY);
+	*lock = &READ_ONCE(anon_vma->root)->rwsem;
+	if (!down_read_trylock(*lock)) {
+		anon_vma = NULL;
+	} else if (!folio_mapped(folio)) {
+		up_read(*lock);
+		anon_vma = NULL;
+	}
+unlock:
+	rcu_read_unlock();
+	return anon_vma;
 }
 
 /*
- * The address space of number @nth that maps a page of the anonymous folio at
- * @pfn, with a reference that is the caller's, and that page's offset; NULL if
- * there is none, or if the folio is locked by others. The frame has to be there.
+ * Address spaces that map pages of the anonymous folio at @pfn, and the address in
+ * each, at most @count of them in @users. Returns how many; each comes with a
+ * reference of the caller's. A space may appear once for each of its mappings.
+ * Best effort: none if the folio or its reverse mapping is locked by others. The
+ * frame must exist. @delay: see lock_anon_vma(). May sleep.
  */
-struct mm_struct *rust_hmm_pfn_user(unsigned long pfn, unsigned int nth,
-				    unsigned long *offset)
+unsigned int rust_hmm_pfn_users(unsigned long pfn, bool delay,
+				struct rust_hmm_user *users,
+				unsigned int count)
 {
 	struct folio *folio = page_folio(pfn_to_page(pfn));
-	struct mm_struct *mm = NULL;
+	unsigned int found = 0, seen = 0;
+	struct anon_vma_chain *chain;
 	struct anon_vma *anon_vma;
-	struct rb_node *node;
+	struct rw_semaphore *lock;
+	unsigned long addr, last;
 
 	if (!folio_try_get(folio))
-		return NULL;
+		return 0;
 	if (page_folio(pfn_to_page(pfn)) != folio || !folio_trylock(folio))
 		goto put;
-	if (!folio_test_anon(folio) || folio_test_ksm(folio) ||
-	    !folio_mapped(folio))
+	if (folio_test_ksm(folio))
 		goto unlock;
-	/* Locked and mapped: it keeps its reverse mapping. */
-	anon_vma = (void *)((unsigned long)folio->mapping &
-			    ~(unsigned long)FOLIO_MAPPING_FLAGS);
-	down_read(&anon_vma->root->rwsem);
-	for (node = rb_first_cached(&anon_vma->rb_root); node;
-	     node = rb_next(node)) {
-		struct vm_area_struct *vma =
-			rb_entry(node, struct anon_vma_chain, rb)->vma;
-
-		/* As long as it is here, so are its page tables. */
-		if (!maps_folio(vma, folio, offset))
+	anon_vma = lock_anon_vma(folio, delay, &lock);
+	if (!anon_vma)
+		goto unlock;
+	last = folio->index + folio_nr_pages(folio) - 1;
+	for_each_chain(chain, anon_vma, folio->index, last) {
+		cond_resched();
+		/* Its page tables are there as long as it is in the tree. */
+		addr = mapped_address(chain->vma, folio);
+		if (addr == ULONG_MAX)
 			continue;
-		if (nth) {
-			nth--;
-			continue;
+		/* An exiting process unmaps the folio soon. */
+		if (mmget_not_zero(chain->vma->vm_mm)) {
+			users[found].mm = chain->vma->vm_mm;
+			users[found].addr = addr;
+			found++;
 		}
-		/* A process that ends unmaps it soon. */
-		if (mmget_not_zero(vma->vm_mm)) {
-			mm = vma->vm_mm;
+		/* Each mapping of a small folio is counted once. */
+		seen++;
+		if (found == count ||
+		    (!folio_test_large(folio) && seen >= folio_mapcount(folio)))
 			break;
-		}
 	}
-	up_read(&anon_vma->root->rwsem);
+	up_read(lock);
 unlock:
 	folio_unlock(folio);
 put:
 	folio_put(folio);
-	return mm;
+	return found;
 }
-EXPORT_SYMBOL_GPL(rust_hmm_pfn_user);
+EXPORT_SYMBOL_GPL(rust_hmm_pfn_users);
 
 /*
  * The addresses around @addr that map frames from @first to before @last, within
@@ -252,9 +318,9 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 {
 	struct anon_vma *anon_vma = READ_ONCE(vma->anon_vma);
 	pgoff_t count = (end - start) >> PAGE_SHIFT;
-	pgoff_t from, first;
+	struct anon_vma_chain *chain;
 	bool found = false;
-	struct rb_node *node;
+	pgoff_t first;
 
 	if (vma->vm_flags & VM_MERGEABLE)
 		return true;
@@ -267,15 +333,11 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 	first = rust_hmm_vma_anon_offset(vma) +
 		((start - vma->vm_start) >> PAGE_SHIFT);
 	down_read(&anon_vma->root->rwsem);
-	for (node = rb_first_cached(&anon_vma->root->rb_root); node && !found;
-	     node = rb_next(node)) {
-		struct vm_area_struct *other =
-			rb_entry(node, struct anon_vma_chain, rb)->vma;
-
-		from = rust_hmm_vma_anon_offset(other);
+	for_each_chain(chain, anon_vma->root, first, first + count - 1) {
 		/* Its owner may change it at any time: see below. */
-		found = data_race(other->vm_flags) & VM_MERGEABLE &&
-			from < first + count && first < from + vma_pages(other);
+		found = data_race(chain->vma->vm_flags) & VM_MERGEABLE;
+		if (found)
+			break;
 	}
 	up_read(&anon_vma->root->rwsem);
 	return found;

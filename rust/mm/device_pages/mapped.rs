@@ -16,22 +16,35 @@ use super::{
     },
     DevicePageOps, DevicePages, Kind, PIECE_PAGES,
 };
-use crate::bindings;
-use core::{ops::Range, ptr::NonNull};
+use crate::{
+    bindings,
+    inject::{fails, Point},
+};
+use core::{
+    ops::Range,
+    ptr::{self, NonNull}, //
+};
 use kernel::{
     mm::{MmWithUser, MmWithUserAsync},
     prelude::*,
     sync::aref::ARef,
 };
 
-/// Address spaces that are looked at for one page: those of a process and of what it has forked.
-const SPACES: u32 = 4096;
+/// Mappings of one folio that are tried. Isolating a folio through one of them unmaps it from all, so that more are
+/// only needed if processes unmap it or hold their mmap lock meanwhile.
+const USERS: usize = 16;
 
-/// What a folio is looked for by.
-struct Place {
-    /// Its offset in the mappings that may have it.
-    offset: usize,
-    /// The page frames of its block.
+/// A mapping of a folio.
+struct User {
+    mm: ARef<MmWithUserAsync>,
+    /// The first address that mapped a page of the folio.
+    addr: usize,
+}
+
+/// The mappings of a folio, and its block.
+struct Users {
+    users: [Option<User>; USERS],
+    /// The page frames of the folio's block.
     frames: Range<usize>,
 }
 
@@ -99,36 +112,45 @@ impl<T: DevicePageOps> DevicePages<T> {
             if is_seen || !self.is_used(number) {
                 continue;
             }
-            for nth in 0..SPACES {
-                let Some((mm, place)) = self.user(number, nth) else {
-                    break;
-                };
-                if let Ok(true) = self.isolate_run(&mm, &place, &mut seen, batch, &mut take) {
+            let Some(users) = self.users(number) else {
+                continue;
+            };
+            for user in users.iter() {
+                if let Ok(true) = self.isolate_run(user, &users.frames, &mut seen, batch, &mut take)
+                {
                     break;
                 }
             }
         }
     }
 
-    /// Isolates what a mapping of `mm` has at `place`, with its neighbours of the same block, if one has it.
+    /// Isolates the page that `user` maps, with its neighbours among `frames`. Returns whether the page was still
+    /// mapped there.
     fn isolate_run(
         &self,
-        mm: &MmWithUser,
-        place: &Place,
+        user: &User,
+        frames: &Range<usize>,
         seen: &mut Pages,
         batch: &mut Batch,
         take: &mut impl FnMut(Isolated<'_>),
     ) -> Result<bool> {
-        let select = self.select();
-        let found = place.in_mappings(mm, |vma, _, addr| {
-            let Some(run) = vma.run(addr, &place.frames, seen) else {
-                return Ok(None);
-            };
-            let isolated = Isolated::new(vma, run, select, false, self.owner(), None, batch)?;
-            take(isolated);
-            Ok(Some(()))
-        })?;
-        Ok(found.is_some())
+        let mmap = user.lock()?;
+        let Some(vma) = mmap.vma_lookup(user.addr) else {
+            return Ok(false);
+        };
+        let Some(run) = vma.run(user.addr, frames, seen) else {
+            return Ok(false);
+        };
+        take(Isolated::new(
+            vma,
+            run,
+            self.select(),
+            false,
+            self.owner(),
+            None,
+            batch,
+        )?);
+        Ok(true)
     }
 
     /// Whether device page `number` is in use.
@@ -154,81 +176,95 @@ impl<T: DevicePageOps> DevicePages<T> {
         batch: &mut Batch,
         mut take: impl FnMut(Isolated<'_>) -> Option<R>,
     ) -> Option<R> {
-        for nth in 0..SPACES {
+        let users = self.users(number)?;
+        for user in users.iter() {
             if !self.is_huge(number) {
                 break;
             }
-            let (mm, place) = self.user(number, nth)?;
-            // A process that holds its mmap lock for long, or none: the next one may do.
-            if let Ok(Some(answer)) = self.visit_in(&mm, &place, compound, batch, &mut take) {
+            // On an error the next user is tried.
+            let answer = self.visit_user(user, &users.frames, compound, batch, &mut take);
+            if let Ok(Some(answer)) = answer {
                 return Some(answer);
             }
         }
         None
     }
 
-    /// Address space of number `nth` that maps the folio, and what it is looked for by.
-    fn user(&self, number: usize, nth: u32) -> Option<(ARef<MmWithUserAsync>, Place)> {
+    /// Mappings of the folio with device page `number`. `None` if there are no frames.
+    fn users(&self, number: usize) -> Option<Users> {
         let looker = self.look(number)?;
         let pfn = looker.frames().start + number % PIECE_PAGES;
-        let mut offset = 0;
-        // SAFETY: The frame is there as long as `looker` is; the offset may be written.
-        let mm = unsafe { bindings::rust_hmm_pfn_user(pfn, nth, &mut offset) };
-        let mm = NonNull::new(mm)?.cast::<MmWithUser>();
-        // SAFETY: The helper has taken a reference to a user of the address space for us. The type is a wrapper
-        // of the kernel's.
-        let mm = unsafe { ARef::from_raw(mm) };
+        let mut raw = [const {
+            bindings::rust_hmm_user {
+                mm: ptr::null_mut(),
+                addr: 0,
+            }
+        }; USERS];
+        // SAFETY: The frame is there as long as `looker` is; there are `USERS` elements that may be written.
+        unsafe {
+            bindings::rust_hmm_pfn_users(
+                pfn,
+                fails(Point::Window),
+                raw.as_mut_ptr(),
+                // CAST: A small constant.
+                USERS as u32,
+            )
+        };
         let first = pfn - number % PMD_PAGES;
-        let frames = first..first + PMD_PAGES;
-        // To tear it down may need locks that somebody holds who waits for us.
-        Some((MmWithUser::into_mmput_async(mm), Place { offset, frames }))
+        Some(Users {
+            users: raw.map(|raw| {
+                let mm = NonNull::new(raw.mm)?.cast::<MmWithUser>();
+                // SAFETY: The helper took a reference to a user of the address space for us. `MmWithUser` is a
+                // transparent wrapper of `struct mm_struct`.
+                let mm = unsafe { ARef::from_raw(mm) };
+                // The last user tears the address space down. That may need locks of a task that waits for us.
+                let mm = MmWithUser::into_mmput_async(mm);
+                Some(User { mm, addr: raw.addr })
+            }),
+            frames: first..first + PMD_PAGES,
+        })
     }
 
-    /// Isolates what `mm` has of the folio at `place`, once for each mapping, until `take` has an answer.
-    fn visit_in<R>(
+    /// Isolates what the mapping of `user` has of the block `frames`, and calls `take` with it.
+    fn visit_user<R>(
         &self,
-        mm: &MmWithUser,
-        place: &Place,
+        user: &User,
+        frames: &Range<usize>,
         compound: bool,
         batch: &mut Batch,
         take: &mut impl FnMut(Isolated<'_>) -> Option<R>,
     ) -> Result<Option<R>> {
+        let mmap = user.lock()?;
+        let Some(vma) = mmap.vma_lookup(user.addr) else {
+            return Ok(None);
+        };
+        let all = PageRange::new(vma.start(), vma.end())?;
+        let block = user.addr & !(PMD_SIZE - 1);
+        let block = PageRange::new(block, block.checked_add(PMD_SIZE).ok_or(EINVAL)?)?;
+        let range = all.intersect(&block).ok_or(EINVAL)?;
         let select = self.select();
-        place.in_mappings(mm, |vma, all, addr| {
-            let block = addr & !(PMD_SIZE - 1);
-            let block = PageRange::new(block, block.checked_add(PMD_SIZE).ok_or(EINVAL)?)?;
-            let range = all.intersect(&block).ok_or(EINVAL)?;
-            let isolated = Isolated::new(vma, range, select, compound, self.owner(), None, batch)?;
-            let is_here = |entry: Entry| match entry.source {
-                Source::Page(pfn) => place.frames.contains(&pfn),
-                Source::Hole => false,
-            };
-            let found = isolated.entries().any(is_here);
-            Ok(if found { take(isolated) } else { None })
-        })
+        let isolated = Isolated::new(vma, range, select, compound, self.owner(), None, batch)?;
+        // It may have been unmapped since, and others mapped.
+        let is_here = |entry: Entry| match entry.source {
+            Source::Page(pfn) => frames.contains(&pfn),
+            Source::Hole => false,
+        };
+        let found = isolated.entries().any(is_here);
+        Ok(if found { take(isolated) } else { None })
     }
 }
 
-impl Place {
-    /// Calls `look` with each mapping of `mm` that may have the folio, its range, and the address where that would
-    /// be, until it has an answer. The mmap lock is held.
-    fn in_mappings<R>(
-        &self,
-        mm: &MmWithUser,
-        mut look: impl FnMut(Vma<'_>, PageRange, usize) -> Result<Option<R>>,
-    ) -> Result<Option<R>> {
-        // Not for writing: who waits for the page may hold it until it has the page.
-        let mmap = MmapGuard::lock(mm)?;
-        let mut from = 0;
-        while let Some(vma) = mmap.vma_of_offset(from, self.offset) {
-            let all = PageRange::new(vma.start(), vma.end())?;
-            let addr = all.address(self.offset - vma.offset());
-            if let Some(answer) = look(vma, all, addr)? {
-                return Ok(Some(answer));
-            }
-            from = vma.end();
-        }
-        Ok(None)
+impl Users {
+    fn iter(&self) -> impl Iterator<Item = &User> {
+        self.users.iter().flatten()
+    }
+}
+
+impl User {
+    /// Takes the mmap lock, for reading only: a task that waits for the folio may hold it for reading until it has
+    /// the folio.
+    fn lock(&self) -> Result<MmapGuard<'_>> {
+        MmapGuard::lock(&self.mm)
     }
 }
 

@@ -2,11 +2,13 @@
 //! What is evicted is found by who maps it: while that changes, and when it is a part.
 
 use super::faultless::no_stale_hits;
+use super::memory::{block, to_device, with};
+use super::reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::{Setting, Way};
-use hmm::{mapping, Child, Gate, Mapping, HUGE_PAGES};
+use hmm::{inject, mapping, Child, Gate, Mapping, HUGE_PAGES};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,16 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "parts_of_huge_pages_are_evicted", parts).only_rust(OURS),
     Test::new("memory", "parts_that_others_have_are_evicted", parts_of_others).only_rust(OURS),
     Test::new("memory", "what_only_a_child_has_is_evicted", of_a_child).only_rust(OURS),
+    Test::new("memory", "unmapped_while_its_users_are_looked_up", unmapped_while_looked_up)
+        .only_rust(OURS)
+        .private(),
+    Test::new("memory", "users_of_an_evicted_page_are_bounded", bounded_users).only_rust(OURS),
+    Test::new("memory", "pieces_of_mappings_cost_evictions_nothing", pieces)
+        .only_rust(OURS)
+        .private(),
+    Test::new("memory", "small_mappings_while_oversubscribed", small_mappings)
+        .only_rust(OURS)
+        .private(),
 ];
 
 fn unmapped_while_evicted(ctx: &Ctx) -> Outcome {
@@ -125,4 +137,164 @@ fn of_a_child(ctx: &Ctx) -> Outcome {
         map.check_zero(0, map.pages()).what("by the parent")?;
     }
     Ok(())
+}
+
+/// Maps two pages of a reverse mapping of their own, fills them, and moves them to the device.
+fn small_mapping(device: &hmm::Device, seed: u64) -> Result<Mapping, Stop> {
+    let map = Mapping::anon(2)?;
+    map.fill(seed);
+    device.migrate(map.addr(), 2, Way::ToDevice).what("migrate a small mapping")?;
+    Ok(map)
+}
+
+/// The reverse mapping of a page is freed between the moment at which an eviction reads it and the moment at which
+/// the eviction has its lock. KASAN reports a use after free. Without KASAN the many others that are freed with it
+/// give their memory back to the kernel, with `init_on_free=1` as zeros.
+fn unmapped_while_looked_up(ctx: &Ctx) -> Outcome {
+    const POINT: &str = "window";
+    const OTHERS: usize = 1000;
+    let device = ctx.open()?;
+    for round in 0..4 {
+        // Between two mappings is one without a reverse mapping, so that none has that of its neighbour.
+        let map = Mapping::anon_prot(2 * OTHERS, hmm::Prot::None)?;
+        for page in (0..2 * OTHERS).step_by(2) {
+            map.protect_pages(hmm::Prot::ReadWrite, page, 1)?;
+            map.fill_pages(round, page, 1);
+        }
+        let done = device.migrate(map.page_addr(OTHERS), 1, Way::ToDevice).what("migrate")?;
+        check_eq!(done.moved, 1, "pages that moved");
+        let before = inject::point_state(POINT)?.failures;
+        inject::set_point(POINT, "1").what("set the point")?;
+        let looked_up = std::thread::scope(|scope| -> Result<bool, Stop> {
+            let evictor = scope.spawn(|| device.release());
+            let begin = Instant::now();
+            while inject::point_state(POINT)?.failures == before {
+                check!(begin.elapsed() < Duration::from_secs(20), "no page was evicted");
+            }
+            map.unmap_pages(OTHERS - 4, 8)?;
+            let in_time = !evictor.is_finished();
+            map.unmap_pages(0, OTHERS - 4)?;
+            map.unmap_pages(OTHERS + 4, OTHERS - 4)?;
+            let done = evictor.join().map_err(|_| Stop::Fail("the evictor panicked".into()))?;
+            done.what("release")?;
+            Ok(in_time)
+        });
+        inject::clear_points().what("clear the points")?;
+        check!(looked_up?, "the eviction was over before the pages were unmapped");
+        check_eq!(device.counters()?.device_pages_used, 0, "pages on the device");
+    }
+    Ok(())
+}
+
+/// Threads map, move and unmap small mappings, while others need more device memory than there is. With
+/// `--cycles N` for N * 30 ms.
+fn small_mappings(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let device = ctx.open()?;
+    let end = Instant::now() + Duration::from_millis(30) * ctx.cycles;
+    let goes_on = || Instant::now() < end;
+    let evictor = |seed: u64| -> Outcome {
+        let maps = (0..3).map(|index| block(seed + index)).collect::<Result<Vec<_>, _>>()?;
+        while goes_on() {
+            for (map, seed) in maps.iter().zip(seed..) {
+                to_device(&device, map)?;
+                map.check_pages(seed, 0, 1).what("by the CPU")?;
+            }
+        }
+        maps.iter().zip(seed..).try_for_each(|(map, seed)| cpu_sees(map, seed, "at the end"))
+    };
+    let mapper = |seed: u64| -> Outcome {
+        let mut round = seed;
+        while goes_on() {
+            let map = small_mapping(&device, round)?;
+            let other = small_mapping(&device, round + 1)?;
+            if round % 3 == 0 {
+                cpu_sees(&map, round, "of a small mapping")?;
+            }
+            drop(map);
+            cpu_sees(&other, round + 1, "of another small mapping")?;
+            round += 2;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| -> Outcome {
+        let evictors = [100, 200].map(|seed| scope.spawn(move || evictor(seed)));
+        let mappers = [1_000_000, 2_000_000].map(|seed| scope.spawn(move || mapper(seed)));
+        let all = evictors.into_iter().chain(mappers);
+        all.map(|thread| thread.join().map_err(|_| Stop::Fail("a thread panicked".into()))?)
+            .collect()
+    })?;
+    check!(device.placement()?.evicted_for_room > 0, "nothing was evicted");
+    no_stale_hits(&device)?;
+    nothing_left(&device, "at the end")?;
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+/// Runs `run` while `count` children have what this process has mapped.
+fn with_children(count: usize, run: impl FnOnce() -> Outcome) -> Outcome {
+    let gates = (0..count).map(|_| Gate::new()).collect::<Result<Vec<_>, _>>()?;
+    let children = gates
+        .iter()
+        .map(|gate| Child::spawn(|| gate.wait().what("wait for the parent")))
+        .collect::<Result<Vec<_>, _>>()?;
+    let ran = run();
+    gates.iter().try_for_each(|gate| gate.open())?;
+    children.into_iter().try_for_each(|child| child.join().map_err(Stop::Fail))?;
+    ran
+}
+
+/// Of a page that many processes map and that cannot be isolated only a few mappings are tried.
+fn bounded_users(ctx: &Ctx) -> Outcome {
+    /// As the library has it, `memory/evict.rs` and `mm/device_pages/mapped.rs`.
+    const PASSES: u64 = 50;
+    const USERS: u64 = 16;
+    const POINT: &str = "isolate";
+    let device = ctx.open()?;
+    let map = small_mapping(&device, 1)?;
+    with_children(USERS as usize + 8, || {
+        let before = inject::point_state(POINT)?.failures;
+        inject::set_point(POINT, "1 every").what("set the point")?;
+        let released = device.release();
+        inject::clear_points().what("clear the points")?;
+        fails(released, hmm::Errno::EBUSY, "a release that leaves pages")?;
+        let tries = inject::point_state(POINT)?.failures - before;
+        let most = PASSES * USERS * map.pages() as u64;
+        check!(tries > 0 && tries <= most, "{tries} tries, at most {most} expected");
+        check_eq!(device.counters()?.device_pages_used, 2, "pages on the device");
+        nothing_left(&device, "at the end")
+    })?;
+    cpu_sees(&map, 1, "at the end")
+}
+
+/// The time of an eviction does not grow with the mappings that other pages have: those of the last pages of many
+/// small mappings, which children have too, take no longer than those of the first.
+fn pieces(ctx: &Ctx) -> Outcome {
+    const PIECES: usize = 4096;
+    const PAGES: usize = 64;
+    const CHILDREN: usize = 6;
+    let device = ctx.open()?;
+    let map = Mapping::anon(PIECES)?;
+    let ends = [0, PIECES - PAGES];
+    ends.iter().for_each(|first| map.fill_pages(1, *first, PAGES));
+    for page in (1..PIECES).step_by(2) {
+        map.protect_pages(hmm::Prot::Read, page, 1)?;
+    }
+    let mut shortest = [Duration::MAX; 2];
+    with_children(CHILDREN, || {
+        for _ in 0..4 {
+            for (first, shortest) in ends.iter().zip(&mut shortest) {
+                let addr = map.page_addr(*first);
+                let done = device.migrate(addr, PAGES, Way::ToDevice).what("migrate")?;
+                check_eq!(done.moved as usize, PAGES, "pages that moved");
+                let begin = Instant::now();
+                device.release().what("release")?;
+                *shortest = begin.elapsed().min(*shortest);
+                check_eq!(device.counters()?.device_pages_used, 0, "pages on the device");
+            }
+        }
+        Ok(())
+    })?;
+    check!(shortest[1] < 2 * shortest[0], "the first and the last pages: {shortest:?}");
+    ends.iter().try_for_each(|first| map.check_pages(1, *first, PAGES).what("by the CPU"))
 }

@@ -8,7 +8,11 @@
 
 use kernel::{
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
+    sync::atomic::{
+        ordering::{Acquire, Relaxed, Release},
+        Atomic,
+        AtomicFlag, //
+    },
 };
 
 /// A moment, in turns.
@@ -24,30 +28,75 @@ pub(super) struct Candidate {
     pub(super) full: bool,
 }
 
+/// What is known of a block.
+struct Block {
+    /// Turn of the last access.
+    last: Atomic<u64>,
+    /// Whether a task evicts the block, see [`Claim`].
+    claimed: AtomicFlag,
+}
+
 /// Times of access of all blocks.
 pub(super) struct Lru {
     now: Atomic<u64>,
-    last: KVVec<Atomic<u64>>,
+    blocks: KVVec<Block>,
+}
+
+/// A block that the current task evicts. No other task chooses it until this is dropped.
+///
+/// # Invariants
+///
+/// The flag was set for this value.
+pub(super) struct Claim<'a> {
+    claimed: &'a AtomicFlag,
+    block: usize,
+}
+
+impl Claim<'_> {
+    /// Number of the block.
+    pub(super) fn block(&self) -> usize {
+        self.block
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.claimed.store(false, Release);
+    }
+}
+
+/// The block to evict.
+pub(super) enum Choice<'a> {
+    /// This one.
+    Block(Claim<'a>),
+    /// Other tasks evict all blocks that could be chosen.
+    Busy,
+    /// There is none.
+    Nothing,
 }
 
 impl Lru {
     /// For `blocks` blocks, none of which was used. Context: may sleep. `ENOMEM`.
     pub(super) fn new(blocks: usize) -> Result<Self> {
-        let mut last = KVVec::with_capacity(blocks, GFP_KERNEL)?;
+        let mut all = KVVec::with_capacity(blocks, GFP_KERNEL)?;
         for _ in 0..blocks {
-            last.push(Atomic::new(0), GFP_KERNEL)?;
+            let block = Block {
+                last: Atomic::new(0),
+                claimed: AtomicFlag::new(false),
+            };
+            all.push(block, GFP_KERNEL)?;
         }
         Ok(Self {
             // Before the first turn, all were used at 0.
             now: Atomic::new(1),
-            last,
+            blocks: all,
         })
     }
 
     /// The device uses `block` now. Context: any.
     #[inline]
     pub(super) fn touch(&self, block: usize) {
-        if let Some(last) = self.last.get(block) {
+        if let Some(Block { last, .. }) = self.blocks.get(block) {
             if last.load(Relaxed) != self.now.load(Relaxed) {
                 last.store(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
             }
@@ -59,8 +108,8 @@ impl Lru {
         Turn(self.now.load(Relaxed))
     }
 
-    /// The block to evict: of those that were not used after `before`, first one that is used in part
-    /// only and was not used lately, then the one that was not used for the longest time.
+    /// Claims the block to evict: of those that were not used after `before` and that no other task evicts, first one
+    /// that is used in part only and was not used lately, then the one that was not used for the longest time.
     ///
     /// Lately is, in as many turns as half of the candidates take in turn; `count` is how many there are. What is used in part costs
     /// less to evict, and makes as much room for a huge page.
@@ -69,22 +118,38 @@ impl Lru {
         candidates: &mut dyn Iterator<Item = Candidate>,
         count: usize,
         before: Turn,
-    ) -> Option<usize> {
+    ) -> Choice<'_> {
         let now = self.now.load(Relaxed);
-        let mut best = None;
+        let mut best: Option<((bool, u64), usize, &AtomicFlag)> = None;
+        let mut busy = false;
         for candidate in candidates {
-            let last = self.last.get(candidate.block);
-            let last = last.map_or(0, |last| last.load(Relaxed));
+            let Some(block) = self.blocks.get(candidate.block) else {
+                continue;
+            };
+            let last = block.last.load(Relaxed);
             if last > before.0 {
+                continue;
+            }
+            if block.claimed.load(Relaxed) {
+                busy = true;
                 continue;
             }
             let age = now.saturating_sub(last);
             let key = (!candidate.full && age > count as u64 / 2, age);
-            if best.is_none_or(|(other, _)| key >= other) {
-                best = Some((key, candidate.block));
+            if best.is_none_or(|(other, ..)| key >= other) {
+                best = Some((key, candidate.block, &block.claimed));
             }
         }
-        best.map(|(_, block)| block)
+        match best {
+            // INVARIANT: Set just now, by us.
+            Some((_, block, claimed)) if !claimed.xchg(true, Acquire) => {
+                Choice::Block(Claim { claimed, block })
+            }
+            // Another task was faster.
+            Some(_) => Choice::Busy,
+            None if busy => Choice::Busy,
+            None => Choice::Nothing,
+        }
     }
 }
 
@@ -104,7 +169,39 @@ mod tests {
             block,
             full: partly != Some(block),
         });
-        lru.coldest(&mut candidates, count, before)
+        match lru.coldest(&mut candidates, count, before) {
+            Choice::Block(claim) => Some(claim.block()),
+            Choice::Busy | Choice::Nothing => None,
+        }
+    }
+
+    #[test]
+    fn concurrent_evictors_choose_different_blocks() -> Result {
+        let lru = Lru::new(3)?;
+        for block in [1, 2, 0] {
+            lru.touch(block);
+        }
+        let now = lru.now();
+        let choose = || {
+            let mut candidates = (0..3).map(|block| Candidate { block, full: true });
+            lru.coldest(&mut candidates, 3, now)
+        };
+        let mut claims = KVec::new();
+        for expected in [1, 2, 0] {
+            let Choice::Block(claim) = choose() else {
+                return Err(EINVAL);
+            };
+            assert_eq!(claim.block(), expected);
+            claims.push(claim, GFP_KERNEL)?;
+        }
+        assert!(matches!(choose(), Choice::Busy));
+        // Not evicted after all: it is as cold as before.
+        claims.pop();
+        assert!(matches!(choose(), Choice::Block(claim) if claim.block() == 0));
+        drop(claims);
+        assert_eq!(coldest(&lru, 0..3, None, now), Some(1));
+        assert_eq!(lru.now(), now);
+        Ok(())
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! they are, and are mapped in place.
 
 use super::{
-    lru::{Candidate, Turn},
+    lru::{Candidate, Choice, Turn},
     Copies, Memory, MemoryOps,
 };
 use crate::{
@@ -20,11 +20,17 @@ use crate::{
     },
     stats::Counter,
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{delay::fsleep, Delta}, //
+};
 
 /// Blocks of which the eviction is tried for one step. One that cannot go, because its pages are
 /// pinned or locked, counts as used.
 const TRIES: usize = 8;
+
+/// Time between two tries while other tasks evict all blocks that could be chosen.
+const PAUSE: Delta = Delta::from_millis(5);
 
 impl<M: MemoryOps> Memory<M> {
     /// The device uses `range` of its memory: pages that it does not use go first when room is needed.
@@ -82,8 +88,20 @@ impl<M: MemoryOps> Memory<M> {
             if fatal_signal_pending() {
                 return Err(EINTR);
             }
-            let Some(block) = self.coldest(before) else {
-                break;
+            let claim = match self.coldest(before) {
+                Choice::Block(claim) => claim,
+                Choice::Busy => {
+                    fsleep(PAUSE);
+                    if self.has_room(pages) {
+                        return Ok(true);
+                    }
+                    continue;
+                }
+                Choice::Nothing => break,
+            };
+            let block = DeviceRange {
+                first: claim.block() * PMD_PAGES,
+                count: PMD_PAGES,
             };
             let moved = self.evict_block(block, &mut batch, &mut copies);
             self.stats().add(Counter::Evicted, moved as u64);
@@ -92,6 +110,7 @@ impl<M: MemoryOps> Memory<M> {
             if self.has_room(pages) {
                 return Ok(true);
             }
+            // No other task evicts the block, so its pages are pinned or locked.
             if self.pages.used_in_block(block.first) != 0 {
                 self.touch(block);
             }
@@ -99,17 +118,13 @@ impl<M: MemoryOps> Memory<M> {
         Ok(self.has_room(pages))
     }
 
-    fn coldest(&self, before: Turn) -> Option<DeviceRange> {
+    fn coldest(&self, before: Turn) -> Choice<'_> {
         let mut candidates = self.pages.used_blocks().map(|range| Candidate {
             block: range.first / PMD_PAGES,
             full: self.pages.used_in_block(range.first) == PMD_PAGES,
         });
         let count = self.pages.used().div_ceil(PMD_PAGES);
         let lru = &self.pages.data().lru;
-        let block = lru.coldest(&mut candidates, count, before)?;
-        Some(DeviceRange {
-            first: block * PMD_PAGES,
-            count: PMD_PAGES,
-        })
+        lru.coldest(&mut candidates, count, before)
     }
 }

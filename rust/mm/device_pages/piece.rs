@@ -224,10 +224,12 @@ impl<T: DevicePageOps> Piece<T> {
     ///
     /// The frames must be there, and nobody but those who have a page may use them any more.
     pub(super) unsafe fn unmap(&self) {
-        // INVARIANT: The owner is about to go.
-        let base = self.base.xchg(ABSENT, Full);
-        // SAFETY: By the function's requirements; it was there until now.
+        let base = self.base.load(Relaxed);
+        // SAFETY: By the function's requirements. `base` stays until all pages are free: `folio_free` needs it to find
+        // the number of a page.
         unsafe { self.unmap_from(base) };
+        // INVARIANT: The owner is about to go.
+        self.base.store(ABSENT, Release);
     }
 
     /// As [`Self::unmap`], of the frames from `base` on.

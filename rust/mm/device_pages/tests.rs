@@ -7,6 +7,11 @@ use crate::{
     bindings,
     inject::{Armed, Point},
     mm::addr::PMD_ORDER,
+    thread::Thread,
+};
+use kernel::{
+    sync::Arc,
+    time::{delay::fsleep, Delta}, //
 };
 
 struct NoFaults;
@@ -134,6 +139,36 @@ mod suite {
         assert_eq!(device.shrink(1), 0);
         device.restore(range);
         assert!(device.alloc(PMD_ORDER).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn pages_that_outlive_their_owner_keep_their_number() -> Result {
+        /// Records the last folio that was freed.
+        struct Records(Arc<Atomic<usize>>);
+
+        impl DevicePageOps for Records {
+            fn migrate_to_ram(_: &DevicePages<Self>, _: CpuFault<'_>) -> Result<(), FaultError> {
+                Err(FaultError::Lost)
+            }
+
+            fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
+                pages.data().0.store(range.first, Relaxed);
+            }
+        }
+
+        let freed = Arc::new(Atomic::new(usize::MAX), GFP_KERNEL)?;
+        let pages = DevicePages::new(Kind::Private, PMD_PAGES, Records(freed.clone()));
+        let device = KBox::pin_init(pages, GFP_KERNEL)?;
+        device.grow(PMD_PAGES)?;
+        let page = device.alloc_at(7, 0).ok_or(ENOMEM)?;
+        // It waits for the page.
+        let thread = Thread::spawn(c"hmm-test", move || drop(device))?;
+        fsleep(Delta::from_millis(100));
+        assert_eq!(freed.load(Relaxed), usize::MAX);
+        drop(page);
+        drop(thread);
+        assert_eq!(freed.load(Relaxed), 7);
         Ok(())
     }
 }

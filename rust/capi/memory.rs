@@ -5,6 +5,7 @@
 use super::{declared, from_driver, number, pointer, to_destroy, Data, Memory, MemoryOps};
 use crate::{
     bindings,
+    inject::{fails, Point},
     memory::{CopyJob, End, RawJob},
     mm::{
         addr::PMD_PAGES,
@@ -23,7 +24,11 @@ use kernel::{
         },
         Arc, //
     },
+    time::{delay::fsleep, Delta}, //
 };
+
+/// Time for which an injected delay widens a window.
+const DELAY: Delta = Delta::from_millis(100);
 
 declared! {
     rust_hmm_memory_create,
@@ -101,17 +106,44 @@ impl MemoryOps for CVram {
     }
 }
 
-/// What a `struct rust_hmm_memory` is: the driver has one reference, and each mirror has one.
+/// A `struct rust_hmm_memory`: the driver has one reference, and each mirror has one.
 #[pin_data]
 pub(super) struct CMemory {
-    /// Mirrors that use it.
-    mirrors: Atomic<usize>,
+    mirrors: Arc<Mirrors>,
     #[pin]
     memory: Memory<CVram>,
 }
 
+/// The number of mirrors that use a memory.
+struct Mirrors(Atomic<usize>);
+
+/// A mirror that is counted as long as this exists.
+struct Counted(Arc<Mirrors>);
+
+impl Counted {
+    fn new(mirrors: &Arc<Mirrors>) -> Self {
+        mirrors.0.fetch_add(1, Relaxed);
+        Self(mirrors.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if fails(Point::Window) {
+            fsleep(DELAY);
+        }
+        // Pairs with the load in `rust_hmm_memory_destroy()`.
+        self.0 .0.fetch_sub(1, Release);
+    }
+}
+
 /// The memory, as a mirror has it.
-pub(super) struct Lent(Arc<CMemory>);
+pub(super) struct Lent {
+    memory: Arc<CMemory>,
+    // After `memory`: the count is the driver's permission to free what the memory uses. With the count at 0 only the
+    // driver has a reference, so that the memory is gone when `rust_hmm_memory_destroy()` returns.
+    _counted: Counted,
+}
 
 impl Lent {
     /// # Safety
@@ -120,18 +152,14 @@ impl Lent {
     pub(super) unsafe fn from_raw(raw: *mut bindings::rust_hmm_memory) -> Self {
         // SAFETY: By the function's requirements the driver's reference is there.
         let theirs = core::mem::ManuallyDrop::new(unsafe { Arc::from_raw(raw.cast::<CMemory>()) });
-        theirs.mirrors.fetch_add(1, Relaxed);
-        Self(Arc::clone(&theirs))
+        Self {
+            _counted: Counted::new(&theirs.mirrors),
+            memory: Arc::clone(&theirs),
+        }
     }
 
     pub(super) fn memory(&self) -> &Memory<CVram> {
-        &self.0.memory
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        self.0.mirrors.fetch_sub(1, Release);
+        &self.memory.memory
     }
 }
 
@@ -156,7 +184,7 @@ fn create(
     }
     let memory = Arc::pin_init(
         try_pin_init!(CMemory {
-            mirrors: Atomic::new(0),
+            mirrors: Arc::new(Mirrors(Atomic::new(0)), GFP_KERNEL)?,
             memory <- Memory::new(CVram { ops, data }, Kind::Private, pages),
         }? Error),
         GFP_KERNEL,
@@ -187,7 +215,7 @@ unsafe extern "C" fn rust_hmm_memory_destroy(memory: *mut bindings::rust_hmm_mem
     };
     number(within::may_wait().and_then(|()| {
         // SAFETY: The driver's, until we return 0.
-        if unsafe { this(memory) }.mirrors.load(Acquire) != 0 {
+        if unsafe { this(memory) }.mirrors.0.load(Acquire) != 0 {
             return Err(EBUSY);
         }
         // SAFETY: The driver gives its reference back. It is the last, since no mirror has any.

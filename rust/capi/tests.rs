@@ -29,6 +29,7 @@ use crate::{
         RUST_HMM_HAS_REPLICATED, RUST_HMM_PREFER_ANY, RUST_HMM_PREFER_DEVICE,
         RUST_HMM_PREFER_SYSTEM, RUST_HMM_WRITE,
     },
+    inject::{Armed, Point},
     mm::{
         addr::PMD_PAGES,
         page::{CpuPages, CpuPagesMut, SharedBytes},

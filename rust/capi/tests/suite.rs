@@ -86,6 +86,36 @@ mod tests {
         Ok(())
     }
 
+    /// The window in which a mirror's reference is dropped and its use of the memory is still counted, or the other
+    /// way round, is widened.
+    #[test]
+    fn memory_is_busy_until_its_mirror_has_dropped_it() -> Result {
+        let (_, driver) = attached(1)?;
+        let armed = Armed::new(Point::Window, 1, false)?;
+        let destroyer = driver.clone();
+        let thread = Thread::spawn(c"hmm-test", move || {
+            // SAFETY: Nothing uses it any more.
+            unsafe { rust_hmm_mirror_destroy(destroyer.mirror()) };
+        })?;
+        for _ in 0..10_000 {
+            if !armed.is_left() {
+                break;
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        assert!(!armed.is_left());
+        // SAFETY: It was not destroyed yet.
+        let first = unsafe { rust_hmm_memory_destroy(driver.memory()) };
+        drop(thread);
+        assert_eq!(first, EBUSY.to_errno());
+        // SAFETY: As above; the queue has nothing to do.
+        unsafe {
+            assert_eq!(rust_hmm_memory_destroy(driver.memory()), 0);
+            assert_eq!(rust_hmm_queue_destroy(driver.queue()), 0);
+        }
+        Ok(())
+    }
+
     #[test]
     fn nothing_is_evicted_for_a_migration_that_does_not_want_it() -> Result {
         let (range, driver) = attached(PAGES + 4)?;

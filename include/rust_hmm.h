@@ -19,7 +19,19 @@
 #ifndef _RUST_HMM_H
 #define _RUST_HMM_H
 
+#include <linux/compiler.h>
 #include <linux/types.h>
+
+/*
+ * The library exports a symbol that is named after the contents of its header. Each object that
+ * includes this header needs it, so that a module that was built with another header does not load.
+ */
+#ifndef RUST_HMM_HEADER
+#error "use $(rust_hmm_cflags) of sdk.mk, which defines RUST_HMM_HEADER"
+#endif
+#define RUST_HMM_HEADER_SYMBOL __PASTE(rust_hmm_header_, RUST_HMM_HEADER)
+extern const char RUST_HMM_HEADER_SYMBOL;
+static const char *const rust_hmm_header __used = &RUST_HMM_HEADER_SYMBOL;
 
 struct dma_fence;
 struct file;

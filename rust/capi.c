@@ -9,6 +9,10 @@
 
 #include "../include/rust_hmm.h"
 
+/* See the header. */
+const char RUST_HMM_HEADER_SYMBOL;
+EXPORT_SYMBOL_GPL(RUST_HMM_HEADER_SYMBOL);
+
 #define SIZE(type, bytes) static_assert(sizeof(struct type) == (bytes))
 #define AT(type, field, offset, bytes) \
 	static_assert(offsetof(struct type, field) == (offset) && \

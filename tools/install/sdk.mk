@@ -13,5 +13,7 @@
 # and #include <rust_hmm.h>.
 rust_hmm_sdk := $(patsubst %/,%,$(dir $(lastword $(MAKEFILE_LIST))))
 rust_hmm_flags := -L $(rust_hmm_sdk) --extern rust_hmm --cfg hmm_series_$(VERSION)_$(PATCHLEVEL)
-rust_hmm_cflags := -I$(rust_hmm_sdk)/include
+# Names a symbol that only the library with the same header has.
+rust_hmm_cflags := -I$(rust_hmm_sdk)/include \
+	-DRUST_HMM_HEADER=$(shell sha1sum < $(rust_hmm_sdk)/include/rust_hmm.h | cut -c1-16)
 KBUILD_EXTRA_SYMBOLS += $(rust_hmm_sdk)/Module.symvers

@@ -228,7 +228,8 @@ fn run_in_child(test: &Test, ctx: &Ctx, scale: u64) -> Verdict {
     let mut child = match Child::spawn(|| {
         // Helpers of the test die with it: they are in its process group.
         hmm::child::own_group();
-        (test.run)(ctx)
+        (test.run)(ctx)?;
+        crate::mover::all_read()
     }) {
         Ok(child) => child,
         Err(error) => return Verdict::Failed(format!("fork: {error}")),

@@ -6,6 +6,7 @@
 //! driver, without those that it is known to fail.
 
 mod harness;
+mod mover;
 mod support;
 mod tests;
 

@@ -8,7 +8,7 @@ use hmm::engine::Way;
 use hmm::{pattern, smaps, Child, Counters, Device, Done, Errno, Mapping, Prot, PAGE_SIZE};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The device must read the pattern `seed` in some pages.
 pub fn device_sees_pages(
@@ -115,6 +115,16 @@ pub fn fails<T: std::fmt::Debug>(result: Result<T, Errno>, errno: Errno, what: &
         Err(found) if found == errno => Ok(()),
         other => Err(Stop::Fail(format!("{what}: found {other:?}, expected {errno}"))),
     }
+}
+
+/// Polls until `holds` returns true. Fails after a minute, and names `what` was waited for.
+pub fn until(what: &str, mut holds: impl FnMut() -> Result<bool, Stop>) -> Outcome {
+    let begin = Instant::now();
+    while !holds()? {
+        check!(begin.elapsed() < Duration::from_secs(60), "waited a minute for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
 }
 
 /// Runs `run` in a child, which is killed if it is not over in two minutes: that is a failure.

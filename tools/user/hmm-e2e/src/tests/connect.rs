@@ -6,8 +6,8 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::{
-    inject, Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, PageState, Setting,
-    HUGE_PAGES,
+    inject, Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, PageState, Pulled,
+    Setting, HUGE_PAGES, PAGE_SIZE,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ pub const TESTS: &[Test] = &[
     Test::new("connect", "readers_on_both_devices_go_on", readers_on_both).only_rust(OURS),
     Test::new("connect", "two_devices_fight_and_progress", fight).only_rust(OURS),
     Test::new("connect", "a_failed_copy_loses_nothing", failed).only_rust(OURS),
-    Test::new("connect", "a_device_that_goes_loses_nothing", goes).only_rust(OURS),
+    Test::new("connect", "a_closed_file_loses_nothing", closed).only_rust(OURS),
     Test::new("connect", "one_process_four_devices", four_devices).only_rust(OURS),
     Test::new("connect", "four_processes_one_device", four_processes).only_rust(OURS),
 ];
@@ -205,8 +205,9 @@ fn readers(ctx: &Ctx) -> Outcome {
     let job = one
         .submit(Command::new(EngineOp::Read, map.addr(), 4096).rounds(0))
         .what("submit a reader")?;
-    // The source's engine copies, for half a second.
-    one.set(Setting::CopyDelay, 500_000_000).what("set the delay")?;
+    // The source's engine copies, for a second, the longest delay: far longer than some rounds of the reader.
+    one.set(Setting::CopyDelay, 1_000_000_000).what("set the delay")?;
+    let before = one.counters().what("counters")?.bytes_copied;
     let copied = AtomicBool::new(false);
     std::thread::scope(|scope| -> Outcome {
         let puller = scope.spawn(|| {
@@ -214,14 +215,20 @@ fn readers(ctx: &Ctx) -> Outcome {
             copied.store(true, Ordering::SeqCst);
             pulled
         });
-        std::thread::sleep(Duration::from_millis(150));
-        let before = job.poll(Duration::ZERO).what("poll")?.1;
-        std::thread::sleep(Duration::from_millis(150));
-        let after = job.poll(Duration::ZERO).what("poll")?.1;
-        if !copied.load(Ordering::SeqCst) {
-            check_eq!(after.faults, 0, "faults of the reader while its page is copied");
-            check!(after.rounds > before.rounds, "the reader stands still");
-        }
+        until("the copy", || Ok(one.counters()?.bytes_copied > before))?;
+        let (begin, mut after) = (job.poll(Duration::ZERO).what("poll")?.1.rounds, None);
+        until("a round of the reader during the copy", || {
+            let status = job.poll(Duration::ZERO).what("poll")?.1;
+            // The poll came first, so what it saw was before the end of the copy.
+            if copied.load(Ordering::SeqCst) {
+                return Err(Stop::Fail("the reader stands still while its page is copied".into()));
+            }
+            let done = status.rounds > begin + 1;
+            after = done.then_some(status);
+            Ok(done)
+        })?;
+        let faults = after.map(|status| status.faults);
+        check_eq!(faults, Some(0), "faults of the reader while its page is copied");
         match puller.join() {
             Ok(pulled) => check_eq!(pulled.what("pull")?.moved, 1, "pages that moved"),
             Err(_) => return Err(Stop::Fail("the puller panicked".into())),
@@ -233,13 +240,11 @@ fn readers(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 3, "at the end")
 }
 
-/// Where both devices can use the memory of either in place, both read it all the time.
+/// Where both devices can use the memory of either in place, both read it all the time. Of
+/// private memory only its own device has entries, so the coherent devices take part in any case.
 fn readers_on_both(ctx: &Ctx) -> Outcome {
-    if !ctx.coherent() {
-        // Of private memory only its device has entries.
-        return Ok(());
-    }
-    let Pair { one, two } = pair(ctx, Connection::Migratable)?;
+    let (device, second) = if ctx.coherent() { (ctx.device, ctx.second) } else { (2, 3) };
+    let Pair { one, two } = pair(&Ctx { device, second, ..ctx.clone() }, Connection::Migratable)?;
     let map = Mapping::anon(8)?;
     map.fill(3);
     migrate(&one, &map, 3)?;
@@ -250,16 +255,29 @@ fn readers_on_both(ctx: &Ctx) -> Outcome {
     let ((mine, read), (theirs, _)) =
         (submit(&one).what("counters")?, submit(&two).what("counters")?);
     let jobs = [one.submit(read).what("the source")?, two.submit(read).what("the destination")?];
-    one.set(Setting::CopyDelay, 50_000_000).what("set the delay")?;
+    one.set(Setting::CopyDelay, 400_000_000).what("set the delay")?;
     let rounds = || -> Result<Vec<u64>, Errno> {
         jobs.iter().map(|job| job.poll(Duration::ZERO).map(|polled| polled.1.rounds)).collect()
     };
+    let before = one.counters().what("counters")?.bytes_copied;
+    let copied = AtomicBool::new(false);
     let (during, pulled) = std::thread::scope(|scope| -> Result<_, Stop> {
-        let puller = scope.spawn(|| two.pull(map.addr(), 8, &one));
-        std::thread::sleep(Duration::from_millis(100));
+        let puller = scope.spawn(|| {
+            let pulled = two.pull(map.addr(), 8, &one);
+            copied.store(true, Ordering::SeqCst);
+            pulled
+        });
+        until("the first copy", || Ok(one.counters()?.bytes_copied > before))?;
         let before = rounds().what("poll")?;
-        std::thread::sleep(Duration::from_millis(200));
-        let after = rounds().what("poll")?;
+        let mut after = before.clone();
+        until("rounds of both readers", || {
+            after = rounds().what("poll")?;
+            if copied.load(Ordering::SeqCst) {
+                let why = format!("{before:?} rounds at the first copy, {after:?} after the last");
+                return Err(Stop::Fail(why));
+            }
+            Ok(before.iter().zip(&after).all(|(before, after)| before < after))
+        })?;
         match puller.join() {
             Ok(pulled) => Ok(((before, after), pulled.what("pull")?)),
             Err(_) => Err(Stop::Fail("the puller panicked".into())),
@@ -291,6 +309,12 @@ fn fight(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(64)?;
     map.fill(0);
     (0..64).for_each(|page| map.set(page, 0, 0));
+    let sums = || -> Result<[u64; 2], Stop> {
+        let (one, two) = (one.counters()?, two.counters()?);
+        let faults = one.engine_faults_write + two.engine_faults_write;
+        Ok([faults, one.migrated_to_device + two.migrated_to_device])
+    };
+    let before = sums()?;
     let end = Instant::now() + Duration::from_secs(3);
     let fighter = |mine: &Device, other: &Device| -> Result<(u64, u64), Errno> {
         let (mut adds, mut moved) = (0, 0);
@@ -317,6 +341,13 @@ fn fight(ctx: &Ctx) -> Outcome {
     let ((adds, moved), (others, theirs)) = (first.what("the first")?, second.what("the second")?);
     check!(adds >= 3 && others >= 3, "rounds: {adds} and {others}");
     check!(moved > 0 && theirs > 0, "pages that moved: {moved} and {theirs}");
+    // Each move takes a page's entry from each device at most once, and each fault moves or maps it:
+    // neither may fault, or move, without end for one addition.
+    let [faults, moves] = sums()?;
+    let (faults, moves) = (faults - before[0], moves - before[1]);
+    println!("# {adds} and {others} rounds, {moves} pages moved, {faults} write faults");
+    check!(faults <= 2 * moves + 128, "{faults} write faults of {moves} pages that moved");
+    check!(adds.max(others) <= 4 * adds.min(others), "rounds: {adds} and {others}: unfair");
     for page in 0..64 {
         check_eq!(map.get(page, 0), adds + others, "sum in page {page}");
     }
@@ -339,24 +370,43 @@ fn failed(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// `to` pulls all of `map` from `from`; `later` one of them is closed, while the copies are under way.
-fn pull_until_it_goes(
+/// `to` pulls all of `map` from `from`. When `copies` of them are made, and the others are not,
+/// runs `event`. Fails if the pull had ended before.
+pub fn while_pulled(
     to: &Device,
     map: &Mapping,
     from: &Device,
-    goes: &Device,
-    later: Duration,
-) -> Outcome {
+    copies: u64,
+    event: impl FnOnce() -> Outcome,
+) -> Result<Result<Pulled, Errno>, Stop> {
+    let counter = from.counters().what("counters")?;
+    let pulled = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let puller = scope.spawn(|| to.pull(map.addr(), map.pages(), from));
-        std::thread::sleep(later);
-        goes.detach().what("close one of the devices")?;
-        match puller.join() {
-            Ok(pulled) => check_eq!(pulled.what("pull")?.moved, map.pages() as u64, "pages moved"),
-            Err(_) => return Err(Stop::Fail("the puller panicked".into())),
-        }
-        Ok(())
+        let puller = scope.spawn(|| {
+            let result = to.pull(map.addr(), map.pages(), from);
+            pulled.store(true, Ordering::SeqCst);
+            result
+        });
+        let copied = |now: u64| (now - counter.bytes_copied) / PAGE_SIZE as u64;
+        until("copies of a pull", || Ok(copied(from.counters()?.bytes_copied) >= copies))?;
+        check!(!pulled.load(Ordering::SeqCst), "the pull was over before the event");
+        event()?;
+        puller.join().map_err(|_| Stop::Fail("the puller panicked".into()))
     })
+}
+
+/// `to` pulls all of `map` from `from`, while the file `closed`, one of the two, is closed.
+fn pull_while_closed(
+    to: &Device,
+    map: &Mapping,
+    from: &Device,
+    closed: &Device,
+    copies: u64,
+) -> Outcome {
+    let close = || closed.detach().what("close one of the files");
+    let pulled = while_pulled(to, map, from, copies, close)?.what("pull")?;
+    check_eq!(pulled.moved, map.pages() as u64, "pages moved");
+    Ok(())
 }
 
 /// What the CPU reads where it is, in coherent memory, comes to system memory.
@@ -368,26 +418,26 @@ fn home(devices: &[&Device], map: &Mapping) -> Outcome {
     Ok(())
 }
 
-fn goes(ctx: &Ctx) -> Outcome {
+fn closed(ctx: &Ctx) -> Outcome {
     let Pair { one, two } = pair(ctx, Connection::Migratable)?;
     let map = Mapping::anon(32)?;
     map.fill(3);
     for round in 0..4 {
         let source = ctx.open()?;
         migrate(&source, &map, 3)?;
-        source.set(Setting::CopyDelay, 5_000_000).what("set the delay")?;
-        // The source goes while its pages are copied; the call keeps it until it is over.
-        let later = Duration::from_millis(20 + 20 * round);
-        pull_until_it_goes(&two, &map, &source, &source, later)?;
+        source.set(Setting::CopyDelay, 10_000_000).what("set the delay")?;
+        // The source is closed while its pages are copied; the call keeps its file until it returns.
+        let copies = 2 + 5 * round;
+        pull_while_closed(&two, &map, &source, &source, copies)?;
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
         device_sees(&two, &map, 3, "when the source is gone")?;
         cpu_sees(&map, 3, "when the source is gone")?;
         home(&[&one, &two], &map)?;
         // The destination goes: what has moved is brought back, the rest is where it was.
         migrate(&one, &map, 3)?;
-        one.set(Setting::CopyDelay, 5_000_000).what("set the delay")?;
+        one.set(Setting::CopyDelay, 10_000_000).what("set the delay")?;
         let destination = Device::open(ctx.second).what("open the second")?;
-        pull_until_it_goes(&destination, &map, &one, &destination, later)?;
+        pull_while_closed(&destination, &map, &one, &destination, copies)?;
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
         device_sees(&one, &map, 3, "when the destination is gone")?;
         cpu_sees(&map, 3, "when the destination is gone")?;
@@ -396,7 +446,7 @@ fn goes(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-fn four_devices(ctx: &Ctx) -> Outcome {
+fn four_devices(_: &Ctx) -> Outcome {
     let devices: Vec<Device> = (0..4).map_while(|index| Device::open(index).ok()).collect();
     if devices.len() < 4 {
         return Err(Stop::Skip("there are no coherent devices".into()));
@@ -425,7 +475,6 @@ fn four_devices(ctx: &Ctx) -> Outcome {
         device.pull(map.addr(), map.pages(), from).what("pull")?;
         check_eq!(sum(device)?, expected, "checksum by device {index} after its pull");
     }
-    let _ = ctx;
     cpu_sees(&map, 5, "at the end")
 }
 

@@ -52,12 +52,39 @@ fn together(jobs: Vec<Job<'_>>) -> Result<Vec<u64>, Stop> {
     results.into_iter().collect()
 }
 
-/// A migration that others disturb: pages that are gone again when it reads
-/// them are ENOENT, everything else is an error.
-fn disturbed_migration(device: &Device, map: &Mapping, buffer: &mut [u8]) -> Outcome {
-    match device.migrate_to_device(map.addr(), buffer) {
-        Ok(_) | Err(Errno::ENOENT) => Ok(()),
-        Err(error) => Err(Stop::Fail(format!("migrate to the device: {error}"))),
+/// Counts the pages that migrations moved while other threads used them.
+#[derive(Default)]
+struct Moved {
+    there: AtomicU64,
+    back: AtomicU64,
+}
+
+impl Moved {
+    /// A migration that others disturb: pages that are gone again when it reads
+    /// them are ENOENT, everything else is an error.
+    fn disturbed(&self, device: &Device, map: &Mapping, buffer: &mut [u8]) -> Outcome {
+        match device.migrate_to_device(map.addr(), buffer) {
+            Ok(done) => self.there.fetch_add(done.cpages, Ordering::Relaxed),
+            Err(Errno::ENOENT) => 0,
+            Err(error) => return Err(Stop::Fail(format!("migrate to the device: {error}"))),
+        };
+        Ok(())
+    }
+
+    fn back(&self, device: &Device, map: &Mapping) -> Outcome {
+        let done = device.migrate_to_system(map.addr(), map.pages());
+        let pages = done.what("migrate to the system")?.cpages;
+        self.back.fetch_add(pages, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Fails if nothing moved; with `back`, in either direction.
+    fn proof(&self, back: bool) -> Outcome {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let (there, home) = (load(&self.there), load(&self.back));
+        println!("# {there} pages moved there, {home} back by request");
+        check!(there > 0 && (home > 0 || !back), "{there} pages moved there, {home} back");
+        Ok(())
     }
 }
 
@@ -81,23 +108,21 @@ fn sees_in_the_end(device: &Device, map: &Mapping, seed: u64, when: &str) -> Out
     pattern::check(seed, 0, &data).what(&format!("device read {when}"))
 }
 
-fn back(device: &Device, map: &Mapping) -> Outcome {
-    device.migrate_to_system(map.addr(), map.pages()).map(|_| ()).what("migrate to the system")
-}
-
 /// Reading, migrating there, migrating back and touching, all with one file.
 fn reads_and_migrations(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     for map in [Mapping::anon(64)?, huge(1, 1)?] {
         map.fill(1);
         let mut buffer = vec![0; map.len()];
+        let moved = Moved::default();
         let read = || sees_in_the_end(&device, &map, 1, "during migrations");
         together(vec![
             Box::new(read),
-            Box::new(|| disturbed_migration(&device, &map, &mut buffer)),
-            Box::new(|| back(&device, &map)),
+            Box::new(|| moved.disturbed(&device, &map, &mut buffer)),
+            Box::new(|| moved.back(&device, &map)),
             Box::new(|| cpu_sees(&map, 1, "during migrations")),
         ])?;
+        moved.proof(false)?;
         cpu_sees(&map, 1, "at the end")?;
         device_sees(&device, &map, 1, "at the end")?;
     }
@@ -117,12 +142,14 @@ fn count_and_migrate(ctx: &Ctx, map: &Mapping) -> Outcome {
         Ok(())
     };
     let mut buffer = vec![0; map.len()];
+    let moved = Moved::default();
     together(vec![
         Box::new(count),
         Box::new(count),
-        Box::new(|| disturbed_migration(&device, map, &mut buffer)),
-        Box::new(|| back(&device, map)),
+        Box::new(|| moved.disturbed(&device, map, &mut buffer)),
+        Box::new(|| moved.back(&device, map)),
     ])?;
+    moved.proof(false)?;
     let expected = counted.load(Ordering::Relaxed);
     for page in 0..map.pages() {
         let found = map.get(page, 0);
@@ -144,6 +171,7 @@ fn write_and_migrate(writer: &Device, mover: &Device, map: &Mapping) -> Outcome 
     map.fill(1);
     let mut seed = 1;
     let mut buffer = vec![0; map.len()];
+    let moved = Moved::default();
     let write = || {
         seed += 1;
         let data = pattern::buffer(seed, 0, map.pages());
@@ -157,9 +185,10 @@ fn write_and_migrate(writer: &Device, mover: &Device, map: &Mapping) -> Outcome 
     };
     together(vec![
         Box::new(write),
-        Box::new(|| disturbed_migration(mover, map, &mut buffer)),
-        Box::new(|| back(mover, map)),
+        Box::new(|| moved.disturbed(mover, map, &mut buffer)),
+        Box::new(|| moved.back(mover, map)),
     ])?;
+    moved.proof(true)?;
     cpu_sees(map, seed, "at the end")
 }
 
@@ -179,10 +208,13 @@ fn device_writer_other_file(ctx: &Ctx) -> Outcome {
 fn munmap_under_reads(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let deadline = Instant::now() + LENGTH;
-    while Instant::now() < deadline {
+    let (mut moved, mut failed, mut rounds) = (0, 0, 0);
+    // Either order of the two is possible; a read that is always first proves nothing.
+    while Instant::now() < deadline || (failed == 0 && rounds < 2000) {
+        rounds += 1;
         let map = Mapping::anon(256)?;
         map.fill(1);
-        try_migrate(&device, &map).map(|_| ()).what("migrate")?;
+        moved += try_migrate(&device, &map).what("migrate")?.cpages;
         let mut data = vec![0; map.len()];
         let (read, unmapped) = std::thread::scope(|scope| {
             let unmapper = scope.spawn(|| map.unmap_pages(128, 128));
@@ -191,10 +223,15 @@ fn munmap_under_reads(ctx: &Ctx) -> Outcome {
         check!(matches!(unmapped, Ok(Ok(()))), "munmap failed");
         match read {
             Ok(_) => pattern::check(1, 0, &data).what("read during munmap")?,
-            Err(error) => fails(Err::<(), _>(error), Errno::EFAULT, "read during munmap")?,
+            Err(error) => {
+                failed += 1;
+                fails(Err::<(), _>(error), Errno::EFAULT, "read during munmap")?
+            }
         }
         device_sees_pages(&device, &map, 1, 0, 128, "of the half that stays")?;
     }
+    println!("# {moved} pages moved, {failed} of {rounds} reads failed");
+    check!(moved > 0 && failed > 0, "{moved} pages moved, {failed} of {rounds} reads failed");
     Ok(())
 }
 
@@ -203,6 +240,7 @@ fn dontneed_under_migrations(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(64)?;
     let mut buffer = vec![0; map.len()];
+    let moved = Moved::default();
     let mut seed = 0;
     together(vec![
         Box::new(|| {
@@ -212,9 +250,9 @@ fn dontneed_under_migrations(ctx: &Ctx) -> Outcome {
             device_sees_zero(&device, &map, 0, map.pages(), "after MADV_DONTNEED")?;
             map.check_zero(0, map.pages()).what("CPU read after MADV_DONTNEED")
         }),
-        Box::new(|| disturbed_migration(&device, &map, &mut buffer)),
+        Box::new(|| moved.disturbed(&device, &map, &mut buffer)),
     ])?;
-    Ok(())
+    moved.proof(false)
 }
 
 /// Children come and go while the device writes: each sees what was there when
@@ -224,9 +262,9 @@ fn forks_under_writes(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(16)?;
     map.fill(1);
     let deadline = Instant::now() + LENGTH;
-    let mut seed = 1;
+    let (mut seed, mut moved) = (1, 0);
     while Instant::now() < deadline {
-        try_migrate(&device, &map).map(|_| ()).what("migrate")?;
+        moved += try_migrate(&device, &map).what("migrate")?.cpages;
         // Threads end before the fork: a forked child has only one.
         let child = hmm::Child::spawn(|| {
             for _ in 0..3 {
@@ -245,5 +283,6 @@ fn forks_under_writes(ctx: &Ctx) -> Outcome {
         child.join().map_err(Stop::Fail)?;
         cpu_sees(&map, seed, "by the parent")?;
     }
+    check!(moved > 0, "no page moved");
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::files::{Khugepaged, SmallThp};
 use hmm::uffd::WriteProtect;
-use hmm::{pattern, Child, Command, EngineOp, Errno, Mapping, Prot, HUGE_PAGES, PAGE_SIZE};
+use hmm::{pattern, Child, Command, Device, EngineOp, Errno, Mapping, Prot, HUGE_PAGES, PAGE_SIZE};
 use std::time::{Duration, Instant};
 
 pub const TESTS: &[Test] = &[
@@ -42,9 +42,10 @@ fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
         let fill = Command::new(EngineOp::Fill, map.page_addr(first), PART * PAGE_SIZE);
         let (old, new) = (2 * round + 1, 2 * round + 2);
         check_eq!(device.run(fill.value(old))?.error, None, "write without protection");
-        protection.set(&map, first, PART, true).what("protect")?;
+        mover.during(|| protection.set(&map, first, PART, true)).what("protect")?;
         let job = device.submit(fill.value(new))?;
-        std::thread::sleep(Duration::from_millis(25));
+        // The step in flight ends, and the write comes to its fault.
+        mover.wait_for(1)?;
         for page in first..first + PART {
             check_eq!(map.get(page, 7), old, "word of page {page}, which is protected");
         }
@@ -70,7 +71,7 @@ fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
         }
         Ok(())
     })?;
-    drop(mover);
+    mover.end()?;
     println!("# {waited} writes waited for the protection to go");
     no_stale_hits(&device)
 }
@@ -138,22 +139,21 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
 fn pageout(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon_aligned(1)?;
-    let mover = slow_mover(&device, &map)?;
+    let mover = Mover::start_slow(&device, &map)?;
     map.fill(1);
     // The mover holds the pages most of the time, and what comes back from the device is dirty.
     let (mut dropped, mut kept) = (0, 0);
     while dropped == 0 && kept < 200 * PART {
-        repeat(|round| dropped_or_kept(&device, &map, round, &mut dropped, &mut kept))?;
+        repeat(|round| dropped_or_kept((&device, &map, &mover), round, &mut dropped, &mut kept))?;
     }
-    drop(mover);
+    mover.end()?;
     println!("# {dropped} pages dropped, {kept} kept");
     check!(dropped > 0, "reclaim took nothing of {kept} pages");
     no_stale_hits(&device)
 }
 
 fn dropped_or_kept(
-    device: &Device,
-    map: &Mapping,
+    (device, map, mover): (&Device, &Mapping, &Mover),
     round: u64,
     dropped: &mut usize,
     kept: &mut usize,
@@ -163,9 +163,11 @@ fn dropped_or_kept(
     device_sees_pages(device, map, seed, 0, PART, "before MADV_PAGEOUT")?;
     // Not always at the same moment of the mover's trip.
     std::thread::sleep(Duration::from_millis(round % 7));
-    map.advise_pages(libc::MADV_FREE, 0, PART)?;
-    map.advise_pages(libc::MADV_PAGEOUT, 0, PART)?;
-    map.advise_pages(libc::MADV_COLD, PART, PART)?;
+    mover.during(|| {
+        map.advise_pages(libc::MADV_FREE, 0, PART)?;
+        map.advise_pages(libc::MADV_PAGEOUT, 0, PART)?;
+        map.advise_pages(libc::MADV_COLD, PART, PART)
+    })?;
     let mut data = vec![0xaa; PART * PAGE_SIZE];
     device.read(map.addr(), &mut data).what("device read after MADV_PAGEOUT")?;
     for (page, bytes) in data.chunks_exact(PAGE_SIZE).enumerate() {
@@ -185,22 +187,6 @@ fn dropped_or_kept(
     map.check_pages(seed, 0, PART).what("CPU read of dirty pages after MADV_PAGEOUT")
 }
 
-/// A mover that rests after each trip, at least as long as it took, so that others get at the memory.
-fn slow_mover(device: &Device, map: &Mapping) -> Result<Child, Stop> {
-    map.advise(libc::MADV_DONTFORK)?;
-    let child = Child::spawn(|| -> Result<(), Errno> {
-        loop {
-            let begin = Instant::now();
-            for way in [Way::ToDevice, Way::ToSystem] {
-                let _ = device.migrate(map.addr(), map.pages(), way);
-            }
-            std::thread::sleep(begin.elapsed().max(Duration::from_millis(10)));
-        }
-    })?;
-    map.advise(libc::MADV_DOFORK)?;
-    Ok(child)
-}
-
 /// Two blocks of small pages that may become huge.
 fn small_pages(map: &Mapping, seed: u64) -> Outcome {
     map.advise(libc::MADV_NOHUGEPAGE)?;
@@ -212,14 +198,14 @@ fn small_pages(map: &Mapping, seed: u64) -> Outcome {
 fn collapse(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon_huge(2)?;
-    let mover = slow_mover(&device, &map)?;
+    let mover = Mover::start_slow(&device, &map)?;
     small_pages(&map, 1)?;
     let job = watch(&device, &map, 1)?;
     let (mut collapsed, begin) = (0, Instant::now());
     repeat(|_| {
         // It fails while pages are on the device.
         while begin.elapsed() < Duration::from_secs(20) {
-            if map.collapse().is_ok() {
+            if mover.during(|| map.collapse()).is_ok() {
                 collapsed += 1;
                 break;
             }
@@ -228,7 +214,7 @@ fn collapse(ctx: &Ctx) -> Outcome {
         Ok(map.protect_pages(Prot::ReadWrite, 9, 1)?)
     })?;
     watched(&job, "of pages that collapse")?;
-    drop(mover);
+    mover.end()?;
     println!("# collapsed {collapsed} times");
     check!(collapsed > 0, "nothing collapsed");
     cpu_sees(&map, 1, "at the end")?;
@@ -242,7 +228,7 @@ fn khugepaged(ctx: &Ctx) -> Outcome {
     };
     let device = open(ctx)?;
     let map = Mapping::anon_huge(2)?;
-    let mover = slow_mover(&device, &map)?;
+    let mover = Mover::start_slow(&device, &map)?;
     let (begin, mut seed) = (Instant::now(), 0);
     while daemon.collapsed()? < 4 {
         let (seen, elapsed) = (daemon.collapsed()?, begin.elapsed());
@@ -251,15 +237,18 @@ fn khugepaged(ctx: &Ctx) -> Outcome {
         small_pages(&map, seed)?;
         let job = watch(&device, &map, seed)?;
         let round = Instant::now();
-        while daemon.collapsed()? == seen && round.elapsed() < Duration::from_secs(2) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        mover.during(|| -> Outcome {
+            while daemon.collapsed()? == seen && round.elapsed() < Duration::from_secs(2) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Ok(())
+        })?;
         watched(&job, "while khugepaged makes huge pages")?;
         device_sees(&device, &map, seed, "after khugepaged")?;
         cpu_sees(&map, seed, "after khugepaged")?;
         device_fills(&device, &map, seed + 1, "after khugepaged")?;
         cpu_sees(&map, seed + 1, "of what the device wrote after khugepaged")?;
     }
-    drop(mover);
+    mover.end()?;
     no_stale_hits(&device)
 }

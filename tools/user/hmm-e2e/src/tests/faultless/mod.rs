@@ -10,11 +10,12 @@ mod kernel;
 mod races;
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::mover::Mover;
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::engine::{checksum, Way};
+use hmm::engine::checksum;
 use hmm::pattern::{self, WORDS};
-use hmm::{Child, Command, Device, EngineOp, Errno, Job, Mapping, Setting};
+use hmm::{Command, Device, EngineOp, Job, Mapping, Setting};
 use std::time::{Duration, Instant};
 
 const OURS: &str = "the C driver has no engines";
@@ -26,35 +27,6 @@ const DELAY_NS: u64 = 20_000;
 /// All of them.
 pub fn tests() -> Vec<Test> {
     [basic::TESTS, holes::TESTS, races::TESTS, kernel::TESTS].concat()
-}
-
-/// A child that migrates the range of its parent there and back until it goes.
-/// It has no copy of that memory, so that nothing is shared with it.
-pub struct Mover(Child);
-
-impl Mover {
-    /// Starts it.
-    pub fn start(device: &Device, map: &Mapping) -> Result<Mover, Stop> {
-        map.advise(libc::MADV_DONTFORK)?;
-        let (addr, pages) = (map.addr(), map.pages());
-        let child = Child::spawn(|| -> Result<(), Errno> {
-            loop {
-                for way in [Way::ToDevice, Way::ToSystem] {
-                    // What is gone meanwhile is the caller's business.
-                    let _ = device.migrate(addr, pages, way);
-                }
-            }
-        })?;
-        map.advise(libc::MADV_DOFORK)?;
-        Ok(Mover(child))
-    }
-}
-
-impl Drop for Mover {
-    fn drop(&mut self) {
-        self.0.signal(libc::SIGKILL);
-        let _ = self.0.wait_timeout(Duration::from_secs(20));
-    }
 }
 
 /// The words of a pattern.
@@ -119,9 +91,14 @@ pub fn repeat(mut body: impl FnMut(u64) -> Outcome) -> Outcome {
     Ok(())
 }
 
-/// Pages that are dropped are zero from then on, for both.
-pub fn dropped(device: &Device, map: &Mapping, seed: u64, first: usize, count: usize) -> Outcome {
-    map.advise_pages(libc::MADV_DONTNEED, first, count)?;
+/// Pages that are dropped while `mover` runs are zero from then on, for both.
+pub fn dropped(
+    (device, map, mover): (&Device, &Mapping, &Mover),
+    seed: u64,
+    first: usize,
+    count: usize,
+) -> Outcome {
+    mover.during(|| map.advise_pages(libc::MADV_DONTNEED, first, count))?;
     device_sees_zero(device, map, first, count, "of dropped pages")?;
     map.check_zero(first, count).what("dropped pages")?;
     map.fill_pages(seed, first, count);
@@ -129,17 +106,22 @@ pub fn dropped(device: &Device, map: &Mapping, seed: u64, first: usize, count: u
     Ok(())
 }
 
-/// A mover on memory of which a part comes and goes; the rest is watched.
-pub fn disturbed(ctx: &Ctx, mut disturb: impl FnMut(&Device, &Mapping, u64) -> Outcome) -> Outcome {
+/// Calls `disturb` again and again with memory on which a mover runs, while other memory that
+/// moves as well is read without a pause. `disturb` runs its event under [`Mover::during`].
+pub fn disturbed(
+    ctx: &Ctx,
+    mut disturb: impl FnMut(&Device, &Mapping, &Mover, u64) -> Outcome,
+) -> Outcome {
     let device = open(ctx)?;
     let (steady, map) = (Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?);
-    let movers = (Mover::start(&device, &steady)?, Mover::start(&device, &map)?);
+    let (beside, mover) = (Mover::start(&device, &steady)?, Mover::start(&device, &map)?);
     steady.fill(3);
     map.fill(1);
     let job = watch(&device, &steady, 3)?;
-    repeat(|round| disturb(&device, &map, round))?;
+    beside.during(|| repeat(|round| disturb(&device, &map, &mover, round)))?;
     watched(&job, "of memory that nobody touches")?;
-    drop(movers);
+    mover.end()?;
+    beside.end()?;
     cpu_sees(&steady, 3, "of memory that nobody touched")?;
     no_stale_hits(&device)
 }

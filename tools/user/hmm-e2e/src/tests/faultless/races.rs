@@ -3,12 +3,14 @@
 
 use super::*;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::mover::{Board, Tally};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::pattern::WORDS;
 use hmm::PAGE_SIZE;
 use hmm::{Child, Command, EngineOp, Errno, Mapping, Prot};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub const TESTS: &[Test] = &[
@@ -29,6 +31,7 @@ pub const TESTS: &[Test] = &[
 
 fn h11_munmap(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
+    let mut tally = Tally::default();
     repeat(|_| {
         let map = Mapping::anon_aligned(1)?;
         let mover = Mover::start(&device, &map)?;
@@ -36,45 +39,50 @@ fn h11_munmap(ctx: &Ctx) -> Outcome {
         device_sees(&device, &map, 1, "at first")?;
         let read = Command::new(EngineOp::Read, map.page_addr(256), PAGE_SIZE).rounds(0);
         let job = device.submit(read)?;
-        map.unmap_pages(256, 128)?;
+        mover.wait_for(1)?;
+        mover.during(|| map.unmap_pages(256, 128))?;
         check_eq!(job.wait()?.error, Some(Errno::EFAULT), "end of a read of what is gone");
         device_sees_pages(&device, &map, 1, 0, 256, "of what stays")?;
-        drop(mover);
+        tally.add(mover.kill()?);
         map.check_pages(1, 384, 128).what("CPU read of what stays")
     })?;
+    tally.proof()?;
     no_stale_hits(&device)
 }
 
 fn h11_mremap(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
+    let mut tally = Tally::default();
     repeat(|_| {
         let (map, target) = (Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?);
         let mover = Mover::start(&device, &map)?;
         map.fill(1);
         device_sees(&device, &map, 1, "at first")?;
-        map.move_pages(128, 64, &target, 128)?;
+        mover.wait_for(1)?;
+        mover.during(|| map.move_pages(128, 64, &target, 128))?;
         device_sees_pages(&device, &target, 1, 128, 64, "where the pages went")?;
         let old = Command::new(EngineOp::Read, map.page_addr(130), 8);
         check_eq!(device.run(old)?.error, Some(Errno::EFAULT), "read where the pages were");
-        drop(mover);
+        tally.add(mover.kill()?);
         target.check_pages(1, 128, 64).what("CPU read where the pages went")?;
         map.check_pages(1, 0, 128).what("CPU read of the rest")
     })?;
+    tally.proof()?;
     no_stale_hits(&device)
 }
 
 fn h11_mprotect(ctx: &Ctx) -> Outcome {
-    disturbed(ctx, |device, map, round| {
+    disturbed(ctx, |device, map, mover, round| {
         // Each page waits for the mover, which hardly ever rests.
         let (at, len) = (map.page_addr(64), 16 * PAGE_SIZE);
         let fill = Command::new(EngineOp::Fill, at, len).value(round);
-        map.protect_pages(Prot::Read, 64, 16)?;
+        mover.during(|| map.protect_pages(Prot::Read, 64, 16))?;
         check_eq!(device.run(fill)?.error, Some(Errno::EPERM), "write to what is read-only");
         let read = Command::new(EngineOp::Read, at, len);
         check_eq!(device.run(read)?.error, None, "read of what is read-only");
-        map.protect_pages(Prot::None, 64, 16)?;
+        mover.during(|| map.protect_pages(Prot::None, 64, 16))?;
         check_eq!(device.run(read)?.error, Some(Errno::EFAULT), "read without access");
-        map.protect_pages(Prot::ReadWrite, 64, 16)?;
+        mover.during(|| map.protect_pages(Prot::ReadWrite, 64, 16))?;
         check_eq!(device.run(fill)?.error, None, "write with access");
         check_eq!((map.get(64, 0), map.get(79, 511)), (round, round), "what was written");
         Ok(())
@@ -89,28 +97,33 @@ fn h11_fork(ctx: &Ctx) -> Outcome {
     repeat(|round| {
         let (mine, theirs) = (2 * round + 1, 2 * round + 1_000_001);
         device_fills(&device, &map, mine, "before the fork")?;
-        let child = Child::spawn(|| -> Outcome {
-            cpu_sees(&map, mine, "by the child")?;
-            map.fill(theirs);
-            cpu_sees(&map, theirs, "by the child of what it wrote")
+        let child = mover.during(|| {
+            Child::spawn(|| -> Outcome {
+                cpu_sees(&map, mine, "by the child")?;
+                map.fill(theirs);
+                cpu_sees(&map, theirs, "by the child of what it wrote")
+            })
         })?;
         device_fills(&device, &map, mine + 1, "after the fork")?;
         device_sees(&device, &map, mine + 1, "of what it wrote after the fork")?;
         child.join().map_err(Stop::Fail)?;
         cpu_sees(&map, mine + 1, "by the parent")
     })?;
-    drop(mover);
+    mover.end()?;
     no_stale_hits(&device)
 }
 
 fn h11_exit(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
+    let mut tally = Tally::default();
     for round in 0..6 {
         let gate = hmm::Gate::new()?;
+        // The mover outlives the process whose memory it moves.
+        let board = Board::new()?;
         let mut child = Child::spawn(|| -> Outcome {
             let own = open(ctx)?;
             let map = Mapping::anon_aligned(1)?;
-            let _mover = Mover::start(&own, &map)?;
+            let _mover = Mover::spawn(&board, &own, &map, false)?;
             map.fill(1);
             let _job = watch(&own, &map, 1)?;
             gate.open().what("gate")?;
@@ -118,11 +131,19 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
             Ok(())
         })?;
         gate.wait().what("the child")?;
-        std::thread::sleep(Duration::from_millis(10 + 7 * round));
-        child.signal(libc::SIGKILL);
-        check!(child.wait_timeout(Duration::from_secs(20)).is_some(), "the child does not end");
+        board.wait_for(1)?;
+        // Not always at the same moment of the trip.
+        std::thread::sleep(Duration::from_millis(7 * round));
+        let ended = board.during(|| {
+            child.signal(libc::SIGKILL);
+            child.wait_timeout(Duration::from_secs(20))
+        });
+        check!(ended.is_some(), "the child does not end");
+        board.stop();
+        tally.add(board.read());
     }
-    // The movers of the dead hold their files for a moment, until they notice.
+    tally.proof()?;
+    // The movers hold the files of the dead until the call in flight ends.
     let begin = Instant::now();
     while device.counters()?.device_pages_used != 0 && begin.elapsed() < Duration::from_secs(10) {
         std::thread::sleep(Duration::from_millis(20));
@@ -132,8 +153,8 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
 }
 
 fn madv_free(ctx: &Ctx) -> Outcome {
-    disturbed(ctx, |device, map, round| {
-        map.advise_pages(libc::MADV_FREE, 0, 64)?;
+    disturbed(ctx, |device, map, mover, round| {
+        mover.during(|| map.advise_pages(libc::MADV_FREE, 0, 64))?;
         // Written after the advice, so that it must stay.
         device_fills_pages(device, map, round, 0, 64, "after MADV_FREE")?;
         map.check_pages(round, 0, 64).what("CPU read after MADV_FREE and a device write")
@@ -145,75 +166,99 @@ fn merging(ctx: &Ctx) -> Outcome {
         Ok(ksm) => ksm,
         Err(error) => return Err(Stop::Skip(format!("no KSM: {error}"))),
     };
-    disturbed(ctx, |device, map, round| {
+    disturbed(ctx, |device, map, mover, round| {
         for page in 0..64 {
             (0..WORDS).for_each(|word| map.set(page, word, round));
         }
-        ksm.advise(map)?;
-        std::thread::sleep(Duration::from_millis(50));
+        mover.during(|| -> Outcome {
+            ksm.advise(map)?;
+            std::thread::sleep(Duration::from_millis(50));
+            Ok(())
+        })?;
         let read = Command::new(EngineOp::Read, map.addr(), 64 * PAGE_SIZE);
         let sum = round.wrapping_mul((64 * WORDS) as u64);
         check_eq!(device.run(read)?.status.result, sum, "sum of pages that merge");
         device_fills_pages(device, map, round, 3, 2, "of pages that merge")?;
         map.check_pages(round, 3, 2).what("CPU read of what the device wrote")?;
         check_eq!(map.get(5, 0), round, "a neighbour of what the device wrote");
-        Ok(())
+        // Memory that may merge does not move: let it move before the next round.
+        map.advise(libc::MADV_UNMERGEABLE)?;
+        mover.wait_for(1)
     })
 }
 
 fn thp_split(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
+    let mut tally = Tally::default();
     repeat(|_| {
         let map = Mapping::anon_huge(1)?;
         let mover = Mover::start(&device, &map)?;
         map.fill(1);
         let job = watch(&device, &map, 1)?;
         for page in [17, 300, 511] {
-            map.protect_pages(Prot::Read, page, 1)?;
+            mover.during(|| map.protect_pages(Prot::Read, page, 1))?;
             map.protect_pages(Prot::ReadWrite, page, 1)?;
         }
         watched(&job, "of a huge page that is split")?;
         device_fills(&device, &map, 2, "of a huge page that was split")?;
-        drop(mover);
+        tally.add(mover.kill()?);
         cpu_sees(&map, 2, "of a huge page that was split")
     })?;
+    tally.proof()?;
     no_stale_hits(&device)
 }
 
 fn close_in_flight(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon_aligned(1)?;
     let pause = |round| std::thread::sleep(Duration::from_millis(3 + 4 * round));
+    let (mut tally, mut closed_under) = (Tally::default(), 0);
     for round in 0..6 {
         // Another process has the last descriptor, and is killed in a migration.
         map.fill(round);
         let device = open(ctx)?;
         let mover = Mover::start(&device, &map)?;
         watch(&device, &map, round)?;
+        mover.wait_for(1)?;
         pause(round);
-        device.close().what("close")?;
+        mover.during(|| device.close()).what("close")?;
+        mover.wait_for(1)?;
         pause(round);
-        drop(mover);
+        tally.add(mover.kill()?);
         cpu_sees(&map, round, "after the last descriptor went with its process")?;
         // The last descriptor goes while a thread is in a migration, and commands run.
         let device = open(ctx)?;
         watch(&device, &map, round)?;
+        let closed = AtomicBool::new(false);
         let ended = std::thread::scope(|scope| {
             let mover = scope.spawn(|| loop {
                 for way in [Way::ToDevice, Way::ToSystem] {
-                    if let Err(error) = device.migrate(map.addr(), map.pages(), way) {
-                        return error;
+                    let before = closed.load(Ordering::SeqCst);
+                    match device.migrate(map.addr(), map.pages(), way) {
+                        Err(error) => return (error, 0),
+                        // Begun before the close, and ended after it.
+                        Ok(done) if !before && closed.load(Ordering::SeqCst) && done.moved > 0 => {
+                            let next = device.migrate(map.addr(), map.pages(), way);
+                            return (next.err().unwrap_or(Errno(0)), done.moved);
+                        }
+                        Ok(_) => {}
                     }
                 }
             });
             pause(round);
             let detached = device.detach();
+            closed.store(true, Ordering::SeqCst);
             (detached, mover.join())
         });
         ended.0.what("close under a migration")?;
         // The call in flight comes to its end; the next one meets another file.
-        check_eq!(ended.1.ok(), Some(Errno::ENOTTY), "end of the migrations");
+        let (error, moved) = ended.1.map_err(|_| Stop::Fail("a thread panicked".into()))?;
+        check_eq!(error, Errno::ENOTTY, "end of the migrations");
+        closed_under += moved;
         cpu_sees(&map, round, "after the close under a migration")?;
     }
+    tally.proof()?;
+    check!(tally.cut > 0, "no migration was in flight when its process was killed: {tally}");
+    check!(closed_under > 0, "no migration was in flight at any close");
     let device = open(ctx)?;
     check_eq!(device.counters()?.device_pages_used, 0, "device pages after the last close");
     device_sees(&device, &map, 5, "through a new file")?;
@@ -225,7 +270,7 @@ fn rmmod_in_flight(ctx: &Ctx) -> Outcome {
     let job = watch(&device, &map, 1)?;
     repeat(|_| {
         for module in ["rust_dmirror", "rust_hmm"] {
-            match hmm::module::unload(module) {
+            match mover.during(|| hmm::module::unload(module)) {
                 Err(Errno::EBUSY | Errno::EAGAIN) => {}
                 other => return Err(Stop::Fail(format!("rmmod {module} in use: {other:?}"))),
             }
@@ -234,7 +279,7 @@ fn rmmod_in_flight(ctx: &Ctx) -> Outcome {
         Ok(())
     })?;
     watched(&job, "while rmmod is refused")?;
-    drop(mover);
+    mover.end()?;
     cpu_sees(&map, 1, "at the end")
 }
 
@@ -243,23 +288,33 @@ fn rmmod_in_flight(ctx: &Ctx) -> Outcome {
 fn h13_ordinary(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon(16)?;
+    let mut overlapped = 0;
     for round in 0..4 {
         map.fill(round);
         device.migrate(map.addr(), map.pages(), Way::ToDevice)?;
         device_sees(&device, &map, round, "on the device")?;
         device.set(Setting::CopyDelay, 20_000_000)?;
-        let (seen, done) = std::thread::scope(|scope| {
-            let touch = scope.spawn(|| map.get(3, 0));
-            std::thread::sleep(Duration::from_millis(80));
-            let way = Way::ToDevice.faultless(false);
-            let done = device.migrate(map.addr(), map.pages(), way);
-            (touch.join(), done)
-        });
+        let touched = AtomicBool::new(false);
+        let before = device.counters()?.bytes_copied;
+        let (seen, was_early) = std::thread::scope(|scope| -> Result<_, Stop> {
+            let touch = scope.spawn(|| {
+                let word = map.get(3, 0);
+                touched.store(true, Ordering::SeqCst);
+                word
+            });
+            // Of the copies of the CPU fault, the first is done and the others are not.
+            until("a copy of the CPU fault", || Ok(device.counters()?.bytes_copied > before))?;
+            let was_early = !touched.load(Ordering::SeqCst);
+            device.migrate(map.addr(), map.pages(), Way::ToDevice.faultless(false))?;
+            let seen = touch.join().map_err(|_| Stop::Fail("a thread panicked".into()))?;
+            Ok((seen, was_early))
+        })?;
         device.set(Setting::CopyDelay, 0)?;
-        done?;
-        check_eq!(seen.ok(), Some(pattern::word(round, 3, 0)), "CPU read during the copy");
+        overlapped += u32::from(was_early);
+        check_eq!(seen, pattern::word(round, 3, 0), "CPU read during the copy");
         map.fill(round + 100);
         device_sees(&device, &map, round + 100, "after the CPU fault")?;
     }
+    check!(overlapped > 0, "no migration began within the CPU fault");
     no_stale_hits(&device)
 }

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Migrations that run concurrently with what a test does, and the proof that they did.
+//!
+//! A race test that never migrated a page passes for nothing. A [`Mover`] counts the pages that
+//! moved during each event of the test; [`Mover::end`] fails if there were none.
+
+use crate::harness::{Outcome, Stop};
+use hmm::engine::Way;
+use hmm::{Child, Device, Errno, Mapping};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// Movers of this process whose count has not been read.
+static UNREAD: AtomicUsize = AtomicUsize::new(0);
+
+/// How long a call in flight may take to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Fails if a mover of this process was dropped, or still runs, and its count was never read.
+pub fn all_read() -> Outcome {
+    match UNREAD.load(SeqCst) {
+        0 => Ok(()),
+        count => Err(Stop::Fail(format!("nothing proves that {count} movers moved anything"))),
+    }
+}
+
+/// Words of a page that the mover shares with the test.
+#[derive(Clone, Copy)]
+enum Word {
+    /// Odd during an event.
+    Event,
+    Stop,
+    There,
+    Back,
+    /// Pages that moved in calls that overlap with an event.
+    During,
+    Begun,
+    Calls,
+    /// The first of one word for each errno.
+    Failed,
+}
+
+const ERRNOS: usize = 256;
+
+/// What a mover did.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Pages that moved to the device.
+    pub there: u64,
+    /// Pages that moved to system memory.
+    pub back: u64,
+    /// Pages that moved in calls that overlap with an event.
+    pub during: u64,
+    /// Calls that returned.
+    pub calls: u64,
+    /// Calls that were in flight when their mover was killed.
+    pub cut: u64,
+    /// Number of calls that failed, by error.
+    pub failed: Vec<(Errno, u64)>,
+}
+
+impl Tally {
+    /// Adds what another mover did.
+    pub fn add(&mut self, other: Tally) {
+        self.there += other.there;
+        self.back += other.back;
+        self.during += other.during;
+        self.calls += other.calls;
+        self.cut += other.cut;
+        for (error, count) in other.failed {
+            match self.failed.iter_mut().find(|(known, _)| *known == error) {
+                Some(known) => known.1 += count,
+                None => self.failed.push((error, count)),
+            }
+        }
+    }
+
+    /// Prints the counts. Fails if no page moved during the events.
+    pub fn proof(&self) -> Outcome {
+        println!("# {self}");
+        match self.during {
+            0 => Err(Stop::Fail(format!("no page moved during the event: {self}"))),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tally { there, back, during, calls, cut, failed } = self;
+        write!(f, "{there} pages moved there, {back} back, {during} during events; {calls} calls")?;
+        write!(f, " and {cut} killed")?;
+        for (error, count) in failed {
+            write!(f, ", {count} failed with {error}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Counters that survive their mover; made by the process that reads them.
+pub struct Board(Mapping);
+
+impl Board {
+    /// Zeroed counters.
+    pub fn new() -> Result<Board, Stop> {
+        let board = Board(Mapping::shared(1)?);
+        UNREAD.fetch_add(1, SeqCst);
+        Ok(board)
+    }
+
+    fn word(&self, word: Word) -> &AtomicU64 {
+        self.0.atomic(0, word as usize)
+    }
+
+    fn failed(&self, errno: usize) -> &AtomicU64 {
+        self.0.atomic(0, Word::Failed as usize + errno.min(ERRNOS - 1))
+    }
+
+    /// Migrates `pages` at `addr` there and back until [`Self::stop`]. With `rest`, pauses after
+    /// each trip for as long as the trip took, so that others can lock the pages.
+    fn run(&self, device: &Device, addr: usize, pages: usize, rest: bool) {
+        while self.word(Word::Stop).load(SeqCst) == 0 {
+            let begin = Instant::now();
+            for way in [Way::ToDevice, Way::ToSystem] {
+                let event = self.word(Word::Event).load(SeqCst);
+                self.word(Word::Begun).fetch_add(1, SeqCst);
+                let done = device.migrate(addr, pages, way);
+                let overlaps = event % 2 == 1 || self.word(Word::Event).load(SeqCst) != event;
+                let moved = match done {
+                    Ok(done) => done.moved,
+                    Err(error) => {
+                        self.failed(error.0.unsigned_abs() as usize).fetch_add(1, SeqCst);
+                        0
+                    }
+                };
+                let to = if way == Way::ToDevice { Word::There } else { Word::Back };
+                self.word(to).fetch_add(moved, SeqCst);
+                self.word(Word::During).fetch_add(if overlaps { moved } else { 0 }, SeqCst);
+                self.word(Word::Calls).fetch_add(1, SeqCst);
+            }
+            if rest {
+                std::thread::sleep(begin.elapsed().max(Duration::from_millis(10)));
+            }
+        }
+    }
+
+    /// Runs `event`; calls in flight meanwhile count as concurrent with it. Events do not nest.
+    pub fn during<T>(&self, event: impl FnOnce() -> T) -> T {
+        self.word(Word::Event).fetch_add(1, SeqCst);
+        let result = event();
+        self.word(Word::Event).fetch_add(1, SeqCst);
+        result
+    }
+
+    /// Ends the loop of the mover after the call in flight.
+    pub fn stop(&self) {
+        self.word(Word::Stop).store(1, SeqCst);
+    }
+
+    /// Pages that have moved, in either direction.
+    pub fn moved(&self) -> u64 {
+        self.word(Word::There).load(SeqCst) + self.word(Word::Back).load(SeqCst)
+    }
+
+    /// Waits until `pages` more pages have moved.
+    pub fn wait_for(&self, pages: u64) -> Outcome {
+        let (before, begin) = (self.moved(), Instant::now());
+        while self.moved() < before + pages {
+            if begin.elapsed() > PATIENCE * 3 {
+                return Err(Stop::Fail(format!("nothing moves: {}", self.peek())));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn peek(&self) -> Tally {
+        let word = |word| self.word(word).load(SeqCst);
+        let failed = (0..ERRNOS).map(|errno| (errno, self.failed(errno).load(SeqCst)));
+        Tally {
+            there: word(Word::There),
+            back: word(Word::Back),
+            during: word(Word::During),
+            calls: word(Word::Calls),
+            cut: word(Word::Begun) - word(Word::Calls),
+            failed: failed
+                .filter(|(_, count)| *count > 0)
+                .map(|(errno, count)| (Errno(errno as i32), count))
+                .collect(),
+        }
+    }
+
+    /// What the mover did; the counters count as read.
+    pub fn read(self) -> Tally {
+        UNREAD.fetch_sub(1, SeqCst);
+        self.peek()
+    }
+}
+
+/// A child process that migrates a range of its parent there and back.
+/// The range is not copied to the child, so that no page is shared with it.
+#[must_use = "only `end` proves that pages moved"]
+pub struct Mover {
+    child: Child,
+    /// `None` after `end`, `kill`.
+    board: Option<Board>,
+}
+
+impl Mover {
+    /// Starts a mover that never pauses.
+    pub fn start(device: &Device, map: &Mapping) -> Result<Mover, Stop> {
+        let board = Board::new()?;
+        let child = Self::spawn(&board, device, map, false)?;
+        Ok(Mover { child, board: Some(board) })
+    }
+
+    /// Starts a mover that pauses after each trip, so that others can lock the pages.
+    pub fn start_slow(device: &Device, map: &Mapping) -> Result<Mover, Stop> {
+        let board = Board::new()?;
+        let child = Self::spawn(&board, device, map, true)?;
+        Ok(Mover { child, board: Some(board) })
+    }
+
+    /// Starts a mover that counts on `board`, which another process reads.
+    pub fn spawn(board: &Board, device: &Device, map: &Mapping, rest: bool) -> Result<Child, Stop> {
+        map.advise(libc::MADV_DONTFORK)?;
+        let (addr, pages) = (map.addr(), map.pages());
+        let child = Child::spawn(|| -> Result<(), Errno> {
+            board.run(device, addr, pages, rest);
+            Ok(())
+        })?;
+        map.advise(libc::MADV_DOFORK)?;
+        Ok(child)
+    }
+
+    fn board(&self) -> Result<&Board, Stop> {
+        self.board.as_ref().ok_or_else(|| Stop::Fail("the mover has ended".into()))
+    }
+
+    /// Runs `event`; see [`Board::during`].
+    pub fn during<T>(&self, event: impl FnOnce() -> T) -> T {
+        match &self.board {
+            Some(board) => board.during(event),
+            None => event(),
+        }
+    }
+
+    /// Waits until `pages` more pages have moved.
+    pub fn wait_for(&self, pages: u64) -> Outcome {
+        self.board()?.wait_for(pages)
+    }
+
+    /// Kills the mover, possibly within a migration, and returns what it did.
+    pub fn kill(mut self) -> Result<Tally, Stop> {
+        self.reap();
+        let board = self.board.take();
+        Ok(board.ok_or_else(|| Stop::Fail("the mover has ended".into()))?.read())
+    }
+
+    /// Kills the mover, possibly within a migration. Fails if no page moved during the events.
+    pub fn end(mut self) -> Outcome {
+        let board = self.board()?;
+        let (calls, begin) = (board.peek().calls, Instant::now());
+        // The call that overlaps with the last event may be the only one.
+        while board.peek().during == 0 && board.peek().calls < calls + 2 {
+            if begin.elapsed() > PATIENCE {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.reap();
+        let board = self.board.take();
+        board.ok_or_else(|| Stop::Fail("the mover has ended".into()))?.read().proof()
+    }
+
+    fn reap(&mut self) {
+        self.child.signal(libc::SIGKILL);
+        let _ = self.child.wait_timeout(PATIENCE);
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        self.reap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mover_without_migrations_proves_nothing() {
+        let board = Board::new().unwrap();
+        board.during(|| ());
+        assert!(
+            matches!(board.read().proof(), Err(Stop::Fail(why)) if why.contains("no page moved"))
+        );
+    }
+
+    #[test]
+    fn errors_are_counted_by_number() {
+        let board = Board::new().unwrap();
+        board.failed(14).fetch_add(2, SeqCst);
+        board.word(Word::There).fetch_add(7, SeqCst);
+        let mut tally = board.read();
+        tally.add(Tally { failed: vec![(Errno::EFAULT, 1), (Errno::EBUSY, 4)], ..tally.clone() });
+        let text = tally.to_string();
+        assert!(text.starts_with("14 pages moved there"), "{text}");
+        assert!(text.ends_with("3 failed with EFAULT, 4 failed with EBUSY"), "{text}");
+    }
+}

@@ -139,6 +139,8 @@ pub struct Test {
     only_hw: bool,
     /// Only for private device memory.
     private: bool,
+    /// Has the mock device skip flushes, so that it finds stale translations.
+    skips_flushes: bool,
     seconds: u64,
 }
 
@@ -146,8 +148,9 @@ impl Test {
     /// A test for every driver and every kind of device memory.
     pub const fn new(group: &'static str, name: &'static str, run: fn(&Ctx) -> Outcome) -> Test {
         let (defect, only_rust, private) = (None, None, false);
-        let (hw, only_hw) = (false, false);
-        Test { group, name, run, defect, only_rust, hw, only_hw, private, seconds: 60 }
+        let (hw, only_hw, skips_flushes) = (false, false, false);
+        let seconds = 60;
+        Test { group, name, run, defect, only_rust, hw, only_hw, private, skips_flushes, seconds }
     }
 
     /// The C driver breaks the rule, or the kernel with it.
@@ -182,6 +185,12 @@ impl Test {
     /// The CPU can use coherent memory in place, so nothing comes back.
     pub const fn private(mut self) -> Test {
         self.private = true;
+        self
+    }
+
+    /// Has the mock device skip flushes: its stale translations are expected.
+    pub const fn skips_flushes(mut self) -> Test {
+        self.skips_flushes = true;
         self
     }
 
@@ -257,23 +266,72 @@ fn run_in_child(test: &Test, ctx: &Ctx, scale: u64) -> Verdict {
     }
 }
 
-/// No test may leave device memory in use once its processes are gone.
-fn leftover(ctx: &Ctx) -> Result<(), String> {
-    let deadline = Instant::now() + Duration::from_secs(20);
+/// Number of device nodes that can exist: two of private and two of coherent memory.
+const DEVICES: u32 = 4;
+
+/// How long killed processes may take to free their device memory.
+const RELEASE_TIME: Duration = Duration::from_secs(20);
+
+/// Counters of one device that outlive the files of a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Trace {
+    index: u32,
+    pages_used: u64,
+    /// Of all engines, since the module was loaded.
+    stale_hits: u64,
+}
+
+/// The counters of every device that exists.
+fn traces() -> Result<Vec<Trace>, String> {
+    let mut traces = Vec::new();
+    for index in 0..DEVICES {
+        let device = match Device::open(index) {
+            Ok(device) => device,
+            Err(Errno::ENOENT) => continue,
+            Err(error) => return Err(format!("open device {index}: {error}")),
+        };
+        let trace = || -> Result<Trace, Errno> {
+            let engines = 0..device.info()?.engines;
+            let stale = engines.map(|engine| Ok(device.engine_counters(engine)?.stale_hits));
+            let stale_hits = stale.sum::<Result<u64, Errno>>()?;
+            Ok(Trace { index, pages_used: device.counters()?.device_pages_used, stale_hits })
+        };
+        traces.push(trace().map_err(|error| format!("counters of device {index}: {error}"))?);
+    }
+    Ok(traces)
+}
+
+/// What is wrong with the devices after a test, if anything is. Stale hits are wrong unless the
+/// test `skips_flushes`.
+fn broken(before: &[Trace], after: &[Trace], skips_flushes: bool) -> Option<String> {
+    let indices = |traces: &[Trace]| traces.iter().map(|trace| trace.index).collect::<Vec<_>>();
+    let (had, has) = (indices(before), indices(after));
+    if had != has {
+        return Some(format!("devices {had:?} existed before the test, {has:?} after it"));
+    }
+    for (before, after) in before.iter().zip(after) {
+        // Counters that have shrunk are those of a module that was loaded again.
+        let stale = match after.stale_hits.checked_sub(before.stale_hits) {
+            Some(grown) => grown,
+            None => after.stale_hits,
+        };
+        if stale > 0 && !skips_flushes {
+            return Some(format!("device {} used {stale} stale translations", after.index));
+        }
+    }
+    let used = after.iter().find(|trace| trace.pages_used > 0)?;
+    Some(format!("{} pages of device {} are still in use", used.pages_used, used.index))
+}
+
+/// No test may leave device memory in use once its processes have exited, or use a stale
+/// translation, on any device.
+fn leftover(before: &[Trace], test: &Test) -> Result<(), String> {
+    let deadline = Instant::now() + RELEASE_TIME;
     loop {
-        let used = Device::open(ctx.device)
-            .and_then(|device| device.counters())
-            .map(|counters| counters.device_pages_used);
-        match used {
-            Ok(0) => return Ok(()),
-            // The module may be gone, which is a matter of the reload tests.
-            Err(Errno::ENOENT) => return Ok(()),
-            Err(error) => return Err(format!("counters after the test: {error}")),
-            Ok(used) if Instant::now() > deadline => {
-                return Err(format!("{used} device pages are still in use after the test"))
-            }
-            // A killed process gives its memory back a little later.
-            Ok(_) => std::thread::sleep(Duration::from_millis(50)),
+        match broken(before, &traces()?, test.skips_flushes) {
+            None => return Ok(()),
+            Some(why) if Instant::now() > deadline => return Err(why),
+            Some(_) => std::thread::sleep(Duration::from_millis(50)),
         }
     }
 }
@@ -286,13 +344,17 @@ pub fn run(tests: &[Test], ctx: &Ctx, scale: u64) -> bool {
     for (index, test) in tests.iter().enumerate() {
         let (number, name) = (index + 1, test.full_name());
         let start = Instant::now();
-        let mut verdict = match test.not_run(ctx) {
+        let verdict = match test.not_run(ctx) {
             Some(why) => Verdict::Skipped(why),
+            None if ctx.driver == Driver::Rust => match traces() {
+                Ok(before) => match run_in_child(test, ctx, scale) {
+                    Verdict::Failed(why) => Verdict::Failed(why),
+                    other => leftover(&before, test).map_or_else(Verdict::Failed, |()| other),
+                },
+                Err(why) => Verdict::Failed(format!("before the test: {why}")),
+            },
             None => run_in_child(test, ctx, scale),
         };
-        if verdict == Verdict::Passed && ctx.driver == Driver::Rust {
-            verdict = leftover(ctx).map_or_else(Verdict::Failed, |()| Verdict::Passed);
-        }
         let millis = start.elapsed().as_millis();
         match &verdict {
             Verdict::Passed => {
@@ -344,6 +406,23 @@ mod tests {
         assert!(matches!(late, Verdict::Failed(why) if why.contains("limit 1 s")));
         let abort = verdict(|_| std::process::abort());
         assert_eq!(abort, Verdict::Failed("killed by signal 6".into()));
+    }
+
+    #[test]
+    fn every_device_is_looked_at() {
+        let trace = |index, pages_used, stale_hits| Trace { index, pages_used, stale_hits };
+        let before = [trace(0, 0, 5), trace(1, 0, 0)];
+        let verdict = |after: [Trace; 2], skips| broken(&before, &after, skips);
+        assert_eq!(verdict(before, false), None);
+        let stale = [trace(0, 0, 5), trace(1, 0, 1)];
+        assert!(verdict(stale, false).is_some_and(|why| why.contains("device 1 used 1 stale")));
+        assert_eq!(verdict(stale, true), None);
+        // After a reload the count begins at zero.
+        assert!(verdict([trace(0, 0, 2), trace(1, 0, 0)], false).is_some());
+        assert_eq!(verdict([trace(0, 0, 0), trace(1, 0, 0)], false), None);
+        let used = [trace(0, 0, 5), trace(1, 7, 0)];
+        assert!(verdict(used, false).is_some_and(|why| why.contains("7 pages of device 1")));
+        assert!(broken(&before, &before[..1], false).is_some_and(|why| why.contains("existed")));
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub const TESTS: &[Test] = &[
     Test::new("engine", "a_bad_page_kills_one_command", bad_page_kills_one).only_rust(OURS),
     Test::new("engine", "another_command_runs_while_one_waits", another_runs).only_rust(OURS),
     Test::new("engine", "tlb_hits_and_misses", tlb_counts).only_rust(OURS),
-    Test::new("engine", "stale_detector_fires", stale_detector).only_rust(OURS),
+    Test::new("engine", "stale_detector_fires", stale_detector).only_rust(OURS).skips_flushes(),
     Test::new("engine", "faults_of_one_page_are_one", faults_coalesce).only_rust(OURS),
     Test::new("engine", "stop_and_time_out", stop_and_time_out).only_rust(OURS),
     Test::new("engine", "queue_full", queue_full).only_rust(OURS),

@@ -25,6 +25,14 @@ pub fn temp_file(dir: &str, seed: u64, npages: usize) -> io::Result<File> {
     Ok(file)
 }
 
+/// Makes a hole of `npages` pages in a file, whose size stays.
+pub fn punch(file: &File, first: usize, npages: usize) -> Result<(), Errno> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let (at, len) = ((first * PAGE_SIZE) as libc::off_t, (npages * PAGE_SIZE) as libc::off_t);
+    // SAFETY: plain numbers.
+    Errno::check(unsafe { libc::fallocate(file.as_raw_fd(), mode, at, len) }.into()).map(|_| ())
+}
+
 /// A memfd of `npages` pages with the pattern `seed`.
 pub fn memfd(seed: u64, npages: usize) -> io::Result<File> {
     use std::io::Write;

@@ -37,6 +37,7 @@ mod room;
 mod sharing;
 mod thp;
 mod trace;
+mod writeback;
 
 /// All tests in the order in which they run.
 pub fn all() -> Vec<Test> {
@@ -45,6 +46,7 @@ pub fn all() -> Vec<Test> {
         mirror::TESTS,
         fork::TESTS,
         kinds::TESTS,
+        writeback::TESTS,
         sharing::TESTS,
         migrate::TESTS,
         thp::TESTS,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0499
+//~ PASS pass_migration
 //! Two migrations cannot use one batch.
 
 use kernel::prelude::*;
@@ -15,6 +15,7 @@ pub fn share(vma: Vma<'_>, range: PageRange) -> Result {
     let cookie = Cookie::of(&range);
     let first = Isolated::of_system(vma, range, false, cookie, &mut batch)?;
     let second = Isolated::of_system(vma, range, false, cookie, &mut batch)?;
+    //~^ ERROR E0499: cannot borrow `batch` as mutable more than once at a time: second mutable
     drop(first);
     drop(second);
     Ok(())

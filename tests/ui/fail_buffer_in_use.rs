@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0499
+//~ PASS pass_collect
 //! The buffer of a collection cannot be reused before the collection is gone.
 
 use kernel::prelude::*;
@@ -13,6 +13,7 @@ pub fn reuse<S: Subscriber>(space: &AddressSpace<'_, S>, range: PageRange) -> Re
     let mut buffer = PfnBuffer::new()?;
     let first = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
     let second = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
+    //~^ ERROR E0499: cannot borrow `buffer` as mutable more than once at a time: second mutable
     let _ = first.lock();
     let _ = second.lock();
     Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0505
+//~ PASS pass_copy
 //! The pages of a copy cannot be touched when it was completed: they are freed.
 
 use rust_hmm::{memory::CopyJob, mirror::PlaceMut};
@@ -7,6 +7,7 @@ use rust_hmm::{memory::CopyJob, mirror::PlaceMut};
 pub fn late(job: CopyJob) {
     let copy = job.copy();
     job.complete(Ok(()));
+    //~^ ERROR E0505: cannot move out of `job` because it is borrowed: move out of `job` occurs here
     if let PlaceMut::Cpu(pages) = copy.destination {
         pages.clear();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0310
+//~ PASS pass_driver
 //! A device cannot borrow: the kernel calls it until the mirror is dropped, which can be prevented.
 
 use rust_hmm::{
@@ -13,6 +13,7 @@ use rust_hmm::{
 pub struct Gpu<T>(pub T);
 
 impl<T: MemoryOps, R: Send + Sync> Device for Gpu<(T, R)> {
+//~^ ERROR E0310: the parameter type `R` may not live long enough: the parameter type `R` must be
     type Memory = T;
     type Format = Radix4;
     type Walker = ();

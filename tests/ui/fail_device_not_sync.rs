@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0277
+//~ PASS pass_driver
 //! A device that is bound to one thread cannot have a mirror: callbacks come from everywhere.
 
 use core::cell::Cell;
@@ -23,6 +23,7 @@ pub struct Gpu {
 }
 
 impl Device for Gpu {
+//~^ ERROR E0277: `Cell<usize>` cannot be shared between threads safely: `Cell<usize>` cannot be
     type Memory = Vram;
     type Format = Radix4;
     type Walker = ();

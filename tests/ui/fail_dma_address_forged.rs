@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0624
+//~ PASS pass_dma
 //! Only what maps a page can make its address.
 
 use rust_hmm::mm::dma::DmaAddress;
 
 pub fn anywhere() -> DmaAddress {
     DmaAddress::new(0x1000)
+    //~^ ERROR E0624: associated function `new` is private: private associated function
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0451
+//~ PASS pass_values
 //! Events come from the kernel.
 
 use core::marker::PhantomData;
@@ -14,6 +14,8 @@ pub fn forge(range: PageRange) -> Event<'static> {
         range,
         blockable: true,
         owner: Cookie::NONE,
+        //~^ ERROR E0451: field `owner` of struct `rust_hmm::mm::notifier::Event` is private:
         _borrow: PhantomData,
+        //~^ ERROR E0451: field `_borrow` of struct `rust_hmm::mm::notifier::Event` is private:
     }
 }

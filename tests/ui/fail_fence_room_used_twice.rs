@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0382
+//~ PASS pass_fence
 //! Memory for a fence becomes one fence.
 
 use rust_hmm::mm::{
@@ -10,5 +10,6 @@ use rust_hmm::mm::{
 pub fn twice(room: FenceRoom, timeline: &Timeline) {
     let one = room.make(timeline, Cookie::NONE);
     let two = room.make(timeline, Cookie::NONE);
+    //~^ ERROR E0382: use of moved value: `room`: value used here after move
     drop((one, two));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0382
+//~ PASS pass_fence
 //! A fence is signalled once.
 
 use rust_hmm::mm::fence::Pending;
@@ -7,4 +7,5 @@ use rust_hmm::mm::fence::Pending;
 pub fn twice(pending: Pending) {
     pending.signal(Ok(()));
     pending.signal(Ok(()));
+    //~^ ERROR E0382: use of moved value: `pending`: value used here after move
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0597
+//~ PASS pass_node
 //! File operations outlive their node: a file may be open.
 
 use kernel::{prelude::*, sync::Arc};
@@ -11,4 +11,5 @@ pub fn register<F: OpenFile>(
 ) -> Result<Pin<KBox<Node<F>>>> {
     let ops = FileOps::<F>::new();
     KBox::pin_init(Node::new(c"test", &ops, module, device), GFP_KERNEL)
+    //~^ ERROR E0597: `ops` does not live long enough: borrowed value does not live long enough
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0271
+//~ PASS pass_flush
 //! A flush cannot be waited for with another kind of flusher.
 
 use rust_hmm::{
@@ -32,4 +32,5 @@ impl Flusher for Second {
 
 pub fn mix(batch: FlushBatch<Radix4>) -> Flushed {
     batch.start(&First).wait(&Second)
+    //~^ ERROR E0271: type mismatch resolving `<Second as Flusher>::Pending == u32`: type mismatch
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0507
+//~ PASS pass_migration
 //! A destination folio can be given to one page only.
 
 use rust_hmm::mm::{migrate::Isolated, page::LockedFolio};
 
 pub fn share(isolated: &mut Isolated<'_>, folio: LockedFolio) {
     isolated.fill(move |_| Some(folio));
+    //~^ ERROR E0507: cannot move out of `folio`, a captured variable in an `FnMut` closure: move
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0624
+//~ PASS pass_values
 //! Page contents cannot be reached by a made-up frame number.
 
 use rust_hmm::mm::page::CpuPages;
@@ -7,4 +7,5 @@ use rust_hmm::mm::page::CpuPages;
 pub fn forge() -> CpuPages<'static> {
     // SAFETY: None; this must not compile.
     unsafe { CpuPages::new(1, 1) }
+    //~^ ERROR E0624: associated function `new` is private: private associated function
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0200
+//~ PASS pass_format
 //! A format of one's own is a promise that the library relies on: it accesses the pages that entries
 //! decode to.
 
@@ -8,6 +8,7 @@ use rust_hmm::pgtable::{Entry, Format, Slot};
 pub enum Lying {}
 
 impl Format for Lying {
+//~^ ERROR E0200: the trait `Format` requires an `unsafe impl` declaration
     type Word = u64;
 
     const LEVELS: u32 = 4;

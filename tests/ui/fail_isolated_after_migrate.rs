@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0382
+//~ PASS pass_migration
 //! Destinations cannot be changed after the pages have moved.
 
 use rust_hmm::mm::migrate::Isolated;
@@ -8,5 +8,6 @@ pub fn late(isolated: Isolated<'_>) {
     let mut isolated = isolated;
     let migrated = isolated.migrate();
     isolated.abandon(0);
+    //~^ ERROR E0382: borrow of moved value: `isolated`: value borrowed here after move
     drop(migrated);
 }

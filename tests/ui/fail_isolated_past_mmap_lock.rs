@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0505
+//~ PASS pass_migration
 //! A migration cannot outlive the mmap lock.
 
 use kernel::{mm::MmWithUser, prelude::*};
@@ -17,6 +17,7 @@ pub fn late(mm: &MmWithUser, range: PageRange) -> Result {
     let cookie = Cookie::of(&range);
     let isolated = Isolated::of_system(vma, range, false, cookie, &mut batch)?;
     drop(guard);
+    //~^ ERROR E0505: cannot move out of `guard` because it is borrowed: move out of `guard` occurs
     drop(isolated);
     Ok(())
 }

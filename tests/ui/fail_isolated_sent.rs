@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0277
+//~ PASS pass_migration
 //! A migration ends on the task that began it: it holds the mmap lock.
 
 use rust_hmm::mm::migrate::Isolated;
@@ -8,4 +8,5 @@ fn needs_send<T: Send>(_: T) {}
 
 pub fn send(isolated: Isolated<'_>) {
     needs_send(isolated);
+    //~^ ERROR E0277: `*mut bindings::bindings_raw::vm_area_struct` cannot be sent between threads
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0382
+//~ PASS pass_copy
 //! A copy is completed once: the migration goes on then.
 
 use rust_hmm::memory::CopyJob;
@@ -7,4 +7,5 @@ use rust_hmm::memory::CopyJob;
 pub fn twice(job: CopyJob) {
     job.complete(Ok(()));
     job.complete(Ok(()));
+    //~^ ERROR E0382: use of moved value: `job`: value used here after move
 }

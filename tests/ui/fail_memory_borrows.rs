@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0310
+//~ PASS pass_driver
 //! What copies cannot borrow: pages live longer than the process that filled them.
 
 use rust_hmm::memory::{CopyJob, MemoryOps};
@@ -8,6 +8,7 @@ use rust_hmm::memory::{CopyJob, MemoryOps};
 pub struct Vram<R>(pub R);
 
 impl<R: Send + Sync> MemoryOps for Vram<R> {
+//~^ ERROR E0310: the parameter type `R` may not live long enough: the parameter type `R` must be
     fn copy(&self, job: CopyJob) {
         drop(job);
     }

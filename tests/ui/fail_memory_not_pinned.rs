@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0308
+//~ PASS pass_driver
 //! Device memory has a fixed address, which the kernel keeps.
 
 use rust_hmm::{
@@ -9,4 +9,5 @@ use rust_hmm::{
 
 pub fn movable<M: MemoryOps>(driver: M) -> Memory<M> {
     Memory::new(driver, Kind::Private, 512)
+    //~^ ERROR E0308: mismatched types: expected `Memory<M>`, found opaque type
 }

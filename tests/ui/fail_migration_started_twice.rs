@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0382
+//~ PASS pass_request
 //! A migration is started once.
 
 use kernel::prelude::*;
@@ -9,5 +9,6 @@ pub fn twice<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result {
     let migration = mirror.migrate(range);
     migration.to_device()?;
     migration.to_system()?;
+    //~^ ERROR E0382: use of moved value: `migration`: value used here after move
     Ok(())
 }

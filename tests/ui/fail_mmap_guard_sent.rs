@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0277
+//~ PASS pass_migration
 //! The mmap lock is released by the task that took it.
 
 use rust_hmm::mm::space::MmapGuard;
@@ -8,4 +8,5 @@ fn needs_send<T: Send>(_: T) {}
 
 pub fn send(guard: MmapGuard<'_>) {
     needs_send(guard);
+    //~^ ERROR E0277: `*mut ()` cannot be sent between threads safely: `*mut ()` cannot be sent
 }

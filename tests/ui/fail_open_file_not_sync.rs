@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0277
+//~ PASS pass_node
 //! A file's state is used by several threads at once.
 
 use core::cell::Cell;
@@ -11,6 +11,7 @@ pub struct File {
 }
 
 impl OpenFile for File {
+//~^ ERROR E0277: `Cell<u32>` cannot be shared between threads safely: `Cell<u32>` cannot be shared
     type Device = u32;
 
     fn open(_device: Arc<u32>) -> Result<Pin<KBox<Self>>> {

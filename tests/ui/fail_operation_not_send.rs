@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0277
+//~ PASS pass_queue
 //! An operation runs in the queue's thread.
 
 use kernel::prelude::*;
@@ -7,6 +7,7 @@ use rust_hmm::{mm::fence::Fence, queue::Queue};
 
 pub fn submit(queue: &Queue, secret: *const u8) -> Result<Fence> {
     queue.submit(KVec::new(), move |_| {
+    //~^ ERROR E0277: `*const u8` cannot be sent between threads safely: `*const u8` cannot be sent
         let _secret = secret;
         Ok(())
     })

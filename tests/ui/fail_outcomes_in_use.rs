@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0502
+//~ PASS pass_request
 //! Outcomes cannot be read before the migration was run.
 
 use kernel::prelude::*;
@@ -9,6 +9,7 @@ pub fn early<D: Device>(mirror: &Mirror<D>, range: PageRange) -> Result<bool> {
     let mut outcomes = [PageOutcome::None; 4];
     let migration = mirror.migrate(range).outcomes(&mut outcomes);
     let moved = outcomes.iter().any(|page| page.has_moved());
+    //~^ ERROR E0502: cannot borrow `outcomes` as immutable because it is also borrowed as mutable:
     migration.to_device()?;
     Ok(moved)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0308
+//~ PASS pass_dma
 //! What names memory of another device is no address of system memory.
 
 use rust_hmm::mm::dma::{DmaAddress, PeerAddress};
@@ -8,4 +8,5 @@ fn copy_from(_system: DmaAddress) {}
 
 pub fn copy(from: PeerAddress) {
     copy_from(from)
+    //~^ ERROR E0308: mismatched types: expected `DmaAddress`, found `PeerAddress`
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0515
+//~ PASS pass_pin
 //! A page of a locked range is there as long as the range is held.
 
 use kernel::sync::Arc;
@@ -7,4 +7,5 @@ use rust_hmm::{host_lock::Region, mm::page::CpuPagesMut};
 
 pub fn keep<'a>(region: Arc<Region>, address: usize) -> Option<CpuPagesMut<'a>> {
     region.page(address)
+    //~^ ERROR E0515: cannot return value referencing function parameter `region`: returns a value
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0505
+//~ PASS pass_section
 //! What a translation names cannot be used after the access has ended.
 
 use rust_hmm::{
@@ -10,6 +10,7 @@ use rust_hmm::{
 pub fn keep<D: Device>(section: Section<'_, D>, leaf: &Leaf, to: &mut [u8]) {
     let place = section.resolve(0x1000, leaf);
     drop(section);
+    //~^ ERROR E0505: cannot move out of `section` because it is borrowed: move out of `section`
     if let Ok(Place::Cpu(page)) = place {
         let _read = page.read(0, to);
     }

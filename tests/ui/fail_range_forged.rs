@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0451
+//~ PASS pass_values
 //! Ranges are aligned, and never empty.
 
 use rust_hmm::mm::addr::PageRange;
 
 pub fn forge() -> PageRange {
     PageRange { start: 5, end: 5 }
+    //~^ ERROR E0451: field `start` of struct `PageRange` is private: private field
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0277
+//~ PASS pass_section
 //! An access of an engine ends on the thread that began it: it holds a spinlock.
 
 use rust_hmm::mirror::{Device, Section};
@@ -8,4 +8,5 @@ fn needs_send<T: Send>(_: T) {}
 
 pub fn send<D: Device>(section: Section<'_, D>) {
     needs_send(section);
+    //~^ ERROR E0277: `*mut ()` cannot be sent between threads safely: `*mut ()` cannot be sent
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0505
+//~ PASS pass_collect
 //! A collection cannot outlive the notifier that it is validated by.
 
 use kernel::{prelude::*, sync::Arc};
@@ -11,6 +11,7 @@ use rust_hmm::mm::{
 pub fn late<S: Subscriber>(notifier: Arc<IntervalNotifier<S>>) -> Result {
     let space = AddressSpace::new(&notifier)?;
     drop(notifier);
+    //~^ ERROR E0505: cannot move out of `notifier` because it is borrowed: move out of `notifier`
     let _lock = space.mmap_lock()?;
     Ok(())
 }

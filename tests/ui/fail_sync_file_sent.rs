@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0277
+//~ PASS pass_fence
 //! A descriptor is reserved in the process of one task.
 
 use rust_hmm::mm::sync_file::SyncFile;
@@ -8,4 +8,5 @@ fn needs_send<T: Send>(_: T) {}
 
 pub fn send(file: SyncFile) {
     needs_send(file);
+    //~^ ERROR E0277: `NonNull<bindings::bindings_raw::file>` cannot be sent between threads
 }

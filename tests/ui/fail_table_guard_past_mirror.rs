@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0505
+//~ PASS pass_section
 //! The table lock is released before its mirror goes.
 
 use kernel::prelude::*;
@@ -8,5 +8,6 @@ use rust_hmm::{mirror::{Device, Mirror}, mm::addr::PageRange};
 pub fn late<D: Device>(mirror: Mirror<D>, range: PageRange) -> Result<usize> {
     let table = mirror.lock_table()?;
     drop(mirror);
+    //~^ ERROR E0505: cannot move out of `mirror` because it is borrowed: move out of `mirror`
     Ok(table.present(range))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0597
+//~ PASS pass_collect
 //! What the lock protects cannot be kept beyond it.
 
 use rust_hmm::mm::{notifier::Subscriber, range_fault::Validated};
@@ -7,5 +7,6 @@ use rust_hmm::mm::{notifier::Subscriber, range_fault::Validated};
 pub fn keep<'a, S: Subscriber + 'a>(valid: Validated<'a, S>, kept: &mut Option<&'a mut S::Protected>) {
     let mut valid = valid;
     let (protected, _, _) = valid.parts();
+    //~^ ERROR E0597: `valid` does not live long enough: borrowed value does not live long enough
     *kept = Some(protected);
 }

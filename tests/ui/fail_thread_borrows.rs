@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0597
+//~ PASS pass_queue
 //! A thread cannot borrow from who starts it.
 
 use kernel::prelude::*;
@@ -8,6 +8,7 @@ use rust_hmm::thread::Thread;
 pub fn borrow() -> Result<Thread> {
     let local = 1u32;
     let reference: &u32 = &local;
+    //~^ ERROR E0597: `local` does not live long enough: borrowed value does not live long enough
     Thread::spawn(c"test", move || {
         let _copy = *reference;
     })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0505
+//~ PASS pass_section
 //! What a walker's lock protects cannot be kept beyond it.
 
 use rust_hmm::mirror::{Device, Section};
@@ -8,5 +8,6 @@ pub fn keep<D: Device<Walker = u64>>(section: Section<'_, D>) -> u64 {
     let mut section = section;
     let data = section.data();
     drop(section);
+    //~^ ERROR E0505: cannot move out of `section` because it is borrowed: move out of `section`
     *data
 }

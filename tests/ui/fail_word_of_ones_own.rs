@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0277
+//~ PASS pass_format
 //! How entries are stored is not for the driver to say: they are read while they change.
 
 use rust_hmm::pgtable::Word;
@@ -8,6 +8,7 @@ use rust_hmm::pgtable::Word;
 pub struct Forgetful;
 
 impl Word for Forgetful {
+//~^ ERROR E0277: the trait bound `Forgetful: pgtable::format::sealed::Sealed` is not satisfied:
     type Cell = ();
 
     const EMPTY: Self = Self;

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ PASS
+//! Addresses that are used for what they name.
+
+use rust_hmm::{
+    mirror::Target,
+    mm::dma::{
+        DeviceAddress,
+        DmaAddress,
+        PeerAddress, //
+    },
+    mm::pci::PeerMemory,
+};
+
+fn copy_from(_system: DmaAddress) {}
+
+pub fn copy(system: DmaAddress) -> Target {
+    copy_from(system);
+    Target::Dma(system)
+}
+
+pub fn place(memory: &PeerMemory, at: DeviceAddress) -> Option<PeerAddress> {
+    memory.address(at, 4096)
+}

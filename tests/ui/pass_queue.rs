@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ PASS
+//! Operations and threads that own what they use.
+
+use kernel::prelude::*;
+use rust_hmm::{
+    mm::fence::Fence,
+    queue::Queue,
+    thread::Thread, //
+};
+
+pub fn submit(queue: &Queue, value: usize) -> Result<Fence> {
+    queue.submit(KVec::new(), move |_| {
+        let _value = value;
+        Ok(())
+    })
+}
+
+pub fn spawn() -> Result<Thread> {
+    let local = 1u32;
+    Thread::spawn(c"test", move || {
+        let _copy = local;
+    })
+}

@@ -12,9 +12,22 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation release check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
+.PHONY: help help-all setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation release check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
 
 help:
+	@echo 'make run        set everything up, boot the stock kernel and show the demo'
+	@echo 'make test       everything that CI runs; ends with "N passed, N failed"'
+	@echo 'make user       the programs, among them build/user/bin/hmmctl: top, map, trace, record, report'
+	@echo 'make e2e        own end-to-end tests (KERNEL=debian|test FILTER=GROUP)'
+	@echo 'make check      format, lints, documents, compile-fail tests'
+	@echo 'make doc        the book and the reference of the library, as HTML in build/doc'
+	@echo 'make install    modules and SDK for the running kernel; make deb: Debian packages'
+	@echo 'make help-all   all commands'
+	@echo
+	@echo 'A driver of your own: tools/driver --new NAME DIRECTORY (Documentation/first-device.rst)'
+	@echo 'A command in a VM:    tools/vm/run -- COMMAND; with a terminal: tools/vm/run --shell'
+
+help-all:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
 	@echo 'make test       everything that CI runs; ends with "N passed, N failed"'
 	@echo

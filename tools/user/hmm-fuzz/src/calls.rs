@@ -151,6 +151,8 @@ pub struct Caller {
     pub sockets: [i32; 2],
     /// Names of the last commands, by descriptor.
     pub ids: [u64; FDS.len()],
+    /// Device address and address of the last lock, by descriptor.
+    pub locked: [[u64; 2]; FDS.len()],
     /// A setting to take back: descriptor and number.
     pub undo: Option<(i32, u64)>,
 }
@@ -231,6 +233,12 @@ impl Caller {
     fn ioctl(&mut self, op: Op, which: usize) {
         let fd = FDS[which];
         let mut argument = Argument::of(op, &mut self.rng, self.ids[which]);
+        // A device address cannot be guessed.
+        match op {
+            Op::Unlock if !self.rng.one_in(4) => argument.words[4] = self.locked[which][0],
+            Op::Locked if !self.rng.one_in(4) => argument.words[1] = self.locked[which][1],
+            _ => {}
+        }
         if !self.rng.one_in(serve_one_in(op)) {
             argument.spoil(op, &mut self.rng);
         }
@@ -249,6 +257,13 @@ impl Caller {
                     && (page..page + PAGE_SIZE).contains(&at) =>
             {
                 self.ids[which] = sys::peek(at + 72);
+            }
+            Op::Lock
+                if arena::is_kept(at + 32)
+                    && at % 8 == 0
+                    && (page..page + PAGE_SIZE).contains(&at) =>
+            {
+                self.locked[which] = [sys::peek(at + 32), argument.words[1]];
             }
             // They would be all that a process may open.
             Op::FenceExport if arena::is_kept(at + 24) && at % 8 == 0 && !self.rng.one_in(4) => {

@@ -55,8 +55,10 @@ pub struct Shared {
     pub damages: AtomicU64,
     /// Processes that were killed in the middle, on purpose.
     pub kills: AtomicU64,
-    /// Rounds of the victim.
+    /// Rounds in which the victim's memory was read, all of it, by its device and its CPU.
     pub checks: AtomicU64,
+    /// Pages of the victim that moved to a device.
+    pub moved: AtomicU64,
 }
 
 impl Shared {

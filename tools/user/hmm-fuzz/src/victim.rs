@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 const PAGES: usize = 64;
 
-/// Words that are not the canary. Memory that cannot be read now (a copy failed, by a test parameter)
-/// is not wrong.
-fn wrong_words(map: &Mapping) -> u64 {
+/// Words that are not the canary, of so many that could be read. Memory that cannot be read now (a copy
+/// failed, by a test parameter) is not wrong.
+fn wrong_words(map: &Mapping) -> (u64, usize) {
     let mut bytes = vec![0u64; PAGES * PAGE_SIZE / 8];
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: PAGES * PAGE_SIZE };
     let remote = libc::iovec { iov_base: map.addr() as *mut _, iov_len: PAGES * PAGE_SIZE };
@@ -21,7 +21,7 @@ fn wrong_words(map: &Mapping) -> u64 {
     let read =
         sys::call(libc::SYS_process_vm_readv, [pid, local as usize, 1, remote as usize, 1, 0]);
     let words = usize::try_from(read).unwrap_or(0) / 8;
-    bytes[..words].iter().filter(|word| **word != CANARY).count() as u64
+    (bytes[..words].iter().filter(|word| **word != CANARY).count() as u64, words)
 }
 
 /// Runs in a process of its own until all shall end.
@@ -40,14 +40,20 @@ pub fn run(devices: u64, shared: &Shared) -> Result<(), String> {
     while !shared.stop.load(Relaxed) {
         for (device, map) in &all {
             // Others evict it and let copies fail: both may be refused.
-            let _ = device.migrate(map.addr(), PAGES, Way::ToDevice);
-            if device.read(map.addr(), &mut data).is_ok() {
+            if let Ok(done) = device.migrate(map.addr(), PAGES, Way::ToDevice) {
+                shared.moved.fetch_add(done.moved, Relaxed);
+            }
+            let by_device = device.read(map.addr(), &mut data).is_ok();
+            if by_device {
                 let words = data.chunks_exact(8);
                 let wrong = words.filter(|word| **word != CANARY.to_ne_bytes()).count();
                 shared.damages.fetch_add(wrong as u64, Relaxed);
             }
-            shared.damages.fetch_add(wrong_words(map), Relaxed);
-            shared.checks.fetch_add(1, Relaxed);
+            let (wrong, read) = wrong_words(map);
+            shared.damages.fetch_add(wrong, Relaxed);
+            if by_device && read == PAGES * PAGE_SIZE / 8 {
+                shared.checks.fetch_add(1, Relaxed);
+            }
         }
         sys::sleep_us(30_000);
     }

@@ -92,6 +92,8 @@ fn advice(rng: &mut Rng) -> Advice {
 /// Draws operations.
 pub struct Draw {
     rng: Rng,
+    /// Draws [`extra`] operations; of its own, so that the others stay what a seed meant before.
+    extra: Rng,
     devices: usize,
     /// Where an engine was put to work last: moves go there, too.
     busy: Span,
@@ -100,7 +102,8 @@ pub struct Draw {
 impl Draw {
     /// Stream `stream` of `seed`, for so many devices.
     pub fn new(seed: u64, stream: u64, devices: usize) -> Draw {
-        Draw { rng: Rng::new(seed, stream), devices, busy: Span { r: 0, page: 0, n: 1 } }
+        let extra = Rng::new(!seed, stream);
+        Draw { rng: Rng::new(seed, stream), extra, devices, busy: Span { r: 0, page: 0, n: 1 } }
     }
 }
 
@@ -108,6 +111,9 @@ impl Iterator for Draw {
     type Item = Op;
 
     fn next(&mut self) -> Option<Op> {
+        if self.extra.one_in(EXTRA) {
+            return Some(extra(&mut self.extra, self.devices));
+        }
         let op = draw(&mut self.rng, self.devices);
         Some(match op {
             Op::Watch { at, .. } | Op::Count { at, .. } => {
@@ -119,6 +125,30 @@ impl Iterator for Draw {
             }
             _ => op,
         })
+    }
+}
+
+/// One of so many operations is an extra one.
+const EXTRA: usize = 24;
+
+/// Draws one of the operations that were added to those of [`draw`] later.
+fn extra(rng: &mut Rng, devices: usize) -> Op {
+    let (dev, seed) = (rng.below(devices), rng.bits() >> 16);
+    let (pages, bits) = (1 + rng.below(64), rng.bits());
+    match rng.below(16) {
+        0..3 => Op::ManagedBeside { dev, pages, bits, seed },
+        3 => Op::ManagedLater { dev, pages, bits, seed },
+        4..9 => {
+            let (at, from) = (anon(rng), anon(rng));
+            let n = at.n.min(from.n);
+            let from = rng.one_in(2).then_some(Span { n, ..from });
+            let fails = rng.one_in(8);
+            Op::QueueWork { dev, at: Span { n, ..at }, from, value: seed, fails }
+        }
+        9 => Op::Connect { dev, which: rng.below(3) },
+        10..12 => Op::Resize { dev, block: rng.below(64), restore: rng.one_in(2) },
+        12..14 => Op::Events { dev, mask: bits },
+        _ => Op::CheckExclusive { dev, at: anon(rng) },
     }
 }
 

@@ -53,6 +53,11 @@ impl Board {
         self.0.atomic(lane, 0)
     }
 
+    /// Bus errors of all processes.
+    pub fn bus_errors(&self) -> &AtomicU64 {
+        self.0.atomic(0, 2)
+    }
+
     /// 1 + the operation that failed.
     pub fn failed(&self, lane: usize) -> &AtomicU64 {
         self.0.atomic(lane, 1)

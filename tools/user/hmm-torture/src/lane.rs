@@ -23,6 +23,7 @@ mod device;
 mod engine;
 mod explain;
 mod memory;
+mod more;
 mod placement;
 mod process;
 mod queue;
@@ -33,7 +34,7 @@ use crate::env::Env;
 use crate::op::{Op, Span, REGIONS};
 use crate::region::Region;
 use hmm::engine::Ended;
-use hmm::{Command, Device, Errno, Mapping};
+use hmm::{Command, Counters, Device, Errno, Mapping};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::{PoisonError, RwLock};
@@ -85,6 +86,8 @@ pub struct Lane<'a> {
     children: Vec<process::Background>,
     own: common::Own,
     ballast: Mapping,
+    /// Addresses for managed memory.
+    area: Mapping,
     copy_failures: u64,
     /// How often each operation was done, and each error seen.
     pub counts: BTreeMap<String, u64>,
@@ -110,10 +113,13 @@ impl<'a> Lane<'a> {
             .collect::<Result<_, _>>()?;
         let ballast =
             Mapping::anon(BALLAST_MIB << 8).map_err(|error| format!("ballast: {error}"))?;
+        // Of the size and alignment of a huge page.
+        let area = Mapping::anon_aligned(1).map_err(|error| format!("area: {error}"))?;
         let mut lane = Lane {
             env,
             number,
             ballast,
+            area,
             regions,
             devices,
             running: Vec::new(),
@@ -123,7 +129,7 @@ impl<'a> Lane<'a> {
             counts: BTreeMap::new(),
         };
         // Failures of others before are no excuse.
-        lane.excused();
+        lane.copy_failures = lane.failures().map_err(|error| format!("counters: {error}"))?;
         Ok(lane)
     }
 
@@ -138,7 +144,7 @@ impl<'a> Lane<'a> {
         self.note(name.clone());
         // What the kernel maps where it likes may come to lie where another lane has unmapped, and must fail.
         let result = match op {
-            Op::Managed { .. } => {
+            Op::Managed { .. } | Op::ManagedLater { .. } => {
                 let _alone = PLACES.write().unwrap_or_else(PoisonError::into_inner);
                 self.dispatch(op)
             }
@@ -178,6 +184,19 @@ impl<'a> Lane<'a> {
             Op::Pull { dev, other, at } => self.pull(dev, other, at),
             Op::HostLock { dev, at, fine } => self.host_lock(dev, at, fine),
             Op::Managed { dev, pages, populate, seed } => self.managed(dev, pages, populate, seed),
+            Op::ManagedBeside { dev, pages, bits, seed } => {
+                self.managed_beside(dev, pages, bits, seed)
+            }
+            Op::ManagedLater { dev, pages, bits, seed } => {
+                self.managed_later(dev, pages, bits, seed)
+            }
+            Op::QueueWork { dev, at, from, value, fails } => {
+                self.queue_work(dev, at, from, value, fails)
+            }
+            Op::Connect { dev, which } => self.connect(dev, which),
+            Op::Resize { dev, block, restore } => self.resize(dev, block, restore),
+            Op::Events { dev, mask } => self.events(dev, mask),
+            Op::CheckExclusive { dev, at } => self.check_exclusive(dev, at),
             Op::Unmap { at } => self.unmap(at),
             Op::MapAgain { at } => self.map_again(at),
             Op::Move { from, to } => self.move_pages(from, to),
@@ -214,17 +233,20 @@ impl<'a> Lane<'a> {
     pub fn end(&mut self) -> Result<(), Fail> {
         self.finish_commands(|_| true)?;
         self.reap(true)?;
+        if !self.env.hardware {
+            (0..self.devices.len()).try_for_each(|dev| self.restore_memory(dev))?;
+        }
         self.evict_all()?;
         for r in 0..self.regions.len() {
             let at = Span { r, page: 0, n: self.regions[r].pages.len() };
             self.cpu_read(at)?;
         }
-        let stale: u64 =
-            self.devices.iter().filter_map(|d| Some(d.counters().ok()?.stale_hits)).sum();
-        if stale != 0 {
-            return fail("devices", format!("{stale} stale hits"));
+        let stale = self.sum(|counters| counters.stale_hits);
+        match stale {
+            Ok(0) => Ok(()),
+            Ok(stale) => fail("devices", format!("{stale} stale hits")),
+            Err(error) => fail("counters of the devices", error),
         }
-        Ok(())
     }
 
     fn note(&mut self, what: impl Into<String>) {
@@ -240,14 +262,23 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
+    /// A counter of all devices. `qemu_gpu` has none.
+    fn sum(&self, counter: impl Fn(&Counters) -> u64) -> Result<u64, Errno> {
+        if self.env.hardware {
+            return Ok(0);
+        }
+        self.devices.iter().map(|device| device.counters().map(|found| counter(&found))).sum()
+    }
+
     /// Copies that have failed, as they were told to.
-    fn failures(&self) -> u64 {
-        self.devices.iter().filter_map(|d| Some(d.counters().ok()?.copy_failures)).sum()
+    fn failures(&self) -> Result<u64, Errno> {
+        self.sum(|counters| counters.copy_failures)
     }
 
     /// Whether a copy has failed since the last time that this was asked.
     fn excused(&mut self) -> bool {
-        let failures = self.failures();
+        // What cannot be counted excuses nothing.
+        let failures = self.failures().unwrap_or(self.copy_failures);
         let more = failures > self.copy_failures;
         self.copy_failures = failures;
         more

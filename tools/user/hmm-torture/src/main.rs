@@ -54,6 +54,9 @@ struct Args {
     /// No process that is killed again and again, and none that merges pages.
     #[arg(long)]
     quiet: bool,
+    /// Do without this, which is else required (repeatable).
+    #[arg(long)]
+    without: Vec<surroundings::Part>,
     /// Seconds that making a failing script shorter may take; 0 does not.
     #[arg(long, default_value_t = 120)]
     shrink: u64,
@@ -119,7 +122,7 @@ fn torture(args: &Args) -> Result<bool> {
     }
     let _broken = break_devices(args)?;
     let quiet = args.quiet || script.shape.hardware;
-    let _surroundings = surroundings::prepare(script.shape.lanes(), quiet);
+    let _surroundings = surroundings::prepare(script.shape.lanes(), quiet, &args.without)?;
     let options = run::Options {
         patience: Duration::from_secs(args.patience),
         most: args.seconds.map(Duration::from_secs),

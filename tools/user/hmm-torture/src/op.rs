@@ -220,6 +220,20 @@ pub enum Op {
     HostLock { dev: usize, at: Span, fine: bool },
     /// Allocates managed memory, uses it, and frees it.
     Managed { dev: usize, pages: usize, populate: bool, seed: u64 },
+    /// Managed memory of any kind at a place of the lane's own; `bits` are its flags.
+    ManagedBeside { dev: usize, pages: usize, bits: u64, seed: u64 },
+    /// Managed memory that a queue populates.
+    ManagedLater { dev: usize, pages: usize, bits: u64, seed: u64 },
+    /// A queue fills memory, or copies it, after a fence of the host, which may fail.
+    QueueWork { dev: usize, at: Span, from: Option<Span>, value: u64, fails: bool },
+    /// Best connection of a device to the others.
+    Connect { dev: usize, which: usize },
+    /// Takes device pages out of use, or brings all back.
+    Resize { dev: usize, block: usize, restore: bool },
+    /// Reads events, and asks for others.
+    Events { dev: usize, mask: u64 },
+    /// Asks whether exclusive entries are in the way.
+    CheckExclusive { dev: usize, at: Span },
 }
 
 /// Pages of an operation on hardware, which takes 200 ms for each.

@@ -9,7 +9,7 @@ mod supervisor;
 mod visitors;
 
 use crate::env::{Board, Common};
-use crate::script::Script;
+use crate::script::{Script, Shape};
 use anyhow::{anyhow, Result};
 use hmm::{Device, Mapping};
 pub use outcome::{Failure, Outcome};
@@ -39,6 +39,8 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
     lanes::forget_counts(lanes + 1);
     // As long as they are open, settings and counters stay.
     let open = open_devices(script.shape.devices)?;
+    let before = device_counters(&script.shape)?;
+    let failed_before = before.get("copy_failures").copied().unwrap_or(0);
     let begin = Instant::now();
     let mut supervisor = Supervisor::start(script, options, &board, &wide, &end)?;
     let mut failure = supervisor.watch(&end)?;
@@ -47,7 +49,13 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
         failure = wide.check().err().map(Failure::new);
     }
     drop(open);
-    let devices = settled_counters(script.shape.devices, options.patience);
+    let devices = settled_counters(&script.shape, options.patience)?;
+    let bus_errors = board.bus_errors().load(SeqCst);
+    let failed_copies = devices.get("copy_failures").copied().unwrap_or(0) - failed_before;
+    if failure.is_none() && bus_errors > failed_copies {
+        let what = format!("{bus_errors} bus errors, and {failed_copies} copies that failed");
+        failure = Some(Failure::new(what));
+    }
     let left = pages_used(&devices);
     if failure.is_none() && left != 0 {
         failure = Some(Failure::new(format!("{left} device pages are in use, by nobody")));
@@ -64,6 +72,7 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
         ops: begun.iter().sum(),
         counts: lanes::counts(lanes),
         devices,
+        bus_errors,
         killed,
         seconds: begin.elapsed().as_secs_f64(),
         failure,
@@ -92,12 +101,12 @@ fn pages_used(counters: &Counters) -> u64 {
 
 /// Counters of all devices, summed up, when nobody has them open any more: once the last killed process
 /// is gone, nothing may be left in their memory. Waits for that, at most `patience`.
-fn settled_counters(devices: usize, patience: Duration) -> Counters {
+fn settled_counters(shape: &Shape, patience: Duration) -> Result<Counters> {
     let until = Instant::now() + patience;
     loop {
-        let counters = device_counters(devices);
+        let counters = device_counters(shape)?;
         if pages_used(&counters) == 0 || Instant::now() > until {
-            return counters;
+            return Ok(counters);
         }
         std::thread::sleep(Duration::from_millis(200));
     }
@@ -122,14 +131,15 @@ fn mapped_for_dma(patience: Duration) -> Result<Option<String>> {
     }
 }
 
-fn device_counters(devices: usize) -> Counters {
+fn device_counters(shape: &Shape) -> Result<Counters> {
     let mut sums = BTreeMap::new();
-    for dev in 0..devices {
-        if let Ok(counters) = Device::open(dev as u32).and_then(|device| device.counters()) {
-            for (name, value) in counters.fields() {
-                *sums.entry(name).or_default() += value;
-            }
+    // `qemu_gpu` has no counters.
+    for dev in (0..shape.devices).filter(|_| !shape.hardware) {
+        let counters = Device::open(dev as u32).and_then(|device| device.counters());
+        let counters = counters.map_err(|error| anyhow!("counters of device {dev}: {error}"))?;
+        for (name, value) in counters.fields() {
+            *sums.entry(name).or_default() += value;
         }
     }
-    sums
+    Ok(sums)
 }

@@ -2,6 +2,7 @@
 //! What makes the kernel restless: swap, a limit of memory, merging of pages,
 //! making of huge pages.
 
+use anyhow::{anyhow, bail, Context, Result};
 use hmm::Settings;
 use std::path::Path;
 
@@ -42,28 +43,50 @@ fn limit(lanes: usize) -> std::io::Result<()> {
     std::fs::write(own.join("cgroup.procs"), std::process::id().to_string())
 }
 
-/// Prepares them, as far as the kernel has them: says what it has not.
-pub fn prepare(lanes: usize, quiet: bool) -> Surroundings {
+/// One of the surroundings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Merging of equal pages.
+    Ksm,
+    /// Making of huge pages.
+    Khugepaged,
+    /// Swap.
+    Swap,
+    /// A control group with a limit of memory.
+    Cgroup,
+}
+
+/// Prepares all but those in `without`.
+///
+/// # Errors
+///
+/// The kernel lacks one.
+pub fn prepare(lanes: usize, quiet: bool, without: &[Part]) -> Result<Surroundings> {
     let mut settings = Settings::new();
-    let mut set = |path: &str, value: &str| {
-        if !matches!(settings.set(path, value), Ok(true)) {
-            eprintln!("note: no {path}");
-        }
+    let wanted = |part: Part| !without.contains(&part);
+    let mut set = |path: &str, value: &str| match settings.set(path, value) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(anyhow!("no {path}; see --without")),
+        Err(error) => Err(anyhow!("{path}: {error}; see --without")),
     };
-    if !quiet {
-        set("/sys/kernel/mm/ksm/sleep_millisecs", "100");
-        set("/sys/kernel/mm/ksm/pages_to_scan", "300");
-        set("/sys/kernel/mm/ksm/run", "1");
+    if !quiet && wanted(Part::Ksm) {
+        set("/sys/kernel/mm/ksm/sleep_millisecs", "100")?;
+        set("/sys/kernel/mm/ksm/pages_to_scan", "300")?;
+        set("/sys/kernel/mm/ksm/run", "1")?;
+    }
+    if !quiet && wanted(Part::Khugepaged) {
         let daemon = "/sys/kernel/mm/transparent_hugepage/khugepaged";
-        set(&format!("{daemon}/alloc_sleep_millisecs"), "500");
-        set(&format!("{daemon}/scan_sleep_millisecs"), "500");
+        set(&format!("{daemon}/alloc_sleep_millisecs"), "500")?;
+        set(&format!("{daemon}/scan_sleep_millisecs"), "500")?;
     }
-    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-    if swaps.lines().count() < 2 {
-        eprintln!("note: no swap");
+    if wanted(Part::Swap) {
+        let swaps = std::fs::read_to_string("/proc/swaps").context("/proc/swaps")?;
+        if swaps.lines().count() < 2 {
+            bail!("no swap; see --without");
+        }
     }
-    if let Err(error) = limit(lanes) {
-        eprintln!("note: no limit of memory: {error}");
+    if wanted(Part::Cgroup) {
+        limit(lanes).context("no limit of memory; see --without")?;
     }
-    Surroundings { _settings: settings }
+    Ok(Surroundings { _settings: settings })
 }

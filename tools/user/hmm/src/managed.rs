@@ -5,6 +5,7 @@ use crate::abi::PAGE_SIZE;
 use crate::device::Device;
 use crate::engine::Extension;
 use crate::errno::Errno;
+use crate::mapping::Mapping;
 use crate::pattern::{self, Mismatch, WORDS};
 use crate::queue::{Fence, Queue};
 
@@ -45,6 +46,8 @@ impl ManagedFlags {
 pub struct Managed {
     addr: usize,
     len: usize,
+    /// It lies in an area that is reserved, and stays so.
+    reserved: bool,
 }
 
 impl Managed {
@@ -140,8 +143,17 @@ impl Managed {
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        // SAFETY: our mapping, or nothing at all if its population failed.
-        unsafe { libc::munmap(self.addr as *mut libc::c_void, self.len) };
+        let at = self.addr as *mut libc::c_void;
+        // SAFETY: our mapping, or nothing at all if its population failed. In a reserved area
+        // it is replaced, so that no other mapping can take its place.
+        unsafe {
+            if self.reserved {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+                libc::mmap(at, self.len, libc::PROT_NONE, flags, -1, 0);
+            } else {
+                libc::munmap(at, self.len);
+            }
+        }
     }
 }
 
@@ -157,7 +169,7 @@ impl Device {
     pub fn alloc(&self, bytes: usize, flags: ManagedFlags) -> Result<Managed, Errno> {
         let raw = self.alloc_call(bytes, flags.bits(), 0)?;
         let unit = if flags.huge { crate::abi::HUGE_SIZE } else { PAGE_SIZE };
-        Ok(Managed { addr: raw.addr as usize, len: bytes.next_multiple_of(unit) })
+        Ok(Managed { addr: raw.addr as usize, len: bytes.next_multiple_of(unit), reserved: false })
     }
 
     /// Allocates managed memory that `queue` populates later.
@@ -169,7 +181,8 @@ impl Device {
     ) -> Result<(Managed, Fence<'d>), Errno> {
         let raw = self.alloc_call(bytes, flags.bits(), queue.number())?;
         let unit = if flags.huge { crate::abi::HUGE_SIZE } else { PAGE_SIZE };
-        let managed = Managed { addr: raw.addr as usize, len: bytes.next_multiple_of(unit) };
+        let (addr, len) = (raw.addr as usize, bytes.next_multiple_of(unit));
+        let managed = Managed { addr, len, reserved: false };
         Ok((managed, self.fence(raw.fence)))
     }
 
@@ -182,6 +195,28 @@ impl Device {
     pub fn map_managed_over(&self, old: Managed, flags: ManagedFlags) -> Result<Managed, Errno> {
         let old = std::mem::ManuallyDrop::new(old);
         self.map_managed_at(old.addr, old.len, flags)
+    }
+
+    /// Maps managed memory over the first pages of `area`, of which they are a part again when the
+    /// memory is dropped; that has to come before `area` is dropped.
+    pub fn map_managed_in(
+        &self,
+        area: &Mapping,
+        npages: usize,
+        flags: ManagedFlags,
+    ) -> Result<Managed, Errno> {
+        assert!(npages <= area.pages(), "the area is too small");
+        let (addr, len) = (area.addr(), npages * PAGE_SIZE);
+        let managed = self.map_managed_at(addr, len, flags);
+        // A call that failed may have removed what was there: dropping this reserves it again.
+        let reserved = Managed { addr, len, reserved: true };
+        match managed {
+            Ok(managed) => {
+                std::mem::forget(managed);
+                Ok(reserved)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn map_managed_at(&self, at: usize, len: usize, flags: ManagedFlags) -> Result<Managed, Errno> {
@@ -201,7 +236,7 @@ impl Device {
         if addr == libc::MAP_FAILED {
             return Err(Errno::last());
         }
-        Ok(Managed { addr: addr as usize, len })
+        Ok(Managed { addr: addr as usize, len, reserved: false })
     }
 
     /// Tries to map the device file with these flags and offset; what it gives is unmapped again.

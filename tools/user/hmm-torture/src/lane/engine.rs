@@ -126,18 +126,16 @@ impl Lane<'_> {
             Ok(ended) => ended,
             Err(Errno::EFAULT) if good && self.may_miss(at) => {
                 self.note("  engine: EFAULT for userfaultfd");
-                return self.adopt(at);
+                let mut new: Vec<u64> =
+                    at.pages().flat_map(|page| self.regions[at.r].shadow(page).to_vec()).collect();
+                let source = self.source_words(work, from, skip, count);
+                model(work, &mut new[skip..skip + count], &source, value, stride / 8);
+                return self.adopt(at, &new);
             }
             Err(error) if good => return fail("engine", format!("{work:?}: {error}")),
             Err(error) => return self.expect("engine", error, &NO_ACCESS),
         };
-        let source = match work {
-            Work::Copy => {
-                let start = from.page * WORDS + skip;
-                self.regions[from.r].words()[start..start + count].to_vec()
-            }
-            _ => Vec::new(),
-        };
+        let source = self.source_words(work, from, skip, count);
         let words = &mut self.regions[at.r].words()[first..first + count];
         let result = model(work, words, &source, value, stride / 8);
         if !writes && ended.status.result != result {
@@ -161,16 +159,21 @@ impl Lane<'_> {
         }
     }
 
-    /// After a command that met missing pages: takes what is there for right, as long as all of the
-    /// range can be read.
-    fn adopt(&mut self, at: Span) -> Result<(), Fail> {
-        let mut words = [0; WORDS];
-        for page in at.pages() {
-            let region = &mut self.regions[at.r];
-            if region.allows(page, false) {
-                region.load(page, &mut words);
-                region.set_shadow(page, &words);
-                region.pages[page].missing = false;
+    /// The words that a copy reads.
+    fn source_words(&mut self, work: Work, from: Span, skip: usize, count: usize) -> Vec<u64> {
+        if work != Work::Copy {
+            return Vec::new();
+        }
+        let start = from.page * WORDS + skip;
+        self.regions[from.r].words()[start..start + count].to_vec()
+    }
+
+    /// After a command that met missing pages: each word is that of the model, or that of `new`, which
+    /// the command would have written.
+    fn adopt(&mut self, at: Span, new: &[u64]) -> Result<(), Fail> {
+        for (page, new) in at.pages().zip(new.chunks_exact(WORDS)) {
+            if self.regions[at.r].allows(page, false) {
+                self.adopt_page(at, page, new)?;
             }
         }
         Ok(())
@@ -308,7 +311,7 @@ impl Lane<'_> {
             let of = self.running[0].dev;
             self.finish_commands(|running| running.id == oldest && running.dev == of)?;
         }
-        let failures = self.failures();
+        let failures = self.failures().map_err(|error| format!("counters: {error}"))?;
         // Others have commands, too.
         match self.devices[dev].submit(command).map(|job| job.id()) {
             Ok(id) => self.running.push(Running { dev, id, at, adds, failures }),
@@ -330,7 +333,7 @@ impl Lane<'_> {
                 None => {}
                 Some(Errno::EBUSY) => self.note("  command in flight: EBUSY"),
                 // Not excused(): an operation that failed meanwhile has asked that.
-                Some(error) if self.failures() > running.failures => {
+                Some(error) if self.failures().is_ok_and(|now| now > running.failures) => {
                     self.note(format!("  command in flight: {error}, injected"))
                 }
                 Some(error) => {

@@ -120,10 +120,28 @@ impl Lane<'_> {
 
     fn child_killed(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
         let device = Device::open(dev as u32).map_err(|error| format!("child's open: {error}"))?;
+        let readable = self.allowed(at, false).is_ok();
+        let addr = self.addr(at);
         loop {
             for way in [Way::ToDevice, Way::ToSystem, Way::ToDeviceOrdinary] {
-                let _ = device.migrate(self.addr(at), at.n, way);
+                // Best effort, as ever.
+                let _ = device.migrate(addr, at.n, way);
                 std::thread::sleep(PAUSE);
+            }
+            if !readable {
+                continue;
+            }
+            // What it shares with its parent, until the signal comes.
+            let mut buffer = vec![0; at.n * PAGE_SIZE];
+            self.patiently(|_| device.read(addr, &mut buffer))
+                .map_err(|error| format!("device read of a child to be killed: {error}"))?;
+            if let Err(mismatch) = self.regions[at.r].compare_bytes(at.page, &buffer) {
+                return fail("device read of a child to be killed", mismatch);
+            }
+            for page in at.pages() {
+                if let Err(mismatch) = self.regions[at.r].check(page) {
+                    return fail("CPU read of a child to be killed", mismatch);
+                }
             }
         }
     }

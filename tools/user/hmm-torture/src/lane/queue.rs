@@ -3,7 +3,7 @@
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
-use hmm::engine::Way;
+use hmm::engine::{checksum, Way};
 use hmm::{Command, EngineOp, Errno, Fence, Locked, ManagedFlags, QueueOp, State, PAGE_SIZE};
 use std::time::Duration;
 
@@ -68,7 +68,10 @@ impl Lane<'_> {
 
     /// From one device to another.
     pub(super) fn pull(&mut self, dev: usize, other: usize, at: Span) -> Result<(), Fail> {
+        // With a single device there is nothing to pull from.
+        let other = if dev == other { (dev + 1) % self.devices.len() } else { other };
         if dev == other {
+            self.note("  nothing to do: pull");
             return Ok(());
         }
         let addr = self.addr(at);
@@ -98,6 +101,8 @@ impl Lane<'_> {
         if self.env.hardware {
             return self.locked_by_dma(dev, at, locked);
         }
+        let model = at.pages().flat_map(|page| self.regions[at.r].shadow(page).iter().copied());
+        let expected = checksum(model);
         let moved = self.devices[dev].migrate(addr, at.n, Way::ToDevice).map(|done| done.moved);
         let read = Command::new(EngineOp::Checksum, locked.device_addr, len);
         let by_device = self.run(dev, read);
@@ -111,8 +116,10 @@ impl Lane<'_> {
         }
         match (by_device, by_host) {
             (Ok(one), Ok(two)) if two.error.is_none() => {
-                if one.error.is_some() || one.status.result != two.status.result {
-                    return fail("locked memory", format!("{one:?}, by its address {two:?}"));
+                let found = (one.error, one.status.result, two.status.result);
+                if found != (None, expected, expected) {
+                    let why = format!("{one:?}, by its address {two:?}, expected {expected:#x}");
+                    return fail("locked memory", why);
                 }
                 Ok(())
             }

@@ -9,19 +9,24 @@ use crate::script::{Script, Shape};
 use hmm::child::own_group;
 use hmm::Child;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 use std::sync::Barrier;
 use std::time::Duration;
 
 /// Accesses to a page whose copy was made to fail are repeated: the copy of the next one succeeds.
-fn survive_bus_errors() {
-    static IN_A_ROW: AtomicU64 = AtomicU64::new(0);
+/// Each bus error is counted on `board`, which outlives all processes: in the end there may not be
+/// more of them than copies that failed.
+fn survive_bus_errors(board: &Board) {
+    static COUNT: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
     extern "C" fn again(_: libc::c_int) {
-        if IN_A_ROW.fetch_add(1, SeqCst) > 1_000_000 {
+        // SAFETY: the board is a shared mapping that its owner keeps until the processes have ended.
+        let count = unsafe { COUNT.load(SeqCst).as_ref() };
+        if count.is_none_or(|count| count.fetch_add(1, SeqCst) > 1_000_000) {
             // SAFETY: ends the process.
             unsafe { libc::_exit(70) };
         }
     }
+    COUNT.store(std::ptr::from_ref(board.bus_errors()).cast_mut(), SeqCst);
     // SAFETY: zero is a valid value of all fields.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = again as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -50,10 +55,10 @@ fn keep_malloc_off_mmap() {
 const HEAP: usize = 96 << 20;
 
 /// Makes this process ready for its lanes: what they share.
-fn begin(script: &Script, wide: Option<Common>) -> Result<Env, String> {
+fn begin(script: &Script, wide: Option<Common>, board: &Board) -> Result<Env, String> {
     own_group();
     keep_malloc_off_mmap();
-    survive_bus_errors();
+    survive_bus_errors(board);
     let narrow = Common::narrow().map_err(|error| format!("common memory: {error}"))?;
     let Shape { devices, hardware, .. } = script.shape;
     Ok(Env { devices, hardware, narrow, wide, stop: AtomicBool::new(false) })
@@ -67,7 +72,7 @@ pub fn process(
     board: &Board,
     end: &AtomicU64,
 ) -> Result<(), String> {
-    let env = begin(script, wide)?;
+    let env = begin(script, wide, board)?;
     let first = number * script.shape.threads;
     let ready = Barrier::new(script.shape.threads);
     let results: Vec<_> = std::thread::scope(|scope| {
@@ -100,7 +105,8 @@ pub fn visitor(script: &Script, number: u64, board: &Board) -> Result<Child, hmm
     let ops: Vec<_> = Draw::new(shape.seed, 0, shape.devices)
         .take(4096)
         // What is told of failures is told of all devices: only those who count them may cause them.
-        .filter(|op| !matches!(op, Op::CopyFail { .. }))
+        // Nobody would bring back the memory that one of these has taken out of use.
+        .filter(|op| !matches!(op, Op::CopyFail { .. } | Op::Resize { .. }))
         .collect();
     let lane = script.shape.lanes();
     let lanes = (0..=lane).map(|index| if index == lane { ops.clone() } else { Vec::new() });
@@ -109,6 +115,6 @@ pub fn visitor(script: &Script, number: u64, board: &Board) -> Result<Child, hmm
 }
 
 fn process_of_lane(script: &Script, lane: usize, board: &Board) -> Result<(), String> {
-    let env = begin(script, None)?;
+    let env = begin(script, None, board)?;
     run_lane(&env, lane, &script.lanes[lane], board, &Barrier::new(1))
 }

@@ -162,7 +162,7 @@ class Checker:
     def options(self, words, known, crates):
         """Checks that each option is known by a usage or by a program."""
         for word in words:
-            match = re.match(r"(--[a-z][a-z-]*)", word)
+            match = re.match(r"(--[a-z][a-z0-9-]*)", word)
             if not match or re.search(rf"{match[1]}\b(?!-)", known):
                 continue
             name = match[1][2:].replace("-", "_")

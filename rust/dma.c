@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* DMA addresses of a real device, see dma.h. */
 #include <linux/device.h>
+#include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
 #include <linux/export.h>
 #include <linux/hmm.h>
@@ -9,6 +10,7 @@
 #include <linux/slab.h>
 
 #include "dma.h"
+#include "pin.h"
 
 #define WINDOW_PAGES 512
 
@@ -31,6 +33,14 @@ int rust_hmm_dma_adopt(struct device *dev, unsigned int bits)
 	if (err) {
 		dev_err(dev, "rust_hmm: refused: no DMA with %u bits of address\n", bits);
 		return err;
+	}
+	if (!dev_is_dma_coherent(dev)) {
+		dev_err(dev, "rust_hmm: refused: the device is not DMA-coherent: it would not see what the CPU writes\n");
+		return -EOPNOTSUPP;
+	}
+	if (rust_hmm_dma_bounces(dev)) {
+		dev_err(dev, "rust_hmm: refused: the kernel bounces its DMA (swiotlb=force, or an encrypted guest): it would see copies\n");
+		return -EOPNOTSUPP;
 	}
 	/*
 	 * The device uses pages for as long as the process has them, so that there is no time to copy them

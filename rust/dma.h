@@ -35,7 +35,7 @@ void rust_hmm_dma_buffer_free(struct device *dev, size_t size, void *cpu,
 			      u64 addr);
 
 struct pci_dev *rust_hmm_pci_function(struct pci_dev *pdev,
-				      unsigned int function);
+				      unsigned int function, int *error);
 void rust_hmm_pci_function_put(struct pci_dev *pdev);
 int rust_hmm_pci_claim(struct pci_dev *pdev, int bar, u64 *start, u64 *size);
 void rust_hmm_pci_unclaim(struct pci_dev *pdev, int bar);

@@ -136,7 +136,8 @@ impl Region {
             }
             mappings.reserve(1, GFP_KERNEL_ACCOUNT)?;
             // SAFETY: The pages are of this region, and dropped after the mappings.
-            let mapping = unsafe { DmaMapping::new(agent, &self.pages)? };
+            let mapping =
+                unsafe { DmaMapping::new(agent, &self.pages, self.grain == Grain::Fine)? };
             mappings.push(mapping, GFP_KERNEL_ACCOUNT)?;
         }
         Ok(())
@@ -223,7 +224,8 @@ impl<D: Device> Mirror<D> {
         if agents.is_empty() {
             return Err(EINVAL.into());
         }
-        if grain == Grain::Fine && !agents.iter().all(|agent| agent.is_coherent()) {
+        let coherent = agents.iter().all(|agent| agent.is_coherent());
+        if grain == Grain::Fine && !coherent {
             return Err(Refused::Grain);
         }
         let locks = self.host_locks();
@@ -234,6 +236,10 @@ impl<D: Device> Mirror<D> {
                 return Err(Refused::Extends);
             }
             if grain == Grain::Fine && region.grain == Grain::Coarse {
+                return Err(Refused::Grain);
+            }
+            // The range keeps its grain, so that all its devices must be able to.
+            if region.grain == Grain::Fine && !coherent {
                 return Err(Refused::Grain);
             }
             let now = PinnedPages::new(&space.mmap_lock()?, range)?;

@@ -38,6 +38,12 @@ classes! {
     chores = c"rust_hmm::chores";
     /// What has mappings for a device.
     dma_users = c"rust_hmm::dma_users";
+    /// Addresses of pinned pages, and whether they are mapped.
+    dma_addresses = c"rust_hmm::dma_addresses";
+    /// Whether memory of a PCI device is mapped for another one.
+    peer_mapped = c"rust_hmm::peer_mapped";
+    /// The mappings of a page table are taken away.
+    dma_closing = c"rust_hmm::dma_closing";
     /// Who has mapped memory of a PCI device.
     pci_users = c"rust_hmm::pci_users";
     /// The windows of a page table of DMA addresses.

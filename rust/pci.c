@@ -10,11 +10,41 @@
 
 #include "dma.h"
 
-/* Function @function of the slot that @pdev is in, with a reference; NULL if there is none. */
+/*
+ * Function @function of the slot of @pdev, which is being probed, with a reference. It is bound to the driver of @pdev,
+ * and stays so until that is unbound.
+ */
 struct pci_dev *rust_hmm_pci_function(struct pci_dev *pdev,
-				      unsigned int function)
+				      unsigned int function, int *error)
 {
-	return pci_get_slot(pdev->bus, PCI_DEVFN(PCI_SLOT(pdev->devfn), function));
+	struct pci_dev *other;
+	struct device_link *link;
+
+	if (function == PCI_FUNC(pdev->devfn))
+		return pci_dev_get(pdev);
+	*error = -ENODEV;
+	other = pci_get_slot(pdev->bus, PCI_DEVFN(PCI_SLOT(pdev->devfn), function));
+	if (!other)
+		return NULL;
+	*error = -EPROBE_DEFER;
+	if (!READ_ONCE(other->dev.driver))
+		goto put;
+	*error = -EBUSY;
+	if (READ_ONCE(other->dev.driver) != pdev->dev.driver)
+		goto put;
+	/* The driver core unbinds the consumer first, and removes the link when it has. */
+	*error = -ENOMEM;
+	link = device_link_add(&pdev->dev, &other->dev, DL_FLAG_AUTOREMOVE_CONSUMER);
+	if (!link)
+		goto put;
+	/* Else it is being unbound, or its probe has failed since. */
+	*error = -EPROBE_DEFER;
+	if (READ_ONCE(link->status) != DL_STATE_CONSUMER_PROBE)
+		goto put;
+	return other;
+put:
+	pci_dev_put(other);
+	return NULL;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pci_function);
 
@@ -24,7 +54,7 @@ void rust_hmm_pci_function_put(struct pci_dev *pdev)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pci_function_put);
 
-/* Makes @bar ours: nobody else may use it, and the device answers there. */
+/* Makes @bar of a function that is bound ours: nobody else may use it, and the device answers there. */
 int rust_hmm_pci_claim(struct pci_dev *pdev, int bar, u64 *start, u64 *size)
 {
 	int err;
@@ -108,7 +138,7 @@ rust_hmm_interrupt_new(struct pci_dev *pdev, void (*handle)(const void *data),
 	interrupt = kzalloc_obj(*interrupt);
 	if (!interrupt)
 		return NULL;
-	interrupt->pdev = pdev;
+	interrupt->pdev = pci_dev_get(pdev);
 	interrupt->handle = handle;
 	interrupt->data = data;
 	err = pci_alloc_irq_vectors(pdev, 1, 1, PCI_IRQ_MSI | PCI_IRQ_MSIX);
@@ -121,19 +151,25 @@ rust_hmm_interrupt_new(struct pci_dev *pdev, void (*handle)(const void *data),
 		goto vectors;
 	return interrupt;
 vectors:
+	pci_clear_master(pdev);
 	pci_free_irq_vectors(pdev);
 free:
+	pci_dev_put(pdev);
 	kfree(interrupt);
 	*error = err;
 	return NULL;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_interrupt_new);
 
-/* Waits for the handler. */
+/* Waits for the handler. The device cannot access memory afterwards. */
 void rust_hmm_interrupt_free(struct rust_hmm_interrupt *interrupt)
 {
-	free_irq(pci_irq_vector(interrupt->pdev, 0), interrupt);
-	pci_free_irq_vectors(interrupt->pdev);
+	struct pci_dev *pdev = interrupt->pdev;
+
+	pci_clear_master(pdev);
+	free_irq(pci_irq_vector(pdev, 0), interrupt);
+	pci_free_irq_vectors(pdev);
+	pci_dev_put(pdev);
 	kfree(interrupt);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_interrupt_free);

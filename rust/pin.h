@@ -14,10 +14,12 @@ long rust_hmm_pin(struct mm_struct *mm, unsigned long start,
 void rust_hmm_unpin(struct page **pages, unsigned long npages);
 struct device *rust_hmm_dma_create(const char *name);
 void rust_hmm_dma_destroy(struct device *dev);
-bool rust_hmm_dma_needs_sync(struct device *dev);
-int rust_hmm_dma_map(struct device *dev, unsigned long pfn, bool fail,
-		     u64 *addr);
-void rust_hmm_dma_unmap(struct device *dev, u64 addr);
+void rust_hmm_dma_bounce(struct device *dev);
+bool rust_hmm_dma_bounces(struct device *dev);
+bool rust_hmm_dma_is_coherent(struct device *dev);
+int rust_hmm_dma_map(struct device *dev, unsigned long pfn, bool coherent,
+		     bool fail, u64 *addr);
+void rust_hmm_dma_unmap(struct device *dev, u64 addr, bool coherent);
 void rust_hmm_dma_sync(struct device *dev, u64 addr, bool for_device);
 
 #endif /* _RUST_HMM_PIN_H */

@@ -39,6 +39,10 @@
 //! 5. The spinlock of the tree of a table's DMA windows. Pages are mapped under the table lock, without that one.
 //! 6. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
 //!
+//! What is mapped for a device has mutexes of its own, under which it is unmapped: `dma_closing` (windows of a table) is
+//! taken before the spinlock of their tree; `pci_users`, then `peer_mapped`; `dma_mappings`, then `dma_addresses`. None of
+//! the locks above is taken under them but that spinlock.
+//!
 //! Device memory is allocated and freed without a lock. The mutex under which it grows is taken
 //! before all of these.
 

@@ -13,6 +13,7 @@ use crate::{
 use core::ptr::NonNull;
 use kernel::{
     device::{self, Core},
+    devres,
     error::to_result,
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
@@ -43,7 +44,8 @@ const LOOKS: usize = 10_000;
 
 /// What has mappings for a device.
 pub(crate) trait Maps: Send + Sync {
-    /// The device goes: unmaps everything. Returns how many pages the device could still use. Context: may sleep.
+    /// Unmaps everything, because the device is unbound. If the owner of the mappings does so concurrently, waits until
+    /// it has. Returns how many pages the device could still use. Context: may sleep.
     fn close(&self) -> usize;
 }
 
@@ -76,14 +78,19 @@ fn count_totals(mapped: usize, unmapped: usize) {
 
 /// A device that accesses memory by itself.
 ///
+/// One that a driver is bound to closes before it is unbound, by a devres action that [`bound`](Self::bound) registers.
+/// Whatever still has mappings then loses them, also if its owner forgot to drop it.
+///
 /// # Invariants
 ///
-/// We have a reference of `raw`. As long as it is not closed, it is registered and prepared for DMA; with `software`
-/// it is ours.
+/// We have a reference of `raw`. As long as it is not closed, it is registered and prepared for DMA, and if it is not
+/// `software`, bound to its driver; with `software` it is ours.
 #[pin_data(PinnedDrop)]
 pub struct DmaDevice {
     raw: NonNull<bindings::device>,
     software: bool,
+    /// Device and CPU see each other's writes, and no page is bounced. Does not change while the device is bound.
+    coherent: bool,
     closed: AtomicFlag,
     /// Calls that need the device to be there.
     calls: Atomic<usize>,
@@ -117,20 +124,29 @@ impl DmaDevice {
         unsafe { Self::make(NonNull::new(raw).ok_or(ENOMEM)?, true) }
     }
 
-    /// A device that a driver is bound to, which sends `bits` bits of address. To be called while it is probed, and
-    /// [closed](Self::close) before it is unbound. Context: may sleep.
+    /// A device that a driver is bound to, which sends `bits` bits of address. Called while it is probed. It is closed
+    /// after the driver's `unbind`, or if the probe fails, before the device counts as unbound.
+    ///
+    /// Resources that were registered with devres later, as an [`Interrupt`](crate::mm::pci::Interrupt), are released
+    /// before it is closed. Context: may sleep.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP`, with a message, if the device reaches less than it may be given: without an IOMMU less than all
-    /// memory, behind one less than 32 bits. `EIO` if the platform cannot do it; `EINVAL` if `bits` is not 1 to 64;
-    /// `ENOMEM`.
+    /// * `EOPNOTSUPP`, with a message that says which: the device is not DMA-coherent; its DMA is bounced
+    ///   (`swiotlb=force`, an encrypted guest); it reaches less than it may be given, which is without an IOMMU all
+    ///   memory, and behind one 32 bits.
+    /// * `EIO`: the platform cannot do it.
+    /// * `EINVAL`: `bits` is not 1 to 64.
+    /// * `ENOMEM`.
     pub fn bound(device: &device::Device<Core<'_>>, bits: u32) -> Result<Arc<Self>> {
         let raw = NonNull::from(device).cast::<bindings::device>();
         // SAFETY: The device is within a callback of its bus, so that it is bound, and nobody maps for it yet.
         to_result(unsafe { bindings::rust_hmm_dma_adopt(raw.as_ptr(), bits) })?;
         // SAFETY: Prepared, and we have a reference.
-        unsafe { Self::make(raw, false) }
+        let this = unsafe { Self::make(raw, false)? };
+        // INVARIANT: Closed before the device is unbound; at once if this fails.
+        devres::register(device, CloseOnUnbind(this.clone()), GFP_KERNEL)?;
+        Ok(this)
     }
 
     /// # Safety
@@ -138,11 +154,14 @@ impl DmaDevice {
     /// `raw` must be as the type invariant has it. It becomes this one's, also after an error.
     unsafe fn make(raw: NonNull<bindings::device>, software: bool) -> Result<Arc<Self>> {
         let (name, key) = locks::dma_users();
+        // SAFETY: Registered and prepared by the function's requirements.
+        let coherent = unsafe { bindings::rust_hmm_dma_is_coherent(raw.as_ptr()) };
         let this = Arc::pin_init(
             pin_init!(Self {
                 // INVARIANT: By the function's requirements.
                 raw,
                 software,
+                coherent,
                 closed: AtomicFlag::new(false),
                 calls: Atomic::new(0),
                 mapped: Atomic::new(0),
@@ -182,10 +201,11 @@ impl DmaDevice {
         }
     }
 
-    /// The device goes: everything that is mapped for it is unmapped, and nothing can be mapped any more. Its engines
-    /// must not access memory any more. Returns the pages that something could still have used: mirrors that were
-    /// not [unplugged](crate::memory::Memory::unplug). Context: may sleep.
-    pub fn close(&self) -> usize {
+    /// Unmaps everything that is mapped for the device, and refuses further mappings. Waits for calls and copies under
+    /// way, and for concurrent unmapping. The device must not access memory any more. Returns the pages that it could
+    /// still have used: locked memory, and entries of mirrors that were not
+    /// [unplugged](crate::memory::Memory::unplug). Context: may sleep.
+    pub(crate) fn close(&self) -> usize {
         if self.closed.xchg(true, Full) {
             return 0;
         }
@@ -194,17 +214,22 @@ impl DmaDevice {
                 break;
             }
             if look == LOOKS {
-                pr_err!("a device that goes is in use\n");
+                pr_err!("a device that is unbound is in use: a copy was not completed\n");
             }
             fsleep(PAUSE);
         }
         let users = core::mem::replace(&mut *self.users.lock(), RBTree::new());
         let left = users.values().map(|user| user.close()).sum();
+        self.check_live();
+        left
+    }
+
+    /// Reports mappings that nobody owns any more.
+    fn check_live(&self) {
         let live = self.live();
         if live != 0 {
-            pr_err!("{live} pages stay mapped for a device that goes\n");
+            pr_err!("{live} pages stay mapped for a device that is unbound\n");
         }
-        left
     }
 
     /// Adds what has mappings. `ENOMEM`; `ENODEV`. Context: may sleep.
@@ -250,59 +275,72 @@ impl DmaDevice {
         self.mapped().saturating_sub(unmapped)
     }
 
-    /// Whether device and CPU see each other's writes without being told to look.
+    /// Whether device and CPU see each other's writes without being told to look: the device is DMA-coherent, and its
+    /// DMA is not bounced.
     pub fn is_coherent(&self) -> bool {
-        // SAFETY: We have a reference by the type invariant.
-        !unsafe { bindings::rust_hmm_dma_needs_sync(self.as_raw()) }
+        self.coherent
+    }
+}
+
+/// Closes a device when devres drops it, before the device is unbound.
+struct CloseOnUnbind(Arc<DmaDevice>);
+
+impl Drop for CloseOnUnbind {
+    fn drop(&mut self) {
+        let left = self.0.close();
+        if left != 0 {
+            pr_info!("{left} pages were still mapped for a device that is unbound\n");
+        }
     }
 }
 
 #[pinned_drop]
 impl PinnedDrop for DmaDevice {
     fn drop(self: Pin<&mut Self>) {
-        // Its mappings have held a reference of this: they are gone.
-        if self.live() != 0 {
-            pr_err!("{} pages stay mapped for a device that goes\n", self.live());
-        }
+        // Mappings hold a reference of this.
+        self.check_live();
         // SAFETY: Ours by the type invariant.
         unsafe { Self::give_back(self.raw, self.software) };
     }
 }
 
-/// The addresses of pinned pages.
+/// Pages that are mapped one by one. Dropping it unmaps them.
 ///
 /// # Invariants
 ///
-/// Each element is a mapping of a page for `device`, until `unmapped`.
-struct Pinned {
+/// Each element of `list` is the mapping of a page for `device`, which is not closed before this is dropped; with
+/// `coherent` it was mapped so.
+struct Addresses {
     device: Arc<DmaDevice>,
-    addresses: KVVec<u64>,
-    unmapped: AtomicFlag,
+    coherent: bool,
+    list: KVVec<u64>,
 }
 
-impl Pinned {
-    fn unmap(&self) -> usize {
-        if self.unmapped.xchg(true, Full) {
-            return 0;
-        }
-        for address in &self.addresses {
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        for address in &self.list {
             // SAFETY: Mapped by the type invariant, and not used any more.
-            unsafe { bindings::rust_hmm_dma_unmap(self.device.as_raw(), *address) };
+            unsafe { bindings::rust_hmm_dma_unmap(self.device.as_raw(), *address, self.coherent) };
         }
-        self.device.count_unmapped(self.addresses.len());
-        self.addresses.len()
+        self.device.count_unmapped(self.list.len());
     }
+}
+
+/// The addresses of pinned pages, until their owner or the device unmaps them.
+#[pin_data]
+struct Pinned {
+    device: Arc<DmaDevice>,
+    // Held while the pages are unmapped, so that `DmaDevice::close` waits for an unmapping under way.
+    #[pin]
+    addresses: Mutex<Option<Addresses>>,
 }
 
 impl Maps for Pinned {
     fn close(&self) -> usize {
-        self.unmap()
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        self.unmap();
+        let mut addresses = self.addresses.lock();
+        let pages = addresses.as_ref().map_or(0, |all| all.list.len());
+        *addresses = None;
+        pages
     }
 }
 
@@ -310,7 +348,7 @@ impl Drop for Pinned {
 pub(crate) struct DmaMapping(Arc<Pinned>);
 
 impl DmaMapping {
-    /// Maps all of `pages`.
+    /// Maps all of `pages`, with `coherent` only where they are not bounced.
     ///
     /// # Safety
     ///
@@ -319,26 +357,51 @@ impl DmaMapping {
     /// # Errors
     ///
     /// `ENOMEM`; `ENODEV` if the device is gone. Context: may sleep.
-    pub(crate) unsafe fn new(device: &Arc<DmaDevice>, pages: &PinnedPages) -> Result<Self> {
+    pub(crate) unsafe fn new(
+        device: &Arc<DmaDevice>,
+        pages: &PinnedPages,
+        coherent: bool,
+    ) -> Result<Self> {
+        let frames = (0..pages.count()).map(|index| pages.pfn(index).ok_or(EINVAL));
+        // SAFETY: They are pinned by the function's requirements.
+        unsafe { Self::of_frames(device, pages.count(), frames, coherent) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::new`], of the pages of `frames`.
+    unsafe fn of_frames(
+        device: &Arc<DmaDevice>,
+        count: usize,
+        frames: impl Iterator<Item = Result<usize>>,
+        coherent: bool,
+    ) -> Result<Self> {
         let _open = device.begin()?;
         // INVARIANT: Nothing is mapped yet.
-        let mut mapping = Pinned {
+        let mut addresses = Addresses {
             device: device.clone(),
-            addresses: KVVec::with_capacity(pages.count(), GFP_KERNEL_ACCOUNT)?,
-            unmapped: AtomicFlag::new(false),
+            coherent,
+            list: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
         };
-        for index in 0..pages.count() {
-            let pfn = pages.pfn(index).ok_or(EINVAL)?;
-            let mut address = 0;
+        for pfn in frames {
+            let (pfn, mut address) = (pfn?, 0);
+            let fails = fails(Point::Dma);
             // SAFETY: The page is pinned, and the device registered.
             to_result(unsafe {
-                bindings::rust_hmm_dma_map(device.as_raw(), pfn, fails(Point::Dma), &mut address)
+                bindings::rust_hmm_dma_map(device.as_raw(), pfn, coherent, fails, &mut address)
             })?;
             device.count_mapped(1);
             // INVARIANT: Just mapped. There is room.
-            mapping.addresses.push(address, GFP_KERNEL_ACCOUNT)?;
+            addresses.list.push(address, GFP_KERNEL_ACCOUNT)?;
         }
-        let mapping = Arc::new(mapping, GFP_KERNEL_ACCOUNT)?;
+        let (name, key) = locks::dma_addresses();
+        let mapping = Arc::pin_init(
+            pin_init!(Pinned {
+                device: device.clone(),
+                addresses <- Mutex::new(Some(addresses), name, key),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )?;
         device.add(mapping.clone())?;
         Ok(Self(mapping))
     }
@@ -348,9 +411,11 @@ impl DmaMapping {
         core::ptr::eq(&*self.0.device, device)
     }
 
-    /// The address of page `index`.
+    /// The address of page `index`; `None` beyond the end, or if the device is closed. Context: may sleep.
     pub(crate) fn address(&self, index: usize) -> Option<DmaAddress> {
-        self.0.addresses.get(index).copied().map(DmaAddress::new)
+        let addresses = self.0.addresses.lock();
+        let address = *addresses.as_ref()?.list.get(index)?;
+        Some(DmaAddress::new(address))
     }
 
     /// Makes page `index` visible to the device, or to the CPU, where that does not happen by itself.
@@ -358,16 +423,18 @@ impl DmaMapping {
         let Ok(_open) = self.0.device.begin() else {
             return;
         };
-        if let Some(address) = self.0.addresses.get(index) {
+        if let Some(address) = self.address(index) {
             // SAFETY: Mapped by the type invariant, for the device was not closed.
-            unsafe { bindings::rust_hmm_dma_sync(self.0.device.as_raw(), *address, for_device) };
+            unsafe {
+                bindings::rust_hmm_dma_sync(self.0.device.as_raw(), address.raw(), for_device)
+            };
         }
     }
 }
 
 impl Drop for DmaMapping {
     fn drop(&mut self) {
-        self.0.unmap();
+        self.0.close();
         let this: Arc<dyn Maps> = self.0.clone();
         self.0.device.remove(&this);
     }

@@ -11,15 +11,16 @@ use crate::{
     inject::{fails, Point},
     locks, //
 };
-use core::{marker::PhantomData, ptr::NonNull};
+use core::ptr::NonNull;
 use kernel::{
     device::Core,
+    devres::{self, Devres},
     error::to_result,
     ffi, pci,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Full},
+            ordering::{Acquire, Full, Relaxed},
             AtomicFlag, //
         },
         Arc,
@@ -27,11 +28,13 @@ use kernel::{
     },
 };
 
-/// Memory of a PCI function, behind one of its base address registers. It is ours: nobody else uses it.
+/// Memory of a PCI function, behind one of its base address registers. It is released before the device that claimed
+/// it is unbound.
 ///
 /// # Invariants
 ///
-/// We have a reference of `raw`, of which `bar` is claimed until `released`.
+/// We have a reference of `raw`, of which `bar` is claimed until `released`. The function stays bound until then, to the
+/// driver that claimed it.
 #[pin_data(PinnedDrop)]
 pub struct PciMemory {
     raw: NonNull<bindings::pci_dev>,
@@ -49,20 +52,30 @@ unsafe impl Send for PciMemory {}
 unsafe impl Sync for PciMemory {}
 
 impl PciMemory {
-    /// Claims register `bar` of the function `function` of the slot that `device` is in; its own is one of them.
+    /// Claims register `bar` of the function `function` of the slot that `device` is in. To be called in the driver's
+    /// `probe`. Another function than the device's own must be bound to the same driver; it is then not unbound before
+    /// `device` is.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if there is no such function; `ENXIO` if there is no memory; `EBUSY` if somebody else has it; `ENOMEM`.
+    /// * `ENODEV`: there is no such function.
+    /// * `EPROBE_DEFER`: it is not bound to a driver (yet).
+    /// * `EBUSY`: it is bound to another driver, or its memory is in use.
+    /// * `ENXIO`: the register has no memory.
+    /// * `EINVAL`: `bar` is no number of a register.
+    /// * `ENOMEM`.
+    ///
     /// Context: may sleep.
     pub fn claim(device: &pci::Device<Core<'_>>, function: u32, bar: u32) -> Result<Arc<Self>> {
-        let raw = NonNull::from(device).cast::<bindings::pci_dev>();
+        let bar = i32::try_from(bar).map_err(|_| EINVAL)?;
+        let this = NonNull::from(device).cast::<bindings::pci_dev>();
+        let mut error = 0;
         // SAFETY: The device is bound.
-        let raw = unsafe { bindings::rust_hmm_pci_function(raw.as_ptr(), function & 7) };
-        let raw = NonNull::new(raw).ok_or(ENODEV)?;
-        let bar = i32::try_from(bar)?;
+        let raw =
+            unsafe { bindings::rust_hmm_pci_function(this.as_ptr(), function & 7, &mut error) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::from_errno(error))?;
         let (mut start, mut size) = (0, 0);
-        // SAFETY: We have a reference.
+        // SAFETY: We have a reference, and the function is bound.
         let claimed = to_result(unsafe {
             bindings::rust_hmm_pci_claim(raw.as_ptr(), bar, &mut start, &mut size)
         });
@@ -84,17 +97,21 @@ impl PciMemory {
             }),
             GFP_KERNEL,
         );
-        this.inspect_err(|_| {
+        let this = this.inspect_err(|_| {
             // SAFETY: Claimed, and our reference.
             unsafe {
                 bindings::rust_hmm_pci_unclaim(raw.as_ptr(), bar);
                 bindings::rust_hmm_pci_function_put(raw.as_ptr());
             }
-        })
+        })?;
+        // INVARIANT: Released before the device is unbound; at once if this fails.
+        devres::register(device.as_ref(), ReleaseOnUnbind(this.clone()), GFP_KERNEL)?;
+        Ok(this)
     }
 
-    /// The memory goes: nobody can access it any more, nor map it. No engine may be about to. Context: may sleep.
-    pub fn release(&self) {
+    /// Unmaps the memory for all devices, and gives the register back. No engine may be about to access it. Context:
+    /// may sleep.
+    fn release(&self) {
         let mut users = self.users.lock();
         if self.released.xchg(true, Full) {
             return;
@@ -122,6 +139,15 @@ impl PciMemory {
     }
 }
 
+/// Releases memory when devres drops it, before the device is unbound.
+struct ReleaseOnUnbind(Arc<PciMemory>);
+
+impl Drop for ReleaseOnUnbind {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
 #[pinned_drop]
 impl PinnedDrop for PciMemory {
     fn drop(self: Pin<&mut Self>) {
@@ -131,23 +157,39 @@ impl PinnedDrop for PciMemory {
     }
 }
 
+/// Memory of another function, mapped for a device until its owner, the device or the memory unmaps it.
+///
 /// # Invariants
 ///
-/// Memory of `size` bytes is mapped for `device` at `address`, until `unmapped`.
+/// Memory of `size` bytes is mapped for `device` at `address`, until `mapped` is false. The device is not closed before.
+#[pin_data(PinnedDrop)]
 struct Mapped {
     device: Arc<DmaDevice>,
     address: u64,
     size: u64,
-    unmapped: AtomicFlag,
+    /// Set before it is unmapped.
+    gone: AtomicFlag,
+    // Held while it is unmapped, so that whoever closes the device or releases the memory waits for that.
+    #[pin]
+    mapped: Mutex<bool>,
 }
 
 impl Maps for Mapped {
     fn close(&self) -> usize {
-        if !self.unmapped.xchg(true, Full) {
+        let mut mapped = self.mapped.lock();
+        self.gone.store(true, Relaxed);
+        if core::mem::replace(&mut *mapped, false) {
             // SAFETY: Mapped by the type invariant, and not used any more.
             unsafe { bindings::rust_hmm_peer_unmap(self.device.as_raw(), self.address, self.size) };
         }
         0
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Mapped {
+    fn drop(self: Pin<&mut Self>) {
+        Maps::close(&*self);
     }
 }
 
@@ -184,21 +226,22 @@ impl PeerMemory {
                 &mut address,
             )
         })?;
-        // INVARIANT: Just mapped.
-        let mapped = Mapped {
-            device: device.clone(),
-            address,
-            size: memory.size,
-            unmapped: AtomicFlag::new(false),
-        };
-        let mapped = match Arc::new(mapped, GFP_KERNEL) {
-            Ok(mapped) => mapped,
-            Err(error) => {
-                // SAFETY: Just mapped.
-                unsafe { bindings::rust_hmm_peer_unmap(device.as_raw(), address, memory.size) };
-                return Err(error.into());
-            }
-        };
+        let (name, class) = locks::peer_mapped();
+        let mapped = Arc::pin_init(
+            // INVARIANT: Just mapped, and the device is open.
+            pin_init!(Mapped {
+                device: device.clone(),
+                address,
+                size: memory.size,
+                gone: AtomicFlag::new(false),
+                mapped <- Mutex::new(true, name, class),
+            }),
+            GFP_KERNEL,
+        );
+        let mapped = mapped.inspect_err(|_| {
+            // SAFETY: Just mapped.
+            unsafe { bindings::rust_hmm_peer_unmap(device.as_raw(), address, memory.size) }
+        })?;
         users.push(mapped.clone(), GFP_KERNEL)?;
         drop(users);
         let this = Self {
@@ -213,7 +256,7 @@ impl PeerMemory {
     pub fn address(&self, at: DeviceAddress, bytes: u64) -> Option<PeerAddress> {
         let end = at.raw().checked_add(bytes)?;
         let mapped = &self.mapped;
-        (end <= mapped.size && !mapped.unmapped.load(Acquire))
+        (end <= mapped.size && !mapped.gone.load(Relaxed))
             .then(|| PeerAddress::new(mapped.address + at.raw()))
     }
 
@@ -241,22 +284,31 @@ pub trait Interrupted: Send + Sync + 'static {
     fn interrupted(&self);
 }
 
-/// The interrupt of a PCI device, signalled by a message. Dropping it waits for a handler that runs; it must be gone
-/// before the device is unbound.
+/// The registered handler of an interrupt. Dropping it waits for a handler that runs.
 ///
 /// # Invariants
 ///
 /// `raw` calls the handler, of which `_handler` is the reference, until it is freed.
-pub struct Interrupt<T: Interrupted> {
+struct Registered<T: Interrupted> {
     raw: NonNull<bindings::rust_hmm_interrupt>,
     _handler: Arc<T>,
-    _handles: PhantomData<T>,
 }
 
 // SAFETY: It may be freed anywhere that may sleep.
-unsafe impl<T: Interrupted> Send for Interrupt<T> {}
+unsafe impl<T: Interrupted> Send for Registered<T> {}
 // SAFETY: There is nothing to do with a shared reference.
-unsafe impl<T: Interrupted> Sync for Interrupt<T> {}
+unsafe impl<T: Interrupted> Sync for Registered<T> {}
+
+impl<T: Interrupted> Drop for Registered<T> {
+    fn drop(&mut self) {
+        // SAFETY: Registered by the type invariant, and freed once.
+        unsafe { bindings::rust_hmm_interrupt_free(self.raw.as_ptr()) };
+    }
+}
+
+/// The interrupt of a PCI device, signalled by a message. It is freed when this is dropped or the device is unbound,
+/// whichever is first. Both wait for a handler that runs, and keep the device from accessing memory afterwards.
+pub struct Interrupt<T: Interrupted>(#[expect(dead_code)] Devres<Registered<T>>);
 
 impl<T: Interrupted> Interrupt<T> {
     /// Has `handler` called. Also lets the device access memory. Context: may sleep.
@@ -282,11 +334,11 @@ impl<T: Interrupted> Interrupt<T> {
             )
         };
         // INVARIANT: Registered.
-        Ok(Self {
+        let registered = Registered {
             raw: NonNull::new(raw).ok_or_else(|| Error::from_errno(error))?,
             _handler: handler,
-            _handles: PhantomData,
-        })
+        };
+        Ok(Self(Devres::new(device.as_ref(), registered)?))
     }
 
     /// # Safety
@@ -295,12 +347,5 @@ impl<T: Interrupted> Interrupt<T> {
     unsafe extern "C" fn handle(data: *const ffi::c_void) {
         // SAFETY: By the function's requirements; alive by the type invariant.
         unsafe { &*data.cast::<T>() }.interrupted();
-    }
-}
-
-impl<T: Interrupted> Drop for Interrupt<T> {
-    fn drop(&mut self) {
-        // SAFETY: Registered by the type invariant.
-        unsafe { bindings::rust_hmm_interrupt_free(self.raw.as_ptr()) };
     }
 }

@@ -3,6 +3,9 @@
 //! A PCI driver for GPUs made of QEMU's stock devices: in each slot, function 0 is `ivshmem-plain`, whose BAR is the
 //! memory, and function 1 is `edu`, whose DMA engine copies and accesses memory. `tools/vm/run --hw qemu-gpu` has two.
 //!
+//! The driver binds to both functions. The GPU is function 1's; function 0 is bound so that nobody else uses its memory,
+//! and so that it stays until the GPU was removed.
+//!
 //! The ioctls are those of the kernel's `lib/test_hmm.c` and some of the mock's: the same tests run.
 //!
 //! - `engine`: the edu; its thread, its interrupt, and what flushes wait for.
@@ -69,13 +72,13 @@ impl Drop for Name {
     }
 }
 
-/// A GPU that is there.
+/// A function that is bound: a GPU, or nothing for its memory.
 #[pin_data]
 struct Bound {
     #[pin]
     node: Mutex<Option<Pin<KBox<Node<file::File>>>>>,
-    gpu: Arc<Gpu>,
-    _name: Name,
+    gpu: Option<Arc<Gpu>>,
+    _name: Option<Name>,
 }
 
 struct Driver;
@@ -85,14 +88,18 @@ type Info<'b> = &'b ();
 #[cfg(hmm_series_7_3)]
 type Info<'b> = Option<&'b ()>;
 
-const ID: pci::DeviceId = pci::DeviceId::from_class(
+/// The edu: the kernel crate does not know QEMU's number as a vendor.
+const ENGINE: pci::DeviceId = pci::DeviceId::from_class(
     pci::Class::OTHERS.as_raw(),
     pci::ClassMask::ClassSubclass.as_raw(),
 );
+const MEMORY: pci::DeviceId = pci::DeviceId::from_id(pci::Vendor::REDHAT_QUMRANET, IVSHMEM as u32);
+/// Number of the ivshmem's kind.
+const IVSHMEM: u16 = 0x1110;
 #[cfg(not(hmm_series_7_3))]
-kernel::pci_device_table!(TABLE, MODULE_TABLE, (), [(ID, ())]);
+kernel::pci_device_table!(TABLE, MODULE_TABLE, (), [(ENGINE, ()), (MEMORY, ())]);
 #[cfg(hmm_series_7_3)]
-kernel::pci_device_table!(TABLE, (), [(ID, ())]);
+kernel::pci_device_table!(TABLE, (), [(ENGINE, ()), (MEMORY, ())]);
 
 fn this_module() -> &'static ThisModule {
     #[cfg(not(hmm_series_7_3))]
@@ -116,16 +123,19 @@ impl pci::Driver for Driver {
         _info: Info<'bound>,
     ) -> impl PinInit<Bound, Error> + 'bound {
         pin_init::pin_init_scope(move || {
-            if !engine::is_edu(pdev) {
+            let (mut node, mut gpu, mut name) = (None, None, None);
+            if engine::is_edu(pdev) {
+                let taken = Name::take()?;
+                let new = Gpu::new(pdev)?;
+                let file = Node::new(taken.0 .0, &FILE_OPS, this_module(), new.clone());
+                let file = KBox::pin_init(file, GFP_KERNEL).inspect_err(|_| _ = new.remove())?;
+                dev_info!(pdev, "GPU with {} MiB\n", new.mib());
+                (node, gpu, name) = (Some(file), Some(new), Some(taken));
+            } else if pdev.device_id() != IVSHMEM {
                 return Err(ENODEV);
             }
-            let name = Name::take()?;
-            let gpu = Gpu::new(pdev)?;
-            let node = Node::new(name.0 .0, &FILE_OPS, this_module(), gpu.clone());
-            let node = KBox::pin_init(node, GFP_KERNEL).inspect_err(|_| _ = gpu.remove())?;
-            dev_info!(pdev, "GPU with {} MiB\n", gpu.mib());
             Ok(try_pin_init!(Bound {
-                node <- kernel::new_mutex!(Some(node), "qemu_gpu::node"),
+                node <- kernel::new_mutex!(node, "qemu_gpu::node"),
                 gpu,
                 _name: name,
             }? Error))
@@ -135,8 +145,14 @@ impl pci::Driver for Driver {
     fn unbind<'bound>(pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Bound>) {
         // Files that are open stay; all they get is ENODEV.
         drop(this.node.lock().take());
-        let (saved, lost) = this.gpu.remove();
-        dev_info!(pdev, "GPU gone: {saved} pages saved, {lost} lost\n");
+        if let Some(gpu) = &this.gpu {
+            if number(module_parameters::forget.value()) != 0 {
+                dev_info!(pdev, "GPU forgotten\n");
+                return;
+            }
+            let (saved, lost) = gpu.remove();
+            dev_info!(pdev, "GPU gone: {saved} pages saved, {lost} lost\n");
+        }
     }
 }
 
@@ -153,7 +169,11 @@ kernel::module_pci_driver! {
         },
         copy_delay_ms: u64 {
             default: 0,
-            description: "Delay of each copy of a page in milliseconds, up to 10000",
+            description: "Time that each copy of a page takes longer, in milliseconds, up to 10000; accesses go on meanwhile",
+        },
+        forget: u64 {
+            default: 0,
+            description: "For tests: unbinding leaves everything to the library: memory is not unplugged, the engine not stopped",
         },
         skip_flush: u64 {
             default: 0,

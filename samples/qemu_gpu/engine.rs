@@ -366,8 +366,11 @@ impl Hardware {
         let from = copy.source(index)?.unwrap_or(Target::Dma(zeros));
         self.load(self.address(from, None)?)?;
         self.store(self.address(copy.destination(index)?, to)?)?;
-        if self.engine.delay > Delta::ZERO {
-            fsleep(self.engine.delay);
+        // As if it took longer; accesses go on meanwhile.
+        let since = Instant::<Monotonic>::now();
+        while since.elapsed() < self.engine.delay {
+            self.serve_accesses();
+            fsleep(Delta::from_millis(1));
         }
         Ok(())
     }

@@ -118,7 +118,8 @@ impl Gpu {
         self.bar.size() >> 20
     }
 
-    /// The device goes, maybe while it is in use. Returns the pages that were saved, and those that are lost.
+    /// The device is unbound, maybe while it is in use. Mappings of memory are taken away after this. Returns the pages
+    /// that were saved, and those that are lost.
     pub(crate) fn remove(&self) -> (usize, usize) {
         let pages = self.memory.unplug().unwrap_or_default();
         for _ in 0..LOOKS {
@@ -128,11 +129,6 @@ impl Gpu {
             fsleep(Delta::from_millis(10));
         }
         drop(self.running.lock().take());
-        self.bar.release();
-        let left = self.engine.dma.close();
-        if left != 0 {
-            pr_err!("qemu_gpu: {left} pages were still in use\n");
-        }
         pages
     }
 

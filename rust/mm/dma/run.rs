@@ -2,13 +2,19 @@
 
 //! Memory that a device uses for the time of a copy, and memory that it shares with the CPU.
 
-use super::{address::DmaAddress, DmaDevice};
+use super::{address::DmaAddress, DmaDevice, Maps};
 use crate::{
     bindings,
     inject::{fails, Point}, //
 };
 use core::ptr::NonNull;
-use kernel::{error::to_result, page::PAGE_SHIFT, page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{
+    error::to_result,
+    page::{PAGE_SHIFT, PAGE_SIZE},
+    prelude::*,
+    revocable::Revocable,
+    sync::{Arc, Completion}, //
+};
 
 /// Which way it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,13 +101,12 @@ impl Drop for DmaRun {
     }
 }
 
-/// Memory that a device and the CPU see alike, of zeros at first. It must be gone before the device is closed, which
-/// waits for it.
+/// Memory of a [`DmaBuffer`]. Dropping it frees the memory.
 ///
 /// # Invariants
 ///
-/// `cpu` has `bytes`, which the device finds at `address`.
-pub struct DmaBuffer {
+/// `cpu` has `bytes`, which the device finds at `address`. The device is not closed before this is dropped.
+struct Memory {
     device: Arc<DmaDevice>,
     cpu: NonNull<u8>,
     address: DmaAddress,
@@ -109,34 +114,23 @@ pub struct DmaBuffer {
 }
 
 // SAFETY: Memory may be used anywhere.
-unsafe impl Send for DmaBuffer {}
+unsafe impl Send for Memory {}
 // SAFETY: It is read and written as memory that others write meanwhile.
-unsafe impl Sync for DmaBuffer {}
+unsafe impl Sync for Memory {}
 
-impl DmaBuffer {
-    /// Allocates `pages`. Context: may sleep. `ENOMEM`; `ENODEV` if the device is gone; `EINVAL` for none.
-    pub fn new(device: &Arc<DmaDevice>, pages: usize) -> Result<Self> {
-        let bytes = pages.checked_mul(PAGE_SIZE).filter(|bytes| *bytes != 0);
-        let bytes = bytes.ok_or(EINVAL)?;
-        let open = device.begin()?;
+impl Memory {
+    fn new(device: &Arc<DmaDevice>, bytes: usize) -> Result<Self> {
+        let _open = device.begin()?;
         let mut address = 0;
         // SAFETY: The device is open.
         let cpu = unsafe { bindings::rust_hmm_dma_buffer(device.as_raw(), bytes, &mut address) };
-        let cpu = NonNull::new(cpu.cast::<u8>()).ok_or(ENOMEM)?;
-        core::mem::forget(open);
         // INVARIANT: Just allocated.
         Ok(Self {
             device: device.clone(),
-            cpu,
+            cpu: NonNull::new(cpu.cast::<u8>()).ok_or(ENOMEM)?,
             address: DmaAddress::new(address),
             bytes,
         })
-    }
-
-    /// Where the device finds byte `at`.
-    pub fn address(&self, at: usize) -> Option<DmaAddress> {
-        // CAST: Both have 64 bits.
-        (at < self.bytes).then(|| self.address.plus(at as u64))
     }
 
     fn at(&self, at: usize, len: usize) -> Result<NonNull<u8>> {
@@ -146,10 +140,91 @@ impl DmaBuffer {
         // SAFETY: Within the memory.
         Ok(unsafe { self.cpu.add(at) })
     }
+}
 
-    /// Reads from byte `at` on. `EINVAL` beyond the end.
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant, and not used any more.
+        unsafe {
+            bindings::rust_hmm_dma_buffer_free(
+                self.device.as_raw(),
+                self.bytes,
+                self.cpu.as_ptr().cast(),
+                self.address.raw(),
+            )
+        };
+    }
+}
+
+/// Memory that its owner or the device frees, whichever is first.
+#[pin_data]
+struct Shared {
+    #[pin]
+    memory: Revocable<Memory>,
+    #[pin]
+    freed: Completion,
+}
+
+impl Maps for Shared {
+    fn close(&self) -> usize {
+        match self.memory.revoke() {
+            true => self.freed.complete_all(),
+            // Freed concurrently: the device must not be unbound before that has ended.
+            false => self.freed.wait_for_completion(),
+        }
+        0
+    }
+}
+
+/// Memory that a device and the CPU see alike, of zeros at first. It is freed when this is dropped or the device is
+/// closed, whichever is first; the device must not use it any more then.
+pub struct DmaBuffer {
+    device: Arc<DmaDevice>,
+    shared: Arc<Shared>,
+    address: DmaAddress,
+    bytes: usize,
+}
+
+impl DmaBuffer {
+    /// Allocates `pages`. Context: may sleep.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`.
+    /// * `ENODEV`: the device is closed.
+    /// * `EINVAL`: `pages` is 0, or too many.
+    pub fn new(device: &Arc<DmaDevice>, pages: usize) -> Result<Self> {
+        let bytes = pages.checked_mul(PAGE_SIZE).filter(|bytes| *bytes != 0);
+        let bytes = bytes.ok_or(EINVAL)?;
+        let _open = device.begin()?;
+        let memory = Memory::new(device, bytes)?;
+        let address = memory.address;
+        let shared = Arc::pin_init(
+            try_pin_init!(Shared {
+                memory <- Revocable::new(memory),
+                freed <- Completion::new(),
+            }? Error),
+            GFP_KERNEL,
+        )?;
+        device.add(shared.clone())?;
+        Ok(Self {
+            device: device.clone(),
+            shared,
+            address,
+            bytes,
+        })
+    }
+
+    /// Where the device finds byte `at`. Context: any.
+    pub fn address(&self, at: usize) -> Option<DmaAddress> {
+        // CAST: Both have 64 bits.
+        (at < self.bytes).then(|| self.address.plus(at as u64))
+    }
+
+    /// Reads from byte `at` on. `EINVAL` beyond the end; `ENODEV` if the device is closed. Context: any.
     pub fn read(&self, at: usize, to: &mut [u8]) -> Result {
-        let from = self.at(at, to.len())?;
+        let memory = self.shared.memory.try_access().ok_or(ENODEV)?;
+        let from = memory.at(at, to.len())?;
         // SAFETY: So many bytes are there; the device may write them meanwhile, which the function is for.
         unsafe {
             bindings::rust_hmm_copy_bytes(
@@ -161,9 +236,10 @@ impl DmaBuffer {
         Ok(())
     }
 
-    /// Writes from byte `at` on. `EINVAL` beyond the end.
+    /// Writes from byte `at` on. `EINVAL` beyond the end; `ENODEV` if the device is closed. Context: any.
     pub fn write(&self, at: usize, from: &[u8]) -> Result {
-        let to = self.at(at, from.len())?;
+        let memory = self.shared.memory.try_access().ok_or(ENODEV)?;
+        let to = memory.at(at, from.len())?;
         // SAFETY: As in `read`.
         unsafe {
             bindings::rust_hmm_copy_bytes(to.as_ptr().cast(), from.as_ptr().cast(), from.len())
@@ -174,16 +250,9 @@ impl DmaBuffer {
 
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant, and not used any more.
-        unsafe {
-            bindings::rust_hmm_dma_buffer_free(
-                self.device.as_raw(),
-                self.bytes,
-                self.cpu.as_ptr().cast(),
-                self.address.raw(),
-            )
-        };
-        drop(super::Open(&self.device));
+        self.shared.close();
+        let this: Arc<dyn Maps> = self.shared.clone();
+        self.device.remove(&this);
     }
 }
 
@@ -191,7 +260,9 @@ impl Drop for DmaBuffer {
 mod tests {
     use super::*;
     use crate::thread::Thread;
+    use core::mem::ManuallyDrop;
     use kernel::{
+        page::Page,
         sync::atomic::{
             ordering::{Acquire, Release},
             Atomic,
@@ -221,25 +292,42 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_goes_waits_for_who_uses_it_and_takes_nobody_any_more() -> Result {
+    fn closing_waits_for_a_copy_and_refuses_new_ones() -> Result {
         let device = DmaDevice::software(c"hmm-kunit")?;
-        let buffer = DmaBuffer::new(&device, 1)?;
-        let gone = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
-        let told = gone.clone();
+        let page = Page::alloc_page(GFP_KERNEL)?;
+        // SAFETY: The page is alive.
+        let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };
+        // SAFETY: The page outlives the run, and nothing else uses it.
+        let run = unsafe { DmaRun::new(&device, pfn, 1, Direction::Both)? };
+        let ended = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
+        let end = ended.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
-            // Within this the device is asked to go.
+            // Within this the device is closed.
             fsleep(Delta::from_millis(20));
-            told.store(1, Release);
-            drop(buffer);
+            end.store(1, Release);
+            drop(run);
         })?;
         assert_eq!(device.close(), 0);
-        assert_eq!(gone.load(Acquire), 1);
+        assert_eq!(ended.load(Acquire), 1);
         drop(thread);
-        assert_eq!(DmaBuffer::new(&device, 1).err(), Some(ENODEV));
         // SAFETY: It is refused before anything is mapped.
         let run = unsafe { DmaRun::new(&device, 0, 1, Direction::Both) };
         assert_eq!(run.err(), Some(ENODEV));
         assert_eq!(device.live(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn closing_frees_buffers_that_were_not_dropped() -> Result {
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        let kept = DmaBuffer::new(&device, 1)?;
+        let forgotten = ManuallyDrop::new(DmaBuffer::new(&device, 1)?);
+        assert_eq!(device.close(), 0);
+        assert!(forgotten.shared.memory.try_access().is_none());
+        assert_eq!(kept.read(0, &mut [0; 8]), Err(ENODEV));
+        assert_eq!(kept.write(0, &[0; 8]), Err(ENODEV));
+        assert_eq!(DmaBuffer::new(&device, 1).err(), Some(ENODEV));
+        drop(ManuallyDrop::into_inner(forgotten));
         Ok(())
     }
 }

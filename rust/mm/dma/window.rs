@@ -31,7 +31,7 @@ use kernel::{
             ordering::{Acquire, Full, Relaxed, Release},
             Atomic, AtomicFlag,
         },
-        Arc, SpinLock,
+        Arc, Mutex, SpinLock,
     },
     time::{delay::fsleep, Delta},
 };
@@ -173,6 +173,9 @@ pub(crate) struct Windows {
     tick: Atomic<u32>,
     #[pin]
     tree: SpinLock<Tree>,
+    /// Whether all was unmapped for good. Held while that is done, by the table or the device, whichever is first.
+    #[pin]
+    closing: Mutex<bool>,
 }
 
 /// A window in hand: it stays.
@@ -201,11 +204,13 @@ impl Windows {
     /// For a table of `device`. Context: may sleep. `ENOMEM`; `ENODEV` if it is gone.
     pub(crate) fn new(device: &Arc<DmaDevice>) -> Result<Arc<Self>> {
         let (name, key) = locks::dma_windows();
+        let (closing_name, closing_key) = locks::dma_closing();
         let this = Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),
                 tick: Atomic::new(0),
                 tree <- SpinLock::new(Tree { windows: RBTree::new(), closed: false }, name, key),
+                closing <- Mutex::new(false, closing_name, closing_key),
             }),
             GFP_KERNEL_ACCOUNT,
         )?;
@@ -330,6 +335,10 @@ impl Windows {
 
 impl Maps for Windows {
     fn close(&self) -> usize {
+        let mut closed = self.closing.lock();
+        if core::mem::replace(&mut *closed, true) {
+            return 0;
+        }
         self.tree.lock().closed = true;
         let mut left = 0;
         let mut from = 0;
@@ -373,12 +382,8 @@ pub(crate) struct Owned(pub(crate) Arc<Windows>);
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // The table is gone: nothing has an entry.
-        let closed = self.0.tree.lock().closed;
-        let left = match closed {
-            true => 0,
-            false => Maps::close(&*self.0),
-        };
+        // The table is gone: nothing has an entry. What the device has closed before does not count.
+        let left = Maps::close(&*self.0);
         if left != 0 {
             pr_err!("{left} pages were still mapped for DMA when their table went\n");
         }

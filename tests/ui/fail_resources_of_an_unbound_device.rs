@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ PASS pass_bound_resources
+//! What needs a bound device can only be made in a callback of its bus, by a driver that is bound to it.
+
+use kernel::{device::Bound, pci, prelude::*, sync::Arc};
+use rust_hmm::mm::{
+    dma::DmaDevice,
+    pci::{Interrupt, Interrupted, PciMemory},
+};
+
+/// Hears nothing.
+pub struct Handler;
+
+impl Interrupted for Handler {
+    fn interrupted(&self) {}
+}
+
+pub fn dma(device: &pci::Device) -> Result<Arc<DmaDevice>> {
+    DmaDevice::bound(device.as_ref(), 32)
+    //~^ ERROR E0308: mismatched types: expected `&Device<Core<'_>>`, found `&Device`
+}
+
+pub fn memory(device: &pci::Device) -> Result<Arc<PciMemory>> {
+    PciMemory::claim(device, 0, 2)
+    //~^ ERROR E0308: mismatched types: expected `&Device<Core<'_>>`, found `&Device`
+}
+
+pub fn interrupt(device: &pci::Device, handler: Arc<Handler>) -> Result<Interrupt<Handler>> {
+    Interrupt::new(device, c"handler", handler)
+    //~^ ERROR E0308: mismatched types: expected `&Device<Core<'_>>`, found `&Device`
+}
+
+/// Nor later, when the driver may already be about to be unbound.
+pub fn later(device: &pci::Device<Bound>) -> Result<Arc<PciMemory>> {
+    PciMemory::claim(device, 0, 2)
+    //~^ ERROR E0308: mismatched types: expected `&Device<Core<'_>>`, found `&Device<Bound>`
+}

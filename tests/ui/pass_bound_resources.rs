@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ PASS
+//! What needs a bound device may be kept, forgotten and leaked: it is taken away when the device is unbound.
+
+#![forbid(unsafe_code)]
+
+use kernel::{device::Core, pci, prelude::*, sync::Arc};
+use rust_hmm::mm::{
+    dma::{DmaBuffer, DmaDevice},
+    pci::{Interrupt, Interrupted, PciMemory, PeerMemory},
+};
+
+/// Hears nothing.
+pub struct Handler;
+
+impl Interrupted for Handler {
+    fn interrupted(&self) {}
+}
+
+/// What outlives the device, in an open file.
+pub struct Kept {
+    dma: Arc<DmaDevice>,
+    memory: Arc<PciMemory>,
+    buffer: DmaBuffer,
+    interrupt: Interrupt<Handler>,
+}
+
+/// Called by a driver's `probe`.
+pub fn probe(device: &pci::Device<Core<'_>>) -> Result<Kept> {
+    let dma = DmaDevice::bound(device.as_ref(), 32)?;
+    let memory = PciMemory::claim(device, 0, 2)?;
+    core::mem::forget(PeerMemory::map(&memory, &dma)?);
+    core::mem::forget(DmaBuffer::new(&dma, 1)?);
+    let handler = Arc::new(Handler, GFP_KERNEL)?;
+    Ok(Kept {
+        buffer: DmaBuffer::new(&dma, 1)?,
+        interrupt: Interrupt::new(device, c"handler", handler)?,
+        dma,
+        memory,
+    })
+}
+
+impl Kept {
+    /// Whether the device is still there.
+    pub fn is_there(&self) -> bool {
+        let _interrupt = &self.interrupt;
+        self.buffer.read(0, &mut [0; 4]).is_ok() && self.memory.distance(&self.dma).is_some()
+    }
+}

@@ -5,15 +5,17 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{module, pattern, Connection, Device, Errno, Mapping, PAGE_SIZE};
+use hmm::{module, pattern, Connection, Device, Done, Errno, Mapping, PAGE_SIZE};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
+mod bounced;
 mod failures;
+mod unbound;
 
 const PAGES: usize = 16;
 
@@ -26,6 +28,7 @@ pub const TESTS: &[Test] = &[
     Test::new("hw", "what_was_never_touched_is_zero_there", hole).only_hw(),
     Test::new("hw", "huge_pages_are_mapped", huge_pages).only_hw(),
     Test::new("hw", "reads_go_on_while_pages_move", faultless).only_hw(),
+    Test::new("hw", "reads_go_on_while_copies_take_long", slow_copies).only_hw(),
     Test::new("hw", "unmapped_during_an_access", during).only_hw(),
     Test::new("hw", "eviction_for_room", eviction).only_hw(),
     Test::new("hw", "locked_memory_is_accessed", pin).only_hw(),
@@ -37,7 +40,14 @@ pub const TESTS: &[Test] = &[
     Test::new("hw", "memory_of_the_other_gpu_without_an_address", failures::no_peer).only_hw(),
     Test::new("hw", "a_gpu_whose_memory_gets_no_address_is_refused", failures::no_vram).only_hw(),
     Test::new("hw", "a_narrow_device_is_refused", narrow).only_hw(),
+    Test::new("hw", "unbound_in_any_order", unbound::memory_first).only_hw(),
+    Test::new("hw", "unbound_without_a_word", unbound::forgotten).only_hw(),
     Test::new("hw", "unplug_while_pages_move", unplug).only_hw(),
+    // Of a machine that bounces DMA: tools/test/hw has it.
+    Test::new("swiotlb", "gpu_behind_an_iommu_is_served", bounced::translated).only_hw(),
+    Test::new("swiotlb", "gpu_without_an_iommu_is_refused", bounced::direct).only_hw(),
+    Test::new("swiotlb", "locked_memory_is_coarse_and_the_process_keeps_it", bounced::locked)
+        .only_hw(),
 ];
 
 /// Pages that are mapped for DMA now, and that ever were.
@@ -159,6 +169,55 @@ fn faultless(ctx: &Ctx) -> Outcome {
     })
 }
 
+/// Each copy takes long: reads of the pages complete before it has ended, without a fault.
+fn slow_copies(ctx: &Ctx) -> Outcome {
+    module::unload("qemu_gpu").what("unload qemu_gpu")?;
+    load_driver(ctx, "copy_delay_ms=1000")?;
+    let outcome = reads_during_copies(ctx);
+    module::unload("qemu_gpu").what("unload it again")?;
+    load_driver(ctx, "")?;
+    outcome
+}
+
+fn reads_during_copies(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(1)?;
+    map.fill(18);
+    device_sees(&device, &map, 18, "before")?;
+    let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| -> Result<u64, Stop> {
+            let mut faults = 0;
+            while !stop.load(Relaxed) {
+                faults += device_sees(&device, &map, 18, "during a copy")?.faults;
+                reads.fetch_add(1, Relaxed);
+            }
+            Ok(faults)
+        });
+        let during = |what: &str, migration: &dyn Fn() -> Result<Done, Errno>| -> Outcome {
+            let before = reads.load(Relaxed);
+            let done = migration().what(what)?;
+            check_eq!(done.cpages, 1, "pages of {what}");
+            let during = reads.load(Relaxed) - before;
+            // One that began before it, and one that ended after it, do not count.
+            check!(during >= 3, "{during} reads during {what}");
+            Ok(())
+        };
+        let moves = || -> Outcome {
+            during("the way to the device", &|| try_migrate(&device, &map))?;
+            during("the way back", &|| device.migrate_to_system(map.addr(), 1))
+        };
+        let moved = moves();
+        stop.store(true, Relaxed);
+        let faults = reader.join().map_err(|_| Stop::Fail("the reader panicked".into()))?;
+        moved?;
+        check_eq!(faults?, 0, "faults of reads while copies took long");
+        Ok(())
+    })?;
+    device.close()?;
+    Ok(())
+}
+
 /// Memory goes while the engine reads it: munmap waits for the engine, and the IOMMU has nothing to report.
 fn during(ctx: &Ctx) -> Outcome {
     let before = live()?;
@@ -211,10 +270,10 @@ fn eviction(ctx: &Ctx) -> Outcome {
 
 /// Where device `index` is on the bus: its copy engine.
 fn slot(index: u32) -> Result<String, Stop> {
-    let engines = fs::read_dir("/sys/bus/pci/drivers/qemu_gpu").what("list the engines")?;
-    let mut names: Vec<String> = engines
+    let bound = fs::read_dir("/sys/bus/pci/drivers/qemu_gpu").what("list the engines")?;
+    let mut names: Vec<String> = bound
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| name.starts_with("0000:"))
+        .filter(|name| name.starts_with("0000:") && name.ends_with(".1"))
         .collect();
     names.sort();
     let name = names.get(index as usize);
@@ -356,29 +415,49 @@ fn device_del(id: &str) -> Outcome {
 /// The second GPU is unplugged while pages move: nothing is lost, nothing stays mapped, and files that are open get
 /// `ENODEV`.
 fn unplug(ctx: &Ctx) -> Outcome {
+    // The way back takes 12 s of the guest, the kernel lets 5 s pass between request and removal.
+    const MANY: usize = 64;
     let before = live()?;
     let device = Device::open(ctx.second).what("open the second GPU")?;
     let place = slot(ctx.second)?;
-    let map = Mapping::anon(PAGES)?;
+    let node = Device::path(ctx.second);
+    let map = Mapping::anon(MANY)?;
     map.fill(11);
-    let moves = thread::scope(|scope| {
-        let mover = scope.spawn(|| {
-            let mut moves = 0;
+    migrate(&device, &map, 11)?;
+    let going = AtomicBool::new(false);
+    let back = || -> Result<bool, Stop> {
+        let there = node.exists();
+        going.store(true, Relaxed);
+        let done = device.migrate_to_system(map.addr(), MANY);
+        // The node is removed first. What cannot move any more is an error then.
+        let gone = !node.exists();
+        match done {
+            Err(error) if !gone => Err(Stop::Fail(format!("a migration back: {error}"))),
+            _ => Ok(there && gone),
+        }
+    };
+    let during = thread::scope(|scope| {
+        let mover = scope.spawn(|| -> Result<usize, Stop> {
+            let mut during = 0;
             loop {
-                let there = try_migrate(&device, &map);
-                let back = device.migrate_to_system(map.addr(), PAGES);
-                match (there, back) {
-                    (Err(Errno::ENODEV), _) | (_, Err(Errno::ENODEV)) => return moves,
-                    _ => moves += 1,
+                during += usize::from(back()?);
+                match try_migrate(&device, &map) {
+                    Err(Errno::ENODEV) => return Ok(during),
+                    Err(error) if node.exists() => {
+                        return Err(Stop::Fail(format!("a migration there: {error}")));
+                    }
+                    _ => {}
                 }
             }
         });
-        thread::sleep(Duration::from_millis(1500));
+        while !going.load(Relaxed) {
+            thread::yield_now();
+        }
         device_del(&format!("engine{}", ctx.second))?;
-        mover.join().map_err(|_| Stop::Fail("the mover panicked".into()))
+        mover.join().map_err(|_| Stop::Fail("the mover panicked".into()))?
     })?;
+    check_eq!(during, 1, "migrations under way when the device went");
     cpu_sees(&map, 11, "after the device was unplugged while pages moved")?;
-    println!("# {moves} moves before the device went");
     let mut data = vec![0; PAGE_SIZE];
     let gone = device.read(map.addr(), &mut data);
     check_eq!(gone.map(|_| ()), Err(Errno::ENODEV), "a read by a device that is gone");
@@ -388,7 +467,7 @@ fn unplug(ctx: &Ctx) -> Outcome {
         check!(since.elapsed() < Duration::from_secs(120), "{place} is still there");
         thread::sleep(Duration::from_millis(100));
     }
-    check!(!Path::new(&Device::path(ctx.second)).exists(), "its node is still there");
+    check!(!node.exists(), "its node is still there");
     check_eq!(live()?, before, "pages mapped when the device is gone");
     device.close()?;
     let first = ctx.open()?;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Counting test results; to be sourced after common.sh. Every suite leaves build/results/SUITE with a
-# line "ok NAME", "not ok NAME" or "skip NAME" per test, so that tools/test/all can add them up. A
+# line "ok NAME", "not ok NAME" or "skip NAME # REASON" per test, so that tools/test/all can add them up. A
 # suite that ends early leaves at least one "not ok".
 
 HMM_RESULTS=$HMM_BUILD/results
@@ -31,8 +31,69 @@ pass()  { printf 'ok %s\n' "$*" >>"$HMM_RESULT"; }
 flunk() { printf 'not ok %s\n' "$*" >>"$HMM_RESULT"; say "    FAILED: $*"; }
 skip()  { printf 'skip %s\n' "$*" >>"$HMM_RESULT"; }
 
-# tap_results FILE: "ok|not ok|skip NAME" for each test line of TAP or KTAP; with "leaves" as the second argument
-# only the innermost level of KTAP, in which every suite ends in a line of its own.
+# take_tap FILE STATUS [leaves] [PREFIX]: takes the results of a program that printed TAP into FILE and ended with STATUS.
+# A program that crashed, ended early or has not run what it announced has failed, whatever its tests say.
+take_tap() {
+	local file=$1 status=$2 leaves=${3-} prefix=${4-} line
+	tap_results "$file" "$leaves" | sed -E "s/^(ok|not ok|skip) /&$prefix/" >>"$HMM_RESULT"
+	say_failed "$file"
+	while read -r line; do flunk "$prefix$line"; done < <(tap_plan "$file")
+	if ((status >= 200)); then
+		flunk "${prefix}the VM's run ended with status $status"
+	elif ((status)) && ! tr -d '\r' <"$file" | grep -aqE '^ *not ok '; then
+		flunk "${prefix}the program ended with status $status, although no test failed"
+	fi
+}
+
+# tap_plan FILE: what is wrong with the numbers of TAP or KTAP, a line each. A plan "1..N" comes before or behind its
+# tests, at each level; another plan at the same level begins another list of tests. There is at least one.
+tap_plan() {
+	tr -d '\r' <"$1" | awk '
+		# ends LEVEL: the list at LEVEL is complete.
+		function ends(level) {
+			if (!(level in plan)) print "tests without a plan: " n[level] " results"
+			else if (plan[level] != n[level]) print "the plan has " plan[level] " tests, " n[level] + 0 " reported"
+			delete plan[level]
+			delete n[level]
+			delete closed[level]
+		}
+		/^ *1\.\.[0-9]+/ {
+			level = match($0, /[^ ]/)
+			number = $0
+			sub(/^ *1\.\./, "", number)
+			number += 0
+			plans++
+			for (l in n) if (l + 0 > level) ends(l)
+			for (l in plan) if (l + 0 > level) ends(l)
+			# Behind its tests.
+			if (level in n && !(level in plan)) {
+				plan[level] = number
+				ends(level)
+				next
+			}
+			if (level in plan) ends(level)
+			plan[level] = number
+			next
+		}
+		/^ *(not )?ok [0-9]+/ {
+			level = match($0, /[^ ]/)
+			for (l in n) if (l + 0 > level) ends(l)
+			for (l in plan) if (l + 0 > level) ends(l)
+			n[level]++
+			number = $0
+			sub(/^ *(not )?ok /, "", number)
+			if (number + 0 != n[level]) { print "test " number + 0 " reported as number " n[level]; n[level] = number + 0 }
+		}
+		/^ *Bail out!/ { print "it gave up: " $0 }
+		END {
+			for (l in plan) if (!(l in n)) n[l] = 0
+			for (l in n) ends(l)
+			if (!plans) print "no plan was reported"
+		}'
+}
+
+# tap_results FILE: "ok NAME", "not ok NAME" or "skip NAME # REASON" for each test line of TAP or KTAP; with "leaves" as
+# the second argument only the innermost level of KTAP, in which every suite ends in a line of its own.
 tap_results() {
 	tr -d '\r' <"$1" | awk -v leaves="${2-}" '
 		match($0, /^ *(not )?ok [0-9]+ /) {
@@ -44,10 +105,22 @@ tap_results() {
 			last = indent
 			bad = line ~ /^not ok/
 			sub(/^(not )?ok [0-9]+ (- )?/, "", line)
-			skipped = line ~ /# *SKIP/
+			skipped = !bad && line ~ /# *SKIP/
+			reason = ""
+			if (skipped) { reason = line; sub(/.*# *SKIP:? */, "", reason); reason = " # " reason }
 			sub(/ *#.*/, "", line)
-			print (skipped ? "skip " : bad ? "not ok " : "ok ") line
+			print (skipped ? "skip " : bad ? "not ok " : "ok ") line reason
 		}'
+}
+
+# kunit_suites FILE: every suite of the sources has run.
+kunit_suites() {
+	local name
+	# A machine that did not start has said so.
+	grep -aq '# Subtest: ' "$1" || return 0
+	while read -r name; do
+		grep -aqE "# Subtest: $name"$'\r?$' "$1" || flunk "the suite $name of the sources did not run"
+	done < <(cd "$HMM_TOP" && grep -rhoE --include '*.rs' 'kunit_tests\([a-z0-9_]+' rust samples | sed 's/.*(//' | sort -u)
 }
 
 # say_failed FILE: the lines of TAP or KTAP of the tests that failed, which say why.

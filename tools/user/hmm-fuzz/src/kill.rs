@@ -366,6 +366,9 @@ pub fn run(filter: &[String], rounds: u32, limit: Duration, node: u32, json: boo
         named && !(kind.private && coherent)
     };
     let mut all = Vec::new();
+    if !json {
+        println!("1..{}", KINDS.iter().filter(chosen).count());
+    }
     for kind in KINDS.iter().filter(chosen) {
         let mut died = Died { call: kind.name, max_ms: 0.0, wrong: None };
         for round in 0..rounds {

@@ -154,8 +154,11 @@ int rust_hmm_fence_wait(struct dma_fence *fence, struct completion *bell,
 	struct fence_waiter waiter = { .bell = bell };
 	long left;
 
-	/* Tells lockdep that we may wait here, and looks. */
-	if (dma_fence_wait_timeout(fence, true, 0) != 0)
+	/*
+	 * Tells lockdep that the fence is waited for here, and checks it. Not interruptible: with a
+	 * pending signal it would fail before it checks. Only a positive value means signalled.
+	 */
+	if (dma_fence_wait_timeout(fence, false, 0) > 0)
 		return 1;
 	if (dma_fence_add_callback(fence, &waiter.cb, fence_ring))
 		return 1;

@@ -29,6 +29,7 @@ pub mod pagemap;
 pub mod pattern;
 pub mod placement;
 pub mod procfs;
+pub mod ptrace;
 pub mod pty;
 pub mod pull;
 pub mod queue;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Numbers by name, as in `/proc/vmstat` and `/proc/meminfo`.
 pub type Table = BTreeMap<String, u64>;
@@ -17,6 +18,18 @@ pub fn parse_table(text: &str) -> Table {
         Some((name, words.next()?.parse().ok()?))
     };
     text.lines().filter_map(line).collect()
+}
+
+/// Time that process `pid` has used of processors, in user space and in the kernel.
+pub fn cpu_time(pid: i32) -> io::Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name may hold spaces and parentheses: fields are counted from its end.
+    let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks = after.split_whitespace().skip(11).take(2);
+    let ticks: u64 = ticks.filter_map(|field| field.parse::<u64>().ok()).sum();
+    // SAFETY: plain library call on a number.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
+    Ok(Duration::from_millis(ticks * 1000 / per_second))
 }
 
 /// `/proc/vmstat`.

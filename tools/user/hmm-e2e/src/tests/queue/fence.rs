@@ -4,7 +4,9 @@
 use crate::harness::{Ctx, Outcome, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{Child, EngineOp, Errno, Gate, ManagedFlags, Mapping, QueueOp, State, PAGE_SIZE};
+use hmm::{
+    procfs, ptrace, Child, EngineOp, Errno, Gate, ManagedFlags, Mapping, QueueOp, State, PAGE_SIZE,
+};
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -67,6 +69,30 @@ pub fn killed(ctx: &Ctx) -> Outcome {
     check!(child.try_wait().is_none(), "the wait ended by itself");
     child.signal(libc::SIGKILL);
     check!(child.wait_timeout(Duration::from_secs(20)).is_some(), "the wait cannot be killed");
+    Ok(())
+}
+
+/// A signal that is pending when the wait begins, but does not end the process, neither ends the wait nor keeps it
+/// from sleeping, nor from being killed.
+pub fn signal_pending(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let (go, fence) = (Gate::new()?, device.host_fence().what("make a fence")?);
+    let mut child = Child::spawn(|| -> std::io::Result<()> {
+        ptrace::handle(libc::SIGUSR1)?;
+        go.wait()?;
+        fence.sync(None).map(|_| ()).map_err(std::io::Error::other)
+    })?;
+    ptrace::signal_at_ioctl(&child, (b'H', 0x69), libc::SIGUSR1, || go.open())
+        .what("have a signal pending at the wait")?;
+    std::thread::sleep(Duration::from_millis(100));
+    let before = procfs::cpu_time(child.pid()).what("time of the child")?;
+    std::thread::sleep(Duration::from_secs(1));
+    check!(child.try_wait().is_none(), "the wait ended by itself");
+    let used = procfs::cpu_time(child.pid()).what("time of the child")? - before;
+    child.signal(libc::SIGKILL);
+    let ended = child.wait_timeout(Duration::from_secs(20));
+    check!(ended.is_some(), "the wait cannot be killed; within a second it used {used:?}");
+    check!(used <= Duration::from_millis(100), "within a second the wait used {used:?}");
     Ok(())
 }
 

@@ -13,6 +13,12 @@ pub const TESTS: &[Test] = &[
     Test::new("queue", "fences_are_checked_waited_for_and_released", fence::life).only_rust(OURS),
     Test::new("queue", "a_fence_dropped_without_a_signal_fails", fence::dropped).only_rust(OURS),
     Test::new("queue", "a_wait_for_a_fence_can_be_killed", fence::killed).only_rust(OURS),
+    Test::new(
+        "queue",
+        "a_wait_with_a_pending_signal_sleeps_and_can_be_killed",
+        fence::signal_pending,
+    )
+    .only_rust(OURS),
     Test::new("queue", "sync_files_can_be_polled", fence::poll).only_rust(OURS),
     Test::new("queue", "a_sync_file_signals_in_bounded_time", fence::bounded).only_rust(OURS),
     Test::new("queue", "fences_outlive_the_device_file", fence::outlives).only_rust(OURS),

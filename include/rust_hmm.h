@@ -666,7 +666,8 @@ struct dma_fence *rust_hmm_fence_create(const void *kind);
  * Context: any, also interrupts; no lock is held that a callback of the fence takes. Of several that
  * call it one succeeds.
  *
- * Return: 0; -EINVAL if it is NULL, is signalled, is not one of this library, or @error is no error number.
+ * Return: 0; -EPERM if it was not made by rust_hmm_fence_create(): the fence of an operation of a queue, or one of
+ * another driver; -EINVAL if it is NULL, is signalled, or @error is no error number.
  */
 int rust_hmm_fence_signal_once(struct dma_fence *fence, int error);
 

@@ -28,6 +28,8 @@
 struct rust_hmm_fence {
 	struct dma_fence base;
 	const void *type;
+	/* Made by rust_hmm_fence_create(): the driver signals it, and nothing else does. */
+	bool by_driver;
 };
 
 static const char *fence_name(struct dma_fence *fence)
@@ -63,6 +65,13 @@ void rust_hmm_fence_init(struct dma_fence *fence, const void *type,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_init);
 
+/* Before anybody else has the fence. */
+void rust_hmm_fence_set_by_driver(struct dma_fence *fence)
+{
+	container_of(fence, struct rust_hmm_fence, base)->by_driver = true;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_fence_set_by_driver);
+
 void rust_hmm_fence_signal(struct dma_fence *fence, int error)
 {
 	bool cookie = dma_fence_begin_signalling();
@@ -80,14 +89,19 @@ static bool fence_is_ours(struct dma_fence *fence)
 	return rcu_access_pointer(fence->ops) == &fence_ops;
 }
 
-/* For drivers in C: checks what a type says in Rust. Of several that signal it one succeeds. */
+/*
+ * For drivers in C: checks what a type ensures in Rust. Of several calls for a fence one succeeds. A
+ * fence that was signalled is not known as ours any more, and needs no signal.
+ */
 int rust_hmm_fence_signal_ours(struct dma_fence *fence, int error)
 {
 	bool ours, cookie;
 	unsigned long flags;
 
-	if (!fence || error > 0 || error < -MAX_ERRNO || !fence_is_ours(fence))
+	if (!fence || error > 0 || error < -MAX_ERRNO || dma_fence_is_signaled(fence))
 		return -EINVAL;
+	if (!fence_is_ours(fence) || !container_of(fence, struct rust_hmm_fence, base)->by_driver)
+		return -EPERM;
 	cookie = dma_fence_begin_signalling();
 	dma_fence_lock_irqsave(fence, flags);
 	ours = !dma_fence_is_signaled_locked(fence);

@@ -13,6 +13,7 @@ struct dma_fence *rust_hmm_fence_alloc(void);
 void rust_hmm_fence_free(struct dma_fence *fence);
 void rust_hmm_fence_init(struct dma_fence *fence, const void *type,
 			 u64 context, u64 seqno);
+void rust_hmm_fence_set_by_driver(struct dma_fence *fence);
 void rust_hmm_fence_signal(struct dma_fence *fence, int error);
 int rust_hmm_fence_signal_ours(struct dma_fence *fence, int error);
 const void *rust_hmm_fence_type(struct dma_fence *fence);

@@ -128,9 +128,13 @@ impl Pending {
         self.0.clone()
     }
 
-    /// Gives the duty to signal it to a driver in C, with a reference.
+    /// Gives the duty to signal it to a driver in C, with a reference. Only of such a fence does
+    /// `rust_hmm_fence_signal_once()` accept a signal.
     pub(crate) fn into_raw(self) -> *mut bindings::dma_fence {
-        ManuallyDrop::new(self).0.as_raw()
+        let this = ManuallyDrop::new(self);
+        // SAFETY: A fence of ours by the type invariant.
+        unsafe { bindings::rust_hmm_fence_set_by_driver(this.0.as_raw()) };
+        this.0.as_raw()
     }
 
     /// Signals it, with the error if there is one. Context: any.

@@ -7,6 +7,10 @@ use super::*;
 #[kunit_tests(rust_hmm_capi_queue)]
 mod tests {
     use super::*;
+    use crate::mm::{
+        fence::{FenceRoom, Timeline},
+        notifier::Cookie,
+    };
     use bindings::{
         rust_hmm_counter_RUST_HMM_INVALIDATED_PAGES as INVALIDATED,
         rust_hmm_counter_RUST_HMM_INVALIDATIONS as INVALIDATIONS,
@@ -162,6 +166,33 @@ mod tests {
             assert_eq!(rust_hmm_fence_signal_once(fence, 0), 0);
             bindings::rust_hmm_fence_put(fence);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn only_its_creator_signals_a_fence() -> Result {
+        let (_range, driver) = attached(1)?;
+        let refused = EPERM.to_errno();
+        // SAFETY: All are alive; references are given back.
+        unsafe {
+            let gate = rust_hmm_fence_create(null());
+            assert_eq!(rust_hmm_queue_wait(driver.queue(), gate), 0);
+            let queued = rust_hmm_queue_record(driver.queue());
+            assert_eq!(rust_hmm_fence_signal_once(queued, 0), refused);
+            assert_eq!(rust_hmm_fence_wait_for(queued, 10), ETIMEDOUT.to_errno());
+            assert_eq!(rust_hmm_fence_signal_once(gate, 0), 0);
+            assert_eq!(rust_hmm_fence_wait_for(queued, 10_000), 0);
+            let room = FenceRoom::new()?;
+            let pending = room.make(&Timeline::new(), Cookie::NONE);
+            let theirs = pending.fence().into_raw();
+            assert_eq!(rust_hmm_fence_signal_once(theirs, 0), refused);
+            pending.signal(Err(EIO));
+            assert_eq!(rust_hmm_fence_wait_for(theirs, -1), EIO.to_errno());
+            for fence in [gate, queued, theirs] {
+                bindings::rust_hmm_fence_put(fence);
+            }
+        }
+        detach(&driver);
         Ok(())
     }
 }

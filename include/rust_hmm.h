@@ -34,9 +34,9 @@ extern const char RUST_HMM_HEADER_SYMBOL;
 static const char *const rust_hmm_header __used = &RUST_HMM_HEADER_SYMBOL;
 
 struct dma_fence;
-struct file;
 struct mm_struct;
 
+struct rust_hmm_fence;
 struct rust_hmm_memory;
 struct rust_hmm_mirror;
 struct rust_hmm_queue;
@@ -644,66 +644,92 @@ int rust_hmm_attributes_clear(struct rust_hmm_mirror *mirror, unsigned long star
 int rust_hmm_attributes_get(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end,
 			    struct rust_hmm_attributes *attributes);
 
-/* Fences: the kernel's struct dma_fence, made by the library, so that none is left unsignalled unnoticed. */
+/*
+ * Fences: of operations that may fault, take an mmap lock or wait for user space. They are no DMA fences, and there is
+ * no function that makes a struct dma_fence or a sync file of one (Documentation/driver-api/dma-buf.rst, "Indefinite
+ * DMA Fences"). A driver whose hardware works on pinned memory makes its DMA fences by dma_fence_init().
+ */
 
 /**
  * rust_hmm_fence_create() - make a fence that the driver will signal
  * @kind: names the type of device that signals it: the address of something of the driver, such as a
  *	static, which is never looked at; or NULL
  *
- * The caller owns a reference, which dma_fence_put() gives back, and sees to it that
- * rust_hmm_fence_signal_once() is called, also when what the fence stands for was given up.
+ * The caller owns a reference, and sees to it that rust_hmm_fence_signal_once() is called, also when what the fence
+ * stands for was given up.
  *
  * Return: the fence, or ERR_PTR(-ENOMEM).
  */
-struct dma_fence *rust_hmm_fence_create(const void *kind);
+struct rust_hmm_fence *rust_hmm_fence_create(const void *kind);
+
+/**
+ * rust_hmm_fence_get() - take a reference
+ * @fence: the fence
+ *
+ * Context: any.
+ */
+void rust_hmm_fence_get(struct rust_hmm_fence *fence);
+
+/**
+ * rust_hmm_fence_put() - give a reference back
+ * @fence: the fence; NULL or ERR_PTR() is ignored
+ *
+ * Context: any, also interrupts.
+ */
+void rust_hmm_fence_put(struct rust_hmm_fence *fence);
 
 /**
  * rust_hmm_fence_signal_once() - signal a fence of rust_hmm_fence_create()
  * @fence: the fence; the caller's reference stays the caller's
  * @error: 0, or the negative error number with which it failed
  *
- * Context: any, also interrupts; no lock is held that a callback of the fence takes. Of several that
- * call it one succeeds.
+ * Context: any, also interrupts. Of several that call it one succeeds.
  *
- * Return: 0; -EPERM if it was not made by rust_hmm_fence_create(): the fence of an operation of a queue, or one of
- * another driver; -EINVAL if it is NULL, is signalled, or @error is no error number.
+ * Return: 0; -EPERM if it was not made by rust_hmm_fence_create(): the fence of an operation of a queue, or one that
+ * stands for a DMA fence; -EINVAL if it is NULL, is signalled, or @error is no error number.
  */
-int rust_hmm_fence_signal_once(struct dma_fence *fence, int error);
+int rust_hmm_fence_signal_once(struct rust_hmm_fence *fence, int error);
 
 /**
- * rust_hmm_fence_wait_for() - wait until a fence of any driver is signalled
+ * rust_hmm_fence_wait_for() - wait until a fence is signalled
  * @fence: the fence; NULL counts as one that is
  * @ms: limit in ms; a negative one: for ever
  *
- * Context: may sleep; no lock is held that is taken before the fence is signalled.
+ * Context: may sleep; no lock is held that is taken before the fence is signalled. Signals that do not kill the task
+ * do not end the wait.
  *
  * Return: 0; the error of the fence; -ETIMEDOUT; -EINTR if the task was killed; -EDEADLK; -ENOMEM.
  */
-int rust_hmm_fence_wait_for(struct dma_fence *fence, long ms);
+int rust_hmm_fence_wait_for(struct rust_hmm_fence *fence, long ms);
 
 /**
- * rust_hmm_fence_to_file() - make a sync file for a fence
- * @fence: the fence; the file takes a reference of its own
- * @ms: limit, 1 to 100000: whoever gets the file may wait for it where memory is reclaimed, so it signals
- *	with -ETIMEDOUT after that time in any case
- * @file: where to write the file
+ * rust_hmm_fence_eventfd() - signal an eventfd when a fence is signalled
+ * @fence: the fence
+ * @fd: descriptor of the eventfd in the current process
  *
- * The descriptor is reserved and the process does not see it yet: the driver calls fd_install(), or
- * put_unused_fd() and fput().
+ * Adds 1 to it, at once if the fence is signalled. The eventfd stays in use until the last reference of the fence is
+ * given back.
  *
- * Return: the descriptor; -EINVAL if the limit is none; -EMFILE; -ENOMEM.
+ * Return: 0; -EBADF if there is no such descriptor; -EINVAL if it is no eventfd, or @fence is NULL; -EBUSY if the fence
+ * has four of them.
  */
-int rust_hmm_fence_to_file(struct dma_fence *fence, unsigned int ms, struct file **file);
+int rust_hmm_fence_eventfd(struct rust_hmm_fence *fence, int fd);
 
 /**
- * rust_hmm_fence_from_file() - the fence of a sync file
+ * rust_hmm_fence_from_dma() - make a fence that signals when a DMA fence does
+ * @dma: the DMA fence, of any driver, of which the library takes a reference of its own
+ *
+ * Return: the fence, of which the caller owns a reference, or ERR_PTR(): -EINVAL if @dma is NULL; -ENOMEM.
+ */
+struct rust_hmm_fence *rust_hmm_fence_from_dma(struct dma_fence *dma);
+
+/**
+ * rust_hmm_fence_from_file() - the same for the DMA fence of a sync file
  * @fd: its descriptor in the current process
  *
- * Return: the fence, of which the caller owns a reference, or ERR_PTR(-EBADF). Of a file that was made by
- * rust_hmm_fence_to_file() it is the very fence, without a limit.
+ * Return: the fence, of which the caller owns a reference, or ERR_PTR(): -EBADF if @fd is no sync file; -ENOMEM.
  */
-struct dma_fence *rust_hmm_fence_from_file(int fd);
+struct rust_hmm_fence *rust_hmm_fence_from_file(int fd);
 
 /* Queues: operations that run one after the other, in a thread of the queue, and depend on fences. */
 
@@ -730,7 +756,7 @@ int rust_hmm_queue_destroy(struct rust_hmm_queue *queue);
 /**
  * rust_hmm_queue_submit() - have something done after some fences, and all that was queued before
  * @queue: the queue
- * @after: the fences, of any driver, of which the library takes references of its own; NULL is skipped
+ * @after: the fences, of which the library takes references of its own; NULL is skipped
  * @count: how many
  * @run: does it, and returns 0 or a negative error number, with which the fence signals. It looks at @stop from
  *	time to time and returns -ECANCELED if it is set. Context: a thread of the queue; may sleep, and may
@@ -745,10 +771,11 @@ int rust_hmm_queue_destroy(struct rust_hmm_queue *queue);
  * Return: a fence that signals when it is done, of which the caller owns a reference, or ERR_PTR(): -EBUSY if
  * the queue is full; -EINVAL if @run is NULL; -ENOMEM.
  */
-struct dma_fence *rust_hmm_queue_submit(struct rust_hmm_queue *queue,
-					struct dma_fence *const *after, unsigned int count,
-					int (*run)(void *data, const struct rust_hmm_stop *stop),
-					void (*release)(void *data), void *data);
+struct rust_hmm_fence *rust_hmm_queue_submit(struct rust_hmm_queue *queue,
+					     struct rust_hmm_fence *const *after,
+					     unsigned int count,
+					     int (*run)(void *data, const struct rust_hmm_stop *stop),
+					     void (*release)(void *data), void *data);
 
 /**
  * rust_hmm_queue_record() - a fence that signals when all that was queued before is done
@@ -758,7 +785,7 @@ struct dma_fence *rust_hmm_queue_submit(struct rust_hmm_queue *queue,
  *
  * Return: the fence, of which the caller owns a reference, or ERR_PTR(): -EBUSY if the queue is full; -ENOMEM.
  */
-struct dma_fence *rust_hmm_queue_record(struct rust_hmm_queue *queue);
+struct rust_hmm_fence *rust_hmm_queue_record(struct rust_hmm_queue *queue);
 
 /**
  * rust_hmm_queue_wait() - let what is queued later start only after a fence; waits for nothing itself
@@ -768,7 +795,7 @@ struct dma_fence *rust_hmm_queue_record(struct rust_hmm_queue *queue);
  *
  * Return: 0; -EBUSY if the queue is full.
  */
-int rust_hmm_queue_wait(struct rust_hmm_queue *queue, struct dma_fence *fence);
+int rust_hmm_queue_wait(struct rust_hmm_queue *queue, struct rust_hmm_fence *fence);
 
 /**
  * rust_hmm_stopped() - whether an operation should end, for its queue goes away

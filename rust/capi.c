@@ -115,7 +115,10 @@ EXPORT_SYMBOL_GPL(rust_hmm_attributes_get);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_create);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_signal_once);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_wait_for);
-EXPORT_SYMBOL_GPL(rust_hmm_fence_to_file);
+EXPORT_SYMBOL_GPL(rust_hmm_fence_get);
+EXPORT_SYMBOL_GPL(rust_hmm_fence_put);
+EXPORT_SYMBOL_GPL(rust_hmm_fence_eventfd);
+EXPORT_SYMBOL_GPL(rust_hmm_fence_from_dma);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_from_file);
 
 EXPORT_SYMBOL_GPL(rust_hmm_queue_create);

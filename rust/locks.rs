@@ -58,6 +58,8 @@ classes! {
     replicas = c"rust_hmm::replicas";
     /// What stands in a queue.
     queue = c"rust_hmm::queue";
+    /// Fences that a file reports by `poll`.
+    fence_watch = c"rust_hmm::fence_watch";
     /// Who helps with an operation.
     crew = c"rust_hmm::crew";
     /// Somebody is called, or has left.

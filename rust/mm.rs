@@ -15,7 +15,8 @@
 //! - [`migrate`] has `migrate_vma_*`, in the states isolated and migrated.
 //! - [`shrinker`] has what gives memory back.
 //! - [`exclusive`] has `make_device_exclusive`.
-//! - [`fence`] has `dma_fence`, [`sync_file`] has those that leave as files, [`bell`] wakes who waits.
+//! - [`fence`] has fences of operations that may fault, [`fence_watch`] reports them by `poll`, [`bell`] wakes a waiter.
+//! - [`dma_fence`] has `dma_fence`, [`sync_file`] has files of those.
 //! - [`flush`] has the proof that a device's translations were flushed.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
 //! - `pci` has memory of PCI devices as others see it, and interrupts.
@@ -29,8 +30,10 @@ pub mod bell;
 mod device_alloc;
 pub mod device_pages;
 pub mod dma;
+pub mod dma_fence;
 pub mod exclusive;
 pub mod fence;
+pub mod fence_watch;
 pub mod flush;
 pub mod migrate;
 pub mod notifier;

@@ -64,6 +64,7 @@ pub struct Ready(u32);
 impl Ready {
     // As in include/uapi/linux/eventpoll.h, whose macros the bindings lack.
     const EPOLLIN: u32 = 0x1;
+    const EPOLLPRI: u32 = 0x2;
     const EPOLLOUT: u32 = 0x4;
     const EPOLLERR: u32 = 0x8;
     const EPOLLRDNORM: u32 = 0x40;
@@ -73,10 +74,20 @@ impl Ready {
     pub const NOTHING: Self = Self(0);
     /// Reading.
     pub const READ: Self = Self(Self::EPOLLIN | Self::EPOLLRDNORM);
+    /// Something other than data: what, the driver says.
+    pub const PRIORITY: Self = Self(Self::EPOLLPRI);
     /// Reading and writing.
     pub const EVERYTHING: Self = Self(Self::READ.0 | Self::EPOLLOUT | Self::EPOLLWRNORM);
     /// Nothing ever: it would fail.
     pub const ERROR: Self = Self(Self::EPOLLERR);
+}
+
+impl core::ops::BitOr for Ready {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
 }
 
 /// Who polls a file, and may be told when something has changed.

@@ -2,21 +2,19 @@
 
 //! Queues: operations that run one after the other, in their own time, and depend on fences.
 //!
-//! A queue has a thread of its own. Its operations take the mmap lock and allocate, so that their fences
-//! are none that another driver may wait for: those leave the library by [`SyncFile`], with a limit.
+//! A queue has a thread of its own. Its operations take the mmap lock and allocate, and depend on fences that user space
+//! may signal. So they have a [`Fence`], of which no DMA fence and no sync file can be made.
 //!
 //! What failed is told to whom it concerns, and to nobody else: an operation that depends on a fence
 //! fails with the error of that fence, and does not run. A failed [`wait`](Queue::wait) does so to all
 //! operations that follow. The next [`record`](Queue::record) reports the first error since the last
 //! one, and with it the matter is closed.
-//!
-//! [`SyncFile`]: crate::mm::sync_file::SyncFile
 
 use crate::{
     locks,
     mm::{
         bell::{let_others_run, Bell},
-        fence::{cancelled, Fence, FenceRoom, Pending, Signalling, Timeline},
+        fence::{cancelled, Fence, Pending},
         notifier::Cookie,
     },
     thread::Thread,
@@ -131,7 +129,6 @@ enum Count {
 #[pin_data]
 struct Shared {
     kind: Cookie,
-    timeline: Timeline,
     stop: Stop,
     counts: [Atomic<u64>; Count::Sleeps as usize + 1],
     #[pin]
@@ -210,7 +207,6 @@ impl Shared {
                     // What it holds must be gone before somebody acts on its end.
                     drop((operation, after));
                     first = first.and(result);
-                    let _signalling = Signalling::begin();
                     end.signal(result);
                 }
             }
@@ -237,7 +233,6 @@ impl Queue {
         let shared = Arc::pin_init(
             pin_init!(Shared {
                 kind,
-                timeline: Timeline::new(),
                 stop,
                 counts: [const { Atomic::new(0) }; Count::Sleeps as usize + 1],
                 items <- Mutex::new(ring, name, key),
@@ -253,13 +248,19 @@ impl Queue {
         })
     }
 
-    /// Puts an item into the queue, with a fence made by `item` where nothing can fail any more.
-    fn push(&self, item: impl FnOnce(&Timeline, Cookie) -> Item) -> Result {
+    /// Puts an item into the queue, or drops it.
+    fn push(&self, item: Item) -> Result {
         let shared = &*self.shared;
         let mut items = shared.items.lock();
-        let room = items.room().ok_or(EBUSY)?;
-        // Under the lock: fences of a timeline signal in the order in which they are made.
-        room.put(item(&shared.timeline, shared.kind));
+        match items.room() {
+            Some(room) => room.put(item),
+            None => {
+                // Dropped without the lock: this signals its fence.
+                drop(items);
+                drop(item);
+                return Err(EBUSY);
+            }
+        }
         drop(items);
         shared.bell.ring();
         Ok(())
@@ -277,18 +278,14 @@ impl Queue {
         operation: impl FnOnce(&Stop) -> Result + Send + 'static,
     ) -> Result<Fence> {
         let operation: KBox<dyn Operation> = KBox::new(Closure(Some(operation)), GFP_KERNEL)?;
-        let room = FenceRoom::new()?;
-        let mut fence = None;
-        self.push(|timeline, kind| {
-            let end = room.make(timeline, kind);
-            fence = Some(end.fence());
-            Item::Run {
-                after,
-                operation,
-                end,
-            }
+        let end = Pending::new(self.shared.kind)?;
+        let fence = end.fence();
+        self.push(Item::Run {
+            after,
+            operation,
+            end,
         })?;
-        fence.ok_or(EINVAL)
+        Ok(fence)
     }
 
     /// A fence that signals when all that was queued before is done; it fails with the first error of
@@ -298,14 +295,10 @@ impl Queue {
     ///
     /// As [`Self::submit`].
     pub fn record(&self) -> Result<Fence> {
-        let room = FenceRoom::new()?;
-        let mut fence = None;
-        self.push(|timeline, kind| {
-            let end = room.make(timeline, kind);
-            fence = Some(end.fence());
-            Item::Record(end)
-        })?;
-        fence.ok_or(EINVAL)
+        let end = Pending::new(self.shared.kind)?;
+        let fence = end.fence();
+        self.push(Item::Record(end))?;
+        Ok(fence)
     }
 
     /// Lets what is queued later start only after `fence`, and waits for nothing.
@@ -314,7 +307,7 @@ impl Queue {
     ///
     /// `EBUSY` if the queue is full.
     pub fn wait(&self, fence: Fence) -> Result {
-        self.push(|_, _| Item::Wait(fence))
+        self.push(Item::Wait(fence))
     }
 
     /// What became of its waits so far.
@@ -337,8 +330,7 @@ impl Drop for Queue {
         self.shared.stop.set();
         self.shared.bell.ring();
         self.thread = None;
-        // In their order, as fences of a timeline have to signal. Not under the lock: what an operation
-        // holds is dropped with it.
+        // In their order. Not under the lock: what an operation holds is dropped with it.
         loop {
             let item = self.shared.items.lock().pop();
             if item.is_none() {

@@ -116,7 +116,6 @@ struct RustHmm {
 
 impl Drop for RustHmm {
     fn drop(&mut self) {
-        mm::sync_file::exit();
         watch::exit();
     }
 }

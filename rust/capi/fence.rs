@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Fences for drivers in C. There they are the kernel's `struct dma_fence`.
+//! Fences for drivers in C. `struct rust_hmm_fence` is the object behind a [`Fence`]; `rust/fence.c` has the functions that
+//! need nothing of the library: `rust_hmm_fence_get()`, `rust_hmm_fence_put()` and `rust_hmm_fence_eventfd()`.
 
 use super::{declared, kind, number, pointer};
 use crate::{
     bindings,
     mm::{
-        fence::{Fence, FenceRoom, Timeline},
+        dma_fence::DmaFence,
+        fence::{Fence, Pending},
         sync_file::SyncFile,
     },
 };
@@ -17,7 +19,7 @@ declared! {
     rust_hmm_fence_create,
     rust_hmm_fence_signal_once,
     rust_hmm_fence_wait_for,
-    rust_hmm_fence_to_file,
+    rust_hmm_fence_from_dma,
     rust_hmm_fence_from_file,
 }
 
@@ -26,7 +28,7 @@ declared! {
 /// # Safety
 ///
 /// `raw` must be a fence that is alive as long as the result is used.
-unsafe fn borrow(raw: *mut bindings::dma_fence) -> Result<ManuallyDrop<Fence>> {
+unsafe fn borrow(raw: *mut bindings::rust_hmm_fence) -> Result<ManuallyDrop<Fence>> {
     let raw = NonNull::new(raw).ok_or(EINVAL)?;
     // SAFETY: By the function's requirements; never dropped.
     Ok(ManuallyDrop::new(unsafe { Fence::from_raw(raw) }))
@@ -36,9 +38,10 @@ unsafe fn borrow(raw: *mut bindings::dma_fence) -> Result<ManuallyDrop<Fence>> {
 ///
 /// As the header has it.
 #[no_mangle]
-unsafe extern "C" fn rust_hmm_fence_create(what: *const ffi::c_void) -> *mut bindings::dma_fence {
-    // On a timeline of its own: who signals it may do so in any order.
-    pointer(FenceRoom::new().map(|room| room.make(&Timeline::new(), kind(what)).into_raw()))
+unsafe extern "C" fn rust_hmm_fence_create(
+    what: *const ffi::c_void,
+) -> *mut bindings::rust_hmm_fence {
+    pointer(Pending::of_driver(kind(what)).map(Pending::into_raw))
 }
 
 /// # Safety
@@ -46,11 +49,25 @@ unsafe extern "C" fn rust_hmm_fence_create(what: *const ffi::c_void) -> *mut bin
 /// As the header has it.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_fence_signal_once(
-    fence: *mut bindings::dma_fence,
+    fence: *mut bindings::rust_hmm_fence,
     error: ffi::c_int,
 ) -> ffi::c_int {
-    // SAFETY: The driver's.
-    unsafe { bindings::rust_hmm_fence_signal_ours(fence, error) }
+    let signal = || {
+        // CAST: A small constant.
+        if fence.is_null() || error > 0 || error < -(bindings::MAX_ERRNO as ffi::c_int) {
+            return Err(EINVAL);
+        }
+        // SAFETY: The driver has a reference.
+        if !unsafe { bindings::rust_hmm_fence_by_driver(fence) } {
+            return Err(EPERM);
+        }
+        // SAFETY: As above.
+        match unsafe { bindings::rust_hmm_fence_signal(fence, error) } {
+            true => Ok(()),
+            false => Err(EINVAL),
+        }
+    };
+    number(signal())
 }
 
 /// # Safety
@@ -58,14 +75,14 @@ unsafe extern "C" fn rust_hmm_fence_signal_once(
 /// As the header has it.
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_fence_wait_for(
-    fence: *mut bindings::dma_fence,
+    fence: *mut bindings::rust_hmm_fence,
     ms: ffi::c_long,
 ) -> ffi::c_int {
     if fence.is_null() {
         return 0;
     }
     let limit = (ms >= 0).then(|| Delta::from_millis(ms as i64));
-    // SAFETY: The driver's.
+    // SAFETY: The driver has a reference.
     number(unsafe { borrow(fence) }.and_then(|fence| fence.synchronize(limit)))
 }
 
@@ -73,29 +90,21 @@ unsafe extern "C" fn rust_hmm_fence_wait_for(
 ///
 /// As the header has it.
 #[no_mangle]
-unsafe extern "C" fn rust_hmm_fence_to_file(
-    fence: *mut bindings::dma_fence,
-    ms: ffi::c_uint,
-    file: *mut *mut bindings::file,
-) -> ffi::c_int {
-    // SAFETY: The driver's.
-    let made = unsafe { borrow(fence) }
-        .and_then(|fence| SyncFile::new(&fence, Delta::from_millis(ms.into())));
-    match made {
-        Ok(made) => {
-            let (fd, raw) = made.into_raw();
-            // SAFETY: The driver's, to be written.
-            unsafe { file.write(raw) };
-            fd
-        }
-        Err(error) => error.to_errno(),
-    }
+unsafe extern "C" fn rust_hmm_fence_from_dma(
+    dma: *mut bindings::dma_fence,
+) -> *mut bindings::rust_hmm_fence {
+    let made = NonNull::new(dma).ok_or(EINVAL).and_then(|dma| {
+        // SAFETY: The driver has a reference.
+        Fence::of(&unsafe { DmaFence::get(dma) })
+    });
+    pointer(made.map(Fence::into_raw))
 }
 
 /// # Safety
 ///
 /// As the header has it.
 #[no_mangle]
-unsafe extern "C" fn rust_hmm_fence_from_file(fd: ffi::c_int) -> *mut bindings::dma_fence {
-    pointer(SyncFile::fence(fd).map(Fence::into_raw))
+unsafe extern "C" fn rust_hmm_fence_from_file(fd: ffi::c_int) -> *mut bindings::rust_hmm_fence {
+    let made = SyncFile::fence(fd).and_then(|dma| Fence::of(&dma));
+    pointer(made.map(Fence::into_raw))
 }

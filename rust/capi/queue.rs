@@ -128,7 +128,7 @@ unsafe extern "C" fn rust_hmm_queue_destroy(queue: *mut bindings::rust_hmm_queue
 ///
 /// There must be `count` pointers to fences that are alive, or NULL.
 unsafe fn fences(
-    after: *const *mut bindings::dma_fence,
+    after: *const *mut bindings::rust_hmm_fence,
     count: ffi::c_uint,
 ) -> Result<KVec<Fence>> {
     // CAST: 32 bits.
@@ -150,12 +150,12 @@ unsafe fn fences(
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_queue_submit(
     queue: *mut bindings::rust_hmm_queue,
-    after: *const *mut bindings::dma_fence,
+    after: *const *mut bindings::rust_hmm_fence,
     count: ffi::c_uint,
     run: Run,
     release: Release,
     data: *mut ffi::c_void,
-) -> *mut bindings::dma_fence {
+) -> *mut bindings::rust_hmm_fence {
     // From here on it is released, whatever comes.
     let work = Work {
         run,
@@ -190,7 +190,7 @@ unsafe extern "C" fn rust_hmm_queue_submit(
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_queue_record(
     queue: *mut bindings::rust_hmm_queue,
-) -> *mut bindings::dma_fence {
+) -> *mut bindings::rust_hmm_fence {
     // SAFETY: The driver's.
     pointer(unsafe { this(queue) }.queue.record().map(Fence::into_raw))
 }
@@ -201,7 +201,7 @@ unsafe extern "C" fn rust_hmm_queue_record(
 #[no_mangle]
 unsafe extern "C" fn rust_hmm_queue_wait(
     queue: *mut bindings::rust_hmm_queue,
-    fence: *mut bindings::dma_fence,
+    fence: *mut bindings::rust_hmm_fence,
 ) -> ffi::c_int {
     let Some(fence) = NonNull::new(fence) else {
         return EINVAL.to_errno();

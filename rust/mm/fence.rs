@@ -1,22 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Fences on the kernel's `dma_fence`, so that those of any driver fit.
+//! Fences of operations that may fault, take an mmap lock or wait for user space.
 //!
-//! A fence comes in three states, which are three types. [`FenceRoom`] is memory for one: to get it may
-//! fail. With it [`Pending`] is made where nothing may fail any more: it is the side that signals, once.
-//! [`Fence`] is the side that waits.
+//! Nothing bounds the time of such an operation. So its fence is no `dma_fence`, with or without a time limit
+//! (`Documentation/driver-api/dma-buf.rst`, "Indefinite DMA Fences"), and neither a `dma_fence` nor a sync file can be
+//! made of it. [`DmaFence`] is another type, for hardware that works on memory which cannot move. [`Fence::of`] goes in
+//! the one direction that is allowed: a fence that signals when a DMA fence does.
 //!
-//! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
+//! [`Pending`] is the side that signals, once. [`Fence`] is the side that waits. Others observe a fence by an eventfd
+//! ([`Fence::eventfd`]) or by the `poll` of a driver's file ([`Watch`](super::fence_watch::Watch)).
 
-use super::{bell::Bell, notifier::Cookie};
+use super::{bell::Bell, dma_fence::DmaFence, notifier::Cookie};
 use crate::{bindings, within};
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
+    error::to_result,
     ffi,
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
-    time::{Delta, Instant, Jiffies, Monotonic},
-    types::NotThreadSafe, //
+    time::{
+        Delta,
+        Instant,
+        Jiffies,
+        Monotonic, //
+    },
 };
 
 /// Longest sleep of a wait before it looks at the clock again, in jiffies.
@@ -28,19 +34,19 @@ pub fn cancelled() -> Error {
     Error::from_errno(-(bindings::ECANCELED as ffi::c_int))
 }
 
-/// How a fence stands.
+/// State of a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// What it stands for goes on, or has not begun.
+    /// The operation has not ended.
     NotDone,
-    /// It is done.
+    /// The operation has succeeded.
     Done,
-    /// It has failed, or was cancelled (`ECANCELED`).
+    /// The operation has failed, or was cancelled (`ECANCELED`).
     Failed(Error),
 }
 
 impl Status {
-    /// The end as a result, if there is one.
+    /// Result of the operation, if it has ended.
     pub fn ended(self) -> Option<Result> {
         match self {
             Self::NotDone => None,
@@ -50,128 +56,102 @@ impl Status {
     }
 }
 
-/// Fences that signal in the order in which they were made.
-pub struct Timeline {
-    context: u64,
-    last: Atomic<u64>,
-}
-
-impl Timeline {
-    /// A new one.
-    pub fn new() -> Self {
-        Self {
-            // SAFETY: No preconditions.
-            context: unsafe { bindings::dma_fence_context_alloc(1) },
-            last: Atomic::new(0),
-        }
-    }
-}
-
-impl Default for Timeline {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// Memory for a fence.
+/// The side of a fence that signals it. Only its owner can. Dropped, the fence fails with `ECANCELED`.
 ///
 /// # Invariants
 ///
-/// It is ours, and not initialized.
-pub struct FenceRoom(NonNull<bindings::dma_fence>);
-
-// SAFETY: Memory may be used and freed anywhere.
-unsafe impl Send for FenceRoom {}
-
-impl FenceRoom {
-    /// Allocates it. Context: may sleep. `ENOMEM`.
-    pub fn new() -> Result<Self> {
-        // SAFETY: No preconditions.
-        let raw = unsafe { bindings::rust_hmm_fence_alloc() };
-        // INVARIANT: Just allocated.
-        Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
-    }
-
-    /// Makes the fence; this cannot fail. `kind` names the type of device that signals it.
-    ///
-    /// Fences of one timeline must be made in the order in which they signal.
-    pub fn make(self, timeline: &Timeline, kind: Cookie) -> Pending {
-        let this = ManuallyDrop::new(self);
-        let seqno = timeline.last.fetch_add(1, Relaxed) + 1;
-        // SAFETY: It is ours and not initialized. The kind is only compared.
-        unsafe {
-            bindings::rust_hmm_fence_init(this.0.as_ptr(), kind.as_ptr(), timeline.context, seqno);
-        }
-        // INVARIANT: The first reference is ours, and nobody has signalled it.
-        Pending(Fence(this.0))
-    }
-}
-
-impl Drop for FenceRoom {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant.
-        unsafe { bindings::rust_hmm_fence_free(self.0.as_ptr()) };
-    }
-}
-
-/// A fence that will be signalled by whoever has this. Dropped, it fails with `ECANCELED`.
-///
-/// # Invariants
-///
-/// The fence is one of ours, and not signalled.
+/// The fence was made by [`Self::new`], and is not signalled.
 #[must_use = "dropped, it is cancelled"]
 pub struct Pending(Fence);
 
 impl Pending {
+    /// Makes a fence that devices of type `kind` signal.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    pub fn new(kind: Cookie) -> Result<Self> {
+        Self::alloc(kind, false)
+    }
+
+    /// As [`Self::new`], for a driver in C, which gets both sides as one pointer.
+    pub(crate) fn of_driver(kind: Cookie) -> Result<Self> {
+        Self::alloc(kind, true)
+    }
+
+    fn alloc(kind: Cookie, by_driver: bool) -> Result<Self> {
+        // SAFETY: No preconditions; the kind is only compared.
+        let raw = unsafe { bindings::rust_hmm_fence_alloc(kind.as_ptr(), by_driver) };
+        // INVARIANT: A new fence, whose reference is ours.
+        Ok(Self(Fence(NonNull::new(raw).ok_or(ENOMEM)?)))
+    }
+
     /// The side that waits.
     pub fn fence(&self) -> Fence {
         self.0.clone()
     }
 
-    /// Gives the duty to signal it to a driver in C, with a reference. Only of such a fence does
-    /// `rust_hmm_fence_signal_once()` accept a signal.
-    pub(crate) fn into_raw(self) -> *mut bindings::dma_fence {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: A fence of ours by the type invariant.
-        unsafe { bindings::rust_hmm_fence_set_by_driver(this.0.as_raw()) };
-        this.0.as_raw()
+    /// Gives both sides to a driver in C, with a reference.
+    pub(crate) fn into_raw(self) -> *mut bindings::rust_hmm_fence {
+        ManuallyDrop::new(self).0.as_raw()
     }
 
-    /// Signals it, with the error if there is one. Context: any.
+    /// Signals it, with the error if there is one.
+    ///
+    /// # Context
+    ///
+    /// Any, also interrupts.
     pub fn signal(self, result: Result) {
         let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, so that the fence is taken out once.
+        // SAFETY: `this` is not dropped, so that the fence is moved out once.
         let fence = unsafe { core::ptr::read(&this.0) };
-        let error = result.err().map_or(0, |error| error.to_errno());
-        // SAFETY: A live fence of ours, that was not signalled by the type invariant.
-        unsafe { bindings::rust_hmm_fence_signal(fence.as_raw(), error) };
+        fence.end(result);
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        // SAFETY: As in `signal`.
-        unsafe { bindings::rust_hmm_fence_signal(self.0.as_raw(), cancelled().to_errno()) };
+        self.0.end(Err(cancelled()));
     }
 }
 
-/// A fence, of ours or of another driver. A clone is the same fence.
+/// The side of a fence that waits for it. A clone is the same fence.
 ///
 /// # Invariants
 ///
 /// We own a reference of the fence.
-pub struct Fence(NonNull<bindings::dma_fence>);
+pub struct Fence(NonNull<bindings::rust_hmm_fence>);
 
-// SAFETY: Fences are made to be used by several tasks, and released anywhere.
+// SAFETY: All functions on a fence may be called by any task, and its reference count is atomic.
 unsafe impl Send for Fence {}
-// SAFETY: As above.
+// SAFETY: As for `Send`: its state is protected by its own lock.
 unsafe impl Sync for Fence {}
 
 impl Fence {
+    /// Makes a fence that signals when `dma` does, with the same result.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    pub fn of(dma: &DmaFence) -> Result<Self> {
+        // SAFETY: Alive by the type invariant of `DmaFence`; the call takes a reference of its own.
+        let raw = unsafe { bindings::rust_hmm_fence_of_dma(dma.as_raw()) };
+        // INVARIANT: A new fence, whose reference is ours.
+        Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
+    }
+
     /// # Safety
     ///
     /// `raw` must be a fence of which the caller gives a reference away.
-    pub(crate) unsafe fn from_raw(raw: NonNull<bindings::dma_fence>) -> Self {
+    pub(crate) unsafe fn from_raw(raw: NonNull<bindings::rust_hmm_fence>) -> Self {
         // INVARIANT: By the function's requirements.
         Self(raw)
     }
@@ -181,36 +161,45 @@ impl Fence {
     /// # Safety
     ///
     /// `raw` must be a fence that is alive.
-    pub(crate) unsafe fn get(raw: NonNull<bindings::dma_fence>) -> Self {
+    pub(crate) unsafe fn get(raw: NonNull<bindings::rust_hmm_fence>) -> Self {
         // SAFETY: By the function's requirements; this reference stays where it is.
         let theirs = ManuallyDrop::new(unsafe { Self::from_raw(raw) });
         Self::clone(&theirs)
     }
 
     /// Gives the reference away.
-    pub(crate) fn into_raw(self) -> *mut bindings::dma_fence {
+    pub(crate) fn into_raw(self) -> *mut bindings::rust_hmm_fence {
         ManuallyDrop::new(self).as_raw()
     }
 
-    pub(super) fn as_raw(&self) -> *mut bindings::dma_fence {
+    pub(super) fn as_raw(&self) -> *mut bindings::rust_hmm_fence {
         self.0.as_ptr()
     }
 
-    /// How it stands. Context: any.
+    fn end(&self, result: Result) {
+        let error = result.err().map_or(0, |error| error.to_errno());
+        // SAFETY: Alive by the type invariant.
+        unsafe { bindings::rust_hmm_fence_signal(self.as_raw(), error) };
+    }
+
+    /// State of the fence. What its operation did is visible when it has ended.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn check(&self) -> Status {
         // SAFETY: Alive by the type invariant.
-        match unsafe { bindings::dma_fence_get_status(self.as_raw()) } {
+        match unsafe { bindings::rust_hmm_fence_status(self.as_raw()) } {
             0 => Status::NotDone,
             error if error < 0 => Status::Failed(Error::from_errno(error)),
             _ => Status::Done,
         }
     }
 
-    /// Whether it is one that a device of type `kind` signals, so that another one of that type need not
-    /// have anybody look at it. Of one that is signalled this is not known.
+    /// Whether a device of type `kind` signals it, so that another one of that type can be woken by the signal alone.
     pub fn is_of(&self, kind: Cookie) -> bool {
         // SAFETY: Alive by the type invariant.
-        let found = unsafe { bindings::rust_hmm_fence_type(self.as_raw()) };
+        let found = unsafe { bindings::rust_hmm_fence_kind(self.as_raw()) };
         kind != Cookie::NONE && core::ptr::eq(found, kind.as_ptr())
     }
 
@@ -218,8 +207,15 @@ impl Fence {
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`; `EINTR`: killed; `EDEADLK`: within a callback; `ENOMEM`; and that of the fence.
-    /// Context: may sleep; no lock may be held that is taken before the fence is signalled.
+    /// - `ETIMEDOUT`
+    /// - `EINTR`: the task was killed. Other signals do not end the wait.
+    /// - `EDEADLK`: within a callback
+    /// - `ENOMEM`
+    /// - the error of the fence
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held that is taken before the fence is signalled.
     pub fn synchronize(&self, timeout: Option<Delta>) -> Result {
         within::may_wait()?;
         if let Some(ended) = self.check().ended() {
@@ -246,8 +242,16 @@ impl Fence {
         }
     }
 
-    /// Sleeps until it is signalled, `bell` is rung, or `timeout` jiffies have passed. `EINTR`.
-    pub(crate) fn sleep(&self, bell: &Bell, timeout: Jiffies, killable: bool) -> Result {
+    /// Sleeps until it is signalled, `bell` is rung, or `timeout` jiffies have passed. Allocates nothing.
+    ///
+    /// # Errors
+    ///
+    /// - `EINTR`: the task was killed or, unless `killable`, has a signal.
+    ///
+    /// # Context
+    ///
+    /// May sleep; not within a callback.
+    pub fn sleep(&self, bell: &Bell, timeout: Jiffies, killable: bool) -> Result {
         // SAFETY: Alive by the type invariant, and the bell is borrowed for as long as the call takes.
         let ret = unsafe {
             bindings::rust_hmm_fence_wait(self.as_raw(), bell.as_raw(), timeout, killable)
@@ -256,6 +260,23 @@ impl Fence {
             return Err(EINTR);
         }
         Ok(())
+    }
+
+    /// Adds 1 to the eventfd `fd` of the current process when it is signalled, or at once if it is. The eventfd stays
+    /// in use until the last reference of the fence is dropped.
+    ///
+    /// # Errors
+    ///
+    /// - `EBADF`: there is no such descriptor.
+    /// - `EINVAL`: it is no eventfd.
+    /// - `EBUSY`: the fence has four of them.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    pub fn eventfd(&self, fd: i32) -> Result {
+        // SAFETY: Alive by the type invariant.
+        to_result(unsafe { bindings::rust_hmm_fence_eventfd(self.as_raw(), fd) })
     }
 }
 
@@ -275,38 +296,13 @@ impl Drop for Fence {
     }
 }
 
-/// From here until this is dropped the current task is on the way to signal a fence: lockdep then
-/// reports memory that is allocated and mm locks that are taken.
-pub struct Signalling {
-    cookie: bool,
-    _nts: NotThreadSafe,
-}
-
-impl Signalling {
-    /// Begins here.
-    pub fn begin() -> Self {
-        Self {
-            // SAFETY: No preconditions.
-            cookie: unsafe { bindings::rust_hmm_fence_begin_signalling() },
-            _nts: NotThreadSafe,
-        }
-    }
-}
-
-impl Drop for Signalling {
-    fn drop(&mut self) {
-        // SAFETY: It was begun by this task.
-        unsafe { bindings::rust_hmm_fence_end_signalling(self.cookie) };
-    }
-}
-
 #[kunit_tests(rust_hmm_fence)]
 mod tests {
     use super::*;
     use crate::thread::Thread;
 
     fn pending() -> Result<Pending> {
-        Ok(FenceRoom::new()?.make(&Timeline::new(), Cookie::NONE))
+        Pending::new(Cookie::NONE)
     }
 
     #[test]
@@ -325,7 +321,6 @@ mod tests {
 
     #[test]
     fn dropped_without_a_signal_it_is_cancelled() -> Result {
-        drop(FenceRoom::new()?);
         let pending = pending()?;
         let fence = pending.fence();
         drop(pending);
@@ -352,14 +347,21 @@ mod tests {
     }
 
     #[test]
-    fn its_kind_is_known_until_it_is_signalled() -> Result {
+    fn its_kind_is_that_of_the_device_that_signals_it() -> Result {
         let (mine, other) = (1u8, 2u8);
         let (mine, other) = (Cookie::of(&mine), Cookie::of(&other));
-        let pending = FenceRoom::new()?.make(&Timeline::new(), mine);
+        let pending = Pending::new(mine)?;
         let fence = pending.fence();
         assert!(fence.is_of(mine) && !fence.is_of(other) && !fence.is_of(Cookie::NONE));
         pending.signal(Ok(()));
-        assert!(!fence.is_of(mine));
+        assert!(fence.is_of(mine));
+        Ok(())
+    }
+
+    #[test]
+    fn a_number_that_is_no_eventfd_is_refused() -> Result {
+        let fence = pending()?.fence();
+        assert_eq!(fence.eventfd(-1), Err(EBADF));
         Ok(())
     }
 

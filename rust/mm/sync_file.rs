@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Fences as files, which other drivers and `poll` understand.
+//! DMA fences as files, which other drivers and `poll` understand.
 //!
 //! C header: [`include/linux/sync_file.h`](srctree/include/linux/sync_file.h)
 
-use super::fence::Fence;
+use super::dma_fence::DmaFence;
 use crate::bindings;
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{
     error::to_result,
     ffi,
     prelude::*,
-    time::Delta,
     types::NotThreadSafe, //
 };
 
-/// Longest limit of a fence that leaves.
-pub const LONGEST: Delta = Delta::from_secs(100);
-
-/// A file for a fence, with a descriptor that the process does not see yet. Dropped, there is none.
+/// A file for a DMA fence, with a descriptor that is reserved but not installed. Dropped, both are released.
+///
+/// Of a [`Fence`](super::fence::Fence) no file can be made: whoever gets the file may wait for it where memory is
+/// reclaimed.
 ///
 /// # Invariants
 ///
@@ -33,20 +32,18 @@ pub struct SyncFile {
 impl SyncFile {
     /// Makes a file for `fence`.
     ///
-    /// Who gets it may wait for it where memory is reclaimed. So what is in it, if it is a fence of this
-    /// library that has not been signalled, signals after `limit` in any case, then with `ETIMEDOUT`.
-    ///
     /// # Errors
     ///
-    /// `EINVAL` if the limit is more than [`LONGEST`], or nothing; `EMFILE`; `ENOMEM`. Context: may sleep.
-    pub fn new(fence: &Fence, limit: Delta) -> Result<Self> {
-        if limit <= Delta::ZERO || limit > LONGEST {
-            return Err(EINVAL);
-        }
+    /// - `EMFILE`: the process has too many descriptors.
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    pub fn new(fence: &DmaFence) -> Result<Self> {
         let mut file = core::ptr::null_mut();
-        // SAFETY: The fence is alive, and `file` may be written.
-        let fd =
-            unsafe { bindings::rust_hmm_fence_export(fence.as_raw(), limit.as_nanos(), &mut file) };
+        // SAFETY: The fence is alive by its type invariant, and `file` may be written.
+        let fd = unsafe { bindings::rust_hmm_sync_file_reserve(fence.as_raw(), &mut file) };
         to_result(fd)?;
         // INVARIANT: Both are new, and ours.
         Ok(Self {
@@ -56,46 +53,34 @@ impl SyncFile {
         })
     }
 
-    /// The number of the descriptor.
+    /// Number of the descriptor.
     pub fn fd(&self) -> i32 {
         self.fd
     }
 
-    /// Gives both to a driver in C.
-    pub(crate) fn into_raw(self) -> (ffi::c_int, *mut bindings::file) {
-        let this = ManuallyDrop::new(self);
-        (this.fd, this.file.as_ptr())
-    }
-
-    /// Gives it to the process.
+    /// Installs the file at the descriptor.
     pub fn install(self) {
         let this = ManuallyDrop::new(self);
         // SAFETY: By the type invariant; the reference goes with it.
-        unsafe { bindings::rust_hmm_fence_install(this.fd, this.file.as_ptr()) };
+        unsafe { bindings::rust_hmm_sync_file_install(this.fd, this.file.as_ptr()) };
     }
 
-    /// The fence of the sync file `fd`: the very one, if it is of this library, without a limit.
+    /// Returns the fence of the sync file `fd`, of any driver.
     ///
     /// # Errors
     ///
-    /// `EBADF` if it is no sync file.
-    pub fn fence(fd: i32) -> Result<Fence> {
+    /// - `EBADF`: `fd` is no sync file.
+    pub fn fence(fd: i32) -> Result<DmaFence> {
         // SAFETY: No preconditions.
-        let raw = unsafe { bindings::rust_hmm_fence_import(fd) };
+        let raw = unsafe { bindings::rust_hmm_sync_file_fence(fd) };
         // SAFETY: The call returns a reference.
-        Ok(unsafe { Fence::from_raw(NonNull::new(raw).ok_or(EBADF)?) })
+        Ok(unsafe { DmaFence::from_raw(NonNull::new(raw).ok_or(EBADF)?) })
     }
 }
 
 impl Drop for SyncFile {
     fn drop(&mut self) {
         // SAFETY: By the type invariant.
-        unsafe { bindings::rust_hmm_fence_forget(self.fd, self.file.as_ptr()) };
+        unsafe { bindings::rust_hmm_sync_file_forget(self.fd, self.file.as_ptr()) };
     }
-}
-
-/// Waits until no fence that left is watched any more: for the unloading of the module.
-pub(crate) fn exit() {
-    // SAFETY: No preconditions.
-    unsafe { bindings::rust_hmm_fence_exit() };
 }

@@ -3,8 +3,6 @@
  * A driver in C on rust_hmm (Documentation/c-guide.rst): a device with 16 MiB of memory, which adds up and fills
  * that of the process. Ioctls take a struct request; the first two are those of samples/mirror_only.
  */
-#include <linux/dma-fence.h>
-#include <linux/file.h>
 #include <linux/kfifo.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
@@ -150,36 +148,39 @@ static void op_free(void *data)
 	kfree(data);
 }
 
-/* Has a copy of @op done in the queue. Returns a sync file for its end. */
-static int submit(const struct op *op, struct dma_fence *fence)
+/* Has a copy of @op done in the queue. Its end signals the eventfd @event, unless that is 0. */
+static int submit(const struct op *op, struct rust_hmm_fence *fence, int event)
 {
 	struct op *later = kmemdup(op, sizeof(*op), GFP_KERNEL);
-	struct dma_fence *done;
-	struct file *file;
-	int fd;
+	struct rust_hmm_fence *done;
+	int ret;
 
 	if (!later)
 		return -ENOMEM;
 	done = rust_hmm_queue_submit(op->client->queue, &fence, 1, run, op_free, later);
 	if (IS_ERR(done))
 		return PTR_ERR(done);
-	fd = rust_hmm_fence_to_file(done, PATIENCE_MS, &file);
-	if (fd >= 0)
-		fd_install(fd, file);
-	dma_fence_put(done);
-	return fd;
+	/* If this fails the operation is done all the same. */
+	ret = event ? rust_hmm_fence_eventfd(done, event) : 0;
+	rust_hmm_fence_put(done);
+	return ret;
 }
 
-/* Does @op after the sync file @fd, if there is one: at once, or in the queue. */
-static int after(struct op *op, u64 fd, bool in_queue)
+/* Does @op after the sync file in the lower half of @fds; without one, at once is after the queue. */
+static int after(struct op *op, u64 fds, bool in_queue)
 {
-	struct dma_fence *fence = fd ? rust_hmm_fence_from_file(fd) : NULL;
+	struct rust_hmm_fence *fence = NULL;
 	int ret;
 
+	if (lower_32_bits(fds))
+		fence = rust_hmm_fence_from_file(lower_32_bits(fds));
+	else if (!in_queue)
+		fence = rust_hmm_queue_record(op->client->queue);
 	if (IS_ERR(fence))
 		return PTR_ERR(fence);
-	ret = in_queue ? submit(op, fence) : rust_hmm_fence_wait_for(fence, PATIENCE_MS);
-	dma_fence_put(fence);
+	ret = in_queue ? submit(op, fence, upper_32_bits(fds)) :
+			 rust_hmm_fence_wait_for(fence, PATIENCE_MS);
+	rust_hmm_fence_put(fence);
 	return ret || in_queue ? ret : run(op, NULL);
 }
 

@@ -3,6 +3,7 @@
 //! One mock device, shared by all files that are open on it.
 
 use crate::{
+    blit::BlitEngine,
     engine::Engine,
     faults::FaultBuffer,
     settings::{Fixed, Setting, Settings},
@@ -46,6 +47,7 @@ pub(crate) struct MockDevice {
     pub(crate) settings: Arc<Settings>,
     pub(crate) fixed: Fixed,
     pub(crate) engines: Engines,
+    pub(crate) blits: BlitEngine,
     pub(crate) faults: FaultBuffer,
     /// Who hears of events.
     pub(crate) streams: Arc<Streams>,
@@ -78,6 +80,7 @@ impl MockDevice {
         let streams = Streams::new()?;
         let vram = Vram::new(contents, fixed, settings.clone(), streams.clone())?;
         let engines = Engines::new(fixed.engines)?;
+        let blits = BlitEngine::new(settings.clone())?;
         let faults = FaultBuffer::new(fixed.engines)?;
         let walkers = Walkers::new(fixed.engines, |_| Tlb::new(fixed.tlb_entries))?;
         Arc::pin_init(
@@ -86,6 +89,7 @@ impl MockDevice {
                 settings,
                 fixed: *fixed,
                 engines,
+                blits,
                 faults,
                 streams,
                 crew: Crew::new(CREW)?,

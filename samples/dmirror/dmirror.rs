@@ -16,6 +16,7 @@
 //! - `file`: one open file; `client`: what it shares with its commands; `status`: a command's end.
 //! - `uapi`: the ioctls of `test_hmm`; `transfer`: those of them that read and write.
 //! - `queues`: queues and fences of a file; `queue_ioctls`: their ioctls.
+//! - `blit`: copies of locked memory, which have DMA fences.
 //! - `aperture`: locked memory as engines access it; `lock_ioctls`: the ioctls of that.
 //! - `streams`: events for who reads a file; `event_ioctls`: the ioctl that asks for them.
 //! - `connect`: the ioctl for two devices; `alloc`: the one that allocates.
@@ -27,6 +28,7 @@
 mod access;
 mod alloc;
 mod aperture;
+mod blit;
 mod chooser;
 mod client;
 mod command;

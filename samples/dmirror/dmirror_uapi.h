@@ -19,7 +19,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define DMIRROR_ABI_VERSION 2
+#define DMIRROR_ABI_VERSION 3
 
 /**
  * struct dmirror_info - what the device is
@@ -549,7 +549,12 @@ struct dmirror_unplug {
 /*
  * Queues and fences. A queue runs operations one after the other, each after
  * the fences it depends on. Numbers of queues and fences are those of the open
- * file; a fence reaches another one as a sync file.
+ * file; another open device gets a fence by DMIRROR_FENCE_IMPORT.
+ *
+ * An operation of a queue may fault, take an mmap lock or wait for a fence that
+ * the host signals. Nothing bounds its time, so its fence is no DMA fence and
+ * does not leave as a sync file: DMIRROR_FENCE_NOTIFY reports its end. A fence
+ * of DMIRROR_BLIT is a DMA fence.
  *
  * An operation that depends on a fence which failed does not run, and fails
  * with the same error; after a failed DMIRROR_QUEUE_WAIT all do, until the next
@@ -622,12 +627,13 @@ struct dmirror_queue {
 /**
  * struct dmirror_fence - a fence
  * @size: see above, at least 80
- * @flags: 0
+ * @flags: 0; of DMIRROR_FENCE_IMPORT: DMIRROR_FENCE_OF_FILE
  * @fence: its number; out for DMIRROR_FENCE_CREATE and DMIRROR_FENCE_IMPORT
- * @timeout_ns: of DMIRROR_FENCE_SYNC, ~0 is for ever; of DMIRROR_FENCE_EXPORT:
- *	when the sync file signals in any case, up to 100 s
+ * @timeout_ns: of DMIRROR_FENCE_SYNC, ~0 is for ever; of DMIRROR_FENCE_EXPORT
+ *	0, else -EINVAL
  * @error: -errno of the failure, or 0; in for DMIRROR_FENCE_SIGNAL
- * @fd: sync file: out for DMIRROR_FENCE_EXPORT, in for DMIRROR_FENCE_IMPORT
+ * @fd: sync file: out for DMIRROR_FENCE_EXPORT, in for DMIRROR_FENCE_IMPORT; of
+ *	DMIRROR_FENCE_NOTIFY: an eventfd, or DMIRROR_FENCE_BY_POLL
  * @state: out: DMIRROR_FENCE_*
  * @result: out: what the command of an engine found
  * @moved: out: pages that a migration moved
@@ -657,13 +663,47 @@ struct dmirror_fence {
 /* -EINVAL if it is not the host's, or was signalled before. */
 #define DMIRROR_FENCE_SIGNAL	_IOWR('H', 0x67, struct dmirror_fence)
 #define DMIRROR_FENCE_CHECK	_IOWR('H', 0x68, struct dmirror_fence)
-/* Waits, killably. -ETIMEDOUT; how the fence ended is in @state and @error. */
+/*
+ * Waits. Only a signal that kills the task ends it, with -EINTR. -ETIMEDOUT. How
+ * the fence ended is in @state and @error.
+ */
 #define DMIRROR_FENCE_SYNC	_IOWR('H', 0x69, struct dmirror_fence)
 /* Forgets the number. A fence of the host's that was not signalled fails. */
 #define DMIRROR_FENCE_RELEASE	_IOWR('H', 0x6a, struct dmirror_fence)
+/*
+ * A sync file of a DMA fence: of DMIRROR_BLIT, or one that was imported as a sync
+ * file. -EOPNOTSUPP for every other fence.
+ */
 #define DMIRROR_FENCE_EXPORT	_IOWR('H', 0x6b, struct dmirror_fence)
-/* -EBADF if it is no sync file. */
+
+/* @fd is another open device, and @fence a number there; else @fd is a sync file. */
+#define DMIRROR_FENCE_OF_FILE	(1u << 0)
+
+/* -EBADF if @fd is neither. */
 #define DMIRROR_FENCE_IMPORT	_IOWR('H', 0x6c, struct dmirror_fence)
+
+/* Value of @fd. */
+#define DMIRROR_FENCE_BY_POLL	(-1)
+
+/*
+ * Reports the end of a fence: adds 1 to the eventfd @fd; or, with
+ * DMIRROR_FENCE_BY_POLL, poll() of the file says POLLPRI from then on until
+ * DMIRROR_FENCE_CHECK or DMIRROR_FENCE_SYNC has told the end, or the number is
+ * released. At once if the fence has ended. -EBADF: no descriptor. -EINVAL: no
+ * eventfd. -EBUSY: the fence has four eventfds.
+ */
+#define DMIRROR_FENCE_NOTIFY	_IOWR('H', 0x6d, struct dmirror_fence)
+
+/*
+ * Copies @bytes of locked memory from @src to @addr, both device addresses of
+ * DMIRROR_LOCK with fine grain, whole pages. @queue, @op, @value, @stride and
+ * @rounds are 0. Everything is allocated and pinned before; a unit of its own
+ * copies, within 10 s of the last fence of @after. @fence is a DMA fence.
+ *
+ * -EFAULT: not locked for this device. -EOPNOTSUPP: locked coarse, or a fence of
+ * @after is no DMA fence. -EINVAL: the two overlap. -EBUSY: 64 are under way.
+ */
+#define DMIRROR_BLIT	_IOWR('H', 0x6e, struct dmirror_queue)
 
 /* Fine grain: device and host see each other's writes while commands run. */
 #define DMIRROR_LOCK_FINE	(1u << 0)

@@ -20,7 +20,7 @@ use rust_hmm::{
 };
 
 /// `DMIRROR_ABI_VERSION`.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Type and number of the extensions; the size in an ioctl's number does not matter.
 const TYPE: u32 = b'H' as u32;

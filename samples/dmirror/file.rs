@@ -62,8 +62,11 @@ impl OpenFile for MirrorFile {
     }
 
     fn poll(&self, waiter: &Waiter<'_>) -> Ready {
-        let events = self.0.events();
-        events.map_or(Ready::ERROR, |events| events.poll(waiter))
+        let events = self.0.events().map(|events| events.poll(waiter));
+        match (events, self.0.queues.poll(waiter)) {
+            (Some(events), Some(fences)) => events | fences,
+            (events, fences) => events.or(fences).unwrap_or(Ready::ERROR),
+        }
     }
 
     fn mmap(&self, vma: &VmaNew) -> Result {

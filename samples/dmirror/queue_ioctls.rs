@@ -3,12 +3,16 @@
 //! The ioctls of queues and fences, as `dmirror_uapi.h` describes them.
 
 use crate::{
+    aperture::Aperture,
+    blit::Locked,
     client::Client,
     command::{RawSpec, Spec},
     extension::{no_flags, Structure},
     queues::Work,
+    FILE_OPS,
 };
 use kernel::{
+    page::PAGE_MASK,
     prelude::*,
     sync::Arc,
     time::Delta,
@@ -33,6 +37,13 @@ const FENCE_SYNC: u32 = 0x69;
 const FENCE_RELEASE: u32 = 0x6a;
 const FENCE_EXPORT: u32 = 0x6b;
 const FENCE_IMPORT: u32 = 0x6c;
+const FENCE_NOTIFY: u32 = 0x6d;
+const BLIT: u32 = 0x6e;
+
+/// `DMIRROR_FENCE_OF_FILE`: import from another open device.
+const OF_FILE: u32 = 1;
+/// `DMIRROR_FENCE_BY_POLL`.
+const BY_POLL: i32 = -1;
 
 /// `DMIRROR_QUEUE_*`: what is not a command of an engine.
 const MIGRATE: u32 = 0;
@@ -55,7 +66,8 @@ type RawFence = Structure<80>;
 pub(crate) fn serve(client: &Arc<Client>, number: u32, user: usize) -> Result {
     match number {
         QUEUE_CREATE..=QUEUE_WAITS => queue(client, number, user),
-        FENCE_CREATE..=FENCE_IMPORT => fence(client, number, user),
+        FENCE_CREATE..=FENCE_NOTIFY => fence(client, number, user),
+        BLIT => blit(client, user),
         _ => Err(EINVAL),
     }
 }
@@ -76,7 +88,7 @@ fn queue(client: &Arc<Client>, number: u32, user: usize) -> Result {
         }
         QUEUE_DESTROY => return queues.destroy(name),
         QUEUE_SUBMIT => {
-            let after = after(client, &raw)?;
+            let after = after(&raw, |id| Ok(queues.fence(id)?.0))?;
             let id = queues.submit(client, name, after, work(&raw)?)?;
             return numbered(client, raw, id);
         }
@@ -108,8 +120,8 @@ fn numbered(client: &Client, mut raw: RawQueue, id: u64) -> Result {
     })
 }
 
-/// The fences that an operation depends on.
-fn after(client: &Client, raw: &RawQueue) -> Result<KVec<Fence>> {
+/// The fences that an operation depends on, of those by `find`.
+fn after<F>(raw: &RawQueue, find: impl Fn(u64) -> Result<F>) -> Result<KVec<F>> {
     let count = usize::try_from(raw.u64(72))?;
     if count > MOST_AFTER {
         return Err(EINVAL);
@@ -118,8 +130,7 @@ fn after(client: &Client, raw: &RawQueue) -> Result<KVec<Fence>> {
     let mut ids = UserSlice::new(at, count * size_of::<u64>()).reader();
     let mut after = KVec::with_capacity(count, GFP_KERNEL)?;
     for _ in 0..count {
-        let (fence, _) = client.queues.fence(ids.read()?)?;
-        after.push(fence, GFP_KERNEL)?;
+        after.push(find(ids.read()?)?, GFP_KERNEL)?;
     }
     Ok(after)
 }
@@ -164,9 +175,45 @@ fn work(raw: &RawQueue) -> Result<Work> {
     .map(Work::Engine)
 }
 
+/// `DMIRROR_BLIT`.
+fn blit(client: &Client, user: usize) -> Result {
+    let raw = RawQueue::read(user, 96)?;
+    no_flags(raw.u32(4) | raw.u32(8) | raw.u32(12))?;
+    if [raw.u64(40), raw.u64(48), raw.u64(56), raw.u64(80)] != [0; 4] {
+        return Err(EINVAL);
+    }
+    let bytes = usize::try_from(raw.u64(24))?;
+    let device = client.device().agents.own()?;
+    let locked = |at: usize| {
+        let address = usize::try_from(raw.u64(at))?;
+        if !Aperture::holds(address) {
+            return Err(EFAULT);
+        }
+        let region = client.mirror().locked(address & PAGE_MASK).ok_or(EFAULT)?;
+        Locked::new(region, address, bytes, &device)
+    };
+    let places = (locked(16)?, locked(32)?);
+    let after = after(&raw, |id| client.queues.dma_fence(id))?;
+    let id = client.queues.blit(client, places, bytes, &after)?;
+    numbered(client, raw, id)
+}
+
+/// Gives the file a fence of elsewhere: of a sync file, or with `OF_FILE` of another open device.
+fn import(client: &Client, raw: &RawFence) -> Result<u64> {
+    // CAST: The bits of a descriptor.
+    let fd = raw.u32(28) as i32;
+    if raw.u32(4) == 0 {
+        return client.queues.import(SyncFile::fence(fd)?);
+    }
+    // Held no longer than needed: the last file that goes may evict.
+    let other = FILE_OPS.with(fd, |file| file.client().clone())?;
+    client.queues.share(&other.queues, raw.u64(8))
+}
+
 fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
     let mut raw = RawFence::read(user, 80)?;
-    no_flags(raw.u32(4))?;
+    let known = if number == FENCE_IMPORT { OF_FILE } else { 0 };
+    no_flags(raw.u32(4) & !known)?;
     let queues = &client.queues;
     let id = raw.u64(8);
     match number {
@@ -199,19 +246,25 @@ fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
         }
         FENCE_RELEASE => return queues.release(id),
         FENCE_EXPORT => {
-            let (fence, _) = queues.fence(id)?;
-            let limit = Delta::from_nanos(i64::try_from(raw.u64(16))?);
-            let file = SyncFile::new(&fence, limit)?;
+            if raw.u64(16) != 0 {
+                return Err(EINVAL);
+            }
+            let file = SyncFile::new(&queues.dma_fence(id)?)?;
             // CAST: A descriptor is not negative.
             raw.put_u32(28, file.fd() as u32);
             raw.write()?;
             file.install();
             return Ok(());
         }
+        // CAST: The bits of a descriptor.
+        FENCE_NOTIFY => {
+            return match raw.u32(28) as i32 {
+                BY_POLL => queues.watch(id),
+                fd => queues.fence(id)?.0.eventfd(fd),
+            }
+        }
         _ => {
-            // CAST: The bits of a descriptor.
-            let fence = SyncFile::fence(raw.u32(28) as i32)?;
-            let id = queues.import(fence)?;
+            let id = import(client, &raw)?;
             raw.put_u64(8, id);
             return raw.write().inspect_err(|_| {
                 let _gone = queues.release(id);
@@ -225,6 +278,9 @@ fn fence(client: &Arc<Client>, number: u32, user: usize) -> Result {
         Status::Failed(error) => (2, error.to_errno()),
     };
     let (began, ended) = findings.report.times();
+    if state != 0 {
+        queues.reported(id);
+    }
     // CAST: The bits of a negative number.
     raw.put_u32(24, error as u32);
     raw.put_all(

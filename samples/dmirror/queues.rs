@@ -2,13 +2,14 @@
 
 //! The queues and fences of an open file, by the numbers that user space knows them by.
 
-use crate::{client::Client, command::Spec, device::View, uapi};
+use crate::{blit::Locked, client::Client, command::Spec, device::View, uapi};
 use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
         Arc,
-        Mutex, //
+        Mutex,
+        SetOnce, //
     },
     time::Delta,
 };
@@ -17,9 +18,12 @@ use rust_hmm::{
     mirror::Mirror,
     mm::{
         addr::PageRange,
-        fence::{Fence, FenceRoom, Pending, Timeline},
+        dma_fence::DmaFence,
+        fence::{Fence, Pending},
+        fence_watch::{Watch, Watched},
         notifier::Cookie,
     },
+    node::{Ready, Waiter},
     queue::{Crew, HasMirror, Queue, Report, Stop},
 };
 
@@ -70,13 +74,32 @@ pub(crate) enum Work {
     Engine(Spec),
 }
 
+/// A fence, and what else there is of it.
+struct Side {
+    fence: Fence,
+    /// The DMA fence that it stands for: only that may leave as a sync file.
+    dma: Option<DmaFence>,
+    /// For one that the host signals.
+    host: Option<Pending>,
+}
+
+impl From<Fence> for Side {
+    fn from(fence: Fence) -> Self {
+        Self {
+            fence,
+            dma: None,
+            host: None,
+        }
+    }
+}
+
 /// A fence that has a number.
 struct Named {
     id: u64,
-    fence: Fence,
+    side: Side,
     findings: Findings,
-    /// For one that the host signals.
-    host: Option<Pending>,
+    /// While `poll` reports its end.
+    watched: Option<Pin<KBox<Watched>>>,
 }
 
 struct Tables {
@@ -107,6 +130,8 @@ impl Tables {
 pub(crate) struct Queues {
     #[pin]
     tables: Mutex<Tables>,
+    /// From the first time on that `poll` is to report a fence.
+    watch: SetOnce<Arc<Watch>>,
 }
 
 impl Queues {
@@ -120,6 +145,7 @@ impl Queues {
         };
         pin_init!(Self {
             tables <- kernel::new_mutex!(tables, "dmirror::queues"),
+            watch: SetOnce::new(),
         })
     }
 
@@ -175,21 +201,45 @@ impl Queues {
         })
     }
 
-    /// Gives a number to a fence that came from elsewhere. `EMFILE`; `ENOMEM`.
-    pub(crate) fn import(&self, fence: Fence) -> Result<u64> {
-        Ok(self.number()?.name(fence, None))
+    /// Gives a number to the DMA fence of a sync file. `EMFILE`; `ENOMEM`.
+    pub(crate) fn import(&self, dma: DmaFence) -> Result<u64> {
+        let side = Side {
+            fence: Fence::of(&dma)?,
+            dma: Some(dma),
+            host: None,
+        };
+        Ok(self.number()?.name(side))
+    }
+
+    /// Gives a number to fence `id` of another file. `EMFILE`; `ENOMEM`; `ENOENT`.
+    pub(crate) fn share(&self, other: &Self, id: u64) -> Result<u64> {
+        let side = {
+            let mut tables = other.tables.lock();
+            let Side { fence, dma, .. } = &tables.named(id)?.side;
+            Side {
+                fence: fence.clone(),
+                dma: dma.clone(),
+                host: None,
+            }
+        };
+        Ok(self.number()?.name(side))
     }
 
     /// A fence that the host signals.
     pub(crate) fn create_fence(&self) -> Result<u64> {
-        let pending = FenceRoom::new()?.make(&Timeline::new(), Cookie::NONE);
-        Ok(self.number()?.name(pending.fence(), Some(pending)))
+        let pending = Pending::new(Cookie::NONE)?;
+        let side = Side {
+            fence: pending.fence(),
+            dma: None,
+            host: Some(pending),
+        };
+        Ok(self.number()?.name(side))
     }
 
     /// Signals a fence of the host. `ENOENT`; `EINVAL` if it is not the host's, or signalled.
     pub(crate) fn signal(&self, id: u64, result: Result) -> Result {
-        let pending = self.tables.lock().named(id)?.host.take().ok_or(EINVAL)?;
-        pending.signal(result);
+        let host = self.tables.lock().named(id)?.side.host.take();
+        host.ok_or(EINVAL)?.signal(result);
         Ok(())
     }
 
@@ -197,7 +247,74 @@ impl Queues {
     pub(crate) fn fence(&self, id: u64) -> Result<(Fence, Findings)> {
         let mut tables = self.tables.lock();
         let named = tables.named(id)?;
-        Ok((named.fence.clone(), named.findings.clone()))
+        Ok((named.side.fence.clone(), named.findings.clone()))
+    }
+
+    /// The DMA fence of that number.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOENT`
+    /// - `EOPNOTSUPP`: its operation may fault, take an mmap lock or wait for user space.
+    pub(crate) fn dma_fence(&self, id: u64) -> Result<DmaFence> {
+        let mut tables = self.tables.lock();
+        let dma = tables.named(id)?.side.dma.clone();
+        dma.ok_or(Error::from_errno(uapi::EOPNOTSUPP))
+    }
+
+    /// Has `poll` report the end of a fence, until [`Self::reported`] or its release. `ENOENT`; `ENOMEM`.
+    pub(crate) fn watch(&self, id: u64) -> Result {
+        if self.watch.as_ref().is_none() {
+            // If another task was faster, this one is dropped.
+            self.watch.populate(Watch::new()?);
+        }
+        let watch = self.watch.as_ref().ok_or(EBUSY)?;
+        let (fence, _) = self.fence(id)?;
+        let watched = Watched::new(fence, watch.clone())?;
+        // Dropped without the lock.
+        let _before = self.tables.lock().named(id)?.watched.replace(watched);
+        Ok(())
+    }
+
+    /// The end of a fence was reported.
+    pub(crate) fn reported(&self, id: u64) {
+        // Dropped without the lock.
+        let _watched = {
+            let mut tables = self.tables.lock();
+            tables.named(id).ok().and_then(|named| named.watched.take())
+        };
+    }
+
+    /// Whether a fence of [`Self::watch`] has ended; `None` if there never was one.
+    pub(crate) fn poll(&self, waiter: &Waiter<'_>) -> Option<Ready> {
+        let watch = self.watch.as_ref()?;
+        waiter.add(watch.changed());
+        Some(match watch.is_ready() {
+            true => Ready::PRIORITY,
+            false => Ready::NOTHING,
+        })
+    }
+
+    /// Copies locked memory after the DMA fences `after`. Returns the number of a DMA fence.
+    pub(crate) fn blit(
+        &self,
+        client: &Client,
+        (to, from): (Locked, Locked),
+        bytes: usize,
+        after: &[DmaFence],
+    ) -> Result<u64> {
+        let id = self.number()?;
+        // Before the fence is made: nothing may fail afterwards.
+        let (fence, dma) =
+            client
+                .device()
+                .blits
+                .submit(to, from, bytes, after, Cookie::of(&KIND))?;
+        Ok(id.name(Side {
+            fence,
+            dma: Some(dma),
+            host: None,
+        }))
     }
 
     /// Forgets a fence. One of the host's that was not signalled is cancelled. `ENOENT`.
@@ -213,7 +330,7 @@ impl Queues {
     /// A fence for all that is in the queue now.
     pub(crate) fn record(&self, number: u32) -> Result<u64> {
         let (queue, id) = (self.queue(number)?, self.number()?);
-        Ok(id.name(queue.record()?, None))
+        Ok(id.name(queue.record()?.into()))
     }
 
     /// Puts `work` into a queue, after the fences `after`.
@@ -242,7 +359,7 @@ impl Queues {
                 })
             }
         }?;
-        Ok(id.name(fence, None))
+        Ok(id.name(fence.into()))
     }
 
     /// Ends all of it.
@@ -264,16 +381,16 @@ pub(crate) struct Number<'a> {
 }
 
 impl Number<'_> {
-    /// Gives it to `fence`.
-    fn name(self, fence: Fence, host: Option<Pending>) -> u64 {
+    /// Gives it to a fence.
+    fn name(self, side: Side) -> u64 {
         let tables = &mut *self.queues.tables.lock();
         tables.last_fence += 1;
         let id = tables.last_fence;
         let named = Named {
             id,
-            fence,
+            side,
             findings: self.findings.clone(),
-            host,
+            watched: None,
         };
         // There is room.
         let _full = tables.fences.push_within_capacity(named);
@@ -289,7 +406,7 @@ impl Number<'_> {
     ) -> Result<u64> {
         let (after, owner) = (KVec::new(), client.clone());
         let fence = allocated_later(queue, after, owner, memory, &self.findings.report)?;
-        Ok(self.name(fence, None))
+        Ok(self.name(fence.into()))
     }
 }
 

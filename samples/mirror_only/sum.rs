@@ -15,7 +15,13 @@ use kernel::{
 };
 use rust_hmm::{
     mirror::{Device, Mirror, Place, TableGuard},
-    mm::{addr::PageRange, notifier::Cookie, range_fault::Access, sync_file::SyncFile},
+    mm::{
+        addr::PageRange,
+        fence::Fence,
+        notifier::Cookie,
+        range_fault::Access,
+        sync_file::SyncFile, //
+    },
     queue::{HasMirror, Queue, Stop},
 };
 
@@ -135,7 +141,10 @@ impl<D: Hardware> Sums<D> {
         let mut fences = KVec::new();
         match ioctl::_IOC_NR(command) {
             SUM if after == 0 => {}
-            SUM_AFTER => fences.push(SyncFile::fence(i32::try_from(after)?)?, GFP_KERNEL)?,
+            SUM_AFTER => {
+                let dma = SyncFile::fence(i32::try_from(after)?)?;
+                fences.push(Fence::of(&dma)?, GFP_KERNEL)?;
+            }
             number => {
                 let device = self.client.mirror.device();
                 for word in device.command(number, range.start())? {

@@ -3,11 +3,11 @@
 //! Memory for a fence becomes one fence.
 
 use rust_hmm::mm::{
-    fence::{FenceRoom, Timeline},
+    dma_fence::{DmaFenceRoom, Timeline},
     notifier::Cookie,
 };
 
-pub fn twice(room: FenceRoom, timeline: &Timeline) {
+pub fn twice(room: DmaFenceRoom, timeline: &Timeline) {
     let one = room.make(timeline, Cookie::NONE);
     let two = room.make(timeline, Cookie::NONE);
     //~^ ERROR E0382: use of moved value: `room`: value used here after move

@@ -8,7 +8,8 @@ use super::*;
 mod tests {
     use super::*;
     use crate::mm::{
-        fence::{FenceRoom, Timeline},
+        dma_fence::{DmaFenceRoom, Timeline},
+        fence::{Fence, Pending},
         notifier::Cookie,
     };
     use bindings::{
@@ -38,7 +39,7 @@ mod tests {
         // SAFETY: The reference is ours.
         unsafe {
             assert_eq!(rust_hmm_fence_wait_for(first, -1), 0);
-            bindings::rust_hmm_fence_put(first);
+            rust_hmm_fence_put(first);
         }
         assert_eq!(driver.moved.load(Relaxed), 2);
         // The copy does not end, until the queue goes away.
@@ -54,7 +55,7 @@ mod tests {
             assert_eq!(rust_hmm_queue_destroy(queue), 0);
             driver.queue.store(0, Relaxed);
             assert_eq!(rust_hmm_fence_wait_for(second, 10_000), 0);
-            bindings::rust_hmm_fence_put(second);
+            rust_hmm_fence_put(second);
         }
         assert_ne!(driver.cancels.load(Relaxed), 0);
         assert_eq!((driver.moved.load(Relaxed), known(TO_DEVICE)), (1, 3));
@@ -79,7 +80,7 @@ mod tests {
             let done =
                 rust_hmm_queue_submit(queue, none.as_ptr(), 1, Some(run), Some(release), data);
             assert_eq!(rust_hmm_fence_wait_for(done, -1), 0);
-            bindings::rust_hmm_fence_put(done);
+            rust_hmm_fence_put(done);
             assert_eq!((count(&driver.runs), count(&driver.releases)), (1, 1));
             // Within an operation of its own a queue is not destroyed.
             assert_eq!((count(&driver.refused), count(&driver.granted)), (1, 0));
@@ -88,11 +89,11 @@ mod tests {
                 rust_hmm_queue_submit(queue, null(), 0, Some(mumbles), Some(release), data);
             let invalid = EINVAL.to_errno();
             assert_eq!(rust_hmm_fence_wait_for(mumbled, -1), invalid);
-            bindings::rust_hmm_fence_put(mumbled);
+            rust_hmm_fence_put(mumbled);
             // A record tells of it, and then it is over.
             let record = rust_hmm_queue_record(queue);
             assert_eq!(rust_hmm_fence_wait_for(record, -1), invalid);
-            bindings::rust_hmm_fence_put(record);
+            rust_hmm_fence_put(record);
             // Nothing to run: released all the same.
             let bad = rust_hmm_queue_submit(queue, null(), 0, None, Some(release), data);
             assert_eq!(bad as isize, EINVAL.to_errno() as isize);
@@ -106,7 +107,7 @@ mod tests {
             let full = EBUSY.to_errno() as isize;
             // The thread may have taken the first one out by now, or not.
             while others[2] as isize != full {
-                bindings::rust_hmm_fence_put(others[2]);
+                rust_hmm_fence_put(others[2]);
                 others[2] = submit();
             }
             let before = count(&driver.releases);
@@ -117,7 +118,7 @@ mod tests {
             for fence in others {
                 if fence as isize != full {
                     assert_eq!(rust_hmm_fence_wait_for(fence, 10_000), EIO.to_errno());
-                    bindings::rust_hmm_fence_put(fence);
+                    rust_hmm_fence_put(fence);
                 }
             }
             assert_eq!(count(&driver.runs), 1);
@@ -136,7 +137,7 @@ mod tests {
             assert_eq!(count(&driver.runs), 1);
             for fence in [gate, gate_again, held, record, never] {
                 rust_hmm_fence_signal_once(fence, 0);
-                bindings::rust_hmm_fence_put(fence);
+                rust_hmm_fence_put(fence);
             }
         }
         detach(&driver);
@@ -155,16 +156,12 @@ mod tests {
             assert_eq!(rust_hmm_fence_signal_once(fence, ENOMEM.to_errno()), 0);
             assert_eq!(rust_hmm_fence_signal_once(fence, 0), invalid);
             assert_eq!(rust_hmm_fence_wait_for(fence, -1), ENOMEM.to_errno());
-            bindings::rust_hmm_fence_put(fence);
+            rust_hmm_fence_put(fence);
             assert_eq!(rust_hmm_fence_wait_for(null_mut(), -1), 0);
-            let mut file: *mut bindings::file = null_mut();
-            let fence = rust_hmm_fence_create(null());
-            assert_eq!(rust_hmm_fence_to_file(fence, 0, &mut file), invalid);
-            assert_eq!(rust_hmm_fence_to_file(fence, 100_001, &mut file), invalid);
-            assert_eq!(rust_hmm_fence_to_file(null_mut(), 10, &mut file), invalid);
-            assert!(file.is_null());
-            assert_eq!(rust_hmm_fence_signal_once(fence, 0), 0);
-            bindings::rust_hmm_fence_put(fence);
+            assert_eq!(rust_hmm_fence_eventfd(null_mut(), 0), invalid);
+            let none = rust_hmm_fence_from_dma(null_mut());
+            assert_eq!(none as isize, EINVAL.to_errno() as isize);
+            rust_hmm_fence_put(none);
         }
         Ok(())
     }
@@ -173,6 +170,8 @@ mod tests {
     fn only_its_creator_signals_a_fence() -> Result {
         let (_range, driver) = attached(1)?;
         let refused = EPERM.to_errno();
+        let room = DmaFenceRoom::new()?;
+        let dma = room.make(&Timeline::new(), Cookie::NONE);
         // SAFETY: All are alive; references are given back.
         unsafe {
             let gate = rust_hmm_fence_create(null());
@@ -181,15 +180,18 @@ mod tests {
             assert_eq!(rust_hmm_fence_signal_once(queued, 0), refused);
             assert_eq!(rust_hmm_fence_wait_for(queued, 10), ETIMEDOUT.to_errno());
             assert_eq!(rust_hmm_fence_signal_once(gate, 0), 0);
+            // No error from the end that comes now, though somebody tried.
             assert_eq!(rust_hmm_fence_wait_for(queued, 10_000), 0);
-            let room = FenceRoom::new()?;
-            let pending = room.make(&Timeline::new(), Cookie::NONE);
-            let theirs = pending.fence().into_raw();
+            let imported = Fence::of(&dma.fence())?.into_raw();
+            assert_eq!(rust_hmm_fence_signal_once(imported, 0), refused);
+            assert_eq!(rust_hmm_fence_wait_for(imported, 10), ETIMEDOUT.to_errno());
+            dma.signal(Err(EIO));
+            assert_eq!(rust_hmm_fence_wait_for(imported, -1), EIO.to_errno());
+            let rust = Pending::new(Cookie::NONE)?;
+            let theirs = rust.fence().into_raw();
             assert_eq!(rust_hmm_fence_signal_once(theirs, 0), refused);
-            pending.signal(Err(EIO));
-            assert_eq!(rust_hmm_fence_wait_for(theirs, -1), EIO.to_errno());
-            for fence in [gate, queued, theirs] {
-                bindings::rust_hmm_fence_put(fence);
+            for fence in [gate, queued, imported, theirs] {
+                rust_hmm_fence_put(fence);
             }
         }
         detach(&driver);

@@ -8,7 +8,7 @@ use crate::{
     host_lock::{Grain, Refused},
     mm::{
         device_pages::DeviceRange,
-        fence::{Fence, FenceRoom, Timeline},
+        fence::{Fence, Pending},
     },
     policy::InPlace,
     thread::Thread,
@@ -191,7 +191,7 @@ fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
             entered: [const { Atomic::new(0) }; PLACES],
             walkers: Walkers::new(2, |_| Ok(0))?,
             // It has ended: to wait for it is no more than to ask.
-            fence: FenceRoom::new()?.make(&Timeline::new(), Cookie::NONE).fence(),
+            fence: Pending::new(Cookie::NONE)?.fence(),
         }? Error),
         GFP_KERNEL,
     )?;

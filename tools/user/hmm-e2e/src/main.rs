@@ -5,6 +5,7 @@
 //! its own, and print TAP.  `--driver test_hmm` runs them against the kernel's C
 //! driver, without those that it is known to fail.
 
+mod blit;
 mod harness;
 mod mover;
 mod support;

@@ -83,6 +83,8 @@ ops! {
     FenceRelease "DMIRROR_FENCE_RELEASE" 20,
     FenceExport "DMIRROR_FENCE_EXPORT" 10,
     FenceImport "DMIRROR_FENCE_IMPORT" 20,
+    FenceNotify "DMIRROR_FENCE_NOTIFY" 20,
+    Blit "DMIRROR_BLIT" 20,
     Lock "DMIRROR_LOCK" 20,
     Unlock "DMIRROR_UNLOCK" 20,
     Locked "DMIRROR_LOCKED" 20,
@@ -153,6 +155,8 @@ pub struct Caller {
     pub ids: [u64; FDS.len()],
     /// Device address and address of the last lock, by descriptor.
     pub locked: [[u64; 2]; FDS.len()],
+    /// Fence of the last blit, by descriptor: only such can be exported.
+    pub blits: [u64; FDS.len()],
     /// A setting to take back: descriptor and number.
     pub undo: Option<(i32, u64)>,
 }
@@ -237,6 +241,16 @@ impl Caller {
         match op {
             Op::Unlock if !self.rng.one_in(4) => argument.words[4] = self.locked[which][0],
             Op::Locked if !self.rng.one_in(4) => argument.words[1] = self.locked[which][1],
+            Op::Blit if !self.rng.one_in(4) => {
+                // From the first page of the lock to the second.
+                let first = self.locked[which][0] & !(PAGE_SIZE as u64 - 1);
+                argument.words[2] = first.wrapping_add(PAGE_SIZE as u64);
+                (argument.words[3], argument.words[4]) = (PAGE_SIZE as u64, first);
+                argument.words[9] = 0;
+            }
+            Op::FenceExport if !self.rng.one_in(4) => {
+                (argument.words[1], argument.words[2]) = (self.blits[which], 0);
+            }
             _ => {}
         }
         if !self.rng.one_in(serve_one_in(op)) {
@@ -264,6 +278,13 @@ impl Caller {
                     && (page..page + PAGE_SIZE).contains(&at) =>
             {
                 self.locked[which] = [sys::peek(at + 32), argument.words[1]];
+            }
+            Op::Blit
+                if arena::is_kept(at + 88)
+                    && at % 8 == 0
+                    && (page..page + PAGE_SIZE).contains(&at) =>
+            {
+                self.blits[which] = sys::peek(at + 88);
             }
             // They would be all that a process may open.
             Op::FenceExport if arena::is_kept(at + 24) && at % 8 == 0 && !self.rng.one_in(4) => {

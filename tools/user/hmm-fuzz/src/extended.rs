@@ -9,7 +9,7 @@ use hmm::rng::Rng;
 use hmm::PAGE_SIZE;
 
 /// Number and bytes of the argument of each.
-pub const IOCTLS: [(Op, u8, usize); 25] = [
+pub const IOCTLS: [(Op, u8, usize); 27] = [
     (Op::SetAttributes, 0x50, 40),
     (Op::GetAttributes, 0x51, 40),
     (Op::Placement, 0x52, 88),
@@ -29,6 +29,8 @@ pub const IOCTLS: [(Op, u8, usize); 25] = [
     (Op::FenceRelease, 0x6a, 80),
     (Op::FenceExport, 0x6b, 80),
     (Op::FenceImport, 0x6c, 80),
+    (Op::FenceNotify, 0x6d, 80),
+    (Op::Blit, 0x6e, 96),
     (Op::Lock, 0x70, 72),
     (Op::Unlock, 0x71, 72),
     (Op::Locked, 0x72, 72),
@@ -127,8 +129,24 @@ pub fn fill(op: Op, rng: &mut Rng, words: &mut [u64]) {
             words[3] = rng.pick(&[0, 0, -5i32 as u32, 1, u32::MAX]).into();
         }
         Op::FenceCheck | Op::FenceRelease => words[1] = name(rng),
-        Op::FenceSync | Op::FenceExport => (words[1], words[2]) = (name(rng), rng.below_u64(WAIT)),
-        Op::FenceImport => words[3] = two(0, descriptor(rng).into()),
+        Op::FenceSync => (words[1], words[2]) = (name(rng), rng.below_u64(WAIT)),
+        Op::FenceExport => (words[1], words[2]) = (name(rng), u64::from(rng.one_in(8))),
+        Op::FenceImport => {
+            // Of another node, or a sync file.
+            words[0] = two(0, u64::from(!rng.one_in(4)));
+            (words[1], words[3]) = (name(rng), two(0, descriptor(rng).into()));
+        }
+        Op::FenceNotify => {
+            let fd = if rng.one_in(2) { descriptor(rng) } else { u32::MAX };
+            (words[1], words[3]) = (name(rng), two(0, fd.into()));
+        }
+        Op::Blit => {
+            words[2] = page | (rng.below_u64(2) << 62);
+            words[4] = arena::page(rng) as u64 | (rng.below_u64(2) << 62);
+            words[3] = bytes(rng);
+            words[8] = BUFFER as u64 + rng.below_u64(BUFFER_LEN as u64 / 8) * 8;
+            words[9] = rng.below_u64(4);
+        }
         Op::Lock | Op::Unlock | Op::Locked => {
             words[0] = two(0, rng.below_u64(2) * u64::from(op == Op::Lock));
             (words[1], words[2]) = (page + rng.below_u64(PAGE_SIZE as u64), bytes(rng));
@@ -171,7 +189,7 @@ pub fn fill_sample(rng: &mut Rng, words: &mut [u64]) {
 /// Keeps what was changed from asking for a wait of minutes, or for all memory there is.
 pub fn restrain(op: Op, words: &mut [u64]) {
     match op {
-        Op::FenceSync | Op::FenceExport => words[2] %= WAIT,
+        Op::FenceSync => words[2] %= WAIT,
         Op::Alloc if words[2] < 1 << 40 => words[2] %= 8 << 20,
         Op::Unplug => words[0] &= 0xffff_ffff,
         _ => {}
@@ -180,7 +198,7 @@ pub fn restrain(op: Op, words: &mut [u64]) {
 
 /// Calls whose arguments nobody else changes meanwhile: see [`restrain`].
 pub fn is_alone(op: Op) -> bool {
-    matches!(op, Op::FenceSync | Op::FenceExport | Op::Alloc | Op::Unplug | Op::Sample)
+    matches!(op, Op::FenceSync | Op::Alloc | Op::Unplug | Op::Sample)
 }
 
 /// Calls that may wait for long, where only a kill ends them.

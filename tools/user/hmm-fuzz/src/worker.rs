@@ -42,6 +42,7 @@ fn caller(plan: &Plan, shared: &'static Shared, thread: usize, sockets: [i32; 2]
         sockets,
         ids: [0; FDS.len()],
         locked: [[0; 2]; FDS.len()],
+        blits: [0; FDS.len()],
         undo: None,
     }
 }

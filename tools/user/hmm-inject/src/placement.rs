@@ -62,7 +62,8 @@ pub const CASES: &[Case] = &[
         ..Case::new("managed_populated", managed_populated)
     },
     Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("queue", queue) },
-    Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("sync_file", sync_file) },
+    Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("share", share) },
+    Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("blit", blit) },
     Case { errors: MEMORY, prepare: on_device, ..Case::new("resize", resize) },
     Case { errors: MEMORY, prepare: mirrored_on_device, ..Case::new("look", look) },
 ];
@@ -250,16 +251,48 @@ fn queue(world: &mut World) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A fence that others wait for by a file.
-fn sync_file(world: &mut World) -> Result<(), Errno> {
+/// A copy of locked memory, whose DMA fence a queue waits for by way of a sync file.
+fn blit(world: &mut World) -> Result<(), Errno> {
+    let (device, to) = (&world.device, Mapping::anon(world.map.pages())?);
+    let (agents, bytes) = (1 << world.index, to.len());
+    let here = device.lock(world.map.addr(), bytes, agents, true)?;
+    let there = device.lock(to.addr(), bytes, agents, true).inspect_err(|_| {
+        let _ = device.unlock(here.device_addr);
+    })?;
+    let result = (|| {
+        let done = device.blit(there.device_addr, here.device_addr, bytes, &[])?;
+        let known = device.import(&done.export()?)?;
+        let event = known.event()?;
+        let queue = device.queue()?;
+        queue.wait(&known)?;
+        let end = queue.record()?;
+        end.by_poll()?;
+        if let State::Failed(error) = end.sync(Some(Duration::from_secs(60)))?.state {
+            return Err(error);
+        }
+        match event.take()? {
+            1 => to.check(OLD).map_err(|_| Errno::EILSEQ),
+            _ => Err(Errno::EILSEQ),
+        }
+    })();
+    device.unlock(here.device_addr)?;
+    device.unlock(there.device_addr)?;
+    result
+}
+
+/// A fence of another file, which an operation of a queue depends on.
+fn share(world: &mut World) -> Result<(), Errno> {
     let (addr, len) = (world.map.addr(), world.map.len());
     let gate = world.device.host_fence()?;
-    let file = gate.export(Duration::from_secs(60))?;
-    let known = world.device.import(&file)?;
+    let known = world.device.share(&gate)?;
+    let event = known.event()?;
     let queue = world.device.queue()?;
     queue.wait(&known)?;
     let read = queue.submit(QueueOp::engine(EngineOp::Read, addr, len), &[])?;
     gate.signal(Ok(()))?;
+    if !event.poll(Duration::from_secs(60))? {
+        return Err(Errno::ETIMEDOUT);
+    }
     match read.sync(Some(Duration::from_secs(60)))?.state {
         State::Failed(error) => Err(error),
         _ => Ok(()),

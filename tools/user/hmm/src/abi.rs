@@ -174,7 +174,7 @@ impl std::fmt::Debug for PageState {
 }
 
 /// Version of the extensions.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 #[cfg(test)]
 mod tests {

@@ -5,8 +5,8 @@ use crate::abi::iowr;
 use crate::errno::Errno;
 use crate::mapping::Mapping;
 use crate::mirror_only::MirrorOnly;
-use crate::queue::SyncFile;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use crate::queue::{Event, SyncFile};
+use std::os::fd::AsRawFd;
 
 /// `struct request`: the union is the largest of its members.
 #[repr(C)]
@@ -154,7 +154,7 @@ impl CMirror {
         Request { addr: addr as u64, pages: pages as u64, ..Request::default() }
     }
 
-    /// The sum of the words of some pages, as the device reads them.
+    /// The sum of the words of some pages, as the device reads them after all that is queued. The first error of that.
     pub fn sum(&self, addr: usize, pages: usize) -> Result<u64, Errno> {
         self.0.sum(addr, pages, None::<&SyncFile>)
     }
@@ -165,19 +165,20 @@ impl CMirror {
         self.call(2, &mut request).map(drop)
     }
 
-    /// The same in its queue, after a sync file. Returns one for its end.
+    /// The same in its queue, after a sync file. Returns an eventfd that is signalled when it ends.
     pub fn fill_after<F: AsRawFd>(
         &self,
         addr: usize,
         pages: usize,
         value: u64,
         after: Option<&F>,
-    ) -> Result<SyncFile, Errno> {
+    ) -> Result<Event, Errno> {
         let fd = after.map_or(0, |file| file.as_raw_fd() as u64);
-        let mut request = Request { arg: fd, out: value, ..CMirror::of(addr, pages) };
-        let fd = self.call(3, &mut request)?;
-        // SAFETY: a new descriptor that nobody else knows.
-        Ok(SyncFile(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+        let event = Event::new()?;
+        let arg = fd | (event.as_raw_fd() as u64) << 32;
+        let mut request = Request { arg, out: value, ..CMirror::of(addr, pages) };
+        self.call(3, &mut request)?;
+        Ok(event)
     }
 
     /// Makes pages accessible; with flag 1, to be written.

@@ -52,4 +52,4 @@ pub use mapping::{Mapping, Prot, View};
 pub use mirror_only::MirrorOnly;
 pub use procfs::Settings;
 pub use pull::{Connection, Pulled};
-pub use queue::{Fence, Queue, QueueOp, State, SyncFile};
+pub use queue::{Event, Fence, Queue, QueueOp, State, SyncFile};

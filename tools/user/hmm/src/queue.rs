@@ -208,11 +208,39 @@ impl Device {
         Ok(Fence { device: self, id: raw.fence })
     }
 
-    /// The fence of a sync file.
+    /// The DMA fence of a sync file.
     pub fn import(&self, file: &impl AsRawFd) -> Result<Fence<'_>, Errno> {
         let mut raw = RawFence { fd: file.as_raw_fd(), ..RawFence::default() };
         self.fence_call(0x6c, &mut raw)?;
         Ok(Fence { device: self, id: raw.fence })
+    }
+
+    /// A fence of another open device.
+    pub fn share(&self, other: &Fence<'_>) -> Result<Fence<'_>, Errno> {
+        let mut raw = RawFence { flags: 1, fd: other.device.fd(), ..other.raw() };
+        self.fence_call(0x6c, &mut raw)?;
+        Ok(Fence { device: self, id: raw.fence })
+    }
+
+    /// Copies `bytes` of locked memory, from one device address to another. Its fence is a DMA fence.
+    pub fn blit(
+        &self,
+        to: usize,
+        from: usize,
+        bytes: usize,
+        after: &[&Fence<'_>],
+    ) -> Result<Fence<'_>, Errno> {
+        let ids: Vec<u64> = after.iter().map(|fence| fence.id).collect();
+        let (after, nafter) = (ids.as_ptr() as u64, ids.len() as u64);
+        let (addr, src, bytes) = (to as u64, from as u64, bytes as u64);
+        let mut raw = RawQueue { addr, src, bytes, after, nafter, ..RawQueue::default() };
+        self.queue_call(0x6e, &mut raw)?;
+        Ok(Fence { device: self, id: raw.fence })
+    }
+
+    /// Polls the file for what is not data: `true` if a fence of [`Fence::by_poll`] has ended.
+    pub fn poll_fences(&self, timeout: Duration) -> Result<bool, Errno> {
+        poll(self.fd(), libc::POLLPRI, timeout)
     }
 }
 
@@ -306,12 +334,30 @@ impl Fence<'_> {
         self.device.fence_call(0x67, &mut raw)
     }
 
-    /// A sync file for it, which signals after `limit` in any case.
-    pub fn export(&self, limit: Duration) -> Result<SyncFile, Errno> {
-        let mut raw = RawFence { timeout_ns: limit.as_nanos() as u64, ..self.raw() };
+    /// A sync file for it, if it is a DMA fence.
+    pub fn export(&self) -> Result<SyncFile, Errno> {
+        let mut raw = self.raw();
         self.device.fence_call(0x6b, &mut raw)?;
         // SAFETY: a new descriptor that nobody else knows.
         Ok(SyncFile(unsafe { OwnedFd::from_raw_fd(raw.fd) }))
+    }
+
+    /// Signals an eventfd when it ends.
+    pub fn notify(&self, event: &impl AsRawFd) -> Result<(), Errno> {
+        let mut raw = RawFence { fd: event.as_raw_fd(), ..self.raw() };
+        self.device.fence_call(0x6d, &mut raw)
+    }
+
+    /// Has the file's `poll` report its end.
+    pub fn by_poll(&self) -> Result<(), Errno> {
+        let mut raw = RawFence { fd: -1, ..self.raw() };
+        self.device.fence_call(0x6d, &mut raw)
+    }
+
+    /// An eventfd that is signalled when it ends.
+    pub fn event(&self) -> Result<Event, Errno> {
+        let event = Event::new()?;
+        self.notify(&event).map(|()| event)
     }
 
     /// Releases its number, and tells how that went.
@@ -324,6 +370,53 @@ impl Fence<'_> {
 impl Drop for Fence<'_> {
     fn drop(&mut self) {
         let _ = self.device.fence_call(0x6a, &mut self.raw());
+    }
+}
+
+/// Polls `fd`; `true` if it is ready for `events`.
+fn poll(fd: RawFd, events: libc::c_short, timeout: Duration) -> Result<bool, Errno> {
+    let mut poll = libc::pollfd { fd, events, revents: 0 };
+    let ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: one structure, which lives as long as the call.
+    let ret = unsafe { libc::poll(&mut poll, 1, ms) };
+    Errno::check(ret.into()).map(|_| poll.revents & events != 0)
+}
+
+/// An eventfd.
+#[derive(Debug)]
+pub struct Event(OwnedFd);
+
+impl AsRawFd for Event {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Event {
+    /// One that was not signalled. Reading it does not wait.
+    pub fn new() -> Result<Event, Errno> {
+        // SAFETY: plain system call on numbers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        Errno::check(fd.into())?;
+        // SAFETY: a new descriptor that nobody else knows.
+        Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Polls it; `true` if it was signalled.
+    pub fn poll(&self, timeout: Duration) -> Result<bool, Errno> {
+        poll(self.as_raw_fd(), libc::POLLIN, timeout)
+    }
+
+    /// How often it was signalled since the last call.
+    pub fn take(&self) -> Result<u64, Errno> {
+        let mut count = 0u64;
+        // SAFETY: room for the eight bytes that the kernel writes.
+        let ret = unsafe { libc::read(self.as_raw_fd(), (&raw mut count).cast(), 8) };
+        match Errno::check(ret as i64) {
+            Ok(_) => Ok(count),
+            Err(Errno(libc::EAGAIN)) => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -375,11 +468,7 @@ impl SyncFile {
 
     /// Polls it; `true` if it is signalled.
     pub fn poll(&self, timeout: Duration) -> Result<bool, Errno> {
-        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        let ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: one structure, which lives as long as the call.
-        let ret = unsafe { libc::poll(&mut poll, 1, ms) };
-        Errno::check(ret.into()).map(|_| poll.revents & libc::POLLIN != 0)
+        poll(self.as_raw_fd(), libc::POLLIN, timeout)
     }
 
     /// How it stands, as the kernel's sync files tell it.

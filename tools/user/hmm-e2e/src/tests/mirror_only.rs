@@ -2,11 +2,11 @@
 //! The smaller sample: a second driver on the same library, and fences between the two. The driver in C passes the
 //! same.
 
+use crate::blit::{slow_file, Locked};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{module, Mapping, MirrorOnly, QueueOp, SyncFile};
-use std::time::Duration;
+use hmm::{module, Mapping, MirrorOnly, State, SyncFile, PAGE_SIZE};
 
 const OURS: &str = "needs our library";
 
@@ -54,26 +54,17 @@ pub fn reads(ctx: &Ctx, name: &'static str, node: &str) -> Outcome {
     let device = ctx.open()?;
     migrate(&device, &map, 3)?;
     check_eq!(sample.sum(map.addr(), map.pages(), none).what("sum")?, expected, "moved memory");
-    // After the other driver's work, which waits for the host.
-    let queue = device.queue().what("make a queue")?;
-    let gate = device.host_fence().what("make a fence")?;
-    let fill = QueueOp::engine(hmm::EngineOp::Fill, map.addr(), 4096).value(0);
-    let filled = queue.submit(fill, &[&gate]).what("submit")?;
-    let after = filled.export(Duration::from_secs(60)).what("export")?;
-    let before: u64 = (0..512).fold(0, |sum, word| sum.wrapping_add(map.get(0, word)));
-    std::thread::scope(|scope| -> Outcome {
-        let reader = scope.spawn(|| sample.sum(map.addr(), map.pages(), Some(&after)));
-        std::thread::sleep(Duration::from_millis(100));
-        check!(!reader.is_finished(), "it did not wait for the fence");
-        gate.signal(Ok(())).what("signal")?;
-        match reader.join() {
-            Ok(found) => {
-                check_eq!(found.what("sum")?, expected.wrapping_sub(before), "after the fence");
-            }
-            Err(_) => return Err(Stop::Fail("the reader panicked".into())),
-        }
-        Ok(())
-    })?;
+    // After the other driver's work: a copy to the first page.
+    let from = Locked::new(ctx, &device, 1, 7)?;
+    let first = device.lock(map.addr(), PAGE_SIZE, 1 << ctx.device, true).what("lock")?;
+    let of_page =
+        |map: &Mapping| (0..512).fold(0u64, |sum, word| sum.wrapping_add(map.get(0, word)));
+    let before = of_page(&map);
+    let after = slow_file(&from, first.device_addr, false)?;
+    let found = sample.sum(map.addr(), map.pages(), Some(&after)).what("sum")?;
+    check_eq!(after.state()?, State::Done, "the fence when the sum is there");
+    let new = expected.wrapping_sub(before).wrapping_add(of_page(&from.map));
+    check_eq!(found, new, "after the fence");
     drop(sample);
     drop(loaded);
     check!(!module::is_loaded(name), "the sample cannot be unloaded");

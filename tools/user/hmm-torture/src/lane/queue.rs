@@ -5,10 +5,6 @@ use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
 use hmm::engine::{checksum, Way};
 use hmm::{Command, EngineOp, Errno, Fence, Locked, ManagedFlags, QueueOp, State, PAGE_SIZE};
-use std::time::Duration;
-
-/// How long who waits for a sync file does so: the most that a driver may say. A busy machine may take longer.
-const LIMIT: Duration = Duration::from_secs(100);
 
 /// What is said of memory that is not there, cannot be accessed or cannot move.
 const NO_MOVE: [Errno; 6] =
@@ -34,8 +30,7 @@ impl Lane<'_> {
             let open = |error| format!("queue: {error}");
             let (one, two) = (here.queue().map_err(open)?, there.queue().map_err(open)?);
             let moved = one.submit(QueueOp::migrate(addr, len), &[]).map_err(open)?;
-            let file = moved.export(LIMIT).map_err(open)?;
-            let known = there.import(&file).map_err(open)?;
+            let known = there.share(&moved).map_err(open)?;
             two.wait(&known).map_err(open)?;
             let next = two.submit(QueueOp::prefetch(addr, len), &[]).map_err(open)?;
             let back = two.submit(QueueOp::evict(addr, len), &[&next]).map_err(open)?;
@@ -57,10 +52,6 @@ impl Lane<'_> {
             Ok(errors)
         })();
         for error in result?.into_iter().flatten() {
-            if error == Errno::ETIMEDOUT {
-                self.note("  limit of a sync file");
-                continue;
-            }
             self.expect("queued operation", error, &NO_MOVE)?;
         }
         Ok(())

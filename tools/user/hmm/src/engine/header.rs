@@ -115,6 +115,8 @@ fn numbers(c: &mut String) {
         ("FENCE_RELEASE", 0x6a, size_of::<RawFence>()),
         ("FENCE_EXPORT", 0x6b, size_of::<RawFence>()),
         ("FENCE_IMPORT", 0x6c, size_of::<RawFence>()),
+        ("FENCE_NOTIFY", 0x6d, size_of::<RawFence>()),
+        ("BLIT", 0x6e, size_of::<RawQueue>()),
         ("LOCK", 0x70, size_of::<RawLock>()),
         ("UNLOCK", 0x71, size_of::<RawLock>()),
         ("LOCKED", 0x72, size_of::<RawLock>()),
@@ -155,6 +157,7 @@ fn numbers(c: &mut String) {
     must(c, "DMIRROR_POLICY_ONE_PAGE", Policy::OnePage as u64);
     must(c, "DMIRROR_MEMORY_RESTORE", 1);
     must(c, "DMIRROR_UNPLUG_SURE", UnplugRaw::SURE.into());
+    must(c, "DMIRROR_FENCE_OF_FILE", 1);
     must(c, "DMIRROR_SUBMIT_VERIFY", Command::VERIFY.into());
     must(c, "DMIRROR_ENGINE_ANY", Command::ANY.into());
     must(c, "DMIRROR_MIGRATE_TO_SYSTEM", Way::ToSystem.flags().into());

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Fences alone, and as sync files.
+//! Fences alone, how they are observed, and DMA fences as sync files.
 
+use crate::blit::{Locked, SLOW};
 use crate::harness::{Ctx, Outcome, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::{
-    procfs, ptrace, Child, EngineOp, Errno, Gate, ManagedFlags, Mapping, QueueOp, State, PAGE_SIZE,
+    procfs, ptrace, Child, EngineOp, Errno, Event, Gate, ManagedFlags, Mapping, QueueOp, Setting,
+    State, PAGE_SIZE,
 };
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(60);
+const WHILE: Duration = Duration::from_millis(50);
 
 pub fn life(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
@@ -46,14 +50,13 @@ pub fn life(ctx: &Ctx) -> Outcome {
 }
 
 pub fn dropped(ctx: &Ctx) -> Outcome {
-    let device = ctx.open()?;
+    let (device, other) = (ctx.open()?, ctx.open()?);
     let host = device.host_fence().what("make a fence")?;
-    let file = host.export(LONG).what("export")?;
-    let again = device.import(&file).what("import")?;
+    let again = other.share(&host).what("share")?;
+    let event = again.event().what("an eventfd")?;
     host.release().what("release")?;
     check_eq!(again.sync(None)?.state, State::Failed(Errno::ECANCELED), "fence that was dropped");
-    check!(file.poll(LONG)?, "its file is not ready");
-    check_eq!(file.state()?, State::Failed(Errno::ECANCELED), "what its file says");
+    check_eq!(event.take()?, 1, "signals of its eventfd");
     Ok(())
 }
 
@@ -96,83 +99,200 @@ pub fn signal_pending(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-pub fn poll(ctx: &Ctx) -> Outcome {
+pub fn observed(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(16)?;
     map.fill(3);
     let queue = device.queue().what("make a queue")?;
     let gate = device.host_fence().what("make a fence")?;
     let done = queue.submit(QueueOp::migrate(map.addr(), map.len()), &[&gate]).what("submit")?;
-    let file = done.export(LONG).what("export")?;
-    check!(!file.poll(Duration::from_millis(50))?, "ready before its operation could begin");
-    check_eq!(file.state()?, State::NotDone, "what the file says before");
+    let event = done.event().what("an eventfd")?;
+    done.by_poll().what("report it by poll")?;
+    check!(!event.poll(WHILE)?, "the eventfd is ready before the operation could begin");
+    check!(!device.poll_fences(Duration::ZERO)?, "poll reports the end before the beginning");
     gate.signal(Ok(())).what("signal")?;
-    check!(file.poll(LONG)?, "not ready though the operation should be done");
-    check_eq!(file.state()?, State::Done, "what the file says after");
-    check_eq!(done.check()?.moved, 16, "pages moved");
+    check!(device.poll_fences(LONG)?, "poll does not report the end");
+    check!(event.poll(LONG)?, "the eventfd is not ready");
+    check_eq!(event.take()?, 1, "signals of the eventfd");
+    check!(device.poll_fences(Duration::ZERO)?, "poll forgets the end before it was told");
+    let checked = done.check()?;
+    check_eq!((checked.state, checked.moved), (State::Done, 16), "the operation");
+    check!(!device.poll_fences(Duration::ZERO)?, "poll reports the end after it was told");
     check_eq!(resident(&device, &map, 0, 16)?, 16, "pages on the device");
+    // One that has ended is reported at once, until its number is released.
+    let late = done.event().what("an eventfd of a fence that has ended")?;
+    check_eq!(late.take()?, 1, "signals of that");
+    done.by_poll().what("report it again")?;
+    check!(device.poll_fences(Duration::ZERO)?, "poll does not report what has ended");
+    done.release().what("release")?;
+    check!(!device.poll_fences(Duration::ZERO)?, "poll reports a fence that was released");
+    // A failure is an end.
+    let failed = device.host_fence().what("make a fence")?;
+    let event = failed.event().what("an eventfd")?;
+    failed.signal(Err(Errno::EIO)).what("signal")?;
+    check_eq!(event.take()?, 1, "signals for a failure");
     device_sees(&device, &map, 3, "after the migration").map(|_| ())
 }
 
-pub fn bounded(ctx: &Ctx) -> Outcome {
+pub fn eventfds(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let host = device.host_fence().what("make a fence")?;
-    let since = Instant::now();
-    let file = host.export(Duration::from_millis(200)).what("export")?;
-    check!(file.poll(LONG)?, "the file never becomes ready");
-    check!(since.elapsed() >= Duration::from_millis(200), "the limit came too early");
-    check_eq!(file.state()?, State::Failed(Errno::ETIMEDOUT), "what the file says");
-    // The fence itself has no limit, neither has it through a file.
-    check_eq!(host.check()?.state, State::NotDone, "the fence itself");
-    // A machine under load may let the limit pass before the import: that tells nothing.
-    let mut limit = Duration::from_millis(300);
-    let (file, again) = loop {
-        let since = Instant::now();
-        let file = host.export(limit).what("export")?;
-        let again = device.import(&file).what("import")?;
-        if since.elapsed() < limit / 2 {
-            break (file, again);
-        }
-        limit *= 2;
-        check!(limit < LONG, "an import takes {:?}", since.elapsed());
+    let fence = device.host_fence().what("make a fence")?;
+    let null = std::fs::File::open("/dev/null")?;
+    fails(fence.notify(&null), Errno::EINVAL, "a file that is no eventfd")?;
+    let closed = {
+        let event = Event::new().what("an eventfd")?;
+        event.as_raw_fd()
     };
-    check!(file.poll(LONG)?, "the second file never becomes ready");
-    check_eq!(again.check()?.state, State::NotDone, "the fence that was imported in time");
-    host.signal(Ok(())).what("signal")?;
-    check_eq!(again.check()?.state, State::Done, "the fence that was imported in time");
-    for limit in [Duration::ZERO, Duration::from_secs(101)] {
-        fails(host.export(limit), Errno::EINVAL, "export without a limit, or with a long one")?;
+    let mut words = [80, fence.id(), 0, (closed as u64) << 32, 0, 0, 0, 0, 0, 0];
+    fails(device.probe_extension(0x6d, &mut words), Errno(libc::EBADF), "a closed descriptor")?;
+    let events = (0..4).map(|_| fence.event()).collect::<Result<Vec<_>, _>>().what("eventfds")?;
+    let more = Event::new().what("an eventfd")?;
+    fails(fence.notify(&more), Errno::EBUSY, "one eventfd too many")?;
+    fence.signal(Ok(())).what("signal")?;
+    for (event, index) in events.iter().zip(0..) {
+        check_eq!(event.take()?, 1, "signals of eventfd {index}");
     }
+    check_eq!(more.take()?, 0, "signals of the one that was refused");
+    Ok(())
+}
+
+pub fn dma_fences(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let (from, to) = (Locked::new(ctx, &device, 32, 5)?, Locked::new(ctx, &device, 32, 6)?);
+    let before = device.set(Setting::CopyDelay, SLOW).what("set the delay")?;
+    let first = from.copy(&to, &[]).what("blit")?;
+    let file = first.export().what("export")?;
+    check_eq!(file.state()?, State::NotDone, "the file while the copy is under way");
+    check!(!file.poll(Duration::ZERO)?, "the file is ready before the copy is done");
+    // Its pages stay pinned until it has ended.
+    let third = Locked::new(ctx, &device, 32, 7)?;
+    let second = to.copy(&third, &[&first]).what("blit after the first")?;
+    device.unlock(third.address).what("unlock under a blit")?;
+    check!(file.poll(LONG)?, "the file is not ready though the copy should be done");
+    check_eq!(file.state()?, State::Done, "the file after the copy");
+    let end = second.sync(Some(LONG)).what("wait for the second")?;
+    check_eq!(end.state, State::Done, "the second");
+    device.set(Setting::CopyDelay, before).what("set the delay back")?;
+    to.map.check(5).what("what was copied")?;
+    third.map.check(5).what("what was copied on")?;
+    // The device's own fence, by a number of its own.
+    let known = device.import(&file).what("import")?;
+    check_eq!(known.check()?.state, State::Done, "the imported fence");
+    known.export().what("export what was imported")?;
+    // A failure reaches those who have the file, and what depends on it.
+    device.set(Setting::CopyFail, 0).what("have a copy fail")?;
+    let failed = from.copy(&to, &[]).what("blit that fails")?;
+    let file = failed.export().what("export")?;
+    let depends = from.copy(&to, &[&failed]).what("blit after it")?;
+    check!(file.poll(LONG)?, "the file of a failure is not ready");
+    check_eq!(file.state()?, State::Failed(Errno::EIO), "the file of a failure");
+    check_eq!(depends.sync(Some(LONG))?.state, State::Failed(Errno::EIO), "what depends on it");
+    Ok(())
+}
+
+pub fn not_exported(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(16)?;
+    map.fill(3);
+    let queue = device.queue().what("make a queue")?;
+    let gate = device.host_fence().what("make a fence")?;
+    let queued = queue.submit(QueueOp::migrate(map.addr(), map.len()), &[&gate]).what("submit")?;
+    let record = queue.record().what("record")?;
+    let shared = device.share(&queued).what("share")?;
+    let (from, to) = (Locked::new(ctx, &device, 2, 5)?, Locked::new(ctx, &device, 2, 6)?);
+    let all = [
+        (&gate, "a fence of the host"),
+        (&queued, "an operation of a queue"),
+        (&record, "a record"),
+        (&shared, "an operation of another file"),
+    ];
+    // Nothing of them becomes a DMA fence: neither directly nor as what a blit depends on; nor when they have ended.
+    for ended in [false, true] {
+        for (fence, what) in all {
+            fails(fence.export(), Errno(libc::EOPNOTSUPP), what)?;
+            fails(from.copy(&to, &[fence]), Errno(libc::EOPNOTSUPP), what)?;
+        }
+        if !ended {
+            gate.signal(Ok(())).what("signal")?;
+            record.done().what("all of it")?;
+        }
+    }
+    to.map.check(6).what("memory that no blit was to write")?;
+    // There is no limit that would make a difference.
+    let blit = from.copy(&to, &[]).what("blit")?;
+    let mut words = [80, blit.id(), 1_000_000, 0, 0, 0, 0, 0, 0, 0];
+    fails(device.probe_extension(0x6b, &mut words), Errno::EINVAL, "an export with a limit")
+}
+
+pub fn bad_blits(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let (from, to) = (Locked::new(ctx, &device, 4, 5)?, Locked::new(ctx, &device, 4, 6)?);
+    let bad = |to: usize, from: usize, bytes: usize, error: Errno, what: &str| {
+        fails(device.blit(to, from, bytes, &[]), error, what)
+    };
+    bad(to.address + 8, from.address, PAGE_SIZE, Errno::EINVAL, "an address within a page")?;
+    bad(to.address, from.address, 100, Errno::EINVAL, "a part of a page")?;
+    bad(to.address, from.address, 0, Errno::EINVAL, "nothing")?;
+    bad(to.address, from.address, 5 * PAGE_SIZE, Errno::EFAULT, "more than is locked")?;
+    bad(to.address, from.address, usize::MAX & !(PAGE_SIZE - 1), Errno::EINVAL, "an overflow")?;
+    bad(to.map.addr(), from.address, PAGE_SIZE, Errno::EFAULT, "an address of the process")?;
+    bad(to.address, to.address + PAGE_SIZE, 2 * PAGE_SIZE, Errno::EINVAL, "a copy onto itself")?;
+    let coarse = Mapping::anon(1)?;
+    let locked = device.lock(coarse.addr(), coarse.len(), 1 << ctx.device, false).what("lock")?;
+    let refused = Errno(libc::EOPNOTSUPP);
+    bad(locked.device_addr, from.address, PAGE_SIZE, refused, "memory that is locked coarse")?;
+    let other = Mapping::anon(1)?;
+    let locked = device.lock(other.addr(), other.len(), 1 << ctx.second, true).what("lock")?;
+    bad(locked.device_addr, from.address, PAGE_SIZE, Errno::EFAULT, "another device's memory")?;
+    let before = device.set(Setting::CopyDelay, SLOW).what("set the delay")?;
+    let mut under_way = Vec::new();
+    let full = loop {
+        match from.copy(&to, &[]) {
+            Ok(fence) => under_way.push(fence),
+            Err(error) => break error,
+        }
+        check!(under_way.len() <= 64, "there is no end of blits");
+    };
+    check_eq!(full, Errno::EBUSY, "one blit too many");
+    device.set(Setting::CopyDelay, before).what("set the delay back")?;
+    for fence in &under_way {
+        fence.done().what("a blit")?;
+    }
+    to.map.check(5).what("what was copied")?;
     Ok(())
 }
 
 pub fn foreign(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
+    let (from, to) = (Locked::new(ctx, &device, 2, 5)?, Locked::new(ctx, &device, 2, 6)?);
     let map = Mapping::anon(2)?;
     map.fill(1);
     for error in [None, Some(Errno::EIO)] {
         let queue = device.queue().what("make a queue")?;
-        let gates =
-            [device.host_fence().what("make a fence")?, device.host_fence().what("and another")?];
-        let files = [gates[0].export(LONG).what("export")?, gates[1].export(LONG).what("export")?];
+        let before = device.set(Setting::CopyDelay, SLOW).what("set the delay")?;
+        if error.is_some() {
+            device.set(Setting::CopyFail, 1).what("have the second copy fail")?;
+        }
+        let first = from.copy(&to, &[]).what("blit")?;
+        let second = from.copy(&to, &[&first]).what("blit after the first")?;
+        let files = [first.export().what("export")?, second.export().what("export")?];
         // An array of fences, which is the kernel's own kind.
         let both = files[0].merge(&files[1]).what("merge")?;
         let fence = device.import(&both).what("import")?;
         let write = QueueOp::engine(EngineOp::Fill, map.addr(), 8).value(7);
         let done = queue.submit(write, &[&fence]).what("submit")?;
-        gates[0].signal(Ok(())).what("signal the first")?;
         let patience = Instant::now();
         while queue.waits()?.sleeps == 0 {
             check!(patience.elapsed() < LONG, "the queue does not wait for it");
             std::thread::sleep(Duration::from_millis(5));
         }
-        check_eq!(done.check()?.state, State::NotDone, "when one of two is signalled");
         check_eq!(queue.waits()?.on_device, 0, "waits that nobody looks at");
-        gates[1].signal(error.map_or(Ok(()), Err)).what("signal the second")?;
+        check_eq!(done.check()?.state, State::NotDone, "while copies are under way");
         let end = error.map_or(State::Done, State::Failed);
-        check_eq!(done.sync(Some(LONG))?.state, end, "when both are signalled");
+        check_eq!(done.sync(Some(LONG))?.state, end, "when both are done");
         check_eq!(fence.check()?.state, end, "the fence of both");
         check_eq!(map.get(0, 0) == 7, error.is_none(), "whether it ran");
+        device.set(Setting::CopyDelay, before).what("set the delay back")?;
         map.fill(1);
     }
     Ok(())
@@ -214,18 +334,28 @@ pub fn numbered(ctx: &Ctx) -> Outcome {
 }
 
 pub fn outlives(ctx: &Ctx) -> Outcome {
-    let device = ctx.open()?;
-    let file = device.host_fence().what("make a fence")?.export(LONG).what("export")?;
-    let other = ctx.open()?;
+    let (device, other) = (ctx.open()?, ctx.open()?);
     let map = Mapping::anon(1)?;
     map.fill(1);
     let queue = other.queue().what("make a queue")?;
-    let there = other.import(&file).what("import")?;
-    let done =
-        queue.submit(QueueOp::engine(EngineOp::Read, map.addr(), 8), &[&there]).what("submit")?;
+    let host = device.host_fence().what("make a fence")?;
+    let there = other.share(&host).what("share")?;
+    let read = QueueOp::engine(EngineOp::Read, map.addr(), 8);
+    let done = queue.submit(read, &[&there]).what("submit")?;
+    let before = device.set(Setting::CopyDelay, SLOW).what("set the delay")?;
+    let (from, to) = (Locked::new(ctx, &device, 2, 5)?, Locked::new(ctx, &device, 2, 6)?);
+    let file = from.copy(&to, &[]).what("blit")?.export().what("export")?;
+    let after = other.import(&file).what("import")?;
+    let copied = other.queue().what("make a queue")?;
+    let copied = copied.submit(read, &[&after]).what("submit")?;
     device.detach().what("close")?;
+    check_eq!(done.sync(None)?.state, State::Failed(Errno::ECANCELED), "who depends on the host");
+    // What hardware does goes on.
     check!(file.poll(LONG)?, "the fence of a closed file does not signal");
-    check_eq!(done.sync(None)?.state, State::Failed(Errno::ECANCELED), "who depends on it");
+    check_eq!(file.state()?, State::Done, "the copy of a closed file");
+    check_eq!(copied.sync(None)?.state, State::Done, "who depends on the copy");
+    other.set(Setting::CopyDelay, before).what("set the delay back")?;
+    to.map.check(5).what("what was copied")?;
     Ok(())
 }
 
@@ -248,7 +378,9 @@ pub fn bad_input(ctx: &Ctx) -> Outcome {
     fails(queue.submit(good, &many).map(|_| ()), Errno::EINVAL, "too many fences")?;
     let null = std::fs::File::open("/dev/null")?;
     fails(device.import(&null), Errno(libc::EBADF), "import of what is no sync file")?;
-    for (number, size) in [(0x60u8, 96u64), (0x62, 96), (0x66, 80), (0x68, 80)] {
+    for (number, size) in
+        [(0x60u8, 96u64), (0x62, 96), (0x66, 80), (0x68, 80), (0x6d, 80), (0x6e, 96)]
+    {
         let mut words = vec![0u64; 40];
         words[0] = size - 1;
         fails(device.probe_extension(number, &mut words), Errno::EINVAL, "a small structure")?;

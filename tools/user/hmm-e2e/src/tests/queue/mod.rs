@@ -19,8 +19,11 @@ pub const TESTS: &[Test] = &[
         fence::signal_pending,
     )
     .only_rust(OURS),
-    Test::new("queue", "sync_files_can_be_polled", fence::poll).only_rust(OURS),
-    Test::new("queue", "a_sync_file_signals_in_bounded_time", fence::bounded).only_rust(OURS),
+    Test::new("queue", "ends_are_reported_by_eventfd_and_poll", fence::observed).only_rust(OURS),
+    Test::new("queue", "a_fence_has_at_most_four_eventfds", fence::eventfds).only_rust(OURS),
+    Test::new("queue", "blits_of_locked_memory_have_dma_fences", fence::dma_fences).only_rust(OURS),
+    Test::new("queue", "no_other_fence_becomes_a_dma_fence", fence::not_exported).only_rust(OURS),
+    Test::new("queue", "bad_blits_are_refused", fence::bad_blits).only_rust(OURS),
     Test::new("queue", "fences_outlive_the_device_file", fence::outlives).only_rust(OURS),
     Test::new("queue", "fences_of_others_fit", fence::foreign).only_rust(OURS),
     Test::new("queue", "what_has_no_fence_is_not_queued", fence::numbered).only_rust(OURS),

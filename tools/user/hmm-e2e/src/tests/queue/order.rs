@@ -91,8 +91,7 @@ pub fn waits(ctx: &Ctx) -> Outcome {
     let (here, there) = (device.queue().what("a queue")?, second.queue().what("a queue")?);
     let host = second.host_fence().what("make a fence")?;
     let slow = there.submit(write(&map, 0, 1), &[&host]).what("submit")?;
-    let file = slow.export(Duration::from_secs(60)).what("export")?;
-    let imported = device.import(&file).what("import")?;
+    let imported = device.share(&slow).what("share")?;
     here.wait(&imported).what("wait")?;
     let end = here.submit(write(&map, 1, 2), &[]).what("submit")?;
     let patience = Instant::now();
@@ -154,7 +153,7 @@ pub fn closing(ctx: &Ctx) -> Outcome {
     let first = queue.submit(write(&map, 0, 2), &[&gate]).what("submit")?;
     let second = queue.submit(write(&map, 1, 3), &[]).what("submit")?;
     let limit = Duration::from_secs(60);
-    let files = [first.export(limit).what("export")?, second.export(limit).what("export")?];
+    let shared = [watch.share(&first).what("share")?, watch.share(&second).what("share")?];
     queue.destroy().what("destroy")?;
     check_eq!(first.check()?.state, State::Failed(Errno::ECANCELED), "first, after destroy");
     // What runs is asked to end: one of a million rounds does not finish.
@@ -167,14 +166,15 @@ pub fn closing(ctx: &Ctx) -> Outcome {
         check!(patience.elapsed() < limit, "it does not begin");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let late = long.export(limit).what("export")?;
+    let late = watch.share(&long).what("share")?;
+    let event = late.event().what("an eventfd")?;
     device.detach().what("close")?;
-    for (file, name) in files.iter().chain([&late]).zip(["first", "second", "running"]) {
-        check!(file.poll(limit)?, "{name}: not ready after the close");
-        check_eq!(file.state()?, State::Failed(Errno::ECANCELED), "{name}, after the close");
+    for (fence, name) in shared.iter().chain([&late]).zip(["first", "second", "running"]) {
+        let end = fence.sync(Some(limit)).what(name)?;
+        check_eq!(end.state, State::Failed(Errno::ECANCELED), "{name}, after the close");
     }
+    check_eq!(event.take()?, 1, "signals of the eventfd");
     check!(map.check(1).is_ok(), "a cancelled operation ran");
-    drop(watch);
     Ok(())
 }
 

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Fences that a file reports by `poll`.
+//!
+//! A file has one [`Watch`]. Each fence that it is to report has a [`Watched`], which counts from the signal of the fence
+//! until it is dropped. While one counts, the file is ready.
+
+use super::fence::Fence;
+use crate::{bindings, locks};
+use kernel::{
+    ffi,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
+        poll::PollCondVar,
+        Arc, //
+    },
+    types::Opaque, //
+};
+
+/// Fences of a file that have signalled, and the tasks that poll the file for that.
+#[pin_data]
+pub struct Watch {
+    signalled: Atomic<usize>,
+    #[pin]
+    changed: PollCondVar,
+}
+
+impl Watch {
+    /// Makes one that no fence counts in.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep; dropping the last reference may, too.
+    pub fn new() -> Result<Arc<Self>> {
+        let (name, key) = locks::fence_watch();
+        Arc::pin_init(
+            pin_init!(Self {
+                signalled: Atomic::new(0),
+                changed <- PollCondVar::new(name, key),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+    }
+
+    /// Whether a watched fence has signalled.
+    pub fn is_ready(&self) -> bool {
+        self.signalled.load(Relaxed) != 0
+    }
+
+    /// Notified when [`Self::is_ready`] becomes true.
+    pub fn changed(&self) -> &PollCondVar {
+        &self.changed
+    }
+}
+
+/// A fence that a [`Watch`] counts from its signal on, until this is dropped.
+///
+/// # Invariants
+///
+/// `raw` was given to `rust_hmm_fence_watch()` with `fence`, and its `data` points to this.
+#[pin_data(PinnedDrop)]
+pub struct Watched {
+    fence: Fence,
+    watch: Arc<Watch>,
+    has_signalled: AtomicFlag,
+    #[pin]
+    raw: Opaque<bindings::rust_hmm_fence_watch>,
+}
+
+// SAFETY: The registration may be removed by any task; all else is `Send`.
+unsafe impl Send for Watched {}
+// SAFETY: Nothing changes by a shared reference but the atomic.
+unsafe impl Sync for Watched {}
+
+impl Watched {
+    /// Has `watch` count `fence`; at once if it is signalled.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    pub fn new(fence: Fence, watch: Arc<Watch>) -> Result<Pin<KBox<Self>>> {
+        let watched = KBox::pin_init(
+            pin_init!(Self {
+                fence,
+                watch,
+                has_signalled: AtomicFlag::new(false),
+                raw: Opaque::zeroed(),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )?;
+        let raw = watched.raw.get();
+        // SAFETY: `raw` is ours, and pinned. `data` is used until `unwatch` in `drop`, and the box is pinned.
+        // INVARIANT: Given with `fence`.
+        unsafe {
+            (*raw).signalled = Some(Self::signalled);
+            (*raw).data = core::ptr::from_ref::<Self>(&watched).cast_mut().cast();
+            bindings::rust_hmm_fence_watch(watched.fence.as_raw(), raw);
+        }
+        Ok(watched)
+    }
+
+    /// # Safety
+    ///
+    /// Called by `rust_hmm_fence_signal()` or `rust_hmm_fence_watch()`, once, with a `Watched` that is not dropped.
+    unsafe extern "C" fn signalled(data: *mut ffi::c_void) {
+        // SAFETY: By the function's requirements; only shared references exist meanwhile.
+        let this = unsafe { &*data.cast::<Self>() };
+        this.has_signalled.store(true, Relaxed);
+        this.watch.signalled.add(1, Relaxed);
+        this.watch.changed.notify_all();
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Watched {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: By the type invariant. After this the callback neither runs nor will run.
+        unsafe { bindings::rust_hmm_fence_unwatch(self.fence.as_raw(), self.raw.get()) };
+        if self.has_signalled.load(Relaxed) {
+            self.watch.signalled.add(usize::MAX, Relaxed);
+        }
+    }
+}
+
+#[kunit_tests(rust_hmm_fence_watch)]
+mod tests {
+    use super::*;
+    use crate::mm::{fence::Pending, notifier::Cookie};
+
+    #[test]
+    fn a_watched_fence_counts_from_its_signal_until_it_is_dropped() -> Result {
+        let watch = Watch::new()?;
+        let (one, two) = (Pending::new(Cookie::NONE)?, Pending::new(Cookie::NONE)?);
+        let first = Watched::new(one.fence(), watch.clone())?;
+        let second = Watched::new(two.fence(), watch.clone())?;
+        assert!(!watch.is_ready());
+        one.signal(Ok(()));
+        assert!(watch.is_ready());
+        // Signalled before it is watched.
+        let again = Watched::new(first.fence.clone(), watch.clone())?;
+        drop(first);
+        assert!(watch.is_ready());
+        drop(again);
+        assert!(!watch.is_ready());
+        // Dropped before the signal.
+        drop(second);
+        two.signal(Err(EIO));
+        assert!(!watch.is_ready());
+        Ok(())
+    }
+}

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The blit engine: copies between locked memory, whose fences are DMA fences.
+//!
+//! Everything is allocated, pinned and mapped before the fence is made, and a blit waits for nothing but other DMA fences,
+//! so that its fence may leave as a sync file. It has a thread of its own, as hardware that serves DMA fences has units
+//! of its own: the engines and the copy engine also serve work that faults. Memory is unpinned by another thread, since
+//! that takes an mmap lock for which the next blit would wait.
+
+use crate::{
+    settings::{Setting, Settings},
+    uapi, //
+};
+use kernel::{
+    page::{PAGE_MASK, PAGE_SIZE},
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, AtomicFlag},
+        Arc,
+        Mutex, //
+    },
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Jiffies,
+        Monotonic, //
+    },
+};
+use rust_hmm::{
+    host_lock::{Grain, Region},
+    mm::{
+        bell::Bell,
+        dma::DmaDevice,
+        dma_fence::{DmaFence, DmaFenceRoom, DmaPending, Signalling, Timeline},
+        fence::{cancelled, Fence},
+        notifier::Cookie,
+        page::CpuPagesMut,
+    },
+    thread::Thread,
+};
+
+/// Blits that wait, run, or whose memory is still pinned.
+const DEPTH: usize = 64;
+
+/// Longest time of a blit: beyond it hardware would be reset.
+const LONGEST: Delta = Delta::from_secs(10);
+
+/// Longest sleep before a look whether the engine ends, in jiffies. Nothing needs it.
+const LOOK_AGAIN: Jiffies = 1 << 16;
+
+/// Part of a locked range.
+pub(crate) struct Locked {
+    region: Arc<Region>,
+    address: usize,
+}
+
+impl Locked {
+    /// The `bytes` bytes at `address` of `region`, as `device` sees them.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: no whole pages
+    /// - `EFAULT`: not all of it is in the range, or `device` cannot access it.
+    /// - `EOPNOTSUPP`: it is locked coarse, so that the end of a blit would have to synchronise it.
+    pub(crate) fn new(
+        region: Arc<Region>,
+        address: usize,
+        bytes: usize,
+        device: &DmaDevice,
+    ) -> Result<Self> {
+        if (address | bytes) & !PAGE_MASK != 0 || bytes == 0 {
+            return Err(EINVAL);
+        }
+        let last = address.checked_add(bytes - PAGE_SIZE).ok_or(EINVAL)?;
+        for end in [address, last] {
+            if region.page(end).is_none() || region.dma(device, end).is_none() {
+                return Err(EFAULT);
+            }
+        }
+        if region.grain() != Grain::Fine {
+            return Err(Error::from_errno(uapi::EOPNOTSUPP));
+        }
+        Ok(Self { region, address })
+    }
+
+    fn page(&self, index: usize) -> Option<CpuPagesMut<'_>> {
+        // OVERFLOW: Checked by `new`.
+        self.region.page(self.address + index * PAGE_SIZE)
+    }
+}
+
+/// A copy, and the fence that it signals.
+struct Blit {
+    to: Locked,
+    from: Locked,
+    pages: usize,
+    after: KVec<Fence>,
+    end: DmaPending,
+}
+
+/// What is unpinned when a blit has ended.
+type Remains = (Locked, Locked, KVec<Fence>);
+
+struct Lists {
+    /// First in, first out.
+    waiting: KVec<Blit>,
+    ended: KVec<Remains>,
+    /// Blits that are in neither list, or are being unpinned.
+    busy: usize,
+}
+
+#[pin_data]
+struct Shared {
+    settings: Arc<Settings>,
+    stop: AtomicFlag,
+    /// Nothing allocates under it.
+    #[pin]
+    lists: Mutex<Lists>,
+    #[pin]
+    submitted: Bell,
+    #[pin]
+    ended: Bell,
+}
+
+impl Shared {
+    /// Waits until all of `after` are signalled. Returns the first error of them.
+    fn wait(&self, after: &[Fence]) -> Result {
+        let mut result = Ok(());
+        for fence in after {
+            loop {
+                if let Some(ended) = fence.check().ended() {
+                    result = result.and(ended);
+                    break;
+                }
+                if self.stop.load(Relaxed) {
+                    return Err(cancelled());
+                }
+                // A kernel thread gets no signals.
+                let _signal = fence.sleep(&self.submitted, LOOK_AGAIN, false);
+            }
+        }
+        result
+    }
+
+    fn copy(&self, blit: &Blit) -> Result {
+        if self.settings.fail_copy() {
+            return Err(EIO);
+        }
+        for index in 0..blit.pages {
+            let (Some(to), Some(from)) = (blit.to.page(index), blit.from.page(index)) else {
+                return Err(EFAULT);
+            };
+            to.copy_from(&from)?;
+        }
+        Ok(())
+    }
+
+    /// Carries out a blit and signals its fence.
+    fn carry_out(&self, blit: Blit) -> Remains {
+        let _signalling = Signalling::begin();
+        let mut result = self.wait(&blit.after);
+        let since = Instant::<Monotonic>::now();
+        if result.is_ok() {
+            result = self.copy(&blit);
+        }
+        if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
+            let left = delay.min(LONGEST) - since.elapsed();
+            if left > Delta::ZERO {
+                fsleep(left);
+            }
+        }
+        blit.end.signal(result);
+        (blit.to, blit.from, blit.after)
+    }
+
+    fn work(&self) {
+        while !self.stop.load(Relaxed) {
+            let first = {
+                let mut lists = self.lists.lock();
+                let first = lists.waiting.remove(0).ok();
+                lists.busy += usize::from(first.is_some());
+                first
+            };
+            let Some(blit) = first else {
+                self.submitted.wait(LOOK_AGAIN);
+                continue;
+            };
+            let remains = self.carry_out(blit);
+            let mut lists = self.lists.lock();
+            lists.busy -= 1;
+            // There is room: `submit` counts all of them.
+            let _full = lists.ended.push_within_capacity(remains);
+            drop(lists);
+            self.ended.ring();
+        }
+    }
+
+    fn unpin(&self) {
+        loop {
+            let first = {
+                let mut lists = self.lists.lock();
+                let first = lists.ended.remove(0).ok();
+                lists.busy += usize::from(first.is_some());
+                first
+            };
+            match first {
+                Some(remains) => {
+                    drop(remains);
+                    self.lists.lock().busy -= 1;
+                }
+                None if self.stop.load(Relaxed) => return,
+                None => self.ended.wait(LOOK_AGAIN),
+            }
+        }
+    }
+}
+
+/// The blit engine of a device. Dropping it cancels what waits.
+pub(crate) struct BlitEngine {
+    shared: Arc<Shared>,
+    threads: KVec<Thread>,
+}
+
+impl BlitEngine {
+    /// Starts its threads. `ENOMEM`; `EINTR`.
+    pub(crate) fn new(settings: Arc<Settings>) -> Result<Self> {
+        let lists = Lists {
+            waiting: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
+            ended: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
+            busy: 0,
+        };
+        let shared = Arc::pin_init(
+            pin_init!(Shared {
+                settings,
+                stop: AtomicFlag::new(false),
+                lists <- kernel::new_mutex!(lists, "dmirror::blits"),
+                submitted <- Bell::new(),
+                ended <- Bell::new(),
+            }),
+            GFP_KERNEL,
+        )?;
+        let mut engine = Self {
+            shared,
+            threads: KVec::with_capacity(2, GFP_KERNEL)?,
+        };
+        let shared = engine.shared.clone();
+        let blits = Thread::spawn(c"dmirror_blit", move || shared.work())?;
+        engine.threads.push(blits, GFP_KERNEL)?;
+        let shared = engine.shared.clone();
+        let unpins = Thread::spawn(c"dmirror_unpin", move || shared.unpin())?;
+        engine.threads.push(unpins, GFP_KERNEL)?;
+        Ok(engine)
+    }
+
+    /// Has `bytes` bytes copied after all of `after`. Devices of type `kind` signal its fence.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the two overlap.
+    /// - `EBUSY`: too many blits
+    /// - `ENOMEM`
+    pub(crate) fn submit(
+        &self,
+        to: Locked,
+        from: Locked,
+        bytes: usize,
+        after: &[DmaFence],
+        kind: Cookie,
+    ) -> Result<(Fence, DmaFence)> {
+        if to.address.abs_diff(from.address) < bytes {
+            return Err(EINVAL);
+        }
+        let mut fences = KVec::with_capacity(after.len(), GFP_KERNEL_ACCOUNT)?;
+        for fence in after {
+            fences.push(Fence::of(fence)?, GFP_KERNEL_ACCOUNT)?;
+        }
+        // On a timeline of its own: nothing depends on the order in which blits signal.
+        let end = DmaFenceRoom::new()?.make(&Timeline::new(), kind);
+        let dma = end.fence();
+        let fence = Fence::of(&dma)?;
+        let blit = Blit {
+            to,
+            from,
+            pages: bytes / PAGE_SIZE,
+            after: fences,
+            end,
+        };
+        let mut lists = self.shared.lists.lock();
+        if lists.waiting.len() + lists.ended.len() + lists.busy >= DEPTH {
+            drop(lists);
+            // Not under the lock: memory is unpinned, which takes an mmap lock.
+            drop(blit);
+            return Err(EBUSY);
+        }
+        // There is room.
+        let full = lists.waiting.push_within_capacity(blit);
+        drop(lists);
+        drop(full);
+        self.shared.submitted.ring();
+        Ok((fence, dma))
+    }
+}
+
+impl Drop for BlitEngine {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Relaxed);
+        self.shared.submitted.ring();
+        self.shared.ended.ring();
+        self.threads.clear();
+        let (waiting, ended) = {
+            let mut lists = self.shared.lists.lock();
+            (
+                core::mem::take(&mut lists.waiting),
+                core::mem::take(&mut lists.ended),
+            )
+        };
+        // Not under the lock: memory is unpinned, which takes an mmap lock.
+        drop((waiting, ended));
+    }
+}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0382
+//~ PASS pass_fence
 //! A DMA fence is signalled once.
 
 use rust_hmm::mm::dma_fence::DmaPending;
@@ -7,4 +7,5 @@ use rust_hmm::mm::dma_fence::DmaPending;
 pub fn twice(pending: DmaPending) {
     pending.signal(Ok(()));
     pending.signal(Ok(()));
+    //~^ ERROR E0382: use of moved value: `pending`: value used here after move
 }

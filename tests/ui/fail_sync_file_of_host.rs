@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0308
+//~ PASS pass_fence
 //! The host may never signal its fence.
 
 use kernel::prelude::*;
@@ -8,4 +8,5 @@ use rust_hmm::mm::{fence::Pending, notifier::Cookie, sync_file::SyncFile};
 pub fn export() -> Result<SyncFile> {
     let pending = Pending::new(Cookie::NONE)?;
     SyncFile::new(&pending.fence())
+    //~^ ERROR E0308: mismatched types: expected `&DmaFence`, found `&Fence`
 }

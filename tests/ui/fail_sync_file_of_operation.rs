@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//~ ERROR E0308
+//~ PASS pass_fence
 //! An operation of a queue may fault: no other driver may wait for it where memory is reclaimed.
 
 use kernel::prelude::*;
@@ -8,4 +8,5 @@ use rust_hmm::{mm::sync_file::SyncFile, queue::Queue};
 pub fn export(queue: &Queue) -> Result<SyncFile> {
     let fence = queue.submit(KVec::new(), |_| Ok(()))?;
     SyncFile::new(&fence)
+    //~^ ERROR E0308: mismatched types: expected `&DmaFence`, found `&Fence`
 }

@@ -1,20 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! Fences that are made and signalled once.
+//! What fences are for: a DMA fence leaves as a sync file, and queues depend on fences of both types.
 
-use rust_hmm::mm::{
-    fence::{
-        FenceRoom,
-        Pending,
-        Timeline, //
+#![forbid(unsafe_code)]
+
+use kernel::prelude::*;
+use rust_hmm::{
+    mm::{
+        dma_fence::{DmaFenceRoom, DmaPending, Timeline},
+        fence::{Fence, Pending},
+        fence_watch::{Watch, Watched},
+        notifier::Cookie,
+        sync_file::SyncFile,
     },
-    notifier::Cookie,
+    queue::Queue,
 };
 
-pub fn make(room: FenceRoom, timeline: &Timeline) {
-    drop(room.make(timeline, Cookie::NONE));
+/// What an interrupt signals, and a file for it.
+pub fn export(timeline: &Timeline) -> Result<(DmaPending, SyncFile)> {
+    let pending = DmaFenceRoom::new()?.make(timeline, Cookie::NONE);
+    let file = SyncFile::new(&pending.fence())?;
+    Ok((pending, file))
 }
 
-pub fn signal(pending: Pending) {
-    pending.signal(Ok(()));
+/// An operation that waits for the host and for a sync file of any driver.
+pub fn depends(queue: &Queue, fd: i32) -> Result<(Pending, Fence)> {
+    let host = Pending::new(Cookie::NONE)?;
+    queue.wait(host.fence())?;
+    queue.wait(Fence::of(&SyncFile::fence(fd)?)?)?;
+    Ok((host, queue.record()?))
+}
+
+/// Reports its end by an eventfd and by the `poll` of a file.
+pub fn observe(fence: Fence, fd: i32) -> Result<Pin<KBox<Watched>>> {
+    fence.eventfd(fd)?;
+    Watched::new(fence, Watch::new()?)
 }

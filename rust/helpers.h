@@ -66,16 +66,27 @@ bool rust_hmm_vma_run(struct vm_area_struct *vma, unsigned long addr,
 		      unsigned long first, unsigned long last,
 		      unsigned long *seen, unsigned long *start,
 		      unsigned long *end);
-/* What may be isolated, of system memory */
+/* What pages are to a migration */
 enum rust_hmm_pages {
-	RUST_HMM_PAGES_OWN,
-	RUST_HMM_PAGES_MERGED,
+	/* Anonymous system memory, or nothing yet where that can come. */
+	RUST_HMM_PAGES_SYSTEM,
+	/* In device memory of the owner asked for. */
+	RUST_HMM_PAGES_DEVICE,
+	/* Others migrate them. */
 	RUST_HMM_PAGES_BUSY,
+	/* Somebody has a reference, for a moment or for long. */
+	RUST_HMM_PAGES_HELD,
+	/* They cannot move: of a file, pinned, merged, of another device. */
+	RUST_HMM_PAGES_STAY,
+	/* The core takes nothing of such a mapping. */
+	RUST_HMM_PAGES_REFUSED,
 };
 
 unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 				 unsigned long start, unsigned long end,
+				 const void *owner, bool system,
 				 enum rust_hmm_pages *kind);
+bool rust_hmm_vma_may_migrate(struct vm_area_struct *vma);
 bool rust_hmm_vma_share(struct vm_area_struct *vma, unsigned long addr);
 bool rust_hmm_vma_is_constant(struct vm_area_struct *vma);
 bool rust_hmm_pfn_is_exclusive(unsigned long pfn);

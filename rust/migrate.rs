@@ -141,6 +141,7 @@ impl<'m, D: Device> Migrate<'m, D> {
         within::may_wait()?;
         let mut step = Step::new(self.mirror, target, self.faultless, self.evict)?;
         step.work.copies.until(self.stop.take());
+        step.patient = self.trigger != Trigger::Fault;
         let _charge = step.space.charge();
         let mut rest = Some(self.range);
         while let Some(range) = rest {
@@ -157,6 +158,7 @@ impl<'m, D: Device> Migrate<'m, D> {
             rest = range.from_address(done);
         }
         total.entries = step.work.entries;
+        total.immovable = step.work.immovable;
         let stats = self.mirror.stats();
         let moved = match target {
             Target::Device => Counter::ToDevice,

@@ -18,6 +18,7 @@ use crate::{
         range_fault::AddressSpace,
     },
     pgtable::{Entry, Format, Spares, Table},
+    policy::Immovable,
     stats::Stats,
     watch::{Kind, Seat},
     within, //
@@ -165,6 +166,7 @@ impl<D: Device> Mirror<D> {
             table: Table::with_windows(dma.clone())?,
             transactions: Transactions::new()?,
             lost: None,
+            immovable: Immovable::new()?,
         };
         let inner = Inner::new(mm, device, state.table.reader(), dma)?;
         let notifier = Arc::pin_init(

@@ -17,12 +17,14 @@ use crate::{
 };
 
 mod density;
+mod immovable;
 mod mask;
 mod stream;
 mod thrash;
 pub(crate) mod window;
 
 pub use density::{Density, Parameters};
+pub(crate) use immovable::Immovable;
 pub use mask::Mask;
 
 /// What a device fault is about.

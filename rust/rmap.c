@@ -8,6 +8,8 @@
 #include <linux/interval_tree_generic.h>
 #include <linux/memcontrol.h>
 #include <linux/memremap.h>
+#include <linux/fs.h>
+#include <linux/hugetlb.h>
 #include <linux/mm.h>
 #include <linux/pagemap.h>
 #include <linux/rmap.h>
@@ -343,57 +345,152 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 	return found;
 }
 
-static enum rust_hmm_pages kind_of(pte_t pte)
+/* What a migration can make of @page, which @vma maps. */
+static enum rust_hmm_pages kind_of_page(struct page *page, const void *owner)
 {
-	softleaf_t entry;
+	struct folio *folio = page_folio(page);
 
-	if (pte_none(pte))
-		return RUST_HMM_PAGES_OWN;
-	if (pte_present(pte))
-		return !pte_special(pte) &&
-		       folio_test_ksm(page_folio(pte_page(pte))) ?
-			       RUST_HMM_PAGES_MERGED : RUST_HMM_PAGES_OWN;
-	entry = softleaf_from_pte(pte);
-	/* In the swap cache there may be a page of KSM's. */
-	if (softleaf_is_swap(entry))
-		return RUST_HMM_PAGES_MERGED;
-	return softleaf_is_migration(entry) ? RUST_HMM_PAGES_BUSY :
-					      RUST_HMM_PAGES_OWN;
+	if (folio_is_zone_device(folio))
+		return page_pgmap(page)->owner == owner ? RUST_HMM_PAGES_DEVICE :
+							  RUST_HMM_PAGES_STAY;
+	if (!folio_test_anon(folio) || folio_test_ksm(folio))
+		return RUST_HMM_PAGES_STAY;
+	if (folio_ref_count(folio) <= folio_expected_ref_count(folio))
+		return RUST_HMM_PAGES_SYSTEM;
+	if (folio_maybe_dma_pinned(folio))
+		return RUST_HMM_PAGES_STAY;
+	/* The core drains the batches that hold pages until they are in a list. */
+	return folio_test_lru(folio) ? RUST_HMM_PAGES_HELD :
+				       RUST_HMM_PAGES_SYSTEM;
 }
 
-/*
- * How many pages from @start on are alike, and what they are. To be used at
- * once, with the mmap lock held: pages that are not KSM's become so only by a
- * mapping that lets it, and there is none now. If another process makes one,
- * KSM has to come by twice first. @start to @end is in one table.
- */
-unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
-				 unsigned long start, unsigned long end,
-				 enum rust_hmm_pages *kind)
+static enum rust_hmm_pages kind_of_leaf(softleaf_t entry, const void *owner)
+{
+	if (softleaf_is_device_private(entry))
+		return kind_of_page(pfn_to_page(softleaf_to_pfn(entry)), owner);
+	return softleaf_is_migration(entry) ? RUST_HMM_PAGES_BUSY :
+					      RUST_HMM_PAGES_STAY;
+}
+
+/* Only anonymous mappings get pages where none is. */
+static enum rust_hmm_pages kind_of_hole(struct vm_area_struct *vma)
+{
+	return vma_is_anonymous(vma) ? RUST_HMM_PAGES_SYSTEM :
+				       RUST_HMM_PAGES_STAY;
+}
+
+static enum rust_hmm_pages kind_of_pte(struct vm_area_struct *vma, pte_t pte,
+				       const void *owner)
+{
+	if (pte_none(pte))
+		return kind_of_hole(vma);
+	/* In the swap cache there may be a page of KSM's: what is swapped out stays. */
+	if (!pte_present(pte))
+		return kind_of_leaf(softleaf_from_pte(pte), owner);
+	if (is_zero_pfn(pte_pfn(pte)))
+		return kind_of_hole(vma);
+	return pte_special(pte) ? RUST_HMM_PAGES_STAY :
+				  kind_of_page(pte_page(pte), owner);
+}
+
+static enum rust_hmm_pages kind_of_pmd(struct vm_area_struct *vma, pmd_t pmd,
+				       const void *owner)
+{
+	struct page *page;
+
+	if (pmd_none(pmd))
+		return kind_of_hole(vma);
+	if (!pmd_present(pmd))
+		return kind_of_leaf(softleaf_from_pmd(pmd), owner);
+	page = pmd_page(pmd);
+	/* In an anonymous mapping that is the huge zero page. */
+	if (vma_is_anonymous(vma) && !PageAnon(page) &&
+	    !is_zone_device_page(page))
+		return RUST_HMM_PAGES_SYSTEM;
+	return kind_of_page(page, owner);
+}
+
+/* As rust_hmm_vma_alike(), without a look at KSM. */
+static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
+			   unsigned long end, const void *owner,
+			   enum rust_hmm_pages *kind)
 {
 	unsigned long count = (end - start) >> PAGE_SHIFT, i;
+	pmd_t *pmdp = find_pmd(vma->vm_mm, start), pmd;
 	spinlock_t *above, *lock;
 	pte_t *ptep;
 
-	*kind = RUST_HMM_PAGES_OWN;
-	/* The core takes nothing of these. */
-	if (vma->vm_flags & VM_SPECIAL)
-		return count;
-	if (may_merge(vma, start, end)) {
-		*kind = RUST_HMM_PAGES_MERGED;
+	if (!pmdp) {
+		*kind = kind_of_hole(vma);
 		return count;
 	}
-	ptep = lock_entry(vma->vm_mm, start, &above, &lock);
-	if (!ptep)
+	above = pmd_lock(vma->vm_mm, pmdp);
+	pmd = *pmdp;
+	if (pmd_none(pmd) || !pmd_present(pmd) || pmd_leaf(pmd)) {
+		*kind = kind_of_pmd(vma, pmd, owner);
+		spin_unlock(above);
 		return count;
-	*kind = kind_of(ptep_get(ptep));
+	}
+	spin_unlock(above);
+	ptep = lock_entry(vma->vm_mm, start, &above, &lock);
+	if (!ptep) {
+		/* It has just changed. */
+		*kind = RUST_HMM_PAGES_BUSY;
+		return count;
+	}
+	*kind = kind_of_pte(vma, ptep_get(ptep), owner);
 	for (i = 1; i < count; i++)
-		if (kind_of(ptep_get(ptep + i)) != *kind)
+		if (kind_of_pte(vma, ptep_get(ptep + i), owner) != *kind)
 			break;
 	if (lock != above)
 		spin_unlock(lock);
 	spin_unlock(above);
 	return i;
+}
+
+/*
+ * Whether pages of @vma can be anonymous, so that they can migrate. Of shared
+ * mappings none is, of private ones of a file those that were written.
+ */
+bool rust_hmm_vma_may_migrate(struct vm_area_struct *vma)
+{
+	if (vma->vm_flags & (VM_SPECIAL | VM_SHARED) ||
+	    is_vm_hugetlb_page(vma) || vma_is_dax(vma))
+		return false;
+	return vma_is_anonymous(vma) || READ_ONCE(vma->anon_vma);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_may_migrate);
+
+/*
+ * How many pages from @start on are alike, and what they are to a migration:
+ * @owner is that of the device memory, @system tells whether it takes system
+ * memory. Nothing is held afterwards, so that a page may change at any time, but
+ * with the mmap lock held none becomes KSM's soon: pages become so only by a
+ * mapping that lets it, and there is none now. If another process makes one,
+ * KSM has to come by twice first. @start to @end is in one table. The mmap lock
+ * or that of @vma is held.
+ */
+unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
+				 unsigned long start, unsigned long end,
+				 const void *owner, bool system,
+				 enum rust_hmm_pages *kind)
+{
+	unsigned long count = (end - start) >> PAGE_SHIFT;
+
+	if (vma->vm_flags & VM_SPECIAL || is_vm_hugetlb_page(vma) ||
+	    vma_is_dax(vma)) {
+		*kind = RUST_HMM_PAGES_REFUSED;
+		return count;
+	}
+	if (!rust_hmm_vma_may_migrate(vma)) {
+		*kind = RUST_HMM_PAGES_STAY;
+		return count;
+	}
+	count = alike(vma, start, end, owner, kind);
+	if (system && *kind == RUST_HMM_PAGES_SYSTEM &&
+	    may_merge(vma, start, start + (count << PAGE_SHIFT)))
+		*kind = RUST_HMM_PAGES_STAY;
+	return count;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_alike);
 

@@ -11,8 +11,10 @@ use crate::{
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_SIZE},
         device_pages::{CpuFault, DevicePages, FaultError},
-        migrate::{Batch, Isolated, Source},
-        page::{Effort, LockedFolio}, //
+        migrate::{Batch, Isolated, Pages, Source},
+        notifier::Cookie,
+        page::{Effort, LockedFolio},
+        space::Vma,
     },
     phases::{Lap, Phase},
 };
@@ -64,6 +66,24 @@ fn serve_huge<M: MemoryOps>(
     Ok(moved)
 }
 
+/// The pages of `range` around `addr` that are in device memory of `owner`, without a gap. Others cannot come back: they
+/// keep their entries, and a migration that moves them to the device meanwhile keeps its marks.
+fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, owner: Cookie) -> Option<PageRange> {
+    let mut rest = Some(range);
+    let mut run: Option<PageRange> = None;
+    while let Some(left) = rest {
+        let (kind, part) = vma.alike(left, owner, false).ok()?;
+        rest = left.from_address(part.end());
+        run = match (kind, run) {
+            (Pages::Device, None) => Some(part),
+            (Pages::Device, Some(run)) => Some(run.hull(&part)),
+            (_, Some(run)) if run.index_of(addr).is_some() => return Some(run),
+            _ => None,
+        };
+    }
+    run.filter(|run| run.index_of(addr).is_some())
+}
+
 /// Brings back what there is within `window` bytes around the fault. Returns the pages moved; if the faulting one is
 /// not among them, it was not to be had now.
 fn attempt<M: MemoryOps>(
@@ -81,6 +101,7 @@ fn attempt<M: MemoryOps>(
         start.saturating_add(window).min(vma.end()),
     )
     .map_err(|_| FaultError::Lost)?;
+    let range = device_run(vma, range, fault.address(), pages.owner()).unwrap_or(range);
     let target = range.index_of(fault.address()).ok_or(FaultError::Lost)?;
 
     let covers = |index: usize, pages: usize| (index..index + pages).contains(&target);

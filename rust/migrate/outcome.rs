@@ -30,6 +30,11 @@ impl PageOutcome {
     pub fn has_moved(self) -> bool {
         matches!(self, Self::Moved | Self::Switched | Self::Lost)
     }
+
+    /// Whether nothing is known of the page but that it has not moved.
+    pub(super) fn may_still_move(self) -> bool {
+        matches!(self, Self::None | Self::Skipped)
+    }
 }
 
 /// What a migration did. Partial success is success.
@@ -43,6 +48,8 @@ pub struct Outcome {
     pub entries: usize,
     /// Pages that could not move: pinned, shared, of a file, merged, or changed meanwhile.
     pub skipped: usize,
+    /// Of these, pages that were not even tried: nothing was unmapped or copied for them.
+    pub(crate) immovable: usize,
     /// Pages that could not move for lack of memory at the destination.
     pub no_memory: usize,
     /// Pages whose copy failed.
@@ -72,6 +79,7 @@ impl AddAssign for Outcome {
         self.switched += other.switched;
         self.entries += other.entries;
         self.skipped += other.skipped;
+        self.immovable += other.immovable;
         self.no_memory += other.no_memory;
         self.copy_failed += other.copy_failed;
     }

@@ -25,6 +25,10 @@ pub(super) struct Work<F: Format> {
     pub(super) spares: Spares<F>,
     /// Outcomes of the step.
     pub(super) pages: KBox<[PageOutcome; PMD_PAGES]>,
+    /// Index in `pages` of the first page of the attempt.
+    pub(super) first: usize,
+    /// Pages that no step has tried to move.
+    pub(super) immovable: usize,
     /// Entries that moved, of all steps.
     pub(super) entries: usize,
 }
@@ -38,11 +42,11 @@ pub(super) enum Attempt {
     /// A huge page could not be had. Nothing has moved.
     NoHuge,
     /// The pages stay where they are, however often it is tried.
-    Merged,
+    Stay,
 }
 
 /// Notes the outcome of the pages of `entry`.
-fn set(pages: &mut [PageOutcome; PMD_PAGES], entry: &Entry, outcome: PageOutcome) {
+fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
     for page in pages.iter_mut().skip(entry.index).take(entry.pages) {
         *page = outcome;
     }
@@ -66,8 +70,11 @@ impl<F: Format> Work<F> {
             copies,
             spares,
             pages,
+            first,
             entries,
+            ..
         } = self;
+        let pages = pages.get_mut(*first..).ok_or(EINVAL)?;
         let memory = mirror.device().memory().ok_or(ENODEV)?;
         let huge = compound && piece.is_pmd();
         // Coherent folios stay small: the core never collects huge ones on the way back.
@@ -86,7 +93,12 @@ impl<F: Format> Work<F> {
         };
         let (mut isolated, piece) = match isolated {
             System::Isolated(isolated, part) => (isolated, part),
-            System::Merged(part) => return Ok((part.end(), Attempt::Merged)),
+            System::Stay(part) => {
+                for page in pages.iter_mut().take(part.pages()) {
+                    *page = PageOutcome::Skipped;
+                }
+                return Ok((part.end(), Attempt::Stay));
+            }
             System::Busy(part) => {
                 for page in pages.iter_mut().take(part.pages()) {
                     *page = PageOutcome::Skipped;

@@ -32,6 +32,8 @@ pub(super) struct Known {
     pub(super) constant: bool,
     /// Whether all of `limits` moves at once.
     pub(super) whole: bool,
+    /// Whether pages of the mapping can move at all.
+    pub(super) movable: bool,
 }
 
 impl<D: Device> Inner<D> {
@@ -105,6 +107,7 @@ impl<D: Device> Mirror<D> {
         let writable = vma.flags() & flags::WRITE != 0;
         let _charge = space.charge();
         self.inner().attributes.change(part, home, change)?;
+        self.notifier.lock().immovable.forget(part);
         Ok((
             part.end(),
             vma.is_anonymous() && writable && vma.anon() == 0,
@@ -164,6 +167,7 @@ impl<D: Device> Mirror<D> {
             attributes: managed.map_or(attributes, Flags::attributes),
             limits,
             constant: vma.is_constant(),
+            movable: vma.may_migrate(),
             whole: managed.is_some_and(|flags| flags.populate && !flags.host_shared),
         })
     }

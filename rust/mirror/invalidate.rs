@@ -15,6 +15,7 @@ use crate::{
         trace::Who,
     },
     pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Table},
+    policy::Immovable,
     stats::{Counter, Stats},
     within::Within,
 };
@@ -40,6 +41,8 @@ pub(crate) struct State<F: Format> {
     /// Where entries went of memory that the device is to have mapped always, see
     /// [`Attributes::accessed_by`](crate::attributes::Attributes::accessed_by).
     pub(crate) lost: Option<PageRange>,
+    /// Where faults need not look for pages that could move.
+    pub(crate) immovable: Immovable,
 }
 
 /// What the notifier calls.
@@ -221,8 +224,12 @@ impl<D: Device> Subscriber for Inner<D> {
             table,
             transactions,
             lost,
+            immovable,
         } = state;
         let own = transactions.note(event);
+        if own.is_none() {
+            immovable.forget(event.range);
+        }
         if event.reason == Reason::Unmap {
             self.attributes.lose(event.range);
         }

@@ -345,7 +345,7 @@ impl<D: Device> Mirror<D> {
             } = &mut *work;
             let (mut isolated, pages) = match Isolated::of_system(vma, pages, false, name, batch)? {
                 System::Isolated(isolated, part) => (isolated, part),
-                System::Merged(part) | System::Busy(part) => {
+                System::Stay(part) | System::Busy(part) => {
                     next = run.start + part.pages();
                     continue;
                 }

@@ -135,14 +135,17 @@ impl<D: Device> Mirror<D> {
         };
         let around = match plan {
             Ok(Plan::Place(Placement::Move { range: all, evict })) => {
-                served.moved = self.attract(all, evict)?.moved;
+                let outcome = self.attract(all, evict)?;
+                served.moved = outcome.moved;
                 if served.moved != 0 {
                     policy.moved(all, self.now());
                 }
+                self.remember(all, &outcome);
                 None
             }
             Ok(Plan::Bring(all)) => {
                 let outcome = self.attract(all, true)?;
+                self.remember(all, &outcome);
                 served.moved = outcome.moved;
                 if outcome.no_memory + outcome.copy_failed == 0 {
                     again = Some(all);
@@ -209,6 +212,14 @@ impl<D: Device> Mirror<D> {
         }
     }
 
+    /// Remembers that no page of `range` can move, if that is so, until something changes there or a while has passed.
+    fn remember(&self, range: PageRange, outcome: &Outcome) {
+        if outcome.immovable == range.pages() {
+            let now = self.now();
+            self.notifier.lock().immovable.add(range, now);
+        }
+    }
+
     /// Whether the page at `addr` is in the device's memory.
     fn is_here(&self, addr: usize) -> bool {
         self.notifier.lock().table.get(addr).is_device()
@@ -232,14 +243,20 @@ impl<D: Device> Mirror<D> {
             limits,
             constant,
             whole,
+            movable,
         } = self.attributes_at(space, range.start())?;
         let write = access == Access::Write;
         let copied = attributes.read_mostly() && !write && constant && !attributes.never_migrate();
-        if !copied && stays(attributes, write) {
+        if !copied && (!movable || stays(attributes, write)) {
             let around = block(range.start()).and_then(|block| block.intersect(&limits));
             return Ok(Plan::Place(Placement::InPlace(
                 around.map_or(range, |all| all.hull(&range)),
             )));
+        }
+        let known = self.notifier.lock().immovable.around(range, self.now());
+        if let Some(around) = known.filter(|_| !copied) {
+            let around = around.intersect(&limits).unwrap_or(range);
+            return Ok(Plan::Place(Placement::InPlace(around.hull(&range))));
         }
         if whole {
             return Ok(Plan::Bring(limits.hull(&range)));

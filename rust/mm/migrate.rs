@@ -32,6 +32,7 @@ mod whole;
 pub use batch::Batch;
 use batch::Inner;
 pub use replica::{Constant, Replica};
+pub(crate) use system::Pages;
 pub use system::System;
 use whole::{Found, Whole};
 

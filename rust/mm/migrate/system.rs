@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Isolating pages of system memory, but for those that the kernel's page merging (KSM) has, or may get.
+//! What pages are to a migration, and isolating those of system memory.
 //!
-//! The core isolates what it finds in a page table, and restores what the reverse mapping leads to. For a merged page
-//! these are not the same: it has the reverse mapping of who had it merged, and only as long as that one wants it. Where
-//! the way back is not found, the entry stays one of a migration for ever, of a page that is free.
+//! A migration isolates only what it can move: [`Vma::alike`] reports the rest before anything is unmapped. Pages that
+//! the kernel's page merging (KSM) has, or may get, must not be isolated at all: the core isolates what it finds in a
+//! page table, and restores what the reverse mapping leads to. A merged page has the reverse mapping of the mapping that
+//! had it merged, and only as long as that one wants it. Where the way back is not found, the entry stays one of a
+//! migration for ever, of a page that is free.
 
 use super::{Batch, Isolated};
 use crate::{
@@ -13,14 +15,81 @@ use crate::{
 };
 use kernel::prelude::*;
 
+/// What pages are to a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// Anonymous system memory, or holes of an anonymous mapping: they can move to a device.
+    System,
+    /// Pages in device memory of the owner asked for.
+    Device,
+    /// Pages that another task migrates.
+    Busy,
+    /// Pages to which somebody has a reference, for a moment or for long.
+    Held,
+    /// Pages that cannot move: of a file, shared memory, pinned, merged or about to be, swapped out, of another owner.
+    Stay,
+}
+
 /// The first pages of a range, as far as they are alike.
 pub enum System<'a> {
     /// They are isolated, as far as they can be.
     Isolated(Isolated<'a>, PageRange),
-    /// They are merged, or swapped out while they may have been, or somebody lets them be merged. They stay.
-    Merged(PageRange),
-    /// Others migrate them. They stay, for now.
+    /// They cannot move to a device. They stay.
+    Stay(PageRange),
+    /// Others migrate them, or have references to them. They stay, for now.
     Busy(PageRange),
+}
+
+impl Vma<'_> {
+    /// Whether pages of the mapping can migrate: some are anonymous, or may become so. Without it nothing of the
+    /// mapping can move, whatever is in its page table.
+    pub(crate) fn may_migrate(&self) -> bool {
+        // SAFETY: The mapping is valid.
+        unsafe { bindings::rust_hmm_vma_may_migrate(self.as_ptr()) }
+    }
+
+    /// What the first pages of `range` are, and how many are alike. They may change at any time.
+    ///
+    /// `range` must lie in the mapping and within 2 MiB. `owner` is that of the device memory. `system`: the migration
+    /// takes system memory, so that what may be merged stays.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not so, or the mapping is special or hugetlb. Context: may sleep.
+    pub(crate) fn alike(
+        &self,
+        range: PageRange,
+        owner: Cookie,
+        system: bool,
+    ) -> Result<(Pages, PageRange)> {
+        if range.pmd_pieces().nth(1).is_some()
+            || range.start() < self.start()
+            || range.end() > self.end()
+        {
+            return Err(EINVAL);
+        }
+        let mut kind = 0;
+        // SAFETY: The mapping is valid and has the range, which is in one table; the mmap lock is held.
+        let pages = unsafe {
+            bindings::rust_hmm_vma_alike(
+                self.as_ptr(),
+                range.start(),
+                range.end(),
+                owner.as_ptr(),
+                system,
+                &mut kind,
+            )
+        };
+        let kind = match kind {
+            bindings::rust_hmm_pages_RUST_HMM_PAGES_SYSTEM => Pages::System,
+            bindings::rust_hmm_pages_RUST_HMM_PAGES_DEVICE => Pages::Device,
+            bindings::rust_hmm_pages_RUST_HMM_PAGES_BUSY => Pages::Busy,
+            bindings::rust_hmm_pages_RUST_HMM_PAGES_HELD => Pages::Held,
+            bindings::rust_hmm_pages_RUST_HMM_PAGES_STAY => Pages::Stay,
+            _ => return Err(EINVAL),
+        };
+        Ok((kind, PageRange::from_pages(range.start(), pages)?))
+    }
 }
 
 impl<'a> Isolated<'a> {
@@ -41,14 +110,10 @@ impl<'a> Isolated<'a> {
         batch: &'a mut Batch,
     ) -> Result<System<'a>> {
         Self::check(vma, range)?;
-        let mut kind = 0;
-        // SAFETY: The mapping is valid and has the range, which is in one table; the mmap lock is held.
-        let pages = unsafe {
-            bindings::rust_hmm_vma_alike(vma.as_ptr(), range.start(), range.end(), &mut kind)
-        };
-        let part = PageRange::from_pages(range.start(), pages)?;
+        // Device memory of any owner stays.
+        let (kind, part) = vma.alike(range, Cookie::NONE, true)?;
         Ok(match kind {
-            bindings::rust_hmm_pages_RUST_HMM_PAGES_OWN => {
+            Pages::System => {
                 let select = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM;
                 let in_one = match compound {
                     true => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND,
@@ -58,8 +123,8 @@ impl<'a> Isolated<'a> {
                 let isolated = Self::set_up(vma, part, flags, cookie, None, None, batch)?;
                 System::Isolated(isolated, part)
             }
-            bindings::rust_hmm_pages_RUST_HMM_PAGES_BUSY => System::Busy(part),
-            _ => System::Merged(part),
+            Pages::Busy | Pages::Held => System::Busy(part),
+            Pages::Device | Pages::Stay => System::Stay(part),
         })
     }
 }

@@ -35,6 +35,7 @@ mod reload;
 mod replica;
 mod room;
 mod sharing;
+mod stay;
 mod thp;
 mod trace;
 mod writeback;
@@ -49,6 +50,7 @@ pub fn all() -> Vec<Test> {
         writeback::TESTS,
         sharing::TESTS,
         migrate::TESTS,
+        stay::TESTS,
         thp::TESTS,
         layout::TESTS,
         life::TESTS,
@@ -76,6 +78,7 @@ pub fn all() -> Vec<Test> {
         memory::TESTS,
         evict::TESTS,
         room::TESTS,
+        stay::WITH_LITTLE_MEMORY,
         bounce::TESTS,
         events::WITH_PARAMETERS,
         hmmctl::WITHOUT_MODULES,

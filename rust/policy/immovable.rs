@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory that was found not to move, so that faults on it need not look for themselves.
+
+use super::block_start;
+use crate::mm::addr::{PageRange, PMD_SIZE};
+use kernel::prelude::*;
+
+/// Blocks of 2 MiB that are remembered at once. Those that share a place forget each other.
+const PLACES: usize = 64;
+
+/// Parts of a block that are told apart, of 64 KiB: what a fault moves at least by the default policy.
+const PARTS: usize = 32;
+
+const PART_SIZE: usize = PMD_SIZE / PARTS;
+
+/// Time in ms after which it is looked at again. The release of a pin, say, is no event.
+const LAPSE: u64 = 500;
+
+#[derive(Clone, Copy)]
+struct Place {
+    block: usize,
+    /// A set bit is a part of which no page can move.
+    parts: u32,
+    until: u64,
+}
+
+impl Place {
+    const EMPTY: Self = Self {
+        block: 0,
+        parts: 0,
+        until: 0,
+    };
+}
+
+/// Parts of the address space of which no page can move to the device, for a while and as long as nothing changes there.
+/// Bounded: [`PLACES`] blocks.
+pub(crate) struct Immovable {
+    places: KVec<Place>,
+    /// Whether anything was added since all was forgotten.
+    any: bool,
+}
+
+/// A set of the parts from `first` to before `end`.
+fn parts(first: usize, end: usize) -> u32 {
+    // CAST: Parts are below 33.
+    let count = end.saturating_sub(first) as u32;
+    let bits = u32::MAX.checked_shr(u32::BITS - count.min(u32::BITS));
+    // CAST: As above.
+    bits.unwrap_or(0).checked_shl(first as u32).unwrap_or(0)
+}
+
+impl Immovable {
+    /// Nothing. Context: may sleep. `ENOMEM`.
+    pub(crate) fn new() -> Result<Self> {
+        let mut places = KVec::with_capacity(PLACES, GFP_KERNEL)?;
+        places.resize(PLACES, Place::EMPTY, GFP_KERNEL)?;
+        Ok(Self { places, any: false })
+    }
+
+    fn place(&mut self, block: usize) -> Option<&mut Place> {
+        self.places.get_mut(block / PMD_SIZE % PLACES)
+    }
+
+    /// Remembers at time `now` that no page of `range` can move. A part of which it has only some pages is left out.
+    pub(crate) fn add(&mut self, range: PageRange, now: u64) {
+        for piece in range.pmd_pieces() {
+            let block = block_start(piece.start());
+            let first = (piece.start() - block).div_ceil(PART_SIZE);
+            let parts = parts(first, (piece.end() - block) / PART_SIZE);
+            let Some(place) = self.place(block).filter(|_| parts != 0) else {
+                continue;
+            };
+            if place.block != block || place.until <= now {
+                *place = Place {
+                    block,
+                    ..Place::EMPTY
+                };
+            }
+            place.parts |= parts;
+            place.until = now.saturating_add(LAPSE);
+            self.any = true;
+        }
+    }
+
+    /// The known parts around `range`, which lies within a block, without a gap, if no page of `range` can move as far as
+    /// is known at time `now`.
+    pub(crate) fn around(&mut self, range: PageRange, now: u64) -> Option<PageRange> {
+        if !self.any {
+            return None;
+        }
+        let block = block_start(range.start());
+        let place = self.place(block)?;
+        let known = |part: usize| place.parts & parts(part, part + 1) != 0;
+        let mut first = (range.start() - block) / PART_SIZE;
+        let mut end = (range.end() - block).div_ceil(PART_SIZE).min(PARTS);
+        if place.block != block || place.until <= now || !(first..end).all(known) {
+            return None;
+        }
+        while first != 0 && known(first - 1) {
+            first -= 1;
+        }
+        while end != PARTS && known(end) {
+            end += 1;
+        }
+        PageRange::new(block + first * PART_SIZE, block + end * PART_SIZE).ok()
+    }
+
+    /// Something has changed in `range`: its blocks are looked at again.
+    pub(crate) fn forget(&mut self, range: PageRange) {
+        if !self.any {
+            return;
+        }
+        self.any = false;
+        for place in self.places.iter_mut().filter(|place| place.parts != 0) {
+            // OVERFLOW: The block is one of user space.
+            if place.block < range.end()
+                && range.start() - place.block.min(range.start()) < PMD_SIZE
+            {
+                *place = Place::EMPTY;
+            } else {
+                self.any = true;
+            }
+        }
+    }
+}
+
+#[kunit_tests(rust_hmm_immovable)]
+mod tests {
+    use super::*;
+
+    fn pages(first: usize, count: usize) -> Result<PageRange> {
+        PageRange::from_pages(0x4000_0000 + first * 4096, count)
+    }
+
+    impl Immovable {
+        fn has(&mut self, range: PageRange, now: u64) -> bool {
+            self.around(range, now).is_some()
+        }
+    }
+
+    #[test]
+    fn whole_parts_are_remembered_for_a_while() -> Result {
+        let mut known = Immovable::new()?;
+        assert!(!known.has(pages(0, 1)?, 0));
+        // Half a part, a whole one, half of another.
+        known.add(pages(8, 32)?, 100);
+        assert!(known.has(pages(16, 16)?, 100) && known.has(pages(31, 1)?, 599));
+        assert!(!known.has(pages(15, 1)?, 100) && !known.has(pages(32, 1)?, 100));
+        assert!(!known.has(pages(31, 2)?, 100));
+        assert_eq!(known.around(pages(20, 1)?, 100), Some(pages(16, 16)?));
+        assert!(!known.has(pages(16, 1)?, 600));
+        // What was known before is out of date, too.
+        known.add(pages(64, 16)?, 600);
+        assert!(known.has(pages(64, 1)?, 700) && !known.has(pages(16, 1)?, 700));
+        // All of some blocks.
+        known.add(pages(0, 1024)?, 700);
+        assert!(known.has(pages(0, 512)?, 700) && known.has(pages(512, 512)?, 700));
+        assert!(!known.has(pages(1024, 1)?, 700));
+        assert_eq!(known.around(pages(511, 1)?, 700), Some(pages(0, 512)?));
+        Ok(())
+    }
+
+    #[test]
+    fn changes_are_forgotten() -> Result {
+        let mut known = Immovable::new()?;
+        known.add(pages(0, 2048)?, 0);
+        known.forget(pages(512 + 511, 2)?);
+        assert!(known.has(pages(0, 1)?, 0) && known.has(pages(3 * 512, 1)?, 0));
+        assert!(!known.has(pages(512, 1)?, 0) && !known.has(pages(1024, 1)?, 0));
+        known.forget(PageRange::new(0, usize::MAX & !0xfff)?);
+        assert!(!known.has(pages(0, 1)?, 0) && !known.any);
+        Ok(())
+    }
+
+    #[test]
+    fn blocks_that_share_a_place_replace_each_other() -> Result {
+        let mut known = Immovable::new()?;
+        known.add(pages(0, 512)?, 0);
+        known.add(pages(PLACES * 512, 16)?, 0);
+        assert!(!known.has(pages(0, 1)?, 0) && known.has(pages(PLACES * 512, 1)?, 0));
+        assert!(!known.has(pages(PLACES * 512 + 16, 1)?, 0));
+        Ok(())
+    }
+}

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Memory that cannot move, and memory that need not: nothing is unmapped, copied or evicted for it.
+
+use super::memory::{block, engine_reads, to_device, with};
+use super::reload::unload;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::placement::{Placement, Policy};
+use hmm::{
+    files, Command, Counters, Device, EngineOp, Mapping, PageOutcome, Setting, Settings, HUGE_PAGES,
+    PAGE_SIZE,
+};
+use std::time::{Duration, Instant};
+
+const OURS: &str = "needs counters, engines and outcomes";
+
+pub const TESTS: &[Test] = &[
+    Test::new("migrate", "one_page_of_a_block_cannot_move", one_page_of_a_block).only_rust(OURS),
+    Test::new("migrate", "resident_memory_is_left_alone", resident_memory).only_rust(OURS),
+    Test::new("migrate", "resident_memory_that_is_written", resident_and_written).only_rust(OURS),
+    Test::new("migrate", "half_of_a_block_is_resident", half_resident).only_rust(OURS).private(),
+];
+
+/// In the group that unloads modules.
+pub const WITH_LITTLE_MEMORY: &[Test] = &[
+    Test::new("memory", "what_cannot_move_costs_nothing", what_cannot_move)
+        .only_rust(OURS)
+        .seconds(180),
+    Test::new("memory", "private_copies_among_a_files_pages", private_copies).only_rust(OURS),
+];
+
+/// 2 MiB blocks of each kind of memory that cannot move.
+const BLOCKS: usize = 2;
+
+const PAGES: usize = BLOCKS * HUGE_PAGES;
+
+/// Counters of a file, its device and its policy.
+fn all(device: &Device) -> Result<(Counters, Placement), Stop> {
+    Ok((device.counters().what("counters")?, device.placement().what("placement")?))
+}
+
+/// There were fewer events than a try for each request, or each fault, would have caused. The test's own allocator may
+/// unmap something, which is one, too.
+fn few_events(before: &Counters, after: &Counters, when: &str) -> Outcome {
+    let events = after.invalidations - before.invalidations;
+    check!(events < 5, "{events} invalidations {when}");
+    Ok(())
+}
+
+/// An engine reads `map` once, with the default policy: nothing is moved, copied, unmapped or evicted for it.
+fn costs_nothing(device: &Device, map: &Mapping, seed: u64, what: &str) -> Outcome {
+    device.set_policy(Policy::None)?;
+    let (before, _) = all(device)?;
+    engine_reads(device, map, seed)?;
+    let (after, _) = all(device)?;
+    let faults = after.engine_faults_read - before.engine_faults_read;
+    device.discard(map.addr(), map.pages()).what("discard")?;
+    for policy in [Policy::Default, Policy::OnePage] {
+        device.set_policy(policy)?;
+        for round in 0..2 {
+            let (before, placed) = all(device)?;
+            engine_reads(device, map, seed)?;
+            let (after, now) = all(device)?;
+            let what = format!("of {what}, {policy:?}, round {round}");
+            check_eq!(now.moved, placed.moved, "pages moved {what}");
+            check_eq!(after.bytes_copied, before.bytes_copied, "bytes copied {what}");
+            check_eq!(after.evicted_pages, before.evicted_pages, "pages evicted {what}");
+            few_events(&before, &after, &what)?;
+            check_eq!(after.device_pages_used, before.device_pages_used, "pages in use {what}");
+            let rounds = after.engine_faults_read - before.engine_faults_read;
+            check!(rounds <= faults, "faults {what}: {rounds}, without a policy {faults}");
+            device.discard(map.addr(), map.pages()).what("discard")?;
+        }
+    }
+    Ok(())
+}
+
+fn what_cannot_move(ctx: &Ctx) -> Outcome {
+    let mut settings = Settings::new();
+    let hugetlb = settings.set("/proc/sys/vm/nr_hugepages", "8")?;
+    let _restore = with(ctx, "vram_mib=8")?;
+    let device = ctx.open()?;
+    // The memory of the device is full, of what could be evicted.
+    let full = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
+    for map in &full {
+        check_eq!(to_device(&device, map)?.moved, 512, "pages that moved");
+    }
+
+    let map = Mapping::shared(PAGES)?;
+    map.fill(1);
+    costs_nothing(&device, &map, 1, "shared anonymous memory")?;
+    let memfd = files::memfd(2, PAGES)?;
+    costs_nothing(&device, &Mapping::file_shared(&memfd, PAGES)?, 2, "a shared memfd")?;
+    costs_nothing(&device, &Mapping::file_private(&memfd, PAGES)?, 2, "a private memfd")?;
+    let file = files::temp_file("/tmp", 3, PAGES)?;
+    costs_nothing(&device, &Mapping::file_shared(&file, PAGES)?, 3, "a shared file")?;
+    let private = Mapping::file_private(&file, PAGES + 1);
+    costs_nothing(&device, &Mapping::file_private(&file, PAGES)?, 3, "a private file")?;
+    drop(private);
+    if hugetlb {
+        let map = Mapping::hugetlb(BLOCKS).what("map hugetlb pages")?;
+        map.fill(4);
+        costs_nothing(&device, &map, 4, "hugetlb pages")?;
+    }
+    let owner = ctx.open()?;
+    {
+        let map = owner.map_file(16).what("map the device file")?;
+        let mut zeros = vec![0xaa; 16 * PAGE_SIZE];
+        device.set_policy(Policy::Default)?;
+        let (before, _) = all(&device)?;
+        device.read(map.addr(), &mut zeros).what("read of the device file")?;
+        check_eq!(all(&device)?.0.bytes_copied, before.bytes_copied, "bytes copied of its pages");
+    }
+
+    // Anonymous, but pinned for a device.
+    let map = block(5)?;
+    let locked = owner.lock(map.addr(), map.len(), 1, false).what("lock")?;
+    costs_nothing(&device, &map, 5, "pinned memory")?;
+    owner.unlock(locked.device_addr).what("unlock")?;
+    // Anonymous, but of a pipe, too.
+    let map = Mapping::anon(128)?;
+    map.fill(6);
+    let _pins = (0..map.pages())
+        .map(|page| files::Pin::of(map.page_addr(page)))
+        .collect::<Result<Vec<_>, _>>()
+        .what("give pages to pipes")?;
+    settle()?;
+    costs_nothing(&device, &map, 6, "memory of pipes")?;
+    // Allowed to be merged.
+    let map = block(7)?;
+    if map.advise(hmm::mapping::MADV_MERGEABLE).is_ok() {
+        costs_nothing(&device, &map, 7, "memory that may be merged")?;
+    }
+
+    check_eq!(device.counters()?.device_pages_used, 4 * 512, "pages on the device");
+    for (seed, map) in full.iter().enumerate() {
+        cpu_sees(map, seed as u64, "after all")?;
+    }
+    device.close().what("close")?;
+    owner.close().what("close")?;
+    unload(ctx)
+}
+
+/// Has the kernel put fresh pages into its lists, as time does: until then they have one more user.
+fn settle() -> Outcome {
+    std::fs::write("/proc/sys/vm/drop_caches", "1").what("drop caches")
+}
+
+/// A private mapping of a file has both kinds of pages, by turns of 64 KiB and page by page.
+fn private_copies(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=8")?;
+    let device = ctx.open()?;
+    device.set_policy(Policy::Default)?;
+    let file = files::temp_file("/tmp", 1, PAGES)?;
+    let map = Mapping::file_private(&file, PAGES)?;
+    let mut copies = 0;
+    for part in 0..PAGES / 32 {
+        map.fill_pages(1, part * 32, 16);
+        copies += 16;
+    }
+    for page in (17..32).step_by(2) {
+        map.fill_pages(1, page, 1);
+        copies += 1;
+    }
+    for round in 0..3 {
+        let (before, _) = all(&device)?;
+        engine_reads(&device, &map, 1)?;
+        let (after, _) = all(&device)?;
+        let bytes = after.bytes_copied - before.bytes_copied;
+        let expected = if round == 0 { copies * PAGE_SIZE as u64 } else { 0 };
+        check_eq!(bytes, expected, "bytes copied in round {round}");
+        check_eq!(resident(&device, &map, 0, PAGES)? as u64, copies, "pages on the device");
+    }
+    cpu_sees(&map, 1, "after all")?;
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
+    const PAGE: usize = 77;
+    let owner = ctx.open()?;
+    for pinned in [true, false] {
+        let device = ctx.open()?;
+        let map = block(1)?;
+        let locked = match pinned {
+            true => Some(owner.lock(map.page_addr(PAGE), PAGE_SIZE, 1, false).what("lock")?),
+            false => None,
+        };
+        let _pipe = files::Pin::of(map.page_addr(PAGE)).what("give the page to a pipe")?;
+        let before = device.counters()?;
+        let (done, outcomes) =
+            device.migrate_pages(map.addr(), 512, Way::ToDevice).what("migrate")?;
+        check_eq!((done.moved, done.skipped), (511, 1), "moved and skipped (pinned: {pinned})");
+        check_eq!(outcomes[PAGE], PageOutcome::Skipped, "outcome of the page");
+        let first = device.counters()?;
+        let copied = first.bytes_copied - before.bytes_copied;
+        check_eq!(copied, 511 * PAGE_SIZE as u64, "bytes copied (pinned: {pinned})");
+        // From now on there is nothing to do.
+        for _ in 0..10 {
+            let done = device.migrate(map.addr(), 512, Way::ToDevice).what("migrate again")?;
+            check_eq!((done.moved, done.skipped), (0, 1), "moved and skipped again");
+        }
+        device.set_policy(Policy::Default)?;
+        engine_reads(&device, &map, 1)?;
+        let last = device.counters()?;
+        check_eq!(last.bytes_copied, first.bytes_copied, "bytes copied again");
+        few_events(&first, &last, "of tries for one page")?;
+        check_eq!(resident(&device, &map, 0, 512)?, 511, "pages on the device");
+        if let Some(locked) = locked {
+            owner.unlock(locked.device_addr).what("unlock")?;
+        }
+        drop(_pipe);
+        check_eq!(to_device(&device, &map)?.moved, 1, "pages that moved when it was let go");
+        cpu_sees(&map, 1, "after all")?;
+    }
+    Ok(())
+}
+
+/// To ask for what is there already is nothing, also for other mirrors of the process.
+fn resident_memory(ctx: &Ctx) -> Outcome {
+    let (device, other) = (ctx.open()?, ctx.open()?);
+    for map in [block(1)?, huge(1, 1)?] {
+        to_device(&device, &map)?;
+        check_eq!(resident(&device, &map, 0, 512)?, 512, "pages on the device");
+        device_fills(&device, &map, 2, "of device memory")?;
+        device_sees(&other, &map, 2, "of the same memory")?;
+        let (before, theirs) = (device.counters()?, other.counters()?);
+        for _ in 0..20 {
+            let done = to_device(&device, &map)?;
+            check_eq!((done.moved, done.skipped), (0, 0), "pages moved, and skipped");
+        }
+        let after = device.counters()?;
+        few_events(&before, &after, "of requests for resident memory")?;
+        check_eq!(after.invalidated_pages, before.invalidated_pages, "entries lost");
+        few_events(&theirs, &other.counters()?, "of the other mirror")?;
+        let lost = other.counters()?.invalidated_pages - theirs.invalidated_pages;
+        check_eq!(lost, 0, "entries that the other mirror lost");
+        check_eq!(after.bytes_copied, before.bytes_copied, "bytes copied");
+        // Nor does a request for the way back touch what is in system memory.
+        cpu_sees(&map, 2, "on its way back")?;
+        device.migrate(map.addr(), 512, Way::ToSystem).what("migrate back")?;
+        device_fills(&device, &map, 3, "of system memory")?;
+        let before = device.counters()?;
+        for _ in 0..20 {
+            let done = device.migrate(map.addr(), 512, Way::ToSystem).what("migrate back")?;
+            check_eq!((done.moved, done.skipped), (0, 0), "pages moved back, and skipped");
+        }
+        let after = device.counters()?;
+        few_events(&before, &after, "of requests for the way back")?;
+        check_eq!(after.invalidated_pages, before.invalidated_pages, "entries lost by it");
+    }
+    Ok(())
+}
+
+/// An engine writes device memory while the process asks for it again and again, as programs do before each launch.
+fn resident_and_written(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon_aligned(2)?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.fill(1);
+    to_device(&device, &map)?;
+    let fill = Command::new(EngineOp::Fill, map.addr(), map.len()).rounds(1);
+    check_eq!(device.run(fill).what("fill")?.error, None, "end of the first round");
+    let job = device.submit(fill.rounds(0)).what("submit")?;
+    let before = device.counters()?;
+    for _ in 0..200 {
+        let done = to_device(&device, &map)?;
+        check_eq!(done.moved, 0, "pages moved");
+    }
+    let after = device.counters()?;
+    job.stop().what("stop")?;
+    check_eq!(job.wait().what("wait")?.error, None, "end of the engine");
+    let faults = after.engine_faults_write - before.engine_faults_write;
+    check_eq!(faults, 0, "write faults in 200 requests for resident memory");
+    check_eq!(after.invalidated_pages, before.invalidated_pages, "entries that lost a right");
+    Ok(())
+}
+
+/// While one half of a block moves to the device, the other, which is there, is written and read by engines, and a CPU
+/// takes some of it back.
+fn half_resident(ctx: &Ctx) -> Outcome {
+    const COPY: u64 = 2_000_000;
+    let device = ctx.open()?;
+    let map = block(1)?;
+    let half = HUGE_PAGES / 2;
+    let moved = device.migrate(map.addr(), half, Way::ToDevice).what("migrate")?.moved;
+    check_eq!(moved, half as u64, "pages that moved");
+    device_fills_pages(&device, &map, 1, 0, half, "of the first half")?;
+    device_sees_pages(&device, &map, 1, half, half, "of the second half")?;
+    let bytes = half / 2 * PAGE_SIZE;
+    let write = Command::new(EngineOp::Fill, map.addr(), bytes).engine(0).rounds(0);
+    let read = Command::new(EngineOp::Read, map.page_addr(half / 2), bytes).engine(1).rounds(0);
+    let (writer, reader) = (device.submit(write)?, device.submit(read)?);
+    std::thread::sleep(Duration::from_millis(50));
+    device.set(Setting::CopyDelay, COPY).what("slow copies")?;
+    let before = device.counters()?;
+    let result = std::thread::scope(|scope| {
+        let mover = scope.spawn(|| device.migrate(map.addr(), HUGE_PAGES, Way::ToDevice));
+        // Until copies are under way.
+        let start = Instant::now();
+        while device.counters()?.bytes_copied == before.bytes_copied {
+            check!(start.elapsed() < Duration::from_secs(20), "no copy begins");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        check!(!mover.is_finished(), "the half has moved before the CPU touched the other");
+        let touched = map.get(half - 40, 0);
+        check_eq!(touched, hmm::pattern::word(1, half - 40, 0), "what the CPU reads meanwhile");
+        let during = device.counters()?;
+        let done = mover.join().map_err(|_| Stop::Fail("a thread panicked".into()))?;
+        Ok((during, done.what("migrate")?))
+    });
+    device.set(Setting::CopyDelay, 0).what("fast copies")?;
+    let after = device.counters()?;
+    for job in [&writer, &reader] {
+        job.stop().what("stop")?;
+        check_eq!(job.wait().what("wait")?.error, None, "end of an engine");
+    }
+    let (during, done) = result?;
+    check!(during.cpu_faults > before.cpu_faults, "the CPU did not fault");
+    check_eq!(done.moved, half as u64, "pages of the other half that moved");
+    check_eq!(done.switched, half as u64, "pages of the other half that were switched");
+    let writes = after.engine_faults_write - before.engine_faults_write;
+    check_eq!(writes, 0, "write faults of memory that was there");
+    let reads = after.engine_faults_read - before.engine_faults_read;
+    check_eq!(reads, 0, "read faults of memory that a CPU took back meanwhile");
+    Ok(())
+}

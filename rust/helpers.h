@@ -87,6 +87,8 @@ unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 				 const void *owner, bool system,
 				 enum rust_hmm_pages *kind);
 bool rust_hmm_vma_may_migrate(struct vm_area_struct *vma);
+bool rust_hmm_vma_make_writable(struct vm_area_struct *vma, unsigned long addr,
+				unsigned long end);
 bool rust_hmm_vma_share(struct vm_area_struct *vma, unsigned long addr);
 bool rust_hmm_vma_is_constant(struct vm_area_struct *vma);
 bool rust_hmm_pfn_is_exclusive(unsigned long pfn);

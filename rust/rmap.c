@@ -15,7 +15,9 @@
 #include <linux/rmap.h>
 #include <linux/sched/mm.h>
 #include <linux/swap.h>
+#include <linux/swapops.h>
 #include <linux/leafops.h>
+#include <linux/userfaultfd_k.h>
 #include <linux/xarray.h>
 
 #include "helpers.h"
@@ -493,6 +495,74 @@ unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 	return count;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vma_alike);
+
+/*
+ * Whether device memory that @entry names, without write access, may be written
+ * by its only user: with PageAnonExclusive a write needs no copy.
+ */
+static bool may_become_writable(softleaf_t entry)
+{
+	return softleaf_is_device_private(entry) &&
+	       !softleaf_is_device_private_write(entry) &&
+	       PageAnonExclusive(pfn_to_page(softleaf_to_pfn(entry)));
+}
+
+/*
+ * Gives write access back to pages of private device memory from @addr to @end,
+ * in one table, which lost it to a change of protection that is over, or that
+ * NUMA balancing makes of all memory. A write fault of the CPU would bring them
+ * back first. Returns whether the one at @addr is writable now; it is not if the page is shared since a fork, if
+ * the mapping may not be written, or if userfaultfd watches it. The mmap lock is
+ * held. To give access needs no flush: nothing caches an entry that is not
+ * present, and no notifier, as nobody loses anything.
+ */
+bool rust_hmm_vma_make_writable(struct vm_area_struct *vma, unsigned long addr,
+				unsigned long end)
+{
+	pmd_t *pmdp = find_pmd(vma->vm_mm, addr);
+	spinlock_t *above, *lock;
+	unsigned long first = addr;
+	bool done = false;
+	softleaf_t entry;
+	pte_t *ptep, pte;
+	pmd_t pmd;
+
+	if (!pmdp || !(vma->vm_flags & VM_WRITE) || userfaultfd_armed(vma))
+		return false;
+	above = pmd_lock(vma->vm_mm, pmdp);
+	if (pmd_is_device_private_entry(*pmdp)) {
+		entry = softleaf_from_pmd(*pmdp);
+		done = may_become_writable(entry);
+		if (done) {
+			entry = make_writable_device_private_entry(swp_offset(entry));
+			pmd = pmd_swp_mksoft_dirty(swp_entry_to_pmd(entry));
+			set_pmd_at(vma->vm_mm, addr & PMD_MASK, pmdp, pmd);
+		}
+		spin_unlock(above);
+		return done;
+	}
+	spin_unlock(above);
+	ptep = lock_entry(vma->vm_mm, addr, &above, &lock);
+	if (!ptep)
+		return false;
+	for (; addr < end; addr += PAGE_SIZE, ptep++) {
+		pte = ptep_get(ptep);
+		if (pte_none(pte) || pte_present(pte))
+			continue;
+		entry = softleaf_from_pte(pte);
+		if (!may_become_writable(entry))
+			continue;
+		entry = make_writable_device_private_entry(swp_offset(entry));
+		pte = pte_swp_mksoft_dirty(swp_entry_to_pte(entry));
+		set_pte_at(vma->vm_mm, addr, ptep, pte);
+		done |= addr == first;
+	}
+	if (lock != above)
+		spin_unlock(lock);
+	spin_unlock(above);
+	return done;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vma_make_writable);
 
 /* Pages of which there are copies, with their number. Each has a reference. */
 static DEFINE_XARRAY(sources);

@@ -374,7 +374,7 @@ impl<D: Device> Inner<D> {
 
         self.stats.add(Counter::MappedPages, installed);
         if let Some(addr) = read_only {
-            space.fault_in_writable(addr)?;
+            space.make_writable(piece.from_address(addr).unwrap_or(piece))?;
             return Ok(Tried::Again);
         }
         Ok(match held && access != Access::Snapshot {

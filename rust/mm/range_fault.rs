@@ -264,6 +264,29 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
         kernel::error::to_result(unsafe { bindings::hmm_range_fault(raw) })
     }
 
+    /// Makes the first page of `range`, of the device's own memory, writable where it is, if it has no other user; else as
+    /// [`Self::fault_in_writable`]. Other such pages of `range`, which must lie within 2 MiB, become writable with it.
+    ///
+    /// A page that lost write access only by a change of protection, as NUMA balancing makes of all memory, stays on the
+    /// device so.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::fault_in_writable`].
+    pub(crate) fn make_writable(&self, range: PageRange) -> Result {
+        let addr = range.start();
+        let guard = self.mmap_lock()?;
+        let vma = guard.vma_lookup(addr).ok_or(EFAULT)?;
+        let table = (addr | (PMD_SIZE - 1)).saturating_add(1);
+        let end = range.end().min(vma.end()).min(table);
+        // SAFETY: The mapping is valid and has the addresses, which are in one table, and the mmap lock is held.
+        if unsafe { bindings::rust_hmm_vma_make_writable(vma.as_ptr(), addr, end) } {
+            return Ok(());
+        }
+        drop(guard);
+        self.fault_in_writable(addr)
+    }
+
     /// Makes the page at `addr` writable as a CPU write would: brings it back from the device and
     /// breaks copy-on-write.
     ///

@@ -29,6 +29,7 @@ mod memory;
 mod migrate;
 mod mirror;
 mod mirror_only;
+mod numa;
 mod queue;
 mod race;
 mod reload;
@@ -72,6 +73,7 @@ pub fn all() -> Vec<Test> {
         events::TESTS,
         hmmctl::TESTS,
         &faultless,
+        numa::tests(),
         lifecycle::TESTS,
         // Last: these unload the modules, or unplug.
         hw::TESTS,

@@ -9,8 +9,8 @@ use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::placement::{Placement, Policy};
 use hmm::{
-    files, Command, Counters, Device, EngineOp, Mapping, PageOutcome, Setting, Settings, HUGE_PAGES,
-    PAGE_SIZE,
+    files, Child, Command, Counters, Device, EngineOp, Errno, Gate, Mapping, PageOutcome, Prot,
+    Setting, Settings, HUGE_PAGES, PAGE_SIZE,
 };
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,9 @@ pub const TESTS: &[Test] = &[
     Test::new("migrate", "resident_memory_is_left_alone", resident_memory).only_rust(OURS),
     Test::new("migrate", "resident_memory_that_is_written", resident_and_written).only_rust(OURS),
     Test::new("migrate", "half_of_a_block_is_resident", half_resident).only_rust(OURS).private(),
+    Test::new("migrate", "write_access_comes_back_in_place", write_access)
+        .only_rust(OURS)
+        .private(),
 ];
 
 /// In the group that unloads modules.
@@ -325,5 +328,43 @@ fn half_resident(ctx: &Ctx) -> Outcome {
     check_eq!(writes, 0, "write faults of memory that was there");
     let reads = after.engine_faults_read - before.engine_faults_read;
     check_eq!(reads, 0, "read faults of memory that a CPU took back meanwhile");
+    Ok(())
+}
+
+/// What lost write access only by a change of protection, as by NUMA balancing, is written where it is.
+fn write_access(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    for is_huge in [false, true] {
+        // One after the other: what was shared with a child once is not the process's alone.
+        let map = if is_huge { huge(1, 1)? } else { block(1)? };
+        to_device(&device, &map)?;
+        device_fills(&device, &map, 2, "of device memory")?;
+        let before = device.counters()?;
+        for seed in 3..6 {
+            map.protect(Prot::Read)?;
+            map.protect(Prot::ReadWrite)?;
+            device_fills(&device, &map, seed, "after a change of protection")?;
+            let after = device.counters()?;
+            check_eq!(after.cpu_faults, before.cpu_faults, "pages that came back for a write");
+            check_eq!(after.bytes_copied, before.bytes_copied, "bytes copied for a write");
+            check_eq!(resident(&device, &map, 0, 512)?, 512, "pages on the device");
+        }
+        // But not where the process may not write, nor what a child shares.
+        map.protect(Prot::Read)?;
+        let data = vec![0; PAGE_SIZE];
+        fails(device.write(map.addr(), &data), Errno::EPERM, "a write of read-only memory")?;
+        map.protect(Prot::ReadWrite)?;
+        let gate = Gate::new()?;
+        let mut child = Child::spawn(|| {
+            gate.wait()?;
+            cpu_sees(&map, 5, "in a child, after the parent's device has written")
+        })?;
+        device_fills(&device, &map, 7, "of what a child shares")?;
+        gate.open()?;
+        let ended = child.wait_timeout(Duration::from_secs(30));
+        check!(ended.is_some(), "the child does not end");
+        child.outcome().map_err(Stop::Fail)?;
+        cpu_sees(&map, 7, "after all")?;
+    }
     Ok(())
 }

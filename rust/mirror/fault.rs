@@ -7,17 +7,19 @@ use crate::{
     events::{self, Event},
     memory::Memory,
     mm::{
-        addr::{PageRange, PMD_PAGES},
+        addr::{PageRange, PMD_ORDER, PMD_PAGES},
         notifier::Cookie,
-        range_fault::{Access, AddressSpace, PfnBuffer},
+        range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer},
         space::fatal_signal_pending,
     },
-    pgtable::{Entry, Flushing, Spares},
+    pgtable::{Entry, Flushing, Format, Spares},
     phases::{Lap, Phase},
+    policy,
     stats::Counter,
     within,
 };
 use kernel::{
+    page::PAGE_SHIFT,
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
@@ -292,6 +294,25 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
+    /// The block of 2 MiB around `range`, if the CPU maps all of it by one entry, of which `pfn` is the first page of
+    /// `range`. Then the device gets one huge leaf, also where a change of some pages has split it.
+    ///
+    /// Not for DMA addresses: pages of the block that were just removed may still be mapped, and keep a fault waiting that
+    /// has not asked for them.
+    fn whole_block(range: PageRange, pfn: HmmPfn, access: Access) -> Option<PageRange> {
+        let may_access = pfn.is_valid() && (access != Access::Write || pfn.is_writable());
+        if D::Format::DMA
+            || !D::Format::has_leaves(1)
+            || !may_access
+            || pfn.map_order() != PMD_ORDER
+        {
+            return None;
+        }
+        let block = policy::block(range.start()).filter(|block| *block != range)?;
+        // What is huge is aligned alike in both. Hugetlb pages of 1 GiB have another order.
+        (pfn.pfn() % PMD_PAGES == block.index_of(range.start())?).then_some(block)
+    }
+
     fn try_piece(
         &self,
         space: &AddressSpace<'_, Self>,
@@ -314,22 +335,33 @@ impl<D: Device> Inner<D> {
         if memory.is_some_and(Memory::is_gone) {
             return Err(ENODEV);
         }
-        let (state, range, mut pfns) = valid.parts();
+        let (state, range, pfns) = valid.parts();
+        let mut pfns = pfns.peekable();
         let State {
             table,
             transactions,
             ..
         } = state;
+        let copies = self.replicas.any();
+        let whole = pfns
+            .peek()
+            .filter(|_| !copies)
+            .and_then(|pfn| Self::whole_block(range, *pfn, access))
+            .filter(|block| !transactions.overlap(*block));
+        let range = whole.unwrap_or(range);
         let migrating = transactions.overlap(range);
 
         // A page of ours that is read-only, shared after a fork: the range fault does not care.
         let mut read_only = None;
         let mut held = false;
         let mut installed = 0u64;
-        let copies = self.replicas.any();
         let (result, flush) = self.change(table, None, |table, batch| {
             table.install(range, spares, batch, |addr, entry| {
-                let Some(pfn) = pfns.next().filter(|pfn| pfn.is_valid()) else {
+                let pfn = match whole {
+                    Some(_) => pfns.peek().map(|pfn| pfn.of_page(addr >> PAGE_SHIFT)),
+                    None => pfns.next(),
+                };
+                let Some(pfn) = pfn.filter(|pfn| pfn.is_valid()) else {
                     return;
                 };
                 if access == Access::Write && !pfn.is_writable() {

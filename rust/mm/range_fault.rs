@@ -114,6 +114,12 @@ impl HmmPfn {
         self.is_valid() && !unsafe { bindings::rust_hmm_pfn_pgmap(self.pfn()) }.is_null()
     }
 
+    /// The same of page `page` of the virtual pages of the same huge page.
+    #[inline]
+    pub(crate) const fn of_page(self, page: usize) -> Self {
+        self.in_huge_page(self.pfn(), page)
+    }
+
     /// What the kernel would have said so.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) const fn from_raw(raw: usize) -> Self {

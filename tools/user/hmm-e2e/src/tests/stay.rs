@@ -24,6 +24,7 @@ pub const TESTS: &[Test] = &[
     Test::new("migrate", "write_access_comes_back_in_place", write_access)
         .only_rust(OURS)
         .private(),
+    Test::new("thp", "a_leaf_that_was_split_is_huge_again", split_leaf).only_rust(OURS).private(),
 ];
 
 /// In the group that unloads modules.
@@ -365,6 +366,46 @@ fn write_access(ctx: &Ctx) -> Outcome {
         check!(ended.is_some(), "the child does not end");
         child.outcome().map_err(Stop::Fail)?;
         cpu_sees(&map, 7, "after all")?;
+    }
+    Ok(())
+}
+
+/// Huge leaves that this process's devices have of `map`, by the library's own list.
+fn huge_leaves(map: &Mapping) -> Result<usize, Stop> {
+    let all = super::hmmctl::map_file()?;
+    let (pid, start) = (std::process::id().to_string(), format!("{:#x}", map.addr()));
+    let of_map = all.lines().filter(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        words.get(1) == Some(&pid.as_str())
+            && words.get(2) == Some(&start.as_str())
+            && words.last() == Some(&"huge")
+    });
+    Ok(of_map.count())
+}
+
+/// One write to a huge leaf without write access makes all of it writable, if the CPU has it so.
+fn split_leaf(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    for round in 1..4 {
+        // After a CPU fault that has brought it back, the device may only read.
+        to_device(&device, &map)?;
+        engine_reads(&device, &map, round)?;
+        check_eq!(map.get(100, 0), hmm::pattern::word(round, 100, 0), "what the CPU reads");
+        check_eq!(resident(&device, &map, 0, 512)?, 0, "pages on the device");
+        make_huge(&map)?;
+        let before = device.counters()?;
+        let write = Command::new(EngineOp::AtomicAdd, map.page_addr(300), 8).stride(8).value(0);
+        check_eq!(device.run(write).what("write")?.error, None, "end of a write");
+        let first = device.counters()?;
+        let faults = first.engine_faults_write - before.engine_faults_write;
+        check_eq!(faults, 1, "write faults of one page");
+        check_eq!(huge_leaves(&map)?, 1, "huge leaves of the device");
+        let write = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).stride(PAGE_SIZE);
+        check_eq!(device.run(write.value(0)).what("write")?.error, None, "end of writes");
+        let faults = device.counters()?.engine_faults_write - first.engine_faults_write;
+        check_eq!(faults, 0, "write faults of the others");
+        map.fill(round + 1);
     }
     Ok(())
 }

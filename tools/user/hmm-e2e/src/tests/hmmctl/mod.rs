@@ -103,7 +103,7 @@ fn pages_in(object: &Value, map: &Mapping, place: &str) -> (usize, usize) {
 }
 
 /// The text of the kernel's file, as `cat` reads it: in blocks.
-fn map_file() -> Result<String, Stop> {
+pub(super) fn map_file() -> Result<String, Stop> {
     let mut file = std::fs::File::open("/sys/kernel/debug/rust_hmm/map").what("open map")?;
     let mut text = String::new();
     let mut buffer = vec![0; 4096];

@@ -185,6 +185,9 @@ void rust_hmm_memory_usage(struct rust_hmm_memory *memory, struct rust_hmm_usage
  *	touch
  * @error: 0, or a negative error number: then the page stays where it is, with its contents
  *
+ * 0 says that all of the destination was written. The library cannot check that: if it was not, the process reads what
+ * the new page held before, which may be another process's data.
+ *
  * Context: a task; takes no lock but one that is only held for moments.
  *
  * Return: 0; -EINVAL if this very structure was handed over before.

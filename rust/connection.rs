@@ -199,7 +199,8 @@ impl<D: Device> Mirror<D> {
             range: piece,
             faultless: true,
         };
-        let (mmap, piece) = self.begin(space, request)?;
+        let (mmap, announced) = self.begin(space, request)?;
+        let piece = announced.range();
         let mut attempt = Attempt::Done;
         let mut lost = false;
         let result = mmap
@@ -209,11 +210,11 @@ impl<D: Device> Mirror<D> {
             .and_then(|vma| {
                 let huge = compound && piece.is_pmd();
                 let whole = huge && theirs.is_private() && mine.is_private();
-                theirs.keep_reading(vma.space(), piece, || {
-                    let select = theirs.select();
-                    let owner = theirs.owner();
-                    let mut isolated =
-                        Isolated::new(vma, piece, select, whole, owner, None, batch)?;
+                theirs.keep_reading(vma.space(), piece, |readers| {
+                    let (select, owner) = (theirs.select(), theirs.owner());
+                    let mut isolated = Isolated::read_by((announced, readers), || {
+                        Isolated::new(vma, piece, select, whole, owner, None, batch)
+                    })?;
                     let mut no_huge = false;
                     let mut short = 0;
                     let allocator = mine.allocator();
@@ -232,10 +233,7 @@ impl<D: Device> Mirror<D> {
                     drop(allocator);
                     if no_huge {
                         attempt = Attempt::NoHuge;
-                        for index in 0..piece.pages() {
-                            isolated.abandon(index);
-                        }
-                        return Ok(isolated.migrate());
+                        return Ok(());
                     }
                     outcome.no_memory += short;
                     let failed = theirs.copy_to(mine, &mut isolated, copies);
@@ -243,31 +241,34 @@ impl<D: Device> Mirror<D> {
                         outcome.copy_failed += entry.pages;
                     }
                     let migrated = isolated.migrate();
-                    for entry in migrated.moved() {
+                    for entry in migrated.moved().entries() {
                         outcome.moved += entry.pages;
                         outcome.entries += 1;
                     }
                     let writable = vma.flags() & flags::WRITE != 0;
-                    let (_flushed, switched) = self.switch_to_device(
-                        name,
-                        piece,
-                        &migrated,
-                        mine.numbers(),
-                        writable,
-                        spares,
-                        |_, what| match what {
+                    let mut result = Ok(());
+                    migrated.finalize(|(announced, readers), moved| {
+                        let each = |_, what| match what {
                             Switched::Yes { was_valid } => {
                                 outcome.switched += usize::from(was_valid);
                             }
                             Switched::Lost => lost = true,
                             Switched::NoEntry | Switched::Stays { .. } => {}
-                        },
-                    );
-                    // The source's entries are switched next, and then the pages are mapped again.
-                    switched.map(|()| migrated)
+                        };
+                        let here;
+                        (here, result) = announced.switch_to_device(
+                            moved,
+                            mine.numbers(),
+                            writable,
+                            spares,
+                            each,
+                        );
+                        // Whatever became of that: the pages have moved, so the source's entries go.
+                        (here, readers.switch(moved))
+                    });
+                    result
                 })
             });
-        self.end(name);
         drop(mmap);
         if lost {
             // Somebody else's event took the marks: ask what is there now.

@@ -7,7 +7,7 @@ use crate::{
     mm::{
         addr::{PageRange, PMD_PAGES},
         device_pages::{DevicePages, Kind, MAX_PIECES, PIECE_PAGES},
-        migrate::{Constant, Isolated, Migrated, Select},
+        migrate::{Constant, Isolated, Select},
         notifier::Cookie,
         page::LockedFolio,
         trace,
@@ -41,7 +41,7 @@ mod unplug;
 mod watched;
 
 use chores::{Chores, Worker};
-pub(crate) use copy::{Copies, End, Failed, RawJob};
+pub(crate) use copy::{Copies, End, Failed, Filled, RawJob};
 pub use copy::{Copy, CopyJob};
 pub use dma_copy::DmaCopy;
 pub use driver::MemoryOps;
@@ -50,7 +50,7 @@ use lru::Lru;
 pub(crate) use lru::Turn;
 use ops::Ops;
 use peers::Peers;
-pub(crate) use peers::Registration;
+pub(crate) use peers::{Readers, Registration};
 
 /// The memory of one device, shared by all mirrors of it.
 ///
@@ -190,12 +190,12 @@ impl<M: MemoryOps> Memory<M> {
         self.allocator().alloc(order)
     }
 
-    /// Copies each page to its folio, one of ours; the numbers tell them apart, below 512. Says which could not be copied.
+    /// Copies each page to its folio, one of ours; the numbers tell them apart, below 512. Says which were copied.
     pub(crate) fn copy_pages<'c>(
         &self,
         pairs: &[(usize, Constant, LockedFolio)],
         copies: &'c mut Copies,
-    ) -> Failed<'c> {
+    ) -> Filled<'c> {
         let ops = self.pages.data();
         let cancelled = || {
             let _within = Within::enter();
@@ -208,10 +208,7 @@ impl<M: MemoryOps> Memory<M> {
                 let destination = match (self.kind(), self.pages.number_of(folio)) {
                     (Kind::Private, Some(number)) => End::Device(number),
                     (Kind::Coherent { .. }, Some(_)) => End::Cpu(folio.pfn()),
-                    _ => {
-                        batch.fail(*index);
-                        continue;
-                    }
+                    _ => continue,
                 };
                 let source = End::Cpu(source.page().first_pfn());
                 // SAFETY: Source and destination are alive as long as `pairs` is borrowed, which is longer than
@@ -246,33 +243,33 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// See [`Peers::keep_reading`].
-    pub(crate) fn keep_reading<'a, E>(
+    pub(crate) fn keep_reading<T>(
         &self,
         space: Cookie,
         range: PageRange,
-        migrate: impl FnOnce() -> Result<Migrated<'a>, E>,
-    ) -> Result<(), E> {
+        migrate: impl FnOnce(Readers<'_>) -> T,
+    ) -> T {
         let peers = &self.pages.data().peers;
         peers.keep_reading(space, self.owner(), range, migrate)
     }
 
     /// Copies what is isolated of this memory to destinations in `other`.
-    pub(crate) fn copy_to<'c>(
+    pub(crate) fn copy_to<R>(
         &self,
         other: &Self,
-        isolated: &mut Isolated<'_>,
-        copies: &'c mut Copies,
-    ) -> Failed<'c> {
+        isolated: &mut Isolated<'_, R>,
+        copies: &mut Copies,
+    ) -> Failed {
         let ops = self.pages.data();
         ops.copy_each(&self.pages, Some(&other.pages), isolated, copies)
     }
 
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
-    pub(crate) fn copy_all<'c>(
+    pub(crate) fn copy_all<R>(
         &self,
-        isolated: &mut Isolated<'_>,
-        copies: &'c mut Copies,
-    ) -> Failed<'c> {
+        isolated: &mut Isolated<'_, R>,
+        copies: &mut Copies,
+    ) -> Failed {
         self.pages.data().copy_all(&self.pages, isolated, copies)
     }
 }

@@ -34,6 +34,7 @@ use kernel::{
 };
 
 mod access;
+mod announced;
 mod attributes;
 mod exclusive;
 mod fault;
@@ -50,6 +51,7 @@ mod walker;
 mod watch;
 
 pub use access::{Place, PlaceMut, TableGuard, Target};
+pub(crate) use announced::Announced;
 pub(crate) use fault::Present;
 pub(crate) use invalidate::{Inner, State};
 pub use serve::Served;

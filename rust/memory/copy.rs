@@ -73,8 +73,8 @@ pub(crate) enum End {
 struct State {
     /// Jobs that exist, and one for who hands them out.
     outstanding: Atomic<usize>,
-    /// A bit for each job, by the index of its entry.
-    failed: [Atomic<u64>; WORDS],
+    /// A bit for each job that has succeeded, by the index of its entry.
+    filled: [Atomic<u64>; WORDS],
     /// Nobody needs the copies any more.
     cancelled: AtomicFlag,
     #[pin]
@@ -108,7 +108,7 @@ impl Copies {
         let state = Arc::pin_init(
             pin_init!(State {
                 outstanding: Atomic::new(0),
-                failed: core::array::from_fn(|_| Atomic::new(0)),
+                filled: core::array::from_fn(|_| Atomic::new(0)),
                 cancelled: AtomicFlag::new(false),
                 lock <- Mutex::new((), name, key),
                 idle <- CondVar::new(idle_name, idle_key),
@@ -133,8 +133,8 @@ impl Copies {
         &mut self,
         cancelled: &dyn Fn(),
         hand_out: impl FnOnce(&mut Batch<'_>),
-    ) -> Failed<'_> {
-        for word in &self.state.failed {
+    ) -> Filled<'_> {
+        for word in &self.state.filled {
             word.store(0, Relaxed);
         }
         self.state.cancelled.store(false, Relaxed);
@@ -147,7 +147,7 @@ impl Copies {
         };
         hand_out(&mut batch);
         drop(batch);
-        Failed(&self.state)
+        Filled(&self.state)
     }
 }
 
@@ -185,8 +185,8 @@ impl Batch<'_> {
         // SAFETY: By the function's requirements, for longer than the driver looks.
         let copy = unsafe { copy_of(pages, source, destination) };
         match driver.copy_at_once(&copy) {
-            Some(Ok(())) if !fails(Point::Copy) => {}
-            Some(_) => mark(self.state, index),
+            Some(Ok(())) if !fails(Point::Copy) => mark(self.state, index),
+            Some(_) => {}
             None => {
                 // SAFETY: By the function's requirements.
                 let job = unsafe { self.job(index, pages, source, destination) };
@@ -223,11 +223,6 @@ impl Batch<'_> {
             destination,
             result: Err(EIO),
         }
-    }
-
-    /// Takes note that the entry at `index` has no job that could be done.
-    pub(crate) fn fail(&mut self, index: usize) {
-        mark(self.state, index);
     }
 }
 
@@ -266,26 +261,44 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// Which entries could not be copied.
-pub(crate) struct Failed<'a>(&'a State);
+/// Which entries were copied. An entry without a job, or whose job was dropped, was not.
+pub(crate) struct Filled<'a>(&'a State);
 
-impl Failed<'_> {
-    /// Whether there are any.
-    pub(crate) fn any(&self) -> bool {
-        self.0.failed.iter().any(|word| word.load(Relaxed) != 0)
-    }
-
+impl Filled<'_> {
     pub(crate) fn is(&self, index: usize) -> bool {
         self.0
-            .failed
+            .filled
             .get(index / 64)
             .is_some_and(|word| word.load(Relaxed) & (1 << (index % 64)) != 0)
     }
 }
 
+/// Which entries had a destination that could not be filled.
+#[derive(Default)]
+pub(crate) struct Failed([u64; WORDS]);
+
+impl Failed {
+    pub(super) fn add(&mut self, index: usize) {
+        if let Some(word) = self.0.get_mut(index / 64) {
+            *word |= 1 << (index % 64);
+        }
+    }
+
+    /// Whether there are any.
+    pub(crate) fn any(&self) -> bool {
+        self.0.iter().any(|word| *word != 0)
+    }
+
+    pub(crate) fn is(&self, index: usize) -> bool {
+        self.0
+            .get(index / 64)
+            .is_some_and(|word| word & (1 << (index % 64)) != 0)
+    }
+}
+
 /// Each index is marked once, by one job, so that adding sets the bit.
 fn mark(state: &State, index: usize) {
-    if let Some(word) = state.failed.get(index / 64) {
+    if let Some(word) = state.filled.get(index / 64) {
         word.add(1 << (index % 64), Relaxed);
     }
 }
@@ -368,7 +381,8 @@ impl CopyJob {
         }
     }
 
-    /// Ends the job. After an error the page stays where it is, with its contents.
+    /// Ends the job. `Ok` says that all of the destination was written, which the library cannot check. After an error
+    /// the page stays where it is, with its contents.
     pub fn complete(mut self, result: Result) {
         self.result = match result {
             Ok(()) if fails(Point::Copy) => Err(EIO),
@@ -420,7 +434,7 @@ impl RawJob {
 
 impl Drop for CopyJob {
     fn drop(&mut self) {
-        if self.result.is_err() {
+        if self.result.is_ok() {
             mark(&self.state, self.index);
         }
         if self.state.finish(1) {

@@ -110,18 +110,24 @@ fn attempt<M: MemoryOps>(
     let mut lost = false;
     let mut moved = 0;
     // Mirrors that can be had at once keep their entries until the pages have moved.
-    ops.peers
-        .keep_reading(vma.space(), pages.owner(), range, || {
+    ops.peers.keep_reading(
+        vma.space(),
+        pages.owner(),
+        range,
+        |readers| -> Result<(), FaultError> {
             let mut lap = Lap::start();
-            let mut isolated = Isolated::new(
-                vma,
-                range,
-                pages.select(),
-                fault.is_huge(),
-                pages.owner(),
-                Some(fault),
-                batch,
-            )
+            let (select, owner) = (pages.select(), pages.owner());
+            let mut isolated = Isolated::read_by(readers, || {
+                Isolated::new(
+                    vma,
+                    range,
+                    select,
+                    fault.is_huge(),
+                    owner,
+                    Some(fault),
+                    batch,
+                )
+            })
             .map_err(|_| FaultError::Lost)?;
             lap.end(Phase::Unmap);
             isolated.fill_small(Some(vma), |_| true);
@@ -158,10 +164,18 @@ fn attempt<M: MemoryOps>(
             lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
 
             let migrated = isolated.migrate();
-            moved = migrated.moved().map(|entry| entry.pages).sum();
+            moved = migrated.moved().entries().map(|entry| entry.pages).sum();
             lap.end(Phase::Switch);
-            Ok(migrated)
-        })?;
+            migrated.finalize(|readers, moved| {
+                let settled = readers.switch(moved);
+                lap = Lap::start();
+                settled
+            });
+            // Now CPUs have the pages.
+            lap.end(Phase::Finalize);
+            Ok(())
+        },
+    )?;
 
     if no_memory {
         return Err(FaultError::NoMemory);

@@ -183,10 +183,10 @@ impl<M: MemoryOps> Memory<M> {
         self.copy_all(&mut isolated, copies);
         lap.end(Phase::Copy);
         let migrated = isolated.migrate();
-        let moved = migrated.moved().map(|entry| entry.pages).sum();
+        let moved = migrated.moved().entries().map(|entry| entry.pages).sum();
         lap.end(Phase::Switch);
         // The notifiers of the isolation have removed what devices had.
-        drop(migrated);
+        migrated.finalize(|(), _| ());
         lap.end(Phase::Finalize);
         moved
     }

@@ -55,28 +55,28 @@ impl<M: MemoryOps> Ops<M> {
 
     /// Fills all destinations of `isolated`, and takes back those that could not be filled. Says
     /// which these were, by the index of their entries.
-    pub(super) fn copy_all<'c>(
+    pub(super) fn copy_all<R>(
         &self,
         pages: &DevicePages<Self>,
-        isolated: &mut Isolated<'_>,
-        copies: &'c mut Copies,
-    ) -> Failed<'c> {
+        isolated: &mut Isolated<'_, R>,
+        copies: &mut Copies,
+    ) -> Failed {
         self.copy_each(pages, None, isolated, copies)
     }
 
     /// As [`Self::copy_all`]; with `other`, from this memory to that one.
-    pub(super) fn copy_each<'c>(
+    pub(super) fn copy_each<R>(
         &self,
         pages: &DevicePages<Self>,
         other: Option<&DevicePages<Self>>,
-        isolated: &mut Isolated<'_>,
-        copies: &'c mut Copies,
-    ) -> Failed<'c> {
+        isolated: &mut Isolated<'_, R>,
+        copies: &mut Copies,
+    ) -> Failed {
         let cancelled = || {
             let _within = Within::enter();
             self.driver.cancelled();
         };
-        let failed = copies.run(&cancelled, |batch| {
+        let filled = copies.run(&cancelled, |batch| {
             let _within = Within::enter();
             // Pages move between the system and this device. Memory that the CPU can address is addressed.
             let private = matches!(pages.kind(), Kind::Private);
@@ -108,7 +108,6 @@ impl<M: MemoryOps> Ops<M> {
                 };
                 let (Some(source), Some(destination)) = (source, destination) else {
                     // Memory of another device that nobody here can read.
-                    batch.fail(entry.index);
                     continue;
                 };
                 // SAFETY: Isolated pages and their destinations, which stay as they are while
@@ -128,13 +127,18 @@ impl<M: MemoryOps> Ops<M> {
             }
             self.driver.kick();
         });
-        if failed.any() {
-            let mut next = 0;
-            while let Some(entry) = isolated.entry_from(next) {
-                next = entry.index + entry.pages;
-                if failed.is(entry.index) {
-                    isolated.abandon(entry.index);
-                }
+        let mut failed = Failed::default();
+        let mut next = 0;
+        while let Some(entry) = isolated.entry_from(next) {
+            next = entry.index + entry.pages;
+            if entry.destination == 0 {
+                continue;
+            }
+            if filled.is(entry.index) {
+                isolated.set_filled(entry.index);
+            } else {
+                isolated.abandon(entry.index);
+                failed.add(entry.index);
             }
         }
         failed

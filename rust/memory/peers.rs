@@ -10,12 +10,20 @@ use crate::{
     inject::{fails, Point},
     locks,
     mirror::Peer,
-    mm::{addr::PageRange, migrate::Migrated, notifier::Cookie},
-    phases::{Lap, Phase},
+    mm::{
+        addr::PageRange,
+        migrate::{Moved, Reader},
+        notifier::Cookie, //
+    },
+    pgtable::Flushed,
 };
 use kernel::{
     prelude::*,
-    sync::{lock::mutex::MutexBackend, Arc, Mutex},
+    sync::{
+        lock::{mutex::MutexBackend, Guard},
+        Arc,
+        Mutex, //
+    },
 };
 
 /// Mirrors of one address space that a CPU fault looks at.
@@ -64,13 +72,20 @@ impl Peers {
             GFP_KERNEL,
         )?;
         let mut list = self.list.lock();
-        // Those that are gone.
-        list.retain(|place| place.peer.try_lock().is_none_or(|peer| peer.is_some()));
-        list.push(place.clone(), GFP_KERNEL)?;
+        let is_free = |place: &Arc<Place>| place.peer.try_lock().is_some_and(|peer| peer.is_none());
+        // A concurrent walk goes by index: a mirror stays where it is as long as it is there.
+        while list.last().is_some_and(is_free) {
+            list.pop();
+        }
+        match list.iter_mut().find(|place| is_free(place)) {
+            Some(free) => *free = place.clone(),
+            None => list.push(place.clone(), GFP_KERNEL)?,
+        }
         Ok(Registration(place))
     }
 
-    /// Calls `each` for all mirrors, one after the other. Context: may sleep; no lock may be held.
+    /// Calls `each` for all mirrors, one after the other. One that is added meanwhile may be left out. Context: may
+    /// sleep; no lock may be held.
     pub(super) fn for_each(&self, mut each: impl FnMut(&dyn Peer)) {
         let mut next = 0;
         loop {
@@ -90,7 +105,11 @@ impl Peers {
     fn of(&self, mm: Cookie) -> [Option<Arc<Place>>; AT_ONCE] {
         let mut found = [const { None }; AT_ONCE];
         if let Some(list) = self.list.try_lock() {
-            let same = list.iter().filter(|place| place.mm == mm);
+            // Places of mirrors that are gone stay until they are reused.
+            let is_there = |place: &Place| place.peer.try_lock().is_none_or(|peer| peer.is_some());
+            let same = list
+                .iter()
+                .filter(|place| place.mm == mm && is_there(place));
             for (found, place) in found.iter_mut().zip(same) {
                 *found = Some(place.clone());
             }
@@ -98,40 +117,151 @@ impl Peers {
         found
     }
 
-    /// Calls `migrate`, which isolates, copies and moves pages of `range` in `mm`, while mirrors keep
-    /// their entries; then switches these.
-    pub(super) fn keep_reading<'a, E>(
+    /// Calls `migrate`, which isolates, copies and moves pages of `range` in `mm`, with the mirrors that keep their
+    /// entries meanwhile.
+    pub(super) fn keep_reading<T>(
         &self,
         mm: Cookie,
         owner: Cookie,
         range: PageRange,
-        migrate: impl FnOnce() -> Result<Migrated<'a>, E>,
-    ) -> Result<(), E> {
+        migrate: impl FnOnce(Readers<'_>) -> T,
+    ) -> T {
         let found = self.of(mm);
         // Any address that nothing else has meanwhile.
         let name = Cookie::of(&found);
-        let mut held: [Option<kernel::sync::lock::Guard<'_, _, MutexBackend>>; AT_ONCE] =
-            [const { None }; AT_ONCE];
+        let mut held = [const { None }; AT_ONCE];
         for (held, place) in held.iter_mut().zip(found.iter().flatten()) {
-            *held = place.peer.try_lock().filter(|_| !fails(Point::Peer));
-            *held = held.take().filter(|peer| {
+            let peer = place.peer.try_lock().filter(|_| !fails(Point::Peer));
+            *held = peer.filter(|peer| {
                 peer.as_ref()
                     .is_some_and(|peer| peer.begin(name, owner, range))
             });
         }
-        let peers = || held.iter().flatten().filter_map(|peer| peer.as_ref());
-        let result = migrate().map(|migrated| {
-            for peer in peers() {
-                let _flushed = peer.switch(name, range, &migrated);
-            }
-            // Now CPUs may have the pages.
-            let mut lap = Lap::start();
-            drop(migrated);
-            lap.end(Phase::Finalize);
-        });
-        for peer in peers() {
-            peer.end(name);
+        migrate(Readers { name, held })
+    }
+}
+
+/// Mirrors that were told of a migration, and keep their entries of its pages. Dropping it ends that for all.
+#[must_use = "dropping it ends the step"]
+pub(crate) struct Readers<'p> {
+    name: Cookie,
+    held: [Option<Held<'p>>; AT_ONCE],
+}
+
+type Held<'p> = Guard<'p, Option<Arc<dyn Peer>>, MutexBackend>;
+
+impl Readers<'_> {
+    fn each(&self) -> impl Iterator<Item = &Arc<dyn Peer>> {
+        self.held.iter().flatten().filter_map(|peer| peer.as_ref())
+    }
+}
+
+impl<'p> Readers<'p> {
+    /// Lets each device use what has moved, as far as it can.
+    pub(crate) fn switch(self, moved: &Moved<'_>) -> Settled<'p> {
+        self.settle(|name, peer| peer.switch(name, moved))
+    }
+
+    fn settle(self, flush: impl Fn(Cookie, &dyn Peer) -> Flushed) -> Settled<'p> {
+        for peer in self.each() {
+            let _flushed: Flushed = flush(self.name, &**peer);
         }
-        result
+        Settled { _readers: self }
+    }
+}
+
+impl Drop for Readers<'_> {
+    fn drop(&mut self) {
+        for peer in self.each() {
+            peer.end(self.name);
+        }
+    }
+}
+
+/// The mirrors use no source of a page that has moved.
+pub(crate) struct Settled<'p> {
+    _readers: Readers<'p>,
+}
+
+impl<'p> Reader for Readers<'p> {
+    type Done = Settled<'p>;
+
+    fn forget(self, moved: &Moved<'_>) -> Settled<'p> {
+        self.settle(|_, peer| peer.forget_moved(moved))
+    }
+}
+
+#[kunit_tests(rust_hmm_peers)]
+mod tests {
+    use super::*;
+    use crate::{events::Need, mm::device_pages::DeviceRange};
+    use kernel::sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        SetOnce, //
+    };
+
+    /// A mirror that counts how often it is told to forget.
+    struct Counting(Atomic<u32>);
+
+    impl Peer for Counting {
+        fn begin(&self, _name: Cookie, _owner: Cookie, _range: PageRange) -> bool {
+            false
+        }
+
+        fn switch(&self, _name: Cookie, moved: &Moved<'_>) -> Flushed {
+            self.forget_moved(moved)
+        }
+
+        fn forget_moved(&self, _moved: &Moved<'_>) -> Flushed {
+            Flushed::by(&Nothing, None)
+        }
+
+        fn end(&self, _name: Cookie) {}
+
+        fn forget(&self) {
+            self.0.add(1, Relaxed);
+        }
+
+        fn evicted(&self, _need: Need) {}
+
+        fn collapse(&self, _block: DeviceRange) {}
+
+        fn restore(&self) {}
+    }
+
+    struct Nothing;
+
+    impl crate::pgtable::Flusher for Nothing {
+        type Pending = ();
+
+        fn start(&self, _range: PageRange) {}
+
+        fn wait(&self, (): ()) {}
+    }
+
+    #[test]
+    fn a_walk_leaves_nobody_out_when_others_come_and_go() -> Result {
+        let peers = KBox::pin_init(Peers::new(), GFP_KERNEL)?;
+        let add = || -> Result<_> {
+            let peer = Arc::new(Counting(Atomic::new(0)), GFP_KERNEL)?;
+            Ok((peers.add(Cookie::NONE, peer.clone())?, peer))
+        };
+        let mut first = Some(add()?);
+        let others = [add()?, add()?, add()?];
+        let new = SetOnce::new();
+        let mut seen = 0;
+        peers.for_each(|peer| {
+            peer.forget();
+            seen += 1;
+            if seen == 2 {
+                // One that was seen goes, and another one comes.
+                first = None;
+                new.populate(add());
+            }
+        });
+        assert!(first.is_none() && new.as_ref().is_some_and(|new| new.is_ok()));
+        assert!(others.iter().all(|(_, peer)| peer.0.load(Relaxed) == 1));
+        assert_eq!(peers.list.lock().len(), 4);
+        Ok(())
     }
 }

@@ -328,16 +328,16 @@ impl<'m, D: Device> Step<'m, D> {
             range: piece,
             faultless: self.faultless,
         };
-        let (mmap, piece) = self.mirror.begin(&self.space, request)?;
+        let (mmap, announced) = self.mirror.begin(&self.space, request)?;
+        let piece = announced.range();
         let work = &mut self.work;
         let result = mmap
             .vma_lookup(piece.start())
             .filter(|vma| vma.flags() & flags::READ != 0)
             .ok_or(EINVAL)
             .and_then(|vma| {
-                work.isolate_and_move(self.mirror, self.target, vma, piece, compound, name)
+                work.isolate_and_move(self.mirror, self.target, vma, announced, compound)
             });
-        self.mirror.end(name);
         drop(mmap);
         let lost = matches!(result, Ok((_, Attempt::Done { lost: true })));
         if lost && self.target == Target::Device {

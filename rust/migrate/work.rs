@@ -5,11 +5,10 @@
 use super::{PageOutcome, Target};
 use crate::{
     memory::Copies,
-    mirror::{Device, Mirror, Switched},
+    mirror::{Announced, Device, Mirror, Switched},
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
         migrate::{Batch, Entry, Isolated, Select, Source, System},
-        notifier::Cookie,
         page::{Effort, LockedFolio},
         space::Vma,
     },
@@ -53,7 +52,7 @@ fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
 }
 
 impl<F: Format> Work<F> {
-    /// Migrates the first pages of `piece`, up to those of which nothing can be isolated, or these. Returns their end.
+    /// Migrates the first pages of what was announced, up to those of which nothing can be isolated, or these. Returns their end.
     // A stack frame of its own.
     #[inline(never)]
     pub(super) fn isolate_and_move<D: Device<Format = F>>(
@@ -61,9 +60,8 @@ impl<F: Format> Work<F> {
         mirror: &Mirror<D>,
         target: Target,
         vma: Vma<'_>,
-        piece: PageRange,
+        announced: Announced<'_, D>,
         compound: bool,
-        name: Cookie,
     ) -> Result<(usize, Attempt)> {
         let Self {
             batch,
@@ -76,6 +74,7 @@ impl<F: Format> Work<F> {
         } = self;
         let pages = pages.get_mut(*first..).ok_or(EINVAL)?;
         let memory = mirror.device().memory().ok_or(ENODEV)?;
+        let (name, piece) = (announced.name(), announced.range());
         let huge = compound && piece.is_pmd();
         // Coherent folios stay small: the core never collects huge ones on the way back.
         let compound = huge && memory.select() == Select::Private;
@@ -83,14 +82,14 @@ impl<F: Format> Work<F> {
             return Ok((piece.end(), Attempt::NoHuge));
         }
         let mut lap = Lap::start();
-        let isolated = match target {
-            Target::Device => Isolated::of_system(vma, piece, compound, name, batch)?,
+        let isolated = System::read_by(announced, || match target {
+            Target::Device => Isolated::of_system(vma, piece, compound, name, batch),
             Target::System => {
                 let (select, owner) = (memory.select(), memory.owner());
                 let isolated = Isolated::new(vma, piece, select, compound, owner, None, batch)?;
-                System::Isolated(isolated, piece)
+                Ok(System::Isolated(isolated, piece))
             }
-        };
+        })?;
         let (mut isolated, piece) = match isolated {
             System::Isolated(isolated, part) => (isolated, part),
             System::Stay(part) => {
@@ -171,7 +170,7 @@ impl<F: Format> Work<F> {
 
         let migrated = isolated.migrate();
         lap.end(Phase::Switch);
-        for entry in migrated.moved() {
+        for entry in migrated.moved().entries() {
             *entries += usize::from(entry.source != Source::Hole);
         }
         let mut lost = false;
@@ -194,21 +193,27 @@ impl<F: Format> Work<F> {
                 Switched::Stays { .. } => PageOutcome::Skipped,
             };
         };
-        let (flushed, result) = match target {
-            Target::Device => {
-                let writable = vma.flags() & flags::WRITE != 0;
-                let number = memory.numbers();
-                mirror.switch_to_device(name, piece, &migrated, number, writable, spares, &mut each)
-            }
-            Target::System => (
-                mirror.switch_to_system(name, piece, &migrated, &mut each),
-                Ok(()),
-            ),
-        };
-        // The time since then has been accounted for.
-        let mut lap = Lap::start();
-        migrated.finalize(&flushed);
-        lap.end(Phase::Finalize);
+        let mut result = Ok(());
+        let mut lap = None;
+        migrated.finalize(|announced, moved| {
+            let settled = match target {
+                Target::Device => {
+                    let writable = vma.flags() & flags::WRITE != 0;
+                    let number = memory.numbers();
+                    let settled;
+                    (settled, result) =
+                        announced.switch_to_device(moved, number, writable, spares, &mut each);
+                    settled
+                }
+                Target::System => announced.switch_to_system(moved, &mut each),
+            };
+            // The time until here has been accounted for.
+            lap = Some(Lap::start());
+            settled
+        });
+        if let Some(mut lap) = lap {
+            lap.end(Phase::Finalize);
+        }
         result.map(|()| (piece.end(), Attempt::Done { lost }))
     }
 }

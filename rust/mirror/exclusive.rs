@@ -70,7 +70,7 @@ impl<D: Device> Mirror<D> {
             range: page,
             faultless: false,
         };
-        let (mmap, _) = self.begin(&space, request).map_err(|error| {
+        let (mmap, announced) = self.begin(&space, request).map_err(|error| {
             // Nothing is mapped there.
             if error == EINVAL {
                 EFAULT
@@ -97,7 +97,7 @@ impl<D: Device> Mirror<D> {
             Flushing::end(flush, self.inner());
             result
         });
-        self.end(cookie);
+        drop(announced);
         Ok(result)
     }
 }

@@ -317,9 +317,8 @@ pub(super) fn remove_some<D: Device>(
         transactions,
         ..
     } = &mut *guard;
-    // A migration under way must not bring them back.
-    transactions.unmark(range);
     let mut changed = 0;
+    let mut behind = range.start();
     let ((), flush) = inner.change(table, Some(range), |table, batch| {
         let mut dirty = DirtyBatch::new();
         table.for_each(range, batch, |span, entry| {
@@ -328,9 +327,19 @@ pub(super) fn remove_some<D: Device>(
                 inner.retire_copies(span, *entry);
                 *entry = Entry::NONE;
                 changed += span.pages();
+                return;
             }
+            // An entry that stays keeps its mark: without it, it would not be switched, and outlive its page.
+            if let Ok(removed) = PageRange::new(behind, span.start()) {
+                transactions.unmark(removed);
+            }
+            behind = span.end();
         });
     });
+    // A migration under way must not bring back what was removed.
+    if let Ok(removed) = PageRange::new(behind, range.end()) {
+        transactions.unmark(removed);
+    }
     // Waited for under the lock: a page that is unmapped meanwhile must not be found absent
     // here and still be in a TLB.
     if let Some(flush) = flush {

@@ -9,7 +9,7 @@
 
 use super::{
     transaction::{Identity, Request},
-    Device, Inner, Mirror, State,
+    Announced, Device, Inner, Mirror, State,
 };
 use crate::{
     locks,
@@ -289,7 +289,8 @@ impl<D: Device> Mirror<D> {
             range: piece,
             faultless: true,
         };
-        let (mmap, piece) = self.begin(space, request)?;
+        let (mmap, announced) = self.begin(space, request)?;
+        let piece = announced.range();
         let result = (|| {
             let vma = mmap
                 .vma_lookup(piece.start())
@@ -297,12 +298,12 @@ impl<D: Device> Mirror<D> {
                 .ok_or(EINVAL)?;
             // With the mmap lock held, it stays so.
             self.join_copies(vma, piece, memory, work)?;
-            self.isolate_and_copy(vma, piece, name, memory, work)?;
+            self.isolate_and_copy(vma, &announced, memory, work)?;
             // Those that were joined came before.
             work.made.sort_unstable_by_key(|(index, _)| *index);
             self.use_copies(name, piece, memory, work)
         })();
-        self.end(name);
+        drop(announced);
         result
     }
 
@@ -311,11 +312,11 @@ impl<D: Device> Mirror<D> {
     fn isolate_and_copy(
         &self,
         vma: Vma<'_>,
-        piece: PageRange,
-        name: Cookie,
+        announced: &Announced<'_, D>,
         memory: &Memory<D::Memory>,
         work: &mut Work<D::Format>,
     ) -> Result {
+        let (name, piece) = (announced.name(), announced.range());
         let mut wanted = Mask::EMPTY;
         let mut any = !work.made.is_empty();
         for index in 0..piece.pages() {
@@ -343,7 +344,11 @@ impl<D: Device> Mirror<D> {
                 made,
                 ..
             } = &mut *work;
-            let (mut isolated, pages) = match Isolated::of_system(vma, pages, false, name, batch)? {
+            // Of a borrowed step: the pages stay where they are.
+            let isolated = System::read_by(announced, || {
+                Isolated::of_system(vma, pages, false, name, batch)
+            })?;
+            let (mut isolated, pages) = match isolated {
                 System::Isolated(isolated, part) => (isolated, part),
                 System::Stay(part) | System::Busy(part) => {
                     next = run.start + part.pages();
@@ -401,9 +406,9 @@ impl<D: Device> Mirror<D> {
         if pairs.is_empty() {
             return Ok(());
         }
-        let failed = memory.copy_pages(&pairs, &mut work.copies);
+        let filled = memory.copy_pages(&pairs, &mut work.copies);
         for (index, source, folio) in pairs.drain_all() {
-            if failed.is(index) {
+            if !filled.is(index) {
                 continue;
             }
             if let Ok(replica) = Replica::new(folio, source) {

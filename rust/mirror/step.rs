@@ -6,16 +6,16 @@
 
 use super::{
     remove,
-    switch::switch_to_system,
+    switch::{forget_moved, switch_to_system},
     transaction::{Identity, Request},
-    Device, Inner, Mirror, State,
+    Announced, Device, Inner, Mirror, State,
 };
 use crate::{
     events::Need,
     mm::{
         addr::PageRange,
         device_pages::DeviceRange,
-        migrate::Migrated,
+        migrate::Moved,
         notifier::{Cookie, IntervalNotifier},
         page::DirtyBatch,
         range_fault::AddressSpace,
@@ -65,7 +65,7 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Mirror<D> {
-    /// Announces a step and returns with the mmap lock held, and the part of the range that lies in
+    /// Announces a step and returns with the mmap lock held. The step is about the part of the range that lies in
     /// the mapping at its start.
     ///
     /// Waits for the invalidations that began before: they may still remove what the step is
@@ -78,7 +78,7 @@ impl<D: Device> Mirror<D> {
         &self,
         space: &'a AddressSpace<'_, Inner<D>>,
         mut request: Request,
-    ) -> Result<(MmapGuard<'a>, PageRange)> {
+    ) -> Result<(MmapGuard<'a>, Announced<'_, D>)> {
         let asked = request.range;
         let mut lap = Lap::start();
         // Migrations in a row would starve faults: each undoes what a fault has just collected.
@@ -118,7 +118,7 @@ impl<D: Device> Mirror<D> {
                 lap.end(Phase::Flush);
             }
             match begun {
-                Ok(()) => return Ok((mmap, request.range)),
+                Ok(()) => return Ok((mmap, Announced::new(self, request.name, request.range))),
                 Err(error) if error == EBUSY => {
                     // As many as can be run already: give them time.
                     drop(mmap);
@@ -128,12 +128,6 @@ impl<D: Device> Mirror<D> {
             }
         }
         Err(EBUSY)
-    }
-
-    /// Ends a step.
-    pub(crate) fn end(&self, name: Cookie) {
-        self.notifier.lock().transactions.end(name);
-        self.inner().ended.notify_all();
     }
 }
 
@@ -145,7 +139,10 @@ pub(crate) trait Peer: Send + Sync {
     fn begin(&self, name: Cookie, owner: Cookie, range: PageRange) -> bool;
 
     /// Switches them. They become read-only: an event may be under way that takes write access.
-    fn switch(&self, name: Cookie, range: PageRange, migrated: &Migrated<'_>) -> Flushed;
+    fn switch(&self, name: Cookie, moved: &Moved<'_>) -> Flushed;
+
+    /// Removes the entries of pages that have moved.
+    fn forget_moved(&self, moved: &Moved<'_>) -> Flushed;
 
     /// Ends it.
     fn end(&self, name: Cookie);
@@ -219,8 +216,12 @@ impl<D: Device> Peer for IntervalNotifier<Inner<D>> {
         any
     }
 
-    fn switch(&self, name: Cookie, range: PageRange, migrated: &Migrated<'_>) -> Flushed {
-        switch_to_system(self, name, range, migrated, false, |_, _| ())
+    fn switch(&self, name: Cookie, moved: &Moved<'_>) -> Flushed {
+        switch_to_system(self, name, moved, false, |_, _| ())
+    }
+
+    fn forget_moved(&self, moved: &Moved<'_>) -> Flushed {
+        forget_moved(self, moved)
     }
 
     fn end(&self, name: Cookie) {

@@ -7,7 +7,7 @@ use super::{transaction::Transaction, Device, Inner, Mirror, State};
 use crate::{
     mm::{
         addr::PageRange,
-        migrate::{Entry as Moved, Migrated, Source},
+        migrate::{Entry as MovedEntry, Moved, Source},
         notifier::{Cookie, IntervalNotifier},
         page::DirtyBatch,
     },
@@ -39,46 +39,40 @@ pub(crate) enum Switched {
 
 /// Whether any of `pages` has moved.
 #[inline]
-fn any_moved(migrated: &Migrated<'_>, pages: &Range<usize>) -> bool {
-    pages
-        .clone()
-        .any(|index| migrated.moved_at(index).is_some())
+fn any_moved(moved: &Moved<'_>, pages: &Range<usize>) -> bool {
+    pages.clone().any(|index| moved.at(index).is_some())
 }
 
 /// What moved as one, and all of `pages` with it.
 #[inline]
-fn moved_whole(migrated: &Migrated<'_>, pages: &Range<usize>) -> Option<Moved> {
-    migrated
-        .moved_at(pages.start)
-        .filter(|moved| pages.end <= moved.index + moved.pages)
+fn moved_whole(moved: &Moved<'_>, pages: &Range<usize>) -> Option<MovedEntry> {
+    moved
+        .at(pages.start)
+        .filter(|entry| pages.end <= entry.index + entry.pages)
 }
 
 impl<D: Device> Mirror<D> {
     /// Lets the device use what moved to its memory, of which `number` gives the device page number
-    /// by page frame. Calls `each` for every page of `piece`.
+    /// by page frame. Calls `each` for every page of the range.
     ///
     /// Afterwards no entry names a source. If the table has no memory, all that moved is lost.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the device's page table cannot hold the addresses.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one call site; they live in different places"
-    )]
     // Its frame is not needed by the copies that come before.
     #[inline(never)]
-    pub(crate) fn switch_to_device(
+    pub(super) fn switch_to_device(
         &self,
         name: Cookie,
-        piece: PageRange,
-        migrated: &Migrated<'_>,
+        moved: &Moved<'_>,
         mut number: impl FnMut(usize) -> Option<usize>,
         hole_writable: bool,
         spares: &mut Spares<D::Format>,
         mut each: impl FnMut(usize, Switched),
     ) -> (Flushed, Result) {
         let inner = self.inner();
+        let piece = moved.range();
         let mut lap = Lap::start();
         let mut guard = self.notifier.lock();
         let State {
@@ -88,16 +82,20 @@ impl<D: Device> Mirror<D> {
         } = &mut *guard;
         let own = transactions.get(name);
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
+            let mut dirty = DirtyBatch::new();
             let result = table.install(piece, spares, batch, |addr, slot| {
                 let Some(index) = piece.index_of(addr) else {
                     return;
                 };
                 let was_valid = slot.is_valid();
                 let on_device = slot.is_device();
-                let Some(entry) = migrated.moved_at(index) else {
+                let Some(entry) = moved.at(index) else {
                     return each(index, Switched::Stays { on_device });
                 };
                 if !own.is_some_and(|own| own.is_marked(addr)) {
+                    if let Ok(page) = PageRange::from_pages(addr, 1) {
+                        inner.forget_source(&mut dirty, page, slot);
+                    }
                     return each(index, Switched::Lost);
                 }
                 let Some(number) = number(entry.destination) else {
@@ -114,7 +112,6 @@ impl<D: Device> Mirror<D> {
             });
             if result.is_err() {
                 // The sources go in any case.
-                let mut dirty = DirtyBatch::new();
                 table.for_each(piece, batch, |span, slot| {
                     Inner::<D>::retire(&mut dirty, span.pages(), *slot);
                     *slot = Entry::NONE;
@@ -126,7 +123,7 @@ impl<D: Device> Mirror<D> {
         lap.end(Phase::Switch);
         let result = match result {
             Err(error) if error == ENOMEM => {
-                for entry in migrated.moved() {
+                for entry in moved.entries() {
                     let pages = entry.index..entry.index + entry.pages;
                     pages.for_each(|index| each(index, Switched::Lost));
                 }
@@ -138,24 +135,25 @@ impl<D: Device> Mirror<D> {
         lap.end(Phase::Flush);
         (flushed, result)
     }
+}
 
-    /// Lets the device use what moved to system memory, where it had an entry. Calls `each` for
-    /// pages that had one or have moved.
-    pub(crate) fn switch_to_system(
-        &self,
-        name: Cookie,
-        piece: PageRange,
-        migrated: &Migrated<'_>,
-        each: impl FnMut(usize, Switched),
-    ) -> Flushed {
-        switch_to_system(&self.notifier, name, piece, migrated, true, each)
+impl<D: Device> Inner<D> {
+    /// Removes an entry of a page that has moved and lost its mark. An event that clears a mark removes the entry, too,
+    /// or takes write access only. A writable entry has come since, and names another page; a read-only one may name
+    /// the source. It costs at most a fault.
+    fn forget_source(&self, dirty: &mut DirtyBatch, span: PageRange, slot: &mut Entry) {
+        if slot.is_valid() && !slot.is_writable() {
+            Self::retire(dirty, span.pages(), *slot);
+            self.retire_copies(span, *slot);
+            *slot = Entry::NONE;
+        }
     }
 }
 
 /// What becomes of entries when pages have moved to system memory.
 struct Switching<'a> {
     piece: PageRange,
-    migrated: &'a Migrated<'a>,
+    moved: &'a Moved<'a>,
     own: Option<&'a Transaction>,
     with_write: bool,
 }
@@ -169,9 +167,8 @@ impl Switching<'_> {
     fn divides(&self, span: PageRange) -> bool {
         self.piece.index_of(span.start()).is_some_and(|first| {
             let pages = first..first + span.pages();
-            any_moved(self.migrated, &pages)
-                && (moved_whole(self.migrated, &pages).is_none()
-                    || self.owned(span) != span.pages())
+            any_moved(self.moved, &pages)
+                && (moved_whole(self.moved, &pages).is_none() || self.owned(span) != span.pages())
         })
     }
 
@@ -179,7 +176,7 @@ impl Switching<'_> {
     /// new memory and is still its own.
     #[inline]
     fn small(&self, span: PageRange, first: usize) -> Option<Entry> {
-        let (pfn, writable) = self.migrated.small_at(first)?;
+        let (pfn, writable) = self.moved.small_at(first)?;
         let is_own = span.pages() == 1 && self.own?.is_marked(span.start());
         is_own.then(|| Entry::system(pfn, writable && self.with_write))
     }
@@ -189,21 +186,21 @@ impl Switching<'_> {
     #[inline(never)]
     fn other<D: Device>(
         &self,
+        inner: &Inner<D>,
         span: PageRange,
         first: usize,
         slot: &mut Entry,
         dirty: &mut DirtyBatch,
     ) -> Switched {
         let pages = first..first + span.pages();
-        let whole = moved_whole(self.migrated, &pages);
-        if whole.is_none() && !any_moved(self.migrated, &pages) {
+        let whole = moved_whole(self.moved, &pages);
+        if whole.is_none() && !any_moved(self.moved, &pages) {
             let on_device = slot.is_device();
             return Switched::Stays { on_device };
         }
         let owned = self.owned(span);
         if owned == 0 {
-            // Others' events have removed what we do not own; if something is there, it has
-            // come since.
+            inner.forget_source(dirty, span, slot);
             return Switched::Lost;
         }
         let entry = match whole {
@@ -215,7 +212,7 @@ impl Switching<'_> {
                 return Switched::Lost;
             }
         };
-        if !self.migrated.is_addressable(&entry) {
+        if !self.moved.is_addressable(&entry) {
             // It is in the memory of another device, which this one cannot read.
             Inner::<D>::retire(dirty, span.pages(), *slot);
             *slot = Entry::NONE;
@@ -227,18 +224,19 @@ impl Switching<'_> {
     }
 }
 
-/// See [`Mirror::switch_to_system`]. Without `with_write` the new entries are read-only.
+/// Lets the device use what moved to system memory, where it had an entry. Calls `each` for pages that had one or have
+/// moved. Without `with_write` the new entries are read-only.
 pub(super) fn switch_to_system<D: Device>(
     notifier: &IntervalNotifier<Inner<D>>,
     name: Cookie,
-    piece: PageRange,
-    migrated: &Migrated<'_>,
+    moved: &Moved<'_>,
     with_write: bool,
     mut each: impl FnMut(usize, Switched),
 ) -> Flushed {
     let inner = notifier.subscriber();
+    let piece = moved.range();
     let mut lap = Lap::start();
-    for entry in migrated.moved() {
+    for entry in moved.entries() {
         for index in entry.index..entry.index + entry.pages {
             each(index, Switched::NoEntry);
         }
@@ -255,7 +253,7 @@ pub(super) fn switch_to_system<D: Device>(
         let mut dirty = DirtyBatch::new();
         let switching = Switching {
             piece,
-            migrated,
+            moved,
             own,
             with_write,
         };
@@ -271,7 +269,7 @@ pub(super) fn switch_to_system<D: Device>(
                     *slot = new;
                     Switched::Yes { was_valid: true }
                 }
-                None => switching.other::<D>(span, first, slot, &mut dirty),
+                None => switching.other(inner, span, first, slot, &mut dirty),
             };
             if let Switched::Yes { .. } = what {
                 switched += pages;
@@ -285,4 +283,30 @@ pub(super) fn switch_to_system<D: Device>(
     let flushed = Flushing::end(flush, inner);
     lap.end(Phase::Flush);
     flushed
+}
+
+/// Removes the entries of pages that have moved, whoever owns them, and waits for the flush.
+pub(super) fn forget_moved<D: Device>(
+    notifier: &IntervalNotifier<Inner<D>>,
+    moved: &Moved<'_>,
+) -> Flushed {
+    let inner = notifier.subscriber();
+    let piece = moved.range();
+    let mut guard = notifier.lock();
+    let ((), flush) = inner.change(&mut guard.table, Some(piece), |table, batch| {
+        let mut dirty = DirtyBatch::new();
+        table.for_each(piece, batch, |span, slot| {
+            let pages = piece
+                .index_of(span.start())
+                .map(|first| first..first + span.pages());
+            // A huge leaf that reaches beyond the range goes, too.
+            if pages.is_none_or(|pages| any_moved(moved, &pages)) {
+                Inner::<D>::retire(&mut dirty, span.pages(), *slot);
+                inner.retire_copies(span, *slot);
+                *slot = Entry::NONE;
+            }
+        });
+    });
+    drop(guard);
+    Flushing::end(flush, inner)
 }

@@ -26,6 +26,7 @@ use kernel::{
             Atomic, //
         },
         Arc,
+        Mutex,
         SetOnce, //
     },
     uaccess::UserSlice, //
@@ -46,7 +47,11 @@ struct TestMemory {
     /// How it says that it reaches others, and how often it was asked.
     connection: Atomic<usize>,
     asked: Atomic<usize>,
+    /// Called before each copy.
+    at_copy: Pin<KBox<Mutex<Option<AtCopy>>>>,
 }
+
+type AtCopy = KBox<dyn Fn() + Send>;
 
 impl TestMemory {
     fn new() -> Result<Self> {
@@ -59,6 +64,7 @@ impl TestMemory {
             fail_copies: Atomic::new(0),
             connection: Atomic::new(Connection::None as usize),
             asked: Atomic::new(0),
+            at_copy: KBox::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?,
         })
     }
 
@@ -107,6 +113,9 @@ impl TestMemory {
 
 impl MemoryOps for TestMemory {
     fn copy(&self, job: CopyJob) {
+        if let Some(call) = self.at_copy.lock().as_ref() {
+            call();
+        }
         let result = self.do_copy(self, &job.copy());
         job.complete(result);
     }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Page migration in two states: [`Isolated`], where destinations are chosen and filled, and
-//! [`Migrated`], where the outcome is read. Dropping either always finalizes, so that an early
-//! return restores the pages that have not moved.
+//! [`Migrated`], where the outcome is read. Both own the [readers](Reader): device page tables that keep
+//! entries of the pages meanwhile. Dropping either finalizes, so that an early return restores the pages
+//! that have not moved; of those that have, the readers lose their entries before a source is freed.
+//!
+//! Only destinations that were [filled](Isolated::set_filled) are migrated into.
 //!
 //! Paths on which the kernel breaks are closed here: merged (KSM) pages are not isolated, and a
 //! huge source only gets a huge destination.
@@ -12,7 +15,6 @@
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
     device_pages::CpuFault,
-    flush::Flushed,
     notifier::Cookie,
     page::{CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
@@ -21,16 +23,20 @@ use crate::{
     bindings,
     inject::{fails, is_injecting, Point}, //
 };
-use core::{mem::ManuallyDrop, ptr};
+use core::ptr;
 use kernel::{error::to_result, prelude::*};
 
 mod batch;
+mod migrated;
+mod reader;
 mod replica;
 mod system;
 mod whole;
 
 pub use batch::Batch;
-use batch::Inner;
+use batch::{Inner, Restored};
+pub use migrated::{Migrated, Moved};
+pub use reader::Reader;
 pub use replica::{Constant, Replica};
 pub(crate) use system::Pages;
 pub use system::System;
@@ -87,8 +93,15 @@ impl Entry {
 }
 
 /// Pages that are unmapped from all CPUs and locked. CPU faults on them wait.
+///
+/// `R` are the device page tables that keep their entries meanwhile; `()` if there are none. Dropping it restores the
+/// pages, and drops the readers after that.
 #[must_use = "dropping it puts the pages back"]
-pub struct Isolated<'a>(Inner<'a>);
+pub struct Isolated<'a, R = ()> {
+    // Restored before the readers go.
+    pages: Restored<'a>,
+    readers: R,
+}
 
 impl<'a> Isolated<'a> {
     /// Isolates the pages of `range` that are in a device's memory, best effort.
@@ -168,36 +181,53 @@ impl<'a> Isolated<'a> {
         // SAFETY: The mmap lock is held for `'a`, the arrays are as long as the range.
         to_result(unsafe { bindings::migrate_vma_setup(&mut raw) })?;
         // INVARIANT: Just set up.
-        Ok(Self(Inner {
+        let pages = Restored(Inner {
             raw,
+            range,
             cpu_sources: flags & of_cpu != 0,
             chosen: false,
             batch,
             pages,
             whole,
-        }))
+        });
+        Ok(Self { pages, readers: () })
     }
 
+    /// Isolates pages, by `isolate`, that `readers` keep reading. Taken before, so that a reader cannot be left behind.
+    ///
+    /// # Errors
+    ///
+    /// Those of `isolate`; then the readers are dropped.
+    pub fn read_by<R>(
+        readers: R,
+        isolate: impl FnOnce() -> Result<Self>,
+    ) -> Result<Isolated<'a, R>> {
+        let Self { pages, readers: () } = isolate()?;
+        Ok(Isolated { pages, readers })
+    }
+}
+
+impl<'a, R> Isolated<'a, R> {
     /// The entries that can migrate.
     #[inline]
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
-        self.0.entries()
+        self.pages.0.entries()
     }
 
     /// Whether the sources are memory that the CPU can address.
     pub(crate) fn has_cpu_sources(&self) -> bool {
-        self.0.cpu_sources
+        self.pages.0.cpu_sources
     }
 
     /// Most entries that there can be.
     pub(crate) fn room(&self) -> usize {
-        self.0.pages
+        self.pages.0.pages
     }
 
     /// The first entry at or after page `index` of the range.
     #[inline]
     pub fn entry_from(&self, index: usize) -> Option<Entry> {
-        self.0.entry_from(index)
+        self.pages.0.entry_from(index)
     }
 
     /// Gives new system memory to the small pages among the entries for which `wanted` says so, many at
@@ -212,14 +242,14 @@ impl<'a> Isolated<'a> {
         }
         let mut any = false;
         let mut index = 0;
-        while let Some(entry) = self.0.entry_from(index) {
+        while let Some(entry) = self.pages.0.entry_from(index) {
             index = entry.index + entry.pages;
             let fits = entry.order() == 0 && entry.destination == 0;
             let is_hole = entry.source == Source::Hole;
             if !fits || is_hole || !wanted(&entry) {
                 continue;
             }
-            if let Some(dst) = self.0.batch.dst.get_mut(entry.index) {
+            if let Some(dst) = self.pages.0.batch.dst.get_mut(entry.index) {
                 *dst = usize::MAX;
                 any = true;
             }
@@ -230,7 +260,11 @@ impl<'a> Isolated<'a> {
             let vma = vma.map_or(ptr::null_mut(), |vma| vma.as_ptr());
             // SAFETY: The array is that long; `vma` is null or valid, with its mmap lock held.
             unsafe {
-                bindings::rust_hmm_fill_marked(vma, self.0.batch.dst.as_mut_ptr(), self.0.pages)
+                bindings::rust_hmm_fill_marked(
+                    vma,
+                    self.pages.0.batch.dst.as_mut_ptr(),
+                    self.pages.0.pages,
+                )
             };
         }
     }
@@ -238,11 +272,11 @@ impl<'a> Isolated<'a> {
     /// Asks `choose` for the destination of each entry. An entry without one stays where it is.
     ///
     /// A destination whose order is not the entry's is dropped. Entries that have one are not asked for
-    /// again. What is not copied to a destination is not what the process finds there later.
+    /// again. A destination is not filled until [`Self::set_filled`] is called for it.
     pub fn fill(&mut self, mut choose: impl FnMut(&Entry) -> Option<LockedFolio>) {
         let mut index = 0;
-        while index < self.0.pages {
-            let Some(entry) = self.0.entry(index) else {
+        while index < self.pages.0.pages {
+            let Some(entry) = self.pages.0.entry(index) else {
                 index += 1;
                 continue;
             };
@@ -253,8 +287,8 @@ impl<'a> Isolated<'a> {
             let Some(folio) = choose(&entry).filter(|folio| folio.order() == entry.order()) else {
                 continue;
             };
-            self.0.chosen = true;
-            if let Some(dst) = self.0.batch.dst.get_mut(entry.index) {
+            self.pages.0.chosen = true;
+            if let Some(dst) = self.pages.0.batch.dst.get_mut(entry.index) {
                 let (pfn, order) = folio.into_raw();
                 *dst = (pfn << SHIFT) | VALID;
                 if order != 0 {
@@ -268,11 +302,11 @@ impl<'a> Isolated<'a> {
     /// CPU cannot address.
     #[inline]
     pub fn source(&self, index: usize) -> Option<CpuPages<'_>> {
-        let entry = self.0.entry(index)?;
+        let entry = self.pages.0.entry(index)?;
         let Source::Page(pfn) = entry.source else {
             return None;
         };
-        if !self.0.cpu_sources {
+        if !self.pages.0.cpu_sources {
             return None;
         }
         // SAFETY: The page is isolated: it stays alive as long as `self`. The core gives what was selected.
@@ -283,8 +317,8 @@ impl<'a> Isolated<'a> {
     /// CPU cannot address.
     #[inline]
     pub fn destination(&self, index: usize) -> Option<CpuPagesMut<'_>> {
-        let entry = self.0.entry(index)?;
-        if !self.0.is_addressable(&entry) {
+        let entry = self.pages.0.entry(index)?;
+        if !self.pages.0.is_addressable(&entry) {
             return None;
         }
         // SAFETY: The destination is a folio of ours, alive as long as it is not abandoned, for
@@ -292,79 +326,26 @@ impl<'a> Isolated<'a> {
         Some(unsafe { CpuPagesMut::new(entry.destination, entry.pages) })
     }
 
+    /// Notes that the contents of the entry at `index`, or zeros for a hole, were written to all of its destination. Only
+    /// such an entry [moves](Self::migrate): the process must not see what a new page held before.
+    #[inline]
+    pub fn set_filled(&mut self, index: usize) {
+        self.pages.0.batch.filled.set(index, true);
+    }
+
     /// Takes the destination of the entry at `index` back: it could not be filled.
     pub fn abandon(&mut self, index: usize) {
-        if let Some(dst) = self.0.batch.dst.get_mut(index) {
-            let raw = core::mem::take(dst);
-            if raw != 0 {
-                let order = if raw & COMPOUND != 0 { PMD_ORDER } else { 0 };
-                // SAFETY: It was put there by `fill`, with its lock and reference.
-                drop(unsafe { LockedFolio::from_raw(raw >> SHIFT, order) });
-            }
-        }
+        self.pages.0.abandon(index);
     }
+}
 
-    /// Moves the pages whose destination is filled. CPU faults on them still wait.
-    pub fn migrate(self) -> Migrated<'a> {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not used again and not dropped.
-        let mut inner = unsafe { ptr::read(&this.0) };
+impl<'a, R: Reader> Isolated<'a, R> {
+    /// Moves the pages whose destination was filled. CPU faults on them still wait. Other destinations are taken back.
+    pub fn migrate(self) -> Migrated<'a, R> {
+        let mut inner = self.pages.into_inner();
+        inner.abandon_unfilled();
         inner.pages();
-        Migrated(inner)
-    }
-}
-
-impl Drop for Isolated<'_> {
-    fn drop(&mut self) {
-        // Destinations that were never migrated into have no mapping; finalizing with them would
-        // lose the pages. So they go first.
-        for index in 0..self.0.pages {
-            self.abandon(index);
-        }
-        self.0.finalize();
-    }
-}
-
-/// Pages that have moved, or stay. [`Self::finalize`] maps them for the CPU again, and so does a drop,
-/// for the case that no device has an entry.
-pub struct Migrated<'a>(Inner<'a>);
-
-impl Migrated<'_> {
-    /// The entries that moved to their destination.
-    #[inline]
-    pub fn moved(&self) -> impl Iterator<Item = Entry> + '_ {
-        self.0.entries().filter(|entry| entry.destination != 0)
-    }
-
-    /// Whether the CPU can address what `entry` has moved to.
-    #[inline]
-    pub fn is_addressable(&self, entry: &Entry) -> bool {
-        self.0.is_addressable(entry)
-    }
-
-    /// As [`Self::moved_at`], of a small page that moved to new system memory: its page frame, and whether the CPU
-    /// may write it.
-    #[inline]
-    pub(crate) fn small_at(&self, index: usize) -> Option<(usize, bool)> {
-        self.0.small(index)
-    }
-
-    /// The entry that moved page `index` of the range.
-    #[inline]
-    pub fn moved_at(&self, index: usize) -> Option<Entry> {
-        // A huge one begins with the range.
-        let huge = || self.0.entry(0).filter(|entry| entry.pages > index);
-        let entry = self.0.entry(index).or_else(huge)?;
-        (entry.destination != 0).then_some(entry)
-    }
-
-    /// Maps the pages for the CPU again, and frees their sources: no device uses these any more.
-    pub fn finalize(self, _proof: &Flushed) {}
-}
-
-impl Drop for Migrated<'_> {
-    fn drop(&mut self) {
-        self.0.finalize();
+        Migrated::new(inner, self.readers)
     }
 }
 

@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_flush
-//! Only a finished flush gives the proof that pages may be freed.
+//! Pages are not freed without the proof that the reader of them does not use them.
 
-use rust_hmm::{mm::migrate::Migrated, pgtable::Flushed};
+use rust_hmm::mm::migrate::{Migrated, Moved, Reader};
 
-pub fn finalize(migrated: Migrated<'_>) {
-    migrated.finalize(&Flushed(()));
-    //~^ ERROR E0423: cannot initialize a tuple struct which contains private fields
+pub struct Table;
+
+pub struct Proof(());
+
+impl Reader for Table {
+    type Done = Proof;
+
+    fn forget(self, _moved: &Moved<'_>) -> Proof {
+        Proof(())
+    }
+}
+
+pub fn finalize(migrated: Migrated<'_, Table>) {
+    migrated.finalize(|_table, _moved| ());
+    //~^ ERROR E0308: mismatched types: expected `Proof`, found `()`
 }

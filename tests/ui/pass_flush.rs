@@ -5,7 +5,11 @@
 use rust_hmm::{
     mm::{
         addr::PageRange,
-        migrate::Migrated, //
+        migrate::{
+            Migrated,
+            Moved,
+            Reader, //
+        },
     },
     pgtable::{
         FlushBatch,
@@ -31,6 +35,18 @@ pub fn flush(batch: FlushBatch<Radix4>) -> Flushed {
     batch.start(&Tlb).wait(&Tlb)
 }
 
-pub fn finalize(migrated: Migrated<'_>, batch: FlushBatch<Radix4>) {
-    migrated.finalize(&flush(batch));
+/// Reads pages, and has removed its entries by now.
+pub struct Table(FlushBatch<Radix4>);
+
+impl Reader for Table {
+    type Done = Flushed;
+
+    fn forget(self, _moved: &Moved<'_>) -> Flushed {
+        flush(self.0)
+    }
+}
+
+pub fn finalize(one: Migrated<'_, Table>, two: Migrated<'_, (Table, Table)>) {
+    one.finalize(|table, moved| table.forget(moved));
+    two.finalize(|(here, there), moved| (here.forget(moved), there.forget(moved)));
 }

@@ -5,6 +5,7 @@
 use super::*;
 use crate::{
     migrate::PageOutcome,
+    mirror::transaction::{Identity, Request},
     mm::{
         device_pages::DeviceRange,
         migrate::{Batch, Isolated, System},
@@ -182,6 +183,114 @@ mod suite {
         drop(isolated);
         drop(guard);
         assert_eq!(load(range.start())?, 11);
+        Ok(())
+    }
+
+    #[test]
+    fn only_filled_destinations_are_migrated_into() -> Result {
+        let range = map(4)?;
+        for index in 0..4 {
+            store(range.address(index), 30 + index as u64)?;
+        }
+        let current = current!();
+        let mm = current.mm().ok_or(EINVAL)?;
+        let mut batch = Batch::new()?;
+        let cookie = Cookie::of(&batch);
+        let guard = MmapGuard::lock(mm)?;
+        let vma = guard.vma_lookup(range.start()).ok_or(EINVAL)?;
+        let System::Isolated(mut isolated, _) =
+            Isolated::of_system(vma, range, false, cookie, &mut batch)?
+        else {
+            return Err(EINVAL);
+        };
+        isolated.fill(|entry| {
+            LockedFolio::alloc_system(Some(vma), range.start(), entry.order(), Effort::Must).ok()
+        });
+        // The third one is filled, abandoned, and gets another destination, which is not.
+        for index in [1, 2] {
+            let (from, to) = (isolated.source(index), isolated.destination(index));
+            let mut word = [0; 8];
+            from.ok_or(EINVAL)?.read(0, &mut word)?;
+            to.ok_or(EINVAL)?.write(0, &word)?;
+            isolated.set_filled(index);
+        }
+        isolated.abandon(2);
+        isolated.fill(|entry| {
+            LockedFolio::alloc_system(Some(vma), range.start(), entry.order(), Effort::Must).ok()
+        });
+        let migrated = isolated.migrate();
+        let moved = migrated.moved();
+        assert!(moved.entries().all(|entry| entry.index == 1));
+        assert!(moved.at(1).is_some() && moved.at(2).is_none());
+        drop(migrated);
+        drop(guard);
+        for index in 0..4 {
+            assert_eq!(load(range.address(index))?, 30 + index as u64);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_stays_in_the_table_keeps_its_mark() -> Result {
+        let (range, _shared, mirror) = attached(4)?;
+        mirror.migrate(range).to_device()?;
+        let name = Cookie::of(&range);
+        let request = Request {
+            name,
+            identity: Identity::Name,
+            range,
+            faultless: true,
+        };
+        mirror.notifier.lock().transactions.begin(request)?;
+        let stays = |span: PageRange| span.start() == range.address(2);
+        mirror.remove_some(range, |span, _| !stays(span));
+        let state = mirror.notifier.lock();
+        for index in 0..4 {
+            let owns = state.transactions.owns(name, range.address(index));
+            assert_eq!(owns, index == 2);
+        }
+        drop(state);
+        assert!(mirror.notifier.lock().transactions.end(name));
+        let table = mirror.lock_table()?;
+        for index in 0..4 {
+            assert_eq!(table.readable(range.address(index)).is_some(), index == 2);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn an_entry_that_lost_only_its_mark_does_not_outlive_its_page() -> Result {
+        let (range, shared, mirror) = attached(4)?;
+        let mirror = Arc::new(mirror, GFP_KERNEL)?;
+        let memory = shared.memory.driver();
+        for index in 0..4 {
+            store(range.address(index), 60 + index as u64)?;
+        }
+        let unmarked = PageRange::from_pages(range.address(1), 1)?;
+        for to_device in [true, false] {
+            mirror.fault(range, Access::Read)?;
+            let taken = mirror.clone();
+            // As an event would that takes write access only.
+            *memory.at_copy.lock() = Some(KBox::new(
+                move || taken.notifier.lock().transactions.unmark(unmarked),
+                GFP_KERNEL,
+            )?);
+            let migration = mirror.migrate(range);
+            let outcome = match to_device {
+                true => migration.to_device()?,
+                false => migration.to_system()?,
+            };
+            *memory.at_copy.lock() = None;
+            assert_eq!(outcome.moved, 4);
+            let at = |index| device_load(&mirror, range.address(index));
+            assert_eq!(at(0)?, Some(60));
+            if to_device {
+                // Towards the device, what was lost is asked for again.
+                assert_eq!(at(1)?, Some(61));
+            } else {
+                assert_eq!(at(1)?, None);
+            }
+        }
         Ok(())
     }
 

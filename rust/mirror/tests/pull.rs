@@ -3,6 +3,10 @@
 //! Connections of two devices, and migration from one to the other, in KUnit.
 
 use super::*;
+use crate::{
+    mm::device_pages::DeviceRange,
+    pgtable::Slot, //
+};
 
 /// Memory on a device, with its mirror, and another device with one.
 fn two(
@@ -23,9 +27,92 @@ fn two(
     Ok((range, [(shared, first), (other, second)]))
 }
 
+/// A format that has no room for device pages beyond the first block.
+enum Tight {}
+
+// SAFETY: That of `Radix4`, with less.
+unsafe impl Format for Tight {
+    type Word = u64;
+
+    const LEVELS: u32 = Radix4::LEVELS;
+    const BITS: u32 = Radix4::BITS;
+
+    fn has_leaves(level: u32) -> bool {
+        Radix4::has_leaves(level)
+    }
+
+    fn can_hold(entry: Entry) -> bool {
+        !entry.is_device() || entry.number() < PMD_PAGES
+    }
+
+    fn table(index: u32) -> u64 {
+        Radix4::table(index)
+    }
+
+    fn leaf(level: u32, entry: Entry) -> u64 {
+        Radix4::leaf(level, entry)
+    }
+
+    fn decode(level: u32, word: u64) -> Slot {
+        Radix4::decode(level, word)
+    }
+}
+
+/// A device whose page table is tight.
+struct TightDevice(Arc<Shared>);
+
+impl Device for TightDevice {
+    type Memory = TestMemory;
+    type Format = Tight;
+    type Walker = ();
+    type Flush = ();
+
+    fn memory(&self) -> Option<&Memory<TestMemory>> {
+        Some(&self.0.memory)
+    }
+
+    fn flush_start(&self, _range: PageRange) {
+        self.0.flushes.fetch_add(1, Relaxed);
+    }
+
+    fn flush_wait(&self, (): ()) {}
+}
+
 #[kunit_tests(rust_hmm_pull)]
 mod suite {
     use super::*;
+
+    #[test]
+    fn a_table_that_refuses_the_destination_leaves_the_source_no_entry() -> Result {
+        let range = map(4)?;
+        store(range.start(), 7)?;
+        let current = current!();
+        let mm = current.mm().ok_or(EINVAL)?;
+        let (shared, other) = (super::super::shared()?, super::super::shared()?);
+        let one = crate::new_mirror!(mm, TightDevice(shared.clone()))?;
+        let two = crate::new_mirror!(mm, TightDevice(other.clone()))?;
+        for shared in [&shared, &other] {
+            let connection = &shared.memory.driver().connection;
+            connection.store(Connection::Migratable as usize, Relaxed);
+        }
+        let block = DeviceRange {
+            first: 0,
+            count: PMD_PAGES,
+        };
+        assert_eq!(other.memory.remove(block)?, 0);
+        assert_eq!(one.migrate(range).to_device()?.moved, 4);
+        assert_eq!(one.lock_table()?.present(range), 4);
+        let flushes = shared.flushes.load(Relaxed);
+        assert_eq!(two.pull(range, &one).err(), Some(EINVAL));
+        // The pages have moved, and their sources are free.
+        assert_eq!((shared.memory.usage().0, other.memory.usage().0), (0, 4));
+        for mirror in [&one, &two] {
+            assert_eq!(mirror.lock_table()?.present(range), 0);
+        }
+        assert!(shared.flushes.load(Relaxed) > flushes);
+        assert_eq!(load(range.start())?, 7);
+        Ok(())
+    }
 
     #[test]
     fn both_drivers_are_asked_once_and_the_lesser_counts() -> Result {

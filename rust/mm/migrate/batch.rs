@@ -3,13 +3,44 @@
 //! The arrays of one migration, and what they say of each page.
 
 use super::{whole::Whole, Entry, Source, COMPOUND, MIGRATE, SHIFT, VALID, WRITE};
-use crate::{bindings, mm::addr::PMD_PAGES};
+use crate::{
+    bindings,
+    mm::{
+        addr::{PageRange, PMD_ORDER, PMD_PAGES},
+        page::LockedFolio,
+    },
+};
+use core::{mem::ManuallyDrop, ptr};
 use kernel::prelude::*;
+
+const WORD: usize = u64::BITS as usize;
+
+/// A bit for each page of a batch.
+#[derive(Default)]
+pub(super) struct Bits([u64; PMD_PAGES / WORD]);
+
+impl Bits {
+    #[inline]
+    pub(super) fn set(&mut self, index: usize, yes: bool) {
+        if let Some(word) = self.0.get_mut(index / WORD) {
+            let bit = 1 << (index % WORD);
+            *word = if yes { *word | bit } else { *word & !bit };
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_set(&self, index: usize) -> bool {
+        let word = self.0.get(index / WORD);
+        word.is_some_and(|word| word >> (index % WORD) & 1 != 0)
+    }
+}
 
 /// Room for one migration. Reuse it.
 pub struct Batch {
     pub(super) src: KVec<usize>,
     pub(super) dst: KVec<usize>,
+    /// By the index of an entry: whether its destination holds what the source held.
+    pub(super) filled: Bits,
 }
 
 impl Batch {
@@ -23,6 +54,7 @@ impl Batch {
         Ok(Self {
             src: KVec::from_elem(0, pages, GFP_KERNEL)?,
             dst: KVec::from_elem(0, pages, GFP_KERNEL)?,
+            filled: Bits::default(),
         })
     }
 
@@ -30,6 +62,7 @@ impl Batch {
     pub(super) fn clear(&mut self, pages: usize) -> Result {
         self.src.get_mut(..pages).ok_or(EINVAL)?.fill(0);
         self.dst.get_mut(..pages).ok_or(EINVAL)?.fill(0);
+        self.filled = Bits::default();
         Ok(())
     }
 }
@@ -42,6 +75,8 @@ impl Batch {
 /// it and the mmap lock is held for `'a`. Without `chosen` all destinations are new system memory.
 pub(super) struct Inner<'a> {
     pub(super) raw: bindings::migrate_vma,
+    /// What `raw` is about.
+    pub(super) range: PageRange,
     /// Whether the sources are memory that the CPU can address.
     pub(super) cpu_sources: bool,
     /// Whether others chose some of the destinations.
@@ -112,6 +147,28 @@ impl Inner<'_> {
         entry.destination != 0 && !(self.chosen && is_private())
     }
 
+    /// Drops the destination of the entry at `index`, which was not migrated into. Without one nothing happens.
+    pub(super) fn abandon(&mut self, index: usize) {
+        self.batch.filled.set(index, false);
+        if let Some(dst) = self.batch.dst.get_mut(index) {
+            let raw = core::mem::take(dst);
+            if raw != 0 {
+                let order = if raw & COMPOUND != 0 { PMD_ORDER } else { 0 };
+                // SAFETY: It was put there by `fill`, with its lock and reference.
+                drop(unsafe { LockedFolio::from_raw(raw >> SHIFT, order) });
+            }
+        }
+    }
+
+    /// Drops the destinations that were not filled: their entries stay.
+    pub(super) fn abandon_unfilled(&mut self) {
+        for index in 0..self.pages {
+            if !self.batch.filled.is_set(index) {
+                self.abandon(index);
+            }
+        }
+    }
+
     pub(super) fn pages(&mut self) {
         let Self { raw, whole, .. } = self;
         // SAFETY: Set up by the type invariant; every destination is a locked new folio.
@@ -125,5 +182,28 @@ impl Inner<'_> {
     pub(super) fn finalize(&mut self) {
         // SAFETY: As above.
         unsafe { bindings::migrate_vma_finalize(&mut self.raw) };
+    }
+}
+
+/// Isolated pages. Dropping it restores them.
+pub(super) struct Restored<'a>(pub(super) Inner<'a>);
+
+impl<'a> Restored<'a> {
+    /// The pages, to be migrated. Nothing restores them any more.
+    pub(super) fn into_inner(self) -> Inner<'a> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not used again and not dropped.
+        unsafe { ptr::read(&this.0) }
+    }
+}
+
+impl Drop for Restored<'_> {
+    fn drop(&mut self) {
+        // Destinations that were never migrated into have no mapping; finalizing with them would
+        // lose the pages. So they go first.
+        for index in 0..self.0.pages {
+            self.0.abandon(index);
+        }
+        self.0.finalize();
     }
 }

@@ -104,19 +104,19 @@ impl Drop for Replica {
     }
 }
 
-impl Isolated<'_> {
+impl<R> Isolated<'_, R> {
     /// Takes the destination of the entry at `index`, a small page with contents, as a copy of it: the entry
-    /// will stay where it is. `None`: it is none, or has no destination, or there is no memory, so that the
-    /// destination is taken back.
+    /// will stay where it is. `None`: it is none, or has no destination, or that was not filled; or there is
+    /// no memory, so that the destination is taken back.
     pub fn take_copy(&mut self, index: usize) -> Option<KBox<Replica>> {
-        let entry = self.0.entry(index)?;
+        let entry = self.pages.0.entry(index)?;
         let Source::Page(source) = entry.source else {
             return None;
         };
-        if entry.pages != 1 || entry.destination == 0 {
+        if entry.pages != 1 || entry.destination == 0 || !self.pages.0.batch.filled.is_set(index) {
             return None;
         }
-        let dst = self.0.batch.dst.get_mut(index)?;
+        let dst = self.pages.0.batch.dst.get_mut(index)?;
         // SAFETY: The destination was put there by `fill`, with its lock and reference.
         let folio = unsafe { LockedFolio::from_raw(core::mem::take(dst) >> SHIFT, 0) };
         // SAFETY: The source is isolated, so it is alive.

@@ -31,9 +31,9 @@ pub(crate) enum Pages {
 }
 
 /// The first pages of a range, as far as they are alike.
-pub enum System<'a> {
+pub enum System<'a, R = ()> {
     /// They are isolated, as far as they can be.
-    Isolated(Isolated<'a>, PageRange),
+    Isolated(Isolated<'a, R>, PageRange),
     /// They cannot move to a device. They stay.
     Stay(PageRange),
     /// Others migrate them, or have references to them. They stay, for now.
@@ -125,6 +125,19 @@ impl<'a> Isolated<'a> {
             }
             Pages::Busy | Pages::Held => System::Busy(part),
             Pages::Device | Pages::Stay => System::Stay(part),
+        })
+    }
+}
+
+impl<'a> System<'a> {
+    /// As [`Isolated::read_by`]. If nothing is isolated, the readers are dropped.
+    pub fn read_by<R>(readers: R, isolate: impl FnOnce() -> Result<Self>) -> Result<System<'a, R>> {
+        Ok(match isolate()? {
+            Self::Isolated(isolated, part) => {
+                System::Isolated(Isolated::read_by(readers, || Ok(isolated))?, part)
+            }
+            Self::Stay(part) => System::Stay(part),
+            Self::Busy(part) => System::Busy(part),
         })
     }
 }

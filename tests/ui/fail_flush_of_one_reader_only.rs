@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: GPL-2.0
+//~ PASS pass_flush
+//! Each reader of the pages has to give its proof, before these are freed.
+
+use rust_hmm::mm::migrate::{Migrated, Moved, Reader};
+
+pub struct Table;
+
+pub struct Proof(());
+
+impl Reader for Table {
+    type Done = Proof;
+
+    fn forget(self, _moved: &Moved<'_>) -> Proof {
+        Proof(())
+    }
+}
+
+pub fn finalize(migrated: Migrated<'_, (Table, Table)>) {
+    migrated.finalize(|(here, there), moved| {
+        let proof = here.forget(moved);
+        drop(there);
+        proof
+        //~^ ERROR E0308: mismatched types: expected `(Proof, Proof)`, found `Proof`
+    });
+}

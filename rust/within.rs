@@ -7,8 +7,9 @@
 //! functions that wait ask it first. Several tasks can be within callbacks of one mirror, and what they
 //! must not do concerns all mirrors; so the table is one for all.
 //!
-//! A task whose places are all taken is not noted: then nothing is refused that should be, and lockdep
-//! is what sees it.
+//! A task is named by its address and the time of its birth: a guard that was forgotten stays noted, but not for
+//! another task that gets the same memory later. If all places are taken, a task is not noted: then nothing is refused
+//! that should be, and lockdep is what sees it.
 
 use crate::bindings;
 use kernel::{
@@ -22,23 +23,27 @@ use kernel::{
     types::NotThreadSafe, //
 };
 
-const PLACES: usize = 128;
-
-/// Places in which a task may be noted.
-const WINDOW: usize = 8;
+/// Tasks that can be within callbacks at once.
+const PLACES: usize = 1024;
 
 /// A task that is within callbacks.
 struct Place {
     /// Its address; 0 if the place is free.
     task: Atomic<usize>,
-    /// How deep it is. Only the task itself changes this.
+    /// When it was born. This and the depth are only written by the task itself.
+    born: Atomic<u64>,
+    /// How deep it is.
     depth: Atomic<u32>,
+    /// Number of places, from this one on, in which tasks have been noted that are looked for from here. Never less again.
+    reach: Atomic<usize>,
 }
 
 static TABLE: [Place; PLACES] = [const {
     Place {
         task: Atomic::new(0),
+        born: Atomic::new(0),
         depth: Atomic::new(0),
+        reach: Atomic::new(0),
     }
 }; PLACES];
 
@@ -48,16 +53,83 @@ pub(crate) fn current_task() -> usize {
     Task::current_raw() as usize
 }
 
-/// The places of `task`.
-fn window(task: usize) -> impl Iterator<Item = &'static Place> {
-    // A `task_struct` is some KiB long.
-    let first = (task >> 10).wrapping_mul(0x9e37_79b9) >> 7;
-    (0..WINDOW).filter_map(move |step| TABLE.get((first + step) % PLACES))
+/// The current task among all that have ever been.
+#[derive(Clone, Copy)]
+struct Name {
+    address: usize,
+    born: u64,
 }
 
-fn place_of(task: usize) -> Option<&'static Place> {
-    // What a task has written itself, it sees; others never write its name.
-    window(task).find(|place| place.task.load(Relaxed) == task)
+impl Name {
+    fn current() -> Self {
+        Self {
+            address: current_task(),
+            // SAFETY: The current task is alive, and nobody else writes this.
+            born: unsafe { (*Task::current_raw()).start_time },
+        }
+    }
+
+    /// Index of the first place to look at.
+    fn first(&self) -> usize {
+        // A `task_struct` is some KiB long.
+        ((self.address >> 10).wrapping_mul(0x9e37_79b9) >> 7) % PLACES
+    }
+
+    /// The first `count` places in which it may be noted.
+    fn places(&self, count: usize) -> impl Iterator<Item = &'static Place> {
+        let first = self.first();
+        (0..count).filter_map(move |step| TABLE.get((first + step) % PLACES))
+    }
+
+    fn reach(&self) -> Option<&'static Atomic<usize>> {
+        TABLE.get(self.first()).map(|place| &place.reach)
+    }
+
+    /// The place with its address, which may be that of a task before it.
+    fn noted(&self) -> Option<&'static Place> {
+        let reach = self.reach()?.load(Relaxed);
+        // What a task has written itself, it sees; others never write its address.
+        self.places(reach)
+            .find(|place| place.task.load(Relaxed) == self.address)
+    }
+
+    /// The place in which it is noted.
+    fn place(&self) -> Option<&'static Place> {
+        self.noted()
+            .filter(|place| place.born.load(Relaxed) == self.born)
+    }
+
+    /// Notes it.
+    fn note(&self) -> Option<&'static Place> {
+        let place = match self.noted() {
+            // Of a task that has ended with a guard that it forgot.
+            Some(place) => place,
+            None => self.claim()?,
+        };
+        place.born.store(self.born, Relaxed);
+        place.depth.store(0, Relaxed);
+        Some(place)
+    }
+
+    /// Takes a free place.
+    fn claim(&self) -> Option<&'static Place> {
+        let free = |place: &&'static Place| {
+            place.task.load(Relaxed) == 0 && place.task.cmpxchg(0, self.address, Acquire).is_ok()
+        };
+        let (step, place) = self
+            .places(PLACES)
+            .enumerate()
+            .find(|(_, place)| free(place))?;
+        let reach = self.reach()?;
+        let mut now = reach.load(Relaxed);
+        while now <= step {
+            match reach.cmpxchg(now, step + 1, Relaxed) {
+                Ok(_) => break,
+                Err(other) => now = other,
+            }
+        }
+        Some(place)
+    }
 }
 
 /// The current task is within a callback, or has a guard that counts as one, as long as this exists.
@@ -70,12 +142,8 @@ impl Within {
     /// Context: any but interrupts.
     #[inline(never)]
     pub(crate) fn enter() -> Self {
-        let task = current_task();
-        let place = place_of(task).or_else(|| {
-            window(task).find(|place| {
-                place.task.load(Relaxed) == 0 && place.task.cmpxchg(0, task, Acquire).is_ok()
-            })
-        });
+        let name = Name::current();
+        let place = name.place().or_else(|| name.note());
         if let Some(place) = place {
             place.depth.store(place.depth.load(Relaxed) + 1, Relaxed);
         }
@@ -102,7 +170,7 @@ impl Drop for Within {
 /// Whether the current task is within a callback.
 #[inline(never)]
 pub(crate) fn is_within() -> bool {
-    place_of(current_task()).is_some()
+    Name::current().place().is_some()
 }
 
 /// `EDEADLK`, which the kernel crate does not name.
@@ -154,20 +222,40 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_refuses_nobody() {
-        let task = current_task();
-        for place in window(task) {
-            place.task.store(usize::MAX, Relaxed);
+    fn a_crowd_changes_nothing() {
+        let name = Name::current();
+        // As many as there can be but for one, beginning where this one is looked for.
+        let others = || {
+            name.places(PLACES - 1)
+                .filter(|place| place.task.load(Relaxed) == usize::MAX)
+        };
+        for place in name.places(PLACES - 1) {
+            let _taken = place.task.cmpxchg(0, usize::MAX, Relaxed);
         }
         {
             let _within = Within::enter();
-            assert_eq!(may_wait(), Ok(()));
+            assert_eq!(may_wait(), Err(deadlock()));
         }
-        for place in window(task) {
+        assert_eq!(may_wait(), Ok(()));
+        for place in others() {
             place.task.store(0, Relaxed);
         }
-        let within = Within::enter();
+    }
+
+    #[test]
+    fn a_forgotten_guard_is_not_the_next_tasks() {
+        let name = Name::current();
+        core::mem::forget(Within::enter());
         assert!(is_within());
-        drop(within);
+        // As if this were another task in the same memory.
+        if let Some(place) = name.place() {
+            place.born.store(name.born.wrapping_add(1), Relaxed);
+        }
+        assert_eq!(may_wait(), Ok(()));
+        {
+            let _within = Within::enter();
+            assert!(is_within());
+        }
+        assert!(!is_within() && name.noted().is_none());
     }
 }

@@ -211,6 +211,8 @@ impl<D: Device> Mirror<D> {
                 let huge = compound && piece.is_pmd();
                 let whole = huge && theirs.is_private() && mine.is_private();
                 theirs.keep_reading(vma.space(), piece, |readers| {
+                    // Dropped after the destinations.
+                    let arrival = mine.arrive()?;
                     let (select, owner) = (theirs.select(), theirs.owner());
                     let mut isolated = Isolated::read_by((announced, readers), || {
                         Isolated::new(vma, piece, select, whole, owner, None, batch)
@@ -223,7 +225,7 @@ impl<D: Device> Mirror<D> {
                             // The core offers these, too, but they are nobody's.
                             return None;
                         }
-                        let folio = allocator.alloc(entry.order());
+                        let folio = allocator.alloc(&arrival, entry.order());
                         if folio.is_none() {
                             no_huge |= entry.order() == PMD_ORDER;
                             short += entry.pages;
@@ -237,6 +239,10 @@ impl<D: Device> Mirror<D> {
                     }
                     outcome.no_memory += short;
                     let failed = theirs.copy_to(mine, &mut isolated, copies);
+                    if arrival.is_late() {
+                        // Puts everything back.
+                        return Err(ENODEV);
+                    }
                     for entry in isolated.entries().filter(|entry| failed.is(entry.index)) {
                         outcome.copy_failed += entry.pages;
                     }

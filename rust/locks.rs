@@ -30,6 +30,10 @@ classes! {
     copies = c"rust_hmm::copies";
     /// The same.
     copies_idle = c"rust_hmm::copies_idle";
+    /// The device is unplugged, and waits for migrations to it.
+    arrivals = c"rust_hmm::arrivals";
+    /// The same.
+    arrivals_idle = c"rust_hmm::arrivals_idle";
     /// A fault waits for a migration.
     ended = c"rust_hmm::ended";
     /// A walker.

@@ -20,12 +20,13 @@ use crate::{
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
+        atomic::Atomic,
         Arc,
         SetOnce, //
     },
 };
 
+mod arrivals;
 mod chores;
 mod copy;
 mod cpu_fault;
@@ -40,6 +41,8 @@ mod room;
 mod unplug;
 mod watched;
 
+pub(crate) use arrivals::Arrival;
+use arrivals::Arrivals;
 use chores::{Chores, Worker};
 pub(crate) use copy::{Copies, End, Failed, Filled, RawJob};
 pub use copy::{Copy, CopyJob};
@@ -93,7 +96,7 @@ impl<M: MemoryOps> Memory<M> {
             chores: KBox::pin_init(Chores::new(), GFP_KERNEL)?,
             windows: Windows::new()?,
             evicting: Atomic::new(0),
-            gone: AtomicFlag::new(false),
+            arrivals: KBox::pin_init(Arrivals::new(), GFP_KERNEL)?,
             lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
         };
         Arc::pin_init(DevicePages::new(kind, max_pages, ops), GFP_KERNEL)
@@ -186,8 +189,13 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.data().fails(order)
     }
 
-    pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
-        self.allocator().alloc(order)
+    /// Begins a step that may bring pages. `ENODEV` if the device is gone.
+    pub(crate) fn arrive(&self) -> Result<Arrival<'_>> {
+        self.pages.data().arrivals.begin()
+    }
+
+    pub(crate) fn alloc(&self, arrival: &Arrival<'_>, order: u32) -> Option<LockedFolio> {
+        self.allocator().alloc(arrival, order)
     }
 
     /// Copies each page to its folio, one of ours; the numbers tell them apart, below 512. Says which were copied.
@@ -286,10 +294,10 @@ impl<M: MemoryOps> Allocator<'_, M> {
         self.pages.data().driver.fail_allocation(order)
     }
 
-    /// A folio of `order`, if there is one.
-    pub(crate) fn alloc(&self, order: u32) -> Option<LockedFolio> {
+    /// A folio of `order`, if there is one. The arrival is one of this memory.
+    pub(crate) fn alloc(&self, arrival: &Arrival<'_>, order: u32) -> Option<LockedFolio> {
         let ops = self.pages.data();
-        if ops.gone.load(Relaxed) || self.driver_fails(order) {
+        if arrival.is_late() || self.driver_fails(order) {
             return None;
         }
         // What the driver says is a wish: only free pages are taken.

@@ -3,6 +3,7 @@
 //! What the pages of a device lead to: their CPU faults, their copies, and what is kept for them.
 
 use super::{
+    arrivals::Arrivals,
     chores::Chores,
     cpu_fault,
     known::Known,
@@ -24,10 +25,7 @@ use crate::{
     stats::{Counter, Stats},
     within::Within,
 };
-use kernel::{
-    prelude::*,
-    sync::atomic::{Atomic, AtomicFlag},
-};
+use kernel::{prelude::*, sync::atomic::Atomic};
 
 /// What goes with the pages of one device.
 pub(super) struct Ops<M> {
@@ -40,8 +38,8 @@ pub(super) struct Ops<M> {
     pub(super) windows: Windows,
     /// Evictions that isolate pages now.
     pub(super) evicting: Atomic<usize>,
-    /// The device is gone.
-    pub(super) gone: AtomicFlag,
+    /// The steps that bring pages.
+    pub(super) arrivals: Pin<KBox<Arrivals>>,
     pub(super) known: Pin<KBox<Known>>,
     pub(super) chores: Pin<KBox<Chores>>,
 }

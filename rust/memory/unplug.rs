@@ -10,7 +10,6 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::atomic::ordering::{Full, Relaxed},
     time::{delay::fsleep, Delta},
 };
 
@@ -23,7 +22,7 @@ const PAUSE: Delta = Delta::from_millis(2);
 impl<M: MemoryOps> Memory<M> {
     /// Whether the device was unplugged.
     pub fn is_gone(&self) -> bool {
-        self.pages.data().gone.load(Relaxed)
+        self.pages.data().arrivals.is_closed()
     }
 
     /// The device is gone, or about to go: all mirrors of it lose their entries, nothing comes any more, and
@@ -31,7 +30,9 @@ impl<M: MemoryOps> Memory<M> {
     /// were not: for these the driver's copies fail. A CPU that touches one of them gets `SIGBUS`; they stay
     /// in use until their processes have unmapped them.
     ///
-    /// Operations that need the device fail with `ENODEV` from now on.
+    /// Operations that need the device fail with `ENODEV` from now on. Waits for migrations to the device that have begun,
+    /// and for their copies: a driver whose copy engine has stopped fails its jobs before. So nothing is in the memory
+    /// afterwards but what was lost.
     ///
     /// # Errors
     ///
@@ -39,10 +40,13 @@ impl<M: MemoryOps> Memory<M> {
     /// touched. `EDEADLK` within a callback. Context: may sleep; no lock may be held.
     pub fn unplug(&self) -> Result<(usize, usize)> {
         within::may_wait()?;
-        if self.pages.data().gone.xchg(true, Full) {
+        let ops = self.pages.data();
+        if !ops.arrivals.close() {
             return Err(ENODEV);
         }
-        self.pages.data().peers.for_each(|peer| peer.forget());
+        ops.peers.for_each(|peer| peer.forget());
+        // What they have brought by then is among what is saved.
+        ops.arrivals.wait();
         let before = self.stats().get(Counter::Evicted);
         let lost = self.evict_all()?;
         // What migrations that had begun have brought.

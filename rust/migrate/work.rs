@@ -4,7 +4,7 @@
 
 use super::{PageOutcome, Target};
 use crate::{
-    memory::Copies,
+    memory::{Arrival, Copies},
     mirror::{Announced, Device, Mirror, Switched},
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
@@ -81,6 +81,8 @@ impl<F: Format> Work<F> {
         if huge && !compound && memory.driver_fails(PMD_ORDER) {
             return Ok((piece.end(), Attempt::NoHuge));
         }
+        // Dropped after the destinations.
+        let mut arrival = None;
         let mut lap = Lap::start();
         let isolated = System::read_by(announced, || match target {
             Target::Device => Isolated::of_system(vma, piece, compound, name, batch),
@@ -110,9 +112,10 @@ impl<F: Format> Work<F> {
         let mut no_huge = false;
         match target {
             Target::Device => {
+                let arrival = arrival.insert(memory.arrive()?);
                 let allocator = memory.allocator();
                 isolated.fill(|entry| {
-                    let folio = allocator.alloc(entry.order());
+                    let folio = allocator.alloc(arrival, entry.order());
                     if folio.is_none() {
                         no_huge |= entry.order() == PMD_ORDER;
                         set(pages, entry, PageOutcome::NoMemory);
@@ -160,6 +163,10 @@ impl<F: Format> Work<F> {
         }
         let failed = memory.copy_all(&mut isolated, copies);
         lap.end(Phase::Copy);
+        if arrival.as_ref().is_some_and(Arrival::is_late) {
+            // Puts everything back.
+            return Err(ENODEV);
+        }
         if failed.any() {
             for entry in isolated.entries() {
                 if failed.is(entry.index) {

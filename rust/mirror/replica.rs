@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     locks,
-    memory::{Copies, Memory},
+    memory::{Arrival, Copies, Memory},
     mm::{
         addr::{PageRange, PMD_PAGES},
         device_pages::DeviceRange,
@@ -291,18 +291,20 @@ impl<D: Device> Mirror<D> {
         };
         let (mmap, announced) = self.begin(space, request)?;
         let piece = announced.range();
+        let arrival = memory.arrive()?;
         let result = (|| {
             let vma = mmap
                 .vma_lookup(piece.start())
                 .filter(|vma| vma.is_constant())
                 .ok_or(EINVAL)?;
             // With the mmap lock held, it stays so.
-            self.join_copies(vma, piece, memory, work)?;
-            self.isolate_and_copy(vma, &announced, memory, work)?;
+            self.join_copies(vma, piece, memory, &arrival, work)?;
+            self.isolate_and_copy(vma, &announced, memory, &arrival, work)?;
             // Those that were joined came before.
             work.made.sort_unstable_by_key(|(index, _)| *index);
             self.use_copies(name, piece, memory, work)
         })();
+        work.made.clear();
         drop(announced);
         result
     }
@@ -314,6 +316,7 @@ impl<D: Device> Mirror<D> {
         vma: Vma<'_>,
         announced: &Announced<'_, D>,
         memory: &Memory<D::Memory>,
+        arrival: &Arrival<'_>,
         work: &mut Work<D::Format>,
     ) -> Result {
         let (name, piece) = (announced.name(), announced.range());
@@ -357,7 +360,7 @@ impl<D: Device> Mirror<D> {
             };
             next = run.start + pages.pages();
             isolated.fill(|entry| match entry.source {
-                Source::Page(_) if entry.pages == 1 && !entry.writable => memory.alloc(0),
+                Source::Page(_) if entry.pages == 1 && !entry.writable => memory.alloc(arrival, 0),
                 _ => None,
             });
             memory.copy_all(&mut isolated, copies);
@@ -387,6 +390,7 @@ impl<D: Device> Mirror<D> {
         vma: Vma<'_>,
         piece: PageRange,
         memory: &Memory<D::Memory>,
+        arrival: &Arrival<'_>,
         work: &mut Work<D::Format>,
     ) -> Result {
         let mut pairs = KVec::new();
@@ -398,7 +402,7 @@ impl<D: Device> Mirror<D> {
             let Some(source) = vma.constant(addr) else {
                 continue;
             };
-            let Some(folio) = memory.alloc(0) else {
+            let Some(folio) = memory.alloc(arrival, 0) else {
                 break;
             };
             pairs.push((index, source, folio), GFP_KERNEL)?;

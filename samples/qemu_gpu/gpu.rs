@@ -16,7 +16,6 @@ use kernel::{
         Arc,
         Mutex, //
     },
-    time::{delay::fsleep, Delta},
 };
 use rust_hmm::{
     connection::Connection,
@@ -25,9 +24,6 @@ use rust_hmm::{
     mm::{addr::PageRange, device_pages::Kind, dma::DmaDevice, pci::PciMemory},
     pgtable::{OfDma, Radix4},
 };
-
-/// Looks, of 10 ms each, until migrations under way have left the memory of a GPU that goes.
-const LOOKS: usize = 3000;
 
 /// The memory.
 pub(crate) struct Vram {
@@ -122,12 +118,6 @@ impl Gpu {
     /// that were saved, and those that are lost.
     pub(crate) fn remove(&self) -> (usize, usize) {
         let pages = self.memory.unplug().unwrap_or_default();
-        for _ in 0..LOOKS {
-            if self.memory.usage().0 == 0 {
-                break;
-            }
-            fsleep(Delta::from_millis(10));
-        }
         drop(self.running.lock().take());
         pages
     }

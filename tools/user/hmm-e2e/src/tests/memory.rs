@@ -8,7 +8,10 @@ use crate::{check, check_eq};
 use hmm::child::Ended;
 use hmm::engine::{checksum, Way};
 use hmm::placement::{Attributes, Policy};
-use hmm::{pattern, Child, Command, Device, EngineOp, Errno, Gate, Mapping, HUGE_PAGES};
+use hmm::{
+    pattern, Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, Setting,
+    HUGE_PAGES,
+};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -26,6 +29,10 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "one_call_evicts_not_its_own", one_call_evicts_not_its_own).only_rust(OURS),
     Test::new("memory", "cpu_window_follows_the_pattern", cpu_window).only_rust(OURS).private(),
     Test::new("memory", "unplugged_in_use", unplugged_in_use)
+        .only_rust(OURS)
+        .private()
+        .seconds(120),
+    Test::new("memory", "unplug_waits_for_migrations", unplug_waits_for_migrations)
         .only_rust(OURS)
         .private()
         .seconds(120),
@@ -333,6 +340,58 @@ fn cpu_window(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "after all")?;
     device.close().what("close")?;
     unload(ctx)
+}
+
+/// A device is unplugged while pages are copied to it, from system memory and from another device. When that returns,
+/// nothing is in its memory, and nothing comes; the pages are where they were.
+fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
+    const PAGES: usize = 8;
+    for pulled in [false, true] {
+        let _restore = with(ctx, "vram_mib=64")?;
+        let (device, other) =
+            (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
+        for device in [&device, &other] {
+            let connection = Connection::Migratable as u64;
+            device.set(Setting::Connection, connection).what("set the connection")?;
+        }
+        let map = Mapping::anon(PAGES)?;
+        map.fill(9);
+        let source = if pulled { &other } else { &device };
+        if pulled {
+            let there = other.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
+            check_eq!(there.moved, PAGES as u64, "pages that moved to the source");
+        }
+        // Of each page.
+        source.set(Setting::CopyDelay, 100_000_000).what("set the delay")?;
+        let (ended, used) = std::thread::scope(|scope| -> Result<_, Stop> {
+            let mover = scope.spawn(|| match pulled {
+                true => device.pull(map.addr(), PAGES, &other).map(|_| ()),
+                false => device.migrate(map.addr(), PAGES, Way::ToDevice).map(|_| ()),
+            });
+            std::thread::sleep(Duration::from_millis(250));
+            let during = device.counters()?.device_pages_used;
+            check_eq!(during, PAGES as u64, "pages under way");
+            device.unplug(0, 0).what("unplug")?;
+            let used = device.counters()?.device_pages_used;
+            match mover.join() {
+                Ok(ended) => Ok((ended, used)),
+                Err(_) => Err(Stop::Fail("the mover panicked".into())),
+            }
+        })?;
+        check_eq!(used, 0, "pages in use when unplug has returned (pulled: {pulled})");
+        check_eq!(device.counters()?.device_pages_used, 0, "pages that came later");
+        check_eq!(ended, Err(Errno::ENODEV), "end of the migration");
+        if pulled {
+            other.set(Setting::CopyDelay, 0).what("set the delay back")?;
+        }
+        cpu_sees(&map, 9, "after the device was unplugged")?;
+        drop(map);
+        for device in [device, other] {
+            device.close().what("close")?;
+        }
+        unload(ctx)?;
+    }
+    Ok(())
 }
 
 fn unplugged_in_use(ctx: &Ctx) -> Outcome {

@@ -87,7 +87,8 @@ impl<'m, D: Device> Migrate<'m, D> {
         self
     }
 
-    /// Who may ask for its end: then copies that have not begun are cancelled, and their pages stay.
+    /// Who may ask for its end: then copies that have not begun are cancelled, and their pages stay, as do those of
+    /// which the migration has not begun.
     pub fn stop(mut self, stop: Stop) -> Self {
         self.stop = Some(stop);
         self
@@ -140,11 +141,15 @@ impl<'m, D: Device> Migrate<'m, D> {
     fn run_steps(mut self, target: Target, total: &mut Outcome) -> Result {
         within::may_wait()?;
         let mut step = Step::new(self.mirror, target, self.faultless, self.evict)?;
-        step.work.copies.until(self.stop.take());
+        let stop = self.stop.take();
+        step.work.copies.until(stop.clone());
         step.patient = self.trigger != Trigger::Fault;
         let _charge = step.space.charge();
         let mut rest = Some(self.range);
         while let Some(range) = rest {
+            if stop.as_ref().is_some_and(Stop::is_set) {
+                break;
+            }
             let done = step.run(range)?;
             let pages = PageRange::new(range.start(), done)?.pages();
             let at = self.range.index_of(range.start()).ok_or(EINVAL)?;

@@ -51,11 +51,11 @@ pub struct Stop(Arc<AtomicFlag>);
 
 impl Stop {
     /// One that asks for nothing yet. `ENOMEM`.
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         Ok(Self(Arc::new(AtomicFlag::new(false), GFP_KERNEL)?))
     }
 
-    fn set(&self) {
+    pub(crate) fn set(&self) {
         self.0.store(true, Relaxed);
     }
 

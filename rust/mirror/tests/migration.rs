@@ -12,6 +12,7 @@ use crate::{
         page::{Effort, LockedFolio},
         space::MmapGuard, //
     },
+    queue::Stop,
 };
 
 #[kunit_tests(rust_hmm_migration)]
@@ -255,6 +256,26 @@ mod suite {
         for index in 0..4 {
             assert_eq!(table.readable(range.address(index)).is_some(), index == 2);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_migration_that_is_stopped_begins_no_step() -> Result {
+        let (all, shared, mirror) = attached(4 * PMD_PAGES)?;
+        let start = all.start().next_multiple_of(PMD_SIZE);
+        let range = PageRange::from_pages(start, 2 * PMD_PAGES)?;
+        store(range.start(), 1)?;
+        let stop = Stop::new()?;
+        let asked = stop.clone();
+        let memory = shared.memory.driver();
+        // This copy has begun.
+        *memory.at_copy.lock() = Some(KBox::new(move || asked.set(), GFP_KERNEL)?);
+        let outcome = mirror.migrate(range).stop(stop).to_device()?;
+        *memory.at_copy.lock() = None;
+        assert_eq!(
+            (outcome.moved, shared.memory.usage().0),
+            (PMD_PAGES, PMD_PAGES)
+        );
         Ok(())
     }
 

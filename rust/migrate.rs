@@ -116,6 +116,8 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     fn run(self, target: Target) -> Result<Outcome> {
+        // Before anybody is told: who is told may be who calls.
+        within::may_wait()?;
         let inner = self.mirror.inner();
         let (to_device, trigger) = (target == Target::Device, self.trigger);
         inner.tell(&Event::MigrateBegin {
@@ -139,7 +141,6 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     fn run_steps(mut self, target: Target, total: &mut Outcome) -> Result {
-        within::may_wait()?;
         let mut step = Step::new(self.mirror, target, self.faultless, self.evict)?;
         let stop = self.stop.take();
         step.work.copies.until(stop.clone());

@@ -39,6 +39,7 @@ mod host_lock;
 mod migration;
 mod pull;
 mod reentry;
+mod retry;
 
 /// Memory of one block, which is enough for the pages at its end and start.
 struct TestMemory {

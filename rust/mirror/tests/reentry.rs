@@ -5,17 +5,23 @@
 use super::*;
 use crate::{
     attributes::Change,
+    connection::Connection,
+    events::Event as Told,
     host_lock::{Grain, Refused},
     mm::{
         device_pages::DeviceRange,
         fence::{Fence, Pending},
     },
     policy::InPlace,
+    queue::Stop,
     thread::Thread,
     within, //
 };
 use kernel::{
-    sync::{atomic::ordering::Acquire, Mutex},
+    sync::{
+        atomic::{ordering::Acquire, AtomicFlag},
+        Mutex, //
+    },
     time::{
         delay::{fsleep, udelay},
         Delta, //
@@ -30,9 +36,15 @@ enum From {
     Copy,
     Kick,
     FailAllocation,
+    Choose,
+    Connection,
+    CopyTo,
+    Cancelled,
+    MemoryEvent,
+    Event,
 }
 
-const PLACES: usize = From::FailAllocation as usize + 1;
+const PLACES: usize = From::Event as usize + 1;
 
 /// What the callbacks call, while they do.
 type Target = Option<(Arc<Mirror<Nosy>>, PageRange)>;
@@ -49,6 +61,13 @@ struct Probe {
     entered: [Atomic<u32>; PLACES],
     walkers: Arc<Walkers<u32>>,
     fence: Fence,
+    /// Within [`Probe::ask`]: what that calls may tell of events.
+    asking: AtomicFlag,
+    /// Set by the next copy, which then waits until it is cancelled.
+    #[pin]
+    stop: Mutex<Option<Stop>>,
+    #[pin]
+    kept: Mutex<Option<CopyJob>>,
 }
 
 /// Calls of [`call_all`].
@@ -104,6 +123,9 @@ impl Probe {
         let Some((mirror, range)) = self.target.lock().clone() else {
             return;
         };
+        if self.asking.xchg(true, Relaxed) {
+            return;
+        }
         let (called, refused) = call_all(&mirror, range);
         let at = from as usize;
         for (counters, by) in [(&self.called, called), (&self.refused, refused)] {
@@ -115,6 +137,7 @@ impl Probe {
         if let Some(counter) = self.entered.get(at) {
             counter.add(u32::from(entered), Relaxed);
         }
+        self.asking.store(false, Relaxed);
     }
 
     /// Whether it was called from there, and all was refused but the walkers.
@@ -134,8 +157,41 @@ struct NosyMemory(Arc<Probe>);
 impl MemoryOps for NosyMemory {
     fn copy(&self, job: CopyJob) {
         self.0.ask(From::Copy);
+        if let Some(stop) = self.0.stop.lock().take() {
+            *self.0.kept.lock() = Some(job);
+            stop.set();
+            return;
+        }
         // The contents do not matter here.
         job.complete(Ok(()));
+    }
+
+    fn cancelled(&self) {
+        self.0.ask(From::Cancelled);
+        drop(self.0.kept.lock().take());
+    }
+
+    fn choose(&self, _order: u32) -> Option<usize> {
+        self.0.ask(From::Choose);
+        None
+    }
+
+    fn connection(&self, _other: &Self, _kind: Kind) -> Connection {
+        self.0.ask(From::Connection);
+        Connection::Migratable
+    }
+
+    fn copy_to(&self, _other: &Self, job: CopyJob) {
+        self.0.ask(From::CopyTo);
+        job.complete(Ok(()));
+    }
+
+    fn wants_events(&self) -> bool {
+        true
+    }
+
+    fn event(&self, _space: Cookie, _event: &Told) {
+        self.0.ask(From::MemoryEvent);
     }
 
     fn kick(&self) {
@@ -171,6 +227,14 @@ impl Device for Nosy {
         Some(self.0.probe.walkers.clone())
     }
 
+    fn wants_events(&self) -> bool {
+        true
+    }
+
+    fn event(&self, _mirror: u32, _event: &Told) {
+        self.0.probe.ask(From::Event);
+    }
+
     fn flush_start(&self, _range: PageRange) {
         self.0.probe.ask(From::FlushStart);
     }
@@ -192,6 +256,9 @@ fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
             walkers: Walkers::new(2, |_| Ok(0))?,
             // It has ended: to wait for it is no more than to ask.
             fence: Pending::new(Cookie::NONE)?.fence(),
+            asking: AtomicFlag::new(false),
+            stop <- kernel::new_mutex!(None),
+            kept <- kernel::new_mutex!(None),
         }? Error),
         GFP_KERNEL,
     )?;
@@ -264,7 +331,9 @@ mod suite {
         for from in [From::FlushStart, From::FlushWait, From::Copy, From::Kick] {
             assert!(armed.0.was_refused(from));
         }
-        assert!(armed.0.was_refused(From::FailAllocation));
+        for from in [From::FailAllocation, From::Choose, From::Event] {
+            assert!(armed.0.was_refused(from));
+        }
         // The same in a CPU fault.
         for counters in [&armed.0.called, &armed.0.refused, &armed.0.entered] {
             counters
@@ -272,9 +341,39 @@ mod suite {
                 .for_each(|counter| counter.store(0, Relaxed));
         }
         load(range.start())?;
-        assert!(armed.0.was_refused(From::Copy) && armed.0.was_refused(From::FlushWait));
+        for from in [From::Copy, From::FlushWait, From::MemoryEvent] {
+            assert!(armed.0.was_refused(from));
+        }
         drop(armed);
         assert_eq!(mirror.device().0.memory.usage().0, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn from_a_pull() -> Result {
+        let (source, range) = nosy(2)?;
+        let (mirror, _) = nosy(2)?;
+        store(range.start(), 1)?;
+        assert_eq!(source.migrate(range).to_device()?.moved, 2);
+        let (here, there) = (Armed::new(&mirror, range), Armed::new(&source, range));
+        assert_eq!(mirror.pull(range, &source)?.moved, 2);
+        assert!(here.0.was_refused(From::Connection) && there.0.was_refused(From::Connection));
+        assert!(there.0.was_refused(From::CopyTo) && here.0.was_refused(From::Choose));
+        Ok(())
+    }
+
+    #[test]
+    fn from_a_copy_that_is_cancelled() -> Result {
+        let (mirror, range) = nosy(1)?;
+        store(range.start(), 3)?;
+        let stop = Stop::new()?;
+        let armed = Armed::new(&mirror, range);
+        *armed.0.stop.lock() = Some(stop.clone());
+        let outcome = mirror.migrate(range).stop(stop).to_device()?;
+        assert_eq!((outcome.moved, outcome.copy_failed), (0, 1));
+        assert!(armed.0.was_refused(From::Cancelled));
+        drop(armed);
+        assert_eq!(load(range.start())?, 3);
         Ok(())
     }
 

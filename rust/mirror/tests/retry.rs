@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Faults and snapshots that collide with invalidations all the time: they end, in KUnit.
+
+use super::*;
+use crate::inject::{Armed, Point};
+use kernel::time::{Delta, Instant, Monotonic};
+
+/// What is promised: a second at least, and a hundred tries. The other bound is for a machine with much else to do.
+const LEAST: Delta = Delta::from_millis(1000);
+const MOST: Delta = Delta::from_millis(30_000);
+
+fn is_in_time(since: Instant<Monotonic>) -> bool {
+    let took = since.elapsed();
+    took >= LEAST && took < MOST
+}
+
+#[kunit_tests(rust_hmm_retry)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_always_collides_is_busy() -> Result {
+        let (range, _shared, mirror) = attached(2)?;
+        store(range.start(), 1)?;
+        let armed = Armed::new(Point::Retry, 1, true)?;
+        let since = Instant::now();
+        assert_eq!(mirror.fault(range, Access::Read), Err(EBUSY));
+        assert!(is_in_time(since));
+        drop(armed);
+        assert!(mirror.stats().get(Counter::Retries) >= 100);
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        // It was not its fault.
+        mirror.fault(range, Access::Read)?;
+        assert_eq!(device_load(&mirror, range.start())?, Some(1));
+        Ok(())
+    }
+
+    #[test]
+    fn a_snapshot_that_always_collides_is_busy() -> Result {
+        let (range, _shared, mirror) = attached(2)?;
+        let armed = Armed::new(Point::Retry, 1, true)?;
+        let mut seen = 0;
+        let since = Instant::now();
+        assert_eq!(mirror.snapshot(range, |_| seen += 1), Err(EBUSY));
+        assert!(is_in_time(since) && seen == 0);
+        drop(armed);
+        mirror.snapshot(range, |_| seen += 1)?;
+        assert_eq!(seen, 2);
+        Ok(())
+    }
+
+    #[test]
+    fn a_migration_that_always_collides_is_busy() -> Result {
+        let (range, shared, mirror) = attached(2)?;
+        let armed = Armed::new(Point::Retry, 1, true)?;
+        assert_eq!(mirror.migrate(range).to_device().err(), Some(EBUSY));
+        drop(armed);
+        assert_eq!(shared.memory.usage().0, 0);
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 2);
+        Ok(())
+    }
+}

@@ -259,7 +259,7 @@ impl<D: Device> Drop for Mirror<D> {
         if within::may_wait().is_err() {
             // It may wait for the very callback that it is in. There is nowhere to put it meanwhile for
             // which the driver's module would wait.
-            pr_err!("a mirror is dropped within a callback: that may never end\n");
+            crate::alarm!(MirrorDroppedInCallback, "this may never return");
         }
         // No CPU fault uses it from here on.
         self.registration = None;

@@ -20,6 +20,7 @@
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
 //! - [`events`]: what happens, as tracepoints and drivers are told.
+//! - [`alarm`]: reports of broken rules.
 //! - `capi`: the same for drivers in C, by `include/rust_hmm.h`.
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.
@@ -46,6 +47,7 @@
 //! Device memory is allocated and freed without a lock. The mutex under which it grows is taken
 //! before all of these.
 
+pub mod alarm;
 pub mod attributes;
 pub mod connection;
 pub mod events;
@@ -93,6 +95,7 @@ fn files() -> Result<KVec<File>> {
         (c"phases", Contents::Text(&phases::Report)),
         (c"tables", Contents::Text(&overhead::Report)),
         (c"dma", Contents::Text(&overhead::Dma)),
+        (c"alarms", Contents::Text(&alarm::Report)),
         (c"mirrors", Contents::Text(&MIRRORS)),
         (c"devices", Contents::Text(&DEVICES)),
         (c"map", Contents::Binary(&watch::Map)),

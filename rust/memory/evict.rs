@@ -208,7 +208,8 @@ impl<M: MemoryOps> Memory<M> {
             }
             rounds += 1;
             if rounds % 100 == 0 {
-                pr_warn!("{} device pages are still in use\n", self.pages.used());
+                let used = self.pages.used();
+                crate::alarm!(PagesStayInUse, "{used} device pages after {rounds} tries");
             }
         }
     }

@@ -214,7 +214,7 @@ impl DmaDevice {
                 break;
             }
             if look == LOOKS {
-                pr_err!("a device that is unbound is in use: a copy was not completed\n");
+                crate::alarm!(DeviceInUse, "calls that use an unbound device do not return: a copy was not completed");
             }
             fsleep(PAUSE);
         }
@@ -228,7 +228,7 @@ impl DmaDevice {
     fn check_live(&self) {
         let live = self.live();
         if live != 0 {
-            pr_err!("{live} pages stay mapped for a device that is unbound\n");
+            crate::alarm!(PagesStayMapped, "{live} pages of a device that is unbound");
         }
     }
 

@@ -96,7 +96,11 @@ impl<F: Format> FlushBatch<F> {
 impl<F: Format> Drop for FlushBatch<F> {
     fn drop(&mut self) {
         if self.hull.is_some() {
-            pr_err!("a flush of device translations was lost\n");
+            crate::alarm!(
+                FlushLost,
+                "device translations of {:?} were not flushed",
+                self.hull
+            );
         }
     }
 }
@@ -129,7 +133,7 @@ impl<P: Send, F: Format> Flushing<P, F> {
 impl<P, F: Format> Drop for Flushing<P, F> {
     fn drop(&mut self) {
         if self.pending.is_some() {
-            pr_err!("a flush of device translations was not waited for\n");
+            crate::alarm!(FlushNotAwaited, "device translations may still be in use");
         }
     }
 }

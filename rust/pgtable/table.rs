@@ -339,7 +339,7 @@ impl<F: Format> Table<F> {
 
     fn pass(&mut self, range: PageRange, batch: &mut FlushBatch<F>, visitor: impl Visitor<F>) {
         if !batch.is_of(&self.pool) {
-            pr_err!("a flush batch of another table: nothing was changed\n");
+            crate::alarm!(FlushOfAnotherTable, "nothing was changed");
             return;
         }
         let last = (range.end() - 1).min(last_address::<F>());

@@ -3,9 +3,12 @@
 //! Tables of two formats against a plain model, in KUnit.
 
 use super::*;
-use crate::mm::{
-    addr::{PageRange, PMD_PAGES, PMD_SIZE},
-    shrinker::Shrink, //
+use crate::{
+    alarm::{Alarm, Expected},
+    mm::{
+        addr::{PageRange, PMD_PAGES, PMD_SIZE},
+        shrinker::Shrink, //
+    },
 };
 use core::cell::Cell;
 use kernel::{

@@ -8,8 +8,9 @@ use crate::{
     counters::{Count, Counters},
     tlb::Tlb,
 };
-use kernel::{page::PAGE_SIZE, prelude::*, sync::atomic::ordering::Relaxed};
+use kernel::{page::PAGE_SIZE, prelude::*};
 use rust_hmm::{
+    alarm,
     mirror::{Device, Place, PlaceMut, Section, Unresolved},
     pgtable::Leaf,
 };
@@ -57,9 +58,10 @@ impl Counted<'_> {
 
 fn stale(client: &Client, counted: Counted<'_>, addr: usize) {
     counted.add(Count::StaleHits, 1);
-    if !client.device().stale_reported.xchg(true, Relaxed) {
-        pr_warn!("stale translation of {addr:#x}: it was in a TLB after its flush\n");
-    }
+    alarm!(
+        StaleTranslation,
+        "address {addr:#x} was in a TLB after its flush"
+    );
 }
 
 /// Does `action` at `addr` by engine `index`. `EIO` if device memory has no contents there.

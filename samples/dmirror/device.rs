@@ -15,7 +15,7 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Full, ordering::Relaxed, Atomic, AtomicFlag},
+        atomic::{ordering::Full, ordering::Relaxed, Atomic},
         Arc, //
     },
     time::delay::fsleep,
@@ -56,7 +56,6 @@ pub(crate) struct MockDevice {
     /// Those that can access locked memory.
     pub(crate) agents: Agents,
     /// Whether a stale translation was reported.
-    pub(crate) stale_reported: AtomicFlag,
     walkers: Arc<Walkers<Tlb>>,
     open_files: Atomic<usize>,
     last_tag: Atomic<u64>,
@@ -94,7 +93,6 @@ impl MockDevice {
                 streams,
                 crew: Crew::new(CREW)?,
                 agents,
-                stale_reported: AtomicFlag::new(false),
                 walkers,
                 open_files: Atomic::new(0),
                 last_tag: Atomic::new(0),

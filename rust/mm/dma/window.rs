@@ -385,7 +385,7 @@ impl Drop for Owned {
         // The table is gone: nothing has an entry. What the device has closed before does not count.
         let left = Maps::close(&*self.0);
         if left != 0 {
-            pr_err!("{left} pages were still mapped for DMA when their table went\n");
+            crate::alarm!(PagesStayMapped, "{left} pages of a table that is freed");
         }
         let this: Arc<dyn Maps> = self.0.clone();
         self.0.device.remove(&this);

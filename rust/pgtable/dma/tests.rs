@@ -73,6 +73,16 @@ impl Fixture {
     }
 }
 
+impl Drop for Fixture {
+    /// A table is empty before it is freed, as that of a mirror is.
+    fn drop(&mut self) {
+        if let Ok(all) = pages(0, 16 * PMD_PAGES) {
+            let tick = self.remove(all);
+            self.windows.unmap(all, tick);
+        }
+    }
+}
+
 fn pages(first: usize, count: usize) -> Result<PageRange> {
     PageRange::from_pages(16 * PMD_SIZE + first * PAGE_SIZE, count)
 }

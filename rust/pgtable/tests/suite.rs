@@ -206,7 +206,10 @@ mod tests {
         assert_eq!(table.live(), 0);
         table.install(range, &mut own, &mut batch, set)?;
         // Its pages would end in the other's pool.
+        let expected = Expected::new(Alarm::FlushOfAnotherTable);
         table.for_each(range, &mut wrong, |_, entry| *entry = Entry::NONE);
+        assert_eq!(expected.raised(), 1);
+        drop(expected);
         assert_eq!(table.live(), 1);
         assert!(wrong.is_empty());
         let _unused = flush(batch);
@@ -226,6 +229,28 @@ mod tests {
         // Less rights, another page.
         assert_eq!(fill(&mut table, second, 9, false)?, Some(second));
         assert_eq!(fill(&mut table, second, 77, false)?, Some(second));
+        Ok(())
+    }
+
+    #[test]
+    fn flushes_that_are_dropped_raise_an_alarm() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let range = PageRange::from_pages(0x10_0000, 1)?;
+        for (alarm, started) in [(Alarm::FlushLost, false), (Alarm::FlushNotAwaited, true)] {
+            fill(&mut table, range, 8, false)?;
+            let mut batch = table.batch();
+            table.for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
+            let expected = Expected::new(alarm);
+            match started {
+                true => drop(batch.start(&TestFlusher::default())),
+                false => drop(batch),
+            }
+            assert_eq!(expected.raised(), 1);
+        }
+        // A batch with nothing in it may be dropped.
+        let before = Alarm::FlushLost.count();
+        drop(table.batch());
+        assert_eq!(Alarm::FlushLost.count(), before);
         Ok(())
     }
 

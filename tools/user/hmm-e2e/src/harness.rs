@@ -2,7 +2,7 @@
 //! Runs tests in child processes and reports them as TAP.
 
 use hmm::child::Ended;
-use hmm::{Child, Counters, Device, Errno};
+use hmm::{Alarms, Child, Counters, Device, Errno};
 use std::fmt::{self, Display};
 use std::io::Write;
 use std::path::PathBuf;
@@ -142,15 +142,28 @@ pub struct Test {
     /// Has the mock device skip flushes, so that it finds stale translations.
     skips_flushes: bool,
     seconds: u64,
+    alarm: Option<&'static str>,
 }
 
 impl Test {
     /// A test for every driver and every kind of device memory.
     pub const fn new(group: &'static str, name: &'static str, run: fn(&Ctx) -> Outcome) -> Test {
-        let (defect, only_rust, private) = (None, None, false);
-        let (hw, only_hw, skips_flushes) = (false, false, false);
-        let seconds = 60;
-        Test { group, name, run, defect, only_rust, hw, only_hw, private, skips_flushes, seconds }
+        let (defect, only_rust, alarm) = (None, None, None);
+        let (hw, only_hw, private) = (false, false, false);
+        let (skips_flushes, seconds) = (false, 60);
+        Test {
+            group,
+            name,
+            run,
+            defect,
+            only_rust,
+            hw,
+            only_hw,
+            private,
+            skips_flushes,
+            seconds,
+            alarm,
+        }
     }
 
     /// The C driver breaks the rule, or the kernel with it.
@@ -191,7 +204,7 @@ impl Test {
     /// Has the mock device skip flushes: its stale translations are expected.
     pub const fn skips_flushes(mut self) -> Test {
         self.skips_flushes = true;
-        self
+        self.alarm("stale-translation")
     }
 
     /// Takes longer than the usual minute.
@@ -203,6 +216,12 @@ impl Test {
     /// `group.name`.
     pub fn full_name(&self) -> String {
         format!("{}.{}", self.group, self.name)
+    }
+
+    /// May raise this alarm of the library.  It must do so once at least.
+    pub const fn alarm(mut self, name: &'static str) -> Test {
+        self.alarm = Some(name);
+        self
     }
 
     /// Why the test is not run at all.
@@ -344,7 +363,8 @@ pub fn run(tests: &[Test], ctx: &Ctx, scale: u64) -> bool {
     for (index, test) in tests.iter().enumerate() {
         let (number, name) = (index + 1, test.full_name());
         let start = Instant::now();
-        let verdict = match test.not_run(ctx) {
+        let alarms = Alarms::begin(test.alarm);
+        let mut verdict = match test.not_run(ctx) {
             Some(why) => Verdict::Skipped(why),
             None if ctx.driver == Driver::Rust => match traces() {
                 Ok(before) => match run_in_child(test, ctx, scale) {
@@ -355,6 +375,10 @@ pub fn run(tests: &[Test], ctx: &Ctx, scale: u64) -> bool {
             },
             None => run_in_child(test, ctx, scale),
         };
+        // Alarms of its leftovers are its own, too.
+        if let (Verdict::Passed, Err(why)) = (&verdict, alarms.end()) {
+            verdict = Verdict::Failed(why);
+        }
         let millis = start.elapsed().as_millis();
         match &verdict {
             Verdict::Passed => {

@@ -9,6 +9,7 @@
 //! kernel reports, run parts of a program in child processes and load modules.
 
 pub mod abi;
+pub mod alarms;
 pub mod c_mirror;
 pub mod child;
 pub mod counters;
@@ -40,6 +41,7 @@ pub mod tracing;
 pub mod uffd;
 
 pub use abi::{Op, PageState, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE};
+pub use alarms::Alarms;
 pub use c_mirror::CMirror;
 pub use child::{Child, Gate};
 pub use counters::Counters;

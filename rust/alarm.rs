@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Alarms: reports that a rule of the library is broken.
+//!
+//! An alarm means a bug, in the library or in a driver, that the kernel itself does not see: a flush that was lost is
+//! no oops. Each has a name and a line `rust_hmm: ALARM <name>: ...` in the kernel log, for which `tools/vm/run` fails
+//! the run. `/sys/kernel/debug/rust_hmm/alarms` has their counts, which are exact where the log is rate-limited.
+
+use core::cmp;
+use kernel::{
+    debugfs::Writer,
+    fmt,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        SetOnce, //
+    },
+    time::{Instant, Monotonic}, //
+};
+
+macro_rules! alarms {
+    ($($(#[$doc:meta])* $alarm:ident = $name:literal;)*) => {
+        /// A rule that is broken.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Alarm {
+            $($(#[$doc])* $alarm,)*
+        }
+
+        impl Alarm {
+            /// All alarms, with their names in the log.
+            const ALL: &'static [(Self, &'static str)] = &[$((Self::$alarm, $name),)*];
+        }
+    };
+}
+
+alarms! {
+    /// A [flush batch](crate::pgtable::FlushBatch) was dropped before its flush was started.
+    FlushLost = "flush-lost";
+    /// A flush was started and dropped before it ended.
+    FlushNotAwaited = "flush-not-awaited";
+    /// A flush batch was passed to a table that did not make it. Nothing was changed.
+    FlushOfAnotherTable = "flush-of-another-table";
+    /// A DMA device is closed, and calls that use it do not return.
+    DeviceInUse = "device-in-use";
+    /// Pages are mapped for DMA after their device was closed or their table was freed.
+    PagesStayMapped = "pages-stay-mapped";
+    /// Device memory is to be freed, and its pages cannot be evicted.
+    PagesStayInUse = "pages-stay-in-use";
+    /// A mirror is dropped within a callback, where waiting for that callback never ends.
+    MirrorDroppedInCallback = "mirror-dropped-in-callback";
+    /// A device used a translation after the flush that should have removed it.
+    StaleTranslation = "stale-translation";
+}
+
+const COUNT: usize = Alarm::ALL.len();
+
+/// Lines of one alarm that are logged in each period.
+const BURST: u32 = 10;
+
+/// Seconds of a period.
+const PERIOD: u64 = 5;
+
+/// The history of one alarm.
+struct State {
+    count: Atomic<u64>,
+    /// Number of the period in which `logged` lines were logged.
+    period: Atomic<u64>,
+    logged: Atomic<u32>,
+}
+
+impl State {
+    const fn new() -> Self {
+        Self {
+            count: Atomic::new(0),
+            period: Atomic::new(0),
+            logged: Atomic::new(0),
+        }
+    }
+
+    /// Counts an alarm in `period`, and returns whether it is logged. Concurrent alarms at the begin of a period may
+    /// be logged beyond the limit.
+    fn raise(&self, period: u64) -> bool {
+        self.count.add(1, Relaxed);
+        if self.period.load(Relaxed) != period {
+            self.period.store(period, Relaxed);
+            self.logged.store(0, Relaxed);
+        }
+        // It does not wrap: within a period there are less than 2^32 alarms.
+        self.logged.fetch_add(1, Relaxed) < BURST
+    }
+}
+
+static STATES: [State; COUNT] = [const { State::new() }; COUNT];
+
+/// The first alarm. Periods begin there.
+static FIRST: SetOnce<Instant<Monotonic>> = SetOnce::new();
+
+/// Number of the current period, from 1.
+fn period() -> u64 {
+    FIRST.populate(Instant::now());
+    let seconds = FIRST
+        .as_ref()
+        .map_or(0, |first| first.elapsed().as_millis() / 1000);
+    cmp::max(seconds, 0) as u64 / PERIOD + 1
+}
+
+impl Alarm {
+    /// Name in the log, in debugfs, and in tests that expect it.
+    pub fn name(self) -> &'static str {
+        Self::ALL
+            .get(self as usize)
+            .map_or("unknown", |(_, name)| name)
+    }
+
+    /// How often it was raised since the module was loaded.
+    pub fn count(self) -> u64 {
+        STATES
+            .get(self as usize)
+            .map_or(0, |state| state.count.load(Relaxed))
+    }
+
+    /// Reports that the rule is broken, with what is known of it. At most 10 lines of an alarm are logged in 5
+    /// seconds.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI. Not inlined: the counts are the library's, also for callers in other modules.
+    #[inline(never)]
+    pub fn raise(self, what: fmt::Arguments<'_>) {
+        if STATES
+            .get(self as usize)
+            .is_some_and(|state| state.raise(period()))
+        {
+            pr_err!("ALARM {}: {}\n", self.name(), what);
+        }
+    }
+}
+
+/// Raises an [`Alarm`](crate::alarm::Alarm) with a formatted message.
+#[macro_export]
+macro_rules! alarm {
+    ($alarm:ident, $($format:tt)+) => {
+        $crate::alarm::Alarm::$alarm.raise(::kernel::prelude::fmt!($($format)+))
+    };
+}
+
+/// Contents of the file `alarms`: a line with name and count for each.
+pub(crate) struct Report;
+
+impl Writer for Report {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Alarm::ALL
+            .iter()
+            .try_for_each(|(alarm, name)| writeln!(f, "{name} {}", alarm.count()))
+    }
+}
+
+/// A test expects an alarm: while this lives, the log says so to `tools/vm/run`.
+#[cfg(CONFIG_KUNIT)]
+pub(crate) struct Expected {
+    alarm: Alarm,
+    before: u64,
+}
+
+#[cfg(CONFIG_KUNIT)]
+impl Expected {
+    /// Expects `alarm` from here on.
+    pub(crate) fn new(alarm: Alarm) -> Self {
+        pr_info!("ALARM-EXPECTED begin {}\n", alarm.name());
+        Self {
+            alarm,
+            before: alarm.count(),
+        }
+    }
+
+    /// How often the alarm was raised since then.
+    pub(crate) fn raised(&self) -> u64 {
+        self.alarm.count() - self.before
+    }
+}
+
+#[cfg(CONFIG_KUNIT)]
+impl Drop for Expected {
+    fn drop(&mut self) {
+        pr_info!("ALARM-EXPECTED end {}\n", self.alarm.name());
+    }
+}
+
+#[kunit_tests(rust_hmm_alarm)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_alarms() {
+        for (index, (alarm, name)) in Alarm::ALL.iter().enumerate() {
+            assert_eq!(*alarm as usize, index);
+            assert_eq!(alarm.name(), *name);
+        }
+    }
+
+    #[test]
+    fn alarms_are_counted_and_their_lines_limited() {
+        let state = State::new();
+        let logged = (0..100).filter(|_| state.raise(1)).count();
+        assert_eq!(logged, BURST as usize);
+        assert!(state.raise(2));
+        assert_eq!(state.count.load(Relaxed), 101);
+        assert!(period() > 0);
+    }
+
+    #[test]
+    fn an_expected_alarm_is_seen() {
+        let expected = Expected::new(Alarm::StaleTranslation);
+        assert_eq!(expected.raised(), 0);
+        crate::alarm!(StaleTranslation, "a test expects this");
+        assert_eq!(expected.raised(), 1);
+    }
+}

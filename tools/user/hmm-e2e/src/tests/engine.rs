@@ -316,7 +316,7 @@ fn queue_full(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let info = device.info()?;
     check!(info.engines >= 2 && info.tlb_entries > 0 && info.queue_depth > 0, "{info:?}");
-    check_eq!((info.version, info.coherent), (2, u32::from(ctx.coherent())), "version and kind");
+    check_eq!((info.version, info.coherent), (3, u32::from(ctx.coherent())), "version and kind");
     let map = Mapping::anon(1)?;
     map.fill(1);
     let pause = Command::new(EngineOp::Read, map.addr(), 8).rounds(0).think(Duration::from_secs(1));

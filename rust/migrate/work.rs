@@ -7,7 +7,7 @@ use crate::{
     memory::{Arrival, Copies},
     mirror::{Announced, Device, Mirror, Switched},
     mm::{
-        addr::{PageRange, PMD_ORDER, PMD_PAGES},
+        addr::{PMD_ORDER, PMD_PAGES},
         migrate::{Batch, Entry, Isolated, Select, Source, System},
         page::{Effort, LockedFolio},
         space::Vma,

@@ -214,7 +214,10 @@ impl DmaDevice {
                 break;
             }
             if look == LOOKS {
-                crate::alarm!(DeviceInUse, "calls that use an unbound device do not return: a copy was not completed");
+                crate::alarm!(
+                    DeviceInUse,
+                    "calls that use an unbound device do not return: a copy was not completed"
+                );
             }
             fsleep(PAUSE);
         }

@@ -11,7 +11,7 @@ use crate::mm::{
     addr::PageRange,
     flush::{Flushed, Flusher}, //
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::sync::Arc;
 
 /// Gathers what updates make necessary.
 ///

@@ -4,6 +4,7 @@
 //! A race test that never migrated a page passes for nothing. A [`Mover`] counts the pages that
 //! moved during each event of the test; [`Mover::end`] fails if there were none.
 
+use crate::check;
 use crate::harness::{Outcome, Stop};
 use hmm::engine::Way;
 use hmm::{Child, Device, Errno, Mapping};
@@ -176,6 +177,11 @@ impl Board {
         self.word(Word::There).load(SeqCst) + self.word(Word::Back).load(SeqCst)
     }
 
+    /// Whether pages moved during an event.
+    pub fn raced(&self) -> bool {
+        self.word(Word::During).load(SeqCst) > 0
+    }
+
     /// Waits until `pages` more pages have moved.
     pub fn wait_for(&self, pages: u64) -> Outcome {
         let (before, begin) = (self.moved(), Instant::now());
@@ -249,6 +255,11 @@ impl Mover {
 
     fn board(&self) -> Result<&Board, Stop> {
         self.board.as_ref().ok_or_else(|| Stop::Fail("the mover has ended".into()))
+    }
+
+    /// Whether pages moved during an event of this mover.
+    pub fn raced(&self) -> bool {
+        self.board.as_ref().is_some_and(Board::raced)
     }
 
     /// Runs `event`; see [`Board::during`].

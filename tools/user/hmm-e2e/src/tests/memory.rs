@@ -13,7 +13,7 @@ use hmm::{
     HUGE_PAGES,
 };
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const OURS: &str = "test_hmm has no limit of its memory";
 
@@ -368,9 +368,12 @@ fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
                 true => device.pull(map.addr(), PAGES, &other).map(|_| ()),
                 false => device.migrate(map.addr(), PAGES, Way::ToDevice).map(|_| ()),
             });
-            std::thread::sleep(Duration::from_millis(250));
-            let during = device.counters()?.device_pages_used;
-            check_eq!(during, PAGES as u64, "pages under way");
+            let patience = Instant::now();
+            while device.counters()?.device_pages_used != PAGES as u64 {
+                check!(!mover.is_finished(), "no page was under way (pulled: {pulled})");
+                check!(patience.elapsed() < Duration::from_secs(20), "nothing moves");
+                std::thread::sleep(Duration::from_millis(1));
+            }
             device.unplug(0, 0).what("unplug")?;
             let used = device.counters()?.device_pages_used;
             match mover.join() {

@@ -143,7 +143,7 @@ fn pageout(ctx: &Ctx) -> Outcome {
     map.fill(1);
     // The mover holds the pages most of the time, and what comes back from the device is dirty.
     let (mut dropped, mut kept) = (0, 0);
-    while dropped == 0 && kept < 200 * PART {
+    while (dropped == 0 || !mover.raced()) && kept < 200 * PART {
         repeat(|round| dropped_or_kept((&device, &map, &mover), round, &mut dropped, &mut kept))?;
     }
     mover.end()?;

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 const OURS: &str = "the C driver has no engines";
 /// Time that a race goes on.
 const LENGTH: Duration = Duration::from_millis(1500);
+
+/// How long a race test goes on if no migration has overlapped with an event.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Of each copy.
 const DELAY_NS: u64 = 20_000;
 
@@ -81,10 +84,19 @@ pub fn no_stale_hits(device: &Device) -> Outcome {
 }
 
 /// Repeats `body` for a while.
-pub fn repeat(mut body: impl FnMut(u64) -> Outcome) -> Outcome {
+pub fn repeat(body: impl FnMut(u64) -> Outcome) -> Outcome {
+    repeat_until(|| true, body)
+}
+
+/// As [`repeat`], and on until `enough` says yes, but not for longer than [`PATIENCE`]: on a busy
+/// machine no migration may overlap with an event of the first rounds.
+pub fn repeat_until(
+    enough: impl Fn() -> bool,
+    mut body: impl FnMut(u64) -> Outcome,
+) -> Outcome {
     let begin = Instant::now();
     let mut round = 0;
-    while begin.elapsed() < LENGTH || round < 2 {
+    while begin.elapsed() < LENGTH || round < 2 || (!enough() && begin.elapsed() < PATIENCE) {
         body(round)?;
         round += 1;
     }
@@ -118,7 +130,9 @@ pub fn disturbed(
     steady.fill(3);
     map.fill(1);
     let job = watch(&device, &steady, 3)?;
-    beside.during(|| repeat(|round| disturb(&device, &map, &mover, round)))?;
+    beside.during(|| {
+        repeat_until(|| mover.raced(), |round| disturb(&device, &map, &mover, round))
+    })?;
     watched(&job, "of memory that nobody touches")?;
     mover.end()?;
     beside.end()?;

@@ -56,7 +56,7 @@ impl Counted<'_> {
     }
 }
 
-fn stale(client: &Client, counted: Counted<'_>, addr: usize) {
+fn stale(counted: Counted<'_>, addr: usize) {
     counted.add(Count::StaleHits, 1);
     alarm!(
         StaleTranslation,
@@ -118,7 +118,7 @@ fn attempt(
         };
         section.data().forget(tag, addr);
         match wrong {
-            Unresolved::Stale => stale(client, counted, addr),
+            Unresolved::Stale => stale(counted, addr),
             Unresolved::ReadOnly => return Ok(Access::Fault),
             Unresolved::Changing => {}
         }

@@ -20,7 +20,7 @@ use kernel::{
 };
 use rust_hmm::mm::{
     addr::PageRange,
-    fence::{Fence, Status},
+    fence::Status,
     sync_file::SyncFile, //
 };
 

@@ -211,7 +211,7 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
     let own = ctx.open()?;
     let group = Limited::new(if served { "served" } else { "refused" }, 48 << 20)?;
     let victim = Victim {
-        moving: Mapping::anon(6)?,
+        moving: Mapping::anon(16)?,
         device: Mapping::anon(64)?,
         rest: Mapping::anon(32768)?,
     };
@@ -223,9 +223,14 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
     device.set(Setting::CopyDelay, 1_000_000_000)?;
     device.set(Setting::FlushDelay, if served { 0 } else { 100_000 })?;
     let want = if served { "reaped process" } else { "unable to reap" };
+    let (through, moving) = (&device, &victim.moving);
     let said = std::thread::scope(|scope| -> Result<String, Stop> {
-        // Six copies of a second each.
-        scope.spawn(|| device.migrate(victim.moving.addr(), 6, Way::ToDevice));
+        // 16 copies of a second each: the reaper comes two seconds after the kill, and tries for one.
+        let begin = Instant::now();
+        scope.spawn(move || {
+            let done = through.migrate(moving.addr(), 16, Way::ToDevice);
+            println!("# the migration took {:?}: {done:?}", begin.elapsed());
+        });
         std::thread::sleep(Duration::from_millis(500));
         go.open()?;
         // Not waited for yet: the kernel names it by its process id.

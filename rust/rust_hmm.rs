@@ -20,7 +20,7 @@
 //! - [`node`]: the character device through which a process reaches a driver.
 //! - [`thread`]: a kernel thread, as the engine of a software device.
 //! - [`events`]: what happens, as tracepoints and drivers are told.
-//! - [`alarm`]: reports of broken rules.
+//! - [`mod@alarm`]: reports of broken rules.
 //! - `capi`: the same for drivers in C, by `include/rust_hmm.h`.
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.

@@ -194,14 +194,7 @@ fn plots(record: &Record) -> Plots {
                 true,
                 residency,
             ),
-            plot(
-                "memory",
-                "Device memory in use",
-                bytes,
-                Units::Binary,
-                false,
-                memory.collect(),
-            ),
+            plot("memory", "Device memory in use", bytes, Units::Binary, false, memory.collect()),
             plot("faults", "Faults", per_second, Units::Decimal, false, faults),
             plot("moved", "Bytes moved", bytes_per_second, Units::Binary, false, moved),
             plot(
@@ -234,10 +227,12 @@ fn totals(record: &Record) -> Vec<(&'static str, u64)> {
 }
 
 fn totals_of_events(record: &Record) -> Vec<(&'static str, u64)> {
-    let named = |name: &'static str| record.events.iter().filter(move |event| event["event"] == name);
+    let named =
+        |name: &'static str| record.events.iter().filter(move |event| event["event"] == name);
     let count = |name| named(name).count() as u64;
     let moved = |name, direction: &str| -> u64 {
-        let events = named(name).filter(|event| direction.is_empty() || event["direction"] == *direction);
+        let events =
+            named(name).filter(|event| direction.is_empty() || event["direction"] == *direction);
         events.filter_map(|event| event["moved"].as_u64()).sum()
     };
     vec![
@@ -413,15 +408,20 @@ mod tests {
         let mut record = example();
         let mut known = crate::events::tests::known();
         let each = crate::events::tests::one_of_each();
-        record.events =
-            each.iter().map(|event| crate::events::object(event, &mut known)).collect();
+        record.events = each.iter().map(|event| crate::events::object(event, &mut known)).collect();
         // A migration that was under way when the record began.
         record.events.push(json!({"event": "migrate_end", "direction": "to-system", "moved": 3}));
         let object = object(&record);
         let totals = &object["totals"];
         assert_eq!(totals["migrations"], object["events"]["migrate_end"]);
-        assert_eq!((&totals["pages to devices"], &totals["pages to the system"]), (&json!(4), &json!(3)));
-        assert_eq!((&totals["pages by CPU faults"], &totals["pages evicted"]), (&json!(16), &json!(512)));
+        assert_eq!(
+            (&totals["pages to devices"], &totals["pages to the system"]),
+            (&json!(4), &json!(3))
+        );
+        assert_eq!(
+            (&totals["pages by CPU faults"], &totals["pages evicted"]),
+            (&json!(16), &json!(512))
+        );
         for name in crate::events::NAMES {
             assert!(html(&record).contains(&format!("<td>{name}</td>")), "no row {name}");
         }

@@ -175,7 +175,7 @@ impl CMirror {
     ) -> Result<Event, Errno> {
         let fd = after.map_or(0, |file| file.as_raw_fd() as u64);
         let event = Event::new()?;
-        let arg = fd | (event.as_raw_fd() as u64) << 32;
+        let arg = fd | ((event.as_raw_fd() as u64) << 32);
         let mut request = Request { arg, out: value, ..CMirror::of(addr, pages) };
         self.call(3, &mut request)?;
         Ok(event)

@@ -44,7 +44,7 @@ fn begins_ioctl(pid: libc::pid_t, kind: u8, number: u8) -> Result<bool, Errno> {
     }
     // SAFETY: `op` says that this field is valid.
     let entry = unsafe { info.u.entry };
-    let wanted = u64::from(kind) << 8 | u64::from(number);
+    let wanted = (u64::from(kind) << 8) | u64::from(number);
     Ok(entry.nr == libc::SYS_ioctl as u64 && entry.args[1] & 0xffff == wanted)
 }
 

@@ -90,10 +90,7 @@ pub fn repeat(body: impl FnMut(u64) -> Outcome) -> Outcome {
 
 /// As [`repeat`], and on until `enough` says yes, but not for longer than [`PATIENCE`]: on a busy
 /// machine no migration may overlap with an event of the first rounds.
-pub fn repeat_until(
-    enough: impl Fn() -> bool,
-    mut body: impl FnMut(u64) -> Outcome,
-) -> Outcome {
+pub fn repeat_until(enough: impl Fn() -> bool, mut body: impl FnMut(u64) -> Outcome) -> Outcome {
     let begin = Instant::now();
     let mut round = 0;
     while begin.elapsed() < LENGTH || round < 2 || (!enough() && begin.elapsed() < PATIENCE) {
@@ -130,9 +127,8 @@ pub fn disturbed(
     steady.fill(3);
     map.fill(1);
     let job = watch(&device, &steady, 3)?;
-    beside.during(|| {
-        repeat_until(|| mover.raced(), |round| disturb(&device, &map, &mover, round))
-    })?;
+    beside
+        .during(|| repeat_until(|| mover.raced(), |round| disturb(&device, &map, &mover, round)))?;
     watched(&job, "of memory that nobody touches")?;
     mover.end()?;
     beside.end()?;

@@ -4,7 +4,6 @@
 //! A race test that never migrated a page passes for nothing. A [`Mover`] counts the pages that
 //! moved during each event of the test; [`Mover::end`] fails if there were none.
 
-use crate::check;
 use crate::harness::{Outcome, Stop};
 use hmm::engine::Way;
 use hmm::{Child, Device, Errno, Mapping};
@@ -83,19 +82,6 @@ impl Tally {
         match self.during {
             0 => Err(Stop::Fail(format!("no page moved during the event: {self}"))),
             _ => Ok(()),
-        }
-    }
-
-    /// As [`Self::proof`], for events that kill the movers: a call that was in flight then was a
-    /// migration during the event, but it never returned how many pages it moved.
-    pub fn proof_of_kills(&self) -> Outcome {
-        match self.cut {
-            0 => self.proof(),
-            _ => {
-                println!("# {self}");
-                check!(self.there > 0, "no page moved before the event: {self}");
-                Ok(())
-            }
         }
     }
 }

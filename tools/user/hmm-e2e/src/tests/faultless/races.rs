@@ -142,7 +142,7 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
         board.stop();
         tally.add(board.read());
     }
-    tally.proof_of_kills()?;
+    tally.proof()?;
     // The movers hold the files of the dead until the call in flight ends.
     let begin = Instant::now();
     while device.counters()?.device_pages_used != 0 && begin.elapsed() < Duration::from_secs(10) {

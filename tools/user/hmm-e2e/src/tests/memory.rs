@@ -5,15 +5,10 @@ use super::reload::{load, unload, Restore};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::child::Ended;
 use hmm::engine::{checksum, Way};
 use hmm::placement::{Attributes, Policy};
-use hmm::{
-    pattern, Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, Setting,
-    HUGE_PAGES,
-};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use hmm::{pattern, Child, Command, Device, EngineOp, Gate, Mapping, HUGE_PAGES};
+use std::time::Duration;
 
 const OURS: &str = "test_hmm has no limit of its memory";
 
@@ -28,14 +23,6 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "accessed_by_after_eviction", accessed_by).only_rust(OURS),
     Test::new("memory", "one_call_evicts_not_its_own", one_call_evicts_not_its_own).only_rust(OURS),
     Test::new("memory", "cpu_window_follows_the_pattern", cpu_window).only_rust(OURS).private(),
-    Test::new("memory", "unplugged_in_use", unplugged_in_use)
-        .only_rust(OURS)
-        .private()
-        .seconds(120),
-    Test::new("memory", "unplug_waits_for_migrations", unplug_waits_for_migrations)
-        .only_rust(OURS)
-        .private()
-        .seconds(120),
 ];
 
 /// Loads the modules anew with parameters: of private memory.
@@ -338,130 +325,6 @@ fn cpu_window(ctx: &Ctx) -> Outcome {
     check!(back < 2 * 1024, "{jumps} jumps brought {back} pages");
     check!(jumps >= 10, "{jumps} faults for 14 jumps");
     cpu_sees(&map, 1, "after all")?;
-    device.close().what("close")?;
-    unload(ctx)
-}
-
-/// A device is unplugged while pages are copied to it, from system memory and from another device. When that returns,
-/// nothing is in its memory, and nothing comes; the pages are where they were.
-fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
-    const PAGES: usize = 8;
-    for pulled in [false, true] {
-        let _restore = with(ctx, "vram_mib=64")?;
-        let (device, other) =
-            (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
-        for device in [&device, &other] {
-            let connection = Connection::Migratable as u64;
-            device.set(Setting::Connection, connection).what("set the connection")?;
-        }
-        let map = Mapping::anon(PAGES)?;
-        map.fill(9);
-        let source = if pulled { &other } else { &device };
-        if pulled {
-            let there = other.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
-            check_eq!(there.moved, PAGES as u64, "pages that moved to the source");
-        }
-        // Of each page.
-        source.set(Setting::CopyDelay, 100_000_000).what("set the delay")?;
-        let (ended, used) = std::thread::scope(|scope| -> Result<_, Stop> {
-            let mover = scope.spawn(|| match pulled {
-                true => device.pull(map.addr(), PAGES, &other).map(|_| ()),
-                false => device.migrate(map.addr(), PAGES, Way::ToDevice).map(|_| ()),
-            });
-            let patience = Instant::now();
-            while device.counters()?.device_pages_used != PAGES as u64 {
-                check!(!mover.is_finished(), "no page was under way (pulled: {pulled})");
-                check!(patience.elapsed() < Duration::from_secs(20), "nothing moves");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            device.unplug(0, 0).what("unplug")?;
-            let used = device.counters()?.device_pages_used;
-            match mover.join() {
-                Ok(ended) => Ok((ended, used)),
-                Err(_) => Err(Stop::Fail("the mover panicked".into())),
-            }
-        })?;
-        check_eq!(used, 0, "pages in use when unplug has returned (pulled: {pulled})");
-        check_eq!(device.counters()?.device_pages_used, 0, "pages that came later");
-        check_eq!(ended, Err(Errno::ENODEV), "end of the migration");
-        if pulled {
-            other.set(Setting::CopyDelay, 0).what("set the delay back")?;
-        }
-        cpu_sees(&map, 9, "after the device was unplugged")?;
-        drop(map);
-        for device in [device, other] {
-            device.close().what("close")?;
-        }
-        unload(ctx)?;
-    }
-    Ok(())
-}
-
-fn unplugged_in_use(ctx: &Ctx) -> Outcome {
-    let _restore = with(ctx, "vram_mib=64 policy=1")?;
-    let device = ctx.open()?;
-    let maps = [Mapping::anon_aligned(4)?, Mapping::anon_aligned(4)?];
-    for (map, seed) in maps.iter().zip(1..) {
-        map.fill(seed);
-        check_eq!(to_device(&device, map)?.moved, 2048, "pages that moved");
-    }
-    let lost = 100..103;
-    let stop = AtomicBool::new(false);
-    let unplugged = std::thread::scope(|scope| -> Result<(u64, u64), Stop> {
-        for reader in 0..2 {
-            let (map, stop) = (&maps[1], &stop);
-            scope.spawn(move || {
-                let mut page = reader * 7;
-                while !stop.load(Relaxed) {
-                    assert_eq!(map.get(page, 1), pattern::word(2, page, 1), "read by a CPU");
-                    page = (page + 131) % map.pages();
-                }
-            });
-        }
-        let run = || -> Result<(u64, u64), Stop> {
-            let read = Command::new(EngineOp::Read, maps[0].addr(), maps[0].len()).rounds(0);
-            let jobs = [device.submit(read)?, device.submit(read.engine(1))?];
-            std::thread::sleep(Duration::from_millis(200));
-            let done = device.unplug(maps[0].page_addr(lost.start), lost.len()).what("unplug")?;
-            for job in &jobs {
-                check_eq!(job.wait()?.error, Some(Errno::ENODEV), "end of an engine's work");
-            }
-            Ok(done)
-        };
-        let result = run();
-        stop.store(true, Relaxed);
-        result
-    })?;
-    check_eq!(unplugged.1, lost.len() as u64, "pages lost");
-    let again = device.migrate(maps[0].addr(), 1, Way::ToDevice);
-    fails(again, Errno::ENODEV, "migrate")?;
-    let mut data = vec![0; 4096];
-    fails(device.read(maps[0].addr(), &mut data), Errno::ENODEV, "device read")?;
-    fails(device.write(maps[0].addr(), &data), Errno::ENODEV, "device write")?;
-    let read = Command::new(EngineOp::Read, maps[0].addr(), 4096);
-    fails(device.submit(read).map(|_| ()), Errno::ENODEV, "submit")?;
-    fails(device.release(), Errno::ENODEV, "release")?;
-    fails(device.unplug(0, 0), Errno::ENODEV, "a second unplug")?;
-    check_eq!(device.counters()?.device_pages_used, lost.len() as u64, "pages still in use");
-    cpu_sees(&maps[1], 2, "that were saved")?;
-    let near = lost.start - 2..lost.end + 2;
-    for page in (0..maps[0].pages()).filter(|page| !near.contains(page)) {
-        check_eq!(maps[0].get(page, 5), pattern::word(1, page, 5), "what was saved");
-    }
-    for page in near {
-        let mut child = Child::spawn(|| -> Outcome {
-            check_eq!(maps[0].get(page, 5), pattern::word(1, page, 5), "what was saved");
-            Ok(())
-        })?;
-        let ended = child.wait_timeout(Duration::from_secs(20));
-        let expected = match lost.contains(&page) {
-            true => Ended::Signal(libc::SIGBUS),
-            false => Ended::Exit(0),
-        };
-        check_eq!(ended, Some(expected), "a touch of page {page}");
-    }
-    drop(maps);
-    check_eq!(device.counters()?.device_pages_used, 0, "pages in use when they are unmapped");
     device.close().what("close")?;
     unload(ctx)
 }

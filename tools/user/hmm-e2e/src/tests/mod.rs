@@ -39,6 +39,7 @@ mod sharing;
 mod stay;
 mod thp;
 mod trace;
+mod unplug;
 mod writeback;
 
 /// All tests in the order in which they run.
@@ -78,6 +79,7 @@ pub fn all() -> Vec<Test> {
         // Last: these unload the modules, or unplug.
         hw::TESTS,
         memory::TESTS,
+        unplug::TESTS,
         evict::TESTS,
         room::TESTS,
         stay::WITH_LITTLE_MEMORY,

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0
+//! A device is unplugged while its memory is in use, or while pages move.
+
+use super::connect::while_pulled;
+use super::memory::{to_device, with};
+use super::reload::unload;
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::mover::{Mover, Tally};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::child::Ended;
+use hmm::engine::Way;
+use hmm::{pattern, Child, Command, Connection, Device, EngineOp, Errno, Mapping, Setting};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const OURS: &str = "test_hmm cannot be unplugged";
+
+pub const TESTS: &[Test] = &[
+    Test::new("memory", "unplugged_in_use", unplugged_in_use)
+        .only_rust(OURS)
+        .private()
+        .seconds(120),
+    Test::new("memory", "unplug_waits_for_migrations", unplug_waits_for_migrations)
+        .only_rust(OURS)
+        .private()
+        .seconds(120),
+    Test::new("memory", "unplugged_during_migrations", unplugged_during_migrations)
+        .only_rust(OURS)
+        .private()
+        .seconds(120),
+    Test::new("memory", "unplugged_during_a_pull", unplugged_during_a_pull)
+        .only_rust(OURS)
+        .private()
+        .seconds(120),
+];
+
+/// A device is unplugged while pages are copied to it, from system memory and from another device.
+/// When the unplug returns, its memory is empty and stays so; the pages stay where they were.
+fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
+    const PAGES: usize = 8;
+    for pulled in [false, true] {
+        let _restore = with(ctx, "vram_mib=64")?;
+        let (device, other) =
+            (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
+        for device in [&device, &other] {
+            let connection = Connection::Migratable as u64;
+            device.set(Setting::Connection, connection).what("set the connection")?;
+        }
+        let map = Mapping::anon(PAGES)?;
+        map.fill(9);
+        let source = if pulled { &other } else { &device };
+        if pulled {
+            let there = other.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
+            check_eq!(there.moved, PAGES as u64, "pages that moved to the source");
+        }
+        // Of each page.
+        source.set(Setting::CopyDelay, 100_000_000).what("set the delay")?;
+        let (ended, used) = std::thread::scope(|scope| -> Result<_, Stop> {
+            let mover = scope.spawn(|| match pulled {
+                true => device.pull(map.addr(), PAGES, &other).map(|_| ()),
+                false => device.migrate(map.addr(), PAGES, Way::ToDevice).map(|_| ()),
+            });
+            let patience = Instant::now();
+            while device.counters()?.device_pages_used != PAGES as u64 {
+                check!(!mover.is_finished(), "no page was under way (pulled: {pulled})");
+                check!(patience.elapsed() < Duration::from_secs(20), "nothing moves");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            device.unplug(0, 0).what("unplug")?;
+            let used = device.counters()?.device_pages_used;
+            match mover.join() {
+                Ok(ended) => Ok((ended, used)),
+                Err(_) => Err(Stop::Fail("the mover panicked".into())),
+            }
+        })?;
+        check_eq!(used, 0, "pages in use when unplug has returned (pulled: {pulled})");
+        check_eq!(device.counters()?.device_pages_used, 0, "pages that came later");
+        check_eq!(ended, Err(Errno::ENODEV), "end of the migration");
+        if pulled {
+            other.set(Setting::CopyDelay, 0).what("set the delay back")?;
+        }
+        cpu_sees(&map, 9, "after the device was unplugged")?;
+        drop(map);
+        for device in [device, other] {
+            device.close().what("close")?;
+        }
+        unload(ctx)?;
+    }
+    Ok(())
+}
+
+fn unplugged_in_use(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=64 policy=1")?;
+    let device = ctx.open()?;
+    let maps = [Mapping::anon_aligned(4)?, Mapping::anon_aligned(4)?];
+    for (map, seed) in maps.iter().zip(1..) {
+        map.fill(seed);
+        check_eq!(to_device(&device, map)?.moved, 2048, "pages that moved");
+    }
+    let lost = 100..103;
+    let stop = AtomicBool::new(false);
+    let unplugged = std::thread::scope(|scope| -> Result<(u64, u64), Stop> {
+        for reader in 0..2 {
+            let (map, stop) = (&maps[1], &stop);
+            scope.spawn(move || {
+                let mut page = reader * 7;
+                while !stop.load(Relaxed) {
+                    assert_eq!(map.get(page, 1), pattern::word(2, page, 1), "read by a CPU");
+                    page = (page + 131) % map.pages();
+                }
+            });
+        }
+        let run = || -> Result<(u64, u64), Stop> {
+            let read = Command::new(EngineOp::Read, maps[0].addr(), maps[0].len()).rounds(0);
+            let jobs = [device.submit(read)?, device.submit(read.engine(1))?];
+            std::thread::sleep(Duration::from_millis(200));
+            let done = device.unplug(maps[0].page_addr(lost.start), lost.len()).what("unplug")?;
+            for job in &jobs {
+                check_eq!(job.wait()?.error, Some(Errno::ENODEV), "end of an engine's work");
+            }
+            Ok(done)
+        };
+        let result = run();
+        stop.store(true, Relaxed);
+        result
+    })?;
+    check_eq!(unplugged.1, lost.len() as u64, "pages lost");
+    let again = device.migrate(maps[0].addr(), 1, Way::ToDevice);
+    fails(again, Errno::ENODEV, "migrate")?;
+    let mut data = vec![0; 4096];
+    fails(device.read(maps[0].addr(), &mut data), Errno::ENODEV, "device read")?;
+    fails(device.write(maps[0].addr(), &data), Errno::ENODEV, "device write")?;
+    let read = Command::new(EngineOp::Read, maps[0].addr(), 4096);
+    fails(device.submit(read).map(|_| ()), Errno::ENODEV, "submit")?;
+    fails(device.release(), Errno::ENODEV, "release")?;
+    fails(device.unplug(0, 0), Errno::ENODEV, "a second unplug")?;
+    check_eq!(device.counters()?.device_pages_used, lost.len() as u64, "pages still in use");
+    cpu_sees(&maps[1], 2, "that were saved")?;
+    let near = lost.start - 2..lost.end + 2;
+    for page in (0..maps[0].pages()).filter(|page| !near.contains(page)) {
+        check_eq!(maps[0].get(page, 5), pattern::word(1, page, 5), "what was saved");
+    }
+    for page in near {
+        let mut child = Child::spawn(|| -> Outcome {
+            check_eq!(maps[0].get(page, 5), pattern::word(1, page, 5), "what was saved");
+            Ok(())
+        })?;
+        let ended = child.wait_timeout(Duration::from_secs(20));
+        let expected = match lost.contains(&page) {
+            true => Ended::Signal(libc::SIGBUS),
+            false => Ended::Exit(0),
+        };
+        check_eq!(ended, Some(expected), "a touch of page {page}");
+    }
+    drop(maps);
+    check_eq!(device.counters()?.device_pages_used, 0, "pages in use when they are unmapped");
+    device.close().what("close")?;
+    unload(ctx)
+}
+
+/// The device is unplugged while pages move to it and back, and every page survives.
+fn unplugged_during_migrations(ctx: &Ctx) -> Outcome {
+    let mut tally = Tally::default();
+    for round in 0..3 {
+        let _restore = with(ctx, "vram_mib=64")?;
+        let device = ctx.open()?;
+        device.set(Setting::CopyDelay, 100_000)?;
+        let map = Mapping::anon_aligned(1)?;
+        let mover = Mover::start(&device, &map)?;
+        map.fill(round);
+        mover.wait_for(map.pages() as u64)?;
+        let done = mover.during(|| device.unplug(0, 0)).what("unplug")?;
+        check_eq!(done.1, 0, "pages lost");
+        tally.add(mover.kill()?);
+        cpu_sees(&map, round, "after an unplug during migrations")?;
+        check_eq!(device.counters()?.device_pages_used, 0, "pages in use after the unplug");
+        device.close().what("close")?;
+        unload(ctx)?;
+    }
+    tally.proof()
+}
+
+/// One of two devices is unplugged while pages move from one to the other.
+fn unplugged_during_a_pull(ctx: &Ctx) -> Outcome {
+    for (is_source, copies) in [(true, 1), (true, 12), (false, 1), (false, 12)] {
+        let _restore = with(ctx, "vram_mib=64")?;
+        let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second")?);
+        for device in [&one, &two] {
+            device.set(Setting::Connection, Connection::Migratable as u64)?;
+        }
+        let map = Mapping::anon(32)?;
+        map.fill(3);
+        migrate(&one, &map, 3)?;
+        one.set(Setting::CopyDelay, 20_000_000)?;
+        let unplugged = if is_source { &one } else { &two };
+        let mut lost = 0;
+        let unplug = || -> Outcome {
+            lost = unplugged.unplug(0, 0).what("unplug")?.1;
+            Ok(())
+        };
+        match while_pulled(&two, &map, &one, copies, unplug)? {
+            Ok(_) | Err(Errno::ENODEV) => {}
+            Err(error) => return Err(Stop::Fail(format!("pull during an unplug: {error}"))),
+        }
+        check_eq!(lost, 0, "pages lost");
+        check_eq!(unplugged.counters()?.device_pages_used, 0, "pages in use after the unplug");
+        cpu_sees(&map, 3, "after an unplug during a pull")?;
+        drop((one, two));
+        unload(ctx)?;
+    }
+    Ok(())
+}

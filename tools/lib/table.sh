@@ -42,3 +42,28 @@ measured_kernel() {
 	read -r _ release _ <<<"$("$HMM_TOP/tools/kernel/prepare" --kernel "$1" --series "$2" --show)"
 	printf '%s %s\n' "$1" "$release"
 }
+
+# rst_table: turns lines with tabs, the first one the head, into a simple table of reStructuredText. The first column is
+# aligned to the left, the others to the right.
+rst_table() {
+	awk -F '\t' '
+		{ for (i = 1; i <= NF; i++) { cell[NR, i] = $i; if (length($i) > width[i]) width[i] = length($i) } columns = NF }
+		function border(  i, n) {
+			for (i = 1; i <= columns; i++) {
+				if (i > 1) printf "  "
+				for (n = 0; n < width[i]; n++) printf "="
+			}
+			print ""
+		}
+		END {
+			border()
+			for (r = 1; r <= NR; r++) {
+				line = sprintf("%-*s", width[1], cell[r, 1])
+				for (i = 2; i <= columns; i++) line = line sprintf("  %*s", width[i], cell[r, i])
+				sub(/ +$/, "", line)
+				print line
+				if (r == 1) border()
+			}
+			border()
+		}'
+}

@@ -5,6 +5,7 @@ use crate::errno::Errno;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -32,8 +33,17 @@ impl Terminal {
         // SAFETY: the descriptor is open, and the flag is all that is set.
         let set = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
         Errno::check(set.into())?;
-        let child =
-            command.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave).spawn()?;
+        command.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave);
+        // As terminals do: programs open /dev/tty to get its size.
+        // SAFETY: both calls are async-signal-safe, and standard input is the terminal by then.
+        unsafe {
+            command.pre_exec(|| {
+                Errno::check(libc::setsid().into())?;
+                Errno::check(libc::ioctl(0, libc::TIOCSCTTY, 0).into())?;
+                Ok(())
+            })
+        };
+        let child = command.spawn()?;
         Ok(Terminal { child, master, text: String::new() })
     }
 

@@ -401,7 +401,7 @@ fn h16_free(ctx: &Ctx) -> Outcome {
             _ => cpu_sees(&map, 2, "of device memory")?,
         }
         check_eq!(resident(&device, &map, 0, 64)?, 0, "pages on the device");
-        // Reclaim takes clean pages of MADV_FREE, and these only: there is no swap.
+        // Reclaim takes clean pages of MADV_FREE at once; others it swaps out where there is swap.
         map.advise(libc::MADV_PAGEOUT)?;
         cpu_sees(&map, 2, "of what the device wrote after MADV_FREE")?;
     }

@@ -134,8 +134,8 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
     no_stale_hits(&device)
 }
 
-/// Reclaim unmaps pages by itself. There is no swap, so these are pages that
-/// may be dropped: each is as it was or zero, and both sides agree on it.
+/// Reclaim unmaps pages by itself. These are pages of MADV_FREE, which may be
+/// dropped: each is as it was or zero, and both sides agree on it.
 fn pageout(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon_aligned(1)?;

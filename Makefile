@@ -16,7 +16,7 @@ export HMM_CACHE
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
-	@echo 'make test       everything that CI runs; ends with "N passed, N failed"'
+	@echo 'make test       everything that CI runs; ends with "N passed, N failed, N skipped"'
 	@echo 'make user       the programs, among them build/user/bin/hmmctl: top, map, trace, record, report'
 	@echo 'make e2e        own end-to-end tests (KERNEL=debian|test FILTER=GROUP)'
 	@echo 'make check      format, lints, documents, compile-fail tests'
@@ -29,7 +29,7 @@ help:
 
 help-all:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
-	@echo 'make test       everything that CI runs; ends with "N passed, N failed"'
+	@echo 'make test       everything that CI runs; ends with "N passed, N failed, N skipped"'
 	@echo
 	@echo 'make setup      hermetic root and kernel (KERNEL) into the cache'
 	@echo 'make kernel     the same, for KERNEL=debian|test|debug|kcsan'

@@ -3,9 +3,11 @@
 #
 # Counting test results; to be sourced after common.sh. Every suite leaves build/results/SUITE with a
 # line "ok NAME", "not ok NAME" or "skip NAME # REASON" per test, so that tools/test/all can add them up. A
-# suite that ends early leaves at least one "not ok".
+# suite that ends early leaves at least one "not ok", and so does a skip that tools/test/skips does not list.
 
 HMM_RESULTS=$HMM_BUILD/results
+# What may be skipped.
+HMM_SKIPS=${HMM_SKIPS:-$HMM_TOP/tools/test/skips}
 
 # suite NAME: starts a suite; until its "finish" the result is a failure.
 suite() {
@@ -156,11 +158,49 @@ failures() {
 	done
 }
 
+# check_skips SUITE FILE: compares the results in FILE with the list of skips. Prints "unlisted NAME # REASON" for each
+# skipped test that the list does not permit, and "ran NAME" for each listed test of this suite that ran. A line of the
+# list has a pattern of suites, the test, and the begin of the reason.
+check_skips() {
+	local suite=$1 pattern name reason line got result
+	local -A listed=()
+	while IFS='|' read -r pattern name reason; do
+		read -r pattern <<<"$pattern"
+		read -r name <<<"$name"
+		read -r reason <<<"$reason"
+		[[ -n $pattern && $pattern != '#'* ]] || continue
+		# shellcheck disable=SC2053 # a pattern
+		[[ $suite == $pattern ]] || continue
+		listed[$name]=$reason
+	done <"$HMM_SKIPS"
+	while read -r line; do
+		case $line in
+		'skip '*)
+			result=${line#skip }
+			name=${result%% #*}
+			got=''
+			[[ $result != *' # '* ]] || got=${result#* # }
+			if [ -z "${listed[$name]+yes}" ] || [[ $got != "${listed[$name]}"* ]]; then printf 'unlisted %s\n' "$result"; fi
+			;;
+		'ok '*)
+			name=${line#ok }
+			if [ -n "${listed[$name]+yes}" ]; then printf 'ran %s\n' "$name"; fi
+			;;
+		esac
+	done <"$2"
+}
+
 # finish: prints the suite's sum; fails when a test failed or none ran.
 finish() {
-	local p f s
+	local p f s kind what
 
 	trap - EXIT
+	while read -r kind what; do
+		case $kind in
+		unlisted) flunk "skipped, and not listed in ${HMM_SKIPS#"$HMM_TOP/"}: $what" ;;
+		ran) say "    $what ran, although ${HMM_SKIPS#"$HMM_TOP/"} lists it as skipped: remove it from the list" ;;
+		esac
+	done < <(check_skips "$HMM_SUITE" "$HMM_RESULT")
 	p=$(count ok "$HMM_RESULT")
 	f=$(count 'not ok' "$HMM_RESULT")
 	s=$(count skip "$HMM_RESULT")

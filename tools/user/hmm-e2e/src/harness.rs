@@ -190,9 +190,25 @@ impl Test {
         self
     }
 
-    /// Is it about hardware?  On other drivers it does not count.
-    pub fn is_for(&self, driver: Driver) -> bool {
-        driver == Driver::Hw || !self.only_hw
+    /// May raise this alarm of the library.  It must do so once at least.
+    pub const fn alarm(mut self, name: &'static str) -> Test {
+        self.alarm = Some(name);
+        self
+    }
+
+    /// Returns whether this driver and this kind of memory have what the test needs.  Other tests
+    /// are not in the plan.
+    pub fn is_for(&self, ctx: &Ctx) -> bool {
+        if self.private && ctx.coherent() {
+            return false;
+        }
+        match ctx.driver {
+            Driver::Rust => !self.only_hw,
+            Driver::Hw => self.hw || self.only_rust.is_none(),
+            Driver::C => {
+                !self.only_hw && self.only_rust.is_none() && (ctx.defects || self.defect.is_none())
+            }
+        }
     }
 
     /// The CPU can use coherent memory in place, so nothing comes back.
@@ -216,31 +232,6 @@ impl Test {
     /// `group.name`.
     pub fn full_name(&self) -> String {
         format!("{}.{}", self.group, self.name)
-    }
-
-    /// May raise this alarm of the library.  It must do so once at least.
-    pub const fn alarm(mut self, name: &'static str) -> Test {
-        self.alarm = Some(name);
-        self
-    }
-
-    /// Why the test is not run at all.
-    fn not_run(&self, ctx: &Ctx) -> Option<String> {
-        if self.private && ctx.coherent() {
-            return Some("is about private device memory".to_string());
-        }
-        match ctx.driver {
-            Driver::Rust => return None,
-            Driver::Hw => {
-                let lacks = self.only_rust.filter(|_| !self.hw);
-                return lacks.map(|why| format!("only for rust_dmirror: {why}"));
-            }
-            Driver::C => {}
-        }
-        let defect = self.defect.filter(|_| !ctx.defects);
-        defect
-            .map(|why| format!("known defect of test_hmm: {why}"))
-            .or_else(|| self.only_rust.map(|why| format!("only for rust_dmirror: {why}")))
     }
 }
 
@@ -364,16 +355,15 @@ pub fn run(tests: &[Test], ctx: &Ctx, scale: u64) -> bool {
         let (number, name) = (index + 1, test.full_name());
         let start = Instant::now();
         let alarms = Alarms::begin(test.alarm);
-        let mut verdict = match test.not_run(ctx) {
-            Some(why) => Verdict::Skipped(why),
-            None if ctx.driver == Driver::Rust => match traces() {
+        let mut verdict = match ctx.driver {
+            Driver::Rust => match traces() {
                 Ok(before) => match run_in_child(test, ctx, scale) {
                     Verdict::Failed(why) => Verdict::Failed(why),
                     other => leftover(&before, test).map_or_else(Verdict::Failed, |()| other),
                 },
                 Err(why) => Verdict::Failed(format!("before the test: {why}")),
             },
-            None => run_in_child(test, ctx, scale),
+            Driver::C | Driver::Hw => run_in_child(test, ctx, scale),
         };
         // Alarms of its leftovers are its own, too.
         if let (Verdict::Passed, Err(why)) = (&verdict, alarms.end()) {
@@ -450,13 +440,18 @@ mod tests {
     }
 
     #[test]
-    fn defects_are_run_only_on_our_driver() {
+    fn tests_of_other_drivers_are_not_in_the_plan() {
         let test = Test::new("g", "n", |_| Ok(())).defect("stale");
-        assert!(test.not_run(&ctx(Driver::C, 0)).is_some());
-        assert_eq!(test.not_run(&ctx(Driver::Rust, 0)), None);
-        assert_eq!(test.not_run(&Ctx { defects: true, ..ctx(Driver::C, 0) }), None);
+        assert!(!test.is_for(&ctx(Driver::C, 0)));
+        assert!(test.is_for(&ctx(Driver::Rust, 0)));
+        assert!(test.is_for(&Ctx { defects: true, ..ctx(Driver::C, 0) }));
         let private = Test::new("g", "n", |_| Ok(())).private();
-        assert_eq!(private.not_run(&ctx(Driver::Rust, 0)), None);
-        assert!(private.not_run(&ctx(Driver::Rust, 2)).is_some());
+        assert!(private.is_for(&ctx(Driver::Rust, 0)));
+        assert!(!private.is_for(&ctx(Driver::Rust, 2)));
+        let extended = Test::new("g", "n", |_| Ok(())).only_rust("an extension");
+        assert!(extended.is_for(&ctx(Driver::Rust, 0)) && !extended.is_for(&ctx(Driver::C, 0)));
+        assert!(!extended.is_for(&ctx(Driver::Hw, 0)) && extended.hw().is_for(&ctx(Driver::Hw, 0)));
+        let hardware = Test::new("g", "n", |_| Ok(())).only_hw();
+        assert!(hardware.is_for(&ctx(Driver::Hw, 0)) && !hardware.is_for(&ctx(Driver::Rust, 0)));
     }
 }

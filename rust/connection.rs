@@ -243,7 +243,7 @@ impl<D: Device> Mirror<D> {
                         // Puts everything back.
                         return Err(ENODEV);
                     }
-                    for entry in isolated.entries().filter(|entry| failed.is(entry.index)) {
+                    for entry in isolated.entries().filter(|entry| failed.has(entry.index)) {
                         outcome.copy_failed += entry.pages;
                     }
                     let migrated = isolated.migrate();

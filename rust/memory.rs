@@ -7,6 +7,7 @@ use crate::{
     mm::{
         addr::{PageRange, PMD_PAGES},
         device_pages::{DevicePages, Kind, MAX_PIECES, PIECE_PAGES},
+        mask::Mask,
         migrate::{Constant, Isolated, Select},
         notifier::Cookie,
         page::LockedFolio,
@@ -44,7 +45,7 @@ mod watched;
 pub(crate) use arrivals::Arrival;
 use arrivals::Arrivals;
 use chores::{Chores, Worker};
-pub(crate) use copy::{Copies, End, Failed, Filled, RawJob};
+pub(crate) use copy::{Copies, End, RawJob};
 pub use copy::{Copy, CopyJob};
 pub use dma_copy::DmaCopy;
 pub use driver::MemoryOps;
@@ -199,11 +200,11 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Copies each page to its folio, one of ours; the numbers tell them apart, below 512. Says which were copied.
-    pub(crate) fn copy_pages<'c>(
+    pub(crate) fn copy_pages(
         &self,
         pairs: &[(usize, Constant, LockedFolio)],
-        copies: &'c mut Copies,
-    ) -> Filled<'c> {
+        copies: &mut Copies,
+    ) -> Mask {
         let ops = self.pages.data();
         let cancelled = || {
             let _within = Within::enter();
@@ -267,17 +268,13 @@ impl<M: MemoryOps> Memory<M> {
         other: &Self,
         isolated: &mut Isolated<'_, R>,
         copies: &mut Copies,
-    ) -> Failed {
+    ) -> Mask {
         let ops = self.pages.data();
         ops.copy_each(&self.pages, Some(&other.pages), isolated, copies)
     }
 
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
-    pub(crate) fn copy_all<R>(
-        &self,
-        isolated: &mut Isolated<'_, R>,
-        copies: &mut Copies,
-    ) -> Failed {
+    pub(crate) fn copy_all<R>(&self, isolated: &mut Isolated<'_, R>, copies: &mut Copies) -> Mask {
         self.pages.data().copy_all(&self.pages, isolated, copies)
     }
 }

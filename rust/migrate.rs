@@ -24,6 +24,7 @@ use step::Step;
 mod drain;
 mod outcome;
 mod step;
+mod survey;
 mod work;
 
 pub use outcome::{Outcome, PageOutcome};

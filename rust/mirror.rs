@@ -56,7 +56,7 @@ pub(crate) use fault::Present;
 pub(crate) use invalidate::{Inner, State};
 pub use serve::Served;
 pub use snapshot::{Location, Snapshot};
-pub(crate) use step::Peer;
+pub(crate) use step::{Peer, Tries};
 pub(crate) use switch::Switched;
 pub use walker::{Section, Unresolved, Walkers};
 

@@ -18,6 +18,7 @@
 //! - [`fence`] has fences of operations that may fault, [`fence_watch`] reports them by `poll`, [`bell`] wakes a waiter.
 //! - [`dma_fence`] has `dma_fence`, [`sync_file`] has files of those.
 //! - [`flush`] has the proof that a device's translations were flushed.
+//! - `mask` has sets of the pages of 2 MiB.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
 //! - `pci` has memory of PCI devices as others see it, and interrupts.
 //! - `anon` has anonymous memory that comes from a device file.
@@ -35,6 +36,7 @@ pub mod exclusive;
 pub mod fence;
 pub mod fence_watch;
 pub mod flush;
+pub(crate) mod mask;
 pub mod migrate;
 pub mod notifier;
 pub mod page;

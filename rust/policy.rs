@@ -18,14 +18,13 @@ use crate::{
 
 mod density;
 mod immovable;
-mod mask;
 mod stream;
 mod thrash;
 pub(crate) mod window;
 
+pub use crate::mm::mask::Mask;
 pub use density::{Density, Parameters};
 pub(crate) use immovable::Immovable;
-pub use mask::Mask;
 
 /// What a device fault is about.
 pub struct Wanted<'a> {

@@ -52,6 +52,20 @@ static pmd_t *find_pmd(struct mm_struct *mm, unsigned long addr)
 }
 
 /*
+ * The table entry for @addr, with the lock of the table of @pmd, which is not a
+ * leaf; the lock of @pmd is held, so that the table below does not go.
+ */
+static pte_t *lock_entry_below(struct mm_struct *mm, pmd_t *pmd,
+			       unsigned long addr, spinlock_t *above,
+			       spinlock_t **lock)
+{
+	*lock = pte_lockptr(mm, pmd);
+	if (*lock != above)
+		spin_lock_nested(*lock, SINGLE_DEPTH_NESTING);
+	return pte_offset_kernel(pmd, addr);
+}
+
+/*
  * The table entry for @addr, with the locks of its table and the one above;
  * NULL if there is no table of small entries. Locks as for find_pmd().
  */
@@ -62,17 +76,13 @@ static pte_t *lock_entry(struct mm_struct *mm, unsigned long addr,
 
 	if (!pmd)
 		return NULL;
-	/* With this lock the table below does not go. */
 	*above = pmd_lock(mm, pmd);
 	if (pmd_none(*pmd) || !pmd_present(*pmd) || pmd_leaf(*pmd) ||
 	    pmd_bad(*pmd)) {
 		spin_unlock(*above);
 		return NULL;
 	}
-	*lock = pte_lockptr(mm, pmd);
-	if (*lock != *above)
-		spin_lock_nested(*lock, SINGLE_DEPTH_NESTING);
-	return pte_offset_kernel(pmd, addr);
+	return lock_entry_below(mm, pmd, addr, *above, lock);
 }
 
 /* Index of the frame that @pte maps among those from @first on. */
@@ -433,13 +443,12 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 		spin_unlock(above);
 		return count;
 	}
-	spin_unlock(above);
-	ptep = lock_entry(vma->vm_mm, start, &above, &lock);
-	if (!ptep) {
-		/* It has just changed. */
-		*kind = RUST_HMM_PAGES_BUSY;
+	if (pmd_bad(pmd)) {
+		*kind = RUST_HMM_PAGES_STAY;
+		spin_unlock(above);
 		return count;
 	}
+	ptep = lock_entry_below(vma->vm_mm, pmdp, start, above, &lock);
 	*kind = kind_of_pte(vma, ptep_get(ptep), owner);
 	for (i = 1; i < count; i++)
 		if (kind_of_pte(vma, ptep_get(ptep + i), owner) != *kind)

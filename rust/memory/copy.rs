@@ -10,6 +10,7 @@ use crate::{
     mm::{
         addr::PMD_PAGES,
         device_pages::DeviceRange,
+        mask::Mask,
         page::{CpuPages, CpuPagesMut},
         space::fatal_signal_pending,
     },
@@ -73,7 +74,7 @@ pub(crate) enum End {
 struct State {
     /// Jobs that exist, and one for who hands them out.
     outstanding: Atomic<usize>,
-    /// A bit for each job that has succeeded, by the index of its entry.
+    /// A bit for each job that was made and has succeeded, by the index of its entry.
     filled: [Atomic<u64>; WORDS],
     /// Nobody needs the copies any more.
     cancelled: AtomicFlag,
@@ -128,12 +129,13 @@ impl Copies {
     }
 
     /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are. Calls
-    /// `cancelled` if the jobs are cancelled.
+    /// `cancelled` if the jobs are cancelled. Returns the indices of the entries that were copied;
+    /// an entry without a job, or whose job was dropped, was not.
     pub(crate) fn run(
         &mut self,
         cancelled: &dyn Fn(),
         hand_out: impl FnOnce(&mut Batch<'_>),
-    ) -> Filled<'_> {
+    ) -> Mask {
         for word in &self.state.filled {
             word.store(0, Relaxed);
         }
@@ -144,10 +146,14 @@ impl Copies {
             cancelled: self.killable.then_some(cancelled),
             stop: self.stop.as_ref(),
             reserved: 0,
+            at_once: Mask::EMPTY,
         };
         hand_out(&mut batch);
+        let mut filled = batch.at_once;
+        // Waits.
         drop(batch);
-        Filled(&self.state)
+        filled.insert_words(self.state.filled.iter().map(|word| word.load(Relaxed)));
+        filled
     }
 }
 
@@ -159,6 +165,8 @@ pub(crate) struct Batch<'a> {
     stop: Option<&'a Stop>,
     /// Jobs that are counted as outstanding, and not made.
     reserved: usize,
+    /// Indices of entries that were copied without a job.
+    at_once: Mask,
 }
 
 impl Batch<'_> {
@@ -185,7 +193,7 @@ impl Batch<'_> {
         // SAFETY: By the function's requirements, for longer than the driver looks.
         let copy = unsafe { copy_of(pages, source, destination) };
         match driver.copy_at_once(&copy) {
-            Some(Ok(())) if !fails(Point::Copy) => mark(self.state, index),
+            Some(Ok(())) if !fails(Point::Copy) => self.at_once.insert(index),
             Some(_) => {}
             None => {
                 // SAFETY: By the function's requirements.
@@ -261,53 +269,12 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// Which entries were copied. An entry without a job, or whose job was dropped, was not.
-pub(crate) struct Filled<'a>(&'a State);
-
-impl Filled<'_> {
-    pub(crate) fn is(&self, index: usize) -> bool {
-        self.0
-            .filled
-            .get(index / 64)
-            .is_some_and(|word| word.load(Relaxed) & (1 << (index % 64)) != 0)
-    }
-}
-
-/// Which entries had a destination that could not be filled.
-#[derive(Default)]
-pub(crate) struct Failed([u64; WORDS]);
-
-impl Failed {
-    pub(super) fn add(&mut self, index: usize) {
-        if let Some(word) = self.0.get_mut(index / 64) {
-            *word |= 1 << (index % 64);
-        }
-    }
-
-    /// Whether there are any.
-    pub(crate) fn any(&self) -> bool {
-        self.0.iter().any(|word| *word != 0)
-    }
-
-    pub(crate) fn is(&self, index: usize) -> bool {
-        self.0
-            .get(index / 64)
-            .is_some_and(|word| word & (1 << (index % 64)) != 0)
-    }
-}
-
-/// Each index is marked once, by one job, so that adding sets the bit.
-fn mark(state: &State, index: usize) {
-    if let Some(word) = state.filled.get(index / 64) {
-        word.add(1 << (index % 64), Relaxed);
-    }
-}
-
 /// The copy of `count` pages.
 ///
 /// # Safety
 ///
-/// What source and destination name must be alive for `'a`, and the destination be nobody else's to write.
+/// What source and destination name must be alive for `'a`, and the destination be nobody else's to
+/// write.
 #[inline]
 unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> Copy<'a> {
     let source = source.map(|end| match end {
@@ -328,9 +295,9 @@ unsafe fn copy_of<'a>(count: usize, source: Option<End>, destination: End) -> Co
 
 /// A copy to be done: now, or later by another thread.
 ///
-/// The migration waits until all its jobs are completed or dropped, however long that takes; when its
-/// task is killed, jobs that have not begun should end at once ([`Self::is_cancelled`]). A job that
-/// is dropped has failed with `EIO`; one that is leaked blocks its process for ever.
+/// The migration waits until all its jobs are completed or dropped, however long that takes; when
+/// its task is killed, jobs that have not begun should end at once ([`Self::is_cancelled`]). A job
+/// that is dropped has failed with `EIO`; one that is leaked blocks its process for ever.
 ///
 /// # Invariants
 ///
@@ -381,8 +348,8 @@ impl CopyJob {
         }
     }
 
-    /// Ends the job. `Ok` says that all of the destination was written, which the library cannot check. After an error
-    /// the page stays where it is, with its contents.
+    /// Ends the job. `Ok` says that all of the destination was written, which the library cannot
+    /// check. After an error the page stays where it is, with its contents.
     pub fn complete(mut self, result: Result) {
         self.result = match result {
             Ok(()) if fails(Point::Copy) => Err(EIO),
@@ -434,8 +401,10 @@ impl RawJob {
 
 impl Drop for CopyJob {
     fn drop(&mut self) {
-        if self.result.is_ok() {
-            mark(&self.state, self.index);
+        let word = self.state.filled.get(self.index / 64);
+        if let Some(word) = word.filter(|_| self.result.is_ok()) {
+            // Each index is marked once, by one job, so that adding sets the bit.
+            word.add(1 << (self.index % 64), Relaxed);
         }
         if self.state.finish(1) {
             // Under the lock, so that who just found the number above 0 sleeps by now.

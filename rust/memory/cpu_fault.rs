@@ -72,7 +72,7 @@ fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, owner: Cookie) -> Opt
     let mut rest = Some(range);
     let mut run: Option<PageRange> = None;
     while let Some(left) = rest {
-        let (kind, part) = vma.alike(left, owner, false).ok()?;
+        let (kind, part) = vma.alike(left, owner).ok()?;
         rest = left.from_address(part.end());
         run = match (kind, run) {
             (Pages::Device, None) => Some(part),

@@ -11,13 +11,14 @@ use super::{
     peers::Peers,
     Copies,
     End,
-    Failed,
     MemoryOps, //
 };
 use crate::{
     events::Event,
     mm::{
+        addr::PMD_PAGES,
         device_pages::{CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind},
+        mask::Mask,
         migrate::{Isolated, Source},
         trace,
     },
@@ -58,7 +59,7 @@ impl<M: MemoryOps> Ops<M> {
         pages: &DevicePages<Self>,
         isolated: &mut Isolated<'_, R>,
         copies: &mut Copies,
-    ) -> Failed {
+    ) -> Mask {
         self.copy_each(pages, None, isolated, copies)
     }
 
@@ -69,11 +70,13 @@ impl<M: MemoryOps> Ops<M> {
         other: Option<&DevicePages<Self>>,
         isolated: &mut Isolated<'_, R>,
         copies: &mut Copies,
-    ) -> Failed {
+    ) -> Mask {
         let cancelled = || {
             let _within = Within::enter();
             self.driver.cancelled();
         };
+        // Entries that have a destination.
+        let mut count = 0;
         let filled = copies.run(&cancelled, |batch| {
             let _within = Within::enter();
             // Pages move between the system and this device. Memory that the CPU can address is addressed.
@@ -84,6 +87,7 @@ impl<M: MemoryOps> Ops<M> {
             batch.reserve(isolated.room());
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {
+                count += 1;
                 let source = match entry.source {
                     Source::Hole => Some(None),
                     Source::Page(pfn) if from_private => device(pfn).map(Some),
@@ -125,18 +129,22 @@ impl<M: MemoryOps> Ops<M> {
             }
             self.driver.kick();
         });
-        let mut failed = Failed::default();
+        let mut failed = Mask::EMPTY;
+        if filled.count(0..PMD_PAGES) == count {
+            isolated.set_all_filled(&filled);
+            return failed;
+        }
         let mut next = 0;
         while let Some(entry) = isolated.entry_from(next) {
             next = entry.index + entry.pages;
             if entry.destination == 0 {
                 continue;
             }
-            if filled.is(entry.index) {
+            if filled.has(entry.index) {
                 isolated.set_filled(entry.index);
             } else {
                 isolated.abandon(entry.index);
-                failed.add(entry.index);
+                failed.insert(entry.index);
             }
         }
         failed

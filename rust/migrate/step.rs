@@ -3,6 +3,7 @@
 //! The steps of a migration: at most 2 MiB each, with room made before and more tries after.
 
 use super::{
+    survey::{Survey, Surveyor},
     work::{Attempt, Work},
     PageOutcome, Target,
 };
@@ -10,22 +11,22 @@ use crate::{
     memory::{Copies, Turn},
     mirror::{
         transaction::{Identity, Request},
-        Device, Inner, Mirror, Present,
+        Device, Inner, Mirror, Present, Tries,
     },
     mm::{
         addr::{PageRange, PMD_PAGES},
-        migrate::{Batch, Pages},
+        migrate::Batch,
         notifier::Cookie,
         range_fault::AddressSpace,
     },
 };
 use kernel::{
-    mm::virt::flags,
     prelude::*,
     time::{delay::fsleep, Delta}, //
 };
 
-/// More tries, after a pause, of a step towards the device that left pages behind, though there was memory.
+/// More tries, after a pause, of a step towards the device that left pages behind, though there was
+/// memory.
 const RETRIES: usize = 3;
 
 /// More tries of a step for pages that others have taken the memory of.
@@ -34,26 +35,14 @@ const ROUNDS: usize = 3;
 /// Time before another try.
 const PAUSE: Delta = Delta::from_millis(1);
 
-/// What a look at the CPU's page table has found.
-struct Survey {
-    /// Its end, within one mapping.
-    end: usize,
-    /// Where pages are in the device's memory already, if the step is one towards it.
-    resident: Option<PageRange>,
-    /// Pages that cannot move.
-    immovable: usize,
-    /// The first pages that can move, or, if the second says no, may be able to soon.
-    found: Option<(PageRange, bool)>,
-}
-
 /// What the steps of one migration share.
 pub(super) struct Step<'m, D: Device> {
     pub(super) mirror: &'m Mirror<D>,
     pub(super) space: AddressSpace<'m, Inner<D>>,
     pub(super) target: Target,
     pub(super) faultless: bool,
-    /// Device memory that was used after this does not go: what a migration brings does not make room for
-    /// more of it.
+    /// Device memory that was used after this does not go: what a migration brings does not make
+    /// room for more of it.
     pub(super) before: Turn,
     pub(super) evict: bool,
     /// Whether it waits a little for pages that somebody holds.
@@ -89,10 +78,11 @@ impl<'m, D: Device> Step<'m, D> {
         })
     }
 
-    /// Migrates the first part of `range`, within 2 MiB and one mapping: up to the first pages that can move, and these.
-    /// Returns its end.
+    /// Migrates the first part of `range`, within 2 MiB and one mapping: up to the first pages that
+    /// can move, and these. Returns its end.
     ///
-    /// Pages that cannot move are reported before anything is announced, evicted or unmapped for them.
+    /// Pages that cannot move are reported before anything is announced, evicted or unmapped for
+    /// them.
     pub(super) fn run(&mut self, range: PageRange) -> Result<usize> {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;
         self.work.pages.fill(PageOutcome::None);
@@ -108,7 +98,19 @@ impl<'m, D: Device> Step<'m, D> {
             let (inner, notifier) = (self.mirror.inner(), &self.mirror.notifier);
             inner.collapse(notifier, Some(piece), None);
         }
-        let survey = self.survey(piece, 0)?;
+        let mut needs_room = self.target == Target::Device;
+        let mut full = false;
+        let (survey, attempt) = loop {
+            let (survey, attempt) = self.attempt_sizes(piece, 0, needs_room, !full)?;
+            match survey.found {
+                // Only room was missing.
+                Some((part, true)) if needs_room && attempt.is_none() => {
+                    full = !self.make_room(part.pages())?;
+                    needs_room = false;
+                }
+                _ => break (survey, attempt),
+            }
+        };
         self.work.immovable += survey.immovable;
         if let Some(resident) = survey.resident {
             if self.mirror.on_device(resident) < resident.pages() {
@@ -116,29 +118,27 @@ impl<'m, D: Device> Step<'m, D> {
                 self.install(resident, Present::Own)?;
             }
         }
-        match survey.found {
-            None => Ok(survey.end),
-            Some((part, moves)) => {
-                let first = piece.index_of(part.start()).ok_or(EINVAL)?;
-                self.run_part(part, first, moves)
-            }
+        let Some((part, _)) = survey.found else {
+            return Ok(survey.end);
+        };
+        if self.target == Target::Device {
+            let first = piece.index_of(part.start()).ok_or(EINVAL)?;
+            self.attempt_again(part, first, attempt.is_some(), full)?;
         }
+        Ok(part.end())
     }
 
-    /// Migrates `part`, pages that can move, or, if `moves` says no, may be able to soon. Their outcomes are those from
-    /// `first` on. Returns the end of what it was about.
-    fn run_part(&mut self, part: PageRange, first: usize, moves: bool) -> Result<usize> {
-        let mut part = part;
+    /// More attempts to move what has not moved of `part`, whose outcomes are those from `first`
+    /// on. `attempted`: there was one. `full`: the device's memory had no room for it.
+    fn attempt_again(
+        &mut self,
+        part: PageRange,
+        first: usize,
+        attempted: bool,
+        full: bool,
+    ) -> Result {
         let mut again = true;
-        let mut full = false;
-        if moves {
-            full = self.target == Target::Device && !self.make_room_for(part)?;
-            self.work.first = first;
-            let (end, _) = self.attempt_sizes(part, !full)?;
-            part = PageRange::new(part.start(), end)?;
-            if self.target != Target::Device {
-                return Ok(end);
-            }
+        if attempted {
             for _ in 0..ROUNDS {
                 let missing = self.count(first, part.pages(), PageOutcome::NoMemory);
                 if full || missing == 0 {
@@ -162,100 +162,56 @@ impl<'m, D: Device> Step<'m, D> {
             fsleep(PAUSE);
             again = self.attempt_rest(part, first, !full)?;
         }
-        Ok(part.end())
+        Ok(())
     }
 
-    /// Attempts once more to move what has not moved of `part`, whose outcomes are those from `first` on. Returns whether
-    /// another attempt may do more.
+    /// Attempts once more to move what has not moved of `part`, whose outcomes are those from
+    /// `first` on. Returns whether another attempt may do more.
     fn attempt_rest(&mut self, part: PageRange, first: usize, small: bool) -> Result<bool> {
         let mut again = false;
         let mut rest = Some(part);
         while let Some(left) = rest {
-            let at = |addr| part.index_of(addr).map(|index| first + index).ok_or(EINVAL);
-            let Some((run, moves)) = self.survey(left, at(left.start())?)?.found else {
+            let index = first + part.index_of(left.start()).ok_or(EINVAL)?;
+            let (survey, attempt) = self.attempt_sizes(left, index, false, small)?;
+            let Some((run, _)) = survey.found else {
                 break;
             };
-            let mut end = run.end();
-            if moves {
-                let index = at(run.start())?;
-                self.work.first = index;
-                let attempt;
-                (end, attempt) = self.attempt_sizes(run, small)?;
-                let pages = PageRange::new(run.start(), end)?.pages();
-                again |= matches!(attempt, Attempt::Done { .. })
-                    && self.count(index, pages, PageOutcome::Skipped) != 0;
-            } else {
-                again = true;
-            }
-            rest = left.from_address(end);
+            again |= match attempt {
+                None => true,
+                Some(Attempt::NoHuge) => false,
+                Some(Attempt::Done { .. }) => {
+                    let index = first + part.index_of(run.start()).ok_or(EINVAL)?;
+                    self.count(index, run.pages(), PageOutcome::Skipped) != 0
+                }
+            };
+            rest = left.from_address(run.end());
         }
         Ok(again)
     }
 
-    /// Looks for the first pages of `piece` that can move, and notes the outcome of those before them, from `first` on.
-    fn survey(&mut self, piece: PageRange, first: usize) -> Result<Survey> {
-        let memory = self.mirror.device().memory().ok_or(ENODEV)?;
-        let mmap = self.space.mmap_lock()?;
-        let vma = mmap
-            .vma_lookup(piece.start())
-            .filter(|vma| vma.flags() & flags::READ != 0)
-            .ok_or(EINVAL)?;
-        let piece = PageRange::new(piece.start(), piece.end().min(vma.end()))?;
-        let to_device = self.target == Target::Device;
-        let mut survey = Survey {
-            end: piece.end(),
-            resident: None,
-            immovable: 0,
-            found: None,
+    /// [`Self::attempt`] with huge pages, and if there is none at the destination and `small` says
+    /// so, with small ones.
+    fn attempt_sizes(
+        &mut self,
+        piece: PageRange,
+        first: usize,
+        needs_room: bool,
+        small: bool,
+    ) -> Result<(Survey, Option<Attempt>)> {
+        let (mut survey, attempt) = self.attempt(piece, first, needs_room, true)?;
+        let (Some((part, _)), Some(Attempt::NoHuge), true) = (survey.found, &attempt, small) else {
+            return Ok((survey, attempt));
         };
-        let mut rest = Some(piece);
-        while let Some(left) = rest {
-            let (kind, part) = vma.alike(left, memory.owner(), to_device)?;
-            let (outcome, moves) = match (kind, to_device) {
-                (Pages::System, true) | (Pages::Device, false) => {
-                    survey.found = Some((part, true));
-                    break;
-                }
-                (Pages::Device, true) => {
-                    let resident = survey.resident.map_or(part, |all| all.hull(&part));
-                    survey.resident = Some(resident);
-                    (PageOutcome::None, None)
-                }
-                (Pages::Busy, true) => (PageOutcome::Skipped, Some(false)),
-                // A fault does not wait for it: the pages are used where they are.
-                (Pages::Held, true) if self.patient => (PageOutcome::Skipped, Some(false)),
-                (Pages::Held | Pages::Stay, true) => {
-                    survey.immovable += part.pages();
-                    (PageOutcome::Skipped, None)
-                }
-                (Pages::Busy, false) => (PageOutcome::Skipped, None),
-                (Pages::System | Pages::Held | Pages::Stay, false) => (PageOutcome::None, None),
-            };
-            let index = first + piece.index_of(part.start()).ok_or(EINVAL)?;
-            let pages = self.work.pages.iter_mut().skip(index).take(part.pages());
-            for page in pages.filter(|page| page.may_still_move()) {
-                *page = outcome;
-            }
-            survey.found = moves.map(|moves| (part, moves));
-            if survey.found.is_some() {
-                break;
-            }
-            rest = left.from_address(part.end());
-        }
-        Ok(survey)
-    }
-
-    /// [`Self::attempt`] with huge pages, and if there is none at the destination and `small` says so, with small ones.
-    fn attempt_sizes(&mut self, piece: PageRange, small: bool) -> Result<(usize, Attempt)> {
-        let (end, attempt) = self.attempt(piece, true)?;
-        if !small || !matches!(attempt, Attempt::NoHuge) {
-            return Ok((end, attempt));
-        }
-        // Without COMPOUND the core splits a huge page before it isolates it, also when others map it.
-        let first = self.work.first;
-        let pages = self.work.pages.iter_mut().skip(first).take(piece.pages());
+        let first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
+        let pages = self.work.pages.iter_mut().skip(first).take(part.pages());
         pages.for_each(|page| *page = PageOutcome::None);
-        self.attempt(PageRange::new(piece.start(), end)?, false)
+        // Without COMPOUND the core splits a huge page before it isolates it, also when others map
+        // it.
+        let (again, attempt) = self.attempt(part, first, false, false)?;
+        // From where the first look found some to where the second one has come.
+        let end = again.found.map_or(part.end(), |(run, _)| run.end());
+        survey.found = Some((PageRange::new(part.start(), end)?, true));
+        Ok((survey, attempt))
     }
 
     fn install(&mut self, piece: PageRange, which: Present) -> Result {
@@ -272,13 +228,8 @@ impl<'m, D: Device> Step<'m, D> {
         Ok(piece.end())
     }
 
-    /// As [`Self::make_room`], for `piece`.
-    fn make_room_for(&self, piece: PageRange) -> Result<bool> {
-        Ok(self.has_room(piece.pages()) || self.make_room(piece.pages())?)
-    }
-
-    /// Makes room in the device's memory, before any lock is taken. Returns whether there is some; what
-    /// is missing then shows in the outcome.
+    /// Makes room in the device's memory, before any lock is taken. Returns whether there is some;
+    /// what is missing then shows in the outcome.
     fn make_room(&self, pages: usize) -> Result<bool> {
         let Some(memory) = self.mirror.device().memory() else {
             return Ok(false);
@@ -308,42 +259,81 @@ impl<'m, D: Device> Step<'m, D> {
         pages.filter(|page| **page == outcome).count()
     }
 
-    /// One attempt. Returns the end of what it was about.
-    fn attempt(&mut self, piece: PageRange, compound: bool) -> Result<(usize, Attempt)> {
+    /// One attempt, about the first pages of `piece` that can move. The outcomes of `piece` are
+    /// those from `first` on. Pages that cannot move are noted, before anything is announced,
+    /// evicted or unmapped for them. Without an attempt there are no pages that can move, or there
+    /// is no room for them and `needs_room` asks for that.
+    fn attempt(
+        &mut self,
+        piece: PageRange,
+        first: usize,
+        needs_room: bool,
+        compound: bool,
+    ) -> Result<(Survey, Option<Attempt>)> {
         self.work.spares.refill()?;
+        let mirror = self.mirror;
         if self.target == Target::Device {
-            // For the way back, where nobody can wait. Without it the device faults then, which is no error.
-            let _ = self.mirror.inner().prepare(piece);
+            // For the way back, where nobody can wait. Without it the device faults then, which is
+            // no error.
+            let _ = mirror.inner().prepare(piece);
         }
-        let memory = self.mirror.device().memory().ok_or(ENODEV)?;
+        let memory = mirror.device().memory().ok_or(ENODEV)?;
         // Nothing else has this address while the step runs.
         let name = Cookie::of(&*self.work.pages);
-        let request = Request {
-            name,
-            identity: match self.target {
-                Target::Device => Identity::Name,
-                // The kernel compares the owner with that of the pages.
-                Target::System => Identity::current(memory.owner()),
-            },
-            range: piece,
-            faultless: self.faultless,
+        let identity = match self.target {
+            Target::Device => Identity::Name,
+            // The kernel compares the owner with that of the pages.
+            Target::System => Identity::current(memory.owner()),
         };
-        let (mmap, announced) = self.mirror.begin(&self.space, request)?;
-        let piece = announced.range();
-        let work = &mut self.work;
-        let result = mmap
-            .vma_lookup(piece.start())
-            .filter(|vma| vma.flags() & flags::READ != 0)
-            .ok_or(EINVAL)
-            .and_then(|vma| {
-                work.isolate_and_move(self.mirror, self.target, vma, announced, compound)
-            });
-        drop(mmap);
-        let lost = matches!(result, Ok((_, Attempt::Done { lost: true })));
-        if lost && self.target == Target::Device {
-            // Somebody else's event, or the split of a huge page, took the marks: ask what is there now.
-            self.install(piece, Present::All)?;
+        let surveyor = Surveyor {
+            target: self.target,
+            owner: memory.owner(),
+            patient: self.patient,
+        };
+        let mut tries = Tries::new();
+        // Pages that are in the device's memory already need no announcement, so that nothing is
+        // waited for.
+        let mut waits = self.target == Target::System || !mirror.has_device_entry(piece.start());
+        let (survey, part, result) = loop {
+            let seq = match waits {
+                true => Some(tries.next(mirror)?),
+                false => None,
+            };
+            let mmap = self.space.mmap_lock()?;
+            let pages = self.work.pages.get_mut(first..).ok_or(EINVAL)?;
+            let (survey, movable) = surveyor.look(&mmap, piece, pages)?;
+            let (Some((part, _)), Some(movable)) = (survey.found, movable) else {
+                return Ok((survey, None));
+            };
+            if needs_room && !memory.has_room(part.pages()) {
+                return Ok((survey, None));
+            }
+            let Some(seq) = seq else {
+                waits = true;
+                continue;
+            };
+            let request = Request {
+                name,
+                identity,
+                range: part,
+                faultless: self.faultless,
+            };
+            // The look counts as long as the lock is held.
+            if let Some(announced) = mirror.announce(seq, &mut tries, request)? {
+                self.work.first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
+                let work = &mut self.work;
+                break (
+                    survey,
+                    part,
+                    work.isolate_and_move(mirror, movable, announced, compound),
+                );
+            }
+        };
+        if self.target == Target::Device && matches!(result, Ok(Attempt::Done { lost: true })) {
+            // Somebody else's event, or the split of a huge page, took the marks: ask what is there
+            // now.
+            self.install(part, Present::All)?;
         }
-        result
+        Ok((survey, Some(result?)))
     }
 }

@@ -2,15 +2,14 @@
 
 //! One attempt of a step: isolate, allocate, copy, migrate, switch, finalize.
 
-use super::{PageOutcome, Target};
+use super::{survey::Movable, PageOutcome, Target};
 use crate::{
     memory::{Arrival, Copies},
     mirror::{Announced, Device, Mirror, Switched},
     mm::{
         addr::{PMD_ORDER, PMD_PAGES},
-        migrate::{Batch, Entry, Isolated, Select, Source, System},
+        migrate::{Batch, Entry, Isolated, Select, Source},
         page::{Effort, LockedFolio},
-        space::Vma,
     },
     pgtable::{Format, Spares},
     phases::{Lap, Phase},
@@ -40,8 +39,6 @@ pub(super) enum Attempt {
     },
     /// A huge page could not be had. Nothing has moved.
     NoHuge,
-    /// The pages stay where they are, however often it is tried.
-    Stay,
 }
 
 /// Notes the outcome of the pages of `entry`.
@@ -52,17 +49,16 @@ fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
 }
 
 impl<F: Format> Work<F> {
-    /// Migrates the first pages of what was announced, up to those of which nothing can be isolated, or these. Returns their end.
+    /// Migrates `movable`, which was announced, as far as it can be isolated.
     // A stack frame of its own.
     #[inline(never)]
     pub(super) fn isolate_and_move<D: Device<Format = F>>(
         &mut self,
         mirror: &Mirror<D>,
-        target: Target,
-        vma: Vma<'_>,
+        movable: Movable<'_>,
         announced: Announced<'_, D>,
         compound: bool,
-    ) -> Result<(usize, Attempt)> {
+    ) -> Result<Attempt> {
         let Self {
             batch,
             copies,
@@ -79,34 +75,19 @@ impl<F: Format> Work<F> {
         // Coherent folios stay small: the core never collects huge ones on the way back.
         let compound = huge && memory.select() == Select::Private;
         if huge && !compound && memory.driver_fails(PMD_ORDER) {
-            return Ok((piece.end(), Attempt::NoHuge));
+            return Ok(Attempt::NoHuge);
         }
         // Dropped after the destinations.
         let mut arrival = None;
         let mut lap = Lap::start();
-        let isolated = System::read_by(announced, || match target {
-            Target::Device => Isolated::of_system(vma, piece, compound, name, batch),
-            Target::System => {
+        let (vma, target) = (movable.vma(), movable.target());
+        let mut isolated = Isolated::read_by(announced, || match movable {
+            Movable::System(found) => found.isolate(compound, name, batch),
+            Movable::Device(vma, part) => {
                 let (select, owner) = (memory.select(), memory.owner());
-                let isolated = Isolated::new(vma, piece, select, compound, owner, None, batch)?;
-                Ok(System::Isolated(isolated, piece))
+                Isolated::new(vma, part, select, compound, owner, None, batch)
             }
         })?;
-        let (mut isolated, piece) = match isolated {
-            System::Isolated(isolated, part) => (isolated, part),
-            System::Stay(part) => {
-                for page in pages.iter_mut().take(part.pages()) {
-                    *page = PageOutcome::Skipped;
-                }
-                return Ok((part.end(), Attempt::Stay));
-            }
-            System::Busy(part) => {
-                for page in pages.iter_mut().take(part.pages()) {
-                    *page = PageOutcome::Skipped;
-                }
-                return Ok((part.end(), Attempt::Done { lost: false }));
-            }
-        };
         lap.end(Phase::Unmap);
 
         let mut no_huge = false;
@@ -159,7 +140,7 @@ impl<F: Format> Work<F> {
         lap.end(Phase::Allocate);
         if no_huge {
             // Puts everything back.
-            return Ok((piece.end(), Attempt::NoHuge));
+            return Ok(Attempt::NoHuge);
         }
         let failed = memory.copy_all(&mut isolated, copies);
         lap.end(Phase::Copy);
@@ -167,9 +148,9 @@ impl<F: Format> Work<F> {
             // Puts everything back.
             return Err(ENODEV);
         }
-        if failed.any() {
+        if !failed.is_empty() {
             for entry in isolated.entries() {
-                if failed.is(entry.index) {
+                if failed.has(entry.index) {
                     set(pages, &entry, PageOutcome::CopyFailed);
                 }
             }
@@ -221,6 +202,6 @@ impl<F: Format> Work<F> {
         if let Some(mut lap) = lap {
             lap.end(Phase::Finalize);
         }
-        result.map(|()| (piece.end(), Attempt::Done { lost }))
+        result.map(|()| Attempt::Done { lost })
     }
 }

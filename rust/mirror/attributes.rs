@@ -189,6 +189,12 @@ impl<D: Device> Mirror<D> {
         Ok((part, !first.never_migrate()))
     }
 
+    /// Whether the device has an entry of its memory for the page at `addr`.
+    pub(crate) fn has_device_entry(&self, addr: usize) -> bool {
+        let leaf = self.inner().reader.walk(addr);
+        leaf.is_some_and(|leaf| leaf.entry.is_valid() && leaf.entry.is_device())
+    }
+
     /// Pages of `piece` that are in the device's memory, as far as it has entries for them.
     pub(crate) fn on_device(&self, piece: PageRange) -> usize {
         let mut count = 0;

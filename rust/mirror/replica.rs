@@ -378,12 +378,6 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// Whether the device has an entry of its memory for the page at `addr`.
-    fn has_device_entry(&self, addr: usize) -> bool {
-        let leaf = self.inner().reader.walk(addr);
-        leaf.is_some_and(|leaf| leaf.entry.is_valid() && leaf.entry.is_device())
-    }
-
     /// Makes copies of pages of which others have some: these cannot be isolated.
     fn join_copies(
         &self,
@@ -412,7 +406,7 @@ impl<D: Device> Mirror<D> {
         }
         let filled = memory.copy_pages(&pairs, &mut work.copies);
         for (index, source, folio) in pairs.drain_all() {
-            if !filled.is(index) {
+            if !filled.has(index) {
                 continue;
             }
             if let Ok(replica) = Replica::new(folio, source) {

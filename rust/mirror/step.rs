@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The mirror's part in a migration: announce it, and keep the device reading. `switch.rs` switches its entries.
+//! The mirror's part in a migration: announce it, and keep the device reading. `switch.rs` switches
+//! its entries.
 //!
 //! What makes it right is described in `Documentation/faultless.rst`.
 
@@ -16,7 +17,7 @@ use crate::{
         addr::PageRange,
         device_pages::DeviceRange,
         migrate::Moved,
-        notifier::{Cookie, IntervalNotifier},
+        notifier::{Cookie, IntervalNotifier, Seq},
         page::DirtyBatch,
         range_fault::AddressSpace,
         space::{fatal_signal_pending, MmapGuard},
@@ -31,7 +32,8 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
-/// Tries to announce a step; each costs one collision with an invalidation, or a [`PAUSE`].
+/// Times that a step may be announced anew; each costs one collision with an invalidation, or a
+/// [`PAUSE`].
 const TRIES: usize = 1024;
 
 /// Time to wait for one of too many migrations of a mirror to end.
@@ -64,70 +66,124 @@ impl<D: Device> Inner<D> {
     }
 }
 
-impl<D: Device> Mirror<D> {
-    /// Announces a step and returns with the mmap lock held. The step is about the part of the range that lies in
-    /// the mapping at its start.
+/// Tries to announce a step. There are [`TRIES`].
+pub(crate) struct Tries {
+    left: usize,
+    /// As many migrations of the mirror run as can be.
+    crowded: bool,
+    lap: Lap,
+}
+
+impl Tries {
+    /// All of them.
+    pub(crate) fn new() -> Self {
+        Self {
+            left: TRIES,
+            crowded: false,
+            lap: Lap::start(),
+        }
+    }
+
+    /// Begins a try, with no lock held. [`Mirror::announce`] ends it, with the mmap lock held.
+    ///
+    /// The first one lets faults go first that had to try again: migrations in a row would starve
+    /// them, as each undoes what a fault has just collected.
     ///
     /// Waits for the invalidations that began before: they may still remove what the step is
     /// about to isolate, and would not be told that it has begun (H4).
     ///
     /// # Errors
     ///
-    /// `EINVAL` if nothing is mapped there. `EINTR`: killed. `EFAULT`: the process is gone. `EBUSY`.
+    /// `EINTR`: killed. `EBUSY`: there is no try left.
+    pub(crate) fn next<D: Device>(&mut self, mirror: &Mirror<D>) -> Result<Seq> {
+        if self.left == TRIES {
+            for _ in 0..GIVE_WAY {
+                if mirror.inner().starved.load(Relaxed) == 0 {
+                    break;
+                }
+                fsleep(PAUSE);
+            }
+        }
+        if core::mem::take(&mut self.crowded) {
+            // Gives the other migrations time.
+            fsleep(PAUSE);
+        }
+        self.left = self.left.checked_sub(1).ok_or(EBUSY)?;
+        if fatal_signal_pending() {
+            return Err(EINTR);
+        }
+        Ok(mirror.notifier.read_begin())
+    }
+}
+
+impl<D: Device> Mirror<D> {
+    /// Announces a step, unless an invalidation began after `seq`, from [`Tries::next`]: `None`,
+    /// and all that was found out since then is to be found out again. The mmap lock must have been
+    /// taken after that, and be held; the range must be in one mapping.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Transactions::begin`](super::transaction::Transactions::begin), but for `EBUSY`.
+    pub(crate) fn announce(
+        &self,
+        seq: Seq,
+        tries: &mut Tries,
+        request: Request,
+    ) -> Result<Option<Announced<'_, D>>> {
+        let mut guard = self.notifier.lock();
+        if self.notifier.read_retry(&guard, seq) {
+            return Ok(None);
+        }
+        tries.lap.end(Phase::Wait);
+        let State {
+            table,
+            transactions,
+            ..
+        } = &mut *guard;
+        let begun = transactions.begin(request);
+        let flush = match begun {
+            Ok(()) if request.faultless => self.inner().protect(table, request.range),
+            _ => None,
+        };
+        drop(guard);
+        tries.lap.end(Phase::Collect);
+        if flush.is_some() {
+            Flushing::end(flush, self.inner());
+            tries.lap.end(Phase::Flush);
+        }
+        match begun {
+            Ok(()) => Ok(Some(Announced::new(self, request.name, request.range))),
+            Err(error) if error == EBUSY => {
+                tries.crowded = true;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Announces a step and returns with the mmap lock held. The step is about the part of the
+    /// range that lies in the mapping at its start.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if nothing is mapped there. `EINTR`: killed. `EFAULT`: the process is gone.
+    /// `EBUSY`.
     pub(crate) fn begin<'a>(
         &self,
         space: &'a AddressSpace<'_, Inner<D>>,
         mut request: Request,
     ) -> Result<(MmapGuard<'a>, Announced<'_, D>)> {
         let asked = request.range;
-        let mut lap = Lap::start();
-        // Migrations in a row would starve faults: each undoes what a fault has just collected.
-        for _ in 0..GIVE_WAY {
-            if self.inner().starved.load(Relaxed) == 0 {
-                break;
-            }
-            fsleep(PAUSE);
-        }
-        for _ in 0..TRIES {
-            if fatal_signal_pending() {
-                return Err(EINTR);
-            }
-            let seq = self.notifier.read_begin();
+        let mut tries = Tries::new();
+        loop {
+            let seq = tries.next(self)?;
             let mmap = space.mmap_lock()?;
             let end = mmap.vma_lookup(asked.start()).ok_or(EINVAL)?.end();
             request.range = PageRange::new(asked.start(), asked.end().min(end))?;
-            let mut guard = self.notifier.lock();
-            if self.notifier.read_retry(&guard, seq) {
-                continue;
-            }
-            lap.end(Phase::Wait);
-            let State {
-                table,
-                transactions,
-                ..
-            } = &mut *guard;
-            let begun = transactions.begin(request);
-            let flush = match begun {
-                Ok(()) if request.faultless => self.inner().protect(table, request.range),
-                _ => None,
-            };
-            drop(guard);
-            lap.end(Phase::Collect);
-            if flush.is_some() {
-                Flushing::end(flush, self.inner());
-                lap.end(Phase::Flush);
-            }
-            match begun {
-                Ok(()) => return Ok((mmap, Announced::new(self, request.name, request.range))),
-                Err(error) if error == EBUSY => {
-                    // As many as can be run already: give them time.
-                    drop(mmap);
-                    fsleep(PAUSE);
-                }
-                Err(error) => return Err(error),
+            if let Some(announced) = self.announce(seq, &mut tries, request)? {
+                return Ok((mmap, announced));
             }
         }
-        Err(EBUSY)
     }
 }
 
@@ -156,8 +212,8 @@ pub(crate) trait Peer: Send + Sync {
     /// Gives up copies in `block` of the device's memory. Context: may sleep; takes the table lock.
     fn collapse(&self, block: DeviceRange);
 
-    /// Maps again what the device is to have mapped always. Context: may sleep; no lock may be held but that of the
-    /// mirror's place.
+    /// Maps again what the device is to have mapped always. Context: may sleep; no lock may be held
+    /// but that of the mirror's place.
     fn restore(&self);
 }
 

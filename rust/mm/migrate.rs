@@ -15,6 +15,7 @@
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES},
     device_pages::CpuFault,
+    mask::Mask,
     notifier::Cookie,
     page::{CpuPages, CpuPagesMut, LockedFolio},
     space::Vma, //
@@ -38,8 +39,8 @@ use batch::{Inner, Restored};
 pub use migrated::{Migrated, Moved};
 pub use reader::Reader;
 pub use replica::{Constant, Replica};
-pub(crate) use system::Pages;
 pub use system::System;
+pub(crate) use system::{Pages, SystemPages};
 use whole::{Found, Whole};
 
 const VALID: usize = bindings::MIGRATE_PFN_VALID as usize;
@@ -330,7 +331,12 @@ impl<'a, R> Isolated<'a, R> {
     /// such an entry [moves](Self::migrate): the process must not see what a new page held before.
     #[inline]
     pub fn set_filled(&mut self, index: usize) {
-        self.pages.0.batch.filled.set(index, true);
+        self.pages.0.set_filled(index);
+    }
+
+    /// As [`Self::set_filled`], for all indices in `entries`, which have destinations.
+    pub(crate) fn set_all_filled(&mut self, entries: &Mask) {
+        self.pages.0.set_all_filled(entries);
     }
 
     /// Takes the destination of the entry at `index` back: it could not be filled.

@@ -7,40 +7,19 @@ use crate::{
     bindings,
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
+        mask::Mask,
         page::LockedFolio,
     },
 };
 use core::{mem::ManuallyDrop, ptr};
 use kernel::prelude::*;
 
-const WORD: usize = u64::BITS as usize;
-
-/// A bit for each page of a batch.
-#[derive(Default)]
-pub(super) struct Bits([u64; PMD_PAGES / WORD]);
-
-impl Bits {
-    #[inline]
-    pub(super) fn set(&mut self, index: usize, yes: bool) {
-        if let Some(word) = self.0.get_mut(index / WORD) {
-            let bit = 1 << (index % WORD);
-            *word = if yes { *word | bit } else { *word & !bit };
-        }
-    }
-
-    #[inline]
-    pub(super) fn is_set(&self, index: usize) -> bool {
-        let word = self.0.get(index / WORD);
-        word.is_some_and(|word| word >> (index % WORD) & 1 != 0)
-    }
-}
-
 /// Room for one migration. Reuse it.
 pub struct Batch {
     pub(super) src: KVec<usize>,
     pub(super) dst: KVec<usize>,
-    /// By the index of an entry: whether its destination holds what the source held.
-    pub(super) filled: Bits,
+    /// Pages whose entry has a destination that holds what the source held.
+    pub(super) filled: Mask,
 }
 
 impl Batch {
@@ -54,7 +33,7 @@ impl Batch {
         Ok(Self {
             src: KVec::from_elem(0, pages, GFP_KERNEL)?,
             dst: KVec::from_elem(0, pages, GFP_KERNEL)?,
-            filled: Bits::default(),
+            filled: Mask::EMPTY,
         })
     }
 
@@ -62,7 +41,7 @@ impl Batch {
     pub(super) fn clear(&mut self, pages: usize) -> Result {
         self.src.get_mut(..pages).ok_or(EINVAL)?.fill(0);
         self.dst.get_mut(..pages).ok_or(EINVAL)?.fill(0);
-        self.filled = Bits::default();
+        self.filled = Mask::EMPTY;
         Ok(())
     }
 }
@@ -111,8 +90,8 @@ impl Inner<'_> {
         })
     }
 
-    /// Page frame of the new system memory of the small entry at `index`, and whether the CPU may write it; `None` also
-    /// if others chose destinations.
+    /// Page frame of the new system memory of the small entry at `index`, and whether the CPU may
+    /// write it; `None` also if others chose destinations.
     #[inline]
     pub(super) fn small(&self, index: usize) -> Option<(usize, bool)> {
         let src = *self.batch.src.get(index)?;
@@ -142,30 +121,45 @@ impl Inner<'_> {
     /// Whether `entry` has a destination, and that is memory which the CPU can address.
     #[inline]
     pub(super) fn is_addressable(&self, entry: &Entry) -> bool {
-        // SAFETY: Only called if there is a destination, which is a folio that is alive: ours, or moved to.
+        // SAFETY: Only called if there is a destination, which is a folio that is alive: ours, or
+        // moved to.
         let is_private = || unsafe { bindings::rust_hmm_pfn_is_private(entry.destination) };
         entry.destination != 0 && !(self.chosen && is_private())
     }
 
-    /// Drops the destination of the entry at `index`, which was not migrated into. Without one nothing happens.
+    /// Drops the destination of the entry at `index`, which was not migrated into. Without one
+    /// nothing happens.
     pub(super) fn abandon(&mut self, index: usize) {
-        self.batch.filled.set(index, false);
         if let Some(dst) = self.batch.dst.get_mut(index) {
             let raw = core::mem::take(dst);
             if raw != 0 {
                 let order = if raw & COMPOUND != 0 { PMD_ORDER } else { 0 };
+                self.batch.filled.remove(index..index + (1 << order));
                 // SAFETY: It was put there by `fill`, with its lock and reference.
                 drop(unsafe { LockedFolio::from_raw(raw >> SHIFT, order) });
             }
         }
     }
 
+    /// Notes that the destination of the entry at `index` was filled. Without one nothing happens.
+    pub(super) fn set_filled(&mut self, index: usize) {
+        if let Some(entry) = self.entry(index).filter(|entry| entry.destination != 0) {
+            self.batch.filled.add(index..index + entry.pages);
+        }
+    }
+
+    /// As [`Self::set_filled`], for all indices in `entries`, which have destinations.
+    pub(super) fn set_all_filled(&mut self, entries: &Mask) {
+        match self.entry(0) {
+            Some(entry) if entry.pages != 1 => self.set_filled(0),
+            _ => self.batch.filled.insert_words(entries.words()),
+        }
+    }
+
     /// Drops the destinations that were not filled: their entries stay.
     pub(super) fn abandon_unfilled(&mut self) {
-        for index in 0..self.pages {
-            if !self.batch.filled.is_set(index) {
-                self.abandon(index);
-            }
+        for index in self.batch.filled.missing(self.pages) {
+            self.abandon(index);
         }
     }
 

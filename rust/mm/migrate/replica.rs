@@ -113,7 +113,7 @@ impl<R> Isolated<'_, R> {
         let Source::Page(source) = entry.source else {
             return None;
         };
-        if entry.pages != 1 || entry.destination == 0 || !self.pages.0.batch.filled.is_set(index) {
+        if entry.pages != 1 || entry.destination == 0 || !self.pages.0.batch.filled.has(index) {
             return None;
         }
         let dst = self.pages.0.batch.dst.get_mut(index)?;

@@ -2,11 +2,12 @@
 
 //! What pages are to a migration, and isolating those of system memory.
 //!
-//! A migration isolates only what it can move: [`Vma::alike`] reports the rest before anything is unmapped. Pages that
-//! the kernel's page merging (KSM) has, or may get, must not be isolated at all: the core isolates what it finds in a
-//! page table, and restores what the reverse mapping leads to. A merged page has the reverse mapping of the mapping that
-//! had it merged, and only as long as that one wants it. Where the way back is not found, the entry stays one of a
-//! migration for ever, of a page that is free.
+//! A migration isolates only what it can move: [`Vma::alike`] reports the rest before anything is
+//! unmapped. Pages that the kernel's page merging (KSM) has, or may get, must not be isolated at
+//! all: the core isolates what it finds in a page table, and restores what the reverse mapping
+//! leads to. A merged page has the reverse mapping of the mapping that had it merged, and only as
+//! long as that one wants it. Where the way back is not found, the entry stays one of a migration
+//! for ever, of a page that is free.
 
 use super::{Batch, Isolated};
 use crate::{
@@ -26,8 +27,58 @@ pub(crate) enum Pages {
     Busy,
     /// Pages to which somebody has a reference, for a moment or for long.
     Held,
-    /// Pages that cannot move: of a file, shared memory, pinned, merged or about to be, swapped out, of another owner.
+    /// Pages that cannot move: of a file, shared memory, pinned, merged or about to be, swapped
+    /// out, of another owner.
     Stay,
+}
+
+/// Pages of system memory, or holes of an anonymous mapping, that can move to a device.
+///
+/// # Invariants
+///
+/// They lie in `vma` and within 2 MiB. When they were looked at, the mmap lock was held that is
+/// held for `'a`, none was one that the kernel had merged, and no mapping let it merge them. So
+/// none becomes a merged one as long as the lock is held, but by a mapping of another process that
+/// becomes mergeable, at which KSM has to look twice first.
+pub(crate) struct SystemPages<'a> {
+    vma: Vma<'a>,
+    range: PageRange,
+}
+
+impl<'a> SystemPages<'a> {
+    /// The mapping.
+    pub(crate) fn vma(&self) -> Vma<'a> {
+        self.vma
+    }
+
+    /// Isolates them, best effort. `cookie` names the transaction to notifiers. `compound` takes a
+    /// huge page as one entry, else it is split.
+    ///
+    /// # Errors
+    ///
+    /// As [`Isolated::new`]. Context: as [`Isolated::new`].
+    pub(crate) fn isolate(
+        self,
+        compound: bool,
+        cookie: Cookie,
+        batch: &'a mut Batch,
+    ) -> Result<Isolated<'a>> {
+        Isolated::check(self.vma, self.range)?;
+        let select = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM;
+        let in_one = match compound {
+            true => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND,
+            false => 0,
+        };
+        Isolated::set_up(
+            self.vma,
+            self.range,
+            select | in_one,
+            cookie,
+            None,
+            None,
+            batch,
+        )
+    }
 }
 
 /// The first pages of a range, as far as they are alike.
@@ -40,9 +91,9 @@ pub enum System<'a, R = ()> {
     Busy(PageRange),
 }
 
-impl Vma<'_> {
-    /// Whether pages of the mapping can migrate: some are anonymous, or may become so. Without it nothing of the
-    /// mapping can move, whatever is in its page table.
+impl<'a> Vma<'a> {
+    /// Whether pages of the mapping can migrate: some are anonymous, or may become so. Without it
+    /// nothing of the mapping can move, whatever is in its page table.
     pub(crate) fn may_migrate(&self) -> bool {
         // SAFETY: The mapping is valid.
         unsafe { bindings::rust_hmm_vma_may_migrate(self.as_ptr()) }
@@ -50,13 +101,33 @@ impl Vma<'_> {
 
     /// What the first pages of `range` are, and how many are alike. They may change at any time.
     ///
-    /// `range` must lie in the mapping and within 2 MiB. `owner` is that of the device memory. `system`: the migration
-    /// takes system memory, so that what may be merged stays.
+    /// `range` must lie in the mapping and within 2 MiB. `owner` is that of the device memory.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the range is not so, or the mapping is special or hugetlb. Context: may sleep.
-    pub(crate) fn alike(
+    pub(crate) fn alike(&self, range: PageRange, owner: Cookie) -> Result<(Pages, PageRange)> {
+        self.classify(range, owner, false)
+    }
+
+    /// As [`Self::alike`], for a migration that takes system memory: pages that KSM may merge are
+    /// [`Pages::Stay`]. The third value is there if the pages are [`Pages::System`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::alike`]. Context: may sleep.
+    pub(crate) fn alike_system(
+        self,
+        range: PageRange,
+        owner: Cookie,
+    ) -> Result<(Pages, PageRange, Option<SystemPages<'a>>)> {
+        let (kind, range) = self.classify(range, owner, true)?;
+        // INVARIANT: They were found to be so, and the mmap lock is held for `'a`.
+        let pages = (kind == Pages::System).then_some(SystemPages { vma: self, range });
+        Ok((kind, range, pages))
+    }
+
+    fn classify(
         &self,
         range: PageRange,
         owner: Cookie,
@@ -69,7 +140,8 @@ impl Vma<'_> {
             return Err(EINVAL);
         }
         let mut kind = 0;
-        // SAFETY: The mapping is valid and has the range, which is in one table; the mmap lock is held.
+        // SAFETY: The mapping is valid and has the range, which is in one table; the mmap lock is
+        // held.
         let pages = unsafe {
             bindings::rust_hmm_vma_alike(
                 self.as_ptr(),
@@ -93,11 +165,12 @@ impl Vma<'_> {
 }
 
 impl<'a> Isolated<'a> {
-    /// Isolates the first pages of `range`, which are in system memory or holes of an anonymous mapping, best effort:
-    /// up to those of another kind, see [`System`]. What is left of `range` is to be asked for again.
+    /// Isolates the first pages of `range`, which are in system memory or holes of an anonymous
+    /// mapping, best effort: up to those of another kind, see [`System`]. What is left of `range`
+    /// is to be asked for again.
     ///
-    /// `range` must lie in `vma` and within 2 MiB. `cookie` names the transaction to notifiers. `compound` takes a huge
-    /// page as one entry, else it is split.
+    /// `range` must lie in `vma` and within 2 MiB. `cookie` names the transaction to notifiers.
+    /// `compound` takes a huge page as one entry, else it is split.
     ///
     /// # Errors
     ///
@@ -109,22 +182,13 @@ impl<'a> Isolated<'a> {
         cookie: Cookie,
         batch: &'a mut Batch,
     ) -> Result<System<'a>> {
-        Self::check(vma, range)?;
         // Device memory of any owner stays.
-        let (kind, part) = vma.alike(range, Cookie::NONE, true)?;
-        Ok(match kind {
-            Pages::System => {
-                let select = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_SYSTEM;
-                let in_one = match compound {
-                    true => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND,
-                    false => 0,
-                };
-                let flags = select | in_one;
-                let isolated = Self::set_up(vma, part, flags, cookie, None, None, batch)?;
-                System::Isolated(isolated, part)
+        Ok(match vma.alike_system(range, Cookie::NONE)? {
+            (_, part, Some(pages)) => {
+                System::Isolated(pages.isolate(compound, cookie, batch)?, part)
             }
-            Pages::Busy | Pages::Held => System::Busy(part),
-            Pages::Device | Pages::Stay => System::Stay(part),
+            (Pages::Busy | Pages::Held, part, None) => System::Busy(part),
+            (_, part, None) => System::Stay(part),
         })
     }
 }

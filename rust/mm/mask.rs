@@ -2,7 +2,7 @@
 
 //! Sets of pages of a 2 MiB block.
 
-use crate::mm::addr::PMD_PAGES;
+use super::addr::PMD_PAGES;
 use core::ops::Range;
 use kernel::prelude::*;
 
@@ -18,10 +18,51 @@ impl Mask {
     pub const EMPTY: Self = Self([0; WORDS]);
 
     /// Whether page `page` is in it.
+    #[inline]
     pub fn has(&self, page: usize) -> bool {
         self.0
             .get(page / WORD)
             .is_some_and(|word| word & (1 << (page % WORD)) != 0)
+    }
+
+    /// Whether no page is in it.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::EMPTY
+    }
+
+    /// Adds one page. One beyond the block is left out.
+    #[inline]
+    pub fn insert(&mut self, page: usize) {
+        if let Some(word) = self.0.get_mut(page / WORD) {
+            *word |= 1 << (page % WORD);
+        }
+    }
+
+    /// Adds what `words` has. Bit `i` of word `j` is page `64 * j + i`.
+    pub(crate) fn insert_words(&mut self, words: impl IntoIterator<Item = u64>) {
+        for (word, more) in self.0.iter_mut().zip(words) {
+            *word |= more;
+        }
+    }
+
+    /// Its words, as [`Self::insert_words`] takes them.
+    pub(crate) fn words(&self) -> [u64; WORDS] {
+        self.0
+    }
+
+    /// The pages before `end` that are not in it, in order.
+    pub(crate) fn missing(self, end: usize) -> impl Iterator<Item = usize> {
+        let words = self.0.into_iter().enumerate();
+        let missing = words.flat_map(|(index, word)| {
+            let mut rest = !word;
+            core::iter::from_fn(move || {
+                let bit = rest.trailing_zeros() as usize;
+                // Takes the lowest bit out.
+                rest &= rest.checked_sub(1)?;
+                Some(index * WORD + bit)
+            })
+        });
+        missing.take_while(move |page| *page < end)
     }
 
     /// Adds pages; those beyond the block are left out.
@@ -84,5 +125,23 @@ mod tests {
         assert_eq!(mask.run(70, 512), Some(511..512));
         assert_eq!(mask.run(70, 511), None);
         assert_eq!(Mask::EMPTY.run(0, 512), None);
+    }
+
+    #[test]
+    fn missing_pages_are_found() {
+        let mut mask = Mask::EMPTY;
+        assert!(mask.missing(PMD_PAGES).eq(0..PMD_PAGES));
+        mask.add(0..PMD_PAGES);
+        assert!(mask.missing(PMD_PAGES).next().is_none());
+        mask.remove(63..66);
+        mask.remove(511..512);
+        assert!(mask.missing(PMD_PAGES).eq([63, 64, 65, 511]));
+        assert!(mask.missing(65).eq([63, 64]));
+        mask.insert(64);
+        mask.insert(PMD_PAGES);
+        assert!(mask.missing(PMD_PAGES).eq([63, 65, 511]));
+        let mut other = Mask::EMPTY;
+        other.insert_words(mask.words());
+        assert!(other == mask && !other.is_empty());
     }
 }

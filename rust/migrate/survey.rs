@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The look at the CPU's page table before a step: which pages can move, and what becomes of the
+//! others.
+
+use super::{PageOutcome, Target};
+use crate::mm::{
+    addr::PageRange,
+    migrate::{Pages, SystemPages},
+    notifier::Cookie,
+    space::{MmapGuard, Vma},
+};
+use kernel::{mm::virt::flags, prelude::*};
+
+/// Pages that can move, as long as the mmap lock is held that was held for the look.
+pub(super) enum Movable<'a> {
+    /// From system memory.
+    System(SystemPages<'a>),
+    /// From the device's memory: these pages of a mapping.
+    Device(Vma<'a>, PageRange),
+}
+
+impl<'a> Movable<'a> {
+    /// Where they move.
+    pub(super) fn target(&self) -> Target {
+        match self {
+            Self::System(_) => Target::Device,
+            Self::Device(..) => Target::System,
+        }
+    }
+
+    /// The mapping.
+    pub(super) fn vma(&self) -> Vma<'a> {
+        match self {
+            Self::System(pages) => pages.vma(),
+            Self::Device(vma, _) => *vma,
+        }
+    }
+}
+
+/// What the look has found.
+pub(super) struct Survey {
+    /// Its end, within one mapping.
+    pub(super) end: usize,
+    /// Where pages are in the device's memory already, if the step is one towards it.
+    pub(super) resident: Option<PageRange>,
+    /// Pages that cannot move, of those before [`Self::found`].
+    pub(super) immovable: usize,
+    /// The first pages that can move, or, if the second says no, may be able to soon.
+    pub(super) found: Option<(PageRange, bool)>,
+}
+
+/// What is to move.
+#[derive(Clone, Copy)]
+pub(super) struct Surveyor {
+    pub(super) target: Target,
+    /// Owner of the device's memory.
+    pub(super) owner: Cookie,
+    /// Whether the step waits a little for pages to which somebody has a reference.
+    pub(super) patient: bool,
+}
+
+impl Surveyor {
+    /// Looks for the first pages of `piece` that can move, and notes the outcome of those before
+    /// them in `pages`, which begins with the first page of `piece`. `piece` must lie within 2 MiB.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there is no mapping, or it may not be read, or it is special or hugetlb. Context:
+    /// may sleep.
+    pub(super) fn look<'a>(
+        self,
+        mmap: &'a MmapGuard<'_>,
+        piece: PageRange,
+        pages: &mut [PageOutcome],
+    ) -> Result<(Survey, Option<Movable<'a>>)> {
+        let vma = mmap
+            .vma_lookup(piece.start())
+            .filter(|vma| vma.flags() & flags::READ != 0)
+            .ok_or(EINVAL)?;
+        let piece = PageRange::new(piece.start(), piece.end().min(vma.end()))?;
+        let mut survey = Survey {
+            end: piece.end(),
+            resident: None,
+            immovable: 0,
+            found: None,
+        };
+        let mut rest = Some(piece);
+        while let Some(left) = rest {
+            let (part, outcome) = match self.target {
+                Target::Device => {
+                    let (kind, part, found) = vma.alike_system(left, self.owner)?;
+                    if let Some(found) = found {
+                        survey.found = Some((part, true));
+                        return Ok((survey, Some(Movable::System(found))));
+                    }
+                    (part, self.outcome_to_device(kind, part, &mut survey))
+                }
+                Target::System => {
+                    let (kind, part) = vma.alike(left, self.owner)?;
+                    let outcome = match kind {
+                        Pages::Device => {
+                            survey.found = Some((part, true));
+                            return Ok((survey, Some(Movable::Device(vma, part))));
+                        }
+                        Pages::Busy => PageOutcome::Skipped,
+                        Pages::System | Pages::Held | Pages::Stay => PageOutcome::None,
+                    };
+                    (part, outcome)
+                }
+            };
+            let index = piece.index_of(part.start()).ok_or(EINVAL)?;
+            let pages = pages.iter_mut().skip(index).take(part.pages());
+            for page in pages.filter(|page| page.may_still_move()) {
+                *page = outcome;
+            }
+            if survey.found.is_some() {
+                break;
+            }
+            rest = left.from_address(part.end());
+        }
+        Ok((survey, None))
+    }
+
+    /// The outcome of `part` of a step towards the device, which cannot move now.
+    fn outcome_to_device(self, kind: Pages, part: PageRange, survey: &mut Survey) -> PageOutcome {
+        match kind {
+            Pages::Device => {
+                let resident = survey.resident.map_or(part, |all| all.hull(&part));
+                survey.resident = Some(resident);
+                return PageOutcome::None;
+            }
+            // A fault does not wait for pages that are held: they are used where they are.
+            Pages::Busy => survey.found = Some((part, false)),
+            Pages::Held if self.patient => survey.found = Some((part, false)),
+            Pages::System | Pages::Held | Pages::Stay => survey.immovable += part.pages(),
+        }
+        PageOutcome::Skipped
+    }
+}

@@ -46,7 +46,8 @@ void rust_hmm_dma_fence_free(struct dma_fence *fence)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_fence_free);
 
-void rust_hmm_dma_fence_init(struct dma_fence *fence, const void *kind, u64 context, u64 seqno)
+void rust_hmm_dma_fence_init(struct dma_fence *fence, const void *kind,
+			     u64 context, u64 seqno)
 {
 	container_of(fence, struct hmm_dma_fence, base)->kind = kind;
 	dma_fence_init64(fence, &fence_ops, NULL, context, seqno);

@@ -64,7 +64,10 @@ void rust_hmm_fence_put(struct rust_hmm_fence *fence)
 	if (IS_ERR_OR_NULL(fence) || !refcount_dec_and_test(&fence->refs))
 		return;
 	if (fence->dma) {
-		/* After this the callback neither runs nor will run: both hold the DMA fence's lock. */
+		/*
+		 * After this the callback neither runs nor will run: both hold the lock of the
+		 * DMA fence.
+		 */
 		dma_fence_remove_callback(fence->dma, &fence->cb);
 		dma_fence_put(fence->dma);
 	}
@@ -75,7 +78,7 @@ void rust_hmm_fence_put(struct rust_hmm_fence *fence)
 
 int rust_hmm_fence_status(const struct rust_hmm_fence *fence)
 {
-	/* What was written before the signal is visible after this; pairs with the release there. */
+	/* What was written before the signal is visible after this; pairs with the release. */
 	return smp_load_acquire(&fence->status);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_status);
@@ -101,7 +104,7 @@ bool rust_hmm_fence_signal(struct rust_hmm_fence *fence, int error)
 	spin_lock_irqsave(&fence->waiters.lock, flags);
 	first = !fence->status;
 	if (first) {
-		/* What the operation did is visible to whoever finds this; see rust_hmm_fence_status(). */
+		/* Makes the result visible; pairs with rust_hmm_fence_status(). */
 		smp_store_release(&fence->status, error ?: 1);
 		wake_up_all_locked(&fence->waiters);
 		for (i = 0; i < EVENTFDS && fence->eventfds[i]; i++)
@@ -150,8 +153,8 @@ static int fence_ring(struct wait_queue_entry *entry, unsigned int mode, int fla
 }
 
 /*
- * Sleeps until @fence signals, @bell is completed, or @timeout jiffies have passed. Returns 1 if the
- * fence is signalled, 0 if not, -ERESTARTSYS if the task was killed or, unless @killable, has a
+ * Sleeps until @fence signals, @bell is completed, or @timeout jiffies have passed. Returns 1 if
+ * the fence is signalled, 0 if not, -ERESTARTSYS if the task was killed or, unless @killable, has a
  * signal.
  */
 int rust_hmm_fence_wait(struct rust_hmm_fence *fence, struct completion *bell,
@@ -161,7 +164,7 @@ int rust_hmm_fence_wait(struct rust_hmm_fence *fence, struct completion *bell,
 	long left = 0;
 
 	/*
-	 * Tells lockdep that a DMA fence is waited for here. Not interruptible: with a pending signal
+	 * Annotates the wait for a DMA fence for lockdep. Not interruptible: with a pending signal
 	 * it would return an error at once, and a positive value alone says that it is signalled.
 	 */
 	if (fence->dma && dma_fence_wait_timeout(fence->dma, false, 0) > 0)
@@ -181,15 +184,17 @@ EXPORT_SYMBOL_GPL(rust_hmm_fence_wait);
 
 static int fence_watched(struct wait_queue_entry *entry, unsigned int mode, int flags, void *key)
 {
-	struct rust_hmm_fence_watch *watch = container_of(entry, struct rust_hmm_fence_watch, entry);
+	struct rust_hmm_fence_watch *watch;
 
+	watch = container_of(entry, struct rust_hmm_fence_watch, entry);
 	list_del_init(&entry->entry);
 	watch->signalled(watch->data);
 	return 0;
 }
 
 /* @watch stays where it is until rust_hmm_fence_unwatch(). */
-void rust_hmm_fence_watch(struct rust_hmm_fence *fence, struct rust_hmm_fence_watch *watch)
+void rust_hmm_fence_watch(struct rust_hmm_fence *fence,
+			  struct rust_hmm_fence_watch *watch)
 {
 	unsigned long flags;
 
@@ -205,7 +210,8 @@ void rust_hmm_fence_watch(struct rust_hmm_fence *fence, struct rust_hmm_fence_wa
 EXPORT_SYMBOL_GPL(rust_hmm_fence_watch);
 
 /* After this the callback neither runs nor will run. */
-void rust_hmm_fence_unwatch(struct rust_hmm_fence *fence, struct rust_hmm_fence_watch *watch)
+void rust_hmm_fence_unwatch(struct rust_hmm_fence *fence,
+			    struct rust_hmm_fence_watch *watch)
 {
 	unsigned long flags;
 

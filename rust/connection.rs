@@ -12,13 +12,14 @@ use crate::{
     migrate::Outcome,
     mirror::{
         transaction::{Identity, Request},
-        Device, Inner, Mirror, Present, Switched,
+        Announced, Device, Inner, Mirror, Present, Switched,
     },
     mm::{
         addr::{PageRange, PMD_ORDER},
         migrate::{Batch, Isolated, Source},
         notifier::Cookie,
         range_fault::AddressSpace,
+        space::Vma,
     },
     pgtable::Spares,
     stats::Counter,
@@ -39,7 +40,6 @@ pub enum Connection {
 
 /// What steps use again.
 struct Room<'m, D: Device> {
-    space: AddressSpace<'m, Inner<D>>,
     batch: Batch,
     copies: Copies,
     spares: Spares<D::Format>,
@@ -132,8 +132,8 @@ impl<D: Device> Mirror<D> {
 
     fn pull_directly(&self, range: PageRange, source: &Self, outcome: &mut Outcome) -> Result {
         let mine = self.device().memory().ok_or(ENODEV)?;
+        let space = self.space()?;
         let mut room = Room {
-            space: self.space()?,
             batch: Batch::new()?,
             copies: Copies::new(true)?,
             spares: self.spares(),
@@ -158,10 +158,10 @@ impl<D: Device> Mirror<D> {
                 Err(error) if error != ENOMEM => return Err(error),
                 _ => {}
             }
-            let (end, attempt) = self.pull_piece(&mut room, piece, source, true)?;
+            let (end, attempt) = self.pull_piece(&space, &mut room, piece, source, true)?;
             if let Attempt::NoHuge = attempt {
                 let piece = PageRange::new(piece.start(), end)?;
-                self.pull_piece(&mut room, piece, source, false)?;
+                self.pull_piece(&space, &mut room, piece, source, false)?;
             }
             rest = left.from_address(end);
         }
@@ -175,23 +175,16 @@ impl<D: Device> Mirror<D> {
     /// One attempt at a piece. Returns the end of what it was about.
     fn pull_piece(
         &self,
+        space: &AddressSpace<'_, Inner<D>>,
         room: &mut Room<'_, D>,
         piece: PageRange,
         source: &Self,
         compound: bool,
     ) -> Result<(usize, Attempt)> {
-        let Room {
-            space,
-            batch,
-            copies,
-            spares,
-            outcome,
-        } = room;
-        spares.refill()?;
-        let mine = self.device().memory().ok_or(ENODEV)?;
+        room.spares.refill()?;
         let theirs = source.device().memory().ok_or(ENODEV)?;
         // Nothing else has this address while the step runs.
-        let name = Cookie::of(&*batch);
+        let name = Cookie::of(&room.batch);
         let request = Request {
             name,
             // The kernel compares the owner with that of the pages.
@@ -201,87 +194,103 @@ impl<D: Device> Mirror<D> {
         };
         let (mmap, announced) = self.begin(space, request)?;
         let piece = announced.range();
-        let mut attempt = Attempt::Done;
         let mut lost = false;
         let result = mmap
             .vma_lookup(piece.start())
             .filter(|vma| vma.flags() & flags::READ != 0)
             .ok_or(EINVAL)
-            .and_then(|vma| {
-                let huge = compound && piece.is_pmd();
-                let whole = huge && theirs.is_private() && mine.is_private();
-                theirs.keep_reading(vma.space(), piece, |readers| {
-                    // Dropped after the destinations.
-                    let arrival = mine.arrive()?;
-                    let (select, owner) = (theirs.select(), theirs.owner());
-                    let mut isolated = Isolated::read_by((announced, readers), || {
-                        Isolated::new(vma, piece, select, whole, owner, None, batch)
-                    })?;
-                    let mut no_huge = false;
-                    let mut short = 0;
-                    let allocator = mine.allocator();
-                    isolated.fill(|entry| {
-                        if entry.source == Source::Hole {
-                            // The core offers these, too, but they are nobody's.
-                            return None;
-                        }
-                        let folio = allocator.alloc(&arrival, entry.order());
-                        if folio.is_none() {
-                            no_huge |= entry.order() == PMD_ORDER;
-                            short += entry.pages;
-                        }
-                        folio
-                    });
-                    drop(allocator);
-                    if no_huge {
-                        attempt = Attempt::NoHuge;
-                        return Ok(());
-                    }
-                    outcome.no_memory += short;
-                    let failed = theirs.copy_to(mine, &mut isolated, copies);
-                    if arrival.is_late() {
-                        // Puts everything back.
-                        return Err(ENODEV);
-                    }
-                    for entry in isolated.entries().filter(|entry| failed.has(entry.index)) {
-                        outcome.copy_failed += entry.pages;
-                    }
-                    let migrated = isolated.migrate();
-                    for entry in migrated.moved().entries() {
-                        outcome.moved += entry.pages;
-                        outcome.entries += 1;
-                    }
-                    let writable = vma.flags() & flags::WRITE != 0;
-                    let mut result = Ok(());
-                    migrated.finalize(|(announced, readers), moved| {
-                        let each = |_, what| match what {
-                            Switched::Yes { was_valid } => {
-                                outcome.switched += usize::from(was_valid);
-                            }
-                            Switched::Lost => lost = true,
-                            Switched::NoEntry | Switched::Stays { .. } => {}
-                        };
-                        let here;
-                        (here, result) = announced.switch_to_device(
-                            moved,
-                            mine.numbers(),
-                            writable,
-                            spares,
-                            each,
-                        );
-                        // Whatever became of that: the pages have moved, so the source's entries go.
-                        (here, readers.switch(moved))
-                    });
-                    result
-                })
-            });
+            .and_then(|vma| self.pull_announced(room, vma, announced, source, compound, &mut lost));
         drop(mmap);
         if lost {
             // Somebody else's event took the marks: ask what is there now.
             self.inner()
-                .try_install_present(space, piece, Present::All, spares)?;
+                .try_install_present(space, piece, Present::All, &mut room.spares)?;
         }
-        result.map(|()| (piece.end(), attempt))
+        result.map(|attempt| (piece.end(), attempt))
+    }
+
+    /// Isolates, copies and moves the pages of what was announced. Sets `lost` if this device lost entries of pages that
+    /// moved.
+    // A stack frame of its own.
+    #[inline(never)]
+    fn pull_announced(
+        &self,
+        room: &mut Room<'_, D>,
+        vma: Vma<'_>,
+        announced: Announced<'_, D>,
+        source: &Self,
+        compound: bool,
+        lost: &mut bool,
+    ) -> Result<Attempt> {
+        let Room {
+            batch,
+            copies,
+            spares,
+            outcome,
+        } = room;
+        let mine = self.device().memory().ok_or(ENODEV)?;
+        let theirs = source.device().memory().ok_or(ENODEV)?;
+        let piece = announced.range();
+        let huge = compound && piece.is_pmd();
+        let whole = huge && theirs.is_private() && mine.is_private();
+        theirs.keep_reading(vma.space(), piece, |readers| {
+            // Dropped after the destinations.
+            let arrival = mine.arrive()?;
+            let (select, owner) = (theirs.select(), theirs.owner());
+            let mut isolated = Isolated::read_by((announced, readers), || {
+                Isolated::new(vma, piece, select, whole, owner, None, batch)
+            })?;
+            let mut no_huge = false;
+            let mut short = 0;
+            let allocator = mine.allocator();
+            isolated.fill(|entry| {
+                if entry.source == Source::Hole {
+                    // The core offers these, too, but they are nobody's.
+                    return None;
+                }
+                let folio = allocator.alloc(&arrival, entry.order());
+                if folio.is_none() {
+                    no_huge |= entry.order() == PMD_ORDER;
+                    short += entry.pages;
+                }
+                folio
+            });
+            drop(allocator);
+            if no_huge {
+                return Ok(Attempt::NoHuge);
+            }
+            outcome.no_memory += short;
+            let failed = theirs.copy_to(mine, &mut isolated, copies);
+            if arrival.is_late() {
+                // Puts everything back.
+                return Err(ENODEV);
+            }
+            for entry in isolated.entries().filter(|entry| failed.has(entry.index)) {
+                outcome.copy_failed += entry.pages;
+            }
+            let migrated = isolated.migrate();
+            for entry in migrated.moved().entries() {
+                outcome.moved += entry.pages;
+                outcome.entries += 1;
+            }
+            let writable = vma.flags() & flags::WRITE != 0;
+            let mut result = Ok(());
+            migrated.finalize(|(announced, readers), moved| {
+                let each = |_, what| match what {
+                    Switched::Yes { was_valid } => {
+                        outcome.switched += usize::from(was_valid);
+                    }
+                    Switched::Lost => *lost = true,
+                    Switched::NoEntry | Switched::Stays { .. } => {}
+                };
+                let here;
+                (here, result) =
+                    announced.switch_to_device(moved, mine.numbers(), writable, spares, each);
+                // Whatever became of that: the pages have moved, so the source's entries go.
+                (here, readers.switch(moved))
+            });
+            result.map(|()| Attempt::Done)
+        })
     }
 }
 

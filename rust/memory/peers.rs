@@ -137,7 +137,7 @@ impl Peers {
                     .is_some_and(|peer| peer.begin(name, owner, range))
             });
         }
-        migrate(Readers { name, held })
+        migrate(Readers { name, held: &held })
     }
 }
 
@@ -145,7 +145,8 @@ impl Peers {
 #[must_use = "dropping it ends the step"]
 pub(crate) struct Readers<'p> {
     name: Cookie,
-    held: [Option<Held<'p>>; AT_ONCE],
+    // By reference: a migration moves its readers from state to state, each of which has a stack slot.
+    held: &'p [Option<Held<'p>>; AT_ONCE],
 }
 
 type Held<'p> = Guard<'p, Option<Arc<dyn Peer>>, MutexBackend>;

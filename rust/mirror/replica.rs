@@ -311,6 +311,8 @@ impl<D: Device> Mirror<D> {
 
     /// Makes copies of the other pages. Only these are isolated: it costs all devices their entries, and so others
     /// their copies.
+    // A stack frame of its own.
+    #[inline(never)]
     fn isolate_and_copy(
         &self,
         vma: Vma<'_>,
@@ -379,6 +381,8 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Makes copies of pages of which others have some: these cannot be isolated.
+    // A stack frame of its own.
+    #[inline(never)]
     fn join_copies(
         &self,
         vma: Vma<'_>,
@@ -419,6 +423,8 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Lets the device use the copies that were made, of pages that nobody else has touched since the step began.
+    // A stack frame of its own.
+    #[inline(never)]
     fn use_copies(
         &self,
         name: Cookie,

@@ -76,7 +76,8 @@ pub trait Policy: Send + Sync {
         false
     }
 
-    /// The pages of `range` have moved to the device, best effort. Context: as [`Self::place`].
+    /// The pages of `range` have moved to the device, or were there: called for each run of them among those that were to
+    /// move, in order, unless none has moved. Context: as [`Self::place`].
     fn moved(&self, range: PageRange, now: u64) {
         let _ = (range, now);
     }

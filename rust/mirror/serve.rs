@@ -7,7 +7,7 @@ use crate::{
     attributes::{Attributes, Location},
     events::{Event, Trigger},
     memory::Memory,
-    migrate::Outcome,
+    migrate::{Outcome, PageOutcome},
     mm::{
         addr::PageRange,
         range_fault::{Access, AddressSpace},
@@ -135,16 +135,19 @@ impl<D: Device> Mirror<D> {
         };
         let around = match plan {
             Ok(Plan::Place(Placement::Move { range: all, evict })) => {
-                let outcome = self.attract(all, evict)?;
+                // Without memory for the outcomes no page counts as one that may bounce.
+                let mut pages = KVVec::from_elem(PageOutcome::None, all.pages(), GFP_KERNEL)
+                    .unwrap_or_else(|_| KVVec::new());
+                let outcome = self.attract(all, evict, &mut pages)?;
                 served.moved = outcome.moved;
                 if served.moved != 0 {
-                    policy.moved(all, self.now());
+                    self.report_moved(policy, all, &pages);
                 }
                 self.remember(all, &outcome);
                 None
             }
             Ok(Plan::Bring(all)) => {
-                let outcome = self.attract(all, true)?;
+                let outcome = self.attract(all, true, &mut [])?;
                 self.remember(all, &outcome);
                 served.moved = outcome.moved;
                 if outcome.no_memory + outcome.copy_failed == 0 {
@@ -193,7 +196,7 @@ impl<D: Device> Mirror<D> {
         if let Some(all) = again.filter(|_| !self.is_here(range.start())) {
             // Another device had it, or it was shared after a fork: the fault has brought it back. At last comes
             // a fault again: else two devices could take the entry from each other for ever.
-            served.moved += self.attract(all, true)?.moved;
+            served.moved += self.attract(all, true, &mut [])?.moved;
             self.fault(range, access)?;
         }
         if let Some(all) = around.filter(|all| *all != range) {
@@ -203,12 +206,31 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Moves memory to the device, as far as it can be. What it cannot do is the fault's to say: `EINTR` only.
-    fn attract(&self, range: PageRange, evict: bool) -> Result<Outcome> {
-        let migration = self.migrate(range).evict(evict);
+    /// `pages` gets what became of each page.
+    fn attract(&self, range: PageRange, evict: bool, pages: &mut [PageOutcome]) -> Result<Outcome> {
+        let migration = self.migrate(range).evict(evict).outcomes(pages);
         match migration.because(Trigger::Fault).to_device() {
             Ok(outcome) => Ok(outcome),
             Err(error) if error == EINTR => Err(error),
             Err(_) => Ok(Outcome::default()),
+        }
+    }
+
+    /// Reports to `policy` which pages of `range` are on the device now. A page that stays, such as one of a file, is not:
+    /// if it counted as moved, its next fault would look like a bounce.
+    fn report_moved(&self, policy: &dyn Policy, range: PageRange, pages: &[PageOutcome]) {
+        let now = self.now();
+        let is_there = |page: PageOutcome| page == PageOutcome::None || page.has_moved();
+        let mut next = 0;
+        for run in pages.chunk_by(|page, other| is_there(*page) == is_there(*other)) {
+            let first = next;
+            next += run.len();
+            if !run.first().is_some_and(|page| is_there(*page)) {
+                continue;
+            }
+            if let Ok(run) = PageRange::from_pages(range.address(first), run.len()) {
+                policy.moved(run, now);
+            }
         }
     }
 

@@ -80,10 +80,11 @@ impl Stream {
         }
     }
 
-    /// What the last fault brought ends here.
+    /// What the last fault brought ends here. A few pages before `range` may have stayed where they are.
     pub(super) fn moved(&mut self, range: PageRange) {
         let last = self.last.and_then(|at| self.places.get_mut(at)?.as_mut());
-        if let Some(place) = last.filter(|place| range.start() <= place.next) {
+        let adjoins = |place: &&mut Place| range.start().saturating_sub(place.next) <= GAP;
+        if let Some(place) = last.filter(adjoins) {
             place.next = place.next.max(range.end());
         }
     }

@@ -62,11 +62,22 @@ pub struct Mapping {
 
 impl Mapping {
     fn create(len: usize, align: usize, flags: i32, prot: Prot, fd: i32) -> Result<Self, Errno> {
+        Self::create_at(len, (align, 0), flags, prot, fd)
+    }
+
+    /// As [`Mapping::create`]; the mapping begins `offset` bytes behind a multiple of `align`.
+    fn create_at(
+        len: usize,
+        (align, offset): (usize, usize),
+        flags: i32,
+        prot: Prot,
+        fd: i32,
+    ) -> Result<Self, Errno> {
         assert!(len > 0 && len % PAGE_SIZE == 0, "the length is not whole pages");
         // Room for the alignment and for a guard on both sides.  hugetlb needs
         // its guards at its own size.
         let guard = if flags & libc::MAP_HUGETLB != 0 { HUGE_SIZE } else { PAGE_SIZE };
-        let reserved_len = len + align + 2 * guard;
+        let reserved_len = len + offset + align + 2 * guard;
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe {
@@ -76,7 +87,7 @@ impl Mapping {
             return Err(Errno::last());
         }
         let reserved = base as usize;
-        let addr = (reserved + guard).next_multiple_of(align);
+        let addr = (reserved + guard).next_multiple_of(align) + offset;
         let holes = Mutex::new(Vec::new());
         let map = Mapping { addr, len, reserved, reserved_len, holes };
         // SAFETY: replaces a part of the reservation that was just made.
@@ -163,6 +174,13 @@ impl Mapping {
     pub fn file_private(file: &File, npages: usize) -> Result<Self, Errno> {
         let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
         Self::create(len, PAGE_SIZE, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
+    }
+
+    /// A file, private; the mapping begins `offset` pages behind a multiple of 2 MiB.
+    pub fn file_private_at(file: &File, npages: usize, offset: usize) -> Result<Self, Errno> {
+        let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
+        let place = (HUGE_SIZE, offset * PAGE_SIZE);
+        Self::create_at(len, place, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
     }
 
     /// `count` hugetlb pages of 2 MiB; fails when none are reserved.

@@ -12,6 +12,7 @@ use hmm::{
     files, Child, Command, Counters, Device, EngineOp, Errno, Gate, Mapping, PageOutcome, Prot,
     Setting, Settings, HUGE_PAGES, PAGE_SIZE,
 };
+use std::fs::File;
 use std::time::{Duration, Instant};
 
 const OURS: &str = "needs counters, engines and outcomes";
@@ -32,7 +33,9 @@ pub const WITH_LITTLE_MEMORY: &[Test] = &[
     Test::new("memory", "what_cannot_move_costs_nothing", what_cannot_move)
         .only_rust(OURS)
         .seconds(180),
-    Test::new("memory", "private_copies_among_a_files_pages", private_copies).only_rust(OURS),
+    Test::new("memory", "private_copies_among_a_files_pages", private_copies)
+        .only_rust(OURS)
+        .seconds(180),
 ];
 
 /// 2 MiB blocks of each kind of memory that cannot move.
@@ -152,13 +155,22 @@ fn settle() -> Outcome {
     std::fs::write("/proc/sys/vm/drop_caches", "1").what("drop caches")
 }
 
-/// A private mapping of a file has both kinds of pages, by turns of 64 KiB and page by page.
+/// A private mapping of a file has both kinds of pages, by turns of 64 KiB and page by page. The copies move, wherever
+/// the borders of what a policy looks at are: of 64 KiB and of 2 MiB.
 fn private_copies(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=8")?;
+    let file = files::temp_file("/tmp", 1, PAGES)?;
+    // One period of the turns, and some that lie elsewhere in a block.
+    for offset in (0..32).chain([100, 255, 256, 257, 481, 511]) {
+        private_copies_at(ctx, &file, offset)?;
+    }
+    unload(ctx)
+}
+
+fn private_copies_at(ctx: &Ctx, file: &File, offset: usize) -> Outcome {
     let device = ctx.open()?;
     device.set_policy(Policy::Default)?;
-    let file = files::temp_file("/tmp", 1, PAGES)?;
-    let map = Mapping::file_private(&file, PAGES)?;
+    let map = Mapping::file_private_at(file, PAGES, offset)?;
     let mut copies = 0;
     for part in 0..PAGES / 32 {
         map.fill_pages(1, part * 32, 16);
@@ -174,12 +186,11 @@ fn private_copies(ctx: &Ctx) -> Outcome {
         let (after, _) = all(&device)?;
         let bytes = after.bytes_copied - before.bytes_copied;
         let expected = if round == 0 { copies * PAGE_SIZE as u64 } else { 0 };
-        check_eq!(bytes, expected, "bytes copied in round {round}");
+        check_eq!(bytes, expected, "bytes copied in round {round}, {offset} pages behind 2 MiB");
         check_eq!(resident(&device, &map, 0, PAGES)? as u64, copies, "pages on the device");
     }
     cpu_sees(&map, 1, "after all")?;
-    device.close().what("close")?;
-    unload(ctx)
+    device.close().what("close")
 }
 
 fn one_page_of_a_block(ctx: &Ctx) -> Outcome {

@@ -180,6 +180,39 @@ impl Board {
         Ok(())
     }
 
+    /// Waits until a call has copied pages and has not returned. `copied` gives a count of what was copied.
+    pub fn wait_for_copies(&self, copied: impl Fn() -> Result<u64, Stop>) -> Outcome {
+        let begin = Instant::now();
+        loop {
+            let (calls, before) = (self.word(Word::Calls).load(SeqCst), copied()?);
+            let in_flight = || {
+                let returned = self.word(Word::Calls).load(SeqCst);
+                returned == calls && self.word(Word::Begun).load(SeqCst) > calls
+            };
+            while in_flight() {
+                if copied()? > before && in_flight() {
+                    return Ok(());
+                }
+            }
+            if begin.elapsed() > PATIENCE {
+                return Err(Stop::Fail(format!("nothing is copied: {}", self.peek())));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Waits until the calls that have begun have returned: only then their pages are counted.
+    pub fn wait_for_calls(&self) -> Outcome {
+        let (begun, begin) = (self.word(Word::Begun).load(SeqCst), Instant::now());
+        while self.word(Word::Calls).load(SeqCst) < begun {
+            if begin.elapsed() > PATIENCE {
+                return Err(Stop::Fail(format!("a call does not return: {}", self.peek())));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     fn peek(&self) -> Tally {
         let word = |word| self.word(word).load(SeqCst);
         let failed = (0..ERRNOS).map(|errno| (errno, self.failed(errno).load(SeqCst)));

@@ -134,12 +134,15 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
         board.wait_for(1)?;
         // Not always at the same moment of the trip.
         std::thread::sleep(Duration::from_millis(7 * round));
+        board.wait_for_copies(|| Ok(device.counters().what("counters")?.bytes_copied))?;
         let ended = board.during(|| {
             child.signal(libc::SIGKILL);
             child.wait_timeout(Duration::from_secs(20))
         });
         check!(ended.is_some(), "the child does not end");
         board.stop();
+        // The mover lives on. Its call holds the address space until the pages have moved.
+        board.wait_for_calls()?;
         tally.add(board.read());
     }
     tally.proof()?;

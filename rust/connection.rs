@@ -236,6 +236,7 @@ impl<D: Device> Mirror<D> {
         theirs.keep_reading(vma.space(), piece, |readers| {
             // Dropped after the destinations.
             let arrival = mine.arrive()?;
+            let _departure = theirs.depart();
             let (select, owner) = (theirs.select(), theirs.owner());
             let mut isolated = Isolated::read_by((announced, readers), || {
                 Isolated::new(vma, piece, select, whole, owner, None, batch)

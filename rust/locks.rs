@@ -34,6 +34,10 @@ classes! {
     arrivals = c"rust_hmm::arrivals";
     /// The same.
     arrivals_idle = c"rust_hmm::arrivals_idle";
+    /// The device is unplugged, and waits for migrations from it.
+    departures = c"rust_hmm::departures";
+    /// The same.
+    departures_idle = c"rust_hmm::departures_idle";
     /// A fault waits for a migration.
     ended = c"rust_hmm::ended";
     /// A walker.

@@ -31,6 +31,7 @@ mod arrivals;
 mod chores;
 mod copy;
 mod cpu_fault;
+mod departures;
 mod dma_copy;
 mod driver;
 mod evict;
@@ -47,6 +48,7 @@ use arrivals::Arrivals;
 use chores::{Chores, Worker};
 pub(crate) use copy::{Copies, End, RawJob};
 pub use copy::{Copy, CopyJob};
+use departures::{Departure, Departures};
 pub use dma_copy::DmaCopy;
 pub use driver::MemoryOps;
 use known::Known;
@@ -98,6 +100,7 @@ impl<M: MemoryOps> Memory<M> {
             windows: Windows::new()?,
             evicting: Atomic::new(0),
             arrivals: KBox::pin_init(Arrivals::new(), GFP_KERNEL)?,
+            departures: KBox::pin_init(Departures::new(), GFP_KERNEL)?,
             lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
         };
         Arc::pin_init(DevicePages::new(kind, max_pages, ops), GFP_KERNEL)
@@ -193,6 +196,11 @@ impl<M: MemoryOps> Memory<M> {
     /// Begins a step that may bring pages. `ENODEV` if the device is gone.
     pub(crate) fn arrive(&self) -> Result<Arrival<'_>> {
         self.pages.data().arrivals.begin()
+    }
+
+    /// Begins a step that takes pages out: before it isolates the first.
+    pub(crate) fn depart(&self) -> Departure<'_> {
+        self.pages.data().departures.begin()
     }
 
     pub(crate) fn alloc(&self, arrival: &Arrival<'_>, order: u32) -> Option<LockedFolio> {

@@ -109,6 +109,7 @@ fn attempt<M: MemoryOps>(
     let mut no_huge = false;
     let mut lost = false;
     let mut moved = 0;
+    let _departure = ops.departures.begin();
     // Mirrors that can be had at once keep their entries until the pages have moved.
     ops.peers.keep_reading(
         vma.space(),

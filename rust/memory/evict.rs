@@ -136,6 +136,7 @@ impl<M: MemoryOps> Memory<M> {
         if left == 0 {
             return used;
         }
+        let _departure = self.depart();
         let mut huge = None;
         if self.pages.is_huge(block.first) {
             huge = self.huge_destination();

@@ -6,6 +6,7 @@ use super::{
     arrivals::Arrivals,
     chores::Chores,
     cpu_fault,
+    departures::Departures,
     known::Known,
     lru::Lru,
     peers::Peers,
@@ -41,6 +42,8 @@ pub(super) struct Ops<M> {
     pub(super) evicting: Atomic<usize>,
     /// The steps that bring pages.
     pub(super) arrivals: Pin<KBox<Arrivals>>,
+    /// The steps that take pages out.
+    pub(super) departures: Pin<KBox<Departures>>,
     pub(super) known: Pin<KBox<Known>>,
     pub(super) chores: Pin<KBox<Chores>>,
 }

@@ -16,6 +16,9 @@ use kernel::{
 /// Passes over pages that are to go. Pages that somebody holds for a moment are found in the next one.
 const PASSES: usize = 20;
 
+/// More evictions of unplug, each after the migrations from the device that the one before has met.
+const ROUNDS: usize = 4;
+
 /// Time between two passes.
 const PAUSE: Delta = Delta::from_millis(2);
 
@@ -30,9 +33,9 @@ impl<M: MemoryOps> Memory<M> {
     /// were not: for these the driver's copies fail. A CPU that touches one of them gets `SIGBUS`; they stay
     /// in use until their processes have unmapped them.
     ///
-    /// Operations that need the device fail with `ENODEV` from now on. Waits for migrations to the device that have begun,
-    /// and for their copies: a driver whose copy engine has stopped fails its jobs before. So nothing is in the memory
-    /// afterwards but what was lost.
+    /// Operations that need the device fail with `ENODEV` from now on. Waits for migrations to the device and from it that
+    /// have begun, and for their copies: a driver whose copy engine has stopped fails its jobs before. So nothing is in
+    /// the memory afterwards but what was lost, and the driver may stop its copy engine.
     ///
     /// # Errors
     ///
@@ -48,9 +51,17 @@ impl<M: MemoryOps> Memory<M> {
         // What they have brought by then is among what is saved.
         ops.arrivals.wait();
         let before = self.stats().get(Counter::Evicted);
-        let lost = self.evict_all()?;
+        // An eviction does not find pages that others have isolated. These are not lost: their copies need the device.
+        ops.departures.wait();
+        let mut lost = self.evict_all()?;
+        for _ in 0..ROUNDS {
+            if lost == 0 || !ops.departures.wait() {
+                break;
+            }
+            lost = self.evict_all()?;
+        }
         // What migrations that had begun have brought.
-        self.pages.data().peers.for_each(|peer| peer.forget());
+        ops.peers.for_each(|peer| peer.forget());
         Ok(((self.stats().get(Counter::Evicted) - before) as usize, lost))
     }
 

@@ -79,8 +79,9 @@ impl<F: Format> Work<F> {
         }
         // Dropped after the destinations.
         let mut arrival = None;
-        let mut lap = Lap::start();
         let (vma, target) = (movable.vma(), movable.target());
+        let _departure = (target == Target::System).then(|| memory.depart());
+        let mut lap = Lap::start();
         let mut isolated = Isolated::read_by(announced, || match movable {
             Movable::System(found) => found.isolate(compound, name, batch),
             Movable::Device(vma, part) => {

@@ -25,6 +25,10 @@ pub const TESTS: &[Test] = &[
         .only_rust(OURS)
         .private()
         .seconds(120),
+    Test::new("memory", "unplug_waits_for_copies_to_the_system", unplug_waits_for_copies_back)
+        .only_rust(OURS)
+        .private()
+        .seconds(120),
     Test::new("memory", "unplugged_during_migrations", unplugged_during_migrations)
         .only_rust(OURS)
         .private()
@@ -80,6 +84,66 @@ fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
         if pulled {
             other.set(Setting::CopyDelay, 0).what("set the delay back")?;
         }
+        cpu_sees(&map, 9, "after the device was unplugged")?;
+        drop(map);
+        for device in [device, other] {
+            device.close().what("close")?;
+        }
+        unload(ctx)?;
+    }
+    Ok(())
+}
+
+/// What takes pages out of the memory of a device that is unplugged.
+#[derive(Clone, Copy, Debug)]
+enum Departure {
+    Request,
+    CpuFault,
+    Pull,
+}
+
+/// A device is unplugged while its pages are copied to system memory or to another device. Unplug returns when these
+/// copies have ended, so that the driver may stop its copy engine, and no page is lost.
+fn unplug_waits_for_copies_back(ctx: &Ctx) -> Outcome {
+    const PAGES: usize = 8;
+    for departure in [Departure::Request, Departure::CpuFault, Departure::Pull] {
+        let _restore = with(ctx, "vram_mib=64")?;
+        let (device, other) =
+            (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
+        for device in [&device, &other] {
+            let connection = Connection::Migratable as u64;
+            device.set(Setting::Connection, connection).what("set the connection")?;
+        }
+        let map = Mapping::anon(PAGES)?;
+        map.fill(9);
+        check_eq!(to_device(&device, &map)?.moved, PAGES as u64, "pages that moved there");
+        // Of each page: far longer than unplug tries to evict what it finds.
+        device.set(Setting::CopyDelay, 100_000_000).what("set the delay")?;
+        let before = device.counters()?.bytes_copied;
+        let (lost, used) = std::thread::scope(|scope| -> Result<_, Stop> {
+            let mover = scope.spawn(|| match departure {
+                Departure::Request => {
+                    device.migrate(map.addr(), PAGES, Way::ToSystem).map(|done| done.moved)
+                }
+                Departure::CpuFault => Ok(u64::from(map.get(0, 0) == pattern::word(9, 0, 0))),
+                Departure::Pull => {
+                    other.pull(map.addr(), PAGES, &device).map(|pulled| pulled.moved)
+                }
+            });
+            let patience = Instant::now();
+            while device.counters()?.bytes_copied == before {
+                check!(!mover.is_finished(), "no copy was under way ({departure:?})");
+                check!(patience.elapsed() < Duration::from_secs(20), "nothing moves");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            check!(!mover.is_finished(), "the copies ended before the unplug ({departure:?})");
+            let (_, lost) = device.unplug(0, 0).what("unplug")?;
+            let used = device.counters()?.device_pages_used;
+            let ended = mover.join().map_err(|_| Stop::Fail("the mover panicked".into()))?;
+            check!(ended.what("the way back")? > 0, "no page came back ({departure:?})");
+            Ok((lost, used))
+        })?;
+        check_eq!((lost, used), (0, 0), "pages lost, and in use after unplug ({departure:?})");
         cpu_sees(&map, 9, "after the device was unplugged")?;
         drop(map);
         for device in [device, other] {

@@ -97,6 +97,12 @@ impl PageRange {
         Self::new(self.start.max(other.start), self.end.min(other.end)).ok()
     }
 
+    /// Whether `addr` is in one of the range's pages.
+    #[inline]
+    pub fn contains(&self, addr: usize) -> bool {
+        self.index_of(addr).is_some()
+    }
+
     /// The index of the page at `addr` within the range.
     #[inline]
     pub fn index_of(&self, addr: usize) -> Option<usize> {
@@ -179,6 +185,7 @@ mod tests {
     fn parts_and_indices() -> Result {
         let range = PageRange::from_pages(0x10000, 16)?;
         assert_eq!(range.index_of(0x12000), Some(2));
+        assert!(range.contains(0x12fff) && !range.contains(0x20000) && !range.contains(0));
         assert_eq!(range.index_of(0x20000), None);
         assert_eq!(range.address(3), 0x13000);
         assert_eq!(range.intersect(&PageRange::from_pages(0x20000, 1)?), None);

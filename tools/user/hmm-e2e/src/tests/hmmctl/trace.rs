@@ -77,6 +77,25 @@ pub(super) fn trace(ctx: &Ctx) -> Outcome {
     check!(shown[2]["device"].is_u64(), "no device in {}", shown[2]);
     check_eq!(shown[0]["device"], shown[2]["device"], "device");
 
+    // An invalidation has the name of its tracepoint, and the kind of the notifier event beside it.
+    let tracer = Tracer::start(&[
+        "trace",
+        "--json",
+        "--pid",
+        &own(),
+        "--event",
+        "invalidate",
+        "--count",
+        "1",
+        "--duration",
+        "60",
+    ])?;
+    map.protect_pages(hmm::Prot::Read, PAGES - 1, 1).what("mprotect")?;
+    let out = tracer.end()?;
+    let event: Value = serde_json::from_str(out.trim()).what("JSON")?;
+    check_eq!(event["event"], "invalidate", "the event of {out}");
+    check_eq!(event["reason"], "protection-vma", "the reason of {out}");
+
     // Filters leave out the rest, and the text is for people.
     let part = format!("{:#x}+4096", map.page_addr(ON_DEVICE + 1));
     let tracer = Tracer::start(&[
@@ -152,6 +171,9 @@ pub(super) fn record(ctx: &Ctx) -> Outcome {
     check_eq!(number(totals, "pages to the system")?, 10, "pages to the system");
     check_eq!(number(totals, "migrations")?, 2, "migrations");
     check_eq!(number(&shown["events"], "migrate_end")?, 2, "events");
+    check!(number(&shown["events"], "invalidate")? >= 1, "events: {}", shown["events"]);
+    let names = ["unmap", "clear", "migrate", "protection-vma"];
+    check!(names.iter().all(|name| shown["events"][name].is_null()), "{}", shown["events"]);
     let values = |series: &Value| -> Vec<f64> {
         series["values"]
             .as_array()
@@ -183,6 +205,7 @@ pub(super) fn record(ctx: &Ctx) -> Outcome {
     check_eq!(html.matches("<svg ").count(), 6, "plots");
     check!(html.contains(&own_name), "no '{own_name}' in the page");
     check!(html.contains("<td>pages to devices</td><td>40</td>"), "no sum in the page");
+    check!(html.contains("<td>invalidate</td>"), "no row of invalidations in the page");
     check!(!html.contains("<script") && !html.contains("src="), "the page needs other files");
 
     // As long as a command runs.

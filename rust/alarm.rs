@@ -6,16 +6,15 @@
 //! no oops. Each has a name and a line `rust_hmm: ALARM <name>: ...` in the kernel log, for which `tools/vm/run` fails
 //! the run. `/sys/kernel/debug/rust_hmm/alarms` has their counts, which are exact where the log is rate-limited.
 
-use core::cmp;
+use crate::limit::Limit;
 use kernel::{
     debugfs::Writer,
     fmt,
     prelude::*,
-    sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        SetOnce, //
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
     },
-    time::{Instant, Monotonic}, //
 };
 
 macro_rules! alarms {
@@ -58,52 +57,18 @@ const COUNT: usize = Alarm::ALL.len();
 /// Lines of one alarm that are logged in each period.
 const BURST: u32 = 10;
 
-/// Seconds of a period.
-const PERIOD: u64 = 5;
-
 /// The history of one alarm.
 struct State {
     count: Atomic<u64>,
-    /// Number of the period in which `logged` lines were logged.
-    period: Atomic<u64>,
-    logged: Atomic<u32>,
+    limit: Limit,
 }
 
-impl State {
-    const fn new() -> Self {
-        Self {
-            count: Atomic::new(0),
-            period: Atomic::new(0),
-            logged: Atomic::new(0),
-        }
+static STATES: [State; COUNT] = [const {
+    State {
+        count: Atomic::new(0),
+        limit: Limit::new(BURST),
     }
-
-    /// Counts an alarm in `period`, and returns whether it is logged. Concurrent alarms at the begin of a period may
-    /// be logged beyond the limit.
-    fn raise(&self, period: u64) -> bool {
-        self.count.add(1, Relaxed);
-        if self.period.load(Relaxed) != period {
-            self.period.store(period, Relaxed);
-            self.logged.store(0, Relaxed);
-        }
-        // It does not wrap: within a period there are less than 2^32 alarms.
-        self.logged.fetch_add(1, Relaxed) < BURST
-    }
-}
-
-static STATES: [State; COUNT] = [const { State::new() }; COUNT];
-
-/// The first alarm. Periods begin there.
-static FIRST: SetOnce<Instant<Monotonic>> = SetOnce::new();
-
-/// Number of the current period, from 1.
-fn period() -> u64 {
-    FIRST.populate(Instant::now());
-    let seconds = FIRST
-        .as_ref()
-        .map_or(0, |first| first.elapsed().as_millis() / 1000);
-    cmp::max(seconds, 0) as u64 / PERIOD + 1
-}
+}; COUNT];
 
 impl Alarm {
     /// Name in the log, in debugfs, and in tests that expect it.
@@ -128,10 +93,11 @@ impl Alarm {
     /// Any but NMI. Not inlined: the counts are the library's, also for callers in other modules.
     #[inline(never)]
     pub fn raise(self, what: fmt::Arguments<'_>) {
-        if STATES
-            .get(self as usize)
-            .is_some_and(|state| state.raise(period()))
-        {
+        let Some(state) = STATES.get(self as usize) else {
+            return;
+        };
+        state.count.add(1, Relaxed);
+        if state.limit.allows() {
             pr_err!("ALARM {}: {}\n", self.name(), what);
         }
     }
@@ -197,16 +163,6 @@ mod tests {
             assert_eq!(*alarm as usize, index);
             assert_eq!(alarm.name(), *name);
         }
-    }
-
-    #[test]
-    fn alarms_are_counted_and_their_lines_limited() {
-        let state = State::new();
-        let logged = (0..100).filter(|_| state.raise(1)).count();
-        assert_eq!(logged, BURST as usize);
-        assert!(state.raise(2));
-        assert_eq!(state.count.load(Relaxed), 101);
-        assert!(period() > 0);
     }
 
     #[test]

@@ -71,6 +71,7 @@ mod bindings;
 mod capi;
 mod compat;
 mod debugfs;
+mod limit;
 mod locks;
 mod overhead;
 mod watch;

@@ -11,7 +11,11 @@
 //! another task that gets the same memory later. If all places are taken, a task is not noted: then nothing is refused
 //! that should be, and lockdep is what sees it.
 
-use crate::bindings;
+use crate::{
+    bindings,
+    limit::Limit, //
+};
+use core::panic::Location;
 use kernel::{
     ffi,
     prelude::*,
@@ -22,6 +26,9 @@ use kernel::{
     task::Task,
     types::NotThreadSafe, //
 };
+
+/// Limits the reports of refused calls.
+static REPORTS: Limit = Limit::new(1);
 
 /// Tasks that can be within callbacks at once.
 const PLACES: usize = 1024;
@@ -184,14 +191,30 @@ pub(crate) fn deadlock() -> Error {
 ///
 /// # Errors
 ///
-/// `EDEADLK` within a callback, or where sleeping is not allowed, as in a section.
+/// `EDEADLK` within a callback, or where sleeping is not allowed, as in a section. The kernel log then names the
+/// refusing function by file and line, once in 5 seconds.
 #[inline(never)]
+#[track_caller]
 pub(crate) fn may_wait() -> Result {
     // SAFETY: No preconditions.
     if is_within() || !unsafe { bindings::rust_hmm_may_sleep() } {
+        report(Location::caller());
         return Err(deadlock());
     }
     Ok(())
+}
+
+/// Logs that the function at `place` was refused.
+#[cold]
+#[inline(never)]
+fn report(place: &Location<'_>) {
+    if REPORTS.allows() {
+        pr_warn!(
+            "{}:{}: EDEADLK: this function may wait, and was called from a driver callback, with a table lock held or in a section; call it after that, or from another thread\n",
+            place.file(),
+            place.line(),
+        );
+    }
 }
 
 #[kunit_tests(rust_hmm_within)]

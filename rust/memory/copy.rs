@@ -5,10 +5,12 @@
 use super::MemoryOps;
 use crate::{
     inject::{fails, Point},
+    limit::Limit,
     locks,
     mirror::{Place, PlaceMut},
     mm::{
         addr::PMD_PAGES,
+        bell::monotonic_ns,
         device_pages::DeviceRange,
         mask::Mask,
         page::{CpuPages, CpuPagesMut},
@@ -38,6 +40,12 @@ const WORDS: usize = PMD_PAGES / u64::BITS as usize;
 
 /// Time after which a wait looks again, in jiffies.
 const LOOK_AGAIN: Jiffies = 10;
+
+/// Nanoseconds after which a wait for copy jobs is reported.
+const LATE: u64 = 10_000_000_000;
+
+/// Limits the reports of late copy jobs.
+static REPORTS: Limit = Limit::new(1);
 
 /// Time between two looks where waiting is not possible.
 const PAUSE: Delta = Delta::from_micros(200);
@@ -241,8 +249,10 @@ impl Drop for Batch<'_> {
         }
         // Whatever signal comes: the pages are in use by whoever copies. But a task that is to die
         // has those copies cancelled that have not begun.
+        let start = monotonic_ns();
         let mut guard = self.state.lock.lock();
         while self.state.outstanding.load(Acquire) != 0 {
+            report_late(self.state, start);
             let why = self
                 .state
                 .idle
@@ -266,6 +276,20 @@ impl Drop for Batch<'_> {
             }
             guard = self.state.lock.lock();
         }
+    }
+}
+
+/// Logs that jobs are not completed [`LATE`] after `start`. The kernel's hung task detector does not see the wait,
+/// which is interruptible and has a time limit.
+#[inline(never)]
+fn report_late(state: &State, start: u64) {
+    let waited = monotonic_ns().saturating_sub(start);
+    if waited >= LATE && REPORTS.allows() {
+        pr_warn!(
+            "{} copy jobs not completed for {} s: the driver must complete or drop each CopyJob (in C: rust_hmm_copy_done()); until then the migration waits, also when its task is killed\n",
+            state.outstanding.load(Relaxed),
+            waited / 1_000_000_000,
+        );
     }
 }
 

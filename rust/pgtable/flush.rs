@@ -98,7 +98,7 @@ impl<F: Format> Drop for FlushBatch<F> {
         if self.hull.is_some() {
             crate::alarm!(
                 FlushLost,
-                "device translations of {:?} were not flushed",
+                "device translations of {:?} were not flushed: start() the batch and wait() before its pages are freed",
                 self.hull
             );
         }
@@ -133,7 +133,10 @@ impl<P: Send, F: Format> Flushing<P, F> {
 impl<P, F: Format> Drop for Flushing<P, F> {
     fn drop(&mut self) {
         if self.pending.is_some() {
-            crate::alarm!(FlushNotAwaited, "device translations may still be in use");
+            crate::alarm!(
+                FlushNotAwaited,
+                "device translations may still be in use: wait() for each flush that was started"
+            );
         }
     }
 }

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rate limit of log messages.
+//!
+//! A driver repeats a mistake for each page, and would fill the kernel log with it. The kernel's own rate limit
+//! (`___ratelimit()`) has no safe binding.
+
+use crate::mm::bell::monotonic_ns;
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        ordering::Relaxed,
+        Atomic, //
+    },
+};
+
+/// Nanoseconds of a period.
+const PERIOD: u64 = 5_000_000_000;
+
+/// Limits one kind of message to `burst` lines in each period of 5 seconds.
+pub(crate) struct Limit {
+    burst: u32,
+    /// Begin of the period in which `logged` messages were logged, in ns.
+    start: Atomic<u64>,
+    logged: Atomic<u32>,
+}
+
+impl Limit {
+    pub(crate) const fn new(burst: u32) -> Self {
+        Self {
+            burst,
+            start: Atomic::new(0),
+            logged: Atomic::new(0),
+        }
+    }
+
+    /// Whether a message may be logged now. Counts it. Concurrent messages at the begin of a period may be logged
+    /// beyond the limit.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI.
+    pub(crate) fn allows(&self) -> bool {
+        self.allows_at(monotonic_ns())
+    }
+
+    fn allows_at(&self, now: u64) -> bool {
+        if now.saturating_sub(self.start.load(Relaxed)) >= PERIOD {
+            self.start.store(now, Relaxed);
+            self.logged.store(0, Relaxed);
+        }
+        // It does not wrap: within a period there are less than 2^32 messages.
+        self.logged.fetch_add(1, Relaxed) < self.burst
+    }
+}
+
+#[kunit_tests(rust_hmm_limit)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_beyond_the_burst_wait_for_the_next_period() {
+        let limit = Limit::new(10);
+        let count = |now| (0..100).filter(|_| limit.allows_at(now)).count();
+        assert_eq!(count(3 * PERIOD / 2), 10);
+        assert_eq!(count(5 * PERIOD / 2 - 1), 0);
+        assert_eq!(count(5 * PERIOD / 2), 10);
+    }
+}

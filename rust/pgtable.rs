@@ -2,7 +2,7 @@
 
 //! A device page table: a radix tree whose geometry and entries the driver chooses.
 //!
-//! - [`Format`]: levels and how an entry looks. [`Radix4`] is the reference.
+//! - [`Format`]: levels and how an entry looks. [`Radix4`] is the reference; [`FormatOf`] makes one of a [`Layout`].
 //! - [`Table`]: the side that changes it, under the owner's lock.
 //! - [`Reader`]: the side of the device, which walks without a lock while it changes.
 //! - [`FlushBatch`] → [`Flushing`] → [`Flushed`]: what a change makes necessary, and the proof that it
@@ -22,6 +22,7 @@ mod entry;
 mod flush;
 mod format;
 mod install;
+mod layout;
 mod pass;
 mod pool;
 mod scan;
@@ -34,4 +35,5 @@ pub use dma::OfDma;
 pub use entry::{Entry, Leaf};
 pub use flush::{FlushBatch, Flushing};
 pub use format::{Format, Radix4, Slot, Word};
+pub use layout::{Bits, FormatOf, Layout};
 pub use table::{Reader, Spares, Table};

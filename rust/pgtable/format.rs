@@ -72,11 +72,24 @@ pub enum Slot {
 /// The format of a device page table. Level 0 holds pages of 4 KiB; a leaf of level `n` maps
 /// `1 << (n * BITS)` of them.
 ///
+/// Hardware cannot walk the table yet: it is kernel memory without an address for a device, and entries name tables by
+/// their index in the library's pool. A device with an MMU needs a table of its own beside it; see
+/// `Documentation/driver-api.rst`.
+///
+/// [`FormatOf`](super::FormatOf) implements this trait for a format that is described by the positions of its bits, in
+/// safe code.
+///
 /// # Safety
 ///
-/// The library accesses the pages that decoded entries name. So what was encoded must always decode to
-/// the same, nothing else may be equal to [`Word::EMPTY`], which decodes to [`Slot::Empty`], and
-/// `can_hold` must refuse what cannot be encoded.
+/// The library accesses the pages that decoded entries name. Therefore:
+///
+/// - [`Self::decode`] of what [`Self::table`] returned for an index below 2^18 must return that index. The library never
+///   passes a larger one.
+/// - [`Self::decode`] of what [`Self::leaf`] returned for a valid entry that [`Self::can_hold`] accepts must return that
+///   entry, in each level with leaves. Numbers of entries are page frames, device page numbers, or, with
+///   [`OfDma`](super::OfDma), DMA addresses in pages.
+/// - [`Self::can_hold`] must refuse each entry that cannot be encoded.
+/// - [`Word::EMPTY`], and nothing else, decodes to [`Slot::Empty`].
 pub unsafe trait Format: Sized + Send + Sync + 'static {
     /// What an entry is stored in.
     type Word: Word;

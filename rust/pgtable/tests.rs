@@ -20,63 +20,25 @@ mod suite;
 
 /// A small one: three levels of 6 bits, entries of 32 bits, leaves of 4 KiB and 256 KiB, a leaf's
 /// kind in its top bits.
-enum Narrow {}
+type Narrow = FormatOf<NarrowBits>;
 
-impl Narrow {
-    const LEAF: u32 = 1 << 31;
-    const WRITE: u32 = 1 << 30;
-    const DEVICE: u32 = 1 << 29;
-    const EXCLUSIVE: u32 = 1 << 28;
-    const TABLE: u32 = 1 << 27;
-    const NUMBER: u32 = Self::TABLE - 1;
-}
+enum NarrowBits {}
 
-// SAFETY: A leaf has its own bit, a table another one; both keep 27 bits of number, and `can_hold` refuses
-// more.
-unsafe impl Format for Narrow {
+impl Layout for NarrowBits {
     type Word = u32;
 
     const LEVELS: u32 = 3;
-    const BITS: u32 = 6;
-
-    fn has_leaves(level: u32) -> bool {
-        level <= 1
-    }
-
-    fn can_hold(entry: Entry) -> bool {
-        entry.number() <= Self::NUMBER as usize
-    }
-
-    fn table(index: u32) -> u32 {
-        Self::TABLE | index
-    }
-
-    fn leaf(_level: u32, entry: Entry) -> u32 {
-        let bit = |yes, bit| if yes { bit } else { 0 };
-        Self::LEAF
-            | bit(entry.is_writable(), Self::WRITE)
-            | bit(entry.is_device(), Self::DEVICE)
-            | bit(entry.is_exclusive(), Self::EXCLUSIVE)
-            | (entry.number() as u32 & Self::NUMBER)
-    }
-
-    fn decode(_level: u32, word: u32) -> Slot {
-        if word == 0 {
-            return Slot::Empty;
-        }
-        if word & Self::LEAF == 0 {
-            return Slot::Table(word & Self::NUMBER);
-        }
-        let number = (word & Self::NUMBER) as usize;
-        let writable = word & Self::WRITE != 0;
-        Slot::Leaf(if word & Self::EXCLUSIVE != 0 {
-            Entry::exclusive(number)
-        } else if word & Self::DEVICE != 0 {
-            Entry::device(number, writable)
-        } else {
-            Entry::system(number, writable)
-        })
-    }
+    const BITS_PER_LEVEL: u32 = 6;
+    const HIGHEST_LEAF: u32 = 1;
+    const BITS: Bits = Bits {
+        valid: 31,
+        write: 30,
+        device: 29,
+        exclusive: Some(28),
+        table: 27,
+        number: 0,
+        number_bits: 27,
+    };
 }
 
 /// Remembers what it was asked to flush.

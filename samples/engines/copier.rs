@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The copy engine: a thread that carries out copy jobs.
+
+use crate::PAGES;
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        Arc,
+        CondVar,
+        Mutex, //
+    },
+};
+use rust_hmm::{
+    memory::{Copy, CopyJob, MemoryOps},
+    mirror::{Place, PlaceMut},
+    mm::page::SharedBytes,
+    thread::Thread,
+};
+
+/// Jobs in the queue at most.
+const DEPTH: usize = 512;
+
+struct Queue {
+    jobs: KVec<CopyJob>,
+    stop: bool,
+}
+
+/// State of the thread and of those who submit jobs.
+#[pin_data]
+struct Shared {
+    /// HARDWARE: the memory on the card.
+    vram: SharedBytes,
+    #[pin]
+    queue: Mutex<Queue>,
+    #[pin]
+    wake: CondVar,
+}
+
+impl Shared {
+    /// HARDWARE: one transfer.
+    fn transfer(&self, copy: &Copy<'_>) -> Result {
+        match (&copy.source, &copy.destination) {
+            // A hole: the page must read as zeros.
+            (None, PlaceMut::Device(to)) => {
+                self.vram.clear(to.first * PAGE_SIZE, to.count * PAGE_SIZE)
+            }
+            (Some(Place::Cpu(from)), PlaceMut::Device(to)) => {
+                self.vram.load(to.first * PAGE_SIZE, from)
+            }
+            (Some(Place::Device(from)), PlaceMut::Cpu(to)) => {
+                self.vram.store(from.first * PAGE_SIZE, to)
+            }
+            _ => Err(EINVAL),
+        }
+    }
+
+    fn carry_out(&self, job: CopyJob) {
+        let result = if job.is_cancelled() {
+            Err(EINTR)
+        } else {
+            self.transfer(&job.copy())
+        };
+        job.complete(result);
+    }
+
+    fn work(&self) {
+        let mut queue = self.queue.lock();
+        while !queue.stop {
+            // Any order will do.
+            let Some(job) = queue.jobs.pop() else {
+                // Kernel threads get no signals.
+                let _signal = self.wake.wait_interruptible(&mut queue);
+                continue;
+            };
+            // Completing a job takes another lock.
+            drop(queue);
+            self.carry_out(job);
+            queue = self.queue.lock();
+        }
+    }
+}
+
+/// Device memory with a copy engine.
+pub(crate) struct Copier {
+    shared: Arc<Shared>,
+    _thread: Thread,
+}
+
+impl Copier {
+    pub(crate) fn new() -> Result<Self> {
+        let queue = Queue {
+            // In advance: copy() must not allocate with reclaim.
+            jobs: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
+            stop: false,
+        };
+        let vram = SharedBytes::new(PAGES * PAGE_SIZE)?;
+        let shared = Arc::pin_init(
+            pin_init!(Shared {
+                vram,
+                queue <- kernel::new_mutex!(queue, "engines::queue"),
+                wake <- kernel::new_condvar!("engines::wake"),
+            }),
+            GFP_KERNEL,
+        )?;
+        let worker = shared.clone();
+        let thread = Thread::spawn(c"engines_copy", move || worker.work())?;
+        Ok(Self {
+            shared,
+            _thread: thread,
+        })
+    }
+
+    /// The memory on the card.
+    pub(crate) fn vram(&self) -> &SharedBytes {
+        &self.shared.vram
+    }
+}
+
+impl MemoryOps for Copier {
+    // The job is queued. The migration waits until it is completed, or dropped, which is a failure.
+    fn copy(&self, job: CopyJob) {
+        let mut queue = self.shared.queue.lock();
+        if queue.jobs.len() < DEPTH {
+            // There is room, so that nothing is allocated.
+            let _failed = queue.jobs.push(job, GFP_NOWAIT);
+            return;
+        }
+        drop(queue);
+        self.shared.carry_out(job);
+    }
+
+    // HARDWARE: the doorbell. All jobs of a step were queued.
+    fn kick(&self) {
+        self.shared.wake.notify_one();
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        self.shared.queue.lock().stop = true;
+        self.shared.wake.notify_one();
+        // Then the thread is dropped, which waits for its end.
+    }
+}

@@ -6,6 +6,7 @@ mod timeline;
 
 use anyhow::{ensure, Context, Result};
 use clap::Parser;
+use hmm::counters::Counters;
 use hmm::engine::Way;
 use hmm::mapping::{Mapping, View};
 use hmm::residency::{picture, places, Place};
@@ -108,7 +109,7 @@ fn huge(story: &mut Story, device: &Device) -> Result<()> {
 }
 
 /// Memory that is in both places.
-fn at_the_end(story: &mut Story, device: &Device) -> Result<()> {
+fn at_the_end(story: &mut Story, device: &Device) -> Result<Mapping> {
     let map = Mapping::anon(PAGES)?;
     map.fill_pages(5, 0, PAGES - 8);
     for first in [8, 24, 40] {
@@ -116,7 +117,46 @@ fn at_the_end(story: &mut Story, device: &Device) -> Result<()> {
     }
     println!();
     let text = "At the end: some of these pages are on the device, some in RAM, some nowhere yet.";
-    story.tell(device, &map, 1, text)
+    story.tell(device, &map, 1, text)?;
+    Ok(map)
+}
+
+/// The counters that the story explains, in words and with units. Counted from the opening of the device's file to now.
+fn summary(counters: &Counters, first_touches: u64) -> String {
+    let pages = |count: u64| format!("{count} pages ({:.1} MiB)", count as f64 / 256.0);
+    let line = |name: &str, value: String, why: &str| format!("  {name:<28} {value:<24} {why}\n");
+    let ms = counters.stall_ns_read as f64 / 1e6;
+    let mut text = String::from("\nWhat this process and its device did, in all steps together:\n");
+    text += &line(
+        "moved to the device",
+        pages(counters.migrated_to_device),
+        "by request: the process asked for it",
+    );
+    text += &line("moved back, by request", pages(counters.migrated_to_system), "");
+    text += &line(
+        "moved back, by a touch",
+        pages(counters.cpu_fault_pages),
+        &format!("in {} faults of the CPU", counters.cpu_faults),
+    );
+    text += &line(
+        "moved while in use",
+        pages(counters.switched_pages),
+        "the device could read them all the time",
+    );
+    text += &line(
+        "read faults of the engine",
+        counters.engine_faults_read.to_string(),
+        &format!("{first_touches} of them first touches, the others by the ordinary way"),
+    );
+    text += &line("the engine waited", format!("{ms:.1} ms"), "for these faults, in sum");
+    text += &line(
+        "in device memory now",
+        pages(counters.device_pages_used),
+        "the d of the last picture",
+    );
+    text +=
+        &line("stale translations", counters.stale_hits.to_string(), "more than 0 would be a bug");
+    text + "All counters: hmm-demo --json, and /sys/kernel/debug/rust_hmm (Documentation/observing.rst).\n"
 }
 
 fn main() -> Result<()> {
@@ -142,8 +182,8 @@ fn main() -> Result<()> {
             .with_context(|| format!("write {}", path.display()))?;
     }
 
-    let counters = device.counters().context("counters")?;
     if args.json {
+        let counters = device.counters().context("counters")?;
         let counters: serde_json::Map<_, _> = counters
             .fields()
             .iter()
@@ -171,11 +211,11 @@ fn main() -> Result<()> {
     }
     println!();
     print!("{}", timeline::text(&lines));
-    at_the_end(&mut story, &device)?;
-    println!("\nCounters of this mirror and its device:");
-    for (name, value) in counters.fields() {
-        println!("  {name:<20} {value:>8}");
-    }
+    // The picture and the counters are of the same moment: the mapping lives until both are printed.
+    let _map = at_the_end(&mut story, &device)?;
+    let counters = device.counters().context("counters")?;
+    let ordinary: u64 = lines.iter().map(|line| line.faults).sum();
+    print!("{}", summary(&counters, counters.engine_faults_read.saturating_sub(ordinary)));
     println!("\nEvery step was checked: contents right throughout.");
     if args.svg_to_stdout {
         print!("{}", timeline::svg(&lines));

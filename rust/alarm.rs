@@ -6,7 +6,7 @@
 //! no oops. Each has a name and a line `rust_hmm: ALARM <name>: ...` in the kernel log, for which `tools/vm/run` fails
 //! the run. `/sys/kernel/debug/rust_hmm/alarms` has their counts, which are exact where the log is rate-limited.
 
-use crate::limit::Limit;
+use crate::{limit::Limit, names::named};
 use kernel::{
     debugfs::Writer,
     fmt,
@@ -17,23 +17,9 @@ use kernel::{
     },
 };
 
-macro_rules! alarms {
-    ($($(#[$doc:meta])* $alarm:ident = $name:literal;)*) => {
-        /// A rule that is broken.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(usize)]
-        pub enum Alarm {
-            $($(#[$doc])* $alarm,)*
-        }
-
-        impl Alarm {
-            /// All alarms, with their names in the log.
-            const ALL: &'static [(Self, &'static str)] = &[$((Self::$alarm, $name),)*];
-        }
-    };
-}
-
-alarms! {
+named! {
+    /// A rule that is broken.
+    Alarm: &'static str;
     /// A [flush batch](crate::pgtable::FlushBatch) was dropped before its flush was started.
     FlushLost = "flush-lost";
     /// A flush was started and dropped before it ended.

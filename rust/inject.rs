@@ -10,7 +10,10 @@
 //! It is always compiled in, so that the modules which are tested are the ones that are shipped.
 //! As long as no point is set, a use costs a load of a word that nobody writes, and a branch.
 
-use crate::debugfs::{Contents, File};
+use crate::{
+    debugfs::{Contents, File},
+    names::named, //
+};
 use core::str::FromStr;
 use kernel::{
     debugfs::{Reader, Writer},
@@ -20,23 +23,9 @@ use kernel::{
     uaccess::UserSliceReader,
 };
 
-macro_rules! points {
-    ($($(#[$doc:meta])* $point:ident = $name:literal;)*) => {
-        /// Where a failure can be injected.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(usize)]
-        pub enum Point {
-            $($(#[$doc])* $point,)*
-        }
-
-        impl Point {
-            /// All points, with the names of their files.
-            const ALL: &'static [(Self, &'static CStr)] = &[$((Self::$point, $name),)*];
-        }
-    };
-}
-
-points! {
+named! {
+    /// Where a failure can be injected.
+    Point: &'static CStr;
     /// Something has changed since the collection: the validation fails.
     Retry = c"retry";
     /// The task is killed while it waits for the mmap lock: `EINTR`.

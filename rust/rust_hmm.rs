@@ -73,6 +73,7 @@ mod compat;
 mod debugfs;
 mod limit;
 mod locks;
+mod names;
 mod overhead;
 mod watch;
 mod within;

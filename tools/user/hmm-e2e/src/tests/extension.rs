@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     Test::new("engine", "bad_pointers", bad_pointers).only_rust(OURS),
     Test::new("engine", "a_signal_ends_a_wait", signals).only_rust(OURS),
     Test::new("engine", "counters_only_grow", counters_grow).only_rust(OURS),
+    Test::new("engine", "time_without_a_command_is_idle", idle_time).only_rust(OURS),
 ];
 
 /// Numbers of all extensions, and the sizes of version 1.
@@ -273,8 +274,33 @@ fn counters_grow(ctx: &Ctx) -> Outcome {
             .iter()
             .map(|name| grown(&format!("{name} of engine {engine}")))
             .sum();
+        println!("# engine {engine}: {time} ns in {elapsed} ns");
         check!(time <= elapsed + elapsed / 8, "engine {engine}: {time} ns in {elapsed} ns");
         check!(time >= elapsed / 2, "engine {engine}: only {time} ns of {elapsed} ns are told");
+    }
+    Ok(())
+}
+
+/// Idle time is counted when the next command is taken.  It begins when the command before has ended.
+fn idle_time(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let map = Mapping::anon(1)?;
+    map.fill(1);
+    let read = Command::new(EngineOp::Read, map.addr(), map.len());
+    for round in 0..8 {
+        let outer = Instant::now();
+        check_eq!(device.run(read)?.error, None, "the command before");
+        let before = device.engine_counters(0)?;
+        // The engine's thread notes the time a little after the command has ended.
+        std::thread::sleep(Duration::from_millis(20));
+        let inner = Instant::now();
+        std::thread::sleep(Duration::from_millis(50));
+        let inner = inner.elapsed().as_nanos() as u64;
+        check_eq!(device.run(read)?.error, None, "the command behind");
+        let (after, outer) = (device.engine_counters(0)?, outer.elapsed().as_nanos() as u64);
+        let idle = after.idle_ns - before.idle_ns;
+        check!(idle >= inner && idle <= outer, "round {round}: {inner} to {outer} ns, {idle} idle");
+        check_eq!(after.wait_ns, before.wait_ns, "time in which commands waited");
     }
     Ok(())
 }

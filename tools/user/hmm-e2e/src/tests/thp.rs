@@ -340,10 +340,25 @@ enum Way {
 
 /// What the kernel counts of its memory, in pages.
 fn vmstat(name: &str) -> Result<i64, Stop> {
+    // Adds what each processor has counted for itself.
+    std::fs::write("/proc/sys/vm/stat_refresh", "1").what("refresh /proc/vmstat")?;
     let all = std::fs::read_to_string("/proc/vmstat").what("read /proc/vmstat")?;
     let mut words = all.lines().filter_map(|line| line.split_once(' '));
     let found = words.find(|word| word.0 == name).and_then(|word| word.1.parse().ok());
     found.ok_or_else(|| Stop::Fail(format!("no {name} in /proc/vmstat")))
+}
+
+/// Anonymous pages and anonymous huge pages that the kernel counts, without those that this process
+/// has mapped.
+fn unaccounted() -> Result<(i64, i64), Stop> {
+    let own = std::fs::read_to_string("/proc/self/smaps_rollup").what("read smaps_rollup")?;
+    let kib = |name: &str| -> Result<i64, Stop> {
+        let line = own.lines().find_map(|line| line.strip_prefix(name));
+        let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+        kib.ok_or_else(|| Stop::Fail(format!("no {name} in smaps_rollup")))
+    };
+    let pages = vmstat("nr_anon_pages")? - kib("Anonymous:")? / 4;
+    Ok((pages, vmstat("nr_anon_transparent_hugepages")? - kib("AnonHugePages:")? / 2048))
 }
 
 /// Calls `meanwhile` while the huge page `map` is copied to system memory, in `copies` parts.
@@ -385,15 +400,15 @@ fn on_its_way(
 
 /// Of an entry that a migration has put there, the kernel releases what only that of a device page has.
 fn dropped_on_the_way_back(ctx: &Ctx) -> Outcome {
-    // What the kernel has lost of its counters would not show below nothing.
+    // A counter that lost pages would not be shown below zero.
     let ballast = Mapping::anon(8192).what("map memory")?;
     ballast.fill(4);
     for way in [Way::Eviction, Way::Request, Way::Touch] {
         let device = ctx.open()?;
         let map = huge(1, 1)?;
+        let before = unaccounted()?;
         migrate(&device, &map, 1)?;
         check_eq!(resident_huge(&device, &map)?, HUGE_PAGES, "pages in a huge device page");
-        let before = (vmstat("nr_anon_pages")?, vmstat("nr_anon_transparent_hugepages")?);
         let delta = Delta::start(ctx, &device)?;
         on_its_way(&device, &map, way, 1, || {
             let begin = Instant::now();
@@ -410,14 +425,12 @@ fn dropped_on_the_way_back(ctx: &Ctx) -> Outcome {
         device_sees(&device, &map, 2, "of what was written since")?;
         migrate(&device, &map, 2)?;
         cpu_sees(&map, 2, "after another way there")?;
-        let after = (vmstat("nr_anon_pages")?, vmstat("nr_anon_transparent_hugepages")?);
-        // Others come and go, and the kernel's counters lag.
-        let small = 4 * HUGE_PAGES as i64;
-        check!(
-            (after.0 - before.0).abs() < small,
-            "{way:?}: anonymous pages {before:?}, {after:?}"
-        );
-        check!((after.1 - before.1).abs() < small, "{way:?}: huge pages {before:?}, {after:?}");
+        let after = unaccounted()?;
+        println!("# {way:?}: anonymous and huge pages of others {before:?}, {after:?}");
+        // A loss is one of 512 pages, or of one huge page.  Other processes hardly change meanwhile.
+        let lost = before.0 - after.0;
+        check!(lost.abs() < HUGE_PAGES as i64 / 4, "{way:?}: {lost} anonymous pages lost");
+        check_eq!(after.1, before.1, "{way:?}: huge pages of others");
     }
     Ok(())
 }
@@ -447,50 +460,74 @@ fn unmapped_by_others(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// When memory is short the kernel looks for huge pages with little in them. Those it looks at it holds, so that they
-/// stay where they are; nothing is lost, and they move when it is done.
+/// A thread that calls the shrinker of underused huge pages without a pause, or rests.
+struct Shrinker {
+    end: AtomicBool,
+    rest: AtomicBool,
+    /// It does rest: no call is under way.
+    rests: AtomicBool,
+}
+
+impl Shrinker {
+    fn run(&self) -> std::io::Result<()> {
+        while !self.end.load(Relaxed) {
+            let rest = self.rest.load(Relaxed);
+            self.rests.store(rest, Relaxed);
+            if rest {
+                std::thread::sleep(Duration::from_millis(1));
+            } else {
+                std::fs::write("/proc/sys/vm/drop_caches", "2")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Under memory pressure the kernel searches for underused huge pages.  It holds a page while it scans
+/// it, so that the page does not migrate; nothing is lost, and the page migrates afterwards.
 fn while_the_shrinker_looks(ctx: &Ctx) -> Outcome {
     let mut settings = Settings::new();
     if !settings.set(SHRINK_UNDERUSED, "1")? {
         return Err(Stop::Skip("this kernel does not look for such pages".to_string()));
     }
     let device = ctx.open()?;
-    let (end, rest) = (AtomicBool::new(false), AtomicBool::new(false));
+    let off = || AtomicBool::new(false);
+    let shrinker = Shrinker { end: off(), rest: off(), rests: off() };
     std::thread::scope(|scope| {
-        let shrinker = scope.spawn(|| -> std::io::Result<()> {
-            while !end.load(Relaxed) {
-                if rest.load(Relaxed) {
-                    std::thread::sleep(Duration::from_millis(1));
-                } else {
-                    std::fs::write("/proc/sys/vm/drop_caches", "2")?;
-                }
-            }
-            Ok(())
-        });
-        let result = (1..=8).try_for_each(|round| moves_when_let_go(&device, round, &rest));
-        end.store(true, Relaxed);
-        shrinker.join().expect("it does not panic")?;
+        let thread = scope.spawn(|| shrinker.run());
+        let result = (1..=8).try_for_each(|round| moves_when_let_go(&device, round, &shrinker));
+        shrinker.end.store(true, Relaxed);
+        thread.join().expect("it does not panic")?;
         result
     })
 }
 
-/// Tells the shrinker to `rest` after a while: on a slow kernel it may hold the page at each try.
-fn moves_when_let_go(device: &Device, round: u64, rest: &AtomicBool) -> Outcome {
-    rest.store(false, Relaxed);
+/// Attempts in a row that may fail while no call of the shrinker is under way: the queue that holds what
+/// it has scanned is freed a little later.
+const ATTEMPTS_AT_REST: u32 = 3;
+
+/// Migrates a huge page.  After 1,000 attempts the shrinker rests: on a slow kernel it may hold the page
+/// at each of them.
+fn moves_when_let_go(device: &Device, round: u64, shrinker: &Shrinker) -> Outcome {
+    shrinker.rest.store(false, Relaxed);
     let map = Mapping::anon_huge(1)?;
     map.fill(round);
     // It may be held, too.
     let _ = map.collapse();
-    let begin = Instant::now();
+    let (mut attempts, mut at_rest) = (0, 0);
     loop {
+        let rests = shrinker.rest.load(Relaxed) && shrinker.rests.load(Relaxed);
         match try_migrate(device, &map) {
             Ok(_) => break,
             Err(Errno::ENOENT) => map.check(round)?,
             Err(error) => return Err(error).what("migrate to the device"),
         }
-        rest.fetch_or(begin.elapsed() > Duration::from_secs(2), Relaxed);
-        check!(begin.elapsed() < Duration::from_secs(20), "it does not move");
+        attempts += 1;
+        at_rest += u32::from(rests);
+        check!(at_rest < ATTEMPTS_AT_REST, "it does not move, although nothing holds it");
+        shrinker.rest.fetch_or(attempts >= 1000, Relaxed);
     }
+    println!("# round {round}: {attempts} attempts failed, {at_rest} of them at rest");
     device_sees(device, &map, round, "of what moved")?;
     cpu_sees(&map, round, "of what moved")
 }

@@ -124,6 +124,18 @@ impl DmaDevice {
         unsafe { Self::make(NonNull::new(raw).ok_or(ENOMEM)?, true) }
     }
 
+    /// A software device whose DMA is always bounced.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(crate) fn bouncing(name: &CStr) -> Result<Arc<Self>> {
+        // SAFETY: The name is copied.
+        let raw = unsafe { bindings::rust_hmm_dma_create(name.as_char_ptr()) };
+        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        // SAFETY: Just registered, and nothing is mapped for it.
+        unsafe { bindings::rust_hmm_dma_bounce(raw.as_ptr()) };
+        // SAFETY: Just registered and prepared.
+        unsafe { Self::make(raw, true) }
+    }
+
     /// A device that a driver is bound to, which sends `bits` bits of address. Called while it is probed. It is closed
     /// after the driver's `unbind`, or if the probe fails, before the device counts as unbound.
     ///
@@ -442,3 +454,6 @@ impl Drop for DmaMapping {
         self.0.device.remove(&this);
     }
 }
+
+#[cfg(CONFIG_KUNIT = "y")]
+mod tests;

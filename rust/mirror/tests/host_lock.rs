@@ -104,6 +104,25 @@ mod suite {
     }
 
     #[test]
+    fn bounced_memory_is_never_fine_grained() -> Result {
+        let (range, _shared, mirror) = attached(4)?;
+        let bouncing = [DmaDevice::bouncing(c"hmm-kunit-bouncing")?];
+        let both = [agent()?[0].clone(), bouncing[0].clone()];
+        for agents in [&bouncing[..], &both[..]] {
+            assert_eq!(mirror.lock(range, agents, Grain::Fine), Err(Refused::Grain));
+        }
+        // A range that is fine-grained stays so for all its devices.
+        let locked = mirror.lock(range, &both[..1], Grain::Fine);
+        let locked = locked.map_err(|_| EBUSY)?;
+        assert_eq!(locked.grain, Grain::Fine);
+        let coarse = mirror.lock(range, &bouncing, Grain::Coarse);
+        assert_eq!(coarse, Err(Refused::Grain));
+        mirror.unlock(locked.device_address)?;
+        assert!(mirror.locked(locked.device_address).is_none());
+        Ok(())
+    }
+
+    #[test]
     fn locked_memory_comes_back_and_stays() -> Result {
         let (range, shared, mirror) = attached(4)?;
         for index in 0..4 {

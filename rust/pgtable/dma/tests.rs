@@ -5,10 +5,20 @@
 use super::*;
 use crate::{
     inject::{Armed, Point},
-    mm::{addr::PMD_SIZE, dma::DmaDevice},
+    mm::{
+        addr::PMD_SIZE,
+        dma::{DmaDevice, Maps},
+    },
     pgtable::{FlushBatch, Flusher, Radix4},
+    thread::Thread,
 };
-use kernel::page::PAGE_SIZE;
+use kernel::{
+    page::PAGE_SIZE,
+    sync::atomic::{
+        ordering::{Acquire, Release},
+        Atomic,
+    },
+};
 
 type Format = OfDma<Radix4>;
 
@@ -292,6 +302,7 @@ mod suite {
         // The engine can still tell which pages these were.
         assert_eq!(fixture.table.get(range.address(2)), system(2));
         assert_eq!(fixture.windows.prepare(pages(PMD_PAGES, 1)?), Err(ENODEV));
+        assert_eq!(Windows::new(&fixture.device).err(), Some(ENODEV));
         assert_eq!(fixture.install(pages(5, 1)?, system), Err(ENODEV));
         let tick = fixture.remove(range);
         fixture.windows.unmap(range, tick);
@@ -314,6 +325,32 @@ mod suite {
         let tick = fixture.remove(range);
         fixture.windows.unmap(range, tick);
         assert_eq!((fixture.device.unmapped(), fixture.table.live()), (4, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn table_and_device_close_concurrently() -> Result {
+        const BLOCKS: usize = 16;
+        for _ in 0..8 {
+            let mut fixture = Fixture::new()?;
+            let range = pages(0, BLOCKS * PMD_PAGES)?;
+            fixture.windows.prepare(range)?;
+            for piece in range.pmd_pieces() {
+                fixture.install(piece, system)?;
+            }
+            let windows = fixture.windows.clone();
+            let left = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
+            let theirs = left.clone();
+            let thread = Thread::spawn(c"hmm-test", move || {
+                theirs.store(Maps::close(&*windows), Release);
+            })?;
+            let ours = fixture.device.close();
+            // Whoever is second has waited for the first.
+            assert_eq!(fixture.device.live(), 0);
+            drop(thread);
+            assert_eq!(ours + left.load(Acquire), range.pages());
+            assert_eq!(fixture.device.unmapped(), range.pages() as u64);
+        }
         Ok(())
     }
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Mappings of software devices that are closed, in KUnit.
+
+use super::*;
+use crate::thread::Thread;
+use core::mem::ManuallyDrop;
+use kernel::{page::Page, sync::Completion};
+
+/// `errno` of the user-space header, which the kernel crate does not name.
+const EOPNOTSUPP: i32 = -95;
+
+/// `page`, mapped `count` times.
+fn mapping(
+    device: &Arc<DmaDevice>,
+    page: &Page,
+    count: usize,
+    coherent: bool,
+) -> Result<DmaMapping> {
+    // SAFETY: The page is alive.
+    let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };
+    let frames = (0..count).map(|_| Ok(pfn));
+    // SAFETY: Callers keep the page for longer than the mapping.
+    unsafe { DmaMapping::of_frames(device, count, frames, coherent) }
+}
+
+#[kunit_tests(rust_hmm_dma_device)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn closing_waits_for_an_unmapping_under_way() -> Result {
+        const PAGES: usize = 1 << 15;
+        let page = Page::alloc_page(GFP_KERNEL)?;
+        for _ in 0..8 {
+            let device = DmaDevice::software(c"hmm-kunit")?;
+            let mapped = mapping(&device, &page, PAGES, true)?;
+            assert_eq!(device.live(), PAGES as u64);
+            let begun = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+            let begin = begun.clone();
+            let thread = Thread::spawn(c"hmm-test", move || {
+                begin.complete_all();
+                drop(mapped);
+            })?;
+            begun.wait_for_completion();
+            // Within this time most of the pages are still mapped.
+            fsleep(Delta::from_micros(100));
+            device.close();
+            assert_eq!((device.live(), device.unmapped()), (0, PAGES as u64));
+            drop(thread);
+            assert_eq!(device.unmapped(), PAGES as u64);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn closing_unmaps_what_was_forgotten() -> Result {
+        let page = Page::alloc_page(GFP_KERNEL)?;
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        let kept = mapping(&device, &page, 3, true)?;
+        let forgotten = ManuallyDrop::new(mapping(&device, &page, 4, false)?);
+        assert!(kept.address(2).is_some() && kept.address(3).is_none());
+        assert_eq!(device.close(), 7);
+        assert_eq!((device.live(), device.unmapped()), (0, 7));
+        assert!(kept.address(2).is_none());
+        drop(kept);
+        assert_eq!(device.unmapped(), 7);
+        assert_eq!(mapping(&device, &page, 1, true).err(), Some(ENODEV));
+        drop(ManuallyDrop::into_inner(forgotten));
+        assert_eq!(device.unmapped(), 7);
+        Ok(())
+    }
+
+    #[test]
+    fn bounced_devices_are_refused_and_never_coherent() -> Result {
+        let page = Page::alloc_page(GFP_KERNEL)?;
+        let device = DmaDevice::bouncing(c"hmm-kunit-bouncing")?;
+        assert!(!device.is_coherent());
+        // Also if nobody asked before: a mapping that has to be coherent is not bounced.
+        assert_eq!(mapping(&device, &page, 1, true).err(), Some(ENOMEM));
+        assert_eq!((device.live(), device.mapped()), (0, 0));
+        // SAFETY: The device is registered, and refused before it takes a reference.
+        let adopted = unsafe { bindings::rust_hmm_dma_adopt(device.as_raw(), 64) };
+        assert_eq!(adopted, EOPNOTSUPP);
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        assert!(device.is_coherent());
+        for bits in [0, 65] {
+            // SAFETY: As above.
+            let adopted = unsafe { bindings::rust_hmm_dma_adopt(device.as_raw(), bits) };
+            assert_eq!(adopted, EINVAL.to_errno());
+        }
+        Ok(())
+    }
+}

@@ -2,7 +2,12 @@
 
 //! What the notifier calls: entries go, the device is flushed, and what it wrote is dirty.
 
-use super::{fault, replica::Replicas, transaction::Transactions, Device, Walkers};
+use super::{
+    fault,
+    replica::{Replicas, Retired},
+    transaction::Transactions,
+    Device, Walkers,
+};
 use crate::{
     attributes::Map,
     events::{Event as Told, Need},
@@ -74,10 +79,12 @@ pub(crate) struct Inner<D: Device> {
 /// A flush under way.
 pub(crate) type Flush<D> = Flushing<Pending<<D as Device>::Flush>, <D as Device>::Format>;
 
-/// The device's part of it, and what is unmapped at its end: what was retired in a range before this tick.
+/// The device's part of a flush, the DMA mappings that are unmapped after it (those of the range that
+/// were retired before the tick), and the copies that the change retired.
 pub(crate) struct Pending<P> {
     flush: P,
     retired: Option<(PageRange, u32)>,
+    copies: Retired,
 }
 
 impl<D: Device> Flusher for Inner<D> {
@@ -88,6 +95,7 @@ impl<D: Device> Flusher for Inner<D> {
         let _within = Within::enter();
         Pending {
             retired: dma.map(|windows| (range, windows.tick())),
+            copies: self.replicas.take_retired(),
             flush: self.device.flush_start(range),
         }
     }
@@ -105,7 +113,7 @@ impl<D: Device> Flusher for Inner<D> {
             windows.unmap(range, tick);
         }
         self.changing.fetch_sub(1, Release);
-        self.replicas.free_retired(&self.changing);
+        self.replicas.free(pending.copies);
     }
 }
 
@@ -154,7 +162,6 @@ impl<D: Device> Inner<D> {
         }
         if batch.is_empty() {
             self.changing.fetch_sub(1, Release);
-            self.replicas.free_retired(&self.changing);
             return (result, None);
         }
         (result, Some(batch.start(self)))

@@ -26,11 +26,12 @@ use crate::{
     policy::Mask,
     stats::Counter,
 };
+use core::mem::ManuallyDrop;
 use kernel::{
     page::{PAGE_MASK, PAGE_SHIFT},
     prelude::*,
     sync::{
-        atomic::{ordering::Acquire, ordering::Relaxed, Atomic},
+        atomic::{ordering::Relaxed, Atomic},
         SpinLock, //
     },
     xarray::{AllocKind, XArray},
@@ -47,7 +48,7 @@ pub(crate) struct Replicas {
     all: XArray<KBox<Replica>>,
     /// How many there are, those that are to go included.
     count: Atomic<usize>,
-    /// Those that go after the flush.
+    /// Copies that the current holder of the table lock retired. The flush of its change takes them.
     #[pin]
     retired: SpinLock<Option<KBox<Replica>>>,
 }
@@ -102,7 +103,11 @@ impl Replicas {
             .map(|replica| replica.pfn())
     }
 
-    /// The copy of the page at `addr` is no longer used, once flushes under way are over.
+    /// Retires the copy of the page at `addr`: it is freed after the flush of this change.
+    ///
+    /// # Context
+    ///
+    /// The table lock is held, within a change.
     fn retire(&self, addr: usize) {
         let taken = self.all.lock().remove(addr >> PAGE_SHIFT);
         if let Some(replica) = taken {
@@ -116,18 +121,21 @@ impl Replicas {
         *retired = Some(replica);
     }
 
-    /// Frees what was retired, unless flushes are under way (`changing`): then the last one does.
-    pub(super) fn free_retired(&self, changing: &Atomic<usize>) {
-        if !self.any() {
-            return;
-        }
-        let mut retired = self.retired.lock();
-        // A change counts itself before it retires, and until its flush is over.
-        if changing.load(Acquire) != 0 {
-            return;
-        }
-        let list = retired.take();
-        drop(retired);
+    /// Takes the copies that were retired since the table lock was taken.
+    ///
+    /// # Context
+    ///
+    /// The table lock is held.
+    pub(super) fn take_retired(&self) -> Retired {
+        Retired(match self.any() {
+            true => ManuallyDrop::new(self.retired.lock().take()),
+            false => ManuallyDrop::new(None),
+        })
+    }
+
+    /// Frees the copies that a change retired, after its flush.
+    pub(super) fn free(&self, retired: Retired) {
+        let list = ManuallyDrop::into_inner(retired.0);
         let mut count = 0;
         let mut next = list.as_ref();
         while let Some(replica) = next {
@@ -135,9 +143,15 @@ impl Replicas {
             next = replica.next.as_ref();
         }
         drop(list);
-        self.count.fetch_sub(count, Relaxed);
+        if count != 0 {
+            self.count.fetch_sub(count, Relaxed);
+        }
     }
 }
+
+/// Copies that one change retired. [`Replicas::free`] frees them; dropped otherwise, as with a lost
+/// flush, they leak, because the device may still read them.
+pub(super) struct Retired(ManuallyDrop<Option<KBox<Replica>>>);
 
 impl<D: Device> Inner<D> {
     /// Whether `entry`, that of the page at `addr`, names a copy.
@@ -478,13 +492,15 @@ impl<D: Device> Mirror<D> {
             }
             result
         });
+        // No device entry refers to these copies, so they need no flush.
         let unused = |is_used: bool| result.is_err() || !is_used;
         for (index, ..) in numbers.iter().filter(|(_, _, is_used)| unused(*is_used)) {
             inner.replicas.retire(piece.address(*index));
         }
+        let unused = inner.replicas.take_retired();
         drop(guard);
         Flushing::end(flush, inner);
-        inner.replicas.free_retired(&inner.changing);
+        inner.replicas.free(unused);
         result.map(|()| used)
     }
 }

@@ -8,7 +8,9 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::{checksum, Way};
 use hmm::placement::Attributes;
-use hmm::{pattern, Child, Command, Device, EngineOp, Mapping, Prot, PAGE_SIZE};
+use hmm::{pattern, Child, Command, Device, EngineOp, Mapping, Prot, Setting, PAGE_SIZE};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 const OURS: &str = "test_hmm knows no attributes";
 
@@ -22,6 +24,7 @@ pub const TESTS: &[Test] = &[
     Test::new("replica", "none_of_a_page_that_others_may_write", pinned).only_rust(OURS),
     Test::new("replica", "none_of_a_merged_page", merged).only_rust(OURS),
     Test::new("replica", "goes_for_room", goes_for_room).only_rust(OURS),
+    Test::new("replica", "freed_while_others_flush", freed_while_others_flush).only_rust(OURS),
 ];
 
 const PAGES: usize = 64;
@@ -239,6 +242,52 @@ fn in_two_devices(ctx: &Ctx) -> Outcome {
         device_sees_pages(device, &map, 2, 7, 1, "after a write")?;
         device_sees_pages(device, &map, 1, 0, 7, "of other pages")?;
     }
+    Ok(())
+}
+
+/// Other threads keep slow flushes of other memory in flight. Retired copies are freed nevertheless.
+fn freed_while_others_flush(ctx: &Ctx) -> Outcome {
+    const WRITTEN: usize = 4;
+    let device = ctx.open()?;
+    let map = copied(&device, 1)?;
+    let before = device.placement()?.replicas;
+    device.set(Setting::FlushDelay, 10_000_000).what("set the delay")?;
+    let stop = AtomicBool::new(false);
+    let left = std::thread::scope(|scope| -> Result<u64, Stop> {
+        for _ in 0..12 {
+            let (device, stop) = (&device, &stop);
+            scope.spawn(move || -> Outcome {
+                let own = Mapping::anon(1)?;
+                let mut page = [0; PAGE_SIZE];
+                while !stop.load(Relaxed) {
+                    own.set(0, 0, 3);
+                    device.read(own.addr(), &mut page).what("read")?;
+                    // Without an entry this flushes as well, as long as other flushes are in flight.
+                    for _ in 0..16 {
+                        own.advise(libc::MADV_DONTNEED)?;
+                    }
+                }
+                Ok(())
+            });
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let mut left = before;
+        let mut run = || -> Outcome {
+            force(&map, 2, 0, WRITTEN)?;
+            // The other threads keep flushing.
+            let patience = Instant::now();
+            while patience.elapsed() < Duration::from_millis(500) {
+                left = left.min(device.placement()?.replicas);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        let result = run();
+        stop.store(true, Relaxed);
+        result.map(|()| left)
+    })?;
+    device.set(Setting::FlushDelay, 0).what("set the delay back")?;
+    check_eq!(left, before - WRITTEN as u64, "copies while others flush");
     Ok(())
 }
 

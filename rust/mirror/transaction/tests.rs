@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Marks of migrations and the events that clear them, in KUnit.
+
+use super::*;
+
+#[kunit_tests(rust_hmm_transaction)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn foreign_events_take_pages_away() -> Result {
+        let (mine, other) = (0u8, 0u8);
+        let (mine, other) = (Cookie::of(&mine), Cookie::of(&other));
+        let mut running = Transactions::new()?;
+        let range = PageRange::from_pages(0x20_0000, 512)?;
+        let request = |name, range| Request {
+            name,
+            identity: Identity::Name,
+            range,
+            faultless: true,
+        };
+        running.begin(request(mine, range))?;
+        assert!(running.owns(mine, 0x20_0000) && running.owns(mine, 0x3f_f000));
+        assert!(!running.owns(other, 0x20_0000) && !running.owns(mine, 0x40_0000));
+
+        assert_eq!(
+            running.note(&Event::for_test(Reason::Migrate, range, mine)),
+            Some(mine)
+        );
+        assert!(running.owns(mine, 0x20_0000));
+
+        // Of somebody else, or without an owner, or not a migration.
+        let page = PageRange::from_pages(0x20_3000, 1)?;
+        assert_eq!(
+            running.note(&Event::for_test(Reason::Migrate, page, other)),
+            None
+        );
+        assert!(!running.owns(mine, 0x20_3000) && running.owns(mine, 0x20_2000));
+        let page = PageRange::from_pages(0x20_4000, 1)?;
+        assert_eq!(
+            running.note(&Event::for_test(Reason::Clear, page, mine)),
+            None
+        );
+        assert!(!running.owns(mine, 0x20_4000) && running.owns(mine, 0x20_5000));
+        let all = PageRange::new(0, usize::MAX & !0xfff)?;
+        assert_eq!(
+            running.note(&Event::for_test(Reason::Release, all, Cookie::NONE)),
+            None
+        );
+        assert!(!running.owns(mine, 0x20_5000));
+
+        assert!(running.end(mine) && !running.end(mine));
+        Ok(())
+    }
+
+    #[test]
+    fn only_so_many_at_once() -> Result {
+        let names = [0u8; MAX + 1];
+        let mut running = Transactions::new()?;
+        let request = |name, pages| {
+            Ok::<_, Error>(Request {
+                name,
+                identity: Identity::Name,
+                range: PageRange::from_pages(0, pages)?,
+                faultless: true,
+            })
+        };
+        for name in names.iter().take(MAX) {
+            running.begin(request(Cookie::of(name), 1)?)?;
+        }
+        let last = names.last().map(Cookie::of).ok_or(EINVAL)?;
+        assert_eq!(running.begin(request(last, 1)?), Err(EBUSY));
+        assert!(running.end(Cookie::of(&names)));
+        running.begin(request(last, 1)?)?;
+        assert_eq!(running.begin(request(last, 513)?), Err(EINVAL));
+        Ok(())
+    }
+
+    #[test]
+    fn a_page_belongs_to_one_migration() -> Result {
+        let names = [0u8; 2];
+        let (first, second) = (Cookie::of(&names[0]), Cookie::of(&names[1]));
+        let mut running = Transactions::new()?;
+        let request = |name, start, pages| {
+            Ok::<_, Error>(Request {
+                name,
+                identity: Identity::Name,
+                range: PageRange::from_pages(start, pages)?,
+                faultless: true,
+            })
+        };
+        running.begin(request(first, 0x1000, 4)?)?;
+        running.begin(request(second, 0x3000, 4)?)?;
+        assert!(running.owns(first, 0x4000) && !running.owns(second, 0x4000));
+        assert!(!running.owns(first, 0x5000) && running.owns(second, 0x5000));
+        // The second one's event takes the page from the first one, and removes its entry.
+        let range = PageRange::from_pages(0x3000, 4)?;
+        let event = Event::for_test(Reason::Migrate, range, second);
+        assert_eq!(running.note(&event), Some(second));
+        assert!(!running.owns(first, 0x4000) && running.owns(first, 0x2000));
+        let entry = Entry::system(1, false);
+        let page = |addr| PageRange::from_pages(addr, 1);
+        assert!(!running.keeps(second, page(0x4000)?, entry));
+        assert!(running.keeps(second, page(0x5000)?, entry));
+        // A huge leaf of pages of both: it begins with one of the second's, and is not kept as a whole.
+        let both = |start| PageRange::from_pages(start, 2);
+        assert!(running.divides(second, both(0x4000)?) && !running.divides(second, both(0x5000)?));
+        assert!(!running.keeps(second, both(0x4000)?, entry));
+        assert!(running.keeps(second, both(0x5000)?, entry));
+        assert!(
+            running.owns_any(second, both(0x4000)?) && !running.owns_all(second, both(0x4000)?)
+        );
+        assert!(running.owns_all(second, both(0x5000)?) && !running.owns_any(first, both(0x4000)?));
+        Ok(())
+    }
+
+    #[test]
+    fn an_ordinary_one_leaves_only_what_nobody_takes() -> Result {
+        let (back, there, owner) = (0u8, 0u8, 0u8);
+        let (back, there, owner) = (Cookie::of(&back), Cookie::of(&there), Cookie::of(&owner));
+        let mut running = Transactions::new()?;
+        // A CPU fault brings two pages back, while others go to the device the ordinary way.
+        running.begin(Request {
+            name: back,
+            identity: Identity::current(owner),
+            range: PageRange::from_pages(0x1000, 2)?,
+            faultless: true,
+        })?;
+        let range = PageRange::from_pages(0x1000, 4)?;
+        running.begin(Request {
+            name: there,
+            identity: Identity::Name,
+            range,
+            faultless: false,
+        })?;
+        let event = Event::for_test(Reason::Migrate, range, there);
+        assert_eq!(running.note(&event), Some(there));
+        let page = |addr| PageRange::from_pages(addr, 1);
+        let (device, system) = (Entry::device(1, false), Entry::system(1, false));
+        assert!(!running.owns(back, 0x1000) && !running.keeps(there, page(0x1000)?, device));
+        assert!(running.keeps(there, page(0x3000)?, device));
+        assert!(!running.keeps(there, page(0x3000)?, system));
+        Ok(())
+    }
+
+    #[test]
+    fn device_pages_are_recognised_by_task_and_range() -> Result {
+        let (name, owner, other) = (0u8, 0u8, 0u8);
+        let (name, owner) = (Cookie::of(&name), Cookie::of(&owner));
+        let mut running = Transactions::new()?;
+        let range = PageRange::from_pages(0x20_0000, 16)?;
+        let mut request = Request {
+            name,
+            identity: Identity::current(owner),
+            range,
+            faultless: true,
+        };
+        running.begin(request)?;
+        let entry = Entry::device(1, false);
+        let event = |range, owner| Event::for_test(Reason::Migrate, range, owner);
+        assert_eq!(running.note(&event(range, owner)), Some(name));
+        let page = |addr| PageRange::from_pages(addr, 1);
+        assert!(running.keeps(name, page(0x20_0000)?, entry));
+        // Beyond the range, so not ours, although of the same owner: a CPU fault of this task.
+        let more = PageRange::from_pages(0x20_f000, 2)?;
+        assert_eq!(running.note(&event(more, owner)), None);
+        assert!(!running.owns(name, 0x20_f000));
+        assert!(!running.keeps(name, page(0x20_f000)?, entry));
+        assert_eq!(running.note(&event(range, Cookie::of(&other))), None);
+        assert!(!running.owns(name, 0x20_0000));
+        assert!(running.end(name));
+
+        // The same by another task.
+        request.identity = Identity::Task { pid: -1, owner };
+        running.begin(request)?;
+        assert!(running.holds(0x20_0000) && running.overlap(range));
+        assert_eq!(running.note(&event(range, owner)), None);
+        assert!(!running.holds(0x20_0000));
+        Ok(())
+    }
+}

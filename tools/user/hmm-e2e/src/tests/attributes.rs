@@ -7,6 +7,7 @@ use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::{Child, Command, Device, EngineOp, Errno, Mapping, Prot};
+use std::time::Duration;
 
 const OURS: &str = "test_hmm knows no attributes";
 
@@ -18,6 +19,7 @@ pub const TESTS: &[Test] = &[
     Test::new("attributes", "a_child_has_none", a_child_has_none).only_rust(OURS),
     Test::new("attributes", "other_changes_keep_them", other_changes_keep_them).only_rust(OURS),
     Test::new("attributes", "preferred_location", preferred_location).only_rust(OURS),
+    Test::new("attributes", "preferred_by_two_devices", preferred_by_two).only_rust(OURS),
     Test::new("attributes", "never_migrate", never_migrate).only_rust(OURS),
     Test::new("attributes", "accessed_by", accessed_by).only_rust(OURS),
     Test::new("attributes", "read_mostly", read_mostly).only_rust(OURS),
@@ -207,6 +209,30 @@ fn preferred_location(ctx: &Ctx) -> Outcome {
     check!(engine_reads(&device, &map, 300)? >= 16, "what prefers the device did not move");
     check_eq!(resident(&device, &map, 0, 256)?, 0, "pages of the other half");
     cpu_sees(&map, 1, "in both places")
+}
+
+/// Two devices prefer a page, and their engines add to it. Both make progress.
+fn preferred_by_two(ctx: &Ctx) -> Outcome {
+    let devices = [ctx.open()?, Device::open(ctx.second).what("open the second device")?];
+    let map = Mapping::anon(1)?;
+    map.set(0, 0, 0);
+    for device in &devices {
+        device.set_policy(Policy::None)?;
+        set(device, &map, 0, 1, DEVICE)?;
+    }
+    let add = Command::new(EngineOp::AtomicAdd, map.addr(), 8).value(1).stride(8).rounds(0);
+    let jobs = devices.iter().map(|device| device.submit(add)).collect::<Result<Vec<_>, _>>()?;
+    std::thread::sleep(Duration::from_secs(3));
+    let mut rounds = Vec::new();
+    for job in &jobs {
+        let ended = job.finish()?;
+        check_eq!(ended.error, None, "end of a device's work");
+        rounds.push(ended.status.rounds);
+    }
+    println!("# {rounds:?} rounds");
+    check!(rounds.iter().all(|rounds| *rounds >= 20), "rounds of the devices: {rounds:?}");
+    check_eq!(map.get(0, 0), rounds.iter().sum::<u64>(), "the sum");
+    Ok(())
 }
 
 fn never_migrate(ctx: &Ctx) -> Outcome {

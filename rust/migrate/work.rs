@@ -4,12 +4,13 @@
 
 use super::{survey::Movable, PageOutcome, Target};
 use crate::{
-    memory::{Arrival, Copies},
+    memory::{Arrival, Copies, Memory},
     mirror::{Announced, Device, Mirror, Switched},
     mm::{
         addr::{PMD_ORDER, PMD_PAGES},
         migrate::{Batch, Entry, Isolated, Select, Source},
         page::{Effort, LockedFolio},
+        space::Vma,
     },
     pgtable::{Format, Spares},
     phases::{Lap, Phase},
@@ -48,6 +49,90 @@ fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
     }
 }
 
+/// Isolates `movable`, which was announced, for its migration.
+// A stack frame of its own: the states of a migration are large.
+#[inline(never)]
+fn isolate<'a, 'm, D: Device>(
+    memory: &Memory<D::Memory>,
+    movable: Movable<'a>,
+    announced: Announced<'m, D>,
+    compound: bool,
+    batch: &'a mut Batch,
+) -> Result<Isolated<'a, Announced<'m, D>>> {
+    let name = announced.name();
+    Isolated::read_by(announced, || match movable {
+        Movable::System(found) => found.isolate(compound, name, batch),
+        Movable::Device(vma, part) => {
+            let (select, owner) = (memory.select(), memory.owner());
+            Isolated::new(vma, part, select, compound, owner, None, batch)
+        }
+    })
+}
+
+/// Migrates what was isolated and copied: notes the outcomes in `pages` and adds to `entries`. Returns
+/// whether the device lost entries of pages that moved. `lap` is that of the step.
+// A stack frame of its own: the states of a migration are large.
+#[inline(never)]
+#[allow(clippy::too_many_arguments)]
+fn finish<D: Device>(
+    isolated: Isolated<'_, Announced<'_, D>>,
+    vma: Vma<'_>,
+    target: Target,
+    memory: &Memory<D::Memory>,
+    spares: &mut Spares<D::Format>,
+    pages: &mut [PageOutcome],
+    entries: &mut usize,
+    mut lap: Lap,
+) -> Result<bool> {
+    let migrated = isolated.migrate();
+    lap.end(Phase::Switch);
+    for entry in migrated.moved().entries() {
+        *entries += usize::from(entry.source != Source::Hole);
+    }
+    let mut lost = false;
+    let mut each = |index: usize, what: Switched| {
+        let Some(page) = pages.get_mut(index) else {
+            return;
+        };
+        let explained = matches!(page, PageOutcome::NoMemory | PageOutcome::CopyFailed);
+        *page = match what {
+            Switched::Yes { was_valid: true } => PageOutcome::Switched,
+            Switched::Yes { was_valid: false } | Switched::NoEntry => PageOutcome::Moved,
+            Switched::Lost => {
+                lost = true;
+                PageOutcome::Lost
+            }
+            Switched::Stays { .. } if explained || page.has_moved() => *page,
+            Switched::Stays { on_device } if on_device == (target == Target::Device) => {
+                PageOutcome::None
+            }
+            Switched::Stays { .. } => PageOutcome::Skipped,
+        };
+    };
+    let mut result = Ok(());
+    let mut lap = None;
+    migrated.finalize(|announced, moved| {
+        let settled = match target {
+            Target::Device => {
+                let writable = vma.flags() & flags::WRITE != 0;
+                let number = memory.numbers();
+                let settled;
+                (settled, result) =
+                    announced.switch_to_device(moved, number, writable, spares, &mut each);
+                settled
+            }
+            Target::System => announced.switch_to_system(moved, &mut each),
+        };
+        // The time until here has been accounted for.
+        lap = Some(Lap::start());
+        settled
+    });
+    if let Some(mut lap) = lap {
+        lap.end(Phase::Finalize);
+    }
+    result.map(|()| lost)
+}
+
 impl<F: Format> Work<F> {
     /// Migrates `movable`, which was announced, as far as it can be isolated.
     // A stack frame of its own.
@@ -70,7 +155,7 @@ impl<F: Format> Work<F> {
         } = self;
         let pages = pages.get_mut(*first..).ok_or(EINVAL)?;
         let memory = mirror.device().memory().ok_or(ENODEV)?;
-        let (name, piece) = (announced.name(), announced.range());
+        let piece = announced.range();
         let huge = compound && piece.is_pmd();
         // Coherent folios stay small: the core never collects huge ones on the way back.
         let compound = huge && memory.select() == Select::Private;
@@ -82,13 +167,7 @@ impl<F: Format> Work<F> {
         let (vma, target) = (movable.vma(), movable.target());
         let _departure = (target == Target::System).then(|| memory.depart());
         let mut lap = Lap::start();
-        let mut isolated = Isolated::read_by(announced, || match movable {
-            Movable::System(found) => found.isolate(compound, name, batch),
-            Movable::Device(vma, part) => {
-                let (select, owner) = (memory.select(), memory.owner());
-                Isolated::new(vma, part, select, compound, owner, None, batch)
-            }
-        })?;
+        let mut isolated = isolate(memory, movable, announced, compound, batch)?;
         lap.end(Phase::Unmap);
 
         let mut no_huge = false;
@@ -157,52 +236,7 @@ impl<F: Format> Work<F> {
             }
         }
 
-        let migrated = isolated.migrate();
-        lap.end(Phase::Switch);
-        for entry in migrated.moved().entries() {
-            *entries += usize::from(entry.source != Source::Hole);
-        }
-        let mut lost = false;
-        let mut each = |index: usize, what: Switched| {
-            let Some(page) = pages.get_mut(index) else {
-                return;
-            };
-            let explained = matches!(page, PageOutcome::NoMemory | PageOutcome::CopyFailed);
-            *page = match what {
-                Switched::Yes { was_valid: true } => PageOutcome::Switched,
-                Switched::Yes { was_valid: false } | Switched::NoEntry => PageOutcome::Moved,
-                Switched::Lost => {
-                    lost = true;
-                    PageOutcome::Lost
-                }
-                Switched::Stays { .. } if explained || page.has_moved() => *page,
-                Switched::Stays { on_device } if on_device == (target == Target::Device) => {
-                    PageOutcome::None
-                }
-                Switched::Stays { .. } => PageOutcome::Skipped,
-            };
-        };
-        let mut result = Ok(());
-        let mut lap = None;
-        migrated.finalize(|announced, moved| {
-            let settled = match target {
-                Target::Device => {
-                    let writable = vma.flags() & flags::WRITE != 0;
-                    let number = memory.numbers();
-                    let settled;
-                    (settled, result) =
-                        announced.switch_to_device(moved, number, writable, spares, &mut each);
-                    settled
-                }
-                Target::System => announced.switch_to_system(moved, &mut each),
-            };
-            // The time until here has been accounted for.
-            lap = Some(Lap::start());
-            settled
-        });
-        if let Some(mut lap) = lap {
-            lap.end(Phase::Finalize);
-        }
-        result.map(|()| Attempt::Done { lost })
+        let lost = finish(isolated, vma, target, memory, spares, pages, entries, lap)?;
+        Ok(Attempt::Done { lost })
     }
 }

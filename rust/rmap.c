@@ -520,10 +520,11 @@ static bool may_become_writable(softleaf_t entry)
  * Gives write access back to pages of private device memory from @addr to @end,
  * in one table, which lost it to a change of protection that is over, or that
  * NUMA balancing makes of all memory. A write fault of the CPU would bring them
- * back first. Returns whether the one at @addr is writable now; it is not if the page is shared since a fork, if
- * the mapping may not be written, or if userfaultfd watches it. The mmap lock is
- * held. To give access needs no flush: nothing caches an entry that is not
- * present, and no notifier, as nobody loses anything.
+ * back first. Returns whether the one at @addr is writable now; it is not if the
+ * page is shared since a fork, if the mapping may not be written, or if
+ * userfaultfd watches it. The mmap lock is held. To give access needs no flush:
+ * nothing caches an entry that is not present, and no notifier, as nobody loses
+ * anything.
  */
 bool rust_hmm_vma_make_writable(struct vm_area_struct *vma, unsigned long addr,
 				unsigned long end)

@@ -210,7 +210,8 @@ pub(crate) fn may_wait() -> Result {
 fn report(place: &Location<'_>) {
     if REPORTS.allows() {
         pr_warn!(
-            "{}:{}: EDEADLK: this function may wait, and was called from a driver callback, with a table lock held or in a section; call it after that, or from another thread\n",
+            "{}:{}: EDEADLK: this function may wait, and was called from a driver callback, with a \
+             table lock held or in a section; call it after that, or from another thread\n",
             place.file(),
             place.line(),
         );

@@ -29,6 +29,9 @@ pub struct Served {
     pub in_place: bool,
 }
 
+/// Pages whose outcomes need no allocation. A larger move pays for one.
+const FEW: usize = 32;
+
 /// Naps in a row that a policy gets; then the memory is mapped where it is.
 const NAPS: usize = 4;
 
@@ -135,13 +138,20 @@ impl<D: Device> Mirror<D> {
         };
         let around = match plan {
             Ok(Plan::Place(Placement::Move { range: all, evict })) => {
-                // Without memory for the outcomes no page counts as one that may bounce.
-                let mut pages = KVVec::from_elem(PageOutcome::None, all.pages(), GFP_KERNEL)
-                    .unwrap_or_else(|_| KVVec::new());
-                let outcome = self.attract(all, evict, &mut pages)?;
+                let (mut few, mut many) = ([PageOutcome::None; FEW], KVVec::new());
+                let pages = match few.get_mut(..all.pages()) {
+                    Some(few) => few,
+                    None => {
+                        // Without memory for the outcomes no page counts as one that may bounce.
+                        many = KVVec::from_elem(PageOutcome::None, all.pages(), GFP_KERNEL)
+                            .unwrap_or(many);
+                        &mut many
+                    }
+                };
+                let outcome = self.attract(all, evict, pages)?;
                 served.moved = outcome.moved;
                 if served.moved != 0 {
-                    self.report_moved(policy, all, &pages);
+                    self.report_moved(policy, all, pages);
                 }
                 self.remember(all, &outcome);
                 None

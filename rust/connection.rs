@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory connections: how what is in the memory of one device reaches another one, and migration from
-//! device to device along them.
+//! Memory connections: how what is in the memory of one device reaches another one, and migration
+//! from device to device along them.
 //!
-//! The drivers say what their hardware can; of two answers the lesser counts, so that both ends of a
-//! connection agree.
+//! The drivers say what their hardware can; of two answers the lesser counts, so that both ends of
+//! a connection agree.
 
 use crate::{
     events::{Event, Trigger},
@@ -54,8 +54,8 @@ enum Attempt {
 }
 
 impl<D: Device> Mirror<D> {
-    /// How memory of `other`'s device reaches this one. The same in both directions, and for as long as
-    /// both devices are there. Mirrors of different address spaces have no connection.
+    /// How memory of `other`'s device reaches this one. The same in both directions, and for as
+    /// long as both devices are there. Mirrors of different address spaces have no connection.
     pub fn connection(&self, other: &Self) -> Connection {
         if self.notifier.space() != other.notifier.space() {
             return Connection::None;
@@ -66,9 +66,9 @@ impl<D: Device> Mirror<D> {
         }
     }
 
-    /// Moves pages of `range` that are in the memory of `source`'s device to this device, along their
-    /// [connection](Self::connection): through system memory, directly, or, where they are used in
-    /// place, not at all; then this device gets entries for them.
+    /// Moves pages of `range` that are in the memory of `source`'s device to this device, along
+    /// their [connection](Self::connection): through system memory, directly, or, where they are
+    /// used in place, not at all; then this device gets entries for them.
     ///
     /// Directly, both devices go on reading: `source`'s reads the pages until they have moved.
     ///
@@ -113,7 +113,8 @@ impl<D: Device> Mirror<D> {
                 let mut rest = Some(range);
                 while let Some(left) = rest {
                     let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
-                    // As of all that moves memory: the first hole ends it, however long the range is.
+                    // As of all that moves memory: the first hole ends it, however long the range
+                    // is.
                     let end = {
                         let mmap = space.mmap_lock()?;
                         let vma = mmap.vma_lookup(piece.start());
@@ -209,8 +210,8 @@ impl<D: Device> Mirror<D> {
         result.map(|attempt| (piece.end(), attempt))
     }
 
-    /// Isolates, copies and moves the pages of what was announced. Sets `lost` if this device lost entries of pages that
-    /// moved.
+    /// Isolates, copies and moves the pages of what was announced. Sets `lost` if this device lost
+    /// entries of pages that moved.
     // A stack frame of its own.
     #[inline(never)]
     fn pull_announced(
@@ -246,7 +247,7 @@ impl<D: Device> Mirror<D> {
             let allocator = mine.allocator();
             isolated.fill(|entry| {
                 if entry.source == Source::Hole {
-                    // The core offers these, too, but they are nobody's.
+                    // The core offers these, too, but there is nothing to move.
                     return None;
                 }
                 let folio = allocator.alloc(&arrival, entry.order());
@@ -305,7 +306,8 @@ impl<M: MemoryOps> Memory<M> {
             let _within = within::Within::enter();
             let there = self.driver().connection(other.driver(), other.kind());
             let back = other.driver().connection(self.driver(), self.kind());
-            // In place is for what the CPU can address: of other memory only its device knows where it is.
+            // In place is for what the CPU can address: of other memory only its device knows where
+            // it is.
             match there.min(back) {
                 Connection::Unified if self.is_private() || other.is_private() => {
                     Connection::Migratable

@@ -2,8 +2,8 @@
 
 //! Rate limit of log messages.
 //!
-//! A driver repeats a mistake for each page, and would fill the kernel log with it. The kernel's own rate limit
-//! (`___ratelimit()`) has no safe binding.
+//! A driver repeats a mistake for each page, and would fill the kernel log with it. The kernel's
+//! own rate limit (`___ratelimit()`) has no safe binding.
 
 use crate::mm::bell::monotonic_ns;
 use kernel::{
@@ -34,8 +34,8 @@ impl Limit {
         }
     }
 
-    /// Whether a message may be logged now. Counts it. Concurrent messages at the begin of a period may be logged
-    /// beyond the limit.
+    /// Whether a message may be logged now. Counts it. Concurrent messages at the begin of a period
+    /// may be logged beyond the limit.
     ///
     /// # Context
     ///

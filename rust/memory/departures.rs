@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Steps that take pages out of a device's memory: unplug waits for them, because their copies need the device.
+//! Steps that take pages out of a device's memory: unplug waits for them, because their copies need
+//! the device.
 
 use crate::locks;
 use kernel::{
@@ -17,7 +18,8 @@ use kernel::{
 
 /// Counts the steps of one memory that may hold isolated pages of it.
 ///
-/// Steps that begin after a wait has begun are counted apart, so that they cannot make it last for ever.
+/// Steps that begin after a wait has begun are counted apart, so that they cannot make it last for
+/// ever.
 #[pin_data]
 pub(super) struct Departures {
     /// Number of waits. The steps that begin are counted in `even` or `odd` by it.
@@ -69,8 +71,8 @@ impl Departures {
         }
     }
 
-    /// Waits for the steps that have begun. Returns whether there were any. One task may wait at a time. Context: may
-    /// sleep; no lock may be held.
+    /// Waits for the steps that have begun. Returns whether there were any. One task may wait at a
+    /// time. Context: may sleep; no lock may be held.
     pub(super) fn wait(&self) -> bool {
         let running = self.running(self.waits.fetch_add(1, Full));
         if running.load(Acquire) == 0 {
@@ -84,7 +86,8 @@ impl Departures {
     }
 }
 
-/// A step that may hold isolated pages of a device's memory, until their copies have ended and they are mapped again.
+/// A step that may hold isolated pages of a device's memory, until their copies have ended and they
+/// are mapped again.
 #[must_use = "unplug does not wait for the copies without it"]
 pub(crate) struct Departure<'m> {
     departures: &'m Departures,
@@ -96,7 +99,8 @@ impl Drop for Departure<'_> {
         let departures = self.departures;
         let before = departures.running(self.waits).fetch_sub(1, Full);
         if before == 1 && departures.waits.load(Acquire) != self.waits {
-            // Under the lock, so that a waiter that has just found the number above 0 sleeps by now.
+            // Under the lock, so that a waiter that has just found the number above 0 sleeps by
+            // now.
             let _guard = departures.lock.lock();
             departures.idle.notify_all();
         }

@@ -13,7 +13,8 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 
-/// Passes over pages that are to go. Pages that somebody holds for a moment are found in the next one.
+/// Passes over pages that are to go. Pages that somebody holds for a moment are found in the next
+/// one.
 const PASSES: usize = 20;
 
 /// More evictions of unplug, each after the migrations from the device that the one before has met.
@@ -28,19 +29,20 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.data().arrivals.is_closed()
     }
 
-    /// The device is gone, or about to go: all mirrors of it lose their entries, nothing comes any more, and
-    /// what can still be read is saved to system memory. Returns the pages that were saved, and those that
-    /// were not: for these the driver's copies fail. A CPU that touches one of them gets `SIGBUS`; they stay
-    /// in use until their processes have unmapped them.
+    /// The device is gone, or about to go: all mirrors of it lose their entries, nothing comes any
+    /// more, and what can still be read is saved to system memory. Returns the pages that were
+    /// saved, and those that were not: for these the driver's copies fail. A CPU that touches one
+    /// of them gets `SIGBUS`; they stay in use until their processes have unmapped them.
     ///
-    /// Operations that need the device fail with `ENODEV` from now on. Waits for migrations to the device and from it that
-    /// have begun, and for their copies: a driver whose copy engine has stopped fails its jobs before. So nothing is in
-    /// the memory afterwards but what was lost, and the driver may stop its copy engine.
+    /// Operations that need the device fail with `ENODEV` from now on. Waits for migrations to the
+    /// device and from it that have begun, and for their copies: a driver whose copy engine has
+    /// stopped fails its jobs before. So nothing is in the memory afterwards but what was lost, and
+    /// the driver may stop its copy engine.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if it is gone already; `ENOMEM`, then nothing was saved, but all pages come back when they are
-    /// touched. `EDEADLK` within a callback. Context: may sleep; no lock may be held.
+    /// `ENODEV` if it is gone already; `ENOMEM`, then nothing was saved, but all pages come back
+    /// when they are touched. `EDEADLK` within a callback. Context: may sleep; no lock may be held.
     pub fn unplug(&self) -> Result<(usize, usize)> {
         within::may_wait()?;
         let ops = self.pages.data();
@@ -51,7 +53,8 @@ impl<M: MemoryOps> Memory<M> {
         // What they have brought by then is among what is saved.
         ops.arrivals.wait();
         let before = self.stats().get(Counter::Evicted);
-        // An eviction does not find pages that others have isolated. These are not lost: their copies need the device.
+        // An eviction does not find pages that others have isolated. These are not lost: their
+        // copies need the device.
         ops.departures.wait();
         let mut lost = self.evict_all()?;
         for _ in 0..ROUNDS {
@@ -65,14 +68,14 @@ impl<M: MemoryOps> Memory<M> {
         Ok(((self.stats().get(Counter::Evicted) - before) as usize, lost))
     }
 
-    /// Takes pages out of use, such as those that have become bad: those that are in use go to system
-    /// memory. Returns how many of them could not, because somebody holds them; they go when they are
-    /// freed.
+    /// Takes pages out of use, such as those that have become bad: those that are in use go to
+    /// system memory. Returns how many of them could not, because somebody holds them; they go when
+    /// they are freed.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if they are not there, or not there yet; `ENOMEM`; `EDEADLK` within a callback. Context: may sleep; no
-    /// lock may be held.
+    /// `EINVAL` if they are not there, or not there yet; `ENOMEM`; `EDEADLK` within a callback.
+    /// Context: may sleep; no lock may be held.
     pub fn remove(&self, range: DeviceRange) -> Result<usize> {
         within::may_wait()?;
         let end = range.first.checked_add(range.count).ok_or(EINVAL)?;

@@ -73,7 +73,10 @@ fn isolate<'a, 'm, D: Device>(
 /// whether the device lost entries of pages that moved. `lap` is that of the step.
 // A stack frame of its own: the states of a migration are large.
 #[inline(never)]
-#[allow(clippy::too_many_arguments)]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one call site; the parts of the step that live in different places"
+)]
 fn finish<D: Device>(
     isolated: Isolated<'_, Announced<'_, D>>,
     vma: Vma<'_>,

@@ -18,39 +18,38 @@ user_sources() {
 	fi
 }
 
-# user_crates FROM TO: copies what crates of others were built to. What says that one is built comes last, when the rest
-# is on the disk: cargo believes it, and an empty file then is a crate that "can't be found".
-user_crates() {
-	local profile part fd
-	for profile in {,x86_64-unknown-linux-gnu/}{release,debug}; do
-		[ -d "$1/$profile" ] || continue
-		mkdir -p "$HMM_BUILD/user/$profile"
-		# Another cargo may be at work; this is its lock.
-		exec {fd}>>"$HMM_BUILD/user/$profile/.cargo-lock"
-		flock "$fd"
-		for part in deps build .fingerprint; do
-			[ -d "$1/$profile/$part" ] || continue
-			mkdir -p "$2/$profile/$part"
-			if [ "$part" = .fingerprint ]; then on_disk; fi
-			in_root rsync -a --exclude '/hmm*' --exclude '/libhmm*' "$1/$profile/$part/" "$2/$profile/$part/"
-		done
-		exec {fd}>&-
-	done
+# user_cargo COMMAND ARGUMENT...: offline; the crates are Debian's packages, so that nothing but a Debian mirror
+# is needed. Each command has a target directory of its own, so that none waits for another. The cache keeps what the
+# crates of others are built to, which is the same in all checkouts with these manifests: one archive for each command.
+# It is packed and unpacked as a whole, so that its parts are of one build; zstd's checksum tells a damaged one.
+user_cargo() {
+	local command=$1 target=$HMM_BUILD/user/$1 archive manifests
+	shift
+	manifests=$(find "$HMM_TOP/tools/user" "$HMM_TOP/tools/hmmctl" -name Cargo.toml -print0 | sort -z | xargs -0 cat)
+	archive=$HMM_CACHE/crates-$command-$(hash_of "$("$HMM_TOP/tools/root/bootstrap" --path)" "$manifests").tar.zst
+	if [ ! -e "$target" ] && [ -e "$archive" ]; then locked crates user_unpack "$archive" "$target"; fi
+	user_cargo_plain "$command" --offline --target x86_64-unknown-linux-gnu --target-dir "$target" "$@" || return
+	if [ ! -e "$archive" ]; then locked crates user_pack "$target" "$archive"; fi
 }
 
-# user_cargo ARGUMENT...: offline; the crates are Debian's packages, so that nothing but a Debian mirror
-# is needed. The cache keeps what they are built to, which is the same in all checkouts with these manifests.
-user_cargo() {
-	local kept manifests rc=0
-	manifests=$(find "$HMM_TOP/tools/user" "$HMM_TOP/tools/hmmctl" -name Cargo.toml -print0 | sort -z | xargs -0 cat)
-	kept=$HMM_CACHE/crates-$(hash_of "$("$HMM_TOP/tools/root/bootstrap" --path)" "$manifests" "$(hash_files "$HMM_TOP/tools/lib/user.sh")")
-	if [ "$(cat "$HMM_BUILD/user/crates" 2>/dev/null)" != "$kept" ]; then
-		locked crates user_crates "$kept" "$HMM_BUILD/user"
-		printf '%s' "$kept" >"$HMM_BUILD/user/crates"
+# user_unpack ARCHIVE TARGET: makes TARGET of it. An archive that is damaged is deleted.
+user_unpack() {
+	rm -rf "$2.part"
+	mkdir -p "$2.part"
+	if in_root tar -C "$2.part" -I zstd -xf "$1"; then
+		mv "$2.part" "$2"
+	else
+		say "the archive of crates is damaged; they are built again: $1"
+		rm -rf "$2.part" "$1"
 	fi
-	user_cargo_plain "$@" || rc=$?
-	((rc)) || locked crates user_crates "$HMM_BUILD/user" "$kept"
-	return "$rc"
+}
+
+# user_pack TARGET ARCHIVE: keeps what TARGET has, except for our own crates.
+user_pack() {
+	[ ! -e "$2" ] || return 0
+	in_root tar -C "$1" --exclude 'hmm*' --exclude 'libhmm*' --exclude incremental --format posix -I 'zstd -1' -cf "$2.part" .
+	on_disk
+	mv "$2.part" "$2"
 }
 
 user_cargo_plain() {

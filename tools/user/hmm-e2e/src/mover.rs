@@ -17,6 +17,36 @@ static UNREAD: AtomicUsize = AtomicUsize::new(0);
 /// How long a call in flight may take to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Time for which a race is repeated.
+const LENGTH: Duration = Duration::from_millis(1500);
+
+/// Calls `body` with the number of the round, for [`LENGTH`] and at least `least` times; then on
+/// until it returns that the race was run, but not for longer than [`PATIENCE`]: on a busy machine
+/// no migration may overlap with an event of the first rounds.
+pub fn rounds(least: u64, mut body: impl FnMut(u64) -> Result<bool, Stop>) -> Outcome {
+    let begin = Instant::now();
+    let mut ran = false;
+    for round in 0.. {
+        ran |= body(round)?;
+        let elapsed = begin.elapsed();
+        if round + 1 >= least && (elapsed >= PATIENCE || (ran && elapsed >= LENGTH)) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Repeats `body`, which returns what the mover of its round did, until pages have moved during an
+/// event. Prints the sum of the counts. Fails if none moved.
+pub fn races(least: u64, mut body: impl FnMut(u64) -> Result<Tally, Stop>) -> Outcome {
+    let mut tally = Tally::default();
+    rounds(least, |round| {
+        tally.add(body(round)?);
+        Ok(tally.during > 0)
+    })?;
+    tally.proof()
+}
+
 /// Fails if a mover of this process was dropped, or still runs, and its count was never read.
 pub fn all_read() -> Outcome {
     match UNREAD.load(SeqCst) {

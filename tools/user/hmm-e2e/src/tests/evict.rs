@@ -5,6 +5,7 @@ use super::faultless::no_stale_hits;
 use super::memory::{block, to_device, with};
 use super::reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::mover::rounds;
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::{Setting, Way};
@@ -154,7 +155,8 @@ fn unmapped_while_looked_up(ctx: &Ctx) -> Outcome {
     const POINT: &str = "window";
     const OTHERS: usize = 1000;
     let device = ctx.open()?;
-    for round in 0..4 {
+    let mut in_time = 0;
+    rounds(4, |round| {
         // Between two mappings is one without a reverse mapping, so that none has that of its neighbour.
         let map = Mapping::anon_prot(2 * OTHERS, hmm::Prot::None)?;
         for page in (0..2 * OTHERS).step_by(2) {
@@ -180,9 +182,12 @@ fn unmapped_while_looked_up(ctx: &Ctx) -> Outcome {
             Ok(in_time)
         });
         inject::clear_points().what("clear the points")?;
-        check!(looked_up?, "the eviction was over before the pages were unmapped");
+        // On a busy machine the eviction may be over before the pages are unmapped.
+        in_time += u64::from(looked_up?);
         check_eq!(device.counters()?.device_pages_used, 0, "pages on the device");
-    }
+        Ok(in_time >= 2)
+    })?;
+    check!(in_time >= 2, "pages were unmapped in time in {in_time} rounds");
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use super::connect::while_pulled;
 use super::memory::{to_device, with};
 use super::reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::mover::{Mover, Tally};
+use crate::mover::{races, Mover};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::child::Ended;
@@ -225,8 +225,7 @@ fn unplugged_in_use(ctx: &Ctx) -> Outcome {
 
 /// The device is unplugged while pages move to it and back, and every page survives.
 fn unplugged_during_migrations(ctx: &Ctx) -> Outcome {
-    let mut tally = Tally::default();
-    for round in 0..3 {
+    races(3, |round| {
         let _restore = with(ctx, "vram_mib=64")?;
         let device = ctx.open()?;
         device.set(Setting::CopyDelay, 100_000)?;
@@ -236,13 +235,13 @@ fn unplugged_during_migrations(ctx: &Ctx) -> Outcome {
         mover.wait_for(map.pages() as u64)?;
         let done = mover.during(|| device.unplug(0, 0)).what("unplug")?;
         check_eq!(done.1, 0, "pages lost");
-        tally.add(mover.kill()?);
+        let tally = mover.kill()?;
         cpu_sees(&map, round, "after an unplug during migrations")?;
         check_eq!(device.counters()?.device_pages_used, 0, "pages in use after the unplug");
         device.close().what("close")?;
         unload(ctx)?;
-    }
-    tally.proof()
+        Ok(tally)
+    })
 }
 
 /// One of two devices is unplugged while pages move from one to the other.

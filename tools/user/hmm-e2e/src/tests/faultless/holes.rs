@@ -68,7 +68,7 @@ fn h02_fault_in_flight(ctx: &Ctx) -> Outcome {
     let (device, map, mover) = moving(ctx)?;
     let job = watch(&device, &map, 1)?;
     // Entries go all the time, so that faults run into every phase.
-    repeat(|round| {
+    race(&[&mover], |round| {
         let first = (round as usize * 37) % (map.pages() - 64);
         Ok(mover.during(|| device.discard(map.page_addr(first), 64))?)
     })?;
@@ -82,7 +82,7 @@ fn h02_fault_in_flight(ctx: &Ctx) -> Outcome {
 fn h03_dontneed(ctx: &Ctx) -> Outcome {
     let (device, map, mover) = moving(ctx)?;
     device_sees(&device, &map, 1, "at first")?;
-    repeat(|round| {
+    race(&[&mover], |round| {
         let first = (round as usize * 61) % 448;
         if round % 2 == 0 {
             // No read before the step in flight has ended.
@@ -106,7 +106,7 @@ fn h04_before(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(16)?;
     let mover = Mover::start(&device, &map)?;
     map.fill(1);
-    repeat(|round| dropped((&device, &map, &mover), 1 + round, 4, 8))?;
+    race(&[&mover], |round| dropped((&device, &map, &mover), 1 + round, 4, 8))?;
     mover.end()?;
     device_sees_pages(&device, &map, 1, 0, 4, "at the end")?;
     no_stale_hits(&device)
@@ -227,7 +227,7 @@ fn h09_second_mirror(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(64)?;
     let mover = Mover::start(&second, &map)?;
     map.fill(1);
-    repeat(|round| {
+    race(&[&mover], |round| {
         // What one of them may have kept is not what is there now.
         map.fill(round);
         mover.during(|| {
@@ -254,7 +254,10 @@ fn h10_other_device(ctx: &Ctx) -> Outcome {
     let rival = Mover::start(&other, &map)?;
     map.fill(1);
     let (here, there) = (watch(&device, &map, 1)?, watch(&other, &map, 1)?);
-    mover.during(|| rival.during(|| std::thread::sleep(LENGTH)));
+    race(&[&mover, &rival], |_| {
+        mover.during(|| rival.during(|| std::thread::sleep(Duration::from_millis(100))));
+        Ok(())
+    })?;
     watched(&here, "by the device")?;
     watched(&there, "by the other device")?;
     mover.end()?;
@@ -284,7 +287,7 @@ fn h12_eviction(ctx: &Ctx) -> Outcome {
     }
     let mover = Mover::start(&device, &map)?;
     let job = watch(&device, &map, 1)?;
-    repeat(|_| {
+    race(&[&mover], |_| {
         match mover.during(|| device.release()) {
             // EBUSY: the mover takes new pages all the time.
             Ok(_) | Err(Errno::EBUSY) => {}
@@ -310,7 +313,7 @@ fn h13_overlapping(ctx: &Ctx) -> Outcome {
     let mut moved = 0;
     map.fill(1);
     let job = watch(&device, &map, 1)?;
-    repeat(|round| {
+    race(&[&movers[0], &movers[1]], |round| {
         let first = (round as usize * 29) % 448;
         let way = if round % 2 == 0 { Way::ToDevice } else { Way::ToSystem };
         let migrate = || device.migrate(map.page_addr(first), 64, way);
@@ -330,7 +333,7 @@ fn h14_cpu_faults(ctx: &Ctx) -> Outcome {
     let (device, map, mover) = moving(ctx)?;
     let job = watch(&device, &map, 1)?;
     let before = device.counters()?;
-    repeat(|round| {
+    race(&[&mover], |round| {
         let page = (round as usize * 67) % map.pages();
         let word = mover.during(|| map.get(page, 1));
         check_eq!(word, pattern::word(1, page, 1), "CPU read of page {page}");
@@ -386,7 +389,7 @@ fn h15_flush(ctx: &Ctx) -> Outcome {
     // would only get what this one has given back; and mapped before, for a step keeps others from
     // mapping anything.
     let room = Mapping::anon(100_000)?;
-    repeat(|round| {
+    race(&[&mover], |round| {
         let first = (round as usize * 16) % room.pages();
         mover.during(|| {
             for page in first..first + 16 {

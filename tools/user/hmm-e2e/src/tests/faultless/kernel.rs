@@ -37,7 +37,7 @@ fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
     let mover = Mover::start(&device, &map)?;
     map.fill(1);
     let mut waited = 0;
-    repeat(|round| {
+    race(&[&mover], |round| {
         let first = (round as usize * 61) % (map.pages() - PART);
         let fill = Command::new(EngineOp::Fill, map.page_addr(first), PART * PAGE_SIZE);
         let (old, new) = (2 * round + 1, 2 * round + 2);
@@ -143,8 +143,10 @@ fn pageout(ctx: &Ctx) -> Outcome {
     map.fill(1);
     // The mover holds the pages most of the time, and what comes back from the device is dirty.
     let (mut dropped, mut kept) = (0, 0);
-    while (dropped == 0 || !mover.raced()) && kept < 200 * PART {
-        repeat(|round| dropped_or_kept((&device, &map, &mover), round, &mut dropped, &mut kept))?;
+    while dropped == 0 && kept < 200 * PART {
+        race(&[&mover], |round| {
+            dropped_or_kept((&device, &map, &mover), round, &mut dropped, &mut kept)
+        })?;
     }
     mover.end()?;
     println!("# {dropped} pages dropped, {kept} kept");
@@ -202,7 +204,7 @@ fn collapse(ctx: &Ctx) -> Outcome {
     small_pages(&map, 1)?;
     let job = watch(&device, &map, 1)?;
     let (mut collapsed, begin) = (0, Instant::now());
-    repeat(|_| {
+    race(&[&mover], |_| {
         // It fails while pages are on the device.
         while begin.elapsed() < Duration::from_secs(20) {
             if mover.during(|| map.collapse()).is_ok() {
@@ -230,9 +232,10 @@ fn khugepaged(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon_huge(2)?;
     let mover = Mover::start_slow(&device, &map)?;
     let (begin, mut seed) = (Instant::now(), 0);
-    while daemon.collapsed()? < 4 {
+    while daemon.collapsed()? < 4 || !mover.raced() {
         let (seen, elapsed) = (daemon.collapsed()?, begin.elapsed());
-        check!(elapsed < Duration::from_secs(40), "khugepaged made {seen} huge pages");
+        let limit = Duration::from_secs(40);
+        check!(elapsed < limit, "khugepaged made {seen} huge pages, raced: {}", mover.raced());
         seed += 1;
         small_pages(&map, seed)?;
         let job = watch(&device, &map, seed)?;

@@ -10,7 +10,7 @@ mod kernel;
 mod races;
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::mover::Mover;
+use crate::mover::{rounds, Mover};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::checksum;
@@ -19,11 +19,6 @@ use hmm::{Command, Device, EngineOp, Job, Mapping, Setting};
 use std::time::{Duration, Instant};
 
 const OURS: &str = "the C driver has no engines";
-/// Time that a race goes on.
-const LENGTH: Duration = Duration::from_millis(1500);
-
-/// How long a race test goes on if no migration has overlapped with an event.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// Of each copy.
 const DELAY_NS: u64 = 20_000;
 
@@ -83,21 +78,17 @@ pub fn no_stale_hits(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// Repeats `body` for a while.
-pub fn repeat(body: impl FnMut(u64) -> Outcome) -> Outcome {
-    repeat_until(|| true, body)
+/// Repeats `body` until pages have moved during events of all `movers`.
+pub fn race(movers: &[&Mover], mut body: impl FnMut(u64) -> Outcome) -> Outcome {
+    rounds(2, |round| {
+        body(round)?;
+        Ok(movers.iter().all(|mover| mover.raced()))
+    })
 }
 
-/// As [`repeat`], and on until `enough` says yes, but not for longer than [`PATIENCE`]: on a busy
-/// machine no migration may overlap with an event of the first rounds.
-pub fn repeat_until(enough: impl Fn() -> bool, mut body: impl FnMut(u64) -> Outcome) -> Outcome {
-    let begin = Instant::now();
-    let mut round = 0;
-    while begin.elapsed() < LENGTH || round < 2 || (!enough() && begin.elapsed() < PATIENCE) {
-        body(round)?;
-        round += 1;
-    }
-    Ok(())
+/// Repeats `body`, which runs beside no mover.
+pub fn repeat(mut body: impl FnMut(u64) -> Outcome) -> Outcome {
+    rounds(2, |round| body(round).map(|()| true))
 }
 
 /// Pages that are dropped while `mover` runs are zero from then on, for both.
@@ -127,8 +118,7 @@ pub fn disturbed(
     steady.fill(3);
     map.fill(1);
     let job = watch(&device, &steady, 3)?;
-    beside
-        .during(|| repeat_until(|| mover.raced(), |round| disturb(&device, &map, &mover, round)))?;
+    beside.during(|| race(&[&mover], |round| disturb(&device, &map, &mover, round)))?;
     watched(&job, "of memory that nobody touches")?;
     mover.end()?;
     beside.end()?;

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
-use crate::mover::{Board, Tally};
+use crate::mover::{races, rounds, Board, Tally};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
@@ -31,8 +31,7 @@ pub const TESTS: &[Test] = &[
 
 fn h11_munmap(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    let mut tally = Tally::default();
-    repeat(|_| {
+    races(2, |_| {
         let map = Mapping::anon_aligned(1)?;
         let mover = Mover::start(&device, &map)?;
         map.fill(1);
@@ -43,17 +42,16 @@ fn h11_munmap(ctx: &Ctx) -> Outcome {
         mover.during(|| map.unmap_pages(256, 128))?;
         check_eq!(job.wait()?.error, Some(Errno::EFAULT), "end of a read of what is gone");
         device_sees_pages(&device, &map, 1, 0, 256, "of what stays")?;
-        tally.add(mover.kill()?);
-        map.check_pages(1, 384, 128).what("CPU read of what stays")
+        let tally = mover.kill()?;
+        map.check_pages(1, 384, 128).what("CPU read of what stays")?;
+        Ok(tally)
     })?;
-    tally.proof()?;
     no_stale_hits(&device)
 }
 
 fn h11_mremap(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    let mut tally = Tally::default();
-    repeat(|_| {
+    races(2, |_| {
         let (map, target) = (Mapping::anon_aligned(1)?, Mapping::anon_aligned(1)?);
         let mover = Mover::start(&device, &map)?;
         map.fill(1);
@@ -63,11 +61,11 @@ fn h11_mremap(ctx: &Ctx) -> Outcome {
         device_sees_pages(&device, &target, 1, 128, 64, "where the pages went")?;
         let old = Command::new(EngineOp::Read, map.page_addr(130), 8);
         check_eq!(device.run(old)?.error, Some(Errno::EFAULT), "read where the pages were");
-        tally.add(mover.kill()?);
+        let tally = mover.kill()?;
         target.check_pages(1, 128, 64).what("CPU read where the pages went")?;
-        map.check_pages(1, 0, 128).what("CPU read of the rest")
+        map.check_pages(1, 0, 128).what("CPU read of the rest")?;
+        Ok(tally)
     })?;
-    tally.proof()?;
     no_stale_hits(&device)
 }
 
@@ -94,7 +92,7 @@ fn h11_fork(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(64)?;
     let mover = Mover::start(&device, &map)?;
     map.fill(0);
-    repeat(|round| {
+    race(&[&mover], |round| {
         let (mine, theirs) = (2 * round + 1, 2 * round + 1_000_001);
         device_fills(&device, &map, mine, "before the fork")?;
         let child = mover.during(|| {
@@ -115,8 +113,7 @@ fn h11_fork(ctx: &Ctx) -> Outcome {
 
 fn h11_exit(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    let mut tally = Tally::default();
-    for round in 0..6 {
+    races(6, |round| {
         let gate = hmm::Gate::new()?;
         // The mover outlives the process whose memory it moves.
         let board = Board::new()?;
@@ -133,7 +130,7 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
         gate.wait().what("the child")?;
         board.wait_for(1)?;
         // Not always at the same moment of the trip.
-        std::thread::sleep(Duration::from_millis(7 * round));
+        std::thread::sleep(Duration::from_millis(7 * (round % 6)));
         board.wait_for_copies(|| Ok(device.counters().what("counters")?.bytes_copied))?;
         let ended = board.during(|| {
             child.signal(libc::SIGKILL);
@@ -143,9 +140,8 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
         board.stop();
         // The mover lives on. Its call holds the address space until the pages have moved.
         board.wait_for_calls()?;
-        tally.add(board.read());
-    }
-    tally.proof()?;
+        Ok(board.read())
+    })?;
     // The movers hold the files of the dead until the call in flight ends.
     let begin = Instant::now();
     while device.counters()?.device_pages_used != 0 && begin.elapsed() < Duration::from_secs(10) {
@@ -192,8 +188,7 @@ fn merging(ctx: &Ctx) -> Outcome {
 
 fn thp_split(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    let mut tally = Tally::default();
-    repeat(|_| {
+    races(2, |_| {
         let map = Mapping::anon_huge(1)?;
         let mover = Mover::start(&device, &map)?;
         map.fill(1);
@@ -204,18 +199,19 @@ fn thp_split(ctx: &Ctx) -> Outcome {
         }
         watched(&job, "of a huge page that is split")?;
         device_fills(&device, &map, 2, "of a huge page that was split")?;
-        tally.add(mover.kill()?);
-        cpu_sees(&map, 2, "of a huge page that was split")
+        let tally = mover.kill()?;
+        cpu_sees(&map, 2, "of a huge page that was split")?;
+        Ok(tally)
     })?;
-    tally.proof()?;
     no_stale_hits(&device)
 }
 
 fn close_in_flight(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon_aligned(1)?;
-    let pause = |round| std::thread::sleep(Duration::from_millis(3 + 4 * round));
-    let (mut tally, mut closed_under) = (Tally::default(), 0);
-    for round in 0..6 {
+    let pause = |round| std::thread::sleep(Duration::from_millis(3 + 4 * (round % 6)));
+    let (mut tally, mut closed_under, mut last) = (Tally::default(), 0, 0);
+    rounds(6, |round| {
+        last = round;
         // Another process has the last descriptor, and is killed in a migration.
         map.fill(round);
         let device = open(ctx)?;
@@ -258,20 +254,21 @@ fn close_in_flight(ctx: &Ctx) -> Outcome {
         check_eq!(error, Errno::ENOTTY, "end of the migrations");
         closed_under += moved;
         cpu_sees(&map, round, "after the close under a migration")?;
-    }
+        Ok(tally.during > 0 && tally.cut > 0 && closed_under > 0)
+    })?;
     tally.proof()?;
     check!(tally.cut > 0, "no migration was in flight when its process was killed: {tally}");
     check!(closed_under > 0, "no migration was in flight at any close");
     let device = open(ctx)?;
     check_eq!(device.counters()?.device_pages_used, 0, "device pages after the last close");
-    device_sees(&device, &map, 5, "through a new file")?;
+    device_sees(&device, &map, last, "through a new file")?;
     Ok(())
 }
 
 fn rmmod_in_flight(ctx: &Ctx) -> Outcome {
     let (device, map, mover) = moving(ctx)?;
     let job = watch(&device, &map, 1)?;
-    repeat(|_| {
+    race(&[&mover], |_| {
         for module in ["rust_dmirror", "rust_hmm"] {
             match mover.during(|| hmm::module::unload(module)) {
                 Err(Errno::EBUSY | Errno::EAGAIN) => {}

@@ -33,6 +33,7 @@ pub const WITH_LITTLE_MEMORY: &[Test] = &[
     Test::new("memory", "what_cannot_move_costs_nothing", what_cannot_move)
         .only_rust(OURS)
         .seconds(180),
+    Test::new("memory", "time_of_a_pass_over_what_cannot_move", time_of_a_pass).only_rust(OURS),
     Test::new("memory", "private_copies_among_a_files_pages", private_copies)
         .only_rust(OURS)
         .seconds(180),
@@ -153,6 +154,33 @@ fn what_cannot_move(ctx: &Ctx) -> Outcome {
 /// Has the kernel put fresh pages into its lists, as time does: until then they have one more user.
 fn settle() -> Outcome {
     std::fs::write("/proc/sys/vm/drop_caches", "1").what("drop caches")
+}
+
+/// A policy adds no more than a tenth to the time of a first pass over shared memory. Others may be
+/// running, so that the least of several times counts.
+fn time_of_a_pass(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=8")?;
+    let device = ctx.open()?;
+    let pass = |policy: Policy| -> Result<Duration, Stop> {
+        // Of a new mapping the policy has learned nothing.
+        let map = Mapping::shared(PAGES)?;
+        map.fill(1);
+        device.set_policy(policy)?;
+        let begin = Instant::now();
+        engine_reads(&device, &map, 1)?;
+        Ok(begin.elapsed())
+    };
+    let (mut without, mut by_default) = (Duration::MAX, Duration::MAX);
+    for round in 0..30 {
+        without = without.min(pass(Policy::None)?);
+        by_default = by_default.min(pass(Policy::Default)?);
+        if round >= 2 && by_default * 10 <= without * 11 {
+            println!("# {by_default:?} with the default policy, {without:?} without a policy");
+            device.close().what("close")?;
+            return unload(ctx);
+        }
+    }
+    Err(Stop::Fail(format!("{by_default:?} with the default policy, {without:?} without a policy")))
 }
 
 /// A private mapping of a file has both kinds of pages, by turns of 64 KiB and page by page. The copies move, wherever

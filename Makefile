@@ -32,7 +32,7 @@ help-all:
 	@echo 'make test       everything that CI runs; ends with "N passed, N failed, N skipped"'
 	@echo
 	@echo 'make setup      hermetic root and kernel (KERNEL) into the cache'
-	@echo 'make kernel     the same, for KERNEL=debian|test|debug|kcsan'
+	@echo 'make kernel     the same, for KERNEL=debian|test|debug|kcsan|rt'
 	@echo 'make modules    rust_hmm.ko and rust_dmirror.ko for KERNEL into build/'
 	@echo 'make hmm-tests  the kernel'"'"'s own hmm-tests, on debian and test'
 	@echo 'make kunit      KUnit suites of the modules'
@@ -71,7 +71,7 @@ help-all:
 	@echo 'make clean      remove build/ (the cache stays)'
 	@echo
 	@echo 'Torture:   SEED= OPS= DEVICES= PROCS= THREADS= VRAM= SECONDS= REPLAY=FILE HW=1'
-	@echo 'Variables: KERNEL=debian|test|debug|kcsan (or KCSAN=1)  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
+	@echo 'Variables: KERNEL=debian|test|debug|kcsan|rt (or KCSAN=1)  SERIES=7.2|7.3|default  HMM_CACHE=DIR'
 
 setup kernel:
 	tools/kernel/prepare --kernel $(KERNEL) --series $(SERIES)
@@ -103,7 +103,7 @@ hmm-tests:
 		[ $$k = debian ] || tools/test/hmm-tests --kernel $$k --series $(SERIES) --driver test_hmm; \
 	done
 
-kunit: K = $(if $(filter debug kcsan,$(KERNEL)),$(KERNEL),test)
+kunit: K = $(if $(filter debug kcsan rt,$(KERNEL)),$(KERNEL),test)
 kunit:
 	tools/build --kernel $(K) --series $(SERIES)
 	tools/test/kunit --kernel $(K) --series $(SERIES)

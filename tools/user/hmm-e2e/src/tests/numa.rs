@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! NUMA balancing beside a device.  Only on a machine with two nodes: `tools/test/numa`.
+//! NUMA balancing beside a device.  Only on a machine with two nodes: `tools/test/e2e --nodes 2`.
 
 use super::memory::to_device;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};

@@ -3,6 +3,7 @@
 //! The memory of a device: allocation, the CPU fault on it, eviction.
 
 use crate::{
+    locks,
     mirror::Peer,
     mm::{
         addr::{PageRange, PMD_PAGES},
@@ -31,7 +32,6 @@ mod arrivals;
 mod chores;
 mod copy;
 mod cpu_fault;
-mod departures;
 mod dma_copy;
 mod driver;
 mod evict;
@@ -40,6 +40,7 @@ mod lru;
 mod ops;
 mod peers;
 mod room;
+mod steps;
 mod unplug;
 mod watched;
 
@@ -48,7 +49,6 @@ use arrivals::Arrivals;
 use chores::{Chores, Worker};
 pub(crate) use copy::{Copies, End, RawJob};
 pub use copy::{Copy, CopyJob};
-use departures::{Departure, Departures};
 pub use dma_copy::DmaCopy;
 pub use driver::MemoryOps;
 use known::Known;
@@ -57,6 +57,7 @@ pub(crate) use lru::Turn;
 use ops::Ops;
 use peers::Peers;
 pub(crate) use peers::{Readers, Registration};
+use steps::{Step, Steps};
 
 /// The memory of one device, shared by all mirrors of it.
 ///
@@ -100,7 +101,10 @@ impl<M: MemoryOps> Memory<M> {
             windows: Windows::new()?,
             evicting: Atomic::new(0),
             arrivals: KBox::pin_init(Arrivals::new(), GFP_KERNEL)?,
-            departures: KBox::pin_init(Departures::new(), GFP_KERNEL)?,
+            departures: KBox::pin_init(
+                Steps::new(locks::departures(), locks::departures_idle()),
+                GFP_KERNEL,
+            )?,
             lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
         };
         Arc::pin_init(DevicePages::new(kind, max_pages, ops), GFP_KERNEL)
@@ -198,8 +202,10 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.data().arrivals.begin()
     }
 
-    /// Begins a step that takes pages out: before it isolates the first.
-    pub(crate) fn depart(&self) -> Departure<'_> {
+    /// Begins a step that takes pages out, before it isolates the first. The step lasts until the
+    /// copies have ended and the pages are mapped again: unplug waits for it, because the copies need
+    /// the device.
+    pub(crate) fn depart(&self) -> Step<'_> {
         self.pages.data().departures.begin()
     }
 

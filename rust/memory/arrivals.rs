@@ -1,94 +1,81 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Steps that bring pages into a device's memory, and the end of that when the device is unplugged.
+//! Steps that bring pages into a device's memory, until the device is unplugged.
 
+use super::steps::{Step, Steps};
 use crate::locks;
 use kernel::{
     prelude::*,
-    sync::{
-        atomic::{
-            ordering::{Acquire, Full, Relaxed},
-            Atomic,
-            AtomicFlag, //
-        },
-        CondVar,
-        Mutex, //
+    sync::atomic::{
+        ordering::{Full, Relaxed},
+        AtomicFlag, //
     },
 };
 
-/// Counts the steps of one memory that may bring pages.
+/// The steps of one memory that may bring pages.
 #[pin_data]
 pub(super) struct Arrivals {
-    running: Atomic<usize>,
-    /// The device is gone.
+    /// The device was unplugged.
     closed: AtomicFlag,
     #[pin]
-    lock: Mutex<()>,
-    #[pin]
-    idle: CondVar,
+    steps: Steps,
 }
 
 impl Arrivals {
     pub(super) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::arrivals();
-        let (idle_name, idle_key) = locks::arrivals_idle();
         pin_init!(Self {
-            running: Atomic::new(0),
             closed: AtomicFlag::new(false),
-            lock <- Mutex::new((), name, key),
-            idle <- CondVar::new(idle_name, idle_key),
+            steps <- Steps::new(locks::arrivals(), locks::arrivals_idle()),
         })
     }
 
-    /// Whether nothing may arrive any more.
+    /// Whether the device was unplugged, so that no page may be brought to it.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
     }
 
-    /// Begins a step. `ENODEV` if nothing may arrive any more.
+    /// Begins a step.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the device was unplugged. Context: any.
     pub(super) fn begin(&self) -> Result<Arrival<'_>> {
-        // Counted first: either this sees the flag, or who has set it sees the count.
-        self.running.fetch_add(1, Full);
-        let arrival = Arrival(self);
+        // Counted first: either this sees the flag, or the wait after it sees the count.
+        let arrival = Arrival {
+            _step: self.steps.begin(),
+            arrivals: self,
+        };
         if self.is_closed() {
             return Err(ENODEV);
         }
         Ok(arrival)
     }
 
-    /// Lets no step begin any more. `false` if that was so already.
+    /// Makes [`Self::begin`] fail. Returns `false` if it was called before.
     pub(super) fn close(&self) -> bool {
         !self.closed.xchg(true, Full)
     }
 
-    /// Waits for the steps that had begun before [`Self::close`]. Context: may sleep; no lock may be held.
+    /// Waits for the steps that had begun before [`Self::close`]. Context: may sleep; no lock may be
+    /// held.
     pub(super) fn wait(&self) {
-        let mut guard = self.lock.lock();
-        while self.running.load(Acquire) != 0 {
-            self.idle.wait(&mut guard);
-        }
+        self.steps.wait();
     }
 }
 
-/// A step that may bring pages: device memory is allocated only with one of these. It lasts until the pages are mapped, or
-/// freed. Taken with the mmap lock held, so that unplug, which waits for it, does not wait for that lock.
+/// A step that may bring pages: device memory is allocated only with one of these. It lasts until
+/// the pages are mapped, or freed. It is taken with the mmap lock held, so that unplug, which waits
+/// for it, does not wait for that lock.
 #[must_use = "nothing may be allocated without it"]
-pub(crate) struct Arrival<'m>(&'m Arrivals);
+pub(crate) struct Arrival<'m> {
+    _step: Step<'m>,
+    arrivals: &'m Arrivals,
+}
 
 impl Arrival<'_> {
-    /// Whether the device was unplugged meanwhile: what was not moved yet is better left where it is.
+    /// Whether the device was unplugged since the step began: pages that have not moved yet had
+    /// better stay in system memory.
     pub(crate) fn is_late(&self) -> bool {
-        self.0.is_closed()
-    }
-}
-
-impl Drop for Arrival<'_> {
-    fn drop(&mut self) {
-        let arrivals = self.0;
-        if arrivals.running.fetch_sub(1, Full) == 1 && arrivals.is_closed() {
-            // Under the lock, so that a waiter that has just found the number above 0 sleeps by now.
-            let _guard = arrivals.lock.lock();
-            arrivals.idle.notify_all();
-        }
+        self.arrivals.is_closed()
     }
 }

@@ -6,10 +6,10 @@ use super::{
     arrivals::Arrivals,
     chores::Chores,
     cpu_fault,
-    departures::Departures,
     known::Known,
     lru::Lru,
     peers::Peers,
+    steps::Steps,
     Copies,
     End,
     MemoryOps, //
@@ -43,7 +43,7 @@ pub(super) struct Ops<M> {
     /// The steps that bring pages.
     pub(super) arrivals: Pin<KBox<Arrivals>>,
     /// The steps that take pages out.
-    pub(super) departures: Pin<KBox<Departures>>,
+    pub(super) departures: Pin<KBox<Steps>>,
     pub(super) known: Pin<KBox<Known>>,
     pub(super) chores: Pin<KBox<Chores>>,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Device memory that goes: a part of it at run time, or all of it when the device is unplugged.
+//! Removal of device memory: of a part at run time, or of all of it when the device is unplugged.
 
 use super::{Copies, Memory, MemoryOps};
 use crate::{
@@ -13,8 +13,8 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 
-/// Passes over pages that are to go. Pages that somebody holds for a moment are found in the next
-/// one.
+/// Passes over the pages to be removed. A page that has a second reference for a moment is evicted
+/// in the next one.
 const PASSES: usize = 20;
 
 /// More evictions of unplug, each after the migrations from the device that the one before has met.
@@ -29,20 +29,20 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.data().arrivals.is_closed()
     }
 
-    /// The device is gone, or about to go: all mirrors of it lose their entries, nothing comes any
-    /// more, and what can still be read is saved to system memory. Returns the pages that were
+    /// Ends the use of a device that was removed, or is about to be: all its mirrors lose their
+    /// entries, no page is brought to it, and pages that can still be read are saved to system memory. Returns the pages that were
     /// saved, and those that were not: for these the driver's copies fail. A CPU that touches one
     /// of them gets `SIGBUS`; they stay in use until their processes have unmapped them.
     ///
     /// Operations that need the device fail with `ENODEV` from now on. Waits for migrations to the
     /// device and from it that have begun, and for their copies: a driver whose copy engine has
-    /// stopped fails its jobs before. So nothing is in the memory afterwards but what was lost, and
-    /// the driver may stop its copy engine.
+    /// stopped fails its jobs before. So only lost pages are in the memory afterwards, and the driver
+    /// may stop its copy engine.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if it is gone already; `ENOMEM`, then nothing was saved, but all pages come back
-    /// when they are touched. `EDEADLK` within a callback. Context: may sleep; no lock may be held.
+    /// `ENODEV` if it was called before; `ENOMEM`: no page was saved, but each comes back when a CPU
+    /// touches it. `EDEADLK` within a callback. Context: may sleep; no lock may be held.
     pub fn unplug(&self) -> Result<(usize, usize)> {
         within::may_wait()?;
         let ops = self.pages.data();
@@ -50,7 +50,7 @@ impl<M: MemoryOps> Memory<M> {
             return Err(ENODEV);
         }
         ops.peers.for_each(|peer| peer.forget());
-        // What they have brought by then is among what is saved.
+        // The pages that they bring are saved with the others.
         ops.arrivals.wait();
         let before = self.stats().get(Counter::Evicted);
         // An eviction does not find pages that others have isolated. These are not lost: their
@@ -69,8 +69,8 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Takes pages out of use, such as those that have become bad: those that are in use go to
-    /// system memory. Returns how many of them could not, because somebody holds them; they go when
-    /// they are freed.
+    /// system memory. Returns how many could not, because of other references; these are taken out
+    /// of use when they are freed.
     ///
     /// # Errors
     ///

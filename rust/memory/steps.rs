@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Steps that take pages out of a device's memory: unplug waits for them, because their copies need
-//! the device.
+//! Counts steps in flight, so that unplug can wait for those that have begun.
 
-use crate::locks;
+use crate::locks::Class;
 use kernel::{
     prelude::*,
     sync::{
@@ -16,12 +15,12 @@ use kernel::{
     },
 };
 
-/// Counts the steps of one memory that may hold isolated pages of it.
+/// Counts the steps of one kind that are in flight.
 ///
 /// Steps that begin after a wait has begun are counted apart, so that they cannot make it last for
 /// ever.
 #[pin_data]
-pub(super) struct Departures {
+pub(super) struct Steps {
     /// Number of waits. The steps that begin are counted in `even` or `odd` by it.
     waits: Atomic<usize>,
     even: Atomic<usize>,
@@ -32,10 +31,10 @@ pub(super) struct Departures {
     idle: CondVar,
 }
 
-impl Departures {
-    pub(super) fn new() -> impl PinInit<Self> {
-        let (name, key) = locks::departures();
-        let (idle_name, idle_key) = locks::departures_idle();
+impl Steps {
+    /// `lock` and `idle` are the names and lock classes of its lock and of its wait queue.
+    pub(super) fn new(lock: Class, idle: Class) -> impl PinInit<Self> {
+        let ((name, key), (idle_name, idle_key)) = (lock, idle);
         pin_init!(Self {
             waits: Atomic::new(0),
             even: Atomic::new(0),
@@ -55,18 +54,15 @@ impl Departures {
     }
 
     /// Begins a step.
-    pub(super) fn begin(&self) -> Departure<'_> {
+    pub(super) fn begin(&self) -> Step<'_> {
         loop {
             let waits = self.waits.load(Acquire);
             // Counted first: either this sees the new number of waits, or the wait sees the count.
             self.running(waits).fetch_add(1, Full);
-            let departure = Departure {
-                departures: self,
-                waits,
-            };
+            let step = Step { steps: self, waits };
             // Another try needs another wait, and unplug makes few.
             if self.waits.load(Acquire) == waits {
-                return departure;
+                return step;
             }
         }
     }
@@ -86,23 +82,22 @@ impl Departures {
     }
 }
 
-/// A step that may hold isolated pages of a device's memory, until their copies have ended and they
-/// are mapped again.
-#[must_use = "unplug does not wait for the copies without it"]
-pub(crate) struct Departure<'m> {
-    departures: &'m Departures,
+/// A step in flight, until it is dropped.
+#[must_use = "unplug does not wait for the step without it"]
+pub(crate) struct Step<'m> {
+    steps: &'m Steps,
     waits: usize,
 }
 
-impl Drop for Departure<'_> {
+impl Drop for Step<'_> {
     fn drop(&mut self) {
-        let departures = self.departures;
-        let before = departures.running(self.waits).fetch_sub(1, Full);
-        if before == 1 && departures.waits.load(Acquire) != self.waits {
+        let steps = self.steps;
+        let before = steps.running(self.waits).fetch_sub(1, Full);
+        if before == 1 && steps.waits.load(Acquire) != self.waits {
             // Under the lock, so that a waiter that has just found the number above 0 sleeps by
             // now.
-            let _guard = departures.lock.lock();
-            departures.idle.notify_all();
+            let _guard = steps.lock.lock();
+            steps.idle.notify_all();
         }
     }
 }

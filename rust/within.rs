@@ -159,6 +159,17 @@ impl Within {
             _nts: NotThreadSafe,
         }
     }
+
+    /// As [`Self::enter`], where the task may sleep. Elsewhere functions that wait are refused
+    /// anyway, and an interrupt may have come while the task is noted.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI.
+    pub(crate) fn enter_anywhere() -> Option<Self> {
+        // SAFETY: No preconditions.
+        unsafe { bindings::rust_hmm_may_sleep() }.then(Self::enter)
+    }
 }
 
 impl Drop for Within {
@@ -180,6 +191,17 @@ pub(crate) fn is_within() -> bool {
     Name::current().place().is_some()
 }
 
+/// Whether the current task may wait: it is not within a callback, and may sleep. Logs nothing.
+///
+/// # Context
+///
+/// Any but NMI.
+#[inline(never)]
+pub(crate) fn can_wait() -> bool {
+    // SAFETY: No preconditions.
+    !is_within() && unsafe { bindings::rust_hmm_may_sleep() }
+}
+
 /// `EDEADLK`, which the kernel crate does not name.
 #[inline(never)]
 pub(crate) fn deadlock() -> Error {
@@ -196,8 +218,7 @@ pub(crate) fn deadlock() -> Error {
 #[inline(never)]
 #[track_caller]
 pub(crate) fn may_wait() -> Result {
-    // SAFETY: No preconditions.
-    if is_within() || !unsafe { bindings::rust_hmm_may_sleep() } {
+    if !can_wait() {
         report(Location::caller());
         return Err(deadlock());
     }

@@ -46,7 +46,8 @@ pub trait MemoryOps: Send + Sync + Sized + 'static {
         None
     }
 
-    /// A folio of the device's memory is about to be free. Context: any, also interrupts.
+    /// A folio of the device's memory is about to be free. Context: any, also interrupts. Functions that wait fail
+    /// with `EDEADLK`.
     fn freed(&self, range: DeviceRange) {
         let _ = range;
     }

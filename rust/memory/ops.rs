@@ -179,6 +179,7 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
     }
 
     fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
+        let _within = Within::enter_anywhere();
         pages.data().driver.freed(range);
     }
 }

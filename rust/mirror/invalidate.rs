@@ -224,8 +224,11 @@ impl<D: Device> Subscriber for Inner<D> {
         state: &mut State<D::Format>,
         event: &Event<'_>,
     ) -> ControlFlow<(), Option<Flush<D>>> {
-        if !event.blockable && self.device.flush_sleeps() {
-            return ControlFlow::Break(());
+        if !event.blockable {
+            let _within = Within::enter();
+            if self.device.flush_sleeps() {
+                return ControlFlow::Break(());
+            }
         }
         let State {
             table,

@@ -11,6 +11,7 @@ use super::notifier::Cookie;
 use crate::{
     bindings,
     inject::{fails, Point},
+    within::Within, //
 };
 use kernel::{
     error::to_result,
@@ -36,14 +37,15 @@ pub fn sleep_killable(ms: u64) -> Result {
     }
 }
 
-/// The mmap lock of an address space, held for reading.
+/// The mmap lock of an address space, held for reading. Functions of this library that wait fail with `EDEADLK` as
+/// long as this exists.
 ///
 /// # Invariants
 ///
 /// The current task holds the lock of `mm` for reading.
 pub struct MmapGuard<'a> {
     mm: &'a MmWithUser,
-    _nts: NotThreadSafe,
+    _within: Within,
 }
 
 impl<'a> MmapGuard<'a> {
@@ -61,7 +63,7 @@ impl<'a> MmapGuard<'a> {
         // INVARIANT: The lock was just taken.
         Ok(Self {
             mm,
-            _nts: NotThreadSafe,
+            _within: Within::enter(),
         })
     }
 

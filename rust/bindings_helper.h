@@ -14,6 +14,7 @@
 #include <linux/rmap.h>
 
 #include "../include/rust_hmm.h"
+#include "deferred.h"
 #include "dma.h"
 #include "fence.h"
 #include "helpers.h"

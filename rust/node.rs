@@ -7,7 +7,18 @@
 //!
 //! C header: [`include/linux/miscdevice.h`](srctree/include/linux/miscdevice.h)
 
-use crate::{bindings, mm::anon, within::Within};
+use crate::{
+    bindings,
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
+    mm::anon,
+    within::{
+        self,
+        Within, //
+    },
+};
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
     error::to_result,
@@ -16,6 +27,7 @@ use kernel::{
     mm::virt::VmaNew,
     prelude::*,
     sync::{
+        atomic::{ordering::Relaxed, Atomic},
         poll::{PollCondVar, PollTable},
         Arc, SetOnce,
     },
@@ -130,12 +142,12 @@ impl<F: OpenFile> FileOps<F> {
     fn get(&'static self, module: &'static ThisModule) -> Result<&'static Table> {
         self.table.populate(Table(bindings::file_operations {
             owner: module.as_ptr(),
-            open: Some(Node::<F>::open),
-            release: Some(Node::<F>::release),
-            unlocked_ioctl: Some(Node::<F>::ioctl),
-            read: Some(Node::<F>::read),
-            poll: Some(Node::<F>::poll),
-            mmap: Some(Node::<F>::mmap),
+            open: Some(Registered::<F>::open),
+            release: Some(Registered::<F>::release),
+            unlocked_ioctl: Some(Registered::<F>::ioctl),
+            read: Some(Registered::<F>::read),
+            poll: Some(Registered::<F>::poll),
+            mmap: Some(Registered::<F>::mmap),
             // Aligned for huge pages, where there are.
             #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
             get_unmapped_area: Some(bindings::thp_get_unmapped_area),
@@ -145,32 +157,108 @@ impl<F: OpenFile> FileOps<F> {
     }
 }
 
+/// The task in whose [`OpenFile::open`] a file of a node is being opened, by its address; 0 if none.
+///
+/// There is at most one: the kernel holds `misc_mtx` meanwhile, under which nodes are registered
+/// and removed.
+static OPENING: Atomic<usize> = Atomic::new(0);
+
+/// Whether the current task is within [`OpenFile::open`], so that it must not wait for `misc_mtx`.
+// Not inlined: there is one task in all modules.
+#[inline(never)]
+fn is_opening() -> bool {
+    OPENING.load(Relaxed) == within::current_task()
+}
+
+/// Notes whether the current task is within [`OpenFile::open`]. Context: `misc_mtx` is held.
+#[inline(never)]
+fn set_opening(is_opening: bool) {
+    let task = if is_opening {
+        within::current_task()
+    } else {
+        0
+    };
+    OPENING.store(task, Relaxed);
+}
+
 /// A registered node below `/dev`, readable and writable by root.
 ///
-/// Dropping it removes the node; files that are open stay usable. Context: may sleep.
+/// Dropping it removes the node; files that are open stay usable.
+///
+/// # Context
+///
+/// The drop may sleep. In a callback, in atomic context and in [`OpenFile::open`] it returns at
+/// once, and a worker removes the node.
+pub struct Node<F: OpenFile> {
+    registered: Deferred<Registered<F>>,
+}
+
+/// The registration.
 ///
 /// # Invariants
 ///
 /// `misc` is registered.
 #[pin_data(PinnedDrop)]
-pub struct Node<F: OpenFile> {
+struct Registered<F: OpenFile> {
     #[pin]
     misc: Opaque<bindings::miscdevice>,
     device: Arc<F::Device>,
 }
 
 // SAFETY: A registration may be used and dropped anywhere; the device is `Send + Sync`.
-unsafe impl<F: OpenFile> Send for Node<F> {}
+unsafe impl<F: OpenFile> Send for Registered<F> {}
 // SAFETY: As above.
-unsafe impl<F: OpenFile> Sync for Node<F> {}
+unsafe impl<F: OpenFile> Sync for Registered<F> {}
+
+impl<F: OpenFile> DropWaits for Registered<F> {
+    fn waits_for_current(&self) -> bool {
+        is_opening()
+    }
+}
 
 impl<F: OpenFile> Node<F> {
     /// Registers `/dev/NAME`. The module cannot be removed while a file is open.
     ///
     /// # Errors
     ///
-    /// `EEXIST` if the name is taken; `EBUSY` if no minor number is free; `ENOMEM`.
+    /// - `EEXIST`: the name is taken
+    /// - `EBUSY`: no minor number is free
+    /// - `EDEADLK`: in a callback, or in [`OpenFile::open`]
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(
+        name: &'static CStr,
+        ops: &'static FileOps<F>,
+        module: &'static ThisModule,
+        device: Arc<F::Device>,
+    ) -> impl PinInit<Self, Error> {
+        try_init!(Self {
+            registered: {
+                within::may_wait()?;
+                if is_opening() {
+                    return Err(within::deadlock());
+                }
+                Deferred::pinned(Registered::new(name, ops, module, device), GFP_KERNEL)?
+            },
+        }? Error)
+    }
+}
+
+#[cfg(CONFIG_KUNIT = "y")]
+impl<F: OpenFile> Node<F> {
+    /// The minor number.
+    pub(crate) fn minor(&self) -> u32 {
+        // SAFETY: Registered, after which the number does not change.
+        let minor = unsafe { (*self.registered.misc.get()).minor };
+        minor.unsigned_abs()
+    }
+}
+
+impl<F: OpenFile> Registered<F> {
+    fn new(
         name: &'static CStr,
         ops: &'static FileOps<F>,
         module: &'static ThisModule,
@@ -210,7 +298,10 @@ impl<F: OpenFile> Node<F> {
             let misc: *mut bindings::miscdevice = (*file).private_data.cast();
             &*kernel::container_of!(Opaque::cast_from(misc), Self, misc)
         };
-        match F::open(node.device.clone()) {
+        set_opening(true);
+        let opened = F::open(node.device.clone());
+        set_opening(false);
+        match opened {
             Ok(state) => {
                 // SAFETY: An open file's private data is ours.
                 unsafe { (*file).private_data = state.into_foreign() };
@@ -381,7 +472,7 @@ impl<F: OpenFile> FileOps<F> {
 }
 
 #[pinned_drop]
-impl<F: OpenFile> PinnedDrop for Node<F> {
+impl<F: OpenFile> PinnedDrop for Registered<F> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: Registered by the type invariant.
         unsafe { bindings::misc_deregister(self.misc.get()) };

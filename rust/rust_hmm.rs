@@ -26,6 +26,7 @@
 //! - [`phases`]: where time goes.
 //! - `overhead`: what page tables take, and what is mapped for DMA.
 //! - `watch`: the mirrors and devices that there are.
+//! - `deferred`: objects that a worker drops, because their owner could not wait.
 //!
 //! # Lock order
 //!
@@ -71,6 +72,7 @@ mod bindings;
 mod capi;
 mod compat;
 mod debugfs;
+mod deferred;
 mod limit;
 mod locks;
 mod names;
@@ -79,6 +81,7 @@ mod watch;
 mod within;
 
 use debugfs::{Contents, Directory, File};
+use deferred::Workers;
 use kernel::prelude::*;
 
 module! {
@@ -117,6 +120,7 @@ fn files() -> Result<KVec<File>> {
 /// The library module.
 struct RustHmm {
     _files: Directory,
+    _workers: Workers,
 }
 
 impl Drop for RustHmm {
@@ -129,7 +133,10 @@ impl kernel::Module for RustHmm {
     fn init(module: &'static ThisModule) -> Result<Self> {
         // SAFETY: A module is initialized once.
         unsafe { watch::init() };
+        // SAFETY: As above; nothing that waits exists yet.
+        let workers = unsafe { Workers::new() }?;
         Ok(Self {
+            _workers: workers,
             _files: Directory::new(c"rust_hmm", module, files()?),
         })
     }

@@ -4,21 +4,35 @@
 //!
 //! C header: [`include/linux/kthread.h`](srctree/include/linux/kthread.h)
 
-use crate::bindings;
+use crate::{
+    bindings,
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
+    within, //
+};
 use core::{marker::PhantomData, ptr};
 use kernel::{error::from_err_ptr, ffi, prelude::*};
 
 /// A thread. Dropping it waits until the closure has returned.
 ///
 /// Tell the closure to return before dropping the thread, by a flag and a
-/// [`CondVar`](kernel::sync::CondVar) of your own: the drop alone does not end it. Context of the
-/// drop: may sleep; never from the thread itself.
+/// [`CondVar`](kernel::sync::CondVar) of your own: the drop alone does not end it.
+///
+/// # Context
+///
+/// The drop may sleep. In a callback, in atomic context and in the closure itself it returns at
+/// once, and a worker waits for the closure.
+pub struct Thread(Deferred<Running>);
+
+/// A thread that was started.
 ///
 /// # Invariants
 ///
 /// `task` is a kernel thread of which we own a reference, started for `closure`, which is a leaked
 /// box that only the thread uses, unless it was stopped before it began.
-pub struct Thread {
+struct Running {
     task: *mut bindings::task_struct,
     closure: *mut ffi::c_void,
     /// Frees the closure of a thread that never ran.
@@ -27,9 +41,15 @@ pub struct Thread {
 }
 
 // SAFETY: A thread may be stopped from anywhere, and nothing but that can be done with it.
-unsafe impl Send for Thread {}
-// SAFETY: There are no methods on a shared reference.
-unsafe impl Sync for Thread {}
+unsafe impl Send for Running {}
+// SAFETY: A shared reference gives the address of the task only.
+unsafe impl Sync for Running {}
+
+impl DropWaits for Running {
+    fn waits_for_current(&self) -> bool {
+        self.task.addr() == within::current_task()
+    }
+}
 
 impl Thread {
     /// Starts a thread that runs `closure` once. `name` is cut to 15 bytes.
@@ -38,6 +58,17 @@ impl Thread {
     ///
     /// `ENOMEM`; `EINTR` if the task was killed meanwhile. Context: may sleep.
     pub fn spawn<F: FnOnce() + Send + 'static>(name: &CStr, closure: F) -> Result<Self> {
+        Deferred::new(|| Running::start(name, closure), GFP_KERNEL).map(Self)
+    }
+
+    /// Whether the current task is this thread. Context: any.
+    pub(crate) fn is_current(&self) -> bool {
+        self.0.waits_for_current()
+    }
+}
+
+impl Running {
+    fn start<F: FnOnce() + Send + 'static>(name: &CStr, closure: F) -> Result<Self> {
         let closure = KBox::into_raw(KBox::new(closure, GFP_KERNEL)?).cast();
         // SAFETY: `run::<F>` takes what `closure` points to; the name is copied.
         let task = from_err_ptr(unsafe {
@@ -78,7 +109,7 @@ unsafe extern "C" fn run<F: FnOnce()>(closure: *mut ffi::c_void) -> ffi::c_int {
     0
 }
 
-impl Drop for Thread {
+impl Drop for Running {
     fn drop(&mut self) {
         // SAFETY: We own a reference by the type invariant, which goes with the call.
         let status = unsafe { bindings::rust_hmm_kthread_stop_put(self.task) };

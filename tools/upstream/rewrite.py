@@ -5,7 +5,7 @@ import re
 import textwrap
 
 # What else of the library goes along, besides rust/mm.
-ALONG = ("compat", "within")
+ALONG = ("compat", "deferred", "within")
 
 
 def paths_of(text):

@@ -11,6 +11,10 @@
 //! one, and with it the matter is closed.
 
 use crate::{
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
     locks,
     mm::{
         bell::{let_others_run, Bell},
@@ -215,9 +219,24 @@ impl Shared {
 }
 
 /// A queue. Dropping it asks the running operation to end, waits for it, and cancels the rest.
-pub struct Queue {
+///
+/// # Context
+///
+/// The drop may sleep. In a callback, in atomic context and in an operation of the queue it returns
+/// at once, and a worker does all of this.
+pub struct Queue(Deferred<Engine>);
+
+/// What the queue's thread needs, and the thread.
+struct Engine {
     shared: Arc<Shared>,
     thread: Option<Thread>,
+}
+
+impl DropWaits for Engine {
+    /// In an operation, or in the drop of what an operation holds.
+    fn waits_for_current(&self) -> bool {
+        self.thread.as_ref().is_some_and(Thread::is_current)
+    }
 }
 
 impl Queue {
@@ -240,17 +259,20 @@ impl Queue {
             }),
             GFP_KERNEL,
         )?;
-        let worker = shared.clone();
-        let thread = Thread::spawn(c"hmm_queue", move || worker.work())?;
-        Ok(Self {
-            shared,
-            thread: Some(thread),
-        })
+        let start = || {
+            let worker = shared.clone();
+            let thread = Thread::spawn(c"hmm_queue", move || worker.work())?;
+            Ok(Engine {
+                shared,
+                thread: Some(thread),
+            })
+        };
+        Deferred::new(start, GFP_KERNEL).map(Self)
     }
 
     /// Puts an item into the queue, or drops it.
     fn push(&self, item: Item) -> Result {
-        let shared = &*self.shared;
+        let shared = &*self.0.shared;
         let mut items = shared.items.lock();
         match items.room() {
             Some(room) => room.put(item),
@@ -278,7 +300,7 @@ impl Queue {
         operation: impl FnOnce(&Stop) -> Result + Send + 'static,
     ) -> Result<Fence> {
         let operation: KBox<dyn Operation> = KBox::new(Closure(Some(operation)), GFP_KERNEL)?;
-        let end = Pending::new(self.shared.kind)?;
+        let end = Pending::new(self.0.shared.kind)?;
         let fence = end.fence();
         self.push(Item::Run {
             after,
@@ -295,7 +317,7 @@ impl Queue {
     ///
     /// As [`Self::submit`].
     pub fn record(&self) -> Result<Fence> {
-        let end = Pending::new(self.shared.kind)?;
+        let end = Pending::new(self.0.shared.kind)?;
         let fence = end.fence();
         self.push(Item::Record(end))?;
         Ok(fence)
@@ -313,7 +335,7 @@ impl Queue {
     /// What became of its waits so far.
     pub fn waits(&self) -> Waits {
         let get = |what: Count| {
-            let count = self.shared.counts.get(what as usize);
+            let count = self.0.shared.counts.get(what as usize);
             count.map_or(0, |count| count.load(Relaxed))
         };
         Waits {
@@ -326,6 +348,13 @@ impl Queue {
 }
 
 impl Drop for Queue {
+    fn drop(&mut self) {
+        // Here already: the thread is to begin no operation until a worker ends it.
+        self.0.shared.stop.set();
+    }
+}
+
+impl Drop for Engine {
     fn drop(&mut self) {
         self.shared.stop.set();
         self.shared.bell.ring();

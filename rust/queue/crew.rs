@@ -6,7 +6,14 @@
 //! Who has the operation takes part himself, so that it goes on however busy the crew is, and when he
 //! is done nobody of the crew has anything of it any more.
 
-use crate::{locks, thread::Thread};
+use crate::{
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
+    locks,
+    thread::Thread, //
+};
 use kernel::{
     prelude::*,
     sync::{
@@ -129,9 +136,23 @@ impl Shared {
 }
 
 /// The crew. Dropping it waits for its threads.
-pub struct Crew {
+///
+/// # Context
+///
+/// The drop may sleep. In a callback, in atomic context and in a thread of the crew it returns at
+/// once, and a worker waits for the threads.
+pub struct Crew(Deferred<Members>);
+
+/// The threads, and what they share.
+struct Members {
     shared: Arc<Shared>,
     threads: KVec<Thread>,
+}
+
+impl DropWaits for Members {
+    fn waits_for_current(&self) -> bool {
+        self.threads.iter().any(Thread::is_current)
+    }
 }
 
 impl Crew {
@@ -153,16 +174,19 @@ impl Crew {
             }),
             GFP_KERNEL,
         )?;
-        let mut crew = Self {
-            shared,
-            threads: KVec::with_capacity(count, GFP_KERNEL)?,
+        let start = || {
+            let mut members = Members {
+                shared,
+                threads: KVec::with_capacity(count, GFP_KERNEL)?,
+            };
+            for _ in 0..count {
+                let shared = members.shared.clone();
+                let thread = Thread::spawn(c"hmm_crew", move || shared.work())?;
+                members.threads.push(thread, GFP_KERNEL)?;
+            }
+            Ok(members)
         };
-        for _ in 0..count {
-            let shared = crew.shared.clone();
-            let thread = Thread::spawn(c"hmm_crew", move || shared.work())?;
-            crew.threads.push(thread, GFP_KERNEL)?;
-        }
-        Ok(crew)
+        Deferred::new(start, GFP_KERNEL).map(Self)
     }
 
     /// Does all parts of `work`, with the help of those who have nothing else to do. Returns the first
@@ -176,10 +200,12 @@ impl Crew {
     }
 
     fn share(&self, work: Arc<dyn Help>, most: usize) {
-        let mut state = self.shared.state.lock();
+        let members = &*self.0;
+        let shared = &*members.shared;
+        let mut state = shared.state.lock();
         state.last += 1;
         let number = state.last;
-        for _ in 0..most.min(self.threads.len()) {
+        for _ in 0..most.min(members.threads.len()) {
             let call = Call {
                 number,
                 work: work.clone(),
@@ -189,18 +215,18 @@ impl Crew {
             }
         }
         drop(state);
-        self.shared.called.notify_all();
+        shared.called.notify_all();
         work.take_part();
-        let mut state = self.shared.state.lock();
+        let mut state = shared.state.lock();
         state.waiting.retain(|call| call.number != number);
         while state.running.contains(&number) {
             // In the thread of a queue, which gets no signals; they are at its parts.
-            let _signal = self.shared.left.wait_interruptible(&mut state);
+            let _signal = shared.left.wait_interruptible(&mut state);
         }
     }
 }
 
-impl Drop for Crew {
+impl Drop for Members {
     fn drop(&mut self) {
         self.shared.state.lock().stop = true;
         self.shared.called.notify_all();

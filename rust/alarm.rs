@@ -32,8 +32,6 @@ named! {
     PagesStayMapped = "pages-stay-mapped";
     /// Device memory is to be freed, and its pages cannot be evicted.
     PagesStayInUse = "pages-stay-in-use";
-    /// A mirror is dropped within a callback, where waiting for that callback never ends.
-    MirrorDroppedInCallback = "mirror-dropped-in-callback";
     /// A device used a translation after the flush that should have removed it.
     StaleTranslation = "stale-translation";
 }

@@ -57,7 +57,7 @@ impl<D: Device> Mirror<D> {
     /// How memory of `other`'s device reaches this one. The same in both directions, and for as
     /// long as both devices are there. Mirrors of different address spaces have no connection.
     pub fn connection(&self, other: &Self) -> Connection {
-        if self.notifier.space() != other.notifier.space() {
+        if self.notifier().space() != other.notifier().space() {
             return Connection::None;
         }
         match (self.device().memory(), other.device().memory()) {
@@ -78,7 +78,7 @@ impl<D: Device> Mirror<D> {
     /// [`Migrate::to_device`](crate::migrate::Migrate::to_device). Context: as there.
     pub fn pull(&self, range: PageRange, source: &Self) -> Result<Outcome> {
         within::may_wait()?;
-        if self.notifier.space() != source.notifier.space() {
+        if self.notifier().space() != source.notifier().space() {
             return Err(EINVAL);
         }
         match self.connection(source) {
@@ -146,7 +146,7 @@ impl<D: Device> Mirror<D> {
         while let Some(left) = rest {
             let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
             // What is to move there is not copied there.
-            self.inner().collapse(&self.notifier, Some(piece), None);
+            self.inner().collapse(self.notifier(), Some(piece), None);
             // Before any lock. What is missing then shows in the outcome.
             let needed = match mine.has_room(piece.pages()) {
                 true => 0,

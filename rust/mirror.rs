@@ -8,6 +8,10 @@
 //! transaction still owns (`transaction`).
 
 use crate::{
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
     events::Event as Told,
     host_lock::HostLocks,
     memory::{Memory, MemoryOps, Registration},
@@ -126,7 +130,7 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// Functions of this library that wait fail with `EDEADLK`; walkers may be entered.
     fn flush_start(&self, range: PageRange) -> Self::Flush;
 
-    /// Waits until the device uses no flushed translation any more.
+    /// DropWaits until the device uses no flushed translation any more.
     ///
     /// Context: called with or without the table lock; must not allocate with reclaim. As in
     /// [`Self::flush_start`], functions that wait fail with `EDEADLK`.
@@ -136,30 +140,32 @@ pub trait Device: Send + Sync + Sized + 'static {
 /// A device page table that follows the address space of a process.
 ///
 /// Dropping it waits for callbacks that run, and flushes what the device still has; the address space
-/// may be gone already. Context: may sleep; never from within a callback, for whose end it may wait.
-pub struct Mirror<D: Device> {
+/// may be gone already.
+///
+/// # Context
+///
+/// The drop may sleep. In a callback, with a table lock held and in a section it returns at once,
+/// and a worker does all of this when the callback has returned. The device is dropped with it.
+pub struct Mirror<D: Device>(Deferred<Parts<D>>);
+
+/// What a mirror consists of.
+struct Parts<D: Device> {
     // First: no CPU fault may use the notifier when it goes.
     registration: Option<Registration>,
     _seat: Seat,
-    pub(crate) notifier: Arc<IntervalNotifier<Inner<D>>>,
+    notifier: Arc<IntervalNotifier<Inner<D>>>,
     host_locks: Pin<KBox<HostLocks>>,
 }
 
-impl<D: Device> Mirror<D> {
-    /// Starts to mirror `mm` for `device`. Use [`new_mirror!`](crate::new_mirror), which makes a
-    /// lock class for the caller.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; `EINTR` if killed; `EDEADLK` within a callback; `EINVAL` if the format and [`Device::dma`] do not agree;
-    /// `ENODEV` if the device of the latter is gone. Context: may sleep.
-    pub fn new(
+impl<D: Device> DropWaits for Parts<D> {}
+
+impl<D: Device> Parts<D> {
+    fn new(
         mm: &MmWithUser,
         device: D,
         name: &'static CStr,
         key: Pin<&'static LockClassKey>,
     ) -> Result<Self> {
-        within::may_wait()?;
         let dma = match device.dma() {
             Some(device) => Some(Windows::new(device)?),
             None => None,
@@ -188,25 +194,45 @@ impl<D: Device> Mirror<D> {
             host_locks: KBox::pin_init(HostLocks::new(), GFP_KERNEL_ACCOUNT)?,
         })
     }
+}
+
+impl<D: Device> Mirror<D> {
+    /// Starts to mirror `mm` for `device`. Use [`new_mirror!`](crate::new_mirror), which makes a
+    /// lock class for the caller.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `EINTR` if killed; `EDEADLK` within a callback; `EINVAL` if the format and [`Device::dma`] do not agree;
+    /// `ENODEV` if the device of the latter is gone. Context: may sleep.
+    pub fn new(
+        mm: &MmWithUser,
+        device: D,
+        name: &'static CStr,
+        key: Pin<&'static LockClassKey>,
+    ) -> Result<Self> {
+        within::may_wait()?;
+        let make = || Parts::new(mm, device, name, key);
+        Deferred::new(make, GFP_KERNEL_ACCOUNT).map(Self)
+    }
 
     /// The driver's side.
     pub fn device(&self) -> &D {
-        &self.notifier.subscriber().device
+        &self.inner().device
     }
 
     /// Counters of this mirror.
     pub fn stats(&self) -> &Stats {
-        &self.notifier.subscriber().stats
+        &self.inner().stats
     }
 
     /// Names the address space that it shows, as long as it exists. Context: any.
     pub fn space_name(&self) -> Cookie {
-        self.notifier.space()
+        self.notifier().space()
     }
 
     /// Whether the address space is still in use. It may end right after. Context: any.
     pub fn is_alive(&self) -> bool {
-        self.notifier.is_alive()
+        self.notifier().is_alive()
     }
 
     /// Keeps the address space from being torn down. `EFAULT` if it is gone; `ENODEV` if the device is.
@@ -214,7 +240,7 @@ impl<D: Device> Mirror<D> {
         if self.device().memory().is_some_and(Memory::is_gone) {
             return Err(ENODEV);
         }
-        AddressSpace::new(&self.notifier)
+        AddressSpace::new(self.notifier())
     }
 
     /// Removes the device's entries for `range`: the device no longer needs it.
@@ -226,7 +252,7 @@ impl<D: Device> Mirror<D> {
     /// `EDEADLK` within a callback. Context: may sleep.
     pub fn discard(&self, range: PageRange) -> Result {
         within::may_wait()?;
-        remove(&self.notifier, range);
+        remove(self.notifier(), range);
         Ok(())
     }
 
@@ -236,7 +262,7 @@ impl<D: Device> Mirror<D> {
         range: PageRange,
         which: impl FnMut(PageRange, Entry) -> bool,
     ) {
-        remove_some(&self.notifier, range, which);
+        remove_some(self.notifier(), range, which);
     }
 
     /// What an update of the table needs; not filled yet.
@@ -246,21 +272,22 @@ impl<D: Device> Mirror<D> {
 
     /// The locked ranges of the address space.
     pub(crate) fn host_locks(&self) -> &HostLocks {
-        &self.host_locks
+        &self.0.host_locks
+    }
+
+    /// The registration for changes of the address space.
+    #[inline]
+    pub(crate) fn notifier(&self) -> &Arc<IntervalNotifier<Inner<D>>> {
+        &self.0.notifier
     }
 
     pub(crate) fn inner(&self) -> &Inner<D> {
-        self.notifier.subscriber()
+        self.notifier().subscriber()
     }
 }
 
-impl<D: Device> Drop for Mirror<D> {
+impl<D: Device> Drop for Parts<D> {
     fn drop(&mut self) {
-        if within::may_wait().is_err() {
-            // It may wait for the very callback that it is in. There is nowhere to put it meanwhile for
-            // which the driver's module would wait.
-            crate::alarm!(MirrorDroppedInCallback, "this may never return");
-        }
         // No CPU fault uses it from here on.
         self.registration = None;
         // What the device has written is dirty, and it uses nothing any more.

@@ -95,7 +95,7 @@ impl<'m, D: Device> Step<'m, D> {
         };
         if self.target == Target::Device {
             // What is to move there is not copied there.
-            let (inner, notifier) = (self.mirror.inner(), &self.mirror.notifier);
+            let (inner, notifier) = (self.mirror.inner(), self.mirror.notifier());
             inner.collapse(notifier, Some(piece), None);
         }
         let mut needs_room = self.target == Target::Device;

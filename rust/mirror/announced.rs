@@ -67,7 +67,7 @@ impl<'m, D: Device> Announced<'m, D> {
         moved: &Moved<'_>,
         each: impl FnMut(usize, Switched),
     ) -> Settled<'m, D> {
-        let flushed = switch_to_system(&self.mirror.notifier, self.name, moved, true, each);
+        let flushed = switch_to_system(self.mirror.notifier(), self.name, moved, true, each);
         self.settled(flushed)
     }
 
@@ -81,7 +81,7 @@ impl<'m, D: Device> Announced<'m, D> {
 
 impl<D: Device> Drop for Announced<'_, D> {
     fn drop(&mut self) {
-        self.mirror.notifier.lock().transactions.end(self.name);
+        self.mirror.notifier().lock().transactions.end(self.name);
         self.mirror.inner().ended.notify_all();
     }
 }
@@ -96,7 +96,7 @@ impl<'m, D: Device> Reader for Announced<'m, D> {
     type Done = Settled<'m, D>;
 
     fn forget(self, moved: &Moved<'_>) -> Settled<'m, D> {
-        let flushed = forget_moved(&self.mirror.notifier, moved);
+        let flushed = forget_moved(self.mirror.notifier(), moved);
         self.settled(flushed)
     }
 }

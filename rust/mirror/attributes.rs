@@ -107,7 +107,7 @@ impl<D: Device> Mirror<D> {
         let writable = vma.flags() & flags::WRITE != 0;
         let _charge = space.charge();
         self.inner().attributes.change(part, home, change)?;
-        self.notifier.lock().immovable.forget(part);
+        self.notifier().lock().immovable.forget(part);
         Ok((
             part.end(),
             vma.is_anonymous() && writable && vma.anon() == 0,

@@ -79,7 +79,7 @@ impl<D: Device> Mirror<D> {
             }
         })?;
         let result = ExclusivePage::new(&mmap, page.start(), cookie).and_then(|exclusive| {
-            let mut guard = self.notifier.lock();
+            let mut guard = self.notifier().lock();
             let State {
                 table,
                 transactions,

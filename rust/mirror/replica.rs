@@ -448,7 +448,7 @@ impl<D: Device> Mirror<D> {
     ) -> Result<usize> {
         let inner = self.inner();
         {
-            let guard = self.notifier.lock();
+            let guard = self.notifier().lock();
             let owns = |index| guard.transactions.owns(name, piece.address(index));
             work.made.retain(|(index, _)| owns(*index));
         }
@@ -465,7 +465,7 @@ impl<D: Device> Mirror<D> {
         }
         let mut next = 0;
         let mut used = 0;
-        let mut guard = self.notifier.lock();
+        let mut guard = self.notifier().lock();
         let State {
             table,
             transactions,

@@ -248,13 +248,13 @@ impl<D: Device> Mirror<D> {
     fn remember(&self, range: PageRange, outcome: &Outcome) {
         if outcome.immovable == range.pages() {
             let now = self.now();
-            self.notifier.lock().immovable.add(range, now);
+            self.notifier().lock().immovable.add(range, now);
         }
     }
 
     /// Whether the page at `addr` is in the device's memory.
     fn is_here(&self, addr: usize) -> bool {
-        self.notifier.lock().table.get(addr).is_device()
+        self.notifier().lock().table.get(addr).is_device()
     }
 
     /// The time in ms.
@@ -285,7 +285,7 @@ impl<D: Device> Mirror<D> {
                 around.map_or(range, |all| all.hull(&range)),
             )));
         }
-        let known = self.notifier.lock().immovable.around(range, self.now());
+        let known = self.notifier().lock().immovable.around(range, self.now());
         if let Some(around) = known.filter(|_| !copied) {
             let around = around.intersect(&limits).unwrap_or(range);
             return Ok(Plan::Place(Placement::InPlace(around.hull(&range))));

@@ -112,7 +112,7 @@ impl Tries {
         if fatal_signal_pending() {
             return Err(EINTR);
         }
-        Ok(mirror.notifier.read_begin())
+        Ok(mirror.notifier().read_begin())
     }
 }
 
@@ -130,8 +130,8 @@ impl<D: Device> Mirror<D> {
         tries: &mut Tries,
         request: Request,
     ) -> Result<Option<Announced<'_, D>>> {
-        let mut guard = self.notifier.lock();
-        if self.notifier.read_retry(&guard, seq) {
+        let mut guard = self.notifier().lock();
+        if self.notifier().read_retry(&guard, seq) {
             return Ok(None);
         }
         tries.lap.end(Phase::Wait);

@@ -74,7 +74,7 @@ impl<D: Device> Mirror<D> {
         let inner = self.inner();
         let piece = moved.range();
         let mut lap = Lap::start();
-        let mut guard = self.notifier.lock();
+        let mut guard = self.notifier().lock();
         let State {
             table,
             transactions,

@@ -252,7 +252,7 @@ fn attached(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>)
 fn writable() -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>, usize)> {
     let (range, shared, mirror) = attached(2)?;
     mirror.fault(range, Access::Write)?;
-    let pfn = mirror.notifier.lock().table.get(range.start()).number();
+    let pfn = mirror.notifier().lock().table.get(range.start()).number();
     assert!(!is_dirty(pfn));
     Ok((range, shared, mirror, pfn))
 }
@@ -265,8 +265,8 @@ fn is_dirty(pfn: usize) -> bool {
 
 /// Lets the mirror see an event that did not happen. Returns whether it flushed.
 fn pretend(mirror: &Mirror<TestDevice>, reason: Reason, range: PageRange) -> bool {
-    let inner = mirror.notifier.subscriber();
-    let mut state = mirror.notifier.lock();
+    let inner = mirror.notifier().subscriber();
+    let mut state = mirror.notifier().lock();
     let event = Event::for_test(reason, range, Cookie::NONE);
     match inner.invalidate(&mut state, &event) {
         ControlFlow::Continue(Some(flush)) => {

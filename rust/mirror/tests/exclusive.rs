@@ -42,7 +42,13 @@ mod suite {
                 range: PageRange::from_pages(range.address(1), 1)?,
                 faultless: false,
             };
-            if mirror.notifier.lock().transactions.begin(request).is_err() {
+            if mirror
+                .notifier()
+                .lock()
+                .transactions
+                .begin(request)
+                .is_err()
+            {
                 break;
             }
             taken += 1;
@@ -55,14 +61,14 @@ mod suite {
         assert!(begin.elapsed() < Delta::from_secs(20));
         // With a place it works.
         assert!(mirror
-            .notifier
+            .notifier()
             .lock()
             .transactions
             .end(Cookie::of(&names[0])));
         mirror.make_exclusive(first)?;
         assert!(mirror.lock_table()?.any_exclusive(first));
         for name in names.iter().take(taken).skip(1) {
-            assert!(mirror.notifier.lock().transactions.end(Cookie::of(name)));
+            assert!(mirror.notifier().lock().transactions.end(Cookie::of(name)));
         }
         assert_eq!(load(range.start())?, 21);
         Ok(())

@@ -242,16 +242,16 @@ mod suite {
             range,
             faultless: true,
         };
-        mirror.notifier.lock().transactions.begin(request)?;
+        mirror.notifier().lock().transactions.begin(request)?;
         let stays = |span: PageRange| span.start() == range.address(2);
         mirror.remove_some(range, |span, _| !stays(span));
-        let state = mirror.notifier.lock();
+        let state = mirror.notifier().lock();
         for index in 0..4 {
             let owns = state.transactions.owns(name, range.address(index));
             assert_eq!(owns, index == 2);
         }
         drop(state);
-        assert!(mirror.notifier.lock().transactions.end(name));
+        assert!(mirror.notifier().lock().transactions.end(name));
         let table = mirror.lock_table()?;
         for index in 0..4 {
             assert_eq!(table.readable(range.address(index)).is_some(), index == 2);
@@ -293,7 +293,7 @@ mod suite {
             let taken = mirror.clone();
             // As an event would that takes write access only.
             *memory.at_copy.lock() = Some(KBox::new(
-                move || taken.notifier.lock().transactions.unmark(unmarked),
+                move || taken.notifier().lock().transactions.unmark(unmarked),
                 GFP_KERNEL,
             )?);
             let migration = mirror.migrate(range);

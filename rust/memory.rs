@@ -3,6 +3,10 @@
 //! The memory of a device: allocation, the CPU fault on it, eviction.
 
 use crate::{
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
     locks,
     mirror::Peer,
     mm::{
@@ -61,27 +65,40 @@ use steps::{Step, Steps};
 
 /// The memory of one device, shared by all mirrors of it.
 ///
-/// Dropping it evicts all pages and waits for the last one. Context: may sleep.
-#[pin_data(PinnedDrop)]
+/// Dropping it evicts all pages and waits for the last one. The copies of that are made by the
+/// driver, so that what copies must be owned by `M`.
+///
+/// # Context
+///
+/// The drop may sleep. In a callback, with a table lock held and in a section it returns at once,
+/// and a worker does all of this when the callback has returned.
 pub struct Memory<M: MemoryOps> {
+    parts: Deferred<Parts<M>>,
+}
+
+/// What a device's memory consists of.
+struct Parts<M: MemoryOps> {
     /// From the first use on. Gone before the pages are, of which it has a reference.
     worker: SetOnce<Worker<M>>,
     _seat: Seat,
     pages: Arc<DevicePages<Ops<M>>>,
 }
 
-impl<M: MemoryOps> Memory<M> {
-    /// Prepares memory of at most `max_pages` pages of 4 KiB. It grows when it is used.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; `EINVAL` if the limit or the start is invalid, see [`DevicePages::new`].
-    pub fn new(driver: M, kind: Kind, max_pages: usize) -> impl PinInit<Self, Error> {
-        try_pin_init!(Self {
+impl<M: MemoryOps> DropWaits for Parts<M> {
+    /// Pages are split and given back by a thread of the memory's own.
+    fn waits_for_current(&self) -> bool {
+        self.worker.as_ref().is_some_and(Worker::is_current)
+    }
+}
+
+impl<M: MemoryOps> Parts<M> {
+    fn new(driver: M, kind: Kind, max_pages: usize) -> Result<Self> {
+        let pages = Self::pages(driver, kind, max_pages)?;
+        Ok(Self {
             worker: SetOnce::new(),
-            pages: Self::pages(driver, kind, max_pages)?,
             _seat: Seat::new(watch::Kind::Device, pages.data().id, 0, pages.clone())?,
-        }? Error)
+            pages,
+        })
     }
 
     // Not on the stack of whoever makes the device, too.
@@ -109,50 +126,69 @@ impl<M: MemoryOps> Memory<M> {
         };
         Arc::pin_init(DevicePages::new(kind, max_pages, ops), GFP_KERNEL)
     }
+}
+
+impl<M: MemoryOps> Memory<M> {
+    /// Prepares memory of at most `max_pages` pages of 4 KiB. It grows when it is used.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `EINVAL` if the limit or the start is invalid, see [`DevicePages::new`].
+    pub fn new(driver: M, kind: Kind, max_pages: usize) -> impl PinInit<Self, Error> {
+        try_init!(Self {
+            parts: Deferred::new(|| Parts::new(driver, kind, max_pages), GFP_KERNEL)?,
+        }? Error)
+    }
+
+    /// The pages of the memory.
+    #[inline]
+    fn pages(&self) -> &Arc<DevicePages<Ops<M>>> {
+        &self.parts.pages
+    }
 
     /// The driver's side.
     pub fn driver(&self) -> &M {
-        &self.pages.data().driver
+        &self.pages().data().driver
     }
 
     /// Counters of CPU faults and evictions.
     pub fn stats(&self) -> &Stats {
-        &self.pages.data().stats
+        &self.pages().data().stats
     }
 
     /// Its number in what the library tells: tracepoints, debugfs.
     pub(crate) fn number(&self) -> u32 {
-        self.pages.data().id
+        self.pages().data().id
     }
 
     /// How the CPU sees the memory.
     pub fn kind(&self) -> Kind {
-        self.pages.kind()
+        self.pages().kind()
     }
 
     /// Pages in use and pages that there are by now.
     pub fn usage(&self) -> (usize, usize) {
-        (self.pages.used(), self.pages.total())
+        (self.pages().used(), self.pages().total())
     }
 
     /// Most pages that there can be.
     pub fn limit(&self) -> usize {
-        self.pages.limit()
+        self.pages().limit()
     }
 
     /// Adds a mirror of the address space `space`.
     pub(crate) fn add_peer(&self, space: Cookie, peer: Arc<dyn Peer>) -> Result<Registration> {
-        self.pages.data().windows.forget(space.number());
-        self.pages.data().peers.add(space, peer)
+        self.pages().data().windows.forget(space.number());
+        self.pages().data().peers.add(space, peer)
     }
 
     pub(crate) fn owner(&self) -> Cookie {
-        self.pages.owner()
+        self.pages().owner()
     }
 
     /// Pieces of 256 MiB that there are, and of these those of which nothing is in use.
     pub fn pieces(&self) -> (usize, usize) {
-        self.pages.pieces_idle()
+        self.pages().pieces_idle()
     }
 
     /// Makes room; see [`DevicePages::grow`].
@@ -161,52 +197,54 @@ impl<M: MemoryOps> Memory<M> {
             return Err(ENODEV);
         }
         self.start_worker()?;
-        self.pages.grow(pages)
+        self.pages().grow(pages)
     }
 
     /// Has somebody see to what is there, before there is something.
     fn start_worker(&self) -> Result {
-        if self.worker.as_ref().is_none() {
+        if self.parts.worker.as_ref().is_none() {
             // Another thread may be faster; then this one's goes at once.
-            self.worker.populate(Worker::new(self.pages.clone())?);
+            self.parts
+                .worker
+                .populate(Worker::new(self.pages().clone())?);
         }
         Ok(())
     }
 
     /// The device page number of page frame `pfn`, if it is one of this device.
     pub(crate) fn entry_number(&self, pfn: usize) -> Option<usize> {
-        self.pages.lookup(pfn)
+        self.pages().lookup(pfn)
     }
 
     /// As [`Self::entry_number`], for frames that are close together.
     pub(crate) fn numbers(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
-        self.pages.finder()
+        self.pages().finder()
     }
 
     pub(crate) fn pfn(&self, number: usize) -> Option<usize> {
-        self.pages.pfn(number)
+        self.pages().pfn(number)
     }
 
     /// The selection that takes this memory's pages.
     pub(crate) fn select(&self) -> Select {
-        self.pages.select()
+        self.pages().select()
     }
 
     /// Whether a test wants the next allocation to fail.
     pub(crate) fn driver_fails(&self, order: u32) -> bool {
-        self.pages.data().fails(order)
+        self.pages().data().fails(order)
     }
 
     /// Begins a step that may bring pages. `ENODEV` if the device is gone.
     pub(crate) fn arrive(&self) -> Result<Arrival<'_>> {
-        self.pages.data().arrivals.begin()
+        self.pages().data().arrivals.begin()
     }
 
     /// Begins a step that takes pages out, before it isolates the first. The step lasts until the
     /// copies have ended and the pages are mapped again: unplug waits for it, because the copies need
     /// the device.
     pub(crate) fn depart(&self) -> Step<'_> {
-        self.pages.data().departures.begin()
+        self.pages().data().departures.begin()
     }
 
     pub(crate) fn alloc(&self, arrival: &Arrival<'_>, order: u32) -> Option<LockedFolio> {
@@ -219,7 +257,7 @@ impl<M: MemoryOps> Memory<M> {
         pairs: &[(usize, Constant, LockedFolio)],
         copies: &mut Copies,
     ) -> Mask {
-        let ops = self.pages.data();
+        let ops = self.pages().data();
         let cancelled = || {
             let _within = Within::enter();
             ops.driver.cancelled();
@@ -228,7 +266,7 @@ impl<M: MemoryOps> Memory<M> {
             let _within = Within::enter();
             batch.reserve(pairs.len());
             for (index, source, folio) in pairs {
-                let destination = match (self.kind(), self.pages.number_of(folio)) {
+                let destination = match (self.kind(), self.pages().number_of(folio)) {
                     (Kind::Private, Some(number)) => End::Device(number),
                     (Kind::Coherent { .. }, Some(_)) => End::Cpu(folio.pfn()),
                     _ => continue,
@@ -245,7 +283,7 @@ impl<M: MemoryOps> Memory<M> {
     /// For some allocations in a row.
     pub(crate) fn allocator(&self) -> Allocator<'_, M> {
         Allocator {
-            pages: &self.pages,
+            pages: self.pages(),
             _within: Within::enter(),
         }
     }
@@ -257,7 +295,7 @@ impl<M: MemoryOps> Memory<M> {
 
     /// What the drivers have said of connections.
     pub(crate) fn known(&self) -> &Known {
-        &self.pages.data().known
+        &self.pages().data().known
     }
 
     /// Has drivers asked again for connections: the hardware has changed.
@@ -272,7 +310,7 @@ impl<M: MemoryOps> Memory<M> {
         range: PageRange,
         migrate: impl FnOnce(Readers<'_>) -> T,
     ) -> T {
-        let peers = &self.pages.data().peers;
+        let peers = &self.pages().data().peers;
         peers.keep_reading(space, self.owner(), range, migrate)
     }
 
@@ -283,13 +321,13 @@ impl<M: MemoryOps> Memory<M> {
         isolated: &mut Isolated<'_, R>,
         copies: &mut Copies,
     ) -> Mask {
-        let ops = self.pages.data();
-        ops.copy_each(&self.pages, Some(&other.pages), isolated, copies)
+        let ops = self.pages().data();
+        ops.copy_each(self.pages(), Some(other.pages()), isolated, copies)
     }
 
     /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
     pub(crate) fn copy_all<R>(&self, isolated: &mut Isolated<'_, R>, copies: &mut Copies) -> Mask {
-        self.pages.data().copy_all(&self.pages, isolated, copies)
+        self.pages().data().copy_all(self.pages(), isolated, copies)
     }
 }
 
@@ -323,9 +361,8 @@ impl<M: MemoryOps> Allocator<'_, M> {
     }
 }
 
-#[pinned_drop]
-impl<M: MemoryOps> PinnedDrop for Memory<M> {
-    fn drop(self: Pin<&mut Self>) {
+impl<M: MemoryOps> Drop for Parts<M> {
+    fn drop(&mut self) {
         known::forget();
         self.evict_until_empty();
     }

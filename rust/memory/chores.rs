@@ -172,6 +172,11 @@ impl<M: MemoryOps> Worker<M> {
         worker.shrinker = Some(Shrinker::new(c"rust_hmm", known)?);
         Ok(worker)
     }
+
+    /// Whether the current task is the thread. Context: any.
+    pub(super) fn is_current(&self) -> bool {
+        self.thread.as_ref().is_some_and(Thread::is_current)
+    }
 }
 
 impl<M: MemoryOps> Drop for Worker<M> {

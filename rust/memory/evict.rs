@@ -2,7 +2,7 @@
 
 //! Eviction of what is in the memory, whoever maps it: for release and unload.
 
-use super::{Copies, Memory, MemoryOps};
+use super::{Copies, Memory, MemoryOps, Parts};
 use crate::{
     events::Need,
     mm::{
@@ -57,7 +57,7 @@ impl<M: MemoryOps> Memory<M> {
     /// may be held.
     pub fn evict_all(&self) -> Result<usize> {
         within::may_wait()?;
-        self.evict(false)
+        self.parts.evict(false)
     }
 
     /// As [`Self::evict_all`], for a process that may be killed meanwhile.
@@ -67,9 +67,17 @@ impl<M: MemoryOps> Memory<M> {
     /// Also `EINTR`: killed; what was moved by then has moved.
     pub fn evict_all_killable(&self) -> Result<usize> {
         within::may_wait()?;
-        self.evict(true)
+        self.parts.evict(true)
     }
 
+    /// Whether pages are being evicted: then what a mirror loses without a transaction of its own is told as
+    /// that.
+    pub(crate) fn is_evicting(&self) -> bool {
+        self.pages().data().evicting.load(Relaxed) != 0
+    }
+}
+
+impl<M: MemoryOps> Parts<M> {
     fn evict(&self, killable: bool) -> Result<usize> {
         let mut batch = Batch::new()?;
         let mut copies = Copies::new(killable)?;
@@ -97,7 +105,7 @@ impl<M: MemoryOps> Memory<M> {
             }
             moved += self.evict_block(block, batch, copies);
         }
-        self.stats().add(Counter::Evicted, moved as u64);
+        self.pages.data().stats.add(Counter::Evicted, moved as u64);
         self.trace_evicted(Need::All, moved);
         result
     }
@@ -109,15 +117,9 @@ impl<M: MemoryOps> Memory<M> {
         self.pages.data().peers.for_each(|peer| peer.evicted(need));
     }
 
-    /// Whether pages are being evicted: then what a mirror loses without a transaction of its own is told as
-    /// that.
-    pub(crate) fn is_evicting(&self) -> bool {
-        self.pages.data().evicting.load(Relaxed) != 0
-    }
-
     /// After evictions: memory that a device is to have mapped always is mapped where it is now.
     pub(super) fn restore(&self) {
-        if !self.is_gone() {
+        if !self.pages.data().arrivals.is_closed() {
             self.pages.data().peers.for_each(|peer| peer.restore());
         }
     }
@@ -136,7 +138,7 @@ impl<M: MemoryOps> Memory<M> {
         if left == 0 {
             return used;
         }
-        let _departure = self.depart();
+        let _departure = self.pages.data().departures.begin();
         let mut huge = None;
         if self.pages.is_huge(block.first) {
             huge = self.huge_destination();
@@ -181,7 +183,9 @@ impl<M: MemoryOps> Memory<M> {
             (_, order) => LockedFolio::alloc_system(None, 0, order, Effort::Must).ok(),
         });
         lap.end(Phase::Allocate);
-        self.copy_all(&mut isolated, copies);
+        self.pages
+            .data()
+            .copy_all(&self.pages, &mut isolated, copies);
         lap.end(Phase::Copy);
         let migrated = isolated.migrate();
         let moved = migrated.moved().entries().map(|entry| entry.pages).sum();
@@ -194,7 +198,7 @@ impl<M: MemoryOps> Memory<M> {
 
     /// A huge page of system memory, if it can be had without effort.
     fn huge_destination(&self) -> Option<LockedFolio> {
-        if self.driver_fails(PMD_ORDER) {
+        if self.pages.data().fails(PMD_ORDER) {
             return None;
         }
         LockedFolio::alloc_system(None, 0, PMD_ORDER, Effort::Try).ok()

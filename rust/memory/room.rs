@@ -38,7 +38,7 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// Context: any.
     pub fn touch(&self, range: DeviceRange) {
-        let lru = &self.pages.data().lru;
+        let lru = &self.pages().data().lru;
         let last = range.first.saturating_add(range.count.saturating_sub(1));
         for block in range.first / PMD_PAGES..=last / PMD_PAGES {
             lru.touch(block);
@@ -48,17 +48,17 @@ impl<M: MemoryOps> Memory<M> {
     /// The page of device page number `number` is used now.
     #[inline]
     pub(crate) fn touch_page(&self, number: usize) {
-        self.pages.data().lru.touch(number / PMD_PAGES);
+        self.pages().data().lru.touch(number / PMD_PAGES);
     }
 
     /// Now, in accesses of the device.
     pub(crate) fn turn(&self) -> Turn {
-        self.pages.data().lru.now()
+        self.pages().data().lru.now()
     }
 
     /// Whether `pages` pages can be taken now; perhaps only as small ones.
     pub(crate) fn has_room(&self, pages: usize) -> bool {
-        self.pages.total().saturating_sub(self.pages.used()) >= pages
+        self.pages().total().saturating_sub(self.pages().used()) >= pages
     }
 
     /// Whether a page can be taken now.
@@ -77,7 +77,7 @@ impl<M: MemoryOps> Memory<M> {
             return Ok(true);
         }
         let result = self.evict_for(pages, before);
-        self.restore();
+        self.parts.restore();
         result
     }
 
@@ -103,15 +103,15 @@ impl<M: MemoryOps> Memory<M> {
                 first: claim.block() * PMD_PAGES,
                 count: PMD_PAGES,
             };
-            let moved = self.evict_block(block, &mut batch, &mut copies);
+            let moved = self.parts.evict_block(block, &mut batch, &mut copies);
             self.stats().add(Counter::Evicted, moved as u64);
             self.stats().add(Counter::EvictedForRoom, moved as u64);
-            self.trace_evicted(Need::Room, moved);
+            self.parts.trace_evicted(Need::Room, moved);
             if self.has_room(pages) {
                 return Ok(true);
             }
             // No other task evicts the block, so its pages are pinned or locked.
-            if self.pages.used_in_block(block.first) != 0 {
+            if self.pages().used_in_block(block.first) != 0 {
                 self.touch(block);
             }
         }
@@ -119,12 +119,12 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     fn coldest(&self, before: Turn) -> Choice<'_> {
-        let mut candidates = self.pages.used_blocks().map(|range| Candidate {
+        let mut candidates = self.pages().used_blocks().map(|range| Candidate {
             block: range.first / PMD_PAGES,
-            full: self.pages.used_in_block(range.first) == PMD_PAGES,
+            full: self.pages().used_in_block(range.first) == PMD_PAGES,
         });
-        let count = self.pages.used().div_ceil(PMD_PAGES);
-        let lru = &self.pages.data().lru;
+        let count = self.pages().used().div_ceil(PMD_PAGES);
+        let lru = &self.pages().data().lru;
         lru.coldest(&mut candidates, count, before)
     }
 }

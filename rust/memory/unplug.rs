@@ -26,7 +26,7 @@ const PAUSE: Delta = Delta::from_millis(2);
 impl<M: MemoryOps> Memory<M> {
     /// Whether the device was unplugged.
     pub fn is_gone(&self) -> bool {
-        self.pages.data().arrivals.is_closed()
+        self.pages().data().arrivals.is_closed()
     }
 
     /// Ends the use of a device that was removed, or is about to be: all its mirrors lose their
@@ -45,7 +45,7 @@ impl<M: MemoryOps> Memory<M> {
     /// touches it. `EDEADLK` within a callback. Context: may sleep; no lock may be held.
     pub fn unplug(&self) -> Result<(usize, usize)> {
         within::may_wait()?;
-        let ops = self.pages.data();
+        let ops = self.pages().data();
         if !ops.arrivals.close() {
             return Err(ENODEV);
         }
@@ -79,11 +79,11 @@ impl<M: MemoryOps> Memory<M> {
     pub fn remove(&self, range: DeviceRange) -> Result<usize> {
         within::may_wait()?;
         let end = range.first.checked_add(range.count).ok_or(EINVAL)?;
-        if range.count == 0 || end > self.pages.limit() {
+        if range.count == 0 || end > self.pages().limit() {
             return Err(EINVAL);
         }
         self.start_worker()?;
-        self.pages.grow_to(end)?;
+        self.pages().grow_to(end)?;
         let mut batch = Batch::new()?;
         let mut copies = Copies::new(false)?;
         let blocks =
@@ -92,21 +92,21 @@ impl<M: MemoryOps> Memory<M> {
             if pass > 0 {
                 fsleep(PAUSE);
             }
-            if self.pages.withdraw(range) == 0 {
-                self.restore();
+            if self.pages().withdraw(range) == 0 {
+                self.parts.restore();
                 return Ok(0);
             }
-            for first in blocks().filter(|first| self.pages.used_in_block(*first) != 0) {
+            for first in blocks().filter(|first| self.pages().used_in_block(*first) != 0) {
                 let block = DeviceRange {
                     first,
                     count: PMD_PAGES,
                 };
-                let moved = self.evict_block(block, &mut batch, &mut copies);
+                let moved = self.parts.evict_block(block, &mut batch, &mut copies);
                 self.stats().add(Counter::Evicted, moved as u64);
             }
         }
-        self.restore();
-        Ok(self.pages.withdraw(range))
+        self.parts.restore();
+        Ok(self.pages().withdraw(range))
     }
 
     /// Brings pages back into use that [`Self::remove`] took out.
@@ -117,10 +117,10 @@ impl<M: MemoryOps> Memory<M> {
     pub fn add(&self, range: DeviceRange) -> Result {
         within::may_wait()?;
         let end = range.first.checked_add(range.count).ok_or(EINVAL)?;
-        if range.count == 0 || end > self.pages.limit() {
+        if range.count == 0 || end > self.pages().limit() {
             return Err(EINVAL);
         }
-        self.pages.restore(range);
+        self.pages().restore(range);
         Ok(())
     }
 }

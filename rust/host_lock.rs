@@ -8,6 +8,10 @@
 //! range is unlocked. See `Documentation/host-lock.rst`.
 
 use crate::{
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
     locks,
     mirror::{Device, Mirror},
     mm::{
@@ -66,11 +70,20 @@ impl From<Error> for Refused {
     }
 }
 
-/// A locked range.
-#[pin_data]
+/// A locked range. Dropping the last reference unpins its pages.
+///
+/// # Context
+///
+/// That may sleep. In a callback, with a table lock held and in a section a worker does it.
 pub struct Region {
     range: PageRange,
     grain: Grain,
+    held: Deferred<Pins>,
+}
+
+/// What a locked range holds. Dropping it takes the mmap lock.
+#[pin_data]
+struct Pins {
     /// Before `pages`, which they are of.
     #[pin]
     mappings: Mutex<KVec<DmaMapping>>,
@@ -79,6 +92,21 @@ pub struct Region {
     #[pin]
     users: Mutex<KVec<(usize, usize)>>,
     _accounted: Accounted,
+}
+
+impl DropWaits for Pins {}
+
+impl Pins {
+    fn new(pages: PinnedPages, accounted: Accounted) -> impl PinInit<Self, Error> {
+        let (name, key) = locks::dma_mappings();
+        let (users_name, users_key) = locks::lock_users();
+        try_pin_init!(Self {
+            mappings <- Mutex::new(KVec::new(), name, key),
+            pages,
+            users <- Mutex::new(KVec::new(), users_name, users_key),
+            _accounted: accounted,
+        }? Error)
+    }
 }
 
 impl Region {
@@ -94,12 +122,12 @@ impl Region {
 
     /// Locks that hold it.
     pub fn users(&self) -> usize {
-        self.users.lock().iter().map(|(_, count)| count).sum()
+        self.held.users.lock().iter().map(|(_, count)| count).sum()
     }
 
     /// The page at `device_address`.
     pub fn page(&self, device_address: usize) -> Option<CpuPagesMut<'_>> {
-        self.pages.page(self.index(device_address)?)
+        self.held.pages.page(self.index(device_address)?)
     }
 
     fn index(&self, device_address: usize) -> Option<usize> {
@@ -110,7 +138,7 @@ impl Region {
     /// The address of the page at `device_address` on `device`'s bus; `None` if it is not locked for it.
     pub fn dma(&self, device: &DmaDevice, device_address: usize) -> Option<DmaAddress> {
         let index = self.index(device_address)?;
-        let mappings = self.mappings.lock();
+        let mappings = self.held.mappings.lock();
         let mapping = mappings.iter().find(|mapping| mapping.is_for(device));
         mapping.and_then(|mapping| mapping.address(index))
     }
@@ -121,7 +149,7 @@ impl Region {
         let Some(index) = self.index(device_address) else {
             return;
         };
-        let mappings = self.mappings.lock();
+        let mappings = self.held.mappings.lock();
         if let Some(mapping) = mappings.iter().find(|mapping| mapping.is_for(device)) {
             mapping.sync(index, for_device);
         }
@@ -129,7 +157,7 @@ impl Region {
 
     /// Maps it for those of `agents` for which it is not.
     fn map_for(&self, agents: &[Arc<DmaDevice>]) -> Result {
-        let mut mappings = self.mappings.lock();
+        let mut mappings = self.held.mappings.lock();
         for agent in agents {
             if mappings.iter().any(|mapping| mapping.is_for(agent)) {
                 continue;
@@ -137,7 +165,7 @@ impl Region {
             mappings.reserve(1, GFP_KERNEL_ACCOUNT)?;
             // SAFETY: The pages are of this region, and dropped after the mappings.
             let mapping =
-                unsafe { DmaMapping::new(agent, &self.pages, self.grain == Grain::Fine)? };
+                unsafe { DmaMapping::new(agent, &self.held.pages, self.grain == Grain::Fine)? };
             mappings.push(mapping, GFP_KERNEL_ACCOUNT)?;
         }
         Ok(())
@@ -244,7 +272,7 @@ impl<D: Device> Mirror<D> {
             }
             let now = PinnedPages::new(&space.mmap_lock()?, range)?;
             let first = region.range.index_of(range.start()).ok_or(EINVAL)?;
-            if !now.is_part_of(&region.pages, first) {
+            if !now.is_part_of(&region.held.pages, first) {
                 return Err(Refused::Remapped);
             }
             region.map_for(agents)?;
@@ -252,19 +280,12 @@ impl<D: Device> Mirror<D> {
         }
         let accounted = space.account(range.pages())?;
         let pages = PinnedPages::new(&space.mmap_lock()?, range)?;
-        let (name, key) = locks::dma_mappings();
-        let (users_name, users_key) = locks::lock_users();
-        let region = Arc::pin_init(
-            pin_init!(Region {
-                range,
-                grain,
-                mappings <- Mutex::new(KVec::new(), name, key),
-                pages,
-                users <- Mutex::new(KVec::new(), users_name, users_key),
-                _accounted: accounted,
-            }),
-            GFP_KERNEL_ACCOUNT,
-        )?;
+        let region = Region {
+            range,
+            grain,
+            held: Deferred::pinned(Pins::new(pages, accounted), GFP_KERNEL_ACCOUNT)?,
+        };
+        let region = Arc::new(region, GFP_KERNEL_ACCOUNT).map_err(Error::from)?;
         region.map_for(agents)?;
         let locked = region.add_user(range.start())?;
         let end = RBTreeNode::new(range.end(), region.clone(), GFP_KERNEL_ACCOUNT)?;
@@ -301,7 +322,7 @@ impl<D: Device> Mirror<D> {
 impl Region {
     fn add_user(&self, addr: usize) -> Result<Locked> {
         let device_address = APERTURE + addr;
-        let mut users = self.users.lock();
+        let mut users = self.held.users.lock();
         match users.iter_mut().find(|(other, _)| *other == device_address) {
             Some((_, count)) => *count += 1,
             None => users.push((device_address, 1), GFP_KERNEL_ACCOUNT)?,
@@ -314,7 +335,7 @@ impl Region {
 
     /// Takes a user away, and says whether it was the last. `ENOENT`.
     fn remove_user(&self, device_address: usize) -> Result<bool> {
-        let mut users = self.users.lock();
+        let mut users = self.held.users.lock();
         let at = users.iter().position(|(other, _)| *other == device_address);
         let at = at.ok_or(ENOENT)?;
         if let Some((_, count)) = users.get_mut(at) {

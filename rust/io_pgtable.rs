@@ -12,7 +12,12 @@
 //! C header: [`include/linux/io-pgtable.h`](srctree/include/linux/io-pgtable.h)
 
 use crate::{
-    bindings, locks,
+    bindings,
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
+    locks,
     mirror::{Device, Place, TableGuard},
     mm::{addr::PageRange, device_pages::DeviceRange},
 };
@@ -54,16 +59,28 @@ pub struct Calls {
 ///
 /// It knows nothing of its own: [`Self::follow`] takes what the mirror has.
 ///
+/// # Context
+///
+/// The drop may sleep, because it may unregister the device. In a callback, with a table lock held and in atomic context
+/// a worker does that.
+pub struct LpaeTable {
+    parts: Deferred<Parts>,
+}
+
+/// The table, its lock and its device.
+///
 /// # Invariants
 ///
 /// `table` is changed and read only under `lock`; it goes before `device`, for which its memory is allocated.
 #[pin_data]
-pub struct LpaeTable {
+struct Parts {
     table: IoPageTable<ARM64LPAES1>,
     #[pin]
     lock: SpinLock<Calls>,
     _device: Arc<faux::Registration>,
 }
+
+impl DropWaits for Parts {}
 
 /// Whether a page can be at `physical`.
 #[inline]
@@ -90,21 +107,20 @@ impl LpaeTable {
         // SAFETY: The table is dropped before our reference of the registration, which keeps the device bound.
         let table = unsafe { io_page_table(&device, config) }?;
         let (name, key) = locks::io_pgtable();
-        KBox::pin_init(
-            pin_init!(Self {
-                table,
-                lock <- SpinLock::new(Calls::default(), name, key),
-                _device: device,
-            }),
-            GFP_KERNEL,
-        )
+        let parts = try_pin_init!(Parts {
+            table,
+            lock <- SpinLock::new(Calls::default(), name, key),
+            _device: device,
+        }? Error);
+        let parts = Deferred::pinned(parts, GFP_KERNEL)?;
+        Ok(KBox::pin(Self { parts }, GFP_KERNEL)?)
     }
 
     /// Where the hardware finds it: the value of `TTBR0`.
     #[inline]
     pub fn root(&self) -> u64 {
         // SAFETY: A number. Who gives it to hardware is a driver, and has that stop before the table goes.
-        unsafe { self.table.ttbr() }
+        unsafe { self.parts.table.ttbr() }
     }
 
     /// The physical address behind `addr`, and 0 if there is none. Under the lock.
@@ -113,7 +129,7 @@ impl LpaeTable {
         if addr >> BITS != 0 {
             return 0;
         }
-        let ops = self.table.raw_ops();
+        let ops = self.parts.table.raw_ops();
         // SAFETY: The operation is never null, and the table is alive.
         unsafe { (*ops).iova_to_phys.map_or(0, |walk| walk(ops, addr)) }
     }
@@ -127,7 +143,7 @@ impl LpaeTable {
 
     #[inline]
     fn lock(&self) -> Guard<'_, Calls, SpinLockBackend> {
-        let mut calls = self.lock.lock();
+        let mut calls = self.parts.lock.lock();
         calls.locks += 1;
         calls
     }
@@ -135,13 +151,13 @@ impl LpaeTable {
     /// What was asked of the format until now. Context: any but interrupts.
     #[inline]
     pub fn calls(&self) -> Calls {
-        *self.lock.lock()
+        *self.parts.lock.lock()
     }
 
     /// Bytes of the aligned block at `addr` for which there is no table; `None` if `addr` is mapped. Under the lock.
     #[inline]
     fn gap(&self, addr: usize) -> Option<usize> {
-        let ops = self.table.raw_ops();
+        let ops = self.parts.table.raw_ops();
         let mut found = bindings::arm_lpae_io_pgtable_walk_data { ptes: [0; 4] };
         // SAFETY: The table is alive, and this format records the entries of a walk there.
         let _ = unsafe {
@@ -161,7 +177,7 @@ impl LpaeTable {
         let pages = (end - addr) >> PAGE_SHIFT;
         // SAFETY: The lock is held. All pages were mapped as such, and with the quirk that we set the function ends
         // at the first that is not mapped.
-        let bytes = unsafe { self.table.unmap_pages(addr, PAGE_SIZE, pages) };
+        let bytes = unsafe { self.parts.table.unmap_pages(addr, PAGE_SIZE, pages) };
         if bytes != 0 {
             calls.unmaps += 1;
             return addr + bytes;
@@ -203,7 +219,8 @@ impl LpaeTable {
             // takes those away unmaps these.
             let (bytes, result) = unsafe {
                 let physical = run.physical + done as u64;
-                self.table
+                self.parts
+                    .table
                     .map_pages(addr, physical, PAGE_SIZE, pages, run.rights, GFP_NOWAIT)
             };
             result?;

@@ -7,6 +7,10 @@
 use super::pin::PinnedPages;
 use crate::{
     bindings,
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
     inject::{fails, Point},
     locks, //
 };
@@ -81,14 +85,13 @@ fn count_totals(mapped: usize, unmapped: usize) {
 /// One that a driver is bound to closes before it is unbound, by a devres action that [`bound`](Self::bound) registers.
 /// Whatever still has mappings then loses them, also if its owner forgot to drop it.
 ///
-/// # Invariants
+/// # Context
 ///
-/// We have a reference of `raw`. As long as it is not closed, it is registered and prepared for DMA, and if it is not
-/// `software`, bound to its driver; with `software` it is ours.
+/// Dropping the last reference may sleep, as unregistering a device does. In a callback and in atomic context a worker
+/// does that.
 #[pin_data(PinnedDrop)]
 pub struct DmaDevice {
-    raw: NonNull<bindings::device>,
-    software: bool,
+    raw: Deferred<RawDevice>,
     /// Device and CPU see each other's writes, and no page is bounced. Does not change while the device is bound.
     coherent: bool,
     closed: AtomicFlag,
@@ -101,10 +104,35 @@ pub struct DmaDevice {
     users: Mutex<Users>,
 }
 
+/// A device of the kernel's, which dropping this unregisters or gives back.
+///
+/// # Invariants
+///
+/// We have a reference of `device`. As long as its [`DmaDevice`] is not closed, it is registered and prepared for DMA,
+/// and if it is not `software`, bound to its driver; with `software` it is ours.
+struct RawDevice {
+    device: NonNull<bindings::device>,
+    software: bool,
+}
+
 // SAFETY: A device may be used and unregistered anywhere.
-unsafe impl Send for DmaDevice {}
+unsafe impl Send for RawDevice {}
 // SAFETY: Its DMA functions may be called by several tasks.
-unsafe impl Sync for DmaDevice {}
+unsafe impl Sync for RawDevice {}
+
+impl DropWaits for RawDevice {}
+
+impl Drop for RawDevice {
+    fn drop(&mut self) {
+        // SAFETY: Ours by the type invariant, and not used any more.
+        unsafe {
+            match self.software {
+                true => bindings::rust_hmm_dma_destroy(self.device.as_ptr()),
+                false => bindings::rust_hmm_dma_release(self.device.as_ptr()),
+            }
+        }
+    }
+}
 
 /// Somebody needs the device to be there: it stays open.
 pub(crate) struct Open<'d>(&'d DmaDevice);
@@ -166,41 +194,29 @@ impl DmaDevice {
     /// `raw` must be as the type invariant has it. It becomes this one's, also after an error.
     unsafe fn make(raw: NonNull<bindings::device>, software: bool) -> Result<Arc<Self>> {
         let (name, key) = locks::dma_users();
+        // INVARIANT: By the function's requirements.
+        let raw = RawDevice {
+            device: raw,
+            software,
+        };
         // SAFETY: Registered and prepared by the function's requirements.
-        let coherent = unsafe { bindings::rust_hmm_dma_is_coherent(raw.as_ptr()) };
-        let this = Arc::pin_init(
-            pin_init!(Self {
-                // INVARIANT: By the function's requirements.
-                raw,
-                software,
+        let coherent = unsafe { bindings::rust_hmm_dma_is_coherent(raw.device.as_ptr()) };
+        Arc::pin_init(
+            try_pin_init!(Self {
+                raw: Deferred::new(|| Ok(raw), GFP_KERNEL)?,
                 coherent,
                 closed: AtomicFlag::new(false),
                 calls: Atomic::new(0),
                 mapped: Atomic::new(0),
                 unmapped: Atomic::new(0),
                 users <- Mutex::new(RBTree::new(), name, key),
-            }),
+            }? Error),
             GFP_KERNEL,
-        );
-        // SAFETY: By the function's requirements; nobody has seen it.
-        this.inspect_err(|_| unsafe { Self::give_back(raw, software) })
-    }
-
-    /// # Safety
-    ///
-    /// As for [`Self::make`]; `raw` must not be used any more.
-    unsafe fn give_back(raw: NonNull<bindings::device>, software: bool) {
-        // SAFETY: By the function's requirements.
-        unsafe {
-            match software {
-                true => bindings::rust_hmm_dma_destroy(raw.as_ptr()),
-                false => bindings::rust_hmm_dma_release(raw.as_ptr()),
-            }
-        }
+        )
     }
 
     pub(super) fn as_raw(&self) -> *mut bindings::device {
-        self.raw.as_ptr()
+        self.raw.device.as_ptr()
     }
 
     /// Keeps the device from being closed. `ENODEV` if it is.
@@ -314,8 +330,6 @@ impl PinnedDrop for DmaDevice {
     fn drop(self: Pin<&mut Self>) {
         // Mappings hold a reference of this.
         self.check_live();
-        // SAFETY: Ours by the type invariant.
-        unsafe { Self::give_back(self.raw, self.software) };
     }
 }
 

@@ -6,25 +6,48 @@
 //! until it is dropped. While one counts, the file is ready.
 
 use super::fence::Fence;
-use crate::{bindings, locks};
+use crate::{
+    bindings,
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
+    locks, //
+};
 use kernel::{
     ffi,
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic, AtomicFlag},
         poll::PollCondVar,
-        Arc, //
+        Arc,
+        LockClassKey, //
     },
     types::Opaque, //
 };
 
 /// Fences of a file that have signalled, and the tasks that poll the file for that.
-#[pin_data]
 pub struct Watch {
     signalled: Atomic<usize>,
+    changed: Deferred<Pollers>,
+}
+
+/// The tasks that poll the file. Dropping it waits for an RCU grace period.
+#[pin_data]
+struct Pollers {
     #[pin]
     changed: PollCondVar,
 }
+
+impl Pollers {
+    fn new(name: &'static CStr, key: Pin<&'static LockClassKey>) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            changed <- PollCondVar::new(name, key),
+        }? Error)
+    }
+}
+
+impl DropWaits for Pollers {}
 
 impl Watch {
     /// Makes one that no fence counts in.
@@ -35,16 +58,15 @@ impl Watch {
     ///
     /// # Context
     ///
-    /// May sleep; dropping the last reference may, too.
+    /// May sleep. Dropping the last reference may, too, but not in a callback or in atomic context.
     pub fn new() -> Result<Arc<Self>> {
         let (name, key) = locks::fence_watch();
-        Arc::pin_init(
-            pin_init!(Self {
-                signalled: Atomic::new(0),
-                changed <- PollCondVar::new(name, key),
-            }),
-            GFP_KERNEL_ACCOUNT,
-        )
+        let pollers = Pollers::new(name, key);
+        let watch = Self {
+            signalled: Atomic::new(0),
+            changed: Deferred::pinned(pollers, GFP_KERNEL_ACCOUNT)?,
+        };
+        Ok(Arc::new(watch, GFP_KERNEL_ACCOUNT)?)
     }
 
     /// Whether a watched fence has signalled.
@@ -54,7 +76,7 @@ impl Watch {
 
     /// Notified when [`Self::is_ready`] becomes true.
     pub fn changed(&self) -> &PollCondVar {
-        &self.changed
+        &self.changed.changed
     }
 }
 
@@ -116,7 +138,7 @@ impl Watched {
         let this = unsafe { &*data.cast::<Self>() };
         this.has_signalled.store(true, Relaxed);
         this.watch.signalled.add(1, Relaxed);
-        this.watch.changed.notify_all();
+        this.watch.changed().notify_all();
     }
 }
 

@@ -8,6 +8,10 @@
 use super::dma::{DeviceAddress, DmaDevice, Maps, PeerAddress};
 use crate::{
     bindings,
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
     inject::{fails, Point},
     locks, //
 };
@@ -151,7 +155,10 @@ impl Drop for ReleaseOnUnbind {
 #[pinned_drop]
 impl PinnedDrop for PciMemory {
     fn drop(self: Pin<&mut Self>) {
-        self.release();
+        // Devres had a reference until it has released the memory, so that this does not wait.
+        if !self.released.load(Acquire) {
+            self.release();
+        }
         // SAFETY: Our reference.
         unsafe { bindings::rust_hmm_pci_function_put(self.raw.as_ptr()) };
     }
@@ -195,10 +202,19 @@ impl PinnedDrop for Mapped {
 
 /// Memory of a PCI function as another function or device sees it. Dropping it unmaps it; so does closing the device,
 /// or releasing the memory.
-pub struct PeerMemory {
+///
+/// # Context
+///
+/// The drop may sleep. In a callback and in atomic context a worker unmaps it.
+pub struct PeerMemory(Deferred<Peer>);
+
+/// The mapping, and the memory that is mapped.
+struct Peer {
     mapped: Arc<Mapped>,
     memory: Arc<PciMemory>,
 }
+
+impl DropWaits for Peer {}
 
 impl PeerMemory {
     /// Maps all of `memory` for `device`.
@@ -244,29 +260,32 @@ impl PeerMemory {
         })?;
         users.push(mapped.clone(), GFP_KERNEL)?;
         drop(users);
-        let this = Self {
+        let this = Peer {
             mapped,
             memory: memory.clone(),
         };
-        device.add(this.mapped.clone())?;
-        Ok(this)
+        let add = || {
+            device.add(this.mapped.clone())?;
+            Ok(this)
+        };
+        Deferred::new(add, GFP_KERNEL).map(Self)
     }
 
     /// Where the device finds `bytes` from `at` on; `None` beyond the end, or if the memory is gone.
     pub fn address(&self, at: DeviceAddress, bytes: u64) -> Option<PeerAddress> {
         let end = at.raw().checked_add(bytes)?;
-        let mapped = &self.mapped;
+        let mapped = &self.0.mapped;
         (end <= mapped.size && !mapped.gone.load(Relaxed))
             .then(|| PeerAddress::new(mapped.address + at.raw()))
     }
 
     /// Whether it is of `memory`.
     pub fn is_of(&self, memory: &Arc<PciMemory>) -> bool {
-        Arc::ptr_eq(&self.memory, memory)
+        Arc::ptr_eq(&self.0.memory, memory)
     }
 }
 
-impl Drop for PeerMemory {
+impl Drop for Peer {
     fn drop(&mut self) {
         self.mapped.close();
         self.memory
@@ -308,7 +327,14 @@ impl<T: Interrupted> Drop for Registered<T> {
 
 /// The interrupt of a PCI device, signalled by a message. It is freed when this is dropped or the device is unbound,
 /// whichever is first. Both wait for a handler that runs, and keep the device from accessing memory afterwards.
-pub struct Interrupt<T: Interrupted>(#[expect(dead_code)] Devres<Registered<T>>);
+///
+/// # Context
+///
+/// The drop may sleep. In a callback, in atomic context and in the handler itself it returns at once, and a worker frees
+/// the interrupt.
+pub struct Interrupt<T: Interrupted>(#[expect(dead_code)] Deferred<Devres<Registered<T>>>);
+
+impl<T: Interrupted> DropWaits for Devres<Registered<T>> {}
 
 impl<T: Interrupted> Interrupt<T> {
     /// Has `handler` called. Also lets the device access memory. Context: may sleep.
@@ -338,7 +364,8 @@ impl<T: Interrupted> Interrupt<T> {
             raw: NonNull::new(raw).ok_or_else(|| Error::from_errno(error))?,
             _handler: handler,
         };
-        Ok(Self(Devres::new(device.as_ref(), registered)?))
+        let managed = || Devres::new(device.as_ref(), registered);
+        Deferred::new(managed, GFP_KERNEL).map(Self)
     }
 
     /// # Safety

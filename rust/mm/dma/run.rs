@@ -5,6 +5,10 @@
 use super::{address::DmaAddress, DmaDevice, Maps};
 use crate::{
     bindings,
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
     inject::{fails, Point}, //
 };
 use core::ptr::NonNull;
@@ -178,12 +182,23 @@ impl Maps for Shared {
 
 /// Memory that a device and the CPU see alike, of zeros at first. It is freed when this is dropped or the device is
 /// closed, whichever is first; the device must not use it any more then.
+///
+/// # Context
+///
+/// The drop may sleep. In a callback and in atomic context a worker frees the memory.
 pub struct DmaBuffer {
-    device: Arc<DmaDevice>,
-    shared: Arc<Shared>,
+    owned: Deferred<Owned>,
     address: DmaAddress,
     bytes: usize,
 }
+
+/// Memory of a buffer, which dropping this frees.
+struct Owned {
+    device: Arc<DmaDevice>,
+    shared: Arc<Shared>,
+}
+
+impl DropWaits for Owned {}
 
 impl DmaBuffer {
     /// Allocates `pages`. Context: may sleep.
@@ -206,10 +221,15 @@ impl DmaBuffer {
             }? Error),
             GFP_KERNEL,
         )?;
-        device.add(shared.clone())?;
+        let own = || {
+            device.add(shared.clone())?;
+            Ok(Owned {
+                device: device.clone(),
+                shared,
+            })
+        };
         Ok(Self {
-            device: device.clone(),
-            shared,
+            owned: Deferred::new(own, GFP_KERNEL)?,
             address,
             bytes,
         })
@@ -223,7 +243,7 @@ impl DmaBuffer {
 
     /// Reads from byte `at` on. `EINVAL` beyond the end; `ENODEV` if the device is closed. Context: any.
     pub fn read(&self, at: usize, to: &mut [u8]) -> Result {
-        let memory = self.shared.memory.try_access().ok_or(ENODEV)?;
+        let memory = self.owned.shared.memory.try_access().ok_or(ENODEV)?;
         let from = memory.at(at, to.len())?;
         // SAFETY: So many bytes are there; the device may write them meanwhile, which the function is for.
         unsafe {
@@ -238,7 +258,7 @@ impl DmaBuffer {
 
     /// Writes from byte `at` on. `EINVAL` beyond the end; `ENODEV` if the device is closed. Context: any.
     pub fn write(&self, at: usize, from: &[u8]) -> Result {
-        let memory = self.shared.memory.try_access().ok_or(ENODEV)?;
+        let memory = self.owned.shared.memory.try_access().ok_or(ENODEV)?;
         let to = memory.at(at, from.len())?;
         // SAFETY: As in `read`.
         unsafe {
@@ -248,7 +268,7 @@ impl DmaBuffer {
     }
 }
 
-impl Drop for DmaBuffer {
+impl Drop for Owned {
     fn drop(&mut self) {
         self.shared.close();
         let this: Arc<dyn Maps> = self.shared.clone();
@@ -323,7 +343,7 @@ mod tests {
         let kept = DmaBuffer::new(&device, 1)?;
         let forgotten = ManuallyDrop::new(DmaBuffer::new(&device, 1)?);
         assert_eq!(device.close(), 0);
-        assert!(forgotten.shared.memory.try_access().is_none());
+        assert!(forgotten.owned.shared.memory.try_access().is_none());
         assert_eq!(kept.read(0, &mut [0; 8]), Err(ENODEV));
         assert_eq!(kept.write(0, &[0; 8]), Err(ENODEV));
         assert_eq!(DmaBuffer::new(&device, 1).err(), Some(ENODEV));

@@ -76,7 +76,7 @@ impl Window {
             places.push(Atomic::new(FREE), GFP_KERNEL_ACCOUNT)?;
         }
         let mut window = Self {
-            device: device.raw,
+            device: device.raw.device,
             raw: Atomic::new(0),
             places,
             live: Atomic::new(0),

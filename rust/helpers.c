@@ -33,6 +33,10 @@
 #if IS_BUILTIN(CONFIG_KUNIT)
 #include <kunit/test.h>
 #include <kunit/test-bug.h>
+#include <linux/anon_inodes.h>
+#include <linux/fs.h>
+#include <linux/kdev_t.h>
+#include <linux/major.h>
 #include <linux/mman.h>
 #endif
 
@@ -540,5 +544,26 @@ unsigned long rust_hmm_kunit_mmap(unsigned long len)
 int rust_hmm_kunit_munmap(unsigned long addr, unsigned long len)
 {
 	return vm_munmap(addr, len);
+}
+
+/*
+ * Opens the misc device of @minor, with misc_mtx held as in an open of its
+ * node. The thread of a test has no root directory in which the node is.
+ */
+struct file *rust_hmm_kunit_open_misc(unsigned int minor)
+{
+	static const struct file_operations none;
+	struct file *file;
+	struct inode *inode;
+	int ret;
+
+	file = anon_inode_create_getfile("[hmm_kunit]", &none, NULL, O_RDWR, NULL);
+	if (IS_ERR(file))
+		return file;
+	inode = file_inode(file);
+	init_special_inode(inode, S_IFCHR | 0600, MKDEV(MISC_MAJOR, minor));
+	ret = inode->i_fop->open(inode, file);
+	/* The file is leaked then: only the VFS can undo a part of an open. */
+	return ret ? ERR_PTR(ret) : file;
 }
 #endif

@@ -216,5 +216,6 @@ unsigned long rust_hmm_kunit_migrate_pfn(unsigned long pfn);
 bool rust_hmm_kunit_is_dirty(unsigned long pfn);
 unsigned long rust_hmm_kunit_mmap(unsigned long len);
 int rust_hmm_kunit_munmap(unsigned long addr, unsigned long len);
+struct file *rust_hmm_kunit_open_misc(unsigned int minor);
 
 #endif /* _RUST_HMM_HELPERS_H */

@@ -33,13 +33,17 @@ use kernel::{
 };
 
 mod dma;
+mod dropped;
 mod entries;
 mod exclusive;
+mod file;
 mod host_lock;
 mod migration;
+mod nosy;
 mod pull;
 mod reentry;
 mod retry;
+mod two_walkers;
 
 /// Memory of one block, which is enough for the pages at its end and start.
 struct TestMemory {

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A node whose callbacks call the API, and drop the node, in KUnit.
+
+use super::{
+    dropped::Counted,
+    nosy::{
+        call_all,
+        Cargo,
+        Nosy,
+        Target, //
+    },
+    *, //
+};
+use crate::{
+    mm::anon,
+    node::{
+        FileOps,
+        Node,
+        OpenFile, //
+    },
+};
+use core::ptr::null_mut;
+use kernel::{
+    error::from_err_ptr,
+    mm::virt::VmaNew,
+    sync::SpinLock, //
+};
+
+static FILE_OPS: FileOps<File> = FileOps::new();
+
+// SAFETY: The kernel takes null for code that is built in. The files of a test are closed by it.
+static BUILT_IN: ThisModule = unsafe { ThisModule::from_ptr(null_mut()) };
+
+/// What the callbacks of a node do.
+#[pin_data]
+pub(super) struct Gate {
+    /// Dropped by the next open.
+    #[pin]
+    cargo: SpinLock<Option<Cargo>>,
+    /// What mmap calls.
+    #[pin]
+    target: SpinLock<Target>,
+    called: Atomic<u32>,
+    refused: Atomic<u32>,
+    /// The errno of a node that open tried to make.
+    made: Atomic<i32>,
+    _counted: Counted,
+}
+
+impl Gate {
+    pub(super) fn new(counted: Counted) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                cargo <- kernel::new_spinlock!(None),
+                target <- kernel::new_spinlock!(None),
+                called: Atomic::new(0),
+                refused: Atomic::new(0),
+                made: Atomic::new(0),
+                _counted: counted,
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Registers a node that leads here. There can be one at a time.
+    pub(super) fn node(self: &Arc<Self>) -> Result<Pin<KBox<Node<File>>>> {
+        let node = Node::new(c"hmm_kunit", &FILE_OPS, &BUILT_IN, self.clone());
+        KBox::pin_init(node, GFP_KERNEL)
+    }
+
+    /// Has the next open drop `cargo`.
+    pub(super) fn load(&self, cargo: Cargo) {
+        *self.cargo.lock() = Some(cargo);
+    }
+
+    /// Has the next mmap call `mirror`.
+    pub(super) fn arm(&self, mirror: &Arc<Mirror<Nosy>>, range: PageRange) {
+        *self.target.lock() = Some((mirror.clone(), range));
+    }
+
+    /// Calls that mmap has made, and those that were refused.
+    pub(super) fn refused(&self) -> (u32, u32) {
+        (self.called.load(Relaxed), self.refused.load(Relaxed))
+    }
+
+    /// The error of a node that open tried to make.
+    pub(super) fn made(&self) -> Option<Error> {
+        match self.made.load(Relaxed) {
+            0 => None,
+            errno => Some(Error::from_errno(errno)),
+        }
+    }
+}
+
+/// An open file of the node.
+pub(super) struct File(Arc<Gate>);
+
+impl OpenFile for File {
+    type Device = Gate;
+
+    fn open(gate: Arc<Gate>) -> Result<Pin<KBox<Self>>> {
+        let cargo = gate.cargo.lock().take();
+        drop(cargo);
+        if let Err(error) = gate.node() {
+            gate.made.store(error.to_errno(), Relaxed);
+        }
+        Ok(KBox::pin(Self(gate), GFP_KERNEL)?)
+    }
+
+    fn ioctl(&self, _command: u32, _argument: usize) -> Result<isize> {
+        Err(ENOTTY)
+    }
+
+    fn mmap(&self, _vma: &VmaNew) -> Result {
+        let target = self.0.target.lock().take();
+        if let Some((mirror, range)) = target {
+            let (called, refused) = call_all(&mirror, range);
+            self.0.called.store(called, Relaxed);
+            self.0.refused.store(refused, Relaxed);
+        }
+        Err(ENODEV)
+    }
+}
+
+/// The node, opened as a process does it.
+///
+/// # Invariants
+///
+/// We have a reference of the file.
+pub(super) struct OpenNode(*mut bindings::file);
+
+impl OpenNode {
+    /// Opens the node of number `minor`.
+    pub(super) fn new(minor: u32) -> Result<Self> {
+        // SAFETY: No preconditions.
+        let file = unsafe { bindings::rust_hmm_kunit_open_misc(minor) };
+        // INVARIANT: The reference of the one who opens.
+        Ok(Self(from_err_ptr(file)?))
+    }
+
+    /// Maps a page of it. Returns the error.
+    pub(super) fn map(&self) -> Result<usize> {
+        // SAFETY: An open file, of which we have a reference.
+        unsafe { anon::map_file(self.0, PAGE_SIZE, 0) }
+    }
+}
+
+impl Drop for OpenNode {
+    fn drop(&mut self) {
+        // At once: the operations are those of this module, which may be unloaded after the tests.
+        //
+        // SAFETY: Our reference, in a kernel thread.
+        unsafe { bindings::__fput_sync(self.0) };
+    }
+}

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A device whose callbacks call the API, and drop what a test has given them.
+
+use super::*;
+use crate::{
+    attributes::Change,
+    connection::Connection,
+    events::Event as Told,
+    host_lock::{Grain, Refused},
+    mm::{
+        device_pages::DeviceRange,
+        fence::{Fence, Pending}, //
+    },
+    policy::InPlace,
+    queue::Stop,
+    within, //
+};
+use kernel::sync::{
+    atomic::AtomicFlag,
+    Mutex,
+    SpinLock, //
+};
+
+/// Where the API is called from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum From {
+    FlushStart,
+    FlushWait,
+    Copy,
+    Kick,
+    FailAllocation,
+    Choose,
+    Connection,
+    CopyTo,
+    Cancelled,
+    MemoryEvent,
+    CopyAtOnce,
+    Freed,
+    FlushSleeps,
+    Event,
+}
+
+pub(super) const PLACES: usize = From::Event as usize + 1;
+
+/// What the callbacks call, while they do.
+pub(super) type Target = Option<(Arc<Mirror<Nosy>>, PageRange)>;
+
+/// What the callbacks know, and what their calls said.
+#[pin_data]
+pub(super) struct Probe {
+    // A spinlock: pages may be freed where sleeping is not allowed.
+    #[pin]
+    target: SpinLock<Target>,
+    /// Dropped in the next callback of the kind.
+    #[pin]
+    cargo: SpinLock<Option<(From, Cargo)>>,
+    /// By place: calls of the API, and those of them that were refused.
+    pub(super) called: [Atomic<u32>; PLACES],
+    pub(super) refused: [Atomic<u32>; PLACES],
+    /// Walkers entered.
+    pub(super) entered: [Atomic<u32>; PLACES],
+    pub(super) walkers: Arc<Walkers<u32>>,
+    fence: Fence,
+    /// Within [`Probe::ask`]: what that calls may tell of events.
+    asking: AtomicFlag,
+    /// Set by the next copy, which then waits until it is cancelled.
+    #[pin]
+    pub(super) stop: Mutex<Option<Stop>>,
+    #[pin]
+    kept: Mutex<Option<CopyJob>>,
+}
+
+/// Calls of [`call_all`].
+pub(super) const CALLS: u32 = 22;
+
+/// Calls everything that waits. Returns how many calls there were, and how many were refused.
+pub(super) fn call_all(mirror: &Mirror<Nosy>, range: PageRange) -> (u32, u32) {
+    let refused = Err(within::deadlock());
+    let current = current!();
+    let again = current.mm().map(|mm| {
+        let device = Nosy(mirror.device().0.clone());
+        crate::new_mirror!(mm, device).map(|_| ())
+    });
+    let memory = &mirror.device().0.memory;
+    let none = DeviceRange { first: 0, count: 0 };
+    let locked = mirror.lock(range, &[], Grain::Coarse);
+    let calls = [
+        mirror.fault(range, Access::Read),
+        mirror.fault(range, Access::Snapshot),
+        mirror.snapshot(range, |_| ()),
+        mirror.make_exclusive(range),
+        mirror.discard(range),
+        mirror.lock_table().map(|_| ()),
+        mirror.migrate(range).to_device().map(|_| ()),
+        mirror.migrate(range).to_system().map(|_| ()),
+        mirror.drain().map(|_| ()),
+        memory.evict_all().map(|_| ()),
+        memory.evict_all_killable().map(|_| ()),
+        again.unwrap_or(refused),
+        mirror.serve(range, Access::Read, &InPlace).map(|_| ()),
+        mirror.pull(range, mirror).map(|_| ()),
+        mirror.set_attributes(range, &Change::default()),
+        mirror.attributes(range).map(|_| ()),
+        locked.map(|_| ()).map_err(|refused| match refused {
+            Refused::Error(error) => error,
+            _ => EINVAL,
+        }),
+        mirror.unlock(0),
+        mirror.device().0.probe.fence.synchronize(None),
+        memory.remove(none).map(|_| ()),
+        memory.add(none),
+        // Last: afterwards the memory is gone.
+        memory.unplug().map(|_| ()),
+    ];
+    // What never waits is fine anywhere.
+    let _alive = mirror.is_alive();
+    let count = calls.iter().filter(|call| **call == refused).count();
+    (calls.len() as u32, count as u32)
+}
+
+/// Objects that a callback drops.
+pub(super) type Cargo = KVec<KBox<dyn Send>>;
+
+impl Probe {
+    /// Has the next callback of the kind `from` drop `cargo`.
+    pub(super) fn load(&self, from: From, cargo: Cargo) {
+        *self.cargo.lock() = Some((from, cargo));
+    }
+
+    /// Whether no callback has dropped the cargo.
+    pub(super) fn is_loaded(&self) -> bool {
+        self.cargo.lock().is_some()
+    }
+
+    fn unload(&self, from: From) {
+        let mut cargo = self.cargo.lock();
+        let taken = match &*cargo {
+            Some((at, _)) if *at == from => cargo.take(),
+            _ => None,
+        };
+        drop(cargo);
+        drop(taken);
+    }
+
+    fn ask(&self, from: From) {
+        self.unload(from);
+        let Some((mirror, range)) = self.target.lock().clone() else {
+            return;
+        };
+        if self.asking.xchg(true, Relaxed) {
+            return;
+        }
+        let (called, refused) = call_all(&mirror, range);
+        let at = from as usize;
+        for (counters, by) in [(&self.called, called), (&self.refused, refused)] {
+            if let Some(counter) = counters.get(at) {
+                counter.add(by, Relaxed);
+            }
+        }
+        let entered = mirror.enter(0).is_ok() && self.walkers.with(0, |_| ()).is_some();
+        if let Some(counter) = self.entered.get(at) {
+            counter.add(u32::from(entered), Relaxed);
+        }
+        self.asking.store(false, Relaxed);
+    }
+
+    /// Whether it was called from there, and all was refused but the walkers.
+    pub(super) fn was_refused(&self, from: From) -> bool {
+        let get = |counters: &[Atomic<u32>; PLACES]| {
+            let counter = counters.get(from as usize);
+            counter.map_or(0, |counter| counter.load(Relaxed))
+        };
+        get(&self.called) > 0
+            && get(&self.called) == get(&self.refused)
+            && get(&self.entered) * CALLS == get(&self.called)
+    }
+}
+
+pub(super) struct NosyMemory(Arc<Probe>);
+
+impl MemoryOps for NosyMemory {
+    fn copy(&self, job: CopyJob) {
+        self.0.ask(From::Copy);
+        if let Some(stop) = self.0.stop.lock().take() {
+            *self.0.kept.lock() = Some(job);
+            stop.set();
+            return;
+        }
+        // The contents do not matter here.
+        job.complete(Ok(()));
+    }
+
+    fn copy_at_once(&self, _copy: &Copy<'_>) -> Option<Result> {
+        self.0.ask(From::CopyAtOnce);
+        None
+    }
+
+    fn freed(&self, _range: DeviceRange) {
+        self.0.ask(From::Freed);
+    }
+
+    fn cancelled(&self) {
+        self.0.ask(From::Cancelled);
+        drop(self.0.kept.lock().take());
+    }
+
+    fn choose(&self, _order: u32) -> Option<usize> {
+        self.0.ask(From::Choose);
+        None
+    }
+
+    fn connection(&self, _other: &Self, _kind: Kind) -> Connection {
+        self.0.ask(From::Connection);
+        Connection::Migratable
+    }
+
+    fn copy_to(&self, _other: &Self, job: CopyJob) {
+        self.0.ask(From::CopyTo);
+        job.complete(Ok(()));
+    }
+
+    fn wants_events(&self) -> bool {
+        true
+    }
+
+    fn event(&self, _space: Cookie, _event: &Told) {
+        self.0.ask(From::MemoryEvent);
+    }
+
+    fn kick(&self) {
+        self.0.ask(From::Kick);
+    }
+
+    fn fail_allocation(&self, _order: u32) -> bool {
+        self.0.ask(From::FailAllocation);
+        false
+    }
+}
+
+#[pin_data]
+pub(super) struct Card {
+    pub(super) probe: Arc<Probe>,
+    #[pin]
+    pub(super) memory: Memory<NosyMemory>,
+}
+
+pub(super) struct Nosy(pub(super) Arc<Card>);
+
+impl Device for Nosy {
+    type Memory = NosyMemory;
+    type Format = Radix4;
+    type Walker = u32;
+    type Flush = ();
+
+    fn memory(&self) -> Option<&Memory<NosyMemory>> {
+        Some(&self.0.memory)
+    }
+
+    fn walkers(&self) -> Option<Arc<Walkers<u32>>> {
+        Some(self.0.probe.walkers.clone())
+    }
+
+    fn flush_sleeps(&self) -> bool {
+        self.0.probe.ask(From::FlushSleeps);
+        true
+    }
+
+    fn wants_events(&self) -> bool {
+        true
+    }
+
+    fn event(&self, _mirror: u32, _event: &Told) {
+        self.0.probe.ask(From::Event);
+    }
+
+    fn flush_start(&self, _range: PageRange) {
+        self.0.probe.ask(From::FlushStart);
+    }
+
+    fn flush_wait(&self, (): ()) {
+        self.0.probe.ask(From::FlushWait);
+    }
+}
+
+/// A mirror whose callbacks call it, for the pages of a new mapping.
+pub(super) fn nosy(pages: usize) -> Result<(Arc<Mirror<Nosy>>, PageRange)> {
+    let range = map(pages)?;
+    let probe = Arc::pin_init(
+        try_pin_init!(Probe {
+            target <- kernel::new_spinlock!(None),
+            cargo <- kernel::new_spinlock!(None),
+            called: [const { Atomic::new(0) }; PLACES],
+            refused: [const { Atomic::new(0) }; PLACES],
+            entered: [const { Atomic::new(0) }; PLACES],
+            walkers: Walkers::new(2, |_| Ok(0))?,
+            // It has ended: to wait for it is no more than to ask.
+            fence: Pending::new(Cookie::NONE)?.fence(),
+            asking: AtomicFlag::new(false),
+            stop <- kernel::new_mutex!(None),
+            kept <- kernel::new_mutex!(None),
+        }? Error),
+        GFP_KERNEL,
+    )?;
+    let card = Arc::pin_init(
+        try_pin_init!(Card {
+            memory <- Memory::new(NosyMemory(probe.clone()), Kind::Private, 512),
+            probe,
+        }? Error),
+        GFP_KERNEL,
+    )?;
+    let current = current!();
+    let mm = current.mm().ok_or(EINVAL)?;
+    let mirror = Arc::new(crate::new_mirror!(mm, Nosy(card))?, GFP_KERNEL)?;
+    Ok((mirror, range))
+}
+
+/// Lets the callbacks call the mirror as long as this exists.
+pub(super) struct Armed<'a>(pub(super) &'a Probe);
+
+impl<'a> Armed<'a> {
+    pub(super) fn new(mirror: &'a Arc<Mirror<Nosy>>, range: PageRange) -> Self {
+        let probe = &mirror.device().0.probe;
+        *probe.target.lock() = Some((mirror.clone(), range));
+        Self(probe)
+    }
+}
+
+impl Drop for Armed<'_> {
+    fn drop(&mut self) {
+        *self.0.target.lock() = None;
+    }
+}

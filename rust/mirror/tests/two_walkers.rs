@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Two tasks that enter two walkers in opposite order, in KUnit.
+
+use super::*;
+use crate::thread::Thread;
+use kernel::{
+    sync::atomic::ordering::Acquire,
+    time::{
+        delay::{fsleep, udelay},
+        Delta, //
+    },
+};
+
+#[kunit_tests(rust_hmm_two_walkers)]
+mod suite {
+    use super::*;
+
+    /// Told by the threads of the next test.
+    #[derive(Default)]
+    struct Seen {
+        inside: u32,
+        refused: u32,
+    }
+
+    #[test]
+    fn two_walkers_the_wrong_way_round() -> Result {
+        let walkers = Walkers::new(2, |_| Ok(Seen::default()))?;
+        let ready = Arc::new([const { Atomic::new(0u32) }; 2], GFP_KERNEL)?;
+        let mut threads = KVec::new();
+        for own in 0..2usize {
+            let (walkers, ready) = (walkers.clone(), ready.clone());
+            let thread = Thread::spawn(c"hmm-test", move || {
+                walkers.with(own, |seen| {
+                    seen.inside = 1;
+                    if let (Some(mine), Some(theirs)) = (ready.get(own), ready.get(1 - own)) {
+                        mine.store(1, Release);
+                        // Until both are in theirs; on one processor that will never be.
+                        for _ in 0..5000 {
+                            if theirs.load(Acquire) != 0 {
+                                break;
+                            }
+                            udelay(Delta::from_micros(100));
+                        }
+                    }
+                    // One of them could get it when the other has left; never do both wait.
+                    seen.refused = u32::from(walkers.with(1 - own, |_| ()).is_none());
+                });
+            })?;
+            threads.push(thread, GFP_KERNEL)?;
+        }
+        // Not by their locks, for which this would spin on the processor that the other one needs.
+        let all = || ready.iter().all(|ready| ready.load(Acquire) != 0);
+        for _ in 0..5000 {
+            if all() {
+                break;
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        assert!(all());
+        drop(threads);
+        let refused = |index| walkers.with(index, |seen| seen.refused);
+        let both = refused(0).zip(refused(1)).ok_or(EINVAL)?;
+        // If they met, one was refused at least.
+        assert!(both.0 + both.1 >= 1 || kernel::cpu::nr_cpu_ids() == 1);
+        Ok(())
+    }
+}

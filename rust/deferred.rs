@@ -185,7 +185,7 @@ unsafe fn queue(
     }
 }
 
-/// DropWaits until all objects that were queued are dropped.
+/// Waits until all objects that were queued are dropped.
 ///
 /// # Context
 ///

@@ -152,7 +152,8 @@ EXPORT_SYMBOL_GPL(rust_hmm_sleep_killable);
 /* Where the kernel does not count, it cannot be told: then lockdep must. */
 bool rust_hmm_may_sleep(void)
 {
-	return in_task() && (!IS_ENABLED(CONFIG_PREEMPT_COUNT) || preemptible());
+	return in_task() && !rcu_preempt_depth() &&
+	       (!IS_ENABLED(CONFIG_PREEMPT_COUNT) || preemptible());
 }
 EXPORT_SYMBOL_GPL(rust_hmm_may_sleep);
 

@@ -106,9 +106,10 @@ impl Name {
             .filter(|place| place.born.load(Relaxed) == self.born)
     }
 
-    /// Notes it.
+    /// Notes it, if it is not noted yet. Both are one look at the table: callbacks come for each page.
     fn note(&self) -> Option<&'static Place> {
         let place = match self.noted() {
+            Some(place) if place.born.load(Relaxed) == self.born => return Some(place),
             // Of a task that has ended with a guard that it forgot.
             Some(place) => place,
             None => self.claim()?,
@@ -149,8 +150,7 @@ impl Within {
     /// Context: any but interrupts.
     #[inline(never)]
     pub(crate) fn enter() -> Self {
-        let name = Name::current();
-        let place = name.place().or_else(|| name.note());
+        let place = Name::current().note();
         if let Some(place) = place {
             place.depth.store(place.depth.load(Relaxed) + 1, Relaxed);
         }

@@ -27,7 +27,10 @@ use crate::{
     stats::{Counter, Stats},
     within::Within,
 };
-use kernel::{prelude::*, sync::atomic::Atomic};
+use kernel::{
+    prelude::*,
+    sync::{atomic::Atomic, rcu}, //
+};
 
 /// What goes with the pages of one device.
 pub(super) struct Ops<M> {
@@ -179,7 +182,11 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
     }
 
     fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
-        let _within = Within::enter_anywhere();
+        // Pages are also freed in interrupts, which may come while the task is being noted: there
+        // the kernel's own count says that nothing may wait. It is also cheaper, and this is called
+        // for each page.
+        let _within = (!cfg!(CONFIG_PREEMPT_COUNT)).then(Within::enter_anywhere);
+        let _section = rcu::read_lock();
         pages.data().driver.freed(range);
     }
 }

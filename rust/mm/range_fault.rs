@@ -184,8 +184,8 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
     }
 
     /// Waits for the mmap lock, killably.
-    pub fn mmap_lock(&self) -> Result<MmapGuard<'_>> {
-        MmapGuard::lock(&self.mm)
+    pub(crate) fn mmap_lock(&self) -> Result<MmapGuard<'_>> {
+        MmapGuard::lock_here(&self.mm)
     }
 
     /// Asks the CPU's page table for the pages of `range`, which must not cross a 2 MiB border.

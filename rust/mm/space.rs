@@ -37,34 +37,43 @@ pub fn sleep_killable(ms: u64) -> Result {
     }
 }
 
-/// The mmap lock of an address space, held for reading. Functions of this library that wait fail with `EDEADLK` as
-/// long as this exists.
+/// The mmap lock of an address space, held for reading.
 ///
 /// # Invariants
 ///
 /// The current task holds the lock of `mm` for reading.
 pub struct MmapGuard<'a> {
     mm: &'a MmWithUser,
-    _within: Within,
+    _within: Option<Within>,
 }
 
 impl<'a> MmapGuard<'a> {
-    /// Waits for the lock. Context: may sleep; no lock of this crate may be held.
+    /// Waits for the lock. Functions of this library that wait fail with `EDEADLK` until the guard is
+    /// dropped.
     ///
     /// # Errors
     ///
     /// `EINTR` if the task was killed meanwhile.
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock of this crate may be held.
     pub fn lock(mm: &'a MmWithUser) -> Result<Self> {
+        let mut guard = Self::lock_here(mm)?;
+        guard._within = Some(Within::enter());
+        Ok(guard)
+    }
+
+    /// As [`Self::lock`], for the library itself, which marks each call of a driver: faults and
+    /// migrations take the lock several times.
+    pub(crate) fn lock_here(mm: &'a MmWithUser) -> Result<Self> {
         if fails(Point::MmapLock) {
             return Err(EINTR);
         }
         // SAFETY: `mm` is valid and in use.
         to_result(unsafe { bindings::rust_hmm_mmap_read_lock_killable(mm.as_raw()) })?;
         // INVARIANT: The lock was just taken.
-        Ok(Self {
-            mm,
-            _within: Within::enter(),
-        })
+        Ok(Self { mm, _within: None })
     }
 
     pub(super) fn mm_raw(&self) -> *mut bindings::mm_struct {

@@ -264,7 +264,7 @@ impl User {
     /// Takes the mmap lock, for reading only: a task that waits for the folio may hold it for reading until it has
     /// the folio.
     fn lock(&self) -> Result<MmapGuard<'_>> {
-        MmapGuard::lock(&self.mm)
+        MmapGuard::lock_here(&self.mm)
     }
 }
 

@@ -81,7 +81,7 @@ pub struct Region {
     held: Deferred<Pins>,
 }
 
-/// What a locked range holds. Dropping it takes the mmap lock.
+/// The pins and mappings of a locked range. Dropping it takes the mmap lock.
 #[pin_data]
 struct Pins {
     /// Before `pages`, which they are of.

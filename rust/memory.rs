@@ -76,7 +76,7 @@ pub struct Memory<M: MemoryOps> {
     parts: Deferred<Parts<M>>,
 }
 
-/// What a device's memory consists of.
+/// The parts of a device's memory, in the order of their drop.
 struct Parts<M: MemoryOps> {
     /// From the first use on. Gone before the pages are, of which it has a reference.
     worker: SetOnce<Worker<M>>,

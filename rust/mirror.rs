@@ -130,7 +130,7 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// Functions of this library that wait fail with `EDEADLK`; walkers may be entered.
     fn flush_start(&self, range: PageRange) -> Self::Flush;
 
-    /// DropWaits until the device uses no flushed translation any more.
+    /// Waits until the device uses no flushed translation any more.
     ///
     /// Context: called with or without the table lock; must not allocate with reclaim. As in
     /// [`Self::flush_start`], functions that wait fail with `EDEADLK`.
@@ -148,7 +148,7 @@ pub trait Device: Send + Sync + Sized + 'static {
 /// and a worker does all of this when the callback has returned. The device is dropped with it.
 pub struct Mirror<D: Device>(Deferred<Parts<D>>);
 
-/// What a mirror consists of.
+/// The parts of a mirror, in the order of their drop.
 struct Parts<D: Device> {
     // First: no CPU fault may use the notifier when it goes.
     registration: Option<Registration>,

@@ -226,7 +226,7 @@ impl Shared {
 /// at once, and a worker does all of this.
 pub struct Queue(Deferred<Engine>);
 
-/// What the queue's thread needs, and the thread.
+/// The parts of a queue.
 struct Engine {
     shared: Arc<Shared>,
     thread: Option<Thread>,

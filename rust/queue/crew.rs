@@ -143,7 +143,7 @@ impl Shared {
 /// once, and a worker waits for the threads.
 pub struct Crew(Deferred<Members>);
 
-/// The threads, and what they share.
+/// The parts of a crew.
 struct Members {
     shared: Arc<Shared>,
     threads: KVec<Thread>,

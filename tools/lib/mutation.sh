@@ -6,9 +6,11 @@
 # turn HASH NAME...: the tenth of the NAMEs that the commit HASH selects; their order, too, depends on it, since there may
 # be time for the first one only.
 turn() {
-	local number=$((16#${1:0:8})) i mine=()
+	local number=$((16#${1:0:8})) i parts mine=()
 	shift
-	for ((i = number % 10; i < $#; i += 10)); do mine+=("${@:i + 1:1}"); done
+	# Of fewer than ten mutations, one.
+	parts=$(($# < 10 ? $# : 10))
+	for ((i = parts ? number % parts : 0; i < $#; i += parts)); do mine+=("${@:i + 1:1}"); done
 	for ((i = 0; i < ${#mine[@]}; i++)); do printf '%s\n' "${mine[(i + number / 10) % ${#mine[@]}]}"; done
 }
 

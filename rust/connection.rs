@@ -116,7 +116,7 @@ impl<D: Device> Mirror<D> {
                     // As of all that moves memory: the first hole ends it, however long the range
                     // is.
                     let end = {
-                        let mmap = space.mmap_lock()?;
+                        let mmap = space.mmap_lock_here()?;
                         let vma = mmap.vma_lookup(piece.start());
                         let vma = vma.filter(|vma| vma.flags() & flags::READ != 0);
                         vma.ok_or(EINVAL)?.end().min(piece.end())

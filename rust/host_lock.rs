@@ -270,7 +270,7 @@ impl<D: Device> Mirror<D> {
             if region.grain == Grain::Fine && !coherent {
                 return Err(Refused::Grain);
             }
-            let now = PinnedPages::new(&space.mmap_lock()?, range)?;
+            let now = PinnedPages::new(&space.mmap_lock_here()?, range)?;
             let first = region.range.index_of(range.start()).ok_or(EINVAL)?;
             if !now.is_part_of(&region.held.pages, first) {
                 return Err(Refused::Remapped);
@@ -279,7 +279,7 @@ impl<D: Device> Mirror<D> {
             return Ok(region.add_user(range.start())?);
         }
         let accounted = space.account(range.pages())?;
-        let pages = PinnedPages::new(&space.mmap_lock()?, range)?;
+        let pages = PinnedPages::new(&space.mmap_lock_here()?, range)?;
         let region = Region {
             range,
             grain,

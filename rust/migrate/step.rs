@@ -299,7 +299,7 @@ impl<'m, D: Device> Step<'m, D> {
                 true => Some(tries.next(mirror)?),
                 false => None,
             };
-            let mmap = self.space.mmap_lock()?;
+            let mmap = self.space.mmap_lock_here()?;
             let pages = self.work.pages.get_mut(first..).ok_or(EINVAL)?;
             let (survey, movable) = surveyor.look(&mmap, piece, pages)?;
             let (Some((part, _)), Some(movable)) = (survey.found, movable) else {

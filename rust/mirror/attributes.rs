@@ -99,7 +99,7 @@ impl<D: Device> Mirror<D> {
         range: PageRange,
         change: &Change,
     ) -> Result<(usize, bool)> {
-        let mmap = space.mmap_lock()?;
+        let mmap = space.mmap_lock_here()?;
         self.inner().settle(&mmap);
         let vma = mmap.vma_lookup(range.start()).ok_or(EFAULT)?;
         let part = PageRange::new(range.start(), range.end().min(vma.end()))?;
@@ -124,7 +124,7 @@ impl<D: Device> Mirror<D> {
     pub fn attributes(&self, range: PageRange) -> Result<Common> {
         within::may_wait()?;
         let space = self.space()?;
-        let mmap = space.mmap_lock()?;
+        let mmap = space.mmap_lock_here()?;
         self.inner().settle(&mmap);
         let mut common = self.inner().attributes.common(range);
         if common.read_mostly == Some(true) {
@@ -156,7 +156,7 @@ impl<D: Device> Mirror<D> {
         space: &AddressSpace<'_, Inner<D>>,
         addr: usize,
     ) -> Result<Known> {
-        let mmap = space.mmap_lock()?;
+        let mmap = space.mmap_lock_here()?;
         self.inner().settle(&mmap);
         let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
         let mapping = PageRange::new(vma.start(), vma.end())?;
@@ -182,7 +182,7 @@ impl<D: Device> Mirror<D> {
         if !inner.attributes.any(piece) && !inner.attributes.is_unsettled() {
             return Ok((piece, true));
         }
-        let mmap = space.mmap_lock()?;
+        let mmap = space.mmap_lock_here()?;
         inner.settle(&mmap);
         drop(mmap);
         let (first, part) = inner.attributes.at(piece.start(), piece);
@@ -246,7 +246,7 @@ impl<D: Device> Inner<D> {
         };
         let space = AddressSpace::new(notifier)?;
         let _charge = space.charge();
-        self.settle(&space.mmap_lock()?);
+        self.settle(&space.mmap_lock_here()?);
         let mut rest = Some(lost);
         while let Some(range) = rest {
             let (attributes, part) = self.attributes.at(range.start(), range);

@@ -177,7 +177,7 @@ impl<D: Device> Mirror<D> {
         let mut tries = Tries::new();
         loop {
             let seq = tries.next(self)?;
-            let mmap = space.mmap_lock()?;
+            let mmap = space.mmap_lock_here()?;
             let end = mmap.vma_lookup(asked.start()).ok_or(EINVAL)?.end();
             request.range = PageRange::new(asked.start(), asked.end().min(end))?;
             if let Some(announced) = self.announce(seq, &mut tries, request)? {

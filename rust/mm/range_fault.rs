@@ -183,8 +183,13 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
         Accounted::new(&self.mm, pages)
     }
 
-    /// Waits for the mmap lock, killably.
-    pub(crate) fn mmap_lock(&self) -> Result<MmapGuard<'_>> {
+    /// Waits for the mmap lock; see [`MmapGuard::lock`].
+    pub fn mmap_lock(&self) -> Result<MmapGuard<'_>> {
+        MmapGuard::lock(&self.mm)
+    }
+
+    /// The same for the library itself; see [`MmapGuard::lock_here`].
+    pub(crate) fn mmap_lock_here(&self) -> Result<MmapGuard<'_>> {
         MmapGuard::lock_here(&self.mm)
     }
 
@@ -254,7 +259,7 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
         if !pfns.iter().all(|raw| HmmPfn(*raw).is_error()) {
             return Ok(false);
         }
-        let mmap = self.mmap_lock()?;
+        let mmap = self.mmap_lock_here()?;
         Ok(mmap.vma_lookup(range.start()).is_some_and(|vma| {
             vma.end() >= range.end() && vma.is_anonymous() && vma.flags() & flags::READ != 0
         }))
@@ -265,7 +270,7 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
     /// `raw` must describe a valid buffer, and name this notifier.
     unsafe fn range_fault(&self, raw: &mut bindings::hmm_range) -> Result {
         raw.notifier_seq = self.notifier.read_begin().0;
-        let _guard = self.mmap_lock()?;
+        let _guard = self.mmap_lock_here()?;
         // SAFETY: By the function's requirements; the notifier is inserted, and the mmap lock held.
         kernel::error::to_result(unsafe { bindings::hmm_range_fault(raw) })
     }
@@ -281,7 +286,7 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
     /// As [`Self::fault_in_writable`].
     pub(crate) fn make_writable(&self, range: PageRange) -> Result {
         let addr = range.start();
-        let guard = self.mmap_lock()?;
+        let guard = self.mmap_lock_here()?;
         let vma = guard.vma_lookup(addr).ok_or(EFAULT)?;
         let table = (addr | (PMD_SIZE - 1)).saturating_add(1);
         let end = range.end().min(vma.end()).min(table);
@@ -304,7 +309,7 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
     /// `EPERM`: no right to write. `EFAULT`: not mapped, or the device has lost the page. `ENOMEM`,
     /// `EHWPOISON`, `EINTR`.
     pub fn fault_in_writable(&self, addr: usize) -> Result {
-        let guard = self.mmap_lock()?;
+        let guard = self.mmap_lock_here()?;
         if guard.vma_lookup(addr).ok_or(EFAULT)?.flags() & flags::WRITE == 0 {
             return Err(EPERM);
         }

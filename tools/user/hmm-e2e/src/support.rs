@@ -72,6 +72,12 @@ pub fn cpu_sees(map: &Mapping, seed: u64, when: &str) -> Outcome {
     map.check(seed).what(&format!("CPU read {when}"))
 }
 
+/// Empties the batches in which each processor keeps pages that are to be put into a list, or moved
+/// to another one. Until then a page has one more reference, and does not migrate.
+pub fn settle() -> Outcome {
+    std::fs::write("/proc/sys/vm/drop_caches", "1").what("drop caches")
+}
+
 /// Migrates everything; all of it must go, and must read as the pattern `seed`.
 pub fn migrate(device: &Device, map: &Mapping, seed: u64) -> Outcome {
     let mut data = vec![0xaa; map.len()];

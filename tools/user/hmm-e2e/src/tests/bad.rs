@@ -73,6 +73,7 @@ impl Room {
     fn unharmed(&self) -> Outcome {
         cpu_sees(&self.map, 1, "after bad input")?;
         device_sees(&self.device, &self.map, 1, "after bad input")?;
+        settle()?;
         migrate(&self.device, &self.map, 1)?;
         device_fills(&self.device, &self.map, 2, "after bad input")?;
         cpu_sees(&self.map, 2, "after bad input and a device write")

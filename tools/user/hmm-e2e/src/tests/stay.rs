@@ -151,11 +151,6 @@ fn what_cannot_move(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// Has the kernel put fresh pages into its lists, as time does: until then they have one more user.
-fn settle() -> Outcome {
-    std::fs::write("/proc/sys/vm/drop_caches", "1").what("drop caches")
-}
-
 /// A policy adds no more than a tenth to the time of a first pass over shared memory. Others may be
 /// running, so that the least of several times counts.
 fn time_of_a_pass(ctx: &Ctx) -> Outcome {

@@ -63,7 +63,7 @@ help-all:
 	@echo 'make doc        the book and the reference of the library, as HTML in build/doc'
 	@echo 'make install    modules and SDK for the running kernel (RELEASE=, DESTDIR=); make uninstall'
 	@echo 'make deb        Debian packages, with DKMS, into build/deb'
-	@echo 'make install-test  install, use and remove them in a stock Debian system (half an hour)'
+	@echo 'make install-test  install, use and remove them in a stock Debian system (more than an hour)'
 	@echo 'make observe-test  trace-cmd, perf and bpftrace as the documents show them (5 minutes)'
 	@echo 'make in-tree-test  as a part of a kernel tree (tools/into-tree), KUnit by kunit.py (15 minutes)'
 	@echo 'make patches    rust/mm as patches for the kernel crate, into build/patches'

@@ -65,7 +65,7 @@ static int module_changes(struct notifier_block *block, unsigned long state,
 
 static struct notifier_block modules = {
 	.notifier_call = module_changes,
-	/* Before other notifiers take apart what the module's code uses. */
+	/* Before other notifiers free anything that the module's code uses. */
 	.priority = INT_MAX,
 };
 

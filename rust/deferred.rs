@@ -170,8 +170,8 @@ impl<T: DropWaits> Drop for Deferred<T> {
 ///
 /// # Safety
 ///
-/// `work` must be valid until `drop` is called, and not be used by others. `drop` must be sound to
-/// be called with its address, once and by any task.
+/// `work` must be valid until `drop` is called, and no other code may use it. It must be sound that
+/// any task calls `drop` once with its address.
 #[cold]
 #[inline(never)]
 unsafe fn queue(
@@ -200,7 +200,7 @@ pub(crate) fn flush() {
 pub(crate) struct Workers(());
 
 impl Workers {
-    /// Makes the workqueue, and has it flushed when a module goes.
+    /// Makes the workqueue, and registers the notifier that flushes it when a module is unloaded.
     ///
     /// # Errors
     ///

@@ -56,8 +56,8 @@ impl Arrivals {
         !self.closed.xchg(true, Full)
     }
 
-    /// Waits for the steps that had begun before [`Self::close`]. Context: may sleep; no lock may be
-    /// held.
+    /// Waits for the steps that had begun before [`Self::close`]. Context: may sleep; no lock may
+    /// be held.
     pub(super) fn wait(&self) {
         self.steps.wait();
     }

@@ -30,19 +30,20 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     /// Ends the use of a device that was removed, or is about to be: all its mirrors lose their
-    /// entries, no page is brought to it, and pages that can still be read are saved to system memory. Returns the pages that were
-    /// saved, and those that were not: for these the driver's copies fail. A CPU that touches one
-    /// of them gets `SIGBUS`; they stay in use until their processes have unmapped them.
+    /// entries, no page is brought to it, and pages that can still be read are saved to system
+    /// memory. Returns how many were saved, and how many were lost, because the driver's copies
+    /// failed. A CPU that touches a lost page gets `SIGBUS`; it stays in use until its processes
+    /// have unmapped it.
     ///
     /// Operations that need the device fail with `ENODEV` from now on. Waits for migrations to the
     /// device and from it that have begun, and for their copies: a driver whose copy engine has
-    /// stopped fails its jobs before. So only lost pages are in the memory afterwards, and the driver
-    /// may stop its copy engine.
+    /// stopped fails its jobs before. So only lost pages are in the memory afterwards, and the
+    /// driver may stop its copy engine.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if it was called before; `ENOMEM`: no page was saved, but each comes back when a CPU
-    /// touches it. `EDEADLK` within a callback. Context: may sleep; no lock may be held.
+    /// `ENODEV` if it was called before; `ENOMEM`: no page was saved, but each comes back when a
+    /// CPU touches it. `EDEADLK` within a callback. Context: may sleep; no lock may be held.
     pub fn unplug(&self) -> Result<(usize, usize)> {
         within::may_wait()?;
         let ops = self.pages().data();

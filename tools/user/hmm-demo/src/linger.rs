@@ -41,7 +41,7 @@ pub fn linger(device: &Device, seconds: u64) -> Result<()> {
     let still = still(device)?;
     let end = Instant::now() + Duration::from_secs(seconds);
     let moving = Mapping::anon(MOVING)?;
-    moving.advise(libc::MADV_NOHUGEPAGE)?;
+    moving.forbid_huge()?;
     let mut seed = 2;
     while Instant::now() < end {
         moving.fill(seed);

@@ -5,8 +5,8 @@ use crate::harness::{Ctx, Outcome, Stop, What};
 use crate::{check, check_eq};
 use hmm::abi::HUGE_PAGES;
 use hmm::engine::Way;
+use hmm::mapping::has_huge_pages;
 use hmm::{pattern, smaps, Child, Counters, Device, Done, Errno, Mapping, Prot, PAGE_SIZE};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -167,7 +167,7 @@ pub fn while_taken(map: &Mapping, run: impl FnOnce() -> Outcome) -> Outcome {
 /// Fills the device with memory of small pages, one mapping after the other.
 pub fn crowd(device: &Device, maps: &[Mapping]) -> Outcome {
     for (seed, map) in maps.iter().enumerate() {
-        map.advise(libc::MADV_NOHUGEPAGE)?;
+        map.forbid_huge()?;
         map.fill(seed as u64);
         device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
     }
@@ -184,12 +184,18 @@ pub fn by_turns(device: &Device, map: &Mapping) -> Outcome {
     Ok(())
 }
 
+/// Skips the test where the kernel has no transparent huge pages.
+pub fn needs_huge_pages() -> Outcome {
+    match has_huge_pages() {
+        true => Ok(()),
+        false => Err(Stop::Skip("this kernel has no transparent huge pages".to_string())),
+    }
+}
+
 /// `count` huge pages with the pattern `seed`, really huge; skips the test when
 /// the kernel has none.
 pub fn huge(count: usize, seed: u64) -> Result<Mapping, Stop> {
-    if !Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
-        return Err(Stop::Skip("this kernel has no transparent huge pages".to_string()));
-    }
+    needs_huge_pages()?;
     let map = Mapping::anon_huge(count).what("map memory for huge pages")?;
     map.fill(seed);
     make_huge(&map)?;

@@ -108,8 +108,7 @@ impl Mapping {
     pub fn anon_prot(npages: usize, prot: Prot) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let map = Self::create(npages * PAGE_SIZE, PAGE_SIZE, flags, prot, -1)?;
-        // A kernel without transparent huge pages refuses the advice, rightly.
-        let _ = map.advise(libc::MADV_NOHUGEPAGE);
+        map.forbid_huge()?;
         Ok(map)
     }
 
@@ -118,7 +117,7 @@ impl Mapping {
     pub fn anon_huge(count: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let map = Self::create(count * HUGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)?;
-        map.advise(libc::MADV_HUGEPAGE)?;
+        map.allow_huge()?;
         Ok(map)
     }
 
@@ -126,7 +125,7 @@ impl Mapping {
     pub fn anon_aligned(count: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let map = Self::create(count * HUGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)?;
-        let _ = map.advise(libc::MADV_NOHUGEPAGE);
+        map.forbid_huge()?;
         Ok(map)
     }
 
@@ -135,13 +134,26 @@ impl Mapping {
     pub fn reserve(len: usize, prot: Prot) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let map = Self::create(len, TABLE_SPAN, flags, prot, -1)?;
-        let _ = map.advise(libc::MADV_NOHUGEPAGE);
+        map.forbid_huge()?;
         Ok(map)
     }
 
     /// Huge pages are welcome from now on.
     pub fn allow_huge(&self) -> Result<(), Errno> {
-        self.advise(libc::MADV_HUGEPAGE)
+        self.advise_on_huge(libc::MADV_HUGEPAGE)
+    }
+
+    /// No huge pages from now on.
+    pub fn forbid_huge(&self) -> Result<(), Errno> {
+        self.advise_on_huge(libc::MADV_NOHUGEPAGE)
+    }
+
+    /// A kernel without transparent huge pages refuses either advice, which is no error here.
+    fn advise_on_huge(&self, advice: i32) -> Result<(), Errno> {
+        match self.advise(advice) {
+            Err(Errno(libc::EINVAL)) if !has_huge_pages() => Ok(()),
+            done => done,
+        }
     }
 
     /// Shared anonymous memory.
@@ -357,6 +369,11 @@ impl Mapping {
         const MADV_COLLAPSE: i32 = 25;
         self.advise(MADV_COLLAPSE)
     }
+}
+
+/// Whether the kernel has transparent huge pages.
+pub fn has_huge_pages() -> bool {
+    std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists()
 }
 
 /// What is left of `start .. end` without `holes`.

@@ -198,7 +198,7 @@ fn preferred_location(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     device.set_policy(Policy::Default)?;
     let map = Mapping::anon_aligned(1)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(1);
     set(&device, &map, 0, 512, none().prefer(Preferred::System))?;
     check_eq!(engine_reads(&device, &map, 5)?, 0, "pages that moved though they should not");
@@ -283,7 +283,7 @@ fn granularity(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     device.set_policy(Policy::Default)?;
     let map = Mapping::anon_aligned(1)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(1);
     for (order, page) in [(0, 3), (3, 70), (6, 200)] {
         device.migrate(map.addr(), 512, Way::ToSystem)?;
@@ -297,7 +297,7 @@ fn granularity(ctx: &Ctx) -> Outcome {
 fn without_a_policy(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(1)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(1);
     set(&device, &map, 64, 64, DEVICE.order(Some(3)))?;
     check_eq!(engine_reads(&device, &map, 3)?, 0, "pages of which nothing was said");
@@ -313,7 +313,7 @@ fn without_a_policy(ctx: &Ctx) -> Outcome {
 /// away again and again, and is faster than that, does not keep the device from ever coming to an end.
 fn taken_meanwhile(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon_aligned(1)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(1);
     comes_to_an_end(|| {
         let device = ctx.open()?;

@@ -260,7 +260,7 @@ fn attributes(ctx: &Ctx) -> Outcome {
 fn taken_meanwhile(ctx: &Ctx) -> Outcome {
     let _loaded = Loaded::new(ctx, NAME)?;
     let map = Mapping::anon_aligned(1)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(18);
     comes_to_an_end(|| {
         let device = CMirror::open()?;

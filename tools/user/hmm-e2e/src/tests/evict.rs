@@ -36,7 +36,7 @@ fn unmapped_while_evicted(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     // All in one piece, so that all of it is isolated at once: between two pieces nobody waits.
     let map = Mapping::anon_aligned(1)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill_pages(1, 0, 64);
     let done = device.migrate(map.addr(), 64, Way::ToDevice).what("migrate")?;
     check_eq!(done.moved, 64, "pages that moved");

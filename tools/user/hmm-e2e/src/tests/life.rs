@@ -6,7 +6,8 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::uffd::Missing;
-use hmm::{Child, Device, Errno, Gate, Mapping, Op, Ptr, PAGE_SIZE};
+use hmm::mapping::has_huge_pages;
+use hmm::{Child, Device, Errno, Gate, Mapping, Op, Ptr, HUGE_PAGES, PAGE_SIZE};
 use std::time::{Duration, Instant};
 
 const PAGES: usize = 128;
@@ -36,13 +37,14 @@ fn settles(ctx: &Ctx, device: &Device, pages: u64, when: &str) -> Outcome {
     }
 }
 
-/// A child that fills the device, small pages and a huge one, and then waits.
+/// A child that migrates small pages and, where there are any, a huge one, and then waits.
 fn holder(ctx: &Ctx, ready: &Gate, go: &Gate) -> Outcome {
     let device = ctx.open()?;
     let small = Mapping::anon(PAGES)?;
     small.fill(1);
     migrate(&device, &small, 1)?;
-    let big = huge(1, 1)?;
+    let big = if has_huge_pages() { huge(1, 1)? } else { Mapping::anon(HUGE_PAGES)? };
+    big.fill(1);
     migrate(&device, &big, 1)?;
     ready.send(device.fd() as u64)?;
     go.wait()?;
@@ -57,7 +59,7 @@ fn end_with_pages(ctx: &Ctx, kill: bool) -> Outcome {
     let child = Child::spawn(|| holder(ctx, &ready, &go))?;
     ready.receive().what("the child's device")?;
     if let Some(counters) = ctx.counters(&own)? {
-        check_eq!(counters.device_pages_used, (PAGES + 512) as u64, "device pages of the child");
+        check_eq!(counters.device_pages_used, (PAGES + HUGE_PAGES) as u64, "device pages of the child");
     }
     if kill {
         child.signal(hmm::child::SIGKILL);

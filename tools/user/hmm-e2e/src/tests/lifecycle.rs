@@ -6,7 +6,10 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
-use hmm::{Child, Command, Device, EngineOp, Errno, Gate, Mapping, Setting, Settings, PAGE_SIZE};
+use hmm::mapping::has_huge_pages;
+use hmm::{
+    Child, Command, Device, EngineOp, Errno, Gate, Mapping, Setting, Settings, HUGE_PAGES, PAGE_SIZE,
+};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -56,7 +59,7 @@ fn busy(ctx: &Ctx, seed: u64, ready: &Gate) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(96)?;
     map.fill(1);
-    let big = huge(1, 1)?;
+    let big = if has_huge_pages() { huge(1, 1)? } else { Mapping::anon(HUGE_PAGES)? };
     device.submit(Command::new(EngineOp::Write, map.addr(), map.len()).rounds(0)).what("WRITE")?;
     let read = Command::new(EngineOp::Read, big.addr(), big.len()).engine(1).rounds(0);
     device.submit(read).what("READ")?;

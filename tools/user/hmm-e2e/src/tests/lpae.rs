@@ -209,7 +209,7 @@ fn batches(ctx: &Ctx) -> Outcome {
     // Page after page of two mappings in turn, so that hardly any two are in a row.
     let (map, other) = (Mapping::anon(PAGES)?, Mapping::anon(PAGES)?);
     for map in [&map, &other] {
-        map.advise(libc::MADV_NOHUGEPAGE)?;
+        map.forbid_huge()?;
     }
     for page in 0..PAGES {
         map.set(page, 0, page as u64);

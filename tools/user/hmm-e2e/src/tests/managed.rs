@@ -4,6 +4,7 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
+use hmm::mapping::has_huge_pages;
 use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::{
     smaps, Child, Command, Device, EngineOp, Errno, Managed, ManagedFlags, Mapping, Setting, State,
@@ -125,7 +126,7 @@ fn populate(ctx: &Ctx) -> Outcome {
     check_eq!(device.run(command).what("fill")?.error, None, "error of the engine");
     check_eq!(on_device(&device, &mapped)?, 1200, "pages on the device after one fault");
     check_eq!(mapped.get(0, 0), 9, "what it wrote");
-    if std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+    if has_huge_pages() {
         let flags = ManagedFlags { huge: true, ..PLAIN };
         let huge = device.alloc(HUGE_SIZE + 1, flags).what("alloc huge")?;
         check_eq!(huge.len(), 2 * HUGE_SIZE, "bytes of a huge allocation");

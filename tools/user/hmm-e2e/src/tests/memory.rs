@@ -51,7 +51,7 @@ fn unload_soon(ctx: &Ctx) -> Outcome {
 /// 2 MiB of small pages with a pattern.
 pub(super) fn block(seed: u64) -> Result<Mapping, Stop> {
     let map = Mapping::anon_aligned(1).what("map")?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(seed);
     Ok(map)
 }
@@ -285,7 +285,7 @@ fn one_call_evicts_not_its_own(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(4)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(1);
     let done = to_device(&device, &map)?;
     check_eq!((done.moved, done.no_memory), (1024, 1024), "moved, no memory");
@@ -304,7 +304,7 @@ fn cpu_window(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=64")?;
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(16)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(1);
     let faults = |pages: &mut dyn Iterator<Item = usize>| -> Result<(u64, u64), Stop> {
         to_device(&device, &map)?;

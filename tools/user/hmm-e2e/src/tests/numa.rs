@@ -41,7 +41,7 @@ fn written_memory_stays(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     device.set_policy(Policy::Default)?;
     let map = Mapping::anon_aligned(2)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(1);
     to_device(&device, &map)?;
     let fill = Command::new(EngineOp::Fill, map.addr(), map.len());

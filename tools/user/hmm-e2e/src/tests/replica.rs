@@ -336,14 +336,14 @@ fn goes_for_room(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(2)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(1);
     map.protect(Prot::Read)?;
     read_mostly(&device, &map)?;
     reads(&device, &map, 1, "that fills the device")?;
     check_eq!(device.placement()?.replicas, 1024, "copies");
     let other = Mapping::anon_aligned(1)?;
-    other.advise(libc::MADV_NOHUGEPAGE)?;
+    other.forbid_huge()?;
     other.fill(2);
     let done = device.migrate(other.addr(), 512, Way::ToDevice)?;
     check_eq!(done.moved, 512, "pages that moved when copies filled the device");

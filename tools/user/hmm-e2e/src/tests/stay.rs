@@ -296,7 +296,7 @@ fn resident_memory(ctx: &Ctx) -> Outcome {
 fn resident_and_written(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(2)?;
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.fill(1);
     to_device(&device, &map)?;
     let fill = Command::new(EngineOp::Fill, map.addr(), map.len()).rounds(1);

@@ -191,13 +191,14 @@ fn dropped_or_kept(
 
 /// Two blocks of small pages that may become huge.
 fn small_pages(map: &Mapping, seed: u64) -> Outcome {
-    map.advise(libc::MADV_NOHUGEPAGE)?;
+    map.forbid_huge()?;
     map.advise(libc::MADV_DONTNEED)?;
     map.fill(seed);
-    Ok(map.advise(libc::MADV_HUGEPAGE)?)
+    Ok(map.allow_huge()?)
 }
 
 fn collapse(ctx: &Ctx) -> Outcome {
+    needs_huge_pages()?;
     let device = open(ctx)?;
     let map = Mapping::anon_huge(2)?;
     let mover = Mover::start_slow(&device, &map)?;

@@ -47,6 +47,9 @@ struct Args {
     /// Rounds of the load and unload test
     #[arg(long, default_value_t = 100)]
     cycles: u32,
+    /// Time for which each race is repeated, in milliseconds, and then on until it was run
+    #[arg(long, value_name = "MS", default_value_t = 700)]
+    race: u64,
     /// Multiplies every time limit: for slow machines and debug kernels
     #[arg(long, default_value_t = 4)]
     scale: u64,
@@ -135,6 +138,7 @@ fn main() -> ExitCode {
     }
     let scale = scale.clamp(1, 1000);
     hmm::child::set_patience(scale as u32);
+    mover::set_race_time(args.race);
     match harness::run(&tests, &ctx, scale) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

@@ -17,23 +17,33 @@ static UNREAD: AtomicUsize = AtomicUsize::new(0);
 /// How long a call in flight may take to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Time for which a race is repeated.
-const LENGTH: Duration = Duration::from_millis(1500);
+/// Time for which a race is repeated, in milliseconds.
+static RACE: AtomicU64 = AtomicU64::new(700);
 
-/// Calls `body` with the number of the round, for [`LENGTH`] and at least `least` times; then on
-/// until it returns that the race was run, but not for longer than [`PATIENCE`]: on a busy machine
-/// no migration may overlap with an event of the first rounds.
+/// Sets the time for which a race is repeated.
+pub fn set_race_time(time: u64) {
+    RACE.store(time, SeqCst);
+}
+
+/// Calls `body` with the number of the round, for the time of a race and at least `least` times;
+/// then on until it returns that the race was run, but not for longer than [`PATIENCE`]: on a busy
+/// machine no migration may overlap with an event of the first rounds.
 pub fn rounds(least: u64, mut body: impl FnMut(u64) -> Result<bool, Stop>) -> Outcome {
     let begin = Instant::now();
     let mut ran = false;
     for round in 0.. {
         ran |= body(round)?;
         let elapsed = begin.elapsed();
-        if round + 1 >= least && (elapsed >= PATIENCE || (ran && elapsed >= LENGTH)) {
+        if round + 1 >= least && race_is_over(elapsed, ran) {
             break;
         }
     }
     Ok(())
+}
+
+/// Whether a race has taken long enough that has begun `elapsed` ago, and was run or not.
+pub fn race_is_over(elapsed: Duration, ran: bool) -> bool {
+    elapsed >= PATIENCE || (ran && elapsed >= Duration::from_millis(RACE.load(SeqCst)))
 }
 
 /// Repeats `body`, which returns what the mover of its round did, until pages have moved during an

@@ -238,19 +238,21 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
         go.open()?;
         // Not waited for yet: the kernel names it by its process id.
         let deadline = Instant::now() + Duration::from_secs(20);
-        loop {
+        let said = loop {
             let said = reaper_said(pid)?;
             if said.contains(want) || Instant::now() > deadline {
-                return Ok(said);
+                break said;
             }
             std::thread::sleep(Duration::from_millis(200));
-        }
+        };
+        // The copies that are left need not take long.
+        own.set(Setting::CopyDelay, 0)?;
+        Ok(said)
     })?;
     check!(said.contains(want), "the OOM reaper said '{said}', expected '{want}'");
     let ended = child.wait_timeout(Duration::from_secs(60));
     check_eq!(ended, Some(hmm::child::Ended::Signal(9)), "end: {:?}", child.outcome());
     check_eq!(group.kills()?, 1, "OOM kills");
-    own.set(Setting::CopyDelay, 0)?;
     own.set(Setting::FlushDelay, 0)?;
     device.close().what("close the file of the killed process")?;
     idle(&own, "after the OOM kill")?;

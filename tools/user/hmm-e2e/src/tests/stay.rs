@@ -183,8 +183,8 @@ fn time_of_a_pass(ctx: &Ctx) -> Outcome {
 fn private_copies(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=8")?;
     let file = files::temp_file("/tmp", 1, PAGES)?;
-    // One period of the turns, and some that lie elsewhere in a block.
-    for offset in (0..32).chain([100, 255, 256, 257, 481, 511]) {
+    // The borders of the turns, beside them, and between; and the same elsewhere in a block.
+    for offset in [0, 1, 7, 15, 16, 17, 24, 31, 255, 256, 257, 481, 511] {
         private_copies_at(ctx, &file, offset)?;
     }
     unload(ctx)

@@ -506,7 +506,7 @@ fn while_the_shrinker_looks(ctx: &Ctx) -> Outcome {
 /// it has scanned is freed a little later.
 const ATTEMPTS_AT_REST: u32 = 3;
 
-/// Migrates a huge page.  After 1,000 attempts the shrinker rests: on a slow kernel it may hold the page
+/// Migrates a huge page.  After 100 attempts the shrinker rests: on a slow kernel it may hold the page
 /// at each of them.
 fn moves_when_let_go(device: &Device, round: u64, shrinker: &Shrinker) -> Outcome {
     shrinker.rest.store(false, Relaxed);
@@ -525,7 +525,7 @@ fn moves_when_let_go(device: &Device, round: u64, shrinker: &Shrinker) -> Outcom
         attempts += 1;
         at_rest += u32::from(rests);
         check!(at_rest < ATTEMPTS_AT_REST, "it does not move, although nothing holds it");
-        shrinker.rest.fetch_or(attempts >= 1000, Relaxed);
+        shrinker.rest.fetch_or(attempts >= 100, Relaxed);
     }
     println!("# round {round}: {attempts} attempts failed, {at_rest} of them at rest");
     device_sees(device, &map, round, "of what moved")?;

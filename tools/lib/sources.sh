@@ -14,7 +14,7 @@ hash_paths() {
 		cd "$HMM_TOP" || exit
 		find "$@" -type f ! -name '.*' ! -name '*.o' ! -name '*.ko' ! -name '*.a' ! -name '*.mod' ! -name '*.mod.c' \
 			! -name '*.rmeta' ! -name '*.order' ! -name '*.symvers' ! -name '*.tsv' ! -name tables-stale \
-			! -name Cargo.lock ! -path '*/target/*' -print0 | sort -z | xargs -0 sha256sum
+			! -name Cargo.lock ! -path '*/target/*' ! -path '*/__pycache__/*' -print0 | sort -z | xargs -0 sha256sum
 	) | sha256sum | cut -c1-16
 }
 
@@ -23,7 +23,7 @@ sources_of() {
 	case $1 in
 	modules) hash_paths Kbuild rust samples include tools/coverage ;;
 	programs) hash_paths tools/user tools/hmmctl ;;
-	all) hash_paths Kbuild Kconfig rust samples include tests tools ;;
+	all) hash_paths Kbuild Kconfig Makefile dkms.conf debian rust samples include tests tools ;;
 	*) die "sources_of $1: want modules, programs or all" ;;
 	esac
 }
@@ -39,7 +39,7 @@ commit_now() {
 	local commit
 	commit=$(git -C "$HMM_TOP" rev-parse --short=10 HEAD 2>/dev/null) || { printf -- '-\n'; return; }
 	# Records and tables are what measurements write.
-	if [ -n "$(git -C "$HMM_TOP" status --porcelain -- Kbuild Kconfig rust samples include tests tools ':!*.tsv' ':!*tables-stale')" ]; then
+	if [ -n "$(git -C "$HMM_TOP" status --porcelain -- Kbuild Kconfig Makefile dkms.conf debian rust samples include tests tools ':!*.tsv' ':!*tables-stale')" ]; then
 		commit+=+
 	fi
 	printf '%s\n' "$commit"

@@ -5,8 +5,8 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::uffd::Missing;
 use hmm::mapping::has_huge_pages;
+use hmm::uffd::Missing;
 use hmm::{Child, Device, Errno, Gate, Mapping, Op, Ptr, HUGE_PAGES, PAGE_SIZE};
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,11 @@ fn end_with_pages(ctx: &Ctx, kill: bool) -> Outcome {
     let child = Child::spawn(|| holder(ctx, &ready, &go))?;
     ready.receive().what("the child's device")?;
     if let Some(counters) = ctx.counters(&own)? {
-        check_eq!(counters.device_pages_used, (PAGES + HUGE_PAGES) as u64, "device pages of the child");
+        check_eq!(
+            counters.device_pages_used,
+            (PAGES + HUGE_PAGES) as u64,
+            "device pages of the child"
+        );
     }
     if kill {
         child.signal(hmm::child::SIGKILL);

@@ -8,7 +8,8 @@ use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::mapping::has_huge_pages;
 use hmm::{
-    Child, Command, Device, EngineOp, Errno, Gate, Mapping, Setting, Settings, HUGE_PAGES, PAGE_SIZE,
+    Child, Command, Device, EngineOp, Errno, Gate, Mapping, Setting, Settings, HUGE_PAGES,
+    PAGE_SIZE,
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -31,15 +31,13 @@ fn together(jobs: Vec<Job<'_>>, moved: &Moved, ran: fn(&Moved) -> bool) -> Outco
     let stop = AtomicBool::new(false);
     let begin = Instant::now();
     let over = || race_is_over(begin.elapsed(), ran(moved));
-    let run = |mut job: Job<'_>| {
-        loop {
-            let done = job();
-            if done.is_err() {
-                stop.store(true, Ordering::Relaxed);
-            }
-            if stop.load(Ordering::Relaxed) || over() {
-                return done;
-            }
+    let run = |mut job: Job<'_>| loop {
+        let done = job();
+        if done.is_err() {
+            stop.store(true, Ordering::Relaxed);
+        }
+        if stop.load(Ordering::Relaxed) || over() {
+            return done;
         }
     };
     let run = &run;

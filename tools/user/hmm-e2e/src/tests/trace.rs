@@ -119,9 +119,9 @@ fn invalidations(ctx: &Ctx) -> Outcome {
     for (name, first) in [("protection-vma", 0), ("unmap", 8), ("clear", 16)] {
         let start = map.page_addr(first) as i64;
         // The program's own allocations may be unmapped, too.
-        let found = events.iter().find(|event| {
-            event.text("event") == name && event.number("start") == Some(start)
-        });
+        let found = events
+            .iter()
+            .find(|event| event.text("event") == name && event.number("start") == Some(start));
         let Some(found) = found else {
             return Err(Stop::Fail(format!("no event {name} at {start:#x}: {events:?}")));
         };

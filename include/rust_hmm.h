@@ -719,6 +719,43 @@ int rust_hmm_fence_wait_for(struct rust_hmm_fence *fence, long ms);
 int rust_hmm_fence_eventfd(struct rust_hmm_fence *fence, int fd);
 
 /**
+ * struct rust_hmm_fence_watch - a function to call when a fence is signalled
+ * @entry: the library's
+ * @signalled: the function. Context: any, possibly with interrupts off, and under a lock of the fence: it may wake tasks,
+ *	as wake_up() does, and may not call functions on this fence
+ * @data: its argument
+ *
+ * For a driver whose node reports fences by poll(), or that has a callback of its own.
+ */
+struct rust_hmm_fence_watch {
+	struct list_head entry;
+	void (*signalled)(void *data);
+	void *data;
+};
+
+/**
+ * rust_hmm_fence_watch() - have a function called when a fence is signalled
+ * @fence: the fence, of which the caller keeps a reference until rust_hmm_fence_unwatch()
+ * @watch: with @signalled and @data set; stays where it is until rust_hmm_fence_unwatch()
+ *
+ * The function is called once: at once if the fence is signalled, else by the signal, or soon after it by a worker.
+ *
+ * Context: any, also interrupts.
+ */
+void rust_hmm_fence_watch(struct rust_hmm_fence *fence, struct rust_hmm_fence_watch *watch);
+
+/**
+ * rust_hmm_fence_unwatch() - call it no more
+ * @fence: the fence
+ * @watch: the watch
+ *
+ * After this the function neither runs nor will run.
+ *
+ * Context: any, also interrupts, but not within the function.
+ */
+void rust_hmm_fence_unwatch(struct rust_hmm_fence *fence, struct rust_hmm_fence_watch *watch);
+
+/**
  * rust_hmm_fence_from_dma() - make a fence that signals when a DMA fence does
  * @dma: the DMA fence, of any driver, of which the library takes a reference of its own
  *

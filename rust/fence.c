@@ -4,34 +4,48 @@
  * fences, and none can be made of them: Documentation/driver-api/dma-buf.rst, "Indefinite DMA
  * Fences". The other direction is allowed: a fence may stand for a DMA fence.
  *
- * Lock order: the lock of a DMA fence, then @waiters.lock of a fence, then the locks of an eventfd
- * and of whoever waits. The lock of a DMA fence is never taken under @waiters.lock.
+ * Lock order: the lock of a DMA fence, then @lock of a fence, then the locks of an eventfd and of
+ * those who wait. The lock of a DMA fence is never taken under @lock.
+ *
+ * User space decides how many watch a fence. So a signal calls only some of them with interrupts
+ * off; a worker calls the others, some at a time.
  */
+#include <linux/atomic.h>
 #include <linux/completion.h>
 #include <linux/dma-fence.h>
 #include <linux/err.h>
 #include <linux/eventfd.h>
 #include <linux/export.h>
+#include <linux/list.h>
 #include <linux/refcount.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
-#include <linux/wait.h>
 
 #include "../include/rust_hmm.h"
+#include "deferred.h"
 #include "fence.h"
 
 /* Most eventfds of a fence: a signal walks them with interrupts off. */
 #define EVENTFDS 4
 
+/* Most watches that are called under one hold of the lock. */
+#define LOT 16
+
 struct rust_hmm_fence {
 	refcount_t refs;
-	/* 0: not signalled; 1: done; -errno: failed. Written once, under @waiters.lock. */
+	/* 0: not signalled; 1: done; -errno: failed. Written once, under @lock. */
 	int status;
 	/* Made by rust_hmm_fence_create(). */
 	bool by_driver;
 	/* Names the type of device that signals it. Only compared. */
 	const void *kind;
-	wait_queue_head_t waiters;
+	/* Protects all below but @dma and @cb. */
+	spinlock_t lock;
+	/* Not called yet, in the order in which they came. None is added after the signal. */
+	struct list_head watches;
+	/* Calls those that the signal did not call. Has a reference. */
+	struct rust_hmm_deferred rest;
 	struct eventfd_ctx *eventfds[EVENTFDS];
 	/* The DMA fence that it stands for, or NULL. */
 	struct dma_fence *dma;
@@ -47,7 +61,8 @@ struct rust_hmm_fence *rust_hmm_fence_alloc(const void *kind, bool by_driver)
 	refcount_set(&fence->refs, 1);
 	fence->by_driver = by_driver;
 	fence->kind = kind;
-	init_waitqueue_head(&fence->waiters);
+	spin_lock_init(&fence->lock);
+	INIT_LIST_HEAD(&fence->watches);
 	return fence;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_alloc);
@@ -94,23 +109,67 @@ const void *rust_hmm_fence_kind(const struct rust_hmm_fence *fence)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_kind);
 
-/* Returns whether this call has signalled it. Context: any. */
+/* Most watches that any fence has called under one hold of its lock. For tests. */
+static atomic_t longest_lot = ATOMIC_INIT(0);
+
+unsigned int rust_hmm_fence_longest_lot(void)
+{
+	return atomic_read(&longest_lot);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_fence_longest_lot);
+
+/* Calls up to LOT watches of @fence, which is signalled and locked. Returns whether some are left. */
+static bool fence_call_some(struct rust_hmm_fence *fence)
+{
+	struct rust_hmm_fence_watch *watch;
+	int called = 0;
+
+	while (called < LOT && !list_empty(&fence->watches)) {
+		watch = list_first_entry(&fence->watches, struct rust_hmm_fence_watch, entry);
+		list_del_init(&watch->entry);
+		watch->signalled(watch->data);
+		called++;
+	}
+	if (called > atomic_read(&longest_lot))
+		atomic_set(&longest_lot, called);
+	return !list_empty(&fence->watches);
+}
+
+static void fence_call_rest(void *object)
+{
+	struct rust_hmm_fence *fence = container_of(object, struct rust_hmm_fence, rest);
+	bool more;
+
+	do {
+		spin_lock_irq(&fence->lock);
+		more = fence_call_some(fence);
+		spin_unlock_irq(&fence->lock);
+		cond_resched();
+	} while (more);
+	rust_hmm_fence_put(fence);
+}
+
+/* Returns whether this call has signalled it. Context: any but NMI. */
 bool rust_hmm_fence_signal(struct rust_hmm_fence *fence, int error)
 {
 	unsigned long flags;
 	bool first;
 	int i;
 
-	spin_lock_irqsave(&fence->waiters.lock, flags);
+	spin_lock_irqsave(&fence->lock, flags);
 	first = !fence->status;
 	if (first) {
 		/* Makes the result visible; pairs with rust_hmm_fence_status(). */
 		smp_store_release(&fence->status, error ?: 1);
-		wake_up_all_locked(&fence->waiters);
 		for (i = 0; i < EVENTFDS && fence->eventfds[i]; i++)
 			eventfd_signal(fence->eventfds[i]);
+		if (fence_call_some(fence)) {
+			rust_hmm_fence_get(fence);
+			fence->rest.drop = fence_call_rest;
+			rust_hmm_deferred_queue(&fence->rest);
+		}
 	}
-	spin_unlock_irqrestore(&fence->waiters.lock, flags);
+	spin_unlock_irqrestore(&fence->lock, flags);
 	return first;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_signal);
@@ -123,33 +182,38 @@ static void fence_dma_signalled(struct dma_fence *dma, struct dma_fence_cb *cb)
 	rust_hmm_fence_signal(fence, dma->error);
 }
 
-/* A fence that signals when @dma does, of which it takes a reference. NULL without memory. */
-struct rust_hmm_fence *rust_hmm_fence_of_dma(struct dma_fence *dma)
+/* Has @fence, which nobody else knows, signal when @dma does. Takes a reference of @dma. */
+void rust_hmm_fence_follow(struct rust_hmm_fence *fence, struct dma_fence *dma)
 {
-	struct rust_hmm_fence *fence;
 	int status;
 
-	fence = rust_hmm_fence_alloc(rust_hmm_dma_fence_kind(dma), false);
-	if (!fence)
-		return NULL;
+	fence->kind = rust_hmm_dma_fence_kind(dma);
 	fence->dma = dma_fence_get(dma);
 	if (dma_fence_add_callback(dma, &fence->cb, fence_dma_signalled)) {
 		status = dma_fence_get_status(dma);
 		rust_hmm_fence_signal(fence, min(status, 0));
 	}
-	return fence;
 }
-EXPORT_SYMBOL_GPL(rust_hmm_fence_of_dma);
+EXPORT_SYMBOL_GPL(rust_hmm_fence_follow);
 
-struct fence_waiter {
-	struct wait_queue_entry entry;
-	struct completion *bell;
-};
-
-static int fence_ring(struct wait_queue_entry *entry, unsigned int mode, int flags, void *key)
+/* Adds @watch, which has its function. Returns false if the fence is signalled. */
+static bool fence_add(struct rust_hmm_fence *fence, struct rust_hmm_fence_watch *watch)
 {
-	complete(container_of(entry, struct fence_waiter, entry)->bell);
-	return 0;
+	unsigned long flags;
+	bool added;
+
+	INIT_LIST_HEAD(&watch->entry);
+	spin_lock_irqsave(&fence->lock, flags);
+	added = !fence->status;
+	if (added)
+		list_add_tail(&watch->entry, &fence->watches);
+	spin_unlock_irqrestore(&fence->lock, flags);
+	return added;
+}
+
+static void fence_ring(void *bell)
+{
+	complete(bell);
 }
 
 /*
@@ -160,8 +224,8 @@ static int fence_ring(struct wait_queue_entry *entry, unsigned int mode, int fla
 int rust_hmm_fence_wait(struct rust_hmm_fence *fence, struct completion *bell,
 			unsigned long timeout, bool killable)
 {
-	struct fence_waiter waiter = { .bell = bell };
-	long left = 0;
+	struct rust_hmm_fence_watch watch = { .signalled = fence_ring, .data = bell };
+	long left;
 
 	/*
 	 * Annotates the wait for a DMA fence for lockdep. Not interruptible: with a pending signal
@@ -169,55 +233,33 @@ int rust_hmm_fence_wait(struct rust_hmm_fence *fence, struct completion *bell,
 	 */
 	if (fence->dma && dma_fence_wait_timeout(fence->dma, false, 0) > 0)
 		return 1;
-	init_waitqueue_func_entry(&waiter.entry, fence_ring);
-	add_wait_queue(&fence->waiters, &waiter.entry);
-	/* After it is added: a signal from here on completes the bell. */
-	if (!rust_hmm_fence_status(fence))
-		left = killable ? wait_for_completion_killable_timeout(bell, timeout) :
-				  wait_for_completion_interruptible_timeout(bell, timeout);
-	remove_wait_queue(&fence->waiters, &waiter.entry);
+	if (!fence_add(fence, &watch))
+		return 1;
+	left = killable ? wait_for_completion_killable_timeout(bell, timeout) :
+			  wait_for_completion_interruptible_timeout(bell, timeout);
+	rust_hmm_fence_unwatch(fence, &watch);
 	if (rust_hmm_fence_status(fence))
 		return 1;
 	return left < 0 ? -ERESTARTSYS : 0;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_wait);
 
-static int fence_watched(struct wait_queue_entry *entry, unsigned int mode, int flags, void *key)
-{
-	struct rust_hmm_fence_watch *watch;
-
-	watch = container_of(entry, struct rust_hmm_fence_watch, entry);
-	list_del_init(&entry->entry);
-	watch->signalled(watch->data);
-	return 0;
-}
-
-/* @watch stays where it is until rust_hmm_fence_unwatch(). */
 void rust_hmm_fence_watch(struct rust_hmm_fence *fence,
 			  struct rust_hmm_fence_watch *watch)
 {
-	unsigned long flags;
-
-	init_waitqueue_func_entry(&watch->entry, fence_watched);
-	INIT_LIST_HEAD(&watch->entry.entry);
-	spin_lock_irqsave(&fence->waiters.lock, flags);
-	if (fence->status)
+	if (!fence_add(fence, watch))
 		watch->signalled(watch->data);
-	else
-		__add_wait_queue(&fence->waiters, &watch->entry);
-	spin_unlock_irqrestore(&fence->waiters.lock, flags);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_watch);
 
-/* After this the callback neither runs nor will run. */
 void rust_hmm_fence_unwatch(struct rust_hmm_fence *fence,
 			    struct rust_hmm_fence_watch *watch)
 {
 	unsigned long flags;
 
-	spin_lock_irqsave(&fence->waiters.lock, flags);
-	list_del_init(&watch->entry.entry);
-	spin_unlock_irqrestore(&fence->waiters.lock, flags);
+	spin_lock_irqsave(&fence->lock, flags);
+	list_del_init(&watch->entry);
+	spin_unlock_irqrestore(&fence->lock, flags);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fence_unwatch);
 
@@ -232,7 +274,7 @@ int rust_hmm_fence_eventfd(struct rust_hmm_fence *fence, int fd)
 	eventfd = eventfd_ctx_fdget(fd);
 	if (IS_ERR(eventfd))
 		return PTR_ERR(eventfd);
-	spin_lock_irqsave(&fence->waiters.lock, flags);
+	spin_lock_irqsave(&fence->lock, flags);
 	for (i = 0; i < EVENTFDS; i++) {
 		if (fence->eventfds[i])
 			continue;
@@ -242,7 +284,7 @@ int rust_hmm_fence_eventfd(struct rust_hmm_fence *fence, int fd)
 		ret = 0;
 		break;
 	}
-	spin_unlock_irqrestore(&fence->waiters.lock, flags);
+	spin_unlock_irqrestore(&fence->lock, flags);
 	if (ret)
 		eventfd_ctx_put(eventfd);
 	return ret;

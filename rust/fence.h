@@ -4,32 +4,21 @@
 #define _RUST_HMM_FENCE_H
 
 #include <linux/types.h>
-#include <linux/wait.h>
 
 struct completion;
 struct dma_fence;
 struct file;
 struct rust_hmm_fence;
 
-/* Calls @signalled once, when the fence is signalled, under a lock with interrupts off. */
-struct rust_hmm_fence_watch {
-	struct wait_queue_entry entry;
-	void (*signalled)(void *data);
-	void *data;
-};
-
 struct rust_hmm_fence *rust_hmm_fence_alloc(const void *kind, bool by_driver);
-struct rust_hmm_fence *rust_hmm_fence_of_dma(struct dma_fence *dma);
+void rust_hmm_fence_follow(struct rust_hmm_fence *fence, struct dma_fence *dma);
 bool rust_hmm_fence_signal(struct rust_hmm_fence *fence, int error);
 bool rust_hmm_fence_by_driver(const struct rust_hmm_fence *fence);
 int rust_hmm_fence_status(const struct rust_hmm_fence *fence);
 const void *rust_hmm_fence_kind(const struct rust_hmm_fence *fence);
 int rust_hmm_fence_wait(struct rust_hmm_fence *fence, struct completion *bell,
 			unsigned long timeout, bool killable);
-void rust_hmm_fence_watch(struct rust_hmm_fence *fence,
-			  struct rust_hmm_fence_watch *watch);
-void rust_hmm_fence_unwatch(struct rust_hmm_fence *fence,
-			    struct rust_hmm_fence_watch *watch);
+unsigned int rust_hmm_fence_longest_lot(void);
 
 /* DMA fences */
 struct dma_fence *rust_hmm_dma_fence_alloc(void);

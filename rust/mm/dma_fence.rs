@@ -176,6 +176,15 @@ impl DmaFence {
     }
 }
 
+impl PartialEq for DmaFence {
+    /// Whether it is the same fence.
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for DmaFence {}
+
 impl Clone for DmaFence {
     fn clone(&self) -> Self {
         // SAFETY: Alive by the type invariant.

@@ -119,6 +119,39 @@ impl Drop for Pending {
     }
 }
 
+/// Memory for a fence that will stand for a DMA fence: [`DmaFenceRoom::make`](super::dma_fence::DmaFenceRoom::make) is
+/// followed by a section in which nothing is allocated.
+pub struct FenceRoom(Pending);
+
+impl FenceRoom {
+    /// Allocates the memory.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    pub fn new() -> Result<Self> {
+        Ok(Self(Pending::new(Cookie::NONE)?))
+    }
+
+    /// Makes a fence of it that signals when `dma` does, with the same result.
+    ///
+    /// # Context
+    ///
+    /// Any.
+    pub fn follow(self, dma: &DmaFence) -> Fence {
+        let fence = ManuallyDrop::new(self.0);
+        // SAFETY: `fence` is not dropped, so that its reference is moved out once.
+        let fence = unsafe { core::ptr::read(&fence.0) };
+        // SAFETY: Both are alive by their type invariants, and `fence` has never been given out.
+        unsafe { bindings::rust_hmm_fence_follow(fence.as_raw(), dma.as_raw()) };
+        fence
+    }
+}
+
 /// The side of a fence that waits for it. A clone is the same fence.
 ///
 /// # Invariants
@@ -142,10 +175,7 @@ impl Fence {
     ///
     /// May sleep.
     pub fn of(dma: &DmaFence) -> Result<Self> {
-        // SAFETY: Alive by the type invariant of `DmaFence`; the call takes a reference of its own.
-        let raw = unsafe { bindings::rust_hmm_fence_of_dma(dma.as_raw()) };
-        // INVARIANT: A new fence, whose reference is ours.
-        Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
+        Ok(FenceRoom::new()?.follow(dma))
     }
 
     /// # Safety

@@ -132,7 +132,7 @@ impl Watched {
 
     /// # Safety
     ///
-    /// Called by `rust_hmm_fence_signal()` or `rust_hmm_fence_watch()`, once, with a `Watched` that is not dropped.
+    /// Called once, as `rust_hmm_fence_watch::signalled`, with a `Watched` that is not dropped.
     unsafe extern "C" fn signalled(data: *mut ffi::c_void) {
         // SAFETY: By the function's requirements; only shared references exist meanwhile.
         let this = unsafe { &*data.cast::<Self>() };
@@ -157,6 +157,7 @@ impl PinnedDrop for Watched {
 mod tests {
     use super::*;
     use crate::mm::{fence::Pending, notifier::Cookie};
+    use kernel::time::{delay::fsleep, Delta, Instant, Monotonic};
 
     #[test]
     fn a_watched_fence_counts_from_its_signal_until_it_is_dropped() -> Result {
@@ -176,6 +177,31 @@ mod tests {
         // Dropped before the signal.
         drop(second);
         two.signal(Err(EIO));
+        assert!(!watch.is_ready());
+        Ok(())
+    }
+
+    #[test]
+    fn a_signal_calls_few_at_a_time_with_interrupts_off() -> Result {
+        const COUNT: usize = 1000;
+        let (watch, pending) = (Watch::new()?, Pending::new(Cookie::NONE)?);
+        let mut watched = KVec::with_capacity(COUNT, GFP_KERNEL)?;
+        for _ in 0..COUNT {
+            let one = Watched::new(pending.fence(), watch.clone())?;
+            watched.push(one, GFP_KERNEL)?;
+        }
+        pending.signal(Ok(()));
+        // Some in the middle go before they are called.
+        watched.truncate(COUNT - 10);
+        let since = Instant::<Monotonic>::now();
+        while watch.signalled.load(Relaxed) < COUNT - 10 && since.elapsed() < Delta::from_secs(20) {
+            fsleep(Delta::from_millis(1));
+        }
+        assert_eq!(watch.signalled.load(Relaxed), COUNT - 10);
+        // SAFETY: No preconditions.
+        let longest = unsafe { bindings::rust_hmm_fence_longest_lot() };
+        assert!(longest > 1 && longest <= 16);
+        drop(watched);
         assert!(!watch.is_ready());
         Ok(())
     }

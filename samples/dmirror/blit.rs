@@ -33,7 +33,7 @@ use rust_hmm::{
         bell::Bell,
         dma::DmaDevice,
         dma_fence::{DmaFence, DmaFenceRoom, DmaPending, Signalling, Timeline},
-        fence::{cancelled, Fence},
+        fence::{cancelled, Fence, FenceRoom},
         notifier::Cookie,
         page::CpuPagesMut,
     },
@@ -276,9 +276,10 @@ impl BlitEngine {
             fences.push(Fence::of(fence)?, GFP_KERNEL_ACCOUNT)?;
         }
         // On a timeline of its own: nothing depends on the order in which blits signal.
-        let end = DmaFenceRoom::new()?.make(&Timeline::new(), kind);
+        let (room, fence) = (DmaFenceRoom::new()?, FenceRoom::new()?);
+        let end = room.make(&Timeline::new(), kind);
         let dma = end.fence();
-        let fence = Fence::of(&dma)?;
+        let fence = fence.follow(&dma);
         let blit = Blit {
             to,
             from,

@@ -203,12 +203,23 @@ impl Queues {
 
     /// Gives a number to the DMA fence of a sync file. `EMFILE`; `ENOMEM`.
     pub(crate) fn import(&self, dma: DmaFence) -> Result<u64> {
-        let side = Side {
-            fence: Fence::of(&dma)?,
+        let number = self.number()?;
+        // One fence for all numbers: each would be one more callback that the signal of the DMA fence calls.
+        let known = {
+            let tables = self.tables.lock();
+            let mut sides = tables.fences.iter().map(|named| &named.side);
+            let same = sides.find(|side| side.dma.as_ref() == Some(&dma));
+            same.map(|side| side.fence.clone())
+        };
+        let fence = match known {
+            Some(fence) => fence,
+            None => Fence::of(&dma)?,
+        };
+        Ok(number.name(Side {
+            fence,
             dma: Some(dma),
             host: None,
-        };
-        Ok(self.number()?.name(side))
+        }))
     }
 
     /// Gives a number to fence `id` of another file. `EMFILE`; `ENOMEM`; `ENOENT`.

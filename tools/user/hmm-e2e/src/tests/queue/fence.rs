@@ -134,6 +134,34 @@ pub fn observed(ctx: &Ctx) -> Outcome {
     device_sees(&device, &map, 3, "after the migration").map(|_| ())
 }
 
+/// The signal itself calls few of those who watch; a worker calls the others.
+pub fn watched(ctx: &Ctx) -> Outcome {
+    const EACH: usize = 1000;
+    let owner = ctx.open()?;
+    let files = [ctx.open()?, ctx.open()?, ctx.open()?];
+    let host = owner.host_fence().what("make a fence")?;
+    let mut shares = Vec::new();
+    for file in &files {
+        for _ in 0..EACH {
+            let share = file.share(&host).what("share")?;
+            share.by_poll().what("report it by poll")?;
+            shares.push(share);
+        }
+        check!(!file.poll_fences(Duration::ZERO)?, "poll reports the end before the signal");
+    }
+    host.signal(Ok(())).what("signal")?;
+    for file in &files {
+        check!(file.poll_fences(LONG)?, "poll does not report the end");
+    }
+    for share in &shares {
+        check_eq!(share.check()?.state, State::Done, "state of a share");
+    }
+    for file in &files {
+        check!(!file.poll_fences(Duration::ZERO)?, "poll reports the end after it was told");
+    }
+    Ok(())
+}
+
 pub fn eventfds(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let fence = device.host_fence().what("make a fence")?;

@@ -20,6 +20,7 @@ pub const TESTS: &[Test] = &[
     )
     .only_rust(OURS),
     Test::new("queue", "ends_are_reported_by_eventfd_and_poll", fence::observed).only_rust(OURS),
+    Test::new("queue", "a_fence_is_watched_thousands_of_times", fence::watched).only_rust(OURS),
     Test::new("queue", "a_fence_has_at_most_four_eventfds", fence::eventfds).only_rust(OURS),
     Test::new("queue", "blits_of_locked_memory_have_dma_fences", fence::dma_fences).only_rust(OURS),
     Test::new("queue", "no_other_fence_becomes_a_dma_fence", fence::not_exported).only_rust(OURS),

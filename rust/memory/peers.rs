@@ -195,10 +195,13 @@ impl<'p> Reader for Readers<'p> {
 #[kunit_tests(rust_hmm_peers)]
 mod tests {
     use super::*;
-    use crate::{events::Need, mm::device_pages::DeviceRange};
-    use kernel::sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        SetOnce, //
+    use crate::{events::Need, mm::device_pages::DeviceRange, thread::Thread};
+    use kernel::{
+        sync::{
+            atomic::{ordering::Relaxed, Atomic},
+            SetOnce, //
+        },
+        time::{delay::fsleep, Delta, Instant, Monotonic},
     };
 
     /// A mirror that counts how often it is told to forget.
@@ -242,25 +245,33 @@ mod tests {
 
     #[test]
     fn a_walk_leaves_nobody_out_when_others_come_and_go() -> Result {
-        let peers = KBox::pin_init(Peers::new(), GFP_KERNEL)?;
-        let add = || -> Result<_> {
+        fn add(peers: &Peers) -> Result<(Registration, Arc<Counting>)> {
             let peer = Arc::new(Counting(Atomic::new(0)), GFP_KERNEL)?;
             Ok((peers.add(Cookie::NONE, peer.clone())?, peer))
-        };
-        let mut first = Some(add()?);
-        let others = [add()?, add()?, add()?];
-        let new = SetOnce::new();
-        let mut seen = 0;
+        }
+        let peers = Arc::pin_init(Peers::new(), GFP_KERNEL)?;
+        let mut first = Some(add(&peers)?);
+        let others = [add(&peers)?, add(&peers)?, add(&peers)?];
+        let new = Arc::new(SetOnce::new(), GFP_KERNEL)?;
+        let (mut seen, mut thread) = (0, None);
         peers.for_each(|peer| {
             peer.forget();
             seen += 1;
             if seen == 2 {
-                // One that was seen goes, and another one comes.
-                first = None;
-                new.populate(add());
+                // One that was seen goes, and another one comes. By another task: this one has the lock of a peer.
+                let (first, peers, added) = (first.take(), peers.clone(), new.clone());
+                thread = Some(Thread::spawn(c"hmm-test", move || {
+                    drop(first);
+                    added.populate(add(&peers));
+                }));
+                let since = Instant::<Monotonic>::now();
+                while SetOnce::as_ref(&new).is_none() && since.elapsed() < Delta::from_secs(20) {
+                    fsleep(Delta::from_millis(1));
+                }
             }
         });
-        assert!(first.is_none() && new.as_ref().is_some_and(|new| new.is_ok()));
+        assert!(thread.is_some_and(|thread| thread.is_ok()));
+        assert!(SetOnce::as_ref(&new).is_some_and(|new| new.is_ok()));
         assert!(others.iter().all(|(_, peer)| peer.0.load(Relaxed) == 1));
         assert_eq!(peers.list.lock().len(), 4);
         Ok(())

@@ -149,8 +149,8 @@ fn small_mapping(device: &hmm::Device, seed: u64) -> Result<Mapping, Stop> {
 }
 
 /// The reverse mapping of a page is freed between the moment at which an eviction reads it and the moment at which
-/// the eviction has its lock. KASAN reports a use after free. Without KASAN the many others that are freed with it
-/// give their memory back to the kernel, with `init_on_free=1` as zeros.
+/// the eviction has its lock. KASAN reports a use after free; without KASAN the memory stays in its slab cache, and
+/// the race only runs.
 fn unmapped_while_looked_up(ctx: &Ctx) -> Outcome {
     const POINT: &str = "window";
     const OTHERS: usize = 1000;

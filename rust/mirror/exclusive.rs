@@ -7,6 +7,7 @@ use super::{
     Device, Mirror, State,
 };
 use crate::{
+    memory::Memory,
     mm::{
         addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending,
     },
@@ -24,7 +25,7 @@ impl<D: Device> Mirror<D> {
     /// # Errors
     ///
     /// `EFAULT`: not mapped, not writable, special pages, or the process is gone. `EOPNOTSUPP`: not anonymous, or hugetlb.
-    /// `EBUSY`: it kept changing. `EINTR`: killed. `ENOMEM`. `EDEADLK`: within a callback. Pages before
+    /// `EBUSY`: it kept changing. `EINTR`: killed. `ENODEV`: unplugged. `ENOMEM`. `EDEADLK`: within a callback. Pages before
     /// the one that failed stay exclusive. Context: may sleep; no lock may be held.
     pub fn make_exclusive(&self, range: PageRange) -> Result {
         within::may_wait()?;
@@ -80,6 +81,10 @@ impl<D: Device> Mirror<D> {
         })?;
         let result = ExclusivePage::new(&mmap, page.start(), cookie).and_then(|exclusive| {
             let mut guard = self.notifier().lock();
+            // Under the lock, as for a fault: an unplug that takes all entries away sets this before.
+            if self.device().memory().is_some_and(Memory::is_gone) {
+                return Err(ENODEV);
+            }
             let State {
                 table,
                 transactions,

@@ -222,7 +222,7 @@ fn preferred_by_two(ctx: &Ctx) -> Outcome {
     }
     let add = Command::new(EngineOp::AtomicAdd, map.addr(), 8).value(1).stride(8).rounds(0);
     let jobs = devices.iter().map(|device| device.submit(add)).collect::<Result<Vec<_>, _>>()?;
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(1));
     let mut rounds = Vec::new();
     for job in &jobs {
         let ended = job.finish()?;
@@ -230,7 +230,9 @@ fn preferred_by_two(ctx: &Ctx) -> Outcome {
         rounds.push(ended.status.rounds);
     }
     println!("# {rounds:?} rounds");
-    check!(rounds.iter().all(|rounds| *rounds >= 20), "rounds of the devices: {rounds:?}");
+    // Not by luck now and then: tens of thousands, and about as many for each.
+    let (least, most) = (rounds.iter().min().unwrap_or(&0), rounds.iter().max().unwrap_or(&0));
+    check!(*least >= 1000 && *most <= 3 * least, "rounds of the devices: {rounds:?}");
     check_eq!(map.get(0, 0), rounds.iter().sum::<u64>(), "the sum");
     Ok(())
 }

@@ -315,7 +315,7 @@ fn fight(ctx: &Ctx) -> Outcome {
         Ok([faults, one.migrated_to_device + two.migrated_to_device])
     };
     let before = sums()?;
-    let end = Instant::now() + Duration::from_secs(3);
+    let end = Instant::now() + Duration::from_secs(2);
     let fighter = |mine: &Device, other: &Device| -> Result<(u64, u64), Errno> {
         let (mut adds, mut moved) = (0, 0);
         while Instant::now() < end {
@@ -346,8 +346,8 @@ fn fight(ctx: &Ctx) -> Outcome {
     let [faults, moves] = sums()?;
     let (faults, moves) = (faults - before[0], moves - before[1]);
     println!("# {adds} and {others} rounds, {moves} pages moved, {faults} write faults");
-    check!(faults <= 2 * moves + 128, "{faults} write faults of {moves} pages that moved");
-    check!(adds.max(others) <= 4 * adds.min(others), "rounds: {adds} and {others}: unfair");
+    check!(faults <= moves + moves / 2 + 128, "{faults} write faults of {moves} pages that moved");
+    check!(adds.max(others) <= 3 * adds.min(others), "rounds: {adds} and {others}: unfair");
     for page in 0..64 {
         check_eq!(map.get(page, 0), adds + others, "sum in page {page}");
     }

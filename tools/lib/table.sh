@@ -8,7 +8,8 @@
 HMM_TABLES=${HMM_TABLES:-$HMM_TOP/tools/test/tables.tsv}
 
 # write_table DOCUMENT MARK FILE KERNEL: puts FILE, with what was measured, between the line ".. table of MARK" of the
-# document and the next ".. end of the table".
+# document and the next ".. end of the table". Does nothing if the sources differ from the commit: no commit has these
+# figures.
 write_table() {
 	local document=$HMM_TOP/Documentation/$1 mark=".. table of $2" file=$3 kernel=$4 commit sources hash
 	grep -qxF "$mark" "$document" || die "$document has no line \"$mark\""
@@ -17,6 +18,10 @@ write_table() {
 	# shellcheck disable=SC2086 # words
 	hash=$(hash_paths $sources)
 	commit=$(commit_now)
+	if [[ $commit = *+ ]]; then
+		say "    Documentation/$1 keeps its table of $2: the sources differ from commit ${commit%+}; commit first"
+		return 0
+	fi
 	awk -v mark="$mark" -v file="$file" -v measured="Measured on $kernel at commit $commit." '
 		$0 == ".. end of the table" { skip = 0 }
 		!skip { print }

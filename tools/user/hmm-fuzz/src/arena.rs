@@ -95,13 +95,18 @@ const ANON: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | FIXED;
 pub fn is_kept(addr: usize) -> bool {
     let in_buffer = (BUFFER..BUFFER + BUFFER_LEN).contains(&addr);
     let args = addr.wrapping_sub(ARGS);
-    in_buffer || (args < THREADS * ARGS_STEP && args % ARGS_STEP / PAGE_SIZE == 1)
+    in_buffer || (args < THREADS * ARGS_STEP && matches!(args % ARGS_STEP / PAGE_SIZE, 1 | 5))
 }
 
 /// A thread's page for arguments. The page behind is a hole, the one after that shows the same but can
 /// only be read.
 pub fn arguments(thread: usize) -> usize {
     ARGS + thread * ARGS_STEP + PAGE_SIZE
+}
+
+/// A thread's page for `DMIRROR_SET`, which no other thread changes. The page behind is a hole.
+pub fn settings(thread: usize) -> usize {
+    arguments(thread) + 4 * PAGE_SIZE
 }
 
 /// Where the same can only be read.
@@ -129,6 +134,7 @@ pub fn build_kept() -> Result<(), String> {
         must("arguments", sys::mmap(arguments(thread), PAGE_SIZE, RW, shared, fd, offset))?;
         let alias = read_only_alias(thread);
         must("alias", sys::mmap(alias, PAGE_SIZE, libc::PROT_READ, shared, fd, offset))?;
+        must("settings", sys::mmap(settings(thread), PAGE_SIZE, RW, ANON, -1, 0))?;
     }
     sys::call3(libc::SYS_close, fd as usize, 0, 0);
     Ok(())

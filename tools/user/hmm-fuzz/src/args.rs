@@ -16,6 +16,14 @@ const MOST: usize = 34;
 /// Delays that a test parameter may get, in ns: longer ones would be all that a run does.
 const DELAY: u64 = 20_000;
 
+/// `DMIRROR_SET`: type and number, which are all that the driver looks at.
+const SET: u64 = 0x4847;
+/// Its parameter `DMIRROR_SKIP_FLUSH`, which is never set: a device that skips flushes uses stale translations, and the
+/// library rightly raises an alarm.
+const SKIP_FLUSH: u64 = 2;
+/// A parameter that does not exist.
+const NO_SETTING: u64 = 6;
+
 /// An argument.
 pub struct Argument {
     /// The number of the ioctl.
@@ -111,8 +119,8 @@ impl Argument {
             }
             Op::Set => {
                 let mut new = Argument::new(0x47, 32);
-                let what = rng.below_u64(6);
-                let most = [DELAY, 64, 4, 2, DELAY, 3][what as usize];
+                let (what, most) =
+                    rng.pick(&[(0, DELAY), (1, 64), (3, 2), (4, DELAY), (5, 3), (NO_SETTING, 2)]);
                 (new.words[1], new.words[2]) = (what, rng.below_u64(most));
                 new
             }
@@ -132,6 +140,15 @@ impl Argument {
                     6 => rng.pick(&[0x5401, 0x541b, 0x5421, 0x5450, 0x5451, 0x6601, 1, 2]),
                     _ => rng.bits() & 0xffff_ffff,
                 };
+                new
+            }
+            Op::Template | Op::Engines => {
+                let words = if op == Op::Template { 2 } else { 3 };
+                let number = rng.below_u64(u64::from(extended::TEMPLATE_COMMANDS) + 1);
+                let mut new = Argument::new(0, words * 8);
+                new.request = extended::iow_t(number, words as u64 * 8);
+                extended::fill_template(number, rng, &mut new.words);
+                new.heavy = number != 0;
                 new
             }
             Op::Sample => {
@@ -207,12 +224,19 @@ impl Argument {
         new
     }
 
+    /// Has it be about few pages.
+    pub fn shorten(&mut self, op: Op) {
+        if op as usize <= Op::ReadUnlocked as usize {
+            self.words[2] = self.words[2].min(4);
+        }
+    }
+
     /// Makes it certainly wrong: a bad range, a bad operation, or a size that is too small.
     pub fn spoil(&mut self, op: Op, rng: &mut Rng) {
         let (addr, pages) = match op {
             Op::Submit | Op::QueueSubmit | Op::Pull => (2, 3),
             Op::Migrate | Op::SetAttributes | Op::GetAttributes => (1, 2),
-            Op::Sample => (0, 1),
+            Op::Sample | Op::Template | Op::Engines => (0, 1),
             _ => (0, 2),
         };
         match rng.below(6) {
@@ -259,6 +283,33 @@ impl Argument {
         }
     }
 
+    /// Whether the driver takes it for `DMIRROR_SET`, whatever it was meant to be.
+    pub fn is_setting(&self) -> bool {
+        self.request & 0xffff == SET
+    }
+
+    /// Writes a `DMIRROR_SET` where no other thread changes it, and returns its address. It never asks to skip flushes.
+    pub fn place_setting(&mut self, rng: &mut Rng, thread: usize) -> usize {
+        self.keep_flushes();
+        let page = arena::settings(thread);
+        let end = page + PAGE_SIZE - self.bytes;
+        let at = match rng.below(16) {
+            // A part of it is in a hole.
+            0 => end + 8 * (1 + rng.below(self.bytes / 8)),
+            1..4 => end,
+            _ => page,
+        };
+        self.write(at, page);
+        at
+    }
+
+    /// Replaces `DMIRROR_SKIP_FLUSH` by a parameter that does not exist.
+    fn keep_flushes(&mut self) {
+        if self.words[1] & 0xffff_ffff == SKIP_FLUSH {
+            self.words[1] ^= SKIP_FLUSH ^ NO_SETTING;
+        }
+    }
+
     /// Writes it somewhere, and says where. Or there is something else.
     pub fn place(&self, rng: &mut Rng, thread: usize) -> usize {
         let page = arena::arguments(thread);
@@ -291,5 +342,31 @@ impl Argument {
                 sys::poke(addr, *word);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calls::ALL;
+
+    #[test]
+    fn no_argument_skips_flushes() {
+        let mut rng = Rng::new(7, 0);
+        let mut settings = 0;
+        for round in 0..2_000_000 {
+            let op = ALL[round % ALL.len()];
+            let mut argument = Argument::of(op, &mut rng, 4);
+            if rng.one_in(2) {
+                argument.spoil(op, &mut rng);
+            }
+            argument.mutate(op, &mut rng);
+            if argument.is_setting() {
+                settings += usize::from(op != Op::Set);
+                argument.keep_flushes();
+                assert_ne!(argument.words[1] & 0xffff_ffff, SKIP_FLUSH);
+            }
+        }
+        assert!(settings > 0, "no other call was changed into DMIRROR_SET");
     }
 }

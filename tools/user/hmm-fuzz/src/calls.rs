@@ -13,13 +13,23 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// File descriptors of the nodes: these numbers, open or not.
-pub const FDS: [i32; 9] = [100, 101, 102, 103, 104, 105, 106, 107, 108];
+pub const FDS: [i32; 11] = [100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110];
 
 /// Of these, the first are of the mock device, one after the other; then come the nodes of [`SMALL`].
 pub const LARGE: usize = FDS.len() - SMALL.len();
 
 /// The nodes of the small drivers, if they are loaded.
-const SMALL: [&CStr; 3] = [c"/dev/hmm_c_mirror", c"/dev/hmm_mirror_only", c"/dev/hmm_lpae"];
+const SMALL: [&CStr; 5] = [
+    c"/dev/hmm_c_mirror",
+    c"/dev/hmm_mirror_only",
+    c"/dev/hmm_lpae",
+    c"/dev/rust_template",
+    c"/dev/rust_engines",
+];
+/// The first of them whose calls are those of [`Op::Sample`], and the numbers of the others.
+const SAMPLES: usize = 3;
+const TEMPLATE: usize = 3;
+const ENGINES: usize = 4;
 
 /// What the victim's memory is full of. Nobody else writes it.
 pub const CANARY: u64 = 0x5ec2_e700_c0ff_ee42;
@@ -91,6 +101,8 @@ ops! {
     Pull "DMIRROR_PULL" 10,
     Alloc "DMIRROR_ALLOC" 5,
     Events "DMIRROR_EVENTS" 20,
+    Template "rust_template" 20,
+    Engines "rust_engines" 20,
     Sample "other drivers" 60,
     Unknown "unknown ioctl" 90,
     Mmap "mmap" 1,
@@ -114,14 +126,37 @@ impl Op {
     }
 }
 
-const TOTAL: u64 = {
-    let (mut sum, mut index) = (0, 0);
-    while index < OPS {
-        sum += WEIGHTS[index];
-        index += 1;
+/// Kinds of calls that are drawn, and how often.
+#[derive(Clone, Copy, Debug)]
+pub struct Drawn {
+    weights: [u64; OPS],
+    total: u64,
+}
+
+impl Drawn {
+    /// Those that the drivers which are loaded serve, and those that none serves.
+    pub fn new(hardware: bool) -> Drawn {
+        let is_there = |op| match op {
+            Op::Template => is_loaded(TEMPLATE),
+            Op::Engines => is_loaded(ENGINES),
+            Op::Lock | Op::Unlock | Op::Locked | Op::Pull => true,
+            op => !(hardware && (op.is_extension() || op == Op::Sample)),
+        };
+        let weights = std::array::from_fn(|op| if is_there(ALL[op]) { WEIGHTS[op] } else { 0 });
+        Drawn { weights, total: weights.iter().sum() }
     }
-    sum
-};
+
+    fn draw(&self, rng: &mut Rng) -> Op {
+        let mut at = rng.below_u64(self.total);
+        for (op, weight) in ALL.iter().zip(self.weights) {
+            if at < weight {
+                return *op;
+            }
+            at -= weight;
+        }
+        Op::Read
+    }
+}
 
 /// Calls that do much work if they are valid: only one in so many is meant to be.
 fn serve_one_in(op: Op) -> usize {
@@ -149,6 +184,10 @@ pub struct Caller {
     pub thread: usize,
     /// Nodes.
     pub devices: u64,
+    /// What it calls.
+    pub drawn: Drawn,
+    /// The devices take 200 ms for a page.
+    pub hardware: bool,
     /// A pair of sockets.
     pub sockets: [i32; 2],
     /// Names of the last commands, by descriptor.
@@ -181,8 +220,16 @@ pub fn open_node(which: usize, device: u64) -> isize {
 
 /// The paths of those of the small drivers that are there.
 pub fn small_nodes() -> impl Iterator<Item = &'static Path> {
-    let paths = SMALL.iter().map(|path| Path::new(OsStr::from_bytes(path.to_bytes())));
-    paths.filter(|path| path.exists())
+    SMALL.iter().map(|path| small_path(path)).filter(|path| path.exists())
+}
+
+fn small_path(path: &CStr) -> &Path {
+    Path::new(OsStr::from_bytes(path.to_bytes()))
+}
+
+/// Whether the small driver of that number is loaded.
+fn is_loaded(which: usize) -> bool {
+    small_path(SMALL[which]).exists()
 }
 
 fn close(fd: isize) -> isize {
@@ -195,15 +242,7 @@ impl Caller {
         if let Some((fd, what)) = self.undo.take_if(|_| self.rng.one_in(4)) {
             self.set(fd, what, if what == 1 { u64::MAX } else { 0 });
         }
-        let mut at = self.rng.below_u64(TOTAL);
-        let mut op = Op::Read;
-        for (index, weight) in WEIGHTS.iter().enumerate() {
-            if at < *weight {
-                op = ALL[index];
-                break;
-            }
-            at -= weight;
-        }
+        let op = self.drawn.draw(&mut self.rng);
         if self.rng.one_in(8) {
             let (addr, write) = (arena::page(&mut self.rng), self.rng.one_in(2));
             arena::touch(addr, 64, write);
@@ -213,14 +252,16 @@ impl Caller {
 
     /// Sets a test parameter.
     pub fn set(&mut self, fd: i32, what: u64, value: u64) {
-        let at = arena::arguments(self.thread);
+        let at = arena::settings(self.thread);
         args::put_set(at, what, value);
         self.timed(Op::Set, fd, hmm::abi::iowr(0x47, 32), at, false);
     }
 
     fn call(&mut self, op: Op) {
         let which = match (op, self.rng.one_in(8)) {
-            (Op::Sample, false) => LARGE + self.rng.below(FDS.len() - LARGE),
+            (Op::Sample, false) => LARGE + self.rng.below(SAMPLES),
+            (Op::Template, false) => LARGE + TEMPLATE,
+            (Op::Engines, false) => LARGE + ENGINES,
             (_, true) => self.rng.below(FDS.len()),
             (op, _) if op as usize > Op::Sample as usize => self.rng.below(FDS.len()),
             _ => self.rng.below(LARGE),
@@ -234,9 +275,12 @@ impl Caller {
         }
     }
 
-    fn ioctl(&mut self, op: Op, which: usize) {
+    fn ioctl(&mut self, mut op: Op, which: usize) {
         let fd = FDS[which];
         let mut argument = Argument::of(op, &mut self.rng, self.ids[which]);
+        if self.hardware {
+            argument.shorten(op);
+        }
         // A device address cannot be guessed.
         match op {
             Op::Unlock if !self.rng.one_in(4) => argument.words[4] = self.locked[which][0],
@@ -257,7 +301,13 @@ impl Caller {
             argument.spoil(op, &mut self.rng);
         }
         argument.mutate(op, &mut self.rng);
-        let at = argument.place(&mut self.rng, self.thread);
+        let at = if argument.is_setting() {
+            // Also where the number was changed into this one.
+            op = Op::Set;
+            argument.place_setting(&mut self.rng, self.thread)
+        } else {
+            argument.place(&mut self.rng, self.thread)
+        };
         let heavy = argument.heavy;
         let result = self.timed(op, fd, argument.request, at, heavy);
         if result < 0 {

@@ -44,6 +44,14 @@ pub const SAMPLE_COMMANDS: u8 = 11;
 /// Bytes of the argument of the first; the others take four words.
 pub const SAMPLE_BYTES: usize = 80;
 
+/// What `samples/template` and `samples/engines` take: numbers below this.
+pub const TEMPLATE_COMMANDS: u8 = 3;
+
+/// Their ioctl of that number, with an argument of so many bytes: `_IOW('T', number, ...)`.
+pub const fn iow_t(number: u64, bytes: u64) -> u64 {
+    (1 << 30) | (bytes << 16) | ((b'T' as u64) << 8) | number
+}
+
 /// How long a call may be asked to wait in a state from which only a kill takes it, in ns.
 const WAIT: u64 = 20_000_000;
 
@@ -186,6 +194,17 @@ pub fn fill_sample(rng: &mut Rng, words: &mut [u64]) {
     words[5] = rng.bits() & 0xffff;
 }
 
+/// An address, what to add there or a number of pages, and an engine, of which there are two.
+pub fn fill_template(number: u64, rng: &mut Rng, words: &mut [u64]) {
+    words[0] = arena::page(rng) as u64;
+    words[1] = 1 + rng.below_u64(16);
+    if number == 0 {
+        words[0] += rng.below_u64(PAGE_SIZE as u64 / 8) * 8;
+        words[1] = rng.bits();
+    }
+    words[2] = rng.below_u64(3);
+}
+
 /// Keeps what was changed from asking for a wait of minutes, or for all memory there is.
 pub fn restrain(op: Op, words: &mut [u64]) {
     match op {
@@ -292,6 +311,30 @@ mod tests {
             });
             let numbers: Vec<u8> = numbers.collect();
             assert!(!numbers.is_empty() && numbers.iter().all(|n| *n < super::SAMPLE_COMMANDS));
+        }
+    }
+
+    #[test]
+    fn every_command_of_the_guides_is_known() {
+        for (name, op) in [
+            ("samples/template/template.rs", Op::Template),
+            ("samples/engines/engines.rs", Op::Engines),
+        ] {
+            let source = file(name);
+            let mut seen = 0;
+            for line in source.lines().filter(|line| line.contains("ioctl::_IOW::<[u64; ")) {
+                let rest = line.split_once("[u64; ").expect("words").1;
+                let words: usize = rest.split(']').next().expect("words").parse().expect("words");
+                let number = rest.split_once("'T' as u32, ").expect("a number").1;
+                let number: u64 = number.split(')').next().expect("an end").parse().expect("it");
+                assert!(number < super::TEMPLATE_COMMANDS.into(), "{name}: {line}");
+                let drawn =
+                    (0..100).map(|seed| Argument::of(op, &mut Rng::new(seed, 0), 0).request);
+                let known = super::iow_t(number, words as u64 * 8);
+                assert!(drawn.into_iter().any(|request| request == known), "{name}: {line}");
+                seen += 1;
+            }
+            assert_eq!(seen, super::TEMPLATE_COMMANDS, "{name}");
         }
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Hostile calls on `/dev/hmm_dmirror*`, from processes without privileges: what they give the kernel is
+//! Hostile calls on `/dev/hmm_dmirror*` and on the nodes of the other samples, from processes without privileges: what they give the kernel is
 //! mostly valid, partly wrong, and changes while it is read. The kernel must not report anything, no
 //! call may take long, and nobody may see or change the memory of somebody else.
 //!
@@ -54,6 +54,9 @@ struct Args {
     /// Stay root
     #[arg(long)]
     root: bool,
+    /// The devices are those of qemu_gpu, which take 200 ms for a page: ioctls that it has, and few pages
+    #[arg(long)]
+    hardware: bool,
     /// Instead: kill a process in each kind of long call, so often
     #[arg(long, value_name = "ROUNDS")]
     kill: Option<u32>,
@@ -69,6 +72,9 @@ struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// How long devices may take to empty their memory.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Permissions of the nodes, given to everybody until this is dropped.
 struct Permissions(Vec<(std::path::PathBuf, u32)>);
@@ -121,7 +127,7 @@ fn tell_stacks() {
     let entries = |path: &std::path::Path| std::fs::read_dir(path).into_iter().flatten().flatten();
     for process in entries(std::path::Path::new("/proc")) {
         let comm = name(&process.path().join("comm"));
-        if !comm.starts_with("hmm-fuzz") && !comm.starts_with("dmirror") {
+        if !["hmm-fuzz", "dmirror", "engines"].iter().any(|name| comm.starts_with(name)) {
             continue;
         }
         for task in entries(&process.path().join("task")) {
@@ -150,24 +156,31 @@ fn forget_slots(shared: &Shared, process: u64) {
     }
 }
 
-/// Once nobody has a file open, no memory of a device may be in use.
-fn left_behind(first: u32, count: u32) -> Result<(), String> {
-    for index in first..first + count {
-        let since = Instant::now();
-        loop {
-            let device = Device::open(index).map_err(|error| error.to_string())?;
-            let used = device.counters().map_err(|error| error.to_string())?.device_pages_used;
-            if used == 0 {
-                break;
-            }
-            if since.elapsed() > Duration::from_secs(20) {
-                return Err(format!("{used} pages of device {index} are still in use"));
-            }
-            drop(device);
-            std::thread::sleep(Duration::from_millis(50));
+/// Pages in use of each device, of a text like `/sys/kernel/debug/rust_hmm/devices`; `None` if it is none.
+fn pages_in_use(text: &str) -> Option<Vec<u64>> {
+    let mut lines = text.lines();
+    let column = lines.next()?.split_whitespace().position(|name| name == "used")?;
+    lines.map(|line| line.split_whitespace().nth(column)?.parse().ok()).collect()
+}
+
+/// Once nobody has a file open, no memory of a device may be in use, and none may be mapped for DMA.
+fn left_behind(patience: Duration) -> Result<(), String> {
+    let since = Instant::now();
+    loop {
+        let text = std::fs::read_to_string("/sys/kernel/debug/rust_hmm/devices");
+        let text = text.map_err(|error| format!("list of devices: {error}"))?;
+        let used = pages_in_use(&text).filter(|used| !used.is_empty());
+        let used = used.ok_or_else(|| format!("no list of devices: {text}"))?;
+        let mapped = hmm::dma::account().map_err(|error| error.to_string())?.live();
+        if mapped == 0 && used.iter().all(|used| *used == 0) {
+            return Ok(());
         }
+        if since.elapsed() > patience {
+            let what = "pages of the devices are still in use";
+            return Err(format!("{used:?} {what}, {mapped} are mapped for DMA"));
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
-    Ok(())
 }
 
 fn run(args: &Args) -> Result<report::Report, String> {
@@ -181,7 +194,10 @@ fn run(args: &Args) -> Result<report::Report, String> {
     let per_ms = ticks_per_ms();
     let limit = (args.limit as f64 * 1000.0 * per_ms) as u64;
     let _permissions = Permissions::open_to_all(devices).map_err(|error| error.to_string())?;
-    let victim = Child::spawn(|| victim::run(devices, shared)).map_err(|e| e.to_string())?;
+    let hardware = args.hardware;
+    let victim = Child::spawn(|| victim::run(devices, hardware, shared));
+    let victim = victim.map_err(|e| e.to_string())?;
+    let drawn = calls::Drawn::new(hardware);
 
     let mut round = 0;
     let mut started = 0;
@@ -193,6 +209,8 @@ fn run(args: &Args) -> Result<report::Report, String> {
             threads,
             calls: args.round,
             devices,
+            drawn,
+            hardware,
             root: args.root,
         };
         round += 1;
@@ -284,8 +302,8 @@ fn run(args: &Args) -> Result<report::Report, String> {
             "another process's memory: {leaks} words were read, {damages} changed"
         ));
     }
-    left_behind(0, devices as u32)?;
-    let never = report::never_succeeded(&report.lines);
+    left_behind(PATIENCE * if hardware { 100 } else { 1 })?;
+    let never = report::never_succeeded(&report.lines, hardware);
     if !never.is_empty() {
         return Err(format!("these never succeeded, so that nothing was tested: {never:?}"));
     }
@@ -303,7 +321,7 @@ fn run_kill(args: &Args, rounds: u32) -> Result<(), String> {
         println!("{}", serde_json::to_string_pretty(&all).map_err(|error| error.to_string())?);
     }
     let wrong = all.iter().filter(|died| died.wrong.is_some()).count();
-    left_behind(args.node, 1)?;
+    left_behind(PATIENCE)?;
     match (wrong, all.len()) {
         (_, 0) => Err("no call matches".to_string()),
         (0, _) => Ok(()),
@@ -335,5 +353,18 @@ fn main() -> ExitCode {
             eprintln!("hmm-fuzz: {why}; seed {}", args.seed);
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pages_in_use;
+
+    #[test]
+    fn pages_in_use_are_read() {
+        let text = "device kind used total\n1 private 3 512\n2 coherent 0 512\n";
+        assert_eq!(pages_in_use(text), Some(vec![3, 0]));
+        assert_eq!(pages_in_use("device kind\n1 private\n"), None);
+        assert_eq!(pages_in_use(""), None);
     }
 }

@@ -122,12 +122,15 @@ const TRIES: u64 = 400;
 
 /// Kinds of calls that never succeeded, though they were tried often enough: the run has shown less
 /// than it says.
-pub fn never_succeeded(lines: &[Line]) -> Vec<&'static str> {
+pub fn never_succeeded(lines: &[Line], hardware: bool) -> Vec<&'static str> {
     // Nodes take no data and have no position, and the device is to stay.
     let never = [Op::WriteFd, Op::Lseek, Op::Unplug].map(|op| NAMES[op as usize]);
+    // That driver has no events to read, and no test parameters.
+    let no_events = [Op::ReadFd, Op::Set].map(|op| NAMES[op as usize]);
+    let cannot = |call| never.contains(&call) || (hardware && no_events.contains(&call));
     lines
         .iter()
-        .filter(|line| line.ok == 0 && line.calls >= TRIES && !never.contains(&line.call))
+        .filter(|line| line.ok == 0 && line.calls >= TRIES && !cannot(line.call))
         .map(|line| line.call)
         .collect()
 }

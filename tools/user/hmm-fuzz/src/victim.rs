@@ -9,13 +9,15 @@ use hmm::{Device, Mapping, PAGE_SIZE};
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGES: usize = 64;
+/// Where a page takes 200 ms.
+const FEW: usize = 4;
 
 /// Words that are not the canary, of so many that could be read. Memory that cannot be read now (a copy
 /// failed, by a test parameter) is not wrong.
 fn wrong_words(map: &Mapping) -> (u64, usize) {
-    let mut bytes = vec![0u64; PAGES * PAGE_SIZE / 8];
-    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: PAGES * PAGE_SIZE };
-    let remote = libc::iovec { iov_base: map.addr() as *mut _, iov_len: PAGES * PAGE_SIZE };
+    let mut bytes = vec![0u64; map.len() / 8];
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: map.len() };
+    let remote = libc::iovec { iov_base: map.addr() as *mut _, iov_len: map.len() };
     let (local, remote) = (std::ptr::addr_of!(local), std::ptr::addr_of!(remote));
     let pid = std::process::id() as usize;
     let read =
@@ -24,25 +26,36 @@ fn wrong_words(map: &Mapping) -> (u64, usize) {
     (bytes[..words].iter().filter(|word| **word != CANARY).count() as u64, words)
 }
 
+/// Migrates by the ioctl of `test_hmm`, which fails when a page is evicted meanwhile. Returns the pages that are on the
+/// device then.
+fn moved_by_hardware(device: &Device, map: &Mapping, data: &mut [u8]) -> Result<u64, hmm::Errno> {
+    let _ = device.migrate_to_device(map.addr(), data);
+    let states = device.snapshot(map.addr(), map.pages())?;
+    Ok(states.iter().filter(|state| state.is_local()).count() as u64)
+}
+
 /// Runs in a process of its own until all shall end.
-pub fn run(devices: u64, shared: &Shared) -> Result<(), String> {
+pub fn run(devices: u64, hardware: bool, shared: &Shared) -> Result<(), String> {
     let name = |error: hmm::Errno| error.to_string();
+    let pages = if hardware { FEW } else { PAGES };
     let mut all = Vec::new();
     for index in 0..devices as u32 {
         let device = Device::open(index).map_err(name)?;
-        let map = Mapping::anon(PAGES).map_err(name)?;
-        for page in 0..PAGES {
+        let map = Mapping::anon(pages).map_err(name)?;
+        for page in 0..pages {
             (0..PAGE_SIZE / 8).for_each(|word| map.set(page, word, CANARY));
         }
         all.push((device, map));
     }
-    let mut data = vec![0u8; PAGES * PAGE_SIZE];
+    let mut data = vec![0u8; pages * PAGE_SIZE];
     while !shared.stop.load(Relaxed) {
         for (device, map) in &all {
             // Others evict it and let copies fail: both may be refused.
-            if let Ok(done) = device.migrate(map.addr(), PAGES, Way::ToDevice) {
-                shared.moved.fetch_add(done.moved, Relaxed);
-            }
+            let moved = match hardware {
+                true => moved_by_hardware(device, map, &mut data),
+                false => device.migrate(map.addr(), pages, Way::ToDevice).map(|done| done.moved),
+            };
+            shared.moved.fetch_add(moved.unwrap_or(0), Relaxed);
             let by_device = device.read(map.addr(), &mut data).is_ok();
             if by_device {
                 let words = data.chunks_exact(8);
@@ -51,7 +64,7 @@ pub fn run(devices: u64, shared: &Shared) -> Result<(), String> {
             }
             let (wrong, read) = wrong_words(map);
             shared.damages.fetch_add(wrong, Relaxed);
-            if by_device && read == PAGES * PAGE_SIZE / 8 {
+            if by_device && read == pages * PAGE_SIZE / 8 {
                 shared.checks.fetch_add(1, Relaxed);
             }
         }

@@ -2,7 +2,7 @@
 //! A process that makes calls for a while, with several threads.
 
 use crate::arena;
-use crate::calls::{self, Caller, FDS};
+use crate::calls::{self, Caller, Drawn, FDS};
 use crate::chaos::{self, Chaos};
 use crate::stats::Shared;
 use crate::sys;
@@ -27,6 +27,10 @@ pub struct Plan {
     pub calls: u64,
     /// Number of nodes.
     pub devices: u64,
+    /// Kinds of calls.
+    pub drawn: Drawn,
+    /// The devices take 200 ms for a page.
+    pub hardware: bool,
     /// Stay root.
     pub root: bool,
 }
@@ -39,6 +43,8 @@ fn caller(plan: &Plan, shared: &'static Shared, thread: usize, sockets: [i32; 2]
         slot: process as usize * SLOTS + thread,
         thread,
         devices: plan.devices,
+        drawn: plan.drawn,
+        hardware: plan.hardware,
         sockets,
         ids: [0; FDS.len()],
         locked: [[0; 2]; FDS.len()],

@@ -5,6 +5,7 @@
 use crate::abi::PAGE_SIZE;
 use crate::child::pipe;
 use crate::errno::Errno;
+use crate::managed::Managed;
 use crate::mapping::Mapping;
 use crate::procfs::Settings;
 use std::fs;
@@ -252,6 +253,11 @@ impl Kernel {
     }
 }
 
+/// Has so many percent of the calls of `kind` fail, after [`Kernel::prepare`].
+pub fn set_percent(kind: Kind, percent: u32) -> io::Result<()> {
+    fs::write(kind.file("probability"), percent.to_string())
+}
+
 /// A failure that is set.
 #[derive(Debug)]
 pub enum Armed {
@@ -345,13 +351,32 @@ fn whole_pages(map: &Mapping, page: usize) -> *mut libc::c_void {
     map.page_addr(page) as *mut _
 }
 
+fn managed_page(memory: &Managed, page: usize) -> *mut libc::c_void {
+    assert!(page < memory.pages(), "the page is outside of the memory");
+    (memory.addr() + page * PAGE_SIZE) as *mut _
+}
+
 /// Has the kernel read a page of a mapping, as a system call does: an error
 /// instead of a signal.
 pub fn kernel_reads(map: &Mapping, page: usize) -> Result<Vec<u8>, Errno> {
+    // SAFETY: a page of the mapping.
+    unsafe { reads(whole_pages(map, page)) }
+}
+
+/// As [`kernel_reads`], of managed memory.
+pub fn kernel_reads_managed(memory: &Managed, page: usize) -> Result<Vec<u8>, Errno> {
+    // SAFETY: a page of the memory.
+    unsafe { reads(managed_page(memory, page)) }
+}
+
+/// # Safety
+///
+/// A page of memory begins at `at`.
+unsafe fn reads(at: *const libc::c_void) -> Result<Vec<u8>, Errno> {
     let (read, write) = pipe()?;
     let mut read = fs::File::from(read);
-    // SAFETY: the kernel reads a page of the mapping.
-    let ret = unsafe { libc::write(write.as_raw_fd(), whole_pages(map, page), PAGE_SIZE) };
+    // SAFETY: the kernel reads a page.
+    let ret = unsafe { libc::write(write.as_raw_fd(), at, PAGE_SIZE) };
     let done = Errno::check(ret as i64)? as usize;
     if done < PAGE_SIZE {
         return Err(Errno::EFAULT);
@@ -363,11 +388,25 @@ pub fn kernel_reads(map: &Mapping, page: usize) -> Result<Vec<u8>, Errno> {
 
 /// Has the kernel write a page of a mapping.
 pub fn kernel_writes(map: &Mapping, page: usize, bytes: &[u8]) -> Result<(), Errno> {
+    // SAFETY: a page of the mapping, to which there are no references.
+    unsafe { writes(whole_pages(map, page), bytes) }
+}
+
+/// As [`kernel_writes`], of managed memory.
+pub fn kernel_writes_managed(memory: &Managed, page: usize, bytes: &[u8]) -> Result<(), Errno> {
+    // SAFETY: a page of the memory, to which there are no references.
+    unsafe { writes(managed_page(memory, page), bytes) }
+}
+
+/// # Safety
+///
+/// A page of memory begins at `at`, to which there are no references.
+unsafe fn writes(at: *mut libc::c_void, bytes: &[u8]) -> Result<(), Errno> {
     assert_eq!(bytes.len(), PAGE_SIZE);
     let (read, write) = pipe()?;
     fs::File::from(write).write_all(bytes)?;
-    // SAFETY: the kernel writes a page of the mapping, to which there are no references.
-    let ret = unsafe { libc::read(read.as_raw_fd(), whole_pages(map, page), PAGE_SIZE) };
+    // SAFETY: the kernel writes a page.
+    let ret = unsafe { libc::read(read.as_raw_fd(), at, PAGE_SIZE) };
     match Errno::check(ret as i64)? as usize {
         PAGE_SIZE => Ok(()),
         _ => Err(Errno::EFAULT),

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Which sources of failures are set, told by the process that sets them to those that meet the failures.
+
+use hmm::{Errno, Mapping, PAGE_SIZE};
+
+/// A word for each source: odd while it is set, and another one after each change. A process that compares two states
+/// knows whether a source was set at any time between them.
+pub struct Board {
+    words: Mapping,
+    names: Vec<String>,
+}
+
+/// A state of a board.
+pub struct State(Vec<u64>);
+
+impl Board {
+    /// Nothing is set. The processes that are forked later share it.
+    pub fn new(names: Vec<String>) -> Result<Board, Errno> {
+        assert!(names.len() <= PAGE_SIZE / 8, "a board is a page");
+        Ok(Board { words: Mapping::shared(1)?, names })
+    }
+
+    /// Whether there is such a source.
+    pub fn has(&self, name: &str) -> bool {
+        self.names.iter().any(|other| other == name)
+    }
+
+    /// Source `name` is about to be set, or is set no longer. Only one process calls this.
+    pub fn tell(&self, name: &str, is_set: bool) {
+        let index = self.names.iter().position(|other| other == name);
+        let index = index.expect("a source of this board");
+        let word = self.words.get(0, index);
+        if (word % 2 == 1) != is_set {
+            self.words.set(0, index, word + 1);
+        }
+    }
+
+    /// How it stands now.
+    pub fn state(&self) -> State {
+        State((0..self.names.len()).map(|index| self.words.get(0, index)).collect())
+    }
+
+    /// Whether one of `names` was set at any time between `before` and now.
+    pub fn any_since(&self, before: &State, names: &[&str]) -> bool {
+        let wanted = self.names.iter().enumerate().filter(|(_, name)| names.contains(&&***name));
+        wanted.into_iter().any(|(index, _)| {
+            let was = before.0[index];
+            was % 2 == 1 || self.words.get(0, index) != was
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_that_was_set_meanwhile_is_noticed() {
+        let board = Board::new(vec!["copy".into(), "space".into()]).unwrap();
+        assert!(board.has("copy") && !board.has("isolate"));
+        let before = board.state();
+        assert!(!board.any_since(&before, &["copy", "space"]));
+        board.tell("copy", true);
+        assert!(board.any_since(&before, &["copy"]) && !board.any_since(&before, &["space"]));
+        let during = board.state();
+        board.tell("copy", true);
+        board.tell("copy", false);
+        assert!(board.any_since(&before, &["copy", "space"]));
+        assert!(board.any_since(&during, &["copy"]));
+        assert!(!board.any_since(&board.state(), &["copy"]));
+    }
+}

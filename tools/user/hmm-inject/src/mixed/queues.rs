@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Queues and fences: some operations in a row, and how their ends are told.
+
+use super::board;
+use super::model::Model;
+use super::{Worker, LIMIT};
+use hmm::engine::EngineOp;
+use hmm::queue::Checked;
+use hmm::{Device, Errno, Fence, QueueOp, State, PAGE_SIZE};
+
+/// Pages of one operation.
+const MOST: usize = 12;
+
+/// What has been queued.
+enum What {
+    /// It moves pages.
+    Moves,
+    /// It computes the checksum of pages, which must be this one.
+    Reads(u64),
+    /// It copies pages: to, from, how many.
+    Copies(usize, usize, usize),
+}
+
+/// Waits for `fence`, whose operation began when the sources were as in `before`. It must end; returns what the fence
+/// says, or `None` if the operation has failed.
+pub fn end(
+    model: &mut Model,
+    what: &'static str,
+    before: &board::State,
+    fence: &Fence<'_>,
+) -> Result<Option<Checked>, String> {
+    let checked = model.insist("fence sync", |_| fence.sync(Some(LIMIT)))?;
+    match checked.state {
+        State::NotDone => Err(format!("{what}: it has not ended")),
+        State::Done => model.outcome(what, before, Ok(checked)),
+        State::Failed(error) => model.outcome(what, before, Err(error)),
+    }
+}
+
+/// How the end of the last operation is told.
+enum Told {
+    ByCheck,
+    ByEvent(hmm::Event),
+    ByPoll,
+}
+
+fn tell(model: &mut Model, fence: &Fence<'_>) -> Result<Told, String> {
+    match model.random.below(3) {
+        0 => {
+            let event = model.attempt("fence notify", |_| fence.event())?;
+            Ok(event.map_or(Told::ByCheck, Told::ByEvent))
+        }
+        1 => model.insist("fence by poll", |_| fence.by_poll()).map(|()| Told::ByPoll),
+        _ => Ok(Told::ByCheck),
+    }
+}
+
+fn was_told(device: &Device, told: &Told) -> Result<(), String> {
+    let (what, is_told) = match told {
+        Told::ByCheck => return Ok(()),
+        Told::ByEvent(event) => ("eventfd", event.poll(LIMIT).and_then(|_| event.take()) == Ok(1)),
+        Told::ByPoll => ("poll", device.poll_fences(LIMIT) == Ok(true)),
+    };
+    match is_told {
+        true => Ok(()),
+        false => Err(format!("the end of a fence is not told by {what}")),
+    }
+}
+
+fn operation(model: &mut Model, may_copy: bool) -> Result<(QueueOp, What), String> {
+    let (first, pages) = model.part(MOST);
+    let (addr, bytes) = (model.map.page_addr(first), pages * PAGE_SIZE);
+    Ok(match model.random.below(if may_copy { 6 } else { 4 }) {
+        0 => (QueueOp::migrate(addr, bytes), What::Moves),
+        1 => (QueueOp::prefetch(addr, bytes), What::Moves),
+        2 => (QueueOp::evict(addr, bytes), What::Moves),
+        3 => {
+            model.settle(first, pages)?;
+            let sum = model.checksum(first, pages);
+            (QueueOp::engine(EngineOp::Checksum, addr, bytes), What::Reads(sum))
+        }
+        _ => {
+            let ([to, from], pages) = model.two_parts(MOST);
+            model.settle(to, pages)?;
+            model.settle(from, pages)?;
+            let (at, source) = (model.map.page_addr(to), model.map.page_addr(from));
+            (QueueOp::copy(at, source, pages * PAGE_SIZE), What::Copies(to, from, pages))
+        }
+    })
+}
+
+/// Up to three operations in a queue, of which the last may copy, after a fence of the host at times.
+fn in_a_queue(device: &Device, model: &mut Model) -> Result<(), String> {
+    let Some(queue) = model.attempt("queue", |_| device.queue())? else { return Ok(()) };
+    let gate = match model.random.one_in(2) {
+        true => model.attempt("host fence", |_| device.host_fence())?,
+        false => None,
+    };
+    // At once, or as a dependency.
+    let waits = match (&gate, model.random.one_in(2)) {
+        (Some(gate), true) => model.attempt("queue wait", |_| queue.wait(gate))?.is_some(),
+        _ => false,
+    };
+    let before = model.state();
+    let count = 1 + model.random.below(3);
+    let mut queued = Vec::new();
+    for number in 0..count {
+        let (op, what) = operation(model, number + 1 == count)?;
+        let after: Vec<&Fence<'_>> = gate.iter().filter(|_| !waits).collect();
+        let fence = model.attempt("queue submit", |_| queue.submit(op, &after))?;
+        queued.push((fence, what));
+    }
+    // An operation whose fence has no number may run, too.
+    let all = model.insist("queue record", |_| queue.record())?;
+    let told = tell(model, &all)?;
+    if let Some(gate) = &gate {
+        model.insist("fence signal", |_| gate.signal(Ok(())))?;
+    }
+    was_told(device, &told)?;
+    // What was queued before decides about nothing else but the time.
+    let checked = model.insist("fence sync", |_| all.sync(Some(LIMIT)))?;
+    if checked.state == State::NotDone {
+        return Err("queue record: it has not ended".into());
+    }
+    model.attempt("queue waits", |_| queue.waits())?;
+    for (fence, what) in queued {
+        let checked = match fence {
+            None => None,
+            Some(fence) => {
+                let state = model.insist("fence check", |_| fence.check())?.state;
+                if state == State::NotDone {
+                    return Err("an operation runs after the end of a record behind it".into());
+                }
+                end(model, "end of a queued operation", &before, &fence)?
+            }
+        };
+        match (what, checked) {
+            (What::Reads(sum), Some(checked)) if checked.result != sum => {
+                return Err(format!("an engine found {:#x} instead of {sum:#x}", checked.result));
+            }
+            (What::Copies(to, from, pages), checked) => {
+                model.copied(to, from, pages, checked.is_some());
+            }
+            _ => {}
+        }
+    }
+    drop(all);
+    drop(gate);
+    model.attempt("queue destroy", |_| queue.destroy()).map(|_| ())
+}
+
+/// One step.
+pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
+    // Calls that fail before they are read leave queues behind, of which a file has 16.
+    if worker.steps % 64 == 63 {
+        let index = worker.index;
+        if let Some(device) = worker.model.attempt("open", |_| Device::open(index))? {
+            worker.replace(device);
+        }
+    }
+    in_a_queue(&worker.device, &mut worker.model)
+}
+
+/// A fence of the host that is told by an event, or an error that it is signalled with.
+pub fn host_fence(worker: &mut Worker<'_>) -> Result<(), String> {
+    let (device, model) = (&worker.device, &mut worker.model);
+    let Some(fence) = model.attempt("host fence", |_| device.host_fence())? else { return Ok(()) };
+    let event = model.attempt("fence notify", |_| fence.event())?;
+    let error = model.random.one_in(2).then_some(Errno::EILSEQ);
+    model.insist("fence signal", |_| fence.signal(error.map_or(Ok(()), Err)))?;
+    let state = model.insist("fence check", |_| fence.check())?.state;
+    if state != error.map_or(State::Done, State::Failed) {
+        return Err(format!("a fence was signalled with {error:?}, and is {state:?}"));
+    }
+    match event {
+        Some(event) => was_told(device, &Told::ByEvent(event)),
+        None => Ok(()),
+    }
+}

@@ -27,7 +27,7 @@ const EACH: u64 = 600;
 const BOUND: &str = "qemu_gpu";
 
 /// The parameters with which the test machine loads a module.
-fn parameters(name: &str) -> String {
+pub fn parameters(name: &str) -> String {
     let text = std::fs::read_to_string("/hmm/modules").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.unwrap_or_default().trim().to_string()

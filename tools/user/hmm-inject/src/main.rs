@@ -13,6 +13,7 @@ mod memory;
 mod mixed;
 mod placement;
 mod run;
+mod unplug;
 
 use clap::Parser;
 use hmm::inject::{self, Kind, Source};
@@ -42,7 +43,7 @@ struct Args {
     /// Seed of the mixed failures
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where the module files are, for the case `load`; without it that is left out
+    /// Where the module files are, for the cases `load` and `unplug`; without it they are left out
     #[arg(long)]
     modules: Option<PathBuf>,
     /// The driver that `load` loads: rust_dmirror or qemu_gpu
@@ -97,6 +98,9 @@ fn main() -> ExitCode {
     }
     if let Some(modules) = args.modules.as_deref().filter(|_| named(load::NAME)) {
         load::run(&mut tap, modules, &args.driver, &sources);
+    }
+    if let Some(modules) = args.modules.as_deref().filter(|_| named(unplug::NAME)) {
+        unplug::run(&mut tap, modules, args.device, &sources);
     }
     if args.mixed != 0 && named(mixed::NAME) {
         mixed::run(&mut tap, args.device, &sources, args.mixed, args.seed);

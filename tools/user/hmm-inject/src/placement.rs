@@ -4,6 +4,7 @@
 use crate::cases::{Case, Contents, Size, World, NEW, OLD};
 use crate::memory::{all_on_device, filled, mirrored_on_device, on_device, sees, step};
 use hmm::engine::{EngineOp, Way};
+use hmm::events::Type;
 use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::{
     Command, Connection, Device, Errno, ManagedFlags, Mapping, Prot, QueueOp, Setting, State,
@@ -54,6 +55,7 @@ pub const CASES: &[Case] = &[
     },
     Case { errors: BACK, ..Case::new("lock", lock) },
     Case { errors: BACK, prepare: on_device, ..Case::new("lock_on_device", lock) },
+    Case { errors: BACK, ..Case::new("locked", locked) },
     Case { errors: MEMORY, ..Case::new("managed", managed) },
     // The CPU brings it back; what loses a page then would kill us, as in `cpu_touch`.
     Case {
@@ -64,6 +66,9 @@ pub const CASES: &[Case] = &[
     Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("queue", queue) },
     Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("share", share) },
     Case { errors: QUEUED, prepare: filled, threads: true, ..Case::new("blit", blit) },
+    Case { errors: QUEUED, ..Case::new("queue_waits", queue_waits) },
+    Case { errors: MEMORY, ..Case::new("fence_notify", fence_notify) },
+    Case { errors: MEMORY, prepare: filled, ..Case::new("events", events) },
     Case { errors: MEMORY, prepare: on_device, ..Case::new("resize", resize) },
     Case { errors: MEMORY, prepare: mirrored_on_device, ..Case::new("look", look) },
 ];
@@ -218,6 +223,20 @@ fn lock(world: &mut World) -> Result<(), Errno> {
     sees(&bytes, OLD)
 }
 
+/// What is known of a lock.
+fn locked(world: &mut World) -> Result<(), Errno> {
+    let (device, addr, len) = (&world.device, world.map.addr(), world.map.len());
+    let lock = device.lock(addr, len, 1 << world.index, false)?;
+    let found = device.locked(addr + PAGE_SIZE, 2);
+    // The failure may be for this, and a lock that stays would be counted the next time.
+    device.unlock(lock.device_addr).or_else(|_| device.unlock(lock.device_addr))?;
+    let found = found?;
+    match (found.addr, found.bytes, found.users) == (addr, len, 1) {
+        true => Ok(()),
+        false => Err(Errno::EILSEQ),
+    }
+}
+
 fn managed_with(world: &mut World, populate: bool) -> Result<(), Errno> {
     let flags = ManagedFlags { populate, ..ManagedFlags::default() };
     let memory = world.device.alloc(world.map.len(), flags)?;
@@ -296,6 +315,52 @@ fn share(world: &mut World) -> Result<(), Errno> {
     match read.sync(Some(Duration::from_secs(60)))?.state {
         State::Failed(error) => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// A queue that waits for a fence of the host, and what it says of that.
+fn queue_waits(world: &mut World) -> Result<(), Errno> {
+    let (queue, gate) = (world.device.queue()?, world.device.host_fence()?);
+    queue.wait(&gate)?;
+    let end = queue.record()?;
+    let before = queue.waits()?;
+    gate.signal(Ok(()))?;
+    if let State::Failed(error) = end.sync(Some(Duration::from_secs(60)))?.state {
+        return Err(error);
+    }
+    let after = queue.waits()?;
+    // One wait, if the fence was not signalled when it began.
+    let count = |waits: hmm::queue::Waits| waits.on_host + waits.on_device;
+    match count(before) <= count(after) && count(after) <= 1 {
+        true => Ok(()),
+        false => Err(Errno::EILSEQ),
+    }
+}
+
+/// The end of a fence is told by an eventfd and by `poll`.
+fn fence_notify(world: &mut World) -> Result<(), Errno> {
+    let fence = world.device.host_fence()?;
+    let event = fence.event()?;
+    fence.by_poll()?;
+    fence.signal(Ok(()))?;
+    let polled = world.device.poll_fences(Duration::from_secs(60))?;
+    match (polled, event.take()?, fence.check()?.state) {
+        (true, 1, State::Done) => Ok(()),
+        _ => Err(Errno::EILSEQ),
+    }
+}
+
+/// A migration there and back is told to the file that asked for events.
+fn events(world: &mut World) -> Result<(), Errno> {
+    let (device, addr, pages) = (&world.device, world.map.addr(), world.map.pages());
+    device.events((1 << Type::ALL.len()) - 1, false)?;
+    device.migrate(addr, pages, Way::ToDevice)?;
+    device.migrate(addr, pages, Way::ToSystem)?;
+    let records = device.records()?;
+    device.events(0, false)?;
+    match records.iter().any(|record| record.kind == Type::MigrateEnd) {
+        true => Ok(()),
+        false => Err(Errno::EILSEQ),
     }
 }
 

@@ -25,11 +25,11 @@ pub fn following(n: u64, each: u64) -> u64 {
 
 /// What a case with one source came to.
 #[derive(Clone, Copy, Debug, Default)]
-struct Count {
+pub struct Count {
     /// Failures that happened.
-    injected: u64,
+    pub injected: u64,
     /// Of these, those that the caller was told as an error.
-    errors: u64,
+    pub errors: u64,
 }
 
 /// Results in the form of TAP.
@@ -113,7 +113,7 @@ pub fn shrink(device: &Device) -> Result<(), String> {
 }
 
 /// Runs `body` in a child with a time limit; it returns two numbers.
-fn in_child(body: impl FnOnce() -> Result<Count, String>) -> Result<Count, String> {
+pub fn in_child(body: impl FnOnce() -> Result<Count, String>) -> Result<Count, String> {
     let gate = Gate::new().map_err(|error| error.to_string())?;
     let child = Child::spawn(|| {
         hmm::child::own_group();
@@ -210,7 +210,8 @@ fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, Stri
     }
 }
 
-fn told<E: Display>(what: &str) -> impl FnOnce(E) -> String + '_ {
+/// An error with what it is of.
+pub fn told<E: Display>(what: &str) -> impl FnOnce(E) -> String + '_ {
     move |error| format!("{what}: {error}")
 }
 

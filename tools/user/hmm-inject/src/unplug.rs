@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Failures while a device is unplugged that has pages of a process. Its driver is loaded anew each time.
+
+use crate::cases::{OLD, SMALL};
+use crate::load::parameters;
+use crate::run::{following, in_child, told, Count, Tap};
+use hmm::engine::Way;
+use hmm::inject::{self, Kernel, Kind, Source};
+use hmm::{module, pattern, Device, Errno, Mapping};
+use std::path::Path;
+
+/// The name of the case.
+pub const NAME: &str = "unplug";
+
+const DRIVER: &str = "rust_dmirror";
+/// From this failure on not every one is tried.
+const EACH: u64 = 40;
+
+/// Loads the driver, which has a device again then.
+fn load(modules: &Path) -> Result<(), String> {
+    if module::is_loaded(DRIVER) {
+        module::unload(DRIVER).map_err(told("unload"))?;
+    }
+    let path = modules.join(format!("{DRIVER}.ko"));
+    module::load(&path, &parameters(DRIVER)).map_err(told("load"))
+}
+
+/// What the CPU finds of the pages: those that are as they were, and those that cannot be read.
+fn found(map: &Mapping) -> Result<(usize, usize), String> {
+    let mut lost = 0;
+    for page in 0..map.pages() {
+        match inject::kernel_reads(map, page) {
+            Ok(bytes) => pattern::check(OLD, page, &bytes).map_err(told("contents"))?,
+            Err(Errno::EFAULT) => lost += 1,
+            Err(error) => return Err(format!("page {page}: {error}")),
+        }
+    }
+    Ok((map.pages() - lost, lost))
+}
+
+/// The `n`-th use of `source` fails during the call. Tells whether it happened, and whether the caller was told.
+fn one_failure(device: u32, source: &Source, n: u64) -> Result<(bool, bool), String> {
+    let device = Device::open(device).map_err(told("open"))?;
+    let map = Mapping::anon(SMALL).map_err(told("map"))?;
+    map.fill(OLD);
+    let moved = device.migrate(map.addr(), map.pages(), Way::ToDevice).map_err(told("migrate"))?;
+    if moved.moved != SMALL as u64 {
+        return Err(format!("{} pages moved to the device", moved.moved));
+    }
+    let kernel = match source {
+        Source::Kernel(kind) | Source::AnyTask(kind) | Source::Lasting(kind) => {
+            Some(Kernel::prepare(&[*kind], 0).map_err(told("prepare"))?)
+        }
+        Source::Point(_) => None,
+    };
+    let armed = inject::arm(source, n).map_err(told("arm"))?;
+    let result = device.unplug(0, 0);
+    let injected = armed.disarm().map_err(told("disarm"))?;
+    drop(kernel);
+    let usercopy = *source == Source::Kernel(Kind::Usercopy);
+    let lost = match result {
+        Ok((saved, lost)) if saved + lost != moved.moved && injected => {
+            return Err(format!("{saved} pages saved, {lost} lost"))
+        }
+        Ok((_, lost)) if lost != 0 && !injected => return Err(format!("{lost} pages lost")),
+        Ok((_, lost)) => lost as usize,
+        Err(error) if !injected => return Err(format!("without a failure: {error}")),
+        // No page was saved, and each comes back when the CPU touches it.
+        Err(Errno::ENOMEM) => 0,
+        // Before the call, or after it.
+        Err(Errno::EFAULT) if usercopy => 0,
+        Err(error) => return Err(format!("{error} is not documented")),
+    };
+    // The device is gone, unless the call could not be read.
+    match device.unplug(0, 0) {
+        Err(Errno::ENODEV) => {}
+        Ok((_, 0)) if result == Err(Errno::EFAULT) => {}
+        again => return Err(format!("unplugged again: {again:?} after {result:?}")),
+    }
+    let mut bytes = vec![0; map.len()];
+    match device.read(map.addr(), &mut bytes) {
+        Err(Errno::ENODEV) => {}
+        other => return Err(format!("a device that is gone reads: {other:?}")),
+    }
+    match found(&map)? {
+        (_, missing) if missing == lost => {}
+        (there, missing) => {
+            return Err(format!("{there} pages are there, {missing} not; {lost} were lost"))
+        }
+    }
+    drop(map);
+    device.close().map_err(told("close"))?;
+    Ok((injected, result.is_err()))
+}
+
+fn all_failures(modules: &Path, device: u32, source: &Source) -> Result<Count, String> {
+    let mut count = Count::default();
+    let mut n = 1;
+    loop {
+        load(modules)?;
+        let (injected, error) =
+            one_failure(device, source, n).map_err(|error| format!("failure {n}: {error}"))?;
+        count.injected += u64::from(injected);
+        count.errors += u64::from(error);
+        if !injected {
+            return Ok(count);
+        }
+        n = following(n, EACH);
+    }
+}
+
+/// Unplugs `device` with each failure.
+pub fn run(tap: &mut Tap, modules: &Path, device: u32, sources: &[Source]) {
+    let mut total = Count::default();
+    let mut why = Vec::new();
+    for source in sources.iter().filter(|source| !matches!(source, Source::Lasting(_))) {
+        let result = in_child(|| all_failures(modules, device, source));
+        // A child that was killed may have left it set.
+        let _ = inject::clear_points();
+        match result {
+            Ok(count) => {
+                total.injected += count.injected;
+                total.errors += count.errors;
+            }
+            Err(error) => why.push(format!("{source}: {error}")),
+        }
+    }
+    let Count { injected, errors } = total;
+    why.extend(load(modules).err());
+    let outcome = match (why.as_slice(), injected) {
+        ([], 1..) => Ok(format!("{injected} failures, {errors} told as errors")),
+        ([], 0) => Err("nothing failed".into()),
+        (why, _) => Err(why.join("; ")),
+    };
+    tap.result(NAME, outcome);
+}

@@ -12,14 +12,14 @@ use crate::{
     migrate::Outcome,
     mirror::{
         transaction::{Identity, Request},
-        Announced, Device, Inner, Mirror, Present, Switched,
+        Announced, Device, Inner, Mirror, Present, Switched, Tries,
     },
     mm::{
         addr::{PageRange, PMD_ORDER},
-        migrate::{Batch, Isolated, Source},
+        migrate::{Batch, Isolated, Pages, Source},
         notifier::Cookie,
         range_fault::AddressSpace,
-        space::Vma,
+        space::{MmapGuard, Vma},
     },
     pgtable::Spares,
     stats::Counter,
@@ -51,6 +51,34 @@ enum Attempt {
     Done,
     /// A huge page could not be had. Nothing has moved.
     NoHuge,
+}
+
+/// The first pages of `piece`, within its mapping, that are in device memory of `owner`, and the end
+/// of the walk that has found them, or none. `piece` must lie within 2 MiB.
+///
+/// # Errors
+///
+/// `EINVAL`: nothing is mapped there, or it may not be read, or it is special or hugetlb. Context: may
+/// sleep.
+fn first_of_owner(
+    mmap: &MmapGuard<'_>,
+    piece: PageRange,
+    owner: Cookie,
+) -> Result<(usize, Option<PageRange>)> {
+    let vma = mmap
+        .vma_lookup(piece.start())
+        .filter(|vma| vma.flags() & flags::READ != 0)
+        .ok_or(EINVAL)?;
+    let piece = PageRange::new(piece.start(), piece.end().min(vma.end()))?;
+    let mut rest = Some(piece);
+    while let Some(left) = rest {
+        let (kind, part) = vma.alike(left, owner)?;
+        if kind == Pages::Device {
+            return Ok((part.end(), Some(part)));
+        }
+        rest = left.from_address(part.end());
+    }
+    Ok((piece.end(), None))
 }
 
 impl<D: Device> Mirror<D> {
@@ -142,27 +170,29 @@ impl<D: Device> Mirror<D> {
         };
         // What this brings does not make room for more of it.
         let before = mine.turn();
+        let owner = source.device().memory().ok_or(ENODEV)?.owner();
         let mut rest = Some(range);
         while let Some(left) = rest {
             let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
-            // What is to move there is not copied there.
-            self.inner().collapse(self.notifier(), Some(piece), None);
-            // Before any lock. What is missing then shows in the outcome.
-            let needed = match mine.has_room(piece.pages()) {
-                true => 0,
-                false => piece.pages() - self.on_device(piece),
+            let (end, run) = first_of_owner(&space.mmap_lock_here()?, piece, owner)?;
+            let Some(run) = run else {
+                rest = left.from_address(end);
+                continue;
             };
-            match mine
-                .grow(needed)
-                .and_then(|()| mine.make_room(needed, before))
-            {
+            // What is to move there is not copied there.
+            self.inner().collapse(self.notifier(), Some(run), None);
+            // Before any lock. What is missing then shows in the outcome.
+            match mine.grow(run.pages()) {
                 Err(error) if error != ENOMEM => return Err(error),
                 _ => {}
             }
-            let (end, attempt) = self.pull_piece(&space, &mut room, piece, source, true)?;
+            match mine.make_room(run.pages(), before) {
+                Err(error) if error != ENOMEM => return Err(error),
+                _ => {}
+            }
+            let (mut end, attempt) = self.pull_run(&space, &mut room, run, source, true)?;
             if let Attempt::NoHuge = attempt {
-                let piece = PageRange::new(piece.start(), end)?;
-                self.pull_piece(&space, &mut room, piece, source, false)?;
+                (end, _) = self.pull_run(&space, &mut room, run, source, false)?;
             }
             rest = left.from_address(end);
         }
@@ -173,41 +203,48 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// One attempt at a piece. Returns the end of what it was about.
-    fn pull_piece(
+    /// One attempt to move the first pages of `run` that are on the source's device still: only these
+    /// are announced. Returns their end.
+    fn pull_run(
         &self,
         space: &AddressSpace<'_, Inner<D>>,
         room: &mut Room<'_, D>,
-        piece: PageRange,
+        run: PageRange,
         source: &Self,
         compound: bool,
     ) -> Result<(usize, Attempt)> {
         room.spares.refill()?;
-        let theirs = source.device().memory().ok_or(ENODEV)?;
-        // Nothing else has this address while the step runs.
-        let name = Cookie::of(&room.batch);
-        let request = Request {
-            name,
-            // The kernel compares the owner with that of the pages.
-            identity: Identity::current(theirs.owner()),
-            range: piece,
-            faultless: true,
-        };
-        let (mmap, announced) = self.begin(space, request)?;
-        let piece = announced.range();
+        let owner = source.device().memory().ok_or(ENODEV)?.owner();
+        let mut tries = Tries::new();
         let mut lost = false;
-        let result = mmap
-            .vma_lookup(piece.start())
-            .filter(|vma| vma.flags() & flags::READ != 0)
-            .ok_or(EINVAL)
-            .and_then(|vma| self.pull_announced(room, vma, announced, source, compound, &mut lost));
-        drop(mmap);
+        let (part, result) = loop {
+            let seq = tries.next(self)?;
+            let mmap = space.mmap_lock_here()?;
+            let (end, part) = first_of_owner(&mmap, run, owner)?;
+            let Some(part) = part else {
+                return Ok((end, Attempt::Done));
+            };
+            let request = Request {
+                // Nothing else has this address while the step runs.
+                name: Cookie::of(&room.batch),
+                // The kernel compares the owner with that of the pages.
+                identity: Identity::current(owner),
+                range: part,
+                faultless: true,
+            };
+            // The walk counts as long as the lock is held.
+            if let Some(announced) = self.announce(seq, &mut tries, request)? {
+                let vma = mmap.vma_lookup(part.start()).ok_or(EINVAL)?;
+                let result = self.pull_announced(room, vma, announced, source, compound, &mut lost);
+                break (part, result);
+            }
+        };
         if lost {
             // Somebody else's event took the marks: ask what is there now.
             self.inner()
-                .try_install_present(space, piece, Present::All, &mut room.spares)?;
+                .try_install_present(space, part, Present::All, &mut room.spares)?;
         }
-        result.map(|attempt| (piece.end(), attempt))
+        result.map(|attempt| (part.end(), attempt))
     }
 
     /// Isolates, copies and moves the pages of what was announced. Sets `lost` if this device lost

@@ -32,13 +32,13 @@ pub const TESTS: &[Test] = &[
     Test::new("connect", "four_processes_one_device", four_processes).only_rust(OURS),
 ];
 
-struct Pair {
-    one: Device,
-    two: Device,
+pub(super) struct Pair {
+    pub(super) one: Device,
+    pub(super) two: Device,
 }
 
 /// Two devices, connected so that pages are copied directly.
-fn pair(ctx: &Ctx, connection: Connection) -> Result<Pair, Stop> {
+pub(super) fn pair(ctx: &Ctx, connection: Connection) -> Result<Pair, Stop> {
     let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
     for device in [&one, &two] {
         device.set(Setting::Connection, connection as u64).what("set the connection")?;

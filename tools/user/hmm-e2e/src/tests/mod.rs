@@ -37,6 +37,7 @@ mod replica;
 mod room;
 mod sharing;
 mod stay;
+mod stay_pull;
 mod thp;
 mod trace;
 mod unplug;
@@ -65,6 +66,7 @@ pub fn all() -> Vec<Test> {
         queue::TESTS,
         lock::TESTS,
         connect::TESTS,
+        stay_pull::TESTS,
         managed::TESTS,
         mirror_only::TESTS,
         c_mirror::TESTS,
@@ -83,6 +85,7 @@ pub fn all() -> Vec<Test> {
         evict::TESTS,
         room::TESTS,
         stay::WITH_LITTLE_MEMORY,
+        stay_pull::WITH_LITTLE_MEMORY,
         bounce::TESTS,
         events::WITH_PARAMETERS,
         hmmctl::WITHOUT_MODULES,

@@ -2,11 +2,11 @@
 
 //! Eviction of what is in the memory, whoever maps it: for release and unload.
 
-use super::{Copies, Memory, MemoryOps, Parts};
+use super::{lru::Claim, Copies, Memory, MemoryOps, Parts};
 use crate::{
     events::Need,
     mm::{
-        addr::PMD_ORDER,
+        addr::{PMD_ORDER, PMD_PAGES},
         device_pages::DeviceRange,
         migrate::{Batch, Isolated, Source},
         page::{Effort, LockedFolio},
@@ -103,7 +103,9 @@ impl<M: MemoryOps> Parts<M> {
                 result = Err(EINTR);
                 break;
             }
-            moved += self.evict_block(block, batch, copies);
+            // A block that another task evicts is left to the next pass.
+            let claim = self.claim(block);
+            moved += claim.map_or(0, |claim| self.evict_block(&claim, batch, copies));
         }
         self.pages.data().stats.add(Counter::Evicted, moved as u64);
         self.trace_evicted(Need::All, moved);
@@ -124,12 +126,24 @@ impl<M: MemoryOps> Parts<M> {
         }
     }
 
+    /// Claims `block` for the current task to evict it. `None` if another task has claimed it.
+    pub(super) fn claim(&self, block: DeviceRange) -> Option<Claim<'_>> {
+        self.pages.data().lru.claim(block.first / PMD_PAGES)
+    }
+
+    /// Moves what can be moved of a block to system memory. Returns the pages that are free now.
     pub(super) fn evict_block(
         &self,
-        block: DeviceRange,
+        claim: &Claim<'_>,
         batch: &mut Batch,
         copies: &mut Copies,
     ) -> usize {
+        let block = DeviceRange {
+            first: claim.block() * PMD_PAGES,
+            count: PMD_PAGES,
+        };
+        // Begun before the copies are collapsed, so that an unplug that finds the block claimed waits for this.
+        let _departure = self.pages.data().departures.begin();
         // Copies of what is in system memory anyway.
         let used = self.pages.used_in_block(block.first);
         let peers = &self.pages.data().peers;
@@ -138,7 +152,6 @@ impl<M: MemoryOps> Parts<M> {
         if left == 0 {
             return used;
         }
-        let _departure = self.pages.data().departures.begin();
         let mut huge = None;
         if self.pages.is_huge(block.first) {
             huge = self.huge_destination();

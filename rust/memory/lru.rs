@@ -108,6 +108,17 @@ impl Lru {
         Turn(self.now.load(Relaxed))
     }
 
+    /// Claims `block` for the current task to evict it. `None` if another task has claimed it, or if there is no such
+    /// block.
+    pub(super) fn claim(&self, block: usize) -> Option<Claim<'_>> {
+        let claimed = &self.blocks.get(block)?.claimed;
+        if claimed.xchg(true, Acquire) {
+            return None;
+        }
+        // INVARIANT: Set just now, by us.
+        Some(Claim { claimed, block })
+    }
+
     /// Claims the block to evict: of those that were not used after `before` and that no other task evicts, first one
     /// that is used in part only and was not used lately, then the one that was not used for the longest time.
     ///
@@ -120,7 +131,7 @@ impl Lru {
         before: Turn,
     ) -> Choice<'_> {
         let now = self.now.load(Relaxed);
-        let mut best: Option<((bool, u64), usize, &AtomicFlag)> = None;
+        let mut best: Option<((bool, u64), usize)> = None;
         let mut busy = false;
         for candidate in candidates {
             let Some(block) = self.blocks.get(candidate.block) else {
@@ -136,17 +147,13 @@ impl Lru {
             }
             let age = now.saturating_sub(last);
             let key = (!candidate.full && age > count as u64 / 2, age);
-            if best.is_none_or(|(other, ..)| key >= other) {
-                best = Some((key, candidate.block, &block.claimed));
+            if best.is_none_or(|(other, _)| key >= other) {
+                best = Some((key, candidate.block));
             }
         }
         match best {
-            // INVARIANT: Set just now, by us.
-            Some((_, block, claimed)) if !claimed.xchg(true, Acquire) => {
-                Choice::Block(Claim { claimed, block })
-            }
-            // Another task was faster.
-            Some(_) => Choice::Busy,
+            // Without a claim another task was faster.
+            Some((_, block)) => self.claim(block).map_or(Choice::Busy, Choice::Block),
             None if busy => Choice::Busy,
             None => Choice::Nothing,
         }
@@ -195,10 +202,15 @@ mod tests {
             claims.push(claim, GFP_KERNEL)?;
         }
         assert!(matches!(choose(), Choice::Busy));
+        assert!(lru.claim(1).is_none() && lru.claim(3).is_none());
         // Not evicted after all: it is as cold as before.
         claims.pop();
         assert!(matches!(choose(), Choice::Block(claim) if claim.block() == 0));
         drop(claims);
+        let claim = lru.claim(1);
+        assert!(claim.is_some());
+        assert_eq!(coldest(&lru, 0..3, None, now), Some(2));
+        drop(claim);
         assert_eq!(coldest(&lru, 0..3, None, now), Some(1));
         assert_eq!(lru.now(), now);
         Ok(())

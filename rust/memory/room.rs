@@ -103,14 +103,14 @@ impl<M: MemoryOps> Memory<M> {
                 first: claim.block() * PMD_PAGES,
                 count: PMD_PAGES,
             };
-            let moved = self.parts.evict_block(block, &mut batch, &mut copies);
+            let moved = self.parts.evict_block(&claim, &mut batch, &mut copies);
             self.stats().add(Counter::Evicted, moved as u64);
             self.stats().add(Counter::EvictedForRoom, moved as u64);
             self.parts.trace_evicted(Need::Room, moved);
             if self.has_room(pages) {
                 return Ok(true);
             }
-            // No other task evicts the block, so its pages are pinned or locked.
+            // No other task evicts the block, because it is claimed, so its pages are pinned or locked.
             if self.pages().used_in_block(block.first) != 0 {
                 self.touch(block);
             }

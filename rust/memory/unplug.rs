@@ -102,8 +102,11 @@ impl<M: MemoryOps> Memory<M> {
                     first,
                     count: PMD_PAGES,
                 };
-                let moved = self.parts.evict_block(block, &mut batch, &mut copies);
-                self.stats().add(Counter::Evicted, moved as u64);
+                // A block that another task evicts is left to the next pass.
+                if let Some(claim) = self.parts.claim(block) {
+                    let moved = self.parts.evict_block(&claim, &mut batch, &mut copies);
+                    self.stats().add(Counter::Evicted, moved as u64);
+                }
             }
         }
         self.parts.restore();

@@ -43,6 +43,7 @@ mod nosy;
 mod pull;
 mod reentry;
 mod retry;
+mod stay;
 mod two_walkers;
 
 /// Memory of one block, which is enough for the pages at its end and start.

@@ -2,7 +2,9 @@
 
 //! Migration of a mirror's memory, at the driver's request.
 //!
-//! One step handles at most 2 MiB, so that nobody waits long for the mmap lock:
+//! One step handles at most 2 MiB, so that nobody waits long for the mmap lock. It walks the CPU's
+//! page table, and for each run of pages that can move it does the following with the mmap lock held
+//! throughout:
 //!
 //! 1. announce the step under the table lock and write-protect the device's entries (`mirror::step`),
 //! 2. isolate the pages, which calls notifiers, so without the table lock,
@@ -145,6 +147,7 @@ impl<'m, D: Device> Migrate<'m, D> {
         let mut step = Step::new(self.mirror, target, self.faultless, self.evict)?;
         let stop = self.stop.take();
         step.work.copies.until(stop.clone());
+        step.stop = stop.clone();
         step.patient = self.trigger != Trigger::Fault;
         let _charge = step.space.charge();
         let mut rest = Some(self.range);
@@ -152,9 +155,11 @@ impl<'m, D: Device> Migrate<'m, D> {
             if stop.as_ref().is_some_and(Stop::is_set) {
                 break;
             }
-            let done = step.run(range)?;
-            let pages = PageRange::new(range.start(), done)?.pages();
+            let (done, result) = step.run(range);
+            // Nothing is known where the first look has failed, or it was stopped before that.
+            let part = PageRange::new(range.start(), done);
             let at = self.range.index_of(range.start()).ok_or(EINVAL)?;
+            let pages = part.map_or(0, |part| part.pages());
             let pages = step.work.pages.get(..pages).unwrap_or_default();
             total.count(pages);
             if let Some(all) = self.outcomes.as_mut() {
@@ -162,10 +167,10 @@ impl<'m, D: Device> Migrate<'m, D> {
                     *slot = *page;
                 }
             }
+            result?;
             rest = range.from_address(done);
         }
         total.entries = step.work.entries;
-        total.immovable = step.work.immovable;
         let stats = self.mirror.stats();
         let moved = match target {
             Target::Device => Counter::ToDevice,

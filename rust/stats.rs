@@ -42,9 +42,11 @@ pub enum Counter {
     FaultNs,
     /// Migrations, of any size.
     Migrations,
+    /// Pauses of migrations for pages that somebody holds, or migrates.
+    Pauses,
 }
 
-const COUNT: usize = Counter::Migrations as usize + 1;
+const COUNT: usize = Counter::Pauses as usize + 1;
 
 /// One set of counters.
 pub struct Stats([Atomic<u64>; COUNT]);

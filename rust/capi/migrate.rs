@@ -90,7 +90,6 @@ unsafe extern "C" fn rust_hmm_migrate(
             skipped,
             no_memory,
             copy_failed,
-            immovable: _,
         } = result.unwrap_or_default();
         let what = bindings::rust_hmm_outcome {
             moved,

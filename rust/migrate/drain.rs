@@ -120,14 +120,13 @@ impl<D: Device> Step<'_, D> {
         let mut moved = 0;
         let mut rest = Some(part);
         while let Some(range) = rest {
-            rest = match self.run(range) {
-                Ok(done) => {
-                    let pages = self.work.pages.iter();
-                    moved += pages.filter(|page| page.has_moved()).count();
-                    range.from_address(done)
-                }
+            let (done, result) = self.run(range);
+            let pages = self.work.pages.iter();
+            moved += pages.filter(|page| page.has_moved()).count();
+            rest = match result {
+                Ok(()) => range.from_address(done),
                 // A hole, or a mapping that may not be read.
-                Err(error) if error == EINVAL => range.from_address(range.start() + PAGE_SIZE),
+                Err(error) if error == EINVAL => range.from_address(done + PAGE_SIZE),
                 Err(error) if error == EINTR => return Err(error),
                 Err(_) => None,
             };

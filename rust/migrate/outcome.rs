@@ -48,8 +48,6 @@ pub struct Outcome {
     pub entries: usize,
     /// Pages that could not move: pinned, shared, of a file, merged, or changed meanwhile.
     pub skipped: usize,
-    /// Of these, pages that were not even tried: nothing was unmapped or copied for them.
-    pub(crate) immovable: usize,
     /// Pages that could not move for lack of memory at the destination.
     pub no_memory: usize,
     /// Pages whose copy failed.
@@ -79,7 +77,6 @@ impl AddAssign for Outcome {
         self.switched += other.switched;
         self.entries += other.entries;
         self.skipped += other.skipped;
-        self.immovable += other.immovable;
         self.no_memory += other.no_memory;
         self.copy_failed += other.copy_failed;
     }

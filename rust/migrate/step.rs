@@ -19,20 +19,22 @@ use crate::{
         notifier::Cookie,
         range_fault::AddressSpace,
     },
+    queue::Stop,
+    stats::Counter,
 };
 use kernel::{
     prelude::*,
     time::{delay::fsleep, Delta}, //
 };
 
-/// More tries, after a pause, of a step towards the device that left pages behind, though there was
-/// memory.
+/// More passes, each after a pause, of a step towards the device that left pages behind, though there
+/// was memory.
 const RETRIES: usize = 3;
 
 /// More tries of a step for pages that others have taken the memory of.
 const ROUNDS: usize = 3;
 
-/// Time before another try.
+/// Time before another pass.
 const PAUSE: Delta = Delta::from_millis(1);
 
 /// What the steps of one migration share.
@@ -47,6 +49,8 @@ pub(super) struct Step<'m, D: Device> {
     pub(super) evict: bool,
     /// Whether it waits a little for pages that somebody holds.
     pub(super) patient: bool,
+    /// Set when the caller wants the migration to end early.
+    pub(super) stop: Option<Stop>,
     pub(super) work: Work<D::Format>,
 }
 
@@ -66,30 +70,41 @@ impl<'m, D: Device> Step<'m, D> {
             before: memory.turn(),
             evict,
             patient: true,
+            stop: None,
             work: Work {
                 batch: Batch::new()?,
                 copies: Copies::new(true)?,
                 spares: mirror.spares(),
                 pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
                 first: 0,
-                immovable: 0,
                 entries: 0,
             },
         })
     }
 
-    /// Migrates the first part of `range`, within 2 MiB and one mapping: up to the first pages that
-    /// can move, and these. Returns its end.
+    /// Migrates the first part of `range`, within 2 MiB and one mapping. Returns the end of the pages
+    /// whose outcomes are known, and how it ended: after an error these have moved, or not, too.
     ///
     /// Pages that cannot move are reported before anything is announced, evicted or unmapped for
     /// them.
-    pub(super) fn run(&mut self, range: PageRange) -> Result<usize> {
+    pub(super) fn run(&mut self, range: PageRange) -> (usize, Result) {
+        let mut done = range.start();
+        let result = self.run_part(range, &mut done);
+        (done, result)
+    }
+
+    fn run_part(&mut self, range: PageRange, done: &mut usize) -> Result {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;
         self.work.pages.fill(PageOutcome::None);
         let piece = match self.target {
             Target::Device => match self.mirror.movable(&self.space, piece)? {
                 (part, true) => part,
-                (part, false) => return self.leave(part),
+                (part, false) => {
+                    let pages = self.work.pages.iter_mut().take(part.pages());
+                    pages.for_each(|page| *page = PageOutcome::Skipped);
+                    *done = part.end();
+                    return Ok(());
+                }
             },
             Target::System => piece,
         };
@@ -98,49 +113,69 @@ impl<'m, D: Device> Step<'m, D> {
             let (inner, notifier) = (self.mirror.inner(), self.mirror.notifier());
             inner.collapse(notifier, Some(piece), None);
         }
+        let mut again = self.pass(piece, done)?;
+        let Ok(part) = PageRange::new(piece.start(), *done) else {
+            return Ok(());
+        };
+        // A pause is shared by all held pages of the 2 MiB. One for each run would take 0.8 s.
+        for _ in 0..RETRIES {
+            let explained = |outcome| self.count(0, part.pages(), outcome) != 0;
+            let others = [PageOutcome::NoMemory, PageOutcome::CopyFailed];
+            if !again || self.is_stopped() || others.into_iter().any(explained) {
+                break;
+            }
+            // Somebody may hold a page for a moment: compaction, reclaim, a look at its contents.
+            self.mirror.stats().add(Counter::Pauses, 1);
+            fsleep(PAUSE);
+            again = self.pass(part, &mut part.start())?;
+        }
+        Ok(())
+    }
+
+    /// Attempts to move all pages of `piece` that can move now, as far as the mapping at its start
+    /// goes. Sets `done` to the end of the pages whose outcomes are known. Returns whether another
+    /// pass towards the device may do more.
+    fn pass(&mut self, piece: PageRange, done: &mut usize) -> Result<bool> {
+        let mut again = false;
+        let mut rest = Some(piece);
+        while let Some(left) = rest.filter(|_| !self.is_stopped()) {
+            let first = piece.index_of(left.start()).ok_or(EINVAL)?;
+            let (survey, more) = self.first_run(left, first)?;
+            again |= more;
+            let end = survey.found.map_or(survey.end, |run| run.end());
+            *done = end;
+            rest = PageRange::new(end, survey.end).ok();
+        }
+        Ok(again && self.target == Target::Device)
+    }
+
+    /// Attempts to move the first pages of `piece` that can move. The outcomes of `piece` are those
+    /// from `first` on. Returns whether another pass may do more.
+    fn first_run(&mut self, piece: PageRange, first: usize) -> Result<(Survey, bool)> {
         let mut needs_room = self.target == Target::Device;
         let mut full = false;
-        let (survey, attempt) = loop {
-            let (survey, attempt) = self.attempt_sizes(piece, 0, needs_room, !full)?;
+        let survey = loop {
+            let (survey, attempt) = self.attempt_sizes(piece, first, needs_room, !full)?;
             match survey.found {
                 // Only room was missing.
-                Some((part, true)) if needs_room && attempt.is_none() => {
-                    full = !self.make_room(part.pages())?;
+                Some(run) if needs_room && attempt.is_none() => {
+                    full = !self.make_room(run.pages())?;
                     needs_room = false;
                 }
-                _ => break (survey, attempt),
+                _ => break survey,
             }
         };
-        self.work.immovable += survey.immovable;
-        if let Some(resident) = survey.resident {
-            if self.mirror.on_device(resident) < resident.pages() {
+        if let Some((resident, pages)) = survey.resident {
+            if self.mirror.on_device(resident) < pages {
                 // Another mirror brought pages, or an invalidation took their entries.
                 self.install(resident, Present::Own)?;
             }
         }
-        let Some((part, _)) = survey.found else {
-            return Ok(survey.end);
-        };
-        if self.target == Target::Device {
-            let first = piece.index_of(part.start()).ok_or(EINVAL)?;
-            self.attempt_again(part, first, attempt.is_some(), full)?;
-        }
-        Ok(part.end())
-    }
-
-    /// More attempts to move what has not moved of `part`, whose outcomes are those from `first`
-    /// on. `attempted`: there was one. `full`: the device's memory had no room for it.
-    fn attempt_again(
-        &mut self,
-        part: PageRange,
-        first: usize,
-        attempted: bool,
-        full: bool,
-    ) -> Result {
-        let mut again = true;
-        if attempted {
+        let mut more = survey.held;
+        if let (Some(run), Target::Device) = (survey.found, self.target) {
+            let first = first + piece.index_of(run.start()).ok_or(EINVAL)?;
             for _ in 0..ROUNDS {
-                let missing = self.count(first, part.pages(), PageOutcome::NoMemory);
+                let missing = self.count(first, run.pages(), PageOutcome::NoMemory);
                 if full || missing == 0 {
                     break;
                 }
@@ -148,45 +183,27 @@ impl<'m, D: Device> Step<'m, D> {
                 if self.has_room(missing) || !self.make_room(missing)? {
                     break;
                 }
-                self.attempt_rest(part, first, true)?;
+                self.attempt_rest(run, first)?;
             }
-            again = self.count(first, part.pages(), PageOutcome::Skipped) != 0;
+            more |= self.count(first, run.pages(), PageOutcome::Skipped) != 0;
         }
-        let others = [PageOutcome::NoMemory, PageOutcome::CopyFailed];
-        for _ in 0..RETRIES {
-            let explained = |outcome| self.count(first, part.pages(), outcome) != 0;
-            if !again || others.into_iter().any(explained) {
-                break;
-            }
-            // Somebody may hold a page for a moment: compaction, reclaim, a look at its contents.
-            fsleep(PAUSE);
-            again = self.attempt_rest(part, first, !full)?;
+        Ok((survey, more))
+    }
+
+    /// Attempts once more to move what has not moved of `part`, whose outcomes are those from
+    /// `first` on.
+    fn attempt_rest(&mut self, part: PageRange, first: usize) -> Result {
+        let mut rest = Some(part);
+        while let Some(left) = rest {
+            let index = first + part.index_of(left.start()).ok_or(EINVAL)?;
+            let (survey, _) = self.attempt_sizes(left, index, false, true)?;
+            rest = survey.found.and_then(|run| left.from_address(run.end()));
         }
         Ok(())
     }
 
-    /// Attempts once more to move what has not moved of `part`, whose outcomes are those from
-    /// `first` on. Returns whether another attempt may do more.
-    fn attempt_rest(&mut self, part: PageRange, first: usize, small: bool) -> Result<bool> {
-        let mut again = false;
-        let mut rest = Some(part);
-        while let Some(left) = rest {
-            let index = first + part.index_of(left.start()).ok_or(EINVAL)?;
-            let (survey, attempt) = self.attempt_sizes(left, index, false, small)?;
-            let Some((run, _)) = survey.found else {
-                break;
-            };
-            again |= match attempt {
-                None => true,
-                Some(Attempt::NoHuge) => false,
-                Some(Attempt::Done { .. }) => {
-                    let index = first + part.index_of(run.start()).ok_or(EINVAL)?;
-                    self.count(index, run.pages(), PageOutcome::Skipped) != 0
-                }
-            };
-            rest = left.from_address(run.end());
-        }
-        Ok(again)
+    fn is_stopped(&self) -> bool {
+        self.stop.as_ref().is_some_and(Stop::is_set)
     }
 
     /// [`Self::attempt`] with huge pages, and if there is none at the destination and `small` says
@@ -199,7 +216,7 @@ impl<'m, D: Device> Step<'m, D> {
         small: bool,
     ) -> Result<(Survey, Option<Attempt>)> {
         let (mut survey, attempt) = self.attempt(piece, first, needs_room, true)?;
-        let (Some((part, _)), Some(Attempt::NoHuge), true) = (survey.found, &attempt, small) else {
+        let (Some(part), Some(Attempt::NoHuge), true) = (survey.found, &attempt, small) else {
             return Ok((survey, attempt));
         };
         let first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
@@ -209,23 +226,15 @@ impl<'m, D: Device> Step<'m, D> {
         // it.
         let (again, attempt) = self.attempt(part, first, false, false)?;
         // From where the first look found some to where the second one has come.
-        let end = again.found.map_or(part.end(), |(run, _)| run.end());
-        survey.found = Some((PageRange::new(part.start(), end)?, true));
+        let end = again.found.map_or(part.end(), |run| run.end());
+        survey.found = Some(PageRange::new(part.start(), end)?);
+        survey.held |= again.held;
         Ok((survey, attempt))
     }
 
     fn install(&mut self, piece: PageRange, which: Present) -> Result {
         let inner = self.mirror.inner();
         inner.try_install_present(&self.space, piece, which, &mut self.work.spares)
-    }
-
-    /// Nothing of `piece` may move.
-    fn leave(&mut self, piece: PageRange) -> Result<usize> {
-        for page in self.work.pages.iter_mut().take(piece.pages()) {
-            *page = PageOutcome::Skipped;
-        }
-        self.work.immovable += piece.pages();
-        Ok(piece.end())
     }
 
     /// Makes room in the device's memory, before any lock is taken. Returns whether there is some;
@@ -302,7 +311,10 @@ impl<'m, D: Device> Step<'m, D> {
             let mmap = self.space.mmap_lock_here()?;
             let pages = self.work.pages.get_mut(first..).ok_or(EINVAL)?;
             let (survey, movable) = surveyor.look(&mmap, piece, pages)?;
-            let (Some((part, _)), Some(movable)) = (survey.found, movable) else {
+            let (Some(part), Some(movable)) = (survey.found, movable) else {
+                if survey.immovable && !self.patient {
+                    mirror.learn(|each| surveyor.immovable(&mmap, piece, piece.start(), each))?;
+                }
                 return Ok((survey, None));
             };
             if needs_room && !memory.has_room(part.pages()) {

@@ -42,12 +42,14 @@ impl<'a> Movable<'a> {
 pub(super) struct Survey {
     /// Its end, within one mapping.
     pub(super) end: usize,
-    /// Where pages are in the device's memory already, if the step is one towards it.
-    pub(super) resident: Option<PageRange>,
-    /// Pages that cannot move, of those before [`Self::found`].
-    pub(super) immovable: usize,
-    /// The first pages that can move, or, if the second says no, may be able to soon.
-    pub(super) found: Option<(PageRange, bool)>,
+    /// Where pages are in the device's memory already, if the step is one towards it, and how many.
+    pub(super) resident: Option<(PageRange, usize)>,
+    /// Whether there are pages that cannot move, of those before [`Self::found`].
+    pub(super) immovable: bool,
+    /// Whether there are, of those before [`Self::found`], pages that may be able to move soon.
+    pub(super) held: bool,
+    /// The first pages that can move.
+    pub(super) found: Option<PageRange>,
 }
 
 /// What is to move.
@@ -82,7 +84,8 @@ impl Surveyor {
         let mut survey = Survey {
             end: piece.end(),
             resident: None,
-            immovable: 0,
+            immovable: false,
+            held: false,
             found: None,
         };
         let mut rest = Some(piece);
@@ -91,7 +94,7 @@ impl Surveyor {
                 Target::Device => {
                     let (kind, part, found) = vma.alike_system(left, self.owner)?;
                     if let Some(found) = found {
-                        survey.found = Some((part, true));
+                        survey.found = Some(part);
                         return Ok((survey, Some(Movable::System(found))));
                     }
                     (part, self.outcome_to_device(kind, part, &mut survey))
@@ -100,7 +103,7 @@ impl Surveyor {
                     let (kind, part) = vma.alike(left, self.owner)?;
                     let outcome = match kind {
                         Pages::Device => {
-                            survey.found = Some((part, true));
+                            survey.found = Some(part);
                             return Ok((survey, Some(Movable::Device(vma, part))));
                         }
                         Pages::Busy => PageOutcome::Skipped,
@@ -114,9 +117,6 @@ impl Surveyor {
             for page in pages.filter(|page| page.may_still_move()) {
                 *page = outcome;
             }
-            if survey.found.is_some() {
-                break;
-            }
             rest = left.from_address(part.end());
         }
         Ok((survey, None))
@@ -126,15 +126,48 @@ impl Surveyor {
     fn outcome_to_device(self, kind: Pages, part: PageRange, survey: &mut Survey) -> PageOutcome {
         match kind {
             Pages::Device => {
-                let resident = survey.resident.map_or(part, |all| all.hull(&part));
-                survey.resident = Some(resident);
+                let (hull, count) = survey.resident.unwrap_or((part, 0));
+                survey.resident = Some((hull.hull(&part), count + part.pages()));
                 return PageOutcome::None;
             }
             // A fault does not wait for pages that are held: they are used where they are.
-            Pages::Busy => survey.found = Some((part, false)),
-            Pages::Held if self.patient => survey.found = Some((part, false)),
-            Pages::System | Pages::Held | Pages::Stay => survey.immovable += part.pages(),
+            Pages::Busy => survey.held = true,
+            Pages::Held if self.patient => survey.held = true,
+            Pages::System | Pages::Held | Pages::Stay => survey.immovable = true,
         }
         PageOutcome::Skipped
+    }
+
+    /// Calls `each` for the runs of pages in `all`, within the mapping at `addr`, of which none can move. `all` must lie within 2 MiB and have `addr`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::look`]. Context: as there.
+    pub(super) fn immovable(
+        self,
+        mmap: &MmapGuard<'_>,
+        all: PageRange,
+        addr: usize,
+        mut each: impl FnMut(PageRange),
+    ) -> Result {
+        let vma = mmap.vma_lookup(addr).ok_or(EINVAL)?;
+        let all = PageRange::new(all.start().max(vma.start()), all.end().min(vma.end()))?;
+        let mut run: Option<PageRange> = None;
+        let mut rest = Some(all);
+        while let Some(left) = rest {
+            let (kind, part, _) = vma.alike_system(left, self.owner)?;
+            run = match kind {
+                Pages::Held | Pages::Stay => {
+                    Some(run.map_or(part, |run| run.hull(&part)))
+                }
+                Pages::System | Pages::Busy | Pages::Device => {
+                    run.into_iter().for_each(&mut each);
+                    None
+                }
+            };
+            rest = left.from_address(part.end());
+        }
+        run.into_iter().for_each(each);
+        Ok(())
     }
 }

@@ -26,8 +26,6 @@ pub(super) struct Work<F: Format> {
     pub(super) pages: KBox<[PageOutcome; PMD_PAGES]>,
     /// Index in `pages` of the first page of the attempt.
     pub(super) first: usize,
-    /// Pages that no step has tried to move.
-    pub(super) immovable: usize,
     /// Entries that moved, of all steps.
     pub(super) entries: usize,
 }

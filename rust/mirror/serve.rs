@@ -153,12 +153,10 @@ impl<D: Device> Mirror<D> {
                 if served.moved != 0 {
                     self.report_moved(policy, all, pages);
                 }
-                self.remember(all, &outcome);
                 None
             }
             Ok(Plan::Bring(all)) => {
                 let outcome = self.attract(all, true, &mut [])?;
-                self.remember(all, &outcome);
                 served.moved = outcome.moved;
                 if outcome.no_memory + outcome.copy_failed == 0 {
                     again = Some(all);
@@ -244,12 +242,14 @@ impl<D: Device> Mirror<D> {
         }
     }
 
-    /// Remembers that no page of `range` can move, if that is so, until something changes there or a while has passed.
-    fn remember(&self, range: PageRange, outcome: &Outcome) {
-        if outcome.immovable == range.pages() {
-            let now = self.now();
-            self.notifier().lock().immovable.add(range, now);
-        }
+    /// Remembers, until something changes there or a while has passed, where no page of `range` can move: `look` calls
+    /// its argument for such runs of pages.
+    pub(crate) fn learn(
+        &self,
+        look: impl FnOnce(&mut dyn FnMut(PageRange)) -> Result,
+    ) -> Result {
+        let now = self.now();
+        look(&mut |run: PageRange| self.notifier().lock().immovable.add(run, now))
     }
 
     /// Whether the page at `addr` is in the device's memory.

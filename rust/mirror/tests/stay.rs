@@ -5,9 +5,107 @@
 use super::*;
 use crate::mm::device_pages::DeviceRange;
 
+/// Pages of the default policy's smallest move.
+const CHUNK: usize = 16;
+
+/// References to pages, so that they cannot migrate.
+struct Held(KVec<usize>);
+
+impl Held {
+    /// To the pages of `range`, which are present, for which `which` says so by their index.
+    fn new(
+        mirror: &Mirror<TestDevice>,
+        range: PageRange,
+        which: impl Fn(usize) -> bool,
+    ) -> Result<Self> {
+        mirror.fault(range, Access::Read)?;
+        let mut held = Self(KVec::new());
+        for index in (0..range.pages()).filter(|index| which(*index)) {
+            let pfn = mirror
+                .notifier()
+                .lock()
+                .table
+                .get(range.address(index))
+                .number();
+            held.0.push(pfn, GFP_KERNEL)?;
+            // SAFETY: The test has the page mapped.
+            unsafe { bindings::rust_hmm_pfn_get(pfn) };
+        }
+        Ok(held)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for pfn in &self.0 {
+            // SAFETY: The reference is ours.
+            unsafe { bindings::rust_hmm_pfn_put(*pfn) };
+        }
+    }
+}
+
+/// So many pages within a block, aligned to [`CHUNK`], which have contents, a device, and its mirror.
+fn within_block(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>)> {
+    let (all, shared, mirror) = attached(2 * (pages + CHUNK) + 1)?;
+    let mut start = all.start().next_multiple_of(CHUNK * PAGE_SIZE);
+    let border = start.next_multiple_of(PMD_SIZE);
+    if border - start < pages * PAGE_SIZE {
+        start = border;
+    }
+    let range = PageRange::from_pages(start, pages)?;
+    for index in 0..pages {
+        store(range.address(index), 100 + index as u64)?;
+    }
+    Ok((range, shared, mirror))
+}
+
+/// Has all pages put on their lists: those that are on none yet count as ones that can move.
+fn settle(mirror: &Mirror<TestDevice>) -> Result {
+    let other = map(1)?;
+    store(other.start(), 1)?;
+    assert_eq!(mirror.migrate(other).to_device()?.moved, 1);
+    unmap(other)
+}
+
 #[kunit_tests(rust_hmm_stay)]
 mod suite {
     use super::*;
+
+    #[test]
+    fn runs_of_held_pages_share_their_pauses() -> Result {
+        const PAGES: usize = 64;
+        let (range, shared, mirror) = within_block(PAGES)?;
+        let held = Held::new(&mirror, range, |index| index % 2 == 1)?;
+        settle(&mirror)?;
+        let outcome = mirror.migrate(range).to_device()?;
+        assert_eq!((outcome.moved, outcome.skipped), (PAGES / 2, PAGES / 2));
+        let pauses = mirror.stats().get(Counter::Pauses);
+        assert!((1..=3).contains(&pauses));
+        assert_eq!(mirror.migrate(range).to_system()?.moved, PAGES / 2);
+
+        // They are let go while the last of the others is copied: one more pass moves all of them.
+        let held = Arc::pin_init(kernel::new_mutex!(Some(held)), GFP_KERNEL)?;
+        let copies = Atomic::new(0);
+        let memory = shared.memory.driver();
+        *memory.at_copy.lock() = Some(KBox::new(
+            move || {
+                if copies.fetch_add(1, Full) == PAGES / 2 - 1 {
+                    *held.lock() = None;
+                }
+            },
+            GFP_KERNEL,
+        )?);
+        let outcome = mirror.migrate(range).to_device();
+        *memory.at_copy.lock() = None;
+        let outcome = outcome?;
+        assert_eq!((outcome.moved, outcome.skipped), (PAGES, 0));
+        assert_eq!(mirror.stats().get(Counter::Pauses), pauses + 1);
+        for index in 0..PAGES {
+            let word = device_load(&mirror, range.address(index))?;
+            assert_eq!(word, Some(100 + index as u64));
+        }
+        Ok(())
+    }
 
     #[test]
     fn an_eviction_for_room_leaves_claimed_blocks_alone() -> Result {

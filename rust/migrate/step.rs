@@ -313,7 +313,9 @@ impl<'m, D: Device> Step<'m, D> {
             let (survey, movable) = surveyor.look(&mmap, piece, pages)?;
             let (Some(part), Some(movable)) = (survey.found, movable) else {
                 if survey.immovable && !self.patient {
-                    mirror.learn(|each| surveyor.immovable(&mmap, piece, piece.start(), each))?;
+                    mirror.learn(piece, |all, each| {
+                        surveyor.immovable(&mmap, all, piece.start(), each)
+                    })?;
                 }
                 return Ok((survey, None));
             };

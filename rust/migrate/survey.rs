@@ -138,7 +138,8 @@ impl Surveyor {
         PageOutcome::Skipped
     }
 
-    /// Calls `each` for the runs of pages in `all`, within the mapping at `addr`, of which none can move. `all` must lie within 2 MiB and have `addr`.
+    /// Calls `each` for the runs of pages in `all`, within the mapping at `addr`, of which none can move to the
+    /// device: what is there already counts, too. `all` must lie within 2 MiB and have `addr`.
     ///
     /// # Errors
     ///
@@ -157,10 +158,10 @@ impl Surveyor {
         while let Some(left) = rest {
             let (kind, part, _) = vma.alike_system(left, self.owner)?;
             run = match kind {
-                Pages::Held | Pages::Stay => {
+                Pages::Device | Pages::Held | Pages::Stay => {
                     Some(run.map_or(part, |run| run.hull(&part)))
                 }
-                Pages::System | Pages::Busy | Pages::Device => {
+                Pages::System | Pages::Busy => {
                     run.into_iter().for_each(&mut each);
                     None
                 }

@@ -5,7 +5,7 @@
 use super::{
     fault,
     replica::{Replicas, Retired},
-    transaction::Transactions,
+    transaction::{Transaction, Transactions},
     Device, Walkers,
 };
 use crate::{
@@ -237,13 +237,14 @@ impl<D: Device> Subscriber for Inner<D> {
             immovable,
         } = state;
         let own = transactions.note(event);
-        if own.is_none() {
-            immovable.forget(event.range);
-        }
         if event.reason == Reason::Unmap {
             self.attributes.lose(event.range);
         }
         let own = own.and_then(|name| transactions.get(name));
+        // What leaves the device may come again.
+        if own.is_none_or(Transaction::takes_device_pages) {
+            immovable.forget(event.range);
+        }
         let is_foreign = own.is_none();
         let keeps_reads = event.reason.keeps_reads();
         let copies = self.replicas.any();

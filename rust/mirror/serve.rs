@@ -13,7 +13,7 @@ use crate::{
         range_fault::{Access, AddressSpace},
         space::sleep_killable,
     },
-    policy::{block, Mask, Placement, Policy, Wanted},
+    policy::{block, Immovable, Mask, Placement, Policy, Wanted},
     within,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
@@ -242,14 +242,27 @@ impl<D: Device> Mirror<D> {
         }
     }
 
-    /// Remembers, until something changes there or a while has passed, where no page of `range` can move: `look` calls
-    /// its argument for such runs of pages.
+    /// Remembers, until something changes there or a while has passed, where no page can move: in the block of
+    /// `range`, unless that has been looked at lately, else in `range`, which lies within a block. `look` calls its
+    /// second argument for such runs of pages within its first one.
     pub(crate) fn learn(
         &self,
-        look: impl FnOnce(&mut dyn FnMut(PageRange)) -> Result,
+        range: PageRange,
+        look: impl FnOnce(PageRange, &mut dyn FnMut(PageRange)) -> Result,
     ) -> Result {
         let now = self.now();
-        look(&mut |run: PageRange| self.notifier().lock().immovable.add(run, now))
+        let known = self
+            .notifier()
+            .lock()
+            .immovable
+            .has_block(range.start(), now);
+        let all = block(range.start()).filter(|_| !known);
+        look(all.unwrap_or(range), &mut |run: PageRange| {
+            // Not during the look: that takes locks of the CPU's page table.
+            if run.pages() >= Immovable::LEAST {
+                self.notifier().lock().immovable.add(run, now);
+            }
+        })
     }
 
     /// Whether the page at `addr` is in the device's memory.

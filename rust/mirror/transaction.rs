@@ -136,10 +136,14 @@ impl Transaction {
     /// takes a page there, for it has just lost the right to switch it.
     #[inline]
     pub(crate) fn keeps(&self, span: PageRange, entry: Entry) -> bool {
-        let takes_device_pages = self.request.identity != Identity::Name;
         self.owns_all(span)
             // Pages that it does not take stay where they are.
-            && (self.request.faultless || (entry.is_device() && !takes_device_pages))
+            && (self.request.faultless || (entry.is_device() && !self.takes_device_pages()))
+    }
+
+    /// Whether it takes pages out of a device's memory.
+    pub(crate) fn takes_device_pages(&self) -> bool {
+        self.request.identity != Identity::Name
     }
 
     fn has_caused(&self, event: &Event<'_>) -> bool {

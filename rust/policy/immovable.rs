@@ -4,7 +4,7 @@
 
 use super::block_start;
 use crate::mm::addr::{PageRange, PMD_SIZE};
-use kernel::prelude::*;
+use kernel::{page::PAGE_SIZE, prelude::*};
 
 /// Blocks of 2 MiB that are remembered at once. Those that share a place forget each other.
 const PLACES: usize = 64;
@@ -20,7 +20,7 @@ const LAPSE: u64 = 500;
 #[derive(Clone, Copy)]
 struct Place {
     block: usize,
-    /// A set bit is a part of which no page can move.
+    /// A set bit is a part of which no page can move to the device: what is there already cannot, too.
     parts: u32,
     until: u64,
 }
@@ -51,6 +51,9 @@ fn parts(first: usize, end: usize) -> u32 {
 }
 
 impl Immovable {
+    /// Fewest pages in a row of which something is remembered.
+    pub(crate) const LEAST: usize = PART_SIZE / PAGE_SIZE;
+
     /// Nothing. Context: may sleep. `ENOMEM`.
     pub(crate) fn new() -> Result<Self> {
         let mut places = KVec::with_capacity(PLACES, GFP_KERNEL)?;
@@ -62,7 +65,17 @@ impl Immovable {
         self.places.get_mut(block / PMD_SIZE % PLACES)
     }
 
+    /// Whether the block at `addr` has been looked at, as far as that holds at time `now`.
+    pub(crate) fn has_block(&mut self, addr: usize, now: u64) -> bool {
+        let block = block_start(addr);
+        self.any
+            && self
+                .place(block)
+                .is_some_and(|place| place.block == block && place.until > now)
+    }
+
     /// Remembers at time `now` that no page of `range` can move. A part of which it has only some pages is left out.
+    /// What is known of the rest of a block lapses when it would have without this.
     pub(crate) fn add(&mut self, range: PageRange, now: u64) {
         for piece in range.pmd_pieces() {
             let block = block_start(piece.start());
@@ -74,11 +87,11 @@ impl Immovable {
             if place.block != block || place.until <= now {
                 *place = Place {
                     block,
-                    ..Place::EMPTY
+                    parts: 0,
+                    until: now.saturating_add(LAPSE),
                 };
             }
             place.parts |= parts;
-            place.until = now.saturating_add(LAPSE);
             self.any = true;
         }
     }
@@ -146,9 +159,16 @@ mod tests {
         // Half a part, a whole one, half of another.
         known.add(pages(8, 32)?, 100);
         assert!(known.has(pages(16, 16)?, 100) && known.has(pages(31, 1)?, 599));
+        assert!(known.has_block(pages(500, 1)?.start(), 599));
+        assert!(!known.has_block(pages(512, 1)?.start(), 100));
+        assert!(!known.has_block(pages(16, 1)?.start(), 600));
         assert!(!known.has(pages(15, 1)?, 100) && !known.has(pages(32, 1)?, 100));
         assert!(!known.has(pages(31, 2)?, 100));
         assert_eq!(known.around(pages(20, 1)?, 100), Some(pages(16, 16)?));
+        assert!(!known.has(pages(16, 1)?, 600));
+        // More of the same block makes nothing last longer.
+        known.add(pages(48, 16)?, 400);
+        assert!(known.has(pages(48, 1)?, 599) && !known.has(pages(48, 1)?, 600));
         assert!(!known.has(pages(16, 1)?, 600));
         // What was known before is out of date, too.
         known.add(pages(64, 16)?, 600);

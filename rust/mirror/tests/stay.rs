@@ -3,7 +3,7 @@
 //! Memory that cannot move, and memory that is evicted already, in KUnit.
 
 use super::*;
-use crate::mm::device_pages::DeviceRange;
+use crate::{mm::device_pages::DeviceRange, policy::OnePage};
 
 /// Pages of the default policy's smallest move.
 const CHUNK: usize = 16;
@@ -104,6 +104,56 @@ mod suite {
             let word = device_load(&mirror, range.address(index))?;
             assert_eq!(word, Some(100 + index as u64));
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_pass_over_what_cannot_move_asks_once_for_a_block() -> Result {
+        const CHUNKS: usize = 14;
+        let (range, shared, mirror) = within_block(CHUNKS * CHUNK)?;
+        let _held = Held::new(&mirror, range, |_| true)?;
+        settle(&mirror)?;
+        mirror.discard(range)?;
+        let before = mirror.stats().get(Counter::Migrations);
+        for chunk in 0..CHUNKS {
+            let part = PageRange::from_pages(range.address(chunk * CHUNK), CHUNK)?;
+            assert_eq!(mirror.serve(part, Access::Read, &OnePage)?.moved, 0);
+        }
+        let asked = mirror.stats().get(Counter::Migrations) - before;
+        // Once more if half a second has passed.
+        assert!((1..=2).contains(&asked));
+        assert_eq!(mirror.lock_table()?.present(range), CHUNKS * CHUNK);
+        assert_eq!(shared.memory.usage().0, 0);
+        assert_eq!(mirror.stats().get(Counter::Pauses), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn one_page_that_cannot_move_is_learned_among_resident_ones() -> Result {
+        const PAGES: usize = 64;
+        let (range, shared, mirror) = within_block(PAGES)?;
+        let _held = Held::new(&mirror, range, |index| index == 37)?;
+        settle(&mirror)?;
+        assert_eq!(mirror.migrate(range).to_device()?.moved, PAGES - 1);
+        let before = mirror.stats().get(Counter::Migrations);
+        for _ in 0..8 {
+            mirror.discard(range)?;
+            assert_eq!(mirror.serve(range, Access::Read, &OnePage)?.moved, 0);
+            assert_eq!(mirror.lock_table()?.present(range), PAGES);
+        }
+        let asked = mirror.stats().get(Counter::Migrations) - before;
+        assert!((1..=2).contains(&asked));
+        // What a CPU takes back may move again, also if the mirror has switched to it.
+        assert_eq!(load(range.address(3))?, 103);
+        let left = shared.memory.usage().0;
+        assert!(left < PAGES - 1);
+        let moved = mirror.serve(range, Access::Read, &OnePage)?.moved;
+        assert_eq!(moved, PAGES - 1 - left);
+        // And what a request has brought back.
+        mirror.serve(range, Access::Read, &OnePage)?;
+        assert_eq!(mirror.migrate(range).to_system()?.moved, PAGES - 1);
+        let moved = mirror.serve(range, Access::Read, &OnePage)?.moved;
+        assert_eq!(moved, PAGES - 1);
         Ok(())
     }
 

@@ -45,25 +45,39 @@ pub fn memfd(seed: u64, npages: usize) -> io::Result<File> {
     Ok(file)
 }
 
-/// A page that is held by a pipe, so that it cannot migrate.
+/// Pages that are held by a pipe, so that they cannot migrate.
 #[derive(Debug)]
 pub struct Pin {
     _pipe: [OwnedFd; 2],
 }
 
 impl Pin {
+    /// Pages that one pipe can hold.
+    pub const MOST: usize = 256;
+
     /// Holds the page at `addr`, which must be readable.
     pub fn of(addr: usize) -> io::Result<Pin> {
+        Self::of_pages(addr, 1)
+    }
+
+    /// Holds `npages` pages from `addr` on, at most [`Self::MOST`], which must be readable.
+    pub fn of_pages(addr: usize, npages: usize) -> io::Result<Pin> {
         let mut ends = [0; 2];
         // SAFETY: there is room for two descriptors.
         Errno::check(unsafe { libc::pipe(ends.as_mut_ptr()) }.into())?;
         // SAFETY: new descriptors that nobody else knows.
         let pipe = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        let part = libc::iovec { iov_base: addr as *mut _, iov_len: PAGE_SIZE };
-        // SAFETY: the kernel checks the address, and only reads there.
+        let bytes = npages * PAGE_SIZE;
+        if npages > 1 {
+            // SAFETY: plain numbers.
+            let size = unsafe { libc::fcntl(pipe[1].as_raw_fd(), libc::F_SETPIPE_SZ, bytes) };
+            Errno::check(size.into())?;
+        }
+        let part = libc::iovec { iov_base: addr as *mut _, iov_len: bytes };
+        // SAFETY: the kernel checks the addresses, and only reads there.
         let spliced = unsafe { libc::vmsplice(pipe[1].as_raw_fd(), &part, 1, 0) };
-        if Errno::check(spliced as i64)? != PAGE_SIZE as i64 {
-            return Err(io::Error::other("the page does not go into the pipe"));
+        if Errno::check(spliced as i64)? != bytes as i64 {
+            return Err(io::Error::other("the pages do not go into the pipe"));
         }
         Ok(Pin { _pipe: pipe })
     }

@@ -129,27 +129,51 @@ impl Iterator for Draw {
 }
 
 /// One of so many operations is an extra one.
-const EXTRA: usize = 24;
+const EXTRA: usize = 12;
 
 /// Draws one of the operations that were added to those of [`draw`] later.
 fn extra(rng: &mut Rng, devices: usize) -> Op {
     let (dev, seed) = (rng.below(devices), rng.bits() >> 16);
+    let other = rng.below(devices);
     let (pages, bits) = (1 + rng.below(64), rng.bits());
-    match rng.below(16) {
-        0..3 => Op::ManagedBeside { dev, pages, bits, seed },
-        3 => Op::ManagedLater { dev, pages, bits, seed },
-        4..9 => {
-            let (at, from) = (anon(rng), anon(rng));
-            let n = at.n.min(from.n);
-            let from = rng.one_in(2).then_some(Span { n, ..from });
+    match rng.below(48) {
+        0..4 => Op::ManagedBeside { dev, pages, bits, seed },
+        4..6 => Op::ManagedLater { dev, pages, bits, seed },
+        6..13 => {
+            let (at, from) = alike(rng);
+            let from = rng.one_in(2).then_some(from);
             let fails = rng.one_in(8);
-            Op::QueueWork { dev, at: Span { n, ..at }, from, value: seed, fails }
+            Op::QueueWork { dev, at, from, value: seed, fails }
         }
-        9 => Op::Connect { dev, which: rng.below(3) },
-        10..12 => Op::Resize { dev, block: rng.below(64), restore: rng.one_in(2) },
-        12..14 => Op::Events { dev, mask: bits },
-        _ => Op::CheckExclusive { dev, at: anon(rng) },
+        13 => Op::Connect { dev, which: rng.below(3) },
+        14..17 => Op::Resize { dev, block: rng.below(64), restore: rng.one_in(2) },
+        17..19 => Op::Events { dev, mask: bits },
+        19..21 => Op::CheckExclusive { dev, at: anon(rng) },
+        21..26 => Op::Hold { dev, at: span(rng), fine: rng.one_in(2) },
+        26..28 => {
+            let page = rng.below(COMMON_PAGES);
+            let n = 1 + rng.below(COMMON_PAGES - page);
+            Op::HoldCommon { dev, wide: rng.one_in(2), page, n }
+        }
+        28..34 => Op::UseHeld { which: rng.below(8), write: rng.one_in(2), value: seed },
+        34..36 => Op::Unhold { which: rng.below(8) },
+        36..40 => {
+            let (at, from) = alike(rng);
+            Op::Blit { dev, other, at, from, slow: rng.one_in(4) }
+        }
+        40..43 => Op::Notify { dev, other, at: anon(rng), fails: rng.one_in(8) },
+        43 => Op::EngineStatus { dev, engine: rng.below(3) as u32, at: anon(rng) },
+        44 => Op::Placement { dev },
+        45 => Op::AskPull { dev, other },
+        _ => Op::EventsOf { dev, at: anon(rng), all: rng.one_in(2) },
     }
+}
+
+/// Two ranges of as many pages.
+fn alike(rng: &mut Rng) -> (Span, Span) {
+    let (at, from) = (anon(rng), anon(rng));
+    let n = at.n.min(from.n);
+    (Span { n, ..at }, Span { n, ..from })
 }
 
 fn draw(rng: &mut Rng, devices: usize) -> Op {
@@ -248,7 +272,12 @@ mod tests {
                     assert!(inside(at), "{op:?}")
                 }
                 Op::Engine { at, from, .. } => assert!(inside(at) && inside(from), "{op:?}"),
-                Op::Move { from, to } => assert!(inside(from) && inside(to), "{op:?}"),
+                Op::Move { from, to } | Op::Blit { at: to, from, .. } => {
+                    assert!(inside(from) && inside(to) && from.n == to.n, "{op:?}")
+                }
+                Op::HoldCommon { page, n, .. } => {
+                    assert!(n > 0 && page + n <= COMMON_PAGES, "{op:?}")
+                }
                 _ => {}
             }
         }

@@ -10,6 +10,8 @@
 //!   addition is lost, and of the round that was stopped the first words have it.
 //! * Lanes and devices add to common words: in the end all additions are there.
 //!   In common pages, words that one agent writes never change by the others.
+//! * Memory that stays locked for a device (`Hold`) is written by CPUs and devices,
+//!   and does not move; what takes its mapping away unlocks it first.
 //! * Contents freed by `MADV_FREE` are the old ones or zero, a page at a time,
 //!   until the page is written.
 //!
@@ -17,27 +19,35 @@
 //! one right result. What disturbs it are the other lanes, processes that are
 //! killed, and the kernel.
 
+mod blit;
 mod common;
 mod cpu;
 mod device;
+mod dispatch;
 mod engine;
+mod errors;
 mod explain;
+mod fences;
+mod held;
+mod managed;
 mod memory;
 mod more;
 mod placement;
 mod process;
 mod queue;
+mod status;
+mod streams;
 
 pub use process::self_test;
 
+use crate::bus::Known;
 use crate::env::Env;
-use crate::op::{Op, Span, REGIONS};
+use crate::op::{Kind, Op, Span, REGIONS};
 use crate::region::Region;
 use hmm::engine::Ended;
 use hmm::{Command, Counters, Device, Errno, Mapping};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
-use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// Why a run has failed.
@@ -46,11 +56,11 @@ pub type Fail = String;
 /// Repetitions of what an invalidation, or an injected failure, got in the way of.
 const PATIENCE: u32 = 2000;
 
+/// Gaps between libraries that are filled at most.
+const PLUGS: usize = 100;
+
 /// Memory of each lane that presses others into swap, in MiB.
 const BALLAST_MIB: usize = 32;
-
-/// Held for writing by who maps memory where the kernel likes, and by all others for reading.
-static PLACES: RwLock<()> = RwLock::new(());
 
 /// A command that an engine carries out meanwhile.
 #[derive(Debug)]
@@ -81,6 +91,8 @@ pub struct Lane<'a> {
     /// Number among all lanes.
     number: usize,
     regions: Vec<Region>,
+    /// What is locked for devices over several operations; before the devices, which unlock it at last.
+    held: Vec<held::Held>,
     devices: Vec<Device>,
     running: Vec<Running>,
     children: Vec<process::Background>,
@@ -88,7 +100,11 @@ pub struct Lane<'a> {
     ballast: Mapping,
     /// Addresses for managed memory.
     area: Mapping,
+    /// Device, region and page of what was made exclusive since the device was opened.
+    exclusive: HashSet<(usize, usize, usize)>,
+    seen: status::Seen,
     copy_failures: u64,
+    _known: Vec<Known>,
     /// How often each operation was done, and each error seen.
     pub counts: BTreeMap<String, u64>,
 }
@@ -97,17 +113,35 @@ fn fail<T>(what: impl Display, why: impl Display) -> Result<T, Fail> {
     Err(format!("{what}: {why}"))
 }
 
+/// A region below the addresses at which the kernel maps memory later.
+fn region(env: &Env, kind: Kind, pages: usize, filler: u8) -> Result<Region, Fail> {
+    for _ in 0..PLUGS {
+        let region = Region::new(kind, pages, filler)
+            .map_err(|error| format!("{kind:?} memory: {error}"))?;
+        if env.clearing.is_above(&region.map) {
+            return Ok(region);
+        }
+        // A gap between libraries: it stays filled.
+        std::mem::forget(region);
+    }
+    fail("memory", "no place below that of what the kernel maps later")
+}
+
+/// Registers the memory of a lane. Shared memory is never on a device.
+fn known(regions: &[Region], area: &Mapping) -> Option<Vec<Known>> {
+    let moves = |region: &Region| region.kind != Kind::Shared;
+    let regions = regions.iter().map(|region| Known::mapping(&region.map, moves(region)));
+    regions.chain([Known::mapping(area, true)]).collect()
+}
+
 impl<'a> Lane<'a> {
     /// Lane `number`, with memory and devices of its own.
     pub fn new(env: &'a Env, number: usize) -> Result<Lane<'a>, Fail> {
         let filler = (number + 1) as u8;
         let regions = REGIONS
             .iter()
-            .map(|&(kind, pages)| {
-                Region::new(kind, pages, filler)
-                    .map_err(|error| format!("{kind:?} memory: {error}"))
-            })
-            .collect::<Result<_, _>>()?;
+            .map(|&(kind, pages)| region(env, kind, pages, filler))
+            .collect::<Result<Vec<_>, _>>()?;
         let devices = (0..env.devices)
             .map(|dev| Device::open(dev as u32).map_err(|error| format!("device {dev}: {error}")))
             .collect::<Result<_, _>>()?;
@@ -115,6 +149,7 @@ impl<'a> Lane<'a> {
             Mapping::anon(BALLAST_MIB << 8).map_err(|error| format!("ballast: {error}"))?;
         // Of the size and alignment of a huge page.
         let area = Mapping::anon_aligned(1).map_err(|error| format!("area: {error}"))?;
+        let known = known(&regions, &area).ok_or("too many ranges of memory")?;
         let mut lane = Lane {
             env,
             number,
@@ -124,8 +159,12 @@ impl<'a> Lane<'a> {
             devices,
             running: Vec::new(),
             children: Vec::new(),
+            held: Vec::new(),
             own: common::Own::default(),
+            exclusive: HashSet::new(),
+            seen: status::Seen::default(),
             copy_failures: 0,
+            _known: known,
             counts: BTreeMap::new(),
         };
         // Failures of others before are no excuse.
@@ -142,107 +181,36 @@ impl<'a> Lane<'a> {
     pub fn execute(&mut self, op: &Op) -> Result<(), Fail> {
         let (name, begin) = (op.name(), Instant::now());
         self.note(name.clone());
-        // What the kernel maps where it likes may come to lie where another lane has unmapped, and must fail.
-        let result = match op {
-            Op::Managed { .. } | Op::ManagedLater { .. } => {
-                let _alone = PLACES.write().unwrap_or_else(PoisonError::into_inner);
-                self.dispatch(op)
-            }
-            _ => {
-                let _others = PLACES.read().unwrap_or_else(PoisonError::into_inner);
-                self.dispatch(op)
-            }
-        };
+        let result = self.dispatch(op);
         *self.counts.entry(format!("ms {name}")).or_default() += begin.elapsed().as_micros() as u64;
         result
     }
 
-    fn dispatch(&mut self, op: &Op) -> Result<(), Fail> {
-        match *op {
-            Op::CpuWrite { at, seed } => self.cpu_write(at, seed),
-            Op::CpuRead { at } => self.cpu_read(at),
-            Op::CpuAdd { at, word, value } => self.cpu_add(at, word, value),
-            Op::DevWrite { dev, at, seed } => self.dev_write(dev, at, seed),
-            Op::DevRead { dev, at, unlocked } => self.dev_read(dev, at, unlocked),
-            Op::Exclusive { dev, at } => self.exclusive(dev, at),
-            Op::Snapshot { dev, at } => self.snapshot(dev, at),
-            Op::ToDevice { dev, at } => self.move_there(dev, at),
-            Op::ToSystem { dev, at } => self.move_back(dev, at),
-            Op::Release { dev } => self.release(dev),
-            Op::Engine { .. } => self.engine(op),
-            Op::Watch { dev, at } => self.watch(dev, at),
-            Op::Count { dev, at, value } => self.count(dev, at, value),
-            Op::Finish => {
-                self.kill_children()?;
-                self.finish_commands(|_| true)
-            }
-            Op::Migrate { dev, at, back, ordinary, outcomes } => {
-                self.migrate(dev, at, device::way(back, ordinary), outcomes)
-            }
-            Op::Discard { dev, at } => self.discard(dev, at),
-            Op::Queued { dev, other, at } => self.queued(dev, other, at),
-            Op::Pull { dev, other, at } => self.pull(dev, other, at),
-            Op::HostLock { dev, at, fine } => self.host_lock(dev, at, fine),
-            Op::Managed { dev, pages, populate, seed } => self.managed(dev, pages, populate, seed),
-            Op::ManagedBeside { dev, pages, bits, seed } => {
-                self.managed_beside(dev, pages, bits, seed)
-            }
-            Op::ManagedLater { dev, pages, bits, seed } => {
-                self.managed_later(dev, pages, bits, seed)
-            }
-            Op::QueueWork { dev, at, from, value, fails } => {
-                self.queue_work(dev, at, from, value, fails)
-            }
-            Op::Connect { dev, which } => self.connect(dev, which),
-            Op::Resize { dev, block, restore } => self.resize(dev, block, restore),
-            Op::Events { dev, mask } => self.events(dev, mask),
-            Op::CheckExclusive { dev, at } => self.check_exclusive(dev, at),
-            Op::Unmap { at } => self.unmap(at),
-            Op::MapAgain { at } => self.map_again(at),
-            Op::Move { from, to } => self.move_pages(from, to),
-            Op::Protect { at, rights } => self.protect(at, rights),
-            Op::Advise { at, advice } => self.advise(at, advice),
-            Op::Lock { at } => self.lock(at, true),
-            Op::Unlock { at } => self.lock(at, false),
-            Op::Fork { how, dev, at, seed } => self.fork(how, dev, at, seed),
-            Op::Reopen { dev } => self.reopen(dev),
-            Op::FailAlloc { dev } => self.fail_alloc(dev),
-            Op::CopyFail { dev, after } => self.set(dev, hmm::Setting::CopyFail, after),
-            Op::CopyDelay { dev, ns } => self.set(dev, hmm::Setting::CopyDelay, ns),
-            Op::FlushDelay { dev, ns } => self.set(dev, hmm::Setting::FlushDelay, ns),
-            Op::CommonAdd { wide, page, value } => self.common_add(wide, page, value),
-            Op::CommonDevAdd { wide, dev, page, value } => {
-                self.common_dev_add(wide, dev, page, value)
-            }
-            Op::CommonOwn { wide, dev, page, by_device, value } => {
-                self.common_own(wide, dev, page, by_device, value)
-            }
-            Op::CommonMove { dev, back, ordinary } => {
-                self.common_move(dev, device::way(back, ordinary))
-            }
-            Op::CommonAdvise { advice } => self.common_advise(advice),
-            Op::Policy { dev, which } => self.set_policy(dev, which),
-            Op::Attributes { dev, at, preferred, values, order } => {
-                self.attributes(dev, at, preferred, values, order)
-            }
-            Op::Squeeze { mib } => self.squeeze(mib),
-        }
-    }
-
-    /// Ends what runs, evicts everything, and compares it once more.
+    /// Ends what runs, unlocks and evicts everything, and compares it once more.
     pub fn end(&mut self) -> Result<(), Fail> {
         self.finish_commands(|_| true)?;
         self.reap(true)?;
+        self.unhold_all()?;
         if !self.env.hardware {
             (0..self.devices.len()).try_for_each(|dev| self.restore_memory(dev))?;
         }
         self.evict_all()?;
+        self.read_all()?;
+        self.no_stale()
+    }
+
+    /// Has the CPU read all memory, and compares it.
+    fn read_all(&mut self) -> Result<(), Fail> {
         for r in 0..self.regions.len() {
             let at = Span { r, page: 0, n: self.regions[r].pages.len() };
             self.cpu_read(at)?;
         }
-        let stale = self.sum(|counters| counters.stale_hits);
-        match stale {
+        Ok(())
+    }
+
+    /// No device has used a stale translation.
+    fn no_stale(&self) -> Result<(), Fail> {
+        match self.sum(|counters| counters.stale_hits) {
             Ok(0) => Ok(()),
             Ok(stale) => fail("devices", format!("{stale} stale hits")),
             Err(error) => fail("counters of the devices", error),

@@ -5,6 +5,7 @@
 //! A run is determined by its seed and the numbers on the command line. One that
 //! fails prints the last operations and a script, which `--replay` runs.
 
+mod bus;
 mod draw;
 mod env;
 mod hang;

@@ -234,6 +234,26 @@ pub enum Op {
     Events { dev: usize, mask: u64 },
     /// Asks whether exclusive entries are in the way.
     CheckExclusive { dev: usize, at: Span },
+    /// Locks memory for a device, and keeps it locked while other operations follow.
+    Hold { dev: usize, at: Span, fine: bool },
+    /// The same with common pages.
+    HoldCommon { dev: usize, wide: bool, page: usize, n: usize },
+    /// The device accesses what it holds by its own address, and it is compared.
+    UseHeld { which: usize, write: bool, value: u64 },
+    /// Unlocks one of those.
+    Unhold { which: usize },
+    /// The device copies between locked memory; another one waits for that by a sync file.
+    Blit { dev: usize, other: usize, at: Span, from: Span, slow: bool },
+    /// An eventfd, `poll` and another device's queue are told of the end of a queued migration.
+    Notify { dev: usize, other: usize, at: Span, fails: bool },
+    /// Counters of an engine, before and after a command.
+    EngineStatus { dev: usize, engine: u32, at: Span },
+    /// What policies did.
+    Placement { dev: usize },
+    /// Asks how memory reaches another device.
+    AskPull { dev: usize, other: usize },
+    /// Events of a migration of the same process by another open file; `all`: they are asked for.
+    EventsOf { dev: usize, at: Span, all: bool },
 }
 
 /// Pages of an operation on hardware, which takes 200 ms for each.

@@ -36,6 +36,8 @@ pub struct Region {
     pub view: Option<Mapping>,
     file: Option<File>,
     shadow: Vec<u64>,
+    /// It is of hugetlb: what is mapped again is not.
+    pub is_hugetlb: bool,
     /// A page for each.
     pub pages: Vec<Page>,
     /// The byte that missing pages are filled with.
@@ -85,6 +87,7 @@ impl Region {
             view,
             file,
             shadow: vec![0; pages * WORDS],
+            is_hugetlb: kind == Kind::Hugetlb,
             pages: vec![page; pages],
             filler,
         };
@@ -218,6 +221,8 @@ impl Region {
                 let shared = self.kind == Kind::Shared;
                 let file = self.file.as_ref().map(|file| (file, shared));
                 self.map.map_again(first, page - first, file)?;
+                // All of it was unmapped.
+                self.is_hugetlb = false;
                 if self.kind == Kind::Huge {
                     let _ = self.map.advise_pages(libc::MADV_HUGEPAGE, first, page - first);
                 }

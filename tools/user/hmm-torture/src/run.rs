@@ -50,10 +50,15 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
     }
     drop(open);
     let devices = settled_counters(&script.shape, options.patience)?;
-    let bus_errors = board.bus_errors().load(SeqCst);
+    // The last one is that of processes that are killed.
+    let each: Vec<u64> = (0..=lanes).map(|lane| board.bus_errors(lane).load(SeqCst)).collect();
+    let bus_errors: u64 = each.iter().sum();
     let failed_copies = devices.get("copy_failures").copied().unwrap_or(0) - failed_before;
-    if failure.is_none() && bus_errors > failed_copies {
-        let what = format!("{bus_errors} bus errors, and {failed_copies} copies that failed");
+    if failure.is_none() && bus_errors > failed_copies.min(board.armed()) {
+        let armed = board.armed();
+        let what = format!(
+            "{bus_errors} bus errors, {failed_copies} copies that failed, {armed} made to fail"
+        );
         failure = Some(Failure::new(what));
     }
     let left = pages_used(&devices);
@@ -72,7 +77,7 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
         ops: begun.iter().sum(),
         counts: lanes::counts(lanes),
         devices,
-        bus_errors,
+        bus_errors: each,
         killed,
         seconds: begin.elapsed().as_secs_f64(),
         failure,

@@ -16,6 +16,11 @@ pub type Own = HashMap<(bool, usize), u64>;
 const OWN: usize = 8;
 
 impl Lane<'_> {
+    /// The number of the lane's own word in common pages.
+    pub(super) fn own_word(&self) -> usize {
+        OWN + self.number
+    }
+
     pub(super) fn common_add(&mut self, wide: bool, page: usize, value: u64) -> Result<(), Fail> {
         let Some(common) = self.env.common(wide) else { return Ok(()) };
         common.map.atomic(page, 0).fetch_add(value, SeqCst);
@@ -59,7 +64,7 @@ impl Lane<'_> {
         value: u64,
     ) -> Result<(), Fail> {
         let Some(common) = self.env.common(wide) else { return Ok(()) };
-        let word = OWN + self.number;
+        let word = self.own_word();
         let addr = common.map.page_addr(page) + word * 8;
         let read = Command::new(EngineOp::Read, addr, 8).engine(Command::ANY);
         let seen = [

@@ -7,12 +7,6 @@ use hmm::engine::Way;
 use hmm::{pattern, Device, Errno, PageOutcome, PageState, Setting, PAGE_SIZE};
 use std::time::Duration;
 
-/// What the device says of memory that is not there, or that it may not access.
-const NO_ACCESS: [Errno; 2] = [Errno::EFAULT, Errno::EPERM];
-/// What migrations say of memory that cannot move, or has nowhere to go.
-const NO_MOVE: [Errno; 6] =
-    [Errno::EINVAL, Errno::EFAULT, Errno::EPERM, Errno::ENOENT, Errno::ENOMEM, Errno::EBUSY];
-
 /// Tries to have memory leave a device that nobody uses.
 const EVICTIONS: usize = 300;
 
@@ -46,7 +40,7 @@ impl Lane<'_> {
             }
             Err(Errno::EFAULT) if good && self.may_miss(at) => self.adopt_fills(at, seed),
             Err(error) if good => fail("device write", error),
-            Err(error) => self.expect("device write", error, &NO_ACCESS),
+            Err(error) => self.expect_denied("device write", error, at, true),
         }
     }
 
@@ -90,7 +84,7 @@ impl Lane<'_> {
                 Ok(())
             }
             Err(error) if good => fail("device read", error),
-            Err(error) => self.expect("device read", error, &NO_ACCESS),
+            Err(error) => self.expect_denied("device read", error, at, false),
         }
     }
 
@@ -116,15 +110,26 @@ impl Lane<'_> {
         let at = Span { n: at.n.min(64), ..at };
         let mut buffer = vec![0xa5; at.n * PAGE_SIZE];
         let addr = self.addr(at);
+        let writable = self.allowed(at, true).is_ok();
+        // Those before one that fails stay exclusive.
+        self.exclusive.extend(at.pages().map(|page| (dev, at.r, page)));
         match self.patiently(|lane| lane.devices[dev].exclusive(addr, &mut buffer)) {
+            Ok(_) if !writable => fail("exclusive", "went through where it may not"),
             Ok(_) => self.compare(at, &buffer, "exclusive read"),
+            // It cannot wait for a userfaultfd handler.
+            Err(error @ Errno::EFAULT) if !writable || self.may_miss(at) => {
+                self.expect("exclusive", error, &[error])
+            }
             Err(Errno::EOPNOTSUPP)
                 if !matches!(self.regions[at.r].kind, Kind::Anon | Kind::Huge) =>
             {
                 self.note("  exclusive: EOPNOTSUPP");
                 Ok(())
             }
-            Err(error) => self.expect("exclusive", error, &NO_MOVE),
+            // A page that others have taken away before it was read: ENOENT.
+            Err(error) => {
+                self.expect("exclusive", error, &[Errno::ENOENT, Errno::ENOMEM, Errno::EBUSY])
+            }
         }
     }
 
@@ -132,6 +137,9 @@ impl Lane<'_> {
         let addr = self.addr(at);
         match self.patiently(|lane| lane.devices[dev].snapshot(addr, at.n)) {
             Ok(states) => {
+                if let Some(page) = self.stray(at, &states) {
+                    return fail("snapshot", format!("page {page} is locked, and on the device"));
+                }
                 for (page, state) in at.pages().zip(states) {
                     let region = &self.regions[at.r];
                     if state == PageState::ERROR && region.allows(page, false) {
@@ -143,7 +151,7 @@ impl Lane<'_> {
                 }
                 Ok(())
             }
-            Err(error) => self.expect("snapshot", error, &NO_ACCESS),
+            Err(error) => self.expect_denied("snapshot", error, at, false),
         }
     }
 
@@ -152,15 +160,29 @@ impl Lane<'_> {
         let mut buffer = vec![0xa5; at.n * PAGE_SIZE];
         let addr = self.addr(at);
         match self.patiently(|lane| lane.devices[dev].migrate_to_device(addr, &mut buffer)) {
-            Ok(_) => self.compare(at, &buffer, "read after migration"),
-            Err(error) => self.expect("migration to the device", error, &NO_MOVE),
+            Ok(_) if self.refuses_to_move(at) => {
+                fail("migration to the device", "went through where memory cannot move")
+            }
+            Ok(_) => {
+                self.compare(at, &buffer, "read after migration")?;
+                match self.held_pages(at) {
+                    0 => Ok(()),
+                    // What is locked was read where it is.
+                    _ => self.snapshot(dev, at),
+                }
+            }
+            // A page stays where it was.
+            Err(error @ Errno::ENOENT) if !self.refuses_to_move(at) => {
+                self.expect("migration to the device", error, &[error])
+            }
+            Err(error) => self.expect_move("migration to the device", error, at),
         }
     }
 
     pub(super) fn move_back(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
         match self.devices[dev].migrate_to_system(self.addr(at), at.n) {
-            Ok(_) => Ok(()),
-            Err(error) => self.expect("migration to the system", error, &NO_MOVE),
+            Ok(_) => self.moved_rightly("migration to the system", at),
+            Err(error) => self.expect_move("migration to the system", error, at),
         }
     }
 
@@ -178,8 +200,12 @@ impl Lane<'_> {
         };
         let (done, pages) = match result {
             Ok(done) => done,
-            Err(error) => return self.expect("migration", error, &NO_MOVE),
+            Err(error) => return self.expect_move("migration", error, at),
         };
+        self.moved_rightly("migration", at)?;
+        if done.moved > 0 && self.regions[at.r].is_hugetlb {
+            return fail("migration", "hugetlb memory has moved");
+        }
         *self.counts.entry("  pages moved".to_string()).or_default() += done.moved;
         *self.counts.entry("  pages switched".to_string()).or_default() += done.switched;
         if outcomes {
@@ -191,8 +217,10 @@ impl Lane<'_> {
                 return fail("outcomes of a migration", format!("{told:?} of {done:?}"));
             }
         }
-        if done.moved > at.n as u64 {
-            return fail("migration", format!("{} of {} pages moved", done.moved, at.n));
+        let held = self.held_pages(at);
+        if done.moved > (at.n - held) as u64 {
+            let why = format!("{} of {} pages moved, {held} are locked", done.moved, at.n);
+            return fail("migration", why);
         }
         Ok(())
     }
@@ -265,8 +293,27 @@ impl Lane<'_> {
         }
     }
 
-    /// Closes a device, with its commands in flight, and opens it again.
+    /// Has a later copy fail. Each failure excuses one bus error or one failed blit.
+    pub(super) fn copy_fail(&mut self, dev: usize, after: u64) -> Result<(), Fail> {
+        let board = &self.env.board;
+        // Before: the copy may fail at once.
+        board.arm();
+        match self.devices[dev].set(Setting::CopyFail, after) {
+            Ok(u64::MAX) => Ok(()),
+            // It replaces one that has not failed yet.
+            Ok(_) => {
+                board.disarm();
+                Ok(())
+            }
+            Err(error) => fail("setting", error),
+        }
+    }
+
+    /// Closes a device, with its commands in flight and what it holds locked, and opens it again.
     pub(super) fn reopen(&mut self, dev: usize) -> Result<(), Fail> {
+        self.held.retain(|held| held.dev != dev);
+        self.exclusive.retain(|(of, _, _)| *of != dev);
+        self.seen.forget(dev);
         // Counters cannot be told how far they came; watchers end by themselves.
         self.finish_commands(|running| running.dev == dev && running.adds.is_some())?;
         self.running.retain(|running| running.dev != dev);

@@ -11,8 +11,6 @@ use std::time::Duration;
 /// Commands that a lane has in flight at most.
 const IN_FLIGHT: usize = 4;
 
-const NO_ACCESS: [Errno; 2] = [Errno::EFAULT, Errno::EPERM];
-
 fn sum<'a>(words: impl IntoIterator<Item = &'a u64>) -> u64 {
     words.into_iter().fold(0, |sum: u64, word| sum.wrapping_add(*word))
 }
@@ -133,7 +131,11 @@ impl Lane<'_> {
                 return self.adopt(at, &new);
             }
             Err(error) if good => return fail("engine", format!("{work:?}: {error}")),
-            Err(error) => return self.expect("engine", error, &NO_ACCESS),
+            // A copy that may not read does not come to its first write.
+            Err(error) if work == Work::Copy && self.denied(from, false) == Some(error) => {
+                return self.expect("engine", error, &[error])
+            }
+            Err(error) => return self.expect_denied("engine", error, at, writes),
         };
         let source = self.source_words(work, from, skip, count);
         let words = &mut self.regions[at.r].words()[first..first + count];

@@ -66,6 +66,7 @@ impl Lane<'_> {
         }
         for run in self.runs(at, |page| page.mapped) {
             self.quiesce(run, Effect::Changes)?;
+            self.release_held(run)?;
             let region = &mut self.regions[run.r];
             if let Err(error) = region.map.unmap_pages(run.page, run.n) {
                 return fail("munmap", error);
@@ -91,6 +92,8 @@ impl Lane<'_> {
         }
         self.quiesce(from, Effect::Changes)?;
         self.quiesce(to, Effect::Changes)?;
+        self.release_held(from)?;
+        self.release_held(to)?;
         let (source, target) = (&self.regions[from.r].map, &self.regions[to.r].map);
         if let Err(error) = source.move_pages(from.page, from.n, target, to.page) {
             return fail("mremap", error);
@@ -137,6 +140,9 @@ impl Lane<'_> {
         for run in self.runs(at, |page| page.mapped && (!writes || page.rights == Rights::Write)) {
             if loses {
                 self.quiesce(run, Effect::Changes)?;
+                if advice == Advice::DontNeed {
+                    self.release_held(run)?;
+                }
                 if run.pages().any(|page| self.regions[run.r].pages[page].locked) {
                     self.lock(run, false)?;
                 }

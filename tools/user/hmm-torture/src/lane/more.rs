@@ -1,25 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Operations that were added after the first ones: see [`crate::draw::Extra`].
+//! Connections, the amount of device memory, exclusive access, and what queues write.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
-use hmm::abi::HUGE_PAGES;
-use hmm::{
-    Command, Connection, EngineOp, Errno, Managed, ManagedFlags, QueueOp, Setting, State, PAGE_SIZE,
-};
+use hmm::{Connection, EngineOp, Errno, QueueOp, Setting, State, PAGE_SIZE};
 
 /// Pages that a queue copies or fills at once.
 const QUEUED: usize = 32;
 /// Device pages that are taken out of use at once.
 const TAKEN: usize = 512;
-
-/// What operations on managed memory may meet: no memory, or a copy that was made to fail.
-const NO_ROOM: [Errno; 2] = [Errno::ENOMEM, Errno::EBUSY];
-
-/// Flags of managed memory, from the low bits of a number.
-fn managed_flags(bits: u64) -> ManagedFlags {
-    ManagedFlags { host_shared: bits & 1 != 0, populate: bits & 2 != 0, huge: bits & 4 != 0 }
-}
 
 impl Lane<'_> {
     pub(super) fn connect(&mut self, dev: usize, which: usize) -> Result<(), Fail> {
@@ -27,12 +16,17 @@ impl Lane<'_> {
         self.set(dev, Setting::Connection, best as u64)
     }
 
-    /// `EPERM` says that an exclusive entry is in the way, which another thread may have made.
+    /// `EPERM` says that an exclusive entry is in the way, which this lane has made: the file is its own.
     pub(super) fn check_exclusive(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
         let addr = self.addr(at);
         match self.patiently(|lane| lane.devices[dev].check_exclusive(addr, at.n)) {
             Ok(_) => Ok(()),
-            Err(error) => self.expect("check of exclusive access", error, &[Errno::EPERM]),
+            Err(error @ Errno::EPERM)
+                if at.pages().any(|page| self.exclusive.contains(&(dev, at.r, page))) =>
+            {
+                self.expect("check of exclusive access", error, &[error])
+            }
+            Err(error) => fail("check of exclusive access", error),
         }
     }
 
@@ -67,24 +61,6 @@ impl Lane<'_> {
             Ok(_) => Ok(()),
             Err(error) => fail("pages back into use", error),
         }
-    }
-
-    /// Asks for other types of events, and reads the records so far: their numbers leave out what was
-    /// lost, and nothing else.
-    pub(super) fn events(&mut self, dev: usize, mask: u64) -> Result<(), Fail> {
-        // A file has no stream before the first time.
-        if let Err(error) = self.devices[dev].events(mask & 0x1ff, false) {
-            return fail("events", error);
-        }
-        let records = self.devices[dev].records().map_err(|error| format!("events: {error}"))?;
-        for pair in records.windows(2) {
-            let [one, next] = pair else { continue };
-            if next.sequence <= one.sequence || next.lost < one.lost {
-                return fail("events", format!("{one:?} is followed by {next:?}"));
-            }
-        }
-        *self.counts.entry("  events read".into()).or_default() += records.len() as u64;
-        Ok(())
     }
 
     /// A queue copies or fills memory as soon as the host has signalled a fence; it does nothing if
@@ -197,85 +173,6 @@ impl Lane<'_> {
         }
         region.set_shadow(page, &found);
         region.pages[page].missing = false;
-        Ok(())
-    }
-
-    /// Managed memory at a place that is the lane's own, beside the work of all other lanes.
-    pub(super) fn managed_beside(
-        &mut self,
-        dev: usize,
-        pages: usize,
-        bits: u64,
-        seed: u64,
-    ) -> Result<(), Fail> {
-        let flags = managed_flags(bits);
-        let pages = if flags.huge { HUGE_PAGES } else { pages };
-        match self.devices[dev].map_managed_in(&self.area, pages, flags) {
-            Ok(memory) => self.use_managed(dev, &memory, seed),
-            Err(error) => self.expect("managed mapping", error, &NO_ROOM),
-        }
-    }
-
-    /// Managed memory that a queue populates later, where the kernel likes.
-    pub(super) fn managed_later(
-        &mut self,
-        dev: usize,
-        pages: usize,
-        bits: u64,
-        seed: u64,
-    ) -> Result<(), Fail> {
-        let flags = ManagedFlags { huge: false, ..managed_flags(bits) };
-        let text = |error: Errno| format!("queue for an allocation: {error}");
-        let device = hmm::Device::open(dev as u32).map_err(text)?;
-        let queue = device.queue().map_err(text)?;
-        let (memory, fence) = match device.alloc_later(pages * PAGE_SIZE, flags, &queue) {
-            Ok(made) => made,
-            Err(error) => return self.expect("allocation for later", error, &NO_ROOM),
-        };
-        match fence.sync(None).map_err(text)?.state {
-            State::Done => self.use_managed(dev, &memory, seed),
-            State::NotDone => fail("allocation for later", "is not done after the wait for it"),
-            // Then nothing is mapped there any more.
-            State::Failed(error) => self.expect("allocation for later", error, &NO_ROOM),
-        }
-    }
-
-    /// CPU and device write managed memory by turns, and each word is compared.
-    fn use_managed(&mut self, dev: usize, memory: &Managed, seed: u64) -> Result<(), Fail> {
-        memory.fill(seed);
-        let add = Command::new(EngineOp::AtomicAdd, memory.addr(), memory.len());
-        let add = add.value(1).stride(PAGE_SIZE);
-        let error = match self.run(dev, add) {
-            Ok(ended) => ended.error,
-            Err(error) => return fail("device write to managed memory", error),
-        };
-        match error {
-            None => {}
-            Some(error @ (Errno::EBUSY | Errno::ENOMEM)) => {
-                self.note(format!("  device write to managed memory: {error}"))
-            }
-            Some(error) if self.excused() => {
-                self.note(format!("  device write to managed memory: {error}, injected"))
-            }
-            Some(error) => return fail("device write to managed memory", error),
-        }
-        let mut whole = true;
-        for page in 0..memory.pages() {
-            let added = memory.get(page, 0).wrapping_sub(hmm::pattern::word(seed, page, 0));
-            // A command that failed ended at the first page without its addition.
-            whole &= added == 1;
-            if added != u64::from(whole) || (error.is_none() && !whole) {
-                return fail("managed memory", format!("page {page}: {added} more"));
-            }
-            memory.set(page, 0, hmm::pattern::word(seed, page, 0));
-        }
-        if let Err(mismatch) = memory.check(seed) {
-            return fail("managed memory", mismatch);
-        }
-        if seed % 4 == 0 {
-            self.evict(dev, memory.addr(), memory.pages())?;
-            return memory.check(seed).or_else(|mismatch| fail("evicted managed memory", mismatch));
-        }
         Ok(())
     }
 }

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Queues, locks, managed memory and several devices. None of these changes contents, but where these are.
+//! Queues, locks and several devices. None of these changes contents, but where these are.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
 use hmm::engine::{checksum, Way};
-use hmm::{Command, EngineOp, Errno, Fence, Locked, ManagedFlags, QueueOp, State, PAGE_SIZE};
-
-/// What is said of memory that is not there, cannot be accessed or cannot move.
-const NO_MOVE: [Errno; 6] =
-    [Errno::EINVAL, Errno::EFAULT, Errno::EPERM, Errno::EBUSY, Errno::ENOMEM, Errno::EIO];
+use hmm::{Command, EngineOp, Errno, Fence, Locked, QueueOp, State, PAGE_SIZE};
 
 fn end(what: &str, fence: &Fence<'_>) -> Result<Option<Errno>, Fail> {
     match fence.sync(None) {
@@ -51,10 +47,15 @@ impl Lane<'_> {
             }
             Ok(errors)
         })();
-        for error in result?.into_iter().flatten() {
-            self.expect("queued operation", error, &NO_MOVE)?;
+        let errors = result?;
+        if errors.first() == Some(&None) {
+            self.moved_rightly("queued migration", at)?;
         }
-        Ok(())
+        // What follows a failure fails with the same error.
+        match errors.into_iter().flatten().next() {
+            Some(error) => self.expect_move("queued operation", error, at),
+            None => Ok(()),
+        }
     }
 
     /// From one device to another.
@@ -72,9 +73,9 @@ impl Lane<'_> {
             }
             Ok(done) => {
                 *self.counts.entry("  pages pulled".to_string()).or_default() += done.moved;
-                Ok(())
+                self.moved_rightly("pull", at)
             }
-            Err(error) => self.expect("pull", error, &NO_MOVE),
+            Err(error) => self.expect_move("pull", error, at),
         }
     }
 
@@ -84,42 +85,35 @@ impl Lane<'_> {
         // It makes the pages present, for writing.
         self.settle(at)?;
         let at = Span { n: at.n.min(64), ..at };
-        let (addr, len) = (self.addr(at), at.n * PAGE_SIZE);
-        let locked = match self.devices[dev].lock(addr, len, 1 << dev, fine) {
-            Ok(locked) => locked,
-            Err(error) => return self.expect("host lock", error, &NO_MOVE),
-        };
+        let Some(locked) = self.lock_own(dev, at, fine)? else { return Ok(()) };
         if self.env.hardware {
             return self.locked_by_dma(dev, at, locked);
         }
+        let (addr, len) = (self.addr(at), at.n * PAGE_SIZE);
+        let moved = self.devices[dev].migrate(addr, at.n, Way::ToDevice).map(|done| done.moved);
+        let by_device = self.checksum(dev, locked.device_addr, len);
+        let by_host = self.checksum(dev, addr, len);
+        self.unlock(dev, locked)?;
+        match moved {
+            Ok(0) => {}
+            Ok(moved) => return fail("migration", format!("{moved} locked pages moved")),
+            Err(error) => self.expect_move("migration of locked memory", error, at)?,
+        }
         let model = at.pages().flat_map(|page| self.regions[at.r].shadow(page).iter().copied());
         let expected = checksum(model);
-        let moved = self.devices[dev].migrate(addr, at.n, Way::ToDevice).map(|done| done.moved);
-        let read = Command::new(EngineOp::Checksum, locked.device_addr, len);
-        let by_device = self.run(dev, read);
-        let by_host = self.run(dev, Command::new(EngineOp::Checksum, addr, len));
-        if let Err(error) = self.devices[dev].unlock(locked.device_addr) {
-            return fail("unlock", error);
-        }
-        match moved {
-            Ok(0) | Err(_) => {}
-            Ok(moved) => return fail("migration", format!("{moved} locked pages moved")),
-        }
+        // Nothing was copied that could have been made to fail.
         match (by_device, by_host) {
-            (Ok(one), Ok(two)) if two.error.is_none() => {
-                let found = (one.error, one.status.result, two.status.result);
-                if found != (None, expected, expected) {
-                    let why = format!("{one:?}, by its address {two:?}, expected {expected:#x}");
-                    return fail("locked memory", why);
-                }
-                Ok(())
-            }
-            (Ok(_), Ok(two)) => {
-                let error = two.error.unwrap_or(Errno::EIO);
-                self.expect("checksum of locked memory", error, &NO_MOVE)
-            }
-            (Err(error), _) | (_, Err(error)) => fail("checksum of locked memory", error),
+            (Ok(one), Ok(two)) if (one, two) == (expected, expected) => Ok(()),
+            found => fail("locked memory", format!("{found:x?}, expected {expected:#x}")),
         }
+    }
+
+    /// The checksum of memory as an engine reads it.
+    fn checksum(&mut self, dev: usize, addr: usize, len: usize) -> Result<u64, Errno> {
+        self.patiently(|lane| {
+            let ended = lane.run(dev, Command::new(EngineOp::Checksum, addr, len))?;
+            ended.error.map_or(Ok(ended.status.result), Err)
+        })
     }
 
     /// What is locked is read at the address that the device was given, and does not move. Then it is unlocked.
@@ -130,50 +124,13 @@ impl Lane<'_> {
         // Best effort; what moved would be elsewhere than the device reads.
         let _ = self.devices[dev].migrate_to_device(addr, &mut copy);
         let read = self.patiently(|lane| lane.devices[dev].read(locked.device_addr, &mut buffer));
-        if let Err(error) = self.devices[dev].unlock(locked.device_addr) {
-            return fail("unlock", error);
-        }
+        self.unlock(dev, locked)?;
         if let Err(error) = read {
             return fail("read of locked memory", error);
         }
         match self.regions[at.r].compare_bytes(at.page, &buffer) {
             Ok(()) => Ok(()),
             Err(mismatch) => fail("read of locked memory", mismatch),
-        }
-    }
-
-    /// Managed memory from beginning to end.
-    pub(super) fn managed(
-        &mut self,
-        dev: usize,
-        pages: usize,
-        populate: bool,
-        seed: u64,
-    ) -> Result<(), Fail> {
-        let flags = ManagedFlags { populate, ..ManagedFlags::default() };
-        let memory = match self.devices[dev].alloc(pages * PAGE_SIZE, flags) {
-            Ok(memory) => memory,
-            // Device memory is used up, or a copy was made to fail.
-            Err(error) => return self.expect("allocation", error, &[Errno::ENOMEM, Errno::EBUSY]),
-        };
-        memory.fill(seed);
-        let add = Command::new(EngineOp::AtomicAdd, memory.addr(), memory.len());
-        let ended = self.run(dev, add.value(1).stride(PAGE_SIZE));
-        match ended.map(|ended| ended.error) {
-            Ok(None) => {}
-            Ok(Some(error)) | Err(error) => {
-                return self.expect("device write to managed memory", error, &NO_MOVE)
-            }
-        }
-        if seed % 4 == 0 {
-            self.evict(dev, memory.addr(), pages)?;
-        }
-        for page in 0..pages {
-            memory.set(page, 0, memory.get(page, 0).wrapping_sub(1));
-        }
-        match memory.check(seed) {
-            Ok(()) => Ok(()),
-            Err(mismatch) => fail("managed memory", mismatch),
         }
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The threads of a process: each does the operations of one lane, and counts.
 
-use crate::env::{Board, Env};
+use crate::bus;
+use crate::env::Env;
 use crate::lane::Lane;
 use crate::op::Op;
 use hmm::uffd::Missing;
@@ -58,22 +59,29 @@ fn set_up(env: &Env, number: usize) -> Result<(Lane<'_>, Missing, u8), String> {
     Ok((lane, missing, filler))
 }
 
+/// Lets lanes begin when all of the process have their memory: the kernel then gets the addresses above it
+/// for what it maps later.
+fn begin(env: &Env, ready: &Barrier) {
+    if ready.wait().is_leader() {
+        env.clearing.open();
+    }
+    ready.wait();
+}
+
 /// Does all operations of lane `number`.
-///
-/// `ready` is passed when all lanes of the process have their memory: what they map must not come
-/// to lie in holes that others make.
 pub fn run_lane(
     env: &Env,
     number: usize,
     ops: &[Op],
-    board: &Board,
     ready: &Barrier,
 ) -> Result<(), String> {
+    let board = &env.board;
+    bus::set_lane(number);
     let (mut lane, missing, filler) = match set_up(env, number) {
         Ok(done) => done,
         Err(text) => {
             env.stop.store(true, SeqCst);
-            ready.wait();
+            begin(env, ready);
             return Err(text);
         }
     };
@@ -85,10 +93,10 @@ pub fn run_lane(
             serve(&missing, filler, &stop);
         });
         serving.wait();
-        ready.wait();
+        begin(env, ready);
         let mut result = Ok(());
         for (index, op) in ops.iter().enumerate() {
-            if env.stopped() {
+            if env.is_over() {
                 break;
             }
             board.begun(number).store(index as u64 + 1, SeqCst);

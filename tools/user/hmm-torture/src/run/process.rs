@@ -2,37 +2,17 @@
 //! The processes of a run, and those that are killed meanwhile.
 
 use super::lanes::run_lane;
+use crate::bus::{self, Known};
 use crate::draw::Draw;
-use crate::env::{Board, Common, Env};
+use crate::env::{Board, Clearing, Common, Env};
 use crate::op::Op;
 use crate::script::{Script, Shape};
 use hmm::child::own_group;
 use hmm::Child;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::Barrier;
 use std::time::Duration;
-
-/// Accesses to a page whose copy was made to fail are repeated: the copy of the next one succeeds.
-/// Each bus error is counted on `board`, which outlives all processes: in the end there may not be
-/// more of them than copies that failed.
-fn survive_bus_errors(board: &Board) {
-    static COUNT: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
-    extern "C" fn again(_: libc::c_int) {
-        // SAFETY: the board is a shared mapping that its owner keeps until the processes have ended.
-        let count = unsafe { COUNT.load(SeqCst).as_ref() };
-        if count.is_none_or(|count| count.fetch_add(1, SeqCst) > 1_000_000) {
-            // SAFETY: ends the process.
-            unsafe { libc::_exit(70) };
-        }
-    }
-    COUNT.store(std::ptr::from_ref(board.bus_errors()).cast_mut(), SeqCst);
-    // SAFETY: zero is a valid value of all fields.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = again as extern "C" fn(libc::c_int) as libc::sighandler_t;
-    // SAFETY: a valid structure; the handler only counts.
-    unsafe { libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) };
-}
 
 /// Memory that others can map would fill the holes that lanes make.
 fn keep_malloc_off_mmap() {
@@ -58,10 +38,21 @@ const HEAP: usize = 96 << 20;
 fn begin(script: &Script, wide: Option<Common>, board: &Board) -> Result<Env, String> {
     own_group();
     keep_malloc_off_mmap();
-    survive_bus_errors(board);
+    bus::survive(board);
+    let clearing = Clearing::new().map_err(|error| format!("address space: {error}"))?;
     let narrow = Common::narrow().map_err(|error| format!("common memory: {error}"))?;
+    let board = board.again().map_err(|error| format!("board: {error}"))?;
     let Shape { devices, hardware, .. } = script.shape;
-    Ok(Env { devices, hardware, narrow, wide, stop: AtomicBool::new(false) })
+    Ok(Env {
+        devices,
+        hardware,
+        narrow,
+        wide,
+        clearing,
+        board,
+        stop: AtomicBool::new(false),
+        early: AtomicBool::new(false),
+    })
 }
 
 /// One process: its lanes, until they have ended or `end` is not 0.
@@ -73,19 +64,20 @@ pub fn process(
     end: &AtomicU64,
 ) -> Result<(), String> {
     let env = begin(script, wide, board)?;
+    let _known = Known::mapping(&env.narrow.map, true);
     let first = number * script.shape.threads;
     let ready = Barrier::new(script.shape.threads);
     let results: Vec<_> = std::thread::scope(|scope| {
         let lanes: Vec<_> = (first..first + script.shape.threads)
             .map(|lane| {
                 let (env, ops, ready) = (&env, &script.lanes[lane], &ready);
-                scope.spawn(move || run_lane(env, lane, ops, board, ready))
+                scope.spawn(move || run_lane(env, lane, ops, ready))
             })
             .collect();
         // Told to end early.
         while lanes.iter().any(|lane| !lane.is_finished()) {
             if end.load(SeqCst) != 0 {
-                env.stop.store(true, SeqCst);
+                env.early.store(true, SeqCst);
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -116,5 +108,6 @@ pub fn visitor(script: &Script, number: u64, board: &Board) -> Result<Child, hmm
 
 fn process_of_lane(script: &Script, lane: usize, board: &Board) -> Result<(), String> {
     let env = begin(script, None, board)?;
-    run_lane(&env, lane, &script.lanes[lane], board, &Barrier::new(1))
+    let _known = Known::mapping(&env.narrow.map, true);
+    run_lane(&env, lane, &script.lanes[lane], &Barrier::new(1))
 }

@@ -87,7 +87,10 @@ impl<'a> Supervisor<'a> {
         for (child, running) in self.children.iter_mut().zip(&mut self.running) {
             if *running && child.try_wait().is_some() {
                 *running = false;
-                if let Err(text) = child.outcome() {
+                if let Err(mut text) = child.outcome() {
+                    if let Some((lane, addr)) = self.board.bad_bus() {
+                        text += &format!("\nlane {lane}: bus error at {addr:#x}, without a cause");
+                    }
                     failure.get_or_insert(Failure::new(text));
                 }
             }

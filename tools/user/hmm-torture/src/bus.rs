@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Bus errors, and the memory of all lanes of a process.
+//!
+//! A CPU that touches a page on a device gets a bus error if the copy back was made to fail. The
+//! access is repeated: the next copy succeeds. Each bus error needs a failure of its own that was
+//! injected before, and an address of memory that can be on a device; every other one ends the run.
+
+use crate::env::Board;
+use hmm::Mapping;
+use std::cell::Cell;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+
+/// Ranges of a process at most.
+const MOST: usize = 256;
+
+/// Status of a process that a bus error has ended.
+const STATUS: i32 = 70;
+
+/// `BUS_ADRERR`: what a failed page fault gives.
+const NO_ADDRESS: i32 = 2;
+
+struct Place {
+    taken: AtomicBool,
+    start: AtomicUsize,
+    end: AtomicUsize,
+    moves: AtomicBool,
+}
+
+static PLACES: [Place; MOST] = [const {
+    Place {
+        taken: AtomicBool::new(false),
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        moves: AtomicBool::new(false),
+    }
+}; MOST];
+
+static BOARD: AtomicPtr<Board> = AtomicPtr::new(std::ptr::null_mut());
+
+thread_local! {
+    static LANE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Memory of a lane, as long as this exists.
+#[derive(Debug)]
+pub struct Known(usize);
+
+impl Known {
+    /// `len` bytes from `start` on; `moves`: they can be on a device.
+    pub fn new(start: usize, len: usize, moves: bool) -> Option<Known> {
+        let index = PLACES.iter().position(|place| !place.taken.swap(true, SeqCst))?;
+        let place = &PLACES[index];
+        place.moves.store(moves, SeqCst);
+        place.end.store(start + len, SeqCst);
+        place.start.store(start, SeqCst);
+        Some(Known(index))
+    }
+
+    /// All of a mapping.
+    pub fn mapping(map: &Mapping, moves: bool) -> Option<Known> {
+        Known::new(map.addr(), map.len(), moves)
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        let place = &PLACES[self.0];
+        place.end.store(0, SeqCst);
+        place.start.store(0, SeqCst);
+        place.taken.store(false, SeqCst);
+    }
+}
+
+/// Whether a part of the range is memory that a lane of this process has registered.
+pub fn is_known(start: usize, len: usize) -> bool {
+    PLACES
+        .iter()
+        .any(|place| start < place.end.load(SeqCst) && place.start.load(SeqCst) < start + len)
+}
+
+fn can_move(addr: usize) -> bool {
+    PLACES.iter().any(|place| {
+        (place.start.load(SeqCst)..place.end.load(SeqCst)).contains(&addr)
+            && place.moves.load(SeqCst)
+    })
+}
+
+/// Says which lane this thread is.
+pub fn set_lane(lane: usize) {
+    LANE.set(lane);
+}
+
+extern "C" fn again(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid structure.
+    let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // SAFETY: the owner of the board keeps it until the process has ended.
+    let Some(board) = (unsafe { BOARD.load(SeqCst).as_ref() }) else {
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(STATUS) }
+    };
+    let lane = LANE.get();
+    board.bus_errors(lane).fetch_add(1, SeqCst);
+    if code != NO_ADDRESS || !can_move(addr) || !board.claim() {
+        board.bad_bus_error(lane, addr);
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(STATUS) };
+    }
+}
+
+/// Has accesses repeated after a bus error, which is counted on `board`.
+pub fn survive(board: &Board) {
+    BOARD.store(std::ptr::from_ref(board).cast_mut(), SeqCst);
+    // SAFETY: zero is a valid value of all fields.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = again;
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: a valid structure; the handler only counts.
+    unsafe { libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_errors_are_allowed_only_where_memory_can_be_on_a_device() {
+        let (moves, stays) = (Mapping::anon(4).unwrap(), Mapping::anon(4).unwrap());
+        let known = (Known::mapping(&moves, true).unwrap(), Known::mapping(&stays, false).unwrap());
+        assert!(can_move(moves.addr()) && can_move(moves.page_addr(3) + 4095));
+        assert!(!can_move(moves.addr() - 1) && !can_move(stays.addr()));
+        assert!(is_known(stays.addr() - 1, 2) && !is_known(stays.addr() + stays.len(), 1));
+        drop(known);
+        assert!(!can_move(moves.addr()) && !is_known(stays.addr(), 1));
+    }
+
+    #[test]
+    fn each_effect_needs_a_failure_of_its_own() {
+        let board = Board::new(1).unwrap();
+        assert!(!board.claim());
+        let board = Board::new(1).unwrap();
+        board.arm();
+        board.arm();
+        board.disarm();
+        assert!(board.claim() && !board.claim());
+    }
+}

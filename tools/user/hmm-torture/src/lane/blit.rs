@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Blits: copies between locked memory, whose fences leave as sync files.
+
+use super::{fail, Effect, Fail, Lane};
+use crate::op::Span;
+use hmm::engine::checksum;
+use hmm::{
+    Device, EngineOp, Errno, Event, Fence, Locked, Queue, QueueOp, Setting, State, SyncFile,
+    PAGE_SIZE,
+};
+use std::time::Duration;
+
+/// Pages of a blit at most.
+const PAGES: usize = 16;
+/// Time of a blit that is to be under way for a while, in ns.
+const SLOW: u64 = 2_000_000;
+/// Time between two looks at fences.
+const LOOK: Duration = Duration::from_micros(200);
+/// How long a report of an end may take after the end.
+const LONG: Duration = Duration::from_secs(100);
+
+fn text(error: Errno) -> Fail {
+    format!("blit: {error}")
+}
+
+/// How a blit ended, and what depends on it, with what that found.
+struct Ended {
+    blit: State,
+    after: State,
+    result: u64,
+}
+
+/// Whether the fence of a sync file and what depends on it end in this order, at last.
+fn in_order(
+    file: &SyncFile,
+    event: &Event,
+    fence: &Fence<'_>,
+    after: &Fence<'_>,
+) -> Result<(), Fail> {
+    loop {
+        // In this order: what is seen later may be further.
+        let ends = after.check().map_err(text)?.state != State::NotDone;
+        let told = event.poll(Duration::ZERO).map_err(text)?;
+        let signalled = file.state().map_err(text)? != State::NotDone;
+        let done = fence.check().map_err(text)?.state != State::NotDone;
+        if (ends || told) && !(signalled && done) {
+            let why = format!("after: {ends}, eventfd: {told}, file: {signalled}, fence: {done}");
+            return fail("blit: something ended before it did", why);
+        }
+        if ends {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Has a queue of the other device wait for a blit by its sync file, and follows both to their ends.
+fn follow(
+    fence: &Fence<'_>,
+    queue: &Queue<'_>,
+    known: &Fence<'_>,
+    read: QueueOp,
+) -> Result<Ended, Fail> {
+    let (event, file) = (fence.event().map_err(text)?, fence.export().map_err(text)?);
+    queue.wait(known).map_err(text)?;
+    let after = queue.submit(read, &[]).map_err(text)?;
+    match after.export() {
+        Err(Errno::EOPNOTSUPP) => {}
+        other => return fail("export of a command that may fault", format!("{other:?}")),
+    }
+    in_order(&file, &event, fence, &after)?;
+    let blit = fence.sync(None).map_err(text)?.state;
+    let file = file.state().map_err(text)?;
+    if file != blit {
+        return fail("sync file of a blit", format!("{file:?}, the fence {blit:?}"));
+    }
+    if !event.poll(LONG).map_err(text)? || event.take().map_err(text)? != 1 {
+        return fail("eventfd of a blit", "was not signalled once");
+    }
+    let ended = after.sync(None).map_err(text)?;
+    Ok(Ended { blit, after: ended.state, result: ended.result })
+}
+
+/// Copies within locked memory, and has another device do `read` after that. The inner error is that of the
+/// submission.
+fn submit(
+    here: &Device,
+    there: &Device,
+    (to, from, bytes): (usize, usize, usize),
+    read: QueueOp,
+    slow: bool,
+) -> Result<Result<Ended, Errno>, Fail> {
+    let queue = there.queue().map_err(text)?;
+    let delay = match slow {
+        true => Some(here.set(Setting::CopyDelay, SLOW).map_err(text)?),
+        false => None,
+    };
+    let fence = here.blit(to, from, bytes, &[]);
+    let ended = fence.map(|fence| -> Result<Ended, Fail> {
+        let file = fence.export().map_err(text)?;
+        let known = there.import(&file).map_err(text)?;
+        // The fence stays when the file is closed.
+        drop(file);
+        follow(&fence, &queue, &known, read)
+    });
+    if let Some(delay) = delay.filter(|delay| *delay != SLOW) {
+        here.set(Setting::CopyDelay, delay).map_err(text)?;
+    }
+    match ended {
+        Ok(ended) => ended.map(Ok),
+        Err(error) => Ok(Err(error)),
+    }
+}
+
+impl Lane<'_> {
+    /// Copies `from` to `at` by locks of both.
+    pub(super) fn blit(
+        &mut self,
+        dev: usize,
+        other: usize,
+        at: Span,
+        from: Span,
+        slow: bool,
+    ) -> Result<(), Fail> {
+        let n = at.n.min(PAGES);
+        let (at, from) = (Span { n, ..at }, Span { n, ..from });
+        if at.r == from.r && at.page < from.page + n && from.page < at.page + n {
+            self.note("  nothing to do: blit");
+            return Ok(());
+        }
+        self.quiesce(at, Effect::Changes)?;
+        self.quiesce(from, Effect::Looks)?;
+        self.settle(at)?;
+        self.settle(from)?;
+        let Some(to) = self.lock_own(dev, at, true)? else { return Ok(()) };
+        let result = match self.lock_own(dev, from, true) {
+            Ok(Some(source)) => {
+                let result = self.blit_locked(dev, other, (at, to), (from, source), slow);
+                self.unlock(dev, source).and(result)
+            }
+            other => other.map(|_| ()),
+        };
+        self.unlock(dev, to)?;
+        result?;
+        for page in at.pages() {
+            if let Err(mismatch) = self.regions[at.r].check(page) {
+                return fail("CPU read of what a blit wrote", mismatch);
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes a lock of this operation.
+    pub(super) fn unlock(&self, dev: usize, locked: Locked) -> Result<(), Fail> {
+        self.devices[dev].unlock(locked.device_addr).map_err(|error| format!("unlock: {error}"))
+    }
+
+    fn blit_locked(
+        &mut self,
+        dev: usize,
+        other: usize,
+        (at, to): (Span, Locked),
+        (from, source): (Span, Locked),
+        slow: bool,
+    ) -> Result<(), Fail> {
+        let bytes = at.n * PAGE_SIZE;
+        let read = QueueOp::engine(EngineOp::Checksum, self.addr(at), bytes);
+        let places = (to.device_addr, source.device_addr, bytes);
+        let ended = submit(&self.devices[dev], &self.devices[other], places, read, slow)?;
+        let ended = match ended {
+            Ok(ended) => ended,
+            // Others have as many under way as there can be.
+            Err(error) => return self.expect("blit", error, &[Errno::EBUSY, Errno::ENOMEM]),
+        };
+        match ended.blit {
+            State::Done => {}
+            // Nothing was copied; what depends on it fails with it.
+            State::Failed(Errno::EIO) if ended.after == ended.blit && self.env.board.claim() => {
+                self.note("  blit: EIO, injected");
+                return Ok(());
+            }
+            state => {
+                return fail("blit", format!("{state:?}, what depends on it {:?}", ended.after))
+            }
+        }
+        for (page, source) in at.pages().zip(from.pages()) {
+            let words = self.regions[from.r].shadow(source).to_vec();
+            self.regions[at.r].set_shadow(page, &words);
+        }
+        let model = at.pages().flat_map(|page| self.regions[at.r].shadow(page).iter().copied());
+        let expected = checksum(model);
+        match ended.after {
+            State::Done if ended.result == expected => Ok(()),
+            State::Done => {
+                let found = ended.result;
+                fail("device read after a blit", format!("{found:#x}, expected {expected:#x}"))
+            }
+            State::Failed(error) => self.expect_room("device read after a blit", error),
+            State::NotDone => fail("device read after a blit", "is not done after the wait for it"),
+        }
+    }
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Who is told of the end of a queued operation: an eventfd, `poll`, and a queue of another device.
+
+use super::{fail, Effect, Fail, Lane};
+use crate::op::Span;
+use hmm::{Device, Errno, QueueOp, State, PAGE_SIZE};
+use std::time::Duration;
+
+/// How long a report of an end may take.
+const LONG: Duration = Duration::from_secs(100);
+
+fn text(error: Errno) -> Fail {
+    format!("fences: {error}")
+}
+
+/// How a migration ended, and what another device did after it.
+struct Ended {
+    first: State,
+    second: State,
+}
+
+/// A migration behind a fence of the host, and one back behind that on another device.
+fn observe(
+    here: &Device,
+    there: &Device,
+    addr: usize,
+    len: usize,
+    fails: bool,
+) -> Result<Ended, Fail> {
+    let (one, two) = (here.queue().map_err(text)?, there.queue().map_err(text)?);
+    let host = here.host_fence().map_err(text)?;
+    let first = one.submit(QueueOp::migrate(addr, len), &[&host]).map_err(text)?;
+    match first.export() {
+        Err(Errno::EOPNOTSUPP) => {}
+        other => return fail("export of a migration", format!("{other:?}")),
+    }
+    let event = first.event().map_err(text)?;
+    first.by_poll().map_err(text)?;
+    let known = there.share(&first).map_err(text)?;
+    two.wait(&known).map_err(text)?;
+    let second = two.submit(QueueOp::evict(addr, len), &[]).map_err(text)?;
+    // Nothing may end before the host's fence does.
+    let early = event.poll(Duration::ZERO).map_err(text)?
+        || here.poll_fences(Duration::ZERO).map_err(text)?
+        || [&first, &known, &second]
+            .iter()
+            .any(|fence| fence.check().is_ok_and(|found| found.state != State::NotDone));
+    if early {
+        return fail("fences", "an end was reported before the beginning");
+    }
+    host.signal(if fails { Err(Errno::ECANCELED) } else { Ok(()) }).map_err(text)?;
+    if !here.poll_fences(LONG).map_err(text)? || !event.poll(LONG).map_err(text)? {
+        return fail("fences", "an end was not reported");
+    }
+    if event.take().map_err(text)? != 1 {
+        return fail("fences", "an eventfd was not signalled once");
+    }
+    let ended = first.check().map_err(text)?;
+    if ended.state == State::NotDone || here.poll_fences(Duration::ZERO).map_err(text)? {
+        return fail("fences", format!("{ended:?} after its end, or reported once more"));
+    }
+    let last = second.sync(None).map_err(text)?;
+    if last.state == State::Done && last.began_ns < ended.ended_ns {
+        return fail("fences", format!("{last:?} began before {ended:?} ended"));
+    }
+    // One wait of each queue at most: by signal for the same type of device, else by looks.
+    let (host_side, device_side) = (one.waits().map_err(text)?, two.waits().map_err(text)?);
+    let right = host_side.on_device == 0
+        && host_side.on_host <= 1
+        && host_side.sleeps <= host_side.looks
+        && (device_side.on_host, device_side.looks, device_side.sleeps) == (0, 0, 0)
+        && device_side.on_device <= 1;
+    match right {
+        true => Ok(Ended { first: ended.state, second: last.state }),
+        false => fail("waits of queues", format!("{host_side:?} and {device_side:?}")),
+    }
+}
+
+impl Lane<'_> {
+    pub(super) fn notify(
+        &mut self,
+        dev: usize,
+        other: usize,
+        at: Span,
+        fails: bool,
+    ) -> Result<(), Fail> {
+        self.quiesce(at, Effect::Looks)?;
+        let (addr, len) = (self.addr(at), at.n * PAGE_SIZE);
+        let Ended { first, second } =
+            observe(&self.devices[dev], &self.devices[other], addr, len, fails)?;
+        let error = match (first, second) {
+            (State::Failed(error), second) if second != State::Failed(error) => {
+                return fail("fences", format!("{second:?} after a failure: {error}"))
+            }
+            (State::Failed(Errno::ECANCELED), _) if fails => return Ok(()),
+            (first, _) if fails => {
+                return fail("fences", format!("{first:?} after a fence that failed"))
+            }
+            (State::Failed(error), _) | (_, State::Failed(error)) => error,
+            _ => return self.moved_rightly("queued migration", at),
+        };
+        self.expect_move("queued migration", error, at)
+    }
+}

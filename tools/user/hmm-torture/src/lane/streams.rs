@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Event streams: what they tell, and of whom.
+
+use super::{fail, Fail, Lane};
+use crate::op::Span;
+use hmm::engine::Way;
+use hmm::events::{Record, Type};
+use hmm::{Device, Errno};
+
+fn text(error: Errno) -> Fail {
+    format!("events: {error}")
+}
+
+/// Whether numbers of records leave out what was lost, and nothing else.
+fn in_sequence(records: &[Record]) -> Result<(), Fail> {
+    for pair in records.windows(2) {
+        let [one, next] = pair else { continue };
+        if next.sequence <= one.sequence || next.lost < one.lost {
+            return fail("events", format!("{one:?} is followed by {next:?}"));
+        }
+        if next.sequence - one.sequence - 1 != next.lost - one.lost {
+            return fail("events", format!("between {one:?} and {next:?} some were not counted"));
+        }
+    }
+    Ok(())
+}
+
+impl Lane<'_> {
+    /// Asks for other types of events, and reads the records so far.
+    pub(super) fn events(&mut self, dev: usize, mask: u64) -> Result<(), Fail> {
+        // A file has no stream before the first time.
+        self.devices[dev].events(mask & 0x1ff, false).map_err(text)?;
+        let records = self.devices[dev].records().map_err(text)?;
+        *self.counts.entry("  events read".into()).or_default() += records.len() as u64;
+        in_sequence(&records)
+    }
+
+    /// Migrates memory to the device by another open file of it, and back by the lane's own: of the latter
+    /// the stream always tells, of the former only if events of all mirrors are asked for.
+    pub(super) fn events_of(&mut self, dev: usize, at: Span, all: bool) -> Result<(), Fail> {
+        let (addr, device) = (self.addr(at), &self.devices[dev]);
+        let second = Device::open(dev as u32).map_err(text)?;
+        let mask = Type::MigrateBegin.bit() | Type::MigrateEnd.bit();
+        device.events(0, false).map_err(text)?;
+        device.records().map_err(text)?;
+        let begin = device.events(mask, all).map_err(text)?;
+        let moved = [
+            second.migrate(addr, at.n, Way::ToDevice).err(),
+            device.migrate(addr, at.n, Way::ToSystem).err(),
+        ];
+        let end = device.events(0, false).map_err(text)?;
+        if end.old != mask {
+            return fail("events", format!("the mask was {:#x}, not {mask:#x}", end.old));
+        }
+        let records = device.records().map_err(text)?;
+        in_sequence(&records)?;
+        let begins = |to_device: bool| {
+            records.iter().find(|record| {
+                record.kind == Type::MigrateBegin
+                    && (record.addr, record.npages) == (addr as u64, at.n as u64)
+                    && record.to_device == to_device
+            })
+        };
+        // Those for which there was no room come at the end.
+        if end.lost == begin.lost {
+            let own = begins(false).ok_or("events: the file's own migration is missing")?.mirror;
+            let strange = records.iter().find(|record| record.mirror != own);
+            match (all, begins(true), strange) {
+                (true, None, _) => return fail("events", "those of another file are missing"),
+                (false, _, Some(record)) => {
+                    return fail("events", format!("of another file: {record:?}"))
+                }
+                _ => {}
+            }
+        }
+        *self.counts.entry("  events read".into()).or_default() += records.len() as u64;
+        for error in moved.into_iter().flatten() {
+            self.expect_move("migration with events", error, at)?;
+        }
+        Ok(())
+    }
+}

@@ -144,5 +144,10 @@ mod tests {
         board.arm();
         board.disarm();
         assert!(board.claim() && !board.claim());
+        // Nothing fails any more.
+        board.arm();
+        board.arm();
+        board.calm().store(1, SeqCst);
+        assert!(!board.claim());
     }
 }

@@ -56,6 +56,14 @@ enum Total {
     BadAddress,
     /// 1 + its lane.
     BadLane,
+    /// Lanes that have done their operations.
+    Resting,
+    /// 1: nothing but these lanes uses the devices.
+    Alone,
+    /// 1: copies take no time and do not fail any more.
+    Calm,
+    /// 1: a device is being unplugged; 2: it was.
+    Unplugged,
 }
 
 impl Board {
@@ -77,6 +85,11 @@ impl Board {
     /// 1 + the operation that failed.
     pub fn failed(&self, lane: usize) -> &AtomicU64 {
         self.0.atomic(lane, 1)
+    }
+
+    /// Changes as long as a lane that has done its operations makes progress.
+    pub fn beat(&self, lane: usize) -> &AtomicU64 {
+        self.0.atomic(lane, 2)
     }
 
     /// Bus errors of a lane and of its children.
@@ -105,7 +118,8 @@ impl Board {
 
     /// Whether there is a copy that was made to fail for this effect of one: each has one effect.
     pub fn claim(&self) -> bool {
-        self.total(Total::Claimed).fetch_add(1, SeqCst) < self.armed()
+        let before = self.total(Total::Claimed).fetch_add(1, SeqCst);
+        before < self.armed() && self.calm().load(SeqCst) == 0
     }
 
     /// Notes a bus error that nothing excuses.
@@ -118,6 +132,31 @@ impl Board {
     pub fn bad_bus(&self) -> Option<(u64, u64)> {
         let lane = self.total(Total::BadLane).load(SeqCst).checked_sub(1)?;
         Some((lane, self.total(Total::BadAddress).load(SeqCst)))
+    }
+
+    /// A lane has done its operations.
+    pub fn rest(&self) {
+        self.total(Total::Resting).fetch_add(1, SeqCst);
+    }
+
+    /// Lanes that have done their operations.
+    pub fn resting(&self) -> u64 {
+        self.total(Total::Resting).load(SeqCst)
+    }
+
+    /// Whether nothing but the lanes uses the devices.
+    pub fn alone(&self) -> &AtomicU64 {
+        self.total(Total::Alone)
+    }
+
+    /// Whether copies take no time and do not fail any more.
+    pub fn calm(&self) -> &AtomicU64 {
+        self.total(Total::Calm)
+    }
+
+    /// 0; 1: a device is being unplugged; 2: it was.
+    pub fn unplugged(&self) -> &AtomicU64 {
+        self.total(Total::Unplugged)
     }
 }
 
@@ -159,6 +198,8 @@ pub struct Env {
     pub devices: usize,
     /// They are `qemu_gpu`.
     pub hardware: bool,
+    /// Lanes of all processes.
+    pub lanes: usize,
     /// Memory of this process.
     pub narrow: Common,
     /// Memory of all processes, unless this one is to be killed.

@@ -37,6 +37,7 @@ mod process;
 mod queue;
 mod status;
 mod streams;
+mod unplug;
 
 pub use process::self_test;
 
@@ -194,7 +195,7 @@ impl<'a> Lane<'a> {
         if !self.env.hardware {
             (0..self.devices.len()).try_for_each(|dev| self.restore_memory(dev))?;
         }
-        self.evict_all()?;
+        self.evict_all(None)?;
         self.read_all()?;
         self.no_stale()
     }

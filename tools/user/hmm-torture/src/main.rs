@@ -108,7 +108,9 @@ fn script(args: &Args) -> Result<Script> {
         return Script::parse(&text).with_context(|| path.display().to_string());
     }
     let Args { seed, devices, procs, threads, hardware, .. } = *args;
-    let shape = Shape { seed, devices, procs, threads, hardware };
+    // Coherent devices, 2 and 3, stay.
+    let unplug = (!hardware && devices > 0).then(|| seed as usize % devices.min(2));
+    let shape = Shape { seed, devices, procs, threads, hardware, unplug };
     if shape.lanes() == 0 || shape.devices == 0 {
         bail!("at least one process, thread and device are needed");
     }

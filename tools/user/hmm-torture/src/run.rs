@@ -5,6 +5,7 @@
 mod lanes;
 mod outcome;
 mod process;
+mod reload;
 mod supervisor;
 mod visitors;
 
@@ -33,6 +34,9 @@ pub struct Options {
 /// Runs a script.
 pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
     let lanes = script.shape.lanes();
+    if !script.shape.hardware {
+        reload::bring_back(script.shape.devices)?;
+    }
     let board = Board::new(lanes + 1)?;
     let end = Mapping::shared(1)?;
     let wide = Common::wide()?;
@@ -72,6 +76,7 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
     if let Some(failure) = &mut failure {
         failure.begun = begun.clone();
         failure.at = failure.at.or(failed(&board, lanes));
+        failure.last_part = board.resting() == lanes as u64;
     }
     Ok(Outcome {
         ops: begun.iter().sum(),

@@ -21,6 +21,9 @@ pub struct Shape {
     /// The device is `qemu_gpu`, which has few of the mock's ioctls.
     #[serde(default)]
     pub hardware: bool,
+    /// Device that is unplugged in the last part of the run, if there is to be one.
+    #[serde(default)]
+    pub unplug: Option<usize>,
 }
 
 impl Shape {
@@ -104,7 +107,8 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_script_and_a_script_a_file() {
-        let shape = Shape { seed: 5, devices: 2, procs: 2, threads: 2, hardware: false };
+        let (hardware, unplug) = (false, Some(1));
+        let shape = Shape { seed: 5, devices: 2, procs: 2, threads: 2, hardware, unplug };
         let script = Script::draw(shape, 1001);
         assert_eq!(script.len(), 4 * 251);
         assert_eq!(Script::draw(shape, 1001), script);
@@ -118,7 +122,8 @@ mod tests {
 
     #[test]
     fn hardware_does_what_it_can() {
-        let shape = Shape { seed: 5, devices: 1, procs: 1, threads: 2, hardware: true };
+        let (hardware, unplug) = (true, None);
+        let shape = Shape { seed: 5, devices: 1, procs: 1, threads: 2, hardware, unplug };
         let script = Script::draw(shape, 20_000);
         assert_eq!(script.len(), 20_000);
         let names: std::collections::BTreeSet<_> =

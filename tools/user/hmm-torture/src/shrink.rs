@@ -68,6 +68,10 @@ fn with_lane(script: &Script, lane: usize, ops: Vec<crate::op::Op>) -> Script {
 pub fn shrink(script: &Script, failure: &Failure, time: Duration) -> Script {
     let search = Search { until: Instant::now() + time };
     let mut short = script.clone();
+    if !failure.last_part {
+        // Each try would have to load the driver anew.
+        short.shape.unplug = None;
+    }
     for (ops, begun) in short.lanes.iter_mut().zip(&failure.begun) {
         ops.truncate(*begun as usize);
     }

@@ -95,7 +95,7 @@ impl Lane<'_> {
         }
     }
 
-    fn compare(&self, at: Span, bytes: &[u8], what: &str) -> Result<(), Fail> {
+    pub(super) fn compare(&self, at: Span, bytes: &[u8], what: &str) -> Result<(), Fail> {
         let region = &self.regions[at.r];
         match region.compare_bytes(at.page, bytes) {
             Ok(()) => Ok(()),
@@ -260,8 +260,8 @@ impl Lane<'_> {
         fail("eviction", format!("{left} of {pages} pages stay on device {dev}"))
     }
 
-    /// Has all of the lane's memory leave the devices.
-    pub(super) fn evict_all(&mut self) -> Result<(), Fail> {
+    /// Has all of the lane's memory leave the devices, but for one that is gone.
+    pub(super) fn evict_all(&mut self, gone: Option<usize>) -> Result<(), Fail> {
         for r in 0..self.regions.len() {
             let region = &self.regions[r];
             let pages: Vec<usize> =
@@ -270,7 +270,7 @@ impl Lane<'_> {
                 .chunk_by(|page, next| page + 1 == *next)
                 .map(|run| (region.map.page_addr(run[0]), run.len()))
                 .collect();
-            for dev in 0..self.devices.len() {
+            for dev in (0..self.devices.len()).filter(|dev| Some(*dev) != gone) {
                 for (addr, pages) in &runs {
                     self.evict(dev, *addr, *pages)?;
                 }

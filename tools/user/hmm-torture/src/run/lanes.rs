@@ -68,12 +68,13 @@ fn begin(env: &Env, ready: &Barrier) {
     ready.wait();
 }
 
-/// Does all operations of lane `number`.
+/// Does all operations of lane `number`. `last`: a device that is unplugged at last, and a seed for that.
 pub fn run_lane(
     env: &Env,
     number: usize,
     ops: &[Op],
     ready: &Barrier,
+    last: Option<(usize, u64)>,
 ) -> Result<(), String> {
     let board = &env.board;
     bus::set_lane(number);
@@ -110,7 +111,13 @@ pub fn run_lane(
             if env.stopped() {
                 return Ok(());
             }
-            lane.end().map_err(|text| format!("lane {number} at its end: {text}"))
+            lane.end().map_err(|text| format!("lane {number} at its end: {text}"))?;
+            match last {
+                Some((dev, seed)) if !env.stopped() => lane
+                    .last_part(dev, seed)
+                    .map_err(|text| format!("lane {number} in the last part: {text}")),
+                _ => Ok(()),
+            }
         });
         if result.is_err() {
             env.stop.store(true, SeqCst);

@@ -18,12 +18,14 @@ pub struct Failure {
     pub hang: bool,
     /// Operations that each lane had begun.
     pub begun: Vec<u64>,
+    /// All operations were done: it is about a device that was unplugged, or the end.
+    pub last_part: bool,
 }
 
 impl Failure {
     /// Something is wrong; where is not known yet.
     pub fn new(text: String) -> Failure {
-        Failure { text, at: None, hang: false, begun: Vec::new() }
+        Failure { text, at: None, hang: false, begun: Vec::new(), last_part: false }
     }
 
     /// Something does not end.

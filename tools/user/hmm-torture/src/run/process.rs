@@ -46,6 +46,7 @@ fn begin(script: &Script, wide: Option<Common>, board: &Board) -> Result<Env, St
     Ok(Env {
         devices,
         hardware,
+        lanes: script.shape.lanes(),
         narrow,
         wide,
         clearing,
@@ -65,13 +66,14 @@ pub fn process(
 ) -> Result<(), String> {
     let env = begin(script, wide, board)?;
     let _known = Known::mapping(&env.narrow.map, true);
+    let last = script.shape.unplug.map(|dev| (dev, script.shape.seed));
     let first = number * script.shape.threads;
     let ready = Barrier::new(script.shape.threads);
     let results: Vec<_> = std::thread::scope(|scope| {
         let lanes: Vec<_> = (first..first + script.shape.threads)
             .map(|lane| {
                 let (env, ops, ready) = (&env, &script.lanes[lane], &ready);
-                scope.spawn(move || run_lane(env, lane, ops, ready))
+                scope.spawn(move || run_lane(env, lane, ops, ready, last))
             })
             .collect();
         // Told to end early.
@@ -109,5 +111,5 @@ pub fn visitor(script: &Script, number: u64, board: &Board) -> Result<Child, hmm
 fn process_of_lane(script: &Script, lane: usize, board: &Board) -> Result<(), String> {
     let env = begin(script, None, board)?;
     let _known = Known::mapping(&env.narrow.map, true);
-    run_lane(&env, lane, &script.lanes[lane], &Barrier::new(1))
+    run_lane(&env, lane, &script.lanes[lane], &Barrier::new(1), None)
 }

@@ -70,7 +70,11 @@ impl<'a> Supervisor<'a> {
             if self.options.most.is_some_and(|most| self.begin.elapsed() > most) {
                 end.set(0, 0, 1);
             }
-            if self.options.visitors {
+            if self.board.resting() == self.seen.len() as u64 {
+                // From now on the lanes have the devices for themselves.
+                self.visitors.leave();
+                self.board.alone().store(1, SeqCst);
+            } else if self.options.visitors {
                 let failure = self.visitors.look(self.script, self.options, self.board)?;
                 if failure.is_some() {
                     return Ok(failure);
@@ -101,13 +105,15 @@ impl<'a> Supervisor<'a> {
     /// The first lane that makes no progress.
     fn hang(&mut self) -> Option<Failure> {
         for (lane, (begun, since)) in self.seen.iter_mut().enumerate() {
-            let now = self.board.begun(lane).load(SeqCst);
+            let begun_now = self.board.begun(lane).load(SeqCst);
+            let now = begun_now + self.board.beat(lane).load(SeqCst);
             let done = !self.running[lane / self.script.shape.threads];
             if now != *begun || done {
                 (*begun, *since) = (now, Instant::now());
             } else if since.elapsed() > self.options.patience {
-                let index = (now as usize).checked_sub(1);
+                let index = (begun_now as usize).checked_sub(1);
                 let what = match index {
+                    Some(_) if now != begun_now => "the last part".to_string(),
                     Some(index) => format!("{:?}", self.script.lanes[lane].get(index)),
                     None => "its beginning".to_string(),
                 };

@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// From one visitor to the next at least: others want processors, too.
 const INTERVAL: Duration = Duration::from_secs(4);
 
+/// How long one that is killed at last may take to end.
+const LEAVE: Duration = Duration::from_secs(60);
+
 /// Kills a visitor and what it has forked, some of which would go on for ever.
 fn kill(child: &Child) {
     child.signal(SIGKILL);
@@ -76,10 +79,18 @@ impl Visitors {
     }
 }
 
+impl Visitors {
+    /// Kills the one that is there.
+    pub fn leave(&mut self) {
+        if let Some((mut child, _)) = self.guest.take() {
+            kill(&child);
+            child.wait_timeout(LEAVE);
+        }
+    }
+}
+
 impl Drop for Visitors {
     fn drop(&mut self) {
-        if let Some((child, _)) = &self.guest {
-            kill(child);
-        }
+        self.leave();
     }
 }

@@ -9,6 +9,8 @@ mod bus;
 mod draw;
 mod env;
 mod hang;
+#[cfg(test)]
+mod ioctls;
 mod lane;
 mod op;
 mod region;

@@ -118,6 +118,8 @@ EXPORT_SYMBOL_GPL(rust_hmm_fence_wait_for);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_get);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_put);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_eventfd);
+EXPORT_SYMBOL_GPL(rust_hmm_fence_watch);
+EXPORT_SYMBOL_GPL(rust_hmm_fence_unwatch);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_from_dma);
 EXPORT_SYMBOL_GPL(rust_hmm_fence_from_file);
 

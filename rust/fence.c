@@ -116,16 +116,18 @@ unsigned int rust_hmm_fence_longest_lot(void)
 {
 	return atomic_read(&longest_lot);
 }
-EXPORT_SYMBOL_GPL(rust_hmm_fence_longest_lot);
 
-/* Calls up to LOT watches of @fence, which is signalled and locked. Returns whether some are left. */
+/*
+ * Calls up to LOT watches of @fence, which is signalled and locked. Returns whether any are left.
+ */
 static bool fence_call_some(struct rust_hmm_fence *fence)
 {
 	struct rust_hmm_fence_watch *watch;
 	int called = 0;
 
 	while (called < LOT && !list_empty(&fence->watches)) {
-		watch = list_first_entry(&fence->watches, struct rust_hmm_fence_watch, entry);
+		watch = list_first_entry(&fence->watches,
+					 struct rust_hmm_fence_watch, entry);
 		list_del_init(&watch->entry);
 		watch->signalled(watch->data);
 		called++;
@@ -250,7 +252,6 @@ void rust_hmm_fence_watch(struct rust_hmm_fence *fence,
 	if (!fence_add(fence, watch))
 		watch->signalled(watch->data);
 }
-EXPORT_SYMBOL_GPL(rust_hmm_fence_watch);
 
 void rust_hmm_fence_unwatch(struct rust_hmm_fence *fence,
 			    struct rust_hmm_fence_watch *watch)
@@ -261,7 +262,6 @@ void rust_hmm_fence_unwatch(struct rust_hmm_fence *fence,
 	list_del_init(&watch->entry);
 	spin_unlock_irqrestore(&fence->lock, flags);
 }
-EXPORT_SYMBOL_GPL(rust_hmm_fence_unwatch);
 
 int rust_hmm_fence_eventfd(struct rust_hmm_fence *fence, int fd)
 {

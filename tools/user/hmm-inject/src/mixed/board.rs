@@ -20,11 +20,6 @@ impl Board {
         Ok(Board { words: Mapping::shared(1)?, names })
     }
 
-    /// Whether there is such a source.
-    pub fn has(&self, name: &str) -> bool {
-        self.names.iter().any(|other| other == name)
-    }
-
     /// Source `name` is about to be set, or is set no longer. Only one process calls this.
     pub fn tell(&self, name: &str, is_set: bool) {
         let index = self.names.iter().position(|other| other == name);
@@ -57,7 +52,6 @@ mod tests {
     #[test]
     fn a_source_that_was_set_meanwhile_is_noticed() {
         let board = Board::new(vec!["copy".into(), "space".into()]).unwrap();
-        assert!(board.has("copy") && !board.has("isolate"));
         let before = board.state();
         assert!(!board.any_since(&before, &["copy", "space"]));
         board.tell("copy", true);

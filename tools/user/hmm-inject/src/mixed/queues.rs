@@ -39,27 +39,27 @@ pub fn end(
 
 /// How the end of the last operation is told.
 enum Told {
-    ByCheck,
-    ByEvent(hmm::Event),
-    ByPoll,
+    Check,
+    Event(hmm::Event),
+    Poll,
 }
 
 fn tell(model: &mut Model, fence: &Fence<'_>) -> Result<Told, String> {
     match model.random.below(3) {
         0 => {
             let event = model.attempt("fence notify", |_| fence.event())?;
-            Ok(event.map_or(Told::ByCheck, Told::ByEvent))
+            Ok(event.map_or(Told::Check, Told::Event))
         }
-        1 => model.insist("fence by poll", |_| fence.by_poll()).map(|()| Told::ByPoll),
-        _ => Ok(Told::ByCheck),
+        1 => model.insist("fence by poll", |_| fence.by_poll()).map(|()| Told::Poll),
+        _ => Ok(Told::Check),
     }
 }
 
 fn was_told(device: &Device, told: &Told) -> Result<(), String> {
     let (what, is_told) = match told {
-        Told::ByCheck => return Ok(()),
-        Told::ByEvent(event) => ("eventfd", event.poll(LIMIT).and_then(|_| event.take()) == Ok(1)),
-        Told::ByPoll => ("poll", device.poll_fences(LIMIT) == Ok(true)),
+        Told::Check => return Ok(()),
+        Told::Event(event) => ("eventfd", event.poll(LIMIT).and_then(|_| event.take()) == Ok(1)),
+        Told::Poll => ("poll", device.poll_fences(LIMIT) == Ok(true)),
     };
     match is_told {
         true => Ok(()),
@@ -173,7 +173,7 @@ pub fn host_fence(worker: &mut Worker<'_>) -> Result<(), String> {
         return Err(format!("a fence was signalled with {error:?}, and is {state:?}"));
     }
     match event {
-        Some(event) => was_told(device, &Told::ByEvent(event)),
+        Some(event) => was_told(device, &Told::Event(event)),
         None => Ok(()),
     }
 }

@@ -5,10 +5,13 @@
 
 #include <linux/workqueue.h>
 
-/* The first member of an object that may be dropped by a worker */
+/*
+ * A member of an object that a worker may drop, or for which it does the rest of the work. In
+ * rust/deferred.rs it is the first member.
+ */
 struct rust_hmm_deferred {
 	struct work_struct work;
-	/* Drops the object that begins here, and frees its memory. */
+	/* Called by the worker, once, with this structure, which it may free. */
 	void (*drop)(void *object);
 };
 

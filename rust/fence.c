@@ -184,7 +184,10 @@ static void fence_dma_signalled(struct dma_fence *dma, struct dma_fence_cb *cb)
 	rust_hmm_fence_signal(fence, dma->error);
 }
 
-/* Has @fence, which nobody else knows, signal when @dma does. Takes a reference of @dma. */
+/*
+ * Has @fence signal when @dma does, of which it takes a reference. The caller's reference of @fence
+ * is the only one.
+ */
 void rust_hmm_fence_follow(struct rust_hmm_fence *fence, struct dma_fence *dma)
 {
 	int status;

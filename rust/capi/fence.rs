@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Fences for drivers in C. `struct rust_hmm_fence` is the object behind a [`Fence`]; `rust/fence.c` has the functions that
-//! need nothing of the library: `rust_hmm_fence_get()`, `rust_hmm_fence_put()`, `rust_hmm_fence_eventfd()`,
-//! `rust_hmm_fence_watch()` and `rust_hmm_fence_unwatch()`.
+//! need nothing of the library: `rust_hmm_fence_get()`, `rust_hmm_fence_put()`,
+//! `rust_hmm_fence_eventfd()`, `rust_hmm_fence_watch()` and `rust_hmm_fence_unwatch()`.
 
 use super::{declared, kind, number, pointer};
 use crate::{

@@ -2,7 +2,11 @@
 
 //! Eviction of what is in the memory, whoever maps it: for release and unload.
 
-use super::{lru::Claim, Copies, Memory, MemoryOps, Parts};
+use super::{
+    lru::{Claim, Lru, NoClaim},
+    steps::Step,
+    Copies, Memory, MemoryOps, Parts,
+};
 use crate::{
     events::Need,
     mm::{
@@ -77,6 +81,23 @@ impl<M: MemoryOps> Memory<M> {
     }
 }
 
+/// A block that the current task evicts. No other task evicts it, and an unplug waits until this is
+/// dropped.
+pub(super) struct Eviction<'a> {
+    claim: Claim<'a>,
+    _departure: Step<'a>,
+}
+
+impl Eviction<'_> {
+    /// The pages of the block.
+    pub(super) fn block(&self) -> DeviceRange {
+        DeviceRange {
+            first: self.claim.block() * PMD_PAGES,
+            count: PMD_PAGES,
+        }
+    }
+}
+
 impl<M: MemoryOps> Parts<M> {
     fn evict(&self, killable: bool) -> Result<usize> {
         let mut batch = Batch::new()?;
@@ -104,8 +125,8 @@ impl<M: MemoryOps> Parts<M> {
                 break;
             }
             // A block that another task evicts is left to the next pass.
-            let claim = self.claim(block);
-            moved += claim.map_or(0, |claim| self.evict_block(&claim, batch, copies));
+            let begun = self.begin_eviction(|lru| lru.claim(block.first / PMD_PAGES));
+            moved += begun.map_or(0, |eviction| self.evict_block(&eviction, batch, copies));
         }
         self.pages.data().stats.add(Counter::Evicted, moved as u64);
         self.trace_evicted(Need::All, moved);
@@ -126,24 +147,28 @@ impl<M: MemoryOps> Parts<M> {
         }
     }
 
-    /// Claims `block` for the current task to evict it. `None` if another task has claimed it.
-    pub(super) fn claim(&self, block: DeviceRange) -> Option<Claim<'_>> {
-        self.pages.data().lru.claim(block.first / PMD_PAGES)
+    /// Begins the eviction of the block that `claim` claims, or returns why it claimed none.
+    pub(super) fn begin_eviction<'a>(
+        &'a self,
+        claim: impl FnOnce(&'a Lru) -> Result<Claim<'a>, NoClaim>,
+    ) -> Result<Eviction<'a>, NoClaim> {
+        let ops = self.pages.data();
+        // Before the claim: an unplug that finds the block claimed must find the departure, too.
+        let departure = ops.departures.begin();
+        Ok(Eviction {
+            claim: claim(&ops.lru)?,
+            _departure: departure,
+        })
     }
 
-    /// Moves what can be moved of a block to system memory. Returns the pages that are free now.
+    /// Moves the pages of a block that can move to system memory. Returns how many were freed.
     pub(super) fn evict_block(
         &self,
-        claim: &Claim<'_>,
+        eviction: &Eviction<'_>,
         batch: &mut Batch,
         copies: &mut Copies,
     ) -> usize {
-        let block = DeviceRange {
-            first: claim.block() * PMD_PAGES,
-            count: PMD_PAGES,
-        };
-        // Begun before the copies are collapsed, so that an unplug that finds the block claimed waits for this.
-        let _departure = self.pages.data().departures.begin();
+        let block = eviction.block();
         // Copies of what is in system memory anyway.
         let used = self.pages.used_in_block(block.first);
         let peers = &self.pages.data().peers;

@@ -65,10 +65,9 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// The block to evict.
-pub(super) enum Choice<'a> {
-    /// This one.
-    Block(Claim<'a>),
+/// Why there is no block to evict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoClaim {
     /// Other tasks evict all blocks that could be chosen.
     Busy,
     /// There is none.
@@ -108,15 +107,15 @@ impl Lru {
         Turn(self.now.load(Relaxed))
     }
 
-    /// Claims `block` for the current task to evict it. `None` if another task has claimed it, or if there is no such
-    /// block.
-    pub(super) fn claim(&self, block: usize) -> Option<Claim<'_>> {
-        let claimed = &self.blocks.get(block)?.claimed;
+    /// Claims `block` for the current task to evict it.
+    pub(super) fn claim(&self, block: usize) -> Result<Claim<'_>, NoClaim> {
+        let known = self.blocks.get(block).ok_or(NoClaim::Nothing)?;
+        let claimed = &known.claimed;
         if claimed.xchg(true, Acquire) {
-            return None;
+            return Err(NoClaim::Busy);
         }
         // INVARIANT: Set just now, by us.
-        Some(Claim { claimed, block })
+        Ok(Claim { claimed, block })
     }
 
     /// Claims the block to evict: of those that were not used after `before` and that no other task evicts, first one
@@ -129,7 +128,7 @@ impl Lru {
         candidates: &mut dyn Iterator<Item = Candidate>,
         count: usize,
         before: Turn,
-    ) -> Choice<'_> {
+    ) -> Result<Claim<'_>, NoClaim> {
         let now = self.now.load(Relaxed);
         let mut best: Option<((bool, u64), usize)> = None;
         let mut busy = false;
@@ -152,10 +151,10 @@ impl Lru {
             }
         }
         match best {
-            // Without a claim another task was faster.
-            Some((_, block)) => self.claim(block).map_or(Choice::Busy, Choice::Block),
-            None if busy => Choice::Busy,
-            None => Choice::Nothing,
+            // Another task may be faster.
+            Some((_, block)) => self.claim(block),
+            None if busy => Err(NoClaim::Busy),
+            None => Err(NoClaim::Nothing),
         }
     }
 }
@@ -176,10 +175,8 @@ mod tests {
             block,
             full: partly != Some(block),
         });
-        match lru.coldest(&mut candidates, count, before) {
-            Choice::Block(claim) => Some(claim.block()),
-            Choice::Busy | Choice::Nothing => None,
-        }
+        let claim = lru.coldest(&mut candidates, count, before).ok()?;
+        Some(claim.block())
     }
 
     #[test]
@@ -195,20 +192,19 @@ mod tests {
         };
         let mut claims = KVec::new();
         for expected in [1, 2, 0] {
-            let Choice::Block(claim) = choose() else {
-                return Err(EINVAL);
-            };
+            let claim = choose().map_err(|_| EINVAL)?;
             assert_eq!(claim.block(), expected);
             claims.push(claim, GFP_KERNEL)?;
         }
-        assert!(matches!(choose(), Choice::Busy));
-        assert!(lru.claim(1).is_none() && lru.claim(3).is_none());
+        assert_eq!(choose().err(), Some(NoClaim::Busy));
+        assert_eq!(lru.claim(1).err(), Some(NoClaim::Busy));
+        assert_eq!(lru.claim(3).err(), Some(NoClaim::Nothing));
         // Not evicted after all: it is as cold as before.
         claims.pop();
-        assert!(matches!(choose(), Choice::Block(claim) if claim.block() == 0));
+        assert!(choose().is_ok_and(|claim| claim.block() == 0));
         drop(claims);
         let claim = lru.claim(1);
-        assert!(claim.is_some());
+        assert!(claim.is_ok());
         assert_eq!(coldest(&lru, 0..3, None, now), Some(2));
         drop(claim);
         assert_eq!(coldest(&lru, 0..3, None, now), Some(1));

@@ -258,7 +258,8 @@ mod tests {
             peer.forget();
             seen += 1;
             if seen == 2 {
-                // One that was seen goes, and another one comes. By another task: this one has the lock of a peer.
+                // A peer that the walk has passed is removed, and one is added. By another task,
+                // because this one holds the lock of a peer.
                 let (first, peers, added) = (first.take(), peers.clone(), new.clone());
                 thread = Some(Thread::spawn(c"hmm-test", move || {
                     drop(first);

@@ -7,7 +7,7 @@
 //! they are, and are mapped in place.
 
 use super::{
-    lru::{Candidate, Choice, Turn},
+    lru::{Candidate, Claim, Lru, NoClaim, Turn},
     Copies, Memory, MemoryOps,
 };
 use crate::{
@@ -88,29 +88,27 @@ impl<M: MemoryOps> Memory<M> {
             if fatal_signal_pending() {
                 return Err(EINTR);
             }
-            let claim = match self.coldest(before) {
-                Choice::Block(claim) => claim,
-                Choice::Busy => {
+            let eviction = match self.parts.begin_eviction(|lru| self.coldest(lru, before)) {
+                Ok(eviction) => eviction,
+                Err(NoClaim::Busy) => {
                     fsleep(PAUSE);
                     if self.has_room(pages) {
                         return Ok(true);
                     }
                     continue;
                 }
-                Choice::Nothing => break,
+                Err(NoClaim::Nothing) => break,
             };
-            let block = DeviceRange {
-                first: claim.block() * PMD_PAGES,
-                count: PMD_PAGES,
-            };
-            let moved = self.parts.evict_block(&claim, &mut batch, &mut copies);
+            let moved = self.parts.evict_block(&eviction, &mut batch, &mut copies);
             self.stats().add(Counter::Evicted, moved as u64);
             self.stats().add(Counter::EvictedForRoom, moved as u64);
             self.parts.trace_evicted(Need::Room, moved);
             if self.has_room(pages) {
                 return Ok(true);
             }
-            // No other task evicts the block, because it is claimed, so its pages are pinned or locked.
+            // No other task evicts the block, because it is claimed, so its pages are pinned or
+            // locked.
+            let block = eviction.block();
             if self.pages().used_in_block(block.first) != 0 {
                 self.touch(block);
             }
@@ -118,13 +116,12 @@ impl<M: MemoryOps> Memory<M> {
         Ok(self.has_room(pages))
     }
 
-    fn coldest(&self, before: Turn) -> Choice<'_> {
+    fn coldest<'a>(&self, lru: &'a Lru, before: Turn) -> Result<Claim<'a>, NoClaim> {
         let mut candidates = self.pages().used_blocks().map(|range| Candidate {
             block: range.first / PMD_PAGES,
             full: self.pages().used_in_block(range.first) == PMD_PAGES,
         });
         let count = self.pages().used().div_ceil(PMD_PAGES);
-        let lru = &self.pages().data().lru;
         lru.coldest(&mut candidates, count, before)
     }
 }

@@ -98,13 +98,12 @@ impl<M: MemoryOps> Memory<M> {
                 return Ok(0);
             }
             for first in blocks().filter(|first| self.pages().used_in_block(*first) != 0) {
-                let block = DeviceRange {
-                    first,
-                    count: PMD_PAGES,
-                };
                 // A block that another task evicts is left to the next pass.
-                if let Some(claim) = self.parts.claim(block) {
-                    let moved = self.parts.evict_block(&claim, &mut batch, &mut copies);
+                let begun = self
+                    .parts
+                    .begin_eviction(|lru| lru.claim(first / PMD_PAGES));
+                if let Ok(eviction) = begun {
+                    let moved = self.parts.evict_block(&eviction, &mut batch, &mut copies);
                     self.stats().add(Counter::Evicted, moved as u64);
                 }
             }

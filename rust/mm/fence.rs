@@ -75,19 +75,14 @@ impl Pending {
     ///
     /// May sleep.
     pub fn new(kind: Cookie) -> Result<Self> {
-        Self::alloc(kind, false)
+        // INVARIANT: A new fence.
+        Ok(Self(Fence::alloc(kind, false)?))
     }
 
     /// As [`Self::new`], for a driver in C, which gets both sides as one pointer.
     pub(crate) fn of_driver(kind: Cookie) -> Result<Self> {
-        Self::alloc(kind, true)
-    }
-
-    fn alloc(kind: Cookie, by_driver: bool) -> Result<Self> {
-        // SAFETY: No preconditions; the kind is only compared.
-        let raw = unsafe { bindings::rust_hmm_fence_alloc(kind.as_ptr(), by_driver) };
-        // INVARIANT: A new fence, whose reference is ours.
-        Ok(Self(Fence(NonNull::new(raw).ok_or(ENOMEM)?)))
+        // INVARIANT: A new fence.
+        Ok(Self(Fence::alloc(kind, true)?))
     }
 
     /// The side that waits.
@@ -119,9 +114,14 @@ impl Drop for Pending {
     }
 }
 
-/// Memory for a fence that will stand for a DMA fence: [`DmaFenceRoom::make`](super::dma_fence::DmaFenceRoom::make) is
-/// followed by a section in which nothing is allocated.
-pub struct FenceRoom(Pending);
+/// Memory for a fence that will stand for a DMA fence. It is allocated before the DMA fence is made,
+/// because nothing may be allocated after that:
+/// [`DmaFenceRoom::make`](super::dma_fence::DmaFenceRoom::make).
+///
+/// # Invariants
+///
+/// Nobody else has a reference of the fence.
+pub struct FenceRoom(Fence);
 
 impl FenceRoom {
     /// Allocates the memory.
@@ -134,7 +134,8 @@ impl FenceRoom {
     ///
     /// May sleep.
     pub fn new() -> Result<Self> {
-        Ok(Self(Pending::new(Cookie::NONE)?))
+        // INVARIANT: A new fence.
+        Ok(Self(Fence::alloc(Cookie::NONE, false)?))
     }
 
     /// Makes a fence of it that signals when `dma` does, with the same result.
@@ -143,12 +144,9 @@ impl FenceRoom {
     ///
     /// Any.
     pub fn follow(self, dma: &DmaFence) -> Fence {
-        let fence = ManuallyDrop::new(self.0);
-        // SAFETY: `fence` is not dropped, so that its reference is moved out once.
-        let fence = unsafe { core::ptr::read(&fence.0) };
-        // SAFETY: Both are alive by their type invariants, and `fence` has never been given out.
-        unsafe { bindings::rust_hmm_fence_follow(fence.as_raw(), dma.as_raw()) };
-        fence
+        // SAFETY: Both are alive, and the fence is ours alone, by their type invariants.
+        unsafe { bindings::rust_hmm_fence_follow(self.0.as_raw(), dma.as_raw()) };
+        self.0
     }
 }
 
@@ -165,6 +163,13 @@ unsafe impl Send for Fence {}
 unsafe impl Sync for Fence {}
 
 impl Fence {
+    fn alloc(kind: Cookie, by_driver: bool) -> Result<Self> {
+        // SAFETY: No preconditions; the kind is only compared.
+        let raw = unsafe { bindings::rust_hmm_fence_alloc(kind.as_ptr(), by_driver) };
+        // INVARIANT: A new fence, whose reference is ours.
+        Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
+    }
+
     /// Makes a fence that signals when `dma` does, with the same result.
     ///
     /// # Errors

@@ -3,7 +3,10 @@
 //! Memory that cannot move, and memory that is evicted already, in KUnit.
 
 use super::*;
-use crate::{mm::device_pages::DeviceRange, policy::OnePage};
+use crate::{
+    mm::device_pages::DeviceRange,
+    policy::{OnePage, Placement, Policy, Wanted},
+};
 
 /// Pages of the default policy's smallest move.
 const CHUNK: usize = 16;
@@ -57,6 +60,21 @@ fn within_block(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevi
         store(range.address(index), 100 + index as u64)?;
     }
     Ok((range, shared, mirror))
+}
+
+/// Moves what was touched, and adds up the numbers of the pages that are reported to it.
+struct Reported(Atomic<usize>);
+
+impl Policy for Reported {
+    fn place(&self, wanted: &Wanted<'_>) -> Placement {
+        OnePage.place(wanted)
+    }
+
+    fn moved(&self, range: PageRange, _now: u64) {
+        for index in 0..range.pages() {
+            self.0.fetch_add(range.address(index) / PAGE_SIZE, Relaxed);
+        }
+    }
 }
 
 /// Has all pages put on their lists: those that are on none yet count as ones that can move.
@@ -154,6 +172,23 @@ mod suite {
         assert_eq!(mirror.migrate(range).to_system()?.moved, PAGES - 1);
         let moved = mirror.serve(range, Access::Read, &OnePage)?.moved;
         assert_eq!(moved, PAGES - 1);
+        Ok(())
+    }
+
+    #[test]
+    fn pages_that_stayed_are_not_reported_to_the_policy() -> Result {
+        const HELD: usize = 5;
+        let (range, _shared, mirror) = within_block(CHUNK)?;
+        let _held = Held::new(&mirror, range, |index| index == HELD)?;
+        settle(&mirror)?;
+        mirror.discard(range)?;
+        let policy = Reported(Atomic::new(0));
+        let moved = mirror.serve(range, Access::Read, &policy)?.moved;
+        assert_eq!(moved, CHUNK - 1);
+        let reported = policy.0.load(Relaxed);
+        let expected = (0..CHUNK).filter(|index| *index != HELD);
+        let address = |index| range.address(index) / PAGE_SIZE;
+        assert_eq!(reported, expected.map(address).sum::<usize>());
         Ok(())
     }
 

@@ -110,11 +110,7 @@ impl<D: Device> Mirror<D> {
             return Err(EINVAL);
         }
         match self.connection(source) {
-            Connection::None => {
-                let back = source.migrate(range).because(Trigger::Pull);
-                back.to_system()?;
-                self.migrate(range).because(Trigger::Pull).to_device()
-            }
+            Connection::None => self.pull_through_system(range, source),
             Connection::Migratable => {
                 let (inner, to_device, trigger) = (self.inner(), true, Trigger::Pull);
                 inner.tell(&Event::MigrateBegin {
@@ -157,6 +153,29 @@ impl<D: Device> Mirror<D> {
                 Ok(Outcome::default())
             }
         }
+    }
+
+    /// As [`Self::pull`], for devices that do not reach each other's memory.
+    fn pull_through_system(&self, range: PageRange, source: &Self) -> Result<Outcome> {
+        let mut outcome = Outcome::default();
+        // A device without memory holds no page.
+        let Some(memory) = source.device().memory() else {
+            return Ok(outcome);
+        };
+        let owner = memory.owner();
+        let space = self.space()?;
+        let mut rest = Some(range);
+        while let Some(left) = rest {
+            let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
+            let (end, run) = first_of_owner(&space.mmap_lock_here()?, piece, owner)?;
+            // What is in system memory already stays there.
+            if let Some(run) = run {
+                source.migrate(run).because(Trigger::Pull).to_system()?;
+                outcome += self.migrate(run).because(Trigger::Pull).to_device()?;
+            }
+            rest = left.from_address(end);
+        }
+        Ok(outcome)
     }
 
     fn pull_directly(&self, range: PageRange, source: &Self, outcome: &mut Outcome) -> Result {

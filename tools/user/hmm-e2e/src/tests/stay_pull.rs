@@ -23,6 +23,9 @@ pub const TESTS: &[Test] = &[
     Test::new("connect", "a_pull_leaves_the_resident_half_alone", half_resident)
         .only_rust(OURS)
         .private(),
+    Test::new("connect", "a_pull_through_memory_brings_the_sources_pages_only", through)
+        .only_rust(OURS)
+        .private(),
 ];
 
 /// In the group that unloads modules.
@@ -103,6 +106,22 @@ fn half_resident(ctx: &Ctx) -> Outcome {
     undisturbed(&theirs, &now, "another mirror of it")?;
     check_eq!(resident(&two, &map, 0, HUGE_PAGES)?, HUGE_PAGES, "pages on the destination");
     map.check_pages(1, HALF, HALF).what("CPU read of the other half")
+}
+
+/// Devices without a connection, and memory half of which is in system memory.
+fn through(ctx: &Ctx) -> Outcome {
+    const HALF: usize = HUGE_PAGES / 2;
+    let Pair { one, two } = pair(ctx, Connection::None)?;
+    let map = block(1)?;
+    check_eq!(one.migrate(map.page_addr(HALF), HALF, Way::ToDevice)?.moved, HALF as u64, "pages");
+    let third = other_reader(ctx, &map, HALF)?;
+    let before = third.counters()?;
+    let pulled = two.pull(map.addr(), HUGE_PAGES, &one).what("pull")?;
+    check_eq!((pulled.connection, pulled.moved), (Connection::None, HALF as u64), "pages pulled");
+    undisturbed(&before, &third.counters()?, "a mirror of the half in system memory")?;
+    check_eq!(resident(&two, &map, 0, HALF)?, 0, "pages of system memory on the destination");
+    check_eq!(resident(&two, &map, HALF, HALF)?, HALF, "pages of the source on the destination");
+    cpu_sees(&map, 1, "at the end")
 }
 
 /// With device memory full of what could be evicted, but for some pages.

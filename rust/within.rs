@@ -233,10 +233,17 @@ fn report(place: &Location<'_>) {
         pr_warn!(
             "{}:{}: EDEADLK: this function may wait, and was called from a driver callback, with a \
              table lock held or in a section; call it after that, or from another thread\n",
-            place.file(),
+            relative(place.file()),
             place.line(),
         );
     }
+}
+
+/// The path of a source of the library, from its top directory. The compiler names sources of modules
+/// that are built outside of the kernel's tree by their paths on the machine that built them.
+fn relative(file: &str) -> &str {
+    let top = file!().strip_suffix("rust/within.rs").unwrap_or("");
+    file.strip_prefix(top).unwrap_or(file)
 }
 
 #[kunit_tests(rust_hmm_within)]

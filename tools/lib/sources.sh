@@ -18,12 +18,13 @@ hash_paths() {
 	) | sha256sum | cut -c1-16
 }
 
-# sources_of KIND: the hash of the sources of the "modules", of the "programs", or of "all" that is tested and tests.
+# sources_of KIND: the hash of the sources of the "modules", of the "programs", or of "all" that is tested on kernels and
+# tests there; tests/ is for what needs none, and is run by each make check.
 sources_of() {
 	case $1 in
 	modules) hash_paths Kbuild rust samples include tools/coverage ;;
 	programs) hash_paths tools/user tools/hmmctl ;;
-	all) hash_paths Kbuild Kconfig Makefile dkms.conf debian rust samples include tests tools ;;
+	all) hash_paths Kbuild Kconfig Makefile dkms.conf debian rust samples include tools ;;
 	*) die "sources_of $1: want modules, programs or all" ;;
 	esac
 }
@@ -39,7 +40,7 @@ commit_now() {
 	local commit
 	commit=$(git -C "$HMM_TOP" rev-parse --short=10 HEAD 2>/dev/null) || { printf -- '-\n'; return; }
 	# Records and tables are what measurements write.
-	if [ -n "$(git -C "$HMM_TOP" status --porcelain -- Kbuild Kconfig Makefile dkms.conf debian rust samples include tests tools ':!*.tsv' ':!*tables-stale')" ]; then
+	if [ -n "$(git -C "$HMM_TOP" status --porcelain -- Kbuild Kconfig Makefile dkms.conf debian rust samples include tools ':!*.tsv' ':!*tables-stale')" ]; then
 		commit+=+
 	fi
 	printf '%s\n' "$commit"

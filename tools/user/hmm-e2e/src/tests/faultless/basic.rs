@@ -137,6 +137,7 @@ fn failed_copies(ctx: &Ctx) -> Outcome {
         map.fill(1);
         let job = watch(&device, &map, 1)?;
         let mut failed = 0;
+        let before = device.counters()?.engine_faults_read;
         repeat(|round| {
             device.set(Setting::CopyFail, round % 7)?;
             for way in [Way::ToDevice, Way::ToSystem] {
@@ -145,6 +146,8 @@ fn failed_copies(ctx: &Ctx) -> Outcome {
             Ok(())
         })?;
         device.set(Setting::CopyFail, u64::MAX)?;
+        let faults = device.counters()?.engine_faults_read - before;
+        check_eq!(faults, 0, "read faults of pages that stay, or move");
         watched(&job, "while copies fail")?;
         check!(failed > 0, "no copy failed");
         cpu_sees(&map, 1, "after failed copies")?;

@@ -14,6 +14,7 @@ pub struct Gpu<T>(pub T);
 
 impl<T: MemoryOps, R: Send + Sync> Device for Gpu<(T, R)> {
 //~^ ERROR E0310: the parameter type `R` may not live long enough: the parameter type `R` must be
+//~^^ ERROR E0310: the parameter type `R` may not live long enough: the parameter type `R` must be
     type Memory = T;
     type Format = Radix4;
     type Walker = ();

@@ -9,4 +9,8 @@ fn needs_send<T: Send>(_: T) {}
 pub fn send(isolated: Isolated<'_>) {
     needs_send(isolated);
     //~^ ERROR E0277: `*mut bindings::bindings_raw::vm_area_struct` cannot be sent between threads
+    //~^^ ERROR E0277: `*mut usize` cannot be sent between threads
+    //~^^^ ERROR E0277: `*mut c_void` cannot be sent between threads
+    //~^^^^ ERROR E0277: `*mut bindings::bindings_raw::page` cannot be sent between threads
+    //~^^^^^ ERROR E0277: `UnsafeCell<MaybeUninit<bindings::bindings_raw::vm_area_struct>>` cannot be shared
 }

@@ -9,6 +9,7 @@ pub struct Vram<R>(pub R);
 
 impl<R: Send + Sync> MemoryOps for Vram<R> {
 //~^ ERROR E0310: the parameter type `R` may not live long enough: the parameter type `R` must be
+//~^^ ERROR E0310: the parameter type `R` may not live long enough: the parameter type `R` must be
     fn copy(&self, job: CopyJob) {
         drop(job);
     }

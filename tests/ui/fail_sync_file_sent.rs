@@ -9,4 +9,5 @@ fn needs_send<T: Send>(_: T) {}
 pub fn send(file: SyncFile) {
     needs_send(file);
     //~^ ERROR E0277: `NonNull<bindings::bindings_raw::file>` cannot be sent between threads
+    //~^^ ERROR E0277: `*mut ()` cannot be sent between threads
 }

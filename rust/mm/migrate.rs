@@ -5,7 +5,7 @@
 //! entries of the pages meanwhile. Dropping either finalizes, so that an early return restores the pages
 //! that have not moved; of those that have, the readers lose their entries before a source is freed.
 //!
-//! Only destinations that were [filled](Isolated::set_filled) are migrated into.
+//! Only destinations that the library has filled are migrated into.
 //!
 //! Paths on which the kernel breaks are closed here: merged (KSM) pages are not isolated, and a
 //! huge source only gets a huge destination.
@@ -273,7 +273,7 @@ impl<'a, R> Isolated<'a, R> {
     /// Asks `choose` for the destination of each entry. An entry without one stays where it is.
     ///
     /// A destination whose order is not the entry's is dropped. Entries that have one are not asked for
-    /// again. A destination is not filled until [`Self::set_filled`] is called for it.
+    /// again. A destination is not filled until the contents of its entry were copied to it.
     pub fn fill(&mut self, mut choose: impl FnMut(&Entry) -> Option<LockedFolio>) {
         let mut index = 0;
         while index < self.pages.0.pages {
@@ -329,8 +329,10 @@ impl<'a, R> Isolated<'a, R> {
 
     /// Notes that the contents of the entry at `index`, or zeros for a hole, were written to all of its destination. Only
     /// such an entry [moves](Self::migrate): the process must not see what a new page held before.
+    ///
+    /// Not public: a driver could note it of a destination that it has not written.
     #[inline]
-    pub fn set_filled(&mut self, index: usize) {
+    pub(crate) fn set_filled(&mut self, index: usize) {
         self.pages.0.set_filled(index);
     }
 

@@ -101,10 +101,19 @@ impl<'m, D: Device> Migrate<'m, D> {
     ///
     /// # Errors
     ///
-    /// `EFAULT`: the process is gone. `EINVAL`: no mapping, not readable, hugetlb or special;
-    /// what came before has moved. `ENODEV`: the device has no memory. `EBUSY`: it kept changing.
-    /// `EINTR`: killed. `ENOMEM`: out of memory for the migration itself; lack of device memory is
-    /// in the [`Outcome`]. `EDEADLK`: within a callback. Context: may sleep; no lock may be held.
+    /// After an error, what came before has moved.
+    ///
+    /// - `EFAULT`: the process has exited.
+    /// - `EINVAL`: no mapping, or one that is not readable, special, of hugetlb or of DAX.
+    /// - `ENODEV`: the device has no memory.
+    /// - `EBUSY`: the range kept changing.
+    /// - `EINTR`: the task was killed.
+    /// - `ENOMEM`: no memory for the migration itself. Lack of device memory is in the [`Outcome`].
+    /// - `EDEADLK`: called within a callback.
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held.
     pub fn to_device(self) -> Result<Outcome> {
         self.run(Target::Device)
     }
@@ -113,7 +122,13 @@ impl<'m, D: Device> Migrate<'m, D> {
     ///
     /// # Errors
     ///
-    /// As [`Self::to_device`].
+    /// As [`Self::to_device`]. `EINVAL` is also returned for a mapping that is special, of hugetlb
+    /// or of DAX, of which no page can be in the device's memory. Lack of system memory for a page
+    /// is in the [`Outcome`].
+    ///
+    /// # Context
+    ///
+    /// May sleep; no lock may be held.
     pub fn to_system(self) -> Result<Outcome> {
         self.run(Target::System)
     }

@@ -183,7 +183,10 @@ fn hugetlb(ctx: &Ctx) -> Outcome {
     }
     let map = Mapping::hugetlb(1).what("map a hugetlb page")?;
     check_eq!(map.pages(), HUGE_PAGES, "pages of a hugetlb page");
-    in_place(ctx, &map, Migration::Refused(Errno::EINVAL))
+    in_place(ctx, &map, Migration::Refused(Errno::EINVAL))?;
+    // Nor is it searched for pages of the device.
+    let back = ctx.open()?.migrate_to_system(map.addr(), HUGE_PAGES);
+    fails(back, Errno::EINVAL, "migration of hugetlb memory to the system")
 }
 
 fn stack(ctx: &Ctx) -> Outcome {

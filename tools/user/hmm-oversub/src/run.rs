@@ -36,6 +36,10 @@ pub struct Figures {
     pub back: u64,
     /// Faults of engines.
     pub faults: u64,
+    /// Faults of CPUs.
+    pub cpu_faults: u64,
+    /// Bytes that these brought back, of those that left.
+    pub cpu_back: u64,
     /// How long it took.
     pub seconds: f64,
 }
@@ -48,6 +52,8 @@ impl Figures {
             there: self.there + other.there,
             back: self.back + other.back,
             faults: self.faults + other.faults,
+            cpu_faults: self.cpu_faults + other.cpu_faults,
+            cpu_back: self.cpu_back + other.cpu_back,
             seconds: self.seconds + other.seconds,
         }
     }
@@ -61,6 +67,17 @@ impl Figures {
     pub fn faults_per_mib(&self) -> f64 {
         self.faults as f64 / (self.used.max(1) as f64 / (1 << 20) as f64)
     }
+
+    /// The same without what CPUs cause, which depends on how often they run: what their faults bring back goes there
+    /// once more, for which the device faults once more.
+    pub fn without_cpus(&self) -> Figures {
+        Figures {
+            there: self.there.saturating_sub(self.cpu_back),
+            back: self.back.saturating_sub(self.cpu_back),
+            faults: self.faults.saturating_sub(self.cpu_faults),
+            ..*self
+        }
+    }
 }
 
 /// What the device has counted so far.
@@ -73,6 +90,8 @@ fn counted(device: &Device) -> Result<Figures> {
         back: (counters.migrated_to_system + counters.evicted_pages + counters.cpu_fault_pages)
             * page,
         faults: counters.engine_faults_read + counters.engine_faults_write,
+        cpu_faults: counters.cpu_faults,
+        cpu_back: counters.cpu_fault_pages * page,
         seconds: 0.0,
     })
 }
@@ -107,6 +126,8 @@ fn pass(case: &Case, device: &Device, map: &Mapping) -> Result<Figures> {
         there: after.there - before.there,
         back: after.back - before.back,
         faults: after.faults - before.faults,
+        cpu_faults: after.cpu_faults - before.cpu_faults,
+        cpu_back: after.cpu_back - before.cpu_back,
         seconds: begin.elapsed().as_secs_f64(),
     })
 }

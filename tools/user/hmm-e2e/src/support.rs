@@ -6,8 +6,9 @@ use crate::{check, check_eq};
 use hmm::abi::HUGE_PAGES;
 use hmm::engine::Way;
 use hmm::mapping::has_huge_pages;
-use hmm::{pattern, smaps, Child, Counters, Device, Done, Errno, Mapping, Prot, PAGE_SIZE};
+use hmm::{pattern, procfs, smaps, Child, Counters, Device, Done, Errno, Mapping, Prot, PAGE_SIZE};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// The device must read the pattern `seed` in some pages.
@@ -131,6 +132,18 @@ pub fn until(what: &str, mut holds: impl FnMut() -> Result<bool, Stop>) -> Outco
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(())
+}
+
+/// Waits until a thread of this process has sent its id to `thread`, and sleeps in the system call `number`.
+pub fn sleeps_in(thread: &Receiver<i32>, number: libc::c_long) -> Outcome {
+    let id = thread.recv_timeout(Duration::from_secs(20)).map_err(|error| format!("{error}"));
+    let id = id.map_err(|why| Stop::Fail(format!("the thread has not begun: {why}")))?;
+    procfs::wait_for_call(std::process::id() as i32, id, number).what("wait for a thread's call")
+}
+
+/// Waits until the process `child` sleeps in the system call `number`.
+pub fn child_sleeps_in(child: &Child, number: libc::c_long) -> Outcome {
+    procfs::wait_for_call(child.pid(), child.pid(), number).what("wait for the child's call")
 }
 
 /// Runs `run` in a child, which is killed if it is not over in two minutes: that is a failure.

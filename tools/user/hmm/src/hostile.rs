@@ -56,11 +56,20 @@ pub fn wait_for_program(pid: i32, name: &str) -> io::Result<Vec<usize>> {
     Err(io::Error::new(io::ErrorKind::TimedOut, "it does not run"))
 }
 
+/// A number in KiB of the file `path`, which is like `/proc/self/status`.
+fn kib_of(path: &str, name: &str) -> io::Result<u64> {
+    let value = crate::procfs::parse_table(&fs::read_to_string(path)?).get(name).copied();
+    value.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no such line"))
+}
+
 /// A number in KiB of `/proc/self/status`.
 pub fn status_kib(name: &str) -> io::Result<u64> {
-    let text = fs::read_to_string("/proc/self/status")?;
-    let value = crate::procfs::parse_table(&text).get(name).copied();
-    value.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no such line"))
+    kib_of("/proc/self/status", name)
+}
+
+/// Memory that process `pid` maps now, in KiB.
+pub fn resident_kib(pid: i32) -> io::Result<u64> {
+    kib_of(&format!("/proc/{pid}/status"), "VmRSS")
 }
 
 /// A memory control group (version 2); removed when dropped, if it is empty.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Numbers by name, as in `/proc/vmstat` and `/proc/meminfo`.
 pub type Table = BTreeMap<String, u64>;
@@ -30,6 +30,39 @@ pub fn cpu_time(pid: i32) -> io::Result<Duration> {
     // SAFETY: plain library call on a number.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
     Ok(Duration::from_millis(ticks * 1000 / per_second))
+}
+
+/// Time that this thread has used of processors.
+pub fn thread_time() -> Duration {
+    // SAFETY: plain numbers.
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: it may be written.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// The id of this thread.
+pub fn thread_id() -> i32 {
+    // SAFETY: no arguments.
+    unsafe { libc::gettid() }
+}
+
+/// The number of the system call in a text like `/proc/PID/syscall`, if a thread sleeps in one.
+pub fn parse_syscall(text: &str) -> Option<libc::c_long> {
+    text.split_whitespace().next()?.parse().ok().filter(|number| *number >= 0)
+}
+
+/// Waits until thread `thread` of process `pid` sleeps in the system call `number`. An error after 20 s.
+pub fn wait_for_call(pid: i32, thread: i32, number: libc::c_long) -> io::Result<()> {
+    let path = format!("/proc/{pid}/task/{thread}/syscall");
+    let since = Instant::now();
+    while parse_syscall(&std::fs::read_to_string(&path)?) != Some(number) {
+        if since.elapsed() > Duration::from_secs(20) {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not sleep in that call"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// `/proc/vmstat`.
@@ -231,6 +264,13 @@ mod tests {
         assert_eq!(parse_objects("123 N0=100 N1=23\n"), Some(123));
         assert_eq!(parse_objects("0\n"), Some(0));
         assert_eq!(parse_objects(""), None);
+    }
+
+    #[test]
+    fn calls_in_which_a_thread_sleeps() {
+        assert_eq!(parse_syscall("16 0x3 0x48 0x0 0x0 0x0 0x0 0x7ffc 0x45\n"), Some(16));
+        assert_eq!(parse_syscall("running\n"), None);
+        assert_eq!(parse_syscall("-1 0x7ffc 0x45\n"), None);
     }
 
     #[test]

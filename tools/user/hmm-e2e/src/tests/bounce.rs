@@ -8,7 +8,7 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::child::Ended;
 use hmm::placement::Policy;
-use hmm::{Child, Command, Device, EngineOp, Gate, Mapping};
+use hmm::{procfs, Child, Command, Device, EngineOp, Gate, Mapping};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -119,9 +119,9 @@ fn who_waits(ctx: &Ctx) -> Outcome {
                 device.submit(engine).what("submit")?;
             }
             ready.open()?;
-            let (begin, used) = (Instant::now(), cpu_time());
+            let (begin, used) = (Instant::now(), procfs::thread_time());
             device_fills(&device, &map, 2, "when it bounces")?;
-            let (waited, used) = (begin.elapsed(), cpu_time() - used);
+            let (waited, used) = (begin.elapsed(), procfs::thread_time() - used);
             let least = Duration::from_millis(nap * 9 / 10);
             check!(waited >= least, "it waited {waited:?} only");
             check!(used < waited / 4, "it used the CPU for {used:?} of {waited:?}");
@@ -142,13 +142,4 @@ fn who_waits(ctx: &Ctx) -> Outcome {
         unload(ctx)?;
     }
     Ok(())
-}
-
-/// What this thread has used of a CPU.
-fn cpu_time() -> Duration {
-    // SAFETY: plain numbers.
-    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: it may be written.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -41,10 +41,10 @@ fn unmapped_while_evicted(ctx: &Ctx) -> Outcome {
     let done = device.migrate(map.addr(), 64, Way::ToDevice).what("migrate")?;
     check_eq!(done.moved, 64, "pages that moved");
     let old = device.set(Setting::CopyDelay, 15_000_000)?;
-    let begin = Instant::now();
+    let (begin, copied) = (Instant::now(), device.counters()?.bytes_copied);
     std::thread::scope(|scope| -> Outcome {
         let evictor = scope.spawn(|| device.release());
-        std::thread::sleep(Duration::from_millis(200));
+        until("the first copy", || Ok(device.counters()?.bytes_copied > copied))?;
         check!(!evictor.is_finished(), "the copy is not slow");
         map.unmap_pages(0, 64)?;
         let waited = begin.elapsed();

@@ -282,9 +282,16 @@ fn commands_of_a_file(ctx: &Ctx) -> Outcome {
         }
         check!(made <= 1024, "more than 1024 commands that nobody waits for");
     }
-    std::thread::sleep(Duration::from_millis(100));
+    // A command of another file ends after all of these, because the engine takes them in order. Then there is room in it.
+    until("room in the engine", || match other.run(free) {
+        Ok(ended) => {
+            check_eq!(ended.error, None, "a command of another file");
+            Ok(true)
+        }
+        Err(Errno::EBUSY) => Ok(false),
+        Err(error) => Err(error.into()),
+    })?;
     fails(device.submit(free).map(|_| ()), Errno::EBUSY, "more than a file may have")?;
-    check_eq!(other.run(free)?.error, None, "a command of another file");
     // Closing ends them all.
     drop(device);
     check_eq!(other.run(Command::new(EngineOp::Read, map.addr(), 8))?.error, None, "afterwards");
@@ -385,10 +392,10 @@ fn files_give_back(ctx: &Ctx) -> Outcome {
     }
 }
 
-/// Kills a child some time after it has opened the gate; it must be gone soon.
+/// Kills a child that sleeps in the ioctl after it has opened the gate; it must be gone soon.
 fn dies(child: Child, gate: &Gate, what: &str) -> Outcome {
     gate.wait().what(what)?;
-    std::thread::sleep(Duration::from_millis(300));
+    child_sleeps_in(&child, libc::SYS_ioctl)?;
     let mut child = child;
     check_eq!(child.try_wait(), None, "{what}: it ended by itself");
     child.signal(child::SIGKILL);
@@ -439,7 +446,8 @@ fn killed_while_it_maps(ctx: &Ctx) -> Outcome {
     })?;
     gate.wait().what("begin")?;
     let mut child = child;
-    std::thread::sleep(Duration::from_millis(50));
+    // It has 4 MiB of its own at most.
+    until("pages of the mapping", || Ok(hostile::resident_kib(child.pid())? > 16 << 10))?;
     child.signal(child::SIGKILL);
     let ended = child.wait_timeout(Duration::from_secs(10));
     check_eq!(ended, Some(child::Ended::Signal(9)), "10 s after it was killed");

@@ -230,12 +230,13 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
     let (through, moving) = (&device, &victim.moving);
     let said = std::thread::scope(|scope| -> Result<String, Stop> {
         // 16 copies of a second each: the reaper comes two seconds after the kill, and tries for one.
-        let begin = Instant::now();
+        let (begin, used) = (Instant::now(), own.counters()?.device_pages_used);
         scope.spawn(move || {
             let done = through.migrate(moving.addr(), 16, Way::ToDevice);
             println!("# the migration took {:?}: {done:?}", begin.elapsed());
         });
-        std::thread::sleep(Duration::from_millis(500));
+        // It allocates pages of the device with the mmap lock held, and holds that while it copies.
+        until("pages of the migration", || Ok(own.counters()?.device_pages_used > used))?;
         go.open()?;
         // Not waited for yet: the kernel names it by its process id.
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -263,9 +264,12 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
     cpu_sees(&map, 4, "after the OOM kill")
 }
 
+/// Waits until more pages have moved.
+type GoesOn<'a> = &'a dyn Fn() -> Outcome;
+
 /// Runs `disturb` while a thread migrates `map` there and back and an engine
 /// adds to its words; then nothing is lost.
-fn undisturbed(ctx: &Ctx, disturb: impl FnOnce() -> Outcome) -> Outcome {
+fn undisturbed(ctx: &Ctx, disturb: impl FnOnce(GoesOn<'_>) -> Outcome) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(128)?;
     (0..map.pages()).for_each(|page| map.set(page, 0, 0));
@@ -281,22 +285,19 @@ fn undisturbed(ctx: &Ctx, disturb: impl FnOnce() -> Outcome) -> Outcome {
         }
         Ok(())
     };
+    let goes_on = || -> Outcome {
+        let before = moved.load(Ordering::Relaxed);
+        until("migrations to go on", || Ok(moved.load(Ordering::Relaxed) >= before + 512))
+    };
     let (disturbed, migrated) = std::thread::scope(|scope| {
         let mover = scope.spawn(moves);
-        let disturbed = disturb();
-        // It goes on afterwards.
-        let before = moved.load(Ordering::Relaxed);
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while moved.load(Ordering::Relaxed) < before + 512 && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let went_on = moved.load(Ordering::Relaxed) >= before + 512;
+        let disturbed = disturb(&goes_on).and_then(|()| goes_on());
         stop.store(true, Ordering::Relaxed);
         let migrated = mover.join().unwrap_or_else(|_| Err(Stop::Fail("panic".to_string())));
-        (disturbed, migrated.map(|()| went_on))
+        (disturbed, migrated)
     });
+    migrated?;
     disturbed?;
-    check!(migrated?, "migrations do not go on");
     let ended = job.finish().what("end of ATOMIC_ADD")?;
     let rounds = ended.status.rounds;
     check!(rounds > 0, "the engine did nothing");
@@ -317,7 +318,7 @@ fn sleep(ctx: &Ctx, state: &str) -> Outcome {
     }
     let mut settings = Settings::new();
     settings.set("/sys/module/suspend/parameters/pm_test_delay", "1")?;
-    undisturbed(ctx, || {
+    undisturbed(ctx, |_| {
         // To disk each takes 10 seconds; the last one includes the others.
         let levels: &[&str] = match state == "disk" && ctx.cycles <= 100 {
             true => &["core"],
@@ -339,12 +340,12 @@ fn cpu_hotplug(ctx: &Ctx) -> Outcome {
         return Err(Stop::Skip("there is no second processor that can go".to_string()));
     }
     let rounds = (ctx.cycles / 10).clamp(3, 40);
-    let result = undisturbed(ctx, || {
+    let result = undisturbed(ctx, |goes_on| {
         for round in 0..rounds {
             std::fs::write(online, "0").what(&format!("take the processor, round {round}"))?;
-            std::thread::sleep(Duration::from_millis(30));
+            goes_on()?;
             std::fs::write(online, "1").what(&format!("bring it back, round {round}"))?;
-            std::thread::sleep(Duration::from_millis(30));
+            goes_on()?;
         }
         Ok(())
     });
@@ -356,7 +357,7 @@ fn cpu_hotplug(ctx: &Ctx) -> Outcome {
 fn grows(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let before = device.counters().what("counters")?.device_pages_total;
-    undisturbed(ctx, || {
+    undisturbed(ctx, |_| {
         // More than a piece of 256 MiB.
         let map = huge(150, 5)?;
         let done = device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;

@@ -459,7 +459,9 @@ fn half_resident(ctx: &Ctx) -> Outcome {
     let write = Command::new(EngineOp::Fill, map.addr(), bytes).engine(0).rounds(0);
     let read = Command::new(EngineOp::Read, map.page_addr(half / 2), bytes).engine(1).rounds(0);
     let (writer, reader) = (device.submit(write)?, device.submit(read)?);
-    std::thread::sleep(Duration::from_millis(50));
+    for job in [&writer, &reader] {
+        until("an engine's first round", || Ok(job.poll(Duration::ZERO)?.1.rounds > 0))?;
+    }
     device.set(Setting::CopyDelay, COPY).what("slow copies")?;
     let before = device.counters()?;
     let result = std::thread::scope(|scope| {

@@ -2,7 +2,7 @@
 //! Fences alone, how they are observed, and DMA fences as sync files.
 
 use crate::blit::{Locked, SLOW};
-use crate::harness::{Ctx, Outcome, What};
+use crate::harness::{Ctx, Outcome, Stop, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::{
@@ -32,16 +32,19 @@ pub fn life(ctx: &Ctx) -> Outcome {
     check_eq!(failed.sync(None)?.state, State::Failed(Errno::EIO), "state of a failed fence");
     // A wait ends with the signal, not with its time.
     let late = device.host_fence().what("make a fence")?;
-    std::thread::scope(|scope| {
-        let since = Instant::now();
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(100));
-            late.signal(Err(Errno::EBUSY))
+    std::thread::scope(|scope| -> Outcome {
+        let (since, waiter) = (Instant::now(), procfs::thread_id());
+        let late = &late;
+        let signaller = scope.spawn(move || -> Outcome {
+            let pid = std::process::id() as i32;
+            let waits = procfs::wait_for_call(pid, waiter, libc::SYS_ioctl);
+            late.signal(Err(Errno::EBUSY)).what("signal while a thread waits")?;
+            waits.what("wait for the waiter")
         });
         let checked = late.sync(Some(LONG)).what("wait for the other thread")?;
         check_eq!(checked.state, State::Failed(Errno::EBUSY), "how it ended");
         check!(since.elapsed() < LONG, "the wait was not woken");
-        Ok(())
+        signaller.join().map_err(|_| Stop::Fail("a thread panicked".into()))?
     })?;
     let gone = late.id();
     late.release().what("release")?;
@@ -68,7 +71,7 @@ pub fn killed(ctx: &Ctx) -> Outcome {
         fence.sync(None).map(|_| ()).map_err(std::io::Error::other)
     })?;
     ready.wait()?;
-    std::thread::sleep(Duration::from_millis(50));
+    child_sleeps_in(&child, libc::SYS_ioctl)?;
     check!(child.try_wait().is_none(), "the wait ended by itself");
     child.signal(libc::SIGKILL);
     check!(child.wait_timeout(Duration::from_secs(20)).is_some(), "the wait cannot be killed");
@@ -87,7 +90,7 @@ pub fn signal_pending(ctx: &Ctx) -> Outcome {
     })?;
     ptrace::signal_at_ioctl(&child, (b'H', 0x69), libc::SIGUSR1, || go.open())
         .what("have a signal pending at the wait")?;
-    std::thread::sleep(Duration::from_millis(100));
+    child_sleeps_in(&child, libc::SYS_ioctl)?;
     let before = procfs::cpu_time(child.pid()).what("time of the child")?;
     std::thread::sleep(Duration::from_secs(1));
     check!(child.try_wait().is_none(), "the wait ended by itself");

@@ -287,9 +287,14 @@ fn pieces(ctx: &Ctx) -> Outcome {
     for page in (1..PIECES).step_by(2) {
         map.protect_pages(hmm::Prot::Read, page, 1)?;
     }
+    // Other work on the machine makes an eviction longer only: the shortest ones become alike, if they are.
     let mut shortest = [Duration::MAX; 2];
+    let are_alike = |[first, last]: [Duration; 2]| last * 5 <= first * 6;
     with_children(CHILDREN, || {
-        for _ in 0..4 {
+        for round in 0..64 {
+            if round >= 16 && are_alike(shortest) {
+                break;
+            }
             for (first, shortest) in ends.iter().zip(&mut shortest) {
                 let addr = map.page_addr(*first);
                 let done = device.migrate(addr, PAGES, Way::ToDevice).what("migrate")?;
@@ -302,6 +307,6 @@ fn pieces(ctx: &Ctx) -> Outcome {
         }
         Ok(())
     })?;
-    check!(shortest[1] < 2 * shortest[0], "the first and the last pages: {shortest:?}");
+    check!(are_alike(shortest), "the first and the last pages: {shortest:?}");
     ends.iter().try_for_each(|first| map.check_pages(1, *first, PAGES).what("by the CPU"))
 }

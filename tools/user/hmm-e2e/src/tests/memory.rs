@@ -319,11 +319,13 @@ fn cpu_window(ctx: &Ctx) -> Outcome {
     let pages = map.pages();
     let (in_order, back) = faults(&mut (0..pages))?;
     check_eq!(back, pages as u64, "pages that came back in order");
-    check!(in_order <= 30, "{in_order} faults for 32 MiB in order");
+    // 21 are expected.
+    check!(in_order <= 25, "{in_order} faults for 32 MiB in order");
     // Far jumps bring less and less along.
     let (jumps, back) = faults(&mut (0..14).map(|jump| jump * 1031 * 3 % pages))?;
-    check!(back < 2 * 1024, "{jumps} jumps brought {back} pages");
-    check!(jumps >= 10, "{jumps} faults for 14 jumps");
+    // 515 pages in 13 faults are expected.
+    check!(back <= 618, "{jumps} jumps brought {back} pages");
+    check!(jumps >= 11, "{jumps} faults for 14 jumps");
     cpu_sees(&map, 1, "after all")?;
     device.close().what("close")?;
     unload(ctx)

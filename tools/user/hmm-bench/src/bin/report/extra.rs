@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 
 /// Bytes that a mirrored page, and a leaf of 2 MiB, may take.
-const BYTES: (f64, f64) = (9.0, 64.0);
+const BYTES: (f64, f64) = (9.0, 19.0);
 
 /// What a page of the largest size may cost, as a part of one of the smallest.
 const GROWTH: f64 = 1.10;

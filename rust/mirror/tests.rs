@@ -152,6 +152,8 @@ struct Shared {
     /// When the last flush was started, and when the first one was waited for.
     last_start: Atomic<usize>,
     first_wait: Atomic<usize>,
+    /// Pages of its memory that were in use when the last flush was waited for.
+    used_at_wait: Atomic<usize>,
 }
 
 struct TestDevice(Arc<Shared>);
@@ -181,6 +183,8 @@ impl Device for TestDevice {
         if self.0.first_wait.load(Relaxed) == 0 {
             self.0.first_wait.store(now, Relaxed);
         }
+        let (used, _) = self.0.memory.usage();
+        self.0.used_at_wait.store(used, Relaxed);
     }
 }
 
@@ -193,6 +197,7 @@ fn shared() -> Result<Arc<Shared>> {
             clock: Atomic::new(1),
             last_start: Atomic::new(0),
             first_wait: Atomic::new(0),
+            used_at_wait: Atomic::new(0),
         }? Error),
         GFP_KERNEL,
     )

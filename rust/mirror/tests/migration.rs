@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::{
+    memory::Copies,
     migrate::PageOutcome,
     mirror::transaction::{Identity, Request},
     mm::{
@@ -227,6 +228,56 @@ mod suite {
         drop(guard);
         for index in 0..4 {
             assert_eq!(load(range.address(index))?, 30 + index as u64);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_dropped_migration_invalidates_before_it_frees() -> Result {
+        let (range, shared, mirror) = attached(4)?;
+        for index in 0..4 {
+            store(range.address(index), 80 + index as u64)?;
+        }
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 4);
+        let memory = &shared.memory;
+        let (space, mut batch, mut copies) = (mirror.space()?, Batch::new()?, Copies::new(true)?);
+        let request = Request {
+            name: Cookie::of(&range),
+            identity: Identity::current(memory.owner()),
+            range,
+            faultless: true,
+        };
+        let (mmap, announced) = mirror.begin(&space, request)?;
+        let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;
+        let (select, owner) = (memory.select(), memory.owner());
+        let mut isolated = Isolated::read_by(announced, || {
+            Isolated::new(vma, range, select, false, owner, None, &mut batch)
+        })?;
+        isolated.fill(|entry| {
+            let addr = range.address(entry.index);
+            LockedFolio::alloc_system(Some(vma), addr, entry.order(), Effort::Must).ok()
+        });
+        let failed = memory.copy_all(&mut isolated, &mut copies);
+        let migrated = isolated.migrate();
+        let moved = migrated.moved().entries().count();
+        let entries = mirror.lock_table()?.present(range);
+        let flushes = shared.flushes.load(Relaxed);
+        drop(migrated);
+        drop(mmap);
+        // The device had entries of the sources until the migration was dropped.
+        assert!(failed.is_empty());
+        assert_eq!((moved, entries), (4, 4));
+        // They were removed, and flushed while the sources were in use.
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        assert_eq!(shared.flushes.load(Relaxed), flushes + 1);
+        assert_eq!(shared.used_at_wait.load(Relaxed), 4);
+        assert_eq!(memory.usage().0, 0);
+        // The migration is over: the device can have the pages again.
+        mirror.fault(range, Access::Read)?;
+        for index in 0..4 {
+            let (addr, value) = (range.address(index), 80 + index as u64);
+            assert_eq!(load(addr)?, value);
+            assert_eq!(device_load(&mirror, addr)?, Some(value));
         }
         Ok(())
     }

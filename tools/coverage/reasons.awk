@@ -1,49 +1,48 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# awk -f reasons.awk REASONS UNREACHED: adds to each part why it is not executed, or "-".
-# REASONS has lines @KEY<tab>REASON, and FILE<tab>TEXT<tab>KEY: for parts of lines of FILE that, with the line before, contain
-# TEXT. TEXT "*" is for the whole file. FILE "*" is any: there TEXT is an expression for how the line ends where the part does,
-# most often at a "?", or at its end. Variable: unused, a file for the lines of REASONS that no part needed.
+# awk -f lines.awk -f reasons.awk REASONS UNREACHED: adds to each part why it is not executed, or "-".
+# REASONS has lines @KEY<tab>REASON, and FILE<tab>N/M<tab>KEY<tab>LINE: for all parts of that line (lines.awk). "@KEY ?"
+# is a reason that does not hold in each run.
+# Variables: top, the directory of the sources; unused, a file for the lines of REASONS that no part needed although their
+# reason holds in each run; wanted, a file for lines to be added to REASONS, without a KEY.
 BEGIN { FS = OFS = "\t" }
 
 NR == FNR && /^@/ {
-	reason_of[substr($1, 2)] = $2
+	split(substr($1, 2), key, " ")
+	reason_of[key[1]] = $2
+	sometimes[key[1]] = key[2] == "?"
 	next
 }
 
 NR == FNR {
-	if ($0 !~ /^#/ && NF == 3) {
+	if ($0 !~ /^#/ && NF == 4) {
 		if (!($3 in reason_of)) {
 			print "reasons: line " FNR ": no reason @" $3 >"/dev/stderr"
 			exit 1
 		}
-		n++
-		file[n] = $1
-		text[n] = $2
-		why[n] = reason_of[$3]
-		whole[n] = $0
+		key_of[$1, $2, $4] = $3
+		whole[++n] = $0
 	}
 	next
 }
 
-function fits(i) {
-	if (file[i] == "*")
-		return match($3 ? $6 : $4, "(" text[i] ")$")
-	return file[i] == $1 && (text[i] == "*" || index($5, text[i]))
-}
-
 {
+	name = $1 SUBSEP place($1, $2, $4) SUBSEP $4
 	reason = "-"
-	for (i = 1; i <= n && reason == "-"; i++)
-		if (fits(i)) {
-			reason = why[i]
-			used[i] = 1
-		}
+	if (name in key_of) {
+		reason = reason_of[key_of[name]]
+		used[name] = 1
+	} else if (wanted && $1 ~ /^rust\// && !(name in asked)) {
+		asked[name] = 1
+		print $1, place($1, $2, $4), "", $4 >wanted
+	}
 	print $1, $2, $3, $4, reason
 }
 
 END {
-	for (i = 1; unused && i <= n; i++)
-		if (!used[i])
+	for (i = 1; unused && i <= n; i++) {
+		split(whole[i], field)
+		if (!((field[1], field[2], field[4]) in used) && !sometimes[field[3]])
 			print whole[i] >unused
+	}
 }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Reads the text of "llvm-cov show" and prints what was not executed, without tests:
-#   FILE<tab>LINE<tab>COLUMN<tab>source line<tab>the line before, if no comment, and this one<tab>this one up to COLUMN
+#   FILE<tab>LINE<tab>COLUMN<tab>source line
 # COLUMN is 0 for a whole line, else that of a part: most often the "?" of an error that never came; -1 for each line that was
-# executed.
+# executed. A line of punctuation is none: it is executed with what it closes.
 # Variable: top, the directory to leave out of names.
 
 function trim(s) {
@@ -13,8 +13,9 @@ function trim(s) {
 }
 
 function tell(column) {
-	printf "%s\t%d\t%d\t%s\t%s %s\t%s\n", file, line, column, trim(text), before, trim(text),
-		trim(substr(text, 1, column))
+	if (text !~ /[[:alnum:]]/)
+		return
+	printf "%s\t%d\t%d\t%s\n", file, line, column, trim(text)
 }
 
 function flush_line(  i, n, at) {
@@ -27,8 +28,6 @@ function flush_line(  i, n, at) {
 		for (i = 1; i <= n; i++)
 			tell(at[i] - width)
 	}
-	if (trim(text) !~ /^(\/\/|\/?\*)/)
-		before = trim(text)
 }
 
 /^\/.*:$/ {
@@ -37,7 +36,6 @@ function flush_line(  i, n, at) {
 	if (index(file, top "/") == 1)
 		file = substr(file, length(top) + 2)
 	line = 0
-	before = ""
 	in_tests = file ~ /\/tests(\/[a-z_]+)?\.rs$/
 	next
 }

@@ -441,7 +441,8 @@ fn bad_calls(ctx: &Ctx) -> Outcome {
     // SAFETY: nothing is there that could be written to.
     let read = unsafe { libc::read(device.fd(), map.guard() as *mut libc::c_void, RECORD) };
     fails(Errno::check(read as i64), Errno::EFAULT, "read to nowhere")?;
-    check_eq!(records(&device)?.len(), 1, "records after a read to nowhere");
+    // More than one if an invalidation came between.
+    check!(!records(&device)?.is_empty(), "no record after a read to nowhere");
     // Of a mirror that is gone nothing comes, and nothing breaks.
     let index = ctx.device;
     let child = Child::spawn(|| -> Result<(), String> {

@@ -133,7 +133,7 @@ fn outcome_of_each_page(ctx: &Ctx) -> Outcome {
 
 fn failed_copies(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    for map in [Mapping::anon_aligned(1)?, huge(1, 1)?] {
+    for (map, is_huge) in [(Mapping::anon_aligned(1)?, false), (huge(1, 1)?, true)] {
         map.fill(1);
         let job = watch(&device, &map, 1)?;
         let mut failed = 0;
@@ -147,7 +147,9 @@ fn failed_copies(ctx: &Ctx) -> Outcome {
         })?;
         device.set(Setting::CopyFail, u64::MAX)?;
         let faults = device.counters()?.engine_faults_read - before;
-        check_eq!(faults, 0, "read faults of pages that stay, or move");
+        // A huge page of coherent memory is split on its way, by events that take its entries (H8).
+        let may_fault = ctx.coherent() && is_huge;
+        check!(faults == 0 || may_fault, "{faults} read faults of pages that stay, or move");
         watched(&job, "while copies fail")?;
         check!(failed > 0, "no copy failed");
         cpu_sees(&map, 1, "after failed copies")?;

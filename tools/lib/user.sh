@@ -3,6 +3,9 @@
 #
 # cargo for the programs of tools/user and for tools/hmmctl; to be sourced after common.sh.
 
+# Static; GNU ld takes several times as long as lld.
+user_flags='-C target-feature=+crt-static -C link-arg=-fuse-ld=lld'
+
 # user_sources: copies below build/, where each finds the other as in tools/. A lock file that another cargo left beside the sources names other
 # versions of the crates than the root has.
 user_sources() {
@@ -26,7 +29,7 @@ user_cargo() {
 	local command=$1 target=$HMM_BUILD/user/$1 archive manifests
 	shift
 	manifests=$(find "$HMM_TOP/tools/user" "$HMM_TOP/tools/hmmctl" -name Cargo.toml -print0 | sort -z | xargs -0 cat)
-	archive=$HMM_CACHE/crates-$command-$(hash_of "$("$HMM_TOP/tools/root/bootstrap" --path)" "$manifests").tar.zst
+	archive=$HMM_CACHE/crates-$command-$(hash_of "$("$HMM_TOP/tools/root/bootstrap" --path)" "$user_flags" "$manifests").tar.zst
 	if [ ! -e "$target" ] && [ -e "$archive" ]; then locked crates user_unpack "$archive" "$target"; fi
 	user_cargo_plain "$command" --offline --target x86_64-unknown-linux-gnu --target-dir "$target" "$@" || return
 	if [ ! -e "$archive" ]; then locked crates user_pack "$target" "$archive"; fi
@@ -57,5 +60,5 @@ user_cargo_plain() {
 	mkdir -p "$home"
 	printf '[source.crates-io]\nreplace-with = "debian"\n[source.debian]\ndirectory = "/usr/share/cargo/registry"\n' \
 		>"$home/config.toml"
-	in_root env -C "$HMM_BUILD/user/src" CARGO_HOME="$home" RUSTFLAGS='-C target-feature=+crt-static' cargo "$@"
+	in_root env -C "$HMM_BUILD/user/src" CARGO_HOME="$home" RUSTFLAGS="$user_flags" cargo "$@"
 }

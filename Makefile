@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation release check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
+.PHONY: help help-all setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation model release check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -47,6 +47,7 @@ help-all:
 	@echo 'make inject     fail each step of each operation once, then all mixed (KERNEL)'
 	@echo 'make coverage   what the tests do not execute, and why'
 	@echo 'make lookup     compare structures that find the region of an address'
+	@echo 'make model      all interleavings of a model of the protocol, each rule kept and broken'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make release    all long forms on one commit, in any number of sittings (SECONDS=, STEPS=); writes all tables'
 	@echo 'make check      format, lints, documents, compile-fail tests'
@@ -164,6 +165,9 @@ lookup:
 
 mutation:
 	tools/test/mutation
+
+model:
+	tools/test/model
 
 # SECONDS= STEPS=
 release:

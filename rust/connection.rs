@@ -168,7 +168,7 @@ impl<D: Device> Mirror<D> {
         while let Some(left) = rest {
             let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
             let (end, run) = first_of_owner(&space.mmap_lock_here()?, piece, owner)?;
-            // What is in system memory already stays there.
+            // Pages of system memory are not migrated.
             if let Some(run) = run {
                 source.migrate(run).because(Trigger::Pull).to_system()?;
                 outcome += self.migrate(run).because(Trigger::Pull).to_device()?;

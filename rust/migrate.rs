@@ -101,7 +101,7 @@ impl<'m, D: Device> Migrate<'m, D> {
     ///
     /// # Errors
     ///
-    /// After an error, what came before has moved.
+    /// After an error, pages at lower addresses may have moved.
     ///
     /// - `EFAULT`: the process has exited.
     /// - `EINVAL`: no mapping, or one that is not readable, special, of hugetlb or of DAX.

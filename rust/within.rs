@@ -239,8 +239,8 @@ fn report(place: &Location<'_>) {
     }
 }
 
-/// The path of a source of the library, from its top directory. The compiler names sources of modules
-/// that are built outside of the kernel's tree by their paths on the machine that built them.
+/// The path of a source of the library, relative to its top directory. For modules outside of the
+/// kernel's tree the compiler records absolute paths.
 fn relative(file: &str) -> &str {
     let top = file!().strip_suffix("rust/within.rs").unwrap_or("");
     file.strip_prefix(top).unwrap_or(file)

@@ -120,7 +120,7 @@ impl Drop for Pending {
 ///
 /// # Invariants
 ///
-/// Nobody else has a reference of the fence.
+/// This is the only reference to the fence.
 pub struct FenceRoom(Fence);
 
 impl FenceRoom {

@@ -62,7 +62,7 @@ fn within_block(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevi
     Ok((range, shared, mirror))
 }
 
-/// Moves what was touched, and adds up the numbers of the pages that are reported to it.
+/// Moves the touched page, and adds up the page numbers that are reported to it.
 struct Reported(Atomic<usize>);
 
 impl Policy for Reported {

@@ -68,8 +68,8 @@ impl Figures {
         self.faults as f64 / (self.used.max(1) as f64 / (1 << 20) as f64)
     }
 
-    /// The same without what CPUs cause, which depends on how often they run: what their faults bring back goes there
-    /// once more, for which the device faults once more.
+    /// The same without the effects of CPU faults, whose number depends on scheduling: each page that
+    /// they bring back costs one more migration to the device, and one more device fault.
     pub fn without_cpus(&self) -> Figures {
         Figures {
             there: self.there.saturating_sub(self.cpu_back),

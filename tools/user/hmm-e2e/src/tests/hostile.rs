@@ -488,7 +488,7 @@ fn lock_everything(ctx: &Ctx) -> Outcome {
     let locked = device.lock(map.addr(), PAGE_SIZE, 1, false).what("lock a page")?;
     let (behind, hole) = (map.page_addr(1), map.page_addr(PAGES));
     let refuse = || -> Outcome {
-        // It begins before what is locked, and ends with it or after it.
+        // The range begins before the locked page, and ends at its end or beyond.
         no_longer(
             &[1 << 21, 1 << 28, 1 << 40, 1 << 46, 1 << 52],
             "locks over a locked page",

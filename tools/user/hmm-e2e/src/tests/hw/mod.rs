@@ -241,7 +241,7 @@ fn during(ctx: &Ctx) -> Outcome {
             let data = read.what("read")?;
             match pattern::check(round + 1, 0, &data) {
                 Ok(()) => in_time += u64::from(reads),
-                // The page went before the step began.
+                // The page was unmapped before the step began.
                 Err(_) => pattern::check_zero(&data).what("what was there, or nothing")?,
             }
             Ok(in_time >= 6)

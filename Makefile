@@ -115,7 +115,8 @@ e2e:
 	set -e; for k in $(kernels); do \
 		tools/build --kernel $$k --series $(SERIES); \
 		tools/test/e2e --kernel $$k --series $(SERIES) $(FILTER); \
-		$(if $(FILTER),,tools/test/e2e --kernel $$k --series $(SERIES) --coherent;) \
+		$(if $(FILTER),,tools/test/e2e --kernel $$k --series $(SERIES) --coherent; \
+			tools/test/e2e --kernel $$k --series $(SERIES) --timed;) \
 	done
 
 lifecycle:

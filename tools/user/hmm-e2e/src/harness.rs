@@ -141,6 +141,8 @@ pub struct Test {
     private: bool,
     /// Has the mock device skip flushes, so that it finds stale translations.
     skips_flushes: bool,
+    /// Compares durations of a few percent.
+    timed: bool,
     seconds: u64,
     alarm: Option<&'static str>,
 }
@@ -150,7 +152,7 @@ impl Test {
     pub const fn new(group: &'static str, name: &'static str, run: fn(&Ctx) -> Outcome) -> Test {
         let (defect, only_rust, alarm) = (None, None, None);
         let (hw, only_hw, private) = (false, false, false);
-        let (skips_flushes, seconds) = (false, 60);
+        let (skips_flushes, timed, seconds) = (false, false, 60);
         Test {
             group,
             name,
@@ -161,6 +163,7 @@ impl Test {
             only_hw,
             private,
             skips_flushes,
+            timed,
             seconds,
             alarm,
         }
@@ -221,6 +224,18 @@ impl Test {
     pub const fn skips_flushes(mut self) -> Test {
         self.skips_flushes = true;
         self.alarm("stale-translation")
+    }
+
+    /// Compares durations that differ by a few percent.  Such a test needs a machine whose clock counts instructions
+    /// (QEMU's `-icount`), because any other work on the host would change the result.
+    pub const fn timed(mut self) -> Test {
+        self.timed = true;
+        self
+    }
+
+    /// Returns whether the test compares durations.
+    pub const fn is_timed(&self) -> bool {
+        self.timed
     }
 
     /// Takes longer than the usual minute.

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 /// them again are.
 const RELOAD: [&str; 2] = ["reload", "memory"];
 
-#[derive(Parser)]
+#[derive(Clone, Parser)]
 #[command(name = "hmm-e2e", about = "End-to-end tests of the heterogeneous memory manager")]
 struct Args {
     /// Run only tests whose full name contains one of these
@@ -53,6 +53,9 @@ struct Args {
     /// Multiplies every time limit: for slow machines and debug kernels
     #[arg(long, default_value_t = 4)]
     scale: u64,
+    /// Run the tests that compare durations, and no others: for a machine whose clock counts instructions
+    #[arg(long)]
+    timed: bool,
     /// On test_hmm run its known defects, too: some of them end in an oops
     #[arg(long)]
     defects: bool,
@@ -88,14 +91,16 @@ fn selected(args: &Args) -> Vec<Test> {
         let named = |filters: &[String]| filters.iter().any(|filter| full.contains(filter));
         (args.filters.is_empty() || named(&args.filters)) && !named(&args.except)
     };
-    tests::all().into_iter().filter(|test| group(test) && name(test)).collect()
+    let clock = |test: &Test| test.is_timed() == args.timed;
+    tests::all().into_iter().filter(|test| group(test) && name(test) && clock(test)).collect()
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let tests = selected(&args);
     if args.list {
-        tests.iter().for_each(|test| println!("{}", test.full_name()));
+        let others = selected(&Args { timed: !args.timed, ..args.clone() });
+        tests.iter().chain(&others).for_each(|test| println!("{}", test.full_name()));
         return ExitCode::SUCCESS;
     }
     // A filter for a test that was renamed must not pass unnoticed.
@@ -103,6 +108,13 @@ fn main() -> ExitCode {
     let known = |filter: &&String| names.iter().any(|name| name.contains(filter.as_str()));
     if let Some(filter) = args.filters.iter().chain(&args.except).find(|filter| !known(filter)) {
         eprintln!("hmm-e2e: no test matches '{filter}'");
+        return ExitCode::from(2);
+    }
+    if tests.is_empty()
+        && !args.timed
+        && !selected(&Args { timed: true, ..args.clone() }).is_empty()
+    {
+        eprintln!("hmm-e2e: these tests compare durations: --timed runs them");
         return ExitCode::from(2);
     }
     let driver = match args.driver.as_deref() {

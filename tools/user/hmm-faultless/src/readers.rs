@@ -2,8 +2,7 @@
 //! An engine that reads and checks its working set in a loop, while that migrates.
 
 use anyhow::{bail, ensure, Context, Result};
-use hmm::engine::{checksum, Way};
-use hmm::pattern::{self, WORDS};
+use hmm::engine::{checksum_of_pattern, Way};
 use hmm::{Command, Device, EngineOp, Job, Mapping};
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -68,9 +67,7 @@ impl Run {
             Mapping::anon_aligned(self.mib / 2)?
         };
         map.fill(7);
-        let sum = checksum(
-            (0..map.pages()).flat_map(|page| (0..WORDS).map(move |w| pattern::word(7, page, w))),
-        );
+        let sum = checksum_of_pattern(7, map.pages());
         let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(sum);
         let first = device.run(read).context("first pass")?;
         ensure!(first.error.is_none(), "the first pass failed: {:?}", first.error);

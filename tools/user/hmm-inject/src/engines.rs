@@ -3,7 +3,7 @@
 
 use crate::cases::{Case, Contents, World, NEW, OLD};
 use crate::memory::{filled, mirrored, on_device};
-use hmm::engine::{checksum, EngineOp, Setting, Way};
+use hmm::engine::{checksum_of_pattern, EngineOp, Setting, Way};
 use hmm::pattern::{self, WORDS};
 use hmm::{Command, Errno, Mapping, PAGE_SIZE};
 use std::time::Duration;
@@ -74,12 +74,8 @@ fn over_all(world: &World, op: EngineOp) -> Command {
     Command::new(op, world.map.addr(), world.map.len())
 }
 
-fn all_words(seed: u64, pages: usize) -> impl Iterator<Item = u64> {
-    (0..pages).flat_map(move |page| (0..WORDS).map(move |word| pattern::word(seed, page, word)))
-}
-
 fn engine_checksum(world: &mut World) -> Result<(), Errno> {
-    let expected = checksum(all_words(OLD, world.map.pages()));
+    let expected = checksum_of_pattern(OLD, world.map.pages());
     run(world, over_all(world, EngineOp::Checksum).verify(expected))
 }
 

@@ -14,7 +14,9 @@ mod header;
 mod migration;
 mod setting;
 
-pub use command::{checksum, Command, Ended, EngineOp, Job, Status};
+pub use command::{
+    checksum, checksum_of_pattern, checksum_of_write, Command, Ended, EngineOp, Job, Status,
+};
 pub use migration::{Migration, PageOutcome, Way};
 pub use setting::Setting;
 

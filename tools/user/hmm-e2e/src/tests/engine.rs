@@ -4,7 +4,7 @@
 use crate::harness::{Ctx, Outcome, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::engine::{checksum, Ended, Way};
+use hmm::engine::{checksum_of_pattern, Ended, Way};
 use hmm::pattern::{self, WORDS};
 use hmm::{Child, Command, Device, EngineOp, Errno, Gate, Mapping, Prot, Setting, PAGE_SIZE};
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ fn every_operation(device: &Device, map: &Mapping) -> Outcome {
     check_eq!(ended.status.result, sum, "sum of READ");
     check_eq!(ended.status.rounds, 1, "rounds of READ");
     let ended = run(device, Command::new(EngineOp::Checksum, addr, len), "CHECKSUM")?;
-    check_eq!(ended.status.result, checksum(words(map, 1)), "result of CHECKSUM");
+    check_eq!(ended.status.result, checksum_of_pattern(1, map.pages()), "result of CHECKSUM");
     let strided = Command::new(EngineOp::Strided, addr, len).stride(PAGE_SIZE / 2);
     let ended = run(device, strided, "STRIDED")?;
     let want = (0..map.pages())
@@ -127,7 +127,7 @@ fn chase_and_verify(ctx: &Ctx) -> Outcome {
     ends_with(&device, chase, Errno::EFAULT, "CHASE to nowhere")?;
 
     map.fill(5);
-    let right = checksum(words(&map, 5));
+    let right = checksum_of_pattern(5, map.pages());
     let command = Command::new(EngineOp::Checksum, map.addr(), map.len());
     run(&device, command.verify(right).rounds(3), "CHECKSUM that is right")?;
     map.set(7, 7, 0);

@@ -5,7 +5,7 @@ use super::reload::{load, unload, Restore};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::engine::{checksum, Way};
+use hmm::engine::{checksum_of_pattern, checksum_of_write, Way};
 use hmm::placement::{Attributes, Policy};
 use hmm::{pattern, Child, Command, Device, EngineOp, Gate, Mapping, HUGE_PAGES};
 use std::time::Duration;
@@ -65,8 +65,8 @@ pub(super) fn to_device(device: &Device, map: &Mapping) -> Result<hmm::Migration
 }
 
 pub(super) fn engine_reads(device: &Device, map: &Mapping, seed: u64) -> Outcome {
-    let words = super::faultless::words(seed, map.pages());
-    let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(checksum(words));
+    let read = Command::new(EngineOp::Checksum, map.addr(), map.len())
+        .verify(checksum_of_pattern(seed, map.pages()));
     check_eq!(device.run(read).what("engine")?.error, None, "an engine's read");
     Ok(())
 }
@@ -128,7 +128,7 @@ fn eight_times_the_memory(ctx: &Ctx) -> Outcome {
         let write = Command::new(EngineOp::Write, map.addr(), map.len()).value(5);
         check_eq!(device.run(write)?.error, None, "an engine's write");
         if thorough {
-            let words = checksum((0..(map.len() / 8) as u64).map(|word| word + 5));
+            let words = checksum_of_write(5, map.len() / 8);
             let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(words);
             check_eq!(device.run(read)?.error, None, "an engine's read of what it wrote");
         }

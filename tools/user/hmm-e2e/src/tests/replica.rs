@@ -6,7 +6,7 @@ use super::reload::unload;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::engine::{checksum, Way};
+use hmm::engine::{checksum_of_pattern, Way};
 use hmm::placement::Attributes;
 use hmm::{pattern, Child, Command, Device, EngineOp, Mapping, Prot, Setting, PAGE_SIZE};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -48,8 +48,8 @@ fn copied(device: &Device, seed: u64) -> Result<Mapping, Stop> {
 
 /// An engine and a command must read the pattern.
 fn reads(device: &Device, map: &Mapping, seed: u64, when: &str) -> Outcome {
-    let words = super::faultless::words(seed, map.pages());
-    let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(checksum(words));
+    let read = Command::new(EngineOp::Checksum, map.addr(), map.len())
+        .verify(checksum_of_pattern(seed, map.pages()));
     check_eq!(device.run(read).what("engine")?.error, None, "an engine's read {when}");
     device_sees(device, map, seed, when)?;
     Ok(())

@@ -4,6 +4,7 @@
 use super::Extension;
 use crate::device::Device;
 use crate::errno::Errno;
+use crate::pattern::{self, WORDS};
 use std::time::{Duration, Instant};
 
 /// What an engine does.
@@ -33,6 +34,18 @@ pub fn checksum(words: impl IntoIterator<Item = u64>) -> u64 {
     words
         .into_iter()
         .fold(0u64, |sum, word| (sum.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// The checksum of the pattern `seed` in `pages` pages, the first of which is page 0.
+pub fn checksum_of_pattern(seed: u64, pages: usize) -> u64 {
+    checksum(
+        (0..pages).flat_map(|page| (0..WORDS).map(move |word| pattern::word(seed, page, word))),
+    )
+}
+
+/// The checksum of what [`EngineOp::Write`] of `value` writes to `words` words.
+pub fn checksum_of_write(value: u64, words: usize) -> u64 {
+    checksum((0..words as u64).map(|n| value.wrapping_add(n)))
 }
 
 /// A command for an engine.

@@ -13,8 +13,7 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::mover::{rounds, Mover};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::engine::checksum;
-use hmm::pattern::{self, WORDS};
+use hmm::engine::checksum_of_pattern;
 use hmm::{Command, Device, EngineOp, Job, Mapping, Setting};
 use std::time::{Duration, Instant};
 
@@ -25,11 +24,6 @@ const DELAY_NS: u64 = 20_000;
 /// All of them.
 pub fn tests() -> Vec<Test> {
     [basic::TESTS, holes::TESTS, races::TESTS, kernel::TESTS].concat()
-}
-
-/// The words of a pattern.
-pub fn words(seed: u64, pages: usize) -> impl Iterator<Item = u64> {
-    (0..pages).flat_map(move |page| (0..WORDS).map(move |word| pattern::word(seed, page, word)))
 }
 
 /// The device, with slow copies.
@@ -51,7 +45,7 @@ pub fn moving(ctx: &Ctx) -> Result<(Device, Mapping, Mover), Stop> {
 /// A command that reads the pattern `seed` for ever, and fails if it is not so.
 pub fn watch<'d>(device: &'d Device, map: &Mapping, seed: u64) -> Result<Job<'d>, Stop> {
     let read = Command::new(EngineOp::Checksum, map.addr(), map.len());
-    let read = read.verify(checksum(words(seed, map.pages())));
+    let read = read.verify(checksum_of_pattern(seed, map.pages()));
     let first = device.run(read)?;
     check_eq!(first.error, None, "end of the first pass");
     Ok(device.submit(read.rounds(0))?)

@@ -7,7 +7,7 @@ use crate::mover::{races, rounds, Board, Tally};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
-use hmm::pattern::WORDS;
+use hmm::pattern::{self, WORDS};
 use hmm::PAGE_SIZE;
 use hmm::{Child, Command, EngineOp, Errno, Mapping, Prot};
 use std::sync::atomic::{AtomicBool, Ordering};

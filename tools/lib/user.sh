@@ -3,11 +3,14 @@
 #
 # cargo for the programs of tools/user and for tools/hmmctl; to be sourced after common.sh.
 
+# shellcheck source=tools/lib/archive.sh
+. "$HMM_TOP/tools/lib/archive.sh"
+
 # Static; GNU ld takes several times as long as lld.
 user_flags='-C target-feature=+crt-static -C link-arg=-fuse-ld=lld'
 
-# user_sources: copies below build/, where each finds the other as in tools/. A lock file that another cargo left beside the sources names other
-# versions of the crates than the root has.
+# user_sources: copies below build/, where each finds the other as in tools/. A lock file that another cargo left beside
+# the sources names other versions of the crates than the root has.
 user_sources() {
 	local manifest
 
@@ -24,35 +27,16 @@ user_sources() {
 # user_cargo COMMAND ARGUMENT...: offline; the crates are Debian's packages, so that nothing but a Debian mirror
 # is needed. Each command has a target directory of its own, so that none waits for another. The cache keeps what the
 # crates of others are built to, which is the same in all checkouts with these manifests: one archive for each command.
-# It is packed and unpacked as a whole, so that its parts are of one build; zstd's checksum tells a damaged one.
 user_cargo() {
 	local command=$1 target=$HMM_BUILD/user/$1 archive manifests
 	shift
 	manifests=$(find "$HMM_TOP/tools/user" "$HMM_TOP/tools/hmmctl" -name Cargo.toml -print0 | sort -z | xargs -0 cat)
 	archive=$HMM_CACHE/crates-$command-$(hash_of "$("$HMM_TOP/tools/root/bootstrap" --path)" "$user_flags" "$manifests").tar.zst
-	if [ ! -e "$target" ] && [ -e "$archive" ]; then locked crates user_unpack "$archive" "$target"; fi
+	if [ ! -e "$target" ] && [ -e "$archive" ]; then locked crates unpack "$archive" "$target" || :; fi
 	user_cargo_plain "$command" --offline --target x86_64-unknown-linux-gnu --target-dir "$target" "$@" || return
-	if [ ! -e "$archive" ]; then locked crates user_pack "$target" "$archive"; fi
-}
-
-# user_unpack ARCHIVE TARGET: makes TARGET of it. An archive that is damaged is deleted.
-user_unpack() {
-	rm -rf "$2.part"
-	mkdir -p "$2.part"
-	if in_root tar -C "$2.part" -I zstd -xf "$1"; then
-		mv "$2.part" "$2"
-	else
-		say "the archive of crates is damaged; they are built again: $1"
-		rm -rf "$2.part" "$1"
+	if [ ! -e "$archive" ]; then
+		locked crates pack "$target" "$archive" --exclude 'hmm*' --exclude 'libhmm*' --exclude incremental
 	fi
-}
-
-# user_pack TARGET ARCHIVE: keeps what TARGET has, except for our own crates.
-user_pack() {
-	[ ! -e "$2" ] || return 0
-	in_root tar -C "$1" --exclude 'hmm*' --exclude 'libhmm*' --exclude incremental --format posix -I 'zstd -1' -cf "$2.part" .
-	on_disk
-	mv "$2.part" "$2"
 }
 
 user_cargo_plain() {

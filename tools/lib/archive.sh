@@ -1,0 +1,28 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# Archives of the cache: what was built, packed and unpacked as a whole, so that its parts are of one build. zstd's
+# checksum tells a damaged one. To be sourced after common.sh.
+
+# unpack ARCHIVE DIRECTORY: makes DIRECTORY of it. An archive that is damaged is deleted.
+unpack() {
+	rm -rf "$2.part"
+	mkdir -p "$2.part"
+	if ! in_root tar -C "$2.part" -I zstd -xf "$1"; then
+		say "an archive of the cache is damaged; what it had is built again: $1"
+		rm -rf "$2.part" "$1"
+		return 1
+	fi
+	rm -rf "$2"
+	mv "$2.part" "$2"
+}
+
+# pack DIRECTORY ARCHIVE [OPTION OF TAR]...: makes ARCHIVE, unless there is one.
+pack() {
+	local directory=$1 archive=$2
+	shift 2
+	[ ! -e "$archive" ] || return 0
+	in_root tar -C "$directory" "$@" --format posix -I 'zstd -1' -cf "$archive.part" .
+	on_disk
+	mv "$archive.part" "$archive"
+}

@@ -341,11 +341,13 @@ impl<D: Device> Mirror<D> {
                     Switched::Lost => *lost = true,
                     Switched::NoEntry | Switched::Stays { .. } => {}
                 };
+                // The source's entries go before this device gets its own: what it writes at once, the
+                // source must not read as it was before.
+                let gone = readers.switch(moved);
                 let here;
                 (here, result) =
                     announced.switch_to_device(moved, mine.numbers(), writable, spares, each);
-                // Whatever became of that: the pages have moved, so the source's entries go.
-                (here, readers.switch(moved))
+                (here, gone)
             });
             result.map(|()| Attempt::Done)
         })

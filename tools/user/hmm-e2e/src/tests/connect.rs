@@ -6,8 +6,8 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::{
-    inject, Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, PageState, Pulled,
-    Setting, HUGE_PAGES, PAGE_SIZE,
+    inject, pattern, Child, Command, Connection, Device, EngineOp, Errno, Gate, Mapping, PageState,
+    Pulled, Setting, HUGE_PAGES, PAGE_SIZE,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ pub const TESTS: &[Test] = &[
     Test::new("connect", "without_a_connection_through_memory", through).only_rust(OURS),
     Test::new("connect", "readers_of_the_source_go_on", readers).only_rust(OURS).private(),
     Test::new("connect", "readers_on_both_devices_go_on", readers_on_both).only_rust(OURS),
+    Test::new("connect", "the_source_reads_what_the_destination_wrote", source_first)
+        .only_rust(OURS),
     Test::new("connect", "two_devices_fight_and_progress", fight).only_rust(OURS),
     Test::new("connect", "a_failed_copy_loses_nothing", failed).only_rust(OURS),
     Test::new("connect", "a_closed_file_loses_nothing", closed).only_rust(OURS),
@@ -238,6 +240,55 @@ fn readers(ctx: &Ctx) -> Outcome {
     one.set(Setting::CopyDelay, 0).what("set the delay back")?;
     check_eq!(job.finish().what("stop")?.error, None, "error of the reader");
     cpu_sees(&map, 3, "at the end")
+}
+
+/// As soon as the destination has written to a page that it gets, the source does not read what was there before. The
+/// destination has an entry already, in place, and its flush is slow: so it can write for a while before the pull ends.
+fn source_first(ctx: &Ctx) -> Outcome {
+    let (device, second) = if ctx.coherent() { (ctx.device, ctx.second) } else { (2, 3) };
+    let Pair { one, two } = pair(&Ctx { device, second, ..ctx.clone() }, Connection::Migratable)?;
+    two.set(Setting::FlushDelay, 10_000_000).what("set the delay")?;
+    let (mut round, mut during) = (0, 0);
+    while during < 5 {
+        round += 1;
+        check!(round < 500, "{during} of {round} writes came before the end of their pull");
+        let map = Mapping::anon(1)?;
+        let read = Command::new(EngineOp::Read, map.addr(), 8);
+        map.fill(round);
+        migrate(&one, &map, round)?;
+        let before = one.run(read).what("the source's read")?;
+        check_eq!(before.status.result, pattern::word(round, 0, 0), "before, round {round}");
+        device_sees(&two, &map, round, "in place")?;
+        let copied = one.counters()?.bytes_copied;
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| -> Outcome {
+            let puller = scope.spawn(|| {
+                let pulled = two.pull(map.addr(), 1, &one);
+                over.store(true, Ordering::SeqCst);
+                pulled
+            });
+            until("the copy", || Ok(one.counters()?.bytes_copied > copied))?;
+            std::thread::sleep(Duration::from_millis(round % 8));
+            let faults = two.counters()?.engine_faults_write;
+            let write = Command::new(EngineOp::Fill, map.addr(), 8).value(1000 + round);
+            check_eq!(two.run(write).what("the destination's write")?.error, None, "of a write");
+            let meanwhile = !over.load(Ordering::SeqCst);
+            let after = one.run(read).what("the source's read")?;
+            check_eq!(after.error, None, "error of a read after the write");
+            check_eq!(after.status.result, 1000 + round, "what the source reads, round {round}");
+            if let Err(panic) = puller.join() {
+                std::panic::resume_unwind(panic);
+            }
+            // A write that had to wait for its page came after the pull.
+            let waited = two.counters()?.engine_faults_write > faults;
+            during += u64::from(meanwhile && !waited);
+            Ok(())
+        })?;
+        check_eq!(map.get(0, 0), 1000 + round, "what the CPU reads, round {round}");
+    }
+    println!("# {during} writes of {round} came before the end of their pull");
+    two.set(Setting::FlushDelay, 0).what("set the delay back")?;
+    Ok(())
 }
 
 /// Where both devices can use the memory of either in place, both read it all the time. Of

@@ -23,7 +23,9 @@
 #ifndef OPS
 #define OPS 2
 #endif
+#ifndef NP
 #define NP 1
+#endif
 /* Processes of a scenario, without init. */
 #define NACT 4
 #define NV (SPACES * NP)
@@ -58,7 +60,17 @@ mtype = {
 	/* Own events remove the entries, too, as in other managers: right, but not faultless (rule 5). */
 	RULE5,
 	/* A device write does not break copy on write (rule 6). */
-	RULE6
+	RULE6,
+	/* After a pull, the device that had the page keeps its entry. */
+	PULL,
+	/* A pull gives the destination its entry before the source has lost its own. */
+	SOURCE_FIRST,
+	/* An unplug does not wait for steps that bring pages to the device. */
+	ARRIVALS,
+	/* An unplug does not wait for steps that copy from the device. */
+	DEPARTURES,
+	/* A fault of a device that was unplugged is served. */
+	FORGET
 };
 mtype off = OFF;
 
@@ -105,13 +117,21 @@ byte busy[NMI];
 bit warm[NV * DEVICES];
 /* Nothing but migrations happens in this scenario. */
 bit quiet;
+/* Unplug: no page may be brought to the device; steps that bring some, and that take some away; its memory cannot be read. */
+bit closed[DEVICES];
+byte arriving[DEVICES];
+byte departing[DEVICES];
+bit dead[DEVICES];
+/* The copy of a page that was to be saved has failed: such pages stay, and are lost with the device. */
+bit lost[DEVICES];
 
 /* Processes that have not ended. */
 byte left;
 
 #define BIT(v) (1 << (v))
+#define STOPPED(f) (!IS_SYS(f) && dead[DEV_OF(f)])
 #define COLLIDED(a, mi) collided[(a) * NMI + (mi)]
-#define LOCALS byte x_d = 0, x_mi = 0, x_t = 0, x_i = 0, x_v = 0, s = 0, n = 0; bit x_flush = 0, moved = 0, w = 0, took = 0, hole = 0
+#define LOCALS byte x_d = 0, x_mi = 0, x_t = 0, x_i = 0, x_v = 0, s = 0, n = 0; bit x_flush = 0, moved = 0, w = 0, took = 0, hole = 0, refused = 0
 
 /* Memory */
 
@@ -307,7 +327,32 @@ inline switch_entry(v, d, a, to, write) {
 	fi
 }
 
-/* Frame s, which is locked, leaves the page tables: v's, and by the reverse mapping others', with events of their own. */
+/* Frame s, which is locked, leaves all page tables, each with an event of its own. */
+inline unmap_by_rmap(a) {
+	x_v = 0;
+	do
+	:: x_v < NV ->
+		if
+		:: d_step { pte_f[x_v] == s && (pte[x_v] == PRESENT || pte[x_v] == DEVICE) -> skip };
+			event(x_v, CLEAR, 0, a);
+			d_step {
+				if
+				:: pte_f[x_v] == s && (pte[x_v] == PRESENT || pte[x_v] == DEVICE) ->
+					pte[x_v] = MIGRATING; mapped[s]--; took = 1;
+					printf("%d: isolates page %d, frame %d, by the reverse mapping\n", a, x_v, s)
+				:: else
+				fi
+			};
+			event_end(x_v)
+		:: else
+		fi;
+		x_v++
+	:: else -> break
+	od;
+	atomic { x_v = 0; took = took && mapped[s] == 0 }
+}
+
+/* Frame s, which is locked, leaves the page tables: v's, or by the reverse mapping all. */
 inline unmap(v, a) {
 	d_step {
 		took = 0;
@@ -320,28 +365,7 @@ inline unmap(v, a) {
 	}
 	if
 	:: took
-	:: else ->
-		x_v = 0;
-		do
-		:: x_v < NV ->
-			if
-			:: d_step { pte_f[x_v] == s && (pte[x_v] == PRESENT || pte[x_v] == DEVICE) -> skip };
-				event(x_v, CLEAR, 0, a);
-				d_step {
-					if
-					:: pte_f[x_v] == s && (pte[x_v] == PRESENT || pte[x_v] == DEVICE) ->
-						pte[x_v] = MIGRATING; mapped[s]--; took = 1;
-						printf("%d: isolates page %d, frame %d, by the reverse mapping\n", a, x_v, s)
-					:: else
-					fi
-				};
-				event_end(x_v)
-			:: else
-			fi;
-			x_v++
-		:: else -> break
-		od;
-		atomic { x_v = 0; took = took && mapped[s] == 0 }
+	:: else -> unmap_by_rmap(a)
 	fi
 }
 
@@ -362,10 +386,19 @@ inline isolate(v, system, d, a) {
 	fi
 }
 
-/* Copies s to n, which may fail, or be missing. */
+/* Copies s to n, which may fail, or be missing. What is lost with its device cannot be copied. */
 inline copy() {
 	if
-	:: n != 0 && took -> d_step { fresh[n] = fresh[s]; lazy[n] = lazy[s]; dirty[n] = dirty[s]; locked[n] = 1; moved = 1; printf("copy of frame %d to frame %d, which replaces it\n", s, n) }
+	:: n != 0 && took ->
+		d_step {
+			if
+			:: STOPPED(s) && lost[DEV_OF(s)] -> moved = 0
+			:: else ->
+				assert(!STOPPED(s) && !STOPPED(n));
+				fresh[n] = fresh[s]; lazy[n] = lazy[s]; dirty[n] = dirty[s]; locked[n] = 1; moved = 1;
+				printf("copy of frame %d to frame %d, which replaces it\n", s, n)
+			fi
+		}
 	:: d_step { moved = 0; printf("frame %d is not copied\n", s) }
 	fi
 }
@@ -427,7 +460,17 @@ inline migrate(v, d, to_device, a) {
 			fi;
 			if
 			:: COLLIDED(a, MI(MM(v), d)) && off != H4 -> mm_readers[MM(v)] = mm_readers[MM(v)] - (off != H11); took = 0
-			:: else -> COLLIDED(a, MI(MM(v), d)) = 1; announce(v, d, a); took = 1
+			:: else ->
+				COLLIDED(a, MI(MM(v), d)) = 1; took = 1;
+				if
+				:: to_device && closed[d] -> refused = 1
+				:: else ->
+					announce(v, d, a);
+					if
+					:: to_device -> arriving[d]++
+					:: else -> departing[d]++
+					fi
+				fi
 			fi
 		};
 		if
@@ -439,9 +482,13 @@ inline migrate(v, d, to_device, a) {
 	:: x_flush -> flush(v, d); x_flush = 0
 	:: else
 	fi;
-	event(v, MIGRATE, 1, a);
-	isolate(v, to_device, d, a);
-	event_end(v);
+	if
+	:: !refused ->
+		event(v, MIGRATE, 1, a);
+		isolate(v, to_device, d, a);
+		event_end(v)
+	:: else
+	fi;
 	if
 	:: s != 0 || hole ->
 		if
@@ -477,6 +524,11 @@ inline migrate(v, d, to_device, a) {
 		:: mark[T(v, d)] == (a) + 1 -> mark[T(v, d)] = 0
 		:: else
 		fi;
+		if
+		:: refused -> refused = 0
+		:: !refused && to_device -> arriving[d]--
+		:: else -> departing[d]--
+		fi;
 		s = 0; n = 0; moved = 0; w = 0; took = 0; hole = 0;
 		mm_readers[MM(v)] = mm_readers[MM(v)] - (off != H11)
 	}
@@ -487,7 +539,9 @@ inline cpu_fault(v, a) {
 	d_step {
 		s = 0;
 		if
-		:: pte[v] == DEVICE && !locked[pte_f[v]] -> s = pte_f[v]; locked[s] = 1; isolated[s] = 1
+		/* What an unplug has lost is SIGBUS. */
+		:: pte[v] == DEVICE && !locked[pte_f[v]] && !dead[DEV_OF(pte_f[v])] ->
+			s = pte_f[v]; locked[s] = 1; isolated[s] = 1; departing[DEV_OF(s)]++
 		:: else
 		fi
 	}
@@ -520,7 +574,7 @@ inline cpu_fault(v, a) {
 			fi
 		};
 		finalize();
-		d_step { s = 0; n = 0; moved = 0; w = 0; took = 0 }
+		d_step { departing[DEV_OF(s)]--; s = 0; n = 0; moved = 0; w = 0; took = 0 }
 	:: else
 	fi
 }
@@ -593,7 +647,7 @@ inline device_fault(v, d, write, a) {
 	/* Under the table lock. */
 	d_step {
 		if
-		:: s != 0 && (!COLLIDED(a, MI(MM(v), d)) || off == RULE1) && (mark[T(v, d)] == 0 || off == H2) ->
+		:: s != 0 && (!COLLIDED(a, MI(MM(v), d)) || off == RULE1) && (mark[T(v, d)] == 0 || off == H2) && (!closed[d] || off == FORGET) ->
 			entry[T(v, d)] = s; entry_w[T(v, d)] = w; warm[T(v, d)] = 1;
 			printf("%d: device %d gets frame %d for page %d\n", a, d, s, v)
 		:: else
@@ -630,7 +684,7 @@ proctype engine(byte a, v, d) {
 				fi
 			fi;
 			if
-			:: hit -> busy[MI(MM(v), d)] = v + 1; printf("%d: device %d begins to access frame %d for page %d\n", a, d, f, v)
+			:: hit -> assert(!dead[d]); busy[MI(MM(v), d)] = v + 1; printf("%d: device %d begins to access frame %d for page %d\n", a, d, f, v)
 			:: else
 			fi
 		};
@@ -711,30 +765,192 @@ proctype round_trip(byte a, v, d) {
 	left--
 }
 
-/* Evicts what device d has of page v: plain events, entries go. */
-proctype evict(byte a, v, d) {
-	LOCALS;
-	d_step {
-		if
-		:: !mm_writer[MM(v)] -> mm_readers[MM(v)]++; hole = 1
-		:: else
-		fi
-	}
+/* Evicts page v, if device d has it: plain events, entries go. */
+inline evict_page(v, d, a) {
+	d_step { !mm_writer[MM(v)] -> mm_readers[MM(v)]++; departing[d]++ }
 	if
-	:: hole ->
-		if
-		:: off == H12 -> d_step { announce(v, d, a); x_flush = 0; changing[MI(MM(v), d)] = 0 }; event(v, CLEAR, 1, a)
-		:: else -> event(v, CLEAR, 0, a)
-		fi;
-		isolate(v, 0, d, a);
-		event_end(v);
-		if
-		:: s != 0 -> alloc_system(n); copy(); finalize()
-		:: else
-		fi;
-		d_step { s = 0; n = 0; moved = 0; w = 0; took = 0; hole = 0; mm_readers[MM(v)]-- }
+	:: off == H12 -> d_step { announce(v, d, a); x_flush = 0; changing[MI(MM(v), d)] = 0 }; event(v, CLEAR, 1, a)
+	:: else -> event(v, CLEAR, 0, a)
+	fi;
+	isolate(v, 0, d, a);
+	event_end(v);
+	if
+	:: s != 0 ->
+		alloc_system(n);
+		copy();
+		d_step {
+			if
+			:: !moved && closed[d] -> lost[d] = 1
+			:: else
+			fi
+		};
+		finalize()
 	:: else
 	fi;
+	d_step { s = 0; n = 0; moved = 0; w = 0; took = 0; departing[d]--; mm_readers[MM(v)]-- }
+}
+
+proctype evict(byte a, v, d) {
+	LOCALS;
+	evict_page(v, d, a);
+	left--
+}
+
+/* All mirrors of device d lose their entries. */
+inline forget(d) {
+	x_v = 0;
+	do
+	:: x_v < NV ->
+		d_step {
+			if
+			:: entry[T(x_v, d)] != 0 -> retire(T(x_v, d))
+			:: else
+			fi;
+			entry[T(x_v, d)] = 0; entry_w[T(x_v, d)] = 0; mark[T(x_v, d)] = 0; changing[MI(MM(x_v), d)]++
+		};
+		flush(x_v, d);
+		x_v++
+	:: else -> break
+	od;
+	x_v = 0
+}
+
+/* Memory::unplug() of device d. Then its driver stops it: only what could not be copied is in its memory. */
+proctype unplug(byte a, d) {
+	LOCALS;
+	byte f = 0, rounds = 0;
+	closed[d] = 1;
+	forget(d);
+	(arriving[d] == 0 || off == ARRIVALS);
+	do
+	:: rounds < 4 ->
+		rounds++;
+		(departing[d] == 0 || off == DEPARTURES);
+		f = 0;
+		do
+		:: f < NV ->
+			if
+			:: pte[f] == DEVICE && DEV_OF(pte_f[f]) == d -> evict_page(f, d, a)
+			:: else
+			fi;
+			f++
+		:: else -> break
+		od
+	:: else -> break
+	od;
+	forget(d);
+	d_step {
+		dead[d] = 1;
+		printf("%d: device %d is gone\n", a, d);
+		f = NSYS + 1 + d * NDEV;
+		do
+		:: f < NSYS + 1 + (d + 1) * NDEV -> assert(!used[f] || lost[d]); f++
+		:: else -> break
+		od
+	};
+	left--
+}
+
+/* Moves page v from the memory of device from to that of device d, directly. */
+proctype puller(byte a, v, from, d) {
+	LOCALS;
+	do
+	:: READ_BEGIN(a, MI(MM(v), d));
+		mmap_read(MM(v));
+		d_step {
+			if
+			:: COLLIDED(a, MI(MM(v), d)) -> mm_readers[MM(v)]--; took = 0
+			:: else -> COLLIDED(a, MI(MM(v), d)) = 1; announce(v, d, a); took = 1; arriving[d]++; departing[from]++
+			fi
+		};
+		if
+		:: took -> break
+		:: else
+		fi
+	od;
+	if
+	:: x_flush -> flush(v, d); x_flush = 0
+	:: else
+	fi;
+	/* The source goes on reading, if its mirror can be had at once. */
+	d_step {
+		if
+		:: entry[T(v, from)] != 0 && mark[T(v, from)] == 0 -> announce(v, from, a)
+		:: else -> x_flush = 0
+		fi
+	};
+	if
+	:: x_flush -> flush(v, from); x_flush = 0
+	:: else
+	fi;
+	event(v, MIGRATE, 1, a);
+	isolate(v, 0, from, a);
+	event_end(v);
+	if
+	:: s != 0 ->
+		alloc_device(n, d);
+		copy();
+		if
+		:: moved ->
+			/* First the source's entries go: what this device writes, that one must not read as it was. */
+			if
+			:: off != PULL && off != SOURCE_FIRST -> switch_entry(v, from, a, 0, 0)
+			:: else
+			fi;
+			switch_entry(v, d, a, n, w);
+			if
+			:: off == SOURCE_FIRST -> switch_entry(v, from, a, 0, 0)
+			:: else
+			fi
+		:: else
+		fi;
+		finalize()
+	:: else
+	fi;
+	d_step {
+		if
+		:: mark[T(v, d)] == a + 1 -> mark[T(v, d)] = 0
+		:: else
+		fi;
+		if
+		:: mark[T(v, from)] == a + 1 -> mark[T(v, from)] = 0
+		:: else
+		fi;
+		arriving[d]--; departing[from]--;
+		s = 0; n = 0; moved = 0; w = 0; took = 0;
+		mm_readers[MM(v)]--
+	};
+	left--
+}
+
+/* mremap(): page v becomes page u. */
+proctype mremap(byte a, v, u) {
+	LOCALS;
+	mmap_write(MM(v));
+	event(v, UNMAP, 0, a);
+	d_step {
+		vm[u] = vm[v]; vm_w[u] = vm_w[v]; vm[v] = 0; vm_w[v] = 0;
+		pte[u] = pte[v]; pte_f[u] = pte_f[v]; pte_w[u] = pte_w[v];
+		pte[v] = NONE; pte_f[v] = 0; pte_w[v] = 0;
+		x_i = 1;
+		do
+		:: x_i < NF ->
+			if
+			:: fresh[x_i] & BIT(v) -> fresh[x_i] = (fresh[x_i] & (255 - BIT(v))) | BIT(u)
+			:: else
+			fi;
+			x_i++
+		:: else -> break
+		od;
+		x_i = 0;
+		if
+		:: zero & BIT(v) -> zero = (zero & (255 - BIT(v))) | BIT(u)
+		:: else
+		fi;
+		printf("%d: page %d is page %d now\n", a, v, u)
+	};
+	event_end(v);
+	mmap_write_unlock(MM(v));
 	left--
 }
 

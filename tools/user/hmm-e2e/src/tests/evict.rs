@@ -197,7 +197,10 @@ fn small_mappings(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
     let end = Instant::now() + Duration::from_millis(30) * ctx.cycles;
-    let goes_on = || Instant::now() < end;
+    // Then on until something was evicted.
+    let evicted = || device.placement().is_ok_and(|placement| placement.evicted_for_room > 0);
+    let late = end + Duration::from_secs(20);
+    let goes_on = || Instant::now() < end || (Instant::now() < late && !evicted());
     let evictor = |seed: u64| -> Outcome {
         let maps = (0..3).map(|index| block(seed + index)).collect::<Result<Vec<_>, _>>()?;
         while goes_on() {

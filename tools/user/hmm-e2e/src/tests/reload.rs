@@ -194,10 +194,11 @@ fn grown(
     cycles: u64,
 ) -> Vec<String> {
     let old = |name: &str| before.get(name).map_or(0, |sum| sum.areas);
-    // Stacks of other processes come and go; a leak is one for each cycle.
+    // Stacks of other processes come and go, and each processor keeps two of those that were freed; a leak is one for each
+    // cycle.
     let leak = |(name, sum): (&String, &procfs::VmallocUse)| {
         let more = sum.areas.saturating_sub(old(name));
-        (more >= cycles.div_ceil(2).max(2)).then(|| format!("{name}: {more} more areas"))
+        (more >= cycles.div_ceil(2).max(STACKS)).then(|| format!("{name}: {more} more areas"))
     };
     after.iter().filter_map(leak).collect()
 }
@@ -217,6 +218,9 @@ fn grown_slabs(states: [&State; 3], half: u64) -> Vec<String> {
     });
     grown.collect()
 }
+
+/// Stacks that come and go: with fewer cycles no leak is told from them.
+const STACKS: u64 = 8;
 
 /// Objects that processors may keep of one cache.
 const SLAB_NOISE: u64 = 128;

@@ -26,3 +26,14 @@ pack() {
 	on_disk
 	mv "$archive.part" "$archive"
 }
+
+# rename_checkout DIRECTORY: has the commands that Kbuild saved in DIRECTORY name this checkout. Modules that the cache gave
+# were built in another one, which need not exist any more; tools/rustc-again runs what was saved.
+rename_checkout() {
+	local old
+	old=$(sed -n 's/^export KBUILD_EXTMOD = //p' "$1/Makefile")
+	[ -n "$old" ] || die "$1/Makefile does not say for which checkout it was made"
+	[ "$old" != "$HMM_TOP" ] || return 0
+	find "$1" \( -name '.*.cmd' -o -name Makefile -o -name '*.mod' -o -name modules.order \) -type f -print0 |
+		in_root env OLD="$old" NEW="$HMM_TOP" xargs -0 -r perl -pi -e 's{\Q$ENV{OLD}\E(?![\w.-])}{$ENV{NEW}}g'
+}

@@ -171,7 +171,7 @@ impl DmaFence {
         Self::clone(&theirs)
     }
 
-    pub(super) fn as_raw(&self) -> *mut bindings::dma_fence {
+    pub(crate) fn as_raw(&self) -> *mut bindings::dma_fence {
         self.0.as_ptr()
     }
 }

@@ -9,7 +9,7 @@ mod tests {
     use super::*;
     use crate::mm::{
         dma_fence::{DmaFenceRoom, Timeline},
-        fence::{Fence, Pending},
+        fence::Pending,
         notifier::Cookie,
     };
     use bindings::{
@@ -182,7 +182,7 @@ mod tests {
             assert_eq!(rust_hmm_fence_signal_once(gate, 0), 0);
             // No error from the end that comes now, though somebody tried.
             assert_eq!(rust_hmm_fence_wait_for(queued, 10_000), 0);
-            let imported = Fence::of(&dma.fence())?.into_raw();
+            let imported = rust_hmm_fence_from_dma(dma.fence().as_raw());
             assert_eq!(rust_hmm_fence_signal_once(imported, 0), refused);
             assert_eq!(rust_hmm_fence_wait_for(imported, 10), ETIMEDOUT.to_errno());
             dma.signal(Err(EIO));

@@ -283,6 +283,25 @@ mod suite {
     }
 
     #[test]
+    fn holes_far_from_all_tables_move() -> Result {
+        // Nothing else of the process is within the last 2 MiB of it, which are in another GiB than its start.
+        let all = map((PMD_PAGES + 1) * PMD_PAGES)?;
+        let range = PageRange::from_pages(all.address(PMD_PAGES * PMD_PAGES + 8), 8)?;
+        let shared = shared()?;
+        let mirror = mirror(&shared)?;
+        store(all.start(), 1)?;
+        let outcome = mirror.migrate(range).to_device()?;
+        assert_eq!((outcome.moved, outcome.entries), (8, 0));
+        assert_eq!(shared.memory.usage().0, 8);
+        assert_eq!(device_load(&mirror, range.address(7))?, Some(0));
+        assert_eq!(load(range.address(7))?, 0);
+        assert_eq!(load(all.start())?, 1);
+        unmap(all)?;
+        assert_eq!(shared.memory.usage().0, 0);
+        Ok(())
+    }
+
+    #[test]
     fn what_stays_in_the_table_keeps_its_mark() -> Result {
         let (range, _shared, mirror) = attached(4)?;
         mirror.migrate(range).to_device()?;

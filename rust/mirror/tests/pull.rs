@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::{
+    migrate::Outcome,
     mm::device_pages::DeviceRange,
     pgtable::Slot, //
 };
@@ -74,6 +75,24 @@ impl Device for TightDevice {
     fn flush_start(&self, _range: PageRange) {
         self.0.flushes.fetch_add(1, Relaxed);
     }
+
+    fn flush_wait(&self, (): ()) {}
+}
+
+/// A device that may have no memory.
+struct Spare(Option<Arc<Shared>>);
+
+impl Device for Spare {
+    type Memory = TestMemory;
+    type Format = Radix4;
+    type Walker = ();
+    type Flush = ();
+
+    fn memory(&self) -> Option<&Memory<TestMemory>> {
+        self.0.as_ref().map(|shared| &shared.memory)
+    }
+
+    fn flush_start(&self, _range: PageRange) {}
 
     fn flush_wait(&self, (): ()) {}
 }
@@ -173,6 +192,65 @@ mod suite {
         for index in 0..4 {
             assert_eq!(load(range.address(index))?, 100 + index as u64);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_not_mapped_is_not_pulled() -> Result {
+        for connection in [Connection::None, Connection::Migratable] {
+            let (range, [(shared, one), (other, two)]) = two(4, connection)?;
+            // The first page that is missing ends it.
+            unmap(PageRange::from_pages(range.address(2), 1)?)?;
+            assert_eq!(two.pull(range, &one).err(), Some(EINVAL));
+            assert_eq!((shared.memory.usage().0, other.memory.usage().0), (1, 2));
+            for index in [0, 1, 3] {
+                assert_eq!(load(range.address(index))?, 100 + index as u64);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_without_memory_has_nothing_to_pull() -> Result {
+        let range = map(4)?;
+        store(range.start(), 7)?;
+        let current = current!();
+        let mm = current.mm().ok_or(EINVAL)?;
+        let shared = super::super::shared()?;
+        let with = crate::new_mirror!(mm, Spare(Some(shared.clone())))?;
+        let without = crate::new_mirror!(mm, Spare(None))?;
+        assert_eq!(with.connection(&without), Connection::None);
+        without.fault(range, Access::Write)?;
+        assert_eq!(with.pull(range, &without)?, Outcome::default());
+        assert_eq!(shared.memory.usage().0, 0);
+        assert_eq!(without.lock_table()?.present(range), 4);
+        // Nor can anything move there.
+        assert_eq!(without.migrate(range).to_device().err(), Some(ENODEV));
+        assert_eq!(load(range.start())?, 7);
+        Ok(())
+    }
+
+    #[test]
+    fn a_table_that_refuses_the_destination_of_a_migration_has_no_entry() -> Result {
+        let range = map(4)?;
+        store(range.start(), 7)?;
+        let current = current!();
+        let mm = current.mm().ok_or(EINVAL)?;
+        let shared = super::super::shared()?;
+        let mirror = crate::new_mirror!(mm, TightDevice(shared.clone()))?;
+        let block = DeviceRange {
+            first: 0,
+            count: PMD_PAGES,
+        };
+        assert_eq!(shared.memory.remove(block)?, 0);
+        mirror.fault(range, Access::Write)?;
+        let flushes = shared.flushes.load(Relaxed);
+        assert_eq!(mirror.migrate(range).to_device().err(), Some(EINVAL));
+        // The pages have moved, and nothing names their sources.
+        assert_eq!(shared.memory.usage().0, 4);
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        assert!(shared.flushes.load(Relaxed) > flushes);
+        assert_eq!(load(range.start())?, 7);
         Ok(())
     }
 }

@@ -6,7 +6,9 @@ use super::*;
 use crate::{
     mm::device_pages::DeviceRange,
     policy::{OnePage, Placement, Policy, Wanted},
+    thread::Thread,
 };
+use kernel::time::{delay::fsleep, Delta};
 
 /// Pages of the default policy's smallest move.
 const CHUNK: usize = 16;
@@ -231,6 +233,49 @@ mod suite {
             assert_eq!(shared.memory.turn(), before);
             assert_eq!(load(range.start())?, 1);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn who_needs_room_waits_for_the_eviction_of_others() -> Result {
+        let (range, shared, mirror) = attached(8)?;
+        store(range.start(), 1)?;
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
+        let (_, total) = shared.memory.usage();
+        let made = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+        let (other, result) = (shared.clone(), made.clone());
+        let thread = Arc::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?;
+        let started = thread.clone();
+        let memory = shared.memory.driver();
+        *memory.at_copy.lock() = Some(KBox::new(
+            move || {
+                let mut started = started.lock();
+                if started.is_some() {
+                    return;
+                }
+                let (other, result) = (other.clone(), result.clone());
+                *started = Thread::spawn(c"hmm-test", move || {
+                    let before = other.memory.turn();
+                    if other.memory.make_room(total, before) == Ok(true) {
+                        result.store(1, Release);
+                    }
+                })
+                .ok();
+                // It finds the block claimed, and looks again every few ms.
+                fsleep(Delta::from_millis(12));
+            },
+            GFP_KERNEL,
+        )?);
+        assert_eq!(shared.memory.evict_all(), Ok(0));
+        *memory.at_copy.lock() = None;
+        let thread = thread.lock().take();
+        assert!(thread.is_some());
+        // Waits for it.
+        drop(thread);
+        assert_eq!(made.load(Relaxed), 1);
+        let evicted = shared.memory.stats().get(Counter::EvictedForRoom);
+        assert_eq!(evicted, 0);
+        assert_eq!(load(range.start())?, 1);
         Ok(())
     }
 }

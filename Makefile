@@ -168,7 +168,7 @@ mutation:
 	tools/test/mutation
 
 model:
-	tools/test/model
+	tests/model/run
 
 # SECONDS= STEPS=
 release:

@@ -11,7 +11,7 @@
  * read must have that bit.
  *
  * OFF is a rule that is broken, by its name in Documentation/faultless.rst or below. SCENARIO starts processes. Both come
- * from tools/test/model.
+ * from tests/model/run.
  */
 #include "scenario.pml"
 #ifndef SPACES
@@ -41,9 +41,19 @@
 #define NSYS 3
 #endif
 #define NDEV 2
-#define NF (1 + NSYS + DEVICES * NDEV)
+#define NF (1 + NSYS + MEMORIES * NDEV)
 #define IS_SYS(f) ((f) <= NSYS)
-#define DEV_OF(f) (((f) - NSYS - 1) / NDEV)
+/* With ONE_MEMORY the devices are mirrors of one device: they have the same memory, and the same owner. */
+#ifdef ONE_MEMORY
+#define MEMORIES 1
+#define MEM(d) 0
+#else
+#define MEMORIES DEVICES
+#define MEM(d) (d)
+#endif
+#define MEM_OF(f) (((f) - NSYS - 1) / NDEV)
+/* Whether frame f, which is no frame of the system, is in the memory of device d. */
+#define HAS(d, f) (MEM_OF(f) == MEM(d))
 
 mtype = { CLEAR, MIGRATE, PROTECT, UNMAP };
 mtype = { NONE, PRESENT, MIGRATING, DEVICE };
@@ -59,6 +69,10 @@ mtype = {
 	OTHERS,
 	/* Own events remove the entries, too, as in other managers: right, but not faultless (rule 5). */
 	RULE5,
+	/* The table lock is held across migrate_vma_setup() (rule 3). */
+	RULE3,
+	/* The device holds a reference of each page that it has mapped (rule 4). */
+	RULE4,
 	/* A device write does not break copy on write (rule 6). */
 	RULE6,
 	/* After a pull, the device that had the page keeps its entry. */
@@ -70,7 +84,13 @@ mtype = {
 	/* An unplug does not wait for steps that copy from the device. */
 	DEPARTURES,
 	/* A fault of a device that was unplugged is served. */
-	FORGET
+	FORGET,
+	/* A CPU fault that finds its page locked ends in SIGBUS (rule 7). */
+	RULE7,
+	/* A migration takes write access from pages that cannot move (rule 12). */
+	RULE12,
+	/* Who works on an address space does not keep it from its end. */
+	MMGET
 };
 mtype off = OFF;
 
@@ -83,6 +103,8 @@ bit vm[NV];
 bit vm_w[NV];
 /* Ghost: somebody has taken write access, and nobody has it until he gives it back. */
 bit frozen[NV];
+/* Who keeps an address space from its end: its own process, and each that works on it. */
+byte users[SPACES];
 byte mm_readers[SPACES];
 bit mm_writer[SPACES];
 
@@ -93,6 +115,7 @@ bit locked[NF];
 bit dirty[NF];
 bit lazy[NF];		/* MADV_FREE */
 bit merged[NF];		/* KSM */
+bit pinned[NF];		/* for good, by somebody who is not modelled */
 
 /* Ghost: of each frame the pages whose last write it has; pages that have to be zero; those that MADV_FREE gave away. */
 byte fresh[NF];
@@ -109,14 +132,18 @@ byte invalidating[NMI];
 byte changing[NMI];
 /* Whether an invalidation has begun since the process began to read. */
 bit collided[NACT * NMI];
+/* Somebody has the table lock who waits with it, which only happens with a broken rule: else each use is a step. */
+bit table_locked[NMI];
 /* The engine of each mirror: its translations, and the page that it is accessing, plus 1. */
 byte tlb[NV * DEVICES];
 bit tlb_w[NV * DEVICES];
 byte busy[NMI];
-/* Where the device has read before. */
+/* Where the device has read and written before. */
 bit warm[NV * DEVICES];
-/* Nothing but migrations happens in this scenario. */
+bit warm_w[NV * DEVICES];
+/* Nothing but migrations happens in this scenario; nor can any page move. */
 bit quiet;
+bit still;
 /* Unplug: no page may be brought to the device; steps that bring some, and that take some away; its memory cannot be read. */
 bit closed[DEVICES];
 byte arriving[DEVICES];
@@ -129,9 +156,9 @@ bit lost[DEVICES];
 byte left;
 
 #define BIT(v) (1 << (v))
-#define STOPPED(f) (!IS_SYS(f) && dead[DEV_OF(f)])
+#define STOPPED(f) (!IS_SYS(f) && dead[MEM_OF(f)])
 #define COLLIDED(a, mi) collided[(a) * NMI + (mi)]
-#define LOCALS byte x_d = 0, x_mi = 0, x_t = 0, x_i = 0, x_v = 0, s = 0, n = 0; bit x_flush = 0, moved = 0, w = 0, took = 0, hole = 0, refused = 0
+#define LOCALS byte x_d = 0, x_m = 0, x_mi = 0, x_t = 0, x_i = 0, x_v = 0, s = 0, n = 0; bit x_flush = 0, moved = 0, w = 0, took = 0, hole = 0, refused = 0, x_alive = 0
 
 /* Memory */
 
@@ -149,7 +176,7 @@ inline alloc_from(f, first, end) {
 	}
 }
 inline alloc_system(f) { alloc_from(f, 1, NSYS + 1) }
-inline alloc_device(f, d) { alloc_from(f, NSYS + 1 + (d) * NDEV, NSYS + 1 + ((d) + 1) * NDEV) }
+inline alloc_device(f, d) { alloc_from(f, NSYS + 1 + MEM(d) * NDEV, NSYS + 1 + (MEM(d) + 1) * NDEV) }
 
 /* Frees frame f if nobody has it. Within a step. */
 inline put(f) {
@@ -199,6 +226,14 @@ inline populate(v) {
 	}
 }
 
+/* Takes the mmap lock of an address space that has not ended. What comes before it is only a reference. */
+inline mmget_and_read(m, alive) {
+	d_step {
+		!mm_writer[m] -> mm_readers[m]++;
+		alive = users[m] > 0 || off == MMGET;
+		users[m] = users[m] + alive
+	}
+}
 inline mmap_read(m) { d_step { !mm_writer[m] -> mm_readers[m]++ } }
 inline mmap_read_unlock(m) { mm_readers[m]-- }
 inline mmap_write(m) { d_step { !mm_writer[m] && mm_readers[m] == 0 -> mm_writer[m] = 1 } }
@@ -228,7 +263,7 @@ inline retire(t) {
 inline event(v, reason, named, a) {
 	x_d = 0;
 	do
-	:: x_d < DEVICES ->
+	:: x_d < DEVICES && !table_locked[MI(MM(v), x_d)] ->
 		d_step {
 			x_mi = MI(MM(v), x_d);
 			x_t = T(v, x_d);
@@ -266,7 +301,7 @@ inline event(v, reason, named, a) {
 		:: else
 		fi;
 		x_d++
-	:: else -> break
+	:: x_d == DEVICES -> break
 	od;
 	atomic { x_d = 0; x_flush = 0 }
 }
@@ -357,14 +392,14 @@ inline unmap(v, a) {
 	d_step {
 		took = 0;
 		if
-		:: mapped[s] == 1 && pte_f[v] == s && (pte[v] == PRESENT || pte[v] == DEVICE) ->
+		:: mapped[s] == 1 && pte_f[v] == s && (pte[v] == PRESENT || pte[v] == DEVICE) && !(off == RULE4 && entry[T(v, 0)] == s) ->
 			pte[v] = MIGRATING; mapped[s] = 0; w = pte_w[v]; took = 1;
 			printf("%d: isolates page %d, frame %d\n", a, v, s)
 		:: else
 		fi
 	}
 	if
-	:: took
+	:: took || off == RULE4
 	:: else -> unmap_by_rmap(a)
 	fi
 }
@@ -374,7 +409,7 @@ inline isolate(v, system, d, a) {
 	d_step {
 		s = 0; hole = 0;
 		if
-		:: ((system && pte[v] == PRESENT) || (!(system) && pte[v] == DEVICE && DEV_OF(pte_f[v]) == d)) && !locked[pte_f[v]] && (!merged[pte_f[v]] || off == H17) ->
+		:: ((system && pte[v] == PRESENT) || (!(system) && pte[v] == DEVICE && HAS(d, pte_f[v]))) && !locked[pte_f[v]] && (!merged[pte_f[v]] || off == H17) && !pinned[pte_f[v]] ->
 			s = pte_f[v]; locked[s] = 1; isolated[s] = 1
 		:: system && pte[v] == NONE && vm[v] -> hole = 1
 		:: else
@@ -392,7 +427,7 @@ inline copy() {
 	:: n != 0 && took ->
 		d_step {
 			if
-			:: STOPPED(s) && lost[DEV_OF(s)] -> moved = 0
+			:: STOPPED(s) && lost[MEM_OF(s)] -> moved = 0
 			:: else ->
 				assert(!STOPPED(s) && !STOPPED(n));
 				fresh[n] = fresh[s]; lazy[n] = lazy[s]; dirty[n] = dirty[s]; locked[n] = 1; moved = 1;
@@ -452,23 +487,23 @@ inline fill_hole(v) {
 inline migrate(v, d, to_device, a) {
 	do
 	:: READ_BEGIN(a, MI(MM(v), d));
-		mmap_read(MM(v));
+		mmget_and_read(MM(v), x_alive);
 		d_step {
 			if
 			:: off == H11 -> mm_readers[MM(v)]--
 			:: else
 			fi;
 			if
-			:: COLLIDED(a, MI(MM(v), d)) && off != H4 -> mm_readers[MM(v)] = mm_readers[MM(v)] - (off != H11); took = 0
+			:: COLLIDED(a, MI(MM(v), d)) && off != H4 -> mm_readers[MM(v)] = mm_readers[MM(v)] - (off != H11); users[MM(v)] = users[MM(v)] - x_alive; took = 0
 			:: else ->
 				COLLIDED(a, MI(MM(v), d)) = 1; took = 1;
 				if
-				:: to_device && closed[d] -> refused = 1
+				:: (to_device && closed[MEM(d)]) || !x_alive || (pinned[pte_f[v]] && off != RULE12) -> refused = 1
 				:: else ->
 					announce(v, d, a);
 					if
-					:: to_device -> arriving[d]++
-					:: else -> departing[d]++
+					:: to_device -> arriving[MEM(d)]++
+					:: else -> departing[MEM(d)]++
 					fi
 				fi
 			fi
@@ -484,8 +519,11 @@ inline migrate(v, d, to_device, a) {
 	fi;
 	if
 	:: !refused ->
+		table_locked[MI(MM(v), d)] = (off == RULE3);
 		event(v, MIGRATE, 1, a);
 		isolate(v, to_device, d, a);
+		/* What nobody else uses moves. */
+		assert(!quiet || s == 0 || took);
 		event_end(v)
 	:: else
 	fi;
@@ -526,55 +564,84 @@ inline migrate(v, d, to_device, a) {
 		fi;
 		if
 		:: refused -> refused = 0
-		:: !refused && to_device -> arriving[d]--
-		:: else -> departing[d]--
+		:: !refused && to_device -> arriving[MEM(d)]--
+		:: else -> departing[MEM(d)]--
 		fi;
 		s = 0; n = 0; moved = 0; w = 0; took = 0; hole = 0;
+		users[MM(v)] = users[MM(v)] - x_alive; x_alive = 0;
 		mm_readers[MM(v)] = mm_readers[MM(v)] - (off != H11)
 	}
 }
+
+/* SIGBUS, for page v: only where the device lost it. */
+inline sigbus(v) { assert(dead[MEM_OF(pte_f[v])] && lost[MEM_OF(pte_f[v])]) }
 
 /* The CPU touches page v, which a device's memory has. With the mmap lock. */
 inline cpu_fault(v, a) {
 	d_step {
 		s = 0;
 		if
-		/* What an unplug has lost is SIGBUS. */
-		:: pte[v] == DEVICE && !locked[pte_f[v]] && !dead[DEV_OF(pte_f[v])] ->
-			s = pte_f[v]; locked[s] = 1; isolated[s] = 1; departing[DEV_OF(s)]++
+		:: pte[v] == DEVICE && dead[MEM_OF(pte_f[v])] -> sigbus(v)
+		:: pte[v] == DEVICE && !locked[pte_f[v]] && !dead[MEM_OF(pte_f[v])] ->
+			s = pte_f[v]; locked[s] = 1; isolated[s] = 1; departing[MEM_OF(s)]++
+		/* Somebody else works on it: the CPU tries again. */
+		:: pte[v] == DEVICE && locked[pte_f[v]] && !dead[MEM_OF(pte_f[v])] && off == RULE7 -> sigbus(v)
 		:: else
 		fi
 	}
 	if
 	:: s != 0 ->
-		/* A mirror that can be had at once, and has an entry, keeps it. Nothing may be waited for. */
-		d_step {
+		/* Mirrors that can be had at once, and have an entry, keep it. Nothing may be waited for. */
+		x_m = 0;
+		do
+		:: x_m < DEVICES ->
+			d_step {
+				if
+				:: HAS(x_m, s) && entry[T(v, x_m)] != 0 && (mark[T(v, x_m)] == 0 || off == H13) -> announce(v, x_m, a)
+				:: else -> x_flush = 0
+				fi
+			};
 			if
-			:: entry[T(v, DEV_OF(s))] != 0 && (mark[T(v, DEV_OF(s))] == 0 || off == H13) -> announce(v, DEV_OF(s), a)
-			:: else -> x_flush = 0
-			fi
-		};
-		if
-		:: x_flush -> flush(v, DEV_OF(s)); x_flush = 0
-		:: else
-		fi;
+			:: x_flush -> flush(v, x_m); x_flush = 0
+			:: else
+			fi;
+			x_m++
+		:: else -> break
+		od;
 		event(v, MIGRATE, 1, a);
 		unmap(v, a);
 		event_end(v);
 		alloc_system(n);
 		copy();
-		if
-		:: moved -> switch_entry(v, DEV_OF(s), a, n, w && off == H14); dirty[n] = 1
-		:: else
-		fi;
+		x_m = 0;
+		do
+		:: x_m < DEVICES ->
+			if
+			:: moved && HAS(x_m, s) -> switch_entry(v, x_m, a, n, w && off == H14)
+			:: else
+			fi;
+			x_m++
+		:: else -> break
+		od;
+		x_m = 0;
 		d_step {
 			if
-			:: mark[T(v, DEV_OF(s))] == (a) + 1 -> mark[T(v, DEV_OF(s))] = 0
+			:: moved -> dirty[n] = 1
 			:: else
-			fi
+			fi;
+			do
+			:: x_m < DEVICES ->
+				if
+				:: mark[T(v, x_m)] == (a) + 1 -> mark[T(v, x_m)] = 0
+				:: else
+				fi;
+				x_m++
+			:: else -> break
+			od;
+			x_m = 0
 		};
 		finalize();
-		d_step { departing[DEV_OF(s)]--; s = 0; n = 0; moved = 0; w = 0; took = 0 }
+		d_step { departing[MEM_OF(s)]--; s = 0; n = 0; moved = 0; w = 0; took = 0 }
 	:: else
 	fi
 }
@@ -616,13 +683,13 @@ inline break_cow(v, a) {
 /* A fault of device d at page v. */
 inline device_fault(v, d, write, a) {
 	READ_BEGIN(a, MI(MM(v), d));
-	mmap_read(MM(v));
+	mmget_and_read(MM(v), x_alive);
 	/* hmm_range_fault(), and the faults that it causes. */
 	if
-	:: !vm[v] || (write && !vm_w[v])
-	:: vm[v] && pte[v] == NONE -> populate(v)
-	:: pte[v] == DEVICE && DEV_OF(pte_f[v]) != d -> cpu_fault(v, a)
-	:: pte[v] == DEVICE && DEV_OF(pte_f[v]) == d && write && !pte_w[v] ->
+	:: !x_alive || !vm[v] || (write && !vm_w[v])
+	:: x_alive && vm[v] && pte[v] == NONE -> populate(v)
+	:: x_alive && pte[v] == DEVICE && !HAS(d, pte_f[v]) -> cpu_fault(v, a)
+	:: x_alive && pte[v] == DEVICE && HAS(d, pte_f[v]) && write && !pte_w[v] ->
 		d_step {
 			if
 			:: pte[v] == DEVICE && mapped[pte_f[v]] == 1 && vm_w[v] -> pte_w[v] = 1; took = 0
@@ -633,22 +700,23 @@ inline device_fault(v, d, write, a) {
 		:: took -> cpu_fault(v, a); took = 0
 		:: else
 		fi
-	:: write && vm_w[v] && pte[v] == PRESENT && !pte_w[v] && off != RULE6 -> break_cow(v, a)
+	:: x_alive && write && vm_w[v] && pte[v] == PRESENT && !pte_w[v] && off != RULE6 -> break_cow(v, a)
 	:: else
 	fi;
 	d_step {
 		if
-		:: vm[v] && (pte[v] == PRESENT || (pte[v] == DEVICE && DEV_OF(pte_f[v]) == d)) && (!write || (vm_w[v] && (pte_w[v] || off == RULE6))) ->
+		:: x_alive && vm[v] && (pte[v] == PRESENT || (pte[v] == DEVICE && HAS(d, pte_f[v]))) && (!write || (vm_w[v] && (pte_w[v] || off == RULE6))) ->
 			s = pte_f[v]; w = pte_w[v] || (write && off == RULE6)
 		:: else
 		fi;
+		users[MM(v)] = users[MM(v)] - x_alive; x_alive = 0;
 		mm_readers[MM(v)]--
 	};
 	/* Under the table lock. */
 	d_step {
 		if
-		:: s != 0 && (!COLLIDED(a, MI(MM(v), d)) || off == RULE1) && (mark[T(v, d)] == 0 || off == H2) && (!closed[d] || off == FORGET) ->
-			entry[T(v, d)] = s; entry_w[T(v, d)] = w; warm[T(v, d)] = 1;
+		:: s != 0 && (!COLLIDED(a, MI(MM(v), d)) || off == RULE1) && (mark[T(v, d)] == 0 || off == H2) && (!closed[MEM(d)] || off == FORGET) ->
+			entry[T(v, d)] = s; entry_w[T(v, d)] = w; warm[T(v, d)] = 1; warm_w[T(v, d)] = w && still;
 			printf("%d: device %d gets frame %d for page %d\n", a, d, s, v)
 		:: else
 		fi;
@@ -684,7 +752,7 @@ proctype engine(byte a, v, d) {
 				fi
 			fi;
 			if
-			:: hit -> assert(!dead[d]); busy[MI(MM(v), d)] = v + 1; printf("%d: device %d begins to access frame %d for page %d\n", a, d, f, v)
+			:: hit -> assert(!dead[MEM(d)]); busy[MI(MM(v), d)] = v + 1; printf("%d: device %d begins to access frame %d for page %d\n", a, d, f, v)
 			:: else
 			fi
 		};
@@ -699,6 +767,7 @@ proctype engine(byte a, v, d) {
 			}
 		:: else ->
 			assert(!quiet || write || !warm[T(v, d)]);
+			assert(!still || !write || !warm_w[T(v, d)]);
 			device_fault(v, d, write, a)
 		fi
 	:: else -> break
@@ -767,7 +836,7 @@ proctype round_trip(byte a, v, d) {
 
 /* Evicts page v, if device d has it: plain events, entries go. */
 inline evict_page(v, d, a) {
-	d_step { !mm_writer[MM(v)] -> mm_readers[MM(v)]++; departing[d]++ }
+	d_step { !mm_writer[MM(v)] -> mm_readers[MM(v)]++; departing[MEM(d)]++ }
 	if
 	:: off == H12 -> d_step { announce(v, d, a); x_flush = 0; changing[MI(MM(v), d)] = 0 }; event(v, CLEAR, 1, a)
 	:: else -> event(v, CLEAR, 0, a)
@@ -787,7 +856,7 @@ inline evict_page(v, d, a) {
 		finalize()
 	:: else
 	fi;
-	d_step { s = 0; n = 0; moved = 0; w = 0; took = 0; departing[d]--; mm_readers[MM(v)]-- }
+	d_step { s = 0; n = 0; moved = 0; w = 0; took = 0; departing[MEM(d)]--; mm_readers[MM(v)]-- }
 }
 
 proctype evict(byte a, v, d) {
@@ -830,7 +899,7 @@ proctype unplug(byte a, d) {
 		do
 		:: f < NV ->
 			if
-			:: pte[f] == DEVICE && DEV_OF(pte_f[f]) == d -> evict_page(f, d, a)
+			:: pte[f] == DEVICE && HAS(d, pte_f[f]) -> evict_page(f, d, a)
 			:: else
 			fi;
 			f++
@@ -1006,6 +1075,44 @@ proctype unmapper(byte a, v) {
 	left--
 }
 
+/* The process ends: nobody works on its address space any more, nor begins to. */
+inline exit_mmap(m, a) {
+	users[m]--;
+	(users[m] == 0 || off == MMGET);
+	do
+	:: f < NP -> event(V(m, f), UNMAP, 0, a); event_end(V(m, f)); f++
+	:: else -> break
+	od;
+	f = 0;
+	mmap_read(m);
+	do
+	:: f < NP ->
+		event(V(m, f), UNMAP, 0, a);
+		d_step { zap(V(m, f)); written(V(m, f), 0); zero = zero & (255 - BIT(V(m, f))) };
+		event_end(V(m, f));
+		f++
+	:: else -> break
+	od;
+	mmap_read_unlock(m);
+	mmap_write(m);
+	d_step {
+		f = 0;
+		do
+		:: f < NP -> assert(pte[V(m, f)] == NONE); vm[V(m, f)] = 0; vm_w[V(m, f)] = 0; f++
+		:: else -> break
+		od;
+		printf("%d: address space %d is gone\n", a, m)
+	};
+	mmap_write_unlock(m)
+}
+
+proctype exit(byte a, m) {
+	LOCALS;
+	byte f = 0;
+	exit_mmap(m, a);
+	left--
+}
+
 proctype protect(byte a, v) {
 	LOCALS;
 	mmap_write(MM(v));
@@ -1031,13 +1138,12 @@ proctype write_protect(byte a, v) {
 }
 
 /* Page v is shared with page u of a new process. */
-proctype fork(byte a, v, u) {
-	LOCALS;
+inline dup_mmap(v, u, a) {
 	mmap_write(MM(v));
 	event(v, PROTECT, 0, a);
 	d_step {
 		pte_w[v] = 0;
-		vm[u] = 1; vm_w[u] = 1;
+		vm[u] = 1; vm_w[u] = 1; users[MM(u)] = 1;
 		if
 		:: pte[v] == PRESENT || pte[v] == DEVICE -> pte[u] = pte[v]; pte_f[u] = pte_f[v]; mapped[pte_f[v]]++
 		:: else
@@ -1060,7 +1166,21 @@ proctype fork(byte a, v, u) {
 		fi
 	};
 	event_end(v);
-	mmap_write_unlock(MM(v));
+	mmap_write_unlock(MM(v))
+}
+
+proctype fork(byte a, v, u) {
+	LOCALS;
+	dup_mmap(v, u, a);
+	left--
+}
+
+/* The parent ends after it. */
+proctype fork_and_exit(byte a, v, u) {
+	LOCALS;
+	byte f = 0;
+	dup_mmap(v, u, a);
+	exit_mmap(MM(v), a);
 	left--
 }
 
@@ -1085,7 +1205,7 @@ init {
 
 	d_step {
 		/* The first process has a page; others come by fork. */
-		vm[0] = 1; vm_w[0] = 1;
+		vm[0] = 1; vm_w[0] = 1; users[0] = 1;
 #ifdef HOLE
 		zero = BIT(0);
 #else
@@ -1094,6 +1214,9 @@ init {
 		pte[0] = DEVICE; pte_f[0] = NSYS + 1; entry[0] = NSYS + 1; entry_w[0] = 1; warm[0] = 1;
 #else
 		pte[0] = PRESENT; pte_f[0] = 1;
+#endif
+#ifdef PINNED
+		pinned[1] = 1;
 #endif
 		pte_w[0] = 1; used[pte_f[0]] = 1; mapped[pte_f[0]] = 1; fresh[pte_f[0]] = BIT(0);
 #endif

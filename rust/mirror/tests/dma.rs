@@ -10,6 +10,7 @@ use crate::{
         user::UserSpan, //
     },
     pgtable::{Leaf, OfDma},
+    thread::Thread,
 };
 
 /// A device that is not behind an IOMMU: an address is that of the page frame.
@@ -186,6 +187,36 @@ mod suite {
         }
         mirror.fault(range, Access::Write)?;
         assert_eq!(dma.live(), 4);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_removed_while_its_device_is_closed_is_unmapped_once() -> Result {
+        let mut beside = 0;
+        for _ in 0..20 {
+            let (range, dma, mirror) = addressed(512)?;
+            mirror.fault(range, Access::Write)?;
+            assert_eq!(dma.live(), 512);
+            // 1 from before the device is closed until after.
+            let closing = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+            let (device, flag) = (dma.clone(), closing.clone());
+            let thread = Thread::spawn(c"hmm-test", move || {
+                flag.store(1, Release);
+                device.close();
+                flag.store(2, Release);
+            })?;
+            while closing.load(Relaxed) == 0 {
+                core::hint::spin_loop();
+            }
+            // From the other end.
+            for index in (0..range.pages()).rev() {
+                mirror.discard(PageRange::from_pages(range.address(index), 1)?)?;
+                beside += usize::from(closing.load(Relaxed) == 1);
+            }
+            drop(thread);
+            assert_eq!((dma.live(), dma.unmapped()), (0, 512));
+        }
+        assert!(beside > 20);
         Ok(())
     }
 }

@@ -12,6 +12,9 @@
 //! when the device's flush is over: then the page is unmapped. Dying places bear the number of the flush that they
 //! wait for (a *tick*), so that each flush unmaps what was removed before it, and nothing else. A place that is dying
 //! cannot be used: who wants to install there tries again.
+//!
+//! When the device or the table goes, [`Maps::close`] unmaps what is not free, beside those who still remove entries:
+//! these only make places dying, and never free.
 
 use super::{address::DmaAddress, DmaDevice, Maps};
 use crate::{
@@ -49,7 +52,7 @@ const PAUSE: Delta = Delta::from_millis(1);
 /// # Invariants
 ///
 /// `raw` is 0, or a window of `device`, which is bound as long as that is so. Exactly the places that are not free are
-/// mapped, if `raw` is not 0.
+/// mapped, if `raw` is not 0, and nobody closes the window.
 struct Window {
     device: NonNull<bindings::device>,
     raw: Atomic<usize>,
@@ -101,7 +104,8 @@ impl Window {
     fn is_idle(&self) -> bool {
         self.users.load(Acquire) == 0
             && self.live.load(Relaxed) == 0
-            && self.dying.load(Acquire) == 0
+            // Of a window that was closed, nothing is mapped, whatever its places say.
+            && (self.dying.load(Acquire) == 0 || self.raw().is_none())
     }
 
     /// Unmaps the places from `first` to before `end` for which `which` says so. Returns how many.
@@ -123,18 +127,7 @@ impl Window {
                 index += 1;
                 continue;
             }
-            if let Some(raw) = self.raw() {
-                // SAFETY: By the type invariant they are mapped, and the device is bound.
-                // CAST: At most 512.
-                unsafe {
-                    bindings::rust_hmm_dma_window_unmap(
-                        self.device.as_ptr(),
-                        raw.as_ptr(),
-                        start as u32,
-                        count as u32,
-                    )
-                };
-            }
+            self.unlink(start, count);
             for place in self.places.iter().skip(start).take(count) {
                 // INVARIANT: Just unmapped.
                 place.store(FREE, Release);
@@ -142,6 +135,32 @@ impl Window {
             total += count;
         }
         total
+    }
+
+    /// Unmaps `count` places from `start` on. They must be mapped, and are not in use afterwards; the caller says so in
+    /// `places`, or the window goes.
+    fn unlink(&self, start: usize, count: usize) {
+        if let Some(raw) = self.raw() {
+            // SAFETY: By the function's requirements they are mapped, and the device is bound by the type invariant.
+            // CAST: At most 512.
+            unsafe {
+                bindings::rust_hmm_dma_window_unmap(
+                    self.device.as_ptr(),
+                    raw.as_ptr(),
+                    start as u32,
+                    count as u32,
+                )
+            };
+        }
+    }
+
+    /// The page at `place`, which is live, is no longer used. It is unmapped by the flush `tick`, or by who closes the
+    /// windows: a place must not become free before.
+    fn retire(&self, place: &Atomic<u64>, tick: u32) {
+        // Before the place says so: a window with such places must not go.
+        self.dying.fetch_add(1, Relaxed);
+        place.store(u64::from(tick) << SHIFT | DYING, Release);
+        self.live.fetch_sub(1, Relaxed);
     }
 
     /// Frees the C side. Nobody uses it.
@@ -347,24 +366,18 @@ impl Maps for Windows {
             while used.window.users.load(Acquire) != 1 {
                 fsleep(PAUSE);
             }
-            // The frame numbers stay, for those who remove entries later.
+            // Nothing is written to the places: of live ones the frame numbers stay, for those who remove entries later,
+            // and others may do that now. What is not free stays so, see `Window::retire`, and is unmapped once.
             let window = &used.window;
             let mut frames = 0;
-            for index in 0..PMD_PAGES {
-                let place = window
-                    .places
-                    .get(index)
-                    .map_or(FREE, |place| place.load(Acquire));
-                if place & STATE != FREE {
-                    left += usize::from(place & STATE == LIVE);
-                    frames += window.unmap(index, index + 1, |place| place & STATE != FREE);
-                    if let Some(cell) = window.places.get(index) {
-                        let kept = if place & STATE == LIVE { place } else { FREE };
-                        cell.store(kept, Release);
-                    }
+            for (index, place) in window.places.iter().enumerate() {
+                let state = place.load(Acquire) & STATE;
+                if state != FREE {
+                    left += usize::from(state == LIVE);
+                    window.unlink(index, 1);
+                    frames += 1;
                 }
             }
-            window.dying.store(0, Relaxed);
             self.device.count_unmapped(frames);
             window.free();
             drop(used);
@@ -469,14 +482,7 @@ impl Cursor<'_> {
             if place.load(Acquire) & STATE != LIVE {
                 return;
             }
-            used.window.live.fetch_sub(1, Relaxed);
-            if used.open {
-                used.window.dying.fetch_add(1, Relaxed);
-                place.store(u64::from(tick) << SHIFT | DYING, Release);
-            } else {
-                // It was unmapped when the device went.
-                place.store(FREE, Release);
-            }
+            used.window.retire(place, tick);
         }
     }
 
@@ -487,12 +493,12 @@ impl Cursor<'_> {
             if place.load(Acquire) & STATE != LIVE {
                 return;
             }
-            let index = index_of(addr);
-            if used.open {
-                let count = used.window.unmap(index, index + 1, |_| true);
-                windows.device.count_unmapped(count);
+            if !used.open {
+                return used.window.retire(place, windows.tick.load(Relaxed));
             }
-            place.store(FREE, Release);
+            let index = index_of(addr);
+            let count = used.window.unmap(index, index + 1, |_| true);
+            windows.device.count_unmapped(count);
             used.window.live.fetch_sub(1, Relaxed);
         }
     }

@@ -151,4 +151,21 @@ mod suite {
         assert_eq!(mirror.migrate(range).to_device()?.moved, 4);
         Ok(())
     }
+
+    #[test]
+    fn what_was_unmapped_since_is_not_locked_again() -> Result {
+        let (range, _shared, mirror) = attached(4)?;
+        let agents = agent()?;
+        let lock = || mirror.lock(range, &agents, Grain::Fine);
+        let locked = lock().map_err(|_| EBUSY)?;
+        unmap(range)?;
+        assert_eq!(lock(), Err(Refused::Error(EFAULT)));
+        // The pages stay for who has locked them.
+        let region = mirror.locked(locked.device_address).ok_or(ENOENT)?;
+        assert_eq!((region.users(), agents[0].live()), (1, 4));
+        drop(region);
+        mirror.unlock(locked.device_address)?;
+        assert_eq!(agents[0].live(), 0);
+        Ok(())
+    }
 }

@@ -25,6 +25,7 @@ const NAMES: &[(i32, &str)] = &[
     (libc::EEXIST, "EEXIST"),
     (libc::ENODEV, "ENODEV"),
     (libc::EINVAL, "EINVAL"),
+    (libc::EMFILE, "EMFILE"),
     (libc::ENOTTY, "ENOTTY"),
     (libc::ENOSPC, "ENOSPC"),
     (libc::ERANGE, "ERANGE"),
@@ -57,6 +58,8 @@ impl Errno {
     pub const EAGAIN: Errno = Errno(libc::EAGAIN);
     /// Bad argument.
     pub const EINVAL: Errno = Errno(libc::EINVAL);
+    /// The process has no free descriptor.
+    pub const EMFILE: Errno = Errno(libc::EMFILE);
     /// Already there.
     pub const EEXIST: Errno = Errno(libc::EEXIST);
     /// Argument too long.

@@ -81,6 +81,12 @@ pub fn flags(pfn: u64) -> io::Result<u64> {
     Ok(u64::from_ne_bytes(word))
 }
 
+/// Whether page frame `pfn` is a zero page, or part of the huge one.
+pub fn is_zero(pfn: u64) -> io::Result<bool> {
+    const ZERO_PAGE: u32 = 24;
+    Ok(flags(pfn)? & (1 << ZERO_PAGE) != 0)
+}
+
 /// Whether the kernel has merged the page of frame `pfn` with others.
 pub fn is_merged(pfn: u64) -> io::Result<bool> {
     const KSM: u32 = 21;

@@ -7,7 +7,8 @@ use crate::{check, check_eq};
 use hmm::abi::{PageState, FLAG_FAIL_ALLOC, HUGE_PAGES};
 use hmm::procfs::SHRINK_UNDERUSED;
 use hmm::{
-    mapping, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting, Settings, PAGE_SIZE,
+    mapping, pagemap, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting, Settings,
+    PAGE_SIZE,
 };
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -23,6 +24,7 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "several_and_device_writes", several),
     Test::new("thp", "part_of_a_huge_page", part_of_a_huge_page).defect(OOPS),
     Test::new("thp", "read_from_the_middle", read_from_the_middle).defect(OOPS),
+    Test::new("thp", "the_huge_zero_page", huge_zero_page),
     Test::new("thp", "failed_allocation_falls_back", failed_allocation).private(),
     Test::new("thp", "failed_allocation_on_the_way_back", failed_way_back).private(),
     Test::new("thp", "failed_allocation_on_a_touch", failed_touch).private(),
@@ -89,6 +91,27 @@ fn several(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 3, "after the device writes")?;
     device_sees(&device, &map, 3, "at the end")?;
     Ok(())
+}
+
+/// Where a process has only read, the kernel maps a huge page of zeros that all share.
+fn huge_zero_page(ctx: &Ctx) -> Outcome {
+    needs_huge_pages()?;
+    let device = ctx.open()?;
+    let map = Mapping::anon_huge(1).what("map memory for a huge page")?;
+    check_eq!(map.get(77, 7), 0, "CPU read of memory that nobody wrote");
+    let frames = pagemap::pfns(map.addr(), map.pages()).what("page frames")?;
+    check!(pagemap::is_zero(frames[0]).what("flags")?, "a read brought in another page");
+    check!(
+        frames.iter().zip(frames[0]..).all(|(frame, expected)| *frame == expected),
+        "the zero page is not mapped huge"
+    );
+    let mut data = vec![0xaa; map.len()];
+    device.migrate_to_device(map.addr(), &mut data).what("migrate to the device")?;
+    pattern::check_zero(&data).what("data that the migration returns")?;
+    check_eq!(resident(&device, &map, 0, map.pages())?, map.pages(), "pages on the device");
+    device_sees_zero(&device, &map, 0, map.pages(), "after the migration")?;
+    device_fills(&device, &map, 5, "of pages that nobody wrote before")?;
+    cpu_sees(&map, 5, "after the device wrote")
 }
 
 /// A range that begins and ends inside of huge pages.

@@ -223,6 +223,28 @@ pub fn dma_fences(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+/// A fence whose export fails for want of a descriptor is as before.
+pub fn no_descriptor(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let (from, to) = (Locked::new(ctx, &device, 2, 5)?, Locked::new(ctx, &device, 2, 6)?);
+    let fence = from.copy(&to, &[]).what("blit")?;
+    let mut files = Vec::new();
+    let full = loop {
+        match std::fs::File::open("/dev/null") {
+            Ok(file) => files.push(file),
+            Err(error) => break error.raw_os_error(),
+        }
+    };
+    check_eq!(full, Some(libc::EMFILE), "what ends the opening of files");
+    check_eq!(fence.export().err(), Some(Errno::EMFILE), "an export without descriptors");
+    files.pop();
+    let file = fence.export().what("export with one descriptor")?;
+    check!(file.poll(LONG)?, "the file is not ready though the copy should be done");
+    check_eq!(file.state()?, State::Done, "the file after the copy");
+    to.map.check(5).what("what was copied")?;
+    Ok(())
+}
+
 pub fn not_exported(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(16)?;

@@ -23,6 +23,7 @@ pub const TESTS: &[Test] = &[
     Test::new("queue", "a_fence_is_watched_thousands_of_times", fence::watched).only_rust(OURS),
     Test::new("queue", "a_fence_has_at_most_four_eventfds", fence::eventfds).only_rust(OURS),
     Test::new("queue", "blits_of_locked_memory_have_dma_fences", fence::dma_fences).only_rust(OURS),
+    Test::new("queue", "an_export_needs_a_descriptor", fence::no_descriptor).only_rust(OURS),
     Test::new("queue", "no_other_fence_becomes_a_dma_fence", fence::not_exported).only_rust(OURS),
     Test::new("queue", "bad_blits_are_refused", fence::bad_blits).only_rust(OURS),
     Test::new("queue", "fences_outlive_the_device_file", fence::outlives).only_rust(OURS),

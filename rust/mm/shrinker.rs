@@ -33,16 +33,18 @@ pub trait Shrink: Send + Sync + 'static {
 ///
 /// The drop may sleep. In a callback, in atomic context and in a call of the shrinker it returns at once, and a worker
 /// frees the shrinker.
-pub struct Shrinker<T: Shrink>(Deferred<Registered<T>>);
+pub struct Shrinker<T: Shrink> {
+    _registered: Deferred<Registered<T>>,
+}
 
 /// The registration.
 ///
 /// # Invariants
 ///
-/// `raw` is registered, and its private data is a reference of ours to `T`.
+/// `raw` is registered, and its private data is `_data`.
 struct Registered<T: Shrink> {
     raw: NonNull<bindings::shrinker>,
-    data: Arc<T>,
+    _data: Arc<T>,
 }
 
 // SAFETY: It may be dropped anywhere that may sleep; the data is `Send + Sync`.
@@ -55,12 +57,9 @@ impl<T: Shrink> DropWaits for Registered<T> {}
 impl<T: Shrink> Shrinker<T> {
     /// Registers a shrinker. `name` is for debugging. Context: may sleep. `ENOMEM`.
     pub fn new(name: &'static CStr, data: Arc<T>) -> Result<Self> {
-        Deferred::new(|| Registered::new(name, data), GFP_KERNEL).map(Self)
-    }
-
-    /// What it asks.
-    pub fn data(&self) -> &T {
-        &self.0.data
+        Ok(Self {
+            _registered: Deferred::new(|| Registered::new(name, data), GFP_KERNEL)?,
+        })
     }
 }
 
@@ -77,7 +76,7 @@ impl<T: Shrink> Registered<T> {
             (*raw.as_ptr()).private_data = Arc::as_ptr(&data).cast_mut().cast();
             bindings::shrinker_register(raw.as_ptr());
         }
-        Ok(Self { raw, data })
+        Ok(Self { raw, _data: data })
     }
 
     /// # Safety

@@ -83,8 +83,10 @@ class Checker:
         self.top, self.kernel = top, kernel
         self.scripts = Scripts(top)
         self.ci = self.scripts.reached("tools/test/all")
-        names = sorted(os.listdir(f"{top}/tools/test"))
-        suites = [f"tools/test/{name}" for name in names if self.scripts.is_script(f"tools/test/{name}")]
+        # Tests that need no kernel have a runner each.
+        paths = [f"tools/test/{name}" for name in sorted(os.listdir(f"{top}/tools/test"))]
+        paths += [f"tests/{name}/run" for name in sorted(os.listdir(f"{top}/tests"))]
+        suites = [path for path in paths if self.scripts.is_script(path)]
         self.suites = {suite: self.scripts.reached(suite) for suite in suites}
         with open(f"{top}/Makefile", encoding="utf-8") as file:
             self.variables = set(re.findall(r"\b([A-Z_]{2,})\b", file.read()))
@@ -156,7 +158,7 @@ class Checker:
             run = self.made[target]
             if run.returncode:
                 raise Problem(run.stderr.strip())
-            scripts += re.findall(r"tools/[\w/-]+", run.stdout)
+            scripts += re.findall(r"\b(?:tools|tests)/[\w/-]+", run.stdout)
         return self.runner(scripts, words)
 
     def options(self, words, known, crates):
@@ -236,7 +238,7 @@ class Checker:
             return self.make(words)
         if words[0] == ".ci/run":
             return "CI"
-        if words[0].startswith("tools/"):
+        if words[0].startswith(("tools/", "tests/")):
             return self.tool(words)
         if words[0] == "hmmctl" or words[0].startswith("hmm-") and not words[0] == "hmm-tests":
             return self.program(words)

@@ -102,6 +102,13 @@ impl Lru {
         }
     }
 
+    /// `block` could not be evicted: it comes after all others, also if it was the last one to be used. Context: any.
+    pub(super) fn put_off(&self, block: usize) {
+        if let Some(Block { last, .. }) = self.blocks.get(block) {
+            last.store(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
+        }
+    }
+
     /// Now. Blocks that are used from here on are not older.
     pub(super) fn now(&self) -> Turn {
         Turn(self.now.load(Relaxed))

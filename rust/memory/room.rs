@@ -110,7 +110,7 @@ impl<M: MemoryOps> Memory<M> {
             // locked.
             let block = eviction.block();
             if self.pages().used_in_block(block.first) != 0 {
-                self.touch(block);
+                self.pages().data().lru.put_off(block.first / PMD_PAGES);
             }
         }
         Ok(self.has_room(pages))

@@ -278,4 +278,30 @@ mod suite {
         assert_eq!(load(range.start())?, 1);
         Ok(())
     }
+
+    #[test]
+    fn a_block_that_cannot_go_is_tried_once() -> Result {
+        let (range, shared, mirror) = attached(8)?;
+        store(range.start(), 1)?;
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
+        let (_, total) = shared.memory.usage();
+        let before = shared.memory.turn();
+        let memory = shared.memory.driver();
+        memory.fail_copies.store(PMD_PAGES, Relaxed);
+        assert_eq!(shared.memory.make_room(total, before), Ok(false));
+        // It was tried once: what was used since then is not evicted.
+        let left = PMD_PAGES - 8;
+        assert_eq!(memory.fail_copies.load(Relaxed), left);
+        assert_eq!(shared.memory.usage().0, 8);
+        assert_eq!(shared.memory.make_room(total, before), Ok(false));
+        assert_eq!(memory.fail_copies.load(Relaxed), left);
+        memory.fail_copies.store(0, Relaxed);
+        assert_eq!(
+            shared.memory.make_room(total, shared.memory.turn()),
+            Ok(true)
+        );
+        assert_eq!(shared.memory.usage().0, 0);
+        assert_eq!(load(range.start())?, 1);
+        Ok(())
+    }
 }

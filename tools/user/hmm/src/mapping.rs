@@ -104,6 +104,15 @@ impl Mapping {
         Self::anon_prot(npages, Prot::ReadWrite)
     }
 
+    /// As [`Mapping::anon`], of at most 512 pages, in one block of 2 MiB: what is done a block at a time is one piece.
+    pub fn anon_in_block(npages: usize) -> Result<Self, Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let align = (npages * PAGE_SIZE).next_power_of_two();
+        let map = Self::create(npages * PAGE_SIZE, align, flags, Prot::ReadWrite, -1)?;
+        map.forbid_huge()?;
+        Ok(map)
+    }
+
     /// As [`Mapping::anon`] with the access rights `prot`.
     pub fn anon_prot(npages: usize, prot: Prot) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

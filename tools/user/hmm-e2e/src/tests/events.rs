@@ -85,7 +85,7 @@ fn in_order(all: &[Record]) -> Outcome {
 
 fn say_what_happened(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     listen(&device, all_types())?;
     device_sees_pages(&device, &map, 1, 0, 4, "of some pages")?;
@@ -142,7 +142,7 @@ fn say_what_happened(ctx: &Ctx) -> Outcome {
 
 fn of_what_fails(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.unmap_pages(4, 1).what("munmap")?;
     listen(&device, all_types())?;
     let mut data = vec![0; 4096];
@@ -156,7 +156,7 @@ fn of_what_fails(ctx: &Ctx) -> Outcome {
 
 fn mask_chooses(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     let first = device.events(Type::MigrateEnd.bit(), false).what("ask")?;
     check_eq!((first.old, first.waiting, first.lost), (0, 0, 0), "at first");
@@ -189,7 +189,7 @@ fn mask_chooses(ctx: &Ctx) -> Outcome {
 
 fn poll_wakes(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     let none = device.poll(Duration::ZERO).what("poll without events")?;
     check_eq!(none, libc::POLLERR, "poll before events were asked for");
@@ -217,7 +217,7 @@ fn poll_wakes(ctx: &Ctx) -> Outcome {
 
 fn read_waits(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     listen(&device, mask(&[Type::MigrateEnd]))?;
     let (begun, began) = mpsc::channel();
@@ -286,7 +286,7 @@ fn lost(ctx: &Ctx) -> Outcome {
 /// What a process that uses the same device does; the other one must not hear of it.
 fn other(index: u32) -> Result<(), String> {
     let device = Device::open(index).map_err(|error| error.to_string())?;
-    let map = Mapping::anon(PAGES).map_err(|error| error.to_string())?;
+    let map = Mapping::anon_in_block(PAGES).map_err(|error| error.to_string())?;
     map.fill(7);
     let mut data = vec![0; map.len()];
     let text = |error: Errno| error.to_string();
@@ -322,7 +322,7 @@ fn own_only(ctx: &Ctx) -> Outcome {
         check!(all.iter().all(|record| record.kind == Type::Invalidate), "{all:?}");
     }
     // Of two mirrors of one process each hears its own.
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     device_sees(&device, &map, 1, "by one mirror")?;
     check!(!of(&records(&device)?, Type::FaultEnd).is_empty(), "nothing of its own");
@@ -367,7 +367,7 @@ fn privileged(ctx: &Ctx) -> Outcome {
 }
 
 fn closed_while_polled(ctx: &Ctx) -> Outcome {
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     // Not of changes of the address space: a thread that begins makes some, and the poll would end at once.
     let types = all_types() & !Type::Invalidate.bit();

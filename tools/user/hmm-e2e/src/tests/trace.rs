@@ -47,7 +47,7 @@ fn field(event: &Event, name: &str, value: usize) -> Outcome {
 
 fn faults_and_migrations(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
     device_sees(&device, &map, 1, "with tracing")?;
@@ -92,7 +92,7 @@ fn faults_and_migrations(ctx: &Ctx) -> Outcome {
 
 fn errors(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     let hole = map.page_addr(4);
     map.unmap_pages(4, 1).what("munmap")?;
     let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
@@ -108,7 +108,7 @@ fn errors(ctx: &Ctx) -> Outcome {
 
 fn invalidations(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     device_sees(&device, &map, 1, "at first")?;
     let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
@@ -133,7 +133,7 @@ fn invalidations(ctx: &Ctx) -> Outcome {
 
 fn retries(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
     inject::set_point("retry", "1").what("set the point")?;
@@ -147,7 +147,7 @@ fn retries(ctx: &Ctx) -> Outcome {
 
 fn evictions(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    let map = Mapping::anon(PAGES)?;
+    let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     migrate(&device, &map, 1)?;
     let tracing = Tracing::start("hmm-e2e").what("start tracing")?;
@@ -211,7 +211,7 @@ fn pulls(ctx: &Ctx) -> Outcome {
         for device in [&one, &two] {
             device.set(Setting::Connection, connection as u64).what("set the connection")?;
         }
-        let map = Mapping::anon(PAGES)?;
+        let map = Mapping::anon_in_block(PAGES)?;
         map.fill(1);
         migrate(&one, &map, 1)?;
         let tracing = Tracing::start("hmm-e2e").what("start tracing")?;

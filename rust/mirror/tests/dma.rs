@@ -192,37 +192,33 @@ mod suite {
 
     #[test]
     fn what_is_removed_while_its_device_is_closed_is_unmapped_once() -> Result {
-        // Removals that were beside a close. It is for chance to say in which rounds there are some.
-        let mut beside = 0;
+        // Removals during a close. Not every round has some.
+        let mut concurrent = 0;
         let mut rounds = 0;
-        while rounds < 10 || beside <= 20 && rounds < 500 {
+        while rounds < 10 || concurrent <= 20 && rounds < 500 {
             rounds += 1;
             let (range, dma, mirror) = addressed(512)?;
             mirror.fault(range, Access::Write)?;
             assert_eq!(dma.live(), 512);
-            // 1: the device may be closed; 2: it is about to be; 3: it is.
-            let state = Arc::new(Atomic::new(0), GFP_KERNEL)?;
-            let (device, told) = (dma.clone(), state.clone());
-            let thread = Thread::spawn(c"hmm-test", move || {
-                while told.load(Relaxed) == 0 {
-                    core::hint::spin_loop();
-                }
-                told.store(2, Release);
-                device.close();
-                told.store(3, Release);
-            })?;
+            let closing = Arc::new(Atomic::new(false), GFP_KERNEL)?;
+            let mut thread = None;
             // From the other end.
             for index in (0..range.pages()).rev() {
                 mirror.discard(PageRange::from_pages(range.address(index), 1)?)?;
-                beside += usize::from(state.load(Relaxed) == 2);
+                concurrent += usize::from(closing.load(Relaxed));
                 if index == 500 {
-                    state.store(1, Release);
+                    let (device, closing) = (dma.clone(), closing.clone());
+                    thread = Some(Thread::spawn(c"hmm-test", move || {
+                        closing.store(true, Release);
+                        device.close();
+                        closing.store(false, Release);
+                    })?);
                 }
             }
             drop(thread);
             assert_eq!((dma.live(), dma.unmapped()), (0, 512));
         }
-        assert!(beside > 20);
+        assert!(concurrent > 20);
         Ok(())
     }
 }

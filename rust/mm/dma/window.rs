@@ -13,8 +13,8 @@
 //! wait for (a *tick*), so that each flush unmaps what was removed before it, and nothing else. A place that is dying
 //! cannot be used: who wants to install there tries again.
 //!
-//! When the device or the table goes, [`Maps::close`] unmaps what is not free, beside those who still remove entries:
-//! these only make places dying, and never free.
+//! [`Maps::close`], when the device or the table goes, unmaps all places that are not free. Entries
+//! may be removed concurrently: that makes a place dying, and never free.
 
 use super::{address::DmaAddress, DmaDevice, Maps};
 use crate::{
@@ -52,7 +52,7 @@ const PAUSE: Delta = Delta::from_millis(1);
 /// # Invariants
 ///
 /// `raw` is 0, or a window of `device`, which is bound as long as that is so. Exactly the places that are not free are
-/// mapped, if `raw` is not 0, and nobody closes the window.
+/// mapped, if `raw` is not 0 and [`Maps::close`] is not unmapping the window.
 struct Window {
     device: NonNull<bindings::device>,
     raw: Atomic<usize>,
@@ -127,7 +127,8 @@ impl Window {
                 index += 1;
                 continue;
             }
-            self.unlink(start, count);
+            // SAFETY: By the type invariant they are mapped; they become free below.
+            unsafe { self.unlink(start, count) };
             for place in self.places.iter().skip(start).take(count) {
                 // INVARIANT: Just unmapped.
                 place.store(FREE, Release);
@@ -137,11 +138,15 @@ impl Window {
         total
     }
 
-    /// Unmaps `count` places from `start` on. They must be mapped, and are not in use afterwards; the caller says so in
-    /// `places`, or the window goes.
-    fn unlink(&self, start: usize, count: usize) {
+    /// Unmaps `count` places from `start` on, and leaves their states to the caller.
+    ///
+    /// # Safety
+    ///
+    /// They must be mapped, and nobody may unmap them again.
+    unsafe fn unlink(&self, start: usize, count: usize) {
         if let Some(raw) = self.raw() {
-            // SAFETY: By the function's requirements they are mapped, and the device is bound by the type invariant.
+            // SAFETY: Mapped by the function's requirements; the device is bound by the type
+            // invariant.
             // CAST: At most 512.
             unsafe {
                 bindings::rust_hmm_dma_window_unmap(
@@ -154,10 +159,10 @@ impl Window {
         }
     }
 
-    /// The page at `place`, which is live, is no longer used. It is unmapped by the flush `tick`, or by who closes the
-    /// windows: a place must not become free before.
+    /// Makes `place`, which is live, dying. Its page is unmapped after the flush `tick`, or by
+    /// [`Maps::close`]; the place must not become free before.
     fn retire(&self, place: &Atomic<u64>, tick: u32) {
-        // Before the place says so: a window with such places must not go.
+        // First the count, which keeps the window from being dropped.
         self.dying.fetch_add(1, Relaxed);
         place.store(u64::from(tick) << SHIFT | DYING, Release);
         self.live.fetch_sub(1, Relaxed);
@@ -366,15 +371,17 @@ impl Maps for Windows {
             while used.window.users.load(Acquire) != 1 {
                 fsleep(PAUSE);
             }
-            // Nothing is written to the places: of live ones the frame numbers stay, for those who remove entries later,
-            // and others may do that now. What is not free stays so, see `Window::retire`, and is unmapped once.
+            // The states are only read: entries are removed concurrently, and later ones still need
+            // the frame numbers. A place that is not free stays so, see `Window::retire`.
             let window = &used.window;
             let mut frames = 0;
             for (index, place) in window.places.iter().enumerate() {
                 let state = place.load(Acquire) & STATE;
                 if state != FREE {
                     left += usize::from(state == LIVE);
-                    window.unlink(index, 1);
+                    // SAFETY: Mapped by the type invariant. Callers that began before `closed` was
+                    // set have ended, and later ones unmap nothing.
+                    unsafe { window.unlink(index, 1) };
                     frames += 1;
                 }
             }

@@ -97,16 +97,22 @@ impl Lru {
     pub(super) fn touch(&self, block: usize) {
         if let Some(Block { last, .. }) = self.blocks.get(block) {
             if last.load(Relaxed) != self.now.load(Relaxed) {
-                last.store(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
+                self.advance(last);
             }
         }
     }
 
-    /// `block` could not be evicted: it comes after all others, also if it was the last one to be used. Context: any.
+    /// Moves `block`, which could not be evicted, behind all others, also if it is the most recently
+    /// used one. Context: any.
     pub(super) fn put_off(&self, block: usize) {
         if let Some(Block { last, .. }) = self.blocks.get(block) {
-            last.store(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
+            self.advance(last);
         }
+    }
+
+    #[inline]
+    fn advance(&self, last: &Atomic<u64>) {
+        last.store(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
     }
 
     /// Now. Blocks that are used from here on are not older.

@@ -27,8 +27,8 @@ pack() {
 	mv "$archive.part" "$archive"
 }
 
-# rename_checkout DIRECTORY: has the commands that Kbuild saved in DIRECTORY name this checkout. Modules that the cache gave
-# were built in another one, which need not exist any more; tools/rustc-again runs what was saved.
+# rename_checkout DIRECTORY: makes the commands that Kbuild saved in DIRECTORY refer to this checkout. Modules from the
+# cache were built in another one, which may be deleted by now, and tools/rustc-again runs the saved commands.
 rename_checkout() {
 	local old
 	old=$(sed -n 's/^export KBUILD_EXTMOD = //p' "$1/Makefile")

@@ -160,7 +160,7 @@ mod suite {
         let locked = lock().map_err(|_| EBUSY)?;
         unmap(range)?;
         assert_eq!(lock(), Err(Refused::Error(EFAULT)));
-        // The pages stay for who has locked them.
+        // The first lock keeps its pages.
         let region = mirror.locked(locked.device_address).ok_or(ENOENT)?;
         assert_eq!((region.users(), agents[0].live()), (1, 4));
         drop(region);

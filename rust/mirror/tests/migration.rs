@@ -284,7 +284,8 @@ mod suite {
 
     #[test]
     fn holes_far_from_all_tables_move() -> Result {
-        // Nothing else of the process is within the last 2 MiB of it, which are in another GiB than its start.
+        // The process has mapped nothing else in the last 2 MiB, which are in another GiB than the
+        // start.
         let all = map((PMD_PAGES + 1) * PMD_PAGES)?;
         let range = PageRange::from_pages(all.address(PMD_PAGES * PMD_PAGES + 8), 8)?;
         let shared = shared()?;

@@ -289,7 +289,7 @@ mod suite {
         let memory = shared.memory.driver();
         memory.fail_copies.store(PMD_PAGES, Relaxed);
         assert_eq!(shared.memory.make_room(total, before), Ok(false));
-        // It was tried once: what was used since then is not evicted.
+        // One attempt: afterwards the block is newer than `before`, and no candidate.
         let left = PMD_PAGES - 8;
         assert_eq!(memory.fail_copies.load(Relaxed), left);
         assert_eq!(shared.memory.usage().0, 8);

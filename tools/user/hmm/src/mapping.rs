@@ -104,7 +104,8 @@ impl Mapping {
         Self::anon_prot(npages, Prot::ReadWrite)
     }
 
-    /// As [`Mapping::anon`], of at most 512 pages, in one block of 2 MiB: what is done a block at a time is one piece.
+    /// As [`Mapping::anon`], for at most 512 pages that do not cross a boundary of 2 MiB, so that a
+    /// migration is a single step.
     pub fn anon_in_block(npages: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let align = (npages * PAGE_SIZE).next_power_of_two();

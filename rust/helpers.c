@@ -9,6 +9,7 @@
 #include <linux/gfp.h>
 #include <linux/highmem.h>
 #include <linux/hmm.h>
+#include <linux/hrtimer.h>
 #include <linux/ioport.h>
 #include <linux/kthread.h>
 #include <linux/maple_tree.h>
@@ -141,10 +142,18 @@ bool rust_hmm_fatal_signal_pending(void)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
 
-/* Returns whether the task was killed. */
+/*
+ * Returns whether the task was killed. Not by schedule_timeout_killable(): any wake-up ends that, also a late one
+ * for what the task waited for before, and so do jiffies that leap after ticks that came late.
+ */
 bool rust_hmm_sleep_killable(unsigned int ms)
 {
-	schedule_timeout_killable(msecs_to_jiffies(ms));
+	ktime_t end = ktime_add_ms(ktime_get(), ms);
+
+	while (ktime_before(ktime_get(), end) && !fatal_signal_pending(current)) {
+		set_current_state(TASK_KILLABLE);
+		schedule_hrtimeout(&end, HRTIMER_MODE_ABS);
+	}
 	return fatal_signal_pending(current);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_sleep_killable);

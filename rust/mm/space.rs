@@ -26,8 +26,8 @@ pub fn fatal_signal_pending() -> bool {
     fails(Point::Killed) || unsafe { bindings::rust_hmm_fatal_signal_pending() }
 }
 
-/// Sleeps for `ms` ms, at most a minute. `EINTR`: the task was killed. Context: may sleep; no lock may be held that
-/// others wait for.
+/// Sleeps for at least `ms` ms, or for a minute if that is less. `EINTR`: the task was killed. Context: may sleep;
+/// no lock may be held that others wait for.
 pub fn sleep_killable(ms: u64) -> Result {
     let ms = ms.min(60_000) as u32;
     // SAFETY: No preconditions but the context.
@@ -204,5 +204,34 @@ impl core::ops::Deref for Vma<'_> {
 
     fn deref(&self) -> &VmaRef {
         self.0
+    }
+}
+
+#[kunit_tests(rust_hmm_space)]
+mod tests {
+    use super::*;
+    use crate::thread::Thread;
+    use kernel::{
+        sync::aref::ARef,
+        task::Task,
+        time::{delay::fsleep, Delta, Instant, Monotonic}, //
+    };
+
+    #[test]
+    fn a_sleep_lasts_as_long_as_was_asked_for() -> Result {
+        let sleeper: ARef<Task> = ARef::from(&**kernel::current!());
+        let waker = Thread::spawn(c"hmm-test", move || {
+            for _ in 0..100 {
+                fsleep(Delta::from_millis(1));
+                sleeper.wake_up();
+            }
+        })?;
+        for _ in 0..5 {
+            let begin = Instant::<Monotonic>::now();
+            sleep_killable(20)?;
+            assert!(begin.elapsed().as_millis() >= 20);
+        }
+        drop(waker);
+        Ok(())
     }
 }

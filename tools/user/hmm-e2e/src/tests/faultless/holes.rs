@@ -314,12 +314,13 @@ fn h13_overlapping(ctx: &Ctx) -> Outcome {
     let mut moved = 0;
     map.fill(1);
     let job = watch(&device, &map, 1)?;
-    race(&[&movers[0], &movers[1]], |round| {
+    rounds(2, |round| {
         let first = (round as usize * 29) % 448;
         let way = if round % 2 == 0 { Way::ToDevice } else { Way::ToSystem };
         let migrate = || device.migrate(map.page_addr(first), 64, way);
         moved += movers[0].during(|| movers[1].during(migrate))?.moved;
-        Ok(())
+        // On a busy machine the two may have moved all that there was to move.
+        Ok(moved > 0 && movers.iter().all(Mover::raced))
     })?;
     watched(&job, "during migrations that overlap")?;
     check!(moved > 0, "the third moved nothing");

@@ -21,6 +21,8 @@ pub const TESTS: &[Test] = &[
     Test::new("replica", "writes_of_others_meanwhile", writes_meanwhile).only_rust(OURS),
     Test::new("replica", "in_two_devices", in_two_devices).only_rust(OURS),
     Test::new("replica", "of_a_huge_page", of_a_huge_page).only_rust(OURS),
+    Test::new("replica", "none_of_the_zero_page", none_of_the_zero_page).only_rust(OURS),
+    Test::new("replica", "of_what_another_device_has", of_what_another_has).only_rust(OURS),
     Test::new("replica", "none_of_a_page_that_others_may_write", pinned).only_rust(OURS),
     Test::new("replica", "none_of_a_merged_page", merged).only_rust(OURS),
     Test::new("replica", "goes_for_room", goes_for_room).only_rust(OURS),
@@ -357,6 +359,52 @@ fn goes_for_room(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "after all")?;
     device.close().what("close")?;
     unload(ctx)
+}
+
+/// What another device has comes back to be copied, unless CPUs and devices can read it where it is.
+fn of_what_another_has(ctx: &Ctx) -> Outcome {
+    const SEED: u64 = 6;
+    let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
+    let map = Mapping::anon(PAGES)?;
+    map.fill(SEED);
+    check_eq!(two.migrate(map.addr(), PAGES, Way::ToDevice)?.moved, PAGES as u64, "to the second");
+    map.protect(Prot::Read)?;
+    read_mostly(&one, &map)?;
+    let before = one.placement()?.replicas;
+    reads(&one, &map, SEED, "of what another device has")?;
+    let copies = one.placement()?.replicas - before;
+    check_eq!(copies, if ctx.coherent() { 0 } else { PAGES as u64 }, "copies");
+    cpu_sees(&map, SEED, "of what another device had")?;
+    Ok(())
+}
+
+/// Between the pages that are copied are some that are not.
+fn none_of_the_zero_page(ctx: &Ctx) -> Outcome {
+    const SEED: u64 = 5;
+    let device = ctx.open()?;
+    let map = Mapping::anon(PAGES)?;
+    let odd = || (1..PAGES).step_by(2);
+    odd().for_each(|page| map.fill_pages(SEED, page, 1));
+    map.protect(Prot::Read)?;
+    read_mostly(&device, &map)?;
+    let before = device.placement()?.replicas;
+    let words = odd().flat_map(|page| (0..pattern::WORDS).map(move |word| (page, word)));
+    let sum = words.fold(0u64, |sum, (page, word)| {
+        sum.wrapping_add(pattern::word(SEED, page, word))
+    });
+    let read = Command::new(EngineOp::Read, map.addr(), map.len());
+    for round in 0..2 {
+        check_eq!(device.run(read).what("engine")?.status.result, sum, "sum in round {round}");
+        check_eq!(device.placement()?.replicas - before, PAGES as u64 / 2, "copies {round}");
+    }
+    for page in 0..PAGES {
+        if page % 2 == 0 {
+            device_sees_zero(&device, &map, page, 1, "where nothing was written")?;
+        } else {
+            device_sees_pages(&device, &map, SEED, page, 1, "of a copy")?;
+        }
+    }
+    Ok(())
 }
 
 /// KSM's pages are read in place.

@@ -4,8 +4,14 @@
 
 use super::*;
 use crate::{
+    memory::Copies,
     migrate::Outcome,
-    mm::device_pages::DeviceRange,
+    mirror::transaction::{Identity, Request},
+    mm::{
+        device_pages::DeviceRange,
+        migrate::{Batch, Isolated},
+        page::{Effort, LockedFolio}, //
+    },
     pgtable::Slot, //
 };
 
@@ -100,6 +106,60 @@ impl Device for Spare {
 #[kunit_tests(rust_hmm_pull)]
 mod suite {
     use super::*;
+
+    #[test]
+    fn a_dropped_migration_invalidates_for_all_its_readers() -> Result {
+        let (range, [(shared, source), (_, destination)]) = two(4, Connection::None)?;
+        let memory = &shared.memory;
+        let reader = mirror(&shared)?;
+        for mirror in [&source, &reader] {
+            mirror.fault(range, Access::Read)?;
+        }
+        let entries = || -> Result<(usize, usize)> {
+            let first = source.lock_table()?.present(range);
+            Ok((first, reader.lock_table()?.present(range)))
+        };
+        let (space, mut batch, mut copies) =
+            (destination.space()?, Batch::new()?, Copies::new(true)?);
+        let request = Request {
+            name: Cookie::of(&range),
+            identity: Identity::current(memory.owner()),
+            range,
+            faultless: true,
+        };
+        let (mmap, announced) = destination.begin(&space, request)?;
+        let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;
+        let (select, owner) = (memory.select(), memory.owner());
+        let before = memory.keep_reading(vma.space(), range, |readers| -> Result<_> {
+            let mut isolated = Isolated::read_by((announced, readers), || {
+                Isolated::new(vma, range, select, false, owner, None, &mut batch)
+            })?;
+            isolated.fill(|entry| {
+                let addr = range.address(entry.index);
+                LockedFolio::alloc_system(Some(vma), addr, entry.order(), Effort::Must).ok()
+            });
+            let failed = memory.copy_all(&mut isolated, &mut copies);
+            let migrated = isolated.migrate();
+            let moved = migrated.moved().entries().count();
+            let before = (failed.is_empty(), moved, entries());
+            drop(migrated);
+            Ok(before)
+        });
+        drop(mmap);
+        let (copied, moved, there) = before?;
+        assert_eq!((copied, moved, there?), (true, 4, (4, 4)));
+        // Removed, and flushed while the sources were in use.
+        assert_eq!(entries()?, (0, 0));
+        assert_eq!(
+            (shared.used_at_wait.load(Relaxed), memory.usage().0),
+            (4, 0)
+        );
+        for mirror in [&source, &reader, &destination] {
+            mirror.fault(range, Access::Read)?;
+            assert_eq!(device_load(mirror, range.start())?, Some(100));
+        }
+        Ok(())
+    }
 
     #[test]
     fn a_table_that_refuses_the_destination_leaves_the_source_no_entry() -> Result {

@@ -51,9 +51,6 @@ enum Tried {
     Again,
     /// A migration is about to switch one of the entries.
     Held,
-    /// A page is still mapped for DMA where another one is to be, until the flush of its entry has ended. If that was
-    /// this try's own flush, it has.
-    Unmapping,
 }
 
 /// Faults that try again, by address space. Two that share a counter are only polite to each other.
@@ -231,7 +228,6 @@ impl<D: Device> Inner<D> {
         let mut patience = Patience::new();
         let mut waits = 0;
         let mut starved = None;
-        let mut unmapping = false;
         loop {
             spares.refill()?;
             self.prepare(piece)?;
@@ -249,15 +245,6 @@ impl<D: Device> Inner<D> {
                     self.wait_for_migrations(space, piece)?;
                     patience = Patience::new();
                     events::Again::Migration
-                }
-                Ok(Tried::Unmapping) => {
-                    patience.again(EBUSY)?;
-                    if unmapping {
-                        // The flush of another task, which takes as long as the device does.
-                        fsleep(PAUSE);
-                    }
-                    unmapping = true;
-                    events::Again::Busy
                 }
                 Err(error) => {
                     patience.again(error)?;
@@ -399,10 +386,7 @@ impl<D: Device> Inner<D> {
             lap.end(Phase::Flush);
         }
         self.stats.add(Counter::FaultNs, lap.since(begun));
-        match result {
-            Err(error) if error == EBUSY => return Ok(Tried::Unmapping),
-            result => result?,
-        }
+        result?;
 
         self.stats.add(Counter::MappedPages, installed);
         if let Some(addr) = read_only {

@@ -190,9 +190,10 @@ impl<T: DevicePageOps> Piece<T> {
             self.free.restore(0, self.free.len());
             return false;
         }
-        // Who looks counts first and then asks for this, so that one of us sees the other.
+        // Who looks counts first and then asks for this, so that one of us sees the other. Acquire: what those who have
+        // looked did with the frames comes before these go.
         let base = self.base.xchg(ABSENT, Full);
-        if self.lookers.load(Relaxed) != 0 {
+        if self.lookers.load(Acquire) != 0 {
             self.base.store(base, Release);
             self.free.restore(0, self.free.len());
             return false;

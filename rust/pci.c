@@ -59,8 +59,9 @@ int rust_hmm_pci_claim(struct pci_dev *pdev, int bar, u64 *start, u64 *size)
 {
 	int err;
 
-	if (bar < 0 || bar >= PCI_STD_NUM_BARS ||
-	    !(pci_resource_flags(pdev, bar) & IORESOURCE_MEM) ||
+	if (bar < 0 || bar >= PCI_STD_NUM_BARS)
+		return -EINVAL;
+	if (!(pci_resource_flags(pdev, bar) & IORESOURCE_MEM) ||
 	    !pci_resource_len(pdev, bar))
 		return -ENXIO;
 	err = pci_enable_device_mem(pdev);

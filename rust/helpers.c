@@ -143,8 +143,9 @@ bool rust_hmm_fatal_signal_pending(void)
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
 
 /*
- * Returns whether the task was killed. Not by schedule_timeout_killable(): any wake-up ends that, also a late one
- * for what the task waited for before, and so do jiffies that leap after ticks that came late.
+ * Returns whether the task was killed. Not by schedule_timeout_killable(): any wake-up ends
+ * that, also a late one for what the task waited for before, and so do jiffies that leap after
+ * ticks that came late.
  */
 bool rust_hmm_sleep_killable(unsigned int ms)
 {

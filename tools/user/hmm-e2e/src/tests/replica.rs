@@ -389,9 +389,8 @@ fn none_of_the_zero_page(ctx: &Ctx) -> Outcome {
     read_mostly(&device, &map)?;
     let before = device.placement()?.replicas;
     let words = odd().flat_map(|page| (0..pattern::WORDS).map(move |word| (page, word)));
-    let sum = words.fold(0u64, |sum, (page, word)| {
-        sum.wrapping_add(pattern::word(SEED, page, word))
-    });
+    let sum =
+        words.fold(0u64, |sum, (page, word)| sum.wrapping_add(pattern::word(SEED, page, word)));
     let read = Command::new(EngineOp::Read, map.addr(), map.len());
     for round in 0..2 {
         check_eq!(device.run(read).what("engine")?.status.result, sum, "sum in round {round}");

@@ -143,9 +143,9 @@ bool rust_hmm_fatal_signal_pending(void)
 EXPORT_SYMBOL_GPL(rust_hmm_fatal_signal_pending);
 
 /*
- * Returns whether the task was killed. Not by schedule_timeout_killable(): any wake-up ends
- * that, also a late one for what the task waited for before, and so do jiffies that leap after
- * ticks that came late.
+ * Returns whether the task was killed. schedule_timeout_killable() would return early: after
+ * any wake-up, including a delayed one from an earlier wait, and when jiffies catch up after
+ * late ticks.
  */
 bool rust_hmm_sleep_killable(unsigned int ms)
 {

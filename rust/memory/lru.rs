@@ -102,8 +102,8 @@ impl Lru {
         }
     }
 
-    /// Moves `block`, which could not be evicted, behind all others, also if it is the most recently
-    /// used one. Context: any.
+    /// Moves `block`, which could not be evicted, behind all others, even if it is the most
+    /// recently used one. Context: any.
     pub(super) fn put_off(&self, block: usize) {
         if let Some(Block { last, .. }) = self.blocks.get(block) {
             self.advance(last);

@@ -26,8 +26,11 @@ pub fn fatal_signal_pending() -> bool {
     fails(Point::Killed) || unsafe { bindings::rust_hmm_fatal_signal_pending() }
 }
 
-/// Sleeps for at least `ms` ms, or for a minute if that is less. `EINTR`: the task was killed. Context: may sleep;
-/// no lock may be held that others wait for.
+/// Sleeps for at least `ms` ms, or for a minute if that is less.
+///
+/// # Errors
+///
+/// `EINTR`: the task was killed. Context: may sleep; no lock may be held that others wait for.
 pub fn sleep_killable(ms: u64) -> Result {
     let ms = ms.min(60_000) as u32;
     // SAFETY: No preconditions but the context.

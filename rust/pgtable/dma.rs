@@ -110,10 +110,13 @@ impl<'t, F: Format> Translator<'t, F> {
     ///
     /// # Errors
     ///
-    /// `EBUSY`: the place is not free yet: the flush that unmaps its page has not ended. No fault sees that: the entry of a
-    /// system page leaves the table either with its flush under the table lock, or in an invalidation or a migration,
-    /// which its faults wait for. `ENOMEM`, `ENODEV`: it cannot be mapped. Then what was there is retired, and nothing can
-    /// be there instead.
+    /// * `EBUSY`: the place is not free yet: the flush that unmaps its page has not completed. A
+    ///   device fault does not see this: the entry of a system page is removed either with its
+    ///   flush under the table lock, or in an invalidation or a migration, for which faults on
+    ///   the page wait.
+    /// * `ENOMEM`, `ENODEV`: the page cannot be mapped.
+    ///
+    /// After an error the old entry is retired, and the new one must not be installed.
     #[inline]
     pub(super) fn replace(
         &mut self,

@@ -190,8 +190,8 @@ impl<T: DevicePageOps> Piece<T> {
             self.free.restore(0, self.free.len());
             return false;
         }
-        // Who looks counts first and then asks for this, so that one of us sees the other. Acquire: what those who have
-        // looked did with the frames comes before these go.
+        // A looker increments the count before it loads `base`, so that one of the two sees the
+        // other. Acquire: accesses of lookers that are done precede the removal of the frames.
         let base = self.base.xchg(ABSENT, Full);
         if self.lookers.load(Acquire) != 0 {
             self.base.store(base, Release);

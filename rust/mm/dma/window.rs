@@ -145,9 +145,9 @@ impl Window {
     /// They must be mapped, and nobody may unmap them again.
     unsafe fn unlink(&self, start: usize, count: usize) {
         if let Some(raw) = self.raw() {
+            // CAST: At most 512.
             // SAFETY: Mapped by the function's requirements; the device is bound by the type
             // invariant.
-            // CAST: At most 512.
             unsafe {
                 bindings::rust_hmm_dma_window_unmap(
                     self.device.as_ptr(),

@@ -366,7 +366,7 @@ fn fight(ctx: &Ctx) -> Outcome {
         Ok([faults, one.migrated_to_device + two.migrated_to_device])
     };
     let before = sums()?;
-    // For two seconds, and on a machine that takes the guest's processors away until there is something to compare.
+    // At least two seconds; longer if a busy host has left too few rounds to compare.
     let (begin, rounds) = (Instant::now(), AtomicU64::new(0));
     let over = || match begin.elapsed().as_secs() {
         0..2 => false,

@@ -361,7 +361,8 @@ fn goes_for_room(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// What another device has comes back to be copied, unless CPUs and devices can read it where it is.
+/// Pages in another device's private memory are migrated back and then copied. Coherent memory is
+/// mapped in place.
 fn of_what_another_has(ctx: &Ctx) -> Outcome {
     const SEED: u64 = 6;
     let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second device")?);

@@ -319,7 +319,7 @@ fn h13_overlapping(ctx: &Ctx) -> Outcome {
         let way = if round % 2 == 0 { Way::ToDevice } else { Way::ToSystem };
         let migrate = || device.migrate(map.page_addr(first), 64, way);
         moved += movers[0].during(|| movers[1].during(migrate))?.moved;
-        // On a busy machine the two may have moved all that there was to move.
+        // On a busy machine the movers may leave the third migration no page for a while.
         Ok(moved > 0 && movers.iter().all(Mover::raced))
     })?;
     watched(&job, "during migrations that overlap")?;

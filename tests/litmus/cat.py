@@ -30,7 +30,7 @@ class CatError(Exception):
 
 
 class Node:
-    """An expression: what it is, its parts, and the names that its value depends on."""
+    """An expression: its kind, its parts, and the names that its value depends on."""
 
     def __init__(self, kind, *parts, free=()):
         self.kind = kind
@@ -163,7 +163,7 @@ class Parser:
         return ("check", what, relation, self.name(), is_flag)
 
     def bindings(self):
-        """What follows "let": ("let", is recursive, [(name, expression)])."""
+        """Parses the part behind "let": ("let", is recursive, [(name, expression)])."""
         recursive = bool(self.accept("rec"))
         found = [self.binding()]
         while self.accept("and"):
@@ -523,7 +523,7 @@ class Structure:
 
     def binary(self, kind, left, right):
         if kind == "++":
-            # Adds an element to a relation or to a set of others.
+            # Adds a pair to a relation, or a relation to a set of relations.
             if isinstance(left, Pair):
                 rows = list(self.as_relation(right))
                 rows[left[0]] |= 1 << left[1]

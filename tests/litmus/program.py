@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Litmus tests in C: reads them, and runs their processes.
 
-What a primitive of the kernel does is taken from the kernel's linux-kernel.def. A process is run once for
+The definitions of the kernel's primitives are taken from linux-kernel.def. A process is run once for
 each sequence of values that its reads may return; whether a write provides these is decided later. Each value
 carries the reads that it was computed from, which gives the dependencies.
 """
@@ -53,7 +53,10 @@ class Undecided(Exception):
 
 
 def strip_comments(text):
-    """Removes comments of C, and outside of processes those of OCaml, which nest: "(*" may begin a dereference."""
+    """Removes comments of C, and outside of processes those of OCaml, which nest.
+
+    In a process "(*" may begin a dereference.
+    """
     out, at, depth, braces = [], 0, 0, 0
     for match in re.finditer(r"\(\*|\*\)|[{}]|//[^\n]*|/\*.*?\*/", text, flags=re.DOTALL):
         word = match.group()
@@ -100,6 +103,12 @@ class Macros:
                     name, params, body = match.groups()
                     self.known[name] = (params.split(",") if params else [], body.strip())
 
+    @staticmethod
+    def tag_first(match):
+        """The tag of a primitive, as its first argument."""
+        name, tag, more = match.groups()
+        return f"{name}({tag.replace('-', '_')}" + ("," if more else ")")
+
     def expand(self, name, arguments):
         """The tokens that the call of `name` stands for; an argument is a list of tokens."""
         if name not in self.known:
@@ -108,7 +117,7 @@ class Macros:
         if len(params) != len(arguments):
             raise LitmusError(f"{name}() has {len(params)} arguments")
         # The tag becomes the first argument.
-        body = self.BUILTIN.sub(lambda match: f"{match[1]}({match[2].replace('-', '_')}" + ("," if match[3] else ")"), body)
+        body = self.BUILTIN.sub(self.tag_first, body)
         given = dict(zip(params, arguments))
         out = []
         for token in tokens(body):
@@ -374,8 +383,8 @@ class Test:
                 return True
             if isinstance(node, tuple) and node and node[0] == "primitive":
                 # The address of the access itself is none.
-                inner = [part[2] if isinstance(part, tuple) and part[:2] == ("unary", "*") else part for part in node[2]]
-                return any(plain(part) for part in inner)
+                is_address = lambda part: isinstance(part, tuple) and part[:2] == ("unary", "*")
+                return any(plain(part[2] if is_address(part) else part) for part in node[2])
             return any(plain(part) for part in node)
 
         return any(plain(process) for process in self.processes)
@@ -400,7 +409,7 @@ def holds(condition, value_of):
 
 
 class Event:
-    """One event of a process: its kind (R, W, F, or one of those of lock.cat), place, value and tag."""
+    """One event of a process: kind (R, W, F, or as in lock.cat), place, value and tag."""
 
     def __init__(self, kind, loc=None, value=None, tag=None):
         self.kind, self.loc, self.value, self.tag = kind, loc, value, tag
@@ -418,7 +427,7 @@ class Run:
         self.edges = {"addr": set(), "data": set(), "ctrl": set(), "rmw": set()}
         self.in_rmw = set()
         self.registers = {}
-        # The reads that decide whether what follows is executed.
+        # The reads that the current branch depends on.
         self.control = frozenset()
         self.execute(body)
 
@@ -434,6 +443,10 @@ class Run:
         for name, reads in (("addr", addr), ("data", data), ("ctrl", self.control)):
             self.edges[name] |= {(read, number) for read in reads}
         return number
+
+    def written(self):
+        """The places that it writes, with the values."""
+        return {(event.loc, event.value) for event in self.events if event.kind == "W"}
 
     def load(self, loc, tag, addr):
         options = sorted(self.values.get(loc, {0}), key=str)
@@ -471,7 +484,7 @@ class Run:
         self.store(loc, value, None, addr, data)
 
     def place(self, node):
-        """The place that `node` names, which is a dereference, and the reads that its address depends on."""
+        """The place that `node` dereferences, and the reads that its address depends on."""
         if node[:2] == ("unary", "*"):
             return self.address(node[2])
         if node[0] == "name":
@@ -607,7 +620,7 @@ class Run:
 
 
 class BadAddress(Exception):
-    """A run that uses a value as what it is not: with the values that there are it cannot happen."""
+    """A run that uses a number as an address or the reverse: no write provides that value."""
 
 
 def runs(params, body, values):
@@ -669,14 +682,10 @@ class Candidates:
         return value_of
 
     def combinations(self, may_be):
-        """A run of each process, if the condition can be `may_be` at the end, and each value read is written."""
-        writes = [
-            frozenset((event.loc, event.value) for run in process for event in run.events if event.kind == "W")
-            for process in self.found
-        ]
+        """Yields a run of each process, their reads provided, if the condition can be `may_be`."""
         initial = lambda loc: self.test.init.get(loc, 0)
         # What some process may write.
-        any_write = frozenset().union(*writes) if writes else frozenset()
+        any_write = frozenset(itertools.chain(*(run.written() for process in self.found for run in process)))
 
         def provided(run, written):
             return all(
@@ -689,9 +698,7 @@ class Candidates:
         found = self.found
         while True:
             kept = [[run for run in process if provided(run, any_write)] for process in found]
-            any_write = frozenset(
-                (event.loc, event.value) for process in kept for run in process for event in run.events if event.kind == "W"
-            )
+            any_write = frozenset(itertools.chain(*(run.written() for process in kept for run in process)))
             if kept == found:
                 break
             found = kept
@@ -701,7 +708,7 @@ class Candidates:
                 continue
             if self.test.filter is not None and holds(self.test.filter, value_of) is False:
                 continue
-            written = {(event.loc, event.value) for run in combination for event in run.events if event.kind == "W"}
+            written = frozenset(itertools.chain(*(run.written() for run in combination)))
             if all(provided(run, written) for run in combination):
                 yield combination
 
@@ -818,7 +825,7 @@ class Candidates:
         return env
 
     def orders(self, structure, env, events, source):
-        """Yields the coherence orders that agree with what the reads of each process have seen.
+        """Yields the coherence orders that agree with the values read by each process.
 
         Others violate the model's check "coherence" or "atomic", which is made of these, too.
         """
@@ -859,7 +866,10 @@ class Candidates:
             yield tuple(rows)
 
     def linear(self, members, before, follows, done=()):
-        """The orders of `members` that extend `before`, the write of an update right behind what it has read."""
+        """The orders of `members` that extend `before`.
+
+        The write of an update is right behind the write that it has read.
+        """
         if len(done) == len(members):
             yield done
             return
@@ -873,7 +883,7 @@ class Candidates:
 
 
 def verdict(test, model):
-    """What the model says of the test: Never, Sometimes or Always, and DATARACE; and the candidates checked."""
+    """Returns the model's result of the test and the number of candidates checked."""
     candidates = Candidates(test, model)
     flags = set()
     if test.is_plain():

@@ -57,7 +57,7 @@ struct TestMemory {
     at_copy: Pin<KBox<Mutex<Option<AtCopy>>>>,
 }
 
-type AtCopy = KBox<dyn Fn() + Send>;
+type AtCopy = Arc<dyn Fn() + Send + Sync>;
 
 impl TestMemory {
     fn new() -> Result<Self> {
@@ -119,7 +119,9 @@ impl TestMemory {
 
 impl MemoryOps for TestMemory {
     fn copy(&self, job: CopyJob) {
-        if let Some(call) = self.at_copy.lock().as_ref() {
+        // Not under the lock: it may take others.
+        let call = self.at_copy.lock().clone();
+        if let Some(call) = call {
             call();
         }
         let result = self.do_copy(self, &job.copy());

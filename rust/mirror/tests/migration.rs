@@ -340,7 +340,7 @@ mod suite {
         let asked = stop.clone();
         let memory = shared.memory.driver();
         // This copy has begun.
-        *memory.at_copy.lock() = Some(KBox::new(move || asked.set(), GFP_KERNEL)?);
+        *memory.at_copy.lock() = Some(Arc::new(move || asked.set(), GFP_KERNEL)?);
         let outcome = mirror.migrate(range).stop(stop).to_device()?;
         *memory.at_copy.lock() = None;
         assert_eq!(
@@ -363,7 +363,7 @@ mod suite {
             mirror.fault(range, Access::Read)?;
             let taken = mirror.clone();
             // As an event would that takes write access only.
-            *memory.at_copy.lock() = Some(KBox::new(
+            *memory.at_copy.lock() = Some(Arc::new(
                 move || taken.notifier().lock().transactions.unmark(unmarked),
                 GFP_KERNEL,
             )?);

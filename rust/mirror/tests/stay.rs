@@ -107,7 +107,7 @@ mod suite {
         let held = Arc::pin_init(kernel::new_mutex!(Some(held)), GFP_KERNEL)?;
         let copies = Atomic::new(0);
         let memory = shared.memory.driver();
-        *memory.at_copy.lock() = Some(KBox::new(
+        *memory.at_copy.lock() = Some(Arc::new(
             move || {
                 if copies.fetch_add(1, Full) == PAGES / 2 - 1 {
                     *held.lock() = None;
@@ -209,7 +209,7 @@ mod suite {
             let rounds = Arc::new(Atomic::new(0), GFP_KERNEL)?;
             let (other, seen) = (shared.clone(), rounds.clone());
             let memory = shared.memory.driver();
-            *memory.at_copy.lock() = Some(KBox::new(
+            *memory.at_copy.lock() = Some(Arc::new(
                 move || {
                     if seen.fetch_add(1, Full) == 0 {
                         // There can never be so much: all blocks that can be evicted are.
@@ -247,7 +247,7 @@ mod suite {
         let thread = Arc::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?;
         let started = thread.clone();
         let memory = shared.memory.driver();
-        *memory.at_copy.lock() = Some(KBox::new(
+        *memory.at_copy.lock() = Some(Arc::new(
             move || {
                 let mut started = started.lock();
                 if started.is_some() {

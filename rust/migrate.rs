@@ -165,6 +165,28 @@ impl<'m, D: Device> Migrate<'m, D> {
         step.stop = stop.clone();
         step.patient = self.trigger != Trigger::Fault;
         let _charge = step.space.charge();
+        let result = self.run_each(&mut step, stop, total);
+        // What has moved has moved, also before an error.
+        total.entries = step.work.entries;
+        let stats = self.mirror.stats();
+        let moved = match target {
+            Target::Device => Counter::ToDevice,
+            Target::System => Counter::ToSystem,
+        };
+        stats.add(moved, total.moved as u64);
+        stats.add(Counter::Skipped, (total.skipped + total.no_memory) as u64);
+        if target == Target::Device {
+            stats.add(Counter::Switched, total.switched as u64);
+        }
+        result
+    }
+
+    fn run_each(
+        &mut self,
+        step: &mut Step<'_, D>,
+        stop: Option<Stop>,
+        total: &mut Outcome,
+    ) -> Result {
         let mut rest = Some(self.range);
         while let Some(range) = rest {
             if stop.as_ref().is_some_and(Stop::is_set) {
@@ -184,17 +206,6 @@ impl<'m, D: Device> Migrate<'m, D> {
             }
             result?;
             rest = range.from_address(done);
-        }
-        total.entries = step.work.entries;
-        let stats = self.mirror.stats();
-        let moved = match target {
-            Target::Device => Counter::ToDevice,
-            Target::System => Counter::ToSystem,
-        };
-        stats.add(moved, total.moved as u64);
-        stats.add(Counter::Skipped, (total.skipped + total.no_memory) as u64);
-        if target == Target::Device {
-            stats.add(Counter::Switched, total.switched as u64);
         }
         Ok(())
     }

@@ -59,6 +59,20 @@ mod suite {
     }
 
     #[test]
+    fn what_moved_before_an_error_is_counted() -> Result {
+        let (all, shared, mirror) = attached(3 * PMD_PAGES)?;
+        let start = all.start().next_multiple_of(PMD_SIZE);
+        let range = PageRange::from_pages(start, PMD_PAGES + 1)?;
+        store(start, 1)?;
+        unmap(PageRange::from_pages(range.address(PMD_PAGES), 1)?)?;
+        let outcome = mirror.migrate(range).to_device();
+        assert_eq!(outcome.map(|outcome| outcome.moved), Err(EINVAL));
+        assert_eq!(shared.memory.usage().0, PMD_PAGES);
+        assert_eq!(mirror.stats().get(Counter::ToDevice), PMD_PAGES as u64);
+        Ok(())
+    }
+
+    #[test]
     fn a_drained_device_has_nothing() -> Result {
         let (range, shared, mirror) = attached(PMD_PAGES + 16)?;
         for index in 0..PMD_PAGES + 16 {

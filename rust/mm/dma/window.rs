@@ -210,9 +210,21 @@ struct Used<'w> {
     _windows: &'w Windows,
 }
 
+impl Used<'_> {
+    /// Ends it. Returns whether the window may go now.
+    ///
+    /// This looks at `gone` after the user has left, and [`Windows::forget`] at the users after it has set `gone`, both with
+    /// full barriers: one of them finds the window idle and gone.
+    fn end(self) -> bool {
+        let window = self.window.clone();
+        drop(self);
+        window.gone.load(Relaxed)
+    }
+}
+
 impl Drop for Used<'_> {
     fn drop(&mut self) {
-        self.window.users.fetch_sub(1, Release);
+        self.window.users.fetch_sub(1, Full);
     }
 }
 
@@ -314,9 +326,7 @@ impl Windows {
                 self.device.count_unmapped(count);
                 window.dying.fetch_sub(count, Release);
             }
-            let gone = window.gone.load(Relaxed);
-            drop(used);
-            if gone {
+            if used.end() {
                 self.drop_if_idle(block);
             }
             match block.checked_add(1) {
@@ -332,7 +342,7 @@ impl Windows {
         let last = block_of(range.end() - 1);
         let mut from = block_of(range.start());
         while let Some((block, used)) = self.next(from).filter(|(block, _)| *block <= last) {
-            used.window.gone.store(true, Relaxed);
+            used.window.gone.xchg(true, Full);
             drop(used);
             self.drop_if_idle(block);
             from = block + 1;

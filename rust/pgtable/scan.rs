@@ -15,8 +15,8 @@ impl<F: Format> Reader<F> {
     /// there on, its entry and whether it is a huge one, until `f` says `false` to one, which then counts as not
     /// seen, or `tables` parts were looked at. Returns where to go on; `None` at the end.
     ///
-    /// The table may change meanwhile: what is told of a page was true at some time. Context: any; `f` must not
-    /// sleep. A part is a table page or a gap.
+    /// The table may change meanwhile: what is told of a page was true at some time, unless its part was taken out, used for
+    /// other addresses and put back at the very moment. Context: any; `f` must not sleep. A part is a table page or a gap.
     pub(crate) fn scan(
         &self,
         from: usize,
@@ -51,6 +51,7 @@ impl<F: Format> Reader<F> {
             match F::decode(level, word) {
                 Slot::Empty => return Ok(end),
                 Slot::Table(child) => index = child,
+                Slot::Leaf(_) if !self.leads_to(&guard, addr, level, index) => return Ok(end),
                 Slot::Leaf(first) => {
                     let entry = first.plus((addr - start) >> shift::<F>(0));
                     return match range_of(addr, end) {
@@ -77,6 +78,9 @@ impl<F: Format> Reader<F> {
                 F::decode(0, F::Word::load(cell)),
                 range_of(at, at | (size - 1)),
             ) {
+                if !self.leads_to(&guard, addr, 0, index) {
+                    break;
+                }
                 if !f(range, entry, false) {
                     return Err(at);
                 }
@@ -84,5 +88,19 @@ impl<F: Format> Reader<F> {
             at = at.wrapping_add(size);
         }
         Ok(end)
+    }
+
+    /// Whether the way to `addr` comes to the table page `index` of `level`. One that was taken out may be used for other
+    /// addresses at once: RCU keeps its memory, not its use. So who has read an entry of it asks afterwards whose it is.
+    fn leads_to(&self, guard: &rcu::Guard, addr: usize, level: u32, index: u32) -> bool {
+        let mut at = self.root;
+        for above in (level + 1..F::LEVELS).rev() {
+            let word = self.pool.load(guard, at, slot_of::<F>(above, addr));
+            match F::decode(above, word) {
+                Slot::Table(child) => at = child,
+                _ => return false,
+            }
+        }
+        at == index
     }
 }

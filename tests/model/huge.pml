@@ -578,7 +578,11 @@ init {
 		fi;
 		SCENARIO
 	};
-	left == 0;
+	/* If nothing can go on before that, a process waits for ever. */
+	if
+	:: left == 0
+	:: timeout -> assert(left == 0)
+	fi;
 	d_step {
 		do
 		:: i < NP ->

@@ -212,9 +212,11 @@ inline dup_mmap(v, u, a) {
 	event(v, PROTECT, 0, a);
 	d_step {
 		pte_w[v] = 0;
-		vm[u] = 1; vm_w[u] = 1; users[MM(u)] = 1;
+		vm[u] = vm[v]; vm_w[u] = vm[v]; users[MM(u)] = 1;
 		if
 		:: pte[v] == PRESENT || pte[v] == DEVICE -> pte[u] = pte[v]; pte_f[u] = pte_f[v]; mapped[pte_f[v]]++
+		/* Isolated by the reverse mapping: its migration entry is copied. */
+		:: pte[v] == MIGRATING -> pte[u] = MIGRATING; pte_f[u] = pte_f[v]
 		:: else
 		fi;
 		/* What v has, u has. */

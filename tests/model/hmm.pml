@@ -336,7 +336,7 @@ inline device_fault(v, d, write, a) {
 	:: x_alive && pte[v] == DEVICE && HAS(d, pte_f[v]) && write && !pte_w[v] ->
 		d_step {
 			if
-			:: pte[v] == DEVICE && mapped[pte_f[v]] == 1 && vm_w[v] -> pte_w[v] = 1; took = 0
+			:: pte[v] == DEVICE && mapped[pte_f[v]] == 1 && !isolated[pte_f[v]] && vm_w[v] -> pte_w[v] = 1; took = 0
 			:: else -> took = 1
 			fi
 		};
@@ -524,6 +524,7 @@ proctype puller(byte a, v, from, d) {
 		d_step {
 			if
 			:: COLLIDED(a, MI(MM(v), d)) -> mm_readers[MM(v)]--; took = 0
+			:: !COLLIDED(a, MI(MM(v), d)) && closed[d] -> mm_readers[MM(v)]--; took = 1; refused = 1
 			:: else -> COLLIDED(a, MI(MM(v), d)) = 1; announce(v, d, a); took = 1; arriving[d]++; departing[from]++
 			fi
 		};
@@ -533,57 +534,61 @@ proctype puller(byte a, v, from, d) {
 		fi
 	od;
 	if
-	:: x_flush -> flush(v, d); x_flush = 0
-	:: else
-	fi;
-	/* The source goes on reading, if its mirror can be had at once. */
-	d_step {
+	:: refused
+	:: else ->
 		if
-		:: entry[T(v, from)] != 0 && mark[T(v, from)] == 0 -> announce(v, from, a)
-		:: else -> x_flush = 0
-		fi
-	};
-	if
-	:: x_flush -> flush(v, from); x_flush = 0
-	:: else
-	fi;
-	event(v, MIGRATE, 1, a);
-	isolate(v, 0, from, a);
-	event_end(v);
-	if
-	:: s != 0 ->
-		alloc_device(n, d);
-		copy();
-		if
-		:: moved ->
-			/* First the source's entries go: what this device writes, that one must not read as it was. */
+		:: x_flush -> flush(v, d); x_flush = 0
+		:: else
+		fi;
+		/* The source goes on reading, if its mirror can be had at once. */
+		d_step {
 			if
-			:: off != PULL && off != SOURCE_FIRST -> switch_entry(v, from, a, 0, 0)
+			:: entry[T(v, from)] != 0 && mark[T(v, from)] == 0 -> announce(v, from, a)
+			:: else -> x_flush = 0
+			fi
+		};
+		if
+		:: x_flush -> flush(v, from); x_flush = 0
+		:: else
+		fi;
+		event(v, MIGRATE, 1, a);
+		isolate(v, 0, from, a);
+		event_end(v);
+		if
+		:: s != 0 ->
+			alloc_device(n, d);
+			copy();
+			if
+			:: moved ->
+				/* First the source's entries go: what this device writes, that one must not read as it was. */
+				if
+				:: off != PULL && off != SOURCE_FIRST -> switch_entry(v, from, a, 0, 0)
+				:: else
+				fi;
+				switch_entry(v, d, a, n, w);
+				if
+				:: off == SOURCE_FIRST -> switch_entry(v, from, a, 0, 0)
+				:: else
+				fi
 			:: else
 			fi;
-			switch_entry(v, d, a, n, w);
+			finalize()
+		:: else
+		fi;
+		d_step {
 			if
-			:: off == SOURCE_FIRST -> switch_entry(v, from, a, 0, 0)
+			:: mark[T(v, d)] == a + 1 -> mark[T(v, d)] = 0
 			:: else
-			fi
-		:: else
-		fi;
-		finalize()
-	:: else
+			fi;
+			if
+			:: mark[T(v, from)] == a + 1 -> mark[T(v, from)] = 0
+			:: else
+			fi;
+			arriving[d]--; departing[from]--;
+			s = 0; n = 0; moved = 0; w = 0; took = 0;
+			mm_readers[MM(v)]--
+		};
 	fi;
-	d_step {
-		if
-		:: mark[T(v, d)] == a + 1 -> mark[T(v, d)] = 0
-		:: else
-		fi;
-		if
-		:: mark[T(v, from)] == a + 1 -> mark[T(v, from)] = 0
-		:: else
-		fi;
-		arriving[d]--; departing[from]--;
-		s = 0; n = 0; moved = 0; w = 0; took = 0;
-		mm_readers[MM(v)]--
-	};
 	left--
 }
 

@@ -682,7 +682,7 @@ inline device_fault(v, d, write, a) {
 		:: pte[v] == DEVICE && HAS(d, pte_f[v]) && write && !pte_w[v] ->
 			d_step {
 				if
-				:: pte[v] == DEVICE && mapped[pte_f[v]] == 1 && vm_w[v] -> pte_w[v] = 1
+				:: pte[v] == DEVICE && mapped[pte_f[v]] == 1 && !isolated[pte_f[v]] && vm_w[v] -> pte_w[v] = 1
 				:: else -> took = 1
 				fi
 			};

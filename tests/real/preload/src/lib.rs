@@ -46,7 +46,7 @@ use target::{Buffer, Mode, Target, MOST_PAGES};
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     // The counters show a thread that has ended: its program moves no more pages.
-    sys::exit_thread()
+    sys::exit_thread(0)
 }
 
 /// Memory that only the thread uses.
@@ -163,11 +163,12 @@ fn counts() -> Option<&'static Counts> {
 extern "C" fn work() -> ! {
     if let Some(counts) = counts() {
         add(&counts.threads, 1);
-        if let Err(error) = run(counts) {
-            add_error(&counts.setup, error);
+        match run(counts) {
+            Ok(status) => sys::exit_thread(status),
+            Err(error) => add_error(&counts.setup, error),
         }
     }
-    sys::exit_thread()
+    sys::exit_thread(0)
 }
 
 /// Operations between two looks at the mappings.
@@ -175,8 +176,8 @@ const OPS_PER_LOOK: u32 = 32;
 /// Places that are remembered because pages moved there.
 const PLACES: usize = 64;
 
-/// Moves memory until the program has ended.
-fn run(counts: &Counts) -> Result<(), sys::Errno> {
+/// Moves memory until the program has ended; returns the status for the end of the thread.
+fn run(counts: &Counts) -> Result<usize, sys::Errno> {
     sys::empty_file_table()?;
     let mode = if PAGEOUT.load(Relaxed) == 0 { Mode::Device } else { Mode::Pageout };
     let code = match CODE.load(Relaxed) {
@@ -195,11 +196,11 @@ fn run(counts: &Counts) -> Result<(), sys::Errno> {
     // Most of a large heap is empty. What has moved once will do so again.
     let mut places = [(0usize, 0usize, false); PLACES];
     loop {
-        // The mappings of a program that is about to end can be read no more.
-        if abandoned(stat) || maps.read(file, code, &mut random).is_err() {
+        if let Some(status) = abandoned(stat) {
             add(&counts.abandoned, 1);
-            return Ok(());
+            return Ok(status);
         }
+        maps.read(file, code, &mut random)?;
         for _ in 0..OPS_PER_LOOK {
             let remembered = places.get(random.below(PLACES)).copied().unwrap_or_default();
             let (addr, pages, is_code) = if remembered.1 > 0 && random.below(2) == 0 {
@@ -278,16 +279,53 @@ fn range(maps: &Maps, random: &mut Random) -> (usize, usize, bool) {
     (mapping.start + first * PAGE, pages, mapping.code)
 }
 
-/// Whether all threads of the program have ended: the main thread is a zombie, and there is no thread
-/// but it and the caller.
-fn abandoned(stat: Fd) -> bool {
+/// The status with which the thread must end, if all threads of the program have ended: the main
+/// thread is a zombie, and there is no thread but it and the caller. The last thread of a process
+/// decides about the status of the process, so it is that of the main thread.
+fn abandoned(stat: Fd) -> Option<usize> {
     let mut text = [0u8; 512];
     let n = stat.read_at(&mut text, 0).unwrap_or(0);
-    let text = text.get(..n).unwrap_or(&[]);
+    status_of_dead(text.get(..n).unwrap_or(&[]))
+}
+
+/// As [`abandoned`], of the contents of `/proc/self/stat`.
+fn status_of_dead(stat: &[u8]) -> Option<usize> {
     // The name of the program may have blanks and parentheses.
-    let Some(end) = text.iter().rposition(|&c| c == b')') else { return true };
-    let mut fields = text.get(end + 2..).unwrap_or(&[]).split(|&c| c == b' ');
-    let dead = matches!(fields.next(), Some(b"Z" | b"X"));
-    // The state is field 3, the number of threads field 20.
-    dead && matches!(fields.nth(16), Some(b"1" | b"2"))
+    let end = stat.iter().rposition(|&c| c == b')')?;
+    let mut fields = stat.get(end + 2..)?.split(|c| c.is_ascii_whitespace());
+    if !matches!(fields.next(), Some(b"Z" | b"X")) {
+        return None;
+    }
+    // The state is field 3, the number of threads field 20, what wait() reports field 52.
+    if !matches!(fields.nth(16), Some(b"1" | b"2")) {
+        return None;
+    }
+    let digits = fields.nth(31).unwrap_or(&[]).iter().take_while(|c| c.is_ascii_digit());
+    let code = digits.fold(0usize, |n, c| n.wrapping_mul(10).wrapping_add((c - b'0').into()));
+    Some((code >> 8) & 0xff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::status_of_dead;
+
+    /// The contents of `/proc/self/stat` with this state, number of threads and status.
+    fn stat(state: &str, threads: u32, code: u32) -> Vec<u8> {
+        let zeroes = |n| vec!["0"; n].join(" ");
+        format!("12 (a ) Z 2) {state} {} {threads} {} {code}\n", zeroes(16), zeroes(31)).into()
+    }
+
+    #[test]
+    fn status_is_that_of_the_main_thread() {
+        assert_eq!(status_of_dead(&stat("Z", 2, 3 << 8)), Some(3));
+        assert_eq!(status_of_dead(&stat("Z", 2, 0)), Some(0));
+    }
+
+    #[test]
+    fn a_program_with_a_thread_is_not_dead() {
+        assert_eq!(status_of_dead(&stat("Z", 3, 3 << 8)), None);
+        assert_eq!(status_of_dead(&stat("S", 2, 0)), None);
+        assert_eq!(status_of_dead(b""), None);
+        assert_eq!(status_of_dead(b"12 (a) Z"), None);
+    }
 }

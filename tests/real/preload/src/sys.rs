@@ -157,11 +157,11 @@ pub fn set_signals(mask: u64) -> u64 {
     old
 }
 
-/// Ends the calling thread, not the process.
-pub fn exit_thread() -> ! {
+/// Ends the calling thread. If it is the last one, `status` is the status of the process.
+pub fn exit_thread(status: usize) -> ! {
     loop {
         // SAFETY: the caller's stack is static and has no destructors to run.
-        let _ = unsafe { call(libc::SYS_exit, [0; 6]) };
+        let _ = unsafe { call(libc::SYS_exit, [status, 0, 0, 0, 0, 0]) };
     }
 }
 

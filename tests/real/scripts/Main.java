@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-// Program for the script jdk: collections, strings, threads, exceptions and garbage, with one result.
+// Program for the script jdk: collections, strings, threads, exceptions and garbage, with one
+// result.
 
 import java.math.BigInteger;
 import java.util.ArrayList;

@@ -14,14 +14,14 @@
 //!
 //! The program must not notice the thread, except by the time that it takes:
 //!
-//! * The thread is made by `clone()`, not by the C library, and issues system calls only. It uses no
-//!   `errno`, no `malloc` and no lock, so it can be started in the child of a `fork()`.
+//! * The thread is made by `clone()`, not by the C library, and issues system calls only. It uses
+//!   no `errno`, no `malloc` and no lock, so it can be started in the child of a `fork()`.
 //! * All signals are blocked in it. No handler of the program runs there.
-//! * It has a file table of its own. The program's descriptors keep their numbers, and a program that
-//!   closes all its files does not close those of the thread.
+//! * It has a file table of its own. The program's descriptors keep their numbers, and a program
+//!   that closes all its files does not close those of the thread.
 //! * It is no child: `wait()` does not see it.
-//! * It ends when all threads of the program have ended. A process whose main thread ends by the bare
-//!   `exit` system call would otherwise stay as a zombie.
+//! * It ends when all threads of the program have ended. A process whose main thread ends by the
+//!   bare `exit` system call would otherwise stay as a zombie.
 #![cfg_attr(not(test), no_std)]
 
 mod counts;
@@ -52,8 +52,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 /// Memory that only the thread uses.
 struct Private<T>(UnsafeCell<T>);
 
-// SAFETY: only `work()` accesses the contents, and a process has at most one thread that runs it: the
-// constructor and the handler of fork() start one where there is none.
+// SAFETY: only `work()` accesses the contents, and a process has at most one thread that runs it:
+// the constructor and the handler of fork() start one where there is none.
 unsafe impl<T> Sync for Private<T> {}
 
 /// Bytes of the thread's stack.
@@ -142,9 +142,9 @@ fn map_counts(path: &CStr) {
 extern "C" fn start() {
     let mask = sys::block_signals();
     let end = STACK_MEMORY.0.get() as usize + STACK;
-    // SAFETY: the stack is this thread's only: the process has no other one that runs `work()`. It is
-    // a multiple of 4096. Signals are blocked. `work()` uses no thread-local storage: this crate and
-    // `core` have none.
+    // SAFETY: the stack is this thread's only: the process has no other one that runs `work()`.
+    // It is a multiple of 4096. Signals are blocked. `work()` uses no thread-local storage: this
+    // crate and `core` have none.
     let started = unsafe { sys::spawn(work, end) };
     sys::set_signals(mask);
     if let (Err(error), Some(counts)) = (started, counts()) {
@@ -231,7 +231,8 @@ fn run(counts: &Counts) -> Result<usize, sys::Errno> {
     }
 }
 
-/// Applies an operation to a range and counts. `moved` is called with whether [`Op::Out`] moved pages.
+/// Applies an operation to a range and counts. `moved` is called with whether [`Op::Out`] moved
+/// pages.
 fn apply(
     op: Op,
     (addr, pages, is_code): (usize, usize, bool),

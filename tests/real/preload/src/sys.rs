@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! System calls without the C library.
 //!
-//! The thread of this library has no thread-local storage of its own: its `%fs` is that of the thread
-//! that started it. A function of the C library would write that thread's `errno`, and `malloc` could
-//! find a lock that was held when the process forked.
+//! The thread of this library has no thread-local storage of its own: its `%fs` is that of the
+//! thread that started it. A function of the C library would write that thread's `errno`, and
+//! `malloc` could find a lock that was held when the process forked.
 
 use core::arch::asm;
 
@@ -17,8 +17,8 @@ pub type Errno = i32;
 /// The arguments must be valid for this system call, as for `syscall(2)`.
 pub unsafe fn call(nr: libc::c_long, args: [usize; 6]) -> Result<usize, Errno> {
     let ret: isize;
-    // SAFETY: the caller vouches for the arguments. `syscall` changes no register but these, and uses
-    // no stack of this process.
+    // SAFETY: the caller vouches for the arguments. `syscall` changes no register but these, and
+    // uses no stack of this process.
     unsafe {
         asm!(
             "syscall",
@@ -71,8 +71,8 @@ impl Fd {
     ///
     /// # Safety
     ///
-    /// `arg` must be what the driver expects for `request`, and memory that it points to must be valid
-    /// for the driver to write.
+    /// `arg` must be what the driver expects for `request`, and memory that it points to must be
+    /// valid for the driver to write.
     pub unsafe fn ioctl<T>(self, request: u64, arg: &mut T) -> Result<usize, Errno> {
         let args = [self.0, request as usize, arg as *mut T as usize, 0, 0, 0];
         // SAFETY: the caller vouches for `arg`.
@@ -167,14 +167,16 @@ pub fn exit_thread(status: usize) -> ! {
 
 /// Starts a thread that runs `main` on the stack that ends at `stack_end`.
 ///
-/// The thread is one for the kernel only: the C library does not count it, so that a program with one
-/// thread stays one, and `pthread_exit()` of the last thread of the program still ends the process.
+/// The thread is one for the kernel only: the C library does not count it, so that a program with
+/// one thread stays one, and `pthread_exit()` of the last thread of the program still ends the
+/// process.
 ///
 /// # Safety
 ///
-/// The memory below `stack_end`, which must be a multiple of 16, must be enough for `main` and be used
-/// by nothing else while the thread runs. All signals must be blocked, because a handler would run with
-/// the thread-local storage of the caller. `main` must not use thread-local storage.
+/// The memory below `stack_end`, which must be a multiple of 16, must be enough for `main` and be
+/// used by nothing else while the thread runs. All signals must be blocked, because a handler
+/// would run with the thread-local storage of the caller. `main` must not use thread-local
+/// storage.
 pub unsafe fn spawn(main: extern "C" fn() -> !, stack_end: usize) -> Result<usize, Errno> {
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
@@ -183,9 +185,9 @@ pub unsafe fn spawn(main: extern "C" fn() -> !, stack_end: usize) -> Result<usiz
         | libc::CLONE_THREAD
         | libc::CLONE_SYSVSEM;
     let ret: isize;
-    // SAFETY: in the caller, `syscall` changes only the registers that are listed. The new thread has
-    // the stack that the caller of this function vouches for and never leaves the block: `main` does
-    // not return.
+    // SAFETY: in the caller, `syscall` changes only the registers that are listed. The new thread
+    // has the stack that the caller of this function vouches for and never leaves the block:
+    // `main` does not return.
     unsafe {
         asm!(
             "syscall",

@@ -89,8 +89,9 @@ impl Target {
         }
     }
 
-    /// Applies `op` to `pages` pages at `addr` and returns how many pages it moved, read or saw. The
-    /// range may have changed since it was picked: then the kernel refuses it, or does it in part.
+    /// Applies `op` to `pages` pages at `addr` and returns how many pages it moved, read or saw.
+    /// The range may have changed since it was picked: then the kernel refuses it, or does it in
+    /// part.
     pub fn apply(
         &self,
         op: Op,
@@ -172,8 +173,8 @@ fn swapped(pagemap: Fd, addr: usize, pages: usize, buffer: &mut Buffer) -> Resul
     const SWAPPED: u64 = 1 << 62;
     let bytes = pages.min(MOST_PAGES) * 8;
     let data: *mut u8 = buffer.0.as_mut_ptr().cast();
-    // SAFETY: the buffer has at least `MOST_PAGES * 8` bytes, checked above where it is defined, and
-    // is borrowed for as long as the slice lives.
+    // SAFETY: the buffer has at least `MOST_PAGES * 8` bytes, checked above where it is defined,
+    // and is borrowed for as long as the slice lives.
     let slice = unsafe { core::slice::from_raw_parts_mut(data, bytes) };
     let n = pagemap.read_at(slice, addr / PAGE * 8)?;
     Ok(buffer.0.iter().take(n / 8).filter(|&&entry| entry & SWAPPED != 0).count() as u64)

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Initializers. In the kernel they write into place; here they make a value.
+
+use core::{convert::Infallible, pin::Pin};
+
+/// Makes a `T`.
+pub trait PinInit<T, E = Infallible> {
+    /// Makes it.
+    fn make(self) -> Result<T, E>;
+}
+
+impl<T> PinInit<T> for T {
+    fn make(self) -> Result<T, Infallible> {
+        Ok(self)
+    }
+}
+
+/// What may fail.
+pub struct Try<T, E>(pub Result<T, E>);
+
+impl<T, E> PinInit<T, E> for Try<T, E> {
+    fn make(self) -> Result<T, E> {
+        self.0
+    }
+}
+
+/// As the trait of the kernel.
+pub trait PinnedDrop {
+    /// Drops it.
+    fn drop(self: Pin<&mut Self>);
+}
+
+/// A value of a structure whose fields are made by initializers.
+#[macro_export]
+macro_rules! pin_init {
+    ($name:ident { $($fields:tt)* }) => {
+        $crate::pin_init_fields!([$name] [] $($fields)*)
+    };
+}
+
+/// As [`pin_init`], where making it may fail.
+#[macro_export]
+macro_rules! try_pin_init {
+    ($name:ident { $($fields:tt)* }? $error:ty) => {
+        $crate::init::Try((|| -> ::core::result::Result<_, $error> {
+            Ok($crate::pin_init_fields!([$name] [] $($fields)*))
+        })())
+    };
+}
+
+/// Makes the fields one by one.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! pin_init_fields {
+    ([$name:ident] [$($done:tt)*]) => { $name { $($done)* } };
+    ([$name:ident] [$($done:tt)*] ,) => { $name { $($done)* } };
+    ([$name:ident] [$($done:tt)*] $field:ident <- $value:expr, $($rest:tt)*) => {
+        $crate::pin_init_fields!([$name]
+            [$($done)* $field: match $crate::init::made($value) {
+                Ok(value) => value,
+                Err(never) => match never {},
+            },] $($rest)*)
+    };
+    ([$name:ident] [$($done:tt)*] $field:ident: $value:expr, $($rest:tt)*) => {
+        $crate::pin_init_fields!([$name] [$($done)* $field: $value,] $($rest)*)
+    };
+    ([$name:ident] [$($done:tt)*] $field:ident, $($rest:tt)*) => {
+        $crate::pin_init_fields!([$name] [$($done)* $field,] $($rest)*)
+    };
+}
+
+/// What `init` makes.
+pub fn made<T>(init: impl PinInit<T, Infallible>) -> Result<T, Infallible> {
+    init.make()
+}

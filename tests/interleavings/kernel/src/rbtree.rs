@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! As `kernel::rbtree`.
+
+use crate::{
+    alloc::{AllocError, Flags},
+    error::Error,
+};
+use std::collections::BTreeMap;
+
+/// A tree.
+pub struct RBTree<K, V>(BTreeMap<K, V>);
+
+/// An element that is not in a tree.
+pub struct RBTreeNode<K, V>(K, V);
+
+impl<K, V> RBTreeNode<K, V> {
+    pub fn new(key: K, value: V, _flags: Flags) -> Result<Self, AllocError> {
+        Ok(Self(key, value))
+    }
+}
+
+/// A place in a tree.
+pub struct Cursor<'a, K, V>((&'a K, &'a V));
+
+impl<K, V> Cursor<'_, K, V> {
+    pub fn current(&self) -> (&K, &V) {
+        self.0
+    }
+}
+
+impl<K: Ord, V> RBTree<K, V> {
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    pub fn get(&self, key: &K) -> Option<&V> {
+        self.0.get(key)
+    }
+
+    /// Inserts `node`. Returns what it replaces.
+    pub fn insert(&mut self, node: RBTreeNode<K, V>) -> Option<RBTreeNode<K, V>>
+    where
+        K: Clone,
+    {
+        let key = node.0.clone();
+        self.0
+            .insert(node.0, node.1)
+            .map(|value| RBTreeNode(key, value))
+    }
+
+    pub fn remove_node(&mut self, key: &K) -> Option<RBTreeNode<K, V>> {
+        self.0
+            .remove_entry(key)
+            .map(|(key, value)| RBTreeNode(key, value))
+    }
+
+    pub fn remove(&mut self, key: &K) -> Option<V> {
+        self.0.remove(key)
+    }
+
+    pub fn cursor_lower_bound(&self, key: &K) -> Option<Cursor<'_, K, V>> {
+        self.0.range(key..).next().map(Cursor)
+    }
+
+    pub fn values(&self) -> impl Iterator<Item = &V> {
+        self.0.values()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.0.iter()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Only for the signature of functions that cannot fail here.
+pub type Never = Error;

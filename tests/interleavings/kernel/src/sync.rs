@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! As `kernel::sync`.
+
+pub mod aref;
+pub mod arc;
+pub mod atomic;
+pub mod completion;
+pub mod condvar;
+pub mod lock;
+pub mod poll;
+pub mod rcu;
+pub mod set_once;
+
+pub use arc::Arc;
+pub use completion::Completion;
+pub use condvar::{CondVar, CondVarTimeoutResult};
+pub use lock::{Mutex, MutexGuard, SpinLock};
+pub use set_once::SetOnce;
+
+/// A lock class.
+pub struct LockClassKey;

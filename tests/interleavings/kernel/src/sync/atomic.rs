@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! As `kernel::sync::atomic`, on top of loom's atomics, which are made when they are first used: most words of a table
+//! never are. What loom knows of one then is what it would know if it had been made at once.
+
+use crate::model::{self, Made};
+use core::{
+    cell::{Cell, UnsafeCell},
+    panic::Location,
+};
+#[cfg(not(feature = "explore"))]
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use core::sync::atomic::Ordering as Core;
+#[cfg(feature = "explore")]
+use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+
+/// Orderings.
+pub mod ordering {
+    /// An ordering as a value.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Kind {
+        Relaxed,
+        Acquire,
+        Release,
+        Full,
+    }
+
+    /// An ordering, of a type of its own in the kernel.
+    pub trait Ordering {
+        /// The value.
+        fn kind(self) -> Kind;
+    }
+
+    macro_rules! orderings {
+        ($($name:ident),*) => {$(
+            /// As in the kernel.
+            #[derive(Clone, Copy)]
+            pub struct $name;
+
+            impl Ordering for $name {
+                fn kind(self) -> Kind {
+                    Kind::$name
+                }
+            }
+        )*};
+    }
+
+    orderings!(Relaxed, Acquire, Release, Full);
+
+    impl Ordering for Kind {
+        fn kind(self) -> Kind {
+            self
+        }
+    }
+
+    /// `usual`, or what row `row` of the table makes of it.
+    pub fn pick(row: usize, usual: impl Ordering, broken: impl Ordering) -> Kind {
+        match crate::model::is_broken(row) {
+            true => broken.kind(),
+            false => usual.kind(),
+        }
+    }
+}
+
+use ordering::{Kind, Ordering};
+
+fn fence() {
+    #[cfg(feature = "explore")]
+    loom::sync::atomic::fence(Core::SeqCst);
+    #[cfg(not(feature = "explore"))]
+    core::sync::atomic::fence(Core::SeqCst);
+}
+
+/// The ordering of a read, write, or both between the barriers of a full one.
+fn core_order(kind: Kind) -> Core {
+    match kind {
+        Kind::Relaxed => Core::Relaxed,
+        Kind::Acquire => Core::Acquire,
+        Kind::Release => Core::Release,
+        Kind::Full => Core::AcqRel,
+    }
+}
+
+/// A type that an [`Atomic`] can hold.
+pub trait AtomicType: Copy {
+    /// What holds it.
+    type Word;
+
+    /// The bits, for reports.
+    fn bits(self) -> u64;
+    /// One that was made at `made`.
+    fn make(self, made: Made) -> Self::Word;
+    /// Its memory is freed.
+    fn freed(word: &Self::Word);
+    fn load(word: &Self::Word, order: Core) -> Self;
+    fn store(word: &Self::Word, value: Self, order: Core);
+    fn swap(word: &Self::Word, value: Self, order: Core) -> Self;
+    fn exchange(word: &Self::Word, old: Self, new: Self, order: Core) -> Result<Self, Self>;
+    fn add(word: &Self::Word, value: Self, order: Core) -> Self;
+    fn sub(word: &Self::Word, value: Self, order: Core) -> Self;
+}
+
+macro_rules! types {
+    ($([$($generics:tt)*] $type:ty as $word:ident of $raw:ty: |$from:ident| $to:expr, |$value:ident| $back:expr;)*) => {$(
+        impl $($generics)* AtomicType for $type {
+            type Word = $word;
+
+            fn bits(self) -> u64 {
+                let $from = self;
+                let raw: $raw = $to;
+                raw as u64
+            }
+
+            fn make(self, made: Made) -> $word {
+                let $from = self;
+                #[cfg(feature = "explore")]
+                return $word::new_at($to, made);
+                #[cfg(not(feature = "explore"))]
+                {
+                    let _ = made;
+                    $word::new($to)
+                }
+            }
+
+            #[track_caller]
+            fn freed(word: &$word) {
+                #[cfg(feature = "explore")]
+                word.freed();
+                #[cfg(not(feature = "explore"))]
+                let _ = word;
+            }
+
+            #[track_caller]
+            fn load(word: &$word, order: Core) -> Self {
+                let $value = word.load(order);
+                $back
+            }
+
+            #[track_caller]
+            fn store(word: &$word, $from: Self, order: Core) {
+                word.store($to, order)
+            }
+
+            #[track_caller]
+            fn swap(word: &$word, $from: Self, order: Core) -> Self {
+                let $value = word.swap($to, order);
+                $back
+            }
+
+            #[track_caller]
+            fn exchange(word: &$word, old: Self, new: Self, order: Core) -> Result<Self, Self> {
+                let old = { let $from = old; $to };
+                let new = { let $from = new; $to };
+                match word.compare_exchange(old, new, order, Core::Relaxed) {
+                    Ok($value) => Ok($back),
+                    Err($value) => Err($back),
+                }
+            }
+
+            #[track_caller]
+            fn add(word: &$word, $from: Self, order: Core) -> Self {
+                let $value = word.fetch_add($to, order);
+                $back
+            }
+
+            #[track_caller]
+            fn sub(word: &$word, $from: Self, order: Core) -> Self {
+                let $value = word.fetch_sub($to, order);
+                $back
+            }
+        }
+    )*};
+}
+
+types! {
+    [] u32 as AtomicU32 of u32: |v| v, |v| v;
+    [] i32 as AtomicU32 of u32: |v| v as u32, |v| v as i32;
+    [] u64 as AtomicU64 of u64: |v| v, |v| v;
+    [] i64 as AtomicU64 of u64: |v| v as u64, |v| v as i64;
+    [] usize as AtomicUsize of usize: |v| v, |v| v;
+    [] bool as AtomicU32 of u32: |v| u32::from(v), |v| v != 0;
+    [<T>] *mut T as AtomicUsize of usize: |v| v.expose_provenance(),
+        |v| core::ptr::with_exposed_provenance_mut(v);
+}
+
+/// A word that several threads use.
+pub struct Atomic<T: AtomicType> {
+    initial: T,
+    made: Made,
+    /// In which execution the word was made, and the word.
+    word: UnsafeCell<Option<(usize, T::Word)>>,
+    dropped: Cell<bool>,
+}
+
+// SAFETY: In a model one thread runs at a time. Without, the word is made at once.
+unsafe impl<T: AtomicType> Send for Atomic<T> {}
+// SAFETY: As above.
+unsafe impl<T: AtomicType> Sync for Atomic<T> {}
+
+impl<T: AtomicType> Atomic<T> {
+    pub const fn new(initial: T) -> Self {
+        Self {
+            initial,
+            made: model::made(),
+            word: UnsafeCell::new(None),
+            dropped: Cell::new(false),
+        }
+    }
+
+    #[track_caller]
+    fn word(&self) -> &T::Word {
+        assert!(!self.dropped.get(), "a word is used after its memory was freed");
+        let execution = model::execution();
+        // SAFETY: One thread runs at a time, and none is here at this time.
+        let word = unsafe { &mut *self.word.get() };
+        if !matches!(word, Some((made_in, _)) if *made_in == execution) {
+            *word = Some((execution, self.initial.make(self.made)));
+        }
+        // Not borrowed mutably any more.
+        match unsafe { &*self.word.get() } {
+            Some((_, word)) => word,
+            None => unreachable!(),
+        }
+    }
+
+    #[track_caller]
+    fn log(&self, what: &'static str, kind: Kind, value: T) {
+        let address = core::ptr::from_ref(self) as usize;
+        model::log(address, what, kind, value.bits(), Location::caller());
+    }
+
+    #[track_caller]
+    fn rmw<R>(&self, kind: Kind, f: impl FnOnce(&T::Word, Core) -> R) -> R {
+        if kind == Kind::Full {
+            fence();
+        }
+        let result = f(self.word(), core_order(kind));
+        if kind == Kind::Full {
+            fence();
+        }
+        result
+    }
+
+    #[track_caller]
+    pub fn load(&self, order: impl Ordering) -> T {
+        let kind = order.kind();
+        let value = T::load(self.word(), core_order(kind));
+        self.log("load", kind, value);
+        value
+    }
+
+    #[track_caller]
+    pub fn store(&self, value: T, order: impl Ordering) {
+        let kind = order.kind();
+        T::store(self.word(), value, core_order(kind));
+        self.log("store", kind, value);
+    }
+
+    #[track_caller]
+    pub fn xchg(&self, value: T, order: impl Ordering) -> T {
+        let kind = order.kind();
+        let old = self.rmw(kind, |word, order| T::swap(word, value, order));
+        self.log("xchg: was", kind, old);
+        old
+    }
+
+    #[track_caller]
+    pub fn cmpxchg(&self, old: T, new: T, order: impl Ordering) -> Result<T, T> {
+        let kind = order.kind();
+        if kind == Kind::Full {
+            fence();
+        }
+        let result = T::exchange(self.word(), old, new, core_order(kind));
+        if kind == Kind::Full && result.is_ok() {
+            fence();
+        }
+        match result {
+            Ok(_) => self.log("cmpxchg: now", kind, new),
+            Err(found) => self.log("cmpxchg: fails, is", kind, found),
+        }
+        result
+    }
+
+    #[track_caller]
+    pub fn fetch_add(&self, value: T, order: impl Ordering) -> T {
+        let kind = order.kind();
+        let old = self.rmw(kind, |word, order| T::add(word, value, order));
+        self.log("fetch_add: was", kind, old);
+        old
+    }
+
+    #[track_caller]
+    pub fn fetch_sub(&self, value: T, order: impl Ordering) -> T {
+        let kind = order.kind();
+        let old = self.rmw(kind, |word, order| T::sub(word, value, order));
+        self.log("fetch_sub: was", kind, old);
+        old
+    }
+
+    #[track_caller]
+    pub fn add(&self, value: T, order: impl Ordering) {
+        self.fetch_add(value, order);
+    }
+}
+
+impl<T: AtomicType> Drop for Atomic<T> {
+    fn drop(&mut self) {
+        self.dropped.set(true);
+        if let Some((made_in, word)) = self.word.get_mut() {
+            // Every use must have happened before its memory is freed.
+            if *made_in == model::execution() && !std::thread::panicking() {
+                T::freed(word);
+            }
+        }
+    }
+}
+
+/// A flag that several threads use.
+pub struct AtomicFlag(Atomic<bool>);
+
+impl AtomicFlag {
+    pub const fn new(initial: bool) -> Self {
+        Self(Atomic::new(initial))
+    }
+
+    #[track_caller]
+    pub fn load(&self, order: impl Ordering) -> bool {
+        self.0.load(order)
+    }
+
+    #[track_caller]
+    pub fn store(&self, value: bool, order: impl Ordering) {
+        self.0.store(value, order)
+    }
+
+    #[track_caller]
+    pub fn xchg(&self, value: bool, order: impl Ordering) -> bool {
+        self.0.xchg(value, order)
+    }
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! As `kernel::sync::CondVar`. No time passes: a wait with a time limit ends only by a wake-up, so that one that is lost
+//! is found.
+
+use super::{lock::Guard, LockClassKey};
+use core::{ffi::CStr, pin::Pin};
+#[cfg(feature = "explore")]
+use loom::sync as imp;
+#[cfg(not(feature = "explore"))]
+use std::sync as imp;
+
+/// Threads that wait.
+pub struct CondVar(imp::Condvar);
+
+/// Why a wait has ended.
+pub enum CondVarTimeoutResult {
+    Timeout,
+    Woken { jiffies: core::ffi::c_ulong },
+    Signal { jiffies: core::ffi::c_ulong },
+}
+
+impl CondVar {
+    #[allow(clippy::new_ret_no_self)]
+    pub fn new(_name: &'static CStr, _key: Pin<&'static LockClassKey>) -> Self {
+        Self(imp::Condvar::new())
+    }
+
+    #[track_caller]
+    pub fn wait<T, B>(&self, guard: &mut Guard<'_, T, B>) {
+        let inner = guard.inner.take().unwrap();
+        guard.inner = Some(self.0.wait(inner).unwrap());
+    }
+
+    #[track_caller]
+    pub fn wait_interruptible_timeout<T, B>(
+        &self,
+        guard: &mut Guard<'_, T, B>,
+        jiffies: core::ffi::c_ulong,
+    ) -> CondVarTimeoutResult {
+        self.wait(guard);
+        CondVarTimeoutResult::Woken { jiffies }
+    }
+
+    #[track_caller]
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+
+    #[track_caller]
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+}

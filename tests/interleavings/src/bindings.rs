@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The functions and constants of C that the sources use.
+
+use kernel::ffi;
+
+pub const EDEADLK: ffi::c_uint = 35;
+pub const ECANCELED: ffi::c_uint = 125;
+
+pub unsafe fn synchronize_rcu() {
+    kernel::sync::rcu::synchronize_rcu();
+}
+
+pub unsafe fn rust_hmm_may_sleep() -> bool {
+    true
+}
+
+/// Device memory: the first frames of each region are plain memory of the model.
+pub mod frames {
+    use super::*;
+    use kernel::model::{Hidden, Memory};
+
+    /// Frames that are looked at.
+    pub const WATCHED: usize = 2;
+    const REGIONS: usize = 4;
+
+    struct State {
+        frames: Vec<Memory>,
+        mapped: [Option<usize>; REGIONS],
+        regions: usize,
+    }
+
+    static STATE: Hidden<Option<State>> = Hidden::new(None);
+
+    fn state<R>(f: impl FnOnce(&mut State) -> R) -> R {
+        STATE.with(|state| f(state.as_mut().expect("frames::reset")))
+    }
+
+    /// To be called first in each execution.
+    pub fn reset() {
+        let frames = (0..WATCHED * REGIONS).map(|_| Memory::new(0)).collect();
+        STATE.with(|state| {
+            *state = Some(State {
+                frames,
+                mapped: [None; REGIONS],
+                regions: 0,
+            })
+        });
+    }
+
+    /// A region's pages are numbered from here on.
+    pub fn first_pfn(region: usize) -> usize {
+        (region + 1) << 20
+    }
+
+    fn frame(pfn: usize) -> Option<&'static Memory> {
+        let (region, index) = ((pfn >> 20) - 1, pfn & 0xfffff);
+        state(|state| {
+            assert!(state.mapped[region].is_some(), "page frame {pfn:#x} is not there");
+            let frame = state.frames.get(region * WATCHED + index);
+            // SAFETY: They are there until the next execution.
+            frame
+                .filter(|_| index < WATCHED)
+                .map(|frame| unsafe { &*core::ptr::from_ref(frame) })
+        })
+    }
+
+    /// Uses a frame to be read.
+    #[track_caller]
+    pub fn read(pfn: usize) {
+        if let Some(frame) = frame(pfn) {
+            frame.read();
+        }
+    }
+
+    /// Uses a frame to be written.
+    #[track_caller]
+    pub fn write(pfn: usize) {
+        if let Some(frame) = frame(pfn) {
+            frame.write(1);
+        }
+    }
+
+    /// The last reference of the page `pfn` is dropped.
+    pub fn free(pfn: usize) {
+        let pgmap = unsafe { rust_hmm_pfn_pgmap(pfn) };
+        unsafe { (*(*pgmap).ops).folio_free.expect("set")(pfn as *mut folio) };
+    }
+
+    pub(super) fn request() -> Option<u64> {
+        state(|state| {
+            let region = state.regions;
+            state.regions += 1;
+            (region < REGIONS).then(|| (first_pfn(region) as u64) << 12)
+        })
+    }
+
+    fn watched(region: usize) {
+        for index in 0..WATCHED {
+            write(first_pfn(region) + index);
+        }
+    }
+
+    pub(super) fn map(start: u64, pgmap: usize) {
+        let region = (start >> 32) as usize - 1;
+        state(|state| assert!(state.mapped[region].replace(pgmap).is_none()));
+        watched(region);
+    }
+
+    pub(super) fn unmap(start: u64) {
+        let region = (start >> 32) as usize - 1;
+        // Every use was before.
+        watched(region);
+        state(|state| assert!(state.mapped[region].take().is_some()));
+    }
+
+    pub(super) fn pgmap_of(pfn: usize) -> usize {
+        state(|state| state.mapped[(pfn >> 20) - 1].expect("a mapped frame"))
+    }
+}
+
+#[repr(C)]
+pub struct folio {
+    _private: u8,
+}
+
+#[repr(C)]
+pub struct page {
+    _private: u8,
+}
+
+#[repr(C)]
+pub struct vm_fault {
+    _private: u8,
+}
+
+pub type vm_fault_t = ffi::c_uint;
+pub const vm_fault_reason_VM_FAULT_OOM: vm_fault_t = 1;
+pub const vm_fault_reason_VM_FAULT_SIGBUS: vm_fault_t = 2;
+pub const memory_type_MEMORY_DEVICE_PRIVATE: ffi::c_uint = 1;
+pub const memory_type_MEMORY_DEVICE_COHERENT: ffi::c_uint = 2;
+pub const NUMA_NO_NODE: ffi::c_int = -1;
+
+#[derive(Clone, Copy, Default)]
+pub struct range {
+    pub start: u64,
+    pub end: u64,
+}
+
+pub struct dev_pagemap_ops {
+    pub folio_free: Option<unsafe extern "C" fn(*mut folio)>,
+    pub migrate_to_ram: Option<unsafe extern "C" fn(*mut vm_fault) -> vm_fault_t>,
+    pub memory_failure: Option<unsafe extern "C" fn()>,
+    pub folio_split: Option<unsafe extern "C" fn()>,
+}
+
+#[derive(Default)]
+pub struct Ranges {
+    pub range: RangeField,
+}
+
+#[derive(Default)]
+pub struct RangeField(range);
+
+impl RangeField {
+    pub unsafe fn as_mut(&mut self) -> &mut range {
+        &mut self.0
+    }
+}
+
+pub struct dev_pagemap {
+    pub type_: ffi::c_uint,
+    pub ops: *const dev_pagemap_ops,
+    pub owner: *mut ffi::c_void,
+    pub nr_range: ffi::c_int,
+    pub __bindgen_anon_1: Ranges,
+}
+
+impl Default for dev_pagemap {
+    fn default() -> Self {
+        Self {
+            type_: 0,
+            ops: core::ptr::null(),
+            owner: core::ptr::null_mut(),
+            nr_range: 0,
+            __bindgen_anon_1: Ranges::default(),
+        }
+    }
+}
+
+pub unsafe fn memremap_pages(pgmap: *mut dev_pagemap, _node: ffi::c_int) -> *mut ffi::c_void {
+    frames::map(unsafe { (*pgmap).__bindgen_anon_1.range.0.start }, pgmap as usize);
+    pgmap.cast()
+}
+
+pub unsafe fn memunmap_pages(pgmap: *mut dev_pagemap) {
+    frames::unmap(unsafe { (*pgmap).__bindgen_anon_1.range.0.start });
+}
+
+pub unsafe fn rust_hmm_request_free_region(
+    _bytes: u64,
+    _name: *const ffi::c_char,
+    start: &mut u64,
+) -> ffi::c_int {
+    match frames::request() {
+        Some(first) => {
+            *start = first;
+            0
+        }
+        None => -34,
+    }
+}
+
+pub unsafe fn rust_hmm_request_region(
+    _start: u64,
+    _bytes: u64,
+    _name: *const ffi::c_char,
+) -> ffi::c_int {
+    -16
+}
+
+pub unsafe fn rust_hmm_release_region(_start: u64, _bytes: u64) {}
+
+pub unsafe fn rust_hmm_pfn_pgmap(pfn: usize) -> *mut dev_pagemap {
+    frames::pgmap_of(pfn) as *mut dev_pagemap
+}
+
+pub unsafe fn rust_hmm_page_to_pfn(page: *mut page) -> usize {
+    page as usize
+}
+
+pub unsafe fn rust_hmm_pfn_order(_pfn: usize) -> u32 {
+    0
+}
+
+pub unsafe fn rust_hmm_vmf_page(_vmf: *mut vm_fault) -> *mut page {
+    unimplemented!()
+}
+
+pub unsafe fn rust_hmm_vmf_retry(_vmf: *mut vm_fault) -> vm_fault_t {
+    unimplemented!()
+}
+
+pub unsafe fn rust_hmm_device_folio_reset(pfn: usize, _order: u32) {
+    frames::write(pfn);
+}
+
+pub unsafe fn rust_hmm_device_folio_init(pfn: usize, _pgmap: *mut dev_pagemap, _order: u32) {
+    frames::write(pfn);
+}
+
+/// A DMA device.
+pub struct device {
+    _private: u8,
+}
+
+/// A window: the frames that its first places have, as plain memory of the model.
+pub struct rust_hmm_dma_window {
+    places: [kernel::model::Memory; 2],
+}
+
+pub unsafe fn rust_hmm_dma_create(_name: *const ffi::c_char) -> *mut device {
+    Box::leak(Box::new(device { _private: 0 }))
+}
+
+pub unsafe fn rust_hmm_dma_destroy(device: *mut device) {
+    drop(unsafe { Box::from_raw(device) });
+}
+
+pub unsafe fn rust_hmm_dma_release(_device: *mut device) {}
+
+pub unsafe fn rust_hmm_dma_adopt(_device: *mut device, _bits: u32) -> ffi::c_int {
+    -95
+}
+
+pub unsafe fn rust_hmm_dma_is_coherent(_device: *mut device) -> bool {
+    true
+}
+
+pub unsafe fn rust_hmm_dma_window_alloc(
+    _device: *mut device,
+    error: &mut ffi::c_int,
+) -> *mut rust_hmm_dma_window {
+    *error = 0;
+    Box::leak(Box::new(rust_hmm_dma_window {
+        places: [kernel::model::Memory::new(0), kernel::model::Memory::new(0)],
+    }))
+}
+
+pub unsafe fn rust_hmm_dma_window_free(_device: *mut device, window: *mut rust_hmm_dma_window) {
+    let window = unsafe { Box::from_raw(window) };
+    for place in &window.places {
+        assert_eq!(place.read(), 0, "a window is freed, and a page is mapped");
+        // Nothing uses it any more.
+        place.write(0);
+    }
+}
+
+pub unsafe fn rust_hmm_dma_window_map(
+    _device: *mut device,
+    window: *mut rust_hmm_dma_window,
+    index: u32,
+    pfn: usize,
+    fresh: bool,
+    _fail: bool,
+    address: &mut u64,
+) -> ffi::c_int {
+    let place = unsafe { &(*window).places[index as usize] };
+    let before = place.read();
+    assert_eq!(before, if fresh { 0 } else { pfn as u64 }, "a place is mapped twice");
+    if fresh {
+        place.write(pfn as u64);
+    }
+    *address = u64::from(index) << 12;
+    0
+}
+
+pub unsafe fn rust_hmm_dma_window_unmap(
+    _device: *mut device,
+    window: *mut rust_hmm_dma_window,
+    first: u32,
+    count: u32,
+) {
+    for index in first..first + count {
+        let place = unsafe { &(*window).places[index as usize] };
+        assert_ne!(place.read(), 0, "a place is unmapped that is not mapped");
+        place.write(0);
+    }
+}
+
+/// Mappings of pages in a row, of which the device has one at a time.
+pub static RUN: kernel::model::Hidden<Option<Box<kernel::model::Memory>>> =
+    kernel::model::Hidden::new(None);
+
+fn run(value: u64) {
+    let run: *const kernel::model::Memory =
+        RUN.with(|run| core::ptr::from_ref(&**run.as_ref().expect("set by the test")));
+    unsafe { (*run).write(value) };
+}
+
+pub unsafe fn rust_hmm_dma_map_run(
+    _device: *mut device,
+    _pfn: usize,
+    _pages: usize,
+    _direction: i32,
+    _fail: bool,
+    address: &mut u64,
+) -> ffi::c_int {
+    run(1);
+    *address = 0;
+    0
+}
+
+pub unsafe fn rust_hmm_dma_unmap_run(
+    _device: *mut device,
+    _address: u64,
+    _pages: usize,
+    _direction: i32,
+) {
+    run(0);
+}
+
+pub unsafe fn rust_hmm_dma_buffer(
+    _device: *mut device,
+    _bytes: usize,
+    address: &mut u64,
+) -> *mut ffi::c_void {
+    *address = 0;
+    Box::leak(Box::new(kernel::model::Memory::new(1))) as *mut kernel::model::Memory as *mut _
+}
+
+pub unsafe fn rust_hmm_dma_buffer_free(
+    _device: *mut device,
+    _bytes: usize,
+    cpu: *mut ffi::c_void,
+    _address: u64,
+) {
+    let memory = unsafe { Box::from_raw(cpu.cast::<kernel::model::Memory>()) };
+    memory.write(0);
+}
+
+/// One end is a buffer, which is a word here.
+pub unsafe fn rust_hmm_copy_bytes(to: *mut ffi::c_void, from: *const ffi::c_void, _bytes: usize) {
+    let _ = to;
+    let memory = from.cast::<kernel::model::Memory>();
+    assert_eq!(unsafe { (*memory).read() }, 1);
+}
+
+pub unsafe fn rust_hmm_dma_map(
+    _device: *mut device,
+    _pfn: usize,
+    _coherent: bool,
+    _fail: bool,
+    address: &mut u64,
+) -> ffi::c_int {
+    run(1);
+    *address = 0;
+    0
+}
+
+pub unsafe fn rust_hmm_dma_unmap(_device: *mut device, _address: u64, _coherent: bool) {
+    run(0);
+}
+
+pub unsafe fn rust_hmm_dma_sync(_device: *mut device, _address: u64, _for_device: bool) {}

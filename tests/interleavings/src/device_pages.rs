@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Stands in for the owner of pieces of device memory, with pieces of 512 pages.
+
+use crate::mm::page::LockedFolio;
+use core::marker::PhantomData;
+use kernel::prelude::*;
+
+pub const PIECE_PAGES: usize = 512;
+pub const PIECE_BYTES: u64 = (PIECE_PAGES as u64) << 12;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Private,
+    Coherent { start: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceRange {
+    pub first: usize,
+    pub count: usize,
+}
+
+pub enum FaultError {
+    NoMemory,
+    Lost,
+    Again,
+}
+
+pub struct CpuFault<'a>(PhantomData<&'a ()>);
+
+impl CpuFault<'_> {
+    pub(super) unsafe fn from_raw(_vmf: *mut crate::bindings::vm_fault) -> Self {
+        Self(PhantomData)
+    }
+}
+
+pub trait DevicePageOps: Send + Sync + Sized + 'static {
+    fn migrate_to_ram(pages: &DevicePages<Self>, fault: CpuFault<'_>) -> Result<(), FaultError>;
+
+    fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
+        let _ = (pages, range);
+    }
+}
+
+pub struct DevicePages<T: DevicePageOps>(pub(super) PhantomData<T>);

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Finds a test and runs it.
+
+use kernel::model::{break_row, explore, Bounds};
+
+/// A test.
+pub(crate) struct Test {
+    pub(crate) name: &'static str,
+    /// Most preemptions; `None`: all interleavings.
+    pub(crate) preemptions: Option<usize>,
+    pub(crate) run: fn(),
+}
+
+/// A test that explores all interleavings.
+pub(crate) const fn full(name: &'static str, run: fn()) -> Test {
+    Test {
+        name,
+        preemptions: None,
+        run,
+    }
+}
+
+/// A test that explores interleavings with at most `preemptions` preemptions.
+pub(crate) const fn bounded(name: &'static str, preemptions: usize, run: fn()) -> Test {
+    Test {
+        name,
+        preemptions: Some(preemptions),
+        run,
+    }
+}
+
+/// Runs what the arguments name.
+pub(crate) fn main(all: &[&[Test]]) {
+    let mut arguments = std::env::args().skip(1);
+    let mut name = None;
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--list" => {
+                for test in all.iter().copied().flatten() {
+                    match test.preemptions {
+                        None => println!("{} all", test.name),
+                        Some(most) => println!("{} {most}", test.name),
+                    }
+                }
+                return;
+            }
+            "--break" => {
+                let row = arguments.next().and_then(|row| row.parse().ok());
+                break_row(row.expect("the number of a row"));
+            }
+            _ => name = Some(argument),
+        }
+    }
+    let name = name.expect("the name of a test");
+    let test = all.iter().copied().flatten().find(|test| test.name == name);
+    let test = test.expect("no such test");
+    let bounds = Bounds {
+        preemptions: test.preemptions,
+    };
+    let count = explore(bounds, test.run);
+    println!("{name}: {count}");
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tests of lock-free code in all interleavings; see `Documentation/interleavings.rst`.
+//!
+//! usage: interleavings --list | [--break ROW] TEST
+
+#![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]
+
+#[path = "il/bindings.rs"]
+mod bindings;
+#[path = "il/harness.rs"]
+mod harness;
+mod limit;
+mod locks;
+#[macro_use]
+#[path = "il/stand_ins.rs"]
+mod stand_ins;
+mod pgtable {
+    pub(crate) mod chunk;
+    pub(crate) mod dma;
+    mod entry;
+    mod flush;
+    mod format;
+    mod install;
+    mod layout;
+    mod pass;
+    mod pool;
+    mod scan;
+    mod table;
+    #[path = "../il/tests/pgtable.rs"]
+    pub(crate) mod interleavings;
+
+    pub use crate::mm::flush::{Flushed, Flusher};
+    pub use dma::OfDma;
+    pub use entry::{Entry, Leaf};
+    pub use flush::{FlushBatch, Flushing};
+    pub use format::{Format, Radix4, Slot, Word};
+    pub use layout::{Bits, FormatOf, Layout};
+    pub use table::{Reader, Spares, Table};
+}
+mod stats;
+mod within;
+
+use stand_ins::{connection, deferred, inject, mirror, overhead, queue};
+
+mod mm {
+    pub(crate) mod addr;
+    pub(crate) mod device_alloc;
+    pub(crate) mod dma;
+    pub(crate) mod flush;
+    pub(crate) mod mask;
+    pub(crate) mod rcu_slot;
+    pub(crate) mod word;
+
+    pub(crate) mod device_pages {
+        #[path = "../../il/device_pages.rs"]
+        mod owner;
+        pub(super) mod piece;
+        mod region;
+        #[path = "../../il/tests/piece.rs"]
+        pub(crate) mod interleavings;
+
+        pub use owner::*;
+    }
+
+    #[path = "../il/tests/device_alloc.rs"]
+    pub(crate) mod device_alloc_interleavings;
+    #[path = "../il/tests/dma.rs"]
+    pub(crate) mod dma_interleavings;
+
+    pub(crate) use crate::stand_ins::{notifier, page, pin, shrinker};
+
+    pub(crate) mod bell {
+        pub(crate) fn monotonic_ns() -> u64 {
+            0
+        }
+    }
+
+    pub(crate) mod space {
+        pub(crate) fn fatal_signal_pending() -> bool {
+            false
+        }
+    }
+}
+
+mod memory {
+    mod arrivals;
+    mod copy;
+    mod known;
+    mod lru;
+    mod steps;
+    #[path = "../il/tests/memory.rs"]
+    pub(crate) mod interleavings;
+
+    /// A driver that copies.
+    pub(crate) trait MemoryOps {
+        fn copy_at_once(&self, copy: &copy::Copy<'_>) -> Option<kernel::error::Result>;
+        fn copy(&self, job: copy::CopyJob);
+    }
+}
+
+mod policy {
+    pub(crate) mod window;
+}
+
+#[path = "il/tests/mod.rs"]
+mod tests;
+
+#[cfg(feature = "explore")]
+#[global_allocator]
+static ALLOCATOR: kernel::model::quarantine::Quarantine = kernel::model::quarantine::Quarantine;
+
+fn main() {
+    harness::main(tests::ALL);
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Stands in for modules of `rust/` that reach deep into the kernel.
+
+/// No failures are injected.
+pub(crate) mod inject {
+    pub(crate) enum Point {
+        Copy,
+        DevicePage,
+        Dma,
+        Grow,
+        Install,
+        Region,
+        Retry,
+        TablePage,
+        Transaction,
+    }
+
+    pub(crate) fn fails(_point: Point) -> bool {
+        false
+    }
+}
+
+/// An alarm is a failure.
+#[macro_export]
+macro_rules! alarm {
+    ($alarm:ident, $($format:tt)+) => {
+        panic!("ALARM {}: {}", stringify!($alarm), ::core::format_args!($($format)+))
+    };
+}
+
+/// Accounts of memory.
+pub(crate) mod overhead {
+    pub(crate) fn add(_pages: i64, _bytes: i64) {}
+}
+
+/// Objects are dropped in place.
+pub(crate) mod deferred {
+    use core::ops::Deref;
+    use kernel::{alloc::Flags, prelude::*};
+
+    pub(crate) trait DropWaits {}
+
+    pub(crate) struct Deferred<T: DropWaits>(KBox<T>);
+
+    impl<T: DropWaits> Deferred<T> {
+        pub(crate) fn new(make: impl FnOnce() -> Result<T>, flags: Flags) -> Result<Self> {
+            Ok(Self(KBox::new(make()?, flags)?))
+        }
+
+        pub(crate) fn pinned(object: impl PinInit<T, Error>, flags: Flags) -> Result<Self> {
+            Ok(Self(KBox::new(object.make()?, flags)?))
+        }
+    }
+
+    impl<T: DropWaits> Deref for Deferred<T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            &self.0
+        }
+    }
+}
+
+/// Answers of drivers.
+pub(crate) mod connection {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Connection {
+        None,
+        Unified,
+    }
+}
+
+/// What asks for an end.
+pub(crate) mod queue {
+    pub(crate) struct Stop;
+
+    impl Stop {
+        pub(crate) fn is_set(&self) -> bool {
+            false
+        }
+    }
+}
+
+/// Nothing shrinks but what a test has shrunk.
+pub(crate) mod shrinker {
+    use core::marker::PhantomData;
+    use kernel::{prelude::*, sync::Arc};
+
+    pub trait Shrink {
+        fn count(&self) -> usize;
+        fn scan(&self, objects: usize) -> usize;
+    }
+
+    pub struct Shrinker<T>(PhantomData<T>);
+
+    impl<T> Shrinker<T> {
+        pub fn new(_name: &'static CStr, _data: Arc<T>) -> Result<Self> {
+            Ok(Self(PhantomData))
+        }
+    }
+}
+
+/// Names, and events.
+pub(crate) mod notifier {
+    use kernel::ffi;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Cookie(pub(crate) usize);
+
+    impl Cookie {
+        pub const NONE: Self = Self(0);
+
+        pub(crate) fn as_ptr(self) -> *mut ffi::c_void {
+            self.0 as *mut ffi::c_void
+        }
+    }
+}
+
+/// Folios.
+pub(crate) mod page {
+    use core::marker::PhantomData;
+
+    /// A folio that was allocated, until it is freed.
+    pub struct LockedFolio(pub(crate) usize);
+
+    impl LockedFolio {
+        pub(crate) unsafe fn from_raw(pfn: usize, _order: u32) -> Self {
+            Self(pfn)
+        }
+    }
+
+    pub struct CpuPages<'a>(pub(crate) usize, PhantomData<&'a ()>);
+
+    impl CpuPages<'_> {
+        pub(crate) unsafe fn new(pfn: usize, _count: usize) -> Self {
+            Self(pfn, PhantomData)
+        }
+    }
+
+    pub struct CpuPagesMut<'a>(pub(crate) usize, usize, PhantomData<&'a ()>);
+
+    impl CpuPagesMut<'_> {
+        pub(crate) unsafe fn new(pfn: usize, count: usize) -> Self {
+            Self(pfn, count, PhantomData)
+        }
+
+        pub(crate) fn bytes(&self) -> usize {
+            self.1 << 12
+        }
+    }
+}
+
+/// Pinned pages.
+pub(crate) mod pin {
+    pub struct PinnedPages(pub(crate) usize);
+
+    impl PinnedPages {
+        pub(crate) fn count(&self) -> usize {
+            self.0
+        }
+
+        pub(crate) fn pfn(&self, index: usize) -> Option<usize> {
+            Some(index + 1)
+        }
+    }
+}
+
+/// Where contents are.
+pub(crate) mod mirror {
+    use crate::mm::{device_pages::DeviceRange, page};
+
+    pub enum Place<'a> {
+        Cpu(page::CpuPages<'a>),
+        Device(DeviceRange),
+    }
+
+    pub enum PlaceMut<'a> {
+        Cpu(page::CpuPagesMut<'a>),
+        Device(DeviceRange),
+    }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Pages that are mapped for DMA. The C side is plain memory, which has whether a place is mapped: mapping it twice,
+//! unmapping it twice or at the same time, and freeing a window with mapped pages are failures.
+
+use super::{
+    addr::PageRange,
+    dma::{totals, Direction, DmaBuffer, DmaDevice, DmaMapping, DmaRun, Owned, Windows},
+    pin::PinnedPages,
+};
+use crate::{
+    bindings,
+    harness::{bounded, full, Test},
+    locks,
+};
+use kernel::{
+    model::{spawn, yield_now, Memory},
+    prelude::*,
+    sync::{Arc, Mutex},
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    full("dma_run_close_waits_for_copies", run),
+    full("dma_totals_are_never_less_than_none", count_totals),
+    full("dma_live_is_never_less_than_none", count_live),
+    bounded("dma_buffer_is_freed_once", 3, buffer),
+    bounded("dma_buffer_is_read_or_refused", 3, buffer_read),
+    bounded("dma_mapping_is_unmapped_once", 3, mapping),
+    bounded("dma_window_place_is_unmapped_after_its_flush", 2, flushes),
+    bounded("dma_window_close_unmaps_what_is_left", 2, close),
+    bounded("dma_window_is_dropped_when_it_is_idle", 2, forget),
+];
+
+fn device() -> Arc<DmaDevice> {
+    bindings::RUN.with(|run| *run = Some(Box::new(Memory::new(0))));
+    // Its words begin here.
+    totals();
+    DmaDevice::software(c"test").unwrap()
+}
+
+fn run() {
+    let device = device();
+    let other = device.clone();
+    let thread = spawn(move || {
+        let run = unsafe { DmaRun::new(&other, 1, 1, Direction::Both) };
+        drop(run);
+    });
+    assert_eq!(device.close(), 0);
+    bindings::RUN.with(|run| core::ptr::from_ref(&**run.as_ref().unwrap()));
+    let memory = bindings::RUN.with(|run| core::ptr::from_ref(&**run.as_ref().unwrap()));
+    // The device may not be used any more.
+    unsafe { (*memory).write(2) };
+    assert_eq!(device.live(), 0);
+    thread.join();
+}
+
+fn count_totals() {
+    let device = device();
+    let thread = spawn(move || {
+        let run = unsafe { DmaRun::new(&device, 1, 1, Direction::Both) };
+        drop(run);
+    });
+    let (mapped, unmapped) = totals();
+    assert!(unmapped <= mapped);
+    thread.join();
+    let (mapped, unmapped) = totals();
+    assert_eq!(unmapped, mapped);
+}
+
+fn count_live() {
+    let device = device();
+    let other = device.clone();
+    let thread = spawn(move || {
+        let run = unsafe { DmaRun::new(&other, 1, 1, Direction::Both) };
+        drop(run);
+    });
+    let unmapped = device.unmapped();
+    assert!(unmapped <= device.mapped());
+    assert!(device.live() <= 1);
+    thread.join();
+}
+
+fn buffer() {
+    let device = device();
+    let buffer = DmaBuffer::new(&device, 1).unwrap();
+    let thread = spawn(move || drop(buffer));
+    assert_eq!(device.close(), 0);
+    thread.join();
+}
+
+fn buffer_read() {
+    let device = device();
+    let buffer = DmaBuffer::new(&device, 1).unwrap();
+    let thread = spawn(move || {
+        let _ = buffer.read(0, &mut [0; 8]);
+        buffer
+    });
+    assert_eq!(device.close(), 0);
+    let buffer = thread.join();
+    assert_eq!(buffer.read(0, &mut [0; 8]), Err(ENODEV));
+}
+
+fn mapping() {
+    let device = device();
+    let other = device.clone();
+    let thread = spawn(move || {
+        let mapping = unsafe { DmaMapping::new(&other, &PinnedPages(1), true) };
+        if let Ok(mapping) = &mapping {
+            let _ = mapping.address(0);
+        }
+        drop(mapping);
+    });
+    device.close();
+    assert_eq!(device.live(), 0);
+    thread.join();
+}
+
+/// A page table with its lock.
+struct Table {
+    lock: Mutex<()>,
+    windows: Arc<Windows>,
+}
+
+fn page(index: usize) -> PageRange {
+    PageRange::from_pages(index << 12, 1).unwrap()
+}
+
+impl Table {
+    fn new(device: &Arc<DmaDevice>) -> Arc<Self> {
+        let windows = Windows::new(device).unwrap();
+        windows.prepare(page(0)).unwrap();
+        let (name, key) = locks::ended();
+        let lock = Mutex::new((), name, key);
+        Arc::new(Self { lock, windows }, GFP_KERNEL).unwrap()
+    }
+
+    /// Installs an entry of `frame`.
+    fn map(&self, index: usize, frame: usize) -> Result {
+        let _locked = self.lock.lock();
+        let (_, fresh) = self.windows.cursor().map(index << 12, frame)?;
+        assert!(fresh);
+        Ok(())
+    }
+
+    /// Removes the entry, and flushes.
+    fn unmap(&self, index: usize) {
+        let tick = {
+            let _locked = self.lock.lock();
+            self.windows.cursor().retire(index << 12);
+            self.windows.tick()
+        };
+        self.windows.unmap(page(index), tick);
+    }
+}
+
+/// Two tasks install and remove an entry at the same place.
+fn flushes() {
+    fn cycle(table: &Table, frame: usize) {
+        match table.map(0, frame) {
+            Ok(()) => table.unmap(0),
+            Err(error) => assert_eq!(error, EBUSY),
+        }
+    }
+    let device = device();
+    let table = Table::new(&device);
+    let other = table.clone();
+    let thread = spawn(move || cycle(&other, 1));
+    cycle(&table, 2);
+    thread.join();
+    assert_eq!(device.live(), 0);
+    assert_eq!(table.map(0, 3), Ok(()));
+    table.unmap(0);
+    drop(Owned(table.windows.clone()));
+}
+
+/// The device is closed while an entry comes and goes.
+fn close() {
+    let device = device();
+    let table = Table::new(&device);
+    let other = table.clone();
+    let thread = spawn(move || {
+        if other.map(0, 1).is_ok() {
+            other.unmap(0);
+        }
+    });
+    device.close();
+    assert_eq!(device.live(), 0);
+    assert_eq!(table.map(0, 2), Err(ENODEV));
+    thread.join();
+    drop(Owned(table.windows.clone()));
+}
+
+/// Memory is unmapped while an entry in it is removed and flushed.
+fn forget() {
+    let device = device();
+    let table = Table::new(&device);
+    assert_eq!(table.map(0, 1), Ok(()));
+    let other = table.clone();
+    let thread = spawn(move || other.unmap(0));
+    {
+        let _locked = table.lock.lock();
+        table.windows.forget(page(0));
+    }
+    thread.join();
+    assert_eq!(device.live(), 0);
+    // Nothing is lost when the window is needed again.
+    table.windows.prepare(page(0)).unwrap();
+    assert_eq!(table.map(0, 2), Ok(()));
+    table.unmap(0);
+    drop(Owned(table.windows.clone()));
+    yield_now();
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Steps that unplug waits for, copies, claims of blocks, and answers of drivers.
+
+use super::{
+    arrivals::Arrivals,
+    copy::{Copies, End},
+    known::{self, Known},
+    lru::Lru,
+    steps::Steps,
+};
+use crate::{
+    connection::Connection,
+    harness::{bounded, full, Test},
+    locks,
+    mm::notifier::Cookie,
+};
+use kernel::{
+    model::{spawn, Memory},
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::{Acquire, Release},
+            Atomic,
+        },
+        Arc,
+    },
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    full("arrivals_close_waits_for_steps_that_have_begun", close_waits),
+    bounded("steps_wait_ends_when_the_last_step_does", 3, wait_ends),
+    bounded("steps_second_wait_waits_for_later_steps", 3, second_wait),
+    bounded("copies_are_visible_after_the_wait", 2, copies),
+    full("copies_wait_ends_with_the_last_job", one_copy),
+    full("lru_a_block_is_claimed_by_one_task", claims),
+    full("known_answers_do_not_outlive_a_change", answers),
+];
+
+struct Arriving {
+    arrivals: Arrivals,
+    memory: Memory,
+}
+
+fn close_waits() {
+    let shared = Arriving {
+        arrivals: kernel::init::made(Arrivals::new()).unwrap(),
+        memory: Memory::new(0),
+    };
+    let shared = Arc::new(shared, GFP_KERNEL).unwrap();
+    let other = shared.clone();
+    let thread = spawn(move || {
+        if let Ok(arrival) = other.arrivals.begin() {
+            other.memory.write(1);
+            drop(arrival);
+        }
+    });
+    assert!(shared.arrivals.close());
+    shared.arrivals.wait();
+    // Nobody brings anything any more.
+    shared.memory.write(2);
+    thread.join();
+    assert_eq!(shared.memory.read(), 2);
+    assert!(!shared.arrivals.close());
+}
+
+struct Stepping {
+    steps: Steps,
+    memory: [Memory; 2],
+}
+
+fn stepping() -> Arc<Stepping> {
+    let steps = Steps::new(locks::arrivals(), locks::arrivals_idle());
+    let stepping = Stepping {
+        steps: kernel::init::made(steps).unwrap(),
+        memory: [Memory::new(0), Memory::new(0)],
+    };
+    Arc::new(stepping, GFP_KERNEL).unwrap()
+}
+
+/// Two steps begin before the wait. It waits for both, and is woken.
+fn wait_ends() {
+    let shared = stepping();
+    let threads = [0, 1].map(|number| {
+        let shared = shared.clone();
+        spawn(move || {
+            let step = shared.steps.begin();
+            shared.memory[number].write(1);
+            drop(step);
+        })
+    });
+    shared.steps.wait();
+    for thread in threads {
+        thread.join();
+    }
+    assert!(!shared.steps.wait());
+}
+
+/// Whether a step has begun is told by a word; the wait after that waits for it.
+fn second_wait() {
+    let shared = stepping();
+    let began = Arc::new(Atomic::new(0u32), GFP_KERNEL).unwrap();
+    let (other, theirs) = (shared.clone(), began.clone());
+    let thread = spawn(move || {
+        let step = other.steps.begin();
+        theirs.store(1, Release);
+        other.memory[0].write(1);
+        drop(step);
+    });
+    shared.steps.wait();
+    if began.load(Acquire) == 1 {
+        shared.steps.wait();
+        assert_eq!(shared.memory[0].read(), 1);
+    }
+    thread.join();
+}
+
+fn run_copies<const JOBS: usize>() {
+    let memory: Arc<[Memory; JOBS]> =
+        Arc::new([(); JOBS].map(|()| Memory::new(0)), GFP_KERNEL).unwrap();
+    let mut copies = Copies::new(false).unwrap();
+    let mut threads = Vec::new();
+    let mask = copies.run(&|| (), |batch| {
+        batch.reserve(JOBS);
+        for index in 0..JOBS {
+            let job = unsafe { batch.job(index, 1, None, End::Device(index)) };
+            let memory = memory.clone();
+            threads.push(spawn(move || {
+                memory[index].write(1);
+                job.complete(Ok(()));
+            }));
+        }
+    });
+    for index in 0..JOBS {
+        assert!(mask.has(index));
+        assert_eq!(memory[index].read(), 1);
+        memory[index].write(2);
+    }
+    for thread in threads {
+        thread.join();
+    }
+}
+
+fn copies() {
+    run_copies::<2>();
+}
+
+fn one_copy() {
+    run_copies::<1>();
+}
+
+fn claims() {
+    let shared = (Lru::new(1).unwrap(), Memory::new(0));
+    let shared = Arc::new(shared, GFP_KERNEL).unwrap();
+    let evict = |(lru, memory): &(Lru, Memory)| {
+        if let Ok(claim) = lru.claim(0) {
+            memory.write(memory.read() + 1);
+            drop(claim);
+            return 1;
+        }
+        0
+    };
+    let other = shared.clone();
+    let thread = spawn(move || evict(&other));
+    let own = evict(&shared);
+    let both = own + thread.join();
+    assert!(both >= 1);
+    assert_eq!(shared.1.read(), both);
+}
+
+/// An answer of before a change is not given after it.
+fn answers() {
+    let known = kernel::init::made(Known::new()).unwrap();
+    let shared = (known, Atomic::new(0u32));
+    let shared = Arc::new(shared, GFP_KERNEL).unwrap();
+    let ask = |(known, truth): &(Known, Atomic<u32>)| {
+        known.get(Cookie(1), || match truth.load(Acquire) {
+            0 => Connection::None,
+            _ => Connection::Unified,
+        })
+    };
+    let other = shared.clone();
+    let thread = spawn(move || {
+        ask(&other);
+    });
+    shared.1.store(1, Release);
+    known::forget();
+    thread.join();
+    assert_eq!(ask(&shared), Connection::Unified);
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The tests. Those that need private items are below the modules that these are in.
+
+use crate::harness::Test;
+
+mod rcu_slot;
+mod small;
+mod within;
+mod word;
+
+/// All tests.
+pub(crate) const ALL: &[&[Test]] = &[
+    word::TESTS,
+    rcu_slot::TESTS,
+    within::TESTS,
+    small::TESTS,
+    crate::memory::interleavings::TESTS,
+    crate::mm::device_alloc_interleavings::TESTS,
+    crate::mm::device_pages::interleavings::TESTS,
+    crate::mm::dma_interleavings::TESTS,
+    crate::pgtable::interleavings::TESTS,
+];

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A piece of device memory, which is removed when it is idle. The frames are plain memory; to map and to unmap them
+//! writes to all.
+
+use super::{piece::Piece, CpuFault, DevicePageOps, DevicePages, FaultError, Kind};
+use crate::{
+    bindings::frames,
+    harness::{bounded, full, Test},
+    mm::notifier::Cookie,
+};
+use core::{marker::PhantomData, pin::Pin};
+use kernel::{
+    model::spawn,
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::{Acquire, Release},
+            Atomic,
+        },
+        Arc,
+    },
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    bounded("piece_is_not_removed_while_a_page_is_used", 3, used),
+    full("piece_is_not_removed_while_frames_are_looked_at", looked_at),
+    bounded("piece_that_comes_again_is_looked_at", 3, again),
+    bounded("piece_stays_when_a_looker_comes_first", 3, stays),
+    full("piece_lookup_of_a_page_that_was_handed_over", lookup),
+];
+
+struct Driver;
+
+impl DevicePageOps for Driver {
+    fn migrate_to_ram(_: &DevicePages<Self>, _: CpuFault<'_>) -> Result<(), FaultError> {
+        Err(FaultError::Lost)
+    }
+}
+
+struct Shared {
+    piece: Pin<KBox<Piece<Driver>>>,
+    lowest: Atomic<usize>,
+    _owner: KBox<DevicePages<Driver>>,
+}
+
+impl Shared {
+    fn new() -> Arc<Self> {
+        frames::reset();
+        let owner = KBox::new(DevicePages(PhantomData), GFP_KERNEL).unwrap();
+        let shared = Self {
+            piece: Piece::new(&owner, 0, 512).unwrap(),
+            lowest: Atomic::new(usize::MAX),
+            _owner: owner,
+        };
+        let shared = Arc::new(shared, GFP_KERNEL).unwrap();
+        shared.add();
+        shared
+    }
+
+    fn add(&self) {
+        assert_eq!(self.piece.add(Cookie(1), Kind::Private, &self.lowest), Ok(()));
+    }
+
+    /// Takes a page, uses it and frees it.
+    fn cycle(&self) {
+        if let Some(index) = self.piece.free.take(0) {
+            let folio = self.piece.folio(index, 0);
+            frames::write(folio.0);
+            frames::free(folio.0);
+        }
+    }
+
+    /// Looks at a frame.
+    fn look(&self) -> bool {
+        let Some(looker) = self.piece.look() else {
+            return false;
+        };
+        let frames = looker.frames();
+        assert_eq!(frames.len(), 512);
+        frames::read(frames.start);
+        drop(looker);
+        true
+    }
+}
+
+fn used() {
+    let shared = Shared::new();
+    let other = shared.clone();
+    let thread = spawn(move || other.cycle());
+    let removed = shared.piece.remove_idle();
+    assert_eq!(removed, !shared.piece.is_there());
+    thread.join();
+    assert!(removed || shared.piece.remove_idle());
+    assert!(shared.piece.free.take(0).is_none());
+}
+
+fn looked_at() {
+    let shared = Shared::new();
+    let other = shared.clone();
+    let thread = spawn(move || other.look());
+    let removed = shared.piece.remove_idle();
+    let seen = thread.join();
+    assert!(removed || seen);
+}
+
+/// Removed and added again, at other frames, while they are looked at.
+fn again() {
+    let shared = Shared::new();
+    let other = shared.clone();
+    let thread = spawn(move || {
+        other.look();
+    });
+    if shared.piece.remove_idle() {
+        shared.add();
+    }
+    assert!(shared.look());
+    thread.join();
+}
+
+/// When a removal is refused, pages can be taken as before.
+fn stays() {
+    let shared = Shared::new();
+    let other = shared.clone();
+    let thread = spawn(move || other.look());
+    let removed = shared.piece.remove_idle();
+    if !removed {
+        shared.cycle();
+    }
+    thread.join();
+    assert_eq!(shared.piece.base().is_some(), !removed);
+}
+
+/// Who is handed a page finds its piece, also by the lowest frame.
+fn lookup() {
+    let shared = Shared::new();
+    assert!(shared.piece.remove_idle());
+    let page = Arc::new(Atomic::new(0usize), GFP_KERNEL).unwrap();
+    let (other, theirs) = (shared.clone(), page.clone());
+    let thread = spawn(move || {
+        other.add();
+        let index = other.piece.free.take(0).unwrap();
+        theirs.store(other.piece.folio(index, 0).0, Release);
+    });
+    let pfn = page.load(Acquire);
+    if pfn != 0 {
+        use kernel::sync::atomic::ordering::Relaxed;
+        assert!(shared.lowest.load(Relaxed) <= pfn);
+        assert_eq!(shared.piece.base(), Some(pfn));
+        frames::write(pfn);
+        frames::free(pfn);
+    }
+    thread.join();
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Counters, and windows of CPU faults.
+
+use crate::{
+    harness::{full, Test},
+    mm::addr::PMD_SIZE,
+    policy::window::Windows,
+    stats::{Counter, Stats},
+};
+use kernel::{
+    model::spawn,
+    prelude::*,
+    sync::Arc, //
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    full("stats_no_count_is_lost", count),
+    full("cpu_window_size_is_right_whoever_is_faster", window),
+];
+
+fn count() {
+    let stats = Arc::new(Stats::new(), GFP_KERNEL).unwrap();
+    let other = stats.clone();
+    let thread = spawn(move || {
+        other.add(Counter::Evicted, 1);
+        other.add(Counter::Evicted, 1);
+    });
+    stats.add(Counter::Evicted, 3);
+    thread.join();
+    assert_eq!(stats.get(Counter::Evicted), 5);
+}
+
+fn window() {
+    fn touch(windows: &Windows) {
+        for addr in [1 << 40, (1 << 40) + (64 << 10)] {
+            let size = windows.touch(1, addr);
+            assert!(size.is_power_of_two() && (1 << 12..=PMD_SIZE).contains(&size));
+        }
+    }
+    let windows = Arc::new(Windows::new().unwrap(), GFP_KERNEL).unwrap();
+    let other = windows.clone();
+    let thread = spawn(move || {
+        touch(&other);
+        other.forget(1);
+    });
+    touch(&windows);
+    thread.join();
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The table of tasks within callbacks. All tasks of a test are looked for from the same place on.
+
+use crate::{
+    harness::{bounded, full, Test},
+    limit::Limit,
+    within::{is_within, Within},
+};
+use kernel::{
+    model::{set_born, spawn},
+    prelude::*,
+    sync::Arc,
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    bounded("within_two_tasks_take_different_places", 2, two),
+    full("within_a_place_is_taken_over", taken_over),
+    full("limit_allows_no_more_than_the_burst", limit),
+];
+
+/// Enters twice, and is within until the outer one ends.
+fn enter() {
+    set_born(1);
+    assert!(!is_within());
+    {
+        let _outer = Within::enter();
+        assert!(is_within());
+        {
+            let _inner = Within::enter();
+        }
+        assert!(is_within());
+    }
+    assert!(!is_within());
+}
+
+fn two() {
+    let thread = spawn(enter);
+    enter();
+    thread.join();
+}
+
+/// As [`two`], without the calls that only look.
+fn enter_only() {
+    set_born(1);
+    let _outer = Within::enter();
+    {
+        let _inner = Within::enter();
+    }
+    assert!(is_within());
+}
+
+/// A place that a task leaves may be the next one's: its depth is that of the new task.
+fn taken_over() {
+    let thread = spawn(enter_only);
+    enter_only();
+    thread.join();
+}
+
+fn limit() {
+    let limit = Arc::new(Limit::new(1), GFP_KERNEL).unwrap();
+    let count = |limit: &Limit| usize::from(limit.allows()) + usize::from(limit.allows());
+    let other = limit.clone();
+    let thread = spawn(move || count(&other));
+    assert_eq!(count(&limit) + thread.join(), 1);
+}

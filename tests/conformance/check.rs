@@ -1,0 +1,557 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Checks that the log of a run is a path of the protocol's model.
+//!
+//! Standard input has lines of the tracepoint `hmm_stage`, or what `tests/conformance/model` makes of a run of the model, in
+//! the order in which they happened. What may follow what is written in [`Log::step`], a function for each stage; it knows of
+//! marks, flushes and announcements, as the model does, and not of what is in tables. Prints how often each stage was seen,
+//! and the lines around a step that the model does not have; then the exit status is 1. 2: the input is no log.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::io::{self, BufRead};
+use std::process::ExitCode;
+
+/// Size of a page.
+const PAGE: u64 = 4096;
+
+/// Lines that are shown before one that is wrong.
+const CONTEXT: usize = 20;
+
+/// A stage of a run.
+struct Line<'a> {
+    task: &'a str,
+    /// `None`: all mirrors of the migration.
+    mirror: Option<u64>,
+    stage: &'a str,
+    /// Of the migration, 0 for none.
+    name: u64,
+    start: u64,
+    pages: u64,
+    /// Pages of the range that it is about.
+    set: Vec<u64>,
+}
+
+impl<'a> Line<'a> {
+    /// Of a line `TASK ... hmm_stage: KEY=VALUE...`; `None` for lines of other events and comments.
+    fn parse(text: &'a str) -> Result<Option<Self>, String> {
+        let Some((head, rest)) = text.split_once(" hmm_stage: ") else {
+            return Ok(None);
+        };
+        // NAME-PID [CPU] ...: the name may have blanks, and is not always known.
+        let task = head.split(" [").next().unwrap_or(head).trim();
+        let task = task.rsplit('-').next().unwrap_or(task);
+        let mut fields = HashMap::new();
+        for field in rest.split_whitespace() {
+            let (key, value) = field.split_once('=').ok_or(format!("no value: {field}"))?;
+            fields.insert(key, value);
+        }
+        let field = |key: &str| fields.get(key).copied().ok_or(format!("no {key}"));
+        let number = |key: &str| {
+            let text = field(key)?;
+            match text.strip_prefix("0x") {
+                Some(hex) => u64::from_str_radix(hex, 16),
+                None => text.parse(),
+            }
+            .map_err(|_| format!("{key}: no number: {text}"))
+        };
+        let start = number("start")?;
+        let mut set = Vec::new();
+        for (index, word) in field("set")?.split(',').enumerate() {
+            let bits = u64::from_str_radix(word, 16).map_err(|_| format!("no set: {word}"))?;
+            let base = start / PAGE + 64 * index as u64;
+            set.extend((0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| base + bit));
+        }
+        Ok(Some(Self {
+            task,
+            mirror: Some(number("mirror")?).filter(|mirror| *mirror != u64::from(u32::MAX)),
+            stage: field("stage")?,
+            name: number("name")?,
+            start: start / PAGE,
+            pages: number("pages")?,
+            set,
+        }))
+    }
+
+    fn has(&self, page: u64) -> bool {
+        (self.start..self.start.saturating_add(self.pages)).contains(&page)
+    }
+}
+
+/// An invalidation that a task serves.
+struct Serving {
+    mirror: u64,
+    /// Flushes of others that had not ended when it began.
+    others: HashSet<u64>,
+    has_flushed: bool,
+}
+
+/// A flush that has not ended.
+struct Flush {
+    mirror: u64,
+    number: u64,
+}
+
+/// What is known of a mirror.
+#[derive(Default)]
+struct Mirror {
+    /// The migration that has marked a page.
+    marks: BTreeMap<u64, u64>,
+    /// Migrations that are announced.
+    announced: HashSet<u64>,
+    /// Flushes that have not ended.
+    flushes: HashSet<u64>,
+    /// Tasks that serve an invalidation.
+    serving: usize,
+    /// Invalidations so far.
+    events: u64,
+}
+
+/// What is known of a migration.
+#[derive(Default)]
+struct Migration {
+    mirrors: HashSet<u64>,
+    is_isolated: bool,
+    moved: Option<BTreeSet<u64>>,
+    /// Mirrors whose entries were switched, or removed.
+    switched: HashSet<u64>,
+    is_final: bool,
+}
+
+/// What is known of a task.
+#[derive(Default)]
+struct Task {
+    flushes: Vec<Flush>,
+    serving: Vec<Serving>,
+    /// By mirror: invalidations before it began to collect.
+    collects: HashMap<u64, u64>,
+}
+
+#[derive(Default)]
+struct Log {
+    mirrors: HashMap<u64, Mirror>,
+    migrations: HashMap<u64, Migration>,
+    tasks: HashMap<String, Task>,
+    flushes: u64,
+    seen: BTreeMap<String, u64>,
+}
+
+/// Fails with what is wrong unless `holds`.
+fn need(holds: bool, wrong: impl FnOnce() -> String) -> Result<(), String> {
+    if holds {
+        Ok(())
+    } else {
+        Err(wrong())
+    }
+}
+
+impl Log {
+    fn step(&mut self, line: &Line<'_>) -> Result<(), String> {
+        *self.seen.entry(line.stage.to_string()).or_default() += 1;
+        match (line.stage, line.mirror) {
+            ("event", Some(mirror)) => self.event(line, mirror),
+            ("event-over", Some(mirror)) => self.event_over(line, mirror),
+            ("collect", Some(mirror)) => self.collect(line, mirror),
+            ("install", Some(mirror)) => self.install(line, mirror),
+            ("announce", Some(mirror)) => self.announce(line, mirror, false),
+            ("announce-reader", Some(mirror)) => self.announce(line, mirror, true),
+            ("isolate", None) => self.isolate(line),
+            ("move", None) => self.moves(line),
+            ("switch", Some(mirror)) => self.switch(line, mirror),
+            ("finalize", None) => self.finalize(line),
+            ("end", Some(mirror)) => self.end(line, mirror),
+            ("flush", Some(mirror)) => self.flush(line, mirror),
+            ("flush-over", Some(mirror)) => self.flush_over(line, mirror),
+            ("remove", Some(mirror)) => self.remove(line, mirror),
+            (stage, _) => Err(format!("the model has no stage {stage} of this kind")),
+        }
+    }
+
+    fn count(&mut self, what: &str) {
+        *self.seen.entry(what.to_string()).or_default() += 1;
+    }
+
+    fn task(&mut self, line: &Line<'_>) -> &mut Task {
+        self.tasks.entry(line.task.to_string()).or_default()
+    }
+
+    /// All but the migration that has caused it lose their marks (H3, H9, H10).
+    fn event(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
+        let mirror = self.mirrors.entry(number).or_default();
+        need(line.name == 0 || mirror.announced.contains(&line.name), || {
+            "an event of a migration that was not announced to the mirror".to_string()
+        })?;
+        let others = mirror.flushes.clone();
+        let before = mirror.marks.len();
+        mirror.marks.retain(|page, name| *name == line.name || !line.has(*page));
+        let lost = mirror.marks.len() != before;
+        mirror.events += 1;
+        mirror.serving += 1;
+        self.task(line).serving.push(Serving { mirror: number, others, has_flushed: false });
+        if lost {
+            self.count("event takes marks");
+        }
+        if line.name != 0 {
+            self.count("event is its migration's own");
+        }
+        Ok(())
+    }
+
+    /// The device uses nothing of it: all that it has removed is flushed, and what others had removed before (rule 2).
+    fn event_over(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
+        let task = self.task(line);
+        // All begin before the first is waited for.
+        let at = task.serving.iter().rposition(|serving| serving.mirror == number);
+        let serving =
+            at.map(|at| task.serving.remove(at)).ok_or("the end of an event that has not begun")?;
+        let own = task.flushes.iter().any(|flush| flush.mirror == number);
+        let mirror = self.mirrors.entry(number).or_default();
+        mirror.serving -= 1;
+        need(!own, || "an event is over before its flush is".to_string())?;
+        let left = serving.others.intersection(&mirror.flushes).next().is_some();
+        if !serving.others.is_empty() {
+            self.count("event while others flush");
+        }
+        need(serving.has_flushed || !left, || {
+            "an event is over while what others have removed is not flushed".to_string()
+        })
+    }
+
+    fn collect(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
+        let events = self.mirrors.entry(number).or_default().events;
+        self.task(line).collects.insert(number, events);
+        Ok(())
+    }
+
+    /// Nothing has changed since it was collected (rule 1), and no migration is about to switch the entry (H2).
+    fn install(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
+        let before = self.task(line).collects.remove(&number);
+        let mirror = self.mirrors.entry(number).or_default();
+        need(before.is_none_or(|before| before == mirror.events), || {
+            "entries are installed although an invalidation has begun since they were collected"
+                .to_string()
+        })?;
+        let marked = line.set.iter().find(|page| mirror.marks.contains_key(page));
+        need(marked.is_none(), || {
+            format!(
+                "an entry is installed that a migration has marked: page {:#x}",
+                marked.unwrap_or(&0) * PAGE
+            )
+        })?;
+        if before.is_some() {
+            self.count("install with a known begin");
+        }
+        Ok(())
+    }
+
+    /// A page has one mark (H13). Without being a reader's, it begins when no invalidation is under way (H4).
+    fn announce(&mut self, line: &Line<'_>, number: u64, reader: bool) -> Result<(), String> {
+        let mirror = self.mirrors.entry(number).or_default();
+        let taken = line.set.iter().find(|page| mirror.marks.contains_key(page));
+        need(taken.is_none(), || {
+            format!("a page is marked twice: {:#x}", taken.unwrap_or(&0) * PAGE)
+        })?;
+        need(line.set.iter().all(|page| line.has(*page)), || {
+            "a mark beyond the range".to_string()
+        })?;
+        need(reader || mirror.serving == 0, || {
+            "announced while an invalidation is under way".to_string()
+        })?;
+        need(mirror.announced.insert(line.name), || "announced twice".to_string())?;
+        mirror.marks.extend(line.set.iter().map(|page| (*page, line.name)));
+        let migration = self.migrations.entry(line.name).or_default();
+        need(!migration.is_isolated, || "announced after its pages were isolated".to_string())?;
+        migration.mirrors.insert(number);
+        if (line.set.len() as u64) < line.pages {
+            self.count("announce of a part");
+        }
+        Ok(())
+    }
+
+    /// What could be written is flushed before (H1).
+    fn isolate(&mut self, line: &Line<'_>) -> Result<(), String> {
+        let pending = !self.task(line).flushes.is_empty();
+        need(!pending, || "pages are isolated before write access was flushed".to_string())?;
+        // A CPU fault without readers announces nothing.
+        let migration = self.migrations.entry(line.name).or_default();
+        need(!migration.is_isolated, || "isolated twice".to_string())?;
+        migration.is_isolated = true;
+        Ok(())
+    }
+
+    fn moves(&mut self, line: &Line<'_>) -> Result<(), String> {
+        let migration = self.migrations.entry(line.name).or_default();
+        need(migration.is_isolated, || "pages move that were not isolated".to_string())?;
+        need(migration.moved.is_none(), || "moved twice".to_string())?;
+        migration.moved = Some(line.set.iter().copied().collect());
+        if migration.mirrors.is_empty() {
+            // Nobody will end it.
+            self.migrations.remove(&line.name);
+            self.count("move without mirrors");
+        }
+        Ok(())
+    }
+
+    /// Only entries of pages that have moved (H5, H6), whose mark nobody has taken.
+    fn switch(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
+        let mirror = self.mirrors.entry(number).or_default();
+        let migration = self.migrations.entry(line.name).or_default();
+        need(migration.mirrors.contains(&number), || {
+            "switched without being announced".to_string()
+        })?;
+        let lost = line.set.iter().find(|page| mirror.marks.get(page) != Some(&line.name));
+        need(lost.is_none(), || {
+            format!(
+                "an entry is switched whose mark was lost: page {:#x}",
+                lost.unwrap_or(&0) * PAGE
+            )
+        })?;
+        // Exclusive access and copies have neither: their pages stay.
+        if migration.is_isolated {
+            let moved = migration.moved.as_ref().ok_or("switched before anything has moved")?;
+            let stays = line.set.iter().find(|page| !moved.contains(page));
+            need(stays.is_none(), || {
+                format!(
+                    "an entry is switched of a page that stays: {:#x}",
+                    stays.unwrap_or(&0) * PAGE
+                )
+            })?;
+        }
+        need(!migration.is_final, || "switched after the sources were freed".to_string())?;
+        migration.switched.insert(number);
+        Ok(())
+    }
+
+    /// The device uses no source any more (H15).
+    fn finalize(&mut self, line: &Line<'_>) -> Result<(), String> {
+        let pending = !self.task(line).flushes.is_empty();
+        need(!pending, || "sources are freed before entries were flushed".to_string())?;
+        let Some(migration) = self.migrations.get_mut(&line.name) else {
+            return Ok(());
+        };
+        let moved = migration.moved.as_ref().is_some_and(|moved| !moved.is_empty());
+        let left = migration.mirrors.difference(&migration.switched).next();
+        need(!moved || left.is_none(), || {
+            format!("sources are freed before mirror {} was told", left.unwrap_or(&0))
+        })?;
+        migration.is_final = true;
+        Ok(())
+    }
+
+    fn end(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
+        let mirror = self.mirrors.entry(number).or_default();
+        need(mirror.announced.remove(&line.name), || {
+            "the end of what was not announced".to_string()
+        })?;
+        mirror.marks.retain(|_, name| *name != line.name);
+        let migration = self.migrations.entry(line.name).or_default();
+        let moved = migration.moved.as_ref().is_some_and(|moved| !moved.is_empty());
+        need(!moved || migration.is_final, || {
+            "a migration ends before its sources were freed".to_string()
+        })?;
+        let without = !migration.is_final;
+        migration.mirrors.remove(&number);
+        if migration.mirrors.is_empty() {
+            self.migrations.remove(&line.name);
+        }
+        if without {
+            self.count("end without a switch");
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, line: &Line<'_>, mirror: u64) -> Result<(), String> {
+        self.flushes += 1;
+        let number = self.flushes;
+        self.mirrors.entry(mirror).or_default().flushes.insert(number);
+        let task = self.task(line);
+        task.flushes.push(Flush { mirror, number });
+        for serving in task.serving.iter_mut().filter(|serving| serving.mirror == mirror) {
+            serving.has_flushed = true;
+        }
+        Ok(())
+    }
+
+    fn flush_over(&mut self, line: &Line<'_>, mirror: u64) -> Result<(), String> {
+        let flushes = &mut self.task(line).flushes;
+        let at = flushes.iter().rposition(|flush| flush.mirror == mirror);
+        let flush =
+            at.map(|at| flushes.remove(at)).ok_or("the end of a flush that has not begun")?;
+        self.mirrors.entry(mirror).or_default().flushes.remove(&flush.number);
+        Ok(())
+    }
+
+    fn remove(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
+        let mirror = self.mirrors.entry(number).or_default();
+        mirror.marks.retain(|page, _| !line.has(*page));
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    let mut log = Log::default();
+    let mut last: VecDeque<String> = VecDeque::new();
+    for (index, text) in io::stdin().lock().lines().enumerate() {
+        let Ok(text) = text else {
+            eprintln!("line {}: cannot be read", index + 1);
+            return ExitCode::from(2);
+        };
+        if text.contains("LOST") && text.contains("EVENTS") {
+            eprintln!("line {}: the log is not complete: {text}", index + 1);
+            return ExitCode::from(2);
+        }
+        let step = match Line::parse(&text) {
+            Err(why) => {
+                eprintln!("line {}: {why}: {text}", index + 1);
+                return ExitCode::from(2);
+            }
+            Ok(None) => continue,
+            Ok(Some(line)) => log.step(&line),
+        };
+        if last.len() == CONTEXT {
+            last.pop_front();
+        }
+        last.push_back(text);
+        if let Err(wrong) = step {
+            eprintln!("line {}: {wrong}", index + 1);
+            last.iter().for_each(|text| eprintln!("  {}", text.trim()));
+            return ExitCode::from(1);
+        }
+    }
+    if let Some(name) = log.migrations.keys().next() {
+        eprintln!("migration {name:#x} has no end");
+        return ExitCode::from(1);
+    }
+    for (what, count) in &log.seen {
+        println!("{what}\t{count}");
+    }
+    ExitCode::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines of a log: TASK MIRROR STAGE NAME FIRST PAGES SET, with `-` for all mirrors.
+    fn replay(text: &str) -> Result<Log, String> {
+        let mut log = Log::default();
+        for short in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let words: Vec<&str> = short.split_whitespace().collect();
+            let [task, mirror, stage, name, first, pages, set] = words[..] else {
+                panic!("seven words, not {short}");
+            };
+            let mirror = if mirror == "-" { "4294967295" } else { mirror };
+            let first: u64 = first.parse().expect("a page");
+            let line = format!(
+                "x-{task} [000] ..... 1: hmm_stage: mirror={mirror} stage={stage} name=0x{name} \
+                 start=0x{:x} pages={pages} set={set},0,0,0,0,0,0,0",
+                first * PAGE
+            );
+            log.step(&Line::parse(&line)?.expect("a stage"))?;
+        }
+        Ok(log)
+    }
+
+    fn fails(text: &str, with: &str) {
+        match replay(text) {
+            Ok(_) => panic!("nothing is wrong, want: {with}"),
+            Err(wrong) => assert!(wrong.contains(with), "{wrong}, want: {with}"),
+        }
+    }
+
+    const MIGRATION: &str = "
+        1 0 announce a 8 2 3
+        1 0 flush 0 8 2 0
+        1 0 flush-over 0 8 2 0
+        1 0 event a 8 2 0
+        1 0 event-over 0 0 0 0
+        1 - isolate a 8 2 0
+        1 - move a 8 2 3
+        1 0 switch a 8 2 3
+        1 0 flush 0 8 2 0
+        1 0 flush-over 0 8 2 0
+        1 - finalize a 8 2 0
+        1 0 end a 0 0 0
+    ";
+
+    /// The migration without the line that has `without`.
+    fn migration(without: &str) -> String {
+        let lines = MIGRATION.lines().filter(|line| !line.contains(without));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn a_migration() {
+        let log = replay(MIGRATION).expect("right");
+        assert!(log.migrations.is_empty());
+        assert!(log.mirrors[&0].marks.is_empty());
+    }
+
+    #[test]
+    fn a_migration_without_one_of_its_stages() {
+        fails(&migration("announce"), "not announced");
+        fails(&migration("isolate"), "not isolated");
+        fails(&migration("move"), "before anything has moved");
+        fails(&migration("switch"), "before mirror 0 was told");
+        fails(&migration("finalize"), "before its sources were freed");
+        fails(
+            "1 0 announce a 8 2 3\n1 0 flush 0 8 2 0\n1 - isolate a 8 2 0",
+            "before write access was flushed",
+        );
+    }
+
+    #[test]
+    fn sources_that_are_freed_before_the_flush() {
+        let last = MIGRATION.rfind("1 0 flush-over").expect("there");
+        let text =
+            [&MIGRATION[..last], &MIGRATION[last + "1 0 flush-over 0 8 2 0".len()..]].concat();
+        fails(&text, "sources are freed before entries were flushed");
+    }
+
+    #[test]
+    fn an_event_takes_the_mark() {
+        let event = "2 0 event 0 9 1 0\n2 0 event-over 0 0 0 0\n1 0 switch";
+        fails(&MIGRATION.replace("1 0 switch", event), "whose mark was lost");
+        let other = MIGRATION.replace(
+            "1 0 switch a 8 2 3",
+            "2 0 event 0 9 1 0\n2 0 event-over 0 0 0 0\n1 0 switch a 8 2 1",
+        );
+        assert_eq!(replay(&other).expect("right").seen["event takes marks"], 1);
+    }
+
+    #[test]
+    fn a_page_that_stays_is_not_switched() {
+        fails(&MIGRATION.replace("move a 8 2 3", "move a 8 2 1"), "of a page that stays");
+    }
+
+    #[test]
+    fn a_page_has_one_mark() {
+        fails("1 0 announce a 8 2 3\n2 0 announce b 9 2 1", "marked twice");
+        replay("1 0 announce a 8 2 3\n2 0 announce b 9 2 2").expect("the page behind it");
+    }
+
+    #[test]
+    fn none_begins_while_an_invalidation_is_under_way() {
+        fails("2 0 event 0 100 1 0\n1 0 announce a 8 2 3", "while an invalidation is under way");
+        replay("2 0 event 0 100 1 0\n1 0 announce-reader a 8 2 3").expect("waits for nothing");
+    }
+
+    #[test]
+    fn nothing_is_installed_that_is_marked_or_old() {
+        fails("1 0 announce a 8 2 3\n2 0 install 0 9 1 1", "that a migration has marked");
+        let old =
+            "1 0 collect 0 8 1 0\n2 0 event 0 100 1 0\n2 0 event-over 0 0 0 0\n1 0 install 0 8 1 1";
+        fails(old, "an invalidation has begun");
+    }
+
+    #[test]
+    fn an_invalidation_waits_for_its_flush_and_for_those_of_others() {
+        fails(
+            "1 0 event 0 8 1 0\n1 0 flush 0 8 1 0\n1 0 event-over 0 0 0 0",
+            "before its flush is",
+        );
+        let others = "2 0 flush 0 8 1 0\n1 0 event 0 8 1 0\n1 0 event-over 0 0 0 0";
+        fails(others, "what others have removed is not flushed");
+        let own = "2 0 flush 0 8 1 0\n1 0 event 0 8 1 0\n1 0 flush 0 8 1 0\n1 0 flush-over 0 8 1 0\n1 0 event-over 0 0 0 0";
+        replay(own).expect("flushed");
+    }
+}

@@ -56,7 +56,10 @@ pub mod frames {
     fn frame(pfn: usize) -> Option<&'static Memory> {
         let (region, index) = ((pfn >> 20) - 1, pfn & 0xfffff);
         state(|state| {
-            assert!(state.mapped[region].is_some(), "page frame {pfn:#x} is not there");
+            assert!(
+                state.mapped[region].is_some(),
+                "page frame {pfn:#x} is not there"
+            );
             let frame = state.frames.get(region * WATCHED + index);
             // SAFETY: They are there until the next execution.
             frame
@@ -189,7 +192,10 @@ impl Default for dev_pagemap {
 }
 
 pub unsafe fn memremap_pages(pgmap: *mut dev_pagemap, _node: ffi::c_int) -> *mut ffi::c_void {
-    frames::map(unsafe { (*pgmap).__bindgen_anon_1.range.0.start }, pgmap as usize);
+    frames::map(
+        unsafe { (*pgmap).__bindgen_anon_1.range.0.start },
+        pgmap as usize,
+    );
     pgmap.cast()
 }
 
@@ -307,7 +313,11 @@ pub unsafe fn rust_hmm_dma_window_map(
 ) -> ffi::c_int {
     let place = unsafe { &(*window).places[index as usize] };
     let before = place.read();
-    assert_eq!(before, if fresh { 0 } else { pfn as u64 }, "a place is mapped twice");
+    assert_eq!(
+        before,
+        if fresh { 0 } else { pfn as u64 },
+        "a place is mapped twice"
+    );
     if fresh {
         place.write(pfn as u64);
     }

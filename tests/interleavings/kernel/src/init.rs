@@ -10,10 +10,33 @@ pub trait PinInit<T, E = Infallible> {
     fn make(self) -> Result<T, E>;
 }
 
-impl<T> PinInit<T> for T {
+/// What cannot fail.
+pub struct Ready<T>(pub T);
+
+impl<T> PinInit<T> for Ready<T> {
     fn make(self) -> Result<T, Infallible> {
-        Ok(self)
+        Ok(self.0)
     }
+}
+
+/// In the kernel the constructors of these give initializers.
+macro_rules! values {
+    ($([$($generics:tt)*] $type:ty;)*) => {$(
+        impl<$($generics)*> PinInit<$type> for $type {
+            fn make(self) -> Result<Self, Infallible> {
+                Ok(self)
+            }
+        }
+    )*};
+}
+
+values! {
+    [T, B] crate::sync::lock::Lock<T, B>;
+    [] crate::sync::CondVar;
+    [] crate::sync::Completion;
+    [] crate::sync::poll::PollCondVar;
+    [T] crate::revocable::Revocable<T>;
+    [T] crate::types::Opaque<T>;
 }
 
 /// What may fail.
@@ -35,7 +58,7 @@ pub trait PinnedDrop {
 #[macro_export]
 macro_rules! pin_init {
     ($name:ident { $($fields:tt)* }) => {
-        $crate::pin_init_fields!([$name] [] $($fields)*)
+        $crate::init::Ready($crate::pin_init_fields!([$name] [] $($fields)*))
     };
 }
 

@@ -168,7 +168,10 @@ pub mod revocable {
                 return None;
             }
             // SAFETY: Available, and not dropped before the section has ended.
-            Some(RevocableGuard(unsafe { (*self.data.get()).assume_init_ref() }, guard))
+            Some(RevocableGuard(
+                unsafe { (*self.data.get()).assume_init_ref() },
+                guard,
+            ))
         }
 
         pub fn revoke(&self) -> bool {

@@ -67,7 +67,14 @@ pub const fn made() -> Made {
 pub const fn made() -> Made {}
 
 /// A log entry: execution, thread, word, what, ordering, value, place.
-type Logged = (usize, usize, &'static str, Kind, u64, &'static Location<'static>);
+type Logged = (
+    usize,
+    usize,
+    &'static str,
+    Kind,
+    u64,
+    &'static Location<'static>,
+);
 
 thread_local! {
     static LOG: RefCell<Vec<Logged>> = const { RefCell::new(Vec::new()) };
@@ -181,9 +188,13 @@ impl<T: 'static> Thread<T> {
 /// Begins a thread.
 pub fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Thread<T> {
     #[cfg(feature = "explore")]
-    return Thread {
-        handle: loom::thread::spawn(f),
-    };
+    {
+        // What was made before is older than the thread.
+        let _ = loom::Moment::now();
+        Thread {
+            handle: loom::thread::spawn(f),
+        }
+    }
     #[cfg(not(feature = "explore"))]
     {
         static NEXT: AtomicUsize = AtomicUsize::new(0);

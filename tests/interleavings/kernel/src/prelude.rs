@@ -9,8 +9,5 @@ pub use crate::{
     misc::{CStr, CStrExt},
     pin_init, pr_err, pr_info, pr_warn, try_pin_init,
 };
-pub use core::{
-    format_args as fmt,
-    pin::Pin,
-};
+pub use core::{format_args as fmt, pin::Pin};
 pub use macros::{kunit_tests, pin_data, pinned_drop};

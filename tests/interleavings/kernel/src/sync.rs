@@ -2,8 +2,8 @@
 
 //! As `kernel::sync`.
 
-pub mod aref;
 pub mod arc;
+pub mod aref;
 pub mod atomic;
 pub mod completion;
 pub mod condvar;

@@ -45,12 +45,15 @@ pub fn pin_data(_drop: TokenStream, item: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn pinned_drop(_arguments: TokenStream, item: TokenStream) -> TokenStream {
     let tokens: Vec<_> = item.clone().into_iter().collect();
-    let header = tokens.iter().take(tokens.len() - 1).map(|token| match token {
-        TokenTree::Ident(ident) if ident.to_string() == "PinnedDrop" => {
-            TokenTree::Ident(Ident::new("Drop", ident.span()))
-        }
-        token => token.clone(),
-    });
+    let header = tokens
+        .iter()
+        .take(tokens.len() - 1)
+        .map(|token| match token {
+            TokenTree::Ident(ident) if ident.to_string() == "PinnedDrop" => {
+                TokenTree::Ident(Ident::new("Drop", ident.span()))
+            }
+            token => token.clone(),
+        });
     let body: TokenStream = "{
         fn drop(&mut self) {
             unsafe {

@@ -21,8 +21,15 @@ const PAGES: usize = 512;
 pub(crate) const TESTS: &[Test] = &[
     full("free_map_pages_have_one_owner", single_pages),
     full("free_map_folios_have_one_owner", folios),
-    bounded("free_map_folios_of_several_words_have_one_owner", 3, large_folios),
-    full("free_map_a_page_that_is_given_back_can_be_taken", given_back),
+    bounded(
+        "free_map_folios_of_several_words_have_one_owner",
+        2,
+        large_folios,
+    ),
+    full(
+        "free_map_a_page_that_is_given_back_can_be_taken",
+        given_back,
+    ),
     full("free_map_withdraw_and_give_back", withdraw_give_back),
     full("free_map_restore_and_give_back", restore_give_back),
     full("free_map_withdraw_and_take", withdraw_take),

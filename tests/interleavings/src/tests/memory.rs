@@ -28,7 +28,10 @@ use kernel::{
 };
 
 pub(crate) const TESTS: &[Test] = &[
-    full("arrivals_close_waits_for_steps_that_have_begun", close_waits),
+    full(
+        "arrivals_close_waits_for_steps_that_have_begun",
+        close_waits,
+    ),
     bounded("steps_wait_ends_when_the_last_step_does", 3, wait_ends),
     bounded("steps_second_wait_waits_for_later_steps", 3, second_wait),
     bounded("copies_are_visible_after_the_wait", 2, copies),

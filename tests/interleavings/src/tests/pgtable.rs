@@ -18,7 +18,11 @@ use kernel::{
 pub(crate) const TESTS: &[Test] = &[
     bounded("pgtable_walk_during_an_install", 3, install),
     bounded("pgtable_walk_during_a_split", 3, split),
-    bounded("pgtable_walk_never_sees_a_page_that_is_used_again", 2, used_again),
+    bounded(
+        "pgtable_walk_never_sees_a_page_that_is_used_again",
+        2,
+        used_again,
+    ),
     bounded("pgtable_walk_during_a_shrink", 2, shrink),
     bounded("pgtable_reserve_during_a_shrink", 2, reserve_and_shrink),
 ];

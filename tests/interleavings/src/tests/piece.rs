@@ -23,10 +23,10 @@ use kernel::{
 };
 
 pub(crate) const TESTS: &[Test] = &[
-    bounded("piece_is_not_removed_while_a_page_is_used", 3, used),
+    bounded("piece_is_not_removed_while_a_page_is_used", 2, used),
     full("piece_is_not_removed_while_frames_are_looked_at", looked_at),
-    bounded("piece_that_comes_again_is_looked_at", 3, again),
-    bounded("piece_stays_when_a_looker_comes_first", 3, stays),
+    bounded("piece_that_comes_again_is_looked_at", 2, again),
+    bounded("piece_stays_when_a_looker_comes_first", 2, stays),
     full("piece_lookup_of_a_page_that_was_handed_over", lookup),
 ];
 
@@ -59,7 +59,10 @@ impl Shared {
     }
 
     fn add(&self) {
-        assert_eq!(self.piece.add(Cookie(1), Kind::Private, &self.lowest), Ok(()));
+        assert_eq!(
+            self.piece.add(Cookie(1), Kind::Private, &self.lowest),
+            Ok(())
+        );
     }
 
     /// Takes a page, uses it and frees it.

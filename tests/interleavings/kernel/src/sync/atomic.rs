@@ -4,13 +4,13 @@
 //! never are. What loom knows of one then is what it would know if it had been made at once.
 
 use crate::model::{self, Made};
+use core::sync::atomic::Ordering as Core;
+#[cfg(not(feature = "explore"))]
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use core::{
     cell::{Cell, UnsafeCell},
     panic::Location,
 };
-#[cfg(not(feature = "explore"))]
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
-use core::sync::atomic::Ordering as Core;
 #[cfg(feature = "explore")]
 use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
@@ -209,7 +209,10 @@ impl<T: AtomicType> Atomic<T> {
 
     #[track_caller]
     fn word(&self) -> &T::Word {
-        assert!(!self.dropped.get(), "a word is used after its memory was freed");
+        assert!(
+            !self.dropped.get(),
+            "a word is used after its memory was freed"
+        );
         let execution = model::execution();
         // SAFETY: One thread runs at a time, and none is here at this time.
         let word = unsafe { &mut *self.word.get() };

@@ -6,7 +6,10 @@ use crate::{connection::Connection, locks, mm::notifier::Cookie};
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{
+            ordering::{Acquire, Release},
+            Atomic, //
+        },
         Mutex, //
     },
 };
@@ -19,13 +22,15 @@ static CHANGES: Atomic<usize> = Atomic::new(0);
 
 #[inline(never)]
 fn changes() -> usize {
-    CHANGES.load(Relaxed)
+    // Acquire: a driver that is asked after this has made the changes that were counted.
+    CHANGES.load(Acquire)
 }
 
 /// What the drivers say has changed; or a device has gone, whose owner's name may be given to another.
 #[inline(never)]
 pub(crate) fn forget() {
-    CHANGES.add(1, Relaxed);
+    // Release: what the driver has changed is visible to those who load the new count.
+    CHANGES.fetch_add(1, Release);
 }
 
 #[derive(Clone, Copy)]

@@ -15,8 +15,9 @@ impl<F: Format> Reader<F> {
     /// there on, its entry and whether it is a huge one, until `f` says `false` to one, which then counts as not
     /// seen, or `tables` parts were looked at. Returns where to go on; `None` at the end.
     ///
-    /// The table may change meanwhile: what is told of a page was true at some time, unless its part was taken out, used for
-    /// other addresses and put back at the very moment. Context: any; `f` must not sleep. A part is a table page or a gap.
+    /// The table may change concurrently: an entry that is reported was there at some time, unless
+    /// its table page was detached, reused for other addresses and attached at the same place again
+    /// between two loads. Context: any; `f` must not sleep. A part is a table page or a gap.
     pub(crate) fn scan(
         &self,
         from: usize,
@@ -90,8 +91,10 @@ impl<F: Format> Reader<F> {
         Ok(end)
     }
 
-    /// Whether the way to `addr` comes to the table page `index` of `level`. One that was taken out may be used for other
-    /// addresses at once: RCU keeps its memory, not its use. So who has read an entry of it asks afterwards whose it is.
+    /// Whether a walk to `addr` still reaches table page `index` at `level`.
+    ///
+    /// A detached table page may be reused for other addresses at once: RCU protects its memory,
+    /// not its contents. So an entry is reported only if this holds after it was read.
     fn leads_to(&self, guard: &rcu::Guard, addr: usize, level: u32, index: u32) -> bool {
         let mut at = self.root;
         for above in (level + 1..F::LEVELS).rev() {

@@ -211,10 +211,12 @@ struct Used<'w> {
 }
 
 impl Used<'_> {
-    /// Ends it. Returns whether the window may go now.
+    /// Ends the use. Returns whether the range was unmapped by the process, so that an idle window
+    /// can be dropped.
     ///
-    /// This looks at `gone` after the user has left, and [`Windows::forget`] at the users after it has set `gone`, both with
-    /// full barriers: one of them finds the window idle and gone.
+    /// This loads `gone` after it has decremented `users`, and [`Windows::forget`] loads `users`
+    /// after it has set `gone`, with a full barrier in between on both sides: at least one of the
+    /// two finds the window gone and idle.
     fn end(self) -> bool {
         let window = self.window.clone();
         drop(self);

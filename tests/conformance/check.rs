@@ -2,10 +2,13 @@
 
 //! Checks that the log of a run is a path of the protocol's model.
 //!
-//! Standard input has lines of the tracepoint `hmm_stage`, or what `tests/conformance/model` makes of a run of the model, in
-//! the order in which they happened. What may follow what is written in [`Log::step`], a function for each stage; it knows of
-//! marks, flushes and announcements, as the model does, and not of what is in tables. Prints how often each stage was seen,
-//! and the lines around a step that the model does not have; then the exit status is 1. 2: the input is no log.
+//! Standard input has lines of the tracepoint `hmm_stage`, in the order in which the stages
+//! happened. [`Log::step`] calls a function for each stage, which checks that the model allows it
+//! after the stages before it. It tracks marks, flushes and announcements, as the model does, but
+//! not the entries of tables.
+//!
+//! Prints how often each stage was seen. Exit status 1: the model does not allow a stage, which is
+//! printed with the lines before it. Exit status 2: the input is not a log, or is incomplete.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::io::{self, BufRead};
@@ -196,7 +199,7 @@ impl Log {
         Ok(())
     }
 
-    /// The device uses nothing of it: all that it has removed is flushed, and what others had removed before (rule 2).
+    /// What the event has removed is flushed, and what others had removed before (rule 2).
     fn event_over(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
         let task = self.task(line);
         // All begin before the first is waited for.
@@ -222,7 +225,8 @@ impl Log {
         Ok(())
     }
 
-    /// Nothing has changed since it was collected (rule 1), and no migration is about to switch the entry (H2).
+    /// No invalidation has begun since the range was collected (rule 1), and no migration has
+    /// marked the pages (H2).
     fn install(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
         let before = self.task(line).collects.remove(&number);
         let mirror = self.mirrors.entry(number).or_default();
@@ -243,7 +247,7 @@ impl Log {
         Ok(())
     }
 
-    /// A page has one mark (H13). Without being a reader's, it begins when no invalidation is under way (H4).
+    /// A page has one mark (H13). No invalidation is under way, except for a reader (H4).
     fn announce(&mut self, line: &Line<'_>, number: u64, reader: bool) -> Result<(), String> {
         let mirror = self.mirrors.entry(number).or_default();
         let taken = line.set.iter().find(|page| mirror.marks.contains_key(page));

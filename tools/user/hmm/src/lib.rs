@@ -36,6 +36,7 @@ pub mod pull;
 pub mod queue;
 pub mod residency;
 pub mod rng;
+pub mod slabs;
 pub mod smaps;
 pub mod tracing;
 pub mod uffd;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -84,55 +84,6 @@ pub fn parse_zoneinfo(text: &str) -> u64 {
 /// Free pages in the lists of the processors: `/proc/meminfo` takes them for pages in use.
 pub fn pages_in_lists() -> io::Result<u64> {
     Ok(parse_zoneinfo(&std::fs::read_to_string("/proc/zoneinfo")?))
-}
-
-/// The first number of a file like `123 N0=100 N1=23`.
-pub fn parse_objects(text: &str) -> Option<u64> {
-    text.split_whitespace().next()?.parse().ok()
-}
-
-/// Objects in each slab cache.  Processors keep some that are free, a few dozen in each cache.  Nothing on kernels that
-/// do not show their caches.
-pub fn slab_objects() -> io::Result<BTreeMap<String, u64>> {
-    let mut objects = BTreeMap::new();
-    let caches = match std::fs::read_dir("/sys/kernel/slab") {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(objects),
-        caches => caches?,
-    };
-    for cache in caches {
-        let cache = cache?;
-        // A cache that is shared has a link for each of its other names.
-        if cache.file_type()?.is_symlink() {
-            continue;
-        }
-        // It may go meanwhile.
-        let text = std::fs::read_to_string(cache.path().join("objects")).unwrap_or_default();
-        if let Some(count) = parse_objects(&text) {
-            objects.insert(cache.file_name().to_string_lossy().into_owned(), count);
-        }
-    }
-    Ok(objects)
-}
-
-/// Has each slab cache give back what it does not use: empty slabs, and with KASAN freed objects, which it keeps
-/// until they are a good part of the memory. Nothing on kernels that do not show their caches.
-pub fn shrink_slabs() -> io::Result<()> {
-    let caches = match std::fs::read_dir("/sys/kernel/slab") {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        caches => caches?,
-    };
-    for cache in caches {
-        let mut file = match File::options().write(true).open(cache?.path().join("shrink")) {
-            // It has gone meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            file => file?,
-        };
-        match file.write_all(b"1") {
-            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
-            result => result?,
-        }
-    }
-    Ok(())
 }
 
 /// Pages pinned for device access so far, and those still pinned.
@@ -258,13 +209,6 @@ impl Drop for Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn objects_of_all_nodes_come_first() {
-        assert_eq!(parse_objects("123 N0=100 N1=23\n"), Some(123));
-        assert_eq!(parse_objects("0\n"), Some(0));
-        assert_eq!(parse_objects(""), None);
-    }
 
     #[test]
     fn calls_in_which_a_thread_sleeps() {

@@ -6,7 +6,7 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
-use hmm::{child, hostile, pattern, procfs, Child, Command, Device, EngineOp, Errno, Gate};
+use hmm::{child, hostile, pattern, procfs, slabs, Child, Command, Device, EngineOp, Errno, Gate};
 use hmm::{Mapping, Op, Prot, Ptr, PAGE_SIZE};
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -364,8 +364,7 @@ fn files_give_back(ctx: &Ctx) -> Outcome {
     };
     // Pages of page tables, which are exact; then areas and objects by who has them.
     let used = || -> Result<BTreeMap<String, u64>, Stop> {
-        procfs::shrink_slabs()?;
-        let mut used = procfs::slab_objects()?;
+        let mut used = slabs::objects()?;
         let areas = procfs::vmallocinfo().unwrap_or_default();
         used.extend(areas.into_iter().map(|(name, sum)| (format!("vmalloc {name}"), sum.areas)));
         Ok(used)

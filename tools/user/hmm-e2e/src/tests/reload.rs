@@ -4,7 +4,7 @@
 use crate::harness::{Ctx, Driver, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{module, procfs, Device, Errno, Mapping, PAGE_SIZE};
+use hmm::{module, procfs, slabs, Device, Errno, Mapping, PAGE_SIZE};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -174,14 +174,13 @@ impl State {
 }
 
 fn state() -> Result<State, Stop> {
-    // Caches of the kernel are no leak, nor is what KASAN keeps of freed objects.
-    std::fs::write("/proc/sys/vm/drop_caches", "3")?;
-    procfs::shrink_slabs()?;
+    // Caches of the kernel are no leak, nor is what KASAN keeps of freed objects. The memory is looked at afterwards.
+    let slabs = slabs::objects()?;
     std::thread::sleep(Duration::from_millis(200));
     Ok(State {
+        slabs,
         iomem: std::fs::read_to_string("/proc/iomem")?,
         vmalloc: procfs::vmallocinfo().unwrap_or_default(),
-        slabs: procfs::slab_objects()?,
         meminfo: procfs::meminfo()?,
         lists: procfs::pages_in_lists()?,
     })
@@ -206,8 +205,7 @@ fn grown(
     after.iter().filter_map(leak).collect()
 }
 
-/// Slab caches that have an object more for each cycle, in both halves.  What processors keep of each cache comes and
-/// goes, so that a leak of one object a load is seen when there are some hundred cycles.
+/// Slab caches that have an object more for each cycle, in both halves.
 fn grown_slabs(states: [&State; 3], half: u64) -> Vec<String> {
     let [start, middle, end] = states;
     let least = half.max(SLAB_NOISE);
@@ -225,8 +223,8 @@ fn grown_slabs(states: [&State; 3], half: u64) -> Vec<String> {
 /// Thread stacks that the kernel may keep: with fewer cycles a leak cannot be distinguished from them.
 const STACKS: u64 = 8;
 
-/// Objects that processors may keep of one cache.
-const SLAB_NOISE: u64 = 128;
+/// Objects of one cache that come and go: with fewer cycles a leak of one a load cannot be distinguished from them.
+const SLAB_NOISE: u64 = 16;
 
 /// KiB that the rest of the system may take meanwhile: it does not depend on the number of cycles, so that in 1,000 cycles
 /// a page a load is seen.

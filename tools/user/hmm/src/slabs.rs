@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Objects in the kernel's slab caches (`/sys/kernel/slab`), to be compared before and after.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+
+const CACHES: &str = "/sys/kernel/slab";
+
+/// Files of one cache, open.
+struct Cache {
+    name: String,
+    objects: File,
+    shrink: File,
+}
+
+impl Cache {
+    /// `None` when the cache has gone meanwhile.
+    fn open(name: String) -> io::Result<Option<Self>> {
+        let path = |file: &str| format!("{CACHES}/{name}/{file}");
+        let files = File::open(path("objects"))
+            .and_then(|objects| Ok((objects, File::options().write(true).open(path("shrink"))?)));
+        match files {
+            Ok((objects, shrink)) => Ok(Some(Self { name, objects, shrink })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives back what is not used: empty slabs, what processors keep, and with KASAN freed objects, which stay until
+    /// they are a good part of the memory.
+    fn shrink(&mut self) -> io::Result<()> {
+        gone(self.shrink.write_all(b"1")).map(|_| ())
+    }
+
+    /// `None` when the cache has gone meanwhile.
+    fn objects(&self) -> io::Result<Option<u64>> {
+        let mut text = [0; 256];
+        let len = gone(self.objects.read_at(&mut text, 0))?.unwrap_or(0);
+        let text = text.get(..len).unwrap_or_default();
+        Ok(parse_objects(&String::from_utf8_lossy(text)))
+    }
+}
+
+/// `None` for the error of a file whose directory was removed.
+fn gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+/// The first number of a file like `123 N0=100 N1=23`.
+fn parse_objects(text: &str) -> Option<u64> {
+    text.split_whitespace().next()?.parse().ok()
+}
+
+/// Waits until everything that was given to RCU for freeing before may be freed.
+fn wait_for_rcu() -> io::Result<()> {
+    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+    // SAFETY: The command takes no pointer; it waits for a grace period.
+    match unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// All caches; none on kernels that do not show them.
+fn open_all() -> io::Result<Vec<Cache>> {
+    let mut caches = Vec::new();
+    let entries = match std::fs::read_dir(CACHES) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(caches),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        // A cache that is shared has a link for each of its other names.
+        if !entry.file_type()?.is_symlink() {
+            caches.extend(Cache::open(entry.file_name().to_string_lossy().into_owned())?);
+        }
+    }
+    Ok(caches)
+}
+
+/// Objects in each slab cache, after the kernel gave up what it keeps only because it may be of use again. Nothing on
+/// kernels that do not show their caches.
+///
+/// To open a file makes an entry and an inode, and there are some hundred files here. So all are opened before the
+/// kernel drops what it does not need, and are open until all are read: they count the same each time. Inodes and
+/// entries are freed after a grace period, to where the processor keeps free objects, which count as used until the
+/// cache is shrunk.
+pub fn objects() -> io::Result<BTreeMap<String, u64>> {
+    let mut caches = open_all()?;
+    std::fs::write("/proc/sys/vm/drop_caches", "3")?;
+    // The second one ends after the first has let the functions run that free.
+    wait_for_rcu()?;
+    wait_for_rcu()?;
+    for cache in &mut caches {
+        cache.shrink()?;
+    }
+    let mut objects = BTreeMap::new();
+    for cache in caches {
+        if let Some(count) = cache.objects()? {
+            objects.insert(cache.name, count);
+        }
+    }
+    Ok(objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_of_all_nodes_come_first() {
+        assert_eq!(parse_objects("123 N0=100 N1=23\n"), Some(123));
+        assert_eq!(parse_objects("0\n"), Some(0));
+        assert_eq!(parse_objects(""), None);
+    }
+}

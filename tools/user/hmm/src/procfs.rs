@@ -2,7 +2,6 @@
 //! `/proc/vmstat`, `/proc/meminfo`, `/proc/vmallocinfo` and switches in files.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

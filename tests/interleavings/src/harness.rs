@@ -33,7 +33,7 @@ pub(crate) const fn bounded(name: &'static str, preemptions: usize, run: fn()) -
 /// Runs what the arguments name.
 pub(crate) fn main(all: &[&[Test]]) {
     let mut arguments = std::env::args().skip(1);
-    let mut name = None;
+    let (mut name, mut preemptions) = (None, None);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--list" => {
@@ -49,6 +49,10 @@ pub(crate) fn main(all: &[&[Test]]) {
                 let row = arguments.next().and_then(|row| row.parse().ok());
                 break_row(row.expect("the number of a row"));
             }
+            "--preemptions" => {
+                let most = arguments.next().expect("a number, or all");
+                preemptions = Some(most.parse().ok());
+            }
             _ => name = Some(argument),
         }
     }
@@ -56,8 +60,13 @@ pub(crate) fn main(all: &[&[Test]]) {
     let test = all.iter().copied().flatten().find(|test| test.name == name);
     let test = test.expect("no such test");
     let bounds = Bounds {
-        preemptions: test.preemptions,
+        preemptions: preemptions.unwrap_or(test.preemptions),
     };
     let count = explore(bounds, test.run);
+    if count == 1 {
+        // Nothing that its threads do depends on their order, so that it cannot find anything.
+        eprintln!("{name}: a single interleaving");
+        std::process::exit(1);
+    }
     println!("{name}: {count}");
 }

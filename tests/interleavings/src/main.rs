@@ -2,7 +2,7 @@
 
 //! Tests of lock-free code in all interleavings; see `Documentation/interleavings.rst`.
 //!
-//! usage: interleavings --list | [--break ROW] TEST
+//! usage: interleavings --list | [--break ROW] [--preemptions MOST|all] TEST
 
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]
 

@@ -123,6 +123,18 @@ pub fn thread() -> usize {
     loom::current()
 }
 
+/// Whether no other thread does anything any more, and what others did has happened before.
+#[cfg(feature = "explore")]
+pub fn alone() -> bool {
+    RUNNING.load(Relaxed) && loom::alone()
+}
+
+/// Not known.
+#[cfg(not(feature = "explore"))]
+pub fn alone() -> bool {
+    false
+}
+
 #[cfg(not(feature = "explore"))]
 thread_local! {
     static THREAD: core::cell::Cell<usize> = const { core::cell::Cell::new(0) };

@@ -10,61 +10,41 @@ use kernel::{
     model::{spawn, Memory},
     prelude::*,
     sync::{
-        atomic::Atomic,
-        Arc, //
+        atomic::{Atomic, AtomicType},
+        Arc,
     },
 };
 
 pub(crate) const TESTS: &[Test] = &[
     full("word_publishes_what_was_written_before", publishes),
-    full("word_of_32_bits_publishes_as_well", publishes_32),
     full("word_seen_in_order", in_order),
 ];
 
-struct Published<W: kernel::sync::atomic::AtomicType> {
+struct Published<W: AtomicType> {
     memory: Memory,
     word: Atomic<W>,
 }
 
 fn publishes() {
-    let shared = Arc::new(
-        Published {
-            memory: Memory::new(0),
-            word: Atomic::new(0u64),
-        },
-        GFP_KERNEL,
-    )
-    .unwrap();
-    let writer = {
-        let shared = shared.clone();
-        spawn(move || {
-            shared.memory.write(7);
-            word::store_u64(&shared.word, 1);
-        })
-    };
-    if word::load_u64(&shared.word) == 1 {
-        assert_eq!(shared.memory.read(), 7);
-    }
-    writer.join();
+    publishes_by(word::load_u64, word::store_u64);
+    publishes_by(word::load_u32, word::store_u32);
 }
 
-fn publishes_32() {
-    let shared = Arc::new(
-        Published {
-            memory: Memory::new(0),
-            word: Atomic::new(0u32),
-        },
-        GFP_KERNEL,
-    )
-    .unwrap();
-    let writer = {
-        let shared = shared.clone();
-        spawn(move || {
-            shared.memory.write(7);
-            word::store_u32(&shared.word, 1);
-        })
+fn publishes_by<W>(load: fn(&Atomic<W>) -> W, store: fn(&Atomic<W>, W))
+where
+    W: AtomicType + From<bool> + PartialEq + 'static,
+{
+    let shared = Published {
+        memory: Memory::new(0),
+        word: Atomic::new(W::from(false)),
     };
-    if word::load_u32(&shared.word) == 1 {
+    let shared = Arc::new(shared, GFP_KERNEL).unwrap();
+    let other = shared.clone();
+    let writer = spawn(move || {
+        other.memory.write(7);
+        store(&other.word, W::from(true));
+    });
+    if load(&shared.word) == W::from(true) {
         assert_eq!(shared.memory.read(), 7);
     }
     writer.join();

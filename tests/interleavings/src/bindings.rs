@@ -24,8 +24,16 @@ pub mod frames {
     pub const WATCHED: usize = 2;
     const REGIONS: usize = 4;
 
+    struct Frame {
+        /// Written when the frame comes and goes, and read by who uses it or looks at it.
+        there: Memory,
+        /// Written by who has the page. Who only looks reads `struct page` as the kernel does,
+        /// which may race with that.
+        contents: Memory,
+    }
+
     struct State {
-        frames: Vec<Memory>,
+        frames: Vec<Frame>,
         mapped: [Option<usize>; REGIONS],
         regions: usize,
     }
@@ -38,7 +46,11 @@ pub mod frames {
 
     /// To be called first in each execution.
     pub fn reset() {
-        let frames = (0..WATCHED * REGIONS).map(|_| Memory::new(0)).collect();
+        let frame = |_| Frame {
+            there: Memory::new(0),
+            contents: Memory::new(0),
+        };
+        let frames = (0..WATCHED * REGIONS).map(frame).collect();
         STATE.with(|state| {
             *state = Some(State {
                 frames,
@@ -53,7 +65,7 @@ pub mod frames {
         (region + 1) << 20
     }
 
-    fn frame(pfn: usize) -> Option<&'static Memory> {
+    fn frame(pfn: usize) -> Option<&'static Frame> {
         let (region, index) = ((pfn >> 20) - 1, pfn & 0xfffff);
         state(|state| {
             assert!(
@@ -68,19 +80,20 @@ pub mod frames {
         })
     }
 
-    /// Uses a frame to be read.
+    /// Looks at a frame that somebody else may have.
     #[track_caller]
-    pub fn read(pfn: usize) {
+    pub fn look(pfn: usize) {
         if let Some(frame) = frame(pfn) {
-            frame.read();
+            frame.there.read();
         }
     }
 
-    /// Uses a frame to be written.
+    /// Uses a frame of a page that one has.
     #[track_caller]
     pub fn write(pfn: usize) {
         if let Some(frame) = frame(pfn) {
-            frame.write(1);
+            frame.there.read();
+            frame.contents.write(1);
         }
     }
 
@@ -98,22 +111,24 @@ pub mod frames {
         })
     }
 
-    fn watched(region: usize) {
-        for index in 0..WATCHED {
-            write(first_pfn(region) + index);
+    /// The frames come or go.
+    fn change(region: usize) {
+        for frame in (0..WATCHED).filter_map(|index| frame(first_pfn(region) + index)) {
+            frame.there.write(1);
+            frame.contents.write(0);
         }
     }
 
     pub(super) fn map(start: u64, pgmap: usize) {
         let region = (start >> 32) as usize - 1;
         state(|state| assert!(state.mapped[region].replace(pgmap).is_none()));
-        watched(region);
+        change(region);
     }
 
     pub(super) fn unmap(start: u64) {
         let region = (start >> 32) as usize - 1;
         // Every use was before.
-        watched(region);
+        change(region);
         state(|state| assert!(state.mapped[region].take().is_some()));
     }
 

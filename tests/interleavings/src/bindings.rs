@@ -353,7 +353,8 @@ pub unsafe fn rust_hmm_dma_window_unmap(
     }
 }
 
-/// Mappings of pages in a row, of which the device has one at a time.
+/// What a device is needed for. Each test has one mapping of pages in a row, or one buffer, at a
+/// time.
 pub static RUN: kernel::model::Hidden<Option<Box<kernel::model::Memory>>> =
     kernel::model::Hidden::new(None);
 
@@ -390,6 +391,7 @@ pub unsafe fn rust_hmm_dma_buffer(
     _bytes: usize,
     address: &mut u64,
 ) -> *mut ffi::c_void {
+    run(1);
     *address = 0;
     Box::leak(Box::new(kernel::model::Memory::new(1))) as *mut kernel::model::Memory as *mut _
 }
@@ -402,6 +404,7 @@ pub unsafe fn rust_hmm_dma_buffer_free(
 ) {
     let memory = unsafe { Box::from_raw(cpu.cast::<kernel::model::Memory>()) };
     memory.write(0);
+    run(0);
 }
 
 /// One end is a buffer, which is a word here.

@@ -20,7 +20,7 @@ const PAGES: usize = 512;
 
 pub(crate) const TESTS: &[Test] = &[
     full("free_map_pages_have_one_owner", single_pages),
-    full("free_map_folios_have_one_owner", folios),
+    bounded("free_map_folios_have_one_owner", 4, folios),
     bounded(
         "free_map_folios_of_several_words_have_one_owner",
         2,
@@ -32,7 +32,11 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     full("free_map_withdraw_and_give_back", withdraw_give_back),
     full("free_map_restore_and_give_back", restore_give_back),
-    full("free_map_withdraw_and_take", withdraw_take),
+    bounded("free_map_withdraw_and_take", 6, withdraw_take),
+    full(
+        "free_map_a_withdrawn_page_that_is_given_back_is_not_free",
+        withdrawn_given_back,
+    ),
     full("free_map_withdrawn_pages_are_not_in_use", withdrawn_unused),
 ];
 
@@ -141,6 +145,22 @@ fn withdraw_give_back() {
     }
     thread.join();
     assert_eq!(shared.map.withdraw(0, 1), 0);
+    assert!(!shared.map.take_at(0, 0));
+    shared.check(0, 1);
+}
+
+/// The page is in use and was withdrawn, and is given back.
+fn withdrawn_given_back() {
+    let shared = Pages::new(1);
+    assert!(shared.map.take_at(0, 0));
+    assert_eq!(shared.map.withdraw(0, 1), 1);
+    let other = shared.clone();
+    let thread = spawn(move || {
+        other.use_pages(0, 1);
+        other.map.give_back(0, 1);
+    });
+    assert!(!shared.map.take_at(0, 0));
+    thread.join();
     assert!(!shared.map.take_at(0, 0));
     shared.check(0, 1);
 }

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The stand-in of the kernel crate that `tests/interleavings` has, without exploration, and what
+//! more sources of `rust/` need.
+
+pub use macros;
+pub use stand_in::*;
+
+/// As `kernel::prelude`.
+pub mod prelude {
+    pub use crate::VecExt;
+    pub use stand_in::prelude::*;
+}
+
+/// Functions of `kernel::alloc::KVec` that the stand-in does not have.
+pub trait VecExt<T>: Sized {
+    /// `count` times `value`.
+    fn from_elem(value: T, count: usize, flags: alloc::Flags) -> Result<Self, alloc::AllocError>
+    where
+        T: Clone;
+
+    /// Takes the element at `index` out.
+    fn remove(&mut self, index: usize) -> Result<T, alloc::AllocError>;
+}
+
+impl<T> VecExt<T> for alloc::KVec<T> {
+    fn from_elem(value: T, count: usize, flags: alloc::Flags) -> Result<Self, alloc::AllocError>
+    where
+        T: Clone,
+    {
+        let mut new = Self::new();
+        new.resize(count, value, flags)?;
+        Ok(new)
+    }
+
+    fn remove(&mut self, index: usize) -> Result<T, alloc::AllocError> {
+        let mut all: Vec<T> = self.drain_all().collect();
+        if index >= all.len() {
+            return Err(alloc::AllocError);
+        }
+        let removed = all.remove(index);
+        for value in all {
+            self.push(value, alloc::flags::GFP_KERNEL)?;
+        }
+        Ok(removed)
+    }
+}
+
+/// As `kernel::page`.
+pub mod page {
+    pub use stand_in::page::*;
+
+    /// A page. Tests of it need the kernel.
+    pub struct Page(());
+
+    impl Page {
+        /// Its `struct page`.
+        pub fn as_ptr<T>(&self) -> *mut T {
+            core::ptr::null_mut()
+        }
+    }
+}

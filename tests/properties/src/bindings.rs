@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The functions of C that the sources use: the tree of ranges, which is a map here, and a device
+//! with DMA.
+
+use kernel::ffi;
+use std::{collections::BTreeMap, thread::panicking};
+
+pub unsafe fn synchronize_rcu() {
+    kernel::sync::rcu::synchronize_rcu();
+}
+
+/// The tree of ranges: the last index and the value of each, by the first one. As in the maple
+/// tree, a store replaces what it covers and cuts what it covers in part; ranges are not merged.
+pub struct maple_tree(Option<Box<BTreeMap<usize, (usize, usize)>>>);
+
+fn ranges(tree: *mut maple_tree) -> &'static mut BTreeMap<usize, (usize, usize)> {
+    // SAFETY: Initialized, and used by one thread.
+    unsafe { (*tree).0.as_mut().expect("initialized") }
+}
+
+pub unsafe fn rust_hmm_ranges_init(tree: *mut maple_tree) {
+    // SAFETY: May be written.
+    unsafe { tree.write(maple_tree(Some(Box::default()))) };
+}
+
+pub unsafe fn rust_hmm_ranges_set(
+    tree: *mut maple_tree,
+    first: usize,
+    last: usize,
+    value: usize,
+    _wait: bool,
+) -> ffi::c_int {
+    if first > last {
+        return -22;
+    }
+    let tree = ranges(tree);
+    let covered: Vec<_> = tree
+        .range(..=last)
+        .filter(|(_, (end, _))| *end >= first)
+        .map(|(start, (end, value))| (*start, *end, *value))
+        .collect();
+    for (start, end, old) in covered {
+        tree.remove(&start);
+        if start < first {
+            tree.insert(start, (first - 1, old));
+        }
+        if end > last {
+            tree.insert(last + 1, (end, old));
+        }
+    }
+    if value != 0 {
+        tree.insert(first, (last, value));
+    }
+    0
+}
+
+pub unsafe fn rust_hmm_ranges_find(
+    tree: *mut maple_tree,
+    from: usize,
+    to: usize,
+    first: &mut usize,
+    last: &mut usize,
+) -> usize {
+    let found = ranges(tree).range(..=to).find(|(_, (end, _))| *end >= from);
+    let Some((start, (end, value))) = found else {
+        return 0;
+    };
+    (*first, *last) = (*start, *end);
+    *value
+}
+
+pub unsafe fn rust_hmm_ranges_at(
+    tree: *mut maple_tree,
+    index: usize,
+    first: &mut usize,
+    last: &mut usize,
+) -> usize {
+    let tree = ranges(tree);
+    let before = tree.range(..=index).next_back();
+    if let Some((start, (end, value))) = before.filter(|(_, (end, _))| *end >= index) {
+        (*first, *last) = (*start, *end);
+        return *value;
+    }
+    *first = before.map_or(0, |(_, (end, _))| end + 1);
+    *last = tree.range(index..).next().map_or(usize::MAX, |(start, _)| start - 1);
+    0
+}
+
+pub unsafe fn rust_hmm_ranges_clear(tree: *mut maple_tree) {
+    ranges(tree).clear();
+}
+
+/// A DMA device.
+pub struct device {
+    _private: u8,
+}
+
+/// The frames that are mapped in a window, by their places; 0: none.
+pub struct rust_hmm_dma_window {
+    places: [usize; 512],
+}
+
+/// The device finds page frame `n` at page `n + OFFSET`.
+pub const OFFSET: usize = 1 << 16;
+
+pub unsafe fn rust_hmm_dma_create(_name: *const ffi::c_char) -> *mut device {
+    Box::leak(Box::new(device { _private: 0 }))
+}
+
+pub unsafe fn rust_hmm_dma_destroy(device: *mut device) {
+    drop(unsafe { Box::from_raw(device) });
+}
+
+pub unsafe fn rust_hmm_dma_release(_device: *mut device) {}
+
+pub unsafe fn rust_hmm_dma_bounce(_device: *mut device) {}
+
+pub unsafe fn rust_hmm_dma_adopt(_device: *mut device, _bits: u32) -> ffi::c_int {
+    -95
+}
+
+pub unsafe fn rust_hmm_dma_is_coherent(_device: *mut device) -> bool {
+    true
+}
+
+pub unsafe fn rust_hmm_dma_window_alloc(
+    _device: *mut device,
+    error: &mut ffi::c_int,
+) -> *mut rust_hmm_dma_window {
+    *error = 0;
+    Box::leak(Box::new(rust_hmm_dma_window { places: [0; 512] }))
+}
+
+pub unsafe fn rust_hmm_dma_window_free(_device: *mut device, window: *mut rust_hmm_dma_window) {
+    let window = unsafe { Box::from_raw(window) };
+    if !panicking() {
+        assert!(
+            window.places.iter().all(|place| *place == 0),
+            "a window is freed, and a page is mapped"
+        );
+    }
+}
+
+pub unsafe fn rust_hmm_dma_window_map(
+    _device: *mut device,
+    window: *mut rust_hmm_dma_window,
+    index: u32,
+    pfn: usize,
+    fresh: bool,
+    fail: bool,
+    address: &mut u64,
+) -> ffi::c_int {
+    if fail {
+        return -12;
+    }
+    let place = unsafe { &mut (*window).places[index as usize] };
+    // Frame 0 is one, too.
+    let expected = if fresh { 0 } else { pfn + 1 };
+    assert_eq!(*place, expected, "a place is mapped twice");
+    *place = pfn + 1;
+    *address = ((pfn + OFFSET) as u64) << 12;
+    0
+}
+
+pub unsafe fn rust_hmm_dma_window_unmap(
+    _device: *mut device,
+    window: *mut rust_hmm_dma_window,
+    first: u32,
+    count: u32,
+) {
+    for index in first..first + count {
+        let place = unsafe { &mut (*window).places[index as usize] };
+        if !panicking() {
+            assert_ne!(*place, 0, "a place is unmapped that is not mapped");
+        }
+        *place = 0;
+    }
+}
+
+// What follows is not called.
+
+pub struct page {
+    _private: u8,
+}
+
+pub unsafe fn rust_hmm_page_to_pfn(_page: *mut page) -> usize {
+    unreachable!()
+}
+
+pub unsafe fn rust_hmm_dma_map_run(
+    _device: *mut device,
+    _pfn: usize,
+    _pages: usize,
+    _direction: i32,
+    _fail: bool,
+    _address: &mut u64,
+) -> ffi::c_int {
+    unreachable!()
+}
+
+pub unsafe fn rust_hmm_dma_unmap_run(_: *mut device, _: u64, _pages: usize, _direction: i32) {
+    unreachable!()
+}
+
+pub unsafe fn rust_hmm_dma_buffer(_: *mut device, _: usize, _: &mut u64) -> *mut ffi::c_void {
+    unreachable!()
+}
+
+pub unsafe fn rust_hmm_dma_buffer_free(_: *mut device, _: usize, _: *mut ffi::c_void, _: u64) {
+    unreachable!()
+}
+
+pub unsafe fn rust_hmm_copy_bytes(_: *mut ffi::c_void, _: *const ffi::c_void, _bytes: usize) {
+    unreachable!()
+}
+
+pub unsafe fn rust_hmm_dma_map(
+    _device: *mut device,
+    _pfn: usize,
+    _coherent: bool,
+    _fail: bool,
+    _address: &mut u64,
+) -> ffi::c_int {
+    unreachable!()
+}
+
+pub unsafe fn rust_hmm_dma_unmap(_device: *mut device, _address: u64, _coherent: bool) {
+    unreachable!()
+}
+
+pub unsafe fn rust_hmm_dma_sync(_device: *mut device, _address: u64, _for_device: bool) {
+    unreachable!()
+}

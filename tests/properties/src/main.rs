@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Properties of the library's data structures; see `Documentation/properties.rst`.
+//!
+//! usage: properties --list
+//!        properties [--cases N] [--seed S] [--break ROW] [--persist DIRECTORY] [--no-shrink] PROPERTY
+
+#![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]
+
+// Samples name the library so.
+extern crate self as rust_hmm;
+
+#[path = "properties/bindings.rs"]
+mod bindings;
+#[path = "properties/harness.rs"]
+mod harness;
+#[macro_use]
+#[path = "properties/stand_ins.rs"]
+mod stand_ins;
+
+mod attributes;
+#[path = "properties/attributes.rs"]
+mod attributes_properties;
+mod locks;
+
+mod io_pgtable {
+    mod batch;
+    #[path = "../properties/io_pgtable.rs"]
+    pub(crate) mod properties;
+}
+
+mod memory {
+    mod lru;
+    #[path = "../properties/lru.rs"]
+    pub(crate) mod properties;
+}
+
+mod mm {
+    pub(crate) mod addr;
+    pub(crate) mod device_alloc;
+    pub(crate) mod dma;
+    pub(crate) mod flush;
+    pub(crate) mod mask;
+    pub(crate) mod range_map;
+    pub(crate) mod rcu_slot;
+    pub(crate) mod word;
+
+    #[path = "../properties/addr.rs"]
+    pub(crate) mod addr_properties;
+    #[path = "../properties/mask.rs"]
+    pub(crate) mod mask_properties;
+    #[path = "../properties/range_map.rs"]
+    pub(crate) mod range_map_properties;
+
+    pub(crate) use crate::stand_ins::{device_pages, page, pin, shrinker};
+}
+
+mod pgtable;
+mod policy;
+
+use stand_ins::{alarm, deferred, inject, mirror, overhead, thread};
+
+fn main() {
+    harness::main(&[
+        pgtable::properties::ALL,
+        io_pgtable::properties::ALL,
+        mm::range_map_properties::ALL,
+        attributes_properties::ALL,
+        mm::device_alloc::properties::ALL,
+        mm::mask_properties::ALL,
+        mm::addr_properties::ALL,
+        memory::properties::ALL,
+        policy::properties::ALL,
+    ]);
+}

@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the documentation of policies promises, for any history of faults.
+
+use super::{
+    density::region,
+    immovable::Immovable,
+    stream::Stream,
+    thrash::{Detector, Verdict},
+    window::Windows,
+    Density, Mask, Parameters, Placement, Policy, Wanted,
+};
+use crate::{
+    attributes::Attributes,
+    harness::{Property, Trial},
+    mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
+};
+use kernel::page::PAGE_SIZE;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+pub(crate) const ALL: &[Property] = &[
+    Property {
+        name: "thrash_a_page_moves_so_many_times_at_most",
+        cases: 5000,
+        variants: &[("detector", bounces)],
+    },
+    Property { name: "thrash_pins_and_naps_end", cases: 5000, variants: &[("detector", ends)] },
+    Property {
+        name: "density_region_is_the_largest_dense_subtree",
+        cases: 20000,
+        variants: &[("region", dense)],
+    },
+    Property {
+        name: "density_places_within_its_limits",
+        cases: 3000,
+        variants: &[("density", places)],
+    },
+    Property {
+        name: "stream_follows_no_jumps_and_is_bounded",
+        cases: 5000,
+        variants: &[("stream", streams)],
+    },
+    Property {
+        name: "cpu_window_doubles_and_halves",
+        cases: 10000,
+        variants: &[("windows", windows)],
+    },
+    Property {
+        name: "immovable_knows_what_it_was_told_for_a_while",
+        cases: 5000,
+        variants: &[("immovable", immovable)],
+    },
+];
+
+/// Where blocks begin. Three, of which none shares a place with another.
+const BASE: usize = 0x4000_0000;
+const BLOCKS: usize = 3;
+
+fn pages(first: usize, count: usize) -> PageRange {
+    PageRange::from_pages(BASE + first * PAGE_SIZE, count).unwrap()
+}
+
+/// Pages within a block: the first one, and how many.
+fn within_block() -> impl Strategy<Value = (usize, usize)> {
+    let first = prop_oneof![3 => 0usize..4, 1 => 0..PMD_PAGES, 1 => Just(PMD_PAGES - 1)];
+    let count = prop_oneof![3 => Just(1usize), 1 => 1usize..20, 1 => Just(PMD_PAGES)];
+    (0..BLOCKS, first, count)
+        .prop_map(|(block, first, count)| (block * PMD_PAGES + first, count.min(PMD_PAGES - first)))
+}
+
+/// A device fault on some pages, so many ms after the one before.
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    first: usize,
+    count: usize,
+    after: u64,
+    full: bool,
+    /// Whether the pages move, if they may.
+    moves: bool,
+}
+
+fn faults() -> impl Strategy<Value = Fault> {
+    let after = prop_oneof![4 => 0u64..4, 2 => 0u64..60, 1 => 0u64..700];
+    let rare = |weight| prop_oneof![weight => Just(false), 1 => Just(true)];
+    (within_block(), after, rare(9), rare(9)).prop_map(|((first, count), after, full, fails)| {
+        Fault { first, count, after, full, moves: !fails }
+    })
+}
+
+/// A time in which a page may bounce is not shorter than that in which it stays then: else slow
+/// bounces are none.
+fn parameters() -> impl Strategy<Value = Parameters> {
+    let nap = prop_oneof![Just(0u64), 1u64..10];
+    (1u32..5, 1u64..300, 0u64..300, nap).prop_map(|(count, pin, more, nap)| Parameters {
+        thrash_count: count,
+        thrash_lapse: pin + more,
+        thrash_pin: pin,
+        thrash_nap: nap,
+        ..Parameters::DEFAULT
+    })
+}
+
+/// In the time for which it would stay, a page moves `thrash_count` times at most. It leaves the
+/// device at once each time, and faults on it come at any time.
+fn bounces(trial: &Trial<'_>) {
+    trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
+        let mut detector = Detector::new(*parameters).unwrap();
+        let mut moved: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        let mut now = 1000;
+        for fault in faults {
+            now += fault.after;
+            let range = pages(fault.first, fault.count);
+            if detector.fault(range, fault.full, now) != Verdict::Move || !fault.moves {
+                continue;
+            }
+            detector.moved(range, now);
+            for page in fault.first..fault.first + fault.count {
+                let times = moved.entry(page).or_default();
+                times.push(now);
+                let lately = times.iter().filter(|time| now - **time < parameters.thrash_pin);
+                let count = lately.count();
+                assert!(
+                    count <= parameters.thrash_count as usize,
+                    "page {page} has moved {count} times until {now}"
+                );
+            }
+        }
+    });
+}
+
+/// Memory stays for `thrash_pin` ms at most each time, and is left to others for `thrash_nap`; what
+/// has not moved moves.
+fn ends(trial: &Trial<'_>) {
+    trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
+        let mut detector = Detector::new(*parameters).unwrap();
+        // Of each block: pages that have moved since, until when it stays, and until when it is
+        // left to others.
+        let mut known: BTreeMap<usize, ([bool; PMD_PAGES], u64, u64)> = BTreeMap::new();
+        let mut now = 1000;
+        for fault in faults {
+            now += fault.after;
+            let range = pages(fault.first, fault.count);
+            let verdict = detector.fault(range, fault.full, now);
+            let block = fault.first / PMD_PAGES;
+            let first = fault.first % PMD_PAGES;
+            let (has_moved, stays, rests) =
+                known.entry(block).or_insert(([false; PMD_PAGES], 0, 0));
+            let again = has_moved[first..first + fault.count].contains(&true);
+            match verdict {
+                Verdict::Stay if now < *stays => {}
+                Verdict::Stay => {
+                    assert!(again && now >= *rests, "it stays, and has not bounced");
+                    *stays = now + parameters.thrash_pin;
+                    // Another chance then.
+                    *has_moved = [false; PMD_PAGES];
+                }
+                Verdict::Wait(ms) if now < *rests => assert_eq!(ms, *rests - now),
+                Verdict::Wait(ms) => {
+                    assert!(again && now >= *stays, "it waits, and has not bounced");
+                    assert_eq!(ms, parameters.thrash_nap);
+                    *rests = now + ms;
+                    has_moved[first..first + fault.count].fill(false);
+                }
+                Verdict::Move => {
+                    assert!(now >= *stays, "it moves, and stays until {stays}");
+                    assert!(now >= *rests, "it moves, and rests until {rests}");
+                    assert!(!again || parameters.thrash_nap == 0, "it bounces without a nap");
+                    assert!(!again || !fault.full, "it comes at the cost of others");
+                    has_moved[first..first + fault.count].fill(fault.moves);
+                    if fault.moves {
+                        detector.moved(range, now);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Sets of pages, as parts.
+fn mask(parts: &[(usize, usize)]) -> (Mask, [bool; PMD_PAGES]) {
+    let (mut mask, mut plain) = (Mask::EMPTY, [false; PMD_PAGES]);
+    for (first, count) in parts {
+        let end = (first + count).min(PMD_PAGES);
+        mask.add(*first..end);
+        plain[*first..end].fill(true);
+    }
+    (mask, plain)
+}
+
+/// The part that a fault brings: of the subtrees that have what was touched, the largest that is
+/// dense; at least its leaves of 16 pages.
+fn dense(trial: &Trial<'_>) {
+    let touched = (0..PMD_PAGES, prop_oneof![3 => Just(1usize), 1 => 1usize..70]);
+    let threshold = prop_oneof![Just(51usize), 1usize..110];
+    let part = (0..PMD_PAGES, prop_oneof![1usize..20, 1usize..200]);
+    trial.run_with((touched, threshold), part, 0..12, |(touched, threshold), parts| {
+        let (resident, mut plain) = mask(parts);
+        let (first, end) = (touched.0, (touched.0 + touched.1).min(PMD_PAGES));
+        let (low, high) = (first / 16 * 16, end.div_ceil(16) * 16);
+        plain[low..high].fill(true);
+        let mut expected = low..high;
+        for levels in 0..6 {
+            let size = 16 << levels;
+            let start = low / size * size;
+            let node = start..start + size;
+            let used = plain[node.clone()].iter().filter(|used| **used).count();
+            if node.end >= high && used * 100 > threshold * size {
+                expected = node;
+            }
+        }
+        assert_eq!(region(&resident, first..end, *threshold), expected);
+    });
+}
+
+/// A device fault for the default policy.
+#[derive(Clone, Debug)]
+struct Asked {
+    fault: Fault,
+    /// Where the mapping begins before the fault, and ends behind it, in pages.
+    before: usize,
+    behind: usize,
+    granularity: Option<u32>,
+    free: usize,
+    resident: Vec<(usize, usize)>,
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    let around = || prop_oneof![0usize..4, 0usize..3000, Just(1 << 20)];
+    let granularity = prop_oneof![4 => Just(None), 1 => (0u32..10).prop_map(Some)];
+    let free = prop_oneof![2 => Just(100_000usize), 1 => 0..PMD_PAGES];
+    let resident = proptest::collection::vec((0..PMD_PAGES, 1usize..200), 0..4);
+    (faults(), around(), around(), granularity, free, resident).prop_map(
+        |(fault, before, behind, granularity, free, resident)| Asked {
+            fault,
+            before,
+            behind,
+            granularity,
+            free,
+            resident,
+        },
+    )
+}
+
+/// What the default policy moves has what was touched, is within the limits, and is no more ahead
+/// than a quarter of the memory; what stays is within the block; and a nap is as long as the
+/// parameters say.
+fn places(trial: &Trial<'_>) {
+    let total = prop_oneof![Just(PMD_PAGES), Just(8 * PMD_PAGES), Just(1000 * PMD_PAGES)];
+    let given = (parameters(), 0usize..10, total);
+    trial.run_with(given, asked(), 1..60, |(parameters, ahead, total), asked| {
+        let parameters = Parameters { ahead: *ahead, ..*parameters };
+        let policy = Density::new(parameters).unwrap();
+        let mut now = 1000;
+        for asked in asked {
+            let Fault { first, count, .. } = asked.fault;
+            now += asked.fault.after;
+            let range = pages(first, count);
+            let low = (BASE / PAGE_SIZE + first).saturating_sub(asked.before);
+            let high = BASE / PAGE_SIZE + first + count + asked.behind;
+            let limits = PageRange::from_pages(low * PAGE_SIZE, high - low).unwrap();
+            let mut attributes = Attributes::DEFAULT;
+            attributes.set_granularity(asked.granularity).unwrap();
+            let (resident, _) = mask(&asked.resident);
+            let placement = policy.place(&Wanted {
+                range,
+                write: false,
+                limits,
+                attributes,
+                free: asked.free,
+                total: *total,
+                now,
+                resident: &|_| resident,
+            });
+            let block = range.start() & !(PMD_SIZE - 1);
+            let holds = |outer: PageRange, inner: PageRange| outer.hull(&inner) == outer;
+            match placement {
+                Placement::Move { range: moved, .. } => {
+                    assert!(holds(moved, range), "{moved:?} does not have {range:?}");
+                    assert!(holds(limits, moved), "{moved:?} is not within {limits:?}");
+                    assert!(moved.start() >= block);
+                    let room = (total / 4 / PMD_PAGES).max(1);
+                    let most = match asked.granularity {
+                        Some(_) => 1,
+                        None => (*ahead).min(room).max(1),
+                    };
+                    assert!(moved.end() <= block + most * PMD_SIZE, "{moved:?} is too much");
+                    if let Some(order) = asked.granularity {
+                        let size = PAGE_SIZE << order;
+                        for edge in [moved.start(), moved.end()] {
+                            let is_limit = edge == limits.start() || edge == limits.end();
+                            assert!(edge % size == 0 || is_limit, "{moved:?} splits a folio");
+                        }
+                    }
+                    if asked.fault.moves {
+                        policy.moved(moved, now);
+                    }
+                }
+                Placement::Stay(stays) => {
+                    assert!(holds(stays, range) && holds(limits, stays));
+                    assert!(stays.start() >= block && stays.end() <= block + PMD_SIZE);
+                }
+                Placement::Later(ms) => assert!(1 <= ms && ms <= parameters.thrash_nap),
+                Placement::InPlace(_) => panic!("the default policy moves memory"),
+            }
+        }
+    });
+}
+
+/// A fault of a device that goes on, or jumps.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Behind the last one, or what it brought, by so many pages.
+    On(usize),
+    /// To a place where it was not, nor near.
+    Jump,
+    /// Back to before the last one.
+    Back(usize),
+}
+
+/// A stream gets none before its third fault, then twice as many blocks each time, and `ahead` at
+/// most; where nothing goes on, nothing is brought ahead.
+fn streams(trial: &Trial<'_>) {
+    let step = prop_oneof![
+        6 => (0usize..33).prop_map(Step::On),
+        1 => (33usize..60).prop_map(Step::On),
+        1 => Just(Step::Jump),
+        1 => (1usize..600).prop_map(Step::Back),
+    ];
+    trial.run_with(0usize..10, step, 1..40, |ahead, steps| {
+        let mut stream = Stream::new();
+        let (mut next, mut far) = (1 << 20, 1 << 24);
+        // Faults since the start, as long as all go on.
+        let mut length = Some(0);
+        // Ends of all that was touched or brought.
+        let mut known: Vec<usize> = Vec::new();
+        for step in steps {
+            let at = match *step {
+                Step::On(gap) => next + gap,
+                Step::Jump => {
+                    far += 1 << 16;
+                    far
+                }
+                Step::Back(pages) => next - pages,
+            };
+            let goes_on = known.iter().any(|end| at >= *end && at - end <= 32);
+            let blocks = stream.fault(PageRange::from_pages(at << 12, 1).unwrap(), *ahead);
+            assert!(blocks <= *ahead, "{blocks} blocks ahead");
+            assert!(blocks == 0 || goes_on, "a jump is no stream");
+            length = length.filter(|_| matches!(step, Step::On(0..=32))).map(|it| it + 1);
+            if let Some(faults) = length.filter(|faults| *faults > 2) {
+                let expected = (1usize << (faults - 3).min(10)).min(*ahead);
+                assert_eq!(blocks, expected, "fault {faults} of a stream");
+            }
+            assert!(blocks == 0 || known.len() >= 2, "two faults are no stream");
+            let brought = if blocks == 0 { 16 } else { blocks * PMD_PAGES };
+            stream.moved(PageRange::from_pages(at << 12, brought).unwrap());
+            known.push(at + 1);
+            known.push(at + brought);
+            next = at + brought;
+        }
+    });
+}
+
+/// A touch by a CPU.
+#[derive(Clone, Copy, Debug)]
+enum Touch {
+    /// Where the last window ended.
+    On,
+    /// In the block of the last page of the last window, at this page.
+    Same(usize),
+    /// So many pages behind the end of the last window, or before it.
+    Near(isize),
+    Far(usize),
+    Forget,
+}
+
+/// A window is a power of 2 of pages, up to 2 MiB. It doubles where a CPU goes on or stays in the
+/// same 2 MiB, halves where it jumps, and else stays.
+fn windows(trial: &Trial<'_>) {
+    let touch = prop_oneof![
+        4 => Just(Touch::On),
+        2 => (0..PMD_PAGES).prop_map(Touch::Same),
+        2 => (-1500isize..1500).prop_map(Touch::Near),
+        2 => (0usize..1 << 35).prop_map(Touch::Far),
+        1 => Just(Touch::Forget),
+    ];
+    trial.run(touch, 1..60, |touches| {
+        let windows = Windows::new().unwrap();
+        // The page behind the last window, and its pages.
+        let mut last: Option<(usize, usize)> = None;
+        for touch in touches {
+            let next = last.map_or(1 << 30, |(next, _)| next);
+            let page = match *touch {
+                Touch::On => next,
+                Touch::Same(page) => (next - 1) / PMD_PAGES * PMD_PAGES + page,
+                Touch::Near(pages) => next.saturating_add_signed(pages),
+                Touch::Far(page) => page,
+                Touch::Forget => {
+                    windows.forget(7);
+                    last = None;
+                    continue;
+                }
+            };
+            let size = windows.touch(7, page << 12) / PAGE_SIZE;
+            let expected = match last {
+                None => 16,
+                Some((next, size)) => {
+                    let same = page / PMD_PAGES == (next - 1) / PMD_PAGES;
+                    match page.abs_diff(next) {
+                        _ if same || page == next => (2 * size).min(PMD_PAGES),
+                        0..=PMD_PAGES => size,
+                        _ => (size / 2).max(1),
+                    }
+                }
+            };
+            assert_eq!(size, expected, "pages for {touch:?}");
+            last = Some(((page / size + 1) * size, size));
+        }
+    });
+}
+
+/// What is told of memory that does not move.
+#[derive(Clone, Copy, Debug)]
+enum Told {
+    Add(usize, usize),
+    Forget(usize, usize),
+    Wait(u64),
+    Ask(usize, usize),
+}
+
+/// It says of a part that it does not move only if it was told so less than 500 ms ago and nothing
+/// has changed since; and it says so, unless another block has taken the place.
+fn immovable(trial: &Trial<'_>) {
+    // Block 3 is that which shares the place of block 0.
+    let place = |page: usize| match page / PMD_PAGES {
+        3 => page % PMD_PAGES + 64 * PMD_PAGES,
+        _ => page,
+    };
+    let part = || {
+        let first = prop_oneof![(0usize..4 * 32).prop_map(|part| part * 16), 0..4 * PMD_PAGES];
+        let count = prop_oneof![Just(1usize), Just(16usize), 1usize..40, Just(PMD_PAGES)];
+        (first, count).prop_map(|(first, count)| (first, count.min(PMD_PAGES - first % PMD_PAGES)))
+    };
+    let told = prop_oneof![
+        4 => part().prop_map(|(first, count)| Told::Add(first, count)),
+        1 => part().prop_map(|(first, count)| Told::Forget(first, count)),
+        1 => prop_oneof![0u64..10, 0u64..600].prop_map(Told::Wait),
+        4 => part().prop_map(|(first, count)| Told::Ask(first, count)),
+    ];
+    trial.run(told, 1..50, |told| {
+        let mut known = Immovable::new().unwrap();
+        let mut now = 0;
+        // By place: the block, until when, and the pages.
+        let mut model: BTreeMap<usize, (usize, u64, [bool; PMD_PAGES])> = BTreeMap::new();
+        for told in told {
+            match *told {
+                Told::Add(first, count) => {
+                    let first = place(first);
+                    known.add(pages(first, count), now);
+                    let block = first / PMD_PAGES;
+                    let low = (first % PMD_PAGES).div_ceil(16) * 16;
+                    let high = (first % PMD_PAGES + count) / 16 * 16;
+                    if low < high {
+                        let slot = model.entry(block % 64);
+                        let entry = slot.or_insert((block, 0, [false; PMD_PAGES]));
+                        if entry.0 != block || entry.1 <= now {
+                            *entry = (block, now + 500, [false; PMD_PAGES]);
+                        }
+                        entry.2[low..high].fill(true);
+                    }
+                }
+                Told::Forget(first, count) => {
+                    let first = place(first);
+                    known.forget(pages(first, count));
+                    model.retain(|_, (block, _, _)| *block != first / PMD_PAGES);
+                }
+                Told::Wait(ms) => now += ms,
+                Told::Ask(first, count) => {
+                    let first = place(first);
+                    let block = first / PMD_PAGES;
+                    let entry = model.get(&(block % 64));
+                    let entry = entry.filter(|(of, until, _)| *of == block && *until > now);
+                    let addr = pages(first, count).start();
+                    assert_eq!(known.has_block(addr, now), entry.is_some());
+                    let expected = entry.and_then(|(_, _, has)| {
+                        let at = first % PMD_PAGES;
+                        let all = has[at..at + count].iter().all(|has| *has);
+                        let low = (0..at).rev().take_while(|page| has[*page]).count();
+                        let high = (at + count..PMD_PAGES).take_while(|page| has[*page]).count();
+                        all.then(|| pages(first - low, low + count + high))
+                    });
+                    assert_eq!(known.around(pages(first, count), now), expected);
+                }
+            }
+        }
+    });
+}

@@ -657,6 +657,7 @@ struct Started<F: Format> {
     range: Option<PageRange>,
     tick: u32,
     detached: usize,
+    number: usize,
 }
 
 /// A table and its model.
@@ -668,6 +669,12 @@ struct Both<F: Format> {
     spares: Spares<F>,
     batch: Option<FlushBatch<F>>,
     started: Vec<Started<F>>,
+    /// Flushes that were started.
+    starts: usize,
+    /// Table pages in the tree.
+    tree: BTreeSet<u32>,
+    /// Table pages that have left it, with the number of the flush that they wait for.
+    left: BTreeMap<u32, usize>,
     dma: Option<(Arc<DmaDevice>, Arc<Windows>)>,
 }
 
@@ -686,8 +693,11 @@ impl<F: Format> Both<F> {
             reader: table.reader(),
             spares: table.reader().spares(),
             batch: Some(table.batch()),
+            tree: BTreeSet::from([table.root]),
             table,
             started: Vec::new(),
+            starts: 0,
+            left: BTreeMap::new(),
             dma,
         }
     }
@@ -783,7 +793,9 @@ impl<F: Format> Both<F> {
         let flusher = TestFlusher::default();
         let flushing = batch.start(&flusher);
         assert_eq!(flusher.started.get(), range);
-        self.started.push(Started { flushing, range, tick, detached });
+        let number = self.starts;
+        self.started.push(Started { flushing, range, tick, detached, number });
+        self.starts += 1;
     }
 
     fn check_batch(&self, batch: &FlushBatch<F>) {
@@ -807,6 +819,7 @@ impl<F: Format> Both<F> {
         let started = self.started.remove(index);
         let flusher = TestFlusher::default();
         let _proof = started.flushing.wait(&flusher);
+        self.left.retain(|_, number| *number != started.number);
         assert_eq!(flusher.waited.get(), usize::from(started.range.is_some()));
         if let Some(range) = started.range {
             if let Some((_, windows)) = &self.dma {
@@ -862,7 +875,7 @@ impl<F: Format> Both<F> {
         }
     }
 
-    fn check(&self) {
+    fn check(&mut self) {
         match self.look {
             Look::Walks => self.check_walks(),
             Look::Shapes => self.check_shapes(),
@@ -931,12 +944,20 @@ impl<F: Format> Both<F> {
         }
     }
 
-    fn check_pages(&self) {
+    fn check_pages(&mut self) {
         let tree = self.tree();
         let different: BTreeSet<_> = tree.iter().map(|(index, _)| *index).collect();
         assert_eq!(different.len(), tree.len(), "a table page is in two places");
+        for index in self.tree.difference(&different) {
+            self.left.insert(*index, self.starts);
+        }
+        let again = self.left.keys().find(|index| different.contains(index));
+        assert_eq!(again, None, "a table page is used again before its flush");
+        self.tree = different;
         let detached = self.batch.as_ref().map_or(0, |batch| batch.detached.len())
             + self.started.iter().map(|it| it.detached).sum::<usize>();
+        // One operation may put a page into the tree and take it out.
+        assert!(detached >= self.left.len(), "table pages wait for no flush");
         assert_eq!(
             tree.len() + detached + self.spares.pages.len() + self.table.pool.free_pages(),
             self.table.pool.all_pages(),

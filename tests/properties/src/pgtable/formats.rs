@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Formats at the borders of what is possible, beside the library's and those of samples.
+
+use super::*;
+
+/// A format of the samples.
+#[path = "../../../samples/engines/format.rs"]
+pub(super) mod sample;
+
+/// As many levels as there can be, of as many bits; no huge leaves.
+pub(super) enum DeepBits {}
+
+impl Layout for DeepBits {
+    type Word = u64;
+
+    const LEVELS: u32 = 5;
+    const BITS_PER_LEVEL: u32 = 10;
+    const BITS: Bits = Bits {
+        valid: 63,
+        table: 62,
+        write: 61,
+        device: 60,
+        exclusive: Some(59),
+        number: 0,
+        number_bits: 40,
+    };
+}
+
+/// Without exclusive pages.
+pub(super) enum PlainBits {}
+
+impl Layout for PlainBits {
+    type Word = u32;
+
+    const LEVELS: u32 = 3;
+    const BITS_PER_LEVEL: u32 = 5;
+    const HIGHEST_LEAF: u32 = 1;
+    const BITS: Bits = Bits {
+        valid: 0,
+        table: 1,
+        write: 2,
+        device: 3,
+        exclusive: None,
+        number: 4,
+        number_bits: 28,
+    };
+}
+
+/// As few levels as there can be, of as few bits, with an index that just fits.
+pub(super) enum TinyBits {}
+
+impl Layout for TinyBits {
+    type Word = u32;
+
+    const LEVELS: u32 = 2;
+    const BITS_PER_LEVEL: u32 = 4;
+    const HIGHEST_LEAF: u32 = 1;
+    const BITS: Bits = Bits {
+        valid: 0,
+        table: 19,
+        write: 20,
+        device: 30,
+        exclusive: Some(31),
+        number: 1,
+        number_bits: 18,
+    };
+}
+
+/// As `Radix4`, without room for device pages beyond the first 512.
+pub(super) enum Tight {}
+
+// SAFETY: That of `Radix4`, with less.
+unsafe impl Format for Tight {
+    type Word = u64;
+
+    const LEVELS: u32 = Radix4::LEVELS;
+    const BITS: u32 = Radix4::BITS;
+
+    fn has_leaves(level: u32) -> bool {
+        Radix4::has_leaves(level)
+    }
+
+    fn can_hold(entry: Entry) -> bool {
+        !entry.is_device() || entry.number() < PMD_PAGES
+    }
+
+    fn table(index: u32) -> u64 {
+        Radix4::table(index)
+    }
+
+    fn leaf(level: u32, entry: Entry) -> u64 {
+        Radix4::leaf(level, entry)
+    }
+
+    fn decode(level: u32, word: u64) -> Slot {
+        Radix4::decode(level, word)
+    }
+}
+
+pub(super) type Engines = FormatOf<sample::Pte>;
+pub(super) type Deep = FormatOf<DeepBits>;
+pub(super) type Plain = FormatOf<PlainBits>;
+pub(super) type Tiny = FormatOf<TinyBits>;

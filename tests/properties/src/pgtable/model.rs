@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The model of a table: a map from pages to entries.
+
+use super::*;
+
+/// A page of a table of DMA addresses, for the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mapped {
+    /// The frame.
+    Live(usize),
+    /// Until the flush with this number.
+    Dying(u32),
+}
+
+/// What a table of format `F` should be.
+pub(super) struct Model<F: Format> {
+    pub(super) pages: BTreeMap<usize, Entry>,
+    /// Tables of the lowest level of which a huge leaf takes the place, by their numbers.
+    pub(super) huge: BTreeSet<usize>,
+    /// Pages of which the device may have more than the table says, until the next flush, and how
+    /// often they changed.
+    pub(super) lost: BTreeMap<usize, usize>,
+    pub(super) mapped: BTreeMap<usize, Mapped>,
+    /// Number of the next flush.
+    pub(super) tick: u32,
+    pub(super) _format: core::marker::PhantomData<F>,
+}
+
+impl<F: Format> Model<F> {
+    pub(super) fn new() -> Self {
+        Self {
+            pages: BTreeMap::new(),
+            huge: BTreeSet::new(),
+            lost: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+            tick: 0,
+            _format: core::marker::PhantomData,
+        }
+    }
+
+    pub(super) fn get(&self, page: usize) -> Entry {
+        self.pages.get(&page).copied().unwrap_or(Entry::NONE)
+    }
+
+    pub(super) fn set(&mut self, page: usize, new: Entry) {
+        let old = self.get(page);
+        if old.is_outdated_by(new) {
+            *self.lost.entry(page).or_default() += 1;
+        }
+        match new.is_valid() {
+            true => self.pages.insert(page, new),
+            false => self.pages.remove(&page),
+        };
+    }
+
+    /// The entry as the table has it.
+    pub(super) fn raw(entry: Entry) -> Entry {
+        match F::DMA && is_system(entry) {
+            true => entry.with_number(entry.number() + crate::bindings::OFFSET),
+            false => entry,
+        }
+    }
+
+    pub(super) fn is_run(new: &[Entry]) -> bool {
+        let first = new[0];
+        first.is_valid()
+            && first.number() % new.len() == 0
+            && (0..new.len()).all(|index| new[index] == first.plus(index))
+    }
+
+    pub(super) fn retire(&mut self, page: usize, old: Entry) {
+        if F::DMA && is_system(old) {
+            self.mapped.insert(page, Mapped::Dying(self.tick));
+        }
+    }
+
+    /// Whether pages from `first` on, which are mapped together, can have addresses for `new` and
+    /// what follows it.
+    pub(super) fn can_map(&self, first: usize, count: usize, new: Entry) -> bool {
+        (0..count).all(|index| match self.mapped.get(&(first + index)) {
+            None => true,
+            Some(mapped) => *mapped == Mapped::Live(new.number() + index),
+        }) && F::can_hold(Self::raw(new))
+    }
+
+    pub(super) fn map(&mut self, first: usize, count: usize, new: Entry) {
+        if F::DMA && is_system(new) {
+            for index in 0..count {
+                let live = Mapped::Live(new.number() + index);
+                self.mapped.insert(first + index, live);
+            }
+        }
+    }
+
+    /// Replaces the entries of pages that one leaf maps. Returns whether the new ones are there.
+    pub(super) fn replace(&mut self, first: usize, count: usize, old: Entry, new: Entry) -> bool {
+        let same = is_system(old) && is_system(new) && old.number() == new.number();
+        let mut new = new;
+        if F::DMA && !same {
+            for index in 0..count {
+                self.retire(first + index, old);
+            }
+            if is_system(new) && !self.can_map(first, count, new) {
+                new = Entry::NONE;
+            }
+            self.map(first, count, new);
+        }
+        for index in 0..count {
+            self.set(first + index, new.plus(index));
+        }
+        new.is_valid()
+    }
+
+    /// `install` of pages of one table.
+    pub(super) fn install_part(
+        &mut self,
+        first: usize,
+        count: usize,
+        f: &dyn Fn(usize, Entry) -> Entry,
+    ) -> bool {
+        let new: Vec<_> = (first..first + count).map(|page| f(page, self.get(page))).collect();
+        let changed = |this: &Self, index: usize| new[index] != this.get(first + index);
+        let is_refused = |entry: Entry| {
+            entry.is_valid() && (!F::DMA || entry.is_device()) && !F::can_hold(entry)
+        };
+        if (0..count).any(|index| changed(self, index) && is_refused(new[index])) {
+            return false;
+        }
+        if (0..count).all(|index| !changed(self, index)) {
+            return true;
+        }
+        let block = first / fan::<F>();
+        if count == fan::<F>() && F::has_leaves(1) && Self::is_run(&new) {
+            let maps = F::DMA && is_system(new[0]);
+            if !maps || self.can_map(first, count, new[0]) {
+                for index in 0..count {
+                    let old = self.get(first + index);
+                    if !maps {
+                        self.retire(first + index, old);
+                    }
+                    self.set(first + index, new[index]);
+                }
+                self.map(first, count, new[0]);
+                self.huge.insert(block);
+                return true;
+            }
+        }
+        self.huge.remove(&block);
+        let mut done = true;
+        for index in 0..count {
+            let (page, old) = (first + index, self.get(first + index));
+            if old != new[index] {
+                done &= self.replace(page, 1, old, new[index]) || !new[index].is_valid();
+            }
+        }
+        done
+    }
+
+    /// `install` of pages within 2 MiB. Returns whether it works.
+    pub(super) fn install(
+        &mut self,
+        first: usize,
+        count: usize,
+        f: &dyn Fn(usize, Entry) -> Entry,
+    ) -> bool {
+        if first + count > total::<F>() {
+            return false;
+        }
+        let mut at = first;
+        while at < first + count {
+            let border = (at / fan::<F>() + 1) * fan::<F>();
+            let end = border.min(first + count);
+            if !self.install_part(at, end - at, f) {
+                return false;
+            }
+            at = end;
+        }
+        true
+    }
+
+    /// A pass over leaves. `free` pages are there to split huge ones. Returns the leaves that `f`
+    /// is called with.
+    pub(super) fn pass(
+        &mut self,
+        first: usize,
+        last: usize,
+        mut free: usize,
+        split: bool,
+        f: &dyn Fn(usize, Entry) -> Entry,
+    ) -> Vec<(usize, usize, Entry)> {
+        let mut seen = Vec::new();
+        let mut at = first;
+        while let Some(page) = self.next(at, last) {
+            let block = page / fan::<F>();
+            let (low, high) = (block * fan::<F>(), (block + 1) * fan::<F>());
+            if self.huge.contains(&block) {
+                let whole = first <= low && high - 1 <= last;
+                if (whole && !split) || free == 0 {
+                    let old = self.get(low);
+                    let new = f(low, old);
+                    seen.push((low, fan::<F>(), old));
+                    if new != old && !self.replace(low, fan::<F>(), old, new) {
+                        self.huge.remove(&block);
+                    }
+                    at = high;
+                    continue;
+                }
+                free -= 1;
+                self.huge.remove(&block);
+            }
+            let old = self.get(page);
+            let new = f(page, old);
+            seen.push((page, 1, old));
+            if new != old {
+                self.replace(page, 1, old, new);
+            }
+            at = page + 1;
+        }
+        seen
+    }
+
+    /// The first page from `at` to `last` that is there.
+    pub(super) fn next(&self, at: usize, last: usize) -> Option<usize> {
+        if at > last {
+            return None;
+        }
+        self.pages.range(at..=last).next().map(|(page, _)| *page)
+    }
+
+    /// Whether `page` is one that a huge leaf maps.
+    pub(super) fn is_huge(&self, page: usize) -> bool {
+        self.huge.contains(&(page / fan::<F>()))
+    }
+
+    /// The flush `tick` of pages in `range` is over.
+    pub(super) fn flushed(&mut self, range: PageRange, tick: u32) {
+        self.mapped.retain(|page, mapped| {
+            *mapped != Mapped::Dying(tick) || !range.contains(page * PAGE_SIZE)
+        });
+    }
+
+    /// Pages that stay free for splits of huge leaves.
+    pub(super) fn kept(&self) -> usize {
+        self.huge.len().min(8) + self.huge.len() / 512
+    }
+}

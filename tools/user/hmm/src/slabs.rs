@@ -28,10 +28,9 @@ impl Cache {
         }
     }
 
-    /// Gives back what is not used: empty slabs, what processors keep, and with KASAN freed objects, which stay until
-    /// they are a good part of the memory.
+    /// Gives back empty slabs, the free objects that CPUs keep, and with KASAN those in quarantine.
     fn shrink(&mut self) -> io::Result<()> {
-        gone(self.shrink.write_all(b"1")).map(|_| ())
+        gone(self.shrink.write_all(b"1")).map(drop)
     }
 
     /// `None` when the cache has gone meanwhile.
@@ -56,10 +55,10 @@ fn parse_objects(text: &str) -> Option<u64> {
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// Waits until everything that was given to RCU for freeing before may be freed.
+/// Waits for an RCU grace period.
 fn wait_for_rcu() -> io::Result<()> {
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
-    // SAFETY: The command takes no pointer; it waits for a grace period.
+    // SAFETY: The command takes no pointer.
     match unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -83,17 +82,18 @@ fn open_all() -> io::Result<Vec<Cache>> {
     Ok(caches)
 }
 
-/// Objects in each slab cache, after the kernel gave up what it keeps only because it may be of use again. Nothing on
-/// kernels that do not show their caches.
+/// Objects in each slab cache, after the kernel has dropped its caches of files. Nothing on kernels
+/// that do not show their slab caches.
 ///
-/// To open a file makes an entry and an inode, and there are some hundred files here. So all are opened before the
-/// kernel drops what it does not need, and are open until all are read: they count the same each time. Inodes and
-/// entries are freed after a grace period, to where the processor keeps free objects, which count as used until the
-/// cache is shrunk.
+/// To open a file makes a dentry and an inode, and there are some hundred files here. All are
+/// opened before the kernel drops its caches, and stay open until all are read, so that each call
+/// counts the same number of them. Dentries and inodes are freed by RCU, to lists of free objects that
+/// count as used until the cache is shrunk.
 pub fn objects() -> io::Result<BTreeMap<String, u64>> {
     let mut caches = open_all()?;
     std::fs::write("/proc/sys/vm/drop_caches", "3")?;
-    // The second one ends after the first has let the functions run that free.
+    // After the first one the callbacks that free may run; by the end of the second they have, as a
+    // rule.
     wait_for_rcu()?;
     wait_for_rcu()?;
     for cache in &mut caches {

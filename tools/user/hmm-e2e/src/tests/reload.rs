@@ -174,7 +174,7 @@ impl State {
 }
 
 fn state() -> Result<State, Stop> {
-    // Caches of the kernel are no leak, nor is what KASAN keeps of freed objects. The memory is looked at afterwards.
+    // First: it has the kernel drop its caches, which are no leak, and then free memory counts.
     let slabs = slabs::objects()?;
     std::thread::sleep(Duration::from_millis(200));
     Ok(State {
@@ -223,7 +223,8 @@ fn grown_slabs(states: [&State; 3], half: u64) -> Vec<String> {
 /// Thread stacks that the kernel may keep: with fewer cycles a leak cannot be distinguished from them.
 const STACKS: u64 = 8;
 
-/// Objects of one cache that come and go: with fewer cycles a leak of one a load cannot be distinguished from them.
+/// Objects by which the use of a cache varies. With fewer cycles a leak of one object a load cannot
+/// be distinguished from that.
 const SLAB_NOISE: u64 = 16;
 
 /// KiB that the rest of the system may take meanwhile: it does not depend on the number of cycles, so that in 1,000 cycles

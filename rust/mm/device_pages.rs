@@ -215,15 +215,16 @@ impl<T: DevicePageOps> DevicePages<T> {
             }
             let index = self.pieces().count();
             let Some(place) = self.pieces.get(index) else {
-                break;
+                // Under the mutex: without, a piece that is just removed looks like one in use.
+                return match self.used() < self.total() {
+                    true => Ok(()),
+                    false => Err(ENOMEM),
+                };
             };
             let pages = (self.max_pages - index * PIECE_PAGES).min(PIECE_PAGES);
             let piece = Piece::new(self, index, pages)?;
             piece.add(self.owner(), self.kind, &self.lowest)?;
             place.populate(piece);
-        }
-        if self.used() >= self.total() {
-            return Err(ENOMEM);
         }
         Ok(())
     }

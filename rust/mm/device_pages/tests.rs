@@ -10,7 +10,10 @@ use crate::{
     thread::Thread,
 };
 use kernel::{
-    sync::Arc,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc, //
+    },
     time::{delay::fsleep, Delta}, //
 };
 
@@ -98,6 +101,30 @@ mod suite {
         device.grow(1)?;
         assert!(device.alloc(PMD_ORDER).is_some());
         Ok(())
+    }
+
+    #[test]
+    fn growing_beside_a_shrinker_is_no_error() -> Result {
+        const REMOVALS: usize = 50;
+        let pages = DevicePages::new(Kind::Private, PIECE_PAGES, NoFaults);
+        let device = Arc::pin_init(pages, GFP_KERNEL)?;
+        let removed = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
+        let (theirs, count) = (device.clone(), removed.clone());
+        let thread = Thread::spawn(c"hmm-test", move || {
+            while count.load(Relaxed) < REMOVALS {
+                count.fetch_add(theirs.shrink(1), Relaxed);
+            }
+        })?;
+        let (mut grown, mut result) = (0, Ok(()));
+        // The thread ends only if memory comes again, so that errors do not end this.
+        while removed.load(Relaxed) < REMOVALS {
+            let growing = device.grow(1);
+            grown += usize::from(growing.is_ok());
+            result = result.and(growing);
+        }
+        drop(thread);
+        assert!(grown >= REMOVALS);
+        result
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
         Announced, Device, Inner, Mirror, Present, Switched, Tries,
     },
     mm::{
-        addr::{PageRange, PMD_ORDER},
+        addr::{PageRange, PMD_ORDER, PMD_PAGES},
         migrate::{Batch, Isolated, Pages, Source},
         notifier::Cookie,
         range_fault::AddressSpace,
@@ -182,7 +182,7 @@ impl<D: Device> Mirror<D> {
         let mine = self.device().memory().ok_or(ENODEV)?;
         let space = self.space()?;
         let mut room = Room {
-            batch: Batch::new()?,
+            batch: Batch::with_room(range.pages().min(PMD_PAGES))?,
             copies: Copies::new(true)?,
             spares: self.spares(),
             outcome,

@@ -159,7 +159,8 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     fn run_steps(mut self, target: Target, total: &mut Outcome) -> Result {
-        let mut step = Step::new(self.mirror, target, self.faultless, self.evict)?;
+        let room = self.range.pages();
+        let mut step = Step::new(self.mirror, target, self.faultless, self.evict, room)?;
         let stop = self.stop.take();
         step.work.copies.until(stop.clone());
         step.stop = stop.clone();

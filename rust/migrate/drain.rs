@@ -10,7 +10,7 @@ use crate::{
     events::{Event, Trigger},
     memory::Memory,
     mirror::{Device, Mirror},
-    mm::addr::{PageRange, PMD_SIZE},
+    mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
     stats::Counter,
     within,
 };
@@ -68,7 +68,7 @@ impl<D: Device> Mirror<D> {
         within::may_wait()?;
         let memory: &Memory<_> = self.device().memory().ok_or(ENODEV)?;
         let mut parts = Parts::new()?;
-        let mut step = Step::new(self, Target::System, false, false)?;
+        let mut step = Step::new(self, Target::System, false, false, PMD_PAGES)?;
         let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;
         let (inner, to_device, trigger) = (self.inner(), false, Trigger::Close);
         inner.tell(&Event::MigrateBegin {

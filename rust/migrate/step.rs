@@ -55,11 +55,13 @@ pub(super) struct Step<'m, D: Device> {
 }
 
 impl<'m, D: Device> Step<'m, D> {
+    /// For ranges of up to `room` pages.
     pub(super) fn new(
         mirror: &'m Mirror<D>,
         target: Target,
         faultless: bool,
         evict: bool,
+        room: usize,
     ) -> Result<Self> {
         let memory = mirror.device().memory().ok_or(ENODEV)?;
         Ok(Self {
@@ -72,7 +74,7 @@ impl<'m, D: Device> Step<'m, D> {
             patient: true,
             stop: None,
             work: Work {
-                batch: Batch::new()?,
+                batch: Batch::with_room(room.min(PMD_PAGES))?,
                 copies: Copies::new(true)?,
                 spares: mirror.spares(),
                 pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
@@ -95,7 +97,8 @@ impl<'m, D: Device> Step<'m, D> {
 
     fn run_part(&mut self, range: PageRange, done: &mut usize) -> Result {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;
-        self.work.pages.fill(PageOutcome::None);
+        let pages = self.work.pages.iter_mut().take(piece.pages());
+        pages.for_each(|page| *page = PageOutcome::None);
         let piece = match self.target {
             Target::Device => match self.mirror.movable(&self.space, piece)? {
                 (part, true) => part,

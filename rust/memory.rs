@@ -10,7 +10,7 @@ use crate::{
     locks,
     mirror::Peer,
     mm::{
-        addr::{PageRange, PMD_PAGES},
+        addr::{PageRange, PMD_ORDER, PMD_PAGES},
         device_pages::{DevicePages, Kind, MAX_PIECES, PIECE_PAGES},
         mask::Mask,
         migrate::{Constant, Isolated, Select},
@@ -251,6 +251,18 @@ impl<M: MemoryOps> Memory<M> {
         self.allocator().alloc(arrival, order)
     }
 
+    /// As a fault asks for the huge page that begins at device page `number` to be split, but the thread is not woken.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(crate) fn split_later(&self, number: usize) {
+        self.pages().data().chores.split_later(number);
+    }
+
+    /// Whether the huge page that begins at device page `number` is about to be split.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(crate) fn is_to_be_split(&self, number: usize) -> bool {
+        self.pages().data().chores.is_waiting(number)
+    }
+
     /// Copies each page to its folio, one of ours; the numbers tell them apart, below 512. Says which were copied.
     pub(crate) fn copy_pages(
         &self,
@@ -357,6 +369,9 @@ impl<M: MemoryOps> Allocator<'_, M> {
             .and_then(chosen)
             .or_else(|| self.pages.alloc_numbered(order))?;
         ops.lru.touch(number / PMD_PAGES);
+        if order == PMD_ORDER {
+            ops.chores.forget(number);
+        }
         Some(folio)
     }
 }

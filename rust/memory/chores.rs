@@ -85,9 +85,21 @@ impl Chores {
         }
     }
 
+    /// As [`Self::split`], but the thread is not woken.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(super) fn split_later(&self, number: usize) {
+        let _full = self.split.lock().push_within_capacity(number);
+    }
+
     /// Whether the huge page that begins at device page `number` is about to be split. Context: as [`Self::split`].
-    fn is_waiting(&self, number: usize) -> bool {
+    pub(super) fn is_waiting(&self, number: usize) -> bool {
         self.split.lock().contains(&number)
+    }
+
+    /// A new huge page begins at device page `number`: who wanted to have one split that was there before waits no more.
+    /// Context: as [`Self::split`].
+    pub(super) fn forget(&self, number: usize) {
+        self.split.lock().retain(|waiting| *waiting != number);
     }
 
     /// Whether a fault on the huge page that begins at device page `number` is only to look in, for the page is about to
@@ -113,7 +125,8 @@ impl Chores {
             if let (Some(number), Ok(mut batch)) = (huge, Batch::new()) {
                 // Who waits for it holds it again and again, for a moment.
                 for _ in 0..TRIES {
-                    if pages.split(number, &mut batch) {
+                    // The page may have come back meanwhile, and another one have its place.
+                    if !self.is_waiting(number) || pages.split(number, &mut batch) {
                         break;
                     }
                     fsleep(PAUSE);

@@ -8,6 +8,7 @@ use crate::{
     migrate::PageOutcome,
     mirror::transaction::{Identity, Request},
     mm::{
+        addr::PMD_ORDER,
         device_pages::DeviceRange,
         migrate::{Batch, Isolated, System},
         page::{Effort, LockedFolio},
@@ -69,6 +70,27 @@ mod suite {
         assert_eq!(outcome.map(|outcome| outcome.moved), Err(EINVAL));
         assert_eq!(shared.memory.usage().0, PMD_PAGES);
         assert_eq!(mirror.stats().get(Counter::ToDevice), PMD_PAGES as u64);
+        Ok(())
+    }
+
+    #[test]
+    fn a_new_huge_page_is_not_split_for_the_one_before() -> Result {
+        let (_, shared, _mirror) = attached(PMD_PAGES)?;
+        let memory = &shared.memory;
+        memory.grow(PMD_PAGES)?;
+        let arrival = memory.arrive()?;
+        let huge = || {
+            let folio = memory.alloc(&arrival, PMD_ORDER).ok_or(ENOMEM)?;
+            memory.entry_number(folio.pfn()).ok_or(EINVAL)
+        };
+        // Many times: the thread may look at the request by itself.
+        for _ in 0..16 {
+            let number = huge()?;
+            // As by a fault, after which another one brings the page back.
+            memory.split_later(number);
+            assert_eq!(huge()?, number);
+            assert!(!memory.is_to_be_split(number));
+        }
         Ok(())
     }
 

@@ -25,8 +25,8 @@ impl<D: Device> Mirror<D> {
     /// # Errors
     ///
     /// `EFAULT`: not mapped, not writable, special pages, or the process is gone. `EOPNOTSUPP`: not anonymous, or hugetlb.
-    /// `EBUSY`: it kept changing. `EINTR`: killed. `ENODEV`: unplugged. `ENOMEM`. `EDEADLK`: within a callback. Pages before
-    /// the one that failed stay exclusive. Context: may sleep; no lock may be held.
+    /// `EINVAL`: the format of the device's table has no exclusive entries. `EBUSY`: it kept changing. `EINTR`: killed.
+    /// `ENODEV`: unplugged. `ENOMEM`. `EDEADLK`: within a callback. Pages before the one that failed stay exclusive. Context: may sleep; no lock may be held.
     pub fn make_exclusive(&self, range: PageRange) -> Result {
         within::may_wait()?;
         let mut spares = self.spares();

@@ -115,6 +115,7 @@ impl<'t, F: Format> Translator<'t, F> {
     ///   flush under the table lock, or in an invalidation or a migration, for which faults on
     ///   the page wait.
     /// * `ENOMEM`, `ENODEV`: the page cannot be mapped.
+    /// * `EINVAL`: the format has no such entries.
     ///
     /// After an error the old entry is retired, and the new one must not be installed.
     #[inline]
@@ -134,7 +135,12 @@ impl<'t, F: Format> Translator<'t, F> {
     #[inline(never)]
     fn exchange(&mut self, span: PageRange, raw: Entry, old: Entry, new: Entry) -> Result<Entry> {
         if is_system(old) && is_system(new) && old.number() == new.number() {
-            return Ok(new.with_number(raw.number()));
+            let entry = new.with_number(raw.number());
+            if F::can_hold(entry) {
+                return Ok(entry);
+            }
+            self.retire(span, old);
+            return Err(EINVAL);
         }
         self.retire(span, old);
         if !is_system(new) {

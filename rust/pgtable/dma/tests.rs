@@ -9,7 +9,7 @@ use crate::{
         addr::PMD_SIZE,
         dma::{DmaDevice, Maps},
     },
-    pgtable::{FlushBatch, Flusher, Radix4},
+    pgtable::{Bits, FlushBatch, Flusher, FormatOf, Layout, Radix4},
     thread::Thread,
 };
 use kernel::{
@@ -20,7 +20,25 @@ use kernel::{
     },
 };
 
-type Format = OfDma<Radix4>;
+/// Without exclusive entries.
+enum PlainBits {}
+
+impl Layout for PlainBits {
+    type Word = u64;
+
+    const LEVELS: u32 = 4;
+    const BITS_PER_LEVEL: u32 = 9;
+    const HIGHEST_LEAF: u32 = 1;
+    const BITS: Bits = Bits {
+        valid: 0,
+        table: 1,
+        write: 2,
+        device: 3,
+        exclusive: None,
+        number: 4,
+        number_bits: 60,
+    };
+}
 
 /// Frames that are mapped: nobody looks into them.
 const FRAME: usize = 0x1000;
@@ -36,13 +54,16 @@ impl Flusher for AtOnce {
     fn wait(&self, (): ()) {}
 }
 
-struct Fixture {
+/// A table of format `F` and its device.
+struct FixtureOf<F: Format> {
     device: Arc<DmaDevice>,
     windows: Arc<Windows>,
-    table: Table<Format>,
+    table: Table<OfDma<F>>,
 }
 
-impl Fixture {
+type Fixture = FixtureOf<Radix4>;
+
+impl<F: Format> FixtureOf<F> {
     fn new() -> Result<Self> {
         let device = DmaDevice::software(c"hmm-kunit")?;
         let windows = Windows::new(&device)?;
@@ -53,7 +74,7 @@ impl Fixture {
         })
     }
 
-    fn flush(batch: FlushBatch<Format>) {
+    fn flush(batch: FlushBatch<OfDma<F>>) {
         batch.start(&AtOnce).wait(&AtOnce);
     }
 
@@ -83,7 +104,7 @@ impl Fixture {
     }
 }
 
-impl Drop for Fixture {
+impl<F: Format> Drop for FixtureOf<F> {
     /// A table is empty before it is freed, as that of a mirror is.
     fn drop(&mut self) {
         if let Ok(all) = pages(0, 16 * PMD_PAGES) {
@@ -276,6 +297,24 @@ mod suite {
     }
 
     #[test]
+    fn an_exclusive_entry_needs_a_format_that_has_them() -> Result {
+        let mut fixture = FixtureOf::<FormatOf<PlainBits>>::new()?;
+        let range = pages(0, PMD_PAGES)?;
+        fixture.windows.prepare(range)?;
+        fixture.install(range, |index| Entry::system(FRAME + index, true))?;
+        let first = pages(0, 1)?;
+        let exclusive = |index| Entry::exclusive(FRAME + index);
+        assert_eq!(fixture.install(first, exclusive), Err(EINVAL));
+        // The others are as they were; the first one goes, and its mapping with the flush.
+        assert_eq!(fixture.table.get(first.start()), Entry::NONE);
+        assert_eq!((fixture.device.live(), fixture.table.live()), (512, 511));
+        let tick = fixture.windows.tick();
+        fixture.windows.unmap(first, tick);
+        assert_eq!(fixture.device.live(), 511);
+        Ok(())
+    }
+
+    #[test]
     fn what_is_forgotten_goes_when_it_is_empty() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 8)?;
@@ -359,7 +398,7 @@ mod suite {
         let device = DmaDevice::software(c"hmm-kunit")?;
         let windows = Windows::new(&device)?;
         assert!(Table::<Radix4>::with_windows(Some(windows)).is_err());
-        assert!(Table::<Format>::with_windows(None).is_err());
+        assert!(Table::<OfDma<Radix4>>::with_windows(None).is_err());
         Ok(())
     }
 }

@@ -83,6 +83,7 @@ pub(crate) const ALL: &[Property] = &[
             ("dma-narrow", dma::<OfDma<Narrow>>),
             ("dma-tiny", dma::<OfDma<Tiny>>),
             ("dma-deep", dma::<OfDma<Deep>>),
+            ("dma-plain", dma::<OfDma<Plain>>),
         ],
     },
     Property {

@@ -95,7 +95,10 @@ impl<F: Format> Model<F> {
 
     /// Replaces the entries of pages that one leaf maps. Returns whether the new ones are there.
     pub(super) fn replace(&mut self, first: usize, count: usize, old: Entry, new: Entry) -> bool {
-        let same = is_system(old) && is_system(new) && old.number() == new.number();
+        let same = is_system(old)
+            && is_system(new)
+            && old.number() == new.number()
+            && F::can_hold(Self::raw(new));
         let mut new = new;
         if F::DMA && !same {
             for index in 0..count {

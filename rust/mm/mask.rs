@@ -75,6 +75,13 @@ impl Mask {
         self.each(pages, |word, bits| *word &= !bits);
     }
 
+    /// Takes the pages of `other` out.
+    pub(crate) fn remove_all(&mut self, other: &Self) {
+        for (word, other) in self.0.iter_mut().zip(other.0) {
+            *word &= !other;
+        }
+    }
+
     /// Number of those of `pages` that are in it.
     pub fn count(&self, pages: Range<usize>) -> usize {
         let mut copy = *self;

@@ -17,7 +17,7 @@ use crate::{
     locks,
     mm::addr::{PageRange, PMD_PAGES},
 };
-use core::ops::Range;
+use core::{cell::LazyCell, ops::Range};
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Mutex};
 
 /// Parameters of the default policy; a driver may offer them as module parameters.
@@ -106,8 +106,13 @@ impl Density {
         )
     }
 
-    /// The pages to bring, within the limits of the fault.
-    fn window(&self, wanted: &Wanted<'_>, blocks: usize) -> PageRange {
+    /// The pages to bring, within the limits of the fault. `resident` are those of its block that are on the device.
+    fn window(
+        &self,
+        wanted: &Wanted<'_>,
+        blocks: usize,
+        resident: impl FnOnce() -> Mask,
+    ) -> PageRange {
         let start = block_start(wanted.range.start());
         let page = |addr: usize| (addr - start) / PAGE_SIZE;
         let range = match (wanted.attributes.granularity(), blocks) {
@@ -121,11 +126,7 @@ impl Density {
             }
             (None, 0) => {
                 let touched = page(wanted.range.start())..page(wanted.range.end()).min(PMD_PAGES);
-                let pages = region(
-                    &(wanted.resident)(start),
-                    touched,
-                    self.parameters.threshold,
-                );
+                let pages = region(&resident(), touched, self.parameters.threshold);
                 PageRange::new(
                     start + pages.start * PAGE_SIZE,
                     start + pages.end * PAGE_SIZE,
@@ -141,6 +142,39 @@ impl Density {
             .and_then(|range| range.intersect(&wanted.limits))
             .map_or(wanted.range, |range| range.hull(&wanted.range))
     }
+
+    /// The part of `range` around what was touched that does not bounce; at least what was touched. `resident` are the
+    /// pages of a block that are on the device.
+    fn calm(
+        &self,
+        wanted: &Wanted<'_>,
+        range: PageRange,
+        resident: impl Fn(usize) -> Mask,
+    ) -> PageRange {
+        let mut calm = wanted.range;
+        for piece in range.pmd_pieces() {
+            // Who looks what is resident may take other locks.
+            let may_have_left = self.state.lock().thrash.has_moved(piece);
+            let resident = match may_have_left {
+                true => resident(block_start(piece.start())),
+                false => Mask::EMPTY,
+            };
+            let mut state = self.state.lock();
+            if state.thrash.comes_along(piece, &resident, wanted.now) {
+                calm = calm.hull(&piece);
+                continue;
+            }
+            if piece.start() <= wanted.range.start() {
+                // Nothing before it borders on what was touched.
+                calm = wanted.range;
+            }
+            if piece.end() <= wanted.range.start() {
+                continue;
+            }
+            break;
+        }
+        calm
+    }
 }
 
 impl Policy for Density {
@@ -148,19 +182,33 @@ impl Policy for Density {
         let mut state = self.state.lock();
         let full = wanted.free < PMD_PAGES;
         let verdict = state.thrash.fault(wanted.range, full, wanted.now);
-        if verdict == Verdict::Stay {
-            drop(state);
+        let stay = || {
             let around =
                 block(wanted.range.start()).and_then(|block| block.intersect(&wanted.limits));
-            return Placement::Stay(around.map_or(wanted.range, |all| all.hull(&wanted.range)));
+            Placement::Stay(around.map_or(wanted.range, |all| all.hull(&wanted.range)))
+        };
+        if verdict == Verdict::Stay {
+            return stay();
         }
         if let Verdict::Wait(ms) = verdict {
             return Placement::Later(ms);
         }
         let blocks = state.stream.fault(wanted.range, self.parameters.ahead);
         drop(state);
+        let first = block_start(wanted.range.start());
+        let in_first = LazyCell::new(|| (wanted.resident)(first));
+        let resident = |start| match start == first {
+            true => *in_first,
+            false => (wanted.resident)(start),
+        };
+        let range = self.window(wanted, blocks, || *in_first);
+        let calm = self.calm(wanted, range, resident);
+        // What is to move as a whole does so, or stays.
+        if calm != range && wanted.attributes.granularity().is_some() {
+            return stay();
+        }
         Placement::Move {
-            range: self.window(wanted, blocks),
+            range: calm,
             evict: true,
         }
     }
@@ -293,6 +341,51 @@ mod tests {
             return Err(EINVAL);
         };
         assert!(range.pages() <= 2 * PMD_PAGES);
+        Ok(())
+    }
+
+    /// The pages that `faults` on single pages of `all` move, all at one time; none stays on the device.
+    fn moves(policy: &Density, all: PageRange, faults: &[usize]) -> Result<KVec<Range<usize>>> {
+        let none = |_| Mask::EMPTY;
+        let mut moves = KVec::new();
+        for number in faults {
+            let mut wanted = wanted(PageRange::from_pages(all.address(*number), 1)?, &none);
+            wanted.limits = all;
+            if let Placement::Move { range, .. } = policy.place(&wanted) {
+                policy.moved(range, 0);
+                let first = all.index_of(range.start()).ok_or(EINVAL)?;
+                moves.push(first..first + range.pages(), GFP_KERNEL)?;
+            }
+        }
+        Ok(moves)
+    }
+
+    #[test]
+    fn what_a_stream_takes_along_moves_no_more_often() -> Result {
+        let policy = Density::new(Parameters {
+            thrash_nap: 0,
+            ..Parameters::DEFAULT
+        })?;
+        let all = PageRange::from_pages(0x4000_0000, 4 * PMD_PAGES)?;
+        let moves = moves(&policy, all, &[511, 512, 528, 512, 512])?;
+        let times = moves.iter().filter(|pages| pages.contains(&512)).count();
+        assert_eq!(times, 3);
+        Ok(())
+    }
+
+    #[test]
+    fn a_stream_takes_no_block_along_that_stays() -> Result {
+        let policy = Density::new(Parameters {
+            thrash_nap: 0,
+            ..Parameters::DEFAULT
+        })?;
+        let all = PageRange::from_pages(0x4000_0000, 8 * PMD_PAGES)?;
+        // Block 2 bounces until it stays, then a stream comes to it.
+        let bounced = moves(&policy, all, &[1030; 4])?;
+        assert_eq!(bounced.len(), 3);
+        let stream = moves(&policy, all, &[0, 16, 32, 512, 1024])?;
+        let ends = [16, 32, 512, 1024];
+        assert!(stream.iter().map(|pages| pages.end).eq(ends));
         Ok(())
     }
 

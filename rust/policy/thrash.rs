@@ -10,11 +10,15 @@
 //! device that wants it again sleeps for [`Parameters::thrash_nap`] ms each time, so that the others get something
 //! done with it.
 //!
+//! A page that has left and would move along with another one, because it lies in the region that a fault there brings,
+//! counts in the same way; it stays behind where it would be one time too many. The bound needs
+//! [`Parameters::thrash_lapse`] to be at least `thrash_pin`: what bounces more slowly does not count.
+//!
 //! When device memory is full, what was evicted and is wanted again does not come at the cost of other memory
 //! that is in use as much: it stays at once.
 
 use super::{block_start, density::Parameters, Mask};
-use crate::mm::addr::{PageRange, PMD_SIZE};
+use crate::mm::addr::{PageRange, PMD_PAGES, PMD_SIZE};
 use core::ops::Range;
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -43,6 +47,8 @@ struct Past {
     when: u64,
     /// Times that one was wanted again.
     bounces: u32,
+    /// Whether the last time was a fault on the page itself, and nothing has moved because of it yet.
+    is_counted: bool,
     /// It stays until then.
     pinned: u64,
     /// It is left to others until then.
@@ -54,9 +60,27 @@ const NONE: Past = Past {
     moved: Mask::EMPTY,
     when: 0,
     bounces: 0,
+    is_counted: false,
     pinned: 0,
     rests: 0,
 };
+
+impl Past {
+    /// After the time for which the block stays: another chance.
+    fn begin_anew(&mut self) {
+        *self = Self {
+            block: self.block,
+            ..NONE
+        };
+    }
+
+    /// Forgets bounces that were too long ago.
+    fn lapse(&mut self, now: u64, lapse: u64) {
+        if now.saturating_sub(self.when) > lapse {
+            self.bounces = 0;
+        }
+    }
+}
 
 /// Finds memory that bounces. Times are in ms.
 pub(super) struct Detector {
@@ -78,7 +102,15 @@ impl Detector {
         })
     }
 
-    /// The past of the block of `range`.
+    /// The past of the block of `range`, if there is one.
+    fn known(&mut self, range: PageRange) -> Option<&mut Past> {
+        let block = block_start(range.start());
+        self.places
+            .get_mut(block / PMD_SIZE % PLACES)
+            .filter(|past| past.block == block)
+    }
+
+    /// The past of the block of `range`, which begins now if there is none.
     fn past(&mut self, range: PageRange) -> Option<&mut Past> {
         let block = block_start(range.start());
         let past = self.places.get_mut(block / PMD_SIZE % PLACES)?;
@@ -86,6 +118,46 @@ impl Detector {
             *past = Past { block, ..NONE };
         }
         Some(past)
+    }
+
+    /// Whether a page of `range`, within a block, has moved to the device lately, and may have left.
+    pub(super) fn has_moved(&mut self, range: PageRange) -> bool {
+        self.known(range)
+            .is_some_and(|past| past.moved.count(pages(range)) != 0)
+    }
+
+    /// Whether `range`, within a block, may move along with a page for which [`Self::fault`] has said [`Verdict::Move`].
+    /// `resident` are the pages of the block that have not left the device.
+    pub(super) fn comes_along(&mut self, range: PageRange, resident: &Mask, now: u64) -> bool {
+        let Parameters {
+            thrash_count,
+            thrash_lapse,
+            ..
+        } = self.parameters;
+        let Some(past) = self.known(range) else {
+            return true;
+        };
+        if now < past.pinned.max(past.rests) {
+            return false;
+        }
+        if past.pinned != 0 {
+            past.begin_anew();
+        }
+        let mut left = past.moved;
+        left.remove(0..pages(range).start);
+        left.remove(pages(range).end..PMD_PAGES);
+        left.remove_all(resident);
+        let is_counted = core::mem::take(&mut past.is_counted);
+        if left.is_empty() || is_counted {
+            return true;
+        }
+        past.lapse(now, thrash_lapse);
+        if past.bounces + 1 >= thrash_count {
+            return false;
+        }
+        past.bounces += 1;
+        past.moved.remove_all(&left);
+        true
     }
 
     /// A device fault on `range`, within a block; `full` if device memory is.
@@ -104,11 +176,7 @@ impl Detector {
             return Verdict::Stay;
         }
         if past.pinned != 0 {
-            // The time is over: another chance.
-            *past = Past {
-                block: past.block,
-                ..NONE
-            };
+            past.begin_anew();
         }
         if now < past.rests {
             return Verdict::Wait(past.rests - now);
@@ -117,10 +185,9 @@ impl Detector {
             return Verdict::Move;
         }
         past.moved.remove(pages(range));
-        if now.saturating_sub(past.when) > thrash_lapse {
-            past.bounces = 0;
-        }
+        past.lapse(now, thrash_lapse);
         past.bounces += 1;
+        past.is_counted = true;
         if full || past.bounces >= thrash_count {
             past.pinned = now + thrash_pin;
             return Verdict::Stay;
@@ -170,6 +237,56 @@ mod tests {
         }
         // The stated bound: so many for each time that it is pinned, the first one counted.
         assert!(moves <= 3 * (10_000 / 1000 + 1) && moves >= 10);
+        Ok(())
+    }
+
+    #[test]
+    fn what_comes_along_counts_as_what_is_wanted() -> Result {
+        let mut detector = Detector::new(PARAMETERS)?;
+        // A fault on a new page, along with which all before it would come. Whether they have.
+        let mut fault = |number, resident: Range<usize>, now| {
+            let part = PageRange::from_pages(page(0)?.start(), number + 1)?;
+            let mut mask = Mask::EMPTY;
+            mask.add(resident);
+            assert_eq!(detector.fault(page(number)?, false, now), Verdict::Move);
+            let comes = detector.comes_along(part, &mask, now);
+            detector.moved(if comes { part } else { page(number)? }, now);
+            Ok::<_, Error>(comes)
+        };
+        // What has not left may come as often as it wants to.
+        for number in 20..30 {
+            assert!(fault(number, 0..number, 0)?);
+        }
+        // All have left: they come the second time and the third, but not once more.
+        assert!(fault(30, 0..0, 1)?);
+        assert!(fault(31, 0..0, 2)?);
+        assert!(!fault(32, 0..0, 3)?);
+        // Too long ago to count.
+        assert!(fault(33, 0..0, 104)?);
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_wanted_and_what_comes_along_with_it_count_once() -> Result {
+        let mut detector = Detector::new(Parameters {
+            thrash_nap: 5,
+            ..PARAMETERS
+        })?;
+        let part = PageRange::from_pages(page(0)?.start(), 16)?;
+        detector.moved(part, 0);
+        for now in [0, 10] {
+            assert_eq!(detector.fault(page(5)?, false, now), Verdict::Wait(5));
+            assert!(!detector.comes_along(part, &Mask::EMPTY, now));
+            assert_eq!(detector.fault(page(5)?, false, now + 5), Verdict::Move);
+            assert!(detector.comes_along(part, &Mask::EMPTY, now + 5));
+            detector.moved(part, now + 5);
+        }
+        assert_eq!(detector.fault(page(5)?, false, 20), Verdict::Stay);
+        assert!(!detector.comes_along(part, &Mask::EMPTY, 1019));
+        // Another chance, and nothing is known of the time before.
+        assert!(detector.comes_along(part, &Mask::EMPTY, 1020));
+        detector.moved(part, 1020);
+        assert_eq!(detector.fault(page(5)?, false, 1021), Verdict::Wait(5));
         Ok(())
     }
 

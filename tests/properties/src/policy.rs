@@ -19,7 +19,20 @@ use kernel::page::PAGE_SIZE;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
+#[path = "policy/density.rs"]
+mod default;
+
 pub(crate) const ALL: &[Property] = &[
+    Property {
+        name: "density_moves_a_page_so_many_times_at_most",
+        cases: 5000,
+        variants: &[("density", default::density_bounces)],
+    },
+    Property {
+        name: "density_brings_all_that_has_not_left",
+        cases: 2000,
+        variants: &[("density", default::density_calm)],
+    },
     Property {
         name: "thrash_a_page_moves_so_many_times_at_most",
         cases: 5000,
@@ -29,12 +42,12 @@ pub(crate) const ALL: &[Property] = &[
     Property {
         name: "density_region_is_the_largest_dense_subtree",
         cases: 20000,
-        variants: &[("region", dense)],
+        variants: &[("region", default::dense)],
     },
     Property {
         name: "density_places_within_its_limits",
         cases: 3000,
-        variants: &[("density", places)],
+        variants: &[("density", default::places)],
     },
     Property {
         name: "stream_follows_no_jumps_and_is_bounded",
@@ -172,136 +185,6 @@ fn ends(trial: &Trial<'_>) {
                         detector.moved(range, now);
                     }
                 }
-            }
-        }
-    });
-}
-
-/// Sets of pages, as parts.
-fn mask(parts: &[(usize, usize)]) -> (Mask, [bool; PMD_PAGES]) {
-    let (mut mask, mut plain) = (Mask::EMPTY, [false; PMD_PAGES]);
-    for (first, count) in parts {
-        let end = (first + count).min(PMD_PAGES);
-        mask.add(*first..end);
-        plain[*first..end].fill(true);
-    }
-    (mask, plain)
-}
-
-/// The part that a fault brings: of the subtrees that have what was touched, the largest that is
-/// dense; at least its leaves of 16 pages.
-fn dense(trial: &Trial<'_>) {
-    let touched = (0..PMD_PAGES, prop_oneof![3 => Just(1usize), 1 => 1usize..70]);
-    let threshold = prop_oneof![Just(51usize), 1usize..110];
-    let part = (0..PMD_PAGES, prop_oneof![1usize..20, 1usize..200]);
-    trial.run_with((touched, threshold), part, 0..12, |(touched, threshold), parts| {
-        let (resident, mut plain) = mask(parts);
-        let (first, end) = (touched.0, (touched.0 + touched.1).min(PMD_PAGES));
-        let (low, high) = (first / 16 * 16, end.div_ceil(16) * 16);
-        plain[low..high].fill(true);
-        let mut expected = low..high;
-        for levels in 0..6 {
-            let size = 16 << levels;
-            let start = low / size * size;
-            let node = start..start + size;
-            let used = plain[node.clone()].iter().filter(|used| **used).count();
-            if node.end >= high && used * 100 > threshold * size {
-                expected = node;
-            }
-        }
-        assert_eq!(region(&resident, first..end, *threshold), expected);
-    });
-}
-
-/// A device fault for the default policy.
-#[derive(Clone, Debug)]
-struct Asked {
-    fault: Fault,
-    /// Where the mapping begins before the fault, and ends behind it, in pages.
-    before: usize,
-    behind: usize,
-    granularity: Option<u32>,
-    free: usize,
-    resident: Vec<(usize, usize)>,
-}
-
-fn asked() -> impl Strategy<Value = Asked> {
-    let around = || prop_oneof![0usize..4, 0usize..3000, Just(1 << 20)];
-    let granularity = prop_oneof![4 => Just(None), 1 => (0u32..10).prop_map(Some)];
-    let free = prop_oneof![2 => Just(100_000usize), 1 => 0..PMD_PAGES];
-    let resident = proptest::collection::vec((0..PMD_PAGES, 1usize..200), 0..4);
-    (faults(), around(), around(), granularity, free, resident).prop_map(
-        |(fault, before, behind, granularity, free, resident)| Asked {
-            fault,
-            before,
-            behind,
-            granularity,
-            free,
-            resident,
-        },
-    )
-}
-
-/// What the default policy moves has what was touched, is within the limits, and is no more ahead
-/// than a quarter of the memory; what stays is within the block; and a nap is as long as the
-/// parameters say.
-fn places(trial: &Trial<'_>) {
-    let total = prop_oneof![Just(PMD_PAGES), Just(8 * PMD_PAGES), Just(1000 * PMD_PAGES)];
-    let given = (parameters(), 0usize..10, total);
-    trial.run_with(given, asked(), 1..60, |(parameters, ahead, total), asked| {
-        let parameters = Parameters { ahead: *ahead, ..*parameters };
-        let policy = Density::new(parameters).unwrap();
-        let mut now = 1000;
-        for asked in asked {
-            let Fault { first, count, .. } = asked.fault;
-            now += asked.fault.after;
-            let range = pages(first, count);
-            let low = (BASE / PAGE_SIZE + first).saturating_sub(asked.before);
-            let high = BASE / PAGE_SIZE + first + count + asked.behind;
-            let limits = PageRange::from_pages(low * PAGE_SIZE, high - low).unwrap();
-            let mut attributes = Attributes::DEFAULT;
-            attributes.set_granularity(asked.granularity).unwrap();
-            let (resident, _) = mask(&asked.resident);
-            let placement = policy.place(&Wanted {
-                range,
-                write: false,
-                limits,
-                attributes,
-                free: asked.free,
-                total: *total,
-                now,
-                resident: &|_| resident,
-            });
-            let block = range.start() & !(PMD_SIZE - 1);
-            let holds = |outer: PageRange, inner: PageRange| outer.hull(&inner) == outer;
-            match placement {
-                Placement::Move { range: moved, .. } => {
-                    assert!(holds(moved, range), "{moved:?} does not have {range:?}");
-                    assert!(holds(limits, moved), "{moved:?} is not within {limits:?}");
-                    assert!(moved.start() >= block);
-                    let room = (total / 4 / PMD_PAGES).max(1);
-                    let most = match asked.granularity {
-                        Some(_) => 1,
-                        None => (*ahead).min(room).max(1),
-                    };
-                    assert!(moved.end() <= block + most * PMD_SIZE, "{moved:?} is too much");
-                    if let Some(order) = asked.granularity {
-                        let size = PAGE_SIZE << order;
-                        for edge in [moved.start(), moved.end()] {
-                            let is_limit = edge == limits.start() || edge == limits.end();
-                            assert!(edge % size == 0 || is_limit, "{moved:?} splits a folio");
-                        }
-                    }
-                    if asked.fault.moves {
-                        policy.moved(moved, now);
-                    }
-                }
-                Placement::Stay(stays) => {
-                    assert!(holds(stays, range) && holds(limits, stays));
-                    assert!(stays.start() >= block && stays.end() <= block + PMD_SIZE);
-                }
-                Placement::Later(ms) => assert!(1 <= ms && ms <= parameters.thrash_nap),
-                Placement::InPlace(_) => panic!("the default policy moves memory"),
             }
         }
     });

@@ -18,14 +18,21 @@ hash_paths() {
 	) | sha256sum | cut -c1-16
 }
 
-# sources_of KIND: the hash of the sources of the "modules", of the "programs", or of "all" that is tested on kernels and
-# tests there; tests/ is for what needs none, and is run by each make check.
+# sources_of KIND: the hash of the sources of the "modules", of the "programs", of "all" that is tested on kernels and tests
+# there, or of what is "tested": "all" without what only starts tests or looks at sources. Tests of tests/ have no records.
 sources_of() {
 	case $1 in
 	modules) hash_paths Kbuild rust samples include tools/coverage ;;
 	programs) hash_paths tools/user tools/hmmctl ;;
 	all) hash_paths Kbuild Kconfig Makefile dkms.conf debian rust samples include tools ;;
-	*) die "sources_of $1: want modules, programs or all" ;;
+	tested)
+		# shellcheck disable=SC2046 # Names without spaces.
+		hash_paths Kbuild Kconfig dkms.conf debian rust samples include $(
+			cd "$HMM_TOP" || exit
+			printf '%s\n' tools/* tools/test/* | grep -vxE 'tools/(check|test)|tools/test/(all|release|release\.steps|doc-commands.*)'
+		)
+		;;
+	*) die "sources_of $1: want modules, programs, all or tested" ;;
 	esac
 }
 

@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation model release check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
+.PHONY: help help-all setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation model interleavings properties litmus conformance real release check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -48,6 +48,11 @@ help-all:
 	@echo 'make coverage   what the tests do not execute, and why'
 	@echo 'make lookup     compare structures that find the region of an address'
 	@echo 'make model      all interleavings of a model of the protocol, each rule kept and broken'
+	@echo 'make interleavings  lock-free code in all interleavings, each ordering kept and broken'
+	@echo 'make properties data structures beside models, with random operations, kept and broken'
+	@echo 'make litmus     lock-free protocols in the memory model of the kernel'
+	@echo 'make conformance  whether what the modules do is a path of the model (KERNEL)'
+	@echo 'make real       gcc, Python, Java, databases ... under constant migration (KERNEL= NAME=)'
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make release    all long forms on one commit, in any number of sittings (SECONDS=, STEPS=); writes all tables'
 	@echo 'make check      format, lints, documents, compile-fail tests'
@@ -169,6 +174,23 @@ mutation:
 
 model:
 	tests/model/run
+
+interleavings properties:
+	tests/$@/run --broken
+
+litmus:
+	tests/litmus/run
+
+conformance:
+	tools/build --all --kernel $(run_kernel) --series $(SERIES)
+	tests/conformance/run --kernel $(run_kernel)
+
+# NAME= programs
+real:
+	set -e; for k in $(if $(named),$(KERNEL),debian debug); do \
+		tools/build --all --kernel $$k --series $(SERIES); \
+		tests/real/run --kernel $$k --series $(SERIES) $(NAME); \
+	done
 
 # SECONDS= STEPS=
 release:

@@ -542,14 +542,17 @@ bool rust_hmm_kunit_is_dirty(unsigned long pfn)
 	return folio_test_dirty(page_folio(pfn_to_page(pfn)));
 }
 
-/* Anonymous memory in an address space of the test's own; 0 on failure. */
+/*
+ * Anonymous memory in an address space of the test's own; 0 on failure. A test
+ * may map more than there is, and use a part of it: kunit.py's machines are small.
+ */
 unsigned long rust_hmm_kunit_mmap(unsigned long len)
 {
 	if (!current->mm && kunit_attach_mm())
 		return 0;
 	return kunit_vm_mmap(kunit_get_current_test(), NULL, 0, len,
 			     PROT_READ | PROT_WRITE,
-			     MAP_ANONYMOUS | MAP_PRIVATE, 0);
+			     MAP_ANONYMOUS | MAP_PRIVATE | MAP_NORESERVE, 0);
 }
 
 int rust_hmm_kunit_munmap(unsigned long addr, unsigned long len)

@@ -175,8 +175,12 @@ mutation:
 model:
 	tests/model/run
 
-interleavings properties:
-	tests/$@/run --broken
+interleavings:
+	tests/interleavings/run --broken
+
+properties:
+	tests/properties/run --broken
+	tests/properties/run --sanitize
 
 litmus:
 	tests/litmus/run

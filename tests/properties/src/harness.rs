@@ -134,6 +134,15 @@ impl Trial<'_> {
     }
 }
 
+/// Reads memory that was freed, which a sanitizer must notice.
+fn use_after_free() {
+    let freed = core::hint::black_box(vec![1u8; 64]).as_ptr();
+    // SAFETY: There is none: the vector is freed. What does not notice it ends here.
+    let read = unsafe { freed.read_volatile() };
+    println!("read {read}");
+    exit(0);
+}
+
 /// Tries what the arguments name.
 pub(crate) fn main(all: &[&[Property]]) {
     let mut arguments = std::env::args().skip(1);
@@ -154,6 +163,7 @@ pub(crate) fn main(all: &[&[Property]]) {
             "--break" => break_row(value().parse().expect("the number of a row")),
             "--persist" => options.persist = Some(value()),
             "--no-shrink" => options.shrink = false,
+            "--use-after-free" => use_after_free(),
             _ => name = Some(argument),
         }
     }

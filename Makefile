@@ -175,12 +175,9 @@ mutation:
 model:
 	tests/model/run
 
-interleavings:
-	tests/interleavings/run --broken
-
-properties:
-	tests/properties/run --broken
-	tests/properties/run --sanitize
+interleavings properties:
+	tests/$@/run --broken
+	tests/$@/run --sanitize
 
 litmus:
 	tests/litmus/run

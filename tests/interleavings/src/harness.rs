@@ -2,7 +2,7 @@
 
 //! Finds a test and runs it.
 
-use kernel::model::{break_row, explore, Bounds};
+use kernel::model::{break_row, explore, use_after_free, Bounds};
 
 /// A test.
 pub(crate) struct Test {
@@ -45,6 +45,7 @@ pub(crate) fn main(all: &[&[Test]]) {
                 }
                 return;
             }
+            "--use-after-free" => use_after_free(),
             "--break" => {
                 let row = arguments.next().and_then(|row| row.parse().ok());
                 break_row(row.expect("the number of a row"));

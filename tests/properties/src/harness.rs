@@ -9,7 +9,7 @@ use core::{
     hash::{Hash, Hasher},
     ops::Range,
 };
-use kernel::model::break_row;
+use kernel::model::{break_row, use_after_free};
 use proptest::{
     collection::vec,
     strategy::{BoxedStrategy, Strategy},
@@ -132,15 +132,6 @@ impl Trial<'_> {
         let given = proptest::strategy::Just(());
         self.run_with(given, operation, count, |_, operations| test(operations));
     }
-}
-
-/// Reads memory that was freed, which a sanitizer must notice.
-fn use_after_free() {
-    let freed = core::hint::black_box(vec![1u8; 64]).as_ptr();
-    // SAFETY: There is none: the vector is freed. What does not notice it ends here.
-    let read = unsafe { freed.read_volatile() };
-    println!("read {read}");
-    exit(0);
 }
 
 /// Tries what the arguments name.

@@ -19,6 +19,15 @@ pub const THREADS: usize = 4;
 /// The row of the table that is broken; 0: none.
 static BROKEN: AtomicUsize = AtomicUsize::new(0);
 
+/// Reads memory that was freed, and ends the process. A sanitizer must notice.
+pub fn use_after_free() -> ! {
+    let freed = core::hint::black_box(vec![1u8; 64]).as_ptr();
+    // SAFETY: There is none: the vector is freed. That is what is to be noticed.
+    let read = unsafe { freed.read_volatile() };
+    println!("read {read}");
+    std::process::exit(0);
+}
+
 /// Breaks row `row`.
 pub fn break_row(row: usize) {
     BROKEN.store(row, Relaxed);

@@ -19,7 +19,7 @@ hash_paths() {
 }
 
 # sources_of KIND: the hash of the sources of the "modules", of the "programs", of "all" that is tested on kernels and tests
-# there, or of what is "tested": "all" without what only starts tests or looks at sources. Tests of tests/ have no records.
+# there, or of what is "tested": "all" without what only starts tests, looks at sources or judges results.
 sources_of() {
 	case $1 in
 	modules) hash_paths Kbuild rust samples include tools/coverage ;;
@@ -29,7 +29,8 @@ sources_of() {
 		# shellcheck disable=SC2046 # Names without spaces.
 		hash_paths Kbuild Kconfig dkms.conf debian rust samples include $(
 			cd "$HMM_TOP" || exit
-			printf '%s\n' tools/* tools/test/* | grep -vxE 'tools/(check|test)|tools/test/(all|release|release\.steps|doc-commands.*)'
+			printf '%s\n' tools/* tools/lib/* tools/test/* |
+				grep -vxE 'tools/(check|lib|test)|tools/lib/sources\.sh|tools/test/(all|release|release\.steps|skips|doc-commands.*)'
 		)
 		;;
 	*) die "sources_of $1: want modules, programs, all or tested" ;;

@@ -23,7 +23,12 @@ use kernel::{
 use rust_hmm::{
     managed,
     memory::Memory,
-    mm::{device_pages::Kind, range_fault::Access},
+    mirror::{Location, Snapshot},
+    mm::{
+        addr::PageRange,
+        device_pages::Kind,
+        range_fault::Access, //
+    },
     node::{OpenFile, Ready, Waiter},
 };
 
@@ -162,8 +167,36 @@ impl MirrorFile {
         if outcome.no_memory != 0 && used >= self.memory().limit() {
             return Err(ENOMEM);
         }
-        // The migrated data goes to the caller, for verification; ENOENT if a page has not moved.
-        transfer::read(&self.0, request, Missing::Fail)
+        // The migrated data goes to the caller, for verification.
+        match transfer::read(&self.0, request, Missing::Fail) {
+            // An entry that has gone since was somebody else's doing: khugepaged, for one, takes the entries of a block away
+            // before it finds that device memory is no part of a huge page.
+            Err(error) if error == ENOENT && self.is_on_device(request.range)? => {
+                self.read(request, Access::Read)
+            }
+            result => result,
+        }
+    }
+
+    /// Whether all of `range` is in the device's memory.
+    fn is_on_device(&self, range: PageRange) -> Result<bool> {
+        let mut all = true;
+        for piece in range.pmd_pieces() {
+            transfer::check_alive()?;
+            self.0
+                .mirror()
+                .snapshot(piece, |page| {
+                    all &= matches!(
+                        page,
+                        Snapshot::Page {
+                            location: Location::Device,
+                            ..
+                        }
+                    );
+                })
+                .map_err(gone_is_invalid)?;
+        }
+        Ok(all)
     }
 
     fn migrate_to_system(&self, request: &mut Command) -> Result {

@@ -529,14 +529,19 @@ fn while_the_shrinker_looks(ctx: &Ctx) -> Outcome {
 /// it has scanned is freed a little later.
 const ATTEMPTS_AT_REST: u32 = 3;
 
-/// Migrates a huge page.  After 100 attempts the shrinker rests: on a slow kernel it may hold the page
-/// at each of them.
+/// Attempts, and time, after which the shrinker rests: on a slow kernel it may hold the page at each of
+/// them, and keep the attempts from the processor.
+const ATTEMPTS: u32 = 100;
+const TIME: Duration = Duration::from_secs(15);
+
+/// Migrates a huge page, in the end without the shrinker.
 fn moves_when_let_go(device: &Device, round: u64, shrinker: &Shrinker) -> Outcome {
     shrinker.rest.store(false, Relaxed);
     let map = Mapping::anon_huge(1)?;
     map.fill(round);
     // It may be held, too.
     let _ = map.collapse();
+    let begin = Instant::now();
     let (mut attempts, mut at_rest) = (0, 0);
     loop {
         let rests = shrinker.rest.load(Relaxed) && shrinker.rests.load(Relaxed);
@@ -548,9 +553,11 @@ fn moves_when_let_go(device: &Device, round: u64, shrinker: &Shrinker) -> Outcom
         attempts += 1;
         at_rest += u32::from(rests);
         check!(at_rest < ATTEMPTS_AT_REST, "it does not move, although nothing holds it");
-        shrinker.rest.fetch_or(attempts >= 100, Relaxed);
+        let enough = attempts >= ATTEMPTS || begin.elapsed() >= TIME;
+        shrinker.rest.fetch_or(enough, Relaxed);
     }
-    println!("# round {round}: {attempts} attempts failed, {at_rest} of them at rest");
+    let took = begin.elapsed().as_millis();
+    println!("# round {round}: {attempts} attempts failed in {took} ms, {at_rest} of them at rest");
     device_sees(device, &map, round, "of what moved")?;
     cpu_sees(&map, round, "of what moved")
 }

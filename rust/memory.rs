@@ -254,7 +254,7 @@ impl<M: MemoryOps> Memory<M> {
     /// As a fault asks for the huge page that begins at device page `number` to be split, but the thread is not woken.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn split_later(&self, number: usize) {
-        self.pages().data().chores.split_later(number);
+        let _waits = self.pages().data().chores.split_later(number);
     }
 
     /// Whether the huge page that begins at device page `number` is about to be split.

@@ -79,16 +79,15 @@ impl Chores {
     /// The huge page that begins at device page `number` is to be split, soon. Context: may sleep; a folio lock may be
     /// held.
     pub(super) fn split(&self, number: usize) {
-        let mut list = self.split.lock();
-        if !list.contains(&number) && list.push_within_capacity(number).is_ok() {
+        if self.split_later(number) {
             self.wake.notify_one();
         }
     }
 
-    /// As [`Self::split`], but the thread is not woken.
-    #[cfg(CONFIG_KUNIT = "y")]
-    pub(super) fn split_later(&self, number: usize) {
-        let _full = self.split.lock().push_within_capacity(number);
+    /// As [`Self::split`], but the thread is not woken. Whether it has something new to do.
+    pub(super) fn split_later(&self, number: usize) -> bool {
+        let mut list = self.split.lock();
+        !list.contains(&number) && list.push_within_capacity(number).is_ok()
     }
 
     /// Whether the huge page that begins at device page `number` is about to be split. Context: as [`Self::split`].

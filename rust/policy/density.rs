@@ -153,14 +153,15 @@ impl Density {
     ) -> PageRange {
         let mut calm = wanted.range;
         for piece in range.pmd_pieces() {
-            // Who looks what is resident may take other locks.
-            let may_have_left = self.state.lock().thrash.has_moved(piece);
-            let resident = match may_have_left {
-                true => resident(block_start(piece.start())),
-                false => Mask::EMPTY,
-            };
             let mut state = self.state.lock();
-            if state.thrash.comes_along(piece, &resident, wanted.now) {
+            let mut there = Mask::EMPTY;
+            if state.thrash.has_moved(piece) {
+                // Who looks what is resident may take other locks.
+                drop(state);
+                there = resident(block_start(piece.start()));
+                state = self.state.lock();
+            }
+            if state.thrash.comes_along(piece, &there, wanted.now) {
                 calm = calm.hull(&piece);
                 continue;
             }

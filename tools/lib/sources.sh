@@ -19,7 +19,7 @@ hash_paths() {
 }
 
 # sources_of KIND: the hash of the sources of the "modules", of the "programs", of "all" that is tested on kernels and tests
-# there, or of what is "tested": "all" without what only starts tests, looks at sources or judges results.
+# there, or of what is "tested": "all" without what starts tests, looks at sources or judges results.
 sources_of() {
 	case $1 in
 	modules) hash_paths Kbuild rust samples include tools/coverage ;;
@@ -29,12 +29,32 @@ sources_of() {
 		# shellcheck disable=SC2046 # Names without spaces.
 		hash_paths Kbuild Kconfig dkms.conf debian rust samples include $(
 			cd "$HMM_TOP" || exit
-			printf '%s\n' tools/* tools/lib/* tools/test/* |
-				grep -vxE 'tools/(check|lib|test)|tools/lib/sources\.sh|tools/test/(all|release|release\.steps|skips|doc-commands.*)'
+			printf '%s\n' tools/* tools/lib/* | grep -vxE 'tools/(check|lib|test)|tools/lib/sources\.sh'
 		)
 		;;
 	*) die "sources_of $1: want modules, programs, all or tested" ;;
 	esac
+}
+
+# tests_of TEXT...: the hash of the parts of tools/test that the TEXTs name, and of those that they name, but for what starts
+# all of them.
+tests_of() {
+	local text=$* found=() name new
+	while :; do
+		new=()
+		while read -r name; do
+			[ -e "$HMM_TOP/tools/$name" ] || continue
+			case $name in test/all | test/release | test/release.steps | test/skips) continue ;; esac
+			[[ " ${found[*]} " == *" tools/$name "* ]] || new+=("tools/$name")
+		done < <(grep -oE 'test/[a-z0-9]+([.-][a-z0-9]+)*' <<<"$text" | sort -u)
+		((${#new[@]})) || break
+		found+=("${new[@]}")
+		text=''
+		for name in "${new[@]}"; do
+			if [ -f "$HMM_TOP/$name" ]; then text+=$(<"$HMM_TOP/$name"); fi
+		done
+	done
+	if ((${#found[@]})); then hash_paths "${found[@]}"; else echo none; fi
 }
 
 # built_from DIRECTORY HASH: what is in DIRECTORY was built from sources with HASH.

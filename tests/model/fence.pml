@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Fences, for SPIN: which operations of an engine may have one that leaves the library as a dma_fence. Whoever may wait for a
+ * dma_fence does so wherever he is: reclaim, and invalidations, which have the mmap lock. So what signals one must need neither
+ * memory nor that lock. An operation that faults needs both. It is awaited by who has nothing that it needs.
+ */
+#include "scenario.pml"
+mtype = { EVERY_RULE_HOLDS,
+	/* An operation that faults has a dma_fence, too (rule 14). */
+	RULE14
+};
+mtype off = OFF;
+
+#ifndef FREE
+#define FREE 1
+#endif
+byte left;
+/* Pages that are free. */
+byte free = FREE;
+/* The mmap lock. */
+byte mm_readers;
+bit mm_writer;
+/* Of each operation: it has a dma_fence; it is over, which signals that and all else that tells of it. */
+bit exported[2];
+bit over[2];
+
+/* Nobody who waits for all dma_fences waits for ever. */
+#define FENCES_SIGNALLED ((!exported[0] || over[0]) && (!exported[1] || over[1]))
+
+/* A copy of hardware between pages that are pinned, or isolated already: it needs nothing more. */
+proctype copy(byte o) {
+	atomic { exported[o] = 1; printf("operation %d, a copy, has a dma_fence\n", o) };
+	atomic { over[o] = 1; printf("operation %d is over\n", o) };
+	left--
+}
+
+/* An operation whose engine finds no translation: a device fault, which allocates a page. */
+proctype faulting(byte o) {
+	atomic {
+		if
+		:: off == RULE14 -> exported[o] = 1; printf("operation %d, which faults, has a dma_fence\n", o)
+		:: else
+		fi
+	};
+	atomic { !mm_writer -> mm_readers++; printf("operation %d faults: it takes the mmap lock for reading\n", o) };
+	atomic { free > 0 -> free--; printf("its fault allocates a page\n") };
+	mm_readers--;
+	atomic { over[o] = 1; printf("operation %d is over\n", o) };
+	/* The page is given back some time. */
+	free++;
+	left--
+}
+
+/* munmap() of what some driver has mapped: its invalidation waits for who uses it. */
+proctype unmapper() {
+	atomic { mm_readers == 0 && !mm_writer -> mm_writer = 1; printf("munmap() takes the mmap lock, and waits for all dma_fences\n") };
+	FENCES_SIGNALLED;
+	mm_writer = 0;
+	left--
+}
+
+/* Who takes the last page, and reclaims: the shrinker of some driver waits for who uses its buffers. */
+proctype reclaim() {
+	atomic { free > 0 -> free--; printf("reclaim begins and waits for all dma_fences\n") };
+	FENCES_SIGNALLED;
+	free++;
+	left--
+}
+
+/* A program that wants the result: it waits for an eventfd, or sleeps in poll(), with no lock. */
+proctype program(byte o) {
+	over[o];
+	left--
+}
+
+init {
+	atomic { SCENARIO };
+	/* If nothing can go on before that, a process waits for ever. */
+	if
+	:: left == 0
+	:: timeout -> assert(left == 0)
+	fi;
+	assert(free == FREE && mm_readers == 0 && !mm_writer && over[1])
+}

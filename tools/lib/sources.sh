@@ -29,15 +29,15 @@ sources_of() {
 		# shellcheck disable=SC2046 # Names without spaces.
 		hash_paths Kbuild Kconfig dkms.conf debian rust samples include $(
 			cd "$HMM_TOP" || exit
-			printf '%s\n' tools/* tools/lib/* | grep -vxE 'tools/(check|lib|test)|tools/lib/sources\.sh'
+			printf '%s\n' tools/* tools/lib/* | grep -vxE 'tools/(check|lib|test)|tools/lib/(sources|groups)\.sh'
 		)
 		;;
 	*) die "sources_of $1: want modules, programs, all or tested" ;;
 	esac
 }
 
-# tests_of TEXT...: the hash of the parts of tools/test that the TEXTs name, and of those that they name, but for what starts
-# all of them.
+# tests_of TEXT...: the hash of the parts of tools/test that the TEXTs name, and of those that they name, lib/groups.sh among
+# them, but for what starts all of them.
 tests_of() {
 	local text=$* found=() name new
 	while :; do
@@ -46,7 +46,7 @@ tests_of() {
 			[ -e "$HMM_TOP/tools/$name" ] || continue
 			case $name in test/all | test/release | test/release.steps | test/skips) continue ;; esac
 			[[ " ${found[*]} " == *" tools/$name "* ]] || new+=("tools/$name")
-		done < <(grep -oE 'test/[a-z0-9]+([.-][a-z0-9]+)*' <<<"$text" | sort -u)
+		done < <(grep -oE 'test/[a-z0-9]+([.-][a-z0-9]+)*|lib/groups\.sh' <<<"$text" | sort -u)
 		((${#new[@]})) || break
 		found+=("${new[@]}")
 		text=''

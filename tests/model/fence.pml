@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Fences, for SPIN: which operations of an engine may have one that leaves the library as a dma_fence. Whoever may wait for a
- * dma_fence does so wherever he is: reclaim, and invalidations, which have the mmap lock. So what signals one must need neither
- * memory nor that lock. An operation that faults needs both. It is awaited by who has nothing that it needs.
+ * Fences, for SPIN: which operations of an engine may have a dma_fence. Reclaim may wait for one, and so may an invalidation,
+ * with the mmap lock held. So signalling one must need neither memory nor that lock. An operation that faults needs both; a
+ * program waits for it with no lock held.
  */
 #include "scenario.pml"
 mtype = { EVERY_RULE_HOLDS,
@@ -24,7 +24,7 @@ bit mm_writer;
 bit exported[2];
 bit over[2];
 
-/* Nobody who waits for all dma_fences waits for ever. */
+/* dma_fence_wait() for each that there is. */
 #define FENCES_SIGNALLED ((!exported[0] || over[0]) && (!exported[1] || over[1]))
 
 /* A copy of hardware between pages that are pinned, or isolated already: it needs nothing more. */
@@ -46,7 +46,7 @@ proctype faulting(byte o) {
 	atomic { free > 0 -> free--; printf("its fault allocates a page\n") };
 	mm_readers--;
 	atomic { over[o] = 1; printf("operation %d is over\n", o) };
-	/* The page is given back some time. */
+	/* The page is freed later. */
 	free++;
 	left--
 }

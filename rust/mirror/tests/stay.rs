@@ -212,8 +212,12 @@ mod suite {
             *memory.at_copy.lock() = Some(Arc::new(
                 move || {
                     if seen.fetch_add(1, Full) == 0 {
-                        // There can never be so much: all blocks that can be evicted are.
-                        let _ = other.memory.make_room(PMD_PAGES * 8, before);
+                        let other = other.clone();
+                        // By another task: who copies has the mmap lock, under which nobody makes room.
+                        drop(Thread::spawn(c"hmm-test", move || {
+                            // There can never be so much: all blocks that can be evicted are.
+                            let _ = other.memory.make_room(PMD_PAGES * 8, before);
+                        }));
                     }
                 },
                 GFP_KERNEL,

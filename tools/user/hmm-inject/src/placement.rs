@@ -289,6 +289,10 @@ fn blit(world: &mut World) -> Result<(), Errno> {
         if let State::Failed(error) = end.sync(Some(Duration::from_secs(60)))?.state {
             return Err(error);
         }
+        // A fence is seen signalled an instant before its eventfds are.
+        if !event.poll(Duration::from_secs(60))? {
+            return Err(Errno::ETIMEDOUT);
+        }
         match event.take()? {
             1 => to.check(OLD).map_err(|_| Errno::EILSEQ),
             _ => Err(Errno::EILSEQ),

@@ -173,6 +173,8 @@ pub fn closing(ctx: &Ctx) -> Outcome {
         let end = fence.sync(Some(limit)).what(name)?;
         check_eq!(end.state, State::Failed(Errno::ECANCELED), "{name}, after the close");
     }
+    // A fence is seen signalled an instant before its eventfds are.
+    check!(event.poll(limit)?, "the eventfd is not ready");
     check_eq!(event.take()?, 1, "signals of the eventfd");
     check!(map.check(1).is_ok(), "a cancelled operation ran");
     Ok(())

@@ -9,6 +9,12 @@
 
 #include <linux/types.h>
 
+/*
+ * The folio of a page that may get into a list meanwhile: the word that says
+ * which page is the head has a link then, whose lowest bit is 0 as before.
+ */
+#define folio_of(page) data_race(page_folio(page))
+
 struct dev_pagemap;
 struct file;
 struct folio;

@@ -711,7 +711,7 @@ int rust_hmm_fence_wait_for(struct rust_hmm_fence *fence, long ms);
  * @fd: descriptor of the eventfd in the current process
  *
  * Adds 1 to it, at once if the fence is signalled. The eventfd stays in use until the last reference of the fence is
- * given back.
+ * given back. The fence can be seen signalled shortly before that: wait for the eventfd by poll().
  *
  * Return: 0; -EBADF if there is no such descriptor; -EINVAL if it is no eventfd, or @fence is NULL; -EBUSY if the fence
  * has four of them.

@@ -309,7 +309,7 @@ void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages)
 	unsigned long end = pfn + npages;
 
 	while (pfn < end) {
-		struct folio *folio = folio_of(pfn_to_page(pfn));
+		struct folio *folio = mapped_page_folio(pfn_to_page(pfn));
 
 		mark_dirty(folio);
 		pfn = folio_pfn(folio) + folio_nr_pages(folio);
@@ -323,7 +323,7 @@ void rust_hmm_mark_all_dirty(const unsigned long *pfns, unsigned long count)
 	const unsigned long *end = pfns + count;
 
 	for (; pfns < end; pfns++)
-		mark_dirty(folio_of(pfn_to_page(*pfns)));
+		mark_dirty(mapped_page_folio(pfn_to_page(*pfns)));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mark_all_dirty);
 

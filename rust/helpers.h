@@ -10,10 +10,10 @@
 #include <linux/types.h>
 
 /*
- * The folio of a page that may get into a list meanwhile: the word that says
- * which page is the head has a link then, whose lowest bit is 0 as before.
+ * The folio of a mapped page, which may be added to an LRU list concurrently:
+ * compound_head shares its word with lru.next, whose bit 0 is clear.
  */
-#define folio_of(page) data_race(page_folio(page))
+#define mapped_page_folio(page) data_race(page_folio(page))
 
 struct dev_pagemap;
 struct file;

@@ -237,7 +237,7 @@ unsigned int rust_hmm_pfn_users(unsigned long pfn, bool delay,
 				struct rust_hmm_user *users,
 				unsigned int count)
 {
-	struct folio *folio = folio_of(pfn_to_page(pfn));
+	struct folio *folio = page_folio(pfn_to_page(pfn));
 	unsigned int found = 0, seen = 0;
 	struct anon_vma_chain *chain;
 	struct anon_vma *anon_vma;
@@ -246,7 +246,7 @@ unsigned int rust_hmm_pfn_users(unsigned long pfn, bool delay,
 
 	if (!folio_try_get(folio))
 		return 0;
-	if (folio_of(pfn_to_page(pfn)) != folio || !folio_trylock(folio))
+	if (page_folio(pfn_to_page(pfn)) != folio || !folio_trylock(folio))
 		goto put;
 	if (folio_test_ksm(folio))
 		goto unlock;
@@ -360,15 +360,14 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 /* What a migration can make of @page, which @vma maps. */
 static enum rust_hmm_pages kind_of_page(struct page *page, const void *owner)
 {
-	struct folio *folio = folio_of(page);
+	struct folio *folio = mapped_page_folio(page);
 
 	if (folio_is_zone_device(folio))
 		return page_pgmap(page)->owner == owner ? RUST_HMM_PAGES_DEVICE :
 							  RUST_HMM_PAGES_STAY;
 	if (!folio_test_anon(folio) || folio_test_ksm(folio))
 		return RUST_HMM_PAGES_STAY;
-	/* What it adds up may change meanwhile. */
-	if (folio_ref_count(folio) <= data_race(folio_expected_ref_count(folio)))
+	if (folio_ref_count(folio) <= folio_expected_ref_count(folio))
 		return RUST_HMM_PAGES_SYSTEM;
 	if (folio_maybe_dma_pinned(folio))
 		return RUST_HMM_PAGES_STAY;
@@ -590,7 +589,7 @@ static struct page *constant_page(pte_t pte)
 	if (!pte_present(pte) || pte_write(pte) || pte_special(pte))
 		return NULL;
 	page = pte_page(pte);
-	folio = folio_of(page);
+	folio = mapped_page_folio(page);
 	if (!folio_test_anon(folio) || folio_test_ksm(folio) ||
 	    folio_is_zone_device(folio))
 		return NULL;
@@ -625,7 +624,7 @@ bool rust_hmm_vma_share(struct vm_area_struct *vma, unsigned long addr)
 		ClearPageAnonExclusive(page);
 		/* Pairs with the barrier of who pins: see above. */
 		smp_mb();
-		if (folio_maybe_dma_pinned(folio_of(page))) {
+		if (folio_maybe_dma_pinned(mapped_page_folio(page))) {
 			SetPageAnonExclusive(page);
 			goto unlock;
 		}
@@ -653,7 +652,7 @@ bool rust_hmm_pfn_is_exclusive(unsigned long pfn)
 {
 	struct page *page = pfn_to_page(pfn);
 
-	return !folio_test_anon(folio_of(page)) || PageAnonExclusive(page);
+	return !folio_test_anon(page_folio(page)) || PageAnonExclusive(page);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_is_exclusive);
 

@@ -300,6 +300,8 @@ impl Fence {
     /// Adds 1 to the eventfd `fd` of the current process when it is signalled, or at once if it is. The eventfd stays
     /// in use until the last reference of the fence is dropped.
     ///
+    /// The fence can be seen signalled shortly before that: wait for the eventfd by `poll()`.
+    ///
     /// # Errors
     ///
     /// - `EBADF`: there is no such descriptor.

@@ -8,7 +8,10 @@ use crate::{
     policy::{OnePage, Placement, Policy, Wanted},
     thread::Thread,
 };
-use kernel::time::{delay::fsleep, Delta};
+use kernel::{
+    sync::atomic::ordering::Acquire,
+    time::{delay::fsleep, Delta, Instant, Monotonic},
+};
 
 /// Pages of the default policy's smallest move.
 const CHUNK: usize = 16;
@@ -207,18 +210,34 @@ mod suite {
             });
             let before = shared.memory.turn();
             let rounds = Arc::new(Atomic::new(0), GFP_KERNEL)?;
-            let (other, seen) = (shared.clone(), rounds.clone());
+            let made = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+            let (other, seen, calls) = (shared.clone(), rounds.clone(), made.clone());
             let memory = shared.memory.driver();
             *memory.at_copy.lock() = Some(Arc::new(
                 move || {
-                    if seen.fetch_add(1, Full) == 0 {
-                        let other = other.clone();
-                        // By another task: who copies has the mmap lock, under which nobody makes room.
-                        drop(Thread::spawn(c"hmm-test", move || {
-                            // There can never be so much: all blocks that can be evicted are.
-                            let _ = other.memory.make_room(PMD_PAGES * 8, before);
-                        }));
+                    if seen.fetch_add(1, Full) != 0 {
+                        return;
                     }
+                    let other = other.clone();
+                    let Ok(ended) = Arc::new(Atomic::new(0), GFP_KERNEL) else {
+                        return;
+                    };
+                    let end = ended.clone();
+                    // The copy runs under the mmap lock, where no room may be made: by another task.
+                    let thread = Thread::spawn(c"hmm-test", move || {
+                        // There can never be so much: all blocks that can be evicted are.
+                        let _ = other.memory.make_room(PMD_PAGES * 8, before);
+                        end.store(1, Release);
+                    });
+                    // The drop of a thread does not wait in a callback.
+                    let since = Instant::<Monotonic>::now();
+                    while thread.is_ok() && ended.load(Acquire) == 0 {
+                        if since.elapsed() > Delta::from_secs(20) {
+                            break;
+                        }
+                        fsleep(Delta::from_millis(1));
+                    }
+                    calls.store(ended.load(Acquire), Relaxed);
                 },
                 GFP_KERNEL,
             )?);
@@ -233,6 +252,7 @@ mod suite {
             *memory.at_copy.lock() = None;
             assert_eq!(stay, Ok(0));
             assert!(rounds.load(Relaxed) != 0);
+            assert_eq!(made.load(Relaxed), 1);
             // It was not used meanwhile, and so is no warmer.
             assert_eq!(shared.memory.turn(), before);
             assert_eq!(load(range.start())?, 1);

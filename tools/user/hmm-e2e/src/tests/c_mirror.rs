@@ -321,12 +321,12 @@ fn failed_fence(ctx: &Ctx) -> Outcome {
     let first = device.fill_after(map.addr(), PAGES, 1, Some(&held)).what("queue")?;
     fails(device.sum(map.addr(), 1), Errno::EIO, "the end of what the fence fails")?;
     // A fence is seen signalled an instant before its eventfd is.
-    check!(first.poll(Duration::from_secs(20))?, "the first is not told of");
+    check!(first.poll(Duration::from_secs(20))?, "no signal of the first");
     check_eq!(first.take()?, 1, "signals of the first");
     // It depends on nothing.
     let second = device.fill_after(map.page_addr(PAGES - 1), 1, 5, none).what("queue")?;
     device.sum(map.addr(), 1).what("the second")?;
-    check!(second.poll(Duration::from_secs(20))?, "the second is not told of");
+    check!(second.poll(Duration::from_secs(20))?, "no signal of the second");
     check_eq!(second.take()?, 1, "signals of the second");
     check_eq!(held.state()?, State::Failed(Errno::EIO), "what the first depends on");
     let sum = device.simple().sum(map.addr(), PAGES, Some(&held));

@@ -408,9 +408,27 @@ void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 }
 EXPORT_SYMBOL_GPL(rust_hmm_fill_marked);
 
+/*
+ * Nothing clears the flags of a device page that is freed, and
+ * zone_device_folio_init() clears the lowest byte only. What a migration has
+ * set would add up with what the next one sets: a page would be active and
+ * unevictable, which is a BUG on its way back, and the second page of a large
+ * folio would say that the folio has poison. PG_reserved is that of all pages
+ * of ZONE_DEVICE.
+ */
+static void forget_former_use(struct page *page, unsigned int order)
+{
+	const unsigned long keep = BIT(PG_reserved);
+	unsigned long i;
+
+	for (i = 0; i < 1UL << order; i++)
+		page[i].flags.f &= ~(PAGE_FLAGS_CHECK_AT_PREP & ~keep);
+}
+
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order)
 {
+	forget_former_use(pfn_to_page(pfn), order);
 	zone_device_folio_init((struct folio *)pfn_to_page(pfn), pgmap, order);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_init);
@@ -540,6 +558,22 @@ unsigned long rust_hmm_kunit_migrate_pfn(unsigned long pfn)
 bool rust_hmm_kunit_is_dirty(unsigned long pfn)
 {
 	return folio_test_dirty(page_folio(pfn_to_page(pfn)));
+}
+
+/*
+ * Flags that a migration may have set. Of the second page of a large folio two
+ * of them have other names: PG_has_hwpoisoned and PG_partially_mapped.
+ */
+#define AGED (BIT(PG_active) | BIT(PG_reclaim) | BIT(PG_unevictable))
+
+void rust_hmm_kunit_age(unsigned long pfn)
+{
+	pfn_to_page(pfn)->flags.f |= AGED;
+}
+
+bool rust_hmm_kunit_is_aged(unsigned long pfn)
+{
+	return pfn_to_page(pfn)->flags.f & AGED;
 }
 
 /*

@@ -220,6 +220,8 @@ void rust_hmm_release_region(u64 start, u64 size);
 unsigned int rust_hmm_kunit_map_order(unsigned long hmm_pfn);
 unsigned long rust_hmm_kunit_migrate_pfn(unsigned long pfn);
 bool rust_hmm_kunit_is_dirty(unsigned long pfn);
+void rust_hmm_kunit_age(unsigned long pfn);
+bool rust_hmm_kunit_is_aged(unsigned long pfn);
 unsigned long rust_hmm_kunit_mmap(unsigned long len);
 int rust_hmm_kunit_munmap(unsigned long addr, unsigned long len);
 struct file *rust_hmm_kunit_open_misc(unsigned int minor);

@@ -275,6 +275,18 @@ fn is_dirty(pfn: usize) -> bool {
     unsafe { bindings::rust_hmm_kunit_is_dirty(pfn) }
 }
 
+/// Sets flags that a use of page frame `pfn`, which the test has, may leave.
+fn age(pfn: usize) {
+    // SAFETY: The page is the test's own.
+    unsafe { bindings::rust_hmm_kunit_age(pfn) }
+}
+
+/// Whether page frame `pfn` has any of these.
+fn is_aged(pfn: usize) -> bool {
+    // SAFETY: Any page of device memory that is there.
+    unsafe { bindings::rust_hmm_kunit_is_aged(pfn) }
+}
+
 /// Lets the mirror see an event that did not happen. Returns whether it flushed.
 fn pretend(mirror: &Mirror<TestDevice>, reason: Reason, range: PageRange) -> bool {
     let inner = mirror.notifier().subscriber();

@@ -95,6 +95,49 @@ mod suite {
     }
 
     #[test]
+    fn a_page_forgets_its_former_use() -> Result {
+        let (_, shared, _mirror) = attached(PMD_PAGES)?;
+        let memory = &shared.memory;
+        memory.grow(PMD_PAGES)?;
+        let arrival = memory.arrive()?;
+        let taken = |order| -> Result<(LockedFolio, usize)> {
+            let folio = memory.alloc(&arrival, order).ok_or(ENOMEM)?;
+            let pfn = folio.pfn();
+            Ok((folio, pfn))
+        };
+        // As pages that were unmapped in device memory: nothing has moved the flags on.
+        let mut small = KVec::new();
+        for _ in 0..4 {
+            let (folio, pfn) = taken(0)?;
+            assert!(!is_aged(pfn));
+            age(pfn);
+            small.push((folio, pfn), GFP_KERNEL)?;
+        }
+        let aged = small.iter().map(|(_, pfn)| *pfn).min().ok_or(EINVAL)?;
+        drop(small);
+        assert!(is_aged(aged));
+        // The huge page that takes their block.
+        let mut others = KVec::new();
+        let (huge, first) = loop {
+            let (huge, first) = taken(PMD_ORDER)?;
+            if (first..first + PMD_PAGES).contains(&aged) {
+                break (huge, first);
+            }
+            others.push(huge, GFP_KERNEL)?;
+        };
+        assert!((first..first + PMD_PAGES).all(|pfn| !is_aged(pfn)));
+        age(first);
+        drop(huge);
+        // Only that block has room.
+        for _ in 0..PMD_PAGES {
+            let (folio, pfn) = taken(0)?;
+            assert!((first..first + PMD_PAGES).contains(&pfn) && !is_aged(pfn));
+            others.push(folio, GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+
+    #[test]
     fn a_drained_device_has_nothing() -> Result {
         let (range, shared, mirror) = attached(PMD_PAGES + 16)?;
         for index in 0..PMD_PAGES + 16 {

@@ -10,7 +10,7 @@ use crate::mm::{
     notifier::Cookie,
     space::{MmapGuard, Vma},
 };
-use kernel::{mm::virt::flags, prelude::*};
+use kernel::prelude::*;
 
 /// Pages that can move, as long as the mmap lock is held that was held for the look.
 pub(super) enum Movable<'a> {
@@ -76,11 +76,7 @@ impl Surveyor {
         piece: PageRange,
         pages: &mut [PageOutcome],
     ) -> Result<(Survey, Option<Movable<'a>>)> {
-        let vma = mmap
-            .vma_lookup(piece.start())
-            .filter(|vma| vma.flags() & flags::READ != 0)
-            .ok_or(EINVAL)?;
-        let piece = PageRange::new(piece.start(), piece.end().min(vma.end()))?;
+        let (vma, piece) = mmap.readable(piece)?;
         let mut survey = Survey {
             end: piece.end(),
             resident: None,

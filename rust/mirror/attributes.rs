@@ -8,7 +8,7 @@ use crate::{
     managed::Flags,
     mm::{
         addr::PageRange,
-        notifier::IntervalNotifier,
+        notifier::{Cookie, IntervalNotifier},
         range_fault::AddressSpace,
         space::{MmapGuard, Vma},
     },
@@ -172,7 +172,12 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// The first part of `piece` that has the same attributes, and whether its pages may move to the device.
+    /// The first part of `piece` that has the same attributes, and whether its pages may move to the device. If not, it is
+    /// within one mapping.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: they may not, and a migration would refuse the mapping there. `EINTR`: killed.
     pub(crate) fn movable(
         &self,
         space: &AddressSpace<'_, Inner<D>>,
@@ -184,9 +189,14 @@ impl<D: Device> Mirror<D> {
         }
         let mmap = space.mmap_lock_here()?;
         inner.settle(&mmap);
-        drop(mmap);
         let (first, part) = inner.attributes.at(piece.start(), piece);
-        Ok((part, !first.never_migrate()))
+        if !first.never_migrate() {
+            return Ok((part, true));
+        }
+        let (vma, part) = mmap.readable(part)?;
+        // Special memory is refused.
+        vma.alike(PageRange::from_pages(part.start(), 1)?, Cookie::NONE)?;
+        Ok((part, false))
     }
 
     /// Whether the device has an entry of its memory for the page at `addr`.

@@ -7,7 +7,7 @@
 //!
 //! C header: [`include/linux/mmap_lock.h`](srctree/include/linux/mmap_lock.h)
 
-use super::notifier::Cookie;
+use super::{addr::PageRange, notifier::Cookie};
 use crate::{
     bindings,
     inject::{fails, Point},
@@ -15,7 +15,10 @@ use crate::{
 };
 use kernel::{
     error::to_result,
-    mm::{virt::VmaRef, MmWithUser},
+    mm::{
+        virt::{flags, VmaRef},
+        MmWithUser, //
+    },
     prelude::*,
     types::NotThreadSafe, //
 };
@@ -93,6 +96,17 @@ impl<'a> MmapGuard<'a> {
         // SAFETY: Non-null, and valid as long as the mmap lock is held, which is as long as `self`
         // is borrowed.
         Some(unsafe { Vma::from_raw(vma) })
+    }
+
+    /// The mapping at the start of `range`, and the part of `range` that lies in it. `EINVAL` if there is none, or if it may
+    /// not be read.
+    pub(crate) fn readable(&self, range: PageRange) -> Result<(Vma<'_>, PageRange)> {
+        let vma = self
+            .vma_lookup(range.start())
+            .filter(|vma| vma.flags() & flags::READ != 0)
+            .ok_or(EINVAL)?;
+        let part = PageRange::new(range.start(), range.end().min(vma.end()))?;
+        Ok((vma, part))
     }
 
     /// The first anonymous mapping that ends behind `from` and has the page of offset `offset`, see

@@ -248,6 +248,14 @@ fn never_migrate(ctx: &Ctx) -> Outcome {
     device.set_policy(Policy::OnePage)?;
     engine_reads(&device, &map, 20)?;
     check_eq!(resident(&device, &map, 16, 16)?, 0, "pages that a fault moved");
+    // What may not be read is refused as it is elsewhere.
+    map.protect_pages(Prot::None, 20, 4)?;
+    for (first, pages) in [(20, 1), (20, 4), (18, 4), (23, 2)] {
+        let refused = device.migrate(map.page_addr(first), pages, Way::ToDevice);
+        check_eq!(refused.err(), Some(Errno::EINVAL), "{pages} pages from {first} on");
+    }
+    check_eq!(device.migrate(map.page_addr(16), 4, Way::ToDevice)?.skipped, 4, "before them");
+    map.protect_pages(Prot::ReadWrite, 20, 4)?;
     set(&device, &map, 16, 16, none().flag(Attributes::NEVER_MIGRATE, false))?;
     check_eq!(device.migrate(map.addr(), 64, Way::ToDevice)?.moved, 16, "moved then");
     cpu_sees(&map, 1, "after all")

@@ -195,7 +195,7 @@ impl<D: Device> Mirror<D> {
         }
         let (vma, part) = mmap.readable(part)?;
         // Special memory is refused.
-        vma.alike(PageRange::from_pages(part.start(), 1)?, Cookie::NONE)?;
+        vma.alike(part, Cookie::NONE)?;
         Ok((part, false))
     }
 

@@ -4,12 +4,13 @@
 //! What can migrate does so.  What cannot is refused with the error of the C
 //! driver and stays usable where it is.
 
-use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::harness::{Ctx, Driver, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::abi::{HUGE_PAGES, PAGE_SIZE};
 use hmm::engine::Way;
 use hmm::mapping::Prot;
+use hmm::placement::Attributes;
 use hmm::{files, pattern, procfs, Errno, Mapping, Settings, View};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -186,7 +187,16 @@ fn hugetlb(ctx: &Ctx) -> Outcome {
     in_place(ctx, &map, Migration::Refused(Errno::EINVAL))?;
     // Nor is it searched for pages of the device.
     let back = ctx.open()?.migrate_to_system(map.addr(), HUGE_PAGES);
-    fails(back, Errno::EINVAL, "migration of hugetlb memory to the system")
+    fails(back, Errno::EINVAL, "migration of hugetlb memory to the system")?;
+    if ctx.driver != Driver::Rust {
+        return Ok(());
+    }
+    // Whatever was said of it.
+    let device = ctx.open()?;
+    let never = Attributes::default().flag(Attributes::NEVER_MIGRATE, true);
+    device.set_attributes(map.addr(), HUGE_PAGES, never).what("set attributes")?;
+    let there = device.migrate(map.addr(), HUGE_PAGES, Way::ToDevice);
+    fails(there, Errno::EINVAL, "migration of hugetlb memory that never migrates")
 }
 
 fn stack(ctx: &Ctx) -> Outcome {

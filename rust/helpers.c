@@ -409,14 +409,13 @@ void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 EXPORT_SYMBOL_GPL(rust_hmm_fill_marked);
 
 /*
- * Nothing clears the flags of a device page that is freed, and
- * zone_device_folio_init() clears the lowest byte only. What a migration has
- * set would add up with what the next one sets: a page would be active and
- * unevictable, which is a BUG on its way back, and the second page of a large
- * folio would say that the folio has poison. PG_reserved is that of all pages
- * of ZONE_DEVICE.
+ * The kernel clears no flags of a device page that is freed, and the lowest
+ * eight only when it is initialized. Others, which a migration has set, stay: a
+ * page that was active can become unevictable too, which is a BUG on its way
+ * back, and PG_active of the second page of a large folio is
+ * PG_has_hwpoisoned. All pages of ZONE_DEVICE have PG_reserved.
  */
-static void forget_former_use(struct page *page, unsigned int order)
+static void clear_stale_flags(struct page *page, unsigned int order)
 {
 	const unsigned long keep = BIT(PG_reserved);
 	unsigned long i;
@@ -428,7 +427,7 @@ static void forget_former_use(struct page *page, unsigned int order)
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order)
 {
-	forget_former_use(pfn_to_page(pfn), order);
+	clear_stale_flags(pfn_to_page(pfn), order);
 	zone_device_folio_init((struct folio *)pfn_to_page(pfn), pgmap, order);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_init);
@@ -564,16 +563,16 @@ bool rust_hmm_kunit_is_dirty(unsigned long pfn)
  * Flags that a migration may have set. Of the second page of a large folio two
  * of them have other names: PG_has_hwpoisoned and PG_partially_mapped.
  */
-#define AGED (BIT(PG_active) | BIT(PG_reclaim) | BIT(PG_unevictable))
+#define STALE (BIT(PG_active) | BIT(PG_reclaim) | BIT(PG_unevictable))
 
-void rust_hmm_kunit_age(unsigned long pfn)
+void rust_hmm_kunit_set_stale_flags(unsigned long pfn)
 {
-	pfn_to_page(pfn)->flags.f |= AGED;
+	pfn_to_page(pfn)->flags.f |= STALE;
 }
 
-bool rust_hmm_kunit_is_aged(unsigned long pfn)
+bool rust_hmm_kunit_has_stale_flags(unsigned long pfn)
 {
-	return pfn_to_page(pfn)->flags.f & AGED;
+	return pfn_to_page(pfn)->flags.f & STALE;
 }
 
 /*

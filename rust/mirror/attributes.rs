@@ -172,8 +172,8 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// The first part of `piece` that has the same attributes, and whether its pages may move to the device. If not, it is
-    /// within one mapping.
+    /// The first part of `piece` that has the same attributes, and whether its pages may move to
+    /// the device. If not, it is within one mapping.
     ///
     /// # Errors
     ///
@@ -194,8 +194,8 @@ impl<D: Device> Mirror<D> {
             return Ok((part, true));
         }
         let (vma, part) = mmap.readable(part)?;
-        // Special memory is refused.
-        vma.alike(part, Cookie::NONE)?;
+        // Refuses special memory, by the mapping: one page is enough.
+        vma.alike(PageRange::from_pages(part.start(), 1)?, Cookie::NONE)?;
         Ok((part, false))
     }
 

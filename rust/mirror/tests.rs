@@ -275,16 +275,16 @@ fn is_dirty(pfn: usize) -> bool {
     unsafe { bindings::rust_hmm_kunit_is_dirty(pfn) }
 }
 
-/// Sets flags that a use of page frame `pfn`, which the test has, may leave.
-fn age(pfn: usize) {
+/// Sets flags of page frame `pfn`, which the test has, as a migration may leave them.
+fn set_stale_flags(pfn: usize) {
     // SAFETY: The page is the test's own.
-    unsafe { bindings::rust_hmm_kunit_age(pfn) }
+    unsafe { bindings::rust_hmm_kunit_set_stale_flags(pfn) }
 }
 
-/// Whether page frame `pfn` has any of these.
-fn is_aged(pfn: usize) -> bool {
+/// Whether page frame `pfn` has any of these flags.
+fn has_stale_flags(pfn: usize) -> bool {
     // SAFETY: Any page of device memory that is there.
-    unsafe { bindings::rust_hmm_kunit_is_aged(pfn) }
+    unsafe { bindings::rust_hmm_kunit_has_stale_flags(pfn) }
 }
 
 /// Lets the mirror see an event that did not happen. Returns whether it flushed.

@@ -98,8 +98,8 @@ impl<'a> MmapGuard<'a> {
         Some(unsafe { Vma::from_raw(vma) })
     }
 
-    /// The mapping at the start of `range`, and the part of `range` that lies in it. `EINVAL` if there is none, or if it may
-    /// not be read.
+    /// The mapping at the start of `range`, and the part of `range` that lies in it. `EINVAL` if
+    /// there is none, or if it may not be read.
     pub(crate) fn readable(&self, range: PageRange) -> Result<(Vma<'_>, PageRange)> {
         let vma = self
             .vma_lookup(range.start())

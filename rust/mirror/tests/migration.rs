@@ -95,7 +95,7 @@ mod suite {
     }
 
     #[test]
-    fn a_page_forgets_its_former_use() -> Result {
+    fn a_new_page_has_no_stale_flags() -> Result {
         let (_, shared, _mirror) = attached(PMD_PAGES)?;
         let memory = &shared.memory;
         memory.grow(PMD_PAGES)?;
@@ -105,33 +105,33 @@ mod suite {
             let pfn = folio.pfn();
             Ok((folio, pfn))
         };
-        // As pages that were unmapped in device memory: nothing has moved the flags on.
+        // Of pages that are unmapped in device memory nothing clears them.
         let mut small = KVec::new();
         for _ in 0..4 {
             let (folio, pfn) = taken(0)?;
-            assert!(!is_aged(pfn));
-            age(pfn);
+            assert!(!has_stale_flags(pfn));
+            set_stale_flags(pfn);
             small.push((folio, pfn), GFP_KERNEL)?;
         }
-        let aged = small.iter().map(|(_, pfn)| *pfn).min().ok_or(EINVAL)?;
+        let stale = small.iter().map(|(_, pfn)| *pfn).min().ok_or(EINVAL)?;
         drop(small);
-        assert!(is_aged(aged));
+        assert!(has_stale_flags(stale));
         // The huge page that takes their block.
         let mut others = KVec::new();
         let (huge, first) = loop {
             let (huge, first) = taken(PMD_ORDER)?;
-            if (first..first + PMD_PAGES).contains(&aged) {
+            if (first..first + PMD_PAGES).contains(&stale) {
                 break (huge, first);
             }
             others.push(huge, GFP_KERNEL)?;
         };
-        assert!((first..first + PMD_PAGES).all(|pfn| !is_aged(pfn)));
-        age(first);
+        assert!((first..first + PMD_PAGES).all(|pfn| !has_stale_flags(pfn)));
+        set_stale_flags(first);
         drop(huge);
         // Only that block has room.
         for _ in 0..PMD_PAGES {
             let (folio, pfn) = taken(0)?;
-            assert!((first..first + PMD_PAGES).contains(&pfn) && !is_aged(pfn));
+            assert!((first..first + PMD_PAGES).contains(&pfn) && !has_stale_flags(pfn));
             others.push(folio, GFP_KERNEL)?;
         }
         Ok(())

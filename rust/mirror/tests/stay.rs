@@ -223,7 +223,8 @@ mod suite {
                         return;
                     };
                     let end = ended.clone();
-                    // The copy runs under the mmap lock, where no room may be made: by another task.
+                    // By another task: who copies has the mmap lock, under which no room may be
+                    // made.
                     let thread = Thread::spawn(c"hmm-test", move || {
                         // There can never be so much: all blocks that can be evicted are.
                         let _ = other.memory.make_room(PMD_PAGES * 8, before);

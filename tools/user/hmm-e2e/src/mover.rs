@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 /// Movers of this process whose count has not been read.
 static UNREAD: AtomicUsize = AtomicUsize::new(0);
 
-/// How long a call in flight may take to end, and how long a race is looked for. Less than a test has by default, so that
-/// the test says what is missing; with five loads on two processors a dozen calls take 20 s.
+/// How long a call in flight may take to end, and how long a race is repeated until it was run: on
+/// a busy machine a dozen calls take 20 s. It is less than the time of a test, so that the test can
+/// say what is missing.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Time for which a race is repeated, in milliseconds.

@@ -248,7 +248,7 @@ fn never_migrate(ctx: &Ctx) -> Outcome {
     device.set_policy(Policy::OnePage)?;
     engine_reads(&device, &map, 20)?;
     check_eq!(resident(&device, &map, 16, 16)?, 0, "pages that a fault moved");
-    // What may not be read is refused as it is elsewhere.
+    // Memory without read access is refused, with the attribute as without it.
     map.protect_pages(Prot::None, 20, 4)?;
     for (first, pages) in [(20, 1), (20, 4), (18, 4), (23, 2)] {
         let refused = device.migrate(map.page_addr(first), pages, Way::ToDevice);

@@ -367,14 +367,15 @@ fn privileged(ctx: &Ctx) -> Outcome {
 }
 
 fn closed_while_polled(ctx: &Ctx) -> Outcome {
+    const LONG: Duration = Duration::from_secs(20);
     let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     // Not of changes of the address space: a thread that begins makes some, and the poll would end at once.
     let types = all_types() & !Type::Invalidate.bit();
     let mut late = 0;
     for round in 0..20 {
-        // In some rounds an event ends the poll before the close, in some it may, in the others the last event comes
-        // from the close itself, or none does.
+        // In every fourth round an event ends the poll before the close. In others it may, or the
+        // last event comes from the close itself, or none does.
         let (is_woken, is_first) = (round % 2 == 0, round % 4 == 0);
         let device = ctx.open()?;
         listen(&device, types)?;
@@ -382,8 +383,7 @@ fn closed_while_polled(ctx: &Ctx) -> Outcome {
         let (begun, began) = mpsc::channel();
         let poller = std::thread::spawn(move || {
             let _ = begun.send(procfs::thread_id());
-            // Only an event ends the long one.
-            poll_fd(fd, Duration::from_millis(if is_first { 20_000 } else { 500 }))
+            poll_fd(fd, if is_first { LONG } else { Duration::from_millis(500) })
         });
         let polls = sleeps_in(&began, libc::SYS_poll);
         if polls.is_err() && poller.is_finished() {
@@ -397,7 +397,10 @@ fn closed_while_polled(ctx: &Ctx) -> Outcome {
         }
         let end = || poller.join().map_err(|_| Stop::Fail("a thread has panicked".into()));
         let polled = if is_first {
+            // At the end of its time it would see the event, too, without having been woken.
+            let since = Instant::now();
             let polled = end()?;
+            check!(since.elapsed() < LONG / 2, "the event has not ended the poll");
             device.close().what("close")?;
             polled
         } else {

@@ -191,7 +191,7 @@ fn hugetlb(ctx: &Ctx) -> Outcome {
     if ctx.driver != Driver::Rust {
         return Ok(());
     }
-    // Whatever was said of it.
+    // With an attribute that keeps its pages where they are, too.
     let device = ctx.open()?;
     let never = Attributes::default().flag(Attributes::NEVER_MIGRATE, true);
     device.set_attributes(map.addr(), HUGE_PAGES, never).what("set attributes")?;

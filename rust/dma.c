@@ -142,16 +142,17 @@ static const enum dma_data_direction directions[] = {
 	DMA_BIDIRECTIONAL, DMA_TO_DEVICE, DMA_FROM_DEVICE,
 };
 
-/* Pages that are next to each other, for the time of a copy. */
+/* Pages that are next to each other, for the time of a copy. @coherent: as rust_hmm_dma_map(). */
 int rust_hmm_dma_map_run(struct device *dev, unsigned long pfn,
-			 unsigned long npages, int direction, bool fail,
-			 u64 *addr)
+			 unsigned long npages, int direction, bool coherent,
+			 bool fail, u64 *addr)
 {
 	dma_addr_t dma = DMA_MAPPING_ERROR;
 
 	if (!fail)
 		dma = dma_map_phys(dev, PFN_PHYS(pfn), npages << PAGE_SHIFT,
-				   directions[direction], 0);
+				   directions[direction],
+				   coherent ? DMA_ATTR_REQUIRE_COHERENT : 0);
 	if (dma_mapping_error(dev, dma))
 		return -ENOMEM;
 	*addr = dma;
@@ -160,9 +161,10 @@ int rust_hmm_dma_map_run(struct device *dev, unsigned long pfn,
 EXPORT_SYMBOL_GPL(rust_hmm_dma_map_run);
 
 void rust_hmm_dma_unmap_run(struct device *dev, u64 addr, unsigned long npages,
-			    int direction)
+			    int direction, bool coherent)
 {
-	dma_unmap_phys(dev, addr, npages << PAGE_SHIFT, directions[direction], 0);
+	dma_unmap_phys(dev, addr, npages << PAGE_SHIFT, directions[direction],
+		       coherent ? DMA_ATTR_REQUIRE_COHERENT : 0);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_dma_unmap_run);
 

@@ -26,10 +26,10 @@ void rust_hmm_dma_window_unmap(struct device *dev,
 			       unsigned int first, unsigned int count);
 
 int rust_hmm_dma_map_run(struct device *dev, unsigned long pfn,
-			 unsigned long npages, int direction, bool fail,
-			 u64 *addr);
+			 unsigned long npages, int direction, bool coherent,
+			 bool fail, u64 *addr);
 void rust_hmm_dma_unmap_run(struct device *dev, u64 addr, unsigned long npages,
-			    int direction);
+			    int direction, bool coherent);
 void *rust_hmm_dma_buffer(struct device *dev, size_t size, u64 *addr);
 void rust_hmm_dma_buffer_free(struct device *dev, size_t size, void *cpu,
 			      u64 addr);

@@ -164,8 +164,7 @@ impl Region {
             }
             mappings.reserve(1, GFP_KERNEL_ACCOUNT)?;
             // SAFETY: The pages are of this region, and dropped after the mappings.
-            let mapping =
-                unsafe { DmaMapping::new(agent, &self.held.pages, self.grain == Grain::Fine)? };
+            let mapping = unsafe { DmaMapping::new(agent, &self.held.pages)? };
             mappings.push(mapping, GFP_KERNEL_ACCOUNT)?;
         }
         Ok(())

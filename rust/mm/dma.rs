@@ -337,19 +337,18 @@ impl PinnedDrop for DmaDevice {
 ///
 /// # Invariants
 ///
-/// Each element of `list` is the mapping of a page for `device`, which is not closed before this is dropped; with
-/// `coherent` it was mapped so.
+/// Each element of `list` is the mapping of a page for `device`, which is not closed before this is dropped.
 struct Addresses {
     device: Arc<DmaDevice>,
-    coherent: bool,
     list: KVVec<u64>,
 }
 
 impl Drop for Addresses {
     fn drop(&mut self) {
+        let coherent = self.device.is_coherent();
         for address in &self.list {
             // SAFETY: Mapped by the type invariant, and not used any more.
-            unsafe { bindings::rust_hmm_dma_unmap(self.device.as_raw(), *address, self.coherent) };
+            unsafe { bindings::rust_hmm_dma_unmap(self.device.as_raw(), *address, coherent) };
         }
         self.device.count_unmapped(self.list.len());
     }
@@ -377,7 +376,8 @@ impl Maps for Pinned {
 pub(crate) struct DmaMapping(Arc<Pinned>);
 
 impl DmaMapping {
-    /// Maps all of `pages`, with `coherent` only where they are not bounced.
+    /// Maps all of `pages`; for a device that is coherent only where they are not bounced. A page that is mapped several
+    /// times has one address, and the DMA API wants the same of all its mappings.
     ///
     /// # Safety
     ///
@@ -386,14 +386,10 @@ impl DmaMapping {
     /// # Errors
     ///
     /// `ENOMEM`; `ENODEV` if the device is gone. Context: may sleep.
-    pub(crate) unsafe fn new(
-        device: &Arc<DmaDevice>,
-        pages: &PinnedPages,
-        coherent: bool,
-    ) -> Result<Self> {
+    pub(crate) unsafe fn new(device: &Arc<DmaDevice>, pages: &PinnedPages) -> Result<Self> {
         let frames = (0..pages.count()).map(|index| pages.pfn(index).ok_or(EINVAL));
         // SAFETY: They are pinned by the function's requirements.
-        unsafe { Self::of_frames(device, pages.count(), frames, coherent) }
+        unsafe { Self::of_frames(device, pages.count(), frames) }
     }
 
     /// # Safety
@@ -403,17 +399,16 @@ impl DmaMapping {
         device: &Arc<DmaDevice>,
         count: usize,
         frames: impl Iterator<Item = Result<usize>>,
-        coherent: bool,
     ) -> Result<Self> {
         let _open = device.begin()?;
         // INVARIANT: Nothing is mapped yet.
         let mut addresses = Addresses {
             device: device.clone(),
-            coherent,
             list: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
         };
         for pfn in frames {
             let (pfn, mut address) = (pfn?, 0);
+            let coherent = device.is_coherent();
             let fails = fails(Point::Dma);
             // SAFETY: The page is pinned, and the device registered.
             to_result(unsafe {

@@ -66,6 +66,7 @@ impl DmaRun {
                 pfn,
                 pages,
                 direction as i32,
+                device.is_coherent(),
                 fails(Point::Dma),
                 &mut address,
             )
@@ -98,6 +99,7 @@ impl Drop for DmaRun {
                 self.address.raw(),
                 self.pages,
                 self.direction as i32,
+                self.device.is_coherent(),
             )
         };
         self.device.count_unmapped(self.pages);

@@ -11,17 +11,12 @@ use kernel::{page::Page, sync::Completion};
 const EOPNOTSUPP: i32 = -95;
 
 /// `page`, mapped `count` times.
-fn mapping(
-    device: &Arc<DmaDevice>,
-    page: &Page,
-    count: usize,
-    coherent: bool,
-) -> Result<DmaMapping> {
+fn mapping(device: &Arc<DmaDevice>, page: &Page, count: usize) -> Result<DmaMapping> {
     // SAFETY: The page is alive.
     let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };
     let frames = (0..count).map(|_| Ok(pfn));
     // SAFETY: Callers keep the page for longer than the mapping.
-    unsafe { DmaMapping::of_frames(device, count, frames, coherent) }
+    unsafe { DmaMapping::of_frames(device, count, frames) }
 }
 
 #[kunit_tests(rust_hmm_dma_device)]
@@ -39,7 +34,7 @@ mod suite {
         let page = Page::alloc_page(GFP_KERNEL)?;
         for _ in 0..8 {
             let device = DmaDevice::software(c"hmm-kunit")?;
-            let mapped = mapping(&device, &page, PAGES, true)?;
+            let mapped = mapping(&device, &page, PAGES)?;
             assert_eq!(device.live(), PAGES as u64);
             let begun = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
             let begin = begun.clone();
@@ -60,18 +55,17 @@ mod suite {
 
     #[test]
     fn closing_unmaps_what_was_forgotten() -> Result {
-        let (page, other) = (Page::alloc_page(GFP_KERNEL)?, Page::alloc_page(GFP_KERNEL)?);
+        let page = Page::alloc_page(GFP_KERNEL)?;
         let device = DmaDevice::software(c"hmm-kunit")?;
-        let kept = mapping(&device, &page, 3, true)?;
-        // Of another page: the DMA API wants one attribute of all mappings at an address.
-        let forgotten = ManuallyDrop::new(mapping(&device, &other, 4, false)?);
+        let kept = mapping(&device, &page, 3)?;
+        let forgotten = ManuallyDrop::new(mapping(&device, &page, 4)?);
         assert!(kept.address(2).is_some() && kept.address(3).is_none());
         assert_eq!(device.close(), 7);
         assert_eq!((device.live(), device.unmapped()), (0, 7));
         assert!(kept.address(2).is_none());
         drop(kept);
         assert_eq!(device.unmapped(), 7);
-        assert_eq!(mapping(&device, &page, 1, true).err(), Some(ENODEV));
+        assert_eq!(mapping(&device, &page, 1).err(), Some(ENODEV));
         drop(ManuallyDrop::into_inner(forgotten));
         assert_eq!(device.unmapped(), 7);
         Ok(())
@@ -82,14 +76,16 @@ mod suite {
         let page = Page::alloc_page(GFP_KERNEL)?;
         let device = DmaDevice::bouncing(c"hmm-kunit-bouncing")?;
         assert!(!device.is_coherent());
-        // Also if nobody asked before: a mapping that has to be coherent is not bounced.
-        assert_eq!(mapping(&device, &page, 1, true).err(), Some(ENOMEM));
-        assert_eq!((device.live(), device.mapped()), (0, 0));
         // SAFETY: The device is registered, and refused before it takes a reference.
         let adopted = unsafe { bindings::rust_hmm_dma_adopt(device.as_raw(), 64) };
         assert_eq!(adopted, EOPNOTSUPP);
         let device = DmaDevice::software(c"hmm-kunit")?;
         assert!(device.is_coherent());
+        // Also if its DMA is bounced since: what has to be coherent is not.
+        // SAFETY: Registered, and nothing is mapped for it.
+        unsafe { bindings::rust_hmm_dma_bounce(device.as_raw()) };
+        assert_eq!(mapping(&device, &page, 1).err(), Some(ENOMEM));
+        assert_eq!((device.live(), device.mapped()), (0, 0));
         for bits in [0, 65] {
             // SAFETY: As above.
             let adopted = unsafe { bindings::rust_hmm_dma_adopt(device.as_raw(), bits) };

@@ -369,6 +369,7 @@ pub unsafe fn rust_hmm_dma_map_run(
     _pfn: usize,
     _pages: usize,
     _direction: i32,
+    _coherent: bool,
     _fail: bool,
     address: &mut u64,
 ) -> ffi::c_int {
@@ -382,6 +383,7 @@ pub unsafe fn rust_hmm_dma_unmap_run(
     _address: u64,
     _pages: usize,
     _direction: i32,
+    _coherent: bool,
 ) {
     run(0);
 }

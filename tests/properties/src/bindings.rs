@@ -193,13 +193,20 @@ pub unsafe fn rust_hmm_dma_map_run(
     _pfn: usize,
     _pages: usize,
     _direction: i32,
+    _coherent: bool,
     _fail: bool,
     _address: &mut u64,
 ) -> ffi::c_int {
     unreachable!()
 }
 
-pub unsafe fn rust_hmm_dma_unmap_run(_: *mut device, _: u64, _pages: usize, _direction: i32) {
+pub unsafe fn rust_hmm_dma_unmap_run(
+    _: *mut device,
+    _: u64,
+    _pages: usize,
+    _direction: i32,
+    _coherent: bool,
+) {
     unreachable!()
 }
 

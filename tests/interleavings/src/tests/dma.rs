@@ -96,7 +96,7 @@ fn mapping() {
     let device = device();
     let other = device.clone();
     let thread = spawn(move || {
-        let mapping = unsafe { DmaMapping::new(&other, &PinnedPages(1), true) };
+        let mapping = unsafe { DmaMapping::new(&other, &PinnedPages(1)) };
         if let Ok(mapping) = &mapping {
             let _ = mapping.address(0);
         }

@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     Test::new("lock", "device_memory_comes_back_first", comes_back).only_rust(OURS),
     Test::new("lock", "devices_access_it", access).only_rust(OURS),
     Test::new("lock", "grain_makes_a_difference", grain).only_rust(OURS),
+    Test::new("lock", "a_page_has_both_grains", both_grains).only_rust(OURS),
     Test::new("lock", "the_limit_is_enforced", limit).only_rust(OURS),
     Test::new("lock", "pins_end_with_the_process", ends).only_rust(OURS),
     Test::new("lock", "bad_input", bad_input).only_rust(OURS),
@@ -91,6 +92,28 @@ fn shared(ctx: &Ctx) -> Outcome {
     check_eq!(bytes.device_addr % PAGE_SIZE, 24, "offset of the device's address");
     check_eq!(device.locked(map.page_addr(2), 1).what("look")?.bytes, 2 * PAGE_SIZE, "pages");
     device.unlock(bytes.device_addr).what("unlock")
+}
+
+/// Memory that is mapped twice, locked with another grain each time, and unlocked in any order: the debugging of the
+/// DMA API takes the mappings of a page for one another, and so they must have the same attributes.
+fn both_grains(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let file = hmm::files::memfd(1, 4).what("make a file in memory")?;
+    let maps = [Mapping::file_shared(&file, 4)?, Mapping::file_shared(&file, 4)?];
+    for (first, last) in [(0, 1), (1, 0)] {
+        for fine_first in [false, true] {
+            let grains = [fine_first, !fine_first];
+            let mut locked = Vec::new();
+            for (map, fine) in maps.iter().zip(grains) {
+                let found = device.lock(map.addr(), map.len(), agent(ctx), fine).what("lock")?;
+                check_eq!(found.fine, fine, "its grain");
+                locked.push(found.device_addr);
+            }
+            device.unlock(locked[first]).what("unlock one")?;
+            device.unlock(locked[last]).what("unlock the other")?;
+        }
+    }
+    maps[1].check(1).what("by the CPU")
 }
 
 fn refused(ctx: &Ctx) -> Outcome {

@@ -142,7 +142,10 @@ static const enum dma_data_direction directions[] = {
 	DMA_BIDIRECTIONAL, DMA_TO_DEVICE, DMA_FROM_DEVICE,
 };
 
-/* Pages that are next to each other, for the time of a copy. @coherent: as rust_hmm_dma_map(). */
+/*
+ * Maps @npages adjacent pages for a copy. @coherent: fail where the pages would
+ * be bounced; see rust_hmm_dma_map().
+ */
 int rust_hmm_dma_map_run(struct device *dev, unsigned long pfn,
 			 unsigned long npages, int direction, bool coherent,
 			 bool fail, u64 *addr)

@@ -337,7 +337,8 @@ impl PinnedDrop for DmaDevice {
 ///
 /// # Invariants
 ///
-/// Each element of `list` is the mapping of a page for `device`, which is not closed before this is dropped.
+/// Each element of `list` is the mapping of a page for `device`, which is not closed before this is
+/// dropped.
 struct Addresses {
     device: Arc<DmaDevice>,
     list: KVVec<u64>,
@@ -376,8 +377,10 @@ impl Maps for Pinned {
 pub(crate) struct DmaMapping(Arc<Pinned>);
 
 impl DmaMapping {
-    /// Maps all of `pages`; for a device that is coherent only where they are not bounced. A page that is mapped several
-    /// times has one address, and the DMA API wants the same of all its mappings.
+    /// Maps all of `pages`. For a coherent device, mapping fails where a page would be bounced.
+    ///
+    /// All mappings of one device have the same attributes: `kernel/dma/debug.c` cannot tell two
+    /// mappings of a page from each other, and warns if the attributes differ.
     ///
     /// # Safety
     ///
@@ -406,9 +409,9 @@ impl DmaMapping {
             device: device.clone(),
             list: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
         };
+        let coherent = device.is_coherent();
         for pfn in frames {
             let (pfn, mut address) = (pfn?, 0);
-            let coherent = device.is_coherent();
             let fails = fails(Point::Dma);
             // SAFETY: The page is pinned, and the device registered.
             to_result(unsafe {

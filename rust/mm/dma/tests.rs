@@ -71,6 +71,30 @@ mod suite {
         Ok(())
     }
 
+    /// On a kernel with `CONFIG_DMA_API_DEBUG`, mappings with different attributes are a warning.
+    #[test]
+    fn a_run_and_a_mapping_of_a_page_have_the_same_attributes() -> Result {
+        let page = Page::alloc_page(GFP_KERNEL)?;
+        // SAFETY: The page is alive.
+        let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };
+        let device = DmaDevice::software(c"hmm-kunit")?;
+        for run_first in [false, true] {
+            let mapped = mapping(&device, &page, 1)?;
+            // SAFETY: The page outlives the run, and nothing accesses it.
+            let run = unsafe { DmaRun::new(&device, pfn, 1, Direction::Both)? };
+            assert_eq!(device.live(), 2);
+            if run_first {
+                drop(run);
+                drop(mapped);
+            } else {
+                drop(mapped);
+                drop(run);
+            }
+            assert_eq!(device.live(), 0);
+        }
+        Ok(())
+    }
+
     #[test]
     fn bounced_devices_are_refused_and_never_coherent() -> Result {
         let page = Page::alloc_page(GFP_KERNEL)?;
@@ -81,8 +105,8 @@ mod suite {
         assert_eq!(adopted, EOPNOTSUPP);
         let device = DmaDevice::software(c"hmm-kunit")?;
         assert!(device.is_coherent());
-        // Also if its DMA is bounced since: what has to be coherent is not.
-        // SAFETY: Registered, and nothing is mapped for it.
+        // A device whose DMA is bounced from now on: mapping must fail instead of bouncing.
+        // SAFETY: The device is registered, and nothing is mapped for it.
         unsafe { bindings::rust_hmm_dma_bounce(device.as_raw()) };
         assert_eq!(mapping(&device, &page, 1).err(), Some(ENOMEM));
         assert_eq!((device.live(), device.mapped()), (0, 0));

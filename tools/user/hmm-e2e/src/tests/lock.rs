@@ -94,8 +94,8 @@ fn shared(ctx: &Ctx) -> Outcome {
     device.unlock(bytes.device_addr).what("unlock")
 }
 
-/// Memory that is mapped twice, locked with another grain each time, and unlocked in any order: the debugging of the
-/// DMA API takes the mappings of a page for one another, and so they must have the same attributes.
+/// Locks the same memory through two mappings, fine and coarse, and unlocks them in both orders.
+/// `CONFIG_DMA_API_DEBUG` warns if the two DMA mappings of a page have different attributes.
 fn both_grains(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let file = hmm::files::memfd(1, 4).what("make a file in memory")?;

@@ -56,6 +56,18 @@ impl<T: Send + Sync> RcuSlot<T> {
         self.object.load(Acquire).is_null()
     }
 
+    /// Takes the object away, if there is one. Context: any.
+    ///
+    /// # Safety
+    ///
+    /// There must be no concurrent [`Self::get`], and no borrow that one has returned.
+    pub(crate) unsafe fn take_unread(&self) -> Option<KBox<T>> {
+        let raw = self.object.xchg(null_mut(), Full);
+        // SAFETY: From a box and ours, by the type invariant; it is not borrowed, by the function's
+        // requirements.
+        (!raw.is_null()).then(|| unsafe { KBox::from_raw(raw) })
+    }
+
     /// Puts `object` there; if something else is, gives it back. Context: any.
     pub(crate) fn put(&self, object: KBox<T>) -> Result<(), KBox<T>> {
         let raw = KBox::into_raw(object);

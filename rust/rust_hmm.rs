@@ -11,7 +11,6 @@
 //! - [`attributes`]: what a program says of ranges of its memory.
 //! - [`policy`]: what a device fault brings to the device.
 //! - [`pgtable`]: the table itself.
-//! - [`io_pgtable`]: a page table of the kernel's own that follows a mirror.
 //! - [`connection`]: how memory of one device reaches another.
 //! - [`managed`]: memory that CPU and devices use, and that migrates by itself.
 //! - [`host_lock`]: memory of a process that stays where it is, for devices.
@@ -41,6 +40,9 @@
 //! 5. The spinlock of the tree of a table's DMA windows. Pages are mapped under the table lock, without that one.
 //! 6. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
 //!
+//! `table_memory`, under which memory of tables that a device walks is freed, may be taken in
+//! reclaim; nothing is allocated under it, and none of the locks above is taken.
+//!
 //! What is mapped for a device has mutexes of its own, under which it is unmapped: `dma_closing` (windows of a table) is
 //! taken before the spinlock of their tree; `pci_users`, then `peer_mapped`; `dma_mappings`, then `dma_addresses`. None of
 //! the locks above is taken under them but that spinlock.
@@ -55,7 +57,6 @@ pub mod connection;
 pub mod events;
 pub mod host_lock;
 pub mod inject;
-pub mod io_pgtable;
 pub mod managed;
 pub mod memory;
 pub mod migrate;

@@ -28,7 +28,7 @@
 pub mod addr;
 pub(crate) mod anon;
 pub mod bell;
-mod device_alloc;
+pub(crate) mod device_alloc;
 pub mod device_pages;
 pub mod dma;
 pub mod dma_fence;

@@ -55,8 +55,11 @@ mod mm {
     pub(crate) mod device_pages {
         #[path = "../../il/device_pages.rs"]
         mod owner;
+        mod hints;
         pub(super) mod piece;
         mod region;
+        #[path = "../../il/tests/hints.rs"]
+        pub(crate) mod hints_interleavings;
         #[path = "../../il/tests/piece.rs"]
         pub(crate) mod interleavings;
 

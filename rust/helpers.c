@@ -242,25 +242,6 @@ bool rust_hmm_vmf_folio_is_large(const struct vm_fault *vmf)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vmf_folio_is_large);
 
-/* Whether the fault can be repeated with the mmap lock let go in between. */
-bool rust_hmm_vmf_can_retry(const struct vm_fault *vmf)
-{
-	return (vmf->flags & FAULT_FLAG_ALLOW_RETRY) &&
-	       !(vmf->flags & FAULT_FLAG_VMA_LOCK);
-}
-EXPORT_SYMBOL_GPL(rust_hmm_vmf_can_retry);
-
-/* As folio_lock_or_retry(): the mapping is not valid any more. */
-vm_fault_t rust_hmm_vmf_retry(struct vm_fault *vmf)
-{
-	if (!rust_hmm_vmf_can_retry(vmf))
-		return 0;
-	if (!(vmf->flags & FAULT_FLAG_RETRY_NOWAIT))
-		mmap_read_unlock(vmf->vma->vm_mm);
-	return VM_FAULT_RETRY;
-}
-EXPORT_SYMBOL_GPL(rust_hmm_vmf_retry);
-
 unsigned long rust_hmm_page_to_pfn(const struct page *page)
 {
 	return page_to_pfn(page);

@@ -18,6 +18,7 @@
 struct dev_pagemap;
 struct file;
 struct folio;
+struct migrate_vma;
 struct mm_struct;
 struct mmu_interval_notifier;
 struct page;
@@ -103,7 +104,6 @@ unsigned long rust_hmm_source_join(struct vm_area_struct *vma,
 				   unsigned long addr);
 void rust_hmm_source_put(unsigned long pfn);
 struct page *rust_hmm_pfn_page(unsigned long pfn);
-unsigned long rust_hmm_page_pfn(const struct page *page);
 void rust_hmm_pfn_get(unsigned long pfn);
 void rust_hmm_pfn_put(unsigned long pfn);
 void rust_hmm_pfn_unlock(unsigned long pfn);
@@ -125,6 +125,11 @@ enum rust_hmm_huge rust_hmm_huge_hold(struct vm_area_struct *vma,
 				      unsigned long *pfn);
 void rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,
 			  unsigned long pfn);
+
+/* Huge pages that a fault holds */
+bool rust_hmm_freed_while_lent(struct folio *folio);
+bool rust_hmm_get_unless_lent(struct folio *folio);
+int rust_hmm_setup_split(struct migrate_vma *args, bool delay);
 
 /* trace.h */
 int rust_hmm_mm_pid(struct mm_struct *mm);
@@ -156,8 +161,6 @@ unsigned long rust_hmm_vmf_address(const struct vm_fault *vmf);
 bool rust_hmm_vmf_is_pte(const struct vm_fault *vmf);
 struct page *rust_hmm_vmf_page(const struct vm_fault *vmf);
 bool rust_hmm_vmf_folio_is_large(const struct vm_fault *vmf);
-bool rust_hmm_vmf_can_retry(const struct vm_fault *vmf);
-vm_fault_t rust_hmm_vmf_retry(struct vm_fault *vmf);
 
 /* Pages and folios, named by page frame number */
 unsigned long rust_hmm_page_to_pfn(const struct page *page);

@@ -42,8 +42,8 @@ classes! {
     ended = c"rust_hmm::ended";
     /// A walker.
     walker = c"rust_hmm::walker";
-    /// Huge device pages that wait for a thread to split them.
-    chores = c"rust_hmm::chores";
+    /// Idle device memory is to be removed.
+    shrink = c"rust_hmm::shrink";
     /// What has mappings for a device.
     dma_users = c"rust_hmm::dma_users";
     /// Addresses of pinned pages, and whether they are mapped.
@@ -56,8 +56,8 @@ classes! {
     pci_users = c"rust_hmm::pci_users";
     /// The windows of a page table of DMA addresses.
     dma_windows = c"rust_hmm::dma_windows";
-    /// That thread waits.
-    chores_wake = c"rust_hmm::chores_wake";
+    /// The thread that removes it sleeps.
+    shrink_wake = c"rust_hmm::shrink_wake";
     /// The past of a policy.
     policy = c"rust_hmm::policy";
     /// Attributes that lost their mapping.

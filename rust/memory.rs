@@ -10,7 +10,7 @@ use crate::{
     locks,
     mirror::Peer,
     mm::{
-        addr::{PageRange, PMD_ORDER, PMD_PAGES},
+        addr::{PageRange, PMD_PAGES},
         device_pages::{DevicePages, Kind, MAX_PIECES, PIECE_PAGES},
         mask::Mask,
         migrate::{Constant, Isolated, Select},
@@ -33,7 +33,6 @@ use kernel::{
 };
 
 mod arrivals;
-mod chores;
 mod copy;
 mod cpu_fault;
 mod dma_copy;
@@ -44,13 +43,13 @@ mod lru;
 mod ops;
 mod peers;
 mod room;
+mod shrink;
 mod steps;
 mod unplug;
 mod watched;
 
 pub(crate) use arrivals::Arrival;
 use arrivals::Arrivals;
-use chores::{Chores, Worker};
 pub(crate) use copy::{Copies, End, RawJob};
 pub use copy::{Copy, CopyJob};
 pub use dma_copy::DmaCopy;
@@ -61,6 +60,7 @@ pub(crate) use lru::Turn;
 use ops::Ops;
 use peers::Peers;
 pub(crate) use peers::{Readers, Registration};
+use shrink::{Requests, Worker};
 use steps::{Step, Steps};
 
 /// The memory of one device, shared by all mirrors of it.
@@ -85,7 +85,7 @@ struct Parts<M: MemoryOps> {
 }
 
 impl<M: MemoryOps> DropWaits for Parts<M> {
-    /// Pages are split and given back by a thread of the memory's own.
+    /// A thread of the memory's own removes idle pieces.
     fn waits_for_current(&self) -> bool {
         self.worker.as_ref().is_some_and(Worker::is_current)
     }
@@ -114,7 +114,7 @@ impl<M: MemoryOps> Parts<M> {
             stats: Stats::new(),
             peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
             known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
-            chores: KBox::pin_init(Chores::new(), GFP_KERNEL)?,
+            shrink: KBox::pin_init(Requests::new(), GFP_KERNEL)?,
             windows: Windows::new()?,
             evicting: Atomic::new(0),
             arrivals: KBox::pin_init(Arrivals::new(), GFP_KERNEL)?,
@@ -251,18 +251,6 @@ impl<M: MemoryOps> Memory<M> {
         self.allocator().alloc(arrival, order)
     }
 
-    /// As a fault asks for the huge page that begins at device page `number` to be split, but the thread is not woken.
-    #[cfg(CONFIG_KUNIT = "y")]
-    pub(crate) fn split_later(&self, number: usize) {
-        let _waits = self.pages().data().chores.split_later(number);
-    }
-
-    /// Whether the huge page that begins at device page `number` is about to be split.
-    #[cfg(CONFIG_KUNIT = "y")]
-    pub(crate) fn is_to_be_split(&self, number: usize) -> bool {
-        self.pages().data().chores.is_waiting(number)
-    }
-
     /// Copies each page to its folio, one of ours; the numbers tell them apart, below 512. Says which were copied.
     pub(crate) fn copy_pages(
         &self,
@@ -369,9 +357,6 @@ impl<M: MemoryOps> Allocator<'_, M> {
             .and_then(chosen)
             .or_else(|| self.pages.alloc_numbered(order))?;
         ops.lru.touch(number / PMD_PAGES);
-        if order == PMD_ORDER {
-            ops.chores.forget(number);
-        }
         Some(folio)
     }
 }

@@ -244,7 +244,7 @@ unsigned int rust_hmm_pfn_users(unsigned long pfn, bool delay,
 	struct rw_semaphore *lock;
 	unsigned long addr, last;
 
-	if (!folio_try_get(folio))
+	if (!rust_hmm_get_unless_lent(folio))
 		return 0;
 	if (page_folio(pfn_to_page(pfn)) != folio || !folio_trylock(folio))
 		goto put;
@@ -753,12 +753,6 @@ struct page *rust_hmm_pfn_page(unsigned long pfn)
 	return pfn_to_page(pfn);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_pfn_page);
-
-unsigned long rust_hmm_page_pfn(const struct page *page)
-{
-	return page_to_pfn(page);
-}
-EXPORT_SYMBOL_GPL(rust_hmm_page_pfn);
 
 /*
  * Huge pages of private device memory that are dropped on their way back.

@@ -45,9 +45,9 @@
 //! taken before the spinlock of their tree; `pci_users`, then `peer_mapped`; `dma_mappings`, then `dma_addresses`. None of
 //! the locks above is taken under them but that spinlock.
 //!
-//! Device memory is allocated and freed without a lock, but for a huge page: what was to be split there is forgotten
-//! under the mutex of the chores of the memory, which is taken below folio locks, and under which nothing is taken. The
-//! mutex under which device memory grows is taken before all of these.
+//! Device memory is allocated and freed without a lock, but for a page that is freed while a CPU fault has lent its
+//! reference (`rust/lent.c`): the spinlock of such pages is taken in any context, and none is taken under it but that of
+//! the lender's wait queue. The mutex under which device memory grows is taken before all of these.
 
 pub mod alarm;
 pub mod attributes;

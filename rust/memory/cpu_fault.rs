@@ -36,34 +36,28 @@ pub(super) fn serve<M: MemoryOps>(
     if fault.is_part_of_large() {
         // Isolating the page splits the folio; it then comes back only if it is the first one. What
         // could not be split now is tried again by the CPU.
-        let moved = attempt(pages, fault, &mut batch, &mut copies, PAGE_SIZE)?;
+        let moved = attempt(pages, fault, false, &mut batch, &mut copies, PAGE_SIZE)?;
         if moved != 0 || fault.is_part_of_large() {
             return Ok(moved);
         }
     }
-    attempt(pages, fault, &mut batch, &mut copies, window)
+    attempt(pages, fault, false, &mut batch, &mut copies, window)
 }
 
-/// A huge page comes back whole. If others map it too, or if there is no huge page for it, it is split, which is not
-/// possible here: the core splits nothing that somebody holds, but the fault does. A thread does it, and who faults tries
-/// again: if it can, with the mmap lock let go in between, for which others may wait.
+/// Brings a huge page back whole or, if other processes map it too or if there is no huge page of
+/// system memory, in small pages. Returns the pages moved; 0 if the page was dropped meanwhile or is
+/// held by others for a moment, so that the CPU faults again if it has to.
 fn serve_huge<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
-    let number = pages.lookup(fault.pfn()).ok_or(FaultError::Lost)?;
-    let chores = &pages.data().chores;
-    if chores.only_look_in(number, fault.can_retry()) {
-        return Err(FaultError::Again);
-    }
     let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
-    let moved = attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE)?;
-    if moved == 0 {
-        chores.split(number);
-        return Err(FaultError::Again);
+    let moved = attempt(pages, fault, true, &mut batch, &mut copies, PMD_SIZE)?;
+    if moved != 0 {
+        return Ok(moved);
     }
-    Ok(moved)
+    attempt(pages, fault, false, &mut batch, &mut copies, PMD_SIZE)
 }
 
 /// The pages of `range` around `addr` that are in device memory of `owner`, without a gap. Others cannot come back: they
@@ -84,11 +78,13 @@ fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, owner: Cookie) -> Opt
     run.filter(|run| run.index_of(addr).is_some())
 }
 
-/// Brings back what there is within `window` bytes around the fault. Returns the pages moved; if the faulting one is
-/// not among them, it was not to be had now.
+/// Brings back what there is within `window` bytes around the fault, a huge page whole if `whole` and
+/// if nothing else maps it. Returns the pages moved; if the faulting one is not among them, it was not
+/// to be had now.
 fn attempt<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
+    whole: bool,
     batch: &mut Batch,
     copies: &mut Copies,
     window: usize,
@@ -119,15 +115,7 @@ fn attempt<M: MemoryOps>(
             let mut lap = Lap::start();
             let (select, owner) = (pages.select(), pages.owner());
             let mut isolated = Isolated::read_by(readers, || {
-                Isolated::new(
-                    vma,
-                    range,
-                    select,
-                    fault.is_huge(),
-                    owner,
-                    Some(fault),
-                    batch,
-                )
+                Isolated::new(vma, range, select, whole, owner, Some(fault), batch)
             })
             .map_err(|_| FaultError::Lost)?;
             lap.end(Phase::Unmap);

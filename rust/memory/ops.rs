@@ -4,11 +4,11 @@
 
 use super::{
     arrivals::Arrivals,
-    chores::Chores,
     cpu_fault,
     known::Known,
     lru::Lru,
     peers::Peers,
+    shrink::Requests,
     steps::Steps,
     Copies,
     End,
@@ -48,7 +48,7 @@ pub(super) struct Ops<M> {
     /// The steps that take pages out.
     pub(super) departures: Pin<KBox<Steps>>,
     pub(super) known: Pin<KBox<Known>>,
-    pub(super) chores: Pin<KBox<Chores>>,
+    pub(super) shrink: Pin<KBox<Requests>>,
 }
 
 impl<M: MemoryOps> Ops<M> {
@@ -163,7 +163,6 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
         let served = cpu_fault::serve(pages, &fault);
         let moved = match served {
             Ok(moved) => Ok(moved),
-            Err(FaultError::Again) => Ok(0),
             Err(FaultError::NoMemory) => Err(ENOMEM),
             Err(FaultError::Lost) => Err(EIO),
         };

@@ -109,7 +109,7 @@ impl<'a> Isolated<'a> {
     ///
     /// `range` must lie in `vma` and within 2 MiB. `owner` must be that of the memory. `compound` takes a huge
     /// page of private memory as one entry, else it is split; the core collects no huge page of coherent memory.
-    /// `fault` is the CPU fault being handled, if any.
+    /// `fault` is the CPU fault being handled, if any; it lends its reference of a huge page that is split.
     ///
     /// # Errors
     ///
@@ -179,8 +179,17 @@ impl<'a> Isolated<'a> {
             fault_page: fault.map_or_else(held, CpuFault::page),
             ..Default::default()
         };
-        // SAFETY: The mmap lock is held for `'a`, the arrays are as long as the range.
-        to_result(unsafe { bindings::migrate_vma_setup(&mut raw) })?;
+        let in_one = flags & bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND != 0;
+        let result = if !in_one && fault.is_some_and(CpuFault::is_huge) {
+            let delay = fails(Point::Window);
+            // SAFETY: As below. Of a fault on a huge entry, `fault_page` is the first page of a folio, which the fault has
+            // locked, with one reference that nothing else uses before the call returns.
+            unsafe { bindings::rust_hmm_setup_split(&mut raw, delay) }
+        } else {
+            // SAFETY: The mmap lock is held for `'a`, the arrays are as long as the range.
+            unsafe { bindings::migrate_vma_setup(&mut raw) }
+        };
+        to_result(result)?;
         // INVARIANT: Just set up.
         let pages = Restored(Inner {
             raw,

@@ -74,27 +74,6 @@ mod suite {
     }
 
     #[test]
-    fn a_new_huge_page_is_not_split_for_the_one_before() -> Result {
-        let (_, shared, _mirror) = attached(PMD_PAGES)?;
-        let memory = &shared.memory;
-        memory.grow(PMD_PAGES)?;
-        let arrival = memory.arrive()?;
-        let huge = || {
-            let folio = memory.alloc(&arrival, PMD_ORDER).ok_or(ENOMEM)?;
-            memory.entry_number(folio.pfn()).ok_or(EINVAL)
-        };
-        // Many times: the thread may look at the request by itself.
-        for _ in 0..16 {
-            let number = huge()?;
-            // As by a fault, after which another one brings the page back.
-            memory.split_later(number);
-            assert_eq!(huge()?, number);
-            assert!(!memory.is_to_be_split(number));
-        }
-        Ok(())
-    }
-
-    #[test]
     fn a_new_page_has_no_stale_flags() -> Result {
         let (_, shared, _mirror) = attached(PMD_PAGES)?;
         let memory = &shared.memory;

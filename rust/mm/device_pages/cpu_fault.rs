@@ -15,9 +15,6 @@ pub enum FaultError {
     NoMemory,
     /// The device lost the page: `VM_FAULT_SIGBUS`.
     Lost,
-    /// Somebody else who needs the mmap lock has to do something first. Who can, lets it go and tries again:
-    /// `VM_FAULT_RETRY`; see [`CpuFault::can_retry`].
-    Again,
 }
 
 /// A CPU fault on a device-private page.
@@ -72,19 +69,6 @@ impl<'a> CpuFault<'a> {
     pub fn is_part_of_large(&self) -> bool {
         // SAFETY: By the type invariant.
         !self.is_huge() && unsafe { bindings::rust_hmm_vmf_folio_is_large(self.vmf) }
-    }
-
-    /// Whether who faults can let go of the mmap lock in between. Others (range faults, `ptrace`) hold it until they have
-    /// the page; a range fault ends early when its notifier is called.
-    pub fn can_retry(&self) -> bool {
-        // SAFETY: By the type invariant.
-        unsafe { bindings::rust_hmm_vmf_can_retry(self.vmf) }
-    }
-
-    /// Its page frame; of a huge page the first one.
-    pub fn pfn(&self) -> usize {
-        // SAFETY: By the type invariant.
-        unsafe { bindings::rust_hmm_page_pfn(self.page()) }
     }
 
     pub(in crate::mm) fn page(&self) -> *mut bindings::page {

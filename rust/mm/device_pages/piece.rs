@@ -259,6 +259,10 @@ impl<T: DevicePageOps> Piece<T> {
     ///
     /// Called by the core for a folio of a piece of this type, when its last reference is gone.
     unsafe extern "C" fn folio_free(folio: *mut bindings::folio) {
+        // SAFETY: A folio without references, which is given back below or by its next free.
+        if unsafe { bindings::rust_hmm_freed_while_lent(folio) } {
+            return;
+        }
         // SAFETY: A folio begins with its first page.
         let (pfn, order) = unsafe {
             let pfn = bindings::rust_hmm_page_to_pfn(folio.cast());
@@ -301,8 +305,6 @@ impl<T: DevicePageOps> Piece<T> {
             Ok(()) => 0,
             Err(FaultError::NoMemory) => bindings::vm_fault_reason_VM_FAULT_OOM,
             Err(FaultError::Lost) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
-            // SAFETY: The fault is still under way, and nothing of it is borrowed any more.
-            Err(FaultError::Again) => unsafe { bindings::rust_hmm_vmf_retry(vmf) },
         }
     }
 

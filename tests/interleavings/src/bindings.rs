@@ -258,8 +258,8 @@ pub unsafe fn rust_hmm_vmf_page(_vmf: *mut vm_fault) -> *mut page {
     unimplemented!()
 }
 
-pub unsafe fn rust_hmm_vmf_retry(_vmf: *mut vm_fault) -> vm_fault_t {
-    unimplemented!()
+pub unsafe fn rust_hmm_freed_while_lent(_folio: *mut folio) -> bool {
+    false
 }
 
 pub unsafe fn rust_hmm_device_folio_reset(pfn: usize, _order: u32) {

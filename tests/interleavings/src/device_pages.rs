@@ -24,7 +24,6 @@ pub struct DeviceRange {
 pub enum FaultError {
     NoMemory,
     Lost,
-    Again,
 }
 
 pub struct CpuFault<'a>(PhantomData<&'a ()>);

@@ -2,13 +2,14 @@
 //! Huge pages: they migrate whole, and in pieces when they must.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::mover::rounds;
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::abi::{PageState, FLAG_FAIL_ALLOC, HUGE_PAGES};
 use hmm::procfs::SHRINK_UNDERUSED;
 use hmm::{
-    mapping, pagemap, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting, Settings,
-    PAGE_SIZE,
+    inject, mapping, pagemap, pattern, Child, Device, Errno, Gate, Mapping, Prot, Setting,
+    Settings, PAGE_SIZE,
 };
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -47,6 +48,12 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "unmapped_by_others_on_the_way_back", unmapped_by_others)
         .private()
         .only_rust("slow copies"),
+    Test::new("thp", "dropped_while_it_is_split", dropped_while_it_is_split)
+        .private()
+        .only_rust("injected delays"),
+    Test::new("thp", "unmapped_by_a_child_while_it_is_split", unmapped_by_a_child)
+        .private()
+        .only_rust("injected delays"),
     Test::new("thp", "while_the_shrinker_looks", while_the_shrinker_looks).only_rust("more tries"),
 ];
 
@@ -183,11 +190,20 @@ fn failed_touch(ctx: &Ctx) -> Outcome {
     let map = huge(1, 1)?;
     migrate(&device, &map, 1)?;
     device.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+    let delta = Delta::start(ctx, &device)?;
     check_eq!(map.get(77, 7), pattern::word(1, 77, 7), "CPU read of one word");
-    check_eq!(resident_huge(&device, &map)?, 0, "pages in a huge device page");
+    comes_back_at_once(&delta, "after one CPU read")?;
+    check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, 0, "device pages after one CPU read");
     let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages")?;
     check_eq!(huge, 0, "KiB in huge pages after the way back");
     cpu_sees(&map, 1, "after the way back without huge page")
+}
+
+/// One fault has brought all of a huge page back.
+fn comes_back_at_once(delta: &Delta<'_>, when: &str) -> Outcome {
+    delta.exactly("cpu_faults", 1, when)?;
+    delta.exactly("cpu_fault_pages", HUGE_PAGES as i64, when)?;
+    delta.exactly("device_pages_used", -(HUGE_PAGES as i64), when)
 }
 
 /// A snapshot of another device says nothing of a huge page, as of small ones, and not that it cannot be accessed.
@@ -209,8 +225,8 @@ fn seen_by_another(ctx: &Ctx) -> Outcome {
     device_sees(&other, &map, 4, "of the other one's page").map(|_| ())
 }
 
-/// Another device reads a huge page that cannot come back as such: a range fault, which holds the mmap lock until it
-/// has the page, while the thread that splits the page needs that lock, and others wait for it.
+/// Another device reads a huge page that cannot come back as such, while other threads wait for the mmap lock, which
+/// the range fault holds until it has the page. One fault is enough.
 fn failed_for_another(ctx: &Ctx) -> Outcome {
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -233,13 +249,16 @@ fn read_by_another(ctx: &Ctx) -> Outcome {
         migrate(&owner, &map, round)?;
         check_eq!(resident_huge(&owner, &map)?, HUGE_PAGES, "pages in a huge device page");
         owner.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+        let delta = Delta::start(ctx, &owner)?;
         device_sees(&other, &map, round, "without huge page")?;
+        comes_back_at_once(&delta, "after the other device has read")?;
         check_eq!(resident_huge(&owner, &map)?, 0, "pages in a huge device page");
     }
     Ok(())
 }
 
-/// A debugger looks at a huge page that cannot come back as such: it holds the mmap lock until it has the page.
+/// A debugger reads a huge page that cannot come back as such. It holds the mmap lock until it has the page, and one
+/// fault is enough.
 fn failed_for_a_debugger(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     for round in 1..=20 {
@@ -252,9 +271,11 @@ fn failed_for_a_debugger(ctx: &Ctx) -> Outcome {
             _ => device.set_flags(FLAG_FAIL_ALLOC).what("set the flag").map(|_| None)?,
         };
         let mut found = [0; PAGE_SIZE];
+        let delta = Delta::start(ctx, &device)?;
         let memory = std::fs::File::open("/proc/self/mem").what("open /proc/self/mem")?;
         memory.read_exact_at(&mut found, map.page_addr(9) as u64).what("read /proc/self/mem")?;
         pattern::check(round, 9, &found).what("what a debugger sees")?;
+        comes_back_at_once(&delta, "after the debugger has read")?;
         cpu_sees(&map, round, "afterwards")?;
     }
     Ok(())
@@ -479,6 +500,139 @@ fn unmapped_by_others(ctx: &Ctx) -> Outcome {
         let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages")?;
         check_eq!(huge, 0, "KiB in huge pages after {way:?}");
         device_sees(&device, &map, 1, "after the others have gone")?;
+    }
+    Ok(())
+}
+
+/// The point at which a fault that has lent its reference of a huge page waits for 100 ms.
+const LENT: &str = "window";
+
+/// Has a thread touch the huge page `map`, for which there is no huge page of system memory, and calls `meanwhile` while
+/// the fault has lent its reference. Returns what the thread has read.
+fn while_it_is_lent(map: &Mapping, meanwhile: impl FnOnce() -> Outcome) -> Result<u64, Stop> {
+    let before = inject::point_state(LENT)?.failures;
+    inject::set_point(LENT, "1").what("set the point")?;
+    let word = std::thread::scope(|scope| -> Result<u64, Stop> {
+        let toucher = scope.spawn(|| map.get(77, 7));
+        let begin = Instant::now();
+        while inject::point_state(LENT)?.failures == before {
+            check!(begin.elapsed() < Duration::from_secs(20), "no reference was lent");
+        }
+        let result = meanwhile();
+        let word = toucher.join().map_err(|_| Stop::Fail("the toucher panicked".into()))?;
+        result.map(|()| word)
+    });
+    inject::clear_points().what("clear the points")?;
+    word
+}
+
+/// Another thread drops a huge page between the moment at which a fault lends its reference and the moment at which the
+/// core has split it. The page stays in use until the fault has its reference back, and is then freed once.
+fn dropped_while_it_is_split(ctx: &Ctx) -> Outcome {
+    // A counter that lost pages would not be shown below zero.
+    let ballast = Mapping::anon(8192).what("map memory")?;
+    ballast.fill(4);
+    let device = ctx.open()?;
+    let before = unaccounted()?;
+    let (mut dropped, mut kept_when_lent) = (0, 0);
+    rounds(4, |round| {
+        let seed = round + 1;
+        let map = huge(1, seed)?;
+        migrate(&device, &map, seed)?;
+        check_eq!(resident_huge(&device, &map)?, HUGE_PAGES, "pages in a huge device page");
+        device.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+        let (delta, start) = (Delta::start(ctx, &device)?, device.counters()?);
+        let mut in_use = 0;
+        let word = while_it_is_lent(&map, || {
+            map.advise_pages(mapping::MADV_DONTNEED, 0, HUGE_PAGES)?;
+            in_use = device.counters()?.device_pages_used;
+            Ok(())
+        })?;
+        let now = device.counters()?;
+        // On a busy machine the page may be back before it is dropped.
+        if now.cpu_fault_pages == start.cpu_fault_pages {
+            dropped += 1;
+            check_eq!(word, 0, "the word that the CPU read of what was dropped");
+            let kept = [start.device_pages_used, start.device_pages_used - HUGE_PAGES as u64];
+            check!(kept.contains(&in_use), "{in_use} device pages in use while one was lent");
+            kept_when_lent += u64::from(in_use == start.device_pages_used);
+        } else {
+            let known = [0, pattern::word(seed, 77, 7)];
+            check!(known.contains(&word), "the CPU read {word:#x}");
+        }
+        delta.exactly("cpu_faults", 1, "after the touch")?;
+        delta.exactly("device_pages_used", -(HUGE_PAGES as i64), "after the touch")?;
+        map.check_zero(0, HUGE_PAGES).what("CPU read of what was dropped")?;
+        // The device page is used anew.
+        map.fill(seed);
+        device_sees(&device, &map, seed, "of what was written since")?;
+        migrate(&device, &map, seed)?;
+        cpu_sees(&map, seed, "after another way there")?;
+        Ok(dropped >= 2 && kept_when_lent > 0)
+    })?;
+    check!(dropped >= 2, "the page was dropped in time in {dropped} rounds");
+    check!(kept_when_lent > 0, "no page was in use when it was dropped");
+    dropped_at_any_time(ctx, &device)?;
+    let after = unaccounted()?;
+    println!("# {dropped} dropped while lent; pages of others {before:?}, {after:?}");
+    let lost = before.0 - after.0;
+    check!(lost.abs() < HUGE_PAGES as i64 / 4, "{lost} anonymous pages lost");
+    check_eq!(after.1, before.1, "huge pages of others");
+    Ok(())
+}
+
+/// As above, without a delay: also while the core splits the page, and after that.
+fn dropped_at_any_time(ctx: &Ctx, device: &Device) -> Outcome {
+    for step in 0..60 {
+        let map = huge(1, 5)?;
+        migrate(device, &map, 5)?;
+        device.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+        let delta = Delta::start(ctx, device)?;
+        let start = device.counters()?.cpu_faults;
+        let word = std::thread::scope(|scope| -> Result<u64, Stop> {
+            let toucher = scope.spawn(|| map.get(77, 7));
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_micros(100 * step) {
+                std::hint::spin_loop();
+            }
+            map.advise_pages(mapping::MADV_DONTNEED, 0, HUGE_PAGES)?;
+            toucher.join().map_err(|_| Stop::Fail("the toucher panicked".into()))
+        })?;
+        let known = [0, pattern::word(5, 77, 7)];
+        check!(known.contains(&word), "the CPU read {word:#x} in step {step}");
+        map.check_zero(0, HUGE_PAGES).what("CPU read of what was dropped")?;
+        delta.exactly("device_pages_used", -(HUGE_PAGES as i64), "after the touch")?;
+        if device.counters()?.cpu_faults == start {
+            // The page was dropped before the touch, so that the flag is still set.
+            device.set_flags(0).what("clear the flag")?;
+        }
+    }
+    Ok(())
+}
+
+/// A child that maps the huge page too unmaps it while a fault of its parent has lent its reference.
+fn unmapped_by_a_child(ctx: &Ctx) -> Outcome {
+    for round in 1..=4 {
+        let device = ctx.open()?;
+        let map = huge(1, round)?;
+        migrate(&device, &map, round)?;
+        let go = Gate::new()?;
+        let child = Child::spawn(|| {
+            go.wait().what("gate")?;
+            map.unmap_pages(0, HUGE_PAGES).what("unmap")
+        })?;
+        let delta = Delta::start(ctx, &device)?;
+        // What two processes map does not come back as a huge page.
+        let word = while_it_is_lent(&map, || {
+            go.open().what("gate")?;
+            child.join().map_err(Stop::Fail)
+        })?;
+        check_eq!(word, pattern::word(round, 77, 7), "the word that the CPU read");
+        comes_back_at_once(&delta, "after the touch")?;
+        cpu_sees(&map, round, "after the child has gone")?;
+        let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages")?;
+        check_eq!(huge, 0, "KiB in huge pages");
+        device_sees(&device, &map, round, "after the child has gone")?;
     }
     Ok(())
 }

@@ -134,11 +134,6 @@ bit lost[DEVICES];
 byte left;
 
 #define STOPPED(f) (!IS_SYS(f) && dead[MEM_OF(f)])
-/* Whether frame f has no references that keep it from moving, or from being freed. */
-#ifndef CAN_MOVE
-#define CAN_MOVE(f) 1
-#define CAN_FREE(f) 1
-#endif
 /* With FAIR_LOCKS a reader waits behind a writer that waits, as in an rwsem. */
 #ifdef FAIR_LOCKS
 byte mm_writers_waiting[SPACES];
@@ -168,7 +163,7 @@ inline alloc_device(f, d) { alloc_from(f, NSYS + 1 + MEM(d) * NDEV, NSYS + 1 + (
 /* Frees frame f if it is neither mapped nor referenced. Within a step. */
 inline put(f) {
 	if
-	:: mapped[f] == 0 && !isolated[f] && CAN_FREE(f) -> used[f] = 0; locked[f] = 0; fresh[f] = 0; dirty[f] = 0; lazy[f] = 0; merged[f] = 0
+	:: mapped[f] == 0 && !isolated[f] -> used[f] = 0; locked[f] = 0; fresh[f] = 0; dirty[f] = 0; lazy[f] = 0; merged[f] = 0
 	:: else
 	fi
 }
@@ -279,7 +274,7 @@ inline unmap_by_rmap(a) {
 		x_v++
 	:: else -> break
 	od;
-	atomic { x_v = 0; took = took && mapped[s] == 0 && CAN_MOVE(s) }
+	atomic { x_v = 0; took = took && mapped[s] == 0 }
 }
 
 /* Frame s, which is locked, leaves the page tables: v's, or by the reverse mapping all. */
@@ -287,7 +282,7 @@ inline unmap(v, a) {
 	d_step {
 		took = 0;
 		if
-		:: mapped[s] == 1 && CAN_MOVE(s) && pte_f[v] == s && (pte[v] == PRESENT || pte[v] == DEVICE) && !(off == RULE4 && entry[T(v, 0)] == s) ->
+		:: mapped[s] == 1 && pte_f[v] == s && (pte[v] == PRESENT || pte[v] == DEVICE) && !(off == RULE4 && entry[T(v, 0)] == s) ->
 			pte[v] = MIGRATING; mapped[s] = 0; w = pte_w[v]; took = 1;
 			printf("%d: isolates page %d, frame %d\n", a, v, s)
 		:: else
@@ -478,7 +473,7 @@ inline check_memory() {
 	od;
 	i = 1;
 	do
-	:: i < NF -> assert(used[i] == (mapped[i] > 0) && !isolated[i] && !locked[i] && CAN_FREE(i)); i++
+	:: i < NF -> assert(used[i] == (mapped[i] > 0) && !isolated[i] && !locked[i]); i++
 	:: else -> break
 	od;
 	i = 0;

@@ -11,7 +11,6 @@
  * - A migration announces itself to all mirrors of the address space, remembers which, and finalizes only after a flush of each.
  *   It may be dropped in any state. While one block is copied the next one is isolated.
  * - Eviction takes foreign mmap locks by trylock, and passes over what it cannot have.
- * - A CPU fault may leave its work to a worker: it releases the mmap lock and the folio lock, and sleeps until the work is done.
  *
  * Sequences of notifiers are modelled as in mm/mmu_notifier.c: an insertion during an invalidation of the address space is
  * deferred, and counts as invalidated; a removal waits for the end of all invalidations; read_begin waits until no
@@ -102,26 +101,16 @@ mtype = {
 	/* The mmap lock is released and taken again between two blocks, while folios are locked. */
 	OVERLAP_RELOCKS,
 
-	/* Eviction and CPU faults */
+	/* Eviction */
 
 	/* Eviction waits for the mmap lock of another process. */
-	EVICT_WAITS,
-	/* A CPU fault that waits for the worker keeps the mmap lock. */
-	SLEEP_MMAP,
-	/* A CPU fault that waits for the worker keeps the folio lock. */
-	SLEEP_FOLIO,
-	/* A CPU fault that waits for the worker drops its reference of the page. */
-	SLEEP_REFERENCE,
-	/* The worker waits for the mmap lock with the folio locked. */
-	WORKER_ORDER
+	EVICT_WAITS
 };
 #define FAIR_LOCKS
 #define NO_TLB
 #if !defined(DROPS)
 #define COPIES_SUCCEED
 #endif
-#define CAN_MOVE(f) (refs[f] == x_refs)
-#define CAN_FREE(f) (refs[f] == 0)
 #include "common.pml"
 
 /* Touches of each CPU. */
@@ -140,12 +129,9 @@ mtype = {
 #define B(v) ((v) / BP)
 #define SYSTEM DEVICES
 #define COLLIDED(a, v) collided[(a) * NW + W(v)]
-/* Processes of a scenario may drop a migration in any state, or leave CPU faults to the worker. */
+/* Processes of a scenario may drop a migration in any state. */
 #ifndef DROPS
 #define DROPS 0
-#endif
-#ifndef WORKER
-#define WORKER 0
 #endif
 
 /* Windows: none; inserted when invalidations are over; in the tree; removed when invalidations are over; to be freed. */
@@ -171,12 +157,7 @@ bit mark[NV * DEVICES];
 /* Pages of the migrations that are in flight: nothing is installed there, marked or not. */
 bit moving[NV];
 
-/* References of CPU faults that sleep. */
-byte refs[NF];
-/* CPU faults that wait for the worker, by page. */
-byte work[NV];
-
-#define LOCALS byte x_d = 0, x_t = 0, x_i = 0, x_v = 0, x_pend = 0, x_refs = 0, ann = 0, s = 0, n = 0; bit moved = 0, w = 0, took = 0, hole = 0, x_flush = 0, x_own = 0, x_in = 0, x_alive = 0, x_win = 0, x_seq = 0, x_locked = 0, x_drop = 0, x_called = 0
+#define LOCALS byte x_d = 0, x_t = 0, x_i = 0, x_v = 0, x_pend = 0, ann = 0, s = 0, n = 0; bit moved = 0, w = 0, took = 0, hole = 0, x_flush = 0, x_own = 0, x_in = 0, x_alive = 0, x_win = 0, x_seq = 0, x_locked = 0, x_drop = 0, x_called = 0
 
 /* Windows */
 
@@ -482,7 +463,7 @@ inline retract(v, a) {
 		fi;
 		migrations[W(v)] = migrations[W(v)] - x_win;
 		x_d = 0; ann = 0; x_own = 0; x_seq = 0; x_win = 0;
-		s = 0; n = 0; moved = 0; w = 0; took = 0; hole = 0; x_drop = 0; x_refs = 0
+		s = 0; n = 0; moved = 0; w = 0; took = 0; hole = 0; x_drop = 0
 	}
 }
 
@@ -616,33 +597,7 @@ inline bring_back(v, a) {
 	finish(v, a, w)
 }
 
-/* Leaves the page, frame s, to the worker, and sleeps. The core's reference keeps the page. */
-inline sleep(v, a) {
-	d_step {
-		work[v]++;
-		isolated[s] = 0; refs[s] = refs[s] + (off != SLEEP_REFERENCE); locked[s] = off == SLEEP_FOLIO;
-		printf("%d: leaves page %d to the worker\n", a, v)
-	};
-	if
-	:: off != SLEEP_MMAP -> mmap_read_unlock(MM(v)); x_locked = 0
-	:: else
-	fi;
-	(work[v] == 0);
-	/* The core unlocks the folio, and puts it, after migrate_to_ram(): the lock has to be taken again. */
-	d_step {
-		!locked[s] || off == SLEEP_FOLIO ->
-		assert(used[s]);
-		if
-		:: off == SLEEP_FOLIO -> locked[s] = 0
-		:: else
-		fi;
-		/* The worker has brought back a page without other users. */
-		assert(!quiet || pte[v] == PRESENT);
-		refs[s] = refs[s] - (off != SLEEP_REFERENCE); put(s); s = 0
-	}
-}
-
-/* The CPU touches page v, which a device's memory has. With the mmap lock, which it may release if x_locked. */
+/* The CPU touches page v, which a device's memory has. With the mmap lock. */
 inline cpu_fault(v, a) {
 	d_step {
 		if
@@ -653,11 +608,7 @@ inline cpu_fault(v, a) {
 	}
 	if
 	:: took -> d_step { pte[v] != DEVICE || !locked[pte_f[v]] -> took = 0 }
-	:: s != 0 ->
-		if
-		:: bring_back(v, a)
-		:: WORKER && x_locked -> sleep(v, a)
-		fi
+	:: s != 0 -> bring_back(v, a)
 	:: else
 	fi
 }
@@ -750,7 +701,6 @@ proctype cpu(byte a, v) {
 		:: took -> took = 0
 		:: else ->
 			mmap_read(MM(v));
-			x_locked = 1;
 			if
 			:: !vm[v] || (write && !vm_w[v])
 			:: vm[v] && pte[v] == NONE -> populate(v)
@@ -759,10 +709,7 @@ proctype cpu(byte a, v) {
 			:: write && vm_w[v] && pte[v] == PRESENT && !pte_w[v] -> break_cow(v, a)
 			:: else
 			fi;
-			if
-			:: x_locked -> mmap_read_unlock(MM(v)); x_locked = 0
-			:: else
-			fi
+			mmap_read_unlock(MM(v))
 		fi
 	:: else -> break
 	od;
@@ -939,48 +886,6 @@ proctype hang(byte a, m) {
 	fi
 }
 
-#if NV > 1
-#define OR_SECOND :: d_step { (work[1] > 0 && MAY_READ(MM(1))) -> f = 1; mm_readers[MM(1)]++ }
-#else
-#define OR_SECOND
-#endif
-/* The worker. Of queued pages it takes one whose mmap lock it can have. */
-proctype worker(byte a) {
-	LOCALS;
-	byte f = 0;
-	left--;
-end:	do
-	:: atomic {
-			if
-			:: d_step { (work[0] > 0 && MAY_READ(MM(0)) && off != WORKER_ORDER) -> f = 0; mm_readers[MM(0)]++ }
-			OR_SECOND
-			:: d_step { (work[0] > 0 && off == WORKER_ORDER && pte[0] == DEVICE && !locked[pte_f[0]]) -> f = 0; s = pte_f[0]; locked[s] = 1; isolated[s] = 1; x_refs = work[0] }
-			fi
-		};
-		if
-		:: off == WORKER_ORDER -> mmap_read(MM(f))
-		:: else
-		fi;
-		d_step {
-			x_alive = users[MM(f)] > 0;
-			users[MM(f)] = users[MM(f)] + x_alive;
-			if
-			:: off != WORKER_ORDER && x_alive && pte[f] == DEVICE && !locked[pte_f[f]] ->
-				s = pte_f[f]; locked[s] = 1; isolated[s] = 1; x_refs = work[f]
-			:: else
-			fi
-		};
-		if
-		:: s != 0 -> bring_back(f, a)
-		:: else
-		fi;
-		d_step {
-			printf("%d: work for page %d is done\n", a, f);
-			work[f] = 0; mm_readers[MM(f)]--; users[MM(f)] = users[MM(f)] - x_alive; x_alive = 0; f = 0
-		}
-	od
-}
-
 init {
 	byte i = 0, n = 0;
 
@@ -1039,7 +944,7 @@ init {
 		od;
 		i = 0;
 		do
-		:: i < NV -> assert(work[i] == 0 && (!attribute[i] || vm[i])); i++
+		:: i < NV -> assert(!attribute[i] || vm[i]); i++
 		:: else -> break
 		od;
 		i = 0;

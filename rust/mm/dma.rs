@@ -379,8 +379,8 @@ pub(crate) struct DmaMapping(Arc<Pinned>);
 impl DmaMapping {
     /// Maps all of `pages`. For a coherent device, mapping fails where a page would be bounced.
     ///
-    /// All mappings of one device have the same attributes: `kernel/dma/debug.c` cannot tell two
-    /// mappings of a page from each other, and warns if the attributes differ.
+    /// All mappings of one device have the same attributes. `kernel/dma/debug.c` does not
+    /// distinguish two mappings of a page, and warns if their attributes differ.
     ///
     /// # Safety
     ///

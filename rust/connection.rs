@@ -10,10 +10,7 @@ use crate::{
     events::{Event, Trigger},
     memory::{Copies, Memory, MemoryOps},
     migrate::Outcome,
-    mirror::{
-        transaction::{Identity, Request},
-        Announced, Device, Inner, Mirror, Present, Switched, Tries,
-    },
+    mirror::{Announced, Device, Mirror, Present, Switched, Tries},
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES},
         migrate::{Batch, Isolated, Pages, Source},
@@ -22,6 +19,7 @@ use crate::{
         space::{MmapGuard, Vma},
     },
     pgtable::Spares,
+    space::{keep_reading, Identity, Readers, Request},
     stats::Counter,
     within,
 };
@@ -85,7 +83,7 @@ impl<D: Device> Mirror<D> {
     /// How memory of `other`'s device reaches this one. The same in both directions, and for as
     /// long as both devices are there. Mirrors of different address spaces have no connection.
     pub fn connection(&self, other: &Self) -> Connection {
-        if self.notifier().space() != other.notifier().space() {
+        if self.space_name() != other.space_name() {
             return Connection::None;
         }
         match (self.device().memory(), other.device().memory()) {
@@ -106,7 +104,7 @@ impl<D: Device> Mirror<D> {
     /// [`Migrate::to_device`](crate::migrate::Migrate::to_device). Context: as there.
     pub fn pull(&self, range: PageRange, source: &Self) -> Result<Outcome> {
         within::may_wait()?;
-        if self.notifier().space() != source.notifier().space() {
+        if self.space_name() != source.space_name() {
             return Err(EINVAL);
         }
         match self.connection(source) {
@@ -199,7 +197,7 @@ impl<D: Device> Mirror<D> {
                 continue;
             };
             // What is to move there is not copied there.
-            self.inner().collapse(self.notifier(), Some(run), None);
+            self.inner().collapse(Some(run), None);
             // Before any lock. What is missing then shows in the outcome.
             match mine.grow(run.pages()) {
                 Err(error) if error != ENOMEM => return Err(error),
@@ -226,7 +224,7 @@ impl<D: Device> Mirror<D> {
     /// are announced. Returns their end.
     fn pull_run(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace,
         room: &mut Room<'_, D>,
         run: PageRange,
         source: &Self,
@@ -236,8 +234,9 @@ impl<D: Device> Mirror<D> {
         let owner = source.device().memory().ok_or(ENODEV)?.owner();
         let mut tries = Tries::new();
         let mut lost = false;
+        let mut window = self.window(space, run.start())?;
         let (part, result) = loop {
-            let seq = tries.next(self)?;
+            let seq = tries.next(self, &window)?;
             let mmap = space.mmap_lock_here()?;
             let (end, part) = first_of_owner(&mmap, run, owner)?;
             let Some(part) = part else {
@@ -250,12 +249,17 @@ impl<D: Device> Mirror<D> {
                 identity: Identity::current(owner),
                 range: part,
                 faultless: true,
+                only_for: None,
             };
             // The walk counts as long as the lock is held.
-            if let Some(announced) = self.announce(seq, &mut tries, request)? {
-                let vma = mmap.vma_lookup(part.start()).ok_or(EINVAL)?;
-                let result = self.pull_announced(room, vma, announced, source, compound, &mut lost);
-                break (part, result);
+            match self.announce(window, seq, &mut tries, request)? {
+                Ok(announced) => {
+                    let vma = mmap.vma_lookup(part.start()).ok_or(EINVAL)?;
+                    let result =
+                        self.pull_announced(room, vma, announced, source, compound, &mut lost);
+                    break (part, result);
+                }
+                Err(again) => window = again,
             }
         };
         if lost {
@@ -290,7 +294,14 @@ impl<D: Device> Mirror<D> {
         let piece = announced.range();
         let huge = compound && piece.is_pmd();
         let whole = huge && theirs.is_private() && mine.is_private();
-        theirs.keep_reading(vma.space(), piece, |readers| {
+        let request = Request {
+            name: announced.name(),
+            identity: Identity::current(theirs.owner()),
+            range: piece,
+            faultless: true,
+            only_for: None,
+        };
+        keep_reading(vma.space(), request, self.place_in_space(), |readers| {
             // Dropped after the destinations.
             let arrival = mine.arrive()?;
             let _departure = theirs.depart();
@@ -326,31 +337,47 @@ impl<D: Device> Mirror<D> {
             for entry in isolated.entries().filter(|entry| failed.has(entry.index)) {
                 outcome.copy_failed += entry.pages;
             }
-            let migrated = isolated.migrate();
-            for entry in migrated.moved().entries() {
-                outcome.moved += entry.pages;
-                outcome.entries += 1;
-            }
             let writable = vma.flags() & flags::WRITE != 0;
-            let mut result = Ok(());
-            migrated.finalize(|(announced, readers), moved| {
-                let each = |_, what| match what {
-                    Switched::Yes { was_valid } => {
-                        outcome.switched += usize::from(was_valid);
-                    }
-                    Switched::Lost => *lost = true,
-                    Switched::NoEntry | Switched::Stays { .. } => {}
-                };
-                // The source's entries go before this device gets its own: what it writes at once, the
-                // source must not read as it was before.
-                let gone = readers.switch(moved);
-                let here;
-                (here, result) =
-                    announced.switch_to_device(moved, mine.numbers(), writable, spares, each);
-                (here, gone)
-            });
-            result.map(|()| Attempt::Done)
+            self.finish_pull(isolated, writable, spares, outcome, lost)?;
+            Ok(Attempt::Done)
         })
+    }
+
+    /// Moves what was isolated and copied. Sets `lost` if this device lost entries of pages that moved.
+    // A stack frame of its own: the states of a migration are large.
+    #[inline(never)]
+    fn finish_pull(
+        &self,
+        isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
+        writable: bool,
+        spares: &mut Spares<D::Format>,
+        outcome: &mut Outcome,
+        lost: &mut bool,
+    ) -> Result {
+        let mine = self.device().memory().ok_or(ENODEV)?;
+        let migrated = isolated.migrate();
+        for entry in migrated.moved().entries() {
+            outcome.moved += entry.pages;
+            outcome.entries += 1;
+        }
+        let mut result = Ok(());
+        migrated.finalize(|(announced, readers), moved| {
+            let each = |_, what| match what {
+                Switched::Yes { was_valid } => {
+                    outcome.switched += usize::from(was_valid);
+                }
+                Switched::Lost => *lost = true,
+                Switched::NoEntry | Switched::Stays { .. } => {}
+            };
+            // The source's entries go before this device gets its own: what it writes at once, the
+            // source must not read as it was before.
+            let gone = readers.switch(moved);
+            let here;
+            (here, result) =
+                announced.switch_to_device(moved, mine.numbers(), writable, spares, each);
+            (here, gone)
+        });
+        result
     }
 }
 

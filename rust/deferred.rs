@@ -27,6 +27,10 @@ use kernel::{
     error::to_result,
     ffi,
     prelude::*,
+    sync::{
+        atomic::{ordering::Full, Atomic},
+        Arc, //
+    },
     types::Opaque, //
 };
 
@@ -162,6 +166,69 @@ impl<T: DropWaits> Drop for Deferred<T> {
             // SAFETY: As above; `drop_at::<T>` is for this place.
             unsafe { queue(place.cast(), Self::drop_at) };
         }
+    }
+}
+
+/// Work that comes again, as that of [`Recurring`].
+pub(crate) trait Work: Send + Sync + 'static {
+    /// Does what has come up since it was called before. Context: a worker; may sleep.
+    fn run(&self);
+}
+
+/// Work that a worker does each time when it is asked for, once for all who ask before it begins.
+#[pin_data]
+#[repr(C)]
+pub(crate) struct Recurring<T> {
+    // First: the address of the work item is that of the object.
+    #[pin]
+    item: Opaque<bindings::rust_hmm_deferred>,
+    /// Whether a worker has a reference. Who sets it may use the work item.
+    is_queued: Atomic<bool>,
+    work: T,
+}
+
+// SAFETY: The work item is used by one at a time, and the work may be sent and shared.
+unsafe impl<T: Work> Send for Recurring<T> {}
+// SAFETY: As above.
+unsafe impl<T: Work> Sync for Recurring<T> {}
+
+impl<T: Work> Recurring<T> {
+    /// Not asked for yet. Context: may sleep. `ENOMEM`.
+    pub(crate) fn new(work: T) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                item: Opaque::zeroed(),
+                is_queued: Atomic::new(false),
+                work,
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+    }
+
+    /// The work.
+    pub(crate) fn work(&self) -> &T {
+        &self.work
+    }
+
+    /// Asks for it. What was done before is seen by the worker. Context: any but NMI.
+    pub(crate) fn queue(self: &Arc<Self>) {
+        if self.is_queued.xchg(true, Full) {
+            return;
+        }
+        let raw = Arc::into_raw(self.clone());
+        // SAFETY: The reference is the worker's, and nobody else uses the item until it has begun.
+        unsafe { queue(raw.cast_mut().cast(), Self::run_at) };
+    }
+
+    /// # Safety
+    ///
+    /// `raw` must be from [`Arc::into_raw`], and its reference given up.
+    unsafe extern "C" fn run_at(raw: *mut ffi::c_void) {
+        // SAFETY: By the function's requirements.
+        let this = unsafe { Arc::from_raw(raw.cast::<Self>().cast_const()) };
+        // Before the work: who asks now has it done once more.
+        this.is_queued.xchg(false, Full);
+        this.work.run();
     }
 }
 

@@ -61,6 +61,12 @@ int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mmap_read_lock_killable);
 
+bool rust_hmm_mmap_read_trylock(struct mm_struct *mm)
+{
+	return mmap_read_trylock(mm);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mmap_read_trylock);
+
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm)
 {
 	mmap_read_unlock(mm);
@@ -189,6 +195,24 @@ void rust_hmm_charge_end(struct mem_cgroup *old)
 	mem_cgroup_put(set_active_memcg(old));
 }
 EXPORT_SYMBOL_GPL(rust_hmm_charge_end);
+
+/* As xa_insert(), for memory that is accounted. */
+int rust_hmm_xa_insert(struct xarray *xa, unsigned long index, void *entry)
+{
+	return xa_insert(xa, index, entry, GFP_KERNEL_ACCOUNT);
+}
+
+bool rust_hmm_refcount_inc_not_zero(refcount_t *count)
+{
+	return refcount_inc_not_zero(count);
+}
+
+/* Frees what kmalloc() has given, after a grace period. May sleep. */
+void rust_hmm_free_rcu(void *object)
+{
+	kvfree_rcu_mightsleep(object);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_free_rcu);
 
 /* Returns the running thread with a reference of the caller's. */
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,

@@ -7,6 +7,7 @@
 #ifndef _RUST_HMM_HELPERS_H
 #define _RUST_HMM_HELPERS_H
 
+#include <linux/refcount.h>
 #include <linux/types.h>
 
 /*
@@ -24,6 +25,7 @@ struct page;
 struct task_struct;
 struct vm_area_struct;
 struct vm_fault;
+struct xarray;
 
 /* include/linux/mmu_notifier.h */
 void rust_hmm_interval_set_seq(struct mmu_interval_notifier *sub,
@@ -33,6 +35,7 @@ bool rust_hmm_interval_read_retry(struct mmu_interval_notifier *sub,
 
 /* include/linux/mmap_lock.h, include/linux/mm.h */
 int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm);
+bool rust_hmm_mmap_read_trylock(struct mm_struct *mm);
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm);
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr);
@@ -53,6 +56,11 @@ bool rust_hmm_mm_in_use(const struct mm_struct *mm);
 /* include/linux/memcontrol.h, include/linux/sched/mm.h */
 struct mem_cgroup *rust_hmm_charge_to(struct mm_struct *mm);
 void rust_hmm_charge_end(struct mem_cgroup *old);
+
+/* include/linux/xarray.h, include/linux/refcount.h, include/linux/rcupdate.h */
+int rust_hmm_xa_insert(struct xarray *xa, unsigned long index, void *entry);
+bool rust_hmm_refcount_inc_not_zero(refcount_t *count);
+void rust_hmm_free_rcu(void *object);
 
 /* include/linux/kthread.h */
 struct task_struct *rust_hmm_kthread_run(int (*run)(void *data), void *data,

@@ -34,7 +34,7 @@ named! {
     Killed = c"killed";
     /// The process whose address space it is has gone: `EFAULT`.
     Space = c"space";
-    /// Too many migrations of a mirror run already: `EBUSY`.
+    /// There is no memory to announce a migration to a mirror: `ENOMEM`.
     Transaction = c"transaction";
     /// The pages cannot be isolated: `ENOMEM`.
     Isolate = c"isolate";

@@ -24,8 +24,10 @@ classes! {
     adding = c"rust_hmm::adding";
     /// The mirrors of a device's memory.
     peers = c"rust_hmm::peers";
-    /// One of them is used by a CPU fault.
+    /// One of them is used.
     peer = c"rust_hmm::peer";
+    /// Spaces of which pages were evicted.
+    victims = c"rust_hmm::victims";
     /// A migration waits for its copies.
     copies = c"rust_hmm::copies";
     /// The same.
@@ -64,6 +66,14 @@ classes! {
     attributes = c"rust_hmm::attributes";
     /// Copies of memory that is mostly read, whose flush is under way.
     replicas = c"rust_hmm::replicas";
+    /// The windows of an address space.
+    windows = c"rust_hmm::windows";
+    /// Windows that may not be needed any more.
+    doubts = c"rust_hmm::doubts";
+    /// Memory is watched for its attributes.
+    attribute_watch = c"rust_hmm::attribute_watch";
+    /// Flushes that are waited for later.
+    flushes = c"rust_hmm::flushes";
     /// What stands in a queue.
     queue = c"rust_hmm::queue";
     /// Fences that a file reports by `poll`.

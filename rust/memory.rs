@@ -10,7 +10,7 @@ use crate::{
     locks,
     mirror::Peer,
     mm::{
-        addr::{PageRange, PMD_ORDER, PMD_PAGES},
+        addr::{PMD_ORDER, PMD_PAGES},
         device_pages::{DevicePages, Kind, MAX_PIECES, PIECE_PAGES},
         mask::Mask,
         migrate::{Constant, Isolated, Select},
@@ -26,7 +26,7 @@ use crate::{
 use kernel::{
     prelude::*,
     sync::{
-        atomic::Atomic,
+        atomic::{ordering::Relaxed, Atomic},
         Arc,
         SetOnce, //
     },
@@ -46,6 +46,7 @@ mod peers;
 mod room;
 mod steps;
 mod unplug;
+mod victims;
 mod watched;
 
 pub(crate) use arrivals::Arrival;
@@ -60,8 +61,9 @@ use lru::Lru;
 pub(crate) use lru::Turn;
 use ops::Ops;
 use peers::Peers;
-pub(crate) use peers::{Readers, Registration};
+pub(crate) use peers::Registration;
 use steps::{Step, Steps};
+use victims::Victims;
 
 /// The memory of one device, shared by all mirrors of it.
 ///
@@ -113,9 +115,11 @@ impl<M: MemoryOps> Parts<M> {
             id: trace::new_device(),
             stats: Stats::new(),
             peers: KBox::pin_init(Peers::new(), GFP_KERNEL)?,
+            victims: KBox::pin_init(Victims::new(), GFP_KERNEL)?,
             known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
             chores: KBox::pin_init(Chores::new(), GFP_KERNEL)?,
             windows: Windows::new()?,
+            replicas: Atomic::new(0),
             evicting: Atomic::new(0),
             arrivals: KBox::pin_init(Arrivals::new(), GFP_KERNEL)?,
             departures: KBox::pin_init(
@@ -179,7 +183,7 @@ impl<M: MemoryOps> Memory<M> {
     /// Adds a mirror of the address space `space`.
     pub(crate) fn add_peer(&self, space: Cookie, peer: Arc<dyn Peer>) -> Result<Registration> {
         self.pages().data().windows.forget(space.number());
-        self.pages().data().peers.add(space, peer)
+        self.pages().data().peers.add(peer)
     }
 
     pub(crate) fn owner(&self) -> Cookie {
@@ -305,6 +309,16 @@ impl<M: MemoryOps> Memory<M> {
         self.kind() == Kind::Private
     }
 
+    /// A mirror keeps a copy of a page here.
+    pub(crate) fn add_replica(&self) {
+        self.pages().data().replicas.fetch_add(1, Relaxed);
+    }
+
+    /// A mirror has given up `count` of its copies.
+    pub(crate) fn lose_replicas(&self, count: usize) {
+        self.pages().data().replicas.fetch_sub(count, Relaxed);
+    }
+
     /// What the drivers have said of connections.
     pub(crate) fn known(&self) -> &Known {
         &self.pages().data().known
@@ -313,17 +327,6 @@ impl<M: MemoryOps> Memory<M> {
     /// Has drivers asked again for connections: the hardware has changed.
     pub fn connections_changed(&self) {
         known::forget();
-    }
-
-    /// See [`Peers::keep_reading`].
-    pub(crate) fn keep_reading<T>(
-        &self,
-        space: Cookie,
-        range: PageRange,
-        migrate: impl FnOnce(Readers<'_>) -> T,
-    ) -> T {
-        let peers = &self.pages().data().peers;
-        peers.keep_reading(space, self.owner(), range, migrate)
     }
 
     /// Copies what is isolated of this memory to destinations in `other`.

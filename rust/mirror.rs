@@ -18,11 +18,12 @@ use crate::{
     mm::{
         addr::PageRange,
         dma::{DmaDevice, Windows},
-        notifier::{Cookie, IntervalNotifier},
+        notifier::Cookie,
         range_fault::AddressSpace,
     },
     pgtable::{Entry, Format, Spares, Table},
     policy::Immovable,
+    space::{Handle, Membership},
     stats::Stats,
     watch::{Kind, Seat},
     within, //
@@ -42,7 +43,9 @@ mod announced;
 mod attributes;
 mod exclusive;
 mod fault;
+mod flushes;
 mod invalidate;
+mod ops;
 mod replica;
 mod serve;
 mod snapshot;
@@ -58,9 +61,10 @@ pub use access::{Place, PlaceMut, TableGuard, Target};
 pub(crate) use announced::Announced;
 pub(crate) use fault::Present;
 pub(crate) use invalidate::{Inner, State};
+pub(crate) use ops::Peer;
 pub use serve::Served;
 pub use snapshot::{Location, Snapshot};
-pub(crate) use step::{Peer, Tries};
+pub(crate) use step::Tries;
 pub(crate) use switch::Switched;
 pub use walker::{Section, Unresolved, Walkers};
 
@@ -150,10 +154,11 @@ pub struct Mirror<D: Device>(Deferred<Parts<D>>);
 
 /// The parts of a mirror, in the order of their drop.
 struct Parts<D: Device> {
-    // First: no CPU fault may use the notifier when it goes.
+    // First: nobody else may use the mirror when it goes.
     registration: Option<Registration>,
+    membership: Option<Membership>,
     _seat: Seat,
-    notifier: Arc<IntervalNotifier<Inner<D>>>,
+    inner: Arc<Inner<D>>,
     host_locks: Pin<KBox<HostLocks>>,
 }
 
@@ -172,25 +177,27 @@ impl<D: Device> Parts<D> {
         };
         let state = State {
             table: Table::with_windows(dma.clone())?,
-            transactions: Transactions::new()?,
+            transactions: Transactions::new(),
             lost: None,
             immovable: Immovable::new()?,
         };
-        let inner = Inner::new(mm, device, state.table.reader(), dma)?;
-        let notifier = Arc::pin_init(
-            IntervalNotifier::new(mm, inner, state, name, key),
+        let space = Handle::new(mm)?;
+        let inner = Arc::pin_init(
+            Inner::new(mm, space.space(), device, state, dma, (name, key)),
             GFP_KERNEL_ACCOUNT,
         )?;
-        let registration = match notifier.subscriber().device().memory() {
-            Some(memory) => Some(memory.add_peer(notifier.space(), notifier.clone())?),
+        let membership = Some(Membership::new(space, inner.clone())?);
+        let registration = match inner.device().memory() {
+            Some(memory) => Some(memory.add_peer(inner.space.name(), inner.clone())?),
             None => None,
         };
-        let who = notifier.subscriber().who;
-        let seat = Seat::new(Kind::Mirror, who.mirror(), who.pid(), notifier.clone())?;
+        let who = inner.who;
+        let seat = Seat::new(Kind::Mirror, who.mirror(), who.pid(), inner.clone())?;
         Ok(Self {
             registration,
+            membership,
             _seat: seat,
-            notifier,
+            inner,
             host_locks: KBox::pin_init(HostLocks::new(), GFP_KERNEL_ACCOUNT)?,
         })
     }
@@ -227,20 +234,20 @@ impl<D: Device> Mirror<D> {
 
     /// Names the address space that it shows, as long as it exists. Context: any.
     pub fn space_name(&self) -> Cookie {
-        self.notifier().space()
+        self.inner().space.name()
     }
 
     /// Whether the address space is still in use. It may end right after. Context: any.
     pub fn is_alive(&self) -> bool {
-        self.notifier().is_alive()
+        self.inner().space.is_alive()
     }
 
     /// Keeps the address space from being torn down. `EFAULT` if it is gone; `ENODEV` if the device is.
-    pub(crate) fn space(&self) -> Result<AddressSpace<'_, Inner<D>>> {
+    pub(crate) fn space(&self) -> Result<AddressSpace> {
         if self.device().memory().is_some_and(Memory::is_gone) {
             return Err(ENODEV);
         }
-        AddressSpace::new(self.notifier())
+        AddressSpace::new(self.inner().space.mm())
     }
 
     /// Removes the device's entries for `range`: the device no longer needs it.
@@ -252,7 +259,7 @@ impl<D: Device> Mirror<D> {
     /// `EDEADLK` within a callback. Context: may sleep.
     pub fn discard(&self, range: PageRange) -> Result {
         within::may_wait()?;
-        remove(self.notifier(), range);
+        remove(self.inner(), range);
         Ok(())
     }
 
@@ -262,7 +269,7 @@ impl<D: Device> Mirror<D> {
         range: PageRange,
         which: impl FnMut(PageRange, Entry) -> bool,
     ) {
-        remove_some(self.notifier(), range, which);
+        remove_some(self.inner(), range, which);
     }
 
     /// What an update of the table needs; not filled yet.
@@ -275,25 +282,29 @@ impl<D: Device> Mirror<D> {
         &self.0.host_locks
     }
 
-    /// The registration for changes of the address space.
-    #[inline]
-    pub(crate) fn notifier(&self) -> &Arc<IntervalNotifier<Inner<D>>> {
-        &self.0.notifier
+    /// The number of its place in its space.
+    pub(crate) fn place_in_space(&self) -> Option<usize> {
+        self.0.membership.as_ref().map(Membership::number)
     }
 
+    /// What others may use meanwhile.
+    #[inline]
     pub(crate) fn inner(&self) -> &Inner<D> {
-        self.notifier().subscriber()
+        &self.0.inner
     }
 }
 
 impl<D: Device> Drop for Parts<D> {
     fn drop(&mut self) {
-        // No CPU fault uses it from here on.
+        // Nobody has it map anything from here on.
         self.registration = None;
-        // What the device has written is dirty, and it uses nothing any more.
+        // What the device has written is dirty, and it uses nothing any more. Until then it is told of what changes.
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
-            remove(&self.notifier, all);
+            remove(&self.inner, all);
         }
+        self.membership = None;
+        // Windows in which only this one had entries can go.
+        self.inner.space.windows().doubt_all();
     }
 }
 

@@ -45,6 +45,7 @@ pub mod pci;
 pub mod pin;
 pub mod range_fault;
 pub mod range_map;
+pub(crate) mod rcu_map;
 pub(crate) mod rcu_slot;
 pub mod shrinker;
 pub mod space;

@@ -24,6 +24,7 @@
 //! - `capi`: the same for drivers in C, by `include/rust_hmm.h`.
 //! - [`inject`]: fault injection.
 //! - [`phases`]: where time goes.
+//! - `space`: what is known of an address space: its mirrors.
 //! - `overhead`: what page tables take, and what is mapped for DMA.
 //! - `watch`: the mirrors and devices that there are.
 //! - `deferred`: objects that a worker drops, because their owner could not wait.
@@ -32,7 +33,7 @@
 //!
 //! Outer locks first; lockdep checks it on the `debug` kernel.
 //!
-//! 1. `mmap_lock` of the mirrored process, for reading.
+//! 1. `mmap_lock` of the mirrored process, for reading. That of another process is only tried, but when device memory goes.
 //! 2. Folio locks, of pages that are being migrated.
 //! 3. The table lock of a mirror ([`mirror`]). It is taken in invalidation callbacks, so below
 //!    reclaim: nothing allocates with reclaim or takes one of the locks above while it is held,
@@ -40,6 +41,9 @@
 //! 4. The list of attributes whose mapping has gone; the spinlock of their tree.
 //! 5. The spinlock of the tree of a table's DMA windows. Pages are mapped under the table lock, without that one.
 //! 6. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
+//!
+//! Spinlocks of a `space`, of its places, windows and doubts, are held for a moment, and nothing is taken under them. The
+//! mutexes under which mirrors are opened and attributes are watched are taken before all of these.
 //!
 //! What is mapped for a device has mutexes of its own, under which it is unmapped: `dma_closing` (windows of a table) is
 //! taken before the spinlock of their tree; `pci_users`, then `peer_mapped`; `dma_mappings`, then `dma_addresses`. None of
@@ -78,6 +82,7 @@ mod limit;
 mod locks;
 mod names;
 mod overhead;
+mod space;
 mod watch;
 mod within;
 
@@ -134,6 +139,8 @@ impl kernel::Module for RustHmm {
     fn init(module: &'static ThisModule) -> Result<Self> {
         // SAFETY: A module is initialized once.
         unsafe { watch::init() };
+        // SAFETY: As above; there is no mirror yet.
+        unsafe { space::init() };
         // SAFETY: As above; nothing that waits exists yet.
         let workers = unsafe { Workers::new() }?;
         Ok(Self {

@@ -14,7 +14,7 @@ use crate::{
     locks,
     memory::MemoryOps,
     mm::{
-        device_pages::{DevicePages, PIECE_OVERHEAD},
+        device_pages::{DevicePages, MmapLocks, PIECE_OVERHEAD},
         migrate::Batch,
         shrinker::{Shrink, Shrinker},
     },
@@ -125,7 +125,7 @@ impl Chores {
                 // Who waits for it holds it again and again, for a moment.
                 for _ in 0..TRIES {
                     // The page may have come back meanwhile, and another one have its place.
-                    if !self.is_waiting(number) || pages.split(number, &mut batch) {
+                    if !self.is_waiting(number) || pages.split(number, MmapLocks::Own, &mut batch) {
                         break;
                     }
                     fsleep(PAUSE);

@@ -17,6 +17,7 @@ use crate::{
         space::Vma,
     },
     phases::{Lap, Phase},
+    space::{keep_reading, Identity, Request},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -111,10 +112,18 @@ fn attempt<M: MemoryOps>(
     let mut moved = 0;
     let _departure = ops.departures.begin();
     // Mirrors that can be had at once keep their entries until the pages have moved.
-    ops.peers.keep_reading(
-        vma.space(),
-        pages.owner(),
+    let request = Request {
+        // Any address that nothing else has meanwhile.
+        name: Cookie::of(&*batch),
+        identity: Identity::current(pages.owner()),
         range,
+        faultless: true,
+        only_for: None,
+    };
+    keep_reading(
+        vma.space(),
+        request,
+        None,
         |readers| -> Result<(), FaultError> {
             let mut lap = Lap::start();
             let (select, owner) = (pages.select(), pages.owner());

@@ -11,13 +11,15 @@ use crate::{
     events::Need,
     mm::{
         addr::{PMD_ORDER, PMD_PAGES},
-        device_pages::DeviceRange,
+        device_pages::{DeviceRange, MmapLocks},
         migrate::{Batch, Isolated, Source},
+        notifier::Cookie,
         page::{Effort, LockedFolio},
         space::fatal_signal_pending,
         trace,
     },
     phases::{Lap, Phase},
+    space,
     stats::Counter,
     within,
 };
@@ -61,7 +63,7 @@ impl<M: MemoryOps> Memory<M> {
     /// may be held.
     pub fn evict_all(&self) -> Result<usize> {
         within::may_wait()?;
-        self.parts.evict(false)
+        self.parts.evict(MmapLocks::Own, false)
     }
 
     /// As [`Self::evict_all`], for a process that may be killed meanwhile.
@@ -71,13 +73,18 @@ impl<M: MemoryOps> Memory<M> {
     /// Also `EINTR`: killed; what was moved by then has moved.
     pub fn evict_all_killable(&self) -> Result<usize> {
         within::may_wait()?;
-        self.parts.evict(true)
+        self.parts.evict(MmapLocks::Own, true)
     }
 
-    /// Whether pages are being evicted: then what a mirror loses without a transaction of its own is told as
-    /// that.
-    pub(crate) fn is_evicting(&self) -> bool {
-        self.pages().data().evicting.load(Relaxed) != 0
+    /// Whether pages are being evicted: then what the space `name` loses without a transaction of its own is told as
+    /// that, when the eviction is over.
+    pub(crate) fn evicts_from(&self, name: Cookie) -> bool {
+        let ops = self.pages().data();
+        let evicting = ops.evicting.load(Relaxed) != 0;
+        if evicting {
+            ops.victims.add(name);
+        }
+        evicting
     }
 }
 
@@ -99,15 +106,14 @@ impl Eviction<'_> {
 }
 
 impl<M: MemoryOps> Parts<M> {
-    fn evict(&self, killable: bool) -> Result<usize> {
+    pub(super) fn evict(&self, locks: MmapLocks, killable: bool) -> Result<usize> {
         let mut batch = Batch::new()?;
         let mut copies = Copies::new(killable)?;
         for pass in 0..PASSES {
             if pass > 0 {
                 fsleep(PAUSE);
             }
-            let result = self.evict_pass(&mut batch, &mut copies, killable);
-            self.restore();
+            let result = self.evict_pass(&mut batch, &mut copies, locks, killable);
             result?;
             if self.pages.used() == 0 {
                 break;
@@ -116,7 +122,13 @@ impl<M: MemoryOps> Parts<M> {
         Ok(self.pages.used())
     }
 
-    fn evict_pass(&self, batch: &mut Batch, copies: &mut Copies, killable: bool) -> Result {
+    fn evict_pass(
+        &self,
+        batch: &mut Batch,
+        copies: &mut Copies,
+        locks: MmapLocks,
+        killable: bool,
+    ) -> Result {
         let mut moved = 0;
         let mut result = Ok(());
         for block in self.pages.used_blocks() {
@@ -126,24 +138,37 @@ impl<M: MemoryOps> Parts<M> {
             }
             // A block that another task evicts is left to the next pass.
             let begun = self.begin_eviction(|lru| lru.claim(block.first / PMD_PAGES));
-            moved += begun.map_or(0, |eviction| self.evict_block(&eviction, batch, copies));
+            moved += begun.map_or(0, |eviction| {
+                self.evict_block(&eviction, locks, batch, copies)
+            });
         }
         self.pages.data().stats.add(Counter::Evicted, moved as u64);
-        self.trace_evicted(Need::All, moved);
+        self.evicted(Need::All, moved);
         result
     }
 
-    /// Tells of an eviction, after which `moved` pages were elsewhere: for the device, and for each mirror that has
-    /// lost some.
-    pub(super) fn trace_evicted(&self, need: Need, moved: usize) {
-        trace::evict(self.pages.data().id, need, moved, self.pages.used());
-        self.pages.data().peers.for_each(|peer| peer.evicted(need));
+    /// Tells of an eviction, after which `moved` pages were elsewhere: for the device, and for each mirror that has lost
+    /// some. Memory that a device is to have mapped always is mapped where it is now: that of the current process at
+    /// once, that of others by a worker.
+    pub(super) fn evicted(&self, need: Need, moved: usize) {
+        let ops = self.pages.data();
+        trace::evict(ops.id, need, moved, self.pages.used());
+        self.tell_victims(Some(need));
     }
 
-    /// After evictions: memory that a device is to have mapped always is mapped where it is now.
-    pub(super) fn restore(&self) {
-        if !self.pages.data().arrivals.is_closed() {
-            self.pages.data().peers.for_each(|peer| peer.restore());
+    /// As [`Self::evicted`], of pages that are taken out of use: without `need`, this is no event.
+    pub(super) fn tell_victims(&self, need: Option<Need>) {
+        let ops = self.pages.data();
+        let victims = ops.victims.take();
+        let restore = !ops.arrivals.is_closed();
+        for name in victims.iter() {
+            if let Some(space) = space::find(name) {
+                space.evicted(need, restore);
+            }
+        }
+        if victims.more {
+            ops.peers
+                .for_each(|peer| peer.evicted_from_many(need, restore));
         }
     }
 
@@ -165,14 +190,17 @@ impl<M: MemoryOps> Parts<M> {
     pub(super) fn evict_block(
         &self,
         eviction: &Eviction<'_>,
+        locks: MmapLocks,
         batch: &mut Batch,
         copies: &mut Copies,
     ) -> usize {
         let block = eviction.block();
         // Copies of what is in system memory anyway.
         let used = self.pages.used_in_block(block.first);
-        let peers = &self.pages.data().peers;
-        peers.for_each(|peer| peer.collapse(block));
+        let ops = self.pages.data();
+        if ops.replicas.load(Relaxed) != 0 {
+            ops.peers.for_each(|peer| peer.collapse(block));
+        }
         let left = self.pages.used_in_block(block.first);
         if left == 0 {
             return used;
@@ -181,23 +209,26 @@ impl<M: MemoryOps> Parts<M> {
         if self.pages.is_huge(block.first) {
             huge = self.huge_destination();
             if huge.is_none() {
-                self.pages.split(block.first, batch);
+                self.pages.split(block.first, locks, batch);
             }
         }
         let mut lap = Lap::start();
         let begin = || Some(Evicting::begin(&self.pages.data().evicting));
         let evicting = Cell::new(begin());
-        let mut moved = self.pages.isolate_huge(block.first, batch, |isolated| {
-            evicting.set(None);
-            self.bring_back(isolated, huge.take(), copies, &mut lap)
-        });
+        let mut moved = self
+            .pages
+            .isolate_huge(block.first, locks, batch, |isolated| {
+                evicting.set(None);
+                self.bring_back(isolated, huge.take(), copies, &mut lap)
+            });
         if moved.is_none() && !self.pages.is_huge(block.first) {
             let mut small = 0;
-            self.pages.isolate_small(block.first, batch, |isolated| {
-                evicting.set(None);
-                small += self.bring_back(isolated, None, copies, &mut lap);
-                evicting.set(begin());
-            });
+            self.pages
+                .isolate_small(block.first, locks, batch, |isolated| {
+                    evicting.set(None);
+                    small += self.bring_back(isolated, None, copies, &mut lap);
+                    evicting.set(begin());
+                });
             moved = Some(small);
         }
         drop(evicting);
@@ -246,7 +277,7 @@ impl<M: MemoryOps> Parts<M> {
     pub(super) fn evict_until_empty(&self) {
         let mut rounds = 0u32;
         while self.pages.used() != 0 {
-            if self.evict(false).is_err() {
+            if self.evict(MmapLocks::All, false).is_err() {
                 fsleep(Delta::from_millis(100));
             }
             rounds += 1;

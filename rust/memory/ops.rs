@@ -10,6 +10,7 @@ use super::{
     lru::Lru,
     peers::Peers,
     steps::Steps,
+    victims::Victims,
     Copies,
     End,
     MemoryOps, //
@@ -39,8 +40,12 @@ pub(super) struct Ops<M> {
     pub(super) id: u32,
     pub(super) stats: Stats,
     pub(super) peers: Pin<KBox<Peers>>,
+    /// Who has lost pages by an eviction, and is not told yet.
+    pub(super) victims: Pin<KBox<Victims>>,
     pub(super) lru: Lru,
     pub(super) windows: Windows,
+    /// Copies of pages that mirrors have, of memory that is mostly read.
+    pub(super) replicas: Atomic<usize>,
     /// Evictions that isolate pages now.
     pub(super) evicting: Atomic<usize>,
     /// The steps that bring pages.

@@ -1,43 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The mirrors that may have entries for a device's memory: so that a CPU fault can switch them
-//! instead of removing them.
-//!
-//! A CPU fault holds a folio lock, so that it never waits for a peer: it takes what it gets at once,
-//! and the rest loses its entries the ordinary way.
+//! The mirrors of a device, whatever they show: for evictions and the end of the device.
 
 use crate::{
-    inject::{fails, Point},
     locks,
-    mirror::Peer,
-    mm::{
-        addr::PageRange,
-        migrate::{Moved, Reader},
-        notifier::Cookie, //
-    },
-    pgtable::Flushed,
+    mirror::Peer, //
 };
 use kernel::{
     prelude::*,
-    sync::{
-        lock::{mutex::MutexBackend, Guard},
-        Arc,
-        Mutex, //
-    },
+    sync::{Arc, Mutex},
 };
-
-/// Mirrors of one address space that a CPU fault looks at.
-const AT_ONCE: usize = 4;
 
 /// One mirror. Whoever uses it holds the lock, so that it cannot go away.
 #[pin_data]
 pub(crate) struct Place {
-    mm: Cookie,
     #[pin]
     peer: Mutex<Option<Arc<dyn Peer>>>,
 }
 
-/// A mirror's entry in the list. Dropping it waits for CPU faults that use the mirror.
+/// A mirror's entry in the list. Dropping it waits for those who use the mirror.
 pub(crate) struct Registration(Arc<Place>);
 
 impl Drop for Registration {
@@ -61,12 +42,11 @@ impl Peers {
         })
     }
 
-    /// Adds a mirror of `mm`. Context: may sleep. `ENOMEM`.
-    pub(super) fn add(&self, mm: Cookie, peer: Arc<dyn Peer>) -> Result<Registration> {
+    /// Adds a mirror. Context: may sleep. `ENOMEM`.
+    pub(super) fn add(&self, peer: Arc<dyn Peer>) -> Result<Registration> {
         let (name, key) = locks::peer();
         let place = Arc::pin_init(
             pin_init!(Place {
-                mm,
                 peer <- Mutex::new(Some(peer), name, key),
             }),
             GFP_KERNEL,
@@ -89,7 +69,7 @@ impl Peers {
     pub(super) fn for_each(&self, mut each: impl FnMut(&dyn Peer)) {
         let mut next = 0;
         loop {
-            // Not under the lock of the list: a CPU fault would not get it.
+            // Not under the lock of the list, which who adds a mirror takes.
             let Some(place) = self.list.lock().get(next).cloned() else {
                 break;
             };
@@ -99,96 +79,6 @@ impl Peers {
                 each(&**peer);
             }
         }
-    }
-
-    /// Those of `mm`, as many as can be had at once.
-    fn of(&self, mm: Cookie) -> [Option<Arc<Place>>; AT_ONCE] {
-        let mut found = [const { None }; AT_ONCE];
-        if let Some(list) = self.list.try_lock() {
-            // Places of mirrors that are gone stay until they are reused.
-            let is_there = |place: &Place| place.peer.try_lock().is_none_or(|peer| peer.is_some());
-            let same = list
-                .iter()
-                .filter(|place| place.mm == mm && is_there(place));
-            for (found, place) in found.iter_mut().zip(same) {
-                *found = Some(place.clone());
-            }
-        }
-        found
-    }
-
-    /// Calls `migrate`, which isolates, copies and moves pages of `range` in `mm`, with the mirrors that keep their
-    /// entries meanwhile.
-    pub(super) fn keep_reading<T>(
-        &self,
-        mm: Cookie,
-        owner: Cookie,
-        range: PageRange,
-        migrate: impl FnOnce(Readers<'_>) -> T,
-    ) -> T {
-        let found = self.of(mm);
-        // Any address that nothing else has meanwhile.
-        let name = Cookie::of(&found);
-        let mut held = [const { None }; AT_ONCE];
-        for (held, place) in held.iter_mut().zip(found.iter().flatten()) {
-            let peer = place.peer.try_lock().filter(|_| !fails(Point::Peer));
-            *held = peer.filter(|peer| {
-                peer.as_ref()
-                    .is_some_and(|peer| peer.begin(name, owner, range))
-            });
-        }
-        migrate(Readers { name, held: &held })
-    }
-}
-
-/// Mirrors that were told of a migration, and keep their entries of its pages. Dropping it ends that for all.
-#[must_use = "dropping it ends the step"]
-pub(crate) struct Readers<'p> {
-    name: Cookie,
-    // By reference: a migration moves its readers from state to state, each of which has a stack slot.
-    held: &'p [Option<Held<'p>>; AT_ONCE],
-}
-
-type Held<'p> = Guard<'p, Option<Arc<dyn Peer>>, MutexBackend>;
-
-impl Readers<'_> {
-    fn each(&self) -> impl Iterator<Item = &Arc<dyn Peer>> {
-        self.held.iter().flatten().filter_map(|peer| peer.as_ref())
-    }
-}
-
-impl<'p> Readers<'p> {
-    /// Lets each device use what has moved, as far as it can.
-    pub(crate) fn switch(self, moved: &Moved<'_>) -> Settled<'p> {
-        self.settle(|name, peer| peer.switch(name, moved))
-    }
-
-    fn settle(self, flush: impl Fn(Cookie, &dyn Peer) -> Flushed) -> Settled<'p> {
-        for peer in self.each() {
-            let _flushed: Flushed = flush(self.name, &**peer);
-        }
-        Settled { _readers: self }
-    }
-}
-
-impl Drop for Readers<'_> {
-    fn drop(&mut self) {
-        for peer in self.each() {
-            peer.end(self.name);
-        }
-    }
-}
-
-/// The mirrors use no source of a page that has moved.
-pub(crate) struct Settled<'p> {
-    _readers: Readers<'p>,
-}
-
-impl<'p> Reader for Readers<'p> {
-    type Done = Settled<'p>;
-
-    fn forget(self, moved: &Moved<'_>) -> Settled<'p> {
-        self.settle(|_, peer| peer.forget_moved(moved))
     }
 }
 
@@ -208,46 +98,20 @@ mod tests {
     struct Counting(Atomic<u32>);
 
     impl Peer for Counting {
-        fn begin(&self, _name: Cookie, _owner: Cookie, _range: PageRange) -> bool {
-            false
-        }
-
-        fn switch(&self, _name: Cookie, moved: &Moved<'_>) -> Flushed {
-            self.forget_moved(moved)
-        }
-
-        fn forget_moved(&self, _moved: &Moved<'_>) -> Flushed {
-            Flushed::by(&Nothing, None)
-        }
-
-        fn end(&self, _name: Cookie) {}
-
         fn forget(&self) {
             self.0.add(1, Relaxed);
         }
 
-        fn evicted(&self, _need: Need) {}
+        fn evicted_from_many(&self, _need: Option<Need>, _restore: bool) {}
 
         fn collapse(&self, _block: DeviceRange) {}
-
-        fn restore(&self) {}
-    }
-
-    struct Nothing;
-
-    impl crate::pgtable::Flusher for Nothing {
-        type Pending = ();
-
-        fn start(&self, _range: PageRange) {}
-
-        fn wait(&self, (): ()) {}
     }
 
     #[test]
     fn a_walk_leaves_nobody_out_when_others_come_and_go() -> Result {
         fn add(peers: &Peers) -> Result<(Registration, Arc<Counting>)> {
             let peer = Arc::new(Counting(Atomic::new(0)), GFP_KERNEL)?;
-            Ok((peers.add(Cookie::NONE, peer.clone())?, peer))
+            Ok((peers.add(peer.clone())?, peer))
         }
         let peers = Arc::pin_init(Peers::new(), GFP_KERNEL)?;
         let mut first = Some(add(&peers)?);

@@ -14,7 +14,7 @@ use crate::{
     events::Need,
     mm::{
         addr::PMD_PAGES,
-        device_pages::DeviceRange,
+        device_pages::{DeviceRange, MmapLocks},
         migrate::Batch,
         space::fatal_signal_pending, //
     },
@@ -76,9 +76,7 @@ impl<M: MemoryOps> Memory<M> {
         if self.has_room(pages) {
             return Ok(true);
         }
-        let result = self.evict_for(pages, before);
-        self.parts.restore();
-        result
+        self.evict_for(pages, before)
     }
 
     fn evict_for(&self, pages: usize, before: Turn) -> Result<bool> {
@@ -99,10 +97,12 @@ impl<M: MemoryOps> Memory<M> {
                 }
                 Err(NoClaim::Nothing) => break,
             };
-            let moved = self.parts.evict_block(&eviction, &mut batch, &mut copies);
+            let moved = self
+                .parts
+                .evict_block(&eviction, MmapLocks::Own, &mut batch, &mut copies);
             self.stats().add(Counter::Evicted, moved as u64);
             self.stats().add(Counter::EvictedForRoom, moved as u64);
-            self.parts.trace_evicted(Need::Room, moved);
+            self.parts.evicted(Need::Room, moved);
             if self.has_room(pages) {
                 return Ok(true);
             }

@@ -4,7 +4,11 @@
 
 use super::{Copies, Memory, MemoryOps};
 use crate::{
-    mm::{addr::PMD_PAGES, device_pages::DeviceRange, migrate::Batch},
+    mm::{
+        addr::PMD_PAGES,
+        device_pages::{DeviceRange, MmapLocks},
+        migrate::Batch,
+    },
     stats::Counter,
     within,
 };
@@ -57,12 +61,12 @@ impl<M: MemoryOps> Memory<M> {
         // An eviction does not find pages that others have isolated. These are not lost: their
         // copies need the device.
         ops.departures.wait();
-        let mut lost = self.evict_all()?;
+        let mut lost = self.parts.evict(MmapLocks::All, false)?;
         for _ in 0..ROUNDS {
             if lost == 0 || !ops.departures.wait() {
                 break;
             }
-            lost = self.evict_all()?;
+            lost = self.parts.evict(MmapLocks::All, false)?;
         }
         // What migrations that had begun have brought.
         ops.peers.for_each(|peer| peer.forget());
@@ -94,7 +98,7 @@ impl<M: MemoryOps> Memory<M> {
                 fsleep(PAUSE);
             }
             if self.pages().withdraw(range) == 0 {
-                self.parts.restore();
+                self.parts.tell_victims(None);
                 return Ok(0);
             }
             for first in blocks().filter(|first| self.pages().used_in_block(*first) != 0) {
@@ -103,12 +107,14 @@ impl<M: MemoryOps> Memory<M> {
                     .parts
                     .begin_eviction(|lru| lru.claim(first / PMD_PAGES));
                 if let Ok(eviction) = begun {
-                    let moved = self.parts.evict_block(&eviction, &mut batch, &mut copies);
+                    let moved =
+                        self.parts
+                            .evict_block(&eviction, MmapLocks::Own, &mut batch, &mut copies);
                     self.stats().add(Counter::Evicted, moved as u64);
                 }
             }
         }
-        self.parts.restore();
+        self.parts.tell_victims(None);
         Ok(self.pages().withdraw(range))
     }
 

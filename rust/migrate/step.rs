@@ -9,10 +9,7 @@ use super::{
 };
 use crate::{
     memory::{Copies, Turn},
-    mirror::{
-        transaction::{Identity, Request},
-        Device, Inner, Mirror, Present, Tries,
-    },
+    mirror::{Device, Mirror, Present, Tries},
     mm::{
         addr::{PageRange, PMD_PAGES},
         migrate::Batch,
@@ -20,6 +17,7 @@ use crate::{
         range_fault::AddressSpace,
     },
     queue::Stop,
+    space::{keep_reading, Identity, Request},
     stats::Counter,
 };
 use kernel::{
@@ -40,7 +38,7 @@ const PAUSE: Delta = Delta::from_millis(1);
 /// What the steps of one migration share.
 pub(super) struct Step<'m, D: Device> {
     pub(super) mirror: &'m Mirror<D>,
-    pub(super) space: AddressSpace<'m, Inner<D>>,
+    pub(super) space: AddressSpace,
     pub(super) target: Target,
     pub(super) faultless: bool,
     /// Device memory that was used after this does not go: what a migration brings does not make
@@ -113,8 +111,7 @@ impl<'m, D: Device> Step<'m, D> {
         };
         if self.target == Target::Device {
             // What is to move there is not copied there.
-            let (inner, notifier) = (self.mirror.inner(), self.mirror.notifier());
-            inner.collapse(notifier, Some(piece), None);
+            self.mirror.inner().collapse(Some(piece), None);
         }
         let mut again = self.pass(piece, done)?;
         let Ok(part) = PageRange::new(piece.start(), *done) else {
@@ -297,6 +294,8 @@ impl<'m, D: Device> Step<'m, D> {
             // The kernel compares the owner with that of the pages.
             Target::System => Identity::current(memory.owner()),
         };
+        let only_for =
+            Some(memory.owner()).filter(|_| self.target == Target::Device && memory.is_private());
         let surveyor = Surveyor {
             target: self.target,
             owner: memory.owner(),
@@ -306,10 +305,16 @@ impl<'m, D: Device> Step<'m, D> {
         // Pages that are in the device's memory already need no announcement, so that nothing is
         // waited for.
         let mut waits = self.target == Target::System || !mirror.has_device_entry(piece.start());
+        let mut window = None;
         let (survey, part, result) = loop {
-            let seq = match waits {
-                true => Some(tries.next(mirror)?),
-                false => None,
+            let begun = match (waits, window.take()) {
+                (false, _) => None,
+                (true, Some(window)) => Some(window),
+                (true, None) => Some(mirror.window(&self.space, piece.start())?),
+            };
+            let begun = match begun {
+                Some(window) => Some((tries.next(mirror, &window)?, window)),
+                None => None,
             };
             let mmap = self.space.mmap_lock_here()?;
             let pages = self.work.pages.get_mut(first..).ok_or(EINVAL)?;
@@ -325,7 +330,7 @@ impl<'m, D: Device> Step<'m, D> {
             if needs_room && !memory.has_room(part.pages()) {
                 return Ok((survey, None));
             }
-            let Some(seq) = seq else {
+            let Some((seq, used)) = begun else {
                 waits = true;
                 continue;
             };
@@ -334,17 +339,22 @@ impl<'m, D: Device> Step<'m, D> {
                 identity,
                 range: part,
                 faultless: self.faultless,
+                only_for,
             };
             // The look counts as long as the lock is held.
-            if let Some(announced) = mirror.announce(seq, &mut tries, request)? {
-                self.work.first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
-                let work = &mut self.work;
-                break (
-                    survey,
-                    part,
-                    work.isolate_and_move(mirror, movable, announced, compound),
-                );
-            }
+            let announced = match mirror.announce(used, seq, &mut tries, request)? {
+                Ok(announced) => announced,
+                Err(again) => {
+                    window = Some(again);
+                    continue;
+                }
+            };
+            self.work.first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
+            let (work, mm, here) = (&mut self.work, mirror.space_name(), mirror.place_in_space());
+            let result = keep_reading(mm, request, here, |readers| {
+                work.isolate_and_move(mirror, movable, announced, readers, compound)
+            });
+            break (survey, part, result);
         };
         if self.target == Target::Device && matches!(result, Ok(Attempt::Done { lost: true })) {
             // Somebody else's event, or the split of a huge page, took the marks: ask what is there

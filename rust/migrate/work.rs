@@ -14,6 +14,7 @@ use crate::{
     },
     pgtable::{Format, Spares},
     phases::{Lap, Phase},
+    space::Readers,
 };
 use kernel::{mm::virt::flags, prelude::*};
 
@@ -53,12 +54,12 @@ fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
 fn isolate<'a, 'm, D: Device>(
     memory: &Memory<D::Memory>,
     movable: Movable<'a>,
-    announced: Announced<'m, D>,
+    readers: (Announced<'m, D>, Readers<'m>),
     compound: bool,
     batch: &'a mut Batch,
-) -> Result<Isolated<'a, Announced<'m, D>>> {
-    let name = announced.name();
-    Isolated::read_by(announced, || match movable {
+) -> Result<Isolated<'a, (Announced<'m, D>, Readers<'m>)>> {
+    let name = readers.0.name();
+    Isolated::read_by(readers, || match movable {
         Movable::System(found) => found.isolate(compound, name, batch),
         Movable::Device(vma, part) => {
             let (select, owner) = (memory.select(), memory.owner());
@@ -76,7 +77,7 @@ fn isolate<'a, 'm, D: Device>(
     reason = "one call site; the parts of the step that live in different places"
 )]
 fn finish<D: Device>(
-    isolated: Isolated<'_, Announced<'_, D>>,
+    isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
     vma: Vma<'_>,
     target: Target,
     memory: &Memory<D::Memory>,
@@ -112,7 +113,10 @@ fn finish<D: Device>(
     };
     let mut result = Ok(());
     let mut lap = None;
-    migrated.finalize(|announced, moved| {
+    migrated.finalize(|(announced, readers), moved| {
+        // The others' entries name the new places before this device gets its own: what it writes at once, they must
+        // not read as it was before.
+        let others = readers.switch(moved);
         let settled = match target {
             Target::Device => {
                 let writable = vma.flags() & flags::WRITE != 0;
@@ -126,7 +130,7 @@ fn finish<D: Device>(
         };
         // The time until here has been accounted for.
         lap = Some(Lap::start());
-        settled
+        (settled, others)
     });
     if let Some(mut lap) = lap {
         lap.end(Phase::Finalize);
@@ -143,6 +147,7 @@ impl<F: Format> Work<F> {
         mirror: &Mirror<D>,
         movable: Movable<'_>,
         announced: Announced<'_, D>,
+        readers: Readers<'_>,
         compound: bool,
     ) -> Result<Attempt> {
         let Self {
@@ -168,7 +173,7 @@ impl<F: Format> Work<F> {
         let (vma, target) = (movable.vma(), movable.target());
         let _departure = (target == Target::System).then(|| memory.depart());
         let mut lap = Lap::start();
-        let mut isolated = isolate(memory, movable, announced, compound, batch)?;
+        let mut isolated = isolate(memory, movable, (announced, readers), compound, batch)?;
         lap.end(Phase::Unmap);
 
         let mut no_huge = false;

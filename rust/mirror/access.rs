@@ -59,7 +59,7 @@ impl<D: Device> Mirror<D> {
     pub fn lock_table(&self) -> Result<TableGuard<'_, D>> {
         within::may_wait()?;
         Ok(TableGuard {
-            guard: self.notifier().lock(),
+            guard: self.inner().lock(),
             mirror: self,
             _within: Within::enter(),
         })

@@ -3,7 +3,7 @@
 //! An announced step, until its migration is over.
 
 use super::{
-    switch::{forget_moved, switch_to_system},
+    switch::{forget_moved, switch_present},
     Device, Mirror, Switched,
 };
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
         notifier::Cookie, //
     },
     pgtable::{Flushed, Spares},
+    space::WindowUser,
 };
 use kernel::prelude::*;
 
@@ -21,15 +22,23 @@ use kernel::prelude::*;
 #[must_use = "dropping it ends the step"]
 pub(crate) struct Announced<'m, D: Device> {
     mirror: &'m Mirror<D>,
+    /// Stays as long as the step.
+    _window: WindowUser,
     name: Cookie,
     range: PageRange,
 }
 
 impl<'m, D: Device> Announced<'m, D> {
     /// For [`Mirror::begin`], which has registered the transaction `name`.
-    pub(super) fn new(mirror: &'m Mirror<D>, name: Cookie, range: PageRange) -> Self {
+    pub(super) fn new(
+        mirror: &'m Mirror<D>,
+        window: WindowUser,
+        name: Cookie,
+        range: PageRange,
+    ) -> Self {
         Self {
             mirror,
+            _window: window,
             name,
             range,
         }
@@ -67,7 +76,7 @@ impl<'m, D: Device> Announced<'m, D> {
         moved: &Moved<'_>,
         each: impl FnMut(usize, Switched),
     ) -> Settled<'m, D> {
-        let flushed = switch_to_system(self.mirror.notifier(), self.name, moved, true, each);
+        let flushed = switch_present(self.mirror.inner(), self.name, moved, true, each);
         self.settled(flushed)
     }
 
@@ -81,7 +90,9 @@ impl<'m, D: Device> Announced<'m, D> {
 
 impl<D: Device> Drop for Announced<'_, D> {
     fn drop(&mut self) {
-        self.mirror.notifier().lock().transactions.end(self.name);
+        let mut guard = self.mirror.inner().lock();
+        guard.transactions.end(self.name, self.range.start());
+        drop(guard);
         self.mirror.inner().ended.notify_all();
     }
 }
@@ -96,7 +107,7 @@ impl<'m, D: Device> Reader for Announced<'m, D> {
     type Done = Settled<'m, D>;
 
     fn forget(self, moved: &Moved<'_>) -> Settled<'m, D> {
-        let flushed = forget_moved(self.mirror.notifier(), moved);
+        let flushed = forget_moved(self.mirror.inner(), moved);
         self.settled(flushed)
     }
 }

@@ -8,10 +8,11 @@ use crate::{
     managed::Flags,
     mm::{
         addr::PageRange,
-        notifier::{Cookie, IntervalNotifier},
+        notifier::Cookie,
         range_fault::AddressSpace,
         space::{MmapGuard, Vma},
     },
+    space::Space,
     within,
 };
 use kernel::{mm::virt::flags, page::PAGE_SHIFT, prelude::*};
@@ -72,6 +73,7 @@ impl<D: Device> Mirror<D> {
         within::may_wait()?;
         change.apply(Attributes::DEFAULT)?;
         let space = self.space()?;
+        Space::watch_attributes(&self.inner().space, &space, range)?;
         let mut rest = Some(range);
         while let Some(range) = rest {
             let (end, untouched) = self.set_in_mapping(&space, range, change)?;
@@ -95,7 +97,7 @@ impl<D: Device> Mirror<D> {
     /// whether nothing was ever written there, though it could be.
     fn set_in_mapping(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace,
         range: PageRange,
         change: &Change,
     ) -> Result<(usize, bool)> {
@@ -107,7 +109,7 @@ impl<D: Device> Mirror<D> {
         let writable = vma.flags() & flags::WRITE != 0;
         let _charge = space.charge();
         self.inner().attributes.change(part, home, change)?;
-        self.notifier().lock().immovable.forget(part);
+        self.inner().lock().immovable.forget(part);
         Ok((
             part.end(),
             vma.is_anonymous() && writable && vma.anon() == 0,
@@ -151,11 +153,7 @@ impl<D: Device> Mirror<D> {
     }
 
     /// What is known of the memory at `addr`. `EFAULT`: nothing is mapped there.
-    pub(super) fn attributes_at(
-        &self,
-        space: &AddressSpace<'_, Inner<D>>,
-        addr: usize,
-    ) -> Result<Known> {
+    pub(super) fn attributes_at(&self, space: &AddressSpace, addr: usize) -> Result<Known> {
         let mmap = space.mmap_lock_here()?;
         self.inner().settle(&mmap);
         let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
@@ -180,7 +178,7 @@ impl<D: Device> Mirror<D> {
     /// `EINVAL`: they may not, and a migration would refuse the mapping there. `EINTR`: killed.
     pub(crate) fn movable(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace,
         piece: PageRange,
     ) -> Result<(PageRange, bool)> {
         let inner = self.inner();
@@ -230,18 +228,14 @@ impl<D: Device> Mirror<D> {
     }
 
     /// See [`Inner::map_present`].
-    pub(super) fn map_present(
-        &self,
-        space: &AddressSpace<'_, Inner<D>>,
-        range: PageRange,
-    ) -> Result {
+    pub(super) fn map_present(&self, space: &AddressSpace, range: PageRange) -> Result {
         self.inner().map_present(space, range)
     }
 }
 
 impl<D: Device> Inner<D> {
     /// Maps what is there of `range`, without faulting anything in. Best effort but for `EINTR`.
-    fn map_present(&self, space: &AddressSpace<'_, Self>, range: PageRange) -> Result {
+    fn map_present(&self, space: &AddressSpace, range: PageRange) -> Result {
         let mut spares = self.reader.spares();
         for piece in range.pmd_pieces() {
             self.try_install_present(space, piece, Present::All, &mut spares)?;
@@ -250,11 +244,11 @@ impl<D: Device> Inner<D> {
     }
 
     /// Maps what the device lost of memory that is accessed by it, since it was last asked. Best effort.
-    pub(super) fn restore(&self, notifier: &IntervalNotifier<Self>) -> Result {
-        let Some(lost) = notifier.lock().lost.take() else {
+    pub(super) fn restore(&self) -> Result {
+        let Some(lost) = self.lock().lost.take() else {
             return Ok(());
         };
-        let space = AddressSpace::new(notifier)?;
+        let space = AddressSpace::new(self.space.mm())?;
         let _charge = space.charge();
         self.settle(&space.mmap_lock_here()?);
         let mut rest = Some(lost);

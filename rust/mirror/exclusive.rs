@@ -2,16 +2,14 @@
 
 //! Exclusive access of the device, for atomic operations.
 
-use super::{
-    transaction::{Identity, Request},
-    Device, Mirror, State,
-};
+use super::{Device, Mirror, State};
 use crate::{
     memory::Memory,
     mm::{
         addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending,
     },
     pgtable::{Entry, Flushing, Spares},
+    space::{Identity, Request},
     within,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
@@ -70,6 +68,7 @@ impl<D: Device> Mirror<D> {
             identity: Identity::Name,
             range: page,
             faultless: false,
+            only_for: None,
         };
         let (mmap, announced) = self.begin(&space, request).map_err(|error| {
             // Nothing is mapped there.
@@ -80,7 +79,7 @@ impl<D: Device> Mirror<D> {
             }
         })?;
         let result = ExclusivePage::new(&mmap, page.start(), cookie).and_then(|exclusive| {
-            let mut guard = self.notifier().lock();
+            let mut guard = self.inner().lock();
             // Under the lock, as for a fault: an unplug that takes all entries away sets this before.
             if self.device().memory().is_some_and(Memory::is_gone) {
                 return Err(ENODEV);

@@ -15,16 +15,14 @@ use crate::{
     pgtable::{Entry, Flushing, Format, Spares},
     phases::{Lap, Phase},
     policy,
+    space::{Space, WindowUser},
     stats::Counter,
     within,
 };
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
-    sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        CondVarTimeoutResult, //
-    },
+    sync::CondVarTimeoutResult,
     time::{delay::fsleep, Delta, Instant, Jiffies, Monotonic}, //
 };
 
@@ -51,37 +49,6 @@ enum Tried {
     Again,
     /// A migration is about to switch one of the entries.
     Held,
-}
-
-/// Faults that try again, by address space. Two that share a counter are only polite to each other.
-static STARVED: [Atomic<usize>; STARVED_COUNT] = [const { Atomic::new(0) }; STARVED_COUNT];
-
-const STARVED_COUNT: usize = 64;
-
-/// The counter for the address space `mm`. Not inlined: there is one in all modules.
-#[inline(never)]
-pub(super) fn starved(mm: Cookie) -> &'static Atomic<usize> {
-    // Fibonacci hashing; the upper six bits are below 64.
-    let [first, ..] = &STARVED;
-    STARVED
-        .get(mm.number().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
-        .unwrap_or(first)
-}
-
-/// A fault that had to try again, as long as it tries.
-struct Starved(&'static Atomic<usize>);
-
-impl Starved {
-    fn new(count: &'static Atomic<usize>) -> Self {
-        count.fetch_add(1, Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for Starved {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
 }
 
 /// How long a fault goes on trying: for [`TIMEOUT`], and where one try takes long, because the machine
@@ -193,7 +160,7 @@ impl<D: Device> Inner<D> {
     #[inline(never)]
     pub(crate) fn install_present(
         &self,
-        space: &AddressSpace<'_, Self>,
+        space: &AddressSpace,
         piece: PageRange,
         which: Present,
         spares: &mut Spares<D::Format>,
@@ -206,7 +173,7 @@ impl<D: Device> Inner<D> {
     /// fails the device will fault, which is no error. `EINTR`: killed.
     pub(crate) fn try_install_present(
         &self,
-        space: &AddressSpace<'_, Self>,
+        space: &AddressSpace,
         piece: PageRange,
         which: Present,
         spares: &mut Spares<D::Format>,
@@ -219,7 +186,7 @@ impl<D: Device> Inner<D> {
 
     fn fault_piece(
         &self,
-        space: &AddressSpace<'_, Self>,
+        space: &AddressSpace,
         piece: PageRange,
         what: What,
         buffer: &mut PfnBuffer,
@@ -227,11 +194,12 @@ impl<D: Device> Inner<D> {
     ) -> Result {
         let mut patience = Patience::new();
         let mut waits = 0;
-        let mut starved = None;
+        let mut retrying = None;
+        let window = Space::window(&self.space, space, piece.start())?;
         loop {
             spares.refill()?;
             self.prepare(piece)?;
-            let why = match self.try_piece(space, piece, what, buffer, spares) {
+            let why = match self.try_piece(space, &window, piece, what, buffer, spares) {
                 Ok(Tried::Done) => return Ok(()),
                 Ok(Tried::Again) => {
                     patience.again(EBUSY)?;
@@ -242,7 +210,7 @@ impl<D: Device> Inner<D> {
                     if waits > WAITS {
                         return Err(EBUSY);
                     }
-                    self.wait_for_migrations(space, piece)?;
+                    self.wait_for_migrations(piece)?;
                     patience = Patience::new();
                     events::Again::Migration
                 }
@@ -252,16 +220,16 @@ impl<D: Device> Inner<D> {
                 }
             };
             self.tell(&Event::Retry { range: piece, why });
-            starved.get_or_insert_with(|| Starved::new(self.starved));
+            retrying.get_or_insert_with(|| self.space.retry());
             self.stats.add(Counter::Retries, 1);
         }
     }
 
     /// Waits until a migration of `piece` has ended.
-    fn wait_for_migrations(&self, space: &AddressSpace<'_, Self>, piece: PageRange) -> Result {
+    fn wait_for_migrations(&self, piece: PageRange) -> Result {
         let mut lap = Lap::start();
         let begun = lap;
-        let mut guard = space.notifier().lock();
+        let mut guard = self.lock();
         let signal = guard.transactions.overlap(piece)
             && matches!(
                 self.ended
@@ -302,7 +270,8 @@ impl<D: Device> Inner<D> {
 
     fn try_piece(
         &self,
-        space: &AddressSpace<'_, Self>,
+        space: &AddressSpace,
+        window: &WindowUser,
         piece: PageRange,
         what: What,
         buffer: &mut PfnBuffer,
@@ -313,9 +282,9 @@ impl<D: Device> Inner<D> {
         let access = what.access();
         let mut lap = Lap::start();
         let begun = lap;
-        let collected = space.collect(piece, access, owner, buffer)?;
+        let collected = space.collect(window, piece, access, owner, buffer)?;
         lap.end(Phase::Collect);
-        let Ok(mut valid) = collected.lock() else {
+        let Ok(mut valid) = collected.lock(self) else {
             return Ok(Tried::Again);
         };
         // Under the lock: who takes all entries away, has set this before.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the notifier calls: entries go, the device is flushed, and what it wrote is dirty.
+//! What a space tells its mirrors: entries go, the device is flushed, and what it wrote is dirty.
 
 use super::{
-    fault,
+    flushes::Flushes,
     replica::{Replicas, Retired},
     transaction::{Transaction, Transactions},
     Device, Walkers,
@@ -15,16 +15,17 @@ use crate::{
     mm::{
         addr::PageRange,
         dma::Windows,
-        notifier::{Cookie, Event, IntervalNotifier, Reason, Subscriber},
+        notifier::{Event, Member, Reason},
         page::DirtyBatch,
+        rcu_map::RcuArc,
         trace::Who,
     },
     pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Table},
     policy::Immovable,
+    space::{Space, Window},
     stats::{Counter, Stats},
     within::Within,
 };
-use core::ops::ControlFlow;
 use kernel::{
     mm::MmWithUser,
     prelude::*,
@@ -33,8 +34,11 @@ use kernel::{
             ordering::{Full, Relaxed, Release},
             Atomic, //
         },
+        lock::mutex::MutexGuard,
         Arc,
-        CondVar, //
+        CondVar,
+        LockClassKey,
+        Mutex, //
     },
     time::{Instant, Monotonic},
 };
@@ -50,9 +54,15 @@ pub(crate) struct State<F: Format> {
     pub(crate) immovable: Immovable,
 }
 
-/// What the notifier calls.
+/// A mirror, as far as others use it: its space, migrations of other mirrors, evictions.
+#[pin_data]
 pub(crate) struct Inner<D: Device> {
     pub(super) device: D,
+    /// Under the table lock.
+    #[pin]
+    state: Mutex<State<D::Format>>,
+    #[pin]
+    pub(super) flushes: Flushes<Flush<D>>,
     /// For tracepoints.
     pub(crate) who: Who,
     pub(super) stats: Stats,
@@ -63,9 +73,8 @@ pub(crate) struct Inner<D: Device> {
     /// Changes of entries from before the first one until after the flush. While there are any, an
     /// invalidation that finds no entries must flush too: they may be gone, and still in use.
     pub(super) changing: Atomic<usize>,
-    /// Faults in this address space that had to try again: new migrations, also those of other
-    /// mirrors, let them go first for a while.
-    pub(super) starved: &'static Atomic<usize>,
+    /// What is known of the address space.
+    pub(super) space: RcuArc<Space>,
     pub(super) attributes: Pin<KBox<Map>>,
     pub(super) replicas: Pin<KBox<Replicas>>,
     /// Pages that an eviction has taken, which is not told yet.
@@ -113,34 +122,50 @@ impl<D: Device> Flusher for Inner<D> {
             windows.unmap(range, tick);
         }
         self.changing.fetch_sub(1, Release);
-        self.replicas.free(pending.copies);
+        self.free_copies(pending.copies);
     }
 }
 
 impl<D: Device> Inner<D> {
-    /// For a mirror of `mm`, whose table `reader` reads.
+    /// For a mirror of `mm` with `state`, whose lock has that class.
     pub(super) fn new(
         mm: &MmWithUser,
+        space: RcuArc<Space>,
         device: D,
-        reader: Reader<D::Format>,
+        state: State<D::Format>,
         dma: Option<Arc<Windows>>,
-    ) -> Result<Self> {
-        let (name, key) = locks::ended();
-        Ok(Self {
+        (name, key): (&'static CStr, Pin<&'static LockClassKey>),
+    ) -> impl PinInit<Self, Error> {
+        let (ended, ended_key) = locks::ended();
+        let who = Who::new(mm);
+        try_pin_init!(Self {
             walkers: device.walkers(),
-            reader,
+            reader: state.table.reader(),
             dma,
             device,
-            who: Who::new(mm),
+            state <- Mutex::new(state, name, key),
+            flushes <- Flushes::new(),
+            who,
             stats: Stats::new(),
             changing: Atomic::new(0),
-            starved: fault::starved(Cookie::of_space(mm)),
+            space,
             attributes: Map::new()?,
             replicas: Replicas::new()?,
             taken: Atomic::new(0),
             born: Instant::now(),
-            ended: KBox::pin_init(CondVar::new(name, key), GFP_KERNEL_ACCOUNT)?,
-        })
+            ended: KBox::pin_init(CondVar::new(ended, ended_key), GFP_KERNEL_ACCOUNT)?,
+        }? Error)
+    }
+
+    /// Takes the table lock. Context: may sleep; below the mmap lock and folio locks.
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State<D::Format>> {
+        self.state.lock()
+    }
+
+    /// Takes the table lock, if nobody has it. Context: any but interrupts.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State<D::Format>>> {
+        self.state.try_lock()
     }
 
     /// Lets `f` change the table. If that needs a flush it is started; to be waited for by
@@ -153,8 +178,19 @@ impl<D: Device> Inner<D> {
         range: Option<PageRange>,
         f: impl FnOnce(&mut Table<D::Format>, &mut FlushBatch<D::Format>) -> R,
     ) -> (R, Option<Flush<D>>) {
+        self.change_beside(0, table, range, f)
+    }
+
+    /// As [`Self::change`], of an event that has begun `own` flushes, which have covered the range.
+    fn change_beside<R>(
+        &self,
+        own: usize,
+        table: &mut Table<D::Format>,
+        range: Option<PageRange>,
+        f: impl FnOnce(&mut Table<D::Format>, &mut FlushBatch<D::Format>) -> R,
+    ) -> (R, Option<Flush<D>>) {
         // Before the first entry changes: who sees one change, sees this.
-        let others = self.changing.fetch_add(1, Full) != 0;
+        let others = self.changing.fetch_add(1, Full) > own;
         let mut batch = table.batch();
         let result = f(table, &mut batch);
         if let Some(range) = range.filter(|_| others) {
@@ -215,21 +251,25 @@ impl<D: Device> Inner<D> {
     }
 }
 
-impl<D: Device> Subscriber for Inner<D> {
+impl<D: Device> Member<Window> for Inner<D> {
     type Protected = State<D::Format>;
-    type Pending = Flush<D>;
 
-    fn invalidate(
+    fn mutex(&self) -> &Mutex<Self::Protected> {
+        &self.state
+    }
+
+    fn is_told_by(&self, window: &Window) -> bool {
+        window.is_of(&self.space)
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Takes away what `event` is about. Returns whether it had entries that changed, and a flush that was begun.
+    pub(super) fn invalidated(
         &self,
         state: &mut State<D::Format>,
         event: &Event<'_>,
-    ) -> ControlFlow<(), Option<Flush<D>>> {
-        if !event.blockable {
-            let _within = Within::enter();
-            if self.device.flush_sleeps() {
-                return ControlFlow::Break(());
-            }
-        }
+    ) -> (bool, Option<Flush<D>>) {
         let State {
             table,
             transactions,
@@ -237,10 +277,7 @@ impl<D: Device> Subscriber for Inner<D> {
             immovable,
         } = state;
         let own = transactions.note(event);
-        if event.reason == Reason::Unmap {
-            self.attributes.lose(event.range);
-        }
-        let own = own.and_then(|name| transactions.get(name));
+        let own = own.and_then(|name| transactions.get(name, event.range.start()));
         // What leaves the device may come again.
         if own.is_none_or(Transaction::takes_device_pages) {
             immovable.forget(event.range);
@@ -249,7 +286,13 @@ impl<D: Device> Subscriber for Inner<D> {
         let keeps_reads = event.reason.keeps_reads();
         let copies = self.replicas.any();
         let mut changed = 0;
-        let ((), flush) = self.change(table, Some(event.range), |table, batch| {
+        // A flush that another window has begun for this event covers all of it.
+        let own_flushes = match self.changing.load(Relaxed) {
+            0 => 0,
+            _ => self.flushes.count(event.number()),
+        };
+        let range = Some(event.range);
+        let ((), flush) = self.change_beside(own_flushes, table, range, |table, batch| {
             let mut dirty = DirtyBatch::new();
             let (dirty, changed) = (&mut dirty, &mut changed);
             if own.is_none() && !keeps_reads && !copies {
@@ -292,7 +335,7 @@ impl<D: Device> Subscriber for Inner<D> {
         let may_evict = matches!(event.reason, Reason::Clear | Reason::Migrate) && is_foreign;
         if may_evict && changed != 0 {
             let memory = self.device.memory();
-            if memory.is_some_and(|memory| memory.is_evicting()) {
+            if memory.is_some_and(|memory| memory.evicts_from(self.space.name())) {
                 self.taken.add(changed, Relaxed);
             }
         }
@@ -302,27 +345,22 @@ impl<D: Device> Subscriber for Inner<D> {
             reason,
             changed,
         });
-        ControlFlow::Continue(flush)
-    }
-
-    fn finish(&self, flush: Flush<D>) {
-        flush.wait(self);
+        (changed != 0, flush)
     }
 }
 
 /// Removes the entries of `range`, and waits until the device uses none of them.
-pub(super) fn remove<D: Device>(notifier: &IntervalNotifier<Inner<D>>, range: PageRange) {
-    remove_some(notifier, range, |_, _| true);
+pub(super) fn remove<D: Device>(inner: &Inner<D>, range: PageRange) {
+    remove_some(inner, range, |_, _| true);
 }
 
 /// As [`remove`], of the entries for which `which` says so.
 pub(super) fn remove_some<D: Device>(
-    notifier: &IntervalNotifier<Inner<D>>,
+    inner: &Inner<D>,
     range: PageRange,
     mut which: impl FnMut(PageRange, Entry) -> bool,
 ) {
-    let inner = notifier.subscriber();
-    let mut guard = notifier.lock();
+    let mut guard = inner.lock();
     let State {
         table,
         transactions,

@@ -7,10 +7,7 @@
 //! the moment before that and until the flush after. Events that remove the entry retire the copy; so whoever
 //! changes the page, of which an event tells before it is visible ([`Replica`]), finds the device without it.
 
-use super::{
-    transaction::{Identity, Request},
-    Announced, Device, Inner, Mirror, State,
-};
+use super::{Announced, Device, Inner, Mirror, State};
 use crate::{
     locks,
     memory::{Arrival, Copies, Memory},
@@ -18,12 +15,13 @@ use crate::{
         addr::{PageRange, PMD_PAGES},
         device_pages::DeviceRange,
         migrate::{Batch, Isolated, Replica, Source, System},
-        notifier::{Cookie, IntervalNotifier},
+        notifier::Cookie,
         range_fault::AddressSpace,
         space::Vma,
     },
     pgtable::{Entry, FlushBatch, Flushing, Spares, Table},
     policy::Mask,
+    space::{Identity, Request},
     stats::Counter,
 };
 use core::mem::ManuallyDrop;
@@ -133,8 +131,8 @@ impl Replicas {
         })
     }
 
-    /// Frees the copies that a change retired, after its flush.
-    pub(super) fn free(&self, retired: Retired) {
+    /// Frees the copies that a change retired, after its flush. Returns how many these were.
+    fn free(&self, retired: Retired) -> usize {
         let list = ManuallyDrop::into_inner(retired.0);
         let mut count = 0;
         let mut next = list.as_ref();
@@ -146,6 +144,7 @@ impl Replicas {
         if count != 0 {
             self.count.fetch_sub(count, Relaxed);
         }
+        count
     }
 }
 
@@ -154,6 +153,14 @@ impl Replicas {
 pub(super) struct Retired(ManuallyDrop<Option<KBox<Replica>>>);
 
 impl<D: Device> Inner<D> {
+    /// Frees the copies that a change retired, after its flush.
+    pub(super) fn free_copies(&self, retired: Retired) {
+        let count = self.replicas.free(retired);
+        if let Some(memory) = self.device.memory().filter(|_| count != 0) {
+            memory.lose_replicas(count);
+        }
+    }
+
     /// Whether `entry`, that of the page at `addr`, names a copy.
     pub(super) fn is_copy(&self, addr: usize, entry: Entry) -> bool {
         if !self.replicas.any() || !entry.is_device() || entry.is_writable() {
@@ -179,12 +186,7 @@ impl<D: Device> Inner<D> {
 
     /// Gives up the copies of `range`, of those in `block` of the device's memory only if that is given. Context:
     /// may sleep; takes the table lock.
-    pub(crate) fn collapse(
-        &self,
-        notifier: &IntervalNotifier<Self>,
-        range: Option<PageRange>,
-        block: Option<DeviceRange>,
-    ) {
+    pub(crate) fn collapse(&self, range: Option<PageRange>, block: Option<DeviceRange>) {
         if !self.replicas.any() {
             return;
         }
@@ -192,7 +194,7 @@ impl<D: Device> Inner<D> {
         let Some(range) = range.or(all) else {
             return;
         };
-        let mut guard = notifier.lock();
+        let mut guard = self.lock();
         let State { table, .. } = &mut *guard;
         let is_in = |number: usize| {
             block.is_none_or(|block| (block.first..block.first + block.count).contains(&number))
@@ -249,7 +251,7 @@ impl<D: Device> Mirror<D> {
     /// As [`Migrate::to_device`](crate::migrate::Migrate::to_device).
     pub(super) fn replicate(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace,
         range: PageRange,
         evict: bool,
     ) -> Result<usize> {
@@ -288,7 +290,7 @@ impl<D: Device> Mirror<D> {
 
     fn replicate_piece(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace,
         piece: PageRange,
         memory: &Memory<D::Memory>,
         work: &mut Work<D::Format>,
@@ -302,6 +304,7 @@ impl<D: Device> Mirror<D> {
             identity: Identity::Name,
             range: piece,
             faultless: true,
+            only_for: None,
         };
         let (mmap, announced) = self.begin(space, request)?;
         let piece = announced.range();
@@ -448,7 +451,7 @@ impl<D: Device> Mirror<D> {
     ) -> Result<usize> {
         let inner = self.inner();
         {
-            let guard = self.notifier().lock();
+            let guard = self.inner().lock();
             let owns = |index| guard.transactions.owns(name, piece.address(index));
             work.made.retain(|(index, _)| owns(*index));
         }
@@ -458,6 +461,7 @@ impl<D: Device> Mirror<D> {
                 continue;
             };
             if inner.replicas.add(piece.address(index), replica).is_ok() {
+                memory.add_replica();
                 numbers
                     .push_within_capacity((index, number, false))
                     .map_err(|_| EINVAL)?;
@@ -465,7 +469,7 @@ impl<D: Device> Mirror<D> {
         }
         let mut next = 0;
         let mut used = 0;
-        let mut guard = self.notifier().lock();
+        let mut guard = self.inner().lock();
         let State {
             table,
             transactions,
@@ -500,7 +504,7 @@ impl<D: Device> Mirror<D> {
         let unused = inner.replicas.take_retired();
         drop(guard);
         Flushing::end(flush, inner);
-        inner.replicas.free(unused);
+        inner.free_copies(unused);
         result.map(|()| used)
     }
 }

@@ -2,7 +2,7 @@
 
 //! Device faults that may move memory: attributes decide, else the policy.
 
-use super::{attributes::Known, Device, Inner, Mirror};
+use super::{attributes::Known, Device, Mirror};
 use crate::{
     attributes::{Attributes, Location},
     events::{Event, Trigger},
@@ -111,7 +111,7 @@ impl<D: Device> Mirror<D> {
     }
 
     /// The first part of `range` in which attributes are the same.
-    fn alike(&self, space: &AddressSpace<'_, Inner<D>>, range: PageRange) -> PageRange {
+    fn alike(&self, space: &AddressSpace, range: PageRange) -> PageRange {
         if !self.has_attributes() {
             return range;
         }
@@ -124,7 +124,7 @@ impl<D: Device> Mirror<D> {
 
     fn serve_part(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace,
         range: PageRange,
         access: Access,
         policy: &dyn Policy,
@@ -251,23 +251,19 @@ impl<D: Device> Mirror<D> {
         look: impl FnOnce(PageRange, &mut dyn FnMut(PageRange)) -> Result,
     ) -> Result {
         let now = self.now();
-        let known = self
-            .notifier()
-            .lock()
-            .immovable
-            .has_block(range.start(), now);
+        let known = self.inner().lock().immovable.has_block(range.start(), now);
         let all = block(range.start()).filter(|_| !known);
         look(all.unwrap_or(range), &mut |run: PageRange| {
             // Not during the look: that takes locks of the CPU's page table.
             if run.pages() >= Immovable::LEAST {
-                self.notifier().lock().immovable.add(run, now);
+                self.inner().lock().immovable.add(run, now);
             }
         })
     }
 
     /// Whether the page at `addr` is in the device's memory.
     fn is_here(&self, addr: usize) -> bool {
-        self.notifier().lock().table.get(addr).is_device()
+        self.inner().lock().table.get(addr).is_device()
     }
 
     /// The time in ms.
@@ -277,7 +273,7 @@ impl<D: Device> Mirror<D> {
 
     fn place(
         &self,
-        space: &AddressSpace<'_, Inner<D>>,
+        space: &AddressSpace,
         range: PageRange,
         access: Access,
         policy: &dyn Policy,
@@ -298,7 +294,7 @@ impl<D: Device> Mirror<D> {
                 around.map_or(range, |all| all.hull(&range)),
             )));
         }
-        let known = self.notifier().lock().immovable.around(range, self.now());
+        let known = self.inner().lock().immovable.around(range, self.now());
         if let Some(around) = known.filter(|_| !copied) {
             let around = around.intersect(&limits).unwrap_or(range);
             return Ok(Plan::Place(Placement::InPlace(around.hull(&range))));

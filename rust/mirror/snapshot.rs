@@ -64,15 +64,17 @@ impl<D: Device> Mirror<D> {
             .map_or(Cookie::NONE, |memory| memory.owner());
         for piece in range.pmd_pieces() {
             let mut patience = Patience::new();
+            let window = self.window(&space, piece.start())?;
             loop {
-                let collected = match space.collect(piece, Access::Snapshot, owner, &mut buffer) {
+                let access = Access::Snapshot;
+                let collected = match space.collect(&window, piece, access, owner, &mut buffer) {
                     Ok(collected) => collected,
                     Err(error) => {
                         patience.again(error)?;
                         continue;
                     }
                 };
-                let mut valid = match collected.lock() {
+                let mut valid = match collected.lock(self.inner()) {
                     Ok(valid) => valid,
                     Err(Retry) => {
                         patience.again(EBUSY)?;

@@ -5,13 +5,14 @@
 
 use super::{transaction::Transaction, Device, Inner, Mirror, State};
 use crate::{
+    memory::Memory,
     mm::{
         addr::PageRange,
         migrate::{Entry as MovedEntry, Moved, Source},
-        notifier::{Cookie, IntervalNotifier},
+        notifier::Cookie,
         page::DirtyBatch,
     },
-    pgtable::{Entry, Flushed, Flushing, Spares},
+    pgtable::{Entry, Flushed, Flushing, Format, Spares},
     phases::{Lap, Phase},
     stats::Counter,
 };
@@ -74,13 +75,13 @@ impl<D: Device> Mirror<D> {
         let inner = self.inner();
         let piece = moved.range();
         let mut lap = Lap::start();
-        let mut guard = self.notifier().lock();
+        let mut guard = self.inner().lock();
         let State {
             table,
             transactions,
             ..
         } = &mut *guard;
-        let own = transactions.get(name);
+        let own = transactions.get(name, piece.start());
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
             let mut dirty = DirtyBatch::new();
             let result = table.install(piece, spares, batch, |addr, slot| {
@@ -150,15 +151,17 @@ impl<D: Device> Inner<D> {
     }
 }
 
-/// What becomes of entries when pages have moved to system memory.
-struct Switching<'a> {
+/// What becomes of the entries that there are when pages have moved.
+struct Switching<'a, D: Device> {
     piece: PageRange,
     moved: &'a Moved<'a>,
+    /// The device's memory, if that is where the pages are now: all of a migration are in one memory.
+    memory: Option<&'a Memory<D::Memory>>,
     own: Option<&'a Transaction>,
     with_write: bool,
 }
 
-impl Switching<'_> {
+impl<D: Device> Switching<'_, D> {
     fn owned(&self, span: PageRange) -> usize {
         self.own.map_or(0, |own| own.owned(span))
     }
@@ -184,7 +187,7 @@ impl Switching<'_> {
     /// What becomes of any other one.
     // So that its variables are not in the loop.
     #[inline(never)]
-    fn other<D: Device>(
+    fn other(
         &self,
         inner: &Inner<D>,
         span: PageRange,
@@ -212,28 +215,38 @@ impl Switching<'_> {
                 return Switched::Lost;
             }
         };
-        if !self.moved.is_addressable(&entry) {
-            // It is in the memory of another device, which this one cannot read.
+        let Some(new) = self.new_entry(&entry, pages.start) else {
             Inner::<D>::retire(dirty, span.pages(), *slot);
             *slot = Entry::NONE;
             return Switched::NoEntry;
-        }
-        let pfn = entry.destination + (pages.start - entry.index);
-        *slot = Entry::system(pfn, entry.writable && self.with_write);
+        };
+        *slot = new;
         Switched::Yes { was_valid: true }
+    }
+
+    /// The entry for page `index`, which `entry` has moved; `None` if the device cannot use the new place: the memory of
+    /// another device, or memory that its table cannot name.
+    fn new_entry(&self, entry: &MovedEntry, index: usize) -> Option<Entry> {
+        let pfn = entry.destination + (index - entry.index);
+        let writable = entry.writable && self.with_write;
+        let Some(memory) = self.memory else {
+            let usable = self.moved.is_addressable(entry);
+            return usable.then(|| Entry::system(pfn, writable));
+        };
+        let new = Entry::device(memory.entry_number(pfn)?, writable);
+        Some(new).filter(|new| D::Format::can_hold(*new))
     }
 }
 
-/// Lets the device use what moved to system memory, where it had an entry. Calls `each` for pages that had one or have
-/// moved. Without `with_write` the new entries are read-only.
-pub(super) fn switch_to_system<D: Device>(
-    notifier: &IntervalNotifier<Inner<D>>,
+/// Lets the device use what has moved, where it had an entry. Calls `each` for pages that had one or have moved. Without
+/// `with_write` the new entries are read-only.
+pub(super) fn switch_present<D: Device>(
+    inner: &Inner<D>,
     name: Cookie,
     moved: &Moved<'_>,
     with_write: bool,
     mut each: impl FnMut(usize, Switched),
 ) -> Flushed {
-    let inner = notifier.subscriber();
     let piece = moved.range();
     let mut lap = Lap::start();
     for entry in moved.entries() {
@@ -241,19 +254,24 @@ pub(super) fn switch_to_system<D: Device>(
             each(index, Switched::NoEntry);
         }
     }
-    let mut guard = notifier.lock();
+    let mut guard = inner.lock();
     let State {
         table,
         transactions,
         ..
     } = &mut *guard;
-    let own = transactions.get(name);
+    let own = transactions.get(name, piece.start());
+    let memory = inner.device.memory().filter(|memory| {
+        let first = moved.entries().next();
+        first.is_some_and(|first| memory.entry_number(first.destination).is_some())
+    });
     let mut switched = 0;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
         let mut dirty = DirtyBatch::new();
-        let switching = Switching {
+        let switching = Switching::<D> {
             piece,
             moved,
+            memory,
             own,
             with_write,
         };
@@ -286,13 +304,9 @@ pub(super) fn switch_to_system<D: Device>(
 }
 
 /// Removes the entries of pages that have moved, whoever owns them, and waits for the flush.
-pub(super) fn forget_moved<D: Device>(
-    notifier: &IntervalNotifier<Inner<D>>,
-    moved: &Moved<'_>,
-) -> Flushed {
-    let inner = notifier.subscriber();
+pub(super) fn forget_moved<D: Device>(inner: &Inner<D>, moved: &Moved<'_>) -> Flushed {
     let piece = moved.range();
-    let mut guard = notifier.lock();
+    let mut guard = inner.lock();
     let ((), flush) = inner.change(&mut guard.table, Some(piece), |table, batch| {
         let mut dirty = DirtyBatch::new();
         table.for_each(piece, batch, |span, slot| {

@@ -10,11 +10,12 @@ use crate::{
     mm::{
         addr::{PMD_PAGES, PMD_SIZE},
         device_pages::Kind,
-        notifier::{Cookie, Event, Reason, Subscriber},
+        notifier::{Cookie, Event, Reason},
         page::SharedBytes,
         range_fault::Access,
     },
     pgtable::{Entry, Radix4},
+    space::{Invalidated, MirrorOps},
     stats::Counter,
 };
 use core::ops::ControlFlow;
@@ -45,6 +46,7 @@ mod reentry;
 mod retry;
 mod stay;
 mod two_walkers;
+mod windows;
 
 /// Memory of one block, which is enough for the pages at its end and start.
 struct TestMemory {
@@ -264,7 +266,7 @@ fn attached(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>)
 fn writable() -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>, usize)> {
     let (range, shared, mirror) = attached(2)?;
     mirror.fault(range, Access::Write)?;
-    let pfn = mirror.notifier().lock().table.get(range.start()).number();
+    let pfn = mirror.inner().lock().table.get(range.start()).number();
     assert!(!is_dirty(pfn));
     Ok((range, shared, mirror, pfn))
 }
@@ -289,11 +291,12 @@ fn has_stale_flags(pfn: usize) -> bool {
 
 /// Lets the mirror see an event that did not happen. Returns whether it flushed.
 fn pretend(mirror: &Mirror<TestDevice>, reason: Reason, range: PageRange) -> bool {
-    let inner = mirror.notifier().subscriber();
-    let mut state = mirror.notifier().lock();
+    let inner = mirror.inner();
     let event = Event::for_test(reason, range, Cookie::NONE);
-    match inner.invalidate(&mut state, &event) {
-        ControlFlow::Continue(Some(flush)) => {
+    match inner.invalidate(&event) {
+        ControlFlow::Continue(Invalidated {
+            flush: Some(flush), ..
+        }) => {
             inner.finish(flush);
             true
         }

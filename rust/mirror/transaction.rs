@@ -10,56 +10,21 @@
 use crate::{
     inject::{fails, Point},
     mm::{
-        addr::{PageRange, PMD_PAGES},
-        notifier::{Cookie, Event, Reason},
+        addr::{PageRange, PMD_PAGES, PMD_SIZE},
+        notifier::{Cookie, Event}, //
     },
     pgtable::Entry,
+    space::{Identity, Request},
 };
-use kernel::{prelude::*, task::Pid};
+use kernel::{
+    prelude::*,
+    rbtree::{RBTree, RBTreeNodeReservation}, //
+};
 
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
-/// Migrations of one mirror that may run at once.
-const MAX: usize = 16;
-
 const WORDS: usize = PMD_PAGES / u64::BITS as usize;
-
-/// How a migration recognises the events that it causes itself.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Identity {
-    /// They carry its name: nothing else does.
-    Name,
-    /// They carry the owner of the device's memory, as others' may; but they are sent by this task,
-    /// within the range.
-    Task {
-        /// The task.
-        pid: Pid,
-        /// Owner of the device's memory.
-        owner: Cookie,
-    },
-}
-
-impl Identity {
-    /// The current task, with pages of `owner`.
-    pub(crate) fn current(owner: Cookie) -> Self {
-        Self::Task {
-            pid: current!().pid(),
-            owner,
-        }
-    }
-}
-
-/// What a migration wants.
-#[derive(Clone, Copy)]
-pub(crate) struct Request {
-    pub(crate) name: Cookie,
-    pub(crate) identity: Identity,
-    /// At most [`PMD_PAGES`].
-    pub(crate) range: PageRange,
-    /// The device keeps reading: the own events leave marked entries alone.
-    pub(crate) faultless: bool,
-}
 
 /// One running migration.
 pub(crate) struct Transaction {
@@ -145,32 +110,52 @@ impl Transaction {
     pub(crate) fn takes_device_pages(&self) -> bool {
         self.request.identity != Identity::Name
     }
+}
 
-    fn has_caused(&self, event: &Event<'_>) -> bool {
-        match self.request.identity {
-            Identity::Name => event.is_from(self.request.name),
-            Identity::Task { pid, owner } => {
-                event.is_from(owner)
-                    && event.reason == Reason::Migrate
-                    && current!().pid() == pid
-                    && self.request.range.intersect(&event.range) == Some(event.range)
-            }
+/// Where a migration is in the tree: by its first page.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    start: usize,
+    name: usize,
+}
+
+impl Key {
+    fn of(request: &Request) -> Self {
+        Self {
+            start: request.range.start(),
+            name: request.name.number(),
+        }
+    }
+
+    /// Before all that have the page at `addr`: none is longer than 2 MiB.
+    fn before(addr: usize) -> Self {
+        Self {
+            start: addr.saturating_sub(PMD_SIZE - 1),
+            name: 0,
         }
     }
 }
 
-/// The migrations of one mirror that run now, [`MAX`] places. Protected by the table lock. Not in place:
-/// an array of them takes 2 KiB of stack wherever it passes.
-pub(crate) struct Transactions(KVec<Option<Transaction>>);
+/// Memory for one migration among [`Transactions`].
+pub(crate) struct Room(RBTreeNodeReservation<Key, Transaction>);
+
+impl Room {
+    /// Context: may sleep, so without the table lock. `ENOMEM`.
+    pub(crate) fn new() -> Result<Self> {
+        if fails(Point::Transaction) {
+            return Err(ENOMEM);
+        }
+        Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL)?))
+    }
+}
+
+/// The migrations of one mirror that run now, any number. Protected by the table lock.
+pub(crate) struct Transactions(RBTree<Key, Transaction>);
 
 impl Transactions {
-    /// None. Context: may sleep. `ENOMEM`.
-    pub(crate) fn new() -> Result<Self> {
-        let mut places = KVec::with_capacity(MAX, GFP_KERNEL)?;
-        for _ in 0..MAX {
-            places.push(None, GFP_KERNEL)?;
-        }
-        Ok(Self(places))
+    /// None.
+    pub(crate) fn new() -> Self {
+        Self(RBTree::new())
     }
 
     /// Announces a migration, with all pages of its range marked but for those that another one
@@ -178,83 +163,108 @@ impl Transactions {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if too many run already; `EINVAL` if the range is too long.
-    pub(crate) fn begin(&mut self, request: Request) -> Result {
-        if request.range.pages() > PMD_PAGES {
+    /// `EINVAL` if the range is too long.
+    pub(crate) fn begin(&mut self, request: Request, room: Room) -> Result {
+        let range = request.range;
+        if range.pages() > PMD_PAGES {
             return Err(EINVAL);
-        }
-        if fails(Point::Transaction) {
-            return Err(EBUSY);
         }
         let mut new = Transaction {
             request,
             marks: [u64::MAX; WORDS],
         };
-        for other in self.running() {
-            if let Some(both) = other.request.range.intersect(&request.range) {
-                for index in 0..both.pages() {
-                    let page = PageRange::from_pages(both.address(index), 1)?;
-                    if other.is_marked(page.start()) {
-                        new.set(page, false);
-                    }
+        for other in self.within(range) {
+            let Some(both) = other.request.range.intersect(&range) else {
+                continue;
+            };
+            for index in 0..both.pages() {
+                let page = PageRange::from_pages(both.address(index), 1)?;
+                if other.is_marked(page.start()) {
+                    new.set(page, false);
                 }
             }
         }
-        let place = self.0.iter_mut().find(|place| place.is_none());
-        *place.ok_or(EBUSY)? = Some(new);
+        // No other has the name.
+        let _none = self.0.insert(room.0.into_node(Key::of(&request), new));
         Ok(())
     }
 
-    /// Ends the migration; `false` if there is none of that name.
-    pub(crate) fn end(&mut self, name: Cookie) -> bool {
-        let place = self.0.iter_mut().find(|place| match place {
-            Some(transaction) => transaction.request.name == name,
-            None => false,
-        });
-        place.is_some_and(|place| place.take().is_some())
+    /// Ends the migration `name`, which began at `start`; `false` if there is none. What is returned frees its memory.
+    pub(crate) fn end(&mut self, name: Cookie, start: usize) -> bool {
+        let name = name.number();
+        self.0.remove_node(&Key { start, name }).is_some()
     }
 
-    fn running(&self) -> impl Iterator<Item = &Transaction> {
-        self.0.iter().flatten()
+    /// The migrations that may have pages of `range`.
+    fn within(&self, range: PageRange) -> impl Iterator<Item = &Transaction> {
+        let mut next = Key::before(range.start());
+        core::iter::from_fn(move || {
+            let key = *self.0.cursor_lower_bound(&next)?.current().0;
+            if key.start >= range.end() {
+                return None;
+            }
+            next = Key {
+                name: key.name + 1,
+                ..key
+            };
+            self.0.get(&key)
+        })
     }
 
-    /// The migration `name`, if it runs.
-    pub(crate) fn get(&self, name: Cookie) -> Option<&Transaction> {
-        self.running()
+    /// Calls `each` for the migrations that may have pages of `range`.
+    fn each_within(&mut self, range: PageRange, mut each: impl FnMut(&mut Transaction)) {
+        let first = Key::before(range.start());
+        let mut next = self.0.cursor_lower_bound_mut(&first);
+        while let Some(mut cursor) = next {
+            let (key, found) = cursor.current_mut();
+            if key.start >= range.end() {
+                break;
+            }
+            each(found);
+            next = cursor.move_next();
+        }
+    }
+
+    /// The migration `name`, if it runs and may have the page at `addr`.
+    pub(crate) fn get(&self, name: Cookie, addr: usize) -> Option<&Transaction> {
+        let page = PageRange::from_pages(addr, 1).ok()?;
+        self.within(page)
             .find(|transaction| transaction.request.name == name)
     }
 
     /// Whether the page at `addr` still belongs to the migration `name`.
     pub(crate) fn owns(&self, name: Cookie, addr: usize) -> bool {
-        self.get(name)
+        self.get(name, addr)
             .is_some_and(|transaction| transaction.is_marked(addr))
     }
 
     /// Whether a migration is about to switch the entry at `addr`, so that none may be installed.
     pub(crate) fn holds(&self, addr: usize) -> bool {
-        self.running()
-            .any(|transaction| transaction.is_marked(addr))
+        PageRange::from_pages(addr, 1)
+            .is_ok_and(|page| self.within(page).any(|one| one.is_marked(addr)))
     }
 
     /// Whether a migration runs within `range`.
     pub(crate) fn overlap(&self, range: PageRange) -> bool {
-        self.running()
-            .any(|transaction| transaction.request.range.intersect(&range).is_some())
+        !self.0.is_empty()
+            && self
+                .within(range)
+                .any(|transaction| transaction.request.range.intersect(&range).is_some())
     }
 
     /// Takes the pages of `range` away from the migration `name` only.
     pub(crate) fn release(&mut self, name: Cookie, range: PageRange) {
-        for transaction in self.0.iter_mut().flatten() {
+        self.each_within(range, |transaction| {
             if transaction.request.name == name {
                 transaction.set(range, false);
             }
-        }
+        });
     }
 
     /// Takes the pages of `range` away from all migrations.
     pub(crate) fn unmark(&mut self, range: PageRange) {
-        for transaction in self.0.iter_mut().flatten() {
-            transaction.set(range, false);
+        if !self.0.is_empty() {
+            self.each_within(range, |transaction| transaction.set(range, false));
         }
     }
 
@@ -262,34 +272,40 @@ impl Transactions {
     /// Returns the name of that one.
     pub(crate) fn note(&mut self, event: &Event<'_>) -> Option<Cookie> {
         let mut own = None;
-        for transaction in self.0.iter_mut().flatten() {
-            if transaction.has_caused(event) {
+        if self.0.is_empty() {
+            return None;
+        }
+        self.each_within(event.range, |transaction| {
+            if transaction.request.has_caused(event) {
                 own = Some(transaction.request.name);
             } else {
                 transaction.set(event.range, false);
             }
-        }
+        });
         own
     }
 
     #[cfg(CONFIG_KUNIT = "y")]
     fn owns_all(&self, name: Cookie, span: PageRange) -> bool {
-        self.get(name).is_some_and(|one| one.owns_all(span))
+        self.get(name, span.start())
+            .is_some_and(|one| one.owns_all(span))
     }
 
     #[cfg(CONFIG_KUNIT = "y")]
     fn owns_any(&self, name: Cookie, span: PageRange) -> bool {
-        self.get(name).is_some_and(|one| one.owned(span) != 0)
+        self.get(name, span.start())
+            .is_some_and(|one| one.owned(span) != 0)
     }
 
     #[cfg(CONFIG_KUNIT = "y")]
     fn divides(&self, name: Cookie, span: PageRange) -> bool {
-        self.get(name).is_some_and(|one| one.divides(span))
+        self.get(name, span.start())
+            .is_some_and(|one| one.divides(span))
     }
 
     #[cfg(CONFIG_KUNIT = "y")]
     fn keeps(&self, name: Cookie, span: PageRange, entry: Entry) -> bool {
-        self.get(name)
+        self.get(name, span.start())
             .is_some_and(|transaction| transaction.keeps(span, entry))
     }
 }

@@ -3,26 +3,20 @@
 //! A mirror, as debugfs shows it.
 
 use super::{Device, Inner};
-use crate::{
-    memory::Memory,
-    mm::{addr::PageRange, notifier::IntervalNotifier},
-    pgtable::Entry,
-    stats::Counter,
-    watch::Watched,
-};
+use crate::{memory::Memory, mm::addr::PageRange, pgtable::Entry, stats::Counter, watch::Watched};
 use kernel::fmt;
 
 /// Parts of a table that are looked at before others may have their turn.
 const PARTS: usize = 64;
 
-impl<D: Device> Watched for IntervalNotifier<Inner<D>> {
+impl<D: Device> Watched for Inner<D> {
     fn columns(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let inner = self.subscriber();
+        let inner = self;
         match inner.device.memory().map(Memory::number) {
             Some(number) => write!(f, " {number}")?,
             None => write!(f, " -")?,
         }
-        write!(f, " {}", u8::from(self.is_alive()))?;
+        write!(f, " {}", u8::from(self.space.is_alive()))?;
         let counters = [
             Counter::Faults,
             Counter::FaultNs,
@@ -49,6 +43,6 @@ impl<D: Device> Watched for IntervalNotifier<Inner<D>> {
         from: usize,
         f: &mut dyn FnMut(PageRange, Entry, bool) -> bool,
     ) -> Option<usize> {
-        self.subscriber().reader.scan(from, PARTS, f)
+        self.reader.scan(from, PARTS, f)
     }
 }

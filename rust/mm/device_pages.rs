@@ -35,6 +35,7 @@ mod region;
 mod tests;
 
 pub use cpu_fault::{CpuFault, FaultError};
+pub use mapped::MmapLocks;
 use piece::{Looker, Piece};
 
 /// Pages of one piece: 256 MiB, as in the kernel's `lib/test_hmm.c`.

@@ -2,9 +2,10 @@
 
 //! Interval notifiers: what tells a device that the CPU's page table changes.
 //!
-//! The kernel's protocol is safe only when the retry check and the update of the device's page
-//! table happen under the very lock that the invalidation callback takes. So the notifier owns that
-//! lock and what it protects; the sequence is set in here, before the subscriber is asked.
+//! The kernel's protocol is safe only when the retry check and the update of the device's page table happen under a lock
+//! that the invalidation callback takes, too. The sequence is set before the subscriber is asked, who takes that lock: an
+//! update that was checked before has happened when the subscriber looks, and one that is checked later is refused.
+//! [`Member`] is what has such a lock.
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
@@ -25,8 +26,8 @@ use kernel::{
             ordering::{Acquire, Release},
             AtomicFlag, //
         },
-        lock::mutex::{MutexBackend, MutexGuard},
-        LockClassKey, Mutex,
+        lock::mutex::MutexGuard,
+        Mutex, //
     },
     types::Opaque, //
 };
@@ -104,6 +105,11 @@ impl Cookie {
         Self(mm as usize)
     }
 
+    /// Names the address space of which `mm` is a reference.
+    pub(crate) fn of_mm_ref(mm: &Mm) -> Self {
+        Self::of_mm(mm.as_raw())
+    }
+
     /// Names the address space of `mm`.
     pub(crate) fn of_space(mm: &MmWithUser) -> Self {
         Self::of_mm(mm.as_raw())
@@ -128,10 +134,24 @@ pub struct Event<'a> {
     /// Whether waiting is allowed. The OOM reaper does not allow it.
     pub blockable: bool,
     owner: Cookie,
+    /// Where the core describes it, and its sequence: the same for all notifiers that are told of it.
+    call: (usize, usize),
     _borrow: PhantomData<&'a ()>,
 }
 
 impl Event<'_> {
+    /// A number that is, as good as always, the same for all notifiers that are told of the event, and another one for
+    /// the next event.
+    pub fn number(&self) -> usize {
+        let (call, seq) = self.call;
+        call.wrapping_add(seq.rotate_left(48))
+    }
+
+    /// The same event, as far as it is about `range`.
+    pub(crate) fn within(&self, range: PageRange) -> Self {
+        Self { range, ..*self }
+    }
+
     /// Whether the event was caused by the migration or exclusive access that carries `cookie`.
     pub fn is_from(&self, cookie: Cookie) -> bool {
         matches!(self.reason, Reason::Migrate | Reason::Exclusive) && self.owner == cookie
@@ -145,6 +165,7 @@ impl Event<'_> {
             range,
             blockable: true,
             owner,
+            call: (0, 0),
             _borrow: PhantomData,
         }
     }
@@ -153,31 +174,37 @@ impl Event<'_> {
 /// What is told of changes. It borrows nothing: the kernel calls it until the notifier is dropped,
 /// which `mem::forget` can prevent.
 pub trait Subscriber: Send + Sync + Sized + 'static {
-    /// What the notifier's lock protects: the device's page table.
-    type Protected: Send + Unpin;
-
-    /// What is left to wait for after the lock was released, such as a TLB flush.
+    /// What is left to wait for, such as TLB flushes.
     type Pending: Send;
 
-    /// Makes the device forget translations. The lock is held and the sequence is set.
+    /// Makes devices forget translations: takes the lock of each [`Member`], and changes its page table. The sequence is
+    /// set.
     ///
     /// It must not allocate with reclaim or wait for memory; it may sleep if
     /// [`Event::blockable`]. It must have had all of its effect, but for what it returns.
     ///
     /// `Break` refuses the event, which is only heeded if waiting is not allowed.
-    fn invalidate(
-        &self,
-        protected: &mut Self::Protected,
-        event: &Event<'_>,
-    ) -> ControlFlow<(), Option<Self::Pending>>;
+    fn invalidate(&self, event: &Event<'_>) -> ControlFlow<(), Option<Self::Pending>>;
 
     /// Waits for what [`Self::invalidate`] returned. Other notifiers' work overlaps with it.
     ///
-    /// Context: the lock is not held; may sleep if the event was blockable.
+    /// Context: no lock is held; may sleep if the event was blockable.
     fn finish(&self, pending: Self::Pending);
 }
 
-/// A subscription to all changes of one address space.
+/// A device page table with its lock, which a subscriber takes at each event.
+pub trait Member<S: Subscriber> {
+    /// What the lock protects: the device's page table.
+    type Protected;
+
+    /// The lock.
+    fn mutex(&self) -> &Mutex<Self::Protected>;
+
+    /// Whether `subscriber` takes that lock at each event, from now on at the latest.
+    fn is_told_by(&self, subscriber: &S) -> bool;
+}
+
+/// A subscription to the changes of a part of an address space.
 ///
 /// # Invariants
 ///
@@ -188,12 +215,11 @@ pub struct IntervalNotifier<S: Subscriber> {
     #[pin]
     sub: Opaque<bindings::mmu_interval_notifier>,
     #[pin]
-    protected: Mutex<S::Protected>,
-    #[pin]
     slot: Opaque<Slot<S>>,
     slot_busy: AtomicFlag,
     subscriber: S,
-    mm: ARef<Mm>,
+    range: PageRange,
+    _mm: ARef<Mm>,
 }
 
 /// Place for one second pass; when it is taken, the callback does both passes at once.
@@ -203,8 +229,7 @@ struct Slot<S: Subscriber> {
     pending: Option<S::Pending>,
 }
 
-// SAFETY: The C side synchronizes its own fields; `protected` is a mutex over `Send` data, and the
-// subscriber is `Send + Sync`.
+// SAFETY: The C side synchronizes its own fields, and the subscriber is `Send + Sync`.
 unsafe impl<S: Subscriber> Send for IntervalNotifier<S> {}
 // SAFETY: As above.
 unsafe impl<S: Subscriber> Sync for IntervalNotifier<S> {}
@@ -216,23 +241,18 @@ impl<S: Subscriber> IntervalNotifier<S> {
         invalidate_finish: Some(Self::invalidate_finish),
     };
 
-    /// Subscribes to all changes of `mm`.
-    ///
-    /// `name` and `key` make the lock's class, of which each driver should have its own.
+    /// Subscribes to the changes of `range` in `mm`.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINTR` if the task was killed. Context: may sleep.
+    /// `ENOMEM`; `EINTR` if the task was killed. Context: may sleep; the mmap lock must not be held.
     pub fn new<'a>(
         mm: &'a MmWithUser,
+        range: PageRange,
         subscriber: S,
-        protected: S::Protected,
-        name: &'static CStr,
-        key: Pin<&'static LockClassKey>,
     ) -> impl PinInit<Self, Error> + use<'a, S> {
         let mm_ref: ARef<Mm> = ARef::from(&**mm);
         try_pin_init!(Self {
-            protected <- Mutex::new(protected, name, key),
             slot <- Opaque::ffi_init(|slot: *mut Slot<S>| {
                 // SAFETY: `slot` may be written.
                 unsafe {
@@ -244,7 +264,8 @@ impl<S: Subscriber> IntervalNotifier<S> {
             }),
             slot_busy: AtomicFlag::new(false),
             subscriber,
-            mm: mm_ref,
+            range,
+            _mm: mm_ref,
             // Last, because callbacks may come before the insertion returns.
             // INVARIANT: `sub` is inserted when this succeeds.
             sub <- Opaque::try_ffi_init(|sub: *mut bindings::mmu_interval_notifier| {
@@ -253,8 +274,8 @@ impl<S: Subscriber> IntervalNotifier<S> {
                     bindings::mmu_interval_notifier_insert(
                         sub,
                         mm.as_raw(),
-                        0,
-                        usize::MAX & kernel::page::PAGE_MASK,
+                        range.start(),
+                        range.end() - range.start(),
                         &Self::OPS,
                     )
                 })
@@ -263,51 +284,44 @@ impl<S: Subscriber> IntervalNotifier<S> {
     }
 
     /// The subscriber.
+    #[inline]
     pub fn subscriber(&self) -> &S {
         &self.subscriber
     }
 
-    /// The address space, unless nobody uses it any more.
-    pub fn mm(&self) -> Option<ARef<MmWithUser>> {
-        self.mm.mmget_not_zero()
-    }
-
-    /// Whether the address space is still in use. It may end right after. Context: any.
-    pub fn is_alive(&self) -> bool {
-        // SAFETY: We hold a reference to the `mm_struct`.
-        unsafe { bindings::rust_hmm_mm_in_use(self.mm.as_raw()) }
-    }
-
-    /// Names the address space.
-    pub(crate) fn space(&self) -> Cookie {
-        Cookie::of_mm(self.mm.as_raw())
-    }
-
-    /// Takes the lock. Context: may sleep; below the mmap lock and folio locks.
-    pub fn lock(&self) -> MutexGuard<'_, S::Protected> {
-        self.protected.lock()
+    /// What it is told of.
+    pub fn range(&self) -> PageRange {
+        self.range
     }
 
     /// Starts a read section and returns its sequence number.
     ///
-    /// Context: waits for invalidations under way, so neither the lock nor any lock that one of
-    /// them may hold can be held: not the mmap lock, no folio lock.
+    /// Context: waits for invalidations under way, so that no lock can be held which one of them may need: not that of a
+    /// [`Member`], not the mmap lock, no folio lock.
     pub fn read_begin(&self) -> Seq {
         // SAFETY: Inserted by the type invariant.
         Seq(unsafe { bindings::mmu_interval_read_begin(self.sub.get()) })
     }
 
-    /// Whether an invalidation came since `seq`. The guard proves that none can come now.
-    pub fn read_retry(&self, guard: &MutexGuard<'_, S::Protected>, seq: Seq) -> bool {
-        if !ptr::eq(guard.lock_ref(), self.protected_ref()) || fails(Point::Retry) {
-            return true;
+    /// Takes the lock of `member`, unless an invalidation came since `seq`. With the lock held none can come.
+    ///
+    /// # Errors
+    ///
+    /// [`Retry`]. Context: may sleep; below the mmap lock and folio locks.
+    pub fn lock_if_valid<'m, M: Member<S>>(
+        &self,
+        member: &'m M,
+        seq: Seq,
+    ) -> Result<MutexGuard<'m, M::Protected>, Retry> {
+        if !member.is_told_by(&self.subscriber) || fails(Point::Retry) {
+            return Err(Retry);
         }
+        let guard = member.mutex().lock();
         // SAFETY: Inserted by the type invariant.
-        unsafe { bindings::rust_hmm_interval_read_retry(self.sub.get(), seq.0) }
-    }
-
-    fn protected_ref(&self) -> &kernel::sync::lock::Lock<S::Protected, MutexBackend> {
-        &self.protected
+        match unsafe { bindings::rust_hmm_interval_read_retry(self.sub.get(), seq.0) } {
+            true => Err(Retry),
+            false => Ok(guard),
+        }
     }
 
     pub(super) fn as_raw(&self) -> *mut bindings::mmu_interval_notifier {
@@ -329,19 +343,10 @@ impl<S: Subscriber> IntervalNotifier<S> {
         let raw = unsafe { &*range };
         let blockable = raw.flags & bindings::MMU_NOTIFIER_RANGE_BLOCKABLE != 0;
 
-        let mut protected = if blockable {
-            this.protected.lock()
-        } else {
-            match this.protected.try_lock() {
-                Some(guard) => guard,
-                None => return false,
-            }
-        };
-
-        // Always, also for our own events: else a fault that collected before a migration would
-        // install its page after it.
+        // Always, also for our own events: else a fault that collected before a migration would install its page after
+        // it. Before the lock of a member is taken, so that who holds it and has compared the sequence is waited for.
         //
-        // SAFETY: Called from the callback, under the lock that `read_retry` is called under.
+        // SAFETY: Called from the callback.
         unsafe { bindings::rust_hmm_interval_set_seq(sub, seq) };
 
         let Some(range) = PageRange::covering(raw.start, raw.end) else {
@@ -352,13 +357,13 @@ impl<S: Subscriber> IntervalNotifier<S> {
             range,
             blockable,
             owner: Cookie(raw.owner as usize),
+            call: (ptr::from_ref(raw).addr(), seq),
             _borrow: PhantomData,
         };
-        let pending = match this.subscriber.invalidate(&mut protected, &event) {
+        let pending = match this.subscriber.invalidate(&event) {
             ControlFlow::Continue(pending) => pending,
             ControlFlow::Break(()) => return blockable,
         };
-        drop(protected);
 
         let Some(pending) = pending else {
             return true;
@@ -406,3 +411,7 @@ impl<S: Subscriber> PinnedDrop for IntervalNotifier<S> {
 /// Sequence number of a read section.
 #[derive(Clone, Copy)]
 pub struct Seq(pub(super) usize);
+
+/// Something changed since the section began: begin anew.
+#[derive(Debug)]
+pub struct Retry;

@@ -3,14 +3,15 @@
 //! Range faults: what the CPU's page table says, in a form that can only be read when it is true.
 //!
 //! [`AddressSpace::collect`] gives a [`Collected`], whose page frame numbers cannot be read.
-//! [`Collected::lock`] takes the notifier's lock and asks whether anything changed meanwhile; only
-//! the [`Validated`] that it returns gives them out, together with the device's page table.
+//! [`Collected::lock`] takes the lock of a device's page table and asks whether anything changed meanwhile; only
+//! the [`Validated`] that it returns gives them out, together with that table.
 //!
 //! C header: [`include/linux/hmm.h`](srctree/include/linux/hmm.h)
 
+pub use super::notifier::Retry;
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
-    notifier::{Cookie, IntervalNotifier, Seq, Subscriber},
+    notifier::{Cookie, IntervalNotifier, Member, Seq, Subscriber},
     pin::Accounted,
     space::{fatal_signal_pending, Charge, MmapGuard},
 };
@@ -20,7 +21,7 @@ use crate::{
 };
 use core::ptr;
 use kernel::{
-    mm::{virt::flags, MmWithUser},
+    mm::{virt::flags, Mm, MmWithUser},
     page::PAGE_SHIFT,
     prelude::*,
     sync::{aref::ARef, lock::mutex::MutexGuard}, //
@@ -139,29 +140,25 @@ impl PfnBuffer {
 }
 
 /// An address space that is kept from being torn down, to collect from.
-pub struct AddressSpace<'n, S: Subscriber> {
-    notifier: &'n IntervalNotifier<S>,
+///
+/// Context: dropping it may sleep and may tear the address space down, which invalidates; so never drop it with the lock of
+/// a [`Member`] held.
+pub struct AddressSpace {
     mm: ARef<MmWithUser>,
 }
 
-impl<'n, S: Subscriber> AddressSpace<'n, S> {
-    /// Takes a reference on the notifier's address space.
+impl AddressSpace {
+    /// Takes a reference of `mm`.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if the process is gone. Context: dropping it may sleep and may tear the address
-    /// space down, which invalidates; so never drop it with the notifier's lock held.
-    pub fn new(notifier: &'n IntervalNotifier<S>) -> Result<Self> {
+    /// `EFAULT` if the process is gone.
+    pub fn new(mm: &Mm) -> Result<Self> {
         if fails(Point::Space) {
             return Err(EFAULT);
         }
-        let mm = notifier.mm().ok_or(EFAULT)?;
-        Ok(Self { notifier, mm })
-    }
-
-    /// The notifier.
-    pub fn notifier(&self) -> &'n IntervalNotifier<S> {
-        self.notifier
+        let mm = mm.mmget_not_zero().ok_or(EFAULT)?;
+        Ok(Self { mm })
     }
 
     /// Has the address space's control group pay for what its mirror needs, whoever allocates it.
@@ -193,23 +190,26 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
         MmapGuard::lock_here(&self.mm)
     }
 
-    /// Asks the CPU's page table for the pages of `range`, which must not cross a 2 MiB border.
+    /// Asks the CPU's page table for the pages of `range`, which must not cross a 2 MiB border, and of which `notifier`
+    /// is told.
     ///
     /// Device pages that belong to `owner` are reported; those of others are brought back first.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: it crosses such a border. `EFAULT`: no mapping, no read access, or special pages. `EPERM`: not writable.
+    /// `EINVAL`: it crosses such a border, or `notifier` is not told of all of it. `EFAULT`: no mapping, no read access, or special pages. `EPERM`: not writable.
     /// `ENOMEM`, `EHWPOISON`: as the fault said (7.3). `EBUSY`: it changed meanwhile; try again.
     /// `EINTR`: killed. Context: may sleep; no lock may be held.
-    pub fn collect<'a>(
-        &'a self,
+    pub fn collect<'a, S: Subscriber>(
+        &self,
+        notifier: &'a IntervalNotifier<S>,
         range: PageRange,
         access: Access,
         owner: Cookie,
         buffer: &'a mut PfnBuffer,
     ) -> Result<Collected<'a, S>> {
-        if range.start() / PMD_SIZE != (range.end() - 1) / PMD_SIZE {
+        let is_told = notifier.range().intersect(&range) == Some(range);
+        if !is_told || range.start() / PMD_SIZE != (range.end() - 1) / PMD_SIZE {
             return Err(EINVAL);
         }
         buffer.0.clear();
@@ -217,7 +217,7 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
         buffer.0.resize(range.pages(), 0, GFP_KERNEL)?;
         let pfns = buffer.0.as_mut_slice();
         let mut raw = bindings::hmm_range {
-            notifier: self.notifier.as_raw(),
+            notifier: notifier.as_raw(),
             notifier_seq: 0,
             start: range.start(),
             end: range.end(),
@@ -231,11 +231,11 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
             unsafe { compat::range_fault_unlocked(&mut raw, &self.mm)? };
         } else {
             // SAFETY: As above.
-            let mut result = unsafe { self.range_fault(&mut raw) };
+            let mut result = unsafe { self.range_fault(notifier, &mut raw) };
             if result == Err(EFAULT) && access != Access::Snapshot {
                 compat::fault_error(&self.mm, range, access == Access::Write)?;
                 // SAFETY: As above.
-                result = unsafe { self.range_fault(&mut raw) };
+                result = unsafe { self.range_fault(notifier, &mut raw) };
             }
             result?;
         }
@@ -243,7 +243,7 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
             pfns.fill(0);
         }
         Ok(Collected {
-            notifier: self.notifier,
+            notifier,
             seq: Seq(raw.notifier_seq),
             range,
             pfns,
@@ -267,9 +267,13 @@ impl<'n, S: Subscriber> AddressSpace<'n, S> {
 
     /// # Safety
     ///
-    /// `raw` must describe a valid buffer, and name this notifier.
-    unsafe fn range_fault(&self, raw: &mut bindings::hmm_range) -> Result {
-        raw.notifier_seq = self.notifier.read_begin().0;
+    /// `raw` must describe a valid buffer, and name `notifier`.
+    unsafe fn range_fault<S: Subscriber>(
+        &self,
+        notifier: &IntervalNotifier<S>,
+        raw: &mut bindings::hmm_range,
+    ) -> Result {
+        raw.notifier_seq = notifier.read_begin().0;
         let _guard = self.mmap_lock_here()?;
         // SAFETY: By the function's requirements; the notifier is inserted, and the mmap lock held.
         kernel::error::to_result(unsafe { bindings::hmm_range_fault(raw) })
@@ -335,24 +339,19 @@ pub struct Collected<'a, S: Subscriber> {
     pfns: &'a [usize],
 }
 
-/// Something changed since the collection: collect again.
-#[derive(Debug)]
-pub struct Retry;
-
 impl<'a, S: Subscriber> Collected<'a, S> {
-    /// Takes the notifier's lock and validates the result.
+    /// Takes the lock of `member` and validates the result.
     ///
     /// # Errors
     ///
-    /// [`Retry`] if an invalidation came meanwhile.
-    pub fn lock(self) -> Result<Validated<'a, S>, Retry> {
-        let guard = self.notifier.lock();
-        if fatal_signal_pending() || self.notifier.read_retry(&guard, self.seq) {
+    /// [`Retry`] if an invalidation came meanwhile: collect again.
+    pub fn lock<M: Member<S>>(self, member: &'a M) -> Result<Validated<'a, M::Protected>, Retry> {
+        if fatal_signal_pending() {
             return Err(Retry);
         }
-        // INVARIANT: Just validated under the lock.
+        // INVARIANT: Validated under the lock.
         Ok(Validated {
-            guard,
+            guard: self.notifier.lock_if_valid(member, self.seq)?,
             range: self.range,
             pfns: self.pfns,
         })
@@ -364,21 +363,15 @@ impl<'a, S: Subscriber> Collected<'a, S> {
 /// # Invariants
 ///
 /// `guard` is held since before the retry check, which succeeded.
-pub struct Validated<'a, S: Subscriber> {
-    guard: MutexGuard<'a, S::Protected>,
+pub struct Validated<'a, T> {
+    guard: MutexGuard<'a, T>,
     range: PageRange,
     pfns: &'a [usize],
 }
 
-impl<S: Subscriber> Validated<'_, S> {
+impl<T: Unpin> Validated<'_, T> {
     /// What the lock protects, with the address and the page of each entry.
-    pub fn parts(
-        &mut self,
-    ) -> (
-        &mut S::Protected,
-        PageRange,
-        impl Iterator<Item = HmmPfn> + '_,
-    ) {
+    pub fn parts(&mut self) -> (&mut T, PageRange, impl Iterator<Item = HmmPfn> + '_) {
         let first = self.pfns.first().map_or(0, |raw| HmmPfn(*raw).pfn());
         let start = self.range.start() >> PAGE_SHIFT;
         let pfns = self.pfns.iter().enumerate();

@@ -17,6 +17,7 @@ use kernel::{
     error::to_result,
     mm::{
         virt::{flags, VmaRef},
+        Mm,
         MmWithUser, //
     },
     prelude::*,
@@ -27,6 +28,12 @@ use kernel::{
 pub fn fatal_signal_pending() -> bool {
     // SAFETY: No preconditions.
     fails(Point::Killed) || unsafe { bindings::rust_hmm_fatal_signal_pending() }
+}
+
+/// Whether somebody uses the address space. It may end right after. Context: any.
+pub(crate) fn is_in_use(mm: &Mm) -> bool {
+    // SAFETY: It is a reference of the `mm_struct`.
+    unsafe { bindings::rust_hmm_mm_in_use(mm.as_raw()) }
 }
 
 /// Sleeps for at least `ms` ms, or for a minute if that is less.
@@ -78,6 +85,23 @@ impl<'a> MmapGuard<'a> {
         }
         // SAFETY: `mm` is valid and in use.
         to_result(unsafe { bindings::rust_hmm_mmap_read_lock_killable(mm.as_raw()) })?;
+        // INVARIANT: The lock was just taken.
+        Ok(Self { mm, _within: None })
+    }
+
+    /// As [`Self::lock_here`], without waiting.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`: somebody holds it for writing.
+    pub(crate) fn try_lock_here(mm: &'a MmWithUser) -> Result<Self> {
+        if fails(Point::MmapLock) {
+            return Err(EBUSY);
+        }
+        // SAFETY: `mm` is valid and in use.
+        if !unsafe { bindings::rust_hmm_mmap_read_trylock(mm.as_raw()) } {
+            return Err(EBUSY);
+        }
         // INVARIANT: The lock was just taken.
         Ok(Self { mm, _within: None })
     }

@@ -61,7 +61,7 @@ mod suite {
         let mut batch = Batch::new()?;
         for first in [usize::MAX, usize::MAX - PMD_PAGES, PIECE_PAGES, 1] {
             let mut found = false;
-            device.isolate_small(first, &mut batch, |_| found = true);
+            device.isolate_small(first, MmapLocks::All, &mut batch, |_| found = true);
             assert!(!found);
         }
         assert!(Batch::with_room(usize::MAX).is_err());

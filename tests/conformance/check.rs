@@ -17,6 +17,9 @@ use std::process::ExitCode;
 /// Size of a page.
 const PAGE: u64 = 4096;
 
+/// Pages of a window. What is told of one window's changes says nothing of another one.
+const WINDOW: u64 = 512;
+
 /// Lines that are shown before one that is wrong.
 const CONTEXT: usize = 20;
 
@@ -75,6 +78,11 @@ impl<'a> Line<'a> {
         }))
     }
 
+    /// The window in which it is.
+    fn window(&self) -> u64 {
+        self.start / WINDOW
+    }
+
     fn has(&self, page: u64) -> bool {
         (self.start..self.start.saturating_add(self.pages)).contains(&page)
     }
@@ -83,6 +91,7 @@ impl<'a> Line<'a> {
 /// An invalidation that a task serves.
 struct Serving {
     mirror: u64,
+    window: u64,
     /// Flushes of others that had not ended when it began.
     others: HashSet<u64>,
     has_flushed: bool,
@@ -103,10 +112,10 @@ struct Mirror {
     announced: HashSet<u64>,
     /// Flushes that have not ended.
     flushes: HashSet<u64>,
-    /// Tasks that serve an invalidation.
-    serving: usize,
-    /// Invalidations so far.
-    events: u64,
+    /// By window: tasks that serve an invalidation.
+    serving: BTreeMap<u64, usize>,
+    /// By window: the number of its last invalidation.
+    events: BTreeMap<u64, u64>,
 }
 
 /// What is known of a migration.
@@ -125,8 +134,8 @@ struct Migration {
 struct Task {
     flushes: Vec<Flush>,
     serving: Vec<Serving>,
-    /// By mirror: invalidations before it began to collect.
-    collects: HashMap<u64, u64>,
+    /// The window in which it collects, and the number of the last invalidation before.
+    collects: Option<(u64, u64)>,
 }
 
 #[derive(Default)]
@@ -135,6 +144,8 @@ struct Log {
     migrations: HashMap<u64, Migration>,
     tasks: HashMap<String, Task>,
     flushes: u64,
+    /// Invalidations so far.
+    events: u64,
     seen: BTreeMap<String, u64>,
 }
 
@@ -153,7 +164,7 @@ impl Log {
         match (line.stage, line.mirror) {
             ("event", Some(mirror)) => self.event(line, mirror),
             ("event-over", Some(mirror)) => self.event_over(line, mirror),
-            ("collect", Some(mirror)) => self.collect(line, mirror),
+            ("collect", None) => self.collect(line),
             ("install", Some(mirror)) => self.install(line, mirror),
             ("announce", Some(mirror)) => self.announce(line, mirror, false),
             ("announce-reader", Some(mirror)) => self.announce(line, mirror, true),
@@ -183,13 +194,18 @@ impl Log {
         need(line.name == 0 || mirror.announced.contains(&line.name), || {
             "an event of a migration that was not announced to the mirror".to_string()
         })?;
-        let others = mirror.flushes.clone();
+        let mut others = mirror.flushes.clone();
         let before = mirror.marks.len();
         mirror.marks.retain(|page, name| *name == line.name || !line.has(*page));
         let lost = mirror.marks.len() != before;
-        mirror.events += 1;
-        mirror.serving += 1;
-        self.task(line).serving.push(Serving { mirror: number, others, has_flushed: false });
+        self.events += 1;
+        mirror.events.insert(line.window(), self.events);
+        *mirror.serving.entry(line.window()).or_default() += 1;
+        let task = self.task(line);
+        // That of the first window of the event has covered all.
+        others.retain(|number| task.flushes.iter().all(|flush| flush.number != *number));
+        let (mirror, window) = (number, line.window());
+        task.serving.push(Serving { mirror, window, others, has_flushed: false });
         if lost {
             self.count("event takes marks");
         }
@@ -206,9 +222,13 @@ impl Log {
         let at = task.serving.iter().rposition(|serving| serving.mirror == number);
         let serving =
             at.map(|at| task.serving.remove(at)).ok_or("the end of an event that has not begun")?;
-        let own = task.flushes.iter().any(|flush| flush.mirror == number);
+        // The flush may be that of another window of the event, which is over then.
+        let is_last = !task.serving.iter().any(|serving| serving.mirror == number);
+        let own = is_last && task.flushes.iter().any(|flush| flush.mirror == number);
         let mirror = self.mirrors.entry(number).or_default();
-        mirror.serving -= 1;
+        if let Some(serving) = mirror.serving.get_mut(&serving.window) {
+            *serving -= 1;
+        }
         need(!own, || "an event is over before its flush is".to_string())?;
         let left = serving.others.intersection(&mirror.flushes).next().is_some();
         if !serving.others.is_empty() {
@@ -219,18 +239,20 @@ impl Log {
         })
     }
 
-    fn collect(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
-        let events = self.mirrors.entry(number).or_default().events;
-        self.task(line).collects.insert(number, events);
+    fn collect(&mut self, line: &Line<'_>) -> Result<(), String> {
+        self.task(line).collects = Some((line.window(), self.events));
         Ok(())
     }
 
-    /// No invalidation has begun since the range was collected (rule 1), and no migration has
+    /// No invalidation of the window has begun since the range was collected (rule 1), and no migration has
     /// marked the pages (H2).
     fn install(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
-        let before = self.task(line).collects.remove(&number);
+        let window = line.window();
+        let before = self.task(line).collects.take();
+        let before = before.filter(|(collected, _)| *collected == window);
         let mirror = self.mirrors.entry(number).or_default();
-        need(before.is_none_or(|before| before == mirror.events), || {
+        let last = mirror.events.get(&window).copied().unwrap_or(0);
+        need(before.is_none_or(|(_, before)| before >= last), || {
             "entries are installed although an invalidation has begun since they were collected"
                 .to_string()
         })?;
@@ -257,7 +279,8 @@ impl Log {
         need(line.set.iter().all(|page| line.has(*page)), || {
             "a mark beyond the range".to_string()
         })?;
-        need(reader || mirror.serving == 0, || {
+        let serving = mirror.serving.get(&line.window()).copied().unwrap_or(0);
+        need(reader || serving == 0, || {
             "announced while an invalidation is under way".to_string()
         })?;
         need(mirror.announced.insert(line.name), || "announced twice".to_string())?;
@@ -537,14 +560,17 @@ mod tests {
     fn none_begins_while_an_invalidation_is_under_way() {
         fails("2 0 event 0 100 1 0\n1 0 announce a 8 2 3", "while an invalidation is under way");
         replay("2 0 event 0 100 1 0\n1 0 announce-reader a 8 2 3").expect("waits for nothing");
+        replay("2 0 event 0 512 1 0\n1 0 announce a 8 2 3").expect("another window");
     }
 
     #[test]
     fn nothing_is_installed_that_is_marked_or_old() {
         fails("1 0 announce a 8 2 3\n2 0 install 0 9 1 1", "that a migration has marked");
         let old =
-            "1 0 collect 0 8 1 0\n2 0 event 0 100 1 0\n2 0 event-over 0 0 0 0\n1 0 install 0 8 1 1";
+            "1 - collect 0 8 1 0\n2 0 event 0 100 1 0\n2 0 event-over 0 0 0 0\n1 0 install 0 8 1 1";
         fails(old, "an invalidation has begun");
+        let log = replay(&old.replace(" 100 ", " 512 ")).expect("another window");
+        assert_eq!(log.seen["install with a known begin"], 1);
     }
 
     #[test]
@@ -557,5 +583,24 @@ mod tests {
         fails(others, "what others have removed is not flushed");
         let own = "2 0 flush 0 8 1 0\n1 0 event 0 8 1 0\n1 0 flush 0 8 1 0\n1 0 flush-over 0 8 1 0\n1 0 event-over 0 0 0 0";
         replay(own).expect("flushed");
+    }
+
+    #[test]
+    fn an_event_of_many_windows_flushes_once() {
+        let event = "
+            1 0 event 0 8 504 0
+            1 0 remove 0 8 1000 0
+            1 0 flush 0 8 1000 0
+            1 0 event 0 512 496 0
+            1 0 event-over 0 0 0 0
+            1 0 flush-over 0 8 1000 0
+            1 0 event-over 0 0 0 0
+        ";
+        replay(event).expect("flushed");
+        fails(&event.replace("1 0 flush-over 0 8 1000 0", ""), "before its flush is");
+        let other = ["2 0 flush 0 8 1 0", event].concat();
+        fails(&other, "what others have removed is not flushed");
+        let late = event.replace("1 0 event 0 512", "2 0 flush 0 8 1 0\n1 0 event 0 512");
+        fails(&late, "what others have removed is not flushed");
     }
 }

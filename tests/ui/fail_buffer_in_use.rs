@@ -5,16 +5,21 @@
 use kernel::prelude::*;
 use rust_hmm::mm::{
     addr::PageRange,
-    notifier::{Cookie, Subscriber},
+    notifier::{Cookie, IntervalNotifier, Member, Subscriber},
     range_fault::{Access, AddressSpace, PfnBuffer},
 };
 
-pub fn reuse<S: Subscriber>(space: &AddressSpace<'_, S>, range: PageRange) -> Result {
+pub fn reuse<S: Subscriber, M: Member<S>>(
+    space: &AddressSpace,
+    notifier: &IntervalNotifier<S>,
+    member: &M,
+    range: PageRange,
+) -> Result {
     let mut buffer = PfnBuffer::new()?;
-    let first = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
-    let second = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
+    let first = space.collect(notifier, range, Access::Read, Cookie::NONE, &mut buffer)?;
+    let second = space.collect(notifier, range, Access::Read, Cookie::NONE, &mut buffer)?;
     //~^ ERROR E0499: cannot borrow `buffer` as mutable more than once at a time: second mutable
-    let _ = first.lock();
-    let _ = second.lock();
+    let _ = first.lock(member);
+    let _ = second.lock(member);
     Ok(())
 }

@@ -2,10 +2,10 @@
 //~ PASS pass_collect
 //! A collection can be validated only once.
 
-use rust_hmm::mm::{notifier::Subscriber, range_fault::Collected};
+use rust_hmm::mm::{notifier::{Member, Subscriber}, range_fault::Collected};
 
-pub fn twice<S: Subscriber>(collected: Collected<'_, S>) {
-    let _ = collected.lock();
-    let _ = collected.lock();
+pub fn twice<S: Subscriber, M: Member<S>>(collected: Collected<'_, S>, member: &M) {
+    let _ = collected.lock(member);
+    let _ = collected.lock(member);
     //~^ ERROR E0382: use of moved value: `collected`: value used here after move
 }

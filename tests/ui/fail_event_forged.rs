@@ -15,6 +15,8 @@ pub fn forge(range: PageRange) -> Event<'static> {
         blockable: true,
         owner: Cookie::NONE,
         //~^ ERROR E0451: field `owner` of struct `rust_hmm::mm::notifier::Event` is private:
+        call: (0, 0),
+        //~^ ERROR E0451: field `call` of struct `rust_hmm::mm::notifier::Event` is private:
         _borrow: PhantomData,
         //~^ ERROR E0451: field `_borrow` of struct `rust_hmm::mm::notifier::Event` is private:
     }

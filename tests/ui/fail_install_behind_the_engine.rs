@@ -5,7 +5,7 @@
 use rust_hmm::mirror::{Device, Mirror};
 
 pub fn change<D: Device>(mirror: &Mirror<D>) {
-    let mut state = mirror.notifier().lock();
-    //~^ ERROR E0624: method `notifier` is private: private method
+    let mut state = mirror.inner().lock();
+    //~^ ERROR E0624: method `inner` is private: private method
     state.table = todo!();
 }

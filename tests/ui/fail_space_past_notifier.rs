@@ -4,14 +4,20 @@
 
 use kernel::{prelude::*, sync::Arc};
 use rust_hmm::mm::{
-    notifier::{IntervalNotifier, Subscriber},
-    range_fault::AddressSpace,
+    addr::PageRange,
+    notifier::{Cookie, IntervalNotifier, Subscriber},
+    range_fault::{Access, AddressSpace, PfnBuffer},
 };
 
-pub fn late<S: Subscriber>(notifier: Arc<IntervalNotifier<S>>) -> Result {
-    let space = AddressSpace::new(&notifier)?;
+pub fn late<S: Subscriber>(
+    space: &AddressSpace,
+    notifier: Arc<IntervalNotifier<S>>,
+    range: PageRange,
+    buffer: &mut PfnBuffer,
+) -> Result {
+    let collected = space.collect(&notifier, range, Access::Read, Cookie::NONE, buffer)?;
     drop(notifier);
     //~^ ERROR E0505: cannot move out of `notifier` because it is borrowed: move out of `notifier`
-    let _lock = space.mmap_lock()?;
+    drop(collected);
     Ok(())
 }

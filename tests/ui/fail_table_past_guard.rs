@@ -2,9 +2,9 @@
 //~ PASS pass_collect
 //! What the lock protects cannot be kept beyond it.
 
-use rust_hmm::mm::{notifier::Subscriber, range_fault::Validated};
+use rust_hmm::mm::range_fault::Validated;
 
-pub fn keep<'a, S: Subscriber + 'a>(valid: Validated<'a, S>, kept: &mut Option<&'a mut S::Protected>) {
+pub fn keep<'a, T: Unpin>(valid: Validated<'a, T>, kept: &mut Option<&'a mut T>) {
     let mut valid = valid;
     let (protected, _, _) = valid.parts();
     //~^ ERROR E0597: `valid` does not live long enough: borrowed value does not live long enough

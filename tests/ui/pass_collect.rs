@@ -8,6 +8,7 @@ use rust_hmm::mm::{
     notifier::{
         Cookie,
         IntervalNotifier,
+        Member,
         Subscriber, //
     },
     range_fault::{
@@ -18,19 +19,29 @@ use rust_hmm::mm::{
     },
 };
 
-pub fn collect<S: Subscriber>(notifier: &IntervalNotifier<S>, range: PageRange) -> Result {
-    let space = AddressSpace::new(notifier)?;
+pub fn collect<S: Subscriber, M: Member<S>>(
+    space: &AddressSpace,
+    notifier: &IntervalNotifier<S>,
+    member: &M,
+    range: PageRange,
+) -> Result
+where
+    M::Protected: Unpin,
+{
     let mut buffer = PfnBuffer::new()?;
     for _ in 0..2 {
-        let collected = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
-        commit(collected);
+        let collected = space.collect(notifier, range, Access::Read, Cookie::NONE, &mut buffer)?;
+        commit(collected, member);
     }
     let _lock = space.mmap_lock()?;
     Ok(())
 }
 
-fn commit<S: Subscriber>(collected: Collected<'_, S>) {
-    if let Ok(mut valid) = collected.lock() {
+fn commit<S: Subscriber, M: Member<S>>(collected: Collected<'_, S>, member: &M)
+where
+    M::Protected: Unpin,
+{
+    if let Ok(mut valid) = collected.lock(member) {
         let (_protected, _, _) = valid.parts();
     }
 }

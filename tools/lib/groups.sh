@@ -12,6 +12,6 @@ coherent_groups=(mirror fork kinds sharing migrate thp layout life bad race exte
 # collections that are out of date, mirrors that are in use, too many migrations, and pages that do not become exclusive.
 # Two tests check what `peer` prevents: that a CPU fault keeps the entries of a mirror.
 hidden_failures='cd /sys/kernel/debug/rust_hmm/inject
-echo 5 every >retry; echo 2 every >peer; echo 7 every >transaction; echo 3 every >exclusive
+echo 5 every >retry; echo 2 every >peer; echo 3 every >exclusive
 cd /root; exec hmm-e2e --scale 8 --except faultless.h14_cpu_fault_keeps \
 	--except migrate.half_of_a_block_is_resident "$@"'

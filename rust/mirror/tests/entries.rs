@@ -44,12 +44,13 @@ mod suite {
         store(range.start(), 1)?;
         let space = mirror.space()?;
         let mut buffer = PfnBuffer::new()?;
-        let collected = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
-        assert!(collected.lock().is_ok());
+        let window = mirror.window(&space, range.start())?;
+        let collected = space.collect(&window, range, Access::Read, Cookie::NONE, &mut buffer)?;
+        assert!(collected.lock(mirror.inner()).is_ok());
 
-        let collected = space.collect(range, Access::Read, Cookie::NONE, &mut buffer)?;
+        let collected = space.collect(&window, range, Access::Read, Cookie::NONE, &mut buffer)?;
         unmap(PageRange::from_pages(range.address(3), 1)?)?;
-        assert!(collected.lock().is_err());
+        assert!(collected.lock(mirror.inner()).is_err());
         Ok(())
     }
 
@@ -70,16 +71,18 @@ mod suite {
     }
 
     #[test]
-    fn a_second_mirror_loses_its_entries() -> Result {
+    fn a_second_mirror_keeps_its_entries() -> Result {
         let range = map(2)?;
         let shared = shared()?;
         let (first, second) = (mirror(&shared)?, mirror(&shared)?);
         store(range.start(), 9)?;
         first.fault(range, Access::Read)?;
         assert_eq!(device_load(&first, range.start())?, Some(9));
-        second.migrate(range).to_device()?;
-        assert_eq!(device_load(&first, range.start())?, None);
-        first.fault(range, Access::Read)?;
+        assert_eq!(second.migrate(range).to_device()?.moved, 2);
+        assert_eq!(device_load(&first, range.start())?, Some(9));
+        assert_eq!(second.migrate(range).to_system()?.moved, 2);
+        assert_eq!(device_load(&first, range.start())?, Some(9));
+        assert_eq!(load(range.start())?, 9);
         assert_eq!(device_load(&first, range.start())?, Some(9));
         Ok(())
     }

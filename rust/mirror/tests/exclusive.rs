@@ -2,14 +2,11 @@
 
 //! Exclusive access of the device, in KUnit.
 
-use super::{
-    transaction::{Identity, Request},
-    *,
-};
+use super::*;
 use crate::thread::Thread;
 use kernel::{
     sync::{Completion, SetOnce},
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    time::{delay::fsleep, Delta},
 };
 
 #[kunit_tests(rust_hmm_exclusive)]
@@ -32,78 +29,40 @@ mod suite {
         Ok(())
     }
 
-    /// Migrations of `page` that never end take all places. Returns how many there are.
-    fn take_all_places(mirror: &Mirror<TestDevice>, names: &[u8], page: PageRange) -> usize {
-        let begun = names.iter().position(|name| {
-            let request = Request {
-                name: Cookie::of(name),
-                identity: Identity::Name,
-                range: page,
-                faultless: false,
-            };
-            mirror
-                .notifier()
-                .lock()
-                .transactions
-                .begin(request)
-                .is_err()
-        });
-        begun.unwrap_or(names.len())
-    }
-
-    fn end(mirror: &Mirror<TestDevice>, name: &u8) -> bool {
-        mirror.notifier().lock().transactions.end(Cookie::of(name))
-    }
-
-    #[test]
-    fn too_many_migrations_are_waited_for_once() -> Result {
-        let (range, _shared, mirror) = attached(2)?;
-        store(range.start(), 21)?;
-        let names = [0u8; 64];
-        let taken = take_all_places(&mirror, &names, PageRange::from_pages(range.address(1), 1)?);
-        assert!(taken > 0 && taken < names.len());
-        let first = PageRange::from_pages(range.start(), 1)?;
-        let begin = Instant::<Monotonic>::now();
-        assert_eq!(mirror.make_exclusive(first), Err(EBUSY));
-        // A wait takes one to two seconds.
-        assert!(begin.elapsed() < Delta::from_secs(20));
-        // With a place it works.
-        assert!(end(&mirror, &names[0]));
-        mirror.make_exclusive(first)?;
-        assert!(mirror.lock_table()?.any_exclusive(first));
-        for name in names.iter().take(taken).skip(1) {
-            assert!(end(&mirror, name));
-        }
-        assert_eq!(load(range.start())?, 21);
-        Ok(())
-    }
-
     #[test]
     fn nothing_becomes_exclusive_after_an_unplug() -> Result {
         let (range, shared, mirror) = attached(2)?;
         store(range.start(), 21)?;
         let mirror = Arc::new(mirror, GFP_KERNEL)?;
-        let names = [0u8; 64];
-        let taken = take_all_places(&mirror, &names, PageRange::from_pages(range.address(1), 1)?);
         let first = PageRange::from_pages(range.start(), 1)?;
         let begun = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
         let result = Arc::new(SetOnce::new(), GFP_KERNEL)?;
-        let thread = {
+        let goes = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+        let exclusive = {
             let (mirror, begun, result) = (mirror.clone(), begun.clone(), result.clone());
             Thread::spawn(c"hmm-test", move || {
-                begun.complete_all();
+                begun.wait_for_completion();
                 result.populate(mirror.make_exclusive(first));
             })?
         };
-        begun.wait_for_completion();
-        // It has seen a device that is there, and waits for a place, a second at least.
+        let unplug = {
+            let (shared, goes) = (shared.clone(), goes.clone());
+            Thread::spawn(c"hmm-test", move || {
+                goes.wait_for_completion();
+                assert_eq!(shared.memory.unplug(), Ok((0, 0)));
+            })?
+        };
+        let table = mirror.inner().lock();
+        begun.complete_all();
+        // It has seen a device that is there, and waits for the table lock.
         fsleep(Delta::from_millis(100));
-        assert_eq!(shared.memory.unplug()?, (0, 0));
-        assert!(SetOnce::as_ref(&result).is_none());
-        for name in names.iter().take(taken) {
-            assert!(end(&mirror, name));
+        goes.complete_all();
+        while !shared.memory.is_gone() {
+            fsleep(Delta::from_millis(1));
         }
-        drop(thread);
+        assert!(SetOnce::as_ref(&result).is_none());
+        drop(table);
+        drop((exclusive, unplug));
         assert_eq!(SetOnce::as_ref(&result), Some(&Err(ENODEV)));
         assert!(!mirror.lock_table()?.any_exclusive(first));
         assert_eq!(load(range.start())?, 21);

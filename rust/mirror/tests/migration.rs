@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     memory::Copies,
     migrate::PageOutcome,
-    mirror::transaction::{Identity, Request},
+    mirror::transaction::Room,
     mm::{
         addr::PMD_ORDER,
         device_pages::DeviceRange,
@@ -15,6 +15,7 @@ use crate::{
         space::MmapGuard, //
     },
     queue::Stop,
+    space::{Identity, Request},
 };
 
 #[kunit_tests(rust_hmm_migration)]
@@ -325,6 +326,7 @@ mod suite {
             identity: Identity::current(memory.owner()),
             range,
             faultless: true,
+            only_for: None,
         };
         let (mmap, announced) = mirror.begin(&space, request)?;
         let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;
@@ -391,17 +393,20 @@ mod suite {
             identity: Identity::Name,
             range,
             faultless: true,
+            only_for: None,
         };
-        mirror.notifier().lock().transactions.begin(request)?;
+        let room = Room::new()?;
+        mirror.inner().lock().transactions.begin(request, room)?;
         let stays = |span: PageRange| span.start() == range.address(2);
         mirror.remove_some(range, |span, _| !stays(span));
-        let state = mirror.notifier().lock();
+        let state = mirror.inner().lock();
         for index in 0..4 {
             let owns = state.transactions.owns(name, range.address(index));
             assert_eq!(owns, index == 2);
         }
         drop(state);
-        assert!(mirror.notifier().lock().transactions.end(name));
+        let start = range.start();
+        assert!(mirror.inner().lock().transactions.end(name, start));
         let table = mirror.lock_table()?;
         for index in 0..4 {
             assert_eq!(table.readable(range.address(index)).is_some(), index == 2);
@@ -443,7 +448,7 @@ mod suite {
             let taken = mirror.clone();
             // As an event would that takes write access only.
             *memory.at_copy.lock() = Some(Arc::new(
-                move || taken.notifier().lock().transactions.unmark(unmarked),
+                move || taken.inner().lock().transactions.unmark(unmarked),
                 GFP_KERNEL,
             )?);
             let migration = mirror.migrate(range);

@@ -6,13 +6,13 @@ use super::*;
 use crate::{
     memory::Copies,
     migrate::Outcome,
-    mirror::transaction::{Identity, Request},
     mm::{
         device_pages::DeviceRange,
         migrate::{Batch, Isolated},
         page::{Effort, LockedFolio}, //
     },
-    pgtable::Slot, //
+    pgtable::Slot,
+    space::{keep_reading, Identity, Request},
 };
 
 /// Memory on a device, with its mirror, and another device with one.
@@ -126,11 +126,13 @@ mod suite {
             identity: Identity::current(memory.owner()),
             range,
             faultless: true,
+            only_for: None,
         };
         let (mmap, announced) = destination.begin(&space, request)?;
         let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;
         let (select, owner) = (memory.select(), memory.owner());
-        let before = memory.keep_reading(vma.space(), range, |readers| -> Result<_> {
+        let here = destination.place_in_space();
+        let before = keep_reading(vma.space(), request, here, |readers| -> Result<_> {
             let mut isolated = Isolated::read_by((announced, readers), || {
                 Isolated::new(vma, range, select, false, owner, None, &mut batch)
             })?;

@@ -175,11 +175,9 @@ mod suite {
         let (mirror, range) = nosy(1)?;
         let armed = Armed::new(&mirror, range);
         let inner = mirror.inner();
-        let mut state = mirror.notifier().lock();
         let mut event = Event::for_test(Reason::Unmap, range, Cookie::NONE);
         event.blockable = false;
-        assert!(inner.invalidate(&mut state, &event).is_break());
-        drop(state);
+        assert!(inner.invalidate(&event).is_break());
         assert!(armed.0.was_refused(From::FlushSleeps));
         Ok(())
     }

@@ -30,7 +30,7 @@ impl Held {
         let mut held = Self(KVec::new());
         for index in (0..range.pages()).filter(|index| which(*index)) {
             let pfn = mirror
-                .notifier()
+                .inner()
                 .lock()
                 .table
                 .get(range.address(index))

@@ -3,6 +3,8 @@
 //! Marks of migrations and the events that clear them, in KUnit.
 
 use super::*;
+use crate::mm::notifier::Reason;
+use kernel::page::PAGE_SHIFT;
 
 #[kunit_tests(rust_hmm_transaction)]
 mod suite {
@@ -12,15 +14,16 @@ mod suite {
     fn foreign_events_take_pages_away() -> Result {
         let (mine, other) = (0u8, 0u8);
         let (mine, other) = (Cookie::of(&mine), Cookie::of(&other));
-        let mut running = Transactions::new()?;
+        let mut running = Transactions::new();
         let range = PageRange::from_pages(0x20_0000, 512)?;
         let request = |name, range| Request {
             name,
             identity: Identity::Name,
             range,
             faultless: true,
+            only_for: None,
         };
-        running.begin(request(mine, range))?;
+        running.begin(request(mine, range), Room::new()?)?;
         assert!(running.owns(mine, 0x20_0000) && running.owns(mine, 0x3f_f000));
         assert!(!running.owns(other, 0x20_0000) && !running.owns(mine, 0x40_0000));
 
@@ -50,30 +53,54 @@ mod suite {
         );
         assert!(!running.owns(mine, 0x20_5000));
 
-        assert!(running.end(mine) && !running.end(mine));
+        let start = range.start();
+        assert!(running.end(mine, start) && !running.end(mine, start));
         Ok(())
     }
 
     #[test]
-    fn only_so_many_at_once() -> Result {
-        let names = [0u8; MAX + 1];
-        let mut running = Transactions::new()?;
-        let request = |name, pages| {
+    fn any_number_runs_at_once() -> Result {
+        let names = [0u8; 1000];
+        let mut running = Transactions::new();
+        let request = |name: &u8, index: usize, pages| {
             Ok::<_, Error>(Request {
-                name,
+                name: Cookie::of(name),
                 identity: Identity::Name,
-                range: PageRange::from_pages(0, pages)?,
+                range: PageRange::from_pages(index << PAGE_SHIFT, pages)?,
                 faultless: true,
+                only_for: None,
             })
         };
-        for name in names.iter().take(MAX) {
-            running.begin(request(Cookie::of(name), 1)?)?;
+        // Two in each page, of which the first one holds it; those of several blocks.
+        for (index, name) in names.iter().enumerate() {
+            running.begin(request(name, index / 2, 1)?, Room::new()?)?;
         }
-        let last = names.last().map(Cookie::of).ok_or(EINVAL)?;
-        assert_eq!(running.begin(request(last, 1)?), Err(EBUSY));
-        assert!(running.end(Cookie::of(&names)));
-        running.begin(request(last, 1)?)?;
-        assert_eq!(running.begin(request(last, 513)?), Err(EINVAL));
+        let owner = |running: &Transactions, page: usize| {
+            let owns = |name: &&u8| running.owns(Cookie::of(*name), page << PAGE_SHIFT);
+            names.iter().filter(owns).count()
+        };
+        assert_eq!((owner(&running, 0), owner(&running, 499)), (1, 1));
+        // An event in the middle is about the pages there.
+        let range = PageRange::from_pages(100 << PAGE_SHIFT, 300)?;
+        assert_eq!(
+            running.note(&Event::for_test(Reason::Clear, range, Cookie::NONE)),
+            None
+        );
+        for page in [0, 99, 100, 399, 400, 499] {
+            assert_eq!(
+                owner(&running, page),
+                usize::from(!(100..400).contains(&page))
+            );
+        }
+        for (index, name) in names.iter().enumerate() {
+            assert!(running.end(Cookie::of(name), (index / 2) << PAGE_SHIFT));
+        }
+        assert!(running.0.is_empty());
+        let name = &names[0];
+        assert_eq!(
+            running.begin(request(name, 0, 513)?, Room::new()?),
+            Err(EINVAL)
+        );
         Ok(())
     }
 
@@ -81,17 +108,18 @@ mod suite {
     fn a_page_belongs_to_one_migration() -> Result {
         let names = [0u8; 2];
         let (first, second) = (Cookie::of(&names[0]), Cookie::of(&names[1]));
-        let mut running = Transactions::new()?;
+        let mut running = Transactions::new();
         let request = |name, start, pages| {
             Ok::<_, Error>(Request {
                 name,
                 identity: Identity::Name,
                 range: PageRange::from_pages(start, pages)?,
                 faultless: true,
+                only_for: None,
             })
         };
-        running.begin(request(first, 0x1000, 4)?)?;
-        running.begin(request(second, 0x3000, 4)?)?;
+        running.begin(request(first, 0x1000, 4)?, Room::new()?)?;
+        running.begin(request(second, 0x3000, 4)?, Room::new()?)?;
         assert!(running.owns(first, 0x4000) && !running.owns(second, 0x4000));
         assert!(!running.owns(first, 0x5000) && running.owns(second, 0x5000));
         // The second one's event takes the page from the first one, and removes its entry.
@@ -119,21 +147,29 @@ mod suite {
     fn an_ordinary_one_leaves_only_what_nobody_takes() -> Result {
         let (back, there, owner) = (0u8, 0u8, 0u8);
         let (back, there, owner) = (Cookie::of(&back), Cookie::of(&there), Cookie::of(&owner));
-        let mut running = Transactions::new()?;
+        let mut running = Transactions::new();
         // A CPU fault brings two pages back, while others go to the device the ordinary way.
-        running.begin(Request {
-            name: back,
-            identity: Identity::current(owner),
-            range: PageRange::from_pages(0x1000, 2)?,
-            faultless: true,
-        })?;
+        running.begin(
+            Request {
+                name: back,
+                identity: Identity::current(owner),
+                range: PageRange::from_pages(0x1000, 2)?,
+                faultless: true,
+                only_for: None,
+            },
+            Room::new()?,
+        )?;
         let range = PageRange::from_pages(0x1000, 4)?;
-        running.begin(Request {
-            name: there,
-            identity: Identity::Name,
-            range,
-            faultless: false,
-        })?;
+        running.begin(
+            Request {
+                name: there,
+                identity: Identity::Name,
+                range,
+                faultless: false,
+                only_for: None,
+            },
+            Room::new()?,
+        )?;
         let event = Event::for_test(Reason::Migrate, range, there);
         assert_eq!(running.note(&event), Some(there));
         let page = |addr| PageRange::from_pages(addr, 1);
@@ -148,15 +184,16 @@ mod suite {
     fn device_pages_are_recognised_by_task_and_range() -> Result {
         let (name, owner, other) = (0u8, 0u8, 0u8);
         let (name, owner) = (Cookie::of(&name), Cookie::of(&owner));
-        let mut running = Transactions::new()?;
+        let mut running = Transactions::new();
         let range = PageRange::from_pages(0x20_0000, 16)?;
         let mut request = Request {
             name,
             identity: Identity::current(owner),
             range,
             faultless: true,
+            only_for: None,
         };
-        running.begin(request)?;
+        running.begin(request, Room::new()?)?;
         let entry = Entry::device(1, false);
         let event = |range, owner| Event::for_test(Reason::Migrate, range, owner);
         assert_eq!(running.note(&event(range, owner)), Some(name));
@@ -169,11 +206,11 @@ mod suite {
         assert!(!running.keeps(name, page(0x20_f000)?, entry));
         assert_eq!(running.note(&event(range, Cookie::of(&other))), None);
         assert!(!running.owns(name, 0x20_0000));
-        assert!(running.end(name));
+        assert!(running.end(name, range.start()));
 
         // The same by another task.
         request.identity = Identity::Task { pid: -1, owner };
-        running.begin(request)?;
+        running.begin(request, Room::new()?)?;
         assert!(running.holds(0x20_0000) && running.overlap(range));
         assert_eq!(running.note(&event(range, owner)), None);
         assert!(!running.holds(0x20_0000));

@@ -34,6 +34,15 @@ use kernel::{
 /// only needed if processes unmap it or hold their mmap lock meanwhile.
 const USERS: usize = 16;
 
+/// For which mmap locks it waits, killably.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MmapLocks {
+    /// For that of the current process. Another one may hold its own as long as it likes: what it maps is left alone then.
+    Own,
+    /// For all: the memory goes away.
+    All,
+}
+
 /// A mapping of a folio.
 struct User {
     mm: ARef<MmWithUserAsync>,
@@ -67,8 +76,8 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// same contents, of the same memory. Returns whether it is not huge any more.
     ///
     /// Context: may sleep; calls notifiers, so that no lock which one of them takes can be held.
-    pub fn split(&self, number: usize, batch: &mut Batch) -> bool {
-        let _: Option<()> = self.visit(number, false, batch, |isolated| {
+    pub fn split(&self, number: usize, locks: MmapLocks, batch: &mut Batch) -> bool {
+        let _: Option<()> = self.visit(number, false, locks, batch, |isolated| {
             drop(isolated);
             None
         });
@@ -83,11 +92,12 @@ impl<T: DevicePageOps> DevicePages<T> {
     pub fn isolate_huge<R>(
         &self,
         number: usize,
+        locks: MmapLocks,
         batch: &mut Batch,
         take: impl FnOnce(Isolated<'_>) -> R,
     ) -> Option<R> {
         let mut take = Some(take);
-        self.visit(number, true, batch, |isolated| {
+        self.visit(number, true, locks, batch, |isolated| {
             take.take().map(|take| take(isolated))
         })
     }
@@ -100,6 +110,7 @@ impl<T: DevicePageOps> DevicePages<T> {
     pub fn isolate_small(
         &self,
         first: usize,
+        locks: MmapLocks,
         batch: &mut Batch,
         mut take: impl FnMut(Isolated<'_>),
     ) {
@@ -116,29 +127,33 @@ impl<T: DevicePageOps> DevicePages<T> {
                 continue;
             };
             for user in users.iter() {
-                if let Ok(true) = self.isolate_run(user, &users.frames, &mut seen, batch, &mut take)
-                {
+                let Ok(mmap) = user.lock(locks) else {
+                    continue;
+                };
+                let (frames, addr) = (&users.frames, user.addr);
+                let found = self.isolate_run(&mmap, addr, frames, &mut seen, batch, &mut take);
+                if found == Ok(true) {
                     break;
                 }
             }
         }
     }
 
-    /// Isolates the page that `user` maps, with its neighbours among `frames`. Returns whether the page was still
+    /// Isolates the page that is mapped at `addr`, with its neighbours among `frames`. Returns whether the page was still
     /// mapped there.
     fn isolate_run(
         &self,
-        user: &User,
+        mmap: &MmapGuard<'_>,
+        addr: usize,
         frames: &Range<usize>,
         seen: &mut Pages,
         batch: &mut Batch,
         take: &mut impl FnMut(Isolated<'_>),
     ) -> Result<bool> {
-        let mmap = user.lock()?;
-        let Some(vma) = mmap.vma_lookup(user.addr) else {
+        let Some(vma) = mmap.vma_lookup(addr) else {
             return Ok(false);
         };
-        let Some(run) = vma.run(user.addr, frames, seen) else {
+        let Some(run) = vma.run(addr, frames, seen) else {
             return Ok(false);
         };
         take(Isolated::new(
@@ -173,6 +188,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         &self,
         number: usize,
         compound: bool,
+        locks: MmapLocks,
         batch: &mut Batch,
         mut take: impl FnMut(Isolated<'_>) -> Option<R>,
     ) -> Option<R> {
@@ -182,7 +198,11 @@ impl<T: DevicePageOps> DevicePages<T> {
                 break;
             }
             // On an error the next user is tried.
-            let answer = self.visit_user(user, &users.frames, compound, batch, &mut take);
+            let Ok(mmap) = user.lock(locks) else {
+                continue;
+            };
+            let (frames, addr) = (&users.frames, user.addr);
+            let answer = self.visit_user(&mmap, addr, frames, compound, batch, &mut take);
             if let Ok(Some(answer)) = answer {
                 return Some(answer);
             }
@@ -225,21 +245,21 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// Isolates what the mapping of `user` has of the block `frames`, and calls `take` with it.
+    /// Isolates what the mapping at `addr` has of the block `frames`, and calls `take` with it.
     fn visit_user<R>(
         &self,
-        user: &User,
+        mmap: &MmapGuard<'_>,
+        addr: usize,
         frames: &Range<usize>,
         compound: bool,
         batch: &mut Batch,
         take: &mut impl FnMut(Isolated<'_>) -> Option<R>,
     ) -> Result<Option<R>> {
-        let mmap = user.lock()?;
-        let Some(vma) = mmap.vma_lookup(user.addr) else {
+        let Some(vma) = mmap.vma_lookup(addr) else {
             return Ok(None);
         };
         let all = PageRange::new(vma.start(), vma.end())?;
-        let block = user.addr & !(PMD_SIZE - 1);
+        let block = addr & !(PMD_SIZE - 1);
         let block = PageRange::new(block, block.checked_add(PMD_SIZE).ok_or(EINVAL)?)?;
         let range = all.intersect(&block).ok_or(EINVAL)?;
         let select = self.select();
@@ -263,8 +283,13 @@ impl Users {
 impl User {
     /// Takes the mmap lock, for reading only: a task that waits for the folio may hold it for reading until it has
     /// the folio.
-    fn lock(&self) -> Result<MmapGuard<'_>> {
-        MmapGuard::lock_here(&self.mm)
+    fn lock(&self, locks: MmapLocks) -> Result<MmapGuard<'_>> {
+        let current = current!();
+        let is_own = |mm: &MmWithUser| core::ptr::eq(mm.as_raw(), self.mm.as_raw());
+        match locks == MmapLocks::All || current.mm().is_some_and(is_own) {
+            true => MmapGuard::lock_here(&self.mm),
+            false => MmapGuard::try_lock_here(&self.mm),
+        }
     }
 }
 

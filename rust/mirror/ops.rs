@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A mirror, as others use it: its space when something changes, migrations that others have begun, and the memory of its
+//! device.
+
+use super::{
+    remove,
+    switch::{forget_moved, switch_present},
+    transaction::Room,
+    Device, Inner, State,
+};
+use crate::{
+    events::Need,
+    memory::Memory,
+    mm::{
+        addr::PageRange,
+        device_pages::DeviceRange,
+        migrate::Moved,
+        notifier::{Cookie, Event},
+        page::DirtyBatch,
+    },
+    pgtable::{Flushed, Flushing},
+    phases::{Lap, Phase},
+    space::{Invalidated, MirrorOps, Request},
+    within::Within,
+};
+use core::ops::ControlFlow;
+use kernel::page::PAGE_MASK;
+
+/// A mirror, as the memory of its device sees it.
+pub(crate) trait Peer: Send + Sync {
+    /// Removes all entries. Context: may sleep; takes the table lock.
+    fn forget(&self);
+
+    /// An eviction is over that has taken pages of too many address spaces: see [`Space::evicted`](crate::space::Space::evicted).
+    fn evicted_from_many(&self, need: Option<Need>, restore: bool);
+
+    /// Gives up copies in `block` of the device's memory. Context: may sleep; takes the table lock.
+    fn collapse(&self, block: DeviceRange);
+}
+
+impl<D: Device> MirrorOps for Inner<D> {
+    fn invalidate(&self, event: &Event<'_>) -> ControlFlow<(), Invalidated> {
+        let mut state = match event.blockable {
+            true => self.lock(),
+            false => {
+                let sleeps = {
+                    let _within = Within::enter();
+                    self.device.flush_sleeps()
+                };
+                match self.try_lock() {
+                    Some(state) if !sleeps => state,
+                    _ => return ControlFlow::Break(()),
+                }
+            }
+        };
+        let (changed, flush) = self.invalidated(&mut state, event);
+        drop(state);
+        let flush = flush.and_then(|flush| {
+            let kept = match event.blockable {
+                true => self.flushes.keep(event.number(), flush),
+                false => Err(flush),
+            };
+            kept.map_err(|flush| flush.wait(self)).ok()
+        });
+        ControlFlow::Continue(Invalidated { changed, flush })
+    }
+
+    fn finish(&self, flush: usize) {
+        if let Some(flush) = self.flushes.take(flush) {
+            flush.wait(self);
+        }
+    }
+
+    fn leave_window(&self, range: PageRange) -> bool {
+        let mut state = self.lock();
+        if state.table.any(range, |_| true) || state.transactions.overlap(range) {
+            return false;
+        }
+        state.immovable.forget(range);
+        if let Some(windows) = self.dma() {
+            windows.forget(range);
+        }
+        true
+    }
+
+    fn evicted(&self, need: Need) {
+        Inner::evicted(self, need);
+    }
+
+    fn restore(&self) {
+        // Else it will fault, which is no error.
+        let _ = Inner::restore(self);
+    }
+
+    fn lose_attributes(&self, range: PageRange) {
+        self.attributes.lose(range);
+    }
+
+    fn join(&self, request: Request) -> bool {
+        let inner = self;
+        let owner = self.device.memory().map(Memory::owner);
+        if request.only_for.is_some() && request.only_for != owner {
+            return false;
+        }
+        let mut lap = Lap::start();
+        let Ok(room) = Room::new() else {
+            return false;
+        };
+        let mut guard = self.lock();
+        let State {
+            table,
+            transactions,
+            ..
+        } = &mut *guard;
+        if table.live() == 0 {
+            return false;
+        }
+        let Request { name, range, .. } = request;
+        if transactions.begin(request, room).is_err() {
+            return false;
+        }
+        // In one pass: pages without an entry are let go, the others are write-protected.
+        let keep_write = inner.device().test_keep_write();
+        let mut behind = range.start();
+        let mut any = false;
+        let ((), flush) = inner.change(table, None, |table, batch| {
+            let mut dirty = DirtyBatch::new();
+            table.for_each(range, batch, |span, entry| {
+                any = true;
+                if let Ok(gap) = PageRange::new(behind, span.start()) {
+                    transactions.release(name, gap);
+                }
+                behind = span.end();
+                if entry.is_writable() && !keep_write {
+                    Inner::<D>::retire(&mut dirty, span.pages(), *entry);
+                    *entry = entry.write_protected();
+                }
+            });
+        });
+        if let Ok(gap) = PageRange::new(behind, range.end()) {
+            transactions.release(name, gap);
+        }
+        if !any {
+            transactions.end(name, range.start());
+        }
+        drop(guard);
+        lap.end(Phase::Collect);
+        if flush.is_some() {
+            Flushing::end(flush, inner);
+            lap.end(Phase::Flush);
+        }
+        any
+    }
+
+    fn switch(&self, name: Cookie, moved: &Moved<'_>) -> Flushed {
+        switch_present(self, name, moved, false, |_, _| ())
+    }
+
+    fn forget_moved(&self, moved: &Moved<'_>) -> Flushed {
+        forget_moved(self, moved)
+    }
+
+    fn leave(&self, name: Cookie, range: PageRange) {
+        self.lock().transactions.end(name, range.start());
+        self.ended.notify_all();
+    }
+}
+
+impl<D: Device> Peer for Inner<D> {
+    fn forget(&self) {
+        if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
+            remove(self, all);
+        }
+    }
+
+    fn collapse(&self, block: DeviceRange) {
+        Inner::collapse(self, None, Some(block));
+    }
+
+    fn evicted_from_many(&self, need: Option<Need>, restore: bool) {
+        self.space.evicted(need, restore);
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Windows of a space, in KUnit: what a mirror is told of, and for how long.
+
+use super::*;
+use crate::deferred;
+
+/// Windows of the mirror's space, when a worker has looked which are needed.
+fn windows(mirror: &Mirror<TestDevice>) -> usize {
+    let windows = mirror.inner().space.windows();
+    windows.doubt_all();
+    deferred::flush();
+    windows.count()
+}
+
+/// Invalidations that `mirror` was told of while `f` ran.
+fn told(mirror: &Mirror<TestDevice>, f: impl FnOnce() -> Result) -> Result<u64> {
+    let before = mirror.stats().get(Counter::Invalidations);
+    f()?;
+    Ok(mirror.stats().get(Counter::Invalidations) - before)
+}
+
+#[kunit_tests(rust_hmm_windows)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn a_mirror_that_uses_nothing_is_told_nothing() -> Result {
+        let (range, _shared, mirror) = attached(PMD_PAGES)?;
+        store(range.start(), 1)?;
+        assert_eq!(mirror.inner().space.windows().count(), 0);
+        assert_eq!(told(&mirror, || unmap(range))?, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_mirror_is_told_of_what_it_uses_only() -> Result {
+        let (range, _shared, mirror) = attached(4 * PMD_PAGES)?;
+        let start = range.start().next_multiple_of(PMD_SIZE);
+        let page = |block: usize| PageRange::from_pages(start + block * PMD_SIZE, 1);
+        for block in 0..3 {
+            store(page(block)?.start(), 7)?;
+        }
+        mirror.fault(page(1)?, Access::Read)?;
+        assert_eq!(windows(&mirror), 1);
+        for block in [0, 2, 1] {
+            let page = page(block)?;
+            // A huge page is split before.
+            let told = told(&mirror, || unmap(page))?;
+            assert_eq!((told != 0), (block == 1));
+        }
+        assert_eq!(mirror.lock_table()?.present(page(1)?), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn an_event_over_many_windows_flushes_once() -> Result {
+        let (range, shared, mirror) = attached(4 * PMD_PAGES)?;
+        let start = range.start().next_multiple_of(PMD_SIZE);
+        for block in 0..3 {
+            let page = PageRange::from_pages(start + block * PMD_SIZE, 1)?;
+            store(page.start(), 7)?;
+            mirror.fault(page, Access::Read)?;
+        }
+        assert_eq!(windows(&mirror), 3);
+        let before = shared.flushes.load(Relaxed);
+        unmap(PageRange::from_pages(start, 3 * PMD_PAGES)?)?;
+        assert_eq!(shared.flushes.load(Relaxed) - before, 1);
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_window_stays_as_long_as_it_has_entries() -> Result {
+        let (range, _shared, mirror) = attached(2)?;
+        store(range.start(), 7)?;
+        let first = PageRange::from_pages(range.start(), 1)?;
+        mirror.fault(first, Access::Read)?;
+        assert_eq!(windows(&mirror), 1);
+        unmap(first)?;
+        assert_eq!(mirror.lock_table()?.present(first), 0);
+        assert_eq!(windows(&mirror), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_window_stays_as_long_as_it_is_used() -> Result {
+        let (range, _shared, mirror) = attached(1)?;
+        let space = mirror.space()?;
+        let user = mirror.window(&space, range.start())?;
+        assert_eq!(windows(&mirror), 1);
+        assert!(user.range().contains(range.start()));
+        drop(user);
+        assert_eq!(windows(&mirror), 0);
+        // A new one is told of everything, too.
+        store(range.start(), 3)?;
+        mirror.fault(range, Access::Read)?;
+        unmap(range)?;
+        assert_eq!(mirror.lock_table()?.present(range), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_window_goes_when_events_in_it_concern_nobody() -> Result {
+        let (range, _shared, mirror) = attached(2 * PMD_PAGES)?;
+        let start = range.start().next_multiple_of(PMD_SIZE);
+        let page = |index: usize| PageRange::from_pages(start + index * PAGE_SIZE, 1);
+        store(start, 7)?;
+        mirror.fault(page(0)?, Access::Read)?;
+        let space = &mirror.inner().space;
+        let mut rounds = 0;
+        for index in 0..64 {
+            unmap(page(index)?)?;
+            deferred::flush();
+            if space.windows().count() == 0 {
+                break;
+            }
+            rounds += 1;
+        }
+        // The first event was of a page that the device used.
+        assert!((2..32).contains(&rounds));
+        Ok(())
+    }
+
+    #[test]
+    fn mirrors_of_a_process_share_windows() -> Result {
+        let range = map(2)?;
+        let shared = shared()?;
+        let (first, second) = (mirror(&shared)?, mirror(&shared)?);
+        store(range.start(), 9)?;
+        first.fault(range, Access::Read)?;
+        second.fault(range, Access::Read)?;
+        assert_eq!(first.inner().space.windows().count(), 1);
+        drop(first);
+        assert_eq!(windows(&second), 1);
+        unmap(range)?;
+        assert_eq!(second.lock_table()?.present(range), 0);
+        Ok(())
+    }
+}

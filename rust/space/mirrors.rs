@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The mirrors of a space, in numbered places.
+//!
+//! Who uses a mirror that is not its own *enters* its place: a spinlock is held for a moment, and the place is counted as
+//! used until it is left. A mirror that closes takes its place away, so that nobody enters any more, and waits until
+//! nobody uses it.
+
+use super::Request;
+use crate::{
+    events::Need,
+    mm::{
+        addr::PageRange,
+        migrate::Moved,
+        notifier::{Cookie, Event},
+    },
+    pgtable::Flushed,
+};
+use core::ops::ControlFlow;
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::{Acquire, Full, Relaxed, Release},
+            Atomic, //
+        },
+        Arc,
+        Completion, //
+    },
+    xarray::{AllocKind, XArray},
+};
+
+/// What a mirror has done when it was told of an event.
+pub(crate) struct Invalidated {
+    /// Whether it had entries that changed.
+    pub(crate) changed: bool,
+    /// The place of a flush that it has begun, to be [waited for](MirrorOps::finish).
+    pub(crate) flush: Option<usize>,
+}
+
+/// A mirror, as its space sees it, and migrations that others have begun.
+pub(crate) trait MirrorOps: Send + Sync {
+    /// Takes away what `event` is about. Takes the table lock. `Break` refuses an event that must not wait.
+    ///
+    /// Context: as [`Subscriber::invalidate`](crate::mm::notifier::Subscriber::invalidate).
+    fn invalidate(&self, event: &Event<'_>) -> ControlFlow<(), Invalidated>;
+
+    /// Waits for the flush in place `flush`.
+    fn finish(&self, flush: usize);
+
+    /// Drops what else is known of a window in which nobody faults or migrates. `false` if there are entries in it, so
+    /// that it has to stay. Context: may sleep; takes the table lock.
+    fn leave_window(&self, range: PageRange) -> bool;
+
+    /// An eviction for `need` is over. Context: may sleep.
+    fn evicted(&self, need: Need);
+
+    /// Maps again what the device is to have mapped always. Context: may sleep; no lock may be held.
+    fn restore(&self);
+
+    /// What is said of `range` holds no longer: it is not mapped any more. Context: as [`Self::invalidate`].
+    fn lose_attributes(&self, range: PageRange);
+
+    /// Joins the migration that `request` names: the device keeps its entries of the pages. Only of pages for which it has
+    /// one, so that an invalidation that began before has none of them (H4): nothing is waited for (H14). `false` if there
+    /// are none, or there is no memory.
+    fn join(&self, request: Request) -> bool;
+
+    /// Lets the device use what has moved. Entries become read-only: an event may be under way that takes write access.
+    fn switch(&self, name: Cookie, moved: &Moved<'_>) -> Flushed;
+
+    /// Removes the entries of pages that have moved.
+    fn forget_moved(&self, moved: &Moved<'_>) -> Flushed;
+
+    /// Leaves the migration.
+    fn leave(&self, name: Cookie, range: PageRange);
+}
+
+/// How many use a place: twice their number, and one if the place is closed.
+#[pin_data]
+struct Users {
+    word: Atomic<usize>,
+    /// The place is closed, and nobody uses it.
+    #[pin]
+    gone: Completion,
+}
+
+const CLOSED: usize = 1;
+const ONE: usize = 2;
+
+/// Somebody uses a place.
+struct User(Arc<Users>);
+
+impl Drop for User {
+    fn drop(&mut self) {
+        // What was done with the mirror comes before its end.
+        if self.0.word.fetch_sub(ONE, Release) == ONE + CLOSED {
+            self.0.gone.complete_all();
+        }
+    }
+}
+
+struct Place {
+    mirror: Arc<dyn MirrorOps>,
+    users: Arc<Users>,
+}
+
+/// A mirror that stays as long as this is there.
+pub(crate) struct Entered {
+    // Given back before the place is left: the last reference is not one of these.
+    mirror: Arc<dyn MirrorOps>,
+    _user: User,
+}
+
+impl core::ops::Deref for Entered {
+    type Target = dyn MirrorOps;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        &*self.mirror
+    }
+}
+
+/// The mirrors of a space.
+#[pin_data]
+pub(crate) struct Mirrors {
+    #[pin]
+    places: XArray<KBox<Place>>,
+    /// No place from this number on is in use. Changed under the lock of `places`.
+    end: Atomic<usize>,
+}
+
+impl Mirrors {
+    pub(super) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            places <- XArray::new(AllocKind::Alloc),
+            end: Atomic::new(0),
+        })
+    }
+
+    /// Gives `mirror` a place. Context: may sleep. `ENOMEM`; `EAGAIN`: another one has got the place.
+    fn add(&self, mirror: Arc<dyn MirrorOps>) -> Result<(usize, Arc<Users>)> {
+        let users = Arc::pin_init(
+            pin_init!(Users {
+                word: Atomic::new(0),
+                gone <- Completion::new(),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )?;
+        let place = Place {
+            mirror,
+            users: users.clone(),
+        };
+        let place = KBox::new(place, GFP_KERNEL_ACCOUNT)?;
+        let mut places = self.places.lock();
+        let end = self.end.load(Relaxed);
+        let number = (0..end).find(|number| places.get(*number).is_none());
+        let number = number.unwrap_or(end);
+        // The lock may be released for memory, but only who opens comes here, one at a time.
+        places.store(number, place, GFP_KERNEL_ACCOUNT)?;
+        if number >= self.end.load(Relaxed) {
+            self.end.store(number + 1, Relaxed);
+        }
+        Ok((number, users))
+    }
+
+    fn remove(&self, number: usize) -> Option<KBox<Place>> {
+        let mut places = self.places.lock();
+        let place = places.remove(number);
+        let mut end = self.end.load(Relaxed);
+        while end > 0 && places.get(end - 1).is_none() {
+            end -= 1;
+        }
+        self.end.store(end, Relaxed);
+        place
+    }
+
+    /// Enters place `number`, if a mirror is there. Context: any but interrupts.
+    fn enter(&self, number: usize) -> Option<Entered> {
+        let places = self.places.lock();
+        let place = places.get(number)?;
+        // Before the lock is released: who takes the place away afterwards waits for this.
+        place.users.word.fetch_add(ONE, Relaxed);
+        let _user = User(place.users.clone());
+        Some(Entered {
+            mirror: place.mirror.clone(),
+            _user,
+        })
+    }
+
+    /// Enters one place after the other, but for `except`. A mirror that is opened meanwhile may be left out.
+    pub(crate) fn entered(&self, except: Option<usize>) -> impl Iterator<Item = Entered> + '_ {
+        let mut next = 0;
+        core::iter::from_fn(move || {
+            while next < self.end.load(Relaxed) {
+                let number = next;
+                next += 1;
+                if except == Some(number) {
+                    continue;
+                }
+                if let Some(entered) = self.enter(number) {
+                    return Some(entered);
+                }
+            }
+            None
+        })
+    }
+}
+
+/// A mirror's place in its space. Dropping it waits until nobody uses the mirror.
+pub(crate) struct Membership {
+    space: super::Handle,
+    number: usize,
+    users: Arc<Users>,
+}
+
+impl Membership {
+    /// Gives `mirror` a place in `space`. Context: may sleep. `ENOMEM`.
+    #[inline(never)]
+    pub(crate) fn new(space: super::Handle, mirror: Arc<dyn MirrorOps>) -> Result<Self> {
+        let opening = super::OPENING.lock();
+        let (number, users) = space.mirrors.add(mirror)?;
+        drop(opening);
+        Ok(Self {
+            space,
+            number,
+            users,
+        })
+    }
+
+    /// The number of the place, which does not change.
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        // Not under a lock: the reference of the mirror may be the last one.
+        drop(self.space.mirrors.remove(self.number));
+        if self.users.word.fetch_add(CLOSED, Full) != 0 {
+            self.users.gone.wait_for_completion();
+        }
+        // What others did with the mirror comes before what follows.
+        self.users.word.load(Acquire);
+    }
+}

@@ -167,9 +167,10 @@ fn attempt<M: MemoryOps>(
             lap.end(Phase::Allocate);
             ops.copy_all(pages, &mut isolated, copies);
             lap.end(Phase::Copy);
+            // A hole if the page was dropped since the fault has looked: then nothing is lost.
             let wanted = isolated
                 .entries()
-                .find(|entry| covers(entry.index, entry.pages));
+                .find(|entry| covers(entry.index, entry.pages) && entry.source != Source::Hole);
             // Isolated, given memory, but its destination was taken back: the copy failed.
             lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
 

@@ -345,7 +345,7 @@ struct dmirror_migrate {
 #define DMIRROR_SET_SKIP_FLUSH	2
 /* 1: a faultless migration does not write-protect and flush first (mutation). */
 #define DMIRROR_SET_KEEP_WRITE	3
-/* Delay of each flush, in ns; at most 10 ms. */
+/* Delay of each flush, in ns; at most 10 s. */
 #define DMIRROR_SET_FLUSH_DELAY	4
 /* Best connection to other devices, DMIRROR_CONNECTION_*; 2 at first. */
 #define DMIRROR_SET_CONNECTION	5

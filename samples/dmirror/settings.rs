@@ -134,7 +134,7 @@ impl Settings {
 
     /// Sets number `what`, and returns the value before. `EINVAL`.
     pub(crate) fn set(&self, what: u32, value: u64) -> Result<u64> {
-        let most = [SECOND, NEVER, NEVER, 1, SECOND / 100, 2];
+        let most = [SECOND, NEVER, NEVER, 1, 10 * SECOND, 2];
         let what = usize::try_from(what)?;
         if value > *most.get(what).ok_or(EINVAL)? {
             return Err(EINVAL);

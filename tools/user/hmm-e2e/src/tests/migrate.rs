@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Migration of base pages: there and back, holes, advice, exhausted memory.
 
-use crate::harness::{Ctx, Outcome, Test, What};
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::mover::rounds;
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::abi::FLAG_FAIL_ALLOC;
-use hmm::{mapping, pattern, Errno, Mapping, Prot, PAGE_SIZE};
+use hmm::{mapping, pattern, Errno, Mapping, Prot, Setting, PAGE_SIZE};
+use std::time::Duration;
 
 const PAGES: usize = 64;
 const OOPS: &str = "a refault of its own device page: oops";
@@ -22,6 +24,9 @@ pub const TESTS: &[Test] = &[
     Test::new("migrate", "release_evicts", release_evicts),
     Test::new("migrate", "dontneed_then_cpu", dontneed_then_cpu).defect(OOPS),
     Test::new("migrate", "dontneed_then_device", dontneed_then_device).defect(OOPS),
+    Test::new("migrate", "dontneed_while_a_cpu_fault_isolates", dontneed_beside_a_cpu_fault)
+        .only_rust("the C driver flushes at once")
+        .private(),
     Test::new("migrate", "free_then_device_write", free_then_device_write).defect(OOPS),
     Test::new("migrate", "failed_allocation", failed_allocation).defect(OOPS),
     Test::new("migrate", "several_mappings", several_mappings).defect(OOPS),
@@ -216,6 +221,45 @@ fn dontneed_then_cpu(ctx: &Ctx) -> Outcome {
 
 fn dontneed_then_device(ctx: &Ctx) -> Outcome {
     dontneed(ctx, true)
+}
+
+/// A CPU fault has seen that its page is on the device, and waits for the device's flush before it isolates it. If the page
+/// is dropped meanwhile, the CPU reads zero, and no page is lost.
+fn dontneed_beside_a_cpu_fault(ctx: &Ctx) -> Outcome {
+    const SLOW: u64 = 300_000_000;
+    let device = ctx.open()?;
+    let map = Mapping::anon(1)?;
+    let mut dropped = 0;
+    rounds(3, |round| {
+        map.fill(round);
+        migrate(&device, &map, round)?;
+        device_fills_pages(&device, &map, round + 100, 0, 1, "before the drop")?;
+        let before = device.counters()?;
+        device.set(Setting::FlushDelay, SLOW)?;
+        let word = std::thread::scope(|scope| -> Result<u64, Stop> {
+            let toucher = scope.spawn(|| map.get(0, 7));
+            std::thread::sleep(Duration::from_nanos(SLOW / 6));
+            device.set(Setting::FlushDelay, 0)?;
+            map.advise(mapping::MADV_DONTNEED)?;
+            toucher.join().map_err(|_| Stop::Fail("the toucher panicked".into()))
+        })?;
+        let after = device.counters()?;
+        // On a busy machine the page may be back before it is dropped.
+        let known = [0, pattern::word(round + 100, 0, 7)];
+        check!(known.contains(&word), "the CPU read {word:#x}");
+        let in_time = after.cpu_fault_pages == before.cpu_fault_pages;
+        if in_time {
+            check_eq!(word, 0, "the word that the CPU read of what was dropped");
+            dropped += 1;
+        }
+        // The runtime of the language hides the first SIGBUS, but a fault that ended with it is not counted.
+        check_eq!(after.cpu_faults, before.cpu_faults + 1, "CPU faults, round {round}");
+        check_eq!(after.device_pages_used, before.device_pages_used - 1, "device pages in use");
+        Ok(in_time)
+    })?;
+    println!("# dropped {dropped} times before it was isolated");
+    check!(dropped > 0, "the page was never dropped in time");
+    Ok(())
 }
 
 /// After MADV_FREE a page is old or zero, but what is written later stays.

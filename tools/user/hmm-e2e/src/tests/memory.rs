@@ -7,7 +7,9 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::{checksum_of_pattern, checksum_of_write, Way};
 use hmm::placement::{Attributes, Policy};
-use hmm::{pattern, Child, Command, Device, EngineOp, Gate, Mapping, HUGE_PAGES};
+use hmm::{
+    pattern, procfs, Child, Command, Device, EngineOp, Gate, Mapping, Prot, Setting, HUGE_PAGES,
+};
 use std::time::Duration;
 
 const OURS: &str = "test_hmm has no limit of its memory";
@@ -22,6 +24,7 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "huge_page_of_nobody", huge_of_nobody).only_rust(OURS),
     Test::new("memory", "accessed_by_after_eviction", accessed_by).only_rust(OURS),
     Test::new("memory", "one_call_evicts_not_its_own", one_call_evicts_not_its_own).only_rust(OURS),
+    Test::new("memory", "a_stalled_process_is_passed_over", stalled).only_rust(OURS),
     Test::new("memory", "cpu_window_follows_the_pattern", cpu_window).only_rust(OURS).private(),
 ];
 
@@ -210,6 +213,51 @@ fn huge_when_fragmented(ctx: &Ctx) -> Outcome {
     }
     device.close().what("close")?;
     unload(ctx)
+}
+
+/// A process that holds its mmap lock for long does not hold up others that need memory: its pages stay, though they have
+/// not been used for longest. Its lock is held for writing while another device of it takes seconds for a flush.
+fn stalled(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=4")?;
+    let device = ctx.open()?;
+    let other = Device::open(ctx.second).what("open the second device")?;
+    let (ready, go, over) = (Gate::new()?, Gate::new()?, Mapping::shared(1).what("map")?);
+    let child = Child::spawn(|| -> Outcome {
+        let device = ctx.open()?;
+        let other = Device::open(ctx.second).what("open the second device")?;
+        let (map, mapped) = (block(1)?, Mapping::anon(8).what("map")?);
+        check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
+        mapped.fill(2);
+        device_sees(&other, &mapped, 2, "of memory in place")?;
+        ready.open()?;
+        go.wait()?;
+        mapped.protect(Prot::Read).what("protect")?;
+        over.set(0, 0, 1);
+        check_eq!(on_device(&device, &map)?, 512, "pages of the stalled process that stayed");
+        cpu_sees(&map, 1, "of what stayed")
+    })?;
+    ready.wait()?;
+    let maps = [block(3)?, block(4)?];
+    check_eq!(to_device(&device, &maps[0])?.moved, 512, "pages that moved");
+    other.set(Setting::FlushDelay, 5_000_000_000).what("set the delay")?;
+    go.open()?;
+    procfs::wait_for_call(child.pid(), child.pid(), libc::SYS_mprotect)
+        .what("wait for the lock")?;
+    let moved = to_device(&device, &maps[1])?.moved;
+    check_eq!(over.get(0, 0), 0, "whether the process went on before there was memory");
+    check_eq!(moved, 512, "pages that moved while it was stalled");
+    check_eq!(
+        on_device(&device, &maps[0])?,
+        0,
+        "pages that stayed of a process that was not stalled"
+    );
+    other.set(Setting::FlushDelay, 0).what("set the delay back")?;
+    child.join().map_err(Stop::Fail)?;
+    cpu_sees(&maps[0], 3, "at the end")?;
+    cpu_sees(&maps[1], 4, "at the end")?;
+    device.close().what("close")?;
+    other.close().what("close the second device")?;
+    unload_soon(ctx)
 }
 
 /// What a device is to have mapped always, it has mapped after its pages had to leave, too.

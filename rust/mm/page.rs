@@ -297,7 +297,8 @@ impl LockedFolio {
         Self { pfn, order }
     }
 
-    /// Frame number of the first page.
+    /// Frame number of the first page, for tests.
+    #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn pfn(&self) -> usize {
         self.pfn
     }

@@ -567,6 +567,31 @@ void rust_hmm_release_region(u64 start, u64 size)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_release_region);
 
+/* Zeroed, and aligned to @size, a power of two and at least a page. */
+void *rust_hmm_table_alloc(size_t size, u64 *addr)
+{
+	struct page *page;
+
+	page = alloc_pages(GFP_KERNEL_ACCOUNT | __GFP_ZERO, get_order(size));
+	if (!page)
+		return NULL;
+	*addr = page_to_phys(page);
+	return page_address(page);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_table_alloc);
+
+void rust_hmm_table_free(void *table, size_t size)
+{
+	free_pages((unsigned long)table, get_order(size));
+}
+EXPORT_SYMBOL_GPL(rust_hmm_table_free);
+
+void rust_hmm_table_wmb(void)
+{
+	dma_wmb();
+}
+EXPORT_SYMBOL_GPL(rust_hmm_table_wmb);
+
 #if IS_BUILTIN(CONFIG_KUNIT)
 unsigned int rust_hmm_kunit_map_order(unsigned long hmm_pfn)
 {

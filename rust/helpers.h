@@ -201,6 +201,11 @@ u64 rust_hmm_fetch_add_bytes(void *at, u64 value);
 /* include/linux/shrinker.h */
 struct shrinker *rust_hmm_shrinker_alloc(const char *name);
 
+/* Memory of page tables that a device walks */
+void *rust_hmm_table_alloc(size_t size, u64 *addr);
+void rust_hmm_table_free(void *table, size_t size);
+void rust_hmm_table_wmb(void);
+
 /* include/linux/maple_tree.h, with numbers for values */
 void rust_hmm_ranges_init(struct maple_tree *tree);
 int rust_hmm_ranges_set(struct maple_tree *tree, unsigned long first,

@@ -94,6 +94,8 @@ classes! {
     c_mirror = c"rust_hmm::c_mirror";
     /// A page table of the kernel's own is changed.
     io_pgtable = c"rust_hmm::io_pgtable";
+    /// Memory of tables that a device walks is freed.
+    table_memory = c"rust_hmm::table_memory";
     /// Somebody looks at a mirror or at device memory.
     watched = c"rust_hmm::watched";
     /// Free table pages.

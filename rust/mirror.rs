@@ -20,6 +20,7 @@ use crate::{
         dma::{DmaDevice, Windows},
         notifier::Cookie,
         range_fault::AddressSpace,
+        table_memory::TableMemory,
     },
     pgtable::{Entry, Format, Spares, Table},
     policy::Immovable,
@@ -92,6 +93,12 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// entries are installed, and unmapped when [`Self::flush_wait`] has returned after they went.
     fn dma(&self) -> Option<&Arc<DmaDevice>> {
         None
+    }
+
+    /// Memory in which the device reads its page table, if it walks by itself. Called once for each
+    /// mirror. [`Mirror::table_root`] has the address for the hardware. Context: may sleep.
+    fn table_memory(&self) -> TableMemory {
+        TableMemory::none()
     }
 
     /// Whether [`Self::flush_wait`] may sleep now. If so, events that must not wait are refused: the OOM
@@ -175,7 +182,7 @@ impl<D: Device> Parts<D> {
             None => None,
         };
         let state = State {
-            table: Table::with_windows(dma.clone())?,
+            table: Table::with(dma.clone(), device.table_memory())?,
             transactions: Transactions::new(),
             lost: None,
             immovable: Immovable::new()?,
@@ -208,8 +215,9 @@ impl<D: Device> Mirror<D> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINTR` if killed; `EDEADLK` within a callback; `EINVAL` if the format and [`Device::dma`] do not agree;
-    /// `ENODEV` if the device of the latter is gone. Context: may sleep.
+    /// `ENOMEM`; `EINTR` if killed; `EDEADLK` within a callback; `EINVAL` if the format and
+    /// [`Device::dma`] do not agree, or the format cannot express the addresses of
+    /// [`Device::table_memory`]; `ENODEV` if the device of either is gone. Context: may sleep.
     pub fn new(
         mm: &MmWithUser,
         device: D,
@@ -224,6 +232,17 @@ impl<D: Device> Mirror<D> {
     /// The driver's side.
     pub fn device(&self) -> &D {
         &self.inner().device
+    }
+
+    /// Address at which a device that walks by itself finds the root of its table; `None` if
+    /// [`Device::table_memory`] has none, or its device is closed. It stays the same for the life
+    /// of the mirror.
+    ///
+    /// The table is valid for the device at every instant: until the mirror is dropped, or the
+    /// device closed. The driver stops the hardware from walking before. [`Device::flush_wait`]
+    /// waits until walks that began before the flush are over. Context: any.
+    pub fn table_root(&self) -> Option<u64> {
+        self.inner().reader.root_address()
     }
 
     /// Counters of this mirror.

@@ -19,6 +19,7 @@
 //! - [`dma_fence`] has `dma_fence`, [`sync_file`] has files of those.
 //! - [`flush`] has the proof that a device's translations were flushed.
 //! - `mask` has sets of the pages of 2 MiB.
+//! - [`table_memory`] has memory of page tables that a device walks.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
 //! - `pci` has memory of PCI devices as others see it, and interrupts.
 //! - `anon` has anonymous memory that comes from a device file.
@@ -50,6 +51,7 @@ pub(crate) mod rcu_slot;
 pub mod shrinker;
 pub mod space;
 pub mod sync_file;
+pub mod table_memory;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 pub(crate) mod trace;

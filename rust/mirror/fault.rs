@@ -12,7 +12,7 @@ use crate::{
         range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer},
         space::fatal_signal_pending,
     },
-    pgtable::{Entry, Flushing, Format, Spares},
+    pgtable::{has_leaves, Entry, Flushing, Format, Spares},
     phases::{Lap, Phase},
     policy,
     space::{Space, WindowUser},
@@ -257,7 +257,7 @@ impl<D: Device> Inner<D> {
     fn whole_block(range: PageRange, pfn: HmmPfn, access: Access) -> Option<PageRange> {
         let may_access = pfn.is_valid() && (access != Access::Write || pfn.is_writable());
         if D::Format::DMA
-            || !D::Format::has_leaves(1)
+            || !const { has_leaves::<D::Format>(1) }
             || !may_access
             || pfn.map_order() != PMD_ORDER
         {

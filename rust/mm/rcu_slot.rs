@@ -10,7 +10,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Full},
+            ordering::{Acquire, Full, Relaxed},
             Atomic, //
         },
         rcu::Guard,
@@ -54,6 +54,20 @@ impl<T: Send + Sync> RcuSlot<T> {
     /// Whether nothing is there.
     pub(crate) fn is_empty(&self) -> bool {
         self.object.load(Acquire).is_null()
+    }
+
+    /// Takes the object away, if there is one. Context: any.
+    ///
+    /// # Safety
+    ///
+    /// All calls of [`Self::get`] and [`Self::put`] happened before this one, and no borrow that a
+    /// `get` has returned is left.
+    pub(crate) unsafe fn take_unread(&self) -> Option<KBox<T>> {
+        // No ordering: the caller has synchronized with who put the object there.
+        let raw = self.object.xchg(null_mut(), Relaxed);
+        // SAFETY: From a box and ours, by the type invariant; it is not borrowed, by the function's
+        // requirements.
+        (!raw.is_null()).then(|| unsafe { KBox::from_raw(raw) })
     }
 
     /// Puts `object` there; if something else is, gives it back. Context: any.
@@ -138,7 +152,6 @@ impl<T: Send + Sync, const N: usize> Drop for Retired<T, N> {
 mod tests {
     use super::*;
     use kernel::sync::{
-        atomic::ordering::Relaxed,
         rcu,
         Arc, //
     };

@@ -12,8 +12,8 @@ use core::sync::atomic::{compiler_fence, Ordering};
 use kernel::sync::atomic::ordering;
 use kernel::sync::atomic::Atomic;
 
-macro_rules! accesses {
-    ($type:ty, $load:ident, $store:ident) => {
+macro_rules! loads {
+    ($type:ty, $load:ident) => {
         /// Reads the word. What was written before it is seen, too. Context: any.
         #[inline(always)]
         pub(crate) fn $load(cell: &Atomic<$type>) -> $type {
@@ -27,7 +27,11 @@ macro_rules! accesses {
             #[cfg(not(CONFIG_X86_64))]
             cell.load(ordering::Acquire)
         }
+    };
+}
 
+macro_rules! stores {
+    ($type:ty, $store:ident) => {
         /// Writes the word. Who sees it sees what was written before, too. Context: any.
         #[inline(always)]
         pub(crate) fn $store(cell: &Atomic<$type>, value: $type) {
@@ -44,5 +48,6 @@ macro_rules! accesses {
     };
 }
 
-accesses!(u32, load_u32, store_u32);
-accesses!(u64, load_u64, store_u64);
+loads!(u64, load_u64);
+stores!(u32, store_u32);
+stores!(u64, store_u64);

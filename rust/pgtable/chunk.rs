@@ -2,7 +2,13 @@
 
 //! A table page, and the chunk that it is allocated with.
 
-use super::format::{fan, Format, Word};
+use super::{
+    format::{fan, Format},
+    image::Images,
+    tree::{self, Cell}, //
+};
+use crate::mm::table_memory::TableMemory;
+use core::marker::PhantomData;
 use kernel::{
     prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic, AtomicFlag}, //
@@ -30,8 +36,10 @@ pub(super) struct Meta {
 
 /// Pages that are allocated together.
 pub(super) struct Chunk<F: Format> {
-    pub(super) cells: KVVec<<F::Word as Word>::Cell>,
+    pub(super) cells: KVVec<Cell>,
     pub(super) meta: KVVec<Meta>,
+    /// The images of its pages, with table memory.
+    pub(super) images: Option<Images<F>>,
     /// Pages of it in the list of free ones. Changed under that list's lock.
     pub(super) free: Atomic<usize>,
     /// It is about to go.
@@ -39,10 +47,10 @@ pub(super) struct Chunk<F: Format> {
 }
 
 impl<F: Format> Chunk<F> {
-    pub(super) fn new() -> Result<Self> {
+    pub(super) fn new(memory: &TableMemory) -> Result<Self> {
         let mut cells = KVVec::with_capacity(CHUNK * fan::<F>(), GFP_KERNEL_ACCOUNT)?;
         for _ in 0..CHUNK * fan::<F>() {
-            cells.push(F::Word::cell(F::Word::EMPTY), GFP_KERNEL_ACCOUNT)?;
+            cells.push(Cell::new(tree::EMPTY), GFP_KERNEL_ACCOUNT)?;
         }
         let mut meta = KVVec::with_capacity(CHUNK, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..CHUNK {
@@ -56,6 +64,7 @@ impl<F: Format> Chunk<F> {
         Ok(Self {
             cells,
             meta,
+            images: Images::new(memory)?,
             free: Atomic::new(0),
             going: AtomicFlag::new(false),
         })
@@ -64,23 +73,24 @@ impl<F: Format> Chunk<F> {
 
 /// A table page.
 pub(super) struct Page<'p, F: Format> {
-    pub(super) cells: &'p [<F::Word as Word>::Cell],
+    pub(super) cells: &'p [Cell],
     pub(super) meta: &'p Meta,
+    pub(super) _format: PhantomData<F>,
 }
 
 impl<'p, F: Format> Page<'p, F> {
-    pub(super) fn load(&self, slot: usize) -> F::Word {
-        self.cells.get(slot).map_or(F::Word::EMPTY, F::Word::load)
+    pub(super) fn load(&self, slot: usize) -> u64 {
+        self.cells.get(slot).map_or(tree::EMPTY, tree::load)
     }
 
-    pub(super) fn store(&self, slot: usize, word: F::Word) {
+    pub(super) fn store(&self, slot: usize, word: u64) {
         if let Some(cell) = self.cells.get(slot) {
-            F::Word::store(cell, word);
+            tree::store(cell, word);
         }
     }
 
     /// The cells from slot `first` on.
-    pub(super) fn cells(&self, first: usize) -> &'p [<F::Word as Word>::Cell] {
+    pub(super) fn cells(&self, first: usize) -> &'p [Cell] {
         self.cells.get(first..).unwrap_or_default()
     }
 

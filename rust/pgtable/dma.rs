@@ -9,7 +9,7 @@
 
 use super::{
     entry::{Entry, Leaf},
-    format::{Format, Slot},
+    format::Format,
     table::Table,
 };
 use crate::mm::{
@@ -27,34 +27,28 @@ pub enum OfDma<F> {
     Never(core::convert::Infallible, PhantomData<fn() -> F>),
 }
 
-// SAFETY: That of `F`, which does not look at what the numbers mean.
-unsafe impl<F: Format> Format for OfDma<F> {
+impl<F: Format> Format for OfDma<F> {
     type Word = F::Word;
 
     const LEVELS: u32 = F::LEVELS;
     const BITS: u32 = F::BITS;
+    const LEAVES: &'static [u32] = F::LEAVES;
     const DMA: bool = true;
-
-    fn has_leaves(level: u32) -> bool {
-        F::has_leaves(level)
-    }
 
     fn can_hold(entry: Entry) -> bool {
         F::can_hold(entry)
     }
 
-    fn table(index: u32) -> Self::Word {
-        F::table(index)
+    fn can_link(address: u64) -> bool {
+        F::can_link(address)
     }
 
-    #[inline]
-    fn leaf(level: u32, entry: Entry) -> Self::Word {
-        F::leaf(level, entry)
+    fn table(level: u32, address: u64) -> Self::Word {
+        F::table(level, address)
     }
 
-    #[inline]
-    fn decode(level: u32, word: Self::Word) -> Slot {
-        F::decode(level, word)
+    fn leaf(order: u32, entry: Entry) -> Self::Word {
+        F::leaf(order, entry)
     }
 }
 

@@ -1,97 +1,66 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How a device's page table looks: levels, and what an entry is made of.
+//! The format of a device page table: its geometry, and the encoding of entries.
 
 use super::entry::Entry;
-use crate::mm::word;
-use kernel::{page::PAGE_SHIFT, sync::atomic::Atomic};
+use crate::mm::table_memory::Unit;
+use kernel::page::PAGE_SHIFT;
 
-/// What an entry is stored in, written and read as a whole: `u32` or `u64`.
+/// Type of an entry in the device's format: `u32` or `u64`. Entries are written as a whole.
 pub trait Word: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// Where one is stored.
-    type Cell: Send + Sync;
-
-    /// An empty entry.
+    /// An entry that the device takes for none: all bits are clear.
     const EMPTY: Self;
-
-    /// A place that holds `value`.
-    fn cell(value: Self) -> Self::Cell;
-
-    /// Reads it. What was written before it is seen too.
-    fn load(cell: &Self::Cell) -> Self;
-
-    /// Writes it. Who sees it sees what was written before, too.
-    fn store(cell: &Self::Cell, value: Self);
 }
 
 mod sealed {
-    /// Nobody else can say how a word is stored.
-    pub trait Sealed {}
+    use super::Unit;
+
+    /// Implemented for integers that the library can write as a whole.
+    pub trait Sealed: Sized {
+        /// Writes the entry `slot` of a table.
+        fn write(self, unit: &Unit<'_>, slot: usize);
+    }
 }
 
+pub(super) use sealed::Sealed as Write;
+
 macro_rules! impl_word {
-    ($type:ty, $load:ident, $store:ident) => {
-        impl sealed::Sealed for $type {}
+    ($type:ty, $write:ident) => {
+        impl sealed::Sealed for $type {
+            #[inline]
+            fn write(self, unit: &Unit<'_>, slot: usize) {
+                unit.$write(slot, self);
+            }
+        }
 
         impl Word for $type {
-            type Cell = Atomic<$type>;
-
             const EMPTY: Self = 0;
-
-            fn cell(value: Self) -> Self::Cell {
-                Atomic::new(value)
-            }
-
-            #[inline]
-            fn load(cell: &Self::Cell) -> Self {
-                word::$load(cell)
-            }
-
-            #[inline]
-            fn store(cell: &Self::Cell, value: Self) {
-                word::$store(cell, value);
-            }
         }
     };
 }
 
-impl_word!(u32, load_u32, store_u32);
-impl_word!(u64, load_u64, store_u64);
+impl_word!(u32, write_u32);
+impl_word!(u64, write_u64);
 
-/// An entry, decoded.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Slot {
-    /// Nothing.
-    Empty,
-    /// A table of the level below, by its index in the pool.
-    Table(u32),
-    /// Pages; the entry is of the first one.
-    Leaf(Entry),
-}
-
-/// The format of a device page table. Level 0 holds pages of 4 KiB; a leaf of level `n` maps
-/// `1 << (n * BITS)` of them.
+/// The format of a device page table: its geometry, and how an entry is encoded. A table of level 0
+/// holds pages of 4 KiB; an entry of level `n` covers `1 << (n * BITS)` of them.
 ///
-/// Hardware cannot walk the table yet: it is kernel memory without an address for a device, and entries name tables by
-/// their index in the library's pool. A device with an MMU needs a table of its own beside it; see
-/// `Documentation/driver-api.rst`.
+/// The library keeps a tree of its own, which has this geometry. For a device with a hardware
+/// walker it also writes an image of that tree in this format, if
+/// [`Device::table_memory`](crate::mirror::Device::table_memory) says where. Only the device reads
+/// the image, so a format only encodes. A wrong encoding, or a device that writes to its own table,
+/// misleads the device and nothing else.
 ///
-/// [`FormatOf`](super::FormatOf) implements this trait for a format that is described by the positions of its bits, in
-/// safe code.
+/// An entry must be right by itself, because a walker may read it at any time: the library replaces
+/// an entry by one write, and writes a table before the entry that links it. A page or its rights
+/// may change together with the size under which it is mapped; the library then flushes all of the
+/// leaf *after* the change. Hardware that must not see two sizes for one address before a flush
+/// (break-before-make) can only have leaves of order 0.
 ///
-/// # Safety
-///
-/// The library accesses the pages that decoded entries name. Therefore:
-///
-/// - [`Self::decode`] of what [`Self::table`] returned for an index below 2^18 must return that index. The library never
-///   passes a larger one.
-/// - [`Self::decode`] of what [`Self::leaf`] returned for a valid entry that [`Self::can_hold`] accepts must return that
-///   entry, in each level with leaves. Numbers of entries are page frames, device page numbers, or, with
-///   [`OfDma`](super::OfDma), DMA addresses in pages.
-/// - [`Self::can_hold`] must refuse each entry that cannot be encoded.
-/// - [`Word::EMPTY`], and nothing else, decodes to [`Slot::Empty`].
-pub unsafe trait Format: Sized + Send + Sync + 'static {
-    /// What an entry is stored in.
+/// [`FormatOf`](super::FormatOf) implements this trait for a format that is described by the
+/// positions of its bits.
+pub trait Format: Sized + Send + Sync + 'static {
+    /// Type of an entry.
     type Word: Word;
 
     /// Number of levels, 2 to 5.
@@ -100,29 +69,41 @@ pub unsafe trait Format: Sized + Send + Sync + 'static {
     /// Log2 of the entries of a table, 4 to 10.
     const BITS: u32;
 
+    /// Sizes of leaves, as log2 of pages of 4 KiB: ascending, the first is 0.
+    ///
+    /// A multiple of [`Self::BITS`] is a leaf that takes the place of a table; the library makes
+    /// those of level 1. Another one, as 4 for 64 KiB, is a *run*: so many entries in a row,
+    /// aligned, each of which maps its own part and says that it belongs to the run. Runs of a
+    /// level need the leaves of that level, and exist in the image only.
+    const LEAVES: &'static [u32] = &[0];
+
     /// Whether entries of system memory hold DMA addresses instead of page frames: [`OfDma`](super::OfDma) makes such
     /// a format.
     const DMA: bool = false;
 
-    /// Whether a leaf may be in `level`. Level 0 always holds leaves.
-    fn has_leaves(level: u32) -> bool {
-        level == 0
-    }
-
-    /// Whether `entry` can be expressed.
+    /// Whether `entry` can be encoded. Its number is the address that the device uses in pages of 4
+    /// KiB.
     fn can_hold(entry: Entry) -> bool {
         let _ = entry;
         true
     }
 
-    /// Makes the entry for a table.
-    fn table(index: u32) -> Self::Word;
+    /// Whether tables can be at `address`, which is aligned to the size of a table and to 4 KiB.
+    fn can_link(address: u64) -> bool {
+        let _ = address;
+        true
+    }
 
-    /// Makes a leaf of `level`. `entry` is valid.
-    fn leaf(level: u32, entry: Entry) -> Self::Word;
+    /// Encodes the entry of `level`, at least 1, for the table at `address`, which
+    /// [`Self::can_link`] accepts.
+    fn table(level: u32, address: u64) -> Self::Word;
 
-    /// Takes an entry of `level` apart.
-    fn decode(level: u32, word: Self::Word) -> Slot;
+    /// Encodes an entry for the page or pages from `entry` on, which is valid and which
+    /// [`Self::can_hold`] accepts. `order` is one of [`Self::LEAVES`]; in a run, `entry` is the
+    /// part of this entry.
+    ///
+    /// The device may write if [`Entry::may_be_dirty`] says so.
+    fn leaf(order: u32, entry: Entry) -> Self::Word;
 }
 
 /// Log2 of the bytes that an entry of `level` covers.
@@ -137,9 +118,75 @@ pub(super) const fn fan<F: Format>() -> usize {
     1 << F::BITS
 }
 
-/// That the geometry is one that the code was made for.
+/// Bytes of a table in the device's format, at least a page.
+pub(super) const fn unit<F: Format>() -> usize {
+    let bytes = size_of::<F::Word>() << F::BITS;
+    if bytes < 1 << PAGE_SHIFT {
+        1 << PAGE_SHIFT
+    } else {
+        bytes
+    }
+}
+
+/// Whether leaves of `order` exist.
+const fn has_order<F: Format>(order: u32) -> bool {
+    let mut index = 0;
+    while index < F::LEAVES.len() {
+        if F::LEAVES[index] == order {
+            return true;
+        }
+        index += 1;
+    }
+    false
+}
+
+/// Whether a leaf may take the place of a table of the level below `level`; at level 0, of nothing.
+pub(crate) const fn has_leaves<F: Format>(level: u32) -> bool {
+    has_order::<F>(F::BITS * level)
+}
+
+/// Log2 of the entries of the largest run in tables of `level` that is smaller than `1 << below`
+/// entries; 0 if there is none.
+pub(super) const fn run_below<F: Format>(level: u32, below: u32) -> u32 {
+    let base = F::BITS * level;
+    let mut best = 0;
+    let mut index = 0;
+    while index < F::LEAVES.len() {
+        let order = F::LEAVES[index];
+        if order > base && order - base < below {
+            best = order - base;
+        }
+        index += 1;
+    }
+    best
+}
+
+/// Log2 of the entries of the smallest run in tables of any level; 0 if there are no runs.
+pub(super) const fn smallest_run<F: Format>() -> u32 {
+    let mut best = 0;
+    let mut index = 0;
+    while index < F::LEAVES.len() {
+        let run = F::LEAVES[index] % F::BITS;
+        if run != 0 && (best == 0 || run < best) {
+            best = run;
+        }
+        index += 1;
+    }
+    best
+}
+
+/// Checks that the geometry is one that the code was made for.
 pub(super) const fn check<F: Format>() {
     assert!(F::LEVELS >= 2 && F::LEVELS <= 5 && F::BITS >= 4 && F::BITS <= 10);
+    assert!(!F::LEAVES.is_empty() && F::LEAVES[0] == 0);
+    let mut index = 1;
+    while index < F::LEAVES.len() {
+        let order = F::LEAVES[index];
+        assert!(order > F::LEAVES[index - 1] && order < F::BITS * F::LEVELS);
+        // Each entry of a run is a leaf by itself.
+        assert!(has_order::<F>(order - order % F::BITS));
+        index += 1;
+    }
 }
 
 /// Highest address that a table can hold.
@@ -152,44 +199,40 @@ pub(super) const fn last_address<F: Format>() -> usize {
     }
 }
 
-/// The reference: 4 levels of 9 bits, entries of 64 bits, leaves of 4 KiB and 2 MiB.
+/// A format as that of x86-64: 4 levels of 9 bits, entries of 64 bits, leaves of 4 KiB and 2 MiB.
+/// The bits of an entry are present (0), writable (1), user (2) and leaf above level 0 (7); the
+/// address begins at bit 12. There is no bit to forbid execution; of those that are free for
+/// software, 9 says device memory and 10 exclusive.
 pub enum Radix4 {}
 
 impl Radix4 {
-    /// Bit of an entry that names a table; a leaf has it clear.
-    const TABLE: u64 = 1 << 11;
+    const PRESENT: u64 = 1 << 0;
+    const WRITABLE: u64 = 1 << 1;
+    const USER: u64 = 1 << 2;
+    const LARGE: u64 = 1 << 7;
+    const DEVICE: u64 = 1 << 9;
+    const EXCLUSIVE: u64 = 1 << 10;
 }
 
-// SAFETY: The bits of a leaf are kept as they are: valid, so not 0, with bit 11 clear. A table has it set,
-// and 32 bits of index behind it.
-unsafe impl Format for Radix4 {
+impl Format for Radix4 {
     type Word = u64;
 
     const LEVELS: u32 = 4;
     const BITS: u32 = 9;
+    const LEAVES: &'static [u32] = &[0, 9];
 
-    fn has_leaves(level: u32) -> bool {
-        level <= 1
+    fn table(_level: u32, address: u64) -> u64 {
+        address | Self::PRESENT | Self::WRITABLE | Self::USER
     }
 
-    fn table(index: u32) -> u64 {
-        (u64::from(index) << 12) | Self::TABLE
-    }
-
-    #[inline]
-    fn leaf(_level: u32, entry: Entry) -> u64 {
-        entry.bits()
-    }
-
-    #[inline]
-    fn decode(_level: u32, word: u64) -> Slot {
-        if word == 0 {
-            Slot::Empty
-        } else if word & Self::TABLE != 0 {
-            // CAST: Made from 32 bits.
-            Slot::Table((word >> 12) as u32)
-        } else {
-            Slot::Leaf(Entry::from_bits(word))
-        }
+    fn leaf(order: u32, entry: Entry) -> u64 {
+        let flag = |set: bool, bit: u64| if set { bit } else { 0 };
+        (entry.number() as u64) << PAGE_SHIFT
+            | Self::PRESENT
+            | Self::USER
+            | flag(entry.may_be_dirty(), Self::WRITABLE)
+            | flag(order != 0, Self::LARGE)
+            | flag(entry.is_device(), Self::DEVICE)
+            | flag(entry.is_exclusive(), Self::EXCLUSIVE)
     }
 }

@@ -6,8 +6,9 @@ use super::{
     dma::Translator,
     entry::Entry,
     flush::FlushBatch,
-    format::{fan, last_address, shift, Format, Slot, Word},
+    format::{fan, has_leaves, last_address, shift, Format},
     table::{slot_of, span_of, Spares, Table},
+    tree::{self, Slot},
 };
 use crate::{
     inject::{fails, Point},
@@ -116,7 +117,7 @@ impl<F: Format> Table<F> {
         let mut changes = 0;
         for (index, entry) in part.iter_mut().enumerate() {
             let before = match (&below, old) {
-                (Some(page), _) => match F::decode(0, page.load(first + index)) {
+                (Some(page), _) => match tree::decode(page.load(first + index)) {
                     Slot::Leaf(entry) => entry,
                     _ => Entry::NONE,
                 },
@@ -131,7 +132,7 @@ impl<F: Format> Table<F> {
                 changes += 1;
                 // Of a DMA address only mapping tells.
                 let is_known = !F::DMA || entry.is_device();
-                if entry.is_valid() && is_known && !F::can_hold(*entry) {
+                if entry.is_valid() && is_known && !F::can_hold(self.pool.seen_by_device(*entry)) {
                     return Err(EINVAL);
                 }
             }
@@ -141,7 +142,7 @@ impl<F: Format> Table<F> {
         }
 
         let whole = range.pages() == fan::<F>();
-        if whole && F::has_leaves(1) && is_run(scratch) {
+        if whole && const { has_leaves::<F>(1) } && is_run(scratch) {
             let new = scratch.first().copied().unwrap_or_default();
             if !F::DMA || new.is_device() {
                 return self.set_huge(span, old, new, scratch, spares, batch, &mut dma);
@@ -159,14 +160,16 @@ impl<F: Format> Table<F> {
                 let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
                 let slot = slot_of::<F>(1, start);
                 let child = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
-                self.pool.split(&page, slot, 1, huge, child).ok_or(EINVAL)?
+                self.pool.split(&page, slot, 1, huge, child).ok_or(EINVAL)?;
+                self.pool.publish_split(above, 1, start, child, batch);
+                child
             }
             Slot::Empty => {
                 if scratch_is_empty(scratch, first, range.pages()) {
                     return Ok(());
                 }
-                let above = self.make_table_above(start, spares)?;
-                self.make_table(above, 1, start, spares)?
+                let above = self.make_table_above(start, spares, batch)?;
+                self.make_table(above, 1, start, spares, batch)?
             }
         };
         self.commit(child, range, scratch, batch, &mut dma)
@@ -190,7 +193,7 @@ impl<F: Format> Table<F> {
         let cells = page.cells(first).iter().take(range.pages());
         let new = scratch.get(first..).unwrap_or_default();
         for (index, (cell, new)) in cells.zip(new).enumerate() {
-            let raw = match F::decode(0, F::Word::load(cell)) {
+            let raw = match tree::decode(tree::load(cell)) {
                 Slot::Leaf(entry) => entry,
                 _ => Entry::NONE,
             };
@@ -220,14 +223,17 @@ impl<F: Format> Table<F> {
             }
             if new.is_valid() {
                 used += 1;
-                F::Word::store(cell, F::leaf(0, new));
+                tree::store(cell, tree::leaf(new));
             } else {
-                F::Word::store(cell, F::Word::EMPTY);
+                tree::store(cell, tree::EMPTY);
             }
         }
         page.set_used(used);
         self.live = self.live + used as usize - before as usize;
-        page.widen(first, first + range.pages() - 1);
+        let end = first + range.pages();
+        page.widen(first, end - 1);
+        self.pool
+            .publish(child, 0, range.start(), first..end, batch);
         if used == 0 {
             // Removes the table, and those above that have become empty.
             self.for_each(range, batch, |_, _| ());
@@ -250,14 +256,16 @@ impl<F: Format> Table<F> {
         batch: &mut FlushBatch<F>,
         dma: &mut Translator<'_, F>,
     ) -> Result {
-        let above = self.make_table_above(span.start(), spares)?;
+        let above = self.make_table_above(span.start(), spares, batch)?;
         let guard = rcu::read_lock();
         let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
         if !matches!(old, Slot::Leaf(_)) {
             self.pool.count_huge(1);
         }
         let slot = slot_of::<F>(1, span.start());
-        page.store(slot, F::leaf(1, new));
+        page.store(slot, tree::leaf(new));
+        self.pool
+            .publish(above, 1, span.start(), slot..slot + 1, batch);
         match old {
             Slot::Empty => {
                 page.set_used(page.used() + 1);
@@ -274,7 +282,7 @@ impl<F: Format> Table<F> {
                 // What it held, one by one: a run of pages may replace others.
                 for (index, now) in run.iter().enumerate() {
                     let before = match self.pool.page(&guard, child).map(|page| page.load(index)) {
-                        Some(word) => F::decode(0, word),
+                        Some(word) => tree::decode(word),
                         None => Slot::Empty,
                     };
                     if let Slot::Leaf(before) = before {
@@ -298,7 +306,7 @@ impl<F: Format> Table<F> {
     fn decode(&self, index: u32, level: u32, addr: usize) -> Slot {
         let guard = rcu::read_lock();
         self.pool.page(&guard, index).map_or(Slot::Empty, |page| {
-            F::decode(level, page.load(slot_of::<F>(level, addr)))
+            tree::decode(page.load(slot_of::<F>(level, addr)))
         })
     }
 
@@ -317,12 +325,17 @@ impl<F: Format> Table<F> {
     }
 
     /// The table of level 1 for `addr`, made if need be.
-    fn make_table_above(&mut self, addr: usize, spares: &mut Spares<F>) -> Result<u32> {
+    fn make_table_above(
+        &mut self,
+        addr: usize,
+        spares: &mut Spares<F>,
+        batch: &mut FlushBatch<F>,
+    ) -> Result<u32> {
         let mut index = self.root;
         for level in (2..F::LEVELS).rev() {
             index = match self.decode(index, level, addr) {
                 Slot::Table(child) => child,
-                _ => self.make_table(index, level, addr, spares)?,
+                _ => self.make_table(index, level, addr, spares, batch)?,
             };
         }
         Ok(index)
@@ -335,14 +348,16 @@ impl<F: Format> Table<F> {
         level: u32,
         addr: usize,
         spares: &mut Spares<F>,
+        batch: &mut FlushBatch<F>,
     ) -> Result<u32> {
         let guard = rcu::read_lock();
         let page = self.pool.page(&guard, above).ok_or(EINVAL)?;
         let child = self.pool.pop(&mut spares.pages).ok_or(ENOMEM)?;
         let slot = slot_of::<F>(level, addr);
-        page.store(slot, F::table(child));
+        page.store(slot, tree::table(child));
         page.set_used(page.used() + 1);
         page.widen(slot, slot);
+        self.pool.publish(above, level, addr, slot..slot + 1, batch);
         Ok(child)
     }
 }

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Formats that are described by the positions of their bits, without unsafe code.
+//! Formats that are described by the positions of their bits.
 
 use super::{
     entry::Entry,
-    format::{Format, Slot, Word}, //
+    format::{Format, Word}, //
 };
 use core::marker::PhantomData;
-use kernel::prelude::*;
-
-/// Bits of the largest index of a table.
-const INDEX_BITS: u32 = 18;
+use kernel::{page::PAGE_SHIFT, prelude::*};
 
 /// The bits of an entry, for [`Layout`].
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +22,9 @@ pub struct Bits {
     pub device: u32,
     /// Set in leaves of pages that only the device may access; `None` if the format has no such bit.
     pub exclusive: Option<u32>,
-    /// Lowest bit of the page number, or of the index of a table.
+    /// Lowest bit of the address of a page or of a table, which is stored in units of 4 KiB.
     pub number: u32,
-    /// Count of bits of that number, at least 18: that many the index of a table needs.
+    /// Count of bits of that number.
     pub number_bits: u32,
 }
 
@@ -52,10 +49,7 @@ impl Bits {
 
     /// Whether all fields are in a word of `width` bits, and no two overlap.
     const fn are_disjoint(&self, width: u32) -> bool {
-        if self.number_bits < INDEX_BITS
-            || self.number >= width
-            || self.number_bits > width - self.number
-        {
+        if self.number >= width || self.number_bits > width - self.number {
             return false;
         }
         let mut used = self.number_mask() << self.number;
@@ -87,8 +81,8 @@ pub trait Layout: Send + Sync + 'static {
     /// Log2 of the entries of a table, 4 to 10.
     const BITS_PER_LEVEL: u32;
 
-    /// Highest level with leaves.
-    const HIGHEST_LEAF: u32 = 0;
+    /// Sizes of leaves, as in [`Format::LEAVES`]. There are no runs.
+    const LEAVES: &'static [u32] = &[0];
 
     /// The bits of an entry.
     const BITS: Bits;
@@ -101,6 +95,14 @@ pub struct FormatOf<L>(PhantomData<fn() -> L>);
 impl<L: Layout> FormatOf<L> {
     /// The bits, checked when this is compiled.
     const FIELDS: Bits = {
+        let mut index = 0;
+        while index < L::LEAVES.len() {
+            assert!(
+                L::LEAVES[index] % L::BITS_PER_LEVEL == 0,
+                "the layout has no bits that say that an entry belongs to a run"
+            );
+            index += 1;
+        }
         assert!(
             L::BITS.are_disjoint(8 * size_of::<L::Word>() as u32),
             "fields of the layout overlap, or exceed the word"
@@ -118,30 +120,28 @@ impl<L: Layout> FormatOf<L> {
     }
 }
 
-// SAFETY: The fields are disjoint and in the word, by the check of `FIELDS`. So decoding returns each flag and the number
-// as they were encoded, if the number has no more bits than its field: `can_hold` ensures that for leaves, and the index
-// of a table has at most 18. A leaf has the bit `valid` and a table the bit `table`, so that neither is empty.
-unsafe impl<L: Layout> Format for FormatOf<L> {
+impl<L: Layout> Format for FormatOf<L> {
     type Word = L::Word;
 
     const LEVELS: u32 = L::LEVELS;
     const BITS: u32 = L::BITS_PER_LEVEL;
-
-    fn has_leaves(level: u32) -> bool {
-        level <= L::HIGHEST_LEAF
-    }
+    const LEAVES: &'static [u32] = L::LEAVES;
 
     fn can_hold(entry: Entry) -> bool {
         let exclusive = !entry.is_exclusive() || Self::FIELDS.exclusive.is_some();
         exclusive && entry.number() as u64 & !Self::FIELDS.number_mask() == 0
     }
 
-    fn table(index: u32) -> L::Word {
-        let bits = Self::FIELDS;
-        Self::word(Self::flag(bits.table, true) | u64::from(index) << bits.number)
+    fn can_link(address: u64) -> bool {
+        (address >> PAGE_SHIFT) & !Self::FIELDS.number_mask() == 0
     }
 
-    fn leaf(_level: u32, entry: Entry) -> L::Word {
+    fn table(_level: u32, address: u64) -> L::Word {
+        let bits = Self::FIELDS;
+        Self::word(Self::flag(bits.table, true) | (address >> PAGE_SHIFT) << bits.number)
+    }
+
+    fn leaf(_order: u32, entry: Entry) -> L::Word {
         let bits = Self::FIELDS;
         let exclusive = match bits.exclusive {
             Some(bit) => Self::flag(bit, entry.is_exclusive()),
@@ -154,25 +154,6 @@ unsafe impl<L: Layout> Format for FormatOf<L> {
                 | exclusive
                 | (entry.number() as u64) << bits.number,
         )
-    }
-
-    fn decode(_level: u32, word: L::Word) -> Slot {
-        let bits = Self::FIELDS;
-        let word: u64 = word.into();
-        let is = |bit: u32| word >> bit & 1 != 0;
-        let number = (word >> bits.number) & bits.number_mask();
-        if is(bits.table) {
-            // CAST: Made from an index of at most 18 bits.
-            Slot::Table(number as u32)
-        } else if !is(bits.valid) {
-            Slot::Empty
-        } else if bits.exclusive.is_some_and(is) {
-            Slot::Leaf(Entry::exclusive(number as usize))
-        } else if is(bits.device) {
-            Slot::Leaf(Entry::device(number as usize, is(bits.write)))
-        } else {
-            Slot::Leaf(Entry::system(number as usize, is(bits.write)))
-        }
     }
 }
 
@@ -216,33 +197,23 @@ mod tests {
                 number_bits: 61,
                 ..good
             },
-            Bits {
-                number_bits: INDEX_BITS - 1,
-                ..good
-            },
         ] {
             assert!(!bad.are_disjoint(64));
         }
     }
 
     #[test]
-    fn encoded_entries_decode_to_themselves() {
+    fn each_field_is_where_the_layout_says() {
+        type Format = FormatOf<Wide>;
         let last = (1 << 52) - 1;
-        for entry in [
-            Entry::system(0, false),
-            Entry::system(last, true),
-            Entry::device(last, false),
-            Entry::device(0, true),
-        ] {
-            assert!(FormatOf::<Wide>::can_hold(entry));
-            let word = FormatOf::<Wide>::leaf(0, entry);
-            assert!(FormatOf::<Wide>::decode(0, word) == Slot::Leaf(entry));
-        }
-        assert!(!FormatOf::<Wide>::can_hold(Entry::exclusive(1)));
-        for index in [0, (1 << INDEX_BITS) - 1] {
-            let word = FormatOf::<Wide>::table(index);
-            assert!(FormatOf::<Wide>::decode(1, word) == Slot::Table(index));
-        }
-        assert!(FormatOf::<Wide>::decode(0, 0) == Slot::Empty);
+        assert_eq!(Format::leaf(0, Entry::system(0, false)), 1);
+        assert_eq!(Format::leaf(0, Entry::system(5, true)), 1 | 2 | 5 << 3);
+        assert_eq!(Format::leaf(0, Entry::device(5, false)), 1 | 4 | 5 << 3);
+        assert!(Format::can_hold(Entry::device(last, true)));
+        let word = Format::leaf(0, Entry::device(last, true));
+        assert_eq!(word, 1 | 2 | 4 | (last as u64) << 3);
+        assert!(!Format::can_hold(Entry::exclusive(1)));
+        assert_eq!(Format::table(1, 0x7000), 1 << 63 | 7 << 3);
+        assert!(Format::can_link(0x7000));
     }
 }

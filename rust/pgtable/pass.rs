@@ -6,9 +6,10 @@ use super::{
     dma::Translator,
     entry::Entry,
     flush::FlushBatch,
-    format::{shift, Format, Slot, Word},
+    format::{shift, Format},
     pool::Pool,
     table::{range_of, slot_of, span_of},
+    tree::{self, Cell, Slot},
 };
 use crate::mm::addr::PageRange;
 use core::slice;
@@ -44,14 +45,12 @@ pub(super) trait Visitor<F: Format> {
     fn leaves(
         &mut self,
         level: u32,
-        cells: &[Cell<F>],
+        cells: &[Cell],
         start: usize,
         changes: &mut Changes,
         dma: &mut Translator<'_, F>,
     ) -> u32;
 }
-
-pub(super) type Cell<F> = <<F as Format>::Word as Word>::Cell;
 
 /// Calls functions.
 pub(super) struct Each<S, C> {
@@ -74,7 +73,7 @@ where
     fn leaves(
         &mut self,
         level: u32,
-        cells: &[Cell<F>],
+        cells: &[Cell],
         mut start: usize,
         changes: &mut Changes,
         dma: &mut Translator<'_, F>,
@@ -85,7 +84,7 @@ where
         for cell in cells {
             let end = start | (size - 1);
             if let (Slot::Leaf(raw), Some(span)) =
-                (F::decode(level, F::Word::load(cell)), range_of(start, end))
+                (tree::decode(tree::load(cell)), range_of(start, end))
             {
                 let old = dma.seen(start, raw);
                 let mut new = old;
@@ -94,13 +93,13 @@ where
                     // What cannot be mapped is not there: the device faults.
                     let new = dma.replace(span, raw, old, new).unwrap_or(Entry::NONE);
                     let word = if new.is_valid() {
-                        F::leaf(level, new)
+                        tree::leaf(new)
                     } else {
                         // OVERFLOW: A table has at most 1024 slots.
                         removed = removed.wrapping_add(1);
-                        F::Word::EMPTY
+                        tree::EMPTY
                     };
-                    F::Word::store(cell, word);
+                    tree::store(cell, word);
                     // They come from low to high addresses.
                     if raw.is_outdated_by(new) {
                         first = first.min(start);
@@ -133,7 +132,7 @@ impl<F: Format, C: FnMut(Entry, usize)> Visitor<F> for Remove<C> {
     fn leaves(
         &mut self,
         level: u32,
-        cells: &[Cell<F>],
+        cells: &[Cell],
         start: usize,
         changes: &mut Changes,
         dma: &mut Translator<'_, F>,
@@ -143,7 +142,7 @@ impl<F: Format, C: FnMut(Entry, usize)> Visitor<F> for Remove<C> {
         let mut removed = 0u32;
         let (mut first, mut last) = (usize::MAX, 0);
         for (index, cell) in cells.iter().enumerate() {
-            let Slot::Leaf(raw) = F::decode(level, F::Word::load(cell)) else {
+            let Slot::Leaf(raw) = tree::decode(tree::load(cell)) else {
                 continue;
             };
             if F::DMA {
@@ -155,7 +154,7 @@ impl<F: Format, C: FnMut(Entry, usize)> Visitor<F> for Remove<C> {
             } else {
                 (self.0)(raw, pages);
             }
-            F::Word::store(cell, F::Word::EMPTY);
+            tree::store(cell, tree::EMPTY);
             // OVERFLOW: A table has at most 1024 slots.
             removed = removed.wrapping_add(1);
             first = first.min(index);
@@ -203,11 +202,12 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
                 .visitor
                 .leaves(0, cells, start, &mut self.changes, &mut self.dma);
             page.set_used(used);
+            pool.publish(index, 0, first, from..to + 1, self.batch);
             return used == 0;
         }
         for (slot, cell) in (from..).zip(cells) {
             let end = start | (size - 1);
-            let mut found = F::decode(level, F::Word::load(cell));
+            let mut found = tree::decode(tree::load(cell));
             if let Slot::Leaf(huge) = found {
                 let whole = first <= start && end <= last;
                 let split =
@@ -216,6 +216,7 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
                     let child = pool.take_kept();
                     let child = child.and_then(|child| pool.split(&page, slot, level, huge, child));
                     if let Some(child) = child {
+                        pool.publish_split(index, level, start, child, self.batch);
                         found = Slot::Table(child);
                     }
                 }
@@ -224,7 +225,8 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
                 Slot::Empty => {}
                 Slot::Table(child) => {
                     if self.table(level - 1, child, first.max(start), last.min(end)) {
-                        F::Word::store(cell, F::Word::EMPTY);
+                        tree::store(cell, tree::EMPTY);
+                        pool.publish(index, level, start, slot..slot + 1, self.batch);
                         used -= 1;
                         if let Some(span) = range_of(first.max(start), last.min(end) | 0xfff) {
                             self.batch.detach(span, child);
@@ -238,6 +240,7 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
                         used -= 1;
                         pool.count_huge(-1);
                     }
+                    pool.publish(index, level, start, slot..slot + 1, self.batch);
                 }
             }
             start = start.wrapping_add(size);

@@ -7,7 +7,11 @@
 use super::{
     chunk::{Chunk, Meta, Page, CHUNK, NIL},
     entry::Entry,
-    format::{fan, Format, Word},
+    flush::FlushBatch,
+    format::{fan, Format},
+    image::Images,
+    table::{range_of, slot_of, span_of},
+    tree::{self, Cell},
 };
 use crate::{
     inject::{fails, Point},
@@ -15,11 +19,13 @@ use crate::{
     mm::{
         rcu_slot::{RcuSlot, Retired},
         shrinker::Shrink,
+        table_memory::TableMemory,
     },
     overhead, //
 };
-use core::mem::size_of;
+use core::{marker::PhantomData, mem::size_of};
 use kernel::{
+    page::PAGE_SHIFT,
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
@@ -64,6 +70,8 @@ impl List {
 #[pin_data(PinnedDrop)]
 pub(super) struct Pool<F: Format> {
     chunks: KVVec<RcuSlot<Chunk<F>>>,
+    /// Where images are, for a device that walks by itself.
+    memory: TableMemory,
     /// Chunks that there are, or are being added.
     count: Atomic<usize>,
     /// Places for chunks that were ever used; those from here on were not.
@@ -76,9 +84,10 @@ pub(super) struct Pool<F: Format> {
     free: SpinLock<List>,
 }
 
-/// Takes note of `chunks` more, or less.
-fn account<F: Format>(chunks: usize, sign: i64) {
-    let bytes = CHUNK * (fan::<F>() * size_of::<F::Word>() + size_of::<Meta>());
+/// Takes note of `chunks` more, or less, with images or without.
+fn account<F: Format>(chunks: usize, images: bool, sign: i64) {
+    let image = if images { Images::<F>::bytes() } else { 0 };
+    let bytes = CHUNK * (fan::<F>() * size_of::<Cell>() + size_of::<Meta>() + image);
     let signed = |value: usize| sign * i64::try_from(value).unwrap_or(0);
     overhead::add(signed(chunks * CHUNK), signed(chunks * bytes));
 }
@@ -86,12 +95,12 @@ fn account<F: Format>(chunks: usize, sign: i64) {
 #[pinned_drop]
 impl<F: Format> PinnedDrop for Pool<F> {
     fn drop(self: Pin<&mut Self>) {
-        account::<F>(self.count.load(Relaxed), -1);
+        account::<F>(self.count.load(Relaxed), self.has_images(), -1);
     }
 }
 
 impl<F: Format> Pool<F> {
-    pub(super) fn new() -> Result<Arc<Self>> {
+    pub(super) fn new(memory: TableMemory) -> Result<Arc<Self>> {
         let mut chunks = KVVec::with_capacity(CHUNKS, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..CHUNKS {
             chunks.push(RcuSlot::new(), GFP_KERNEL_ACCOUNT)?;
@@ -99,6 +108,7 @@ impl<F: Format> Pool<F> {
         Arc::pin_init(
             pin_init!(Self {
                 chunks,
+                memory,
                 count: Atomic::new(0),
                 top: Atomic::new(0),
                 whole: Atomic::new(0),
@@ -125,17 +135,42 @@ impl<F: Format> Pool<F> {
         Some(Page {
             cells: chunk.cells.get(first..first + fan::<F>())?,
             meta: chunk.meta.get(index % CHUNK)?,
+            _format: PhantomData,
         })
+    }
+
+    /// Whether the device walks by itself.
+    #[inline]
+    pub(super) fn has_images(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// Where pages of the device's memory begin for its walker, in pages.
+    #[inline]
+    pub(super) fn device_pages(&self) -> usize {
+        // CAST: Addresses have 64 bits.
+        (self.memory.device_pages() >> PAGE_SHIFT) as usize
+    }
+
+    /// The images that table `index` has one of, and its index in them.
+    pub(super) fn images<'g>(
+        &'g self,
+        guard: &'g Guard,
+        index: u32,
+    ) -> Option<(&'g Images<F>, usize)> {
+        let images = self.chunk(guard, index)?.images.as_ref()?;
+        // CAST: From 32 bits to more.
+        Some((images, index as usize % CHUNK))
     }
 
     /// One entry of a table page, for walks: nothing else is looked up.
     #[inline]
-    pub(super) fn load(&self, guard: &Guard, index: u32, slot: usize) -> F::Word {
+    pub(super) fn load(&self, guard: &Guard, index: u32, slot: usize) -> u64 {
         // CAST: From 32 bits to more.
         let place = index as usize % CHUNK * fan::<F>() + slot;
         self.chunk(guard, index)
             .and_then(|chunk| chunk.cells.get(place))
-            .map_or(F::Word::EMPTY, F::Word::load)
+            .map_or(tree::EMPTY, tree::load)
     }
 
     pub(super) fn push(&self, list: &mut List, index: u32) {
@@ -216,7 +251,7 @@ impl<F: Format> Pool<F> {
         let count = gone.count();
         drop(gone);
         self.count.fetch_sub(count, Relaxed);
-        account::<F>(count, -1);
+        account::<F>(count, self.has_images(), -1);
         count
     }
 
@@ -257,14 +292,37 @@ impl<F: Format> Pool<F> {
         let below = self.page(&guard, child)?;
         let step = 1usize << (F::BITS * (level - 1));
         for (index, cell) in below.cells.iter().enumerate() {
-            F::Word::store(cell, F::leaf(level - 1, huge.plus(index * step)));
+            tree::store(cell, tree::leaf(huge.plus(index * step)));
         }
         // CAST: At most 1024.
         below.set_used(below.cells.len() as u32);
         below.widen(0, below.cells.len() - 1);
-        page.store(slot, F::table(child));
+        page.store(slot, tree::table(child));
         self.count_huge(-1);
         Some(child)
+    }
+
+    /// Writes the image of a leaf that [`Self::split`] has replaced by the table `child`: for
+    /// `addr`, in the table `above` of `level`.
+    #[inline]
+    pub(super) fn publish_split(
+        &self,
+        above: u32,
+        level: u32,
+        addr: usize,
+        child: u32,
+        batch: &mut FlushBatch<F>,
+    ) {
+        if self.has_images() {
+            let slot = slot_of::<F>(level, addr);
+            self.publish(child, level - 1, addr, 0..fan::<F>(), batch);
+            self.publish(above, level, addr, slot..slot + 1, batch);
+            // A TLB may have the leaf, and must not have a part of it besides.
+            let (start, end) = span_of::<F>(level, addr);
+            if let Some(span) = range_of(start, end) {
+                batch.cover(span);
+            }
+        }
     }
 
     /// Moves free table pages to `list` until it has `want`, and best effort sees to it that enough are left
@@ -299,9 +357,9 @@ impl<F: Format> Pool<F> {
     }
 
     fn grow(&self) -> Result {
-        let chunk = KBox::new(Chunk::new()?, GFP_KERNEL_ACCOUNT)?;
+        let chunk = KBox::new(Chunk::new(&self.memory)?, GFP_KERNEL_ACCOUNT)?;
         let number = self.add(chunk).ok_or(ENOMEM)?;
-        account::<F>(1, 1);
+        account::<F>(1, self.has_images(), 1);
         let first = u32::try_from(number * CHUNK)?;
         let mut free = self.free.lock();
         for index in (first..).take(CHUNK) {
@@ -351,9 +409,12 @@ impl<F: Format> Pool<F> {
             if let Some(page) = self.page(&guard, index) {
                 if page.used() != 0 {
                     for cell in page.cells {
-                        F::Word::store(cell, F::Word::EMPTY);
+                        tree::store(cell, tree::EMPTY);
                     }
                     page.set_used(0);
+                    if let Some((images, at)) = self.images(&guard, index) {
+                        images.clear(&guard, at);
+                    }
                 }
             }
             self.push(&mut clean, index);

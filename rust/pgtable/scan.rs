@@ -4,8 +4,9 @@
 
 use super::{
     entry::Entry,
-    format::{last_address, shift, Format, Slot, Word},
+    format::{last_address, shift, Format},
     table::{range_of, slot_of, span_of, Reader},
+    tree::{self, Slot},
 };
 use crate::mm::addr::PageRange;
 use kernel::{page::PAGE_MASK, sync::rcu};
@@ -49,7 +50,7 @@ impl<F: Format> Reader<F> {
         for level in (1..F::LEVELS).rev() {
             let (start, end) = span_of::<F>(level, addr);
             let word = self.pool.load(&guard, index, slot_of::<F>(level, addr));
-            match F::decode(level, word) {
+            match tree::decode(word) {
                 Slot::Empty => return Ok(end),
                 Slot::Table(child) => index = child,
                 Slot::Leaf(_) if !self.leads_to(&guard, addr, level, index) => return Ok(end),
@@ -76,7 +77,7 @@ impl<F: Format> Reader<F> {
             .take((high + 1).saturating_sub(first))
         {
             if let (Slot::Leaf(entry), Some(range)) = (
-                F::decode(0, F::Word::load(cell)),
+                tree::decode(tree::load(cell)),
                 range_of(at, at | (size - 1)),
             ) {
                 if !self.leads_to(&guard, addr, 0, index) {
@@ -99,7 +100,7 @@ impl<F: Format> Reader<F> {
         let mut at = self.root;
         for above in (level + 1..F::LEVELS).rev() {
             let word = self.pool.load(guard, at, slot_of::<F>(above, addr));
-            match F::decode(above, word) {
+            match tree::decode(word) {
                 Slot::Table(child) => at = child,
                 _ => return false,
             }

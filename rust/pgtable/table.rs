@@ -6,14 +6,16 @@ use super::{
     dma::Translator,
     entry::{Entry, Leaf},
     flush::FlushBatch,
-    format::{check, fan, last_address, shift, Format, Slot, Word},
+    format::{check, fan, last_address, shift, Format},
     pass::{Changes, Each, Pass, Remove, Visitor},
     pool::{List, Pool},
+    tree::{self, Slot},
 };
 use crate::mm::{
-    addr::{PageRange, PMD_PAGES},
+    addr::{PageRange, PMD_PAGES, PMD_SIZE},
     dma::{Owned, Windows},
-    shrinker::Shrinker, //
+    shrinker::Shrinker,
+    table_memory::TableMemory, //
 };
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
@@ -68,7 +70,7 @@ impl<F: Format> Reader<F> {
         let guard = rcu::read_lock();
         for level in (0..F::LEVELS).rev() {
             let word = self.pool.load(&guard, index, slot_of::<F>(level, addr));
-            match F::decode(level, word) {
+            match tree::decode(word) {
                 Slot::Empty => return None,
                 Slot::Table(child) => index = child,
                 Slot::Leaf(first) => {
@@ -83,6 +85,12 @@ impl<F: Format> Reader<F> {
         None
     }
 
+    /// Address of the image of the root; `None` without table memory, or if the device is closed.
+    /// Context: any.
+    pub(crate) fn root_address(&self) -> Option<u64> {
+        self.pool.address(&rcu::read_lock(), self.root)
+    }
+
     /// The first page from `addr` on, but not behind `last`, that has a translation, and that. What
     /// has none is skipped table by table.
     fn next(&self, mut addr: usize, last: usize) -> Option<(usize, Leaf)> {
@@ -94,7 +102,7 @@ impl<F: Format> Reader<F> {
             for level in (0..F::LEVELS).rev() {
                 let word = self.pool.load(&guard, index, slot_of::<F>(level, addr));
                 let (start, end) = span_of::<F>(level, addr);
-                match F::decode(level, word) {
+                match tree::decode(word) {
                     Slot::Empty => {
                         gap = end;
                         break;
@@ -178,21 +186,26 @@ impl<F: Format> Table<F> {
     ///
     /// `ENOMEM`.
     pub fn new() -> Result<Self> {
-        Self::with_windows(None)
+        Self::with(None, TableMemory::none())
     }
 
-    /// An empty table; with DMA addresses if its format says so, and then with windows. Context: may sleep.
+    /// An empty table; with DMA addresses if its format says so, and then with windows. `memory`
+    /// says where the device reads it. Context: may sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINVAL` if the format holds DMA addresses and there are no windows, or the other way round.
-    pub(crate) fn with_windows(windows: Option<Arc<Windows>>) -> Result<Self> {
+    /// * `ENOMEM`
+    /// * `ENODEV`: the device of `memory` is closed.
+    /// * `EINVAL`: the format holds DMA addresses and there are no windows, or the other way round;
+    ///   or it cannot express where tables are; or pages of device memory do not begin at a
+    ///   multiple of 2 MiB.
+    pub(crate) fn with(windows: Option<Arc<Windows>>, memory: TableMemory) -> Result<Self> {
         let dma = windows.map(Owned);
-        if dma.is_some() != F::DMA {
+        if dma.is_some() != F::DMA || memory.device_pages() % PMD_SIZE as u64 != 0 {
             return Err(EINVAL);
         }
         const { check::<F>() };
-        let pool = Pool::new()?;
+        let pool = Pool::new(memory)?;
         let mut list = List::EMPTY;
         pool.reserve(&mut list, 1)?;
         let root = pool.pop(&mut list).ok_or(ENOMEM)?;
@@ -263,10 +276,7 @@ impl<F: Format> Table<F> {
         let mut index = self.root;
         let guard = rcu::read_lock();
         for level in (1..F::LEVELS).rev() {
-            match F::decode(
-                level,
-                self.pool.load(&guard, index, slot_of::<F>(level, addr)),
-            ) {
+            match tree::decode(self.pool.load(&guard, index, slot_of::<F>(level, addr))) {
                 Slot::Table(child) => index = child,
                 _ => return 0,
             }
@@ -274,7 +284,7 @@ impl<F: Format> Table<F> {
         let cells = self.pool.page(&guard, index).map(|page| page.cells(0));
         let behind = cells.and_then(|cells| cells.get(slot_of::<F>(0, addr) + 1..));
         behind.map_or(0, |cells| {
-            let is_leaf = |cell: &&_| matches!(F::decode(0, F::Word::load(cell)), Slot::Leaf(_));
+            let is_leaf = |cell: &&_| matches!(tree::decode(tree::load(cell)), Slot::Leaf(_));
             cells.iter().take_while(is_leaf).count()
         })
     }

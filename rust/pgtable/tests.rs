@@ -7,7 +7,8 @@ use crate::{
     alarm::{Alarm, Expected},
     mm::{
         addr::{PageRange, PMD_PAGES, PMD_SIZE},
-        shrinker::Shrink, //
+        shrinker::Shrink,
+        table_memory::TableMemory, //
     },
 };
 use core::cell::Cell;
@@ -16,6 +17,7 @@ use kernel::{
     prelude::*, //
 };
 
+mod image;
 mod suite;
 
 /// A small one: three levels of 6 bits, entries of 32 bits, leaves of 4 KiB and 256 KiB, a leaf's
@@ -29,7 +31,7 @@ impl Layout for NarrowBits {
 
     const LEVELS: u32 = 3;
     const BITS_PER_LEVEL: u32 = 6;
-    const HIGHEST_LEAF: u32 = 1;
+    const LEAVES: &'static [u32] = &[0, 6];
     const BITS: Bits = Bits {
         valid: 31,
         write: 30,
@@ -118,8 +120,20 @@ const PAGES: usize = 4 * PMD_PAGES;
 /// Random updates of a table and of an array; after each, both must agree, and everything that was
 /// taken away must have been flushed.
 fn agrees_with_model<F: Format>(seed: u64) -> Result {
+    agrees_with_model_and::<F>(seed, TableMemory::none(), None)
+}
+
+/// Compares the image of a table with the model.
+type Judge<F> = fn(&Table<F>, &[Entry]) -> bool;
+
+/// The same, with a table in `memory`, and with what `judge` finds there.
+fn agrees_with_model_and<F: Format>(
+    seed: u64,
+    memory: TableMemory,
+    judge: Option<Judge<F>>,
+) -> Result {
     let mut random = Random(seed);
-    let mut table = Table::<F>::new()?;
+    let mut table = Table::<F>::with(None, memory)?;
     let reader = table.reader();
     let mut spares = reader.spares();
     let mut model = KVec::from_elem(Entry::NONE, PAGES, GFP_KERNEL)?;
@@ -186,6 +200,10 @@ fn agrees_with_model<F: Format>(seed: u64) -> Result {
                 "seed {seed:#x} round {round}: {} live, not {live}\n",
                 table.live()
             );
+            return Err(EINVAL);
+        }
+        if judge.is_some_and(|agrees| !agrees(&table, &model)) {
+            pr_err!("seed {seed:#x} round {round}: the image is wrong\n");
             return Err(EINVAL);
         }
     }

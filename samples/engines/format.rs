@@ -15,7 +15,7 @@ impl Layout for Pte {
 
     const LEVELS: u32 = 4;
     const BITS_PER_LEVEL: u32 = 9;
-    const HIGHEST_LEAF: u32 = 1;
+    const LEAVES: &'static [u32] = &[0, 9];
     const BITS: Bits = Bits {
         valid: 0,
         table: 1,

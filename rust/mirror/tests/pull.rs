@@ -11,7 +11,6 @@ use crate::{
         migrate::{Batch, Isolated},
         page::{Effort, LockedFolio}, //
     },
-    pgtable::Slot,
     space::{keep_reading, Identity, Request},
 };
 
@@ -37,31 +36,23 @@ fn two(
 /// A format that has no room for device pages beyond the first block.
 enum Tight {}
 
-// SAFETY: That of `Radix4`, with less.
-unsafe impl Format for Tight {
+impl Format for Tight {
     type Word = u64;
 
     const LEVELS: u32 = Radix4::LEVELS;
     const BITS: u32 = Radix4::BITS;
-
-    fn has_leaves(level: u32) -> bool {
-        Radix4::has_leaves(level)
-    }
+    const LEAVES: &'static [u32] = Radix4::LEAVES;
 
     fn can_hold(entry: Entry) -> bool {
         !entry.is_device() || entry.number() < PMD_PAGES
     }
 
-    fn table(index: u32) -> u64 {
-        Radix4::table(index)
+    fn table(level: u32, address: u64) -> u64 {
+        Radix4::table(level, address)
     }
 
-    fn leaf(level: u32, entry: Entry) -> u64 {
-        Radix4::leaf(level, entry)
-    }
-
-    fn decode(level: u32, word: u64) -> Slot {
-        Radix4::decode(level, word)
+    fn leaf(order: u32, entry: Entry) -> u64 {
+        Radix4::leaf(order, entry)
     }
 }
 

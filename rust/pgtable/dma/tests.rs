@@ -8,6 +8,7 @@ use crate::{
     mm::{
         addr::PMD_SIZE,
         dma::{DmaDevice, Maps},
+        table_memory::TableMemory,
     },
     pgtable::{Bits, FlushBatch, Flusher, FormatOf, Layout, Radix4},
     thread::Thread,
@@ -28,7 +29,7 @@ impl Layout for PlainBits {
 
     const LEVELS: u32 = 4;
     const BITS_PER_LEVEL: u32 = 9;
-    const HIGHEST_LEAF: u32 = 1;
+    const LEAVES: &'static [u32] = &[0, 9];
     const BITS: Bits = Bits {
         valid: 0,
         table: 1,
@@ -68,7 +69,7 @@ impl<F: Format> FixtureOf<F> {
         let device = DmaDevice::software(c"hmm-kunit")?;
         let windows = Windows::new(&device)?;
         Ok(Self {
-            table: Table::with_windows(Some(windows.clone()))?,
+            table: Table::with(Some(windows.clone()), TableMemory::none())?,
             device,
             windows,
         })
@@ -397,8 +398,8 @@ mod suite {
     fn format_and_device_must_agree() -> Result {
         let device = DmaDevice::software(c"hmm-kunit")?;
         let windows = Windows::new(&device)?;
-        assert!(Table::<Radix4>::with_windows(Some(windows)).is_err());
-        assert!(Table::<OfDma<Radix4>>::with_windows(None).is_err());
+        assert!(Table::<Radix4>::with(Some(windows), TableMemory::none()).is_err());
+        assert!(Table::<OfDma<Radix4>>::with(None, TableMemory::none()).is_err());
         Ok(())
     }
 }

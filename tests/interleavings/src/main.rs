@@ -21,12 +21,15 @@ mod pgtable {
     mod entry;
     mod flush;
     mod format;
+    pub(crate) mod formats;
+    mod image;
     mod install;
     mod layout;
     mod pass;
     mod pool;
     mod scan;
     mod table;
+    mod tree;
     #[path = "../il/tests/pgtable.rs"]
     pub(crate) mod interleavings;
 
@@ -34,7 +37,8 @@ mod pgtable {
     pub use dma::OfDma;
     pub use entry::{Entry, Leaf};
     pub use flush::{FlushBatch, Flushing};
-    pub use format::{Format, Radix4, Slot, Word};
+    pub(crate) use format::has_leaves;
+    pub use format::{Format, Radix4, Word};
     pub use layout::{Bits, FormatOf, Layout};
     pub use table::{Reader, Spares, Table};
 }
@@ -68,7 +72,7 @@ mod mm {
     #[path = "../il/tests/dma.rs"]
     pub(crate) mod dma_interleavings;
 
-    pub(crate) use crate::stand_ins::{notifier, page, pin, shrinker};
+    pub(crate) use crate::stand_ins::{notifier, page, pin, shrinker, table_memory};
 
     pub(crate) mod bell {
         pub(crate) fn monotonic_ns() -> u64 {

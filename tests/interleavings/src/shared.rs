@@ -63,3 +63,111 @@ pub(crate) mod shrinker {
         }
     }
 }
+
+/// Memory of tables that a device walks: words of the model.
+pub(crate) mod table_memory {
+    use core::{
+        cell::RefCell,
+        sync::atomic::{AtomicU64, Ordering},
+    };
+    use kernel::{
+        prelude::*,
+        sync::{
+            atomic::{
+                ordering::{Acquire, Release},
+                Atomic,
+            },
+            rcu::Guard,
+        },
+    };
+
+    pub struct TableMemory {
+        some: bool,
+        device_pages: u64,
+    }
+
+    impl TableMemory {
+        pub const fn none() -> Self {
+            Self { some: false, device_pages: 0 }
+        }
+
+        pub const fn plain() -> Self {
+            Self { some: true, device_pages: 0 }
+        }
+
+        pub fn with_device_pages_at(mut self, address: u64) -> Self {
+            self.device_pages = address;
+            self
+        }
+
+        pub(crate) fn is_some(&self) -> bool {
+            self.some
+        }
+
+        pub(crate) fn device_pages(&self) -> u64 {
+            self.device_pages
+        }
+    }
+
+    pub(crate) fn order_writes() {}
+
+    thread_local! {
+        static LOG: RefCell<Vec<(u64, usize, u64)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// The writes since the last call: address of the table, entry, value.
+    pub(crate) fn writes() -> Vec<(u64, usize, u64)> {
+        LOG.take()
+    }
+
+    pub(crate) struct Units {
+        tables: Vec<Vec<Atomic<u64>>>,
+        first: u64,
+        bytes: usize,
+    }
+
+    impl Units {
+        pub(crate) fn new(
+            memory: &TableMemory,
+            count: usize,
+            bytes: usize,
+        ) -> Result<Option<Self>> {
+            static NEXT: AtomicU64 = AtomicU64::new(1 << 20);
+            let table = || (0..bytes / 8).map(|_| Atomic::new(0)).collect();
+            Ok(memory.some.then(|| Self {
+                tables: (0..count).map(|_| table()).collect(),
+                first: NEXT.fetch_add((count * bytes) as u64, Ordering::Relaxed),
+                bytes,
+            }))
+        }
+
+        pub(crate) fn get<'g>(&'g self, _guard: &'g Guard, index: usize) -> Option<Unit<'g>> {
+            let words = self.tables.get(index)?;
+            Some(Unit { words, address: self.first + (index * self.bytes) as u64 })
+        }
+    }
+
+    pub struct Unit<'g> {
+        words: &'g [Atomic<u64>],
+        address: u64,
+    }
+
+    impl Unit<'_> {
+        pub(crate) fn write_u32(&self, slot: usize, value: u32) {
+            self.write_u64(slot, value.into());
+        }
+
+        pub(crate) fn write_u64(&self, slot: usize, value: u64) {
+            LOG.with_borrow_mut(|log| log.push((self.address, slot, value)));
+            self.words[slot].store(value, Release);
+        }
+
+        pub(crate) fn read_u64(&self, slot: usize) -> u64 {
+            self.words[slot].load(Acquire)
+        }
+
+        pub(crate) fn address(&self) -> u64 {
+            self.address
+        }
+    }
+}

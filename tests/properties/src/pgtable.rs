@@ -11,8 +11,10 @@ use crate::{
     inject::{arm, Point},
     mm::dma::{DmaDevice, Windows},
     pgtable::{
-        format::{fan, last_address, shift},
+        format::{fan, has_leaves, last_address, shift},
+        formats::{Gfx9, Lpae},
         pool::List,
+        tree::{self, Slot},
     },
 };
 use kernel::sync::{rcu, Arc};
@@ -21,15 +23,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[path = "pgtable/both.rs"]
 mod both;
+#[path = "pgtable/decode.rs"]
+mod decode;
 #[path = "pgtable/formats.rs"]
 mod formats;
+#[path = "pgtable/image.rs"]
+mod image;
 #[path = "pgtable/model.rs"]
 mod model;
 #[path = "pgtable/ops.rs"]
 mod ops;
 
 use both::{Both, Look};
-use formats::{Deep, Engines, Plain, Tight, Tiny};
+use decode::{Decode, Decoded};
+use formats::{Deep, Engines, Plain, Runs, Tight, Tiny};
 use model::{Mapped, Model};
 use ops::*;
 
@@ -95,7 +102,19 @@ pub(crate) const ALL: &[Property] = &[
             ("engines", kunit_model::<Engines>),
         ],
     },
-    Property { name: "format_decodes_what_it_encodes", cases: 1000, variants: variants!(encoding) },
+    Property {
+        name: "image_is_right_at_every_write",
+        cases: 50,
+        variants: &[
+            ("radix4", images::<Radix4>),
+            ("lpae", images::<Lpae>),
+            ("gfx9", images::<Gfx9>),
+            ("narrow", images::<Narrow>),
+            ("runs", images::<Runs>),
+            ("dma-lpae", images::<OfDma<Lpae>>),
+            ("dma-gfx9", images::<OfDma<Gfx9>>),
+        ],
+    },
 ];
 
 fn run<F: Format>(trial: &Trial<'_>, look: Look, op: BoxedStrategy<Op>) {
@@ -163,22 +182,15 @@ fn kunit_model<F: Format>(trial: &Trial<'_>) {
     scan_sees_all::<F>().unwrap();
 }
 
-/// What is encoded decodes to itself, and nothing else is empty.
-fn encoding<F: Format>(trial: &Trial<'_>) {
-    // As many bits as a page number has.
-    let number = (0u32..52, any::<u64>()).prop_map(|(bits, number)| number & ((2 << bits) - 1));
-    trial.run((kinds(), number, 0u32..1 << 18), 1..8, |cases| {
-        for (kind, number, index) in cases {
-            let entry = kind.entry(*number as usize);
-            for level in (0..F::LEVELS).filter(|level| F::has_leaves(*level)) {
-                let decoded = F::decode(level, F::leaf(level, entry));
-                assert!(decoded == Slot::Leaf(entry) || !F::can_hold(entry), "{entry:?}");
-            }
-            for level in 1..F::LEVELS {
-                let decoded = F::decode(level, F::table(*index));
-                assert_eq!(decoded, Slot::Table(*index));
-            }
+/// A device that walks the image after any write finds the page that was there before the
+/// operation, or the one after it; and one that keeps what it found until the flush does so, too.
+fn images<F: Decode>(trial: &Trial<'_>) {
+    // Long enough for tables to be flushed and used again.
+    trial.run(ops(), 1..48, |ops| {
+        let mut beside = image::Beside::<F>::new();
+        for op in ops {
+            beside.apply(op);
         }
+        beside.end();
     });
-    assert_eq!(F::decode(0, F::Word::EMPTY), Slot::Empty);
 }

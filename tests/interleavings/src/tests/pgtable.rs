@@ -2,60 +2,56 @@
 
 //! The page table, which is walked while it changes: with 16 entries in a table page, and two levels.
 
-use super::{Entry, Flusher, Format, Leaf, Reader, Slot, Spares, Table};
+use super::{Entry, Flusher, Format, Leaf, Reader, Spares, Table};
 use crate::{
     harness::{full, Test},
     locks,
-    mm::{addr::PageRange, shrinker::Shrink},
+    mm::{addr::PageRange, shrinker::Shrink, table_memory::TableMemory},
 };
 use core::marker::PhantomData;
 use kernel::{
     model::{spawn, Memory},
     prelude::*,
-    sync::{Arc, SpinLock},
+    sync::{rcu, Arc, SpinLock},
 };
 
 pub(crate) const TESTS: &[Test] = &[
     full("pgtable_walk_during_an_install", install),
     full("pgtable_walk_during_a_split", split),
-    full(
-        "pgtable_walk_never_sees_a_page_that_is_used_again",
-        used_again,
-    ),
+    full("pgtable_walk_never_sees_a_page_that_is_used_again", used_again),
     full("pgtable_walk_during_a_shrink", shrink),
     full("pgtable_reserve_during_a_shrink", reserve_and_shrink),
+    full("pgtable_device_walks_during_an_install", device_install),
+    full("pgtable_device_walks_during_a_split", device_split),
+    full("pgtable_device_walks_while_a_page_leaves_a_run", device_run),
+    full(
+        "pgtable_device_walks_while_a_pass_breaks_a_run",
+        device_run_by_pass,
+    ),
+    full("pgtable_device_never_walks_a_page_that_is_used_again", device_used_again),
 ];
 
 /// As `Radix4`, smaller.
 enum Small {}
 
+/// Bits of an entry of the image: it names a table; it belongs to a run of 4.
 const TABLE: u64 = 1 << 11;
+const RUN: u64 = 1 << 10;
 
-// SAFETY: As that of `Radix4`.
-unsafe impl Format for Small {
+impl Format for Small {
     type Word = u64;
 
     const LEVELS: u32 = 2;
     const BITS: u32 = 4;
 
-    fn has_leaves(level: u32) -> bool {
-        level <= 1
+    const LEAVES: &'static [u32] = &[0, 2, 4];
+
+    fn table(_level: u32, address: u64) -> u64 {
+        address | TABLE
     }
 
-    fn table(index: u32) -> u64 {
-        u64::from(index) << 12 | TABLE
-    }
-
-    fn leaf(_level: u32, entry: Entry) -> u64 {
-        entry.bits()
-    }
-
-    fn decode(_level: u32, word: u64) -> Slot {
-        match word {
-            0 => Slot::Empty,
-            word if word & TABLE != 0 => Slot::Table((word >> 12) as u32),
-            word => Slot::Leaf(Entry::from_bits(word)),
-        }
+    fn leaf(order: u32, entry: Entry) -> u64 {
+        entry.bits() | if order == 2 { RUN } else { 0 }
     }
 }
 
@@ -214,4 +210,135 @@ fn reserve_and_shrink() {
     let mut batch = table.batch();
     table.remove_all(page(3), &mut batch, |_, _| ());
     batch.start(&*walkers()).wait(&*walkers());
+}
+
+/// A device that walks the image.
+struct Device {
+    reader: Reader<Small>,
+    /// Address of the first table page of the pool.
+    first: u64,
+}
+
+impl Device {
+    /// A table whose first spares were reserved, and a device that walks it.
+    fn new() -> (Table<Small>, Spares<Small>, Self) {
+        let table = Table::<Small>::with(None, TableMemory::plain()).unwrap();
+        let mut spares = table.reader().spares();
+        spares.refill().unwrap();
+        let reader = table.reader();
+        let first = reader.pool.address(&rcu::read_lock(), 0).unwrap();
+        (table, spares, Self { reader, first })
+    }
+
+    fn read(&self, index: u32, slot: usize) -> u64 {
+        let guard = rcu::read_lock();
+        let (images, at) = self.reader.pool.images(&guard, index).unwrap();
+        images.unit(&guard, at).unwrap().read_u64(slot)
+    }
+
+    /// The number of the page at `index`, and whether its entry belongs to a run.
+    fn walk(&self, index: usize) -> Option<(usize, bool)> {
+        let mut word = self.read(self.reader.root, index / 16);
+        let mut skip = index % 16;
+        if word & TABLE != 0 {
+            let table = ((word & !0xfff) - self.first) / 4096;
+            word = self.read(u32::try_from(table).unwrap(), index % 16);
+            skip = 0;
+        }
+        (word != 0).then(|| ((word >> 12) as usize + skip, word & RUN != 0))
+    }
+}
+
+/// A table is written before it is linked: the device finds nothing or the page.
+fn device_install() {
+    let (mut table, mut spares, device) = Device::new();
+    let thread = spawn(move || {
+        put(&mut table, &mut spares, page(3), 7);
+        (table, spares)
+    });
+    let first = device.walk(3);
+    assert!(matches!(first, None | Some((7, false))));
+    assert!(device.walk(2).is_none());
+    if first.is_some() {
+        assert_eq!(device.walk(3), first);
+    }
+    thread.join();
+    assert_eq!(device.walk(3), Some((7, false)));
+}
+
+/// A huge leaf is split, and one of its pages removed: the device finds the others all the time.
+fn device_split() {
+    let (mut table, mut spares, device) = Device::new();
+    put(&mut table, &mut spares, pages(0, 16), 16);
+    spares.refill().unwrap();
+    assert_eq!(device.walk(2), Some((18, false)));
+    let thread = spawn(move || {
+        let mut batch = table.batch();
+        table.for_each(page(1), &mut batch, |_, slot| *slot = Entry::NONE);
+        batch.start(&*walkers()).wait(&*walkers());
+        (table, spares)
+    });
+    assert_eq!(device.walk(2).map(|found| found.0), Some(18));
+    assert!(matches!(device.walk(1), None | Some((17, _))));
+    thread.join();
+    assert_eq!(device.walk(2), Some((18, false)));
+    assert_eq!(device.walk(5), Some((21, true)));
+}
+
+/// A page leaves a run: while an entry of the others says that there is one, the page is still
+/// there.
+fn device_run() {
+    device_run_by(page(6));
+}
+
+/// The same, by a pass over all of the run.
+fn device_run_by_pass() {
+    device_run_by(pages(4, 4));
+}
+
+fn device_run_by(range: PageRange) {
+    let (mut table, mut spares, device) = Device::new();
+    put(&mut table, &mut spares, pages(4, 4), 4);
+    assert_eq!(device.walk(4), Some((4, true)));
+    let thread = spawn(move || {
+        let mut batch = table.batch();
+        table.for_each(range, &mut batch, |span, slot| {
+            if span == page(6) {
+                *slot = Entry::NONE;
+            }
+        });
+        batch.start(&*walkers()).wait(&*walkers());
+        (table, spares)
+    });
+    // In this order: what is found first is the older one.
+    let gone = device.walk(6).is_none();
+    let other = device.walk(7);
+    assert_eq!(other.map(|found| found.0), Some(7));
+    assert!(!gone || other == Some((7, false)));
+    thread.join();
+}
+
+/// As `used_again`: a table whose flush waits for the device is not used before its walk is over.
+fn device_used_again() {
+    let (mut table, mut spares, device) = Device::new();
+    put(&mut table, &mut spares, page(3), 7);
+    let locked = walkers();
+    let theirs = locked.clone();
+    let thread = spawn(move || {
+        let mut batch = table.batch();
+        table.remove_all(page(3), &mut batch, |_, _| ());
+        batch.start(&*theirs).wait(&*theirs);
+        let page = table.pool.take_kept().unwrap();
+        let mut list = super::pool::List::EMPTY;
+        table.pool.push(&mut list, page);
+        core::mem::swap(&mut spares.pages, &mut list);
+        put(&mut table, &mut spares, self::page(16 + 3), 8);
+        core::mem::swap(&mut spares.pages, &mut list);
+        (table, spares)
+    });
+    {
+        let _walks = locked.0.lock();
+        assert!(matches!(device.walk(3), None | Some((7, false))));
+    }
+    thread.join();
 }

@@ -27,7 +27,6 @@ struct Published<W: AtomicType> {
 
 fn publishes() {
     publishes_by(word::load_u64, word::store_u64);
-    publishes_by(word::load_u32, word::store_u32);
 }
 
 fn publishes_by<W>(load: fn(&Atomic<W>) -> W, store: fn(&Atomic<W>, W))

@@ -45,13 +45,17 @@ pub(super) struct Both<F: Format> {
 
 impl<F: Format> Both<F> {
     pub(super) fn new(look: Look) -> Self {
+        Self::with_memory(look, TableMemory::none())
+    }
+
+    pub(super) fn with_memory(look: Look, memory: TableMemory) -> Self {
         let dma = F::DMA.then(|| {
             let device = DmaDevice::software(c"properties").unwrap();
             let windows = Windows::new(&device).unwrap();
             (device, windows)
         });
         let windows = dma.as_ref().map(|(_, windows)| windows.clone());
-        let table = Table::<F>::with_windows(windows).unwrap();
+        let table = Table::<F>::with(windows, memory).unwrap();
         Self {
             look,
             model: Model::new(),
@@ -285,7 +289,7 @@ impl<F: Format> Both<F> {
         while let Some((index, level)) = found.get(next).copied() {
             let page = self.table.pool.page(&guard, index).unwrap();
             for slot in 0..fan::<F>() {
-                if let Slot::Table(child) = F::decode(level, page.load(slot)) {
+                if let Slot::Table(child) = tree::decode(page.load(slot)) {
                     found.push((child, level - 1));
                 }
             }
@@ -300,7 +304,7 @@ impl<F: Format> Both<F> {
         for (index, level) in self.tree() {
             let page = self.table.pool.page(&guard, index).unwrap();
             let used: Vec<_> = (0..fan::<F>())
-                .filter(|slot| F::decode(level, page.load(*slot)) != Slot::Empty)
+                .filter(|slot| tree::decode(page.load(*slot)) != Slot::Empty)
                 .collect();
             assert_eq!(page.used() as usize, used.len(), "table page {index}");
             let (low, high) = page.bounds();

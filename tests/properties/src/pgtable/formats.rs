@@ -35,7 +35,7 @@ impl Layout for PlainBits {
 
     const LEVELS: u32 = 3;
     const BITS_PER_LEVEL: u32 = 5;
-    const HIGHEST_LEAF: u32 = 1;
+    const LEAVES: &'static [u32] = &[0, 5];
     const BITS: Bits = Bits {
         valid: 0,
         table: 1,
@@ -47,7 +47,7 @@ impl Layout for PlainBits {
     };
 }
 
-/// As few levels as there can be, of as few bits, with an index that just fits.
+/// As few levels as there can be, of as few bits, with a number that just fits.
 pub(super) enum TinyBits {}
 
 impl Layout for TinyBits {
@@ -55,7 +55,7 @@ impl Layout for TinyBits {
 
     const LEVELS: u32 = 2;
     const BITS_PER_LEVEL: u32 = 4;
-    const HIGHEST_LEAF: u32 = 1;
+    const LEAVES: &'static [u32] = &[0, 4];
     const BITS: Bits = Bits {
         valid: 0,
         table: 19,
@@ -70,31 +70,23 @@ impl Layout for TinyBits {
 /// As `Radix4`, without room for device pages beyond the first 512.
 pub(super) enum Tight {}
 
-// SAFETY: That of `Radix4`, with less.
-unsafe impl Format for Tight {
+impl Format for Tight {
     type Word = u64;
 
     const LEVELS: u32 = Radix4::LEVELS;
     const BITS: u32 = Radix4::BITS;
-
-    fn has_leaves(level: u32) -> bool {
-        Radix4::has_leaves(level)
-    }
+    const LEAVES: &'static [u32] = Radix4::LEAVES;
 
     fn can_hold(entry: Entry) -> bool {
         !entry.is_device() || entry.number() < PMD_PAGES
     }
 
-    fn table(index: u32) -> u64 {
-        Radix4::table(index)
+    fn table(level: u32, address: u64) -> u64 {
+        Radix4::table(level, address)
     }
 
-    fn leaf(level: u32, entry: Entry) -> u64 {
-        Radix4::leaf(level, entry)
-    }
-
-    fn decode(level: u32, word: u64) -> Slot {
-        Radix4::decode(level, word)
+    fn leaf(order: u32, entry: Entry) -> u64 {
+        Radix4::leaf(order, entry)
     }
 }
 
@@ -102,3 +94,31 @@ pub(super) type Engines = FormatOf<sample::Pte>;
 pub(super) type Deep = FormatOf<DeepBits>;
 pub(super) type Plain = FormatOf<PlainBits>;
 pub(super) type Tiny = FormatOf<TinyBits>;
+
+/// Small tables, and runs of two sizes in each.
+pub(super) enum Runs {}
+
+impl Runs {
+    /// Log2 of the entries of the run that an entry belongs to; others say 0.
+    pub(super) const ORDER: u32 = 4;
+}
+
+impl Format for Runs {
+    type Word = u64;
+
+    const LEVELS: u32 = 3;
+    const BITS: u32 = 6;
+    const LEAVES: &'static [u32] = &[0, 2, 4, 6];
+
+    fn table(_level: u32, address: u64) -> u64 {
+        address | 1
+    }
+
+    fn leaf(order: u32, entry: Entry) -> u64 {
+        (entry.number() as u64) << 12
+            | u64::from(order) << Self::ORDER
+            | u64::from(entry.is_device()) << 3
+            | u64::from(entry.may_be_dirty()) << 2
+            | 2
+    }
+}

@@ -134,7 +134,7 @@ impl<F: Format> Model<F> {
             return true;
         }
         let block = first / fan::<F>();
-        if count == fan::<F>() && F::has_leaves(1) && Self::is_run(&new) {
+        if count == fan::<F>() && has_leaves::<F>(1) && Self::is_run(&new) {
             let maps = F::DMA && is_system(new[0]);
             if !maps || self.can_map(first, count, new[0]) {
                 for index in 0..count {

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of page tables that a device walks by itself.
+//!
+//! Such memory is written here and read by the device. The kernel never reads it, so that it trusts
+//! nothing that the device may have written there.
+//!
+//! C headers: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h),
+//! [`include/linux/gfp.h`](srctree/include/linux/gfp.h)
+
+use super::{
+    dma::{DmaDevice, Maps},
+    rcu_slot::{RcuSlot, Retired},
+    word, //
+};
+use crate::{
+    bindings,
+    locks, //
+};
+use core::{marker::PhantomData, ptr::NonNull};
+use kernel::{
+    ffi::c_void,
+    prelude::*,
+    sync::{
+        atomic::Atomic,
+        rcu::Guard,
+        Arc,
+        Mutex, //
+    },
+};
+
+/// Where the tables of a device are that it walks by itself, and where it finds its own memory.
+pub struct TableMemory {
+    kind: Kind,
+    device_pages: u64,
+}
+
+enum Kind {
+    None,
+    Plain,
+    Coherent(Arc<DmaDevice>),
+}
+
+impl TableMemory {
+    const fn of(kind: Kind) -> Self {
+        Self {
+            kind,
+            device_pages: 0,
+        }
+    }
+
+    /// No tables: the device does not walk by itself. Costs nothing.
+    pub const fn none() -> Self {
+        Self::of(Kind::None)
+    }
+
+    /// Pages of the kernel. Their addresses are physical ones.
+    pub const fn plain() -> Self {
+        Self::of(Kind::Plain)
+    }
+
+    /// Coherent DMA memory of `device`, with the DMA addresses that the device uses.
+    ///
+    /// The memory is freed when the device is closed, as when its driver is unbound. From then on
+    /// the device has no table, and changes of the table do nothing to it. The driver has stopped
+    /// its walker before.
+    pub fn coherent(device: &Arc<DmaDevice>) -> Self {
+        Self::of(Kind::Coherent(device.clone()))
+    }
+
+    /// Pages of the device's own memory begin at `address` for its walker, which must be a multiple
+    /// of 2 MiB. It is 0 unless this is called: entries then have device page numbers.
+    pub fn with_device_pages_at(mut self, address: u64) -> Self {
+        self.device_pages = address;
+        self
+    }
+
+    /// Whether there are tables.
+    pub(crate) fn is_some(&self) -> bool {
+        !matches!(self.kind, Kind::None)
+    }
+
+    /// Where pages of the device's own memory begin.
+    pub(crate) fn device_pages(&self) -> u64 {
+        self.device_pages
+    }
+}
+
+/// Orders writes to tables: a device that sees one that follows sees those before. Context: any.
+#[inline(always)]
+pub(crate) fn order_writes() {
+    // Stores are not reordered there, and those to tables are releases for the compiler.
+    #[cfg(not(CONFIG_X86_64))]
+    // SAFETY: `dma_wmb()` has no requirements.
+    unsafe {
+        bindings::rust_hmm_table_wmb()
+    };
+}
+
+/// One table.
+#[derive(Clone, Copy)]
+struct Piece {
+    memory: NonNull<c_void>,
+    address: u64,
+}
+
+/// Tables that are allocated together.
+///
+/// # Invariants
+///
+/// Each piece is `bytes` bytes of zeroed memory that is ours, aligned to `bytes`. With `device` it
+/// is coherent memory of that device, which is not unbound before this is dropped.
+struct Pieces {
+    list: KVVec<Piece>,
+    bytes: usize,
+    device: Option<Arc<DmaDevice>>,
+}
+
+// SAFETY: The memory belongs to this object, by the type invariant, and may be freed by any thread.
+unsafe impl Send for Pieces {}
+// SAFETY: A shared reference gives access to the memory as atomics only, through `Unit`.
+unsafe impl Sync for Pieces {}
+
+impl Pieces {
+    /// Allocates `count` tables of `bytes` bytes, a power of two and at least a page. Context: may
+    /// sleep.
+    ///
+    /// # Safety
+    ///
+    /// `device` is open, and is not unbound before the returned object is dropped.
+    unsafe fn new(device: Option<Arc<DmaDevice>>, count: usize, bytes: usize) -> Result<Self> {
+        // INVARIANT: There are no pieces yet. By the function's requirements the device stays
+        // bound.
+        let mut this = Self {
+            list: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
+            bytes,
+            device,
+        };
+        for _ in 0..count {
+            let mut address = 0;
+            let memory = match &this.device {
+                // SAFETY: The device is bound by the function's requirements.
+                Some(device) => unsafe {
+                    bindings::rust_hmm_dma_buffer(device.as_raw(), bytes, &mut address)
+                },
+                // SAFETY: `bytes` is a power of two and at least a page.
+                None => unsafe { bindings::rust_hmm_table_alloc(bytes, &mut address) },
+            };
+            let memory = NonNull::new(memory).ok_or(ENOMEM)?;
+            // INVARIANT: Just allocated. There is room.
+            this.list
+                .push(Piece { memory, address }, GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(this)
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        for piece in &self.list {
+            let (memory, bytes) = (piece.memory.as_ptr(), self.bytes);
+            match &self.device {
+                // SAFETY: `rust_hmm_dma_buffer` allocated it for this device with this size. The
+                // device is bound by the type invariant, and nothing borrows the memory any more.
+                Some(device) => unsafe {
+                    bindings::rust_hmm_dma_buffer_free(
+                        device.as_raw(),
+                        bytes,
+                        memory,
+                        piece.address,
+                    )
+                },
+                // SAFETY: `rust_hmm_table_alloc` allocated it with this size, and nothing borrows
+                // it any more.
+                None => unsafe { bindings::rust_hmm_table_free(memory, bytes) },
+            }
+        }
+    }
+}
+
+/// Tables, until their owner or the device takes them away.
+#[pin_data]
+struct Place {
+    pieces: RcuSlot<Pieces>,
+    // Held while they are freed, so that `DmaDevice::close` waits for an owner that frees them.
+    #[pin]
+    freeing: Mutex<()>,
+}
+
+impl Maps for Place {
+    fn close(&self) -> usize {
+        let _freeing = self.freeing.lock();
+        let mut gone = Retired::<_, 1>::new();
+        gone.take(&self.pieces);
+        // Waits for concurrent writers, and frees the memory. The driver has stopped the walker.
+        drop(gone);
+        0
+    }
+}
+
+/// Tables that are allocated together. Dropping it frees them. Context of the drop: may sleep,
+/// reclaim.
+pub(crate) struct Units {
+    place: Arc<Place>,
+    device: Option<Arc<DmaDevice>>,
+}
+
+impl Units {
+    /// Allocates `count` tables of `bytes` bytes, a power of two and at least a page; `None` for
+    /// [`TableMemory::none`]. Context: may sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `ENODEV` if the device is closed.
+    pub(crate) fn new(memory: &TableMemory, count: usize, bytes: usize) -> Result<Option<Self>> {
+        let device = match &memory.kind {
+            Kind::None => return Ok(None),
+            Kind::Plain => None,
+            Kind::Coherent(device) => Some(device.clone()),
+        };
+        let opened = device.clone();
+        let _open = match &opened {
+            Some(device) => Some(device.begin()?),
+            None => None,
+        };
+        // SAFETY: `_open` keeps the device open in this function. When it closes afterwards it
+        // drops the pieces of `place`, which is added below; where that fails, they are dropped
+        // before `_open`.
+        let pieces = unsafe { Pieces::new(device.clone(), count, bytes) }?;
+        let (name, key) = locks::table_memory();
+        let place = Arc::pin_init(
+            pin_init!(Place {
+                pieces: RcuSlot::new(),
+                freeing <- Mutex::new((), name, key),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )?;
+        if place
+            .pieces
+            .put(KBox::new(pieces, GFP_KERNEL_ACCOUNT)?)
+            .is_err()
+        {
+            return Err(EBUSY);
+        }
+        if let Some(device) = &device {
+            device.add(place.clone())?;
+        }
+        Ok(Some(Self { place, device }))
+    }
+
+    /// Table `index`; `None` if the device is closed. Context: any.
+    #[inline]
+    pub(crate) fn get<'g>(&'g self, guard: &'g Guard, index: usize) -> Option<Unit<'g>> {
+        let pieces = self.place.pieces.get(guard)?;
+        let piece = pieces.list.get(index)?;
+        // INVARIANT: The piece stays for as long as the guard, by the invariant of `Pieces`.
+        Some(Unit {
+            memory: piece.memory,
+            bytes: pieces.bytes,
+            address: piece.address,
+            _pieces: PhantomData,
+        })
+    }
+}
+
+impl Drop for Units {
+    fn drop(&mut self) {
+        {
+            let _freeing = self.place.freeing.lock();
+            // SAFETY: `new` has put the pieces there, and `get` borrows this object, which is
+            // borrowed exclusively now.
+            drop(unsafe { self.place.pieces.take_unread() });
+        }
+        if let Some(device) = &self.device {
+            let place: Arc<dyn Maps> = self.place.clone();
+            device.remove(&place);
+        }
+    }
+}
+
+/// A table that a device may read at any time.
+///
+/// # Invariants
+///
+/// `memory` is `bytes` bytes that stay there for `'g`, aligned to a page, which the kernel accesses
+/// as atomics only.
+pub struct Unit<'g> {
+    memory: NonNull<c_void>,
+    bytes: usize,
+    address: u64,
+    _pieces: PhantomData<&'g Pieces>,
+}
+
+macro_rules! accesses {
+    ($type:ty, $write:ident, $store:ident) => {
+        /// Writes the entry `slot`; nothing beyond the end. A release: see also [`order_writes`].
+        /// Context: any.
+        #[inline]
+        pub(crate) fn $write(&self, slot: usize, value: $type) {
+            if slot < self.bytes / size_of::<$type>() {
+                // SAFETY: Within the memory, by the type invariant and the check; a device may
+                // access it, too, and does so by whole words.
+                let cell = unsafe {
+                    Atomic::<$type>::from_ptr(self.memory.as_ptr().cast::<$type>().add(slot))
+                };
+                word::$store(cell, value);
+            }
+        }
+    };
+}
+
+impl Unit<'_> {
+    accesses!(u32, write_u32, store_u32);
+    accesses!(u64, write_u64, store_u64);
+
+    /// Reads the entry `slot`, as a device does that a test stands in for.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(crate) fn read_u64(&self, slot: usize) -> u64 {
+        if slot >= self.bytes / size_of::<u64>() {
+            return 0;
+        }
+        // SAFETY: Within the memory, by the type invariant and the check.
+        word::load_u64(unsafe {
+            Atomic::<u64>::from_ptr(self.memory.as_ptr().cast::<u64>().add(slot))
+        })
+    }
+
+    /// Where the device finds it.
+    #[inline]
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Formats of real MMUs.
+
+mod gfx9;
+mod lpae;
+
+pub use gfx9::Gfx9;
+pub use lpae::Lpae;

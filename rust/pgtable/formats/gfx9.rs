@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! GPUs of AMD of generation 9 (Vega).
+//!
+//! The bits are those of `drivers/gpu/drm/amd/amdgpu/amdgpu_vm.h` of the kernel.
+
+use crate::pgtable::{Entry, Format};
+use kernel::{page::PAGE_SHIFT, prelude::*};
+
+/// The page table of generation 9 with four levels (PDB2, PDB1, PDB0, PTB), for 48 bits of address.
+/// Leaves are pages of 4 KiB, fragments of 64 KiB, and 2 MiB by an entry of PDB0 that is a PTE
+/// ("PDE as PTE").
+///
+/// System memory is snooped. Tables are in system memory; those in the memory of the device would
+/// need other PDEs. No entry may be executed. The hardware must be set up without "translate
+/// further".
+///
+/// Pages of device memory need the address at which the GPU finds its memory
+/// ([`TableMemory::with_device_pages_at`](crate::mm::table_memory::TableMemory::with_device_pages_at)).
+pub enum Gfx9 {}
+
+impl Gfx9 {
+    const VALID: u64 = 1 << 0;
+    const SYSTEM: u64 = 1 << 1;
+    const SNOOPED: u64 = 1 << 2;
+    const READABLE: u64 = 1 << 5;
+    const WRITEABLE: u64 = 1 << 6;
+    /// Log2 of the pages of the fragment that an entry belongs to.
+    const FRAGMENT: u32 = 7;
+    /// An entry of a directory is a PTE.
+    const IS_PTE: u64 = 1 << 54;
+
+    /// Bits of an address.
+    const ADDRESS: u32 = 48;
+    /// Order of an entry of PDB0.
+    const LARGE: u32 = 9;
+}
+
+impl Format for Gfx9 {
+    type Word = u64;
+
+    const LEVELS: u32 = 4;
+    const BITS: u32 = 9;
+    const LEAVES: &'static [u32] = &[0, 4, Self::LARGE];
+
+    fn can_hold(entry: Entry) -> bool {
+        entry.number() >> (Self::ADDRESS - PAGE_SHIFT as u32) == 0
+    }
+
+    fn can_link(address: u64) -> bool {
+        address >> Self::ADDRESS == 0
+    }
+
+    fn table(_level: u32, address: u64) -> u64 {
+        address | Self::VALID | Self::SYSTEM | Self::SNOOPED
+    }
+
+    fn leaf(order: u32, entry: Entry) -> u64 {
+        let flag = |set: bool, bits: u64| if set { bits } else { 0 };
+        (entry.number() as u64) << PAGE_SHIFT
+            | Self::VALID
+            | Self::READABLE
+            | u64::from(order) << Self::FRAGMENT
+            | flag(entry.may_be_dirty(), Self::WRITEABLE)
+            | flag(!entry.is_device(), Self::SYSTEM | Self::SNOOPED)
+            | flag(order == Self::LARGE, Self::IS_PTE)
+    }
+}
+
+#[kunit_tests(rust_hmm_gfx9)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bit_is_where_the_kernel_has_it() {
+        assert_eq!(Gfx9::table(1, 0x1234_5000), 0x1234_5007);
+        assert_eq!(Gfx9::leaf(0, Entry::system(0x77, false)), 0x7_7027);
+        assert_eq!(Gfx9::leaf(0, Entry::system(0x77, true)), 0x7_7067);
+        assert_eq!(Gfx9::leaf(0, Entry::exclusive(0x77)), 0x7_7067);
+        assert_eq!(Gfx9::leaf(0, Entry::device(0x77, true)), 0x7_7061);
+        assert_eq!(Gfx9::leaf(4, Entry::device(16, true)), 0x1_0261);
+        let large = 1 << 54 | 0x20_0000 | 9 << 7 | 0x61;
+        assert_eq!(Gfx9::leaf(9, Entry::device(512, true)), large);
+        let last = Entry::device((1 << 36) - 1, true);
+        assert!(Gfx9::can_hold(last) && !Gfx9::can_hold(last.plus(1)));
+    }
+}

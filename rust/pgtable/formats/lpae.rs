@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! 64-bit Arm, stage 1: the format of SMMUs and of GPUs of Arm and Apple.
+//!
+//! Arm Architecture Reference Manual for A-profile, D8.3, "Translation table descriptor formats".
+
+use crate::pgtable::{Entry, Format};
+use kernel::{page::PAGE_SHIFT, prelude::*};
+
+/// VMSAv8-64 of stage 1 with a granule of 4 KiB, for 48 bits of address in and out: levels 0 to 3
+/// of the architecture, which are 3 to 0 here. Leaves are pages, the 16 entries of the Contiguous
+/// bit (64 KiB), and blocks of 2 MiB.
+///
+/// [`Self::MAIR`] has the attributes that entries refer to. System memory is write-back cacheable
+/// and inner shareable; device memory is not cacheable. All entries may be accessed without
+/// privilege (AP\[1\]), have the access flag, are not global, and forbid execution.
+///
+/// The granules of 16 and 64 KiB cannot map pages of 4 KiB, so that they cannot follow a process
+/// whose pages are such.
+///
+/// The library replaces valid entries without break-before-make (see [`Format`]). For another size
+/// the architecture permits that with FEAT_BBM level 2 only: a driver uses this format for an MMU
+/// that has it. When a page migrates, the entry gets another address and perhaps other attributes.
+/// Until the flush has ended, such an MMU may use the old or the new page; the library frees the
+/// old one after that.
+pub enum Lpae {}
+
+impl Lpae {
+    /// Memory attributes, for the register `MAIR_EL1` or that of the device: 0 is normal memory
+    /// that is not cacheable, 1 normal memory that is write-back cacheable, 2 device memory
+    /// (nGnRE). The kernel's `io-pgtable-arm` has the same.
+    pub const MAIR: u64 = 0x44 | 0xff << 8 | 0x04 << 16;
+
+    /// Valid, and a table, or at the last level a page.
+    const TABLE: u64 = 0b11;
+    const PAGE: u64 = 0b11;
+    const BLOCK: u64 = 0b01;
+
+    const ATTRIBUTES: u32 = 2;
+    const NOT_CACHEABLE: u64 = 0 << Self::ATTRIBUTES;
+    const CACHEABLE: u64 = 1 << Self::ATTRIBUTES;
+
+    /// AP\[1\]: access without privilege. AP\[2\]: no writes.
+    const UNPRIVILEGED: u64 = 1 << 6;
+    const READ_ONLY: u64 = 1 << 7;
+    const OUTER_SHAREABLE: u64 = 2 << 8;
+    const INNER_SHAREABLE: u64 = 3 << 8;
+    const ACCESSED: u64 = 1 << 10;
+    const NOT_GLOBAL: u64 = 1 << 11;
+    const CONTIGUOUS: u64 = 1 << 52;
+    const NO_EXECUTE: u64 = 1 << 53 | 1 << 54;
+
+    /// Bits of an address.
+    const ADDRESS: u32 = 48;
+
+    /// Orders of runs and blocks.
+    const RUN: u32 = 4;
+    const LARGE: u32 = 9;
+}
+
+impl Format for Lpae {
+    type Word = u64;
+
+    const LEVELS: u32 = 4;
+    const BITS: u32 = 9;
+    const LEAVES: &'static [u32] = &[0, Self::RUN, Self::LARGE];
+
+    fn can_hold(entry: Entry) -> bool {
+        entry.number() >> (Self::ADDRESS - PAGE_SHIFT as u32) == 0
+    }
+
+    fn can_link(address: u64) -> bool {
+        address >> Self::ADDRESS == 0
+    }
+
+    fn table(_level: u32, address: u64) -> u64 {
+        address | Self::TABLE
+    }
+
+    fn leaf(order: u32, entry: Entry) -> u64 {
+        let kind = match order {
+            Self::LARGE => Self::BLOCK,
+            Self::RUN => Self::PAGE | Self::CONTIGUOUS,
+            _ => Self::PAGE,
+        };
+        let memory = match entry.is_device() {
+            true => Self::NOT_CACHEABLE | Self::OUTER_SHAREABLE,
+            false => Self::CACHEABLE | Self::INNER_SHAREABLE,
+        };
+        let rights = match entry.may_be_dirty() {
+            true => Self::UNPRIVILEGED,
+            false => Self::UNPRIVILEGED | Self::READ_ONLY,
+        };
+        let always = Self::ACCESSED | Self::NOT_GLOBAL | Self::NO_EXECUTE;
+        (entry.number() as u64) << PAGE_SHIFT | kind | memory | rights | always
+    }
+}
+
+#[kunit_tests(rust_hmm_lpae)]
+mod tests {
+    use super::*;
+
+    /// Each word is composed from the manual's positions by hand.
+    #[test]
+    fn each_bit_is_where_the_manual_has_it() {
+        assert_eq!(Lpae::table(1, 0x1234_5000), 0x1234_5003);
+        // Page, attribute 1, AP 11 (read-only), SH 11, AF, nG, PXN, UXN.
+        let page = 0x0060_0000_0000_0003 | 1 << 2 | 0b11 << 6 | 0b11 << 8 | 1 << 10 | 1 << 11;
+        assert_eq!(Lpae::leaf(0, Entry::system(0x77, false)), page | 0x7_7000);
+        // AP 01: may be written.
+        let writable = page & !(1 << 7);
+        assert_eq!(Lpae::leaf(0, Entry::system(1, true)), writable | 0x1000);
+        assert_eq!(Lpae::leaf(0, Entry::exclusive(1)), writable | 0x1000);
+        // Contiguous; block.
+        assert_eq!(
+            Lpae::leaf(4, Entry::system(16, true)),
+            writable | 1 << 52 | 0x1_0000
+        );
+        let block = (writable & !0b11) | 0b01 | 0x20_0000;
+        assert_eq!(Lpae::leaf(9, Entry::system(512, true)), block);
+        // Attribute 0, SH 10.
+        let device = (writable & !(0b111 << 2 | 0b11 << 8)) | 0b10 << 8 | 0x1000;
+        assert_eq!(Lpae::leaf(0, Entry::device(1, true)), device);
+        let last = Entry::system((1 << 36) - 1, true);
+        assert!(Lpae::can_hold(last) && !Lpae::can_hold(last.plus(1)));
+        assert!(Lpae::can_link((1 << 48) - 4096) && !Lpae::can_link(1 << 48));
+    }
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Images of table pages, in the format of the device and where it reads them.
+//!
+//! Each change of the tree is written to the image before its flush starts. A walker that reads the
+//! image at any time finds the old or the new translation of a page:
+//!
+//! - Each entry is replaced by one write.
+//! - A table is written before the entry that links it. It is used again, or freed, after the flush
+//!   that follows its removal.
+//! - Each entry of a run is right without the others. When a page is removed from a run, the
+//!   entries of the others lose the run first; when a page completes one, they gain it last. So an
+//!   entry that a walker takes for a part of a run is written only while the other pages have
+//!   entries. A TLB may still have kept the run from before, or the page that another one has
+//!   replaced: the flush covers all of the run.
+
+use super::{
+    chunk::Page,
+    entry::Entry,
+    flush::FlushBatch,
+    format::{fan, run_below, shift, smallest_run, unit, Format, Word, Write},
+    pool::Pool,
+    table::span_of,
+    tree::{self, Slot},
+};
+use crate::mm::{
+    addr::PageRange,
+    table_memory::{order_writes, TableMemory, Unit, Units},
+};
+use core::{marker::PhantomData, ops::Range};
+use kernel::{
+    page::PAGE_SHIFT,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        rcu::{self, Guard},
+    },
+};
+
+/// In a form: an entry of the group is valid.
+const VALID: u32 = 1 << 31;
+
+/// The images of the table pages of a chunk.
+pub(super) struct Images<F: Format> {
+    units: Units,
+    /// For each group of entries that may be a run of the smallest size: the form in which it was
+    /// written last, log2 of the entries of its run, or 0, and [`VALID`]. Changed by the owner of
+    /// the table only.
+    forms: KVVec<Atomic<u32>>,
+    _format: PhantomData<F>,
+}
+
+/// Groups of a table page.
+const fn groups<F: Format>() -> usize {
+    match smallest_run::<F>() {
+        0 => 0,
+        run => fan::<F>() >> run,
+    }
+}
+
+impl<F: Format> Images<F> {
+    /// Images of [`CHUNK`](super::chunk::CHUNK) empty tables; `None` without table memory. Context:
+    /// may sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `ENODEV` if the device is closed; `EINVAL` if the format cannot express where the
+    /// memory is.
+    pub(super) fn new(memory: &TableMemory) -> Result<Option<Self>> {
+        let count = super::chunk::CHUNK;
+        let Some(units) = Units::new(memory, count, unit::<F>())? else {
+            return Ok(None);
+        };
+        {
+            let guard = rcu::read_lock();
+            let mut all = (0..count).filter_map(|index| units.get(&guard, index));
+            if !all.all(|unit| F::can_link(unit.address())) {
+                return Err(EINVAL);
+            }
+        }
+        let mut forms = KVVec::with_capacity(count * groups::<F>(), GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..count * groups::<F>() {
+            forms.push(Atomic::new(0), GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(Some(Self {
+            units,
+            forms,
+            _format: PhantomData,
+        }))
+    }
+
+    /// Bytes of the image of one table page.
+    pub(super) const fn bytes() -> usize {
+        unit::<F>() + groups::<F>() * size_of::<Atomic<u32>>()
+    }
+
+    /// Image of page `index` of the chunk; `None` if the device is closed.
+    pub(super) fn unit<'g>(&'g self, guard: &'g Guard, index: usize) -> Option<Unit<'g>> {
+        self.units.get(guard, index)
+    }
+
+    fn forms(&self, index: usize) -> &[Atomic<u32>] {
+        let first = index * groups::<F>();
+        self.forms
+            .get(first..first + groups::<F>())
+            .unwrap_or_default()
+    }
+
+    /// Empties that of page `index`, which no device walks.
+    pub(super) fn clear(&self, guard: &Guard, index: usize) {
+        if let Some(unit) = self.unit(guard, index) {
+            for slot in 0..fan::<F>() {
+                F::Word::EMPTY.write(&unit, slot);
+            }
+        }
+        for form in self.forms(index) {
+            form.store(0, Relaxed);
+        }
+    }
+}
+
+/// Writes entries of one table page to its image.
+struct Publisher<'p, F: Format> {
+    pool: &'p Pool<F>,
+    guard: &'p Guard,
+    page: Page<'p, F>,
+    unit: Unit<'p>,
+    forms: &'p [Atomic<u32>],
+    level: u32,
+    /// Address that the first entry is for.
+    base: usize,
+    /// Entries that may have changed.
+    changed: Range<usize>,
+}
+
+impl<F: Format> Publisher<'_, F> {
+    fn encode(&self, word: u64, run: u32) -> F::Word {
+        match tree::decode(word) {
+            Slot::Empty => F::Word::EMPTY,
+            Slot::Leaf(entry) => {
+                F::leaf(F::BITS * self.level + run, self.pool.seen_by_device(entry))
+            }
+            Slot::Table(child) => match self.pool.address(self.guard, child) {
+                Some(address) => {
+                    // The table that this links was written before.
+                    order_writes();
+                    F::table(self.level, address)
+                }
+                None => F::Word::EMPTY,
+            },
+        }
+    }
+
+    fn write(&self, slots: Range<usize>, run: u32) {
+        self.write_those(slots, run, |_| true);
+    }
+
+    /// Writes the entries for which `which` says so of their words.
+    fn write_those(&self, slots: Range<usize>, run: u32, which: impl Fn(u64) -> bool) {
+        for (slot, cell) in slots.clone().zip(self.page.cells(slots.start)) {
+            let word = tree::load(cell);
+            if which(word) {
+                self.encode(word, run).write(&self.unit, slot);
+            }
+        }
+    }
+
+    /// Writes the changed entries, and those of runs that they complete or break.
+    fn publish(&self, batch: &mut FlushBatch<F>) {
+        let largest = run_below::<F>(self.level, F::BITS);
+        if largest == 0 {
+            return self.write(self.changed.clone(), 0);
+        }
+        let size = 1usize << largest;
+        let first = self.changed.start & !(size - 1);
+        for start in (first..self.changed.end).step_by(size) {
+            self.publish_run(start, largest, batch);
+        }
+    }
+
+    /// The same, of the entries from `start` on that a run of `1 << run` may have.
+    fn publish_run(&self, start: usize, run: u32, batch: &mut FlushBatch<F>) {
+        let size = 1usize << run;
+        let cells = self.page.cells(start).get(..size).unwrap_or_default();
+        if tree::is_run(cells, F::BITS * self.level) {
+            return self.write_group(start..start + size, run, batch);
+        }
+        let smaller = run_below::<F>(self.level, run);
+        if smaller == 0 {
+            return self.write_group(start..start + size, 0, batch);
+        }
+        for start in (start..start + size).step_by(1 << smaller) {
+            self.publish_run(start, smaller, batch);
+        }
+    }
+
+    /// Writes entries that are a run of `1 << run`, or with 0 none.
+    fn write_group(&self, slots: Range<usize>, run: u32, batch: &mut FlushBatch<F>) {
+        let smallest = smallest_run::<F>();
+        let size = 1usize << smallest;
+        for start in slots.step_by(size) {
+            let cells = self.page.cells(start).iter().take(size);
+            let valid = match run != 0 || cells.map(tree::load).any(|word| word != tree::EMPTY) {
+                true => VALID,
+                false => 0,
+            };
+            let before = match self.forms.get(start >> smallest) {
+                Some(form) => form.xchg(run | valid, Relaxed),
+                None => 0,
+            };
+            self.resize(start..start + size, before & !VALID, run);
+            if before & VALID != 0 && before & !VALID != run {
+                if let Some(span) = self.span(start, size) {
+                    batch.cover(span);
+                }
+            }
+        }
+    }
+
+    /// Writes the entries of a group that was in runs of `1 << before`, and is in runs of `1 <<
+    /// run`.
+    fn resize(&self, group: Range<usize>, before: u32, run: u32) {
+        let first = self.changed.start.clamp(group.start, group.end);
+        let end = self.changed.end.clamp(first, group.end);
+        if before < run {
+            self.write(first..end, run);
+        }
+        if before != run {
+            self.write(group.start..first, run);
+            self.write(end..group.end, run);
+        }
+        if before > run {
+            self.write_those(first..end, run, |word| word != tree::EMPTY);
+            self.write_those(first..end, run, |word| word == tree::EMPTY);
+        }
+        if before == run {
+            self.write(first..end, run);
+        }
+    }
+
+    /// Addresses of `count` entries from `start` on.
+    fn span(&self, start: usize, count: usize) -> Option<PageRange> {
+        let shift = shift::<F>(self.level);
+        let first = self.base.checked_add(start << shift)?;
+        PageRange::from_pages(first, count << (shift - PAGE_SHIFT as u32)).ok()
+    }
+}
+
+impl<F: Format> Pool<F> {
+    /// Writes entries `changed` of table `index`, which is that of `level` for `addr`, to its
+    /// image. Does nothing without images. To be called before the flush of `batch` starts, by the
+    /// owner of the table.
+    #[inline]
+    pub(super) fn publish(
+        &self,
+        index: u32,
+        level: u32,
+        addr: usize,
+        changed: Range<usize>,
+        batch: &mut FlushBatch<F>,
+    ) {
+        if self.has_images() && !changed.is_empty() {
+            self.publish_image(index, level, addr, changed, batch);
+        }
+    }
+
+    // Not in the loops of tables without.
+    #[inline(never)]
+    fn publish_image(
+        &self,
+        index: u32,
+        level: u32,
+        addr: usize,
+        changed: Range<usize>,
+        batch: &mut FlushBatch<F>,
+    ) {
+        let guard = rcu::read_lock();
+        let (page, images) = (self.page(&guard, index), self.images(&guard, index));
+        if let (Some(page), Some((images, at))) = (page, images) {
+            if let Some(unit) = images.unit(&guard, at) {
+                let publisher = Publisher {
+                    pool: self,
+                    guard: &guard,
+                    page,
+                    unit,
+                    forms: images.forms(at),
+                    level,
+                    base: span_of::<F>(level + 1, addr).0,
+                    changed,
+                };
+                publisher.publish(batch);
+            }
+        }
+    }
+
+    /// Address of the image of table `index`; `None` without table memory, or if the device is
+    /// closed.
+    pub(super) fn address(&self, guard: &Guard, index: u32) -> Option<u64> {
+        let (images, at) = self.images(guard, index)?;
+        images.unit(guard, at).map(|unit| unit.address())
+    }
+
+    /// The entry with the address that the device uses.
+    #[inline]
+    pub(super) fn seen_by_device(&self, entry: Entry) -> Entry {
+        match entry.is_device() {
+            true => entry.with_number(entry.number().wrapping_add(self.device_pages())),
+            false => entry,
+        }
+    }
+}

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Images, as walkers read them that know only the format and the address of the root. They are
+//! written after the manuals and share nothing with the encoders.
+
+use super::*;
+use crate::{mm::table_memory::TableMemory, pgtable::formats::*};
+use kernel::sync::rcu;
+
+/// A translation that a walker finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Found {
+    /// Address of the page.
+    address: u64,
+    writable: bool,
+    /// Whether it is in the memory of the device.
+    device: bool,
+    /// Log2 of the pages that a TLB may keep as one.
+    order: u32,
+}
+
+/// Reads tables by their addresses.
+pub(super) struct Walker<'t, F: Format> {
+    table: &'t Table<F>,
+    /// Address and index of a table of each level that was found last.
+    memo: [Cell<(u64, u32)>; 5],
+}
+
+impl<'t, F: Format<Word = u64>> Walker<'t, F> {
+    pub(super) fn new(table: &'t Table<F>) -> Self {
+        Self {
+            table,
+            memo: [const { Cell::new((u64::MAX, 0)) }; 5],
+        }
+    }
+
+    fn root(&self) -> Result<u64> {
+        self.table.reader().root_address().ok_or(ENODEV)
+    }
+
+    /// Reads a word of the table at `address`. `EFAULT` if there is no table at that address.
+    fn read(&self, level: u32, address: u64, slot: usize) -> Result<u64> {
+        let memo = self.memo.get(level as usize).ok_or(EINVAL)?;
+        let pool = &self.table.pool;
+        let guard = rcu::read_lock();
+        if memo.get().0 != address {
+            let places = u32::try_from(pool.places() * crate::pgtable::chunk::CHUNK)?;
+            let index = (0..places).find(|index| pool.address(&guard, *index) == Some(address));
+            memo.set((address, index.ok_or(EFAULT)?));
+        }
+        let (images, at) = pool.images(&guard, memo.get().1).ok_or(EFAULT)?;
+        let unit = images.unit(&guard, at).ok_or(EFAULT)?;
+        Ok(unit.read_u64(slot))
+    }
+
+    /// Checks that all words of the run of `1 << order` entries around `slot` say that they belong
+    /// to it.
+    fn check_run(&self, level: u32, address: u64, slot: usize, order: u32) -> Result {
+        let first = slot & !((1 << order) - 1);
+        let expected = self.read(level, address, first)?;
+        for index in 0..1 << order {
+            let word = self.read(level, address, first + index)?;
+            if word != expected + ((index as u64) << 12) {
+                pr_err!("run at slot {first}: {expected:#x}, then {word:#x} at {index}\n");
+                return Err(EIO);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A format with a walker of its own.
+pub(super) trait Walked: Format<Word = u64> {
+    /// Follows the table to `addr`, as the hardware does. `EIO` if an entry is none that the
+    /// hardware permits.
+    fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>>;
+}
+
+impl Walked for Lpae {
+    /// Arm ARM, D8.2.7 and D8.3: levels 0 to 3, a granule of 4 KiB.
+    fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
+        let mut at = walker.root()?;
+        for level in 0..4u32 {
+            let low = 39 - 9 * level;
+            let slot = (addr >> low) & 0x1ff;
+            let descriptor = walker.read(level, at, slot)?;
+            match (descriptor & 0b11, level) {
+                (0b00 | 0b10, _) => return Ok(None),
+                (0b11, 0..=2) => at = descriptor & 0x0000_ffff_ffff_f000,
+                (0b01, 1 | 2) | (0b11, 3) => {
+                    // The access flag, and AP[1].
+                    if descriptor >> 10 & 1 == 0 || descriptor >> 6 & 1 == 0 {
+                        return Err(EIO);
+                    }
+                    let contiguous = descriptor >> 52 & 1 != 0;
+                    if contiguous {
+                        walker.check_run(level, at, slot, 4)?;
+                    }
+                    let offset = addr as u64 & ((1 << low) - 1) & !0xfff;
+                    let output = descriptor & 0x0000_ffff_ffff_f000;
+                    if output & ((1 << low) - 1) != 0 {
+                        return Err(EIO);
+                    }
+                    return Ok(Some(Found {
+                        address: output | offset,
+                        writable: descriptor >> 7 & 1 == 0,
+                        // AttrIndx: 1 is write-back cacheable.
+                        device: descriptor >> 2 & 0b111 != 1,
+                        order: low - 12 + if contiguous { 4 } else { 0 },
+                    }));
+                }
+                _ => return Err(EIO),
+            }
+        }
+        Err(EIO)
+    }
+}
+
+impl Walked for Gfx9 {
+    /// PDB2, PDB1, PDB0 and PTB, as `drivers/gpu/drm/amd/amdgpu` sets them up.
+    fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
+        let mut at = walker.root()?;
+        for level in 0..4u32 {
+            let low = 39 - 9 * level;
+            let slot = (addr >> low) & 0x1ff;
+            let word = walker.read(level, at, slot)?;
+            let address = word & 0x0000_ffff_ffff_f000;
+            if word & 1 == 0 {
+                return Ok(None);
+            }
+            let is_pte = level == 3 || word >> 54 & 1 != 0;
+            if !is_pte {
+                at = address;
+                continue;
+            }
+            let fragment = (word >> 7 & 0x1f) as u32;
+            // Only PDB0 may have PTEs; there all of the entry is one.
+            if level < 2 || word >> 5 & 1 == 0 || (level == 2 && fragment != 9) {
+                return Err(EIO);
+            }
+            if level == 3 {
+                walker.check_run(level, at, slot, fragment)?;
+            }
+            return Ok(Some(Found {
+                address: address | (addr as u64 & ((1 << low) - 1) & !0xfff),
+                writable: word >> 6 & 1 != 0,
+                device: word >> 1 & 1 == 0,
+                order: fragment,
+            }));
+        }
+        Err(EIO)
+    }
+}
+
+impl Walked for Radix4 {
+    /// As a page table of x86-64.
+    fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
+        let mut at = walker.root()?;
+        for level in 0..4u32 {
+            let low = 39 - 9 * level;
+            let word = walker.read(level, at, (addr >> low) & 0x1ff)?;
+            if word & 1 == 0 {
+                return Ok(None);
+            }
+            let address = word & !0xfff;
+            if level == 3 || word >> 7 & 1 != 0 {
+                return Ok(Some(Found {
+                    address: address | (addr as u64 & ((1 << low) - 1) & !0xfff),
+                    writable: word >> 1 & 1 != 0,
+                    device: word >> 9 & 1 != 0,
+                    order: low - 12,
+                }));
+            }
+            at = address;
+        }
+        Err(EIO)
+    }
+}
+
+/// Where pages of device memory are.
+const DEVICE_PAGES: u64 = 1 << 40;
+
+pub(super) fn memory() -> TableMemory {
+    TableMemory::plain().with_device_pages_at(DEVICE_PAGES)
+}
+
+/// Whether `found` is the translation for `entry`. The size is not compared.
+fn agrees(entry: Entry, found: Option<Found>) -> bool {
+    let Some(found) = found else {
+        return !entry.is_valid();
+    };
+    let base = if entry.is_device() { DEVICE_PAGES } else { 0 };
+    entry.is_valid()
+        && found.address == base + ((entry.number() as u64) << 12)
+        && found.writable == entry.may_be_dirty()
+        && found.device == entry.is_device()
+}
+
+/// Whether a walker finds each entry of the model.
+pub(super) fn image_agrees<F: Walked>(table: &Table<F>, model: &[Entry]) -> bool {
+    let walker = Walker::new(table);
+    model.iter().enumerate().all(|(index, entry)| {
+        let found = F::walk(&walker, index * PAGE_SIZE);
+        let right = found.is_ok_and(|found| agrees(*entry, found));
+        if !right {
+            pr_err!("image of page {index}: {found:?}, not {entry:?}\n");
+        }
+        right
+    })
+}
+
+fn order<F: Walked>(table: &Table<F>, addr: usize) -> Option<u32> {
+    let found = F::walk(&Walker::new(table), addr);
+    found.ok().flatten().map(|found| found.order)
+}
+
+/// Fails the test that calls the function, as `assert_eq!` does within a test itself.
+macro_rules! expect_eq {
+    ($found:expr, $expected:expr) => {
+        let (found, expected) = (&$found, &$expected);
+        if found != expected {
+            pr_err!("line {}: {found:?}, not {expected:?}\n", line!());
+            return Err(EINVAL);
+        }
+    };
+}
+
+/// Runs of 64 KiB of a table are there as long as their pages belong together.
+fn runs<F: Walked>() -> Result {
+    let mut table = Table::<F>::with(None, memory())?;
+    let at = 0x7f00_0010_0000;
+    let run = PageRange::from_pages(at, 16)?;
+    let last = PageRange::from_pages(at + 15 * PAGE_SIZE, 1)?;
+    // As long as one is missing each stands for itself. The last one makes the run, and a TLB has
+    // to forget the small ones.
+    fill(&mut table, PageRange::from_pages(at, 15)?, 64, true)?;
+    expect_eq!(order(&table, at), Some(0));
+    expect_eq!(fill(&mut table, last, 79, true)?, Some(run));
+    for index in 0..16 {
+        expect_eq!(order(&table, run.address(index)), Some(4));
+    }
+    // Nothing was there: nothing to flush.
+    let next = PageRange::from_pages(at + 16 * PAGE_SIZE, 48)?;
+    expect_eq!(fill(&mut table, next, 128, true)?, None);
+    expect_eq!(order(&table, next.start()), Some(4));
+    expect_eq!(order(&table, next.address(47)), Some(4));
+    // Other rights, then the same again.
+    let mut batch = table.batch();
+    table.for_each(last, &mut batch, |_, entry| {
+        *entry = entry.write_protected()
+    });
+    expect_eq!(flush(batch), Some(run));
+    expect_eq!(order(&table, at), Some(0));
+    expect_eq!(fill(&mut table, last, 79, true)?, Some(run));
+    expect_eq!(order(&table, at), Some(4));
+    // One page is removed.
+    expect_eq!(clear(&mut table, last), (1, Some(run)));
+    expect_eq!(order(&table, at), Some(0));
+    expect_eq!(order(&table, last.start()), None);
+    // In a row, and not aligned; aligned, and not in a row.
+    fill(&mut table, run, 65, true)?;
+    expect_eq!(order(&table, at), Some(0));
+    fill(&mut table, run, 64, true)?;
+    expect_eq!(order(&table, at), Some(4));
+    fill(&mut table, last, 99, true)?;
+    expect_eq!(order(&table, at), Some(0));
+    Ok(())
+}
+
+/// A leaf of 2 MiB becomes a table of runs, and a leaf again.
+fn splits<F: Walked>() -> Result {
+    let mut table = Table::<F>::with(None, memory())?;
+    let whole = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
+    let page = PageRange::from_pages(whole.address(100), 1)?;
+    fill(&mut table, whole, 1024, true)?;
+    expect_eq!(order(&table, whole.start()), Some(9));
+    // A TLB may have all of it as one.
+    expect_eq!(clear(&mut table, page), (1, Some(whole)));
+    expect_eq!(order(&table, page.start()), None);
+    expect_eq!(order(&table, whole.address(99)), Some(0));
+    expect_eq!(order(&table, whole.address(112)), Some(4));
+    expect_eq!(fill(&mut table, whole, 1024, true)?, Some(whole));
+    expect_eq!(order(&table, whole.address(99)), Some(9));
+    // The table that it had is used again, and is empty then.
+    for index in 0..64 {
+        let other = PageRange::from_pages((2 + index) * PMD_SIZE + 5 * PAGE_SIZE, 1)?;
+        fill(&mut table, other, 7, false)?;
+        let walker = Walker::new(&table);
+        for slot in 0..PMD_PAGES {
+            let addr = (2 + index) * PMD_SIZE + slot * PAGE_SIZE;
+            expect_eq!(F::walk(&walker, addr)?.is_some(), slot == 5);
+        }
+    }
+    Ok(())
+}
+
+#[kunit_tests(rust_hmm_images)]
+mod tests {
+    use super::*;
+    use crate::mm::dma::DmaDevice;
+
+    #[test]
+    fn walkers_find_what_random_updates_leave() -> Result {
+        let seed = 0x0dd_ba11_5eed_f00d;
+        agrees_with_model_and::<Lpae>(seed, memory(), Some(image_agrees))?;
+        agrees_with_model_and::<Gfx9>(seed, memory(), Some(image_agrees))?;
+        agrees_with_model_and::<Radix4>(seed, memory(), Some(image_agrees))
+    }
+
+    #[test]
+    fn pages_that_belong_together_are_a_run() -> Result {
+        runs::<Lpae>()?;
+        runs::<Gfx9>()
+    }
+
+    #[test]
+    fn a_split_leaf_becomes_runs_and_a_leaf_again() -> Result {
+        splits::<Lpae>()?;
+        splits::<Gfx9>()
+    }
+
+    #[test]
+    fn both_ends_of_the_address_space_are_walked() -> Result {
+        let mut table = Table::<Lpae>::with(None, memory())?;
+        let top = PageRange::from_pages((1 << 48) - PAGE_SIZE, 1)?;
+        fill(&mut table, PageRange::from_pages(0, 1)?, 5, true)?;
+        fill(&mut table, top, 6, true)?;
+        let walker = Walker::new(&table);
+        let address = |addr| Lpae::walk(&walker, addr).map(|found| found.map(|it| it.address));
+        assert_eq!(address(0), Ok(Some(5 << 12)));
+        assert_eq!(address(top.start()), Ok(Some(6 << 12)));
+        assert_eq!(address(PAGE_SIZE), Ok(None));
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_format_cannot_express_is_refused() -> Result {
+        let page = PageRange::from_pages(0x1000, 1)?;
+        let mut table = Table::<Lpae>::with(None, memory())?;
+        assert_eq!(fill(&mut table, page, 1 << 36, true), Err(EINVAL));
+        // With the address at which device memory begins it is too large.
+        let high = TableMemory::plain().with_device_pages_at(1 << 48);
+        let mut table = Table::<Lpae>::with(None, high)?;
+        let mut spares = table.reader().spares();
+        spares.refill()?;
+        let mut batch = table.batch();
+        let result = table.install(page, &mut spares, &mut batch, |_, entry| {
+            *entry = Entry::device(0, true);
+        });
+        assert_eq!((result, table.live()), (Err(EINVAL), 0));
+        let odd = TableMemory::plain().with_device_pages_at(1 << 20);
+        assert!(Table::<Lpae>::with(None, odd).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn without_memory_for_it_there_is_no_image() -> Result {
+        let table = Table::<Lpae>::new()?;
+        assert!(table.reader().root_address().is_none() && !table.pool.has_images());
+        Ok(())
+    }
+
+    #[test]
+    fn a_closed_device_has_no_table() -> Result {
+        let device = DmaDevice::software(c"table")?;
+        let mut table = Table::<Lpae>::with(None, TableMemory::coherent(&device))?;
+        let range = PageRange::from_pages(PMD_SIZE, 20)?;
+        fill(&mut table, range, 16, true)?;
+        assert_eq!(order(&table, PMD_SIZE), Some(4));
+        assert_eq!(device.close(), 0);
+        assert!(table.reader().root_address().is_none());
+        // The library has its own tree, and can still change it.
+        assert_eq!(table.get(PMD_SIZE), Entry::system(16, true));
+        fill(&mut table, range, 77, true)?;
+        assert_eq!(clear(&mut table, all()?).0, 20);
+        assert_eq!(table.live(), 0);
+        drop(table);
+        assert!(Table::<Lpae>::with(None, TableMemory::coherent(&device)).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The image of a table beside the model, write by write.
+
+use super::{decode::Leaf, *};
+use crate::mm::table_memory::{writes, TableMemory};
+use std::collections::HashMap;
+
+/// The memory of a device that walks.
+struct Device<F: Decode> {
+    words: HashMap<(u64, usize), u64>,
+    root: u64,
+    _format: core::marker::PhantomData<F>,
+}
+
+impl<F: Decode> Device<F> {
+    /// What the device finds for a page.
+    fn walk(&self, page: usize) -> Option<Leaf> {
+        let mut at = self.root;
+        for level in (0..F::LEVELS).rev() {
+            let slot = (page >> (F::BITS * level)) & (fan::<F>() - 1);
+            let word = self.words.get(&(at, slot)).copied().unwrap_or(0);
+            match F::decode(level, word) {
+                Decoded::Empty => return None,
+                Decoded::Table(address) => at = address,
+                Decoded::Leaf(leaf) => {
+                    let skip = page & ((1 << (F::BITS * level)) - 1);
+                    return Some(Leaf { number: leaf.number + skip, ..leaf });
+                }
+            }
+        }
+        panic!("a table at the last level");
+    }
+
+    /// What the device has for `page` in a TLB after it has walked to `other`, which is in the same
+    /// leaf.
+    fn cached(&self, other: usize, page: usize) -> Option<Leaf> {
+        let leaf = self.walk(other)?;
+        let together = other >> leaf.order == page >> leaf.order;
+        let number = leaf.number.wrapping_add(page).wrapping_sub(other);
+        together.then_some(Leaf { number, ..leaf })
+    }
+}
+
+/// A table with an image, its model, and the memory of the device.
+pub(super) struct Beside<F: Decode> {
+    both: Both<F>,
+    device: Device<F>,
+    base: usize,
+}
+
+impl<F: Decode> Beside<F> {
+    pub(super) fn new() -> Self {
+        writes();
+        // Narrow formats have no room for it.
+        let base = if F::can_hold(Entry::device(1 << 30, true)) { 1 << 20 } else { 0 };
+        let memory = TableMemory::plain().with_device_pages_at((base as u64) << 12);
+        let both = Both::<F>::with_memory(Look::Walks, memory);
+        let root = both.reader.root_address().expect("a root");
+        let device = Device { words: HashMap::new(), root, _format: Default::default() };
+        Self { both, device, base }
+    }
+
+    /// Whether `found` is what the model has as `entry`.
+    fn is(&self, found: Option<Leaf>, entry: Entry) -> bool {
+        let entry = Model::<F>::raw(entry);
+        let base = if entry.is_device() { self.base } else { 0 };
+        found.map_or(!entry.is_valid(), |leaf| {
+            entry.is_valid()
+                && leaf.number == entry.number() + base
+                && leaf.writable == entry.may_be_dirty()
+                && leaf.device == entry.is_device()
+        })
+    }
+
+    /// Pages to look at after each write: around the first and the last that change, and elsewhere.
+    fn probes(&self, before: &BTreeMap<usize, Entry>) -> Vec<usize> {
+        let after = &self.both.model.pages;
+        let mut changed = looked_at::<F>().filter(|page| before.get(page) != after.get(page));
+        let first = changed.next();
+        let last = changed.last().or(first);
+        let around = |page: usize| {
+            [page, page ^ 1, page & !15, page | 15, page.wrapping_sub(1), page + 1, page ^ 64]
+        };
+        let all = first.into_iter().chain(last).chain([base::<F>(0) + 7]).flat_map(around);
+        all.filter(|page| *page < total::<F>()).collect()
+    }
+
+    pub(super) fn apply(&mut self, op: &Op) {
+        let before = self.both.model.pages.clone();
+        let orders: BTreeMap<_, _> = before
+            .keys()
+            .map(|page| (*page, self.device.walk(*page).expect("there before").order))
+            .collect();
+        let flushes = matches!(op, Op::Start | Op::Wait(_));
+        self.both.apply(op);
+        let probes = self.probes(&before);
+        let old = |page: usize| before.get(&page).copied().unwrap_or(Entry::NONE);
+        for (address, slot, value) in writes() {
+            self.device.words.insert((address, slot), value);
+            for page in &probes {
+                let found = self.device.walk(*page);
+                let new = self.both.model.get(*page);
+                let right = self.is(found, old(*page)) || self.is(found, new);
+                assert!(right, "page {page}: {found:?}, not {:?} or {new:?}", old(*page));
+                for other in [page ^ 1, page & !15, page | 15] {
+                    if let Some(cached) = self.device.cached(other, *page) {
+                        let found = Some(cached);
+                        let right = self.is(found, old(*page)) || self.is(found, new);
+                        assert!(right, "page {page} by {other}: {found:?}");
+                    }
+                }
+            }
+        }
+        for page in looked_at::<F>() {
+            let (found, entry) = (self.device.walk(page), self.both.model.get(page));
+            assert!(self.is(found, entry), "page {page}: {found:?}, not {entry:?}");
+            self.check_order(page, found);
+            // A TLB must not have a page in two sizes.
+            let resized =
+                found.zip(orders.get(&page)).is_some_and(|(leaf, order)| leaf.order != *order);
+            if resized && !flushes {
+                let batch = self.both.batch.as_ref().unwrap();
+                let covered = batch.range().is_some_and(|range| range.contains(page * PAGE_SIZE));
+                assert!(covered, "page {page} has another size and is not flushed");
+            }
+        }
+    }
+
+    pub(super) fn end(self) {
+        self.both.end();
+    }
+
+    /// The largest run that the format has is used, below the leaves of the tree.
+    fn check_order(&self, page: usize, found: Option<Leaf>) {
+        let Some(leaf) = found else { return };
+        let is_run = |order: u32| {
+            let first = page >> order << order;
+            let mut all = (first..first + (1 << order)).map(|page| self.both.model.get(page));
+            let entry = all.next().unwrap();
+            let number = Model::<F>::raw(entry).number();
+            number % (1 << order) == 0
+                && entry.is_valid()
+                && all.zip(1..).all(|(other, index)| other == entry.plus(index))
+        };
+        let expected = match self.both.model.is_huge(page) {
+            true => F::BITS,
+            false => {
+                let runs = F::LEAVES.iter().copied().filter(|order| *order < F::BITS);
+                runs.filter(|order| is_run(*order)).max().unwrap()
+            }
+        };
+        assert_eq!(leaf.order, expected, "the size of page {page}");
+    }
+}

@@ -7,7 +7,6 @@
  * the very types of the kernel crate.
  */
 #include <linux/hmm.h>
-#include <linux/io-pgtable.h>
 #include <linux/migrate.h>
 #include <linux/memremap.h>
 #include <linux/mmu_notifier.h>
@@ -20,6 +19,3 @@
 #include "helpers.h"
 #include "managed.h"
 #include "pin.h"
-
-/* A macro that bindgen does not evaluate. */
-const unsigned long RUST_HMM_QUIRK_NO_WARN = IO_PGTABLE_QUIRK_NO_WARN;

@@ -92,8 +92,6 @@ classes! {
     connections = c"rust_hmm::connections";
     /// The table lock of a mirror of a driver in C.
     c_mirror = c"rust_hmm::c_mirror";
-    /// A page table of the kernel's own is changed.
-    io_pgtable = c"rust_hmm::io_pgtable";
     /// Memory of tables that a device walks is freed.
     table_memory = c"rust_hmm::table_memory";
     /// Somebody looks at a mirror or at device memory.

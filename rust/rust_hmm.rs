@@ -11,7 +11,6 @@
 //! - [`attributes`]: what a program says of ranges of its memory.
 //! - [`policy`]: what a device fault brings to the device.
 //! - [`pgtable`]: the table itself.
-//! - [`io_pgtable`]: a page table of the kernel's own that follows a mirror.
 //! - [`connection`]: how memory of one device reaches another.
 //! - [`managed`]: memory that CPU and devices use, and that migrates by itself.
 //! - [`host_lock`]: memory of a process that stays where it is, for devices.
@@ -45,6 +44,9 @@
 //! Spinlocks of a `space`, of its places, windows and doubts, are held for a moment, and nothing is taken under them. The
 //! mutexes under which mirrors are opened and attributes are watched are taken before all of these.
 //!
+//! `table_memory`, under which memory of tables that a device walks is freed, may be taken in
+//! reclaim; nothing is allocated under it, and none of the locks above is taken.
+//!
 //! What is mapped for a device has mutexes of its own, under which it is unmapped: `dma_closing` (windows of a table) is
 //! taken before the spinlock of their tree; `pci_users`, then `peer_mapped`; `dma_mappings`, then `dma_addresses`. None of
 //! the locks above is taken under them but that spinlock.
@@ -59,7 +61,6 @@ pub mod connection;
 pub mod events;
 pub mod host_lock;
 pub mod inject;
-pub mod io_pgtable;
 pub mod managed;
 pub mod memory;
 pub mod migrate;

@@ -3,6 +3,7 @@
 //! Flushes of a device's translations, and the proof that one is over.
 
 use super::addr::PageRange;
+use crate::bindings;
 
 /// Who flushes the device's TLBs, and waits for those who walk its page table.
 pub trait Flusher {
@@ -14,6 +15,15 @@ pub trait Flusher {
 
     /// Waits until no flushed translation is in use, and nobody walks the table who began before.
     fn wait(&self, pending: Self::Pending);
+}
+
+/// Waits for walks of a page table that are made in RCU read sections, and began before: for
+/// [`Flusher::wait`] of walkers in software. Context: may sleep.
+// Not inlined: drivers need not have the binding.
+#[inline(never)]
+pub fn wait_for_rcu_walks() {
+    // SAFETY: No requirements but that it may sleep; else the kernel complains.
+    unsafe { bindings::synchronize_rcu() };
 }
 
 /// Proof that a flush is over: whoever owns the pages may have them.

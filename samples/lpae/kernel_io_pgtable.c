@@ -1,11 +1,68 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The kernel's own page table code for 64-bit Arm, as a module: kernels for other machines do not have it. It is
- * compiled from the kernel's source as it is, for the tests.
+ * For tests: the kernel's own code for page tables of 64-bit Arm, compiled as it is, walks a table
+ * of the sample.
+ *
+ * /dev/hmm_lpae_walk takes one ioctl on four words: the address of the root, an address to
+ * translate, unused, and out: the physical address, 0 if there is none. The caller vouches for the
+ * root, which is that of an open file of the sample. It walks in an RCU section, and the sample
+ * waits for such before it frees what it has flushed.
  */
 #include <io-pgtable-arm.c>
-#include <io-pgtable.c>
+#include <linux/fs.h>
+#include <linux/miscdevice.h>
 #include <linux/module.h>
+#include <linux/rcupdate.h>
+#include <linux/uaccess.h>
 
-MODULE_DESCRIPTION("The kernel's io-pgtable with ARM LPAE, for tests");
+#define WALK _IOC(_IOC_READ | _IOC_WRITE, 'H', 0, 4 * sizeof(u64))
+
+static u64 walk(u64 root, u64 addr)
+{
+	/* Four levels of 9 bits, as for ias = 48. */
+	struct arm_lpae_io_pgtable data = {
+		.iop.fmt = ARM_64_LPAE_S1,
+		.pgd_bits = 9,
+		.start_level = 0,
+		.bits_per_level = 9,
+		.pgd = __va(root),
+	};
+	u64 phys;
+
+	rcu_read_lock();
+	phys = arm_lpae_iova_to_phys(&data.iop.ops, addr);
+	rcu_read_unlock();
+	return phys;
+}
+
+static long walk_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+{
+	u64 words[4];
+
+	if (_IOC_NR(cmd) != _IOC_NR(WALK) || _IOC_SIZE(cmd) != sizeof(words))
+		return -ENOTTY;
+	if (copy_from_user(words, (void __user *)arg, sizeof(words)))
+		return -EFAULT;
+	if (!words[0] || !pfn_valid(words[0] >> PAGE_SHIFT))
+		return -EINVAL;
+	words[3] = walk(words[0], words[1]);
+	if (copy_to_user((void __user *)arg, words, sizeof(words)))
+		return -EFAULT;
+	return 0;
+}
+
+static const struct file_operations walk_fops = {
+	.owner = THIS_MODULE,
+	.unlocked_ioctl = walk_ioctl,
+};
+
+static struct miscdevice walk_device = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = "hmm_lpae_walk",
+	.fops = &walk_fops,
+	.mode = 0600,
+};
+module_misc_device(walk_device);
+
+MODULE_DESCRIPTION("The kernel's io-pgtable with ARM LPAE walks tables, for tests");
 MODULE_LICENSE("GPL");

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A device that walks a page table of the kernel's own: ARM64 LPAE, by `kernel::iommu::pgtable`, as the GPUs of Arm. It
-//! only mirrors, as `samples/mirror_only`.
+//! A device with a hardware walker: its page table is in the format of 64-bit Arm, as for its GPUs.
+//! It only mirrors, as `samples/mirror_only`.
 //!
-//! `/dev/hmm_lpae` takes ioctls on four words: the two of `/dev/hmm_mirror_only`, and one that asks where a walk ends.
+//! `/dev/hmm_lpae` takes ioctls on four words: the two of `/dev/hmm_mirror_only`, and one that
+//! returns where the hardware finds the root of the table.
 
 #![forbid(unsafe_code)]
 
-use kernel::{faux, prelude::*, sync::Arc};
+use kernel::{prelude::*, sync::Arc};
 use rust_hmm::{
-    io_pgtable::{Calls, LpaeTable},
     memory::{CopyJob, Memory, MemoryOps},
-    mirror::{Device, TableGuard},
-    mm::addr::PageRange,
+    mirror::{Device, Mirror},
+    mm::{addr::PageRange, flush::wait_for_rcu_walks, table_memory::TableMemory},
     node::{FileOps, Node, OpenFile},
-    pgtable::Radix4,
+    pgtable::formats::Lpae as Format,
 };
 use sum::Sums;
 
@@ -25,23 +25,20 @@ module! {
     type: Lpae,
     name: "rust_lpae",
     authors: ["The rust_hmm authors"],
-    description: "A device on rust_hmm with a page table of the kernel's own",
+    description: "A device on rust_hmm that walks a page table in Arm's format",
     license: "GPL",
 }
 
-/// The physical address at which a walk of the first page ends, 0: none. The other words are how often the table's
-/// lock was taken, and the calls that mapped pages in a row and that took such out.
-const WALK: u32 = 2;
+/// Address of the root of the table.
+const ROOT: u32 = 2;
 
 /// Its address names this type of device.
 static KIND: u8 = 0;
 
 static FILE_OPS: FileOps<LpaeFile> = FileOps::new();
 
-/// The hardware: without memory, and without a TLB to flush. It reads what its page table says.
-struct Hardware {
-    table: Pin<KBox<LpaeTable>>,
-}
+/// The hardware: without memory. Walks of its table are made in RCU read sections.
+struct Hardware;
 
 impl MemoryOps for Hardware {
     fn copy(&self, job: CopyJob) {
@@ -52,7 +49,7 @@ impl MemoryOps for Hardware {
 
 impl Device for Hardware {
     type Memory = Self;
-    type Format = Radix4;
+    type Format = Format;
     type Walker = ();
     type Flush = ();
 
@@ -60,39 +57,26 @@ impl Device for Hardware {
         None
     }
 
-    fn flush_sleeps(&self) -> bool {
-        false
+    fn table_memory(&self) -> TableMemory {
+        // The walker uses physical addresses. Hardware behind an IOMMU has
+        // `TableMemory::coherent()`.
+        TableMemory::plain()
     }
 
-    fn flush_start(&self, range: PageRange) {
-        // Then the TLB would be told.
-        self.table.unmap(range);
-    }
+    fn flush_start(&self, _range: PageRange) {}
 
-    fn flush_wait(&self, (): ()) {}
+    fn flush_wait(&self, (): ()) {
+        // A driver of hardware waits for the invalidation of its TLB here.
+        wait_for_rcu_walks();
+    }
 }
 
-// It has no memory of its own: where that would be does not matter.
 impl sum::Hardware for Hardware {
-    fn present(&self, table: &TableGuard<'_, Self>, range: PageRange) -> Result<usize> {
-        self.table.present(table, range, |_| 0)
-    }
-
-    fn follow(&self, table: &TableGuard<'_, Self>, range: PageRange) -> Result {
-        self.table.follow(table, range, |_| 0).map(|_pages| ())
-    }
-
-    fn command(&self, number: u32, addr: usize) -> Result<[u64; 4]> {
-        if number != WALK {
-            return Err(EINVAL);
+    fn command(mirror: &Mirror<Self>, number: u32) -> Result<[u64; 4]> {
+        match number {
+            ROOT => Ok([0, 0, 0, mirror.table_root().ok_or(ENODEV)?]),
+            _ => Err(EINVAL),
         }
-        let Calls {
-            locks,
-            maps,
-            unmaps,
-        } = self.table.calls();
-        let found = self.table.physical(addr).unwrap_or(0);
-        Ok([locks, maps, unmaps, found])
     }
 }
 
@@ -100,15 +84,12 @@ impl sum::Hardware for Hardware {
 struct LpaeFile(Sums<Hardware>);
 
 impl OpenFile for LpaeFile {
-    type Device = faux::Registration;
+    type Device = ();
 
-    fn open(device: Arc<faux::Registration>) -> Result<Pin<KBox<Self>>> {
+    fn open(_device: Arc<()>) -> Result<Pin<KBox<Self>>> {
         let current = current!();
         let mm = current.mm().ok_or(EINVAL)?;
-        let hardware = Hardware {
-            table: LpaeTable::new(device)?,
-        };
-        let sums = Sums::new(rust_hmm::new_mirror!(mm, hardware)?, &KIND)?;
+        let sums = Sums::new(rust_hmm::new_mirror!(mm, Hardware)?, &KIND)?;
         Ok(KBox::pin(Self(sums), GFP_KERNEL_ACCOUNT)?)
     }
 
@@ -124,7 +105,7 @@ struct Lpae {
 
 impl kernel::Module for Lpae {
     fn init(module: &'static ThisModule) -> Result<Self> {
-        let device = Arc::new(faux::Registration::new(c"hmm_lpae", None)?, GFP_KERNEL)?;
+        let device = Arc::new((), GFP_KERNEL)?;
         let node = Node::new(c"hmm_lpae", &FILE_OPS, module, device);
         Ok(Self {
             _node: KBox::pin_init(node, GFP_KERNEL)?,

@@ -14,7 +14,7 @@ use kernel::{
     uaccess::UserSlice, //
 };
 use rust_hmm::{
-    mirror::{Device, Mirror, Place, TableGuard},
+    mirror::{Device, Mirror, Place},
     mm::{
         addr::PageRange,
         fence::Fence,
@@ -38,20 +38,9 @@ const PATIENCE: Delta = Delta::from_secs(60);
 
 /// What differs between such devices.
 pub(crate) trait Hardware: Device {
-    /// Pages of `range` from the start on that the hardware finds. By default what the mirror has.
-    fn present(&self, table: &TableGuard<'_, Self>, range: PageRange) -> Result<usize> {
-        Ok(table.present(range))
-    }
-
-    /// There may be more of `range` than there was, after a fault.
-    fn follow(&self, table: &TableGuard<'_, Self>, range: PageRange) -> Result {
-        let _ = (table, range);
-        Ok(())
-    }
-
-    /// Serves another ioctl, about the page at `addr`, by four words. `EINVAL` if there is none.
-    fn command(&self, number: u32, addr: usize) -> Result<[u64; 4]> {
-        let _ = (number, addr);
+    /// Serves another ioctl by four words. `EINVAL` if there is none.
+    fn command(mirror: &Mirror<Self>, number: u32) -> Result<[u64; 4]> {
+        let _ = (mirror, number);
         Err(EINVAL)
     }
 }
@@ -74,8 +63,7 @@ impl<D: Hardware> Client<D> {
     fn add(&self, range: PageRange, page: &mut [u8]) -> Result<(usize, u64)> {
         let (mut pages, mut sum) = (0, 0u64);
         let table = self.mirror.lock_table()?;
-        let present = self.mirror.device().present(&table, range)?;
-        while pages < present {
+        while pages < range.pages() {
             let Some(Place::Cpu(contents)) = table.readable(range.address(pages)) else {
                 break;
             };
@@ -106,8 +94,6 @@ impl<D: Hardware> Client<D> {
             rest = left.from_address(left.start() + pages * PAGE_SIZE);
             if let Some(left) = rest.and_then(|left| left.pmd_pieces().next()) {
                 self.mirror.fault(left, Access::Read)?;
-                let table = self.mirror.lock_table()?;
-                self.mirror.device().follow(&table, left)?;
             }
         }
         Ok(total)
@@ -146,8 +132,7 @@ impl<D: Hardware> Sums<D> {
                 fences.push(Fence::of(&dma)?, GFP_KERNEL)?;
             }
             number => {
-                let device = self.client.mirror.device();
-                for word in device.command(number, range.start())? {
+                for word in D::command(&self.client.mirror, number)? {
                     output.write(&word)?;
                 }
                 return Ok(0);

@@ -24,12 +24,6 @@ mod attributes;
 mod attributes_properties;
 mod locks;
 
-mod io_pgtable {
-    mod batch;
-    #[path = "../properties/io_pgtable.rs"]
-    pub(crate) mod properties;
-}
-
 mod memory {
     mod lru;
     #[path = "../properties/lru.rs"]
@@ -64,7 +58,6 @@ use stand_ins::{alarm, deferred, inject, mirror, overhead, thread};
 fn main() {
     harness::main(&[
         pgtable::properties::ALL,
-        io_pgtable::properties::ALL,
         mm::range_map_properties::ALL,
         attributes_properties::ALL,
         mm::device_alloc::properties::ALL,

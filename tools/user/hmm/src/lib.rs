@@ -52,7 +52,7 @@ pub use errno::Errno;
 pub use lock::{Locked, LockedRange};
 pub use managed::{Managed, ManagedFlags};
 pub use mapping::{Mapping, Prot, View};
-pub use mirror_only::MirrorOnly;
+pub use mirror_only::{LpaeWalk, MirrorOnly};
 pub use procfs::Settings;
 pub use pull::{Connection, Pulled};
 pub use queue::{Event, Fence, Queue, QueueOp, State, SyncFile};

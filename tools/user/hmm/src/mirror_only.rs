@@ -10,17 +10,6 @@ use std::os::fd::AsRawFd;
 #[derive(Debug)]
 pub struct MirrorOnly(File);
 
-/// How often a page table was locked, and asked to map pages in a row and to take such out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TableCalls {
-    /// Times that the lock was taken.
-    pub locks: u64,
-    /// Calls to map.
-    pub maps: u64,
-    /// Calls to take out.
-    pub unmaps: u64,
-}
-
 impl MirrorOnly {
     /// Opens it for the address space of the calling process.
     pub fn open() -> Result<MirrorOnly, Errno> {
@@ -52,22 +41,34 @@ impl MirrorOnly {
         Errno::check(ret.into()).map(|_| words[3])
     }
 
-    /// Where the hardware's walk of the page at `addr` ends, for the sample that has such; 0: nowhere.
-    pub fn walk(&self, addr: usize) -> Result<u64, Errno> {
-        self.walk_words(addr).map(|words| words[3])
+    /// Where the hardware finds the root of its table, for the sample whose hardware walks.
+    pub fn table_root(&self) -> Result<u64, Errno> {
+        four_words(&self.0, 2, [0, 1, 0, 0])
+    }
+}
+
+/// The kernel's code that walks tables in the format of Arm: an open `/dev/hmm_lpae_walk`.
+#[derive(Debug)]
+pub struct LpaeWalk(File);
+
+impl LpaeWalk {
+    /// Opens it.
+    pub fn open() -> Result<LpaeWalk, Errno> {
+        let file = OpenOptions::new().read(true).write(true).open("/dev/hmm_lpae_walk")?;
+        Ok(LpaeWalk(file))
     }
 
-    /// What the hardware's table was asked until now, for the same sample.
-    pub fn table_calls(&self) -> Result<TableCalls, Errno> {
-        let [locks, maps, unmaps, _] = self.walk_words(0)?;
-        Ok(TableCalls { locks, maps, unmaps })
+    /// Where a walk of the page at `addr` ends, in the table with this root; 0: nowhere. The table
+    /// must be in use.
+    pub fn walk(&self, root: u64, addr: usize) -> Result<u64, Errno> {
+        four_words(&self.0, 0, [root, addr as u64, 0, 0])
     }
+}
 
-    fn walk_words(&self, addr: usize) -> Result<[u64; 4], Errno> {
-        let mut words = [addr as u64, 1, 0, 0];
-        let request = iowr(2, size_of_val(&words));
-        // SAFETY: four words, of which the kernel writes no more.
-        let ret = unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, words.as_mut_ptr()) };
-        Errno::check(ret.into()).map(|_| words)
-    }
+/// The last of four words that an ioctl writes.
+fn four_words(file: &File, number: u8, mut words: [u64; 4]) -> Result<u64, Errno> {
+    let request = iowr(number, size_of_val(&words));
+    // SAFETY: four words, of which the kernel writes no more.
+    let ret = unsafe { libc::ioctl(file.as_raw_fd(), request as _, words.as_mut_ptr()) };
+    Errno::check(ret.into()).map(|_| words[3])
 }

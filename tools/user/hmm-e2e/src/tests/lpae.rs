@@ -1,42 +1,71 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The sample whose device walks a page table of the kernel's own: ARM64 LPAE.
+//! The sample whose hardware walks its table, in the format of 64-bit Arm. Walks are made by the
+//! kernel's own code.
 
 use super::mirror_only::{reads, Loaded};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::huge;
 use crate::{check, check_eq};
 use hmm::inject::{self, Kernel, Kind, Source};
-use hmm::mirror_only::TableCalls;
-use hmm::{pagemap, pattern, Errno, Mapping, MirrorOnly, Prot, SyncFile, PAGE_SIZE};
+use hmm::{
+    pagemap, pattern, Errno, LpaeWalk, Mapping, MirrorOnly, Prot, SyncFile, HUGE_PAGES, PAGE_SIZE,
+};
+use std::time::{Duration, Instant};
 
 const OURS: &str = "needs our library";
 const NAME: &str = "rust_lpae";
 const NODE: &str = "hmm_lpae";
-/// The kernel's code for it, where the kernel itself has none.
-const FORMAT: &str = "hmm_io_pgtable";
+/// The kernel's code that walks.
+const WALK: &str = "hmm_io_pgtable";
 const PAGES: usize = 700;
 /// So often pages fail in the queue's thread, and so many of a hundred.
 const TRIES: usize = 40;
-const PERCENT: u32 = 20;
+const PERCENT: u32 = 2;
+/// Blocks of 2 MiB with a page.
+const BLOCKS: usize = 32;
 
 pub const TESTS: &[Test] = &[
-    Test::new("lpae", "reads_memory_after_fences_of_another_driver", |ctx| {
-        let _format = format(ctx)?;
-        reads(ctx, NAME, NODE)
-    })
-    .only_rust(OURS),
+    Test::new("lpae", "reads_memory_after_fences_of_another_driver", |ctx| reads(ctx, NAME, NODE))
+        .only_rust(OURS),
     Test::new("lpae", "its_entries_follow_the_process", follows).only_rust(OURS),
-    Test::new("lpae", "pages_in_a_row_are_one_call", runs).only_rust(OURS),
-    Test::new("lpae", "scattered_pages_share_a_lock", batches).only_rust(OURS),
+    Test::new("lpae", "walks_find_pages_while_others_come_and_go", comes_and_goes).only_rust(OURS),
     Test::new("lpae", "without_memory_it_fails_and_the_next_time_it_works", no_memory)
         .only_rust(OURS)
         .seconds(120),
 ];
 
-/// The format as a module, unless the kernel has it.
-fn format(ctx: &Ctx) -> Result<Option<Loaded>, Stop> {
-    let built = ctx.modules.join(format!("{FORMAT}.ko")).exists();
-    built.then(|| Loaded::new(ctx, FORMAT)).transpose()
+/// The sample, open, and the kernel's code that walks its table.
+struct Walked {
+    device: MirrorOnly,
+    walk: LpaeWalk,
+    root: u64,
+    _loaded: [Loaded; 2],
+}
+
+impl Walked {
+    fn open(ctx: &Ctx) -> Result<Walked, Stop> {
+        let loaded = [Loaded::new(ctx, NAME)?, Loaded::new(ctx, WALK)?];
+        let device = MirrorOnly::open_node(NODE).what("open the sample")?;
+        let walk = LpaeWalk::open().what("open the walker")?;
+        let root = device.table_root().what("root of the table")?;
+        Ok(Walked { device, walk, root, _loaded: loaded })
+    }
+
+    /// Where a walk of the page at `addr` ends; 0: nowhere.
+    fn walk(&self, addr: usize) -> Result<u64, Stop> {
+        self.walk.walk(self.root, addr).what("walk")
+    }
+
+    fn sum(&self, map: &Mapping) -> Result<u64, Errno> {
+        let none: Option<&SyncFile> = None;
+        self.device.sum(map.addr(), map.pages(), none)
+    }
+}
+
+/// Where the pages of `map` are, by what the kernel says.
+fn addresses(map: &Mapping) -> Result<Vec<u64>, Stop> {
+    let frames = pagemap::pfns(map.addr(), map.pages()).what("page frames")?;
+    Ok(frames.iter().map(|frame| frame * PAGE_SIZE as u64).collect())
 }
 
 /// Opens the device, and has it add up the words of a mapping.
@@ -47,7 +76,6 @@ fn open_and_sum(map: &Mapping) -> Result<u64, Errno> {
 
 /// Each allocation fails once: of the page table, of what is in it, and of all else.
 fn no_memory(ctx: &Ctx) -> Outcome {
-    let _format = format(ctx)?;
     let _loaded = Loaded::new(ctx, NAME)?;
     let map = Mapping::anon(PAGES)?;
     map.fill(4);
@@ -78,27 +106,43 @@ fn no_memory(ctx: &Ctx) -> Outcome {
         println!("# {kind:?}: {failures} failures, {told} told as errors");
         check!(told != 0, "none of {failures} failures of {kind:?} was told");
     }
-    no_tables(&map, sum)
+    no_tables()
 }
 
-/// The tables of the format are allocated by the queue's thread, in which no single failure can be asked for.
-fn no_tables(map: &Mapping, sum: u64) -> Outcome {
+/// More tables are allocated by the queue's thread, in which no single failure can be asked for.
+fn no_tables() -> Outcome {
     let none: Option<&SyncFile> = None;
+    // One page in each 2 MiB: more tables than are allocated together when the device is opened.
+    let map = Mapping::anon(BLOCKS * HUGE_PAGES)?;
+    map.forbid_huge()?;
+    let mut expected = 0;
+    for block in 0..BLOCKS {
+        let value = block as u64 + 1;
+        map.set(block * HUGE_PAGES, 0, value);
+        expected += value;
+    }
+    let sum = |device: &MirrorOnly| -> Result<u64, Errno> {
+        let mut total = 0;
+        for block in 0..BLOCKS {
+            total += device.sum(map.page_addr(block * HUGE_PAGES), 1, none)?;
+        }
+        Ok(total)
+    };
     let (mut told, mut read) = (0, 0);
     for round in 0..TRIES {
         let device = MirrorOnly::open_node(NODE).what("open the device")?;
         let kernel = Kernel::prepare(&[Kind::Pages], PERCENT).what("prepare failing pages")?;
-        let result = device.sum(map.addr(), map.pages(), none);
+        let result = sum(&device);
         drop(kernel);
         match result {
             Ok(found) => {
-                check_eq!(found, sum, "the sum, try {round}");
+                check_eq!(found, expected, "the sum, try {round}");
                 read += 1;
             }
             Err(Errno::ENOMEM) => told += 1,
             Err(error) => return Err(Stop::Fail(format!("try {round}: {error}"))),
         }
-        check_eq!(device.sum(map.addr(), map.pages(), none), Ok(sum), "the sum after try {round}");
+        check_eq!(sum(&device), Ok(expected), "the sum after try {round}");
     }
     println!("# {TRIES} tries, {PERCENT} % of the pages fail: {told} told as errors");
     check!(told != 0 && read != 0, "{told} failed, {read} did not");
@@ -113,14 +157,11 @@ fn sum_of(map: &Mapping) -> u64 {
 }
 
 fn follows(ctx: &Ctx) -> Outcome {
-    let _format = format(ctx)?;
-    let _loaded = Loaded::new(ctx, NAME)?;
-    let device = MirrorOnly::open_node(NODE).what("open the sample")?;
+    let walked = Walked::open(ctx)?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
-    let none: Option<&SyncFile> = None;
-    let sum = || device.sum(map.addr(), PAGES, none).what("sum");
-    let walk = |page: usize| device.walk(map.page_addr(page)).what("walk");
+    let sum = || walked.sum(&map).what("sum");
+    let walk = |page: usize| walked.walk(map.page_addr(page));
     let mapped = || -> Result<usize, Stop> {
         let mut count = 0;
         for page in 0..PAGES {
@@ -131,18 +172,15 @@ fn follows(ctx: &Ctx) -> Outcome {
     check_eq!(mapped()?, 0, "entries before an access");
     check_eq!(sum()?, sum_of(&map), "the sum");
     check_eq!(mapped()?, PAGES, "entries after it");
-    for page in [0, 1, 511, 512, PAGES - 1] {
-        let entries = pagemap::read(map.page_addr(page), 1).what("page frame")?;
-        let frame = entries.first().and_then(|entry| entry.pfn()).unwrap_or(0);
-        check_eq!(walk(page)?, frame * PAGE_SIZE as u64, "where the walk of page {page} ends");
+    for (page, address) in addresses(&map)?.into_iter().enumerate() {
+        check_eq!(walk(page)?, address, "where the walk of page {page} ends");
     }
     // What goes away there, goes away here. More may go: the kernel announces all of the 2 MiB where it splits a mapping.
     map.protect_pages(Prot::None, 100, 50)?;
     for page in 100..150 {
         check_eq!(walk(page)?, 0, "where the walk of page {page} ends, which is not readable");
     }
-    let refused = device.sum(map.addr(), PAGES, none);
-    check_eq!(refused, Err(Errno::EFAULT), "a sum over what is not readable");
+    check_eq!(walked.sum(&map), Err(Errno::EFAULT), "a sum over what is not readable");
     map.protect_pages(Prot::ReadWrite, 100, 50)?;
     // The child writes, and so gets pages of its own; what the device reads are the parent's.
     let before = sum_of(&map);
@@ -160,74 +198,52 @@ fn follows(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// What the table of `device` is asked while `f` runs.
-fn calls_of(device: &MirrorOnly, f: impl FnOnce() -> Outcome) -> Result<TableCalls, Stop> {
-    let before = device.table_calls().what("count")?;
-    f()?;
-    let after = device.table_calls().what("count")?;
-    Ok(TableCalls {
-        // Counting takes it, too.
-        locks: after.locks - before.locks - 1,
-        maps: after.maps - before.maps,
-        unmaps: after.unmaps - before.unmaps,
-    })
-}
-
-/// Has the device read `map`, and says what that took.
-fn calls_of_sum(device: &MirrorOnly, map: &Mapping) -> Result<TableCalls, Stop> {
-    let expected = sum_of(map);
-    let none: Option<&SyncFile> = None;
-    calls_of(device, || {
-        check_eq!(device.sum(map.addr(), map.pages(), none).what("sum")?, expected, "the sum");
-        Ok(())
-    })
-}
-
-fn runs(ctx: &Ctx) -> Outcome {
-    let _format = format(ctx)?;
-    let _loaded = Loaded::new(ctx, NAME)?;
-    let device = MirrorOnly::open_node(NODE).what("open the sample")?;
-    const HUGE: usize = 4;
-    let map = huge(HUGE, 5)?;
-    let mapping = calls_of_sum(&device, &map)?;
-    // Each table of the format is filled by a call, and each 2 MiB is a device fault. The locks are 64 walks each.
-    check_eq!(mapping.maps, HUGE as u64, "calls to map {HUGE} huge pages");
-    check!(mapping.locks < 20 * HUGE as u64, "locks: {mapping:?}");
-    let removing = calls_of(&device, || {
-        map.advise_pages(libc::MADV_DONTNEED, 0, map.pages()).map_err(Stop::from)
+/// Pages of a leaf of 2 MiB and of its runs lose and get their entries. A walk to one of the others
+/// always ends at it.
+fn comes_and_goes(ctx: &Ctx) -> Outcome {
+    const GO: [usize; 3] = [5, 100, 511];
+    let walked = Walked::open(ctx)?;
+    let map = huge(1, 5)?;
+    // VMAs of their own with the same rights: where the kernel splits a VMA, it announces all of the
+    // 2 MiB.
+    for page in GO {
+        map.advise_pages(libc::MADV_DONTDUMP, page, 1)?;
+    }
+    let expected = sum_of(&map);
+    check_eq!(walked.sum(&map), Ok(expected), "the sum");
+    let there = addresses(&map)?;
+    let (mut walks, mut gone, mut failed) = (0u64, 0u64, None);
+    let rounds = std::thread::scope(|scope| {
+        let changes = scope.spawn(|| -> Result<u64, Stop> {
+            let end = Instant::now() + Duration::from_millis(1500);
+            let mut rounds = 0;
+            while Instant::now() < end || rounds < 20 {
+                let page = GO[rounds as usize % GO.len()];
+                map.protect_pages(Prot::None, page, 1)?;
+                map.protect_pages(Prot::ReadWrite, page, 1)?;
+                check_eq!(walked.sum(&map), Ok(expected), "the sum in round {rounds}");
+                rounds += 1;
+            }
+            Ok(rounds)
+        });
+        while !changes.is_finished() && failed.is_none() {
+            for (page, address) in there.iter().enumerate() {
+                match walked.walk(map.page_addr(page)) {
+                    Ok(found) if found == *address => {}
+                    Ok(0) if GO.contains(&page) => gone += 1,
+                    Ok(found) => {
+                        failed = Some(format!("page {page}: {found:#x}, not {address:#x}"));
+                        break;
+                    }
+                    Err(error) => return Err(error),
+                }
+                walks += 1;
+            }
+        }
+        changes.join().unwrap_or_else(|_| Err(Stop::Fail("the thread panicked".into())))
     })?;
-    check_eq!(removing.unmaps, HUGE as u64, "calls to take them out");
-    check!(removing.locks <= 2 * HUGE as u64, "locks: {removing:?}");
-    check_eq!(device.walk(map.page_addr(700)).what("walk")?, 0, "a page that has gone");
-    Ok(())
-}
-
-fn batches(ctx: &Ctx) -> Outcome {
-    let _format = format(ctx)?;
-    let _loaded = Loaded::new(ctx, NAME)?;
-    let device = MirrorOnly::open_node(NODE).what("open the sample")?;
-    // Page after page of two mappings in turn, so that hardly any two are in a row.
-    let (map, other) = (Mapping::anon(PAGES)?, Mapping::anon(PAGES)?);
-    for map in [&map, &other] {
-        map.forbid_huge()?;
-    }
-    for page in 0..PAGES {
-        map.set(page, 0, page as u64);
-        other.set(page, 0, 0);
-    }
-    let mapping = calls_of_sum(&device, &map)?;
-    let entries = pagemap::read(map.addr(), PAGES).what("page frames")?;
-    let frames: Vec<_> = entries.iter().map(|entry| entry.pfn().unwrap_or(0)).collect();
-    let breaks = frames.windows(2).filter(|pair| pair[1] != pair[0] + 1).count() as u64;
-    let tables = 4;
-    check!(breaks > PAGES as u64 / 8, "the memory is not scattered: {breaks} breaks");
-    check!(mapping.maps <= breaks + 1 + 2 * tables, "{mapping:?} for {breaks} breaks");
-    // 32 runs share a lock, and so do 64 walks.
-    let (runs, walks) = (mapping.maps / 32, 2 * PAGES as u64 / 64);
-    check!(mapping.locks <= runs + walks + 4 * tables, "{mapping:?}");
-    let removing =
-        calls_of(&device, || map.advise_pages(libc::MADV_DONTNEED, 0, PAGES).map_err(Stop::from))?;
-    check!(removing.unmaps <= tables, "scattered pages that go: {removing:?}");
-    check!(removing.locks <= 2 * tables, "scattered pages that go: {removing:?}");
+    println!("# {rounds} rounds, {walks} walks, {gone} to a page that had gone");
+    check!(failed.is_none(), "a walk of a page that stays: {failed:?}");
+    check_eq!(addresses(&map)?, there, "where the pages are");
     Ok(())
 }

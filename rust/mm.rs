@@ -57,3 +57,4 @@ mod tests;
 pub(crate) mod trace;
 pub mod user;
 pub(crate) mod word;
+pub(crate) mod zeroed;

@@ -7,15 +7,21 @@ use super::{
     image::Images,
     tree::{self, Cell}, //
 };
-use crate::mm::table_memory::TableMemory;
+use crate::mm::{
+    table_memory::TableMemory,
+    zeroed, //
+};
 use core::marker::PhantomData;
 use kernel::{
     prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic, AtomicFlag}, //
 };
 
-/// Table pages that are allocated together.
+/// Most table pages that are allocated together.
 pub(super) const CHUNK: usize = 32;
+
+// A new page is zeroed.
+const _: () = assert!(tree::EMPTY == 0);
 
 /// No table page.
 pub(super) const NIL: u32 = u32::MAX;
@@ -47,13 +53,15 @@ pub(super) struct Chunk<F: Format> {
 }
 
 impl<F: Format> Chunk<F> {
-    pub(super) fn new(memory: &TableMemory) -> Result<Self> {
-        let mut cells = KVVec::with_capacity(CHUNK * fan::<F>(), GFP_KERNEL_ACCOUNT)?;
-        for _ in 0..CHUNK * fan::<F>() {
-            cells.push(Cell::new(tree::EMPTY), GFP_KERNEL_ACCOUNT)?;
-        }
-        let mut meta = KVVec::with_capacity(CHUNK, GFP_KERNEL_ACCOUNT)?;
-        for _ in 0..CHUNK {
+    /// One of `pages` pages. Context: may sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; those of [`Images::new`].
+    pub(super) fn new(memory: &TableMemory, pages: usize) -> Result<Self> {
+        let cells = zeroed::words(pages * fan::<F>(), GFP_KERNEL_ACCOUNT)?;
+        let mut meta = KVVec::with_capacity(pages, GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..pages {
             let new = Meta {
                 used: Atomic::new(0),
                 bounds: Atomic::new(NO_BOUNDS),
@@ -64,10 +72,15 @@ impl<F: Format> Chunk<F> {
         Ok(Self {
             cells,
             meta,
-            images: Images::new(memory)?,
+            images: Images::new(memory, pages)?,
             free: Atomic::new(0),
             going: AtomicFlag::new(false),
         })
+    }
+
+    /// Its pages.
+    pub(super) fn pages(&self) -> usize {
+        self.meta.len()
     }
 }
 

@@ -59,15 +59,13 @@ const fn groups<F: Format>() -> usize {
 }
 
 impl<F: Format> Images<F> {
-    /// Images of [`CHUNK`](super::chunk::CHUNK) empty tables; `None` without table memory. Context:
-    /// may sleep.
+    /// Images of `count` empty tables; `None` without table memory. Context: may sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`; `ENODEV` if the device is closed; `EINVAL` if the format cannot express where the
     /// memory is.
-    pub(super) fn new(memory: &TableMemory) -> Result<Option<Self>> {
-        let count = super::chunk::CHUNK;
+    pub(super) fn new(memory: &TableMemory, count: usize) -> Result<Option<Self>> {
         let Some(units) = Units::new(memory, count, unit::<F>())? else {
             return Ok(None);
         };

@@ -6,6 +6,7 @@
 
 use super::{
     chunk::{Chunk, Meta, Page, CHUNK, NIL},
+    directory::Directory,
     entry::Entry,
     flush::FlushBatch,
     format::{fan, Format},
@@ -16,11 +17,7 @@ use super::{
 use crate::{
     inject::{fails, Point},
     locks,
-    mm::{
-        rcu_slot::{RcuSlot, Retired},
-        shrinker::Shrink,
-        table_memory::TableMemory,
-    },
+    mm::{rcu_slot::Retired, shrinker::Shrink, table_memory::TableMemory},
     overhead, //
 };
 use core::{marker::PhantomData, mem::size_of};
@@ -35,8 +32,9 @@ use kernel::{
     },
 };
 
-/// Most chunks: with 9 bits a level, tables for 512 GiB of small pages.
-const CHUNKS: usize = 8192;
+/// Pages of the first chunks, so that a table with few pages is small. The first one has the root
+/// only, and stays.
+const FIRST: [usize; 3] = [1, 8, 16];
 
 /// Most chunks that go at a time.
 const GOING: usize = 16;
@@ -69,14 +67,16 @@ impl List {
 /// All table pages of one table.
 #[pin_data(PinnedDrop)]
 pub(super) struct Pool<F: Format> {
-    chunks: KVVec<RcuSlot<Chunk<F>>>,
+    chunks: Directory<Chunk<F>>,
     /// Where images are, for a device that walks by itself.
     memory: TableMemory,
     /// Chunks that there are, or are being added.
     count: Atomic<usize>,
+    /// Their pages.
+    pages: Atomic<usize>,
     /// Places for chunks that were ever used; those from here on were not.
     top: Atomic<usize>,
-    /// Chunks of which all pages are free. Changed under the lock of `free`.
+    /// Pages of chunks of which all pages are free. Changed under the lock of `free`.
     whole: Atomic<usize>,
     /// Huge leaves in the table; only who changes it writes this.
     huge: Atomic<usize>,
@@ -84,32 +84,29 @@ pub(super) struct Pool<F: Format> {
     free: SpinLock<List>,
 }
 
-/// Takes note of `chunks` more, or less, with images or without.
-fn account<F: Format>(chunks: usize, images: bool, sign: i64) {
+/// Takes note of `pages` more, or less, with images or without.
+fn account<F: Format>(pages: usize, images: bool, sign: i64) {
     let image = if images { Images::<F>::bytes() } else { 0 };
-    let bytes = CHUNK * (fan::<F>() * size_of::<Cell>() + size_of::<Meta>() + image);
+    let bytes = fan::<F>() * size_of::<Cell>() + size_of::<Meta>() + image;
     let signed = |value: usize| sign * i64::try_from(value).unwrap_or(0);
-    overhead::add(signed(chunks * CHUNK), signed(chunks * bytes));
+    overhead::add(signed(pages), signed(pages * bytes));
 }
 
 #[pinned_drop]
 impl<F: Format> PinnedDrop for Pool<F> {
     fn drop(self: Pin<&mut Self>) {
-        account::<F>(self.count.load(Relaxed), self.has_images(), -1);
+        account::<F>(self.pages(), self.has_images(), -1);
     }
 }
 
 impl<F: Format> Pool<F> {
     pub(super) fn new(memory: TableMemory) -> Result<Arc<Self>> {
-        let mut chunks = KVVec::with_capacity(CHUNKS, GFP_KERNEL_ACCOUNT)?;
-        for _ in 0..CHUNKS {
-            chunks.push(RcuSlot::new(), GFP_KERNEL_ACCOUNT)?;
-        }
         Arc::pin_init(
             pin_init!(Self {
-                chunks,
+                chunks: Directory::new(),
                 memory,
                 count: Atomic::new(0),
+                pages: Atomic::new(0),
                 top: Atomic::new(0),
                 whole: Atomic::new(0),
                 huge: Atomic::new(0),
@@ -124,7 +121,7 @@ impl<F: Format> Pool<F> {
 
     fn chunk<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<&'g Chunk<F>> {
         // CAST: From 32 bits to more.
-        self.chunks.get(index as usize / CHUNK)?.get(guard)
+        self.chunks.get(guard, index as usize / CHUNK)
     }
 
     pub(super) fn page<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<Page<'g, F>> {
@@ -195,8 +192,8 @@ impl<F: Format> Pool<F> {
     fn push_free(&self, free: &mut List, index: u32) {
         let guard = rcu::read_lock();
         if let Some(chunk) = self.chunk(&guard, index) {
-            if chunk.free.fetch_add(1, Relaxed) + 1 == CHUNK {
-                self.whole.fetch_add(1, Relaxed);
+            if chunk.free.fetch_add(1, Relaxed) + 1 == chunk.pages() {
+                self.whole.fetch_add(chunk.pages(), Relaxed);
             }
             self.push(free, index);
         }
@@ -207,31 +204,41 @@ impl<F: Format> Pool<F> {
         let index = self.pop(free)?;
         let guard = rcu::read_lock();
         if let Some(chunk) = self.chunk(&guard, index) {
-            if chunk.free.fetch_sub(1, Relaxed) == CHUNK {
-                self.whole.fetch_sub(1, Relaxed);
+            if chunk.free.fetch_sub(1, Relaxed) == chunk.pages() {
+                self.whole.fetch_sub(chunk.pages(), Relaxed);
             }
         }
         Some(index)
     }
 
-    /// Gives up to `want` chunks back of which all pages are free; some stay for splits. Returns how many.
+    /// Gives chunks back of which all pages are free, with `want` pages or a few more; some stay for
+    /// splits. Returns how many pages these had.
     ///
     /// Context: may sleep, for it waits for all walks; reclaim.
     fn give_back(&self, want: usize) -> usize {
         let mut gone = Retired::<_, GOING>::new();
+        let mut going = 0;
         {
             let guard = rcu::read_lock();
             let mut free = self.free.lock();
-            let spare = free.len.saturating_sub(self.kept()) / CHUNK;
-            let mut left = want.min(spare).min(GOING);
-            if left == 0 || self.whole.load(Relaxed) == 0 {
+            let mut spare = free.len.saturating_sub(self.kept());
+            if want == 0 || self.whole.load(Relaxed) == 0 {
                 return 0;
             }
-            let used = self.chunks.iter().take(self.top.load(Relaxed));
+            // Not the first one, which has the root.
+            let used = 1..self.top.load(Relaxed);
+            let used = used.filter_map(|number| self.chunks.place(&guard, number));
+            let mut chosen = 0;
             for chunk in used.clone().filter_map(|place| place.get(&guard)) {
-                if left != 0 && chunk.free.load(Relaxed) == CHUNK {
+                let pages = chunk.pages();
+                if chosen == GOING || going >= want {
+                    break;
+                }
+                if pages <= spare && chunk.free.load(Relaxed) == pages {
                     chunk.going.store(true, Relaxed);
-                    left -= 1;
+                    chosen += 1;
+                    going += pages;
+                    spare -= pages;
                 }
             }
             let goes = |chunk: &Chunk<F>| chunk.going.load(Relaxed);
@@ -243,16 +250,19 @@ impl<F: Format> Pool<F> {
             }
             *free = rest;
             for place in used {
-                if place.get(&guard).is_some_and(goes) && gone.take(place) {
-                    self.whole.fetch_sub(1, Relaxed);
+                if place.get(&guard).is_some_and(goes) {
+                    // There is room.
+                    gone.take(place);
                 }
             }
+            self.whole.fetch_sub(going, Relaxed);
         }
         let count = gone.count();
         drop(gone);
         self.count.fetch_sub(count, Relaxed);
-        account::<F>(count, self.has_images(), -1);
-        count
+        self.pages.fetch_sub(going, Relaxed);
+        account::<F>(going, self.has_images(), -1);
+        going
     }
 
     /// Takes note of `more` huge leaves, or less.
@@ -357,45 +367,39 @@ impl<F: Format> Pool<F> {
     }
 
     fn grow(&self) -> Result {
-        let chunk = KBox::new(Chunk::new(&self.memory)?, GFP_KERNEL_ACCOUNT)?;
-        let number = self.add(chunk).ok_or(ENOMEM)?;
-        account::<F>(1, self.has_images(), 1);
+        // The first one is made with the table, before others know it.
+        let pages = FIRST.get(self.count.load(Relaxed)).unwrap_or(&CHUNK);
+        let pages = *pages;
+        let chunk = KBox::new(Chunk::new(&self.memory, pages)?, GFP_KERNEL_ACCOUNT)?;
+        let number = self.add(chunk)?;
+        self.pages.fetch_add(pages, Relaxed);
+        account::<F>(pages, self.has_images(), 1);
         let first = u32::try_from(number * CHUNK)?;
         let mut free = self.free.lock();
-        for index in (first..).take(CHUNK) {
+        for index in (first..).take(pages) {
             self.push_free(&mut free, index);
         }
         Ok(())
     }
 
-    /// Puts `chunk` into an empty place. Returns its number; `None` if there is none.
-    fn add(&self, mut chunk: KBox<Chunk<F>>) -> Option<usize> {
+    /// Puts `chunk` into an empty place. Returns its number. `ENOMEM`.
+    fn add(&self, chunk: KBox<Chunk<F>>) -> Result<usize> {
         let top = self.top.load(Relaxed);
         // Where one has gone, else at the end.
         let from = match self.count.load(Relaxed) < top {
-            true => 0,
+            true => 1,
             false => top,
         };
-        for (number, place) in self.chunks.iter().enumerate().skip(from) {
-            if !place.is_empty() {
-                continue;
-            }
-            match place.put(chunk) {
-                Ok(()) => {
-                    self.count.fetch_add(1, Relaxed);
-                    let mut top = self.top.load(Relaxed);
-                    while top <= number {
-                        match self.top.cmpxchg(top, number + 1, Relaxed) {
-                            Ok(_) => break,
-                            Err(now) => top = now,
-                        }
-                    }
-                    return Some(number);
-                }
-                Err(back) => chunk = back,
+        let number = self.chunks.add(from, chunk)?;
+        self.count.fetch_add(1, Relaxed);
+        let mut top = self.top.load(Relaxed);
+        while top <= number {
+            match self.top.cmpxchg(top, number + 1, Relaxed) {
+                Ok(_) => break,
+                Err(now) => top = now,
             }
         }
-        None
+        Ok(number)
     }
 
     /// Makes the pages of `list` free for use. Nobody can be walking them.
@@ -437,19 +441,18 @@ impl<F: Format> Pool<F> {
         self.top.load(Relaxed)
     }
 
-    /// Number of all pages, for tests.
-    #[cfg(CONFIG_KUNIT = "y")]
-    pub(super) fn all_pages(&self) -> usize {
-        self.count.load(Relaxed) * CHUNK
+    /// Number of all pages.
+    pub(super) fn pages(&self) -> usize {
+        self.pages.load(Relaxed)
     }
 }
 
 impl<F: Format> Shrink for Pool<F> {
     fn count(&self) -> usize {
-        self.whole.load(Relaxed) * CHUNK
+        self.whole.load(Relaxed)
     }
 
     fn scan(&self, objects: usize) -> usize {
-        self.give_back(objects.div_ceil(CHUNK)) * CHUNK
+        self.give_back(objects)
     }
 }

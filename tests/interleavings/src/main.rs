@@ -17,6 +17,7 @@ mod locks;
 mod stand_ins;
 mod pgtable {
     pub(crate) mod chunk;
+    mod directory;
     pub(crate) mod dma;
     mod entry;
     mod flush;
@@ -72,7 +73,7 @@ mod mm {
     #[path = "../il/tests/dma.rs"]
     pub(crate) mod dma_interleavings;
 
-    pub(crate) use crate::stand_ins::{notifier, page, pin, shrinker, table_memory};
+    pub(crate) use crate::stand_ins::{notifier, page, pin, shrinker, table_memory, zeroed};
 
     pub(crate) mod bell {
         pub(crate) fn monotonic_ns() -> u64 {

@@ -64,6 +64,19 @@ pub(crate) mod shrinker {
     }
 }
 
+/// Words of the model that are 0.
+pub(crate) mod zeroed {
+    use kernel::{alloc::Flags, prelude::*, sync::atomic::Atomic};
+
+    pub(crate) fn words(count: usize, flags: Flags) -> Result<KVVec<Atomic<u64>>> {
+        let mut words = KVVec::with_capacity(count, flags)?;
+        for _ in 0..count {
+            words.push(Atomic::new(0), flags)?;
+        }
+        Ok(words)
+    }
+}
+
 /// Memory of tables that a device walks: words of the model.
 pub(crate) mod table_memory {
     use core::{

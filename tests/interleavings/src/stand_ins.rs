@@ -6,7 +6,7 @@
 #[path = "shared.rs"]
 mod shared;
 
-pub(crate) use shared::{deferred, overhead, shrinker, table_memory};
+pub(crate) use shared::{deferred, overhead, shrinker, table_memory, zeroed};
 
 /// No failures are injected.
 pub(crate) mod inject {

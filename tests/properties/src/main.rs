@@ -47,7 +47,7 @@ mod mm {
     #[path = "../properties/range_map.rs"]
     pub(crate) mod range_map_properties;
 
-    pub(crate) use crate::stand_ins::{device_pages, page, pin, shrinker, table_memory};
+    pub(crate) use crate::stand_ins::{device_pages, page, pin, shrinker, table_memory, zeroed};
 }
 
 mod pgtable;

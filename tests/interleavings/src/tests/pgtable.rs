@@ -212,10 +212,13 @@ fn reserve_and_shrink() {
     batch.start(&*walkers()).wait(&*walkers());
 }
 
+/// The first table page besides that of the root, with which the second chunk begins.
+const SECOND: u32 = super::chunk::CHUNK as u32;
+
 /// A device that walks the image.
 struct Device {
     reader: Reader<Small>,
-    /// Address of the first table page of the pool.
+    /// Address of the first table page besides that of the root.
     first: u64,
 }
 
@@ -226,7 +229,7 @@ impl Device {
         let mut spares = table.reader().spares();
         spares.refill().unwrap();
         let reader = table.reader();
-        let first = reader.pool.address(&rcu::read_lock(), 0).unwrap();
+        let first = reader.pool.address(&rcu::read_lock(), SECOND).unwrap();
         (table, spares, Self { reader, first })
     }
 
@@ -242,7 +245,7 @@ impl Device {
         let mut skip = index % 16;
         if word & TABLE != 0 {
             let table = ((word & !0xfff) - self.first) / 4096;
-            word = self.read(u32::try_from(table).unwrap(), index % 16);
+            word = self.read(SECOND + u32::try_from(table).unwrap(), index % 16);
             skip = 0;
         }
         (word != 0).then(|| ((word >> 12) as usize + skip, word & RUN != 0))

@@ -329,7 +329,7 @@ impl<F: Format> Both<F> {
         assert!(detached >= self.left.len(), "table pages wait for no flush");
         assert_eq!(
             tree.len() + detached + self.spares.pages.len() + self.table.pool.free_pages(),
-            self.table.pool.all_pages(),
+            self.table.pool.pages(),
             "table pages in the tree, detached, reserved and free"
         );
     }
@@ -409,12 +409,12 @@ impl<F: Format> Both<F> {
             assert_eq!(self.tree().len(), 1);
             drop(self.spares);
             let pool = &self.table.pool;
-            assert_eq!(pool.free_pages() + 1, pool.all_pages());
+            assert_eq!(pool.free_pages() + 1, pool.pages());
             while pool.count() != 0 {
                 assert_ne!(pool.scan(usize::MAX), 0, "free pages cannot be given back");
             }
             // That of the root.
-            assert_eq!(pool.all_pages(), 32);
+            assert_eq!(pool.pages(), 1);
         }
         if let Some((device, windows)) = &self.dma {
             assert_eq!(device.live(), 0);

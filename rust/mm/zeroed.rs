@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Zeroed words, without a write for each.
+
+use kernel::{
+    alloc::{
+        flags::__GFP_ZERO,
+        Flags, //
+    },
+    prelude::*,
+    sync::atomic::Atomic,
+};
+
+/// `count` words that are 0.
+///
+/// # Errors
+///
+/// - `ENOMEM`
+///
+/// # Context
+///
+/// As allocations with `flags`.
+pub(crate) fn words(count: usize, flags: Flags) -> Result<KVVec<Atomic<u64>>> {
+    let mut words = KVVec::with_capacity(count, flags | __GFP_ZERO)?;
+    // SAFETY: There is room for `count`, of which there are none yet. The allocator has zeroed it, and
+    // an atomic integer may have any value.
+    unsafe { words.inc_len(count) };
+    Ok(words)
+}
+
+#[kunit_tests(rust_hmm_zeroed)]
+mod tests {
+    use super::*;
+    use kernel::sync::atomic::ordering::Relaxed;
+
+    #[test]
+    fn all_words_are_there_and_zero() -> Result {
+        for count in [0, 1, 512, 1 << 16] {
+            let words = words(count, GFP_KERNEL)?;
+            assert_eq!(words.len(), count);
+            assert!(words.iter().all(|word| word.load(Relaxed) == 0));
+            // What is freed is not zero when it is allocated again.
+            words.iter().for_each(|word| word.store(u64::MAX, Relaxed));
+        }
+        assert!(super::words(usize::MAX, GFP_KERNEL).is_err());
+        Ok(())
+    }
+}

@@ -95,7 +95,7 @@ impl Density {
         let (name, key) = locks::policy();
         let state = State {
             stream: Stream::new(),
-            thrash: Detector::new(parameters)?,
+            thrash: Detector::new(parameters),
         };
         KBox::pin_init(
             pin_init!(Self {

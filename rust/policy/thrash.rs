@@ -2,17 +2,23 @@
 
 //! Memory that bounces.
 //!
-//! A page that the device wants again, although it was moved there not long ago, has left in between: a
-//! CPU, another device or an eviction took it. If that happens a few times in a row its block stays where it
-//! is for a while: the device maps it in place. So in [`Parameters::thrash_pin`] ms a page moves to one
-//! device at most [`Parameters::thrash_count`] times, whoever else wants it, and everybody gets on: no thread
-//! waits or spins for a page that is pinned so, since all can access it where it is. Before it comes to that, the
-//! device that wants it again sleeps for [`Parameters::thrash_nap`] ms each time, so that the others get something
-//! done with it.
+//! A page that the device wants again, although it was moved there not long ago, has left in
+//! between: a CPU, another device or an eviction took it. If that happens a few times in a row its
+//! block stays where it is for a while: the device maps it in place. So in
+//! [`Parameters::thrash_pin`] ms the faults of one mirror move a page at most
+//! [`Parameters::thrash_count`] times, whoever else wants it, and everybody gets on: no thread
+//! waits or spins for a page that is pinned so, since all can access it where it is. Before it
+//! comes to that, the device that wants it again sleeps for [`Parameters::thrash_nap`] ms each
+//! time, so that the others get something done with it.
 //!
 //! A page that has left and would move along with another one, because it lies in the region that a fault there brings,
 //! counts in the same way; it stays behind where it would be one time too many. The bound needs
 //! [`Parameters::thrash_lapse`] to be at least `thrash_pin`: what bounces more slowly does not count.
+//!
+//! The past of a block is kept for at least `thrash_lapse` after it has moved, whatever its address
+//! is, and forgotten when the past of others is added after that. So the memory for it is bounded
+//! by what moves in that time: about twice 128 bytes for each block of 2 MiB, and never less than
+//! [`KEPT`] blocks. Where there is no memory for it, the block stays.
 //!
 //! When device memory is full, what was evicted and is wanted again does not come at the cost of other memory
 //! that is in use as much: it stays at once.
@@ -20,10 +26,18 @@
 use super::{block_start, density::Parameters, Mask};
 use crate::mm::addr::{PageRange, PMD_PAGES, PMD_SIZE};
 use core::ops::Range;
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    rbtree::{RBTree, RBTreeNode}, //
+};
 
-/// Blocks whose past is known. Two that share a place forget each other.
-const PLACES: usize = 1024;
+/// Blocks whose past is kept for any time.
+const KEPT: usize = 1024;
+
+/// Pasts that are looked at, and forgotten if they are old, for each one that is added. More than
+/// 1, so that old ones become fewer.
+const STEPS: usize = 2;
 
 /// What to do about a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +53,6 @@ pub(super) enum Verdict {
 /// The past of a block.
 #[derive(Clone, Copy)]
 struct Past {
-    /// Its address; 0 if none.
-    block: usize,
     /// Pages that were moved to the device.
     moved: Mask,
     /// When the last one was.
@@ -56,7 +68,6 @@ struct Past {
 }
 
 const NONE: Past = Past {
-    block: 0,
     moved: Mask::EMPTY,
     when: 0,
     bounces: 0,
@@ -68,10 +79,12 @@ const NONE: Past = Past {
 impl Past {
     /// After the time for which the block stays: another chance.
     fn begin_anew(&mut self) {
-        *self = Self {
-            block: self.block,
-            ..NONE
-        };
+        *self = NONE;
+    }
+
+    /// Whether it changes what happens to the block from `now` on.
+    fn matters(&self, now: u64, lapse: u64) -> bool {
+        now < self.pinned.max(self.rests) || now.saturating_sub(self.when) <= lapse
     }
 
     /// Forgets bounces that were too long ago.
@@ -85,7 +98,14 @@ impl Past {
 /// Finds memory that bounces. Times are in ms.
 pub(super) struct Detector {
     parameters: Parameters,
-    places: KVVec<Past>,
+    /// By the address of the block.
+    pasts: RBTree<usize, Past>,
+    /// Pasts in the tree.
+    count: usize,
+    /// So many are kept for any time.
+    kept: usize,
+    /// No past of a block below this was looked at since the last round.
+    hand: usize,
 }
 
 fn pages(range: PageRange) -> Range<usize> {
@@ -94,30 +114,60 @@ fn pages(range: PageRange) -> Range<usize> {
 }
 
 impl Detector {
-    /// Context: may sleep. `ENOMEM`.
-    pub(super) fn new(parameters: Parameters) -> Result<Self> {
-        Ok(Self {
+    /// Nothing is known yet.
+    pub(super) fn new(parameters: Parameters) -> Self {
+        Self::with_kept(parameters, KEPT)
+    }
+
+    /// As [`Self::new`], but the past of `kept` blocks is kept for any time.
+    pub(super) fn with_kept(parameters: Parameters, kept: usize) -> Self {
+        Self {
             parameters,
-            places: KVVec::from_elem(NONE, PLACES, GFP_KERNEL)?,
-        })
+            pasts: RBTree::new(),
+            count: 0,
+            kept,
+            hand: 0,
+        }
     }
 
     /// The past of the block of `range`, if there is one.
     fn known(&mut self, range: PageRange) -> Option<&mut Past> {
-        let block = block_start(range.start());
-        self.places
-            .get_mut(block / PMD_SIZE % PLACES)
-            .filter(|past| past.block == block)
+        self.pasts.get_mut(&block_start(range.start()))
     }
 
-    /// The past of the block of `range`, which begins now if there is none.
-    fn past(&mut self, range: PageRange) -> Option<&mut Past> {
+    /// The past of the block of `range`, which begins now if there is none. `None` without memory.
+    fn past(&mut self, range: PageRange, now: u64) -> Option<&mut Past> {
         let block = block_start(range.start());
-        let past = self.places.get_mut(block / PMD_SIZE % PLACES)?;
-        if past.block != block {
-            *past = Past { block, ..NONE };
+        if self.pasts.get(&block).is_none() {
+            self.forget(now);
+            let past = Past { when: now, ..NONE };
+            self.pasts
+                .insert(RBTreeNode::new(block, past, GFP_KERNEL).ok()?);
+            self.count += 1;
         }
-        Some(past)
+        self.pasts.get_mut(&block)
+    }
+
+    /// Forgets some pasts that do not matter any more.
+    fn forget(&mut self, now: u64) {
+        for _ in 0..STEPS {
+            if self.count < self.kept {
+                return;
+            }
+            let next = self.pasts.cursor_lower_bound(&self.hand);
+            let next = next.map(|cursor| {
+                let (block, past) = cursor.current();
+                (*block, past.matters(now, self.parameters.thrash_lapse))
+            });
+            let Some((block, matters)) = next else {
+                self.hand = 0;
+                continue;
+            };
+            self.hand = block.saturating_add(PMD_SIZE);
+            if !matters && self.pasts.remove(&block).is_some() {
+                self.count -= 1;
+            }
+        }
     }
 
     /// Whether a page of `range`, within a block, has moved to the device lately, and may have left.
@@ -134,8 +184,8 @@ impl Detector {
             thrash_lapse,
             ..
         } = self.parameters;
-        let Some(past) = self.known(range) else {
-            return true;
+        let Some(past) = self.past(range, now) else {
+            return false;
         };
         if now < past.pinned.max(past.rests) {
             return false;
@@ -169,8 +219,8 @@ impl Detector {
             thrash_nap,
             ..
         } = self.parameters;
-        let Some(past) = self.past(range) else {
-            return Verdict::Move;
+        let Some(past) = self.past(range, now) else {
+            return Verdict::Stay;
         };
         if now < past.pinned {
             return Verdict::Stay;
@@ -201,7 +251,7 @@ impl Detector {
 
     /// The pages of `range`, within a block, have moved to the device.
     pub(super) fn moved(&mut self, range: PageRange, now: u64) {
-        if let Some(past) = self.past(range) {
+        if let Some(past) = self.past(range, now) {
             past.moved.add(pages(range));
             past.when = now;
         }
@@ -226,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_page_that_bounces_stays_for_a_while() -> Result {
-        let mut detector = Detector::new(PARAMETERS)?;
+        let mut detector = Detector::new(PARAMETERS);
         let mut moves = 0;
         // A page that leaves at once, wanted each ms for 10 s of a fake clock.
         for now in 0..10_000u64 {
@@ -242,7 +292,7 @@ mod tests {
 
     #[test]
     fn what_comes_along_counts_as_what_is_wanted() -> Result {
-        let mut detector = Detector::new(PARAMETERS)?;
+        let mut detector = Detector::new(PARAMETERS);
         // A fault on a new page, along with which all before it would come. Whether they have.
         let mut fault = |number, resident: Range<usize>, now| {
             let part = PageRange::from_pages(page(0)?.start(), number + 1)?;
@@ -271,7 +321,7 @@ mod tests {
         let mut detector = Detector::new(Parameters {
             thrash_nap: 5,
             ..PARAMETERS
-        })?;
+        });
         let part = PageRange::from_pages(page(0)?.start(), 16)?;
         detector.moved(part, 0);
         for now in [0, 10] {
@@ -295,7 +345,7 @@ mod tests {
         let mut detector = Detector::new(Parameters {
             thrash_nap: 5,
             ..PARAMETERS
-        })?;
+        });
         detector.moved(page(5)?, 10);
         assert_eq!(detector.fault(page(5)?, false, 12), Verdict::Wait(5));
         // So long, for all who want something of the block, and it counts once.
@@ -312,7 +362,7 @@ mod tests {
 
     #[test]
     fn slow_bounces_are_none() -> Result {
-        let mut detector = Detector::new(PARAMETERS)?;
+        let mut detector = Detector::new(PARAMETERS);
         for round in 0..100 {
             let now = round * 101;
             assert_eq!(detector.fault(page(5)?, false, now), Verdict::Move);
@@ -323,7 +373,7 @@ mod tests {
 
     #[test]
     fn other_pages_of_a_block_are_no_bounce() -> Result {
-        let mut detector = Detector::new(PARAMETERS)?;
+        let mut detector = Detector::new(PARAMETERS);
         for number in 0..512 {
             assert_eq!(detector.fault(page(number)?, true, 0), Verdict::Move);
             detector.moved(page(number)?, 0);
@@ -333,7 +383,7 @@ mod tests {
 
     #[test]
     fn what_was_evicted_from_full_memory_stays_at_once() -> Result {
-        let mut detector = Detector::new(PARAMETERS)?;
+        let mut detector = Detector::new(PARAMETERS);
         detector.moved(PageRange::from_pages(0x4000_0000, 512)?, 0);
         assert_eq!(detector.fault(page(7)?, true, 50), Verdict::Stay);
         // The whole block, until its time is over.
@@ -346,14 +396,34 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_share_a_place_forget_each_other() -> Result {
-        let mut detector = Detector::new(PARAMETERS)?;
-        let far = page(PLACES * 512 + 5)?;
-        for now in 0..50 {
-            for range in [page(5)?, far] {
-                assert_eq!(detector.fault(range, true, now), Verdict::Move);
-                detector.moved(range, now);
+    fn each_block_has_a_past_of_its_own() -> Result {
+        const BLOCKS: usize = 3 * KEPT;
+        let mut detector = Detector::new(PARAMETERS);
+        // 2 GiB apart.
+        let far = |block| page(block * 1024 * PMD_PAGES + 5);
+        for now in [0, 1] {
+            for block in 0..BLOCKS {
+                assert_eq!(detector.fault(far(block)?, false, now), Verdict::Move);
+                detector.moved(far(block)?, now);
             }
+        }
+        for block in 0..BLOCKS {
+            assert_eq!(detector.fault(far(block)?, true, 2), Verdict::Stay);
+        }
+        assert_eq!(detector.count, BLOCKS);
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_long_ago_is_forgotten() -> Result {
+        let mut detector = Detector::new(PARAMETERS);
+        for now in 0..20 * KEPT {
+            let range = page(now * PMD_PAGES)?;
+            // 10 blocks each ms.
+            let now = now as u64 / 10;
+            assert_eq!(detector.fault(range, false, now), Verdict::Move);
+            detector.moved(range, now);
+            assert!(detector.count <= 3 * KEPT);
         }
         Ok(())
     }

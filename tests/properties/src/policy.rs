@@ -66,7 +66,7 @@ pub(crate) const ALL: &[Property] = &[
     },
 ];
 
-/// Where blocks begin. Three, of which none shares a place with another.
+/// Where blocks begin.
 const BASE: usize = 0x4000_0000;
 const BLOCKS: usize = 3;
 
@@ -115,15 +115,22 @@ fn parameters() -> impl Strategy<Value = Parameters> {
 }
 
 /// In the time for which it would stay, a page moves `thrash_count` times at most. It leaves the
-/// device at once each time, and faults on it come at any time.
+/// device at once each time, and faults on it come at any time. Blocks may be anywhere.
 fn bounces(trial: &Trial<'_>) {
     trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
-        let mut detector = Detector::new(*parameters).unwrap();
+        // Each past is forgotten as soon as it may be.
+        let mut detector = Detector::with_kept(*parameters, 1);
         let mut moved: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         let mut now = 1000;
         for fault in faults {
             now += fault.after;
-            let range = pages(fault.first, fault.count);
+            let address = match fault.first / PMD_PAGES {
+                0 => BASE,
+                1 => BASE + (1 << 31),
+                _ => BASE + (1 << 46),
+            };
+            let address = address + fault.first % PMD_PAGES * PAGE_SIZE;
+            let range = PageRange::from_pages(address, fault.count).unwrap();
             if detector.fault(range, fault.full, now) != Verdict::Move || !fault.moves {
                 continue;
             }
@@ -146,7 +153,7 @@ fn bounces(trial: &Trial<'_>) {
 /// has not moved moves.
 fn ends(trial: &Trial<'_>) {
     trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
-        let mut detector = Detector::new(*parameters).unwrap();
+        let mut detector = Detector::new(*parameters);
         // Of each block: pages that have moved since, until when it stays, and until when it is
         // left to others.
         let mut known: BTreeMap<usize, ([bool; PMD_PAGES], u64, u64)> = BTreeMap::new();

@@ -39,6 +39,10 @@ impl<K: Ord, V> RBTree<K, V> {
         self.0.get(key)
     }
 
+    pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        self.0.get_mut(key)
+    }
+
     /// Inserts `node`. Returns what it replaces.
     pub fn insert(&mut self, node: RBTreeNode<K, V>) -> Option<RBTreeNode<K, V>>
     where

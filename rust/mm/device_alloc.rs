@@ -13,7 +13,10 @@
 //! aligned. Small folios come from the block that has the fewest free pages and still room, so that
 //! whole blocks are kept for huge ones.
 
-use super::addr::{PMD_ORDER, PMD_PAGES};
+use super::{
+    addr::{PMD_ORDER, PMD_PAGES},
+    word::{peek_u64, peek_usize}, //
+};
 use kernel::{
     prelude::*,
     sync::atomic::{
@@ -105,12 +108,12 @@ impl FreeMap {
 
     /// Pages in use.
     pub(in crate::mm) fn used(&self) -> usize {
-        self.used.load(Relaxed)
+        peek_usize(&self.used)
     }
 
     /// Pages that were taken out of use.
     pub(in crate::mm) fn withdrawn(&self) -> usize {
-        self.withdrawn.load(Relaxed)
+        peek_usize(&self.withdrawn)
     }
 
     /// Free pages, or more: what is taken, given back or hidden by others meanwhile counts as free.
@@ -135,7 +138,7 @@ impl FreeMap {
         pairs
             .skip(first / WORD_PAGES)
             .take(BLOCK_WORDS)
-            .map(|(free, hidden)| (!(free.load(Relaxed) | hidden.load(Relaxed))).count_ones())
+            .map(|(free, hidden)| (!(peek_u64(free) | peek_u64(hidden))).count_ones())
             .sum::<u32>() as usize
     }
 
@@ -144,7 +147,7 @@ impl FreeMap {
         let word = index / WORD_PAGES;
         let free = self.words.get(word).zip(self.hidden.get(word));
         free.is_some_and(|(free, hidden)| {
-            (free.load(Relaxed) | hidden.load(Relaxed)) >> (index % WORD_PAGES) & 1 == 0
+            (peek_u64(free) | peek_u64(hidden)) >> (index % WORD_PAGES) & 1 == 0
         })
     }
 
@@ -182,7 +185,7 @@ impl FreeMap {
         };
         let mask = bits(index % WORD_PAGES, pages.min(WORD_PAGES));
         let claim = |word: &Atomic<u64>| {
-            let mut value = word.load(Relaxed);
+            let mut value = peek_u64(word);
             while value & mask == mask {
                 match word.cmpxchg(value, value & !mask, Acquire) {
                     Ok(_) => return true,
@@ -202,7 +205,7 @@ impl FreeMap {
     }
 
     fn take_small(&self, order: u32) -> Option<usize> {
-        let last = self.block.load(Relaxed);
+        let last = peek_usize(&self.block);
         if let Some(index) = self.take_from(last, order) {
             return Some(index);
         }
@@ -221,10 +224,7 @@ impl FreeMap {
     fn best(&self, order: u32) -> Option<usize> {
         let mut best = None;
         for (number, words) in self.words.chunks_exact(BLOCK_WORDS).enumerate() {
-            let free: u32 = words
-                .iter()
-                .map(|word| word.load(Relaxed).count_ones())
-                .sum();
+            let free: u32 = words.iter().map(|word| peek_u64(word).count_ones()).sum();
             if free == 0 || best.is_some_and(|(fewest, _)| fewest <= free) {
                 continue;
             }
@@ -239,14 +239,14 @@ impl FreeMap {
     fn find(words: &[Atomic<u64>], order: u32) -> Option<usize> {
         if order < WORD_ORDER {
             return words.iter().enumerate().find_map(|(index, word)| {
-                let fits = fits(word.load(Relaxed), order);
+                let fits = fits(peek_u64(word), order);
                 (fits != 0).then(|| index * WORD_PAGES + fits.trailing_zeros() as usize)
             });
         }
         let count = (1 << order) / WORD_PAGES;
         words
             .chunks_exact(count)
-            .position(|words| words.iter().all(|word| word.load(Relaxed) == u64::MAX))
+            .position(|words| words.iter().all(|word| peek_u64(word) == u64::MAX))
             .map(|place| place * count * WORD_PAGES)
     }
 
@@ -277,7 +277,7 @@ impl FreeMap {
     pub(in crate::mm) fn has_block(&self) -> bool {
         self.words
             .chunks_exact(BLOCK_WORDS)
-            .any(|words| words.iter().all(|word| word.load(Relaxed) == u64::MAX))
+            .any(|words| words.iter().all(|word| peek_u64(word) == u64::MAX))
     }
 
     /// Gives `pages` pages back, of any number and at any index. Context: any.
@@ -287,14 +287,14 @@ impl FreeMap {
         for_each_word(index, pages, |at, mask| {
             let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
             if let (Some(word), Some(out), Some(hidden)) = words {
-                let gone = out.load(Relaxed) & mask;
+                let gone = peek_u64(out) & mask;
                 if gone == 0 {
                     set(word, mask);
                     return;
                 }
                 self.hide(hidden, gone);
                 // Somebody may have brought them back into use meanwhile.
-                set(word, self.show(hidden, gone & !out.load(Relaxed)));
+                set(word, self.show(hidden, gone & !peek_u64(out)));
                 if mask & !gone != 0 {
                     set(word, mask & !gone);
                 }
@@ -328,7 +328,7 @@ impl FreeMap {
             if let (Some(word), Some(out), Some(hidden)) = words {
                 set(out, mask);
                 self.hide(hidden, clear(word, mask));
-                left += (mask & !hidden.load(Relaxed)).count_ones();
+                left += (mask & !peek_u64(hidden)).count_ones();
             }
         });
         // CAST: At most the pages.
@@ -346,7 +346,7 @@ impl FreeMap {
         for_each_word(index, pages, |at, mask| {
             let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
             if let (Some(word), Some(out), Some(hidden)) = words {
-                if (out.load(Relaxed) | hidden.load(Relaxed)) & mask == 0 {
+                if (peek_u64(out) | peek_u64(hidden)) & mask == 0 {
                     return;
                 }
                 clear(out, mask);
@@ -359,7 +359,7 @@ impl FreeMap {
 /// Takes the first free page of `words`: what is asked for most often.
 fn take_page(words: &[Atomic<u64>]) -> Option<usize> {
     for (index, word) in words.iter().enumerate() {
-        let mut value = word.load(Relaxed);
+        let mut value = peek_u64(word);
         while value != 0 {
             match word.cmpxchg(value, value & (value - 1), Acquire) {
                 // CAST: At most 64.
@@ -373,7 +373,7 @@ fn take_page(words: &[Atomic<u64>]) -> Option<usize> {
 
 /// Sets the bits of `mask`, with a full barrier.
 fn set(word: &Atomic<u64>, mask: u64) {
-    let mut value = word.load(Relaxed);
+    let mut value = peek_u64(word);
     while let Err(now) = word.cmpxchg(value, value | mask, Full) {
         value = now;
     }
@@ -381,7 +381,7 @@ fn set(word: &Atomic<u64>, mask: u64) {
 
 /// Clears the bits of `mask`, with a full barrier. Returns those that were set.
 fn clear(word: &Atomic<u64>, mask: u64) -> u64 {
-    let mut value = word.load(Relaxed);
+    let mut value = peek_u64(word);
     while let Err(now) = word.cmpxchg(value, value & !mask, Full) {
         value = now;
     }

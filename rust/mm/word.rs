@@ -12,8 +12,8 @@ use core::sync::atomic::{compiler_fence, Ordering};
 use kernel::sync::atomic::ordering;
 use kernel::sync::atomic::Atomic;
 
-macro_rules! loads {
-    ($type:ty, $load:ident) => {
+macro_rules! load {
+    ($load:ident: $type:ty) => {
         /// Reads the word. What was written before it is seen, too. Context: any.
         #[inline(always)]
         pub(crate) fn $load(cell: &Atomic<$type>) -> $type {
@@ -30,8 +30,24 @@ macro_rules! loads {
     };
 }
 
-macro_rules! stores {
-    ($type:ty, $store:ident) => {
+macro_rules! peek {
+    ($peek:ident: $type:ty) => {
+        /// Reads the word as `load(Relaxed)`, which orders nothing. Context: any.
+        #[inline(always)]
+        pub(crate) fn $peek(cell: &Atomic<$type>) -> $type {
+            #[cfg(CONFIG_X86_64)]
+            // SAFETY: Valid and aligned; like `READ_ONCE()` it may race with stores of whole words.
+            unsafe {
+                cell.as_ptr().read_volatile()
+            }
+            #[cfg(not(CONFIG_X86_64))]
+            cell.load(ordering::Relaxed)
+        }
+    };
+}
+
+macro_rules! store {
+    ($store:ident: $type:ty) => {
         /// Writes the word. Who sees it sees what was written before, too. Context: any.
         #[inline(always)]
         pub(crate) fn $store(cell: &Atomic<$type>, value: $type) {
@@ -48,6 +64,8 @@ macro_rules! stores {
     };
 }
 
-loads!(u64, load_u64);
-stores!(u32, store_u32);
-stores!(u64, store_u64);
+load!(load_u64: u64);
+peek!(peek_u64: u64);
+peek!(peek_usize: usize);
+store!(store_u32: u32);
+store!(store_u64: u64);

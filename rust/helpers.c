@@ -457,21 +457,28 @@ void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_init);
 
 /*
- * A free head page that still says that it is of a large folio would make
- * others take later small folios behind it for its parts.
+ * Of a device folio whose last reference is gone: its first page frame number,
+ * its order and its device memory. A free head page that still says that it is
+ * of a large folio would make others take later small folios behind it for its
+ * parts.
  */
-void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order)
+unsigned long rust_hmm_device_folio_reset(struct folio *folio,
+					  unsigned int *order,
+					  struct dev_pagemap **pgmap)
 {
-	struct page *page = pfn_to_page(pfn);
+	struct page *page = &folio->page;
 
-	if (!order)
-		return;
-	/* As zone_device_page_init() does it, for those that hold the order. */
-	page[0].flags.f &= ~0xffUL;
-	page[1].flags.f &= ~0xffUL;
+	*order = folio_order(folio);
+	*pgmap = page_pgmap(page);
+	if (*order) {
+		/* As zone_device_page_init() does it, for those that hold the order. */
+		page[0].flags.f &= ~0xffUL;
+		page[1].flags.f &= ~0xffUL;
 #ifdef NR_PAGES_IN_LARGE_FOLIO
-	((struct folio *)page)->_nr_pages = 0;
+		folio->_nr_pages = 0;
 #endif
+	}
+	return page_to_pfn(page);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_device_folio_reset);
 

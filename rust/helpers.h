@@ -176,7 +176,9 @@ void rust_hmm_fill_marked(struct vm_area_struct *vma, unsigned long *dst,
 			  unsigned long npages);
 void rust_hmm_device_folio_init(unsigned long pfn, struct dev_pagemap *pgmap,
 				unsigned int order);
-void rust_hmm_device_folio_reset(unsigned long pfn, unsigned int order);
+unsigned long rust_hmm_device_folio_reset(struct folio *folio,
+					  unsigned int *order,
+					  struct dev_pagemap **pgmap);
 
 /* Copies; the memory may change underneath, as it does under a device */
 void rust_hmm_read_page(void *dst, unsigned long pfn, size_t offset,

@@ -11,7 +11,7 @@ use crate::{
     bindings,
     inject::{fails, Point},
 };
-use core::ops::Range;
+use core::{ops::Range, ptr::null_mut};
 use kernel::{
     error::from_err_ptr,
     page::PAGE_SHIFT,
@@ -247,11 +247,9 @@ impl<T: DevicePageOps> Piece<T> {
 
     /// # Safety
     ///
-    /// `pfn` must be a page in use of a piece of this type.
-    unsafe fn from_pfn<'a>(pfn: usize) -> &'a Self {
-        // SAFETY: A device page, by the function's requirements.
-        let pgmap = unsafe { bindings::rust_hmm_pfn_pgmap(pfn) };
-        // SAFETY: It is the field of a live piece.
+    /// `pgmap` must be that of a page in use of a piece of this type.
+    unsafe fn from_pgmap<'a>(pgmap: *mut bindings::dev_pagemap) -> &'a Self {
+        // SAFETY: It is the field of a live piece, by the function's requirements.
         unsafe { &*kernel::container_of!(Opaque::cast_from(pgmap), Self, pgmap) }
     }
 
@@ -259,15 +257,11 @@ impl<T: DevicePageOps> Piece<T> {
     ///
     /// Called by the core for a folio of a piece of this type, when its last reference is gone.
     unsafe extern "C" fn folio_free(folio: *mut bindings::folio) {
-        // SAFETY: A folio begins with its first page.
-        let (pfn, order) = unsafe {
-            let pfn = bindings::rust_hmm_page_to_pfn(folio.cast());
-            (pfn, bindings::rust_hmm_pfn_order(pfn))
-        };
+        let (mut order, mut pgmap) = (0, null_mut());
+        // SAFETY: A free folio, which nobody else takes before it is given back; both may be written.
+        let pfn = unsafe { bindings::rust_hmm_device_folio_reset(folio, &mut order, &mut pgmap) };
         // SAFETY: By the function's requirements.
-        let piece = unsafe { Self::from_pfn(pfn) };
-        // SAFETY: A free folio, which nobody else takes before it is given back.
-        unsafe { bindings::rust_hmm_device_folio_reset(pfn, order) };
+        let piece = unsafe { Self::from_pgmap(pgmap) };
         let index = pfn.wrapping_sub(piece.base.load(Relaxed));
         // SAFETY: The owner outlives its pieces, by the type invariant.
         let pages = unsafe { &*piece.back };
@@ -288,9 +282,8 @@ impl<T: DevicePageOps> Piece<T> {
     unsafe extern "C" fn migrate_to_ram(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
         // SAFETY: By the function's requirements the page is one of a piece of this type.
         let piece = unsafe {
-            Self::from_pfn(bindings::rust_hmm_page_to_pfn(bindings::rust_hmm_vmf_page(
-                vmf,
-            )))
+            let pfn = bindings::rust_hmm_page_to_pfn(bindings::rust_hmm_vmf_page(vmf));
+            Self::from_pgmap(bindings::rust_hmm_pfn_pgmap(pfn))
         };
         // SAFETY: The owner outlives its pieces, by the type invariant.
         let pages = unsafe { &*piece.back };

@@ -250,10 +250,6 @@ pub unsafe fn rust_hmm_page_to_pfn(page: *mut page) -> usize {
     page as usize
 }
 
-pub unsafe fn rust_hmm_pfn_order(_pfn: usize) -> u32 {
-    0
-}
-
 pub unsafe fn rust_hmm_vmf_page(_vmf: *mut vm_fault) -> *mut page {
     unimplemented!()
 }
@@ -262,8 +258,18 @@ pub unsafe fn rust_hmm_vmf_retry(_vmf: *mut vm_fault) -> vm_fault_t {
     unimplemented!()
 }
 
-pub unsafe fn rust_hmm_device_folio_reset(pfn: usize, _order: u32) {
+pub unsafe fn rust_hmm_device_folio_reset(
+    folio: *mut folio,
+    order: *mut u32,
+    pgmap: *mut *mut dev_pagemap,
+) -> usize {
+    let pfn = folio as usize;
     frames::write(pfn);
+    unsafe {
+        order.write(0);
+        pgmap.write(rust_hmm_pfn_pgmap(pfn));
+    }
+    pfn
 }
 
 pub unsafe fn rust_hmm_device_folio_init(pfn: usize, _pgmap: *mut dev_pagemap, _order: u32) {

@@ -132,8 +132,8 @@ struct rust_hmm_usage {
  *
  * The kernel's pages for it (MEMORY_DEVICE_PRIVATE) are made when they are needed.
  *
- * Return: the memory, or ERR_PTR(): -EINVAL if @pages is 0, no multiple of 512 or more than 32 GiB,
- * @ops->size is wrong or @ops->copy is NULL; -ENOMEM.
+ * Return: the memory, or ERR_PTR(): -EINVAL if @pages is 0, no multiple of 512 or more than there are
+ * physical addresses, @ops->size is wrong or @ops->copy is NULL; -ENOMEM.
  */
 struct rust_hmm_memory *rust_hmm_memory_create(const struct rust_hmm_memory_ops *ops, void *data,
 					       unsigned long pages);

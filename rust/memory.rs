@@ -11,7 +11,7 @@ use crate::{
     mirror::Peer,
     mm::{
         addr::{PMD_ORDER, PMD_PAGES},
-        device_pages::{DevicePages, Kind, MAX_PIECES, PIECE_PAGES},
+        device_pages::{DevicePages, Kind, MAX_PAGES},
         mask::Mask,
         migrate::{Isolated, Select},
         notifier::Cookie,
@@ -107,7 +107,7 @@ impl<M: MemoryOps> Parts<M> {
     #[inline(never)]
     fn pages(driver: M, kind: Kind, max_pages: usize) -> Result<Arc<DevicePages<Ops<M>>>> {
         // Before anything of that size is allocated.
-        if max_pages > MAX_PIECES * PIECE_PAGES {
+        if max_pages > MAX_PAGES {
             return Err(EINVAL);
         }
         let ops = Ops {

@@ -24,12 +24,13 @@
 //! - `pci` has memory of PCI devices as others see it, and interrupts.
 //! - `anon` has anonymous memory that comes from a device file.
 //! - `trace` has the tracepoints.
+//! - `once_box` has places that are filled once.
 //! - `word` has words that are read and written without a call.
 
 pub mod addr;
 pub(crate) mod anon;
 pub mod bell;
-mod device_alloc;
+pub(crate) mod device_alloc;
 pub mod device_pages;
 pub mod dma;
 pub mod dma_fence;
@@ -40,6 +41,7 @@ pub mod flush;
 pub(crate) mod mask;
 pub mod migrate;
 pub mod notifier;
+pub(crate) mod once_box;
 pub mod page;
 #[cfg(CONFIG_PCI)]
 pub mod pci;

@@ -272,6 +272,30 @@ impl FreeMap {
             .find(|index| self.claim(*index, PMD_PAGES))
     }
 
+    /// The order, up to 9, of the largest folio that is free and has page `index`; 0 also if the
+    /// page is not free.
+    pub(in crate::mm) fn free_order(&self, index: usize) -> u32 {
+        let Some(word) = self.words.get(index / WORD_PAGES) else {
+            return 0;
+        };
+        let word = peek_u64(word);
+        if word != u64::MAX {
+            let is_free = |order: &u32| {
+                let mask = bits(index % WORD_PAGES & !((1 << order) - 1), 1 << order);
+                word & mask == mask
+            };
+            return (1..WORD_ORDER).take_while(is_free).last().unwrap_or(0);
+        }
+        let is_free = |order: &u32| {
+            let count = (1 << order) / WORD_PAGES;
+            let first = index / WORD_PAGES & !(count - 1);
+            let words = self.words.get(first..first + count);
+            words.is_some_and(|words| words.iter().all(|word| peek_u64(word) == u64::MAX))
+        };
+        let larger = (WORD_ORDER + 1..=PMD_ORDER).take_while(is_free).last();
+        larger.unwrap_or(WORD_ORDER)
+    }
+
     /// Whether a block of 512 pages is free.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(in crate::mm) fn has_block(&self) -> bool {
@@ -280,26 +304,39 @@ impl FreeMap {
             .any(|words| words.iter().all(|word| peek_u64(word) == u64::MAX))
     }
 
-    /// Gives `pages` pages back, of any number and at any index. Context: any.
-    pub(in crate::mm) fn give_back(&self, index: usize, pages: usize) {
+    /// Gives `pages` pages back, of any number and at any index. Returns whether others were in
+    /// use. Context: any.
+    pub(in crate::mm) fn give_back(&self, index: usize, pages: usize) -> bool {
         // Before: who finds no page in use may count on it that they can be taken.
-        self.used.fetch_sub(pages, Relaxed);
+        let used = self.used.fetch_sub(pages, Relaxed);
         for_each_word(index, pages, |at, mask| {
             let words = (self.words.get(at), self.out.get(at), self.hidden.get(at));
             if let (Some(word), Some(out), Some(hidden)) = words {
                 let gone = peek_u64(out) & mask;
                 if gone == 0 {
                     set(word, mask);
-                    return;
-                }
-                self.hide(hidden, gone);
-                // Somebody may have brought them back into use meanwhile.
-                set(word, self.show(hidden, gone & !peek_u64(out)));
-                if mask & !gone != 0 {
-                    set(word, mask & !gone);
+                } else {
+                    self.give_back_out((word, out, hidden), mask, gone);
                 }
             }
         });
+        used > pages
+    }
+
+    /// Gives back the pages of `mask` of which those of `gone` are to be taken out of use.
+    #[inline(never)]
+    fn give_back_out(
+        &self,
+        (word, out, hidden): (&Atomic<u64>, &Atomic<u64>, &Atomic<u64>),
+        mask: u64,
+        gone: u64,
+    ) {
+        self.hide(hidden, gone);
+        // Somebody may have brought them back into use meanwhile.
+        set(word, self.show(hidden, gone & !peek_u64(out)));
+        if mask & !gone != 0 {
+            set(word, mask & !gone);
+        }
     }
 
     /// Hides pages that are not hidden.
@@ -372,7 +409,7 @@ fn take_page(words: &[Atomic<u64>]) -> Option<usize> {
 }
 
 /// Sets the bits of `mask`, with a full barrier.
-fn set(word: &Atomic<u64>, mask: u64) {
+pub(crate) fn set(word: &Atomic<u64>, mask: u64) {
     let mut value = peek_u64(word);
     while let Err(now) = word.cmpxchg(value, value | mask, Full) {
         value = now;
@@ -380,7 +417,7 @@ fn set(word: &Atomic<u64>, mask: u64) {
 }
 
 /// Clears the bits of `mask`, with a full barrier. Returns those that were set.
-fn clear(word: &Atomic<u64>, mask: u64) -> u64 {
+pub(crate) fn clear(word: &Atomic<u64>, mask: u64) -> u64 {
     let mut value = peek_u64(word);
     while let Err(now) = word.cmpxchg(value, value & !mask, Full) {
         value = now;

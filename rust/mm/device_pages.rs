@@ -2,50 +2,61 @@
 
 //! Device memory that has `struct page`s: `ZONE_DEVICE`, private or coherent.
 //!
-//! Memory comes in pieces of [`PIECE_PAGES`], added when they are needed and removed when they are idle.
-//! A device page is named by its *device page number*, which counts from 0 over all pieces, as a device
-//! counts its memory.
+//! Memory comes in pieces of [`PIECE_PAGES`], added when they are needed and removed when they are
+//! idle. Pieces are found by number in a table of two levels, and by page frame in a maple tree;
+//! `hints.rs` has which of them may have room. So no operation on a page depends on how many pieces
+//! there are. A device page is named by its *device page number*, which counts from 0 over all
+//! pieces, as a device counts its memory.
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
 use super::{
-    addr::PMD_PAGES,
+    addr::{PMD_ORDER, PMD_PAGES},
     notifier::Cookie,
-    page::LockedFolio, //
+    page::LockedFolio,
+    range_map::{RangeMap, Wait},
+    word::peek_usize, //
 };
 use crate::{
     inject::{fails, Point},
     locks, //
 };
+use core::num::NonZeroU64;
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        Mutex,
-        SetOnce, //
+        atomic::{
+            ordering::{Full, Relaxed},
+            Atomic, //
+        },
+        Mutex, //
     },
 };
 
 mod cpu_fault;
+mod hints;
 mod mapped;
 mod piece;
+mod pieces;
 mod region;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 
 pub use cpu_fault::{CpuFault, FaultError};
+use hints::{Class, Hints};
 pub use mapped::MmapLocks;
 use piece::{Looker, Piece};
+use pieces::Pieces;
 
 /// Pages of one piece: 256 MiB, as in the kernel's `lib/test_hmm.c`.
 pub const PIECE_PAGES: usize = 1 << 16;
 
-/// Most pieces that one device can have: 32 GiB.
-pub const MAX_PIECES: usize = 128;
-
 /// No page frame number is longer; the kernel knows the machine's real limit.
 const LAST_PHYSICAL: u64 = (1 << 52) - 1;
+
+/// Most pages that one device can have: all that can have a physical address.
+pub const MAX_PAGES: usize = ((LAST_PHYSICAL + 1) >> PAGE_SHIFT) as usize;
 
 const PIECE_BYTES: u64 = (PIECE_PAGES as u64) << PAGE_SHIFT;
 
@@ -57,10 +68,11 @@ pub const PIECE_OVERHEAD: usize = PIECE_PAGES * 64;
 pub enum Kind {
     /// It cannot: `MEMORY_DEVICE_PRIVATE`. A touch is a fault that brings the page back.
     Private,
-    /// As its own: `MEMORY_DEVICE_COHERENT`, one piece at this physical address in bytes.
+    /// As its own: `MEMORY_DEVICE_COHERENT`, at this physical address in bytes.
     Coherent {
-        /// Start, a multiple of 2 MiB, of 256 MiB that are reserved for the device and that nobody has
-        /// requested, not the driver either: the library does.
+        /// Start, a multiple of 2 MiB, of addresses that are reserved for the device: its limit,
+        /// rounded up to 256 MiB. Nobody has requested them, not the driver either: the library
+        /// does.
         start: u64,
     },
 }
@@ -87,6 +99,19 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
     fn freed(pages: &DevicePages<Self>, range: DeviceRange) {
         let _ = (pages, range);
     }
+
+    /// The pages of `range`, a folio, have become free, and others may have them. A full barrier
+    /// lies before. Context: as for [`Self::freed`].
+    fn given_back(pages: &DevicePages<Self>, range: DeviceRange) {
+        let _ = (pages, range);
+    }
+
+    /// The pages of `range` are about to be added: allocates what is kept for them. `ENOMEM`.
+    /// Context: may sleep; must not add or remove memory.
+    fn growing(pages: &DevicePages<Self>, range: DeviceRange) -> Result {
+        let _ = (pages, range);
+        Ok(())
+    }
 }
 
 /// The memory of one device.
@@ -95,15 +120,25 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
 ///
 /// # Invariants
 ///
-/// Pinned; places for pieces are only ever filled, in the order of their numbers, and point back here.
+/// Pinned; pieces point back here.
 #[pin_data(PinnedDrop)]
 pub struct DevicePages<T: DevicePageOps> {
-    pieces: KVec<SetOnce<Pin<KBox<Piece<T>>>>>,
+    pieces: Pieces<T>,
+    hints: Hints,
+    /// Numbers of pieces, plus one, by page frame. May have frames of pieces that were removed.
+    #[pin]
+    frames: RangeMap,
+    /// The piece in which a frame was looked up last.
+    recent: Atomic<usize>,
     kind: Kind,
     /// No page frame is lower.
     lowest: Atomic<usize>,
     max_pages: usize,
-    /// Held while a piece is added.
+    /// Pages in use.
+    used: Atomic<usize>,
+    /// Pages of pieces that have frames.
+    there: Atomic<usize>,
+    /// Held while a piece is added or removed.
     #[pin]
     adding: Mutex<()>,
     data: T,
@@ -120,34 +155,34 @@ impl<T: DevicePageOps> DevicePages<T> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINVAL` if a coherent start is not a multiple of 2 MiB or `max_pages` is more
-    /// than 32 GiB. Context: may sleep.
+    /// `ENOMEM`; `EINVAL` if a coherent start is not a multiple of 2 MiB, or if `max_pages` is more than
+    /// [`MAX_PAGES`]. Context: may sleep.
     pub fn new(kind: Kind, max_pages: usize, data: T) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             pieces: {
-                if max_pages > MAX_PIECES * PIECE_PAGES {
+                if max_pages > MAX_PAGES {
                     return Err(EINVAL);
                 }
+                let count = max_pages.div_ceil(PIECE_PAGES);
                 if let Kind::Coherent { start } = kind {
-                    let last = start.checked_add(PIECE_BYTES).ok_or(EINVAL)? - 1;
+                    // CAST: At most the physical addresses.
+                    let bytes = (count.max(1) as u64).checked_mul(PIECE_BYTES).ok_or(EINVAL)?;
+                    let last = start.checked_add(bytes).ok_or(EINVAL)? - 1;
                     let aligned = start % (PMD_PAGES as u64 * 4096) == 0;
                     if start == 0 || !aligned || last > LAST_PHYSICAL {
                         return Err(EINVAL);
                     }
                 }
-                let count = match kind {
-                    Kind::Private => max_pages.div_ceil(PIECE_PAGES),
-                    Kind::Coherent { .. } => 1,
-                };
-                let mut pieces = KVec::with_capacity(count, GFP_KERNEL)?;
-                for _ in 0..count {
-                    pieces.push(SetOnce::new(), GFP_KERNEL)?;
-                }
-                pieces
+                Pieces::new(count)?
             },
+            hints: Hints::new(max_pages.div_ceil(PIECE_PAGES))?,
+            frames <- RangeMap::new(),
+            recent: Atomic::new(0),
             kind,
             lowest: Atomic::new(usize::MAX),
             max_pages: max_pages.next_multiple_of(PMD_PAGES),
+            used: Atomic::new(0),
+            there: Atomic::new(0),
             adding <- {
                 let (name, key) = locks::adding();
                 Mutex::new((), name, key)
@@ -173,23 +208,38 @@ impl<T: DevicePageOps> DevicePages<T> {
         Cookie::inside(self)
     }
 
+    /// The pieces that were made, in the order of their numbers.
     fn pieces(&self) -> impl Iterator<Item = &Piece<T>> + Clone {
-        self.pieces
-            .iter()
-            .map_while(|piece| Some(&**piece.as_ref()?))
+        self.pieces.iter()
+    }
+
+    fn piece(&self, number: usize) -> Option<&Piece<T>> {
+        self.pieces.get(number / PIECE_PAGES)
+    }
+
+    /// The pieces that may have what `class` says.
+    fn hinted(&self, class: Class) -> impl Iterator<Item = &Piece<T>> {
+        let mut from = 0;
+        core::iter::from_fn(move || {
+            let index = self.hints.find(class, from)?;
+            from = index + 1;
+            self.pieces.get(index)
+        })
     }
 
     /// Pages in use.
     pub fn used(&self) -> usize {
-        self.pieces().map(|piece| piece.free.used()).sum()
+        self.used.load(Relaxed)
     }
 
     /// Pages that there are by now and that are not out of use.
     pub fn total(&self) -> usize {
-        self.pieces()
-            .filter(|piece| piece.is_there())
-            .map(|piece| piece.free.len().saturating_sub(piece.free.withdrawn()))
-            .sum()
+        // The pages of pieces that are not there are withdrawn, too.
+        let partly = self
+            .hinted(Class::Withdrawn)
+            .filter(|piece| piece.is_there());
+        let out = partly.map(|piece| piece.free.withdrawn()).sum();
+        self.there.load(Relaxed).saturating_sub(out)
     }
 
     /// Most pages that there can be.
@@ -210,22 +260,18 @@ impl<T: DevicePageOps> DevicePages<T> {
         }
         while self.total().saturating_sub(self.used()) < pages {
             let _adding = self.adding.lock();
-            if let Some(piece) = self.pieces().find(|piece| !piece.is_there()) {
-                piece.add(self.owner(), self.kind, &self.lowest)?;
+            if let Some(piece) = self.hinted(Class::Absent).next() {
+                self.add(piece)?;
                 continue;
             }
-            let index = self.pieces().count();
-            let Some(place) = self.pieces.get(index) else {
+            let Some(piece) = self.make(self.pieces.made())? else {
                 // Under the mutex: without, a piece that is just removed looks like one in use.
                 return match self.used() < self.total() {
                     true => Ok(()),
                     false => Err(ENOMEM),
                 };
             };
-            let pages = (self.max_pages - index * PIECE_PAGES).min(PIECE_PAGES);
-            let piece = Piece::new(self, index, pages)?;
-            piece.add(self.owner(), self.kind, &self.lowest)?;
-            place.populate(piece);
+            self.add(piece)?;
         }
         Ok(())
     }
@@ -238,26 +284,110 @@ impl<T: DevicePageOps> DevicePages<T> {
     pub fn grow_to(&self, end: usize) -> Result {
         let _adding = self.adding.lock();
         for index in 0..end.div_ceil(PIECE_PAGES) {
-            let place = self.pieces.get(index).ok_or(EINVAL)?;
-            match place.as_ref() {
-                Some(piece) if piece.is_there() => {}
-                Some(piece) => piece.add(self.owner(), self.kind, &self.lowest)?,
-                None => {
-                    let pages = (self.max_pages - index * PIECE_PAGES).min(PIECE_PAGES);
-                    let piece = Piece::new(self, index, pages)?;
-                    piece.add(self.owner(), self.kind, &self.lowest)?;
-                    place.populate(piece);
-                }
+            let piece = match self.pieces.get(index) {
+                Some(piece) => piece,
+                None => self.make(index)?.ok_or(EINVAL)?,
+            };
+            if !piece.is_there() {
+                self.add(piece)?;
             }
         }
         Ok(())
     }
 
+    /// Makes piece `index`, the next one, without frames; `None` if there cannot be one. The mutex
+    /// is held.
+    fn make(&self, index: usize) -> Result<Option<&Piece<T>>> {
+        let first = index.saturating_mul(PIECE_PAGES);
+        if first >= self.max_pages {
+            return Ok(None);
+        }
+        self.hints.prepare(index)?;
+        let pages = (self.max_pages - first).min(PIECE_PAGES);
+        let piece = self.pieces.put(index, Piece::new(self, index, pages)?)?;
+        self.hints.set(Class::Absent, index);
+        Ok(Some(piece))
+    }
+
+    /// Adds the frames of `piece`. The mutex is held.
+    fn add(&self, piece: &Piece<T>) -> Result {
+        let index = piece.index;
+        let pages = DeviceRange {
+            first: index * PIECE_PAGES,
+            count: piece.free.len(),
+        };
+        T::growing(self, pages)?;
+        let kind = match self.kind {
+            Kind::Private => Kind::Private,
+            Kind::Coherent { start } => Kind::Coherent {
+                // CAST: Within the physical addresses, as `new` has seen.
+                start: start + index as u64 * PIECE_BYTES,
+            },
+        };
+        piece.add(self.owner(), kind, &self.lowest, &|base| {
+            // CAST: Widens it.
+            let number = NonZeroU64::new(index as u64 + 1);
+            self.frames
+                .store(base..=base + (PIECE_PAGES - 1), number, Wait::Yes)
+        })?;
+        self.there.fetch_add(piece.free.len(), Relaxed);
+        self.hints.clear(Class::Absent, index);
+        self.hints.set(Class::Idle, index);
+        self.note_room(piece, None);
+        Ok(())
+    }
+
+    /// Notes that `piece` has room again, because of page `page` or of all pages.
+    #[inline]
+    fn note_room(&self, piece: &Piece<T>, page: Option<usize>) {
+        if piece.lacks_room() {
+            self.set_room(piece, piece.gains_room(page));
+        }
+    }
+
+    // Not inlined: pages are freed more often.
+    #[inline(never)]
+    fn set_room(&self, piece: &Piece<T>, gained: u64) {
+        for order in (0..=PMD_ORDER).filter(|order| gained >> order & 1 != 0) {
+            self.hints.set(Class::Room(order), piece.index);
+        }
+    }
+
+    /// The folio of `order` at `index` of `piece` was given back; whether other pages of it are in
+    /// use. Context: any.
+    #[inline]
+    fn given_back(&self, piece: &Piece<T>, index: usize, order: u32, is_used: bool) {
+        self.used.fetch_sub(1 << order, Relaxed);
+        if !is_used {
+            self.hints.set(Class::Idle, piece.index);
+        }
+        self.note_room(piece, Some(index));
+        let range = DeviceRange {
+            first: piece.index * PIECE_PAGES + index,
+            count: 1 << order,
+        };
+        T::given_back(self, range);
+    }
+
+    /// The pieces without a page in use, of those that are there.
+    fn idle(&self) -> impl Iterator<Item = &Piece<T>> {
+        self.hinted(Class::Idle).filter(|piece| {
+            if piece.free.used() == 0 {
+                return piece.is_there();
+            }
+            self.hints.clear(Class::Idle, piece.index);
+            // The last page may have been given back meanwhile.
+            if piece.free.used() == 0 {
+                self.hints.set(Class::Idle, piece.index);
+            }
+            false
+        })
+    }
+
     /// Pieces that are there, and of these those without a page in use.
     pub fn pieces_idle(&self) -> (usize, usize) {
-        let there = || self.pieces().filter(|piece| piece.is_there());
-        let idle = there().filter(|piece| piece.free.used() == 0).count();
-        (there().count(), idle)
+        let there = self.there.load(Relaxed).div_ceil(PIECE_PAGES);
+        (there, self.idle().count())
     }
 
     /// Gives up to `count` pieces back of which no page is in use, with what the kernel keeps for them:
@@ -266,8 +396,16 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Context: as [`Self::grow`].
     pub fn shrink(&self, count: usize) -> usize {
         let _adding = self.adding.lock();
-        let idle = self.pieces().filter(|piece| piece.free.used() == 0);
-        idle.filter(|piece| piece.remove_idle()).take(count).count()
+        let removed = self.idle().filter(|piece| {
+            if !piece.remove_idle() {
+                return false;
+            }
+            self.there.fetch_sub(piece.free.len(), Relaxed);
+            self.hints.clear(Class::Idle, piece.index);
+            self.hints.set(Class::Absent, piece.index);
+            true
+        });
+        removed.take(count).count()
     }
 
     /// Takes a free folio of order 0 to 9 into use: locked, with one reference.
@@ -282,11 +420,40 @@ impl<T: DevicePageOps> DevicePages<T> {
         if fails(Point::DevicePage) {
             return None;
         }
-        self.pieces().find_map(|piece| {
-            let index = piece.free.take(order)?;
-            let number = piece.index * PIECE_PAGES + index;
-            Some((number, piece.folio(index, order)))
+        if order > PMD_ORDER {
+            return None;
+        }
+        self.hinted(Class::Room(order)).find_map(|piece| {
+            let index = piece.take(order, |may_have| match may_have {
+                true => self.hints.set(Class::Room(order), piece.index),
+                false => self.hints.clear(Class::Room(order), piece.index),
+            })?;
+            Some((
+                piece.index * PIECE_PAGES + index,
+                self.taken(piece, index, order),
+            ))
         })
+    }
+
+    /// As [`Self::alloc_numbered`], first from the piece of device page `near`, which is one that
+    /// was taken just now.
+    pub(crate) fn alloc_near(&self, near: usize, order: u32) -> Option<(usize, LockedFolio)> {
+        let piece = self.piece(near).filter(|_| !fails(Point::DevicePage));
+        let taken = piece.and_then(|piece| Some((piece, piece.free.take(order)?)));
+        match taken {
+            Some((piece, index)) => Some((
+                piece.index * PIECE_PAGES + index,
+                self.taken(piece, index, order),
+            )),
+            None => self.alloc_numbered(order),
+        }
+    }
+
+    #[inline]
+    fn taken(&self, piece: &Piece<T>, index: usize, order: u32) -> LockedFolio {
+        // Full: what follows is ordered after the pages are in use.
+        self.used.fetch_add(1 << order, Full);
+        piece.folio(index, order)
     }
 
     /// As [`Self::alloc`], the folio that begins at device page `number`, if it is free.
@@ -294,9 +461,9 @@ impl<T: DevicePageOps> DevicePages<T> {
         if fails(Point::DevicePage) {
             return None;
         }
-        let piece = self.pieces.get(number / PIECE_PAGES)?.as_ref()?;
+        let piece = self.piece(number)?;
         let index = number % PIECE_PAGES;
-        (piece.free.take_at(index, order)).then(|| piece.folio(index, order))
+        (piece.free.take_at(index, order)).then(|| self.taken(piece, index, order))
     }
 
     /// Takes free pages of `range` out of use, and those in use when they are given back. Returns
@@ -306,6 +473,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         let _adding = self.adding.lock();
         let mut left = 0;
         self.for_each_part(range, |piece, first, count| {
+            self.hints.set(Class::Withdrawn, piece.index);
             left += match piece.is_there() {
                 true => piece.free.withdraw(first, count),
                 false => count,
@@ -320,48 +488,62 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.for_each_part(range, |piece, first, count| {
             if piece.is_there() {
                 piece.free.restore(first, count);
+                self.note_room(piece, None);
             }
         });
     }
 
     fn for_each_part(&self, range: DeviceRange, mut each: impl FnMut(&Piece<T>, usize, usize)) {
         let end = range.first.saturating_add(range.count);
-        for piece in self.pieces() {
+        let first = range.first / PIECE_PAGES;
+        for piece in (first..self.pieces.made()).map_while(|index| self.pieces.get(index)) {
             let base = piece.index * PIECE_PAGES;
             let (from, to) = (range.first.max(base), end.min(base + piece.free.len()));
-            if from < to {
-                each(piece, from - base, to - from);
+            if from >= to {
+                break;
             }
+            each(piece, from - base, to - from);
         }
     }
 
     /// Keeps the frames of the piece that has device page `number` from being removed.
     pub(super) fn look(&self, number: usize) -> Option<Looker<'_>> {
-        self.pieces.get(number / PIECE_PAGES)?.as_ref()?.look()
+        self.piece(number)?.look()
     }
 
     /// Pages in use of the block of 512 pages that begins at `number`.
     pub fn used_in_block(&self, number: usize) -> usize {
-        match self
-            .pieces
-            .get(number / PIECE_PAGES)
-            .map(|piece| piece.as_ref())
-        {
-            Some(Some(piece)) => piece.free.used_in_block(number % PIECE_PAGES),
-            _ => 0,
-        }
+        self.piece(number)
+            .map_or(0, |piece| piece.free.used_in_block(number % PIECE_PAGES))
     }
 
     /// The device page number of page frame `pfn`, if it is one of this device.
+    #[inline]
     pub fn lookup(&self, pfn: usize) -> Option<usize> {
         // Most pages that are asked for are of the system.
-        if pfn < self.lowest.load(Relaxed) {
-            return None;
+        match pfn < peek_usize(&self.lowest) {
+            true => None,
+            false => self.lookup_device(pfn),
         }
-        self.pieces().find_map(|piece| {
+    }
+
+    /// As [`Self::lookup`], of a frame that is not below all of this device.
+    #[inline(never)]
+    fn lookup_device(&self, pfn: usize) -> Option<usize> {
+        let within = |piece: &Piece<T>| {
             let index = pfn.checked_sub(piece.base()?)?;
             (index < PIECE_PAGES).then_some(piece.index * PIECE_PAGES + index)
-        })
+        };
+        let recent = self.pieces.get(peek_usize(&self.recent));
+        if let Some(number) = recent.and_then(within) {
+            return Some(number);
+        }
+        let found = self.frames.find(pfn, pfn)?;
+        // CAST: A number of a piece.
+        let piece = self.pieces.get(found.value.get() as usize - 1)?;
+        self.recent.store(piece.index, Relaxed);
+        // It may have been removed, and have other frames by now.
+        within(piece)
     }
 
     /// As [`Self::lookup`], for frames that are close together.
@@ -381,13 +563,13 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// The page frame number of device page `number`, if it is there. It may go when it is not in use.
     pub fn pfn(&self, number: usize) -> Option<usize> {
-        let piece = self.pieces.get(number / PIECE_PAGES)?.as_ref()?;
-        Some(piece.base()? + number % PIECE_PAGES)
+        Some(self.piece(number)?.base()? + number % PIECE_PAGES)
     }
 
     /// The blocks of 512 device pages of which some are in use, by their first page.
     pub fn used_blocks(&self) -> impl Iterator<Item = DeviceRange> + Clone + '_ {
-        self.pieces().flat_map(|piece| {
+        let used = self.pieces().filter(|piece| piece.free.used() != 0);
+        used.flat_map(|piece| {
             (0..piece.free.len())
                 .step_by(PMD_PAGES)
                 .filter(|first| piece.free.used_in_block(*first) != 0)

@@ -13,10 +13,10 @@ use kernel::sync::atomic::ordering;
 use kernel::sync::atomic::Atomic;
 
 macro_rules! load {
-    ($load:ident: $type:ty) => {
+    ($load:ident $(<$generic:ident>)?: $type:ty) => {
         /// Reads the word. What was written before it is seen, too. Context: any.
         #[inline(always)]
-        pub(crate) fn $load(cell: &Atomic<$type>) -> $type {
+        pub(crate) fn $load$(<$generic>)?(cell: &Atomic<$type>) -> $type {
             #[cfg(CONFIG_X86_64)]
             {
                 // SAFETY: Valid and aligned; like `READ_ONCE()` it may race with stores of whole words.
@@ -65,6 +65,7 @@ macro_rules! store {
 }
 
 load!(load_u64: u64);
+load!(load_ptr<T>: *mut T);
 peek!(peek_u64: u64);
 peek!(peek_usize: usize);
 store!(store_u32: u32);

@@ -247,7 +247,7 @@ mod tests {
             };
             memory(MEMORY_OPS, 0);
             memory(MEMORY_OPS, 511);
-            memory(MEMORY_OPS, 1 << 40);
+            memory(MEMORY_OPS, (1 << 40) + 512);
             let mut ops = MEMORY_OPS;
             ops.size = 32;
             memory(ops, PAGES);

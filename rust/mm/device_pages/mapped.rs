@@ -170,9 +170,8 @@ impl<T: DevicePageOps> DevicePages<T> {
 
     /// Whether device page `number` is in use.
     fn is_used(&self, number: usize) -> bool {
-        let piece = self.pieces.get(number / PIECE_PAGES);
-        let piece = piece.and_then(|piece| piece.as_ref());
-        piece.is_some_and(|piece| piece.free.is_used(number % PIECE_PAGES))
+        self.piece(number)
+            .is_some_and(|piece| piece.free.is_used(number % PIECE_PAGES))
     }
 
     /// How its pages are selected for a migration.

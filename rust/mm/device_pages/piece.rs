@@ -3,7 +3,13 @@
 //! One piece of device memory: its page frames, which come and go, and what the kernel calls for them.
 
 use super::{
-    super::{device_alloc::FreeMap, notifier::Cookie, page::LockedFolio},
+    super::{
+        addr::PMD_ORDER,
+        device_alloc::{clear, set, FreeMap},
+        notifier::Cookie,
+        page::LockedFolio,
+        word::{load_u64, peek_usize}, //
+    },
     region::Region,
     CpuFault, DevicePageOps, DevicePages, DeviceRange, FaultError, Kind, PIECE_BYTES, PIECE_PAGES,
 };
@@ -38,6 +44,8 @@ pub(super) struct Piece<T: DevicePageOps> {
     base: Atomic<usize>,
     pub(super) index: usize,
     pub(super) free: FreeMap,
+    /// Orders of which a free folio may be there, a bit each: those that the owner's hints have.
+    room: Atomic<u64>,
     /// Those who look at free pages, which keeps them from being removed.
     lookers: Atomic<usize>,
     back: *const DevicePages<T>,
@@ -45,6 +53,9 @@ pub(super) struct Piece<T: DevicePageOps> {
 
 /// Regions that are tried for a piece.
 const REGIONS: usize = 4;
+
+/// A bit for each order.
+const ALL_ORDERS: u64 = (1 << (PMD_ORDER + 1)) - 1;
 
 /// No page frames are there.
 const ABSENT: usize = usize::MAX;
@@ -100,6 +111,7 @@ impl<T: DevicePageOps> Piece<T> {
                 base: Atomic::new(ABSENT),
                 index,
                 free,
+                room: Atomic::new(0),
                 lookers: Atomic::new(0),
                 back: core::ptr::from_ref(back),
             }),
@@ -109,21 +121,28 @@ impl<T: DevicePageOps> Piece<T> {
 
     /// The first page frame, if there are any.
     pub(super) fn base(&self) -> Option<usize> {
-        Some(self.base.load(Relaxed)).filter(|base| *base != ABSENT)
+        Some(peek_usize(&self.base)).filter(|base| *base != ABSENT)
     }
 
     /// Whether there are page frames.
     pub(super) fn is_there(&self) -> bool {
-        self.base.load(Relaxed) != ABSENT
+        peek_usize(&self.base) != ABSENT
     }
 
-    /// Adds the frames, the first of which `lowest` is not above from then on. The owner's mutex is held.
-    pub(super) fn add(&self, owner: Cookie, kind: Kind, lowest: &Atomic<usize>) -> Result {
+    /// Adds the frames, the first of which `lowest` is not above from then on. `note` is called
+    /// with it before there is a free page. The owner's mutex is held.
+    pub(super) fn add(
+        &self,
+        owner: Cookie,
+        kind: Kind,
+        lowest: &Atomic<usize>,
+        note: &dyn Fn(usize) -> Result,
+    ) -> Result {
         // When the kernel cannot add all of a region, what it has added stays, and the region says `EEXIST` from then on.
         // Such ones are held for as long as this takes, so that the next one is another.
         let mut spoilt = [const { None::<Region> }; REGIONS];
         for place in &mut spoilt {
-            match self.map(Region::request(kind)?, owner, kind, lowest) {
+            match self.map(Region::request(kind)?, owner, kind, lowest, note) {
                 Ok(()) => return Ok(()),
                 Err((error, region)) if error == EEXIST => *place = Some(region),
                 Err((error, _)) => return Err(error),
@@ -139,6 +158,7 @@ impl<T: DevicePageOps> Piece<T> {
         owner: Cookie,
         kind: Kind,
         lowest: &Atomic<usize>,
+        note: &dyn Fn(usize) -> Result,
     ) -> core::result::Result<(), (Error, Region)> {
         if fails(Point::Region) {
             return Err((EEXIST, region));
@@ -170,6 +190,12 @@ impl<T: DevicePageOps> Piece<T> {
             return Err((error, region));
         }
         // CAST: Physical frame numbers fit.
+        if let Err(error) = note((region.start() >> PAGE_SHIFT) as usize) {
+            // SAFETY: Mapped just now, and no page of it is in use.
+            unsafe { bindings::memunmap_pages(self.pgmap.get()) };
+            return Err((error, region));
+        }
+        // CAST: As above.
         let base = (region.keep() >> PAGE_SHIFT) as usize;
         // Before: who has one of the pages must find it. Others that add some wait for the mutex.
         lowest.store(lowest.load(Relaxed).min(base), Relaxed);
@@ -258,11 +284,12 @@ impl<T: DevicePageOps> Piece<T> {
     /// Called by the core for a folio of a piece of this type, when its last reference is gone.
     unsafe extern "C" fn folio_free(folio: *mut bindings::folio) {
         let (mut order, mut pgmap) = (0, null_mut());
-        // SAFETY: A free folio, which nobody else takes before it is given back; both may be written.
+        // SAFETY: A free folio, which nobody else takes before it is given back; both may be
+        // written.
         let pfn = unsafe { bindings::rust_hmm_device_folio_reset(folio, &mut order, &mut pgmap) };
         // SAFETY: By the function's requirements.
         let piece = unsafe { Self::from_pgmap(pgmap) };
-        let index = pfn.wrapping_sub(piece.base.load(Relaxed));
+        let index = pfn.wrapping_sub(peek_usize(&piece.base));
         // SAFETY: The owner outlives its pieces, by the type invariant.
         let pages = unsafe { &*piece.back };
         T::freed(
@@ -272,8 +299,10 @@ impl<T: DevicePageOps> Piece<T> {
                 count: 1 << order,
             },
         );
-        // Last: now others may have it.
-        piece.free.give_back(index, 1 << order);
+        // Now others may have it. The core keeps `pgmap`, and with it the owner, until this
+        // returns.
+        let is_used = piece.free.give_back(index, 1 << order);
+        pages.given_back(piece, index, order, is_used);
     }
 
     /// # Safety
@@ -299,9 +328,43 @@ impl<T: DevicePageOps> Piece<T> {
         }
     }
 
+    /// Takes a folio of `order`. `hint` changes the owner's hint that there may be one: cleared
+    /// before the last look, and set if that finds one.
+    pub(super) fn take(&self, order: u32, hint: impl Fn(bool)) -> Option<usize> {
+        if let Some(index) = self.free.take(order) {
+            return Some(index);
+        }
+        // In this order: whoever gives a page back and finds the bit in `room` set does not set the
+        // hint.
+        hint(false);
+        clear(&self.room, 1 << order);
+        let index = self.free.take(order)?;
+        set(&self.room, 1 << order);
+        hint(true);
+        Some(index)
+    }
+
+    /// Whether there is an order of which no free folio may be there.
+    #[inline]
+    pub(super) fn lacks_room(&self) -> bool {
+        load_u64(&self.room) != ALL_ORDERS
+    }
+
+    /// The orders of which a free folio may be there now, and was not, because of page `index` or
+    /// of all pages; a bit each.
+    #[inline(never)]
+    pub(super) fn gains_room(&self, index: Option<usize>) -> u64 {
+        let orders = index.map_or(ALL_ORDERS, |index| (2 << self.free.free_order(index)) - 1);
+        let gained = orders & !load_u64(&self.room);
+        if gained != 0 {
+            set(&self.room, gained);
+        }
+        gained
+    }
+
     /// The folio at `index`, which was just taken.
     pub(super) fn folio(&self, index: usize, order: u32) -> LockedFolio {
-        let pfn = self.base.load(Relaxed) + index;
+        let pfn = peek_usize(&self.base) + index;
         // SAFETY: The frames are of this piece and were free, and now are ours; so they are there.
         unsafe {
             bindings::rust_hmm_device_folio_init(pfn, self.pgmap.get(), order);

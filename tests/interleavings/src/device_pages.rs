@@ -44,3 +44,14 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
 }
 
 pub struct DevicePages<T: DevicePageOps>(pub(super) PhantomData<T>);
+
+impl<T: DevicePageOps> DevicePages<T> {
+    pub(super) fn given_back(
+        &self,
+        _piece: &super::piece::Piece<T>,
+        _index: usize,
+        _order: u32,
+        _is_used: bool,
+    ) {
+    }
+}

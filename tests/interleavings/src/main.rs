@@ -54,14 +54,18 @@ mod mm {
     pub(crate) mod dma;
     pub(crate) mod flush;
     pub(crate) mod mask;
+    pub(crate) mod once_box;
     pub(crate) mod rcu_slot;
     pub(crate) mod word;
 
     pub(crate) mod device_pages {
         #[path = "../../il/device_pages.rs"]
         mod owner;
+        mod hints;
         pub(super) mod piece;
         mod region;
+        #[path = "../../il/tests/hints.rs"]
+        pub(crate) mod hints_interleavings;
         #[path = "../../il/tests/piece.rs"]
         pub(crate) mod interleavings;
 

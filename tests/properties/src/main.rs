@@ -36,6 +36,7 @@ mod mm {
     pub(crate) mod dma;
     pub(crate) mod flush;
     pub(crate) mod mask;
+    pub(crate) mod once_box;
     pub(crate) mod range_map;
     pub(crate) mod rcu_slot;
     pub(crate) mod word;

@@ -17,6 +17,7 @@ pub(crate) const ALL: &[&[Test]] = &[
     small::TESTS,
     crate::memory::interleavings::TESTS,
     crate::mm::device_alloc_interleavings::TESTS,
+    crate::mm::device_pages::hints_interleavings::TESTS,
     crate::mm::device_pages::interleavings::TESTS,
     crate::mm::dma_interleavings::TESTS,
     crate::pgtable::interleavings::TESTS,

@@ -7,7 +7,10 @@ use super::{piece::Piece, CpuFault, DevicePageOps, DevicePages, FaultError, Kind
 use crate::{
     bindings::frames,
     harness::{bounded, full, Test},
-    mm::notifier::Cookie,
+    mm::{
+        device_alloc::{clear, set},
+        notifier::Cookie, //
+    },
 };
 use core::{marker::PhantomData, pin::Pin};
 use kernel::{
@@ -27,6 +30,7 @@ pub(crate) const TESTS: &[Test] = &[
     full("piece_is_not_removed_while_frames_are_looked_at", looked_at),
     full("piece_that_comes_again_is_looked_at", again),
     full("piece_stays_when_a_looker_comes_first", stays),
+    full("piece_room_that_is_given_back_is_hinted", room),
     full("piece_lookup_of_a_page_that_was_handed_over", lookup),
 ];
 
@@ -59,10 +63,7 @@ impl Shared {
     }
 
     fn add(&self) {
-        assert_eq!(
-            self.piece.add(Cookie(1), Kind::Private, &self.lowest),
-            Ok(())
-        );
+        assert_eq!(self.piece.add(Cookie(1), Kind::Private, &self.lowest, &|_| Ok(())), Ok(()));
     }
 
     /// Takes a page, uses it and frees it.
@@ -157,4 +158,30 @@ fn lookup() {
         frames::free(pfn);
     }
     thread.join();
+}
+
+/// A page is given back while another task finds no room: either that task gets it, or the hint is set.
+fn room() {
+    let shared = Shared::new();
+    assert!(shared.piece.free.take_at(7, 0));
+    assert_eq!(shared.piece.free.withdraw(0, 7) + shared.piece.free.withdraw(8, 504), 0);
+    shared.piece.gains_room(None);
+    let hint = Arc::new(Atomic::new(1u64), GFP_KERNEL).unwrap();
+    let change = |hint: &Atomic<u64>, may_have| match may_have {
+        true => set(hint, 1),
+        false => {
+            clear(hint, 1);
+        }
+    };
+    let (other, theirs) = (shared.clone(), hint.clone());
+    let thread = spawn(move || {
+        let taken = other.piece.take(0, |may_have| change(&theirs, may_have));
+        taken.is_some()
+    });
+    shared.piece.free.give_back(7, 1);
+    if shared.piece.gains_room(Some(7)) & 1 != 0 {
+        change(&hint, true);
+    }
+    let taken = thread.join();
+    assert!(taken || hint.load(Acquire) != 0);
 }

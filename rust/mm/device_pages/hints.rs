@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Which pieces of device memory may have what is looked for, so that no search looks at all
+//! pieces.
+//!
+//! For each [`Class`] a bit per piece, and three levels above: a bit says that one of a word of the
+//! level below may be set. So a search of any memory reads a word of each level, as often as no bit
+//! is stale. Bits are hints: one that is set may be stale, and whoever finds it so clears it, and
+//! looks once more. One that is clear is not, but for a moment in which a search finds a word empty
+//! that is being set. Bits are atomic and are changed in any context.
+
+use super::super::{
+    addr::PMD_ORDER,
+    device_alloc::{clear, set},
+    once_box::OnceBox,
+    word::load_u64, //
+};
+use kernel::{prelude::*, sync::atomic::Atomic};
+
+const BITS: usize = u64::BITS as usize;
+
+/// Levels of bits. The last one has a single word.
+const LEVELS: usize = 4;
+
+/// Most pieces that can have bits.
+pub(super) const MOST: usize = 1 << (BITS.trailing_zeros() as usize * LEVELS);
+
+/// Pieces whose bits are allocated at once: 1 TiB of memory.
+const GROUP: usize = BITS * BITS;
+
+const CLASSES: usize = PMD_ORDER as usize + 4;
+
+/// What pieces are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Those that have a free folio of this order, 0 to 9.
+    Room(u32),
+    /// Those without a page in use.
+    Idle,
+    /// Those without frames.
+    Absent,
+    /// Those with pages that were taken out of use.
+    Withdrawn,
+}
+
+impl Class {
+    fn index(self) -> usize {
+        match self {
+            Self::Room(order) => order.min(PMD_ORDER) as usize,
+            Self::Idle => PMD_ORDER as usize + 1,
+            Self::Absent => PMD_ORDER as usize + 2,
+            Self::Withdrawn => PMD_ORDER as usize + 3,
+        }
+    }
+}
+
+/// A word for each class.
+type Words = [Atomic<u64>; CLASSES];
+
+fn empty() -> Words {
+    [const { Atomic::new(0) }; CLASSES]
+}
+
+/// Words that are clear.
+fn words(count: usize) -> Result<KVVec<Words>> {
+    let mut words = KVVec::with_capacity(count, GFP_KERNEL)?;
+    for _ in 0..count {
+        words.push(empty(), GFP_KERNEL)?;
+    }
+    Ok(words)
+}
+
+/// The bits of [`GROUP`] pieces: the two lowest levels.
+struct Group {
+    pieces: KVVec<Words>,
+    summary: Words,
+}
+
+/// The bits of all pieces.
+pub(super) struct Hints {
+    groups: KVVec<OnceBox<Group>>,
+    /// The third level: a bit for each group.
+    upper: KVVec<Words>,
+    root: Words,
+}
+
+impl Hints {
+    /// For `pieces` pieces; all bits are clear. Context: may sleep. `ENOMEM`; `EINVAL` if they are
+    /// more than [`MOST`].
+    pub(super) fn new(pieces: usize) -> Result<Self> {
+        if pieces > MOST {
+            return Err(EINVAL);
+        }
+        let count = pieces.div_ceil(GROUP);
+        let mut groups = KVVec::with_capacity(count, GFP_KERNEL)?;
+        for _ in 0..count {
+            groups.push(OnceBox::new(), GFP_KERNEL)?;
+        }
+        Ok(Self {
+            groups,
+            upper: words(count.div_ceil(BITS))?,
+            root: empty(),
+        })
+    }
+
+    /// Allocates the bits of `piece`, without which it cannot have any. Context: may sleep.
+    /// `ENOMEM`.
+    pub(super) fn prepare(&self, piece: usize) -> Result {
+        let place = self.groups.get(piece / GROUP).ok_or(EINVAL)?;
+        if place.get().is_none() {
+            let group = Group {
+                pieces: words(BITS)?,
+                summary: empty(),
+            };
+            place.put(KBox::pin(group, GFP_KERNEL)?);
+        }
+        Ok(())
+    }
+
+    /// Word `index` of a level, if it was allocated.
+    #[inline]
+    fn word(&self, class: Class, level: usize, index: usize) -> Option<&Atomic<u64>> {
+        let words = match level {
+            0 => {
+                let group = self.groups.get(index / BITS)?.get()?;
+                group.pieces.get(index % BITS)?
+            }
+            1 => &self.groups.get(index)?.get()?.summary,
+            2 => self.upper.get(index)?,
+            _ => (index == 0).then_some(&self.root)?,
+        };
+        words.get(class.index())
+    }
+
+    /// The piece may have what `class` says. Full barriers lie around the change. Context: any.
+    pub(super) fn set(&self, class: Class, piece: usize) {
+        if let Some(word) = self.word(class, 0, piece / BITS) {
+            set(word, 1 << (piece % BITS));
+            self.set_above(class, 0, piece / BITS);
+        }
+    }
+
+    /// Sets the bits above word `index` of `level` that are not set.
+    fn set_above(&self, class: Class, mut level: usize, mut index: usize) {
+        while level + 1 < LEVELS {
+            let bit = 1 << (index % BITS);
+            (level, index) = (level + 1, index / BITS);
+            if let Some(word) = self.word(class, level, index) {
+                if load_u64(word) & bit == 0 {
+                    set(word, bit);
+                }
+            }
+        }
+    }
+
+    /// The piece has not what `class` says. Whoever is not the only one that changes this looks at
+    /// the piece again after this, and sets the bit if need be. Full barriers lie around the
+    /// change. Context: any.
+    pub(super) fn clear(&self, class: Class, piece: usize) {
+        if let Some(word) = self.word(class, 0, piece / BITS) {
+            clear(word, 1 << (piece % BITS));
+        }
+    }
+
+    /// Clears the bits above word `index` of `level`, in which none is set.
+    fn clear_above(&self, class: Class, mut level: usize, mut index: usize) {
+        while level + 1 < LEVELS {
+            let bit = 1 << (index % BITS);
+            let Some(above) = self.word(class, level + 1, index / BITS) else {
+                return;
+            };
+            if load_u64(above) & bit == 0 {
+                return;
+            }
+            clear(above, bit);
+            // One that was set meanwhile may have found the bit above set.
+            let word = self.word(class, level, index);
+            if word.is_some_and(|word| load_u64(word) != 0) {
+                self.set_above(class, level, index);
+                return;
+            }
+            if load_u64(above) != 0 {
+                return;
+            }
+            (level, index) = (level + 1, index / BITS);
+        }
+    }
+
+    /// The first piece from `from` on that may have what `class` says. Context: any.
+    pub(super) fn find(&self, class: Class, from: usize) -> Option<usize> {
+        // A bit of `level`: nothing before it is of interest. From the top, so that it costs the
+        // same wherever the piece is.
+        let (mut level, mut at) = match from {
+            0 => (LEVELS - 1, 0),
+            _ => (0, from),
+        };
+        loop {
+            let (index, bit) = (at / BITS, at % BITS);
+            let word = self.word(class, level, index).map_or(0, load_u64);
+            let left = word & (u64::MAX << bit);
+            if left != 0 {
+                at = index * BITS + left.trailing_zeros() as usize;
+                if level == 0 {
+                    return Some(at);
+                }
+                (level, at) = (level - 1, at * BITS);
+                continue;
+            }
+            if word == 0 {
+                self.clear_above(class, level, index);
+            }
+            (level, at) = (level + 1, index + 1);
+            if level == LEVELS {
+                return None;
+            }
+        }
+    }
+}
+
+#[kunit_tests(rust_hmm_hints)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_bits_agree_with_an_array() -> Result {
+        const SITES: usize = 200;
+        // In four words of the third level; some are neighbours.
+        let piece = |site: usize| site / 4 * (4 * BITS * GROUP / 50) + site % 4 * 21;
+        let hints = Hints::new(4 * BITS * GROUP)?;
+        for site in 0..SITES {
+            hints.prepare(piece(site))?;
+        }
+        let mut model = [false; SITES];
+        let mut random = 99u64;
+        for _ in 0..3000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+            let site = (random >> 33) as usize % SITES;
+            let is_set = random >> 61 == 0;
+            match is_set {
+                true => hints.set(Class::Idle, piece(site)),
+                false => hints.clear(Class::Idle, piece(site)),
+            }
+            *model.get_mut(site).ok_or(EINVAL)? = is_set;
+            // Other classes have other bits.
+            let class = Class::Room((random >> 10) as u32 % 2 * 9);
+            assert_eq!(hints.find(class, 0), None);
+            for from in [site, 0] {
+                let expected = model.iter().skip(from).position(|bit| *bit);
+                let expected = expected.map(|at| piece(from + at));
+                assert_eq!(hints.find(Class::Idle, piece(from)), expected);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn stale_bits_above_are_cleared_by_a_search() -> Result {
+        let hints = Hints::new(MOST)?;
+        hints.prepare(MOST - 1)?;
+        hints.set(Class::Idle, MOST - 1);
+        assert_eq!(hints.find(Class::Idle, 0), Some(MOST - 1));
+        hints.clear(Class::Idle, MOST - 1);
+        let root = || hints.word(Class::Idle, LEVELS - 1, 0).map(load_u64);
+        assert_eq!(root(), Some(1 << (BITS - 1)));
+        assert_eq!(hints.find(Class::Idle, 0), None);
+        assert_eq!(root(), Some(0));
+        Ok(())
+    }
+
+    #[test]
+    fn pieces_beyond_the_last_have_no_bits() -> Result {
+        assert!(Hints::new(MOST + 1).is_err());
+        let hints = Hints::new(3)?;
+        hints.prepare(2)?;
+        assert!(hints.prepare(GROUP).is_err());
+        hints.set(Class::Absent, GROUP);
+        hints.clear(Class::Absent, usize::MAX);
+        assert_eq!(hints.find(Class::Absent, 0), None);
+        hints.set(Class::Absent, 2);
+        assert_eq!(hints.find(Class::Absent, 0), Some(2));
+        assert_eq!(hints.find(Class::Absent, 3), None);
+        assert_eq!(hints.find(Class::Absent, usize::MAX), None);
+        Ok(())
+    }
+}

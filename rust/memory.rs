@@ -23,6 +23,7 @@ use crate::{
     watch::{self, Seat},
     within::Within,
 };
+use core::cell::Cell;
 use kernel::{
     prelude::*,
     sync::{
@@ -35,6 +36,8 @@ use kernel::{
 mod arrivals;
 mod chores;
 mod copy;
+#[cfg(CONFIG_KUNIT = "y")]
+mod costs;
 mod cpu_fault;
 mod dma_copy;
 mod driver;
@@ -268,10 +271,12 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().data().chores.is_waiting(number)
     }
 
-    /// For some allocations in a row.
+    /// For some allocations in a row. The caller keeps the folios as long as this exists: only so
+    /// does a block of which one was taken stay a candidate for eviction.
     pub(crate) fn allocator(&self) -> Allocator<'_, M> {
         Allocator {
             pages: self.pages(),
+            last: Cell::new(None),
             _within: Within::enter(),
         }
     }
@@ -311,6 +316,8 @@ impl<M: MemoryOps> Memory<M> {
 /// Allocates pages of a device's memory. The task is within a callback as long as this exists.
 pub(crate) struct Allocator<'m, M: MemoryOps> {
     pages: &'m DevicePages<Ops<M>>,
+    /// The first page of the folio that was allocated last.
+    last: Cell<Option<usize>>,
     _within: Within,
 }
 
@@ -328,12 +335,21 @@ impl<M: MemoryOps> Allocator<'_, M> {
         }
         // What the driver says is a wish: only free pages are taken.
         let chosen = |number| Some((number, self.pages.alloc_at(number, order)?));
-        let (number, folio) = ops
-            .driver
-            .choose(order)
-            .and_then(chosen)
-            .or_else(|| self.pages.alloc_numbered(order))?;
-        ops.lru.touch(number / PMD_PAGES);
+        let (number, folio) =
+            ops.driver
+                .choose(order)
+                .and_then(chosen)
+                .or_else(|| match self.last.get() {
+                    Some(last) if order != PMD_ORDER => self.pages.alloc_near(last, order),
+                    _ => self.pages.alloc_numbered(order),
+                })?;
+        // What is in the same block makes no difference: the block is in use since the last one.
+        let block = number / PMD_PAGES;
+        if self.last.get().map(|last| last / PMD_PAGES) != Some(block) {
+            ops.lru.touch(block);
+            ops.lru.allocated(block, order == PMD_ORDER);
+        }
+        self.last.set(Some(number));
         if order == PMD_ORDER {
             ops.chores.forget(number);
         }

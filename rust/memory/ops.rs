@@ -93,6 +93,7 @@ impl<M: MemoryOps> Ops<M> {
             let from_private = private && !isolated.has_cpu_sources();
             let mut find = pages.finder();
             let mut device = |pfn| find(pfn).map(End::Device);
+            let mut find_other = other.map(DevicePages::finder);
             batch.reserve(isolated.room());
             let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
             for entry in with_destination {
@@ -110,8 +111,8 @@ impl<M: MemoryOps> Ops<M> {
                     let cpu = isolated.destination(entry.index);
                     cpu.map(|cpu| End::Cpu(cpu.first_pfn()))
                 };
-                let destination = if let Some(other) = other {
-                    cpu().or_else(|| other.lookup(entry.destination).map(End::Device))
+                let destination = if let Some(find) = &mut find_other {
+                    cpu().or_else(|| find(entry.destination).map(End::Device))
                 } else if private && !from_private {
                     device(entry.destination).or_else(cpu)
                 } else {
@@ -191,5 +192,16 @@ impl<M: MemoryOps> DevicePageOps for Ops<M> {
         let _within = (!cfg!(CONFIG_PREEMPT_COUNT)).then(Within::enter_anywhere);
         let _section = rcu::read_lock();
         pages.data().driver.freed(range);
+    }
+
+    #[inline]
+    fn given_back(pages: &DevicePages<Self>, range: DeviceRange) {
+        if range.count < PMD_PAGES {
+            pages.data().lru.freed(range.first / PMD_PAGES);
+        }
+    }
+
+    fn growing(pages: &DevicePages<Self>, range: DeviceRange) -> Result {
+        pages.data().lru.prepare(range.first / PMD_PAGES)
     }
 }

@@ -7,7 +7,7 @@
 //! they are, and are mapped in place.
 
 use super::{
-    lru::{Candidate, Claim, Lru, NoClaim, Turn},
+    lru::{Claim, Lru, NoClaim, Turn, Usage},
     Copies, Memory, MemoryOps,
 };
 use crate::{
@@ -117,11 +117,12 @@ impl<M: MemoryOps> Memory<M> {
     }
 
     fn coldest<'a>(&self, lru: &'a Lru, before: Turn) -> Result<Claim<'a>, NoClaim> {
-        let mut candidates = self.pages().used_blocks().map(|range| Candidate {
-            block: range.first / PMD_PAGES,
-            full: self.pages().used_in_block(range.first) == PMD_PAGES,
-        });
+        let usage = |block: usize| match self.pages().used_in_block(block * PMD_PAGES) {
+            0 => Usage::Empty,
+            PMD_PAGES => Usage::Full,
+            _ => Usage::Partial,
+        };
         let count = self.pages().used().div_ceil(PMD_PAGES);
-        lru.coldest(&mut candidates, count, before)
+        lru.coldest(&usage, count, before)
     }
 }

@@ -2,7 +2,7 @@
 
 //! Which block is evicted, and a history of accesses.
 
-use super::lru::{Candidate, Claim, Lru, NoClaim, Turn};
+use super::lru::{Claim, Lru, NoClaim, Turn, Usage};
 use crate::harness::{Property, Trial};
 use proptest::prelude::*;
 
@@ -66,6 +66,7 @@ impl Model {
 fn coldest(trial: &Trial<'_>) {
     trial.run(ops(), 1..60, |ops| {
         let lru = Lru::new(BLOCKS).unwrap();
+        lru.prepare(0).unwrap();
         let mut model = Model { now: 1, last: [0; BLOCKS] };
         let mut claims: Vec<Claim<'_>> = Vec::new();
         let mut remembered: (Turn, u64) = (lru.now(), model.now);
@@ -88,10 +89,15 @@ fn coldest(trial: &Trial<'_>) {
                         true => (lru.now(), model.now),
                         false => remembered,
                     };
-                    let mut candidates = blocks
-                        .iter()
-                        .map(|block| Candidate { block: *block, full: is_in(full, *block) });
-                    let result = lru.coldest(&mut candidates, blocks.len(), turn);
+                    for block in &blocks {
+                        lru.allocated(*block, is_in(full, *block));
+                    }
+                    let usage = |block: usize| match (is_in(set, block), is_in(full, block)) {
+                        (false, _) => Usage::Empty,
+                        (true, false) => Usage::Partial,
+                        (true, true) => Usage::Full,
+                    };
+                    let result = lru.coldest(&usage, blocks.len(), turn);
                     let is_claimed = |block: &usize| claims.iter().any(|it| it.block() == *block);
                     let mut cold = blocks.clone();
                     cold.retain(|block| model.last[*block] <= time);

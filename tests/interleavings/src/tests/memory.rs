@@ -153,7 +153,9 @@ fn one_copy() {
 }
 
 fn claims() {
-    let shared = (Lru::new(1).unwrap(), Memory::new(0));
+    let lru = Lru::new(1).unwrap();
+    lru.prepare(0).unwrap();
+    let shared = (lru, Memory::new(0));
     let shared = Arc::new(shared, GFP_KERNEL).unwrap();
     let evict = |(lru, memory): &(Lru, Memory)| {
         if let Ok(claim) = lru.claim(0) {

@@ -31,10 +31,14 @@ use rust_hmm::{
     },
 };
 
-/// Contents of device memory, in blocks of 2 MiB that are allocated when they are first written.
-/// Coherent memory has its own.
+/// Blocks whose places are allocated at once: 8 GiB.
+const GROUP: usize = 4096;
+
+/// Contents of device memory, in blocks of 2 MiB that are allocated when they are first written, as
+/// are their places. So the memory may be far larger than what there is to back it. Coherent memory
+/// has its own.
 pub(crate) struct Store {
-    blocks: KVVec<SetOnce<SharedBytes>>,
+    groups: KVVec<SetOnce<KVVec<SetOnce<SharedBytes>>>>,
     /// Device page numbers plus one of pages whose contents are lost.
     lost: KVVec<Atomic<usize>>,
 }
@@ -45,16 +49,12 @@ const LOST: usize = 1024;
 impl Store {
     /// Room for `bytes`.
     fn new(bytes: usize) -> Result<Self> {
-        let count = bytes.div_ceil(PMD_SIZE);
-        let mut blocks = KVVec::with_capacity(count, GFP_KERNEL)?;
-        for _ in 0..count {
-            blocks.push(SetOnce::new(), GFP_KERNEL)?;
-        }
+        let groups = places(bytes.div_ceil(PMD_SIZE * GROUP))?;
         let mut lost = KVVec::with_capacity(LOST, GFP_KERNEL)?;
         for _ in 0..LOST {
             lost.push(Atomic::new(0), GFP_KERNEL)?;
         }
-        Ok(Self { blocks, lost })
+        Ok(Self { groups, lost })
     }
 
     /// The contents of page `number` are lost: it cannot be copied any more. `ENOMEM` if there are too many.
@@ -73,34 +73,28 @@ impl Store {
             .any(|number| pages.contains(&number))
     }
 
-    /// Block and offset of `range`, which lies in one block.
-    fn locate(&self, range: DeviceRange) -> Result<(&SetOnce<SharedBytes>, usize)> {
+    /// Number and offset of the block of `range`, which lies in one block.
+    fn locate(range: DeviceRange) -> Result<(usize, usize)> {
         let start = range.first.checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
-        let block = self.blocks.get(start / PMD_SIZE).ok_or(EINVAL)?;
-        Ok((block, start % PMD_SIZE))
+        Ok((start / PMD_SIZE, start % PMD_SIZE))
     }
 
     /// The block and offset, if something was ever written to it.
     fn find(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
-        let (block, offset) = self.locate(range)?;
-        Ok((block.as_ref().ok_or(EIO)?, offset))
+        let (block, offset) = Self::locate(range)?;
+        let group = self.groups.get(block / GROUP).ok_or(EINVAL)?;
+        let blocks = group.as_ref().ok_or(EIO)?;
+        let bytes = blocks.get(block % GROUP).ok_or(EINVAL)?.as_ref();
+        Ok((bytes.ok_or(EIO)?, offset))
     }
 
     /// The block and offset; the block is made if need be.
     fn find_or_make(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
-        let (block, offset) = self.locate(range)?;
-        if block.as_ref().is_none() {
-            // If somebody else was faster, theirs is as good.
-            block.populate(SharedBytes::new(PMD_SIZE)?);
-        }
-        // Another thread may be about to finish.
-        for _ in 0..1000 {
-            if let Some(bytes) = block.as_ref() {
-                return Ok((bytes, offset));
-            }
-            core::hint::spin_loop();
-        }
-        Err(ENOMEM)
+        let (block, offset) = Self::locate(range)?;
+        let group = self.groups.get(block / GROUP).ok_or(EINVAL)?;
+        let blocks = made(group, || places(GROUP))?;
+        let block = blocks.get(block % GROUP).ok_or(EINVAL)?;
+        Ok((made(block, || SharedBytes::new(PMD_SIZE))?, offset))
     }
 
     /// Carries out a copy from this memory, or to it; `to` is where device memory is written, which may
@@ -133,6 +127,32 @@ impl Store {
             }
         }
     }
+}
+
+/// Empty places.
+fn places<T>(count: usize) -> Result<KVVec<SetOnce<T>>> {
+    let mut places = KVVec::with_capacity(count, GFP_KERNEL)?;
+    for _ in 0..count {
+        places.push(SetOnce::new(), GFP_KERNEL)?;
+    }
+    Ok(places)
+}
+
+/// What is in `place`, which is made if need be.
+fn made<T>(place: &SetOnce<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if let Some(made) = place.as_ref() {
+        return Ok(made);
+    }
+    // If somebody else was faster, theirs is as good.
+    place.populate(make()?);
+    // Another thread may be about to finish.
+    for _ in 0..1000 {
+        if let Some(made) = place.as_ref() {
+            return Ok(made);
+        }
+        core::hint::spin_loop();
+    }
+    Err(ENOMEM)
 }
 
 /// The memory, and who copies to and from it.

@@ -22,6 +22,7 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "idle_memory_is_given_back", idle_memory_is_given_back)
         .only_rust(OURS)
         .private(),
+    Test::new("memory", "device_of_16_tib", device_of_16_tib).only_rust(OURS),
     Test::new("memory", "free_tables_are_given_back", free_tables).only_rust(OURS).private(),
 ];
 
@@ -139,6 +140,28 @@ fn charged_to_their_owner(ctx: &Ctx) -> Outcome {
     go.open()?;
     child.join().map_err(Stop::Fail)?;
     keep.close().what("close")?;
+    unload(ctx)
+}
+
+/// Most of the memory exists only as a number: the machine has RAM for a small part of it.
+fn device_of_16_tib(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=16777216")?;
+    let device = ctx.open()?;
+    let maps = [block(1)?, block(2)?];
+    for map in &maps {
+        to_device(&device, map)?;
+    }
+    check_eq!(device.placement()?.pieces, 1, "pieces of 256 MiB that were added");
+    engine_reads(&device, &maps[0], 1)?;
+    engine_reads(&device, &maps[1], 2)?;
+    // A CPU fault brings pages back, and a close all others.
+    cpu_sees(&maps[0], 1, "after the way back")?;
+    engine_reads(&device, &maps[0], 1)?;
+    device.release()?;
+    cpu_sees(&maps[1], 2, "after the eviction")?;
+    to_device(&device, &maps[1])?;
+    engine_reads(&device, &maps[1], 2)?;
+    device.close().what("close")?;
     unload(ctx)
 }
 

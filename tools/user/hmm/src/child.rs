@@ -124,7 +124,7 @@ pub fn interrupt_after(time: Duration) -> Result<(), Errno> {
 /// Forks the process, which has one thread. Where a device has a page for
 /// itself and the kernel holds it just then, as while DAMON looks at it,
 /// `fork()` fails: it is tried again for a second.
-fn fork() -> Result<libc::pid_t, Errno> {
+pub(crate) fn fork() -> Result<libc::pid_t, Errno> {
     for _ in 0..100 {
         // SAFETY: the process has one thread, so the child may do anything.
         match Errno::check(unsafe { libc::fork() }.into()) {

@@ -171,6 +171,11 @@ impl Bench {
         Ok(device)
     }
 
+    /// Whether the row `name` is wanted.
+    pub fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
+    }
+
     /// Adds a row: the cheapest of the rounds, in `unit`s, of which a round has `units`.
     pub fn row(
         &mut self,
@@ -179,7 +184,7 @@ impl Bench {
         units: usize,
         mut round: impl FnMut(&Bench) -> Result<u64>,
     ) -> Result<()> {
-        if !self.only.is_empty() && !self.only.iter().any(|part| name.contains(part.as_str())) {
+        if !self.wants(name) {
             return Ok(());
         }
         let mut rounds = Vec::new();

@@ -5,6 +5,7 @@
 //! are instructions and repeat. `hmm-bench-report` makes tables and plots of the results.
 
 mod bench;
+mod crowd;
 mod hardware;
 mod later;
 mod memory;
@@ -12,6 +13,8 @@ mod own;
 mod phases;
 mod rows;
 mod space;
+mod storm;
+mod tax;
 
 use anyhow::Result;
 use bench::Bench;
@@ -36,6 +39,10 @@ struct Args {
     /// No rows of huge pages.
     #[arg(long)]
     small: bool,
+    /// Most processes with a mirror, for the rows of eviction and CPU faults beside others: 1, 1000
+    /// or 10000.
+    #[arg(long, default_value_t = 1)]
+    mirrors: usize,
     /// Only what so many MiB of mirrored address space cost, as JSON; may be repeated. For rust_dmirror.
     #[arg(long)]
     space: Vec<usize>,
@@ -66,10 +73,15 @@ fn main() -> Result<()> {
             results.push((mib, bench));
             continue;
         }
+        // The memory of the process is small in the beginning, so that fork() costs little.
+        tax::rows(&mut bench)?;
+        crowd::rows(&mut bench, args.mirrors)?;
         rows::faults(&mut bench)?;
         rows::migrations(&mut bench)?;
         rows::invalidations(&mut bench)?;
         rows::sparse(&mut bench)?;
+        storm::faults(&mut bench)?;
+        storm::cpu_faults(&mut bench)?;
         own::faultless(&mut bench)?;
         memory::rows(&mut bench)?;
         later::rows(&mut bench)?;

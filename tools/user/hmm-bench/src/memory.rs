@@ -2,13 +2,17 @@
 //! What only `rust_dmirror` has: policies, attributes, copies, eviction.
 
 use crate::bench::{timed, Bench, Buffer};
+use crate::space;
 use anyhow::{ensure, Result};
 use hmm::engine::Way;
 use hmm::placement::{Attributes, Policy, Preferred};
-use hmm::{Command, Device, EngineOp, Mapping, HUGE_PAGES};
+use hmm::{Command, Device, EngineOp, Mapping, QueueOp, HUGE_PAGES};
 
 /// MiB that fill a piece of device memory.
 const PIECE: usize = 256;
+
+/// MiB of address space of which the tables are measured.
+const SPACE: usize = 64;
 
 /// Adds the rows.
 pub fn rows(bench: &mut Bench) -> Result<()> {
@@ -55,12 +59,20 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
         bench.check(&map, 1)?;
         Ok(cost)
     })?;
-    bench.row("eviction", "page", pages, |bench| {
+    bench.row("prefetch of resident memory", "page", pages, |bench| {
         let map = bench.small()?;
         let device = bench.on_device(&map, &mut Buffer::new(bench))?;
-        let cost = timed(|| Ok(device.release()?))?;
+        let queue = device.queue()?;
+        let cost = timed(|| {
+            let done = queue.submit(QueueOp::prefetch(map.addr(), map.len()), &[])?.done()?;
+            ensure!(done.moved == 0, "{} pages moved", done.moved);
+            Ok(())
+        })?;
         bench.check(&map, 1)?;
         Ok(cost)
+    })?;
+    bench.row("bytes of tables, pages of 4 KiB", "page", SPACE * 256, |_| {
+        Ok(space::fill(SPACE, false)?.1 as u64)
     })?;
     bench.row("attributes set and asked for", "call", 200, |bench| {
         let (device, map) = (Device::open(0)?, bench.small()?);

@@ -3,8 +3,8 @@
 
 use crate::bench::{timed, Bench, Buffer};
 use anyhow::Result;
-use hmm::mapping::{Mapping, Prot};
-use hmm::Device;
+use hmm::mapping::{Mapping, Prot, MADV_DONTNEED};
+use hmm::{Device, HUGE_PAGES, PAGE_SIZE};
 
 const PAGE: &str = "page";
 const CALL: &str = "call";
@@ -144,6 +144,14 @@ pub fn migrations(bench: &mut Bench) -> Result<()> {
         bench.check(&map, 1)?;
         Ok(cost)
     })?;
+    bench.row("prefetch of resident memory, with read-back", PAGE, pages, |bench| {
+        let map = bench.small()?;
+        let device = bench.on_device(&map, &mut buffer)?;
+        bench.chunks(&map, &mut buffer, Some(1), |addr, part| {
+            device.migrate_to_device(addr, part)?;
+            Ok(())
+        })
+    })?;
     bench.row("close of a device full of pages", PAGE, pages, |bench| {
         let map = bench.small()?;
         let device = bench.on_device(&map, &mut buffer)?;
@@ -172,7 +180,32 @@ pub fn invalidations(bench: &mut Bench) -> Result<()> {
     row("munmap, not mirrored", false, unmap)?;
     row("munmap, mirrored", true, unmap)?;
     row("mprotect, not mirrored", false, protect)?;
-    row("mprotect, mirrored", true, protect)
+    row("mprotect, mirrored", true, protect)?;
+    one_page(bench)
+}
+
+/// Invalidations of a page each, no two of them in the same 2 MiB. The page has a neighbour, so that
+/// what is freed with the last entry of a table does not count.
+fn one_page(bench: &mut Bench) -> Result<()> {
+    const TIMES: usize = 64;
+    let mut row = |name, mirrored: bool| {
+        bench.row(name, CALL, TIMES, |_| {
+            let device = Device::open(0)?;
+            let map = Mapping::reserve(TIMES * HUGE_PAGES * PAGE_SIZE, Prot::ReadWrite)?;
+            let pages = || (0..map.pages()).step_by(HUGE_PAGES);
+            let mut buffer = vec![0; 2 * PAGE_SIZE];
+            for page in pages() {
+                map.fill_pages(1, page, 2);
+                if mirrored {
+                    device.read(map.page_addr(page), &mut buffer)?;
+                    hmm::pattern::check(1, page, &buffer)?;
+                }
+            }
+            timed(|| Ok(pages().try_for_each(|page| map.advise_pages(MADV_DONTNEED, page, 1))?))
+        })
+    };
+    row("madvise of a page, not mirrored", false)?;
+    row("madvise of a page, mirrored", true)
 }
 
 /// Much address space with few pages in it: ten in its middle.

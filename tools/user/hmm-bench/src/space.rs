@@ -22,7 +22,7 @@ fn table_bytes() -> Result<f64> {
 }
 
 /// Instructions of a page that is made accessible and read, of `mib` MiB; and the table bytes of all.
-fn fill(mib: usize, huge: bool) -> Result<(f64, f64)> {
+pub fn fill(mib: usize, huge: bool) -> Result<(f64, f64)> {
     let device = Device::open(0)?;
     let before = table_bytes()?;
     let map = Mapping::reserve(mib << 20, Prot::ReadWrite)?;

@@ -57,7 +57,7 @@ help-all:
 	@echo 'make release    all long forms on one commit, in any number of sittings (SECONDS=, STEPS=); writes all tables'
 	@echo 'make check      format, lints, documents, compile-fail tests'
 	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
-	@echo 'make bench      instructions per page, against the C driver (KERNEL=test|debian, SIZES="1 32 1024 4096")'
+	@echo 'make bench      instructions per page, against the C drivers (KERNEL=test|debian, SIZES="1 32 1024 4096")'
 	@echo 'make bench-wall the same in wall time, as ratios of paired runs (PAIRS=)'
 	@echo 'make bench-scaling  device faults with 1, 2 and 4 engines; lock_stat with KERNEL=debug'
 	@echo 'make bench-space  cost and memory of 64 MiB and 16 GiB of mirrored address space'

@@ -5,18 +5,17 @@ use super::results::Size;
 use serde::Serialize;
 use std::fmt;
 
-/// A row as it is judged. `less` is a row that is subtracted.
+/// A row as it is judged. `less` is a row that is subtracted. `test` and `debian` are what it may
+/// cost on these kernels, as a part of the cheapest peer that has the row.
 struct Target {
     row: &'static str,
     less: Option<&'static str>,
     name: &'static str,
-    /// Instructions of `test_hmm` on the kernel test, and the fraction to reach.
-    test: Option<(f64, f64)>,
-    /// Instructions of the better C peer (`test_hmm`, `drm_gpusvm`) on Debian's kernel, and the fraction.
-    debian: Option<(f64, f64)>,
+    test: Option<f64>,
+    debian: Option<f64>,
 }
 
-const fn target(row: &'static str, test: Option<(f64, f64)>, debian: Option<(f64, f64)>) -> Target {
+const fn target(row: &'static str, test: Option<f64>, debian: Option<f64>) -> Target {
     Target { row, less: None, name: row, test, debian }
 }
 
@@ -24,10 +23,32 @@ const fn beyond(
     name: &'static str,
     row: &'static str,
     less: &'static str,
-    test: Option<(f64, f64)>,
-    debian: Option<(f64, f64)>,
+    test: Option<f64>,
+    debian: Option<f64>,
 ) -> Target {
     Target { row, less: Some(less), name, test, debian }
+}
+
+/// What an open mirror, and one of 64 pages elsewhere, adds to an operation.
+macro_rules! tax {
+    ($operation:literal, $target:expr) => {
+        [
+            beyond(
+                concat!("mirror tax: ", $operation, ", open"),
+                concat!("mirror tax: ", $operation, ", open mirror"),
+                concat!("mirror tax: ", $operation, ", no mirror"),
+                $target,
+                $target,
+            ),
+            beyond(
+                concat!("mirror tax: ", $operation, ", 64 pages"),
+                concat!("mirror tax: ", $operation, ", 64 pages elsewhere"),
+                concat!("mirror tax: ", $operation, ", no mirror"),
+                $target,
+                $target,
+            ),
+        ]
+    };
 }
 
 const READ: &str = "device read fault, populated";
@@ -35,38 +56,98 @@ const REREAD: &str = "device re-read";
 
 /// Figures of 32 MiB.
 const TARGETS: &[Target] = &[
-    target(READ, Some((6849.0, 0.25)), Some((9560.0, 0.35))),
-    beyond("of it, faulting", READ, REREAD, None, Some((419.0, 0.80))),
-    target(REREAD, Some((6144.0, 0.25)), Some((9141.0, 0.35))),
-    target("device read of one mapped page", Some((10708.0, 0.40)), Some((14700.0, 0.40))),
+    target(READ, Some(0.33), Some(0.35)),
+    beyond("of it, faulting", READ, REREAD, None, Some(0.80)),
+    target(REREAD, Some(0.33), Some(0.35)),
+    target("device read of one mapped page", Some(0.20), Some(0.40)),
     target("CPU first touch", None, None),
-    target("device write fault, unpopulated", Some((12439.0, 0.60)), Some((16393.0, 0.65))),
-    target("RAM to device, 4 KiB, with read-back", Some((10254.0, 0.50)), Some((18543.0, 0.50))),
-    target("RAM to device, THP, with read-back", Some((7760.0, 0.35)), Some((14072.0, 0.45))),
-    target("device to RAM, CPU touch, sequential", Some((8625.0, 0.40)), Some((9266.0, 0.85))),
-    target("device to RAM, CPU touch, random in 2 MiB", Some((8611.0, 0.40)), Some((9494.0, 0.85))),
-    target("device to RAM by request", Some((3783.0, 0.80)), Some((9476.0, 0.85))),
-    target("device to RAM, THP, CPU touch", Some((1217.0, 0.90)), Some((4843.0, 0.95))),
-    target("close of a device full of pages", Some((5977.0, 0.55)), Some((10150.0, 0.70))),
+    target("device write fault, unpopulated", Some(0.62), Some(0.65)),
+    target("RAM to device, 4 KiB, with read-back", Some(0.60), Some(0.50)),
+    target("RAM to device, THP, with read-back", Some(0.40), Some(0.45)),
+    target("prefetch of resident memory, with read-back", None, None),
+    target("prefetch of resident memory", None, None),
+    target("device to RAM, CPU touch, sequential", Some(0.38), Some(0.85)),
+    target("device to RAM, CPU touch, random in 2 MiB", Some(0.42), Some(0.85)),
+    target("device to RAM by request", Some(0.74), Some(0.85)),
+    target("device to RAM, THP, CPU touch", Some(0.33), Some(0.95)),
+    target("close of a device full of pages", Some(0.52), Some(0.70)),
     beyond(
         "munmap, beyond an unmirrored one",
         "munmap, mirrored",
         "munmap, not mirrored",
-        Some((865.0, 0.15)),
-        Some((110.0, 0.80)),
+        Some(0.054),
+        Some(0.80),
     ),
     beyond(
         "mprotect, beyond an unmirrored one",
         "mprotect, mirrored",
         "mprotect, not mirrored",
-        Some((863.0, 0.15)),
-        Some((102.0, 0.80)),
+        Some(0.15),
+        Some(0.80),
     ),
+    beyond(
+        "madvise of a page, beyond an unmirrored one",
+        "madvise of a page, mirrored",
+        "madvise of a page, not mirrored",
+        Some(1.0),
+        Some(1.0),
+    ),
+    target("CPU faults on device pages, 1 thread", None, None),
+    target("CPU faults on device pages, 2 threads", None, None),
+    target("CPU faults on device pages, 4 threads", None, None),
+    target("bytes of an open mirror", None, None),
+    target("bytes of tables, pages of 4 KiB", None, None),
     target("DMA: device read fault, without the engine", None, None),
     target("DMA: munmap of mapped pages", None, None),
     target("DMA: RAM to device, without the engine", None, None),
     target("DMA: device to RAM, without the engine", None, None),
     target("DMA: host memory, lock and unlock", None, None),
+];
+
+/// The mirror tax.
+const TAXES: &[[Target; 2]] = &[
+    tax!("mmap and munmap", Some(0.1)),
+    tax!("madvise", Some(0.1)),
+    tax!("mprotect", Some(0.1)),
+    tax!("COW fault", Some(0.1)),
+    tax!("fork and exit", None),
+    tax!("fork, exec and exit", None),
+];
+
+/// Rows of ours that are compared with another one of ours, and what they may cost as a part of it.
+const OWN: &[(&str, &str, &str, f64)] = &[
+    (
+        "fork and exit, open mirror (peer: none)",
+        "mirror tax: fork and exit, open mirror",
+        "mirror tax: fork and exit, no mirror",
+        1.01,
+    ),
+    (
+        "fork and exit, 64 pages elsewhere (peer: none)",
+        "mirror tax: fork and exit, 64 pages elsewhere",
+        "mirror tax: fork and exit, no mirror",
+        1.01,
+    ),
+    (
+        "device fault, invalidations (peer: without)",
+        "device fault, interrupted by invalidations",
+        "device fault, interrupted",
+        1.20,
+    ),
+    ("eviction, 1,000 mirrors (peer: 1)", "eviction, 1,000 mirrors", "eviction, 1 mirror", 1.10),
+    ("eviction, 10,000 mirrors (peer: 1)", "eviction, 10,000 mirrors", "eviction, 1 mirror", 1.10),
+    (
+        "CPU faults, 1,000 mirrors (peer: 1)",
+        "CPU faults on device pages, 1,000 mirrors",
+        "CPU faults on device pages, 1 mirror",
+        1.10,
+    ),
+    (
+        "CPU faults, 10,000 mirrors (peer: 1)",
+        "CPU faults on device pages, 10,000 mirrors",
+        "CPU faults on device pages, 1 mirror",
+        1.10,
+    ),
 ];
 
 /// One line of the table.
@@ -75,7 +156,7 @@ pub struct Judged {
     row: String,
     /// What a driver costs that does nothing else.
     floor: Option<f64>,
-    /// What it is compared with: measured beside it, or as known.
+    /// What it is compared with: the cheapest peer that was measured beside it.
     peer: Option<f64>,
     ours: f64,
     ratio: Option<f64>,
@@ -91,7 +172,7 @@ impl fmt::Display for Judged {
         };
         write!(
             f,
-            "{:<46} {:>9} {:>9} {:>9.1} {:>7} {:>7}  {:<4}",
+            "{:<53} {:>9} {:>9} {:>9.1} {:>7} {:>7}  {:<4}",
             self.row,
             number(self.floor, 0),
             number(self.peer, 0),
@@ -112,17 +193,16 @@ fn value(size: &Size, target: &Target) -> Option<f64> {
     Some(size.cost(target.row)? - less)
 }
 
-/// All rows of a size. Without a peer that was measured beside it, what is known of peers counts.
-pub fn judge(size: &Size, peer: Option<&Size>, floor: Option<&Size>, kernel: &str) -> Vec<Judged> {
+/// All rows of a size.
+pub fn judge(size: &Size, peers: &[&Size], floor: Option<&Size>, kernel: &str) -> Vec<Judged> {
     let mut out = Vec::new();
-    for target in TARGETS {
+    for target in TARGETS.iter().chain(TAXES.iter().flatten()) {
         let Some(ours) = value(size, target) else {
             continue;
         };
-        let known = if kernel == "debian" { target.debian } else { target.test };
-        let peer = peer.and_then(|peer| value(peer, target)).or(known.map(|known| known.0));
+        let peer = peers.iter().filter_map(|peer| value(peer, target)).reduce(f64::min);
         let ratio = peer.map(|peer| ours / peer);
-        let goal = known.map(|known| known.1);
+        let goal = if kernel == "debian" { target.debian } else { target.test };
         let row = size.rows.iter().find(|row| row.row == target.row);
         let mut phases: Vec<_> = row
             .filter(|_| target.less.is_none())
@@ -141,6 +221,11 @@ pub fn judge(size: &Size, peer: Option<&Size>, floor: Option<&Size>, kernel: &st
             met: ratio.zip(goal).map(|(ratio, goal)| ratio <= goal),
             phases,
         });
+    }
+    for (name, row, other, most) in OWN {
+        if let (Some(ours), Some(other)) = (size.cost(row), size.cost(other)) {
+            out.push(own(name, other, ours, Some(*most)));
+        }
     }
     // Against our own: the address space does not count, only what is in it.
     let sparse = |bytes| {
@@ -193,15 +278,27 @@ mod tests {
     #[test]
     fn a_row_meets_its_fraction_or_not() {
         let ours = size(&[(READ, 1700.0), (REREAD, 1600.0)]);
-        let rows = judge(&ours, None, None, "test");
-        assert_eq!(
-            rows.iter().map(|row| row.met).collect::<Vec<_>>(),
-            [Some(true), None, Some(false)]
-        );
-        // A peer that was measured beside counts more than what is known.
-        let peer = size(&[(READ, 10_000.0), (REREAD, 7000.0)]);
-        let rows = judge(&ours, Some(&peer), None, "debian");
-        assert_eq!(rows[1].peer, Some(3000.0));
-        assert_eq!(rows.iter().map(|row| row.met).collect::<Vec<_>>(), [Some(true); 3]);
+        let met = |peers: &[&Size]| {
+            judge(&ours, peers, None, "debian").iter().map(|row| row.met).collect::<Vec<_>>()
+        };
+        assert_eq!(met(&[]), [None; 3]);
+        let one = size(&[(READ, 10_000.0), (REREAD, 7000.0)]);
+        assert_eq!(met(&[&one]), [Some(true); 3]);
+        // The cheapest peer of each row counts; one that lacks a row does not.
+        let other = size(&[(READ, 2000.0)]);
+        assert_eq!(met(&[&one, &other]), [Some(false), Some(true), Some(true)]);
+        assert_eq!(judge(&ours, &[&one], None, "debian")[1].peer, Some(3000.0));
+    }
+
+    #[test]
+    fn the_tax_of_a_mirror_is_what_it_adds() {
+        let with = |open| {
+            let names = ["mirror tax: madvise, no mirror", "mirror tax: madvise, open mirror"];
+            size(&[(names[0], 1000.0), (names[1], open)])
+        };
+        let rows = judge(&with(1200.0), &[&with(1500.0)], None, "test");
+        let [row] = &rows[..] else { panic!("{} rows", rows.len()) };
+        assert_eq!((row.ours, row.peer, row.ratio), (200.0, Some(500.0), Some(0.4)));
+        assert_eq!(row.met, Some(false));
     }
 }

@@ -22,11 +22,21 @@ const PAGES: usize = 32;
 /// the order of the fault itself.
 const PAUSE: Duration = Duration::from_micros(10);
 
+/// Reads that are interrupted.
+const INTERRUPTED: usize = 32;
+
 /// Threads that change memory all the time, where there are processors for them.
 const THREADS: usize = 3;
 
 /// Reads of which the median counts there.
 const READS: usize = 200;
+
+/// Memory of so many reads, populated.
+fn memory(reads: usize) -> Result<Mapping> {
+    let map = Mapping::reserve(reads * PAGES * PAGE_SIZE, Prot::ReadWrite)?;
+    map.fill(1);
+    Ok(map)
+}
 
 /// Drops a page that was just written: an invalidation, elsewhere.
 fn invalidate(page: &Mapping) -> Result<(), Errno> {
@@ -64,15 +74,14 @@ fn beside<T>(
     })
 }
 
-/// Processor time of device reads that fault, while a thread with precedence interrupts them all the
-/// time: what it does besides is `step`. That time is not counted.
-fn interrupted(bench: &Bench, step: fn(&Mapping) -> Result<(), Errno>) -> Result<u64> {
-    let (device, map) = (Device::open(0)?, bench.small()?);
-    bench.fill(&map, 1);
-    let mut buffer = Buffer::new(bench);
-    let first = AtomicBool::new(true);
+/// Processor time of device reads that fault, while a thread with precedence interrupts them all
+/// the time: what it does besides is `step`. That time is not counted.
+fn interrupted(step: fn(&Mapping) -> Result<(), Errno>) -> Result<u64> {
+    let (device, map) = (Device::open(0)?, memory(INTERRUPTED)?);
+    let mut buffer = vec![0; PAGES * PAGE_SIZE];
+    let begun = AtomicBool::new(false);
     let interrupt = |page: &Mapping| {
-        if first.swap(false, Relaxed) {
+        if !begun.swap(true, Relaxed) {
             run_first()?;
         }
         thread::sleep(PAUSE);
@@ -81,26 +90,21 @@ fn interrupted(bench: &Bench, step: fn(&Mapping) -> Result<(), Errno>) -> Result
     let (spent, times) = beside(1, interrupt, || {
         let mut spent = Duration::ZERO;
         for first in (0..map.pages()).step_by(PAGES) {
-            let part = buffer.pages(PAGES);
             let before = thread_time();
-            device.read(map.page_addr(first), part)?;
+            device.read(map.page_addr(first), &mut buffer)?;
             spent += thread_time() - before;
+            hmm::pattern::check(1, first, &buffer)?;
         }
         Ok(spent)
     })?;
-    ensure!(times as usize >= map.pages() / PAGES, "the thread has run {times} times");
-    bench.untimed(&map, &mut buffer, Some(1), |addr, part| {
-        Ok(device.read(addr, part).map(drop)?)
-    })?;
+    ensure!(times as usize >= INTERRUPTED, "the thread has run {times} times");
     Ok(spent.as_nanos() as u64)
 }
 
 /// Median time of device reads that fault. `before` threads invalidate before that, `meanwhile`
 /// meanwhile.
 fn median(before: usize, meanwhile: usize) -> Result<u64> {
-    let (device, map) =
-        (Device::open(0)?, Mapping::reserve(READS * PAGES * PAGE_SIZE, Prot::ReadWrite)?);
-    map.fill(1);
+    let (device, map) = (Device::open(0)?, memory(READS)?);
     let mut buffer = vec![0; PAGES * PAGE_SIZE];
     let mut read = |times: usize| {
         let mut costs = Vec::with_capacity(times);
@@ -125,13 +129,11 @@ fn median(before: usize, meanwhile: usize) -> Result<u64> {
 /// Adds the rows of device faults: of one processor, on which another thread only runs when it
 /// interrupts the fault, or of several.
 pub fn faults(bench: &mut Bench) -> Result<()> {
-    let pages = bench.pages();
     if thread::available_parallelism()?.get() == 1 {
-        bench.row("device fault, interrupted", "page", pages, |bench| {
-            interrupted(bench, |_| Ok(()))
-        })?;
-        return bench.row("device fault, interrupted by invalidations", "page", pages, |bench| {
-            interrupted(bench, invalidate)
+        let pages = INTERRUPTED * PAGES;
+        bench.row("device fault, interrupted", "page", pages, |_| interrupted(|_| Ok(())))?;
+        return bench.row("device fault, interrupted by invalidations", "page", pages, |_| {
+            interrupted(invalidate)
         });
     }
     for (name, before, meanwhile) in [

@@ -12,7 +12,7 @@ mod targets;
 
 use anyhow::{bail, Context, Result};
 use clap::{Parser, Subcommand};
-use results::Results;
+use results::{Results, Row};
 use std::path::PathBuf;
 
 /// Reports on results of hmm-bench.
@@ -209,12 +209,7 @@ fn compare(
             let Some(cost) = now.cost(&row.row) else {
                 bail!("the new result lacks the row {:?}", row.row);
             };
-            // Rows that the peer does not have cost what they cost.
-            let kernel = peer.as_ref().and_then(|(base, new)| {
-                let of = |result: &Results| result.size(size.mib)?.cost(&row.row);
-                Some(of(new)? / of(base)?)
-            });
-            let before = row.cost * kernel.unwrap_or(1.0);
+            let before = expected(row, size.mib, peer.as_ref());
             let percent = (cost / before - 1.0) * 100.0;
             // Memory is not counted in instructions, and a little of it is much.
             let slack = if row.row.starts_with("bytes of ") { 0.0 } else { slack };
@@ -231,6 +226,16 @@ fn compare(
     anyhow::ensure!(compared > 0, "nothing to compare");
     anyhow::ensure!(dearer == 0, "{dearer} rows are more than {limit} % dearer");
     Ok(())
+}
+
+/// What `row` costs now if only the kernel has changed, by what the peer cost before and costs now.
+/// Rows that the peer does not have cost what they cost.
+fn expected(row: &Row, mib: usize, peer: Option<&(Results, Results)>) -> f64 {
+    let kernel = peer.filter(|_| row.shows_kernel()).and_then(|(base, new)| {
+        let of = |result: &Results| result.size(mib)?.cost(&row.row);
+        Some(of(new)? / of(base)?)
+    });
+    row.cost * kernel.unwrap_or(1.0)
 }
 
 fn pairs(runs: &[PathBuf], json: bool) -> Result<()> {
@@ -270,4 +275,30 @@ fn pairs(runs: &[PathBuf], json: bool) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peer_shows_what_the_kernel_has_changed() {
+        let peer = |cost: f64| {
+            let row = |name| serde_json::json!({ "row": name, "unit": "page", "cost": cost });
+            let rows = [row("munmap, mirrored"), row("eviction, 1 mirror")];
+            let sizes = serde_json::json!([{ "mib": 4, "rows": rows }]);
+            let result = serde_json::json!({ "driver": "D", "sizes": sizes });
+            serde_json::from_value::<Results>(result).expect("a result")
+        };
+        let peers = (peer(100.0), peer(120.0));
+        let row = |name: &str| {
+            let row = serde_json::json!({ "row": name, "unit": "page", "cost": 50.0 });
+            serde_json::from_value::<Row>(row).expect("a row")
+        };
+        assert_eq!(expected(&row("munmap, mirrored"), 4, Some(&peers)), 60.0);
+        assert_eq!(expected(&row("munmap, mirrored"), 4, None), 50.0);
+        // The peer lacks the row, or what it costs there is not the kernel's doing.
+        assert_eq!(expected(&row("queue: RAM to device"), 4, Some(&peers)), 50.0);
+        assert_eq!(expected(&row("eviction, 1 mirror"), 4, Some(&peers)), 50.0);
+    }
 }

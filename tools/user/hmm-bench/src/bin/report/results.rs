@@ -39,10 +39,25 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether it is the same each time. How long a reader waits depends on when it runs, and so does whether
-    /// another thread has done what is waited for before somebody sleeps.
+    /// Whether runs agree. The time that a reader waits depends on when it runs, and so does whether
+    /// another thread has completed what is waited for. fork() and COW faults depend on what memory
+    /// the kernel has at hand, and so do the bytes of a mirror.
     pub fn repeats(&self) -> bool {
-        !self.row.starts_with("reader's lost time") && self.row != "queue: record, waited for"
+        const DIFFER: &[&str] = &[
+            "reader's lost time",
+            "queue: record, waited for",
+            "mirror tax: fork",
+            "mirror tax: COW fault, 64 pages elsewhere",
+            "mirror tax: madvise, 64 pages elsewhere",
+            "bytes of an open mirror",
+        ];
+        !DIFFER.iter().any(|name| self.row.starts_with(name))
+    }
+
+    /// Whether what `test_hmm` costs in this row tells what the kernel does. How much it evicts, and
+    /// what it allocates, depends on what was there before.
+    pub fn shows_kernel(&self) -> bool {
+        !self.row.starts_with("eviction, ") && !self.row.starts_with("bytes of ")
     }
 }
 

@@ -26,6 +26,22 @@ struct Row {
     phases: phases::Phases,
 }
 
+/// The rounds of a row that were measured.
+struct Rounds {
+    name: &'static str,
+    done: Vec<(f64, phases::Phases)>,
+}
+
+impl Rounds {
+    /// Adds a round of so many `units`.
+    fn measure(&mut self, units: usize, round: impl FnOnce() -> Result<u64>) -> Result<()> {
+        phases::spent();
+        let cost = round().context(self.name)? as f64 / units as f64;
+        self.done.push((cost, phases::spent().per(units)));
+        Ok(())
+    }
+}
+
 /// Measures rows of one size.
 pub struct Bench {
     mib: usize,
@@ -184,25 +200,53 @@ impl Bench {
         units: usize,
         mut round: impl FnMut(&Bench) -> Result<u64>,
     ) -> Result<()> {
-        if !self.wants(name) {
+        let Some(mut rounds) = self.begin(name) else {
             return Ok(());
-        }
-        let mut rounds = Vec::new();
-        let mut phases = phases::Phases::default();
-        let mut best = f64::MAX;
+        };
         for _ in 0..self.rounds {
-            phases::spent();
-            let cost = round(self).with_context(|| name.to_string())? as f64 / units as f64;
-            let spent = phases::spent();
-            if cost < best {
-                best = cost;
-                phases = spent.per(units);
-            }
-            rounds.push(cost);
+            rounds.measure(units, || round(self))?;
         }
-        eprintln!("{} MiB, {name}: {best:.1}", self.mib);
-        self.rows.push(Row { name, unit, cost: best, rounds, phases });
+        self.end(rounds, unit, |_| 0);
         Ok(())
+    }
+
+    /// Adds rows that are compared with each other: the median of the rounds. These are measured by
+    /// turns, so that all rows meet what changes in the kernel meanwhile. `round` has the number of
+    /// the row.
+    pub fn by_turns<const N: usize>(
+        &mut self,
+        names: [&'static str; N],
+        rounds: usize,
+        (unit, units): (&'static str, usize),
+        mut round: impl FnMut(usize) -> Result<u64>,
+    ) -> Result<()> {
+        let mut rows = names.map(|name| self.begin(name));
+        for _ in 0..rounds {
+            for (number, row) in rows.iter_mut().enumerate() {
+                if let Some(row) = row {
+                    row.measure(units, || round(number))?;
+                }
+            }
+        }
+        for row in rows.into_iter().flatten() {
+            self.end(row, unit, |count| count / 2);
+        }
+        Ok(())
+    }
+
+    /// Begins the row `name`, if it is wanted.
+    fn begin(&self, name: &'static str) -> Option<Rounds> {
+        self.wants(name).then(|| Rounds { name, done: Vec::new() })
+    }
+
+    /// Adds a row with the cost of one of its rounds: by number among so many, from cheap to dear.
+    fn end(&mut self, rounds: Rounds, unit: &'static str, which: impl FnOnce(usize) -> usize) {
+        let costs = rounds.done.iter().map(|(cost, _)| *cost).collect();
+        let mut done = rounds.done;
+        done.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (cost, phases) = done.swap_remove(which(done.len()));
+        eprintln!("{} MiB, {}: {cost:.1}", self.mib, rounds.name);
+        self.rows.push(Row { name: rounds.name, unit, cost, rounds: costs, phases });
     }
 
     /// The rows, for the report.

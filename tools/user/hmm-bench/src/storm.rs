@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Pages of a device read.
 const PAGES: usize = 32;
 
-/// What a thread with precedence sleeps between two times that it interrupts the device's fault: of
+/// Sleep of a thread with precedence between two times that it interrupts the device's fault: of
 /// the order of the fault itself.
 const PAUSE: Duration = Duration::from_micros(10);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a mirror costs its process where the device uses nothing: changes of memory that is not
+//! Cost of a mirror for its process where its device uses nothing: changes of memory that is not
 //! mirrored, without a mirror, with one that is only open, and with one of 64 pages elsewhere.
 
 use crate::bench::{timed, Bench};
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use hmm::abi::PAGE_SIZE;
 use hmm::crowd::fork_and_wait;
 use hmm::mapping::{Mapping, Prot, MADV_DONTNEED};
@@ -15,27 +15,35 @@ const CALLS: usize = 100;
 /// The same for those that make a process.
 const FORKS: usize = 20;
 
+/// Rounds of a row, of which the median counts. Work that the kernel does now and then is more
+/// than a hundredth of a round.
+const ROUNDS: usize = 11;
+
 /// Pages that the device uses elsewhere.
 const PAGES: usize = 64;
 
-/// What the process has besides the memory that changes; in the order of the names.
-#[derive(Clone, Copy)]
+/// State of the process besides the memory that changes.
+#[derive(Clone, Copy, PartialEq)]
 enum Beside {
     Nothing,
     Mirror,
     MirrorInUse,
 }
 
+/// In the order of the names of the rows.
+const ALL: [Beside; 3] = [Beside::Nothing, Beside::Mirror, Beside::MirrorInUse];
+
 impl Beside {
-    /// Returns what must live while the row is measured. The process has the same memory each time.
+    /// Returns the objects that must live while the row is measured. The process has the same
+    /// memory each time.
     fn make(self) -> Result<(Mapping, Option<Device>)> {
         let map = Mapping::reserve(PAGES * PAGE_SIZE, Prot::ReadWrite)?;
         map.fill(1);
-        if matches!(self, Beside::Nothing) {
+        if self == Beside::Nothing {
             return Ok((map, None));
         }
         let device = Device::open(0)?;
-        if matches!(self, Beside::MirrorInUse) {
+        if self == Beside::MirrorInUse {
             let mut buffer = vec![0; PAGES * PAGE_SIZE];
             device.read(map.addr(), &mut buffer)?;
             hmm::pattern::check(1, 0, &buffer)?;
@@ -47,11 +55,16 @@ impl Beside {
 macro_rules! names {
     ($operation:literal) => {
         [
-            (concat!("mirror tax: ", $operation, ", no mirror"), Beside::Nothing),
-            (concat!("mirror tax: ", $operation, ", open mirror"), Beside::Mirror),
-            (concat!("mirror tax: ", $operation, ", 64 pages elsewhere"), Beside::MirrorInUse),
+            concat!("mirror tax: ", $operation, ", no mirror"),
+            concat!("mirror tax: ", $operation, ", open mirror"),
+            concat!("mirror tax: ", $operation, ", 64 pages elsewhere"),
         ]
     };
+}
+
+/// Callbacks of the mirror for changes of memory, if the driver counts them.
+fn callbacks(device: Option<&Device>) -> Option<u64> {
+    Some(device?.counters().ok()?.invalidations)
 }
 
 /// Memory that no device uses, populated.
@@ -119,21 +132,27 @@ fn fork(program: Option<&'static std::ffi::CStr>) -> Result<u64> {
     })
 }
 
-/// Adds the rows.
+/// Adds the rows. The mirror must not be called back for memory that its device does not use.
+/// fork() changes all memory of the process, that of the 64 pages, too.
 pub fn rows(bench: &mut Bench) -> Result<()> {
-    let mut group = |names: [(&'static str, Beside); 3], calls, measure: fn() -> Result<u64>| {
-        for (name, beside) in names {
-            bench.row(name, "call", calls, |_| {
-                let _beside = beside.make()?;
-                measure()
-            })?;
-        }
-        anyhow::Ok(())
+    let mut group = |names, calls, forks: bool, measure: fn() -> Result<u64>| {
+        bench.by_turns(names, ROUNDS, ("call", calls), |number| {
+            let beside = ALL[number];
+            let (_map, device) = beside.make()?;
+            let before = callbacks(device.as_ref());
+            let cost = measure()?;
+            if beside == Beside::Mirror || !forks {
+                let (before, after) =
+                    (before.unwrap_or(0), callbacks(device.as_ref()).unwrap_or(0));
+                ensure!(before == after, "{} callbacks", after - before);
+            }
+            Ok(cost)
+        })
     };
-    group(names!("mmap and munmap"), CALLS, map_and_unmap)?;
-    group(names!("madvise"), CALLS, discard)?;
-    group(names!("mprotect"), CALLS, protect)?;
-    group(names!("COW fault"), CALLS, copy_on_write)?;
-    group(names!("fork and exit"), FORKS, || fork(None))?;
-    group(names!("fork, exec and exit"), FORKS, || fork(Some(c"/bin/true")))
+    group(names!("mmap and munmap"), CALLS, false, map_and_unmap)?;
+    group(names!("madvise"), CALLS, false, discard)?;
+    group(names!("mprotect"), CALLS, false, protect)?;
+    group(names!("COW fault"), CALLS, true, copy_on_write)?;
+    group(names!("fork and exit"), FORKS, true, || fork(None))?;
+    group(names!("fork, exec and exit"), FORKS, true, || fork(Some(c"/bin/true")))
 }

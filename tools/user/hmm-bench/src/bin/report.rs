@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Tables, plots and verdicts from the results of `hmm-bench --json`.
 
+#[path = "report/bounds.rs"]
+mod bounds;
 #[path = "report/extra.rs"]
 mod extra;
 #[path = "report/plot.rs"]
@@ -68,6 +70,11 @@ enum What {
         #[arg(long, default_value_t = 5.0)]
         slack: f64,
     },
+    /// Fails if a row exceeds its bound, which is a part of another row of the same result.
+    Bounds {
+        /// The result.
+        new: PathBuf,
+    },
     /// Makes one result of a driver from lines of several sizes.
     Merge {
         /// The lines.
@@ -121,6 +128,7 @@ fn main() -> Result<()> {
         What::Compare { base, new, limit, slack, peer_base, peer_new } => {
             compare(&base, &new, limit, slack, peer_base.as_ref().zip(peer_new.as_ref()))
         }
+        What::Bounds { new } => keep_bounds(&new),
         What::Merge { lines, driver } => merge(&lines, &driver),
         What::Pairs { runs, json } => pairs(&runs, json),
         What::Plot { runs, svg } => {
@@ -228,8 +236,31 @@ fn compare(
     Ok(())
 }
 
-/// What `row` costs now if only the kernel has changed, by what the peer cost before and costs now.
-/// Rows that the peer does not have cost what they cost.
+fn keep_bounds(new: &PathBuf) -> Result<()> {
+    let new = Results::load(new)?;
+    let (mut kept, mut exceeded) = (0, 0);
+    for size in &new.sizes {
+        for row in bounds::judge(size, &[]) {
+            let (Some(ratio), Some(target)) = (row.ratio, row.target) else {
+                continue;
+            };
+            let met = row.met == Some(true);
+            let mark = if met { "kept" } else { "EXCEEDED" };
+            println!("{:>5} MiB  {:<53} {ratio:>10.4} {target:>10.4}  {mark}", size.mib, row.row);
+            if met {
+                kept += 1;
+            } else {
+                exceeded += 1;
+            }
+        }
+    }
+    anyhow::ensure!(exceeded == 0, "{exceeded} bounds are exceeded");
+    anyhow::ensure!(kept > 0, "no row has a bound");
+    Ok(())
+}
+
+/// Cost of `row` if only the kernel has changed, by the costs of the peer before and now. A row that
+/// the peer lacks keeps its cost.
 fn expected(row: &Row, mib: usize, peer: Option<&(Results, Results)>) -> f64 {
     let kernel = peer.filter(|_| row.shows_kernel()).and_then(|(base, new)| {
         let of = |result: &Results| result.size(mib)?.cost(&row.row);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! What the rows have to reach, and whether they do.
 
+use super::bounds;
 use super::results::Size;
 use serde::Serialize;
 use std::fmt;
@@ -82,56 +83,19 @@ const TARGETS: &[Target] = &[
     target("DMA: host memory, lock and unlock", None, None),
 ];
 
-/// Operations of which the mirror tax is measured, what the process has meanwhile, and what the
-/// operation may cost then, as a part of what it costs without a mirror.
-const TAXED: &[&str] = &[
-    "mmap and munmap",
-    "madvise",
-    "mprotect",
-    "COW fault",
-    "fork and exit",
-    "fork, exec and exit",
-];
-const MIRRORS: &[&str] = &["open mirror", "64 pages elsewhere"];
-const TAX: f64 = 1.01;
-
-/// Rows of ours that are compared with another one of ours, and what they may cost as a part of it.
-const OWN: &[(&str, &str, &str, f64)] = &[
-    (
-        "device fault, invalidations (peer: without)",
-        "device fault, interrupted by invalidations",
-        "device fault, interrupted",
-        1.20,
-    ),
-    ("eviction, 1,000 mirrors (peer: 1)", "eviction, 1,000 mirrors", "eviction, 1 mirror", 1.10),
-    ("eviction, 10,000 mirrors (peer: 1)", "eviction, 10,000 mirrors", "eviction, 1 mirror", 1.10),
-    (
-        "CPU faults, 1,000 mirrors (peer: 1)",
-        "CPU faults on device pages, 1,000 mirrors",
-        "CPU faults on device pages, 1 mirror",
-        1.10,
-    ),
-    (
-        "CPU faults, 10,000 mirrors (peer: 1)",
-        "CPU faults on device pages, 10,000 mirrors",
-        "CPU faults on device pages, 1 mirror",
-        1.10,
-    ),
-];
-
 /// One line of the table.
 #[derive(Serialize)]
 pub struct Judged {
-    row: String,
+    pub row: String,
     /// What a driver costs that does nothing else.
-    floor: Option<f64>,
+    pub floor: Option<f64>,
     /// What it is compared with: the cheapest peer that was measured beside it.
-    peer: Option<f64>,
-    ours: f64,
-    ratio: Option<f64>,
-    target: Option<f64>,
-    met: Option<bool>,
-    phases: Vec<(String, f64)>,
+    pub peer: Option<f64>,
+    pub ours: f64,
+    pub ratio: Option<f64>,
+    pub target: Option<f64>,
+    pub met: Option<bool>,
+    pub phases: Vec<(String, f64)>,
 }
 
 impl fmt::Display for Judged {
@@ -192,64 +156,8 @@ pub fn judge(size: &Size, peers: &[&Size], floor: Option<&Size>, kernel: &str) -
             phases,
         });
     }
-    for operation in TAXED {
-        out.extend(MIRRORS.iter().filter_map(|mirror| tax(size, peers, operation, mirror)));
-    }
-    for (name, row, other, most) in OWN {
-        if let (Some(ours), Some(other)) = (size.cost(row), size.cost(other)) {
-            out.push(own(name, other, ours, Some(*most)));
-        }
-    }
-    // Against our own: the address space does not count, only what is in it.
-    let sparse = |bytes| {
-        let row = |what| size.cost(&format!("munmap of {bytes} with 10 {what}"));
-        row("mirrored pages").zip(row("pages, not mirrored")).map(|(with, without)| with - without)
-    };
-    if let (Some(small), Some(large)) = (sparse("1 MiB"), sparse("1 TiB")) {
-        out.push(own(
-            "munmap of 10 mirrored pages in 1 TiB (peer: in 1 MiB)",
-            small,
-            large,
-            Some(1.10),
-        ));
-    }
-    if let (Some(ordinary), Some(faultless)) = (
-        size.cost("reader's lost time, ordinary migration"),
-        size.cost("reader's lost time, faultless migration"),
-    ) {
-        let mut row =
-            own("reader's lost time, faultless (peer: ordinary)", ordinary, faultless, Some(0.0));
-        row.met = Some(faultless == 0.0 && ordinary > 0.0);
-        out.push(row);
-    }
+    out.extend(bounds::judge(size, peers));
     out
-}
-
-/// The mirror tax of an operation. The operation without a mirror is the floor, and its cost with one
-/// is judged as a part of that: the tax of a peer may be nothing.
-fn tax(size: &Size, peers: &[&Size], operation: &str, mirror: &str) -> Option<Judged> {
-    let row = format!("mirror tax: {operation}, {mirror}");
-    let without = |size: &Size| size.cost(&format!("mirror tax: {operation}, no mirror"));
-    let added = |size: &Size| Some(size.cost(&row)? - without(size)?);
-    let (floor, ours) = (without(size)?, added(size)?);
-    let ratio = 1.0 + ours / floor;
-    Some(Judged {
-        floor: Some(floor),
-        peer: peers.iter().filter_map(|peer| added(peer)).reduce(f64::min),
-        ours,
-        ratio: Some(ratio),
-        target: Some(TAX),
-        met: Some(ratio <= TAX),
-        phases: Vec::new(),
-        row,
-    })
-}
-
-fn own(row: &str, peer: f64, ours: f64, target: Option<f64>) -> Judged {
-    let ratio = Some(ours / peer);
-    let met = ratio.zip(target).map(|(ratio, target)| ratio <= target);
-    let (row, peer) = (row.to_string(), Some(peer));
-    Judged { row, floor: None, peer, ours, ratio, target, met, phases: Vec::new() }
 }
 
 #[cfg(test)]
@@ -281,18 +189,5 @@ mod tests {
         let other = size(&[(READ, 2000.0)]);
         assert_eq!(met(&[&one, &other]), [Some(false), Some(true), Some(true)]);
         assert_eq!(judge(&ours, &[&one], None, "debian")[1].peer, Some(3000.0));
-    }
-
-    #[test]
-    fn the_tax_of_a_mirror_is_what_it_adds() {
-        let with = |open| {
-            let names = ["mirror tax: madvise, no mirror", "mirror tax: madvise, open mirror"];
-            size(&[(names[0], 1000.0), (names[1], open)])
-        };
-        let rows = judge(&with(1200.0), &[&with(1500.0), &with(1400.0)], None, "test");
-        let [row] = &rows[..] else { panic!("{} rows", rows.len()) };
-        assert_eq!((row.floor, row.peer, row.ours), (Some(1000.0), Some(400.0), 200.0));
-        assert_eq!((row.ratio, row.met), (Some(1.2), Some(false)));
-        assert_eq!(judge(&with(1010.0), &[], None, "test")[0].met, Some(true));
     }
 }

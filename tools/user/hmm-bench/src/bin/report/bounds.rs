@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Bounds that rows keep beside other rows of the same driver: no baseline is needed, and no peer.
+
+use super::results::Size;
+use super::targets::Judged;
+
+/// Operations whose mirror tax is measured, the states of the process, and the highest cost as a
+/// part of the cost without a mirror.
+const TAXED: &[&str] = &[
+    "mmap and munmap",
+    "madvise",
+    "mprotect",
+    "COW fault",
+    "fork and exit",
+    "fork, exec and exit",
+];
+const MIRRORS: &[&str] = &["open mirror", "64 pages elsewhere"];
+const TAX: f64 = 1.01;
+
+/// Rows that are compared with another row of the same driver, and their highest cost as a part of
+/// that row's.
+const OWN: &[(&str, &str, &str, f64)] = &[
+    (
+        "device fault, invalidations (peer: without)",
+        "device fault, interrupted by invalidations",
+        "device fault, interrupted",
+        1.20,
+    ),
+    ("eviction, 1,000 mirrors (peer: 1)", "eviction, 1,000 mirrors", "eviction, 1 mirror", 1.10),
+    ("eviction, 10,000 mirrors (peer: 1)", "eviction, 10,000 mirrors", "eviction, 1 mirror", 1.10),
+    (
+        "CPU faults, 1,000 mirrors (peer: 1)",
+        "CPU faults on device pages, 1,000 mirrors",
+        "CPU faults on device pages, 1 mirror",
+        1.10,
+    ),
+    (
+        "CPU faults, 10,000 mirrors (peer: 1)",
+        "CPU faults on device pages, 10,000 mirrors",
+        "CPU faults on device pages, 1 mirror",
+        1.10,
+    ),
+];
+
+/// All that `size` has the rows for.
+pub fn judge(size: &Size, peers: &[&Size]) -> Vec<Judged> {
+    let mut out = Vec::new();
+    for operation in TAXED {
+        out.extend(MIRRORS.iter().filter_map(|mirror| tax(size, peers, operation, mirror)));
+    }
+    for (name, row, other, most) in OWN {
+        if let (Some(ours), Some(other)) = (size.cost(row), size.cost(other)) {
+            out.push(own(name, other, ours, Some(*most)));
+        }
+    }
+    // The size of the address space does not count, only its pages.
+    let sparse = |bytes| {
+        let row = |what| size.cost(&format!("munmap of {bytes} with 10 {what}"));
+        row("mirrored pages").zip(row("pages, not mirrored")).map(|(with, without)| with - without)
+    };
+    if let (Some(small), Some(large)) = (sparse("1 MiB"), sparse("1 TiB")) {
+        out.push(own(
+            "munmap of 10 mirrored pages in 1 TiB (peer: in 1 MiB)",
+            small,
+            large,
+            Some(1.10),
+        ));
+    }
+    if let (Some(ordinary), Some(faultless)) = (
+        size.cost("reader's lost time, ordinary migration"),
+        size.cost("reader's lost time, faultless migration"),
+    ) {
+        let mut row =
+            own("reader's lost time, faultless (peer: ordinary)", ordinary, faultless, Some(0.0));
+        row.met = Some(faultless == 0.0 && ordinary > 0.0);
+        out.push(row);
+    }
+    out
+}
+
+/// The mirror tax of an operation. The operation without a mirror is the floor, and its cost with one
+/// is judged as a part of that: the tax of a peer may be nothing.
+fn tax(size: &Size, peers: &[&Size], operation: &str, mirror: &str) -> Option<Judged> {
+    let row = format!("mirror tax: {operation}, {mirror}");
+    let without = |size: &Size| size.cost(&format!("mirror tax: {operation}, no mirror"));
+    let added = |size: &Size| Some(size.cost(&row)? - without(size)?);
+    let (floor, ours) = (without(size)?, added(size)?);
+    let ratio = 1.0 + ours / floor;
+    Some(Judged {
+        floor: Some(floor),
+        peer: peers.iter().filter_map(|peer| added(peer)).reduce(f64::min),
+        ours,
+        ratio: Some(ratio),
+        target: Some(TAX),
+        met: Some(ratio <= TAX),
+        phases: Vec::new(),
+        row,
+    })
+}
+
+fn own(row: &str, peer: f64, ours: f64, target: Option<f64>) -> Judged {
+    let ratio = Some(ours / peer);
+    let met = ratio.zip(target).map(|(ratio, target)| ratio <= target);
+    let (row, peer) = (row.to_string(), Some(peer));
+    Judged { row, floor: None, peer, ours, ratio, target, met, phases: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::Row;
+    use std::collections::BTreeMap;
+
+    fn size(rows: &[(&str, f64)]) -> Size {
+        let row = |(row, cost): &(&str, f64)| Row {
+            row: row.to_string(),
+            unit: "page".to_string(),
+            cost: *cost,
+            phases: BTreeMap::new(),
+        };
+        Size { mib: 32, rows: rows.iter().map(row).collect() }
+    }
+
+    #[test]
+    fn the_tax_of_a_mirror_is_what_it_adds() {
+        let with = |open| {
+            let names = ["mirror tax: madvise, no mirror", "mirror tax: madvise, open mirror"];
+            size(&[(names[0], 1000.0), (names[1], open)])
+        };
+        let rows = judge(&with(1200.0), &[&with(1500.0), &with(1400.0)]);
+        let [row] = &rows[..] else { panic!("{} rows", rows.len()) };
+        assert_eq!((row.floor, row.peer, row.ours), (Some(1000.0), Some(400.0), 200.0));
+        assert_eq!((row.ratio, row.met), (Some(1.2), Some(false)));
+        assert_eq!(judge(&with(1010.0), &[])[0].met, Some(true));
+    }
+}

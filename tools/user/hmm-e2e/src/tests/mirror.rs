@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! One mirror, two mirrors of one process, two devices.
 
-use crate::harness::{Ctx, Outcome, Test, What};
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{Device, Errno, Mapping};
+use hmm::abi::PAGE_SIZE;
+use hmm::mapping::{Prot, MADV_DONTNEED};
+use hmm::{Child, Device, Errno, Gate, Mapping};
 
 const PAGES: usize = 64;
 const STALE: &str = "a second open keeps stale entries: use after free";
@@ -13,6 +15,7 @@ pub const TESTS: &[Test] = &[
     Test::new("mirror", "read_write_reread", read_write_reread),
     Test::new("mirror", "remap_at_the_same_place", remap_at_the_same_place),
     Test::new("mirror", "write_upgrades_a_read_entry", write_upgrades_a_read_entry),
+    Test::new("mirror", "is_not_told_of_other_memory", is_not_told_of_other_memory),
     Test::new("mirror", "two_opens_reuse_after_migration", two_opens_reuse).defect(STALE),
     Test::new("mirror", "two_opens_write_on_device", two_opens_write).defect(STALE),
     Test::new("mirror", "two_opens_cpu_touch", two_opens_cpu_touch).defect(STALE),
@@ -55,6 +58,48 @@ fn remap_at_the_same_place(ctx: &Ctx) -> Outcome {
     let done = device_sees(&device, &home, 2, "after the memory was replaced")?;
     check_eq!(done.faults, 1, "fault rounds after the memory was replaced");
     cpu_sees(&home, 2, "after the memory was replaced")
+}
+
+/// Memory that has no page table, and hence no window of a space, in common with other memory.
+fn apart() -> Result<Mapping, Stop> {
+    let map = Mapping::reserve(PAGES * PAGE_SIZE, Prot::ReadWrite).what("map")?;
+    map.fill(1);
+    Ok(map)
+}
+
+/// Changes of memory that the device does not use call no mirror back, whether the device uses other
+/// memory or none; nor do COW faults after a fork.
+fn is_not_told_of_other_memory(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let used = apart()?;
+    for in_use in [false, true] {
+        let when = if in_use { "beside memory in use" } else { "of a mirror that is only open" };
+        let (map, shared) = (apart()?, apart()?);
+        let (ready, gate) = (Gate::new()?, Gate::new()?);
+        let mut delta = Delta::start(ctx, &device)?;
+        let child = Child::spawn(|| {
+            ready.open().what("gate")?;
+            gate.wait().what("gate")
+        })?;
+        ready.wait().what("the child's start")?;
+        if in_use {
+            // The fork took the entries: it changes all memory of the process.
+            device_sees(&device, &used, 1, "after a fork")?;
+            delta = Delta::start(ctx, &device)?;
+        }
+        shared.fill(2);
+        map.protect(Prot::Read).what("mprotect")?;
+        map.protect(Prot::ReadWrite).what("mprotect")?;
+        map.advise(MADV_DONTNEED).what("madvise")?;
+        map.fill(3);
+        map.unmap_pages(0, PAGES).what("munmap")?;
+        delta.exactly("invalidations", 0, when)?;
+        gate.open().what("gate")?;
+        child.join().map_err(Stop::Fail)?;
+        cpu_sees(&shared, 2, "after the COW faults")?;
+        device_sees(&device, &used, 1, "at the end")?;
+    }
+    Ok(())
 }
 
 /// An entry for reading is no permission to write.

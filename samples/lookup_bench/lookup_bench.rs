@@ -253,8 +253,14 @@ impl Regions for Sorted {
     }
 }
 
+/// Most blocks of 2 MiB with regions in the device page table. Each takes a page of memory, and of
+/// sparse ones most take another: more would fill the machine.
+const BLOCKS: usize = 160_000;
+
 /// The device page table: an entry for each page.
 struct Radix {
+    blocks: usize,
+    last: Option<usize>,
     table: Table<Radix4>,
     reader: Reader<Radix4>,
     spares: Spares<Radix4>,
@@ -277,6 +283,8 @@ impl Regions for Radix {
         let table = Table::new()?;
         let reader = table.reader();
         Ok(Self {
+            blocks: 0,
+            last: None,
             spares: reader.spares(),
             reader,
             table,
@@ -284,6 +292,13 @@ impl Regions for Radix {
     }
 
     fn insert(&mut self, start: usize) -> Result {
+        let block = start >> 21;
+        if self.last.replace(block) != Some(block) {
+            self.blocks += 1;
+        }
+        if self.blocks > BLOCKS {
+            return Err(ENOMEM);
+        }
         self.spares.refill()?;
         let range = PageRange::new(start, start + REGION)?;
         let mut batch: FlushBatch<Radix4> = self.table.batch();

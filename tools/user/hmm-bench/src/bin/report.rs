@@ -245,12 +245,16 @@ fn keep_bounds(new: &PathBuf) -> Result<()> {
                 continue;
             };
             let met = row.met == Some(true);
-            let mark = if met { "kept" } else { "EXCEEDED" };
+            let mark = match (met, row.row == bounds::NEAR) {
+                (true, _) => "kept",
+                (false, true) => "above",
+                (false, false) => "EXCEEDED",
+            };
             println!("{:>5} MiB  {:<53} {ratio:>10.4} {target:>10.4}  {mark}", size.mib, row.row);
-            if met {
-                kept += 1;
-            } else {
-                exceeded += 1;
+            match mark {
+                "kept" => kept += 1,
+                "EXCEEDED" => exceeded += 1,
+                _ => {}
             }
         }
     }

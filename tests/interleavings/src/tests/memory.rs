@@ -6,7 +6,7 @@ use super::{
     arrivals::Arrivals,
     copy::{Copies, End},
     known::{self, Known},
-    lru::Lru,
+    lru::{Lru, Usage},
     steps::Steps,
 };
 use crate::{
@@ -20,7 +20,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Release},
+            ordering::{Acquire, Full, Release},
             Atomic,
         },
         Arc,
@@ -37,6 +37,7 @@ pub(crate) const TESTS: &[Test] = &[
     full("copies_are_visible_after_the_wait", copies),
     full("copies_wait_ends_with_the_last_job", one_copy),
     full("lru_a_block_is_claimed_by_one_task", claims),
+    full("lru_a_block_that_is_added_beside_a_search_is_found", added),
     full("known_answers_do_not_outlive_a_change", answers),
 ];
 
@@ -171,6 +172,28 @@ fn claims() {
     let both = own + thread.join();
     assert!(both >= 1);
     assert_eq!(shared.1.read(), both);
+}
+
+/// A block gets a page while a search looks at its node. The next search finds it.
+fn added() {
+    let lru = Lru::new(1).unwrap();
+    lru.prepare(0).unwrap();
+    let shared = Arc::new((lru, Atomic::new(0u32)), GFP_KERNEL).unwrap();
+    let find = |(lru, used): &(Lru, Atomic<u32>)| {
+        let usage = |_| match used.load(Acquire) {
+            0 => Usage::Empty,
+            _ => Usage::Full,
+        };
+        lru.coldest(&usage, 1, lru.now()).is_ok()
+    };
+    let other = shared.clone();
+    let thread = spawn(move || {
+        other.1.fetch_add(1, Full);
+        other.0.allocated(0, true);
+    });
+    find(&shared);
+    thread.join();
+    assert!(find(&shared));
 }
 
 /// An answer of before a change is not given after it.

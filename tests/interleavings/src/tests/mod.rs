@@ -4,6 +4,7 @@
 
 use crate::harness::Test;
 
+mod once_box;
 mod rcu_slot;
 mod small;
 mod within;
@@ -12,6 +13,7 @@ mod word;
 /// All tests.
 pub(crate) const ALL: &[&[Test]] = &[
     word::TESTS,
+    once_box::TESTS,
     rcu_slot::TESTS,
     within::TESTS,
     small::TESTS,

@@ -14,11 +14,15 @@ use kernel::{
     prelude::*,
     sync::{rcu, Arc, SpinLock},
 };
+use std::collections::BTreeMap;
 
 pub(crate) const TESTS: &[Test] = &[
     full("pgtable_walk_during_an_install", install),
     full("pgtable_walk_during_a_split", split),
-    full("pgtable_walk_never_sees_a_page_that_is_used_again", used_again),
+    full(
+        "pgtable_walk_never_sees_a_page_that_is_used_again",
+        used_again,
+    ),
     full("pgtable_walk_during_a_shrink", shrink),
     full("pgtable_reserve_during_a_shrink", reserve_and_shrink),
     full("pgtable_device_walks_during_an_install", device_install),
@@ -28,7 +32,10 @@ pub(crate) const TESTS: &[Test] = &[
         "pgtable_device_walks_while_a_pass_breaks_a_run",
         device_run_by_pass,
     ),
-    full("pgtable_device_never_walks_a_page_that_is_used_again", device_used_again),
+    full(
+        "pgtable_device_never_walks_a_page_that_is_used_again",
+        device_used_again,
+    ),
 ];
 
 /// As `Radix4`, smaller.
@@ -200,7 +207,8 @@ fn reserve_and_shrink() {
     spares.refill().unwrap();
     drop(spares);
     let pool = table.pool.clone();
-    let thread = spawn(move || pool.scan(64));
+    let theirs = pool.clone();
+    let thread = spawn(move || theirs.scan(64));
     let mut spares = table.reader().spares();
     spares.refill().unwrap();
     thread.join();
@@ -210,16 +218,18 @@ fn reserve_and_shrink() {
     let mut batch = table.batch();
     table.remove_all(page(3), &mut batch, |_, _| ());
     batch.start(&*walkers()).wait(&*walkers());
+    drop(spares);
+    // Each page but the root is free, once.
+    let pages = pool.pages();
+    let free = (0..pages).map_while(|_| pool.take_kept()).count();
+    assert_eq!(free + 1, pages);
 }
-
-/// The first table page besides that of the root, with which the second chunk begins.
-const SECOND: u32 = super::chunk::CHUNK as u32;
 
 /// A device that walks the image.
 struct Device {
     reader: Reader<Small>,
-    /// Address of the first table page besides that of the root.
-    first: u64,
+    /// The indexes of table pages by their addresses.
+    tables: BTreeMap<u64, u32>,
 }
 
 impl Device {
@@ -229,8 +239,14 @@ impl Device {
         let mut spares = table.reader().spares();
         spares.refill().unwrap();
         let reader = table.reader();
-        let first = reader.pool.address(&rcu::read_lock(), SECOND).unwrap();
-        (table, spares, Self { reader, first })
+        let tables = {
+            let guard = rcu::read_lock();
+            let address = |index| Some((reader.pool.address(&guard, index)?, index));
+            (0..4 * super::chunk::CHUNK as u32)
+                .filter_map(address)
+                .collect()
+        };
+        (table, spares, Self { reader, tables })
     }
 
     fn read(&self, index: u32, slot: usize) -> u64 {
@@ -244,8 +260,7 @@ impl Device {
         let mut word = self.read(self.reader.root, index / 16);
         let mut skip = index % 16;
         if word & TABLE != 0 {
-            let table = ((word & !0xfff) - self.first) / 4096;
-            word = self.read(SECOND + u32::try_from(table).unwrap(), index % 16);
+            word = self.read(self.tables[&(word & !0xfff)], index % 16);
             skip = 0;
         }
         (word != 0).then(|| ((word >> 12) as usize + skip, word & RUN != 0))

@@ -307,12 +307,10 @@ enum rust_hmm_policy {
 /**
  * struct rust_hmm_served - what became of a fault
  * @moved: pages that moved to the device
- * @replicated: pages of which the device got a copy
  * @in_place: 1 if memory was left where it is on purpose
  */
 struct rust_hmm_served {
 	unsigned long moved;
-	unsigned long replicated;
 	unsigned long in_place;
 };
 
@@ -577,7 +575,6 @@ int rust_hmm_migrate(struct rust_hmm_mirror *mirror, unsigned long start, unsign
 #define RUST_HMM_HAS_READ_MOSTLY	4U
 #define RUST_HMM_HAS_NEVER_MIGRATE	8U
 #define RUST_HMM_HAS_GRANULARITY	16U
-#define RUST_HMM_HAS_REPLICATED		32U
 
 /* Values of @preferred. */
 #define RUST_HMM_PREFER_ANY	0
@@ -590,10 +587,10 @@ int rust_hmm_migrate(struct rust_hmm_mirror *mirror, unsigned long start, unsign
  *	in all of the range. The others are not looked at, and 0 when asked for
  * @preferred: where it should be: RUST_HMM_PREFER_*
  * @accessed_by: 1 if the device should always have it mapped, wherever it is
- * @read_mostly: 1 if it is mostly read: a read of the device copies it, where that stays right
+ * @read_mostly: 1 if it is mostly read: a device that reads it maps it where it is, and moves nothing;
+ *	for a fault of a write the policy decides
  * @never_migrate: 1 if it never moves to the device
  * @granularity: order of the folios in which it moves on faults, 0 to 9; -1: the policy decides
- * @replicated: 1 if reads make copies of what is @read_mostly; cannot be set
  * @reserved: 0
  */
 struct rust_hmm_attributes {
@@ -603,8 +600,7 @@ struct rust_hmm_attributes {
 	u8 read_mostly;
 	u8 never_migrate;
 	s8 granularity;
-	u8 replicated;
-	u8 reserved[2];
+	u8 reserved[3];
 };
 
 /**

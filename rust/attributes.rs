@@ -65,8 +65,8 @@ impl Attributes {
         self.accessed_by
     }
 
-    /// Whether it is mostly read: a device that reads it does not move it, but gets a copy where that stays right, see
-    /// [`Common::replicated`], and else maps it where it is.
+    /// Whether it is mostly read. A device that reads it maps it where it is; a read moves nothing. For a fault
+    /// of a write the policy decides.
     pub fn read_mostly(&self) -> bool {
         self.read_mostly
     }
@@ -162,9 +162,6 @@ pub struct Common {
     pub never_migrate: Option<bool>,
     /// See [`Attributes::granularity`].
     pub granularity: Option<Option<u32>>,
-    /// Of what is [read-mostly](Attributes::read_mostly): whether a device that reads it gets a copy, else it maps it
-    /// where it is.
-    pub replicated: Option<bool>,
 }
 
 impl Common {
@@ -176,7 +173,6 @@ impl Common {
             read_mostly: Some(all.read_mostly),
             never_migrate: Some(all.never_migrate),
             granularity: Some(all.granularity()),
-            replicated: Some(false),
         }
     }
 
@@ -192,7 +188,6 @@ impl Common {
             granularity: self
                 .granularity
                 .filter(|value| *value == other.granularity()),
-            replicated: self.replicated,
         }
     }
 }

@@ -49,10 +49,9 @@ AT(rust_hmm_mirror_ops, reserved, 12, 4);
 AT(rust_hmm_mirror_ops, flush_start, 16, 8);
 AT(rust_hmm_mirror_ops, flush_wait, 24, 8);
 
-SIZE(rust_hmm_served, 24);
+SIZE(rust_hmm_served, 16);
 AT(rust_hmm_served, moved, 0, 8);
-AT(rust_hmm_served, replicated, 8, 8);
-AT(rust_hmm_served, in_place, 16, 8);
+AT(rust_hmm_served, in_place, 8, 8);
 
 SIZE(rust_hmm_residency, 4);
 AT(rust_hmm_residency, location, 0, 1);
@@ -82,8 +81,7 @@ AT(rust_hmm_attributes, accessed_by, 5, 1);
 AT(rust_hmm_attributes, read_mostly, 6, 1);
 AT(rust_hmm_attributes, never_migrate, 7, 1);
 AT(rust_hmm_attributes, granularity, 8, 1);
-AT(rust_hmm_attributes, replicated, 9, 1);
-AT(rust_hmm_attributes, reserved, 10, 2);
+AT(rust_hmm_attributes, reserved, 9, 3);
 
 EXPORT_SYMBOL_GPL(rust_hmm_memory_create);
 EXPORT_SYMBOL_GPL(rust_hmm_memory_destroy);

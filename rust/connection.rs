@@ -196,8 +196,6 @@ impl<D: Device> Mirror<D> {
                 rest = left.from_address(end);
                 continue;
             };
-            // What is to move there is not copied there.
-            self.inner().collapse(Some(run), None);
             // Before any lock. What is missing then shows in the outcome.
             match mine.grow(run.pages()) {
                 Err(error) if error != ENOMEM => return Err(error),

@@ -103,13 +103,6 @@ unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 bool rust_hmm_vma_may_migrate(struct vm_area_struct *vma);
 bool rust_hmm_vma_make_writable(struct vm_area_struct *vma, unsigned long addr,
 				unsigned long end);
-bool rust_hmm_vma_share(struct vm_area_struct *vma, unsigned long addr);
-bool rust_hmm_vma_is_constant(struct vm_area_struct *vma);
-bool rust_hmm_pfn_is_exclusive(unsigned long pfn);
-int rust_hmm_source_add(unsigned long pfn);
-unsigned long rust_hmm_source_join(struct vm_area_struct *vma,
-				   unsigned long addr);
-void rust_hmm_source_put(unsigned long pfn);
 struct page *rust_hmm_pfn_page(unsigned long pfn);
 unsigned long rust_hmm_page_pfn(const struct page *page);
 void rust_hmm_pfn_get(unsigned long pfn);

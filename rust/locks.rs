@@ -64,8 +64,6 @@ classes! {
     policy = c"rust_hmm::policy";
     /// Attributes that lost their mapping.
     attributes = c"rust_hmm::attributes";
-    /// Copies of memory that is mostly read, whose flush is under way.
-    replicas = c"rust_hmm::replicas";
     /// The windows of an address space.
     windows = c"rust_hmm::windows";
     /// Windows that may not be needed any more.

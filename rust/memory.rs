@@ -13,7 +13,7 @@ use crate::{
         addr::{PMD_ORDER, PMD_PAGES},
         device_pages::{DevicePages, Kind, MAX_PIECES, PIECE_PAGES},
         mask::Mask,
-        migrate::{Constant, Isolated, Select},
+        migrate::{Isolated, Select},
         notifier::Cookie,
         page::LockedFolio,
         trace,
@@ -26,7 +26,7 @@ use crate::{
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::Atomic,
         Arc,
         SetOnce, //
     },
@@ -119,7 +119,6 @@ impl<M: MemoryOps> Parts<M> {
             known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
             chores: KBox::pin_init(Chores::new(), GFP_KERNEL)?,
             windows: Windows::new()?,
-            replicas: Atomic::new(0),
             evicting: Atomic::new(0),
             arrivals: KBox::pin_init(Arrivals::new(), GFP_KERNEL)?,
             departures: KBox::pin_init(
@@ -251,6 +250,8 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().data().departures.begin()
     }
 
+    /// One allocation, see [`Self::allocator`].
+    #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn alloc(&self, arrival: &Arrival<'_>, order: u32) -> Option<LockedFolio> {
         self.allocator().alloc(arrival, order)
     }
@@ -267,35 +268,6 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().data().chores.is_waiting(number)
     }
 
-    /// Copies each page to its folio, one of ours; the numbers tell them apart, below 512. Says which were copied.
-    pub(crate) fn copy_pages(
-        &self,
-        pairs: &[(usize, Constant, LockedFolio)],
-        copies: &mut Copies,
-    ) -> Mask {
-        let ops = self.pages().data();
-        let cancelled = || {
-            let _within = Within::enter();
-            ops.driver.cancelled();
-        };
-        copies.run(&cancelled, |batch| {
-            let _within = Within::enter();
-            batch.reserve(pairs.len());
-            for (index, source, folio) in pairs {
-                let destination = match (self.kind(), self.pages().number_of(folio)) {
-                    (Kind::Private, Some(number)) => End::Device(number),
-                    (Kind::Coherent { .. }, Some(_)) => End::Cpu(folio.pfn()),
-                    _ => continue,
-                };
-                let source = End::Cpu(source.page().first_pfn());
-                // SAFETY: Source and destination are alive as long as `pairs` is borrowed, which is longer than
-                // `batch` exists; nobody else has the folio.
-                unsafe { batch.hand_out(self.driver(), *index, 1, Some(source), destination) };
-            }
-            self.driver().kick();
-        })
-    }
-
     /// For some allocations in a row.
     pub(crate) fn allocator(&self) -> Allocator<'_, M> {
         Allocator {
@@ -307,16 +279,6 @@ impl<M: MemoryOps> Memory<M> {
     /// Whether the CPU cannot address it.
     pub(crate) fn is_private(&self) -> bool {
         self.kind() == Kind::Private
-    }
-
-    /// A mirror keeps a copy of a page here.
-    pub(crate) fn add_replica(&self) {
-        self.pages().data().replicas.fetch_add(1, Relaxed);
-    }
-
-    /// A mirror has given up `count` of its copies.
-    pub(crate) fn lose_replicas(&self, count: usize) {
-        self.pages().data().replicas.fetch_sub(count, Relaxed);
     }
 
     /// What the drivers have said of connections.

@@ -46,7 +46,6 @@ mod fault;
 mod flushes;
 mod invalidate;
 mod ops;
-mod replica;
 mod serve;
 mod snapshot;
 mod step;

@@ -32,10 +32,6 @@ pub enum Counter {
     Switched,
     /// Pages that were evicted because others needed their room.
     EvictedForRoom,
-    /// Copies that were made of pages that are mostly read.
-    Replicated,
-    /// Copies that were given up: because their page changed, or for room.
-    Collapsed,
     /// Device faults, served or not.
     Faults,
     /// Nanoseconds that their tries took, and waits for migrations: so long the device waited.

@@ -24,7 +24,7 @@ const SETTABLE: u32 = bindings::RUST_HMM_HAS_PREFERRED
 
 /// What is to change, from what C says.
 fn change(raw: &bindings::rust_hmm_attributes) -> Result<Change> {
-    if raw.valid & !SETTABLE != 0 || raw.reserved != [0; 2] {
+    if raw.valid & !SETTABLE != 0 || raw.reserved != [0; 3] {
         return Err(EINVAL);
     }
     let has = |which| raw.valid & which != 0;
@@ -63,7 +63,6 @@ fn nothing() -> Change {
         read_mostly,
         never_migrate,
         granularity,
-        replicated: _,
     } = Common::of(Attributes::DEFAULT);
     Change {
         preferred,
@@ -86,7 +85,6 @@ fn common(common: &Common) -> bindings::rust_hmm_attributes {
     let accessed_by = flag(bindings::RUST_HMM_HAS_ACCESSED_BY, common.accessed_by);
     let read_mostly = flag(bindings::RUST_HMM_HAS_READ_MOSTLY, common.read_mostly);
     let never_migrate = flag(bindings::RUST_HMM_HAS_NEVER_MIGRATE, common.never_migrate);
-    let replicated = flag(bindings::RUST_HMM_HAS_REPLICATED, common.replicated);
     // CAST: Small constants, and an order.
     let preferred = common.preferred.map_or(0, |location| {
         valid |= bindings::RUST_HMM_HAS_PREFERRED;
@@ -107,8 +105,7 @@ fn common(common: &Common) -> bindings::rust_hmm_attributes {
         read_mostly,
         never_migrate,
         granularity,
-        replicated,
-        reserved: [0; 2],
+        reserved: [0; 3],
     }
 }
 

@@ -26,7 +26,7 @@ layout! {
     rust_hmm_memory_ops: 40 { size: 0, copy: 8, kick: 16, cancelled: 24, freed: 32 }
     rust_hmm_usage: 24 { used: 0, total: 8, limit: 16 }
     rust_hmm_mirror_ops: 32 { size: 0, flags: 8, reserved: 12, flush_start: 16, flush_wait: 24 }
-    rust_hmm_served: 24 { moved: 0, replicated: 8, in_place: 16 }
+    rust_hmm_served: 16 { moved: 0, in_place: 8 }
     rust_hmm_residency: 4 { location: 0, writable: 1, order: 2, reserved: 3 }
     rust_hmm_migration: 32 { target: 0, flags: 4, pages: 8, npages: 16, stop: 24 }
     rust_hmm_outcome: 48 {
@@ -34,6 +34,6 @@ layout! {
     }
     rust_hmm_attributes: 12 {
         valid: 0, preferred: 4, accessed_by: 5, read_mostly: 6, never_migrate: 7, granularity: 8,
-        replicated: 9, reserved: 10,
+        reserved: 9,
     }
 }

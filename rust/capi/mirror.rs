@@ -257,7 +257,6 @@ unsafe extern "C" fn rust_hmm_serve(
         let what = result.unwrap_or_default();
         let what = bindings::rust_hmm_served {
             moved: what.moved,
-            replicated: what.replicated,
             in_place: what.in_place.into(),
         };
         // SAFETY: The driver's, to be written.

@@ -26,8 +26,7 @@ use crate::{
         rust_hmm_usage, rust_hmm_where_RUST_HMM_CPU, rust_hmm_where_RUST_HMM_DEVICE,
         RUST_HMM_FLUSH_SLEEPS, RUST_HMM_HAS_ACCESSED_BY, RUST_HMM_HAS_GRANULARITY,
         RUST_HMM_HAS_NEVER_MIGRATE, RUST_HMM_HAS_PREFERRED, RUST_HMM_HAS_READ_MOSTLY,
-        RUST_HMM_HAS_REPLICATED, RUST_HMM_PREFER_ANY, RUST_HMM_PREFER_DEVICE,
-        RUST_HMM_PREFER_SYSTEM, RUST_HMM_WRITE,
+        RUST_HMM_PREFER_ANY, RUST_HMM_PREFER_DEVICE, RUST_HMM_PREFER_SYSTEM, RUST_HMM_WRITE,
     },
     inject::{Armed, Point},
     mm::{
@@ -330,8 +329,7 @@ fn said() -> rust_hmm_attributes {
         read_mostly: 0,
         never_migrate: 0,
         granularity: 0,
-        replicated: 0,
-        reserved: [0; 2],
+        reserved: [0; 3],
     }
 }
 

@@ -195,16 +195,6 @@ impl<M: MemoryOps> Parts<M> {
         copies: &mut Copies,
     ) -> usize {
         let block = eviction.block();
-        // Copies of what is in system memory anyway.
-        let used = self.pages.used_in_block(block.first);
-        let ops = self.pages.data();
-        if ops.replicas.load(Relaxed) != 0 {
-            ops.peers.for_each(|peer| peer.collapse(block));
-        }
-        let left = self.pages.used_in_block(block.first);
-        if left == 0 {
-            return used;
-        }
         let mut huge = None;
         if self.pages.is_huge(block.first) {
             huge = self.huge_destination();
@@ -232,7 +222,7 @@ impl<M: MemoryOps> Parts<M> {
             moved = Some(small);
         }
         drop(evicting);
-        used.saturating_sub(left) + moved.unwrap_or(0)
+        moved.unwrap_or(0)
     }
 
     /// Moves what is isolated to system memory, a huge page to `huge`. Returns the pages moved.

@@ -44,8 +44,6 @@ pub(super) struct Ops<M> {
     pub(super) victims: Pin<KBox<Victims>>,
     pub(super) lru: Lru,
     pub(super) windows: Windows,
-    /// Copies of pages that mirrors have, of memory that is mostly read.
-    pub(super) replicas: Atomic<usize>,
     /// Evictions that isolate pages now.
     pub(super) evicting: Atomic<usize>,
     /// The steps that bring pages.

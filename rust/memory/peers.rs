@@ -85,7 +85,7 @@ impl Peers {
 #[kunit_tests(rust_hmm_peers)]
 mod tests {
     use super::*;
-    use crate::{events::Need, mm::device_pages::DeviceRange, thread::Thread};
+    use crate::{events::Need, thread::Thread};
     use kernel::{
         sync::{
             atomic::{ordering::Relaxed, Atomic},
@@ -103,8 +103,6 @@ mod tests {
         }
 
         fn evicted_from_many(&self, _need: Option<Need>, _restore: bool) {}
-
-        fn collapse(&self, _block: DeviceRange) {}
     }
 
     #[test]

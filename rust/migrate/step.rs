@@ -109,10 +109,6 @@ impl<'m, D: Device> Step<'m, D> {
             },
             Target::System => piece,
         };
-        if self.target == Target::Device {
-            // What is to move there is not copied there.
-            self.mirror.inner().collapse(Some(piece), None);
-        }
         let mut again = self.pass(piece, done)?;
         let Ok(part) = PageRange::new(piece.start(), *done) else {
             return Ok(());

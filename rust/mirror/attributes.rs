@@ -29,8 +29,6 @@ pub(super) struct Known {
     pub(super) attributes: Attributes,
     /// The part of its mapping in which they are the same.
     pub(super) limits: PageRange,
-    /// Whether copies of it stay right.
-    pub(super) constant: bool,
     /// Whether all of `limits` moves at once.
     pub(super) whole: bool,
     /// Whether pages of the mapping can move at all.
@@ -128,28 +126,7 @@ impl<D: Device> Mirror<D> {
         let space = self.space()?;
         let mmap = space.mmap_lock_here()?;
         self.inner().settle(&mmap);
-        let mut common = self.inner().attributes.common(range);
-        if common.read_mostly == Some(true) {
-            common.replicated = self.are_replicated(&mmap, range);
-        }
-        Ok(common)
-    }
-
-    /// Whether reads of the device make copies of all of `range`, or none; `None` if they do of a part.
-    fn are_replicated(&self, mmap: &MmapGuard<'_>, range: PageRange) -> Option<bool> {
-        let mut common = None;
-        let mut rest = Some(range);
-        while let Some(range) = rest {
-            let vma = mmap.vma_lookup(range.start());
-            let here = vma.is_some_and(|vma| vma.is_constant()) && self.device().memory().is_some();
-            if common.is_some_and(|common| common != here) {
-                return None;
-            }
-            common = Some(here);
-            let end = vma.map_or(range.address(1), |vma| vma.end().min(range.end()));
-            rest = range.from_address(end);
-        }
-        common
+        Ok(self.inner().attributes.common(range))
     }
 
     /// What is known of the memory at `addr`. `EFAULT`: nothing is mapped there.
@@ -164,7 +141,6 @@ impl<D: Device> Mirror<D> {
         Ok(Known {
             attributes: managed.map_or(attributes, Flags::attributes),
             limits,
-            constant: vma.is_constant(),
             movable: vma.may_migrate(),
             whole: managed.is_some_and(|flags| flags.populate && !flags.host_shared),
         })

@@ -298,10 +298,8 @@ impl<D: Device> Inner<D> {
             transactions,
             ..
         } = state;
-        let copies = self.replicas.any();
         let whole = pfns
             .peek()
-            .filter(|_| !copies)
             .and_then(|pfn| Self::whole_block(range, *pfn, access))
             .filter(|block| !transactions.overlap(*block));
         let range = whole.unwrap_or(range);
@@ -326,10 +324,6 @@ impl<D: Device> Inner<D> {
                 }
                 if migrating && transactions.holds(addr) {
                     held |= access == Access::Write || !entry.is_valid();
-                    return;
-                }
-                if copies && self.is_copy(addr, *entry) {
-                    // As right as the page: whoever changes that takes it away.
                     return;
                 }
                 let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));

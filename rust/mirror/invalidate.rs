@@ -4,7 +4,6 @@
 
 use super::{
     flushes::Flushes,
-    replica::{Replicas, Retired},
     transaction::{Transaction, Transactions},
     Device, Walkers,
 };
@@ -76,7 +75,6 @@ pub(crate) struct Inner<D: Device> {
     /// What is known of the address space.
     pub(super) space: RcuArc<Space>,
     pub(super) attributes: Pin<KBox<Map>>,
-    pub(super) replicas: Pin<KBox<Replicas>>,
     /// Pages that an eviction has taken, which is not told yet.
     taken: Atomic<usize>,
     /// When it was made: times are counted from here.
@@ -88,12 +86,11 @@ pub(crate) struct Inner<D: Device> {
 /// A flush under way.
 pub(crate) type Flush<D> = Flushing<Pending<<D as Device>::Flush>, <D as Device>::Format>;
 
-/// The device's part of a flush, the DMA mappings that are unmapped after it (those of the range that
-/// were retired before the tick), and the copies that the change retired.
+/// The device's part of a flush, and the DMA mappings that are unmapped after it: those of the range that
+/// were retired before the tick.
 pub(crate) struct Pending<P> {
     flush: P,
     retired: Option<(PageRange, u32)>,
-    copies: Retired,
 }
 
 impl<D: Device> Flusher for Inner<D> {
@@ -104,7 +101,6 @@ impl<D: Device> Flusher for Inner<D> {
         let _within = Within::enter();
         Pending {
             retired: dma.map(|windows| (range, windows.tick())),
-            copies: self.replicas.take_retired(),
             flush: self.device.flush_start(range),
         }
     }
@@ -122,7 +118,6 @@ impl<D: Device> Flusher for Inner<D> {
             windows.unmap(range, tick);
         }
         self.changing.fetch_sub(1, Release);
-        self.free_copies(pending.copies);
     }
 }
 
@@ -150,7 +145,6 @@ impl<D: Device> Inner<D> {
             changing: Atomic::new(0),
             space,
             attributes: Map::new()?,
-            replicas: Replicas::new()?,
             taken: Atomic::new(0),
             born: Instant::now(),
             ended: KBox::pin_init(CondVar::new(ended, ended_key), GFP_KERNEL_ACCOUNT)?,
@@ -284,7 +278,6 @@ impl<D: Device> Inner<D> {
         }
         let is_foreign = own.is_none();
         let keeps_reads = event.reason.keeps_reads();
-        let copies = self.replicas.any();
         let mut changed = 0;
         // A flush that another window has begun for this event covers all of it.
         let own_flushes = match self.changing.load(Relaxed) {
@@ -295,7 +288,7 @@ impl<D: Device> Inner<D> {
         let ((), flush) = self.change_beside(own_flushes, table, range, |table, batch| {
             let mut dirty = DirtyBatch::new();
             let (dirty, changed) = (&mut dirty, &mut changed);
-            if own.is_none() && !keeps_reads && !copies {
+            if own.is_none() && !keeps_reads {
                 return table.remove_all(event.range, batch, move |entry, pages| {
                     Self::retire(dirty, pages, entry);
                     *changed += pages;
@@ -316,9 +309,6 @@ impl<D: Device> Inner<D> {
                     return;
                 }
                 Self::retire(dirty, span.pages(), *entry);
-                if copies {
-                    self.retire_copies(span, *entry);
-                }
                 *entry = Entry::NONE;
                 *changed += span.pages();
             });
@@ -373,7 +363,6 @@ pub(super) fn remove_some<D: Device>(
         table.for_each(range, batch, |span, entry| {
             if which(span, *entry) {
                 Inner::<D>::retire(&mut dirty, span.pages(), *entry);
-                inner.retire_copies(span, *entry);
                 *entry = Entry::NONE;
                 changed += span.pages();
                 return;

@@ -14,7 +14,6 @@ use crate::{
     memory::Memory,
     mm::{
         addr::PageRange,
-        device_pages::DeviceRange,
         migrate::Moved,
         notifier::{Cookie, Event},
         page::DirtyBatch,
@@ -34,9 +33,6 @@ pub(crate) trait Peer: Send + Sync {
 
     /// An eviction is over that has taken pages of too many address spaces: see [`Space::evicted`](crate::space::Space::evicted).
     fn evicted_from_many(&self, need: Option<Need>, restore: bool);
-
-    /// Gives up copies in `block` of the device's memory. Context: may sleep; takes the table lock.
-    fn collapse(&self, block: DeviceRange);
 }
 
 impl<D: Device> MirrorOps for Inner<D> {
@@ -172,10 +168,6 @@ impl<D: Device> Peer for Inner<D> {
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
             remove(self, all);
         }
-    }
-
-    fn collapse(&self, block: DeviceRange) {
-        Inner::collapse(self, None, Some(block));
     }
 
     fn evicted_from_many(&self, need: Option<Need>, restore: bool) {

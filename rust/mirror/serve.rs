@@ -23,8 +23,6 @@ use kernel::{page::PAGE_SIZE, prelude::*};
 pub struct Served {
     /// Pages that moved to the device.
     pub moved: usize,
-    /// Pages of which the device got a copy.
-    pub replicated: usize,
     /// Whether the memory was left where it is on purpose.
     pub in_place: bool,
 }
@@ -51,8 +49,6 @@ enum Plan {
     Place(Placement),
     /// Move these pages to the device, where they should be, from wherever they are.
     Bring(PageRange),
-    /// Copy these pages, best effort.
-    Replicate(PageRange),
 }
 
 impl<D: Device> Mirror<D> {
@@ -86,7 +82,6 @@ impl<D: Device> Mirror<D> {
             };
             naps = 0;
             served.moved += done.moved;
-            served.replicated += done.replicated;
             served.in_place |= done.in_place;
             rest = range.from_address(part.end());
         }
@@ -172,16 +167,6 @@ impl<D: Device> Mirror<D> {
             }
             Ok(Plan::Place(Placement::Later(_))) => {
                 served.in_place = true;
-                None
-            }
-            Ok(Plan::Replicate(all)) => {
-                // What is elsewhere comes to system memory.
-                self.fault(range, access)?;
-                match self.replicate(space, all, true) {
-                    Ok(replicated) => served.replicated = replicated,
-                    Err(error) if error == EINTR => return Err(error),
-                    Err(_) => {}
-                }
                 None
             }
             Ok(Plan::Place(Placement::InPlace(all))) => {
@@ -282,20 +267,18 @@ impl<D: Device> Mirror<D> {
         let Known {
             attributes,
             limits,
-            constant,
             whole,
             movable,
         } = self.attributes_at(space, range.start())?;
         let write = access == Access::Write;
-        let copied = attributes.read_mostly() && !write && constant && !attributes.never_migrate();
-        if !copied && (!movable || stays(attributes, write)) {
+        if !movable || stays(attributes, write) {
             let around = block(range.start()).and_then(|block| block.intersect(&limits));
             return Ok(Plan::Place(Placement::InPlace(
                 around.map_or(range, |all| all.hull(&range)),
             )));
         }
         let known = self.inner().lock().immovable.around(range, self.now());
-        if let Some(around) = known.filter(|_| !copied) {
+        if let Some(around) = known {
             let around = around.intersect(&limits).unwrap_or(range);
             return Ok(Plan::Place(Placement::InPlace(around.hull(&range))));
         }
@@ -315,11 +298,6 @@ impl<D: Device> Mirror<D> {
             resident: &|start| self.resident(start),
         });
         Ok(match placement {
-            Placement::Move { range, .. } | Placement::InPlace(range) | Placement::Stay(range)
-                if copied =>
-            {
-                Plan::Replicate(range)
-            }
             // A policy that moves nothing by itself need not know of attributes.
             Placement::InPlace(_)
                 if attributes.preferred() == Location::Device && policy.is_idle() =>

@@ -95,7 +95,7 @@ impl<D: Device> Mirror<D> {
                 };
                 if !own.is_some_and(|own| own.is_marked(addr)) {
                     if let Ok(page) = PageRange::from_pages(addr, 1) {
-                        inner.forget_source(&mut dirty, page, slot);
+                        Inner::<D>::forget_source(&mut dirty, page, slot);
                     }
                     return each(index, Switched::Lost);
                 }
@@ -142,10 +142,9 @@ impl<D: Device> Inner<D> {
     /// Removes an entry of a page that has moved and lost its mark. An event that clears a mark removes the entry, too,
     /// or takes write access only. A writable entry has come since, and names another page; a read-only one may name
     /// the source. It costs at most a fault.
-    fn forget_source(&self, dirty: &mut DirtyBatch, span: PageRange, slot: &mut Entry) {
+    fn forget_source(dirty: &mut DirtyBatch, span: PageRange, slot: &mut Entry) {
         if slot.is_valid() && !slot.is_writable() {
             Self::retire(dirty, span.pages(), *slot);
-            self.retire_copies(span, *slot);
             *slot = Entry::NONE;
         }
     }
@@ -189,7 +188,6 @@ impl<D: Device> Switching<'_, D> {
     #[inline(never)]
     fn other(
         &self,
-        inner: &Inner<D>,
         span: PageRange,
         first: usize,
         slot: &mut Entry,
@@ -203,7 +201,7 @@ impl<D: Device> Switching<'_, D> {
         }
         let owned = self.owned(span);
         if owned == 0 {
-            inner.forget_source(dirty, span, slot);
+            Inner::<D>::forget_source(dirty, span, slot);
             return Switched::Lost;
         }
         let entry = match whole {
@@ -287,7 +285,7 @@ pub(super) fn switch_present<D: Device>(
                     *slot = new;
                     Switched::Yes { was_valid: true }
                 }
-                None => switching.other(inner, span, first, slot, &mut dirty),
+                None => switching.other(span, first, slot, &mut dirty),
             };
             if let Switched::Yes { .. } = what {
                 switched += pages;
@@ -316,7 +314,6 @@ pub(super) fn forget_moved<D: Device>(inner: &Inner<D>, moved: &Moved<'_>) -> Fl
             // A huge leaf that reaches beyond the range goes, too.
             if pages.is_none_or(|pages| any_moved(moved, &pages)) {
                 Inner::<D>::retire(&mut dirty, span.pages(), *slot);
-                inner.retire_copies(span, *slot);
                 *slot = Entry::NONE;
             }
         });

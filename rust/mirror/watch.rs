@@ -29,8 +29,6 @@ impl<D: Device> Watched for Inner<D> {
             Counter::Switched,
             Counter::Skipped,
             Counter::Retries,
-            Counter::Replicated,
-            Counter::Collapsed,
         ];
         for counter in counters {
             write!(f, " {}", inner.stats.get(counter))?;

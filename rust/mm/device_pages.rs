@@ -364,11 +364,6 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// The device page number of the first page of `folio`, if it is one of this device.
-    pub fn number_of(&self, folio: &LockedFolio) -> Option<usize> {
-        self.lookup(folio.pfn())
-    }
-
     /// As [`Self::lookup`], for frames that are close together.
     pub(crate) fn finder(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
         // A frame and its number, in the piece that the last one was in.

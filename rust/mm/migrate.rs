@@ -30,7 +30,6 @@ use kernel::{error::to_result, prelude::*};
 mod batch;
 mod migrated;
 mod reader;
-mod replica;
 mod system;
 mod whole;
 
@@ -38,7 +37,6 @@ pub use batch::Batch;
 use batch::{Inner, Restored};
 pub use migrated::{Migrated, Moved};
 pub use reader::Reader;
-pub use replica::{Constant, Replica};
 pub use system::System;
 pub(crate) use system::{Pages, SystemPages};
 use whole::{Found, Whole};

@@ -298,6 +298,7 @@ impl LockedFolio {
     }
 
     /// Frame number of the first page.
+    #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn pfn(&self) -> usize {
         self.pfn
     }

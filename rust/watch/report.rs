@@ -12,7 +12,7 @@ use kernel::{debugfs::Writer, fmt, prelude::*};
 /// Columns of a mirror that [`Watched::columns`] writes.
 const MIRROR_COLUMNS: &str =
     "device alive faults fault_ns migrations mapped invalidations invalidated to_device to_system \
-     switched skipped retries replicated collapsed";
+     switched skipped retries";
 
 /// Columns of a device that [`Watched::columns`] writes.
 const DEVICE_COLUMNS: &str =

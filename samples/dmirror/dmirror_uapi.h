@@ -397,8 +397,6 @@ struct dmirror_discard {
 #define DMIRROR_ATTR_READ_MOSTLY	(1u << 2)
 #define DMIRROR_ATTR_NEVER_MIGRATE	(1u << 3)
 #define DMIRROR_ATTR_GRANULARITY	(1u << 4)
-/* Get only: all is READ_MOSTLY, and the device gets a copy of what it reads */
-#define DMIRROR_ATTR_REPLICATED		(1u << 5)
 
 /* Preferred locations */
 #define DMIRROR_ANYWHERE	0
@@ -415,9 +413,9 @@ struct dmirror_discard {
  *	whole range
  * @preferred: where the memory should be
  * @values: DMIRROR_ATTR_ACCESSED_BY: the device has it mapped as soon as it is
- *	there; READ_MOSTLY: what is read does not move: the device gets a copy,
- *	or where that could become wrong maps it where it is, and
- *	DMIRROR_ATTR_REPLICATED tells which; NEVER_MIGRATE: it does not move to the device, on request neither
+ *	there; READ_MOSTLY: a device that reads it maps it where it is, and
+ *	moves nothing, a fault of a write may; NEVER_MIGRATE: it does not
+ *	move to the device, on request neither
  * @granularity: 0: the policy decides; else 1 plus the order of the blocks in
  *	which faults move it, up to 10
  *
@@ -442,7 +440,7 @@ struct dmirror_attributes {
 
 /**
  * struct dmirror_placement - what policies did, and the amount of memory
- * @size: see above, at least 64; more brings the last three
+ * @size: see above, at least 64
  * @flags: 0
  * @faults: faults of engines, of this file
  * @moved: pages that they moved to the device
@@ -451,9 +449,6 @@ struct dmirror_attributes {
  * @pieces: pieces of 256 MiB of device memory that there are
  * @pieces_idle: of these, those of which nothing is in use
  * @chosen: folios that were used where the device's own allocator chose
- * @replicas: pages of read-mostly memory of which the device has a copy now
- * @replicated: copies that were made so far
- * @collapsed: copies that were given up, as their page changed or for room
  */
 struct dmirror_placement {
 	__u32 size;
@@ -465,9 +460,6 @@ struct dmirror_placement {
 	__u64 pieces;
 	__u64 pieces_idle;
 	__u64 chosen;
-	__u64 replicas;
-	__u64 replicated;
-	__u64 collapsed;
 };
 
 #define DMIRROR_PLACEMENT	_IOWR('H', 0x52, struct dmirror_placement)

@@ -30,7 +30,6 @@ const ACCESSED_BY: u32 = 2;
 const READ_MOSTLY: u32 = 4;
 const NEVER_MIGRATE: u32 = 8;
 const GRANULARITY: u32 = 16;
-const REPLICATED: u32 = 32;
 
 const RESTORE: u32 = 1;
 
@@ -156,10 +155,6 @@ fn get_attributes(client: &Client, user: usize) -> Result {
     } else {
         0
     };
-    if (common.read_mostly, common.replicated) == (Some(true), Some(true)) {
-        what |= REPLICATED;
-        values |= REPLICATED;
-    }
     raw.put_u32(24, what);
     raw.put_u32(28, preferred.unwrap_or(0));
     raw.put_u32(32, values);
@@ -168,7 +163,7 @@ fn get_attributes(client: &Client, user: usize) -> Result {
 }
 
 fn placement(client: &Client, user: usize) -> Result {
-    let mut raw = Structure::<88>::read(user, 64)?;
+    let mut raw = Structure::<64>::read(user, 64)?;
     no_flags(raw.u32(4))?;
     let decider = client.decider();
     let memory = client.memory();
@@ -183,9 +178,6 @@ fn placement(client: &Client, user: usize) -> Result {
             pieces as u64,
             idle as u64,
             memory.driver().chosen(),
-            client.mirror().replicas() as u64,
-            client.mirror().stats().get(Counter::Replicated),
-            client.mirror().stats().get(Counter::Collapsed),
         ],
     );
     raw.write()

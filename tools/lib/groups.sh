@@ -6,7 +6,7 @@
 
 # Groups to which it makes a difference how the CPU sees the device's memory.
 coherent_groups=(mirror fork kinds sharing migrate thp layout life bad race extension engine faultless attributes connect
-	replica queue managed trace)
+	queue managed trace)
 
 # The tests of sh -c "$hidden_failures" sh ARGUMENT..., with what must make no difference to a program, all at once:
 # collections that are out of date, mirrors that are in use, too many migrations, and pages that do not become exclusive.

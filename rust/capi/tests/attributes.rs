@@ -72,9 +72,9 @@ mod tests {
         refused(|set| (set.valid, set.accessed_by) = (RUST_HMM_HAS_ACCESSED_BY, 2));
         refused(|set| (set.valid, set.read_mostly) = (RUST_HMM_HAS_READ_MOSTLY, 2));
         refused(|set| (set.valid, set.never_migrate) = (RUST_HMM_HAS_NEVER_MIGRATE, 2));
-        refused(|set| set.valid = RUST_HMM_HAS_REPLICATED);
+        refused(|set| set.valid = RUST_HMM_HAS_GRANULARITY << 1);
         refused(|set| set.valid = 1 << 31);
-        refused(|set| set.reserved = [0, 1]);
+        refused(|set| set.reserved = [0, 0, 1]);
         // Nothing of it was kept.
         let mut got = said();
         // SAFETY: All are alive.

@@ -85,7 +85,7 @@ mod suite {
             (2 * PIECE_PAGES, (2, 2))
         );
         let page = device.alloc_at(PIECE_PAGES + 7, 0).ok_or(ENOMEM)?;
-        assert_eq!(device.number_of(&page), Some(PIECE_PAGES + 7));
+        assert_eq!(device.lookup(page.pfn()), Some(PIECE_PAGES + 7));
         // The one in use stays.
         assert_eq!((device.shrink(2), device.total()), (1, PIECE_PAGES));
         assert!(device.pfn(0).is_none() && device.alloc_at(0, 0).is_none());

@@ -82,9 +82,9 @@ impl<'a> SystemPages<'a> {
 }
 
 /// The first pages of a range, as far as they are alike.
-pub enum System<'a, R = ()> {
+pub enum System<'a> {
     /// They are isolated, as far as they can be.
-    Isolated(Isolated<'a, R>, PageRange),
+    Isolated(Isolated<'a>, PageRange),
     /// They cannot move to a device. They stay.
     Stay(PageRange),
     /// Others migrate them, or have references to them. They stay, for now.
@@ -189,19 +189,6 @@ impl<'a> Isolated<'a> {
             }
             (Pages::Busy | Pages::Held, part, None) => System::Busy(part),
             (_, part, None) => System::Stay(part),
-        })
-    }
-}
-
-impl<'a> System<'a> {
-    /// As [`Isolated::read_by`]. If nothing is isolated, the readers are dropped.
-    pub fn read_by<R>(readers: R, isolate: impl FnOnce() -> Result<Self>) -> Result<System<'a, R>> {
-        Ok(match isolate()? {
-            Self::Isolated(isolated, part) => {
-                System::Isolated(Isolated::read_by(readers, || Ok(isolated))?, part)
-            }
-            Self::Stay(part) => System::Stay(part),
-            Self::Busy(part) => System::Busy(part),
         })
     }
 }

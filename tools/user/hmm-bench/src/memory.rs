@@ -5,7 +5,7 @@ use crate::bench::{timed, Bench, Buffer};
 use anyhow::{ensure, Result};
 use hmm::engine::Way;
 use hmm::placement::{Attributes, Policy, Preferred};
-use hmm::{Command, Device, EngineOp, Mapping, Prot, HUGE_PAGES};
+use hmm::{Command, Device, EngineOp, Mapping, HUGE_PAGES};
 
 /// MiB that fill a piece of device memory.
 const PIECE: usize = 256;
@@ -28,7 +28,6 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
             bench.fill(&map, 1);
             device.set_policy(policy)?;
             if read_mostly {
-                map.protect(Prot::Read)?;
                 let new = Attributes::NONE.flag(Attributes::READ_MOSTLY, true);
                 device.set_attributes(map.addr(), map.pages(), new)?;
             }

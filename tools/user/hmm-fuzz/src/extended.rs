@@ -12,7 +12,7 @@ use hmm::PAGE_SIZE;
 pub const IOCTLS: [(Op, u8, usize); 27] = [
     (Op::SetAttributes, 0x50, 40),
     (Op::GetAttributes, 0x51, 40),
-    (Op::Placement, 0x52, 88),
+    (Op::Placement, 0x52, 64),
     (Op::Policy, 0x53, 16),
     (Op::Memory, 0x54, 32),
     (Op::Unplug, 0x55, 40),

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Cases of attributes, replicas, several devices, host locks, managed memory and queues.
+//! Cases of attributes, several devices, host locks, managed memory and queues.
 
-use crate::cases::{Case, Contents, Size, World, NEW, OLD};
+use crate::cases::{Case, Size, World, NEW, OLD};
 use crate::memory::{all_on_device, filled, mirrored_on_device, on_device, sees, step};
 use hmm::engine::{EngineOp, Way};
 use hmm::events::Type;
 use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::{
-    Command, Connection, Device, Errno, ManagedFlags, Mapping, Prot, QueueOp, Setting, State,
-    PAGE_SIZE,
+    Command, Connection, Device, Errno, ManagedFlags, Mapping, QueueOp, Setting, State, PAGE_SIZE,
 };
 use std::io::Read;
 use std::time::Duration;
@@ -31,19 +30,7 @@ pub const CASES: &[Case] = &[
         errors: MEMORY,
         prepare: mostly_read,
         threads: true,
-        ..Case::new("replicate", engine_reads)
-    },
-    Case {
-        errors: MEMORY,
-        prepare: other_has_copies,
-        threads: true,
-        ..Case::new("replicate_again", engine_reads)
-    },
-    Case {
-        errors: MEMORY,
-        prepare: replicated,
-        contents: Contents::New,
-        ..Case::new("write_a_replica", write)
+        ..Case::new("read_mostly", engine_reads)
     },
     Case { errors: MEMORY, prepare: partner_has_it, check: all_came, ..Case::new("pull", pull) },
     Case {
@@ -133,44 +120,13 @@ fn engine_reads(world: &mut World) -> Result<(), Errno> {
     }
 }
 
-/// Only what cannot be written is copied.
+/// The policy would move it, but reads map it in place.
 fn mostly_read(world: &mut World) -> Result<(), String> {
     filled(world)?;
-    world.map.protect(Prot::Read).map_err(step("mprotect"))?;
+    world.device.set_policy(Policy::Default).map_err(step("policy"))?;
     let new = Attributes::NONE.flag(Attributes::READ_MOSTLY, true);
     let set = world.device.set_attributes(world.map.addr(), world.map.pages(), new);
     set.map_err(step("attributes"))
-}
-
-fn replicated(world: &mut World) -> Result<(), String> {
-    mostly_read(world)?;
-    engine_reads(world).map_err(step("device read"))?;
-    match world.device.placement().map_err(step("placement"))?.replicas {
-        0 => Err("the device made no copy".into()),
-        _ => world.map.protect(Prot::ReadWrite).map_err(step("mprotect")),
-    }
-}
-
-/// What another device has copied is copied from the same page.
-fn other_has_copies(world: &mut World) -> Result<(), String> {
-    mostly_read(world)?;
-    let other = Device::open(world.index ^ 1).map_err(step("the other device"))?;
-    let new = Attributes::NONE.flag(Attributes::READ_MOSTLY, true);
-    let (addr, pages) = (world.map.addr(), world.map.pages());
-    other.set_attributes(addr, pages, new).map_err(step("attributes of the other device"))?;
-    let read = Command::new(EngineOp::Read, addr, world.map.len());
-    let done = other.run(read).map_err(step("read by the other device"))?;
-    let copies = other.placement().map_err(step("placement"))?.replicas;
-    world.partner = Some(other);
-    match (done.error, copies) {
-        (None, 1..) => Ok(()),
-        (error, copies) => Err(format!("the other device: {error:?}, {copies} copies")),
-    }
-}
-
-fn write(world: &mut World) -> Result<(), Errno> {
-    let bytes = hmm::pattern::buffer(NEW, 0, world.map.pages());
-    world.device.write(world.map.addr(), &bytes).map(|_| ())
 }
 
 fn partner_has_it(world: &mut World) -> Result<(), String> {

@@ -65,7 +65,6 @@ const FLAGS: &[(&str, By)] = &[
     ("ATTR_READ_MOSTLY", Ops(&["Attributes"])),
     ("ATTR_NEVER_MIGRATE", Ops(&["Attributes"])),
     ("ATTR_GRANULARITY", Ops(&["Attributes"])),
-    ("ATTR_REPLICATED", Ops(&["Attributes"])),
     ("MEMORY_RESTORE", Ops(&["Resize"])),
     ("FENCE_OF_FILE", Ops(&["Queued", "Notify"])),
     ("LOCK_FINE", Ops(&["HostLock", "Hold", "HoldCommon"])),

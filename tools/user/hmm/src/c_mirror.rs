@@ -39,7 +39,7 @@ pub struct Outcome {
 /// `struct rust_hmm_attributes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// Bits of those that are meant: preferred, accessed by, read mostly, never migrate, granularity, replicated.
+    /// Bits of those that are meant: preferred, accessed by, read mostly, never migrate, granularity.
     pub valid: u32,
     /// 0: anywhere; 1: on the device; 2: in system memory.
     pub preferred: u8,
@@ -51,8 +51,6 @@ pub struct Said {
     pub never_migrate: u8,
     /// An order, or -1.
     pub granularity: i8,
-    /// Copies are made.
-    pub replicated: u8,
 }
 
 impl Said {
@@ -64,8 +62,7 @@ impl Said {
     fn words(self) -> [u64; 2] {
         let bytes = [self.preferred, self.accessed_by, self.read_mostly, self.never_migrate];
         let upper = u64::from(u32::from_ne_bytes(bytes));
-        let last = u64::from(self.granularity as u8) | (u64::from(self.replicated) << 8);
-        [u64::from(self.valid) | (upper << 32), last]
+        [u64::from(self.valid) | (upper << 32), u64::from(self.granularity as u8)]
     }
 
     fn of(words: [u64; 2]) -> Said {
@@ -78,7 +75,6 @@ impl Said {
             read_mostly,
             never_migrate,
             granularity: words[1] as u8 as i8,
-            replicated: (words[1] >> 8) as u8,
         }
     }
 }

@@ -63,8 +63,6 @@ impl Attributes {
     pub const NEVER_MIGRATE: u32 = 8;
     /// Bit of the granularity.
     pub const GRANULARITY: u32 = 16;
-    /// Of what is mostly read: the device gets a copy of what it reads.
-    pub const REPLICATED: u32 = 32;
     /// All bits that can be set.
     pub const ALL: u32 = 31;
 
@@ -106,12 +104,6 @@ pub struct Placement {
     pub pieces_idle: u64,
     /// Folios used where the device chose.
     pub chosen: u64,
-    /// Pages of which the device has a copy.
-    pub replicas: u64,
-    /// Copies made so far.
-    pub replicated: u64,
-    /// Copies given up.
-    pub collapsed: u64,
 }
 
 /// Who decides about faults of engines.
@@ -189,7 +181,7 @@ impl Device {
 
     /// What policies did so far.
     pub fn placement(&self) -> Result<Placement, Errno> {
-        let mut raw = Placement { size: 88, ..Placement::default() };
+        let mut raw = Placement { size: 64, ..Placement::default() };
         self.extension(0x52, &mut raw).map(|()| raw)
     }
 

@@ -4,9 +4,9 @@
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::engine::Way;
+use hmm::engine::{checksum_of_pattern, Way};
 use hmm::placement::{Attributes, Policy, Preferred};
-use hmm::{Child, Command, Device, EngineOp, Errno, Mapping, Prot};
+use hmm::{Child, Command, Device, EngineOp, Errno, Mapping, Prot, PAGE_SIZE};
 use std::time::Duration;
 
 const OURS: &str = "test_hmm knows no attributes";
@@ -22,7 +22,11 @@ pub const TESTS: &[Test] = &[
     Test::new("attributes", "preferred_by_two_devices", preferred_by_two).only_rust(OURS),
     Test::new("attributes", "never_migrate", never_migrate).only_rust(OURS),
     Test::new("attributes", "accessed_by", accessed_by).only_rust(OURS),
-    Test::new("attributes", "read_mostly", read_mostly).only_rust(OURS),
+    Test::new("attributes", "read_mostly_is_mapped_in_place", read_mostly).only_rust(OURS),
+    Test::new("attributes", "read_mostly_after_fork", read_mostly_after_fork).only_rust(OURS),
+    Test::new("attributes", "read_mostly_on_two_devices", read_mostly_on_two).only_rust(OURS),
+    Test::new("attributes", "read_mostly_moves_on_a_write_fault", read_mostly_write)
+        .only_rust(OURS),
     Test::new("attributes", "granularity", granularity).only_rust(OURS),
     Test::new("attributes", "without_a_policy", without_a_policy).only_rust(OURS),
     Test::new("attributes", "of_each_page_others_while_one_is_taken", taken_meanwhile)
@@ -271,22 +275,112 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+const READ_MOSTLY: Attributes =
+    Attributes { what: Attributes::READ_MOSTLY, values: Attributes::READ_MOSTLY, ..none() };
+
+/// An engine must read the pattern. Nothing may have moved to the device.
+fn reads_in_place(device: &Device, map: &Mapping, seed: u64, when: &str) -> Outcome {
+    let (moved, used) = (device.placement()?.moved, device.counters()?.device_pages_used);
+    let read = Command::new(EngineOp::Checksum, map.addr(), map.len())
+        .verify(checksum_of_pattern(seed, map.pages()));
+    check_eq!(device.run(read).what("engine")?.error, None, "an engine's read {when}");
+    device_sees(device, map, seed, when)?;
+    check_eq!(device.placement()?.moved, moved, "pages that moved {when}");
+    check_eq!(resident(device, map, 0, map.pages())?, 0, "pages on the device {when}");
+    check_eq!(device.counters()?.device_pages_used, used, "device pages {when}");
+    Ok(())
+}
+
 fn read_mostly(ctx: &Ctx) -> Outcome {
+    for policy in [Policy::OnePage, Policy::Default] {
+        let device = ctx.open()?;
+        device.set_policy(policy)?;
+        let map = Mapping::anon(64)?;
+        map.fill(1);
+        set(&device, &map, 0, 64, READ_MOSTLY)?;
+        let before = device.counters()?;
+        reads_in_place(&device, &map, 1, "of writable memory")?;
+        // A write by the CPU is seen at once.
+        map.fill(2);
+        reads_in_place(&device, &map, 2, "after the CPU has written")?;
+        let faults = device.counters()?.engine_faults_read;
+        reads_in_place(&device, &map, 2, "again")?;
+        check_eq!(device.counters()?.engine_faults_read, faults, "faults on what is mapped");
+        map.protect(Prot::Read)?;
+        reads_in_place(&device, &map, 2, "of memory that is not writable")?;
+        cpu_sees(&map, 2, "of memory that is not writable")?;
+        map.protect(Prot::ReadWrite)?;
+        map.fill(3);
+        reads_in_place(&device, &map, 3, "after it was made writable and written")?;
+        let after = device.counters()?;
+        check_eq!(after.cpu_faults, before.cpu_faults, "CPU faults");
+        check_eq!(after.stale_hits, before.stale_hits, "stale hits");
+    }
+    Ok(())
+}
+
+/// A write on either side of a fork gives the writer a page of its own.
+fn read_mostly_after_fork(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    device.set_policy(Policy::Default)?;
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    set(&device, &map, 0, 64, READ_MOSTLY)?;
+    reads_in_place(&device, &map, 1, "before the fork")?;
+    let child = Child::spawn(|| -> Outcome {
+        map.fill(2);
+        cpu_sees(&map, 2, "in the child that wrote")
+    })?;
+    child.join().map_err(Stop::Fail)?;
+    reads_in_place(&device, &map, 1, "after the child wrote its own")?;
+    map.fill(3);
+    reads_in_place(&device, &map, 3, "after the parent wrote")
+}
+
+fn read_mostly_on_two(ctx: &Ctx) -> Outcome {
+    let devices = [ctx.open()?, Device::open(ctx.second).what("open the second device")?];
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    for device in &devices {
+        device.set_policy(Policy::Default)?;
+        set(device, &map, 0, 64, READ_MOSTLY)?;
+        reads_in_place(device, &map, 1, "by each device")?;
+    }
+    map.fill(2);
+    for device in &devices {
+        reads_in_place(device, &map, 2, "by each device, after a write of the CPU")?;
+    }
+    Ok(())
+}
+
+/// A fault of a write is as with other memory. What a read has mapped with write access is written where it is.
+fn read_mostly_write(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     device.set_policy(Policy::OnePage)?;
     let map = Mapping::anon(64)?;
     map.fill(1);
-    set(&device, &map, 0, 64, none().flag(Attributes::READ_MOSTLY, true))?;
-    check_eq!(engine_reads(&device, &map, 3)?, 0, "pages that a read moved");
-    // A write by the CPU is seen at once.
-    map.fill(2);
-    device_sees(&device, &map, 2, "after the CPU has written")?;
-    map.protect(Prot::Read)?;
-    device_sees(&device, &map, 2, "of memory that is not writable")?;
-    map.protect(Prot::ReadWrite)?;
-    map.fill(3);
-    device_sees(&device, &map, 3, "after it was made writable and written")?;
-    Ok(())
+    set(&device, &map, 0, 64, READ_MOSTLY)?;
+    let fill = |page: usize, value: u64| -> Outcome {
+        let fill = Command::new(EngineOp::Fill, map.page_addr(page), 4096).value(value);
+        check_eq!(device.run(fill).what("engine")?.error, None, "an engine's write");
+        Ok(())
+    };
+    fill(5, 7)?;
+    check_eq!(device.placement()?.moved, 1, "pages that moved");
+    check_eq!(resident(&device, &map, 0, 64)?, 1, "pages that the write moved");
+    device_sees_pages(&device, &map, 1, 0, 5, "of the pages before")?;
+    device_sees_pages(&device, &map, 1, 6, 58, "of the pages behind")?;
+    check_eq!(resident(&device, &map, 0, 64)?, 1, "pages on the device after reads");
+    fill(9, 8)?;
+    check_eq!(device.placement()?.moved, 1, "pages that moved when one was written in place");
+    for (page, value) in [(5, 7), (9, 8)] {
+        for word in 0..PAGE_SIZE / 8 {
+            check_eq!(map.get(page, word), value, "word {word} of page {page}");
+        }
+    }
+    map.check_pages(1, 0, 5).what("the pages before")?;
+    map.check_pages(1, 6, 3).what("the pages between")?;
+    map.check_pages(1, 10, 54).what("the pages behind")
 }
 
 fn granularity(ctx: &Ctx) -> Outcome {

@@ -236,11 +236,11 @@ fn attributes(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     let (addr, half) = (map.addr(), PAGES / 2);
     let none = device.said(addr, PAGES).what("attributes")?;
-    check_eq!(none, Said { valid: 63, granularity: -1, ..Said::default() }, "at first");
+    check_eq!(none, Said { valid: 31, granularity: -1, ..Said::default() }, "at first");
     let wanted = Said { valid: Said::PREFERRED, preferred: 1, ..Said::default() };
     device.say(addr, half, wanted).what("prefer the device")?;
     let common = device.said(addr, PAGES).what("attributes")?;
-    check_eq!(common.valid, 63 & !Said::PREFERRED, "what is the same everywhere");
+    check_eq!(common.valid, 31 & !Said::PREFERRED, "what is the same everywhere");
     check_eq!(device.said(addr, half)?.preferred, 1, "of the first half");
     map.fill(9);
     device_reads(&device, &map, 9, "with attributes")?;
@@ -373,8 +373,8 @@ fn misuse(ctx: &Ctx) -> Outcome {
     fails(device.say(addr, 4, twice), Errno::EINVAL, "a preference that is none")?;
     let large = Said { valid: 16, granularity: 10, ..Said::default() };
     fails(device.say(addr, 4, large), Errno::EINVAL, "an order that is none")?;
-    let copies = Said { valid: 32, replicated: 1, ..Said::default() };
-    fails(device.say(addr, 4, copies), Errno::EINVAL, "what cannot be set")?;
+    let unknown = Said { valid: 32, ..Said::default() };
+    fails(device.say(addr, 4, unknown), Errno::EINVAL, "an attribute that is none")?;
     let file = std::fs::File::open("/proc/self/exe")?;
     let after = device.simple().sum(addr, 4, Some(&file));
     fails(after, Errno(libc::EBADF), "a file that is no sync file")?;

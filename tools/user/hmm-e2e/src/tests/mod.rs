@@ -33,7 +33,6 @@ mod numa;
 mod queue;
 mod race;
 mod reload;
-mod replica;
 mod room;
 mod sharing;
 mod stay;
@@ -62,7 +61,6 @@ pub fn all() -> Vec<Test> {
         engine::TESTS,
         extension::TESTS,
         attributes::TESTS,
-        replica::TESTS,
         queue::TESTS,
         lock::TESTS,
         connect::TESTS,

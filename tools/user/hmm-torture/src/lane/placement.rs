@@ -39,15 +39,8 @@ impl Lane<'_> {
             Err(Errno::EFAULT) if !mapped => return Ok(()),
             Err(error) => return self.expect("attributes", error, &[Errno::ENOMEM]),
         }
-        // Whether it is copied is the mapping's business, but only what is read mostly is.
-        let own = |found: Attributes| Attributes {
-            what: found.what & !Attributes::REPLICATED,
-            values: found.values & !Attributes::REPLICATED,
-            ..found
-        };
-        let may_copy = new.values & Attributes::READ_MOSTLY != 0;
         match self.devices[dev].attributes(addr, at.n) {
-            Ok(found) if own(found) == new && (may_copy || found.values == new.values) => Ok(()),
+            Ok(found) if found == new => Ok(()),
             Ok(found) => fail("attributes", format!("found {found:?}, expected {new:?}")),
             Err(error) => fail("attributes", error),
         }

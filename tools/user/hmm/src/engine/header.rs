@@ -68,7 +68,7 @@ fn structures(c: &mut String) {
     layout!(text, Attributes, "attributes", size flags addr npages what preferred values
         granularity);
     layout!(text, Placement, "placement", size flags faults moved in_place evicted_for_room pieces
-        pieces_idle chosen replicas replicated collapsed);
+        pieces_idle chosen);
     layout!(text, PolicyRaw, "policy", size flags policy old);
     layout!(text, MemoryRaw, "memory", size flags first count left);
     layout!(text, UnplugRaw, "unplug", size flags addr npages saved lost);

@@ -53,7 +53,7 @@ mod mm {
     #[path = "../properties/range_map.rs"]
     pub(crate) mod range_map_properties;
 
-    pub(crate) use crate::stand_ins::{device_pages, page, pin, shrinker};
+    pub(crate) use crate::stand_ins::{device_pages, notifier, page, pin, shrinker};
 }
 
 mod pgtable;

@@ -65,8 +65,8 @@ impl Attributes {
         self.accessed_by
     }
 
-    /// Whether it is mostly read. A device that reads it maps it where it is; a read moves nothing. For a fault
-    /// of a write the policy decides.
+    /// Whether it is mostly read. A device that reads it maps it where it is; a read moves nothing.
+    /// The policy decides on a write fault.
     pub fn read_mostly(&self) -> bool {
         self.read_mostly
     }

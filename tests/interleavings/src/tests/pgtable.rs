@@ -149,6 +149,20 @@ fn split() {
     thread.join();
 }
 
+/// Removes page 3, and uses the table page that this frees for page 16 + 3.
+fn use_again(table: &mut Table<Small>, spares: &mut Spares<Small>, walkers: &Walkers) {
+    let mut batch = table.batch();
+    table.remove_all(page(3), &mut batch, |_, _| ());
+    batch.start(walkers).wait(walkers);
+    let freed = table.pool.take_kept().unwrap();
+    let mut only = super::pool::List::EMPTY;
+    table.pool.push(&mut only, freed);
+    core::mem::swap(&mut spares.pages, &mut only);
+    put(table, spares, page(16 + 3), 8);
+    core::mem::swap(&mut spares.pages, &mut only);
+    assert!(only.is_empty());
+}
+
 /// A table page is emptied, flushed and used for other addresses. A walker that was not waited for would see these.
 fn used_again() {
     let mut table = Table::<Small>::new().unwrap();
@@ -158,24 +172,14 @@ fn used_again() {
     let (reader, locked) = (table.reader(), walkers());
     let theirs = locked.clone();
     let thread = spawn(move || {
-        let mut batch = table.batch();
-        table.remove_all(page(3), &mut batch, |_, _| ());
-        batch.start(&*theirs).wait(&*theirs);
-        let page = table.pool.take_kept().unwrap();
-        let mut list = super::pool::List::EMPTY;
-        table.pool.push(&mut list, page);
-        // Spares are taken from the end.
-        core::mem::swap(&mut spares.pages, &mut list);
-        put(&mut table, &mut spares, self::page(16 + 3), 8);
-        core::mem::swap(&mut spares.pages, &mut list);
-        (table, spares, list)
+        use_again(&mut table, &mut spares, &theirs);
+        (table, spares)
     });
     {
         let _walks = locked.0.lock();
         assert!(matches!(number(reader.walk(3 << 12)), None | Some(7)));
     }
-    let (_table, _spares, list) = thread.join();
-    assert!(list.is_empty());
+    thread.join();
 }
 
 /// A chunk of free table pages is given back to the kernel, while a walk goes through another one.
@@ -343,15 +347,7 @@ fn device_used_again() {
     let locked = walkers();
     let theirs = locked.clone();
     let thread = spawn(move || {
-        let mut batch = table.batch();
-        table.remove_all(page(3), &mut batch, |_, _| ());
-        batch.start(&*theirs).wait(&*theirs);
-        let page = table.pool.take_kept().unwrap();
-        let mut list = super::pool::List::EMPTY;
-        table.pool.push(&mut list, page);
-        core::mem::swap(&mut spares.pages, &mut list);
-        put(&mut table, &mut spares, self::page(16 + 3), 8);
-        core::mem::swap(&mut spares.pages, &mut list);
+        use_again(&mut table, &mut spares, &theirs);
         (table, spares)
     });
     {

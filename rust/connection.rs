@@ -19,7 +19,7 @@ use crate::{
         space::{MmapGuard, Vma},
     },
     pgtable::Spares,
-    space::{keep_reading, Identity, Readers, Request},
+    space::{keep_reading, Destination, Identity, Readers, Request},
     stats::Counter,
     within,
 };
@@ -247,7 +247,7 @@ impl<D: Device> Mirror<D> {
                 identity: Identity::current(owner),
                 range: part,
                 faultless: true,
-                only_for: None,
+                destination: Destination::Any,
             };
             // The walk counts as long as the lock is held.
             match self.announce(window, seq, &mut tries, request)? {
@@ -297,7 +297,7 @@ impl<D: Device> Mirror<D> {
             identity: Identity::current(theirs.owner()),
             range: piece,
             faultless: true,
-            only_for: None,
+            destination: Destination::Any,
         };
         keep_reading(vma.space(), request, self.place_in_space(), |readers| {
             // Dropped after the destinations.
@@ -385,7 +385,8 @@ impl<M: MemoryOps> Memory<M> {
         if core::ptr::eq(self, other) {
             return Connection::Unified;
         }
-        self.known().get(other.owner(), || {
+        // Kept at both ends, so that each can tell without the other.
+        let ask = || {
             let _within = within::Within::enter();
             let there = self.driver().connection(other.driver(), other.kind());
             let back = other.driver().connection(self.driver(), self.kind());
@@ -397,6 +398,8 @@ impl<M: MemoryOps> Memory<M> {
                 }
                 connection => connection,
             }
-        })
+        };
+        self.known()
+            .get(other.owner(), || other.known().get(self.owner(), ask))
     }
 }

@@ -17,7 +17,7 @@ use crate::{
         space::Vma,
     },
     phases::{Lap, Phase},
-    space::{keep_reading, Identity, Request},
+    space::{keep_reading, Destination, Identity, Request},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -118,7 +118,7 @@ fn attempt<M: MemoryOps>(
         identity: Identity::current(pages.owner()),
         range,
         faultless: true,
-        only_for: None,
+        destination: Destination::Any,
     };
     keep_reading(
         vma.space(),

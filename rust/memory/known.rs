@@ -77,9 +77,14 @@ impl Known {
         })
     }
 
+    /// The answer for `other`, if the drivers were asked. Context: may sleep.
+    pub(crate) fn peek(&self, other: Cookie) -> Option<Connection> {
+        self.answers.lock().find(other)
+    }
+
     /// The answer for `other`; `ask` is called if there is none.
     pub(crate) fn get(&self, other: Cookie, ask: impl FnOnce() -> Connection) -> Connection {
-        if let Some(answer) = self.answers.lock().find(other) {
+        if let Some(answer) = self.peek(other) {
             return answer;
         }
         // Without the lock: drivers may ask back.

@@ -17,7 +17,7 @@ use crate::{
         range_fault::AddressSpace,
     },
     queue::Stop,
-    space::{keep_reading, Identity, Request},
+    space::{keep_reading, Destination, Identity, Request},
     stats::Counter,
 };
 use kernel::{
@@ -290,8 +290,11 @@ impl<'m, D: Device> Step<'m, D> {
             // The kernel compares the owner with that of the pages.
             Target::System => Identity::current(memory.owner()),
         };
-        let only_for =
-            Some(memory.owner()).filter(|_| self.target == Target::Device && memory.is_private());
+        let destination = match self.target {
+            Target::System => Destination::Any,
+            Target::Device if memory.is_private() => Destination::Private(memory.owner()),
+            Target::Device => Destination::Coherent(memory.owner()),
+        };
         let surveyor = Surveyor {
             target: self.target,
             owner: memory.owner(),
@@ -335,7 +338,7 @@ impl<'m, D: Device> Step<'m, D> {
                 identity,
                 range: part,
                 faultless: self.faultless,
-                only_for,
+                destination,
             };
             // The look counts as long as the lock is held.
             let announced = match mirror.announce(used, seq, &mut tries, request)? {

@@ -9,7 +9,7 @@ use crate::{
         addr::PageRange, exclusive::ExclusivePage, notifier::Cookie, space::fatal_signal_pending,
     },
     pgtable::{Entry, Flushing, Spares},
-    space::{Identity, Request},
+    space::{Destination, Identity, Request},
     within,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
@@ -68,7 +68,7 @@ impl<D: Device> Mirror<D> {
             identity: Identity::Name,
             range: page,
             faultless: false,
-            only_for: None,
+            destination: Destination::Any,
         };
         let (mmap, announced) = self.begin(&space, request).map_err(|error| {
             // Nothing is mapped there.

@@ -10,8 +10,8 @@ use super::{
     Device, Inner, State,
 };
 use crate::{
+    connection::Connection,
     events::Need,
-    memory::Memory,
     mm::{
         addr::PageRange,
         migrate::Moved,
@@ -20,7 +20,7 @@ use crate::{
     },
     pgtable::{Flushed, Flushing},
     phases::{Lap, Phase},
-    space::{Invalidated, MirrorOps, Request},
+    space::{Destination, Invalidated, MirrorOps, Request},
     within::Within,
 };
 use core::ops::ControlFlow;
@@ -33,6 +33,21 @@ pub(crate) trait Peer: Send + Sync {
 
     /// An eviction is over that has taken pages of too many address spaces: see [`Space::evicted`](crate::space::Space::evicted).
     fn evicted_from_many(&self, need: Option<Need>, restore: bool);
+}
+
+impl<D: Device> Inner<D> {
+    /// Whether the device can keep reading pages that move to `destination`. Context: may sleep.
+    fn can_use(&self, destination: Destination) -> bool {
+        let memory = self.device.memory();
+        match destination {
+            Destination::Any => true,
+            Destination::Private(owner) => memory.is_some_and(|memory| memory.owner() == owner),
+            // What has no memory has no connection either: it reaches what the CPU can address.
+            Destination::Coherent(owner) => memory.is_none_or(|memory| {
+                memory.owner() == owner || memory.known().peek(owner) == Some(Connection::Unified)
+            }),
+        }
+    }
 }
 
 impl<D: Device> MirrorOps for Inner<D> {
@@ -95,8 +110,7 @@ impl<D: Device> MirrorOps for Inner<D> {
 
     fn join(&self, request: Request) -> bool {
         let inner = self;
-        let owner = self.device.memory().map(Memory::owner);
-        if request.only_for.is_some() && request.only_for != owner {
+        if !self.can_use(request.destination) {
             return false;
         }
         let mut lap = Lap::start();

@@ -33,6 +33,19 @@ impl Identity {
     }
 }
 
+/// The memory into which pages migrate.
+#[derive(Clone, Copy)]
+pub(crate) enum Destination {
+    /// System memory, or any at all for a migration from device to device, which the source has to
+    /// join: every device does.
+    Any,
+    /// Private memory of this owner. Only its own devices can address it.
+    Private(Cookie),
+    /// Coherent memory of this owner. A device with memory of its own uses it in place only if its
+    /// connection says so.
+    Coherent(Cookie),
+}
+
 /// What a migration wants.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
@@ -42,9 +55,9 @@ pub(crate) struct Request {
     pub(crate) range: PageRange,
     /// The device keeps reading: the own events leave marked entries alone.
     pub(crate) faultless: bool,
-    /// Owner of the memory in which the pages will be, if only its devices can use that. Other devices lose their entries
-    /// the ordinary way.
-    pub(crate) only_for: Option<Cookie>,
+    /// Where the pages will be. A device that cannot use them there does not join: it loses its
+    /// entries by the events of the migration.
+    pub(crate) destination: Destination,
 }
 
 impl Request {

@@ -15,7 +15,7 @@ use crate::{
         space::MmapGuard, //
     },
     queue::Stop,
-    space::{Identity, Request},
+    space::{Destination, Identity, Request},
 };
 
 #[kunit_tests(rust_hmm_migration)]
@@ -326,7 +326,7 @@ mod suite {
             identity: Identity::current(memory.owner()),
             range,
             faultless: true,
-            only_for: None,
+            destination: Destination::Any,
         };
         let (mmap, announced) = mirror.begin(&space, request)?;
         let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;
@@ -393,7 +393,7 @@ mod suite {
             identity: Identity::Name,
             range,
             faultless: true,
-            only_for: None,
+            destination: Destination::Any,
         };
         let room = Room::new()?;
         mirror.inner().lock().transactions.begin(request, room)?;

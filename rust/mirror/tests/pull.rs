@@ -11,7 +11,7 @@ use crate::{
         migrate::{Batch, Isolated},
         page::{Effort, LockedFolio}, //
     },
-    space::{keep_reading, Identity, Request},
+    space::{keep_reading, Destination, Identity, Request},
 };
 
 /// Memory on a device, with its mirror, and another device with one.
@@ -117,7 +117,7 @@ mod suite {
             identity: Identity::current(memory.owner()),
             range,
             faultless: true,
-            only_for: None,
+            destination: Destination::Any,
         };
         let (mmap, announced) = destination.begin(&space, request)?;
         let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;

@@ -3,7 +3,7 @@
 //! Marks of migrations and the events that clear them, in KUnit.
 
 use super::*;
-use crate::mm::notifier::Reason;
+use crate::{mm::notifier::Reason, space::Destination};
 use kernel::page::PAGE_SHIFT;
 
 #[kunit_tests(rust_hmm_transaction)]
@@ -21,7 +21,7 @@ mod suite {
             identity: Identity::Name,
             range,
             faultless: true,
-            only_for: None,
+            destination: Destination::Any,
         };
         running.begin(request(mine, range), Room::new()?)?;
         assert!(running.owns(mine, 0x20_0000) && running.owns(mine, 0x3f_f000));
@@ -68,7 +68,7 @@ mod suite {
                 identity: Identity::Name,
                 range: PageRange::from_pages(index << PAGE_SHIFT, pages)?,
                 faultless: true,
-                only_for: None,
+                destination: Destination::Any,
             })
         };
         // Two in each page, of which the first one holds it; those of several blocks.
@@ -115,7 +115,7 @@ mod suite {
                 identity: Identity::Name,
                 range: PageRange::from_pages(start, pages)?,
                 faultless: true,
-                only_for: None,
+                destination: Destination::Any,
             })
         };
         running.begin(request(first, 0x1000, 4)?, Room::new()?)?;
@@ -155,7 +155,7 @@ mod suite {
                 identity: Identity::current(owner),
                 range: PageRange::from_pages(0x1000, 2)?,
                 faultless: true,
-                only_for: None,
+                destination: Destination::Any,
             },
             Room::new()?,
         )?;
@@ -166,7 +166,7 @@ mod suite {
                 identity: Identity::Name,
                 range,
                 faultless: false,
-                only_for: None,
+                destination: Destination::Any,
             },
             Room::new()?,
         )?;
@@ -191,7 +191,7 @@ mod suite {
             identity: Identity::current(owner),
             range,
             faultless: true,
-            only_for: None,
+            destination: Destination::Any,
         };
         running.begin(request, Room::new()?)?;
         let entry = Entry::device(1, false);

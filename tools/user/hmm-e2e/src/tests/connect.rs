@@ -23,6 +23,8 @@ pub const TESTS: &[Test] = &[
     Test::new("connect", "as_the_other_device_sees_it", seen_by_the_other).only_rust(OURS),
     Test::new("connect", "holes_stay_holes", around_holes).only_rust(OURS),
     Test::new("connect", "without_a_connection_through_memory", through).only_rust(OURS),
+    Test::new("connect", "a_reader_in_place_goes_on_if_its_device_is_connected", in_place)
+        .only_rust(OURS),
     Test::new("connect", "readers_of_the_source_go_on", readers).only_rust(OURS).private(),
     Test::new("connect", "readers_on_both_devices_go_on", readers_on_both).only_rust(OURS),
     Test::new("connect", "the_source_reads_what_the_destination_wrote", source_first)
@@ -197,6 +199,33 @@ fn through(ctx: &Ctx) -> Outcome {
         delta.exactly("device_pages_used", 0, "where it is")?;
     }
     cpu_sees(&map, 3, "at the end")
+}
+
+/// A device reads pages that another device migrates to coherent memory. It goes on without a fault if they are connected
+/// so that it reads there in place; else it loses its entries and has them again by one fault.
+fn in_place(ctx: &Ctx) -> Outcome {
+    let (device, second) = if ctx.coherent() { (ctx.device, ctx.second) } else { (2, 3) };
+    let ctx = Ctx { device, second, ..ctx.clone() };
+    for (round, connection) in
+        [Connection::None, Connection::Unified, Connection::Migratable, Connection::Unified]
+            .into_iter()
+            .enumerate()
+    {
+        let Pair { one: reader, two: mover } = pair(&ctx, connection)?;
+        // Either end may be asked.
+        let (asked, of) = if round < 2 { (&reader, &mover) } else { (&mover, &reader) };
+        check_eq!(asked.connection(of).what("connection")?, connection, "told, round {round}");
+        let map = Mapping::anon(16)?;
+        map.fill(round as u64);
+        device_sees(&reader, &map, round as u64, "before the migration")?;
+        migrate(&mover, &map, round as u64)?;
+        check_eq!(resident(&mover, &map, 0, 16)?, 16, "pages of the mover");
+        let done = device_sees(&reader, &map, round as u64, "after the migration")?;
+        let faults = u64::from(connection != Connection::Unified);
+        check_eq!(done.faults, faults, "fault rounds of the reader, {connection:?}");
+        cpu_sees(&map, round as u64, "at the end")?;
+    }
+    Ok(())
 }
 
 fn readers(ctx: &Ctx) -> Outcome {

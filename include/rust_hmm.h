@@ -580,6 +580,7 @@ int rust_hmm_migrate(struct rust_hmm_mirror *mirror, unsigned long start, unsign
 #define RUST_HMM_PREFER_ANY	0
 #define RUST_HMM_PREFER_DEVICE	1
 #define RUST_HMM_PREFER_SYSTEM	2
+#define RUST_HMM_PREFER_OTHER	3	/* another device of the process; cannot be set */
 
 /**
  * struct rust_hmm_attributes - attributes of a range
@@ -610,10 +611,14 @@ struct rust_hmm_attributes {
  * @end: first address behind the range
  * @attributes: those to set; the others stay as they are
  *
- * They follow the mapping when it is moved, and go when it is unmapped; a child of fork() has none.
+ * They belong to the process: all its mirrors, of any device, have the same ones. RUST_HMM_PREFER_DEVICE and
+ * @accessed_by are about the device of @mirror; what was said of another device's access stays. What was said
+ * of a device holds until its last mirror in the process is gone. They follow the mapping when it is moved, and
+ * go when it is unmapped; a child of fork() has none.
  *
  * Return: 0; -EINVAL if a value makes no sense; -EFAULT if a part is not mapped, or the process is gone: what
- * comes before has changed; -ENOMEM; -EINTR; -EDEADLK.
+ * comes before has changed; -ENOSPC if the process has more than 1023 different sets of attributes, or more than
+ * 64 devices that it prefers or that access its memory: a part may have changed; -ENOMEM; -EINTR; -EDEADLK.
  */
 int rust_hmm_attributes_set(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end,
 			    const struct rust_hmm_attributes *attributes);

@@ -2,16 +2,21 @@
 
 //! Attributes of ranges of an address space: what a program knows of how its memory will be used.
 //!
-//! They belong to a mirror and to the mapping, not to its pages: they hold before anything is there and after
-//! pages were swapped out. What is unmapped loses them, what is moved by `mremap` takes them along, and a
-//! child of `fork` has none: its mirrors are others. See `Documentation/memory.rst`.
+//! They belong to the process and to the mapping, not to its pages: they hold before anything is
+//! there and after pages were swapped out. What is unmapped loses them, what is moved by `mremap`
+//! takes them along, and a child of `fork` has none. All mirrors of the process set and ask for the
+//! same ones; a preferred device and [`Attributes::accessed_by`] name the mirror's device. See
+//! `Documentation/memory.rst`.
 
 use crate::mm::addr::PMD_ORDER;
 use kernel::prelude::*;
 
+mod home;
 mod map;
+mod sets;
 
-pub(crate) use map::{Found, Home, Map};
+pub(crate) use home::{Found, Home};
+pub(crate) use map::Map;
 
 /// Where memory should be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,10 +24,13 @@ pub enum Location {
     /// The policy decides.
     #[default]
     Any,
-    /// In the device's memory.
+    /// In the memory of the mirror's device.
     Device,
     /// In system memory.
     System,
+    /// In the memory of another device of the process: this one maps it where it is. Only reported,
+    /// and cannot be set.
+    Other,
 }
 
 /// The attributes of a page.
@@ -60,7 +68,7 @@ impl Attributes {
         self.preferred
     }
 
-    /// Whether the device should always have it mapped, wherever it is.
+    /// Whether the mirror's device should always have it mapped, wherever it is.
     pub fn accessed_by(&self) -> bool {
         self.accessed_by
     }
@@ -71,7 +79,7 @@ impl Attributes {
         self.read_mostly
     }
 
-    /// Whether it never moves to the device.
+    /// Whether it never moves to any device.
     pub fn never_migrate(&self) -> bool {
         self.never_migrate
     }
@@ -89,38 +97,10 @@ impl Attributes {
         self.granularity = order.map_or(0, |order| order as u8 + 1);
         Ok(())
     }
-
-    const BITS: u32 = 9;
-
-    fn to_bits(self) -> u64 {
-        let preferred = match self.preferred {
-            Location::Any => 0,
-            Location::Device => 1,
-            Location::System => 2,
-        };
-        preferred
-            | u64::from(self.accessed_by) << 2
-            | u64::from(self.read_mostly) << 3
-            | u64::from(self.never_migrate) << 4
-            | u64::from(self.granularity) << 5
-    }
-
-    fn from_bits(bits: u64) -> Self {
-        Self {
-            preferred: match bits & 3 {
-                1 => Location::Device,
-                2 => Location::System,
-                _ => Location::Any,
-            },
-            accessed_by: bits & 4 != 0,
-            read_mostly: bits & 8 != 0,
-            never_migrate: bits & 16 != 0,
-            granularity: (bits >> 5 & 0xf) as u8,
-        }
-    }
 }
 
-/// Which attributes to change.
+/// Which attributes to change. Of other devices than the mirror's own, `accessed_by` stays as it
+/// is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Where it should be.
@@ -136,8 +116,11 @@ pub struct Change {
 }
 
 impl Change {
-    /// Changes `old`. `EINVAL` if an order is too large.
+    /// Changes `old`. `EINVAL` if an order is too large, or the location is [`Location::Other`].
     pub fn apply(&self, mut old: Attributes) -> Result<Attributes> {
+        if self.preferred == Some(Location::Other) {
+            return Err(EINVAL);
+        }
         old.preferred = self.preferred.unwrap_or(old.preferred);
         old.accessed_by = self.accessed_by.unwrap_or(old.accessed_by);
         old.read_mostly = self.read_mostly.unwrap_or(old.read_mostly);

@@ -62,8 +62,10 @@ classes! {
     chores_wake = c"rust_hmm::chores_wake";
     /// The past of a policy.
     policy = c"rust_hmm::policy";
-    /// Attributes that lost their mapping.
+    /// Sets of attributes, and those that lost their mapping.
     attributes = c"rust_hmm::attributes";
+    /// Attributes change, or are moved.
+    attribute_changes = c"rust_hmm::attribute_changes";
     /// The windows of an address space.
     windows = c"rust_hmm::windows";
     /// Windows that may not be needed any more.

@@ -37,12 +37,15 @@
 //! 3. The table lock of a mirror ([`mirror`]). It is taken in invalidation callbacks, so below
 //!    reclaim: nothing allocates with reclaim or takes one of the locks above while it is held,
 //!    and it is not held over a call that invokes notifiers (`migrate_vma_setup`).
-//! 4. The list of attributes whose mapping has gone; the spinlock of their tree.
+//! 4. The mutex of a space's sets of attributes, and of those whose mapping has gone; the spinlock
+//!    of their tree.
 //! 5. The spinlock of the tree of a table's DMA windows. Pages are mapped under the table lock, without that one.
 //! 6. Locks of the driver's TLB, in `flush_start` and `flush_wait`.
 //!
-//! Spinlocks of a `space`, of its places, windows and doubts, are held for a moment, and nothing is taken under them. The
-//! mutexes under which mirrors are opened and attributes are watched are taken before all of these.
+//! Spinlocks of a `space`, of its places, windows and doubts, are held for a moment, and nothing is
+//! taken under them. The mutexes under which mirrors are opened and attributes are watched are
+//! taken before all of these. The mutex under which attributes change is taken below the
+//! `mmap_lock`, and in no callback: it is held while memory is waited for.
 //!
 //! `table_memory`, under which memory of tables that a device walks is freed, may be taken in
 //! reclaim; nothing is allocated under it, and none of the locks above is taken.

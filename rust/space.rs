@@ -5,6 +5,7 @@
 //! Spaces are found by the address of the `mm_struct`, without a lock: at every CPU fault on device memory.
 
 use crate::{
+    attributes::Map,
     events::Need,
     mm::{
         notifier::{Cookie, Event},
@@ -49,6 +50,9 @@ pub(crate) struct Space {
     /// Where devices use memory.
     #[pin]
     windows: Windows,
+    /// What was said of ranges, for all devices.
+    #[pin]
+    attributes: Map,
     /// What is told when memory with attributes is unmapped.
     #[pin]
     attribute_watch: AttributeWatch,
@@ -112,6 +116,7 @@ impl Handle {
             handles: Atomic::new(1),
             mirrors <- Mirrors::new(),
             windows <- Windows::new(name),
+            attributes <- Map::new(),
             attribute_watch <- AttributeWatch::new(),
             last_event: Atomic::new(0),
             retrying: Atomic::new(0),
@@ -180,6 +185,11 @@ impl Space {
         &self.windows
     }
 
+    /// What was said of ranges. A device is named by [`MirrorOps::device_name`].
+    pub(crate) fn attributes(&self) -> &Map {
+        &self.attributes
+    }
+
     /// Whether `event` was not told before.
     fn is_first_of(&self, event: &Event<'_>) -> bool {
         self.last_event.xchg(event.number(), Relaxed) != event.number()
@@ -197,7 +207,7 @@ impl Space {
                 mirror.evicted(need);
             }
             if restore && is_own {
-                mirror.restore();
+                mirror.restore(None);
             }
         }
         if restore && !is_own {

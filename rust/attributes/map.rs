@@ -1,26 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The attributes of an address space, by page number.
+//! The attributes of an address space, by page number: the number of a set ([`Sets`]) for each
+//! range.
 //!
 //! An event tells that a range is unmapped *or* moved, and not where to. So the pieces of it are put aside
 //! ([`Map::lose`]), and who asks next looks where their pages are now ([`Map::settle`]): anonymous pages keep
 //! their offset when they are moved, and a mapping keeps its reverse mapping (`anon_vma`). What is not found
 //! elsewhere is lost.
 
-use super::{Attributes, Change, Common};
+use super::{
+    home::{number_of, pack, unpack, Found, Home},
+    sets::{Number, Refused, Sets},
+    Attributes, Change, Common,
+};
 use crate::{
     locks,
     mm::{
         addr::PageRange,
+        notifier::Cookie,
         range_map::{Piece, RangeMap, Wait},
     },
 };
-use core::num::NonZeroU64;
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, AtomicFlag},
+        atomic::{
+            ordering::{Acquire, Relaxed, Release},
+            AtomicFlag, //
+        },
         Mutex, //
     },
 };
@@ -28,113 +36,78 @@ use kernel::{
 /// Pieces that can be put aside; of more, the oldest are lost.
 const ASIDE: usize = 64;
 
-/// What a page belongs to: the difference between its number and its offset, and a few bits that tell
-/// mappings apart. Both stay what they are when it is moved, but for the difference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Home {
-    /// Page number minus offset, modulo 2^[`Home::DIFFERENCE`].
-    pub(crate) difference: u64,
-    /// Of the mapping; 0 if there is nothing to tell it by, so that it is not followed.
-    pub(crate) tag: u8,
-}
-
-impl Home {
-    const DIFFERENCE: u32 = 44;
-    const TAG: u32 = 7;
-    const MASK: u64 = (1 << Self::DIFFERENCE) - 1;
-
-    /// The home of a mapping whose first page has the number `first` and the offset `offset`; `anon` names its
-    /// reverse mapping.
-    pub(crate) fn new(first: usize, offset: usize, anon: usize) -> Self {
-        let hash = (anon as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - Self::TAG);
-        Self {
-            difference: (first as u64).wrapping_sub(offset as u64) & Self::MASK,
-            tag: if anon == 0 { 0 } else { hash.max(1) as u8 },
-        }
-    }
-
-    /// The offset of page `number`.
-    fn offset(self, number: usize) -> usize {
-        ((number as u64).wrapping_sub(self.difference) & Self::MASK) as usize
-    }
-}
-
-// Attributes, one bit so that the value is not 0, and the home.
-const _: () = assert!(Attributes::BITS + 1 + Home::DIFFERENCE + Home::TAG <= 62);
-
-fn pack(attributes: Attributes, home: Home) -> Option<NonZeroU64> {
-    let high = u64::from(home.tag) << Home::DIFFERENCE | home.difference;
-    // What is the default need not be kept.
-    (attributes != Attributes::DEFAULT)
-        .then(|| NonZeroU64::new(high << (Attributes::BITS + 1) | attributes.to_bits() << 1 | 1))?
-}
-
-fn unpack(value: NonZeroU64) -> (Attributes, Home) {
-    let value = value.get();
-    let attributes = Attributes::from_bits(value >> 1 & ((1 << Attributes::BITS) - 1));
-    let high = value >> (Attributes::BITS + 1);
-    let home = Home {
-        difference: high & Home::MASK,
-        tag: (high >> Home::DIFFERENCE) as u8,
-    };
-    (attributes, home)
-}
-
 /// Page numbers of a range: first and last.
 fn numbers(range: PageRange) -> (usize, usize) {
     (range.start() >> PAGE_SHIFT, (range.end() >> PAGE_SHIFT) - 1)
 }
 
-/// Where pages are now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
-    /// Number of the first page of the mapping.
-    pub(crate) first: usize,
-    /// Its pages.
-    pub(crate) pages: usize,
-    /// Its offset.
-    pub(crate) offset: usize,
-    /// See [`Home`].
-    pub(crate) home: Home,
+/// State under the short mutex, which is taken in invalidation callbacks. Nothing is allocated with
+/// reclaim under it.
+struct Inside {
+    /// Pieces whose mapping has gone, the oldest first. Room for [`ASIDE`] is there once there are
+    /// attributes.
+    aside: KVec<Piece>,
+    sets: Sets,
 }
 
-/// The attributes of one address space.
+/// The attributes of one address space, for all its mirrors. A mirror names its device in all that
+/// it asks.
 #[pin_data]
 pub(crate) struct Map {
     #[pin]
     ranges: RangeMap,
-    /// Pieces whose mapping has gone, the oldest first. Room for [`ASIDE`] is there.
+    /// A number that was read from `ranges` under this lock names the same set until the lock is
+    /// released.
     #[pin]
-    aside: Mutex<KVec<Piece>>,
-    /// Something was ever to be mapped always.
+    inside: Mutex<Inside>,
+    /// Serializes changes and moves of attributes, so that no number in hand is freed. Taken before
+    /// `inside`. Not taken in callbacks, so that memory can be waited for under it.
+    #[pin]
+    changing: Mutex<()>,
+    /// Something was put aside, and has not been found yet.
+    unsettled: AtomicFlag,
+    /// Something was ever to be mapped always, by any device.
     accessed: AtomicFlag,
     /// Something was ever said.
     used: AtomicFlag,
 }
 
 impl Map {
-    /// Context: may sleep. `ENOMEM`.
-    pub(crate) fn new() -> Result<Pin<KBox<Self>>> {
+    /// A map in which nothing is said.
+    pub(crate) fn new() -> impl PinInit<Self> {
         let (name, key) = locks::attributes();
-        let aside = KVec::with_capacity(ASIDE, GFP_KERNEL)?;
-        KBox::pin_init(
-            pin_init!(Self {
-                ranges <- RangeMap::new(),
-                aside <- Mutex::new(aside, name, key),
-                accessed: AtomicFlag::new(false),
-                used: AtomicFlag::new(false),
-            }),
-            GFP_KERNEL,
-        )
+        let (changing, changing_key) = locks::attribute_changes();
+        let inside = Inside {
+            aside: KVec::new(),
+            sets: Sets::new(),
+        };
+        pin_init!(Self {
+            ranges <- RangeMap::new(),
+            inside <- Mutex::new(inside, name, key),
+            changing <- Mutex::new((), changing, changing_key),
+            unsettled: AtomicFlag::new(false),
+            accessed: AtomicFlag::new(false),
+            used: AtomicFlag::new(false),
+        })
     }
 
-    /// Changes the attributes of `range`, which lies in a mapping with this `home`.
+    /// Changes the attributes of `range`, which lies in a mapping with this `home`, as `device`
+    /// says.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the change makes no sense; `ENOMEM`: then a part may have changed.
-    pub(crate) fn change(&self, range: PageRange, home: Home, change: &Change) -> Result {
+    /// `EINVAL` if the change makes no sense. `ENOSPC`: too many sets, or too many devices, see
+    /// [`Sets::MOST`] and [`Sets::DEVICES`]; `ENOMEM`: then a part may have changed. Context: may
+    /// sleep.
+    pub(crate) fn change(
+        &self,
+        range: PageRange,
+        home: Home,
+        change: &Change,
+        device: Cookie,
+    ) -> Result {
         change.apply(Attributes::DEFAULT)?;
+        let _changing = self.changing.lock();
         self.used.store(true, Relaxed);
         if change.accessed_by == Some(true) {
             self.accessed.store(true, Relaxed);
@@ -144,20 +117,90 @@ impl Map {
         while at <= last {
             let found = self.ranges.find(at, last);
             let (end, old) = match found {
-                Some(piece) if piece.first <= at => (piece.last.min(last), unpack(piece.value).0),
-                Some(piece) => (piece.first - 1, Attributes::DEFAULT),
-                None => (last, Attributes::DEFAULT),
+                Some(piece) if piece.first <= at => (piece.last.min(last), Some(piece.value)),
+                Some(piece) => (piece.first - 1, None),
+                None => (last, None),
             };
-            self.ranges
-                .store(at..=end, pack(change.apply(old)?, home), Wait::Yes)?;
+            let new = self.changed(number_of(old), change, device)?;
+            self.ranges.store(at..=end, pack(new, home), Wait::Yes)?;
             at = end + 1;
         }
         Ok(())
     }
 
-    /// What holds for all of `range`.
-    pub(crate) fn common(&self, range: PageRange) -> Common {
+    /// See [`Sets::changed`], with room made for a new set. Context: `changing` is held.
+    fn changed(
+        &self,
+        number: Option<Number>,
+        change: &Change,
+        device: Cookie,
+    ) -> Result<Option<Number>> {
+        loop {
+            let places = {
+                let mut inside = self.inside.lock();
+                match inside.sets.changed(number, change, device) {
+                    Ok(number) => return Ok(number),
+                    Err(Refused::Error(error)) => return Err(error),
+                    Err(Refused::Full) => inside.sets.places(),
+                }
+            };
+            self.make_room(places)?;
+        }
+    }
+
+    /// Makes room for one more set, of which there are `places`. `ENOMEM`; `ENOSPC`. Context:
+    /// `changing` is held.
+    #[cold]
+    fn make_room(&self, places: usize) -> Result {
+        let Some(larger) = Sets::larger(places)? else {
+            return self.sweep();
+        };
+        let aside = match places {
+            0 => KVec::with_capacity(ASIDE, GFP_KERNEL_ACCOUNT)?,
+            _ => KVec::new(),
+        };
+        let mut inside = self.inside.lock();
+        let former = inside.sets.grow(larger);
+        if places == 0 {
+            // Nothing could be put aside yet.
+            inside.aside = aside;
+        }
+        drop(inside);
+        drop(former);
+        Ok(())
+    }
+
+    /// Frees the numbers of sets that no page has. `ENOSPC`: there are none. Context: `changing` is
+    /// held.
+    fn sweep(&self) -> Result {
+        let mut used = [0u64; Sets::MOST / u64::BITS as usize + 1];
+        let mut inside = self.inside.lock();
+        let mut note = |piece: &Piece| {
+            let number = unpack(piece.value).0.unwrap_or(0);
+            if let Some(word) = used.get_mut(number / 64) {
+                *word |= 1 << (number % 64);
+            }
+        };
+        inside.aside.iter().for_each(&mut note);
+        let mut at = 0;
+        while let Some(piece) = self.ranges.find(at, usize::MAX) {
+            note(&piece);
+            let Some(next) = piece.last.checked_add(1) else {
+                break;
+            };
+            at = next;
+        }
+        let is_used = |number: Number| {
+            let word = used.get(number / 64).copied().unwrap_or(0);
+            word & 1 << (number % 64) != 0
+        };
+        inside.sets.retain(is_used)
+    }
+
+    /// What `device` sees in all of `range`.
+    pub(crate) fn common(&self, range: PageRange, device: Cookie) -> Common {
         let (first, last) = numbers(range);
+        let inside = self.inside.lock();
         let mut common: Option<Common> = None;
         let mut add = |attributes| {
             common = Some(common.map_or(Common::of(attributes), |common| common.and(attributes)));
@@ -171,21 +214,28 @@ impl Map {
             if piece.first > at {
                 add(Attributes::DEFAULT);
             }
-            add(unpack(piece.value).0);
+            add(inside.sets.seen_by(unpack(piece.value).0, device));
             at = piece.last + 1;
         }
         common.unwrap_or(Common::of(Attributes::DEFAULT))
     }
 
-    /// The attributes at `addr`, and how far within `limits` they are the same.
-    pub(crate) fn at(&self, addr: usize, limits: PageRange) -> (Attributes, PageRange) {
+    /// The attributes at `addr` that `device` sees, and how far within `limits` they are the same,
+    /// at least.
+    pub(crate) fn at(
+        &self,
+        addr: usize,
+        limits: PageRange,
+        device: Cookie,
+    ) -> (Attributes, PageRange) {
         let number = addr >> PAGE_SHIFT;
         let (first, last) = numbers(limits);
         let same = |first: usize, last: usize| {
             PageRange::from_pages(first << PAGE_SHIFT, last - first + 1).unwrap_or(limits)
         };
+        let inside = self.inside.lock();
         let (range, value) = self.ranges.at(number);
-        let attributes = value.map_or(Attributes::DEFAULT, |value| unpack(value).0);
+        let attributes = inside.sets.seen_by(number_of(value), device);
         (
             attributes,
             same(first.max(*range.start()), last.min(*range.end())),
@@ -197,15 +247,22 @@ impl Map {
         self.used.load(Relaxed)
     }
 
-    /// Whether anything was ever to be mapped always. Context: any.
+    /// Whether anything was ever to be mapped always, by any device. Context: any.
     pub(crate) fn any_accessed(&self) -> bool {
         self.accessed.load(Relaxed)
     }
 
-    /// Whether there are attributes other than the default within `range`.
+    /// Whether anything may be said of a part of `range`, here or aside.
     pub(crate) fn any(&self, range: PageRange) -> bool {
         let (first, last) = numbers(range);
-        self.ranges.find(first, last).is_some()
+        self.ranges.find(first, last).is_some() || self.is_unsettled()
+    }
+
+    /// Removes what was said of `device`, whose last mirror closes. Context: may sleep.
+    pub(crate) fn forget(&self, device: Cookie) {
+        if self.was_used() {
+            self.inside.lock().sets.forget(device);
+        }
     }
 
     /// `range` is unmapped or moved. Context: must not wait for memory; takes a mutex below the table lock.
@@ -214,7 +271,8 @@ impl Map {
         if self.ranges.find(first, last).is_none() {
             return;
         }
-        let mut aside = self.aside.lock();
+        let mut inside = self.inside.lock();
+        let aside = &mut inside.aside;
         let mut at = first;
         while let Some(piece) = self.ranges.find(at, last) {
             if aside.len() >= ASIDE {
@@ -232,20 +290,39 @@ impl Map {
             }
             at = part.last + 1;
         }
+        // Before they leave the tree: who finds them there no more looks here.
+        self.unsettled.store(true, Release);
         if self.ranges.store(first..=last, None, Wait::No).is_err() {
             // Not even a few bytes to split a range: better none than wrong ones.
             self.ranges.clear();
         }
     }
 
-    /// Finds what was put aside. `find(offset, from)` says which anonymous mapping that ends behind page `from`
-    /// has a page of that offset. Context: the mmap lock is held.
-    pub(crate) fn settle(&self, find: impl Fn(usize, usize) -> Option<Found>) {
+    /// Finds what was put aside. `find(offset, from)` says which anonymous mapping that ends behind
+    /// page `from` has a page of that offset. Attributes move only within `watched`, where it is
+    /// told if the pages move again.
+    ///
+    /// # Errors
+    ///
+    /// A range that has to be watched, too; then to be called again. Context: the mmap lock is
+    /// held; may sleep.
+    pub(crate) fn settle(
+        &self,
+        watched: Option<PageRange>,
+        find: impl Fn(usize, usize) -> Option<Found>,
+    ) -> Result<(), PageRange> {
+        let _changing = self.changing.lock();
         loop {
-            let Some(piece) = self.aside.lock().pop() else {
-                return;
+            let piece = {
+                let mut inside = self.inside.lock();
+                let Some(piece) = inside.aside.pop() else {
+                    // Only now: all that was found is in the tree.
+                    self.unsettled.store(false, Relaxed);
+                    return Ok(());
+                };
+                piece
             };
-            let (attributes, home) = unpack(piece.value);
+            let (set, home) = unpack(piece.value);
             if home.tag == 0 {
                 continue;
             }
@@ -259,11 +336,19 @@ impl Map {
                     let at = found.first + (offset - found.offset);
                     if found.home.tag == home.tag && at != number {
                         let pages = left.min(piece.last - number + 1);
-                        let to = at..=at + pages - 1;
+                        let to = PageRange::from_pages(at << PAGE_SHIFT, pages).ok();
+                        if let Some(to) = to.filter(|to| !is_within(to, watched)) {
+                            let rest = Piece {
+                                first: number,
+                                ..piece
+                            };
+                            // Without room, which others have used meanwhile, it is lost.
+                            let _ = self.inside.lock().aside.push_within_capacity(rest);
+                            return Err(to);
+                        }
                         // Without memory it is lost.
-                        let _ = self
-                            .ranges
-                            .store(to, pack(attributes, found.home), Wait::Yes);
+                        let to = at..=at + pages - 1;
+                        let _ = self.ranges.store(to, pack(set, found.home), Wait::Yes);
                         step = pages;
                         break;
                     }
@@ -274,10 +359,23 @@ impl Map {
         }
     }
 
-    /// Whether something was put aside.
+    /// Whether something was put aside. Context: any.
     pub(crate) fn is_unsettled(&self) -> bool {
-        !self.aside.lock().is_empty()
+        self.unsettled.load(Acquire)
     }
+
+    /// Forgets what was put aside. Context: may sleep.
+    pub(crate) fn forget_aside(&self) {
+        let _changing = self.changing.lock();
+        let mut inside = self.inside.lock();
+        inside.aside.truncate(0);
+        self.unsettled.store(false, Relaxed);
+    }
+}
+
+/// Whether all of `range` is watched.
+fn is_within(range: &PageRange, watched: Option<PageRange>) -> bool {
+    watched.is_some_and(|watched| watched.intersect(range) == Some(*range))
 }
 
 #[cfg(CONFIG_KUNIT = "y")]

@@ -92,6 +92,7 @@ fn common(common: &Common) -> bindings::rust_hmm_attributes {
             Location::Any => bindings::RUST_HMM_PREFER_ANY as u8,
             Location::Device => bindings::RUST_HMM_PREFER_DEVICE as u8,
             Location::System => bindings::RUST_HMM_PREFER_SYSTEM as u8,
+            Location::Other => bindings::RUST_HMM_PREFER_OTHER as u8,
         }
     });
     let granularity = common.granularity.map_or(0, |order| {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The attributes of a mirror's address space: set, asked for, and followed when mappings move.
+//! The attributes of a mirror's address space, as its device sees them: set, asked for, and
+//! followed when mappings move.
 
 use super::{Device, Inner, Mirror, Present};
 use crate::{
@@ -35,38 +36,82 @@ pub(super) struct Known {
     pub(super) movable: bool,
 }
 
+/// Rounds in which attributes follow mappings that go on moving; then those are lost.
+const ROUNDS: usize = 4;
+
 impl<D: Device> Inner<D> {
-    /// Moves attributes to where their pages are now. To be called before they are asked for.
-    fn settle(&self, mmap: &MmapGuard<'_>) {
-        if !self.attributes.is_unsettled() {
-            return;
+    /// Names the device in attributes: see
+    /// [`MirrorOps::device_name`](crate::space::MirrorOps::device_name).
+    pub(super) fn device_name(&self) -> Cookie {
+        self.shared_name.unwrap_or_else(|| Cookie::of(&self.who))
+    }
+
+    /// Takes the mmap lock. Attributes are where their pages are now.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR`: killed. Context: may sleep; no lock may be held.
+    fn settled<'s>(&self, space: &'s AddressSpace) -> Result<MmapGuard<'s>> {
+        let mmap = space.mmap_lock_here()?;
+        if !self.space.attributes().is_unsettled() {
+            return Ok(mmap);
         }
-        self.attributes.settle(|offset, from| {
-            let vma = mmap.vma_of_offset(from << PAGE_SHIFT, offset)?;
-            Some(Found {
-                first: vma.start() >> PAGE_SHIFT,
-                pages: (vma.end() - vma.start()) >> PAGE_SHIFT,
-                offset: vma.offset(),
-                home: home(&vma),
-            })
-        });
+        drop(mmap);
+        self.settle(space)
+    }
+
+    #[cold]
+    fn settle<'s>(&self, space: &'s AddressSpace) -> Result<MmapGuard<'s>> {
+        let attributes = self.space.attributes();
+        for _ in 0..ROUNDS {
+            // Before the mmap lock, which may be taken under its mutex. It only grows.
+            let watched = self.space.watched();
+            let mmap = space.mmap_lock_here()?;
+            let settled = attributes.settle(watched, |offset, from| {
+                let vma = mmap.vma_of_offset(from << PAGE_SHIFT, offset)?;
+                Some(Found {
+                    first: vma.start() >> PAGE_SHIFT,
+                    pages: (vma.end() - vma.start()) >> PAGE_SHIFT,
+                    offset: vma.offset(),
+                    home: home(&vma),
+                })
+            });
+            let Err(unwatched) = settled else {
+                return Ok(mmap);
+            };
+            drop(mmap);
+            match Space::watch_attributes(&self.space, space, unwatched) {
+                Ok(()) => {}
+                Err(error) if error == EINTR => return Err(error),
+                Err(_) => break,
+            }
+        }
+        let mmap = space.mmap_lock_here()?;
+        attributes.forget_aside();
+        Ok(mmap)
     }
 }
 
 impl<D: Device> Mirror<D> {
-    /// Whether anything was ever said of a range: else policies alone decide. Context: any.
+    /// Whether anything was ever said of a range of the process, for any device: else policies
+    /// alone decide. Context: any.
     pub fn has_attributes(&self) -> bool {
-        self.inner().attributes.was_used()
+        self.inner().space.attributes().was_used()
     }
 
-    /// Changes attributes of `range`, all of which must be mapped.
+    /// Changes attributes of `range`, all of which must be mapped, for all mirrors of the process.
+    /// What a change says of the device is said of this mirror's device: that it is preferred, and
+    /// whether memory is accessed by it.
     ///
     /// To be followed when it is moved, an anonymous mapping in which nothing was ever written gets one page.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: a value makes no sense. `EFAULT`: a part is not mapped, or the process is gone; what comes before has
-    /// changed. `ENOMEM`; `EINTR`: killed; `EDEADLK`: within a callback. Context: may sleep; no lock may be held.
+    /// `EINVAL`: a value makes no sense. `EFAULT`: a part is not mapped, or the process is gone;
+    /// what comes before has changed. `ENOSPC`: the process has more than 1023 different sets of
+    /// attributes, or more than 64 devices are preferred or access memory; a part may have changed.
+    /// `ENOMEM`; `EINTR`: killed; `EDEADLK`: within a callback. Context: may sleep; no lock may be
+    /// held.
     pub fn set_attributes(&self, range: PageRange, change: &Change) -> Result {
         within::may_wait()?;
         change.apply(Attributes::DEFAULT)?;
@@ -87,6 +132,12 @@ impl<D: Device> Mirror<D> {
         }
         if change.accessed_by == Some(true) {
             self.map_present(&space, range)?;
+            // The device's other mirrors of the process.
+            let inner = self.inner();
+            let device = Some(inner.device_name());
+            let here = self.place_in_space();
+            let others = inner.space.mirrors().entered_of(device, here);
+            others.for_each(|mirror| mirror.restore(Some(range)));
         }
         Ok(())
     }
@@ -99,23 +150,27 @@ impl<D: Device> Mirror<D> {
         range: PageRange,
         change: &Change,
     ) -> Result<(usize, bool)> {
-        let mmap = space.mmap_lock_here()?;
-        self.inner().settle(&mmap);
+        let inner = self.inner();
+        let mmap = inner.settled(space)?;
         let vma = mmap.vma_lookup(range.start()).ok_or(EFAULT)?;
         let part = PageRange::new(range.start(), range.end().min(vma.end()))?;
         let home = home(&vma);
         let writable = vma.flags() & flags::WRITE != 0;
         let _charge = space.charge();
-        self.inner().attributes.change(part, home, change)?;
-        self.inner().lock().immovable.forget(part);
+        let device = inner.device_name();
+        inner
+            .space
+            .attributes()
+            .change(part, home, change, device)?;
+        inner.lock().immovable.forget(part);
         Ok((
             part.end(),
             vma.is_anonymous() && writable && vma.anon() == 0,
         ))
     }
 
-    /// What holds for the whole of `range`: what differs in it is `None`. What is not mapped has the
-    /// defaults.
+    /// What holds for the whole of `range`, as this mirror's device sees it: what differs in it is
+    /// `None`. What is not mapped has the defaults.
     ///
     /// # Errors
     ///
@@ -124,18 +179,23 @@ impl<D: Device> Mirror<D> {
     pub fn attributes(&self, range: PageRange) -> Result<Common> {
         within::may_wait()?;
         let space = self.space()?;
-        let mmap = space.mmap_lock_here()?;
-        self.inner().settle(&mmap);
-        Ok(self.inner().attributes.common(range))
+        let inner = self.inner();
+        let _mmap = inner.settled(&space)?;
+        let attributes = inner.space.attributes();
+        Ok(attributes.common(range, inner.device_name()))
     }
 
     /// What is known of the memory at `addr`. `EFAULT`: nothing is mapped there.
     pub(super) fn attributes_at(&self, space: &AddressSpace, addr: usize) -> Result<Known> {
-        let mmap = space.mmap_lock_here()?;
-        self.inner().settle(&mmap);
+        let inner = self.inner();
+        let mmap = inner.settled(space)?;
         let vma = mmap.vma_lookup(addr).ok_or(EFAULT)?;
         let mapping = PageRange::new(vma.start(), vma.end())?;
-        let (attributes, limits) = self.inner().attributes.at(addr, mapping);
+        let all = inner.space.attributes();
+        let (attributes, limits) = match all.was_used() {
+            true => all.at(addr, mapping, inner.device_name()),
+            false => (Attributes::DEFAULT, mapping),
+        };
         let managed =
             Flags::of(vma.anonymous_offset()).filter(|_| attributes == Attributes::DEFAULT);
         Ok(Known {
@@ -158,12 +218,12 @@ impl<D: Device> Mirror<D> {
         piece: PageRange,
     ) -> Result<(PageRange, bool)> {
         let inner = self.inner();
-        if !inner.attributes.any(piece) && !inner.attributes.is_unsettled() {
+        let attributes = inner.space.attributes();
+        if !attributes.was_used() || !attributes.any(piece) {
             return Ok((piece, true));
         }
-        let mmap = space.mmap_lock_here()?;
-        inner.settle(&mmap);
-        let (first, part) = inner.attributes.at(piece.start(), piece);
+        let mmap = inner.settled(space)?;
+        let (first, part) = attributes.at(piece.start(), piece, inner.device_name());
         if !first.never_migrate() {
             return Ok((part, true));
         }
@@ -219,17 +279,23 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    /// Maps what the device lost of memory that is accessed by it, since it was last asked. Best effort.
-    pub(super) fn restore(&self) -> Result {
-        let Some(lost) = self.lock().lost.take() else {
+    /// Maps what the device has lost since the last call, and `range`, where memory is accessed by
+    /// the device. Best effort.
+    pub(super) fn restore(&self, range: Option<PageRange>) -> Result {
+        let lost = self.lock().lost.take();
+        let lost = lost.map_or(range, |lost| {
+            Some(range.map_or(lost, |range| lost.hull(&range)))
+        });
+        let Some(lost) = lost else {
             return Ok(());
         };
         let space = AddressSpace::new(self.space.mm())?;
         let _charge = space.charge();
-        self.settle(&space.mmap_lock_here()?);
+        drop(self.settled(&space)?);
+        let all = self.space.attributes();
         let mut rest = Some(lost);
         while let Some(range) = rest {
-            let (attributes, part) = self.attributes.at(range.start(), range);
+            let (attributes, part) = all.at(range.start(), range, self.device_name());
             if attributes.accessed_by() {
                 self.map_present(&space, part)?;
             }

@@ -8,13 +8,13 @@ use super::{
     Device, Walkers,
 };
 use crate::{
-    attributes::Map,
     events::{Event as Told, Need},
     locks,
+    memory::Memory,
     mm::{
         addr::PageRange,
         dma::Windows,
-        notifier::{Event, Member, Reason},
+        notifier::{Cookie, Event, Member, Reason},
         page::DirtyBatch,
         rcu_map::RcuArc,
         trace::Who,
@@ -74,7 +74,9 @@ pub(crate) struct Inner<D: Device> {
     pub(super) changing: Atomic<usize>,
     /// What is known of the address space.
     pub(super) space: RcuArc<Space>,
-    pub(super) attributes: Pin<KBox<Map>>,
+    /// Names the device by what its mirrors share: its memory, or who accesses memory for it. The
+    /// device keeps that, so that nothing else has the name as long as there is a mirror.
+    pub(super) shared_name: Option<Cookie>,
     /// Pages that an eviction has taken, which is not told yet.
     taken: Atomic<usize>,
     /// When it was made: times are counted from here.
@@ -135,6 +137,10 @@ impl<D: Device> Inner<D> {
         let who = Who::new(mm);
         try_pin_init!(Self {
             walkers: device.walkers(),
+            shared_name: {
+                let memory = device.memory().map(Memory::owner);
+                memory.or_else(|| dma.as_ref().map(|windows| Cookie::of(windows.device())))
+            },
             reader: state.table.reader(),
             dma,
             device,
@@ -144,7 +150,6 @@ impl<D: Device> Inner<D> {
             stats: Stats::new(),
             changing: Atomic::new(0),
             space,
-            attributes: Map::new()?,
             taken: Atomic::new(0),
             born: Instant::now(),
             ended: KBox::pin_init(CondVar::new(ended, ended_key), GFP_KERNEL_ACCOUNT)?,
@@ -316,7 +321,7 @@ impl<D: Device> Inner<D> {
         if let Some(windows) = self.dma().filter(|_| event.reason == Reason::Unmap) {
             windows.forget(event.range);
         }
-        if changed != 0 && self.attributes.any_accessed() {
+        if changed != 0 && self.space.attributes().any_accessed() {
             *lost = Some(lost.map_or(event.range, |lost| lost.hull(&event.range)));
         }
         self.stats.add(Counter::Invalidations, 1);

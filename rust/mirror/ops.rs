@@ -99,13 +99,13 @@ impl<D: Device> MirrorOps for Inner<D> {
         Inner::evicted(self, need);
     }
 
-    fn restore(&self) {
-        // Else it will fault, which is no error.
-        let _ = Inner::restore(self);
+    fn device_name(&self) -> Cookie {
+        self.device_name()
     }
 
-    fn lose_attributes(&self, range: PageRange) {
-        self.attributes.lose(range);
+    fn restore(&self, range: Option<PageRange>) {
+        // Else it will fault, which is no error.
+        let _ = Inner::restore(self, range);
     }
 
     fn join(&self, request: Request) -> bool {

@@ -321,7 +321,7 @@ impl<D: Device> Mirror<D> {
 /// Whether the attributes say that memory is to be mapped where it is.
 fn stays(attributes: Attributes, write: bool) -> bool {
     attributes.never_migrate()
-        || attributes.preferred() == Location::System
+        || matches!(attributes.preferred(), Location::System | Location::Other)
         || (attributes.read_mostly() && !write)
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What tells mirrors that memory was unmapped of which something was said.
+//! What tells the attributes of a space that memory was unmapped of which something was said.
 //!
 //! Attributes may hold for the whole address space, and windows for all of it would be too many. So a space has one
 //! notifier over the hull of all ranges that have got some.
@@ -24,7 +24,7 @@ use kernel::{
 /// The hull begins and ends at multiples of this.
 const MARGIN: usize = 64 << 20;
 
-/// Tells the mirrors of a space.
+/// Tells the attributes of a space.
 struct Hull(RcuArc<Space>);
 
 impl Subscriber for Hull {
@@ -32,9 +32,7 @@ impl Subscriber for Hull {
 
     fn invalidate(&self, event: &Event<'_>) -> ControlFlow<(), Option<()>> {
         if event.reason == Reason::Unmap {
-            for mirror in self.0.mirrors().entered(None) {
-                mirror.lose_attributes(event.range);
-            }
+            self.0.attributes.lose(event.range);
         }
         ControlFlow::Continue(None)
     }
@@ -65,7 +63,13 @@ impl AttributeWatch {
 }
 
 impl Space {
-    /// Has mirrors told from now on when memory of `range` is unmapped.
+    /// Where the attributes are told when memory is unmapped. Context: may sleep.
+    pub(crate) fn watched(&self) -> Option<PageRange> {
+        let notifier = self.attribute_watch.notifier.lock();
+        notifier.as_ref().map(|notifier| notifier.range())
+    }
+
+    /// Has the attributes told from now on when memory of `range` is unmapped.
     ///
     /// # Errors
     ///

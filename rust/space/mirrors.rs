@@ -55,11 +55,13 @@ pub(crate) trait MirrorOps: Send + Sync {
     /// An eviction for `need` is over. Context: may sleep.
     fn evicted(&self, need: Need);
 
-    /// Maps again what the device is to have mapped always. Context: may sleep; no lock may be held.
-    fn restore(&self);
+    /// Names the mirror's device, for attributes: the same for all mirrors of the device that are
+    /// open.
+    fn device_name(&self) -> Cookie;
 
-    /// What is said of `range` holds no longer: it is not mapped any more. Context: as [`Self::invalidate`].
-    fn lose_attributes(&self, range: PageRange);
+    /// Maps again what the device is to have mapped always, of what it has lost and of `range`.
+    /// Context: may sleep; no lock may be held.
+    fn restore(&self, range: Option<PageRange>);
 
     /// Joins the migration that `request` names: the device keeps its entries of the pages. Only of pages for which it has
     /// one, so that an invalidation that began before has none of them (H4): nothing is waited for (H14). `false` if there
@@ -103,6 +105,8 @@ impl Drop for User {
 struct Place {
     mirror: Arc<dyn MirrorOps>,
     users: Arc<Users>,
+    /// See [`MirrorOps::device_name`].
+    device: Cookie,
 }
 
 /// A mirror that stays as long as this is there.
@@ -148,6 +152,7 @@ impl Mirrors {
             GFP_KERNEL_ACCOUNT,
         )?;
         let place = Place {
+            device: mirror.device_name(),
             mirror,
             users: users.clone(),
         };
@@ -175,10 +180,25 @@ impl Mirrors {
         place
     }
 
-    /// Enters place `number`, if a mirror is there. Context: any but interrupts.
-    fn enter(&self, number: usize) -> Option<Entered> {
+    /// Whether there is a mirror of `device`. Context: any but interrupts.
+    fn has_device(&self, device: Cookie) -> bool {
+        let places = self.places.lock();
+        let mut all = 0..self.end.load(Relaxed);
+        all.any(|number| {
+            places
+                .get(number)
+                .is_some_and(|place| place.device == device)
+        })
+    }
+
+    /// Enters place `number`, if a mirror is there, of `device` if one is given. Context: any but
+    /// interrupts.
+    fn enter(&self, number: usize, device: Option<Cookie>) -> Option<Entered> {
         let places = self.places.lock();
         let place = places.get(number)?;
+        if device.is_some_and(|device| device != place.device) {
+            return None;
+        }
         // Before the lock is released: who takes the place away afterwards waits for this.
         place.users.word.fetch_add(ONE, Relaxed);
         let _user = User(place.users.clone());
@@ -190,6 +210,15 @@ impl Mirrors {
 
     /// Enters one place after the other, but for `except`. A mirror that is opened meanwhile may be left out.
     pub(crate) fn entered(&self, except: Option<usize>) -> impl Iterator<Item = Entered> + '_ {
+        self.entered_of(None, except)
+    }
+
+    /// As [`Self::entered`], of mirrors of `device` if one is given.
+    pub(crate) fn entered_of(
+        &self,
+        device: Option<Cookie>,
+        except: Option<usize>,
+    ) -> impl Iterator<Item = Entered> + '_ {
         let mut next = 0;
         core::iter::from_fn(move || {
             while next < self.end.load(Relaxed) {
@@ -198,7 +227,7 @@ impl Mirrors {
                 if except == Some(number) {
                     continue;
                 }
-                if let Some(entered) = self.enter(number) {
+                if let Some(entered) = self.enter(number, device) {
                     return Some(entered);
                 }
             }
@@ -235,9 +264,22 @@ impl Membership {
 }
 
 impl Drop for Membership {
+    // Not inlined: there is one lock in all modules.
+    #[inline(never)]
     fn drop(&mut self) {
+        let opening = super::OPENING.lock();
+        let place = self.space.mirrors.remove(self.number);
+        // No mirror of the device is opened meanwhile, and those that were have its name: another
+        // device gets the name only later. So what was said of this one is never taken for
+        // something else.
+        if let Some(place) = place.as_ref() {
+            if !self.space.mirrors.has_device(place.device) {
+                self.space.attributes.forget(place.device);
+            }
+        }
+        drop(opening);
         // Not under a lock: the reference of the mirror may be the last one.
-        drop(self.space.mirrors.remove(self.number));
+        drop(place);
         if self.users.word.fetch_add(CLOSED, Full) != 0 {
             self.users.gone.wait_for_completion();
         }

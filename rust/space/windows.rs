@@ -252,7 +252,7 @@ impl Work for Sweep {
             space
                 .mirrors()
                 .entered(None)
-                .for_each(|mirror| mirror.restore());
+                .for_each(|mirror| mirror.restore(None));
         }
         if !doubts.all {
             for index in doubts.some.into_iter().flatten() {

@@ -402,6 +402,8 @@ struct dmirror_discard {
 #define DMIRROR_ANYWHERE	0
 #define DMIRROR_ON_DEVICE	1
 #define DMIRROR_IN_SYSTEM	2
+/* Get only: another device of the process prefers to have it */
+#define DMIRROR_ON_OTHER	3
 
 /**
  * struct dmirror_attributes - sets attributes of a range, or asks for them
@@ -419,9 +421,12 @@ struct dmirror_discard {
  * @granularity: 0: the policy decides; else 1 plus the order of the blocks in
  *	which faults move it, up to 10
  *
- * They belong to the mirror of this file. Unmapped memory loses its attributes,
- * mremap takes them along, a child of fork has none. Set: -EINVAL: a value
- * makes no sense; -EFAULT: a part is not mapped (what comes before has changed);
+ * They belong to the process. All its files have the same ones, of any device;
+ * DMIRROR_ON_DEVICE and DMIRROR_ATTR_ACCESSED_BY are about the device of this
+ * file, and hold until the process closes the last file of that device. Unmapped
+ * memory loses its attributes, mremap takes them along, a child of fork has none.
+ * Set: -EINVAL: a value makes no sense; -EFAULT: a part is not mapped (what comes
+ * before has changed); -ENOSPC: the process has too many different ones;
  * -ENOMEM. Get: what is not mapped has the defaults, all 0.
  */
 struct dmirror_attributes {

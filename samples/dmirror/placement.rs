@@ -145,6 +145,7 @@ fn get_attributes(client: &Client, user: usize) -> Result {
         Location::Any => 0,
         Location::Device => 1,
         Location::System => 2,
+        Location::Other => 3,
     });
     what |= if preferred.is_some() { PREFERRED } else { 0 };
     let granularity = common

@@ -4,7 +4,25 @@
 
 use super::*;
 use crate::attributes::Location as To;
-use core::cell::Cell;
+use core::{cell::Cell, ptr};
+
+/// Names a device.
+fn device(number: usize) -> Cookie {
+    Cookie::of_driver(ptr::without_provenance(number))
+}
+
+const FIRST: usize = 0x1000;
+const SECOND: usize = 0x2000;
+
+/// All that is watched.
+const ALL: Option<PageRange> = match PageRange::new(0, 1 << 46) {
+    Ok(all) => Some(all),
+    Err(_) => None,
+};
+
+fn new() -> Result<Pin<KBox<Map>>> {
+    KBox::pin_init(Map::new(), GFP_KERNEL)
+}
 
 fn home(first: usize) -> Home {
     Home::new(first, first, 0x1234_5678)
@@ -12,6 +30,18 @@ fn home(first: usize) -> Home {
 
 fn range(first: usize, pages: usize) -> Result<PageRange> {
     PageRange::from_pages(first << PAGE_SHIFT, pages)
+}
+
+/// All was found within what is watched.
+fn settled(result: Result<(), PageRange>) -> Result {
+    result.map_err(|_| EBUSY)
+}
+
+fn access(yes: bool) -> Change {
+    Change {
+        accessed_by: Some(yes),
+        ..Change::default()
+    }
 }
 
 fn prefer(location: To) -> Change {
@@ -29,7 +59,7 @@ mod suite {
     fn random_changes_agree_with_an_array() -> Result {
         const BASE: usize = 1 << 30;
         const LEN: usize = 200;
-        let map = Map::new()?;
+        let map = new()?;
         let mut model = KVec::from_elem(Attributes::DEFAULT, LEN, GFP_KERNEL)?;
         let mut random = 99u64;
         for _ in 0..400 {
@@ -62,14 +92,14 @@ mod suite {
             if bits(58, 8) == 0 {
                 // Unmapped, and nowhere else.
                 map.lose(part);
-                map.settle(|_, _| None);
+                settled(map.settle(ALL, |_, _| None))?;
                 model
                     .iter_mut()
                     .skip(first)
                     .take(pages)
                     .for_each(|one| *one = Attributes::DEFAULT);
             } else {
-                map.change(part, home(BASE), &change)?;
+                map.change(part, home(BASE), &change, device(FIRST))?;
                 for one in model.iter_mut().skip(first).take(pages) {
                     *one = change.apply(*one)?;
                 }
@@ -78,9 +108,9 @@ mod suite {
             let mut all = model.iter().skip(first).take(pages);
             let one = all.next().ok_or(EINVAL)?;
             let expected = all.fold(Common::of(*one), |common, other| common.and(*other));
-            assert_eq!(map.common(part), expected);
+            assert_eq!(map.common(part, device(FIRST)), expected);
             let limits = range(BASE, LEN)?;
-            let (found, same) = map.at(part.start(), limits);
+            let (found, same) = map.at(part.start(), limits, device(FIRST));
             assert_eq!(found, *one);
             let from = (same.start() >> PAGE_SHIFT) - BASE;
             assert!(model
@@ -94,11 +124,16 @@ mod suite {
 
     #[test]
     fn gaps_reach_from_piece_to_piece() -> Result {
-        let map = Map::new()?;
-        map.change(range(1000, 10)?, home(1000), &prefer(To::Device))?;
+        let map = new()?;
+        map.change(
+            range(1000, 10)?,
+            home(1000),
+            &prefer(To::Device),
+            device(FIRST),
+        )?;
         let limits = range(900, 200)?;
         for (page, first, pages) in [(950, 900, 100), (1005, 1000, 10), (1050, 1010, 90)] {
-            let (_, same) = map.at(page << PAGE_SHIFT, limits);
+            let (_, same) = map.at(page << PAGE_SHIFT, limits, device(FIRST));
             assert_eq!(same, range(first, pages)?);
         }
         Ok(())
@@ -106,14 +141,24 @@ mod suite {
 
     #[test]
     fn what_was_moved_is_found_again() -> Result {
-        let map = Map::new()?;
-        map.change(range(1000, 10)?, home(1000), &prefer(To::Device))?;
-        map.change(range(1004, 2)?, home(1000), &prefer(To::System))?;
+        let map = new()?;
+        map.change(
+            range(1000, 10)?,
+            home(1000),
+            &prefer(To::Device),
+            device(FIRST),
+        )?;
+        map.change(
+            range(1004, 2)?,
+            home(1000),
+            &prefer(To::System),
+            device(FIRST),
+        )?;
         // Moved to 5000 by mremap: the offset stays, and so does the reverse mapping.
         map.lose(range(1000, 10)?);
         assert!(map.is_unsettled());
         assert_eq!(
-            map.common(range(1000, 10)?),
+            map.common(range(1000, 10)?, device(FIRST)),
             Common::of(Attributes::DEFAULT)
         );
         let moved = Found {
@@ -125,8 +170,10 @@ mod suite {
         let find = |offset: usize, from: usize| {
             (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
         };
-        map.settle(find);
-        let preferred = |first, pages| Ok::<_, Error>(map.common(range(first, pages)?).preferred);
+        settled(map.settle(ALL, find))?;
+        let preferred = |first, pages| {
+            Ok::<_, Error>(map.common(range(first, pages)?, device(FIRST)).preferred)
+        };
         assert_eq!(preferred(5000, 4)?, Some(To::Device));
         assert_eq!(preferred(5004, 2)?, Some(To::System));
         assert_eq!(preferred(5000, 10)?, None);
@@ -139,7 +186,9 @@ mod suite {
             offset: 1000,
             home: Home::new(7000, 1000, 0x1234_5678),
         };
-        map.settle(|offset, from| (from < 7003 && offset < 1003).then_some(again));
+        settled(map.settle(ALL, |offset, from| {
+            (from < 7003 && offset < 1003).then_some(again)
+        }))?;
         assert_eq!(preferred(7000, 3)?, Some(To::Device));
         assert_eq!(preferred(5000, 5)?, Some(To::Any));
         assert_eq!(preferred(5005, 1)?, Some(To::System));
@@ -148,8 +197,13 @@ mod suite {
 
     #[test]
     fn new_memory_at_an_old_place_has_none() -> Result {
-        let map = Map::new()?;
-        map.change(range(1000, 10)?, home(1000), &prefer(To::Device))?;
+        let map = new()?;
+        map.change(
+            range(1000, 10)?,
+            home(1000),
+            &prefer(To::Device),
+            device(FIRST),
+        )?;
         map.lose(range(1000, 10)?);
         // Mapped anew where it was; and another mapping that came from there, of other pages.
         let anew = Found {
@@ -165,17 +219,17 @@ mod suite {
             home: Home::new(9000, 1000, 0x9999_0000),
         };
         assert_ne!(other.home.tag, home(1000).tag);
-        map.settle(|_, from| match from {
+        settled(map.settle(ALL, |_, from| match from {
             0 => Some(anew),
             _ if from < 9010 => Some(other),
             _ => None,
-        });
+        }))?;
         assert_eq!(
-            map.common(range(1000, 10)?),
+            map.common(range(1000, 10)?, device(FIRST)),
             Common::of(Attributes::DEFAULT)
         );
         assert_eq!(
-            map.common(range(9000, 10)?),
+            map.common(range(9000, 10)?, device(FIRST)),
             Common::of(Attributes::DEFAULT)
         );
         Ok(())
@@ -183,19 +237,20 @@ mod suite {
 
     #[test]
     fn what_has_no_home_is_not_looked_for() -> Result {
-        let map = Map::new()?;
+        let map = new()?;
         map.change(
             range(1000, 10)?,
             Home::new(1000, 1000, 0),
             &prefer(To::Device),
+            device(FIRST),
         )?;
         map.lose(range(1000, 10)?);
         assert!(map.is_unsettled());
         let asked = Cell::new(0);
-        map.settle(|_, _| {
+        settled(map.settle(ALL, |_, _| {
             asked.set(asked.get() + 1);
             None
-        });
+        }))?;
         assert_eq!((asked.get(), map.is_unsettled()), (0, false));
         assert!(!map.any(range(0, 10_000)?));
         Ok(())
@@ -203,24 +258,28 @@ mod suite {
 
     #[test]
     fn bad_orders_are_refused_and_change_nothing() -> Result {
-        let map = Map::new()?;
+        let map = new()?;
         let bad = Change {
             granularity: Some(Some(10)),
             ..Change::default()
         };
-        assert_eq!(map.change(range(5, 5)?, home(5), &bad), Err(EINVAL));
+        assert_eq!(
+            map.change(range(5, 5)?, home(5), &bad, device(FIRST)),
+            Err(EINVAL)
+        );
         assert!(!map.any(range(0, 100)?));
         Ok(())
     }
 
     #[test]
     fn more_than_there_is_room_for_is_lost_the_oldest_first() -> Result {
-        let map = Map::new()?;
+        let map = new()?;
         for number in 0..ASIDE + 10 {
             map.change(
                 range(2 * number + 1000, 1)?,
                 home(1000),
                 &prefer(To::Device),
+                device(FIRST),
             )?;
         }
         map.lose(range(1000, 2 * (ASIDE + 10))?);
@@ -233,12 +292,241 @@ mod suite {
                 home: Home::new(50_000, 1000, 0x1234_5678),
             })
         };
-        map.settle(count);
+        settled(map.settle(ALL, count))?;
         for number in 0..ASIDE + 10 {
             found += usize::from(map.any(range(2 * number + 50_000, 1)?));
         }
         assert_eq!(found, ASIDE);
         assert!(!map.any(range(50_000, 20)?) && map.any(range(50_020, 1)?));
+        Ok(())
+    }
+
+    #[test]
+    fn what_one_device_prefers_is_elsewhere_for_the_other() -> Result {
+        let map = new()?;
+        let (all, home) = (range(1000, 10)?, home(1000));
+        map.change(all, home, &prefer(To::Device), device(FIRST))?;
+        map.change(all, home, &access(true), device(SECOND))?;
+        let seen = |number| map.common(all, device(number));
+        let both = |number| (seen(number).preferred, seen(number).accessed_by);
+        assert_eq!(both(FIRST), (Some(To::Device), Some(false)));
+        assert_eq!(both(SECOND), (Some(To::Other), Some(true)));
+        // A device of which nothing was said, and none at all.
+        assert_eq!(both(0x3000), (Some(To::Other), Some(false)));
+        assert_eq!(both(0), (Some(To::Other), Some(false)));
+        // Each takes back only what it said of itself; the place is for who said it last.
+        map.change(all, home, &access(false), device(FIRST))?;
+        assert_eq!(both(SECOND), (Some(To::Other), Some(true)));
+        map.change(range(1000, 5)?, home, &prefer(To::Device), device(SECOND))?;
+        assert_eq!(both(FIRST), (None, Some(false)));
+        assert_eq!(
+            map.at(1000 << PAGE_SHIFT, all, device(FIRST)).0.preferred(),
+            To::Other
+        );
+        assert_eq!(
+            map.at(1000 << PAGE_SHIFT, all, device(SECOND))
+                .0
+                .preferred(),
+            To::Device
+        );
+        map.change(all, home, &prefer(To::Any), device(FIRST))?;
+        assert_eq!(both(SECOND), (Some(To::Any), Some(true)));
+        map.change(all, home, &access(false), device(SECOND))?;
+        assert!(!map.any(all));
+        // Of another device nothing can be said.
+        let other = map.change(all, home, &prefer(To::Other), device(FIRST));
+        assert_eq!((other, map.any(all)), (Err(EINVAL), false));
+        Ok(())
+    }
+
+    #[test]
+    fn what_two_devices_said_moves_along() -> Result {
+        let map = new()?;
+        map.change(
+            range(1000, 10)?,
+            home(1000),
+            &prefer(To::Device),
+            device(FIRST),
+        )?;
+        map.change(range(1005, 5)?, home(1000), &access(true), device(SECOND))?;
+        map.lose(range(1000, 10)?);
+        let moved = Found {
+            first: 5000,
+            pages: 10,
+            offset: 1000,
+            home: Home::new(5000, 1000, 0x1234_5678),
+        };
+        let find = |offset: usize, from: usize| {
+            (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
+        };
+        settled(map.settle(ALL, find))?;
+        let seen = |number, first| {
+            let common = map.common(range(first, 5)?, device(number));
+            Ok::<_, Error>((common.preferred, common.accessed_by))
+        };
+        assert_eq!(seen(FIRST, 5000)?, (Some(To::Device), Some(false)));
+        assert_eq!(seen(FIRST, 5005)?, (Some(To::Device), Some(false)));
+        assert_eq!(seen(SECOND, 5000)?, (Some(To::Other), Some(false)));
+        assert_eq!(seen(SECOND, 5005)?, (Some(To::Other), Some(true)));
+        assert!(!map.any(range(1000, 10)?));
+        Ok(())
+    }
+
+    #[test]
+    fn what_moved_out_of_sight_is_watched_first() -> Result {
+        let map = new()?;
+        map.change(
+            range(1000, 10)?,
+            home(1000),
+            &prefer(To::Device),
+            device(FIRST),
+        )?;
+        let watched = Some(range(0, 4096)?);
+        map.lose(range(1000, 10)?);
+        let moved = Found {
+            first: 5000,
+            pages: 10,
+            offset: 1000,
+            home: Home::new(5000, 1000, 0x1234_5678),
+        };
+        let find = |offset: usize, from: usize| {
+            (from < 5010 && (1000..1010).contains(&offset)).then_some(moved)
+        };
+        for _ in 0..2 {
+            assert_eq!(map.settle(watched, find), Err(range(5000, 10)?));
+            assert!(map.is_unsettled() && map.any(range(5000, 10)?));
+            let common = map.common(range(5000, 10)?, device(FIRST));
+            assert_eq!(common, Common::of(Attributes::DEFAULT));
+        }
+        settled(map.settle(ALL, find))?;
+        let common = map.common(range(5000, 10)?, device(FIRST));
+        assert_eq!(common.preferred, Some(To::Device));
+        // Or it is given up.
+        map.lose(range(5000, 10)?);
+        map.forget_aside();
+        assert!(!map.is_unsettled() && !map.any(range(0, 10_000)?));
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_that_closes_takes_its_part_along() -> Result {
+        let map = new()?;
+        let (all, home) = (range(1000, 10)?, home(1000));
+        map.change(all, home, &prefer(To::Device), device(FIRST))?;
+        map.change(all, home, &access(true), device(FIRST))?;
+        map.change(all, home, &access(true), device(SECOND))?;
+        let set = Change {
+            read_mostly: Some(true),
+            ..Change::default()
+        };
+        map.change(range(1000, 5)?, home, &set, device(FIRST))?;
+        // What was put aside, too.
+        map.lose(range(1005, 5)?);
+        map.forget(device(FIRST));
+        let find = |offset: usize, from: usize| {
+            (from == 0).then_some(Found {
+                first: 5000 + (offset - 1000),
+                pages: 1,
+                offset,
+                home: Home::new(5000, 1000, 0x1234_5678),
+            })
+        };
+        settled(map.settle(ALL, find))?;
+        let seen = |number, first| {
+            let common = map.common(range(first, 5)?, device(number));
+            Ok::<_, Error>((common.preferred, common.accessed_by, common.read_mostly))
+        };
+        let (any, no, yes) = (Some(To::Any), Some(false), Some(true));
+        assert_eq!(seen(FIRST, 1000)?, (any, no, yes));
+        assert_eq!(seen(SECOND, 1000)?, (any, yes, yes));
+        assert_eq!(seen(SECOND, 5005)?, (any, yes, no));
+        // A device that comes later has nothing of it, with the same number, and with the same
+        // name.
+        map.change(range(0, 1)?, home, &access(true), device(0x3000))?;
+        assert_eq!(seen(0x3000, 1000)?, (any, no, yes));
+        map.forget(device(SECOND));
+        assert_eq!(seen(SECOND, 5005)?, (any, no, no));
+        Ok(())
+    }
+
+    /// What differs for numbers from 8 to 87, and is never the default.
+    fn distinct(number: usize) -> Change {
+        let bit = |bit: usize| Some(number >> bit & 1 != 0);
+        Change {
+            preferred: Some(if number & 1 == 0 { To::Any } else { To::System }),
+            accessed_by: None,
+            read_mostly: bit(1),
+            never_migrate: bit(2),
+            granularity: Some((number >> 3).checked_sub(1).map(|order| order as u32)),
+        }
+    }
+
+    /// Gives page `number` a set that no other page has, for numbers below 1,280.
+    fn set_distinct(map: &Map, number: usize) -> Result {
+        let (page, home) = (range(number, 1)?, home(0));
+        map.change(page, home, &distinct(number % 80 + 8), device(FIRST))?;
+        for bit in 0..4 {
+            let name = device(0x1000 * (bit + 1));
+            map.change(page, home, &access(number / 80 >> bit & 1 != 0), name)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn sets_are_bounded_and_used_again() -> Result {
+        let map = new()?;
+        let mut count = 0;
+        let full = loop {
+            match set_distinct(&map, count) {
+                Ok(()) => count += 1,
+                Err(error) => break error,
+            }
+        };
+        // The last one has got a part.
+        assert_eq!((full, count), (ENOSPC, Sets::MOST));
+        // What is there can be set elsewhere, and is what it was.
+        for number in [0, 1, 500, count - 1] {
+            let (seen, _) = map.at(number << PAGE_SHIFT, range(0, 4096)?, device(FIRST));
+            let plain = distinct(number % 80 + 8).apply(Attributes::DEFAULT)?;
+            let expected = access(number / 80 & 1 != 0).apply(plain)?;
+            assert_eq!(seen, expected);
+        }
+        map.change(range(2000, 1)?, home(0), &distinct(8), device(FIRST))?;
+        // When pages lose theirs, others get it: unmapped ones, and those put aside only when they
+        // are found.
+        map.lose(range(100, 1)?);
+        assert_eq!(set_distinct(&map, 1279), Err(ENOSPC));
+        settled(map.settle(ALL, |_, _| None))?;
+        set_distinct(&map, 1279)?;
+        assert_eq!(set_distinct(&map, 1278), Err(ENOSPC));
+        map.change(range(101, 1)?, home(0), &distinct(8), device(FIRST))?;
+        set_distinct(&map, 1278)
+    }
+
+    #[test]
+    fn devices_are_bounded() -> Result {
+        let map = new()?;
+        let (all, home) = (range(1000, 1)?, home(1000));
+        for number in 1..=Sets::DEVICES {
+            map.change(all, home, &access(true), device(number << 12))?;
+        }
+        let more = device((Sets::DEVICES + 1) << 12);
+        assert_eq!(map.change(all, home, &access(true), more), Err(ENOSPC));
+        assert_eq!(
+            map.change(all, home, &prefer(To::Device), more),
+            Err(ENOSPC)
+        );
+        // What names no device is for all.
+        map.change(all, home, &prefer(To::System), more)?;
+        assert_eq!(map.common(all, more).preferred, Some(To::System));
+        map.forget(device(5 << 12));
+        map.change(all, home, &access(true), more)?;
+        assert_eq!(map.common(all, more).accessed_by, Some(true));
+        assert_eq!(map.common(all, device(5 << 12)).accessed_by, Some(false));
+        for number in (1..=Sets::DEVICES).filter(|number| *number != 5) {
+            let common = map.common(all, device(number << 12));
+            assert_eq!(common.accessed_by, Some(true));
+        }
         Ok(())
     }
 }

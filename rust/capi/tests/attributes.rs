@@ -56,6 +56,44 @@ mod tests {
     }
 
     #[test]
+    fn what_another_device_prefers_is_told() -> Result {
+        let (range, driver) = attached(2)?;
+        let (_, other) = attached(1)?;
+        let (start, end) = (range.start(), range.end());
+        let set = rust_hmm_attributes {
+            valid: RUST_HMM_HAS_PREFERRED | RUST_HMM_HAS_ACCESSED_BY,
+            preferred: RUST_HMM_PREFER_DEVICE as u8,
+            accessed_by: 1,
+            ..said()
+        };
+        let mut got = [said(), said()];
+        let [own, others] = &mut got;
+        // SAFETY: All are alive.
+        unsafe {
+            assert_eq!(
+                rust_hmm_attributes_set(driver.mirror(), start, end, &set),
+                0
+            );
+            assert_eq!(rust_hmm_attributes_get(driver.mirror(), start, end, own), 0);
+            assert_eq!(
+                rust_hmm_attributes_get(other.mirror(), start, end, others),
+                0
+            );
+        }
+        let all = [RUST_HMM_PREFER_DEVICE, RUST_HMM_PREFER_OTHER].map(|preferred| preferred as u8);
+        assert_eq!(got.each_ref().map(|got| got.preferred), all);
+        assert_eq!(got.each_ref().map(|got| got.accessed_by), [1, 0]);
+        // When its device has gone, nothing prefers the memory.
+        detach(&driver);
+        let mut got = said();
+        // SAFETY: All are alive.
+        let errno = unsafe { rust_hmm_attributes_get(other.mirror(), start, end, &mut got) };
+        assert_eq!((errno, got.preferred), (0, RUST_HMM_PREFER_ANY as u8));
+        detach(&other);
+        Ok(())
+    }
+
+    #[test]
     fn what_no_attribute_can_be_is_refused() -> Result {
         let (range, driver) = attached(1)?;
         let (mirror, start, end) = (driver.mirror(), range.start(), range.end());
@@ -68,7 +106,9 @@ mod tests {
         };
         refused(|set| (set.valid, set.granularity) = (RUST_HMM_HAS_GRANULARITY, -2));
         refused(|set| (set.valid, set.granularity) = (RUST_HMM_HAS_GRANULARITY, 10));
-        refused(|set| (set.valid, set.preferred) = (RUST_HMM_HAS_PREFERRED, 3));
+        refused(|set| {
+            (set.valid, set.preferred) = (RUST_HMM_HAS_PREFERRED, RUST_HMM_PREFER_OTHER as u8)
+        });
         refused(|set| (set.valid, set.accessed_by) = (RUST_HMM_HAS_ACCESSED_BY, 2));
         refused(|set| (set.valid, set.read_mostly) = (RUST_HMM_HAS_READ_MOSTLY, 2));
         refused(|set| (set.valid, set.never_migrate) = (RUST_HMM_HAS_NEVER_MIGRATE, 2));

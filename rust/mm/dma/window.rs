@@ -239,6 +239,11 @@ fn index_of(addr: usize) -> usize {
 }
 
 impl Windows {
+    /// The device for which pages are mapped.
+    pub(crate) fn device(&self) -> &DmaDevice {
+        &self.device
+    }
+
     /// For a table of `device`. Context: may sleep. `ENOMEM`; `ENODEV` if it is gone.
     pub(crate) fn new(device: &Arc<DmaDevice>) -> Result<Arc<Self>> {
         let (name, key) = locks::dma_windows();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The attributes of an address space, and an array of pages.
+//! The attributes of an address space that three devices use, and an array of pages.
 
 use crate::{
     attributes::{Attributes, Change, Common, Found, Home, Location, Map},
     harness::{Property, Trial},
     inject::{arm, Point},
-    mm::addr::PageRange,
+    mm::{addr::PageRange, notifier::Cookie},
 };
 use kernel::prelude::*;
 use proptest::prelude::*;
@@ -55,9 +55,21 @@ impl What {
     }
 }
 
+/// Number of a device, from 0.
+type Device = usize;
+
+const DEVICES: usize = 3;
+
+/// Names a device.
+fn name(device: Device) -> Cookie {
+    Cookie(0x1000 * (device + 1))
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    Set(usize, usize, What),
+    Set(usize, usize, What, Device),
+    /// The last mirror of a device closes.
+    Close(Device),
     /// The range is unmapped.
     Lose(usize, usize),
     /// The pages are moved to behind all others.
@@ -79,7 +91,9 @@ fn ops() -> impl Strategy<Value = Op> {
     let part =
         || (0..PAGES, 1usize..40).prop_map(|(first, pages)| (first, pages.min(PAGES - first)));
     prop_oneof![
-        6 => (part(), what()).prop_map(|((first, pages), what)| Op::Set(first, pages, what)),
+        6 => (part(), what(), 0..DEVICES)
+            .prop_map(|((first, pages), what, device)| Op::Set(first, pages, what, device)),
+        1 => (0..DEVICES).prop_map(Op::Close),
         1 => part().prop_map(|(first, pages)| Op::Lose(first, pages)),
         1 => part().prop_map(|(first, pages)| Op::Move(first, pages)),
         2 => part().prop_map(|(first, pages)| Op::Look(first, pages)),
@@ -90,58 +104,149 @@ fn range(first: usize, pages: usize) -> PageRange {
     PageRange::from_pages((BASE + first) << 12, pages).unwrap()
 }
 
-type Model = BTreeMap<usize, Attributes>;
-
-fn of(model: &Model, page: usize) -> Attributes {
-    model.get(&page).copied().unwrap_or(Attributes::DEFAULT)
+/// What was said of a page, for all devices.
+#[derive(Clone, Copy, Debug, Default)]
+struct Page {
+    /// What was said that is for all, with the place as the device sees it that said it.
+    all: Attributes,
+    preferred: Option<Device>,
+    accessed: [bool; DEVICES],
 }
 
-fn set(map: &Map, model: &mut Model, first: usize, pages: usize, what: What, home: Home) {
+impl Page {
+    fn set(&mut self, change: &Change, device: Device) {
+        if let Some(to) = change.preferred {
+            self.preferred = (to == Location::Device).then_some(device);
+        }
+        if let Some(yes) = change.accessed_by {
+            self.accessed[device] = yes;
+        }
+        let change = Change { accessed_by: None, ..*change };
+        self.all = change.apply(self.all).unwrap();
+    }
+
+    fn close(&mut self, device: Device) {
+        if self.preferred == Some(device) {
+            self.preferred = None;
+            self.all = prefer(Location::Any).apply(self.all).unwrap();
+        }
+        self.accessed[device] = false;
+    }
+
+    /// The attributes that `device` sees, but for the place.
+    fn seen_by(&self, device: Device) -> Attributes {
+        let change = Change {
+            accessed_by: Some(self.accessed[device]),
+            preferred: Some(Location::Any),
+            ..Change::default()
+        };
+        change.apply(self.all).unwrap()
+    }
+
+    /// The place that `device` sees.
+    fn place(&self, device: Device) -> Location {
+        match self.preferred {
+            Some(other) if other != device => Location::Other,
+            _ => self.all.preferred(),
+        }
+    }
+
+    fn is_default(&self) -> bool {
+        self.all == Attributes::DEFAULT && self.accessed == [false; DEVICES]
+    }
+}
+
+fn prefer(to: Location) -> Change {
+    Change { preferred: Some(to), ..Change::default() }
+}
+
+/// `attributes` but for the place, and the place.
+fn apart(attributes: Attributes) -> (Attributes, Location) {
+    let other = prefer(Location::Any).apply(attributes).unwrap();
+    (other, attributes.preferred())
+}
+
+type Model = BTreeMap<usize, Page>;
+
+fn of(model: &Model, page: usize) -> Page {
+    model.get(&page).copied().unwrap_or_default()
+}
+
+fn set(
+    map: &Map,
+    model: &mut Model,
+    (first, pages): (usize, usize),
+    (what, device): (What, Device),
+    home: Home,
+) {
     let change = what.change();
-    let result = map.change(range(first, pages), home, &change);
+    let result = map.change(range(first, pages), home, &change, name(device));
     let works = change.apply(Attributes::DEFAULT).is_ok();
     assert_eq!(result.is_ok(), works);
     if works {
         for page in first..first + pages {
-            let new = change.apply(of(model, page)).unwrap();
-            model.insert(page, new);
+            model.entry(page).or_default().set(&change, device);
         }
     }
+}
+
+fn close(map: &Map, model: &mut Model, device: Device) {
+    map.forget(name(device));
+    model.values_mut().for_each(|page| page.close(device));
 }
 
 fn look(map: &Map, model: &Model, first: usize, pages: usize) {
     let limits = range(first, pages);
     let all: Vec<_> = (first..first + pages).map(|page| of(model, page)).collect();
-    let mut common = Common::of(all[0]);
-    for attributes in &all {
-        common = common.and(*attributes);
-    }
-    assert_eq!(map.common(limits), common);
-    let any = all.iter().any(|it| *it != Attributes::DEFAULT);
-    assert_eq!(map.any(limits), any);
-    for page in first..first + pages {
-        let (found, same) = map.at((BASE + page) << 12, limits);
-        assert_eq!(found, of(model, page), "page {page}");
-        assert!(same.contains((BASE + page) << 12) && limits.intersect(&same) == Some(same));
-        for other in (first..first + pages).filter(|it| same.contains((BASE + it) << 12)) {
-            assert_eq!(of(model, other), found, "page {other}");
+    // After a device has closed, there may be ranges with defaults.
+    assert!(map.any(limits) || all.iter().all(Page::is_default));
+    for device in 0..DEVICES {
+        let seen = all[0].seen_by(device);
+        let mut common = Common::of(seen);
+        for page in &all {
+            common = common.and(page.seen_by(device));
+        }
+        let place = all[0].place(device);
+        let same = all.iter().all(|page| page.place(device) == place);
+        common.preferred = same.then_some(place);
+        assert_eq!(map.common(limits, name(device)), common, "device {device}");
+        for page in first..first + pages {
+            let (found, same) = map.at((BASE + page) << 12, limits, name(device));
+            let expected = |page| (of(model, page).seen_by(device), of(model, page).place(device));
+            assert_eq!(apart(found), expected(page), "page {page}");
+            assert!(same.contains((BASE + page) << 12) && limits.intersect(&same) == Some(same));
+            for other in (first..first + pages).filter(|it| same.contains((BASE + it) << 12)) {
+                assert_eq!(expected(other), apart(found), "page {other}");
+            }
         }
     }
+}
+
+fn new() -> std::pin::Pin<KBox<Map>> {
+    KBox::pin_init(Map::new(), GFP_KERNEL).unwrap()
+}
+
+/// All that is watched.
+fn watched() -> Option<PageRange> {
+    PageRange::new(0, 1 << 46).ok()
 }
 
 /// Each page has what was set last, and what is said of a range is true of each of its pages.
 fn changes(trial: &Trial<'_>) {
     trial.run(ops(), 1..30, |ops| {
-        let map = Map::new().unwrap();
+        let map = new();
         let mut model = Model::new();
         let home = Home::new(BASE, 0, 0x1000);
         for op in ops {
             match *op {
-                Op::Set(first, pages, what) => set(&map, &mut model, first, pages, what, home),
+                Op::Set(first, pages, what, device) => {
+                    set(&map, &mut model, (first, pages), (what, device), home)
+                }
+                Op::Close(device) => close(&map, &mut model, device),
                 Op::Lose(first, pages) | Op::Move(first, pages) => {
                     map.lose(range(first, pages));
                     // Nothing of it is found again.
-                    map.settle(|_, _| None);
+                    map.settle(watched(), |_, _| None).unwrap();
                     model.retain(|page, _| !(first..first + pages).contains(page));
                 }
                 Op::Look(first, pages) => look(&map, &model, first, pages),
@@ -154,7 +259,7 @@ fn changes(trial: &Trial<'_>) {
 /// Pages that are moved have their attributes where they are now, and none where they were.
 fn moves(trial: &Trial<'_>) {
     trial.run(ops(), 1..20, |ops| {
-        let map = Map::new().unwrap();
+        let map = new();
         let mut model = Model::new();
         // Where each mapping is: its first page, how many, and the offset. They are in order.
         let mut mappings = vec![(0, PAGES, 0)];
@@ -163,13 +268,14 @@ fn moves(trial: &Trial<'_>) {
         let home = |first: usize, offset: usize| Home::new(BASE + first, offset, 0x1000);
         for op in ops {
             match *op {
-                Op::Set(first, pages, what) => {
+                Op::Close(device) => close(&map, &mut model, device),
+                Op::Set(first, pages, what, device) => {
                     for (start, count, offset) in &mappings {
                         let low = first.max(*start);
                         let high = (first + pages).min(start + count);
                         if low < high {
                             let home = home(*start, *offset);
-                            set(&map, &mut model, low, high - low, what, home);
+                            set(&map, &mut model, (low, high - low), (what, device), home);
                         }
                     }
                 }
@@ -205,7 +311,7 @@ fn moves(trial: &Trial<'_>) {
                     rest.extend(moved);
                     rest.sort();
                     mappings = rest;
-                    map.settle(|offset, from| {
+                    let settled = map.settle(watched(), |offset, from| {
                         let is_it = |(start, count, first): &&(usize, usize, usize)| {
                             BASE + start + count > from && (*first..first + count).contains(&offset)
                         };
@@ -217,7 +323,7 @@ fn moves(trial: &Trial<'_>) {
                             home: home(*start, *first),
                         })
                     });
-                    assert!(!map.is_unsettled());
+                    assert!(settled.is_ok() && !map.is_unsettled());
                 }
                 Op::Look(first, pages) => look(&map, &model, first, pages),
             }

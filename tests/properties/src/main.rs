@@ -48,7 +48,9 @@ mod mm {
     #[path = "../properties/range_map.rs"]
     pub(crate) mod range_map_properties;
 
-    pub(crate) use crate::stand_ins::{device_pages, page, pin, shrinker, table_memory, zeroed};
+    pub(crate) use crate::stand_ins::{
+        device_pages, notifier, page, pin, shrinker, table_memory, zeroed,
+    };
 }
 
 mod pgtable;

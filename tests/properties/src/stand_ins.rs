@@ -42,6 +42,21 @@ pub(crate) mod inject {
     pub(crate) struct Armed;
 }
 
+/// Names.
+pub(crate) mod notifier {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Cookie(pub(crate) usize);
+
+    impl Cookie {
+        pub(crate) const NONE: Self = Self(0);
+
+        /// For the text of KUnit suites, which is not run.
+        pub(crate) fn of_driver(place: *const core::ffi::c_void) -> Self {
+            Self(place as usize)
+        }
+    }
+}
+
 /// Alarms.
 pub(crate) mod alarm {
     /// For the text of KUnit suites, which is not run.

@@ -17,6 +17,8 @@ pub enum Preferred {
     Device = 1,
     /// In system memory.
     System = 2,
+    /// In the memory of another device of the process.  Cannot be set.
+    Other = 3,
 }
 
 /// Attributes of a range, as the kernel has them.
@@ -67,12 +69,12 @@ impl Attributes {
     pub const ALL: u32 = 31;
 
     /// With a preferred location.
-    pub fn prefer(self, preferred: Preferred) -> Self {
+    pub const fn prefer(self, preferred: Preferred) -> Self {
         Self { what: self.what | Self::PREFERRED, preferred: preferred as u32, ..self }
     }
 
     /// With a flag.
-    pub fn flag(self, bit: u32, yes: bool) -> Self {
+    pub const fn flag(self, bit: u32, yes: bool) -> Self {
         let values = if yes { self.values | bit } else { self.values & !bit };
         Self { what: self.what | bit, values, ..self }
     }

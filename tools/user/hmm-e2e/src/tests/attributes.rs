@@ -7,19 +7,18 @@ use crate::{check, check_eq};
 use hmm::engine::{checksum_of_pattern, Way};
 use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::{Child, Command, Device, EngineOp, Errno, Mapping, Prot, PAGE_SIZE};
-use std::time::Duration;
 
-const OURS: &str = "test_hmm knows no attributes";
+pub(super) const OURS: &str = "test_hmm knows no attributes";
 
 pub const TESTS: &[Test] = &[
     Test::new("attributes", "what_holds_for_all", what_holds_for_all).only_rust(OURS),
     Test::new("attributes", "errors", errors).only_rust(OURS),
     Test::new("attributes", "unmapped_memory_loses_them", unmapped).only_rust(OURS),
     Test::new("attributes", "moved_memory_takes_them_along", moved).only_rust(OURS),
+    Test::new("attributes", "memory_moved_far_away_loses_them_there", moved_far).only_rust(OURS),
     Test::new("attributes", "a_child_has_none", a_child_has_none).only_rust(OURS),
     Test::new("attributes", "other_changes_keep_them", other_changes_keep_them).only_rust(OURS),
     Test::new("attributes", "preferred_location", preferred_location).only_rust(OURS),
-    Test::new("attributes", "preferred_by_two_devices", preferred_by_two).only_rust(OURS),
     Test::new("attributes", "never_migrate", never_migrate).only_rust(OURS),
     Test::new("attributes", "accessed_by", accessed_by).only_rust(OURS),
     Test::new("attributes", "read_mostly_is_mapped_in_place", read_mostly).only_rust(OURS),
@@ -33,29 +32,52 @@ pub const TESTS: &[Test] = &[
         .only_rust(OURS),
 ];
 
-const DEVICE: Attributes =
+pub(super) const DEVICE: Attributes =
     Attributes { what: Attributes::PREFERRED, preferred: Preferred::Device as u32, ..none() };
 
-const fn none() -> Attributes {
+pub(super) const fn none() -> Attributes {
     Attributes::NONE
 }
 
-fn set(device: &Device, map: &Mapping, first: usize, pages: usize, new: Attributes) -> Outcome {
+pub(super) fn set(
+    device: &Device,
+    map: &Mapping,
+    first: usize,
+    pages: usize,
+    new: Attributes,
+) -> Outcome {
     device.set_attributes(map.page_addr(first), pages, new).what("set attributes")
 }
 
-fn get(device: &Device, map: &Mapping, first: usize, pages: usize) -> Result<Attributes, Stop> {
+pub(super) fn get(
+    device: &Device,
+    map: &Mapping,
+    first: usize,
+    pages: usize,
+) -> Result<Attributes, Stop> {
     device.attributes(map.page_addr(first), pages).what("get attributes")
 }
 
 /// The range has the defaults.
-fn has_none(device: &Device, map: &Mapping, first: usize, pages: usize, when: &str) -> Outcome {
+pub(super) fn has_none(
+    device: &Device,
+    map: &Mapping,
+    first: usize,
+    pages: usize,
+    when: &str,
+) -> Outcome {
     let expected = Attributes { what: Attributes::ALL, ..none() };
     check_eq!(get(device, map, first, pages)?, expected, "attributes {when}");
     Ok(())
 }
 
-fn has_device(device: &Device, map: &Mapping, first: usize, pages: usize, when: &str) -> Outcome {
+pub(super) fn has_device(
+    device: &Device,
+    map: &Mapping,
+    first: usize,
+    pages: usize,
+    when: &str,
+) -> Outcome {
     let expected = Attributes { what: Attributes::ALL, ..DEVICE };
     check_eq!(get(device, map, first, pages)?, expected, "attributes {when}");
     Ok(())
@@ -156,6 +178,24 @@ fn moved(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+/// Memory that was moved to where nobody has set any is followed there, and loses them when it is
+/// unmapped.
+fn moved_far(ctx: &Ctx) -> Outcome {
+    let device = ctx.open()?;
+    let (map, target) = (Mapping::anon(16)?, Mapping::anon(32768)?);
+    map.fill(1);
+    set(&device, &map, 0, 16, DEVICE)?;
+    // 64 MiB around what has attributes are watched.
+    let first = if target.addr() < map.addr() { 0 } else { target.pages() - 16 };
+    check!(target.page_addr(first).abs_diff(map.addr()) > 100 << 20, "the target is near");
+    map.move_pages(0, 16, &target, first)?;
+    has_device(&device, &target, first, 16, "where it was moved")?;
+    target.unmap_pages(first, 16)?;
+    has_none(&device, &target, first, 16, "of what was unmapped there")?;
+    target.map_again(first, 16, None)?;
+    has_none(&device, &target, first, 16, "of what is mapped there again")
+}
+
 fn a_child_has_none(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(16)?;
@@ -192,7 +232,7 @@ fn other_changes_keep_them(ctx: &Ctx) -> Outcome {
 }
 
 /// An engine reads a page; returns how many pages of the mapping are on the device then.
-fn engine_reads(device: &Device, map: &Mapping, page: usize) -> Result<usize, Stop> {
+pub(super) fn engine_reads(device: &Device, map: &Mapping, page: usize) -> Result<usize, Stop> {
     let read = Command::new(EngineOp::Read, map.page_addr(page), 4096);
     check_eq!(device.run(read).what("engine")?.error, None, "an engine's read");
     resident(device, map, 0, map.pages())
@@ -213,32 +253,6 @@ fn preferred_location(ctx: &Ctx) -> Outcome {
     check!(engine_reads(&device, &map, 300)? >= 16, "what prefers the device did not move");
     check_eq!(resident(&device, &map, 0, 256)?, 0, "pages of the other half");
     cpu_sees(&map, 1, "in both places")
-}
-
-/// Two devices prefer a page, and their engines add to it. Both make progress.
-fn preferred_by_two(ctx: &Ctx) -> Outcome {
-    let devices = [ctx.open()?, Device::open(ctx.second).what("open the second device")?];
-    let map = Mapping::anon(1)?;
-    map.set(0, 0, 0);
-    for device in &devices {
-        device.set_policy(Policy::None)?;
-        set(device, &map, 0, 1, DEVICE)?;
-    }
-    let add = Command::new(EngineOp::AtomicAdd, map.addr(), 8).value(1).stride(8).rounds(0);
-    let jobs = devices.iter().map(|device| device.submit(add)).collect::<Result<Vec<_>, _>>()?;
-    std::thread::sleep(Duration::from_secs(1));
-    let mut rounds = Vec::new();
-    for job in &jobs {
-        let ended = job.finish()?;
-        check_eq!(ended.error, None, "end of a device's work");
-        rounds.push(ended.status.rounds);
-    }
-    println!("# {rounds:?} rounds");
-    // Not by luck now and then: tens of thousands, and about as many for each.
-    let (least, most) = (rounds.iter().min().unwrap_or(&0), rounds.iter().max().unwrap_or(&0));
-    check!(*least >= 1000 && *most <= 3 * least, "rounds of the devices: {rounds:?}");
-    check_eq!(map.get(0, 0), rounds.iter().sum::<u64>(), "the sum");
-    Ok(())
 }
 
 fn never_migrate(ctx: &Ctx) -> Outcome {

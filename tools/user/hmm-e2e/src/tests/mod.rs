@@ -4,6 +4,7 @@
 use crate::harness::Test;
 
 mod attributes;
+mod attributes_of_devices;
 mod bad;
 mod bounce;
 mod c_mirror;
@@ -61,6 +62,7 @@ pub fn all() -> Vec<Test> {
         engine::TESTS,
         extension::TESTS,
         attributes::TESTS,
+        attributes_of_devices::TESTS,
         queue::TESTS,
         lock::TESTS,
         connect::TESTS,

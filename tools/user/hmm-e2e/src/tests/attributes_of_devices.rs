@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Attributes of a process that has several devices open, or one device several times.
+
+use super::attributes::{engine_reads, get, has_device, has_none, none, set, DEVICE, OURS};
+use crate::harness::{Ctx, Outcome, Stop, Test, What};
+use crate::support::*;
+use crate::{check, check_eq};
+use hmm::engine::Way;
+use hmm::placement::{Attributes, Policy, Preferred};
+use hmm::{Command, Device, EngineOp, ManagedFlags, Mapping, Prot};
+use std::time::Duration;
+
+pub const TESTS: &[Test] = &[
+    Test::new("attributes", "attracted_by_two_devices", attracted_by_two).only_rust(OURS),
+    Test::new("attributes", "preferred_by_another_device", by_another).only_rust(OURS),
+    Test::new("attributes", "accessed_by_each_device", accessed_by_each).only_rust(OURS),
+    Test::new("attributes", "two_opens_of_a_device_share_them", two_opens).only_rust(OURS),
+    Test::new("attributes", "a_device_that_closes_drops_its_own", closed).only_rust(OURS),
+    Test::new("attributes", "moved_memory_keeps_those_of_two_devices", moved).only_rust(OURS),
+];
+
+const ACCESSED: Attributes = none().flag(Attributes::ACCESSED_BY, true);
+
+fn open_second(ctx: &Ctx) -> Result<Device, Stop> {
+    Device::open(ctx.second).what("open the second device")
+}
+
+/// What a device sees of all of a mapping.
+fn sees(device: &Device, map: &Mapping, expected: Attributes, who: &str) -> Outcome {
+    let expected = Attributes { what: Attributes::ALL, ..expected };
+    check_eq!(get(device, map, 0, map.pages())?, expected, "attributes that {who} sees");
+    Ok(())
+}
+
+/// An engine adds 1 to the first word of each page.
+fn add(device: &Device, map: &Mapping) -> Outcome {
+    let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).value(1).stride(4096);
+    check_eq!(device.run(add).what("engine")?.error, None, "an engine's atomic operations");
+    Ok(())
+}
+
+/// Managed memory goes to each device that uses it, and the engines of two devices add to it. Both
+/// make progress.
+fn attracted_by_two(ctx: &Ctx) -> Outcome {
+    let devices = [ctx.open()?, open_second(ctx)?];
+    let map = devices[0].map_managed(1, ManagedFlags::default()).what("managed memory")?;
+    map.set(0, 0, 0);
+    for device in &devices {
+        device.set_policy(Policy::None)?;
+    }
+    let add = Command::new(EngineOp::AtomicAdd, map.addr(), 8).value(1).stride(8).rounds(0);
+    let jobs = devices.iter().map(|device| device.submit(add)).collect::<Result<Vec<_>, _>>()?;
+    std::thread::sleep(Duration::from_secs(1));
+    let mut rounds = Vec::new();
+    for job in &jobs {
+        let ended = job.finish()?;
+        check_eq!(ended.error, None, "end of a device's work");
+        rounds.push(ended.status.rounds);
+    }
+    println!("# {rounds:?} rounds");
+    // Not by luck now and then: tens of thousands, and about as many for each.
+    let (least, most) = (rounds.iter().min().unwrap_or(&0), rounds.iter().max().unwrap_or(&0));
+    check!(*least >= 1000 && *most <= 3 * least, "rounds of the devices: {rounds:?}");
+    check_eq!(map.get(0, 0), rounds.iter().sum::<u64>(), "the sum");
+    Ok(())
+}
+
+/// One device prefers memory. The other one maps it where it is, whatever its policy says, and
+/// moves nothing.
+fn by_another(ctx: &Ctx) -> Outcome {
+    let (device, other) = (ctx.open()?, open_second(ctx)?);
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    other.set_policy(Policy::Default)?;
+    for policy in [Policy::OnePage, Policy::None] {
+        device.set_policy(policy)?;
+        set(&device, &map, 0, 64, DEVICE)?;
+        has_device(&device, &map, 0, 64, "that the device sees")?;
+        sees(&other, &map, none().prefer(Preferred::Other), "the other device")?;
+        let before = other.placement()?;
+        for round in 0..3 {
+            let when = format!("in round {round} with policy {policy:?}");
+            add(&device, &map)?;
+            check_eq!(resident(&device, &map, 0, 64)?, 64, "pages on the device {when}");
+            let word = map.get(9, 0);
+            // For the other device these are the pages of a device, or have come back to the
+            // system.
+            add(&other, &map)?;
+            check_eq!(resident(&other, &map, 0, 64)?, 0, "pages on the other device {when}");
+            check_eq!(map.get(9, 0), word.wrapping_add(1), "a word {when}");
+        }
+        let after = other.placement()?;
+        check_eq!(after.moved, before.moved, "pages that the other device moved");
+        check!(after.in_place > before.in_place, "no fault of the other device was in place");
+        // Who says it last has it.
+        set(&other, &map, 0, 64, DEVICE)?;
+        sees(&device, &map, none().prefer(Preferred::Other), "the device")?;
+        device.migrate(map.addr(), 64, Way::ToSystem)?;
+        // The other device has kept its entries of the pages. Only a fault moves them.
+        map.protect(Prot::Read)?;
+        map.protect(Prot::ReadWrite)?;
+        engine_reads(&other, &map, 3)?;
+        check!(resident(&other, &map, 0, 64)? > 0, "what the other device prefers did not move");
+        set(&device, &map, 0, 64, none().prefer(Preferred::Anywhere))?;
+        has_none(&other, &map, 0, 64, "when it was taken back")?;
+        other.migrate(map.addr(), 64, Way::ToSystem)?;
+    }
+    let expected = hmm::pattern::word(1, 9, 0).wrapping_add(2 * 3 * 2);
+    check_eq!(map.get(9, 0), expected, "the sum");
+    Ok(())
+}
+
+fn accessed_by_each(ctx: &Ctx) -> Outcome {
+    let (device, other) = (ctx.open()?, open_second(ctx)?);
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    set(&device, &map, 0, 64, ACCESSED)?;
+    sees(&device, &map, ACCESSED, "the device")?;
+    sees(&other, &map, none(), "the other device")?;
+    let done = device_sees(&device, &map, 1, "of memory that is always mapped")?;
+    check_eq!(done.faults, 0, "faults on memory that is always mapped");
+    let done = device_sees(&other, &map, 1, "by the other device")?;
+    check!(done.faults > 0, "the other device had it mapped, too");
+    other.discard(map.addr(), 64)?;
+    set(&other, &map, 0, 64, ACCESSED)?;
+    let done = device_sees(&other, &map, 1, "by the other device, which has it mapped now")?;
+    check_eq!(done.faults, 0, "faults of the other device");
+    set(&device, &map, 0, 64, none().flag(Attributes::ACCESSED_BY, false))?;
+    sees(&device, &map, none(), "the device that took it back")?;
+    sees(&other, &map, ACCESSED, "the device that did not")
+}
+
+fn two_opens(ctx: &Ctx) -> Outcome {
+    let (device, again) = (ctx.open()?, ctx.open()?);
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    set(&device, &map, 0, 64, DEVICE)?;
+    has_device(&again, &map, 0, 64, "that the second open sees")?;
+    check!(engine_reads(&again, &map, 3)? > 0, "what the device prefers did not move");
+    cpu_sees(&map, 1, "of it")?;
+    let never = none().prefer(Preferred::System).flag(Attributes::NEVER_MIGRATE, true);
+    set(&again, &map, 0, 64, never.flag(Attributes::ACCESSED_BY, true))?;
+    sees(&device, &map, never.flag(Attributes::ACCESSED_BY, true), "the first open")?;
+    for open in [&again, &device] {
+        let done = device_sees(open, &map, 1, "of memory that is always mapped")?;
+        check_eq!(done.faults, 0, "faults on memory that is always mapped");
+    }
+    // It holds as long as one of them is open.
+    set(&device, &map, 0, 64, DEVICE)?;
+    let expected = DEVICE.flag(Attributes::NEVER_MIGRATE, true).flag(Attributes::ACCESSED_BY, true);
+    device.close().what("close")?;
+    sees(&again, &map, expected, "the open that is left")?;
+    let third = ctx.open()?;
+    again.close().what("close")?;
+    sees(&third, &map, expected, "a later open")
+}
+
+fn closed(ctx: &Ctx) -> Outcome {
+    let (device, other) = (ctx.open()?, open_second(ctx)?);
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    let never = none().flag(Attributes::NEVER_MIGRATE, true).order(Some(3));
+    set(&device, &map, 0, 64, never.prefer(Preferred::Device).flag(Attributes::ACCESSED_BY, true))?;
+    set(&other, &map, 0, 64, ACCESSED)?;
+    let both = never.flag(Attributes::ACCESSED_BY, true);
+    sees(&other, &map, both.prefer(Preferred::Other), "the other device")?;
+    device.close().what("close")?;
+    sees(&other, &map, both, "the other device when the first one was closed")?;
+    // What was not said of the device holds; what was is not its next open's.
+    let device = ctx.open()?;
+    sees(&device, &map, never, "the next open of the device")?;
+    other.close().what("close")?;
+    sees(&device, &map, never, "the device when the other one was closed")?;
+    sees(&open_second(ctx)?, &map, never, "the next open of the other device")?;
+    // With the last device nothing is left.
+    device.close().what("close")?;
+    has_none(&ctx.open()?, &map, 0, 64, "when all devices were closed")
+}
+
+fn moved(ctx: &Ctx) -> Outcome {
+    let (device, other) = (ctx.open()?, open_second(ctx)?);
+    let (map, target) = (Mapping::anon(64)?, Mapping::anon(64)?);
+    map.fill(1);
+    set(&device, &map, 0, 64, DEVICE)?;
+    set(&other, &map, 0, 64, ACCESSED)?;
+    map.move_pages(0, 64, &target, 0)?;
+    // Whichever asks first.
+    sees(&other, &target, ACCESSED.prefer(Preferred::Other), "the other device")?;
+    has_device(&device, &target, 0, 64, "where it was moved")?;
+    has_none(&device, &map, 0, 64, "of the old place")?;
+    target.unmap_pages(0, 64)?;
+    for device in [&device, &other] {
+        has_none(device, &target, 0, 64, "of what was unmapped")?;
+    }
+    Ok(())
+}

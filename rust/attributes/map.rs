@@ -304,8 +304,8 @@ impl Map {
     ///
     /// # Errors
     ///
-    /// A range that has to be watched, too; then to be called again. Context: the mmap lock is
-    /// held; may sleep.
+    /// The range of a mapping that has to be watched, too; then to be called again. Context: the
+    /// mmap lock is held; may sleep.
     pub(crate) fn settle(
         &self,
         watched: Option<PageRange>,
@@ -344,7 +344,9 @@ impl Map {
                             };
                             // Without room, which others have used meanwhile, it is lost.
                             let _ = self.inside.lock().aside.push_within_capacity(rest);
-                            return Err(to);
+                            // The whole mapping, because its other pieces have moved, too.
+                            let all = PageRange::from_pages(found.first << PAGE_SHIFT, found.pages);
+                            return Err(all.unwrap_or(to));
                         }
                         // Without memory it is lost.
                         let to = at..=at + pages - 1;

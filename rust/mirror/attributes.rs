@@ -36,8 +36,9 @@ pub(super) struct Known {
     pub(super) movable: bool,
 }
 
-/// Rounds in which attributes follow mappings that go on moving; then those are lost.
-const ROUNDS: usize = 4;
+/// Rounds in which attributes follow mappings. Each round watches one more mapping, so there is one
+/// for each range that can be put aside. Attributes that are left then are lost.
+const ROUNDS: usize = 64;
 
 impl<D: Device> Inner<D> {
     /// Names the device in attributes: see

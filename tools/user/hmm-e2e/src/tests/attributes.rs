@@ -181,19 +181,23 @@ fn moved(ctx: &Ctx) -> Outcome {
 /// Memory that was moved to where nobody has set any is followed there, and loses them when it is
 /// unmapped.
 fn moved_far(ctx: &Ctx) -> Outcome {
-    let device = ctx.open()?;
-    let (map, target) = (Mapping::anon(16)?, Mapping::anon(32768)?);
+    let (device, map, to) = (ctx.open()?, Mapping::anon(6 * 16)?, Mapping::anon(6 << 15)?);
     map.fill(1);
-    set(&device, &map, 0, 16, DEVICE)?;
-    // 64 MiB around what has attributes are watched.
-    let first = if target.addr() < map.addr() { 0 } else { target.pages() - 16 };
-    check!(target.page_addr(first).abs_diff(map.addr()) > 100 << 20, "the target is near");
-    map.move_pages(0, 16, &target, first)?;
-    has_device(&device, &target, first, 16, "where it was moved")?;
-    target.unmap_pages(first, 16)?;
-    has_none(&device, &target, first, 16, "of what was unmapped there")?;
-    target.map_again(first, 16, None)?;
-    has_none(&device, &target, first, 16, "of what is mapped there again")
+    set(&device, &map, 0, map.pages(), DEVICE)?;
+    // 64 MiB around attributes are watched. The last place is the nearest one and found first.
+    let at = |n: usize| if to.addr() < map.addr() { n << 15 } else { ((6 - n) << 15) - 16 };
+    for (part, first) in (0..6).map(at).enumerate() {
+        check!(to.page_addr(first).abs_diff(map.addr()) > 100 << 20, "the target is near");
+        map.move_pages(16 * part, 16, &to, first)?;
+    }
+    for first in (0..6).map(at) {
+        has_device(&device, &to, first, 16, "where it was moved")?;
+        to.unmap_pages(first, 16)?;
+        has_none(&device, &to, first, 16, "of what was unmapped there")?;
+        to.map_again(first, 16, None)?;
+        has_none(&device, &to, first, 16, "of what is mapped there again")?;
+    }
+    Ok(())
 }
 
 fn a_child_has_none(ctx: &Ctx) -> Outcome {

@@ -23,6 +23,11 @@ pub(crate) const ALL: &[Property] = &[
         cases: 600,
         variants: &[("map", moves)],
     },
+    Property {
+        name: "attributes_of_a_moved_mapping_are_watched_at_once",
+        cases: 600,
+        variants: &[("map", moves_out_of_sight)],
+    },
 ];
 
 /// Pages that are used, from [`BASE`] on.
@@ -329,5 +334,35 @@ fn moves(trial: &Trial<'_>) {
             }
             look(&map, &model, 0, behind);
         }
+    });
+}
+
+/// A mapping that moves below what is watched is watched as a whole, however many pieces it has.
+fn moves_out_of_sight(trial: &Trial<'_>) {
+    const FAR: usize = 10 * PAGES;
+    trial.run(ops(), 1..20, |ops| {
+        let map = new();
+        let mut model = Model::new();
+        let home = |first: usize| Home::new(BASE + first, 0, 0x1000);
+        for op in ops {
+            if let Op::Set(first, pages, what, device) = *op {
+                set(&map, &mut model, (FAR + first, pages), (what, device), home(FAR));
+            }
+        }
+        map.lose(range(FAR, PAGES));
+        let find = |offset: usize, from: usize| {
+            (from < BASE + PAGES && offset < PAGES).then_some(Found {
+                first: BASE,
+                pages: PAGES,
+                offset: 0,
+                home: home(0),
+            })
+        };
+        let watched = range(FAR, PAGES);
+        if let Err(place) = map.settle(Some(watched), find) {
+            map.settle(Some(watched.hull(&place)), find).unwrap();
+        }
+        let moved = model.into_iter().map(|(page, had)| (page - FAR, had)).collect();
+        look(&map, &moved, 0, PAGES);
     });
 }

@@ -19,62 +19,9 @@ use kernel::{
     prelude::*, //
 };
 
-/// Marks folios dirty, because a device may have written them: many with one call. What was added is
-/// marked at the latest when this is dropped.
-pub(crate) struct DirtyBatch {
-    pfns: [usize; Self::ROOM],
-    len: usize,
-}
+mod dirty;
 
-impl DirtyBatch {
-    const ROOM: usize = 32;
-
-    /// An empty one.
-    pub(crate) const fn new() -> Self {
-        Self {
-            pfns: [0; Self::ROOM],
-            len: 0,
-        }
-    }
-
-    /// Adds the folios of `count` page frames from `pfn` on.
-    ///
-    /// # Safety
-    ///
-    /// Until `self` is dropped, the frames must belong to pages that are alive and, if they are of a file,
-    /// cannot be truncated: they are mapped, and the notifier's callback that will let them be unmapped has
-    /// not returned.
-    #[inline]
-    pub(crate) unsafe fn add(&mut self, pfn: usize, count: usize) {
-        if count != 1 {
-            // SAFETY: By the function's requirements.
-            return unsafe { bindings::rust_hmm_mark_dirty(pfn, count) };
-        }
-        if self.len == Self::ROOM {
-            self.mark();
-        }
-        if let Some(place) = self.pfns.get_mut(self.len) {
-            *place = pfn;
-            // OVERFLOW: At most the length of the array.
-            self.len = self.len.wrapping_add(1);
-        }
-    }
-
-    fn mark(&mut self) {
-        let pfns = self.pfns.get(..self.len).unwrap_or_default();
-        // SAFETY: By the requirements of `add`.
-        unsafe { bindings::rust_hmm_mark_all_dirty(pfns.as_ptr(), pfns.len()) };
-        self.len = 0;
-    }
-}
-
-impl Drop for DirtyBatch {
-    fn drop(&mut self) {
-        if self.len != 0 {
-            self.mark();
-        }
-    }
-}
+pub(crate) use dirty::DirtyBatch;
 
 /// Whether page frame `pfn` is the zero page.
 pub fn is_zero_pfn(pfn: usize) -> bool {

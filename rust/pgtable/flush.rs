@@ -13,6 +13,10 @@ use crate::mm::{
 };
 use kernel::sync::Arc;
 
+/// Addresses that have to be flushed. A part of [`FlushBatch`], so that [`FlushBatch::start`] can
+/// move the others out.
+struct Hull(Option<PageRange>);
+
 /// Gathers what updates make necessary.
 ///
 /// Losing one is no memory error: its table pages are not used again. But the device may go on to
@@ -20,7 +24,7 @@ use kernel::sync::Arc;
 #[must_use = "the device may still use what was removed"]
 pub struct FlushBatch<F: Format> {
     pool: Arc<Pool<F>>,
-    hull: Option<PageRange>,
+    hull: Hull,
     pages: usize,
     pub(super) detached: List,
 }
@@ -29,7 +33,7 @@ impl<F: Format> FlushBatch<F> {
     pub(super) fn new(pool: Arc<Pool<F>>) -> Self {
         Self {
             pool,
-            hull: None,
+            hull: Hull(None),
             pages: 0,
             detached: List::EMPTY,
         }
@@ -42,7 +46,8 @@ impl<F: Format> FlushBatch<F> {
     /// Asks for a flush of `range`, too.
     #[inline]
     pub fn cover(&mut self, range: PageRange) {
-        self.hull = Some(self.hull.map_or(range, |hull| hull.hull(&range)));
+        let Hull(hull) = &mut self.hull;
+        *hull = Some(hull.map_or(range, |hull| hull.hull(&range)));
     }
 
     /// Takes note of a change of an entry that covers `span`.
@@ -70,12 +75,12 @@ impl<F: Format> FlushBatch<F> {
 
     /// Whether nothing has to be flushed.
     pub fn is_empty(&self) -> bool {
-        self.hull.is_none()
+        self.hull.0.is_none()
     }
 
     /// What has to be flushed.
     pub fn range(&self) -> Option<PageRange> {
-        self.hull
+        self.hull.0
     }
 
     /// Pages of entries that were removed, write-protected or replaced.
@@ -84,22 +89,28 @@ impl<F: Format> FlushBatch<F> {
     }
 
     /// Starts the flush.
-    pub fn start<S: Flusher>(mut self, flusher: &S) -> Flushing<S::Pending, F> {
+    pub fn start<S: Flusher>(self, flusher: &S) -> Flushing<S::Pending, F> {
+        let Self {
+            pool,
+            mut hull,
+            detached,
+            ..
+        } = self;
         Flushing {
-            pending: self.hull.take().map(|range| flusher.start(range)),
-            pool: self.pool.clone(),
-            detached: core::mem::replace(&mut self.detached, List::EMPTY),
+            pending: hull.0.take().map(|range| flusher.start(range)),
+            pool,
+            detached,
         }
     }
 }
 
-impl<F: Format> Drop for FlushBatch<F> {
+impl Drop for Hull {
     fn drop(&mut self) {
-        if self.hull.is_some() {
+        if self.0.is_some() {
             crate::alarm!(
                 FlushLost,
                 "device translations of {:?} were not flushed: start() the batch and wait() before its pages are freed",
-                self.hull
+                self.0
             );
         }
     }

@@ -69,10 +69,11 @@ struct Name {
 
 impl Name {
     fn current() -> Self {
+        let task = Task::current_raw();
         Self {
-            address: current_task(),
+            address: task as usize,
             // SAFETY: The current task is alive, and nobody else writes this.
-            born: unsafe { (*Task::current_raw()).start_time },
+            born: unsafe { (*task).start_time },
         }
     }
 
@@ -114,20 +115,39 @@ impl Name {
             Some(place) => place,
             None => self.claim()?,
         };
+        Some(self.begin(place))
+    }
+
+    /// Notes that the task is within nothing yet, in `place`, which it has taken.
+    #[inline]
+    fn begin<'p>(&self, place: &'p Place) -> &'p Place {
         place.born.store(self.born, Relaxed);
         place.depth.store(0, Relaxed);
-        Some(place)
+        place
+    }
+
+    /// Takes `place`, if it is free.
+    #[inline]
+    fn take(&self, place: &Place) -> bool {
+        place.task.load(Relaxed) == 0 && place.task.cmpxchg(0, self.address, Acquire).is_ok()
+    }
+
+    /// As [`Self::note`], if its first place is free and no task was ever noted farther from there:
+    /// as good as always for a task that is not within a callback.
+    #[inline]
+    fn note_first(&self) -> Option<&'static Place> {
+        let place = TABLE.get(self.first())?;
+        // With a reach of 1 it cannot be noted elsewhere. The reach is 0 before the first use.
+        let is_taken = place.reach.load(Relaxed) == 1 && self.take(place);
+        is_taken.then(|| self.begin(place))
     }
 
     /// Takes a free place.
     fn claim(&self) -> Option<&'static Place> {
-        let free = |place: &&'static Place| {
-            place.task.load(Relaxed) == 0 && place.task.cmpxchg(0, self.address, Acquire).is_ok()
-        };
         let (step, place) = self
             .places(PLACES)
             .enumerate()
-            .find(|(_, place)| free(place))?;
+            .find(|(_, place)| self.take(place))?;
         let reach = self.reach()?;
         let mut now = reach.load(Relaxed);
         while now <= step {
@@ -150,7 +170,8 @@ impl Within {
     /// Context: any but interrupts.
     #[inline(never)]
     pub(crate) fn enter() -> Self {
-        let place = Name::current().note();
+        let name = Name::current();
+        let place = name.note_first().or_else(|| name.note());
         if let Some(place) = place {
             place.depth.store(place.depth.load(Relaxed) + 1, Relaxed);
         }

@@ -51,7 +51,7 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> MirrorOps for Inner<D> {
-    fn invalidate(&self, event: &Event<'_>) -> ControlFlow<(), Invalidated> {
+    fn invalidate(&self, event: &Event<'_>, alone: bool) -> ControlFlow<(), Invalidated> {
         let mut state = match event.blockable {
             true => self.lock(),
             false => {
@@ -68,7 +68,7 @@ impl<D: Device> MirrorOps for Inner<D> {
         let (changed, flush) = self.invalidated(&mut state, event);
         drop(state);
         let flush = flush.and_then(|flush| {
-            let kept = match event.blockable {
+            let kept = match event.blockable && !alone {
                 true => self.flushes.keep(event.number(), flush),
                 false => Err(flush),
             };

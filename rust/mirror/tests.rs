@@ -293,7 +293,7 @@ fn has_stale_flags(pfn: usize) -> bool {
 fn pretend(mirror: &Mirror<TestDevice>, reason: Reason, range: PageRange) -> bool {
     let inner = mirror.inner();
     let event = Event::for_test(reason, range, Cookie::NONE);
-    match inner.invalidate(&event) {
+    match inner.invalidate(&event, false) {
         ControlFlow::Continue(Invalidated {
             flush: Some(flush), ..
         }) => {

@@ -42,8 +42,11 @@ pub(crate) struct Invalidated {
 pub(crate) trait MirrorOps: Send + Sync {
     /// Takes away what `event` is about. Takes the table lock. `Break` refuses an event that must not wait.
     ///
+    /// If it is `alone`, no other flush of the event can overlap with this mirror's: then the
+    /// flush is waited for at once.
+    ///
     /// Context: as [`Subscriber::invalidate`](crate::mm::notifier::Subscriber::invalidate).
-    fn invalidate(&self, event: &Event<'_>) -> ControlFlow<(), Invalidated>;
+    fn invalidate(&self, event: &Event<'_>, alone: bool) -> ControlFlow<(), Invalidated>;
 
     /// Waits for the flush in place `flush`.
     fn finish(&self, flush: usize);
@@ -167,6 +170,12 @@ impl Mirrors {
             self.end.store(number + 1, Relaxed);
         }
         Ok((number, users))
+    }
+
+    /// Whether there is at most one mirror. Context: any.
+    #[inline]
+    pub(super) fn are_few(&self) -> bool {
+        self.end.load(Relaxed) <= 1
     }
 
     fn remove(&self, number: usize) -> Option<KBox<Place>> {

@@ -138,14 +138,19 @@ impl Subscriber for Window {
             return ControlFlow::Continue(None);
         };
         let narrow = event.within(own);
-        let event_here = match self.space.is_first_of(event) {
+        // Most events are of one window.
+        let whole = own == event.range;
+        let event_here = match whole || self.space.is_first_of(event) {
             true => event,
             false => &narrow,
         };
+        let mirrors = self.space.mirrors();
+        // No other window is told of it, and no other mirror.
+        let alone = whole && mirrors.are_few();
         let mut changed = false;
         let mut flushes: Option<Flushes> = None;
-        for mirror in self.space.mirrors().entered(None) {
-            let told = mirror.invalidate(event_here);
+        for mirror in mirrors.entered(None) {
+            let told = mirror.invalidate(event_here, alone);
             match told {
                 ControlFlow::Break(()) => {
                     if let Some(flushes) = flushes {

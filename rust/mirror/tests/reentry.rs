@@ -177,7 +177,7 @@ mod suite {
         let inner = mirror.inner();
         let mut event = Event::for_test(Reason::Unmap, range, Cookie::NONE);
         event.blockable = false;
-        assert!(inner.invalidate(&event).is_break());
+        assert!(inner.invalidate(&event, false).is_break());
         assert!(armed.0.was_refused(From::FlushSleeps));
         Ok(())
     }

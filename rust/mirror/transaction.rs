@@ -270,11 +270,18 @@ impl Transactions {
 
     /// Takes note of an event: all migrations but the one that has caused it lose its pages.
     /// Returns the name of that one.
+    #[inline]
     pub(crate) fn note(&mut self, event: &Event<'_>) -> Option<Cookie> {
-        let mut own = None;
-        if self.0.is_empty() {
-            return None;
+        match self.0.is_empty() {
+            true => None,
+            false => self.note_all(event),
         }
+    }
+
+    // Not in the way of events while no migration runs.
+    #[inline(never)]
+    fn note_all(&mut self, event: &Event<'_>) -> Option<Cookie> {
+        let mut own = None;
         self.each_within(event.range, |transaction| {
             if transaction.request.has_caused(event) {
                 own = Some(transaction.request.name);

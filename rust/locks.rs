@@ -66,6 +66,8 @@ classes! {
     attributes = c"rust_hmm::attributes";
     /// Attributes change, or are moved.
     attribute_changes = c"rust_hmm::attribute_changes";
+    /// The mirrors of an address space.
+    mirrors = c"rust_hmm::mirrors";
     /// The windows of an address space.
     windows = c"rust_hmm::windows";
     /// Windows that may not be needed any more.

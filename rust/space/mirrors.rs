@@ -9,6 +9,7 @@
 use super::Request;
 use crate::{
     events::Need,
+    locks,
     mm::{
         addr::PageRange,
         migrate::Moved,
@@ -25,9 +26,9 @@ use kernel::{
             Atomic, //
         },
         Arc,
-        Completion, //
+        Completion,
+        SpinLock, //
     },
-    xarray::{AllocKind, XArray},
 };
 
 /// What a mirror has done when it was told of an event.
@@ -131,21 +132,44 @@ impl core::ops::Deref for Entered {
 /// The mirrors of a space.
 #[pin_data]
 pub(crate) struct Mirrors {
+    /// Processes have few: a list is faster than a tree at each event. The last place is in use.
     #[pin]
-    places: XArray<KBox<Place>>,
-    /// No place from this number on is in use. Changed under the lock of `places`.
+    places: SpinLock<KVec<Option<Place>>>,
+    /// The length of that list. Changed under its lock.
     end: Atomic<usize>,
 }
 
 impl Mirrors {
     pub(super) fn new() -> impl PinInit<Self> {
+        let (name, key) = locks::mirrors();
         pin_init!(Self {
-            places <- XArray::new(AllocKind::Alloc),
+            places <- SpinLock::new(KVec::new(), name, key),
             end: Atomic::new(0),
         })
     }
 
-    /// Gives `mirror` a place. Context: may sleep. `ENOMEM`; `EAGAIN`: another one has got the place.
+    /// Ensures that a place is free or can be added. Context: may sleep; one task at a time. `ENOMEM`.
+    fn reserve(&self) -> Result {
+        let count = {
+            let places = self.places.lock();
+            if places.len() < places.capacity() || places.iter().any(Option::is_none) {
+                return Ok(());
+            }
+            places.len()
+        };
+        // Not under the lock. Meanwhile places may become free.
+        let mut larger = KVec::with_capacity(count.max(1) * 2, GFP_KERNEL_ACCOUNT)?;
+        let mut places = self.places.lock();
+        for place in places.drain_all() {
+            // There is room.
+            let _ = larger.push_within_capacity(place);
+        }
+        core::mem::swap(&mut *places, &mut larger);
+        drop(places);
+        Ok(())
+    }
+
+    /// Gives `mirror` a place. Context: may sleep; one task at a time. `ENOMEM`.
     fn add(&self, mirror: Arc<dyn MirrorOps>) -> Result<(usize, Arc<Users>)> {
         let users = Arc::pin_init(
             pin_init!(Users {
@@ -154,21 +178,25 @@ impl Mirrors {
             }),
             GFP_KERNEL_ACCOUNT,
         )?;
-        let place = Place {
+        self.reserve()?;
+        let place = Some(Place {
             device: mirror.device_name(),
             mirror,
             users: users.clone(),
-        };
-        let place = KBox::new(place, GFP_KERNEL_ACCOUNT)?;
+        });
         let mut places = self.places.lock();
-        let end = self.end.load(Relaxed);
-        let number = (0..end).find(|number| places.get(*number).is_none());
-        let number = number.unwrap_or(end);
-        // The lock may be released for memory, but only who opens comes here, one at a time.
-        places.store(number, place, GFP_KERNEL_ACCOUNT)?;
-        if number >= self.end.load(Relaxed) {
-            self.end.store(number + 1, Relaxed);
+        let number = match places.iter().position(Option::is_none) {
+            Some(number) => number,
+            None => {
+                // There is room.
+                places.push_within_capacity(None).map_err(|_| ENOMEM)?;
+                places.len() - 1
+            }
+        };
+        if let Some(free) = places.get_mut(number) {
+            *free = place;
         }
+        self.end.store(places.len(), Relaxed);
         Ok((number, users))
     }
 
@@ -178,33 +206,28 @@ impl Mirrors {
         self.end.load(Relaxed) <= 1
     }
 
-    fn remove(&self, number: usize) -> Option<KBox<Place>> {
+    /// Takes the place `number` away. What is returned is dropped without a lock.
+    fn remove(&self, number: usize) -> Option<Place> {
         let mut places = self.places.lock();
-        let place = places.remove(number);
-        let mut end = self.end.load(Relaxed);
-        while end > 0 && places.get(end - 1).is_none() {
-            end -= 1;
+        let place = places.get_mut(number)?.take();
+        while places.last().is_some_and(Option::is_none) {
+            places.pop();
         }
-        self.end.store(end, Relaxed);
+        self.end.store(places.len(), Relaxed);
         place
     }
 
     /// Whether there is a mirror of `device`. Context: any but interrupts.
     fn has_device(&self, device: Cookie) -> bool {
         let places = self.places.lock();
-        let mut all = 0..self.end.load(Relaxed);
-        all.any(|number| {
-            places
-                .get(number)
-                .is_some_and(|place| place.device == device)
-        })
+        places.iter().flatten().any(|place| place.device == device)
     }
 
     /// Enters place `number`, if a mirror is there, of `device` if one is given. Context: any but
     /// interrupts.
     fn enter(&self, number: usize, device: Option<Cookie>) -> Option<Entered> {
         let places = self.places.lock();
-        let place = places.get(number)?;
+        let place = places.get(number)?.as_ref()?;
         if device.is_some_and(|device| device != place.device) {
             return None;
         }

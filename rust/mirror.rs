@@ -185,7 +185,7 @@ impl<D: Device> Parts<D> {
             table: Table::with(dma.clone(), device.table_memory())?,
             transactions: Transactions::new(),
             lost: None,
-            immovable: Immovable::new()?,
+            immovable: Immovable::new(),
         };
         let space = Handle::new(mm)?;
         let inner = Arc::pin_init(

@@ -36,6 +36,7 @@ impl Place {
 /// Parts of the address space of which no page can move to the device, for a while and as long as nothing changes there.
 /// Bounded: [`PLACES`] blocks.
 pub(crate) struct Immovable {
+    /// None before something was added.
     places: KVec<Place>,
     /// Whether anything was added since all was forgotten.
     any: bool,
@@ -54,11 +55,12 @@ impl Immovable {
     /// Fewest pages in a row of which something is remembered.
     pub(crate) const LEAST: usize = PART_SIZE / PAGE_SIZE;
 
-    /// Nothing. Context: may sleep. `ENOMEM`.
-    pub(crate) fn new() -> Result<Self> {
-        let mut places = KVec::with_capacity(PLACES, GFP_KERNEL)?;
-        places.resize(PLACES, Place::EMPTY, GFP_KERNEL)?;
-        Ok(Self { places, any: false })
+    /// Nothing.
+    pub(crate) const fn new() -> Self {
+        Self {
+            places: KVec::new(),
+            any: false,
+        }
     }
 
     fn place(&mut self, block: usize) -> Option<&mut Place> {
@@ -75,8 +77,17 @@ impl Immovable {
     }
 
     /// Remembers at time `now` that no page of `range` can move. A part of which it has only some pages is left out.
-    /// What is known of the rest of a block lapses when it would have without this.
+    /// What is known of the rest of a block lapses when it would have without this. Remembers nothing
+    /// if there is no memory for it. Context: any; does not wait for memory.
     pub(crate) fn add(&mut self, range: PageRange, now: u64) {
+        if self.places.is_empty()
+            && self
+                .places
+                .resize(PLACES, Place::EMPTY, GFP_NOWAIT)
+                .is_err()
+        {
+            return;
+        }
         for piece in range.pmd_pieces() {
             let block = block_start(piece.start());
             let first = (piece.start() - block).div_ceil(PART_SIZE);
@@ -154,7 +165,7 @@ mod tests {
 
     #[test]
     fn whole_parts_are_remembered_for_a_while() -> Result {
-        let mut known = Immovable::new()?;
+        let mut known = Immovable::new();
         assert!(!known.has(pages(0, 1)?, 0));
         // Half a part, a whole one, half of another.
         known.add(pages(8, 32)?, 100);
@@ -183,7 +194,7 @@ mod tests {
 
     #[test]
     fn changes_are_forgotten() -> Result {
-        let mut known = Immovable::new()?;
+        let mut known = Immovable::new();
         known.add(pages(0, 2048)?, 0);
         known.forget(pages(512 + 511, 2)?);
         assert!(known.has(pages(0, 1)?, 0) && known.has(pages(3 * 512, 1)?, 0));
@@ -195,7 +206,7 @@ mod tests {
 
     #[test]
     fn blocks_that_share_a_place_replace_each_other() -> Result {
-        let mut known = Immovable::new()?;
+        let mut known = Immovable::new();
         known.add(pages(0, 512)?, 0);
         known.add(pages(PLACES * 512, 16)?, 0);
         assert!(!known.has(pages(0, 1)?, 0) && known.has(pages(PLACES * 512, 1)?, 0));

@@ -339,7 +339,7 @@ fn immovable(trial: &Trial<'_>) {
         4 => part().prop_map(|(first, count)| Told::Ask(first, count)),
     ];
     trial.run(told, 1..50, |told| {
-        let mut known = Immovable::new().unwrap();
+        let mut known = Immovable::new();
         let mut now = 0;
         // By place: the block, until when, and the pages.
         let mut model: BTreeMap<usize, (usize, u64, [bool; PMD_PAGES])> = BTreeMap::new();

@@ -28,6 +28,7 @@ mod entry;
 mod flush;
 mod format;
 pub mod formats;
+mod grow;
 mod image;
 mod install;
 mod layout;

@@ -32,10 +32,6 @@ use kernel::{
     },
 };
 
-/// Pages of the first chunks, so that a table with few pages is small. The first one has the root
-/// only, and stays.
-const FIRST: [usize; 3] = [1, 8, 16];
-
 /// Most chunks that go at a time.
 const GOING: usize = 16;
 
@@ -67,25 +63,25 @@ impl List {
 /// All table pages of one table.
 #[pin_data(PinnedDrop)]
 pub(super) struct Pool<F: Format> {
-    chunks: Directory<Chunk<F>>,
+    pub(super) chunks: Directory<Chunk<F>>,
     /// Where images are, for a device that walks by itself.
-    memory: TableMemory,
+    pub(super) memory: TableMemory,
     /// Chunks that there are, or are being added.
-    count: Atomic<usize>,
+    pub(super) count: Atomic<usize>,
     /// Their pages.
-    pages: Atomic<usize>,
+    pub(super) pages: Atomic<usize>,
     /// Places for chunks that were ever used; those from here on were not.
-    top: Atomic<usize>,
+    pub(super) top: Atomic<usize>,
     /// Pages of chunks of which all pages are free. Changed under the lock of `free`.
     whole: Atomic<usize>,
     /// Huge leaves in the table; only who changes it writes this.
     huge: Atomic<usize>,
     #[pin]
-    free: SpinLock<List>,
+    pub(super) free: SpinLock<List>,
 }
 
 /// Takes note of `pages` more, or less, with images or without.
-fn account<F: Format>(pages: usize, images: bool, sign: i64) {
+pub(super) fn account<F: Format>(pages: usize, images: bool, sign: i64) {
     let image = if images { Images::<F>::bytes() } else { 0 };
     let bytes = fan::<F>() * size_of::<Cell>() + size_of::<Meta>() + image;
     let signed = |value: usize| sign * i64::try_from(value).unwrap_or(0);
@@ -119,7 +115,7 @@ impl<F: Format> Pool<F> {
         )
     }
 
-    fn chunk<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<&'g Chunk<F>> {
+    pub(super) fn chunk<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<&'g Chunk<F>> {
         // CAST: From 32 bits to more.
         self.chunks.get(guard, index as usize / CHUNK)
     }
@@ -189,7 +185,7 @@ impl<F: Format> Pool<F> {
     }
 
     /// As [`Self::push`], to the list of free pages, whose lock is held.
-    fn push_free(&self, free: &mut List, index: u32) {
+    pub(super) fn push_free(&self, free: &mut List, index: u32) {
         let guard = rcu::read_lock();
         if let Some(chunk) = self.chunk(&guard, index) {
             if chunk.free.fetch_add(1, Relaxed) + 1 == chunk.pages() {
@@ -345,6 +341,7 @@ impl<F: Format> Pool<F> {
         if fails(Point::TablePage) {
             return Err(ENOMEM);
         }
+        self.make_root()?;
         loop {
             {
                 let mut free = self.free.lock();
@@ -364,42 +361,6 @@ impl<F: Format> Pool<F> {
                 result => result?,
             }
         }
-    }
-
-    fn grow(&self) -> Result {
-        // The first one is made with the table, before others know it.
-        let pages = FIRST.get(self.count.load(Relaxed)).unwrap_or(&CHUNK);
-        let pages = *pages;
-        let chunk = KBox::new(Chunk::new(&self.memory, pages)?, GFP_KERNEL_ACCOUNT)?;
-        let number = self.add(chunk)?;
-        self.pages.fetch_add(pages, Relaxed);
-        account::<F>(pages, self.has_images(), 1);
-        let first = u32::try_from(number * CHUNK)?;
-        let mut free = self.free.lock();
-        for index in (first..).take(pages) {
-            self.push_free(&mut free, index);
-        }
-        Ok(())
-    }
-
-    /// Puts `chunk` into an empty place. Returns its number. `ENOMEM`.
-    fn add(&self, chunk: KBox<Chunk<F>>) -> Result<usize> {
-        let top = self.top.load(Relaxed);
-        // Where one has gone, else at the end.
-        let from = match self.count.load(Relaxed) < top {
-            true => 1,
-            false => top,
-        };
-        let number = self.chunks.add(from, chunk)?;
-        self.count.fetch_add(1, Relaxed);
-        let mut top = self.top.load(Relaxed);
-        while top <= number {
-            match self.top.cmpxchg(top, number + 1, Relaxed) {
-                Ok(_) => break,
-                Err(now) => top = now,
-            }
-        }
-        Ok(number)
     }
 
     /// Makes the pages of `list` free for use. Nobody can be walking them.

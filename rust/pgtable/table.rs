@@ -7,6 +7,7 @@ use super::{
     entry::{Entry, Leaf},
     flush::FlushBatch,
     format::{check, fan, last_address, shift, Format},
+    grow::ROOT,
     pass::{Changes, Each, Pass, Remove, Visitor},
     pool::{List, Pool},
     tree::{self, Slot},
@@ -205,14 +206,16 @@ impl<F: Format> Table<F> {
             return Err(EINVAL);
         }
         const { check::<F>() };
+        let has_images = memory.is_some();
         let pool = Pool::new(memory)?;
-        let mut list = List::EMPTY;
-        pool.reserve(&mut list, 1)?;
-        let root = pool.pop(&mut list).ok_or(ENOMEM)?;
+        if has_images {
+            // A driver may give its address to the device at once.
+            pool.make_root()?;
+        }
         Ok(Self {
             _shrinker: Shrinker::new(c"rust_hmm_tables", pool.clone())?,
             pool,
-            root,
+            root: ROOT,
             live: 0,
             dma,
         })

@@ -23,6 +23,7 @@ mod pgtable {
     mod flush;
     mod format;
     pub(crate) mod formats;
+    mod grow;
     mod image;
     mod install;
     mod layout;

@@ -113,6 +113,10 @@ impl Map {
             self.accessed.store(true, Relaxed);
         }
         let (first, last) = numbers(range);
+        // Pages from the first number on get the second: stored when others follow.
+        let mut same = None;
+        let store =
+            |(start, new), end: usize| self.ranges.store(start..=end, pack(new, home), Wait::Yes);
         let mut at = first;
         while at <= last {
             let found = self.ranges.find(at, last);
@@ -121,14 +125,31 @@ impl Map {
                 Some(piece) => (piece.first - 1, None),
                 None => (last, None),
             };
-            let new = self.changed(number_of(old), change, device)?;
-            self.ranges.store(at..=end, pack(new, home), Wait::Yes)?;
+            let old = number_of(old);
+            let changed = self.inside.lock().sets.changed(old, change, device);
+            let new = match changed {
+                Ok(new) => new,
+                Err(Refused::Error(error)) => return Err(error),
+                Err(Refused::Full) => {
+                    // A number that no page has is freed to make room.
+                    if let Some(same) = same.take() {
+                        store(same, at - 1)?;
+                    }
+                    self.changed(old, change, device)?
+                }
+            };
+            if same.is_none_or(|(_, number)| number != new) {
+                if let Some(same) = same.replace((at, new)) {
+                    store(same, at - 1)?;
+                }
+            }
             at = end + 1;
         }
-        Ok(())
+        same.map_or(Ok(()), |same| store(same, last))
     }
 
     /// See [`Sets::changed`], with room made for a new set. Context: `changing` is held.
+    #[cold]
     fn changed(
         &self,
         number: Option<Number>,

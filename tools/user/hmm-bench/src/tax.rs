@@ -15,8 +15,8 @@ const CALLS: usize = 100;
 /// The same for those that make a process.
 const FORKS: usize = 20;
 
-/// Rounds of a row, of which the median counts. Work that the kernel does now and then is more
-/// than a hundredth of a round.
+/// Rounds of a row. The median counts; what a mirror costs is the median of the differences. Work
+/// that the kernel does now and then is more than a hundredth of a round.
 const ROUNDS: usize = 11;
 
 /// Pages that the device uses elsewhere.

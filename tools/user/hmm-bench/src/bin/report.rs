@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn the_peer_shows_what_the_kernel_has_changed() {
         let peer = |cost: f64| {
-            let row = |name| serde_json::json!({ "row": name, "unit": "page", "cost": cost });
+            let row = |name| serde_json::json!({ "row": name, "unit": "page", "cost": cost, "rounds": [cost] });
             let rows = [row("munmap, mirrored"), row("eviction, 1 mirror")];
             let sizes = serde_json::json!([{ "mib": 4, "rows": rows }]);
             let result = serde_json::json!({ "driver": "D", "sizes": sizes });
@@ -327,7 +327,8 @@ mod tests {
         };
         let peers = (peer(100.0), peer(120.0));
         let row = |name: &str| {
-            let row = serde_json::json!({ "row": name, "unit": "page", "cost": 50.0 });
+            let row =
+                serde_json::json!({ "row": name, "unit": "page", "cost": 50.0, "rounds": [50.0] });
             serde_json::from_value::<Row>(row).expect("a row")
         };
         assert_eq!(expected(&row("munmap, mirrored"), 4, Some(&peers)), 60.0);

@@ -86,9 +86,9 @@ pub fn judge(size: &Size, peers: &[&Size]) -> Vec<Judged> {
 /// is judged as a part of that: the tax of a peer may be nothing.
 fn tax(size: &Size, peers: &[&Size], operation: &str, mirror: &str) -> Option<Judged> {
     let row = format!("mirror tax: {operation}, {mirror}");
-    let without = |size: &Size| size.cost(&format!("mirror tax: {operation}, no mirror"));
-    let added = |size: &Size| Some(size.cost(&row)? - without(size)?);
-    let (floor, ours) = (without(size)?, added(size)?);
+    let without = format!("mirror tax: {operation}, no mirror");
+    let added = |size: &Size| added(size.rounds(&row)?, size.rounds(&without)?);
+    let (floor, ours) = (size.cost(&without)?, added(size)?);
     let ratio = 1.0 + ours / floor;
     Some(Judged {
         floor: Some(floor),
@@ -100,6 +100,16 @@ fn tax(size: &Size, peers: &[&Size], operation: &str, mirror: &str) -> Option<Ju
         phases: Vec::new(),
         row,
     })
+}
+
+/// What the rounds of one row cost more than those of another with which they took turns: the median of
+/// the differences. Costs have a few values each, by what the kernel does meanwhile, and the medians of two
+/// rows may be of different ones.
+fn added(with: &[f64], without: &[f64]) -> Option<f64> {
+    let mut more: Vec<f64> =
+        with.iter().zip(without).map(|(with, without)| with - without).collect();
+    more.sort_by(f64::total_cmp);
+    more.get(more.len() / 2).copied()
 }
 
 fn own(row: &str, peer: f64, ours: f64, target: Option<f64>) -> Judged {
@@ -115,11 +125,22 @@ mod tests {
     use crate::results::Row;
     use std::collections::BTreeMap;
 
+    #[test]
+    fn rounds_are_compared_by_turns() {
+        // Most rounds of one row are cheap, most of the other are dear.
+        let (without, with) = ([10.0, 10.0, 12.0, 10.0, 12.0], [10.0, 12.0, 12.0, 10.0, 12.0]);
+        assert_eq!(added(&with, &without), Some(0.0));
+        let dearer = with.map(|cost| cost + 1.0);
+        assert_eq!(added(&dearer, &without), Some(1.0));
+        assert_eq!(added(&[], &without), None);
+    }
+
     fn size(rows: &[(&str, f64)]) -> Size {
         let row = |(row, cost): &(&str, f64)| Row {
             row: row.to_string(),
             unit: "page".to_string(),
             cost: *cost,
+            rounds: vec![*cost],
             phases: BTreeMap::new(),
         };
         Size { mib: 32, rows: rows.iter().map(row).collect() }

@@ -33,6 +33,8 @@ pub struct Row {
     pub unit: String,
     /// Of the round that counts.
     pub cost: f64,
+    /// Of all rounds, in order.
+    pub rounds: Vec<f64>,
     /// Of that, by phase.
     #[serde(default)]
     pub phases: BTreeMap<String, f64>,
@@ -75,5 +77,10 @@ impl Size {
     /// What a row costs.
     pub fn cost(&self, row: &str) -> Option<f64> {
         self.rows.iter().find(|one| one.row == row).map(|one| one.cost)
+    }
+
+    /// What each round of a row costs.
+    pub fn rounds(&self, row: &str) -> Option<&[f64]> {
+        self.rows.iter().find(|one| one.row == row).map(|one| one.rounds.as_slice())
     }
 }

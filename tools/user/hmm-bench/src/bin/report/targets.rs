@@ -171,6 +171,7 @@ mod tests {
             row: row.to_string(),
             unit: "page".to_string(),
             cost: *cost,
+            rounds: vec![*cost],
             phases: BTreeMap::new(),
         };
         Size { mib: 32, rows: rows.iter().map(row).collect() }

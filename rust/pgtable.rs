@@ -2,9 +2,8 @@
 
 //! A device page table: a radix tree whose geometry and entries the driver chooses.
 //!
-//! - [`Format`]: geometry and encoding of a device's table. [`Radix4`] is the reference, [`Radix5`] the
-//!   same with another level,
-//!   [`formats`] has those of real MMUs, [`FormatOf`] makes one of a [`Layout`].
+//! - [`Format`]: geometry and encoding of a device's table. [`Radix4`] is the reference, [`Radix5`]
+//!   the same with another level, [`formats`] has those of real MMUs, [`FormatOf`] makes one of a [`Layout`].
 //! - [`Table`]: the side that changes it, under the owner's lock.
 //! - [`Reader`]: the side of the device, which walks without a lock while it changes.
 //! - [`FlushBatch`] → [`Flushing`] → [`Flushed`]: what a change makes necessary, and the proof that

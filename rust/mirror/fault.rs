@@ -118,7 +118,8 @@ impl<D: Device> Mirror<D> {
     ///
     /// `EFAULT`: not mapped, not readable, special (`VM_IO`, `VM_PFNMAP`), lost by the device, or
     /// the process is gone.
-    /// `ERANGE`: mapped beyond the addresses that the device's page table has; nothing was brought in there.
+    /// `ERANGE`: mapped beyond the addresses that the device's page table has; nothing was faulted in
+    /// there.
     /// `EPERM`: not writable. `EBUSY`: it kept changing, for a second and 100 tries. `EINTR`: killed. `ENOMEM`.
     /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {

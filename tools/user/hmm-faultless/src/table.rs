@@ -24,9 +24,9 @@ const ROWS: [&str; 10] = [
     "touched",
     "evicted",
     "read faults",
+    "read stalls",
     "write faults",
-    "longest ms",
-    "step ms",
+    "write stalls",
 ];
 
 /// Both ways, beside each other.
@@ -58,10 +58,10 @@ pub fn rows(rows: &[rows::Row], rst: bool) -> String {
             row.switched.to_string(),
             row.touched.to_string(),
             row.evicted.to_string(),
-            (row.read_faults + row.read_stalls).to_string(),
-            (row.write_faults + row.write_stalls).to_string(),
-            format!("{:.1}", row.longest_ms),
-            format!("{:.1}", row.step_ms),
+            row.read_faults.to_string(),
+            row.read_stalls.to_string(),
+            row.write_faults.to_string(),
+            row.write_stalls.to_string(),
         ]
     };
     render(ROWS, 1, rows.iter().map(cells).collect(), rst)

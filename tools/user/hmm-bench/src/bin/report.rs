@@ -245,16 +245,12 @@ fn keep_bounds(new: &PathBuf) -> Result<()> {
                 continue;
             };
             let met = row.met == Some(true);
-            let mark = match (met, row.row == bounds::NEAR) {
-                (true, _) => "kept",
-                (false, true) => "above",
-                (false, false) => "EXCEEDED",
-            };
+            let mark = if met { "kept" } else { "EXCEEDED" };
             println!("{:>5} MiB  {:<53} {ratio:>10.4} {target:>10.4}  {mark}", size.mib, row.row);
-            match mark {
-                "kept" => kept += 1,
-                "EXCEEDED" => exceeded += 1,
-                _ => {}
+            if met {
+                kept += 1;
+            } else {
+                exceeded += 1;
             }
         }
     }

@@ -17,10 +17,6 @@ const TAXED: &[&str] = &[
 const MIRRORS: &[&str] = &["open mirror", "64 pages elsewhere"];
 const TAX: f64 = 1.01;
 
-/// A row that is as near to its bound as its runs are to each other: 1.005 to 1.011, because fork
-/// changes the 64 pages, too. It is printed and not asserted.
-pub const NEAR: &str = "mirror tax: fork and exit, 64 pages elsewhere";
-
 /// Rows that are compared with another row of the same driver, and their highest cost as a part of
 /// that row's.
 const OWN: &[(&str, &str, &str, f64)] = &[

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A running engine reads its working set while that migrates there and back:
-//! without a fault, and, for comparison, the ordinary way.
+//! without a fault, and, for comparison, the ordinary way. In further rows other
+//! things happen meanwhile.
 
 mod readers;
+mod rows;
 mod table;
 mod writers;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use clap::Parser;
 use hmm::{Device, Setting, Settings};
+use rows::{evict, touch, Row, Size};
 use serde_json::json;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -37,19 +40,58 @@ struct Args {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Print a table in reStructuredText.
+    /// Print tables in reStructuredText.
     #[arg(long, conflicts_with = "json")]
     rst: bool,
+    /// Only these rows in which something else happens, and nothing else.
+    only: Vec<String>,
 }
 
-fn measure(args: &Args) -> Result<bool> {
-    // Nobody else shall move pages meanwhile.
-    let _quiet = Settings::quiet().context("quiet settings of the kernel")?;
-    let device = Device::open(args.device)
-        .with_context(|| format!("cannot open {}", Device::path(args.device).display()))?;
-    device.set(Setting::CopyDelay, args.copy_delay_us * 1000).context("copy delay")?;
+/// A row in which something else happens, by its name.
+type Measure = fn(&Size, &'static str) -> Result<Row>;
+
+const ROWS: [(&str, Measure); 8] = [
+    ("touch_1", |size, name| touch::measure(size, name, 1, 1)),
+    ("touch_2", |size, name| touch::measure(size, name, 2, 1)),
+    ("touch_4", |size, name| touch::measure(size, name, 4, 1)),
+    ("third_mirror", |size, name| touch::measure(size, name, 2, 3)),
+    ("evict", evict::measure),
+    ("writers_resident", rows::writers::resident),
+    ("writers_beside", rows::writers::beside),
+    ("writers_moving", rows::writers::moving),
+];
+
+/// Measures the rows that are asked for, and prints for each whether its bounds are met.
+fn measure_rows(args: &Args, broken: &mut Vec<String>) -> Result<Vec<Row>> {
+    for name in &args.only {
+        ensure!(ROWS.iter().any(|(row, _)| row == name), "there is no row {name}");
+    }
+    let (trips, rounds, device) = (args.trips, args.rounds, args.device);
+    let size = Size { device, trips, rounds, time: Duration::from_secs(args.seconds) };
     let mut rows = Vec::new();
-    let mut broken = Vec::new();
+    for (name, measure) in ROWS {
+        if !args.only.is_empty() && !args.only.iter().any(|only| only == name) {
+            continue;
+        }
+        eprintln!("# {name}");
+        let row = measure(&size, name).with_context(|| name.to_string())?;
+        let missed = row.broken_bounds();
+        let result = if missed.is_empty() { "ok" } else { "not ok" };
+        // For tools/test/faultless, which counts them.
+        eprintln!("{result} {name}");
+        broken.extend(missed);
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// Both ways with an engine that reads, and both sides counting.
+fn measure_ways(
+    args: &Args,
+    device: &Device,
+    broken: &mut Vec<String>,
+) -> Result<(Vec<readers::Row>, Option<writers::Writers>)> {
+    let mut rows = Vec::new();
     for huge in [false, true] {
         for faultless in [true, false] {
             let run = readers::Run {
@@ -61,20 +103,42 @@ fn measure(args: &Args) -> Result<bool> {
                 faultless,
             };
             eprintln!("# {}", run.name());
-            let row = run.measure(&device).with_context(|| run.name())?;
+            let row = run.measure(device).with_context(|| run.name())?;
             broken.extend(row.broken_bounds());
             rows.push(row);
         }
     }
     eprintln!("# writers");
-    let writers = writers::measure(&device, args.trips).context("writers")?;
+    let writers = writers::measure(device, args.trips).context("writers")?;
     broken.extend(writers.broken_bounds());
+    Ok((rows, Some(writers)))
+}
+
+fn measure(args: &Args) -> Result<bool> {
+    // Nobody else shall move pages meanwhile.
+    let _quiet = Settings::quiet().context("quiet settings of the kernel")?;
+    let device = Device::open(args.device)
+        .with_context(|| format!("cannot open {}", Device::path(args.device).display()))?;
+    device.set(Setting::CopyDelay, args.copy_delay_us * 1000).context("copy delay")?;
+    let mut broken = Vec::new();
+    let mut readers = Vec::new();
+    let mut counting = None;
+    if args.only.is_empty() {
+        (readers, counting) = measure_ways(args, &device, &mut broken)?;
+    }
+    let rows = measure_rows(args, &mut broken)?;
     if args.json {
-        println!("{}", json!({ "readers": rows, "writers": writers, "broken": broken }));
+        let all = json!({
+            "readers": readers, "writers": counting, "rows": rows, "broken": broken
+        });
+        println!("{all}");
     } else {
-        print!("{}", table::render(&rows, args.rst));
-        println!();
-        print!("{}", writers.text());
+        if let Some(counting) = counting {
+            print!("{}", table::readers(&readers, args.rst));
+            println!();
+            println!("{}", counting.text());
+        }
+        print!("{}", table::rows(&rows, args.rst));
     }
     for bound in &broken {
         eprintln!("bound not met: {bound}");

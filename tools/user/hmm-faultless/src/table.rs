@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The table of both ways.
+//! Tables of what was measured.
 
-use crate::readers::Row;
+use crate::{readers, rows};
 
-const HEAD: [&str; 10] = [
+const READERS: [&str; 10] = [
     "pages",
     "migration",
     "trips",
@@ -16,25 +16,61 @@ const HEAD: [&str; 10] = [
     "moved MiB/s",
 ];
 
-fn cells(row: &Row) -> [String; 10] {
-    [
-        row.pages.to_string(),
-        if row.faultless { "faultless" } else { "ordinary" }.to_string(),
-        row.trips.to_string(),
-        row.moved.to_string(),
-        row.switched.to_string(),
-        row.read_faults.to_string(),
-        row.read_stalls.to_string(),
-        format!("{:.1}", row.stall_ms),
-        format!("{:.0}", row.read_mib_s),
-        format!("{:.0}", row.moved_mib_s),
-    ]
+const ROWS: [&str; 10] = [
+    "row",
+    "trips",
+    "moved",
+    "switched",
+    "touched",
+    "evicted",
+    "read faults",
+    "write faults",
+    "longest ms",
+    "step ms",
+];
+
+/// Both ways, beside each other.
+pub fn readers(rows: &[readers::Row], rst: bool) -> String {
+    let cells = |row: &readers::Row| {
+        [
+            row.pages.to_string(),
+            if row.faultless { "faultless" } else { "ordinary" }.to_string(),
+            row.trips.to_string(),
+            row.moved.to_string(),
+            row.switched.to_string(),
+            row.read_faults.to_string(),
+            row.read_stalls.to_string(),
+            format!("{:.1}", row.stall_ms),
+            format!("{:.0}", row.read_mib_s),
+            format!("{:.0}", row.moved_mib_s),
+        ]
+    };
+    render(READERS, 2, rows.iter().map(cells).collect(), rst)
 }
 
-/// A table; with lines as reStructuredText wants them if `rst`.
-pub fn render(rows: &[Row], rst: bool) -> String {
-    let body: Vec<[String; 10]> = rows.iter().map(cells).collect();
-    let widths: Vec<usize> = HEAD
+/// What else happens meanwhile.
+pub fn rows(rows: &[rows::Row], rst: bool) -> String {
+    let cells = |row: &rows::Row| {
+        [
+            row.name.to_string(),
+            row.trips.to_string(),
+            row.moved.to_string(),
+            row.switched.to_string(),
+            row.touched.to_string(),
+            row.evicted.to_string(),
+            (row.read_faults + row.read_stalls).to_string(),
+            (row.write_faults + row.write_stalls).to_string(),
+            format!("{:.1}", row.longest_ms),
+            format!("{:.1}", row.step_ms),
+        ]
+    };
+    render(ROWS, 1, rows.iter().map(cells).collect(), rst)
+}
+
+/// A table, the first `names` columns of which are text; with lines as reStructuredText wants them
+/// if `rst`.
+fn render(head: [&str; 10], names: usize, body: Vec<[String; 10]>, rst: bool) -> String {
+    let widths: Vec<usize> = head
         .iter()
         .enumerate()
         .map(|(i, head)| body.iter().map(|row| row[i].len()).chain([head.len()]).max())
@@ -45,15 +81,15 @@ pub fn render(rows: &[Row], rst: bool) -> String {
             .iter()
             .zip(&widths)
             .enumerate()
-            .map(|(i, (cell, width))| match i {
-                0 | 1 => format!("{cell:<width$}"),
-                _ => format!("{cell:>width$}"),
+            .map(|(i, (cell, width))| match i < names {
+                true => format!("{cell:<width$}"),
+                false => format!("{cell:>width$}"),
             })
             .collect();
         format!("{}\n", cells.join("  ").trim_end())
     };
     let rule: Vec<String> = widths.iter().map(|width| "=".repeat(*width)).collect();
-    let head: Vec<String> = HEAD.iter().map(|head| head.to_string()).collect();
+    let head: Vec<String> = head.iter().map(|head| head.to_string()).collect();
     let mut text = String::new();
     if rst {
         text += &line(&rule);

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Engines that go on while other things happen: threads of the CPU that touch device memory, other
+//! mirrors, evictions, migrations beside pages that stay.
+
+pub mod evict;
+pub mod touch;
+pub mod writers;
+
+use anyhow::{bail, ensure, Context, Result};
+use hmm::engine::{checksum_of_pattern, Way};
+use hmm::{Command, Counters, Device, EngineOp, Job, Mapping};
+use serde::Serialize;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
+
+/// Contents of memory that engines read.
+const SEED: u64 = 7;
+
+/// Longest time to wait for the engines and the threads of a row.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Part of a call that a write may wait at most: three of eight steps.
+const MOST_STEPS: f64 = 3.0;
+
+/// How much has to happen in a row.
+#[derive(Clone, Copy)]
+pub struct Size {
+    /// Number of the device.
+    pub device: u32,
+    /// Trips of each thread, at least.
+    pub trips: u64,
+    /// Rounds of each engine, at least.
+    pub rounds: u64,
+    /// Time, at least.
+    pub time: Duration,
+}
+
+impl Size {
+    fn open(&self) -> Result<Device> {
+        Device::open(self.device).context("the device")
+    }
+}
+
+/// What must have happened besides migrations, so that a row shows something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Besides {
+    /// CPU faults brought pages back.
+    pub cpu_faults: bool,
+    /// Pages were evicted.
+    pub evictions: bool,
+    /// Writes to pages that move may wait, for the step of their own block.
+    pub writes_wait: bool,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Row {
+    pub name: &'static str,
+    pub besides: Besides,
+    /// Trips of all threads.
+    pub trips: u64,
+    /// Rounds of the engine that made the fewest.
+    pub rounds: u64,
+    /// Pages that calls have moved, and those whose entries were switched.
+    pub moved: u64,
+    pub switched: u64,
+    /// Pages that CPU faults and evictions brought back.
+    pub touched: u64,
+    pub evicted: u64,
+    pub read_faults: u64,
+    pub read_stalls: u64,
+    pub write_faults: u64,
+    pub write_stalls: u64,
+    pub stale_hits: u64,
+    /// The longest write stall, and the average step of the slowest call.
+    pub longest_ms: f64,
+    pub step_ms: f64,
+    /// Additions by engines, and what is found in memory.
+    pub added: u64,
+    pub found: u64,
+}
+
+impl Row {
+    /// What is not as it must be.
+    pub fn broken_bounds(&self) -> Vec<String> {
+        let mut broken = Vec::new();
+        let mut must = |met: bool, what: String| {
+            if !met {
+                broken.push(format!("{}: {what}", self.name));
+            }
+        };
+        must(self.moved > 0, "nothing moved".to_string());
+        must(self.touched > 0 || !self.besides.cpu_faults, "no CPU fault".to_string());
+        must(self.evicted > 0 || !self.besides.evictions, "no eviction".to_string());
+        must(self.read_faults == 0, format!("{} read faults", self.read_faults));
+        must(self.read_stalls == 0, format!("{} read stalls", self.read_stalls));
+        if self.besides.writes_wait {
+            // Else the counter counts nothing.
+            must(self.write_stalls > 0, "no write waited".to_string());
+            let most = MOST_STEPS * self.step_ms;
+            let longest = self.longest_ms;
+            must(longest <= most, format!("a write waited {longest:.1} ms, not {most:.1}"));
+        } else {
+            must(self.write_faults == 0, format!("{} write faults", self.write_faults));
+            must(self.write_stalls == 0, format!("{} write stalls", self.write_stalls));
+        }
+        let (added, found) = (self.added, self.found);
+        must(added == found, format!("{added} additions, {found} found"));
+        must(self.stale_hits == 0, format!("{} stale hits", self.stale_hits));
+        broken
+    }
+
+    /// Adds what a device has counted since `before`.
+    fn count(&mut self, device: &Device, before: &Counters) -> Result<()> {
+        let after = device.counters()?;
+        self.read_faults += after.engine_faults_read - before.engine_faults_read;
+        self.read_stalls += after.stalls_read - before.stalls_read;
+        self.write_faults += after.engine_faults_write - before.engine_faults_write;
+        self.write_stalls += after.stalls_write - before.stalls_write;
+        self.stale_hits += after.stale_hits - before.stale_hits;
+        Ok(())
+    }
+
+    /// Adds what the memory of the device has gone through since `before`.
+    fn count_memory(&mut self, device: &Device, before: &Counters) -> Result<()> {
+        let after = device.counters()?;
+        self.touched += after.cpu_fault_pages - before.cpu_fault_pages;
+        self.evicted += after.evicted_pages - before.evicted_pages;
+        Ok(())
+    }
+}
+
+/// An engine that reads and checks `map` without end; its first pass is over.
+fn reader<'d>(device: &'d Device, map: &Mapping, engine: u32) -> Result<Job<'d>> {
+    let read = Command::new(EngineOp::Checksum, map.addr(), map.len());
+    let read = read.verify(checksum_of_pattern(SEED, map.pages())).engine(engine);
+    let first = device.run(read).context("first pass")?;
+    ensure!(first.error.is_none(), "the first pass failed: {:?}", first.error);
+    device.submit(read.rounds(0)).context("reader")
+}
+
+/// An engine that adds 1 to the first word of each of `pages` pages without end. The device has
+/// written to them before.
+fn adder<'d>(device: &'d Device, map: &Mapping, pages: usize) -> Result<Job<'d>> {
+    let add = Command::new(EngineOp::AtomicAdd, map.addr(), pages * hmm::PAGE_SIZE);
+    let add = add.stride(hmm::PAGE_SIZE).value(1);
+    let first = device.run(add).context("first pass")?;
+    ensure!(first.error.is_none(), "the first pass failed: {:?}", first.error);
+    device.submit(add.rounds(0)).context("writer")
+}
+
+/// Ends engines, none of which may have failed.
+fn finish(jobs: &[Job<'_>]) -> Result<()> {
+    for job in jobs {
+        let ended = job.finish().context("end of an engine")?;
+        ensure!(ended.error.is_none(), "an engine failed: {:?}", ended.error);
+    }
+    Ok(())
+}
+
+/// Rounds of the engine that made the fewest.
+fn fewest(jobs: &[Job<'_>]) -> Result<u64> {
+    let mut fewest = u64::MAX;
+    for job in jobs {
+        let (ended, status) = job.poll(Duration::ZERO).context("state of an engine")?;
+        if let Some(ended) = ended {
+            bail!("an engine has ended: {:?} after {} rounds", ended.error, status.rounds);
+        }
+        fewest = fewest.min(status.rounds);
+    }
+    Ok(fewest)
+}
+
+/// What one thread does, again and again.
+struct Moves<'a> {
+    stop: &'a AtomicBool,
+    trips: &'a AtomicU64,
+}
+
+/// Pages that a thread has moved, and the ns of its slowest call.
+#[derive(Clone, Copy, Default)]
+struct Done {
+    moved: u64,
+    switched: u64,
+    slowest: u64,
+}
+
+impl Done {
+    /// Migrates some pages of `map`.
+    fn migrate(
+        &mut self,
+        device: &Device,
+        map: &Mapping,
+        pages: std::ops::Range<usize>,
+        way: Way,
+    ) -> Result<()> {
+        let addr = map.page_addr(pages.start);
+        let done = device.migrate(addr, pages.len(), way).context("migration")?;
+        self.moved += done.moved;
+        self.switched += done.switched;
+        self.slowest = self.slowest.max(done.ns);
+        Ok(())
+    }
+}
+
+impl Moves<'_> {
+    fn run(&self, mut trip: impl FnMut(&mut Done) -> Result<()>) -> Result<Done> {
+        let mut done = Done::default();
+        while !self.stop.load(Relaxed) {
+            trip(&mut done)?;
+            self.trips.fetch_add(1, Relaxed);
+        }
+        Ok(done)
+    }
+}
+
+/// Runs `trip` in `threads` threads, each with its number, until there was enough of everything.
+fn while_running(
+    size: &Size,
+    threads: usize,
+    jobs: &[Job<'_>],
+    row: &mut Row,
+    trip: impl Fn(usize, &mut Done) -> Result<()> + Sync,
+) -> Result<Done> {
+    let stop = AtomicBool::new(false);
+    let trips: Vec<AtomicU64> = (0..threads).map(|_| AtomicU64::new(0)).collect();
+    let begin = Instant::now();
+    let sum = std::thread::scope(|scope| -> Result<Done> {
+        let (stop, trip) = (&stop, &trip);
+        let all: Vec<ScopedJoinHandle<'_, Result<Done>>> = trips
+            .iter()
+            .enumerate()
+            .map(|(number, trips)| {
+                scope.spawn(move || Moves { stop, trips }.run(|done| trip(number, done)))
+            })
+            .collect();
+        let enough = loop {
+            let rounds = fewest(jobs);
+            let trips = trips.iter().map(|trips| trips.load(Relaxed)).min().unwrap_or(0);
+            let enough = match &rounds {
+                Ok(rounds) => trips >= size.trips && *rounds >= size.rounds,
+                Err(_) => true,
+            };
+            let late = begin.elapsed() >= size.time + PATIENCE;
+            let ended = all.iter().any(ScopedJoinHandle::is_finished);
+            if enough && (rounds.is_err() || begin.elapsed() >= size.time) || late || ended {
+                break rounds.and_then(|rounds| {
+                    ensure!(!late, "too slow: {rounds} rounds, {trips} trips");
+                    Ok(rounds)
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        stop.store(true, Relaxed);
+        let mut sum = Done::default();
+        for thread in all {
+            let done = thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+            sum.moved += done.moved;
+            sum.switched += done.switched;
+            sum.slowest = sum.slowest.max(done.slowest);
+        }
+        row.rounds = enough?;
+        Ok(sum)
+    })?;
+    row.trips = trips.iter().map(|trips| trips.load(Relaxed)).sum();
+    row.moved = sum.moved;
+    row.switched = sum.switched;
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Row {
+        Row { name: "row", moved: 10, added: 5, found: 5, ..Row::default() }
+    }
+
+    #[test]
+    fn faults_and_stalls_break_a_row() {
+        assert!(row().broken_bounds().is_empty());
+        for broken in [
+            Row { read_faults: 1, ..row() },
+            Row { read_stalls: 1, ..row() },
+            Row { write_faults: 1, ..row() },
+            Row { write_stalls: 1, ..row() },
+            Row { stale_hits: 1, ..row() },
+            Row { found: 4, ..row() },
+            Row { moved: 0, ..row() },
+        ] {
+            assert_eq!(broken.broken_bounds().len(), 1, "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_in_which_nothing_happened_is_broken() {
+        let besides = Besides { cpu_faults: true, evictions: true, ..Besides::default() };
+        assert_eq!(Row { besides, ..row() }.broken_bounds().len(), 2);
+        assert!(Row { besides, touched: 1, evicted: 1, ..row() }.broken_bounds().is_empty());
+    }
+
+    #[test]
+    fn writes_wait_for_the_step_of_their_block_only() {
+        let besides = Besides { writes_wait: true, ..Besides::default() };
+        let waits = Row { besides, write_faults: 3, write_stalls: 3, step_ms: 10.0, ..row() };
+        assert!(Row { longest_ms: 12.0, ..waits.clone() }.broken_bounds().is_empty());
+        assert_eq!(Row { longest_ms: 31.0, ..waits.clone() }.broken_bounds().len(), 1);
+        assert_eq!(Row { write_stalls: 0, ..waits }.broken_bounds().len(), 1);
+    }
+}

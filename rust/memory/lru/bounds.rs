@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The trees of bounds: before which turn no candidate below a node was used.
+
+use super::turns::FIRST_TURN;
+use crate::mm::{
+    device_alloc::set,
+    word::load_u64, //
+};
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        ordering::{Full, Relaxed},
+        Atomic, //
+    },
+};
+
+/// Children of a node. The lowest nodes have blocks as children.
+pub(super) const FANOUT: usize = u64::BITS as usize;
+
+/// Least levels above the lowest nodes.
+const LEVELS: usize = 3;
+
+/// Bound of a node without candidates.
+pub(super) const NEVER: u64 = u64::MAX;
+
+/// The two trees.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tree {
+    /// Blocks of which some pages are in use.
+    Used = 0,
+    /// Those of which some are not.
+    Partial = 1,
+}
+
+/// A value for each tree.
+pub(super) struct Both([Atomic<u64>; 2]);
+
+impl Both {
+    fn new(value: u64) -> Self {
+        Self([Atomic::new(value), Atomic::new(value)])
+    }
+
+    pub(super) fn of(&self, tree: Tree) -> &Atomic<u64> {
+        let [used, partial] = &self.0;
+        match tree {
+            Tree::Used => used,
+            Tree::Partial => partial,
+        }
+    }
+}
+
+/// A lowest node.
+pub(super) struct Node {
+    /// A bit for each block that may be a candidate.
+    pub(super) blocks: Both,
+    pub(super) bounds: Both,
+}
+
+impl Node {
+    pub(super) fn new() -> Self {
+        Self {
+            blocks: Both::new(0),
+            bounds: Both::new(NEVER),
+        }
+    }
+
+    /// Whether the block `child` is a candidate.
+    #[inline]
+    pub(super) fn has(&self, child: usize, tree: Tree) -> bool {
+        load_u64(self.blocks.of(tree)) >> child & 1 != 0
+    }
+
+    /// Makes the block `child`, which was last used at `turn`, a candidate.
+    pub(super) fn add(&self, child: usize, tree: Tree, turn: u64) {
+        set(self.blocks.of(tree), 1 << child);
+        lower(self.bounds.of(tree), turn);
+    }
+}
+
+/// Bounds of the nodes above the lowest ones.
+pub(super) struct Bounds {
+    /// By level; the first one has a node for each group of lowest nodes, the last one the root.
+    levels: KVec<KVVec<Both>>,
+    /// Counts the nodes that searches have begun to look at.
+    tokens: Atomic<u64>,
+}
+
+impl Bounds {
+    /// For `groups` groups. Context: may sleep. `ENOMEM`.
+    pub(super) fn new(groups: usize) -> Result<Self> {
+        let mut levels = KVec::new();
+        let mut nodes = groups.max(1);
+        while levels.len() < LEVELS || nodes > 1 {
+            if !levels.is_empty() {
+                nodes = nodes.div_ceil(FANOUT);
+            }
+            // Whole nodes of the level above, so that a search costs the same for any size.
+            let len = nodes.next_multiple_of(FANOUT);
+            let mut level = KVVec::with_capacity(len, GFP_KERNEL)?;
+            for _ in 0..len {
+                level.push(Both::new(NEVER), GFP_KERNEL)?;
+            }
+            levels.push(level, GFP_KERNEL)?;
+        }
+        Ok(Self {
+            levels,
+            tokens: Atomic::new(0),
+        })
+    }
+
+    /// Number of levels.
+    pub(super) fn levels(&self) -> usize {
+        self.levels.len()
+    }
+
+    /// Bounds of the nodes of `level` from `first` on.
+    pub(super) fn from(&self, level: usize, first: usize) -> Option<&[Both]> {
+        self.levels.get(level)?.get(first..)
+    }
+
+    /// A block of `group` that was last used at `turn` is a candidate from now on.
+    pub(super) fn lower(&self, group: usize, tree: Tree, turn: u64) {
+        let mut index = group;
+        for level in &self.levels {
+            if let Some(bounds) = level.get(index) {
+                lower(bounds.of(tree), turn);
+            }
+            index /= FANOUT;
+        }
+    }
+
+    /// Sets the bound of a node to what `search` finds, and returns that.
+    ///
+    /// While a search looks at a node, the bound is a token that no other search has. A block that
+    /// is added meanwhile replaces the token, so that the bound that the search has found, which
+    /// may lack the block, is not stored.
+    pub(super) fn renew(&self, bound: &Atomic<u64>, search: impl FnOnce() -> u64) -> u64 {
+        // 0 is no token.
+        let token = self.tokens.fetch_add(1, Relaxed) % (FIRST_TURN - 2) + 1;
+        let old = bound.load(Relaxed);
+        let is_ours = bound.cmpxchg(old, token, Full).is_ok();
+        let least = search();
+        if is_ours {
+            let _ = bound.cmpxchg(token, least, Full);
+        }
+        least
+    }
+}
+
+/// The node that has the lowest bound, of the first [`FANOUT`] of `all` that are not in `seen`, and
+/// the bound.
+pub(super) fn lowest<'a>(
+    all: impl Iterator<Item = &'a Both>,
+    tree: Tree,
+    seen: u64,
+) -> (usize, u64) {
+    let mut lowest = (0, NEVER);
+    for (child, bounds) in all.enumerate().take(FANOUT) {
+        let bound = load_u64(bounds.of(tree));
+        if bound < lowest.1 && seen >> child & 1 == 0 {
+            lowest = (child, bound);
+        }
+    }
+    lowest
+}
+
+/// Makes `bound` at most `turn`, and replaces the token of a search.
+fn lower(bound: &Atomic<u64>, turn: u64) {
+    let mut old = bound.load(Relaxed);
+    // A bound of 0 was a token, and a bound that is low enough need not change.
+    while old != 0 && (old < FIRST_TURN - 1 || old > turn) {
+        let new = if old < FIRST_TURN - 1 { 0 } else { turn };
+        match bound.cmpxchg(old, new, Full) {
+            Ok(_) => return,
+            Err(now) => old = now,
+        }
+    }
+}

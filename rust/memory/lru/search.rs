@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A search of a tree of bounds.
+
+use super::{
+    bounds::{lowest, Both, Tree, FANOUT, NEVER},
+    turns::Turn,
+    Lru,
+    Usage,
+    GROUP, //
+};
+use crate::mm::{
+    device_alloc::clear,
+    once_box::OnceBox,
+    word::load_u64, //
+};
+use kernel::sync::atomic::ordering::Relaxed;
+
+/// Lowest nodes that one search looks at in each tree, with all of their blocks. So a search is
+/// bounded, and exact if no more nodes than that have bounds that are too low.
+const MOST_NODES: usize = 64;
+
+/// A search of one tree.
+pub(super) struct Search<'s> {
+    lru: &'s Lru,
+    tree: Tree,
+    usage: &'s dyn Fn(usize) -> Usage,
+    /// Blocks that were used after this turn are no candidates.
+    before: u64,
+    /// Turn and number of the coldest candidate found.
+    best: Option<(u64, usize)>,
+    /// Whether a candidate is claimed.
+    busy: bool,
+    /// Lowest nodes that may still be looked at.
+    nodes: usize,
+}
+
+impl<'s> Search<'s> {
+    /// Returns the coldest candidate of a tree, and whether one is claimed.
+    pub(super) fn run(
+        lru: &'s Lru,
+        tree: Tree,
+        usage: &'s dyn Fn(usize) -> Usage,
+        before: Turn,
+    ) -> (Option<(u64, usize)>, bool) {
+        let mut search = Self {
+            lru,
+            tree,
+            usage,
+            before: before.0,
+            best: None,
+            busy: false,
+            nodes: MOST_NODES,
+        };
+        search.explore(lru.bounds.levels(), 0);
+        (search.best, search.busy)
+    }
+
+    /// Whether a block that was last used at `turn` would be chosen.
+    fn wants(&self, turn: u64) -> bool {
+        turn <= self.before && self.best.is_none_or(|(best, _)| turn < best)
+    }
+
+    /// Bounds of a node: level 0 are the lowest ones.
+    fn bounds(&self, level: usize, index: usize) -> Option<&'s Both> {
+        match level.checked_sub(1) {
+            Some(level) => self.lru.bounds.from(level, index)?.first(),
+            None => {
+                let group = self.lru.groups.get(index / FANOUT)?.get()?;
+                Some(&group.nodes.get(index % FANOUT)?.bounds)
+            }
+        }
+    }
+
+    /// Searches below a node. Returns its new bound.
+    fn explore(&mut self, level: usize, index: usize) -> u64 {
+        let Some(bounds) = self.bounds(level, index) else {
+            return NEVER;
+        };
+        let (lru, bound) = (self.lru, bounds.of(self.tree));
+        lru.bounds.renew(bound, || match level {
+            0 => self.scan(index),
+            _ => self.descend(level, index),
+        })
+    }
+
+    /// Searches below the children of a node, those with the lowest bounds first.
+    fn descend(&mut self, level: usize, index: usize) -> u64 {
+        let (mut seen, mut least) = (0u64, NEVER);
+        loop {
+            let (next, lowest) = self.lowest_child(level, index, seen);
+            if lowest == NEVER || !self.wants(lowest) || self.nodes == 0 {
+                return least.min(lowest);
+            }
+            seen |= 1 << next;
+            least = least.min(self.explore(level - 1, index * FANOUT + next));
+        }
+    }
+
+    /// The child of a node that has the lowest bound, of those that are not in `seen`, and the
+    /// bound.
+    fn lowest_child(&self, level: usize, index: usize, seen: u64) -> (usize, u64) {
+        let Some(below) = level.checked_sub(2) else {
+            let group = self.lru.groups.get(index).and_then(OnceBox::get);
+            return group.map_or((0, NEVER), |group| {
+                let nodes = group.nodes.iter().map(|node| &node.bounds);
+                lowest(nodes, self.tree, seen)
+            });
+        };
+        let nodes = self.lru.bounds.from(below, index * FANOUT);
+        nodes.map_or((0, NEVER), |nodes| lowest(nodes.iter(), self.tree, seen))
+    }
+
+    /// Looks at the blocks of a lowest node.
+    fn scan(&mut self, index: usize) -> u64 {
+        let first = index * FANOUT;
+        let Some(group) = self.lru.group(first) else {
+            return NEVER;
+        };
+        let Some(node) = group.nodes.get(index % FANOUT) else {
+            return NEVER;
+        };
+        let blocks = group.blocks.get(first % GROUP..).unwrap_or(&[]);
+        self.nodes = self.nodes.saturating_sub(1);
+        let mut left = node.blocks.of(self.tree).load(Relaxed);
+        let mut least = NEVER;
+        loop {
+            let (mut next, mut last) = (0, NEVER);
+            let mut bits = left;
+            while bits != 0 {
+                let bit = bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let turn = blocks.get(bit).map_or(NEVER, |block| load_u64(&block.last));
+                if turn < last {
+                    (next, last) = (bit, turn);
+                }
+            }
+            if last == NEVER || !self.wants(last) {
+                return least.min(last);
+            }
+            left &= !(1 << next);
+            let block = first + next;
+            if !(self.usage)(block).is_in(self.tree) {
+                clear(node.blocks.of(self.tree), 1 << next);
+                if !(self.usage)(block).is_in(self.tree) {
+                    continue;
+                }
+                self.lru.add(block, node, self.tree);
+            }
+            least = least.min(last);
+            let claimed = blocks
+                .get(next)
+                .is_some_and(|block| block.claimed.load(Relaxed));
+            if claimed {
+                self.busy = true;
+                continue;
+            }
+            self.best = Some((last, block));
+        }
+    }
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Which block is the coldest, in KUnit.
+
+use super::*;
+
+#[kunit_tests(rust_hmm_lru)]
+mod suite {
+    use super::*;
+
+    fn lru(blocks: usize) -> Result<Lru> {
+        let lru = Lru::new(blocks)?;
+        for first in (0..blocks).step_by(GROUP) {
+            lru.prepare(first)?;
+        }
+        Ok(lru)
+    }
+
+    /// Claims the coldest of `blocks`, of which `partly` is used in part.
+    fn choose(
+        lru: &Lru,
+        blocks: core::ops::Range<usize>,
+        partly: Option<usize>,
+        before: Turn,
+    ) -> Result<Claim<'_>, NoClaim> {
+        for block in blocks.clone() {
+            lru.allocated(block, partly != Some(block));
+        }
+        let usage = |block| match (blocks.contains(&block), partly == Some(block)) {
+            (false, _) => Usage::Empty,
+            (true, true) => Usage::Partial,
+            (true, false) => Usage::Full,
+        };
+        lru.coldest(&usage, blocks.len(), before)
+    }
+
+    /// As [`choose`], without keeping the claim.
+    fn coldest(
+        lru: &Lru,
+        blocks: core::ops::Range<usize>,
+        partly: Option<usize>,
+        before: Turn,
+    ) -> Option<usize> {
+        let claim = choose(lru, blocks, partly, before).ok()?;
+        Some(claim.block())
+    }
+
+    #[test]
+    fn concurrent_evictors_choose_different_blocks() -> Result {
+        let lru = lru(3)?;
+        for block in [1, 2, 0] {
+            lru.touch(block);
+        }
+        let now = lru.now();
+        let choose = || choose(&lru, 0..3, None, now);
+        let mut claims = KVec::new();
+        for expected in [1, 2, 0] {
+            let claim = choose().map_err(|_| EINVAL)?;
+            assert_eq!(claim.block(), expected);
+            claims.push(claim, GFP_KERNEL)?;
+        }
+        assert_eq!(choose().err(), Some(NoClaim::Busy));
+        assert_eq!(lru.claim(1).err(), Some(NoClaim::Busy));
+        assert_eq!(lru.claim(3).err(), Some(NoClaim::Nothing));
+        // Not evicted after all: it is as cold as before.
+        claims.pop();
+        assert!(choose().is_ok_and(|claim| claim.block() == 0));
+        drop(claims);
+        let claim = lru.claim(1);
+        assert!(claim.is_ok());
+        assert_eq!(coldest(&lru, 0..3, None, now), Some(2));
+        drop(claim);
+        assert_eq!(coldest(&lru, 0..3, None, now), Some(1));
+        assert_eq!(lru.now(), now);
+        Ok(())
+    }
+
+    #[test]
+    fn order_is_that_of_accesses() -> Result {
+        let lru = lru(4)?;
+        for block in [2, 0, 3, 1, 2] {
+            lru.touch(block);
+        }
+        let now = lru.now();
+        assert_eq!(coldest(&lru, 0..4, None, now), Some(0));
+        lru.touch(0);
+        assert_eq!(coldest(&lru, 0..4, None, lru.now()), Some(3));
+        // Of those only that are there.
+        assert_eq!(coldest(&lru, 0..3, None, lru.now()), Some(1));
+        assert_eq!(coldest(&lru, 0..0, None, lru.now()), None);
+        // Nothing that was used since.
+        lru.touch(3);
+        lru.touch(1);
+        assert_eq!(coldest(&lru, 0..4, None, now), Some(2));
+        lru.touch(2);
+        assert_eq!(coldest(&lru, 0..4, None, now), None);
+        Ok(())
+    }
+
+    #[test]
+    fn staying_in_a_block_passes_no_time() -> Result {
+        let lru = lru(2)?;
+        lru.touch(0);
+        let now = lru.now();
+        for _ in 0..100 {
+            lru.touch(0);
+        }
+        assert_eq!(lru.now(), now);
+        lru.touch(1);
+        assert!(lru.now() > now);
+        // Beyond the last block: nothing happens.
+        lru.touch(2);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_used_in_part_goes_first() -> Result {
+        let lru = lru(8)?;
+        for block in 0..8 {
+            lru.touch(block);
+        }
+        assert_eq!(coldest(&lru, 0..8, Some(2), lru.now()), Some(2));
+        // But not what is being filled now.
+        assert_eq!(coldest(&lru, 0..8, Some(7), lru.now()), Some(0));
+        Ok(())
+    }
+
+    #[test]
+    fn random_accesses_agree_with_a_list() -> Result {
+        const BLOCKS: usize = 16;
+        let lru = lru(BLOCKS)?;
+        // The oldest first.
+        let mut list: [usize; BLOCKS] = core::array::from_fn(|block| block);
+        let mut random = 12345u64;
+        for block in list {
+            lru.touch(block);
+        }
+        for _ in 0..1000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+            let block = (random >> 33) as usize % BLOCKS;
+            lru.touch(block);
+            let at = list
+                .iter()
+                .position(|other| *other == block)
+                .ok_or(EINVAL)?;
+            if let Some(rest) = list.get_mut(at..) {
+                rest.rotate_left(1);
+            }
+            assert_eq!(
+                coldest(&lru, 0..BLOCKS, None, lru.now()),
+                list.first().copied()
+            );
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn blocks_that_are_used_in_part_later_go_first() -> Result {
+        let lru = lru(8)?;
+        for block in 0..8 {
+            lru.touch(block);
+        }
+        let full = |_| Usage::Full;
+        for block in 0..8 {
+            lru.allocated(block, true);
+        }
+        let first = lru.coldest(&full, 8, lru.now());
+        assert!(first.is_ok_and(|claim| claim.block() == 0));
+        // Some pages of it are freed.
+        lru.freed(2);
+        let usage = |block| match block {
+            2 => Usage::Partial,
+            _ => Usage::Full,
+        };
+        let second = lru.coldest(&usage, 8, lru.now());
+        assert!(second.is_ok_and(|claim| claim.block() == 2));
+        // It was filled again, and emptied.
+        let third = lru.coldest(&full, 8, lru.now());
+        assert!(third.is_ok_and(|claim| claim.block() == 0));
+        let empty = |_| Usage::Empty;
+        assert_eq!(
+            lru.coldest(&empty, 8, lru.now()).err(),
+            Some(NoClaim::Nothing)
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn order_is_the_same_for_16_tib() -> Result {
+        // 16 TiB, of which three parts are in use.
+        let lru = Lru::new(1 << 23)?;
+        let blocks = [0, 70, 5000, 5001, (1 << 23) - 1];
+        for block in blocks {
+            lru.prepare(block)?;
+            lru.touch(block);
+            lru.allocated(block, true);
+        }
+        let full = |_| Usage::Full;
+        for expected in [0, 70, 5000, 5001, (1 << 23) - 1, 0] {
+            let claim = lru.coldest(&full, 5, lru.now());
+            assert!(claim.is_ok_and(|claim| claim.block() == expected));
+            lru.touch(expected);
+        }
+        // Where no memory is yet, nothing is known.
+        assert_eq!(lru.claim(1 << 22).err(), Some(NoClaim::Nothing));
+        lru.touch(1 << 22);
+        Ok(())
+    }
+}

@@ -5,10 +5,15 @@
 use crate::{
     aperture::Aperture,
     client::Client,
-    counters::{Count, Counters},
+    hardware::{
+        counters::{Count, Counted, Counters},
+        engine::Engine,
+        fault::Wait,
+        port::{Access, Action, Port},
+    },
     tlb::Tlb,
 };
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 use rust_hmm::{
     alarm,
     mirror::{Device, Place, PlaceMut, Section, Unresolved},
@@ -18,44 +23,6 @@ use rust_hmm::{
 /// Looks at a translation that changes meanwhile, before it is a fault.
 const LOOKS: usize = 16;
 
-/// What to do at an address; within one page.
-pub(crate) enum Action<'b> {
-    /// Fill the buffer.
-    Read(&'b mut [u8]),
-    /// Write the buffer.
-    Write(&'b [u8]),
-    /// Add to the word; it becomes what was there before.
-    Add(&'b mut u64),
-}
-
-impl Action<'_> {
-    /// Whether it writes.
-    pub(crate) fn writes(&self) -> bool {
-        !matches!(self, Self::Read(_))
-    }
-}
-
-/// How it ended.
-pub(crate) enum Access {
-    Done,
-    /// The device has no translation that allows it.
-    Fault,
-}
-
-/// Whom an access counts for.
-#[derive(Clone, Copy)]
-pub(crate) struct Counted<'c> {
-    pub(crate) engine: &'c Counters,
-    pub(crate) file: &'c Counters,
-}
-
-impl Counted<'_> {
-    pub(crate) fn add(&self, count: Count, by: u64) {
-        self.engine.add(count, by);
-        self.file.add(count, by);
-    }
-}
-
 fn stale(counted: Counted<'_>, addr: usize) {
     counted.add(Count::StaleHits, 1);
     alarm!(
@@ -64,8 +31,41 @@ fn stale(counted: Counted<'_>, addr: usize) {
     );
 }
 
+impl Port for Client {
+    fn begin(&self) {
+        self.aperture.begin();
+    }
+
+    fn end(&self) {
+        self.aperture.end();
+    }
+
+    fn counters(&self) -> &Counters {
+        Client::counters(self)
+    }
+
+    fn access(
+        &self,
+        index: usize,
+        counted: Counted<'_>,
+        addr: usize,
+        action: Action<'_>,
+    ) -> Result<Access> {
+        access(self, index, counted, addr, action)
+    }
+
+    fn report(
+        self: &Arc<Self>,
+        engine: &Arc<Engine<Self>>,
+        addr: usize,
+        write: bool,
+    ) -> Option<Arc<Wait<Self>>> {
+        self.device().faults.report(self, engine, addr, write)
+    }
+}
+
 /// Does `action` at `addr` by engine `index`. `EIO` if device memory has no contents there.
-pub(crate) fn access(
+fn access(
     client: &Client,
     index: usize,
     counted: Counted<'_>,

@@ -5,7 +5,7 @@
 //! Fine-grained memory is accessed directly. Coarse-grained memory goes through a cache: it holds what
 //! was there when a command began, and what commands write stays in it until one ends.
 
-use crate::access::{Access, Action};
+use crate::hardware::port::{Access, Action};
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,

@@ -4,13 +4,15 @@
 
 use crate::{
     aperture::Aperture,
-    command::Spec,
-    counters::{Count, Counters},
     device::{MockDevice, Session, View},
-    engine::{Engine, Job},
+    hardware::{
+        command::Spec,
+        counters::{Count, Counters},
+        engine::{Engine, Job},
+        status::Status,
+    },
     placement::Decider,
     queues::Queues,
-    status::Status,
     streams::Stream,
     vram::Vram,
 };
@@ -35,7 +37,7 @@ const COMMANDS: usize = 1024;
 /// A command, and the engine that has it.
 struct Command {
     status: Arc<Status>,
-    engine: Arc<Engine>,
+    engine: Arc<Engine<Client>>,
 }
 
 struct Commands {

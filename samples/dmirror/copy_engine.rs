@@ -4,8 +4,9 @@
 //! goes on when all of a step are done.
 
 use crate::{
+    hardware::store::Store,
     settings::{Setting, Settings},
-    vram::Store,
+    vram,
 };
 use kernel::{
     prelude::*,
@@ -128,7 +129,7 @@ impl Shared {
         let result = if self.settings.fail_copy() {
             Err(EIO)
         } else {
-            self.store.copy(copy, to)
+            vram::copy(&self.store, copy, to)
         };
         match result {
             Ok(()) => self.bytes.add(copy.bytes() as u64, Relaxed),

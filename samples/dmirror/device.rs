@@ -4,8 +4,9 @@
 
 use crate::{
     blit::BlitEngine,
-    engine::Engine,
+    client::Client,
     faults::FaultBuffer,
+    hardware::engine::Engine,
     settings::{Fixed, Setting, Settings},
     streams::Streams,
     tlb::Tlb,
@@ -129,7 +130,7 @@ impl Agents {
 
 /// The engines of a device, and their threads.
 pub(crate) struct Engines {
-    list: KVec<Arc<Engine>>,
+    list: KVec<Arc<Engine<Client>>>,
     threads: KVec<Thread>,
 }
 
@@ -153,9 +154,9 @@ impl Engines {
 }
 
 impl core::ops::Deref for Engines {
-    type Target = [Arc<Engine>];
+    type Target = [Arc<Engine<Client>>];
 
-    fn deref(&self) -> &[Arc<Engine>] {
+    fn deref(&self) -> &[Arc<Engine<Client>>] {
         &self.list
     }
 }

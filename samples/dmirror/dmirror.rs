@@ -5,15 +5,17 @@
 //! `/dev/hmm_dmirror0` and `1` have private memory; `2` and `3` have coherent memory, and exist
 //! when the module is given reserved physical memory for them.
 //!
-//! The hardware:
+//! `hardware` is what a GPU does by itself: engines, their commands, faults, counters and memory.
+//! It imports nothing of the files beside it, which are the driver.
+//!
+//! Between the two:
 //! - `device`: one device; `settings`: its parameters.
-//! - `vram`: its memory; `chooser`: an allocator of its own; `copy_engine`: who copies to and from it.
-//! - `engine`: runs commands by turns; `command`: what they do; `access`: one access of them.
-//! - `tlb`: an engine's translations; `faults`: the fault buffer and who serves it.
-//! - `counters`: what engines count.
+//! - `access`: the port of an engine: TLB, page walk, memory; `tlb`: an engine's translations.
+//! - `vram`: the device's memory; `chooser`: an allocator of its own; `copy_engine`: who copies to and from it.
+//! - `faults`: the fault buffer and who serves it.
 //!
 //! The interface:
-//! - `file`: one open file; `client`: what it shares with its commands; `status`: a command's end.
+//! - `file`: one open file; `client`: what it shares with its commands.
 //! - `uapi`: the ioctls of `test_hmm`; `transfer`: those of them that read and write.
 //! - `queues`: queues and fences of a file; `queue_ioctls`: their ioctls.
 //! - `blit`: copies of locked memory, which have DMA fences.
@@ -31,22 +33,19 @@ mod aperture;
 mod blit;
 mod chooser;
 mod client;
-mod command;
 mod connect;
 mod copy_engine;
-mod counters;
 mod device;
-mod engine;
 mod event_ioctls;
 mod extension;
 mod faults;
 mod file;
+mod hardware;
 mod lock_ioctls;
 mod placement;
 mod queue_ioctls;
 mod queues;
 mod settings;
-mod status;
 mod streams;
 mod structure;
 mod tlb;

@@ -6,10 +6,13 @@ pub(crate) use crate::structure::{no_flags, Structure};
 use crate::{
     alloc,
     client::Client,
-    command::{RawSpec, Spec},
-    connect,
-    counters::Count,
-    engine, event_ioctls, lock_ioctls, placement, queue_ioctls,
+    connect, event_ioctls,
+    hardware::{
+        command::{RawSpec, Spec},
+        counters::Count,
+        engine,
+    },
+    lock_ioctls, placement, queue_ioctls,
 };
 use kernel::{ioctl, prelude::*, sync::Arc, time::Delta, uaccess::UserSlice};
 use rust_hmm::{

@@ -3,7 +3,10 @@
 //! The fault buffer of a device: engines put missing pages into it, threads have them brought in,
 //! batch by batch, the oldest first, and let the engines go on.
 
-use crate::{client::Client, engine::Engine};
+use crate::{
+    client::Client,
+    hardware::{engine::Engine, fault::Wait},
+};
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
@@ -11,8 +14,7 @@ use kernel::{
         atomic::{ordering::Relaxed, Atomic},
         Arc,
         CondVar,
-        Mutex,
-        SetOnce, //
+        Mutex, //
     },
 };
 use rust_hmm::{
@@ -29,29 +31,11 @@ const BATCH: usize = 32;
 /// Commands that wait for one fault at most.
 const WAITERS: usize = 8;
 
-/// What a command waits for.
-pub(crate) struct Wait {
-    result: SetOnce<Result>,
-    engine: Arc<Engine>,
-}
-
-impl Wait {
-    fn new(engine: Arc<Engine>) -> Result<Arc<Self>> {
-        let result = SetOnce::new();
-        Ok(Arc::new(Self { result, engine }, GFP_KERNEL)?)
-    }
-
-    /// How the fault was served, if it was.
-    pub(crate) fn result(&self) -> Option<Result> {
-        self.result.copy()
-    }
-}
-
 struct Fault {
     client: Arc<Client>,
     page: usize,
     write: bool,
-    waiters: KVec<Arc<Wait>>,
+    waiters: KVec<Arc<Wait<Client>>>,
 }
 
 impl Fault {
@@ -66,8 +50,7 @@ impl Fault {
         } = self;
         drop(client);
         for wait in waiters {
-            wait.result.populate(result);
-            wait.engine.wake();
+            wait.reply(result);
         }
     }
 }
@@ -252,10 +235,10 @@ impl FaultBuffer {
     pub(crate) fn report(
         &self,
         client: &Arc<Client>,
-        engine: &Arc<Engine>,
+        engine: &Arc<Engine<Client>>,
         addr: usize,
         write: bool,
-    ) -> Option<Arc<Wait>> {
+    ) -> Option<Arc<Wait<Client>>> {
         let wait = Wait::new(engine.clone()).ok()?;
         let mut waiters = KVec::with_capacity(WAITERS, GFP_KERNEL).ok()?;
         let page = addr / PAGE_SIZE;

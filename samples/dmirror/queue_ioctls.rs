@@ -6,8 +6,8 @@ use crate::{
     aperture::Aperture,
     blit::Locked,
     client::Client,
-    command::{RawSpec, Spec},
     extension::{no_flags, Structure},
+    hardware::command::{RawSpec, Spec},
     queues::Work,
     FILE_OPS,
 };

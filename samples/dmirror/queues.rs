@@ -2,7 +2,13 @@
 
 //! The queues and fences of an open file, by the numbers that user space knows them by.
 
-use crate::{blit::Locked, client::Client, command::Spec, device::View, uapi};
+use crate::{
+    blit::Locked,
+    client::Client,
+    device::View,
+    hardware::{command::Spec, status::ECANCELED},
+    uapi,
+};
 use kernel::{
     prelude::*,
     sync::{
@@ -469,7 +475,7 @@ impl Client {
         self.forget(id);
         match report.ended {
             Some(result) => result.map(|()| report.result),
-            None => Err(Error::from_errno(uapi::ECANCELED)),
+            None => Err(Error::from_errno(ECANCELED)),
         }
     }
 }

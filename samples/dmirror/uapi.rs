@@ -28,8 +28,6 @@ pub(crate) const FLAGS: u32 = command(0x08);
 pub(crate) const READ_UNLOCKED: u32 = command(0x09);
 
 /// Errors that the kernel crate does not name.
-pub(crate) const EILSEQ: c_int = -84;
-pub(crate) const ECANCELED: c_int = -125;
 pub(crate) const ESTALE: c_int = -116;
 pub(crate) const EOPNOTSUPP: c_int = -95;
 

@@ -5,6 +5,7 @@
 use crate::{
     chooser::Chooser,
     copy_engine::CopyEngine,
+    hardware::store::Store,
     settings::{Fixed, Setting, Settings},
     streams::Streams,
 };
@@ -12,9 +13,8 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
-        Arc,
-        SetOnce, //
+        atomic::{ordering::Relaxed, AtomicFlag},
+        Arc, //
     },
 };
 use rust_hmm::{
@@ -23,136 +23,40 @@ use rust_hmm::{
     memory::{Copy, CopyJob, MemoryOps},
     mirror::{Place, PlaceMut},
     mm::{
-        addr::PMD_SIZE,
         device_pages::{DeviceRange, Kind},
         notifier::Cookie,
-        page::SharedBytes,
         user::UserSpan,
     },
 };
 
-/// Blocks whose places are allocated at once: 8 GiB.
-const GROUP: usize = 4096;
-
-/// Contents of device memory, in blocks of 2 MiB that are allocated when they are first written, as
-/// are their places. So the memory may be far larger than what there is to back it. Coherent memory
-/// has its own.
-pub(crate) struct Store {
-    groups: KVVec<SetOnce<KVVec<SetOnce<SharedBytes>>>>,
-    /// Device page numbers plus one of pages whose contents are lost.
-    lost: KVVec<Atomic<usize>>,
-}
-
-/// Most pages that a test can lose.
-const LOST: usize = 1024;
-
-impl Store {
-    /// Room for `bytes`.
-    fn new(bytes: usize) -> Result<Self> {
-        let groups = places(bytes.div_ceil(PMD_SIZE * GROUP))?;
-        let mut lost = KVVec::with_capacity(LOST, GFP_KERNEL)?;
-        for _ in 0..LOST {
-            lost.push(Atomic::new(0), GFP_KERNEL)?;
+/// Carries out a copy from the memory `here`, or to it. Device memory is written in `there`, which may be
+/// another device's.
+pub(crate) fn copy(here: &Store, copy: &Copy<'_>, there: &Store) -> Result {
+    match (&copy.source, &copy.destination) {
+        (None, PlaceMut::Cpu(to)) => {
+            to.clear();
+            Ok(())
         }
-        Ok(Self { groups, lost })
-    }
-
-    /// The contents of page `number` are lost: it cannot be copied any more. `ENOMEM` if there are too many.
-    pub(crate) fn lose(&self, number: usize) -> Result {
-        let free = self.lost.iter().find(|place| place.load(Relaxed) == 0);
-        free.ok_or(ENOMEM)?.store(number + 1, Relaxed);
-        Ok(())
-    }
-
-    fn is_lost(&self, range: DeviceRange) -> bool {
-        let pages = range.first + 1..range.first + 1 + range.count;
-        let mut lost = self.lost.iter().map(|place| place.load(Relaxed));
-        // They are filled from the first one on.
-        lost.by_ref()
-            .take_while(|number| *number != 0)
-            .any(|number| pages.contains(&number))
-    }
-
-    /// Number and offset of the block of `range`, which lies in one block.
-    fn locate(range: DeviceRange) -> Result<(usize, usize)> {
-        let start = range.first.checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
-        Ok((start / PMD_SIZE, start % PMD_SIZE))
-    }
-
-    /// The block and offset, if something was ever written to it.
-    fn find(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
-        let (block, offset) = Self::locate(range)?;
-        let group = self.groups.get(block / GROUP).ok_or(EINVAL)?;
-        let blocks = group.as_ref().ok_or(EIO)?;
-        let bytes = blocks.get(block % GROUP).ok_or(EINVAL)?.as_ref();
-        Ok((bytes.ok_or(EIO)?, offset))
-    }
-
-    /// The block and offset; the block is made if need be.
-    fn find_or_make(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
-        let (block, offset) = Self::locate(range)?;
-        let group = self.groups.get(block / GROUP).ok_or(EINVAL)?;
-        let blocks = made(group, || places(GROUP))?;
-        let block = blocks.get(block % GROUP).ok_or(EINVAL)?;
-        Ok((made(block, || SharedBytes::new(PMD_SIZE))?, offset))
-    }
-
-    /// Carries out a copy from this memory, or to it; `to` is where device memory is written, which may
-    /// be another device's.
-    pub(crate) fn copy(&self, copy: &Copy<'_>, to: &Self) -> Result {
-        let there = to;
-        match (&copy.source, &copy.destination) {
-            (None, PlaceMut::Cpu(to)) => {
-                to.clear();
-                Ok(())
-            }
-            (None, PlaceMut::Device(to)) => {
-                let (bytes, offset) = there.find_or_make(*to)?;
-                bytes.clear(offset, to.count * PAGE_SIZE)
-            }
-            (Some(Place::Cpu(from)), PlaceMut::Cpu(to)) => to.copy_from(from),
-            (Some(Place::Cpu(from)), PlaceMut::Device(to)) => {
-                let (bytes, offset) = there.find_or_make(*to)?;
-                bytes.load(offset, from)
-            }
-            (Some(Place::Device(from)), PlaceMut::Cpu(_)) if self.is_lost(*from) => Err(EIO),
-            (Some(Place::Device(from)), PlaceMut::Cpu(to)) => {
-                let (bytes, offset) = self.find(*from)?;
-                bytes.store(offset, to)
-            }
-            (Some(Place::Device(from)), PlaceMut::Device(to)) => {
-                let (bytes, offset) = self.find(*from)?;
-                let (destination, at) = there.find_or_make(*to)?;
-                destination.copy_from(at, bytes, offset, from.count * PAGE_SIZE)
-            }
+        (None, PlaceMut::Device(to)) => {
+            let (bytes, offset) = there.find_or_make(*to)?;
+            bytes.clear(offset, to.count * PAGE_SIZE)
+        }
+        (Some(Place::Cpu(from)), PlaceMut::Cpu(to)) => to.copy_from(from),
+        (Some(Place::Cpu(from)), PlaceMut::Device(to)) => {
+            let (bytes, offset) = there.find_or_make(*to)?;
+            bytes.load(offset, from)
+        }
+        (Some(Place::Device(from)), PlaceMut::Cpu(_)) if here.is_lost(*from) => Err(EIO),
+        (Some(Place::Device(from)), PlaceMut::Cpu(to)) => {
+            let (bytes, offset) = here.find(*from)?;
+            bytes.store(offset, to)
+        }
+        (Some(Place::Device(from)), PlaceMut::Device(to)) => {
+            let (bytes, offset) = here.find(*from)?;
+            let (destination, at) = there.find_or_make(*to)?;
+            destination.copy_from(at, bytes, offset, from.count * PAGE_SIZE)
         }
     }
-}
-
-/// Empty places.
-fn places<T>(count: usize) -> Result<KVVec<SetOnce<T>>> {
-    let mut places = KVVec::with_capacity(count, GFP_KERNEL)?;
-    for _ in 0..count {
-        places.push(SetOnce::new(), GFP_KERNEL)?;
-    }
-    Ok(places)
-}
-
-/// What is in `place`, which is made if need be.
-fn made<T>(place: &SetOnce<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
-    if let Some(made) = place.as_ref() {
-        return Ok(made);
-    }
-    // If somebody else was faster, theirs is as good.
-    place.populate(make()?);
-    // Another thread may be about to finish.
-    for _ in 0..1000 {
-        if let Some(made) = place.as_ref() {
-            return Ok(made);
-        }
-        core::hint::spin_loop();
-    }
-    Err(ENOMEM)
 }
 
 /// The memory, and who copies to and from it.

@@ -23,7 +23,6 @@ mod lock_ioctls;
 #[path = "../dmirror/structure.rs"]
 mod structure;
 #[path = "../dmirror/uapi.rs"]
-#[expect(dead_code, reason = "the mock has errors that this device does not")]
 mod uapi;
 
 /// Where the shared parts look for these.

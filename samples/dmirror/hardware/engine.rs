@@ -3,14 +3,12 @@
 //! An engine: a thread that runs the commands given to it by turns. One whose page is missing is set
 //! aside until it is there, and another one runs.
 
-use crate::{
-    access::Counted,
-    client::Client,
+use super::{
     command::{Progress, Spec, Step},
-    counters::{Count, Counters},
-    device::MockDevice,
-    faults::Wait,
-    status::Status,
+    counters::{Count, Counted, Counters},
+    fault::Wait,
+    port::Port,
+    status::{Status, ECANCELED},
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -44,10 +42,10 @@ fn ns(since: Now) -> u64 {
 }
 
 /// Why a command does not run.
-enum State {
+enum State<P> {
     Ready,
     /// Its page is being brought in.
-    SetAside(Arc<Wait>),
+    SetAside(Arc<Wait<P>>),
     /// The fault buffer was full.
     NoRoom {
         addr: usize,
@@ -61,24 +59,24 @@ enum State {
 }
 
 /// A command that an engine has.
-pub(crate) struct Job {
-    client: Arc<Client>,
+pub(crate) struct Job<P> {
+    port: Arc<P>,
     status: Arc<Status>,
     spec: Spec,
     progress: Progress,
     rounds: u64,
-    state: State,
+    state: State<P>,
     /// Times that the fault of the access could not be served.
     tries: usize,
     /// Since when the access waits, and whether it writes.
     stalled: Option<(Now, bool)>,
 }
 
-impl Job {
-    pub(crate) fn new(client: Arc<Client>, status: Arc<Status>, spec: Spec) -> Self {
-        client.aperture.begin();
+impl<P: Port> Job<P> {
+    pub(crate) fn new(port: Arc<P>, status: Arc<Status>, spec: Spec) -> Self {
+        port.begin();
         Self {
-            client,
+            port,
             status,
             spec,
             progress: Progress::default(),
@@ -89,11 +87,11 @@ impl Job {
         }
     }
 
-    /// Ends the command. The mirror is let go before anybody is told.
+    /// Ends the command. The address space is let go before anybody is told.
     fn end(self, result: Result) {
-        let Self { client, status, .. } = self;
-        client.aperture.end();
-        drop(client);
+        let Self { port, status, .. } = self;
+        port.end();
+        drop(port);
         status.finish(result);
     }
 
@@ -122,14 +120,14 @@ impl Job {
         if let Some((since, write)) = self.stalled.take() {
             let waited = ns(since);
             counters.stall(write, waited);
-            self.client.counters().stall(write, waited);
+            self.port.counters().stall(write, waited);
             self.status.add_stall(waited);
         }
     }
 }
 
-struct Queue {
-    jobs: KVec<Job>,
+struct Queue<P> {
+    jobs: KVec<Job<P>>,
     /// The thread has taken one out, which may come back.
     running: bool,
     /// Since when the thread has nothing to do, and what that counts as.
@@ -137,7 +135,7 @@ struct Queue {
     stop: bool,
 }
 
-impl Queue {
+impl<P> Queue<P> {
     fn load(&self) -> usize {
         self.jobs.len() + usize::from(self.running)
     }
@@ -145,16 +143,16 @@ impl Queue {
 
 /// What an engine's thread shares with others.
 #[pin_data]
-pub(crate) struct Engine {
+pub(crate) struct Engine<P> {
     index: usize,
     #[pin]
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue<P>>,
     #[pin]
     wake: CondVar,
     counters: Counters,
 }
 
-impl Engine {
+impl<P> Engine<P> {
     pub(crate) fn new(index: usize) -> Result<Arc<Self>> {
         let queue = Queue {
             jobs: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
@@ -174,7 +172,7 @@ impl Engine {
     }
 
     /// Takes a command. `EBUSY` if it has too many.
-    pub(crate) fn submit(&self, job: Job) -> Result {
+    pub(crate) fn submit(&self, job: Job<P>) -> Result {
         let mut queue = self.queue.lock();
         if queue.load() >= DEPTH {
             return Err(EBUSY);
@@ -198,7 +196,7 @@ impl Engine {
     }
 
     /// Counts the time without work so far.
-    fn settle(&self, queue: &mut Queue) {
+    fn settle(&self, queue: &mut Queue<P>) {
         if let Some((since, count)) = &mut queue.rest {
             let now = Now::now();
             let passed = u64::try_from((now - *since).as_nanos()).unwrap_or(0);
@@ -219,7 +217,9 @@ impl Engine {
         self.queue.lock().stop = true;
         self.wake.notify_one();
     }
+}
 
+impl<P: Port> Engine<P> {
     /// The thread. `buffer` is for what an access reads or writes.
     pub(crate) fn run(self: Arc<Self>, mut buffer: KBox<[u8; PAGE_SIZE]>) {
         while let Some(job) = self.next() {
@@ -239,7 +239,7 @@ impl Engine {
     }
 
     /// Waits for a command that is ready, and takes it. `None` if the thread is to end.
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<Job<P>> {
         let mut queue = self.queue.lock();
         loop {
             if queue.stop {
@@ -273,7 +273,7 @@ impl Engine {
     }
 
     /// Runs a command for a while. Returns it if it has not ended.
-    fn turn(self: &Arc<Self>, mut job: Job, buffer: &mut [u8; PAGE_SIZE]) -> Option<Job> {
+    fn turn(self: &Arc<Self>, mut job: Job<P>, buffer: &mut [u8; PAGE_SIZE]) -> Option<Job<P>> {
         match core::mem::replace(&mut job.state, State::Ready) {
             State::SetAside(wait) => match wait.result() {
                 // It kept changing: another try, but not for ever.
@@ -296,19 +296,19 @@ impl Engine {
                 let result = if job.spec.rounds == 0 {
                     Ok(())
                 } else {
-                    Err(Error::from_errno(crate::uapi::ECANCELED))
+                    Err(Error::from_errno(ECANCELED))
                 };
                 job.end(result);
                 return None;
             }
-            let client = job.client.clone();
+            let port = job.port.clone();
             let counted = Counted {
                 engine: &self.counters,
-                file: client.counters(),
+                file: port.counters(),
             };
             let step = job
                 .spec
-                .step(&client, self.index, counted, &mut job.progress, buffer);
+                .step(&*port, self.index, counted, &mut job.progress, buffer);
             let step = match step {
                 Ok(Step::Fault { addr, write }) => {
                     let count = if write {
@@ -318,12 +318,12 @@ impl Engine {
                     };
                     counted.add(count, 1);
                     job.status.add_fault();
-                    drop(client);
+                    drop(port);
                     return self.set_aside(job, addr, write);
                 }
                 step => step,
             };
-            drop(client);
+            drop(port);
             job.tries = 0;
             job.end_stall(&self.counters);
             match step {
@@ -353,7 +353,7 @@ impl Engine {
     }
 
     /// Sets a command aside until the page at `addr` is there.
-    fn set_aside(self: &Arc<Self>, mut job: Job, addr: usize, write: bool) -> Option<Job> {
+    fn set_aside(self: &Arc<Self>, mut job: Job<P>, addr: usize, write: bool) -> Option<Job<P>> {
         if job.stalled.is_some_and(|(_, other)| other != write) {
             // The read of a copy waited, and now its write does.
             job.end_stall(&self.counters);
@@ -365,9 +365,8 @@ impl Engine {
     }
 
     /// Has the page at `addr` brought in.
-    fn report(self: &Arc<Self>, job: &mut Job, addr: usize, write: bool) {
-        let device: &MockDevice = job.client.device();
-        job.state = match device.faults.report(&job.client, self, addr, write) {
+    fn report(self: &Arc<Self>, job: &mut Job<P>, addr: usize, write: bool) {
+        job.state = match job.port.report(self, addr, write) {
             Some(wait) => State::SetAside(wait),
             None => State::NoRoom {
                 addr,

@@ -3,6 +3,7 @@
 //! What user space can learn of a command, and how it stops it.
 
 use kernel::{
+    ffi::c_int,
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic, AtomicFlag},
@@ -13,6 +14,12 @@ use kernel::{
     },
     time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
 };
+
+/// A command whose result is not the one that it was given.
+pub(crate) const EILSEQ: c_int = -84;
+
+/// A command that was stopped before its last round.
+pub(crate) const ECANCELED: c_int = -125;
 
 /// Longest sleep of a wait before it looks at the clock again, in ms.
 const NAP: u32 = 100;

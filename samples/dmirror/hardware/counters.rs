@@ -78,3 +78,17 @@ impl Counters {
         }
     }
 }
+
+/// Whom an access counts for.
+#[derive(Clone, Copy)]
+pub(crate) struct Counted<'c> {
+    pub(crate) engine: &'c Counters,
+    pub(crate) file: &'c Counters,
+}
+
+impl Counted<'_> {
+    pub(crate) fn add(&self, count: Count, by: u64) {
+        self.engine.add(count, by);
+        self.file.add(count, by);
+    }
+}

@@ -3,9 +3,10 @@
 //! A command of an engine: what it does step by step, and how far it is. A step is one access, so
 //! that it can stop at a fault and go on from there.
 
-use crate::{
-    access::{access, Access, Action, Counted},
-    client::Client,
+use super::{
+    counters::Counted,
+    port::{Access, Action, Port},
+    status::EILSEQ,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 use rust_hmm::mm::addr::PageRange;
@@ -174,10 +175,11 @@ impl Spec {
     ///
     /// # Errors
     ///
-    /// `EILSEQ` if the result is not the one expected; `EFAULT` if a chain leads nowhere.
+    /// `EILSEQ` if the result is not the one expected; `EFAULT` if a chain leads nowhere; what
+    /// [`Port::access`] returns.
     pub(crate) fn step(
         &self,
-        client: &Client,
+        port: &impl Port,
         index: usize,
         counted: Counted<'_>,
         progress: &mut Progress,
@@ -190,7 +192,7 @@ impl Spec {
             Op::Read | Op::Checksum => {
                 let len = self.chunk(done, addr, addr);
                 let part = buffer.get_mut(..len).ok_or(EINVAL)?;
-                if let Access::Fault = access(client, index, counted, addr, Action::Read(part))? {
+                if let Access::Fault = port.access(index, counted, addr, Action::Read(part))? {
                     return fault(addr, false);
                 }
                 for word in words(part) {
@@ -213,7 +215,7 @@ impl Spec {
                     };
                     chunk.copy_from_slice(&self.value.wrapping_add(plus).to_ne_bytes());
                 }
-                if let Access::Fault = access(client, index, counted, addr, Action::Write(part))? {
+                if let Access::Fault = port.access(index, counted, addr, Action::Write(part))? {
                     return fault(addr, true);
                 }
                 progress.done += len;
@@ -222,28 +224,24 @@ impl Spec {
                 let src = self.src + done;
                 let len = self.chunk(done, addr, src);
                 let part = buffer.get_mut(..len).ok_or(EINVAL)?;
-                if let Access::Fault = access(client, index, counted, src, Action::Read(part))? {
+                if let Access::Fault = port.access(index, counted, src, Action::Read(part))? {
                     return fault(src, false);
                 }
-                if let Access::Fault = access(client, index, counted, addr, Action::Write(part))? {
+                if let Access::Fault = port.access(index, counted, addr, Action::Write(part))? {
                     return fault(addr, true);
                 }
                 progress.done += len;
             }
             Op::AtomicAdd => {
                 let mut value = self.value;
-                if let Access::Fault =
-                    access(client, index, counted, addr, Action::Add(&mut value))?
-                {
+                if let Access::Fault = port.access(index, counted, addr, Action::Add(&mut value))? {
                     return fault(addr, true);
                 }
                 progress.done = done.saturating_add(self.stride);
             }
             Op::Strided => {
                 let mut word = [0; WORD];
-                if let Access::Fault =
-                    access(client, index, counted, addr, Action::Read(&mut word))?
-                {
+                if let Access::Fault = port.access(index, counted, addr, Action::Read(&mut word))? {
                     return fault(addr, false);
                 }
                 progress.result = progress.result.wrapping_add(u64::from_ne_bytes(word));
@@ -259,8 +257,7 @@ impl Spec {
                     return Err(EFAULT);
                 }
                 let mut word = [0; WORD];
-                if let Access::Fault = access(client, index, counted, at, Action::Read(&mut word))?
-                {
+                if let Access::Fault = port.access(index, counted, at, Action::Read(&mut word))? {
                     return fault(at, false);
                 }
                 progress.result = u64::from_ne_bytes(word);
@@ -272,7 +269,7 @@ impl Spec {
         }
         let result = core::mem::take(progress).result;
         if self.verify && result != self.value {
-            return Err(Error::from_errno(crate::uapi::EILSEQ));
+            return Err(Error::from_errno(EILSEQ));
         }
         Ok(Step::Round(result))
     }

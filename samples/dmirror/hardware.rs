@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The mock GPU without its driver.
+//!
+//! Files in this folder import only each other, the kernel crate, and plain types of the library:
+//! addresses, page numbers, bytes and threads. What an engine reaches beyond that is behind the
+//! [`port::Port`] that the driver attaches to each command. `tools/check/all` checks the imports.
+//!
+//! - `engine`: runs commands by turns; `command`: what they do; `status`: their ends.
+//! - `port`: what an engine is connected to; `fault`: a fault that was reported.
+//! - `counters`: what engines count.
+//! - `store`: contents of device memory.
+
+pub(crate) mod command;
+pub(crate) mod counters;
+pub(crate) mod engine;
+pub(crate) mod fault;
+pub(crate) mod port;
+pub(crate) mod status;
+pub(crate) mod store;

@@ -284,9 +284,10 @@ bool rust_hmm_mirror_alive(struct rust_hmm_mirror *mirror);
  * when the function returns: access goes by rust_hmm_table_lookup(), and after -ENOENT by another fault.
  *
  * Return: 0; -EFAULT if something is not mapped, not readable, special (VM_IO, VM_PFNMAP), lost by the
- * device, or the process is gone; -EPERM if not writable; -EBUSY if it kept changing for a second and 100
- * tries; -EINTR if the task was killed; -ENODEV after rust_hmm_memory_unplug(); -ENOMEM; -EINVAL;
- * -EDEADLK. What was installed before stays.
+ * device, or the process is gone; -EPERM if not writable; -ERANGE if it is beyond the 48 bits that the
+ * addresses of the device's table have; -EBUSY if it kept changing for a second and 100 tries; -EINTR if
+ * the task was killed; -ENODEV after rust_hmm_memory_unplug(); -ENOMEM; -EINVAL; -EDEADLK. What was
+ * installed before stays.
  */
 int rust_hmm_fault(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end,
 		   u32 flags);
@@ -561,9 +562,10 @@ struct rust_hmm_outcome {
  * Partial success is success. Calls @copy of the memory's operations, and waits for the jobs.
  *
  * Return: 0; -EFAULT if the process is gone; -EINVAL if something is not mapped, not readable, hugetlb or
- * special, or for an unknown target or flag; -ENODEV if the mirror has no memory, or after
- * rust_hmm_memory_unplug(); -EBUSY if it kept changing; -EINTR if the task was killed; -ENOMEM if there is no
- * memory for the migration itself; -EDEADLK. After an error, what came before has moved.
+ * special, or for an unknown target or flag; -ERANGE to the device, beyond the 48 bits that the addresses
+ * of its table have; -ENODEV if the mirror has no memory, or after rust_hmm_memory_unplug(); -EBUSY if it
+ * kept changing; -EINTR if the task was killed; -ENOMEM if there is no memory for the migration itself;
+ * -EDEADLK. After an error, what came before has moved.
  */
 int rust_hmm_migrate(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end,
 		     const struct rust_hmm_migration *migration, struct rust_hmm_outcome *outcome);

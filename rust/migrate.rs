@@ -104,6 +104,7 @@ impl<'m, D: Device> Migrate<'m, D> {
     /// After an error, pages at lower addresses may have moved.
     ///
     /// - `EFAULT`: the process has exited.
+    /// - `ERANGE`: mapped beyond the addresses that the device's page table has.
     /// - `EINVAL`: no mapping, or one that is not readable, special, of hugetlb or of DAX.
     /// - `ENODEV`: the device has no memory.
     /// - `EBUSY`: the range kept changing.

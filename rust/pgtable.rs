@@ -2,7 +2,8 @@
 
 //! A device page table: a radix tree whose geometry and entries the driver chooses.
 //!
-//! - [`Format`]: geometry and encoding of a device's table. [`Radix4`] is the reference,
+//! - [`Format`]: geometry and encoding of a device's table. [`Radix4`] is the reference, [`Radix5`] the
+//!   same with another level,
 //!   [`formats`] has those of real MMUs, [`FormatOf`] makes one of a [`Layout`].
 //! - [`Table`]: the side that changes it, under the owner's lock.
 //! - [`Reader`]: the side of the device, which walks without a lock while it changes.
@@ -44,7 +45,7 @@ pub use crate::mm::flush::{Flushed, Flusher};
 pub use dma::OfDma;
 pub use entry::{Entry, Leaf};
 pub use flush::{FlushBatch, Flushing};
-pub(crate) use format::has_leaves;
-pub use format::{Format, Radix4, Word};
+pub(crate) use format::{has_leaves, reaches};
+pub use format::{Format, Radix, Radix4, Radix5, Word};
 pub use layout::{Bits, FormatOf, Layout};
 pub use table::{Reader, Spares, Table};

@@ -98,15 +98,18 @@ impl<'m, D: Device> Step<'m, D> {
         let pages = self.work.pages.iter_mut().take(piece.pages());
         pages.for_each(|page| *page = PageOutcome::None);
         let piece = match self.target {
-            Target::Device => match self.mirror.movable(&self.space, piece)? {
-                (part, true) => part,
-                (part, false) => {
-                    let pages = self.work.pages.iter_mut().take(part.pages());
-                    pages.for_each(|page| *page = PageOutcome::Skipped);
-                    *done = part.end();
-                    return Ok(());
+            Target::Device => {
+                self.mirror.check_reach(&self.space, piece)?;
+                match self.mirror.movable(&self.space, piece)? {
+                    (part, true) => part,
+                    (part, false) => {
+                        let pages = self.work.pages.iter_mut().take(part.pages());
+                        pages.for_each(|page| *page = PageOutcome::Skipped);
+                        *done = part.end();
+                        return Ok(());
+                    }
                 }
-            },
+            }
             Target::System => piece,
         };
         let mut again = self.pass(piece, done)?;

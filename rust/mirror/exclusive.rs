@@ -23,14 +23,17 @@ impl<D: Device> Mirror<D> {
     /// # Errors
     ///
     /// `EFAULT`: not mapped, not writable, special pages, or the process is gone. `EOPNOTSUPP`: not anonymous, or hugetlb.
+    /// `ERANGE`: mapped beyond the addresses that the device's table has.
     /// `EINVAL`: the format of the device's table has no exclusive entries. `EBUSY`: it kept changing. `EINTR`: killed.
     /// `ENODEV`: unplugged. `ENOMEM`. `EDEADLK`: within a callback. Pages before the one that failed stay exclusive. Context: may sleep; no lock may be held.
     pub fn make_exclusive(&self, range: PageRange) -> Result {
         within::may_wait()?;
         let mut spares = self.spares();
-        let _charge = self.space()?.charge();
+        let space = self.space()?;
+        let _charge = space.charge();
         for index in 0..range.pages() {
             let page = PageRange::from_pages(range.start() + index * PAGE_SIZE, 1)?;
+            self.check_reach(&space, page)?;
             let mut tries = TRIES;
             loop {
                 spares.refill()?;

@@ -12,7 +12,7 @@ use crate::{
         range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer},
         space::fatal_signal_pending,
     },
-    pgtable::{has_leaves, Entry, Flushing, Format, Spares},
+    pgtable::{has_leaves, reaches, Entry, Flushing, Format, Spares},
     phases::{Lap, Phase},
     policy,
     space::{Space, WindowUser},
@@ -118,6 +118,7 @@ impl<D: Device> Mirror<D> {
     ///
     /// `EFAULT`: not mapped, not readable, special (`VM_IO`, `VM_PFNMAP`), lost by the device, or
     /// the process is gone.
+    /// `ERANGE`: mapped beyond the addresses that the device's page table has; nothing was brought in there.
     /// `EPERM`: not writable. `EBUSY`: it kept changing, for a second and 100 tries. `EINTR`: killed. `ENOMEM`.
     /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
@@ -141,6 +142,7 @@ impl<D: Device> Mirror<D> {
         let space = self.space()?;
         let _charge = space.charge();
         for piece in range.pmd_pieces() {
+            self.check_reach(&space, piece)?;
             self.inner().fault_piece(
                 &space,
                 piece,
@@ -150,6 +152,25 @@ impl<D: Device> Mirror<D> {
             )?;
         }
         Ok(())
+    }
+
+    /// Whether the device's page table has the addresses of `piece`, which lies within 2 MiB.
+    ///
+    /// # Errors
+    ///
+    /// `ERANGE`: it has not, and memory is mapped there. What is not mapped is left to the caller,
+    /// who has an error of its own for that. `EINTR`: killed. Context: may sleep; no lock may be
+    /// held.
+    #[inline]
+    pub(crate) fn check_reach(&self, space: &AddressSpace, piece: PageRange) -> Result {
+        if reaches::<D::Format>(piece) {
+            return Ok(());
+        }
+        let mmap = space.mmap_lock_here()?;
+        match mmap.vma_lookup(piece.start()) {
+            Some(_) => Err(ERANGE),
+            None => Ok(()),
+        }
     }
 }
 

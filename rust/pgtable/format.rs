@@ -3,7 +3,7 @@
 //! The format of a device page table: its geometry, and the encoding of entries.
 
 use super::entry::Entry;
-use crate::mm::table_memory::Unit;
+use crate::mm::{addr::PageRange, table_memory::Unit};
 use kernel::page::PAGE_SHIFT;
 
 /// Type of an entry in the device's format: `u32` or `u64`. Entries are written as a whole.
@@ -202,13 +202,24 @@ pub(super) const fn last_address<F: Format>() -> usize {
     }
 }
 
-/// A format as that of x86-64: 4 levels of 9 bits, entries of 64 bits, leaves of 4 KiB and 2 MiB.
+/// Whether a table has room for entries of all of `range`.
+pub(crate) const fn reaches<F: Format>(range: PageRange) -> bool {
+    range.end() - 1 <= last_address::<F>()
+}
+
+/// A format as that of x86-64: levels of 9 bits, entries of 64 bits, leaves of 4 KiB and 2 MiB.
 /// The bits of an entry are present (0), writable (1), user (2) and leaf above level 0 (7); the
 /// address begins at bit 12. There is no bit to forbid execution; of those that are free for
 /// software, 9 says device memory and 10 exclusive.
-pub enum Radix4 {}
+pub enum Radix<const LEVELS: u32> {}
 
-impl Radix4 {
+/// Four levels: addresses of 48 bits, as a process has them that asks for no others.
+pub type Radix4 = Radix<4>;
+
+/// Five levels: addresses of 57 bits, all that a process can have.
+pub type Radix5 = Radix<5>;
+
+impl<const LEVELS: u32> Radix<LEVELS> {
     const PRESENT: u64 = 1 << 0;
     const WRITABLE: u64 = 1 << 1;
     const USER: u64 = 1 << 2;
@@ -217,10 +228,10 @@ impl Radix4 {
     const EXCLUSIVE: u64 = 1 << 10;
 }
 
-impl Format for Radix4 {
+impl<const LEVELS: u32> Format for Radix<LEVELS> {
     type Word = u64;
 
-    const LEVELS: u32 = 4;
+    const LEVELS: u32 = LEVELS;
     const BITS: u32 = 9;
     const LEAVES: &'static [u32] = &[0, 9];
 

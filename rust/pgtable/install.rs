@@ -6,7 +6,7 @@ use super::{
     dma::Translator,
     entry::Entry,
     flush::FlushBatch,
-    format::{fan, has_leaves, last_address, shift, Format},
+    format::{fan, has_leaves, reaches, shift, Format},
     table::{slot_of, span_of, Spares, Table},
     tree::{self, Slot},
 };
@@ -51,7 +51,7 @@ impl<F: Format> Table<F> {
             return Err(ENOMEM);
         }
         let last = range.end() - 1;
-        if last > last_address::<F>() || range.start() / PMD_SIZE != last / PMD_SIZE {
+        if !reaches::<F>(range) || range.start() / PMD_SIZE != last / PMD_SIZE {
             return Err(EINVAL);
         }
         // Table pages are named by their index in the pool.

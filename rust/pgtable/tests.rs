@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tables of two formats against a plain model, in KUnit.
+//! Tables of some formats against a plain model, in KUnit.
 
 use super::*;
 use crate::{
@@ -210,6 +210,30 @@ fn agrees_with_model_and<F: Format>(
     let (_, _) = clear(&mut table, all()?);
     assert_eq!(table.live(), 0);
     Ok(())
+}
+
+/// A table of addresses of `bits` bits has entries at both ends, and none beyond. No other address
+/// leads to those at the upper end.
+fn both_ends<F: Format>(bits: u32) -> Result {
+    let mut table = Table::<F>::new()?;
+    fill(&mut table, PageRange::from_pages(0, 1)?, 0, true)?;
+    let top = PageRange::from_pages((1 << bits) - PMD_SIZE, PMD_PAGES)?;
+    fill(&mut table, top, 0, true)?;
+    let beyond = PageRange::from_pages(1 << bits, 1)?;
+    let refused = fill(&mut table, beyond, 0, true);
+    let found = [0, top.end() - 1].map(|addr| table.get(addr).is_valid());
+    let none = (21..usize::BITS)
+        .map(|bit| (top.end() - 1) ^ (1 << bit))
+        .all(|addr| !table.get(addr).is_valid());
+    let (removed, _) = clear(&mut table, PageRange::new(0, usize::MAX & PAGE_MASK)?);
+    let none = none && !table.get(usize::MAX).is_valid();
+    match (refused, found, none, removed, table.live()) {
+        (Err(EINVAL), [true, true], true, 513, 0) => Ok(()),
+        what => {
+            pr_err!("{bits} bits: {what:?}\n");
+            Err(EINVAL)
+        }
+    }
 }
 
 /// Whoever looks through a table part by part, and stops wherever it is, sees each page once.

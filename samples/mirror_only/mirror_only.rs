@@ -14,7 +14,7 @@ use rust_hmm::{
     mirror::Device,
     mm::addr::PageRange,
     node::{FileOps, Node, OpenFile},
-    pgtable::Radix4,
+    pgtable::Radix5,
 };
 use sum::Sums;
 
@@ -45,7 +45,8 @@ impl MemoryOps for Hardware {
 
 impl Device for Hardware {
     type Memory = Self;
-    type Format = Radix4;
+    // Also for a process whose addresses have more than 48 bits.
+    type Format = Radix5;
     type Walker = ();
     type Flush = ();
 

@@ -3,15 +3,65 @@
 //! What a mirror's page table says: faults, invalidations, translations, in KUnit.
 
 use super::*;
-use crate::{mm::range_fault::PfnBuffer, pgtable::Leaf, thread::Thread};
+use crate::{
+    mm::range_fault::PfnBuffer,
+    pgtable::{Leaf, Radix},
+    thread::Thread, //
+};
 use kernel::{
     sync::atomic::ordering::Acquire,
     time::{delay::fsleep, Delta}, //
 };
 
+/// A device whose table has addresses of 39 bits.
+struct SmallDevice(Arc<Shared>);
+
+impl Device for SmallDevice {
+    type Memory = TestMemory;
+    type Format = Radix<3>;
+    type Walker = ();
+    type Flush = ();
+
+    fn memory(&self) -> Option<&Memory<TestMemory>> {
+        Some(&self.0.memory)
+    }
+
+    fn flush_start(&self, _range: PageRange) {}
+
+    fn flush_wait(&self, (): ()) {}
+}
+
 #[kunit_tests(rust_hmm_mirror)]
 mod suite {
     use super::*;
+
+    /// Memory beyond the addresses of the table is refused before it is brought in. Where nothing is
+    /// mapped, that comes first.
+    #[test]
+    fn what_is_beyond_the_table_is_refused() -> Result {
+        let range = map(2)?;
+        let shared = shared()?;
+        let current = current!();
+        let mm = current.mm().ok_or(EINVAL)?;
+        let small = crate::new_mirror!(mm, SmallDevice(shared.clone()))?;
+        assert!(range.start() > 1 << 39);
+        assert_eq!(small.fault(range, Access::Read), Err(ERANGE));
+        assert_eq!(small.fault(range, Access::Write), Err(ERANGE));
+        assert_eq!(small.make_exclusive(range), Err(ERANGE));
+        assert_eq!(small.migrate(range).to_device().err(), Some(ERANGE));
+        // Nothing was brought in.
+        let mirror = mirror(&shared)?;
+        mirror.snapshot(range, |page| assert_eq!(page, Snapshot::None))?;
+        unmap(range)?;
+        for beyond in [range.start(), 1 << 56, 0xffff_8880_0000_0000] {
+            let beyond = PageRange::from_pages(beyond, 1)?;
+            assert_eq!(small.fault(beyond, Access::Read), Err(EFAULT));
+            assert_eq!(small.make_exclusive(beyond), Err(EFAULT));
+            assert_eq!(small.migrate(beyond).to_device().err(), Some(EINVAL));
+        }
+        drop((small, mirror, shared));
+        Ok(())
+    }
 
     #[test]
     fn a_fault_maps_and_munmap_takes_it_away() -> Result {

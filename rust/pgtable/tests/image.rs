@@ -152,18 +152,18 @@ impl Walked for Gfx9 {
     }
 }
 
-impl Walked for Radix4 {
-    /// As a page table of x86-64.
+impl<const LEVELS: u32> Walked for Radix<LEVELS> {
+    /// As a page table of x86-64 with so many levels.
     fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
         let mut at = walker.root()?;
-        for level in 0..4u32 {
-            let low = 39 - 9 * level;
+        for level in (0..LEVELS).rev() {
+            let low = 12 + 9 * level;
             let word = walker.read(level, at, (addr >> low) & 0x1ff)?;
             if word & 1 == 0 {
                 return Ok(None);
             }
             let address = word & !0xfff;
-            if level == 3 || word >> 7 & 1 != 0 {
+            if level == 0 || word >> 7 & 1 != 0 {
                 return Ok(Some(Found {
                     address: address | (addr as u64 & ((1 << low) - 1) & !0xfff),
                     writable: word >> 1 & 1 != 0,
@@ -294,6 +294,22 @@ fn splits<F: Walked>() -> Result {
     Ok(())
 }
 
+/// The first and the last page of addresses of `bits` bits.
+fn ends_are_walked<F: Walked>(bits: u32) -> Result {
+    let mut table = Table::<F>::with(None, memory())?;
+    let top = PageRange::from_pages((1 << bits) - PAGE_SIZE, 1)?;
+    fill(&mut table, PageRange::from_pages(0, 1)?, 5, true)?;
+    fill(&mut table, top, 6, true)?;
+    let walker = Walker::new(&table);
+    let address = |addr| F::walk(&walker, addr).map(|found| found.map(|it| it.address));
+    expect_eq!(address(0), Ok(Some(5 << 12)));
+    expect_eq!(address(top.start()), Ok(Some(6 << 12)));
+    expect_eq!(address(PAGE_SIZE), Ok(None));
+    // Of the next lower level count.
+    expect_eq!(address(top.start() ^ (1 << (bits - 1))), Ok(None));
+    Ok(())
+}
+
 #[kunit_tests(rust_hmm_images)]
 mod tests {
     use super::*;
@@ -304,7 +320,8 @@ mod tests {
         let seed = 0x0dd_ba11_5eed_f00d;
         agrees_with_model_and::<Lpae>(seed, memory(), Some(image_agrees))?;
         agrees_with_model_and::<Gfx9>(seed, memory(), Some(image_agrees))?;
-        agrees_with_model_and::<Radix4>(seed, memory(), Some(image_agrees))
+        agrees_with_model_and::<Radix4>(seed, memory(), Some(image_agrees))?;
+        agrees_with_model_and::<Radix5>(seed, memory(), Some(image_agrees))
     }
 
     #[test]
@@ -321,16 +338,9 @@ mod tests {
 
     #[test]
     fn both_ends_of_the_address_space_are_walked() -> Result {
-        let mut table = Table::<Lpae>::with(None, memory())?;
-        let top = PageRange::from_pages((1 << 48) - PAGE_SIZE, 1)?;
-        fill(&mut table, PageRange::from_pages(0, 1)?, 5, true)?;
-        fill(&mut table, top, 6, true)?;
-        let walker = Walker::new(&table);
-        let address = |addr| Lpae::walk(&walker, addr).map(|found| found.map(|it| it.address));
-        assert_eq!(address(0), Ok(Some(5 << 12)));
-        assert_eq!(address(top.start()), Ok(Some(6 << 12)));
-        assert_eq!(address(PAGE_SIZE), Ok(None));
-        Ok(())
+        ends_are_walked::<Lpae>(48)?;
+        ends_are_walked::<Radix4>(48)?;
+        ends_are_walked::<Radix5>(57)
     }
 
     #[test]

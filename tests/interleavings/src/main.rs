@@ -39,8 +39,8 @@ mod pgtable {
     pub use dma::OfDma;
     pub use entry::{Entry, Leaf};
     pub use flush::{FlushBatch, Flushing};
-    pub(crate) use format::has_leaves;
-    pub use format::{Format, Radix4, Word};
+    pub(crate) use format::{has_leaves, reaches};
+    pub use format::{Format, Radix, Radix4, Radix5, Word};
     pub use layout::{Bits, FormatOf, Layout};
     pub use table::{Reader, Spares, Table};
 }

@@ -44,6 +44,7 @@ macro_rules! variants {
     ($function:ident) => {
         &[
             ("radix4", $function::<Radix4>),
+            ("radix5", $function::<Radix5>),
             ("narrow", $function::<Narrow>),
             ("engines", $function::<Engines>),
             ("tiny", $function::<Tiny>),
@@ -107,6 +108,7 @@ pub(crate) const ALL: &[Property] = &[
         cases: 50,
         variants: &[
             ("radix4", images::<Radix4>),
+            ("radix5", images::<Radix5>),
             ("lpae", images::<Lpae>),
             ("gfx9", images::<Gfx9>),
             ("narrow", images::<Narrow>),

@@ -83,7 +83,7 @@ impl Decode for Gfx9 {
     }
 }
 
-impl Decode for Radix4 {
+impl<const LEVELS: u32> Decode for Radix<LEVELS> {
     fn decode(level: u32, word: u64) -> Decoded {
         match word {
             0 => Decoded::Empty,

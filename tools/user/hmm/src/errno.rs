@@ -58,6 +58,8 @@ impl Errno {
     pub const EAGAIN: Errno = Errno(libc::EAGAIN);
     /// Bad argument.
     pub const EINVAL: Errno = Errno(libc::EINVAL);
+    /// Beyond what the device can address.
+    pub const ERANGE: Errno = Errno(libc::ERANGE);
     /// The process has no free descriptor.
     pub const EMFILE: Errno = Errno(libc::EMFILE);
     /// Already there.

@@ -62,11 +62,13 @@ pub struct Mapping {
 
 impl Mapping {
     fn create(len: usize, align: usize, flags: i32, prot: Prot, fd: i32) -> Result<Self, Errno> {
-        Self::create_at(len, (align, 0), flags, prot, fd)
+        Self::create_at(0, len, (align, 0), flags, prot, fd)
     }
 
-    /// As [`Mapping::create`]; the mapping begins `offset` bytes behind a multiple of `align`.
+    /// As [`Mapping::create`]; the mapping begins `offset` bytes behind a multiple of `align`,
+    /// and near `hint`, if there is room.
     fn create_at(
+        hint: usize,
         len: usize,
         (align, offset): (usize, usize),
         flags: i32,
@@ -80,9 +82,8 @@ impl Mapping {
         let reserved_len = len + offset + align + 2 * guard;
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), reserved_len, libc::PROT_NONE, reserve, -1, 0)
-        };
+        let base =
+            unsafe { libc::mmap(hint as *mut _, reserved_len, libc::PROT_NONE, reserve, -1, 0) };
         if base == libc::MAP_FAILED {
             return Err(Errno::last());
         }
@@ -118,6 +119,16 @@ impl Mapping {
     pub fn anon_prot(npages: usize, prot: Prot) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let map = Self::create(npages * PAGE_SIZE, PAGE_SIZE, flags, prot, -1)?;
+        map.forbid_huge()?;
+        Ok(map)
+    }
+
+    /// As [`Mapping::anon`], at `addr` or behind it, if the process can have such addresses and
+    /// nothing is there; else elsewhere.
+    pub fn anon_near(addr: usize, npages: usize) -> Result<Self, Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let len = npages * PAGE_SIZE;
+        let map = Self::create_at(addr, len, (PAGE_SIZE, 0), flags, Prot::ReadWrite, -1)?;
         map.forbid_huge()?;
         Ok(map)
     }
@@ -202,7 +213,7 @@ impl Mapping {
     pub fn file_private_at(file: &File, npages: usize, offset: usize) -> Result<Self, Errno> {
         let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
         let place = (HUGE_SIZE, offset * PAGE_SIZE);
-        Self::create_at(len, place, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
+        Self::create_at(0, len, place, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
     }
 
     /// `count` hugetlb pages of 2 MiB; fails when none are reserved.

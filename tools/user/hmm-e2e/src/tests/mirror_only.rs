@@ -6,15 +6,22 @@ use crate::blit::{slow_file, Locked};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{module, Mapping, MirrorOnly, State, SyncFile, PAGE_SIZE};
+use hmm::{module, pagemap, Errno, Mapping, MirrorOnly, State, SyncFile, PAGE_SIZE};
 
 const OURS: &str = "needs our library";
 
-pub const TESTS: &[Test] =
-    &[Test::new("mirror_only", "reads_memory_after_fences_of_another_driver", |ctx| {
+pub const TESTS: &[Test] = &[
+    Test::new("mirror_only", "reads_memory_after_fences_of_another_driver", |ctx| {
         reads(ctx, "rust_mirror_only", "hmm_mirror_only")
     })
-    .only_rust(OURS)];
+    .only_rust(OURS),
+    Test::new("mirror_only", "addresses_of_five_levels_are_read_or_refused", five_levels)
+        .only_rust(OURS),
+];
+
+/// Addresses that a table of four levels has, and the same with another bit.
+const LOW: usize = 0x1000_0000_0000;
+const HIGH: usize = (1 << 48) | LOW;
 
 /// A module, which is unloaded at the end.
 pub struct Loaded(&'static str);
@@ -37,16 +44,59 @@ impl Drop for Loaded {
     }
 }
 
+fn sum_of(map: &Mapping) -> u64 {
+    let words = (0..map.pages()).flat_map(|page| (0..512).map(move |word| (page, word)));
+    words.fold(0u64, |sum, (page, word)| sum.wrapping_add(map.get(page, word)))
+}
+
+/// A device whose table has five levels reads what is beyond 48 bits. One whose table has four
+/// says that it cannot, brings nothing in, and goes on to serve what it can.
+fn five_levels(ctx: &Ctx) -> Outcome {
+    let high = Mapping::anon_near(HIGH, 600)?;
+    if high.addr() < HIGH {
+        return Err(Stop::Skip("the processor has addresses of 48 bits".into()));
+    }
+    let low = Mapping::anon_near(LOW, 600)?;
+    check_eq!(high.addr() ^ low.addr(), 1 << 48, "the bits that differ");
+    let device = ctx.open()?;
+    let mut page = vec![0; PAGE_SIZE];
+    fails(device.read(high.addr(), &mut page), Errno::ERANGE, "a read")?;
+    fails(device.write(high.addr(), &page), Errno::ERANGE, "a write")?;
+    fails(device.migrate_to_device(high.addr(), &mut page), Errno::ERANGE, "a migration")?;
+    let entries = pagemap::read(high.addr(), high.pages()).what("read the page table")?;
+    check!(entries.iter().all(|entry| !entry.is_present()), "pages were brought in");
+    high.fill(5);
+    low.fill(6);
+    let (high_sum, low_sum) = (sum_of(&high), sum_of(&low));
+    check!(high_sum != low_sum, "the sums are the same");
+    let _loaded = Loaded::new(ctx, "rust_mirror_only")?;
+    let none: Option<&SyncFile> = None;
+    let sample = MirrorOnly::open().what("open the sample")?;
+    let sum = |map: &Mapping| sample.sum(map.addr(), map.pages(), none).what("sum");
+    for _ in 0..2 {
+        check_eq!(sum(&high)?, high_sum, "beyond 48 bits");
+        check_eq!(sum(&low)?, low_sum, "within 48 bits");
+    }
+    // The entries of one go, and those of the other stay right.
+    high.advise(libc::MADV_DONTNEED)?;
+    check_eq!(sum(&low)?, low_sum, "within 48 bits, later");
+    check_eq!(sum(&high)?, 0, "beyond 48 bits, removed");
+    low.advise(libc::MADV_DONTNEED)?;
+    high.fill(7);
+    check_eq!(sum(&high)?, sum_of(&high), "beyond 48 bits, filled again");
+    check_eq!(sum(&low)?, 0, "within 48 bits, removed");
+    fails(device.read(high.addr(), &mut page), Errno::ERANGE, "a read of what is there")?;
+    low.fill(8);
+    migrate(&device, &low, 8)?;
+    cpu_sees(&low, 8, "after the errors")
+}
+
 /// The test, of the driver `name` with the node `node`.
 pub fn reads(ctx: &Ctx, name: &'static str, node: &str) -> Outcome {
     let loaded = Loaded::new(ctx, name)?;
     let map = Mapping::anon(700)?;
     map.fill(3);
-    let sum = || {
-        let words = (0..map.pages()).flat_map(|page| (0..512).map(move |word| (page, word)));
-        words.fold(0u64, |sum, (page, word)| sum.wrapping_add(map.get(page, word)))
-    };
-    let expected = sum();
+    let expected = sum_of(&map);
     let none: Option<&SyncFile> = None;
     let sample = MirrorOnly::open_node(node).what("open the sample")?;
     check_eq!(sample.sum(map.addr(), map.pages(), none).what("sum")?, expected, "the sum");

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
-//! An engine writes: to pages that stay while others of their block move, and to pages that move.
+//! An engine writes to pages that stay while others of their block move.
 
-use super::{adder, finish, while_running, Besides, Done, Row, Size};
+use super::{adder, finish, while_running, Done, Row, Size};
 use anyhow::{ensure, Context, Result};
 use hmm::engine::Way;
 use hmm::{Device, Mapping, HUGE_PAGES};
 
 /// Pages that stay, of a block of 2 MiB.
 const STAY: usize = HUGE_PAGES / 2;
-
-/// Blocks that move with each call.
-const BLOCKS: usize = 8;
 
 /// Memory of which the first `pages` are 0, and the device may write to them.
 fn counted(device: &Device, blocks: usize, pages: usize) -> Result<Mapping> {
@@ -33,12 +30,10 @@ fn count(
 ) -> Result<Row> {
     let jobs = [adder(device, map, pages)?];
     let before = device.counters()?;
-    let done = while_running(size, 1, &jobs, &mut row, |_, done| trip(done))?;
+    while_running(size, 1, &jobs, &mut row, |_, done| trip(done))?;
     row.count(device, &before)?;
     finish(&jobs)?;
     let after = device.counters()?;
-    row.longest_ms = after.stall_ns_max as f64 / 1e6;
-    row.step_ms = done.slowest as f64 / 1e6 / BLOCKS as f64;
     row.added = after.bytes_written / 8;
     row.found = (0..pages).map(|page| map.get(page, 0)).sum();
     map.check_pages(0, pages, map.pages() - pages).context("contents at the end")?;
@@ -66,17 +61,5 @@ pub fn beside(size: &Size, name: &'static str) -> Result<Row> {
     count(size, &device, &map, STAY, row, |done| {
         done.migrate(&device, &map, STAY..map.pages(), Way::ToDevice)?;
         done.migrate(&device, &map, STAY..map.pages(), Way::ToSystem)
-    })
-}
-
-/// The pages move, many blocks with each call: a write waits for the step of its own block.
-pub fn moving(size: &Size, name: &'static str) -> Result<Row> {
-    let device = size.open()?;
-    let map = counted(&device, BLOCKS, BLOCKS * HUGE_PAGES)?;
-    let besides = Besides { writes_wait: true, ..Besides::default() };
-    let row = Row { name, besides, ..Row::default() };
-    count(size, &device, &map, map.pages(), row, |done| {
-        done.migrate(&device, &map, 0..map.pages(), Way::ToDevice)?;
-        done.migrate(&device, &map, 0..map.pages(), Way::ToSystem)
     })
 }

@@ -8,6 +8,7 @@ use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::{Command, Device, EngineOp, ManagedFlags, Mapping, Prot};
+use std::sync::Barrier;
 use std::time::Duration;
 
 pub const TESTS: &[Test] = &[
@@ -17,6 +18,7 @@ pub const TESTS: &[Test] = &[
     Test::new("attributes", "two_opens_of_a_device_share_them", two_opens).only_rust(OURS),
     Test::new("attributes", "a_device_that_closes_drops_its_own", closed).only_rust(OURS),
     Test::new("attributes", "moved_memory_keeps_those_of_two_devices", moved).only_rust(OURS),
+    Test::new("attributes", "changes_at_once_lose_nothing", at_once).only_rust(OURS),
 ];
 
 const ACCESSED: Attributes = none().flag(Attributes::ACCESSED_BY, true);
@@ -192,5 +194,55 @@ fn moved(ctx: &Ctx) -> Outcome {
     for device in [&device, &other] {
         has_none(device, &target, 0, 64, "of what was unmapped")?;
     }
+    Ok(())
+}
+
+/// Two threads change different attributes of the same memory at the same time. Neither undoes what the other has done.
+fn at_once(ctx: &Ctx) -> Outcome {
+    const ROUNDS: usize = 1000;
+    let device = ctx.open()?;
+    let map = Mapping::anon(64)?;
+    map.fill(1);
+    // Each page is a range of its own, so that a change takes some time.
+    for page in 0..map.pages() {
+        set(&device, &map, page, 1, none().order(Some(page as u32 % 2)))?;
+    }
+    let flags = [Attributes::READ_MOSTLY, Attributes::NEVER_MIGRATE];
+    let (begin, end) = (Barrier::new(flags.len() + 1), Barrier::new(flags.len() + 1));
+    let change = |flag: u32| {
+        let mut result = Ok(());
+        for round in 0..ROUNDS {
+            begin.wait();
+            let new = none().flag(flag, round % 2 == 0);
+            result = result.and(device.set_attributes(map.addr(), map.pages(), new));
+            end.wait();
+        }
+        result
+    };
+    let check = || {
+        let mut lost = 0;
+        for round in 0..ROUNDS {
+            begin.wait();
+            end.wait();
+            let expected = if round % 2 == 0 { flags[0] | flags[1] } else { 0 };
+            let lose = |page| {
+                let found = device.attributes(map.page_addr(page), 1);
+                found.map_or(true, |found| found.values & (flags[0] | flags[1]) != expected)
+            };
+            lost += (0..map.pages()).filter(|page| lose(*page)).count();
+        }
+        lost
+    };
+    let (lost, results) = std::thread::scope(|scope| {
+        let threads = flags.map(|flag| scope.spawn(move || change(flag)));
+        (check(), threads.map(std::thread::ScopedJoinHandle::join))
+    });
+    for result in results {
+        match result {
+            Ok(changed) => changed.what("set attributes")?,
+            Err(_) => return Err(Stop::Fail("a thread panicked".into())),
+        }
+    }
+    check_eq!(lost, 0, "times that a page had not what both threads had set");
     Ok(())
 }

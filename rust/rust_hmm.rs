@@ -93,6 +93,7 @@ mod within;
 use debugfs::{Contents, Directory, File};
 use deferred::Workers;
 use kernel::prelude::*;
+use mm::shrinker::owner::Owners;
 
 module! {
     type: RustHmm,
@@ -131,6 +132,8 @@ fn files() -> Result<KVec<File>> {
 struct RustHmm {
     _files: Directory,
     _workers: Workers,
+    // After the workers: they may still free page tables.
+    _owners: Owners,
 }
 
 impl Drop for RustHmm {
@@ -145,10 +148,13 @@ impl kernel::Module for RustHmm {
         unsafe { watch::init() };
         // SAFETY: As above; there is no mirror yet.
         unsafe { space::init() };
+        // SAFETY: As above; there is no page table yet.
+        let owners = unsafe { Owners::new() }?;
         // SAFETY: As above; nothing that waits exists yet.
         let workers = unsafe { Workers::new() }?;
         Ok(Self {
             _workers: workers,
+            _owners: owners,
             _files: Directory::new(c"rust_hmm", module, files()?),
         })
     }

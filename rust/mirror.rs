@@ -42,6 +42,7 @@ use kernel::{
 mod access;
 mod announced;
 mod attributes;
+mod cold;
 mod exclusive;
 mod fault;
 mod flushes;

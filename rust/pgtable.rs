@@ -23,6 +23,7 @@
 //! the device faults.
 
 mod chunk;
+mod cold;
 mod directory;
 mod dma;
 mod entry;
@@ -45,6 +46,7 @@ pub use crate::mm::flush::{Flushed, Flusher};
 pub use dma::OfDma;
 pub use entry::{Entry, Leaf};
 pub use flush::{FlushBatch, Flushing};
+pub(crate) use cold::ColdChunk;
 pub(crate) use format::{has_leaves, reaches};
 pub use format::{Format, Radix, Radix4, Radix5, Word};
 pub use layout::{Bits, FormatOf, Layout};

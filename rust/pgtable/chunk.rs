@@ -40,6 +40,8 @@ pub(super) struct Meta {
     /// The first and the last slot, as halves, outside of which none is used: the part of a large range
     /// to look at.
     bounds: Atomic<u32>,
+    /// For tables of level 0: the addresses, and whether it was written (`cold`).
+    pub(super) covers: Atomic<usize>,
     /// Next in a list.
     pub(super) next: Atomic<u32>,
 }
@@ -71,6 +73,7 @@ impl<F: Format> Chunk<F> {
             let new = Meta {
                 used: Atomic::new(0),
                 bounds: Atomic::new(NO_BOUNDS),
+                covers: Atomic::new(0),
                 next: Atomic::new(NIL),
             };
             meta.push(new, GFP_KERNEL_ACCOUNT)?;

@@ -70,6 +70,7 @@ impl<F: Format> FlushBatch<F> {
     /// Takes a table page that covered `span` out of use.
     pub(super) fn detach(&mut self, span: PageRange, index: u32) {
         self.cover(span);
+        self.pool.unlinked(index);
         self.pool.push(&mut self.detached, index);
     }
 

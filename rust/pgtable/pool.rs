@@ -319,7 +319,7 @@ impl<F: Format> Pool<F> {
         Some(child)
     }
 
-    /// Writes the image of a leaf that [`Self::split`] has replaced by the table `child`: for
+    /// Takes note of a leaf that [`Self::split`] has replaced by the table `child`, and writes its image: for
     /// `addr`, in the table `above` of `level`.
     #[inline]
     pub(super) fn publish_split(
@@ -330,6 +330,7 @@ impl<F: Format> Pool<F> {
         child: u32,
         batch: &mut FlushBatch<F>,
     ) {
+        self.linked(child, level - 1, addr);
         if self.has_images() {
             let slot = slot_of::<F>(level, addr);
             self.publish(child, level - 1, addr, 0..fan::<F>(), batch);

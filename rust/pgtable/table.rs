@@ -174,6 +174,8 @@ pub struct Table<F: Format> {
     pub(super) pool: Arc<Pool<F>>,
     pub(super) root: u32,
     pub(super) live: usize,
+    /// The chunk at which the search for cold ones ended.
+    pub(super) hand: usize,
     /// Of a table of DMA addresses.
     dma: Option<Owned>,
     /// Gives free pages back when the kernel needs memory.
@@ -217,6 +219,7 @@ impl<F: Format> Table<F> {
             pool,
             root: ROOT,
             live: 0,
+            hand: 0,
             dma,
         })
     }

@@ -6,8 +6,12 @@
 
 /// Reads memory by bus addresses.
 pub(crate) trait Bus {
-    /// Reads the word at `address`, a multiple of 8. `None` if nothing answers there.
-    fn read(&self, address: u64) -> Option<u64>;
+    /// Reads the word at `address`, a multiple of 8.
+    ///
+    /// # Errors
+    ///
+    /// [`Miss::Bus`] if nothing answers there, [`Miss::Changing`] if it will.
+    fn read(&self, address: u64) -> Result<u64, Miss>;
 }
 
 /// A translation that a walk has found.
@@ -27,6 +31,8 @@ pub(crate) enum Miss {
     NotPresent,
     /// Nothing answers at the address of a table.
     Bus(u64),
+    /// The same, and the table is being changed: walk again.
+    Changing,
     /// The hardware does not permit this entry.
     Malformed(u64),
 }
@@ -146,7 +152,7 @@ impl Format {
         for level in 0..LEVELS {
             let low = 39 - 9 * level;
             let at = table + ((addr >> low & 0x1ff) << 3);
-            let word = bus.read(at).ok_or(Miss::Bus(at))?;
+            let word = bus.read(at)?;
             match self.decode(level, word)? {
                 Decoded::Table(next) => table = next,
                 Decoded::Leaf {
@@ -179,8 +185,8 @@ mod tests {
     struct Memory(HashMap<u64, u64>);
 
     impl Bus for Memory {
-        fn read(&self, address: u64) -> Option<u64> {
-            self.0.get(&address).copied()
+        fn read(&self, address: u64) -> Result<u64, Miss> {
+            self.0.get(&address).copied().ok_or(Miss::Bus(address))
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
     hardware::{
         counters::Counters,
         engine::Engine,
-        fault::Wait,
+        fault::{Packet, Wait},
         mmu::Context,
         port::{Action, Answer, Lane, Port},
         tlb::Tlb,
@@ -73,7 +73,8 @@ impl Port for Client {
         addr: usize,
         write: bool,
     ) -> Option<Arc<Wait<Self>>> {
-        self.device().faults.report(self, engine, addr, write)
+        let packet = Packet::new(self.tag(), addr, write);
+        self.device().faults.report(engine, packet)
     }
 }
 

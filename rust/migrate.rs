@@ -25,6 +25,7 @@ use step::Step;
 
 mod drain;
 mod outcome;
+mod overlap;
 mod step;
 mod survey;
 mod work;
@@ -160,15 +161,20 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     fn run_steps(mut self, target: Target, total: &mut Outcome) -> Result {
-        let room = self.range.pages();
-        let mut step = Step::new(self.mirror, target, self.faultless, self.evict, room)?;
+        let tally = Tally {
+            range: self.range,
+            all: self.outcomes.take(),
+            total: Outcome::default(),
+        };
+        let mut step = Step::new(self.mirror, target, self.faultless, self.evict, tally)?;
         let stop = self.stop.take();
-        step.work.copies.until(stop.clone());
+        step.work.slot.copies.until(stop.clone());
         step.stop = stop.clone();
         step.patient = self.trigger != Trigger::Fault;
         let _charge = step.space.charge();
-        let result = self.run_each(&mut step, stop, total);
+        let result = self.run_each(&mut step, stop);
         // What has moved has moved, also before an error.
+        *total = step.tally.total;
         total.entries = step.work.entries;
         let stats = self.mirror.stats();
         let moved = match target {
@@ -183,32 +189,48 @@ impl<'m, D: Device> Migrate<'m, D> {
         result
     }
 
-    fn run_each(
-        &mut self,
-        step: &mut Step<'_, D>,
-        stop: Option<Stop>,
-        total: &mut Outcome,
-    ) -> Result {
+    fn run_each(&self, step: &mut Step<'_, D>, stop: Option<Stop>) -> Result {
         let mut rest = Some(self.range);
         while let Some(range) = rest {
             if stop.as_ref().is_some_and(Stop::is_set) {
                 break;
             }
-            let (done, result) = step.run(range);
-            // Nothing is known where the first look has failed, or it was stopped before that.
-            let part = PageRange::new(range.start(), done);
-            let at = self.range.index_of(range.start()).ok_or(EINVAL)?;
-            let pages = part.map_or(0, |part| part.pages());
-            let pages = step.work.pages.get(..pages).unwrap_or_default();
-            total.count(pages);
-            if let Some(all) = self.outcomes.as_mut() {
-                for (slot, page) in all.iter_mut().skip(at).zip(pages) {
-                    *slot = *page;
+            step.arm(range);
+            let (done, mut result) = step.run(range);
+            step.tell(range.start(), done);
+            // Blocks that followed it, and of which pages were left behind.
+            while let Some(left) = step.take_left() {
+                if result.is_ok() {
+                    (_, result) = step.run_again(left);
                 }
+                // Outcomes of pages that it does not come to are those of the first try.
+                step.tell(left.start(), left.end());
             }
             result?;
-            rest = range.from_address(done);
+            let end = step.overlap.as_ref().and_then(|overlap| overlap.end());
+            rest = range.from_address(end.map_or(done, |end| done.max(end)));
         }
         Ok(())
+    }
+}
+
+/// Counts the outcomes of a migration.
+struct Tally<'o> {
+    range: PageRange,
+    /// Where the caller wants the outcome of each page.
+    all: Option<&'o mut [PageOutcome]>,
+    total: Outcome,
+}
+
+impl Tally<'_> {
+    /// Adds the outcomes of the first pages of `part`.
+    fn add(&mut self, part: PageRange, pages: &[PageOutcome]) {
+        self.total.count(pages);
+        let at = self.range.index_of(part.start());
+        if let (Some(all), Some(at)) = (self.all.as_mut(), at) {
+            for (slot, page) in all.iter_mut().skip(at).zip(pages) {
+                *slot = *page;
+            }
+        }
     }
 }

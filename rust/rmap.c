@@ -356,11 +356,17 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 	return found;
 }
 
-/* What a migration can make of @page, which @vma maps. */
-static enum rust_hmm_pages kind_of_page(struct page *page, const void *owner)
+/*
+ * What a migration can make of @page, which @vma maps. Sets @large if it is part of
+ * a large folio.
+ */
+static enum rust_hmm_pages kind_of_page(struct page *page, const void *owner,
+					bool *large)
 {
 	struct folio *folio = mapped_page_folio(page);
 
+	if (folio_test_large(folio))
+		*large = true;
 	if (folio_is_zone_device(folio))
 		return page_pgmap(page)->owner == owner ? RUST_HMM_PAGES_DEVICE :
 							  RUST_HMM_PAGES_STAY;
@@ -375,10 +381,12 @@ static enum rust_hmm_pages kind_of_page(struct page *page, const void *owner)
 				       RUST_HMM_PAGES_SYSTEM;
 }
 
-static enum rust_hmm_pages kind_of_leaf(softleaf_t entry, const void *owner)
+static enum rust_hmm_pages kind_of_leaf(softleaf_t entry, const void *owner,
+					bool *large)
 {
 	if (softleaf_is_device_private(entry))
-		return kind_of_page(pfn_to_page(softleaf_to_pfn(entry)), owner);
+		return kind_of_page(pfn_to_page(softleaf_to_pfn(entry)), owner,
+				    large);
 	return softleaf_is_migration(entry) ? RUST_HMM_PAGES_BUSY :
 					      RUST_HMM_PAGES_STAY;
 }
@@ -391,42 +399,43 @@ static enum rust_hmm_pages kind_of_hole(struct vm_area_struct *vma)
 }
 
 static enum rust_hmm_pages kind_of_pte(struct vm_area_struct *vma, pte_t pte,
-				       const void *owner)
+				       const void *owner, bool *large)
 {
 	if (pte_none(pte))
 		return kind_of_hole(vma);
 	/* In the swap cache there may be a page of KSM's: what is swapped out stays. */
 	if (!pte_present(pte))
-		return kind_of_leaf(softleaf_from_pte(pte), owner);
+		return kind_of_leaf(softleaf_from_pte(pte), owner, large);
 	if (is_zero_pfn(pte_pfn(pte)))
 		return kind_of_hole(vma);
 	return pte_special(pte) ? RUST_HMM_PAGES_STAY :
-				  kind_of_page(pte_page(pte), owner);
+				  kind_of_page(pte_page(pte), owner, large);
 }
 
 static enum rust_hmm_pages kind_of_pmd(struct vm_area_struct *vma, pmd_t pmd,
-				       const void *owner)
+				       const void *owner, bool *large)
 {
 	struct page *page;
 
 	if (pmd_none(pmd))
 		return kind_of_hole(vma);
 	if (!pmd_present(pmd))
-		return kind_of_leaf(softleaf_from_pmd(pmd), owner);
+		return kind_of_leaf(softleaf_from_pmd(pmd), owner, large);
 	page = pmd_page(pmd);
 	/* In an anonymous mapping that is the huge zero page. */
 	if (vma_is_anonymous(vma) && !PageAnon(page) &&
 	    !is_zone_device_page(page))
 		return RUST_HMM_PAGES_SYSTEM;
-	return kind_of_page(page, owner);
+	return kind_of_page(page, owner, large);
 }
 
 /* As rust_hmm_vma_alike(), without a look at KSM. */
 static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 			   unsigned long end, const void *owner,
-			   enum rust_hmm_pages *kind)
+			   enum rust_hmm_pages *kind, bool *splits)
 {
 	unsigned long count = (end - start) >> PAGE_SHIFT, i;
+	bool large = false;
 	pmd_t *pmdp = find_pmd(vma->vm_mm, start), pmd;
 	spinlock_t *above, *lock;
 	pte_t *ptep;
@@ -438,7 +447,8 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 	above = pmd_lock(vma->vm_mm, pmdp);
 	pmd = *pmdp;
 	if (pmd_none(pmd) || !pmd_present(pmd) || pmd_leaf(pmd)) {
-		*kind = kind_of_pmd(vma, pmd, owner);
+		*kind = kind_of_pmd(vma, pmd, owner, &large);
+		*splits = large && count != HPAGE_PMD_NR;
 		spin_unlock(above);
 		return count;
 	}
@@ -448,10 +458,12 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 		return count;
 	}
 	ptep = lock_entry_below(vma->vm_mm, pmdp, start, above, &lock);
-	*kind = kind_of_pte(vma, ptep_get(ptep), owner);
+	*kind = kind_of_pte(vma, ptep_get(ptep), owner, &large);
+	/* The first page of another kind may set it, too. */
 	for (i = 1; i < count; i++)
-		if (kind_of_pte(vma, ptep_get(ptep + i), owner) != *kind)
+		if (kind_of_pte(vma, ptep_get(ptep + i), owner, &large) != *kind)
 			break;
+	*splits = large;
 	if (lock != above)
 		spin_unlock(lock);
 	spin_unlock(above);
@@ -479,14 +491,18 @@ EXPORT_SYMBOL_GPL(rust_hmm_vma_may_migrate);
  * mapping that lets it, and there is none now. If another process makes one,
  * KSM has to come by twice first. @start to @end is in one table. The mmap lock
  * or that of @vma is held.
+ *
+ * Sets @splits if migrate_vma_setup() may split a large folio of these pages, for
+ * which it waits for the folio lock.
  */
 unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 				 unsigned long start, unsigned long end,
 				 const void *owner, bool system,
-				 enum rust_hmm_pages *kind)
+				 enum rust_hmm_pages *kind, bool *splits)
 {
 	unsigned long count = (end - start) >> PAGE_SHIFT;
 
+	*splits = false;
 	if (vma->vm_flags & VM_SPECIAL || is_vm_hugetlb_page(vma) ||
 	    vma_is_dax(vma)) {
 		*kind = RUST_HMM_PAGES_REFUSED;
@@ -496,7 +512,7 @@ unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 		*kind = RUST_HMM_PAGES_STAY;
 		return count;
 	}
-	count = alike(vma, start, end, owner, kind);
+	count = alike(vma, start, end, owner, kind, splits);
 	if (system && *kind == RUST_HMM_PAGES_SYSTEM &&
 	    may_merge(vma, start, start + (count << PAGE_SHIFT)))
 		*kind = RUST_HMM_PAGES_STAY;

@@ -3,21 +3,21 @@
 //! The steps of a migration: at most 2 MiB each, with room made before and more tries after.
 
 use super::{
+    overlap::{Chain, Overlap},
     survey::{Survey, Surveyor},
-    work::{Attempt, Work},
-    PageOutcome, Target,
+    work::{Attempt, Slot, Submitted, Work},
+    PageOutcome, Tally, Target,
 };
 use crate::{
-    memory::{Copies, Turn},
+    memory::Turn,
     mirror::{Device, Mirror, Present, Tries},
     mm::{
         addr::{PageRange, PMD_PAGES},
-        migrate::Batch,
         notifier::Cookie,
         range_fault::AddressSpace,
     },
     queue::Stop,
-    space::{Destination, Identity, Joined, Request},
+    space::{Destination, Identity, Request},
     stats::Counter,
 };
 use kernel::{
@@ -50,17 +50,24 @@ pub(super) struct Step<'m, D: Device> {
     /// Set when the caller wants the migration to end early.
     pub(super) stop: Option<Stop>,
     pub(super) work: Work<D::Format>,
+    /// Whether copies of an earlier block were outstanding after they had been submitted.
+    was_outstanding: bool,
+    pub(super) overlap: Option<Overlap>,
+    /// Whether blocks may follow the next attempt.
+    armed: bool,
+    pub(super) tally: Tally<'m>,
 }
 
 impl<'m, D: Device> Step<'m, D> {
-    /// For ranges of up to `room` pages.
+    /// For parts of the range of `tally`.
     pub(super) fn new(
         mirror: &'m Mirror<D>,
         target: Target,
         faultless: bool,
         evict: bool,
-        room: usize,
+        tally: Tally<'m>,
     ) -> Result<Self> {
+        let room = tally.range.pages();
         let memory = mirror.device().memory().ok_or(ENODEV)?;
         Ok(Self {
             mirror,
@@ -72,14 +79,37 @@ impl<'m, D: Device> Step<'m, D> {
             patient: true,
             stop: None,
             work: Work {
-                batch: Batch::with_room(room.min(PMD_PAGES))?,
-                copies: Copies::new(true)?,
+                slot: Slot::new(room.min(PMD_PAGES))?,
                 spares: mirror.spares(),
                 pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
                 first: 0,
                 entries: 0,
             },
+            was_outstanding: false,
+            overlap: None,
+            armed: false,
+            tally,
         })
+    }
+
+    /// Lets blocks of `range` follow the first one, if copies are asynchronous. Context: may sleep; no
+    /// lock may be held.
+    pub(super) fn arm(&mut self, range: PageRange) {
+        self.armed = false;
+        let Some(piece) = range.pmd_pieces().next() else {
+            return;
+        };
+        let rest = match range.from_address(piece.end()) {
+            Some(rest) if self.was_outstanding && self.target == Target::Device => rest,
+            _ => return,
+        };
+        if self.overlap.is_none() {
+            self.overlap = Overlap::new(self.stop.clone()).ok();
+        }
+        if let Some(overlap) = &mut self.overlap {
+            overlap.look_ahead(self.mirror, &self.space, rest);
+            self.armed = true;
+        }
     }
 
     /// Migrates the first part of `range`, within 2 MiB and one mapping. Returns the end of the pages
@@ -88,6 +118,13 @@ impl<'m, D: Device> Step<'m, D> {
     /// Pages that cannot move are reported before anything is announced, evicted or unmapped for
     /// them.
     pub(super) fn run(&mut self, range: PageRange) -> (usize, Result) {
+        let pages = self.work.pages.iter_mut().take(range.pages());
+        pages.for_each(|page| *page = PageOutcome::None);
+        self.run_again(range)
+    }
+
+    /// As [`Self::run`], where some outcomes are known.
+    pub(super) fn run_again(&mut self, range: PageRange) -> (usize, Result) {
         let mut done = range.start();
         let result = self.run_part(range, &mut done);
         (done, result)
@@ -95,8 +132,6 @@ impl<'m, D: Device> Step<'m, D> {
 
     fn run_part(&mut self, range: PageRange, done: &mut usize) -> Result {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;
-        let pages = self.work.pages.iter_mut().take(piece.pages());
-        pages.for_each(|page| *page = PageOutcome::None);
         let piece = match self.target {
             Target::Device => {
                 self.mirror.check_reach(&self.space, piece)?;
@@ -199,6 +234,21 @@ impl<'m, D: Device> Step<'m, D> {
             rest = survey.found.and_then(|run| left.from_address(run.end()));
         }
         Ok(())
+    }
+
+    /// Counts the outcomes of the pages from `start` to `end`, of the step that has just run.
+    pub(super) fn tell(&mut self, start: usize, end: usize) {
+        // Nothing is known where the first look has failed, or it was stopped before that.
+        if let Ok(part) = PageRange::new(start, end) {
+            let pages = self.work.pages.get(..part.pages());
+            self.tally.add(part, pages.unwrap_or_default());
+        }
+    }
+
+    /// Takes a block that followed, and of which pages were left behind. Its outcomes become those of
+    /// the step.
+    pub(super) fn take_left(&mut self) -> Option<PageRange> {
+        self.overlap.as_mut()?.take_left(&mut self.work.pages)
     }
 
     fn is_stopped(&self) -> bool {
@@ -352,10 +402,40 @@ impl<'m, D: Device> Step<'m, D> {
                 }
             };
             self.work.first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
-            let (work, mm, here) = (&mut self.work, mirror.space_name(), mirror.place_in_space());
-            let mut joined = Joined::new();
-            let readers = joined.join(mm, request, here);
-            let result = work.isolate_and_move(mirror, movable, announced, readers, compound);
+            let armed = core::mem::take(&mut self.armed) && first == 0 && part == piece;
+            let result = match &mut self.overlap {
+                Some(overlap) if armed => {
+                    let work = &mut self.work;
+                    let chain = Chain {
+                        mirror,
+                        memory,
+                        mmap: &mmap,
+                        surveyor,
+                        destination,
+                        faultless: self.faultless,
+                        stop: self.stop.as_ref(),
+                        spares: &mut work.spares,
+                        entries: &mut work.entries,
+                        tally: &mut self.tally,
+                    };
+                    let first = (movable, announced, request, compound);
+                    let (slot, pages) = (&mut work.slot, &mut work.pages[..]);
+                    chain
+                        .run(first, slot, pages, overlap)
+                        .map(|done| match done {
+                            Submitted::InFlight(lost) => Attempt::Done { lost },
+                            Submitted::NoHuge => Attempt::NoHuge,
+                        })
+                }
+                _ => self.work.isolate_and_move(
+                    mirror,
+                    movable,
+                    announced,
+                    request,
+                    compound,
+                    &mut self.was_outstanding,
+                ),
+            };
             break (survey, part, result);
         };
         if self.target == Target::Device && matches!(result, Ok(Attempt::Done { lost: true })) {

@@ -29,6 +29,15 @@ impl<'a> Movable<'a> {
         }
     }
 
+    /// Whether isolation may wait for a folio lock.
+    pub(super) fn may_wait_for_folios(&self) -> bool {
+        match self {
+            Self::System(pages) => pages.may_wait_for_folios(),
+            // The way back does not overlap: not known.
+            Self::Device(..) => true,
+        }
+    }
+
     /// The mapping.
     pub(super) fn vma(&self) -> Vma<'a> {
         match self {

@@ -14,14 +14,31 @@ use crate::{
     },
     pgtable::{Format, Spares},
     phases::{Lap, Phase},
-    space::Readers,
+    space::{Joined, Readers, Request},
 };
 use kernel::{mm::virt::flags, prelude::*};
 
-/// Room that steps use again.
-pub(super) struct Work<F: Format> {
+/// Room for one block in flight.
+pub(super) struct Slot {
     pub(super) batch: Batch,
     pub(super) copies: Copies,
+    pub(super) joined: Joined,
+}
+
+impl Slot {
+    /// For blocks of up to `room` pages. `ENOMEM`.
+    pub(super) fn new(room: usize) -> Result<Self> {
+        Ok(Self {
+            batch: Batch::with_room(room)?,
+            copies: Copies::new(true)?,
+            joined: Joined::new(),
+        })
+    }
+}
+
+/// Room that steps use again.
+pub(super) struct Work<F: Format> {
+    pub(super) slot: Slot,
     pub(super) spares: Spares<F>,
     /// Outcomes of the step.
     pub(super) pages: KBox<[PageOutcome; PMD_PAGES]>,
@@ -71,7 +88,7 @@ fn isolate<'a, 'm, D: Device>(
 /// Isolated pages of an attempt, whose copies were submitted. Dropping it waits for the copies and
 /// restores the pages.
 #[must_use = "dropping it restores the pages"]
-struct InFlight<'a, 'm, D: Device> {
+pub(super) struct InFlight<'a, 'm, D: Device> {
     copying: Copying<'a, 'a, (Announced<'m, D>, Readers<'a>)>,
     // Dropped after the destinations.
     arrival: Option<Arrival<'a>>,
@@ -84,8 +101,20 @@ struct InFlight<'a, 'm, D: Device> {
     lap: Lap,
 }
 
+impl<D: Device> InFlight<'_, '_, D> {
+    /// The mapping.
+    pub(super) fn vma(&self) -> Vma<'_> {
+        self.vma
+    }
+
+    /// Whether a copy is outstanding.
+    pub(super) fn is_outstanding(&self) -> bool {
+        self.copying.is_outstanding()
+    }
+}
+
 /// How the first half of an attempt ended.
-enum Submitted<T> {
+pub(super) enum Submitted<T> {
     /// Copies are outstanding, or completed.
     InFlight(T),
     /// A huge page could not be had. The pages were restored.
@@ -96,7 +125,7 @@ enum Submitted<T> {
 /// whether the device lost entries of pages that moved.
 // A stack frame of its own: the states of a migration are large.
 #[inline(never)]
-fn finish<D: Device>(
+pub(super) fn finish<D: Device>(
     in_flight: InFlight<'_, '_, D>,
     spares: &mut Spares<D::Format>,
     entries: &mut usize,
@@ -179,7 +208,7 @@ fn finish<D: Device>(
 /// Isolates `movable`, which was announced, as far as that is possible, and submits its copies.
 // A stack frame of its own.
 #[inline(never)]
-fn submit<'a, 'm, D: Device>(
+pub(super) fn submit<'a, 'm, D: Device>(
     memory: &'a Memory<D::Memory>,
     movable: Movable<'a>,
     announced: Announced<'m, D>,
@@ -268,23 +297,30 @@ fn submit<'a, 'm, D: Device>(
 }
 
 impl<F: Format> Work<F> {
-    /// Migrates `movable`, which was announced, as far as it can be isolated.
+    /// Migrates `movable`, which was announced, as far as it can be isolated. Sets `was_outstanding` if
+    /// copies were outstanding when all were submitted.
     pub(super) fn isolate_and_move<D: Device<Format = F>>(
         &mut self,
         mirror: &Mirror<D>,
         movable: Movable<'_>,
         announced: Announced<'_, D>,
-        readers: Readers<'_>,
+        request: Request,
         compound: bool,
+        was_outstanding: &mut bool,
     ) -> Result<Attempt> {
         let Self {
-            batch,
-            copies,
+            slot:
+                Slot {
+                    batch,
+                    copies,
+                    joined,
+                },
             spares,
             pages,
             first,
             entries,
         } = self;
+        let readers = joined.join(mirror.space_name(), request, mirror.place_in_space());
         let pages = pages.get_mut(*first..).ok_or(EINVAL)?;
         let memory = mirror.device().memory().ok_or(ENODEV)?;
         let room = (batch, copies, pages);
@@ -292,6 +328,7 @@ impl<F: Format> Work<F> {
         Ok(match submitted {
             Submitted::NoHuge => Attempt::NoHuge,
             Submitted::InFlight(in_flight) => {
+                *was_outstanding |= in_flight.is_outstanding();
                 let lost = finish(in_flight, spares, entries)?;
                 Attempt::Done { lost }
             }

@@ -43,12 +43,18 @@ pub(crate) enum Pages {
 pub(crate) struct SystemPages<'a> {
     vma: Vma<'a>,
     range: PageRange,
+    splits: bool,
 }
 
 impl<'a> SystemPages<'a> {
     /// The mapping.
     pub(crate) fn vma(&self) -> Vma<'a> {
         self.vma
+    }
+
+    /// Whether isolation may wait for a folio lock, to split a large folio.
+    pub(crate) fn may_wait_for_folios(&self) -> bool {
+        self.splits
     }
 
     /// Isolates them, best effort. `cookie` names the transaction to notifiers. `compound` takes a
@@ -107,7 +113,8 @@ impl<'a> Vma<'a> {
     ///
     /// `EINVAL` if the range is not so, or the mapping is special or hugetlb. Context: may sleep.
     pub(crate) fn alike(&self, range: PageRange, owner: Cookie) -> Result<(Pages, PageRange)> {
-        self.classify(range, owner, false)
+        let (kind, range, _) = self.classify(range, owner, false)?;
+        Ok((kind, range))
     }
 
     /// As [`Self::alike`], for a migration that takes system memory: pages that KSM may merge are
@@ -121,9 +128,13 @@ impl<'a> Vma<'a> {
         range: PageRange,
         owner: Cookie,
     ) -> Result<(Pages, PageRange, Option<SystemPages<'a>>)> {
-        let (kind, range) = self.classify(range, owner, true)?;
+        let (kind, range, splits) = self.classify(range, owner, true)?;
         // INVARIANT: They were found to be so, and the mmap lock is held for `'a`.
-        let pages = (kind == Pages::System).then_some(SystemPages { vma: self, range });
+        let pages = (kind == Pages::System).then_some(SystemPages {
+            vma: self,
+            range,
+            splits,
+        });
         Ok((kind, range, pages))
     }
 
@@ -132,14 +143,14 @@ impl<'a> Vma<'a> {
         range: PageRange,
         owner: Cookie,
         system: bool,
-    ) -> Result<(Pages, PageRange)> {
+    ) -> Result<(Pages, PageRange, bool)> {
         if range.pmd_pieces().nth(1).is_some()
             || range.start() < self.start()
             || range.end() > self.end()
         {
             return Err(EINVAL);
         }
-        let mut kind = 0;
+        let (mut kind, mut splits) = (0, false);
         // SAFETY: The mapping is valid and has the range, which is in one table; the mmap lock is
         // held.
         let pages = unsafe {
@@ -150,6 +161,7 @@ impl<'a> Vma<'a> {
                 owner.as_ptr(),
                 system,
                 &mut kind,
+                &mut splits,
             )
         };
         let kind = match kind {
@@ -160,7 +172,8 @@ impl<'a> Vma<'a> {
             bindings::rust_hmm_pages_RUST_HMM_PAGES_STAY => Pages::Stay,
             _ => return Err(EINVAL),
         };
-        Ok((kind, PageRange::from_pages(range.start(), pages)?))
+        let part = PageRange::from_pages(range.start(), pages)?;
+        Ok((kind, part, splits))
     }
 }
 

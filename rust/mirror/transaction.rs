@@ -11,10 +11,11 @@ use crate::{
     inject::{fails, Point},
     mm::{
         addr::{PageRange, PMD_PAGES, PMD_SIZE},
-        notifier::{Cookie, Event}, //
+        notifier::{Cookie, Event},
+        page::is_zero_pfn,
     },
     pgtable::Entry,
-    space::{Identity, Request},
+    space::{Destination, Identity, Request},
 };
 use kernel::{
     prelude::*,
@@ -102,8 +103,18 @@ impl Transaction {
     #[inline]
     pub(crate) fn keeps(&self, span: PageRange, entry: Entry) -> bool {
         self.owns_all(span)
+            && !self.fills_hole(entry)
             // Pages that it does not take stay where they are.
             && (self.request.faultless || (entry.is_device() && !self.takes_device_pages()))
+    }
+
+    /// Whether the page of `entry` is the zero page, in whose place CPUs can write a new one before the
+    /// device is told: no migration entry keeps them from coherent memory where nothing was.
+    #[inline]
+    fn fills_hole(&self, entry: Entry) -> bool {
+        matches!(self.request.destination, Destination::Coherent(_))
+            && !entry.is_device()
+            && is_zero_pfn(entry.number())
     }
 
     /// Whether it takes pages out of a device's memory.

@@ -3,7 +3,7 @@
 //! Marks of migrations and the events that clear them, in KUnit.
 
 use super::*;
-use crate::{mm::notifier::Reason, space::Destination};
+use crate::mm::notifier::Reason;
 use kernel::page::PAGE_SHIFT;
 
 #[kunit_tests(rust_hmm_transaction)]

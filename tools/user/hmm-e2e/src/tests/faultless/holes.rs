@@ -8,7 +8,7 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::pattern::{self, WORDS};
-use hmm::{Child, Command, Device, EngineOp, Errno, Mapping, PageOutcome, Setting};
+use hmm::{pagemap, Child, Command, Device, EngineOp, Errno, Mapping, PageOutcome, Setting};
 use hmm::{HUGE_PAGES, PAGE_SIZE};
 
 pub const TESTS: &[Test] = &[
@@ -18,6 +18,7 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "h04_dontneed_before_the_step", h04_before).only_rust(OURS),
     Test::new("faultless", "h05_pinned_page", h05_pinned).only_rust(OURS),
     Test::new("faultless", "h06_holes_and_the_zero_page", h06_holes).only_rust(OURS),
+    Test::new("faultless", "h06_a_hole_is_written_at_once", h06_written).only_rust(OURS),
     Test::new("faultless", "h07_page_shared_by_fork", h07_fork).only_rust(OURS),
     Test::new("faultless", "h08_partially_mapped_thp", h08_partial_thp).only_rust(OURS),
     Test::new("faultless", "h09_second_mirror", h09_second_mirror).only_rust(OURS),
@@ -172,6 +173,44 @@ fn h06_holes(ctx: &Ctx) -> Outcome {
         Ok(())
     })?;
     no_stale_hits(&device)
+}
+
+/// A CPU writes the page that takes the place of the zero page, as soon as it is there. In coherent memory it can, before
+/// the migration is over.
+fn h06_written(ctx: &Ctx) -> Outcome {
+    let indices = if ctx.coherent() { vec![ctx.device] } else { vec![ctx.device, 2] };
+    indices.into_iter().try_for_each(|index| {
+        let (device, second) = (Device::open(index)?, Device::open(index)?);
+        // The entries of the others are switched, and flushed, before those of who migrates.
+        second.set(Setting::FlushDelay, 50_000_000)?;
+        repeat(|round| {
+            written_at_once([&device, &second], &Mapping::anon(16)?, round + 1)?;
+            written_at_once([&device, &second], &Mapping::anon_huge(1)?, round + 1)
+        })?;
+        no_stale_hits(&device)
+    })
+}
+
+fn written_at_once([device, second]: [&Device; 2], map: &Mapping, seed: u64) -> Outcome {
+    map.check_zero(0, map.pages()).what("pages that nobody wrote")?;
+    device_sees_zero(device, map, 0, 16, "of the zero page")?;
+    device_sees_zero(second, map, 0, 16, "of the zero page, by the second mirror")?;
+    let frame = || pagemap::read(map.addr(), 1).what("page map");
+    let zero = frame()?;
+    std::thread::scope(|scope| -> Outcome {
+        let mover = scope.spawn(|| device.migrate(map.addr(), 16, Way::ToDevice));
+        let begin = Instant::now();
+        while frame()? == zero {
+            check!(begin.elapsed() < Duration::from_secs(60), "the zero page stays");
+        }
+        map.fill_pages(seed, 0, 16);
+        device_sees_pages(device, map, seed, 0, 16, "of holes that were written")?;
+        device_sees_pages(second, map, seed, 0, 16, "of them, by the second mirror")?;
+        let done = mover.join().map_err(|_| Stop::Fail("a thread panicked".into()))?;
+        check_eq!(done.what("migration of holes")?.moved, 16, "holes that moved");
+        Ok(())
+    })?;
+    map.check_pages(seed, 0, 16).what("CPU read")
 }
 
 fn h07_fork(ctx: &Ctx) -> Outcome {

@@ -131,22 +131,23 @@ impl Subscriber for Window {
     type Pending = Flushes;
 
     fn invalidate(&self, event: &Event<'_>) -> ControlFlow<(), Option<Flushes>> {
-        // The first window that is told removes all entries of the event at once; where the others look after it, there
-        // are none but those that came meanwhile.
         let own = event.range.intersect(&self.range);
         let Some(own) = own else {
             return ControlFlow::Continue(None);
         };
-        let narrow = event.within(own);
         // Most events are of one window.
         let whole = own == event.range;
-        let event_here = match whole || self.space.is_first_of(event) {
+        let first = !whole && self.space.is_first_of(event);
+        let only = whole || (first && !self.space.windows().any_behind(self.range, event.range));
+        // The first of several windows removes all entries of the event at once; where the others look after it, there
+        // are none but those that came meanwhile.
+        let event_here = match first && !only {
             true => event,
-            false => &narrow,
+            false => &event.within(own),
         };
         let mirrors = self.space.mirrors();
         // No other window is told of it, and no other mirror.
-        let alone = whole && mirrors.are_few();
+        let alone = only && mirrors.are_few();
         let mut changed = false;
         let mut flushes: Option<Flushes> = None;
         for mirror in mirrors.entered(None) {

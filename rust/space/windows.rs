@@ -15,6 +15,7 @@ use crate::{
     deferred::{Recurring, Work},
     locks,
     mm::{
+        addr::PageRange,
         notifier::Cookie,
         range_fault::AddressSpace,
         rcu_map::RcuArc, //
@@ -130,6 +131,12 @@ impl Windows {
         let all = self.all.lock();
         let found = all.cursor_lower_bound(&index)?;
         Some(*found.current().0)
+    }
+
+    /// Whether there are windows in `range` behind `window`. Context: any but interrupts.
+    pub(super) fn any_behind(&self, window: PageRange, range: PageRange) -> bool {
+        let next = self.next(index_of(window.end()));
+        next.is_some_and(|next| next <= index_of(range.end() - 1))
     }
 
     /// Removes the window `index`, if nobody uses it, and no mirror of `space` has an entry in it.

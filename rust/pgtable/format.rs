@@ -175,9 +175,12 @@ pub(super) const fn smallest_run<F: Format>() -> u32 {
     best
 }
 
+/// Most levels that a table can have.
+pub(super) const MOST_LEVELS: usize = 5;
+
 /// Checks that the geometry is one that the code was made for.
 pub(super) const fn check<F: Format>() {
-    assert!(F::LEVELS >= 2 && F::LEVELS <= 5 && F::BITS >= 4 && F::BITS <= 10);
+    assert!(F::LEVELS >= 2 && F::LEVELS <= MOST_LEVELS as u32 && F::BITS >= 4 && F::BITS <= 10);
     assert!(!F::LEAVES.is_empty() && F::LEAVES[0] == 0);
     let mut index = 1;
     while index < F::LEAVES.len() {

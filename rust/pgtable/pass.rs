@@ -6,7 +6,7 @@ use super::{
     dma::Translator,
     entry::Entry,
     flush::FlushBatch,
-    format::{shift, Format},
+    format::{shift, Format, MOST_LEVELS},
     pool::Pool,
     table::{range_of, slot_of, span_of},
     tree::{self, Cell, Slot},
@@ -181,6 +181,67 @@ pub(super) struct Pass<'t, F: Format, V> {
 }
 
 impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
+    /// Visits `first..=last` in the tree below table `root`.
+    ///
+    /// Most ranges lie within one table. The tables above it are only read on the way down, and
+    /// changed where the table below has become empty.
+    pub(super) fn tree(&mut self, root: u32, first: usize, last: usize) {
+        let pool = self.pool;
+        let guard = rcu::read_lock();
+        let (mut level, mut index) = (F::LEVELS - 1, root);
+        let mut path = [root; MOST_LEVELS];
+        while level != 0 {
+            if span_of::<F>(level, first).1 < last {
+                break;
+            }
+            match tree::decode(pool.load(&guard, index, slot_of::<F>(level, first))) {
+                Slot::Empty => return,
+                Slot::Table(child) => index = child,
+                // It may have to be split.
+                Slot::Leaf(_) => break,
+            }
+            level -= 1;
+            if let Some(place) = path.get_mut(level as usize) {
+                *place = index;
+            }
+        }
+        let mut is_empty = self.table(level, index, first, last);
+        let above = path.iter().zip(0u32..).skip(level as usize + 1);
+        for (&index, level) in above.take_while(|(_, level)| *level < F::LEVELS) {
+            if !is_empty {
+                break;
+            }
+            let Some(page) = pool.page(&guard, index) else {
+                break;
+            };
+            let slot = slot_of::<F>(level, first);
+            if let Slot::Table(child) = tree::decode(page.load(slot)) {
+                page.store(slot, tree::EMPTY);
+                self.unlinked(index, level, slot, child, (first, last));
+            }
+            let used = page.used() - 1;
+            page.set_used(used);
+            is_empty = used == 0;
+        }
+    }
+
+    /// Publishes that `slot` of table `index` has lost the empty table `child`, which covered
+    /// `first..=last` and more.
+    fn unlinked(
+        &mut self,
+        index: u32,
+        level: u32,
+        slot: usize,
+        child: u32,
+        (first, last): (usize, usize),
+    ) {
+        self.pool
+            .publish(index, level, first, slot..slot + 1, self.batch);
+        if let Some(span) = range_of(first, last | 0xfff) {
+            self.batch.detach(span, child);
+        }
+    }
+
     /// Visits `first..=last` in table `index`. Says whether the table has become empty.
     pub(super) fn table(&mut self, level: u32, index: u32, first: usize, last: usize) -> bool {
         let pool = self.pool;
@@ -226,11 +287,9 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
                 Slot::Table(child) => {
                     if self.table(level - 1, child, first.max(start), last.min(end)) {
                         tree::store(cell, tree::EMPTY);
-                        pool.publish(index, level, start, slot..slot + 1, self.batch);
                         used -= 1;
-                        if let Some(span) = range_of(first.max(start), last.min(end) | 0xfff) {
-                            self.batch.detach(span, child);
-                        }
+                        let part = (first.max(start), last.min(end));
+                        self.unlinked(index, level, slot, child, part);
                     }
                 }
                 Slot::Leaf(_) => {

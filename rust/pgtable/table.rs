@@ -367,7 +367,7 @@ impl<F: Format> Table<F> {
                 visitor,
                 dma: Translator::new(self.dma.as_ref().map(|owned| &owned.0)),
             };
-            pass.table(F::LEVELS - 1, self.root, range.start(), last);
+            pass.tree(self.root, range.start(), last);
             pass.changes
         };
         self.live = self.live.saturating_sub(changes.removed);

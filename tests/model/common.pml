@@ -56,6 +56,18 @@
 #define MEM(d) (d)
 #endif
 #define MEM_OF(f) (((f) - NSYS - 1) / NDEV)
+/*
+ * With COHERENT, CPUs use the memory of devices in place; and with HOLE they have read the page, so that the zero page is
+ * mapped there, frame 1.
+ */
+#ifdef COHERENT
+#define ZERO 1
+#define IS_ZERO(f) ((f) == ZERO)
+#define PTE_OF_DEVICE PRESENT
+#else
+#define IS_ZERO(f) 0
+#define PTE_OF_DEVICE DEVICE
+#endif
 /* Whether frame f, which is no frame of the system, is in the memory of device d. */
 #define HAS(d, f) (MEM_OF(f) == MEM(d))
 
@@ -304,9 +316,9 @@ inline isolate(v, system, d, a) {
 	d_step {
 		s = 0; hole = 0;
 		if
-		:: ((system && pte[v] == PRESENT) || (!(system) && pte[v] == DEVICE && HAS(d, pte_f[v]))) && !locked[pte_f[v]] && (!merged[pte_f[v]] || off == H17) && !pinned[pte_f[v]] ->
+		:: ((system && pte[v] == PRESENT && !IS_ZERO(pte_f[v])) || (!(system) && pte[v] == DEVICE && HAS(d, pte_f[v]))) && !locked[pte_f[v]] && (!merged[pte_f[v]] || off == H17) && !pinned[pte_f[v]] ->
 			s = pte_f[v]; locked[s] = 1; isolated[s] = 1
-		:: system && pte[v] == NONE && vm[v] -> hole = 1
+		:: system && (pte[v] == NONE || IS_ZERO(pte_f[v])) && vm[v] -> hole = 1
 		:: else
 		fi
 	}
@@ -353,7 +365,7 @@ inline finalize() {
 				mapped[pte_f[x_v]]++;
 				if
 				:: IS_SYS(pte_f[x_v]) -> pte[x_v] = PRESENT
-				:: else -> pte[x_v] = DEVICE
+				:: else -> pte[x_v] = PTE_OF_DEVICE
 				fi
 			:: else
 			fi;
@@ -375,8 +387,10 @@ inline finalize() {
 inline fill_hole(v) {
 	d_step {
 		if
-		:: n != 0 && pte[v] == NONE ->
-			pte[v] = DEVICE; pte_f[v] = n; pte_w[v] = vm_w[v]; mapped[n] = 1; fresh[n] = zero & BIT(v); w = vm_w[v]; moved = 1
+		:: n != 0 && (pte[v] == NONE || IS_ZERO(pte_f[v])) ->
+			mapped[pte_f[v]] = mapped[pte_f[v]] - (pte[v] != NONE);
+			pte[v] = PTE_OF_DEVICE; pte_f[v] = n; pte_w[v] = vm_w[v]; mapped[n] = 1; fresh[n] = zero & BIT(v); w = vm_w[v]; moved = 1;
+			printf("page %d, where nothing was, has frame %d\n", v, n)
 		:: else -> moved = 0
 		fi
 	}
@@ -442,6 +456,11 @@ inline begin() {
 		vm[i] = 1; vm_w[i] = 1; users[MM(i)] = 1;
 #ifdef HOLE
 		zero = zero | BIT(i);
+#ifdef COHERENT
+		/* The kernel has one, too. */
+		used[ZERO] = 1; mapped[ZERO] = PAGES + 1; fresh[ZERO] = zero;
+		pte[i] = PRESENT; pte_f[i] = ZERO;
+#endif
 #else
 		if
 		:: BEGINS_ON_DEVICE(i) ->

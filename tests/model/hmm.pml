@@ -21,6 +21,8 @@ mtype = {
 	RULE1,
 	/* An invalidation that finds no entry does not wait for flushes of others (rule 2). */
 	OTHERS,
+	/* Own events leave entries of the zero page alone, of which CPUs can write the next one at once. */
+	ZERO_PAGE,
 	/* Own events remove the entries, too, as in other managers: right, but not faultless (rule 5). */
 	RULE5,
 	/* The table lock is held across migrate_vma_setup() (rule 3). */
@@ -59,7 +61,7 @@ byte departing[DEVICES];
 #define LOCALS byte x_d = 0, x_m = 0, x_mi = 0, x_t = 0, x_i = 0, x_v = 0, s = 0, n = 0; bit x_flush = 0, moved = 0, w = 0, took = 0, hole = 0, refused = 0, x_alive = 0
 
 /* Whether the event of a, named or not, leaves the entry alone. */
-#define KEEPS(t, named, a) ((named) && off != RULE5 && (mark[t] == (a) + 1 || (off == H9 && mark[t] == 0)))
+#define KEEPS(t, named, a) ((named) && off != RULE5 && (!IS_ZERO(entry[t]) || off == ZERO_PAGE) && (mark[t] == (a) + 1 || (off == H9 && mark[t] == 0)))
 
 /* An event about page v: mmu_notifier_invalidate_range_start(). named: it carries what makes it its migration's own. */
 inline event(v, reason, named, a) {
@@ -215,7 +217,9 @@ inline migrate(v, d, to_device, a) {
 		:: else -> alloc_system(n)
 		fi;
 		if
-		:: hole -> fill_hole(v)
+		/* migrate_vma_pages() has an event of its own for holes. */
+		:: hole && n != 0 -> event(v, MIGRATE, 1, a); fill_hole(v); event_end(v)
+		:: hole && n == 0
 		:: else -> copy()
 		fi;
 		if

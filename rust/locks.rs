@@ -60,8 +60,10 @@ classes! {
     dma_windows = c"rust_hmm::dma_windows";
     /// That thread waits.
     chores_wake = c"rust_hmm::chores_wake";
-    /// The past of a policy.
+    /// The stream that a policy follows.
     policy = c"rust_hmm::policy";
+    /// What bounces between a device and others.
+    bounces = c"rust_hmm::bounces";
     /// Sets of attributes, and those that lost their mapping.
     attributes = c"rust_hmm::attributes";
     /// Attributes change, or are moved.

@@ -16,6 +16,7 @@ use crate::{
     mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
 };
 
+mod bounces;
 mod density;
 mod immovable;
 mod stream;
@@ -23,6 +24,7 @@ mod thrash;
 pub(crate) mod window;
 
 pub use crate::mm::mask::Mask;
+pub use bounces::Bounces;
 pub use density::{Density, Parameters};
 pub(crate) use immovable::Immovable;
 
@@ -43,8 +45,10 @@ pub struct Wanted<'a> {
     /// The time in ms, from any moment on.
     pub now: u64,
     /// The pages of the 2 MiB block at an address that are in the device's memory, as far as the device
-    /// has entries for them.
+    /// has entries for them, in this mirror or another one of the process.
     pub resident: &'a dyn Fn(usize) -> Mask,
+    /// What moved to this device and was wanted again, by all mirrors of the process.
+    pub bounces: &'a Bounces,
 }
 
 /// What to do about a device fault.

@@ -19,6 +19,7 @@ use kernel::{
         aref::ARef,
         atomic::{ordering::Relaxed, Atomic},
     },
+    time::{Instant, Monotonic},
 };
 
 mod attribute_watch;
@@ -60,6 +61,8 @@ pub(crate) struct Space {
     last_event: Atomic<usize>,
     /// Faults that had to try again: new migrations let them go first for a while.
     retrying: Atomic<usize>,
+    /// When it was made: times are counted from here.
+    born: Instant<Monotonic>,
 }
 
 /// All spaces.
@@ -120,6 +123,7 @@ impl Handle {
             attribute_watch <- AttributeWatch::new(),
             last_event: Atomic::new(0),
             retrying: Atomic::new(0),
+            born: Instant::now(),
         }? Error))?;
         spaces.insert(index, space.clone())?;
         Ok(Self(space))
@@ -168,6 +172,11 @@ impl Space {
     /// The mirrors of the process.
     pub(crate) fn mirrors(&self) -> &Mirrors {
         &self.mirrors
+    }
+
+    /// The time in ms, for all mirrors.
+    pub(crate) fn now(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(0)
     }
 
     /// The mapped memory, unless nobody uses it any more.

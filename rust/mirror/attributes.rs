@@ -41,6 +41,23 @@ pub(super) struct Known {
 const ROUNDS: usize = 64;
 
 impl<D: Device> Inner<D> {
+    /// Calls `each` with index and number of pages of `range` that are in the device's memory, as far as
+    /// it has entries for them. Context: any but NMI.
+    pub(super) fn each_on_device(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
+        let mut index = 0;
+        while index < range.pages() {
+            let addr = range.address(index);
+            let leaf = self.reader.walk(addr);
+            let order = leaf.as_ref().map_or(0, |leaf| leaf.order);
+            let in_leaf = (addr >> PAGE_SHIFT) & ((1 << order) - 1);
+            let pages = ((1 << order) - in_leaf).min(range.pages() - index);
+            if leaf.is_some_and(|leaf| leaf.entry.is_valid() && leaf.entry.is_device()) {
+                each(index, pages);
+            }
+            index += pages;
+        }
+    }
+
     /// Names the device in attributes: see
     /// [`MirrorOps::device_name`](crate::space::MirrorOps::device_name).
     pub(super) fn device_name(&self) -> Cookie {
@@ -243,25 +260,9 @@ impl<D: Device> Mirror<D> {
     /// Pages of `piece` that are in the device's memory, as far as it has entries for them.
     pub(crate) fn on_device(&self, piece: PageRange) -> usize {
         let mut count = 0;
-        self.each_on_device(piece, |_, pages| count += pages);
+        let inner = self.inner();
+        inner.each_on_device(piece, |_, pages| count += pages);
         count
-    }
-
-    /// Calls `each` with index and number of pages of `range` that are in the device's memory.
-    pub(super) fn each_on_device(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
-        let reader = &self.inner().reader;
-        let mut index = 0;
-        while index < range.pages() {
-            let addr = range.address(index);
-            let leaf = reader.walk(addr);
-            let order = leaf.as_ref().map_or(0, |leaf| leaf.order);
-            let in_leaf = (addr >> PAGE_SHIFT) & ((1 << order) - 1);
-            let pages = ((1 << order) - in_leaf).min(range.pages() - index);
-            if leaf.is_some_and(|leaf| leaf.entry.is_valid() && leaf.entry.is_device()) {
-                each(index, pages);
-            }
-            index += pages;
-        }
     }
 
     /// See [`Inner::map_present`].

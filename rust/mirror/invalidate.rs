@@ -39,7 +39,6 @@ use kernel::{
         LockClassKey,
         Mutex, //
     },
-    time::{Instant, Monotonic},
 };
 
 /// What the table lock protects.
@@ -79,8 +78,6 @@ pub(crate) struct Inner<D: Device> {
     pub(super) shared_name: Option<Cookie>,
     /// Pages that an eviction has taken, which is not told yet.
     taken: Atomic<usize>,
-    /// When it was made: times are counted from here.
-    pub(super) born: Instant<Monotonic>,
     /// A migration has ended: who wants to install entries may try again.
     pub(super) ended: Pin<KBox<CondVar>>,
 }
@@ -151,7 +148,6 @@ impl<D: Device> Inner<D> {
             changing: Atomic::new(0),
             space,
             taken: Atomic::new(0),
-            born: Instant::now(),
             ended: KBox::pin_init(CondVar::new(ended, ended_key), GFP_KERNEL_ACCOUNT)?,
         }? Error)
     }

@@ -14,6 +14,7 @@ use crate::{
     events::Need,
     mm::{
         addr::PageRange,
+        mask::Mask,
         migrate::Moved,
         notifier::{Cookie, Event},
         page::DirtyBatch,
@@ -101,6 +102,10 @@ impl<D: Device> MirrorOps for Inner<D> {
 
     fn device_name(&self) -> Cookie {
         self.device_name()
+    }
+
+    fn add_on_device(&self, range: PageRange, mask: &mut Mask) {
+        self.each_on_device(range, |index, pages| mask.add(index..index + pages));
     }
 
     fn restore(&self, range: Option<PageRange>) {

@@ -13,7 +13,7 @@ use crate::{
         range_fault::{Access, AddressSpace},
         space::sleep_killable,
     },
-    policy::{block, Immovable, Mask, Placement, Policy, Wanted},
+    policy::{block, Bounces, Immovable, Mask, Placement, Policy, Wanted},
     within,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
@@ -222,6 +222,9 @@ impl<D: Device> Mirror<D> {
                 continue;
             }
             if let Ok(run) = PageRange::from_pages(range.address(first), run.len()) {
+                if let Ok(bounces) = self.bounces() {
+                    bounces.moved(run, now);
+                }
                 policy.moved(run, now);
             }
         }
@@ -251,9 +254,15 @@ impl<D: Device> Mirror<D> {
         self.inner().lock().table.get(addr).is_device()
     }
 
+    /// What bounces between the device and others. `ENODEV`: the mirror is being dropped.
+    fn bounces(&self) -> Result<&Bounces> {
+        let membership = self.0.membership.as_ref().ok_or(ENODEV)?;
+        Ok(membership.bounces())
+    }
+
     /// The time in ms.
     fn now(&self) -> u64 {
-        u64::try_from(self.inner().born.elapsed().as_millis()).unwrap_or(0)
+        self.inner().space.now()
     }
 
     fn place(
@@ -285,6 +294,7 @@ impl<D: Device> Mirror<D> {
         if whole {
             return Ok(Plan::Bring(limits.hull(&range)));
         }
+        let bounces = self.bounces()?;
         let (used, _) = memory.usage();
         let total = memory.limit();
         let placement = policy.place(&Wanted {
@@ -296,6 +306,7 @@ impl<D: Device> Mirror<D> {
             total,
             now: self.now(),
             resident: &|start| self.resident(start),
+            bounces,
         });
         Ok(match placement {
             // A policy that moves nothing by itself need not know of attributes.
@@ -308,12 +319,17 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// The pages of the block at `start` that are in the device's memory.
+    /// The pages of the block at `start` that are in the device's memory, as its mirrors of the process know.
     fn resident(&self, start: usize) -> Mask {
         let mut mask = Mask::EMPTY;
-        if let Some(block) = block(start) {
-            self.each_on_device(block, |index, pages| mask.add(index..index + pages));
-        }
+        let Some(block) = block(start) else {
+            return mask;
+        };
+        let inner = self.inner();
+        inner.each_on_device(block, |index, pages| mask.add(index..index + pages));
+        let (device, here) = (Some(inner.device_name()), self.place_in_space());
+        let others = inner.space.mirrors().entered_of(device, here);
+        others.for_each(|mirror| mirror.add_on_device(block, &mut mask));
         mask
     }
 }

@@ -5,14 +5,9 @@
 //! A tree over the pages of a 2 MiB block, as UVM has it: its leaves are regions of 64 KiB, and a fault brings
 //! the largest subtree around it of which more than a threshold is resident or touched. A device that
 //! goes on from block to block gets whole blocks, and more of them ahead ([`Stream`]). Memory that was moved
-//! and is missing again stays where it is for a while ([`Detector`]).
+//! and is missing again stays where it is for a while ([`Bounces`](super::Bounces)).
 
-use super::{
-    block, block_start,
-    stream::Stream,
-    thrash::{Detector, Verdict},
-    Mask, Placement, Policy, Wanted,
-};
+use super::{block, block_start, stream::Stream, thrash::Verdict, Mask, Placement, Policy, Wanted};
 use crate::{
     locks,
     mm::addr::{PageRange, PMD_PAGES},
@@ -75,32 +70,22 @@ pub(super) fn region(resident: &Mask, touched: Range<usize>, threshold: usize) -
     best
 }
 
-/// What changes from fault to fault.
-struct State {
-    stream: Stream,
-    thrash: Detector,
-}
-
 /// The default policy. Make one for each mirror.
 #[pin_data]
 pub struct Density {
     parameters: Parameters,
     #[pin]
-    state: Mutex<State>,
+    stream: Mutex<Stream>,
 }
 
 impl Density {
     /// A policy. Context: may sleep. `ENOMEM`.
     pub fn new(parameters: Parameters) -> Result<Pin<KBox<Self>>> {
         let (name, key) = locks::policy();
-        let state = State {
-            stream: Stream::new(),
-            thrash: Detector::new(parameters),
-        };
         KBox::pin_init(
             pin_init!(Self {
                 parameters,
-                state <- Mutex::new(state, name, key),
+                stream <- Mutex::new(Stream::new(), name, key),
             }),
             GFP_KERNEL,
         )
@@ -153,15 +138,12 @@ impl Density {
     ) -> PageRange {
         let mut calm = wanted.range;
         for piece in range.pmd_pieces() {
-            let mut state = self.state.lock();
-            let mut there = Mask::EMPTY;
-            if state.thrash.has_moved(piece) {
-                // Who looks what is resident may take other locks.
-                drop(state);
-                there = resident(block_start(piece.start()));
-                state = self.state.lock();
-            }
-            if state.thrash.comes_along(piece, &there, wanted.now) {
+            let there = match wanted.bounces.has_moved(piece) {
+                true => resident(block_start(piece.start())),
+                false => Mask::EMPTY,
+            };
+            let (now, by) = (wanted.now, &self.parameters);
+            if wanted.bounces.comes_along(piece, &there, now, by) {
                 calm = calm.hull(&piece);
                 continue;
             }
@@ -180,9 +162,15 @@ impl Density {
 
 impl Policy for Density {
     fn place(&self, wanted: &Wanted<'_>) -> Placement {
-        let mut state = self.state.lock();
-        let full = wanted.free < PMD_PAGES;
-        let verdict = state.thrash.fault(wanted.range, full, wanted.now);
+        let first = block_start(wanted.range.start());
+        let in_first = LazyCell::new(|| (wanted.resident)(first));
+        let there = match wanted.bounces.has_moved(wanted.range) {
+            true => *in_first,
+            false => Mask::EMPTY,
+        };
+        let (full, by) = (wanted.free < PMD_PAGES, &self.parameters);
+        let bounces = wanted.bounces;
+        let verdict = bounces.fault(wanted.range, &there, full, wanted.now, by);
         let stay = || {
             let around =
                 block(wanted.range.start()).and_then(|block| block.intersect(&wanted.limits));
@@ -194,10 +182,8 @@ impl Policy for Density {
         if let Verdict::Wait(ms) = verdict {
             return Placement::Later(ms);
         }
-        let blocks = state.stream.fault(wanted.range, self.parameters.ahead);
-        drop(state);
-        let first = block_start(wanted.range.start());
-        let in_first = LazyCell::new(|| (wanted.resident)(first));
+        let ahead = self.parameters.ahead;
+        let blocks = self.stream.lock().fault(wanted.range, ahead);
         let resident = |start| match start == first {
             true => *in_first,
             false => (wanted.resident)(start),
@@ -214,19 +200,19 @@ impl Policy for Density {
         }
     }
 
-    fn moved(&self, range: PageRange, now: u64) {
-        let mut state = self.state.lock();
-        state.stream.moved(range);
-        for piece in range.pmd_pieces() {
-            state.thrash.moved(piece, now);
-        }
+    fn moved(&self, range: PageRange, _now: u64) {
+        self.stream.lock().moved(range);
     }
 }
 
 #[kunit_tests(rust_hmm_density)]
 mod tests {
     use super::*;
-    use crate::mm::addr::PMD_SIZE;
+    use crate::{mm::addr::PMD_SIZE, policy::Bounces};
+
+    fn bounces() -> Result<Pin<KBox<Bounces>>> {
+        KBox::pin_init(Bounces::new(), GFP_KERNEL)
+    }
 
     fn mask(pages: Range<usize>) -> Mask {
         let mut mask = Mask::EMPTY;
@@ -302,7 +288,11 @@ mod tests {
         }
     }
 
-    fn wanted<'a>(range: PageRange, resident: &'a dyn Fn(usize) -> Mask) -> Wanted<'a> {
+    fn wanted<'a>(
+        range: PageRange,
+        resident: &'a dyn Fn(usize) -> Mask,
+        bounces: &'a Bounces,
+    ) -> Wanted<'a> {
         Wanted {
             range,
             write: false,
@@ -312,30 +302,32 @@ mod tests {
             total: 64 * PMD_PAGES,
             now: 0,
             resident,
+            bounces,
         }
     }
 
     #[test]
     fn a_stream_needs_a_fault_per_block_or_less() -> Result {
         const BLOCKS: usize = 64;
-        let policy = Density::new(Parameters::DEFAULT)?;
+        let (policy, bounces) = (Density::new(Parameters::DEFAULT)?, bounces()?);
         let all = PageRange::from_pages(0x4000_0000, BLOCKS * PMD_PAGES)?;
         let (mut faults, mut next) = (0, all.start());
         let none = |_| Mask::EMPTY;
         while next < all.end() {
-            let mut wanted = wanted(PageRange::from_pages(next, 1)?, &none);
+            let mut wanted = wanted(PageRange::from_pages(next, 1)?, &none, &bounces);
             wanted.limits = all;
             let Placement::Move { range, .. } = policy.place(&wanted) else {
                 return Err(EINVAL);
             };
             assert!(range.start() <= next && range.end() <= all.end());
+            bounces.moved(range, 0);
             policy.moved(range, 0);
             next = range.end();
             faults += 1;
         }
         assert!(faults <= BLOCKS);
         // Not more ahead than a part of the memory.
-        let mut last = wanted(PageRange::from_pages(all.end(), 1)?, &none);
+        let mut last = wanted(PageRange::from_pages(all.end(), 1)?, &none, &bounces);
         last.limits = PageRange::from_pages(all.end(), BLOCKS * PMD_PAGES)?;
         last.total = 8 * PMD_PAGES;
         let Placement::Move { range, .. } = policy.place(&last) else {
@@ -346,13 +338,19 @@ mod tests {
     }
 
     /// The pages that `faults` on single pages of `all` move, all at one time; none stays on the device.
-    fn moves(policy: &Density, all: PageRange, faults: &[usize]) -> Result<KVec<Range<usize>>> {
+    fn moves(
+        (policy, bounces): (&Density, &Bounces),
+        all: PageRange,
+        faults: &[usize],
+    ) -> Result<KVec<Range<usize>>> {
         let none = |_| Mask::EMPTY;
         let mut moves = KVec::new();
         for number in faults {
-            let mut wanted = wanted(PageRange::from_pages(all.address(*number), 1)?, &none);
+            let touched = PageRange::from_pages(all.address(*number), 1)?;
+            let mut wanted = wanted(touched, &none, bounces);
             wanted.limits = all;
             if let Placement::Move { range, .. } = policy.place(&wanted) {
+                bounces.moved(range, 0);
                 policy.moved(range, 0);
                 let first = all.index_of(range.start()).ok_or(EINVAL)?;
                 moves.push(first..first + range.pages(), GFP_KERNEL)?;
@@ -368,7 +366,7 @@ mod tests {
             ..Parameters::DEFAULT
         })?;
         let all = PageRange::from_pages(0x4000_0000, 4 * PMD_PAGES)?;
-        let moves = moves(&policy, all, &[511, 512, 528, 512, 512])?;
+        let moves = moves((&policy, &*bounces()?), all, &[511, 512, 528, 512, 512])?;
         let times = moves.iter().filter(|pages| pages.contains(&512)).count();
         assert_eq!(times, 3);
         Ok(())
@@ -382,9 +380,10 @@ mod tests {
         })?;
         let all = PageRange::from_pages(0x4000_0000, 8 * PMD_PAGES)?;
         // Block 2 bounces until it stays, then a stream comes to it.
-        let bounced = moves(&policy, all, &[1030; 4])?;
+        let bounces = bounces()?;
+        let bounced = moves((&policy, &bounces), all, &[1030; 4])?;
         assert_eq!(bounced.len(), 3);
-        let stream = moves(&policy, all, &[0, 16, 32, 512, 1024])?;
+        let stream = moves((&policy, &bounces), all, &[0, 16, 32, 512, 1024])?;
         let ends = [16, 32, 512, 1024];
         assert!(stream.iter().map(|pages| pages.end).eq(ends));
         Ok(())
@@ -392,9 +391,9 @@ mod tests {
 
     #[test]
     fn limits_and_granularity_hold() -> Result {
-        let policy = Density::new(Parameters::DEFAULT)?;
+        let (policy, bounces) = (Density::new(Parameters::DEFAULT)?, bounces()?);
         let none = |_| Mask::EMPTY;
-        let mut fault = wanted(PageRange::from_pages(0x4000_5000, 1)?, &none);
+        let mut fault = wanted(PageRange::from_pages(0x4000_5000, 1)?, &none, &bounces);
         fault.limits = PageRange::from_pages(0x4000_3000, 4)?;
         let placed = |fault: &Wanted<'_>| match policy.place(fault) {
             Placement::Move { range, .. } => Ok(range),

@@ -5,7 +5,7 @@
 //! A page that the device wants again, although it was moved there not long ago, has left in
 //! between: a CPU, another device or an eviction took it. If that happens a few times in a row its
 //! block stays where it is for a while: the device maps it in place. So in
-//! [`Parameters::thrash_pin`] ms the faults of one mirror move a page at most
+//! [`Parameters::thrash_pin`] ms the faults of a process on one device move a page at most
 //! [`Parameters::thrash_count`] times, whoever else wants it, and everybody gets on: no thread
 //! waits or spins for a page that is pinned so, since all can access it where it is. Before it
 //! comes to that, the device that wants it again sleeps for [`Parameters::thrash_nap`] ms each
@@ -87,6 +87,15 @@ impl Past {
         now < self.pinned.max(self.rests) || now.saturating_sub(self.when) <= lapse
     }
 
+    /// The pages of `range` that were moved to the device and are not among `resident`.
+    fn left(&self, range: PageRange, resident: &Mask) -> Mask {
+        let mut left = self.moved;
+        left.remove(0..pages(range).start);
+        left.remove(pages(range).end..PMD_PAGES);
+        left.remove_all(resident);
+        left
+    }
+
     /// Forgets bounces that were too long ago.
     fn lapse(&mut self, now: u64, lapse: u64) {
         if now.saturating_sub(self.when) > lapse {
@@ -97,7 +106,8 @@ impl Past {
 
 /// Finds memory that bounces. Times are in ms.
 pub(super) struct Detector {
-    parameters: Parameters,
+    /// The longest [`Parameters::thrash_lapse`] of who has asked: a past matters no longer.
+    lapse: u64,
     /// By the address of the block.
     pasts: RBTree<usize, Past>,
     /// Pasts in the tree.
@@ -115,14 +125,14 @@ fn pages(range: PageRange) -> Range<usize> {
 
 impl Detector {
     /// Nothing is known yet.
-    pub(super) fn new(parameters: Parameters) -> Self {
-        Self::with_kept(parameters, KEPT)
+    pub(super) fn new() -> Self {
+        Self::with_kept(KEPT)
     }
 
     /// As [`Self::new`], but the past of `kept` blocks is kept for any time.
-    pub(super) fn with_kept(parameters: Parameters, kept: usize) -> Self {
+    pub(super) fn with_kept(kept: usize) -> Self {
         Self {
-            parameters,
+            lapse: 0,
             pasts: RBTree::new(),
             count: 0,
             kept,
@@ -157,7 +167,7 @@ impl Detector {
             let next = self.pasts.cursor_lower_bound(&self.hand);
             let next = next.map(|cursor| {
                 let (block, past) = cursor.current();
-                (*block, past.matters(now, self.parameters.thrash_lapse))
+                (*block, past.matters(now, self.lapse))
             });
             let Some((block, matters)) = next else {
                 self.hand = 0;
@@ -178,12 +188,18 @@ impl Detector {
 
     /// Whether `range`, within a block, may move along with a page for which [`Self::fault`] has said [`Verdict::Move`].
     /// `resident` are the pages of the block that have not left the device.
-    pub(super) fn comes_along(&mut self, range: PageRange, resident: &Mask, now: u64) -> bool {
+    pub(super) fn comes_along(
+        &mut self,
+        range: PageRange,
+        resident: &Mask,
+        now: u64,
+        by: &Parameters,
+    ) -> bool {
         let Parameters {
             thrash_count,
             thrash_lapse,
             ..
-        } = self.parameters;
+        } = *by;
         let Some(past) = self.past(range, now) else {
             return false;
         };
@@ -193,10 +209,7 @@ impl Detector {
         if past.pinned != 0 {
             past.begin_anew();
         }
-        let mut left = past.moved;
-        left.remove(0..pages(range).start);
-        left.remove(pages(range).end..PMD_PAGES);
-        left.remove_all(resident);
+        let left = past.left(range, resident);
         let is_counted = core::mem::take(&mut past.is_counted);
         if left.is_empty() || is_counted {
             return true;
@@ -210,15 +223,24 @@ impl Detector {
         true
     }
 
-    /// A device fault on `range`, within a block; `full` if device memory is.
-    pub(super) fn fault(&mut self, range: PageRange, full: bool, now: u64) -> Verdict {
+    /// A device fault on `range`, within a block; `full` if device memory is. `resident` are pages of the block that have not
+    /// left the device: a mirror wants them that has no entry for them.
+    pub(super) fn fault(
+        &mut self,
+        range: PageRange,
+        resident: &Mask,
+        full: bool,
+        now: u64,
+        by: &Parameters,
+    ) -> Verdict {
         let Parameters {
             thrash_count,
             thrash_lapse,
             thrash_pin,
             thrash_nap,
             ..
-        } = self.parameters;
+        } = *by;
+        self.lapse = self.lapse.max(thrash_lapse);
         let Some(past) = self.past(range, now) else {
             return Verdict::Stay;
         };
@@ -231,7 +253,7 @@ impl Detector {
         if now < past.rests {
             return Verdict::Wait(past.rests - now);
         }
-        if past.moved.count(pages(range)) == 0 {
+        if past.left(range, resident).is_empty() {
             return Verdict::Move;
         }
         past.moved.remove(pages(range));
@@ -276,11 +298,11 @@ mod tests {
 
     #[test]
     fn a_page_that_bounces_stays_for_a_while() -> Result {
-        let mut detector = Detector::new(PARAMETERS);
+        let mut detector = Detector::new();
         let mut moves = 0;
         // A page that leaves at once, wanted each ms for 10 s of a fake clock.
         for now in 0..10_000u64 {
-            if detector.fault(page(5)?, false, now) == Verdict::Move {
+            if detector.fault(page(5)?, &Mask::EMPTY, false, now, &PARAMETERS) == Verdict::Move {
                 detector.moved(page(5)?, now);
                 moves += 1;
             }
@@ -292,14 +314,17 @@ mod tests {
 
     #[test]
     fn what_comes_along_counts_as_what_is_wanted() -> Result {
-        let mut detector = Detector::new(PARAMETERS);
+        let mut detector = Detector::new();
         // A fault on a new page, along with which all before it would come. Whether they have.
         let mut fault = |number, resident: Range<usize>, now| {
             let part = PageRange::from_pages(page(0)?.start(), number + 1)?;
             let mut mask = Mask::EMPTY;
             mask.add(resident);
-            assert_eq!(detector.fault(page(number)?, false, now), Verdict::Move);
-            let comes = detector.comes_along(part, &mask, now);
+            assert_eq!(
+                detector.fault(page(number)?, &Mask::EMPTY, false, now, &PARAMETERS),
+                Verdict::Move
+            );
+            let comes = detector.comes_along(part, &mask, now, &PARAMETERS);
             detector.moved(if comes { part } else { page(number)? }, now);
             Ok::<_, Error>(comes)
         };
@@ -318,54 +343,114 @@ mod tests {
 
     #[test]
     fn what_was_wanted_and_what_comes_along_with_it_count_once() -> Result {
-        let mut detector = Detector::new(Parameters {
+        let mut detector = Detector::new();
+        let napping = Parameters {
             thrash_nap: 5,
             ..PARAMETERS
-        });
+        };
         let part = PageRange::from_pages(page(0)?.start(), 16)?;
         detector.moved(part, 0);
         for now in [0, 10] {
-            assert_eq!(detector.fault(page(5)?, false, now), Verdict::Wait(5));
-            assert!(!detector.comes_along(part, &Mask::EMPTY, now));
-            assert_eq!(detector.fault(page(5)?, false, now + 5), Verdict::Move);
-            assert!(detector.comes_along(part, &Mask::EMPTY, now + 5));
+            assert_eq!(
+                detector.fault(page(5)?, &Mask::EMPTY, false, now, &napping),
+                Verdict::Wait(5)
+            );
+            assert!(!detector.comes_along(part, &Mask::EMPTY, now, &napping));
+            assert_eq!(
+                detector.fault(page(5)?, &Mask::EMPTY, false, now + 5, &napping),
+                Verdict::Move
+            );
+            assert!(detector.comes_along(part, &Mask::EMPTY, now + 5, &napping));
             detector.moved(part, now + 5);
         }
-        assert_eq!(detector.fault(page(5)?, false, 20), Verdict::Stay);
-        assert!(!detector.comes_along(part, &Mask::EMPTY, 1019));
+        assert_eq!(
+            detector.fault(page(5)?, &Mask::EMPTY, false, 20, &napping),
+            Verdict::Stay
+        );
+        assert!(!detector.comes_along(part, &Mask::EMPTY, 1019, &napping));
         // Another chance, and nothing is known of the time before.
-        assert!(detector.comes_along(part, &Mask::EMPTY, 1020));
+        assert!(detector.comes_along(part, &Mask::EMPTY, 1020, &napping));
         detector.moved(part, 1020);
-        assert_eq!(detector.fault(page(5)?, false, 1021), Verdict::Wait(5));
+        assert_eq!(
+            detector.fault(page(5)?, &Mask::EMPTY, false, 1021, &napping),
+            Verdict::Wait(5)
+        );
         Ok(())
     }
 
     #[test]
     fn others_get_a_page_that_bounces_for_a_moment() -> Result {
-        let mut detector = Detector::new(Parameters {
+        let mut detector = Detector::new();
+        let napping = Parameters {
             thrash_nap: 5,
             ..PARAMETERS
-        });
+        };
         detector.moved(page(5)?, 10);
-        assert_eq!(detector.fault(page(5)?, false, 12), Verdict::Wait(5));
+        assert_eq!(
+            detector.fault(page(5)?, &Mask::EMPTY, false, 12, &napping),
+            Verdict::Wait(5)
+        );
         // So long, for all who want something of the block, and it counts once.
-        assert_eq!(detector.fault(page(5)?, false, 14), Verdict::Wait(3));
-        assert_eq!(detector.fault(page(6)?, false, 16), Verdict::Wait(1));
-        assert_eq!(detector.fault(page(5)?, false, 17), Verdict::Move);
+        assert_eq!(
+            detector.fault(page(5)?, &Mask::EMPTY, false, 14, &napping),
+            Verdict::Wait(3)
+        );
+        assert_eq!(
+            detector.fault(page(6)?, &Mask::EMPTY, false, 16, &napping),
+            Verdict::Wait(1)
+        );
+        assert_eq!(
+            detector.fault(page(5)?, &Mask::EMPTY, false, 17, &napping),
+            Verdict::Move
+        );
         detector.moved(page(5)?, 17);
-        assert_eq!(detector.fault(page(5)?, false, 18), Verdict::Wait(5));
-        assert_eq!(detector.fault(page(5)?, false, 23), Verdict::Move);
+        assert_eq!(
+            detector.fault(page(5)?, &Mask::EMPTY, false, 18, &napping),
+            Verdict::Wait(5)
+        );
+        assert_eq!(
+            detector.fault(page(5)?, &Mask::EMPTY, false, 23, &napping),
+            Verdict::Move
+        );
         detector.moved(page(5)?, 23);
-        assert_eq!(detector.fault(page(5)?, false, 24), Verdict::Stay);
+        assert_eq!(
+            detector.fault(page(5)?, &Mask::EMPTY, false, 24, &napping),
+            Verdict::Stay
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn what_another_mirror_has_there_does_not_bounce() -> Result {
+        let mut detector = Detector::new();
+        let mut there = Mask::EMPTY;
+        there.add(5..6);
+        detector.moved(page(5)?, 0);
+        for now in 0..10 {
+            let verdict = detector.fault(page(5)?, &there, false, now, &PARAMETERS);
+            assert_eq!(verdict, Verdict::Move);
+        }
+        // It has left: whoever wants it.
+        for (now, expected) in [Verdict::Move, Verdict::Move, Verdict::Stay]
+            .into_iter()
+            .enumerate()
+        {
+            let verdict = detector.fault(page(5)?, &Mask::EMPTY, false, now as u64, &PARAMETERS);
+            assert_eq!(verdict, expected);
+            detector.moved(page(5)?, now as u64);
+        }
         Ok(())
     }
 
     #[test]
     fn slow_bounces_are_none() -> Result {
-        let mut detector = Detector::new(PARAMETERS);
+        let mut detector = Detector::new();
         for round in 0..100 {
             let now = round * 101;
-            assert_eq!(detector.fault(page(5)?, false, now), Verdict::Move);
+            assert_eq!(
+                detector.fault(page(5)?, &Mask::EMPTY, false, now, &PARAMETERS),
+                Verdict::Move
+            );
             detector.moved(page(5)?, now);
         }
         Ok(())
@@ -373,9 +458,12 @@ mod tests {
 
     #[test]
     fn other_pages_of_a_block_are_no_bounce() -> Result {
-        let mut detector = Detector::new(PARAMETERS);
+        let mut detector = Detector::new();
         for number in 0..512 {
-            assert_eq!(detector.fault(page(number)?, true, 0), Verdict::Move);
+            assert_eq!(
+                detector.fault(page(number)?, &Mask::EMPTY, true, 0, &PARAMETERS),
+                Verdict::Move
+            );
             detector.moved(page(number)?, 0);
         }
         Ok(())
@@ -383,32 +471,50 @@ mod tests {
 
     #[test]
     fn what_was_evicted_from_full_memory_stays_at_once() -> Result {
-        let mut detector = Detector::new(PARAMETERS);
+        let mut detector = Detector::new();
         detector.moved(PageRange::from_pages(0x4000_0000, 512)?, 0);
-        assert_eq!(detector.fault(page(7)?, true, 50), Verdict::Stay);
+        assert_eq!(
+            detector.fault(page(7)?, &Mask::EMPTY, true, 50, &PARAMETERS),
+            Verdict::Stay
+        );
         // The whole block, until its time is over.
-        assert_eq!(detector.fault(page(8)?, false, 1049), Verdict::Stay);
-        assert_eq!(detector.fault(page(8)?, false, 1050), Verdict::Move);
+        assert_eq!(
+            detector.fault(page(8)?, &Mask::EMPTY, false, 1049, &PARAMETERS),
+            Verdict::Stay
+        );
+        assert_eq!(
+            detector.fault(page(8)?, &Mask::EMPTY, false, 1050, &PARAMETERS),
+            Verdict::Move
+        );
         // With room it comes again.
         detector.moved(page(8)?, 1050);
-        assert_eq!(detector.fault(page(8)?, false, 1051), Verdict::Move);
+        assert_eq!(
+            detector.fault(page(8)?, &Mask::EMPTY, false, 1051, &PARAMETERS),
+            Verdict::Move
+        );
         Ok(())
     }
 
     #[test]
     fn each_block_has_a_past_of_its_own() -> Result {
         const BLOCKS: usize = 3 * KEPT;
-        let mut detector = Detector::new(PARAMETERS);
+        let mut detector = Detector::new();
         // 2 GiB apart.
         let far = |block| page(block * 1024 * PMD_PAGES + 5);
         for now in [0, 1] {
             for block in 0..BLOCKS {
-                assert_eq!(detector.fault(far(block)?, false, now), Verdict::Move);
+                assert_eq!(
+                    detector.fault(far(block)?, &Mask::EMPTY, false, now, &PARAMETERS),
+                    Verdict::Move
+                );
                 detector.moved(far(block)?, now);
             }
         }
         for block in 0..BLOCKS {
-            assert_eq!(detector.fault(far(block)?, true, 2), Verdict::Stay);
+            assert_eq!(
+                detector.fault(far(block)?, &Mask::EMPTY, true, 2, &PARAMETERS),
+                Verdict::Stay
+            );
         }
         assert_eq!(detector.count, BLOCKS);
         Ok(())
@@ -416,12 +522,15 @@ mod tests {
 
     #[test]
     fn what_was_long_ago_is_forgotten() -> Result {
-        let mut detector = Detector::new(PARAMETERS);
+        let mut detector = Detector::new();
         for now in 0..20 * KEPT {
             let range = page(now * PMD_PAGES)?;
             // 10 blocks each ms.
             let now = now as u64 / 10;
-            assert_eq!(detector.fault(range, false, now), Verdict::Move);
+            assert_eq!(
+                detector.fault(range, &Mask::EMPTY, false, now, &PARAMETERS),
+                Verdict::Move
+            );
             detector.moved(range, now);
             assert!(detector.count <= 3 * KEPT);
         }

@@ -12,10 +12,12 @@ use crate::{
     locks,
     mm::{
         addr::PageRange,
+        mask::Mask,
         migrate::Moved,
         notifier::{Cookie, Event},
     },
     pgtable::Flushed,
+    policy::Bounces,
 };
 use core::ops::ControlFlow;
 use kernel::{
@@ -62,6 +64,10 @@ pub(crate) trait MirrorOps: Send + Sync {
     /// Names the mirror's device, for attributes: the same for all mirrors of the device that are
     /// open.
     fn device_name(&self) -> Cookie;
+
+    /// Adds to `mask` the pages of `range`, of at most 2 MiB, that are in the device's memory, as far as it has entries
+    /// for them. Context: any but NMI.
+    fn add_on_device(&self, range: PageRange, mask: &mut Mask);
 
     /// Maps again what the device is to have mapped always, of what it has lost and of `range`.
     /// Context: may sleep; no lock may be held.
@@ -111,6 +117,8 @@ struct Place {
     users: Arc<Users>,
     /// See [`MirrorOps::device_name`].
     device: Cookie,
+    /// Shared by all of the device.
+    bounces: Arc<Bounces>,
 }
 
 /// A mirror that stays as long as this is there.
@@ -169,8 +177,22 @@ impl Mirrors {
         Ok(())
     }
 
+    /// What bounces between `device` and others. Context: may sleep; one task at a time. `ENOMEM`.
+    fn bounces(&self, device: Cookie) -> Result<Arc<Bounces>> {
+        let known = {
+            let places = self.places.lock();
+            let mut places = places.iter().flatten();
+            let other = places.find(|place| place.device == device);
+            other.map(|place| place.bounces.clone())
+        };
+        match known {
+            Some(known) => Ok(known),
+            None => Arc::pin_init(Bounces::new(), GFP_KERNEL_ACCOUNT),
+        }
+    }
+
     /// Gives `mirror` a place. Context: may sleep; one task at a time. `ENOMEM`.
-    fn add(&self, mirror: Arc<dyn MirrorOps>) -> Result<(usize, Arc<Users>)> {
+    fn add(&self, mirror: Arc<dyn MirrorOps>) -> Result<(usize, Arc<Users>, Arc<Bounces>)> {
         let users = Arc::pin_init(
             pin_init!(Users {
                 word: Atomic::new(0),
@@ -179,10 +201,13 @@ impl Mirrors {
             GFP_KERNEL_ACCOUNT,
         )?;
         self.reserve()?;
+        let device = mirror.device_name();
+        let bounces = self.bounces(device)?;
         let place = Some(Place {
-            device: mirror.device_name(),
+            device,
             mirror,
             users: users.clone(),
+            bounces: bounces.clone(),
         });
         let mut places = self.places.lock();
         let number = match places.iter().position(Option::is_none) {
@@ -197,7 +222,7 @@ impl Mirrors {
             *free = place;
         }
         self.end.store(places.len(), Relaxed);
-        Ok((number, users))
+        Ok((number, users, bounces))
     }
 
     /// Whether there is at most one mirror. Context: any.
@@ -273,6 +298,7 @@ pub(crate) struct Membership {
     space: super::Handle,
     number: usize,
     users: Arc<Users>,
+    bounces: Arc<Bounces>,
 }
 
 impl Membership {
@@ -280,13 +306,19 @@ impl Membership {
     #[inline(never)]
     pub(crate) fn new(space: super::Handle, mirror: Arc<dyn MirrorOps>) -> Result<Self> {
         let opening = super::OPENING.lock();
-        let (number, users) = space.mirrors.add(mirror)?;
+        let (number, users, bounces) = space.mirrors.add(mirror)?;
         drop(opening);
         Ok(Self {
             space,
             number,
             users,
+            bounces,
         })
+    }
+
+    /// What bounces between the mirror's device and others, in this process.
+    pub(crate) fn bounces(&self) -> &Bounces {
+        &self.bounces
     }
 
     /// The number of the place, which does not change.

@@ -8,14 +8,14 @@ use super::{
     stream::Stream,
     thrash::{Detector, Verdict},
     window::Windows,
-    Density, Mask, Parameters, Placement, Policy, Wanted,
+    Bounces, Density, Mask, Parameters, Placement, Policy, Wanted,
 };
 use crate::{
     attributes::Attributes,
     harness::{Property, Trial},
     mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
 };
-use kernel::page::PAGE_SIZE;
+use kernel::{page::PAGE_SIZE, prelude::*};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -119,7 +119,7 @@ fn parameters() -> impl Strategy<Value = Parameters> {
 fn bounces(trial: &Trial<'_>) {
     trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
         // Each past is forgotten as soon as it may be.
-        let mut detector = Detector::with_kept(*parameters, 1);
+        let mut detector = Detector::with_kept(1);
         let mut moved: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         let mut now = 1000;
         for fault in faults {
@@ -131,7 +131,9 @@ fn bounces(trial: &Trial<'_>) {
             };
             let address = address + fault.first % PMD_PAGES * PAGE_SIZE;
             let range = PageRange::from_pages(address, fault.count).unwrap();
-            if detector.fault(range, fault.full, now) != Verdict::Move || !fault.moves {
+            if detector.fault(range, &Mask::EMPTY, fault.full, now, parameters) != Verdict::Move
+                || !fault.moves
+            {
                 continue;
             }
             detector.moved(range, now);
@@ -153,7 +155,7 @@ fn bounces(trial: &Trial<'_>) {
 /// has not moved moves.
 fn ends(trial: &Trial<'_>) {
     trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
-        let mut detector = Detector::new(*parameters);
+        let mut detector = Detector::new();
         // Of each block: pages that have moved since, until when it stays, and until when it is
         // left to others.
         let mut known: BTreeMap<usize, ([bool; PMD_PAGES], u64, u64)> = BTreeMap::new();
@@ -161,7 +163,7 @@ fn ends(trial: &Trial<'_>) {
         for fault in faults {
             now += fault.after;
             let range = pages(fault.first, fault.count);
-            let verdict = detector.fault(range, fault.full, now);
+            let verdict = detector.fault(range, &Mask::EMPTY, fault.full, now, parameters);
             let block = fault.first / PMD_PAGES;
             let first = fault.first % PMD_PAGES;
             let (has_moved, stays, rests) =

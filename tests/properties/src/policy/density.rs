@@ -4,6 +4,10 @@
 
 use super::*;
 
+fn shared() -> std::pin::Pin<KBox<Bounces>> {
+    KBox::pin_init(Bounces::new(), GFP_KERNEL).unwrap()
+}
+
 /// Sets of pages, as parts.
 fn mask(parts: &[(usize, usize)]) -> (Mask, [bool; PMD_PAGES]) {
     let (mut mask, mut plain) = (Mask::EMPTY, [false; PMD_PAGES]);
@@ -77,7 +81,7 @@ pub(super) fn places(trial: &Trial<'_>) {
     let given = (parameters(), 0usize..10, total);
     trial.run_with(given, asked(), 1..60, |(parameters, ahead, total), asked| {
         let parameters = Parameters { ahead: *ahead, ..*parameters };
-        let policy = Density::new(parameters).unwrap();
+        let (policy, bounces) = (Density::new(parameters).unwrap(), shared());
         let mut now = 1000;
         for asked in asked {
             let Fault { first, count, .. } = asked.fault;
@@ -98,6 +102,7 @@ pub(super) fn places(trial: &Trial<'_>) {
                 total: *total,
                 now,
                 resident: &|_| resident,
+                bounces: &bounces,
             });
             let block = range.start() & !(PMD_SIZE - 1);
             let holds = |outer: PageRange, inner: PageRange| outer.hull(&inner) == outer;
@@ -120,6 +125,7 @@ pub(super) fn places(trial: &Trial<'_>) {
                         }
                     }
                     if asked.fault.moves {
+                        bounces.moved(moved, now);
                         policy.moved(moved, now);
                     }
                 }
@@ -154,7 +160,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// or along with others; and one that has not left the device does not count.
 pub(super) fn density_bounces(trial: &Trial<'_>) {
     trial.run_with(parameters(), step(), 1..80, |parameters, steps| {
-        let policy = Density::new(*parameters).unwrap();
+        let (policy, bounces) = (Density::new(*parameters).unwrap(), shared());
         let limits = pages(0, BLOCKS * PMD_PAGES);
         let mut moved: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         let mut there = [Mask::EMPTY; BLOCKS];
@@ -173,10 +179,12 @@ pub(super) fn density_bounces(trial: &Trial<'_>) {
                 total: 100_000,
                 now,
                 resident: &|start| there[(start - BASE) / PMD_SIZE],
+                bounces: &bounces,
             });
             let Placement::Move { range, .. } = placement else {
                 continue;
             };
+            bounces.moved(range, now);
             policy.moved(range, now);
             let first = limits.index_of(range.start()).unwrap();
             for page in first..first + range.pages() {
@@ -201,7 +209,7 @@ pub(super) fn density_bounces(trial: &Trial<'_>) {
 /// Where nothing leaves the device, nothing stays off it, and nobody waits.
 pub(super) fn density_calm(trial: &Trial<'_>) {
     trial.run(within_block(), 1..200, |faults| {
-        let policy = Density::new(Parameters::DEFAULT).unwrap();
+        let (policy, bounces) = (Density::new(Parameters::DEFAULT).unwrap(), shared());
         let limits = pages(0, BLOCKS * PMD_PAGES);
         let mut there = [Mask::EMPTY; BLOCKS];
         for (page, _) in faults {
@@ -217,10 +225,12 @@ pub(super) fn density_calm(trial: &Trial<'_>) {
                 total: 100_000,
                 now: 0,
                 resident: &|start| there[(start - BASE) / PMD_SIZE],
+                bounces: &bounces,
             });
             let Placement::Move { range, .. } = placement else {
                 panic!("{placement:?}");
             };
+            bounces.moved(range, 0);
             policy.moved(range, 0);
             // All of the region comes.
             let (block, offset) = (page / PMD_PAGES, page % PMD_PAGES);

@@ -18,6 +18,9 @@ const OURS: &str = "test_hmm moves no page by itself";
 pub const TESTS: &[Test] = &[
     Test::new("memory", "bouncing_page_makes_progress", bouncing_page).only_rust(OURS).seconds(120),
     Test::new("memory", "bouncing_page_stays", bouncing_stays).only_rust(OURS),
+    Test::new("memory", "bouncing_page_stays_for_all_mirrors", stays_for_all)
+        .only_rust(OURS)
+        .private(),
     Test::new("memory", "who_waits_sleeps_and_can_be_killed", who_waits).only_rust(OURS).private(),
 ];
 
@@ -96,6 +99,46 @@ fn bouncing_stays(ctx: &Ctx) -> Outcome {
     check_eq!(placement.moved, 3, "pages that moved");
     check!(placement.in_place > 0, "no fault left it where it was");
     drop(device);
+    unload(ctx)
+}
+
+/// Two mirrors of a device share what is known of a page: it moves three times, whichever of them wants it. A page that one
+/// of them has on the device may be used by the other one at once.
+fn stays_for_all(ctx: &Ctx) -> Outcome {
+    let params = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
+    let _restore = with(ctx, params)?;
+    let devices = [ctx.open()?, ctx.open()?];
+    for device in &devices {
+        device.set_policy(Policy::Default)?;
+    }
+    let moved = || -> Result<u64, Stop> {
+        let [one, other] = &devices;
+        Ok(one.placement()?.moved + other.placement()?.moved)
+    };
+    let steady = Mapping::anon(1)?;
+    steady.fill(5);
+    for round in 0..10 {
+        for device in &devices {
+            // Its entries go, those of the other one stay, and so does the page.
+            device.discard(steady.addr(), 1).what("discard")?;
+            device_sees(device, &steady, 5, "of a page that stays on the device")?;
+            check_eq!(resident(device, &steady, 0, 1)?, 1, "pages on the device, round {round}");
+        }
+    }
+    for device in &devices {
+        check_eq!(device.placement()?.in_place, 0, "faults that left it where it was");
+    }
+    let map = Mapping::anon(1)?;
+    let before = moved()?;
+    for round in 0..10 {
+        map.fill(round);
+        let device = &devices[round as usize % 2];
+        device_fills(device, &map, round + 100, "by turns")?;
+        check_eq!(resident(device, &map, 0, 1)?, usize::from(round < 3), "moved, round {round}");
+        cpu_sees(&map, round + 100, "by turns")?;
+    }
+    check_eq!(moved()? - before, 3, "pages that moved");
+    drop(devices);
     unload(ctx)
 }
 

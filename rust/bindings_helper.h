@@ -19,3 +19,4 @@
 #include "helpers.h"
 #include "managed.h"
 #include "pin.h"
+#include "shrinker.h"

@@ -102,6 +102,8 @@ classes! {
     table_memory = c"rust_hmm::table_memory";
     /// Somebody looks at a mirror or at device memory.
     watched = c"rust_hmm::watched";
+    /// An owner of memory is asked to give some back.
+    owner = c"rust_hmm::owner";
     /// Free table pages.
     table_pool = c"rust_hmm::table_pool";
 }

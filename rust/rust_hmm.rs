@@ -50,6 +50,9 @@
 //! `table_memory`, under which memory of tables that a device walks is freed, may be taken in
 //! reclaim; nothing is allocated under it, and none of the locks above is taken.
 //!
+//! `owner`, under which reclaim has a table give free pages back, is taken in reclaim by trylock only, and where a table
+//! ends. None of the locks above is taken under it.
+//!
 //! What is mapped for a device has mutexes of its own, under which it is unmapped: `dma_closing` (windows of a table) is
 //! taken before the spinlock of their tree; `pci_users`, then `peer_mapped`; `dma_mappings`, then `dma_addresses`. None of
 //! the locks above is taken under them but that spinlock.
@@ -93,6 +96,7 @@ mod within;
 use debugfs::{Contents, Directory, File};
 use deferred::Workers;
 use kernel::prelude::*;
+use mm::shrinker::owner::Owners;
 
 module! {
     type: RustHmm,
@@ -131,6 +135,8 @@ fn files() -> Result<KVec<File>> {
 struct RustHmm {
     _files: Directory,
     _workers: Workers,
+    // After the workers: they may still free page tables.
+    _owners: Owners,
 }
 
 impl Drop for RustHmm {
@@ -145,10 +151,13 @@ impl kernel::Module for RustHmm {
         unsafe { watch::init() };
         // SAFETY: As above; there is no mirror yet.
         unsafe { space::init() };
+        // SAFETY: As above; there is no page table yet.
+        let owners = unsafe { Owners::new() }?;
         // SAFETY: As above; nothing that waits exists yet.
         let workers = unsafe { Workers::new() }?;
         Ok(Self {
             _workers: workers,
+            _owners: owners,
             _files: Directory::new(c"rust_hmm", module, files()?),
         })
     }

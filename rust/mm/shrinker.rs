@@ -15,6 +15,8 @@ use crate::{
 use core::ptr::NonNull;
 use kernel::{ffi, prelude::*, sync::Arc};
 
+pub(crate) mod owner;
+
 /// What can give memory back. It borrows nothing: the kernel asks until the shrinker is dropped, which
 /// `mem::forget` can prevent.
 pub trait Shrink: Send + Sync + 'static {

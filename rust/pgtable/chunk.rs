@@ -8,17 +8,21 @@ use super::{
     tree::{self, Cell}, //
 };
 use crate::mm::{
+    shrinker::owner::{self, Owner, Reclaimable},
     table_memory::TableMemory,
     zeroed, //
 };
 use core::marker::PhantomData;
 use kernel::{
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic, AtomicFlag}, //
+    sync::{
+        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
+        Arc, //
+    },
 };
 
 /// Most table pages that are allocated together.
-pub(super) const CHUNK: usize = 32;
+pub(super) const CHUNK: usize = owner::PAGES;
 
 // A new page is zeroed.
 const _: () = assert!(tree::EMPTY == 0);
@@ -48,17 +52,19 @@ pub(super) struct Chunk<F: Format> {
     pub(super) images: Option<Images<F>>,
     /// Pages of it in the list of free ones. Changed under that list's lock.
     pub(super) free: Atomic<usize>,
+    /// How reclaim finds the chunk while all its pages are free. Changed under that lock.
+    pub(super) reclaimable: Reclaimable,
     /// It is about to go.
     pub(super) going: AtomicFlag,
 }
 
 impl<F: Format> Chunk<F> {
-    /// One of `pages` pages. Context: may sleep.
+    /// One of `pages` pages, in the pool `owner`. Context: may sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`; those of [`Images::new`].
-    pub(super) fn new(memory: &TableMemory, pages: usize) -> Result<Self> {
+    pub(super) fn new(memory: &TableMemory, owner: &Arc<Owner>, pages: usize) -> Result<Self> {
         let cells = zeroed::words(pages * fan::<F>(), GFP_KERNEL_ACCOUNT)?;
         let mut meta = KVVec::with_capacity(pages, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..pages {
@@ -74,6 +80,7 @@ impl<F: Format> Chunk<F> {
             meta,
             images: Images::new(memory, pages)?,
             free: Atomic::new(0),
+            reclaimable: Reclaimable::new(owner)?,
             going: AtomicFlag::new(false),
         })
     }

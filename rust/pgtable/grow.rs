@@ -30,7 +30,10 @@ impl<F: Format> Pool<F> {
             return Ok(());
         }
         let [pages, ..] = FIRST;
-        let chunk = KBox::new(Chunk::new(&self.memory, pages)?, GFP_KERNEL_ACCOUNT)?;
+        let chunk = KBox::new(
+            Chunk::new(&self.memory, &self.owner, pages)?,
+            GFP_KERNEL_ACCOUNT,
+        )?;
         let guard = rcu::read_lock();
         let place = self.chunks.place(&guard, 0).ok_or(ENOMEM)?;
         // Another task may have been faster: its root is as good.
@@ -51,7 +54,10 @@ impl<F: Format> Pool<F> {
     pub(super) fn grow(&self) -> Result {
         let pages = FIRST.get(self.count.load(Relaxed)).unwrap_or(&CHUNK);
         let pages = *pages;
-        let chunk = KBox::new(Chunk::new(&self.memory, pages)?, GFP_KERNEL_ACCOUNT)?;
+        let chunk = KBox::new(
+            Chunk::new(&self.memory, &self.owner, pages)?,
+            GFP_KERNEL_ACCOUNT,
+        )?;
         let number = self.add(chunk)?;
         self.pages.fetch_add(pages, Relaxed);
         account::<F>(pages, self.has_images(), 1);

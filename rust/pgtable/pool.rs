@@ -17,7 +17,11 @@ use super::{
 use crate::{
     inject::{fails, Point},
     locks,
-    mm::{rcu_slot::Retired, shrinker::Shrink, table_memory::TableMemory},
+    mm::{
+        rcu_slot::Retired,
+        shrinker::{owner::Owner, Shrink},
+        table_memory::TableMemory,
+    },
     overhead, //
 };
 use core::{marker::PhantomData, mem::size_of};
@@ -66,6 +70,8 @@ pub(super) struct Pool<F: Format> {
     pub(super) chunks: Directory<Chunk<F>>,
     /// Where images are, for a device that walks by itself.
     pub(super) memory: TableMemory,
+    /// What reclaim asks for chunks of which all pages are free.
+    pub(super) owner: Arc<Owner>,
     /// Chunks that there are, or are being added.
     pub(super) count: Atomic<usize>,
     /// Their pages.
@@ -97,10 +103,12 @@ impl<F: Format> PinnedDrop for Pool<F> {
 
 impl<F: Format> Pool<F> {
     pub(super) fn new(memory: TableMemory) -> Result<Arc<Self>> {
+        let owner = Owner::new()?;
         Arc::pin_init(
             pin_init!(Self {
                 chunks: Directory::new(),
                 memory,
+                owner,
                 count: Atomic::new(0),
                 pages: Atomic::new(0),
                 top: Atomic::new(0),
@@ -190,6 +198,7 @@ impl<F: Format> Pool<F> {
         if let Some(chunk) = self.chunk(&guard, index) {
             if chunk.free.fetch_add(1, Relaxed) + 1 == chunk.pages() {
                 self.whole.fetch_add(chunk.pages(), Relaxed);
+                chunk.reclaimable.add();
             }
             self.push(free, index);
         }
@@ -202,6 +211,7 @@ impl<F: Format> Pool<F> {
         if let Some(chunk) = self.chunk(&guard, index) {
             if chunk.free.fetch_sub(1, Relaxed) == chunk.pages() {
                 self.whole.fetch_sub(chunk.pages(), Relaxed);
+                chunk.reclaimable.remove();
             }
         }
         Some(index)
@@ -232,6 +242,7 @@ impl<F: Format> Pool<F> {
                 }
                 if pages <= spare && chunk.free.load(Relaxed) == pages {
                     chunk.going.store(true, Relaxed);
+                    chunk.reclaimable.remove();
                     chosen += 1;
                     going += pages;
                     spare -= pages;

@@ -15,7 +15,7 @@ use super::{
 use crate::mm::{
     addr::{PageRange, PMD_PAGES, PMD_SIZE},
     dma::{Owned, Windows},
-    shrinker::Shrinker,
+    shrinker::owner::{Owner, Registration},
     table_memory::TableMemory, //
 };
 use kernel::{
@@ -177,7 +177,7 @@ pub struct Table<F: Format> {
     /// Of a table of DMA addresses.
     dma: Option<Owned>,
     /// Gives free pages back when the kernel needs memory.
-    _shrinker: Shrinker<Pool<F>>,
+    _registration: Registration,
 }
 
 impl<F: Format> Table<F> {
@@ -213,7 +213,7 @@ impl<F: Format> Table<F> {
             pool.make_root()?;
         }
         Ok(Self {
-            _shrinker: Shrinker::new(c"rust_hmm_tables", pool.clone())?,
+            _registration: Owner::register(&pool.owner, pool.clone())?,
             pool,
             root: ROOT,
             live: 0,

@@ -47,19 +47,44 @@ pub(crate) mod deferred {
 
 /// Nothing shrinks but what a test has shrunk.
 pub(crate) mod shrinker {
-    use core::marker::PhantomData;
-    use kernel::{prelude::*, sync::Arc};
-
     pub trait Shrink {
         fn count(&self) -> usize;
         fn scan(&self, objects: usize) -> usize;
     }
 
-    pub struct Shrinker<T>(PhantomData<T>);
+    pub(crate) mod owner {
+        use super::Shrink;
+        use kernel::{prelude::*, sync::Arc};
 
-    impl<T> Shrinker<T> {
-        pub fn new(_name: &'static CStr, _data: Arc<T>) -> Result<Self> {
-            Ok(Self(PhantomData))
+        pub(crate) const PAGES: usize = 32;
+
+        pub(crate) struct Owner;
+
+        impl Owner {
+            pub(crate) fn new() -> Result<Arc<Self>> {
+                Ok(Arc::new(Self, GFP_KERNEL)?)
+            }
+
+            pub(crate) fn register<T: Shrink>(
+                _this: &Arc<Self>,
+                _shrink: Arc<T>,
+            ) -> Result<Registration> {
+                Ok(Registration)
+            }
+        }
+
+        pub(crate) struct Registration;
+
+        pub(crate) struct Reclaimable;
+
+        impl Reclaimable {
+            pub(crate) fn new(_owner: &Arc<Owner>) -> Result<Self> {
+                Ok(Self)
+            }
+
+            pub(crate) fn add(&self) {}
+
+            pub(crate) fn remove(&self) {}
         }
     }
 }

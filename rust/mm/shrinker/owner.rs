@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One shrinker for many owners of memory: the pools of all page tables.
+//!
+//! Each piece of memory that an owner can give back is a [`Reclaimable`] on a list of the memory
+//! cgroup that the piece was charged to. Reclaim of a cgroup takes the first one of its list, and
+//! asks the owner for pages. The owner chooses which: nearly always all its memory is charged to
+//! one cgroup.
+//!
+//! An owner has code of a driver, which may be unloaded. So a mutex is held while the owner is asked,
+//! and the end of its [`Registration`] takes that mutex. Reclaim only tries it.
+//!
+//! C header: [`include/linux/list_lru.h`](srctree/include/linux/list_lru.h)
+
+use super::Shrink;
+use crate::{
+    bindings,
+    deferred::{
+        Deferred,
+        DropWaits, //
+    },
+    locks,
+    within::Within, //
+};
+use core::{mem::ManuallyDrop, ptr::NonNull};
+use kernel::{
+    error::to_result,
+    ffi,
+    prelude::*,
+    sync::{Arc, Mutex}, //
+};
+
+/// Most pages that one [`Reclaimable`] stands for. Reclaim counts all as if they had so many.
+pub(crate) const PAGES: usize = 32;
+
+/// Pages that an owner is asked for at once. Each time it waits for all walks of its memory.
+const BATCH: usize = 16 * PAGES;
+
+/// An owner of memory. It is there before the registration, and may be there after it.
+#[pin_data]
+pub(crate) struct Owner {
+    /// `None` before and after the registration.
+    #[pin]
+    shrink: Mutex<Option<Arc<dyn Shrink>>>,
+}
+
+impl Owner {
+    /// Context: may sleep. `ENOMEM`.
+    // Not inlined: drivers share the library's code.
+    #[inline(never)]
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let (name, class) = locks::owner();
+        Arc::pin_init(
+            pin_init!(Self {
+                shrink <- Mutex::new(None, name, class),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+    }
+
+    /// Lets reclaim ask `shrink` for memory. Context: may sleep. `ENOMEM`.
+    #[inline(never)]
+    pub(crate) fn register(this: &Arc<Self>, shrink: Arc<dyn Shrink>) -> Result<Registration> {
+        let registered = Deferred::new(|| Ok(Registered(this.clone())), GFP_KERNEL_ACCOUNT)?;
+        *this.shrink.lock() = Some(shrink);
+        Ok(Registration {
+            _registered: registered,
+        })
+    }
+
+    /// Gives up to `pages` back. Returns 0 if another task asks already, or the registration ends.
+    /// Context: reclaim.
+    fn ask(&self, pages: usize) -> usize {
+        let _within = Within::enter();
+        let Some(shrink) = self.shrink.try_lock() else {
+            return 0;
+        };
+        match &*shrink {
+            Some(shrink) => shrink.scan(pages),
+            None => 0,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `raw` must be from [`Arc::into_raw`], with a reference that is not dropped meanwhile.
+    unsafe extern "C" fn get(raw: *mut ffi::c_void) {
+        // SAFETY: By the function's requirements. That reference is not dropped here.
+        let owner = ManuallyDrop::new(unsafe { Arc::from_raw(raw.cast::<Self>().cast_const()) });
+        // `reclaim` drops it.
+        let _raw = Arc::into_raw(Arc::clone(&owner));
+    }
+
+    /// # Safety
+    ///
+    /// `raw` must be from [`Arc::into_raw`], and its reference given up.
+    unsafe extern "C" fn reclaim(raw: *mut ffi::c_void, pages: ffi::c_ulong) -> ffi::c_ulong {
+        // SAFETY: By the function's requirements.
+        let owner = unsafe { Arc::from_raw(raw.cast::<Self>().cast_const()) };
+        owner.ask(pages)
+    }
+}
+
+/// The reference that the registration ends with.
+struct Registered(Arc<Owner>);
+
+impl DropWaits for Registered {}
+
+impl Drop for Registered {
+    #[inline(never)]
+    fn drop(&mut self) {
+        // Waits while reclaim asks the owner. Dropped without the lock: it may be the last reference.
+        let shrink = self.0.shrink.lock().take();
+        drop(shrink);
+    }
+}
+
+/// The registration of an owner. Dropping it waits while reclaim asks the owner.
+///
+/// # Context
+///
+/// The drop may sleep. In a callback, in atomic context and in reclaim it returns at once, and a
+/// worker ends the registration.
+pub(crate) struct Registration {
+    _registered: Deferred<Registered>,
+}
+
+/// A piece of memory that its owner may be able to give back.
+///
+/// # Invariants
+///
+/// `raw` is an object of the library's list, and ours. It holds a reference of its owner.
+pub(crate) struct Reclaimable {
+    raw: NonNull<bindings::rust_hmm_reclaimable>,
+    owner: ManuallyDrop<Arc<Owner>>,
+}
+
+// SAFETY: The object may be used by any task; the list has a lock.
+unsafe impl Send for Reclaimable {}
+// SAFETY: As above: adding and removing are done under that lock.
+unsafe impl Sync for Reclaimable {}
+
+impl Reclaimable {
+    /// A piece of up to [`PAGES`], charged to the cgroup of the current task, that reclaim does not
+    /// find yet. Context: may sleep. `ENOMEM`.
+    #[inline(never)]
+    pub(crate) fn new(owner: &Arc<Owner>) -> Result<Self> {
+        let owner = owner.clone();
+        let raw = Arc::as_ptr(&owner).cast_mut().cast();
+        // SAFETY: The library is loaded. The reference is kept until the object was freed.
+        let raw = unsafe { bindings::rust_hmm_reclaimable_alloc(raw) };
+        // INVARIANT: A new object.
+        Ok(Self {
+            raw: NonNull::new(raw).ok_or(ENOMEM)?,
+            owner: ManuallyDrop::new(owner),
+        })
+    }
+
+    /// Lets reclaim find it, if it does not yet. Context: atomic, but no interrupt.
+    #[inline(never)]
+    pub(crate) fn add(&self) {
+        // SAFETY: The object is valid by the type invariant.
+        unsafe { bindings::rust_hmm_reclaimable_add(self.raw.as_ptr()) };
+    }
+
+    /// Hides it from reclaim, if it was found. Context: as [`Self::add`].
+    #[inline(never)]
+    pub(crate) fn remove(&self) {
+        // SAFETY: The object is valid by the type invariant.
+        unsafe { bindings::rust_hmm_reclaimable_del(self.raw.as_ptr()) };
+    }
+}
+
+impl Drop for Reclaimable {
+    #[inline(never)]
+    fn drop(&mut self) {
+        // SAFETY: The object is ours by the type invariant, and not used after this.
+        unsafe { bindings::rust_hmm_reclaimable_free(self.raw.as_ptr()) };
+        // SAFETY: Dropped once. The object was freed, so nothing takes the owner from it any more.
+        unsafe { ManuallyDrop::drop(&mut self.owner) };
+    }
+}
+
+/// The shrinker, which is registered while the library is loaded.
+pub(crate) struct Owners(());
+
+impl Owners {
+    /// Registers the shrinker. Context: may sleep. `ENOMEM`.
+    ///
+    /// # Safety
+    ///
+    /// To be called by the library's `init`, before there is an owner.
+    pub(crate) unsafe fn new() -> Result<Self> {
+        static OPS: bindings::rust_hmm_owner_ops = bindings::rust_hmm_owner_ops {
+            get: Some(Owner::get),
+            reclaim: Some(Owner::reclaim),
+        };
+        // SAFETY: Once, by the function's requirements. The operations are static.
+        to_result(unsafe { bindings::rust_hmm_owners_init(&OPS, PAGES, BATCH) })?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Owners {
+    fn drop(&mut self) {
+        // SAFETY: Made by `new`. No driver is left that could have a piece of memory.
+        unsafe { bindings::rust_hmm_owners_exit() };
+    }
+}
+
+#[kunit_tests(rust_hmm_shrinker_owner)]
+mod tests {
+    use super::*;
+    use kernel::sync::atomic::{ordering::Relaxed, Atomic};
+
+    /// Has some pages, and counts how often it was asked.
+    struct Giver {
+        pages: Atomic<usize>,
+        asked: Atomic<usize>,
+    }
+
+    impl Shrink for Giver {
+        fn count(&self) -> usize {
+            self.pages.load(Relaxed)
+        }
+
+        fn scan(&self, objects: usize) -> usize {
+            self.asked.fetch_add(1, Relaxed);
+            let given = objects.min(self.count());
+            self.pages.fetch_sub(given, Relaxed);
+            given
+        }
+    }
+
+    fn giver(pages: usize) -> Result<(Arc<Owner>, Arc<Giver>, Registration)> {
+        let (pages, asked) = (Atomic::new(pages), Atomic::new(0));
+        let giver = Arc::new(Giver { pages, asked }, GFP_KERNEL)?;
+        let owner = Owner::new()?;
+        let registration = Owner::register(&owner, giver.clone())?;
+        Ok((owner, giver, registration))
+    }
+
+    /// Asks so many owners for `pages`, in the order of the list. There may be others than a test's.
+    fn reclaim(times: usize, pages: usize) {
+        for _ in 0..times {
+            // SAFETY: No preconditions.
+            unsafe { bindings::rust_hmm_owners_reclaim(pages) };
+        }
+    }
+
+    /// More than there are objects of others.
+    const ALL: usize = 1000;
+
+    #[test]
+    fn owners_with_objects_on_the_list_are_asked_in_turn() -> Result {
+        let (first, second, idle) = (giver(ALL)?, giver(ALL)?, giver(ALL)?);
+        let objects = [
+            Reclaimable::new(&first.0)?,
+            Reclaimable::new(&second.0)?,
+            Reclaimable::new(&idle.0)?,
+        ];
+        let asked = || [&first, &second, &idle].map(|giver| giver.1.asked.load(Relaxed));
+        reclaim(ALL, 1);
+        assert_eq!(asked(), [0, 0, 0]);
+        let [one, two, _] = &objects;
+        one.add();
+        two.add();
+        // Once is enough.
+        two.add();
+        reclaim(ALL, 1);
+        let [one_asked, two_asked, none] = asked();
+        assert!(one_asked != 0 && one_asked.abs_diff(two_asked) <= 1 && none == 0);
+        assert_eq!(first.1.count(), ALL - one_asked);
+        one.remove();
+        one.remove();
+        reclaim(ALL, 1);
+        let [still, more, none] = asked();
+        assert!(still == one_asked && more > two_asked && none == 0);
+        drop(objects);
+        reclaim(ALL, 1);
+        assert_eq!(asked(), [still, more, 0]);
+        Ok(())
+    }
+
+    #[test]
+    fn an_owner_whose_registration_ended_is_not_asked() -> Result {
+        let (owner, giver, registration) = giver(ALL)?;
+        let object = Reclaimable::new(&owner)?;
+        object.add();
+        drop(registration);
+        assert!(Arc::into_unique_or_drop(giver).is_some());
+        // Its memory may be there for longer.
+        reclaim(ALL, 1);
+        drop((owner, object));
+        reclaim(ALL, 1);
+        Ok(())
+    }
+
+    #[test]
+    fn an_owner_that_is_being_asked_is_passed_over() -> Result {
+        let (owner, giver, _registration) = giver(ALL)?;
+        let object = Reclaimable::new(&owner)?;
+        object.add();
+        let asking = owner.shrink.lock();
+        reclaim(ALL, 1);
+        assert_eq!(giver.asked.load(Relaxed), 0);
+        drop(asking);
+        reclaim(ALL, 1);
+        assert_ne!(giver.asked.load(Relaxed), 0);
+        Ok(())
+    }
+}

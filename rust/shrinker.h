@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* One shrinker for many owners: the C side of rust/mm/shrinker/owner.rs. */
+#ifndef _RUST_HMM_SHRINKER_H
+#define _RUST_HMM_SHRINKER_H
+
+#include <linux/types.h>
+
+struct rust_hmm_reclaimable;
+
+/* What reclaim calls for an owner. */
+struct rust_hmm_owner_ops {
+	/* Takes a reference. Context: atomic. */
+	void (*get)(void *owner);
+	/* Gives up to @pages back, and drops the reference. Context: reclaim. */
+	unsigned long (*reclaim)(void *owner, unsigned long pages);
+};
+
+int rust_hmm_owners_init(const struct rust_hmm_owner_ops *ops,
+			 unsigned long pages, unsigned long batch);
+void rust_hmm_owners_exit(void);
+struct rust_hmm_reclaimable *rust_hmm_reclaimable_alloc(void *owner);
+void rust_hmm_reclaimable_free(struct rust_hmm_reclaimable *object);
+void rust_hmm_reclaimable_add(struct rust_hmm_reclaimable *object);
+void rust_hmm_reclaimable_del(struct rust_hmm_reclaimable *object);
+unsigned long rust_hmm_owners_reclaim(unsigned long pages);
+
+#endif /* _RUST_HMM_SHRINKER_H */

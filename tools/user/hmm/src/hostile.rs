@@ -110,6 +110,15 @@ impl Group {
         text.trim().parse().map_err(io::Error::other)
     }
 
+    /// Has the kernel reclaim all that it can of the memory that is charged to it.
+    pub fn reclaim(&self) -> io::Result<()> {
+        match fs::write(self.0.join("memory.reclaim"), "1G") {
+            // There was less.
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(()),
+            result => result,
+        }
+    }
+
     /// Bytes of kernel memory that are charged to it, but for page tables of the CPU.
     pub fn kernel_bytes(&self) -> io::Result<u64> {
         let table = crate::procfs::parse_table(&fs::read_to_string(self.0.join("memory.stat"))?);

@@ -8,7 +8,7 @@ use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
 use hmm::hostile::Group;
-use hmm::{inject, Child, Errno, Gate, Mapping, HUGE_PAGES};
+use hmm::{inject, Child, Device, Errno, Gate, Mapping, HUGE_PAGES};
 use std::time::{Duration, Instant};
 
 const OURS: &str = "test_hmm has no limit of its memory";
@@ -24,6 +24,9 @@ pub const TESTS: &[Test] = &[
         .private(),
     Test::new("memory", "device_of_16_tib", device_of_16_tib).only_rust(OURS),
     Test::new("memory", "free_tables_are_given_back", free_tables).only_rust(OURS).private(),
+    Test::new("memory", "free_tables_of_a_control_group", free_tables_of_a_group)
+        .only_rust(OURS)
+        .private(),
 ];
 
 fn pages_out_of_use(ctx: &Ctx) -> Outcome {
@@ -232,5 +235,56 @@ fn free_tables(ctx: &Ctx) -> Outcome {
         std::fs::write("/proc/sys/vm/drop_caches", "2")?;
     }
     device_sees(&device, &stays, 7, "of what stayed")?;
+    Ok(())
+}
+
+/// Reads a page in each of 300 blocks of 2 MiB: a table each. Then these pages go, and the tables are free.
+fn make_free_tables(device: &Device) -> Outcome {
+    let map = Mapping::anon_aligned(300)?;
+    for block in 0..300 {
+        map.fill_pages(1, block * HUGE_PAGES, 1);
+        device_sees_pages(device, &map, 1, block * HUGE_PAGES, 1, "of a block")?;
+    }
+    map.unmap_pages(0, map.pages())?;
+    Ok(())
+}
+
+/// Reclaim of a control group frees page tables that are charged to it, and no others.
+fn free_tables_of_a_group(ctx: &Ctx) -> Outcome {
+    let Some(group) = Group::new("hmm-tables")? else {
+        return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));
+    };
+    let device = ctx.open()?;
+    let before = table_pages()?;
+    make_free_tables(&device)?;
+    let ours = table_pages()?;
+    check!(ours >= before + 256, "{ours} table pages outside, {before} before");
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| -> Outcome {
+        group.enter()?;
+        let device = ctx.open()?;
+        let stays = Mapping::anon(4)?;
+        stays.fill(7);
+        device_sees(&device, &stays, 7, "at first")?;
+        make_free_tables(&device)?;
+        ready.open()?;
+        go.wait()?;
+        device_sees(&device, &stays, 7, "after the reclaim")?;
+        Ok(())
+    })?;
+    ready.wait()?;
+    let most = table_pages()?;
+    check!(most >= ours + 256, "{most} table pages with the group's, {ours} before");
+    let begin = Instant::now();
+    while table_pages()? > ours + 64 {
+        let now = table_pages()?;
+        check!(begin.elapsed() < Duration::from_secs(30), "{now} of {most} tables stay");
+        group.reclaim()?;
+    }
+    // Those of the group are gone; it has at least its root and what is in use.
+    let now = table_pages()?;
+    check!(now > ours, "{now} table pages are left, {ours} were outside of the group");
+    go.open()?;
+    child.join().map_err(Stop::Fail)?;
     Ok(())
 }

@@ -51,17 +51,17 @@ enum Attempt {
     NoHuge,
 }
 
-/// The first pages of `piece`, within its mapping, that are in device memory of `owner`, and the end
+/// The first pages of `piece`, within its mapping, that are in device memory `tile`, and the end
 /// of the walk that has found them, or none. `piece` must lie within 2 MiB.
 ///
 /// # Errors
 ///
 /// `EINVAL`: nothing is mapped there, or it may not be read, or it is special or hugetlb. Context: may
 /// sleep.
-fn first_of_owner(
+fn first_of_tile(
     mmap: &MmapGuard<'_>,
     piece: PageRange,
-    owner: Cookie,
+    tile: Cookie,
 ) -> Result<(usize, Option<PageRange>)> {
     let vma = mmap
         .vma_lookup(piece.start())
@@ -70,7 +70,7 @@ fn first_of_owner(
     let piece = PageRange::new(piece.start(), piece.end().min(vma.end()))?;
     let mut rest = Some(piece);
     while let Some(left) = rest {
-        let (kind, part) = vma.alike(left, owner)?;
+        let (kind, part) = vma.alike(left, tile)?;
         if kind == Pages::Device {
             return Ok((part.end(), Some(part)));
         }
@@ -117,7 +117,8 @@ impl<D: Device> Mirror<D> {
                     trigger,
                 });
                 let mut outcome = Outcome::default();
-                let result = self.pull_directly(range, source, &mut outcome);
+                let theirs = source.device().memory().ok_or(ENODEV)?;
+                let result = self.pull_directly(range, theirs, &mut outcome);
                 let stayed = outcome.no_memory + outcome.copy_failed;
                 inner.tell(&Event::MigrateEnd {
                     to_device,
@@ -160,12 +161,12 @@ impl<D: Device> Mirror<D> {
         let Some(memory) = source.device().memory() else {
             return Ok(outcome);
         };
-        let owner = memory.owner();
+        let tile = memory.tile();
         let space = self.space()?;
         let mut rest = Some(range);
         while let Some(left) = rest {
             let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
-            let (end, run) = first_of_owner(&space.mmap_lock_here()?, piece, owner)?;
+            let (end, run) = first_of_tile(&space.mmap_lock_here()?, piece, tile)?;
             // Pages of system memory are not migrated.
             if let Some(run) = run {
                 source.migrate(run).because(Trigger::Pull).to_system()?;
@@ -176,7 +177,14 @@ impl<D: Device> Mirror<D> {
         Ok(outcome)
     }
 
-    fn pull_directly(&self, range: PageRange, source: &Self, outcome: &mut Outcome) -> Result {
+    /// Moves pages of `range` that are in `theirs` to this device's memory, by a copy of the engine
+    /// of `theirs`.
+    pub(crate) fn pull_directly(
+        &self,
+        range: PageRange,
+        theirs: &Memory<D::Memory>,
+        outcome: &mut Outcome,
+    ) -> Result {
         let mine = self.device().memory().ok_or(ENODEV)?;
         let space = self.space()?;
         let mut room = Room {
@@ -187,11 +195,11 @@ impl<D: Device> Mirror<D> {
         };
         // What this brings does not make room for more of it.
         let before = mine.turn();
-        let owner = source.device().memory().ok_or(ENODEV)?.owner();
+        let tile = theirs.tile();
         let mut rest = Some(range);
         while let Some(left) = rest {
             let piece = left.pmd_pieces().next().ok_or(EINVAL)?;
-            let (end, run) = first_of_owner(&space.mmap_lock_here()?, piece, owner)?;
+            let (end, run) = first_of_tile(&space.mmap_lock_here()?, piece, tile)?;
             let Some(run) = run else {
                 rest = left.from_address(end);
                 continue;
@@ -205,9 +213,9 @@ impl<D: Device> Mirror<D> {
                 Err(error) if error != ENOMEM => return Err(error),
                 _ => {}
             }
-            let (mut end, attempt) = self.pull_run(&space, &mut room, run, source, true)?;
+            let (mut end, attempt) = self.pull_run(&space, &mut room, run, theirs, true)?;
             if let Attempt::NoHuge = attempt {
-                (end, _) = self.pull_run(&space, &mut room, run, source, false)?;
+                (end, _) = self.pull_run(&space, &mut room, run, theirs, false)?;
             }
             rest = left.from_address(end);
         }
@@ -225,18 +233,17 @@ impl<D: Device> Mirror<D> {
         space: &AddressSpace,
         room: &mut Room<'_, D>,
         run: PageRange,
-        source: &Self,
+        theirs: &Memory<D::Memory>,
         compound: bool,
     ) -> Result<(usize, Attempt)> {
         room.spares.refill()?;
-        let owner = source.device().memory().ok_or(ENODEV)?.owner();
         let mut tries = Tries::new();
         let mut lost = false;
         let mut window = self.window(space, run.start())?;
         let (part, result) = loop {
             let seq = tries.next(self, &window)?;
             let mmap = space.mmap_lock_here()?;
-            let (end, part) = first_of_owner(&mmap, run, owner)?;
+            let (end, part) = first_of_tile(&mmap, run, theirs.tile())?;
             let Some(part) = part else {
                 return Ok((end, Attempt::Done));
             };
@@ -244,7 +251,7 @@ impl<D: Device> Mirror<D> {
                 // Nothing else has this address while the step runs.
                 name: Cookie::of(&room.batch),
                 // The kernel compares the owner with that of the pages.
-                identity: Identity::current(owner),
+                identity: Identity::current(theirs.owner()),
                 range: part,
                 faultless: true,
                 destination: Destination::Any,
@@ -254,7 +261,7 @@ impl<D: Device> Mirror<D> {
                 Ok(announced) => {
                     let vma = mmap.vma_lookup(part.start()).ok_or(EINVAL)?;
                     let result =
-                        self.pull_announced(room, vma, announced, source, compound, &mut lost);
+                        self.pull_announced(room, vma, announced, theirs, compound, &mut lost);
                     break (part, result);
                 }
                 Err(again) => window = again,
@@ -277,7 +284,7 @@ impl<D: Device> Mirror<D> {
         room: &mut Room<'_, D>,
         vma: Vma<'_>,
         announced: Announced<'_, D>,
-        source: &Self,
+        theirs: &Memory<D::Memory>,
         compound: bool,
         lost: &mut bool,
     ) -> Result<Attempt> {
@@ -288,7 +295,6 @@ impl<D: Device> Mirror<D> {
             outcome,
         } = room;
         let mine = self.device().memory().ok_or(ENODEV)?;
-        let theirs = source.device().memory().ok_or(ENODEV)?;
         let piece = announced.range();
         let huge = compound && piece.is_pmd();
         let whole = huge && theirs.is_private() && mine.is_private();
@@ -400,6 +406,6 @@ impl<M: MemoryOps> Memory<M> {
             }
         };
         self.known()
-            .get(other.owner(), || other.known().get(self.owner(), ask))
+            .get(other.tile(), || other.known().get(self.tile(), ask))
     }
 }

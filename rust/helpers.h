@@ -84,7 +84,7 @@ bool rust_hmm_vma_run(struct vm_area_struct *vma, unsigned long addr,
 enum rust_hmm_pages {
 	/* Anonymous system memory, or nothing yet where that can come. */
 	RUST_HMM_PAGES_SYSTEM,
-	/* In device memory of the owner asked for. */
+	/* In the device memory asked for. */
 	RUST_HMM_PAGES_DEVICE,
 	/* Others migrate them. */
 	RUST_HMM_PAGES_BUSY,
@@ -98,7 +98,7 @@ enum rust_hmm_pages {
 
 unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 				 unsigned long start, unsigned long end,
-				 const void *owner, bool system,
+				 const void *tile, bool system,
 				 enum rust_hmm_pages *kind);
 bool rust_hmm_vma_may_migrate(struct vm_area_struct *vma);
 bool rust_hmm_vma_make_writable(struct vm_area_struct *vma, unsigned long addr,

@@ -192,6 +192,11 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().owner()
     }
 
+    /// Its name, where several memories may have the same owner.
+    pub(crate) fn tile(&self) -> Cookie {
+        self.pages().tile()
+    }
+
     /// Pieces of 256 MiB that there are, and of these those of which nothing is in use.
     pub fn pieces(&self) -> (usize, usize) {
         self.pages().pieces_idle()

@@ -357,13 +357,13 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 }
 
 /* What a migration can make of @page, which @vma maps. */
-static enum rust_hmm_pages kind_of_page(struct page *page, const void *owner)
+static enum rust_hmm_pages kind_of_page(struct page *page, const void *tile)
 {
 	struct folio *folio = mapped_page_folio(page);
 
 	if (folio_is_zone_device(folio))
-		return page_pgmap(page)->owner == owner ? RUST_HMM_PAGES_DEVICE :
-							  RUST_HMM_PAGES_STAY;
+		return page_pgmap(page)->ops == tile ? RUST_HMM_PAGES_DEVICE :
+						       RUST_HMM_PAGES_STAY;
 	if (!folio_test_anon(folio) || folio_test_ksm(folio))
 		return RUST_HMM_PAGES_STAY;
 	if (folio_ref_count(folio) <= folio_expected_ref_count(folio))
@@ -375,10 +375,10 @@ static enum rust_hmm_pages kind_of_page(struct page *page, const void *owner)
 				       RUST_HMM_PAGES_SYSTEM;
 }
 
-static enum rust_hmm_pages kind_of_leaf(softleaf_t entry, const void *owner)
+static enum rust_hmm_pages kind_of_leaf(softleaf_t entry, const void *tile)
 {
 	if (softleaf_is_device_private(entry))
-		return kind_of_page(pfn_to_page(softleaf_to_pfn(entry)), owner);
+		return kind_of_page(pfn_to_page(softleaf_to_pfn(entry)), tile);
 	return softleaf_is_migration(entry) ? RUST_HMM_PAGES_BUSY :
 					      RUST_HMM_PAGES_STAY;
 }
@@ -391,39 +391,39 @@ static enum rust_hmm_pages kind_of_hole(struct vm_area_struct *vma)
 }
 
 static enum rust_hmm_pages kind_of_pte(struct vm_area_struct *vma, pte_t pte,
-				       const void *owner)
+				       const void *tile)
 {
 	if (pte_none(pte))
 		return kind_of_hole(vma);
 	/* In the swap cache there may be a page of KSM's: what is swapped out stays. */
 	if (!pte_present(pte))
-		return kind_of_leaf(softleaf_from_pte(pte), owner);
+		return kind_of_leaf(softleaf_from_pte(pte), tile);
 	if (is_zero_pfn(pte_pfn(pte)))
 		return kind_of_hole(vma);
 	return pte_special(pte) ? RUST_HMM_PAGES_STAY :
-				  kind_of_page(pte_page(pte), owner);
+				  kind_of_page(pte_page(pte), tile);
 }
 
 static enum rust_hmm_pages kind_of_pmd(struct vm_area_struct *vma, pmd_t pmd,
-				       const void *owner)
+				       const void *tile)
 {
 	struct page *page;
 
 	if (pmd_none(pmd))
 		return kind_of_hole(vma);
 	if (!pmd_present(pmd))
-		return kind_of_leaf(softleaf_from_pmd(pmd), owner);
+		return kind_of_leaf(softleaf_from_pmd(pmd), tile);
 	page = pmd_page(pmd);
 	/* In an anonymous mapping that is the huge zero page. */
 	if (vma_is_anonymous(vma) && !PageAnon(page) &&
 	    !is_zone_device_page(page))
 		return RUST_HMM_PAGES_SYSTEM;
-	return kind_of_page(page, owner);
+	return kind_of_page(page, tile);
 }
 
 /* As rust_hmm_vma_alike(), without a look at KSM. */
 static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
-			   unsigned long end, const void *owner,
+			   unsigned long end, const void *tile,
 			   enum rust_hmm_pages *kind)
 {
 	unsigned long count = (end - start) >> PAGE_SHIFT, i;
@@ -438,7 +438,7 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 	above = pmd_lock(vma->vm_mm, pmdp);
 	pmd = *pmdp;
 	if (pmd_none(pmd) || !pmd_present(pmd) || pmd_leaf(pmd)) {
-		*kind = kind_of_pmd(vma, pmd, owner);
+		*kind = kind_of_pmd(vma, pmd, tile);
 		spin_unlock(above);
 		return count;
 	}
@@ -448,9 +448,9 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 		return count;
 	}
 	ptep = lock_entry_below(vma->vm_mm, pmdp, start, above, &lock);
-	*kind = kind_of_pte(vma, ptep_get(ptep), owner);
+	*kind = kind_of_pte(vma, ptep_get(ptep), tile);
 	for (i = 1; i < count; i++)
-		if (kind_of_pte(vma, ptep_get(ptep + i), owner) != *kind)
+		if (kind_of_pte(vma, ptep_get(ptep + i), tile) != *kind)
 			break;
 	if (lock != above)
 		spin_unlock(lock);
@@ -473,8 +473,8 @@ EXPORT_SYMBOL_GPL(rust_hmm_vma_may_migrate);
 
 /*
  * How many pages from @start on are alike, and what they are to a migration:
- * @owner is that of the device memory, @system tells whether it takes system
- * memory. Nothing is held afterwards, so that a page may change at any time, but
+ * @tile names the device memory, @system tells whether it takes system memory.
+ * Nothing is held afterwards, so that a page may change at any time, but
  * with the mmap lock held none becomes KSM's soon: pages become so only by a
  * mapping that lets it, and there is none now. If another process makes one,
  * KSM has to come by twice first. @start to @end is in one table. The mmap lock
@@ -482,7 +482,7 @@ EXPORT_SYMBOL_GPL(rust_hmm_vma_may_migrate);
  */
 unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 				 unsigned long start, unsigned long end,
-				 const void *owner, bool system,
+				 const void *tile, bool system,
 				 enum rust_hmm_pages *kind)
 {
 	unsigned long count = (end - start) >> PAGE_SHIFT;
@@ -496,7 +496,7 @@ unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 		*kind = RUST_HMM_PAGES_STAY;
 		return count;
 	}
-	count = alike(vma, start, end, owner, kind);
+	count = alike(vma, start, end, tile, kind);
 	if (system && *kind == RUST_HMM_PAGES_SYSTEM &&
 	    may_merge(vma, start, start + (count << PAGE_SHIFT)))
 		*kind = RUST_HMM_PAGES_STAY;

@@ -67,13 +67,14 @@ fn serve_huge<M: MemoryOps>(
     Ok(moved)
 }
 
-/// The pages of `range` around `addr` that are in device memory of `owner`, without a gap. Others cannot come back: they
-/// keep their entries, and a migration that moves them to the device meanwhile keeps its marks.
-fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, owner: Cookie) -> Option<PageRange> {
+/// The pages of `range` around `addr` that are in device memory `tile`, without a gap. Others
+/// cannot come back: they keep their entries, and a migration that moves them to the device
+/// meanwhile keeps its marks.
+fn device_run(vma: Vma<'_>, range: PageRange, addr: usize, tile: Cookie) -> Option<PageRange> {
     let mut rest = Some(range);
     let mut run: Option<PageRange> = None;
     while let Some(left) = rest {
-        let (kind, part) = vma.alike(left, owner).ok()?;
+        let (kind, part) = vma.alike(left, tile).ok()?;
         rest = left.from_address(part.end());
         run = match (kind, run) {
             (Pages::Device, None) => Some(part),
@@ -102,7 +103,7 @@ fn attempt<M: MemoryOps>(
         start.saturating_add(window).min(vma.end()),
     )
     .map_err(|_| FaultError::Lost)?;
-    let range = device_run(vma, range, fault.address(), pages.owner()).unwrap_or(range);
+    let range = device_run(vma, range, fault.address(), pages.tile()).unwrap_or(range);
     let target = range.index_of(fault.address()).ok_or(FaultError::Lost)?;
 
     let covers = |index: usize, pages: usize| (index..index + pages).contains(&target);

@@ -26,7 +26,8 @@ fn changes() -> usize {
     CHANGES.load(Acquire)
 }
 
-/// What the drivers say has changed; or a device has gone, whose owner's name may be given to another.
+/// What the drivers say has changed; or a device has gone, the name of whose memory may be given to
+/// another.
 #[inline(never)]
 pub(crate) fn forget() {
     // Release: what the driver has changed is visible to those who load the new count.
@@ -55,7 +56,7 @@ impl Answers {
     }
 }
 
-/// A cache of answers, by the owner of the other memory.
+/// A cache of answers, by the name of the other memory.
 #[pin_data]
 pub(crate) struct Known {
     #[pin]

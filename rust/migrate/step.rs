@@ -295,12 +295,12 @@ impl<'m, D: Device> Step<'m, D> {
         };
         let destination = match self.target {
             Target::System => Destination::Any,
-            Target::Device if memory.is_private() => Destination::Private(memory.owner()),
-            Target::Device => Destination::Coherent(memory.owner()),
+            Target::Device if memory.is_private() => Destination::Private(memory.tile()),
+            Target::Device => Destination::Coherent(memory.tile()),
         };
         let surveyor = Surveyor {
             target: self.target,
-            owner: memory.owner(),
+            tile: memory.tile(),
             patient: self.patient,
         };
         let mut tries = Tries::new();

@@ -56,8 +56,8 @@ pub(super) struct Survey {
 #[derive(Clone, Copy)]
 pub(super) struct Surveyor {
     pub(super) target: Target,
-    /// Owner of the device's memory.
-    pub(super) owner: Cookie,
+    /// Name of the device's memory.
+    pub(super) tile: Cookie,
     /// Whether the step waits a little for pages to which somebody has a reference.
     pub(super) patient: bool,
 }
@@ -88,7 +88,7 @@ impl Surveyor {
         while let Some(left) = rest {
             let (part, outcome) = match self.target {
                 Target::Device => {
-                    let (kind, part, found) = vma.alike_system(left, self.owner)?;
+                    let (kind, part, found) = vma.alike_system(left, self.tile)?;
                     if let Some(found) = found {
                         survey.found = Some(part);
                         return Ok((survey, Some(Movable::System(found))));
@@ -96,7 +96,7 @@ impl Surveyor {
                     (part, self.outcome_to_device(kind, part, &mut survey))
                 }
                 Target::System => {
-                    let (kind, part) = vma.alike(left, self.owner)?;
+                    let (kind, part) = vma.alike(left, self.tile)?;
                     let outcome = match kind {
                         Pages::Device => {
                             survey.found = Some(part);
@@ -152,7 +152,7 @@ impl Surveyor {
         let mut run: Option<PageRange> = None;
         let mut rest = Some(all);
         while let Some(left) = rest {
-            let (kind, part, _) = vma.alike_system(left, self.owner)?;
+            let (kind, part, _) = vma.alike_system(left, self.tile)?;
             run = match kind {
                 Pages::Device | Pages::Held | Pages::Stay => {
                     Some(run.map_or(part, |run| run.hull(&part)))

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     connection::Connection,
     events::Need,
+    memory::Memory,
     mm::{
         addr::PageRange,
         mask::Mask,
@@ -40,13 +41,14 @@ impl<D: Device> Inner<D> {
     /// Whether the device can keep reading pages that move to `destination`. Context: may sleep.
     fn can_use(&self, destination: Destination) -> bool {
         let memory = self.device.memory();
+        let reaches = |memory: &Memory<D::Memory>, tile: Cookie| {
+            memory.tile() == tile || memory.known().peek(tile) == Some(Connection::Unified)
+        };
         match destination {
             Destination::Any => true,
-            Destination::Private(owner) => memory.is_some_and(|memory| memory.owner() == owner),
+            Destination::Private(tile) => memory.is_some_and(|memory| reaches(memory, tile)),
             // What has no memory has no connection either: it reaches what the CPU can address.
-            Destination::Coherent(owner) => memory.is_none_or(|memory| {
-                memory.owner() == owner || memory.known().peek(owner) == Some(Connection::Unified)
-            }),
+            Destination::Coherent(tile) => memory.is_none_or(|memory| reaches(memory, tile)),
         }
     }
 }

@@ -18,6 +18,7 @@ use super::{
     word::peek_usize, //
 };
 use crate::{
+    bindings,
     inject::{fails, Point},
     locks, //
 };
@@ -125,6 +126,8 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
 pub struct DevicePages<T: DevicePageOps> {
     pieces: Pieces<T>,
     hints: Hints,
+    /// The kernel's callbacks. A copy of its own, whose address names this memory.
+    ops: bindings::dev_pagemap_ops,
     /// Numbers of pieces, plus one, by page frame. May have frames of pieces that were removed.
     #[pin]
     frames: RangeMap,
@@ -176,6 +179,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                 Pieces::new(count)?
             },
             hints: Hints::new(max_pages.div_ceil(PIECE_PAGES))?,
+            ops: Piece::<T>::OPS,
             frames <- RangeMap::new(),
             recent: Atomic::new(0),
             kind,
@@ -206,6 +210,16 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Nothing else can have this name, not even what the pages are a field of: events are told apart by it.
     pub fn owner(&self) -> Cookie {
         Cookie::inside(self)
+    }
+
+    /// The kernel's callbacks, at an address of this memory's own.
+    fn ops(&self) -> *const bindings::dev_pagemap_ops {
+        &self.ops
+    }
+
+    /// Name of this memory: `dev_pagemap.ops`.
+    pub(crate) fn tile(&self) -> Cookie {
+        Cookie::of(&self.ops)
     }
 
     /// The pieces that were made, in the order of their numbers.

@@ -39,9 +39,10 @@ pub(crate) enum Destination {
     /// System memory, or any at all for a migration from device to device, which the source has to
     /// join: every device does.
     Any,
-    /// Private memory of this owner. Only its own devices can address it.
+    /// Private memory of this name. Its own device can address it, and others of the same owner of
+    /// which the connection says so.
     Private(Cookie),
-    /// Coherent memory of this owner. A device with memory of its own uses it in place only if its
+    /// Coherent memory of this name. A device with memory of its own uses it in place only if its
     /// connection says so.
     Coherent(Cookie),
 }

@@ -85,7 +85,7 @@ impl Drop for Looker<'_> {
 }
 
 impl<T: DevicePageOps> Piece<T> {
-    const OPS: bindings::dev_pagemap_ops = bindings::dev_pagemap_ops {
+    pub(super) const OPS: bindings::dev_pagemap_ops = bindings::dev_pagemap_ops {
         folio_free: Some(Self::folio_free),
         migrate_to_ram: Some(Self::migrate_to_ram),
         memory_failure: None,
@@ -168,7 +168,8 @@ impl<T: DevicePageOps> Piece<T> {
                 Kind::Private => bindings::memory_type_MEMORY_DEVICE_PRIVATE,
                 Kind::Coherent { .. } => bindings::memory_type_MEMORY_DEVICE_COHERENT,
             },
-            ops: &Self::OPS,
+            // SAFETY: By the type invariant the owner does not move, and it outlives the piece.
+            ops: unsafe { (*self.back).ops() },
             owner: owner.as_ptr(),
             nr_range: 1,
             ..Default::default()

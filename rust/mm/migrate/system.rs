@@ -21,7 +21,7 @@ use kernel::prelude::*;
 pub(crate) enum Pages {
     /// Anonymous system memory, or holes of an anonymous mapping: they can move to a device.
     System,
-    /// Pages in device memory of the owner asked for.
+    /// Pages in the device memory asked for.
     Device,
     /// Pages that another task migrates.
     Busy,
@@ -101,13 +101,13 @@ impl<'a> Vma<'a> {
 
     /// What the first pages of `range` are, and how many are alike. They may change at any time.
     ///
-    /// `range` must lie in the mapping and within 2 MiB. `owner` is that of the device memory.
+    /// `range` must lie in the mapping and within 2 MiB. `tile` names the device memory.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the range is not so, or the mapping is special or hugetlb. Context: may sleep.
-    pub(crate) fn alike(&self, range: PageRange, owner: Cookie) -> Result<(Pages, PageRange)> {
-        self.classify(range, owner, false)
+    pub(crate) fn alike(&self, range: PageRange, tile: Cookie) -> Result<(Pages, PageRange)> {
+        self.classify(range, tile, false)
     }
 
     /// As [`Self::alike`], for a migration that takes system memory: pages that KSM may merge are
@@ -119,20 +119,15 @@ impl<'a> Vma<'a> {
     pub(crate) fn alike_system(
         self,
         range: PageRange,
-        owner: Cookie,
+        tile: Cookie,
     ) -> Result<(Pages, PageRange, Option<SystemPages<'a>>)> {
-        let (kind, range) = self.classify(range, owner, true)?;
+        let (kind, range) = self.classify(range, tile, true)?;
         // INVARIANT: They were found to be so, and the mmap lock is held for `'a`.
         let pages = (kind == Pages::System).then_some(SystemPages { vma: self, range });
         Ok((kind, range, pages))
     }
 
-    fn classify(
-        &self,
-        range: PageRange,
-        owner: Cookie,
-        system: bool,
-    ) -> Result<(Pages, PageRange)> {
+    fn classify(&self, range: PageRange, tile: Cookie, system: bool) -> Result<(Pages, PageRange)> {
         if range.pmd_pieces().nth(1).is_some()
             || range.start() < self.start()
             || range.end() > self.end()
@@ -147,7 +142,7 @@ impl<'a> Vma<'a> {
                 self.as_ptr(),
                 range.start(),
                 range.end(),
-                owner.as_ptr(),
+                tile.as_ptr(),
                 system,
                 &mut kind,
             )

@@ -2,7 +2,7 @@
 
 //! Stands in for the owner of pieces of device memory, with pieces of 512 pages.
 
-use crate::mm::page::LockedFolio;
+use crate::{bindings::dev_pagemap_ops, mm::page::LockedFolio};
 use core::marker::PhantomData;
 use kernel::prelude::*;
 
@@ -46,6 +46,10 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
 pub struct DevicePages<T: DevicePageOps>(pub(super) PhantomData<T>);
 
 impl<T: DevicePageOps> DevicePages<T> {
+    pub(super) fn ops(&self) -> *const dev_pagemap_ops {
+        &super::piece::Piece::<T>::OPS
+    }
+
     pub(super) fn given_back(
         &self,
         _piece: &super::piece::Piece<T>,

@@ -396,10 +396,11 @@ impl<M: MemoryOps> Memory<M> {
             let _within = within::Within::enter();
             let there = self.driver().connection(other.driver(), other.kind());
             let back = other.driver().connection(self.driver(), self.kind());
-            // In place is for what the CPU can address: of other memory only its device knows where
-            // it is.
+            // In place is for what the CPU can address, and for memories of one owner: no entry
+            // could name a page of other memory.
+            let addressable = !self.is_private() && !other.is_private();
             match there.min(back) {
-                Connection::Unified if self.is_private() || other.is_private() => {
+                Connection::Unified if !addressable && self.owner() != other.owner() => {
                     Connection::Migratable
                 }
                 connection => connection,

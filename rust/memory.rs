@@ -11,7 +11,7 @@ use crate::{
     mirror::Peer,
     mm::{
         addr::{PMD_ORDER, PMD_PAGES},
-        device_pages::{DevicePages, Kind, MAX_PAGES},
+        device_pages::{DevicePages, DeviceRange, Kind, Owner, MAX_PAGES},
         mask::Mask,
         migrate::{Isolated, Select},
         notifier::Cookie,
@@ -97,8 +97,8 @@ impl<M: MemoryOps> DropWaits for Parts<M> {
 }
 
 impl<M: MemoryOps> Parts<M> {
-    fn new(driver: M, kind: Kind, max_pages: usize) -> Result<Self> {
-        let pages = Self::pages(driver, kind, max_pages)?;
+    fn new(owner: Option<Arc<Owner>>, driver: M, kind: Kind, max_pages: usize) -> Result<Self> {
+        let pages = Self::pages(owner, driver, kind, max_pages)?;
         Ok(Self {
             worker: SetOnce::new(),
             _seat: Seat::new(watch::Kind::Device, pages.data().id, 0, pages.clone())?,
@@ -108,7 +108,12 @@ impl<M: MemoryOps> Parts<M> {
 
     // Not on the stack of whoever makes the device, too.
     #[inline(never)]
-    fn pages(driver: M, kind: Kind, max_pages: usize) -> Result<Arc<DevicePages<Ops<M>>>> {
+    fn pages(
+        owner: Option<Arc<Owner>>,
+        driver: M,
+        kind: Kind,
+        max_pages: usize,
+    ) -> Result<Arc<DevicePages<Ops<M>>>> {
         // Before anything of that size is allocated.
         if max_pages > MAX_PAGES {
             return Err(EINVAL);
@@ -130,7 +135,8 @@ impl<M: MemoryOps> Parts<M> {
             )?,
             lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
         };
-        Arc::pin_init(DevicePages::new(kind, max_pages, ops), GFP_KERNEL)
+        let pages = DevicePages::of_owner(owner, kind, max_pages, ops);
+        Arc::pin_init(pages, GFP_KERNEL)
     }
 }
 
@@ -141,9 +147,59 @@ impl<M: MemoryOps> Memory<M> {
     ///
     /// `ENOMEM`; `EINVAL` if the limit or the start is invalid, see [`DevicePages::new`].
     pub fn new(driver: M, kind: Kind, max_pages: usize) -> impl PinInit<Self, Error> {
+        Self::of_owner(None, driver, kind, max_pages)
+    }
+
+    /// As [`Self::new`], one of several memories of a device (tiles), all of which have the same
+    /// `owner`.
+    ///
+    /// The driver lists the other memories in [`Device::tile`](crate::mirror::Device::tile).
+    /// Numbers of pages in [`MemoryOps`] and [`CopyJob`] begin at 0 in each memory. Those in entries
+    /// are the owner's, see [`Self::locate`].
+    ///
+    /// # Errors
+    ///
+    /// As there; `EINVAL` if the owner would have more than [`MAX_PAGES`] pages.
+    pub fn new_tile(
+        owner: Arc<Owner>,
+        driver: M,
+        kind: Kind,
+        max_pages: usize,
+    ) -> impl PinInit<Self, Error> {
+        Self::of_owner(Some(owner), driver, kind, max_pages)
+    }
+
+    fn of_owner(
+        owner: Option<Arc<Owner>>,
+        driver: M,
+        kind: Kind,
+        max_pages: usize,
+    ) -> impl PinInit<Self, Error> {
         try_init!(Self {
-            parts: Deferred::new(|| Parts::new(driver, kind, max_pages), GFP_KERNEL)?,
+            parts: Deferred::new(|| Parts::new(owner, driver, kind, max_pages), GFP_KERNEL)?,
         }? Error)
+    }
+
+    /// The pages of this memory that `range` names, whose numbers are the owner's: that of
+    /// [`Place::Device`](crate::mirror::Place::Device). `None` if they are another memory's.
+    /// Context: any.
+    #[inline]
+    pub fn locate(&self, range: DeviceRange) -> Option<DeviceRange> {
+        let first = self.local(range.first)?;
+        Some(DeviceRange { first, ..range })
+    }
+
+    /// The number in this memory of page `number` of the owner, if it is one of this memory.
+    #[inline]
+    fn local(&self, number: usize) -> Option<usize> {
+        let local = number.checked_sub(self.pages().first())?;
+        (local < self.limit()).then_some(local)
+    }
+
+    /// Whether page `number` of the owner is in this memory.
+    #[inline]
+    pub(crate) fn has(&self, number: usize) -> bool {
+        self.local(number).is_some()
     }
 
     /// The pages of the memory.
@@ -197,6 +253,12 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().tile()
     }
 
+    /// Whether the owner may have other memories.
+    #[inline]
+    pub(crate) fn has_siblings(&self) -> bool {
+        self.pages().has_siblings()
+    }
+
     /// Pieces of 256 MiB that there are, and of these those of which nothing is in use.
     pub fn pieces(&self) -> (usize, usize) {
         self.pages().pieces_idle()
@@ -222,18 +284,20 @@ impl<M: MemoryOps> Memory<M> {
         Ok(())
     }
 
-    /// The device page number of page frame `pfn`, if it is one of this device.
+    /// The owner's number of page frame `pfn`, if it is in this memory.
     pub(crate) fn entry_number(&self, pfn: usize) -> Option<usize> {
-        self.pages().lookup(pfn)
+        Some(self.pages().first() + self.pages().lookup(pfn)?)
     }
 
     /// As [`Self::entry_number`], for frames that are close together.
     pub(crate) fn numbers(&self) -> impl FnMut(usize) -> Option<usize> + '_ {
-        self.pages().finder()
+        let (first, mut find) = (self.pages().first(), self.pages().finder());
+        move |pfn| Some(first + find(pfn)?)
     }
 
+    /// The page frame of page `number` of the owner, if it is in this memory.
     pub(crate) fn pfn(&self, number: usize) -> Option<usize> {
-        self.pages().pfn(number)
+        self.pages().pfn(self.local(number)?)
     }
 
     /// The selection that takes this memory's pages.

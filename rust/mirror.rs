@@ -53,6 +53,7 @@ mod step;
 mod switch;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
+mod tiles;
 pub(crate) mod transaction;
 mod walker;
 mod watch;
@@ -87,6 +88,21 @@ pub trait Device: Send + Sync + Sized + 'static {
 
     /// The device's memory, if it has any.
     fn memory(&self) -> Option<&Memory<Self::Memory>>;
+
+    /// Another memory of the device, if it has several (tiles): that of number `index`, up to the
+    /// first number that has none, at most 64. All have the owner of [`Self::memory`], see
+    /// [`Memory::new_tile`]; others are ignored, and so is [`Self::memory`] itself. They are there
+    /// before the first mirror is made, and stay as long as the device.
+    ///
+    /// Pages of a tile are mapped in place if [`MemoryOps::connection`] says [`Unified`] at both
+    /// ends. Else a device fault moves them to [`Self::memory`]. Context: the table lock may be
+    /// held; must not sleep.
+    ///
+    /// [`Unified`]: crate::connection::Connection::Unified
+    fn tile(&self, index: usize) -> Option<&Memory<Self::Memory>> {
+        let _ = index;
+        None
+    }
 
     /// Who accesses the system memory that the page table names: for a format of DMA addresses
     /// ([`OfDma`](crate::pgtable::OfDma)), and only for such a one. Asked once per mirror. Pages are mapped for it when
@@ -162,6 +178,8 @@ pub struct Mirror<D: Device>(Deferred<Parts<D>>);
 struct Parts<D: Device> {
     // First: nobody else may use the mirror when it goes.
     registration: Option<Registration>,
+    /// The same with the other tiles.
+    tiles: KVec<Registration>,
     membership: Option<Membership>,
     _seat: Seat,
     inner: Arc<Inner<D>>,
@@ -197,10 +215,16 @@ impl<D: Device> Parts<D> {
             Some(memory) => Some(memory.add_peer(inner.space.name(), inner.clone())?),
             None => None,
         };
+        let mut tiles = KVec::new();
+        for tile in inner.tiles() {
+            let added = tile.add_peer(inner.space.name(), inner.clone())?;
+            tiles.push(added, GFP_KERNEL)?;
+        }
         let who = inner.who;
         let seat = Seat::new(Kind::Mirror, who.mirror(), who.pid(), inner.clone())?;
         Ok(Self {
             registration,
+            tiles,
             membership,
             _seat: seat,
             inner,
@@ -316,6 +340,7 @@ impl<D: Device> Drop for Parts<D> {
     fn drop(&mut self) {
         // Nobody has it map anything from here on.
         self.registration = None;
+        self.tiles.clear();
         // What the device has written is dirty, and it uses nothing any more. Until then it is told of what changes.
         if let Ok(all) = PageRange::new(0, usize::MAX & PAGE_MASK) {
             remove(&self.inner, all);

@@ -45,10 +45,12 @@ impl<M: MemoryOps> Memory<M> {
         }
     }
 
-    /// The page of device page number `number` is used now.
+    /// Page `number` of the owner is used now, if it is in this memory.
     #[inline]
     pub(crate) fn touch_page(&self, number: usize) {
-        self.pages().data().lru.touch(number / PMD_PAGES);
+        if let Some(number) = self.local(number) {
+            self.pages().data().lru.touch(number / PMD_PAGES);
+        }
     }
 
     /// Now, in accesses of the device.

@@ -20,7 +20,8 @@ use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
 pub enum Place<'a> {
     /// In memory that the CPU can address.
     Cpu(CpuPages<'a>),
-    /// In device-private memory.
+    /// In device-private memory. Of several tiles, the one that has it says where; see
+    /// [`Memory::locate`](crate::memory::Memory::locate).
     Device(DeviceRange),
 }
 
@@ -28,7 +29,8 @@ pub enum Place<'a> {
 pub enum PlaceMut<'a> {
     /// In memory that the CPU can address.
     Cpu(CpuPagesMut<'a>),
-    /// In device-private memory.
+    /// In device-private memory. Of several tiles, the one that has it says where; see
+    /// [`Memory::locate`](crate::memory::Memory::locate).
     Device(DeviceRange),
 }
 
@@ -73,7 +75,7 @@ impl<D: Device> Inner<D> {
         if !entry.is_device() {
             return Some(Ok(entry.number()));
         }
-        let memory = self.device().memory()?;
+        let memory = self.memory_of(entry.number())?;
         memory.touch_page(entry.number());
         match memory.kind() {
             Kind::Private => Some(Err(DeviceRange {
@@ -91,7 +93,7 @@ impl<D: Device> Inner<D> {
         if !leaf.entry.is_device() {
             return D::Format::DMA.then(|| Target::Dma(DmaAddress::from_frame(number)));
         }
-        let memory = self.device().memory()?;
+        let memory = self.memory_of(number)?;
         memory.touch_page(number);
         // CAST: Both have 64 bits.
         let address = number.checked_mul(PAGE_SIZE)? as u64;

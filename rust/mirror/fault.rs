@@ -2,7 +2,13 @@
 
 //! Device faults: collect, validate, commit.
 
-use super::{Device, Inner, Mirror, State};
+use super::{
+    tiles::{Elsewhere, Unreached},
+    Device,
+    Inner,
+    Mirror,
+    State, //
+};
 use crate::{
     events::{self, Event},
     memory::Memory,
@@ -36,6 +42,9 @@ const LEAST: usize = 100;
 /// Migrations of the range that a fault waits for before it gives up.
 const WAITS: usize = 1000;
 
+/// Moves of pages from other tiles for one fault of 2 MiB: more than there can be runs of pages.
+const MOVES: usize = 2 * PMD_PAGES;
+
 /// Time between two looks where waiting is not possible.
 const PAUSE: Delta = Delta::from_millis(1);
 
@@ -49,6 +58,8 @@ enum Tried {
     Again,
     /// A migration is about to switch one of the entries.
     Held,
+    /// Pages are in memory that the device does not reach.
+    Unreached(Unreached),
 }
 
 /// How long a fault goes on trying: for [`TIMEOUT`], and where one try takes long, because the machine
@@ -93,9 +104,11 @@ pub(crate) enum Present {
 
 /// What is to be installed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+pub(super) enum What {
     /// All pages, brought in as needed.
     Asked(Access),
+    /// The same, and pages of device-private memory are brought to system memory.
+    Brought(Access),
     /// What is there.
     There(Present),
 }
@@ -103,7 +116,7 @@ enum What {
 impl What {
     fn access(self) -> Access {
         match self {
-            Self::Asked(access) => access,
+            Self::Asked(access) | Self::Brought(access) => access,
             Self::There(_) => Access::Snapshot,
         }
     }
@@ -144,13 +157,7 @@ impl<D: Device> Mirror<D> {
         let _charge = space.charge();
         for piece in range.pmd_pieces() {
             self.check_reach(&space, piece)?;
-            self.inner().fault_piece(
-                &space,
-                piece,
-                What::Asked(access),
-                &mut buffer,
-                &mut spares,
-            )?;
+            self.fault_block(&space, piece, access, &mut buffer, &mut spares)?;
         }
         Ok(())
     }
@@ -173,6 +180,25 @@ impl<D: Device> Mirror<D> {
             None => Ok(()),
         }
     }
+
+    fn fault_block(
+        &self,
+        space: &AddressSpace,
+        piece: PageRange,
+        access: Access,
+        buffer: &mut PfnBuffer,
+        spares: &mut Spares<D::Format>,
+    ) -> Result {
+        let inner = self.inner();
+        for _ in 0..MOVES {
+            let asked = What::Asked(access);
+            let Some(unreached) = inner.fault_piece(space, piece, asked, buffer, spares)? else {
+                return Ok(());
+            };
+            self.fetch(space, unreached, access, buffer, spares)?;
+        }
+        Err(EBUSY)
+    }
 }
 
 // Without a [`Mirror`], which an eviction does not have.
@@ -189,6 +215,7 @@ impl<D: Device> Inner<D> {
     ) -> Result {
         let mut buffer = PfnBuffer::new()?;
         self.fault_piece(space, piece, What::There(which), &mut buffer, spares)
+            .map(drop)
     }
 
     /// As [`Self::install_present`], best effort: for pages that were migrated but could not be switched. Where it
@@ -206,23 +233,25 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    fn fault_piece(
+    pub(super) fn fault_piece(
         &self,
         space: &AddressSpace,
         piece: PageRange,
         what: What,
         buffer: &mut PfnBuffer,
         spares: &mut Spares<D::Format>,
-    ) -> Result {
+    ) -> Result<Option<Unreached>> {
         let mut patience = Patience::new();
         let mut waits = 0;
+        self.ask_tiles();
         let mut retrying = None;
         let window = Space::window(&self.space, space, piece.start())?;
         loop {
             spares.refill()?;
             self.prepare(piece)?;
             let why = match self.try_piece(space, &window, piece, what, buffer, spares) {
-                Ok(Tried::Done) => return Ok(()),
+                Ok(Tried::Done) => return Ok(None),
+                Ok(Tried::Unreached(pages)) => return Ok(Some(pages)),
                 Ok(Tried::Again) => {
                     patience.again(EBUSY)?;
                     events::Again::Invalidated
@@ -300,7 +329,11 @@ impl<D: Device> Inner<D> {
         spares: &mut Spares<D::Format>,
     ) -> Result<Tried> {
         let memory = self.device.memory();
-        let owner = memory.map_or(Cookie::NONE, |memory| memory.owner());
+        let owner = match what {
+            What::Brought(_) => Cookie::NONE,
+            _ => memory.map_or(Cookie::NONE, |memory| memory.owner()),
+        };
+        let has_tiles = memory.is_some_and(Memory::has_siblings);
         let access = what.access();
         let mut lap = Lap::start();
         let begun = lap;
@@ -330,6 +363,7 @@ impl<D: Device> Inner<D> {
         // A page of ours that is read-only, shared after a fork: the range fault does not care.
         let mut read_only = None;
         let mut held = false;
+        let mut unreached = None;
         let mut installed = 0u64;
         let (result, flush) = self.change(table, None, |table, batch| {
             table.install(range, spares, batch, |addr, entry| {
@@ -349,6 +383,21 @@ impl<D: Device> Inner<D> {
                     return;
                 }
                 let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));
+                let mut holder = memory;
+                let number = match number {
+                    None if has_tiles => match self.elsewhere(pfn) {
+                        Elsewhere::System => None,
+                        Elsewhere::Unreached(tile) => {
+                            return Unreached::note(&mut unreached, addr, tile);
+                        }
+                        Elsewhere::Reached(_, _) if what == What::There(Present::Own) => return,
+                        Elsewhere::Reached(tile, number) => {
+                            holder = Some(tile);
+                            Some(number)
+                        }
+                    },
+                    number => number,
+                };
                 let new = match number {
                     None if what == What::There(Present::Own) => return,
                     Some(number) => Entry::device(number, pfn.is_writable()),
@@ -357,7 +406,7 @@ impl<D: Device> Inner<D> {
                 if *entry != new {
                     *entry = new;
                     installed += 1;
-                    if let (Some(memory), Some(number)) = (memory, number) {
+                    if let (Some(memory), Some(number)) = (holder, number) {
                         memory.touch_page(number);
                     }
                 }
@@ -374,6 +423,9 @@ impl<D: Device> Inner<D> {
         result?;
 
         self.stats.add(Counter::MappedPages, installed);
+        if let (Some(unreached), What::Asked(_)) = (unreached, what) {
+            return Ok(Tried::Unreached(unreached));
+        }
         if let Some(addr) = read_only {
             space.make_writable(piece.from_address(addr).unwrap_or(piece))?;
             return Ok(Tried::Again);

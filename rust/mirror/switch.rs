@@ -263,6 +263,7 @@ pub(super) fn switch_present<D: Device>(
         let first = moved.entries().next();
         first.is_some_and(|first| memory.entry_number(first.destination).is_some())
     });
+    let memory = memory.or_else(|| inner.reached(moved.entries().next()?.destination));
     let mut switched = 0;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
         let mut dirty = DirtyBatch::new();

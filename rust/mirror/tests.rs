@@ -9,7 +9,7 @@ use crate::{
     memory::{Copy, CopyJob},
     mm::{
         addr::{PMD_PAGES, PMD_SIZE},
-        device_pages::Kind,
+        device_pages::{Kind, Owner},
         notifier::{Cookie, Event, Reason},
         page::SharedBytes,
         range_fault::Access,
@@ -45,6 +45,7 @@ mod pull;
 mod reentry;
 mod retry;
 mod stay;
+mod tiles;
 mod two_walkers;
 mod windows;
 
@@ -193,10 +194,14 @@ impl Device for TestDevice {
 }
 
 fn shared() -> Result<Arc<Shared>> {
+    shared_of(&Owner::new()?)
+}
+
+fn shared_of(owner: &Arc<Owner>) -> Result<Arc<Shared>> {
     Arc::pin_init(
         try_pin_init!(Shared {
             walkers: Walkers::new(1, |_| Ok(()))?,
-            memory <- Memory::new(TestMemory::new()?, Kind::Private, PMD_PAGES * 4),
+            memory <- Memory::new_tile(owner.clone(), TestMemory::new()?, Kind::Private, PMD_PAGES * 4),
             flushes: Atomic::new(0),
             clock: Atomic::new(1),
             last_start: Atomic::new(0),

@@ -31,6 +31,7 @@ use kernel::{
             ordering::{Full, Relaxed},
             Atomic, //
         },
+        Arc,
         Mutex, //
     },
 };
@@ -38,6 +39,7 @@ use kernel::{
 mod cpu_fault;
 mod hints;
 mod mapped;
+mod owner;
 mod piece;
 mod pieces;
 mod region;
@@ -47,6 +49,7 @@ mod tests;
 pub use cpu_fault::{CpuFault, FaultError};
 use hints::{Class, Hints};
 pub use mapped::MmapLocks;
+pub use owner::Owner;
 use piece::{Looker, Piece};
 use pieces::Pieces;
 
@@ -126,6 +129,9 @@ pub trait DevicePageOps: Send + Sync + Sized + 'static {
 pub struct DevicePages<T: DevicePageOps> {
     pieces: Pieces<T>,
     hints: Hints,
+    owner: Arc<Owner>,
+    /// First of the owner's numbers that are this memory's.
+    first: usize,
     /// The kernel's callbacks. A copy of its own, whose address names this memory.
     ops: bindings::dev_pagemap_ops,
     /// Numbers of pieces, plus one, by page frame. May have frames of pieces that were removed.
@@ -161,6 +167,20 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// `ENOMEM`; `EINVAL` if a coherent start is not a multiple of 2 MiB, or if `max_pages` is more than
     /// [`MAX_PAGES`]. Context: may sleep.
     pub fn new(kind: Kind, max_pages: usize, data: T) -> impl PinInit<Self, Error> {
+        Self::of_owner(None, kind, max_pages, data)
+    }
+
+    /// As [`Self::new`], one of the memories of `owner`, or the only one of an owner of its own.
+    ///
+    /// # Errors
+    ///
+    /// As there; `EINVAL` if all memories of the owner have more than [`MAX_PAGES`].
+    pub fn of_owner(
+        owner: Option<Arc<Owner>>,
+        kind: Kind,
+        max_pages: usize,
+        data: T,
+    ) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             pieces: {
                 if max_pages > MAX_PAGES {
@@ -179,6 +199,11 @@ impl<T: DevicePageOps> DevicePages<T> {
                 Pieces::new(count)?
             },
             hints: Hints::new(max_pages.div_ceil(PIECE_PAGES))?,
+            owner: match owner {
+                Some(owner) => owner,
+                None => Owner::new()?,
+            },
+            first: owner.give(max_pages.next_multiple_of(PIECE_PAGES))?,
             ops: Piece::<T>::OPS,
             frames <- RangeMap::new(),
             recent: Atomic::new(0),
@@ -205,11 +230,9 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.kind
     }
 
-    /// What names this device to the kernel: `dev_pagemap.owner`.
-    ///
-    /// Nothing else can have this name, not even what the pages are a field of: events are told apart by it.
+    /// Name of the device in the kernel: `dev_pagemap.owner`. The memories of a device share it.
     pub fn owner(&self) -> Cookie {
-        Cookie::inside(self)
+        self.owner.name()
     }
 
     /// The kernel's callbacks, at an address of this memory's own.
@@ -220,6 +243,18 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// Name of this memory: `dev_pagemap.ops`.
     pub(crate) fn tile(&self) -> Cookie {
         Cookie::of(&self.ops)
+    }
+
+    /// The first number that this memory has in entries, which have numbers of the owner.
+    #[inline]
+    pub(crate) fn first(&self) -> usize {
+        self.first
+    }
+
+    /// Whether the owner has other memories, or had some.
+    #[inline]
+    pub(crate) fn has_siblings(&self) -> bool {
+        self.owner.given() != self.max_pages.next_multiple_of(PIECE_PAGES)
     }
 
     /// The pieces that were made, in the order of their numbers.

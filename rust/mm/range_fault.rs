@@ -115,6 +115,18 @@ impl HmmPfn {
         self.is_valid() && !unsafe { bindings::rust_hmm_pfn_pgmap(self.pfn()) }.is_null()
     }
 
+    /// Whether the page is in memory of a device that the CPU cannot address. To be called on a
+    /// validated result.
+    pub(crate) fn is_device_private(self) -> bool {
+        if !self.is_valid() {
+            return false;
+        }
+        // SAFETY: A valid entry names a frame that has a `struct page`, for only such are reported.
+        let map = unsafe { bindings::rust_hmm_pfn_pgmap(self.pfn()) };
+        // SAFETY: That of a page in use, as the result is validated, and so is not freed.
+        !map.is_null() && unsafe { (*map).type_ } == bindings::memory_type_MEMORY_DEVICE_PRIVATE
+    }
+
     /// The same of page `page` of the virtual pages of the same huge page.
     #[inline]
     pub(crate) const fn of_page(self, page: usize) -> Self {

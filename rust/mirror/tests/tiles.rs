@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Several memories of one device (tiles), in KUnit.
+
+use super::*;
+use crate::mm::device_pages::{DeviceRange, PIECE_PAGES};
+
+/// A device at home on the first of its two tiles.
+struct Tiled([Arc<Shared>; 2]);
+
+impl Device for Tiled {
+    type Memory = TestMemory;
+    type Format = Radix4;
+    type Walker = ();
+    type Flush = ();
+
+    fn memory(&self) -> Option<&Memory<TestMemory>> {
+        Some(&self.0[0].memory)
+    }
+
+    fn tile(&self, index: usize) -> Option<&Memory<TestMemory>> {
+        Some(&self.0.get(index)?.memory)
+    }
+
+    fn flush_start(&self, _range: PageRange) {
+        self.0[0].flushes.fetch_add(1, Relaxed);
+    }
+
+    fn flush_wait(&self, (): ()) {}
+}
+
+/// Two tiles of one owner.
+fn tiles(connection: Connection) -> Result<[Arc<Shared>; 2]> {
+    let owner = Owner::new()?;
+    let tiles = [shared_of(&owner)?, shared_of(&owner)?];
+    for tile in &tiles {
+        let memory = tile.memory.driver();
+        memory.connection.store(connection as usize, Relaxed);
+    }
+    Ok(tiles)
+}
+
+/// A mirror at home on tile `home`.
+fn at_home(tiles: &[Arc<Shared>; 2], home: usize) -> Result<Mirror<Tiled>> {
+    let current = current!();
+    let mm = current.mm().ok_or(EINVAL)?;
+    let device = Tiled([tiles[home].clone(), tiles[1 - home].clone()]);
+    crate::new_mirror!(mm, device)
+}
+
+/// Fresh memory with contents, which the mirror at home on tile 1 has moved there; and that of tile
+/// 0.
+fn on_the_other(
+    pages: usize,
+    connection: Connection,
+) -> Result<(PageRange, [Arc<Shared>; 2], [Mirror<Tiled>; 2])> {
+    let range = map(pages)?;
+    for index in 0..pages {
+        store(range.address(index), 100 + index as u64)?;
+    }
+    let tiles = tiles(connection)?;
+    let mirrors = [at_home(&tiles, 0)?, at_home(&tiles, 1)?];
+    assert_eq!(mirrors[1].migrate(range).to_device()?.moved, pages);
+    assert_eq!(used(&tiles), [0, pages]);
+    Ok((range, tiles, mirrors))
+}
+
+/// Pages in use of each tile.
+fn used(tiles: &[Arc<Shared>; 2]) -> [usize; 2] {
+    [tiles[0].memory.usage().0, tiles[1].memory.usage().0]
+}
+
+/// As [`device_load`], from the tile that has the page.
+fn tiled_load(mirror: &Mirror<Tiled>, addr: usize) -> Result<Option<u64>> {
+    let mut bytes = [0; 8];
+    let table = mirror.lock_table()?;
+    match table.readable(addr) {
+        None => return Ok(None),
+        Some(Place::Cpu(page)) => page.read(0, &mut bytes)?,
+        Some(Place::Device(range)) => {
+            let mut tiles = mirror.device().0.iter();
+            let found = tiles.find_map(|tile| Some((tile, tile.memory.locate(range)?)));
+            let (tile, local) = found.ok_or(EIO)?;
+            let (block, offset) = tile.memory.driver().block(local.first)?;
+            block.read(offset, &mut bytes)?;
+        }
+    }
+    Ok(Some(u64::from_ne_bytes(bytes)))
+}
+
+#[kunit_tests(rust_hmm_tiles)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn numbers_of_entries_name_the_tile() -> Result {
+        let tiles = tiles(Connection::None)?;
+        let page = |first| DeviceRange { first, count: 1 };
+        assert_eq!(tiles[0].memory.locate(page(3)), Some(page(3)));
+        assert_eq!(tiles[1].memory.locate(page(3)), None);
+        assert_eq!(tiles[1].memory.locate(page(PIECE_PAGES + 3)), Some(page(3)));
+        assert_eq!(tiles[0].memory.locate(page(PIECE_PAGES + 3)), None);
+        // Beyond the limit of a tile, and beyond all.
+        for first in [PMD_PAGES * 4, PIECE_PAGES * 2, usize::MAX] {
+            assert!(tiles
+                .iter()
+                .all(|tile| tile.memory.locate(page(first)).is_none()));
+        }
+        assert_eq!(tiles[0].memory.owner(), tiles[1].memory.owner());
+        assert_ne!(tiles[0].memory.tile(), tiles[1].memory.tile());
+        Ok(())
+    }
+
+    #[test]
+    fn pages_of_a_reached_tile_are_mapped_in_place() -> Result {
+        let (range, tiles, mirrors) = on_the_other(6, Connection::Unified)?;
+        mirrors[0].fault(range, Access::Write)?;
+        assert_eq!(used(&tiles), [0, 6]);
+        for index in 0..6 {
+            for mirror in &mirrors {
+                let loaded = tiled_load(mirror, range.address(index))?;
+                assert_eq!(loaded, Some(100 + index as u64));
+            }
+        }
+        for tile in &tiles {
+            assert_eq!(tile.memory.stats().get(Counter::CpuFaults), 0);
+        }
+        // A CPU fault brings a page back from the tile that has it, for both.
+        assert_eq!(load(range.address(2))?, 102);
+        assert!(tiles[1].memory.stats().get(Counter::CpuFaults) > 0);
+        assert_eq!(tiles[0].memory.stats().get(Counter::CpuFaults), 0);
+        store(range.address(2), 7)?;
+        for mirror in &mirrors {
+            mirror.fault(range, Access::Read)?;
+            assert_eq!(tiled_load(mirror, range.address(2))?, Some(7));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn pages_of_a_connected_tile_move_directly() -> Result {
+        let (range, tiles, mirrors) = on_the_other(6, Connection::Migratable)?;
+        mirrors[0].fault(range, Access::Read)?;
+        assert_eq!(used(&tiles), [6, 0]);
+        for index in 0..6 {
+            let loaded = tiled_load(&mirrors[0], range.address(index))?;
+            assert_eq!(loaded, Some(100 + index as u64));
+            // No entry names the place that they have left.
+            assert_eq!(tiled_load(&mirrors[1], range.address(index))?, None);
+        }
+        for tile in &tiles {
+            assert_eq!(tile.memory.stats().get(Counter::CpuFaults), 0);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn pages_of_an_unconnected_tile_come_to_system_memory() -> Result {
+        let (range, tiles, mirrors) = on_the_other(6, Connection::None)?;
+        mirrors[0].fault(range, Access::Read)?;
+        assert_eq!(used(&tiles), [0, 0]);
+        assert!(tiles[1].memory.stats().get(Counter::CpuFaults) > 0);
+        assert_eq!(tiled_load(&mirrors[0], range.address(5))?, Some(105));
+        Ok(())
+    }
+
+    #[test]
+    fn pages_that_cannot_be_pulled_come_to_system_memory() -> Result {
+        let (range, tiles, mirrors) = on_the_other(1, Connection::Migratable)?;
+        let all = DeviceRange {
+            first: 0,
+            count: tiles[0].memory.limit(),
+        };
+        assert_eq!(tiles[0].memory.remove(all)?, 0);
+        mirrors[0].fault(range, Access::Read)?;
+        assert_eq!(used(&tiles), [0, 0]);
+        assert_eq!(tiled_load(&mirrors[0], range.start())?, Some(100));
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_that_does_not_list_the_tile_never_maps_its_frames() -> Result {
+        let (range, tiles, _mirrors) = on_the_other(2, Connection::Unified)?;
+        // At home on tile 0, and with no other one.
+        let alone = mirror(&tiles[0])?;
+        alone.fault(range, Access::Read)?;
+        assert_eq!(used(&tiles), [0, 0]);
+        assert_eq!(device_load(&alone, range.start())?, Some(100));
+        Ok(())
+    }
+
+    #[test]
+    fn a_block_with_pages_of_both_tiles_moves_to_one() -> Result {
+        let (range, tiles, mirrors) = on_the_other(6, Connection::Migratable)?;
+        let middle = PageRange::from_pages(range.address(2), 2)?;
+        mirrors[0].fault(middle, Access::Read)?;
+        assert_eq!(used(&tiles), [2, 4]);
+        // A migration to system memory takes pages of its tile only.
+        assert_eq!(mirrors[0].migrate(range).to_system()?.moved, 2);
+        assert_eq!(used(&tiles), [0, 4]);
+        // A CPU fault takes those beside the page that are in the same tile.
+        assert_eq!(load(range.address(0))?, 100);
+        mirrors[0].fault(range, Access::Read)?;
+        for index in 0..6 {
+            let loaded = tiled_load(&mirrors[0], range.address(index))?;
+            assert_eq!(loaded, Some(100 + index as u64));
+        }
+        assert_eq!(used(&tiles)[1], 0);
+        Ok(())
+    }
+
+    #[test]
+    fn eviction_of_a_tile_leaves_the_other_alone() -> Result {
+        let (range, tiles, mirrors) = on_the_other(4, Connection::Unified)?;
+        let own = map(4)?;
+        store(own.start(), 7)?;
+        assert_eq!(mirrors[0].migrate(own).to_device()?.moved, 4);
+        mirrors[0].fault(range, Access::Read)?;
+        assert_eq!(tiles[1].memory.evict_all()?, 0);
+        assert_eq!(used(&tiles), [4, 0]);
+        assert_eq!(tiled_load(&mirrors[0], own.start())?, Some(7));
+        mirrors[0].fault(range, Access::Read)?;
+        assert_eq!(tiled_load(&mirrors[0], range.address(3))?, Some(103));
+        Ok(())
+    }
+
+    #[test]
+    fn unplug_of_a_tile_removes_the_entries_of_all_mirrors() -> Result {
+        let (range, tiles, mirrors) = on_the_other(4, Connection::Unified)?;
+        let own = map(1)?;
+        store(own.start(), 7)?;
+        assert_eq!(mirrors[0].migrate(own).to_device()?.moved, 1);
+        mirrors[0].fault(range, Access::Read)?;
+        // The contents of one page are lost, so that it stays where it is.
+        tiles[1]
+            .memory
+            .driver()
+            .fail_copies
+            .store(usize::MAX, Relaxed);
+        assert_eq!(tiles[1].memory.unplug()?, (0, 4));
+        for index in 0..4 {
+            assert_eq!(tiled_load(&mirrors[0], range.address(index))?, None);
+        }
+        // All entries were removed, before a page was evicted.
+        assert_eq!(tiled_load(&mirrors[0], own.start())?, None);
+        // It is not mapped again; the other tile is used as before.
+        assert_eq!(mirrors[0].fault(range, Access::Read), Err(EFAULT));
+        assert_eq!(tiled_load(&mirrors[0], range.start())?, None);
+        assert_eq!(mirrors[1].fault(own, Access::Read), Err(ENODEV));
+        mirrors[0].fault(own, Access::Read)?;
+        assert_eq!(tiled_load(&mirrors[0], own.start())?, Some(7));
+        assert_eq!(used(&tiles), [1, 4]);
+        tiles[1].memory.driver().fail_copies.store(0, Relaxed);
+        unmap(range)
+    }
+}

@@ -153,7 +153,10 @@ fn read(
     if let Action::Read(buffer) = action {
         match place {
             Place::Cpu(pages) => pages.read(at, buffer)?,
-            Place::Device(range) => client.memory().driver().read(range, at, buffer)?,
+            Place::Device(range) => {
+                let (vram, range) = client.device().vram(range)?;
+                vram.read(range, at, buffer)?;
+            }
         }
         counted.add(Count::BytesRead, buffer.len() as u64);
     }
@@ -168,19 +171,24 @@ fn write(
     action: Action<'_>,
 ) -> Result<Access> {
     let at = addr % PAGE_SIZE;
-    let vram = client.memory().driver();
     let bytes = match action {
         Action::Write(buffer) => {
             match place {
                 PlaceMut::Cpu(pages) => pages.write(at, buffer)?,
-                PlaceMut::Device(range) => vram.write(range, at, buffer)?,
+                PlaceMut::Device(range) => {
+                    let (vram, range) = client.device().vram(range)?;
+                    vram.write(range, at, buffer)?;
+                }
             }
             buffer.len()
         }
         Action::Add(value) => {
             *value = match place {
                 PlaceMut::Cpu(pages) => pages.fetch_add_u64(at, *value)?,
-                PlaceMut::Device(range) => vram.fetch_add(range, at, *value)?,
+                PlaceMut::Device(range) => {
+                    let (vram, range) = client.device().vram(range)?;
+                    vram.fetch_add(range, at, *value)?
+                }
             };
             size_of::<u64>()
         }

@@ -121,12 +121,13 @@ impl Client {
         for index in 0..range.pages() {
             let table = self.mirror.lock_table()?;
             let place = match table.readable(range.address(index)) {
-                Some(Place::Device(range)) => Some(range.first),
+                Some(Place::Device(range)) => Some(range),
                 _ => None,
             };
             drop(table);
-            if let Some(number) = place {
-                self.memory().driver().lose(number)?;
+            if let Some(range) = place {
+                let (vram, range) = self.session.vram(range)?;
+                vram.lose(range.first)?;
             }
         }
         Ok(())

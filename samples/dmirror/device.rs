@@ -27,7 +27,7 @@ use rust_hmm::{
     mirror::{Device, Walkers},
     mm::{
         addr::PageRange,
-        device_pages::{DeviceRange, Kind},
+        device_pages::{DeviceRange, Kind, Owner},
         dma::DmaDevice,
     },
     pgtable::Radix4,
@@ -43,8 +43,9 @@ const CREW: usize = 3;
 /// One device.
 #[pin_data]
 pub(crate) struct MockDevice {
-    #[pin]
-    pub(crate) memory: Memory<Vram>,
+    pub(crate) memory: Arc<Memory<Vram>>,
+    /// The other memories of the device, if this is one of its tiles.
+    pub(crate) tiles: KVec<Arc<Memory<Vram>>>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) fixed: Fixed,
     pub(crate) engines: Engines,
@@ -69,23 +70,26 @@ impl MockDevice {
         self.memory.driver().fail_allocation.store(false, Relaxed);
     }
 
-    /// A device with at most `mib` MiB of memory.
-    pub(crate) fn new(kind: Kind, mib: u64, fixed: &Fixed, agents: Agents) -> Result<Arc<Self>> {
-        let pages = usize::try_from(mib.checked_mul(MIB_PAGES).ok_or(EINVAL)?)?;
-        let contents = match kind {
-            Kind::Private => pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?,
-            Kind::Coherent { .. } => 0,
-        };
-        let settings = Arc::new(Settings::new(fixed), GFP_KERNEL)?;
-        let streams = Streams::new()?;
-        let vram = Vram::new(contents, fixed, settings.clone(), streams.clone())?;
+    /// A device with `tile`, and with `tiles` besides.
+    pub(crate) fn new(
+        tile: Tile,
+        tiles: KVec<Arc<Memory<Vram>>>,
+        fixed: &Fixed,
+        agents: Agents,
+    ) -> Result<Arc<Self>> {
+        let Tile {
+            memory,
+            settings,
+            streams,
+        } = tile;
         let engines = Engines::new(fixed.engines)?;
         let blits = BlitEngine::new(settings.clone())?;
         let faults = FaultBuffer::new(fixed.engines)?;
         let walkers = Walkers::new(fixed.engines, |_| Tlb::new(fixed.tlb_entries))?;
         Arc::pin_init(
             try_pin_init!(Self {
-                memory <- Memory::new(vram, kind, pages),
+                memory,
+                tiles,
                 settings,
                 fixed: *fixed,
                 engines,
@@ -102,6 +106,16 @@ impl MockDevice {
         )
     }
 
+    /// The memory that has `range` of an entry, and the place in it. `EIO` if there is none.
+    pub(crate) fn vram(&self, range: DeviceRange) -> Result<(&Vram, DeviceRange)> {
+        if let Some(range) = self.memory.locate(range) {
+            return Ok((self.memory.driver(), range));
+        }
+        let mut tiles = self.tiles.iter();
+        let found = tiles.find_map(|tile| Some((tile.driver(), tile.locate(range)?)));
+        found.ok_or(EIO)
+    }
+
     /// Whether it was unplugged.
     pub(crate) fn is_gone(&self) -> bool {
         self.memory.is_gone()
@@ -112,6 +126,34 @@ impl MockDevice {
         let unplugged = self.memory.unplug();
         self.engines.iter().for_each(|engine| engine.wake());
         unplugged
+    }
+}
+
+/// One memory, with what it shares with its device.
+#[derive(Clone)]
+pub(crate) struct Tile {
+    pub(crate) memory: Arc<Memory<Vram>>,
+    settings: Arc<Settings>,
+    streams: Arc<Streams>,
+}
+
+impl Tile {
+    /// Memory of `owner` of at most `mib` MiB.
+    pub(crate) fn new(owner: &Arc<Owner>, kind: Kind, mib: u64, fixed: &Fixed) -> Result<Self> {
+        let pages = usize::try_from(mib.checked_mul(MIB_PAGES).ok_or(EINVAL)?)?;
+        let contents = match kind {
+            Kind::Private => pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?,
+            Kind::Coherent { .. } => 0,
+        };
+        let settings = Arc::new(Settings::new(fixed), GFP_KERNEL)?;
+        let streams = Streams::new()?;
+        let vram = Vram::new(contents, fixed, settings.clone(), streams.clone())?;
+        let memory = Memory::new_tile(owner.clone(), vram, kind, pages);
+        Ok(Self {
+            memory: Arc::pin_init(memory, GFP_KERNEL)?,
+            settings,
+            streams,
+        })
     }
 }
 
@@ -228,6 +270,11 @@ impl View {
         Self { device, tag }
     }
 
+    /// The memory that has `range` of an entry, and the place in it. `EIO` if there is none.
+    pub(crate) fn vram(&self, range: DeviceRange) -> Result<(&Vram, DeviceRange)> {
+        self.device.vram(range)
+    }
+
     /// Name of the mirror in TLBs.
     pub(crate) fn tag(&self) -> u64 {
         self.tag
@@ -242,6 +289,10 @@ impl Device for View {
 
     fn memory(&self) -> Option<&Memory<Vram>> {
         Some(&self.device.memory)
+    }
+
+    fn tile(&self, index: usize) -> Option<&Memory<Vram>> {
+        Some(self.device.tiles.get(index)?)
     }
 
     fn walkers(&self) -> Option<Arc<Walkers<Tlb>>> {

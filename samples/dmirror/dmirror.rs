@@ -3,7 +3,8 @@
 //! A mock GPU behind the ioctls of the kernel's `lib/test_hmm.c`.
 //!
 //! `/dev/hmm_dmirror0` and `1` have private memory; `2` and `3` have coherent memory, and exist
-//! when the module is given reserved physical memory for them.
+//! when the module is given reserved physical memory for them. With `tiles=2` the private ones are
+//! the tiles of one device.
 //!
 //! `hardware` is what a GPU does by itself: engines, their commands, faults, counters and memory.
 //! It imports nothing of the files beside it, which are the driver.
@@ -54,11 +55,14 @@ mod uapi;
 mod vram;
 
 use core::borrow::Borrow;
-use device::{Agents, MockDevice};
+use device::{Agents, MockDevice, Tile};
 use file::MirrorFile;
 use kernel::{prelude::*, sync::Arc};
 use rust_hmm::{
-    mm::{device_pages::Kind, dma::DmaDevice},
+    mm::{
+        device_pages::{Kind, Owner},
+        dma::DmaDevice,
+    },
     node::{FileOps, Node},
 };
 use settings::Fixed;
@@ -81,6 +85,10 @@ module! {
         vram_mib: u64 {
             default: 8192,
             description: "Most memory of a private device, in MiB, up to 32768",
+        },
+        tiles: u64 {
+            default: 1,
+            description: "2: the private devices are the two tiles of one device, each with a node of its own",
         },
         engines: u64 {
             default: 2,
@@ -185,21 +193,42 @@ impl kernel::Module for Dmirror {
         }
         let all = Arc::new(agents, GFP_KERNEL)?;
         let mut nodes = KVec::new();
-        let mut add = |name: &'static CStr, kind: Kind, mib: u64| -> Result {
+        let mut add = |name: &'static CStr, tile: Tile, others: &[&Tile]| -> Result {
+            let mut tiles = KVec::new();
+            for other in others {
+                tiles.push(other.memory.clone(), GFP_KERNEL)?;
+            }
             let agents = Agents {
                 all: all.clone(),
                 index: nodes.len(),
             };
-            let device = MockDevice::new(kind, mib, &fixed, agents)?;
+            let device = MockDevice::new(tile, tiles, &fixed, agents)?;
             let node = KBox::pin_init(Node::new(name, &FILE_OPS, module, device), GFP_KERNEL)?;
             nodes.push(node, GFP_KERNEL)?;
             Ok(())
         };
-        add(private.0, Kind::Private, vram)?;
-        add(private.1, Kind::Private, vram)?;
+        let owner = Owner::new()?;
+        let one = Tile::new(&owner, Kind::Private, vram, &fixed)?;
+        match number(module_parameters::tiles.value()) {
+            1 => {
+                let two = Tile::new(&Owner::new()?, Kind::Private, vram, &fixed)?;
+                add(private.0, one, &[])?;
+                add(private.1, two, &[])?;
+            }
+            2 => {
+                let two = Tile::new(&owner, Kind::Private, vram, &fixed)?;
+                add(private.0, one.clone(), &[&two])?;
+                add(private.1, two, &[&one])?;
+            }
+            _ => {
+                pr_err!("a parameter is out of range\n");
+                return Err(EINVAL);
+            }
+        }
         if spm[0] != 0 && spm[1] != 0 {
             for (name, start) in coherent {
-                add(name, Kind::Coherent { start }, 256)?;
+                let tile = Tile::new(&Owner::new()?, Kind::Coherent { start }, 256, &fixed)?;
+                add(name, tile, &[])?;
             }
         }
         Ok(Self { _nodes: nodes })

@@ -8,7 +8,7 @@
 use crate::{client::Client, device::View, uapi::Command};
 use kernel::{page::PAGE_SIZE, prelude::*};
 use rust_hmm::{
-    mirror::{Device, Mirror, Place, PlaceMut, TableGuard},
+    mirror::{Mirror, Place, PlaceMut, TableGuard},
     mm::{
         addr::PageRange,
         range_fault::Access,
@@ -75,10 +75,10 @@ fn read_page(
     Ok(match table.readable(addr) {
         None => None,
         Some(Place::Cpu(pages)) => Some(pages.read_to_user(0, to)?),
-        Some(Place::Device(range)) => match engine.memory() {
-            Some(memory) => Some(memory.driver().read_to_user(range, to)?),
-            None => None,
-        },
+        Some(Place::Device(range)) => {
+            let (vram, range) = engine.vram(range)?;
+            Some(vram.read_to_user(range, to)?)
+        }
     })
 }
 
@@ -92,10 +92,10 @@ fn write_page(
     Ok(match table.writable(addr) {
         None => None,
         Some(PlaceMut::Cpu(pages)) => Some(pages.write_from_user(0, from)?),
-        Some(PlaceMut::Device(range)) => match engine.memory() {
-            Some(memory) => Some(memory.driver().write_from_user(range, from)?),
-            None => None,
-        },
+        Some(PlaceMut::Device(range)) => {
+            let (vram, range) = engine.vram(range)?;
+            Some(vram.write_from_user(range, from)?)
+        }
     })
 }
 

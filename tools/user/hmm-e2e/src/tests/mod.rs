@@ -39,6 +39,7 @@ mod sharing;
 mod stay;
 mod stay_pull;
 mod thp;
+mod tiles;
 mod trace;
 mod unplug;
 mod writeback;
@@ -84,6 +85,7 @@ pub fn all() -> Vec<Test> {
         unplug::TESTS,
         evict::TESTS,
         room::TESTS,
+        tiles::TESTS,
         stay::WITH_LITTLE_MEMORY,
         stay_pull::WITH_LITTLE_MEMORY,
         bounce::TESTS,

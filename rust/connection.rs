@@ -309,9 +309,9 @@ impl<D: Device> Mirror<D> {
             // Dropped after the destinations.
             let arrival = mine.arrive()?;
             let _departure = theirs.depart();
-            let (select, owner) = (theirs.select(), theirs.owner());
+            let origin = theirs.origin();
             let mut isolated = Isolated::read_by((announced, readers), || {
-                Isolated::new(vma, piece, select, whole, owner, None, batch)
+                Isolated::new(vma, piece, origin, whole, None, batch)
             })?;
             let mut no_huge = false;
             let mut short = 0;

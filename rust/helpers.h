@@ -121,7 +121,7 @@ enum rust_hmm_huge {
 	RUST_HMM_HUGE_OTHER,
 };
 enum rust_hmm_huge rust_hmm_huge_hold(struct vm_area_struct *vma,
-				      unsigned long addr, const void *owner,
+				      unsigned long addr, const void *tile,
 				      const struct page *locked,
 				      unsigned long *pfn);
 void rust_hmm_huge_settle(struct vm_area_struct *vma, unsigned long addr,

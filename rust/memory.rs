@@ -13,7 +13,7 @@ use crate::{
         addr::{PMD_ORDER, PMD_PAGES},
         device_pages::{DevicePages, DeviceRange, Kind, Owner, MAX_PAGES},
         mask::Mask,
-        migrate::{Isolated, Select},
+        migrate::{Isolated, Origin},
         notifier::Cookie,
         page::LockedFolio,
         trace,
@@ -300,9 +300,9 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().pfn(self.local(number)?)
     }
 
-    /// The selection that takes this memory's pages.
-    pub(crate) fn select(&self) -> Select {
-        self.pages().select()
+    /// This memory, as pages are isolated from it.
+    pub(crate) fn origin(&self) -> Origin {
+        self.pages().origin()
     }
 
     /// Whether a test wants the next allocation to fail.

@@ -620,11 +620,11 @@ EXPORT_SYMBOL_GPL(rust_hmm_page_pfn);
 
 /*
  * What may be isolated of the 2 MiB at @addr, of which the mmap lock is held.
- * RUST_HMM_HUGE_HELD: a huge page of the private memory of @owner, at @pfn, with
+ * RUST_HMM_HUGE_HELD: a huge page of the private memory @tile, at @pfn, with
  * a reference, and if it is not that of @locked with another one and its lock.
  */
 enum rust_hmm_huge rust_hmm_huge_hold(struct vm_area_struct *vma,
-				      unsigned long addr, const void *owner,
+				      unsigned long addr, const void *tile,
 				      const struct page *locked,
 				      unsigned long *pfn)
 {
@@ -644,7 +644,7 @@ enum rust_hmm_huge rust_hmm_huge_hold(struct vm_area_struct *vma,
 		goto unlock;
 	folio = softleaf_to_folio(softleaf_from_pmd(*pmd));
 	/* With the mmap lock held nobody else begins to map it. */
-	if (page_pgmap(&folio->page)->owner != owner ||
+	if (page_pgmap(&folio->page)->ops != tile ||
 	    folio_mapcount(folio) != 1)
 		goto unlock;
 	if (!locked && !folio_trylock(folio)) {

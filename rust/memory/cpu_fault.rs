@@ -127,17 +127,9 @@ fn attempt<M: MemoryOps>(
         None,
         |readers| -> Result<(), FaultError> {
             let mut lap = Lap::start();
-            let (select, owner) = (pages.select(), pages.owner());
+            let origin = pages.origin();
             let mut isolated = Isolated::read_by(readers, || {
-                Isolated::new(
-                    vma,
-                    range,
-                    select,
-                    fault.is_huge(),
-                    owner,
-                    Some(fault),
-                    batch,
-                )
+                Isolated::new(vma, range, origin, fault.is_huge(), Some(fault), batch)
             })
             .map_err(|_| FaultError::Lost)?;
             lap.end(Phase::Unmap);

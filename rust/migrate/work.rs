@@ -8,7 +8,7 @@ use crate::{
     mirror::{Announced, Device, Mirror, Switched},
     mm::{
         addr::{PMD_ORDER, PMD_PAGES},
-        migrate::{Batch, Entry, Isolated, Select, Source},
+        migrate::{Batch, Entry, Isolated, Source},
         page::{Effort, LockedFolio},
         space::Vma,
     },
@@ -62,8 +62,7 @@ fn isolate<'a, 'm, D: Device>(
     Isolated::read_by(readers, || match movable {
         Movable::System(found) => found.isolate(compound, name, batch),
         Movable::Device(vma, part) => {
-            let (select, owner) = (memory.select(), memory.owner());
-            Isolated::new(vma, part, select, compound, owner, None, batch)
+            Isolated::new(vma, part, memory.origin(), compound, None, batch)
         }
     })
 }
@@ -164,7 +163,7 @@ impl<F: Format> Work<F> {
         let piece = announced.range();
         let huge = compound && piece.is_pmd();
         // Coherent folios stay small: the core never collects huge ones on the way back.
-        let compound = huge && memory.select() == Select::Private;
+        let compound = huge && memory.is_private();
         if huge && !compound && memory.driver_fails(PMD_ORDER) {
             return Ok(Attempt::NoHuge);
         }

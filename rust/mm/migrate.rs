@@ -56,6 +56,17 @@ pub enum Select {
     Coherent,
 }
 
+/// Device memory, as pages are isolated from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Its kind.
+    pub select: Select,
+    /// Its owner: the core takes pages of all memories of this owner.
+    pub owner: Cookie,
+    /// Its name. A huge page is taken whole only if it is of this memory.
+    pub tile: Cookie,
+}
+
 /// What a page comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -105,9 +116,9 @@ pub struct Isolated<'a, R = ()> {
 impl<'a> Isolated<'a> {
     /// Isolates the pages of `range` that are in a device's memory, best effort.
     ///
-    /// `range` must lie in `vma` and within 2 MiB. `owner` must be that of the memory. `compound` takes a huge
-    /// page of private memory as one entry, else it is split; the core collects no huge page of coherent memory.
-    /// `fault` is the CPU fault being handled, if any.
+    /// `range` must lie in `vma` and within 2 MiB. `compound` takes a huge page of private memory as
+    /// one entry, else it is split; the core collects no huge page of coherent memory. `fault` is the
+    /// CPU fault being handled, if any. Small pages of other memories of the owner are isolated, too.
     ///
     /// # Errors
     ///
@@ -116,22 +127,21 @@ impl<'a> Isolated<'a> {
     pub fn new(
         vma: Vma<'a>,
         range: PageRange,
-        select: Select,
+        origin: Origin,
         compound: bool,
-        owner: Cookie,
         fault: Option<&CpuFault<'a>>,
         batch: &'a mut Batch,
     ) -> Result<Self> {
         Self::check(vma, range)?;
-        let huge = compound && range.is_pmd() && select == Select::Private;
-        let select = match select {
+        let huge = compound && range.is_pmd() && origin.select == Select::Private;
+        let select = match origin.select {
             Select::Private => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_PRIVATE,
             Select::Coherent => bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_DEVICE_COHERENT,
         };
         let in_one = bindings::migrate_vma_direction_MIGRATE_VMA_SELECT_COMPOUND;
         let (flags, whole) = if huge {
             // One that is not found now may be there when the core looks; it is not to be taken whole.
-            match Whole::find(vma, range, owner, fault) {
+            match Whole::find(vma, range, origin.tile, fault) {
                 Found::Nothing => (in_one, None),
                 Found::Whole(whole) => (select | in_one, Some(whole)),
                 Found::Other => (select, None),
@@ -139,7 +149,7 @@ impl<'a> Isolated<'a> {
         } else {
             (select, None)
         };
-        Self::set_up(vma, range, flags, owner, fault, whole, batch)
+        Self::set_up(vma, range, flags, origin.owner, fault, whole, batch)
     }
 
     fn check(vma: Vma<'a>, range: PageRange) -> Result {

@@ -330,9 +330,9 @@ mod suite {
         };
         let (mmap, announced) = mirror.begin(&space, request)?;
         let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;
-        let (select, owner) = (memory.select(), memory.owner());
+        let origin = memory.origin();
         let mut isolated = Isolated::read_by(announced, || {
-            Isolated::new(vma, range, select, false, owner, None, &mut batch)
+            Isolated::new(vma, range, origin, false, None, &mut batch)
         })?;
         isolated.fill(|entry| {
             let addr = range.address(entry.index);

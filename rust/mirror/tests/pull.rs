@@ -121,11 +121,11 @@ mod suite {
         };
         let (mmap, announced) = destination.begin(&space, request)?;
         let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;
-        let (select, owner) = (memory.select(), memory.owner());
+        let origin = memory.origin();
         let here = destination.place_in_space();
         let before = keep_reading(vma.space(), request, here, |readers| -> Result<_> {
             let mut isolated = Isolated::read_by((announced, readers), || {
-                Isolated::new(vma, range, select, false, owner, None, &mut batch)
+                Isolated::new(vma, range, origin, false, None, &mut batch)
             })?;
             isolated.fill(|entry| {
                 let addr = range.address(entry.index);

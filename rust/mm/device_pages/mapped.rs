@@ -11,7 +11,7 @@
 use super::{
     super::{
         addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
-        migrate::{Batch, Entry, Isolated, Select, Source},
+        migrate::{Batch, Entry, Isolated, Origin, Select, Source},
         space::{MmapGuard, Vma},
     },
     DevicePageOps, DevicePages, Kind, PIECE_PAGES,
@@ -156,15 +156,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         let Some(run) = vma.run(addr, frames, seen) else {
             return Ok(false);
         };
-        take(Isolated::new(
-            vma,
-            run,
-            self.select(),
-            false,
-            self.owner(),
-            None,
-            batch,
-        )?);
+        take(Isolated::new(vma, run, self.origin(), false, None, batch)?);
         Ok(true)
     }
 
@@ -175,10 +167,14 @@ impl<T: DevicePageOps> DevicePages<T> {
     }
 
     /// How its pages are selected for a migration.
-    pub(crate) fn select(&self) -> Select {
-        match self.kind() {
-            Kind::Private => Select::Private,
-            Kind::Coherent { .. } => Select::Coherent,
+    pub(crate) fn origin(&self) -> Origin {
+        Origin {
+            select: match self.kind() {
+                Kind::Private => Select::Private,
+                Kind::Coherent { .. } => Select::Coherent,
+            },
+            owner: self.owner(),
+            tile: self.tile(),
         }
     }
 
@@ -261,8 +257,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         let block = addr & !(PMD_SIZE - 1);
         let block = PageRange::new(block, block.checked_add(PMD_SIZE).ok_or(EINVAL)?)?;
         let range = all.intersect(&block).ok_or(EINVAL)?;
-        let select = self.select();
-        let isolated = Isolated::new(vma, range, select, compound, self.owner(), None, batch)?;
+        let isolated = Isolated::new(vma, range, self.origin(), compound, None, batch)?;
         // It may have been unmapped since, and others mapped.
         let is_here = |entry: Entry| match entry.source {
             Source::Page(pfn) => frames.contains(&pfn),

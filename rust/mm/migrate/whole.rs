@@ -16,7 +16,7 @@ use core::{mem::MaybeUninit, ptr};
 pub(super) enum Found<'a> {
     /// Nothing is there, or nothing that can be had now.
     Nothing,
-    /// A huge page of private memory of the owner.
+    /// A huge page of the private memory asked for.
     Whole(Whole<'a>),
     /// Something else, or a page that is to be split.
     Other,
@@ -36,11 +36,11 @@ pub(super) struct Whole<'a> {
 }
 
 impl<'a> Whole<'a> {
-    /// Looks at what `range`, 2 MiB of `vma`, is mapped to. The owner of the memory is `owner`. Context: atomic.
+    /// Looks at what `range`, 2 MiB of `vma`, is mapped to. `tile` names the memory. Context: atomic.
     pub(super) fn find(
         vma: Vma<'a>,
         range: PageRange,
-        owner: Cookie,
+        tile: Cookie,
         fault: Option<&CpuFault<'_>>,
     ) -> Found<'a> {
         let (addr, locked) = (range.start(), fault.is_none());
@@ -48,7 +48,7 @@ impl<'a> Whole<'a> {
         let mut pfn = MaybeUninit::uninit();
         // SAFETY: The mmap lock is held for `'a`, the faulting page has a lock and a reference.
         let found = unsafe {
-            bindings::rust_hmm_huge_hold(vma.as_ptr(), addr, owner.as_ptr(), page, pfn.as_mut_ptr())
+            bindings::rust_hmm_huge_hold(vma.as_ptr(), addr, tile.as_ptr(), page, pfn.as_mut_ptr())
         };
         match found {
             bindings::rust_hmm_huge_RUST_HMM_HUGE_HOLE

@@ -243,7 +243,6 @@ impl<D: Device> Inner<D> {
     ) -> Result<Option<Unreached>> {
         let mut patience = Patience::new();
         let mut waits = 0;
-        self.ask_tiles();
         let mut retrying = None;
         let window = Space::window(&self.space, space, piece.start())?;
         loop {
@@ -333,8 +332,8 @@ impl<D: Device> Inner<D> {
             What::Brought(_) => Cookie::NONE,
             _ => memory.map_or(Cookie::NONE, |memory| memory.owner()),
         };
-        let has_tiles = memory.is_some_and(Memory::has_siblings);
         let access = what.access();
+        let reach = self.reach();
         let mut lap = Lap::start();
         let begun = lap;
         let collected = space.collect(window, piece, access, owner, buffer)?;
@@ -346,6 +345,8 @@ impl<D: Device> Inner<D> {
         if memory.is_some_and(Memory::is_gone) {
             return Err(ENODEV);
         }
+        // After the walk: the owner may have got a memory, and pages in it, just before.
+        let has_tiles = memory.is_some_and(Memory::has_siblings);
         let (state, range, pfns) = valid.parts();
         let mut pfns = pfns.peekable();
         let State {
@@ -385,7 +386,7 @@ impl<D: Device> Inner<D> {
                 let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));
                 let mut holder = memory;
                 let number = match number {
-                    None if has_tiles => match self.elsewhere(pfn) {
+                    None if has_tiles => match self.elsewhere(pfn, reach) {
                         Elsewhere::System => None,
                         Elsewhere::Unreached(tile) => {
                             return Unreached::note(&mut unreached, addr, tile);

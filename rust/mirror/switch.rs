@@ -252,6 +252,14 @@ pub(super) fn switch_present<D: Device>(
             each(index, Switched::NoEntry);
         }
     }
+    let first = moved.entries().next().map(|first| first.destination);
+    let home = inner.device.memory();
+    let home = home.filter(|home| first.is_some_and(|pfn| home.entry_number(pfn).is_some()));
+    // Before the table lock, because it takes that of the answers of drivers.
+    let tile = match home {
+        Some(_) => None,
+        None => first.and_then(|pfn| inner.reached(pfn)),
+    };
     let mut guard = inner.lock();
     let State {
         table,
@@ -259,11 +267,8 @@ pub(super) fn switch_present<D: Device>(
         ..
     } = &mut *guard;
     let own = transactions.get(name, piece.start());
-    let memory = inner.device.memory().filter(|memory| {
-        let first = moved.entries().next();
-        first.is_some_and(|first| memory.entry_number(first.destination).is_some())
-    });
-    let memory = memory.or_else(|| inner.reached(moved.entries().next()?.destination));
+    // Under the lock: see `Inner::elsewhere`.
+    let memory = home.or(tile.filter(|tile| !tile.is_gone()));
     let mut switched = 0;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
         let mut dirty = DirtyBatch::new();

@@ -27,6 +27,16 @@ use kernel::prelude::*;
 /// Most tiles that a device can list.
 const MOST: usize = 64;
 
+/// The tiles of which a device uses pages in place. Bit `index` is that of `Device::tile(index)`.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Reach(u64);
+
+impl Reach {
+    fn has(self, index: usize) -> bool {
+        self.0 >> index & 1 != 0
+    }
+}
+
 /// Where a page is that is not in the memory at home.
 pub(super) enum Elsewhere<'a, D: Device> {
     /// In memory that the CPU can address.
@@ -61,56 +71,71 @@ impl Unreached {
 }
 
 impl<D: Device> Inner<D> {
-    /// The other memories of the device. Those of another owner are left out, because their numbers
-    /// would name other pages, too. Context: any.
-    pub(super) fn tiles(&self) -> impl Iterator<Item = &Memory<D::Memory>> + '_ {
+    /// The other memories of the device, with their numbers. Those of another owner are left out,
+    /// because their numbers of pages would name other pages, too. Context: any.
+    fn numbered_tiles(&self) -> impl Iterator<Item = (usize, &Memory<D::Memory>)> + '_ {
         let home = self.device.memory().filter(|home| home.has_siblings());
-        let listed = (0..MOST).map_while(move |index| home.and(self.device.tile(index)));
-        listed.filter(move |tile| {
+        let listed = (0..MOST).map_while(move |index| {
+            let tile = home.and(self.device.tile(index))?;
+            Some((index, tile))
+        });
+        listed.filter(move |(_, tile)| {
             home.is_some_and(|home| tile.owner() == home.owner() && tile.tile() != home.tile())
         })
     }
 
-    /// Asks the drivers how the memory at home reaches the others, so that [`Self::elsewhere`] has
-    /// the answers. Context: may sleep; no lock may be held.
+    /// The other memories of the device. Context: any.
+    pub(super) fn tiles(&self) -> impl Iterator<Item = &Memory<D::Memory>> + '_ {
+        self.numbered_tiles().map(|(_, tile)| tile)
+    }
+
+    /// The tiles that the device reaches from its home: asks the drivers. Not under the table lock,
+    /// where each page would have to take the lock of the answers. Context: may sleep; no lock may
+    /// be held.
     #[inline]
-    pub(super) fn ask_tiles(&self) {
-        if let Some(home) = self.device.memory().filter(|home| home.has_siblings()) {
-            for tile in self.tiles() {
-                home.connection(tile);
-            }
+    pub(super) fn reach(&self) -> Reach {
+        match self.device.memory().filter(|home| home.has_siblings()) {
+            Some(home) => self.reach_from(home),
+            None => Reach::default(),
         }
     }
 
-    /// Whether pages of `tile` are used in place. A tile that was unplugged has closed its arrivals
-    /// before it removes the entries of its mirrors, so that under the table lock none comes after.
-    fn reaches(&self, tile: &Memory<D::Memory>) -> bool {
-        let home = self.device.memory();
-        !tile.is_gone()
-            && home.and_then(|home| home.known().peek(tile.tile())) == Some(Connection::Unified)
+    #[inline(never)]
+    fn reach_from(&self, home: &Memory<D::Memory>) -> Reach {
+        let mut reach = Reach::default();
+        for (index, tile) in self.numbered_tiles() {
+            if home.connection(tile) == Connection::Unified {
+                reach.0 |= 1 << index;
+            }
+        }
+        reach
     }
 
-    /// Where the page of `pfn` is, which is not in the memory at home. Context: may sleep; the
-    /// table lock may be held.
+    /// Where the page of `pfn` is, which is not in the memory at home. A tile that was unplugged has
+    /// closed its arrivals before it removes the entries of its mirrors, so that under the table
+    /// lock none comes after. Context: may sleep; the table lock is held.
     // Not inlined: a device with one memory never has it.
     #[inline(never)]
-    pub(super) fn elsewhere(&self, pfn: HmmPfn) -> Elsewhere<'_, D> {
+    pub(super) fn elsewhere(&self, pfn: HmmPfn, reach: Reach) -> Elsewhere<'_, D> {
         let found = self
-            .tiles()
-            .find_map(|tile| Some((tile, tile.entry_number(pfn.pfn())?)));
+            .numbered_tiles()
+            .find_map(|(index, tile)| Some((index, tile, tile.entry_number(pfn.pfn())?)));
         match found {
-            Some((tile, number)) if self.reaches(tile) => Elsewhere::Reached(tile, number),
-            Some((tile, _)) if tile.is_private() => Elsewhere::Unreached(Some(tile.tile())),
+            Some((index, tile, number)) if reach.has(index) && !tile.is_gone() => {
+                Elsewhere::Reached(tile, number)
+            }
+            Some((_, tile, _)) if tile.is_private() => Elsewhere::Unreached(Some(tile.tile())),
             None if pfn.is_device_private() => Elsewhere::Unreached(None),
             _ => Elsewhere::System,
         }
     }
 
-    /// The tile that has page frame `pfn`, if the device reaches it. Context: as
-    /// [`Self::elsewhere`].
+    /// The tile that has page frame `pfn`, if the device is known to reach it. It may have been
+    /// unplugged. Context: may sleep.
     pub(super) fn reached(&self, pfn: usize) -> Option<&Memory<D::Memory>> {
-        self.tiles()
-            .find(|tile| tile.entry_number(pfn).is_some() && self.reaches(tile))
+        let home = self.device.memory()?;
+        let tile = self.tiles().find(|tile| tile.entry_number(pfn).is_some())?;
+        (home.known().peek(tile.tile()) == Some(Connection::Unified)).then_some(tile)
     }
 
     /// The memory of page `number` of an entry. Context: any.

@@ -4,7 +4,7 @@
 //!
 //! `/dev/hmm_dmirror0` and `1` have private memory; `2` and `3` have coherent memory, and exist
 //! when the module is given reserved physical memory for them. With `tiles=2` the private ones are
-//! the tiles of one device.
+//! the tiles of one device, and so are the coherent ones.
 //!
 //! `hardware` is what a GPU does by itself: engines, their commands, faults, counters and memory.
 //! It imports nothing of the files beside it, which are the driver.
@@ -88,7 +88,7 @@ module! {
         },
         tiles: u64 {
             default: 1,
-            description: "2: the private devices are the two tiles of one device, each with a node of its own",
+            description: "2: the private devices are the two tiles of one device, each with a node of its own, and so are the coherent ones",
         },
         engines: u64 {
             default: 2,
@@ -207,29 +207,28 @@ impl kernel::Module for Dmirror {
             nodes.push(node, GFP_KERNEL)?;
             Ok(())
         };
-        let owner = Owner::new()?;
-        let one = Tile::new(&owner, Kind::Private, vram, &fixed)?;
-        match number(module_parameters::tiles.value()) {
-            1 => {
-                let two = Tile::new(&Owner::new()?, Kind::Private, vram, &fixed)?;
-                add(private.0, one, &[])?;
-                add(private.1, two, &[])?;
-            }
-            2 => {
-                let two = Tile::new(&owner, Kind::Private, vram, &fixed)?;
-                add(private.0, one.clone(), &[&two])?;
-                add(private.1, two, &[&one])?;
-            }
-            _ => {
-                pr_err!("a parameter is out of range\n");
-                return Err(EINVAL);
-            }
+        let tiles = number(module_parameters::tiles.value());
+        if !(1..=2).contains(&tiles) {
+            pr_err!("a parameter is out of range\n");
+            return Err(EINVAL);
         }
-        if spm[0] != 0 && spm[1] != 0 {
-            for (name, start) in coherent {
-                let tile = Tile::new(&Owner::new()?, Kind::Coherent { start }, 256, &fixed)?;
-                add(name, tile, &[])?;
+        // Two devices, or two tiles of one.
+        let mut add_pair = |names: [&'static CStr; 2], kinds: [Kind; 2], mib: u64| -> Result {
+            let owner = Owner::new()?;
+            let one = Tile::new(&owner, kinds[0], mib, &fixed)?;
+            if tiles == 1 {
+                let two = Tile::new(&Owner::new()?, kinds[1], mib, &fixed)?;
+                add(names[0], one, &[])?;
+                return add(names[1], two, &[]);
             }
+            let two = Tile::new(&owner, kinds[1], mib, &fixed)?;
+            add(names[0], one.clone(), &[&two])?;
+            add(names[1], two, &[&one])
+        };
+        add_pair([private.0, private.1], [Kind::Private; 2], vram)?;
+        if spm[0] != 0 && spm[1] != 0 {
+            let kinds = coherent.map(|(_, start)| Kind::Coherent { start });
+            add_pair(coherent.map(|(name, _)| name), kinds, 256)?;
         }
         Ok(Self { _nodes: nodes })
     }

@@ -11,24 +11,21 @@
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
 use super::{
-    addr::{PMD_ORDER, PMD_PAGES},
+    addr::PMD_PAGES,
     notifier::Cookie,
-    page::LockedFolio,
-    range_map::{RangeMap, Wait},
+    range_map::RangeMap,
     word::peek_usize, //
 };
 use crate::{
     bindings,
-    inject::{fails, Point},
     locks, //
 };
-use core::num::NonZeroU64;
 use kernel::{
     page::PAGE_SHIFT,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Full, Relaxed},
+            ordering::Relaxed,
             Atomic, //
         },
         Arc,
@@ -36,7 +33,9 @@ use kernel::{
     },
 };
 
+mod alloc;
 mod cpu_fault;
+mod growth;
 mod hints;
 mod mapped;
 mod owner;
@@ -296,112 +295,6 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.max_pages
     }
 
-    /// Makes room for `pages` more pages, as far as the limit allows.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM` if no more memory could be added at all and none is free; `EBUSY` if coherent memory is
-    /// system memory or another driver's, or the kernel once ran out of memory while it added it. Context: may sleep and
-    /// takes memory hot-plug locks: neither the mmap lock nor a folio lock may be held.
-    pub fn grow(&self, pages: usize) -> Result {
-        if fails(Point::Grow) {
-            return Err(ENOMEM);
-        }
-        while self.total().saturating_sub(self.used()) < pages {
-            let _adding = self.adding.lock();
-            if let Some(piece) = self.hinted(Class::Absent).next() {
-                self.add(piece)?;
-                continue;
-            }
-            let Some(piece) = self.make(self.pieces.made())? else {
-                // Under the mutex: without, a piece that is just removed looks like one in use.
-                return match self.used() < self.total() {
-                    true => Ok(()),
-                    false => Err(ENOMEM),
-                };
-            };
-            self.add(piece)?;
-        }
-        Ok(())
-    }
-
-    /// Adds all pieces up to device page `end`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::grow`]; `EINVAL` if there cannot be so many. Context: as there.
-    pub fn grow_to(&self, end: usize) -> Result {
-        let _adding = self.adding.lock();
-        for index in 0..end.div_ceil(PIECE_PAGES) {
-            let piece = match self.pieces.get(index) {
-                Some(piece) => piece,
-                None => self.make(index)?.ok_or(EINVAL)?,
-            };
-            if !piece.is_there() {
-                self.add(piece)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes piece `index`, the next one, without frames; `None` if there cannot be one. The mutex
-    /// is held.
-    fn make(&self, index: usize) -> Result<Option<&Piece<T>>> {
-        let first = index.saturating_mul(PIECE_PAGES);
-        if first >= self.max_pages {
-            return Ok(None);
-        }
-        self.hints.prepare(index)?;
-        let pages = (self.max_pages - first).min(PIECE_PAGES);
-        let piece = self.pieces.put(index, Piece::new(self, index, pages)?)?;
-        self.hints.set(Class::Absent, index);
-        Ok(Some(piece))
-    }
-
-    /// Adds the frames of `piece`. The mutex is held.
-    fn add(&self, piece: &Piece<T>) -> Result {
-        let index = piece.index;
-        let pages = DeviceRange {
-            first: index * PIECE_PAGES,
-            count: piece.free.len(),
-        };
-        T::growing(self, pages)?;
-        let kind = match self.kind {
-            Kind::Private => Kind::Private,
-            Kind::Coherent { start } => Kind::Coherent {
-                // CAST: Within the physical addresses, as `new` has seen.
-                start: start + index as u64 * PIECE_BYTES,
-            },
-        };
-        piece.add(self.owner(), kind, &self.lowest, &|base| {
-            // CAST: Widens it.
-            let number = NonZeroU64::new(index as u64 + 1);
-            self.frames
-                .store(base..=base + (PIECE_PAGES - 1), number, Wait::Yes)
-        })?;
-        self.there.fetch_add(piece.free.len(), Relaxed);
-        self.hints.clear(Class::Absent, index);
-        self.hints.set(Class::Idle, index);
-        self.note_room(piece, None);
-        Ok(())
-    }
-
-    /// Notes that `piece` has room again, because of page `page` or of all pages.
-    #[inline]
-    fn note_room(&self, piece: &Piece<T>, page: Option<usize>) {
-        if piece.lacks_room() {
-            self.set_room(piece, piece.gains_room(page));
-        }
-    }
-
-    // Not inlined: pages are freed more often.
-    #[inline(never)]
-    fn set_room(&self, piece: &Piece<T>, gained: u64) {
-        for order in (0..=PMD_ORDER).filter(|order| gained >> order & 1 != 0) {
-            self.hints.set(Class::Room(order), piece.index);
-        }
-    }
-
     /// The folio of `order` at `index` of `piece` was given back; whether other pages of it are in
     /// use. Context: any.
     #[inline]
@@ -416,143 +309,6 @@ impl<T: DevicePageOps> DevicePages<T> {
             count: 1 << order,
         };
         T::given_back(self, range);
-    }
-
-    /// The pieces without a page in use, of those that are there.
-    fn idle(&self) -> impl Iterator<Item = &Piece<T>> {
-        self.hinted(Class::Idle).filter(|piece| {
-            if piece.free.used() == 0 {
-                return piece.is_there();
-            }
-            self.hints.clear(Class::Idle, piece.index);
-            // The last page may have been given back meanwhile.
-            if piece.free.used() == 0 {
-                self.hints.set(Class::Idle, piece.index);
-            }
-            false
-        })
-    }
-
-    /// Pieces that are there, and of these those without a page in use.
-    pub fn pieces_idle(&self) -> (usize, usize) {
-        let there = self.there.load(Relaxed).div_ceil(PIECE_PAGES);
-        (there, self.idle().count())
-    }
-
-    /// Gives up to `count` pieces back of which no page is in use, with what the kernel keeps for them:
-    /// [`PIECE_OVERHEAD`] bytes each. Returns how many. They come again when they are needed.
-    ///
-    /// Context: as [`Self::grow`].
-    pub fn shrink(&self, count: usize) -> usize {
-        let _adding = self.adding.lock();
-        let removed = self.idle().filter(|piece| {
-            if !piece.remove_idle() {
-                return false;
-            }
-            self.there.fetch_sub(piece.free.len(), Relaxed);
-            self.hints.clear(Class::Idle, piece.index);
-            self.hints.set(Class::Absent, piece.index);
-            true
-        });
-        removed.take(count).count()
-    }
-
-    /// Takes a free folio of order 0 to 9 into use: locked, with one reference.
-    ///
-    /// Context: any that may take a folio lock; does not allocate.
-    pub fn alloc(&self, order: u32) -> Option<LockedFolio> {
-        self.alloc_numbered(order).map(|(_, folio)| folio)
-    }
-
-    /// As [`Self::alloc`], with the number of its first page.
-    pub(crate) fn alloc_numbered(&self, order: u32) -> Option<(usize, LockedFolio)> {
-        if fails(Point::DevicePage) {
-            return None;
-        }
-        if order > PMD_ORDER {
-            return None;
-        }
-        self.hinted(Class::Room(order)).find_map(|piece| {
-            let index = piece.take(order, |may_have| match may_have {
-                true => self.hints.set(Class::Room(order), piece.index),
-                false => self.hints.clear(Class::Room(order), piece.index),
-            })?;
-            Some((
-                piece.index * PIECE_PAGES + index,
-                self.taken(piece, index, order),
-            ))
-        })
-    }
-
-    /// As [`Self::alloc_numbered`], first from the piece of device page `near`, which is one that
-    /// was taken just now.
-    pub(crate) fn alloc_near(&self, near: usize, order: u32) -> Option<(usize, LockedFolio)> {
-        let piece = self.piece(near).filter(|_| !fails(Point::DevicePage));
-        let taken = piece.and_then(|piece| Some((piece, piece.free.take(order)?)));
-        match taken {
-            Some((piece, index)) => Some((
-                piece.index * PIECE_PAGES + index,
-                self.taken(piece, index, order),
-            )),
-            None => self.alloc_numbered(order),
-        }
-    }
-
-    #[inline]
-    fn taken(&self, piece: &Piece<T>, index: usize, order: u32) -> LockedFolio {
-        // Full: what follows is ordered after the pages are in use.
-        self.used.fetch_add(1 << order, Full);
-        piece.folio(index, order)
-    }
-
-    /// As [`Self::alloc`], the folio that begins at device page `number`, if it is free.
-    pub fn alloc_at(&self, number: usize, order: u32) -> Option<LockedFolio> {
-        if fails(Point::DevicePage) {
-            return None;
-        }
-        let piece = self.piece(number)?;
-        let index = number % PIECE_PAGES;
-        (piece.free.take_at(index, order)).then(|| self.taken(piece, index, order))
-    }
-
-    /// Takes free pages of `range` out of use, and those in use when they are given back. Returns
-    /// how many are not out of use by now. Pages of pieces that are not there yet cannot be taken.
-    pub fn withdraw(&self, range: DeviceRange) -> usize {
-        // A piece that is added meanwhile would restore its pages.
-        let _adding = self.adding.lock();
-        let mut left = 0;
-        self.for_each_part(range, |piece, first, count| {
-            self.hints.set(Class::Withdrawn, piece.index);
-            left += match piece.is_there() {
-                true => piece.free.withdraw(first, count),
-                false => count,
-            };
-        });
-        left
-    }
-
-    /// Brings the pages of `range` back into use.
-    pub fn restore(&self, range: DeviceRange) {
-        let _adding = self.adding.lock();
-        self.for_each_part(range, |piece, first, count| {
-            if piece.is_there() {
-                piece.free.restore(first, count);
-                self.note_room(piece, None);
-            }
-        });
-    }
-
-    fn for_each_part(&self, range: DeviceRange, mut each: impl FnMut(&Piece<T>, usize, usize)) {
-        let end = range.first.saturating_add(range.count);
-        let first = range.first / PIECE_PAGES;
-        for piece in (first..self.pieces.made()).map_while(|index| self.pieces.get(index)) {
-            let base = piece.index * PIECE_PAGES;
-            let (from, to) = (range.first.max(base), end.min(base + piece.free.len()));
-            if from >= to {
-                break;
-            }
-            each(piece, from - base, to - from);
-        }
     }
 
     /// Keeps the frames of the piece that has device page `number` from being removed.

@@ -118,7 +118,7 @@ impl<D: Device> Mirror<D> {
                 });
                 let mut outcome = Outcome::default();
                 let theirs = source.device().memory().ok_or(ENODEV)?;
-                let result = self.pull_directly(range, theirs, &mut outcome);
+                let result = self.pull_directly(range, theirs, true, &mut outcome);
                 let stayed = outcome.no_memory + outcome.copy_failed;
                 inner.tell(&Event::MigrateEnd {
                     to_device,
@@ -178,11 +178,12 @@ impl<D: Device> Mirror<D> {
     }
 
     /// Moves pages of `range` that are in `theirs` to this device's memory, by a copy of the engine
-    /// of `theirs`.
+    /// of `theirs`. With `evict` other memory may leave the device to make room.
     pub(crate) fn pull_directly(
         &self,
         range: PageRange,
         theirs: &Memory<D::Memory>,
+        evict: bool,
         outcome: &mut Outcome,
     ) -> Result {
         let mine = self.device().memory().ok_or(ENODEV)?;
@@ -209,9 +210,11 @@ impl<D: Device> Mirror<D> {
                 Err(error) if error != ENOMEM => return Err(error),
                 _ => {}
             }
-            match mine.make_room(run.pages(), before) {
-                Err(error) if error != ENOMEM => return Err(error),
-                _ => {}
+            if evict {
+                match mine.make_room(run.pages(), before) {
+                    Err(error) if error != ENOMEM => return Err(error),
+                    _ => {}
+                }
             }
             let (mut end, attempt) = self.pull_run(&space, &mut room, run, theirs, true)?;
             if let Attempt::NoHuge = attempt {

@@ -99,6 +99,10 @@ impl<'m, D: Device> Migrate<'m, D> {
 
     /// Moves anonymous memory of the range to the device, holes included, best effort.
     ///
+    /// Pages in other tiles of the device ([`Device::tile`]) move first, directly, if they are
+    /// connected. The [`Outcome`] counts them. As [`PageOutcome`] each is [`PageOutcome::None`],
+    /// because the steps that follow find it there.
+    ///
     /// # Errors
     ///
     /// After an error, pages at lower addresses may have moved.
@@ -145,8 +149,14 @@ impl<'m, D: Device> Migrate<'m, D> {
             trigger,
         });
         self.mirror.stats().add(Counter::Migrations, 1);
-        let mut total = Outcome::default();
-        let result = self.run_steps(target, &mut total);
+        let (mut total, mut gathered) = (Outcome::default(), Outcome::default());
+        // A fault uses pages of other tiles as their connection says.
+        let result = match target == Target::Device && self.trigger == Trigger::Request {
+            true => self.mirror.gather(self.range, self.evict, &mut gathered),
+            false => Ok(()),
+        };
+        let result = result.and_then(|()| self.run_steps(target, &mut total));
+        total += gathered;
         let stayed = total.skipped + total.no_memory + total.copy_failed;
         inner.tell(&Event::MigrateEnd {
             to_device,

@@ -150,15 +150,42 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Mirror<D> {
-    /// The tile of this name, if pages can be pulled from it to the memory at home. Context: may
-    /// sleep.
-    fn connected_tile(&self, name: Option<Cookie>) -> Option<&Memory<D::Memory>> {
-        let home = self.device().memory()?;
-        let tile = self
-            .inner()
-            .tiles()
-            .find(|tile| Some(tile.tile()) == name)?;
-        (!tile.is_gone() && home.connection(tile) != Connection::None).then_some(tile)
+    /// The tiles from which pages can be pulled to the memory at home. Context: may sleep.
+    fn connected_tiles(&self) -> impl Iterator<Item = &Memory<D::Memory>> + '_ {
+        let home = self.device().memory();
+        self.inner().tiles().filter(move |tile| {
+            !tile.is_gone() && home.is_some_and(|home| home.connection(tile) != Connection::None)
+        })
+    }
+
+    /// Moves pages of `range` that are in other tiles to the memory at home, best effort. Adds what
+    /// has moved to `moved`; what has not is left to the caller.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR`: the task was killed. Context: may sleep; no lock may be held.
+    #[inline]
+    pub(crate) fn gather(&self, range: PageRange, evict: bool, moved: &mut Outcome) -> Result {
+        match self.device().memory().is_some_and(Memory::has_siblings) {
+            true => self.gather_tiles(range, evict, moved),
+            false => Ok(()),
+        }
+    }
+
+    #[inline(never)]
+    fn gather_tiles(&self, range: PageRange, evict: bool, moved: &mut Outcome) -> Result {
+        for tile in self.connected_tiles() {
+            let mut outcome = Outcome::default();
+            let result = self.pull_directly(range, tile, evict, &mut outcome);
+            moved.moved += outcome.moved;
+            moved.switched += outcome.switched;
+            moved.entries += outcome.entries;
+            match result {
+                Err(error) if error == EINTR => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Moves pages of a tile that the device does not reach: to its own memory, or to system memory
@@ -174,9 +201,10 @@ impl<D: Device> Mirror<D> {
         spares: &mut Spares<D::Format>,
     ) -> Result {
         let Unreached { range, tile } = unreached;
-        if let Some(tile) = self.connected_tile(tile) {
+        let mut connected = self.connected_tiles();
+        if let Some(tile) = connected.find(|connected| Some(connected.tile()) == tile) {
             let mut outcome = Outcome::default();
-            match self.pull_directly(range, tile, &mut outcome) {
+            match self.pull_directly(range, tile, true, &mut outcome) {
                 Err(error) if error == EINTR => return Err(error),
                 _ if outcome.moved != 0 => return Ok(()),
                 _ => {}

@@ -3,7 +3,10 @@
 //! Several memories of one device (tiles), in KUnit.
 
 use super::*;
-use crate::mm::device_pages::{DeviceRange, PIECE_PAGES};
+use crate::{
+    migrate::PageOutcome,
+    mm::device_pages::{DeviceRange, PIECE_PAGES}, //
+};
 
 /// A device at home on the first of its two tiles.
 struct Tiled([Arc<Shared>; 2]);
@@ -186,6 +189,31 @@ mod suite {
         alone.fault(range, Access::Read)?;
         assert_eq!(used(&tiles), [0, 0]);
         assert_eq!(device_load(&alone, range.start())?, Some(100));
+        Ok(())
+    }
+
+    #[test]
+    fn a_request_moves_pages_of_connected_tiles_to_the_home() -> Result {
+        for (connection, expected) in [
+            (Connection::Unified, [6, 0]),
+            (Connection::Migratable, [6, 0]),
+            (Connection::None, [0, 6]),
+        ] {
+            let (range, tiles, mirrors) = on_the_other(6, connection)?;
+            let mut pages = [PageOutcome::Lost; 6];
+            let outcome = mirrors[0].migrate(range).outcomes(&mut pages).to_device()?;
+            assert_eq!((used(&tiles), outcome.moved), (expected, expected[0]));
+            assert_eq!((outcome.moved + outcome.skipped, outcome.no_memory), (6, 0));
+            let page = match connection {
+                Connection::None => PageOutcome::Skipped,
+                _ => PageOutcome::None,
+            };
+            assert!(pages.iter().all(|each| *each == page));
+            for tile in &tiles {
+                assert_eq!(tile.memory.stats().get(Counter::CpuFaults), 0);
+            }
+            assert_eq!(load(range.address(3))?, 103);
+        }
         Ok(())
     }
 

@@ -49,7 +49,7 @@ pub fn unload(ctx: &Ctx) -> Outcome {
 }
 
 /// The driver's parameters when the machine was started: tools/vm/run names the addresses of coherent memory.
-fn as_booted(ctx: &Ctx) -> String {
+pub fn as_booted(ctx: &Ctx) -> String {
     let modules = std::fs::read_to_string("/hmm/modules").unwrap_or_default();
     let name = names(ctx).last().copied().unwrap_or_default();
     let params = modules.lines().find_map(|line| line.strip_prefix(name));

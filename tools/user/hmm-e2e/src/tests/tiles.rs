@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The two private devices as tiles of one device: its memories have the same owner.
+//! Two devices as tiles of one device: their memories have the same owner.
 
 use super::connect::{pair, Pair};
 use super::memory::{block, engine_reads, to_device, with};
+use super::reload::{as_booted, load, unload, Restore};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{Connection, Mapping};
+use hmm::engine::{checksum_of_pattern, Way};
+use hmm::{smaps, Command, Connection, Device, EngineOp, Errno, Mapping, Setting, HUGE_PAGES};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
 
 const OURS: &str = "test_hmm has one memory for a device";
 
@@ -17,6 +22,14 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "unconnected_tiles_go_through_memory", through).only_rust(OURS).private(),
     Test::new("memory", "eviction_leaves_the_other_tile_alone", evicted).only_rust(OURS).private(),
     Test::new("memory", "one_tile_is_unplugged", unplugged).only_rust(OURS).private(),
+    Test::new("memory", "huge_pages_move_between_tiles_whole", huge_pages)
+        .only_rust(OURS)
+        .private(),
+    Test::new("memory", "faults_of_two_tiles_on_one_block_end", fight).only_rust(OURS).private(),
+    Test::new("memory", "unplug_of_a_tile_during_faults_on_it", unplugged_in_use)
+        .only_rust(OURS)
+        .private(),
+    Test::new("memory", "coherent_tiles_are_used_in_place", coherent).only_rust(OURS).private(),
 ];
 
 /// A block on the second tile, with the contents of `seed`.
@@ -126,4 +139,132 @@ fn unplugged(ctx: &Ctx) -> Outcome {
     cpu_sees(&mine, 1, "after all")?;
     drop((mine, map));
     closed(pair)
+}
+
+fn huge_pages(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+    for connection in [Connection::Unified, Connection::Migratable] {
+        let pair = pair(ctx, connection)?;
+        let map = huge(1, 5)?;
+        let pages = HUGE_PAGES as u64;
+        check_eq!(to_device(&pair.two, &map)?.moved, pages, "pages that moved to the second tile");
+        let delta = Delta::start(ctx, &pair.two)?;
+        engine_reads(&pair.one, &map, 5)?;
+        let expected = match connection {
+            Connection::Unified => [0, pages],
+            _ => [pages, 0],
+        };
+        check_eq!(used(&pair)?, expected, "pages of each tile, {connection:?}");
+        delta.exactly("cpu_faults", 0, "second")?;
+        cpu_sees(&map, 5, "at the end")?;
+        // It was never split, so that it came back whole.
+        let kib = smaps::field(map.addr(), map.len(), "AnonHugePages").what("smaps")?;
+        check_eq!(kib, 2048, "KiB in huge pages at the end, {connection:?}");
+        drop(map);
+        closed(pair)?;
+    }
+    Ok(())
+}
+
+/// Engine work on all of `map` until `stop`; each must see the pattern `seed`. Returns the rounds.
+fn keep_reading(
+    device: &Device,
+    map: &Mapping,
+    seed: u64,
+    stop: &AtomicBool,
+) -> Result<(u64, Option<Errno>), Errno> {
+    let sum = checksum_of_pattern(seed, map.pages());
+    let mut rounds = 0;
+    while !stop.load(Relaxed) {
+        let read = Command::new(EngineOp::Checksum, map.addr(), map.len()).verify(sum);
+        if let Some(error) = device.run(read)?.error {
+            return Ok((rounds, Some(error)));
+        }
+        rounds += 1;
+    }
+    Ok((rounds, None))
+}
+
+fn fight(ctx: &Ctx) -> Outcome {
+    let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+    let pair = pair(ctx, Connection::Migratable)?;
+    let map = on_two(&pair, 5)?;
+    let stop = AtomicBool::new(false);
+    let (first, second) = thread::scope(|scope| {
+        let first = scope.spawn(|| keep_reading(&pair.one, &map, 5, &stop));
+        let second = scope.spawn(|| keep_reading(&pair.two, &map, 5, &stop));
+        thread::sleep(Duration::from_secs(3));
+        stop.store(true, Relaxed);
+        (first.join(), second.join())
+    });
+    for (name, ended) in [("first", first), ("second", second)] {
+        let Ok(Ok((rounds, error))) = ended else {
+            return Err(Stop::Fail(format!("{name}: {ended:?}")));
+        };
+        check_eq!(error, None, "error of the {name} tile");
+        check!(rounds > 0, "the {name} tile has not read the block once");
+    }
+    cpu_sees(&map, 5, "at the end")?;
+    drop(map);
+    closed(pair)
+}
+
+fn unplugged_in_use(ctx: &Ctx) -> Outcome {
+    for connection in [Connection::Unified, Connection::Migratable] {
+        let _restore = with(ctx, "vram_mib=8 tiles=2")?;
+        let pair = pair(ctx, connection)?;
+        let map = on_two(&pair, 5)?;
+        let stop = AtomicBool::new(false);
+        let (saved, read) = thread::scope(|scope| {
+            let reader = scope.spawn(|| keep_reading(&pair.one, &map, 5, &stop));
+            thread::sleep(Duration::from_millis(200));
+            let saved = pair.two.unplug(0, 0);
+            thread::sleep(Duration::from_millis(200));
+            stop.store(true, Relaxed);
+            (saved, reader.join())
+        });
+        saved.what("unplug the second tile")?;
+        let Ok(Ok((rounds, error))) = read else {
+            return Err(Stop::Fail(format!("the reader: {read:?}")));
+        };
+        check_eq!(error, None, "error of a reader on the first tile, {connection:?}");
+        check!(rounds > 0, "nothing was read");
+        engine_reads(&pair.one, &map, 5)?;
+        check_eq!(used(&pair)?[1], 0, "pages left on the second tile");
+        cpu_sees(&map, 5, "after all")?;
+        drop(map);
+        closed(pair)?;
+    }
+    Ok(())
+}
+
+fn coherent(ctx: &Ctx) -> Outcome {
+    let _restore = Restore(ctx);
+    load(ctx, "")?;
+    unload(ctx)?;
+    load(ctx, &format!("{} tiles=2", as_booted(ctx)))?;
+    for connection in [Connection::Unified, Connection::None] {
+        let (Ok(one), Ok(two)) = (Device::open(2), Device::open(3)) else {
+            return Err(Stop::Skip("there are no coherent devices".into()));
+        };
+        let pair = Pair { one, two };
+        for device in [&pair.one, &pair.two] {
+            device.set(Setting::Connection, connection as u64).what("set the connection")?;
+        }
+        let map = on_two(&pair, 5)?;
+        engine_reads(&pair.one, &map, 5)?;
+        device_fills_pages(&pair.one, &map, 6, 0, map.pages(), "by the first tile")?;
+        engine_reads(&pair.two, &map, 6)?;
+        cpu_sees(&map, 6, "where it is")?;
+        check_eq!(used(&pair)?, [0, 512], "pages of each tile, {connection:?}");
+        // The entries of both go with the pages.
+        pair.two.migrate(map.addr(), map.pages(), Way::ToSystem).what("migrate back")?;
+        check_eq!(used(&pair)?, [0, 0], "pages that are left");
+        map.fill(7);
+        engine_reads(&pair.one, &map, 7)?;
+        engine_reads(&pair.two, &map, 7)?;
+        drop(map);
+        closed(pair)?;
+    }
+    Ok(())
 }

@@ -191,15 +191,9 @@ impl<M: MemoryOps> Memory<M> {
 
     /// The number in this memory of page `number` of the owner, if it is one of this memory.
     #[inline]
-    fn local(&self, number: usize) -> Option<usize> {
+    pub(crate) fn local(&self, number: usize) -> Option<usize> {
         let local = number.checked_sub(self.pages().first())?;
         (local < self.limit()).then_some(local)
-    }
-
-    /// Whether page `number` of the owner is in this memory.
-    #[inline]
-    pub(crate) fn has(&self, number: usize) -> bool {
-        self.local(number).is_some()
     }
 
     /// The pages of the memory.
@@ -253,10 +247,10 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().tile()
     }
 
-    /// Whether the owner may have other memories.
+    /// Whether the owner may have other memories. If not, numbers of the owner begin at 0, too.
     #[inline]
-    pub(crate) fn has_siblings(&self) -> bool {
-        self.pages().has_siblings()
+    pub(crate) fn shares_owner(&self) -> bool {
+        self.pages().shares_owner()
     }
 
     /// Pieces of 256 MiB that there are, and of these those of which nothing is in use.
@@ -284,6 +278,17 @@ impl<M: MemoryOps> Memory<M> {
         Ok(())
     }
 
+    /// The number in this memory of page frame `pfn`, if it is one of this memory.
+    pub(crate) fn lookup(&self, pfn: usize) -> Option<usize> {
+        self.pages().lookup(pfn)
+    }
+
+    /// The first number that this memory has in entries.
+    #[inline]
+    pub(crate) fn first_number(&self) -> usize {
+        self.pages().first()
+    }
+
     /// The owner's number of page frame `pfn`, if it is in this memory.
     pub(crate) fn entry_number(&self, pfn: usize) -> Option<usize> {
         Some(self.pages().first() + self.pages().lookup(pfn)?)
@@ -295,9 +300,9 @@ impl<M: MemoryOps> Memory<M> {
         move |pfn| Some(first + find(pfn)?)
     }
 
-    /// The page frame of page `number` of the owner, if it is in this memory.
-    pub(crate) fn pfn(&self, number: usize) -> Option<usize> {
-        self.pages().pfn(self.local(number)?)
+    /// The page frame of page `local` of this memory, if it is there.
+    pub(crate) fn pfn(&self, local: usize) -> Option<usize> {
+        self.pages().pfn(local)
     }
 
     /// This memory, as pages are isolated from it.

@@ -45,12 +45,10 @@ impl<M: MemoryOps> Memory<M> {
         }
     }
 
-    /// Page `number` of the owner is used now, if it is in this memory.
+    /// Page `local` of this memory is used now.
     #[inline]
-    pub(crate) fn touch_page(&self, number: usize) {
-        if let Some(number) = self.local(number) {
-            self.pages().data().lru.touch(number / PMD_PAGES);
-        }
+    pub(crate) fn touch_page(&self, local: usize) {
+        self.pages().data().lru.touch(local / PMD_PAGES);
     }
 
     /// Now, in accesses of the device.

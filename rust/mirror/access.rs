@@ -75,14 +75,14 @@ impl<D: Device> Inner<D> {
         if !entry.is_device() {
             return Some(Ok(entry.number()));
         }
-        let memory = self.memory_of(entry.number())?;
-        memory.touch_page(entry.number());
+        let (memory, local) = self.page_of(entry.number())?;
+        memory.touch_page(local);
         match memory.kind() {
             Kind::Private => Some(Err(DeviceRange {
                 first: entry.number(),
                 count: 1,
             })),
-            Kind::Coherent { .. } => memory.pfn(entry.number()).map(Ok),
+            Kind::Coherent { .. } => memory.pfn(local).map(Ok),
         }
     }
 
@@ -93,8 +93,8 @@ impl<D: Device> Inner<D> {
         if !leaf.entry.is_device() {
             return D::Format::DMA.then(|| Target::Dma(DmaAddress::from_frame(number)));
         }
-        let memory = self.memory_of(number)?;
-        memory.touch_page(number);
+        let (memory, local) = self.page_of(number)?;
+        memory.touch_page(local);
         // CAST: Both have 64 bits.
         let address = number.checked_mul(PAGE_SIZE)? as u64;
         Some(Target::Device(DeviceAddress::new(address)))

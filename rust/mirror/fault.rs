@@ -345,8 +345,8 @@ impl<D: Device> Inner<D> {
         if memory.is_some_and(Memory::is_gone) {
             return Err(ENODEV);
         }
-        // After the walk: the owner may have got a memory, and pages in it, just before.
-        let has_tiles = memory.is_some_and(Memory::has_siblings);
+        let has_tiles = memory.is_some_and(Memory::shares_owner);
+        let first = memory.map_or(0, Memory::first_number);
         let (state, range, pfns) = valid.parts();
         let mut pfns = pfns.peekable();
         let State {
@@ -383,32 +383,32 @@ impl<D: Device> Inner<D> {
                     held |= access == Access::Write || !entry.is_valid();
                     return;
                 }
-                let number = memory.and_then(|memory| memory.entry_number(pfn.pfn()));
-                let mut holder = memory;
-                let number = match number {
-                    None if has_tiles => match self.elsewhere(pfn, reach) {
-                        Elsewhere::System => None,
+                let mut local = memory.and_then(|memory| memory.lookup(pfn.pfn()));
+                let mut holder = (memory, first);
+                if local.is_none() && has_tiles {
+                    match self.elsewhere(pfn, reach) {
+                        Elsewhere::System => {}
                         Elsewhere::Unreached(tile) => {
                             return Unreached::note(&mut unreached, addr, tile);
                         }
                         Elsewhere::Reached(_, _) if what == What::There(Present::Own) => return,
-                        Elsewhere::Reached(tile, number) => {
-                            holder = Some(tile);
-                            Some(number)
+                        Elsewhere::Reached(tile, page) => {
+                            holder = (Some(tile), tile.first_number());
+                            local = Some(page);
                         }
-                    },
-                    number => number,
-                };
-                let new = match number {
+                    }
+                }
+                let (memory, first) = holder;
+                let new = match local {
                     None if what == What::There(Present::Own) => return,
-                    Some(number) => Entry::device(number, pfn.is_writable()),
+                    Some(local) => Entry::device(first + local, pfn.is_writable()),
                     None => Entry::system(pfn.pfn(), pfn.is_writable()),
                 };
                 if *entry != new {
                     *entry = new;
                     installed += 1;
-                    if let (Some(memory), Some(number)) = (holder, number) {
-                        memory.touch_page(number);
+                    if let (Some(memory), Some(local)) = (memory, local) {
+                        memory.touch_page(local);
                     }
                 }
             })

@@ -100,7 +100,7 @@ impl<D: Device> Mirror<D> {
         let own = self
             .device()
             .memory()
-            .is_some_and(|memory| memory.entry_number(pfn.pfn()).is_some());
+            .is_some_and(|memory| memory.lookup(pfn.pfn()).is_some());
         let location = if own {
             Location::Device
         } else if is_zero_pfn(pfn.pfn()) {

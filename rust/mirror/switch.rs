@@ -254,7 +254,7 @@ pub(super) fn switch_present<D: Device>(
     }
     let first = moved.entries().next().map(|first| first.destination);
     let home = inner.device.memory();
-    let home = home.filter(|home| first.is_some_and(|pfn| home.entry_number(pfn).is_some()));
+    let home = home.filter(|home| first.is_some_and(|pfn| home.lookup(pfn).is_some()));
     // Before the table lock, because it takes that of the answers of drivers.
     let tile = match home {
         Some(_) => None,

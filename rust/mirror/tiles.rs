@@ -3,7 +3,7 @@
 //! Memories of a device that has several (tiles), as a mirror at home on one of them uses the
 //! others.
 //!
-//! For a device with one memory all of this is a look at [`Memory::has_siblings`].
+//! For a device with one memory all of this is a look at [`Memory::shares_owner`].
 
 use super::{
     fault::What,
@@ -41,7 +41,7 @@ impl Reach {
 pub(super) enum Elsewhere<'a, D: Device> {
     /// In memory that the CPU can address.
     System,
-    /// In a tile that the device reaches, with the number of its entry.
+    /// In a tile that the device reaches, with its number in the tile.
     Reached(&'a Memory<D::Memory>, usize),
     /// In private memory that the device does not reach: that of a tile, or one that is not listed.
     Unreached(Option<Cookie>),
@@ -74,7 +74,7 @@ impl<D: Device> Inner<D> {
     /// The other memories of the device, with their numbers. Those of another owner are left out,
     /// because their numbers of pages would name other pages, too. Context: any.
     fn numbered_tiles(&self) -> impl Iterator<Item = (usize, &Memory<D::Memory>)> + '_ {
-        let home = self.device.memory().filter(|home| home.has_siblings());
+        let home = self.device.memory().filter(|home| home.shares_owner());
         let listed = (0..MOST).map_while(move |index| {
             let tile = home.and(self.device.tile(index))?;
             Some((index, tile))
@@ -94,7 +94,7 @@ impl<D: Device> Inner<D> {
     /// be held.
     #[inline]
     pub(super) fn reach(&self) -> Reach {
-        match self.device.memory().filter(|home| home.has_siblings()) {
+        match self.device.memory().filter(|home| home.shares_owner()) {
             Some(home) => self.reach_from(home),
             None => Reach::default(),
         }
@@ -119,10 +119,10 @@ impl<D: Device> Inner<D> {
     pub(super) fn elsewhere(&self, pfn: HmmPfn, reach: Reach) -> Elsewhere<'_, D> {
         let found = self
             .numbered_tiles()
-            .find_map(|(index, tile)| Some((index, tile, tile.entry_number(pfn.pfn())?)));
+            .find_map(|(index, tile)| Some((index, tile, tile.lookup(pfn.pfn())?)));
         match found {
-            Some((index, tile, number)) if reach.has(index) && !tile.is_gone() => {
-                Elsewhere::Reached(tile, number)
+            Some((index, tile, local)) if reach.has(index) && !tile.is_gone() => {
+                Elsewhere::Reached(tile, local)
             }
             Some((_, tile, _)) if tile.is_private() => Elsewhere::Unreached(Some(tile.tile())),
             None if pfn.is_device_private() => Elsewhere::Unreached(None),
@@ -134,18 +134,28 @@ impl<D: Device> Inner<D> {
     /// unplugged. Context: may sleep.
     pub(super) fn reached(&self, pfn: usize) -> Option<&Memory<D::Memory>> {
         let home = self.device.memory()?;
-        let tile = self.tiles().find(|tile| tile.entry_number(pfn).is_some())?;
+        let tile = self.tiles().find(|tile| tile.lookup(pfn).is_some())?;
         (home.known().peek(tile.tile()) == Some(Connection::Unified)).then_some(tile)
     }
 
-    /// The memory of page `number` of an entry. Context: any.
+    /// The memory of page `number` of an entry, and its number there. Context: any.
     #[inline]
-    pub(super) fn memory_of(&self, number: usize) -> Option<&Memory<D::Memory>> {
+    pub(super) fn page_of(&self, number: usize) -> Option<(&Memory<D::Memory>, usize)> {
         let home = self.device.memory()?;
-        match home.has(number) {
-            true => Some(home),
-            false => self.tiles().find(|tile| tile.has(number)),
+        match home.shares_owner() {
+            true => self.page_of_tile(home, number),
+            false => Some((home, number)),
         }
+    }
+
+    #[inline(never)]
+    fn page_of_tile<'a>(
+        &'a self,
+        home: &'a Memory<D::Memory>,
+        number: usize,
+    ) -> Option<(&'a Memory<D::Memory>, usize)> {
+        let local = |tile: &'a Memory<D::Memory>| Some((tile, tile.local(number)?));
+        local(home).or_else(|| self.tiles().find_map(local))
     }
 }
 
@@ -166,7 +176,7 @@ impl<D: Device> Mirror<D> {
     /// `EINTR`: the task was killed. Context: may sleep; no lock may be held.
     #[inline]
     pub(crate) fn gather(&self, range: PageRange, evict: bool, moved: &mut Outcome) -> Result {
-        match self.device().memory().is_some_and(Memory::has_siblings) {
+        match self.device().memory().is_some_and(Memory::shares_owner) {
             true => self.gather_tiles(range, evict, moved),
             false => Ok(()),
         }

@@ -129,6 +129,8 @@ pub struct DevicePages<T: DevicePageOps> {
     pieces: Pieces<T>,
     hints: Hints,
     owner: Arc<Owner>,
+    /// Whether the owner was given by the caller, who may give it to other memories, too.
+    shared: bool,
     /// First of the owner's numbers that are this memory's.
     first: usize,
     /// The kernel's callbacks. A copy of its own, whose address names this memory.
@@ -198,6 +200,7 @@ impl<T: DevicePageOps> DevicePages<T> {
                 Pieces::new(count)?
             },
             hints: Hints::new(max_pages.div_ceil(PIECE_PAGES))?,
+            shared: owner.is_some(),
             owner: match owner {
                 Some(owner) => owner,
                 None => Owner::new()?,
@@ -250,10 +253,11 @@ impl<T: DevicePageOps> DevicePages<T> {
         self.first
     }
 
-    /// Whether the owner has other memories, or had some.
+    /// Whether the owner may have other memories. If not, the owner's numbers are those of this
+    /// memory.
     #[inline]
-    pub(crate) fn has_siblings(&self) -> bool {
-        self.owner.given() != self.max_pages.next_multiple_of(PIECE_PAGES)
+    pub(crate) fn shares_owner(&self) -> bool {
+        self.shared
     }
 
     /// The pieces that were made, in the order of their numbers.

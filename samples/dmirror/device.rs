@@ -108,6 +108,10 @@ impl MockDevice {
 
     /// The memory that has `range` of an entry, and the place in it. `EIO` if there is none.
     pub(crate) fn vram(&self, range: DeviceRange) -> Result<(&Vram, DeviceRange)> {
+        // Of a device with one memory the numbers in entries are those of the memory.
+        if self.tiles.is_empty() {
+            return Ok((self.memory.driver(), range));
+        }
         if let Some(range) = self.memory.locate(range) {
             return Ok((self.memory.driver(), range));
         }
@@ -138,8 +142,13 @@ pub(crate) struct Tile {
 }
 
 impl Tile {
-    /// Memory of `owner` of at most `mib` MiB.
-    pub(crate) fn new(owner: &Arc<Owner>, kind: Kind, mib: u64, fixed: &Fixed) -> Result<Self> {
+    /// Memory of at most `mib` MiB, of `owner` if the device has other tiles, too.
+    pub(crate) fn new(
+        owner: Option<&Arc<Owner>>,
+        kind: Kind,
+        mib: u64,
+        fixed: &Fixed,
+    ) -> Result<Self> {
         let pages = usize::try_from(mib.checked_mul(MIB_PAGES).ok_or(EINVAL)?)?;
         let contents = match kind {
             Kind::Private => pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?,
@@ -148,9 +157,15 @@ impl Tile {
         let settings = Arc::new(Settings::new(fixed), GFP_KERNEL)?;
         let streams = Streams::new()?;
         let vram = Vram::new(contents, fixed, settings.clone(), streams.clone())?;
-        let memory = Memory::new_tile(owner.clone(), vram, kind, pages);
+        let memory = match owner {
+            Some(owner) => Arc::pin_init(
+                Memory::new_tile(owner.clone(), vram, kind, pages),
+                GFP_KERNEL,
+            )?,
+            None => Arc::pin_init(Memory::new(vram, kind, pages), GFP_KERNEL)?,
+        };
         Ok(Self {
-            memory: Arc::pin_init(memory, GFP_KERNEL)?,
+            memory,
             settings,
             streams,
         })

@@ -214,14 +214,16 @@ impl kernel::Module for Dmirror {
         }
         // Two devices, or two tiles of one.
         let mut add_pair = |names: [&'static CStr; 2], kinds: [Kind; 2], mib: u64| -> Result {
-            let owner = Owner::new()?;
-            let one = Tile::new(&owner, kinds[0], mib, &fixed)?;
-            if tiles == 1 {
-                let two = Tile::new(&Owner::new()?, kinds[1], mib, &fixed)?;
+            let owner = match tiles {
+                1 => None,
+                _ => Some(Owner::new()?),
+            };
+            let one = Tile::new(owner.as_ref(), kinds[0], mib, &fixed)?;
+            let two = Tile::new(owner.as_ref(), kinds[1], mib, &fixed)?;
+            if owner.is_none() {
                 add(names[0], one, &[])?;
                 return add(names[1], two, &[]);
             }
-            let two = Tile::new(&owner, kinds[1], mib, &fixed)?;
             add(names[0], one.clone(), &[&two])?;
             add(names[1], two, &[&one])
         };

@@ -33,19 +33,13 @@ impl Owner {
         Cookie::inside(self)
     }
 
-    /// Numbers that were given to memories.
-    #[inline]
-    pub(super) fn given(&self) -> usize {
-        self.given.load(Relaxed)
-    }
-
     /// Gives `count` consecutive numbers, of which the first one is returned.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there would be more than [`MAX_PAGES`].
     pub(super) fn give(&self, count: usize) -> Result<usize> {
-        let mut given = self.given();
+        let mut given = self.given.load(Relaxed);
         loop {
             let next = given.checked_add(count).filter(|next| *next <= MAX_PAGES);
             match self.given.cmpxchg(given, next.ok_or(EINVAL)?, Relaxed) {

@@ -67,7 +67,7 @@ pub use serve::Served;
 pub use snapshot::{Location, Snapshot};
 pub(crate) use step::Tries;
 pub(crate) use switch::Switched;
-pub use walker::{Section, Unresolved, Walkers};
+pub use walker::{Section, Seen, Unresolved, Walkers};
 
 use invalidate::{remove, remove_some};
 use transaction::Transactions;

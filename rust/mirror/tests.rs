@@ -44,6 +44,7 @@ mod nosy;
 mod pull;
 mod reentry;
 mod retry;
+mod seen;
 mod stay;
 mod tiles;
 mod two_walkers;

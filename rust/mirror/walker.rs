@@ -135,6 +135,16 @@ pub enum Unresolved {
     ReadOnly,
 }
 
+/// What a device has found in the table that it walks by itself: a page of 4 KiB, by the address
+/// that the device uses for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Address of the page.
+    pub address: u64,
+    /// Whether the device may write.
+    pub writable: bool,
+}
+
 /// A walker's lock, held: an access of an engine under way. Atomic context.
 ///
 /// What a translation names cannot go away before this is dropped.
@@ -171,13 +181,79 @@ impl<D: Device> Section<'_, D> {
         self.inner.reader.walk(addr)
     }
 
+    /// What is wrong with a translation that the table does not have.
+    fn outdated(&self) -> Unresolved {
+        // A change counts itself before it is seen, and until after its flush.
+        match self.inner.changing.load(Acquire) {
+            0 => Unresolved::Stale,
+            _ => Unresolved::Changing,
+        }
+    }
+
     fn check(&self, addr: usize, kept: Entry) -> Result<Entry, Unresolved> {
         match self.walk(addr) {
             Some(now) if kept.is_valid() && !kept.is_outdated_by(now.entry) => Ok(now.entry),
-            // A change counts itself before it is seen, and until after its flush.
-            _ if self.inner.changing.load(Acquire) != 0 => Err(Unresolved::Changing),
-            _ => Err(Unresolved::Stale),
+            _ => Err(self.outdated()),
         }
+    }
+
+    /// Compares a translation that the device has found in its table with the library's tree.
+    fn compare(&self, addr: usize, found: Seen) -> Result<Entry, Unresolved> {
+        match self.walk(addr) {
+            Some(Leaf { entry, .. })
+                if self.inner.reader.page_address(entry) == found.address
+                    && (!found.writable || entry.may_be_dirty()) =>
+            {
+                Ok(entry)
+            }
+            _ => Err(self.outdated()),
+        }
+    }
+
+    /// Reads the word at `address`, a multiple of 8, of the table that the device walks by itself
+    /// ([`Device::table_memory`]), for software that takes the place of its walker. Only the tables
+    /// on the way to the page at `addr` can be read; [`Mirror::table_root`] is the first one.
+    ///
+    /// # Errors
+    ///
+    /// * [`Unresolved::Changing`]: none of these tables is there, and a change is under way. The
+    ///   table may have been replaced: see [`Self::reach`].
+    /// * [`Unresolved::Stale`]: none of them is there, which is a bug: the entry that leads there is
+    ///   wrong, or the device is closed.
+    pub fn table_word(&self, addr: usize, address: u64) -> Result<u64, Unresolved> {
+        let word = self.inner.reader.image_word(addr, address);
+        word.ok_or_else(|| self.outdated())
+    }
+
+    /// Where the page at `addr` is, to be read, by what the device has found in the table that it
+    /// walks by itself, in this section or an earlier one. As an IOMMU does, it gives access to what
+    /// the library has mapped at `addr`, and to nothing else: the table of the device is not
+    /// trusted.
+    ///
+    /// # Errors
+    ///
+    /// * [`Unresolved::Changing`]: the library's tree has another page there, or less rights, and a
+    ///   change is under way. Hardware would use the page that it has found, which stays until the
+    ///   flush has ended. Software uses what [`Self::walk`] finds, with [`Self::resolve`], and so
+    ///   accesses the page as after the change. It need not wait.
+    /// * [`Unresolved::Stale`]: the same, and no change is under way: a flush or an entry is wrong.
+    pub fn reach(&self, addr: usize, found: Seen) -> Result<Place<'_>, Unresolved> {
+        let entry = self.compare(addr, found)?;
+        let entry = self.frame(addr, entry)?;
+        // SAFETY: The entry is in the table, and the drain waits for this section.
+        unsafe { self.inner.place(entry) }.ok_or(Unresolved::Changing)
+    }
+
+    /// As [`Self::reach`], to be written. [`Unresolved::ReadOnly`] if `found` or the entry does not
+    /// permit that, also of a page that is exclusive.
+    pub fn reach_mut(&self, addr: usize, found: Seen) -> Result<PlaceMut<'_>, Unresolved> {
+        let entry = self.compare(addr, found)?;
+        if !found.writable || !entry.is_writable() {
+            return Err(Unresolved::ReadOnly);
+        }
+        let entry = self.frame(addr, entry)?;
+        // SAFETY: As in `reach`, and the entry is writable.
+        unsafe { self.inner.place_mut(entry) }.ok_or(Unresolved::Changing)
     }
 
     /// The entry with its page frame, which a table of DMA addresses does not hold.

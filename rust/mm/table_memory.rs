@@ -2,8 +2,9 @@
 
 //! Memory of page tables that a device walks by itself.
 //!
-//! Such memory is written here and read by the device. The kernel never reads it, so that it trusts
-//! nothing that the device may have written there.
+//! Such memory is written here and read by the device. The library never reads it, so that it trusts
+//! nothing that the device may have written there. It lends words of it to software that takes the
+//! place of a device ([`Section::table_word`](crate::mirror::Section::table_word)).
 //!
 //! C headers: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h),
 //! [`include/linux/gfp.h`](srctree/include/linux/gfp.h)
@@ -313,8 +314,8 @@ impl Unit<'_> {
     accesses!(u32, write_u32, store_u32);
     accesses!(u64, write_u64, store_u64);
 
-    /// Reads the entry `slot`, as a device does that a test stands in for.
-    #[cfg(CONFIG_KUNIT = "y")]
+    /// Reads the word `slot`, for software that takes the place of a device; 0 beyond the end. An
+    /// acquire. Context: any.
     pub(crate) fn read_u64(&self, slot: usize) -> u64 {
         if slot >= self.bytes / size_of::<u64>() {
             return 0;

@@ -20,7 +20,7 @@ use super::{
     flush::FlushBatch,
     format::{fan, run_below, shift, smallest_run, unit, Format, Word, Write},
     pool::Pool,
-    table::span_of,
+    table::{slot_of, span_of, Reader},
     tree::{self, Slot},
 };
 use crate::mm::{
@@ -305,5 +305,38 @@ impl<F: Format> Pool<F> {
             true => entry.with_number(entry.number().wrapping_add(self.device_pages())),
             false => entry,
         }
+    }
+}
+
+impl<F: Format> Reader<F> {
+    /// Reads the word at `address`, a multiple of 8 and where the device finds it, of one of the
+    /// tables on the way to `addr`. `None` if none of them is there. Context: any.
+    pub(crate) fn image_word(&self, addr: usize, address: u64) -> Option<u64> {
+        // CAST: A table has at most 8 KiB.
+        let bytes = unit::<F>() as u64;
+        let (base, slot) = (address & !(bytes - 1), (address & (bytes - 1)) / 8);
+        let mut index = self.root;
+        let guard = rcu::read_lock();
+        for level in (0..F::LEVELS).rev() {
+            let (images, at) = self.pool.images(&guard, index)?;
+            let image = images.unit(&guard, at)?;
+            if image.address() == base {
+                // CAST: Both have 64 bits.
+                return Some(image.read_u64(slot as usize));
+            }
+            let word = self.pool.load(&guard, index, slot_of::<F>(level, addr));
+            match tree::decode(word) {
+                Slot::Table(child) => index = child,
+                Slot::Empty | Slot::Leaf(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// Address of the page of `entry` for the device.
+    #[inline]
+    pub(crate) fn page_address(&self, entry: Entry) -> u64 {
+        // CAST: Both have 64 bits.
+        (self.pool.seen_by_device(entry).number() as u64) << PAGE_SHIFT
     }
 }

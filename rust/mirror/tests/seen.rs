@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Access by addresses that a device has found in its own table, in KUnit.
+
+use super::*;
+use crate::mm::table_memory::TableMemory;
+
+/// Where the device finds its own memory.
+const DEVICE_PAGES: u64 = 1 << 46;
+
+/// A device that walks by itself.
+struct Walking(Arc<Shared>);
+
+impl Device for Walking {
+    type Memory = TestMemory;
+    type Format = Radix4;
+    type Walker = ();
+    type Flush = ();
+
+    fn walkers(&self) -> Option<Arc<Walkers<()>>> {
+        Some(self.0.walkers.clone())
+    }
+
+    fn memory(&self) -> Option<&Memory<TestMemory>> {
+        Some(&self.0.memory)
+    }
+
+    fn table_memory(&self) -> TableMemory {
+        TableMemory::plain().with_device_pages_at(DEVICE_PAGES)
+    }
+
+    fn flush_start(&self, _range: PageRange) {}
+
+    fn flush_wait(&self, (): ()) {}
+}
+
+fn mirror_of(shared: &Arc<Shared>) -> Result<Mirror<Walking>> {
+    let current = current!();
+    let mm = current.mm().ok_or(EINVAL)?;
+    crate::new_mirror!(mm, Walking(shared.clone()))
+}
+
+/// Follows the table to the page at `addr`, as x86-64 does with four levels.
+fn walk(mirror: &Mirror<Walking>, addr: usize) -> Result<Option<Seen>> {
+    let mut table = mirror.table_root().ok_or(ENODEV)?;
+    let section = mirror.enter(0)?;
+    for level in (0..4).rev() {
+        let slot = addr as u64 >> (12 + 9 * level) & 0x1ff;
+        let word = section.table_word(addr, table + 8 * slot);
+        let word = word.map_err(|_| EFAULT)?;
+        if word & 1 == 0 {
+            return Ok(None);
+        }
+        table = word & 0x000f_ffff_ffff_f000;
+        if level == 0 {
+            return Ok(Some(Seen {
+                address: table,
+                writable: word & 2 != 0,
+            }));
+        }
+    }
+    Err(EINVAL)
+}
+
+/// How reading and writing is refused.
+fn refused(mirror: &Mirror<Walking>, addr: usize, seen: Seen) -> Result<[Option<Unresolved>; 2]> {
+    let section = mirror.enter(0)?;
+    Ok([
+        section.reach(addr, seen).err(),
+        section.reach_mut(addr, seen).err(),
+    ])
+}
+
+#[kunit_tests(rust_hmm_mirror_seen)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn only_what_the_tree_has_is_reached() -> Result {
+        let (range, shared) = (map(2)?, shared()?);
+        let mirror = mirror_of(&shared)?;
+        let addr = range.start();
+        assert_eq!(walk(&mirror, addr)?, None);
+        store(addr, 77)?;
+        mirror.fault(range, Access::Write)?;
+        let seen = walk(&mirror, addr)?.ok_or(ENOENT)?;
+        assert!(seen.writable);
+        let mut bytes = [0; 8];
+        match mirror.enter(0)?.reach(addr, seen) {
+            Ok(Place::Cpu(page)) => page.read(0, &mut bytes)?,
+            _ => return Err(EIO),
+        }
+        assert_eq!(u64::from_ne_bytes(bytes), 77);
+        assert_eq!(refused(&mirror, addr, seen)?, [None; 2]);
+        // A table may give less; pages of others are not given.
+        let protected = Seen {
+            writable: false,
+            ..seen
+        };
+        let write = Some(Unresolved::ReadOnly);
+        assert_eq!(refused(&mirror, addr, protected)?, [None, write]);
+        let stale = [Some(Unresolved::Stale); 2];
+        for address in [0, seen.address ^ 0x1000, seen.address | DEVICE_PAGES] {
+            let other = Seen { address, ..seen };
+            assert_eq!(refused(&mirror, addr, other)?, stale);
+        }
+        assert_eq!(refused(&mirror, range.address(1), seen)?, stale);
+        let inner = mirror.inner();
+        inner.changing.fetch_add(1, Full);
+        let other = Seen { address: 0, ..seen };
+        let changing = [Some(Unresolved::Changing); 2];
+        assert_eq!(refused(&mirror, addr, other)?, changing);
+        inner.changing.fetch_sub(1, Full);
+        mirror.discard(range)?;
+        assert_eq!(walk(&mirror, addr)?, None);
+        assert_eq!(refused(&mirror, addr, seen)?, stale);
+        Ok(())
+    }
+
+    #[test]
+    fn pages_of_the_device_are_found_at_their_address() -> Result {
+        let (range, shared) = (map(1)?, shared()?);
+        let (mirror, addr) = (mirror_of(&shared)?, range.start());
+        store(addr, 1)?;
+        mirror.migrate(range).to_device()?;
+        mirror.fault(range, Access::Read)?;
+        let seen = walk(&mirror, addr)?.ok_or(ENOENT)?;
+        let number = match mirror.enter(0)?.reach(addr, seen) {
+            Ok(Place::Device(pages)) => pages.first,
+            _ => return Err(EIO),
+        };
+        assert_eq!(seen.address, DEVICE_PAGES + ((number as u64) << 12));
+        // The page frame of that number is another page.
+        let frame = Seen {
+            address: (number as u64) << 12,
+            ..seen
+        };
+        assert_eq!(refused(&mirror, addr, frame)?[0], Some(Unresolved::Stale));
+        Ok(())
+    }
+
+    #[test]
+    fn only_tables_on_the_way_are_read() -> Result {
+        let (range, shared) = (map(1)?, shared()?);
+        let (mirror, addr) = (mirror_of(&shared)?, range.start());
+        store(addr, 1)?;
+        mirror.fault(range, Access::Read)?;
+        let seen = walk(&mirror, addr)?.ok_or(ENOENT)?;
+        let root = mirror.table_root().ok_or(ENODEV)?;
+        let section = mirror.enter(0)?;
+        let at = root + 8 * (addr as u64 >> 39 & 0x1ff);
+        let below = section.table_word(addr, at).map_err(|_| EFAULT)? & !0xfff;
+        assert!(section.table_word(addr, below).is_ok());
+        // Nothing leads there for this address.
+        let elsewhere = addr ^ (1 << 39);
+        assert!(section.table_word(elsewhere, root).is_ok());
+        for (addr, address) in [(elsewhere, below), (addr, seen.address), (addr, 0)] {
+            let word = section.table_word(addr, address);
+            assert_eq!(word, Err(Unresolved::Stale));
+        }
+        Ok(())
+    }
+}

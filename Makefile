@@ -39,7 +39,7 @@ help-all:
 	@echo 'make e2e        own end-to-end tests, on debian and test (KERNEL=, FILTER="mirror. thp.split")'
 	@echo 'make lifecycle  1,000 loads, kills, OOM, suspend, CPU hotplug (long)'
 	@echo 'make hw-test    QEMU'"'"'s own hardware behind an IOMMU, on debian and debug; counts IOMMU faults'
-	@echo 'make faultless  engines that read and write during migrations, also while other things happen'
+	@echo 'make faultless  engines that read and write during migrations, also while other things happen (FORMAT=)'
 	@echo 'make fuzz       hostile calls on the device nodes (CALLS=, SEED=)'
 	@echo 'make torture    random operations, compared with a model'
 	@echo 'make torture-long  the same for hours, on all kernels (PLAN=debian|debug|test-new)'
@@ -134,9 +134,10 @@ hw-test:
 	tools/build --kernel debug --series $(SERIES)
 	tools/test/hw --all --series $(SERIES)
 
+# FORMAT=radix4|lpae|gfx9
 faultless:
 	tools/build --all --kernel $(run_kernel) --series $(SERIES)
-	tools/test/faultless --kernel $(run_kernel) --series $(SERIES) --full
+	tools/test/faultless --kernel $(run_kernel) --series $(SERIES) $(if $(FORMAT),--format $(FORMAT)) --full
 
 # CALLS= SEED=
 fuzz:

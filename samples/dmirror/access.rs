@@ -1,37 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One access of an engine: TLB, page walk, memory; or a fault.
+//! What an engine is connected to: the bus, through the sections of a mirror.
 
 use crate::{
     aperture::Aperture,
     client::Client,
+    device::View,
+    format::VRAM,
     hardware::{
-        counters::{Count, Counted, Counters},
+        bus::{Access, Action, Answer, Lane},
+        counters::Counters,
         engine::Engine,
         fault::Wait,
-        port::{Access, Action, Port},
+        mmu::Context,
+        port::Port,
+        tlb::Tlb,
+        walk::{Miss, Translation},
     },
-    tlb::Tlb,
 };
-use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{
+    page::{PAGE_SHIFT, PAGE_SIZE},
+    prelude::*,
+    sync::Arc,
+};
 use rust_hmm::{
     alarm,
-    mirror::{Device, Place, PlaceMut, Section, Unresolved},
-    pgtable::Leaf,
+    mirror::{Place, PlaceMut, Section, Seen, Unresolved},
 };
 
-/// Looks at a translation that changes meanwhile, before it is a fault.
+/// Walks of one access, each of which the library may change before its result is used.
 const LOOKS: usize = 16;
 
-fn stale(counted: Counted<'_>, addr: usize) {
-    counted.add(Count::StaleHits, 1);
-    alarm!(
-        StaleTranslation,
-        "address {addr:#x} was in a TLB after its flush"
-    );
-}
-
 impl Port for Client {
+    type Lane<'p> = Bus<'p>;
+
     fn begin(&self) {
         self.aperture.begin();
     }
@@ -44,14 +46,29 @@ impl Port for Client {
         Client::counters(self)
     }
 
-    fn access(
-        &self,
-        index: usize,
-        counted: Counted<'_>,
-        addr: usize,
-        action: Action<'_>,
-    ) -> Result<Access> {
-        access(self, index, counted, addr, action)
+    fn context(&self) -> &Context {
+        Client::context(self)
+    }
+
+    fn enter(&self, index: usize) -> Result<Bus<'_>> {
+        if self.device().is_gone() {
+            return Err(ENODEV);
+        }
+        Ok(Bus {
+            client: self,
+            section: self.mirror().enter(index)?,
+        })
+    }
+
+    fn is_locked(addr: usize) -> bool {
+        Aperture::holds(addr)
+    }
+
+    fn access_locked(&self, addr: usize, action: Action<'_>) -> Result {
+        if self.device().is_gone() {
+            return Err(ENODEV);
+        }
+        self.aperture.access(self.mirror(), addr, action)
     }
 
     fn report(
@@ -64,136 +81,145 @@ impl Port for Client {
     }
 }
 
-/// Does `action` at `addr` by engine `index`. `EIO` if device memory has no contents there.
-fn access(
-    client: &Client,
-    index: usize,
-    counted: Counted<'_>,
-    addr: usize,
-    action: Action<'_>,
-) -> Result<Access> {
-    if client.device().is_gone() {
-        return Err(ENODEV);
-    }
-    counted.add(Count::Accesses, 1);
-    if Aperture::holds(addr) {
-        return client.aperture.access(client.mirror(), addr, action);
-    }
-    let mut walked = false;
-    let result = attempt(client, index, counted, addr, action, &mut walked);
-    let count = if walked {
-        Count::TlbMisses
-    } else {
-        Count::TlbHits
-    };
-    counted.add(count, 1);
-    result
+/// The bus, as an engine has it for one access.
+pub(crate) struct Bus<'c> {
+    client: &'c Client,
+    section: Section<'c, View>,
 }
 
-/// Tells by `walked` whether the TLB was not enough.
-fn attempt(
-    client: &Client,
-    index: usize,
-    counted: Counted<'_>,
-    addr: usize,
-    action: Action<'_>,
-    walked: &mut bool,
-) -> Result<Access> {
-    let mut section = client.mirror().enter(index)?;
-    let tag = client.tag();
-    for _ in 0..LOOKS {
-        let Some(leaf) = translate(&mut section, tag, addr, walked) else {
-            return Ok(Access::Fault);
+impl Lane for Bus<'_> {
+    fn tlb(&mut self) -> &mut Tlb {
+        self.section.data()
+    }
+
+    fn table_word(&self, addr: usize, address: u64) -> Result<u64, Miss> {
+        let word = self.section.table_word(addr, address);
+        word.map_err(|why| match why {
+            Unresolved::Changing => Miss::Superseded,
+            Unresolved::Stale | Unresolved::ReadOnly => Miss::Bus(address),
+        })
+    }
+
+    fn ask(&self, addr: usize) -> Option<Translation> {
+        let leaf = self.section.walk(addr)?;
+        let base = if leaf.entry.is_device() { VRAM } else { 0 };
+        Some(Translation {
+            address: base + ((leaf.entry.number() as u64) << PAGE_SHIFT),
+            order: leaf.order,
+            writable: leaf.entry.is_writable(),
+        })
+    }
+
+    fn access(&self, addr: usize, found: Translation, action: &mut Action<'_>) -> Result<Answer> {
+        let seen = Seen {
+            address: found.address,
+            writable: found.writable,
         };
         let wrong = if action.writes() {
-            match section.resolve_mut(addr, &leaf) {
-                Ok(place) => return write(client, place, counted, addr, action),
+            match self.section.reach_mut(addr, seen) {
+                Ok(place) => {
+                    self.write(place, addr, action)?;
+                    return Ok(Answer::Done);
+                }
                 Err(wrong) => wrong,
             }
         } else {
-            match section.resolve(addr, &leaf) {
-                Ok(place) => return read(client, place, counted, addr, action),
+            match self.section.reach(addr, seen) {
+                Ok(place) => {
+                    self.read(place, addr, action)?;
+                    return Ok(Answer::Done);
+                }
                 Err(wrong) => wrong,
             }
         };
-        section.data().forget(tag, addr);
-        match wrong {
-            Unresolved::Stale => stale(counted, addr),
-            Unresolved::ReadOnly => return Ok(Access::Fault),
-            Unresolved::Changing => {}
-        }
+        Ok(match wrong {
+            Unresolved::Changing => Answer::Superseded,
+            Unresolved::Stale => Answer::Stale,
+            Unresolved::ReadOnly => Answer::ReadOnly,
+        })
     }
-    Ok(Access::Fault)
-}
 
-/// Looks into the TLB, then into the page table.
-fn translate<D: Device<Walker = Tlb>>(
-    section: &mut Section<'_, D>,
-    tag: u64,
-    addr: usize,
-    walked: &mut bool,
-) -> Option<Leaf> {
-    if let Some(leaf) = section.data().lookup(tag, addr) {
-        return Some(leaf);
-    }
-    *walked = true;
-    let leaf = section.walk(addr)?;
-    section.data().fill(tag, addr, leaf);
-    Some(leaf)
-}
-
-fn read(
-    client: &Client,
-    place: Place<'_>,
-    counted: Counted<'_>,
-    addr: usize,
-    action: Action<'_>,
-) -> Result<Access> {
-    let at = addr % PAGE_SIZE;
-    if let Action::Read(buffer) = action {
-        match place {
-            Place::Cpu(pages) => pages.read(at, buffer)?,
-            Place::Device(range) => {
-                let (vram, range) = client.device().vram(range)?;
-                vram.read(range, at, buffer)?;
-            }
-        }
-        counted.add(Count::BytesRead, buffer.len() as u64);
-    }
-    Ok(Access::Done)
-}
-
-fn write(
-    client: &Client,
-    place: PlaceMut<'_>,
-    counted: Counted<'_>,
-    addr: usize,
-    action: Action<'_>,
-) -> Result<Access> {
-    let at = addr % PAGE_SIZE;
-    let bytes = match action {
-        Action::Write(buffer) => {
-            match place {
-                PlaceMut::Cpu(pages) => pages.write(at, buffer)?,
-                PlaceMut::Device(range) => {
-                    let (vram, range) = client.device().vram(range)?;
-                    vram.write(range, at, buffer)?;
+    fn access_now(&self, addr: usize, action: &mut Action<'_>) -> Result<Access> {
+        for _ in 0..LOOKS {
+            let Some(leaf) = self.section.walk(addr) else {
+                break;
+            };
+            let wrong = if action.writes() {
+                match self.section.resolve_mut(addr, &leaf) {
+                    Ok(place) => {
+                        self.write(place, addr, action)?;
+                        return Ok(Access::Done);
+                    }
+                    Err(wrong) => wrong,
                 }
-            }
-            buffer.len()
-        }
-        Action::Add(value) => {
-            *value = match place {
-                PlaceMut::Cpu(pages) => pages.fetch_add_u64(at, *value)?,
-                PlaceMut::Device(range) => {
-                    let (vram, range) = client.device().vram(range)?;
-                    vram.fetch_add(range, at, *value)?
+            } else {
+                match self.section.resolve(addr, &leaf) {
+                    Ok(place) => {
+                        self.read(place, addr, action)?;
+                        return Ok(Access::Done);
+                    }
+                    Err(wrong) => wrong,
                 }
             };
-            size_of::<u64>()
+            if wrong == Unresolved::ReadOnly {
+                break;
+            }
         }
-        Action::Read(_) => 0,
-    };
-    counted.add(Count::BytesWritten, bytes as u64);
-    Ok(Access::Done)
+        Ok(Access::Fault)
+    }
+
+    fn alarm(&self, addr: usize, why: Option<Miss>) {
+        match why {
+            None => alarm!(
+                StaleTranslation,
+                "address {addr:#x} was in a TLB after its flush"
+            ),
+            Some(why) => alarm!(
+                StaleTranslation,
+                "the table cannot be walked to address {addr:#x}: {why:?}"
+            ),
+        }
+    }
+}
+
+impl Bus<'_> {
+    /// Reads. `EIO` if device memory has no contents there.
+    fn read(&self, place: Place<'_>, addr: usize, action: &mut Action<'_>) -> Result {
+        let at = addr % PAGE_SIZE;
+        if let Action::Read(buffer) = action {
+            match place {
+                Place::Cpu(pages) => pages.read(at, buffer)?,
+                Place::Device(range) => {
+                    let (vram, range) = self.client.device().vram(range)?;
+                    vram.read(range, at, buffer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes. `EIO` as above.
+    fn write(&self, place: PlaceMut<'_>, addr: usize, action: &mut Action<'_>) -> Result {
+        let at = addr % PAGE_SIZE;
+        match action {
+            Action::Write(buffer) => match place {
+                PlaceMut::Cpu(pages) => pages.write(at, buffer)?,
+                PlaceMut::Device(range) => {
+                    let (vram, range) = self.client.device().vram(range)?;
+                    vram.write(range, at, buffer)?;
+                }
+            },
+            Action::Add(value) => {
+                **value = match place {
+                    PlaceMut::Cpu(pages) => pages.fetch_add_u64(at, **value)?,
+                    PlaceMut::Device(range) => {
+                        let (vram, range) = self.client.device().vram(range)?;
+                        vram.fetch_add(range, at, **value)?
+                    }
+                };
+            }
+            Action::Read(_) => {}
+        }
+        Ok(())
+    }
 }

@@ -5,7 +5,7 @@
 //! Fine-grained memory is accessed directly. Coarse-grained memory goes through a cache: it holds what
 //! was there when a command began, and what commands write stays in it until one ends.
 
-use crate::hardware::port::{Access, Action};
+use crate::hardware::bus::Action;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
@@ -133,12 +133,7 @@ impl Aperture {
     }
 
     /// Does `action` at `addr`. `EFAULT` if it is not locked for this device.
-    pub(crate) fn access(
-        &self,
-        mirror: &Mirror<View>,
-        addr: usize,
-        action: Action<'_>,
-    ) -> Result<Access> {
+    pub(crate) fn access(&self, mirror: &Mirror<View>, addr: usize, action: Action<'_>) -> Result {
         let (address, at) = (addr & !(PAGE_SIZE - 1), addr % PAGE_SIZE);
         let region = mirror.locked(address).ok_or(EFAULT)?;
         region.dma(&self.device, address).ok_or(EFAULT)?;
@@ -149,7 +144,7 @@ impl Aperture {
                 Action::Write(buffer) => page.write(at, buffer)?,
                 Action::Add(value) => *value = page.fetch_add_u64(at, *value)?,
             }
-            return Ok(Access::Done);
+            return Ok(());
         }
         let mut lines = self.lines.lock();
         let found = lines
@@ -170,6 +165,6 @@ impl Aperture {
             }
         };
         lines.get_mut(index).ok_or(EINVAL)?.access(at, action)?;
-        Ok(Access::Done)
+        Ok(())
     }
 }

@@ -9,6 +9,7 @@ use crate::{
         command::Spec,
         counters::{Count, Counters},
         engine::{Engine, Job},
+        mmu::Context,
         status::Status,
     },
     placement::Decider,
@@ -51,6 +52,8 @@ pub(crate) struct Client {
     // Before `session`: no entry may be left when the device's pages are evicted.
     mirror: Mirror<View>,
     session: Session,
+    /// What engines know of the mirror.
+    context: Context,
     counters: Counters,
     decider: Decider,
     /// Rounds of faults of the ioctls that read and write.
@@ -73,7 +76,13 @@ impl Client {
         let session = Session::new(device.clone());
         let decider = Decider::new(device.fixed.policy, device.fixed.parameters)?;
         let agent = device.agents.own()?;
+        let register = device.fixed.format.register();
         let mirror = rust_hmm::new_mirror!(mm, View::new(device), "dmirror::table")?;
+        let table = match register {
+            Some(format) => Some((format, mirror.table_root().ok_or(ENODEV)?)),
+            None => None,
+        };
+        let context = Context::new(mirror.device().tag(), table);
         let commands = Commands {
             list: KVec::new(),
             last: 0,
@@ -82,6 +91,7 @@ impl Client {
             pin_init!(Self {
                 mirror,
                 session,
+                context,
                 counters: Counters::new(),
                 decider,
                 faults_read: Atomic::new(0),
@@ -109,6 +119,10 @@ impl Client {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
     }
 
     /// Who decides about faults of engines.

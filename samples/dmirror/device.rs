@@ -6,10 +6,10 @@ use crate::{
     blit::BlitEngine,
     client::Client,
     faults::FaultBuffer,
-    hardware::engine::Engine,
+    format::{Chosen, Selected, VRAM},
+    hardware::{engine::Engine, tlb::Tlb},
     settings::{Fixed, Setting, Settings},
     streams::Streams,
-    tlb::Tlb,
     vram::Vram,
 };
 use kernel::{
@@ -29,8 +29,8 @@ use rust_hmm::{
         addr::PageRange,
         device_pages::{DeviceRange, Kind, Owner},
         dma::DmaDevice,
+        table_memory::TableMemory,
     },
-    pgtable::Radix4,
     queue::Crew,
     thread::Thread,
 };
@@ -298,7 +298,7 @@ impl View {
 
 impl Device for View {
     type Memory = Vram;
-    type Format = Radix4;
+    type Format = Chosen;
     type Walker = Tlb;
     type Flush = ();
 
@@ -308,6 +308,14 @@ impl Device for View {
 
     fn tile(&self, index: usize) -> Option<&Memory<Vram>> {
         Some(self.device.tiles.get(index)?)
+    }
+
+    fn table_memory(&self) -> TableMemory {
+        let memory = match self.device.fixed.format {
+            Selected::Tree => TableMemory::none(),
+            _ => TableMemory::plain(),
+        };
+        memory.with_device_pages_at(VRAM)
     }
 
     fn walkers(&self) -> Option<Arc<Walkers<Tlb>>> {

@@ -11,7 +11,7 @@
 //!
 //! Between the two:
 //! - `device`: one device; `settings`: its parameters.
-//! - `access`: the port of an engine: TLB, page walk, memory; `tlb`: an engine's translations.
+//! - `access`: what an engine is connected to; `format`: the format of its page tables.
 //! - `vram`: the device's memory; `chooser`: an allocator of its own; `copy_engine`: who copies to and from it.
 //! - `faults`: the fault buffer and who serves it.
 //!
@@ -41,6 +41,7 @@ mod event_ioctls;
 mod extension;
 mod faults;
 mod file;
+mod format;
 mod hardware;
 mod lock_ioctls;
 mod placement;
@@ -49,7 +50,6 @@ mod queues;
 mod settings;
 mod streams;
 mod structure;
-mod tlb;
 mod transfer;
 mod uapi;
 mod vram;
@@ -109,6 +109,10 @@ module! {
         policy: u64 {
             default: 0,
             description: "Who decides about faults of engines: 0 nobody, nothing moves; 1 the default policy; 2 one page per fault",
+        },
+        format: u64 {
+            default: 0,
+            description: "Page tables of engines: 0 as x86-64, 1 Arm LPAE, 2 AMD generation 9, 3 none: they use the library's",
         },
         own_alloc: u64 {
             default: 0,
@@ -171,6 +175,7 @@ impl kernel::Module for Dmirror {
             number(module_parameters::copy_delay_us.value()),
             number(module_parameters::copy_fail.value()),
         )?
+        .with_format(number(module_parameters::format.value()))?
         .with_policy(
             number(module_parameters::policy.value()),
             number(module_parameters::own_alloc.value()),

@@ -46,6 +46,8 @@ const ORDINARY: u32 = 2;
 const OUTCOMES: usize = 4096;
 
 /// Serves an extension. `EINVAL`, as `test_hmm` has it, for one that there is not.
+// Each has its structure on the stack.
+#[inline(never)]
 pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
     match ioctl::_IOC_NR(command) {
         INFO => info(client, user),
@@ -89,6 +91,7 @@ pub(crate) fn is_extension(command: u32) -> bool {
     ioctl::_IOC_TYPE(command) == TYPE && ioctl::_IOC_NR(command) >= INFO
 }
 
+#[inline(never)]
 fn info(client: &Client, user: usize) -> Result {
     let mut raw = Structure::<40>::read(user, 40)?;
     let device = client.device();
@@ -107,6 +110,7 @@ fn info(client: &Client, user: usize) -> Result {
     raw.write()
 }
 
+#[inline(never)]
 fn counters(client: &Client, user: usize) -> Result {
     let mut raw = Structure::<264>::read(user, 16)?;
     raw.put_u32(4, VERSION);
@@ -157,6 +161,7 @@ fn counters(client: &Client, user: usize) -> Result {
     raw.write()
 }
 
+#[inline(never)]
 fn submit(client: &Arc<Client>, user: usize) -> Result {
     let mut raw = Structure::<80>::read(user, 80)?;
     let flags = raw.u32(4);
@@ -184,6 +189,7 @@ fn submit(client: &Arc<Client>, user: usize) -> Result {
     })
 }
 
+#[inline(never)]
 fn wait(client: &Client, user: usize) -> Result {
     let mut raw = Structure::<72>::read(user, 72)?;
     no_flags(raw.u32(4))?;
@@ -224,6 +230,7 @@ fn wait(client: &Client, user: usize) -> Result {
     Ok(())
 }
 
+#[inline(never)]
 fn engine_counters(client: &Client, user: usize) -> Result {
     let mut raw = Structure::<160>::read(user, 16)?;
     no_flags(raw.u32(12))?;
@@ -234,6 +241,7 @@ fn engine_counters(client: &Client, user: usize) -> Result {
     raw.write()
 }
 
+#[inline(never)]
 fn migrate(client: &Client, user: usize) -> Result {
     let mut raw = Structure::<80>::read(user, 80)?;
     let flags = raw.u32(4);
@@ -290,6 +298,7 @@ fn migrate(client: &Client, user: usize) -> Result {
     raw.write()
 }
 
+#[inline(never)]
 fn set(client: &Client, user: usize) -> Result {
     let mut raw = Structure::<32>::read(user, 32)?;
     no_flags(raw.u32(4))?;

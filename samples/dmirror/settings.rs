@@ -2,7 +2,7 @@
 
 //! Parameters of a device: those of the module, and what tests set at run time.
 
-use crate::placement::POLICIES;
+use crate::{format::Selected, placement::POLICIES};
 use kernel::{
     prelude::*,
     sync::atomic::{ordering::Relaxed, Atomic},
@@ -25,6 +25,8 @@ pub(crate) struct Fixed {
     pub(crate) copy_fail: u64,
     /// `DMIRROR_POLICY_*`, of a file at first.
     pub(crate) policy: u32,
+    /// What engines walk.
+    pub(crate) format: Selected,
     /// The device chooses its pages itself.
     pub(crate) own_alloc: bool,
     /// Of the default policy.
@@ -64,9 +66,18 @@ impl Fixed {
             copy_delay_ns: copy_delay_us * 1000,
             copy_fail,
             policy: 0,
+            format: Selected::Radix4,
             own_alloc: false,
             parameters: Parameters::DEFAULT,
         })
+    }
+
+    /// The same with tables of that format.
+    pub(crate) fn with_format(self, format: u64) -> Result<Self> {
+        let format = Selected::new(format).inspect_err(|_| {
+            pr_err!("a parameter is out of range\n");
+        })?;
+        Ok(Self { format, ..self })
     }
 
     /// The same with the parameters of placement: threshold, blocks ahead, count, lapse and pin time.

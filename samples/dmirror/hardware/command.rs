@@ -4,8 +4,9 @@
 //! that it can stop at a fault and go on from there.
 
 use super::{
+    bus::{Access, Action},
     counters::Counted,
-    port::{Access, Action, Port},
+    port::{self, Port},
     status::EILSEQ,
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
@@ -176,7 +177,7 @@ impl Spec {
     /// # Errors
     ///
     /// `EILSEQ` if the result is not the one expected; `EFAULT` if a chain leads nowhere; what
-    /// [`Port::access`] returns.
+    /// [`port::access`] returns.
     pub(crate) fn step(
         &self,
         port: &impl Port,
@@ -192,7 +193,8 @@ impl Spec {
             Op::Read | Op::Checksum => {
                 let len = self.chunk(done, addr, addr);
                 let part = buffer.get_mut(..len).ok_or(EINVAL)?;
-                if let Access::Fault = port.access(index, counted, addr, Action::Read(part))? {
+                if let Access::Fault = port::access(port, index, counted, addr, Action::Read(part))?
+                {
                     return fault(addr, false);
                 }
                 for word in words(part) {
@@ -215,7 +217,9 @@ impl Spec {
                     };
                     chunk.copy_from_slice(&self.value.wrapping_add(plus).to_ne_bytes());
                 }
-                if let Access::Fault = port.access(index, counted, addr, Action::Write(part))? {
+                if let Access::Fault =
+                    port::access(port, index, counted, addr, Action::Write(part))?
+                {
                     return fault(addr, true);
                 }
                 progress.done += len;
@@ -224,24 +228,31 @@ impl Spec {
                 let src = self.src + done;
                 let len = self.chunk(done, addr, src);
                 let part = buffer.get_mut(..len).ok_or(EINVAL)?;
-                if let Access::Fault = port.access(index, counted, src, Action::Read(part))? {
+                if let Access::Fault = port::access(port, index, counted, src, Action::Read(part))?
+                {
                     return fault(src, false);
                 }
-                if let Access::Fault = port.access(index, counted, addr, Action::Write(part))? {
+                if let Access::Fault =
+                    port::access(port, index, counted, addr, Action::Write(part))?
+                {
                     return fault(addr, true);
                 }
                 progress.done += len;
             }
             Op::AtomicAdd => {
                 let mut value = self.value;
-                if let Access::Fault = port.access(index, counted, addr, Action::Add(&mut value))? {
+                if let Access::Fault =
+                    port::access(port, index, counted, addr, Action::Add(&mut value))?
+                {
                     return fault(addr, true);
                 }
                 progress.done = done.saturating_add(self.stride);
             }
             Op::Strided => {
                 let mut word = [0; WORD];
-                if let Access::Fault = port.access(index, counted, addr, Action::Read(&mut word))? {
+                if let Access::Fault =
+                    port::access(port, index, counted, addr, Action::Read(&mut word))?
+                {
                     return fault(addr, false);
                 }
                 progress.result = progress.result.wrapping_add(u64::from_ne_bytes(word));
@@ -257,7 +268,9 @@ impl Spec {
                     return Err(EFAULT);
                 }
                 let mut word = [0; WORD];
-                if let Access::Fault = port.access(index, counted, at, Action::Read(&mut word))? {
+                if let Access::Fault =
+                    port::access(port, index, counted, at, Action::Read(&mut word))?
+                {
                     return fault(at, false);
                 }
                 progress.result = u64::from_ne_bytes(word);

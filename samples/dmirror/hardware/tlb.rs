@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The TLB of an engine: finite, direct-mapped, tagged by mirror.
+//! The TLB of an engine: finite, direct-mapped, tagged by address space.
 
+use super::walk::Translation;
 use kernel::{page::PAGE_SHIFT, prelude::*};
-use rust_hmm::{
-    mm::addr::{PageRange, PMD_ORDER, PMD_PAGES},
-    pgtable::Leaf,
-};
+use rust_hmm::mm::addr::{PageRange, PMD_ORDER, PMD_PAGES};
+
+/// Sizes of translations that a line can have, as log2 of pages: 4 KiB, 64 KiB, 2 MiB.
+const ORDERS: [u32; 3] = [0, 4, PMD_ORDER];
 
 /// One translation.
 #[derive(Clone, Copy)]
 struct Line {
-    /// Mirror; 0 is none.
+    /// Address space; 0 is none.
     tag: u64,
     /// First page of the mapping.
     page: usize,
-    /// What a walk gave for that page.
-    leaf: Leaf,
+    /// What a walk gave, for that page.
+    found: Translation,
 }
 
 /// A TLB. Nothing in it is used without being resolved again.
@@ -43,36 +44,39 @@ impl Tlb {
     }
 
     /// The translation of `addr`, if it is there.
-    pub(crate) fn lookup(&self, tag: u64, addr: usize) -> Option<Leaf> {
+    pub(crate) fn lookup(&self, tag: u64, addr: usize) -> Option<Translation> {
         let page = addr >> PAGE_SHIFT;
-        [0, PMD_ORDER].into_iter().find_map(|order| {
+        ORDERS.into_iter().find_map(|order| {
             let line = (*self.lines.get(self.index(tag, page, order))?)?;
             let first = page & !((1 << order) - 1);
-            (line.tag == tag && line.page == first && line.leaf.order == order).then(|| Leaf {
-                entry: line.leaf.entry.plus(page - first),
-                order,
+            let offset = ((page - first) as u64) << PAGE_SHIFT;
+            (line.tag == tag && line.page == first && line.found.order == order).then(|| {
+                Translation {
+                    address: line.found.address.wrapping_add(offset),
+                    ..line.found
+                }
             })
         })
     }
 
     /// Keeps what a walk gave for `addr`.
-    pub(crate) fn fill(&mut self, tag: u64, addr: usize, leaf: Leaf) {
+    pub(crate) fn fill(&mut self, tag: u64, addr: usize, found: Translation) {
         let page = addr >> PAGE_SHIFT;
-        let order = if leaf.order >= PMD_ORDER {
-            PMD_ORDER
-        } else {
-            0
-        };
+        let fits = |order: &u32| *order <= found.order;
+        let order = ORDERS.into_iter().rev().find(fits).unwrap_or(0);
         let first = page & !((1 << order) - 1);
-        // The entry of the first page: the number cannot be smaller than the offset.
-        let entry = leaf.entry.minus(page - first);
+        let offset = ((page - first) as u64) << PAGE_SHIFT;
         let index = self.index(tag, page, order);
         if let Some(line) = self.lines.get_mut(index) {
             self.used += usize::from(line.is_none());
             *line = Some(Line {
                 tag,
                 page: first,
-                leaf: Leaf { entry, order },
+                found: Translation {
+                    address: found.address.wrapping_sub(offset),
+                    order,
+                    ..found
+                },
             });
         }
     }
@@ -80,7 +84,7 @@ impl Tlb {
     /// Forgets the translation of `addr`.
     pub(crate) fn forget(&mut self, tag: u64, addr: usize) {
         let page = addr >> PAGE_SHIFT;
-        for order in [0, PMD_ORDER] {
+        for order in ORDERS {
             let index = self.index(tag, page, order);
             if let Some(line) = self.lines.get_mut(index) {
                 if line.is_some_and(|line| line.tag == tag && line.covers(page, 1)) {
@@ -114,7 +118,7 @@ impl Tlb {
 
 impl Line {
     fn covers(&self, first: usize, count: usize) -> bool {
-        let end = self.page.saturating_add(1 << self.leaf.order);
+        let end = self.page.saturating_add(1 << self.found.order);
         self.page < first.saturating_add(count) && first < end
     }
 }

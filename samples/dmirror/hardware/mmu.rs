@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The MMU of an engine: an access by the TLB or a walk of the page table; or a fault.
+//!
+//! It waits for nothing. What a table lacks at the time of its walk is a fault, which is counted.
+
+use super::{
+    bus::{Access, Action, Answer, Lane},
+    counters::{Count, Counted},
+    walk::{Bus, Format, Miss, Translation},
+};
+use kernel::prelude::*;
+
+/// Registers of an address space, which the driver writes.
+pub(crate) struct Context {
+    /// Name of the address space in TLBs, not 0.
+    tag: u64,
+    /// Format of the table, and bus address of its root. Without, the driver is asked for each
+    /// translation.
+    table: Option<(Format, u64)>,
+}
+
+impl Context {
+    pub(crate) fn new(tag: u64, table: Option<(Format, u64)>) -> Self {
+        Self { tag, table }
+    }
+}
+
+/// What a walk for `addr` reads.
+struct Tables<'l, L> {
+    lane: &'l L,
+    addr: usize,
+}
+
+impl<L: Lane> Bus for Tables<'_, L> {
+    fn read(&self, address: u64) -> Result<u64, Miss> {
+        self.lane.table_word(self.addr, address)
+    }
+}
+
+/// Does `action` at `addr`, which is not one of locked memory. Context: any in which `lane` is held.
+///
+/// # Errors
+///
+/// What ends the command: see [`Lane`].
+pub(crate) fn access<L: Lane>(
+    lane: &mut L,
+    context: &Context,
+    counted: Counted<'_>,
+    addr: usize,
+    action: &mut Action<'_>,
+) -> Result<Access> {
+    let tag = context.tag;
+    let kept = lane.tlb().lookup(tag, addr);
+    // A translation that does not allow the access is looked up again.
+    if let Some(found) = kept.filter(|found| found.writable || !action.writes()) {
+        match lane.access(addr, found, action)? {
+            Answer::Done => {
+                counted.add(Count::TlbHits, 1);
+                return Ok(done(counted, action));
+            }
+            Answer::Superseded | Answer::ReadOnly => {}
+            Answer::Stale => stale(lane, counted, addr, None),
+        }
+    }
+    if kept.is_some() {
+        lane.tlb().forget(tag, addr);
+    }
+    counted.add(Count::TlbMisses, 1);
+    let found = match walk(lane, context, addr) {
+        Ok(found) => found,
+        Err(Miss::NotPresent) => return Ok(Access::Fault),
+        Err(Miss::Superseded) => return now(lane, counted, addr, action),
+        Err(why) => {
+            stale(lane, counted, addr, Some(why));
+            return Ok(Access::Fault);
+        }
+    };
+    if action.writes() && !found.writable {
+        return Ok(Access::Fault);
+    }
+    match lane.access(addr, found, action)? {
+        Answer::Done => {
+            lane.tlb().fill(tag, addr, found);
+            Ok(done(counted, action))
+        }
+        Answer::Superseded => now(lane, counted, addr, action),
+        Answer::ReadOnly => Ok(Access::Fault),
+        Answer::Stale => {
+            stale(lane, counted, addr, None);
+            Ok(Access::Fault)
+        }
+    }
+}
+
+/// Walks the page table.
+fn walk<L: Lane>(lane: &L, context: &Context, addr: usize) -> Result<Translation, Miss> {
+    match context.table {
+        // CAST: Both have 64 bits.
+        Some((format, root)) => format.walk(&Tables { lane, addr }, root, addr as u64),
+        None => lane.ask(addr).ok_or(Miss::NotPresent),
+    }
+}
+
+fn done(counted: Counted<'_>, action: &Action<'_>) -> Access {
+    let count = if action.writes() {
+        Count::BytesWritten
+    } else {
+        Count::BytesRead
+    };
+    counted.add(count, action.bytes() as u64);
+    Access::Done
+}
+
+/// See [`Lane::access_now`].
+fn now<L: Lane>(
+    lane: &L,
+    counted: Counted<'_>,
+    addr: usize,
+    action: &mut Action<'_>,
+) -> Result<Access> {
+    Ok(match lane.access_now(addr, action)? {
+        Access::Done => done(counted, action),
+        Access::Fault => Access::Fault,
+    })
+}
+
+fn stale<L: Lane>(lane: &L, counted: Counted<'_>, addr: usize, why: Option<Miss>) {
+    counted.add(Count::StaleHits, 1);
+    lane.alarm(addr, why);
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The page table walker: follows a table from the address of its root, by reads of the bus.
+//!
+//! Entries are decoded after the manuals. Nothing is shared with the encoders of the library.
+
+/// Reads memory by bus addresses.
+pub(crate) trait Bus {
+    /// Reads the word at `address`, a multiple of 8.
+    ///
+    /// # Errors
+    ///
+    /// [`Miss::Bus`] if nothing answers there; [`Miss::Superseded`] if the table there was replaced.
+    fn read(&self, address: u64) -> Result<u64, Miss>;
+}
+
+/// A translation that a walk has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Translation {
+    /// Bus address of the page of 4 KiB.
+    pub(crate) address: u64,
+    /// Log2 of the pages that a TLB may keep as one.
+    pub(crate) order: u32,
+    pub(crate) writable: bool,
+}
+
+/// Why a walk has found no translation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Miss {
+    /// An entry is not valid.
+    NotPresent,
+    /// Nothing answers at the address of a table.
+    Bus(u64),
+    /// The table was replaced, and the flush of that change is not over.
+    Superseded,
+    /// The hardware does not permit this entry.
+    Malformed(u64),
+}
+
+/// Format of the table, as a register selects it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Format {
+    /// As x86-64, four levels.
+    Radix4,
+    /// Stage 1 of 64-bit Arm, granule of 4 KiB, levels 0 to 3.
+    Lpae,
+    /// Generation 9 of AMD: PDB2, PDB1, PDB0 and PTB.
+    Gfx9,
+}
+
+/// What an entry is.
+enum Decoded {
+    /// The table at this address follows.
+    Table(u64),
+    /// A page or a larger leaf at this address.
+    Leaf {
+        address: u64,
+        writable: bool,
+        /// Log2 of the entries that belong together.
+        run: u32,
+    },
+}
+
+/// Bits 47 to 12.
+const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+
+const LEVELS: u32 = 4;
+
+const fn bit(word: u64, number: u32) -> bool {
+    word >> number & 1 != 0
+}
+
+impl Format {
+    /// Decodes `word`, an entry of a table of `level`, 0 at the root.
+    fn decode(self, level: u32, word: u64) -> Result<Decoded, Miss> {
+        match self {
+            Self::Radix4 => Self::radix4(level, word),
+            Self::Lpae => Self::lpae(level, word),
+            Self::Gfx9 => Self::gfx9(level, word),
+        }
+    }
+
+    fn radix4(level: u32, word: u64) -> Result<Decoded, Miss> {
+        if !bit(word, 0) {
+            return Err(Miss::NotPresent);
+        }
+        // Without bits 63 to 52, which are ignored or forbid execution.
+        let address = word & 0x000f_ffff_ffff_f000;
+        if level == 3 || bit(word, 7) {
+            if level < 2 {
+                return Err(Miss::Malformed(word));
+            }
+            return Ok(Decoded::Leaf {
+                address,
+                writable: bit(word, 1),
+                run: 0,
+            });
+        }
+        Ok(Decoded::Table(address))
+    }
+
+    /// Arm ARM, D8.2.7 and D8.3.
+    fn lpae(level: u32, word: u64) -> Result<Decoded, Miss> {
+        let address = word & ADDRESS;
+        match (word & 0b11, level) {
+            (0b00 | 0b10, _) => Err(Miss::NotPresent),
+            (0b11, 0..=2) => Ok(Decoded::Table(address)),
+            // The access flag, and AP[1]: without them an access faults.
+            (0b01, 2) | (0b11, 3) if bit(word, 10) && bit(word, 6) => Ok(Decoded::Leaf {
+                address,
+                writable: !bit(word, 7),
+                run: if bit(word, 52) { 4 } else { 0 },
+            }),
+            _ => Err(Miss::Malformed(word)),
+        }
+    }
+
+    /// `drivers/gpu/drm/amd/amdgpu/amdgpu_vm.h`.
+    fn gfx9(level: u32, word: u64) -> Result<Decoded, Miss> {
+        if !bit(word, 0) {
+            return Err(Miss::NotPresent);
+        }
+        let address = word & ADDRESS;
+        if level < 3 && !bit(word, 54) {
+            return Ok(Decoded::Table(address));
+        }
+        let fragment = (word >> 7 & 0x1f) as u32;
+        // Of the directories only PDB0 may have PTEs, which are whole entries.
+        match (level, fragment) {
+            _ if !bit(word, 5) => Err(Miss::Malformed(word)),
+            (2, 9) => Ok(Decoded::Leaf {
+                address,
+                writable: bit(word, 6),
+                run: 0,
+            }),
+            (3, 0..=9) => Ok(Decoded::Leaf {
+                address,
+                writable: bit(word, 6),
+                run: fragment,
+            }),
+            _ => Err(Miss::Malformed(word)),
+        }
+    }
+
+    /// Follows the table at `root` to `addr`. At most four reads.
+    pub(crate) fn walk(self, bus: &impl Bus, root: u64, addr: u64) -> Result<Translation, Miss> {
+        // Four levels of 9 bits translate 48 bits.
+        if addr >> 48 != 0 {
+            return Err(Miss::NotPresent);
+        }
+        let mut table = root;
+        for level in 0..LEVELS {
+            let low = 39 - 9 * level;
+            let at = table + ((addr >> low & 0x1ff) << 3);
+            let word = bus.read(at)?;
+            match self.decode(level, word)? {
+                Decoded::Table(next) => table = next,
+                Decoded::Leaf {
+                    address,
+                    writable,
+                    run,
+                } => {
+                    let within = (1 << low) - 1;
+                    if address & within != 0 {
+                        return Err(Miss::Malformed(word));
+                    }
+                    return Ok(Translation {
+                        address: address | (addr & within & !0xfff),
+                        order: low - 12 + run,
+                        writable,
+                    });
+                }
+            }
+        }
+        // Each word of the last level is a leaf or a miss.
+        Err(Miss::NotPresent)
+    }
+}

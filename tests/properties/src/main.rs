@@ -19,6 +19,24 @@ mod harness;
 #[path = "properties/stand_ins.rs"]
 mod stand_ins;
 
+/// The hardware of the mock GPU, as far as it needs no thread. There is no folder of that name.
+#[path = "."]
+mod hardware {
+    #[path = "../samples/dmirror/hardware/bus.rs"]
+    pub(crate) mod bus;
+    #[path = "../samples/dmirror/hardware/counters.rs"]
+    pub(crate) mod counters;
+    #[path = "../samples/dmirror/hardware/mmu.rs"]
+    pub(crate) mod mmu;
+    #[path = "../samples/dmirror/hardware/tlb.rs"]
+    pub(crate) mod tlb;
+    #[path = "../samples/dmirror/hardware/walk.rs"]
+    pub(crate) mod walk;
+
+    #[path = "properties/hardware.rs"]
+    pub(crate) mod properties;
+}
+
 mod attributes;
 #[path = "properties/attributes.rs"]
 mod attributes_properties;
@@ -68,5 +86,6 @@ fn main() {
         mm::addr_properties::ALL,
         memory::properties::ALL,
         policy::properties::ALL,
+        hardware::properties::ALL,
     ]);
 }

@@ -4,6 +4,7 @@
 //! encoders.
 
 use super::*;
+use crate::hardware::walk;
 
 /// An entry, as the device sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +27,9 @@ pub(super) struct Leaf {
 }
 
 pub(super) trait Decode: Format {
+    /// The walker that the mock GPU has for it.
+    const HARDWARE: Option<walk::Format> = None;
+
     /// Takes an entry of `level` apart.
     fn decode(level: u32, word: u64) -> Decoded;
 }
@@ -40,6 +44,8 @@ fn number(word: u64) -> usize {
 }
 
 impl Decode for Lpae {
+    const HARDWARE: Option<walk::Format> = Some(walk::Format::Lpae);
+
     fn decode(level: u32, word: u64) -> Decoded {
         match (word & 3, level) {
             (0 | 2, _) => Decoded::Empty,
@@ -61,6 +67,8 @@ impl Decode for Lpae {
 }
 
 impl Decode for Gfx9 {
+    const HARDWARE: Option<walk::Format> = Some(walk::Format::Gfx9);
+
     fn decode(level: u32, word: u64) -> Decoded {
         if !bit(word, 0) {
             assert_eq!(word, 0);
@@ -84,6 +92,11 @@ impl Decode for Gfx9 {
 }
 
 impl<const LEVELS: u32> Decode for Radix<LEVELS> {
+    const HARDWARE: Option<walk::Format> = match LEVELS {
+        4 => Some(walk::Format::Radix4),
+        _ => None,
+    };
+
     fn decode(level: u32, word: u64) -> Decoded {
         match word {
             0 => Decoded::Empty,
@@ -136,6 +149,8 @@ impl Decode for Narrow {
 }
 
 impl<F: Decode> Decode for OfDma<F> {
+    const HARDWARE: Option<walk::Format> = F::HARDWARE;
+
     fn decode(level: u32, word: u64) -> Decoded {
         F::decode(level, word)
     }

@@ -3,7 +3,10 @@
 //! The image of a table beside the model, write by write.
 
 use super::{decode::Leaf, *};
-use crate::mm::table_memory::{writes, TableMemory};
+use crate::{
+    hardware::walk,
+    mm::table_memory::{writes, TableMemory},
+};
 use std::collections::HashMap;
 
 /// The memory of a device that walks.
@@ -39,6 +42,14 @@ impl<F: Decode> Device<F> {
         let together = other >> leaf.order == page >> leaf.order;
         let number = leaf.number.wrapping_add(page).wrapping_sub(other);
         together.then_some(Leaf { number, ..leaf })
+    }
+}
+
+impl<F: Decode> walk::Bus for Device<F> {
+    fn read(&self, address: u64) -> Result<u64, walk::Miss> {
+        // A table of the formats that the mock GPU walks.
+        let at = (address & !0xfff, (address & 0xfff) as usize / 8);
+        Ok(self.words.get(&at).copied().unwrap_or(0))
     }
 }
 
@@ -116,6 +127,7 @@ impl<F: Decode> Beside<F> {
             let (found, entry) = (self.device.walk(page), self.both.model.get(page));
             assert!(self.is(found, entry), "page {page}: {found:?}, not {entry:?}");
             self.check_order(page, found);
+            self.check_hardware(page, found);
             // A TLB must not have a page in two sizes.
             let resized =
                 found.zip(orders.get(&page)).is_some_and(|(leaf, order)| leaf.order != *order);
@@ -129,6 +141,20 @@ impl<F: Decode> Beside<F> {
 
     pub(super) fn end(self) {
         self.both.end();
+    }
+
+    /// The walker of the mock GPU, which was written apart, finds the same.
+    fn check_hardware(&self, page: usize, found: Option<Leaf>) {
+        let Some(hardware) = F::HARDWARE else { return };
+        let result = hardware.walk(&self.device, self.device.root, (page as u64) << 12);
+        let same = found.map_or(Err(walk::Miss::NotPresent), |leaf| {
+            Ok(walk::Translation {
+                address: (leaf.number as u64) << 12,
+                order: leaf.order,
+                writable: leaf.writable,
+            })
+        });
+        assert_eq!(result, same, "the hardware at page {page}");
     }
 
     /// The largest run that the format has is used, below the leaves of the tree.

@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The hardware of the mock GPU: walkers after the manuals, the TLB, and accesses while a table
+//! changes.
+
+use super::{
+    bus::{Access, Action, Answer, Lane},
+    counters::{Count, Counted, Counters},
+    mmu::{self, Context},
+    tlb::Tlb,
+    walk::{Bus, Format, Miss, Translation},
+};
+use crate::{
+    harness::{Property, Trial},
+    mm::addr::PageRange,
+};
+use core::cell::Cell;
+use kernel::{page::PAGE_SIZE, prelude::*};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, HashMap};
+
+pub(crate) const ALL: &[Property] = &[
+    Property {
+        name: "hardware_decodes_after_the_manuals",
+        cases: 1,
+        variants: &[("radix4", radix4), ("lpae", lpae), ("gfx9", gfx9)],
+    },
+    Property {
+        name: "hardware_tlb_has_nothing_that_was_flushed",
+        cases: 2000,
+        variants: &[("tlb", tlb)],
+    },
+    Property {
+        name: "hardware_accesses_what_stays_without_a_fault",
+        cases: 4000,
+        variants: &[("mmu", accesses)],
+    },
+];
+
+/// Words at bus addresses.
+struct Memory(HashMap<u64, u64>);
+
+impl Bus for Memory {
+    fn read(&self, address: u64) -> Result<u64, Miss> {
+        self.0.get(&address).copied().ok_or(Miss::Bus(address))
+    }
+}
+
+/// Three tables that lead to one at 0x4000 or, with a leaf of 2 MiB, to the one at 0x3000.
+/// `ADDR` has index 1, 2, 3 and 5 from the root on.
+const ADDR: u64 = 1 << 39 | 2 << 30 | 3 << 21 | 5 << 12;
+
+fn tables(link: u64, large: Option<u64>, leaf: u64) -> Memory {
+    Memory(HashMap::from([
+        (0x1008, 0x2000 | link),
+        (0x2010, 0x3000 | link),
+        (0x3018, large.unwrap_or(0x4000 | link)),
+        (0x4028, leaf),
+    ]))
+}
+
+fn found(address: u64, order: u32, writable: bool) -> Result<Translation, Miss> {
+    Ok(Translation { address, order, writable })
+}
+
+fn radix4(trial: &Trial<'_>) {
+    trial.run(Just(()), 1..2, |_| {
+        let walk = |large, leaf| Format::Radix4.walk(&tables(3, large, leaf), 0x1000, ADDR);
+        assert_eq!(walk(None, 0x9003), found(0x9000, 0, true));
+        assert_eq!(walk(None, 0x9001), found(0x9000, 0, false));
+        assert_eq!(walk(None, 0x9002), Err(Miss::NotPresent));
+        assert_eq!(walk(Some(0x60_0081), 0), found(0x60_5000, 9, false));
+        assert_eq!(walk(Some(0x60_1081), 0), Err(Miss::Malformed(0x60_1081)));
+        assert_eq!(walk(Some(0x8003), 0), Err(Miss::Bus(0x8028)));
+        // Beyond 48 bits nothing is present.
+        let beyond = Format::Radix4.walk(&tables(3, None, 0x9003), 0x1000, ADDR | 1 << 48);
+        assert_eq!(beyond, Err(Miss::NotPresent));
+    });
+}
+
+fn lpae(trial: &Trial<'_>) {
+    trial.run(Just(()), 1..2, |_| {
+        let walk = |large, leaf| Format::Lpae.walk(&tables(3, large, leaf), 0x1000, ADDR);
+        let page = 1 << 10 | 1 << 6;
+        assert_eq!(walk(None, 0x9003 | page), found(0x9000, 0, true));
+        assert_eq!(walk(None, 0x9083 | page), found(0x9000, 0, false));
+        assert_eq!(walk(None, 0x9003 | page | 1 << 52), found(0x9000, 4, true));
+        assert_eq!(walk(None, 0x9001 | page), Err(Miss::Malformed(0x9001 | page)));
+        // Without the access flag, or for the kernel only.
+        for bits in [1 << 6, 1 << 10] {
+            assert_eq!(walk(None, 0x9003 | bits), Err(Miss::Malformed(0x9003 | bits)));
+        }
+        assert_eq!(walk(Some(0x60_0001 | page), 0), found(0x60_5000, 9, true));
+    });
+}
+
+fn gfx9(trial: &Trial<'_>) {
+    trial.run(Just(()), 1..2, |_| {
+        let walk = |large, leaf| Format::Gfx9.walk(&tables(1, large, leaf), 0x1000, ADDR);
+        assert_eq!(walk(None, 0x9061), found(0x9000, 0, true));
+        assert_eq!(walk(None, 0x9021 | 4 << 7), found(0x9000, 4, false));
+        assert_eq!(walk(None, 0x9001), Err(Miss::Malformed(0x9001)));
+        let large = 0x60_0061 | 9 << 7 | 1 << 54;
+        assert_eq!(walk(Some(large), 0), found(0x60_5000, 9, true));
+    });
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kept {
+    Fill { tag: u64, page: usize, order: u32, number: u64 },
+    Forget { tag: u64, page: usize },
+    Flush { tag: u64, first: usize, count: usize },
+}
+
+fn kept() -> impl Strategy<Value = Kept> {
+    let page = || prop_oneof![0usize..40, 480usize..1100];
+    prop_oneof![
+        4 => (1u64..3, page(), prop_oneof![Just(0), Just(2), Just(4), Just(9)], 0u64..1 << 20)
+            .prop_map(|(tag, page, order, number)| Kept::Fill { tag, page, order, number }),
+        1 => (1u64..3, page()).prop_map(|(tag, page)| Kept::Forget { tag, page }),
+        2 => (1u64..3, page(), prop_oneof![1usize..4, 1usize..700])
+            .prop_map(|(tag, first, count)| Kept::Flush { tag, first, count }),
+    ]
+}
+
+/// A TLB may lose translations; what it has was filled, for that address space and page, and not
+/// flushed since.
+fn tlb(trial: &Trial<'_>) {
+    trial.run(kept(), 1..60, |ops| {
+        let mut tlb = Tlb::new(16).unwrap();
+        // What each page may be found at.
+        let mut model: BTreeMap<(u64, usize), Vec<u64>> = BTreeMap::new();
+        for op in ops {
+            match *op {
+                Kept::Fill { tag, page, order, number } => {
+                    let first = page >> order << order;
+                    let address = number << 12;
+                    tlb.fill(tag, page << 12, Translation { address, order, writable: true });
+                    for other in first..first + (1 << order) {
+                        let at = address.wrapping_add((other as u64) << 12);
+                        let at = at.wrapping_sub((page as u64) << 12);
+                        model.entry((tag, other)).or_default().push(at);
+                    }
+                    let kept = tlb.lookup(tag, page << 12).map(|kept| kept.address);
+                    assert!(model[&(tag, page)].contains(&kept.expect("filled")));
+                }
+                Kept::Forget { tag, page } => {
+                    tlb.forget(tag, page << 12);
+                    model.remove(&(tag, page));
+                }
+                Kept::Flush { tag, first, count } => {
+                    tlb.flush(tag, PageRange::from_pages(first << 12, count).unwrap());
+                    model.retain(|(of, page), _| {
+                        *of != tag || !(first..first + count).contains(page)
+                    });
+                }
+            }
+            for page in (0..60).chain(470..1800) {
+                for tag in 1..3 {
+                    let Some(kept) = tlb.lookup(tag, page << 12) else { continue };
+                    let may = model.get(&(tag, page));
+                    let right = may.is_some_and(|all| all.contains(&kept.address));
+                    assert!(right, "page {page} of {tag} is at {:#x}", kept.address);
+                }
+            }
+        }
+    });
+}
+
+/// Pages of the block that are used.
+const PAGES: usize = 3;
+
+/// A page, as a tree has it: its number, and whether it can be written.
+type Page = Option<(u64, bool)>;
+
+/// A block of 2 MiB, as the tree or the image has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Block {
+    Table { at: u64, pages: [Page; PAGES] },
+    Huge { number: u64, writable: bool },
+}
+
+impl Block {
+    fn page(&self, index: usize) -> Page {
+        match *self {
+            Self::Table { pages, .. } => pages[index],
+            Self::Huge { number, writable } => Some((number + index as u64, writable)),
+        }
+    }
+}
+
+/// The root and the two tables below; then the two that the block may have.
+const UPPER: [u64; 3] = [0x1000, 0x2000, 0x3000];
+const LOWER: [u64; 2] = [0x4000, 0x5000];
+
+/// The library and a device that walks: the tree, the image, and a change between both.
+struct Machine {
+    tree: Block,
+    before: Block,
+    /// Words of the image that are not written yet.
+    unwritten: Vec<(u64, u64)>,
+    image: HashMap<u64, u64>,
+    changing: bool,
+    tlb: Tlb,
+    /// Page that the last access has reached.
+    reached: Cell<Option<u64>>,
+    alarms: Cell<usize>,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let start = Block::Table { at: LOWER[0], pages: [Some((0x10, true)), None, None] };
+        let links = [(0x1000, 0x2003), (0x2000, 0x3003)];
+        let mut machine = Self {
+            tree: start,
+            before: start,
+            unwritten: Vec::new(),
+            image: HashMap::from(links),
+            changing: false,
+            tlb: Tlb::new(8).unwrap(),
+            reached: Cell::new(None),
+            alarms: Cell::new(0),
+        };
+        machine.begin(start);
+        machine.end();
+        machine
+    }
+
+    /// Changes the tree. The image follows word by word, a table before what links it.
+    fn begin(&mut self, new: Block) {
+        let right = |writable| 1 | u64::from(writable) << 1;
+        let link = match new {
+            Block::Huge { number, writable } => number << 12 | 0x80 | right(writable),
+            Block::Table { at, pages } => {
+                for (index, page) in pages.into_iter().enumerate() {
+                    let word = page.map_or(0, |(number, writable)| number << 12 | right(writable));
+                    self.unwritten.push((at + 8 * index as u64, word));
+                }
+                at | 3
+            }
+        };
+        self.unwritten.push((UPPER[2], link));
+        self.before = self.tree;
+        self.tree = new;
+        self.changing = true;
+    }
+
+    fn write(&mut self) {
+        if !self.unwritten.is_empty() {
+            let (address, word) = self.unwritten.remove(0);
+            self.image.insert(address, word);
+        }
+    }
+
+    /// Ends a change: the rest of the image, and then the flush.
+    fn end(&mut self) {
+        while !self.unwritten.is_empty() {
+            self.write();
+        }
+        self.tlb.flush(1, PageRange::from_pages(0, 512).unwrap());
+        self.before = self.tree;
+        self.changing = false;
+    }
+
+    fn reach(&self, page: Page, action: &Action<'_>) -> bool {
+        let number = page.filter(|(_, writable)| *writable || !action.writes());
+        self.reached.set(number.map(|(number, _)| number));
+        number.is_some()
+    }
+}
+
+impl Lane for Machine {
+    fn tlb(&mut self) -> &mut Tlb {
+        &mut self.tlb
+    }
+
+    fn table_word(&self, _addr: usize, address: u64) -> Result<u64, Miss> {
+        let table = address & !0xfff;
+        let linked = matches!(self.tree, Block::Table { at, .. } if at == table);
+        match linked || UPPER.contains(&table) {
+            true => Ok(self.image.get(&address).copied().unwrap_or(0)),
+            false if self.changing => Err(Miss::Superseded),
+            false => Err(Miss::Bus(address)),
+        }
+    }
+
+    fn ask(&self, _addr: usize) -> Option<Translation> {
+        None
+    }
+
+    fn access(&self, addr: usize, found: Translation, action: &mut Action<'_>) -> Result<Answer> {
+        let page = self.tree.page(addr / PAGE_SIZE);
+        let confirmed = page.is_some_and(|(number, writable)| {
+            number << 12 == found.address && (writable || !found.writable)
+        });
+        Ok(match confirmed {
+            true if self.reach(page, action) => Answer::Done,
+            true => Answer::ReadOnly,
+            false if self.changing => Answer::Superseded,
+            false => Answer::Stale,
+        })
+    }
+
+    fn access_now(&self, addr: usize, action: &mut Action<'_>) -> Result<Access> {
+        assert!(self.changing, "nothing has superseded it");
+        Ok(match self.reach(self.tree.page(addr / PAGE_SIZE), action) {
+            true => Access::Done,
+            false => Access::Fault,
+        })
+    }
+
+    fn alarm(&self, _addr: usize, _why: Option<Miss>) {
+        self.alarms.set(self.alarms.get() + 1);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A page of the table is replaced, protected or removed.
+    Page(usize, Page),
+    /// The table becomes a huge leaf, or such a leaf another one.
+    Merge(u64, bool),
+    /// A huge leaf becomes a table.
+    Split,
+    /// A word of the image is written.
+    Write,
+    /// The change ends.
+    End,
+    Access(usize, bool),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let page = || prop_oneof![1 => Just(None), 4 => (1u64..64, any::<bool>()).prop_map(Some)];
+    prop_oneof![
+        2 => (0..PAGES, page()).prop_map(|(index, page)| Step::Page(index, page)),
+        1 => (1u64..4, any::<bool>()).prop_map(|(number, writable)| Step::Merge(number, writable)),
+        1 => Just(Step::Split),
+        4 => Just(Step::Write),
+        2 => Just(Step::End),
+        8 => (0..PAGES, any::<bool>()).prop_map(|(index, write)| Step::Access(index, write)),
+    ]
+}
+
+/// An access, at any time of a change, ends at once at the page that was there before or is there
+/// after, and in a fault only if one of both does not permit it.
+fn accesses(trial: &Trial<'_>) {
+    trial.run(step(), 1..60, |steps| {
+        let mut machine = Machine::new();
+        let context = Context::new(1, Some((Format::Radix4, UPPER[0])));
+        let (engine, file) = (Counters::new(), Counters::new());
+        let mut accesses = 0;
+        for step in steps {
+            match *step {
+                Step::Write => machine.write(),
+                Step::End => machine.end(),
+                Step::Access(index, write) => {
+                    access(&mut machine, &context, [&engine, &file], index, write);
+                    accesses += 1;
+                    continue;
+                }
+                // One change at a time.
+                _ if machine.changing => machine.end(),
+                Step::Page(index, page) => {
+                    if let Block::Table { at, mut pages } = machine.tree {
+                        pages[index] = page;
+                        machine.begin(Block::Table { at, pages });
+                    }
+                }
+                Step::Merge(number, writable) => {
+                    machine.begin(Block::Huge { number: number << 9, writable });
+                }
+                Step::Split => {
+                    if let Block::Huge { .. } = machine.tree {
+                        let pages = core::array::from_fn(|index| machine.tree.page(index));
+                        machine.begin(Block::Table { at: LOWER[1], pages });
+                    }
+                }
+            }
+        }
+        assert_eq!(machine.alarms.get(), 0, "alarms");
+        assert_eq!(engine.get(Count::StaleHits), 0, "stale hits");
+        assert_eq!(engine.get(Count::TlbHits) + engine.get(Count::TlbMisses), accesses);
+    });
+}
+
+fn access(
+    machine: &mut Machine,
+    context: &Context,
+    counters: [&Counters; 2],
+    index: usize,
+    write: bool,
+) {
+    let permits = |page: Page| page.is_some_and(|(_, writable)| writable || !write);
+    let (old, new) = (machine.before.page(index), machine.tree.page(index));
+    let mut bytes = [0; 8];
+    let mut action = match write {
+        true => Action::Write(&[1; 8]),
+        false => Action::Read(&mut bytes),
+    };
+    let [engine, file] = counters;
+    machine.reached.set(None);
+    let counted = Counted { engine, file };
+    let moved = [Count::BytesRead, Count::BytesWritten].map(|count| engine.get(count));
+    let result = mmu::access(machine, context, counted, index * PAGE_SIZE, &mut action).unwrap();
+    let [read, written] = [Count::BytesRead, Count::BytesWritten].map(|count| engine.get(count));
+    let reached = machine.reached.get();
+    match result {
+        Access::Done => {
+            let right = [old, new].into_iter().flatten().any(|(number, _)| Some(number) == reached);
+            assert!(right, "{reached:x?}, not {old:x?} or {new:x?}");
+            assert!(permits(new), "the bus reaches {new:?}");
+            let bytes = if write { written - moved[1] } else { read - moved[0] };
+            assert_eq!(bytes, 8);
+        }
+        Access::Fault => {
+            assert!(!permits(old) || !permits(new), "a fault, of {old:x?} and {new:x?}");
+            assert_eq!([read, written], moved);
+        }
+    }
+}

@@ -11,7 +11,7 @@ use crate::{
         bus::{Access, Action, Answer, Lane},
         counters::Counters,
         engine::Engine,
-        fault::Wait,
+        fault::{Packet, Wait},
         mmu::Context,
         port::Port,
         tlb::Tlb,
@@ -77,7 +77,8 @@ impl Port for Client {
         addr: usize,
         write: bool,
     ) -> Option<Arc<Wait<Self>>> {
-        self.device().faults.report(self, engine, addr, write)
+        let packet = Packet::new(self.tag(), addr, write);
+        self.device().faults.report(engine, packet)
     }
 }
 

@@ -87,7 +87,7 @@ impl Client {
             list: KVec::new(),
             last: 0,
         };
-        Arc::pin_init(
+        let client = Arc::pin_init(
             pin_init!(Self {
                 mirror,
                 session,
@@ -102,7 +102,9 @@ impl Client {
                 stream: SetOnce::new(),
             }),
             GFP_KERNEL_ACCOUNT,
-        )
+        )?;
+        client.session.faults.clients().add(&client)?;
+        Ok(client)
     }
 
     pub(crate) fn mirror(&self) -> &Mirror<View> {
@@ -259,6 +261,7 @@ impl Client {
         for command in &list {
             command.status.wait_for_end();
         }
+        self.session.faults.clients().remove(self.tag());
         if self.session.is_ending() {
             // What it leaves goes with the session.
             let _ = self.mirror.drain();

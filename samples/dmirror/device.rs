@@ -5,7 +5,7 @@
 use crate::{
     blit::BlitEngine,
     client::Client,
-    faults::FaultBuffer,
+    faults::FaultThreads,
     format::{Chosen, Selected, VRAM},
     hardware::{engine::Engine, tlb::Tlb},
     settings::{Fixed, Setting, Settings},
@@ -50,7 +50,7 @@ pub(crate) struct MockDevice {
     pub(crate) fixed: Fixed,
     pub(crate) engines: Engines,
     pub(crate) blits: BlitEngine,
-    pub(crate) faults: FaultBuffer,
+    pub(crate) faults: FaultThreads,
     /// Who hears of events.
     pub(crate) streams: Arc<Streams>,
     /// Who helps with the operations of queues.
@@ -84,7 +84,7 @@ impl MockDevice {
         } = tile;
         let engines = Engines::new(fixed.engines)?;
         let blits = BlitEngine::new(settings.clone())?;
-        let faults = FaultBuffer::new(fixed.engines)?;
+        let faults = FaultThreads::new(fixed.engines)?;
         let walkers = Walkers::new(fixed.engines, |_| Tlb::new(fixed.tlb_entries))?;
         Arc::pin_init(
             try_pin_init!(Self {

@@ -13,7 +13,7 @@
 //! - `device`: one device; `settings`: its parameters.
 //! - `access`: what an engine is connected to; `format`: the format of its page tables.
 //! - `vram`: the device's memory; `chooser`: an allocator of its own; `copy_engine`: who copies to and from it.
-//! - `faults`: the fault buffer and who serves it.
+//! - `faults`: who serves the fault buffer.
 //!
 //! The interface:
 //! - `file`: one open file; `client`: what it shares with its commands.

@@ -9,7 +9,7 @@
 //! - `engine`: runs commands by turns; `command`: what they do; `status`: their ends.
 //! - `mmu`: an access: TLB, walk, memory; `tlb`: translations; `walk`: page tables of three formats.
 //! - `bus`: an action at an address, and the way to memory.
-//! - `port`: what an engine is connected to; `fault`: a fault that was reported.
+//! - `port`: what an engine is connected to; `fault`: the fault buffer.
 //! - `counters`: what engines count.
 //! - `store`: contents of device memory.
 

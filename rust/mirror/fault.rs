@@ -3,7 +3,7 @@
 //! Device faults: collect, validate, commit.
 
 use super::{
-    tiles::{Elsewhere, Unreached},
+    tiles::Unreached,
     Device,
     Inner,
     Mirror,
@@ -383,24 +383,13 @@ impl<D: Device> Inner<D> {
                     held |= access == Access::Write || !entry.is_valid();
                     return;
                 }
-                let mut local = memory.and_then(|memory| memory.lookup(pfn.pfn()));
-                let mut holder = (memory, first);
-                if local.is_none() && has_tiles {
-                    match self.elsewhere(pfn, reach) {
-                        Elsewhere::System => {}
-                        Elsewhere::Unreached(tile) => {
-                            return Unreached::note(&mut unreached, addr, tile);
-                        }
-                        Elsewhere::Reached(_, _) if what == What::There(Present::Own) => return,
-                        Elsewhere::Reached(tile, page) => {
-                            holder = (Some(tile), tile.first_number());
-                            local = Some(page);
-                        }
-                    }
-                }
-                let (memory, first) = holder;
+                let local = memory.and_then(|memory| memory.lookup(pfn.pfn()));
                 let new = match local {
                     None if what == What::There(Present::Own) => return,
+                    None if has_tiles => match self.elsewhere(addr, pfn, reach, &mut unreached) {
+                        Some(new) => new,
+                        None => return,
+                    },
                     Some(local) => Entry::device(first + local, pfn.is_writable()),
                     None => Entry::system(pfn.pfn(), pfn.is_writable()),
                 };

@@ -20,7 +20,7 @@ use crate::{
         notifier::Cookie,
         range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer},
     },
-    pgtable::Spares,
+    pgtable::{Entry, Spares},
 };
 use kernel::prelude::*;
 
@@ -37,16 +37,6 @@ impl Reach {
     }
 }
 
-/// Where a page is that is not in the memory at home.
-pub(super) enum Elsewhere<'a, D: Device> {
-    /// In memory that the CPU can address.
-    System,
-    /// In a tile that the device reaches, with its number in the tile.
-    Reached(&'a Memory<D::Memory>, usize),
-    /// In private memory that the device does not reach: that of a tile, or one that is not listed.
-    Unreached(Option<Cookie>),
-}
-
 /// Consecutive pages in private memory that the device does not reach, and the name of the tile.
 #[derive(Clone, Copy)]
 pub(super) struct Unreached {
@@ -56,7 +46,7 @@ pub(super) struct Unreached {
 
 impl Unreached {
     /// Adds the page at `addr` to `found`, if it continues it.
-    pub(super) fn note(found: &mut Option<Self>, addr: usize, tile: Option<Cookie>) {
+    fn note(found: &mut Option<Self>, addr: usize, tile: Option<Cookie>) {
         let Ok(page) = PageRange::from_pages(addr, 1) else {
             return;
         };
@@ -111,23 +101,37 @@ impl<D: Device> Inner<D> {
         reach
     }
 
-    /// Where the page of `pfn` is, which is not in the memory at home. A tile that was unplugged has
-    /// closed its arrivals before it removes the entries of its mirrors, so that under the table
-    /// lock none comes after. Context: may sleep; the table lock is held.
+    /// The entry for the page of `pfn` at `addr`, which is not in the memory at home. `None` if it is
+    /// in private memory that the device does not reach, which is noted in `unreached`.
+    ///
+    /// A tile that was unplugged has closed its arrivals before it removes the entries of its
+    /// mirrors, so that under the table lock none comes after. Context: may sleep; the table lock is
+    /// held.
     // Not inlined: a device with one memory never has it.
     #[inline(never)]
-    pub(super) fn elsewhere(&self, pfn: HmmPfn, reach: Reach) -> Elsewhere<'_, D> {
+    pub(super) fn elsewhere(
+        &self,
+        addr: usize,
+        pfn: HmmPfn,
+        reach: Reach,
+        unreached: &mut Option<Unreached>,
+    ) -> Option<Entry> {
         let found = self
             .numbered_tiles()
             .find_map(|(index, tile)| Some((index, tile, tile.lookup(pfn.pfn())?)));
         match found {
             Some((index, tile, local)) if reach.has(index) && !tile.is_gone() => {
-                Elsewhere::Reached(tile, local)
+                tile.touch_page(local);
+                let number = tile.first_number() + local;
+                return Some(Entry::device(number, pfn.is_writable()));
             }
-            Some((_, tile, _)) if tile.is_private() => Elsewhere::Unreached(Some(tile.tile())),
-            None if pfn.is_device_private() => Elsewhere::Unreached(None),
-            _ => Elsewhere::System,
+            Some((_, tile, _)) if tile.is_private() => {
+                Unreached::note(unreached, addr, Some(tile.tile()));
+            }
+            None if pfn.is_device_private() => Unreached::note(unreached, addr, None),
+            _ => return Some(Entry::system(pfn.pfn(), pfn.is_writable())),
         }
+        None
     }
 
     /// The tile that has page frame `pfn`, if the device is known to reach it. It may have been

@@ -2,12 +2,17 @@
 
 //! The mirror's part in a migration, when pages have moved: its entries name the new places, where nobody else has
 //! taken them away.
+//!
+//! A switch gives no write access where there was an entry. Until its flush is over one engine may still read the source,
+//! by its TLB, and would not see what another one writes to the new place. Write access comes back after the flush, to
+//! pages that still have their marks.
 
 use super::{transaction::Transaction, Device, Inner, Mirror, State};
 use crate::{
     memory::Memory,
     mm::{
         addr::PageRange,
+        mask::Mask,
         migrate::{Entry as MovedEntry, Moved, Source},
         notifier::Cookie,
         page::DirtyBatch,
@@ -82,6 +87,7 @@ impl<D: Device> Mirror<D> {
             ..
         } = &mut *guard;
         let own = transactions.get(name, piece.start());
+        let mut later = Mask::EMPTY;
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
             let mut dirty = DirtyBatch::new();
             let result = table.install(piece, spares, batch, |addr, slot| {
@@ -104,11 +110,14 @@ impl<D: Device> Mirror<D> {
                     *slot = Entry::NONE;
                     return each(index, Switched::Lost);
                 };
-                let may_write = match entry.source {
+                let writable = match entry.source {
                     Source::Hole => hole_writable,
                     Source::Page(_) => entry.writable,
                 };
-                *slot = Entry::device(number + (index - entry.index), may_write);
+                if writable && was_valid {
+                    later.insert(index);
+                }
+                *slot = Entry::device(number + (index - entry.index), writable && !was_valid);
                 each(index, Switched::Yes { was_valid });
             });
             if result.is_err() {
@@ -134,6 +143,10 @@ impl<D: Device> Mirror<D> {
         };
         let flushed = Flushing::end(flush, inner);
         lap.end(Phase::Flush);
+        if !later.is_empty() {
+            permit_writes(inner, name, piece, &later);
+            lap.end(Phase::Switch);
+        }
         (flushed, result)
     }
 }
@@ -157,7 +170,6 @@ struct Switching<'a, D: Device> {
     /// The device's memory, if that is where the pages are now: all of a migration are in one memory.
     memory: Option<&'a Memory<D::Memory>>,
     own: Option<&'a Transaction>,
-    with_write: bool,
 }
 
 impl<D: Device> Switching<'_, D> {
@@ -177,10 +189,13 @@ impl<D: Device> Switching<'_, D> {
     /// The new entry for `span`, page `first` of the piece, if that is what most are: one small page that has moved to
     /// new memory and is still its own.
     #[inline]
-    fn small(&self, span: PageRange, first: usize) -> Option<Entry> {
+    fn small(&self, span: PageRange, first: usize, later: &mut Mask) -> Option<Entry> {
         let (pfn, writable) = self.moved.small_at(first)?;
         let is_own = span.pages() == 1 && self.own?.is_marked(span.start());
-        is_own.then(|| Entry::system(pfn, writable && self.with_write))
+        if is_own && writable {
+            later.insert(first);
+        }
+        is_own.then(|| Entry::system(pfn, false))
     }
 
     /// What becomes of any other one.
@@ -192,6 +207,7 @@ impl<D: Device> Switching<'_, D> {
         first: usize,
         slot: &mut Entry,
         dirty: &mut DirtyBatch,
+        later: &mut Mask,
     ) -> Switched {
         let pages = first..first + span.pages();
         let whole = moved_whole(self.moved, &pages);
@@ -219,6 +235,9 @@ impl<D: Device> Switching<'_, D> {
             return Switched::NoEntry;
         };
         *slot = new;
+        if entry.writable {
+            later.add(pages);
+        }
         Switched::Yes { was_valid: true }
     }
 
@@ -226,18 +245,19 @@ impl<D: Device> Switching<'_, D> {
     /// another device, or memory that its table cannot name.
     fn new_entry(&self, entry: &MovedEntry, index: usize) -> Option<Entry> {
         let pfn = entry.destination + (index - entry.index);
-        let writable = entry.writable && self.with_write;
         let Some(memory) = self.memory else {
             let usable = self.moved.is_addressable(entry);
-            return usable.then(|| Entry::system(pfn, writable));
+            return usable.then(|| Entry::system(pfn, false));
         };
-        let new = Entry::device(memory.entry_number(pfn)?, writable);
+        let new = Entry::device(memory.entry_number(pfn)?, false);
         Some(new).filter(|new| D::Format::can_hold(*new))
     }
 }
 
 /// Lets the device use what has moved, where it had an entry. Calls `each` for pages that had one or have moved. Without
-/// `with_write` the new entries are read-only.
+/// `with_write` the entries stay read-only.
+// A stack frame of its own.
+#[inline(never)]
 pub(super) fn switch_present<D: Device>(
     inner: &Inner<D>,
     name: Cookie,
@@ -269,7 +289,7 @@ pub(super) fn switch_present<D: Device>(
     let own = transactions.get(name, piece.start());
     // Under the lock: see `Inner::elsewhere`.
     let memory = home.or(tile.filter(|tile| !tile.is_gone()));
-    let mut switched = 0;
+    let (mut switched, mut later) = (0, Mask::EMPTY);
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
         let mut dirty = DirtyBatch::new();
         let switching = Switching::<D> {
@@ -277,7 +297,6 @@ pub(super) fn switch_present<D: Device>(
             moved,
             memory,
             own,
-            with_write,
         };
         // A huge leaf whose pages do not share one fate cannot stay one.
         let split = |span: PageRange| switching.divides(span);
@@ -286,12 +305,12 @@ pub(super) fn switch_present<D: Device>(
                 return;
             };
             let pages = span.pages();
-            let what = match switching.small(span, first) {
+            let what = match switching.small(span, first, &mut later) {
                 Some(new) => {
                     *slot = new;
                     Switched::Yes { was_valid: true }
                 }
-                None => switching.other(span, first, slot, &mut dirty),
+                None => switching.other(span, first, slot, &mut dirty, &mut later),
             };
             if let Switched::Yes { .. } = what {
                 switched += pages;
@@ -304,7 +323,44 @@ pub(super) fn switch_present<D: Device>(
     inner.stats.add(Counter::Switched, switched as u64);
     let flushed = Flushing::end(flush, inner);
     lap.end(Phase::Flush);
+    if with_write && !later.is_empty() {
+        permit_writes(inner, name, piece, &later);
+        lap.end(Phase::Switch);
+    }
     flushed
+}
+
+/// Gives write access to those of `pages`, by their index in `piece`, that still belong to the migration. The flush of the
+/// switch is over.
+// Its frame is not needed by the copies that come before.
+#[inline(never)]
+fn permit_writes<D: Device>(inner: &Inner<D>, name: Cookie, piece: PageRange, pages: &Mask) {
+    let mut guard = inner.lock();
+    let State {
+        table,
+        transactions,
+        ..
+    } = &mut *guard;
+    let Some(own) = transactions.get(name, piece.start()) else {
+        return;
+    };
+    let ((), flush) = inner.change(table, None, |table, batch| {
+        table.for_each(piece, batch, |span, slot| {
+            let Some(first) = piece.index_of(span.start()) else {
+                return;
+            };
+            let permitted = match span.pages() {
+                1 => pages.has(first),
+                count => pages.count(first..first + count) == count,
+            };
+            if permitted && slot.is_valid() && own.owns_all(span) {
+                *slot = slot.writable();
+            }
+        });
+    });
+    drop(guard);
+    // None, unless the format has to replace what gains rights.
+    let _flushed: Flushed = Flushing::end(flush, inner);
 }
 
 /// Removes the entries of pages that have moved, whoever owns them, and waits for the flush.

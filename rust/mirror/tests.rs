@@ -58,10 +58,10 @@ struct TestMemory {
     connection: Atomic<usize>,
     asked: Atomic<usize>,
     /// Called before each copy.
-    at_copy: Pin<KBox<Mutex<Option<AtCopy>>>>,
+    at_copy: Pin<KBox<Mutex<Option<Hook>>>>,
 }
 
-type AtCopy = Arc<dyn Fn() + Send + Sync>;
+type Hook = Arc<dyn Fn() + Send + Sync>;
 
 impl TestMemory {
     fn new() -> Result<Self> {
@@ -160,6 +160,8 @@ struct Shared {
     first_wait: Atomic<usize>,
     /// Pages of its memory that were in use when the last flush was waited for.
     used_at_wait: Atomic<usize>,
+    /// Called when a flush is waited for.
+    at_wait: Pin<KBox<Mutex<Option<Hook>>>>,
 }
 
 struct TestDevice(Arc<Shared>);
@@ -191,6 +193,11 @@ impl Device for TestDevice {
         }
         let (used, _) = self.0.memory.usage();
         self.0.used_at_wait.store(used, Relaxed);
+        // Not under the lock: it may flush, too.
+        let call = self.0.at_wait.lock().clone();
+        if let Some(call) = call {
+            call();
+        }
     }
 }
 
@@ -208,6 +215,7 @@ fn shared_of(owner: &Arc<Owner>) -> Result<Arc<Shared>> {
             last_start: Atomic::new(0),
             first_wait: Atomic::new(0),
             used_at_wait: Atomic::new(0),
+            at_wait: KBox::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?,
         }? Error),
         GFP_KERNEL,
     )

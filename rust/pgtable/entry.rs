@@ -85,6 +85,12 @@ impl Entry {
         Self(self.0 & !Self::WRITE)
     }
 
+    /// The same page, which may be written.
+    #[inline]
+    pub(crate) const fn writable(self) -> Self {
+        Self(self.0 | Self::WRITE)
+    }
+
     /// The page `pages` after this one, with the same rights; [`Self::NONE`] stays so.
     #[inline]
     pub const fn plus(self, pages: usize) -> Self {

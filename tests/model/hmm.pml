@@ -17,6 +17,8 @@
 mtype = {
 	/* The holes of faultless.rst. */
 	H1, H2, H3, H4, H5, H6, H9, H10, H11, H12, H13, H14, H15,
+	/* A switch gives write access back before its flush, while another engine may still read the source. */
+	EARLY_WRITE,
 	/* A range fault is installed although an invalidation has begun since (rule 1). */
 	RULE1,
 	/* An invalidation that finds no entry does not wait for flushes of others (rule 2). */
@@ -145,7 +147,7 @@ inline switch_entry(v, d, a, to, write) {
 		x_flush = changing[MI(MM(v), d)] > 0 && off != OTHERS;
 		if
 		:: mark[T(v, d)] == (a) + 1 ->
-			entry[T(v, d)] = to; entry_w[T(v, d)] = write; x_flush = 1;
+			entry[T(v, d)] = to; entry_w[T(v, d)] = write && off == EARLY_WRITE; x_flush = 1;
 			printf("%d: switches the entry of page %d of device %d to frame %d\n", a, v, d, to)
 		:: else ->
 			/* The mark was lost. What is read-only may be the source: alone, this makes up for a broken H13. */
@@ -163,7 +165,14 @@ inline switch_entry(v, d, a, to, write) {
 	if
 	:: x_flush -> flush(v, d); x_flush = 0
 	:: else
-	fi
+	fi;
+	/* Write access comes back when no engine reads the source any more. */
+	d_step {
+		if
+		:: mark[T(v, d)] == (a) + 1 && entry[T(v, d)] == to -> entry_w[T(v, d)] = write
+		:: else
+		fi
+	}
 }
 
 /* Migrates page v to device d, or from there to system memory. */

@@ -60,6 +60,59 @@ mod suite {
         Ok(())
     }
 
+    /// Migrates pages that the device may write there and back. While the flush of the switch is waited
+    /// for, all entries are read-only, and `at_wait` is called with the mirror and the pages.
+    fn switched(at_wait: fn(&Mirror<TestDevice>, PageRange), expected: bool) -> Result {
+        let (range, shared, mirror) = attached(4)?;
+        let mirror = Arc::new(mirror, GFP_KERNEL)?;
+        for index in 0..4 {
+            store(range.address(index), 100 + index as u64)?;
+        }
+        for to_device in [true, false] {
+            mirror.fault(range, Access::Write)?;
+            let seen = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
+            let (inside, counted) = (mirror.clone(), seen.clone());
+            let hook = move || {
+                let entry = |index| {
+                    let leaf = inside.inner().reader.walk(range.address(index));
+                    leaf.map_or(Entry::NONE, |leaf| leaf.entry)
+                };
+                let new = (0..4).filter(|index| entry(*index).is_device() == to_device);
+                if new.count() == 4 && counted.fetch_add(1, Relaxed) == 0 {
+                    assert!((0..4).all(|index| !entry(index).is_writable()));
+                    at_wait(&inside, range);
+                }
+            };
+            *shared.at_wait.lock() = Some(Arc::new(hook, GFP_KERNEL)?);
+            let migration = mirror.migrate(range);
+            let outcome = match to_device {
+                true => migration.to_device(),
+                false => migration.to_system(),
+            };
+            *shared.at_wait.lock() = None;
+            assert_eq!(outcome?.switched, 4);
+            assert_ne!(seen.load(Relaxed), 0);
+            let table = mirror.lock_table()?;
+            for index in 0..4 {
+                assert_eq!(table.writable(range.address(index)).is_some(), expected);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_switch_gives_write_access_after_its_flush() -> Result {
+        switched(|_, _| {}, true)
+    }
+
+    #[test]
+    fn what_loses_write_access_meanwhile_does_not_get_it_back() -> Result {
+        let take = |mirror: &Mirror<TestDevice>, range| {
+            pretend(mirror, Reason::ProtectionPage, range);
+        };
+        switched(take, false)
+    }
+
     #[test]
     fn what_moved_before_an_error_is_counted() -> Result {
         let (all, shared, mirror) = attached(3 * PMD_PAGES)?;

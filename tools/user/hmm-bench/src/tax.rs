@@ -15,9 +15,9 @@ const CALLS: usize = 100;
 /// The same for those that make a process.
 const FORKS: usize = 20;
 
-/// Rounds of a row. The median counts; what a mirror costs is the median of the differences. Work
+/// Rounds of a row. The median counts; what a mirror costs is the median of the differences of all. Work
 /// that the kernel does now and then is more than a hundredth of a round.
-const ROUNDS: usize = 11;
+const ROUNDS: usize = 21;
 
 /// Pages that the device uses elsewhere.
 const PAGES: usize = 64;

@@ -5,12 +5,12 @@
 //! Eviction by physical page searches the reverse mapping of each page, and calls notifiers for each.
 //! Whoever closes knows the address space, and that nobody reads any more.
 
-use super::{step::Step, Target};
+use super::{step::Step, Tally, Target};
 use crate::{
     events::{Event, Trigger},
     memory::Memory,
     mirror::{Device, Mirror},
-    mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
+    mm::addr::{PageRange, PMD_SIZE},
     stats::Counter,
     within,
 };
@@ -68,8 +68,9 @@ impl<D: Device> Mirror<D> {
         within::may_wait()?;
         let memory: &Memory<_> = self.device().memory().ok_or(ENODEV)?;
         let mut parts = Parts::new()?;
-        let mut step = Step::new(self, Target::System, false, false, PMD_PAGES)?;
         let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;
+        let tally = Tally::new(all, None);
+        let mut step = Step::new(self, Target::System, false, false, None, tally)?;
         let (inner, to_device, trigger) = (self.inner(), false, Trigger::Close);
         inner.tell(&Event::MigrateBegin {
             range: all,

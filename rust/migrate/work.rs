@@ -14,15 +14,36 @@ use crate::{
     },
     pgtable::{Format, Spares},
     phases::{Lap, Phase},
-    space::Readers,
+    queue::Stop,
+    space::{Joined, Readers, Request},
 };
 use kernel::{mm::virt::flags, prelude::*};
 
+/// Room for one block in flight.
+pub(super) struct Slot<F: Format> {
+    batch: Batch,
+    copies: Copies,
+    joined: Joined,
+    pub(super) spares: Spares<F>,
+}
+
+impl<F: Format> Slot<F> {
+    /// For blocks of up to `room` pages, whose copies are cancelled when `stop` is set. `ENOMEM`.
+    pub(super) fn new(room: usize, spares: Spares<F>, stop: Option<Stop>) -> Result<Self> {
+        let mut copies = Copies::new(true)?;
+        copies.until(stop);
+        Ok(Self {
+            batch: Batch::with_room(room)?,
+            copies,
+            joined: Joined::new(),
+            spares,
+        })
+    }
+}
+
 /// Room that steps use again.
 pub(super) struct Work<F: Format> {
-    pub(super) batch: Batch,
-    pub(super) copies: Copies,
-    pub(super) spares: Spares<F>,
+    pub(super) slot: Slot<F>,
     /// Outcomes of the step.
     pub(super) pages: KBox<[PageOutcome; PMD_PAGES]>,
     /// Index in `pages` of the first page of the attempt.
@@ -70,7 +91,7 @@ fn isolate<'a, 'm, D: Device>(
 /// Isolated pages of an attempt, whose copies were submitted. Dropping it waits for the copies and
 /// restores the pages.
 #[must_use = "dropping it restores the pages"]
-struct InFlight<'a, 'm, D: Device> {
+pub(super) struct InFlight<'a, 'm, D: Device> {
     copying: Copying<'a, 'a, (Announced<'m, D>, Readers<'a>)>,
     // Dropped after the destinations.
     arrival: Option<Arrival<'a>>,
@@ -80,11 +101,34 @@ struct InFlight<'a, 'm, D: Device> {
     target: Target,
     /// Outcomes of the pages.
     pages: &'a mut [PageOutcome],
+    spares: &'a mut Spares<D::Format>,
     lap: Lap,
 }
 
+impl<D: Device> InFlight<'_, '_, D> {
+    /// Ends the time that counts as that of the copies, until [`Self::resume`].
+    pub(super) fn pause(&mut self) {
+        self.lap.end(Phase::Copy);
+    }
+
+    /// From now on, the time counts as that of the copies again.
+    pub(super) fn resume(&mut self) {
+        self.lap = Lap::start();
+    }
+
+    /// The mapping.
+    pub(super) fn vma(&self) -> Vma<'_> {
+        self.vma
+    }
+
+    /// Whether a copy is outstanding.
+    pub(super) fn is_outstanding(&self) -> bool {
+        self.copying.is_outstanding()
+    }
+}
+
 /// How the first half of an attempt ended.
-enum Submitted<T> {
+pub(super) enum Submitted<T> {
     /// Copies are outstanding, or completed.
     InFlight(T),
     /// A huge page could not be had. The pages were restored.
@@ -95,9 +139,8 @@ enum Submitted<T> {
 /// whether the device lost entries of pages that moved.
 // A stack frame of its own: the states of a migration are large.
 #[inline(never)]
-fn finish<D: Device>(
+pub(super) fn finish<D: Device>(
     in_flight: InFlight<'_, '_, D>,
-    spares: &mut Spares<D::Format>,
     entries: &mut usize,
 ) -> Result<bool> {
     let InFlight {
@@ -108,6 +151,7 @@ fn finish<D: Device>(
         vma,
         target,
         pages,
+        spares,
         mut lap,
     } = in_flight;
     let (isolated, failed) = copying.complete();
@@ -175,18 +219,25 @@ fn finish<D: Device>(
     result.map(|()| lost)
 }
 
-/// Isolates `movable`, which was announced, as far as that is possible, and submits its copies.
+/// Isolates `movable`, which was announced for `request`, as far as that is possible, and submits its
+/// copies.
 // A stack frame of its own.
 #[inline(never)]
-fn submit<'a, 'm, D: Device>(
-    memory: &'a Memory<D::Memory>,
+pub(super) fn submit<'a, 'm, D: Device>(
+    (mirror, memory): (&Mirror<D>, &'a Memory<D::Memory>),
     movable: Movable<'a>,
-    announced: Announced<'m, D>,
-    readers: Readers<'a>,
+    (announced, request): (Announced<'m, D>, Request),
     compound: bool,
-    room: (&'a mut Batch, &'a mut Copies, &'a mut [PageOutcome]),
+    slot: &'a mut Slot<D::Format>,
+    pages: &'a mut [PageOutcome],
 ) -> Result<Submitted<InFlight<'a, 'm, D>>> {
-    let (batch, copies, pages) = room;
+    let Slot {
+        batch,
+        copies,
+        joined,
+        spares,
+    } = slot;
+    let readers = joined.join(mirror.space_name(), request, mirror.place_in_space());
     let piece = announced.range();
     let huge = compound && piece.is_pmd();
     // Coherent folios stay small: the core never collects huge ones on the way back.
@@ -254,46 +305,40 @@ fn submit<'a, 'm, D: Device>(
         // Puts everything back.
         return Ok(Submitted::NoHuge);
     }
+    let copying = memory.submit_all(isolated, copies)?;
+    if target == Target::Device {
+        memory.set_asynchronous(copying.is_outstanding());
+    }
     Ok(Submitted::InFlight(InFlight {
-        copying: memory.submit_all(isolated, copies)?,
+        copying,
         arrival,
         _departure: departure,
         memory,
         vma,
         target,
         pages,
+        spares,
         lap,
     }))
 }
 
 impl<F: Format> Work<F> {
-    /// Migrates `movable`, which was announced, as far as it can be isolated.
+    /// Migrates `movable`, which was announced for `request`, as far as it can be isolated.
     pub(super) fn isolate_and_move<D: Device<Format = F>>(
         &mut self,
-        mirror: &Mirror<D>,
+        on: (&Mirror<D>, &Memory<D::Memory>),
         movable: Movable<'_>,
-        announced: Announced<'_, D>,
-        readers: Readers<'_>,
+        announced: (Announced<'_, D>, Request),
         compound: bool,
     ) -> Result<Attempt> {
-        let Self {
-            batch,
-            copies,
-            spares,
-            pages,
-            first,
-            entries,
-        } = self;
-        let pages = pages.get_mut(*first..).ok_or(EINVAL)?;
-        let memory = mirror.device().memory().ok_or(ENODEV)?;
-        let room = (batch, copies, pages);
-        let submitted = submit(memory, movable, announced, readers, compound, room)?;
-        Ok(match submitted {
-            Submitted::NoHuge => Attempt::NoHuge,
+        let pages = self.pages.get_mut(self.first..).ok_or(EINVAL)?;
+        let submitted = submit(on, movable, announced, compound, &mut self.slot, pages)?;
+        match submitted {
+            Submitted::NoHuge => Ok(Attempt::NoHuge),
             Submitted::InFlight(in_flight) => {
-                let lost = finish(in_flight, spares, entries)?;
-                Attempt::Done { lost }
+                let lost = finish(in_flight, &mut self.entries)?;
+                Ok(Attempt::Done { lost })
             }
-        })
+        }
     }
 }

@@ -319,7 +319,8 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// The pages of the block at `start` that are in the device's memory, as its mirrors of the process know.
+    /// The pages of the block at `start` that are in the device's memory, as far as its mirrors of
+    /// the process have entries for them.
     fn resident(&self, start: usize) -> Mask {
         let mut mask = Mask::EMPTY;
         let Some(block) = block(start) else {

@@ -3,9 +3,9 @@
 //! The mirror's part in a migration, when pages have moved: its entries name the new places, where nobody else has
 //! taken them away.
 //!
-//! A switch gives no write access where there was an entry. Until its flush is over one engine may still read the source,
-//! by its TLB, and would not see what another one writes to the new place. Write access comes back after the flush, to
-//! pages that still have their marks.
+//! A switch gives no write access where there was an entry. Until its flush is over one engine may
+//! still read the source, by its TLB, and would not see what another one writes to the new place.
+//! Write access comes back after the flush, to pages that still have their marks.
 
 use super::{transaction::Transaction, Device, Inner, Mirror, State};
 use crate::{
@@ -330,8 +330,8 @@ pub(super) fn switch_present<D: Device>(
     flushed
 }
 
-/// Gives write access to those of `pages`, by their index in `piece`, that still belong to the migration. The flush of the
-/// switch is over.
+/// Gives write access to those of `pages`, by their index in `piece`, that still belong to the
+/// migration. The flush of the switch is over. Context: may sleep; takes the table lock.
 // Its frame is not needed by the copies that come before.
 #[inline(never)]
 fn permit_writes<D: Device>(inner: &Inner<D>, name: Cookie, piece: PageRange, pages: &Mask) {

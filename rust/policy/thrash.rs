@@ -223,8 +223,8 @@ impl Detector {
         true
     }
 
-    /// A device fault on `range`, within a block; `full` if device memory is. `resident` are pages of the block that have not
-    /// left the device: a mirror wants them that has no entry for them.
+    /// A device fault on `range`, within a block; `full` if device memory is. `resident` are pages of
+    /// the block that have not left the device: a mirror wants them that has no entry for them.
     pub(super) fn fault(
         &mut self,
         range: PageRange,

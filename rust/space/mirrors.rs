@@ -65,8 +65,8 @@ pub(crate) trait MirrorOps: Send + Sync {
     /// open.
     fn device_name(&self) -> Cookie;
 
-    /// Adds to `mask` the pages of `range`, of at most 2 MiB, that are in the device's memory, as far as it has entries
-    /// for them. Context: any but NMI.
+    /// Adds to `mask` the pages of `range`, of at most 2 MiB, that are in the device's memory, as far
+    /// as it has entries for them. Context: any but NMI.
     fn add_on_device(&self, range: PageRange, mask: &mut Mask);
 
     /// Maps again what the device is to have mapped always, of what it has lost and of `range`.

@@ -61,6 +61,22 @@ int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mmap_read_lock_killable);
 
+/*
+ * Gives @mm its tree of interval notifiers, so that no insertion takes the mmap
+ * lock. mmu_interval_notifier_insert() would wait for it unkillably.
+ */
+int rust_hmm_notifier_register(struct mm_struct *mm)
+{
+	int ret = mmap_write_lock_killable(mm);
+
+	if (ret)
+		return ret;
+	ret = __mmu_notifier_register(NULL, mm);
+	mmap_write_unlock(mm);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_notifier_register);
+
 bool rust_hmm_mmap_read_trylock(struct mm_struct *mm)
 {
 	return mmap_read_trylock(mm);

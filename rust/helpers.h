@@ -35,6 +35,7 @@ bool rust_hmm_interval_read_retry(struct mmu_interval_notifier *sub,
 
 /* include/linux/mmap_lock.h, include/linux/mm.h */
 int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm);
+int rust_hmm_notifier_register(struct mm_struct *mm);
 bool rust_hmm_mmap_read_trylock(struct mm_struct *mm);
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm);
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,

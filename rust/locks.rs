@@ -70,6 +70,8 @@ classes! {
     attribute_changes = c"rust_hmm::attribute_changes";
     /// The mirrors of an address space.
     mirrors = c"rust_hmm::mirrors";
+    /// What registers an address space.
+    registration = c"rust_hmm::registration";
     /// The windows of an address space.
     windows = c"rust_hmm::windows";
     /// Windows that may not be needed any more.

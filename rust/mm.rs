@@ -50,6 +50,7 @@ pub mod range_fault;
 pub mod range_map;
 pub(crate) mod rcu_map;
 pub(crate) mod rcu_slot;
+pub(crate) mod registration;
 pub mod shrinker;
 pub mod space;
 pub mod sync_file;

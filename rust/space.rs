@@ -10,6 +10,7 @@ use crate::{
     mm::{
         notifier::{Cookie, Event},
         rcu_map::{RcuArc, RcuMap},
+        registration::Registration,
     },
 };
 use kernel::{
@@ -48,6 +49,9 @@ pub(crate) struct Space {
     /// The mirrors of the process, of any device.
     #[pin]
     mirrors: Mirrors,
+    /// Whether notifiers can be inserted without the mmap lock.
+    #[pin]
+    registration: Registration,
     /// Where devices use memory.
     #[pin]
     windows: Windows,
@@ -118,6 +122,7 @@ impl Handle {
             mm: ARef::from(&**mm),
             handles: Atomic::new(1),
             mirrors <- Mirrors::new(),
+            registration <- Registration::new(name),
             windows <- Windows::new(name),
             attributes <- Map::new(),
             attribute_watch <- AttributeWatch::new(),

@@ -9,7 +9,7 @@
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
-use super::addr::PageRange;
+use super::{addr::PageRange, registration::Registered};
 use crate::{
     bindings,
     inject::{fails, Point},
@@ -241,16 +241,17 @@ impl<S: Subscriber> IntervalNotifier<S> {
         invalidate_finish: Some(Self::invalidate_finish),
     };
 
-    /// Subscribes to the changes of `range` in `mm`.
+    /// Subscribes to the changes of `range` in the address space `of`.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINTR` if the task was killed. Context: may sleep; the mmap lock must not be held.
-    pub fn new<'a>(
-        mm: &'a MmWithUser,
+    /// `ENOMEM`. Context: may sleep.
+    pub(crate) fn new<'a>(
+        of: Registered<'a>,
         range: PageRange,
         subscriber: S,
     ) -> impl PinInit<Self, Error> + use<'a, S> {
+        let mm = of.mm();
         let mm_ref: ARef<Mm> = ARef::from(&**mm);
         try_pin_init!(Self {
             slot <- Opaque::ffi_init(|slot: *mut Slot<S>| {
@@ -270,6 +271,7 @@ impl<S: Subscriber> IntervalNotifier<S> {
             // INVARIANT: `sub` is inserted when this succeeds.
             sub <- Opaque::try_ffi_init(|sub: *mut bindings::mmu_interval_notifier| {
                 // SAFETY: `sub` is pinned and lives until `drop` removes it; `mm` is in use.
+                // By the invariant of `Registered` the mmap lock is not taken.
                 to_result(unsafe {
                     bindings::mmu_interval_notifier_insert(
                         sub,

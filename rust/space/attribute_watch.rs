@@ -79,6 +79,8 @@ impl Space {
         mm: &AddressSpace,
         range: PageRange,
     ) -> Result {
+        // Before the lock is taken: this may wait for the mmap lock.
+        let registered = space.registration.of(mm.mm())?;
         let mut notifier = space.attribute_watch.notifier.lock();
         let hull = notifier.as_ref().map(|notifier| notifier.range());
         if hull.is_some_and(|hull| hull.intersect(&range) == Some(range)) {
@@ -88,7 +90,7 @@ impl Space {
         let end = range.end().checked_next_multiple_of(MARGIN);
         let range = PageRange::new(range.start() & !(MARGIN - 1), end.unwrap_or(range.end()))?;
         let hull = hull.map_or(range, |hull| hull.hull(&range));
-        let larger = IntervalNotifier::new(mm.mm(), hull, Hull(space.clone()));
+        let larger = IntervalNotifier::new(registered, hull, Hull(space.clone()));
         let larger = Arc::pin_init(larger, GFP_KERNEL_ACCOUNT)?;
         // The smaller one goes when the larger one is there, and the lock was released.
         let smaller = notifier.replace(larger);

@@ -188,7 +188,7 @@ impl Space {
         let index = index_of(addr);
         let window = Window::new(space.clone(), addr)?;
         let range = window.range();
-        let notifier = WindowNotifier::new(mm.mm(), range, window);
+        let notifier = WindowNotifier::new(space.registration.of(mm.mm())?, range, window);
         let new = Arc::pin_init(notifier, GFP_KERNEL_ACCOUNT)?;
         let node = RBTreeNode::new(index, new.clone(), GFP_KERNEL_ACCOUNT)?;
         let mut all = space.windows.all.lock();

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Threads at the same time: no update is lost and no read sees other data.
 
-use crate::check;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::mover::race_is_over;
 use crate::support::*;
-use hmm::{mapping, pattern, Device, Errno, Mapping};
+use crate::{check, check_eq};
+use hmm::{mapping, pattern, Child, Device, Errno, Mapping, Setting};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const OOPS: &str = "a refault of its own device page: oops";
+const OURS: &str = "the C driver has no delay of copies";
 const LOST: &str = "loses device writes that run into a migration";
 
 pub const TESTS: &[Test] = &[
@@ -21,6 +23,7 @@ pub const TESTS: &[Test] = &[
     Test::new("race", "munmap_under_device_reads", munmap_under_reads).defect(OOPS),
     Test::new("race", "dontneed_under_migrations", dontneed_under_migrations).defect(OOPS),
     Test::new("race", "forks_under_device_writes", forks_under_writes).defect(OOPS),
+    Test::new("race", "first_uses_by_two_threads", first_uses).only_rust(OURS),
 ];
 
 type Job<'a> = Box<dyn FnMut() -> Outcome + Send + 'a>;
@@ -292,4 +295,46 @@ fn forks_under_writes(ctx: &Ctx) -> Outcome {
     }
     check!(moved > 0, "no page moved");
     Ok(())
+}
+
+/// The first two uses of memory by a process, in two windows: one copies for long, and the other one must not wait for
+/// that.
+fn first_uses(ctx: &Ctx) -> Outcome {
+    const ROUNDS: usize = 200;
+    const PAGES: usize = 1024;
+    let watch = ctx.open()?;
+    let before = watch.set(Setting::CopyDelay, 1_000_000_000).what("set the delay")?;
+    let round = || -> Result<(), Stop> {
+        let device = Arc::new(ctx.open()?);
+        let map = Mapping::anon(PAGES)?;
+        let last = map.page_addr(PAGES - 1);
+        map.set(0, 0, 1);
+        map.set(PAGES - 1, 0, 2);
+        let (begin, done) = (Arc::new(Barrier::new(2)), Arc::new(AtomicBool::new(false)));
+        let (first, addr) = ((device.clone(), begin.clone(), done.clone()), map.addr());
+        // Not joined: it ends with the process.
+        std::thread::spawn(move || {
+            let (device, begin, done) = first;
+            begin.wait();
+            let _killed = device.migrate_to_device(addr, &mut [0; 4096]);
+            done.store(true, Ordering::Release);
+        });
+        begin.wait();
+        let mut word = [0; 4096];
+        device.read(last, &mut word).what("read")?;
+        check!(!done.load(Ordering::Acquire), "the read waited for the copies of the other window");
+        check_eq!(word[0], 2, "what was read");
+        // To unmap it would wait for the copies.
+        std::mem::forget(map);
+        Ok(())
+    };
+    let mut outcome = Ok(());
+    for number in 0..ROUNDS {
+        if let Err(why) = Child::spawn(round)?.join() {
+            outcome = Err(Stop::Fail(format!("round {number}: {why}")));
+            break;
+        }
+    }
+    watch.set(Setting::CopyDelay, before).what("set the delay back")?;
+    outcome
 }

@@ -41,9 +41,9 @@ pub(super) struct Known {
 const ROUNDS: usize = 64;
 
 impl<D: Device> Inner<D> {
-    /// Calls `each` with index and number of pages of `range` that are in the device's memory, as far as
+    /// Calls `each` with index and number of pages of `range` that are in the device's memory at home, as far as
     /// it has entries for them. Context: any but NMI.
-    pub(super) fn each_on_device(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
+    pub(super) fn each_at_home(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
         let mut index = 0;
         while index < range.pages() {
             let addr = range.address(index);
@@ -51,7 +51,8 @@ impl<D: Device> Inner<D> {
             let order = leaf.as_ref().map_or(0, |leaf| leaf.order);
             let in_leaf = (addr >> PAGE_SHIFT) & ((1 << order) - 1);
             let pages = ((1 << order) - in_leaf).min(range.pages() - index);
-            if leaf.is_some_and(|leaf| leaf.entry.is_valid() && leaf.entry.is_device()) {
+            let entry = leaf.map(|leaf| leaf.entry).filter(|entry| entry.is_valid());
+            if entry.is_some_and(|entry| entry.is_device() && self.is_at_home(entry.number())) {
                 each(index, pages);
             }
             index += pages;
@@ -261,7 +262,7 @@ impl<D: Device> Mirror<D> {
     pub(crate) fn on_device(&self, piece: PageRange) -> usize {
         let mut count = 0;
         let inner = self.inner();
-        inner.each_on_device(piece, |_, pages| count += pages);
+        inner.each_at_home(piece, |_, pages| count += pages);
         count
     }
 

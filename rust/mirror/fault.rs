@@ -102,6 +102,15 @@ pub(crate) enum Present {
     Own,
 }
 
+/// What a fault does about pages of another tile that the device does not reach and can pull.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tiles {
+    /// It moves them to the memory at home.
+    Pull,
+    /// They bounce: it brings them to system memory, where both tiles reach them.
+    ToSystem,
+}
+
 /// What is to be installed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
@@ -136,30 +145,42 @@ impl<D: Device> Mirror<D> {
     /// `EPERM`: not writable. `EBUSY`: it kept changing, for a second and 100 tries. `EINTR`: killed. `ENOMEM`.
     /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
+        self.fault_from(range, access, Tiles::Pull).map(drop)
+    }
+
+    /// As [`Self::fault`]. Returns how many pages came from other tiles.
+    pub(super) fn fault_from(
+        &self,
+        range: PageRange,
+        access: Access,
+        tiles: Tiles,
+    ) -> Result<usize> {
         let write = access == Access::Write;
         let inner = self.inner();
         inner.tell(&Event::FaultBegin { range, write });
-        let result = self.fault_all(range, access);
+        let result = self.fault_all(range, access, tiles);
         self.stats().add(Counter::Faults, 1);
         inner.tell(&Event::FaultEnd {
             range,
             write,
-            result,
+            result: result.map(drop),
         });
         result
     }
 
-    fn fault_all(&self, range: PageRange, access: Access) -> Result {
+    fn fault_all(&self, range: PageRange, access: Access, tiles: Tiles) -> Result<usize> {
         within::may_wait()?;
+        let mut pulled = 0;
         let mut buffer = PfnBuffer::new()?;
         let mut spares = self.spares();
         let space = self.space()?;
         let _charge = space.charge();
         for piece in range.pmd_pieces() {
             self.check_reach(&space, piece)?;
-            self.fault_block(&space, piece, access, &mut buffer, &mut spares)?;
+            let buffers = (&mut buffer, &mut spares);
+            pulled += self.fault_block(&space, piece, access, tiles, buffers)?;
         }
-        Ok(())
+        Ok(pulled)
     }
 
     /// Whether the device's page table has the addresses of `piece`, which lies within 2 MiB.
@@ -186,16 +207,25 @@ impl<D: Device> Mirror<D> {
         space: &AddressSpace,
         piece: PageRange,
         access: Access,
-        buffer: &mut PfnBuffer,
-        spares: &mut Spares<D::Format>,
-    ) -> Result {
+        tiles: Tiles,
+        (buffer, spares): (&mut PfnBuffer, &mut Spares<D::Format>),
+    ) -> Result<usize> {
         let inner = self.inner();
+        let mut pulled = 0;
         for _ in 0..MOVES {
             let asked = What::Asked(access);
             let Some(unreached) = inner.fault_piece(space, piece, asked, buffer, spares)? else {
-                return Ok(());
+                return Ok(pulled);
             };
-            self.fetch(space, unreached, access, buffer, spares)?;
+            let tile = unreached.tile().filter(|_| tiles == Tiles::Pull);
+            let moved = tile.map_or(Ok(0), |tile| self.pull_from(unreached.range(), tile))?;
+            pulled += moved;
+            if moved == 0 {
+                let brought = What::Brought(access);
+                inner
+                    .fault_piece(space, unreached.range(), brought, buffer, spares)
+                    .map(drop)?;
+            }
         }
         Err(EBUSY)
     }

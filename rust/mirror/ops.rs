@@ -106,8 +106,14 @@ impl<D: Device> MirrorOps for Inner<D> {
         self.device_name()
     }
 
-    fn add_on_device(&self, range: PageRange, mask: &mut Mask) {
-        self.each_on_device(range, |index, pages| mask.add(index..index + pages));
+    fn home_name(&self) -> Cookie {
+        self.home_name()
+    }
+
+    fn add_at_home(&self, home: Cookie, range: PageRange, mask: &mut Mask) {
+        if self.home_name() == home {
+            self.each_at_home(range, |index, pages| mask.add(index..index + pages));
+        }
     }
 
     fn restore(&self, range: Option<PageRange>) {

@@ -2,7 +2,7 @@
 
 //! Device faults that may move memory: attributes decide, else the policy.
 
-use super::{attributes::Known, Device, Mirror};
+use super::{attributes::Known, fault::Tiles, Device, Mirror};
 use crate::{
     attributes::{Attributes, Location},
     events::{Event, Trigger},
@@ -35,6 +35,17 @@ const NAPS: usize = 4;
 
 /// Time after which a nap looks whether the process has ended, in ms.
 const SLICE: u64 = 10;
+
+/// What a migration for a fault has done to a page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Arrival {
+    /// It is in the memory at home.
+    There,
+    /// There, if there is an entry for it.
+    Perhaps,
+    /// It is elsewhere.
+    Stayed,
+}
 
 /// What became of a part.
 enum Asked {
@@ -127,28 +138,16 @@ impl<D: Device> Mirror<D> {
     ) -> Result<Asked> {
         let mut served = Served::default();
         let mut again = None;
+        let mut tiles = Tiles::Pull;
         let plan = match self.device().memory() {
             Some(_) => self.place(space, range, access, policy),
             None => Ok(Plan::Place(Placement::InPlace(range))),
         };
         let around = match plan {
             Ok(Plan::Place(Placement::Move { range: all, evict })) => {
-                let (mut few, mut many) = ([PageOutcome::None; FEW], KVVec::new());
-                let pages = match few.get_mut(..all.pages()) {
-                    Some(few) => few,
-                    None => {
-                        // Without memory for the outcomes no page counts as one that may bounce.
-                        many = KVVec::from_elem(PageOutcome::None, all.pages(), GFP_KERNEL)
-                            .unwrap_or(many);
-                        &mut many
-                    }
-                };
-                let outcome = self.attract(all, evict, pages)?;
-                served.moved = outcome.moved;
-                if served.moved != 0 {
-                    self.report_moved(policy, all, pages);
-                }
-                None
+                return self
+                    .serve_moved(range, access, policy, (all, evict))
+                    .map(Asked::Served);
             }
             Ok(Plan::Bring(all)) => {
                 let outcome = self.attract(all, true, &mut [])?;
@@ -167,6 +166,7 @@ impl<D: Device> Mirror<D> {
             }
             Ok(Plan::Place(Placement::Later(_))) => {
                 served.in_place = true;
+                tiles = Tiles::ToSystem;
                 None
             }
             Ok(Plan::Place(Placement::InPlace(all))) => {
@@ -179,13 +179,14 @@ impl<D: Device> Mirror<D> {
                     ms: None,
                 });
                 served.in_place = true;
+                tiles = Tiles::ToSystem;
                 Some(all)
             }
             // Nothing is mapped there: the fault says it as it is to be said.
             Err(error) if error == EFAULT => None,
             Err(error) => return Err(error),
         };
-        self.fault(range, access)?;
+        self.fault_from(range, access, tiles)?;
         if let Some(all) = again.filter(|_| !self.is_here(range.start())) {
             // Another device had it, or it was shared after a fork: the fault has brought it back. At last comes
             // a fault again: else two devices could take the entry from each other for ever.
@@ -196,6 +197,35 @@ impl<D: Device> Mirror<D> {
             self.map_present(space, all)?;
         }
         Ok(Asked::Served(served))
+    }
+
+    /// Serves a fault on `range` by moving all of `all` to the device; `evict` says whether other memory may leave for it.
+    fn serve_moved(
+        &self,
+        range: PageRange,
+        access: Access,
+        policy: &dyn Policy,
+        (all, evict): (PageRange, bool),
+    ) -> Result<Served> {
+        let (mut few, mut many) = ([PageOutcome::None; FEW], KVVec::new());
+        let pages = match few.get_mut(..all.pages()) {
+            Some(few) => few,
+            None => {
+                // Without memory for the outcomes no page counts as one that may bounce.
+                many = KVVec::from_elem(PageOutcome::None, all.pages(), GFP_KERNEL).unwrap_or(many);
+                &mut many
+            }
+        };
+        let outcome = self.attract(all, evict, pages)?;
+        let result = self.fault_from(range, access, Tiles::Pull);
+        let moved = outcome.moved + result.unwrap_or(0);
+        if moved != 0 {
+            self.report_moved(policy, all, pages);
+        }
+        result.map(|_| Served {
+            moved,
+            in_place: false,
+        })
     }
 
     /// Moves memory to the device, as far as it can be. What it cannot do is the fault's to say: `EINTR` only.
@@ -213,19 +243,36 @@ impl<D: Device> Mirror<D> {
     /// if it counted as moved, its next fault would look like a bounce.
     fn report_moved(&self, policy: &dyn Policy, range: PageRange, pages: &[PageOutcome]) {
         let now = self.now();
-        let is_there = |page: PageOutcome| page == PageOutcome::None || page.has_moved();
+        let report = |from: usize, count: usize| {
+            let Ok(run) = PageRange::from_pages(range.address(from), count) else {
+                return;
+            };
+            if let Ok(bounces) = self.bounces() {
+                bounces.moved(run, now);
+            }
+            policy.moved(run, now);
+        };
+        // Of pages in another tile it is not said whether they have come from there.
+        let has_tiles = self.device().memory().is_some_and(Memory::shares_owner);
+        let kind = |page: PageOutcome| match page {
+            page if page.has_moved() => Arrival::There,
+            _ if has_tiles => Arrival::Perhaps,
+            PageOutcome::None => Arrival::There,
+            _ => Arrival::Stayed,
+        };
         let mut next = 0;
-        for run in pages.chunk_by(|page, other| is_there(*page) == is_there(*other)) {
+        for run in pages.chunk_by(|page, other| kind(*page) == kind(*other)) {
             let first = next;
             next += run.len();
-            if !run.first().is_some_and(|page| is_there(*page)) {
-                continue;
-            }
-            if let Ok(run) = PageRange::from_pages(range.address(first), run.len()) {
-                if let Ok(bounces) = self.bounces() {
-                    bounces.moved(run, now);
+            match run.first().map_or(Arrival::Stayed, |page| kind(*page)) {
+                Arrival::There => report(first, run.len()),
+                Arrival::Perhaps => {
+                    if let Ok(run) = PageRange::from_pages(range.address(first), run.len()) {
+                        let report = |index, count| report(first + index, count);
+                        self.inner().each_at_home(run, report);
+                    }
                 }
-                policy.moved(run, now);
+                Arrival::Stayed => {}
             }
         }
     }
@@ -319,7 +366,7 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// The pages of the block at `start` that are in the device's memory, as far as its mirrors of
+    /// The pages of the block at `start` that are in the device's memory at home, as far as its mirrors of
     /// the process have entries for them.
     fn resident(&self, start: usize) -> Mask {
         let mut mask = Mask::EMPTY;
@@ -327,10 +374,10 @@ impl<D: Device> Mirror<D> {
             return mask;
         };
         let inner = self.inner();
-        inner.each_on_device(block, |index, pages| mask.add(index..index + pages));
+        inner.each_at_home(block, |index, pages| mask.add(index..index + pages));
         let (device, here) = (Some(inner.device_name()), self.place_in_space());
         let others = inner.space.mirrors().entered_of(device, here);
-        others.for_each(|mirror| mirror.add_on_device(block, &mut mask));
+        others.for_each(|mirror| mirror.add_at_home(inner.home_name(), block, &mut mask));
         mask
     }
 }

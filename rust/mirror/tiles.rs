@@ -5,22 +5,13 @@
 //!
 //! For a device with one memory all of this is a look at [`Memory::shares_owner`].
 
-use super::{
-    fault::What,
-    Device,
-    Inner,
-    Mirror, //
-};
+use super::{Device, Inner, Mirror};
 use crate::{
     connection::Connection,
     memory::Memory,
     migrate::Outcome,
-    mm::{
-        addr::PageRange,
-        notifier::Cookie,
-        range_fault::{Access, AddressSpace, HmmPfn, PfnBuffer},
-    },
-    pgtable::{Entry, Spares},
+    mm::{addr::PageRange, notifier::Cookie, range_fault::HmmPfn},
+    pgtable::Entry,
 };
 use kernel::prelude::*;
 
@@ -45,6 +36,16 @@ pub(super) struct Unreached {
 }
 
 impl Unreached {
+    /// Their addresses.
+    pub(super) fn range(self) -> PageRange {
+        self.range
+    }
+
+    /// The tile, if it is one of the device.
+    pub(super) fn tile(self) -> Option<Cookie> {
+        self.tile
+    }
+
     /// Adds the page at `addr` to `found`, if it continues it.
     fn note(found: &mut Option<Self>, addr: usize, tile: Option<Cookie>) {
         let Ok(page) = PageRange::from_pages(addr, 1) else {
@@ -142,6 +143,19 @@ impl<D: Device> Inner<D> {
         (home.known().peek(tile.tile()) == Some(Connection::Unified)).then_some(tile)
     }
 
+    /// See [`MirrorOps::home_name`](crate::space::MirrorOps::home_name).
+    pub(super) fn home_name(&self) -> Cookie {
+        let home = self.device.memory().map(Memory::tile);
+        home.unwrap_or_else(|| self.device_name())
+    }
+
+    /// Whether page `number` of an entry is in the memory at home. Context: any.
+    #[inline]
+    pub(super) fn is_at_home(&self, number: usize) -> bool {
+        let home = self.device.memory();
+        home.is_some_and(|home| !home.shares_owner() || home.local(number).is_some())
+    }
+
     /// The memory of page `number` of an entry, and its number there. Context: any.
     #[inline]
     pub(super) fn page_of(&self, number: usize) -> Option<(&Memory<D::Memory>, usize)> {
@@ -202,31 +216,22 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// Moves pages of a tile that the device does not reach: to its own memory, or to system memory
-    /// if that is not possible.
+    /// Moves pages of `range` in the tile of name `tile` to the memory at home, if they are connected. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR`: the task was killed. Context: may sleep; no lock may be held.
     // Its variables need not be on the stacks of devices with one memory.
     #[inline(never)]
-    pub(super) fn fetch(
-        &self,
-        space: &AddressSpace,
-        unreached: Unreached,
-        access: Access,
-        buffer: &mut PfnBuffer,
-        spares: &mut Spares<D::Format>,
-    ) -> Result {
-        let Unreached { range, tile } = unreached;
+    pub(super) fn pull_from(&self, range: PageRange, tile: Cookie) -> Result<usize> {
+        let mut outcome = Outcome::default();
         let mut connected = self.connected_tiles();
-        if let Some(tile) = connected.find(|connected| Some(connected.tile()) == tile) {
-            let mut outcome = Outcome::default();
+        if let Some(tile) = connected.find(|connected| connected.tile() == tile) {
             match self.pull_directly(range, tile, true, &mut outcome) {
                 Err(error) if error == EINTR => return Err(error),
-                _ if outcome.moved != 0 => return Ok(()),
                 _ => {}
             }
         }
-        let brought = What::Brought(access);
-        self.inner()
-            .fault_piece(space, range, brought, buffer, spares)
-            .map(drop)
+        Ok(outcome.moved)
     }
 }

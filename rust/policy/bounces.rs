@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the mirrors of a process on one device share about memory that bounces.
+//! What the mirrors of a process whose device memory is the same share about memory that bounces.
 
 use super::{
     density::Parameters,
@@ -10,8 +10,8 @@ use super::{
 use crate::{locks, mm::addr::PageRange};
 use kernel::{prelude::*, sync::Mutex};
 
-/// What has moved to a device by the faults of a process, and was wanted again. Its mirrors of that device share it, so
-/// that a page which leaves in between moves as often as it may by all of them together.
+/// What has moved to a memory of a device by the faults of a process, and was wanted again. Its mirrors that are at home
+/// there share it, so that a page which leaves in between moves as often as it may by all of them together.
 ///
 /// Methods may sleep.
 #[pin_data]

@@ -65,9 +65,12 @@ pub(crate) trait MirrorOps: Send + Sync {
     /// open.
     fn device_name(&self) -> Cookie;
 
-    /// Adds to `mask` the pages of `range`, of at most 2 MiB, that are in the device's memory, as far
-    /// as it has entries for them. Context: any but NMI.
-    fn add_on_device(&self, range: PageRange, mask: &mut Mask);
+    /// Names where the device has its own pages: one of its memories, else the device.
+    fn home_name(&self) -> Cookie;
+
+    /// Adds to `mask` the pages of `range`, of at most 2 MiB, that are in the memory that `home` names, as far
+    /// as the device has entries for them, and if that is its own. Context: any but NMI.
+    fn add_at_home(&self, home: Cookie, range: PageRange, mask: &mut Mask);
 
     /// Maps again what the device is to have mapped always, of what it has lost and of `range`.
     /// Context: may sleep; no lock may be held.
@@ -117,7 +120,9 @@ struct Place {
     users: Arc<Users>,
     /// See [`MirrorOps::device_name`].
     device: Cookie,
-    /// Shared by all of the device.
+    /// See [`MirrorOps::home_name`].
+    home: Cookie,
+    /// Shared by all with that home.
     bounces: Arc<Bounces>,
 }
 
@@ -177,12 +182,12 @@ impl Mirrors {
         Ok(())
     }
 
-    /// What bounces between `device` and others. Context: may sleep; one task at a time. `ENOMEM`.
-    fn bounces(&self, device: Cookie) -> Result<Arc<Bounces>> {
+    /// What bounces between the memory that `home` names and others. Context: may sleep; one task at a time. `ENOMEM`.
+    fn bounces(&self, home: Cookie) -> Result<Arc<Bounces>> {
         let known = {
             let places = self.places.lock();
             let mut places = places.iter().flatten();
-            let other = places.find(|place| place.device == device);
+            let other = places.find(|place| place.home == home);
             other.map(|place| place.bounces.clone())
         };
         match known {
@@ -202,9 +207,11 @@ impl Mirrors {
         )?;
         self.reserve()?;
         let device = mirror.device_name();
-        let bounces = self.bounces(device)?;
+        let home = mirror.home_name();
+        let bounces = self.bounces(home)?;
         let place = Some(Place {
             device,
+            home,
             mirror,
             users: users.clone(),
             bounces: bounces.clone(),
@@ -316,7 +323,7 @@ impl Membership {
         })
     }
 
-    /// What bounces between the mirror's device and others, in this process.
+    /// What bounces between the mirror's memory at home and others, in this process.
     pub(crate) fn bounces(&self) -> &Bounces {
         &self.bounces
     }

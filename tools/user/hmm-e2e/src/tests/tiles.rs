@@ -8,6 +8,7 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::{checksum_of_pattern, Way};
+use hmm::placement::Policy;
 use hmm::{smaps, Command, Connection, Device, EngineOp, Errno, Mapping, Setting, HUGE_PAGES};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -26,6 +27,9 @@ pub const TESTS: &[Test] = &[
         .only_rust(OURS)
         .private(),
     Test::new("memory", "faults_of_two_tiles_on_one_block_end", fight).only_rust(OURS).private(),
+    Test::new("memory", "a_page_bounces_between_tiles_for_a_while", bounced)
+        .only_rust(OURS)
+        .private(),
     Test::new("memory", "unplug_of_a_tile_during_faults_on_it", unplugged_in_use)
         .only_rust(OURS)
         .private(),
@@ -205,6 +209,36 @@ fn fight(ctx: &Ctx) -> Outcome {
         check!(rounds > 0, "the {name} tile has not read the block once");
     }
     cpu_sees(&map, 5, "at the end")?;
+    drop(map);
+    closed(pair)
+}
+
+fn bounced(ctx: &Ctx) -> Outcome {
+    let thrash = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
+    let _restore = with(ctx, &format!("vram_mib=8 tiles=2 {thrash}"))?;
+    let pair = pair(ctx, Connection::Migratable)?;
+    let devices = [&pair.one, &pair.two];
+    for device in devices {
+        device.set_policy(Policy::Default)?;
+    }
+    let map = Mapping::anon(1)?;
+    map.fill(1);
+    let deltas = [Delta::start(ctx, &pair.one)?, Delta::start(ctx, &pair.two)?];
+    for round in 0..12 {
+        let turn = round as usize % 2;
+        device_fills(devices[turn], &map, round, "by turns")?;
+        // Three times each, by turns.
+        let mut expected = [0, 0];
+        if round < 6 {
+            expected[turn] = 1;
+        }
+        check_eq!(used(&pair)?, expected, "pages of each tile, round {round}");
+    }
+    for (device, delta) in devices.iter().zip(&deltas) {
+        delta.exactly("migrated_to_device", 3, "moves to a tile")?;
+        check_eq!(device.placement()?.moved, 3, "moves by faults");
+    }
+    cpu_sees(&map, 11, "at the end")?;
     drop(map);
     closed(pair)
 }

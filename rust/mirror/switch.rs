@@ -344,6 +344,8 @@ fn permit_writes<D: Device>(inner: &Inner<D>, name: Cookie, piece: PageRange, pa
     let Some(own) = transactions.get(name, piece.start()) else {
         return;
     };
+    // Under the table lock, so that none of them is taken away meanwhile.
+    let pages = own.owned_of(piece.start(), pages);
     let ((), flush) = inner.change(table, None, |table, batch| {
         table.for_each(piece, batch, |span, slot| {
             let Some(first) = piece.index_of(span.start()) else {
@@ -353,7 +355,7 @@ fn permit_writes<D: Device>(inner: &Inner<D>, name: Cookie, piece: PageRange, pa
                 1 => pages.has(first),
                 count => pages.count(first..first + count) == count,
             };
-            if permitted && slot.is_valid() && own.owns_all(span) {
+            if permitted && slot.is_valid() {
                 *slot = slot.writable();
             }
         });

@@ -11,6 +11,7 @@ use crate::{
     inject::{fails, Point},
     mm::{
         addr::{PageRange, PMD_PAGES, PMD_SIZE},
+        mask::Mask,
         notifier::{Cookie, Event},
         page::is_zero_pfn,
     },
@@ -18,6 +19,7 @@ use crate::{
     space::{Destination, Identity, Request},
 };
 use kernel::{
+    page::PAGE_SHIFT,
     prelude::*,
     rbtree::{RBTree, RBTreeNodeReservation}, //
 };
@@ -84,6 +86,24 @@ impl Transaction {
             1 => usize::from(self.is_marked(span.start())),
             _ => self.marked(span),
         }
+    }
+
+    /// Those of `pages`, which are counted from `start` on, that still belong to it.
+    pub(crate) fn owned_of(&self, start: usize, pages: &Mask) -> Mask {
+        let mut owned = Mask::EMPTY;
+        if start == self.request.range.start() {
+            owned.insert_words(self.marks);
+            owned.keep(pages);
+            owned.remove(self.request.range.pages()..PMD_PAGES);
+            return owned;
+        }
+        for page in (0..PMD_PAGES).filter(|page| pages.has(*page)) {
+            // OVERFLOW: It is an address of the block if the page is in it.
+            if self.is_marked(start.wrapping_add(page << PAGE_SHIFT)) {
+                owned.insert(page);
+            }
+        }
+        owned
     }
 
     /// Whether all pages of `span` still belong to it.

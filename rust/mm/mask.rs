@@ -82,6 +82,13 @@ impl Mask {
         }
     }
 
+    /// Takes the pages out that are not in `other`.
+    pub(crate) fn keep(&mut self, other: &Self) {
+        for (word, other) in self.0.iter_mut().zip(other.0) {
+            *word &= other;
+        }
+    }
+
     /// Number of those of `pages` that are in it.
     pub fn count(&self, pages: Range<usize>) -> usize {
         let mut copy = *self;

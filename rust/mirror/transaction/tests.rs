@@ -59,6 +59,38 @@ mod suite {
     }
 
     #[test]
+    fn pages_of_a_part_that_still_belong_to_it() -> Result {
+        let name = Cookie::of(&0u8);
+        let mut running = Transactions::new();
+        let range = PageRange::from_pages(0x20_0000, 300)?;
+        let request = Request {
+            name,
+            identity: Identity::Name,
+            range,
+            faultless: true,
+            destination: Destination::Any,
+        };
+        running.begin(request, Room::new()?)?;
+        running.release(name, PageRange::from_pages(range.address(70), 3)?);
+        let own = running.get(name, range.start()).ok_or(EINVAL)?;
+        let mut asked = Mask::EMPTY;
+        asked.add(60..80);
+        let of_all = own.owned_of(range.start(), &asked);
+        assert_eq!((of_all.count(0..PMD_PAGES), of_all.count(60..70)), (17, 10));
+        // Counted from another page: 65, 66, and so on.
+        let of_part = own.owned_of(range.address(5), &asked);
+        assert_eq!(of_part.count(0..PMD_PAGES), 17);
+        assert!(of_part.has(64) && !of_part.has(65) && !of_part.has(67) && of_part.has(68));
+        // What is beyond the range does not belong to it.
+        let mut last = Mask::EMPTY;
+        last.add(290..310);
+        for (start, count) in [(range.start(), 10), (range.address(5), 5)] {
+            assert_eq!(own.owned_of(start, &last).count(0..PMD_PAGES), count);
+        }
+        Ok(())
+    }
+
+    #[test]
     fn any_number_runs_at_once() -> Result {
         let names = [0u8; 1000];
         let mut running = Transactions::new();

@@ -50,7 +50,7 @@ struct Args {
 /// A row in which something else happens, by its name.
 type Measure = fn(&Size, &'static str) -> Result<Row>;
 
-const ROWS: [(&str, Measure); 7] = [
+const ROWS: [(&str, Measure); 8] = [
     ("touch_1", |size, name| touch::measure(size, name, 1, 1)),
     ("touch_2", |size, name| touch::measure(size, name, 2, 1)),
     ("touch_4", |size, name| touch::measure(size, name, 4, 1)),
@@ -58,6 +58,7 @@ const ROWS: [(&str, Measure); 7] = [
     ("evict", evict::measure),
     ("writers_resident", rows::writers::resident),
     ("writers_beside", rows::writers::beside),
+    ("writers_moving", rows::writers::moving),
 ];
 
 /// Measures the rows that are asked for, and prints for each whether its bounds are met.

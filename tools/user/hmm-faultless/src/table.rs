@@ -16,7 +16,7 @@ const READERS: [&str; 10] = [
     "moved MiB/s",
 ];
 
-const ROWS: [&str; 10] = [
+const ROWS: [&str; 13] = [
     "row",
     "trips",
     "moved",
@@ -27,6 +27,9 @@ const ROWS: [&str; 10] = [
     "read stalls",
     "write faults",
     "write stalls",
+    "mean us",
+    "longest us",
+    "call us",
 ];
 
 /// Both ways, beside each other.
@@ -62,6 +65,9 @@ pub fn rows(rows: &[rows::Row], rst: bool) -> String {
             row.read_stalls.to_string(),
             row.write_faults.to_string(),
             row.write_stalls.to_string(),
+            (row.waited_us / (row.read_stalls + row.write_stalls).max(1)).to_string(),
+            row.longest_wait_us.to_string(),
+            row.longest_call_us.to_string(),
         ]
     };
     render(ROWS, 1, rows.iter().map(cells).collect(), rst)
@@ -69,7 +75,12 @@ pub fn rows(rows: &[rows::Row], rst: bool) -> String {
 
 /// A table, the first `names` columns of which are text; with lines as reStructuredText wants them
 /// if `rst`.
-fn render(head: [&str; 10], names: usize, body: Vec<[String; 10]>, rst: bool) -> String {
+fn render<const N: usize>(
+    head: [&str; N],
+    names: usize,
+    body: Vec<[String; N]>,
+    rst: bool,
+) -> String {
     let widths: Vec<usize> = head
         .iter()
         .enumerate()

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
-//! An engine writes to pages that stay while others of their block move.
+//! An engine writes to pages that stay while others of their block move, and to pages that move.
 
-use super::{adder, finish, while_running, Done, Row, Size};
+use super::{adder, finish, while_running, Besides, Done, Row, Size};
 use anyhow::{ensure, Context, Result};
 use hmm::engine::Way;
 use hmm::{Device, Mapping, HUGE_PAGES};
+
+/// Blocks that one call moves. With the delay of copies it takes 10 ms for each at least.
+const MANY: usize = 16;
 
 /// Pages that stay, of a block of 2 MiB.
 const STAY: usize = HUGE_PAGES / 2;
@@ -35,6 +38,7 @@ fn count(
     finish(&jobs)?;
     let after = device.counters()?;
     row.added = after.bytes_written / 8;
+    row.longest_wait_us = after.stall_ns_max / 1000;
     row.found = (0..pages).map(|page| map.get(page, 0)).sum();
     map.check_pages(0, pages, map.pages() - pages).context("contents at the end")?;
     Ok(row)
@@ -61,5 +65,17 @@ pub fn beside(size: &Size, name: &'static str) -> Result<Row> {
     count(size, &device, &map, STAY, row, |done| {
         done.migrate(&device, &map, STAY..map.pages(), Way::ToDevice)?;
         done.migrate(&device, &map, STAY..map.pages(), Way::ToSystem)
+    })
+}
+
+/// All pages move, many blocks by each call. A write waits for its own block, and not for the call.
+pub fn moving(size: &Size, name: &'static str) -> Result<Row> {
+    let device = size.open()?;
+    let map = counted(&device, MANY, MANY * HUGE_PAGES)?;
+    let besides = Besides { writes_wait: true, ..Besides::default() };
+    let row = Row { name, besides, ..Row::default() };
+    count(size, &device, &map, map.pages(), row, |done| {
+        done.migrate(&device, &map, 0..map.pages(), Way::ToDevice)?;
+        done.migrate(&device, &map, 0..map.pages(), Way::ToSystem)
     })
 }

@@ -429,7 +429,7 @@ inline commit_mirror(v, d, a, write) {
 		x_flush = ann & BIT(d) && changing[MI(MM(v), d)] > 0 && off != FLUSH_OTHERS;
 		if
 		:: ann & BIT(d) && mark[x_t] && (OWNS(v, a) || off == BLOCK_EARLY) && !x_drop ->
-			entry[x_t] = n; entry_w[x_t] = write; x_flush = 1;
+			entry[x_t] = n; entry_w[x_t] = write && off == COMMIT_WRITE; x_flush = 1;
 			if
 			:: !IS_SYS(n) && !HAS(d, n) -> entry[x_t] = 0; entry_w[x_t] = 0
 			:: else
@@ -461,7 +461,23 @@ inline commit(v, a, write) {
 		:: else
 		fi
 	};
-	wait_flushes(v)
+	wait_flushes(v);
+	permit_write(v, 0, a, write);
+#if DEVICES > 1
+	permit_write(v, 1, a, write);
+#endif
+#if DEVICES > 2
+	permit_write(v, 2, a, write);
+#endif
+}
+/* Write access comes back when no engine reads the source any more, to what still has its mark. */
+inline permit_write(v, d, a, write) {
+	d_step {
+		if
+		:: ann & BIT(d) && mark[T(v, d)] && OWNS(v, a) && entry[T(v, d)] == n && n != 0 -> entry_w[T(v, d)] = write
+		:: else
+		fi
+	}
 }
 
 /* The end: marks that are left, and the block. */

@@ -3,9 +3,10 @@
 //! A mirror: a device page table that follows the address space of a process.
 //!
 //! [`Mirror`] owns the one lock, the *table lock*, under which the table is read and changed. The
-//! table changes in three ways only: a [fault](Mirror::fault) installs what the CPU's page table
-//! says, an invalidation removes or write-protects, and a migration switches entries that its
-//! transaction still owns (`transaction`).
+//! table changes in four ways only: a [fault](Mirror::fault) installs what the CPU's page table
+//! says, an invalidation removes or write-protects, a migration switches entries that its
+//! transaction still owns (`transaction`), and reclaim removes entries for the memory of their table
+//! pages (`cold`).
 
 use crate::{
     deferred::{
@@ -20,6 +21,7 @@ use crate::{
         dma::{DmaDevice, Windows},
         notifier::Cookie,
         range_fault::AddressSpace,
+        shrinker::owner::{self, Owner},
         table_memory::TableMemory,
     },
     pgtable::{Entry, Format, Spares, Table},
@@ -42,6 +44,7 @@ use kernel::{
 mod access;
 mod announced;
 mod attributes;
+mod cold;
 mod exclusive;
 mod fault;
 mod flushes;
@@ -177,6 +180,7 @@ pub struct Mirror<D: Device>(Deferred<Parts<D>>);
 /// The parts of a mirror, in the order of their drop.
 struct Parts<D: Device> {
     // First: nobody else may use the mirror when it goes.
+    reclaim: Option<owner::Registration>,
     registration: Option<Registration>,
     /// The same with the other tiles.
     tiles: KVec<Registration>,
@@ -220,9 +224,11 @@ impl<D: Device> Parts<D> {
             let added = tile.add_peer(inner.space.name(), inner.clone())?;
             tiles.push(added, GFP_KERNEL)?;
         }
+        let reclaim = Owner::register(inner.reader.owner(), inner.clone())?;
         let who = inner.who;
         let seat = Seat::new(Kind::Mirror, who.mirror(), who.pid(), inner.clone())?;
         Ok(Self {
+            reclaim: Some(reclaim),
             registration,
             tiles,
             membership,
@@ -338,6 +344,8 @@ impl<D: Device> Mirror<D> {
 
 impl<D: Device> Drop for Parts<D> {
     fn drop(&mut self) {
+        // Reclaim does not look at its tables any more.
+        self.reclaim = None;
         // Nobody has it map anything from here on.
         self.registration = None;
         self.tiles.clear();

@@ -22,6 +22,7 @@
 //! the device faults.
 
 mod chunk;
+mod cold;
 mod directory;
 mod dma;
 mod entry;

@@ -53,16 +53,16 @@ static unsigned long count_objects(struct shrinker *shrinker,
 static unsigned long scan_objects(struct shrinker *shrinker,
 				  struct shrink_control *sc)
 {
-	unsigned long given, one = 1;
+	unsigned long given, scanned = 0, one = 1;
 	void *owner = NULL;
 
 	list_lru_walk_one(&object_lists, sc->nid, sc->memcg, get_owner, &owner,
 			  &one);
 	if (!owner)
 		return SHRINK_STOP;
-	given = owner_ops->reclaim(owner, sc->nr_to_scan);
+	given = owner_ops->reclaim(owner, sc->nr_to_scan, &scanned);
 	/* An owner that gives nothing does not end the scan. */
-	sc->nr_scanned = max(given, object_pages);
+	sc->nr_scanned = max3(given, scanned, object_pages);
 	return given;
 }
 
@@ -144,7 +144,7 @@ void rust_hmm_reclaimable_del(struct rust_hmm_reclaimable *object)
  */
 unsigned long rust_hmm_owners_reclaim(unsigned long pages)
 {
-	unsigned long given = 0;
+	unsigned long given = 0, scanned;
 	int nid;
 
 	for_each_online_node(nid) {
@@ -153,7 +153,7 @@ unsigned long rust_hmm_owners_reclaim(unsigned long pages)
 
 		list_lru_walk_node(&object_lists, nid, get_owner, &owner, &one);
 		if (owner)
-			given += owner_ops->reclaim(owner, pages);
+			given += owner_ops->reclaim(owner, pages, &scanned);
 	}
 	return given;
 }

@@ -11,8 +11,12 @@ struct rust_hmm_reclaimable;
 struct rust_hmm_owner_ops {
 	/* Takes a reference. Context: atomic. */
 	void (*get)(void *owner);
-	/* Gives up to @pages back, and drops the reference. Context: reclaim. */
-	unsigned long (*reclaim)(void *owner, unsigned long pages);
+	/*
+	 * Gives up to @pages back, and drops the reference. @scanned: how many
+	 * were looked at for that, at most. Context: reclaim.
+	 */
+	unsigned long (*reclaim)(void *owner, unsigned long pages,
+				 unsigned long *scanned);
 };
 
 int rust_hmm_owners_init(const struct rust_hmm_owner_ops *ops,

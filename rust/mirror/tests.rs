@@ -33,6 +33,7 @@ use kernel::{
     uaccess::UserSlice, //
 };
 
+mod cold;
 mod dma;
 mod dropped;
 mod entries;

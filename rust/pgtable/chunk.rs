@@ -40,8 +40,8 @@ pub(super) struct Meta {
     /// The first and the last slot, as halves, outside of which none is used: the part of a large range
     /// to look at.
     bounds: Atomic<u32>,
-    /// Next in a list.
-    pub(super) next: Atomic<u32>,
+    /// Next in a list; or of a table of level 0 what it covers, and whether it was written (`cold`).
+    pub(super) word: Atomic<usize>,
 }
 
 /// Pages that are allocated together.
@@ -52,7 +52,8 @@ pub(super) struct Chunk<F: Format> {
     pub(super) images: Option<Images<F>>,
     /// Pages of it in the list of free ones. Changed under that list's lock.
     pub(super) free: Atomic<usize>,
-    /// How reclaim finds the chunk while all its pages are free. Changed under that lock.
+    /// How reclaim finds the pool. Hidden under that lock before the chunk goes. The first chunk, which
+    /// stays, is not found.
     pub(super) reclaimable: Reclaimable,
     /// It is about to go.
     pub(super) going: AtomicFlag,
@@ -71,7 +72,7 @@ impl<F: Format> Chunk<F> {
             let new = Meta {
                 used: Atomic::new(0),
                 bounds: Atomic::new(NO_BOUNDS),
-                next: Atomic::new(NIL),
+                word: Atomic::new(0),
             };
             meta.push(new, GFP_KERNEL_ACCOUNT)?;
         }

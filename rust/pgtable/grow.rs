@@ -58,6 +58,8 @@ impl<F: Format> Pool<F> {
             Chunk::new(&self.memory, &self.owner, pages)?,
             GFP_KERNEL_ACCOUNT,
         )?;
+        // Before it has a place: from there it may be given back.
+        chunk.reclaimable.add();
         let number = self.add(chunk)?;
         self.pages.fetch_add(pages, Relaxed);
         account::<F>(pages, self.has_images(), 1);

@@ -229,6 +229,7 @@ impl<F: Format> Table<F> {
             }
         }
         page.set_used(used);
+        page.meta.warm();
         self.live = self.live + used as usize - before as usize;
         let end = first + range.pages();
         page.widen(first, end - 1);
@@ -357,6 +358,7 @@ impl<F: Format> Table<F> {
         page.store(slot, tree::table(child));
         page.set_used(page.used() + 1);
         page.widen(slot, slot);
+        self.pool.linked(child, level - 1, addr);
         self.pool.publish(above, level, addr, slot..slot + 1, batch);
         Ok(child)
     }

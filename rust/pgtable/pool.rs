@@ -70,7 +70,7 @@ pub(super) struct Pool<F: Format> {
     pub(super) chunks: Directory<Chunk<F>>,
     /// Where images are, for a device that walks by itself.
     pub(super) memory: TableMemory,
-    /// What reclaim asks for chunks of which all pages are free.
+    /// What reclaim asks for table pages.
     pub(super) owner: Arc<Owner>,
     /// Chunks that there are, or are being added.
     pub(super) count: Atomic<usize>,
@@ -177,7 +177,7 @@ impl<F: Format> Pool<F> {
     pub(super) fn push(&self, list: &mut List, index: u32) {
         let guard = rcu::read_lock();
         if let Some(page) = self.page(&guard, index) {
-            page.meta.next.store(list.head, Relaxed);
+            page.meta.set_next(list.head);
             list.head = index;
             list.len += 1;
         }
@@ -187,7 +187,7 @@ impl<F: Format> Pool<F> {
         let index = list.head;
         let guard = rcu::read_lock();
         let page = self.page(&guard, index)?;
-        list.head = page.meta.next.load(Relaxed);
+        list.head = page.meta.next();
         list.len -= 1;
         Some(index)
     }
@@ -198,7 +198,6 @@ impl<F: Format> Pool<F> {
         if let Some(chunk) = self.chunk(&guard, index) {
             if chunk.free.fetch_add(1, Relaxed) + 1 == chunk.pages() {
                 self.whole.fetch_add(chunk.pages(), Relaxed);
-                chunk.reclaimable.add();
             }
             self.push(free, index);
         }
@@ -211,7 +210,6 @@ impl<F: Format> Pool<F> {
         if let Some(chunk) = self.chunk(&guard, index) {
             if chunk.free.fetch_sub(1, Relaxed) == chunk.pages() {
                 self.whole.fetch_sub(chunk.pages(), Relaxed);
-                chunk.reclaimable.remove();
             }
         }
         Some(index)
@@ -319,7 +317,7 @@ impl<F: Format> Pool<F> {
         Some(child)
     }
 
-    /// Writes the image of a leaf that [`Self::split`] has replaced by the table `child`: for
+    /// Takes note of the table `child`, by which [`Self::split`] has replaced a leaf, and writes the images: for
     /// `addr`, in the table `above` of `level`.
     #[inline]
     pub(super) fn publish_split(
@@ -330,6 +328,7 @@ impl<F: Format> Pool<F> {
         child: u32,
         batch: &mut FlushBatch<F>,
     ) {
+        self.linked(child, level - 1, addr);
         if self.has_images() {
             let slot = slot_of::<F>(level, addr);
             self.publish(child, level - 1, addr, 0..fan::<F>(), batch);

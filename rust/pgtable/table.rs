@@ -15,7 +15,7 @@ use super::{
 use crate::mm::{
     addr::{PageRange, PMD_PAGES, PMD_SIZE},
     dma::{Owned, Windows},
-    shrinker::owner::{Owner, Registration},
+    shrinker::{owner::Owner, Shrink},
     table_memory::TableMemory, //
 };
 use kernel::{
@@ -90,6 +90,23 @@ impl<F: Format> Reader<F> {
     /// Context: any.
     pub(crate) fn root_address(&self) -> Option<u64> {
         self.pool.address(&rcu::read_lock(), self.root)
+    }
+
+    /// What reclaim asks for table pages, if it is registered. Context: any.
+    pub(crate) fn owner(&self) -> &Arc<Owner> {
+        &self.pool.owner
+    }
+
+    /// Number of table pages, in use or not. Context: any.
+    pub(crate) fn table_pages(&self) -> usize {
+        self.pool.pages()
+    }
+
+    /// Frees up to `pages` free table pages, or a few more. Returns how many. Context: reclaim.
+    // Not inlined: reclaim has little stack left.
+    #[inline(never)]
+    pub(crate) fn free_tables(&self, pages: usize) -> usize {
+        self.pool.scan(pages)
     }
 
     /// The first page from `addr` on, but not behind `last`, that has a translation, and that. What
@@ -174,10 +191,10 @@ pub struct Table<F: Format> {
     pub(super) pool: Arc<Pool<F>>,
     pub(super) root: u32,
     pub(super) live: usize,
+    /// The chunk at which the search for cold ones ended.
+    pub(super) hand: usize,
     /// Of a table of DMA addresses.
     dma: Option<Owned>,
-    /// Gives free pages back when the kernel needs memory.
-    _registration: Registration,
 }
 
 impl<F: Format> Table<F> {
@@ -213,10 +230,10 @@ impl<F: Format> Table<F> {
             pool.make_root()?;
         }
         Ok(Self {
-            _registration: Owner::register(&pool.owner, pool.clone())?,
             pool,
             root: ROOT,
             live: 0,
+            hand: 0,
             dma,
         })
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One shrinker for many owners of memory: the pools of all page tables.
+//! One shrinker for many owners of memory: the page tables of all mirrors.
 //!
 //! Each piece of memory that an owner can give back is a [`Reclaimable`] on a list of the memory
 //! cgroup that the piece was charged to. Reclaim of a cgroup takes the first one of its list, and
@@ -68,16 +68,19 @@ impl Owner {
         })
     }
 
-    /// Gives up to `pages` back. Returns 0 if another task asks already, or the registration ends.
-    /// Context: reclaim.
-    fn ask(&self, pages: usize) -> usize {
+    /// Gives up to `pages` back. Returns how many, and how many pages were looked at for that, at most.
+    /// Nothing is if another task asks already, or the registration ends. Context: reclaim.
+    fn ask(&self, pages: usize) -> (usize, usize) {
         let _within = Within::enter();
         let Some(shrink) = self.shrink.try_lock() else {
-            return 0;
+            return (0, 0);
         };
         match &*shrink {
-            Some(shrink) => shrink.scan(pages),
-            None => 0,
+            Some(shrink) => {
+                let scanned = pages.min(shrink.count());
+                (shrink.scan(pages), scanned)
+            }
+            None => (0, 0),
         }
     }
 
@@ -93,11 +96,19 @@ impl Owner {
 
     /// # Safety
     ///
-    /// `raw` must be from [`Arc::into_raw`], and its reference given up.
-    unsafe extern "C" fn reclaim(raw: *mut ffi::c_void, pages: ffi::c_ulong) -> ffi::c_ulong {
+    /// `raw` must be from [`Arc::into_raw`], and its reference given up. `scanned` must be valid for a
+    /// write.
+    unsafe extern "C" fn reclaim(
+        raw: *mut ffi::c_void,
+        pages: ffi::c_ulong,
+        scanned: *mut ffi::c_ulong,
+    ) -> ffi::c_ulong {
         // SAFETY: By the function's requirements.
         let owner = unsafe { Arc::from_raw(raw.cast::<Self>().cast_const()) };
-        owner.ask(pages)
+        let (given, looked_at) = owner.ask(pages);
+        // SAFETY: By the function's requirements.
+        unsafe { scanned.write(looked_at) };
+        given
     }
 }
 

@@ -309,6 +309,65 @@ mod tests {
     }
 
     #[test]
+    fn chunks_that_were_not_written_for_two_passes_are_cold() -> Result {
+        let mut table = Table::<Radix4>::new()?;
+        let at = |index: usize| PageRange::from_pages(index * PMD_SIZE, 3);
+        // A search of all chunks, but for the first one.
+        let pass = |table: &mut Table<Radix4>, stays: bool| {
+            let mut spans = KVec::new();
+            for _ in 0..table.chunks() {
+                let cold = table.next_cold(|_| stays);
+                for span in cold.iter().flat_map(|cold| cold.ranges()) {
+                    spans.push(span, GFP_KERNEL)?;
+                }
+            }
+            Ok::<_, Error>(spans)
+        };
+        for index in 0..200 {
+            fill(&mut table, at(index)?, 16 + index, false)?;
+        }
+        // They were just written.
+        assert!(pass(&mut table, false)?.is_empty());
+        // Of one chunk a page is written again.
+        fill(&mut table, at(150)?, 1000, true)?;
+        let cold = pass(&mut table, false)?;
+        assert!(cold.len() >= 3 * 32 && cold.len() < 200);
+        assert!(!cold
+            .iter()
+            .any(|span| at(150).is_ok_and(|at| span.contains(at.start()))));
+        // The search changes nothing.
+        assert!(pass(&mut table, true)?.is_empty());
+        assert_eq!(table.live(), 600);
+        for span in &cold {
+            assert_eq!(span.pages(), PMD_PAGES);
+            assert_eq!(clear(&mut table, *span).0, 3);
+        }
+        // All of them are in chunks that go.
+        let before = table.pool.pages();
+        while table.pool.count() != 0 {
+            assert_ne!(table.pool.scan(usize::MAX), 0);
+        }
+        assert!(table.pool.pages() <= before - cold.len());
+        assert_eq!(table.get(at(150)?.address(2)).number(), 1002);
+        assert_eq!(table.live(), 600 - 3 * cold.len());
+        // What has gone comes again, and is warm.
+        for span in &cold {
+            fill(
+                &mut table,
+                PageRange::from_pages(span.start(), 3)?,
+                5000,
+                true,
+            )?;
+            assert_eq!(table.get(span.start()).number(), 5000);
+        }
+        assert_eq!(table.live(), 600);
+        assert!(pass(&mut table, false)?
+            .iter()
+            .all(|now| !cold.contains(now)));
+        Ok(())
+    }
+
+    #[test]
     fn free_tables_are_given_back() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let at = |index: usize| PageRange::from_pages(index * PMD_SIZE, 3);

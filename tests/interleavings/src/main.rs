@@ -17,6 +17,7 @@ mod locks;
 mod stand_ins;
 mod pgtable {
     pub(crate) mod chunk;
+    mod cold;
     mod directory;
     pub(crate) mod dma;
     mod entry;

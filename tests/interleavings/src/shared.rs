@@ -53,7 +53,6 @@ pub(crate) mod shrinker {
     }
 
     pub(crate) mod owner {
-        use super::Shrink;
         use kernel::{prelude::*, sync::Arc};
 
         pub(crate) const PAGES: usize = 32;
@@ -64,16 +63,7 @@ pub(crate) mod shrinker {
             pub(crate) fn new() -> Result<Arc<Self>> {
                 Ok(Arc::new(Self, GFP_KERNEL)?)
             }
-
-            pub(crate) fn register<T: Shrink>(
-                _this: &Arc<Self>,
-                _shrink: Arc<T>,
-            ) -> Result<Registration> {
-                Ok(Registration)
-            }
         }
-
-        pub(crate) struct Registration;
 
         pub(crate) struct Reclaimable;
 

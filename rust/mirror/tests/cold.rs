@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Table pages that reclaim gives up, in KUnit.
+
+use super::*;
+use crate::{attributes::Change, mm::shrinker::Shrink};
+
+/// Blocks of 2 MiB, each with a table page of its own: some chunks have no other table pages.
+const BLOCKS: usize = 96;
+
+/// The first page of each block, with contents and an entry, a device, and its mirror.
+fn sparse() -> Result<(KVec<PageRange>, Arc<Shared>, Arc<Mirror<TestDevice>>)> {
+    let (all, shared, mirror) = attached((BLOCKS + 1) * PMD_PAGES)?;
+    let start = all.start().next_multiple_of(PMD_SIZE);
+    let mut pages = KVec::new();
+    for block in 0..BLOCKS {
+        let page = PageRange::from_pages(start + block * PMD_SIZE, 1)?;
+        store(page.start(), value(block))?;
+        mirror.fault(page, Access::Write)?;
+        pages.push(page, GFP_KERNEL)?;
+    }
+    Ok((pages, shared, Arc::new(mirror, GFP_KERNEL)?))
+}
+
+/// What is in the first word of a block.
+fn value(block: usize) -> u64 {
+    1000 + block as u64
+}
+
+/// Looks at each chunk so many times.
+fn reclaim(mirror: &Mirror<TestDevice>, times: usize) {
+    for _ in 0..times {
+        mirror.inner().scan(usize::MAX);
+    }
+}
+
+fn live(mirror: &Mirror<TestDevice>) -> usize {
+    mirror.inner().lock().table.live()
+}
+
+#[kunit_tests(rust_hmm_cold)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn cold_tables_are_given_up_and_built_again() -> Result {
+        let (pages, shared, mirror) = sparse()?;
+        let mut frames = KVec::new();
+        for page in &pages {
+            let frame = mirror.inner().lock().table.get(page.start()).number();
+            assert!(!is_dirty(frame));
+            frames.push(frame, GFP_KERNEL)?;
+        }
+        // Free ones go, and those in use have a second chance.
+        reclaim(&mirror, 1);
+        assert_eq!(live(&mirror), BLOCKS);
+        let tables = mirror.inner().count();
+        let flushes = shared.flushes.load(Relaxed);
+        reclaim(&mirror, 1);
+        let left = live(&mirror);
+        assert!(left <= BLOCKS - 32);
+        assert_eq!(shared.flushes.load(Relaxed), flushes + 1);
+        // They are freed, whole chunks, with the table pages of the entries that went.
+        assert!(mirror.inner().count() + BLOCKS - left <= tables);
+        let mut gone = 0;
+        for (block, (page, frame)) in pages.iter().zip(&frames).enumerate() {
+            match device_load(&mirror, page.start())? {
+                // What the device may have written is dirty.
+                None => assert!(is_dirty(*frame)),
+                Some(seen) => assert_eq!(seen, value(block)),
+            }
+            gone += usize::from(is_dirty(*frame));
+        }
+        assert_eq!(gone, BLOCKS - left);
+        for (block, page) in pages.iter().enumerate() {
+            mirror.fault(*page, Access::Read)?;
+            assert_eq!(device_load(&mirror, page.start())?, Some(value(block)));
+        }
+        assert_eq!(live(&mirror), BLOCKS);
+        Ok(())
+    }
+
+    #[test]
+    fn tables_that_were_installed_to_are_not_given_up() -> Result {
+        let (pages, _shared, mirror) = sparse()?;
+        reclaim(&mirror, 1);
+        for page in pages.iter().skip(BLOCKS - 8) {
+            let next = PageRange::from_pages(page.end(), 1)?;
+            mirror.fault(next, Access::Write)?;
+        }
+        let before = live(&mirror);
+        reclaim(&mirror, 1);
+        assert!(live(&mirror) < before);
+        for page in pages.iter().skip(BLOCKS - 8) {
+            assert!(device_load(&mirror, page.start())?.is_some());
+            assert_eq!(device_load(&mirror, page.end())?, Some(0));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn tables_with_exclusive_entries_are_not_given_up() -> Result {
+        let (pages, _shared, mirror) = sparse()?;
+        for (block, page) in pages.iter().enumerate().skip(BLOCKS / 2) {
+            if block % 8 == 0 {
+                mirror.make_exclusive(*page)?;
+            }
+        }
+        reclaim(&mirror, 3);
+        assert!(live(&mirror) < BLOCKS);
+        for (block, page) in pages.iter().enumerate().skip(BLOCKS / 2) {
+            if block % 8 == 0 {
+                assert!(mirror.lock_table()?.any_exclusive(*page));
+                assert_eq!(device_load(&mirror, page.start())?, Some(value(block)));
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn tables_of_a_migration_under_way_are_not_given_up() -> Result {
+        // Which blocks reclaim takes does not depend on the mirror.
+        let (pages, _shared, mirror) = sparse()?;
+        reclaim(&mirror, 3);
+        let mut gone = KVec::new();
+        for (block, page) in pages.iter().enumerate() {
+            if device_load(&mirror, page.start())?.is_none() {
+                gone.push(block, GFP_KERNEL)?;
+            }
+        }
+        assert!(gone.len() >= 32);
+        for block in [gone.first(), gone.get(gone.len() / 2), gone.last()] {
+            let block = *block.ok_or(EINVAL)?;
+            let (pages, shared, mirror) = sparse()?;
+            let page = *pages.get(block).ok_or(EINVAL)?;
+            let left = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+            let (during, seen, addr) = (mirror.clone(), left.clone(), page.start());
+            let memory = shared.memory.driver();
+            *memory.at_copy.lock() = Some(Arc::new(
+                move || {
+                    reclaim(&during, 3);
+                    let state = during.inner().lock();
+                    // The device can read the old page while it is copied.
+                    let is_there = state.table.get(addr).is_valid();
+                    seen.store(usize::from(is_there) * state.table.live(), Relaxed);
+                },
+                GFP_KERNEL,
+            )?);
+            let outcome = mirror.migrate(page).to_device();
+            *memory.at_copy.lock() = None;
+            let outcome = outcome?;
+            assert_eq!((outcome.moved, outcome.switched), (1, 1));
+            // The tables of its chunk stay, those of others do not.
+            assert!((1..BLOCKS).contains(&left.load(Relaxed)));
+            assert_eq!(device_load(&mirror, page.start())?, Some(value(block)));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn tables_of_memory_that_stays_mapped_are_not_given_up() -> Result {
+        let (pages, _shared, mirror) = sparse()?;
+        let change = Change {
+            accessed_by: Some(true),
+            ..Change::default()
+        };
+        mirror.set_attributes(*pages.first().ok_or(EINVAL)?, &change)?;
+        reclaim(&mirror, 3);
+        assert_eq!(live(&mirror), BLOCKS);
+        Ok(())
+    }
+
+    #[test]
+    fn reclaim_does_not_wait_for_the_table_lock() -> Result {
+        let (_pages, _shared, mirror) = sparse()?;
+        let table = mirror.inner().lock();
+        reclaim(&mirror, 3);
+        assert_eq!(table.table.live(), BLOCKS);
+        drop(table);
+        reclaim(&mirror, 2);
+        assert!(live(&mirror) < BLOCKS);
+        Ok(())
+    }
+}

@@ -27,6 +27,10 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "free_tables_of_a_control_group", free_tables_of_a_group)
         .only_rust(OURS)
         .private(),
+    Test::new("memory", "cold_tables_are_given_up", cold_tables).only_rust(OURS).private(),
+    Test::new("memory", "cold_tables_of_a_busy_device", cold_tables_of_a_busy_device)
+        .only_rust(OURS)
+        .private(),
 ];
 
 fn pages_out_of_use(ctx: &Ctx) -> Outcome {
@@ -285,6 +289,109 @@ fn free_tables_of_a_group(ctx: &Ctx) -> Outcome {
     let now = table_pages()?;
     check!(now > ours, "{now} table pages are left, {ours} were outside of the group");
     go.open()?;
+    child.join().map_err(Stop::Fail)?;
+    Ok(())
+}
+
+/// Blocks of 2 MiB of which the device reads one page each.
+const COLD: usize = 300;
+
+/// A mapping of so many blocks with a page each, which the device reads. Reclaim cannot unmap these pages.
+fn sparse(device: &Device, seed: u64) -> Result<Mapping, Stop> {
+    let map = Mapping::anon_aligned(COLD)?;
+    map.advise(libc::MADV_NOHUGEPAGE)?;
+    for block in 0..COLD {
+        map.fill_pages(seed, block * HUGE_PAGES, 1);
+        map.lock_pages(true, block * HUGE_PAGES, 1)?;
+    }
+    sparse_is_seen(device, &map, seed, "at first")?;
+    Ok(map)
+}
+
+fn sparse_is_seen(device: &Device, map: &Mapping, seed: u64, when: &str) -> Outcome {
+    for block in 0..COLD {
+        device_sees_pages(device, map, seed, block * HUGE_PAGES, 1, when)?;
+    }
+    Ok(())
+}
+
+/// Reclaim of a control group gives up tables that the device has not used for long, and the device gets them again.
+/// Those of another group stay.
+fn cold_tables(ctx: &Ctx) -> Outcome {
+    let Some(group) = Group::new("hmm-cold")? else {
+        return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));
+    };
+    let device = ctx.open()?;
+    let outside = sparse(&device, 1)?;
+    let mapped = device.counters()?.pages_mapped;
+    let ours = table_pages()?;
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| -> Outcome {
+        group.enter()?;
+        let device = ctx.open()?;
+        let map = sparse(&device, 2)?;
+        let before = device.counters()?;
+        ready.open()?;
+        go.wait()?;
+        let after = device.counters()?;
+        let removed = after.invalidated_pages - before.invalidated_pages;
+        check!(removed >= 200, "{removed} entries of {COLD} were removed");
+        let events = after.invalidations - before.invalidations;
+        check!(events < 50, "the pages were unmapped: {events} callbacks");
+        sparse_is_seen(&device, &map, 2, "after the reclaim")?;
+        let again = device.counters()?.pages_mapped - after.pages_mapped;
+        check!(again >= removed, "{removed} entries were removed, {again} came again");
+        Ok(())
+    })?;
+    ready.wait()?;
+    let most = table_pages()?;
+    check!(most >= ours + 256, "{most} table pages with the group's, {ours} before");
+    let begin = Instant::now();
+    while table_pages()? > ours + 64 {
+        let now = table_pages()?;
+        check!(begin.elapsed() < Duration::from_secs(30), "{now} of {most} tables stay");
+        group.reclaim()?;
+    }
+    go.open()?;
+    child.join().map_err(Stop::Fail)?;
+    sparse_is_seen(&device, &outside, 1, "outside of the group")?;
+    check_eq!(device.counters()?.pages_mapped, mapped, "entries that came again outside");
+    Ok(())
+}
+
+/// While tables are given up as fast as reclaim can, the device gets on, and reads what CPUs wrote last.
+fn cold_tables_of_a_busy_device(ctx: &Ctx) -> Outcome {
+    let Some(group) = Group::new("hmm-cold-busy")? else {
+        return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));
+    };
+    let time = Duration::from_secs(3);
+    let ready = Gate::new()?;
+    let child = Child::spawn(|| -> Outcome {
+        group.enter()?;
+        let device = ctx.open()?;
+        let map = sparse(&device, 0)?;
+        let before = device.counters()?;
+        ready.open()?;
+        let (begin, mut rounds) = (Instant::now(), 0);
+        while rounds < 3 || begin.elapsed() < time {
+            rounds += 1;
+            for block in 0..COLD {
+                map.fill_pages(rounds, block * HUGE_PAGES, 1);
+            }
+            sparse_is_seen(&device, &map, rounds, "during the reclaim")?;
+        }
+        let after = device.counters()?;
+        let removed = after.invalidated_pages - before.invalidated_pages;
+        let events = after.invalidations - before.invalidations;
+        check!(removed >= 100, "{removed} entries were removed in {rounds} rounds");
+        check!(events < 50, "the pages were unmapped: {events} callbacks");
+        Ok(())
+    })?;
+    ready.wait()?;
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        group.reclaim()?;
+    }
     child.join().map_err(Stop::Fail)?;
     Ok(())
 }

@@ -130,6 +130,7 @@ impl<D: Device> Inner<D> {
 
 impl<D: Device> TableGuard<'_, D> {
     /// Where the page at `addr` is, if the device may read it.
+    #[inline]
     pub fn readable(&self, addr: usize) -> Option<Place<'_>> {
         let entry = self.guard.table.get(addr);
         if !entry.is_valid() {
@@ -140,6 +141,7 @@ impl<D: Device> TableGuard<'_, D> {
     }
 
     /// Where the page at `addr` is, if the device may write it.
+    #[inline]
     pub fn writable(&self, addr: usize) -> Option<PlaceMut<'_>> {
         let entry = self.guard.table.get(addr);
         if !entry.is_valid() || !entry.is_writable() {

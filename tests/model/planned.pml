@@ -101,6 +101,8 @@ mtype = {
 	OVERLAP_WAITS,
 	/* The mmap lock is released and taken again between two blocks, while folios are locked. */
 	OVERLAP_RELOCKS,
+	/* The announcement of the next block does not check its sequence, which is as old as that of the first block. */
+	OVERLAP_RETRY,
 
 	/* Eviction and CPU faults */
 
@@ -844,7 +846,10 @@ inline other_block() {
 	}
 }
 
-/* Moves pages v and u to device d: while v is copied, u is announced and isolated. */
+/*
+ * Moves pages v and u to device d: while v is copied, u is announced and isolated. The sequences of both are begun before
+ * any lock is taken.
+ */
 proctype pipeline(byte a, v, u, d) {
 	LOCALS;
 	byte s2 = 0, n2 = 0, ann2 = 0;
@@ -854,6 +859,7 @@ proctype pipeline(byte a, v, u, d) {
 	:: x_alive ->
 		d_step { NOT_LEAVING(u) -> window_make(u); migrations[W(u)]++ };
 		READ_BEGIN(a, v);
+		READ_BEGIN(a, u);
 		mmap_read(MM(v));
 		announce(v, a, 1);
 		isolate_announced(v, SYSTEM, d, a);
@@ -863,9 +869,10 @@ proctype pipeline(byte a, v, u, d) {
 			if
 			:: off == OVERLAP_WAITS -> READ_BEGIN(a, u)
 			:: off == OVERLAP_RELOCKS -> mmap_read_unlock(MM(v)); mmap_read(MM(v))
+			:: off == OVERLAP_RETRY -> d_step { COLLIDED(a, u) = 0 }
 			:: else
 			fi;
-			announce(u, a, 0);
+			announce(u, a, 1);
 			isolate_announced(u, SYSTEM, d, a);
 			/* Dropped here, both blocks are restored. */
 			other_block()

@@ -19,7 +19,7 @@ use crate::{
         space::{MmapGuard, Vma},
     },
     pgtable::Spares,
-    space::{keep_reading, Destination, Identity, Readers, Request},
+    space::{Destination, Identity, Joined, Readers, Request},
     stats::Counter,
     within,
 };
@@ -308,46 +308,46 @@ impl<D: Device> Mirror<D> {
             faultless: true,
             destination: Destination::Any,
         };
-        keep_reading(vma.space(), request, self.place_in_space(), |readers| {
-            // Dropped after the destinations.
-            let arrival = mine.arrive()?;
-            let _departure = theirs.depart();
-            let origin = theirs.origin();
-            let mut isolated = Isolated::read_by((announced, readers), || {
-                Isolated::new(vma, piece, origin, whole, None, batch)
-            })?;
-            let mut no_huge = false;
-            let mut short = 0;
-            let allocator = mine.allocator();
-            isolated.fill(|entry| {
-                if entry.source == Source::Hole {
-                    // The core offers these, too, but there is nothing to move.
-                    return None;
-                }
-                let folio = allocator.alloc(&arrival, entry.order());
-                if folio.is_none() {
-                    no_huge |= entry.order() == PMD_ORDER;
-                    short += entry.pages;
-                }
-                folio
-            });
-            drop(allocator);
-            if no_huge {
-                return Ok(Attempt::NoHuge);
+        let mut joined = Joined::new();
+        let readers = joined.join(vma.space(), request, self.place_in_space());
+        // Dropped after the destinations.
+        let arrival = mine.arrive()?;
+        let _departure = theirs.depart();
+        let origin = theirs.origin();
+        let mut isolated = Isolated::read_by((announced, readers), || {
+            Isolated::new(vma, piece, origin, whole, None, batch)
+        })?;
+        let mut no_huge = false;
+        let mut short = 0;
+        let allocator = mine.allocator();
+        isolated.fill(|entry| {
+            if entry.source == Source::Hole {
+                // The core offers these, too, but there is nothing to move.
+                return None;
             }
-            outcome.no_memory += short;
-            let failed = theirs.copy_to(mine, &mut isolated, copies);
-            if arrival.is_late() {
-                // Puts everything back.
-                return Err(ENODEV);
+            let folio = allocator.alloc(&arrival, entry.order());
+            if folio.is_none() {
+                no_huge |= entry.order() == PMD_ORDER;
+                short += entry.pages;
             }
-            for entry in isolated.entries().filter(|entry| failed.has(entry.index)) {
-                outcome.copy_failed += entry.pages;
-            }
-            let writable = vma.flags() & flags::WRITE != 0;
-            self.finish_pull(isolated, writable, spares, outcome, lost)?;
-            Ok(Attempt::Done)
-        })
+            folio
+        });
+        drop(allocator);
+        if no_huge {
+            return Ok(Attempt::NoHuge);
+        }
+        outcome.no_memory += short;
+        let failed = theirs.copy_to(mine, &mut isolated, copies);
+        if arrival.is_late() {
+            // Puts everything back.
+            return Err(ENODEV);
+        }
+        for entry in isolated.entries().filter(|entry| failed.has(entry.index)) {
+            outcome.copy_failed += entry.pages;
+        }
+        let writable = vma.flags() & flags::WRITE != 0;
+        self.finish_pull(isolated, writable, spares, outcome, lost)?;
+        Ok(Attempt::Done)
     }
 
     /// Moves what was isolated and copied. Sets `lost` if this device lost entries of pages that moved.

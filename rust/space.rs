@@ -33,7 +33,7 @@ mod windows;
 use attribute_watch::AttributeWatch;
 use mirrors::Entered;
 pub(crate) use mirrors::{Invalidated, Membership, MirrorOps, Mirrors};
-pub(crate) use readers::{keep_reading, Readers};
+pub(crate) use readers::{Joined, Readers};
 pub(crate) use request::{Destination, Identity, Request};
 pub(crate) use window::Window;
 pub(crate) use windows::WindowUser;

@@ -17,7 +17,7 @@ use crate::{
         space::Vma,
     },
     phases::{Lap, Phase},
-    space::{keep_reading, Destination, Identity, Request},
+    space::{Destination, Identity, Joined, Request},
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
@@ -109,8 +109,6 @@ fn attempt<M: MemoryOps>(
     let covers = |index: usize, pages: usize| (index..index + pages).contains(&target);
     let mut no_memory = false;
     let mut no_huge = false;
-    let mut lost = false;
-    let mut moved = 0;
     let _departure = ops.departures.begin();
     // Mirrors that can be had at once keep their entries until the pages have moved.
     let request = Request {
@@ -121,65 +119,59 @@ fn attempt<M: MemoryOps>(
         faultless: true,
         destination: Destination::Any,
     };
-    keep_reading(
-        vma.space(),
-        request,
-        None,
-        |readers| -> Result<(), FaultError> {
-            let mut lap = Lap::start();
-            let origin = pages.origin();
-            let mut isolated = Isolated::read_by(readers, || {
-                Isolated::new(vma, range, origin, fault.is_huge(), Some(fault), batch)
-            })
-            .map_err(|_| FaultError::Lost)?;
-            lap.end(Phase::Unmap);
-            isolated.fill_small(Some(vma), |_| true);
-            isolated.fill(|entry| {
-                if entry.source == Source::Hole {
-                    // The core offers these, too, but there is nothing to bring back.
-                    return None;
-                }
-                let needed = covers(entry.index, entry.pages);
-                let order = entry.order();
-                let effort = if needed && order == 0 {
-                    Effort::Must
-                } else {
-                    Effort::Try
-                };
-                let folio = if order == PMD_ORDER && ops.fails(order) {
-                    Err(ENOMEM)
-                } else {
-                    LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)
-                };
-                if folio.is_err() && needed {
-                    no_huge |= order == PMD_ORDER;
-                    no_memory |= order == 0;
-                }
-                folio.ok()
-            });
-            lap.end(Phase::Allocate);
-            ops.copy_all(pages, &mut isolated, copies);
-            lap.end(Phase::Copy);
-            // A hole if the page was dropped since the fault has looked: then nothing is lost.
-            let wanted = isolated
-                .entries()
-                .find(|entry| covers(entry.index, entry.pages) && entry.source != Source::Hole);
-            // Isolated, given memory, but its destination was taken back: the copy failed.
-            lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
+    let mut joined = Joined::new();
+    let readers = joined.join(vma.space(), request, None);
+    let mut lap = Lap::start();
+    let origin = pages.origin();
+    let mut isolated = Isolated::read_by(readers, || {
+        Isolated::new(vma, range, origin, fault.is_huge(), Some(fault), batch)
+    })
+    .map_err(|_| FaultError::Lost)?;
+    lap.end(Phase::Unmap);
+    isolated.fill_small(Some(vma), |_| true);
+    isolated.fill(|entry| {
+        if entry.source == Source::Hole {
+            // The core offers these, too, but there is nothing to bring back.
+            return None;
+        }
+        let needed = covers(entry.index, entry.pages);
+        let order = entry.order();
+        let effort = if needed && order == 0 {
+            Effort::Must
+        } else {
+            Effort::Try
+        };
+        let folio = if order == PMD_ORDER && ops.fails(order) {
+            Err(ENOMEM)
+        } else {
+            LockedFolio::alloc_system(Some(vma), range.address(entry.index), order, effort)
+        };
+        if folio.is_err() && needed {
+            no_huge |= order == PMD_ORDER;
+            no_memory |= order == 0;
+        }
+        folio.ok()
+    });
+    lap.end(Phase::Allocate);
+    ops.copy_all(pages, &mut isolated, copies);
+    lap.end(Phase::Copy);
+    // A hole if the page was dropped since the fault has looked: then nothing is lost.
+    let wanted = isolated
+        .entries()
+        .find(|entry| covers(entry.index, entry.pages) && entry.source != Source::Hole);
+    // Isolated, given memory, but its destination was taken back: the copy failed.
+    let lost = wanted.is_some_and(|entry| entry.destination == 0) && !no_memory && !no_huge;
 
-            let migrated = isolated.migrate();
-            moved = migrated.moved().entries().map(|entry| entry.pages).sum();
-            lap.end(Phase::Switch);
-            migrated.finalize(|readers, moved| {
-                let settled = readers.switch(moved);
-                lap = Lap::start();
-                settled
-            });
-            // Now CPUs have the pages.
-            lap.end(Phase::Finalize);
-            Ok(())
-        },
-    )?;
+    let migrated = isolated.migrate();
+    let moved = migrated.moved().entries().map(|entry| entry.pages).sum();
+    lap.end(Phase::Switch);
+    migrated.finalize(|readers, moved| {
+        let settled = readers.switch(moved);
+        lap = Lap::start();
+        settled
+    });
+    // Now CPUs have the pages.
+    lap.end(Phase::Finalize);
 
     if no_memory {
         return Err(FaultError::NoMemory);

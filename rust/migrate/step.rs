@@ -17,7 +17,7 @@ use crate::{
         range_fault::AddressSpace,
     },
     queue::Stop,
-    space::{keep_reading, Destination, Identity, Request},
+    space::{Destination, Identity, Joined, Request},
     stats::Counter,
 };
 use kernel::{
@@ -353,9 +353,9 @@ impl<'m, D: Device> Step<'m, D> {
             };
             self.work.first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
             let (work, mm, here) = (&mut self.work, mirror.space_name(), mirror.place_in_space());
-            let result = keep_reading(mm, request, here, |readers| {
-                work.isolate_and_move(mirror, movable, announced, readers, compound)
-            });
+            let mut joined = Joined::new();
+            let readers = joined.join(mm, request, here);
+            let result = work.isolate_and_move(mirror, movable, announced, readers, compound);
             break (survey, part, result);
         };
         if self.target == Target::Device && matches!(result, Ok(Attempt::Done { lost: true })) {

@@ -17,27 +17,62 @@ use kernel::prelude::*;
 /// Mirrors of a process for which a migration needs no memory.
 const FEW: usize = 4;
 
-/// Mirrors that have joined a migration.
-struct Joined {
-    name: Cookie,
-    range: PageRange,
+/// Room for the mirrors that join one migration at a time.
+///
+/// Its owner keeps it until the migration is over. A caller with two migrations in flight has two.
+pub(crate) struct Joined {
+    /// Name and range of the migration that was joined.
+    step: Option<(Cookie, PageRange)>,
     few: [Option<Entered>; FEW],
     more: KVec<Entered>,
 }
 
 impl Joined {
-    /// Has all mirrors of `mm` join that can, but for the one in place `except`.
+    /// Without mirrors.
+    pub(crate) const fn new() -> Self {
+        Self {
+            step: None,
+            few: [const { None }; FEW],
+            more: KVec::new(),
+        }
+    }
+
+    /// Has mirrors of the address space `mm` join the migration that `request` describes, before its pages are
+    /// isolated. These are all mirrors that have entries of the pages, except the one in place `except` and those for
+    /// which there is no memory. They keep the entries as long as the returned value exists.
+    ///
+    /// Context: may sleep. Does not wait for invalidations, so that folio locks may be held.
     // Its variables are not on the stack while pages are copied.
     #[inline(never)]
-    fn join(&mut self, mm: Cookie, request: Request, except: Option<usize>) {
-        let Some(space) = find(mm).filter(|_| request.faultless) else {
-            return;
-        };
-        for mirror in space.mirrors().entered(except) {
-            if !fails(Point::Peer) && self.has_room() && mirror.join(request) {
-                self.add(mirror);
+    pub(crate) fn join(
+        &mut self,
+        mm: Cookie,
+        request: Request,
+        except: Option<usize>,
+    ) -> Readers<'_> {
+        // Mirrors are left here only if the readers of a previous migration were leaked.
+        self.leave();
+        self.step = Some((request.name, request.range));
+        if let Some(space) = find(mm).filter(|_| request.faultless) {
+            for mirror in space.mirrors().entered(except) {
+                if !fails(Point::Peer) && self.has_room() && mirror.join(request) {
+                    self.add(mirror);
+                }
             }
         }
+        Readers(self)
+    }
+
+    /// Ends the migration for all mirrors that have joined it.
+    fn leave(&mut self) {
+        let Some((name, range)) = self.step.take() else {
+            return;
+        };
+        for mirror in self.each() {
+            mirror.leave(name, range);
+        }
+        self.few = [const { None }; FEW];
+        self.more.clear();
     }
 
     /// Whether there is room for one more. Context: may sleep.
@@ -63,37 +98,24 @@ impl Joined {
     }
 }
 
-/// Calls `migrate`, which does what `request` says in the address space `mm`: isolates, copies and moves pages. It gets the
-/// mirrors that keep their entries meanwhile: all that have some, but for the one in place `except`, and those for which
-/// there is no memory.
-///
-/// Context: may sleep; waits for no invalidation, so that folio locks may be held.
-pub(crate) fn keep_reading<T>(
-    mm: Cookie,
-    request: Request,
-    except: Option<usize>,
-    migrate: impl FnOnce(Readers<'_>) -> T,
-) -> T {
-    let mut joined = Joined {
-        name: request.name,
-        range: request.range,
-        few: [const { None }; FEW],
-        more: KVec::new(),
-    };
-    joined.join(mm, request, except);
-    migrate(Readers(&joined))
+impl Drop for Joined {
+    fn drop(&mut self) {
+        self.leave();
+    }
 }
 
 /// Mirrors that have joined a migration, and keep their entries of its pages. Dropping it ends that for all.
 #[must_use = "dropping it ends the step"]
 // By reference: a migration moves its readers from state to state, each of which has a stack slot.
-pub(crate) struct Readers<'p>(&'p Joined);
+pub(crate) struct Readers<'p>(&'p mut Joined);
 
 impl<'p> Readers<'p> {
     /// Lets each device use what has moved, as far as it can.
     pub(crate) fn switch(self, moved: &Moved<'_>) -> Settled<'p> {
-        for mirror in self.0.each() {
-            let _flushed: Flushed = mirror.switch(self.0.name, moved);
+        if let Some((name, _)) = self.0.step {
+            for mirror in self.0.each() {
+                let _flushed: Flushed = mirror.switch(name, moved);
+            }
         }
         Settled { _readers: self }
     }
@@ -101,9 +123,7 @@ impl<'p> Readers<'p> {
 
 impl Drop for Readers<'_> {
     fn drop(&mut self) {
-        for mirror in self.0.each() {
-            mirror.leave(self.0.name, self.0.range);
-        }
+        self.0.leave();
     }
 }
 

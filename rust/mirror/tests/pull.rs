@@ -11,7 +11,7 @@ use crate::{
         migrate::{Batch, Isolated},
         page::{Effort, LockedFolio}, //
     },
-    space::{keep_reading, Destination, Identity, Request},
+    space::{Destination, Identity, Joined, Request},
 };
 
 /// Memory on a device, with its mirror, and another device with one.
@@ -123,23 +123,21 @@ mod suite {
         let vma = mmap.vma_lookup(range.start()).ok_or(EINVAL)?;
         let origin = memory.origin();
         let here = destination.place_in_space();
-        let before = keep_reading(vma.space(), request, here, |readers| -> Result<_> {
-            let mut isolated = Isolated::read_by((announced, readers), || {
-                Isolated::new(vma, range, origin, false, None, &mut batch)
-            })?;
-            isolated.fill(|entry| {
-                let addr = range.address(entry.index);
-                LockedFolio::alloc_system(Some(vma), addr, entry.order(), Effort::Must).ok()
-            });
-            let failed = memory.copy_all(&mut isolated, &mut copies);
-            let migrated = isolated.migrate();
-            let moved = migrated.moved().entries().count();
-            let before = (failed.is_empty(), moved, entries());
-            drop(migrated);
-            Ok(before)
+        let mut joined = Joined::new();
+        let readers = joined.join(vma.space(), request, here);
+        let mut isolated = Isolated::read_by((announced, readers), || {
+            Isolated::new(vma, range, origin, false, None, &mut batch)
+        })?;
+        isolated.fill(|entry| {
+            let addr = range.address(entry.index);
+            LockedFolio::alloc_system(Some(vma), addr, entry.order(), Effort::Must).ok()
         });
+        let failed = memory.copy_all(&mut isolated, &mut copies);
+        let migrated = isolated.migrate();
+        let moved = migrated.moved().entries().count();
+        let (copied, there) = (failed.is_empty(), entries());
+        drop(migrated);
         drop(mmap);
-        let (copied, moved, there) = before?;
         assert_eq!((copied, moved, there?), (true, 4, (4, 4)));
         // Removed, and flushed while the sources were in use.
         assert_eq!(entries()?, (0, 0));

@@ -36,6 +36,7 @@ use kernel::{
 mod arrivals;
 mod chores;
 mod copy;
+mod copying;
 #[cfg(CONFIG_KUNIT = "y")]
 mod costs;
 mod cpu_fault;
@@ -57,6 +58,7 @@ use arrivals::Arrivals;
 use chores::{Chores, Worker};
 pub(crate) use copy::{Copies, End, RawJob};
 pub use copy::{Copy, CopyJob};
+pub(crate) use copying::Copying;
 pub use dma_copy::DmaCopy;
 pub use driver::MemoryOps;
 use known::Known;
@@ -65,7 +67,8 @@ pub(crate) use lru::Turn;
 use ops::Ops;
 use peers::Peers;
 pub(crate) use peers::Registration;
-use steps::{Step, Steps};
+pub(crate) use steps::Step;
+use steps::Steps;
 use victims::Victims;
 
 /// The memory of one device, shared by all mirrors of it.
@@ -381,9 +384,14 @@ impl<M: MemoryOps> Memory<M> {
         ops.copy_each(self.pages(), Some(other.pages()), isolated, copies)
     }
 
-    /// Fills all destinations of `isolated`; see [`Ops::copy_all`].
-    pub(crate) fn copy_all<R>(&self, isolated: &mut Isolated<'_, R>, copies: &mut Copies) -> Mask {
-        self.pages().data().copy_all(self.pages(), isolated, copies)
+    /// Submits copies to all destinations of `isolated`; see [`Ops::submit_all`].
+    pub(crate) fn submit_all<'c, 'a, R>(
+        &'c self,
+        isolated: Isolated<'a, R>,
+        copies: &'c mut Copies,
+    ) -> Result<Copying<'c, 'a, R>> {
+        let ops = self.pages().data();
+        ops.submit_all(self.pages(), isolated, copies)
     }
 }
 

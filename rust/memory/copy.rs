@@ -99,6 +99,12 @@ impl State {
     }
 }
 
+/// A driver that can cancel copies which have not begun.
+pub(super) trait Cancel {
+    /// Cancels copies whose jobs are cancelled. Context: may sleep.
+    fn cancel(&self);
+}
+
 /// Room for the jobs of one step; reuse it.
 pub(crate) struct Copies {
     state: Arc<State>,
@@ -136,40 +142,48 @@ impl Copies {
         self.stop = stop;
     }
 
-    /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are. Calls
-    /// `cancelled` if the jobs are cancelled. Returns the indices of the entries that were copied;
-    /// an entry without a job, or whose job was dropped, was not.
-    pub(crate) fn run(
+    /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are. Calls `driver` if
+    /// the jobs are cancelled. Returns the indices of the entries that were copied; an entry without
+    /// a job, or whose job was dropped, was not. None is copied if [`Self::begin`] refuses.
+    pub(super) fn run(
         &mut self,
-        cancelled: &dyn Fn(),
+        driver: &dyn Cancel,
         hand_out: impl FnOnce(&mut Batch<'_>),
     ) -> Mask {
+        let Some(mut batch) = self.begin(driver) else {
+            return Mask::EMPTY;
+        };
+        hand_out(&mut batch);
+        batch.wait()
+    }
+
+    /// Begins a step without jobs. `None` if a previous batch was leaked: its jobs count down, and
+    /// mark their entries in, the state that all batches share.
+    pub(super) fn begin<'a>(&'a mut self, driver: &'a dyn Cancel) -> Option<Batch<'a>> {
+        // No ordering: it is 0 only if who had the batch before has waited for its jobs.
+        if self.state.outstanding.load(Relaxed) != 0 {
+            return None;
+        }
         for word in &self.state.filled {
             word.store(0, Relaxed);
         }
         self.state.cancelled.store(false, Relaxed);
         self.state.outstanding.store(1, Relaxed);
-        let mut batch = Batch {
+        Some(Batch {
             state: &self.state,
-            cancelled: self.killable.then_some(cancelled),
+            cancelled: self.killable.then_some(driver),
             stop: self.stop.as_ref(),
             reserved: 0,
             at_once: Mask::EMPTY,
-        };
-        hand_out(&mut batch);
-        let mut filled = batch.at_once;
-        // Waits.
-        drop(batch);
-        filled.insert_words(self.state.filled.iter().map(|word| word.load(Relaxed)));
-        filled
+        })
     }
 }
 
 /// The step's jobs. Dropping it waits for all of them.
 pub(crate) struct Batch<'a> {
     state: &'a Arc<State>,
-    /// To be called when they are cancelled; `None` if they cannot be.
-    cancelled: Option<&'a dyn Fn()>,
+    /// Whose copies are cancelled; `None` if they cannot be.
+    cancelled: Option<&'a dyn Cancel>,
     stop: Option<&'a Stop>,
     /// Jobs that are counted as outstanding, and not made.
     reserved: usize,
@@ -178,6 +192,16 @@ pub(crate) struct Batch<'a> {
 }
 
 impl Batch<'_> {
+    /// Waits for the jobs. Returns the indices of the entries that were copied. Context: may sleep.
+    pub(super) fn wait(mut self) -> Mask {
+        let mut filled = core::mem::replace(&mut self.at_once, Mask::EMPTY);
+        let state = self.state;
+        // Waits.
+        drop(self);
+        filled.insert_words(state.filled.iter().map(|word| word.load(Relaxed)));
+        filled
+    }
+
     /// Makes room for `count` jobs, which need not all be made.
     pub(crate) fn reserve(&mut self, count: usize) {
         self.state.outstanding.fetch_add(count, Relaxed);
@@ -268,7 +292,7 @@ impl Drop for Batch<'_> {
                 .take_if(|_| stopped || fatal_signal_pending())
             {
                 self.state.cancelled.store(true, Relaxed);
-                cancelled();
+                cancelled.cancel();
             }
             if signal {
                 // One that stays would not let us wait.

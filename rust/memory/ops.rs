@@ -5,6 +5,8 @@
 use super::{
     arrivals::Arrivals,
     chores::Chores,
+    copy::{Batch, Cancel},
+    copying::{settle, Copying},
     cpu_fault,
     known::Known,
     lru::Lru,
@@ -80,84 +82,106 @@ impl<M: MemoryOps> Ops<M> {
         isolated: &mut Isolated<'_, R>,
         copies: &mut Copies,
     ) -> Mask {
-        let cancelled = || {
-            let _within = Within::enter();
-            self.driver.cancelled();
-        };
-        // Entries that have a destination.
+        // If no copies are handed out, no destination was filled.
+        let mut count = usize::MAX;
+        let filled = copies.run(self, |batch| {
+            // SAFETY: `isolated` is borrowed for longer than `batch` exists.
+            count = unsafe { self.hand_out_all(pages, other, isolated, batch) };
+        });
+        settle(isolated, &filled, count)
+    }
+
+    /// As [`Self::copy_all`], but returns while copies are outstanding.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Copying::submit`].
+    // A stack frame of its own: the states of a migration are large.
+    #[inline(never)]
+    pub(super) fn submit_all<'c, 'a, R>(
+        &'c self,
+        pages: &DevicePages<Self>,
+        isolated: Isolated<'a, R>,
+        copies: &'c mut Copies,
+    ) -> Result<Copying<'c, 'a, R>> {
+        Copying::submit(copies, self, isolated, |isolated, batch| {
+            // SAFETY: `Copying` owns both. Its drop waits for `batch` first. Leaked, it leaks the pages.
+            unsafe { self.hand_out_all(pages, None, isolated, batch) }
+        })
+    }
+
+    /// Hands out the copies of all entries of `isolated` that have a destination. Returns their number.
+    ///
+    /// # Safety
+    ///
+    /// `isolated` must stay as it is until `batch` was dropped.
+    #[inline(never)]
+    unsafe fn hand_out_all<R>(
+        &self,
+        pages: &DevicePages<Self>,
+        other: Option<&DevicePages<Self>>,
+        isolated: &Isolated<'_, R>,
+        batch: &mut Batch<'_>,
+    ) -> usize {
         let mut count = 0;
-        let filled = copies.run(&cancelled, |batch| {
-            let _within = Within::enter();
-            // Pages move between the system and this device. Memory that the CPU can address is addressed.
-            let private = matches!(pages.kind(), Kind::Private);
-            let from_private = private && !isolated.has_cpu_sources();
-            let mut find = pages.finder();
-            let mut device = |pfn| find(pfn).map(End::Device);
-            let mut find_other = other.map(DevicePages::finder);
-            batch.reserve(isolated.room());
-            let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
-            for entry in with_destination {
-                count += 1;
-                let source = match entry.source {
-                    Source::Hole => Some(None),
-                    Source::Page(pfn) if from_private => device(pfn).map(Some),
-                    Source::Page(pfn) => isolated
-                        .source(entry.index)
-                        .map(|cpu| End::Cpu(cpu.first_pfn()))
-                        .or_else(|| device(pfn))
-                        .map(Some),
-                };
-                let cpu = || {
-                    let cpu = isolated.destination(entry.index);
-                    cpu.map(|cpu| End::Cpu(cpu.first_pfn()))
-                };
-                let destination = if let Some(find) = &mut find_other {
-                    cpu().or_else(|| find(entry.destination).map(End::Device))
-                } else if private && !from_private {
-                    device(entry.destination).or_else(cpu)
-                } else {
-                    cpu().or_else(|| device(entry.destination))
-                };
-                let (Some(source), Some(destination)) = (source, destination) else {
-                    // Memory of another device that nobody here can read.
-                    continue;
-                };
-                // SAFETY: Isolated pages and their destinations, which stay as they are while
-                // `isolated` is borrowed; that is longer than `batch` exists.
-                unsafe {
-                    match other {
-                        Some(other) => {
-                            let job = batch.job(entry.index, entry.pages, source, destination);
-                            self.driver.copy_to(&other.data().driver, job);
-                        }
-                        None => {
-                            let (index, pages) = (entry.index, entry.pages);
-                            batch.hand_out(&self.driver, index, pages, source, destination);
-                        }
+        let _within = Within::enter();
+        // Pages move between the system and this device. Memory that the CPU can address is addressed.
+        let private = matches!(pages.kind(), Kind::Private);
+        let from_private = private && !isolated.has_cpu_sources();
+        let mut find = pages.finder();
+        let mut device = |pfn| find(pfn).map(End::Device);
+        let mut find_other = other.map(DevicePages::finder);
+        batch.reserve(isolated.room());
+        let with_destination = isolated.entries().filter(|entry| entry.destination != 0);
+        for entry in with_destination {
+            count += 1;
+            let source = match entry.source {
+                Source::Hole => Some(None),
+                Source::Page(pfn) if from_private => device(pfn).map(Some),
+                Source::Page(pfn) => isolated
+                    .source(entry.index)
+                    .map(|cpu| End::Cpu(cpu.first_pfn()))
+                    .or_else(|| device(pfn))
+                    .map(Some),
+            };
+            let cpu = || {
+                let cpu = isolated.destination(entry.index);
+                cpu.map(|cpu| End::Cpu(cpu.first_pfn()))
+            };
+            let destination = if let Some(find) = &mut find_other {
+                cpu().or_else(|| find(entry.destination).map(End::Device))
+            } else if private && !from_private {
+                device(entry.destination).or_else(cpu)
+            } else {
+                cpu().or_else(|| device(entry.destination))
+            };
+            let (Some(source), Some(destination)) = (source, destination) else {
+                // Memory of another device that nobody here can read.
+                continue;
+            };
+            // SAFETY: Isolated pages and their destinations, which stay as they are by the function's requirements.
+            unsafe {
+                match other {
+                    Some(other) => {
+                        let job = batch.job(entry.index, entry.pages, source, destination);
+                        self.driver.copy_to(&other.data().driver, job);
+                    }
+                    None => {
+                        let (index, pages) = (entry.index, entry.pages);
+                        batch.hand_out(&self.driver, index, pages, source, destination);
                     }
                 }
             }
-            self.driver.kick();
-        });
-        let mut failed = Mask::EMPTY;
-        if filled.count(0..PMD_PAGES) == count {
-            isolated.set_all_filled(&filled);
-            return failed;
         }
-        let mut next = 0;
-        while let Some(entry) = isolated.entry_from(next) {
-            next = entry.index + entry.pages;
-            if entry.destination == 0 {
-                continue;
-            }
-            if filled.has(entry.index) {
-                isolated.set_filled(entry.index);
-            } else {
-                isolated.abandon(entry.index);
-                failed.insert(entry.index);
-            }
-        }
-        failed
+        self.driver.kick();
+        count
+    }
+}
+
+impl<M: MemoryOps> Cancel for Ops<M> {
+    fn cancel(&self) {
+        let _within = Within::enter();
+        self.driver.cancelled();
     }
 }
 

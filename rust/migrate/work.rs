@@ -4,10 +4,10 @@
 
 use super::{survey::Movable, PageOutcome, Target};
 use crate::{
-    memory::{Arrival, Copies, Memory},
+    memory::{Arrival, Copies, Copying, Memory, MemoryOps, Step},
     mirror::{Announced, Device, Mirror, Switched},
     mm::{
-        addr::{PMD_ORDER, PMD_PAGES},
+        addr::{PageRange, PMD_ORDER, PMD_PAGES},
         migrate::{Batch, Entry, Isolated, Source},
         page::{Effort, LockedFolio},
         space::Vma,
@@ -54,10 +54,10 @@ fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
 fn isolate<'a, 'm, D: Device>(
     memory: &Memory<D::Memory>,
     movable: Movable<'a>,
-    readers: (Announced<'m, D>, Readers<'m>),
+    readers: (Announced<'m, D>, Readers<'a>),
     compound: bool,
     batch: &'a mut Batch,
-) -> Result<Isolated<'a, (Announced<'m, D>, Readers<'m>)>> {
+) -> Result<Isolated<'a, (Announced<'m, D>, Readers<'a>)>> {
     let name = readers.0.name();
     Isolated::read_by(readers, || match movable {
         Movable::System(found) => found.isolate(compound, name, batch),
@@ -67,21 +67,82 @@ fn isolate<'a, 'm, D: Device>(
     })
 }
 
-/// Migrates what was isolated and copied: notes the outcomes in `pages` and adds to `entries`. Returns
-/// whether the device lost entries of pages that moved. `lap` is that of the step.
-// A stack frame of its own: the states of a migration are large.
-#[inline(never)]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one call site; the parts of the step that live in different places"
-)]
-fn finish<D: Device>(
-    isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
-    vma: Vma<'_>,
+/// Isolated pages of an attempt, whose copies were submitted. Dropping it waits for the copies and
+/// restores the pages.
+#[must_use = "dropping it restores the pages"]
+struct InFlight<'a, 'm, D: Device> {
+    copying: Copying<'a, 'a, (Announced<'m, D>, Readers<'a>)>,
+    // Dropped after the destinations.
+    rest: Rest<'a, D>,
+}
+
+/// What is needed to finish an attempt.
+struct Rest<'a, D: Device> {
+    arrival: Option<Arrival<'a>>,
+    _departure: Option<Step<'a>>,
+    memory: &'a Memory<D::Memory>,
+    vma: Vma<'a>,
     target: Target,
-    memory: &Memory<D::Memory>,
+    /// Outcomes of the pages.
+    pages: &'a mut [PageOutcome],
+    lap: Lap,
+}
+
+/// How the first half of an attempt ended.
+enum Submitted {
+    /// Copies are outstanding, or completed.
+    InFlight,
+    /// A huge page could not be had. The pages were restored.
+    NoHuge,
+}
+
+/// Waits for the copies of what is in `place`, migrates the pages, and notes their outcomes. Adds to
+/// `entries`. Returns whether the device lost entries of pages that moved.
+///
+/// # Errors
+///
+/// `ENODEV`: the device memory was unplugged. `EINVAL`: `place` is empty. Those of
+/// [`Announced::switch_to_device`].
+// A stack frame of its own, as of the functions below: the states of a migration are large.
+#[inline(never)]
+fn finish<D: Device>(
+    place: &mut Option<InFlight<'_, '_, D>>,
     spares: &mut Spares<D::Format>,
-    pages: &mut [PageOutcome],
+    entries: &mut usize,
+) -> Result<bool> {
+    let InFlight { copying, rest } = place.take().ok_or(EINVAL)?;
+    let Rest {
+        arrival,
+        _departure,
+        memory,
+        vma,
+        target,
+        pages,
+        mut lap,
+    } = rest;
+    let (isolated, failed) = copying.complete();
+    lap.end(Phase::Copy);
+    if arrival.as_ref().is_some_and(Arrival::is_late) {
+        // Puts everything back.
+        return Err(ENODEV);
+    }
+    if !failed.is_empty() {
+        for entry in isolated.entries() {
+            if failed.has(entry.index) {
+                set(pages, &entry, PageOutcome::CopyFailed);
+            }
+        }
+    }
+    let on = (memory, vma, target);
+    migrate_and_switch(isolated, on, (pages, spares), entries, lap)
+}
+
+/// Migrates `isolated`, which was copied, and notes the outcomes of its pages. Returns as [`finish`].
+#[inline(never)]
+fn migrate_and_switch<D: Device>(
+    isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
+    (memory, vma, target): (&Memory<D::Memory>, Vma<'_>, Target),
+    (pages, spares): (&mut [PageOutcome], &mut Spares<D::Format>),
     entries: &mut usize,
     mut lap: Lap,
 ) -> Result<bool> {
@@ -137,10 +198,130 @@ fn finish<D: Device>(
     result.map(|()| lost)
 }
 
+/// Gives `isolated`, the pages of `piece`, destinations: in device memory if there is an `arrival`, else
+/// in system memory. Notes pages without one. Returns whether a huge page could not be had.
+#[inline(never)]
+fn fill<M: MemoryOps, R>(
+    isolated: &mut Isolated<'_, R>,
+    memory: &Memory<M>,
+    arrival: Option<&Arrival<'_>>,
+    vma: Vma<'_>,
+    piece: PageRange,
+    pages: &mut [PageOutcome],
+) -> bool {
+    let mut no_huge = false;
+    match arrival {
+        Some(arrival) => {
+            let allocator = memory.allocator();
+            isolated.fill(|entry| {
+                let folio = allocator.alloc(arrival, entry.order());
+                if folio.is_none() {
+                    no_huge |= entry.order() == PMD_ORDER;
+                    set(pages, entry, PageOutcome::NoMemory);
+                }
+                folio
+            });
+        }
+        None => {
+            let (asked, refused) = (memory.allocator(), &mut *pages);
+            isolated.fill_small(Some(vma), move |entry| {
+                let fails = asked.driver_fails(0);
+                if fails {
+                    set(refused, entry, PageOutcome::NoMemory);
+                }
+                !fails
+            });
+            isolated.fill(|entry| {
+                let order = entry.order();
+                let refused = pages.get(entry.index) == Some(&PageOutcome::NoMemory);
+                // The core offers holes, too, but there is nothing to bring back.
+                if entry.source == Source::Hole || refused {
+                    return None;
+                }
+                let effort = match order {
+                    0 => Effort::Must,
+                    _ => Effort::Try,
+                };
+                let addr = piece.address(entry.index);
+                let folio = match memory.driver_fails(order) {
+                    true => None,
+                    false => LockedFolio::alloc_system(Some(vma), addr, order, effort).ok(),
+                };
+                if folio.is_none() {
+                    no_huge |= order == PMD_ORDER;
+                    set(pages, entry, PageOutcome::NoMemory);
+                }
+                folio
+            });
+        }
+    }
+    no_huge
+}
+
+/// Isolates `movable`, which was announced, as far as that is possible, and submits its copies. Then the
+/// pages are in `in_flight`.
+#[inline(never)]
+fn submit<'a, 'm, D: Device>(
+    memory: &'a Memory<D::Memory>,
+    movable: Movable<'a>,
+    readers: (Announced<'m, D>, Readers<'a>),
+    compound: bool,
+    room: (&'a mut Batch, &'a mut Copies, &'a mut [PageOutcome]),
+    in_flight: &mut Option<InFlight<'a, 'm, D>>,
+) -> Result<Submitted> {
+    let (batch, copies, pages) = room;
+    let piece = readers.0.range();
+    let huge = compound && piece.is_pmd();
+    // Coherent folios stay small: the core never collects huge ones on the way back.
+    let compound = huge && memory.is_private();
+    if huge && !compound && memory.driver_fails(PMD_ORDER) {
+        return Ok(Submitted::NoHuge);
+    }
+    // Dropped after the destinations.
+    let mut arrival = None;
+    let (vma, target) = (movable.vma(), movable.target());
+    let departure = (target == Target::System).then(|| memory.depart());
+    let mut lap = Lap::start();
+    let mut isolated = isolate(memory, movable, readers, compound, batch)?;
+    lap.end(Phase::Unmap);
+
+    if target == Target::Device {
+        arrival = Some(memory.arrive()?);
+    }
+    let no_huge = fill(&mut isolated, memory, arrival.as_ref(), vma, piece, pages);
+    lap.end(Phase::Allocate);
+    if no_huge {
+        // Puts everything back.
+        return Ok(Submitted::NoHuge);
+    }
+    let rest = Rest {
+        arrival,
+        _departure: departure,
+        memory,
+        vma,
+        target,
+        pages,
+        lap,
+    };
+    start(isolated, copies, rest, in_flight)?;
+    Ok(Submitted::InFlight)
+}
+
+/// Submits the copies of `isolated`, which is in `in_flight` then. Errors: as [`Memory::submit_all`].
+#[inline(never)]
+fn start<'a, 'm, D: Device>(
+    isolated: Isolated<'a, (Announced<'m, D>, Readers<'a>)>,
+    copies: &'a mut Copies,
+    rest: Rest<'a, D>,
+    in_flight: &mut Option<InFlight<'a, 'm, D>>,
+) -> Result {
+    let copying = rest.memory.submit_all(isolated, copies)?;
+    *in_flight = Some(InFlight { copying, rest });
+    Ok(())
+}
+
 impl<F: Format> Work<F> {
     /// Migrates `movable`, which was announced, as far as it can be isolated.
-    // A stack frame of its own.
-    #[inline(never)]
     pub(super) fn isolate_and_move<D: Device<Format = F>>(
         &mut self,
         mirror: &Mirror<D>,
@@ -156,92 +337,18 @@ impl<F: Format> Work<F> {
             pages,
             first,
             entries,
-            ..
         } = self;
         let pages = pages.get_mut(*first..).ok_or(EINVAL)?;
         let memory = mirror.device().memory().ok_or(ENODEV)?;
-        let piece = announced.range();
-        let huge = compound && piece.is_pmd();
-        // Coherent folios stay small: the core never collects huge ones on the way back.
-        let compound = huge && memory.is_private();
-        if huge && !compound && memory.driver_fails(PMD_ORDER) {
-            return Ok(Attempt::NoHuge);
-        }
-        // Dropped after the destinations.
-        let mut arrival = None;
-        let (vma, target) = (movable.vma(), movable.target());
-        let _departure = (target == Target::System).then(|| memory.depart());
-        let mut lap = Lap::start();
-        let mut isolated = isolate(memory, movable, (announced, readers), compound, batch)?;
-        lap.end(Phase::Unmap);
-
-        let mut no_huge = false;
-        match target {
-            Target::Device => {
-                let arrival = arrival.insert(memory.arrive()?);
-                let allocator = memory.allocator();
-                isolated.fill(|entry| {
-                    let folio = allocator.alloc(arrival, entry.order());
-                    if folio.is_none() {
-                        no_huge |= entry.order() == PMD_ORDER;
-                        set(pages, entry, PageOutcome::NoMemory);
-                    }
-                    folio
-                });
-            }
-            Target::System => {
-                let (asked, refused) = (memory.allocator(), &mut *pages);
-                isolated.fill_small(Some(vma), move |entry| {
-                    let fails = asked.driver_fails(0);
-                    if fails {
-                        set(refused, entry, PageOutcome::NoMemory);
-                    }
-                    !fails
-                });
-                isolated.fill(|entry| {
-                    let order = entry.order();
-                    let refused = pages.get(entry.index) == Some(&PageOutcome::NoMemory);
-                    // The core offers holes, too, but there is nothing to bring back.
-                    if entry.source == Source::Hole || refused {
-                        return None;
-                    }
-                    let effort = match order {
-                        0 => Effort::Must,
-                        _ => Effort::Try,
-                    };
-                    let addr = piece.address(entry.index);
-                    let folio = match memory.driver_fails(order) {
-                        true => None,
-                        false => LockedFolio::alloc_system(Some(vma), addr, order, effort).ok(),
-                    };
-                    if folio.is_none() {
-                        no_huge |= order == PMD_ORDER;
-                        set(pages, entry, PageOutcome::NoMemory);
-                    }
-                    folio
-                });
+        let room = (batch, copies, pages);
+        let readers = (announced, readers);
+        let mut in_flight = None;
+        match submit(memory, movable, readers, compound, room, &mut in_flight)? {
+            Submitted::NoHuge => Ok(Attempt::NoHuge),
+            Submitted::InFlight => {
+                let lost = finish(&mut in_flight, spares, entries)?;
+                Ok(Attempt::Done { lost })
             }
         }
-        lap.end(Phase::Allocate);
-        if no_huge {
-            // Puts everything back.
-            return Ok(Attempt::NoHuge);
-        }
-        let failed = memory.copy_all(&mut isolated, copies);
-        lap.end(Phase::Copy);
-        if arrival.as_ref().is_some_and(Arrival::is_late) {
-            // Puts everything back.
-            return Err(ENODEV);
-        }
-        if !failed.is_empty() {
-            for entry in isolated.entries() {
-                if failed.has(entry.index) {
-                    set(pages, &entry, PageOutcome::CopyFailed);
-                }
-            }
-        }
-
-        let lost = finish(isolated, vma, target, memory, spares, pages, entries, lap)?;
-        Ok(Attempt::Done { lost })
     }
 }

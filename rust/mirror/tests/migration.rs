@@ -391,7 +391,7 @@ mod suite {
             let addr = range.address(entry.index);
             LockedFolio::alloc_system(Some(vma), addr, entry.order(), Effort::Must).ok()
         });
-        let failed = memory.copy_all(&mut isolated, &mut copies);
+        let (isolated, failed) = memory.submit_all(isolated, &mut copies)?.complete();
         let migrated = isolated.migrate();
         let moved = migrated.moved().entries().count();
         let entries = mirror.lock_table()?.present(range);

@@ -4,7 +4,7 @@
 
 use super::{
     arrivals::Arrivals,
-    copy::{Copies, End},
+    copy::{Cancel, Copies, End},
     known::{self, Known},
     lru::{Lru, Usage},
     steps::Steps,
@@ -119,12 +119,19 @@ fn second_wait() {
     thread.join();
 }
 
+/// Copies that nobody cancels.
+struct NoDriver;
+
+impl Cancel for NoDriver {
+    fn cancel(&self) {}
+}
+
 fn run_copies<const JOBS: usize>() {
     let memory: Arc<[Memory; JOBS]> =
         Arc::new([(); JOBS].map(|()| Memory::new(0)), GFP_KERNEL).unwrap();
     let mut copies = Copies::new(false).unwrap();
     let mut threads = Vec::new();
-    let mask = copies.run(&|| (), |batch| {
+    let mask = copies.run(&NoDriver, |batch| {
         batch.reserve(JOBS);
         for index in 0..JOBS {
             let job = unsafe { batch.job(index, 1, None, End::Device(index)) };

@@ -83,6 +83,12 @@ bool rust_hmm_mmap_read_trylock(struct mm_struct *mm)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mmap_read_trylock);
 
+bool rust_hmm_mmap_is_contended(struct mm_struct *mm)
+{
+	return mmap_lock_is_contended(mm);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_mmap_is_contended);
+
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm)
 {
 	mmap_read_unlock(mm);

@@ -37,6 +37,7 @@ bool rust_hmm_interval_read_retry(struct mmu_interval_notifier *sub,
 int rust_hmm_mmap_read_lock_killable(struct mm_struct *mm);
 int rust_hmm_notifier_register(struct mm_struct *mm);
 bool rust_hmm_mmap_read_trylock(struct mm_struct *mm);
+bool rust_hmm_mmap_is_contended(struct mm_struct *mm);
 void rust_hmm_mmap_read_unlock(struct mm_struct *mm);
 struct vm_area_struct *rust_hmm_vma_lookup(struct mm_struct *mm,
 					   unsigned long addr);
@@ -97,10 +98,21 @@ enum rust_hmm_pages {
 	RUST_HMM_PAGES_REFUSED,
 };
 
+/* Folios of pages */
+enum rust_hmm_folios {
+	/* Small ones only, and no hole that a CPU fault may fill with a large one. */
+	RUST_HMM_FOLIOS_SMALL,
+	/* One huge page, which is mapped by a PMD. */
+	RUST_HMM_FOLIOS_HUGE,
+	/* Large ones, or holes for them. */
+	RUST_HMM_FOLIOS_LARGE,
+};
+
 unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 				 unsigned long start, unsigned long end,
 				 const void *tile, bool system,
-				 enum rust_hmm_pages *kind);
+				 enum rust_hmm_pages *kind,
+				 enum rust_hmm_folios *folios);
 bool rust_hmm_vma_may_migrate(struct vm_area_struct *vma);
 bool rust_hmm_vma_make_writable(struct vm_area_struct *vma, unsigned long addr,
 				unsigned long end);

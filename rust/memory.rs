@@ -27,7 +27,7 @@ use core::cell::Cell;
 use kernel::{
     prelude::*,
     sync::{
-        atomic::Atomic,
+        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
         Arc,
         SetOnce, //
     },
@@ -137,6 +137,7 @@ impl<M: MemoryOps> Parts<M> {
                 GFP_KERNEL,
             )?,
             lru: Lru::new(max_pages.div_ceil(PMD_PAGES))?,
+            is_asynchronous: AtomicFlag::new(false),
         };
         let pages = DevicePages::of_owner(owner, kind, max_pages, ops);
         Arc::pin_init(pages, GFP_KERNEL)
@@ -392,6 +393,20 @@ impl<M: MemoryOps> Memory<M> {
     ) -> Result<Copying<'c, 'a, R>> {
         let ops = self.pages().data();
         ops.submit_all(self.pages(), isolated, copies)
+    }
+
+    /// Notes whether copies of a step to this memory were outstanding when all had been submitted.
+    pub(crate) fn set_asynchronous(&self, yes: bool) {
+        let flag = &self.pages().data().is_asynchronous;
+        // The cache line of what changes rarely is not written for each step.
+        if yes != flag.load(Relaxed) {
+            flag.store(yes, Relaxed);
+        }
+    }
+
+    /// Whether they were at the last step, so that others may overlap with the copies of the next one.
+    pub(crate) fn is_asynchronous(&self) -> bool {
+        self.pages().data().is_asynchronous.load(Relaxed)
     }
 }
 

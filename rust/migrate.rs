@@ -23,13 +23,19 @@ use crate::{
 use kernel::prelude::*;
 use step::Step;
 
+mod ahead;
 mod drain;
 mod outcome;
+mod overlap;
+mod overlaps;
 mod step;
 mod survey;
 mod work;
 
 pub use outcome::{Outcome, PageOutcome};
+pub(crate) use overlaps::Report;
+#[cfg(CONFIG_KUNIT = "y")]
+pub(crate) use overlaps::{counted, Overlap};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Target {
@@ -170,15 +176,14 @@ impl<'m, D: Device> Migrate<'m, D> {
     }
 
     fn run_steps(mut self, target: Target, total: &mut Outcome) -> Result {
-        let room = self.range.pages();
-        let mut step = Step::new(self.mirror, target, self.faultless, self.evict, room)?;
+        let tally = Tally::new(self.range, self.outcomes.take());
         let stop = self.stop.take();
-        step.work.copies.until(stop.clone());
-        step.stop = stop.clone();
+        let mut step = Step::new(self.mirror, target, self.faultless, self.evict, stop, tally)?;
         step.patient = self.trigger != Trigger::Fault;
         let _charge = step.space.charge();
-        let result = self.run_each(&mut step, stop, total);
+        let result = self.run_each(&mut step);
         // What has moved has moved, also before an error.
+        *total = step.tally.total;
         total.entries = step.work.entries;
         let stats = self.mirror.stats();
         let moved = match target {
@@ -193,32 +198,48 @@ impl<'m, D: Device> Migrate<'m, D> {
         result
     }
 
-    fn run_each(
-        &mut self,
-        step: &mut Step<'_, D>,
-        stop: Option<Stop>,
-        total: &mut Outcome,
-    ) -> Result {
+    // A stack frame of its own, while the other has what steps share.
+    #[inline(never)]
+    fn run_each(&self, step: &mut Step<'_, D>) -> Result {
         let mut rest = Some(self.range);
-        while let Some(range) = rest {
-            if stop.as_ref().is_some_and(Stop::is_set) {
-                break;
-            }
+        while let Some(range) = rest.filter(|_| !step.is_stopped()) {
+            step.arm(range);
             let (done, result) = step.run(range);
-            // Nothing is known where the first look has failed, or it was stopped before that.
-            let part = PageRange::new(range.start(), done);
-            let at = self.range.index_of(range.start()).ok_or(EINVAL)?;
-            let pages = part.map_or(0, |part| part.pages());
-            let pages = step.work.pages.get(..pages).unwrap_or_default();
-            total.count(pages);
-            if let Some(all) = self.outcomes.as_mut() {
-                for (slot, page) in all.iter_mut().skip(at).zip(pages) {
-                    *slot = *page;
-                }
-            }
+            step.tell(range.start(), done);
+            let (end, result) = step.finish_left(result);
             result?;
-            rest = range.from_address(done);
+            rest = range.from_address(end.map_or(done, |end| done.max(end)));
         }
         Ok(())
+    }
+}
+
+/// Counts the outcomes of a migration.
+struct Tally<'o> {
+    range: PageRange,
+    /// Where the caller wants the outcome of each page.
+    all: Option<&'o mut [PageOutcome]>,
+    total: Outcome,
+}
+
+impl<'o> Tally<'o> {
+    /// Nothing was counted yet.
+    fn new(range: PageRange, all: Option<&'o mut [PageOutcome]>) -> Self {
+        Self {
+            range,
+            all,
+            total: Outcome::default(),
+        }
+    }
+
+    /// Adds the outcomes of the first pages of `part`.
+    fn add(&mut self, part: PageRange, pages: &[PageOutcome]) {
+        self.total.count(pages);
+        let at = self.range.index_of(part.start());
+        if let (Some(all), Some(at)) = (self.all.as_mut(), at) {
+            for (slot, page) in all.iter_mut().skip(at).zip(pages) {
+                *slot = *page;
+            }
+        }
     }
 }

@@ -356,11 +356,16 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 	return found;
 }
 
-/* What a migration can make of @page, which @vma maps. */
-static enum rust_hmm_pages kind_of_page(struct page *page, const void *tile)
+/*
+ * What a migration can make of @page, which @vma maps. Sets @large if it is part of
+ * a large folio.
+ */
+static enum rust_hmm_pages kind_of_page(struct page *page, const void *tile,
+					bool *large)
 {
 	struct folio *folio = mapped_page_folio(page);
 
+	*large |= folio_test_large(folio);
 	if (folio_is_zone_device(folio))
 		return page_pgmap(page)->ops == tile ? RUST_HMM_PAGES_DEVICE :
 						       RUST_HMM_PAGES_STAY;
@@ -375,10 +380,12 @@ static enum rust_hmm_pages kind_of_page(struct page *page, const void *tile)
 				       RUST_HMM_PAGES_SYSTEM;
 }
 
-static enum rust_hmm_pages kind_of_leaf(softleaf_t entry, const void *tile)
+static enum rust_hmm_pages kind_of_leaf(softleaf_t entry, const void *tile,
+					bool *large)
 {
 	if (softleaf_is_device_private(entry))
-		return kind_of_page(pfn_to_page(softleaf_to_pfn(entry)), tile);
+		return kind_of_page(pfn_to_page(softleaf_to_pfn(entry)), tile,
+				    large);
 	return softleaf_is_migration(entry) ? RUST_HMM_PAGES_BUSY :
 					      RUST_HMM_PAGES_STAY;
 }
@@ -390,55 +397,74 @@ static enum rust_hmm_pages kind_of_hole(struct vm_area_struct *vma)
 				       RUST_HMM_PAGES_STAY;
 }
 
-static enum rust_hmm_pages kind_of_pte(struct vm_area_struct *vma, pte_t pte,
-				       const void *tile)
+/* Whether a CPU fault may fill a hole of @vma with a large folio. */
+static bool may_get_large_folios(struct vm_area_struct *vma)
 {
-	if (pte_none(pte))
+	return IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) &&
+	       !(vma->vm_flags & VM_NOHUGEPAGE);
+}
+
+static enum rust_hmm_pages kind_of_pte(struct vm_area_struct *vma, pte_t pte,
+				       const void *tile, bool *large)
+{
+	if (pte_none(pte)) {
+		*large |= may_get_large_folios(vma);
 		return kind_of_hole(vma);
+	}
 	/* In the swap cache there may be a page of KSM's: what is swapped out stays. */
 	if (!pte_present(pte))
-		return kind_of_leaf(softleaf_from_pte(pte), tile);
+		return kind_of_leaf(softleaf_from_pte(pte), tile, large);
 	if (is_zero_pfn(pte_pfn(pte)))
 		return kind_of_hole(vma);
 	return pte_special(pte) ? RUST_HMM_PAGES_STAY :
-				  kind_of_page(pte_page(pte), tile);
+				  kind_of_page(pte_page(pte), tile, large);
 }
 
 static enum rust_hmm_pages kind_of_pmd(struct vm_area_struct *vma, pmd_t pmd,
-				       const void *tile)
+				       const void *tile, bool *large)
 {
 	struct page *page;
 
-	if (pmd_none(pmd))
+	if (pmd_none(pmd)) {
+		*large |= may_get_large_folios(vma);
 		return kind_of_hole(vma);
+	}
 	if (!pmd_present(pmd))
-		return kind_of_leaf(softleaf_from_pmd(pmd), tile);
+		return kind_of_leaf(softleaf_from_pmd(pmd), tile, large);
 	page = pmd_page(pmd);
 	/* In an anonymous mapping that is the huge zero page. */
 	if (vma_is_anonymous(vma) && !PageAnon(page) &&
 	    !is_zone_device_page(page))
 		return RUST_HMM_PAGES_SYSTEM;
-	return kind_of_page(page, tile);
+	return kind_of_page(page, tile, large);
 }
 
 /* As rust_hmm_vma_alike(), without a look at KSM. */
 static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 			   unsigned long end, const void *tile,
-			   enum rust_hmm_pages *kind)
+			   enum rust_hmm_pages *kind,
+			   enum rust_hmm_folios *folios)
 {
 	unsigned long count = (end - start) >> PAGE_SHIFT, i;
+	bool large = false, whole = count == HPAGE_PMD_NR;
 	pmd_t *pmdp = find_pmd(vma->vm_mm, start), pmd;
 	spinlock_t *above, *lock;
 	pte_t *ptep;
 
 	if (!pmdp) {
 		*kind = kind_of_hole(vma);
+		if (may_get_large_folios(vma))
+			*folios = RUST_HMM_FOLIOS_LARGE;
 		return count;
 	}
 	above = pmd_lock(vma->vm_mm, pmdp);
 	pmd = *pmdp;
 	if (pmd_none(pmd) || !pmd_present(pmd) || pmd_leaf(pmd)) {
-		*kind = kind_of_pmd(vma, pmd, tile);
+		*kind = kind_of_pmd(vma, pmd, tile, &large);
+		if (pmd_leaf(pmd) && whole)
+			*folios = RUST_HMM_FOLIOS_HUGE;
+		else if (pmd_leaf(pmd) || large)
+			*folios = RUST_HMM_FOLIOS_LARGE;
 		spin_unlock(above);
 		return count;
 	}
@@ -448,10 +474,13 @@ static unsigned long alike(struct vm_area_struct *vma, unsigned long start,
 		return count;
 	}
 	ptep = lock_entry_below(vma->vm_mm, pmdp, start, above, &lock);
-	*kind = kind_of_pte(vma, ptep_get(ptep), tile);
+	*kind = kind_of_pte(vma, ptep_get(ptep), tile, &large);
+	/* The first page of another kind counts, too. */
 	for (i = 1; i < count; i++)
-		if (kind_of_pte(vma, ptep_get(ptep + i), tile) != *kind)
+		if (kind_of_pte(vma, ptep_get(ptep + i), tile, &large) != *kind)
 			break;
+	if (large)
+		*folios = RUST_HMM_FOLIOS_LARGE;
 	if (lock != above)
 		spin_unlock(lock);
 	spin_unlock(above);
@@ -479,14 +508,19 @@ EXPORT_SYMBOL_GPL(rust_hmm_vma_may_migrate);
  * mapping that lets it, and there is none now. If another process makes one,
  * KSM has to come by twice first. @start to @end is in one table. The mmap lock
  * or that of @vma is held.
+ *
+ * Sets @folios to what these pages are part of. migrate_vma_setup() waits for the
+ * lock of a large folio that it splits.
  */
 unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 				 unsigned long start, unsigned long end,
 				 const void *tile, bool system,
-				 enum rust_hmm_pages *kind)
+				 enum rust_hmm_pages *kind,
+				 enum rust_hmm_folios *folios)
 {
 	unsigned long count = (end - start) >> PAGE_SHIFT;
 
+	*folios = RUST_HMM_FOLIOS_SMALL;
 	if (vma->vm_flags & VM_SPECIAL || is_vm_hugetlb_page(vma) ||
 	    vma_is_dax(vma)) {
 		*kind = RUST_HMM_PAGES_REFUSED;
@@ -496,7 +530,7 @@ unsigned long rust_hmm_vma_alike(struct vm_area_struct *vma,
 		*kind = RUST_HMM_PAGES_STAY;
 		return count;
 	}
-	count = alike(vma, start, end, tile, kind);
+	count = alike(vma, start, end, tile, kind, folios);
 	if (system && *kind == RUST_HMM_PAGES_SYSTEM &&
 	    may_merge(vma, start, start + (count << PAGE_SHIFT)))
 		*kind = RUST_HMM_PAGES_STAY;

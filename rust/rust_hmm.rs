@@ -112,6 +112,7 @@ fn files() -> Result<KVec<File>> {
     static DEVICES: watch::Report = watch::Report(watch::Kind::Device);
     let reports = [
         (c"phases", Contents::Text(&phases::Report)),
+        (c"overlaps", Contents::Text(&migrate::Report)),
         (c"tables", Contents::Text(&overhead::Report)),
         (c"dma", Contents::Text(&overhead::Dma)),
         (c"alarms", Contents::Text(&alarm::Report)),

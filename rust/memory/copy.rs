@@ -202,6 +202,12 @@ impl Batch<'_> {
         filled
     }
 
+    /// Whether jobs are outstanding.
+    pub(super) fn is_outstanding(&self) -> bool {
+        // One is that of `self`.
+        self.state.outstanding.load(Relaxed) > 1 + self.reserved
+    }
+
     /// Makes room for `count` jobs, which need not all be made.
     pub(crate) fn reserve(&mut self, count: usize) {
         self.state.outstanding.fetch_add(count, Relaxed);

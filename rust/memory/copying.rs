@@ -43,6 +43,11 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
         })
     }
 
+    /// Whether a copy is outstanding. Otherwise there is nothing with which another step could overlap.
+    pub(crate) fn is_outstanding(&self) -> bool {
+        self.batch.is_outstanding()
+    }
+
     /// Waits for the copies, and takes back destinations that were not filled. Returns the pages, and
     /// the indices of the entries of these destinations. Context: may sleep.
     // A stack frame of its own: the states of a migration are large.

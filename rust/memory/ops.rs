@@ -32,7 +32,10 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::{atomic::Atomic, rcu}, //
+    sync::{
+        atomic::{Atomic, AtomicFlag},
+        rcu, //
+    },
 };
 
 /// What goes with the pages of one device.
@@ -54,6 +57,8 @@ pub(super) struct Ops<M> {
     pub(super) departures: Pin<KBox<Steps>>,
     pub(super) known: Pin<KBox<Known>>,
     pub(super) chores: Pin<KBox<Chores>>,
+    /// Whether copies of the last step to this memory were outstanding when all had been submitted.
+    pub(super) is_asynchronous: AtomicFlag,
 }
 
 impl<M: MemoryOps> Ops<M> {

@@ -5,12 +5,12 @@
 //! Eviction by physical page searches the reverse mapping of each page, and calls notifiers for each.
 //! Whoever closes knows the address space, and that nobody reads any more.
 
-use super::{step::Step, Target};
+use super::{step::Step, Tally, Target};
 use crate::{
     events::{Event, Trigger},
     memory::Memory,
     mirror::{Device, Mirror},
-    mm::addr::{PageRange, PMD_PAGES, PMD_SIZE},
+    mm::addr::{PageRange, PMD_SIZE},
     stats::Counter,
     within,
 };
@@ -64,12 +64,15 @@ impl<D: Device> Mirror<D> {
     /// `ENODEV`: the device has no memory. `EFAULT`: the process is gone. `ENOMEM`. `EINTR`: killed; the
     /// device may have some entries left, and what was moved has moved. `EDEADLK`: within a callback.
     /// Context: may sleep; no lock may be held.
+    // A stack frame of its own: those of closing files are large.
+    #[inline(never)]
     pub fn drain(&self) -> Result<usize> {
         within::may_wait()?;
         let memory: &Memory<_> = self.device().memory().ok_or(ENODEV)?;
         let mut parts = Parts::new()?;
-        let mut step = Step::new(self, Target::System, false, false, PMD_PAGES)?;
         let all = PageRange::new(0, usize::MAX & PAGE_MASK)?;
+        let tally = Tally::new(all, None);
+        let mut step = Step::new(self, Target::System, false, false, None, tally)?;
         let (inner, to_device, trigger) = (self.inner(), false, Trigger::Close);
         inner.tell(&Event::MigrateBegin {
             range: all,
@@ -91,6 +94,7 @@ impl<D: Device> Mirror<D> {
         result.map(|()| moved)
     }
 
+    #[inline(never)]
     fn drain_all(
         &self,
         all: PageRange,

@@ -3,21 +3,22 @@
 //! The steps of a migration: at most 2 MiB each, with room made before and more tries after.
 
 use super::{
+    ahead::Room,
+    overlap::Chain,
     survey::{Survey, Surveyor},
-    work::{Attempt, Work},
-    PageOutcome, Target,
+    work::{Attempt, Slot, Work},
+    PageOutcome, Tally, Target,
 };
 use crate::{
-    memory::{Copies, Turn},
+    memory::Turn,
     mirror::{Device, Mirror, Present, Tries},
     mm::{
         addr::{PageRange, PMD_PAGES},
-        migrate::Batch,
         notifier::Cookie,
         range_fault::AddressSpace,
     },
     queue::Stop,
-    space::{Destination, Identity, Joined, Request},
+    space::{Destination, Identity, Request},
     stats::Counter,
 };
 use kernel::{
@@ -50,17 +51,25 @@ pub(super) struct Step<'m, D: Device> {
     /// Set when the caller wants the migration to end early.
     pub(super) stop: Option<Stop>,
     pub(super) work: Work<D::Format>,
+    /// Blocks that may overlap. `None` before the first one.
+    pub(super) room: Option<KBox<Room<D::Format>>>,
+    /// Whether they may follow the next attempt.
+    pub(super) armed: bool,
+    pub(super) tally: Tally<'m>,
 }
 
 impl<'m, D: Device> Step<'m, D> {
-    /// For ranges of up to `room` pages.
+    /// For parts of the range of `tally`.
+    #[inline(never)]
     pub(super) fn new(
         mirror: &'m Mirror<D>,
         target: Target,
         faultless: bool,
         evict: bool,
-        room: usize,
+        stop: Option<Stop>,
+        tally: Tally<'m>,
     ) -> Result<Self> {
+        let room = tally.range.pages();
         let memory = mirror.device().memory().ok_or(ENODEV)?;
         Ok(Self {
             mirror,
@@ -70,15 +79,16 @@ impl<'m, D: Device> Step<'m, D> {
             before: memory.turn(),
             evict,
             patient: true,
-            stop: None,
             work: Work {
-                batch: Batch::with_room(room.min(PMD_PAGES))?,
-                copies: Copies::new(true)?,
-                spares: mirror.spares(),
+                slot: Slot::new(room.min(PMD_PAGES), mirror.spares(), stop.clone())?,
                 pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
                 first: 0,
                 entries: 0,
             },
+            stop,
+            room: None,
+            armed: false,
+            tally,
         })
     }
 
@@ -88,6 +98,13 @@ impl<'m, D: Device> Step<'m, D> {
     /// Pages that cannot move are reported before anything is announced, evicted or unmapped for
     /// them.
     pub(super) fn run(&mut self, range: PageRange) -> (usize, Result) {
+        let pages = self.work.pages.iter_mut().take(range.pages());
+        pages.for_each(|page| *page = PageOutcome::None);
+        self.run_again(range)
+    }
+
+    /// As [`Self::run`], where some outcomes are known.
+    pub(super) fn run_again(&mut self, range: PageRange) -> (usize, Result) {
         let mut done = range.start();
         let result = self.run_part(range, &mut done);
         (done, result)
@@ -95,8 +112,6 @@ impl<'m, D: Device> Step<'m, D> {
 
     fn run_part(&mut self, range: PageRange, done: &mut usize) -> Result {
         let piece = range.pmd_pieces().next().ok_or(EINVAL)?;
-        let pages = self.work.pages.iter_mut().take(piece.pages());
-        pages.for_each(|page| *page = PageOutcome::None);
         let piece = match self.target {
             Target::Device => {
                 self.mirror.check_reach(&self.space, piece)?;
@@ -201,7 +216,16 @@ impl<'m, D: Device> Step<'m, D> {
         Ok(())
     }
 
-    fn is_stopped(&self) -> bool {
+    /// Counts the outcomes of the pages from `start` to `end`, of the step that has just run.
+    pub(super) fn tell(&mut self, start: usize, end: usize) {
+        // Nothing is known where the first look has failed, or it was stopped before that.
+        if let Ok(part) = PageRange::new(start, end) {
+            let pages = self.work.pages.get(..part.pages());
+            self.tally.add(part, pages.unwrap_or_default());
+        }
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
         self.stop.as_ref().is_some_and(Stop::is_set)
     }
 
@@ -231,9 +255,9 @@ impl<'m, D: Device> Step<'m, D> {
         Ok((survey, attempt))
     }
 
-    fn install(&mut self, piece: PageRange, which: Present) -> Result {
+    pub(super) fn install(&mut self, piece: PageRange, which: Present) -> Result {
         let inner = self.mirror.inner();
-        inner.try_install_present(&self.space, piece, which, &mut self.work.spares)
+        inner.try_install_present(&self.space, piece, which, &mut self.work.slot.spares)
     }
 
     /// Makes room in the device's memory, before any lock is taken. Returns whether there is some;
@@ -278,7 +302,7 @@ impl<'m, D: Device> Step<'m, D> {
         needs_room: bool,
         compound: bool,
     ) -> Result<(Survey, Option<Attempt>)> {
-        self.work.spares.refill()?;
+        self.work.slot.spares.refill()?;
         let mirror = self.mirror;
         if self.target == Target::Device {
             // For the way back, where nobody can wait. Without it the device faults then, which is
@@ -352,10 +376,27 @@ impl<'m, D: Device> Step<'m, D> {
                 }
             };
             self.work.first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
-            let (work, mm, here) = (&mut self.work, mirror.space_name(), mirror.place_in_space());
-            let mut joined = Joined::new();
-            let readers = joined.join(mm, request, here);
-            let result = work.isolate_and_move(mirror, movable, announced, readers, compound);
+            let announced = (announced, request);
+            let armed = core::mem::take(&mut self.armed) && first == 0 && part == piece;
+            let work = &mut self.work;
+            let result = match &mut self.room {
+                Some(room) if armed => {
+                    let chain = Chain {
+                        mirror,
+                        memory,
+                        mmap: &mmap,
+                        surveyor,
+                        destination,
+                        faultless: self.faultless,
+                        stop: self.stop.as_ref(),
+                        entries: &mut work.entries,
+                        tally: &mut self.tally,
+                    };
+                    let first = (movable, announced, compound);
+                    chain.run(first, &mut work.slot, &mut work.pages[..], room)
+                }
+                _ => work.isolate_and_move((mirror, memory), movable, announced, compound),
+            };
             break (survey, part, result);
         };
         if self.target == Target::Device && matches!(result, Ok(Attempt::Done { lost: true })) {

@@ -29,6 +29,15 @@ impl<'a> Movable<'a> {
         }
     }
 
+    /// Whether isolation may wait for a folio lock, if `compound` lets it take a huge page whole.
+    pub(super) fn may_wait_for_folios(&self, compound: bool) -> bool {
+        match self {
+            Self::System(pages) => pages.may_split(compound),
+            // The way back does not overlap: not known.
+            Self::Device(..) => true,
+        }
+    }
+
     /// The mapping.
     pub(super) fn vma(&self) -> Vma<'a> {
         match self {

@@ -14,15 +14,44 @@ use crate::{
     },
     pgtable::{Format, Spares},
     phases::{Lap, Phase},
-    space::Readers,
+    queue::Stop,
+    space::{Joined, Readers, Request},
 };
 use kernel::{mm::virt::flags, prelude::*};
 
+/// Room for one block in flight.
+pub(super) struct Slot<F: Format> {
+    batch: Batch,
+    copies: Copies,
+    pub(super) spares: Spares<F>,
+}
+
+impl<F: Format> Slot<F> {
+    /// For blocks of up to `room` pages, whose copies are cancelled when `stop` is set. `ENOMEM`.
+    // A stack frame of its own.
+    #[inline(never)]
+    pub(super) fn new(room: usize, spares: Spares<F>, stop: Option<Stop>) -> Result<Self> {
+        let mut copies = Copies::new(true)?;
+        copies.until(stop);
+        Ok(Self {
+            batch: Batch::with_room(room)?,
+            copies,
+            spares,
+        })
+    }
+}
+
+/// What a block in flight borrows.
+pub(super) struct Place<'a, F: Format> {
+    pub(super) slot: &'a mut Slot<F>,
+    pub(super) joined: &'a mut Joined,
+    /// Outcomes of the pages.
+    pub(super) pages: &'a mut [PageOutcome],
+}
+
 /// Room that steps use again.
 pub(super) struct Work<F: Format> {
-    pub(super) batch: Batch,
-    pub(super) copies: Copies,
-    pub(super) spares: Spares<F>,
+    pub(super) slot: Slot<F>,
     /// Outcomes of the step.
     pub(super) pages: KBox<[PageOutcome; PMD_PAGES]>,
     /// Index in `pages` of the first page of the attempt.
@@ -70,7 +99,7 @@ fn isolate<'a, 'm, D: Device>(
 /// Isolated pages of an attempt, whose copies were submitted. Dropping it waits for the copies and
 /// restores the pages.
 #[must_use = "dropping it restores the pages"]
-struct InFlight<'a, 'm, D: Device> {
+pub(super) struct InFlight<'a, 'm, D: Device> {
     copying: Copying<'a, 'a, (Announced<'m, D>, Readers<'a>)>,
     // Dropped after the destinations.
     rest: Rest<'a, D>,
@@ -85,11 +114,34 @@ struct Rest<'a, D: Device> {
     target: Target,
     /// Outcomes of the pages.
     pages: &'a mut [PageOutcome],
+    spares: &'a mut Spares<D::Format>,
     lap: Lap,
 }
 
+impl<D: Device> InFlight<'_, '_, D> {
+    /// Ends the time that counts as that of the copies, until [`Self::resume`].
+    pub(super) fn pause(&mut self) {
+        self.rest.lap.end(Phase::Copy);
+    }
+
+    /// From now on, the time counts as that of the copies again.
+    pub(super) fn resume(&mut self) {
+        self.rest.lap = Lap::start();
+    }
+
+    /// The mapping.
+    pub(super) fn vma(&self) -> Vma<'_> {
+        self.rest.vma
+    }
+
+    /// Whether a copy is outstanding.
+    pub(super) fn is_outstanding(&self) -> bool {
+        self.copying.is_outstanding()
+    }
+}
+
 /// How the first half of an attempt ended.
-enum Submitted {
+pub(super) enum Submitted {
     /// Copies are outstanding, or completed.
     InFlight,
     /// A huge page could not be had. The pages were restored.
@@ -105,9 +157,8 @@ enum Submitted {
 /// [`Announced::switch_to_device`].
 // A stack frame of its own, as of the functions below: the states of a migration are large.
 #[inline(never)]
-fn finish<D: Device>(
+pub(super) fn finish<D: Device>(
     place: &mut Option<InFlight<'_, '_, D>>,
-    spares: &mut Spares<D::Format>,
     entries: &mut usize,
 ) -> Result<bool> {
     let InFlight { copying, rest } = place.take().ok_or(EINVAL)?;
@@ -118,6 +169,7 @@ fn finish<D: Device>(
         vma,
         target,
         pages,
+        spares,
         mut lap,
     } = rest;
     let (isolated, failed) = copying.complete();
@@ -258,19 +310,29 @@ fn fill<M: MemoryOps, R>(
     no_huge
 }
 
-/// Isolates `movable`, which was announced, as far as that is possible, and submits its copies. Then the
-/// pages are in `in_flight`.
+/// Isolates `movable`, which was announced for `request`, as far as that is possible, and submits its
+/// copies. Then the pages are in `in_flight`.
 #[inline(never)]
-fn submit<'a, 'm, D: Device>(
-    memory: &'a Memory<D::Memory>,
+pub(super) fn submit<'a, 'm, D: Device>(
+    (mirror, memory): (&Mirror<D>, &'a Memory<D::Memory>),
     movable: Movable<'a>,
-    readers: (Announced<'m, D>, Readers<'a>),
+    (announced, request): (Announced<'m, D>, Request),
     compound: bool,
-    room: (&'a mut Batch, &'a mut Copies, &'a mut [PageOutcome]),
+    place: Place<'a, D::Format>,
     in_flight: &mut Option<InFlight<'a, 'm, D>>,
 ) -> Result<Submitted> {
-    let (batch, copies, pages) = room;
-    let piece = readers.0.range();
+    let Place {
+        slot,
+        joined,
+        pages,
+    } = place;
+    let Slot {
+        batch,
+        copies,
+        spares,
+    } = slot;
+    let readers = joined.join(mirror.space_name(), request, mirror.place_in_space());
+    let piece = announced.range();
     let huge = compound && piece.is_pmd();
     // Coherent folios stay small: the core never collects huge ones on the way back.
     let compound = huge && memory.is_private();
@@ -282,7 +344,7 @@ fn submit<'a, 'm, D: Device>(
     let (vma, target) = (movable.vma(), movable.target());
     let departure = (target == Target::System).then(|| memory.depart());
     let mut lap = Lap::start();
-    let mut isolated = isolate(memory, movable, readers, compound, batch)?;
+    let mut isolated = isolate(memory, movable, (announced, readers), compound, batch)?;
     lap.end(Phase::Unmap);
 
     if target == Target::Device {
@@ -301,6 +363,7 @@ fn submit<'a, 'm, D: Device>(
         vma,
         target,
         pages,
+        spares,
         lap,
     };
     start(isolated, copies, rest, in_flight)?;
@@ -315,38 +378,35 @@ fn start<'a, 'm, D: Device>(
     rest: Rest<'a, D>,
     in_flight: &mut Option<InFlight<'a, 'm, D>>,
 ) -> Result {
-    let copying = rest.memory.submit_all(isolated, copies)?;
+    let memory = rest.memory;
+    let copying = memory.submit_all(isolated, copies)?;
+    if rest.target == Target::Device {
+        memory.set_asynchronous(copying.is_outstanding());
+    }
     *in_flight = Some(InFlight { copying, rest });
     Ok(())
 }
 
 impl<F: Format> Work<F> {
-    /// Migrates `movable`, which was announced, as far as it can be isolated.
+    /// Migrates `movable`, which was announced for `request`, as far as it can be isolated.
     pub(super) fn isolate_and_move<D: Device<Format = F>>(
         &mut self,
-        mirror: &Mirror<D>,
+        on: (&Mirror<D>, &Memory<D::Memory>),
         movable: Movable<'_>,
-        announced: Announced<'_, D>,
-        readers: Readers<'_>,
+        announced: (Announced<'_, D>, Request),
         compound: bool,
     ) -> Result<Attempt> {
-        let Self {
-            batch,
-            copies,
-            spares,
-            pages,
-            first,
-            entries,
-        } = self;
-        let pages = pages.get_mut(*first..).ok_or(EINVAL)?;
-        let memory = mirror.device().memory().ok_or(ENODEV)?;
-        let room = (batch, copies, pages);
-        let readers = (announced, readers);
+        let mut joined = Joined::new();
+        let place = Place {
+            slot: &mut self.slot,
+            joined: &mut joined,
+            pages: self.pages.get_mut(self.first..).ok_or(EINVAL)?,
+        };
         let mut in_flight = None;
-        match submit(memory, movable, readers, compound, room, &mut in_flight)? {
+        match submit(on, movable, announced, compound, place, &mut in_flight)? {
             Submitted::NoHuge => Ok(Attempt::NoHuge),
             Submitted::InFlight => {
-                let lost = finish(&mut in_flight, spares, entries)?;
+                let lost = finish(&mut in_flight, &mut self.entries)?;
                 Ok(Attempt::Done { lost })
             }
         }

@@ -42,6 +42,7 @@ mod file;
 mod host_lock;
 mod migration;
 mod nosy;
+mod overlap;
 mod pull;
 mod reentry;
 mod retry;
@@ -60,6 +61,8 @@ struct TestMemory {
     asked: Atomic<usize>,
     /// Called before each copy.
     at_copy: Pin<KBox<Mutex<Option<Hook>>>>,
+    /// Copies that complete later.
+    later: Pin<KBox<Mutex<Option<overlap::Later>>>>,
 }
 
 type Hook = Arc<dyn Fn() + Send + Sync>;
@@ -76,6 +79,7 @@ impl TestMemory {
             connection: Atomic::new(Connection::None as usize),
             asked: Atomic::new(0),
             at_copy: KBox::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?,
+            later: KBox::pin_init(kernel::new_mutex!(None), GFP_KERNEL)?,
         })
     }
 
@@ -128,6 +132,9 @@ impl MemoryOps for TestMemory {
         let call = self.at_copy.lock().clone();
         if let Some(call) = call {
             call();
+        }
+        if let Some(later) = &mut *self.later.lock() {
+            return later.take(self, job);
         }
         let result = self.do_copy(self, &job.copy());
         job.complete(result);

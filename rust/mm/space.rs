@@ -122,6 +122,12 @@ impl<'a> MmapGuard<'a> {
         Some(unsafe { Vma::from_raw(vma) })
     }
 
+    /// Whether another task waits for the lock.
+    pub(crate) fn is_contended(&self) -> bool {
+        // SAFETY: `mm` is valid.
+        unsafe { bindings::rust_hmm_mmap_is_contended(self.mm.as_raw()) }
+    }
+
     /// The mapping at the start of `range`, and the part of `range` that lies in it. `EINVAL` if
     /// there is none, or if it may not be read.
     pub(crate) fn readable(&self, range: PageRange) -> Result<(Vma<'_>, PageRange)> {

@@ -78,6 +78,12 @@ impl Window {
         self.users.fetch_sub(1, Release);
     }
 
+    /// How many use it.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(super) fn users(&self) -> usize {
+        self.users.load(Relaxed)
+    }
+
     /// Begins to close it, if nobody uses it. Context: the lock of the windows is held.
     pub(super) fn begin_closing(&self) -> bool {
         let unused = self.users.load(kernel::sync::atomic::ordering::Acquire) == 0;

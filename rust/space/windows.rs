@@ -84,6 +84,14 @@ impl Windows {
         self.all.lock().iter().count()
     }
 
+    /// How many use the window with `addr`.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(crate) fn users(&self, addr: usize) -> usize {
+        let all = self.all.lock();
+        let window = all.get(&index_of(addr));
+        window.map_or(0, |window| window.subscriber().users())
+    }
+
     fn enter_in(all: &Tree, index: usize) -> Option<WindowUser> {
         let window = all.get(&index)?;
         window.subscriber().enter();

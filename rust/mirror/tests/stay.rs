@@ -83,7 +83,7 @@ impl Policy for Reported {
 }
 
 /// Has all pages put on their lists: those that are on none yet count as ones that can move.
-fn settle(mirror: &Mirror<TestDevice>) -> Result {
+pub(super) fn settle(mirror: &Mirror<TestDevice>) -> Result {
     let other = map(1)?;
     store(other.start(), 1)?;
     assert_eq!(mirror.migrate(other).to_device()?.moved, 1);

@@ -43,12 +43,33 @@ pub(crate) enum Pages {
 pub(crate) struct SystemPages<'a> {
     vma: Vma<'a>,
     range: PageRange,
+    folios: Folios,
+}
+
+/// Folios of pages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Folios {
+    /// Small ones only, and no hole that a CPU fault may fill with a large one.
+    Small,
+    /// One huge page, which is mapped by a PMD.
+    Huge,
+    /// Large ones, or holes for them.
+    Large,
 }
 
 impl<'a> SystemPages<'a> {
     /// The mapping.
     pub(crate) fn vma(&self) -> Vma<'a> {
         self.vma
+    }
+
+    /// Whether [`Self::isolate`] may split large folios, for whose locks it then waits. `compound` is its argument.
+    pub(crate) fn may_split(&self, compound: bool) -> bool {
+        match self.folios {
+            Folios::Small => false,
+            Folios::Huge => !compound,
+            Folios::Large => true,
+        }
     }
 
     /// Isolates them, best effort. `cookie` names the transaction to notifiers. `compound` takes a
@@ -107,7 +128,8 @@ impl<'a> Vma<'a> {
     ///
     /// `EINVAL` if the range is not so, or the mapping is special or hugetlb. Context: may sleep.
     pub(crate) fn alike(&self, range: PageRange, tile: Cookie) -> Result<(Pages, PageRange)> {
-        self.classify(range, tile, false)
+        let (kind, range, _) = self.classify(range, tile, false)?;
+        Ok((kind, range))
     }
 
     /// As [`Self::alike`], for a migration that takes system memory: pages that KSM may merge are
@@ -121,20 +143,29 @@ impl<'a> Vma<'a> {
         range: PageRange,
         tile: Cookie,
     ) -> Result<(Pages, PageRange, Option<SystemPages<'a>>)> {
-        let (kind, range) = self.classify(range, tile, true)?;
+        let (kind, range, folios) = self.classify(range, tile, true)?;
         // INVARIANT: They were found to be so, and the mmap lock is held for `'a`.
-        let pages = (kind == Pages::System).then_some(SystemPages { vma: self, range });
+        let pages = (kind == Pages::System).then_some(SystemPages {
+            vma: self,
+            range,
+            folios,
+        });
         Ok((kind, range, pages))
     }
 
-    fn classify(&self, range: PageRange, tile: Cookie, system: bool) -> Result<(Pages, PageRange)> {
+    fn classify(
+        &self,
+        range: PageRange,
+        tile: Cookie,
+        system: bool,
+    ) -> Result<(Pages, PageRange, Folios)> {
         if range.pmd_pieces().nth(1).is_some()
             || range.start() < self.start()
             || range.end() > self.end()
         {
             return Err(EINVAL);
         }
-        let mut kind = 0;
+        let (mut kind, mut folios) = (0, 0);
         // SAFETY: The mapping is valid and has the range, which is in one table; the mmap lock is
         // held.
         let pages = unsafe {
@@ -145,6 +176,7 @@ impl<'a> Vma<'a> {
                 tile.as_ptr(),
                 system,
                 &mut kind,
+                &mut folios,
             )
         };
         let kind = match kind {
@@ -155,7 +187,13 @@ impl<'a> Vma<'a> {
             bindings::rust_hmm_pages_RUST_HMM_PAGES_STAY => Pages::Stay,
             _ => return Err(EINVAL),
         };
-        Ok((kind, PageRange::from_pages(range.start(), pages)?))
+        let part = PageRange::from_pages(range.start(), pages)?;
+        let folios = match folios {
+            bindings::rust_hmm_folios_RUST_HMM_FOLIOS_SMALL => Folios::Small,
+            bindings::rust_hmm_folios_RUST_HMM_FOLIOS_HUGE => Folios::Huge,
+            _ => Folios::Large,
+        };
+        Ok((kind, part, folios))
     }
 }
 

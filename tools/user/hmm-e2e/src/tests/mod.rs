@@ -31,6 +31,7 @@ mod migrate;
 mod mirror;
 mod mirror_only;
 mod numa;
+mod overlap;
 mod queue;
 mod race;
 mod reload;
@@ -54,6 +55,7 @@ pub fn all() -> Vec<Test> {
         writeback::TESTS,
         sharing::TESTS,
         migrate::TESTS,
+        overlap::TESTS,
         stay::TESTS,
         thp::TESTS,
         layout::TESTS,
@@ -83,6 +85,7 @@ pub fn all() -> Vec<Test> {
         hw::TESTS,
         memory::TESTS,
         unplug::TESTS,
+        overlap::UNPLUGGED,
         evict::TESTS,
         room::TESTS,
         tiles::TESTS,

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What is prepared for steps that overlap, with no lock held, and what is done after them.
+
+use super::{step::Step, work::Slot, PageOutcome, Target};
+use crate::{
+    memory::Memory,
+    mirror::{Device, Mirror, Present, Tries},
+    mm::{
+        addr::{PageRange, PMD_PAGES},
+        notifier::Seq,
+        range_fault::AddressSpace,
+    },
+    pgtable::Format,
+    phases::{Lap, Phase},
+    queue::Stop,
+    space::{Joined, WindowUser},
+};
+use kernel::prelude::*;
+
+/// Blocks whose sequences are read before the mmap lock is taken.
+const AHEAD: usize = 8;
+
+/// Outcomes of the pages of a block.
+pub(super) type Pages = KBox<[PageOutcome; PMD_PAGES]>;
+
+/// A block of which pages were left behind.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    pub(super) range: PageRange,
+    /// The device lost entries of pages that moved.
+    pub(super) lost: bool,
+}
+
+/// A block whose sequence was read.
+pub(super) struct Ahead {
+    pub(super) range: PageRange,
+    pub(super) window: WindowUser,
+    pub(super) seq: Seq,
+}
+
+impl Ahead {
+    /// For `range`, of one block. Context: may sleep; no lock may be held.
+    ///
+    /// # Errors
+    ///
+    /// - `EBUSY`: its pages are in the memory of the device already, or may not move there.
+    /// - Those of a step without overlap.
+    fn new<D: Device>(mirror: &Mirror<D>, space: &AddressSpace, range: PageRange) -> Result<Self> {
+        mirror.check_reach(space, range)?;
+        if mirror.movable(space, range)? != (range, true) || mirror.has_device_entry(range.start())
+        {
+            return Err(EBUSY);
+        }
+        // As for a step without overlap.
+        let _ = mirror.inner().prepare(range);
+        let mut lap = Lap::start();
+        let window = mirror.window(space, range.start())?;
+        let seq = Tries::new().next(mirror, &window)?;
+        lap.end(Phase::Wait);
+        Ok(Self { range, window, seq })
+    }
+}
+
+/// Memory for the blocks after the first one, of one call.
+pub(super) struct Room<F: Format> {
+    pub(super) slot: Slot<F>,
+    /// For the first block, and those in turn.
+    pub(super) joined: [Joined; 2],
+    /// Outcomes of blocks, in turn.
+    pub(super) pages: [Pages; 2],
+    /// In the order of falling addresses.
+    pub(super) ahead: KVec<Ahead>,
+    /// One more use of the window of each block of the hold of the mmap lock. Without it, a worker
+    /// could remove the window when a step has ended its use and still has its reference. That would
+    /// be the last one, and its drop waits for all invalidations of the address space.
+    windows: KVec<WindowUser>,
+    /// End of the last block that was isolated here.
+    pub(super) end: Option<usize>,
+    /// Blocks in `pages` that have pages left behind.
+    pub(super) left: [Option<Left>; 2],
+}
+
+impl<F: Format> Room<F> {
+    /// Allocates it. `ENOMEM`.
+    // A stack frame of its own; made in place, because it is large.
+    #[inline(never)]
+    pub(super) fn new<D: Device<Format = F>>(
+        mirror: &Mirror<D>,
+        stop: Option<Stop>,
+    ) -> Result<KBox<Self>> {
+        let pages = || KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL);
+        let room = try_init!(Self {
+            slot: Slot::new(PMD_PAGES, mirror.spares(), stop)?,
+            joined: [Joined::new(), Joined::new()],
+            pages: [pages()?, pages()?],
+            ahead: KVec::with_capacity(AHEAD, GFP_KERNEL)?,
+            windows: KVec::with_capacity(1 + AHEAD, GFP_KERNEL)?,
+            end: None,
+            left: [None; 2],
+        }? Error);
+        KBox::init(room, GFP_KERNEL)
+    }
+
+    /// Prepares the block at `first` and the first blocks of `rest`, which follow it, best effort.
+    /// Context: may sleep; no lock may be held.
+    pub(super) fn look_ahead<D: Device<Format = F>>(
+        &mut self,
+        mirror: &Mirror<D>,
+        space: &AddressSpace,
+        first: usize,
+        rest: PageRange,
+    ) {
+        self.release();
+        self.end = None;
+        self.left = [None; 2];
+        // Without room, or after an error, there are fewer blocks.
+        let _ = self.try_look_ahead(mirror, space, first, rest);
+        // Taken from the end.
+        self.ahead.reverse();
+    }
+
+    fn try_look_ahead<D: Device<Format = F>>(
+        &mut self,
+        mirror: &Mirror<D>,
+        space: &AddressSpace,
+        first: usize,
+        rest: PageRange,
+    ) -> Result {
+        let window = mirror.window(space, first)?;
+        self.windows.push_within_capacity(window)?;
+        for range in rest.pmd_pieces().take(AHEAD) {
+            let ahead = Ahead::new(mirror, space, range)?;
+            let window = mirror.window(space, range.start())?;
+            self.windows.push_within_capacity(window)?;
+            self.ahead.push_within_capacity(ahead)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the use of all windows. Context: may sleep; no lock may be held.
+    fn release(&mut self) {
+        self.ahead.clear();
+        self.windows.clear();
+    }
+}
+
+impl<D: Device> Step<'_, D> {
+    /// Lets blocks of `range` follow the first one, if copies are asynchronous. Context: may sleep; no
+    /// lock may be held.
+    #[inline(never)]
+    pub(super) fn arm(&mut self, range: PageRange) {
+        self.armed = false;
+        let first = range.pmd_pieces().next();
+        let Some(rest) = first.and_then(|piece| range.from_address(piece.end())) else {
+            return;
+        };
+        let memory = self.mirror.device().memory();
+        if self.target == Target::System || !memory.is_some_and(Memory::is_asynchronous) {
+            return;
+        }
+        if self.room.is_none() {
+            self.room = Room::new(self.mirror, self.stop.clone()).ok();
+        }
+        if let Some(room) = &mut self.room {
+            room.look_ahead(self.mirror, &self.space, range.start(), rest);
+            self.armed = true;
+        }
+    }
+
+    /// Handles blocks that followed again, without overlap, if pages of them were left behind. After
+    /// the error `result` they stay as they are. Counts their outcomes. Returns the end of the last
+    /// block that followed, if any, and the first error.
+    #[inline(never)]
+    pub(super) fn finish_left(&mut self, mut result: Result) -> (Option<usize>, Result) {
+        let end = self.room.as_mut().and_then(|room| {
+            room.release();
+            room.end
+        });
+        if end.is_none() {
+            return (None, result);
+        }
+        while let Some(Left { range, lost }) = self.take_left() {
+            if lost && result.is_ok() {
+                result = self.install(range, Present::All);
+            }
+            let mut rest = Some(range);
+            while let Some(left) = rest {
+                let mut done = left.start();
+                if result.is_ok() {
+                    (done, result) = self.run_again(left);
+                }
+                // Outcomes of pages that it does not come to are those of the first time.
+                let all = done == left.start() || result.is_err();
+                let end = if all { left.end() } else { done };
+                self.tell(left.start(), end);
+                rest = left.from_address(end);
+                let index = left.index_of(end).unwrap_or(PMD_PAGES);
+                self.work.pages.copy_within(index.., 0);
+            }
+        }
+        (end, result)
+    }
+
+    /// Takes a block of which pages were left behind. Its outcomes become those of the step.
+    fn take_left(&mut self) -> Option<Left> {
+        let room = self.room.as_deref_mut()?;
+        let mut each = room.left.iter_mut().zip(&mut room.pages);
+        let (left, outcomes) = each.find(|(left, _)| left.is_some())?;
+        core::mem::swap(outcomes, &mut self.work.pages);
+        left.take()
+    }
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Steps that overlap: while one block is copied, the next one is announced and isolated.
+//!
+//! `Documentation/engine-design.rst`, "Overlapping steps", lists what may not block meanwhile, and
+//! why. In short: nothing here waits for an invalidation, a folio lock or the mmap lock, and nothing
+//! is evicted.
+
+use super::{
+    ahead::{Ahead, Left, Pages, Room},
+    overlaps::{self, Overlap},
+    survey::{Movable, Surveyor},
+    work::{finish, submit, Attempt, InFlight, Place, Slot, Submitted},
+    PageOutcome, Tally,
+};
+use crate::{
+    memory::Memory,
+    mirror::{Announced, Device, Mirror, Tries},
+    mm::{
+        addr::PageRange,
+        notifier::Cookie,
+        space::{fatal_signal_pending, MmapGuard},
+    },
+    queue::Stop,
+    space::{Destination, Identity, Joined, Request},
+};
+use kernel::prelude::*;
+
+/// A block in flight. In a box, because it is too large to be moved on the stack.
+type Block<'a, 'm, D> = KBox<Option<InFlight<'a, 'm, D>>>;
+
+/// A block that follows another one.
+type Following<'a, 'm, D> = (Block<'a, 'm, D>, PageRange);
+
+/// How it ended.
+type Finished = (Result<bool>, PageRange);
+
+/// A hold of the mmap lock in which blocks overlap.
+pub(super) struct Chain<'c, 'm, D: Device> {
+    pub(super) mirror: &'m Mirror<D>,
+    pub(super) memory: &'c Memory<D::Memory>,
+    pub(super) mmap: &'c MmapGuard<'c>,
+    pub(super) surveyor: Surveyor,
+    pub(super) destination: Destination,
+    pub(super) faultless: bool,
+    pub(super) stop: Option<&'c Stop>,
+    pub(super) entries: &'c mut usize,
+    pub(super) tally: &'c mut Tally<'m>,
+}
+
+impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
+    /// Migrates the first block, and those of `room` that can follow. Returns how the first one ended,
+    /// or the first error of any.
+    #[inline(never)]
+    pub(super) fn run(
+        mut self,
+        first: (Movable<'c>, (Announced<'m, D>, Request), bool),
+        one: &mut Slot<D::Format>,
+        pages: &mut [PageOutcome],
+        room: &mut Room<D::Format>,
+    ) -> Result<Attempt> {
+        let (movable, announced, compound) = first;
+        let on = (self.mirror, self.memory);
+        let Room {
+            slot: two,
+            joined: [joined_one, joined_two],
+            pages: [even, odd],
+            ahead,
+            end,
+            left: [left_even, left_odd],
+            ..
+        } = room;
+        let place = Place {
+            slot: &mut *one,
+            joined: &mut *joined_one,
+            pages,
+        };
+        let mut block = KBox::new(None, GFP_KERNEL)?;
+        match submit(on, movable, announced, compound, place, &mut block)? {
+            Submitted::InFlight => {}
+            Submitted::NoHuge => return Ok(Attempt::NoHuge),
+        }
+        let room = (&mut *two, &mut *joined_two);
+        let mut next = self.next(&mut block, ahead, end, room, even);
+        let result = finish(&mut block, self.entries);
+        drop(block);
+        if result.is_err() {
+            ahead.clear();
+        }
+        let mut failed = Ok(());
+        loop {
+            let room = (&mut *one, &mut *joined_one);
+            let Some((finished, after)) = self.advance(next, ahead, end, room, odd) else {
+                break;
+            };
+            self.note(finished, even, left_even, ahead, &mut failed);
+            let room = (&mut *two, &mut *joined_two);
+            let Some((finished, then)) = self.advance(after, ahead, end, room, even) else {
+                break;
+            };
+            self.note(finished, odd, left_odd, ahead, &mut failed);
+            next = then;
+        }
+        let lost = result?;
+        failed.map(|()| Attempt::Done { lost })
+    }
+
+    /// Finishes `block` while the next one is in flight, if there is one. Returns how it ended, and the
+    /// next one.
+    #[inline(never)]
+    fn advance<'a>(
+        &mut self,
+        block: Option<Following<'_, 'm, D>>,
+        ahead: &mut KVec<Ahead>,
+        end: &mut Option<usize>,
+        room: (&'a mut Slot<D::Format>, &'a mut Joined),
+        pages: &'a mut Pages,
+    ) -> Option<(Finished, Option<Following<'a, 'm, D>>)>
+    where
+        'c: 'a,
+    {
+        let (mut block, range) = block?;
+        let next = self.next(&mut block, ahead, end, room, pages);
+        Some(((finish(&mut block, self.entries), range), next))
+    }
+
+    /// Notes how a block ended. After an error, or with pages left behind, no other block follows.
+    fn note(
+        &mut self,
+        (result, range): Finished,
+        pages: &Pages,
+        left: &mut Option<Left>,
+        ahead: &mut KVec<Ahead>,
+        failed: &mut Result,
+    ) {
+        let outcomes = pages.get(..range.pages()).unwrap_or_default();
+        let explained = |page: &PageOutcome| page.has_moved() || *page == PageOutcome::CopyFailed;
+        match result {
+            Ok(false) if outcomes.iter().all(explained) => {
+                self.tally.add(range, outcomes);
+                return;
+            }
+            Ok(lost) => *left = Some(Left { range, lost }),
+            Err(error) => {
+                self.tally.add(range, outcomes);
+                *failed = failed.and(Err(error));
+            }
+        }
+        ahead.clear();
+    }
+
+    /// Takes the next block of `ahead`. If it can overlap with `previous`, announces and isolates it,
+    /// submits its copies, and sets `end` to its end. Otherwise no other block follows: it begins again
+    /// without overlap.
+    #[inline(never)]
+    fn next<'a>(
+        &mut self,
+        previous: &mut Option<InFlight<'_, 'm, D>>,
+        ahead: &mut KVec<Ahead>,
+        end: &mut Option<usize>,
+        room: (&'a mut Slot<D::Format>, &'a mut Joined),
+        pages: &'a mut Pages,
+    ) -> Option<Following<'a, 'm, D>>
+    where
+        'c: 'a,
+    {
+        let previous = previous.as_mut()?;
+        let next = ahead.pop()?;
+        let range = next.range;
+        previous.pause();
+        let result = self.overlap(previous, next, room, pages);
+        previous.resume();
+        overlaps::count(
+            result
+                .as_ref()
+                .map_or_else(|why| *why, |_| Overlap::Isolated),
+        );
+        let block = result.ok()?;
+        *end = Some(range.end());
+        Some((block, range))
+    }
+
+    /// The block that overlaps with `previous`, in flight, or why it cannot.
+    #[inline(never)]
+    fn overlap<'a>(
+        &mut self,
+        previous: &InFlight<'_, 'm, D>,
+        next: Ahead,
+        (slot, joined): (&'a mut Slot<D::Format>, &'a mut Joined),
+        pages: &'a mut Pages,
+    ) -> Result<Block<'a, 'm, D>, Overlap>
+    where
+        'c: 'a,
+    {
+        let Ahead { range, window, seq } = next;
+        if self.stop.is_some_and(Stop::is_set) || fatal_signal_pending() {
+            return Err(Overlap::Stopped);
+        }
+        if !previous.is_outstanding() {
+            return Err(Overlap::Copied);
+        }
+        // A writer waits for two blocks at most.
+        if self.mmap.is_contended() {
+            return Err(Overlap::Contended);
+        }
+        let failed = |_| Overlap::Failed;
+        slot.spares.refill().map_err(failed)?;
+        let mut block = KBox::new(None, GFP_KERNEL).map_err(|_| Overlap::Failed)?;
+        let mut tries = Tries::new();
+        pages.fill(PageOutcome::None);
+        let look = self.surveyor.look(self.mmap, range, &mut pages[..]);
+        let (survey, movable) = look.map_err(|_| Overlap::Pages)?;
+        let movable = movable.filter(|_| survey.found == Some(range));
+        let movable = movable.ok_or(Overlap::Pages)?;
+        // Huge pages of coherent memory are split.
+        let compound = self.memory.is_private();
+        if movable.vma().start() != previous.vma().start() || movable.may_wait_for_folios(compound)
+        {
+            return Err(Overlap::Pages);
+        }
+        if !self.memory.has_room(range.pages()) {
+            return Err(Overlap::Room);
+        }
+        let request = Request {
+            // Nothing else has this address while the block is in flight.
+            name: Cookie::of(&**pages),
+            identity: Identity::Name,
+            range,
+            faultless: self.faultless,
+            destination: self.destination,
+        };
+        // Compares the sequence. Does not wait for the invalidation that has changed it, which may
+        // wait for `previous`.
+        let announced = self.mirror.announce(window, seq, &mut tries, request);
+        let announced = announced.map_err(failed)?.map_err(|_| Overlap::Changed)?;
+        let announced = (announced, request);
+        let on = (self.mirror, self.memory);
+        let place = Place {
+            slot,
+            joined,
+            pages: &mut pages[..],
+        };
+        match submit(on, movable, announced, true, place, &mut block) {
+            Ok(Submitted::InFlight) => Ok(block),
+            Ok(Submitted::NoHuge) | Err(_) => Err(Overlap::Failed),
+        }
+    }
+}

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Steps of a migration that overlap with each other's copies, in KUnit.
+
+use super::{stay::settle, *};
+use crate::{
+    inject::{Armed, Point},
+    migrate::{counted, Overlap, PageOutcome},
+    queue::Stop,
+    thread::Thread,
+};
+use core::ops::Range;
+use kernel::{
+    sync::atomic::AtomicFlag,
+    time::{delay::fsleep, Delta}, //
+};
+
+/// Blocks of the tests.
+const BLOCKS: usize = 4;
+
+/// Between two looks of [`Engine`].
+const NAP: Delta = Delta::from_millis(10);
+
+/// Looks without a new job after which a block completes.
+const PATIENCE: usize = 40;
+
+const ENDS: [Overlap; 8] = [
+    Overlap::Isolated,
+    Overlap::Copied,
+    Overlap::Contended,
+    Overlap::Stopped,
+    Overlap::Pages,
+    Overlap::Room,
+    Overlap::Changed,
+    Overlap::Failed,
+];
+
+/// Copies of small pages that complete block by block.
+pub(super) struct Later {
+    jobs: KVVec<Option<CopyJob>>,
+    /// Blocks that have completed.
+    done: usize,
+    /// Jobs with which each block completes.
+    until: KVec<usize>,
+    /// Jobs that fail.
+    fail: Range<usize>,
+    /// Blocks that have completed because no job came.
+    late: usize,
+}
+
+impl Later {
+    pub(super) fn take(&mut self, memory: &TestMemory, job: CopyJob) {
+        // Dropped, the job fails, which a test finds.
+        let _ = self.jobs.push(Some(job), GFP_KERNEL);
+        while let Some(until) = self.until.get(self.done) {
+            if self.jobs.len() < *until {
+                break;
+            }
+            self.complete(memory);
+        }
+    }
+
+    /// Completes the next block.
+    fn complete(&mut self, memory: &TestMemory) {
+        let jobs = self.done * PMD_PAGES..(self.done + 1) * PMD_PAGES;
+        for index in jobs {
+            let Some(job) = self.jobs.get_mut(index).and_then(Option::take) else {
+                continue;
+            };
+            let result = match self.fail.contains(&index) {
+                true => Err(EIO),
+                false => memory.do_copy(memory, &job.copy()),
+            };
+            job.complete(result);
+        }
+        self.done += 1;
+    }
+}
+
+/// Has the copies of a device complete later: a block at once when so many jobs have come, or when none
+/// comes for a while.
+struct Engine {
+    shared: Arc<Shared>,
+    stop: Arc<AtomicFlag>,
+    thread: Option<Thread>,
+}
+
+impl Engine {
+    fn new(shared: &Arc<Shared>) -> Result<Self> {
+        let stop = Arc::new(AtomicFlag::new(false), GFP_KERNEL)?;
+        let (its, device) = (stop.clone(), shared.clone());
+        let thread = Thread::spawn(c"overlap", move || {
+            let (mut seen, mut looks) = (0, 0);
+            while !its.load(Relaxed) {
+                fsleep(NAP);
+                let memory = device.memory.driver();
+                let mut guard = memory.later.lock();
+                let Some(later) = &mut *guard else {
+                    continue;
+                };
+                looks = match later.jobs.len() == seen {
+                    true => looks + 1,
+                    false => 0,
+                };
+                seen = later.jobs.len();
+                if looks >= PATIENCE && later.done * PMD_PAGES < seen {
+                    later.complete(memory);
+                    later.late += 1;
+                    looks = 0;
+                }
+            }
+        })?;
+        Ok(Self {
+            shared: shared.clone(),
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// From the next job on: each block completes when as many jobs have come as `until` says.
+    fn set(&self, until: &[usize], fail: Range<usize>) -> Result {
+        let mut all = KVec::new();
+        all.extend_from_slice(until, GFP_KERNEL)?;
+        *self.shared.memory.driver().later.lock() = Some(Later {
+            jobs: KVVec::with_capacity(2 * BLOCKS * PMD_PAGES, GFP_KERNEL)?,
+            done: 0,
+            until: all,
+            fail,
+            late: 0,
+        });
+        Ok(())
+    }
+
+    /// Blocks that have completed because no job came.
+    fn late(&self) -> usize {
+        let later = self.shared.memory.driver().later.lock();
+        later.as_ref().map_or(0, |later| later.late)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        self.thread = None;
+        *self.shared.memory.driver().later.lock() = None;
+    }
+}
+
+/// How often each end of an overlap has occurred since `before`.
+fn since(before: &[u64; ENDS.len()]) -> [u64; ENDS.len()] {
+    let mut counts = ENDS.map(counted);
+    for (count, before) in counts.iter_mut().zip(before) {
+        *count -= before;
+    }
+    counts
+}
+
+fn now() -> [u64; ENDS.len()] {
+    since(&[0; ENDS.len()])
+}
+
+/// So many blocks and not more ends than these.
+fn ends(isolated: u64, other: Option<Overlap>) -> [u64; ENDS.len()] {
+    let one = |end| u64::from(other == Some(end));
+    let mut counts = ENDS.map(one);
+    if let Some(first) = counts.first_mut() {
+        *first = isolated;
+    }
+    counts
+}
+
+/// So many blocks with contents, but for the page `hole`, a device whose copies complete later, which is
+/// known, and its mirror.
+fn blocks(
+    count: usize,
+    hole: Option<usize>,
+) -> Result<(PageRange, Arc<Shared>, Arc<Mirror<TestDevice>>, Engine)> {
+    let (all, shared, mirror) = attached((count + 1) * PMD_PAGES)?;
+    let start = all.start().next_multiple_of(PMD_SIZE);
+    let range = PageRange::from_pages(start, count * PMD_PAGES)?;
+    for index in (0..range.pages()).filter(|index| Some(*index) != hole) {
+        store(range.address(index), 100 + index as u64)?;
+    }
+    let engine = Engine::new(&shared)?;
+    engine.set(&[], 0..0)?;
+    settle(&mirror)?;
+    Ok((range, shared, Arc::new(mirror, GFP_KERNEL)?, engine))
+}
+
+/// Whether the device reads what was stored, of all pages that it can read, and how many these are.
+fn readable(mirror: &Mirror<TestDevice>, range: PageRange) -> Result<usize> {
+    let mut count = 0;
+    for index in 0..range.pages() {
+        if let Some(word) = device_load(mirror, range.address(index))? {
+            assert_eq!(word, 100 + index as u64);
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+#[kunit_tests(rust_hmm_overlap)]
+mod suite {
+    use super::*;
+
+    #[test]
+    fn a_block_is_isolated_while_the_one_before_is_copied() -> Result {
+        const ALL: usize = BLOCKS * PMD_PAGES;
+        let (range, shared, mirror, engine) = blocks(BLOCKS, None)?;
+        mirror.fault(range, Access::Read)?;
+        let before = now();
+        // A block completes when the next one is in flight.
+        engine.set(&[1024, 1536, 2048, 2048], 0..0)?;
+        // The device reads all blocks all the time. No window goes, of blocks that are done neither.
+        let lost = Arc::new(Atomic::<usize>::new(0), GFP_KERNEL)?;
+        let reader = mirror.clone();
+        let count = lost.clone();
+        let check = move || {
+            let inner = reader.inner().lock();
+            let windows = reader.inner().space.windows();
+            for addr in (0..BLOCKS).map(|block| range.address(block * PMD_PAGES)) {
+                if !inner.table.get(addr).is_valid() || windows.users(addr) == 0 {
+                    count.fetch_add(1, Relaxed);
+                }
+            }
+        };
+        *shared.memory.driver().at_copy.lock() = Some(Arc::new(check, GFP_KERNEL)?);
+        let outcome = mirror.migrate(range).to_device();
+        *shared.memory.driver().at_copy.lock() = None;
+        let outcome = outcome?;
+        assert_eq!((outcome.moved, outcome.switched), (ALL, ALL));
+        assert_eq!((outcome.entries, lost.load(Relaxed)), (ALL, 0));
+        assert_eq!(since(&before), ends(3, None));
+        assert_eq!((engine.late(), shared.memory.usage().0), (0, ALL));
+        assert_eq!(readable(&mirror, range)?, ALL);
+
+        // The way back does not overlap.
+        engine.set(&[], 0..0)?;
+        assert_eq!(mirror.migrate(range).to_system()?.moved, ALL);
+        assert_eq!(since(&before), ends(3, None));
+        assert_eq!((engine.late(), shared.memory.usage().0), (BLOCKS, 0));
+        for index in 0..ALL {
+            assert_eq!(load(range.address(index))?, 100 + index as u64);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn copies_that_are_done_at_once_do_not_overlap() -> Result {
+        let (range, _shared, mirror, engine) = blocks(2, None)?;
+        drop(engine);
+        let before = now();
+        // The last ones were not, so that one block is prepared.
+        assert_eq!(mirror.migrate(range).to_device()?.moved, 2 * PMD_PAGES);
+        assert_eq!(mirror.migrate(range).to_system()?.moved, 2 * PMD_PAGES);
+        assert_eq!(since(&before), ends(0, Some(Overlap::Copied)));
+        settle(&mirror)?;
+        let before = now();
+        for _ in 0..2 {
+            assert_eq!(mirror.migrate(range).to_device()?.moved, 2 * PMD_PAGES);
+            assert_eq!(mirror.migrate(range).to_system()?.moved, 2 * PMD_PAGES);
+            settle(&mirror)?;
+        }
+        assert_eq!(since(&before), ends(0, None));
+        Ok(())
+    }
+
+    #[test]
+    fn a_failed_copy_leaves_only_its_page() -> Result {
+        const FAILED: usize = 70;
+        // In the first block, and in one that follows.
+        for first in [3, PMD_PAGES + 3] {
+            let (range, _shared, mirror, engine) = blocks(3, None)?;
+            mirror.fault(range, Access::Read)?;
+            let before = now();
+            engine.set(&[1024, 1536, 1536], first..first + FAILED)?;
+            let mut pages = KVec::from_elem(PageOutcome::None, range.pages(), GFP_KERNEL)?;
+            let outcome = mirror.migrate(range).outcomes(&mut pages).to_device()?;
+            let moved = range.pages() - FAILED;
+            assert_eq!((outcome.moved, outcome.copy_failed), (moved, FAILED));
+            for (index, page) in pages.iter().enumerate() {
+                let failed = (first..first + FAILED).contains(&index);
+                assert_eq!((*page == PageOutcome::CopyFailed), failed);
+                assert_eq!(page.has_moved(), !failed);
+            }
+            assert_eq!(since(&before), ends(2, None));
+            assert_eq!(engine.late(), 0);
+            assert_eq!(readable(&mirror, range)?, range.pages());
+            drop(engine);
+            for index in 0..range.pages() {
+                assert_eq!(load(range.address(index))?, 100 + index as u64);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_cannot_overlap_moves_without() -> Result {
+        for (point, end) in [
+            (Point::Retry, Overlap::Changed),
+            (Point::Transaction, Overlap::Failed),
+            (Point::Isolate, Overlap::Failed),
+        ] {
+            let (range, shared, mirror, engine) = blocks(3, None)?;
+            mirror.fault(range, Access::Read)?;
+            let before = now();
+            engine.set(&[], 0..0)?;
+            let armed = Armed::new(point, 2, false)?;
+            assert_eq!(mirror.migrate(range).to_device()?.moved, range.pages());
+            assert!(!armed.is_left());
+            drop(armed);
+            // The next hold of the lock has the other two.
+            assert_eq!(since(&before), ends(1, Some(end)));
+            assert_eq!(shared.memory.usage().0, range.pages());
+            assert_eq!(readable(&mirror, range)?, range.pages());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn pages_without_memory_are_tried_again_after_the_overlap() -> Result {
+        let (range, _shared, mirror, engine) = blocks(3, None)?;
+        mirror.fault(range, Access::Read)?;
+        let before = now();
+        // Some page of the second block.
+        engine.set(&[1024], 0..0)?;
+        let armed = Armed::new(Point::DevicePage, 700, false)?;
+        let outcome = mirror.migrate(range).to_device()?;
+        assert!(!armed.is_left());
+        drop(armed);
+        assert_eq!((outcome.moved, outcome.no_memory), (range.pages(), 0));
+        assert_eq!(outcome.switched, range.pages());
+        let [isolated, ..] = since(&before);
+        assert!(isolated >= 1);
+        assert_eq!(readable(&mirror, range)?, range.pages());
+        Ok(())
+    }
+
+    #[test]
+    fn entries_that_were_lost_are_there_after_the_overlap() -> Result {
+        // Of the first block, and of one that follows.
+        for lost in [1, 2] {
+            let (range, _shared, mirror, engine) = blocks(3, None)?;
+            mirror.fault(range, Access::Read)?;
+            let before = now();
+            engine.set(&[1024, 1536, 1536], 0..0)?;
+            let armed = Armed::new(Point::Install, lost, false)?;
+            let outcome = mirror.migrate(range).to_device()?;
+            assert!(!armed.is_left());
+            drop(armed);
+            assert_eq!((outcome.moved, outcome.switched), (range.pages(), 1024));
+            assert_eq!((since(&before), engine.late()), (ends(2, None), 0));
+            assert_eq!(readable(&mirror, range)?, range.pages());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_hole_ends_the_overlap() -> Result {
+        const HOLE: usize = PMD_PAGES + 5;
+        let (range, _shared, mirror, engine) = blocks(3, Some(HOLE))?;
+        let before = now();
+        engine.set(&[], 0..0)?;
+        assert_eq!(mirror.migrate(range).to_device()?.moved, range.pages());
+        let end = match cfg!(CONFIG_TRANSPARENT_HUGEPAGE = "y") {
+            true => ends(1, Some(Overlap::Pages)),
+            false => ends(2, None),
+        };
+        assert_eq!(since(&before), end);
+        drop(engine);
+        assert_eq!(load(range.address(HOLE))?, 0);
+        assert_eq!(load(range.address(HOLE + 1))?, 101 + HOLE as u64);
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_is_evicted_for_a_block_that_follows() -> Result {
+        let (range, shared, mirror, engine) = blocks(BLOCKS, None)?;
+        // Two blocks have room.
+        let used = PageRange::from_pages(range.address(2 * PMD_PAGES), 2 * PMD_PAGES)?;
+        engine.set(&[1024, 1024], 0..0)?;
+        assert_eq!(mirror.migrate(used).to_device()?.moved, used.pages());
+        let other = map(4 * PMD_PAGES)?;
+        let start = other.start().next_multiple_of(PMD_SIZE);
+        let other = PageRange::from_pages(start, 3 * PMD_PAGES)?;
+        for index in 0..other.pages() {
+            store(other.address(index), 1)?;
+        }
+        engine.set(&[], 0..0)?;
+        settle(&mirror)?;
+        let before = now();
+        engine.set(&[1024], 0..0)?;
+        let outcome = mirror.migrate(other).evict(false).to_device()?;
+        assert_eq!((outcome.moved, outcome.no_memory), (1024, 512));
+        assert_eq!(since(&before), ends(1, Some(Overlap::Room)));
+        assert_eq!(shared.memory.stats().get(Counter::Evicted), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn no_block_follows_when_the_migration_is_to_stop() -> Result {
+        let (range, shared, mirror, engine) = blocks(3, None)?;
+        let before = now();
+        engine.set(&[], 0..0)?;
+        let stop = Stop::new()?;
+        let its = stop.clone();
+        *shared.memory.driver().at_copy.lock() = Some(Arc::new(move || its.set(), GFP_KERNEL)?);
+        let outcome = mirror.migrate(range).stop(stop).to_device();
+        *shared.memory.driver().at_copy.lock() = None;
+        assert_eq!(outcome?.moved, PMD_PAGES);
+        assert_eq!(since(&before), ends(0, Some(Overlap::Stopped)));
+        assert_eq!(shared.memory.usage().0, PMD_PAGES);
+        Ok(())
+    }
+}

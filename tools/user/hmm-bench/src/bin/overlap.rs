@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Measures how copies overlap: 64 blocks of 2 MiB are migrated by a queue, with a copy engine that takes
-//! a fixed time for each. It must take at most 1.25 times the larger of the sum of the CPU's work, which
+//! Measures how copies overlap: 64 blocks of 2 MiB are migrated by a queue, and by one call of a thread,
+//! with a copy engine that takes a fixed time for each. It must take at most 1.25 times the larger of the sum of the CPU's work, which
 //! is what it takes without any delay, and the sum of the copies.
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::Parser;
+use hmm::engine::Way;
 use hmm::{Device, Mapping, QueueOp, Setting, HUGE_PAGES, HUGE_SIZE};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -35,10 +36,31 @@ struct Args {
     serial: bool,
 }
 
+/// How the blocks are migrated.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// By one operation of a queue.
+    Queue,
+    /// By one call.
+    Call,
+    /// By operations of a queue, each of which waits for the one before.
+    Serial,
+}
+
+impl How {
+    fn name(self) -> &'static str {
+        match self {
+            How::Queue => "a queue",
+            How::Call => "one call",
+            How::Serial => "one operation after the other",
+        }
+    }
+}
+
 struct Bench {
     device: Device,
     map: Mapping,
-    serial: bool,
+    how: How,
 }
 
 impl Bench {
@@ -47,12 +69,16 @@ impl Bench {
         let queue = self.device.queue().context("make a queue")?;
         self.device.set(Setting::CopyDelay, delay.as_nanos() as u64).context("set the delay")?;
         let begin = Instant::now();
-        let moved = match self.serial {
-            false => {
+        let moved = match self.how {
+            How::Call => {
+                let (addr, pages) = (self.map.addr(), self.map.pages());
+                self.device.migrate(addr, pages, Way::ToDevice).context("migrate")?.moved
+            }
+            How::Queue => {
                 let all = QueueOp::migrate(self.map.addr(), self.map.len());
                 queue.submit(all, &[]).context("submit")?.done().context("migrate")?.moved
             }
-            true => {
+            How::Serial => {
                 let mut moved = 0;
                 for block in 0..self.map.pages() / HUGE_PAGES {
                     let addr = self.map.page_addr(block * HUGE_PAGES);
@@ -81,10 +107,22 @@ impl Bench {
 }
 
 fn measure(args: &Args) -> Result<bool> {
+    let all = match args.serial {
+        true => &[How::Serial][..],
+        false => &[How::Queue, How::Call],
+    };
+    let mut good = true;
+    for how in all {
+        good &= measure_how(args, *how)?;
+    }
+    Ok(good)
+}
+
+fn measure_how(args: &Args, how: How) -> Result<bool> {
     let device = Device::open(args.device).context("open the device")?;
     let map = Mapping::anon_huge(args.blocks).context("map the blocks")?;
     map.fill(1);
-    let bench = Bench { device, map, serial: args.serial };
+    let bench = Bench { device, map, how };
     let blocks = u32::try_from(args.blocks)?;
     if blocks == 0 {
         bail!("no blocks");
@@ -92,7 +130,8 @@ fn measure(args: &Args) -> Result<bool> {
     // Device memory is added the first time.
     bench.once(Duration::ZERO)?;
     let cpu = bench.best(Duration::ZERO, args.runs)?;
-    println!("{blocks} blocks of 2 MiB; the CPU's work is {} us", cpu.as_micros());
+    let (name, work) = (how.name(), cpu.as_micros());
+    println!("{blocks} blocks of 2 MiB by {name}; the CPU's work is {work} us");
     println!(
         "{:>12} {:>12} {:>12} {:>12} {:>10}",
         "copy, us", "copies, us", "took, us", "bound, us", "of larger"

@@ -57,11 +57,12 @@ impl<T> OnceBox<T> {
         match self.object.cmpxchg(null_mut(), raw, Full) {
             // SAFETY: It stays as long as the place does, by the type invariant.
             Ok(_) => unsafe { &*raw },
-            Err(there) => {
+            Err(_) => {
                 // SAFETY: From `into_raw`; it was not put there.
                 drop(Pin::from(unsafe { KBox::from_raw(raw) }));
+                // Loaded again: an exchange that fails orders nothing.
                 // SAFETY: As above; it was not null.
-                unsafe { &*there }
+                unsafe { &*load_ptr(&self.object) }
             }
         }
     }

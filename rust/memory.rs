@@ -385,14 +385,14 @@ impl<M: MemoryOps> Memory<M> {
         ops.copy_each(self.pages(), Some(other.pages()), isolated, copies)
     }
 
-    /// Submits copies to all destinations of `isolated`; see [`Ops::submit_all`].
+    /// Submits copies to all destinations of `copying`; see [`Ops::submit_all`].
     pub(crate) fn submit_all<'c, 'a, R>(
         &'c self,
-        isolated: Isolated<'a, R>,
+        copying: &mut Copying<'c, 'a, R>,
         copies: &'c mut Copies,
-    ) -> Result<Copying<'c, 'a, R>> {
+    ) -> Result {
         let ops = self.pages().data();
-        ops.submit_all(self.pages(), isolated, copies)
+        ops.submit_all(self.pages(), copying, copies)
     }
 
     /// Notes whether copies of a step to this memory were outstanding when all had been submitted.

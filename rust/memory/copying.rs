@@ -14,53 +14,76 @@ use kernel::prelude::*;
 /// If it is leaked, the pages stay isolated and locked, so that no memory is freed that is still
 /// written.
 #[must_use = "dropping it restores the pages"]
+// It stays where it is from state to state: isolated pages are large to move.
 pub(crate) struct Copying<'c, 'a, R> {
-    // Dropped first: waits.
-    batch: Batch<'c>,
+    // Dropped first: waits. `None` before the jobs are handed out, and when these are done.
+    batch: Option<Batch<'c>>,
     isolated: Isolated<'a, R>,
     /// Entries with a destination.
     count: usize,
 }
 
 impl<'c, 'a, R> Copying<'c, 'a, R> {
-    /// Hands out jobs for `isolated`. `hand_out` returns the number of entries with a destination.
+    /// Of `isolated`, without copies.
+    #[inline]
+    pub(crate) fn new(isolated: Isolated<'a, R>) -> Self {
+        Self {
+            batch: None,
+            isolated,
+            count: 0,
+        }
+    }
+
+    /// Hands out jobs. `hand_out` returns the number of entries with a destination.
     ///
     /// # Errors
     ///
-    /// `EBUSY`: a previous batch of `copies` was leaked. The pages are restored.
+    /// `EBUSY`: a previous batch of `copies` was leaked.
     pub(super) fn submit(
+        &mut self,
         copies: &'c mut Copies,
         driver: &'c dyn Cancel,
-        isolated: Isolated<'a, R>,
         hand_out: impl FnOnce(&Isolated<'a, R>, &mut Batch<'c>) -> usize,
-    ) -> Result<Self> {
-        let mut batch = copies.begin(driver).ok_or(EBUSY)?;
-        let count = hand_out(&isolated, &mut batch);
-        Ok(Self {
-            batch,
-            isolated,
-            count,
-        })
+    ) -> Result {
+        let batch = copies.begin(driver).ok_or(EBUSY)?;
+        // Waits for those of before, if there are any.
+        let batch = self.batch.insert(batch);
+        self.count = hand_out(&self.isolated, batch);
+        Ok(())
     }
 
     /// Whether a copy is outstanding. Otherwise there is nothing with which another step could overlap.
     pub(crate) fn is_outstanding(&self) -> bool {
-        self.batch.is_outstanding()
+        self.batch.as_ref().is_some_and(Batch::is_outstanding)
     }
 
-    /// Waits for the copies, and takes back destinations that were not filled. Returns the pages, and
-    /// the indices of the entries of these destinations. Context: may sleep.
-    // A stack frame of its own: the states of a migration are large.
+    /// Waits for the copies, and takes back destinations that were not filled. Returns the indices of
+    /// the entries of these destinations. Context: may sleep.
     #[inline(never)]
-    pub(crate) fn complete(self) -> (Isolated<'a, R>, Mask) {
-        let Self {
-            batch,
-            mut isolated,
-            count,
-        } = self;
-        let filled = batch.wait();
-        let failed = settle(&mut isolated, &filled, count);
-        (isolated, failed)
+    pub(crate) fn complete(&mut self) -> Mask {
+        match self.batch.take() {
+            Some(batch) => settle(&mut self.isolated, &batch.wait(), self.count),
+            None => Mask::EMPTY,
+        }
+    }
+
+    /// The pages, to choose their destinations. `None` while jobs may be outstanding.
+    #[inline]
+    pub(crate) fn isolated_mut(&mut self) -> Option<&mut Isolated<'a, R>> {
+        self.batch.is_none().then_some(&mut self.isolated)
+    }
+
+    /// The pages.
+    #[inline]
+    pub(crate) fn isolated(&self) -> &Isolated<'a, R> {
+        &self.isolated
+    }
+
+    /// The pages, after a wait for copies that are outstanding. Context: may sleep.
+    #[inline]
+    pub(crate) fn into_isolated(self) -> Isolated<'a, R> {
+        drop(self.batch);
+        self.isolated
     }
 }
 

@@ -101,16 +101,15 @@ impl<M: MemoryOps> Ops<M> {
     /// # Errors
     ///
     /// Those of [`Copying::submit`].
-    // A stack frame of its own: the states of a migration are large.
-    #[inline(never)]
     pub(super) fn submit_all<'c, 'a, R>(
         &'c self,
         pages: &DevicePages<Self>,
-        isolated: Isolated<'a, R>,
+        copying: &mut Copying<'c, 'a, R>,
         copies: &'c mut Copies,
-    ) -> Result<Copying<'c, 'a, R>> {
-        Copying::submit(copies, self, isolated, |isolated, batch| {
-            // SAFETY: `Copying` owns both. Its drop waits for `batch` first. Leaked, it leaks the pages.
+    ) -> Result {
+        copying.submit(copies, self, |isolated, batch| {
+            // SAFETY: `Copying` owns both. It drops `batch`, which waits, before it changes or hands out the pages.
+            // Leaked, it leaks the pages.
             unsafe { self.hand_out_all(pages, None, isolated, batch) }
         })
     }

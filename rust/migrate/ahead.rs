@@ -91,7 +91,7 @@ impl<F: Format> Room<F> {
     ) -> Result<KBox<Self>> {
         let pages = || KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL);
         let room = try_init!(Self {
-            slot: Slot::new(PMD_PAGES, mirror.spares(), stop)?,
+            slot <- Slot::new(PMD_PAGES, mirror.spares(), stop),
             joined: [Joined::new(), Joined::new()],
             pages: [pages()?, pages()?],
             ahead: KVec::with_capacity(AHEAD, GFP_KERNEL)?,
@@ -207,7 +207,7 @@ impl<D: Device> Step<'_, D> {
         let room = self.room.as_deref_mut()?;
         let mut each = room.left.iter_mut().zip(&mut room.pages);
         let (left, outcomes) = each.find(|(left, _)| left.is_some())?;
-        core::mem::swap(outcomes, &mut self.work.pages);
+        core::mem::swap(&mut **outcomes, &mut self.work.pages);
         left.take()
     }
 }

@@ -6,7 +6,7 @@ use super::{
     ahead::Room,
     overlap::Chain,
     survey::{Survey, Surveyor},
-    work::{Attempt, Slot, Work},
+    work::{Attempt, Work},
     PageOutcome, Tally, Target,
 };
 use crate::{
@@ -50,7 +50,7 @@ pub(super) struct Step<'m, D: Device> {
     pub(super) patient: bool,
     /// Set when the caller wants the migration to end early.
     pub(super) stop: Option<Stop>,
-    pub(super) work: Work<D::Format>,
+    pub(super) work: KBox<Work<D::Format>>,
     /// Blocks that may overlap. `None` before the first one.
     pub(super) room: Option<KBox<Room<D::Format>>>,
     /// Whether they may follow the next attempt.
@@ -79,12 +79,7 @@ impl<'m, D: Device> Step<'m, D> {
             before: memory.turn(),
             evict,
             patient: true,
-            work: Work {
-                slot: Slot::new(room.min(PMD_PAGES), mirror.spares(), stop.clone())?,
-                pages: KBox::new([PageOutcome::None; PMD_PAGES], GFP_KERNEL)?,
-                first: 0,
-                entries: 0,
-            },
+            work: Work::new(room.min(PMD_PAGES), mirror.spares(), stop.clone())?,
             stop,
             room: None,
             armed: false,
@@ -311,7 +306,7 @@ impl<'m, D: Device> Step<'m, D> {
         }
         let memory = mirror.device().memory().ok_or(ENODEV)?;
         // Nothing else has this address while the step runs.
-        let name = Cookie::of(&*self.work.pages);
+        let name = Cookie::of(&self.work.pages);
         let identity = match self.target {
             Target::Device => Identity::Name,
             // The kernel compares the owner with that of the pages.
@@ -378,7 +373,7 @@ impl<'m, D: Device> Step<'m, D> {
             self.work.first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
             let announced = (announced, request);
             let armed = core::mem::take(&mut self.armed) && first == 0 && part == piece;
-            let work = &mut self.work;
+            let work = &mut *self.work;
             let result = match &mut self.room {
                 Some(room) if armed => {
                     let chain = Chain {

@@ -28,16 +28,22 @@ pub(super) struct Slot<F: Format> {
 
 impl<F: Format> Slot<F> {
     /// For blocks of up to `room` pages, whose copies are cancelled when `stop` is set. `ENOMEM`.
-    // A stack frame of its own.
-    #[inline(never)]
-    pub(super) fn new(room: usize, spares: Spares<F>, stop: Option<Stop>) -> Result<Self> {
-        let mut copies = Copies::new(true)?;
-        copies.until(stop);
-        Ok(Self {
+    // Made in its place, because it is large.
+    pub(super) fn new(
+        room: usize,
+        spares: Spares<F>,
+        stop: Option<Stop>,
+    ) -> impl Init<Self, Error> {
+        let copies = move || -> Result<Copies> {
+            let mut copies = Copies::new(true)?;
+            copies.until(stop);
+            Ok(copies)
+        };
+        try_init!(Self {
             batch: Batch::with_room(room)?,
-            copies,
+            copies: copies()?,
             spares,
-        })
+        }? Error)
     }
 }
 
@@ -49,11 +55,11 @@ pub(super) struct Place<'a, F: Format> {
     pub(super) pages: &'a mut [PageOutcome],
 }
 
-/// Room that steps use again.
+/// Room that steps use again. Made in its place, because it is large.
 pub(super) struct Work<F: Format> {
     pub(super) slot: Slot<F>,
     /// Outcomes of the step.
-    pub(super) pages: KBox<[PageOutcome; PMD_PAGES]>,
+    pub(super) pages: [PageOutcome; PMD_PAGES],
     /// Index in `pages` of the first page of the attempt.
     pub(super) first: usize,
     /// Entries that moved, of all steps.
@@ -77,23 +83,25 @@ fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
     }
 }
 
-/// Isolates `movable`, which was announced, for its migration.
-// A stack frame of its own: the states of a migration are large.
+/// Isolates `movable`, which was announced, for its migration. Then it is in `in_flight`, with `rest`.
+// A stack frame of its own: the states of a migration are large. For the same reason it is put where it stays.
 #[inline(never)]
-fn isolate<'a, 'm, D: Device>(
-    memory: &Memory<D::Memory>,
+fn isolate<'p, 'a, 'm, D: Device>(
     movable: Movable<'a>,
     readers: (Announced<'m, D>, Readers<'a>),
     compound: bool,
     batch: &'a mut Batch,
-) -> Result<Isolated<'a, (Announced<'m, D>, Readers<'a>)>> {
+    rest: Rest<'a, D>,
+    in_flight: &'p mut Option<InFlight<'a, 'm, D>>,
+) -> Result<&'p mut InFlight<'a, 'm, D>> {
     let name = readers.0.name();
-    Isolated::read_by(readers, || match movable {
+    let origin = rest.memory.origin();
+    let isolated = Isolated::read_by(readers, || match movable {
         Movable::System(found) => found.isolate(compound, name, batch),
-        Movable::Device(vma, part) => {
-            Isolated::new(vma, part, memory.origin(), compound, None, batch)
-        }
-    })
+        Movable::Device(vma, part) => Isolated::new(vma, part, origin, compound, None, batch),
+    })?;
+    let copying = Copying::new(isolated);
+    Ok(in_flight.insert(InFlight { copying, rest }))
 }
 
 /// Isolated pages of an attempt, whose copies were submitted. Dropping it waits for the copies and
@@ -161,9 +169,34 @@ pub(super) fn finish<D: Device>(
     place: &mut Option<InFlight<'_, '_, D>>,
     entries: &mut usize,
 ) -> Result<bool> {
+    let InFlight { copying, rest } = place.as_mut().ok_or(EINVAL)?;
+    let failed = copying.complete();
+    rest.lap.end(Phase::Copy);
+    if rest.arrival.as_ref().is_some_and(Arrival::is_late) {
+        // Puts everything back.
+        *place = None;
+        return Err(ENODEV);
+    }
+    if !failed.is_empty() {
+        for entry in copying.isolated().entries() {
+            if failed.has(entry.index) {
+                set(rest.pages, &entry, PageOutcome::CopyFailed);
+            }
+        }
+    }
     let InFlight { copying, rest } = place.take().ok_or(EINVAL)?;
+    migrate_and_switch(copying.into_isolated(), rest, entries)
+}
+
+/// Migrates `isolated`, which was copied, and notes the outcomes of its pages. Returns as [`finish`].
+#[inline(never)]
+fn migrate_and_switch<D: Device>(
+    isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
+    rest: Rest<'_, D>,
+    entries: &mut usize,
+) -> Result<bool> {
     let Rest {
-        arrival,
+        arrival: _arrival,
         _departure,
         memory,
         vma,
@@ -172,32 +205,6 @@ pub(super) fn finish<D: Device>(
         spares,
         mut lap,
     } = rest;
-    let (isolated, failed) = copying.complete();
-    lap.end(Phase::Copy);
-    if arrival.as_ref().is_some_and(Arrival::is_late) {
-        // Puts everything back.
-        return Err(ENODEV);
-    }
-    if !failed.is_empty() {
-        for entry in isolated.entries() {
-            if failed.has(entry.index) {
-                set(pages, &entry, PageOutcome::CopyFailed);
-            }
-        }
-    }
-    let on = (memory, vma, target);
-    migrate_and_switch(isolated, on, (pages, spares), entries, lap)
-}
-
-/// Migrates `isolated`, which was copied, and notes the outcomes of its pages. Returns as [`finish`].
-#[inline(never)]
-fn migrate_and_switch<D: Device>(
-    isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
-    (memory, vma, target): (&Memory<D::Memory>, Vma<'_>, Target),
-    (pages, spares): (&mut [PageOutcome], &mut Spares<D::Format>),
-    entries: &mut usize,
-    mut lap: Lap,
-) -> Result<bool> {
     let migrated = isolated.migrate();
     lap.end(Phase::Switch);
     for entry in migrated.moved().entries() {
@@ -311,7 +318,7 @@ fn fill<M: MemoryOps, R>(
 }
 
 /// Isolates `movable`, which was announced for `request`, as far as that is possible, and submits its
-/// copies. Then the pages are in `in_flight`.
+/// copies. Then the pages are in `in_flight`, which is empty before; after an error they may be there, too: drop it.
 #[inline(never)]
 pub(super) fn submit<'a, 'm, D: Device>(
     (mirror, memory): (&Mirror<D>, &'a Memory<D::Memory>),
@@ -339,55 +346,58 @@ pub(super) fn submit<'a, 'm, D: Device>(
     if huge && !compound && memory.driver_fails(PMD_ORDER) {
         return Ok(Submitted::NoHuge);
     }
-    // Dropped after the destinations.
-    let mut arrival = None;
     let (vma, target) = (movable.vma(), movable.target());
-    let departure = (target == Target::System).then(|| memory.depart());
-    let mut lap = Lap::start();
-    let mut isolated = isolate(memory, movable, (announced, readers), compound, batch)?;
-    lap.end(Phase::Unmap);
-
-    if target == Target::Device {
-        arrival = Some(memory.arrive()?);
-    }
-    let no_huge = fill(&mut isolated, memory, arrival.as_ref(), vma, piece, pages);
-    lap.end(Phase::Allocate);
-    if no_huge {
-        // Puts everything back.
-        return Ok(Submitted::NoHuge);
-    }
     let rest = Rest {
-        arrival,
-        _departure: departure,
+        arrival: None,
+        _departure: (target == Target::System).then(|| memory.depart()),
         memory,
         vma,
         target,
         pages,
         spares,
-        lap,
+        lap: Lap::start(),
     };
-    start(isolated, copies, rest, in_flight)?;
+    let readers = (announced, readers);
+    let InFlight { copying, rest } = isolate(movable, readers, compound, batch, rest, in_flight)?;
+    rest.lap.end(Phase::Unmap);
+
+    if target == Target::Device {
+        rest.arrival = Some(memory.arrive()?);
+    }
+    let isolated = copying.isolated_mut().ok_or(EINVAL)?;
+    let no_huge = fill(
+        isolated,
+        memory,
+        rest.arrival.as_ref(),
+        vma,
+        piece,
+        rest.pages,
+    );
+    rest.lap.end(Phase::Allocate);
+    if no_huge {
+        // Puts everything back.
+        *in_flight = None;
+        return Ok(Submitted::NoHuge);
+    }
+    memory.submit_all(copying, copies)?;
+    if target == Target::Device {
+        memory.set_asynchronous(copying.is_outstanding());
+    }
     Ok(Submitted::InFlight)
 }
 
-/// Submits the copies of `isolated`, which is in `in_flight` then. Errors: as [`Memory::submit_all`].
-#[inline(never)]
-fn start<'a, 'm, D: Device>(
-    isolated: Isolated<'a, (Announced<'m, D>, Readers<'a>)>,
-    copies: &'a mut Copies,
-    rest: Rest<'a, D>,
-    in_flight: &mut Option<InFlight<'a, 'm, D>>,
-) -> Result {
-    let memory = rest.memory;
-    let copying = memory.submit_all(isolated, copies)?;
-    if rest.target == Target::Device {
-        memory.set_asynchronous(copying.is_outstanding());
-    }
-    *in_flight = Some(InFlight { copying, rest });
-    Ok(())
-}
-
 impl<F: Format> Work<F> {
+    /// For steps of up to `room` pages, otherwise as [`Slot::new`].
+    pub(super) fn new(room: usize, spares: Spares<F>, stop: Option<Stop>) -> Result<KBox<Self>> {
+        let work = try_init!(Self {
+            slot <- Slot::new(room, spares, stop),
+            pages: [PageOutcome::None; PMD_PAGES],
+            first: 0,
+            entries: 0,
+        }? Error);
+        KBox::init(work, GFP_KERNEL)
+    }
+
     /// Migrates `movable`, which was announced for `request`, as far as it can be isolated.
     pub(super) fn isolate_and_move<D: Device<Format = F>>(
         &mut self,

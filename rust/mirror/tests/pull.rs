@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::{
-    memory::Copies,
+    memory::{Copies, Copying},
     migrate::Outcome,
     mm::{
         device_pages::DeviceRange,
@@ -132,7 +132,10 @@ mod suite {
             let addr = range.address(entry.index);
             LockedFolio::alloc_system(Some(vma), addr, entry.order(), Effort::Must).ok()
         });
-        let (isolated, failed) = memory.submit_all(isolated, &mut copies)?.complete();
+        let mut copying = Copying::new(isolated);
+        memory.submit_all(&mut copying, &mut copies)?;
+        let failed = copying.complete();
+        let isolated = copying.into_isolated();
         let migrated = isolated.migrate();
         let moved = migrated.moved().entries().count();
         let (copied, there) = (failed.is_empty(), entries());

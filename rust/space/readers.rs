@@ -21,7 +21,7 @@ const FEW: usize = 4;
 ///
 /// Its owner keeps it until the migration is over. A caller with two migrations in flight has two.
 pub(crate) struct Joined {
-    /// Name and range of the migration that was joined.
+    /// Name and range of the migration that was joined. `None` without mirrors.
     step: Option<(Cookie, PageRange)>,
     few: [Option<Entered>; FEW],
     more: KVec<Entered>,
@@ -52,10 +52,10 @@ impl Joined {
     ) -> Readers<'_> {
         // Mirrors are left here only if the readers of a previous migration were leaked.
         self.leave();
-        self.step = Some((request.name, request.range));
         if let Some(space) = find(mm).filter(|_| request.faultless) {
             for mirror in space.mirrors().entered(except) {
                 if !fails(Point::Peer) && self.has_room() && mirror.join(request) {
+                    self.step = Some((request.name, request.range));
                     self.add(mirror);
                 }
             }

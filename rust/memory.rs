@@ -404,7 +404,8 @@ impl<M: MemoryOps> Memory<M> {
         }
     }
 
-    /// Whether they were at the last step, so that others may overlap with the copies of the next one.
+    /// Whether they were at the last step, so that others may overlap with the copies of the next
+    /// one.
     pub(crate) fn is_asynchronous(&self) -> bool {
         self.pages().data().is_asynchronous.load(Relaxed)
     }

@@ -5,8 +5,8 @@
 //! [`Mirror`] owns the one lock, the *table lock*, under which the table is read and changed. The
 //! table changes in four ways only: a [fault](Mirror::fault) installs what the CPU's page table
 //! says, an invalidation removes or write-protects, a migration switches entries that its
-//! transaction still owns (`transaction`), and reclaim removes entries for the memory of their table
-//! pages (`cold`).
+//! transaction still owns (`transaction`), and reclaim removes entries for the memory of their
+//! table pages (`cold`).
 
 use crate::{
     deferred::{

@@ -50,8 +50,9 @@
 //! `table_memory`, under which memory of tables that a device walks is freed, may be taken in
 //! reclaim; nothing is allocated under it, and none of the locks above is taken.
 //!
-//! `owner`, under which reclaim has a mirror give table pages back, is taken in reclaim by trylock only, and where a mirror
-//! ends. Under it the table lock is taken, by trylock only, and what is taken under that for an invalidation.
+//! `owner`, under which reclaim has a mirror give table pages back, is taken in reclaim by trylock
+//! only, and where a mirror ends. Under it the table lock is taken, by trylock only, and what is
+//! taken under that for an invalidation.
 //!
 //! What is mapped for a device has mutexes of its own, under which it is unmapped: `dma_closing` (windows of a table) is
 //! taken before the spinlock of their tree; `pci_users`, then `peer_mapped`; `dma_mappings`, then `dma_addresses`. None of

@@ -142,9 +142,9 @@ impl Copies {
         self.stop = stop;
     }
 
-    /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are. Calls `driver` if
-    /// the jobs are cancelled. Returns the indices of the entries that were copied; an entry without
-    /// a job, or whose job was dropped, was not. None is copied if [`Self::begin`] refuses.
+    /// Hands out jobs and waits for them. Meanwhile the pages must stay as they are. Calls `driver`
+    /// if the jobs are cancelled. Returns the indices of the entries that were copied; an entry
+    /// without a job, or whose job was dropped, was not. None is copied if [`Self::begin`] refuses.
     pub(super) fn run(
         &mut self,
         driver: &dyn Cancel,

@@ -9,7 +9,8 @@ use super::{
 use crate::mm::{addr::PMD_PAGES, mask::Mask, migrate::Isolated};
 use kernel::prelude::*;
 
-/// Isolated pages that are being copied. Dropping it waits for the copies, and then restores the pages.
+/// Isolated pages that are being copied. Dropping it waits for the copies, and then restores the
+/// pages.
 ///
 /// If it is leaked, the pages stay isolated and locked, so that no memory is freed that is still
 /// written.
@@ -52,13 +53,14 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
         Ok(())
     }
 
-    /// Whether a copy is outstanding. Otherwise there is nothing with which another step could overlap.
+    /// Whether a copy is outstanding. Otherwise there is nothing with which another step could
+    /// overlap.
     pub(crate) fn is_outstanding(&self) -> bool {
         self.batch.as_ref().is_some_and(Batch::is_outstanding)
     }
 
-    /// Waits for the copies, and takes back destinations that were not filled. Returns the indices of
-    /// the entries of these destinations. Context: may sleep.
+    /// Waits for the copies, and takes back destinations that were not filled. Returns the indices
+    /// of the entries of these destinations. Context: may sleep.
     #[inline(never)]
     pub(crate) fn complete(&mut self) -> Mask {
         match self.batch.take() {
@@ -87,8 +89,8 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
     }
 }
 
-/// Notes which of `count` destinations were filled, and takes back the others. Returns the indices of
-/// the entries of these.
+/// Notes which of `count` destinations were filled, and takes back the others. Returns the indices
+/// of the entries of these.
 pub(super) fn settle<R>(isolated: &mut Isolated<'_, R>, filled: &Mask, count: usize) -> Mask {
     let mut failed = Mask::EMPTY;
     if filled.count(0..PMD_PAGES) == count {

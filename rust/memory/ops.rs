@@ -114,7 +114,8 @@ impl<M: MemoryOps> Ops<M> {
         })
     }
 
-    /// Hands out the copies of all entries of `isolated` that have a destination. Returns their number.
+    /// Hands out the copies of all entries of `isolated` that have a destination. Returns their
+    /// number.
     ///
     /// # Safety
     ///
@@ -129,7 +130,8 @@ impl<M: MemoryOps> Ops<M> {
     ) -> usize {
         let mut count = 0;
         let _within = Within::enter();
-        // Pages move between the system and this device. Memory that the CPU can address is addressed.
+        // Pages move between the system and this device. Memory that the CPU can address is
+        // addressed.
         let private = matches!(pages.kind(), Kind::Private);
         let from_private = private && !isolated.has_cpu_sources();
         let mut find = pages.finder();

@@ -72,8 +72,8 @@ pub(super) struct Room<F: Format> {
     /// In the order of falling addresses.
     pub(super) ahead: KVec<Ahead>,
     /// One more use of the window of each block of the hold of the mmap lock. Without it, a worker
-    /// could remove the window when a step has ended its use and still has its reference. That would
-    /// be the last one, and its drop waits for all invalidations of the address space.
+    /// could remove the window when a step has ended its use and still has its reference. That
+    /// would be the last one, and its drop waits for all invalidations of the address space.
     windows: KVec<WindowUser>,
     /// End of the last block that was isolated here.
     pub(super) end: Option<usize>,
@@ -146,8 +146,8 @@ impl<F: Format> Room<F> {
 }
 
 impl<D: Device> Step<'_, D> {
-    /// Lets blocks of `range` follow the first one, if copies are asynchronous. Context: may sleep; no
-    /// lock may be held.
+    /// Lets blocks of `range` follow the first one, if copies are asynchronous. Context: may sleep;
+    /// no lock may be held.
     #[inline(never)]
     pub(super) fn arm(&mut self, range: PageRange) {
         self.armed = false;
@@ -168,9 +168,9 @@ impl<D: Device> Step<'_, D> {
         }
     }
 
-    /// Handles blocks that followed again, without overlap, if pages of them were left behind. After
-    /// the error `result` they stay as they are. Counts their outcomes. Returns the end of the last
-    /// block that followed, if any, and the first error.
+    /// Handles blocks that followed again, without overlap, if pages of them were left behind.
+    /// After the error `result` they stay as they are. Counts their outcomes. Returns the end of
+    /// the last block that followed, if any, and the first error.
     #[inline(never)]
     pub(super) fn finish_left(&mut self, mut result: Result) -> (Option<usize>, Result) {
         let end = self.room.as_mut().and_then(|room| {

@@ -3,8 +3,8 @@
 //! Steps that overlap: while one block is copied, the next one is announced and isolated.
 //!
 //! `Documentation/engine-design.rst`, "Overlapping steps", lists what may not block meanwhile, and
-//! why. In short: nothing here waits for an invalidation, a folio lock or the mmap lock, and nothing
-//! is evicted.
+//! why. In short: nothing here waits for an invalidation, a folio lock or the mmap lock, and
+//! nothing is evicted.
 
 use super::{
     ahead::{Ahead, Left, Pages, Room},
@@ -49,8 +49,8 @@ pub(super) struct Chain<'c, 'm, D: Device> {
 }
 
 impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
-    /// Migrates the first block, and those of `room` that can follow. Returns how the first one ended,
-    /// or the first error of any.
+    /// Migrates the first block, and those of `room` that can follow. Returns how the first one
+    /// ended, or the first error of any.
     #[inline(never)]
     pub(super) fn run(
         mut self,
@@ -105,8 +105,8 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         failed.map(|()| Attempt::Done { lost })
     }
 
-    /// Finishes `block` while the next one is in flight, if there is one. Returns how it ended, and the
-    /// next one.
+    /// Finishes `block` while the next one is in flight, if there is one. Returns how it ended, and
+    /// the next one.
     #[inline(never)]
     fn advance<'a>(
         &mut self,
@@ -149,9 +149,9 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         ahead.clear();
     }
 
-    /// Takes the next block of `ahead`. If it can overlap with `previous`, announces and isolates it,
-    /// submits its copies, and sets `end` to its end. Otherwise no other block follows: it begins again
-    /// without overlap.
+    /// Takes the next block of `ahead`. If it can overlap with `previous`, announces and isolates
+    /// it, submits its copies, and sets `end` to its end. Otherwise no other block follows: it
+    /// begins again without overlap.
     #[inline(never)]
     fn next<'a>(
         &mut self,

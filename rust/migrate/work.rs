@@ -83,8 +83,10 @@ fn set(pages: &mut [PageOutcome], entry: &Entry, outcome: PageOutcome) {
     }
 }
 
-/// Isolates `movable`, which was announced, for its migration. Then it is in `in_flight`, with `rest`.
-// A stack frame of its own: the states of a migration are large. For the same reason it is put where it stays.
+/// Isolates `movable`, which was announced, for its migration. Then it is in `in_flight`, with
+/// `rest`.
+// A stack frame of its own: the states of a migration are large. For the same reason it is put
+// where it stays.
 #[inline(never)]
 fn isolate<'p, 'a, 'm, D: Device>(
     movable: Movable<'a>,
@@ -156,8 +158,8 @@ pub(super) enum Submitted {
     NoHuge,
 }
 
-/// Waits for the copies of what is in `place`, migrates the pages, and notes their outcomes. Adds to
-/// `entries`. Returns whether the device lost entries of pages that moved.
+/// Waits for the copies of what is in `place`, migrates the pages, and notes their outcomes. Adds
+/// to `entries`. Returns whether the device lost entries of pages that moved.
 ///
 /// # Errors
 ///
@@ -188,7 +190,8 @@ pub(super) fn finish<D: Device>(
     migrate_and_switch(copying.into_isolated(), rest, entries)
 }
 
-/// Migrates `isolated`, which was copied, and notes the outcomes of its pages. Returns as [`finish`].
+/// Migrates `isolated`, which was copied, and notes the outcomes of its pages. Returns as
+/// [`finish`].
 #[inline(never)]
 fn migrate_and_switch<D: Device>(
     isolated: Isolated<'_, (Announced<'_, D>, Readers<'_>)>,
@@ -257,8 +260,8 @@ fn migrate_and_switch<D: Device>(
     result.map(|()| lost)
 }
 
-/// Gives `isolated`, the pages of `piece`, destinations: in device memory if there is an `arrival`, else
-/// in system memory. Notes pages without one. Returns whether a huge page could not be had.
+/// Gives `isolated`, the pages of `piece`, destinations: in device memory if there is an `arrival`,
+/// else in system memory. Notes pages without one. Returns whether a huge page could not be had.
 #[inline(never)]
 fn fill<M: MemoryOps, R>(
     isolated: &mut Isolated<'_, R>,
@@ -317,8 +320,9 @@ fn fill<M: MemoryOps, R>(
     no_huge
 }
 
-/// Isolates `movable`, which was announced for `request`, as far as that is possible, and submits its
-/// copies. Then the pages are in `in_flight`, which is empty before; after an error they may be there, too: drop it.
+/// Isolates `movable`, which was announced for `request`, as far as that is possible, and submits
+/// its copies. Then the pages are in `in_flight`, which is empty before; after an error they may be
+/// there, too: drop it.
 #[inline(never)]
 pub(super) fn submit<'a, 'm, D: Device>(
     (mirror, memory): (&Mirror<D>, &'a Memory<D::Memory>),

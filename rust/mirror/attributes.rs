@@ -41,8 +41,8 @@ pub(super) struct Known {
 const ROUNDS: usize = 64;
 
 impl<D: Device> Inner<D> {
-    /// Calls `each` with index and number of pages of `range` that are in the device's memory at home, as far as
-    /// it has entries for them. Context: any but NMI.
+    /// Calls `each` with index and number of pages of `range` that are in the device's memory at
+    /// home, as far as it has entries for them. Context: any but NMI.
     pub(super) fn each_at_home(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
         let mut index = 0;
         while index < range.pages() {

@@ -3,7 +3,8 @@
 //! Reclaim of table pages: free ones first, then those in which nothing was installed for long.
 //!
 //! Reclaim removes the entries of cold table pages as an invalidation does: under the table lock,
-//! with a flush before the pages are freed. The device faults when it uses them, and gets them again.
+//! with a flush before the pages are freed. The device faults when it uses them, and gets them
+//! again.
 
 use super::{
     invalidate::{Inner, State},
@@ -35,16 +36,16 @@ impl<D: Device> Shrink for Inner<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Looks at up to `chunks` chunks of table pages, and removes the entries of those that are cold.
-    /// Returns whether there were any.
+    /// Looks at up to `chunks` chunks of table pages, and removes the entries of those that are
+    /// cold. Returns whether there were any.
     ///
     /// A chunk stays as a whole if it has an entry that must stay, because it could not be freed:
     ///
     /// - of a page that a running migration may switch
     /// - of a page that the device accesses exclusively
     ///
-    /// In a space with memory that a device is to have mapped always nothing is removed. Locked host
-    /// memory is pinned and not accessed through the table.
+    /// In a space with memory that a device is to have mapped always nothing is removed. Locked
+    /// host memory is pinned and not accessed through the table.
     ///
     /// # Context
     ///
@@ -81,8 +82,8 @@ impl<D: Device> Inner<D> {
         any
     }
 
-    /// Removes the entries of the next chunk, if it is cold and none of them must stay. Returns how many
-    /// pages they had. The stack is free again when the flush is waited for.
+    /// Removes the entries of the next chunk, if it is cold and none of them must stay. Returns how
+    /// many pages they had. The stack is free again when the flush is waited for.
     #[inline(never)]
     fn remove_if_cold(
         table: &mut Table<D::Format>,

@@ -199,7 +199,8 @@ impl<D: Device> Mirror<D> {
         Ok(Asked::Served(served))
     }
 
-    /// Serves a fault on `range` by moving all of `all` to the device; `evict` says whether other memory may leave for it.
+    /// Serves a fault on `range` by moving all of `all` to the device; `evict` says whether other
+    /// memory may leave for it.
     fn serve_moved(
         &self,
         range: PageRange,
@@ -366,8 +367,8 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// The pages of the block at `start` that are in the device's memory at home, as far as its mirrors of
-    /// the process have entries for them.
+    /// The pages of the block at `start` that are in the device's memory at home, as far as its
+    /// mirrors of the process have entries for them.
     fn resident(&self, start: usize) -> Mask {
         let mut mask = Mask::EMPTY;
         let Some(block) = block(start) else {

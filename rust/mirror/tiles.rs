@@ -216,7 +216,8 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// Moves pages of `range` in the tile of name `tile` to the memory at home, if they are connected. Returns how many.
+    /// Moves pages of `range` in the tile of name `tile` to the memory at home, if they are
+    /// connected. Returns how many.
     ///
     /// # Errors
     ///

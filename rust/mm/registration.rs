@@ -2,13 +2,15 @@
 
 //! What an address space needs before interval notifiers can be inserted.
 //!
-//! The core gives an address space its tree of interval notifiers at the first insertion, under the mmap lock, which it
-//! takes for writing and waits for whatever signal comes. Everybody who comes later waits behind it, also who exits. Two
-//! tasks may insert the first two: if the other one has begun to migrate meanwhile, it holds the lock for reading until
-//! its copies are done. So this library registers an address space once, by itself and killably, before it inserts
-//! anything; all insertions that follow do without the lock.
+//! The core gives an address space its tree of interval notifiers at the first insertion, under the
+//! mmap lock, which it takes for writing and waits for whatever signal comes. Everybody who comes
+//! later waits behind it, also who exits. Two tasks may insert the first two: if the other one has
+//! begun to migrate meanwhile, it holds the lock for reading until its copies are done. So this
+//! library registers an address space once, by itself and killably, before it inserts anything; all
+//! insertions that follow do without the lock.
 //!
-//! It is not done when a mirror is opened: from then on each change of the address space looks into the tree.
+//! It is not done when a mirror is opened: from then on each change of the address space looks into
+//! the tree.
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
@@ -35,7 +37,8 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// If `done`, the address space that `space` names has its tree of interval notifiers, which it keeps to its end.
+/// If `done`, the address space that `space` names has its tree of interval notifiers, which it
+/// keeps to its end.
 #[pin_data]
 pub(crate) struct Registration {
     space: Cookie,
@@ -53,7 +56,8 @@ pub(crate) struct Registration {
 pub(crate) struct Registered<'a>(&'a MmWithUser);
 
 impl Registration {
-    /// That of the address space that `space` names. Its owner has a reference, so that the name is of no other one.
+    /// That of the address space that `space` names. Its owner has a reference, so that the name is
+    /// of no other one.
     pub(crate) fn new(space: Cookie) -> impl PinInit<Self> {
         let (name, key) = locks::registration();
         // INVARIANT: Not done.

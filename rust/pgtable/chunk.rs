@@ -40,7 +40,8 @@ pub(super) struct Meta {
     /// The first and the last slot, as halves, outside of which none is used: the part of a large range
     /// to look at.
     bounds: Atomic<u32>,
-    /// Next in a list; or of a table of level 0 what it covers, and whether it was written (`cold`).
+    /// Next in a list; or of a table of level 0 what it covers, and whether it was written
+    /// (`cold`).
     pub(super) word: Atomic<usize>,
 }
 
@@ -52,8 +53,8 @@ pub(super) struct Chunk<F: Format> {
     pub(super) images: Option<Images<F>>,
     /// Pages of it in the list of free ones. Changed under that list's lock.
     pub(super) free: Atomic<usize>,
-    /// How reclaim finds the pool. Hidden under that lock before the chunk goes. The first chunk, which
-    /// stays, is not found.
+    /// How reclaim finds the pool. Hidden under that lock before the chunk goes. The first chunk,
+    /// which stays, is not found.
     pub(super) reclaimable: Reclaimable,
     /// It is about to go.
     pub(super) going: AtomicFlag,

@@ -23,8 +23,8 @@ use kernel::sync::{
     rcu, //
 };
 
-/// In [`Meta::word`]: the page is a table of level 0, and the upper bits are its first address. Without
-/// this bit they are the index of the next page in a list, if it is in one.
+/// In [`Meta::word`]: the page is a table of level 0, and the upper bits are its first address.
+/// Without this bit they are the index of the next page in a list, if it is in one.
 const IN_USE: usize = 1;
 
 /// The same: it was written since the last look.
@@ -78,7 +78,8 @@ impl Meta {
 }
 
 impl<F: Format> Pool<F> {
-    /// Takes note that table page `index` of `level` was linked, for addresses with `addr` among them.
+    /// Takes note that table page `index` of `level` was linked, for addresses with `addr` among
+    /// them.
     pub(super) fn linked(&self, index: u32, level: u32, addr: usize) {
         if level != 0 {
             return;

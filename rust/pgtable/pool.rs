@@ -317,8 +317,8 @@ impl<F: Format> Pool<F> {
         Some(child)
     }
 
-    /// Takes note of the table `child`, by which [`Self::split`] has replaced a leaf, and writes the images: for
-    /// `addr`, in the table `above` of `level`.
+    /// Takes note of the table `child`, by which [`Self::split`] has replaced a leaf, and writes
+    /// the images: for `addr`, in the table `above` of `level`.
     #[inline]
     pub(super) fn publish_split(
         &self,

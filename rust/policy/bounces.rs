@@ -10,8 +10,9 @@ use super::{
 use crate::{locks, mm::addr::PageRange};
 use kernel::{prelude::*, sync::Mutex};
 
-/// What has moved to a memory of a device by the faults of a process, and was wanted again. Its mirrors that are at home
-/// there share it, so that a page which leaves in between moves as often as it may by all of them together.
+/// What has moved to a memory of a device by the faults of a process, and was wanted again. Its
+/// mirrors that are at home there share it, so that a page which leaves in between moves as often
+/// as it may by all of them together.
 ///
 /// Methods may sleep.
 #[pin_data]

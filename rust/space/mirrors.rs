@@ -68,8 +68,9 @@ pub(crate) trait MirrorOps: Send + Sync {
     /// Names where the device has its own pages: one of its memories, else the device.
     fn home_name(&self) -> Cookie;
 
-    /// Adds to `mask` the pages of `range`, of at most 2 MiB, that are in the memory that `home` names, as far
-    /// as the device has entries for them, and if that is its own. Context: any but NMI.
+    /// Adds to `mask` the pages of `range`, of at most 2 MiB, that are in the memory that `home`
+    /// names, as far as the device has entries for them, and if that is its own. Context: any but
+    /// NMI.
     fn add_at_home(&self, home: Cookie, range: PageRange, mask: &mut Mask);
 
     /// Maps again what the device is to have mapped always, of what it has lost and of `range`.
@@ -182,7 +183,8 @@ impl Mirrors {
         Ok(())
     }
 
-    /// What bounces between the memory that `home` names and others. Context: may sleep; one task at a time. `ENOMEM`.
+    /// What bounces between the memory that `home` names and others. Context: may sleep; one task
+    /// at a time. `ENOMEM`.
     fn bounces(&self, home: Cookie) -> Result<Arc<Bounces>> {
         let known = {
             let places = self.places.lock();

@@ -37,9 +37,10 @@ impl Joined {
         }
     }
 
-    /// Has mirrors of the address space `mm` join the migration that `request` describes, before its pages are
-    /// isolated. These are all mirrors that have entries of the pages, except the one in place `except` and those for
-    /// which there is no memory. They keep the entries as long as the returned value exists.
+    /// Has mirrors of the address space `mm` join the migration that `request` describes, before
+    /// its pages are isolated. These are all mirrors that have entries of the pages, except the one
+    /// in place `except` and those for which there is no memory. They keep the entries as long as
+    /// the returned value exists.
     ///
     /// Context: may sleep. Does not wait for invalidations, so that folio locks may be held.
     // Its variables are not on the stack while pages are copied.

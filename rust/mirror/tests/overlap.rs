@@ -77,8 +77,8 @@ impl Later {
     }
 }
 
-/// Has the copies of a device complete later: a block at once when so many jobs have come, or when none
-/// comes for a while.
+/// Has the copies of a device complete later: a block at once when so many jobs have come, or when
+/// none comes for a while.
 struct Engine {
     shared: Arc<Shared>,
     stop: Arc<AtomicFlag>,
@@ -169,8 +169,8 @@ fn ends(isolated: u64, other: Option<Overlap>) -> [u64; ENDS.len()] {
     counts
 }
 
-/// So many blocks with contents, but for the page `hole`, a device whose copies complete later, which is
-/// known, and its mirror.
+/// So many blocks with contents, but for the page `hole`, a device whose copies complete later,
+/// which is known, and its mirror.
 fn blocks(
     count: usize,
     hole: Option<usize>,
@@ -211,7 +211,8 @@ mod suite {
         let before = now();
         // A block completes when the next one is in flight.
         engine.set(&[1024, 1536, 2048, 2048], 0..0)?;
-        // The device reads all blocks all the time. No window goes, of blocks that are done neither.
+        // The device reads all blocks all the time. No window goes, of blocks that are done
+        // neither.
         let lost = Arc::new(Atomic::<usize>::new(0), GFP_KERNEL)?;
         let reader = mirror.clone();
         let count = lost.clone();

@@ -63,7 +63,8 @@ impl<'a> SystemPages<'a> {
         self.vma
     }
 
-    /// Whether [`Self::isolate`] may split large folios, for whose locks it then waits. `compound` is its argument.
+    /// Whether [`Self::isolate`] may split large folios, for whose locks it then waits. `compound`
+    /// is its argument.
     pub(crate) fn may_split(&self, compound: bool) -> bool {
         match self.folios {
             Folios::Small => false,

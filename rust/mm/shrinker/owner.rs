@@ -68,8 +68,8 @@ impl Owner {
         })
     }
 
-    /// Gives up to `pages` back. Returns how many, and how many pages were looked at for that, at most.
-    /// Nothing is if another task asks already, or the registration ends. Context: reclaim.
+    /// Gives up to `pages` back. Returns how many, and how many pages were looked at for that, at
+    /// most. Nothing is if another task asks already, or the registration ends. Context: reclaim.
     fn ask(&self, pages: usize) -> (usize, usize) {
         let _within = Within::enter();
         let Some(shrink) = self.shrink.try_lock() else {
@@ -96,8 +96,8 @@ impl Owner {
 
     /// # Safety
     ///
-    /// `raw` must be from [`Arc::into_raw`], and its reference given up. `scanned` must be valid for a
-    /// write.
+    /// `raw` must be from [`Arc::into_raw`], and its reference given up. `scanned` must be valid
+    /// for a write.
     unsafe extern "C" fn reclaim(
         raw: *mut ffi::c_void,
         pages: ffi::c_ulong,

@@ -78,6 +78,8 @@ pub(super) fn trace(ctx: &Ctx) -> Outcome {
     check_eq!(shown[0]["device"], shown[2]["device"], "device");
 
     // An invalidation has the name of its tracepoint, and the kind of the notifier event beside it.
+    // The device is told of memory near which it has used some: the last page may be in another block.
+    device_sees_pages(&device, &map, 1, PAGES - 1, 1, "of the last page")?;
     let tracer = Tracer::start(&[
         "trace",
         "--json",

@@ -145,32 +145,39 @@ impl<D: Device> Mirror<D> {
     /// `EPERM`: not writable. `EBUSY`: it kept changing, for a second and 100 tries. `EINTR`: killed. `ENOMEM`.
     /// `EDEADLK`: within a callback. What was installed before stays. Context: may sleep; no lock may be held.
     pub fn fault(&self, range: PageRange, access: Access) -> Result {
-        self.fault_from(range, access, Tiles::Pull).map(drop)
+        self.fault_from(range, access, Tiles::Pull, &mut 0)
     }
 
-    /// As [`Self::fault`]. Returns how many pages came from other tiles.
+    /// As [`Self::fault`]. Adds to `pulled` the pages that came from other tiles, also before an
+    /// error.
     pub(super) fn fault_from(
         &self,
         range: PageRange,
         access: Access,
         tiles: Tiles,
-    ) -> Result<usize> {
+        pulled: &mut usize,
+    ) -> Result {
         let write = access == Access::Write;
         let inner = self.inner();
         inner.tell(&Event::FaultBegin { range, write });
-        let result = self.fault_all(range, access, tiles);
+        let result = self.fault_all(range, access, tiles, pulled);
         self.stats().add(Counter::Faults, 1);
         inner.tell(&Event::FaultEnd {
             range,
             write,
-            result: result.map(drop),
+            result,
         });
         result
     }
 
-    fn fault_all(&self, range: PageRange, access: Access, tiles: Tiles) -> Result<usize> {
+    fn fault_all(
+        &self,
+        range: PageRange,
+        access: Access,
+        tiles: Tiles,
+        pulled: &mut usize,
+    ) -> Result {
         within::may_wait()?;
-        let mut pulled = 0;
         let mut buffer = PfnBuffer::new()?;
         let mut spares = self.spares();
         let space = self.space()?;
@@ -178,9 +185,9 @@ impl<D: Device> Mirror<D> {
         for piece in range.pmd_pieces() {
             self.check_reach(&space, piece)?;
             let buffers = (&mut buffer, &mut spares);
-            pulled += self.fault_block(&space, piece, access, tiles, buffers)?;
+            self.fault_block(&space, piece, access, (tiles, &mut *pulled), buffers)?;
         }
-        Ok(pulled)
+        Ok(())
     }
 
     /// Whether the device's page table has the addresses of `piece`, which lies within 2 MiB.
@@ -207,19 +214,18 @@ impl<D: Device> Mirror<D> {
         space: &AddressSpace,
         piece: PageRange,
         access: Access,
-        tiles: Tiles,
+        (tiles, pulled): (Tiles, &mut usize),
         (buffer, spares): (&mut PfnBuffer, &mut Spares<D::Format>),
-    ) -> Result<usize> {
+    ) -> Result {
         let inner = self.inner();
-        let mut pulled = 0;
         for _ in 0..MOVES {
             let asked = What::Asked(access);
             let Some(unreached) = inner.fault_piece(space, piece, asked, buffer, spares)? else {
-                return Ok(pulled);
+                return Ok(());
             };
             let tile = unreached.tile().filter(|_| tiles == Tiles::Pull);
             let moved = tile.map_or(Ok(0), |tile| self.pull_from(unreached.range(), tile))?;
-            pulled += moved;
+            *pulled += moved;
             if moved == 0 {
                 let brought = What::Brought(access);
                 inner

@@ -186,7 +186,7 @@ impl<D: Device> Mirror<D> {
             Err(error) if error == EFAULT => None,
             Err(error) => return Err(error),
         };
-        self.fault_from(range, access, tiles)?;
+        self.fault_from(range, access, tiles, &mut 0)?;
         if let Some(all) = again.filter(|_| !self.is_here(range.start())) {
             // Another device had it, or it was shared after a fork: the fault has brought it back. At last comes
             // a fault again: else two devices could take the entry from each other for ever.
@@ -218,12 +218,13 @@ impl<D: Device> Mirror<D> {
             }
         };
         let outcome = self.attract(all, evict, pages)?;
-        let result = self.fault_from(range, access, Tiles::Pull);
-        let moved = outcome.moved + result.unwrap_or(0);
+        let mut pulled = 0;
+        let result = self.fault_from(range, access, Tiles::Pull, &mut pulled);
+        let moved = outcome.moved + pulled;
         if moved != 0 {
             self.report_moved(policy, all, pages);
         }
-        result.map(|_| Served {
+        result.map(|()| Served {
             moved,
             in_place: false,
         })

@@ -2,12 +2,12 @@
 
 //! What an address space needs before interval notifiers can be inserted.
 //!
-//! The core gives an address space its tree of interval notifiers at the first insertion, under the
-//! mmap lock, which it takes for writing and waits for whatever signal comes. Everybody who comes
-//! later waits behind it, also who exits. Two tasks may insert the first two: if the other one has
-//! begun to migrate meanwhile, it holds the lock for reading until its copies are done. So this
-//! library registers an address space once, by itself and killably, before it inserts anything; all
-//! insertions that follow do without the lock.
+//! At the first insertion the core allocates the interval tree of the address space. For that it takes
+//! the mmap lock for writing, and the wait cannot be interrupted. All later users of the lock queue
+//! behind that writer, also a process that exits. If two tasks insert the first two notifiers, one of
+//! them may wait while the other one migrates, and holds the lock for reading until its copies are
+//! done. So this library registers an address space once, by itself and killably, before it inserts
+//! anything; all insertions that follow do without the lock.
 //!
 //! It is not done when a mirror is opened: from then on each change of the address space looks into
 //! the tree.

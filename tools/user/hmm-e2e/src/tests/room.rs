@@ -253,6 +253,19 @@ fn make_free_tables(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// Has `group` reclaim until few of its table pages are left, besides `ours` of others.
+fn reclaim_tables(group: &Group, ours: u64) -> Outcome {
+    let most = table_pages()?;
+    check!(most >= ours + 256, "{most} table pages with the group's, {ours} before");
+    let begin = Instant::now();
+    while table_pages()? > ours + 64 {
+        let now = table_pages()?;
+        check!(begin.elapsed() < Duration::from_secs(30), "{now} of {most} tables stay");
+        group.reclaim()?;
+    }
+    Ok(())
+}
+
 /// Reclaim of a control group frees page tables that are charged to it, and no others.
 fn free_tables_of_a_group(ctx: &Ctx) -> Outcome {
     let Some(group) = Group::new("hmm-tables")? else {
@@ -277,14 +290,7 @@ fn free_tables_of_a_group(ctx: &Ctx) -> Outcome {
         Ok(())
     })?;
     ready.wait()?;
-    let most = table_pages()?;
-    check!(most >= ours + 256, "{most} table pages with the group's, {ours} before");
-    let begin = Instant::now();
-    while table_pages()? > ours + 64 {
-        let now = table_pages()?;
-        check!(begin.elapsed() < Duration::from_secs(30), "{now} of {most} tables stay");
-        group.reclaim()?;
-    }
+    reclaim_tables(&group, ours)?;
     // Those of the group are gone; it has at least its root and what is in use.
     let now = table_pages()?;
     check!(now > ours, "{now} table pages are left, {ours} were outside of the group");
@@ -344,14 +350,7 @@ fn cold_tables(ctx: &Ctx) -> Outcome {
         Ok(())
     })?;
     ready.wait()?;
-    let most = table_pages()?;
-    check!(most >= ours + 256, "{most} table pages with the group's, {ours} before");
-    let begin = Instant::now();
-    while table_pages()? > ours + 64 {
-        let now = table_pages()?;
-        check!(begin.elapsed() < Duration::from_secs(30), "{now} of {most} tables stay");
-        group.reclaim()?;
-    }
+    reclaim_tables(&group, ours)?;
     go.open()?;
     child.join().map_err(Stop::Fail)?;
     sparse_is_seen(&device, &outside, 1, "outside of the group")?;

@@ -67,13 +67,20 @@ EXPORT_SYMBOL_GPL(rust_hmm_mmap_read_lock_killable);
  */
 int rust_hmm_notifier_register(struct mm_struct *mm)
 {
+	static const struct mmu_interval_notifier_ops no_ops;
+	struct mmu_interval_notifier empty;
 	int ret = mmap_write_lock_killable(mm);
 
 	if (ret)
 		return ret;
-	ret = __mmu_notifier_register(NULL, mm);
+	/*
+	 * An empty range is refused, but only after the tree has been
+	 * allocated. mmu_notifier_register() would lock all mappings also if
+	 * there is a tree.
+	 */
+	ret = mmu_interval_notifier_insert_locked(&empty, mm, 0, 0, &no_ops);
 	mmap_write_unlock(mm);
-	return ret;
+	return ret == -EOVERFLOW ? 0 : ret;
 }
 EXPORT_SYMBOL_GPL(rust_hmm_notifier_register);
 

@@ -87,6 +87,13 @@ impl<F: Format> Chunk<F> {
         })
     }
 
+    /// What is known of table page `index`, which is in the chunk.
+    #[inline]
+    pub(super) fn meta(&self, index: u32) -> Option<&Meta> {
+        // CAST: From 32 bits to more.
+        self.meta.get(index as usize % CHUNK)
+    }
+
     /// Its pages.
     pub(super) fn pages(&self) -> usize {
         self.meta.len()

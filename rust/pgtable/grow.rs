@@ -64,9 +64,10 @@ impl<F: Format> Pool<F> {
         self.pages.fetch_add(pages, Relaxed);
         account::<F>(pages, self.has_images(), 1);
         let first = u32::try_from(number * CHUNK)?;
+        let guard = rcu::read_lock();
         let mut free = self.free.lock();
         for index in (first..).take(pages) {
-            self.push_free(&mut free, index);
+            self.push_free(&guard, &mut free, index);
         }
         Ok(())
     }

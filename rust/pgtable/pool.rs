@@ -62,6 +62,25 @@ impl List {
     pub(super) fn len(&self) -> usize {
         self.len
     }
+
+    /// Adds table page `index`, which is in `chunk`.
+    #[inline]
+    fn push<F: Format>(&mut self, chunk: &Chunk<F>, index: u32) {
+        if let Some(meta) = chunk.meta(index) {
+            meta.set_next(self.head);
+            self.head = index;
+            self.len += 1;
+        }
+    }
+
+    /// Takes the page that was added last, which is in `chunk`.
+    #[inline]
+    fn pop<F: Format>(&mut self, chunk: &Chunk<F>) -> Option<u32> {
+        let index = self.head;
+        self.head = chunk.meta(index)?.next();
+        self.len -= 1;
+        Some(index)
+    }
 }
 
 /// All table pages of one table.
@@ -131,11 +150,10 @@ impl<F: Format> Pool<F> {
     pub(super) fn page<'g>(&'g self, guard: &'g Guard, index: u32) -> Option<Page<'g, F>> {
         let chunk = self.chunk(guard, index)?;
         // CAST: From 32 bits to more.
-        let index = index as usize;
-        let first = index % CHUNK * fan::<F>();
+        let first = index as usize % CHUNK * fan::<F>();
         Some(Page {
             cells: chunk.cells.get(first..first + fan::<F>())?,
-            meta: chunk.meta.get(index % CHUNK)?,
+            meta: chunk.meta(index)?,
             _format: PhantomData,
         })
     }
@@ -176,43 +194,42 @@ impl<F: Format> Pool<F> {
 
     pub(super) fn push(&self, list: &mut List, index: u32) {
         let guard = rcu::read_lock();
-        if let Some(page) = self.page(&guard, index) {
-            page.meta.set_next(list.head);
-            list.head = index;
-            list.len += 1;
+        if let Some(chunk) = self.chunk(&guard, index) {
+            list.push(chunk, index);
         }
     }
 
     pub(super) fn pop(&self, list: &mut List) -> Option<u32> {
-        let index = list.head;
+        if list.is_empty() {
+            return None;
+        }
         let guard = rcu::read_lock();
-        let page = self.page(&guard, index)?;
-        list.head = page.meta.next();
-        list.len -= 1;
-        Some(index)
+        list.pop(self.chunk(&guard, list.head)?)
     }
 
     /// As [`Self::push`], to the list of free pages, whose lock is held.
-    pub(super) fn push_free(&self, free: &mut List, index: u32) {
-        let guard = rcu::read_lock();
-        if let Some(chunk) = self.chunk(&guard, index) {
+    pub(super) fn push_free(&self, guard: &Guard, free: &mut List, index: u32) {
+        if let Some(chunk) = self.chunk(guard, index) {
             if chunk.free.fetch_add(1, Relaxed) + 1 == chunk.pages() {
                 self.whole.fetch_add(chunk.pages(), Relaxed);
             }
-            self.push(free, index);
+            free.push(chunk, index);
         }
     }
 
-    /// As [`Self::pop`], from the list of free pages, whose lock is held.
-    fn pop_free(&self, free: &mut List) -> Option<u32> {
-        let index = self.pop(free)?;
-        let guard = rcu::read_lock();
-        if let Some(chunk) = self.chunk(&guard, index) {
-            if chunk.free.fetch_sub(1, Relaxed) == chunk.pages() {
-                self.whole.fetch_sub(chunk.pages(), Relaxed);
-            }
+    /// Moves a page from the list of free pages, whose lock is held, to `list`. `None`: there is
+    /// none.
+    fn pop_free(&self, guard: &Guard, free: &mut List, list: &mut List) -> Option<()> {
+        if free.is_empty() {
+            return None;
         }
-        Some(index)
+        let chunk = self.chunk(guard, free.head)?;
+        let index = free.pop(chunk)?;
+        if chunk.free.fetch_sub(1, Relaxed) == chunk.pages() {
+            self.whole.fetch_sub(chunk.pages(), Relaxed);
+        }
+        list.push(chunk, index);
+        Some(())
     }
 
     /// Gives chunks back of which all pages are free, with `want` pages or a few more; some stay for
@@ -290,7 +307,10 @@ impl<F: Format> Pool<F> {
 
     /// A page that was kept for a split.
     pub(super) fn take_kept(&self) -> Option<u32> {
-        self.pop_free(&mut self.free.lock())
+        let mut list = List::EMPTY;
+        let guard = rcu::read_lock();
+        self.pop_free(&guard, &mut self.free.lock(), &mut list)?;
+        Some(list.head)
     }
 
     /// Replaces the leaf `huge` in `slot` of `page`, of `level`, by the empty table page `child` with
@@ -353,14 +373,10 @@ impl<F: Format> Pool<F> {
         }
         self.make_root()?;
         loop {
-            {
+            if list.len < want {
+                let guard = rcu::read_lock();
                 let mut free = self.free.lock();
-                while list.len < want {
-                    let Some(index) = self.pop_free(&mut free) else {
-                        break;
-                    };
-                    self.push(list, index);
-                }
+                while list.len < want && self.pop_free(&guard, &mut free, list).is_some() {}
             }
             let enough = list.len >= want;
             if enough && !self.is_short() {
@@ -378,25 +394,32 @@ impl<F: Format> Pool<F> {
         if list.is_empty() {
             return;
         }
-        let mut clean = List::EMPTY;
-        while let Some(index) = self.pop(list) {
-            let guard = rcu::read_lock();
-            if let Some(page) = self.page(&guard, index) {
-                if page.used() != 0 {
-                    for cell in page.cells {
-                        tree::store(cell, tree::EMPTY);
-                    }
-                    page.set_used(0);
-                    if let Some((images, at)) = self.images(&guard, index) {
-                        images.clear(&guard, at);
-                    }
+        let guard = rcu::read_lock();
+        let mut next = list.head;
+        while next != NIL {
+            let Some(page) = self.page(&guard, next) else {
+                break;
+            };
+            if page.used() != 0 {
+                for cell in page.cells {
+                    tree::store(cell, tree::EMPTY);
+                }
+                page.set_used(0);
+                if let Some((images, at)) = self.images(&guard, next) {
+                    images.clear(&guard, at);
                 }
             }
-            self.push(&mut clean, index);
+            next = page.meta.next();
         }
         let mut free = self.free.lock();
-        while let Some(index) = self.pop(&mut clean) {
-            self.push_free(&mut free, index);
+        while !list.is_empty() {
+            let Some(index) = self
+                .chunk(&guard, list.head)
+                .and_then(|chunk| list.pop(chunk))
+            else {
+                break;
+            };
+            self.push_free(&guard, &mut free, index);
         }
     }
 

@@ -159,6 +159,11 @@ impl<D: Device> Step<'_, D> {
         if self.target == Target::System || !memory.is_some_and(Memory::is_asynchronous) {
             return;
         }
+        // Nothing overlaps with a block that is where it should be.
+        let blocks = [range.start(), rest.start()];
+        if blocks.map(|start| self.mirror.has_device_entry(start)) != [false; 2] {
+            return;
+        }
         if self.room.is_none() {
             self.room = Room::new(self.mirror, self.stop.clone()).ok();
         }

@@ -358,10 +358,10 @@ static bool may_merge(struct vm_area_struct *vma, unsigned long start,
 
 /*
  * What a migration can make of @page, which @vma maps. Sets @large if it is part of
- * a large folio.
+ * a large folio. Inlined, as what follows: it is asked of each page.
  */
-static enum rust_hmm_pages kind_of_page(struct page *page, const void *tile,
-					bool *large)
+static __always_inline enum rust_hmm_pages
+kind_of_page(struct page *page, const void *tile, bool *large)
 {
 	struct folio *folio = mapped_page_folio(page);
 
@@ -380,8 +380,8 @@ static enum rust_hmm_pages kind_of_page(struct page *page, const void *tile,
 				       RUST_HMM_PAGES_SYSTEM;
 }
 
-static enum rust_hmm_pages kind_of_leaf(softleaf_t entry, const void *tile,
-					bool *large)
+static __always_inline enum rust_hmm_pages
+kind_of_leaf(softleaf_t entry, const void *tile, bool *large)
 {
 	if (softleaf_is_device_private(entry))
 		return kind_of_page(pfn_to_page(softleaf_to_pfn(entry)), tile,
@@ -404,8 +404,9 @@ static bool may_get_large_folios(struct vm_area_struct *vma)
 	       !(vma->vm_flags & VM_NOHUGEPAGE);
 }
 
-static enum rust_hmm_pages kind_of_pte(struct vm_area_struct *vma, pte_t pte,
-				       const void *tile, bool *large)
+static __always_inline enum rust_hmm_pages
+kind_of_pte(struct vm_area_struct *vma, pte_t pte, const void *tile,
+	    bool *large)
 {
 	if (pte_none(pte)) {
 		*large |= may_get_large_folios(vma);

@@ -40,6 +40,7 @@ mod table;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 mod tree;
+mod walk;
 
 pub use crate::mm::flush::{Flushed, Flusher};
 pub use dma::OfDma;
@@ -49,3 +50,4 @@ pub(crate) use format::{has_leaves, reaches};
 pub use format::{Format, Radix, Radix4, Radix5, Word};
 pub use layout::{Bits, FormatOf, Layout};
 pub use table::{Reader, Spares, Table};
+pub(crate) use walk::Near;

@@ -11,9 +11,10 @@ use crate::{
         dma::{DeviceAddress, DmaAddress},
         page::{CpuPages, CpuPagesMut},
     },
-    pgtable::{Entry, Format, Leaf},
+    pgtable::{Entry, Format, Leaf, Near},
     within::{self, Within},
 };
+use core::cell::Cell;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
 
 /// Where a page to read is.
@@ -47,6 +48,8 @@ pub enum Target {
 pub struct TableGuard<'a, D: Device> {
     guard: MutexGuard<'a, State<D::Format>>,
     mirror: &'a Mirror<D>,
+    /// Where the last look has ended: most are of one page after the other.
+    near: Cell<Near>,
     /// Who holds it must not wait for what needs it.
     _within: Within,
 }
@@ -63,6 +66,7 @@ impl<D: Device> Mirror<D> {
         Ok(TableGuard {
             guard: self.inner().lock(),
             mirror: self,
+            near: Cell::new(Near::NONE),
             _within: Within::enter(),
         })
     }
@@ -129,10 +133,19 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> TableGuard<'_, D> {
+    /// The entry for the page at `addr`.
+    #[inline]
+    fn entry(&self, addr: usize) -> Entry {
+        let mut near = self.near.get();
+        let entry = self.guard.table.get_near(addr, &mut near);
+        self.near.set(near);
+        entry
+    }
+
     /// Where the page at `addr` is, if the device may read it.
     #[inline]
     pub fn readable(&self, addr: usize) -> Option<Place<'_>> {
-        let entry = self.guard.table.get(addr);
+        let entry = self.entry(addr);
         if !entry.is_valid() {
             return None;
         }
@@ -143,7 +156,7 @@ impl<D: Device> TableGuard<'_, D> {
     /// Where the page at `addr` is, if the device may write it.
     #[inline]
     pub fn writable(&self, addr: usize) -> Option<PlaceMut<'_>> {
-        let entry = self.guard.table.get(addr);
+        let entry = self.entry(addr);
         if !entry.is_valid() || !entry.is_writable() {
             return None;
         }

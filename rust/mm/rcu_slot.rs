@@ -4,6 +4,7 @@
 //!
 //! C header: [`include/linux/rcupdate.h`](srctree/include/linux/rcupdate.h)
 
+use super::word::load_ptr;
 use crate::bindings;
 use core::{marker::PhantomData, ptr::null_mut};
 use kernel::{
@@ -48,7 +49,7 @@ impl<T: Send + Sync> RcuSlot<T> {
         let _ = guard;
         // SAFETY: Null or valid by the type invariant. Who takes it away waits for the end of all read sections
         // before it is freed, and a drop of the place for the end of this borrow.
-        unsafe { self.object.load(Acquire).as_ref() }
+        unsafe { load_ptr(&self.object).as_ref() }
     }
 
     /// Whether nothing is there.

@@ -11,6 +11,7 @@ use super::{
     pass::{Changes, Each, Pass, Remove, Visitor},
     pool::{List, Pool},
     tree::{self, Slot},
+    walk::Near,
 };
 use crate::mm::{
     addr::{PageRange, PMD_PAGES, PMD_SIZE},
@@ -64,26 +65,7 @@ impl<F: Format> Reader<F> {
     /// It may be out of date at once. For it to stay true, the caller must be somebody whom the end
     /// of a flush waits for.
     pub fn walk(&self, addr: usize) -> Option<Leaf> {
-        if addr > last_address::<F>() {
-            return None;
-        }
-        let mut index = self.root;
-        let guard = rcu::read_lock();
-        for level in (0..F::LEVELS).rev() {
-            let word = self.pool.load(&guard, index, slot_of::<F>(level, addr));
-            match tree::decode(word) {
-                Slot::Empty => return None,
-                Slot::Table(child) => index = child,
-                Slot::Leaf(first) => {
-                    let (start, _) = span_of::<F>(level, addr);
-                    return Some(Leaf {
-                        entry: first.plus((addr - start) >> PAGE_SHIFT),
-                        order: F::BITS * level,
-                    });
-                }
-            }
-        }
-        None
+        self.pool.walk(self.root, addr).0
     }
 
     /// Address of the image of the root; `None` without table memory, or if the device is closed.
@@ -262,9 +244,18 @@ impl<F: Format> Table<F> {
         self.leaf(addr).map_or(Entry::NONE, |leaf| leaf.entry)
     }
 
+    /// As [`Self::get`], after other looks of the same hold of the table lock, which have left
+    /// `near`.
+    #[inline]
+    pub(crate) fn get_near(&self, addr: usize, near: &mut Near) -> Entry {
+        let leaf = self.pool.walk_near(self.root, addr, near);
+        let leaf = self.translate(addr, leaf);
+        leaf.map_or(Entry::NONE, |leaf| leaf.entry)
+    }
+
     /// The translation for the page at `addr`.
     pub fn leaf(&self, addr: usize) -> Option<Leaf> {
-        self.translate(addr, self.reader().walk(addr))
+        self.translate(addr, self.pool.walk(self.root, addr).0)
     }
 
     /// Number of pages that have an entry.

@@ -32,6 +32,7 @@ mod pgtable {
     mod pool;
     mod scan;
     mod table;
+    mod walk;
     mod tree;
     #[path = "../il/tests/pgtable.rs"]
     pub(crate) mod interleavings;

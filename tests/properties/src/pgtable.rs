@@ -15,6 +15,7 @@ use crate::{
         formats::{Gfx9, Lpae},
         pool::List,
         tree::{self, Slot},
+        walk::Near,
     },
 };
 use kernel::sync::{rcu, Arc};

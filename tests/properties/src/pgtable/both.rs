@@ -257,12 +257,18 @@ impl<F: Format> Both<F> {
     }
 
     pub(super) fn check_walks(&self) {
+        let mut near = Near::NONE;
         for page in looked_at::<F>() {
             let expected = self.model.get(page);
             assert_eq!(self.table.get(page * PAGE_SIZE), expected, "page {page}");
             let addr = page * PAGE_SIZE + page % PAGE_SIZE;
             let found = self.reader.walk(addr).map_or(Entry::NONE, |leaf| leaf.entry);
             assert_eq!(found, Model::<F>::raw(expected), "walk to page {page}");
+            // Twice: the first look may begin at the root.
+            for _ in 0..2 {
+                let found = self.table.get_near(page * PAGE_SIZE, &mut near);
+                assert_eq!(found, expected, "look at page {page} after others");
+            }
         }
         let beyond = last_address::<F>() + 1;
         assert_eq!(self.reader.walk(beyond), None);

@@ -43,6 +43,12 @@ int rust_hmm_pci_distance(struct pci_dev *provider, struct device *client);
 int rust_hmm_peer_map(struct device *dev, u64 start, u64 size, bool fail,
 		      u64 *addr);
 void rust_hmm_peer_unmap(struct device *dev, u64 addr, u64 size);
+void *rust_hmm_bar_map(u64 start, size_t size);
+void rust_hmm_bar_unmap(void *bar);
+void rust_hmm_bar_clear(void *bar, size_t size);
+void rust_hmm_bar_write32(void *bar, u32 value);
+void rust_hmm_bar_write64(void *bar, u64 value);
+u64 rust_hmm_bar_read64(void *bar);
 
 struct rust_hmm_interrupt *
 rust_hmm_interrupt_new(struct pci_dev *pdev, void (*handle)(const void *data),

@@ -56,6 +56,10 @@ classes! {
     dma_closing = c"rust_hmm::dma_closing";
     /// Who has mapped memory of a PCI device.
     pci_users = c"rust_hmm::pci_users";
+    /// What is used of a register's memory for page tables.
+    bar_tables_used = c"rust_hmm::bar_tables_used";
+    /// That memory is unmapped.
+    bar_tables_closing = c"rust_hmm::bar_tables_closing";
     /// The windows of a page table of DMA addresses.
     dma_windows = c"rust_hmm::dma_windows";
     /// That thread waits.

@@ -19,7 +19,7 @@
 //! - [`dma_fence`] has `dma_fence`, [`sync_file`] has files of those.
 //! - [`flush`] has the proof that a device's translations were flushed.
 //! - `mask` has sets of the pages of 2 MiB.
-//! - [`table_memory`] has memory of page tables that a device walks.
+//! - [`table_memory`] has memory of page tables that a device walks, `bar_tables` those in its own memory.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
 //! - `pci` has memory of PCI devices as others see it, and interrupts.
 //! - `anon` has anonymous memory that comes from a device file.
@@ -29,6 +29,8 @@
 
 pub mod addr;
 pub(crate) mod anon;
+#[cfg(CONFIG_PCI)]
+pub mod bar_tables;
 pub mod bell;
 pub(crate) mod device_alloc;
 pub mod device_pages;

@@ -113,6 +113,44 @@ void rust_hmm_peer_unmap(struct device *dev, u64 addr, u64 size)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_peer_unmap);
 
+/* Memory of a device, uncached: writes arrive in their order. */
+void *rust_hmm_bar_map(u64 start, size_t size)
+{
+	return (void __force *)ioremap(start, size);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_bar_map);
+
+void rust_hmm_bar_unmap(void *bar)
+{
+	iounmap((void __iomem __force *)bar);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_bar_unmap);
+
+void rust_hmm_bar_clear(void *bar, size_t size)
+{
+	memset_io((void __iomem __force *)bar, 0, size);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_bar_clear);
+
+void rust_hmm_bar_write32(void *bar, u32 value)
+{
+	writel(value, (void __iomem __force *)bar);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_bar_write32);
+
+void rust_hmm_bar_write64(void *bar, u64 value)
+{
+	writeq(value, (void __iomem __force *)bar);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_bar_write64);
+
+/* Comes back when the writes before it have arrived. */
+u64 rust_hmm_bar_read64(void *bar)
+{
+	return readq((void __iomem __force *)bar);
+}
+EXPORT_SYMBOL_GPL(rust_hmm_bar_read64);
+
 struct rust_hmm_interrupt {
 	struct pci_dev *pdev;
 	void (*handle)(const void *data);

@@ -47,7 +47,7 @@ pub struct PciMemory {
     size: u64,
     released: AtomicFlag,
     #[pin]
-    users: Mutex<KVec<Arc<Mapped>>>,
+    users: Mutex<KVec<Arc<dyn Maps>>>,
 }
 
 // SAFETY: A PCI device may be used anywhere.
@@ -127,6 +127,33 @@ impl PciMemory {
         unsafe { bindings::rust_hmm_pci_unclaim(self.raw.as_ptr(), self.bar) };
     }
 
+    /// Has `map` map the memory, of which it gets the bus address, and adds what has the mapping:
+    /// it is closed before the memory is released. Context: may sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV`: the memory was released. `ENOMEM`; those of `map`.
+    pub(super) fn add_user<U: Maps + 'static>(
+        &self,
+        map: impl FnOnce(u64) -> Result<Arc<U>>,
+    ) -> Result<Arc<U>> {
+        let mut users = self.users.lock();
+        users.reserve(1, GFP_KERNEL)?;
+        if self.released.load(Acquire) {
+            return Err(ENODEV);
+        }
+        let user = map(self.start)?;
+        users.push(user.clone(), GFP_KERNEL)?;
+        Ok(user)
+    }
+
+    /// Removes it. Context: may sleep.
+    pub(super) fn remove_user<U: Maps + 'static>(&self, user: &Arc<U>) {
+        let place = Arc::as_ptr(user).addr();
+        let is_other = |other: &mut Arc<dyn Maps>| Arc::as_ptr(other).addr() != place;
+        self.users.lock().retain(is_other);
+    }
+
     /// Bytes that there are.
     pub fn size(&self) -> u64 {
         self.size
@@ -181,6 +208,39 @@ struct Mapped {
     mapped: Mutex<bool>,
 }
 
+impl Mapped {
+    /// Maps `memory`, which is at `start`, for `device`, which is open.
+    fn new(memory: &PciMemory, device: &Arc<DmaDevice>, start: u64) -> Result<Arc<Self>> {
+        let mut address = 0;
+        // SAFETY: The device is open, and the memory ours.
+        to_result(unsafe {
+            bindings::rust_hmm_peer_map(
+                device.as_raw(),
+                start,
+                memory.size,
+                fails(Point::Dma),
+                &mut address,
+            )
+        })?;
+        let (name, class) = locks::peer_mapped();
+        let mapped = Arc::pin_init(
+            // INVARIANT: Just mapped, and the device is open.
+            pin_init!(Self {
+                device: device.clone(),
+                address,
+                size: memory.size,
+                gone: AtomicFlag::new(false),
+                mapped <- Mutex::new(true, name, class),
+            }),
+            GFP_KERNEL,
+        );
+        mapped.inspect_err(|_| {
+            // SAFETY: Just mapped.
+            unsafe { bindings::rust_hmm_peer_unmap(device.as_raw(), address, memory.size) }
+        })
+    }
+}
+
 impl Maps for Mapped {
     fn close(&self) -> usize {
         let mut mapped = self.mapped.lock();
@@ -226,40 +286,7 @@ impl PeerMemory {
     pub fn map(memory: &Arc<PciMemory>, device: &Arc<DmaDevice>) -> Result<Self> {
         let _open = device.begin()?;
         memory.distance(device).ok_or(ENXIO)?;
-        let mut users = memory.users.lock();
-        users.reserve(1, GFP_KERNEL)?;
-        if memory.released.load(Acquire) {
-            return Err(ENODEV);
-        }
-        let mut address = 0;
-        // SAFETY: The device is open, and the memory ours.
-        to_result(unsafe {
-            bindings::rust_hmm_peer_map(
-                device.as_raw(),
-                memory.start,
-                memory.size,
-                fails(Point::Dma),
-                &mut address,
-            )
-        })?;
-        let (name, class) = locks::peer_mapped();
-        let mapped = Arc::pin_init(
-            // INVARIANT: Just mapped, and the device is open.
-            pin_init!(Mapped {
-                device: device.clone(),
-                address,
-                size: memory.size,
-                gone: AtomicFlag::new(false),
-                mapped <- Mutex::new(true, name, class),
-            }),
-            GFP_KERNEL,
-        );
-        let mapped = mapped.inspect_err(|_| {
-            // SAFETY: Just mapped.
-            unsafe { bindings::rust_hmm_peer_unmap(device.as_raw(), address, memory.size) }
-        })?;
-        users.push(mapped.clone(), GFP_KERNEL)?;
-        drop(users);
+        let mapped = memory.add_user(|start| Mapped::new(memory, device, start))?;
         let this = Peer {
             mapped,
             memory: memory.clone(),
@@ -288,10 +315,7 @@ impl PeerMemory {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.mapped.close();
-        self.memory
-            .users
-            .lock()
-            .retain(|user| !Arc::ptr_eq(user, &self.mapped));
+        self.memory.remove_user(&self.mapped);
         let this: Arc<dyn Maps> = self.mapped.clone();
         self.mapped.device.remove(&this);
     }

@@ -9,6 +9,8 @@
 //! C headers: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h),
 //! [`include/linux/gfp.h`](srctree/include/linux/gfp.h)
 
+#[cfg(CONFIG_PCI)]
+use super::bar_tables::BarTables;
 use super::{
     dma::{DmaDevice, Maps},
     rcu_slot::{RcuSlot, Retired},
@@ -16,7 +18,8 @@ use super::{
 };
 use crate::{
     bindings,
-    locks, //
+    locks,
+    within::Within, //
 };
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
@@ -34,12 +37,40 @@ use kernel::{
 pub struct TableMemory {
     kind: Kind,
     device_pages: u64,
+    writes: Option<Arc<dyn TableWrites>>,
 }
 
+/// Of what memory the tables are.
+#[derive(Clone)]
 enum Kind {
     None,
     Plain,
     Coherent(Arc<DmaDevice>),
+    #[cfg(CONFIG_PCI)]
+    Bar(Arc<BarTables>),
+}
+
+/// What a device needs after its tables were written: that a cache is cleaned, or that its engine
+/// copies the entries to where its walker reads them.
+///
+/// A table is written before the entry that links it. What is begun for a call must be seen by the
+/// device before what is begun for a later one.
+pub trait TableWrites: Send + Sync {
+    /// `bytes` bytes from `address` on were written, as the device finds them: entries in a row of
+    /// one table.
+    ///
+    /// # Context
+    ///
+    /// The table lock may be held. Must not sleep, or allocate with reclaim.
+    fn written(&self, address: u64, bytes: usize);
+
+    /// A flush is about to start. Whatever was written before has to be seen by the device before
+    /// the translations that it drops are looked up again.
+    ///
+    /// # Context
+    ///
+    /// As [`Self::written`].
+    fn settle(&self) {}
 }
 
 impl TableMemory {
@@ -47,6 +78,7 @@ impl TableMemory {
         Self {
             kind,
             device_pages: 0,
+            writes: None,
         }
     }
 
@@ -69,6 +101,22 @@ impl TableMemory {
         Self::of(Kind::Coherent(device.clone()))
     }
 
+    /// A part of the device's own memory, which the CPU writes by a base address register.
+    ///
+    /// The memory is unmapped when it is released, as when the driver is unbound. From then on the
+    /// device has no table, and changes of the table do nothing to it. The driver has stopped its
+    /// walker before.
+    #[cfg(CONFIG_PCI)]
+    pub fn in_bar(tables: &Arc<BarTables>) -> Self {
+        Self::of(Kind::Bar(tables.clone()))
+    }
+
+    /// `writes` is told of all that is written.
+    pub fn with_writes(mut self, writes: Arc<dyn TableWrites>) -> Self {
+        self.writes = Some(writes);
+        self
+    }
+
     /// Pages of the device's own memory begin at `address` for its walker, which must be a multiple
     /// of 2 MiB. It is 0 unless this is called: entries then have device page numbers.
     pub fn with_device_pages_at(mut self, address: u64) -> Self {
@@ -84,6 +132,29 @@ impl TableMemory {
     /// Where pages of the device's own memory begin.
     pub(crate) fn device_pages(&self) -> u64 {
         self.device_pages
+    }
+
+    /// Tells of entries in a row that were written. Context: see [`TableWrites::written`].
+    #[inline]
+    pub(crate) fn written(&self, address: u64, bytes: usize) {
+        if let Some(writes) = &self.writes {
+            let _within = Within::enter();
+            writes.written(address, bytes);
+        }
+    }
+
+    /// Sees to it that all that was written is seen by the device, before a flush is started.
+    /// Context: as [`Self::written`].
+    #[inline]
+    pub(crate) fn settle(&self) {
+        #[cfg(CONFIG_PCI)]
+        if let Kind::Bar(tables) = &self.kind {
+            tables.region().settle();
+        }
+        if let Some(writes) = &self.writes {
+            let _within = Within::enter();
+            writes.settle();
+        }
     }
 }
 
@@ -101,6 +172,7 @@ pub(crate) fn order_writes() {
 /// One table.
 #[derive(Clone, Copy)]
 struct Piece {
+    /// Dangling if it is in a register's memory.
     memory: NonNull<c_void>,
     address: u64,
 }
@@ -109,12 +181,12 @@ struct Piece {
 ///
 /// # Invariants
 ///
-/// Each piece is `bytes` bytes of zeroed memory that is ours, aligned to `bytes`. With `device` it
-/// is coherent memory of that device, which is not unbound before this is dropped.
+/// Each piece is `bytes` bytes of zeroed memory that is ours, aligned to `bytes`, of that `kind`. A
+/// device of which it is coherent memory is not unbound before this is dropped.
 struct Pieces {
     list: KVVec<Piece>,
     bytes: usize,
-    device: Option<Arc<DmaDevice>>,
+    kind: Kind,
 }
 
 // SAFETY: The memory belongs to this object, by the type invariant, and may be freed by any thread.
@@ -128,24 +200,30 @@ impl Pieces {
     ///
     /// # Safety
     ///
-    /// `device` is open, and is not unbound before the returned object is dropped.
-    unsafe fn new(device: Option<Arc<DmaDevice>>, count: usize, bytes: usize) -> Result<Self> {
+    /// A device of `kind` is open, and is not unbound before the returned object is dropped.
+    unsafe fn new(kind: Kind, count: usize, bytes: usize) -> Result<Self> {
         // INVARIANT: There are no pieces yet. By the function's requirements the device stays
         // bound.
         let mut this = Self {
             list: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
             bytes,
-            device,
+            kind,
         };
         for _ in 0..count {
             let mut address = 0;
-            let memory = match &this.device {
+            let memory = match &this.kind {
+                Kind::None => return Err(EINVAL),
+                // SAFETY: `bytes` is a power of two and at least a page.
+                Kind::Plain => unsafe { bindings::rust_hmm_table_alloc(bytes, &mut address) },
                 // SAFETY: The device is bound by the function's requirements.
-                Some(device) => unsafe {
+                Kind::Coherent(device) => unsafe {
                     bindings::rust_hmm_dma_buffer(device.as_raw(), bytes, &mut address)
                 },
-                // SAFETY: `bytes` is a power of two and at least a page.
-                None => unsafe { bindings::rust_hmm_table_alloc(bytes, &mut address) },
+                #[cfg(CONFIG_PCI)]
+                Kind::Bar(tables) => {
+                    address = tables.region().alloc(bytes)?;
+                    NonNull::dangling().as_ptr()
+                }
             };
             let memory = NonNull::new(memory).ok_or(ENOMEM)?;
             // INVARIANT: Just allocated. There is room.
@@ -160,10 +238,11 @@ impl Drop for Pieces {
     fn drop(&mut self) {
         for piece in &self.list {
             let (memory, bytes) = (piece.memory.as_ptr(), self.bytes);
-            match &self.device {
+            match &self.kind {
+                Kind::None => {}
                 // SAFETY: `rust_hmm_dma_buffer` allocated it for this device with this size. The
                 // device is bound by the type invariant, and nothing borrows the memory any more.
-                Some(device) => unsafe {
+                Kind::Coherent(device) => unsafe {
                     bindings::rust_hmm_dma_buffer_free(
                         device.as_raw(),
                         bytes,
@@ -173,7 +252,9 @@ impl Drop for Pieces {
                 },
                 // SAFETY: `rust_hmm_table_alloc` allocated it with this size, and nothing borrows
                 // it any more.
-                None => unsafe { bindings::rust_hmm_table_free(memory, bytes) },
+                Kind::Plain => unsafe { bindings::rust_hmm_table_free(memory, bytes) },
+                #[cfg(CONFIG_PCI)]
+                Kind::Bar(tables) => tables.region().free(piece.address, bytes),
             }
         }
     }
@@ -216,8 +297,8 @@ impl Units {
     pub(crate) fn new(memory: &TableMemory, count: usize, bytes: usize) -> Result<Option<Self>> {
         let device = match &memory.kind {
             Kind::None => return Ok(None),
-            Kind::Plain => None,
             Kind::Coherent(device) => Some(device.clone()),
+            _ => None,
         };
         let opened = device.clone();
         let _open = match &opened {
@@ -227,7 +308,7 @@ impl Units {
         // SAFETY: `_open` keeps the device open in this function. When it closes afterwards it
         // drops the pieces of `place`, which is added below; where that fails, they are dropped
         // before `_open`.
-        let pieces = unsafe { Pieces::new(device.clone(), count, bytes) }?;
+        let pieces = unsafe { Pieces::new(memory.kind.clone(), count, bytes) }?;
         let (name, key) = locks::table_memory();
         let place = Arc::pin_init(
             pin_init!(Place {
@@ -254,11 +335,21 @@ impl Units {
     pub(crate) fn get<'g>(&'g self, guard: &'g Guard, index: usize) -> Option<Unit<'g>> {
         let pieces = self.place.pieces.get(guard)?;
         let piece = pieces.list.get(index)?;
-        // INVARIANT: The piece stays for as long as the guard, by the invariant of `Pieces`.
+        let (memory, in_bar) = match &pieces.kind {
+            #[cfg(CONFIG_PCI)]
+            Kind::Bar(tables) => {
+                let region = tables.region();
+                (region.table(guard, piece.address, pieces.bytes)?.0, true)
+            }
+            _ => (piece.memory, false),
+        };
+        // INVARIANT: The piece stays for as long as the guard, by the invariant of `Pieces`, or of
+        // `BarTable`.
         Some(Unit {
-            memory: piece.memory,
+            memory,
             bytes: pieces.bytes,
             address: piece.address,
+            in_bar,
             _pieces: PhantomData,
         })
     }
@@ -284,35 +375,40 @@ impl Drop for Units {
 /// # Invariants
 ///
 /// `memory` is `bytes` bytes that stay there for `'g`, aligned to a page, which the kernel accesses
-/// as atomics only.
+/// by whole words only: as atomics, or if it is `in_bar`, as memory of a device.
 pub struct Unit<'g> {
     memory: NonNull<c_void>,
     bytes: usize,
     address: u64,
+    in_bar: bool,
     _pieces: PhantomData<&'g Pieces>,
 }
 
 macro_rules! accesses {
-    ($type:ty, $write:ident, $store:ident) => {
+    ($type:ty, $write:ident, $store:ident, $write_bar:ident) => {
         /// Writes the entry `slot`; nothing beyond the end. A release: see also [`order_writes`].
         /// Context: any.
         #[inline]
         pub(crate) fn $write(&self, slot: usize, value: $type) {
-            if slot < self.bytes / size_of::<$type>() {
-                // SAFETY: Within the memory, by the type invariant and the check; a device may
-                // access it, too, and does so by whole words.
-                let cell = unsafe {
-                    Atomic::<$type>::from_ptr(self.memory.as_ptr().cast::<$type>().add(slot))
-                };
-                word::$store(cell, value);
+            if slot >= self.bytes / size_of::<$type>() {
+                return;
             }
+            // SAFETY: Within the memory, by the type invariant and the check.
+            let place = unsafe { self.memory.as_ptr().cast::<$type>().add(slot) };
+            if self.in_bar {
+                // SAFETY: Memory of a device by the type invariant.
+                unsafe { bindings::$write_bar(place.cast(), value) };
+                return;
+            }
+            // SAFETY: Valid and aligned; a device may access it, too, and does so by whole words.
+            word::$store(unsafe { Atomic::<$type>::from_ptr(place) }, value);
         }
     };
 }
 
 impl Unit<'_> {
-    accesses!(u32, write_u32, store_u32);
-    accesses!(u64, write_u64, store_u64);
+    accesses!(u32, write_u32, store_u32, rust_hmm_bar_write32);
+    accesses!(u64, write_u64, store_u64, rust_hmm_bar_write64);
 
     /// Reads the word `slot`, for software that takes the place of a device; 0 beyond the end. An
     /// acquire. Context: any.
@@ -321,9 +417,13 @@ impl Unit<'_> {
             return 0;
         }
         // SAFETY: Within the memory, by the type invariant and the check.
-        word::load_u64(unsafe {
-            Atomic::<u64>::from_ptr(self.memory.as_ptr().cast::<u64>().add(slot))
-        })
+        let place = unsafe { self.memory.as_ptr().cast::<u64>().add(slot) };
+        if self.in_bar {
+            // SAFETY: Memory of a device by the type invariant.
+            return unsafe { bindings::rust_hmm_bar_read64(place.cast()) };
+        }
+        // SAFETY: Valid and aligned.
+        word::load_u64(unsafe { Atomic::<u64>::from_ptr(place) })
     }
 
     /// Where the device finds it.

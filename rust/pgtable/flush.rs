@@ -96,8 +96,12 @@ impl<F: Format> FlushBatch<F> {
             detached,
             ..
         } = self;
+        let pending = hull.0.take().map(|range| {
+            pool.memory.settle();
+            flusher.start(range)
+        });
         Flushing {
-            pending: hull.0.take().map(|range| flusher.start(range)),
+            pending,
             pool,
             detached,
         }

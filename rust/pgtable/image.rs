@@ -72,7 +72,10 @@ impl<F: Format> Images<F> {
         {
             let guard = rcu::read_lock();
             let mut all = (0..count).filter_map(|index| units.get(&guard, index));
-            if !all.all(|unit| F::can_link(unit.address())) {
+            if !all.all(|unit| {
+                written::<F>(memory, &unit, 0..fan::<F>());
+                F::can_link(unit.address())
+            }) {
                 return Err(EINVAL);
             }
         }
@@ -104,17 +107,29 @@ impl<F: Format> Images<F> {
             .unwrap_or_default()
     }
 
-    /// Empties that of page `index`, which no device walks.
-    pub(super) fn clear(&self, guard: &Guard, index: usize) {
+    /// Empties that of page `index`, which is in `memory`, and which no device walks.
+    pub(super) fn clear(&self, memory: &TableMemory, guard: &Guard, index: usize) {
         if let Some(unit) = self.unit(guard, index) {
             for slot in 0..fan::<F>() {
                 F::Word::EMPTY.write(&unit, slot);
             }
+            written::<F>(memory, &unit, 0..fan::<F>());
         }
         for form in self.forms(index) {
             form.store(0, Relaxed);
         }
     }
+}
+
+/// Tells of entries `slots` of a table that were written.
+#[inline]
+fn written<F: Format>(memory: &TableMemory, unit: &Unit<'_>, slots: Range<usize>) {
+    let bytes = size_of::<F::Word>();
+    // CAST: Both have 64 bits.
+    memory.written(
+        unit.address() + (slots.start * bytes) as u64,
+        slots.len() * bytes,
+    );
 }
 
 /// Writes entries of one table page to its image.
@@ -160,6 +175,9 @@ impl<F: Format> Publisher<'_, F> {
             if which(word) {
                 self.encode(word, run).write(&self.unit, slot);
             }
+        }
+        if !slots.is_empty() {
+            written::<F>(&self.pool.memory, &self.unit, slots);
         }
     }
 

@@ -406,7 +406,7 @@ impl<F: Format> Pool<F> {
                 }
                 page.set_used(0);
                 if let Some((images, at)) = self.images(&guard, next) {
-                    images.clear(&guard, at);
+                    images.clear(&self.memory, &guard, at);
                 }
             }
             next = page.meta.next();

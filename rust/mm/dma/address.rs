@@ -45,6 +45,11 @@ address! {
     PeerAddress;
 }
 
+impl DeviceAddress {
+    /// The start of the memory.
+    pub const START: Self = Self::new(0);
+}
+
 impl DmaAddress {
     /// The number of its page, as it stands in a page table.
     pub(crate) const fn frame(self) -> usize {

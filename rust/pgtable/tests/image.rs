@@ -4,8 +4,16 @@
 //! written after the manuals and share nothing with the encoders.
 
 use super::*;
-use crate::{mm::table_memory::TableMemory, pgtable::formats::*};
-use kernel::sync::rcu;
+use crate::{
+    mm::table_memory::{TableMemory, TableWrites},
+    pgtable::formats::*,
+    within::is_within,
+};
+use kernel::sync::{
+    atomic::{ordering::Relaxed, Atomic, AtomicFlag},
+    rcu,
+    Arc, //
+};
 
 /// A translation that a walker finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -184,6 +192,45 @@ pub(super) fn memory() -> TableMemory {
     TableMemory::plain().with_device_pages_at(DEVICE_PAGES)
 }
 
+/// What a driver was told of writes.
+struct Notes {
+    /// Calls of `written`.
+    written: Atomic<usize>,
+    /// How many there had been at the last `settle`.
+    settled: Atomic<usize>,
+    /// All were callbacks.
+    within: AtomicFlag,
+}
+
+impl TableWrites for Notes {
+    fn written(&self, _address: u64, bytes: usize) {
+        assert_ne!(bytes, 0);
+        self.written.fetch_add(1, Relaxed);
+        if !is_within() {
+            self.within.store(false, Relaxed);
+        }
+    }
+
+    fn settle(&self) {
+        self.settled.store(self.written.load(Relaxed), Relaxed);
+    }
+}
+
+/// Notes how many writes the driver had been told of, and how many had settled, when the flush was
+/// started.
+struct Started<'n>(&'n Notes, Cell<(usize, usize)>);
+
+impl Flusher for Started<'_> {
+    type Pending = ();
+
+    fn start(&self, _range: PageRange) {
+        let Self(notes, started) = self;
+        started.set((notes.written.load(Relaxed), notes.settled.load(Relaxed)));
+    }
+
+    fn wait(&self, (): ()) {}
+}
+
 /// Whether `found` is the translation for `entry`. The size is not compared.
 fn agrees(entry: Entry, found: Option<Found>) -> bool {
     let Some(found) = found else {
@@ -360,6 +407,31 @@ mod tests {
         assert_eq!((result, table.live()), (Err(EINVAL), 0));
         let odd = TableMemory::plain().with_device_pages_at(1 << 20);
         assert!(Table::<Lpae>::with(None, odd).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn writes_settle_before_the_flush_starts() -> Result {
+        let notes = Notes {
+            written: Atomic::new(0),
+            settled: Atomic::new(0),
+            within: AtomicFlag::new(true),
+        };
+        let notes = Arc::new(notes, GFP_KERNEL)?;
+        let memory = TableMemory::plain().with_writes(notes.clone());
+        let mut table = Table::<Lpae>::with(None, memory)?;
+        let range = PageRange::from_pages(PMD_SIZE, 20)?;
+        fill(&mut table, range, 16, true)?;
+        // New pages need no flush.
+        let filled = notes.written.load(Relaxed);
+        assert!(filled != 0 && notes.settled.load(Relaxed) == 0);
+        let mut batch = table.batch();
+        table.for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
+        let started = Started(&notes, Cell::new((0, 0)));
+        let _flushed = batch.start(&started).wait(&started);
+        let (written, settled) = started.1.get();
+        assert!(written > filled && settled == written);
+        assert!(notes.within.load(Relaxed));
         Ok(())
     }
 

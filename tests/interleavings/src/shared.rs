@@ -135,17 +135,37 @@ pub(crate) mod table_memory {
         pub(crate) fn device_pages(&self) -> u64 {
             self.device_pages
         }
+
+        pub(crate) fn written(&self, address: u64, bytes: usize) {
+            let at = LOG.with_borrow(Vec::len);
+            TOLD.with_borrow_mut(|told| told.push((at, address, bytes)));
+        }
+
+        pub(crate) fn settle(&self) {}
+    }
+
+    /// For the text of KUnit suites, which is not run.
+    pub(crate) trait TableWrites {
+        fn written(&self, address: u64, bytes: usize);
+        fn settle(&self);
     }
 
     pub(crate) fn order_writes() {}
 
     thread_local! {
         static LOG: RefCell<Vec<(u64, usize, u64)>> = const { RefCell::new(Vec::new()) };
+        static TOLD: RefCell<Vec<(usize, u64, usize)>> = const { RefCell::new(Vec::new()) };
     }
 
     /// The writes since the last call: address of the table, entry, value.
     pub(crate) fn writes() -> Vec<(u64, usize, u64)> {
         LOG.take()
+    }
+
+    /// What the driver was told since the last call, to be called before [`writes`]: how many
+    /// writes of these came before it, address and bytes.
+    pub(crate) fn told() -> Vec<(usize, u64, usize)> {
+        TOLD.take()
     }
 
     pub(crate) struct Units {

@@ -74,7 +74,7 @@ mod mm {
 mod pgtable;
 mod policy;
 
-use stand_ins::{alarm, deferred, inject, mirror, overhead, thread};
+use stand_ins::{alarm, deferred, inject, mirror, overhead, thread, within};
 
 fn main() {
     harness::main(&[

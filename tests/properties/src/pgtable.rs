@@ -11,7 +11,7 @@ use crate::{
     inject::{arm, Point},
     mm::dma::{DmaDevice, Windows},
     pgtable::{
-        format::{fan, has_leaves, last_address, shift},
+        format::{fan, has_leaves, last_address, shift, unit},
         formats::{Gfx9, Lpae},
         pool::List,
         tree::{self, Slot},

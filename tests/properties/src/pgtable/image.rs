@@ -5,7 +5,7 @@
 use super::{decode::Leaf, *};
 use crate::{
     hardware::walk,
-    mm::table_memory::{writes, TableMemory},
+    mm::table_memory::{told, writes, TableMemory},
 };
 use std::collections::HashMap;
 
@@ -57,19 +57,24 @@ impl<F: Decode> walk::Bus for Device<F> {
 pub(super) struct Beside<F: Decode> {
     both: Both<F>,
     device: Device<F>,
+    /// A copy, of which each part is made when the driver is told of it.
+    copy: Device<F>,
     base: usize,
 }
 
 impl<F: Decode> Beside<F> {
     pub(super) fn new() -> Self {
+        told();
         writes();
         // Narrow formats have no room for it.
         let base = if F::can_hold(Entry::device(1 << 30, true)) { 1 << 20 } else { 0 };
         let memory = TableMemory::plain().with_device_pages_at((base as u64) << 12);
         let both = Both::<F>::with_memory(Look::Walks, memory);
         let root = both.reader.root_address().expect("a root");
-        let device = Device { words: HashMap::new(), root, _format: Default::default() };
-        Self { both, device, base }
+        let device = || Device { words: HashMap::new(), root, _format: Default::default() };
+        let mut this = Self { both, device: device(), copy: device(), base };
+        this.follow(|_, _| ());
+        this
     }
 
     /// Whether `found` is what the model has as `entry`.
@@ -107,22 +112,26 @@ impl<F: Decode> Beside<F> {
         self.both.apply(op);
         let probes = self.probes(&before);
         let old = |page: usize| before.get(&page).copied().unwrap_or(Entry::NONE);
-        for (address, slot, value) in writes() {
-            self.device.words.insert((address, slot), value);
+        self.follow(|this, device| {
             for page in &probes {
-                let found = self.device.walk(*page);
-                let new = self.both.model.get(*page);
-                let right = self.is(found, old(*page)) || self.is(found, new);
+                let found = device.walk(*page);
+                let new = this.both.model.get(*page);
+                let right = this.is(found, old(*page)) || this.is(found, new);
                 assert!(right, "page {page}: {found:?}, not {:?} or {new:?}", old(*page));
                 for other in [page ^ 1, page & !15, page | 15] {
-                    if let Some(cached) = self.device.cached(other, *page) {
+                    if let Some(cached) = device.cached(other, *page) {
                         let found = Some(cached);
-                        let right = self.is(found, old(*page)) || self.is(found, new);
+                        let right = this.is(found, old(*page)) || this.is(found, new);
                         assert!(right, "page {page} by {other}: {found:?}");
                     }
                 }
             }
-        }
+        });
+        let differs = |at: &(u64, usize)| {
+            let word = |device: &Device<F>| device.words.get(at).copied().unwrap_or(0);
+            word(&self.device) != word(&self.copy)
+        };
+        assert!(!self.device.words.keys().any(differs), "the driver was not told of a write");
         for page in looked_at::<F>() {
             let (found, entry) = (self.device.walk(page), self.both.model.get(page));
             assert!(self.is(found, entry), "page {page}: {found:?}, not {entry:?}");
@@ -135,6 +144,28 @@ impl<F: Decode> Beside<F> {
                 let batch = self.both.batch.as_ref().unwrap();
                 let covered = batch.range().is_some_and(|range| range.contains(page * PAGE_SIZE));
                 assert!(covered, "page {page} has another size and is not flushed");
+            }
+        }
+    }
+
+    /// Follows what was written, and what the driver was told, in their order. Calls `check` for
+    /// the device's memory after each write, and for the copy after each part that is copied.
+    fn follow(&mut self, mut check: impl FnMut(&Self, &Device<F>)) {
+        let (told, writes) = (told(), writes());
+        let mut told = told.into_iter().peekable();
+        for index in 0..=writes.len() {
+            while let Some((_, address, bytes)) = told.next_if(|(before, ..)| *before == index) {
+                let (unit, size) = (unit::<F>() as u64, size_of::<F::Word>());
+                let (table, first) = (address & !(unit - 1), (address & (unit - 1)) as usize / size);
+                for slot in first..first + bytes / size {
+                    let word = self.device.words.get(&(table, slot)).copied().unwrap_or(0);
+                    self.copy.words.insert((table, slot), word);
+                }
+                check(self, &self.copy);
+            }
+            if let Some((address, slot, value)) = writes.get(index) {
+                self.device.words.insert((*address, *slot), *value);
+                check(self, &self.device);
             }
         }
     }

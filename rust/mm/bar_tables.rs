@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Page tables in the memory of a PCI function, behind one of its base address registers.
+//!
+//! For a GPU whose walker reads its tables from its own memory. The CPU writes them by the
+//! register, uncached: writes come in their order. They are posted, so that a flush is started
+//! after a read of the same memory, which comes back when they have arrived.
+//!
+//! C headers: [`include/linux/io.h`](srctree/include/linux/io.h),
+//! [`include/linux/pci.h`](srctree/include/linux/pci.h)
+
+use super::{
+    dma::Maps,
+    pci::PciMemory,
+    rcu_slot::{RcuSlot, Retired}, //
+};
+use crate::{
+    bindings,
+    deferred::{Deferred, DropWaits},
+    locks, //
+};
+use core::ptr::NonNull;
+use kernel::{
+    bitmap::BitmapVec,
+    ffi::c_void,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        rcu::{self, Guard},
+        Arc,
+        Mutex, //
+    },
+};
+
+/// The part begins and ends at a multiple of this, which is at least the size of a table in any
+/// format.
+const ALIGNMENT: u64 = 64 * 1024;
+
+/// A part of the memory of a function, mapped for the CPU.
+///
+/// # Invariants
+///
+/// `size` bytes of memory of a device are mapped at `base`, uncached, until this is dropped.
+struct Mapping {
+    base: NonNull<c_void>,
+    size: usize,
+}
+
+impl Mapping {
+    /// Maps `size` bytes of memory of a device at bus address `start`. Context: may sleep.
+    /// `ENOMEM`.
+    ///
+    /// # Safety
+    ///
+    /// The memory is claimed, and not released before the returned object is dropped.
+    unsafe fn new(start: u64, size: usize) -> Result<Self> {
+        // SAFETY: By the function's requirements.
+        let base = unsafe { bindings::rust_hmm_bar_map(start, size) };
+        // INVARIANT: Just mapped.
+        let base = NonNull::new(base).ok_or(ENOMEM)?;
+        Ok(Self { base, size })
+    }
+}
+
+// SAFETY: The mapping may be used and unmapped by any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: A shared reference gives access to the memory by whole words only.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: Mapped by the type invariant, and nothing borrows this any more.
+        unsafe { bindings::rust_hmm_bar_unmap(self.base.as_ptr()) };
+    }
+}
+
+/// The part of the memory, until its owner or the memory takes the mapping away.
+#[pin_data]
+pub(super) struct Region {
+    mapping: RcuSlot<Mapping>,
+    /// Where the device finds its begin.
+    address: u64,
+    /// Pages that have tables.
+    #[pin]
+    used: Mutex<BitmapVec>,
+    // Held while it is unmapped, so that who releases the memory waits for an owner that does so.
+    #[pin]
+    closing: Mutex<()>,
+}
+
+/// A table.
+///
+/// # Invariants
+///
+/// The memory is mapped as [`Mapping`] says, for as long as the read section in which this was
+/// made.
+pub(super) struct BarTable(pub(super) NonNull<c_void>);
+
+impl Maps for Region {
+    fn close(&self) -> usize {
+        let _closing = self.closing.lock();
+        let mut gone = Retired::<_, 1>::new();
+        gone.take(&self.mapping);
+        // Waits for writes under way, and unmaps it.
+        drop(gone);
+        0
+    }
+}
+
+impl Region {
+    /// Allocates `bytes`, a power of two and at least a page, and zeroes them. Returns where the
+    /// device finds them. Context: may sleep. `ENOMEM`: nothing is free; `ENODEV`.
+    pub(super) fn alloc(&self, bytes: usize) -> Result<u64> {
+        let count = bytes.div_ceil(PAGE_SIZE).max(1);
+        let first = self.take(count).ok_or(ENOMEM)?;
+        let address = self.address + (first * PAGE_SIZE) as u64;
+        let cleared = {
+            let guard = rcu::read_lock();
+            let table = self.table(&guard, address, bytes);
+            // SAFETY: So many bytes are mapped there, by the type invariant and the check.
+            table.map(|table| unsafe { bindings::rust_hmm_bar_clear(table.0.as_ptr(), bytes) })
+        };
+        if cleared.is_none() {
+            self.free(address, bytes);
+            return Err(ENODEV);
+        }
+        Ok(address)
+    }
+
+    /// Takes `count` free pages, a power of two, at a multiple of that.
+    fn take(&self, count: usize) -> Option<usize> {
+        let mut used = self.used.lock();
+        let mut first = 0;
+        loop {
+            first = used.next_zero_bit(first)?.next_multiple_of(count);
+            let end = first.checked_add(count).filter(|end| *end <= used.len())?;
+            match used.next_bit(first).filter(|next| *next < end) {
+                Some(next) => first = next,
+                None => {
+                    (first..end).for_each(|page| used.set_bit(page));
+                    return Some(first);
+                }
+            }
+        }
+    }
+
+    /// Frees what [`Self::alloc`] has returned. The device does not read it any more. Context: may
+    /// sleep, reclaim.
+    pub(super) fn free(&self, address: u64, bytes: usize) {
+        // CAST: It is within the memory, which was mapped.
+        let first = address.wrapping_sub(self.address) as usize / PAGE_SIZE;
+        let mut used = self.used.lock();
+        let end = used.len().min(first + bytes.div_ceil(PAGE_SIZE).max(1));
+        (first..end).for_each(|page| used.clear_bit(page));
+    }
+
+    /// The `bytes` bytes that the device finds at `address`; `None` if there are none, or the
+    /// mapping is gone. Context: any.
+    pub(super) fn table(&self, guard: &Guard, address: u64, bytes: usize) -> Option<BarTable> {
+        let mapping = self.mapping.get(guard)?;
+        let at = usize::try_from(address.checked_sub(self.address)?).ok()?;
+        at.checked_add(bytes).filter(|end| *end <= mapping.size)?;
+        // INVARIANT: Within the mapping, which stays for as long as the guard.
+        // SAFETY: As above.
+        Some(BarTable(unsafe { mapping.base.byte_add(at) }))
+    }
+
+    /// Reads the word at `address`, a multiple of 8 and as the device finds it. Context: any.
+    pub(super) fn read(&self, address: u64) -> Option<u64> {
+        let guard = rcu::read_lock();
+        let word = self.table(&guard, address, size_of::<u64>())?;
+        // SAFETY: Mapped by the type invariant; aligned, as the begin is.
+        (address % 8 == 0).then(|| unsafe { bindings::rust_hmm_bar_read64(word.0.as_ptr()) })
+    }
+
+    /// Waits until all that was written has arrived. Context: any.
+    pub(super) fn settle(&self) {
+        let _ = self.read(self.address);
+    }
+}
+
+/// A part of the memory of a PCI function for page tables; see
+/// [`TableMemory::in_bar`](super::table_memory::TableMemory::in_bar).
+///
+/// It is unmapped when this is dropped, or the memory released, as when the driver is unbound. From
+/// then on the device has no table, and changes of the table do nothing to it. The driver has
+/// stopped its walker before.
+///
+/// # Context
+///
+/// The drop may sleep. In a callback and in atomic context a worker unmaps it.
+pub struct BarTables(Deferred<Owned>);
+
+struct Owned {
+    region: Arc<Region>,
+    memory: Arc<PciMemory>,
+}
+
+impl DropWaits for Owned {}
+
+impl BarTables {
+    /// Reserves `bytes` bytes from `at` on of `memory`, which the driver gives to nothing else. The
+    /// device finds them at `address`. Context: may sleep.
+    ///
+    /// # Errors
+    ///
+    /// * `EINVAL`: a number is no multiple of 64 KiB, or the part is not within the memory.
+    /// * `ENODEV`: the memory was released.
+    /// * `ENOMEM`.
+    pub fn new(memory: &Arc<PciMemory>, at: u64, bytes: u64, address: u64) -> Result<Arc<Self>> {
+        let end = at.checked_add(bytes).ok_or(EINVAL)?;
+        if bytes == 0
+            || end > memory.size()
+            || address.checked_add(bytes).is_none()
+            || [at, bytes, address]
+                .iter()
+                .any(|number| number % ALIGNMENT != 0)
+        {
+            return Err(EINVAL);
+        }
+        let size = usize::try_from(bytes)?;
+        let (used, used_class) = locks::bar_tables_used();
+        let (closing, closing_class) = locks::bar_tables_closing();
+        let bits = BitmapVec::new(size / PAGE_SIZE, GFP_KERNEL)?;
+        let region = Arc::pin_init(
+            pin_init!(Region {
+                mapping: RcuSlot::new(),
+                address,
+                used <- Mutex::new(bits, used, used_class),
+                closing <- Mutex::new((), closing, closing_class),
+            }),
+            GFP_KERNEL,
+        )?;
+        let region = memory.add_user(|start| {
+            // SAFETY: Claimed, and not released before `region` is closed.
+            let mapping = unsafe { Mapping::new(start + at, size) }?;
+            let mapping = KBox::new(mapping, GFP_KERNEL)?;
+            region.mapping.put(mapping).map_err(|_| EBUSY)?;
+            Ok(region)
+        })?;
+        let owned = Owned {
+            region,
+            memory: memory.clone(),
+        };
+        let tables = Deferred::new(|| Ok(owned), GFP_KERNEL)?;
+        Ok(Arc::new(Self(tables), GFP_KERNEL)?)
+    }
+
+    pub(super) fn region(&self) -> &Arc<Region> {
+        &self.0.region
+    }
+
+    /// Reads the word at `address`, a multiple of 8 and as the device finds it, for software that
+    /// takes the place of a walker; `None` beyond the end, or if the memory was released. Context:
+    /// any.
+    pub fn read(&self, address: u64) -> Option<u64> {
+        self.region().read(address)
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.region.close();
+        self.memory.remove_user(&self.region);
+    }
+}

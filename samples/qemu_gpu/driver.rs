@@ -11,7 +11,7 @@
 //! - `engine`: the edu; its thread, its interrupt, and what flushes wait for.
 //! - `gpu`: one GPU, its memory, and how mirrors see it.
 //! - `file`: an open file and its ioctls.
-//! - `uapi`, `structure`, `lock_ioctls`: as the mock has them.
+//! - `walk`, `uapi`, `structure`, `lock_ioctls`: as the mock has them.
 
 #![deny(unsafe_code)]
 
@@ -24,6 +24,12 @@ mod lock_ioctls;
 mod structure;
 #[path = "../dmirror/uapi.rs"]
 mod uapi;
+#[expect(
+    dead_code,
+    reason = "other hardware has other formats, and a bus that may refuse"
+)]
+#[path = "../dmirror/hardware/walk.rs"]
+mod walk;
 
 /// Where the shared parts look for these.
 mod client {

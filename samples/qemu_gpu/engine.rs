@@ -3,7 +3,11 @@
 //! The copy engine: an edu, which moves up to 4 KiB between a buffer of its own and any address, and interrupts at the
 //! end. Contents take two steps: into the buffer, and out of it.
 
-use crate::file::Client;
+use crate::{
+    file::Client,
+    gpu::{View, VRAM},
+    walk::{self, Miss, Translation}, //
+};
 use kernel::{
     device::Core,
     io::Io,
@@ -25,11 +29,12 @@ use kernel::{
 use rust_hmm::{
     host_lock::APERTURE,
     memory::{CopyJob, DmaCopy},
-    mirror::Target,
+    mirror::{Mirror, Target},
     mm::{
         addr::PageRange,
+        bar_tables::BarTables,
         bell::Bell,
-        dma::{DmaBuffer, DmaDevice},
+        dma::{DeviceAddress, DmaBuffer, DmaDevice},
         pci::{Interrupt, Interrupted, PciMemory, PeerMemory},
     },
     thread::Thread,
@@ -123,12 +128,22 @@ impl Interrupted for Engine {
     }
 }
 
+/// How the GPU's walker reads its tables: from its own memory.
+struct TableBus<'e>(&'e BarTables);
+
+impl walk::Bus for TableBus<'_> {
+    fn read(&self, address: u64) -> Result<u64, Miss> {
+        self.0.read(address).ok_or(Miss::Bus(address))
+    }
+}
+
 /// What only the thread uses. The parts that need the device go with it.
 struct Hardware {
     engine: Arc<Engine>,
     vram: PeerMemory,
     /// A page for contents on their way to the CPU or from it, and a page of zeros.
     staging: DmaBuffer,
+    tables: Arc<BarTables>,
     _interrupt: Interrupt<Engine>,
 }
 
@@ -152,6 +167,7 @@ impl Engine {
         pdev: &pci::Device<Core<'_>>,
         dma: Arc<DmaDevice>,
         memory: &Arc<PciMemory>,
+        tables: Arc<BarTables>,
     ) -> Result<(Arc<Self>, Running)> {
         let delay = crate::number(crate::module_parameters::copy_delay_ms.value());
         let registers = pdev
@@ -180,6 +196,7 @@ impl Engine {
         let hardware = Hardware {
             vram: PeerMemory::map(memory, &engine.dma)?,
             staging: DmaBuffer::new(&engine.dma, 2)?,
+            tables,
             _interrupt: Interrupt::new(pdev, c"qemu_gpu", engine.clone())?,
             engine: engine.clone(),
         };
@@ -393,6 +410,28 @@ impl Hardware {
         }
     }
 
+    /// Walks the table of `mirror`. `None` if the GPU faults.
+    fn translate(&self, mirror: &Mirror<View>, access: &Access) -> Option<Translation> {
+        let (root, addr) = (mirror.table_root()?, u64::try_from(access.addr).ok()?);
+        let found = walk::Format::Radix4.walk(&TableBus(&self.tables), root, addr);
+        found.ok().filter(|found| found.writable || !access.write)
+    }
+
+    /// Moves a page between the buffer and the address of `found`.
+    fn transfer(&self, found: Translation, write: bool) -> Result {
+        let at = match found.address.checked_sub(VRAM) {
+            Some(at) => {
+                let at = self.vram.address(DeviceAddress::START.plus(at), PAGE);
+                at.ok_or(ENODEV)?.raw()
+            }
+            None => found.address,
+        };
+        match write {
+            true => self.store(at),
+            false => self.load(at),
+        }
+    }
+
     /// Says whether there was a translation.
     fn access(&self, client: &Client, access: &Access, contents: &mut [u8]) -> Result<bool> {
         let staging = self.staging.address(0).ok_or(EINVAL)?.raw();
@@ -414,22 +453,18 @@ impl Hardware {
                 self.load(at)?
             }
         } else {
-            let table = mirror.lock_table()?;
-            let Some(target) = table.target(access.addr, access.write) else {
-                return Ok(false);
-            };
-            let at = self.address(target, None)?;
-            // Under the table lock: a flush that comes later sees it, and waits.
+            // Before the walk: a change of the table that it does not see is flushed later, and
+            // the flush waits for it.
             *self.engine.in_flight.lock() = Some((mirror.device().tag(), access.addr));
-            let begun = match access.write {
-                true => self.begin(BUFFER, at, FROM_BUFFER),
-                false => self.begin(at, BUFFER, 0),
+            let result = match self.translate(mirror, access) {
+                Some(found) => self.transfer(found, access.write).map(|()| true),
+                None => Ok(false),
             };
-            drop(table);
-            let result = begun.and_then(|before| self.end(before));
             *self.engine.in_flight.lock() = None;
             self.engine.landed.notify_all();
-            result?;
+            if !result? {
+                return Ok(false);
+            }
         }
         if !access.write {
             self.store(staging)?;

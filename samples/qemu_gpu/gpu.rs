@@ -21,9 +21,18 @@ use rust_hmm::{
     connection::Connection,
     memory::{CopyJob, Memory, MemoryOps},
     mirror::Device,
-    mm::{addr::PageRange, device_pages::Kind, dma::DmaDevice, pci::PciMemory},
+    mm::{
+        addr::PageRange, bar_tables::BarTables, device_pages::Kind, dma::DmaDevice, pci::PciMemory,
+        table_memory::TableMemory,
+    },
     pgtable::{OfDma, Radix4},
 };
+
+/// Where the GPU finds its memory. The DMA addresses of system memory have 32 bits.
+pub(crate) const VRAM: u64 = 1 << 40;
+
+/// Bytes at the end of the memory that are for page tables, but no more than half of it.
+const TABLES: u64 = 8 << 20;
 
 /// The memory.
 pub(crate) struct Vram {
@@ -71,6 +80,7 @@ pub(crate) struct Gpu {
     pub(crate) engine: Arc<Engine>,
     pub(crate) agents: Agents,
     bar: Arc<PciMemory>,
+    tables: Arc<BarTables>,
     #[pin]
     running: Mutex<Option<Running>>,
     files: Atomic<usize>,
@@ -86,11 +96,14 @@ impl Gpu {
         }
         let dma = DmaDevice::bound(pdev.as_ref(), bits)?;
         let bar = PciMemory::claim(pdev, 0, 2)?;
-        let pages = usize::try_from(bar.size())? / PAGE_SIZE;
+        let for_tables = TABLES.min(bar.size() / 2);
+        let usable = bar.size() - for_tables;
+        let pages = usize::try_from(usable)? / PAGE_SIZE;
+        let tables = BarTables::new(&bar, usable, for_tables, VRAM + usable)?;
         let mut all = KVec::new();
         all.push(dma.clone(), GFP_KERNEL)?;
         let all = Arc::new(all, GFP_KERNEL)?;
-        let (engine, running) = Engine::start(pdev, dma, &bar)?;
+        let (engine, running) = Engine::start(pdev, dma, &bar, tables.clone())?;
         let vram = Vram {
             engine: engine.clone(),
             memory: bar.clone(),
@@ -102,6 +115,7 @@ impl Gpu {
                 engine,
                 agents: Agents { all },
                 bar,
+                tables,
                 running <- kernel::new_mutex!(Some(running), "qemu_gpu::running"),
                 files: Atomic::new(0),
                 last_tag: Atomic::new(0),
@@ -154,7 +168,7 @@ impl View {
 
 impl Device for View {
     type Memory = Vram;
-    // The mock has page frames here.
+    // The GPU walks it in its own memory.
     type Format = OfDma<Radix4>;
     type Walker = ();
     // Whether there is something to wait for.
@@ -166,6 +180,10 @@ impl Device for View {
 
     fn dma(&self) -> Option<&Arc<DmaDevice>> {
         Some(&self.gpu.engine.dma)
+    }
+
+    fn table_memory(&self) -> TableMemory {
+        TableMemory::in_bar(&self.gpu.tables).with_device_pages_at(VRAM)
     }
 
     fn flush_start(&self, range: PageRange) -> bool {

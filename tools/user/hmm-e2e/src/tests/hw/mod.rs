@@ -259,7 +259,7 @@ fn eviction(ctx: &Ctx) -> Outcome {
     let pages = vram_pages(ctx)?;
     check!(
         pages <= 1024,
-        "{pages} pages of memory would take hours: set HMM_VRAM_MIB=2 for the machine"
+        "{pages} pages of memory would take hours: set HMM_VRAM_MIB=4 for the machine"
     );
     let maps = [Mapping::anon_aligned(pages / 512)?, Mapping::anon_aligned(pages / 512)?];
     for (map, seed) in maps.iter().zip(6..) {
@@ -290,11 +290,12 @@ fn slot(index: u32) -> Result<String, Stop> {
     name.cloned().ok_or_else(|| Stop::Fail(format!("no GPU {index} among {names:?}")))
 }
 
-/// Pages of the memory of the device under test: the size of its BAR.
+/// Pages of the memory of the device under test: the size of its BAR, without the page tables.
 fn vram_pages(ctx: &Ctx) -> Result<usize, Stop> {
     let function = slot(ctx.device)?.replace(".1", ".0");
     let path = format!("/sys/bus/pci/devices/{function}/resource2");
-    Ok(fs::metadata(path).what("look at the memory")?.len() as usize / PAGE_SIZE)
+    let bytes = fs::metadata(path).what("look at the memory")?.len() as usize;
+    Ok((bytes - (bytes / 2).min(8 << 20)) / PAGE_SIZE)
 }
 
 /// Memory that is locked for the device stays, and the engine reads and writes it by its device address.

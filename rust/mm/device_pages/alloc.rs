@@ -32,6 +32,11 @@ impl<T: DevicePageOps> DevicePages<T> {
         if fails(Point::DevicePage) {
             return None;
         }
+        self.take(order)
+    }
+
+    /// As [`Self::alloc_numbered`], without fault injection.
+    fn take(&self, order: u32) -> Option<(usize, LockedFolio)> {
         if order > PMD_ORDER {
             return None;
         }
@@ -50,14 +55,19 @@ impl<T: DevicePageOps> DevicePages<T> {
     /// As [`Self::alloc_numbered`], first from the piece of device page `near`, which is one that
     /// was taken just now.
     pub(crate) fn alloc_near(&self, near: usize, order: u32) -> Option<(usize, LockedFolio)> {
-        let piece = self.piece(near).filter(|_| !fails(Point::DevicePage));
-        let taken = piece.and_then(|piece| Some((piece, piece.free.take(order)?)));
+        // One use, also where the search goes on in other pieces.
+        if fails(Point::DevicePage) {
+            return None;
+        }
+        let taken = self
+            .piece(near)
+            .and_then(|piece| Some((piece, piece.free.take(order)?)));
         match taken {
             Some((piece, index)) => Some((
                 piece.index * PIECE_PAGES + index,
                 self.taken(piece, index, order),
             )),
-            None => self.alloc_numbered(order),
+            None => self.take(order),
         }
     }
 

@@ -71,6 +71,10 @@ mod suite {
         let armed = Armed::new(Point::DevicePage, 1, false)?;
         assert!(device.alloc_at(3, 0).is_none() && !armed.is_left());
         assert!(device.alloc_at(3, 0).is_some());
+        drop(armed);
+        let armed = Armed::new(Point::DevicePage, 1, false)?;
+        assert!(device.alloc_near(0, 0).is_none() && !armed.is_left());
+        assert!(device.alloc_near(0, 0).is_some());
         drop(pages);
         assert_eq!(device.used(), 0);
         Ok(())

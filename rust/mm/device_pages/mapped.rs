@@ -34,6 +34,9 @@ use kernel::{
 /// only needed if processes unmap it or hold their mmap lock meanwhile.
 const USERS: usize = 16;
 
+/// Most pages that are skipped after one whose mmap lock could not be had.
+const MOST_SKIPPED: usize = 64;
+
 /// For which mmap locks it waits, killably.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MmapLocks {
@@ -102,9 +105,10 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// Isolates the small folios of the block of 512 with device page `first`, as many at once as one
-    /// mapping has side by side, and calls `take` with them. Best effort: one that is locked or referenced is left out,
-    /// and so is one that only a process maps which is ending.
+    /// Isolates the small folios of the block of 512 with device page `first`, as many at once as
+    /// one mapping has side by side, and calls `take` with them. Best effort: one that is locked or
+    /// referenced is left out, and so is one that only a process maps which is ending, or whose
+    /// mmap lock cannot be had. Then the next pages may be left out, too.
     ///
     /// Context: as [`Self::isolate_huge`].
     pub fn isolate_small(
@@ -116,7 +120,10 @@ impl<T: DevicePageOps> DevicePages<T> {
     ) {
         let first = first - first % PMD_PAGES;
         let mut seen = Pages::default();
-        for index in 0..PMD_PAGES {
+        let (mut next, mut skip) = (0, 1);
+        while next < PMD_PAGES {
+            let index = next;
+            next += 1;
             let number = first.saturating_add(index);
             let word = seen.get(index / usize::BITS as usize);
             let is_seen = word.is_some_and(|word| word >> (index % usize::BITS as usize) & 1 != 0);
@@ -126,16 +133,27 @@ impl<T: DevicePageOps> DevicePages<T> {
             let Some(users) = self.users(number) else {
                 continue;
             };
+            let mut is_stalled = false;
             for user in users.iter() {
                 let Ok(mmap) = user.lock(locks) else {
+                    is_stalled = true;
                     continue;
                 };
+                is_stalled = false;
                 let (frames, addr) = (&users.frames, user.addr);
                 let found = self.isolate_run(&mmap, addr, frames, &mut seen, batch, &mut take);
                 if found == Ok(true) {
                     break;
                 }
             }
+            // The next pages are likely to be of the same process. A lookup for each of them would
+            // slow down the caller, which has to find another block.
+            skip = if is_stalled {
+                MOST_SKIPPED.min(skip * 2)
+            } else {
+                1
+            };
+            next = index + skip;
         }
     }
 

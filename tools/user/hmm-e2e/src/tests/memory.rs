@@ -41,7 +41,7 @@ pub fn with<'a>(ctx: &'a Ctx, params: &str) -> Result<Restore<'a>, Stop> {
 }
 
 /// Unloads the modules, once processes that have ended have closed their files.
-fn unload_soon(ctx: &Ctx) -> Outcome {
+pub(super) fn unload_soon(ctx: &Ctx) -> Outcome {
     for _ in 0..100 {
         if unload(ctx).is_ok() {
             return Ok(());
@@ -59,7 +59,7 @@ pub(super) fn block(seed: u64) -> Result<Mapping, Stop> {
     Ok(map)
 }
 
-fn on_device(device: &Device, map: &Mapping) -> Result<usize, Stop> {
+pub(super) fn on_device(device: &Device, map: &Mapping) -> Result<usize, Stop> {
     resident(device, map, 0, map.pages())
 }
 

@@ -32,6 +32,7 @@ mod mirror;
 mod mirror_only;
 mod numa;
 mod overlap;
+mod progress;
 mod queue;
 mod race;
 mod reload;
@@ -84,6 +85,7 @@ pub fn all() -> Vec<Test> {
         // Last: these unload the modules, or unplug.
         hw::TESTS,
         memory::TESTS,
+        progress::TESTS,
         unplug::TESTS,
         overlap::UNPLUGGED,
         evict::TESTS,

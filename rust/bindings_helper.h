@@ -20,3 +20,4 @@
 #include "managed.h"
 #include "pin.h"
 #include "shrinker.h"
+#include "task_work.h"

@@ -303,6 +303,13 @@ bool rust_hmm_vmf_can_retry(const struct vm_fault *vmf)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_vmf_can_retry);
 
+/* Whether the task returns to user mode after the fault, and repeats the instruction. */
+bool rust_hmm_vmf_is_user(const struct vm_fault *vmf)
+{
+	return vmf->flags & FAULT_FLAG_USER;
+}
+EXPORT_SYMBOL_GPL(rust_hmm_vmf_is_user);
+
 /* As folio_lock_or_retry(): the mapping is not valid any more. */
 vm_fault_t rust_hmm_vmf_retry(struct vm_fault *vmf)
 {

@@ -171,6 +171,7 @@ bool rust_hmm_vmf_is_pte(const struct vm_fault *vmf);
 struct page *rust_hmm_vmf_page(const struct vm_fault *vmf);
 bool rust_hmm_vmf_folio_is_large(const struct vm_fault *vmf);
 bool rust_hmm_vmf_can_retry(const struct vm_fault *vmf);
+bool rust_hmm_vmf_is_user(const struct vm_fault *vmf);
 vm_fault_t rust_hmm_vmf_retry(struct vm_fault *vmf);
 
 /* Pages and folios, named by page frame number */

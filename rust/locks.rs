@@ -44,8 +44,14 @@ classes! {
     ended = c"rust_hmm::ended";
     /// A walker.
     walker = c"rust_hmm::walker";
-    /// Huge device pages that wait for a thread to split them.
+    /// The thread of a device's memory looks for work.
     chores = c"rust_hmm::chores";
+    /// Huge device pages that are split.
+    splits = c"rust_hmm::splits";
+    /// The memory waits until none is.
+    splits_idle = c"rust_hmm::splits_idle";
+    /// The pages that those who split them refer to.
+    split_pages = c"rust_hmm::split_pages";
     /// What has mappings for a device.
     dma_users = c"rust_hmm::dma_users";
     /// Addresses of pinned pages, and whether they are mapped.

@@ -48,6 +48,7 @@ mod lru;
 mod ops;
 mod peers;
 mod room;
+mod splits;
 mod steps;
 mod unplug;
 mod victims;
@@ -67,6 +68,7 @@ pub(crate) use lru::Turn;
 use ops::Ops;
 use peers::Peers;
 pub(crate) use peers::Registration;
+use splits::Splits;
 pub(crate) use steps::Step;
 use steps::Steps;
 use victims::Victims;
@@ -129,6 +131,7 @@ impl<M: MemoryOps> Parts<M> {
             victims: KBox::pin_init(Victims::new(), GFP_KERNEL)?,
             known: KBox::pin_init(Known::new(), GFP_KERNEL)?,
             chores: KBox::pin_init(Chores::new(), GFP_KERNEL)?,
+            splits: KBox::pin_init(Splits::new(), GFP_KERNEL)?,
             windows: Windows::new()?,
             evicting: Atomic::new(0),
             arrivals: KBox::pin_init(Arrivals::new(), GFP_KERNEL)?,
@@ -271,8 +274,9 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().grow(pages)
     }
 
-    /// Has somebody see to what is there, before there is something.
+    /// Starts the worker thread, and lets huge pages be split. Called before the first piece is added.
     fn start_worker(&self) -> Result {
+        self.pages().data().splits.open(self.pages());
         if self.parts.worker.as_ref().is_none() {
             // Another thread may be faster; then this one's goes at once.
             self.parts
@@ -337,16 +341,16 @@ impl<M: MemoryOps> Memory<M> {
         self.allocator().alloc(arrival, order)
     }
 
-    /// As a fault asks for the huge page that begins at device page `number` to be split, but the thread is not woken.
+    /// As a fault has the huge page that begins at device page `number` split.
     #[cfg(CONFIG_KUNIT = "y")]
-    pub(crate) fn split_later(&self, number: usize) {
-        let _waits = self.pages().data().chores.split_later(number);
+    pub(crate) fn split_later(&self, number: usize) -> Result<Arc<crate::mm::bell::Bell>> {
+        self.pages().data().splits.begin(number, true)
     }
 
     /// Whether the huge page that begins at device page `number` is about to be split.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn is_to_be_split(&self, number: usize) -> bool {
-        self.pages().data().chores.is_waiting(number)
+        self.pages().data().splits.is_splitting(number)
     }
 
     /// For some allocations in a row. The caller keeps the folios as long as this exists: only so
@@ -449,7 +453,7 @@ impl<M: MemoryOps> Allocator<'_, M> {
         }
         self.last.set(Some(number));
         if order == PMD_ORDER {
-            ops.chores.forget(number);
+            ops.splits.forget(number);
         }
         Some(folio)
     }
@@ -459,5 +463,7 @@ impl<M: MemoryOps> Drop for Parts<M> {
     fn drop(&mut self) {
         known::forget();
         self.evict_until_empty();
+        // They have a reference of the pages, which are to be dropped here.
+        self.pages.data().splits.close();
     }
 }

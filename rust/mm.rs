@@ -20,6 +20,7 @@
 //! - [`flush`] has the proof that a device's translations were flushed.
 //! - `mask` has sets of the pages of 2 MiB.
 //! - [`table_memory`] has memory of page tables that a device walks, `bar_tables` those in its own memory.
+//! - `task_work` has the sleep of a task before it returns to user mode.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
 //! - `pci` has memory of PCI devices as others see it, and interrupts.
 //! - `anon` has anonymous memory that comes from a device file.
@@ -57,6 +58,7 @@ pub mod shrinker;
 pub mod space;
 pub mod sync_file;
 pub mod table_memory;
+pub(crate) mod task_work;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
 pub(crate) mod trace;

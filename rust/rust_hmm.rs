@@ -59,7 +59,8 @@
 //! the locks above is taken under them but that spinlock.
 //!
 //! Device memory is allocated and freed without a lock, but for a huge page: what was to be split there is forgotten
-//! under the mutex of the chores of the memory, which is taken below folio locks, and under which nothing is taken. The
+//! under `splits`, the mutex of the table of huge pages that are split. This one, and `split_pages`, under which the
+//! pages are found that a work item refers to, are taken below folio locks, and nothing is taken under them. The
 //! mutex under which device memory grows is taken before all of these.
 
 pub mod alarm;
@@ -97,7 +98,10 @@ mod within;
 use debugfs::{Contents, Directory, File};
 use deferred::Workers;
 use kernel::prelude::*;
-use mm::shrinker::owner::Owners;
+use mm::{
+    shrinker::owner::Owners,
+    task_work::TaskWorks, //
+};
 
 module! {
     type: RustHmm,
@@ -137,6 +141,8 @@ fn files() -> Result<KVec<File>> {
 struct RustHmm {
     _files: Directory,
     _workers: Workers,
+    // After the workers: these end what tasks sleep for.
+    _task_works: TaskWorks,
     // After the workers: they may still free page tables.
     _owners: Owners,
 }
@@ -159,6 +165,7 @@ impl kernel::Module for RustHmm {
         let workers = unsafe { Workers::new() }?;
         Ok(Self {
             _workers: workers,
+            _task_works: TaskWorks::new(),
             _owners: owners,
             _files: Directory::new(c"rust_hmm", module, files()?),
         })

@@ -6,10 +6,16 @@
 //! (H14). The device goes on reading through mirrors that can be had without waiting; others' entries
 //! are removed the ordinary way, by the notifier calls of the migration itself.
 
-use super::{Copies, MemoryOps, Ops};
+use super::{
+    splits::{sleep_before_return, Met},
+    Copies,
+    MemoryOps,
+    Ops, //
+};
 use crate::{
     mm::{
         addr::{PageRange, PMD_ORDER, PMD_SIZE},
+        bell::Bell,
         device_pages::{CpuFault, DevicePages, FaultError},
         migrate::{Batch, Isolated, Pages, Source},
         notifier::Cookie,
@@ -19,7 +25,7 @@ use crate::{
     phases::{Lap, Phase},
     space::{Destination, Identity, Joined, Request},
 };
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 
 /// Brings the faulting page back, and best effort the window around it. Returns the pages moved.
 pub(super) fn serve<M: MemoryOps>(
@@ -45,26 +51,48 @@ pub(super) fn serve<M: MemoryOps>(
     attempt(pages, fault, &mut batch, &mut copies, window)
 }
 
-/// A huge page comes back whole. If others map it too, or if there is no huge page for it, it is split, which is not
-/// possible here: the core splits nothing that somebody holds, but the fault does. A thread does it, and who faults tries
-/// again: if it can, with the mmap lock let go in between, for which others may wait.
+/// Brings a huge page back whole. If others map it too, or if there is no huge page of system memory, it has to be split
+/// first, which is not possible here: see [`splits`](super::splits). A task that faults in user mode sleeps meanwhile.
 fn serve_huge<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
 ) -> Result<usize, FaultError> {
     let number = pages.lookup(fault.pfn()).ok_or(FaultError::Lost)?;
-    let chores = &pages.data().chores;
-    if chores.only_look_in(number, fault.can_retry()) {
-        return Err(FaultError::Again);
-    }
+    let splits = &pages.data().splits;
+    let can_sleep = fault.is_user();
+    let is_last = match splits.meet(number, can_sleep) {
+        Met::Nothing => false,
+        Met::GaveUp => true,
+        Met::Splitting(bell) if can_sleep => return put_off(fault, bell),
+        Met::Splitting(_) if splits.returns_at_once(fault.can_retry()) => {
+            return Err(FaultError::Again);
+        }
+        Met::Splitting(_) => false,
+    };
     let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
     let moved = attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE)?;
-    if moved == 0 {
-        chores.split(number);
-        return Err(FaultError::Again);
+    if moved != 0 {
+        return Ok(moved);
     }
-    Ok(moved)
+    if is_last {
+        // Its caller has tried for long enough.
+        return Err(FaultError::NoMemory);
+    }
+    match splits.begin(number, can_sleep) {
+        Ok(bell) => put_off(fault, bell),
+        Err(ENOMEM) => Err(FaultError::NoMemory),
+        Err(_) => Err(FaultError::Again),
+    }
+}
+
+/// The fault is to be repeated when `bell` has rung; at once, if the task cannot sleep for it.
+fn put_off(fault: &CpuFault<'_>, bell: Arc<Bell>) -> Result<usize, FaultError> {
+    // Not VM_FAULT_RETRY: with that the fault is repeated before the task returns to user mode.
+    match fault.is_user() && sleep_before_return(bell) {
+        true => Ok(0),
+        false => Err(FaultError::Again),
+    }
 }
 
 /// The pages of `range` around `addr` that are in device memory `tile`, without a gap. Others

@@ -11,6 +11,7 @@ use super::{
     known::Known,
     lru::Lru,
     peers::Peers,
+    splits::Splits,
     steps::Steps,
     victims::Victims,
     Copies,
@@ -39,7 +40,7 @@ use kernel::{
 };
 
 /// What goes with the pages of one device.
-pub(super) struct Ops<M> {
+pub(super) struct Ops<M: MemoryOps> {
     pub(super) driver: M,
     /// For tracepoints.
     pub(super) id: u32,
@@ -57,6 +58,7 @@ pub(super) struct Ops<M> {
     pub(super) departures: Pin<KBox<Steps>>,
     pub(super) known: Pin<KBox<Known>>,
     pub(super) chores: Pin<KBox<Chores>>,
+    pub(super) splits: Pin<KBox<Splits<M>>>,
     /// Whether copies of the last step to this memory were outstanding when all had been submitted.
     pub(super) is_asynchronous: AtomicFlag,
 }

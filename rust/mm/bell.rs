@@ -41,6 +41,25 @@ impl Bell {
         unsafe { bindings::complete(self.as_raw()) };
     }
 
+    /// Wakes all who wait, and all who wait later. Context: any, also interrupts.
+    pub(crate) fn ring_for_good(&self) {
+        // SAFETY: Initialized and pinned.
+        unsafe { bindings::complete_all(self.as_raw()) };
+    }
+
+    /// Waits for a ring. Any signal ends that. Context: may sleep.
+    pub(crate) fn wait_interruptible(&self) {
+        // SAFETY: As above.
+        unsafe { bindings::wait_for_completion_interruptible(self.as_raw()) };
+    }
+
+    /// Whether a wait would end at once.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(crate) fn is_rung(&self) -> bool {
+        // SAFETY: As above.
+        unsafe { bindings::completion_done(self.as_raw()) }
+    }
+
     /// Waits for a ring, or for `timeout`. Context: may sleep; a kernel thread, for signals end it.
     pub fn wait(&self, timeout: Jiffies) {
         // SAFETY: As above.

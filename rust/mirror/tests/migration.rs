@@ -133,17 +133,23 @@ mod suite {
         let memory = &shared.memory;
         memory.grow(PMD_PAGES)?;
         let arrival = memory.arrive()?;
-        let huge = || {
+        let huge = || -> Result<(LockedFolio, usize)> {
             let folio = memory.alloc(&arrival, PMD_ORDER).ok_or(ENOMEM)?;
-            memory.entry_number(folio.pfn()).ok_or(EINVAL)
+            let number = memory.entry_number(folio.pfn()).ok_or(EINVAL)?;
+            Ok((folio, number))
         };
-        // Many times: the thread may look at the request by itself.
+        // Many times: the work item may find that there is no page in between.
         for _ in 0..16 {
-            let number = huge()?;
+            let (folio, number) = huge()?;
             // As by a fault, after which another one brings the page back.
-            memory.split_later(number);
-            assert_eq!(huge()?, number);
+            let bell = memory.split_later(number)?;
+            assert!(memory.is_to_be_split(number));
+            drop(folio);
+            let (_folio, next) = huge()?;
+            assert_eq!(next, number);
             assert!(!memory.is_to_be_split(number));
+            // Those who wait for the page before are woken.
+            bell.wait_interruptible();
         }
         Ok(())
     }

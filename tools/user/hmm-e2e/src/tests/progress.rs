@@ -5,14 +5,30 @@ use super::memory::{block, on_device, to_device, unload_soon, with};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
-use hmm::{procfs, Child, Device, Gate, Mapping, Prot, Setting};
+use hmm::abi::FLAG_FAIL_ALLOC;
+use hmm::{pattern, procfs, Child, Device, Gate, Mapping, Prot, Setting, PAGE_SIZE};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const OURS: &str = "test_hmm waits for other processes";
 
-pub const TESTS: &[Test] = &[Test::new("progress", "eviction_beside_a_stalled_process", eviction)
-    .only_rust(OURS)
-    .seconds(180)];
+pub const TESTS: &[Test] = &[
+    Test::new("progress", "eviction_beside_a_stalled_process", eviction)
+        .only_rust(OURS)
+        .seconds(180),
+    Test::new("progress", "splits_beside_a_stalled_process", splits)
+        .only_rust(OURS)
+        .private()
+        .seconds(180),
+    Test::new("progress", "a_wait_for_a_split_uses_no_processor", sleeps).only_rust(OURS).private(),
+    Test::new("progress", "a_kill_ends_a_wait_for_a_split", killed).only_rust(OURS).private(),
+    Test::new("progress", "many_threads_wait_for_splits", many).only_rust(OURS).private(),
+    Test::new("progress", "a_debugger_beside_a_writer_comes_to_an_end", debugger)
+        .only_rust(OURS)
+        .private()
+        .seconds(120),
+];
 
 /// The least share of its normal progress that a process has beside a stalled one, in percent.
 const LEAST: u128 = 90;
@@ -120,4 +136,243 @@ fn eviction(ctx: &Ctx) -> Outcome {
     device.close().what("close")?;
     other.close().what("close the second device")?;
     unload_soon(ctx)
+}
+
+/// A process that waits for the split of a huge page of this device, in a child of the process that has the page
+/// and a mirror. The split waits for the flush of that mirror, which takes long.
+struct Waiter {
+    child: Child,
+    /// Nonzero when the wait was over.
+    over: Mapping,
+}
+
+impl Waiter {
+    /// Maps `map` of this process, which is in device memory and huge, and touches it. `flush` is how long a flush takes.
+    fn begin(device: &Device, map: &Mapping, seed: u64, flush: Duration) -> Result<Self, Stop> {
+        check_eq!(resident_huge(device, map)?, map.pages(), "pages in huge device pages");
+        let (ready, over) = (Gate::new()?, Mapping::shared(1).what("map")?);
+        device.set(Setting::FlushDelay, flush.as_nanos() as u64).what("set the delay")?;
+        let child = Child::spawn(|| -> Outcome {
+            ready.open()?;
+            let word = map.get(77, 7);
+            over.set(0, 0, 1);
+            check_eq!(word, pattern::word(seed, 77, 7), "the word that was waited for");
+            cpu_sees(map, seed, "after the wait")
+        })?;
+        ready.wait()?;
+        // It touches the page now.
+        std::thread::sleep(Duration::from_millis(200));
+        let waiter = Waiter { child, over };
+        check!(!waiter.is_over(), "the wait is over at once");
+        Ok(waiter)
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.get(0, 0) != 0
+    }
+}
+
+/// A huge page is split for a process, which waits for the flush of another process's device. Meanwhile a third process
+/// touches its own huge pages, for which there is no huge memory.
+fn splits(ctx: &Ctx) -> Outcome {
+    /// Longer than a phase, and as long as a flush.
+    const STALL: Duration = Duration::from_secs(6);
+    const PAGES: u64 = 8;
+    let device = ctx.open()?;
+    compare(|stall| {
+        device.set(Setting::FlushDelay, 0).what("set the delay back")?;
+        // A fault that found the page in use has left it set.
+        device.set_flags(FLAG_FAIL_ALLOC << 1).what("clear the flag")?;
+        let mut stalled = None;
+        if stall {
+            // Forked before this process has the pages, which it would share otherwise.
+            let (begin, ready, go) = (Gate::new()?, Gate::new()?, Gate::new()?);
+            let over = Mapping::shared(1).what("map")?;
+            let child = Child::spawn(|| -> Outcome {
+                begin.wait()?;
+                let device = ctx.open()?;
+                let map = huge(1, 99)?;
+                migrate(&device, &map, 99)?;
+                let waiter = Waiter::begin(&device, &map, 99, STALL)?;
+                ready.open()?;
+                waiter.child.join().map_err(Stop::Fail)?;
+                over.set(0, 0, 1);
+                go.wait()?;
+                cpu_sees(&map, 99, "of the process that was stalled")
+            })?;
+            stalled = Some((child, over, go, begin, ready));
+        }
+        let maps =
+            (0..PAGES).map(|seed| on_its_own(&device, seed)).collect::<Result<Vec<_>, _>>()?;
+        if let Some((.., begin, ready)) = &stalled {
+            begin.open()?;
+            ready.wait()?;
+        } else {
+            device.set(Setting::FlushDelay, STALL.as_nanos() as u64).what("set the delay")?;
+        }
+        let begin = Instant::now();
+        for (map, seed) in maps.iter().zip(0..) {
+            device.set_flags(FLAG_FAIL_ALLOC).what("set the flag")?;
+            check_eq!(map.get(77, 7), pattern::word(seed, 77, 7), "CPU read of one word");
+        }
+        let took = begin.elapsed();
+        if let Some((child, over, go, ..)) = stalled {
+            check_eq!(over.get(0, 0), 0, "whether the stall has ended during the phase");
+            go.open()?;
+            child.join().map_err(Stop::Fail)?;
+        }
+        device.set(Setting::FlushDelay, 0).what("set the delay back")?;
+        for (map, seed) in maps.iter().zip(0..) {
+            check_eq!(resident_huge(&device, map)?, 0, "pages in huge device pages");
+            cpu_sees(map, seed, "after the phase")?;
+        }
+        Ok(took)
+    })
+}
+
+/// A huge page in device memory, of which the device has no entries: nothing has to be flushed when it is split.
+fn on_its_own(device: &Device, seed: u64) -> Result<Mapping, Stop> {
+    let map = huge(1, seed)?;
+    migrate(device, &map, seed)?;
+    map.protect(Prot::Read)?;
+    map.protect(Prot::ReadWrite)?;
+    check_eq!(resident_huge(device, &map)?, map.pages(), "pages in huge device pages");
+    Ok(map)
+}
+
+/// Nobody spins: a task that waits for a split sleeps.
+fn sleeps(ctx: &Ctx) -> Outcome {
+    const FLUSH: Duration = Duration::from_secs(4);
+    const LOOK: Duration = Duration::from_secs(2);
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    migrate(&device, &map, 1)?;
+    let waiter = Waiter::begin(&device, &map, 1, FLUSH)?;
+    let before = procfs::cpu_time(waiter.child.pid())?;
+    std::thread::sleep(LOOK);
+    let used = procfs::cpu_time(waiter.child.pid())? - before;
+    check!(!waiter.is_over(), "the wait is over before the flush");
+    println!("# a wait of {LOOK:?} has used {used:?} of a processor");
+    check!(used <= LOOK / 20, "a wait of {LOOK:?} has used {used:?} of a processor");
+    waiter.child.join().map_err(Stop::Fail)?;
+    device.set(Setting::FlushDelay, 0).what("set the delay back")?;
+    cpu_sees(&map, 1, "by the parent")
+}
+
+fn killed(ctx: &Ctx) -> Outcome {
+    const FLUSH: Duration = Duration::from_secs(8);
+    let device = ctx.open()?;
+    let map = huge(1, 1)?;
+    migrate(&device, &map, 1)?;
+    let mut waiter = Waiter::begin(&device, &map, 1, FLUSH)?;
+    let begin = Instant::now();
+    waiter.child.signal(libc::SIGKILL);
+    let ended = waiter.child.wait_timeout(FLUSH);
+    let took = begin.elapsed();
+    check!(ended.is_some(), "it does not end");
+    check!(!waiter.is_over(), "the wait is over before the flush");
+    println!("# it ended {took:?} after the signal");
+    check!(took < FLUSH / 4, "it ended {took:?} after the signal");
+    device.set(Setting::FlushDelay, 0).what("set the delay back")?;
+    cpu_sees(&map, 1, "by the parent")
+}
+
+/// Each of 8 threads touches all of 100 huge pages, each page as the first one of all threads or as a later one.
+fn many(ctx: &Ctx) -> Outcome {
+    const PAGES: usize = 100;
+    const THREADS: usize = 8;
+    let device = ctx.open()?;
+    let map = huge(PAGES, 1)?;
+    migrate(&device, &map, 1)?;
+    check_eq!(resident_huge(&device, &map)?, map.pages(), "pages in huge device pages");
+    // Shared pages are always split.
+    let gate = Gate::new()?;
+    let child = Child::spawn(|| {
+        gate.wait()?;
+        cpu_sees(&map, 1, "by the child")
+    })?;
+    let pages = map.pages() / PAGES;
+    std::thread::scope(|scope| {
+        let threads = (0..THREADS).map(|thread| {
+            let map = &map;
+            scope.spawn(move || -> Outcome {
+                for index in 0..PAGES {
+                    let page = (index + thread * PAGES / THREADS) % PAGES * pages + 7 * thread;
+                    check_eq!(map.get(page, 5), pattern::word(1, page, 5), "page {page}");
+                }
+                Ok(())
+            })
+        });
+        let threads = threads.collect::<Vec<_>>();
+        let ended = threads.into_iter().map(|thread| {
+            thread.join().map_err(|_| Stop::Fail("a thread panicked".to_string()))?
+        });
+        ended.collect::<Result<Vec<_>, Stop>>()
+    })?;
+    check_eq!(resident_huge(&device, &map)?, 0, "pages in huge device pages");
+    cpu_sees(&map, 1, "by the parent")?;
+    gate.open()?;
+    child.join().map_err(Stop::Fail)
+}
+
+/// A debugger holds the mmap lock for reading until it has the page. If another thread waits for that lock meanwhile, the
+/// split cannot have it, nor that of a child that is stalled and has the page, too. So the read fails after a bounded time.
+fn debugger(ctx: &Ctx) -> Outcome {
+    const PAGES: usize = 20;
+    const STALL: u64 = 10_000_000_000;
+    let device = ctx.open()?;
+    let other = Device::open(ctx.second).what("open the second device")?;
+    let map = huge(PAGES, 1)?;
+    migrate(&device, &map, 1)?;
+    check_eq!(resident_huge(&device, &map)?, map.pages(), "pages in huge device pages");
+    let (ready, go) = (Gate::new()?, Gate::new()?);
+    let child = Child::spawn(|| -> Outcome {
+        let other = Device::open(ctx.second).what("open the second device")?;
+        let mapped = Mapping::anon(8).what("map")?;
+        mapped.fill(2);
+        device_sees(&other, &mapped, 2, "of memory in place")?;
+        ready.open()?;
+        go.wait()?;
+        mapped.protect(Prot::Read).what("protect")?;
+        cpu_sees(&map, 1, "by the child")
+    })?;
+    ready.wait()?;
+    other.set(Setting::FlushDelay, STALL).what("set the delay")?;
+    go.open()?;
+    procfs::wait_for_call(child.pid(), child.pid(), libc::SYS_mprotect)
+        .what("wait for the child's lock")?;
+    let failed = (0..PAGES).map(|index| fails_as_debugger(&map, index * map.pages() / PAGES));
+    let failed = failed.take_while(|failed| !matches!(failed, Ok(true)));
+    let tries = failed.collect::<Result<Vec<_>, Stop>>()?.len();
+    println!("# {tries} reads before one failed");
+    other.set(Setting::FlushDelay, 0).what("set the delay back")?;
+    check!(tries < PAGES, "no read failed: the lock could be had");
+    child.join().map_err(Stop::Fail)?;
+    cpu_sees(&map, 1, "at the end")
+}
+
+/// Reads page `page` as a debugger, beside a thread that waits for the mmap lock for writing. Returns whether it failed.
+fn fails_as_debugger(map: &Mapping, page: usize) -> Result<bool, Stop> {
+    let memory = std::fs::File::open("/proc/self/mem").what("open /proc/self/mem")?;
+    let mut found = [0; PAGE_SIZE];
+    let end = AtomicBool::new(false);
+    let begin = Instant::now();
+    let read = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !end.load(Relaxed) {
+                drop(Mapping::anon(1));
+            }
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        let read = memory.read_exact_at(&mut found, map.page_addr(page) as u64);
+        end.store(true, Relaxed);
+        read
+    });
+    let took = begin.elapsed();
+    println!("# page {page}: {took:?}, {:?}", read.as_ref().err());
+    check!(took < Duration::from_secs(8), "a read took {took:?}");
+    if read.is_ok() {
+        pattern::check(1, page, &found).what("what a debugger sees")?;
+    }
+    Ok(read.is_err())
 }

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The table of the pages that are split: which fault waits, which one returns, and which one fails.
+
+use crate::{
+    locks,
+    mm::bell::Bell, //
+};
+use kernel::{
+    prelude::*,
+    rbtree::{RBTree, RBTreeNode},
+    sync::{Arc, CondVar, Mutex},
+    time::{Delta, Instant, Monotonic},
+};
+
+/// Time for which a fault that cannot sleep may find that a work item has given up. The fault is
+/// repeated at once, so that after this time the caller is another one.
+const STALE: Delta = Delta::from_secs(1);
+
+/// What a fault finds of its page.
+pub(in crate::memory) enum Met {
+    /// No work item splits it.
+    Nothing,
+    /// A work item splits it. It rings the bell at its end.
+    Splitting(Arc<Bell>),
+    /// A work item has given up, although this fault could not sleep meanwhile.
+    GaveUp,
+}
+
+/// A page that a work item splits, or has given up.
+struct Split {
+    bell: Arc<Bell>,
+    /// Whether a fault has met it that cannot sleep.
+    is_met: bool,
+    gave_up: Option<Instant<Monotonic>>,
+}
+
+/// The pages that are split, by the device page number.
+#[pin_data]
+pub(super) struct Table {
+    #[pin]
+    state: Mutex<State>,
+    /// No work item is left.
+    #[pin]
+    idle: CondVar,
+}
+
+struct State {
+    splits: RBTree<usize, Split>,
+    /// Work items that have a reference of the memory.
+    items: usize,
+}
+
+impl Table {
+    pub(super) fn new() -> Result<Arc<Self>> {
+        let (name, key) = locks::splits();
+        let (idle_name, idle_key) = locks::splits_idle();
+        let state = State {
+            splits: RBTree::new(),
+            items: 0,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                state <- Mutex::new(state, name, key),
+                idle <- CondVar::new(idle_name, idle_key),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Looks for page `number`, for a fault that can sleep or not.
+    pub(super) fn meet(&self, number: usize, can_sleep: bool) -> Met {
+        let mut state = self.state.lock();
+        let Some(split) = state.splits.get_mut(&number) else {
+            return Met::Nothing;
+        };
+        let Some(since) = split.gave_up else {
+            split.is_met |= !can_sleep;
+            return Met::Splitting(split.bell.clone());
+        };
+        state.splits.remove(&number);
+        match can_sleep || since.elapsed() > STALE {
+            true => Met::Nothing,
+            false => Met::GaveUp,
+        }
+    }
+
+    /// Notes that a work item is to split page `number`, for a fault that can sleep or not. Returns the bell, and whether
+    /// the caller is to queue the item. `ENOMEM`.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        number: usize,
+        can_sleep: bool,
+    ) -> Result<(Arc<Bell>, Option<Item>)> {
+        // Outside of the lock: memory is waited for.
+        let bell = Arc::pin_init(Bell::new(), GFP_KERNEL)?;
+        let split = Split {
+            bell: bell.clone(),
+            is_met: !can_sleep,
+            gave_up: None,
+        };
+        let node = RBTreeNode::new(number, split, GFP_KERNEL)?;
+        let mut state = self.state.lock();
+        if let Some(split) = state.splits.get_mut(&number) {
+            if split.gave_up.is_none() {
+                split.is_met |= !can_sleep;
+                return Ok((split.bell.clone(), None));
+            }
+        }
+        let _given_up = state.splits.insert(node);
+        state.items += 1;
+        let item = Item {
+            table: self.clone(),
+            number,
+            bell: bell.clone(),
+        };
+        Ok((bell, Some(item)))
+    }
+
+    /// Another page begins at page `number` of the memory: whoever waits for the one before waits no more.
+    pub(super) fn forget(&self, number: usize) {
+        let split = self.state.lock().splits.remove(&number);
+        if let Some(split) = split {
+            split.bell.ring_for_good();
+        }
+    }
+
+    /// Waits until no work item has a reference of the memory.
+    pub(super) fn wait_until_idle(&self) {
+        let mut state = self.state.lock();
+        while state.items != 0 {
+            self.idle.wait(&mut state);
+        }
+    }
+}
+
+/// A work item of a table: dropped last, after its reference of the memory.
+pub(super) struct Item {
+    table: Arc<Table>,
+    pub(super) number: usize,
+    bell: Arc<Bell>,
+}
+
+impl Item {
+    /// Whether the page is still the one that was to be split.
+    pub(super) fn is_wanted(&self) -> bool {
+        let state = self.table.state.lock();
+        let split = state.splits.get(&self.number);
+        split.is_some_and(|split| Arc::ptr_eq(&split.bell, &self.bell))
+    }
+
+    /// Notes that the work has ended, and wakes those who wait for it.
+    pub(super) fn end(&self, is_split: bool) {
+        let mut state = self.table.state.lock();
+        if let Some(split) = state.splits.get_mut(&self.number) {
+            if Arc::ptr_eq(&split.bell, &self.bell) && split.gave_up.is_none() {
+                if split.is_met && !is_split {
+                    split.gave_up = Some(Instant::now());
+                } else {
+                    state.splits.remove(&self.number);
+                }
+            }
+        }
+        drop(state);
+        self.bell.ring_for_good();
+    }
+}
+
+impl Drop for Item {
+    fn drop(&mut self) {
+        // There was no memory for the work item, or it has ended already.
+        self.end(false);
+        let mut state = self.table.state.lock();
+        state.items -= 1;
+        self.table.idle.notify_all();
+    }
+}
+
+#[kunit_tests(rust_hmm_splits)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_one_work_item_for_all_faults() -> Result {
+        let table = Table::new()?;
+        let (bell, item) = table.begin(512, true)?;
+        let item = item.ok_or(EINVAL)?;
+        let (other, second) = table.begin(512, true)?;
+        assert!(second.is_none() && Arc::ptr_eq(&bell, &other));
+        let (_, beside) = table.begin(1024, true)?;
+        assert!(beside.is_some());
+        assert!(matches!(table.meet(512, true), Met::Splitting(met) if Arc::ptr_eq(&bell, &met)));
+        assert!(!bell.is_rung());
+        item.end(true);
+        assert!(bell.is_rung());
+        assert!(matches!(table.meet(512, true), Met::Nothing));
+        drop((item, beside));
+        table.wait_until_idle();
+        Ok(())
+    }
+
+    #[test]
+    fn only_faults_that_cannot_sleep_find_that_it_gave_up() -> Result {
+        let table = Table::new()?;
+        let give_up = |can_sleep: bool| -> Result {
+            let (bell, item) = table.begin(512, can_sleep)?;
+            item.ok_or(EINVAL)?.end(false);
+            assert!(bell.is_rung());
+            Ok(())
+        };
+        give_up(true)?;
+        assert!(matches!(table.meet(512, false), Met::Nothing));
+        give_up(false)?;
+        assert!(matches!(table.meet(512, true), Met::Nothing));
+        give_up(false)?;
+        assert!(matches!(table.meet(512, false), Met::GaveUp));
+        // One of them: the next one has it tried again.
+        assert!(matches!(table.meet(512, false), Met::Nothing));
+        give_up(false)?;
+        assert!(table.begin(512, true)?.1.is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn a_fault_that_cannot_sleep_joins_later() -> Result {
+        let table = Table::new()?;
+        let (_, item) = table.begin(512, true)?;
+        assert!(matches!(table.meet(512, false), Met::Splitting(_)));
+        item.ok_or(EINVAL)?.end(false);
+        assert!(matches!(table.meet(512, false), Met::GaveUp));
+        Ok(())
+    }
+
+    #[test]
+    fn a_forgotten_page_is_not_split_for_the_one_before() -> Result {
+        let table = Table::new()?;
+        let (bell, first) = table.begin(512, true)?;
+        let first = first.ok_or(EINVAL)?;
+        assert!(first.is_wanted());
+        table.forget(512);
+        assert!(bell.is_rung() && !first.is_wanted());
+        let (_, second) = table.begin(512, true)?;
+        let second = second.ok_or(EINVAL)?;
+        first.end(false);
+        drop(first);
+        assert!(second.is_wanted());
+        assert!(matches!(table.meet(512, true), Met::Splitting(_)));
+        Ok(())
+    }
+
+    #[test]
+    fn without_memory_for_the_work_item_nobody_waits() -> Result {
+        let table = Table::new()?;
+        let (bell, item) = table.begin(512, true)?;
+        drop(item);
+        assert!(bell.is_rung());
+        assert!(matches!(table.meet(512, true), Met::Nothing));
+        table.wait_until_idle();
+        Ok(())
+    }
+}

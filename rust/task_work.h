@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* Work of the current task before it returns to user mode: the C side of rust/mm/task_work.rs. */
+#ifndef _RUST_HMM_TASK_WORK_H
+#define _RUST_HMM_TASK_WORK_H
+
+#include <linux/task_work.h>
+
+/* The first member of an object, in rust/mm/task_work.rs. */
+struct rust_hmm_task_work {
+	struct callback_head head;
+	/* Called by the task, once, with this structure, which it frees. */
+	void (*run)(void *object);
+};
+
+int rust_hmm_task_work_add(struct rust_hmm_task_work *work);
+bool rust_hmm_task_is_exiting(void);
+void rust_hmm_task_work_exit(void);
+
+#endif

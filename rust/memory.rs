@@ -274,7 +274,8 @@ impl<M: MemoryOps> Memory<M> {
         self.pages().grow(pages)
     }
 
-    /// Starts the worker thread, and lets huge pages be split. Called before the first piece is added.
+    /// Starts the worker thread, and lets huge pages be split. Called before the first piece is
+    /// added.
     fn start_worker(&self) -> Result {
         self.pages().data().splits.open(self.pages());
         if self.parts.worker.as_ref().is_none() {

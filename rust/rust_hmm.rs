@@ -58,10 +58,11 @@
 //! taken before the spinlock of their tree; `pci_users`, then `peer_mapped`; `dma_mappings`, then `dma_addresses`. None of
 //! the locks above is taken under them but that spinlock.
 //!
-//! Device memory is allocated and freed without a lock, but for a huge page: what was to be split there is forgotten
-//! under `splits`, the mutex of the table of huge pages that are split. This one, and `split_pages`, under which the
-//! pages are found that a work item refers to, are taken below folio locks, and nothing is taken under them. The
-//! mutex under which device memory grows is taken before all of these.
+//! Device memory is allocated and freed without a lock, but for a huge page: what was to be split
+//! there is forgotten under `splits`, the mutex of the table of huge pages that are split. This
+//! one, and `split_pages`, under which the pages are found that a work item refers to, are taken
+//! below folio locks, and nothing is taken under them. The mutex under which device memory grows is
+//! taken before all of these.
 
 pub mod alarm;
 pub mod attributes;

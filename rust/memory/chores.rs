@@ -2,9 +2,9 @@
 
 //! The thread of a device's memory. It sleeps unless idle pieces are to be removed.
 //!
-//! Pieces of device memory that are idle are removed when the kernel needs memory: each holds 4 MiB of page
-//! structures. Reclaim cannot remove them, because that takes memory hot-plug locks. So the shrinker only wakes
-//! the thread.
+//! Pieces of device memory that are idle are removed when the kernel needs memory: each holds 4 MiB
+//! of page structures. Reclaim cannot remove them, because that takes memory hot-plug locks. So the
+//! shrinker only wakes the thread.
 
 use super::Ops;
 use crate::{

@@ -51,8 +51,9 @@ pub(super) fn serve<M: MemoryOps>(
     attempt(pages, fault, &mut batch, &mut copies, window)
 }
 
-/// Brings a huge page back whole. If others map it too, or if there is no huge page of system memory, it has to be split
-/// first, which is not possible here: see [`splits`](super::splits). A task that faults in user mode sleeps meanwhile.
+/// Brings a huge page back whole. If others map it too, or if there is no huge page of system
+/// memory, it has to be split first, which is not possible here: see [`splits`](super::splits). A
+/// task that faults in user mode sleeps meanwhile.
 fn serve_huge<M: MemoryOps>(
     pages: &DevicePages<Ops<M>>,
     fault: &CpuFault<'_>,
@@ -60,15 +61,16 @@ fn serve_huge<M: MemoryOps>(
     let number = pages.lookup(fault.pfn()).ok_or(FaultError::Lost)?;
     let splits = &pages.data().splits;
     let can_sleep = fault.is_user();
-    let is_last = match splits.meet(number, can_sleep) {
-        Met::Nothing => false,
-        Met::GaveUp => true,
+    let (mut is_last, mut is_visit) = (false, false);
+    match splits.meet(number, can_sleep) {
+        Met::Nothing => {}
+        Met::GaveUp => is_last = true,
         Met::Splitting(bell) if can_sleep => return put_off(fault, bell),
         Met::Splitting(_) if splits.returns_at_once(fault.can_retry()) => {
             return Err(FaultError::Again);
         }
-        Met::Splitting(_) => false,
-    };
+        Met::Splitting(_) => is_visit = true,
+    }
     let mut batch = Batch::new().map_err(|_| FaultError::NoMemory)?;
     let mut copies = Copies::new(true).map_err(|_| FaultError::NoMemory)?;
     let moved = attempt(pages, fault, &mut batch, &mut copies, PMD_SIZE)?;
@@ -78,6 +80,10 @@ fn serve_huge<M: MemoryOps>(
     if is_last {
         // Its caller has tried for long enough.
         return Err(FaultError::NoMemory);
+    }
+    if is_visit {
+        // Not begun anew: if the work item has given up meanwhile, the next fault is the last one.
+        return Err(FaultError::Again);
     }
     match splits.begin(number, can_sleep) {
         Ok(bell) => put_off(fault, bell),

@@ -2,10 +2,10 @@
 
 //! Huge pages that are split, because a CPU has touched one that cannot come back as such.
 //!
-//! The core splits only a folio that nobody else holds, but the fault holds it until its handler has
-//! returned. So a work item of the workqueue `rust_hmm` splits it, one for each page, and all at
-//! once: the flush of a device of one process must not hold up another process. It takes mmap locks by
-//! trylock, and gives up after [`PATIENCE`].
+//! The core splits only a folio that nobody else holds, but the fault holds it until its handler
+//! has returned. So a work item of the workqueue `rust_hmm` splits it, one for each page, and all
+//! at once: the flush of a device of one process must not hold up another process. It takes mmap
+//! locks by trylock, and gives up after [`PATIENCE`].
 //!
 //! A task that has faulted in user mode sleeps until the work item has ended, before it returns to
 //! user mode. Others cannot, because their callers in the kernel repeat the fault at once. These
@@ -114,22 +114,22 @@ impl<M: MemoryOps> Splits<M> {
         }
     }
 
-    /// Lets no work item begin, and waits for those that have begun. To be called when no page is left
-    /// that a CPU could touch. Context: may sleep.
+    /// Lets no work item begin, and waits for those that have begun. To be called when no page is
+    /// left that a CPU could touch. Context: may sleep.
     pub(super) fn close(&self) {
         let pages = self.pages.lock().take();
         drop(pages);
         self.table.wait_until_idle();
     }
 
-    /// Looks for the huge page that begins at device page `number`, for a fault that can sleep or not.
-    /// Context: may sleep; a folio lock may be held.
+    /// Looks for the huge page that begins at device page `number`, for a fault that can sleep or
+    /// not. Context: may sleep; a folio lock may be held.
     pub(super) fn meet(&self, number: usize, can_sleep: bool) -> Met {
         self.table.meet(number, can_sleep)
     }
 
-    /// Has the huge page that begins at device page `number` split, soon. Returns the bell that rings
-    /// when that has ended.
+    /// Has the huge page that begins at device page `number` split, soon. Returns the bell that
+    /// rings when that has ended.
     ///
     /// # Errors
     ///
@@ -154,9 +154,9 @@ impl<M: MemoryOps> Splits<M> {
         self.table.forget(number);
     }
 
-    /// Whether a fault that has met a work item is to return at once, so that it does not hold the page.
-    /// One that cannot release the mmap lock (`!can_retry`) has to call notifiers from time to time: a
-    /// range fault would be repeated until the work item gives up. Context: any.
+    /// Whether a fault that has met a work item is to return at once, so that it does not hold the
+    /// page. One that cannot release the mmap lock (`!can_retry`) has to call notifiers from time
+    /// to time: a range fault would be repeated until the work item gives up. Context: any.
     pub(super) fn returns_at_once(&self, can_retry: bool) -> bool {
         can_retry || self.visits.fetch_add(1, Relaxed) % VISITS != 0
     }
@@ -168,8 +168,8 @@ impl<M: MemoryOps> Splits<M> {
     }
 }
 
-/// Has the current task sleep until `bell` rings, before it returns to user mode. Returns whether it
-/// will; if not, it is a kernel thread, or exits, or there is no memory. Context: may sleep.
+/// Has the current task sleep until `bell` rings, before it returns to user mode. Returns whether
+/// it will; if not, it is a kernel thread, or exits, or there is no memory. Context: may sleep.
 pub(super) fn sleep_before_return(bell: Arc<Bell>) -> bool {
     task_work::sleep_before_return(bell).is_ok()
 }

@@ -3,8 +3,8 @@
 //! Sleep of a task before it returns to user mode, where it holds no lock.
 //!
 //! A page fault cannot sleep for what other tasks do with the page: the core holds the folio's lock
-//! and a reference of it until the handler has returned. After that, a task that has faulted in user
-//! mode does its task work, and repeats the instruction.
+//! and a reference of it until the handler has returned. After that, a task that has faulted in
+//! user mode does its task work, and repeats the instruction.
 //!
 //! C header: [`include/linux/task_work.h`](srctree/include/linux/task_work.h)
 

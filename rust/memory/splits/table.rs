@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The table of the pages that are split: which fault waits, which one returns, and which one fails.
+//! The table of the pages that are split: which fault waits, which one returns, and which one
+//! fails.
 
 use crate::{
     locks,
@@ -85,8 +86,8 @@ impl Table {
         }
     }
 
-    /// Notes that a work item is to split page `number`, for a fault that can sleep or not. Returns the bell, and whether
-    /// the caller is to queue the item. `ENOMEM`.
+    /// Notes that a work item is to split page `number`, for a fault that can sleep or not. Returns
+    /// the bell, and whether the caller is to queue the item. `ENOMEM`.
     pub(super) fn begin(
         self: &Arc<Self>,
         number: usize,
@@ -117,7 +118,8 @@ impl Table {
         Ok((bell, Some(item)))
     }
 
-    /// Another page begins at page `number` of the memory: whoever waits for the one before waits no more.
+    /// Another page begins at page `number` of the memory: whoever waits for the one before waits
+    /// no more.
     pub(super) fn forget(&self, number: usize) {
         let split = self.state.lock().splits.remove(&number);
         if let Some(split) = split {

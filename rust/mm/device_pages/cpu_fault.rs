@@ -81,8 +81,8 @@ impl<'a> CpuFault<'a> {
         unsafe { bindings::rust_hmm_vmf_can_retry(self.vmf) }
     }
 
-    /// Whether the current task has faulted in user mode. After the fault it returns there, and repeats
-    /// the instruction.
+    /// Whether the current task has faulted in user mode. After the fault it returns there, and
+    /// repeats the instruction.
     pub fn is_user(&self) -> bool {
         // SAFETY: By the type invariant.
         unsafe { bindings::rust_hmm_vmf_is_user(self.vmf) }

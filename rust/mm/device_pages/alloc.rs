@@ -13,7 +13,7 @@ use super::{
 use crate::{
     inject::{fails, Point},
     mm::{
-        addr::PMD_ORDER,
+        addr::{PMD_ORDER, PMD_PAGES},
         page::LockedFolio, //
     },
 };
@@ -52,16 +52,23 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// As [`Self::alloc_numbered`], first from the piece of device page `near`, which is one that
-    /// was taken just now.
+    /// As [`Self::alloc_numbered`], first the page behind device page `near`, which is one that was
+    /// taken just now, then from its piece.
     pub(crate) fn alloc_near(&self, near: usize, order: u32) -> Option<(usize, LockedFolio)> {
         // One use, also where the search goes on in other pieces.
         if fails(Point::DevicePage) {
             return None;
         }
-        let taken = self
-            .piece(near)
-            .and_then(|piece| Some((piece, piece.free.take(order)?)));
+        let taken = self.piece(near).and_then(|piece| {
+            // Most pages of a migration follow each other: the block need not be searched.
+            let next = near % PIECE_PAGES + 1;
+            let is_next = order == 0 && next % PMD_PAGES != 0 && piece.free.take_at(next, 0);
+            let index = match is_next {
+                true => next,
+                false => piece.free.take(order)?,
+            };
+            Some((piece, index))
+        });
         match taken {
             Some((piece, index)) => Some((
                 piece.index * PIECE_PAGES + index,

@@ -62,9 +62,9 @@ classes! {
     dma_closing = c"rust_hmm::dma_closing";
     /// Who has mapped memory of a PCI device.
     pci_users = c"rust_hmm::pci_users";
-    /// What is used of a register's memory for page tables.
+    /// Pages behind a BAR that are allocated to page tables.
     bar_tables_used = c"rust_hmm::bar_tables_used";
-    /// That memory is unmapped.
+    /// The mapping of these is removed.
     bar_tables_closing = c"rust_hmm::bar_tables_closing";
     /// The windows of a page table of DMA addresses.
     dma_windows = c"rust_hmm::dma_windows";

@@ -464,7 +464,7 @@ impl<M: MemoryOps> Drop for Parts<M> {
     fn drop(&mut self) {
         known::forget();
         self.evict_until_empty();
-        // They have a reference of the pages, which are to be dropped here.
+        // Work items hold references to the pages, of which the last one must be dropped here.
         self.pages.data().splits.close();
     }
 }

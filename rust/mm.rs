@@ -19,7 +19,8 @@
 //! - [`dma_fence`] has `dma_fence`, [`sync_file`] has files of those.
 //! - [`flush`] has the proof that a device's translations were flushed.
 //! - `mask` has sets of the pages of 2 MiB.
-//! - [`table_memory`] has memory of page tables that a device walks, `bar_tables` those in its own memory.
+//! - [`table_memory`] has memory of page tables that a device walks, `bar_tables` those in its own
+//!   memory.
 //! - `task_work` has the sleep of a task before it returns to user mode.
 //! - [`pin`] has `pin_user_pages`, [`dma`] what devices know such pages by.
 //! - `pci` has memory of PCI devices as others see it, and interrupts.

@@ -33,6 +33,7 @@ mod grow;
 mod image;
 mod install;
 mod layout;
+mod list;
 mod pass;
 mod pool;
 mod scan;

@@ -92,7 +92,8 @@ fn serve_huge<M: MemoryOps>(
     }
 }
 
-/// The fault is to be repeated when `bell` has rung; at once, if the task cannot sleep for it.
+/// Ends the fault so that it is repeated: after `bell` has rung if the task can sleep for that, else
+/// at once.
 fn put_off(fault: &CpuFault<'_>, bell: Arc<Bell>) -> Result<usize, FaultError> {
     // Not VM_FAULT_RETRY: with that the fault is repeated before the task returns to user mode.
     match fault.is_user() && sleep_before_return(bell) {

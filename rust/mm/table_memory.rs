@@ -111,7 +111,7 @@ impl TableMemory {
         Self::of(Kind::Bar(tables.clone()))
     }
 
-    /// `writes` is told of all that is written.
+    /// Has `writes` called after each write, and before each flush.
     pub fn with_writes(mut self, writes: Arc<dyn TableWrites>) -> Self {
         self.writes = Some(writes);
         self
@@ -134,7 +134,7 @@ impl TableMemory {
         self.device_pages
     }
 
-    /// Tells of entries in a row that were written. Context: see [`TableWrites::written`].
+    /// Reports that entries in a row were written. Context: see [`TableWrites::written`].
     #[inline]
     pub(crate) fn written(&self, address: u64, bytes: usize) {
         if let Some(writes) = &self.writes {
@@ -172,7 +172,7 @@ pub(crate) fn order_writes() {
 /// One table.
 #[derive(Clone, Copy)]
 struct Piece {
-    /// Dangling if it is in a register's memory.
+    /// Dangling if the table is behind a BAR.
     memory: NonNull<c_void>,
     address: u64,
 }

@@ -2,11 +2,7 @@
 
 //! What a change of the table makes necessary, in the order in which it has to happen.
 
-use super::{
-    entry::Entry,
-    format::Format,
-    pool::{List, Pool},
-};
+use super::{entry::Entry, format::Format, list::List, pool::Pool};
 use crate::mm::{
     addr::PageRange,
     flush::{Flushed, Flusher}, //

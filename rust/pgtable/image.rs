@@ -121,7 +121,7 @@ impl<F: Format> Images<F> {
     }
 }
 
-/// Tells of entries `slots` of a table that were written.
+/// Reports that entries `slots` of a table were written.
 #[inline]
 fn written<F: Format>(memory: &TableMemory, unit: &Unit<'_>, slots: Range<usize>) {
     let bytes = size_of::<F::Word>();

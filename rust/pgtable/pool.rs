@@ -11,6 +11,7 @@ use super::{
     flush::FlushBatch,
     format::{fan, Format},
     image::Images,
+    list::List,
     table::{range_of, slot_of, span_of},
     tree::{self, Cell},
 };
@@ -45,43 +46,6 @@ const SPLITS: usize = 8;
 /// A leaf for which a page was kept would cost as much as its 512 pages do. Few are split in a row:
 /// the next fault or migration makes up for it.
 const SHARE: usize = 512;
-
-/// A list of table pages, linked through their metadata.
-pub(super) struct List {
-    head: u32,
-    len: usize,
-}
-
-impl List {
-    pub(super) const EMPTY: Self = Self { head: NIL, len: 0 };
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.head == NIL
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Adds table page `index`, which is in `chunk`.
-    #[inline]
-    fn push<F: Format>(&mut self, chunk: &Chunk<F>, index: u32) {
-        if let Some(meta) = chunk.meta(index) {
-            meta.set_next(self.head);
-            self.head = index;
-            self.len += 1;
-        }
-    }
-
-    /// Takes the page that was added last, which is in `chunk`.
-    #[inline]
-    fn pop<F: Format>(&mut self, chunk: &Chunk<F>) -> Option<u32> {
-        let index = self.head;
-        self.head = chunk.meta(index)?.next();
-        self.len -= 1;
-        Some(index)
-    }
-}
 
 /// All table pages of one table.
 #[pin_data(PinnedDrop)]

@@ -8,8 +8,9 @@ use super::{
     flush::FlushBatch,
     format::{check, fan, last_address, shift, Format},
     grow::ROOT,
+    list::List,
     pass::{Changes, Each, Pass, Remove, Visitor},
-    pool::{List, Pool},
+    pool::Pool,
     tree::{self, Slot},
     walk::Near,
 };

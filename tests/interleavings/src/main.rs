@@ -28,6 +28,7 @@ mod pgtable {
     mod image;
     mod install;
     mod layout;
+    mod list;
     mod pass;
     mod pool;
     mod scan;

@@ -13,7 +13,7 @@ use crate::{
     pgtable::{
         format::{fan, has_leaves, last_address, shift, unit},
         formats::{Gfx9, Lpae},
-        pool::List,
+        list::List,
         tree::{self, Slot},
         walk::Near,
     },

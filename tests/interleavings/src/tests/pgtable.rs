@@ -155,7 +155,7 @@ fn use_again(table: &mut Table<Small>, spares: &mut Spares<Small>, walkers: &Wal
     table.remove_all(page(3), &mut batch, |_, _| ());
     batch.start(walkers).wait(walkers);
     let freed = table.pool.take_kept().unwrap();
-    let mut only = super::pool::List::EMPTY;
+    let mut only = super::list::List::EMPTY;
     table.pool.push(&mut only, freed);
     core::mem::swap(&mut spares.pages, &mut only);
     put(table, spares, page(16 + 3), 8);

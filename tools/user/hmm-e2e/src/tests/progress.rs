@@ -39,8 +39,8 @@ const LEAST: u128 = 90;
 /// finds the memory as it was before the test.
 const PAIRS: usize = 3;
 
-/// Calls `phase` in turn with and without a stall: of the phases that are compared the fastest one without a stall, and
-/// the slowest one with it. `phase` returns the time for one unit of work.
+/// Calls `phase` in turn with and without a stall: of the phases that are compared the fastest one
+/// without a stall, and the slowest one with it. `phase` returns the time for one unit of work.
 fn compare(mut phase: impl FnMut(bool) -> Result<Duration, Stop>) -> Outcome {
     let (mut normal, mut stalled) = (Duration::MAX, Duration::ZERO);
     for pair in 0..=PAIRS {
@@ -65,8 +65,9 @@ fn compare(mut phase: impl FnMut(bool) -> Result<Duration, Stop>) -> Outcome {
 const END: u64 = 0;
 const MOVE: u64 = 1;
 
-/// A process holds its mmap lock for writing while another device of it takes seconds for a flush, and has the block that
-/// was not used for the longest time. Another process migrates more memory to the device than that has.
+/// A process holds its mmap lock for writing while another device of it takes seconds for a flush,
+/// and has the block that was not used for the longest time. Another process migrates more memory
+/// to the device than that has.
 fn eviction(ctx: &Ctx) -> Outcome {
     /// Longer than a phase.
     const STALL: u64 = 6_000_000_000;
@@ -113,7 +114,8 @@ fn eviction(ctx: &Ctx) -> Outcome {
             procfs::wait_for_call(child.pid(), child.pid(), libc::SYS_mprotect)
                 .what("wait for the lock")?;
         }
-        // Evicts the block of this process that is still there: then that of the other one is the coldest.
+        // Evicts the block of this process that is still there: then that of the other one is the
+        // coldest.
         move_one()?;
         let (begin, mut moves) = (Instant::now(), 0);
         while moves < 6 || begin.elapsed() < Duration::from_millis(600) {
@@ -140,8 +142,8 @@ fn eviction(ctx: &Ctx) -> Outcome {
     unload_soon(ctx)
 }
 
-/// A process that waits for the split of a huge page of this device, in a child of the process that has the page
-/// and a mirror. The split waits for the flush of that mirror, which takes long.
+/// A process that waits for the split of a huge page of this device, in a child of the process that
+/// has the page and a mirror. The split waits for the flush of that mirror, which takes long.
 struct Waiter {
     child: Child,
     /// Nonzero when the wait was over.
@@ -149,7 +151,8 @@ struct Waiter {
 }
 
 impl Waiter {
-    /// Maps `map` of this process, which is in device memory and huge, and touches it. `flush` is how long a flush takes.
+    /// Maps `map` of this process, which is in device memory and huge, and touches it. `flush` is
+    /// how long a flush takes.
     fn begin(device: &Device, map: &Mapping, seed: u64, flush: Duration) -> Result<Self, Stop> {
         check_eq!(resident_huge(device, map)?, map.pages(), "pages in huge device pages");
         let (ready, over) = (Gate::new()?, Mapping::shared(1).what("map")?);
@@ -174,8 +177,8 @@ impl Waiter {
     }
 }
 
-/// A huge page is split for a process, which waits for the flush of another process's device. Meanwhile a third process
-/// touches its own huge pages, for which there is no huge memory.
+/// A huge page is split for a process, which waits for the flush of another process's device.
+/// Meanwhile a third process touches its own huge pages, for which there is no huge memory.
 fn splits(ctx: &Ctx) -> Outcome {
     /// Longer than a phase, and as long as a flush.
     const STALL: Duration = Duration::from_secs(6);
@@ -232,7 +235,8 @@ fn splits(ctx: &Ctx) -> Outcome {
     })
 }
 
-/// A huge page in device memory, of which the device has no entries: nothing has to be flushed when it is split.
+/// A huge page in device memory, of which the device has no entries: nothing has to be flushed when
+/// it is split.
 fn on_its_own(device: &Device, seed: u64) -> Result<Mapping, Stop> {
     let map = huge(1, seed)?;
     migrate(device, &map, seed)?;
@@ -279,7 +283,8 @@ fn killed(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "by the parent")
 }
 
-/// Each of 8 threads touches all of 100 huge pages, each page as the first one of all threads or as a later one.
+/// Each of 8 threads touches all of 100 huge pages, each page as the first one of all threads or as
+/// a later one.
 fn many(ctx: &Ctx) -> Outcome {
     const PAGES: usize = 100;
     const THREADS: usize = 8;
@@ -317,8 +322,9 @@ fn many(ctx: &Ctx) -> Outcome {
     child.join().map_err(Stop::Fail)
 }
 
-/// A debugger holds the mmap lock for reading until it has the page. If another thread waits for that lock meanwhile, the
-/// split cannot have it, nor that of a child that is stalled and has the page, too. So the read fails after a bounded time.
+/// A debugger holds the mmap lock for reading until it has the page. If another thread waits for
+/// that lock meanwhile, the split cannot have it, nor that of a child that is stalled and has the
+/// page, too. So the read fails after a bounded time.
 fn debugger(ctx: &Ctx) -> Outcome {
     const PAGES: usize = 20;
     const STALL: u64 = 10_000_000_000;
@@ -353,7 +359,8 @@ fn debugger(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "at the end")
 }
 
-/// Reads page `page` as a debugger, beside a thread that waits for the mmap lock for writing. Returns whether it failed.
+/// Reads page `page` as a debugger, beside a thread that waits for the mmap lock for writing.
+/// Returns whether it failed.
 fn fails_as_debugger(map: &Mapping, page: usize) -> Result<bool, Stop> {
     let memory = std::fs::File::open("/proc/self/mem").what("open /proc/self/mem")?;
     let mut found = [0; PAGE_SIZE];

@@ -37,6 +37,7 @@ mod list;
 mod pass;
 mod pool;
 mod scan;
+mod sizes;
 mod table;
 #[cfg(CONFIG_KUNIT = "y")]
 mod tests;
@@ -50,5 +51,7 @@ pub use flush::{FlushBatch, Flushing};
 pub(crate) use format::{has_leaves, reaches};
 pub use format::{Format, Radix, Radix4, Radix5, Word};
 pub use layout::{Bits, FormatOf, Layout};
+pub use sizes::BreakBeforeMake;
+pub(crate) use sizes::Unwritten;
 pub use table::{Reader, Spares, Table};
 pub(crate) use walk::Near;

@@ -95,13 +95,17 @@ impl<D: Device> Mirror<D> {
             if !transactions.owns(cookie, page.start()) {
                 return Err(EBUSY);
             }
+            let mut unwritten = None;
             let (result, flush) = self.inner().change(table, None, |table, batch| {
-                table.install(page, spares, batch, |_, entry| {
+                let result = table.install(page, spares, batch, |_, entry| {
                     *entry = Entry::exclusive(exclusive.pfn());
-                })
+                });
+                unwritten = table.unwritten(page, batch);
+                result
             });
             drop(guard);
             Flushing::end(flush, self.inner());
+            self.inner().write_sizes(unwritten);
             result
         });
         drop(announced);

@@ -402,8 +402,9 @@ impl<D: Device> Inner<D> {
         let mut held = false;
         let mut unreached = None;
         let mut installed = 0u64;
+        let mut unwritten = None;
         let (result, flush) = self.change(table, None, |table, batch| {
-            table.install(range, spares, batch, |addr, entry| {
+            let result = table.install(range, spares, batch, |addr, entry| {
                 let pfn = match whole {
                     Some(_) => pfns.peek().map(|pfn| pfn.of_page(addr >> PAGE_SHIFT)),
                     None => pfns.next(),
@@ -436,7 +437,9 @@ impl<D: Device> Inner<D> {
                         memory.touch_page(local);
                     }
                 }
-            })
+            });
+            unwritten = table.unwritten(range, batch);
+            result
         });
         drop(pfns);
         drop(valid);
@@ -445,6 +448,7 @@ impl<D: Device> Inner<D> {
             Flushing::end(flush, self);
             lap.end(Phase::Flush);
         }
+        self.write_sizes(unwritten);
         self.stats.add(Counter::FaultNs, lap.since(begun));
         result?;
 

@@ -19,7 +19,7 @@ use crate::{
         rcu_map::RcuArc,
         trace::Who,
     },
-    pgtable::{Entry, FlushBatch, Flusher, Flushing, Format, Reader, Table},
+    pgtable::{Entry, FlushBatch, Flushed, Flusher, Flushing, Format, Reader, Table, Unwritten},
     policy::Immovable,
     space::{Space, Window},
     stats::{Counter, Stats},
@@ -196,6 +196,27 @@ impl<D: Device> Inner<D> {
             return (result, None);
         }
         (result, Some(batch.start(self)))
+    }
+
+    /// Writes the unwritten entries, whose flush has ended. Context: may sleep; takes the table
+    /// lock.
+    #[inline]
+    pub(super) fn write_sizes(&self, unwritten: Option<Unwritten>) {
+        if let Some(unwritten) = unwritten {
+            self.write_now(unwritten);
+        }
+    }
+
+    // Rare: tables of most formats have none.
+    #[inline(never)]
+    fn write_now(&self, unwritten: Unwritten) {
+        let mut guard = self.lock();
+        let ((), flush) = self.change(&mut guard.table, None, |table, batch| {
+            table.write_sizes(unwritten, batch);
+        });
+        drop(guard);
+        // None: an entry that cannot be written yet is empty already.
+        let _flushed: Flushed = Flushing::end(flush, self);
     }
 
     pub(crate) fn device(&self) -> &D {

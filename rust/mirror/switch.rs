@@ -88,6 +88,7 @@ impl<D: Device> Mirror<D> {
         } = &mut *guard;
         let own = transactions.get(name, piece.start());
         let mut later = Mask::EMPTY;
+        let mut unwritten = None;
         let (result, flush) = inner.change(table, Some(piece), |table, batch| {
             let mut dirty = DirtyBatch::new();
             let result = table.install(piece, spares, batch, |addr, slot| {
@@ -127,6 +128,7 @@ impl<D: Device> Mirror<D> {
                     *slot = Entry::NONE;
                 });
             }
+            unwritten = table.unwritten(piece, batch);
             result
         });
         drop(guard);
@@ -143,6 +145,7 @@ impl<D: Device> Mirror<D> {
         };
         let flushed = Flushing::end(flush, inner);
         lap.end(Phase::Flush);
+        inner.write_sizes(unwritten);
         if !later.is_empty() {
             permit_writes(inner, name, piece, &later);
             lap.end(Phase::Switch);
@@ -290,6 +293,7 @@ pub(super) fn switch_present<D: Device>(
     // Under the lock: see `Inner::elsewhere`.
     let memory = home.or(tile.filter(|tile| !tile.is_gone()));
     let (mut switched, mut later) = (0, Mask::EMPTY);
+    let mut unwritten = None;
     let ((), flush) = inner.change(table, Some(piece), |table, batch| {
         let mut dirty = DirtyBatch::new();
         let switching = Switching::<D> {
@@ -317,12 +321,14 @@ pub(super) fn switch_present<D: Device>(
             }
             (first..first + pages).for_each(|index| each(index, what));
         });
+        unwritten = table.unwritten(piece, batch);
     });
     drop(guard);
     lap.end(Phase::Switch);
     inner.stats.add(Counter::Switched, switched as u64);
     let flushed = Flushing::end(flush, inner);
     lap.end(Phase::Flush);
+    inner.write_sizes(unwritten);
     if with_write && !later.is_empty() {
         permit_writes(inner, name, piece, &later);
         lap.end(Phase::Switch);

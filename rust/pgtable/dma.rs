@@ -35,6 +35,10 @@ impl<F: Format> Format for OfDma<F> {
     const LEAVES: &'static [u32] = F::LEAVES;
     const DMA: bool = true;
 
+    fn break_before_make() -> bool {
+        F::break_before_make()
+    }
+
     fn can_hold(entry: Entry) -> bool {
         F::can_hold(entry)
     }

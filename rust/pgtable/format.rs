@@ -54,8 +54,8 @@ impl_word!(u64, write_u64);
 /// An entry must be right by itself, because a walker may read it at any time: the library replaces
 /// an entry by one write, and writes a table before the entry that links it. A page or its rights
 /// may change together with the size under which it is mapped; the library then flushes all of the
-/// leaf *after* the change. Hardware that must not see two sizes for one address before a flush
-/// (break-before-make) can only have leaves of order 0.
+/// leaf *after* the change, or before it writes the entry anew if the format asks for
+/// [break-before-make](Self::break_before_make).
 ///
 /// [`FormatOf`](super::FormatOf) implements this trait for a format that is described by the
 /// positions of its bits.
@@ -80,6 +80,23 @@ pub trait Format: Sized + Send + Sync + 'static {
     /// Whether entries of system memory hold DMA addresses instead of page frames: [`OfDma`](super::OfDma) makes such
     /// a format.
     const DMA: bool = false;
+
+    /// Whether the MMU must not find an address in another size before a flush has ended
+    /// (break-before-make).
+    ///
+    /// An entry that gets another size is then empty until the flush has ended, and the device
+    /// faults if it uses the entry meanwhile. A migration of a part of a leaf therefore interrupts
+    /// a device that reads the leaf. Migrations of whole leaves do not.
+    ///
+    /// The value may come from a register of the hardware, and never changes.
+    ///
+    /// # Context
+    ///
+    /// Any; the table lock may be held.
+    #[inline]
+    fn break_before_make() -> bool {
+        false
+    }
 
     /// Whether `entry` can be encoded. Its number is the address that the device uses in pages of 4
     /// KiB.

@@ -13,6 +13,8 @@
 //!   entry that a walker takes for a part of a run is written only while the other pages have
 //!   entries. A TLB may still have kept the run from before, or the page that another one has
 //!   replaced: the flush covers all of the run.
+//!
+//! An MMU that requires break-before-make finds an empty entry in between (`sizes`).
 
 use super::{
     chunk::Page,
@@ -20,6 +22,7 @@ use super::{
     flush::FlushBatch,
     format::{fan, run_below, shift, smallest_run, unit, Format, Word, Write},
     pool::Pool,
+    sizes::Place,
     table::{slot_of, span_of, Reader},
     tree::{self, Slot},
 };
@@ -47,14 +50,25 @@ pub(super) struct Images<F: Format> {
     /// written last, log2 of the entries of its run, or 0, and [`VALID`]. Changed by the owner of
     /// the table only.
     forms: KVVec<Atomic<u32>>,
+    /// With break-before-make, instead of `forms`: one for each entry. Changed likewise.
+    places: KVVec<Place>,
     _format: PhantomData<F>,
 }
 
 /// Groups of a table page.
-const fn groups<F: Format>() -> usize {
+fn groups<F: Format>() -> usize {
     match smallest_run::<F>() {
         0 => 0,
+        _ if F::break_before_make() => 0,
         run => fan::<F>() >> run,
+    }
+}
+
+/// Places of a table page.
+fn places<F: Format>() -> usize {
+    match F::break_before_make() {
+        true => fan::<F>(),
+        false => 0,
     }
 }
 
@@ -83,16 +97,21 @@ impl<F: Format> Images<F> {
         for _ in 0..count * groups::<F>() {
             forms.push(Atomic::new(0), GFP_KERNEL_ACCOUNT)?;
         }
+        let mut all = KVVec::with_capacity(count * places::<F>(), GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..count * places::<F>() {
+            all.push(Place::new(), GFP_KERNEL_ACCOUNT)?;
+        }
         Ok(Some(Self {
             units,
             forms,
+            places: all,
             _format: PhantomData,
         }))
     }
 
     /// Bytes of the image of one table page.
-    pub(super) const fn bytes() -> usize {
-        unit::<F>() + groups::<F>() * size_of::<Atomic<u32>>()
+    pub(super) fn bytes() -> usize {
+        unit::<F>() + groups::<F>() * size_of::<Atomic<u32>>() + places::<F>() * size_of::<Place>()
     }
 
     /// Image of page `index` of the chunk; `None` if the device is closed.
@@ -105,6 +124,19 @@ impl<F: Format> Images<F> {
         self.forms
             .get(first..first + groups::<F>())
             .unwrap_or_default()
+    }
+
+    fn places(&self, index: usize) -> &[Place] {
+        let first = index * places::<F>();
+        self.places
+            .get(first..first + places::<F>())
+            .unwrap_or_default()
+    }
+
+    /// Forgets the sizes of the entries of page `index`, which no TLB caches.
+    #[inline]
+    pub(super) fn forget(&self, index: usize) {
+        self.places(index).iter().for_each(Place::forget);
     }
 
     /// Empties that of page `index`, which is in `memory`, and which no device walks.
@@ -133,17 +165,18 @@ fn written<F: Format>(memory: &TableMemory, unit: &Unit<'_>, slots: Range<usize>
 }
 
 /// Writes entries of one table page to its image.
-struct Publisher<'p, F: Format> {
-    pool: &'p Pool<F>,
+pub(super) struct Publisher<'p, F: Format> {
+    pub(super) pool: &'p Pool<F>,
     guard: &'p Guard,
-    page: Page<'p, F>,
-    unit: Unit<'p>,
+    pub(super) page: Page<'p, F>,
+    pub(super) unit: Unit<'p>,
     forms: &'p [Atomic<u32>],
-    level: u32,
+    pub(super) places: &'p [Place],
+    pub(super) level: u32,
     /// Address that the first entry is for.
     base: usize,
     /// Entries that may have changed.
-    changed: Range<usize>,
+    pub(super) changed: Range<usize>,
 }
 
 impl<F: Format> Publisher<'_, F> {
@@ -164,7 +197,7 @@ impl<F: Format> Publisher<'_, F> {
         }
     }
 
-    fn write(&self, slots: Range<usize>, run: u32) {
+    pub(super) fn write(&self, slots: Range<usize>, run: u32) {
         self.write_those(slots, run, |_| true);
     }
 
@@ -177,12 +210,20 @@ impl<F: Format> Publisher<'_, F> {
             }
         }
         if !slots.is_empty() {
-            written::<F>(&self.pool.memory, &self.unit, slots);
+            self.written(slots);
         }
+    }
+
+    /// Reports that entries `slots` were written.
+    pub(super) fn written(&self, slots: Range<usize>) {
+        written::<F>(&self.pool.memory, &self.unit, slots);
     }
 
     /// Writes the changed entries, and those of runs that they complete or break.
     fn publish(&self, batch: &mut FlushBatch<F>) {
+        if F::break_before_make() {
+            return self.publish_by_size(batch);
+        }
         let largest = run_below::<F>(self.level, F::BITS);
         if largest == 0 {
             return self.write(self.changed.clone(), 0);
@@ -255,7 +296,7 @@ impl<F: Format> Publisher<'_, F> {
     }
 
     /// Addresses of `count` entries from `start` on.
-    fn span(&self, start: usize, count: usize) -> Option<PageRange> {
+    pub(super) fn span(&self, start: usize, count: usize) -> Option<PageRange> {
         let shift = shift::<F>(self.level);
         let first = self.base.checked_add(start << shift)?;
         PageRange::from_pages(first, count << (shift - PAGE_SHIFT as u32)).ok()
@@ -291,22 +332,35 @@ impl<F: Format> Pool<F> {
         batch: &mut FlushBatch<F>,
     ) {
         let guard = rcu::read_lock();
-        let (page, images) = (self.page(&guard, index), self.images(&guard, index));
-        if let (Some(page), Some((images, at))) = (page, images) {
-            if let Some(unit) = images.unit(&guard, at) {
-                let publisher = Publisher {
-                    pool: self,
-                    guard: &guard,
-                    page,
-                    unit,
-                    forms: images.forms(at),
-                    level,
-                    base: span_of::<F>(level + 1, addr).0,
-                    changed,
-                };
-                publisher.publish(batch);
-            }
+        if let Some(publisher) = self.publisher(&guard, index, level, addr, changed) {
+            publisher.publish(batch);
         }
+    }
+
+    /// For entries `changed` of table `index`, as [`Self::publish`]. `None` without images, or if
+    /// the device is closed.
+    #[inline]
+    pub(super) fn publisher<'p>(
+        &'p self,
+        guard: &'p Guard,
+        index: u32,
+        level: u32,
+        addr: usize,
+        changed: Range<usize>,
+    ) -> Option<Publisher<'p, F>> {
+        let page = self.page(guard, index)?;
+        let (images, at) = self.images(guard, index)?;
+        Some(Publisher {
+            pool: self,
+            guard,
+            page,
+            unit: images.unit(guard, at)?,
+            forms: images.forms(at),
+            places: images.places(at),
+            level,
+            base: span_of::<F>(level + 1, addr).0,
+            changed,
+        })
     }
 
     /// Address of the image of table `index`; `None` without table memory, or if the device is

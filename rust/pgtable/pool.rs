@@ -12,6 +12,7 @@ use super::{
     format::{fan, Format},
     image::Images,
     list::List,
+    sizes::Clock,
     table::{range_of, slot_of, span_of},
     tree::{self, Cell},
 };
@@ -53,6 +54,8 @@ pub(super) struct Pool<F: Format> {
     pub(super) chunks: Directory<Chunk<F>>,
     /// Where images are, for a device that walks by itself.
     pub(super) memory: TableMemory,
+    /// Orders flushes and entries that change their size.
+    pub(super) clock: Clock,
     /// What reclaim asks for table pages.
     pub(super) owner: Arc<Owner>,
     /// Chunks that there are, or are being added.
@@ -91,6 +94,7 @@ impl<F: Format> Pool<F> {
             pin_init!(Self {
                 chunks: Directory::new(),
                 memory,
+                clock: Clock::new(),
                 owner,
                 count: Atomic::new(0),
                 pages: Atomic::new(0),
@@ -371,6 +375,11 @@ impl<F: Format> Pool<F> {
                 page.set_used(0);
                 if let Some((images, at)) = self.images(&guard, next) {
                     images.clear(&self.memory, &guard, at);
+                }
+            }
+            if F::break_before_make() {
+                if let Some((images, at)) = self.images(&guard, next) {
+                    images.forget(at);
                 }
             }
             next = page.meta.next();

@@ -18,6 +18,7 @@ use kernel::{
 };
 
 mod image;
+mod sizes;
 mod suite;
 
 /// A small one: three levels of 6 bits, entries of 32 bits, leaves of 4 KiB and 256 KiB, a leaf's

@@ -76,13 +76,13 @@ impl Client {
         let session = Session::new(device.clone());
         let decider = Decider::new(device.fixed.policy, device.fixed.parameters)?;
         let agent = device.agents.own()?;
-        let register = device.fixed.format.register();
+        let format = device.fixed.format;
         let mirror = rust_hmm::new_mirror!(mm, View::new(device), "dmirror::table")?;
-        let table = match register {
+        let table = match format.register() {
             Some(format) => Some((format, mirror.table_root().ok_or(ENODEV)?)),
             None => None,
         };
-        let context = Context::new(mirror.device().tag(), table);
+        let context = Context::new(mirror.device().tag(), table, format.has_one_size());
         let commands = Commands {
             list: KVec::new(),
             last: 0,

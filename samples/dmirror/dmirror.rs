@@ -112,7 +112,7 @@ module! {
         },
         format: u64 {
             default: 0,
-            description: "Page tables of engines: 0 as x86-64, 1 Arm LPAE, 2 AMD generation 9, 3 none: they use the library's",
+            description: "Page tables of engines: 0 as x86-64, 1 Arm LPAE, 2 AMD generation 9, 3 none: they use the library's, 4 Arm LPAE with break-before-make",
         },
         own_alloc: u64 {
             default: 0,

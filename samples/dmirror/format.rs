@@ -20,6 +20,8 @@ pub(crate) enum Selected {
     Gfx9,
     /// Nothing: they have the driver look into the library's tree. For measurements.
     Tree,
+    /// As [`Self::Lpae`], by an MMU that needs break-before-make.
+    LpaeOneSize,
 }
 
 impl Selected {
@@ -30,6 +32,7 @@ impl Selected {
             1 => Self::Lpae,
             2 => Self::Gfx9,
             3 => Self::Tree,
+            4 => Self::LpaeOneSize,
             _ => return Err(EINVAL),
         })
     }
@@ -43,10 +46,15 @@ impl Selected {
     pub(crate) fn register(self) -> Option<walk::Format> {
         match self {
             Self::Radix4 => Some(walk::Format::Radix4),
-            Self::Lpae => Some(walk::Format::Lpae),
+            Self::Lpae | Self::LpaeOneSize => Some(walk::Format::Lpae),
             Self::Gfx9 => Some(walk::Format::Gfx9),
             Self::Tree => None,
         }
+    }
+
+    /// Whether the TLB must not get an address in two sizes.
+    pub(crate) fn has_one_size(self) -> bool {
+        self == Self::LpaeOneSize
     }
 }
 
@@ -63,6 +71,10 @@ impl Format for Chosen {
     const BITS: u32 = 9;
     const LEAVES: &'static [u32] = &[0, RUN, 9];
 
+    fn break_before_make() -> bool {
+        Selected::now().has_one_size()
+    }
+
     // All of them: each entry is checked, and a look at the parameter takes as long as the rest of it.
     fn can_hold(entry: Entry) -> bool {
         Radix4::can_hold(entry) && Lpae::can_hold(entry) && Gfx9::can_hold(entry)
@@ -71,7 +83,7 @@ impl Format for Chosen {
     fn can_link(address: u64) -> bool {
         match Selected::now() {
             Selected::Radix4 | Selected::Tree => Radix4::can_link(address),
-            Selected::Lpae => Lpae::can_link(address),
+            Selected::Lpae | Selected::LpaeOneSize => Lpae::can_link(address),
             Selected::Gfx9 => Gfx9::can_link(address),
         }
     }
@@ -79,7 +91,7 @@ impl Format for Chosen {
     fn table(level: u32, address: u64) -> u64 {
         match Selected::now() {
             Selected::Radix4 | Selected::Tree => Radix4::table(level, address),
-            Selected::Lpae => Lpae::table(level, address),
+            Selected::Lpae | Selected::LpaeOneSize => Lpae::table(level, address),
             Selected::Gfx9 => Gfx9::table(level, address),
         }
     }
@@ -89,7 +101,7 @@ impl Format for Chosen {
             // It has no leaves of 64 KiB: there each entry stands for itself.
             Selected::Radix4 | Selected::Tree if order == RUN => Radix4::leaf(0, entry),
             Selected::Radix4 | Selected::Tree => Radix4::leaf(order, entry),
-            Selected::Lpae => Lpae::leaf(order, entry),
+            Selected::Lpae | Selected::LpaeOneSize => Lpae::leaf(order, entry),
             Selected::Gfx9 => Gfx9::leaf(order, entry),
         }
     }

@@ -12,7 +12,8 @@ format_modules() {
 	lpae) number=1 ;;
 	gfx9) number=2 ;;
 	tree) number=3 ;;
-	*) die "unknown format $1: radix4, lpae, gfx9, or tree for none" ;;
+	lpae-one-size) number=4 ;;
+	*) die "unknown format $1: radix4, lpae, lpae-one-size, gfx9, or tree for none" ;;
 	esac
 	with_format=(--module rust_hmm --module "rust_dmirror format=$number")
 }

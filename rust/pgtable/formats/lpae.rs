@@ -18,11 +18,11 @@ use kernel::{page::PAGE_SHIFT, prelude::*};
 /// The granules of 16 and 64 KiB cannot map pages of 4 KiB, so that they cannot follow a process
 /// whose pages are such.
 ///
-/// The library replaces valid entries without break-before-make (see [`Format`]). For another size
-/// the architecture permits that with FEAT_BBM level 2 only: a driver uses this format for an MMU
-/// that has it. When a page migrates, the entry gets another address and perhaps other attributes.
-/// Until the flush has ended, such an MMU may use the old or the new page; the library frees the
-/// old one after that.
+/// With another size too, entries are replaced without break-before-make, which the architecture
+/// permits with FEAT_BBM level 2. For an MMU without it there is
+/// [`BreakBeforeMake`](crate::pgtable::BreakBeforeMake). When a page migrates, the entry gets
+/// another address and perhaps other attributes, read-only until the flush has ended. Until then an
+/// MMU may use the old or the new page; the library frees the old one after that.
 pub enum Lpae {}
 
 impl Lpae {

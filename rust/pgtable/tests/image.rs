@@ -6,7 +6,7 @@
 use super::*;
 use crate::{
     mm::table_memory::{TableMemory, TableWrites},
-    pgtable::formats::*,
+    pgtable::{formats::*, BreakBeforeMake},
     within::is_within,
 };
 use kernel::sync::{
@@ -85,8 +85,21 @@ pub(super) trait Walked: Format<Word = u64> {
 }
 
 impl Walked for Lpae {
-    /// Arm ARM, D8.2.7 and D8.3: levels 0 to 3, a granule of 4 KiB.
     fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
+        walker.lpae(addr)
+    }
+}
+
+impl Walked for BreakBeforeMake<Lpae> {
+    fn walk(walker: &Walker<'_, Self>, addr: usize) -> Result<Option<Found>> {
+        walker.lpae(addr)
+    }
+}
+
+impl<F: Format<Word = u64>> Walker<'_, F> {
+    /// Arm ARM, D8.2.7 and D8.3: levels 0 to 3, a granule of 4 KiB.
+    fn lpae(&self, addr: usize) -> Result<Option<Found>> {
+        let walker = self;
         let mut at = walker.root()?;
         for level in 0..4u32 {
             let low = 39 - 9 * level;
@@ -256,7 +269,7 @@ pub(super) fn image_agrees<F: Walked>(table: &Table<F>, model: &[Entry]) -> bool
     })
 }
 
-fn order<F: Walked>(table: &Table<F>, addr: usize) -> Option<u32> {
+pub(super) fn order<F: Walked>(table: &Table<F>, addr: usize) -> Option<u32> {
     let found = F::walk(&Walker::new(table), addr);
     found.ok().flatten().map(|found| found.order)
 }

@@ -18,11 +18,17 @@ pub(crate) struct Context {
     /// Format of the table, and bus address of its root. Without, the driver is asked for each
     /// translation.
     table: Option<(Format, u64)>,
+    /// The TLB must not get an address in two sizes.
+    one_size: bool,
 }
 
 impl Context {
-    pub(crate) fn new(tag: u64, table: Option<(Format, u64)>) -> Self {
-        Self { tag, table }
+    pub(crate) fn new(tag: u64, table: Option<(Format, u64)>, one_size: bool) -> Self {
+        Self {
+            tag,
+            table,
+            one_size,
+        }
     }
 }
 
@@ -81,6 +87,9 @@ pub(crate) fn access<L: Lane>(
     }
     match lane.access(addr, found, action)? {
         Answer::Done => {
+            if context.one_size && lane.tlb().has_other_size(tag, addr, found.order) {
+                stale(lane, counted, addr, Some(Miss::TwoSizes));
+            }
             lane.tlb().fill(tag, addr, found);
             Ok(done(counted, action))
         }

@@ -59,6 +59,15 @@ impl Tlb {
         })
     }
 
+    /// Whether a page of the leaf of `1 << order` pages around `addr` is there in another size.
+    pub(crate) fn has_other_size(&self, tag: u64, addr: usize, order: u32) -> bool {
+        let first = addr >> PAGE_SHIFT & !((1 << order) - 1);
+        let mut lines = self.lines.iter().flatten();
+        lines.any(|line| {
+            line.tag == tag && line.found.order != order && line.covers(first, 1 << order)
+        })
+    }
+
     /// Keeps what a walk gave for `addr`.
     pub(crate) fn fill(&mut self, tag: u64, addr: usize, found: Translation) {
         let page = addr >> PAGE_SHIFT;

@@ -35,6 +35,8 @@ pub(crate) enum Miss {
     Superseded,
     /// The hardware does not permit this entry.
     Malformed(u64),
+    /// The TLB has a part of it in another size.
+    TwoSizes,
 }
 
 /// Format of the table, as a register selects it.

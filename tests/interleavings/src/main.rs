@@ -32,6 +32,7 @@ mod pgtable {
     mod pass;
     mod pool;
     mod scan;
+    mod sizes;
     mod table;
     mod walk;
     mod tree;

@@ -346,7 +346,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn accesses(trial: &Trial<'_>) {
     trial.run(step(), 1..60, |steps| {
         let mut machine = Machine::new();
-        let context = Context::new(1, Some((Format::Radix4, UPPER[0])));
+        let context = Context::new(1, Some((Format::Radix4, UPPER[0])), false);
         let (engine, file) = (Counters::new(), Counters::new());
         let mut accesses = 0;
         for step in steps {

@@ -16,6 +16,7 @@ use crate::{
         list::List,
         tree::{self, Slot},
         walk::Near,
+        BreakBeforeMake,
     },
 };
 use kernel::sync::{rcu, Arc};
@@ -34,12 +35,15 @@ mod image;
 mod model;
 #[path = "pgtable/ops.rs"]
 mod ops;
+#[path = "pgtable/sizes.rs"]
+mod sizes;
 
 use both::{Both, Look};
 use decode::{Decode, Decoded};
 use formats::{Deep, Engines, Plain, Runs, Tight, Tiny};
 use model::{Mapped, Model};
 use ops::*;
+use sizes::{Tlb, Waiting};
 
 macro_rules! variants {
     ($function:ident) => {
@@ -118,6 +122,17 @@ pub(crate) const ALL: &[Property] = &[
             ("dma-gfx9", images::<OfDma<Gfx9>>),
         ],
     },
+    Property {
+        name: "image_has_one_size_until_a_flush",
+        cases: 50,
+        variants: &[
+            ("lpae", sizes::<BreakBeforeMake<Lpae>>),
+            ("gfx9", sizes::<BreakBeforeMake<Gfx9>>),
+            ("runs", sizes::<BreakBeforeMake<Runs>>),
+            ("narrow", sizes::<BreakBeforeMake<Narrow>>),
+            ("dma-lpae", sizes::<OfDma<BreakBeforeMake<Lpae>>>),
+        ],
+    },
 ];
 
 fn run<F: Format>(trial: &Trial<'_>, look: Look, op: BoxedStrategy<Op>) {
@@ -188,8 +203,18 @@ fn kunit_model<F: Format>(trial: &Trial<'_>) {
 /// A device that walks the image after any write finds the page that was there before the
 /// operation, or the one after it; and one that keeps what it found until the flush does so, too.
 fn images<F: Decode>(trial: &Trial<'_>) {
+    beside::<F>(trial, ops());
+}
+
+/// A TLB that caches translations until their flush never holds a page in two sizes. After all
+/// flushes each page is found.
+fn sizes<F: Decode>(trial: &Trial<'_>) {
+    beside::<F>(trial, sized_ops());
+}
+
+fn beside<F: Decode>(trial: &Trial<'_>, op: BoxedStrategy<Op>) {
     // Long enough for tables to be flushed and used again.
-    trial.run(ops(), 1..48, |ops| {
+    trial.run(op, 1..48, |ops| {
         let mut beside = image::Beside::<F>::new();
         for op in ops {
             beside.apply(op);

@@ -41,6 +41,7 @@ pub(super) struct Both<F: Format> {
     /// Table pages that have left it, with the number of the flush that they wait for.
     pub(super) left: BTreeMap<u32, usize>,
     pub(super) dma: Option<(Arc<DmaDevice>, Arc<Windows>)>,
+    pub(super) waiting: Waiting,
 }
 
 impl<F: Format> Both<F> {
@@ -68,6 +69,7 @@ impl<F: Format> Both<F> {
             starts: 0,
             left: BTreeMap::new(),
             dma,
+            waiting: Waiting::default(),
         }
     }
 
@@ -189,6 +191,7 @@ impl<F: Format> Both<F> {
         let flusher = TestFlusher::default();
         let _proof = started.flushing.wait(&flusher);
         self.left.retain(|_, number| *number != started.number);
+        self.waiting.flushed(started.number);
         assert_eq!(flusher.waited.get(), usize::from(started.range.is_some()));
         if let Some(range) = started.range {
             if let Some((_, windows)) = &self.dma {
@@ -196,6 +199,11 @@ impl<F: Format> Both<F> {
                 self.model.flushed(range, started.tick);
             }
         }
+    }
+
+    /// Whether flush `number`, which was started, is over.
+    pub(super) fn is_over(&self, number: usize) -> bool {
+        self.started.iter().all(|started| started.number != number)
     }
 
     pub(super) fn apply(&mut self, op: &Op) {
@@ -241,6 +249,11 @@ impl<F: Format> Both<F> {
             Op::Shrink => {
                 self.table.pool.scan(usize::MAX);
             }
+            Op::Resize(at) => {
+                let (first, count) = resolve::<F>(at);
+                self.resize(range(first, count));
+            }
+            Op::WriteSizes => self.write_sizes(),
         }
     }
 

@@ -60,6 +60,8 @@ pub(super) struct Beside<F: Decode> {
     /// A copy, of which each part is made when the driver is told of it.
     copy: Device<F>,
     base: usize,
+    /// Of a device that needs break-before-make.
+    tlb: Tlb,
 }
 
 impl<F: Decode> Beside<F> {
@@ -72,7 +74,8 @@ impl<F: Decode> Beside<F> {
         let both = Both::<F>::with_memory(Look::Walks, memory);
         let root = both.reader.root_address().expect("a root");
         let device = || Device { words: HashMap::new(), root, _format: Default::default() };
-        let mut this = Self { both, device: device(), copy: device(), base };
+        let tlb = Tlb::default();
+        let mut this = Self { both, device: device(), copy: device(), base, tlb };
         this.follow(|_, _| ());
         this
     }
@@ -106,16 +109,31 @@ impl<F: Decode> Beside<F> {
         let before = self.both.model.pages.clone();
         let orders: BTreeMap<_, _> = before
             .keys()
-            .map(|page| (*page, self.device.walk(*page).expect("there before").order))
+            .filter_map(|page| Some((*page, self.device.walk(*page)?.order)))
             .collect();
+        assert!(orders.len() == before.len() || F::break_before_make(), "all were there before");
         let flushes = matches!(op, Op::Start | Op::Wait(_));
+        let running: Vec<_> = self.both.started.iter().map(|it| (it.number, it.range)).collect();
         self.both.apply(op);
+        for (number, range) in running {
+            if let Some(range) = range.filter(|_| self.both.is_over(number)) {
+                self.tlb.flush(range, number);
+            }
+        }
         let probes = self.probes(&before);
         let old = |page: usize| before.get(&page).copied().unwrap_or(Entry::NONE);
+        let starts = self.both.starts;
+        let mut tlb = std::mem::take(&mut self.tlb);
         self.follow(|this, device| {
             for page in &probes {
                 let found = device.walk(*page);
                 let new = this.both.model.get(*page);
+                if F::break_before_make() {
+                    match found {
+                        Some(leaf) => tlb.fill(*page, leaf.order, starts),
+                        None => continue,
+                    }
+                }
                 let right = this.is(found, old(*page)) || this.is(found, new);
                 assert!(right, "page {page}: {found:?}, not {:?} or {new:?}", old(*page));
                 for other in [page ^ 1, page & !15, page | 15] {
@@ -132,11 +150,15 @@ impl<F: Decode> Beside<F> {
             word(&self.device) != word(&self.copy)
         };
         assert!(!self.device.words.keys().any(differs), "the driver was not told of a write");
+        self.tlb = tlb;
         for page in looked_at::<F>() {
-            let (found, entry) = (self.device.walk(page), self.both.model.get(page));
-            assert!(self.is(found, entry), "page {page}: {found:?}, not {entry:?}");
-            self.check_order(page, found);
-            self.check_hardware(page, found);
+            let found = self.check_page(page);
+            if F::break_before_make() {
+                if let Some(leaf) = found {
+                    self.tlb.fill(page, leaf.order, starts);
+                }
+                continue;
+            }
             // A TLB must not have a page in two sizes.
             let resized =
                 found.zip(orders.get(&page)).is_some_and(|(leaf, order)| leaf.order != *order);
@@ -170,7 +192,23 @@ impl<F: Decode> Beside<F> {
         }
     }
 
-    pub(super) fn end(self) {
+    /// Checks the translation of a page against the model. An unwritten entry has none.
+    fn check_page(&self, page: usize) -> Option<Leaf> {
+        let (found, entry) = (self.device.walk(page), self.both.model.get(page));
+        let may_wait = F::break_before_make() && found.is_none();
+        assert!(may_wait || self.is(found, entry), "page {page}: {found:?}, not {entry:?}");
+        self.check_order(page, found);
+        self.check_hardware(page, found);
+        found
+    }
+
+    pub(super) fn end(mut self) {
+        self.both.settle();
+        self.follow(|_, _| ());
+        for page in looked_at::<F>() {
+            let found = self.check_page(page).is_some();
+            assert_eq!(found, self.both.model.get(page).is_valid(), "page {page} after all flushes");
+        }
         self.both.end();
     }
 

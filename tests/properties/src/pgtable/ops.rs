@@ -102,6 +102,10 @@ pub(super) enum Op {
     Wait(bool),
     /// The kernel needs memory.
     Shrink,
+    /// A flush starts for entries that get another size.
+    Resize(At),
+    /// Those whose flush is over are written.
+    WriteSizes,
 }
 
 pub(super) fn kinds() -> impl Strategy<Value = Kind> {
@@ -165,6 +169,17 @@ pub(super) fn ops() -> BoxedStrategy<Op> {
         2 => Just(Op::Start),
         2 => any::<bool>().prop_map(Op::Wait),
         1 => Just(Op::Shrink),
+    ];
+    op.boxed()
+}
+
+/// With what break-before-make needs.
+pub(super) fn sized_ops() -> BoxedStrategy<Op> {
+    let op = prop_oneof![
+        6 => ops(),
+        2 => at().prop_map(Op::Resize),
+        2 => any::<bool>().prop_map(Op::Wait),
+        2 => Just(Op::WriteSizes),
     ];
     op.boxed()
 }

@@ -7,6 +7,7 @@ use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
 use crate::{check, check_eq};
 use hmm::engine::Way;
+use hmm::files::SmallThp;
 use hmm::placement::{Placement, Policy};
 use hmm::{
     files, Child, Command, Counters, Device, EngineOp, Errno, Gate, Mapping, PageOutcome, Prot,
@@ -26,6 +27,7 @@ pub const TESTS: &[Test] = &[
         .only_rust(OURS)
         .private(),
     Test::new("thp", "a_leaf_that_was_split_is_huge_again", split_leaf).only_rust(OURS).private(),
+    Test::new("thp", "other_pages_of_a_run_stay_accessible", broken_run).only_rust(OURS).private(),
 ];
 
 /// In the group that unloads modules.
@@ -549,6 +551,28 @@ fn huge_leaves(map: &Mapping) -> Result<usize, Stop> {
 }
 
 /// One write to a huge leaf without write access makes all of it writable, if the CPU has it so.
+/// A run of 64 KiB loses a page. The others have at most one fault.
+fn broken_run(ctx: &Ctx) -> Outcome {
+    let small = SmallThp::start().what("have folios of 64 KiB")?;
+    let device = ctx.open()?;
+    let map = Mapping::anon_huge(1)?;
+    map.fill(1);
+    check!(small.made()? >= 32, "{} folios of 64 KiB were made", small.made()?);
+    engine_reads(&device, &map, 1)?;
+    let before = device.counters()?.engine_faults_read;
+    engine_reads(&device, &map, 1)?;
+    check_eq!(device.counters()?.engine_faults_read, before, "read faults of mapped pages");
+    map.advise_pages(libc::MADV_DONTNEED, 5, 1)?;
+    map.fill(2);
+    engine_reads(&device, &map, 2)?;
+    let faults = device.counters()?.engine_faults_read - before;
+    check!((1..=2).contains(&faults), "{faults} read faults after one page was discarded");
+    // All of it is mapped now.
+    engine_reads(&device, &map, 2)?;
+    check_eq!(device.counters()?.engine_faults_read - before, faults, "read faults at the end");
+    Ok(())
+}
+
 fn split_leaf(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;

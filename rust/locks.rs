@@ -64,6 +64,8 @@ classes! {
     pci_users = c"rust_hmm::pci_users";
     /// Pages behind a BAR that are allocated to page tables.
     bar_tables_used = c"rust_hmm::bar_tables_used";
+    /// The page tables that these are of.
+    bar_tables_owners = c"rust_hmm::bar_tables_owners";
     /// The mapping of these is removed.
     bar_tables_closing = c"rust_hmm::bar_tables_closing";
     /// The windows of a page table of DMA addresses.

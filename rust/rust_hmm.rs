@@ -50,9 +50,13 @@
 //! `table_memory`, under which memory of tables that a device walks is freed, may be taken in
 //! reclaim; nothing is allocated under it, and none of the locks above is taken.
 //!
-//! `owner`, under which reclaim has a mirror give table pages back, is taken in reclaim by trylock
-//! only, and where a mirror ends. Under it the table lock is taken, by trylock only, and what is
-//! taken under that for an invalidation.
+//! `bar_tables_used`, under which pages of a device's own memory are allocated to tables, may be
+//! taken in reclaim, too. `bar_tables_owners` is held while the list of their owners changes.
+//! Nothing is taken under either.
+//!
+//! `owner`, under which a mirror gives table pages back for reclaim or for another mirror, is taken
+//! by trylock, and unconditionally only where a mirror ends. The table lock is taken under it, by
+//! trylock, and the locks that an invalidation takes under that.
 //!
 //! What is mapped for a device has mutexes of its own, under which it is unmapped: `dma_closing` (windows of a table) is
 //! taken before the spinlock of their tree; `pci_users`, then `peer_mapped`; `dma_mappings`, then `dma_addresses`. None of

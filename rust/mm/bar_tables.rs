@@ -12,7 +12,9 @@
 use super::{
     dma::Maps,
     pci::PciMemory,
-    rcu_slot::{RcuSlot, Retired}, //
+    rcu_slot::{RcuSlot, Retired},
+    shrinker::owner::Owner,
+    space::fatal_signal_pending, //
 };
 use crate::{
     bindings,
@@ -26,6 +28,7 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
+        atomic::{ordering::Relaxed, Atomic},
         rcu::{self, Guard},
         Arc,
         Mutex, //
@@ -35,6 +38,9 @@ use kernel::{
 /// The part begins and ends at a multiple of this, which is at least the size of a table in any
 /// format.
 const ALIGNMENT: u64 = 64 * 1024;
+
+/// Pages that a page table is asked for at once, when all of the part is used.
+const BATCH: usize = 512;
 
 /// A part of the memory of a function, mapped for the CPU.
 ///
@@ -83,9 +89,30 @@ pub(super) struct Region {
     /// Pages that have tables.
     #[pin]
     used: Mutex<BitmapVec>,
+    /// Owners of the page tables in the part.
+    #[pin]
+    owners: Mutex<KVec<Arc<Owner>>>,
+    /// Index of the owner to ask next.
+    hand: Atomic<usize>,
     // Held while it is unmapped, so that who releases the memory waits for an owner that does so.
     #[pin]
     closing: Mutex<()>,
+}
+
+/// Membership of a page table: it gives up pages when another one finds all of them used.
+pub(super) struct Member {
+    region: Arc<Region>,
+    owner: Arc<Owner>,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let mut owners = self.region.owners.lock();
+        let is_own = |owner: &Arc<Owner>| Arc::ptr_eq(owner, &self.owner);
+        if let Some(index) = owners.iter().position(is_own) {
+            let _ = owners.remove(index);
+        }
+    }
 }
 
 /// A table.
@@ -108,11 +135,34 @@ impl Maps for Region {
 }
 
 impl Region {
+    /// One of `pages` pages, which the device finds from `address` on. Nothing is mapped yet.
+    /// Context: may sleep. `ENOMEM`.
+    fn new(pages: usize, address: u64) -> Result<Arc<Self>> {
+        let (used, used_class) = locks::bar_tables_used();
+        let (owners, owners_class) = locks::bar_tables_owners();
+        let (closing, closing_class) = locks::bar_tables_closing();
+        let bits = BitmapVec::new(pages, GFP_KERNEL)?;
+        Arc::pin_init(
+            pin_init!(Self {
+                mapping: RcuSlot::new(),
+                address,
+                used <- Mutex::new(bits, used, used_class),
+                owners <- Mutex::new(KVec::new(), owners, owners_class),
+                hand: Atomic::new(0),
+                closing <- Mutex::new((), closing, closing_class),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
     /// Allocates `bytes`, a power of two and at least a page, and zeroes them. Returns where the
     /// device finds them. Context: may sleep. `ENOMEM`: nothing is free; `ENODEV`.
     pub(super) fn alloc(&self, bytes: usize) -> Result<u64> {
         let count = bytes.div_ceil(PAGE_SIZE).max(1);
-        let first = self.take(count).ok_or(ENOMEM)?;
+        let first = match self.take(count) {
+            Some(first) => first,
+            None => self.take_from_others(count).ok_or(ENOMEM)?,
+        };
         let address = self.address + (first * PAGE_SIZE) as u64;
         let cleared = {
             let guard = rcu::read_lock();
@@ -142,6 +192,46 @@ impl Region {
                 }
             }
         }
+    }
+
+    /// As [`Self::take`] with all pages used: page tables give up free pages, then cold ones.
+    // Rare.
+    #[inline(never)]
+    fn take_from_others(&self, count: usize) -> Option<usize> {
+        // The second look at a table finds it cold, and each request looks at one batch.
+        let looks = 2 * self.used.lock().len().div_ceil(BATCH);
+        for _ in 0..looks {
+            let owners = self.owners.lock().len();
+            for _ in 0..owners {
+                if fatal_signal_pending() {
+                    return None;
+                }
+                // Without the lock: dropping a `Member` takes it.
+                if let Some(owner) = self.next_owner() {
+                    owner.ask(BATCH);
+                }
+                if let Some(first) = self.take(count) {
+                    return Some(first);
+                }
+            }
+        }
+        None
+    }
+
+    fn next_owner(&self) -> Option<Arc<Owner>> {
+        let owners = self.owners.lock();
+        let index = self.hand.load(Relaxed).checked_rem(owners.len())?;
+        self.hand.store(index + 1, Relaxed);
+        owners.get(index).cloned()
+    }
+
+    /// Adds a page table, until the returned object is dropped. Context: may sleep. `ENOMEM`.
+    pub(super) fn join(this: &Arc<Self>, owner: &Arc<Owner>) -> Result<Member> {
+        this.owners.lock().push(owner.clone(), GFP_KERNEL_ACCOUNT)?;
+        Ok(Member {
+            region: this.clone(),
+            owner: owner.clone(),
+        })
     }
 
     /// Frees what [`Self::alloc`] has returned. The device does not read it any more. Context: may
@@ -219,18 +309,7 @@ impl BarTables {
             return Err(EINVAL);
         }
         let size = usize::try_from(bytes)?;
-        let (used, used_class) = locks::bar_tables_used();
-        let (closing, closing_class) = locks::bar_tables_closing();
-        let bits = BitmapVec::new(size / PAGE_SIZE, GFP_KERNEL)?;
-        let region = Arc::pin_init(
-            pin_init!(Region {
-                mapping: RcuSlot::new(),
-                address,
-                used <- Mutex::new(bits, used, used_class),
-                closing <- Mutex::new((), closing, closing_class),
-            }),
-            GFP_KERNEL,
-        )?;
+        let region = Region::new(size / PAGE_SIZE, address)?;
         let region = memory.add_user(|start| {
             // SAFETY: Claimed, and not released before `region` is closed.
             let mapping = unsafe { Mapping::new(start + at, size) }?;
@@ -262,5 +341,91 @@ impl Drop for Owned {
     fn drop(&mut self) {
         self.region.close();
         self.memory.remove_user(&self.region);
+    }
+}
+
+#[kunit_tests(rust_hmm_bar_tables)]
+mod tests {
+    use super::*;
+    use crate::mm::shrinker::{owner::Registration, Shrink};
+
+    const PAGES: usize = 8;
+    const ADDRESS: u64 = 1 << 32;
+
+    /// Gives a page up when it is asked often enough.
+    struct Giver {
+        region: Arc<Region>,
+        page: usize,
+        asked: Atomic<usize>,
+        patience: usize,
+    }
+
+    impl Shrink for Giver {
+        fn count(&self) -> usize {
+            1
+        }
+
+        fn scan(&self, _objects: usize) -> usize {
+            if self.asked.fetch_add(1, Relaxed) + 1 != self.patience {
+                return 0;
+            }
+            let address = ADDRESS + (self.page * PAGE_SIZE) as u64;
+            self.region.free(address, PAGE_SIZE);
+            1
+        }
+    }
+
+    type Table = (Arc<Giver>, Member, Registration);
+
+    /// A table that gives `page` up when it is asked `patience` times.
+    fn table(region: &Arc<Region>, page: usize, patience: usize) -> Result<Table> {
+        let giver = Giver {
+            region: region.clone(),
+            page,
+            asked: Atomic::new(0),
+            patience,
+        };
+        let giver = Arc::new(giver, GFP_KERNEL)?;
+        let owner = Owner::new()?;
+        let registration = Owner::register(&owner, giver.clone())?;
+        Ok((giver, Region::join(region, &owner)?, registration))
+    }
+
+    /// All of it is used.
+    fn full() -> Result<Arc<Region>> {
+        let region = Region::new(PAGES, ADDRESS)?;
+        for _ in 0..PAGES {
+            region.take(1).ok_or(ENOMEM)?;
+        }
+        Ok(region)
+    }
+
+    #[test]
+    fn tables_give_pages_up_where_there_are_none() -> Result {
+        let region = full()?;
+        let first = table(&region, 3, 2)?;
+        let second = table(&region, 5, 1)?;
+        assert_eq!(region.take_from_others(1), Some(5));
+        // The second look at the first one, whose page was cold by then.
+        assert_eq!(region.take_from_others(1), Some(3));
+        assert_eq!(region.take_from_others(1), None);
+        // Two rounds at most, because there is one batch.
+        let asked = [&first, &second].map(|(giver, ..)| giver.asked.load(Relaxed));
+        assert!(asked.iter().sum::<usize>() <= 8);
+        Ok(())
+    }
+
+    #[test]
+    fn a_table_that_has_ended_is_not_asked() -> Result {
+        let region = full()?;
+        let (giver, member, _registration) = table(&region, 3, 1)?;
+        drop(member);
+        assert_eq!(region.take_from_others(1), None);
+        assert_eq!(giver.asked.load(Relaxed), 0);
+        // Nothing is mapped.
+        region.free(ADDRESS, PAGE_SIZE);
+        assert_eq!(region.alloc(PAGE_SIZE).err(), Some(ENODEV));
+        assert_eq!(region.take(1), Some(0));
+        Ok(())
     }
 }

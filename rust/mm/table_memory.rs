@@ -10,10 +10,11 @@
 //! [`include/linux/gfp.h`](srctree/include/linux/gfp.h)
 
 #[cfg(CONFIG_PCI)]
-use super::bar_tables::BarTables;
+use super::bar_tables::{BarTables, Member, Region};
 use super::{
     dma::{DmaDevice, Maps},
     rcu_slot::{RcuSlot, Retired},
+    shrinker::owner::Owner,
     word, //
 };
 use crate::{
@@ -38,6 +39,13 @@ pub struct TableMemory {
     kind: Kind,
     device_pages: u64,
     writes: Option<Arc<dyn TableWrites>>,
+}
+
+/// Registration of a page table; see [`TableMemory::join`].
+#[derive(Default)]
+pub(crate) struct Joined {
+    #[cfg(CONFIG_PCI)]
+    _member: Option<Member>,
 }
 
 /// Of what memory the tables are.
@@ -109,6 +117,18 @@ impl TableMemory {
     #[cfg(CONFIG_PCI)]
     pub fn in_bar(tables: &Arc<BarTables>) -> Self {
         Self::of(Kind::Bar(tables.clone()))
+    }
+
+    /// Registers the page table of `owner` until the returned object is dropped. It gives up pages
+    /// when the device's own memory has none left for tables. Context: may sleep. `ENOMEM`.
+    pub(crate) fn join(&self, owner: &Arc<Owner>) -> Result<Joined> {
+        match &self.kind {
+            #[cfg(CONFIG_PCI)]
+            Kind::Bar(tables) => Ok(Joined {
+                _member: Some(Region::join(tables.region(), owner)?),
+            }),
+            _ => Ok(Joined::default()),
+        }
     }
 
     /// Has `writes` called after each write, and before each flush.

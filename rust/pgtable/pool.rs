@@ -22,7 +22,7 @@ use crate::{
     mm::{
         rcu_slot::Retired,
         shrinker::{owner::Owner, Shrink},
-        table_memory::TableMemory,
+        table_memory::{Joined, TableMemory},
     },
     overhead, //
 };
@@ -58,6 +58,8 @@ pub(super) struct Pool<F: Format> {
     pub(super) clock: Clock,
     /// What reclaim asks for table pages.
     pub(super) owner: Arc<Owner>,
+    /// Lets other tables of the device request pages of this one.
+    _joined: Joined,
     /// Chunks that there are, or are being added.
     pub(super) count: Atomic<usize>,
     /// Their pages.
@@ -90,12 +92,14 @@ impl<F: Format> PinnedDrop for Pool<F> {
 impl<F: Format> Pool<F> {
     pub(super) fn new(memory: TableMemory) -> Result<Arc<Self>> {
         let owner = Owner::new()?;
+        let joined = memory.join(&owner)?;
         Arc::pin_init(
             pin_init!(Self {
                 chunks: Directory::new(),
                 memory,
                 clock: Clock::new(),
                 owner,
+                _joined: joined,
                 count: Atomic::new(0),
                 pages: Atomic::new(0),
                 top: Atomic::new(0),

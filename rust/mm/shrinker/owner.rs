@@ -70,7 +70,7 @@ impl Owner {
 
     /// Gives up to `pages` back. Returns how many, and how many pages were looked at for that, at
     /// most. Nothing is if another task asks already, or the registration ends. Context: reclaim.
-    fn ask(&self, pages: usize) -> (usize, usize) {
+    pub(crate) fn ask(&self, pages: usize) -> (usize, usize) {
         let _within = Within::enter();
         let Some(shrink) = self.shrink.try_lock() else {
             return (0, 0);

@@ -106,8 +106,11 @@ pub(crate) mod table_memory {
                 Atomic,
             },
             rcu::Guard,
+            Arc,
         },
     };
+
+    pub(crate) struct Joined;
 
     pub struct TableMemory {
         some: bool,
@@ -130,6 +133,10 @@ pub(crate) mod table_memory {
 
         pub(crate) fn is_some(&self) -> bool {
             self.some
+        }
+
+        pub(crate) fn join(&self, _owner: &Arc<super::shrinker::owner::Owner>) -> Result<Joined> {
+            Ok(Joined)
         }
 
         pub(crate) fn device_pages(&self) -> u64 {

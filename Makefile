@@ -12,7 +12,7 @@ SERIES ?= default
 export HMM_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation model interleavings properties litmus conformance real release check unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
+.PHONY: help help-all setup kernel modules user run test hmm-tests kunit e2e lifecycle faultless hw-test torture torture-long oversubscribe inject coverage fuzz lookup mutation model interleavings properties litmus conformance real release check prose unsafe-report compile-fail bench bench-wall bench-scaling bench-space bench-compare bench-gate bench-baseline overlap pictures doc install uninstall deb install-test observe-test in-tree-test patches rust-analyzer clean
 
 help:
 	@echo 'make run        set everything up, boot the stock kernel and show the demo'
@@ -56,6 +56,7 @@ help-all:
 	@echo 'make mutation   break each rule on purpose: a test must notice'
 	@echo 'make release    all long forms on one commit, in any number of sittings (SECONDS=, STEPS=); writes all tables'
 	@echo 'make check      format, lints, documents, compile-fail tests'
+	@echo 'make prose      share of comment and document lines that are not in standard terms, by folder (LIST=1)'
 	@echo 'make unsafe-report  every unsafe block of the modules, with what it relies on'
 	@echo 'make bench      instructions per page, against the C drivers (KERNEL=test|debian, SIZES="1 32 1024 4096")'
 	@echo 'make bench-wall the same in wall time, as ratios of paired runs (PAIRS=)'
@@ -200,6 +201,10 @@ release:
 
 check:
 	tools/check/all
+
+# LIST=1 prints the lines
+prose:
+	tools/check/prose $(if $(LIST),--list)
 
 unsafe-report:
 	tools/check/unsafe-report

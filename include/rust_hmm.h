@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * rust_hmm for drivers in C: mirrors, device memory, migration, attributes, fences and queues.
+ * C interface of rust_hmm: mirrors, device memory, migration, range attributes, fences and queues.
  *
- * The guide is Documentation/c-guide.rst. What holds for all functions, unless theirs says otherwise:
+ * The guide is Documentation/c-guide.rst. These rules hold for every function unless its comment
+ * says otherwise:
  *
- * - Context: a task that may sleep, with no lock held that a page fault, reclaim or a callback of
- *   the driver takes. Within a callback of the library, and between rust_hmm_table_lock() and
- *   rust_hmm_table_unlock(), functions that wait fail with -EDEADLK.
- * - A range [start, end) is in bytes, page-aligned and not empty: else -EINVAL.
- * - Functions that return an int return 0 or a negative error number; functions that return a
- *   pointer return ERR_PTR() of one, never NULL.
- * - What a *_create() function has returned is the driver's until it calls the *_destroy()
- *   function, once, while nothing else uses it. Tables of operations are copied: they need not
- *   outlive the call. Whatever @data points to is the driver's, and must live until destroy has
- *   returned 0.
- * - The functions in a table of operations are called by any task, several at a time.
+ * - Context: a task that may sleep. The caller holds no lock that a page fault, reclaim or a
+ *   callback of the driver takes. Functions that wait return -EDEADLK if they are called from a
+ *   callback of the library, or between rust_hmm_table_lock() and rust_hmm_table_unlock().
+ * - A range [start, end) is in bytes. It must be page-aligned and not empty, otherwise the function
+ *   returns -EINVAL.
+ * - Functions that return an int return 0 or a negative error number. Functions that return a
+ *   pointer return ERR_PTR() on failure, never NULL.
+ * - The driver owns each object that a *_create() function returns. It calls the *_destroy()
+ *   function once, when nothing else uses the object. Tables of operations are copied and need not
+ *   outlive the call. The driver also owns the object behind @data, which must stay valid until the
+ *   destroy function has returned 0.
+ * - Callbacks in a table of operations run in the context of any task, and several may run
+ *   concurrently.
  */
 #ifndef _RUST_HMM_H
 #define _RUST_HMM_H
@@ -23,8 +26,9 @@
 #include <linux/types.h>
 
 /*
- * The library exports a symbol that is named after the contents of its header. Each object that
- * includes this header needs it, so that a module that was built with another header does not load.
+ * The library exports a symbol whose name contains a hash of this header. Each object file that
+ * includes the header refers to that symbol, so that a module which was built with another version
+ * of the header fails to load.
  */
 #ifndef RUST_HMM_HEADER
 #error "use $(rust_hmm_cflags) of sdk.mk, which defines RUST_HMM_HEADER"
@@ -42,13 +46,13 @@ struct rust_hmm_mirror;
 struct rust_hmm_queue;
 struct rust_hmm_stop;
 
-/* Where pages are */
+/* Location of pages */
 
 /**
- * enum rust_hmm_where - what kind of place
- * @RUST_HMM_NOWHERE: nothing; as the source of a copy: the destination is to be filled with zeros
- * @RUST_HMM_CPU: memory that the CPU addresses, by its page frame numbers
- * @RUST_HMM_DEVICE: the device's memory, by its device page numbers, which count from 0
+ * enum rust_hmm_where - kind of a location
+ * @RUST_HMM_NOWHERE: no page. As the source of a copy: fill the destination with zeros
+ * @RUST_HMM_CPU: memory that the CPU can address, named by page frame numbers
+ * @RUST_HMM_DEVICE: memory of the device, named by device page numbers, which count from 0
  */
 enum rust_hmm_where {
 	RUST_HMM_NOWHERE = 0,
@@ -57,11 +61,11 @@ enum rust_hmm_where {
 };
 
 /**
- * struct rust_hmm_place - consecutive pages
+ * struct rust_hmm_place - location of consecutive pages
  * @kind: an enum rust_hmm_where
  * @reserved: 0
- * @first: number of the first page
- * @pages: how many
+ * @first: page frame number or device page number of the first page
+ * @pages: number of pages
  */
 struct rust_hmm_place {
 	u32 kind;
@@ -70,15 +74,15 @@ struct rust_hmm_place {
 	unsigned long pages;
 };
 
-/* The device's memory */
+/* Device memory */
 
 /**
- * struct rust_hmm_copy_job - a copy that the driver is to do
- * @source: where the contents come from; with %RUST_HMM_NOWHERE, zeros
- * @destination: where they go, of as many pages: 1 or 512
+ * struct rust_hmm_copy_job - one copy of a migration, carried out by the driver
+ * @source: pages to read; with %RUST_HMM_NOWHERE the destination is filled with zeros
+ * @destination: pages to write, as many as in @source: 1 or 512
  *
- * A driver that does the copy later keeps the job by assigning the structure. Only one of the two is
- * then handed to rust_hmm_copy_done(), once.
+ * A driver that completes the job asynchronously keeps it by assigning the structure. It passes
+ * either the original or the assigned structure to rust_hmm_copy_done(), exactly once.
  */
 struct rust_hmm_copy_job {
 	struct rust_hmm_place source;
@@ -89,20 +93,22 @@ struct rust_hmm_copy_job {
 };
 
 /**
- * struct rust_hmm_memory_ops - what a driver does for its memory
- * @size: sizeof(struct rust_hmm_memory_ops), so that a driver that was built with another header
- *	is refused
- * @copy: copy, or fill with zeros: at once, or later by any thread. Whoever does it calls
- *	rust_hmm_copy_done(). The migration waits until all of its jobs are done, and a job of which this
- *	is forgotten blocks its process for ever. Nobody changes the source meanwhile. Context: the
- *	mmap lock is held and the pages are locked; may sleep. Neither this nor who does the copy
- *	later may take a table lock, or a lock under which memory is allocated, or allocate with
- *	reclaim (GFP_NOWAIT is fine).
- * @kick: all jobs of a step were handed over: start what was queued. May be NULL. Context: as @copy
- * @cancelled: the task that waits was killed: jobs for which rust_hmm_copy_cancelled() is true should
- *	end now, with an error. May be NULL. Context: as @copy
- * @freed: @pages device pages from @first on are about to be free. May be NULL. Context: any, also
- *	interrupts; calls nothing of the library
+ * struct rust_hmm_memory_ops - driver callbacks for device memory
+ * @size: sizeof(struct rust_hmm_memory_ops); the library refuses drivers that were built with
+ *	another version of the header
+ * @copy: copy pages, or fill them with zeros, immediately or asynchronously in any thread, and then
+ *	call rust_hmm_copy_done(). The migration waits until all of its jobs are completed: a job
+ *	that is never completed blocks the migrating task for ever. The source is not written
+ *	during the copy. Called with the mmap lock and the page locks held; may sleep. Neither this
+ *	callback nor an asynchronous copy may take a table lock or a lock under which memory is
+ *	allocated, and neither may allocate with reclaim (GFP_NOWAIT is allowed)
+ * @kick: start the queued copies: all jobs of a step have been passed to @copy. May be NULL. Called
+ *	in the same context as @copy
+ * @cancelled: complete jobs early, with an error, if rust_hmm_copy_cancelled() returns true for
+ *	them: the task that waits for them was killed. May be NULL. Called in the same context as
+ *	@copy
+ * @freed: @pages device pages from @first on are about to be freed. May be NULL. Called in any
+ *	context, including interrupt context; must not call the library
  */
 struct rust_hmm_memory_ops {
 	size_t size;
@@ -113,10 +119,10 @@ struct rust_hmm_memory_ops {
 };
 
 /**
- * struct rust_hmm_usage - how full a device's memory is, in pages
- * @used: in use
- * @total: that there are by now: memory is registered with the kernel when it is needed
- * @limit: most that there can be
+ * struct rust_hmm_usage - use of device memory, in pages
+ * @used: pages in use
+ * @total: pages that have a struct page so far; chunks are registered with the kernel on demand
+ * @limit: maximum number of pages
  */
 struct rust_hmm_usage {
 	unsigned long used;
@@ -125,84 +131,100 @@ struct rust_hmm_usage {
 };
 
 /**
- * rust_hmm_memory_create() - prepare memory that the CPU cannot address
- * @ops: what the driver does for it
- * @data: handed to @ops
- * @pages: most pages of 4 KiB that there can be, a multiple of 512: a device page number is below that
+ * rust_hmm_memory_create() - create device memory that the CPU cannot address
+ * @ops: driver callbacks for the memory
+ * @data: passed to the callbacks
+ * @pages: maximum number of 4 KiB pages, a multiple of 512; device page numbers are below it
  *
- * The kernel's pages for it (MEMORY_DEVICE_PRIVATE) are made when they are needed.
+ * The struct pages (MEMORY_DEVICE_PRIVATE) are allocated on demand.
  *
- * Return: the memory, or ERR_PTR(): -EINVAL if @pages is 0, no multiple of 512 or more than there are
- * physical addresses, @ops->size is wrong or @ops->copy is NULL; -ENOMEM.
+ * Return: the memory, or ERR_PTR():
+ *
+ * * -EINVAL: @pages is 0, not a multiple of 512, or larger than the physical address space;
+ *   @ops->size is wrong; or @ops->copy is NULL
+ * * -ENOMEM
  */
 struct rust_hmm_memory *rust_hmm_memory_create(const struct rust_hmm_memory_ops *ops, void *data,
 					       unsigned long pages);
 
 /**
- * rust_hmm_memory_destroy() - bring all pages back to their processes, and end the memory
- * @memory: not used any more after a return of 0; NULL or ERR_PTR() is ignored
+ * rust_hmm_memory_destroy() - migrate all pages back to system memory and destroy the memory
+ * @memory: the memory, invalid after a return of 0; NULL and ERR_PTR() are ignored
  *
- * Mirrors use the memory that they were made with: they are destroyed before. Calls @ops->copy until the
- * last page has gone, whatever signals come.
+ * All mirrors that were created with @memory must have been destroyed. Calls @ops->copy until the
+ * last page has been migrated; signals do not end it early.
  *
- * Return: 0; -EBUSY if there is a mirror, -EDEADLK within a callback: then nothing has happened.
+ * Return:
+ * * 0: the memory was destroyed
+ * * -EBUSY: a mirror still uses the memory; nothing was changed
+ * * -EDEADLK: called from a callback; nothing was changed
  */
 int rust_hmm_memory_destroy(struct rust_hmm_memory *memory);
 
 /**
- * rust_hmm_memory_evict() - bring all pages back, for example before the device sleeps
+ * rust_hmm_memory_evict() - migrate all pages back, for example before the device is suspended
  * @memory: the memory
  *
- * Return: pages that stay, because somebody holds them or takes new ones; -EINTR if the task was killed;
- * -ENOMEM; -EDEADLK.
+ * Return: the number of pages that remain, because they are pinned or were allocated concurrently;
+ * or:
+ *
+ * * -EINTR: the task was killed
+ * * -ENOMEM
+ * * -EDEADLK
  */
 long rust_hmm_memory_evict(struct rust_hmm_memory *memory);
 
 /**
- * rust_hmm_memory_unplug() - the device is gone, or about to go
+ * rust_hmm_memory_unplug() - handle the removal of the device
  * @memory: the memory
  *
- * All mirrors lose their entries, what can still be read is saved, and functions that need the device
- * fail with -ENODEV from now on. A CPU that touches what could not be saved gets SIGBUS. The memory and
- * its mirrors are still to be destroyed.
+ * Call it before the device is removed, or after it has disappeared. The library removes the
+ * entries of all mirrors and migrates all pages back that the driver can still copy. From then on
+ * functions that need the device return -ENODEV. A CPU access to a page that could not be migrated
+ * raises SIGBUS. The driver must still destroy the mirrors and the memory.
  *
- * Return: pages that were not saved; -ENODEV if it was called before; -ENOMEM; -EDEADLK.
+ * Return: the number of pages whose contents are lost; or:
+ *
+ * * -ENODEV: it was called before
+ * * -ENOMEM
+ * * -EDEADLK
  */
 long rust_hmm_memory_unplug(struct rust_hmm_memory *memory);
 
 /**
- * rust_hmm_memory_usage() - how full it is
+ * rust_hmm_memory_usage() - report the use of device memory
  * @memory: the memory
- * @usage: where to write that
+ * @usage: filled with the numbers of pages
  *
  * Context: any.
  */
 void rust_hmm_memory_usage(struct rust_hmm_memory *memory, struct rust_hmm_usage *usage);
 
 /**
- * rust_hmm_copy_done() - a copy was done, or has failed
- * @job: the job, which is the library's again; the pages that it names are no longer the driver's to
- *	touch
- * @error: 0, or a negative error number: then the page stays where it is, with its contents
+ * rust_hmm_copy_done() - complete a copy job
+ * @job: the job. The library owns it again, and the driver must no longer access its pages
+ * @error: 0, or a negative error number; after an error the page is not migrated and keeps its
+ *	contents
  *
- * 0 says that all of the destination was written. The library cannot check that: if it was not, the process reads what
- * the new page held before, which may be another process's data.
+ * With @error 0 the driver states that the whole destination was written. The library cannot check
+ * this: if it was not, the process reads the previous contents of the new page, which may be data
+ * of another process.
  *
- * Context: a task; takes no lock but one that is only held for moments.
+ * Context: task context. Takes only locks that are held briefly.
  *
- * Return: 0; -EINVAL if this very structure was handed over before.
+ * Return: 0, or -EINVAL if this structure was passed before.
  */
 int rust_hmm_copy_done(struct rust_hmm_copy_job *job, int error);
 
 /**
- * rust_hmm_copy_cancelled() - whether nobody needs the copy any more
- * @job: a job that is not done
+ * rust_hmm_copy_cancelled() - check whether the task that waits for a copy was killed
+ * @job: a job that is not completed
  *
- * The job is to be ended all the same.
+ * The driver must complete a cancelled job too, with any error.
  *
  * Context: any.
  *
- * Return: true if it was cancelled.
+ * Return: true if the job was cancelled.
  */
 bool rust_hmm_copy_cancelled(const struct rust_hmm_copy_job *job);
 
@@ -212,18 +234,19 @@ bool rust_hmm_copy_cancelled(const struct rust_hmm_copy_job *job);
 #define RUST_HMM_FLUSH_SLEEPS	1U
 
 /**
- * struct rust_hmm_mirror_ops - what a driver does for a mirror
- * @size: sizeof(struct rust_hmm_mirror_ops), so that a driver that was built with another header
- *	is refused
- * @flags: %RUST_HMM_FLUSH_SLEEPS if @flush_wait may sleep: then the OOM reaper, which must not wait, leaves
- *	what is mirrored to the process itself
+ * struct rust_hmm_mirror_ops - driver callbacks for a mirror
+ * @size: sizeof(struct rust_hmm_mirror_ops); the library refuses drivers that were built with
+ *	another version of the header
+ * @flags: %RUST_HMM_FLUSH_SLEEPS if @flush_wait may sleep. The OOM reaper cannot wait, so it then
+ *	skips mirrored ranges; the process frees them itself when it exits
  * @reserved: 0
- * @flush_start: entries of the range were removed or write-protected: have the device forget what its TLBs
- *	hold of it. Returns what @flush_wait is to get. NULL if there is no TLB. Context: the table lock
- *	is held; must not allocate with reclaim, nor wait for the mmap lock
- * @flush_wait: wait until the device uses nothing of that any more. Called once for each @flush_start, by the
- *	same or another task. NULL if there is nothing to wait for. Context: with or without the table
- *	lock; as @flush_start, and sleeps only with %RUST_HMM_FLUSH_SLEEPS
+ * @flush_start: start to invalidate the device's TLBs for the range, after entries were removed or
+ *	write-protected. The return value is passed to @flush_wait. NULL if the device has no TLB.
+ *	Called with the table lock held; must not allocate with reclaim, nor wait for the mmap lock
+ * @flush_wait: wait until the device uses no invalidated translation. Called once for each
+ *	@flush_start, by the same task or by another one. NULL if there is nothing to wait for.
+ *	Called with or without the table lock; the restrictions of @flush_start apply; may sleep
+ *	only with %RUST_HMM_FLUSH_SLEEPS
  */
 struct rust_hmm_mirror_ops {
 	size_t size;
@@ -234,39 +257,49 @@ struct rust_hmm_mirror_ops {
 };
 
 /**
- * rust_hmm_mirror_create() - have a device page table follow an address space
- * @mm: the address space, such as current->mm; a user of it must be held during the call only
- * @ops: what the driver does for the mirror
- * @data: handed to @ops
- * @memory: the device's memory, which is destroyed after the mirror, or NULL if it has none
+ * rust_hmm_mirror_create() - mirror an address space into a device page table
+ * @mm: the address space, such as current->mm. The caller holds a reference to its users (mmget())
+ *	for the duration of the call only
+ * @ops: driver callbacks for the mirror
+ * @data: passed to the callbacks
+ * @memory: the device's memory, which must be destroyed after the mirror; NULL if the device has
+ *	none
  *
- * The mirror does not keep the address space in use: when the process has ended, functions that need it
- * fail with -EFAULT.
+ * The mirror holds no reference to the users of @mm. After the process has exited, functions that
+ * need the address space return -EFAULT.
  *
- * Return: the mirror, or ERR_PTR(): -EINVAL if @mm is NULL (a kernel thread), or @ops->size, flags or
- * reserved are wrong; -ENOMEM; -EINTR if the task was killed; -EDEADLK.
+ * Return: the mirror, or ERR_PTR():
+ *
+ * * -EINVAL: @mm is NULL (a kernel thread), or @ops->size, flags or reserved are wrong
+ * * -ENOMEM
+ * * -EINTR: the task was killed
+ * * -EDEADLK
  */
 struct rust_hmm_mirror *rust_hmm_mirror_create(struct mm_struct *mm,
 					       const struct rust_hmm_mirror_ops *ops, void *data,
 					       struct rust_hmm_memory *memory);
 
 /**
- * rust_hmm_mirror_destroy() - end a mirror
- * @mirror: not used any more after a return of 0; NULL or ERR_PTR() is ignored
+ * rust_hmm_mirror_destroy() - destroy a mirror
+ * @mirror: the mirror, invalid after a return of 0; NULL and ERR_PTR() are ignored
  *
- * Waits for callbacks that run, and flushes what the device still has; none of @ops is called after.
+ * Waits for running callbacks, then removes and flushes the remaining entries. No callback in @ops
+ * is called after it returns.
  *
- * Return: 0; -EDEADLK within a callback, or if the task holds the table lock: then nothing has happened.
+ * Return: 0, or -EDEADLK if it is called from a callback or the task holds the table lock; then
+ * nothing was changed.
  */
 int rust_hmm_mirror_destroy(struct rust_hmm_mirror *mirror);
 
 /**
- * rust_hmm_mirror_alive() - whether the address space is still in use; it may end right after
+ * rust_hmm_mirror_alive() - check whether the address space still has users
  * @mirror: the mirror
+ *
+ * The process may exit right after the check.
  *
  * Context: any.
  *
- * Return: true if it is.
+ * Return: true if the address space has users.
  */
 bool rust_hmm_mirror_alive(struct rust_hmm_mirror *mirror);
 
@@ -274,30 +307,36 @@ bool rust_hmm_mirror_alive(struct rust_hmm_mirror *mirror);
 #define RUST_HMM_WRITE		1U
 
 /**
- * rust_hmm_fault() - make a range accessible to the device, as an access of a CPU would
+ * rust_hmm_fault() - handle a device fault: map a range as a CPU access would
  * @mirror: the mirror
- * @start: first address
- * @end: first address behind the range
- * @flags: %RUST_HMM_WRITE, or 0 to read
+ * @start: start address
+ * @end: end address (exclusive)
+ * @flags: %RUST_HMM_WRITE, or 0 for a read access
  *
- * Pages are mapped where they are, each with the rights that it has. What was installed may be gone again
- * when the function returns: access goes by rust_hmm_table_lookup(), and after -ENOENT by another fault.
+ * Maps each page where it is, with the access rights of its CPU PTE. A concurrent invalidation may
+ * remove the entries before this function returns. A driver therefore looks them up with
+ * rust_hmm_table_lookup() under the table lock, and faults again after -ENOENT.
  *
- * Return: 0; -EFAULT if something is not mapped, not readable, special (VM_IO, VM_PFNMAP), lost by the
- * device, or the process is gone; -EPERM if not writable; -ERANGE if it is beyond the 48 bits that the
- * addresses of the device's table have; -EBUSY if it kept changing for a second and 100 tries; -EINTR if
- * the task was killed; -ENODEV after rust_hmm_memory_unplug(); -ENOMEM; -EINVAL; -EDEADLK. What was
- * installed before stays.
+ * Return: 0, or one of these errors, after which entries that were installed before remain:
+ *
+ * * -EFAULT: an address is not mapped, not readable, in a special mapping (VM_IO, VM_PFNMAP), or
+ *   its contents were lost with the device; or the process has exited
+ * * -EPERM: an address is not writable
+ * * -ERANGE: the range exceeds the 48-bit addresses of the device page table
+ * * -EBUSY: the range was invalidated concurrently for more than 1 s and 100 attempts
+ * * -EINTR: the task was killed
+ * * -ENODEV: rust_hmm_memory_unplug() was called
+ * * -ENOMEM, -EINVAL, -EDEADLK
  */
 int rust_hmm_fault(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end,
 		   u32 flags);
 
 /**
- * enum rust_hmm_policy - what rust_hmm_serve() moves
- * @RUST_HMM_ATTRIBUTES: what attributes want in the device's memory, nothing else
- * @RUST_HMM_TOUCHED: what was touched
- * @RUST_HMM_DENSITY: what was touched, and more of what is used densely; memory that bounces stays
- *	where it is for a while
+ * enum rust_hmm_policy - selects the pages that rust_hmm_serve() migrates to the device
+ * @RUST_HMM_ATTRIBUTES: only pages whose attributes request device memory
+ * @RUST_HMM_TOUCHED: the faulting pages
+ * @RUST_HMM_DENSITY: the faulting pages and their neighbours in densely used regions; pages that
+ *	thrash remain in place for some time
  */
 enum rust_hmm_policy {
 	RUST_HMM_ATTRIBUTES = 0,
@@ -306,9 +345,9 @@ enum rust_hmm_policy {
 };
 
 /**
- * struct rust_hmm_served - what became of a fault
- * @moved: pages that moved to the device
- * @in_place: 1 if memory was left where it is on purpose
+ * struct rust_hmm_served - outcome of rust_hmm_serve()
+ * @moved: pages that were migrated to the device
+ * @in_place: 1 if the policy mapped pages in place although they could be migrated
  */
 struct rust_hmm_served {
 	unsigned long moved;
@@ -316,81 +355,86 @@ struct rust_hmm_served {
 };
 
 /**
- * rust_hmm_serve() - serve a device fault as attributes and a policy want it
+ * rust_hmm_serve() - handle a device fault according to range attributes and a policy
  * @mirror: the mirror
- * @start: first address
- * @end: first address behind the range
- * @flags: %RUST_HMM_WRITE, or 0 to read
+ * @start: start address
+ * @end: end address (exclusive)
+ * @flags: %RUST_HMM_WRITE, or 0 for a read access
  * @policy: an enum rust_hmm_policy
- * @served: where to write what became of it, or NULL
+ * @served: filled with the outcome, or NULL
  *
- * Moves memory to the device or not, and then does what rust_hmm_fault() does. Moving is best effort: what
- * cannot move is mapped where it is. The longer it takes, the likelier it is that others have taken pages away
- * again when it returns: who finds the first page missing then asks for fewer.
+ * Migrates pages to the device if the attributes or the policy request it, then maps the range as
+ * rust_hmm_fault() does. The migration is best effort: pages that cannot be migrated are mapped in
+ * place. The longer the call takes, the more likely a concurrent invalidation has removed entries
+ * when it returns. A caller that finds the first page missing should therefore retry with a smaller
+ * range.
  *
- * Return: as rust_hmm_fault(); -EINVAL for an unknown policy.
+ * Return: as rust_hmm_fault(); -EINVAL also for an unknown policy.
  */
 int rust_hmm_serve(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end,
 		   u32 flags, u32 policy, struct rust_hmm_served *served);
 
 /**
- * rust_hmm_discard() - the device no longer needs a range
+ * rust_hmm_discard() - unmap a range from the device
  * @mirror: the mirror
- * @start: first address
- * @end: first address behind the range
+ * @start: start address
+ * @end: end address (exclusive)
  *
- * Removes the entries and waits for the flush. Pages in the device's memory stay there.
+ * Removes the entries and waits for the flush. Pages in device memory are not migrated.
  *
  * Return: 0; -EINVAL; -EDEADLK.
  */
 int rust_hmm_discard(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end);
 
 /**
- * rust_hmm_table_lock() - hold the table lock: what entries name stays until it is released
+ * rust_hmm_table_lock() - take the table lock, which keeps entries and their pages stable
  * @mirror: the mirror
  *
- * While it is held: user memory is not accessed, no memory is allocated with reclaim, and no function
- * that waits is called.
+ * While it holds the lock, the task must not access user memory, allocate memory with reclaim, or
+ * call a function that waits.
  *
- * Return: 0; -EDEADLK within a callback, or if the task holds this table lock or another one.
+ * Return: 0, or -EDEADLK if it is called from a callback or the task already holds a table lock.
  */
 int rust_hmm_table_lock(struct rust_hmm_mirror *mirror);
 
 /**
- * rust_hmm_table_unlock() - release it
+ * rust_hmm_table_unlock() - release the table lock
  * @mirror: the mirror
  *
- * Context: the task that has locked it.
+ * Context: the task that took the lock.
  *
- * Return: 0; -EPERM if the task does not hold the lock: then nothing has happened.
+ * Return: 0, or -EPERM if the task does not hold the lock; then nothing was changed.
  */
 int rust_hmm_table_unlock(struct rust_hmm_mirror *mirror);
 
 /**
- * rust_hmm_table_lookup() - where the page at an address is, if the device may access it
+ * rust_hmm_table_lookup() - look up the entry of an address in the device page table
  * @mirror: the mirror, whose table lock the task holds
  * @addr: the address
- * @flags: %RUST_HMM_WRITE, or 0 to read
- * @place: where to write that: one page, %RUST_HMM_CPU or %RUST_HMM_DEVICE. It is the caller's to
- *	access until the lock is released, and to write only if it was asked for with %RUST_HMM_WRITE. No
- *	reference is taken, and none is needed
+ * @flags: %RUST_HMM_WRITE, or 0 for a read access
+ * @place: filled with the location of one page, %RUST_HMM_CPU or %RUST_HMM_DEVICE. The caller may
+ *	access it until it releases the lock, and may write to it only if it passed
+ *	%RUST_HMM_WRITE. The table lock protects the page, so no reference is taken
  *
  * Context: the table lock is held.
  *
- * Return: 0; -ENOENT if there is no such entry: release the lock and fault; -EPERM if the task does not
- * hold the lock; -EINVAL for an unknown flag.
+ * Return:
+ * * 0: @place is valid
+ * * -ENOENT: no entry permits the access; release the lock and fault
+ * * -EPERM: the task does not hold the lock
+ * * -EINVAL: unknown flag
  */
 int rust_hmm_table_lookup(struct rust_hmm_mirror *mirror, unsigned long addr, u32 flags,
 			  struct rust_hmm_place *place);
 
 /**
- * enum rust_hmm_location - where the CPU's page table says that a page is
- * @RUST_HMM_IS_NONE: there is nothing, or memory of another device
- * @RUST_HMM_IS_SYSTEM: in system memory
+ * enum rust_hmm_location - location of a page according to its CPU PTE
+ * @RUST_HMM_IS_NONE: no page is mapped, or it is private memory of another device
+ * @RUST_HMM_IS_SYSTEM: system memory
  * @RUST_HMM_IS_ZERO: the zero page
- * @RUST_HMM_IS_DEVICE: in this device's memory
- * @RUST_HMM_IS_REMOTE: in coherent memory of another device
- * @RUST_HMM_IS_ERROR: it cannot be accessed
+ * @RUST_HMM_IS_DEVICE: memory of this device
+ * @RUST_HMM_IS_REMOTE: coherent memory of another device
+ * @RUST_HMM_IS_ERROR: the page cannot be accessed
  */
 enum rust_hmm_location {
 	RUST_HMM_IS_NONE = 0,
@@ -402,10 +446,10 @@ enum rust_hmm_location {
 };
 
 /**
- * struct rust_hmm_residency - what the CPU's page table says of a page
+ * struct rust_hmm_residency - CPU mapping of a page
  * @location: an enum rust_hmm_location
- * @writable: 1 if the CPU may write it without a fault
- * @order: order of the CPU's mapping
+ * @writable: 1 if the CPU can write to it without a fault
+ * @order: order of the CPU mapping
  * @reserved: 0
  */
 struct rust_hmm_residency {
@@ -416,31 +460,34 @@ struct rust_hmm_residency {
 };
 
 /**
- * rust_hmm_snapshot() - where the pages of a range are, without faulting anything in
+ * rust_hmm_snapshot() - report the locations of the pages of a range, without faulting them in
  * @mirror: the mirror
- * @start: first address
- * @end: first address behind the range
- * @pages: kernel memory for one structure for each page, all of which are written
+ * @start: start address
+ * @end: end address (exclusive)
+ * @pages: array in kernel memory with one element for each page of the range; all are written
  *
- * Return: 0; -EFAULT if the process is gone; -EBUSY, -EINTR, -ENOMEM, -EINVAL, -EDEADLK as
- * rust_hmm_fault(): then what was written so far is true, and the rest is %RUST_HMM_IS_NONE.
+ * Return: 0; -EFAULT if the process has exited; or -EBUSY, -EINTR, -ENOMEM, -EINVAL, -EDEADLK as
+ * for rust_hmm_fault(). After an error the elements that were filled before are valid, and the
+ * others are %RUST_HMM_IS_NONE.
  */
 int rust_hmm_snapshot(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end,
 		      struct rust_hmm_residency *pages);
 
 /**
- * enum rust_hmm_counter - what is counted, in pages of 4 KiB where it is pages
+ * enum rust_hmm_counter - statistics counters; pages are 4 KiB
  * @RUST_HMM_MAPPED_PAGES: entries that device faults installed or changed
  * @RUST_HMM_INVALIDATIONS: invalidation callbacks
  * @RUST_HMM_INVALIDATED_PAGES: entries that were removed or write-protected
- * @RUST_HMM_TO_DEVICE: pages that moved to the device
- * @RUST_HMM_TO_SYSTEM: pages that moved to system memory at the driver's request
- * @RUST_HMM_SKIPPED: pages that a migration had to leave where they were
- * @RUST_HMM_RETRIES: tries of a fault that collided with an invalidation
- * @RUST_HMM_SWITCHED: pages that moved under a valid entry, which was switched without a fault
- * @RUST_HMM_CPU_FAULTS: of a memory: CPU faults on it that were served
- * @RUST_HMM_CPU_FAULT_PAGES: of a memory: pages that they brought back
- * @RUST_HMM_EVICTED: of a memory: pages that were evicted
+ * @RUST_HMM_TO_DEVICE: pages that were migrated to the device
+ * @RUST_HMM_TO_SYSTEM: pages that were migrated to system memory at the driver's request
+ * @RUST_HMM_SKIPPED: pages that could not be migrated
+ * @RUST_HMM_RETRIES: attempts of a fault that had to be repeated because of a concurrent
+ *	invalidation
+ * @RUST_HMM_SWITCHED: pages that were migrated under a valid entry, which was replaced without a
+ *	fault
+ * @RUST_HMM_CPU_FAULTS: CPU faults on device memory (memory only)
+ * @RUST_HMM_CPU_FAULT_PAGES: pages that CPU faults migrated back (memory only)
+ * @RUST_HMM_EVICTED: evicted pages (memory only)
  */
 enum rust_hmm_counter {
 	RUST_HMM_MAPPED_PAGES = 0,
@@ -457,33 +504,33 @@ enum rust_hmm_counter {
 };
 
 /**
- * rust_hmm_mirror_counter() - a counter of a mirror
+ * rust_hmm_mirror_counter() - read a counter of a mirror
  * @mirror: the mirror
  * @counter: an enum rust_hmm_counter
  *
  * Context: any.
  *
- * Return: its value; 0 for one that is not known.
+ * Return: the value, or 0 for an unknown counter.
  */
 u64 rust_hmm_mirror_counter(struct rust_hmm_mirror *mirror, u32 counter);
 
 /**
- * rust_hmm_memory_counter() - a counter of a memory
+ * rust_hmm_memory_counter() - read a counter of a memory
  * @memory: the memory
  * @counter: an enum rust_hmm_counter
  *
  * Context: any.
  *
- * Return: its value; 0 for one that is not known.
+ * Return: the value, or 0 for an unknown counter.
  */
 u64 rust_hmm_memory_counter(struct rust_hmm_memory *memory, u32 counter);
 
 /* Migration */
 
 /**
- * enum rust_hmm_target - where pages are to go
- * @RUST_HMM_TO_THE_DEVICE: to the device's memory: anonymous memory, holes included
- * @RUST_HMM_TO_THE_SYSTEM: from this device's memory to system memory
+ * enum rust_hmm_target - destination of a migration
+ * @RUST_HMM_TO_THE_DEVICE: device memory; the source is anonymous memory, including holes
+ * @RUST_HMM_TO_THE_SYSTEM: system memory; the source is memory of this device
  */
 enum rust_hmm_target {
 	RUST_HMM_TO_THE_DEVICE = 0,
@@ -491,20 +538,21 @@ enum rust_hmm_target {
 };
 
 /* Flags of struct rust_hmm_migration. */
-/* Remove the device's entries before pages are copied, instead of letting it read on. */
+/* Remove device entries before the copy. By default the device can still read during the copy. */
 #define RUST_HMM_ORDINARY	1U
-/* Nothing else leaves the device to make room. */
+/* Do not evict other pages to make room in device memory. */
 #define RUST_HMM_NO_EVICTION	2U
 
 /**
- * enum rust_hmm_page_outcome - what became of one page
- * @RUST_HMM_PAGE_NONE: there was nothing to move: it is there already, or nowhere
- * @RUST_HMM_PAGE_SKIPPED: it could not move: pinned, shared, of a file, merged, or changed meanwhile
- * @RUST_HMM_PAGE_NO_MEMORY: there was no memory at the destination
- * @RUST_HMM_PAGE_COPY_FAILED: its copy failed
- * @RUST_HMM_PAGE_MOVED: it moved, and the device had no entry for it
- * @RUST_HMM_PAGE_SWITCHED: it moved, and the device's entry was switched: the device noticed nothing
- * @RUST_HMM_PAGE_LOST: it moved, and the device lost its entry
+ * enum rust_hmm_page_outcome - outcome of a migration for one page
+ * @RUST_HMM_PAGE_NONE: nothing to migrate: no page is mapped, or it is already at the destination
+ * @RUST_HMM_PAGE_SKIPPED: not migrated: pinned, shared, file-backed, merged by KSM, or changed
+ *	concurrently
+ * @RUST_HMM_PAGE_NO_MEMORY: not migrated: no memory at the destination
+ * @RUST_HMM_PAGE_COPY_FAILED: not migrated: the copy failed
+ * @RUST_HMM_PAGE_MOVED: migrated; the device had no entry for it
+ * @RUST_HMM_PAGE_SWITCHED: migrated; the device's entry was replaced without a fault
+ * @RUST_HMM_PAGE_LOST: migrated; the device's entry was removed, so that its next access faults
  */
 enum rust_hmm_page_outcome {
 	RUST_HMM_PAGE_NONE = 0,
@@ -517,13 +565,14 @@ enum rust_hmm_page_outcome {
 };
 
 /**
- * struct rust_hmm_migration - how to migrate
+ * struct rust_hmm_migration - parameters of rust_hmm_migrate()
  * @target: an enum rust_hmm_target
  * @flags: %RUST_HMM_ORDINARY, %RUST_HMM_NO_EVICTION
- * @pages: kernel memory for the outcome of each page, an enum rust_hmm_page_outcome in a byte, or NULL
- * @npages: how many of @pages there are; what the range has beyond that is not reported
- * @stop: that of the queued operation that this is a part of, or NULL: with it, copies that have not begun are
- *	cancelled when the queue goes away
+ * @pages: array in kernel memory for the outcome of each page, an enum rust_hmm_page_outcome in a
+ *	byte; or NULL
+ * @npages: number of elements in @pages; the outcome of further pages in the range is not reported
+ * @stop: cancellation token of the queued operation that calls rust_hmm_migrate(), or NULL. Copies
+ *	that have not started are cancelled when the queue is destroyed
  */
 struct rust_hmm_migration {
 	u32 target;
@@ -534,13 +583,14 @@ struct rust_hmm_migration {
 };
 
 /**
- * struct rust_hmm_outcome - what a migration did, in pages of 4 KiB
- * @moved: that moved
- * @switched: of these, whose device entry was switched
- * @entries: entries that moved and had contents; a huge page counts once
- * @skipped: that could not move: pinned, shared, of a file, merged, or changed meanwhile
- * @no_memory: that could not move for lack of memory at the destination
- * @copy_failed: whose copy failed
+ * struct rust_hmm_outcome - summary of a migration, in pages of 4 KiB
+ * @moved: pages that were migrated
+ * @switched: those of @moved whose device entry was replaced without a fault
+ * @entries: CPU PTEs and PMDs that were migrated and had contents; a huge page counts once
+ * @skipped: pages that could not be migrated: pinned, shared, file-backed, merged, or changed
+ *	concurrently
+ * @no_memory: pages that were not migrated for lack of memory at the destination
+ * @copy_failed: pages whose copy failed
  */
 struct rust_hmm_outcome {
 	unsigned long moved;
@@ -552,25 +602,33 @@ struct rust_hmm_outcome {
 };
 
 /**
- * rust_hmm_migrate() - move memory to the device or back, best effort
- * @mirror: the mirror, which has memory
- * @start: first address
- * @end: first address behind the range
- * @migration: how
- * @outcome: where to write what it did, or NULL; zeros after an error
+ * rust_hmm_migrate() - migrate a range to device memory or to system memory, best effort
+ * @mirror: the mirror, which must have memory
+ * @start: start address
+ * @end: end address (exclusive)
+ * @migration: parameters
+ * @outcome: filled with the summary, or NULL; all fields are 0 after an error
  *
- * Partial success is success. Calls @copy of the memory's operations, and waits for the jobs.
+ * Returns 0 even if only some or none of the pages were migrated. Calls @copy of the memory's
+ * operations and waits for the jobs.
  *
- * Return: 0; -EFAULT if the process is gone; -EINVAL if something is not mapped, not readable, hugetlb or
- * special, or for an unknown target or flag; -ERANGE to the device, beyond the 48 bits that the addresses
- * of its table have; -ENODEV if the mirror has no memory, or after rust_hmm_memory_unplug(); -EBUSY if it
- * kept changing; -EINTR if the task was killed; -ENOMEM if there is no memory for the migration itself;
- * -EDEADLK. After an error, what came before has moved.
+ * Return: 0, or one of these errors, after which preceding parts of the range may have been
+ * migrated:
+ *
+ * * -EFAULT: the process has exited
+ * * -EINVAL: an address is not mapped, not readable, or in a hugetlb or special mapping; unknown
+ *   target or flag
+ * * -ERANGE: for a migration to the device: the range exceeds the 48-bit addresses of its table
+ * * -ENODEV: the mirror has no memory, or rust_hmm_memory_unplug() was called
+ * * -EBUSY: the range kept changing concurrently
+ * * -EINTR: the task was killed
+ * * -ENOMEM: no memory for the migration itself
+ * * -EDEADLK
  */
 int rust_hmm_migrate(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end,
 		     const struct rust_hmm_migration *migration, struct rust_hmm_outcome *outcome);
 
-/* Attributes: what a program says of ranges of its memory; rust_hmm_serve() goes by them. */
+/* Range attributes, set by programs; rust_hmm_serve() places memory according to them. */
 
 #define RUST_HMM_HAS_PREFERRED		1U
 #define RUST_HMM_HAS_ACCESSED_BY	2U
@@ -586,14 +644,14 @@ int rust_hmm_migrate(struct rust_hmm_mirror *mirror, unsigned long start, unsign
 
 /**
  * struct rust_hmm_attributes - attributes of a range
- * @valid: RUST_HMM_HAS_* of those that are to be set; or, when they are asked for, that are the same
- *	in all of the range. The others are not looked at, and 0 when asked for
- * @preferred: where it should be: RUST_HMM_PREFER_*
- * @accessed_by: 1 if the device should always have it mapped, wherever it is
- * @read_mostly: 1 if it is mostly read: a device that reads it maps it where it is, and moves nothing;
- *	for a fault of a write the policy decides
- * @never_migrate: 1 if it never moves to the device
- * @granularity: order of the folios in which it moves on faults, 0 to 9; -1: the policy decides
+ * @valid: RUST_HMM_HAS_* flags. For set: the attributes to change; the other fields are ignored.
+ *	For get: the attributes that are equal in the whole range; the other fields are 0
+ * @preferred: preferred location, one of RUST_HMM_PREFER_*
+ * @accessed_by: 1 if the device should keep the range mapped, wherever its pages are
+ * @read_mostly: 1 if the range is mostly read: a read fault of the device maps pages in place and
+ *	does not migrate them; on a write fault the policy decides
+ * @never_migrate: 1 if the range must not be migrated to the device
+ * @granularity: order of the folios that faults migrate, 0 to 9; -1 if the policy decides
  * @reserved: 0
  */
 struct rust_hmm_attributes {
@@ -607,29 +665,35 @@ struct rust_hmm_attributes {
 };
 
 /**
- * rust_hmm_attributes_set() - set some attributes of a range, all of which must be mapped
+ * rust_hmm_attributes_set() - change attributes of a range
  * @mirror: the mirror
- * @start: first address
- * @end: first address behind the range
- * @attributes: those to set; the others stay as they are
+ * @start: start address
+ * @end: end address (exclusive)
+ * @attributes: attributes to change, as selected by @valid
  *
- * They belong to the process: all its mirrors, of any device, have the same ones. RUST_HMM_PREFER_DEVICE and
- * @accessed_by are about the device of @mirror; what was said of another device's access stays. What was said
- * of a device holds until its last mirror in the process is gone. They follow the mapping when it is moved, and
- * go when it is unmapped; a child of fork() has none.
+ * The whole range must be mapped. Attributes belong to the process: all mirrors of the address
+ * space share them, also mirrors of other devices. RUST_HMM_PREFER_DEVICE and @accessed_by refer to
+ * the device of @mirror and do not change @accessed_by of other devices. Settings that refer to a
+ * device are dropped when its last mirror of the process is destroyed. Attributes follow a mapping
+ * that is moved by mremap(), are removed when it is unmapped, and are not inherited across fork().
  *
- * Return: 0; -EINVAL if a value makes no sense; -EFAULT if a part is not mapped, or the process is gone: what
- * comes before has changed; -ENOSPC if the process has more than 1023 different sets of attributes, or more than
- * 64 devices that it prefers or that access its memory: a part may have changed; -ENOMEM; -EINTR; -EDEADLK.
+ * Return:
+ * * 0: all attributes were changed
+ * * -EINVAL: a value is invalid
+ * * -EFAULT: a part of the range is not mapped, or the process has exited; the part before it was
+ *   changed
+ * * -ENOSPC: the process has more than 1023 different sets of attributes, or refers to more than 64
+ *   devices; a part of the range may have been changed
+ * * -ENOMEM, -EINTR, -EDEADLK
  */
 int rust_hmm_attributes_set(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end,
 			    const struct rust_hmm_attributes *attributes);
 
 /**
- * rust_hmm_attributes_clear() - give a range the attributes of memory of which nothing was said
+ * rust_hmm_attributes_clear() - reset all attributes of a range to their defaults
  * @mirror: the mirror
- * @start: first address
- * @end: first address behind the range
+ * @start: start address
+ * @end: end address (exclusive)
  *
  * Return: as rust_hmm_attributes_set().
  */
@@ -637,39 +701,40 @@ int rust_hmm_attributes_clear(struct rust_hmm_mirror *mirror, unsigned long star
 			      unsigned long end);
 
 /**
- * rust_hmm_attributes_get() - what holds for all of a range
+ * rust_hmm_attributes_get() - read the attributes that are equal in a whole range
  * @mirror: the mirror
- * @start: first address
- * @end: first address behind the range
- * @attributes: where to write that
+ * @start: start address
+ * @end: end address (exclusive)
+ * @attributes: filled with the attributes
  *
- * What is not mapped has no attributes but the default ones.
+ * Addresses that are not mapped have the default attributes.
  *
- * Return: 0; -EINVAL; -EFAULT if the process is gone; -EINTR; -EDEADLK.
+ * Return: 0; -EINVAL; -EFAULT if the process has exited; -EINTR; -EDEADLK.
  */
 int rust_hmm_attributes_get(struct rust_hmm_mirror *mirror, unsigned long start, unsigned long end,
 			    struct rust_hmm_attributes *attributes);
 
 /*
- * Fences: of operations that may fault, take an mmap lock or wait for user space. They are no DMA fences, and there is
- * no function that makes a struct dma_fence or a sync file of one (Documentation/driver-api/dma-buf.rst, "Indefinite
- * DMA Fences"). A driver whose hardware works on pinned memory makes its DMA fences by dma_fence_init().
+ * Fences of operations that may fault, take an mmap lock or wait for user space. They are not DMA
+ * fences, and no function converts one to a struct dma_fence or a sync file
+ * (Documentation/driver-api/dma-buf.rst, "Indefinite DMA Fences"). A driver whose hardware works on
+ * pinned memory creates its DMA fences with dma_fence_init().
  */
 
 /**
- * rust_hmm_fence_create() - make a fence that the driver will signal
- * @kind: names the type of device that signals it: the address of something of the driver, such as a
- *	static, which is never looked at; or NULL
+ * rust_hmm_fence_create() - create a fence that the driver signals
+ * @kind: identifies the type of device that signals the fence: the address of an object of the
+ *	driver, such as a static variable, which is never dereferenced; or NULL
  *
- * The caller owns a reference, and sees to it that rust_hmm_fence_signal_once() is called, also when what the fence
- * stands for was given up.
+ * The caller owns a reference. It must ensure that rust_hmm_fence_signal_once() is called, also if
+ * the operation behind the fence is abandoned.
  *
  * Return: the fence, or ERR_PTR(-ENOMEM).
  */
 struct rust_hmm_fence *rust_hmm_fence_create(const void *kind);
 
 /**
- * rust_hmm_fence_get() - take a reference
+ * rust_hmm_fence_get() - take a reference to a fence
  * @fence: the fence
  *
  * Context: any.
@@ -677,32 +742,35 @@ struct rust_hmm_fence *rust_hmm_fence_create(const void *kind);
 void rust_hmm_fence_get(struct rust_hmm_fence *fence);
 
 /**
- * rust_hmm_fence_put() - give a reference back
- * @fence: the fence; NULL or ERR_PTR() is ignored
+ * rust_hmm_fence_put() - drop a reference to a fence
+ * @fence: the fence; NULL and ERR_PTR() are ignored
  *
- * Context: any, also interrupts.
+ * Context: any, including interrupt context.
  */
 void rust_hmm_fence_put(struct rust_hmm_fence *fence);
 
 /**
  * rust_hmm_fence_signal_once() - signal a fence of rust_hmm_fence_create()
- * @fence: the fence; the caller's reference stays the caller's
- * @error: 0, or the negative error number with which it failed
+ * @fence: the fence; the caller keeps its reference
+ * @error: 0, or the negative error number with which the operation failed
  *
- * Context: any, also interrupts. Of several that call it one succeeds.
+ * Context: any, including interrupt context. If several callers race, only one of them gets 0.
  *
- * Return: 0; -EPERM if it was not made by rust_hmm_fence_create(): the fence of an operation of a queue, or one that
- * stands for a DMA fence; -EINVAL if it is NULL, is signalled, or @error is no error number.
+ * Return:
+ * * 0: the fence was signalled by this call
+ * * -EPERM: the fence was not created by rust_hmm_fence_create(): it belongs to an operation of a
+ *   queue, or wraps a DMA fence
+ * * -EINVAL: @fence is NULL or already signalled, or @error is not an error number
  */
 int rust_hmm_fence_signal_once(struct rust_hmm_fence *fence, int error);
 
 /**
  * rust_hmm_fence_wait_for() - wait until a fence is signalled
- * @fence: the fence; NULL counts as one that is
- * @ms: limit in ms; a negative one: for ever
+ * @fence: the fence; NULL counts as signalled
+ * @ms: timeout in ms; a negative value waits without a timeout
  *
- * Context: may sleep; no lock is held that is taken before the fence is signalled. Signals that do not kill the task
- * do not end the wait.
+ * Context: may sleep. The caller must not hold a lock that is taken before the fence is signalled.
+ * Only fatal signals interrupt the wait.
  *
  * Return: 0; the error of the fence; -ETIMEDOUT; -EINTR if the task was killed; -EDEADLK; -ENOMEM.
  */
@@ -711,24 +779,27 @@ int rust_hmm_fence_wait_for(struct rust_hmm_fence *fence, long ms);
 /**
  * rust_hmm_fence_eventfd() - signal an eventfd when a fence is signalled
  * @fence: the fence
- * @fd: descriptor of the eventfd in the current process
+ * @fd: file descriptor of the eventfd in the current process
  *
- * Adds 1 to it, at once if the fence is signalled. The eventfd stays in use until the last reference of the fence is
- * given back. The fence can be seen signalled shortly before that: wait for the eventfd by poll().
+ * Adds 1 to the eventfd when the fence is signalled, or immediately if it already is. The library
+ * holds a reference to the eventfd until the last reference to the fence is dropped. The fence may
+ * be observed as signalled shortly before the eventfd is: wait for the eventfd with poll().
  *
- * Return: 0; -EBADF if there is no such descriptor; -EINVAL if it is no eventfd, or @fence is NULL; -EBUSY if the fence
- * has four of them.
+ * Return: 0; -EBADF if @fd is not open; -EINVAL if it is not an eventfd, or @fence is NULL; -EBUSY
+ * if the fence already has four eventfds.
  */
 int rust_hmm_fence_eventfd(struct rust_hmm_fence *fence, int fd);
 
 /**
- * struct rust_hmm_fence_watch - a function to call when a fence is signalled
- * @entry: the library's
- * @signalled: the function. Context: any, possibly with interrupts off, and under a lock of the fence: it may wake tasks,
- *	as wake_up() does, and may not call functions on this fence
- * @data: its argument
+ * struct rust_hmm_fence_watch - callback for the signalling of a fence
+ * @entry: private to the library
+ * @signalled: the callback. Called in any context, possibly with interrupts disabled, and with a
+ *	lock of the fence held. It may wake tasks, as wake_up() does. It must not call functions on
+ *	this fence
+ * @data: argument of the callback
  *
- * For a driver whose node reports fences by poll(), or that has a callback of its own.
+ * For drivers whose device node reports fences through poll(), or that have a callback mechanism of
+ * their own.
  */
 struct rust_hmm_fence_watch {
 	struct list_head entry;
@@ -737,82 +808,90 @@ struct rust_hmm_fence_watch {
 };
 
 /**
- * rust_hmm_fence_watch() - have a function called when a fence is signalled
- * @fence: the fence, of which the caller keeps a reference until rust_hmm_fence_unwatch()
- * @watch: with @signalled and @data set; stays where it is until rust_hmm_fence_unwatch()
+ * rust_hmm_fence_watch() - register a callback for the signalling of a fence
+ * @fence: the fence; the caller keeps a reference until it calls rust_hmm_fence_unwatch()
+ * @watch: with @signalled and @data set; must stay valid and in place until
+ *	rust_hmm_fence_unwatch()
  *
- * The function is called once: at once if the fence is signalled, else by the signal, or soon after it by a worker.
+ * The callback runs once: immediately if the fence is signalled, otherwise from the signalling
+ * context or shortly afterwards in a worker.
  *
- * Context: any, also interrupts.
+ * Context: any, including interrupt context.
  */
 void rust_hmm_fence_watch(struct rust_hmm_fence *fence, struct rust_hmm_fence_watch *watch);
 
 /**
- * rust_hmm_fence_unwatch() - call it no more
+ * rust_hmm_fence_unwatch() - unregister a callback
  * @fence: the fence
- * @watch: the watch
+ * @watch: the registered structure
  *
- * After this the function neither runs nor will run.
+ * After it returns, the callback is not running and will not be called.
  *
- * Context: any, also interrupts, but not within the function.
+ * Context: any, including interrupt context, but not from the callback.
  */
 void rust_hmm_fence_unwatch(struct rust_hmm_fence *fence, struct rust_hmm_fence_watch *watch);
 
 /**
- * rust_hmm_fence_from_dma() - make a fence that signals when a DMA fence does
- * @dma: the DMA fence, of any driver, of which the library takes a reference of its own
+ * rust_hmm_fence_from_dma() - create a fence that is signalled when a DMA fence is
+ * @dma: DMA fence of any driver; the library takes a reference
  *
- * Return: the fence, of which the caller owns a reference, or ERR_PTR(): -EINVAL if @dma is NULL; -ENOMEM.
+ * Return: the fence, to which the caller owns a reference, or ERR_PTR(): -EINVAL if @dma is NULL;
+ * -ENOMEM.
  */
 struct rust_hmm_fence *rust_hmm_fence_from_dma(struct dma_fence *dma);
 
 /**
- * rust_hmm_fence_from_file() - the same for the DMA fence of a sync file
- * @fd: its descriptor in the current process
+ * rust_hmm_fence_from_file() - create a fence that is signalled when the fence of a sync file is
+ * @fd: file descriptor of the sync file in the current process
  *
- * Return: the fence, of which the caller owns a reference, or ERR_PTR(): -EBADF if @fd is no sync file; -ENOMEM.
+ * Return: the fence, to which the caller owns a reference, or ERR_PTR(): -EBADF if @fd is not a
+ * sync file; -ENOMEM.
  */
 struct rust_hmm_fence *rust_hmm_fence_from_file(int fd);
 
-/* Queues: operations that run one after the other, in a thread of the queue, and depend on fences. */
+/* Queues: a thread of the queue runs operations in order, each after the fences it depends on. */
 
 /**
- * rust_hmm_queue_create() - make a queue
- * @kind: as for rust_hmm_fence_create(): the queue's fences carry it
- * @depth: most items that wait in it
+ * rust_hmm_queue_create() - create a queue
+ * @kind: as for rust_hmm_fence_create(); applies to the fences of the queue
+ * @depth: maximum number of queued items
  *
  * Return: the queue, or ERR_PTR(): -EINVAL if @depth is 0 or more than 65536; -ENOMEM; -EINTR.
  */
 struct rust_hmm_queue *rust_hmm_queue_create(const void *kind, unsigned int depth);
 
 /**
- * rust_hmm_queue_destroy() - end a queue
- * @queue: not used any more after a return of 0; NULL or ERR_PTR() is ignored
+ * rust_hmm_queue_destroy() - destroy a queue
+ * @queue: the queue, invalid after a return of 0; NULL and ERR_PTR() are ignored
  *
- * Asks the operation that runs to end (rust_hmm_stopped()), waits for it, and cancels the rest: their
- * fences fail with -ECANCELED. Queues go before the mirrors that their operations use.
+ * Requests the running operation to stop (rust_hmm_stopped()), waits for it, and cancels the queued
+ * ones: their fences fail with -ECANCELED. Destroy queues before the mirrors that their operations
+ * use.
  *
- * Return: 0; -EDEADLK within a callback, or within an operation of this queue: then nothing has happened.
+ * Return: 0, or -EDEADLK if it is called from a callback or from an operation of this queue; then
+ * nothing was changed.
  */
 int rust_hmm_queue_destroy(struct rust_hmm_queue *queue);
 
 /**
- * rust_hmm_queue_submit() - have something done after some fences, and all that was queued before
+ * rust_hmm_queue_submit() - queue an operation that depends on fences
  * @queue: the queue
- * @after: the fences, of which the library takes references of its own; NULL is skipped
- * @count: how many
- * @run: does it, and returns 0 or a negative error number, with which the fence signals. It looks at @stop from
- *	time to time and returns -ECANCELED if it is set. Context: a thread of the queue; may sleep, and may
- *	call all functions of this header but rust_hmm_queue_destroy() of this queue
- * @release: called once when @data is not needed any more, whether it was run or not, before the fence signals;
- *	or NULL. Context: may sleep
- * @data: handed to @run and @release. It is the library's from the call on, also if that fails: then
- *	@release was called before it returns
+ * @after: fences to wait for; the library takes references, and skips NULL elements
+ * @count: number of elements in @after
+ * @run: the operation. Returns 0 or a negative error number, with which the fence is signalled. It
+ *	polls @stop and returns -ECANCELED when rust_hmm_stopped() is true. Called in a thread of
+ *	the queue; may sleep, and may call every function of this header except
+ *	rust_hmm_queue_destroy() for this queue
+ * @release: frees @data. Called once, whether @run was called or not, before the fence is
+ *	signalled; may sleep. May be NULL
+ * @data: passed to @run and @release. The library owns it from the call on, also if the call fails:
+ *	then @release has been called before it returns
  *
- * If one of @after fails, it does not run, and its fence fails with the same error.
+ * The operation runs after all operations that were queued before. If a fence in @after fails, @run
+ * is not called, and the returned fence fails with the same error.
  *
- * Return: a fence that signals when it is done, of which the caller owns a reference, or ERR_PTR(): -EBUSY if
- * the queue is full; -EINVAL if @run is NULL; -ENOMEM.
+ * Return: a fence that is signalled when the operation is completed, to which the caller owns a
+ * reference, or ERR_PTR(): -EBUSY if the queue is full; -EINVAL if @run is NULL; -ENOMEM.
  */
 struct rust_hmm_fence *rust_hmm_queue_submit(struct rust_hmm_queue *queue,
 					     struct rust_hmm_fence *const *after,
@@ -821,32 +900,36 @@ struct rust_hmm_fence *rust_hmm_queue_submit(struct rust_hmm_queue *queue,
 					     void (*release)(void *data), void *data);
 
 /**
- * rust_hmm_queue_record() - a fence that signals when all that was queued before is done
+ * rust_hmm_queue_record() - create a fence for all operations that were queued before
  * @queue: the queue
  *
- * It fails with the first error since the last record.
+ * The fence is signalled when these operations are completed. It fails with the first error since
+ * the previous record.
  *
- * Return: the fence, of which the caller owns a reference, or ERR_PTR(): -EBUSY if the queue is full; -ENOMEM.
+ * Return: the fence, to which the caller owns a reference, or ERR_PTR(): -EBUSY if the queue is
+ * full; -ENOMEM.
  */
 struct rust_hmm_fence *rust_hmm_queue_record(struct rust_hmm_queue *queue);
 
 /**
- * rust_hmm_queue_wait() - let what is queued later start only after a fence; waits for nothing itself
+ * rust_hmm_queue_wait() - delay operations that are queued later until a fence is signalled
  * @queue: the queue
- * @fence: the fence, of which the library takes a reference of its own. If it fails, so does all that
- *	follows until the next record
+ * @fence: the fence; the library takes a reference. If it fails, so do all operations up to the
+ *	next record
  *
- * Return: 0; -EBUSY if the queue is full.
+ * Does not block the caller.
+ *
+ * Return: 0, or -EBUSY if the queue is full.
  */
 int rust_hmm_queue_wait(struct rust_hmm_queue *queue, struct rust_hmm_fence *fence);
 
 /**
- * rust_hmm_stopped() - whether an operation should end, for its queue goes away
- * @stop: what @run got; valid as long as it runs
+ * rust_hmm_stopped() - check whether an operation should stop because its queue is being destroyed
+ * @stop: the token that was passed to @run; valid while @run executes
  *
  * Context: any.
  *
- * Return: true if it should.
+ * Return: true if the operation should stop.
  */
 bool rust_hmm_stopped(const struct rust_hmm_stop *stop);
 

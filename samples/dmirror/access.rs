@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an engine is connected to: the bus, through the sections of a mirror.
+//! Connects engines to memory: implements [`Port`] and [`Lane`] with access sections of the mirror.
 
 use crate::{
     aperture::Aperture,
@@ -28,7 +28,8 @@ use rust_hmm::{
     mirror::{Place, PlaceMut, Section, Seen, Unresolved},
 };
 
-/// Walks of one access, each of which the library may change before its result is used.
+/// Maximum number of page table walks of one access. A concurrent table change may invalidate the
+/// result of a walk before it is used; the access then walks again.
 const LOOKS: usize = 16;
 
 impl Port for Client {
@@ -82,7 +83,7 @@ impl Port for Client {
     }
 }
 
-/// The bus, as an engine has it for one access.
+/// The bus during one access of an engine. Holds an access section of the mirror.
 pub(crate) struct Bus<'c> {
     client: &'c Client,
     section: Section<'c, View>,
@@ -184,7 +185,7 @@ impl Lane for Bus<'_> {
 }
 
 impl Bus<'_> {
-    /// Reads. `EIO` if device memory has no contents there.
+    /// Reads from `place`. `EIO` if device memory was never written there.
     fn read(&self, place: Place<'_>, addr: usize, action: &mut Action<'_>) -> Result {
         let at = addr % PAGE_SIZE;
         if let Action::Read(buffer) = action {
@@ -199,7 +200,8 @@ impl Bus<'_> {
         Ok(())
     }
 
-    /// Writes. `EIO` as above.
+    /// Writes to `place`, or adds to the word there. `EIO` if device memory was never written
+    /// there.
     fn write(&self, place: PlaceMut<'_>, addr: usize, action: &mut Action<'_>) -> Result {
         let at = addr % PAGE_SIZE;
         match action {

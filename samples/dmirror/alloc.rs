@@ -40,11 +40,13 @@ pub(crate) fn alloc(client: &Arc<Client>, user: usize) -> Result {
         client.mirror().allocated(&memory)?;
         raw.put_u64(24, memory.range().start() as u64);
         return raw.write().inspect_err(|_| {
-            // Nobody knows its address. It may be unmapped already.
+            // User space did not receive the address. The memory may have been unmapped
+            // concurrently.
             let _gone = client.mirror().release(&memory);
         });
     }
-    // Before there is anything to undo.
+    // Look up the queue and reserve the number before memory is mapped, so that a failure needs no
+    // cleanup.
     let (queue, number) = (client.queues.queue(queue)?, client.queues.number()?);
     let memory = managed::allocate(&FILE_OPS, fd, bytes, flags)?;
     let id = number.allocated(client, &queue, memory)?;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Locked memory as engines access it: by the address that a lock returned.
+//! Access of engines to locked memory, by the device address that the lock returned.
 //!
-//! Fine-grained memory is accessed directly. Coarse-grained memory goes through a cache: it holds what
-//! was there when a command began, and what commands write stays in it until one ends.
+//! Engines access fine-grained memory directly. Coarse-grained memory is accessed through a
+//! write-back cache: a command reads the contents at its start, and its writes become visible when
+//! it ends.
 
 use crate::hardware::bus::Action;
 use kernel::{
@@ -21,7 +22,7 @@ use crate::device::View;
 
 const WORD: usize = size_of::<u64>();
 
-/// Most pages in the cache. What is beyond is written back early.
+/// Maximum number of cached pages. A full cache is written back before the end of the command.
 const LINES: usize = 256;
 
 /// A page of coarse-grained memory.
@@ -30,7 +31,7 @@ struct Line {
     /// Device address of the page.
     address: usize,
     bytes: KBox<[u8; PAGE_SIZE]>,
-    /// A bit for each word that was written.
+    /// Dirty bits, one for each 64-bit word.
     dirty: [u64; PAGE_SIZE / WORD / 64],
 }
 
@@ -51,7 +52,8 @@ impl Line {
         self.dirty.iter().any(|word| *word != 0)
     }
 
-    /// Writes the words back that were written, and no others.
+    /// Writes back the dirty words only, so that concurrent writes of the host to other words are
+    /// not lost.
     fn write_back(&mut self, device: &DmaDevice) -> Result {
         let page = self.region.page(self.address).ok_or(EFAULT)?;
         for (index, word) in self.bytes.chunks_exact(WORD).enumerate() {
@@ -65,7 +67,7 @@ impl Line {
         Ok(())
     }
 
-    /// Does `action` in the cache, `at` bytes from the start.
+    /// Performs `action` on the cached page, `at` bytes from its start.
     fn access(&mut self, at: usize, action: Action<'_>) -> Result {
         let len = match &action {
             Action::Read(buffer) => buffer.len(),
@@ -96,10 +98,10 @@ impl Line {
     }
 }
 
-/// What an open file's commands see of locked memory.
+/// Cache of locked memory, shared by the commands of an open file.
 #[pin_data]
 pub(crate) struct Aperture {
-    /// Whose engines these are.
+    /// The device that the engines belong to, for DMA synchronisation.
     device: Arc<DmaDevice>,
     #[pin]
     lines: Mutex<KVec<Line>>,
@@ -113,26 +115,28 @@ impl Aperture {
         })
     }
 
-    /// Whether `addr` is one of locked memory.
+    /// Whether `addr` is a device address of locked memory.
     pub(crate) fn holds(addr: usize) -> bool {
         addr & APERTURE != 0
     }
 
-    /// A command begins: it is to see what the host has written.
+    /// Drops the clean lines when a command starts, so that it reads the current contents of host
+    /// memory.
     pub(crate) fn begin(&self) {
         self.lines.lock().retain(|line| line.is_dirty());
     }
 
-    /// A command has ended: the host is to see what it has written.
+    /// Writes all lines back when a command has ended, so that the host reads the command's writes.
     pub(crate) fn end(&self) {
         let mut lines = core::mem::take(&mut *self.lines.lock());
         for line in &mut lines {
-            // The range may be unlocked by now; its pages are there as long as the line is.
+            // The range may have been unlocked concurrently. The line holds a reference to the
+            // region, so its pages remain pinned.
             let _gone = line.write_back(&self.device);
         }
     }
 
-    /// Does `action` at `addr`. `EFAULT` if it is not locked for this device.
+    /// Performs `action` at `addr`. `EFAULT` if it is not locked for this device.
     pub(crate) fn access(&self, mirror: &Mirror<View>, addr: usize, action: Action<'_>) -> Result {
         let (address, at) = (addr & !(PAGE_SIZE - 1), addr % PAGE_SIZE);
         let region = mirror.locked(address).ok_or(EFAULT)?;

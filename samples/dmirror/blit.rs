@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The blit engine: copies between locked memory, whose fences are DMA fences.
+//! The blit engine: copies between locked ranges, signalled by DMA fences.
 //!
-//! Everything is allocated, pinned and mapped before the fence is made, and a blit waits for nothing but other DMA fences,
-//! so that its fence may leave as a sync file. It has a thread of its own, as hardware that serves DMA fences has units
-//! of its own: the engines and the copy engine also serve work that faults. Memory is unpinned by another thread, since
-//! that takes an mmap lock for which the next blit would wait.
+//! A blit allocates, pins and maps all memory before its fence is created, and waits for other DMA
+//! fences only. Its fence may therefore be exported as a sync file. The blit engine has a thread of
+//! its own, because the engines and the copy engine also serve operations that fault, which a DMA
+//! fence must not wait for. A second thread unpins the memory: unpinning takes an mmap lock, which
+//! must not delay the fence of the next blit.
 
 use crate::{
     settings::{Setting, Settings},
@@ -40,29 +41,30 @@ use rust_hmm::{
     thread::Thread,
 };
 
-/// Blits that wait, run, or whose memory is still pinned.
+/// Maximum number of blits that are queued or running, or whose memory is still pinned.
 const DEPTH: usize = 64;
 
-/// Longest time of a blit: beyond it hardware would be reset.
+/// Maximum duration of a blit. Real hardware would be reset after a timeout.
 const LONGEST: Delta = Delta::from_secs(10);
 
-/// Longest sleep before a look whether the engine ends, in jiffies. Nothing needs it.
+/// Timeout of the threads' waits, in jiffies. Every event wakes them explicitly, so its value does
+/// not matter.
 const LOOK_AGAIN: Jiffies = 1 << 16;
 
-/// Part of a locked range.
+/// Part of a locked range, pinned while this exists.
 pub(crate) struct Locked {
     region: Arc<Region>,
     address: usize,
 }
 
 impl Locked {
-    /// The `bytes` bytes at `address` of `region`, as `device` sees them.
+    /// Returns the `bytes` bytes at `address` of `region`, as `device` accesses them.
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: no whole pages
-    /// - `EFAULT`: not all of it is in the range, or `device` cannot access it.
-    /// - `EOPNOTSUPP`: it is locked coarse, so that the end of a blit would have to synchronise it.
+    /// - `EINVAL`: not whole pages
+    /// - `EFAULT`: not within the range, or `device` may not access it.
+    /// - `EOPNOTSUPP`: the range is locked coarse; a blit would have to synchronise it at its end.
     pub(crate) fn new(
         region: Arc<Region>,
         address: usize,
@@ -99,14 +101,14 @@ struct Blit {
     end: DmaPending,
 }
 
-/// What is unpinned when a blit has ended.
+/// Memory to unpin and fences to release after a blit.
 type Remains = (Locked, Locked, KVec<Fence>);
 
 struct Lists {
-    /// First in, first out.
+    /// Queued blits in the order of submission.
     waiting: KVec<Blit>,
     ended: KVec<Remains>,
-    /// Blits that are in neither list, or are being unpinned.
+    /// Blits that are running or being unpinned.
     busy: usize,
 }
 
@@ -114,7 +116,8 @@ struct Lists {
 struct Shared {
     settings: Arc<Settings>,
     stop: AtomicFlag,
-    /// Nothing allocates under it.
+    /// No allocation happens with this lock held: the blit thread takes it while fences are
+    /// pending.
     #[pin]
     lists: Mutex<Lists>,
     #[pin]
@@ -124,7 +127,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Waits until all of `after` are signalled. Returns the first error of them.
+    /// Waits until all fences in `after` are signalled. Returns the first error of a fence, or
+    /// `ECANCELED` if the engine is stopped.
     fn wait(&self, after: &[Fence]) -> Result {
         let mut result = Ok(());
         for fence in after {
@@ -156,7 +160,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Carries out a blit and signals its fence.
+    /// Waits for the dependencies, copies, and signals the fence.
     fn carry_out(&self, blit: Blit) -> Remains {
         let _signalling = Signalling::begin();
         let mut result = self.wait(&blit.after);
@@ -189,7 +193,7 @@ impl Shared {
             let remains = self.carry_out(blit);
             let mut lists = self.lists.lock();
             lists.busy -= 1;
-            // There is room: `submit` counts all of them.
+            // Does not fail: `submit` limits the number of blits to the capacity.
             let _full = lists.ended.push_within_capacity(remains);
             drop(lists);
             self.ended.ring();
@@ -216,14 +220,14 @@ impl Shared {
     }
 }
 
-/// The blit engine of a device. Dropping it cancels what waits.
+/// The blit engine of a device. Dropping it cancels the queued blits.
 pub(crate) struct BlitEngine {
     shared: Arc<Shared>,
     threads: KVec<Thread>,
 }
 
 impl BlitEngine {
-    /// Starts its threads. `ENOMEM`; `EINTR`.
+    /// Starts the threads. `ENOMEM`; `EINTR`.
     pub(crate) fn new(settings: Arc<Settings>) -> Result<Self> {
         let lists = Lists {
             waiting: KVec::with_capacity(DEPTH, GFP_KERNEL)?,
@@ -253,12 +257,13 @@ impl BlitEngine {
         Ok(engine)
     }
 
-    /// Has `bytes` bytes copied after all of `after`. Devices of type `kind` signal its fence.
+    /// Queues a copy of `bytes` bytes that starts after all fences in `after`. `kind` identifies
+    /// the type of device in the returned fences.
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: the two overlap.
-    /// - `EBUSY`: too many blits
+    /// - `EINVAL`: the ranges overlap.
+    /// - `EBUSY`: too many blits are in flight.
     /// - `ENOMEM`
     pub(crate) fn submit(
         &self,
@@ -275,7 +280,7 @@ impl BlitEngine {
         for fence in after {
             fences.push(Fence::of(fence)?, GFP_KERNEL_ACCOUNT)?;
         }
-        // On a timeline of its own: nothing depends on the order in which blits signal.
+        // Each blit has a fence context of its own, because blits need not signal in order.
         let (room, fence) = (DmaFenceRoom::new()?, FenceRoom::new()?);
         let end = room.make(&Timeline::new(), kind);
         let dma = end.fence();
@@ -294,7 +299,7 @@ impl BlitEngine {
             drop(blit);
             return Err(EBUSY);
         }
-        // There is room.
+        // Does not fail: the number of blits was checked above.
         let full = lists.waiting.push_within_capacity(blit);
         drop(lists);
         drop(full);

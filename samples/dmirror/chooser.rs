@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An allocator of the device's own, as a driver may have one: it takes turns over its memory, so that what
-//! was just freed is not used again at once.
+//! A page allocator of the device, as a driver may have one. It suggests pages in a round-robin
+//! fashion, so that freed pages are not reused at once.
 
 use kernel::{
     prelude::*,
@@ -9,20 +9,20 @@ use kernel::{
 };
 use rust_hmm::mm::device_pages::DeviceRange;
 
-/// Choices that are remembered until they are freed.
+/// Number of suggestions that are tracked until the folio is freed.
 const PLACES: usize = 4096;
 
 /// The allocator.
 pub(crate) struct Chooser {
     pages: usize,
     next: Atomic<usize>,
-    /// Device page numbers plus one.
+    /// Suggested device page numbers plus one.
     chosen: KVVec<Atomic<usize>>,
     honoured: Atomic<u64>,
 }
 
 impl Chooser {
-    /// For `pages` pages.
+    /// Creates an allocator for `pages` pages.
     pub(crate) fn new(pages: usize) -> Result<Self> {
         let mut chosen = KVVec::with_capacity(PLACES, GFP_KERNEL)?;
         for _ in 0..PLACES {
@@ -36,7 +36,7 @@ impl Chooser {
         })
     }
 
-    /// Where the next folio of `order` is to come from.
+    /// Returns the device page to suggest for the next folio of `order`.
     pub(crate) fn choose(&self, order: u32) -> Option<usize> {
         let pages = 1 << order;
         let next = self.next.fetch_add(pages, Relaxed) % self.pages.max(1);
@@ -47,7 +47,7 @@ impl Chooser {
         Some(number)
     }
 
-    /// A folio is freed.
+    /// Counts a freed folio if it was allocated at a suggested page.
     pub(crate) fn freed(&self, range: DeviceRange) {
         if let Some(place) = self.chosen.get(range.first % PLACES) {
             if place.load(Relaxed) == range.first + 1 {
@@ -57,7 +57,7 @@ impl Chooser {
         }
     }
 
-    /// Folios that were in use where they were chosen.
+    /// Returns the number of folios that were allocated at a suggested page.
     pub(crate) fn honoured(&self) -> u64 {
         self.honoured.load(Relaxed)
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Two devices of a process: their connection, and migration from one to the other.
+//! The ioctl for two devices of a process: reports their connection, and migrates from one to the
+//! other.
 
 use crate::{
     client::Client,
@@ -13,7 +14,7 @@ use kernel::{prelude::*, sync::Arc};
 /// Number of the ioctl.
 pub(crate) const PULL: u32 = 0x78;
 
-/// Tell the connection, and do nothing.
+/// `DMIRROR_PULL_ASK`: report the connection only.
 const ASK: u32 = 1;
 
 /// `DMIRROR_PULL`.
@@ -43,7 +44,8 @@ pub(crate) fn pull(client: &Arc<Client>, user: usize) -> Result {
             ],
         );
     }
-    // Before the answer: the last file that goes may evict.
+    // Drop the reference to the other file before the results are written: dropping the last one
+    // evicts device memory.
     drop(source);
     raw.write()
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The copy engine: threads that carry out copy jobs. The end of a job is its fence: the migration
-//! goes on when all of a step are done.
+//! The copy engine: threads that execute copy jobs. Completing a job serves as its fence: a
+//! migration waits until all jobs of a step are completed.
 
 use crate::{
     hardware::store::Store,
@@ -24,19 +24,19 @@ use rust_hmm::{
     thread::Thread,
 };
 
-/// Jobs that wait at most; more are done by who brings them.
+/// Capacity of the job queue. When it is full, the submitting task executes the job itself.
 const DEPTH: usize = 2048;
 
-/// Longest sleep before a look whether a job is still needed.
+/// Interval at which a delayed copy checks whether its job was cancelled.
 const NAP: Delta = Delta::from_millis(10);
 
-/// A sleep this short may take longer than it should.
+/// Remaining delay that is slept at once: the inaccuracy of so short a sleep does not matter.
 const EXACT: Delta = Delta::from_micros(50);
 
-/// A job, and the memory that it goes to if that is another device's.
+/// A job, and the destination memory if that belongs to another device.
 type Task = (CopyJob, Option<Arc<Store>>);
 
-/// A queue of fixed size.
+/// A job queue of fixed capacity.
 struct Queue {
     ring: KVVec<Option<Task>>,
     first: usize,
@@ -62,7 +62,7 @@ impl Queue {
             let job = self.ring.get_mut(self.first)?.take();
             self.first = (self.first + 1) % self.ring.len().max(1);
             self.len -= 1;
-            // Else it was cancelled in the queue.
+            // The slot is empty if the job was cancelled while it was queued.
             if job.is_some() {
                 return job;
             }
@@ -70,7 +70,7 @@ impl Queue {
         None
     }
 
-    /// Takes a cancelled job out.
+    /// Removes a cancelled job from the queue.
     fn pop_cancelled(&mut self) -> Option<Task> {
         self.ring
             .iter_mut()
@@ -78,15 +78,16 @@ impl Queue {
     }
 }
 
-/// Waits until `time` after `since`, or until nobody needs `job` any more.
+/// Sleeps until `time` has passed since `since`, or until `job` is cancelled.
 fn wait(job: &CopyJob, since: Instant<Monotonic>, time: Delta) {
-    // Without threads it is the task itself that copies.
+    // Without copy threads the migrating task executes the job, and must respond to SIGKILL.
     while !job.is_cancelled() && !fatal_signal_pending() {
         let left = time - since.elapsed();
         if left <= Delta::ZERO {
             break;
         }
-        // A sleep may take a quarter more: the rest is slept in what is left of it.
+        // `fsleep()` may sleep 25 % longer. Sleep for 80 % of the remaining time, then for the
+        // rest.
         let part = Delta::from_nanos(left.as_nanos() - left.as_nanos() / 5);
         fsleep(match part {
             part if part > NAP => NAP,
@@ -96,7 +97,7 @@ fn wait(job: &CopyJob, since: Instant<Monotonic>, time: Delta) {
     }
 }
 
-/// What the threads share.
+/// State shared by the copy threads.
 #[pin_data]
 struct Shared {
     store: Arc<Store>,
@@ -119,7 +120,7 @@ impl Shared {
             self.copy(&job.copy(), to.as_deref().unwrap_or(&self.store))
         };
         if let Some(delay) = self.settings.delay(Setting::CopyDelay) {
-            // What it took counts: a copy takes as long as it is set to.
+            // The delay is the total duration of a copy, so the time spent copying is deducted.
             wait(&job, since, delay);
         }
         job.complete(result);
@@ -188,8 +189,8 @@ impl CopyEngine {
         };
         for _ in 0..threads {
             let shared = engine.shared.clone();
-            // Before the thread starts: dropped without a place, it would be waited for, and not be
-            // told to end.
+            // Reserve before the thread starts. If the push failed, dropping the thread would wait
+            // for it without having requested it to stop.
             engine.threads.reserve(1, GFP_KERNEL)?;
             let thread = Thread::spawn(c"dmirror_copy", move || shared.work())?;
             engine.threads.push(thread, GFP_KERNEL)?;
@@ -197,15 +198,15 @@ impl CopyEngine {
         Ok(engine)
     }
 
-    /// Copies, if that takes no time and there are not several threads for it: a single one is not worth
-    /// waiting for.
+    /// Copies synchronously, without a job, if no copy delay is set and there is at most one
+    /// thread: switching to a single thread would only add latency.
     pub(crate) fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
         let takes_time = self.shared.settings.get(Setting::CopyDelay) != 0;
         let shared = &self.shared;
         (self.threads.len() <= 1 && !takes_time).then(|| shared.copy(copy, &shared.store))
     }
 
-    /// Takes a job; with `to` it goes to that memory.
+    /// Queues a job. `to` is the destination memory if it belongs to another device.
     pub(crate) fn submit(&self, job: CopyJob, to: Option<Arc<Store>>) {
         let job = (job, to);
         if self.threads.is_empty() {
@@ -217,18 +218,19 @@ impl CopyEngine {
         }
     }
 
-    /// Starts the jobs taken.
+    /// Wakes the threads after all jobs of a step were queued.
     pub(crate) fn kick(&self) {
-        // Who finds the queue empty sleeps by the time that the lock is free.
+        // Taking the lock orders this after the check of a thread that found the queue empty, so
+        // that its wakeup is not lost.
         if !self.threads.is_empty() && self.shared.queue.lock().len != 0 {
             self.shared.wake.notify_all();
         }
     }
 
-    /// Ends the jobs in the queue that were cancelled.
+    /// Completes the cancelled jobs in the queue with `EINTR`.
     pub(crate) fn drop_cancelled(&self) {
         loop {
-            // Not under the lock: the end of a job takes another one.
+            // Completing a job takes another lock, so drop the queue lock first.
             let job = self.shared.queue.lock().pop_cancelled();
             match job {
                 Some((job, _)) => job.complete(Err(EINTR)),
@@ -237,7 +239,7 @@ impl CopyEngine {
         }
     }
 
-    /// Bytes copied, and copies that failed.
+    /// Returns the number of bytes copied and of failed copies.
     pub(crate) fn counters(&self) -> (u64, u64) {
         let shared = &self.shared;
         (shared.bytes.load(Relaxed), shared.failures.load(Relaxed))
@@ -248,7 +250,7 @@ impl Drop for CopyEngine {
     fn drop(&mut self) {
         self.shared.queue.lock().stop = true;
         self.shared.wake.notify_all();
-        // Those that are dropped have failed.
+        // Dropping a job completes it with an error.
         self.threads.clear();
         while let Some(job) = self.shared.queue.lock().pop() {
             drop(job);

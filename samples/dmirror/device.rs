@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One mock device, shared by all files that are open on it.
+//! A mock device, shared by all files that are open on it.
 
 use crate::{
     blit::BlitEngine,
@@ -37,40 +37,40 @@ use rust_hmm::{
 
 const MIB_PAGES: u64 = 256;
 
-/// Threads that help with the operations of queues.
+/// Worker threads that execute parts of queue operations in parallel.
 const CREW: usize = 3;
 
 /// One device.
 #[pin_data]
 pub(crate) struct MockDevice {
     pub(crate) memory: Arc<Memory<Vram>>,
-    /// The other memories of the device, if this is one of its tiles.
+    /// Memories of the other tiles, if the device has several.
     pub(crate) tiles: KVec<Arc<Memory<Vram>>>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) fixed: Fixed,
     pub(crate) engines: Engines,
     pub(crate) blits: BlitEngine,
     pub(crate) faults: FaultThreads,
-    /// Who hears of events.
+    /// Event streams of open files.
     pub(crate) streams: Arc<Streams>,
-    /// Who helps with the operations of queues.
+    /// Worker pool for queue operations.
     pub(crate) crew: Crew,
-    /// Those that can access locked memory.
+    /// Devices that can access locked memory.
     pub(crate) agents: Agents,
-    /// Whether a stale translation was reported.
+    /// TLBs of the engines.
     walkers: Arc<Walkers<Tlb>>,
     open_files: Atomic<usize>,
     last_tag: Atomic<u64>,
 }
 
 impl MockDevice {
-    /// What tests have set is as it was.
+    /// Resets all test settings.
     fn reset(&self) {
         self.settings.reset();
         self.memory.driver().fail_allocation.store(false, Relaxed);
     }
 
-    /// A device with `tile`, and with `tiles` besides.
+    /// Creates a device with the memory `tile`. `tiles` are the memories of its other tiles.
     pub(crate) fn new(
         tile: Tile,
         tiles: KVec<Arc<Memory<Vram>>>,
@@ -108,7 +108,7 @@ impl MockDevice {
 
     /// The memory that has `range` of an entry, and the place in it. `EIO` if there is none.
     pub(crate) fn vram(&self, range: DeviceRange) -> Result<(&Vram, DeviceRange)> {
-        // Of a device with one memory the numbers in entries are those of the memory.
+        // With one memory, the device page numbers in entries are page numbers of that memory.
         if self.tiles.is_empty() {
             return Ok((self.memory.driver(), range));
         }
@@ -125,7 +125,8 @@ impl MockDevice {
         self.memory.is_gone()
     }
 
-    /// Takes the device away while it is in use. Returns the pages that were saved and those that are lost.
+    /// Simulates surprise removal. Returns the numbers of pages that were migrated back and that
+    /// are lost.
     pub(crate) fn unplug(&self) -> Result<(usize, usize)> {
         let unplugged = self.memory.unplug();
         self.engines.iter().for_each(|engine| engine.wake());
@@ -133,7 +134,7 @@ impl MockDevice {
     }
 }
 
-/// One memory, with what it shares with its device.
+/// One memory, with the settings and streams that it shares with its device.
 #[derive(Clone)]
 pub(crate) struct Tile {
     pub(crate) memory: Arc<Memory<Vram>>,
@@ -142,7 +143,7 @@ pub(crate) struct Tile {
 }
 
 impl Tile {
-    /// Memory of at most `mib` MiB, of `owner` if the device has other tiles, too.
+    /// Creates a memory of at most `mib` MiB. `owner` is set if the device has several tiles.
     pub(crate) fn new(
         owner: Option<&Arc<Owner>>,
         kind: Kind,
@@ -172,7 +173,7 @@ impl Tile {
     }
 }
 
-/// All devices, as those that access locked memory, and which of them one is.
+/// DMA devices of all mock devices, and the index of this one.
 pub(crate) struct Agents {
     pub(crate) all: Arc<KVec<Arc<DmaDevice>>>,
     pub(crate) index: usize,
@@ -201,7 +202,8 @@ impl Engines {
             let engine = Engine::new(index)?;
             engines.list.push(engine.clone(), GFP_KERNEL)?;
             engines.threads.reserve(1, GFP_KERNEL)?;
-            // Before the thread starts: without it no command would end.
+            // Allocate before the thread starts: without an engine thread no command would
+            // complete.
             let buffer = KBox::new([0; PAGE_SIZE], GFP_KERNEL)?;
             let thread = Thread::spawn(c"dmirror_engine", move || engine.run(buffer))?;
             engines.threads.push(thread, GFP_KERNEL)?;
@@ -220,13 +222,14 @@ impl core::ops::Deref for Engines {
 
 impl Drop for Engines {
     fn drop(&mut self) {
-        // They have no command: each file has waited for its own. Then they can be joined.
+        // The engines have no commands, because each file waits for its own before it is closed.
+        // The threads can be joined.
         self.list.iter().for_each(|engine| engine.stop());
         self.threads.clear();
     }
 }
 
-/// An open file's share in the device. The last one that goes takes all pages out of the device.
+/// Counts an open file of the device. Dropping the last one evicts all pages.
 pub(crate) struct Session(Arc<MockDevice>);
 
 impl Session {
@@ -235,8 +238,8 @@ impl Session {
         Self(device)
     }
 
-    /// Before the file goes, when none of its commands runs: if it is the last one, the device's tests are
-    /// over.
+    /// Checks whether the file that is being closed is the last one, and then resets all test
+    /// settings. Called after the file's commands have ended.
     pub(crate) fn is_ending(&self) -> bool {
         let last = self.0.open_files.load(Relaxed) == 1;
         if last {
@@ -264,9 +267,10 @@ impl Drop for Session {
             first: 0,
             count: self.0.memory.limit(),
         };
-        // It has pages, and this is no callback: there is no error.
+        // Does not fail: the range is not empty, and this is not called from a callback.
         let _ = self.0.memory.add(all);
-        // What stays is not lost: a CPU touch brings it back, and unloading tries again.
+        // Pages that remain are not lost: a CPU fault migrates them back, and unloading the module
+        // evicts again.
         if let Err(error) = self.0.memory.evict_all() {
             pr_warn!("cannot evict on close: {error:?}\n");
         }
@@ -290,7 +294,7 @@ impl View {
         self.device.vram(range)
     }
 
-    /// Name of the mirror in TLBs.
+    /// Address space identifier of the mirror in TLBs.
     pub(crate) fn tag(&self) -> u64 {
         self.tag
     }

@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A mock GPU behind the ioctls of the kernel's `lib/test_hmm.c`.
+//! A mock GPU with the ioctls of the kernel's `lib/test_hmm.c`.
 //!
-//! `/dev/hmm_dmirror0` and `1` have private memory; `2` and `3` have coherent memory, and exist
-//! when the module is given reserved physical memory for them. With `tiles=2` the private ones are
-//! the tiles of one device, and so are the coherent ones.
+//! `/dev/hmm_dmirror0` and `1` have private memory. `2` and `3` have coherent memory, and exist if
+//! the module parameters name reserved physical memory for them. With `tiles=2` the two private
+//! memories are tiles of one device, and so are the coherent ones.
 //!
-//! `hardware` is what a GPU does by itself: engines, their commands, faults, counters and memory.
-//! It imports nothing of the files beside it, which are the driver.
+//! `hardware` models the GPU itself: engines, commands, faults, counters and memory. It imports
+//! nothing from the other files, which are the driver.
 //!
-//! Between the two:
-//! - `device`: one device; `settings`: its parameters.
-//! - `access`: what an engine is connected to; `format`: the format of its page tables.
-//! - `vram`: the device's memory; `chooser`: an allocator of its own; `copy_engine`: who copies to and from it.
-//! - `faults`: who serves the fault buffer.
+//! Driver:
+//! - `device`: a device; `settings`: its parameters.
+//! - `access`: memory access of engines; `format`: page table formats.
+//! - `vram`: device memory; `chooser`: its page allocator; `copy_engine`: copies pages to and from
+//!   it.
+//! - `faults`: threads that serve the fault buffer.
 //!
-//! The interface:
-//! - `file`: one open file; `client`: what it shares with its commands.
-//! - `uapi`: the ioctls of `test_hmm`; `transfer`: those of them that read and write.
+//! User interface:
+//! - `file`: an open file; `client`: its state, shared with its commands.
+//! - `uapi`: the ioctls of `test_hmm`; `transfer`: READ and WRITE.
 //! - `queues`: queues and fences of a file; `queue_ioctls`: their ioctls.
-//! - `blit`: copies of locked memory, which have DMA fences.
-//! - `aperture`: locked memory as engines access it; `lock_ioctls`: the ioctls of that.
-//! - `streams`: events for who reads a file; `event_ioctls`: the ioctl that asks for them.
-//! - `connect`: the ioctl for two devices; `alloc`: the one that allocates.
-//! - `placement`: the ioctls about attributes, policies and device memory.
-//! - `extension`: the other ioctls; `structure`: their arguments.
+//! - `blit`: copies of locked memory, with DMA fences.
+//! - `aperture`: access of engines to locked memory; `lock_ioctls`: ioctls of locked memory.
+//! - `streams`: event streams, read from the file; `event_ioctls`: the ioctl that selects events.
+//! - `connect`: migration between two devices; `alloc`: managed allocations.
+//! - `placement`: ioctls for attributes, policies and device memory.
+//! - `extension`: the other ioctls; `structure`: ioctl arguments.
 
 #![deny(unsafe_code)]
 
@@ -156,7 +157,7 @@ struct Dmirror {
     _nodes: KVec<Pin<KBox<Node<MirrorFile>>>>,
 }
 
-/// The value of a parameter, which 7.2 lends and 7.3 copies.
+/// Returns the value of a module parameter: Linux 7.2 returns a reference, 7.3 a copy.
 fn number(value: impl Borrow<u64>) -> u64 {
     *value.borrow()
 }
@@ -217,7 +218,7 @@ impl kernel::Module for Dmirror {
             pr_err!("a parameter is out of range\n");
             return Err(EINVAL);
         }
-        // Two devices, or two tiles of one.
+        // Add two devices, or two tiles of one device.
         let mut add_pair = |names: [&'static CStr; 2], kinds: [Kind; 2], mib: u64| -> Result {
             let owner = match tiles {
                 1 => None,

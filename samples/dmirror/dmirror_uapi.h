@@ -5,10 +5,11 @@
  *
  * Every structure begins with @size, the number of bytes in the caller's
  * buffer. The kernel returns -EINVAL if @size is smaller than version 1 of the
- * structure, and -E2BIG if it exceeds a page or if bytes that this kernel does
- * not implement are not zero. It writes back at most @size bytes, and their
- * number in @size. A bad pointer is -EFAULT. Unknown flags and nonzero reserved
- * fields are -EINVAL. The size that is encoded in the ioctl number is ignored.
+ * structure. It returns -E2BIG if the part that this kernel does not implement
+ * is not zero or longer than a page. It writes back at most @size bytes, and
+ * their number in @size. A bad pointer is -EFAULT. Unknown flags and nonzero
+ * reserved fields are -EINVAL. The size that is encoded in the ioctl number is
+ * ignored.
  *
  * Addresses are virtual addresses of the process that opened the file. Those of
  * commands must be multiples of 8, those of migrations multiples of 4096.

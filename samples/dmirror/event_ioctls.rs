@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The ioctl of the event stream, as `dmirror_uapi.h` describes it.
+//! The ioctl of the event stream; see `dmirror_uapi.h`.
 
 use crate::{
     client::Client,
@@ -16,7 +16,7 @@ pub(crate) const EVENTS: u32 = 0x7a;
 /// `DMIRROR_EVENTS_ALL`.
 const ALL: u32 = 1;
 
-/// Sets what the file's stream tells.
+/// Selects the events that the file's stream reports.
 #[inline(never)]
 pub(crate) fn events(client: &Client, user: usize) -> Result {
     let mut raw = Structure::<40>::read(user, 40)?;

@@ -25,7 +25,7 @@ use rust_hmm::{
 /// `DMIRROR_ABI_VERSION`.
 const VERSION: u32 = 3;
 
-/// Type and number of the extensions; the size in an ioctl's number does not matter.
+/// Type and numbers of the ioctls. The size that is encoded in an ioctl number is ignored.
 const TYPE: u32 = b'H' as u32;
 const INFO: u32 = 0x40;
 const COUNTERS: u32 = 0x41;
@@ -42,11 +42,11 @@ const ENGINE_ANY: u32 = u32::MAX;
 const TO_SYSTEM: u32 = 1;
 const ORDINARY: u32 = 2;
 
-/// Pages of a migration whose outcomes are kept at once.
+/// Number of page outcomes that are buffered in the kernel.
 const OUTCOMES: usize = 4096;
 
-/// Serves an extension. `EINVAL`, as `test_hmm` has it, for one that there is not.
-// Each has its structure on the stack.
+/// Handles an ioctl. `EINVAL` for an unknown one, as in `test_hmm`.
+// Not inlined: the handlers keep their arguments on the stack, and their frames would add up.
 #[inline(never)]
 pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
     match ioctl::_IOC_NR(command) {
@@ -77,7 +77,8 @@ pub(crate) fn serve(client: &Arc<Client>, command: u32, user: usize) -> Result {
     }
 }
 
-/// Whether `command` makes sense when the device is gone: it tells what was.
+/// Whether `command` is allowed after the device was unplugged. Only ioctls that report past events
+/// are.
 pub(crate) fn works_without_device(command: u32) -> bool {
     is_extension(command)
         && matches!(
@@ -184,7 +185,7 @@ fn submit(client: &Arc<Client>, user: usize) -> Result {
     let id = client.submit(engine, spec)?;
     raw.put_u64(72, id);
     raw.write().inspect_err(|_| {
-        // Nobody knows its name, so that nobody could stop it.
+        // User space did not receive the number, so it could not stop the command.
         let _ended = client.stop(id);
     })
 }
@@ -256,7 +257,8 @@ fn migrate(client: &Client, user: usize) -> Result {
     let mut total = Outcome::default();
     let mut rest = Some(range);
     while let Some(range) = rest {
-        // With outcomes, as much at once as there is room for.
+        // Without outcomes the whole range is migrated at once, otherwise as much as the buffer
+        // holds.
         let part = match outcomes {
             0 => range,
             _ => PageRange::from_pages(range.start(), range.pages().min(OUTCOMES))?,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who serves faults: threads take packets out of the fault buffer and have the pages brought in,
-//! batch by batch, the oldest first, and reply, so that the engines go on.
+//! Serves the fault buffer: threads take batches of faults from it, oldest first, resolve them with
+//! the file's policy, and reply to the engines.
 
 use crate::{
     client::Client,
@@ -25,11 +25,11 @@ use rust_hmm::{
     thread::Thread,
 };
 
-/// Pages that a thread has brought in at once.
+/// Maximum number of pages in a batch.
 const BATCH: usize = 32;
 
-/// Open files, found by the tags of their address spaces. A file is removed when it is closed, when
-/// none of its commands runs.
+/// Open files, found by the tags of their address spaces. A file is removed when it is closed,
+/// after its commands have ended.
 #[pin_data]
 pub(crate) struct Clients {
     #[pin]
@@ -56,26 +56,27 @@ impl Clients {
         Ok(self.list.lock().push(client.clone(), GFP_KERNEL)?)
     }
 
-    /// Removes the file with that tag.
+    /// Removes the file with tag `tag`.
     pub(crate) fn remove(&self, tag: u64) {
         let gone = {
             let mut list = self.list.lock();
             let at = list.iter().position(|client| client.tag() == tag);
             at.and_then(|at| list.remove(at).ok())
         };
-        // Not under the lock: its mirror may be dropped.
+        // Dropped without the lock: this may drop the last reference to the file, and with it the
+        // mirror.
         drop(gone);
     }
 }
 
 struct Serving {
-    /// Mirrors whose faults are being served, once for each thread.
+    /// Tags of the mirrors whose faults are being served, one element for each thread.
     tags: KVec<u64>,
     stop: bool,
 }
 
 impl Serving {
-    /// A thread is done with a mirror.
+    /// Removes one element for `tag` when a thread has served a batch.
     fn release(&mut self, tag: u64) {
         if let Some(at) = self.tags.iter().position(|other| *other == tag) {
             let _tag = self.tags.remove(at);
@@ -83,7 +84,7 @@ impl Serving {
     }
 }
 
-/// Consecutive pages of a mirror, brought in with one call.
+/// Consecutive pages of a mirror that are faulted in with one call.
 #[derive(Clone, Copy)]
 struct Batch {
     tag: u64,
@@ -93,7 +94,8 @@ struct Batch {
 }
 
 impl Batch {
-    /// Whether `packet` is for a page right before or behind.
+    /// Whether the page of `packet` directly precedes or follows the batch, with the same access
+    /// type.
     fn borders(&self, packet: &Packet) -> bool {
         let near = packet.page == self.first + self.count || packet.page + 1 == self.first;
         (packet.tag, packet.write) == (self.tag, self.write) && near
@@ -120,9 +122,11 @@ pub(crate) struct FaultThreads {
 }
 
 impl Shared {
-    /// Takes the oldest fault that may be served, and those of the pages around it. `batch` is
-    /// empty. A mirror does not get the last free thread: its migrations can hold its faults for
-    /// long, and others must not wait for that.
+    /// Takes the oldest fault that may be served, and the faults of adjacent pages, into the empty
+    /// `batch`.
+    ///
+    /// One mirror may occupy all threads but one: its migrations can block its faults for long, and
+    /// faults of other mirrors must not wait for them.
     fn take(&self, serving: &mut Serving, batch: &mut KVec<Fault<Client>>) -> Option<Batch> {
         let most = self.threads.saturating_sub(1).max(1);
         let busy = |tag| serving.tags.iter().filter(|other| **other == tag).count() >= most;
@@ -138,7 +142,7 @@ impl Shared {
         while let Some(fault) = next {
             taken.first = taken.first.min(fault.packet.page);
             if let Err(error) = batch.push_within_capacity(fault) {
-                // Not reached: there is room for a whole batch.
+                // Not reached: the capacity is a whole batch.
                 error.0.reply(Err(ENOMEM));
                 break;
             }
@@ -148,12 +152,12 @@ impl Shared {
                 false => None,
             };
         }
-        // There is room for all threads.
+        // Does not fail: the capacity is the number of threads.
         let _full = serving.tags.push_within_capacity(tag);
         Some(taken)
     }
 
-    /// A thread. `faults` has room for a batch.
+    /// Body of a thread. `faults` has the capacity for a batch.
     fn work(&self, mut faults: KVec<Fault<Client>>) {
         let mut serving = self.serving.lock();
         while !serving.stop {
@@ -163,7 +167,7 @@ impl Shared {
                 continue;
             };
             if !self.buffer.is_empty() {
-                // What this thread has left may be for another one.
+                // Wake another thread for the faults that this one left in the buffer.
                 self.wake.notify_one();
             }
             drop(serving);
@@ -174,12 +178,13 @@ impl Shared {
         }
     }
 
-    /// Serves a batch.
+    /// Resolves a batch and replies to its faults.
     fn serve(&self, batch: Batch, faults: &mut KVec<Fault<Client>>) {
         let result = self.bring_in(&batch);
         while let Some(fault) = faults.pop() {
             let result = match result {
-                // Only who touched the bad page shall fail.
+                // Retry page by page, so that only commands that accessed the failing page get the
+                // error.
                 Err(error) if batch.count > 1 && error != EBUSY => self.bring_in(&Batch {
                     first: fault.packet.page,
                     count: 1,
@@ -191,7 +196,7 @@ impl Shared {
         }
     }
 
-    /// `EFAULT`: also if there are no such addresses.
+    /// Faults the pages of `batch` in. Returns `EFAULT` also if the addresses are out of range.
     fn bring_in(&self, batch: &Batch) -> Result {
         let range =
             PageRange::from_pages(batch.first << PAGE_SHIFT, batch.count).map_err(|_| EFAULT)?;
@@ -200,14 +205,15 @@ impl Shared {
         } else {
             Access::Read
         };
-        // It is let go before the reply, after which its last command may end.
+        // The reference must be dropped before the reply, because the file's last command may end
+        // right after it.
         let client = self.clients.find(batch.tag).ok_or(ENODEV)?;
         client.decider().serve(&client, range, access)
     }
 }
 
 impl FaultThreads {
-    /// Threads for `engines` engines.
+    /// Starts the threads for a device with `engines` engines.
     pub(crate) fn new(engines: usize) -> Result<Self> {
         let threads = engines + 1;
         let serving = Serving {
@@ -231,7 +237,7 @@ impl FaultThreads {
             threads: KVec::new(),
         };
         for _ in 0..threads {
-            // What a thread needs is there before it starts: without it no command would end.
+            // Allocate before the thread starts: without a fault thread no command would complete.
             let faults = KVec::with_capacity(BATCH, GFP_KERNEL)?;
             let shared = all.shared.clone();
             all.threads.reserve(1, GFP_KERNEL)?;
@@ -241,26 +247,26 @@ impl FaultThreads {
         Ok(all)
     }
 
-    /// Whose faults are served.
+    /// Returns the open files whose faults are served.
     pub(crate) fn clients(&self) -> &Clients {
         &self.shared.clients
     }
 
-    /// Puts a packet of `engine` into the buffer and interrupts a thread. `None` if there is no
-    /// room now.
+    /// Queues a packet of `engine` and wakes a thread. Returns `None` if the buffer is full.
     pub(crate) fn report(
         &self,
         engine: &Arc<Engine<Client>>,
         packet: Packet,
     ) -> Option<Arc<Wait<Client>>> {
         let wait = self.shared.buffer.put(engine, packet)?;
-        // Under the lock, so that a thread that just found nothing to do sleeps by now.
+        // Taking the lock orders this after the check of a thread that found the buffer empty, so
+        // that its wakeup is not lost.
         let _serving = self.shared.serving.lock();
         self.shared.wake.notify_one();
         Some(wait)
     }
 
-    /// Faults that were there already, and batches.
+    /// Returns the numbers of coalesced faults and of batches.
     pub(crate) fn counters(&self) -> (u64, u64) {
         let shared = &self.shared;
         (shared.buffer.coalesced(), shared.batches.load(Relaxed))

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One open file: a mirror of the address space of the process that opened it.
+//! An open file: a mirror of the address space of the process that opened it.
 //!
-//! A process that inherits the file, or is sent it, drives the opener's address space.
+//! A process that inherits or receives the file descriptor accesses the address space of the
+//! opener.
 
 use crate::{
     client::Client,
@@ -32,7 +33,7 @@ use rust_hmm::{
     node::{OpenFile, Ready, Waiter},
 };
 
-/// An open file. Closing it ends its commands.
+/// An open file. Closing it stops its commands.
 pub(crate) struct MirrorFile(Arc<Client>);
 
 impl Drop for MirrorFile {
@@ -81,7 +82,7 @@ impl OpenFile for MirrorFile {
         let mixed = vma.set_mixedmap();
         let mut addr = vma.start();
         while addr < vma.end() {
-            // The mapping may be larger than memory.
+            // The mapping may exceed the memory of the machine, so respond to SIGKILL.
             transfer::check_alive()?;
             let page = Page::alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO)?;
             mixed.vm_insert_page(addr, &page)?;
@@ -92,7 +93,7 @@ impl OpenFile for MirrorFile {
 }
 
 impl MirrorFile {
-    /// What it shares with its commands.
+    /// Returns the state that the file shares with its commands.
     pub(crate) fn client(&self) -> &Arc<Client> {
         &self.0
     }
@@ -147,7 +148,8 @@ impl MirrorFile {
         result
     }
 
-    /// `EFAULT` also says that the memory cannot be written; `EINVAL` is for a process that is gone.
+    /// Returns `EINVAL`, as `test_hmm` does, if the process has exited. `EFAULT` also stands for
+    /// memory that is not writable.
     fn exclusive_error(&self, error: Error) -> Error {
         if error == EFAULT && !self.0.mirror().is_alive() {
             EINVAL
@@ -167,10 +169,11 @@ impl MirrorFile {
         if outcome.no_memory != 0 && used >= self.memory().limit() {
             return Err(ENOMEM);
         }
-        // The migrated data goes to the caller, for verification.
+        // As in `test_hmm`, return the migrated data for verification.
         match transfer::read(&self.0, request, Missing::Fail) {
-            // An entry that has gone since was somebody else's doing: khugepaged, for one, takes the entries of a block away
-            // before it finds that device memory is no part of a huge page.
+            // A concurrent invalidation may remove entries between migration and read. khugepaged,
+            // for example, clears the entries of a block before it finds that device pages cannot
+            // be collapsed.
             Err(error) if error == ENOENT && self.is_on_device(request.range)? => {
                 self.read(request, Access::Read)
             }
@@ -178,7 +181,7 @@ impl MirrorFile {
         }
     }
 
-    /// Whether all of `range` is in the device's memory.
+    /// Whether all pages of `range` are in device memory.
     fn is_on_device(&self, range: PageRange) -> Result<bool> {
         let mut all = true;
         for piece in range.pmd_pieces() {
@@ -223,7 +226,7 @@ impl MirrorFile {
             self.0
                 .mirror()
                 .snapshot(piece, |page| {
-                    // There is room, by the capacity above.
+                    // Does not fail, because of the capacity above.
                     let _full = bytes.push_within_capacity(uapi::snapshot_byte(page, private));
                 })
                 .map_err(|error| self.exclusive_error(error))?;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The mock GPU without its driver.
+//! The hardware of the mock GPU, without its driver.
 //!
-//! Files in this folder import only each other, the kernel crate, and plain types of the library:
-//! addresses, page numbers, bytes and threads. What an engine reaches beyond that is behind the
-//! [`port::Port`] that the driver attaches to each command. `tools/check/all` checks the imports.
+//! Files in this folder import only each other, the kernel crate, and plain types of the library
+//! (addresses, page numbers, bytes and threads). Engines reach memory through the [`port::Port`]
+//! that the driver attaches to each command. `tools/check/all` checks the imports.
 //!
-//! - `engine`: runs commands by turns; `command`: what they do; `status`: their ends.
-//! - `mmu`: an access: TLB, walk, memory; `tlb`: translations; `walk`: page tables of three formats.
-//! - `bus`: an action at an address, and the way to memory.
-//! - `port`: what an engine is connected to; `fault`: the fault buffer.
-//! - `counters`: what engines count.
+//! - `engine`: schedules commands; `command`: their operations; `status`: their completion.
+//! - `mmu`: translates and performs an access; `tlb`: cached translations; `walk`: page table
+//!   walker for three formats.
+//! - `bus`: actions and the interface to memory.
+//! - `port`: the address space of a command; `fault`: the fault buffer.
+//! - `counters`: performance counters.
 //! - `store`: contents of device memory.
 
 pub(crate) mod bus;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The ioctls of locked memory, as `dmirror_uapi.h` describes them.
+//! The ioctls of locked memory; see `dmirror_uapi.h`.
 
 use crate::{
     client::Client,
@@ -23,13 +23,13 @@ const LOCKED: u32 = 0x72;
 
 const FINE: u32 = 1;
 
-/// Most looks of one call.
+/// Maximum number of lookups in one call.
 const LOOKS: u64 = 1 << 20;
 
 /// `struct dmirror_lock`.
 type Raw = Structure<72>;
 
-/// Serves an ioctl of locked memory. `EINVAL` for one that there is not.
+/// Handles an ioctl of locked memory. `EINVAL` for an unknown one.
 #[inline(never)]
 pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
     match number {
@@ -37,7 +37,7 @@ pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
         UNLOCK => {
             let raw = Raw::read(user, 72)?;
             no_flags(raw.u32(4))?;
-            // With its offset in the page, as it was returned.
+            // The address contains the offset in the page, as it was returned.
             let address = usize::try_from(raw.u64(32))?;
             client.mirror().unlock(address & PAGE_MASK)
         }
@@ -87,7 +87,7 @@ fn lock(client: &Client, user: usize) -> Result {
     raw.put_u64(32, (locked.device_address + addr % PAGE_SIZE) as u64);
     raw.put_u64(40, u64::from(locked.grain == Grain::Fine));
     raw.write().inspect_err(|_| {
-        // Nobody knows its address.
+        // User space did not receive the address.
         let _gone = mirror.unlock(locked.device_address);
     })
 }

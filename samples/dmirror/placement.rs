@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where memory is: the ioctls about attributes, policies and the amount of device memory, as
-//! `dmirror_uapi.h` describes them.
+//! The ioctls of range attributes, fault policies and device memory; see `dmirror_uapi.h`.
 
 use crate::{
     client::Client,
@@ -41,7 +40,7 @@ pub(crate) const POLICIES: u32 = 3;
 const NONE: u32 = 0;
 const DEFAULT: u32 = 1;
 
-/// Who decides about a file's faults, and what was decided.
+/// The fault policy of a file, and its counters.
 pub(crate) struct Decider {
     which: Atomic<u32>,
     density: Pin<KBox<Density>>,
@@ -61,7 +60,7 @@ impl Decider {
         })
     }
 
-    /// Serves a fault.
+    /// Resolves a fault of `range`, in pieces of at most one PMD.
     pub(crate) fn serve(&self, client: &Client, range: PageRange, access: Access) -> Result {
         for piece in range.pmd_pieces() {
             self.serve_piece(client, piece, access)?;
@@ -83,12 +82,12 @@ impl Decider {
     }
 }
 
-/// Whether `number` is one of these.
+/// Whether this module handles ioctl `number`.
 pub(crate) fn serves(number: u32) -> bool {
     (SET_ATTRIBUTES..=UNPLUG).contains(&number)
 }
 
-// Each has its structure on the stack.
+// Not inlined: the handlers keep their arguments on the stack, and their frames would add up.
 #[inline(never)]
 pub(crate) fn serve(client: &Client, number: u32, user: usize) -> Result {
     match number {

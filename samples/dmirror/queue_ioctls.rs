@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The ioctls of queues and fences, as `dmirror_uapi.h` describes them.
+//! The ioctls of queues and fences; see `dmirror_uapi.h`.
 
 use crate::{
     aperture::Aperture,
@@ -45,14 +45,14 @@ const OF_FILE: u32 = 1;
 /// `DMIRROR_FENCE_BY_POLL`.
 const BY_POLL: i32 = -1;
 
-/// `DMIRROR_QUEUE_*`: what is not a command of an engine.
+/// `DMIRROR_QUEUE_*`: operations that are not commands of an engine.
 const MIGRATE: u32 = 0;
 const PREFETCH: u32 = 1;
 const EVICT: u32 = 2;
 const COPY: u32 = 3;
 const ENGINE: u32 = 16;
 
-/// Fences that an operation may depend on.
+/// Maximum number of fences that an operation depends on.
 const MOST_AFTER: usize = 64;
 
 /// `struct dmirror_queue`.
@@ -61,7 +61,7 @@ type RawQueue = Structure<96>;
 /// `struct dmirror_fence`.
 type RawFence = Structure<80>;
 
-/// Serves an ioctl of queues or fences. `EINVAL` for one that there is not.
+/// Handles an ioctl of queues or fences. `EINVAL` for an unknown one.
 #[inline(never)]
 pub(crate) fn serve(client: &Arc<Client>, number: u32, user: usize) -> Result {
     match number {
@@ -81,7 +81,7 @@ fn queue(client: &Arc<Client>, number: u32, user: usize) -> Result {
         QUEUE_CREATE => {
             let name = queues.create()?;
             raw.put_u32(8, name);
-            // Nobody knows its name.
+            // User space did not receive the number.
             return raw.write().inspect_err(|_| {
                 let _gone = queues.destroy(name);
             });
@@ -111,16 +111,16 @@ fn queue(client: &Arc<Client>, number: u32, user: usize) -> Result {
     raw.write()
 }
 
-/// Tells the number of a fence.
+/// Returns the number of a fence to user space, and releases the fence if that fails.
 fn numbered(client: &Client, mut raw: RawQueue, id: u64) -> Result {
     raw.put_u64(88, id);
     raw.write().inspect_err(|_| {
-        // Nobody knows it.
+        // User space did not receive the number.
         let _gone = client.queues.release(id);
     })
 }
 
-/// The fences that an operation depends on, of those by `find`.
+/// Reads the numbers of the fences that an operation depends on, and looks them up with `find`.
 fn after<F>(raw: &RawQueue, find: impl Fn(u64) -> Result<F>) -> Result<KVec<F>> {
     let count = usize::try_from(raw.u64(72))?;
     if count > MOST_AFTER {
@@ -198,14 +198,14 @@ fn blit(client: &Client, user: usize) -> Result {
     numbered(client, raw, id)
 }
 
-/// Gives the file a fence of elsewhere: of a sync file, or with `OF_FILE` of another open device.
+/// Imports a fence: from a sync file, or with `OF_FILE` from another open device.
 fn import(client: &Client, raw: &RawFence) -> Result<u64> {
     // CAST: The bits of a descriptor.
     let fd = raw.u32(28) as i32;
     if raw.u32(4) == 0 {
         return client.queues.import(SyncFile::fence(fd)?);
     }
-    // Held no longer than needed: the last file that goes may evict.
+    // Drop the reference to the other file early: dropping the last one evicts device memory.
     let other = FILE_OPS.with(fd, |file| file.client().clone())?;
     client.queues.share(&other.queues, raw.u64(8))
 }

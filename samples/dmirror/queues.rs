@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The queues and fences of an open file, by the numbers that user space knows them by.
+//! The queues and fences of an open file, and the numbers by which user space refers to them.
 
 use crate::{
     blit::Locked,
@@ -33,27 +33,27 @@ use rust_hmm::{
     queue::{Crew, HasMirror, Queue, Report, Stop},
 };
 
-/// Queues that a file can have.
+/// Maximum number of queues of a file.
 const QUEUES: usize = 16;
 
-/// Fences that a file can have.
+/// Maximum number of fences of a file.
 const FENCES: usize = 4096;
 
-/// Items that a queue holds.
+/// Capacity of a queue.
 const DEPTH: usize = 2048;
 
-/// Time between two looks whether an operation should end.
+/// Interval at which a running operation checks for cancellation.
 const LOOK: Delta = Delta::from_millis(50);
 
-/// Its address names this type of device.
+/// Identifies this type of device by its address.
 static KIND: u8 = 0;
 
-/// What an operation did; complete when its fence is signalled.
+/// Results of an operation; final when its fence is signalled.
 #[derive(Clone)]
 pub(crate) struct Findings {
-    /// Pages that it moved, and when.
+    /// Numbers of migrated pages, and timestamps.
     pub(crate) report: Arc<Report>,
-    /// What an engine found.
+    /// Result of an engine's command.
     value: Arc<Atomic<u64>>,
 }
 
@@ -65,7 +65,7 @@ impl Findings {
         })
     }
 
-    /// The result of a command.
+    /// Returns the result of an engine's command.
     pub(crate) fn value(&self) -> u64 {
         self.value.load(Relaxed)
     }
@@ -80,12 +80,12 @@ pub(crate) enum Work {
     Engine(Spec),
 }
 
-/// A fence, and what else there is of it.
+/// A fence, with its DMA fence or its signalling side.
 struct Side {
     fence: Fence,
-    /// The DMA fence that it stands for: only that may leave as a sync file.
+    /// The DMA fence that `fence` wraps. Only this one can be exported as a sync file.
     dma: Option<DmaFence>,
-    /// For one that the host signals.
+    /// The signalling side of a fence that the host signals.
     host: Option<Pending>,
 }
 
@@ -99,20 +99,20 @@ impl From<Fence> for Side {
     }
 }
 
-/// A fence that has a number.
+/// A fence with a number.
 struct Named {
     id: u64,
     side: Side,
     findings: Findings,
-    /// While `poll` reports its end.
+    /// Set while `poll()` reports the end of the fence.
     watched: Option<Pin<KBox<Watched>>>,
 }
 
 struct Tables {
     queues: KVec<(u32, Arc<Queue>)>,
-    /// In the order of their numbers.
+    /// Sorted by number.
     fences: KVec<Named>,
-    /// Places in `fences` that are reserved.
+    /// Reserved elements of `fences`, one for each [`Number`].
     reserved: usize,
     last_queue: u32,
     last_fence: u64,
@@ -136,7 +136,7 @@ impl Tables {
 pub(crate) struct Queues {
     #[pin]
     tables: Mutex<Tables>,
-    /// From the first time on that `poll` is to report a fence.
+    /// Set by the first call of [`Self::watch`].
     watch: SetOnce<Arc<Watch>>,
 }
 
@@ -155,12 +155,12 @@ impl Queues {
         })
     }
 
-    /// Makes a queue. `EMFILE`; `ENOMEM`; `EINTR`.
+    /// Creates a queue. `EMFILE`; `ENOMEM`; `EINTR`.
     pub(crate) fn create(&self) -> Result<u32> {
         let queue = Arc::new(Queue::new(Cookie::of(&KIND), DEPTH)?, GFP_KERNEL_ACCOUNT)?;
         let mut tables = self.tables.lock();
         if tables.queues.len() >= QUEUES {
-            // Not under the lock: the drop waits for the queue's thread.
+            // Unlock first: dropping the queue waits for its thread.
             drop(tables);
             return Err(EMFILE);
         }
@@ -170,7 +170,7 @@ impl Queues {
         Ok(number)
     }
 
-    /// Ends a queue; what has not begun is cancelled. `ENOENT`.
+    /// Destroys a queue and cancels its pending operations. `ENOENT`.
     pub(crate) fn destroy(&self, number: u32) -> Result {
         let mut tables = self.tables.lock();
         let at = tables.queues.iter().position(|(other, _)| *other == number);
@@ -180,18 +180,15 @@ impl Queues {
         Ok(())
     }
 
-    /// The queue of that number. `ENOENT`.
+    /// Returns queue `number`. `ENOENT`.
     pub(crate) fn queue(&self, number: u32) -> Result<Arc<Queue>> {
         let tables = self.tables.lock();
         let found = tables.queues.iter().find(|(other, _)| *other == number);
         Ok(found.ok_or(ENOENT)?.1.clone())
     }
 
-    /// A number for a fence, before there is one: once an operation is queued nothing may fail any more.
-    ///
-    /// # Errors
-    ///
-    /// `EMFILE`; `ENOMEM`.
+    /// Reserves a number for a fence. Called before an operation is queued, because afterwards no
+    /// error can be returned.
     pub(crate) fn number(&self) -> Result<Number<'_>> {
         let findings = Findings::new()?;
         let mut tables = self.tables.lock();
@@ -207,10 +204,10 @@ impl Queues {
         })
     }
 
-    /// Gives a number to the DMA fence of a sync file. `EMFILE`; `ENOMEM`.
+    /// Imports the DMA fence of a sync file. `EMFILE`; `ENOMEM`.
     pub(crate) fn import(&self, dma: DmaFence) -> Result<u64> {
         let number = self.number()?;
-        // One fence for all numbers: each would be one more callback that the signal of the DMA fence calls.
+        // All imports of a DMA fence share one fence, so that it has one callback only.
         let known = {
             let tables = self.tables.lock();
             let mut sides = tables.fences.iter().map(|named| &named.side);
@@ -228,7 +225,7 @@ impl Queues {
         }))
     }
 
-    /// Gives a number to fence `id` of another file. `EMFILE`; `ENOMEM`; `ENOENT`.
+    /// Imports fence `id` of another file. `EMFILE`; `ENOMEM`; `ENOENT`.
     pub(crate) fn share(&self, other: &Self, id: u64) -> Result<u64> {
         let side = {
             let mut tables = other.tables.lock();
@@ -242,7 +239,7 @@ impl Queues {
         Ok(self.number()?.name(side))
     }
 
-    /// A fence that the host signals.
+    /// Creates a fence that the host signals.
     pub(crate) fn create_fence(&self) -> Result<u64> {
         let pending = Pending::new(Cookie::NONE)?;
         let side = Side {
@@ -253,36 +250,39 @@ impl Queues {
         Ok(self.number()?.name(side))
     }
 
-    /// Signals a fence of the host. `ENOENT`; `EINVAL` if it is not the host's, or signalled.
+    /// Signals a fence of the host. `ENOENT`; `EINVAL` if the host did not create it, or it was
+    /// already signalled.
     pub(crate) fn signal(&self, id: u64, result: Result) -> Result {
         let host = self.tables.lock().named(id)?.side.host.take();
         host.ok_or(EINVAL)?.signal(result);
         Ok(())
     }
 
-    /// The fence of that number, and what its operation did. `ENOENT`.
+    /// Returns fence `id` and the results of its operation. `ENOENT`.
     pub(crate) fn fence(&self, id: u64) -> Result<(Fence, Findings)> {
         let mut tables = self.tables.lock();
         let named = tables.named(id)?;
         Ok((named.side.fence.clone(), named.findings.clone()))
     }
 
-    /// The DMA fence of that number.
+    /// Returns the DMA fence of fence `id`.
     ///
     /// # Errors
     ///
     /// - `ENOENT`
-    /// - `EOPNOTSUPP`: its operation may fault, take an mmap lock or wait for user space.
+    /// - `EOPNOTSUPP`: it is not a DMA fence: its operation may fault, take an mmap lock or wait
+    ///   for user space.
     pub(crate) fn dma_fence(&self, id: u64) -> Result<DmaFence> {
         let mut tables = self.tables.lock();
         let dma = tables.named(id)?.side.dma.clone();
         dma.ok_or(Error::from_errno(uapi::EOPNOTSUPP))
     }
 
-    /// Has `poll` report the end of a fence, until [`Self::reported`] or its release. `ENOENT`; `ENOMEM`.
+    /// Makes `poll()` report the end of a fence, until [`Self::reported`] or its release. `ENOENT`;
+    /// `ENOMEM`.
     pub(crate) fn watch(&self, id: u64) -> Result {
         if self.watch.as_ref().is_none() {
-            // If another task was faster, this one is dropped.
+            // If a concurrent task has populated it, this one is dropped.
             self.watch.populate(Watch::new()?);
         }
         let watch = self.watch.as_ref().ok_or(EBUSY)?;
@@ -293,7 +293,7 @@ impl Queues {
         Ok(())
     }
 
-    /// The end of a fence was reported.
+    /// Stops reporting a fence in `poll()` after user space has read its outcome.
     pub(crate) fn reported(&self, id: u64) {
         // Dropped without the lock.
         let _watched = {
@@ -302,7 +302,7 @@ impl Queues {
         };
     }
 
-    /// Whether a fence of [`Self::watch`] has ended; `None` if there never was one.
+    /// Whether a fence of [`Self::watch`] has ended; `None` if `watch()` was never called.
     pub(crate) fn poll(&self, waiter: &Waiter<'_>) -> Option<Ready> {
         let watch = self.watch.as_ref()?;
         waiter.add(watch.changed());
@@ -312,7 +312,7 @@ impl Queues {
         })
     }
 
-    /// Copies locked memory after the DMA fences `after`. Returns the number of a DMA fence.
+    /// Queues a blit that depends on the DMA fences `after`. Returns the number of its DMA fence.
     pub(crate) fn blit(
         &self,
         client: &Client,
@@ -321,7 +321,8 @@ impl Queues {
         after: &[DmaFence],
     ) -> Result<u64> {
         let id = self.number()?;
-        // Before the fence is made: nothing may fail afterwards.
+        // The number is reserved before the DMA fence is created, because no error can be returned
+        // afterwards.
         let (fence, dma) =
             client
                 .device()
@@ -334,7 +335,7 @@ impl Queues {
         }))
     }
 
-    /// Forgets a fence. One of the host's that was not signalled is cancelled. `ENOENT`.
+    /// Releases a fence. A fence of the host that was not signalled is cancelled. `ENOENT`.
     pub(crate) fn release(&self, id: u64) -> Result {
         let mut tables = self.tables.lock();
         let at = tables.at(id)?;
@@ -344,13 +345,13 @@ impl Queues {
         Ok(())
     }
 
-    /// A fence for all that is in the queue now.
+    /// Creates a fence that is signalled when all queued operations are completed.
     pub(crate) fn record(&self, number: u32) -> Result<u64> {
         let (queue, id) = (self.queue(number)?, self.number()?);
         Ok(id.name(queue.record()?.into()))
     }
 
-    /// Puts `work` into a queue, after the fences `after`.
+    /// Queues `work`, which depends on the fences `after`.
     pub(crate) fn submit(
         &self,
         client: &Arc<Client>,
@@ -379,26 +380,26 @@ impl Queues {
         Ok(id.name(fence.into()))
     }
 
-    /// Ends all of it.
+    /// Releases all fences and destroys all queues when the file is closed.
     pub(crate) fn close(&self) {
         let mut tables = self.tables.lock();
         let queues = core::mem::take(&mut tables.queues);
         let fences = core::mem::take(&mut tables.fences);
         drop(tables);
-        // First those of the host, which queues may wait for.
+        // Fences of the host first: cancelling them ends queued operations that wait for them.
         drop(fences);
         drop(queues);
     }
 }
 
-/// A number that a fence will have. Dropped, it is nobody's.
+/// Reservation of a number for a fence. Dropping it cancels the reservation.
 pub(crate) struct Number<'a> {
     queues: &'a Queues,
     findings: Findings,
 }
 
 impl Number<'_> {
-    /// Gives it to a fence.
+    /// Assigns the number to a fence.
     fn name(self, side: Side) -> u64 {
         let tables = &mut *self.queues.tables.lock();
         tables.last_fence += 1;
@@ -414,7 +415,8 @@ impl Number<'_> {
         id
     }
 
-    /// Populates managed memory that was just mapped; if that fails, or cannot be queued, it is unmapped.
+    /// Queues the population of a new managed allocation. The memory is unmapped if that cannot be
+    /// queued, or fails.
     pub(crate) fn allocated(
         self,
         client: &Arc<Client>,
@@ -450,16 +452,12 @@ impl HasMirror for Client {
 }
 
 impl Client {
-    /// Has any engine carry out a command, and waits for its end. Returns what it found.
-    ///
-    /// # Errors
-    ///
-    /// That of the command; `ECANCELED` if it was stopped.
+    /// Runs a command on any engine and waits until it has ended. Returns its result.
     fn run(self: &Arc<Self>, spec: Spec, stop: &Stop) -> Result<u64> {
         let id = loop {
             stop.check()?;
             match self.submit(None, spec) {
-                // Others have to end first.
+                // The engine's queue is full: wait for other commands to end.
                 Err(error) if error == EBUSY => kernel::time::delay::fsleep(Delta::from_millis(1)),
                 result => break result?,
             }
@@ -467,7 +465,7 @@ impl Client {
         let status = self.status(id)?;
         while let Err(error) = status.wait(Some(LOOK)) {
             if error != ETIMEDOUT || stop.is_set() {
-                // If it is not there any more, somebody else has stopped it.
+                // A concurrent task may have stopped and released it already.
                 let _gone = self.stop(id);
             }
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Parameters of a device: those of the module, and what tests set at run time.
+//! Parameters of a device: module parameters, and settings that tests change at run time.
 
 use crate::{format::Selected, placement::POLICIES};
 use kernel::{
@@ -13,30 +13,30 @@ use rust_hmm::policy::Parameters;
 /// Parameters that are fixed when the module is loaded.
 #[derive(Clone, Copy)]
 pub(crate) struct Fixed {
-    /// Engines of a device.
+    /// Number of engines of a device.
     pub(crate) engines: usize,
-    /// Lines of an engine's TLB.
+    /// Number of entries of an engine's TLB.
     pub(crate) tlb_entries: usize,
-    /// Threads of the copy engine; 0 copies at once.
+    /// Number of threads of the copy engine; 0: the migrating task copies.
     pub(crate) copy_threads: usize,
-    /// Delay of each copy at first, in ns.
+    /// Initial duration of each copy, in ns.
     pub(crate) copy_delay_ns: u64,
-    /// Copies before one fails at first.
+    /// Initial number of copies before one fails.
     pub(crate) copy_fail: u64,
-    /// `DMIRROR_POLICY_*`, of a file at first.
+    /// Initial policy of a file, `DMIRROR_POLICY_*`.
     pub(crate) policy: u32,
-    /// What engines walk.
+    /// Format of the page tables.
     pub(crate) format: Selected,
-    /// The device chooses its pages itself.
+    /// The device suggests the page for each allocation.
     pub(crate) own_alloc: bool,
-    /// Of the default policy.
+    /// Parameters of the default policy.
     pub(crate) parameters: Parameters,
 }
 
-/// Nothing fails.
+/// Value of [`Setting::CopyFail`] with which no copy fails.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// Most engines, threads and TLB lines.
+/// Maximum numbers of engines, copy threads and TLB entries.
 const MOST: [u64; 3] = [64, 16, 1 << 20];
 
 const SECOND: u64 = 1_000_000_000;
@@ -72,7 +72,7 @@ impl Fixed {
         })
     }
 
-    /// The same with tables of that format.
+    /// Sets the page table format. `EINVAL`.
     pub(crate) fn with_format(self, format: u64) -> Result<Self> {
         let format = Selected::new(format).inspect_err(|_| {
             pr_err!("a parameter is out of range\n");
@@ -80,7 +80,8 @@ impl Fixed {
         Ok(Self { format, ..self })
     }
 
-    /// The same with the parameters of placement: threshold, blocks ahead, count, lapse and pin time.
+    /// Sets the parameters of placement. `numbers` are the threshold, the number of blocks ahead,
+    /// the thrashing count, and lapse, pin and nap time. `EINVAL`.
     pub(crate) fn with_policy(
         self,
         policy: u64,
@@ -128,7 +129,7 @@ pub(crate) enum Setting {
 
 const SETTINGS: usize = Setting::Connection as usize + 1;
 
-/// What tests set.
+/// Settings that tests change.
 pub(crate) struct Settings {
     values: [Atomic<u64>; SETTINGS],
     initial: [u64; SETTINGS],
@@ -143,7 +144,7 @@ impl Settings {
         }
     }
 
-    /// Sets number `what`, and returns the value before. `EINVAL`.
+    /// Sets setting `what` and returns its previous value. `EINVAL`.
     pub(crate) fn set(&self, what: u32, value: u64) -> Result<u64> {
         let most = [SECOND, NEVER, NEVER, 1, 10 * SECOND, 2];
         let what = usize::try_from(what)?;
@@ -153,7 +154,7 @@ impl Settings {
         Ok(self.values.get(what).ok_or(EINVAL)?.xchg(value, Relaxed))
     }
 
-    /// As it was when the module was loaded.
+    /// Resets all settings to the module parameters.
     pub(crate) fn reset(&self) {
         for (value, initial) in self.values.iter().zip(self.initial) {
             value.store(initial, Relaxed);
@@ -166,30 +167,31 @@ impl Settings {
             .map_or(0, |value| value.load(Relaxed))
     }
 
-    /// A setting in ns as a time to wait, if there is one.
+    /// Returns a setting in ns as a duration; `None` if it is 0.
     pub(crate) fn delay(&self, setting: Setting) -> Option<Delta> {
         let ns = i64::try_from(self.get(setting)).ok()?;
         (ns > 0).then(|| Delta::from_nanos(ns))
     }
 
-    /// Whether a flush is to be skipped now.
+    /// Whether to skip the current flush. Decrements the setting.
     pub(crate) fn skip_flush(&self) -> bool {
         self.update(Setting::SkipFlush, |left| left.checked_sub(1))
             .is_some()
     }
 
-    /// Whether a copy is to fail now: one of all that are under way.
+    /// Whether to fail the current copy. Decrements the setting; exactly one of several concurrent
+    /// copies fails.
     pub(crate) fn fail_copy(&self) -> bool {
         let before = self.update(Setting::CopyFail, |left| match left {
             NEVER => None,
-            // Those before have succeeded.
+            // The configured number of copies has succeeded.
             0 => Some(NEVER),
             _ => Some(left - 1),
         });
         before == Some(0)
     }
 
-    /// Changes a setting at once, unless `f` is against it. Returns the value before.
+    /// Updates a setting atomically, unless `f` returns `None`. Returns the previous value.
     fn update(&self, setting: Setting, f: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let value = self.values.get(setting as usize)?;
         let mut now = value.load(Relaxed);

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Streams of events: what happens to the memory of a file's process, for who reads the file.
+//! Event streams: report events of a file's address space to readers of the file.
 //!
-//! A stream has a ring of records that is allocated when it is made. Who tells of an event takes a spinlock, and
-//! neither allocates nor waits for a reader: what has no room is counted as lost. Lock order: the list of a
-//! device's streams, then a ring; both come after everything of the library.
+//! A stream has a ring of records that is allocated in advance. Reporting an event takes spinlocks
+//! only; it neither allocates nor waits for a reader. Events that find the ring full are counted as
+//! lost.
+//!
+//! Lock order: the list of a device's streams, then a ring. Both nest inside all locks of the
+//! library.
 
 use crate::device::View;
 use kernel::{
@@ -23,25 +26,25 @@ mod stream;
 pub(crate) use record::ALL_TYPES;
 pub(crate) use stream::Stream;
 
-/// Streams of a device.
+/// Maximum number of streams of a device.
 const STREAMS: usize = 256;
 
 /// All streams of one device.
 #[pin_data]
 pub(crate) struct Streams {
-    /// Streams that there are: without any, events cost a load.
+    /// Number of streams, so that without streams an event costs one load.
     count: Atomic<usize>,
     #[pin]
     list: SpinLock<KVec<Arc<Stream>>>,
 }
 
 impl Streams {
-    /// Whether there are any.
+    /// Whether a stream exists.
     pub(crate) fn any(&self) -> bool {
         self.count.load(Relaxed) != 0
     }
 
-    /// None.
+    /// Creates an empty list.
     pub(crate) fn new() -> Result<Arc<Self>> {
         let list = KVec::with_capacity(STREAMS, GFP_KERNEL)?;
         Arc::pin_init(
@@ -53,7 +56,7 @@ impl Streams {
         )
     }
 
-    /// A stream of `mirror`, which wants nothing yet. `EBUSY`: there are too many. `ENOMEM`.
+    /// Adds a stream of `mirror` with an empty event mask. `EBUSY`: too many streams. `ENOMEM`.
     pub(crate) fn add(&self, mirror: &Mirror<View>) -> Result<Arc<Stream>> {
         let stream = Stream::new(mirror)?;
         let added = self.list.lock().push_within_capacity(stream.clone());
@@ -62,7 +65,7 @@ impl Streams {
         Ok(stream)
     }
 
-    /// `stream` hears nothing any more.
+    /// Removes `stream`: no further events are added to it.
     pub(crate) fn remove(&self, stream: &Arc<Stream>) {
         let mut list = self.list.lock();
         let at = list.iter().position(|other| Arc::ptr_eq(other, stream));
@@ -82,14 +85,16 @@ impl Streams {
         }
     }
 
-    /// Something has happened to mirror number `mirror`, which is `tag` in TLBs. Context: as
-    /// [`Device::event`](rust_hmm::mirror::Device::event).
+    /// Reports an event of mirror number `mirror`, whose tag in TLBs is `tag`.
+    ///
+    /// Context: as [`Device::event`](rust_hmm::mirror::Device::event).
     pub(crate) fn of_mirror(&self, mirror: u32, tag: u64, event: &Event) {
         self.offer(mirror, event, |stream| stream.is_of_mirror(tag));
     }
 
-    /// Something has happened in an address space. Context: as
-    /// [`MemoryOps::event`](rust_hmm::memory::MemoryOps::event).
+    /// Reports an event of an address space.
+    ///
+    /// Context: as [`MemoryOps::event`](rust_hmm::memory::MemoryOps::event).
     pub(crate) fn of_space(&self, space: Cookie, event: &Event) {
         self.offer(u32::MAX, event, |stream| stream.is_of_space(space));
     }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Structures of user space that begin with their size.
+//! Copies extensible ioctl arguments, which begin with their size, from and to user space.
 
 use kernel::{prelude::*, uaccess::UserSlice};
 use rust_hmm::mm::addr::PageRange;
 
-/// A structure of user space, at most `N` bytes, that begins with its size.
+/// An ioctl argument of at most `N` bytes that begins with its size.
 pub(crate) struct Structure<const N: usize> {
     bytes: [u8; N],
-    /// Bytes that user space has room for, of those.
+    /// Number of valid bytes: the size given by user space, at most `N`.
     room: usize,
     user: usize,
 }
 
 impl<const N: usize> Structure<N> {
-    /// Reads it. `least` is its size in version 1.
+    /// Copies the argument from user space. `least` is its size in version 1.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: too small. `E2BIG`: larger than ours, and not zero there, or by more than a page.
-    /// `EFAULT`.
+    /// - `EINVAL`: shorter than `least`.
+    /// - `E2BIG`: longer than `N` bytes, and the rest is not zero or longer than a page.
+    /// - `EFAULT`
     pub(crate) fn read(user: usize, least: usize) -> Result<Self> {
         let slice = |at: usize, len| UserSlice::new(UserPtr::from_addr(user.wrapping_add(at)), len);
         let size: u32 = slice(0, size_of::<u32>()).reader().read()?;
@@ -80,7 +81,7 @@ impl<const N: usize> Structure<N> {
         }
     }
 
-    /// Writes it back, as much of it as there is room for, and how much that is.
+    /// Copies the valid bytes back to user space, with their number in the first word.
     pub(crate) fn write(&mut self) -> Result {
         self.put_u32(0, u32::try_from(self.room)?);
         UserSlice::new(UserPtr::from_addr(self.user), self.room)
@@ -88,14 +89,14 @@ impl<const N: usize> Structure<N> {
             .write_slice(self.bytes.get(..self.room).ok_or(EINVAL)?)
     }
 
-    /// The range of which address and number of pages are at `at`.
+    /// Returns the range whose address and number of pages are at offset `at`.
     pub(crate) fn range(&self, at: usize) -> Result<PageRange> {
         let start = usize::try_from(self.u64(at))?;
         PageRange::from_pages(start, usize::try_from(self.u64(at + 8))?)
     }
 }
 
-/// `EINVAL` if there are flags.
+/// Returns `EINVAL` if `flags` is not 0.
 pub(crate) fn no_flags(flags: u32) -> Result {
     if flags != 0 {
         return Err(EINVAL);
@@ -103,7 +104,7 @@ pub(crate) fn no_flags(flags: u32) -> Result {
     Ok(())
 }
 
-/// The process is gone: `EINVAL` where `test_hmm` says so, which the library calls `EFAULT`.
+/// Converts the library's `EFAULT` for a process that has exited to the `EINVAL` of `test_hmm`.
 pub(crate) fn gone_is_invalid(error: Error) -> Error {
     if error == EFAULT {
         EINVAL

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Reading and writing through the mirror.
+//! Implements READ and WRITE of `test_hmm`: copies data between the mirror and user memory.
 //!
-//! Contents go straight between a page and user memory, under the table lock. A page fault on user
-//! memory could invalidate, which takes that lock: so what is missing there is brought in without it.
+//! Data is copied directly between a page and user memory, with the table lock held and page faults
+//! disabled: a fault on user memory could invalidate a range, which takes the table lock. Missing
+//! user pages are therefore faulted in without the lock.
 
 use crate::{client::Client, device::View, uapi::Command};
 use kernel::{page::PAGE_SIZE, prelude::*};
@@ -17,36 +18,38 @@ use rust_hmm::{
     },
 };
 
-/// Device faults in a row that bring no progress before a command gives up with `EBUSY`.
+/// Maximum number of consecutive device faults without progress, after which a command fails with
+/// `EBUSY`.
 const FAULT_ROUNDS: usize = 10_000;
 
-/// Pages that are copied under the lock at once.
+/// Number of pages that are copied under one table lock.
 const AT_ONCE: usize = 64;
 
-/// Pages of user memory that are brought in at once.
+/// Number of user pages that are faulted in at once.
 const USER_PAGES: usize = 64;
 
-/// What to do about a page that the device has no entry for.
+/// How to handle a page without a device entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// Fault it in, with those that follow.
+    /// Fault it in, together with the pages that follow.
     Fault(Access),
-    /// Give up with `ENOENT`.
+    /// Fail with `ENOENT`.
     Fail,
 }
 
-/// Why copying has stopped.
+/// Why a copy has stopped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stopped {
-    /// For others to have the lock, or at the end.
+    /// The batch or the whole range was copied.
     Break,
-    /// There is no entry for the next page.
+    /// The next page has no entry.
     NoEntry,
-    /// User memory is missing.
+    /// User memory is not present.
     NoUser,
 }
 
-/// `EINTR` if the task was killed: a range may be as large as the address space.
+/// Returns `EINTR` if the task was killed. Loops call this because a range may be as large as the
+/// address space.
 pub(crate) fn check_alive() -> Result {
     if fatal_signal_pending() {
         return Err(EINTR);
@@ -54,18 +57,19 @@ pub(crate) fn check_alive() -> Result {
     Ok(())
 }
 
-/// The whole user buffer of a command.
+/// Returns the user buffer of a command.
 fn user_of(command: &Command) -> Result<UserSpan> {
     let bytes = command.range.pages().checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
     Ok(UserSpan::new(command.ptr, bytes))
 }
 
-/// The part of `user` for `pages` pages from page `first` on.
+/// Returns the part of `user` for `pages` pages from page `first` on.
 fn part(user: UserSpan, first: usize, pages: usize) -> Result<UserSpan> {
     user.part(first * PAGE_SIZE, pages * PAGE_SIZE)
 }
 
-/// Reads one page through the table. Returns the bytes read, `None` if there is no entry.
+/// Reads one page through the device page table. Returns the number of bytes read, `None` if there
+/// is no entry.
 fn read_page(
     table: &TableGuard<'_, View>,
     engine: &View,
@@ -82,7 +86,8 @@ fn read_page(
     })
 }
 
-/// Writes one page through the table. Returns the bytes written, `None` if there is no writable entry.
+/// Writes one page through the device page table. Returns the number of bytes written, `None` if
+/// there is no writable entry.
 fn write_page(
     table: &TableGuard<'_, View>,
     engine: &View,
@@ -99,8 +104,8 @@ fn write_page(
     })
 }
 
-/// Copies pages of `range` until one is missing or it was enough. `first` is the first one's page of
-/// `user`. Returns the number of pages copied.
+/// Copies up to [`AT_ONCE`] pages of `range` under the table lock, until a page is missing. `first`
+/// is the index in `user` of the first page. Returns the number of pages copied.
 fn copy_some(
     mirror: &Mirror<View>,
     range: PageRange,
@@ -121,13 +126,14 @@ fn copy_some(
     Ok((count, Stopped::Break))
 }
 
-/// How many pages are brought in at once.
+/// Adapts the number of pages that one device fault requests.
 ///
-/// That takes the longer the more they are, and others take pages away meanwhile, as KSM does each time it comes by.
-/// So if few of them were still there when they were to be copied, it is fewer the next time.
+/// The more pages a fault brings in, the longer it takes, and the more likely a concurrent
+/// invalidation (for example by KSM) has removed entries before the pages are copied. The number is
+/// halved if fewer than half of the pages could be copied, and doubled otherwise.
 struct Ahead {
     pages: usize,
-    /// Where they began the last time.
+    /// First page of the previous fault.
     at: Option<usize>,
 }
 
@@ -139,7 +145,8 @@ impl Ahead {
         }
     }
 
-    /// For page `done`, which is missing, with `left` pages to go.
+    /// Returns the number of pages to fault in from the missing page `done` on. `left` pages
+    /// remain.
     fn next(&mut self, done: usize, left: usize) -> usize {
         if let Some(at) = self.at.replace(done) {
             self.pages = match done.saturating_sub(at) < self.pages.div_ceil(2) {
@@ -152,8 +159,8 @@ impl Ahead {
     }
 }
 
-/// Copies all of a command's range. `write_user` says whether user memory is written, `missing` what to do
-/// about pages without an entry.
+/// Copies the whole range of a command. `write_user` is whether user memory is written, `missing`
+/// how to handle pages without an entry.
 fn copy_all(
     client: &Client,
     command: &mut Command,
@@ -190,7 +197,8 @@ fn copy_all(
     Ok(())
 }
 
-/// Counts a round without progress. Somebody may take the page away again before it is used, each time.
+/// Counts a round without progress. A concurrent invalidation may remove each entry before it is
+/// used.
 fn next_round(rounds: usize) -> Result<usize> {
     if rounds >= FAULT_ROUNDS {
         return Err(EBUSY);
@@ -201,7 +209,7 @@ fn next_round(rounds: usize) -> Result<usize> {
 /// Reads `command.range` into the user's buffer.
 pub(crate) fn read(client: &Client, command: &mut Command, missing: Missing) -> Result {
     if missing == Missing::Fail {
-        // Piece by piece, so that the lock is never held for long.
+        // In pieces, so that the table lock is held only briefly.
         for piece in command.range.pmd_pieces() {
             check_alive()?;
             if client.mirror().lock_table()?.present(piece) < piece.pages() {

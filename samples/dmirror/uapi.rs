@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Commands and structures as user space sees them: the kernel's `lib/test_hmm_uapi.h`, and
-//! `dmirror_uapi.h` beside this file.
+//! Numbers and structures of the user interface: the kernel's `lib/test_hmm_uapi.h`, and
+//! `dmirror_uapi.h` in this directory.
 
 use kernel::{ffi::c_int, ioctl, prelude::*, uaccess::UserSlice};
 use rust_hmm::{
@@ -47,23 +47,23 @@ const PROT_DEV_COHERENT_REMOTE: u8 = 0x50;
 
 const PUD_ORDER: u32 = 18;
 
-/// One command.
+/// An ioctl argument of `test_hmm`.
 pub(crate) struct Command {
-    /// What it is about.
+    /// Range of the process.
     pub(crate) range: PageRange,
     /// User buffer.
     pub(crate) ptr: usize,
-    /// `npages` as given; the flags of `FLAGS`.
+    /// `npages` as passed by user space; for `FLAGS`, the flags.
     pub(crate) npages: u64,
     /// Out: pages handled.
     pub(crate) cpages: u64,
-    /// Out: rounds of device faults.
+    /// Out: number of device faults.
     pub(crate) faults: u64,
     addr: u64,
 }
 
 impl Command {
-    /// Reads the command. `EFAULT`: bad pointer. `EINVAL`: bad range.
+    /// Copies the argument from user space. `EFAULT`: bad pointer. `EINVAL`: bad range.
     pub(crate) fn read(user: usize) -> Result<Self> {
         let [addr, ptr, npages, ..] = Self::slice(user).reader().read::<RawCommand>()?;
         let range = PageRange::from_pages(usize::try_from(addr)?, usize::try_from(npages)?)?;
@@ -77,7 +77,7 @@ impl Command {
         })
     }
 
-    /// Writes the command back, after success only.
+    /// Copies the argument back to user space. Called on success only.
     pub(crate) fn write(&self, user: usize) -> Result {
         let raw: RawCommand = [
             self.addr,
@@ -94,7 +94,7 @@ impl Command {
     }
 }
 
-/// The byte that `SNAPSHOT` gives for a page.
+/// Returns the byte that `SNAPSHOT` reports for a page.
 pub(crate) fn snapshot_byte(page: Snapshot, private: bool) -> u8 {
     let (writable, order, location) = match page {
         Snapshot::Error => return PROT_ERROR,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The memory of a mock device. Nothing reads it but the engines and the copy engine.
+//! The memory of a mock device. Only engines and the copy engine access it.
 
 use crate::{
     chooser::Chooser,
@@ -29,8 +29,8 @@ use rust_hmm::{
     },
 };
 
-/// Carries out a copy from the memory `here`, or to it. Device memory is written in `there`, which may be
-/// another device's.
+/// Executes a copy from or to the memory `here`. `there` is the memory of a device destination,
+/// which may belong to another device.
 pub(crate) fn copy(here: &Store, copy: &Copy<'_>, there: &Store) -> Result {
     match (&copy.source, &copy.destination) {
         (None, PlaceMut::Cpu(to)) => {
@@ -59,19 +59,19 @@ pub(crate) fn copy(here: &Store, copy: &Copy<'_>, there: &Store) -> Result {
     }
 }
 
-/// The memory, and who copies to and from it.
+/// Device memory with its copy engine.
 pub(crate) struct Vram {
     store: Arc<Store>,
     settings: Arc<Settings>,
     pub(crate) copy_engine: CopyEngine,
     chooser: Option<Chooser>,
     streams: Arc<Streams>,
-    /// The next huge allocation is to fail, for tests.
+    /// Fails the next huge allocation, for tests.
     pub(crate) fail_allocation: AtomicFlag,
 }
 
 impl Vram {
-    /// Memory of `bytes`, none of which is there yet.
+    /// Creates device memory of `bytes` bytes, which are allocated on demand.
     pub(crate) fn new(
         bytes: usize,
         fixed: &Fixed,
@@ -93,41 +93,41 @@ impl Vram {
         })
     }
 
-    /// Folios that were used where the device had chosen.
+    /// Returns the number of folios that were allocated at the page suggested by the device.
     pub(crate) fn chosen(&self) -> u64 {
         self.chooser.as_ref().map_or(0, Chooser::honoured)
     }
 
-    /// The contents of page `number` are lost.
+    /// Marks the contents of page `number` as lost. `ENOMEM`.
     pub(crate) fn lose(&self, number: usize) -> Result {
         self.store.lose(number)
     }
 
-    /// Reads from byte `at` of `range` as an engine does.
+    /// Reads from byte `at` of `range`, for an engine.
     pub(crate) fn read(&self, range: DeviceRange, at: usize, dst: &mut [u8]) -> Result {
         let (bytes, offset) = self.store.find(range)?;
         bytes.read(offset.checked_add(at).ok_or(EINVAL)?, dst)
     }
 
-    /// Writes to byte `at` of `range` as an engine does.
+    /// Writes to byte `at` of `range`, for an engine.
     pub(crate) fn write(&self, range: DeviceRange, at: usize, src: &[u8]) -> Result {
         let (bytes, offset) = self.store.find(range)?;
         bytes.write(offset.checked_add(at).ok_or(EINVAL)?, src)
     }
 
-    /// Reads `range` to user memory, as far as that is there. Returns the bytes read.
+    /// Copies `range` to user memory, as far as that is present. Returns the number of bytes.
     pub(crate) fn read_to_user(&self, range: DeviceRange, to: UserSpan) -> Result<usize> {
         let (bytes, offset) = self.store.find(range)?;
         bytes.read_to_user(offset, to)
     }
 
-    /// Writes `range` from user memory, as far as that is there. Returns the bytes written.
+    /// Copies user memory to `range`, as far as it is present. Returns the number of bytes.
     pub(crate) fn write_from_user(&self, range: DeviceRange, from: UserSpan) -> Result<usize> {
         let (bytes, offset) = self.store.find(range)?;
         bytes.write_from_user(offset, from)
     }
 
-    /// Adds to the word at byte `at` of `range`, atomically. Returns the word before.
+    /// Atomically adds `value` to the word at byte `at` of `range`. Returns the previous value.
     pub(crate) fn fetch_add(&self, range: DeviceRange, at: usize, value: u64) -> Result<u64> {
         let (bytes, offset) = self.store.find(range)?;
         bytes.fetch_add_u64(offset.checked_add(at).ok_or(EINVAL)?, value)
@@ -140,7 +140,7 @@ impl MemoryOps for Vram {
     }
 
     fn connection(&self, _other: &Self, _kind: Kind) -> Connection {
-        // The other one says what it can itself.
+        // The library takes the lesser of the connections that both devices report.
         match self.settings.get(Setting::Connection) {
             0 => Connection::None,
             1 => Connection::Migratable,

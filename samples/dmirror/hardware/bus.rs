@@ -8,13 +8,13 @@ use super::{
 };
 use kernel::prelude::*;
 
-/// What to do at an address; within one page.
+/// An operation at an address, within one page.
 pub(crate) enum Action<'b> {
     /// Fill the buffer.
     Read(&'b mut [u8]),
     /// Write the buffer.
     Write(&'b [u8]),
-    /// Add to the word; it becomes what was there before.
+    /// Add atomically to the 64-bit word. The previous value is returned in place.
     Add(&'b mut u64),
 }
 
@@ -24,7 +24,7 @@ impl Action<'_> {
         !matches!(self, Self::Read(_))
     }
 
-    /// Bytes that it reads or writes.
+    /// Number of bytes read or written.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Read(buffer) => buffer.len(),
@@ -34,59 +34,57 @@ impl Action<'_> {
     }
 }
 
-/// How an access ended.
+/// Outcome of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Access {
     Done,
-    /// The device has no translation that allows it.
+    /// No translation permits the access.
     Fault,
 }
 
-/// What the bus says of an access.
+/// Outcome of an access by a translation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answer {
     Done,
-    /// The page is not what the translation says, because it was replaced or protected, and the
-    /// flush of that change is not over. See [`Lane::access_now`].
+    /// The translation was replaced or write-protected, and the flush of that change has not ended.
+    /// See [`Lane::access_now`].
     Superseded,
-    /// The page is not what the translation says, and no change is under way.
+    /// The translation is stale: the table has changed, and no flush is pending.
     Stale,
-    /// The page cannot be written.
+    /// The page is write-protected.
     ReadOnly,
 }
 
-/// The bus, for one access of an engine. What was translated stays where it is until it is dropped.
+/// The bus during one access of an engine. Translated pages remain valid until it is dropped.
 pub(crate) trait Lane {
-    /// The TLB of the engine.
+    /// Returns the TLB of the engine.
     fn tlb(&mut self) -> &mut Tlb;
 
-    /// Reads the word at `address` of a table that is on the way to `addr`.
-    ///
-    /// # Errors
-    ///
-    /// As [`super::walk::Bus::read`].
+    /// Reads the word at `address` of a page table on the walk to `addr`.
     fn table_word(&self, addr: usize, address: u64) -> Result<u64, Miss>;
 
-    /// Has the driver walk, for hardware without a table.
+    /// Looks `addr` up in the driver's table, for hardware without a page table.
     fn ask(&self, addr: usize) -> Option<Translation>;
 
-    /// Carries out `action` at `addr`, which is at `found`.
+    /// Performs `action` at `addr`, which the engine has translated to `found`.
     ///
     /// # Errors
     ///
-    /// What ends the command: the memory has lost its contents.
+    /// Errors that end the command: device memory has lost its contents.
     fn access(&self, addr: usize, found: Translation, action: &mut Action<'_>) -> Result<Answer>;
 
-    /// Carries out `action` on the page that is at `addr` now, after the change that has superseded
-    /// what the hardware has found. Hardware would use the old page, which stays until the flush has
-    /// ended; the bus cannot, because it does not trust the table of the device. It waits for
-    /// nothing.
+    /// Performs `action` on the current page at `addr`, after [`Answer::Superseded`].
+    ///
+    /// Hardware would use the old page, which is not freed before the flush has ended. The bus
+    /// resolves the address again instead, because it does not trust the contents of the device
+    /// page table. Does not wait for the flush.
     ///
     /// # Errors
     ///
     /// As [`Self::access`].
     fn access_now(&self, addr: usize, action: &mut Action<'_>) -> Result<Access>;
 
-    /// Reports a bug: a translation of `addr` outlived its flush, or its table cannot be walked.
+    /// Reports a bug: a translation of `addr` was used after its flush, or the walk of its table
+    /// failed.
     fn alarm(&self, addr: usize, why: Option<Miss>);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A command of an engine: what it does step by step, and how far it is. A step is one access, so
-//! that it can stop at a fault and go on from there.
+//! A command of an engine, executed in steps. A step is one access, so that a command can stop at a
+//! fault and resume there.
 
 use super::{
     bus::{Access, Action},
@@ -51,7 +51,7 @@ impl Op {
     }
 }
 
-/// What a command is to do, checked.
+/// Validated parameters of a command.
 #[derive(Clone, Copy)]
 pub(crate) struct Spec {
     op: Op,
@@ -66,7 +66,7 @@ pub(crate) struct Spec {
     verify: bool,
 }
 
-/// Fields of `struct dmirror_submit` that make a command.
+/// Fields of `struct dmirror_submit` that describe a command.
 pub(crate) struct RawSpec {
     pub(crate) op: u32,
     pub(crate) addr: u64,
@@ -80,7 +80,7 @@ pub(crate) struct RawSpec {
 }
 
 impl Spec {
-    /// Checks a command. `EINVAL`.
+    /// Validates a command. `EINVAL`.
     pub(crate) fn new(raw: &RawSpec) -> Result<Self> {
         let spec = Self {
             op: Op::new(raw.op)?,
@@ -115,7 +115,7 @@ impl Spec {
 }
 
 impl Spec {
-    /// A copy of pages.
+    /// Describes a copy of `from` to `to`.
     pub(crate) fn copy(to: PageRange, from: PageRange) -> Result<Self> {
         Self::new(&RawSpec {
             // `DMIRROR_OP_MEMCPY`.
@@ -132,26 +132,26 @@ impl Spec {
     }
 }
 
-/// How far a round is.
+/// Progress of a round.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Progress {
-    /// Bytes of the range that are done.
+    /// Number of bytes of the range that are completed.
     done: usize,
-    /// Sum, checksum, or address of the chain.
+    /// Intermediate sum or checksum, or next address of the chain.
     result: u64,
 }
 
-/// What a step came to.
+/// Outcome of a step.
 pub(crate) enum Step {
-    /// There is more of this round.
+    /// The round continues.
     More,
     /// The round is complete, with this result.
     Round(u64),
-    /// The page at this address is missing.
+    /// The access faulted.
     Fault {
-        /// Where.
+        /// Address of the access.
         addr: usize,
-        /// What for.
+        /// Whether the access was a write.
         write: bool,
     },
 }
@@ -165,19 +165,21 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
 }
 
 impl Spec {
-    /// Bytes of the next access: to the end of the page, of `addr` and of `other`.
+    /// Returns the number of bytes of the next access, which must not cross a page boundary at
+    /// `addr` or `other`.
     fn chunk(&self, done: usize, addr: usize, other: usize) -> usize {
         (self.bytes - done)
             .min(PAGE_SIZE - addr % PAGE_SIZE)
             .min(PAGE_SIZE - other % PAGE_SIZE)
     }
 
-    /// Does the next access of a round.
+    /// Performs the next access of a round.
     ///
     /// # Errors
     ///
-    /// `EILSEQ` if the result is not the one expected; `EFAULT` if a chain leads nowhere; what
-    /// [`port::access`] returns.
+    /// - `EILSEQ`: the result differs from the expected one.
+    /// - `EFAULT`: the address in a chain is not aligned.
+    /// - Errors of [`port::access`]
     pub(crate) fn step(
         &self,
         port: &impl Port,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What engines count, for themselves and for each file.
+//! Performance counters of engines and files.
 
 use kernel::sync::atomic::{ordering::Relaxed, Atomic};
 
-/// What is counted, in the order of `struct dmirror_engine` after its first two words.
+/// The counters, in the order of `struct dmirror_engine` after its first two words.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub(crate) enum Count {
@@ -31,7 +31,7 @@ pub(crate) enum Count {
 /// Number of counters.
 pub(crate) const COUNTS: usize = Count::SetAside as usize + 1;
 
-/// One set of counters.
+/// A set of counters.
 pub(crate) struct Counters([Atomic<u64>; COUNTS]);
 
 impl Counters {
@@ -56,7 +56,7 @@ impl Counters {
         self.0.iter().map(|value| value.load(Relaxed))
     }
 
-    /// Takes note of an access that waited.
+    /// Counts an access that waited.
     pub(crate) fn stall(&self, write: bool, ns: u64) {
         if write {
             self.add(Count::StallsWrite, 1);
@@ -69,7 +69,7 @@ impl Counters {
             return;
         };
         let mut now = max.load(Relaxed);
-        // Each failure means that somebody else has raised it.
+        // A failed exchange means that a concurrent task has raised the maximum.
         while now < ns {
             match max.cmpxchg(now, ns, Relaxed) {
                 Ok(_) => break,
@@ -79,7 +79,7 @@ impl Counters {
     }
 }
 
-/// Whom an access counts for.
+/// The counters that an access updates: of its engine and of its file.
 #[derive(Clone, Copy)]
 pub(crate) struct Counted<'c> {
     pub(crate) engine: &'c Counters,

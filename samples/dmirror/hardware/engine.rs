@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An engine: a thread that runs the commands given to it by turns. One whose page is missing is set
-//! aside until it is there, and another one runs.
+//! An engine: a thread that runs its commands in turns. A command that faults is suspended until
+//! the fault was served, and another one runs meanwhile.
 
 use super::{
     command::{Progress, Spec, Step},
@@ -17,22 +17,22 @@ use kernel::{
     time::{msecs_to_jiffies, Delta, Instant, Monotonic},
 };
 
-/// Commands that an engine holds at most.
+/// Maximum number of commands of an engine.
 pub(crate) const DEPTH: usize = 64;
 
-/// Accesses of a turn.
+/// Maximum number of accesses in a turn.
 const TURN: usize = 64;
 
-/// Tries of a fault that could not be served because memory kept changing.
+/// Maximum number of attempts to serve a fault of a page that keeps changing.
 const TRIES: usize = 30;
 
-/// Time after which a fault is put again into a buffer that was full, in ns.
+/// Interval at which a fault is reported again if the fault buffer was full, in ns.
 const RETRY_NS: u64 = 5_000_000;
 
-/// Longest sleep for a pause before a look at the clock, in ms.
+/// Maximum sleep of the thread until the next pause ends, in ms.
 const NAP: u64 = 1000;
 
-/// Time of a turn.
+/// Maximum duration of a turn.
 const TURN_TIME: Delta = Delta::from_millis(1);
 
 type Now = Instant<Monotonic>;
@@ -41,24 +41,24 @@ fn ns(since: Now) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(0)
 }
 
-/// Why a command does not run.
+/// Scheduling state of a command.
 enum State<P> {
     Ready,
-    /// Its page is being brought in.
+    /// Waits for a fault to be served.
     SetAside(Arc<Wait<P>>),
-    /// The fault buffer was full.
+    /// Waits to report a fault again, because the fault buffer was full.
     NoRoom {
         addr: usize,
         write: bool,
         since: Now,
     },
-    /// It pauses after a round.
+    /// Pauses after a round.
     Thinking {
         since: Now,
     },
 }
 
-/// A command that an engine has.
+/// A command in an engine's queue.
 pub(crate) struct Job<P> {
     port: Arc<P>,
     status: Arc<Status>,
@@ -66,9 +66,9 @@ pub(crate) struct Job<P> {
     progress: Progress,
     rounds: u64,
     state: State<P>,
-    /// Times that the fault of the access could not be served.
+    /// Number of failed attempts to serve the fault of the current access.
     tries: usize,
-    /// Since when the access waits, and whether it writes.
+    /// Start of the current stall, and whether the access is a write.
     stalled: Option<(Now, bool)>,
 }
 
@@ -87,7 +87,8 @@ impl<P: Port> Job<P> {
         }
     }
 
-    /// Ends the command. The address space is let go before anybody is told.
+    /// Ends the command. Drops the reference to the address space before it reports the end,
+    /// because the file may be closed right after that.
     fn end(self, result: Result) {
         let Self { port, status, .. } = self;
         port.end();
@@ -95,7 +96,7 @@ impl<P: Port> Job<P> {
         status.finish(result);
     }
 
-    /// Time until the clock lets it run, in ns. `None` if the clock does not decide about it.
+    /// Remaining pause in ns. `None` if the command is not pausing.
     fn due(&self) -> Option<u64> {
         let (since, pause) = match &self.state {
             State::Thinking { since } => (since, self.spec.think_ns),
@@ -105,17 +106,18 @@ impl<P: Port> Job<P> {
         Some(pause.saturating_sub(ns(*since)))
     }
 
-    /// Whether it can run, or has to be looked at.
+    /// Whether the command can run or needs attention by the thread.
     fn is_ready(&self) -> bool {
         match &self.state {
-            // Faults always end; who waits must not be forgotten before.
+            // A stopped command also waits for its fault, which is always replied to: the fault
+            // buffer still refers to it.
             State::SetAside(wait) => wait.result().is_some(),
             _ if self.status.is_stopped() => true,
             _ => self.due().unwrap_or(0) == 0,
         }
     }
 
-    /// The access that waited, if it did, waits no longer.
+    /// Ends and counts the stall of the current access, if there is one.
     fn end_stall(&mut self, counters: &Counters) {
         if let Some((since, write)) = self.stalled.take() {
             let waited = ns(since);
@@ -128,9 +130,9 @@ impl<P: Port> Job<P> {
 
 struct Queue<P> {
     jobs: KVec<Job<P>>,
-    /// The thread has taken one out, which may come back.
+    /// The thread has removed a command, and may return it.
     running: bool,
-    /// Since when the thread has nothing to do, and what that counts as.
+    /// Start of the current time without work, and the counter for it.
     rest: Option<(Now, Count)>,
     stop: bool,
 }
@@ -141,7 +143,7 @@ impl<P> Queue<P> {
     }
 }
 
-/// What an engine's thread shares with others.
+/// State of an engine, shared by its thread and its users.
 #[pin_data]
 pub(crate) struct Engine<P> {
     index: usize,
@@ -171,7 +173,7 @@ impl<P> Engine<P> {
         )
     }
 
-    /// Takes a command. `EBUSY` if it has too many.
+    /// Queues a command. `EBUSY` if the queue is full.
     pub(crate) fn submit(&self, job: Job<P>) -> Result {
         let mut queue = self.queue.lock();
         if queue.load() >= DEPTH {
@@ -184,18 +186,18 @@ impl<P> Engine<P> {
         Ok(())
     }
 
-    /// Commands that it has.
+    /// Returns the number of commands in the engine.
     pub(crate) fn load(&self) -> usize {
         self.queue.lock().load()
     }
 
-    /// Its counters, up to now.
+    /// Returns the counters, including the current time without work.
     pub(crate) fn counters(&self) -> &Counters {
         self.settle(&mut self.queue.lock());
         &self.counters
     }
 
-    /// Counts the time without work so far.
+    /// Adds the elapsed time without work to its counter.
     fn settle(&self, queue: &mut Queue<P>) {
         if let Some((since, count)) = &mut queue.rest {
             let now = Now::now();
@@ -205,14 +207,15 @@ impl<P> Engine<P> {
         }
     }
 
-    /// Has it look at its commands.
+    /// Wakes the thread, so that it checks its commands.
     pub(crate) fn wake(&self) {
-        // Under the lock, so that who just found nothing to do sleeps by now.
+        // Taking the lock orders this after the check of the thread that found no ready command, so
+        // that its wakeup is not lost.
         let _queue = self.queue.lock();
         self.wake.notify_one();
     }
 
-    /// Ends the thread.
+    /// Requests the thread to exit.
     pub(crate) fn stop(&self) {
         self.queue.lock().stop = true;
         self.wake.notify_one();
@@ -220,7 +223,7 @@ impl<P> Engine<P> {
 }
 
 impl<P: Port> Engine<P> {
-    /// The thread. `buffer` is for what an access reads or writes.
+    /// Body of the thread. `buffer` holds the data of an access.
     pub(crate) fn run(self: Arc<Self>, mut buffer: KBox<[u8; PAGE_SIZE]>) {
         while let Some(job) = self.next() {
             let since = Now::now();
@@ -229,7 +232,7 @@ impl<P: Port> Engine<P> {
             let mut queue = self.queue.lock();
             queue.running = false;
             if let Some(job) = rest {
-                // Its place was kept.
+                // Does not fail: `running` has reserved the place.
                 if let Err(error) = queue.jobs.push_within_capacity(job) {
                     drop(queue);
                     error.0.end(Err(EBUSY));
@@ -238,7 +241,8 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// Waits for a command that is ready, and takes it. `None` if the thread is to end.
+    /// Waits for a ready command and removes it from the queue. Returns `None` if the thread must
+    /// exit.
     fn next(&self) -> Option<Job<P>> {
         let mut queue = self.queue.lock();
         loop {
@@ -272,11 +276,11 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// Runs a command for a while. Returns it if it has not ended.
+    /// Runs a command for one turn. Returns it if it has not ended.
     fn turn(self: &Arc<Self>, mut job: Job<P>, buffer: &mut [u8; PAGE_SIZE]) -> Option<Job<P>> {
         match core::mem::replace(&mut job.state, State::Ready) {
             State::SetAside(wait) => match wait.result() {
-                // It kept changing: another try, but not for ever.
+                // The page changed concurrently: retry a limited number of times.
                 Some(Err(error)) if error == EBUSY && job.tries < TRIES => job.tries += 1,
                 Some(Err(error)) => {
                     job.end(Err(error));
@@ -352,10 +356,10 @@ impl<P: Port> Engine<P> {
         Some(job)
     }
 
-    /// Sets a command aside until the page at `addr` is there.
+    /// Suspends a command until its fault at `addr` was served.
     fn set_aside(self: &Arc<Self>, mut job: Job<P>, addr: usize, write: bool) -> Option<Job<P>> {
         if job.stalled.is_some_and(|(_, other)| other != write) {
-            // The read of a copy waited, and now its write does.
+            // A copy whose read has stalled stalls in its write now: count two stalls.
             job.end_stall(&self.counters);
         }
         job.stalled.get_or_insert((Now::now(), write));
@@ -364,7 +368,7 @@ impl<P: Port> Engine<P> {
         Some(job)
     }
 
-    /// Has the page at `addr` brought in.
+    /// Reports the fault at `addr`.
     fn report(self: &Arc<Self>, job: &mut Job<P>, addr: usize, write: bool) {
         job.state = match job.port.report(self, addr, write) {
             Some(wait) => State::SetAside(wait),

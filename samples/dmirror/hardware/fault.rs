@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The fault buffer: packets of engines that found no translation, until the driver replies.
+//! The fault buffer: packets about accesses without a translation, until the driver replies to
+//! them.
 
 use super::engine::Engine;
 use kernel::{
@@ -14,37 +15,37 @@ use kernel::{
     },
 };
 
-/// Packets that wait at most. An engine that finds no room tries again.
+/// Capacity of the buffer. An engine that finds it full retries later.
 const DEPTH: usize = 256;
 
-/// Commands that wait for one packet at most.
+/// Maximum number of commands that wait for one packet.
 const WAITERS: usize = 8;
 
-/// What a command waits for.
+/// The reply to a fault, for which a command waits.
 pub(crate) struct Wait<P> {
     result: SetOnce<Result>,
     engine: Arc<Engine<P>>,
 }
 
 impl<P> Wait<P> {
-    /// How the fault was served, if it was.
+    /// Returns the reply, or `None` before it was given.
     pub(crate) fn result(&self) -> Option<Result> {
         self.result.copy()
     }
 }
 
-/// A fault, as the driver reads it.
+/// Description of a fault, as the driver reads it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Packet {
-    /// Name of the address space.
+    /// Identifier of the address space.
     pub(crate) tag: u64,
-    /// Number of the page of 4 KiB.
+    /// Page number of the address, in pages of 4 KiB.
     pub(crate) page: usize,
     pub(crate) write: bool,
 }
 
 impl Packet {
-    /// For an access at `addr`.
+    /// Describes a fault of an access at `addr`.
     pub(crate) fn new(tag: u64, addr: usize, write: bool) -> Self {
         Self {
             tag,
@@ -54,7 +55,7 @@ impl Packet {
     }
 }
 
-/// A packet, and the commands that wait for a reply.
+/// A packet, and the commands that wait for its reply.
 pub(crate) struct Fault<P> {
     pub(crate) packet: Packet,
     waiters: KVec<Arc<Wait<P>>>,
@@ -70,10 +71,10 @@ impl<P> Fault<P> {
     }
 }
 
-/// The buffer.
+/// The fault buffer of a device.
 #[pin_data]
 pub(crate) struct Buffer<P> {
-    /// The oldest first.
+    /// Packets, oldest first.
     #[pin]
     faults: Mutex<KVec<Fault<P>>>,
     coalesced: Atomic<u64>,
@@ -91,7 +92,7 @@ impl<P> Buffer<P> {
         )
     }
 
-    /// Puts a packet of `engine` into the buffer. `None` if there is no room now.
+    /// Adds a packet of `engine`, or joins an equal packet. Returns `None` if the buffer is full.
     pub(crate) fn put(&self, engine: &Arc<Engine<P>>, packet: Packet) -> Option<Arc<Wait<P>>> {
         let wait = Wait {
             result: SetOnce::new(),
@@ -118,7 +119,7 @@ impl<P> Buffer<P> {
         Some(wait)
     }
 
-    /// Takes the oldest fault for which `which` says so.
+    /// Removes the oldest fault for which `which` returns true.
     pub(crate) fn take(&self, which: impl FnMut(&Packet) -> bool) -> Option<Fault<P>> {
         let mut which = which;
         let mut faults = self.faults.lock();
@@ -126,12 +127,12 @@ impl<P> Buffer<P> {
         faults.remove(at).ok()
     }
 
-    /// Whether there is no packet.
+    /// Whether the buffer is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.faults.lock().is_empty()
     }
 
-    /// Faults of pages of which there was a packet already.
+    /// Number of faults that joined an existing packet.
     pub(crate) fn coalesced(&self) -> u64 {
         self.coalesced.load(Relaxed)
     }

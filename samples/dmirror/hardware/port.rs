@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What engines are connected to: the address space of a command, which the driver attaches.
+//! The connection of engines to the address space of a command, attached by the driver.
 
 use super::{
     bus::{Access, Action, Lane},
@@ -11,43 +11,43 @@ use super::{
 };
 use kernel::{prelude::*, sync::Arc};
 
-/// The address space that commands run in, as their engine reaches it.
+/// The address space of a command, as its engine accesses it.
 pub(crate) trait Port: Sized + Send + Sync {
-    /// Its bus.
+    /// The bus of this address space.
     type Lane<'p>: Lane
     where
         Self: 'p;
 
-    /// Called before a command is queued: it is to see what the host has written.
+    /// Called before a command is queued, to make writes of the host visible to it.
     fn begin(&self);
 
-    /// Called when a command has ended: the host is to see what the command has written.
+    /// Called when a command has ended, to make its writes visible to the host.
     fn end(&self);
 
-    /// Counters of all commands of this address space.
+    /// Returns the counters of all commands of this address space.
     fn counters(&self) -> &Counters;
 
-    /// Registers of this address space.
+    /// Returns the registers of this address space.
     fn context(&self) -> &Context;
 
     /// Begins an access of engine `index`.
     ///
     /// # Errors
     ///
-    /// What ends the command: the device was unplugged.
+    /// Errors that end the command: the device was unplugged.
     fn enter(&self, index: usize) -> Result<Self::Lane<'_>>;
 
-    /// Whether `addr` is one of locked memory, which has no translation.
+    /// Whether `addr` is a device address of locked memory, which is not translated.
     fn is_locked(addr: usize) -> bool;
 
-    /// Carries out `action` at `addr`, which is one of locked memory.
+    /// Performs `action` at `addr`, an address of locked memory.
     ///
     /// # Errors
     ///
-    /// What ends the command: the memory is not locked, or the device was unplugged.
+    /// Errors that end the command: the memory is not locked, or the device was unplugged.
     fn access_locked(&self, addr: usize, action: Action<'_>) -> Result;
 
-    /// Reports that `engine` faulted at `addr`. `None` if the fault buffer is full.
+    /// Reports a fault of `engine` at `addr`. Returns `None` if the fault buffer is full.
     fn report(
         self: &Arc<Self>,
         engine: &Arc<Engine<Self>>,
@@ -56,11 +56,13 @@ pub(crate) trait Port: Sized + Send + Sync {
     ) -> Option<Arc<Wait<Self>>>;
 }
 
-/// Does `action` at `addr` by engine `index`. Context: may sleep.
+/// Performs `action` at `addr` by engine `index`.
+///
+/// Context: may sleep.
 ///
 /// # Errors
 ///
-/// What ends the command: see [`Port`].
+/// Errors that end the command: see [`Port`].
 pub(crate) fn access<P: Port>(
     port: &P,
     index: usize,

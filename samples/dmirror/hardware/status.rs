@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What user space can learn of a command, and how it stops it.
+//! The status of a command, and requests to stop it.
 
 use kernel::{
     ffi::c_int,
@@ -15,22 +15,22 @@ use kernel::{
     time::{delay::fsleep, msecs_to_jiffies, Delta, Instant, Monotonic},
 };
 
-/// A command whose result is not the one that it was given.
+/// Status of a command whose result differs from the expected one.
 pub(crate) const EILSEQ: c_int = -84;
 
-/// A command that was stopped before its last round.
+/// Status of a command that was stopped before its last round.
 pub(crate) const ECANCELED: c_int = -125;
 
-/// Longest sleep of a wait before it looks at the clock again, in ms.
+/// Maximum sleep of a wait before it checks the clock again, in ms.
 const NAP: u32 = 100;
 
-/// Time between two looks where waiting is not possible.
+/// Polling interval while a pending signal prevents an interruptible wait.
 const PAUSE: Delta = Delta::from_millis(1);
 
-/// How a command stands.
+/// Progress and outcome of a command.
 #[derive(Clone, Copy)]
 pub(crate) struct Report {
-    /// How it ended, if it did.
+    /// Outcome; `None` while the command runs.
     pub(crate) ended: Option<Result>,
     pub(crate) result: u64,
     pub(crate) rounds: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Report {
     pub(crate) stall_ns: u64,
 }
 
-/// State of a command, shared by its engine and its file.
+/// Status of a command, shared by its engine and its file.
 #[pin_data]
 pub(crate) struct Status {
     id: u64,
@@ -77,7 +77,7 @@ impl Status {
         self.id
     }
 
-    /// Asks the command to end. Its engine must be woken.
+    /// Requests the command to stop. The caller must wake its engine.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Relaxed);
     }
@@ -100,7 +100,7 @@ impl Status {
         self.rounds.add(1, Relaxed);
     }
 
-    /// The command has ended, and nothing of it is left at the engine.
+    /// Reports that the command has ended, and that the engine has dropped all its references.
     pub(crate) fn finish(&self, result: Result) {
         *self.ended.lock() = Some(result);
         self.end.notify_all();
@@ -117,7 +117,7 @@ impl Status {
         }
     }
 
-    /// Waits for the end; `None` waits for ever. `EINTR`; `ETIMEDOUT`.
+    /// Waits until the command has ended; `None` waits without a timeout. `EINTR`; `ETIMEDOUT`.
     pub(crate) fn wait(&self, timeout: Option<Delta>) -> Result {
         let since = Instant::<Monotonic>::now();
         let mut ended = self.ended.lock();
@@ -142,18 +142,18 @@ impl Status {
         Ok(())
     }
 
-    /// Waits for the end, come what may. Only for a command that was stopped: it ends with the
-    /// fault that is being served for it.
+    /// Waits until a stopped command has ended, regardless of signals. The wait is bounded by the
+    /// fault that is being served for the command.
     pub(crate) fn wait_for_end(&self) {
         let mut ended = self.ended.lock();
         while ended.is_none() {
-            // Interruptible, since a migration can hold a fault for longer than the kernel likes
-            // to see a task sleep otherwise.
+            // Interruptible, because a migration can delay a fault for longer than the hung task
+            // detector tolerates an uninterruptible sleep.
             let why = self
                 .end
                 .wait_interruptible_timeout(&mut ended, msecs_to_jiffies(NAP));
             if let CondVarTimeoutResult::Signal { .. } = why {
-                // A signal that stays: it would not let us wait.
+                // A pending signal makes the wait return immediately, so sleep instead.
                 drop(ended);
                 fsleep(PAUSE);
                 ended = self.ended.lock();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Contents of device memory. Engines and the copy engine address it by device page number.
+//! The contents of device memory, addressed by device page number.
 
 use kernel::{
     page::PAGE_SIZE,
@@ -12,23 +12,23 @@ use kernel::{
 };
 use rust_hmm::mm::{addr::PMD_SIZE, device_pages::DeviceRange, page::SharedBytes};
 
-/// Blocks whose places are allocated at once: 8 GiB.
+/// Number of blocks in a group, whose slots are allocated together: 8 GiB.
 const GROUP: usize = 4096;
 
-/// Contents of device memory, in blocks of 2 MiB that are allocated when they are first written, as
-/// are their places. So the memory may be far larger than what there is to back it. Coherent memory
-/// has its own.
+/// Contents of device memory. Blocks of 2 MiB, and the groups of their slots, are allocated when
+/// they are first written, so that device memory may exceed the memory of the machine. Not used for
+/// coherent memory, which the CPU addresses directly.
 pub(crate) struct Store {
     groups: KVVec<SetOnce<KVVec<SetOnce<SharedBytes>>>>,
     /// Device page numbers plus one of pages whose contents are lost.
     lost: KVVec<Atomic<usize>>,
 }
 
-/// Most pages that a test can lose.
+/// Maximum number of pages that tests can mark as lost.
 const LOST: usize = 1024;
 
 impl Store {
-    /// Room for `bytes`.
+    /// Creates a store for `bytes` bytes.
     pub(crate) fn new(bytes: usize) -> Result<Self> {
         let groups = places(bytes.div_ceil(PMD_SIZE * GROUP))?;
         let mut lost = KVVec::with_capacity(LOST, GFP_KERNEL)?;
@@ -38,30 +38,30 @@ impl Store {
         Ok(Self { groups, lost })
     }
 
-    /// The contents of page `number` are lost: it cannot be copied any more. `ENOMEM` if there are too many.
+    /// Marks page `number` as lost: copies from it fail. `ENOMEM` if too many pages are lost.
     pub(crate) fn lose(&self, number: usize) -> Result {
         let free = self.lost.iter().find(|place| place.load(Relaxed) == 0);
         free.ok_or(ENOMEM)?.store(number + 1, Relaxed);
         Ok(())
     }
 
-    /// Whether contents of `range` are lost.
+    /// Whether a page of `range` is lost.
     pub(crate) fn is_lost(&self, range: DeviceRange) -> bool {
         let pages = range.first + 1..range.first + 1 + range.count;
         let mut lost = self.lost.iter().map(|place| place.load(Relaxed));
-        // They are filled from the first one on.
+        // Elements are set from the first one on and never cleared.
         lost.by_ref()
             .take_while(|number| *number != 0)
             .any(|number| pages.contains(&number))
     }
 
-    /// Number and offset of the block of `range`, which lies in one block.
+    /// Returns the number of the block that contains `range`, and the offset in it.
     fn locate(range: DeviceRange) -> Result<(usize, usize)> {
         let start = range.first.checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
         Ok((start / PMD_SIZE, start % PMD_SIZE))
     }
 
-    /// The block and offset, if something was ever written to it.
+    /// Returns the block of `range` and the offset in it. `EIO` if the block was never written.
     pub(crate) fn find(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
         let (block, offset) = Self::locate(range)?;
         let group = self.groups.get(block / GROUP).ok_or(EINVAL)?;
@@ -70,7 +70,7 @@ impl Store {
         Ok((bytes.ok_or(EIO)?, offset))
     }
 
-    /// The block and offset; the block is made if need be.
+    /// Returns the block of `range` and the offset in it. Allocates the block if necessary.
     pub(crate) fn find_or_make(&self, range: DeviceRange) -> Result<(&SharedBytes, usize)> {
         let (block, offset) = Self::locate(range)?;
         let group = self.groups.get(block / GROUP).ok_or(EINVAL)?;
@@ -80,7 +80,7 @@ impl Store {
     }
 }
 
-/// Empty places.
+/// Allocates empty slots.
 fn places<T>(count: usize) -> Result<KVVec<SetOnce<T>>> {
     let mut places = KVVec::with_capacity(count, GFP_KERNEL)?;
     for _ in 0..count {
@@ -89,14 +89,14 @@ fn places<T>(count: usize) -> Result<KVVec<SetOnce<T>>> {
     Ok(places)
 }
 
-/// What is in `place`, which is made if need be.
+/// Returns the contents of `place`, and populates it first if it is empty.
 fn made<T>(place: &SetOnce<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
     if let Some(made) = place.as_ref() {
         return Ok(made);
     }
-    // If somebody else was faster, theirs is as good.
+    // If a concurrent task has populated it first, its value is used.
     place.populate(make()?);
-    // Another thread may be about to finish.
+    // A concurrent task may still be populating it: wait briefly.
     for _ in 0..1000 {
         if let Some(made) = place.as_ref() {
             return Ok(made);

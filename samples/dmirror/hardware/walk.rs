@@ -1,64 +1,66 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The page table walker: follows a table from the address of its root, by reads of the bus.
+//! The page table walker. Walks a table from the bus address of its root.
 //!
-//! Entries are decoded after the manuals. Nothing is shared with the encoders of the library.
+//! Entries are decoded according to the hardware manuals, independently of the encoders in the
+//! library, so that errors in those are found.
 
-/// Reads memory by bus addresses.
+/// Read access to memory by bus address.
 pub(crate) trait Bus {
-    /// Reads the word at `address`, a multiple of 8.
+    /// Reads the 64-bit word at `address`, a multiple of 8.
     ///
     /// # Errors
     ///
-    /// [`Miss::Bus`] if nothing answers there; [`Miss::Superseded`] if the table there was replaced.
+    /// - [`Miss::Bus`]: there is no memory at that address.
+    /// - [`Miss::Superseded`]: the table was replaced.
     fn read(&self, address: u64) -> Result<u64, Miss>;
 }
 
-/// A translation that a walk has found.
+/// Result of a walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Translation {
     /// Bus address of the page of 4 KiB.
     pub(crate) address: u64,
-    /// Log2 of the pages that a TLB may keep as one.
+    /// Order of the block that a TLB may cache as one entry.
     pub(crate) order: u32,
     pub(crate) writable: bool,
 }
 
-/// Why a walk has found no translation.
+/// Reason for a failed walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Miss {
     /// An entry is not valid.
     NotPresent,
-    /// Nothing answers at the address of a table.
+    /// There is no memory at the address of a table.
     Bus(u64),
-    /// The table was replaced, and the flush of that change is not over.
+    /// The table was replaced, and the flush of that change has not ended.
     Superseded,
-    /// The hardware does not permit this entry.
+    /// The format does not permit this entry.
     Malformed(u64),
-    /// The TLB has a part of it in another size.
+    /// The TLB caches a part of the translation in another size.
     TwoSizes,
 }
 
-/// Format of the table, as a register selects it.
+/// Page table format, selected by a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Format {
-    /// As x86-64, four levels.
+    /// As on x86-64, with four levels.
     Radix4,
-    /// Stage 1 of 64-bit Arm, granule of 4 KiB, levels 0 to 3.
+    /// Stage 1 of 64-bit Arm, with a granule of 4 KiB and levels 0 to 3.
     Lpae,
     /// Generation 9 of AMD: PDB2, PDB1, PDB0 and PTB.
     Gfx9,
 }
 
-/// What an entry is.
+/// A decoded entry.
 enum Decoded {
-    /// The table at this address follows.
+    /// Bus address of the next table.
     Table(u64),
-    /// A page or a larger leaf at this address.
+    /// A leaf at this bus address.
     Leaf {
         address: u64,
         writable: bool,
-        /// Log2 of the entries that belong together.
+        /// Log2 of the number of contiguous entries that form one block.
         run: u32,
     },
 }
@@ -107,7 +109,7 @@ impl Format {
         match (word & 0b11, level) {
             (0b00 | 0b10, _) => Err(Miss::NotPresent),
             (0b11, 0..=2) => Ok(Decoded::Table(address)),
-            // The access flag, and AP[1]: without them an access faults.
+            // Requires the access flag and AP[1]; without them an access faults.
             (0b01, 2) | (0b11, 3) if bit(word, 10) && bit(word, 6) => Ok(Decoded::Leaf {
                 address,
                 writable: !bit(word, 7),
@@ -127,7 +129,7 @@ impl Format {
             return Ok(Decoded::Table(address));
         }
         let fragment = (word >> 7 & 0x1f) as u32;
-        // Of the directories only PDB0 may have PTEs, which are whole entries.
+        // Among the directories only PDB0 may contain PTEs, which then cover the whole entry.
         match (level, fragment) {
             _ if !bit(word, 5) => Err(Miss::Malformed(word)),
             (2, 9) => Ok(Decoded::Leaf {
@@ -144,7 +146,7 @@ impl Format {
         }
     }
 
-    /// Follows the table at `root` to `addr`. At most four reads.
+    /// Walks the table at `root` to `addr`, with at most four reads.
     pub(crate) fn walk(self, bus: &impl Bus, root: u64, addr: u64) -> Result<Translation, Miss> {
         // Four levels of 9 bits translate 48 bits.
         if addr >> 48 != 0 {
@@ -174,7 +176,7 @@ impl Format {
                 }
             }
         }
-        // Each word of the last level is a leaf or a miss.
+        // Not reached: each word of the last level decodes to a leaf or a miss.
         Err(Miss::NotPresent)
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Records of events, as user space has them: `struct dmirror_event`.
+//! Encodes events as `struct dmirror_event`.
 
 use kernel::prelude::*;
 use rust_hmm::events::Event;
@@ -8,7 +8,7 @@ use rust_hmm::events::Event;
 /// `DMIRROR_EVENT_VERSION`.
 const VERSION: u16 = 1;
 
-/// `struct dmirror_event`.
+/// Size of `struct dmirror_event`.
 pub(crate) const RECORD: usize = 88;
 
 /// `DMIRROR_EVENT_*`.
@@ -29,7 +29,7 @@ pub(super) enum Type {
 /// Bits of a mask: one for each type.
 pub(crate) const ALL_TYPES: u64 = (1 << (Type::Thrash as u32 + 1)) - 1;
 
-/// What a record says besides its head.
+/// The fields of a record that depend on the event.
 #[derive(Clone, Copy)]
 pub(super) struct Said {
     pub(super) kind: Type,
@@ -48,7 +48,7 @@ fn errno(result: Result) -> i32 {
 }
 
 impl Said {
-    /// What `event` says.
+    /// Converts `event`.
     pub(super) fn new(event: &Event) -> Self {
         let mut said = Self {
             kind: Type::FaultBegin,
@@ -151,7 +151,7 @@ impl Said {
     }
 }
 
-/// A record, but for its number in the stream, which is in order.
+/// A record of the ring.
 #[derive(Clone, Copy)]
 pub(super) struct Record {
     pub(super) time_ns: u64,
@@ -162,7 +162,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// As user space has it.
+    /// Encodes the record as `struct dmirror_event`.
     pub(super) fn bytes(&self) -> [u8; RECORD] {
         let said = &self.said;
         let mut bytes = [0; RECORD];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The events of one file: a ring of records, for who reads the file.
+//! The event stream of a file: a ring of records.
 
 use super::record::{Record, Said, Type, RECORD};
 use crate::device::View;
@@ -19,18 +19,18 @@ use rust_hmm::{
     node::{Ready, Waiter},
 };
 
-/// Records of a ring.
+/// Capacity of a ring.
 const RECORDS: usize = 1024;
 
-/// Records that are copied to user space at once.
+/// Number of records that are copied out of the ring under one lock.
 const AT_ONCE: usize = 8;
 
-/// Records that nobody has read yet.
+/// Records that were not read yet.
 struct Ring {
     records: KVVec<Option<Record>>,
     first: usize,
     count: usize,
-    /// Of the next event.
+    /// Sequence number of the next event.
     sequence: u64,
     lost: u64,
 }
@@ -69,28 +69,29 @@ impl Ring {
     }
 }
 
-/// The events of one file.
+/// The event stream of one file.
 #[pin_data]
 pub(crate) struct Stream {
-    /// Whose they are: the mirror's name in TLBs, and its address space.
+    /// Tag of the file's mirror in TLBs, and its address space.
     tag: u64,
     space: Cookie,
-    /// Types that are wanted; 0: none.
+    /// Mask of selected event types; 0: none.
     mask: Atomic<u64>,
-    /// All mirrors of the device.
+    /// Whether events of all mirrors of the device are reported.
     all: Atomic<u32>,
     #[pin]
     ring: SpinLock<Ring>,
-    /// There is something to read.
+    /// Notified when a record is added.
     #[pin]
     filled: PollCondVar,
-    /// Held by who reads: records are taken out when they are in user space.
+    /// Serialises readers: records are removed from the ring only after they were copied to user
+    /// space.
     #[pin]
     reading: Mutex<()>,
 }
 
 impl Stream {
-    /// One of `mirror`, which wants nothing yet. `ENOMEM`.
+    /// Creates a stream of `mirror` with an empty event mask. `ENOMEM`.
     pub(super) fn new(mirror: &Mirror<View>) -> Result<Arc<Self>> {
         let mut records = KVVec::new();
         records.resize(RECORDS, None, GFP_KERNEL_ACCOUNT)?;
@@ -115,12 +116,12 @@ impl Stream {
         )
     }
 
-    /// Whether it is of the mirror that is `tag` in TLBs, or of all.
+    /// Whether events of the mirror with tag `tag` are reported.
     pub(super) fn is_of_mirror(&self, tag: u64) -> bool {
         self.tag == tag || self.is_of_all()
     }
 
-    /// Whether it is of a mirror of the address space, or of all.
+    /// Whether events of address space `space` are reported.
     pub(super) fn is_of_space(&self, space: Cookie) -> bool {
         self.space == space || self.is_of_all()
     }
@@ -138,13 +139,13 @@ impl Stream {
         self.filled.notify_all();
     }
 
-    /// What is wanted from here on. Returns what was.
+    /// Sets the event mask. Returns the previous one.
     pub(crate) fn set(&self, mask: u64, all: bool) -> u64 {
         self.all.store(u32::from(all), Relaxed);
         self.mask.xchg(mask, kernel::sync::atomic::ordering::Full)
     }
 
-    /// Records there are, and those that were lost so far.
+    /// Returns the number of records that can be read, and of events lost so far.
     pub(crate) fn state(&self) -> (usize, u64) {
         let ring = self.ring.lock();
         (ring.count, ring.lost)
@@ -154,7 +155,10 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no room for one. `EAGAIN`: there is none, without `wait`. `EINTR`; `EFAULT`.
+    /// - `EINVAL`: the buffer is smaller than a record.
+    /// - `EAGAIN`: the ring is empty, and `wait` is false.
+    /// - `EINTR`
+    /// - `EFAULT`
     pub(crate) fn read(&self, to: &mut UserSliceWriter, wait: bool) -> Result<usize> {
         if to.len() < RECORD {
             return Err(EINVAL);
@@ -172,7 +176,7 @@ impl Stream {
                 }
             }
             match self.copy_out(to)? {
-                // Another reader was faster.
+                // A concurrent reader has taken the records.
                 0 => {}
                 bytes => return Ok(bytes),
             }
@@ -195,7 +199,7 @@ impl Stream {
             for record in part.iter().flatten() {
                 if let Err(error) = to.write_slice(&record.bytes()) {
                     self.ring.lock().drop_first(copied);
-                    // What was copied counts.
+                    // Return the number of bytes copied before the fault, if any.
                     return if bytes + copied == 0 {
                         Err(error)
                     } else {
@@ -213,7 +217,7 @@ impl Stream {
         Ok(bytes)
     }
 
-    /// Whether there is something to read.
+    /// Registers `waiter` and returns whether a record can be read.
     pub(crate) fn poll(&self, waiter: &Waiter<'_>) -> Ready {
         waiter.add(&self.filled);
         match self.ring.lock().count {

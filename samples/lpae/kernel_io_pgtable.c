@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * For tests: the kernel's own code for page tables of 64-bit Arm, compiled as it is, walks a table
- * of the sample.
+ * Test helper: walks a table of the sample with the kernel's own page table code for 64-bit Arm,
+ * which is compiled unmodified.
  *
- * /dev/hmm_lpae_walk takes one ioctl on four words: the address of the root, an address to
- * translate, unused, and out: the physical address, 0 if there is none. The caller vouches for the
- * root, which is that of an open file of the sample. It walks in an RCU section, and the sample
- * waits for such before it frees what it has flushed.
+ * /dev/hmm_lpae_walk takes one ioctl on four words: the address of the root table, an address to
+ * translate, an unused word, and the returned physical address, 0 if there is none. The caller is
+ * trusted to pass the root of an open file of the sample. The walk is an RCU read-side critical
+ * section, and the sample waits for a grace period before it frees flushed tables.
  */
 #include <io-pgtable-arm.c>
 #include <linux/fs.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A device with a hardware walker: its page table is in the format of 64-bit Arm, as for its GPUs.
-//! It only mirrors, as `samples/mirror_only`.
+//! A device whose page table has the format of 64-bit Arm, which can be walked by hardware. Like
+//! `samples/mirror_only`, it has no memory.
 //!
 //! `/dev/hmm_lpae` takes ioctls on four words: the two of `/dev/hmm_mirror_only`, and one that
-//! returns where the hardware finds the root of the table.
+//! returns the bus address of the root table.
 
 #![forbid(unsafe_code)]
 
@@ -29,20 +29,20 @@ module! {
     license: "GPL",
 }
 
-/// Address of the root of the table.
+/// Ioctl: returns the address of the root table.
 const ROOT: u32 = 2;
 
-/// Its address names this type of device.
+/// Identifies this type of device by its address.
 static KIND: u8 = 0;
 
 static FILE_OPS: FileOps<LpaeFile> = FileOps::new();
 
-/// The hardware: without memory. Walks of its table are made in RCU read sections.
+/// The hardware: without memory. Its table is walked in RCU read-side critical sections.
 struct Hardware;
 
 impl MemoryOps for Hardware {
     fn copy(&self, job: CopyJob) {
-        // There is no memory to copy to.
+        // The device has no memory.
         job.complete(Err(EINVAL));
     }
 }
@@ -58,7 +58,7 @@ impl Device for Hardware {
     }
 
     fn table_memory(&self) -> TableMemory {
-        // The walker uses physical addresses. Hardware behind an IOMMU has
+        // The walker uses physical addresses. Hardware behind an IOMMU would use
         // `TableMemory::coherent()`.
         TableMemory::plain()
     }
@@ -66,7 +66,7 @@ impl Device for Hardware {
     fn flush_start(&self, _range: PageRange) {}
 
     fn flush_wait(&self, (): ()) {
-        // A driver of hardware waits for the invalidation of its TLB here.
+        // A driver for real hardware waits for the TLB invalidation here.
         wait_for_rcu_walks();
     }
 }

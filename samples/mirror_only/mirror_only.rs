@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The smaller sample: a device that only mirrors. It has no memory of its own, and accesses that of the
-//! process that opened it.
+//! The smaller sample: a device without memory of its own, which accesses the memory of the process
+//! that opened it through a mirror.
 //!
-//! `/dev/hmm_mirror_only` takes two ioctls on four words: the sum of the words of a range,
-//! as the device reads them, at once or after the sync file of another device's fence.
+//! `/dev/hmm_mirror_only` takes two ioctls on four words. Both return the sum of the words of a
+//! range as the device reads them: immediately, or after a sync file of another device is
+//! signalled.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +29,7 @@ module! {
     license: "GPL",
 }
 
-/// Its address names this type of device.
+/// Identifies this type of device by its address.
 static KIND: u8 = 0;
 
 static FILE_OPS: FileOps<MirrorFile> = FileOps::new();
@@ -38,14 +39,14 @@ struct Hardware;
 
 impl MemoryOps for Hardware {
     fn copy(&self, job: CopyJob) {
-        // There is no memory to copy to.
+        // The device has no memory.
         job.complete(Err(EINVAL));
     }
 }
 
 impl Device for Hardware {
     type Memory = Self;
-    // Also for a process whose addresses have more than 48 bits.
+    // Five levels support processes with addresses of more than 48 bits.
     type Format = Radix5;
     type Walker = ();
     type Flush = ();

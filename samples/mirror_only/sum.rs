@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Sums of what a device reads: what this sample and `samples/lpae` share.
+//! Sums of memory as a device reads it. Shared by this sample and `samples/lpae`.
 
 use kernel::{
     ioctl,
@@ -25,27 +25,27 @@ use rust_hmm::{
     queue::{HasMirror, Queue, Stop},
 };
 
-/// Sum of the words of a range.
+/// Ioctl: sum of the 64-bit words of a range.
 const SUM: u32 = 0;
-/// The same, after a sync file.
+/// Ioctl: the same, after a sync file is signalled.
 const SUM_AFTER: u32 = 1;
 
-/// Device faults in a row without progress.
+/// Maximum number of consecutive device faults without progress.
 const TRIES: usize = 100;
 
-/// How long a sum may take.
+/// Timeout of a sum.
 const PATIENCE: Delta = Delta::from_secs(60);
 
-/// What differs between such devices.
+/// Hooks for the differences between the devices.
 pub(crate) trait Hardware: Device {
-    /// Serves another ioctl by four words. `EINVAL` if there is none.
+    /// Handles a device-specific ioctl, which returns four words. `EINVAL` for an unknown one.
     fn command(mirror: &Mirror<Self>, number: u32) -> Result<[u64; 4]> {
         let _ = (mirror, number);
         Err(EINVAL)
     }
 }
 
-/// What a file and its operations share.
+/// State shared by a file and its queued operations.
 pub(crate) struct Client<D: Hardware> {
     mirror: Mirror<D>,
 }
@@ -59,7 +59,8 @@ impl<D: Hardware> HasMirror for Client<D> {
 }
 
 impl<D: Hardware> Client<D> {
-    /// Adds up what can be read of `range` without a fault. Returns the pages and the sum.
+    /// Adds the words of `range` up to the first page without an entry. Returns the number of pages
+    /// and the sum.
     fn add(&self, range: PageRange, page: &mut [u8]) -> Result<(usize, u64)> {
         let (mut pages, mut sum) = (0, 0u64);
         let table = self.mirror.lock_table()?;
@@ -78,7 +79,7 @@ impl<D: Hardware> Client<D> {
         Ok((pages, sum))
     }
 
-    /// The sum of the words of `range`, as the device reads them.
+    /// Returns the sum of the words of `range`, as the device reads them.
     fn sum(&self, range: PageRange, stop: &Stop) -> Result<u64> {
         let mut page = KVec::from_elem(0, PAGE_SIZE, GFP_KERNEL)?;
         let (mut total, mut tries) = (0u64, 0);
@@ -100,15 +101,16 @@ impl<D: Hardware> Client<D> {
     }
 }
 
-/// What an open file has. The argument of its ioctls is four words: address, pages, sync file, and out: the sum.
+/// An open file. The argument of its ioctls is four words: address, number of pages, sync file, and
+/// the returned sum.
 pub(crate) struct Sums<D: Hardware> {
-    // Before `client`, which its operations use.
+    // Dropped before `client`, which its operations use.
     queue: Queue,
     client: Arc<Client<D>>,
 }
 
 impl<D: Hardware> Sums<D> {
-    /// Of `mirror`; `kind` names the type of device.
+    /// Creates the state for `mirror`. `kind` identifies the type of device.
     pub(crate) fn new(mirror: Mirror<D>, kind: &'static u8) -> Result<Self> {
         Ok(Self {
             queue: Queue::new(Cookie::of(kind), 16)?,
@@ -116,7 +118,7 @@ impl<D: Hardware> Sums<D> {
         })
     }
 
-    /// Serves an ioctl.
+    /// Handles an ioctl.
     pub(crate) fn ioctl(&self, command: u32, argument: usize) -> Result<isize> {
         let words = 4 * size_of::<u64>();
         let (mut input, mut output) =

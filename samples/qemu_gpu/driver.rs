@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A PCI driver for GPUs made of QEMU's stock devices: in each slot, function 0 is `ivshmem-plain`, whose BAR is the
-//! memory, and function 1 is `edu`, whose DMA engine copies and accesses memory. `tools/vm/run --hw qemu-gpu` has two.
+//! A PCI driver for GPUs that are composed of QEMU's stock devices. In each slot, function 0 is
+//! `ivshmem-plain`, whose BAR is the device memory, and function 1 is `edu`, whose DMA engine
+//! copies pages and performs accesses. `tools/vm/run --hw qemu-gpu` provides two of them.
 //!
-//! The driver binds to both functions. The GPU is function 1's; function 0 is bound so that nobody else uses its memory,
-//! and so that it stays until the GPU was removed.
+//! The driver binds to both functions. Function 1 represents the GPU. Function 0 is bound so that
+//! no other driver uses its memory, and so that it remains until the GPU was removed.
 //!
-//! The ioctls are those of the kernel's `lib/test_hmm.c` and some of the mock's: the same tests run.
+//! The ioctls are those of the kernel's `lib/test_hmm.c` and some of the mock device's, so that the
+//! same tests run.
 //!
-//! - `engine`: the edu; its thread, its interrupt, and what flushes wait for.
-//! - `gpu`: one GPU, its memory, and how mirrors see it.
+//! - `engine`: the edu: its thread, its interrupt, and the accesses that flushes wait for.
+//! - `gpu`: a GPU, its memory, and its [`rust_hmm::mirror::Device`].
 //! - `file`: an open file and its ioctls.
-//! - `walk`, `uapi`, `structure`, `lock_ioctls`: as the mock has them.
+//! - `walk`, `uapi`, `structure`, `lock_ioctls`: shared with the mock device.
 
 #![deny(unsafe_code)]
 
@@ -31,7 +33,7 @@ mod uapi;
 #[path = "../dmirror/hardware/walk.rs"]
 mod walk;
 
-/// Where the shared parts look for these.
+/// Modules that the shared files import from their crate.
 mod client {
     pub(crate) use crate::file::Client;
 }
@@ -55,13 +57,13 @@ use rust_hmm::node::{FileOps, Node};
 
 pub(crate) static FILE_OPS: FileOps<file::File> = FileOps::new();
 
-/// The nodes that there can be; the names are those of `test_hmm`.
+/// Device nodes, with the names that `test_hmm` uses, and whether each is in use.
 static NODES: [(&CStr, AtomicFlag); 2] = [
     (c"hmm_dmirror0", AtomicFlag::new(false)),
     (c"hmm_dmirror1", AtomicFlag::new(false)),
 ];
 
-/// A node's name, taken.
+/// Ownership of the name of a node.
 struct Name(&'static (&'static CStr, AtomicFlag));
 
 impl Name {
@@ -77,7 +79,7 @@ impl Drop for Name {
     }
 }
 
-/// A function that is bound: a GPU, or nothing for its memory.
+/// Driver data of a bound function. Empty for function 0.
 #[pin_data]
 struct Bound {
     #[pin]
@@ -93,13 +95,13 @@ type Info<'b> = &'b ();
 #[cfg(hmm_series_7_3)]
 type Info<'b> = Option<&'b ()>;
 
-/// The edu: the kernel crate does not know QEMU's number as a vendor.
+/// Matches the edu by class, because the kernel crate does not define QEMU's vendor ID.
 const ENGINE: pci::DeviceId = pci::DeviceId::from_class(
     pci::Class::OTHERS.as_raw(),
     pci::ClassMask::ClassSubclass.as_raw(),
 );
 const MEMORY: pci::DeviceId = pci::DeviceId::from_id(pci::Vendor::REDHAT_QUMRANET, IVSHMEM as u32);
-/// Number of the ivshmem's kind.
+/// PCI device ID of ivshmem.
 const IVSHMEM: u16 = 0x1110;
 #[cfg(not(hmm_series_7_3))]
 kernel::pci_device_table!(TABLE, MODULE_TABLE, (), [(ENGINE, ()), (MEMORY, ())]);
@@ -113,7 +115,7 @@ fn this_module() -> &'static ThisModule {
     return kernel::module::this_module::<LocalModule>();
 }
 
-/// The value of a parameter, which 7.2 lends and 7.3 copies.
+/// Returns the value of a module parameter: Linux 7.2 returns a reference, 7.3 a copy.
 pub(crate) fn number(value: impl Borrow<u64>) -> u64 {
     *value.borrow()
 }
@@ -148,7 +150,7 @@ impl pci::Driver for Driver {
     }
 
     fn unbind<'bound>(pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Bound>) {
-        // Files that are open stay; all they get is ENODEV.
+        // Open files remain valid; their ioctls return `ENODEV`.
         drop(this.node.lock().take());
         if let Some(gpu) = &this.gpu {
             if number(module_parameters::forget.value()) != 0 {

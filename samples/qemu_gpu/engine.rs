@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The copy engine: an edu, which moves up to 4 KiB between a buffer of its own and any address, and interrupts at the
-//! end. Contents take two steps: into the buffer, and out of it.
+//! The engine: an edu, which transfers up to 4 KiB between its internal buffer and any bus address,
+//! and raises an interrupt at the end. A copy takes two transfers: into the buffer, and out of it.
 
 use crate::{
     file::Client,
@@ -40,12 +40,12 @@ use rust_hmm::{
     thread::Thread,
 };
 
-/// Whether `pdev` is an edu: the kernel crate does not know QEMU's number as a vendor.
+/// Whether `pdev` is an edu, by numeric IDs: the kernel crate does not define QEMU's vendor ID.
 pub(crate) fn is_edu(pdev: &pci::Device) -> bool {
     (pdev.vendor_id().as_raw(), pdev.device_id()) == (0x1234, 0x11e8)
 }
 
-// Its registers.
+// Registers of the edu.
 const STATUS: usize = 0x24;
 const ACKNOWLEDGE: usize = 0x64;
 const SOURCE: usize = 0x80;
@@ -55,13 +55,13 @@ const COMMAND: usize = 0x98;
 const START: u32 = 1;
 const FROM_BUFFER: u32 = 2;
 const INTERRUPT: u32 = 4;
-/// Where its buffer is, for itself.
+/// Address of the internal buffer on the device side.
 const BUFFER: u64 = 0x40000;
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Jobs that wait at most.
+/// Capacity of the job queue.
 const DEPTH: usize = 4096;
-/// How long a step of the engine may take.
+/// Timeout of a transfer.
 const TIMEOUT: Delta = Delta::from_secs(20);
 
 #[cfg(not(hmm_series_7_3))]
@@ -69,22 +69,23 @@ type Registers = kernel::devres::Devres<pci::Bar<'static, 0x100>>;
 #[cfg(hmm_series_7_3)]
 type Registers = pci::DevresBar<0x100>;
 
-/// An access to memory of a process.
+/// An access of the GPU to memory of a process.
 #[pin_data]
 pub(crate) struct Access {
-    /// Whose it is. Given back before the access is done: the last reference must not go here.
+    /// The file whose memory is accessed. Taken before the access is completed, so that the last
+    /// reference is not dropped here.
     #[pin]
     pub(crate) client: Mutex<Option<Arc<Client>>>,
     pub(crate) addr: usize,
     pub(crate) write: bool,
-    /// Contents of the page; and whether the device had a translation.
+    /// Contents of the page, and whether the device had a translation.
     #[pin]
     pub(crate) page: Mutex<(KVVec<u8>, Result<bool>)>,
     #[pin]
     pub(crate) done: Completion,
 }
 
-/// A copy, and the memory that it goes to if that is another GPU's.
+/// A copy, and the destination memory if that belongs to another GPU.
 type Copy = (CopyJob, Option<Arc<PciMemory>>);
 
 struct Work {
@@ -93,7 +94,7 @@ struct Work {
     stop: bool,
 }
 
-/// What the engine's thread, who gives it work and the interrupt share.
+/// State of the engine, shared by its thread, its users and the interrupt handler.
 #[pin_data]
 pub(crate) struct Engine {
     pub(crate) dma: Arc<DmaDevice>,
@@ -102,16 +103,17 @@ pub(crate) struct Engine {
     work: Mutex<Work>,
     #[pin]
     wake: CondVar,
-    /// Steps that have ended.
+    /// Number of completed transfers. Incremented by the interrupt handler.
     finished: Atomic<u64>,
     #[pin]
     bell: Bell,
-    /// The access to memory of a process that is under way: of which mirror, which page.
+    /// The access that is in progress: tag of the mirror and address of the page. Flushes wait for
+    /// it.
     #[pin]
     in_flight: Mutex<Option<(u64, usize)>>,
     #[pin]
     landed: CondVar,
-    /// Memory of other GPUs that it reaches.
+    /// Memories of other GPUs that are mapped for this one.
     #[pin]
     peers: Mutex<KVec<PeerMemory>>,
     delay: Delta,
@@ -128,7 +130,7 @@ impl Interrupted for Engine {
     }
 }
 
-/// How the GPU's walker reads its tables: from its own memory.
+/// Lets the page table walker of the GPU read its tables, which are in device memory.
 struct TableBus<'e>(&'e BarTables);
 
 impl walk::Bus for TableBus<'_> {
@@ -137,20 +139,20 @@ impl walk::Bus for TableBus<'_> {
     }
 }
 
-/// What only the thread uses. The parts that need the device go with it.
+/// Data of the engine's thread. The resources that need the bound device are dropped with it.
 struct Hardware {
     engine: Arc<Engine>,
     vram: PeerMemory,
-    /// A page for contents on their way to the CPU or from it, and a page of zeros.
+    /// A staging page for transfers from and to the CPU, and a page of zeros.
     staging: DmaBuffer,
     tables: Arc<BarTables>,
     _interrupt: Interrupt<Engine>,
 }
 
-/// The engine's thread, until this is dropped: then what waits fails.
+/// Handle of the engine's thread. Dropping it stops the thread and fails the pending work.
 pub(crate) struct Running {
     engine: Arc<Engine>,
-    // After the drop, which tells it to end.
+    // Dropped after `drop()` has requested the thread to exit. Dropping it waits for the thread.
     _thread: Thread,
 }
 
@@ -162,7 +164,7 @@ impl Drop for Running {
 }
 
 impl Engine {
-    /// Starts the engine of `pdev`, which has `memory`.
+    /// Starts the engine of `pdev`, whose device memory is `memory`.
     pub(crate) fn start(
         pdev: &pci::Device<Core<'_>>,
         dma: Arc<DmaDevice>,
@@ -207,7 +209,7 @@ impl Engine {
         Ok((engine, running))
     }
 
-    /// Whether it reaches `memory`, of another GPU, from now on.
+    /// Maps `memory` of another GPU for this engine. Returns whether the engine can access it.
     pub(crate) fn reaches(&self, memory: &Arc<PciMemory>) -> bool {
         let mut peers = self.peers.lock();
         if peers.iter().any(|peer| peer.is_of(memory)) {
@@ -217,7 +219,8 @@ impl Engine {
         mapped.is_ok_and(|peer| peers.push(peer, GFP_KERNEL).is_ok())
     }
 
-    /// Takes a job; with `to` it goes to that memory. Must not allocate: there is room, or the job fails.
+    /// Queues a job. `to` is the destination memory if it belongs to another GPU. Must not
+    /// allocate: if the queue is full the job fails.
     pub(crate) fn copy(&self, job: CopyJob, to: Option<Arc<PciMemory>>) {
         let mut work = self.work.lock();
         if work.stop {
@@ -230,7 +233,7 @@ impl Engine {
         }
     }
 
-    /// Ends jobs that nobody needs any more.
+    /// Completes the cancelled jobs in the queue.
     pub(crate) fn drop_cancelled(&self) {
         loop {
             let mut work = self.work.lock();
@@ -238,13 +241,13 @@ impl Engine {
                 return;
             };
             let job = work.copies.remove(at);
-            // Not under the lock: the end of a job takes another one.
+            // Completing a job takes another lock, so drop the queue lock first.
             drop(work);
             drop(job);
         }
     }
 
-    /// Has the thread access memory, and waits for it. `ENODEV`; `ENOMEM`.
+    /// Queues an access and waits until it is completed. `ENODEV`; `ENOMEM`.
     pub(crate) fn access(&self, access: &Arc<Access>) -> Result {
         {
             let mut work = self.work.lock();
@@ -258,13 +261,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether an access to `range` of mirror `tag` is under way.
+    /// Whether an access to `range` of the mirror with tag `tag` is in progress.
     pub(crate) fn is_under_way(&self, tag: u64, range: PageRange) -> bool {
         let under_way = *self.in_flight.lock();
         under_way.is_some_and(|(of, page)| of == tag && range.index_of(page).is_some())
     }
 
-    /// Waits for the access that is under way.
+    /// Waits until the access in progress is completed. Called by flushes.
     pub(crate) fn wait_for_landing(&self) {
         if self.skip.load(Relaxed) != 0 {
             self.skip.fetch_sub(1, Relaxed);
@@ -272,7 +275,7 @@ impl Engine {
         }
         let mut in_flight = self.in_flight.lock();
         let first = *in_flight;
-        // Whatever signal comes: the engine still has the page.
+        // Signals must not end the wait: the engine may still access the page.
         while in_flight.is_some() && *in_flight == first {
             let _why = self.landed.wait_interruptible_timeout(&mut in_flight, 10);
         }
@@ -308,7 +311,7 @@ impl Hardware {
                 core::mem::take(&mut work.accesses),
             )
         };
-        // Dropped, they have failed.
+        // Dropping a job completes it with an error.
         drop(copies);
         for access in accesses {
             drop(access.client.lock().take());
@@ -317,7 +320,8 @@ impl Hardware {
         }
     }
 
-    /// Begins a step. The device takes 32 bits of address. `ENODEV`.
+    /// Starts a transfer. `EINVAL` if an address exceeds the 32 bits that the device supports;
+    /// `ENODEV`.
     fn begin(&self, from: u64, to: u64, direction: u32) -> Result<u64> {
         let registers = self.engine.registers.try_access().ok_or(ENODEV)?;
         let before = self.engine.finished.load(Acquire);
@@ -348,7 +352,8 @@ impl Hardware {
         self.end(self.begin(BUFFER, to, FROM_BUFFER)?)
     }
 
-    /// What the engine is told for `target`; with `to` that is in the memory of another GPU.
+    /// Returns the bus address of `target`. `to` is the memory of the target if that belongs to
+    /// another GPU.
     fn address(&self, target: Target, to: Option<&Arc<PciMemory>>) -> Result<u64> {
         Ok(match (target, to) {
             (Target::Dma(address), _) => address.raw(),
@@ -364,7 +369,7 @@ impl Hardware {
     }
 
     fn copy(&self, job: CopyJob, to: Option<Arc<PciMemory>>) {
-        // Without it the job has failed.
+        // On failure, `DmaCopy::new()` has completed the job with an error.
         if let Ok(copy) = DmaCopy::new(job, &self.engine.dma) {
             let result = (0..copy.pages()).try_for_each(|index| {
                 if copy.is_cancelled() {
@@ -383,7 +388,7 @@ impl Hardware {
         let from = copy.source(index)?.unwrap_or(Target::Dma(zeros));
         self.load(self.address(from, None)?)?;
         self.store(self.address(copy.destination(index)?, to)?)?;
-        // As if it took longer; accesses go on meanwhile.
+        // Simulate a longer copy. Serve accesses meanwhile.
         let since = Instant::<Monotonic>::now();
         while since.elapsed() < self.engine.delay {
             self.serve_accesses();
@@ -394,7 +399,7 @@ impl Hardware {
 
     fn serve_accesses(&self) {
         loop {
-            // It may not exist: then nobody waits.
+            // The queue is empty if all accesses were served.
             let Ok(access) = self.engine.work.lock().accesses.remove(0) else {
                 return;
             };
@@ -410,14 +415,14 @@ impl Hardware {
         }
     }
 
-    /// Walks the table of `mirror`. `None` if the GPU faults.
+    /// Walks the device page table of `mirror`. Returns `None` if the access faults.
     fn translate(&self, mirror: &Mirror<View>, access: &Access) -> Option<Translation> {
         let (root, addr) = (mirror.table_root()?, u64::try_from(access.addr).ok()?);
         let found = walk::Format::Radix4.walk(&TableBus(&self.tables), root, addr);
         found.ok().filter(|found| found.writable || !access.write)
     }
 
-    /// Moves a page between the buffer and the address of `found`.
+    /// Transfers a page between the internal buffer and the translated address.
     fn transfer(&self, found: Translation, write: bool) -> Result {
         let at = match found.address.checked_sub(VRAM) {
             Some(at) => {
@@ -432,7 +437,7 @@ impl Hardware {
         }
     }
 
-    /// Says whether there was a translation.
+    /// Performs an access. Returns whether the device had a translation.
     fn access(&self, client: &Client, access: &Access, contents: &mut [u8]) -> Result<bool> {
         let staging = self.staging.address(0).ok_or(EINVAL)?.raw();
         if access.write {
@@ -441,7 +446,7 @@ impl Hardware {
         }
         let mirror = client.mirror();
         if access.addr & APERTURE != 0 {
-            // Locked memory: it stays as long as the region is held.
+            // Locked memory is pinned while the region is held, so no flush waits for this access.
             let region = mirror.locked(access.addr).ok_or(EFAULT)?;
             let at = region
                 .dma(&self.engine.dma, access.addr)
@@ -453,8 +458,8 @@ impl Hardware {
                 self.load(at)?
             }
         } else {
-            // Before the walk: a change of the table that it does not see is flushed later, and
-            // the flush waits for it.
+            // Set before the walk. If the walk does not see a table change, the flush of that
+            // change starts later, finds this access and waits for it.
             *self.engine.in_flight.lock() = Some((mirror.device().tag(), access.addr));
             let result = match self.translate(mirror, access) {
                 Some(found) => self.transfer(found, access.write).map(|()| true),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One open file: a mirror of the address space of the process that opened it.
+//! An open file: a mirror of the address space of the process that opened it.
 
 use crate::{
     engine::Access,
@@ -25,15 +25,16 @@ use rust_hmm::{
     node::OpenFile,
 };
 
-/// Device faults in a row that bring no progress before a command gives up with `EBUSY`.
+/// Maximum number of consecutive device faults without progress, after which a command fails with
+/// `EBUSY`.
 const ROUNDS: usize = 10_000;
-/// `DMIRROR_PULL`, and its flag that only asks.
+/// `DMIRROR_PULL`, and `DMIRROR_PULL_ASK`.
 const PULL: u32 = 0x78;
 const ASK: u32 = 1;
 
-/// What a file shares with the engine.
+/// State of a file, shared with the engine.
 pub(crate) struct Client {
-    // Before the session: no entry may be left when the pages are evicted.
+    // Dropped before the session, which evicts pages: the mirror must have no entries then.
     mirror: Mirror<View>,
     gpu: Session,
 }
@@ -48,7 +49,7 @@ impl Client {
     }
 }
 
-/// An open file's share in the GPU.
+/// Counts an open file of the GPU.
 struct Session(Arc<Gpu>);
 
 impl Drop for Session {
@@ -60,7 +61,7 @@ impl Drop for Session {
 /// An open file.
 pub(crate) struct File(Arc<Client>);
 
-/// Where contents go, or come from.
+/// Source or destination of a transfer in user memory.
 enum User {
     To(UserSliceWriter),
     From(UserSliceReader),
@@ -164,7 +165,8 @@ impl File {
         }
     }
 
-    /// `EFAULT` also says that the memory cannot be written; `EINVAL` is for a process that is gone.
+    /// Returns `EINVAL`, as `test_hmm` does, if the process has exited. `EFAULT` also stands for
+    /// memory that is not writable.
     fn exclusive_error(&self, error: Error) -> Error {
         if self.0.mirror.is_alive() {
             error
@@ -183,8 +185,8 @@ impl File {
         self.transfer(request, user, missing)
     }
 
-    /// The engine reads or writes the range. What it has no translation for is faulted in as `missing` says; `ENOENT`
-    /// if that says nothing.
+    /// Reads or writes the range with the engine. Pages without a translation are faulted in with
+    /// the access `missing`; `ENOENT` if that is `None`.
     fn transfer(
         &self,
         request: &mut Command,
@@ -230,7 +232,7 @@ impl File {
                 return Err(EBUSY);
             }
             let rest = PageRange::new(request.range.address(done), request.range.end())?;
-            // If the first page was gone again at the end, no more than is brought in at once.
+            // If the first page was invalidated during the previous fault, request at most one PMD.
             let next = match rounds {
                 1 => rest,
                 _ => rest.pmd_pieces().next().ok_or(EINVAL)?,
@@ -242,7 +244,7 @@ impl File {
         Ok(())
     }
 
-    /// One page; says whether the engine had a translation.
+    /// Accesses one page. Returns whether the engine had a translation.
     fn access(&self, addr: usize, write: bool, page: KVVec<u8>) -> Result<(KVVec<u8>, bool)> {
         let access = Arc::pin_init(
             pin_init!(Access {
@@ -266,7 +268,7 @@ impl File {
         for piece in request.range.pmd_pieces() {
             let mut bytes = KVec::with_capacity(piece.pages(), GFP_KERNEL)?;
             let each = |page| {
-                // There is room, by the capacity above.
+                // Does not fail, because of the capacity above.
                 let _full = bytes.push_within_capacity(uapi::snapshot_byte(page, true));
             };
             self.0
@@ -279,7 +281,7 @@ impl File {
         Ok(())
     }
 
-    /// Memory of another GPU comes here, from its memory to ours.
+    /// Migrates pages from the memory of another GPU to this one.
     fn pull(&self, user: usize) -> Result {
         let mut raw = Structure::<72>::read(user, 72)?;
         no_flags(raw.u32(4) & !ASK)?;
@@ -296,5 +298,5 @@ impl File {
     }
 }
 
-// Device addresses of locked memory are none of a process.
+// Device addresses of locked memory must not be addresses of a process.
 const _: () = assert!(APERTURE > 1 << 47);

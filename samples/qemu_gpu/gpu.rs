@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One GPU: its memory, and how mirrors see it.
+//! A GPU: its memory, and its side of mirrors.
 
 use crate::engine::{Engine, Running};
 use kernel::{
@@ -28,17 +28,19 @@ use rust_hmm::{
     pgtable::{OfDma, Radix4},
 };
 
-/// Where the GPU finds its memory. The DMA addresses of system memory have 32 bits.
+/// Bus address of device memory as seen by the GPU. DMA addresses of system memory have 32 bits, so
+/// the two do not overlap.
 pub(crate) const VRAM: u64 = 1 << 40;
 
-/// Bytes at the end of the memory that are for page tables, but no more than half of it.
+/// Size of the area for page tables at the end of device memory; at most half of the memory is
+/// used.
 const TABLES: u64 = 8 << 20;
 
-/// The memory.
+/// Device memory of a GPU.
 pub(crate) struct Vram {
     engine: Arc<Engine>,
     memory: Arc<PciMemory>,
-    /// Tests want the next allocation to fail.
+    /// Fails the next allocation, for tests.
     pub(crate) fail_allocation: AtomicFlag,
 }
 
@@ -67,7 +69,7 @@ impl MemoryOps for Vram {
     }
 }
 
-/// Those that can access locked memory: itself.
+/// Devices that can access locked memory: the GPU itself.
 pub(crate) struct Agents {
     pub(crate) all: Arc<KVec<Arc<DmaDevice>>>,
 }
@@ -128,21 +130,21 @@ impl Gpu {
         self.bar.size() >> 20
     }
 
-    /// The device is unbound, maybe while it is in use. Mappings of memory are taken away after this. Returns the pages
-    /// that were saved, and those that are lost.
+    /// Called when the device is unbound, possibly while it is in use; the BAR is unmapped
+    /// afterwards. Returns the numbers of pages that were migrated back and that are lost.
     pub(crate) fn remove(&self) -> (usize, usize) {
         let pages = self.memory.unplug().unwrap_or_default();
         drop(self.running.lock().take());
         pages
     }
 
-    /// A file was opened, or closed: the last one takes all pages out.
+    /// Counts an opened or closed file. Closing the last one evicts all pages.
     pub(crate) fn count_file(&self, opened: bool) {
         if opened {
             self.files.fetch_add(1, Relaxed);
         } else if self.files.fetch_sub(1, Full) == 1 {
             self.memory.driver().fail_allocation.store(false, Relaxed);
-            // What stays is not lost: a CPU touch brings it back.
+            // Pages that remain are not lost: a CPU fault migrates them back.
             let _ = self.memory.evict_all();
         }
     }
@@ -160,7 +162,7 @@ impl View {
         Self { gpu, tag }
     }
 
-    /// Name of the mirror in the engine.
+    /// Tag of the mirror in the engine.
     pub(crate) fn tag(&self) -> u64 {
         self.tag
     }
@@ -168,10 +170,10 @@ impl View {
 
 impl Device for View {
     type Memory = Vram;
-    // The GPU walks it in its own memory.
+    // The GPU walks its page tables in device memory.
     type Format = OfDma<Radix4>;
     type Walker = ();
-    // Whether there is something to wait for.
+    // Whether an access is in progress that the flush must wait for.
     type Flush = bool;
 
     fn memory(&self) -> Option<&Memory<Vram>> {

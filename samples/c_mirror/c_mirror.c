@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A driver in C on rust_hmm (Documentation/c-guide.rst): a device with 16 MiB of memory, which adds up and fills
- * that of the process. Ioctls take a struct request; the first two are those of samples/mirror_only.
+ * A driver in C on rust_hmm (Documentation/c-guide.rst): a device with 16 MiB of memory, which sums
+ * and fills process memory. Ioctls take a struct request; two are those of samples/mirror_only.
  */
 #include <linux/kfifo.h>
 #include <linux/miscdevice.h>
@@ -31,7 +31,7 @@ static struct rust_hmm_memory *memory;
 static DEFINE_KFIFO(jobs, struct rust_hmm_copy_job, 512);
 static DEFINE_SPINLOCK(jobs_lock);
 
-/* Where a page is for this device. All machines with the library have 64 bits, so no high memory. */
+/* Kernel address of a page. rust_hmm needs a 64-bit machine, so there is no highmem. */
 static void *page_at(const struct rust_hmm_place *place, unsigned long index)
 {
 	if (place->kind == RUST_HMM_DEVICE)
@@ -61,7 +61,7 @@ static void copy_all(struct work_struct *work)
 }
 static DECLARE_WORK(copy_work, copy_all);
 
-/* The job is ours from here on: the engine gets it, or, if that has too many, we do it at once. */
+/* The driver owns the job: queue it, or copy synchronously if the queue is full. */
 static void c_copy(void *data, struct rust_hmm_copy_job *job)
 {
 	if (!kfifo_in_spinlocked(&jobs, job, 1, &jobs_lock))
@@ -78,7 +78,7 @@ struct client {
 	struct rust_hmm_queue *queue;
 };
 
-/* HARDWARE: tell the TLB to forget the range. This device has none: each access asks the table. */
+/* HARDWARE: start to invalidate the TLB. This device has none: each access uses the table. */
 static unsigned long c_flush_start(void *data, unsigned long start, unsigned long end)
 {
 	return 0;
@@ -88,7 +88,7 @@ static const struct rust_hmm_mirror_ops mirror_ops = {
 	.size = sizeof(mirror_ops), .flush_start = c_flush_start,
 };
 
-/* What the device does: with RUST_HMM_WRITE it fills memory with @value, else it adds it up there. */
+/* An operation of the device: fills memory with @value (RUST_HMM_WRITE), or sums it up there. */
 struct op {
 	struct client *client;
 	unsigned long start, end;
@@ -96,7 +96,7 @@ struct op {
 	u64 value;
 };
 
-/* As far as there are entries. The table lock is held: what they name stays. */
+/* Accesses pages up to the first one without an entry. The table lock keeps them stable. */
 static unsigned long touch(struct op *op, unsigned long addr)
 {
 	struct rust_hmm_place place;
@@ -134,7 +134,7 @@ static int run(void *data, const struct rust_hmm_stop *stop)
 			return 0;
 		tries = next == addr ? tries + 1 : 0;
 		addr = next;
-		/* A device fault. The less it is about, the likelier it is still there at the end. */
+		/* A device fault. The smaller it is, the likelier its first entry remains valid. */
 		ahead = tries ? max(ahead / 2, PAGE_SIZE) : min(ahead * 2, PMD_SIZE);
 		next = min3(ALIGN(addr + 1, PMD_SIZE), addr + ahead, op->end);
 		ret = rust_hmm_serve(op->client->mirror, addr, next, op->flags,
@@ -148,7 +148,7 @@ static void op_free(void *data)
 	kfree(data);
 }
 
-/* Has a copy of @op done in the queue. Its end signals the eventfd @event, unless that is 0. */
+/* Queues a copy of @op, whose end signals the eventfd @event unless that is 0. */
 static int submit(const struct op *op, struct rust_hmm_fence *fence, int event)
 {
 	struct op *later = kmemdup(op, sizeof(*op), GFP_KERNEL);
@@ -160,13 +160,13 @@ static int submit(const struct op *op, struct rust_hmm_fence *fence, int event)
 	done = rust_hmm_queue_submit(op->client->queue, &fence, 1, run, op_free, later);
 	if (IS_ERR(done))
 		return PTR_ERR(done);
-	/* If this fails the operation is done all the same. */
+	/* The operation runs even if this fails. */
 	ret = event ? rust_hmm_fence_eventfd(done, event) : 0;
 	rust_hmm_fence_put(done);
 	return ret;
 }
 
-/* Does @op after the sync file in the lower half of @fds; without one, at once is after the queue. */
+/* Does @op after the sync file in the lower half of @fds, or without one after the queue. */
 static int after(struct op *op, u64 fds, bool in_queue)
 {
 	struct rust_hmm_fence *fence = NULL;
@@ -244,7 +244,7 @@ static int c_release(struct inode *inode, struct file *file)
 {
 	struct client *client = file->private_data;
 
-	/* First: its operations use the mirror. */
+	/* First: queued operations use the mirror. */
 	rust_hmm_queue_destroy(client->queue);
 	rust_hmm_mirror_destroy(client->mirror);
 	kfree(client);
@@ -290,7 +290,7 @@ module_init(c_init);
 static void __exit c_exit(void)
 {
 	misc_deregister(&node);
-	/* No file is open, so that there is no mirror. */
+	/* No file is open, so no mirror uses the memory. */
 	rust_hmm_memory_destroy(memory);
 	flush_work(&copy_work);
 }

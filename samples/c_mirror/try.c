@@ -41,7 +41,7 @@ int main(void)
 	printf("sum in system memory: %ju\n", (uintmax_t)call(fd, SUM, words, 0).out);
 	printf("pages moved to the device: %ju\n", (uintmax_t)call(fd, MIGRATE, words, 0).moved);
 	call(fd, FILL, words, 2);
-	/* A CPU fault moves the page back. */
+	/* A CPU fault migrates the page back. */
 	printf("the first word, filled by the device: %ju\n", (uintmax_t)words[0]);
 	sum = call(fd, SUM, words, 0).out;
 	printf("sum in both memories: %ju\n", (uintmax_t)sum);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The copy engine: a thread that carries out copy jobs.
+//! The copy engine: a thread that executes copy jobs.
 
 use crate::PAGES;
 use kernel::{
@@ -19,7 +19,7 @@ use rust_hmm::{
     thread::Thread,
 };
 
-/// Jobs in the queue at most.
+/// Capacity of the job queue.
 const DEPTH: usize = 512;
 
 struct Queue {
@@ -27,7 +27,7 @@ struct Queue {
     stop: bool,
 }
 
-/// State of the thread and of those who submit jobs.
+/// State shared by the thread and the tasks that submit jobs.
 #[pin_data]
 struct Shared {
     /// HARDWARE: the memory on the card.
@@ -70,7 +70,7 @@ impl Shared {
         while !queue.stop {
             // Any order will do.
             let Some(job) = queue.jobs.pop() else {
-                // Kernel threads get no signals.
+                // Kernel threads do not receive signals.
                 let _signal = self.wake.wait_interruptible(&mut queue);
                 continue;
             };
@@ -119,7 +119,7 @@ impl Copier {
 }
 
 impl MemoryOps for Copier {
-    // The job is queued. The migration waits until it is completed, or dropped, which is a failure.
+    // Queues the job. The migration waits until the job is completed. A job that is dropped fails.
     fn copy(&self, job: CopyJob) {
         let mut queue = self.shared.queue.lock();
         if queue.jobs.len() < DEPTH {
@@ -131,7 +131,7 @@ impl MemoryOps for Copier {
         self.shared.carry_out(job);
     }
 
-    // HARDWARE: the doorbell. All jobs of a step were queued.
+    // HARDWARE: ring the doorbell. All jobs of a step have been queued.
     fn kick(&self) {
         self.shared.wake.notify_one();
     }
@@ -141,6 +141,6 @@ impl Drop for Copier {
     fn drop(&mut self) {
         self.shared.queue.lock().stop = true;
         self.shared.wake.notify_one();
-        // Then the thread is dropped, which waits for its end.
+        // The field `_thread` is dropped next, which waits for the thread to exit.
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A device with a copy engine, engines that walk its page table, and a page table format of its own. It does the work of
-//! `samples/template`, by `/dev/rust_engines`. The guide is `Documentation/engines.rst`.
+//! A device with a copy engine, engines that walk its page table, and a page table format of its
+//! own. `/dev/rust_engines` has the ioctls of `samples/template`. The guide is
+//! `Documentation/engines.rst`.
 
 #![forbid(unsafe_code)]
 
@@ -47,7 +48,7 @@ const PAGES: usize = 4096;
 /// Engines of each open file.
 const ENGINES: usize = 2;
 
-/// Device faults of one access.
+/// Maximum number of device faults of one access.
 const TRIES: usize = 100;
 
 /// The card.
@@ -95,7 +96,7 @@ impl Device for View {
         }
     }
 
-    // The library waits for each section that was entered before the flush.
+    // Nothing to do: the library waits for all sections that were entered before the flush.
     fn flush_wait(&self, (): ()) {}
 
     fn flush_sleeps(&self) -> bool {
@@ -103,11 +104,11 @@ impl Device for View {
     }
 }
 
-/// Adds `value` to the word at `addr` by a translation of the TLB, or else of the page table. `None` if the device has
-/// none that allows to write: a device fault.
+/// Adds `value` to the word at `addr` by a translation from the TLB or the page table. Returns
+/// `None` if no translation permits the write, which is a device fault.
 fn try_add(mirror: &Mirror<View>, engine: usize, addr: usize, value: u64) -> Result<Option<u64>> {
     let (page, offset) = (addr & PAGE_MASK, addr % PAGE_SIZE);
-    // Until the section ends, no invalidation returns: the page stays.
+    // No invalidation returns before the section has ended, so the page remains valid until then.
     let mut section = mirror.enter(engine)?;
     let leaf = match section.data().lookup(page) {
         Some(leaf) => leaf,
@@ -142,17 +143,18 @@ fn add(mirror: &Mirror<View>, engine: usize, addr: usize, value: u64) -> Result 
         if try_add(mirror, engine, addr, value)?.is_some() {
             return Ok(());
         }
-        // Outside of the section: it waits.
+        // The section has ended: faulting may sleep and wait for a flush.
         mirror.fault(page, Access::Write)?;
     }
     Err(EBUSY)
 }
 
-/// Three words: an address, what to add to the word there, and the engine that adds.
+/// Three words: an address, what to add to the word there, and the index of the engine.
 const ADD: u32 = ioctl::_IOW::<[u64; 3]>('T' as u32, 0);
-/// Three words: an address, a number of pages, which move to the device, and 0. Returns the pages moved.
+/// Three words: an address, a number of pages to migrate to the device, and 0. Returns the number
+/// of pages migrated.
 const TO_DEVICE: u32 = ioctl::_IOW::<[u64; 3]>('T' as u32, 1);
-/// The same to system memory.
+/// The same, to system memory.
 const TO_SYSTEM: u32 = ioctl::_IOW::<[u64; 3]>('T' as u32, 2);
 
 /// An open file: the mirror of the process that opened it.

@@ -11,7 +11,7 @@ use rust_hmm::{
     pgtable::Leaf, //
 };
 
-/// Translations that a TLB holds.
+/// Number of TLB entries.
 const LINES: usize = 64;
 
 /// A direct-mapped TLB: addresses of pages, and their translations.
@@ -26,13 +26,13 @@ impl Tlb {
         self.0.get_mut((page >> PAGE_SHIFT) % LINES)
     }
 
-    /// Translation of the page at address `page`.
+    /// Returns the cached translation of the page at address `page`.
     pub(crate) fn lookup(&mut self, page: usize) -> Option<Leaf> {
         let (of, leaf) = (*self.line(page)?)?;
         (of == page).then_some(leaf)
     }
 
-    /// Caches what a walk found for the page at address `page`.
+    /// Caches the translation of the page at address `page`.
     pub(crate) fn fill(&mut self, page: usize, leaf: Leaf) {
         if let Some(line) = self.line(page) {
             *line = Some((page, leaf));

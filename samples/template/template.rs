@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The smallest useful driver: a device with 16 MiB of memory of its own, which adds to words of the process
-//! that opens `/dev/rust_template`. Copy it, and replace what is marked HARDWARE.
+//! The smallest useful driver: a device with 16 MiB of memory, which adds to words of the process
+//! that opens `/dev/rust_template`. Copy it, and replace the parts marked HARDWARE.
 //!
-//! The guide to it is `Documentation/first-device.rst`.
+//! The guide is `Documentation/first-device.rst`.
 
-// A driver needs none.
+// Safe code suffices for a driver.
 #![forbid(unsafe_code)]
 
 use kernel::{
@@ -30,48 +30,49 @@ use rust_hmm::{
 
 // Step 1: the memory.
 
-/// Pages of 4 KiB that the device has.
+/// Number of 4 KiB pages of device memory.
 const PAGES: usize = 4096;
 
-/// HARDWARE: the memory on the card, here a block of kernel memory.
+/// HARDWARE: the memory on the card, simulated by kernel memory.
 struct Vram(SharedBytes);
 
-/// Where device pages begin in the card's memory, in bytes.
+/// Returns the offset of device pages in the card's memory, in bytes.
 fn offset(pages: &DeviceRange) -> usize {
     pages.first * PAGE_SIZE
 }
 
 impl Vram {
-    /// HARDWARE: what a copy engine does.
+    /// HARDWARE: one transfer of a copy engine.
     fn transfer(&self, copy: &Copy<'_>) -> Result {
         match (&copy.source, &copy.destination) {
-            // To the device. Without a source it was a hole: the page must read as zeros.
+            // To the device. A hole has no source: the device page must read as zeros.
             (None, PlaceMut::Device(to)) => self.0.clear(offset(to), to.count * PAGE_SIZE),
             (Some(Place::Cpu(from)), PlaceMut::Device(to)) => self.0.load(offset(to), from),
-            // Back.
+            // To system memory.
             (Some(Place::Device(from)), PlaceMut::Cpu(to)) => self.0.store(offset(from), to),
-            // Not asked for: it has one memory, which the CPU cannot address.
+            // Does not occur: the device has one memory, which the CPU cannot address.
             _ => Err(EINVAL),
         }
     }
 }
 
 impl MemoryOps for Vram {
-    // Called for each page, or huge page, of a migration; the migration waits until the job is completed. It may
-    // be queued and completed later, by another thread.
+    // Called for each page or huge page of a migration. The migration waits until the job is
+    // completed. A driver may queue the job and complete it later, in another thread.
     fn copy(&self, job: CopyJob) {
         let result = self.transfer(&job.copy());
-        // After an error the page stays where it is.
+        // After an error the page is not migrated.
         job.complete(result);
     }
 }
 
 // Step 2: the device.
 
-/// The card: what all who use it share.
+/// The card, shared by all open files.
 #[pin_data]
 struct Card {
-    // Gone with the last `Arc<Card>`: then all pages that are still in there go back to their processes.
+    // Dropped with the last `Arc<Card>`, which migrates all remaining pages back to their
+    // processes.
     #[pin]
     memory: Memory<Vram>,
 }
@@ -88,29 +89,30 @@ impl Card {
     }
 }
 
-/// The card as one mirror sees it.
+/// The card's side of one mirror.
 struct View(Arc<Card>);
 
 impl Device for View {
     type Memory = Vram;
-    // HARDWARE: how its page table looks.
+    // HARDWARE: the format of its page table.
     type Format = Radix4;
-    // No engine walks the page table by itself.
+    // No hardware walks the page table concurrently.
     type Walker = ();
-    // What `flush_start` hands to `flush_wait`.
+    // Passed from `flush_start()` to `flush_wait()`.
     type Flush = ();
 
     fn memory(&self) -> Option<&Memory<Vram>> {
         Some(&self.0.memory)
     }
 
-    // HARDWARE: tell the TLB to forget `_range`. This device has none: each access asks the page table.
+    // HARDWARE: start to invalidate the TLB for `_range`. This device has none: every access looks
+    // up the page table.
     fn flush_start(&self, _range: PageRange) {}
 
-    // HARDWARE: wait until it has.
+    // HARDWARE: wait until the invalidation is complete.
     fn flush_wait(&self, (): ()) {}
 
-    // So the OOM reaper need not skip what is mirrored.
+    // The flush does not sleep, so the OOM reaper can unmap mirrored ranges.
     fn flush_sleeps(&self) -> bool {
         false
     }
@@ -118,20 +120,25 @@ impl Device for View {
 
 // Step 3: the work.
 
-/// Device faults of one access. The page may be taken away again before it is used, each time.
+/// Maximum number of device faults of one access. A concurrent invalidation may remove the entry
+/// before it is used, each time.
 const TRIES: usize = 100;
 
-/// HARDWARE: adds `value` to the word at `addr` of the process, atomically. Returns what it was.
+/// HARDWARE: atomically adds `value` to the word at `addr` of the process. Returns the previous
+/// value.
 ///
 /// # Errors
 ///
-/// Those of [`Mirror::fault`]; `EINVAL` if the address is no multiple of 8; `EBUSY`.
+/// - `EINVAL`: `addr` is not a multiple of 8.
+/// - `EBUSY`: the entry was invalidated before each of the attempts.
+/// - Errors of [`Mirror::fault`]
 fn add(mirror: &Mirror<View>, addr: usize, value: u64) -> Result<u64> {
     let page = PageRange::from_pages(addr & PAGE_MASK, 1)?;
     let within = addr % PAGE_SIZE;
     for _ in 0..TRIES {
         {
-            // While it is held, what entries name stays. User memory must not be touched under it.
+            // The table lock keeps entries and their pages stable. User memory must not be accessed
+            // with it held.
             let table = mirror.lock_table()?;
             match table.writable(page.start()) {
                 Some(PlaceMut::Cpu(memory)) => return memory.fetch_add_u64(within, value),
@@ -142,7 +149,7 @@ fn add(mirror: &Mirror<View>, addr: usize, value: u64) -> Result<u64> {
                 None => {}
             }
         }
-        // A device fault: as if a CPU wrote there.
+        // A device fault: handled like a write of a CPU.
         mirror.fault(page, Access::Write)?;
     }
     Err(EBUSY)
@@ -150,11 +157,12 @@ fn add(mirror: &Mirror<View>, addr: usize, value: u64) -> Result<u64> {
 
 // Step 4: the interface.
 
-/// Two words: an address, and what to add to the word there.
+/// Two words: an address, and the number to add to the word there.
 const ADD: u32 = ioctl::_IOW::<[u64; 2]>('T' as u32, 0);
-/// Two words: an address and a number of pages, which move to the device. Returns how many did.
+/// Two words: the address and number of pages to migrate to the device. Returns the number of pages
+/// migrated.
 const TO_DEVICE: u32 = ioctl::_IOW::<[u64; 2]>('T' as u32, 1);
-/// The same, back.
+/// The same, to system memory.
 const TO_SYSTEM: u32 = ioctl::_IOW::<[u64; 2]>('T' as u32, 2);
 
 /// An open file: the mirror of the process that opened it.
@@ -187,7 +195,8 @@ impl OpenFile for File {
             TO_SYSTEM => self.mirror.migrate(range).to_system()?,
             _ => return Err(ENOTTY),
         };
-        // Some pages may have stayed: the outcome says how many, and why.
+        // Migration is best effort: the outcome also reports the pages that were not migrated, and
+        // why.
         Ok(isize::try_from(outcome.moved)?)
     }
 }
@@ -202,7 +211,7 @@ module! {
     license: "GPL",
 }
 
-/// In a static, since files may be open when the node has gone.
+/// In a static, because open files may outlive the device node.
 static FILE_OPS: FileOps<File> = FileOps::new();
 
 /// The loaded module.

@@ -39,7 +39,7 @@ int main(void)
 	call(fd, ADD, word, 6);
 	printf("pages that moved back: %d\n", call(fd, TO_SYSTEM, word, 1));
 	printf("pages that moved to the device: %d\n", call(fd, TO_DEVICE, word, 1));
-	/* A fault of the CPU brings the page back. */
+	/* A CPU fault migrates the page back. */
 	printf("in the end: %ju\n", (uintmax_t)*word);
 	return *word == 42 ? 0 : 1;
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The floor of the benchmark: a driver that does nothing but copy pages and call
- * migrate_vma_*(), behind those ioctls of test_hmm that hmm-bench needs for it.
+ * Lower bound of the benchmark: a driver that only copies pages and calls migrate_vma_*(), with
+ * those ioctls of test_hmm that hmm-bench needs for this.
  *
- * It has no mirror and no device page table, follows no address space, knows no
- * huge pages, serves one process at a time, and gives up at the first error. So
- * nothing that moves pages through the kernel's interface can cost less.
+ * It has no mirror and no device page table, registers no notifier, ignores huge pages, serves one
+ * process at a time, and fails at the first error. A complete driver cannot migrate pages through
+ * the same kernel interface at a lower cost.
  */
 #include <linux/fs.h>
 #include <linux/highmem.h>
@@ -44,7 +44,7 @@ static struct page **contents;
 static unsigned long *stack, top;
 static spinlock_t lock;
 
-/* One operation at a time; a CPU fault has its own. */
+/* Arrays of the ioctl in progress, of which there is at most one; a CPU fault uses its own. */
 struct batch {
 	unsigned long src[BATCH];
 	unsigned long dst[BATCH];
@@ -78,7 +78,7 @@ static unsigned long take(void)
 	return pfn;
 }
 
-/* Gives what was isolated new pages, with the contents of the old ones. */
+/* Allocate destination pages in system memory for the isolated pages, and copy the contents. */
 static int fill_system(struct batch *b, unsigned long count)
 {
 	unsigned long i, got, want = 0, next = 0;
@@ -177,7 +177,7 @@ static int to_device(struct vm_area_struct *vma, unsigned long start,
 	}
 	migrate_vma_pages(&args);
 	migrate_vma_finalize(&args);
-	/* What the ioctl asks for: the moved contents, to be verified. */
+	/* Return the migrated data to user space for verification, as test_hmm does. */
 	for (i = 0; i < args.npages; i++) {
 		struct page *to = migrate_pfn_to_page(b->dst[i]);
 
@@ -305,7 +305,7 @@ static int __init floor_init(void)
 		goto fail_region;
 	}
 	first_pfn = pagemap.range.start >> PAGE_SHIFT;
-	/* The lowest are taken first. */
+	/* Pushed in reverse, so that the lowest page is allocated first. */
 	for (i = npages; i-- > 0;)
 		stack[top++] = first_pfn + i;
 	ret = misc_register(&floor_device);

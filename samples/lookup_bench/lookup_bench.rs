@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Measures how fast several structures tell in which region an address lies. It does so when it is
-//! loaded, prints a line per row, and stays loaded without a use:
+//! Benchmark of data structures that find the region of an address. It runs when the module is
+//! loaded and prints one line for each row:
 //!
 //! ```text
 //! lookup_bench: STRUCTURE REGIONS LAYOUT HIT_NS MISS_NS INSERT_NS BYTES
 //! ```
 //!
-//! `-` is a figure that is not known. Only the sorted array knows its bytes: the kernel's types do
-//! not tell what they allocate.
+//! `-` stands for an unknown figure. Only the size of the sorted array is known, because the
+//! kernel's types do not report their allocations.
 //!
-//! Regions are 64 KiB: dense, one after the other; or sparse, at pseudo-random places in 128 TiB.
+//! Regions are 64 KiB. They are dense (adjacent) or sparse (at pseudo-random places in 128 TiB).
 //!
-//! All but the page table refuse a region that overlaps another one, and those that need a lock while
-//! they can change are used under one, so that the figures compare the same work.
+//! All structures except the page table refuse overlapping regions. Structures that need a lock for
+//! concurrent changes are used with that lock held, so that the figures compare equal work.
 
 #![deny(unsafe_code)]
 
@@ -46,16 +46,16 @@ module! {
     },
 }
 
-/// Bytes of a region, and of the places where one can be.
+/// Size of a region, and distance between possible places.
 const REGION: usize = 16 * 4096;
 const PLACES: usize = (128 << 40) / REGION;
-/// First place of dense regions: there is room for misses before it.
+/// First place of dense regions, with room for misses before it.
 const DENSE: usize = 1 << 20;
-/// Lookups that are measured.
+/// Number of measured lookups.
 const LOOKUPS: usize = 20_000;
 
-/// A place of a region. Each step permutes the places, so all differ; the shifts are there because a
-/// factor alone spreads the places evenly.
+/// Returns the place of region `index`. Each step is a permutation, so that all places differ; a
+/// multiplication alone would distribute them evenly, hence the shifts.
 fn place(index: usize, sparse: bool) -> usize {
     let mut at = index.wrapping_add(1);
     if sparse {
@@ -69,7 +69,7 @@ fn place(index: usize, sparse: bool) -> usize {
     at * REGION
 }
 
-/// A place without a region: between sparse ones, on both sides of dense ones.
+/// Returns a place without a region: between sparse regions, or on either side of dense ones.
 fn free_place(n: usize, count: usize, sparse: bool) -> usize {
     if sparse || n % 2 == 0 {
         place(count + n, sparse)
@@ -78,7 +78,7 @@ fn free_place(n: usize, count: usize, sparse: bool) -> usize {
     }
 }
 
-/// One structure.
+/// A data structure under test.
 trait Regions: Sized {
     const NAME: &'static str;
 
@@ -87,17 +87,17 @@ trait Regions: Sized {
     /// Adds the region at `start`.
     fn insert(&mut self, start: usize) -> Result;
 
-    /// Everything was added.
+    /// Called after the last insertion.
     fn finish(&mut self) -> Result {
         Ok(())
     }
 
-    /// Bytes that it takes, if they are known.
+    /// Memory footprint in bytes, if known.
     fn bytes(&self) -> Option<usize> {
         None
     }
 
-    /// Start of the region in which `addr` lies.
+    /// Returns the start of the region that contains `addr`.
     fn find(&mut self, addr: usize) -> Option<usize>;
 }
 
@@ -126,7 +126,7 @@ impl Regions for Maple {
     }
 }
 
-/// It has no ranges: an entry for each place.
+/// XArray. It has no ranges, so it stores an entry for each place.
 struct ByPlace(Pin<KBox<XArray<KBox<usize>>>>);
 
 impl Regions for ByPlace {
@@ -150,7 +150,8 @@ impl Regions for ByPlace {
     }
 }
 
-/// By the last address of each region, so that the first one not before an address is the one.
+/// Red-black tree keyed by the last address of each region. The region of an address has the lowest
+/// key that is not below it.
 struct Ordered(Pin<KBox<SpinLock<RBTree<usize, usize>>>>);
 
 impl Regions for Ordered {
@@ -163,7 +164,7 @@ impl Regions for Ordered {
 
     fn insert(&mut self, start: usize) -> Result {
         let last = start + (REGION - 1);
-        // Before the lock, under which memory cannot be waited for.
+        // Allocate before taking the spinlock.
         let node = RBTreeNode::new(last, start, GFP_KERNEL)?;
         let mut tree = self.0.lock();
         if let Some(next) = tree.cursor_lower_bound(&start) {
@@ -171,7 +172,7 @@ impl Regions for Ordered {
                 return Err(EEXIST);
             }
         }
-        // No other one has this key: it would overlap.
+        // The key is unique: another region with it would overlap.
         tree.insert(node);
         Ok(())
     }
@@ -184,11 +185,12 @@ impl Regions for Ordered {
     }
 }
 
-/// Sorted when all are there, and then without a lock: for tables that never change.
+/// Sorted array, for tables that never change after the last insertion. Used without a lock.
 struct Sorted(KVVec<usize>);
 
 impl Sorted {
-    /// By merging. The sorts of `core` can panic, in a function that objtool does not know to end.
+    /// Merge sort. The sorts of `core` may panic in a function that objtool does not recognise as
+    /// noreturn.
     fn sort(&mut self) -> Result {
         let mut merged = KVVec::with_capacity(self.0.len(), GFP_KERNEL)?;
         let mut width = 1;
@@ -253,11 +255,11 @@ impl Regions for Sorted {
     }
 }
 
-/// Most blocks of 2 MiB with regions in the device page table. Each takes a page of memory, and of
-/// sparse ones most take another: more would fill the machine.
+/// Maximum number of 2 MiB blocks with regions in the device page table. Each block needs a table
+/// page, and most sparse blocks need another one, which bounds the memory footprint.
 const BLOCKS: usize = 160_000;
 
-/// The device page table: an entry for each page.
+/// Device page table, with an entry for each page.
 struct Radix {
     blocks: usize,
     last: Option<usize>,
@@ -322,8 +324,8 @@ fn ns_each(since: Instant<Monotonic>, count: usize) -> u64 {
     ns / (count as u64).max(1)
 }
 
-/// Addresses to look up, and the answer each must have. Made before the clock starts, so that it
-/// measures nothing else.
+/// Addresses to look up and the expected results. Prepared in advance, so that only the lookups are
+/// measured.
 struct Questions(KVVec<(usize, Option<usize>)>);
 
 impl Questions {
@@ -335,11 +337,11 @@ impl Questions {
         Ok(Self(all))
     }
 
-    /// Nanoseconds for each.
+    /// Returns the time of a lookup, in ns.
     ///
     /// # Errors
     ///
-    /// `EIO` if an answer is wrong.
+    /// `EIO` if a result is wrong.
     fn ask<R: Regions>(&self, regions: &mut R) -> Result<u64> {
         let mut wrong = 0;
         let since = Instant::<Monotonic>::now();
@@ -355,7 +357,7 @@ impl Questions {
     }
 }
 
-/// Inserts `count` regions; nanoseconds for each.
+/// Inserts `count` regions. Returns the time of an insertion, in ns.
 fn fill<R: Regions>(regions: &mut R, count: usize, sparse: bool) -> Result<u64> {
     let since = Instant::<Monotonic>::now();
     for index in 0..count {
@@ -374,7 +376,7 @@ fn measure<R: Regions>(count: usize, sparse: bool) -> Result {
     let mut regions = R::new(count)?;
     let insert = match fill(&mut regions, count, sparse) {
         Ok(insert) => insert,
-        // A structure that cannot hold as many is a result too.
+        // Report that the structure cannot hold this number of regions.
         Err(ENOMEM) => {
             pr_info!("{name} {count} {layout} - - - -\n");
             return Ok(());
@@ -397,7 +399,7 @@ fn measure<R: Regions>(count: usize, sparse: bool) -> Result {
 
 struct Bench;
 
-/// The value of a parameter, which 7.2 lends and 7.3 copies.
+/// Returns the value of a module parameter: Linux 7.2 returns a reference, 7.3 a copy.
 fn number(value: impl Borrow<u64>) -> u64 {
     *value.borrow()
 }

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * gpusvm_dmirror: the ioctl ABI of the kernel's lib/test_hmm.c, served by the
- * DRM frameworks drm_gpusvm and drm_pagemap instead of by bare HMM calls.
+ * gpusvm_dmirror: the ioctl ABI of the kernel's lib/test_hmm.c, implemented with
+ * the DRM frameworks drm_gpusvm and drm_pagemap instead of direct HMM calls.
  *
- * A peer of the benchmark, not a driver: it has no exit, so it is loaded once per
- * boot, and not beside another module that has /dev/hmm_dmirror0.
+ * This is a reference for the benchmark, not a production driver. It cannot be
+ * unloaded, so it is loaded once per boot, and not together with another module
+ * that provides /dev/hmm_dmirror0.
  *
- * The "device" is a mock: its page table is a two-level radix kept here, its
- * memory is RAM behind ZONE_DEVICE device-private pages, its copy engine is the
- * CPU. What a driver has to do around the frameworks (chunk and notifier sizes,
- * garbage collection of unmapped ranges, retry rules, eviction before a second
- * try at a migration) follows drivers/gpu/drm/xe/xe_svm.c.
+ * The device is a mock: its page table is a two-level radix tree in this module,
+ * its memory is RAM behind ZONE_DEVICE device-private pages, and the CPU copies.
+ * The driver side of the frameworks (chunk and notifier sizes, garbage collection
+ * of unmapped ranges, retry rules, eviction before a second attempt to migrate)
+ * follows drivers/gpu/drm/xe/xe_svm.c.
  *
  * Simpler than Xe: device memory is a bitmap under a spinlock and freed inline;
- * there are no fences and no TLB flushes; a device that is full fails with ENOMEM;
- * DMA addresses are physical addresses (dma-direct without an IOMMU).
+ * there are no fences and no TLB flushes; a full device fails with ENOMEM; DMA
+ * addresses are physical addresses (dma-direct without an IOMMU).
  *
- * Other than test_hmm: migrations act on whole ranges of up to 2 MiB, all of a range
- * or nothing (EBUSY); a CPU fault brings a whole range back; reads get pages
- * read-only, and a later write costs a fault per range; EXCLUSIVE is refused.
+ * Differences from test_hmm: migrations act on whole ranges of up to 2 MiB, and
+ * migrate all of a range or nothing (EBUSY); a CPU fault migrates a whole range
+ * back; reads map pages read-only, so that a later write costs a fault per range;
+ * EXCLUSIVE is refused.
  *
  * Locks, outer to inner:
  *   gd_vm.lock            one ioctl or one garbage collection at a time per open
@@ -130,7 +132,7 @@ struct gd_device {
 	unsigned long		base_pfn;
 	unsigned long		npages;
 	struct page		**backing;	/* by device page number */
-	spinlock_t		lock;		/* guards what follows */
+	spinlock_t		lock;		/* protects the fields below */
 	unsigned long		*used;
 	unsigned long		hint;
 	struct list_head	bos;
@@ -155,7 +157,7 @@ struct gd_range {
 	struct drm_gpusvm_pages	pages;
 	struct list_head	gc_link;
 	bool			bound;		/* PTEs are present */
-	bool			write;		/* pages were got for writing */
+	bool			write;		/* pages were faulted for writing */
 };
 
 /* One open file: a device address space that mirrors the opener's mm. */
@@ -206,7 +208,10 @@ static struct gd_pde *gd_pde(struct gd_vm *vm, unsigned long va)
 	return xa_load(&vm->pt, va >> PDE_SHIFT);
 }
 
-/* Allocate what a bind will need, before any lock of the invalidation path. */
+/*
+ * Preallocate page tables for a bind, before any lock of the invalidation path is
+ * taken.
+ */
 static int gd_pt_prepare(struct gd_vm *vm, unsigned long va, bool need_ptes)
 {
 	struct gd_pde *pde = gd_pde(vm, va);
@@ -243,7 +248,9 @@ static u64 gd_mkpte(const struct drm_pagemap_addr *a, bool write)
 	       (a->proto == DRM_INTERCONNECT_SYSTEM ? 0 : PTE_DEVMEM);
 }
 
-/* Write the PTEs of a range whose pages were got; -EAGAIN if they went away. */
+/*
+ * Install the PTEs of a range with valid pages; -EAGAIN if they were invalidated.
+ */
 static int gd_bind(struct gd_vm *vm, struct gd_range *range)
 {
 	const struct drm_pagemap_addr *a = range->pages.dma_addr;
@@ -519,7 +526,10 @@ static struct gd_bo *gd_bo_create(struct gd_device *dev, struct mm_struct *mm,
 	bitmap_set(dev->used, bo->first, npages);
 	dev->hint = bo->first + npages;
 	list_add_tail(&bo->link, &dev->bos);
-	/* Before an evictor can see it; the framework keeps only the pointer. */
+	/*
+	 * Before a concurrent eviction can find it; the framework does not take a
+	 * reference.
+	 */
 	mmgrab(mm);
 	drm_pagemap_devmem_init(&bo->devmem, dev->drm->dev, mm, &gd_devmem_ops,
 				&dev->dpagemap, npages << PAGE_SHIFT, NULL);
@@ -572,7 +582,7 @@ static const struct drm_pagemap_ops gd_pagemap_ops = {
 	.destroy	= gd_pagemap_destroy,
 };
 
-/* Bring every device allocation made for @mm back to RAM, each tried once. */
+/* Migrate every device allocation of @mm back to RAM, with one attempt each. */
 static void gd_evict_mm(struct gd_device *dev, struct mm_struct *mm)
 {
 	unsigned long gen;
@@ -803,7 +813,10 @@ retry:
 				   &r->notifier->notifier, drm_gpusvm_range_start(r),
 				   drm_gpusvm_range_end(r), &ctx);
 	if (err == -EOPNOTSUPP) {
-		/* A mix of RAM and device pages: make it all RAM. */
+		/*
+		 * The range has both RAM and device pages: migrate all of them to
+		 * RAM.
+		 */
 		drm_gpusvm_range_evict(&vm->svm, r);
 		goto retry;
 	}
@@ -819,7 +832,7 @@ retry:
 	return err;
 
 refit:
-	/* The VMA under the range changed; a new range is cut to what is there. */
+	/* The VMA has changed; a new range covers its current extent. */
 	gd_range_drop(vm, range);
 	goto retry;
 }
@@ -969,7 +982,9 @@ static int gd_snapshot(struct gd_vm *vm, struct hmm_dmirror_cmd *cmd)
 			range.notifier_seq = mmu_interval_read_begin(&mni);
 			mmap_read_lock(mm);
 			err = hmm_range_fault(&range);
-			/* Page pointers are only looked at, while mmap_lock holds them. */
+			/*
+			 * No page references are needed while mmap_lock is held.
+			 */
 			for (i = 0; !err && i < n; i++)
 				perm[i] = gd_snap_entry(vm, pfns[i]);
 			mmap_read_unlock(mm);

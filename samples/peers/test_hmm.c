@@ -1,6 +1,3 @@
 // SPDX-License-Identifier: GPL-2.0
-/*
- * The kernel's C driver, for kernels that are built without it. It is compiled from the
- * kernel's source as it is.
- */
+/* Builds the kernel's test_hmm driver, unmodified, for kernels that were configured without it. */
 #include <test_hmm.c>

@@ -369,7 +369,7 @@ impl Hardware {
     }
 
     fn copy(&self, job: CopyJob, to: Option<Arc<PciMemory>>) {
-        // On failure, `DmaCopy::new()` has completed the job with an error.
+        // On failure, `DmaCopy::new()` has dropped the job, which fails it.
         if let Ok(copy) = DmaCopy::new(job, &self.engine.dma) {
             let result = (0..copy.pages()).try_for_each(|index| {
                 if copy.is_cancelled() {

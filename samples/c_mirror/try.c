@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-// Uses the driver: the device adds up and fills memory of this process, in place and in its own memory.
+// Uses the driver: the device sums and fills memory of this process, in system and device memory.
 
 #include <fcntl.h>
 #include <stdint.h>

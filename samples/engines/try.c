@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-// Two threads, each with an engine of the device, and the CPU add to the same words, while the pages move.
+// Two threads (one per engine) and the CPU add to the same words while the pages are migrated.
 
 #include <fcntl.h>
 #include <pthread.h>

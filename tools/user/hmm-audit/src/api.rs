@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The public safe functions of the library, and whether a table names them.
+//! Public safe functions of the library, compared with the functions that a document's table names.
 
 use crate::Source;
 use anyhow::{ensure, Context, Result};
@@ -7,17 +7,17 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use syn::{Attribute, ImplItem, Item, ItemImpl, Signature, TraitItem, Type, Visibility};
 
-/// One function.
+/// A public safe function.
 #[derive(Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Function {
     /// `Type::name`, or the name alone.
     name: String,
     file: String,
-    /// Whether the table names it.
+    /// Whether the table of attacks names it.
     listed: bool,
 }
 
-/// Whether an item is only there for tests.
+/// Returns whether an item exists only for tests.
 fn for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let path = attribute.path();
@@ -97,7 +97,7 @@ impl Api {
     }
 }
 
-/// Whether `table` names the function in literal text, or all of its type's.
+/// Returns whether `table` has the function, or all functions of its type, as a literal.
 fn is_listed(table: &str, owner: Option<&str>, name: &str) -> bool {
     match owner {
         Some(owner) => {
@@ -108,7 +108,7 @@ fn is_listed(table: &str, owner: Option<&str>, name: &str) -> bool {
     }
 }
 
-/// The functions of `sources`, sorted.
+/// Returns the public safe functions of `sources`, sorted.
 pub(crate) fn functions(sources: &[Source], table: &str) -> Result<Vec<Function>> {
     let mut api = Api::default();
     for source in sources.iter().filter(|source| !source.name.ends_with("tests.rs")) {
@@ -134,7 +134,7 @@ pub(crate) fn functions(sources: &[Source], table: &str) -> Result<Vec<Function>
     Ok(functions)
 }
 
-/// Prints them, and fails if one is not listed.
+/// Prints the functions. Fails if the table does not name one of them.
 pub(crate) fn report(sources: &[Source], table: &str, json: bool) -> Result<()> {
     let functions = functions(sources, table)?;
     if json {

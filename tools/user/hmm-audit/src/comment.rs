@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Comments, which the parser does not keep: found by line.
+//! Comments of a source file. They are found by line, because the parser does not keep them.
 
-/// The lines of a file.
+/// Lines of a file, without leading and trailing white space.
 pub(crate) struct Lines<'a>(Vec<&'a str>);
 
 impl<'a> Lines<'a> {
@@ -9,15 +9,15 @@ impl<'a> Lines<'a> {
         Self(text.lines().map(str::trim).collect())
     }
 
-    /// Comment lines that end right above line `line`, counted from 1, first to last; attributes in
-    /// between are passed over.
+    /// Returns the comment lines that end right above line `line` (counted from 1), first to last.
+    /// Attributes between the comment and the line are skipped.
     fn above(&self, line: usize, prefix: &str) -> Vec<&'a str> {
         let mut at = line.saturating_sub(1).min(self.0.len());
         let mut found = Vec::new();
         while at > 0 {
             let text = self.0[at - 1];
             match text.strip_prefix(prefix) {
-                // `///` and `//!` are no plain comments.
+                // `///` and `//!` lines are documentation, not plain comments.
                 Some(rest) if prefix != "//" || !rest.starts_with(['/', '!']) => {
                     found.push(rest.trim())
                 }
@@ -30,13 +30,13 @@ impl<'a> Lines<'a> {
         found
     }
 
-    /// What the `// SAFETY:` comment above `line` says.
+    /// Returns the text of the `// SAFETY:` comment above `line`.
     pub(crate) fn safety(&self, line: usize) -> Option<String> {
         let comment = self.above(line, "//");
         let start = comment.iter().position(|text| text.starts_with("SAFETY:"))?;
         let mut words = vec![comment[start].trim_start_matches("SAFETY:").trim()];
         for text in &comment[start + 1..] {
-            // Another kind of remark begins.
+            // A remark with another marker ends the text.
             if marker(text) {
                 break;
             }
@@ -45,7 +45,7 @@ impl<'a> Lines<'a> {
         joined(&words)
     }
 
-    /// What the section `# Safety` of the documentation above `line` says.
+    /// Returns the text of the section `# Safety` in the documentation above `line`.
     pub(crate) fn safety_section(&self, line: usize) -> Option<String> {
         let doc = self.above(line, "///");
         let start = doc.iter().position(|text| *text == "# Safety")?;
@@ -54,7 +54,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Whether a comment line begins with a word such as `INVARIANT:`.
+/// Returns whether a comment line begins with a word such as `INVARIANT:`.
 fn marker(text: &str) -> bool {
     text.split_once(':').is_some_and(|(word, _)| {
         word.len() > 2 && word.chars().all(|c| c.is_ascii_uppercase() || c == ' ')

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Reads the sources of the modules: lists their `unsafe` code with what it relies on, and the public
-//! safe functions with whether the table of attacks names them.
+//! Audits the sources of the modules. Lists each use of `unsafe` with its safety comment, and each
+//! public safe function with whether the table of attacks names it.
 
 use anyhow::{ensure, Context, Result};
 use clap::{Parser, Subcommand};
@@ -28,7 +28,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Lists `unsafe` code; fails if some says not what it relies on, or a sample has any.
+    /// Lists `unsafe` code; fails if one use has no safety comment, or a sample has any.
     Unsafe,
     /// Lists public safe functions; fails if one is missing in the table of attacks.
     Api {
@@ -38,13 +38,13 @@ enum What {
     },
 }
 
-/// A source file, by its name below the top.
+/// A source file, named by its path below the top directory.
 pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) text: String,
 }
 
-/// All Rust files below `dir`, sorted.
+/// Returns all Rust files below `dir`, sorted.
 fn sources(top: &Path, dir: &str) -> Result<Vec<Source>> {
     let mut found = Vec::new();
     let mut todo = vec![top.join(dir)];

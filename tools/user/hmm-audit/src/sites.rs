@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Every `unsafe`, found by the compiler's own token rules, also within macros.
+//! Finds every use of `unsafe` in the token stream of a file, including those in macro invocations.
 
 use crate::{comment::Lines, Source};
 use anyhow::{anyhow, ensure, Result};
@@ -7,7 +7,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What is unsafe.
+/// Item or expression that an `unsafe` keyword introduces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -18,15 +18,15 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// One place.
+/// One use of `unsafe`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Site {
     pub(crate) file: String,
     pub(crate) line: usize,
     pub(crate) kind: Kind,
-    /// The function or type it is in, or is.
+    /// Name of the enclosing function, or of the unsafe item itself.
     pub(crate) within: String,
-    /// What it relies on, or asks for.
+    /// Text of the safety comment: the facts a block relies on, or the requirements of a function.
     pub(crate) safety: Option<String>,
 }
 
@@ -47,7 +47,7 @@ fn is_punct(token: &TokenTree, chars: &[char]) -> bool {
     matches!(token, TokenTree::Punct(punct) if chars.contains(&punct.as_char()))
 }
 
-/// Tokens as they are written: words apart, the rest together.
+/// Renders tokens as source text, with spaces only between words.
 fn spelled<'a>(tokens: impl Iterator<Item = &'a TokenTree>) -> String {
     let mut text = String::new();
     for token in tokens {
@@ -60,7 +60,8 @@ fn spelled<'a>(tokens: impl Iterator<Item = &'a TokenTree>) -> String {
     text
 }
 
-/// What follows `unsafe` at `at`, and its name. `None`: a function pointer's type.
+/// Returns the kind of the `unsafe` token at index `at`, and the item's name if it has one. `None`
+/// if the token is part of a function pointer type.
 fn kind(tokens: &[TokenTree], at: usize) -> Option<(Kind, Option<String>)> {
     let next = tokens.get(at + 1);
     if matches!(next, Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace) {
@@ -89,8 +90,8 @@ fn kind(tokens: &[TokenTree], at: usize) -> Option<(Kind, Option<String>)> {
 }
 
 impl Finder<'_> {
-    /// `starts` are the lines on which what encloses the tokens began, innermost last, up to the
-    /// statement.
+    /// Walks `stream`. `starts` has the first lines of the constructs that enclose the tokens,
+    /// innermost last, out to the statement.
     fn walk(&mut self, stream: TokenStream, within: &str, starts: &[usize]) {
         let tokens = stream.into_iter().collect::<Vec<_>>();
         let mut within = within.to_string();
@@ -111,7 +112,7 @@ impl Finder<'_> {
                 }
                 TokenTree::Group(group) => {
                     let brace = group.delimiter() == Delimiter::Brace;
-                    // What stands before a body says nothing of what is in it.
+                    // A comment above the head of a body does not cover the statements in the body.
                     let mut inner = Vec::new();
                     if !brace {
                         inner.extend_from_slice(starts);
@@ -150,7 +151,7 @@ impl Finder<'_> {
     }
 }
 
-/// All places in `source`.
+/// Returns all uses of `unsafe` in `source`.
 pub(crate) fn find(source: &Source) -> Result<Vec<Site>> {
     let stream: TokenStream =
         source.text.parse().map_err(|error| anyhow!("{}: {error}", source.name))?;
@@ -167,7 +168,8 @@ struct Report {
     files: BTreeMap<String, BTreeMap<Kind, usize>>,
 }
 
-/// Prints all places of the library, and fails if one says nothing or a sample has one.
+/// Prints all uses of `unsafe`. Fails if one in the library has no safety comment or if a sample
+/// has any.
 pub(crate) fn report(library: &[Source], samples: &[Source], json: bool) -> Result<()> {
     let all = |sources: &[Source]| -> Result<Vec<Site>> {
         Ok(sources.iter().map(find).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
@@ -267,7 +269,7 @@ mod tests {
 
     #[test]
     fn nothing_said_is_noticed() {
-        // What is said of something else does not count.
+        // A safety comment that belongs to another statement does not count.
         let found = sites(
             "// SAFETY: Of f.\nfn f() {\nlet a = 1;\nunsafe { b() };\n}\nunsafe trait T {}\n",
         );

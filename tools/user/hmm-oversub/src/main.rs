@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Working sets of 0.5, 1, 2 and 8 times the device's memory, used by engines in order, at random, with a
-//! stride and along a chain of pointers, while CPU threads use a part of them, too.
+//! Measures working sets of 0.5, 1, 2 and 8 times the size of device memory. Engines access them
+//! sequentially, at random, with a stride, and along a chain of pointers, in some rows while CPU
+//! threads access a part of the pages.
 //!
-//! For each policy it tells the bytes moved per byte used and the device faults per MiB used, checks every
-//! result, and fails when a bound does not hold.
+//! For each policy the program reports the bytes moved per byte used and the device faults per MiB
+//! used. Every result is checked. The program fails if a bound is exceeded.
 
 mod pattern;
 mod run;
@@ -15,11 +16,14 @@ use hmm::placement::Policy;
 use pattern::Pattern;
 use run::{measure, Case, Figures};
 
-/// Bytes moved, in both directions, per byte used: default policy, in order, twice the memory; 0.375 are expected.
+/// Bound for the bytes moved in both directions per byte used: default policy, sequential, twice
+/// the size of device memory. The expected value is 0.375.
 const MOVED: f64 = 0.45;
-/// The same with CPU threads, without what their faults cause: up to 0.46 are expected.
+/// Bound for the same with CPU threads, without the effects of their faults. Values up to 0.46 are
+/// expected.
 const MOVED_WITH_CPUS: f64 = 0.55;
-/// Device faults per MiB used, of the same; 0.625 are expected in the first pass, and less later.
+/// Bound for the device faults per MiB used in the same rows. The expected value is 0.625 in the
+/// first pass, and less in later ones.
 const FAULTS: f64 = 0.75;
 
 /// Measures working sets larger than device memory.
@@ -31,7 +35,7 @@ struct Args {
     /// Seconds after which a pass that does not end is a livelock.
     #[arg(long, default_value_t = 300)]
     limit: u64,
-    /// Only working sets of up to so many times the memory.
+    /// Only working sets of up to this many times the size of device memory.
     #[arg(long, default_value_t = 8.0)]
     most: f64,
     /// Only policies whose name contains this.
@@ -63,7 +67,7 @@ fn bounds(case: &Case, cold: &Figures, warm: &Figures, all: &Figures) -> Vec<Str
                 "2x in order, {threads} CPU threads: {moved:.3} bytes moved per byte used, over {most}"
             ));
         }
-        // The first pass alone, too: it is the one that faults.
+        // The first pass must meet the bound by itself, because most of the faults are in it.
         let faults = faults.max(cold.faults_per_mib());
         if faults > FAULTS {
             broken.push(format!(
@@ -86,11 +90,11 @@ fn main() -> Result<()> {
         for set in SETS.into_iter().filter(|set| *set <= args.most) {
             for pattern in Pattern::ALL {
                 for threads in [0, 2] {
-                    // CPU threads beside each pattern once is enough.
+                    // One set size with CPU threads is enough for each pattern.
                     if threads != 0 && set != 2.0 {
                         continue;
                     }
-                    // What takes a fault for each page takes long, and is the same in each pass.
+                    // One fault per page takes long, and the figures are the same in each pass.
                     let passes = match policy {
                         Policy::OnePage => args.passes.min(1),
                         _ => args.passes,
@@ -123,7 +127,7 @@ fn main() -> Result<()> {
         }
         bail!("{} bounds are not met", broken.len());
     }
-    // Those are about the default policy, at up to twice the memory.
+    // The bounds concern the default policy, at up to twice the size of device memory.
     anyhow::ensure!(
         args.most >= 2.0 && "default policy".contains(&args.only),
         "not all was measured"

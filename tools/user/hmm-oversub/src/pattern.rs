@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
-//! How engines go through memory.
+//! Access patterns of engines, and the memory contents that check them.
 
 use hmm::{Command, EngineOp, Mapping, PAGE_SIZE};
 
-/// Words of a page.
+/// Words in a page.
 const WORDS: usize = PAGE_SIZE / 8;
 
-/// Bytes from one access of the strided engine to the next.
+/// Distance in bytes between two accesses of the strided engine.
 const STRIDE: usize = 3 * PAGE_SIZE;
 
-/// A pattern.
+/// An access pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// Every word, in order.
+    /// Reads every word, in ascending order.
     Sequential,
-    /// A word of each page, in an order without one.
+    /// Follows a chain of pointers, one in each page, in a random order of all pages.
     Random,
-    /// A word of every third page, three times, so that all pages are used.
+    /// Reads one word of every third page, in three commands that together use all pages.
     Strided,
-    /// Every word of a page leads to the next page, of a chain that goes through all.
+    /// Follows a chain of pointers, one in each page, that visits all pages of a group of 64 before
+    /// the next group.
     Chase,
 }
 
-/// A permutation of `0..count`, the same each time.
+/// Returns a permutation of `0..count`, the same in each call.
 fn shuffled(count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     let mut random = 0x9e37_79b9_7f4a_7c15u64;
@@ -36,11 +37,11 @@ fn shuffled(count: usize) -> Vec<usize> {
 }
 
 impl Pattern {
-    /// All of them.
+    /// All patterns.
     pub const ALL: [Pattern; 4] =
         [Pattern::Sequential, Pattern::Random, Pattern::Strided, Pattern::Chase];
 
-    /// For the table.
+    /// Name of the pattern in the table.
     pub fn name(self) -> &'static str {
         match self {
             Pattern::Sequential => "sequential",
@@ -50,7 +51,8 @@ impl Pattern {
         }
     }
 
-    /// Fills the memory as the pattern needs it.  The last word of each page is left to CPU threads.
+    /// Writes the contents that the pattern needs. The last word of each page is left to CPU
+    /// threads.
     pub fn prepare(self, map: &Mapping) {
         let pages = map.pages();
         match self {
@@ -63,7 +65,8 @@ impl Pattern {
             Pattern::Random | Pattern::Chase => {
                 let order = match self {
                     Pattern::Random => shuffled(pages),
-                    // Nearby pages, but never in order: from both ends of groups of 64.
+                    // Neighbouring pages, but never in ascending order: a permutation of each group
+                    // of 64.
                     _ => (0..pages).map(|at| at / 64 * 64 + (at % 64) * 37 % 64).collect(),
                 };
                 for (at, page) in order.iter().enumerate() {
@@ -74,14 +77,15 @@ impl Pattern {
         }
     }
 
-    /// The commands of one pass, by one engine, with the bytes that they use, a whole page for each that is
-    /// touched; they fail if a result is wrong.
+    /// Returns the commands of one pass by `engine`, each with the bytes that it uses. A page
+    /// counts as a whole as soon as one of its words is used.
     pub fn pass(self, map: &Mapping, engine: u32) -> Vec<(Command, u64)> {
         let pages = map.pages();
         let used = map.len() as u64;
         match self {
             Pattern::Sequential => {
-                // In parts, so that what CPU threads count in the last word of a page does not matter.
+                // The sum of all words but those that CPU threads increment. [`Pattern::result`]
+                // accepts any sum if such threads run.
                 let sum: u64 = (0..pages)
                     .map(|page| value(page).wrapping_mul(2).wrapping_add(1))
                     .fold(0, u64::wrapping_add);
@@ -101,7 +105,7 @@ impl Pattern {
                 })
                 .collect(),
             Pattern::Random | Pattern::Chase => {
-                // A hop is a page; after all of them it is where it began.
+                // A hop is a page. After as many hops as pages the chain is back at its start.
                 let start = self.first(map);
                 let chase = Command::new(EngineOp::Chase, start, pages * 8).engine(engine);
                 vec![(chase.value(0), used)]
@@ -109,7 +113,7 @@ impl Pattern {
         }
     }
 
-    /// Where a chain begins.
+    /// Returns the address of the first link of the chain.
     fn first(self, map: &Mapping) -> usize {
         let page = match self {
             Pattern::Random => shuffled(map.pages()).first().copied().unwrap_or(0),
@@ -118,10 +122,11 @@ impl Pattern {
         map.page_addr(page)
     }
 
-    /// What the result of a command of [`Pattern::pass`] must be; `None` where the engine compares.
+    /// Returns the expected result of a command of [`Pattern::pass`]. `None` if the engine compares
+    /// the result itself or if CPU threads change the memory (`counted`).
     pub fn result(self, map: &Mapping, command: &Command, counted: bool) -> Option<u64> {
         match self {
-            // CPU threads change the sum meanwhile.
+            // CPU threads change the sum while the engine reads.
             Pattern::Sequential => (!counted).then_some(command.value),
             Pattern::Strided => None,
             Pattern::Random | Pattern::Chase => Some(self.first(map) as u64),
@@ -129,12 +134,12 @@ impl Pattern {
     }
 }
 
-/// The word of a page.
+/// Word that is written to page `page`.
 pub fn value(page: usize) -> u64 {
     (page as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8
 }
 
-/// The word that CPU threads count in.
+/// Index of the word that CPU threads increment.
 pub const COUNTED: usize = WORDS - 1;
 
 #[cfg(test)]

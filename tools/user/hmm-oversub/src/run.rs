@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One working set, one pattern, one policy.
+//! Measures one working set with one pattern and one policy.
 
 use crate::pattern::{value, Pattern, COUNTED};
 use anyhow::{bail, ensure, Context, Result};
@@ -8,44 +8,44 @@ use hmm::{Device, Mapping, HUGE_SIZE, PAGE_SIZE};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// What to measure.
+/// Parameters of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Who decides about faults.
+    /// Policy that handles device faults.
     pub policy: Policy,
     /// The working set, in units of the device's memory.
     pub set: f64,
-    /// How it is used.
+    /// How engines access it.
     pub pattern: Pattern,
-    /// CPU threads that use a part of it meanwhile.
+    /// Number of CPU threads that access a part of it concurrently.
     pub threads: usize,
     /// Passes after the first one.
     pub passes: u64,
-    /// Seconds for a pass.
+    /// Time limit of a pass, in seconds.
     pub limit: u64,
 }
 
-/// What was measured.
+/// Figures of one or more passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
-    /// Bytes that engines used.
+    /// Bytes used by engines.
     pub used: u64,
-    /// Bytes that moved to the device.
+    /// Bytes migrated to the device.
     pub there: u64,
-    /// Bytes that left it.
+    /// Bytes migrated back to system memory.
     pub back: u64,
-    /// Faults of engines.
+    /// Device faults.
     pub faults: u64,
-    /// Faults of CPUs.
+    /// CPU faults on device pages.
     pub cpu_faults: u64,
-    /// Bytes that these brought back, of those that left.
+    /// Bytes that CPU faults migrated back; `back` includes them.
     pub cpu_back: u64,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 impl Figures {
-    /// Both.
+    /// Returns the sums of two sets of figures.
     pub fn plus(&self, other: &Figures) -> Figures {
         Figures {
             used: self.used + other.used,
@@ -58,18 +58,19 @@ impl Figures {
         }
     }
 
-    /// Bytes moved, there and back, per byte used.
+    /// Returns the bytes moved, in both directions, per byte used.
     pub fn moved_per_byte(&self) -> f64 {
         (self.there + self.back) as f64 / self.used.max(1) as f64
     }
 
-    /// Device faults per MiB used.
+    /// Returns the device faults per MiB used.
     pub fn faults_per_mib(&self) -> f64 {
         self.faults as f64 / (self.used.max(1) as f64 / (1 << 20) as f64)
     }
 
-    /// The same without the effects of CPU faults, whose number depends on scheduling: each page that
-    /// they bring back costs one more migration to the device, and one more device fault.
+    /// Returns the figures without the effects of CPU faults, whose number depends on scheduling.
+    /// Each page that a CPU fault migrates back costs one more migration to the device and one more
+    /// device fault.
     pub fn without_cpus(&self) -> Figures {
         Figures {
             there: self.there.saturating_sub(self.cpu_back),
@@ -80,7 +81,7 @@ impl Figures {
     }
 }
 
-/// What the device has counted so far.
+/// Returns the counters of the device as figures. `used` and `seconds` are 0.
 fn counted(device: &Device) -> Result<Figures> {
     let counters = device.counters()?;
     let page = PAGE_SIZE as u64;
@@ -96,7 +97,7 @@ fn counted(device: &Device) -> Result<Figures> {
     })
 }
 
-/// One pass; every result is checked.
+/// Runs one pass and checks every result.
 fn pass(case: &Case, device: &Device, map: &Mapping) -> Result<Figures> {
     let before = counted(device)?;
     let begin = Instant::now();
@@ -132,13 +133,15 @@ fn pass(case: &Case, device: &Device, map: &Mapping) -> Result<Figures> {
     })
 }
 
-/// Counts in the last word of some pages until told to stop; returns how often for each page.
+/// Increments the last word of some pages until `stop` is set. Returns the number of increments of
+/// each page.
 fn count(map: &Mapping, thread: usize, threads: usize, stop: &AtomicBool) -> Vec<u64> {
     let pages = map.pages();
     let mut sums = vec![0; pages];
     let mut at = thread * 97;
     while !stop.load(Relaxed) {
-        // Each thread has its pages: one of 16, spread over all.
+        // No two threads increment the same page. Their pages are one of 16, spread over the
+        // mapping.
         let page = (at * 16 + thread) % pages / threads * threads + thread;
         if page < pages {
             map.atomic(page, COUNTED).fetch_add(1, Relaxed);
@@ -162,7 +165,7 @@ fn check(case: &Case, map: &Mapping, sums: &[Vec<u64>]) -> Result<()> {
     Ok(())
 }
 
-/// Figures of the first pass, and of all others.
+/// Returns the figures of the first pass, and the sums of all later passes.
 pub fn measure(case: &Case) -> Result<(Figures, Figures)> {
     let device = Device::open(0)?;
     device.set_policy(case.policy)?;

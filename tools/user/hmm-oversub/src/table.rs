@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The table, as reStructuredText.
+//! Prints the results as a reStructuredText table.
 
 use crate::run::{Case, Figures};
 
 const RULE: &str =
     "================== ==== ========== === ====== ====== ====== ====== ====== =======";
 
-/// Prints rows as they come.
+/// A table that is printed row by row.
 pub struct Table(());
 
 impl Table {
-    /// Prints the head.
+    /// Prints the head of the table.
     pub fn new() -> Table {
         println!("{RULE}");
         println!(
@@ -20,8 +20,8 @@ impl Table {
         Table(())
     }
 
-    /// A row: bytes moved per byte used, those to the device and back of it, faults per MiB of all passes,
-    /// and of all but the first.
+    /// Prints a row: bytes moved per byte used, in total, to the device and back, then faults per
+    /// MiB of all passes and of all but the first.
     pub fn row(
         &mut self,
         policy: &str,
@@ -45,7 +45,7 @@ impl Table {
         );
     }
 
-    /// Prints the end.
+    /// Prints the last rule and the legend.
     pub fn end(&self) {
         println!("{RULE}");
         println!("moved: bytes that moved per byte used, of these there and back; faults: device faults per MiB");

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Something to look at: memory in all places, always in the same ones, and some that moves all the time.
+//! Memory to observe with other tools: some in every place, which stays there, and some that
+//! migrates all the time.
 
 use anyhow::{Context, Result};
 use hmm::engine::Way;
 use hmm::{Device, Mapping, HUGE_PAGES, PAGE_SIZE};
 use std::time::{Duration, Instant};
 
-/// MiB that stay where they are.
+/// MiB that stay in place.
 const MIB: usize = 16;
 
-/// Pages that move.
+/// Pages that migrate in each round.
 const MOVING: usize = 1024;
 
-/// Time between two rounds.
+/// Pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Memory that stays: a third of it on the device, in a huge page and in small ones, a third in system memory that
-/// the device has mapped, and the rest.
+/// Returns memory that stays in place. One third is in device memory, as a huge page and as small
+/// pages, and one third is in system memory and mapped by the device. The rest is not mapped by the
+/// device.
 fn still(device: &Device) -> Result<Mapping> {
     let map = Mapping::anon_aligned(MIB / 2)?;
     map.fill(1);
@@ -24,7 +26,7 @@ fn still(device: &Device) -> Result<Mapping> {
     device.migrate(map.addr(), pages / 3, Way::ToDevice).context("migration")?;
     let mut seen = vec![0; pages / 3 * PAGE_SIZE];
     device.read(map.page_addr(pages / 3), &mut seen).context("device read")?;
-    // Some islands.
+    // A few islands of the other kind within each part.
     for block in 0..3 {
         let first = pages * 2 / 3 / HUGE_PAGES * HUGE_PAGES + block * 400;
         device.migrate(map.page_addr(first), 64, Way::ToDevice).context("migration")?;
@@ -36,7 +38,7 @@ fn still(device: &Device) -> Result<Mapping> {
     Ok(map)
 }
 
-/// Does so for `seconds`.
+/// Moves memory back and forth for `seconds`, while other memory stays in place.
 pub fn linger(device: &Device, seconds: u64) -> Result<()> {
     let still = still(device)?;
     let end = Instant::now() + Duration::from_secs(seconds);
@@ -48,7 +50,7 @@ pub fn linger(device: &Device, seconds: u64) -> Result<()> {
         let mut seen = vec![0; moving.len()];
         device.read(moving.addr(), &mut seen).context("device read")?;
         device.migrate(moving.addr(), MOVING, Way::ToDevice).context("migration")?;
-        // By CPU faults.
+        // CPU faults migrate all pages back.
         moving.check(seed)?;
         seed += 1;
         std::thread::sleep(PAUSE);

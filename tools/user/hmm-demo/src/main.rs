@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One address space shared by CPU and device, shown step by step.
+//! Demonstrates step by step that the CPU and a device share one address space.
 
 mod linger;
 mod timeline;
@@ -20,7 +20,7 @@ const PAGES: usize = 64;
 /// Shows a process and a device using the same pointers.
 #[derive(Parser)]
 struct Args {
-    /// Number of the device: 0 and 1 have private memory.
+    /// Number of the device; 0 and 1 have private memory.
     #[arg(long, default_value_t = 0)]
     device: u32,
     /// Print the steps as JSON.
@@ -32,12 +32,13 @@ struct Args {
     /// Print the picture in the end, from a line `<svg ...>` to a line `</svg>`.
     #[arg(long, conflicts_with = "json")]
     svg_to_stdout: bool,
-    /// Tell no story, but use memory in all ways for so many seconds, for those who look.
+    /// Use memory in all ways for this many seconds, for observation with other tools, without a
+    /// story.
     #[arg(long, value_name = "SECONDS")]
     linger: Option<u64>,
 }
 
-/// The story so far: each step with where the memory is after it.
+/// Steps so far, each with the residency of the memory after it.
 struct Story {
     json: bool,
     steps: Vec<serde_json::Value>,
@@ -56,7 +57,7 @@ impl Story {
     }
 }
 
-/// Small pages: the heap of this process.
+/// Small pages on the heap of this process.
 fn heap(story: &mut Story, device: &Device) -> Result<()> {
     let mut memory: Vec<u8> = vec![0; (PAGES + 16) * 4096];
     let view = View::of(&mut memory).context("whole pages on the heap")?;
@@ -108,7 +109,7 @@ fn huge(story: &mut Story, device: &Device) -> Result<()> {
     story.tell(device, &map, 8, "One CPU touch brings it back as a whole.")
 }
 
-/// Memory that is in both places.
+/// Returns memory with pages in device memory, pages in system memory and unpopulated pages.
 fn at_the_end(story: &mut Story, device: &Device) -> Result<Mapping> {
     let map = Mapping::anon(PAGES)?;
     map.fill_pages(5, 0, PAGES - 8);
@@ -121,7 +122,8 @@ fn at_the_end(story: &mut Story, device: &Device) -> Result<Mapping> {
     Ok(map)
 }
 
-/// The counters that the story explains, in words and with units. Counted from the opening of the device's file to now.
+/// Explains the counters of the device in words, with units. They count from the opening of the
+/// device's file.
 fn summary(counters: &Counters, first_touches: u64) -> String {
     let pages = |count: u64| format!("{count} pages ({:.1} MiB)", count as f64 / 256.0);
     let line = |name: &str, value: String, why: &str| format!("  {name:<28} {value:<24} {why}\n");
@@ -211,7 +213,8 @@ fn main() -> Result<()> {
     }
     println!();
     print!("{}", timeline::text(&lines));
-    // The picture and the counters are of the same moment: the mapping lives until both are printed.
+    // The picture and the counters show the same moment, because the mapping lives until both are
+    // printed.
     let _map = at_the_end(&mut story, &device)?;
     let counters = device.counters().context("counters")?;
     let ordinary: u64 = lines.iter().map(|line| line.faults).sum();

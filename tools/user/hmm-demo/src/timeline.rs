@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What an engine reads per time slice while its memory migrates: faultless
-//! beside the ordinary way.
+//! Timeline of an engine's read rate while its memory migrates, for faultless and for ordinary
+//! migration.
 
 use anyhow::{ensure, Context, Result};
 use hmm::engine::Way;
@@ -11,50 +11,51 @@ use std::time::{Duration, Instant};
 
 /// MiB that the engine reads, in 4 KiB pages.
 const MIB: usize = 8;
-/// Of each copy, in microseconds: a migration of all takes some time.
+/// Delay of each copy, in microseconds, so that migrating all pages takes visible time.
 const COPY_DELAY_US: u64 = 50;
-/// Time between two samples, at least: a busy machine samples later.
+/// Minimal time between two samples. It is longer on a busy machine.
 const SLICE: Duration = Duration::from_millis(50);
-/// Time without a migration before and after each.
+/// Time without a migration before and after each migration.
 const STILL: Duration = Duration::from_millis(250);
 
 /// One sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// When it was taken, in seconds.
+    /// Time of the sample, in seconds.
     pub at: f64,
-    /// What the engine read since the sample before, in MiB per second.
+    /// Read rate since the previous sample, in MiB per second.
     pub rate: f64,
 }
 
 /// One migration.
 #[derive(Clone, Copy, Debug)]
 pub struct Move {
-    /// When it began and ended, in seconds.
+    /// Begin and end, in seconds.
     pub begin: f64,
     pub end: f64,
-    /// To the device, or back.
+    /// Whether it was a migration to the device.
     pub to_device: bool,
 }
 
-/// One way to migrate.
+/// Measurements of one kind of migration.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// What it is called.
+    /// Name of the kind.
     pub name: &'static str,
     pub samples: Vec<Sample>,
     pub moves: Vec<Move>,
     /// Reads that faulted.
     pub faults: u64,
-    /// Time that reads waited, in ms.
+    /// Time that reads waited, in milliseconds.
     pub stall_ms: f64,
 }
 
-/// Measures one way, with a copy delay: two trips there and back.
+/// Measures one kind of migration, with a copy delay: two round trips.
 pub fn measure(device: &Device, faultless: bool) -> Result<Line> {
     let old = device.set(Setting::CopyDelay, COPY_DELAY_US * 1000).context("copy delay")?;
     let line = trips(device, faultless);
-    // The delay belongs to the device, not to this process: it goes also after an error.
+    // The delay is a setting of the device and outlives this process, so restore it after an error,
+    // too.
     device.set(Setting::CopyDelay, old).context("copy delay")?;
     line
 }
@@ -66,7 +67,8 @@ fn trips(device: &Device, faultless: bool) -> Result<Line> {
     let first = device.run(read).context("first pass")?;
     ensure!(first.error.is_none(), "the first pass failed: {:?}", first.error);
     let job = device.submit(read.rounds(0)).context("reader")?;
-    // Together: else the first slice counts what was read before it began.
+    // Read both together. Otherwise the first slice would include bytes that were read before it
+    // began.
     let (begin, before) = (Instant::now(), device.counters()?);
     let stop = AtomicBool::new(false);
     let (samples, moves) = std::thread::scope(|scope| -> Result<_> {
@@ -115,21 +117,21 @@ fn trips(device: &Device, faultless: bool) -> Result<Line> {
     })
 }
 
-/// When the last sample was taken.
+/// Returns the time of the last sample of all lines.
 fn longest(lines: &[Line]) -> f64 {
     let ends = lines.iter().flat_map(|line| line.samples.last()).map(|sample| sample.at);
     ends.fold(0.1, f64::max)
 }
 
-/// Seconds that two spans of time have in common.
+/// Returns the seconds that two spans of time have in common.
 fn overlap(a: (f64, f64), b: (f64, f64)) -> f64 {
     (a.1.min(b.1) - a.0.max(b.0)).max(0.0)
 }
 
-/// Mean rates of slices of the same length: the samples' own lengths differ.
+/// Returns mean rates of slices of equal length. The intervals between samples differ in length.
 fn slices(line: &Line, length: f64) -> Vec<f64> {
     let end = line.samples.last().map_or(0.0, |sample| sample.at);
-    // A rest that rounding leaves is no slice.
+    // A remainder that is only a rounding error is not a slice.
     let count = (end / length - 1e-6).ceil() as usize;
     let mut slices = vec![(0.0, 0.0); count];
     let mut last = 0.0;
@@ -145,7 +147,7 @@ fn slices(line: &Line, length: f64) -> Vec<f64> {
     slices.iter().map(|(mib, seconds)| if *seconds > 0.0 { mib / seconds } else { 0.0 }).collect()
 }
 
-/// What moved in a slice, however short.
+/// Returns the mark of a slice in which memory moved, however short the slice is.
 fn mark(line: &Line, begin: f64, end: f64) -> char {
     let moved = |to_device| -> f64 {
         let moves = line.moves.iter().filter(|one| one.to_device == to_device);
@@ -159,13 +161,13 @@ fn mark(line: &Line, begin: f64, end: f64) -> char {
     }
 }
 
-/// Most columns of the text: with the names it fits into 80.
+/// Maximal number of columns of the text. Together with the names a line fits into 80 columns.
 const COLUMNS: f64 = 64.0;
 
-/// A ruler in seconds.
+/// Renders a ruler in seconds.
 fn ruler(columns: usize, length: f64) -> String {
     let mut ruler = String::new();
-    // Room for a number and a few dashes.
+    // Leave space for a number and a few dashes.
     let every = (6.0 * length).ceil().max(1.0) as usize;
     for second in (0..).step_by(every) {
         let column = (second as f64 / length).round() as usize;
@@ -180,10 +182,11 @@ fn ruler(columns: usize, length: f64) -> String {
     ruler
 }
 
-/// Both as text: a character per slice, higher is faster, and what moved below.
+/// Renders all lines as text, one character per slice: a bar for the read rate, and below it marks
+/// for migrations.
 pub fn text(lines: &[Line]) -> String {
     const LEVELS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-    // A slow machine takes longer: then a column is several slices.
+    // If the run took longer than `COLUMNS` slices, a column stands for several slices.
     let slice = SLICE.as_secs_f64();
     let length = slice * (longest(lines) / COLUMNS / slice - 1e-6).ceil().max(1.0);
     let rates: Vec<Vec<f64>> = lines.iter().map(|line| slices(line, length)).collect();
@@ -216,13 +219,13 @@ fn highest(lines: &[Line]) -> f64 {
     rates.fold(1.0, f64::max)
 }
 
-/// Width and height of the area of the curves, and where it begins.
+/// Width and height of the plot area, and its top left corner.
 const AREA: (f64, f64) = (720.0, 240.0);
 const ORIGIN: (f64, f64) = (80.0, 60.0);
-/// Colours that differ also for who sees no red or green.
+/// Colours that differ also for readers with red-green colour blindness.
 const COLOURS: [&str; 2] = ["#0072b2", "#d55e00"];
 
-/// Both as a picture.
+/// Renders all lines as an SVG picture.
 pub fn svg(lines: &[Line]) -> String {
     let (width, height) = AREA;
     let (left, top) = ORIGIN;
@@ -257,7 +260,7 @@ pub fn svg(lines: &[Line]) -> String {
         svg,
         "<text transform=\"translate(24 {middle}) rotate(-90)\" text-anchor=\"middle\">MiB/s</text>"
     );
-    // At most a dozen labels, so that they do not touch.
+    // At most about a dozen labels, so that they do not overlap.
     let every = (longest / 12.0).ceil().max(1.0) as usize;
     for second in (0..=longest as usize).step_by(every) {
         let at = x(second as f64);
@@ -277,7 +280,7 @@ pub fn svg(lines: &[Line]) -> String {
             svg,
             "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
         );
-        // A strip below the axis: when memory moved.
+        // Strip below the axis that marks the migrations.
         let strip = bottom + 26.0 + 12.0 * number as f64;
         for one in &line.moves {
             let opacity = if one.to_device { "1" } else { "0.5" };
@@ -348,7 +351,7 @@ mod tests {
         let rates: Vec<(f64, f64)> = (1..=160).map(|n| (f64::from(n) / 10.0, 200.0)).collect();
         let text = text(&[line("slow", &rates, moved, 0)]);
         assert!(text.contains("250 ms a column") && text.matches('█').count() == 64, "{text}");
-        // Too short for a sample, but marked.
+        // A migration shorter than a sample is still marked.
         assert_eq!(text.lines().nth(3).map(|marks| marks.matches('<').count()), Some(1), "{text}");
         assert!(text.lines().skip(2).all(|row| row.chars().count() <= 80), "{text}");
     }
@@ -373,9 +376,9 @@ mod tests {
         let svg = svg(&lines());
         assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
         assert_eq!(svg.matches("<polyline").count(), 2);
-        // Background, legend and one strip each.
+        // Background, and for each line its legend and one strip.
         assert_eq!(svg.matches("<rect").count(), 5);
-        // tools/demo takes what is between such lines.
+        // tools/demo cuts the output between these two tags.
         assert!(svg.starts_with("<svg ") && svg.ends_with("\n</svg>\n"));
         assert_eq!(svg.matches("</svg>").count(), 1);
         assert!(!svg.contains("NaN") && !svg.contains("inf"));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A running engine reads its working set while that migrates there and back:
-//! without a fault, and, for comparison, the ordinary way. In further rows other
-//! things happen meanwhile.
+//! Measures an engine that reads its working set while the working set migrates back and forth:
+//! first with faultless migration, then, for comparison, with ordinary migration. Further rows add
+//! CPU faults, evictions, other mirrors and writers.
 
 mod readers;
 mod rows;
@@ -19,19 +19,19 @@ use std::time::Duration;
 /// Measures faultless migration, and checks its bounds.
 #[derive(Parser)]
 struct Args {
-    /// Number of the device: 0 and 1 have private memory.
+    /// Number of the device; 0 and 1 have private memory.
     #[arg(long, default_value_t = 0)]
     device: u32,
-    /// MiB of the working set, a multiple of 2.
+    /// Size of the working set in MiB, a multiple of 2.
     #[arg(long, default_value_t = 64)]
     mib: usize,
-    /// Migrations there and back, at least.
+    /// Minimal number of migrations back and forth.
     #[arg(long, default_value_t = 4)]
     trips: u64,
-    /// Seconds of migrations, at least, for each line of the table.
+    /// Minimal duration of the migrations in seconds, for each line of the table.
     #[arg(long, default_value_t = 0)]
     seconds: u64,
-    /// Rounds of the engine over the working set, at least.
+    /// Minimal number of rounds of the engine over the working set.
     #[arg(long, default_value_t = 4)]
     rounds: u64,
     /// Delay of each copy, in microseconds.
@@ -43,11 +43,11 @@ struct Args {
     /// Print tables in reStructuredText.
     #[arg(long, conflicts_with = "json")]
     rst: bool,
-    /// Only these rows in which something else happens, and nothing else.
+    /// Measure only these further rows.
     only: Vec<String>,
 }
 
-/// A row in which something else happens, by its name.
+/// Function that measures a further row of the given name.
 type Measure = fn(&Size, &'static str) -> Result<Row>;
 
 const ROWS: [(&str, Measure); 8] = [
@@ -61,7 +61,7 @@ const ROWS: [(&str, Measure); 8] = [
     ("writers_moving", rows::writers::moving),
 ];
 
-/// Measures the rows that are asked for, and prints for each whether its bounds are met.
+/// Measures the further rows that were requested, and prints for each whether its bounds are met.
 fn measure_rows(args: &Args, broken: &mut Vec<String>) -> Result<Vec<Row>> {
     for name in &args.only {
         ensure!(ROWS.iter().any(|(row, _)| row == name), "there is no row {name}");
@@ -80,18 +80,19 @@ fn measure_rows(args: &Args, broken: &mut Vec<String>) -> Result<Vec<Row>> {
                 rows.push(row);
                 missed
             }
-            // As an engine that ends because it found something else than the pattern.
+            // An error, such as an engine that has read unexpected contents, is a missed bound.
             Err(error) => vec![format!("{name}: {error:#}")],
         };
         let result = if missed.is_empty() { "ok" } else { "not ok" };
-        // For tools/test/faultless, which counts them.
+        // tools/test/faultless counts these lines.
         eprintln!("{result} {name}");
         broken.extend(missed);
     }
     Ok(rows)
 }
 
-/// Both ways with an engine that reads, and both sides counting.
+/// Measures faultless and ordinary migration with an engine that reads, then with an engine and a
+/// CPU thread that write.
 fn measure_ways(
     args: &Args,
     device: &Device,
@@ -121,7 +122,7 @@ fn measure_ways(
 }
 
 fn measure(args: &Args) -> Result<bool> {
-    // Nobody else shall move pages meanwhile.
+    // Stop background migrations by the kernel, which would disturb the measurement.
     let _quiet = Settings::quiet().context("quiet settings of the kernel")?;
     let device = Device::open(args.device)
         .with_context(|| format!("cannot open {}", Device::path(args.device).display()))?;

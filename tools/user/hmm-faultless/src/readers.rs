@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! An engine that reads and checks its working set in a loop, while that migrates.
+//! Measures an engine that reads and checks its working set in a loop while the working set
+//! migrates.
 
 use anyhow::{bail, ensure, Context, Result};
 use hmm::engine::{checksum_of_pattern, Way};
@@ -7,7 +8,7 @@ use hmm::{Command, Device, EngineOp, Job, Mapping};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// What to measure.
+/// Parameters of a measurement.
 pub struct Run {
     pub mib: usize,
     pub trips: u64,
@@ -17,16 +18,16 @@ pub struct Run {
     pub faultless: bool,
 }
 
-/// What was measured, between the engine's first round and its end.
+/// Figures of a measurement, from the engine's first round to its end.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// "4 KiB" or "2 MiB".
     pub pages: &'static str,
     pub faultless: bool,
     pub trips: u64,
-    /// Rounds of the engine, each with the right checksum.
+    /// Rounds of the engine. The checksum of each was right.
     pub rounds: u64,
-    /// Pages that moved, and those of them whose entry was switched.
+    /// Migrated pages, and the number of them whose entry was switched.
     pub moved: u64,
     pub switched: u64,
     pub stayed: u64,
@@ -34,13 +35,13 @@ pub struct Row {
     pub read_stalls: u64,
     pub stall_ms: f64,
     pub stale_hits: u64,
-    /// MiB per second that the engine read.
+    /// Read rate of the engine, in MiB per second.
     pub read_mib_s: f64,
-    /// MiB per second that migrated.
+    /// Migration rate, in MiB per second.
     pub moved_mib_s: f64,
 }
 
-/// Longest time to wait for the engine.
+/// Maximal time to wait for the engine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn rounds(job: &Job<'_>) -> Result<u64> {
@@ -52,14 +53,15 @@ fn rounds(job: &Job<'_>) -> Result<u64> {
 }
 
 impl Run {
-    /// One line about it.
+    /// Describes the parameters in one line.
     pub fn name(&self) -> String {
         let size = if self.huge { "2 MiB" } else { "4 KiB" };
         let way = if self.faultless { "faultless" } else { "ordinary" };
         format!("{} MiB of {size} pages, {way}", self.mib)
     }
 
-    /// Migrates the working set back and forth until enough has happened.
+    /// Migrates the working set back and forth until the minimal number of trips and rounds and the
+    /// minimal time are reached.
     pub fn measure(&self, device: &Device) -> Result<Row> {
         let map = if self.huge {
             Mapping::anon_huge(self.mib / 2)?
@@ -122,7 +124,7 @@ impl Run {
 }
 
 impl Row {
-    /// What is not as it must be.
+    /// Describes each bound that is not met.
     pub fn broken_bounds(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let way = if self.faultless { "faultless" } else { "ordinary" };
@@ -138,7 +140,8 @@ impl Row {
             must(self.read_stalls == 0, format!("{} read stalls", self.read_stalls));
             must(self.switched > 0, "no entry was switched".to_string());
         } else {
-            // Else the counter counts nothing.
+            // Ordinary migrations disturb reads; if nothing is counted here, the counters do not
+            // work.
             must(self.read_faults > 0, "no read fault".to_string());
             must(self.read_stalls > 0, "no read stall".to_string());
         }

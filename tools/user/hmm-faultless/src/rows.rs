@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Engines that go on while other things happen: threads of the CPU that touch device memory, other
-//! mirrors, evictions, migrations beside pages that stay.
+//! Rows in which engines must run on undisturbed: beside CPU threads that touch device memory,
+//! other mirrors, evictions, and migrations of neighbouring pages.
 
 pub mod evict;
 pub mod touch;
@@ -14,22 +14,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-/// Contents of memory that engines read.
+/// Seed of the contents that engines read.
 const SEED: u64 = 7;
 
-/// Longest time to wait for the engines and the threads of a row.
+/// Maximal time to wait for the engines and the threads of a row.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// How much has to happen in a row.
+/// Minimal amount of work in a row.
 #[derive(Clone, Copy)]
 pub struct Size {
     /// Number of the device.
     pub device: u32,
-    /// Trips of each thread, at least.
+    /// Minimal number of trips of each thread.
     pub trips: u64,
-    /// Rounds of each engine, at least.
+    /// Minimal number of rounds of each engine.
     pub rounds: u64,
-    /// Time, at least.
+    /// Minimal duration.
     pub time: Duration,
 }
 
@@ -39,48 +39,50 @@ impl Size {
     }
 }
 
-/// What must have happened besides migrations, so that a row shows something.
+/// Events that must have occurred besides migrations. Without them a row would prove nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Besides {
-    /// CPU faults brought pages back.
+    /// CPU faults migrated pages back.
     pub cpu_faults: bool,
     /// Pages were evicted.
     pub evictions: bool,
-    /// Engines wrote to pages that moved. Each write waits for the step of its own block at most.
+    /// Engines wrote to pages while these migrated. A write may wait only for the step of its own
+    /// block.
     pub writes_wait: bool,
 }
 
-/// What was measured.
+/// Figures of a row.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     pub name: &'static str,
     pub besides: Besides,
-    /// Trips of all threads.
+    /// Sum of the trips of all threads.
     pub trips: u64,
-    /// Rounds of the engine that made the fewest.
+    /// Rounds of the slowest engine.
     pub rounds: u64,
-    /// Pages that calls have moved, and those whose entries were switched.
+    /// Pages migrated by calls, and the number of them whose entry was switched.
     pub moved: u64,
     pub switched: u64,
-    /// Pages that CPU faults and evictions brought back.
+    /// Pages migrated back by CPU faults, and evicted pages.
     pub touched: u64,
     pub evicted: u64,
     pub read_faults: u64,
     pub read_stalls: u64,
     pub write_faults: u64,
     pub write_stalls: u64,
-    /// In microseconds: how long engines waited in sum, the longest wait, and the longest call that migrates.
+    /// In microseconds: the time that engines waited in total, the longest wait, and the longest
+    /// call that migrates.
     pub waited_us: u64,
     pub longest_wait_us: u64,
     pub longest_call_us: u64,
     pub stale_hits: u64,
-    /// Additions by engines, and what is found in memory.
+    /// Additions by engines, and the sum found in memory afterwards.
     pub added: u64,
     pub found: u64,
 }
 
 impl Row {
-    /// What is not as it must be.
+    /// Describes each bound that is not met.
     pub fn broken_bounds(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let mut must = |met: bool, what: String| {
@@ -95,7 +97,8 @@ impl Row {
         must(self.read_stalls == 0, format!("{} read stalls", self.read_stalls));
         if self.besides.writes_wait {
             must(self.write_stalls > 0, "no write waited".to_string());
-            // A block is a small part of the call, also if the machine is busy for a while.
+            // A block is a small part of a call, so the bound holds even if the machine is busy for
+            // a while.
             let (longest, call) = (self.longest_wait_us, self.longest_call_us);
             let mean = self.waited_us / self.write_stalls.max(1);
             must(
@@ -113,7 +116,7 @@ impl Row {
         broken
     }
 
-    /// Adds what a device has counted since `before`.
+    /// Adds the faults, stalls and stale hits that `device` counted since `before`.
     fn count(&mut self, device: &Device, before: &Counters) -> Result<()> {
         let after = device.counters()?;
         self.read_faults += after.engine_faults_read - before.engine_faults_read;
@@ -126,7 +129,8 @@ impl Row {
         Ok(())
     }
 
-    /// Adds what the memory of the device has gone through since `before`.
+    /// Adds the pages that CPU faults and evictions removed from the device's memory since
+    /// `before`.
     fn count_memory(&mut self, device: &Device, before: &Counters) -> Result<()> {
         let after = device.counters()?;
         self.touched += after.cpu_fault_pages - before.cpu_fault_pages;
@@ -135,7 +139,7 @@ impl Row {
     }
 }
 
-/// An engine that reads and checks `map` without end; its first pass is over.
+/// Starts an engine that reads and checks `map` in an endless loop. Its first pass has ended.
 fn reader<'d>(device: &'d Device, map: &Mapping, engine: u32) -> Result<Job<'d>> {
     let read = Command::new(EngineOp::Checksum, map.addr(), map.len());
     let read = read.verify(checksum_of_pattern(SEED, map.pages())).engine(engine);
@@ -144,8 +148,8 @@ fn reader<'d>(device: &'d Device, map: &Mapping, engine: u32) -> Result<Job<'d>>
     device.submit(read.rounds(0)).context("reader")
 }
 
-/// An engine that adds 1 to the first word of each of `pages` pages without end. The device has
-/// written to them before.
+/// Starts an engine that adds 1 to the first word of each of `pages` pages, in an endless loop. Its
+/// first pass has ended, so the device has written to all of them.
 fn adder<'d>(device: &'d Device, map: &Mapping, pages: usize) -> Result<Job<'d>> {
     let add = Command::new(EngineOp::AtomicAdd, map.addr(), pages * hmm::PAGE_SIZE);
     let add = add.stride(hmm::PAGE_SIZE).value(1);
@@ -154,7 +158,7 @@ fn adder<'d>(device: &'d Device, map: &Mapping, pages: usize) -> Result<Job<'d>>
     device.submit(add.rounds(0)).context("writer")
 }
 
-/// Ends engines, none of which may have failed.
+/// Stops the engines. Fails if one of them has failed.
 fn finish(jobs: &[Job<'_>]) -> Result<()> {
     for job in jobs {
         let ended = job.finish().context("end of an engine")?;
@@ -163,7 +167,7 @@ fn finish(jobs: &[Job<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// Rounds of the engine that made the fewest.
+/// Returns the rounds of the slowest engine.
 fn fewest(jobs: &[Job<'_>]) -> Result<u64> {
     let mut fewest = u64::MAX;
     for job in jobs {
@@ -176,18 +180,18 @@ fn fewest(jobs: &[Job<'_>]) -> Result<u64> {
     Ok(fewest)
 }
 
-/// What one thread does, again and again.
+/// State of a thread's loop: the flag that ends it, and the number of its trips.
 struct Moves<'a> {
     stop: &'a AtomicBool,
     trips: &'a AtomicU64,
 }
 
-/// Pages that a thread has moved.
+/// Pages that a thread has migrated.
 #[derive(Clone, Copy, Default)]
 struct Done {
     moved: u64,
     switched: u64,
-    /// The longest call, in microseconds.
+    /// Duration of the longest call, in microseconds.
     longest_us: u64,
 }
 
@@ -221,7 +225,8 @@ impl Moves<'_> {
     }
 }
 
-/// Runs `trip` in `threads` threads, each with its number, until there was enough of everything.
+/// Repeats `trip` in `threads` threads, each of which gets its number, until the amount of work
+/// that `size` demands is done.
 fn while_running(
     size: &Size,
     threads: usize,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Tables of what was measured.
+//! Renders the figures as tables.
 
 use crate::{readers, rows};
 
@@ -32,7 +32,7 @@ const ROWS: [&str; 13] = [
     "call us",
 ];
 
-/// Both ways, beside each other.
+/// Renders the rows of faultless and ordinary migration.
 pub fn readers(rows: &[readers::Row], rst: bool) -> String {
     let cells = |row: &readers::Row| {
         [
@@ -51,7 +51,7 @@ pub fn readers(rows: &[readers::Row], rst: bool) -> String {
     render(READERS, 2, rows.iter().map(cells).collect(), rst)
 }
 
-/// What else happens meanwhile.
+/// Renders the further rows.
 pub fn rows(rows: &[rows::Row], rst: bool) -> String {
     let cells = |row: &rows::Row| {
         [
@@ -73,8 +73,8 @@ pub fn rows(rows: &[rows::Row], rst: bool) -> String {
     render(ROWS, 1, rows.iter().map(cells).collect(), rst)
 }
 
-/// A table, the first `names` columns of which are text; with lines as reStructuredText wants them
-/// if `rst`.
+/// Renders a table whose first `names` columns are text. With `rst`, rules are drawn as
+/// reStructuredText requires.
 fn render<const N: usize>(
     head: [&str; N],
     names: usize,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! An engine and a CPU thread count in the same pages while they migrate: no
-//! update may be lost.
+//! An engine and a CPU thread increment words of the same pages while these migrate. No update may
+//! be lost.
 
 use anyhow::{ensure, Context, Result};
 use hmm::engine::Way;
@@ -8,28 +8,29 @@ use hmm::{Command, Device, EngineOp, Mapping, PAGE_SIZE};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Pages that are counted in: two aligned blocks of 2 MiB.
+/// Size of the memory, in aligned blocks of 2 MiB.
 const BLOCKS: usize = 2;
 
-/// What was counted.
+/// Counts of the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Writers {
     pub trips: u64,
     pub moved: u64,
     pub switched: u64,
-    /// Additions by the engine, and what is found in memory.
+    /// Additions by the engine, and the sum found in memory afterwards.
     pub device_adds: u64,
     pub device_found: u64,
     pub cpu_adds: u64,
     pub cpu_found: u64,
-    /// No engine reads meanwhile, so that none may fault or wait.
+    /// Read faults and read stalls. No engine reads meanwhile, so any count here is a write counted
+    /// as a read.
     pub reads_disturbed: u64,
     pub write_stalls: u64,
     pub write_stall_ms: f64,
     pub stale_hits: u64,
 }
 
-/// Migrates while both count.
+/// Migrates the pages while the engine and the CPU thread increment.
 pub fn measure(device: &Device, trips: u64) -> Result<Writers> {
     let map = Mapping::anon_aligned(BLOCKS)?;
     map.fill_pages(0, 0, 0);
@@ -71,7 +72,7 @@ pub fn measure(device: &Device, trips: u64) -> Result<Writers> {
             adds
         });
         let moves = (|| -> Result<()> {
-            // The CPU brings pages back as fast as it can, so that several trips are made.
+            // The CPU thread faults pages back as fast as it can, so several trips are needed.
             for _ in 0..trips * 2 {
                 for way in [Way::ToDevice, Way::ToSystem] {
                     let done = device.migrate(map.addr(), map.pages(), way)?;
@@ -101,7 +102,7 @@ pub fn measure(device: &Device, trips: u64) -> Result<Writers> {
 }
 
 impl Writers {
-    /// What is not as it must be.
+    /// Describes each bound that is not met.
     pub fn broken_bounds(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let mut must = |met: bool, what: String| {
@@ -121,7 +122,7 @@ impl Writers {
         broken
     }
 
-    /// A few lines about it.
+    /// Summary in a few lines.
     pub fn text(&self) -> String {
         let lost = self.device_adds.abs_diff(self.device_found);
         let lost = lost + self.cpu_adds.abs_diff(self.cpu_found);

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Memory is evicted all the time; an engine reads other memory of the device, which is not evicted
-//! because it is used.
+//! Threads cause evictions all the time, while an engine reads other device memory. That memory is
+//! in use and must not be evicted.
 
 use super::{finish, reader, while_running, Besides, Row, Size, SEED};
 use anyhow::{ensure, Context, Result};
 use hmm::engine::Way;
 use hmm::{Device, Mapping, HUGE_PAGES, PAGE_SIZE};
 
-/// Blocks of 2 MiB: of the device, those that are read, those of each thread, and those that a
-/// thread moves with each call.
+/// Sizes in blocks of 2 MiB: device memory, the memory that the engine reads, the memory of each
+/// thread, and the memory that a thread migrates in one call.
 const ALL: usize = 8;
 const STEADY: usize = 2;
 const MOVING: usize = 8;
 const AT_ONCE: usize = 2;
 const THREADS: usize = 2;
 
-/// Device memory beyond [`ALL`] blocks, out of use until this is dropped.
+/// Takes device memory beyond [`ALL`] blocks out of use until it is dropped.
 struct Smaller<'d> {
     device: &'d Device,
     pages: usize,
@@ -33,7 +33,7 @@ impl<'d> Smaller<'d> {
 
 impl Drop for Smaller<'_> {
     fn drop(&mut self) {
-        // If it fails, rows after this one have less memory, and say so.
+        // If it fails, later rows run with less memory, and report that.
         let _ = self.device.resize(ALL * HUGE_PAGES, self.pages, true);
     }
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Threads of the CPU touch different windows of device memory, and migrate them there again, while
-//! engines read all of it.
+//! CPU threads touch different windows of device memory and migrate them to the device again, while
+//! engines read all windows.
 
 use super::{finish, reader, while_running, Besides, Row, Size, SEED};
 use anyhow::{Context, Result};
 use hmm::engine::Way;
 use hmm::{Device, Mapping, HUGE_PAGES};
 
-/// Aligned blocks of 2 MiB, each a window, of one thread.
+/// Size of the window of one thread, in aligned blocks of 2 MiB.
 const BLOCKS: usize = 2;
 
-/// Measures with so many threads. The first of `mirrors` mirrors migrates; the others read, or it
-/// reads itself if there is no other one.
+/// Measures with `threads` CPU threads and `mirrors` mirrors. The first mirror migrates; the others
+/// read. A single mirror both migrates and reads.
 pub fn measure(size: &Size, name: &'static str, threads: usize, mirrors: usize) -> Result<Row> {
     let map = Mapping::anon_aligned(threads * BLOCKS)?;
     map.fill(SEED);

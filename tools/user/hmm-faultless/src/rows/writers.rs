@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
-//! An engine writes to pages that stay while others of their block move, and to pages that move.
+//! An engine writes to resident pages while the other pages of their block migrate, and to pages
+//! that migrate themselves.
 
 use super::{adder, finish, while_running, Besides, Done, Row, Size};
 use anyhow::{ensure, Context, Result};
 use hmm::engine::Way;
 use hmm::{Device, Mapping, HUGE_PAGES};
 
-/// Blocks that one call moves. With the delay of copies it takes 10 ms for each at least.
+/// Blocks that one call migrates. With the copy delay each block takes at least 10 ms.
 const MANY: usize = 16;
 
-/// Pages that stay, of a block of 2 MiB.
+/// Pages of a 2 MiB block that do not migrate.
 const STAY: usize = HUGE_PAGES / 2;
 
-/// Memory of which the first `pages` are 0, and the device may write to them.
+/// Returns memory whose first `pages` pages are 0 and mapped writable by the device.
 fn counted(device: &Device, blocks: usize, pages: usize) -> Result<Mapping> {
     let map = Mapping::anon_aligned(blocks)?;
     map.fill(0);
@@ -21,8 +22,8 @@ fn counted(device: &Device, blocks: usize, pages: usize) -> Result<Mapping> {
     Ok(map)
 }
 
-/// Has an engine count in the first `pages` pages of `map` while one thread does `trip`. The others
-/// keep their contents.
+/// Has an engine increment a word in each of the first `pages` pages of `map` while one thread
+/// repeats `trip`. The contents of all other pages must not change.
 fn count(
     size: &Size,
     device: &Device,
@@ -44,7 +45,8 @@ fn count(
     Ok(row)
 }
 
-/// The pages that stay are in device memory, and calls that move the others there name them, too.
+/// The resident pages are in device memory. Calls that migrate the other pages there name them,
+/// too.
 pub fn resident(size: &Size, name: &'static str) -> Result<Row> {
     let device = size.open()?;
     let map = counted(&device, 2, STAY)?;
@@ -57,7 +59,7 @@ pub fn resident(size: &Size, name: &'static str) -> Result<Row> {
     })
 }
 
-/// The pages that stay are in system memory, and calls name the others only.
+/// The resident pages are in system memory. Calls name only the other pages.
 pub fn beside(size: &Size, name: &'static str) -> Result<Row> {
     let device = size.open()?;
     let map = counted(&device, 2, STAY)?;
@@ -68,7 +70,8 @@ pub fn beside(size: &Size, name: &'static str) -> Result<Row> {
     })
 }
 
-/// All pages move, many blocks by each call. A write waits for its own block, and not for the call.
+/// All pages migrate, many blocks in each call. A write may wait for its own block, but not for the
+/// whole call.
 pub fn moving(size: &Size, name: &'static str) -> Result<Row> {
     let device = size.open()?;
     let map = counted(&device, MANY, MANY * HUGE_PAGES)?;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a case is: an operation, what must be true before and after it.
+//! Definition of a case: an operation, its preparation, and the state that must hold afterwards.
 
 use crate::{engines, memory, placement};
 use hmm::inject::Source;
 use hmm::{Child, Device, Errno, Gate, Mapping};
 
-/// Contents before the operation.
+/// Seed of the contents before the operation.
 pub const OLD: u64 = 1;
-/// Contents after one that writes.
+/// Seed of the contents that an operation writes.
 pub const NEW: u64 = 2;
 
-/// Pages of a small world.
+/// Number of pages of [`Size::Small`].
 pub const SMALL: usize = 16;
 
-/// Memory of a world.
+/// Memory size of a [`World`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// [`SMALL`] small pages.
@@ -22,23 +22,23 @@ pub enum Size {
     Huge,
 }
 
-/// What must be in the memory when the operation was successful.
+/// Expected contents of the memory after a successful operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// What was there before.
+    /// The old contents.
     Old,
-    /// What it has written.
+    /// The contents that the operation writes.
     New,
-    /// Page by page one of them.
+    /// Each page has either the old or the new contents.
     Either,
-    /// Nothing was ever there.
+    /// Zeroes, because no page was populated.
     Zero,
-    /// The case looks itself.
+    /// The case checks the contents itself.
     Any,
 }
 
 impl Contents {
-    /// The same after an operation that was not successful.
+    /// Returns the expected contents after an operation that failed.
     pub fn partly(self) -> Contents {
         match self {
             Contents::New => Contents::Either,
@@ -47,7 +47,7 @@ impl Contents {
     }
 }
 
-/// A process with memory and a device.
+/// A device and the memory of a process on which an operation works.
 pub struct World {
     /// Number of the device.
     pub index: u32,
@@ -55,18 +55,19 @@ pub struct World {
     pub device: Device,
     /// The memory.
     pub map: Mapping,
-    /// More memory, if the case needs it.
+    /// More memory, for cases that need it.
     pub other: Option<Mapping>,
-    /// Who shares the memory, and its gate, if the case needs that.
+    /// A process that shares the memory, and its gate, for cases that need it.
     pub sharer: Option<(Child, Gate)>,
-    /// Another device, if the case needs that.
+    /// Another device, for cases that need it.
     pub partner: Option<Device>,
-    /// The CPU has looked at all of the memory after an error, which brings private memory back.
+    /// Whether the CPU has read all of the memory after an error, which migrates private device
+    /// memory back.
     pub looked: bool,
 }
 
 impl World {
-    /// An open device, and memory with nothing in it.
+    /// Opens the device and maps memory, which is not populated yet.
     pub fn new(index: u32, size: Size) -> Result<World, Errno> {
         let map = match size {
             Size::Small => Mapping::anon(SMALL)?,
@@ -77,7 +78,7 @@ impl World {
         Ok(World { index, device, map, other, sharer, partner, looked: false })
     }
 
-    /// Checks all contents by the CPU.
+    /// Compares all pages with `contents` by the CPU.
     pub fn check(&self, contents: Contents) -> Result<(), String> {
         for page in 0..self.map.pages() {
             let is = |seed| self.map.check_pages(seed, page, 1);
@@ -94,12 +95,12 @@ impl World {
     }
 }
 
-/// Prepares or checks.
+/// A preparation or a check.
 pub type Step = fn(&mut World) -> Result<(), String>;
 
-/// An operation with all that belongs to it.
+/// An operation with its preparation, documented errors and checks.
 pub struct Case {
-    /// Its name.
+    /// Name of the case.
     pub name: &'static str,
     /// Memory that it needs.
     pub size: Size,
@@ -107,15 +108,15 @@ pub struct Case {
     pub prepare: Step,
     /// The operation.
     pub operate: fn(&mut World) -> Result<(), Errno>,
-    /// Errors that the documentation names, but for those that each call may have.
+    /// Errors that the documentation lists, without those that every call may return.
     pub errors: &'static [Errno],
-    /// What it leaves in the memory.
+    /// Contents of the memory after the operation.
     pub contents: Contents,
-    /// What else must be true after it.
+    /// Further checks after the operation.
     pub check: Step,
-    /// Points that make no sense here.
+    /// Sources that are left out because they make no sense in this case.
     pub without: &'static [&'static str],
-    /// Threads of the device's do some of it.
+    /// Whether threads of the device execute a part of the operation.
     pub threads: bool,
 }
 
@@ -124,7 +125,8 @@ fn nothing(_: &mut World) -> Result<(), String> {
 }
 
 impl Case {
-    /// A case with small memory, filled, that changes no contents and has no errors.
+    /// Returns a case with small memory, filled, whose operation changes no contents and returns no
+    /// errors.
     pub const fn new(name: &'static str, operate: fn(&mut World) -> Result<(), Errno>) -> Case {
         Case {
             name,
@@ -139,14 +141,14 @@ impl Case {
         }
     }
 
-    /// Does the case leave `source` out?
+    /// Returns whether the case leaves out `source`.
     pub fn excludes(&self, source: &Source) -> bool {
         let elsewhere = matches!(source, Source::AnyTask(_)) && !self.threads;
         elsewhere || self.without.contains(&source.to_string().as_str())
     }
 }
 
-/// All cases.
+/// Returns all cases.
 pub fn all() -> impl Iterator<Item = &'static Case> {
     memory::CASES.iter().chain(engines::CASES).chain(placement::CASES)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Cases of the engines and of the other extensions.
+//! Cases of engine commands and of other extension calls.
 
 use crate::cases::{Case, Contents, World, NEW, OLD};
 use crate::memory::{filled, mirrored, on_device};
@@ -8,11 +8,11 @@ use hmm::pattern::{self, WORDS};
 use hmm::{Command, Errno, Mapping, PAGE_SIZE};
 use std::time::Duration;
 
-/// A command's own end, or that it could not be given.
+/// Errors of a command itself, or of its submission.
 const COMMAND: &[Errno] = &[Errno::EBUSY, Errno::ENOMEM, Errno::EINTR];
 const MIGRATE: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
 
-/// What is added to each word.
+/// Value that the engine adds to each word.
 const ADDED: u64 = 1 << 32;
 
 pub const CASES: &[Case] = &[
@@ -62,7 +62,7 @@ fn set(world: &mut World) -> Result<(), Errno> {
     world.device.set(Setting::FlushDelay, 0).map(|_| ())
 }
 
-/// Runs a command; its own error is ours.
+/// Runs a command. An error of the command is returned like an error of the call.
 fn run(world: &World, command: Command) -> Result<(), Errno> {
     match world.device.run(command)?.error {
         None => Ok(()),
@@ -121,7 +121,7 @@ fn engine_atomic(world: &mut World) -> Result<(), Errno> {
     run(world, over_all(world, EngineOp::AtomicAdd).value(ADDED).stride(8))
 }
 
-/// A command that failed has added to some words, and the next one to all.
+/// A failed command has added to some of the words. The repeated one adds to all of them.
 fn words_were_added(world: &mut World) -> Result<(), String> {
     each_word(world, |page, word, found| {
         let added = found.wrapping_sub(pattern::word(OLD, page, word));
@@ -135,7 +135,7 @@ fn stop(world: &mut World) -> Result<(), Errno> {
     let job = world.device.submit(command)?;
     match job.stop() {
         Ok(()) => {}
-        // The failure was for this; the command must not run on.
+        // The stop was the call that failed. The command must not run on.
         Err(error) => {
             job.finish()?;
             return Err(error);
@@ -147,7 +147,8 @@ fn stop(world: &mut World) -> Result<(), Errno> {
     }
 }
 
-/// No command may be left that nobody can stop.
+/// Every command must have stopped, because its number is lost and it could not be stopped any
+/// more.
 fn nothing_runs(world: &mut World) -> Result<(), String> {
     let accesses = || {
         let counters = world.device.engine_counters(0);

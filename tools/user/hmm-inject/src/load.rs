@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Failures while the modules are loaded.
+//! Failures while the modules are loaded and at the first use of device memory.
 
 use crate::run::{following, shrink, Tap};
 use hmm::engine::Way;
@@ -7,26 +7,28 @@ use hmm::inject::{self, Kernel, Kind, Source, Spared};
 use hmm::{module, Device, Errno, Mapping};
 use std::path::Path;
 
-/// The name of the case.
+/// Name of the case.
 pub const NAME: &str = "load";
 
-/// Where modules are on x86-64: their own range is not known before.
+/// Address range of modules on x86-64. The range of a single module is not known before it is
+/// loaded.
 const MODULES: (u64, u64) = (0xffff_ffff_a000_0000, 0xffff_ffff_ff00_0000);
 
-/// The modules, in the order in which they are loaded.
+/// The modules, in load order.
 struct Modules<'a> {
     path: &'a Path,
-    /// The library, and a driver.
+    /// Names of the library and of a driver.
     names: [&'a str; 2],
 }
 
-/// As many are tried one by one: loading the driver, and binding its first device.
+/// After this many failures only some are tried. It covers loading the driver and binding its first
+/// device.
 const EACH: u64 = 600;
 
-/// The driver that is bound to devices: when it gets none, it is loaded all the same.
+/// Name of the driver that is bound to PCI devices. It stays loaded even if no probe succeeds.
 const BOUND: &str = "qemu_gpu";
 
-/// The parameters with which the test machine loads a module.
+/// Returns the parameters with which the test machine loads module `name`.
 pub fn parameters(name: &str) -> String {
     let text = std::fs::read_to_string("/hmm/modules").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -38,7 +40,7 @@ impl Modules<'_> {
         module::load(&self.path.join(format!("{name}.ko")), &parameters(name))
     }
 
-    /// Loads those that are not.
+    /// Loads all modules that are not loaded.
     fn load_all(&self) -> Result<(), String> {
         for name in self.names.iter().filter(|name| !module::is_loaded(name)) {
             self.load(name).map_err(|error| format!("load {name}: {error}"))?;
@@ -58,7 +60,7 @@ impl Modules<'_> {
     }
 }
 
-/// A device that is there can be used, though others have failed.
+/// Checks that every existing device works, though other devices have failed to probe.
 fn those_there_work() -> Result<(), String> {
     let map = Mapping::anon(1).map_err(|error| error.to_string())?;
     map.fill(2);
@@ -72,12 +74,14 @@ fn those_there_work() -> Result<(), String> {
     Ok(())
 }
 
-/// The first, the second, ... failure, until the modules are loaded without one.
+/// Loads the modules with the first, the second, ... failure, until no failure is injected any
+/// longer.
 fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
     modules.unload_all()?;
     let (mut failures, mut without) = (0, 0);
     for name in modules.names {
-        // Once for all drivers.
+        // The library is loaded without failures for this driver. Failures of the library itself
+        // are tried once, with the other driver.
         if modules.is_bound() && name != BOUND {
             modules.load(name).map_err(|error| format!("{name}: {error}"))?;
             continue;
@@ -99,11 +103,12 @@ fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
                     return Err(format!("{at}: it is loaded all the same"))
                 }
                 (Err(Errno::ENOMEM), true) => {}
-                // From the kernel, when it has no memory for the link between driver and module.
+                // The driver core returns EINVAL if it has no memory for the sysfs link between
+                // driver and module.
                 (Err(Errno::EINVAL), true) if name == BOUND && !module::is_loaded(name) => {}
                 (Err(error), true) => return Err(format!("{at}: {error} is not documented")),
                 (Ok(()), false) => break,
-                // It could do without, or a device is not there.
+                // The allocation was optional, or the probe of a device failed.
                 (Ok(()), true) => {
                     if name == BOUND {
                         without += usize::from(devices().count() < 2);
@@ -125,19 +130,21 @@ fn all_failures(modules: &Modules<'_>, kind: Kind) -> Result<u64, String> {
     }
 }
 
-/// The devices that there are.
+/// Returns the indices of existing devices.
 fn devices() -> impl Iterator<Item = u32> {
     (0..4).filter(|index| Device::path(*index).exists())
 }
 
-/// Private memory, and coherent memory.
+/// A device with private memory and one with coherent memory.
 const DEVICES: [u32; 2] = [0, 2];
 
-/// What makes a device's memory, and how it is seen to that there is none: one that can do without an allocation makes it.
+/// An operation that creates device memory, and a function that removes all device memory first.
+/// Without the latter, an operation that works around a failed allocation would create the memory
+/// only once.
 struct Use {
     name: &'static str,
     none: fn(&Modules<'_>, u32) -> Result<(), String>,
-    /// Tells whether all was done.
+    /// Runs the operation. Returns whether it did all of its work.
     run: fn(&Device, &Mapping) -> Result<bool, Errno>,
 }
 
@@ -169,7 +176,7 @@ fn resized(device: &Device, _: &Mapping) -> Result<bool, Errno> {
     Ok(left == 0)
 }
 
-/// The first, the second, ... failure of `what` on a device without memory.
+/// Makes the first, the second, ... allocation fail in `what`, on a device without memory.
 fn uses(modules: &Modules<'_>, what: &Use, kind: Kind) -> Result<u64, String> {
     let error = |error: Errno| error.to_string();
     let mut failures = 0;
@@ -191,7 +198,7 @@ fn uses(modules: &Modules<'_>, what: &Use, kind: Kind) -> Result<u64, String> {
                 Ok(true) => break,
                 other => return Err(format!("{at}: {other:?} without it")),
             }
-            // What has moved already would not be counted.
+            // Pages that are on the device already would not count as moved.
             device
                 .migrate(map.addr(), map.pages(), Way::ToSystem)
                 .map_err(|e| format!("{at}: back: {e}"))?;
@@ -206,12 +213,14 @@ fn uses(modules: &Modules<'_>, what: &Use, kind: Kind) -> Result<u64, String> {
     }
     match (failures, kind) {
         (0, Kind::Slab) => Err("nothing failed".into()),
-        // Pages are for new slabs, where those that there are have no room.
+        // Page allocations occur only for new slabs. If existing slabs have free objects, there are
+        // none.
         _ => Ok(failures),
     }
 }
 
-/// The close cannot evict, so that unloading must, which fails at first, too.
+/// The failure in `close()` prevents the eviction, so the unload must evict. The unload meets a
+/// failure, too.
 fn last_use(modules: &Modules<'_>) -> Result<u64, String> {
     let error = |error: Errno| error.to_string();
     let slab = Source::Kernel(Kind::Slab);
@@ -254,11 +263,12 @@ fn works() -> Result<(), String> {
     map.check(1).map_err(|mismatch| mismatch.to_string())
 }
 
-/// Loads the library and `driver` with each failure.
+/// Loads the library and `driver` with each failure, and tests the first uses of device memory.
 pub fn run(tap: &mut Tap, path: &Path, driver: &str, sources: &[Source]) {
     let modules = &Modules { path, names: ["rust_hmm", driver] };
     for source in sources {
-        // Nothing is copied from user memory, and the points are of a loaded library.
+        // No memory is copied from user space at load, and the injection points exist only in a
+        // loaded library.
         let Source::Kernel(kind @ (Kind::Slab | Kind::Pages)) = source else { continue };
         let result = all_failures(modules, *kind);
         if result.is_err() {
@@ -267,7 +277,7 @@ pub fn run(tap: &mut Tap, path: &Path, driver: &str, sources: &[Source]) {
         let result = result.and_then(|failures| works().map(|()| failures));
         let told = |result: Result<u64, String>| result.map(|n| format!("{n} failures"));
         tap.result(&format!("{NAME} {source}"), told(result));
-        // What follows is the library's, whatever the driver.
+        // The remaining cases test only the library, so they run with one driver.
         if modules.is_bound() {
             continue;
         }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Fault injection: in each operation of the interface the first, the second,
-//! the third ... step that can fail is made to fail, until it succeeds; then all
-//! kinds of failures at random, mixed.
+//! Fault injection for all operations of the interface. For each operation the first, the second,
+//! the third ... step that can fail is made to fail, until the operation succeeds. At the end all
+//! kinds of failures are injected at random. Prints TAP.
 //!
-//! After each failure: the error is a documented one, no contents are lost, the
-//! same call succeeds without the failure, and nothing stays in use.  Prints TAP.
+//! After each failure:
+//!
+//! - the error is a documented one,
+//! - no contents are lost,
+//! - the same call succeeds without the failure,
+//! - nothing stays in use.
 
 mod cases;
 mod engines;
@@ -25,25 +29,25 @@ use std::process::ExitCode;
 struct Args {
     /// Run only cases whose name contains one of these
     filters: Vec<String>,
-    /// Index of the device: 0 or 1 private memory, 2 or 3 coherent memory
+    /// Index of the device: 0 or 1 for private memory, 2 or 3 for coherent memory
     #[arg(long, default_value_t = 0)]
     device: u32,
     /// Only these sources of failures (repeatable)
     #[arg(long)]
     source: Vec<String>,
-    /// Instead of single failures: from some allocation on no memory at all
+    /// Instead of single failures, fail every allocation from some allocation on
     #[arg(long)]
     lasting: bool,
     /// Only list cases and sources
     #[arg(long)]
     list: bool,
-    /// Seconds of mixed failures, 0 for none
+    /// Seconds of mixed failures; 0 for none
     #[arg(long, default_value_t = 30)]
     mixed: u64,
     /// Seed of the mixed failures
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where the module files are, for the cases `load` and `unplug`; without it they are left out
+    /// Directory of the module files; without it the cases `load` and `unplug` are left out
     #[arg(long)]
     modules: Option<PathBuf>,
     /// The driver that `load` loads: rust_dmirror or qemu_gpu
@@ -51,7 +55,7 @@ struct Args {
     driver: String,
 }
 
-/// What failures there are here, all or those asked for.
+/// Returns the available sources of failures, or those of them that were requested.
 fn sources(args: &Args) -> std::io::Result<Vec<Source>> {
     let kernel = || Kind::ALL.into_iter().filter(|kind| kind.is_there());
     if args.lasting {
@@ -83,7 +87,7 @@ fn main() -> ExitCode {
         sources.iter().for_each(|source| println!("source {source}"));
         return ExitCode::SUCCESS;
     }
-    // What the kernel moves by itself would use up failures.
+    // Stop background migrations by the kernel, which would use up injected failures.
     let quiet = hmm::Settings::quiet();
     if let Err(error) = &quiet {
         eprintln!("# the kernel's own page movers stay on: {error}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Cases of the mirror, of migration and of CPU faults.
+//! Cases of device accesses, migrations and CPU faults.
 
 use crate::cases::{Case, Contents, Size, World, NEW, OLD, SMALL};
 use hmm::engine::Way;
@@ -8,14 +8,14 @@ use hmm::{pattern, Child, Device, Errno, Gate, PAGE_SIZE};
 
 const FAULT: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
 const MIGRATE: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
-/// A write to what is shared brings the page back first, and it may be lost then.
+/// A write to shared pages migrates them back first. A page may be lost then.
 const FAULT_BACK: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM, Errno::EFAULT];
-/// One page stayed behind, or there was no memory at all.
+/// ENOENT: one page was not migrated, or there was no memory at all.
 const TO_DEVICE: &[Errno] = &[Errno::ENOENT, Errno::ENOMEM, Errno::EBUSY, Errno::EINTR];
-/// The page is lost: what a signal is to the process is this to the kernel.
+/// The page is lost. A system call returns EFAULT where the process would get SIGBUS.
 const TOUCH: &[Errno] = &[Errno::EFAULT];
 
-/// Migrations to the device, and back.
+/// Migrations to the device and back.
 const THERE: Case = Case {
     errors: MIGRATE,
     prepare: mirrored,
@@ -96,8 +96,8 @@ pub const CASES: &[Case] = &[
         size: Size::Huge,
         ..Case::new("cpu_fault_huge", cpu_fault)
     },
-    // What loses the page would kill us, and without any memory we would try for ever; `cpu_fault`
-    // has these.
+    // A page lost by a copy or an isolation that fails would kill the process, and a lasting lack
+    // of memory would repeat the fault for ever. `cpu_fault` covers these sources.
     Case {
         prepare: mirrored_on_device,
         without: &["copy", "isolate", "failslab_lasting", "fail_page_alloc_lasting"],
@@ -132,12 +132,12 @@ pub const CASES: &[Case] = &[
     Case { prepare: mirrored_on_device, size: Size::Huge, ..Case::new("discard_huge", discard) },
 ];
 
-/// An error with the step that it came from.
+/// Prefixes an error with the step that returned it.
 pub fn step<E: std::fmt::Display>(name: &str) -> impl FnOnce(E) -> String + '_ {
     move |error| format!("{name}: {error}")
 }
 
-/// The CPU has written the old contents.
+/// Fills the memory with the old contents by the CPU.
 pub fn filled(world: &mut World) -> Result<(), String> {
     world.map.fill(OLD);
     Ok(())
@@ -147,14 +147,14 @@ fn untouched(_: &mut World) -> Result<(), String> {
     Ok(())
 }
 
-/// They are in device memory.
+/// Fills the memory and migrates it to the device.
 pub fn on_device(world: &mut World) -> Result<(), String> {
     filled(world)?;
     to_device(world).map_err(step("migrate"))?;
     all_on_device(world)
 }
 
-/// The device has entries for them.
+/// Fills the memory and reads it by the device, which installs device PTEs.
 pub fn mirrored(world: &mut World) -> Result<(), String> {
     filled(world)?;
     read(world).map_err(step("device read"))
@@ -165,7 +165,7 @@ pub fn mirrored_on_device(world: &mut World) -> Result<(), String> {
     read(world).map_err(step("device read"))
 }
 
-/// They are in device memory, and another process has them, too.
+/// Migrates the memory to the device and forks a process that shares it.
 fn shared_on_device(world: &mut World) -> Result<(), String> {
     on_device(world)?;
     let gate = Gate::new().map_err(step("gate"))?;
@@ -207,7 +207,8 @@ fn open(world: &mut World) -> Result<(), Errno> {
     Device::open(world.index)?.close()
 }
 
-/// What the device read must be the pattern, else it is an error that no case allows.
+/// Returns `EILSEQ`, which no case allows, if bytes that the device has read do not match the
+/// pattern.
 pub fn sees(bytes: &[u8], seed: u64) -> Result<(), Errno> {
     pattern::check(seed, 0, bytes).map_err(|mismatch| {
         println!("# the device reads: {mismatch}");
@@ -274,14 +275,14 @@ fn to_system_ordinary(world: &mut World) -> Result<(), Errno> {
 
 fn snapshot(world: &mut World) -> Result<(), Errno> {
     let states = world.device.snapshot(world.map.addr(), world.map.pages())?;
-    // The CPU may have looked at them after a failure.
+    // After a failure the CPU may have read the pages, which migrates them back.
     match states.iter().all(|state| state.is_local() || state.is_ram()) {
         true => Ok(()),
         false => Err(Errno::EILSEQ),
     }
 }
 
-/// Few pages: each is a step of its own.
+/// Only four pages, because each page is a step of its own.
 fn exclusive(world: &mut World) -> Result<(), Errno> {
     let mut bytes = vec![0; 4 * PAGE_SIZE];
     world.device.exclusive(world.map.addr(), &mut bytes)?;
@@ -303,14 +304,14 @@ fn release(world: &mut World) -> Result<(), Errno> {
     world.device.release().map(|_| ())
 }
 
-/// Closes the last file of the device, which evicts, and opens it again.
+/// Closes the last open file of the device, which evicts its memory, and opens it again.
 fn close(world: &mut World) -> Result<(), Errno> {
     if world.device.counters().is_err() {
-        // There was no memory to open it again.
+        // The previous call could not open the device again for lack of memory.
         world.device = Device::open(world.index)?;
     }
     world.device.detach()?;
-    // The failure is for the close, so that one for the open may follow.
+    // The failure is meant for the close. If the open fails instead, it is repeated.
     world.device = Device::open(world.index).or_else(|_| Device::open(world.index))?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! All kinds of failures at random, in several processes: contents are right all
-//! the time, errors are those that the documentation names, and only while one of
-//! their causes is set, nothing hangs.
+//! All kinds of failures at random, in several concurrent processes. Contents must be right all the
+//! time, and nothing may hang. Each error must be a documented one and be returned only while one
+//! of its causes is set.
 
 mod board;
 mod devices;
@@ -18,13 +18,13 @@ use hmm::{Child, Device, Errno, Gate};
 use model::{Model, Random};
 use std::time::{Duration, Instant};
 
-/// The name of the case.
+/// Name of the case.
 pub const NAME: &str = "mixed";
 
-/// What a process does beside the operations of a mirror.
+/// Operations of a process besides those on a mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
-    /// Nothing.
+    /// No other operations.
     Mirror,
     /// Queues and fences.
     Queues,
@@ -36,35 +36,35 @@ enum Work {
     Placement,
 }
 
-/// The processes.
+/// Operations of each process.
 const WORK: [Work; 6] =
     [Work::Mirror, Work::Queues, Work::Locks, Work::Devices, Work::Placement, Work::Mirror];
 const PROCESSES: usize = WORK.len();
-/// Pages of each process.
+/// Memory size of each process, in pages.
 const PAGES: usize = 48;
-/// Time between two settings of the points.
+/// Time between two updates of the failure sources.
 const TURN: Duration = Duration::from_millis(300);
-/// Calls of our modules that the kernel fails, in percent.
+/// Percentage of allocations and user copies of our modules that the kernel fails.
 const PERCENT: u32 = 2;
-/// An access that fails so often does not work at all.
+/// Number of attempts after which a call counts as never working.
 const PATIENCE: usize = 10_000;
-/// What has not happened after this time never will.
+/// Time limit of each wait.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Sources by which memory looks as if it were not there. In half of the turns none of them is set, so that an error of
-/// theirs is a failure then.
+/// Sources by which memory looks as if it did not exist. In half of the turns none of them is set,
+/// so that an error caused by them is a failure of the test then.
 const LOSE: [&str; 4] = ["space", "copy", "isolate", "fail_usercopy"];
 
-/// A process's memory and devices.
+/// State of a process: its devices and the model of its memory.
 pub struct Worker<'b> {
     work: Work,
     index: u32,
     device: Device,
-    /// Another device, of [`Work::Devices`].
+    /// Another device, for [`Work::Devices`] only.
     partner: Option<Device>,
     model: Model<'b>,
-    /// Steps so far.
+    /// Number of steps so far.
     steps: u64,
-    /// Number of the last event that was read from this file.
+    /// Sequence number of the last event that was read from this open file.
     last_event: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ impl Worker<'_> {
         Ok(Worker { work, index, device, partner, model, steps: 0, last_event: None })
     }
 
-    /// Goes on with another open file.
+    /// Continues with another open file.
     fn replace(&mut self, device: Device) {
         self.device = device;
         self.last_event = None;
@@ -100,15 +100,15 @@ impl Worker<'_> {
     }
 }
 
-/// A process: random operations until `deadline`, then, when all failures are
-/// off, everything is looked at.
+/// Body of a process: random operations until `deadline`. Then it waits until all failures are off,
+/// and checks all pages.
 fn process(worker: &mut Worker<'_>, deadline: Instant, gates: &[Gate; 2]) -> Result<(), String> {
     while Instant::now() < deadline {
         let steps = worker.steps;
         worker.step().map_err(|error| format!("{:?}, step {steps}: {error}", worker.work))?;
     }
     let model = &mut worker.model;
-    // By one call: others print, too.
+    // One write, because all processes print to the same output.
     let line = format!("# {:?}: {}\n", worker.work, model.summary());
     print!("{line}");
     let (steps, errors) = (worker.steps, model.errors());
@@ -124,7 +124,7 @@ fn process(worker: &mut Worker<'_>, deadline: Instant, gates: &[Gate; 2]) -> Res
     }
 }
 
-/// Sets a point. The kernel's failures hit this write, too.
+/// Sets an injection point. Kernel failures hit this write, too, so it is repeated.
 fn set_point(point: &str, setting: &str) -> std::io::Result<()> {
     let mut tries = PATIENCE;
     loop {
@@ -135,7 +135,7 @@ fn set_point(point: &str, setting: &str) -> std::io::Result<()> {
     }
 }
 
-/// The sources, and whether they are set.
+/// All failure sources and their current state.
 struct Failures<'b> {
     points: Vec<String>,
     kinds: Vec<Kind>,
@@ -145,7 +145,7 @@ struct Failures<'b> {
 }
 
 impl Failures<'_> {
-    /// Sets all sources anew.
+    /// Sets or clears each source at random.
     fn roll(&mut self) -> std::io::Result<()> {
         let lose = self.random.one_in(2);
         for point in &self.points {
@@ -209,7 +209,7 @@ fn all(device: u32, sources: &[Source], seconds: u64, seed: u64) -> Result<Strin
         let child = Child::spawn(body).map_err(|error| error.to_string())?;
         children.push((child, gates));
     }
-    // Set up without failures.
+    // The processes set up their devices before the first failure is armed.
     for (child, gates) in &mut children {
         if gates[0].receive().is_err() {
             child.outcome()?;
@@ -227,7 +227,7 @@ fn all(device: u32, sources: &[Source], seconds: u64, seed: u64) -> Result<Strin
     failures.end().map_err(|error| error.to_string())?;
     let (mut steps, mut errors) = (0, 0);
     for (mut child, gates) in children {
-        // A child that ended early has a report, and sends nothing.
+        // A child that ended early has reported its error and sends no numbers.
         let ended = child.wait_timeout(Duration::from_millis(200));
         if ended.is_none() {
             let receive = || gates[0].receive().map_err(|error| format!("no end: {error}"));
@@ -244,7 +244,7 @@ fn all(device: u32, sources: &[Source], seconds: u64, seed: u64) -> Result<Strin
     Ok(format!("seed {seed}: {steps} operations, {errors} errors"))
 }
 
-/// Random failures for so many seconds.
+/// Injects random failures for `seconds` seconds.
 pub fn run(tap: &mut Tap, device: u32, sources: &[Source], seconds: u64, seed: u64) {
     let result = all(device, sources, seconds, seed);
     let _ = inject::clear_points();

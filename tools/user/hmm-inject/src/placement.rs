@@ -13,13 +13,14 @@ use std::io::Read;
 use std::time::Duration;
 
 const MEMORY: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM];
-/// The memory comes back first, and may be lost then.
+/// Errors of operations that migrate the memory back first. A page may be lost then.
 const BACK: &[Errno] = &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM, Errno::EFAULT];
-/// What an operation of a queue ends with, too.
+/// Errors with which an operation of a queue may end.
 const QUEUED: &[Errno] =
     &[Errno::EBUSY, Errno::EINTR, Errno::ENOMEM, Errno::EFAULT, Errno::EIO, Errno::ETIMEDOUT];
 
-/// Pages that keep attributes, more than one node of a tree can hold apart.
+/// Number of pages that keep attributes: more separate ranges than one node of the maple tree
+/// holds.
 const LEFT: usize = 32;
 
 pub const CASES: &[Case] = &[
@@ -44,7 +45,8 @@ pub const CASES: &[Case] = &[
     Case { errors: BACK, prepare: on_device, ..Case::new("lock_on_device", lock) },
     Case { errors: BACK, ..Case::new("locked", locked) },
     Case { errors: MEMORY, ..Case::new("managed", managed) },
-    // The CPU brings it back; what loses a page then would kill us, as in `cpu_touch`.
+    // The CPU touches the memory. A page lost by these sources would kill the process, as in
+    // `cpu_touch`.
     Case {
         errors: MEMORY,
         without: &["copy", "isolate", "failslab_lasting", "fail_page_alloc_lasting"],
@@ -67,7 +69,7 @@ fn attributes(world: &mut World) -> Result<(), Errno> {
         .flag(Attributes::ACCESSED_BY, true)
         .order(Some(2));
     world.device.set_attributes(addr, pages, new)?;
-    // What differs within a range, and the end of it in the midst of another.
+    // A second range with other attributes, whose end is within the first range.
     world.device.set_attributes(addr + PAGE_SIZE, pages / 2, new.order(None))?;
     let found = world.device.attributes(addr, pages)?;
     match found.preferred == Preferred::Device as u32 && found.what & Attributes::GRANULARITY == 0 {
@@ -76,7 +78,8 @@ fn attributes(world: &mut World) -> Result<(), Errno> {
     }
 }
 
-/// Every other page of a range goes, which splits it. Returns the pages left that have attributes, of [`LEFT`].
+/// Unmaps every other page of a range, which splits it. Returns how many of the [`LEFT`] remaining
+/// pages have attributes.
 fn unmap_half(world: &World) -> Result<usize, Errno> {
     let map = Mapping::anon(2 * LEFT)?;
     let new = Attributes::NONE.prefer(Preferred::Device);
@@ -92,7 +95,7 @@ fn unmap_half(world: &World) -> Result<usize, Errno> {
     Ok(kept)
 }
 
-/// Unmapping cannot fail: without memory attributes are forgotten, all of them.
+/// Unmapping must not fail. Without memory, either all attributes of the range are removed or none.
 fn unmap(world: &mut World) -> Result<(), Errno> {
     match unmap_half(world)? {
         0 | LEFT => Ok(()),
@@ -120,7 +123,7 @@ fn engine_reads(world: &mut World) -> Result<(), Errno> {
     }
 }
 
-/// The policy would move it, but reads map it in place.
+/// The default policy would migrate the pages, but reads of read-mostly ranges map them in place.
 fn mostly_read(world: &mut World) -> Result<(), String> {
     filled(world)?;
     world.device.set_policy(Policy::Default).map_err(step("policy"))?;
@@ -132,7 +135,7 @@ fn mostly_read(world: &mut World) -> Result<(), String> {
 fn partner_has_it(world: &mut World) -> Result<(), String> {
     filled(world)?;
     let partner = Device::open(world.index ^ 1).map_err(step("the other device"))?;
-    // Coherent memory is used in place else.
+    // Coherent memory would otherwise be accessed in place.
     for device in [&world.device, &partner] {
         device
             .set(Setting::Connection, Connection::Migratable as u64)
@@ -155,7 +158,8 @@ fn pull(world: &mut World) -> Result<(), Errno> {
 fn all_came(world: &mut World) -> Result<(), String> {
     let states = world.device.snapshot(world.map.addr(), world.map.pages());
     let states = states.map_err(step("snapshot"))?;
-    // What the CPU has looked at was in system memory, unless it is coherent: then there was nothing to pull.
+    // Pages that the CPU has read are in system memory. Coherent memory is not migrated by that, so
+    // the pages must be on this device.
     match world.looked && states.iter().all(|state| state.is_ram()) {
         true => Ok(()),
         false => all_on_device(world),
@@ -166,7 +170,7 @@ fn lock(world: &mut World) -> Result<(), Errno> {
     let (addr, len) = (world.map.addr(), world.map.len());
     let device = &world.device;
     let locked = device.lock(addr, len, 1 << world.index, false)?;
-    // Part of what is locked.
+    // A second lock, of a part of the locked range.
     let again = device.lock(addr, PAGE_SIZE, 1 << world.index, false);
     let mut bytes = vec![0; len];
     let read = device.read(addr, &mut bytes);
@@ -179,12 +183,13 @@ fn lock(world: &mut World) -> Result<(), Errno> {
     sees(&bytes, OLD)
 }
 
-/// What is known of a lock.
+/// The information that a query returns about a lock.
 fn locked(world: &mut World) -> Result<(), Errno> {
     let (device, addr, len) = (&world.device, world.map.addr(), world.map.len());
     let lock = device.lock(addr, len, 1 << world.index, false)?;
     let found = device.locked(addr + PAGE_SIZE, 2);
-    // The failure may be for this, and a lock that stays would be counted the next time.
+    // The unlock may be the call that fails. A lock that stays would be counted in the next
+    // iteration.
     device.unlock(lock.device_addr).or_else(|_| device.unlock(lock.device_addr))?;
     let found = found?;
     match (found.addr, found.bytes, found.users) == (addr, len, 1) {
@@ -210,7 +215,7 @@ fn managed_populated(world: &mut World) -> Result<(), Errno> {
     managed_with(world, true)
 }
 
-/// There, a copy within the device, and back, in order.
+/// A migration to the device, a prefetch and a migration back, in order.
 fn queue(world: &mut World) -> Result<(), Errno> {
     let (addr, len) = (world.map.addr(), world.map.len());
     let queue = world.device.queue()?;
@@ -226,7 +231,7 @@ fn queue(world: &mut World) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A copy of locked memory, whose DMA fence a queue waits for by way of a sync file.
+/// A copy of locked memory. A queue waits for its DMA fence, which is passed as a sync file.
 fn blit(world: &mut World) -> Result<(), Errno> {
     let (device, to) = (&world.device, Mapping::anon(world.map.pages())?);
     let (agents, bytes) = (1 << world.index, to.len());
@@ -245,7 +250,7 @@ fn blit(world: &mut World) -> Result<(), Errno> {
         if let State::Failed(error) = end.sync(Some(Duration::from_secs(60)))?.state {
             return Err(error);
         }
-        // A fence is seen signalled an instant before its eventfds are.
+        // A fence reports the signalled state shortly before its eventfds are signalled.
         if !event.poll(Duration::from_secs(60))? {
             return Err(Errno::ETIMEDOUT);
         }
@@ -254,13 +259,14 @@ fn blit(world: &mut World) -> Result<(), Errno> {
             _ => Err(Errno::EILSEQ),
         }
     })();
-    // The one failure may be here: a range that stayed locked would be found by the next lock at its address.
+    // The unlock may be the call that fails. The next lock at the same address would find a range
+    // that stayed locked.
     let unlock = |addr| device.unlock(addr).or_else(|_| device.unlock(addr));
     let unlocked = [unlock(here.device_addr), unlock(there.device_addr)];
     unlocked.into_iter().fold(result, Result::and)
 }
 
-/// A fence of another file, which an operation of a queue depends on.
+/// A fence of another file, on which an operation of a queue depends.
 fn share(world: &mut World) -> Result<(), Errno> {
     let (addr, len) = (world.map.addr(), world.map.len());
     let gate = world.device.host_fence()?;
@@ -279,7 +285,7 @@ fn share(world: &mut World) -> Result<(), Errno> {
     }
 }
 
-/// A queue that waits for a fence of the host, and what it says of that.
+/// A queue that waits for a host fence, and the counters of its waits.
 fn queue_waits(world: &mut World) -> Result<(), Errno> {
     let (queue, gate) = (world.device.queue()?, world.device.host_fence()?);
     queue.wait(&gate)?;
@@ -290,7 +296,7 @@ fn queue_waits(world: &mut World) -> Result<(), Errno> {
         return Err(error);
     }
     let after = queue.waits()?;
-    // One wait, if the fence was not signalled when it began.
+    // One wait, if the fence was not signalled when the wait began.
     let count = |waits: hmm::queue::Waits| waits.on_host + waits.on_device;
     match count(before) <= count(after) && count(after) <= 1 {
         true => Ok(()),
@@ -298,7 +304,7 @@ fn queue_waits(world: &mut World) -> Result<(), Errno> {
     }
 }
 
-/// The end of a fence is told by an eventfd and by `poll`.
+/// The end of a fence is reported by an eventfd and by `poll`.
 fn fence_notify(world: &mut World) -> Result<(), Errno> {
     let fence = world.device.host_fence()?;
     let event = fence.event()?;
@@ -311,7 +317,7 @@ fn fence_notify(world: &mut World) -> Result<(), Errno> {
     }
 }
 
-/// A migration there and back is told to the file that asked for events.
+/// A migration to the device and back emits events to the file that enabled them.
 fn events(world: &mut World) -> Result<(), Errno> {
     let (device, addr, pages) = (&world.device, world.map.addr(), world.map.pages());
     device.events((1 << Type::ALL.len()) - 1, false)?;
@@ -325,19 +331,19 @@ fn events(world: &mut World) -> Result<(), Errno> {
     }
 }
 
-/// Pages of the device go out of use, with what is in them, and come back into use.
+/// Takes pages of the device out of use, which evicts their contents, and back into use.
 fn resize(world: &mut World) -> Result<(), Errno> {
     const BLOCK: usize = 512;
     let left = world.device.resize(0, BLOCK, false)?;
     world.device.resize(0, BLOCK, true)?;
-    // Those that could not leave.
+    // Pages that could not be evicted.
     match left {
         0 => Ok(()),
         _ => Err(Errno::EBUSY),
     }
 }
 
-/// What `hmmctl` shows.
+/// Reads the debugfs files that `hmmctl` shows.
 fn look(_: &mut World) -> Result<(), Errno> {
     let mut text = vec![0; 65536];
     for file in ["mirrors", "devices", "map"] {

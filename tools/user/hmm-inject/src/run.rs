@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Runs a case with each failure, in a process of its own, and tells how it went.
+//! Runs each case once for every failure, in a child process, and reports the results.
 
 use crate::cases::{Case, World, NEW, OLD};
 use hmm::inject::{self, Kernel, Source};
@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// A case with one source may take so long.
+/// Time limit of a case with one source.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// From this failure on not every one is tried, but some further apart.
+/// After this many failures only some are tried, see [`following`].
 const EACH: u64 = 100;
 
-/// The next failure to try after the `n`-th; up to `each` it is the next one.
+/// Returns the next failure to try after the `n`-th. Up to `each` no failure is skipped.
 pub fn following(n: u64, each: u64) -> u64 {
     if n < each {
         n + 1
@@ -23,16 +23,16 @@ pub fn following(n: u64, each: u64) -> u64 {
     }
 }
 
-/// What a case with one source came to.
+/// Totals of a case with one source.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Count {
-    /// Failures that happened.
+    /// Number of injected failures.
     pub injected: u64,
-    /// Of these, those that the caller was told as an error.
+    /// Number of them after which the operation returned an error.
     pub errors: u64,
 }
 
-/// Results in the form of TAP.
+/// Prints results in TAP format, and counts them.
 pub struct Tap {
     number: usize,
     failed: usize,
@@ -40,13 +40,13 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Nothing was run yet.
+    /// Prints the header.
     pub fn new() -> Tap {
         println!("TAP version 13");
         Tap { number: 0, failed: 0, used: BTreeMap::new() }
     }
 
-    /// Tells the result of one test.
+    /// Prints the result of one test.
     pub fn result(&mut self, name: &str, outcome: Result<String, String>) {
         self.number += 1;
         match outcome {
@@ -60,7 +60,7 @@ impl Tap {
         let _ = std::io::stdout().flush();
     }
 
-    /// A failure that no case can have is no test.
+    /// Reports sources that were never used: a failure that hits no case tests nothing.
     pub fn every_source_was_used(&mut self, sources: &[Source]) {
         let unused = |source: &&Source| self.used.get(&source.to_string()).is_none_or(|n| *n == 0);
         let unused: Vec<String> =
@@ -72,7 +72,7 @@ impl Tap {
         self.result("every source failed somewhere", outcome);
     }
 
-    /// Prints the plan; tells whether none failed.
+    /// Prints the plan. Returns whether there was a test and none failed.
     pub fn finish(self) -> bool {
         println!("1..{}", self.number);
         println!("{} passed, {} failed", self.number - self.failed, self.failed);
@@ -80,7 +80,7 @@ impl Tap {
     }
 }
 
-/// Waits until the device holds no page.
+/// Waits until no device page is in use.
 pub fn nothing_in_use(device: u32) -> Result<(), String> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -96,7 +96,7 @@ pub fn nothing_in_use(device: u32) -> Result<(), String> {
     }
 }
 
-/// Has the device's memory give back what is idle, so that it must grow again.
+/// Shrinks the device's memory until it has no chunks, so that it must grow for the next use.
 pub fn shrink(device: &Device) -> Result<(), String> {
     let deadline = Instant::now() + Duration::from_secs(20);
     let pieces = || device.placement().map(|placement| placement.pieces).map_err(told("placement"));
@@ -107,12 +107,13 @@ pub fn shrink(device: &Device) -> Result<(), String> {
         std::fs::write("/proc/sys/vm/drop_caches", "2").map_err(told("drop_caches"))?;
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The kernel asks several times: what is left of that must not take the piece that comes next.
+    // The kernel calls shrinkers several times. Let it finish, so that it does not remove the next
+    // new chunk.
     std::thread::sleep(Duration::from_millis(100));
     Ok(())
 }
 
-/// Runs `body` in a child with a time limit; it returns two numbers.
+/// Runs `body` in a child process with a time limit.
 pub fn in_child(body: impl FnOnce() -> Result<Count, String>) -> Result<Count, String> {
     let gate = Gate::new().map_err(|error| error.to_string())?;
     let child = Child::spawn(|| {
@@ -136,7 +137,7 @@ pub fn in_child(body: impl FnOnce() -> Result<Count, String>) -> Result<Count, S
     Ok(Count { injected: receive()?, errors: receive()? })
 }
 
-/// What is no setting is refused, and changes none.
+/// Invalid settings of an injection point must be refused and must not change its state.
 pub fn points_are_checked(tap: &mut Tap) {
     let outcome = || -> Result<String, String> {
         let point = "retry";
@@ -145,7 +146,7 @@ pub fn points_are_checked(tap: &mut Tap) {
         for text in ["", "x", "-1", "1 always", "1 every 2", "99999999999999999999", &long] {
             match inject::set_point(point, text) {
                 Err(error) if error.raw_os_error() == Some(Errno::EINVAL.0) => {}
-                // Nothing is written at all.
+                // An empty write does not reach the kernel.
                 Ok(()) if text.is_empty() => {}
                 other => return Err(format!("'{text}': {other:?}")),
             }
@@ -160,13 +161,13 @@ pub fn points_are_checked(tap: &mut Tap) {
     tap.result("points are checked", outcome());
 }
 
-/// Runs a case with all sources.
+/// Runs a case with all sources, and prints its result.
 pub fn case(tap: &mut Tap, device: u32, case: &Case, sources: &[Source]) {
     let mut total = Count::default();
     let mut why = Vec::new();
     for source in sources.iter().filter(|source| !case.excludes(source)) {
         let result = in_child(|| all_failures(device, case, source));
-        // A child that was killed may have left it set.
+        // A child that was killed may have left a point set.
         let _ = inject::clear_points();
         match result.and_then(|count| nothing_in_use(device).map(|()| count)) {
             Ok(count) => {
@@ -185,7 +186,7 @@ pub fn case(tap: &mut Tap, device: u32, case: &Case, sources: &[Source]) {
     tap.result(case.name, outcome);
 }
 
-/// Has the first, the second, ... use of `source` fail, until none does.
+/// Makes the first, the second, ... use of `source` fail, until no failure is injected any longer.
 fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, String> {
     let _kernel = match source {
         Source::Kernel(kind) | Source::AnyTask(kind) | Source::Lasting(kind) => {
@@ -210,12 +211,13 @@ fn all_failures(device: u32, case: &Case, source: &Source) -> Result<Count, Stri
     }
 }
 
-/// An error with what it is of.
+/// Prefixes an error with the step that returned it.
 pub fn told<E: Display>(what: &str) -> impl FnOnce(E) -> String + '_ {
     move |error| format!("{what}: {error}")
 }
 
-/// Tells whether the failure happened, and whether it was told as an error.
+/// Runs a case while the `n`-th use of `source` fails. Returns whether the failure was injected and
+/// whether the operation returned an error.
 fn one_failure(device: u32, case: &Case, source: &Source, n: u64) -> Result<(bool, bool), String> {
     let mut world = World::new(device, case.size).map_err(told("set-up"))?;
     (case.prepare)(&mut world).map_err(told("prepare"))?;
@@ -233,7 +235,8 @@ fn one_failure(device: u32, case: &Case, source: &Source, n: u64) -> Result<(boo
         Err(error) if !allowed(case, source, error) => {
             return Err(format!("{error} is not documented"))
         }
-        // Every other time the next call finds things as the failure left them.
+        // Every other time the CPU does not read the pages first, so the repeated call starts from
+        // the state that the failure has left.
         Err(_) if n % 2 == 0 => {
             world.check(case.contents.partly()).map_err(told("after an error"))?;
             world.looked = true;
@@ -243,17 +246,18 @@ fn one_failure(device: u32, case: &Case, source: &Source, n: u64) -> Result<(boo
     if result.is_err() || injected {
         (case.operate)(&mut world).map_err(told("again, without a failure"))?;
     }
-    // First: it may ask where the pages are, and the CPU's look brings them back.
+    // Before the contents, because the check may query where the pages are, and CPU reads migrate
+    // them back.
     (case.check)(&mut world).map_err(told("at the end"))?;
     world.check(case.contents).map_err(told("at the end"))?;
     Ok((injected, result.is_err()))
 }
 
 fn allowed(case: &Case, source: &Source, error: Errno) -> bool {
-    // What each call may say, then.
+    // Errors that every call may return for this source.
     let always: &[Errno] = match source {
         Source::Kernel(inject::Kind::Usercopy) => &[Errno::EFAULT],
-        // As `test_hmm`, some calls say EINVAL.
+        // Some calls return EINVAL, as `test_hmm` does.
         Source::Point(name) if name == "space" => &[Errno::EFAULT, Errno::EINVAL],
         Source::Point(name) if name == "killed" => &[Errno::EINTR],
         _ => &[],
@@ -261,5 +265,5 @@ fn allowed(case: &Case, source: &Source, error: Errno) -> bool {
     case.errors.contains(&error) || always.contains(&error)
 }
 
-// The seeds differ, else nothing would be told apart.
+// Equal seeds could not distinguish old and new contents.
 const _: () = assert!(OLD != NEW);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Failures while a device is unplugged that has pages of a process. Its driver is loaded anew each time.
+//! Failures during the unplug of a device that holds pages of a process. The driver is reloaded for
+//! each failure.
 
 use crate::cases::{OLD, SMALL};
 use crate::load::parameters;
@@ -9,14 +10,14 @@ use hmm::inject::{self, Kernel, Kind, Source};
 use hmm::{module, pattern, Device, Errno, Mapping};
 use std::path::Path;
 
-/// The name of the case.
+/// Name of the case.
 pub const NAME: &str = "unplug";
 
 const DRIVER: &str = "rust_dmirror";
-/// From this failure on not every one is tried.
+/// After this many failures only some are tried, see [`following`].
 const EACH: u64 = 40;
 
-/// Loads the driver, which has a device again then.
+/// Loads the driver again, so that its devices exist.
 fn load(modules: &Path) -> Result<(), String> {
     if module::is_loaded(DRIVER) {
         module::unload(DRIVER).map_err(told("unload"))?;
@@ -25,7 +26,8 @@ fn load(modules: &Path) -> Result<(), String> {
     module::load(&path, &parameters(DRIVER)).map_err(told("load"))
 }
 
-/// What the CPU finds of the pages: those that are as they were, and those that cannot be read.
+/// Reads all pages by the CPU. Returns the number of pages with their old contents and the number
+/// of pages that cannot be read.
 fn found(map: &Mapping) -> Result<(usize, usize), String> {
     let mut lost = 0;
     for page in 0..map.pages() {
@@ -38,7 +40,8 @@ fn found(map: &Mapping) -> Result<(usize, usize), String> {
     Ok((map.pages() - lost, lost))
 }
 
-/// The `n`-th use of `source` fails during the call. Tells whether it happened, and whether the caller was told.
+/// Unplugs a device while the `n`-th use of `source` fails. Returns whether the failure was
+/// injected and whether the call returned an error.
 fn one_failure(device: u32, source: &Source, n: u64) -> Result<(bool, bool), String> {
     let device = Device::open(device).map_err(told("open"))?;
     let map = Mapping::anon(SMALL).map_err(told("map"))?;
@@ -65,13 +68,13 @@ fn one_failure(device: u32, source: &Source, n: u64) -> Result<(bool, bool), Str
         Ok((_, lost)) if lost != 0 && !injected => return Err(format!("{lost} pages lost")),
         Ok((_, lost)) => lost as usize,
         Err(error) if !injected => return Err(format!("without a failure: {error}")),
-        // No page was saved, and each comes back when the CPU touches it.
+        // No page was saved during the call. Each one migrates back on a CPU fault.
         Err(Errno::ENOMEM) => 0,
-        // Before the call, or after it.
+        // The user copy failed before the unplug, or after it.
         Err(Errno::EFAULT) if usercopy => 0,
         Err(error) => return Err(format!("{error} is not documented")),
     };
-    // The device is gone, unless the call could not be read.
+    // The device is unplugged, unless the arguments of the call could not be read.
     match device.unplug(0, 0) {
         Err(Errno::ENODEV) => {}
         Ok((_, 0)) if result == Err(Errno::EFAULT) => {}
@@ -109,13 +112,13 @@ fn all_failures(modules: &Path, device: u32, source: &Source) -> Result<Count, S
     }
 }
 
-/// Unplugs `device` with each failure.
+/// Unplugs `device` once for each failure of each source.
 pub fn run(tap: &mut Tap, modules: &Path, device: u32, sources: &[Source]) {
     let mut total = Count::default();
     let mut why = Vec::new();
     for source in sources.iter().filter(|source| !matches!(source, Source::Lasting(_))) {
         let result = in_child(|| all_failures(modules, device, source));
-        // A child that was killed may have left it set.
+        // A child that was killed may have left a point set.
         let _ = inject::clear_points();
         match result {
             Ok(count) => {

@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Which sources of failures are set, told by the process that sets them to those that meet the failures.
+//! The set of failure sources that are armed, shared between the process that arms them and the
+//! processes that run into the failures.
 
 use hmm::{Errno, Mapping, PAGE_SIZE};
 
-/// A word for each source: odd while it is set, and another one after each change. A process that compares two states
-/// knows whether a source was set at any time between them.
+/// One word for each source. It is odd while the source is set, and changes with every update. A
+/// process that compares two states can therefore detect every source that was set at any time
+/// between them.
 pub struct Board {
     words: Mapping,
     names: Vec<String>,
 }
 
-/// A state of a board.
+/// The words of a board at one time.
 pub struct State(Vec<u64>);
 
 impl Board {
-    /// Nothing is set. The processes that are forked later share it.
+    /// Creates a board with no source set. Processes that are forked later share it.
     pub fn new(names: Vec<String>) -> Result<Board, Errno> {
         assert!(names.len() <= PAGE_SIZE / 8, "a board is a page");
         Ok(Board { words: Mapping::shared(1)?, names })
     }
 
-    /// Source `name` is about to be set, or is set no longer. Only one process calls this.
+    /// Records that source `name` will be set next, or was cleared. Only one process calls this.
     pub fn tell(&self, name: &str, is_set: bool) {
         let index = self.names.iter().position(|other| other == name);
         let index = index.expect("a source of this board");
@@ -30,12 +32,12 @@ impl Board {
         }
     }
 
-    /// How it stands now.
+    /// Returns the current state.
     pub fn state(&self) -> State {
         State((0..self.names.len()).map(|index| self.words.get(0, index)).collect())
     }
 
-    /// Whether one of `names` was set at any time between `before` and now.
+    /// Returns whether one of `names` was set at any time between `before` and now.
     pub fn any_since(&self, before: &State, names: &[&str]) -> bool {
         let wanted = self.names.iter().enumerate().filter(|(_, name)| names.contains(&&***name));
         wanted.into_iter().any(|(index, _)| {

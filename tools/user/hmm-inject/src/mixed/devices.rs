@@ -6,12 +6,13 @@ use super::Worker;
 use hmm::engine::Way;
 use hmm::{inject, pattern, Connection, Device, Errno, ManagedFlags, Setting, PAGE_SIZE};
 
-/// Pages of one operation.
+/// Maximal number of pages of an operation.
 const MOST: usize = 16;
 /// Pages of managed memory.
 const MANAGED: usize = 4;
 
-/// The other device. Pages go from one to the other by a copy, also where the CPU can access them.
+/// Opens the other device. Pages are migrated between the devices by copies, even if their memory
+/// is coherent.
 pub fn partner(device: &Device, index: u32) -> Result<Device, Errno> {
     let partner = Device::open(index ^ 1)?;
     for device in [device, &partner] {
@@ -20,7 +21,7 @@ pub fn partner(device: &Device, index: u32) -> Result<Device, Errno> {
     Ok(partner)
 }
 
-/// Pages go to a device, and from there to the other one.
+/// Migrates pages to one device, pulls them to the other one, and reads them.
 pub fn pull(worker: &mut Worker<'_>) -> Result<(), String> {
     let Worker { device, partner: Some(partner), model, .. } = worker else { return Ok(()) };
     let (first, pages) = model.part(MOST);
@@ -38,7 +39,7 @@ fn holds(seed: u64, first: usize, bytes: &[u8]) -> Result<(), String> {
     pattern::check(seed, first, bytes).map_err(|wrong| format!("managed memory: {wrong}"))
 }
 
-/// Managed memory: the CPU and the device use it in turns.
+/// Accesses managed memory in turns by the CPU and the device.
 pub fn managed(worker: &mut Worker<'_>) -> Result<(), String> {
     let (device, model) = (&worker.device, &mut worker.model);
     let populate = model.random.one_in(2);

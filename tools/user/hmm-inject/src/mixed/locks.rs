@@ -6,10 +6,10 @@ use super::queues::end;
 use super::Worker;
 use hmm::{Locked, PAGE_SIZE};
 
-/// Pages of a lock.
+/// Maximal number of pages of a lock.
 const MOST: usize = 8;
 
-/// Two parts of the memory are locked, and one is copied to the other. Everything is unlocked at the end.
+/// Locks two parts of the memory, copies one to the other by a blit, and unlocks both.
 pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
     let (device, model) = (&worker.device, &mut worker.model);
     let agents = 1 << worker.index;
@@ -31,7 +31,8 @@ pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
         model.settle(to, pages)?;
         model.settle(from, pages)?;
         let before = model.state();
-        // One whose number was not returned runs all the same. They run in the order in which they came.
+        // A blit whose fence number could not be returned runs all the same. Blits run in order of
+        // submission.
         let fence = model
             .insist("blit", |_| device.blit(there.device_addr, here.device_addr, bytes, &[]))?;
         let event = model.attempt("fence notify", |_| fence.event())?;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Operations of a mirror: accesses by the device and the CPU, migrations, engines.
+//! Operations on a mirror: device and CPU accesses, migrations, and engine commands.
 
 use super::model::Model;
 use super::Worker;
 use hmm::engine::{EngineOp, Way};
 use hmm::{Command, Device, PAGE_SIZE};
 
-/// Pages of one operation.
+/// Maximal number of pages of an operation.
 const MOST: usize = 24;
 
-/// The device reads pages.
+/// Reads pages by the device.
 pub fn read(device: &Device, model: &mut Model, first: usize, pages: usize) -> Result<(), String> {
     let mut bytes = vec![0xaa; pages * PAGE_SIZE];
     match model.attempt("read", |map| device.read(map.page_addr(first), &mut bytes))? {
@@ -19,7 +19,7 @@ pub fn read(device: &Device, model: &mut Model, first: usize, pages: usize) -> R
 }
 
 fn write(device: &Device, model: &mut Model, first: usize, pages: usize) -> Result<(), String> {
-    // Of three possible contents one would be forgotten.
+    // The model holds at most two possible contents of a page.
     model.settle(first, pages)?;
     let seed = model.next_seed();
     let bytes = hmm::pattern::buffer(seed, first, pages);
@@ -28,7 +28,7 @@ fn write(device: &Device, model: &mut Model, first: usize, pages: usize) -> Resu
     Ok(())
 }
 
-/// An engine computes the checksum of pages, at `addr` if they have another address.
+/// Has an engine compute the checksum of pages, at address `addr` if one is given.
 pub fn engine_read(
     device: &Device,
     model: &mut Model,
@@ -49,14 +49,14 @@ pub fn engine_read(
 
 fn migrate(device: &Device, model: &mut Model, first: usize, pages: usize) -> Result<(), String> {
     let ways = [Way::ToDevice, Way::ToSystem, Way::ToDeviceOrdinary, Way::ToSystemOrdinary];
-    // Rather to the device: the rest comes back by itself.
+    // Mostly to the device, because CPU faults migrate pages back.
     let way = ways[[0, 0, 0, 1, 2, 2, 3, 1][model.random.below(8) as usize]];
     let moved =
         model.attempt("migrate", |map| device.migrate_pages(map.page_addr(first), pages, way));
     moved.map(|_| ())
 }
 
-/// One operation.
+/// Executes one random operation.
 pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
     let (index, model) = (worker.index, &mut worker.model);
     let device = &worker.device;

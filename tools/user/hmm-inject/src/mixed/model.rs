@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a process knows of its memory, and which errors its calls may return.
+//! Model of a process: the possible contents of its pages, and the errors that its calls may
+//! return.
 
 use super::board::{Board, State};
 use super::{PAGES, PATIENCE, PROCESSES};
@@ -19,18 +20,18 @@ impl Random {
         x.wrapping_mul(0xff51_afd7_ed55_8ccd) >> 17
     }
 
-    /// Below `limit`, which is not 0.
+    /// Returns a number below `limit`, which must not be 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    /// True in one of `n` cases.
+    /// Returns true in one of `n` calls on average.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
 
-/// Contents of a page: page `page` of the pattern `seed`.
+/// Contents of a page: page `page` of the pattern with seed `seed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     seed: u64,
@@ -43,32 +44,33 @@ impl Held {
     }
 }
 
-/// What is known of a page.
+/// Possible contents of a page.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     held: Held,
-    /// What it may hold instead: an operation that writes the page has failed.
+    /// Alternative contents, after a failed operation that would have written them.
     other: Option<Held>,
-    /// That operation may have ended within the page.
+    /// Whether that operation may have written only some words of the page.
     torn: bool,
 }
 
-/// Sources of failures that make memory, or the process, look as if it were not there.
+/// Sources of failures by which memory or the process looks as if it did not exist.
 ///
-/// A page that is needed in system memory stays in device memory, which is a SIGBUS for the access.
+/// A page that is needed in system memory stays in device memory. The access gets SIGBUS.
 const LOST: &[&str] = &["space", "copy", "isolate", "fail_usercopy"];
-/// The same for a CPU's access within a system call: the kernel reports lack of memory as `EFAULT`, too.
+/// The same for a CPU access within a system call, where the kernel returns `EFAULT` for lack of
+/// memory, too.
 const LOST_TO_CPU: &[&str] =
     &["space", "copy", "isolate", "fail_usercopy", "system_folio", "failslab", "fail_page_alloc"];
-/// A copy by a device fails.
+/// Sources by which a copy of a device fails.
 const COPIES: &[&str] = &["copy"];
-/// As if the process were killed.
+/// Sources that simulate a killed process.
 const KILLED: &[&str] = &["mmap_lock", "killed"];
 
-/// The sources of which one must have been set for `what` to return `error`; none: it may do so at any time. `None`: it
-/// may never.
+/// Returns the sources of which one must have been set for call `what` to return `error`. An empty
+/// list means that the error is always allowed. `None` means that it is never allowed.
 fn causes(what: &str, error: Errno) -> Option<&'static [&'static str]> {
-    // Where `test_hmm` returns EINVAL for a process that does not exist any more.
+    // Calls that return EINVAL, as `test_hmm` does, for a process that has exited.
     let old = what.starts_with("migrate") || ["exclusive", "pull"].contains(&what);
     match error {
         Errno::ENOMEM | Errno::EBUSY => Some(&[]),
@@ -82,23 +84,23 @@ fn causes(what: &str, error: Errno) -> Option<&'static [&'static str]> {
     }
 }
 
-/// A process's memory and what it holds, its choices, and the results of its calls.
+/// Memory of a process with its possible contents, the random choices, and the results of calls.
 pub struct Model<'b> {
     /// The memory.
     pub map: Mapping,
-    /// Its choices.
+    /// Source of the random choices.
     pub random: Random,
     pages: Vec<Known>,
     last: u64,
     board: &'b Board,
-    /// Errors, and how often.
+    /// Number of times that each error was returned.
     errors: BTreeMap<String, u64>,
-    /// Calls, and how many of them have succeeded.
+    /// For each call, how often it was made and how often it succeeded.
     calls: BTreeMap<&'static str, [u64; 2]>,
 }
 
 impl Model<'_> {
-    /// Memory that holds the pattern `seed`.
+    /// Maps memory and fills it with the pattern of `seed`.
     pub fn new(seed: u64, board: &Board) -> Result<Model<'_>, Errno> {
         let map = Mapping::anon(PAGES)?;
         map.fill(seed);
@@ -108,14 +110,16 @@ impl Model<'_> {
         Ok(Model { map, random: Random(seed), pages, last: seed, board, errors, calls })
     }
 
-    /// A part of the memory, of at most `most` pages: the first one and their number.
+    /// Chooses a part of the memory of at most `most` pages. Returns its first page and number of
+    /// pages.
     pub fn part(&mut self, most: usize) -> (usize, usize) {
         let first = self.random.below(PAGES as u64) as usize;
         let most = (PAGES - first).min(most) as u64;
         (first, 1 + self.random.below(most) as usize)
     }
 
-    /// Two parts of the same size that do not overlap: the first pages and the number.
+    /// Chooses two parts of the same size that do not overlap. Returns their first pages and the
+    /// number of pages.
     pub fn two_parts(&mut self, most: usize) -> ([usize; 2], usize) {
         let half = PAGES / 2;
         let pages = 1 + self.random.below(most.min(half) as u64) as usize;
@@ -127,12 +131,13 @@ impl Model<'_> {
         }
     }
 
-    /// Which sources are set, for [`Self::outcome`].
+    /// Returns the sources that are set now, for [`Self::outcome`].
     pub fn state(&self) -> State {
         self.board.state()
     }
 
-    /// Makes a call. Its error must be documented, and one of its causes must have been set meanwhile.
+    /// Makes a call. An error must be documented, and one of its causes must have been set during
+    /// the call. Returns `None` after such an error.
     pub fn attempt<T>(
         &mut self,
         what: &'static str,
@@ -143,7 +148,7 @@ impl Model<'_> {
         self.outcome(what, &before, result)
     }
 
-    /// Judges the result of what began when the sources were as in `before`.
+    /// Judges the result of an operation that began when the sources were as in `before`.
     pub fn outcome<T>(
         &mut self,
         what: &'static str,
@@ -167,7 +172,7 @@ impl Model<'_> {
         Ok(None)
     }
 
-    /// Makes a call until it succeeds.
+    /// Repeats a call until it succeeds.
     pub fn insist<T>(
         &mut self,
         what: &'static str,
@@ -181,12 +186,12 @@ impl Model<'_> {
         Err(format!("{what}: it fails again and again"))
     }
 
-    /// Errors so far.
+    /// Returns the number of errors so far.
     pub fn errors(&self) -> u64 {
         self.errors.values().sum()
     }
 
-    /// Calls, and how many of them have succeeded; then errors, and how often.
+    /// Summarizes each call with its successes and attempts, and each error with its number.
     pub fn summary(&self) -> String {
         let calls = self.calls.iter().map(|(what, [tried, done])| format!("{what} {done}/{tried}"));
         let errors = self.errors.iter().map(|(what, times)| format!("{what} {times}"));
@@ -194,13 +199,13 @@ impl Model<'_> {
         format!("{}; {}", calls.join(", "), errors.join(", "))
     }
 
-    /// Calls that were tried often, and never succeeded.
+    /// Returns the calls that were tried at least 50 times and never succeeded.
     pub fn never_succeeded(&self) -> Vec<&'static str> {
         let never = self.calls.iter().filter(|(_, [tried, done])| *tried >= 50 && *done == 0);
         never.map(|(what, _)| *what).collect()
     }
 
-    /// Compares a page with what it must hold.
+    /// Compares a page with its possible contents.
     fn is_right(&self, page: usize, bytes: &[u8]) -> Result<(), String> {
         let Known { held, other, torn } = self.pages[page];
         let is = |held: Held| pattern::check(held.seed, held.page, bytes);
@@ -217,14 +222,15 @@ impl Model<'_> {
         Err(format!("{wrong} ({held:?}, other {other:?}, torn {torn})"))
     }
 
-    /// Takes note of what a page holds, as the CPU or a device has read it.
+    /// Checks the contents of a page that the CPU or a device has read, and records them as the
+    /// only possible ones.
     pub fn learn(&mut self, page: usize, bytes: &[u8]) -> Result<(), String> {
         self.is_right(page, bytes)?;
         let known = &mut self.pages[page];
         let is = |held: Held| pattern::check(held.seed, held.page, bytes).is_ok();
         match known.other {
             Some(other) if is(other) => known.held = other,
-            // Words of both.
+            // Torn: words of both contents. The page stays as uncertain as before.
             Some(_) if !is(known.held) => return Ok(()),
             _ => {}
         }
@@ -232,19 +238,20 @@ impl Model<'_> {
         Ok(())
     }
 
-    /// The same for some pages.
+    /// Does the same for consecutive pages.
     pub fn learn_all(&mut self, first: usize, bytes: &[u8]) -> Result<(), String> {
         let mut pages = bytes.chunks_exact(PAGE_SIZE).enumerate();
         pages.try_for_each(|(index, bytes)| self.learn(first + index, bytes))
     }
 
-    /// The CPU reads a page, until no failure is in the way.
+    /// Reads a page by the CPU, repeatedly until no failure is injected.
     pub fn cpu_read(&mut self, page: usize) -> Result<(), String> {
         let bytes = self.insist("cpu read", |map| inject::kernel_reads(map, page))?;
         self.learn(page, &bytes)
     }
 
-    /// The CPU writes a whole page: a part of it would be neither old nor new.
+    /// Writes a page by the CPU. Always a whole page: contents of which a part is new match no
+    /// pattern.
     pub fn cpu_write(&mut self, page: usize) -> Result<(), String> {
         let seed = self.next_seed();
         let bytes = pattern::buffer(seed, page, 1);
@@ -253,13 +260,13 @@ impl Model<'_> {
         Ok(())
     }
 
-    /// A pattern that no page has had.
+    /// Returns the seed of a pattern that no page has had.
     pub fn next_seed(&mut self) -> u64 {
         self.last += PROCESSES as u64;
         self.last
     }
 
-    /// Makes sure that each page of a part has one possible contents only.
+    /// Ensures that each page of a part has exactly one possible contents.
     pub fn settle(&mut self, first: usize, pages: usize) -> Result<(), String> {
         for page in first..first + pages {
             if self.pages[page].other.is_some() {
@@ -272,14 +279,16 @@ impl Model<'_> {
         Ok(())
     }
 
-    /// The pages of a part, which are settled, were written with pattern `seed`; if not `done`, some of them.
+    /// Records that the pages of a part were written with pattern `seed`. They must be settled.
+    /// Unless `done`, only some of the pages may have been written.
     pub fn written(&mut self, first: usize, pages: usize, seed: u64, done: bool) {
         for page in first..first + pages {
             self.put(page, Held { seed, page }, done, false);
         }
     }
 
-    /// `pages` pages, which are settled, were copied; if not `done`, some words of them.
+    /// Records that `pages` pages were copied. They must be settled. Unless `done`, only some words
+    /// may have been copied.
     pub fn copied(&mut self, to: usize, from: usize, pages: usize, done: bool) {
         for index in 0..pages {
             self.put(to + index, self.pages[from + index].held, done, true);
@@ -294,7 +303,7 @@ impl Model<'_> {
         };
     }
 
-    /// What an engine's checksum of a part, which is settled, must be.
+    /// Returns the expected checksum of a part, which must be settled.
     pub fn checksum(&self, first: usize, pages: usize) -> u64 {
         let pages = &self.pages[first..first + pages];
         checksum(pages.iter().flat_map(|known| (0..WORDS).map(|word| known.held.word(word))))
@@ -316,7 +325,7 @@ mod tests {
         board.tell("copy", true);
         assert_eq!(model.attempt("read", fails), Ok(None));
         assert_eq!(model.errors(), 1);
-        // Set and taken back during the call.
+        // The source is set and cleared during the call.
         board.tell("copy", false);
         let meanwhile = |_: &Mapping| {
             board.tell("copy", true);
@@ -337,14 +346,14 @@ mod tests {
         let page = |seed, page| pattern::buffer(seed, page, 1);
         assert_eq!(model.learn(3, &page(1, 3)), Ok(()));
         assert!(model.learn(3, &page(1, 4)).is_err() && model.learn(3, &page(2, 3)).is_err());
-        // A write that failed: all of it or nothing.
+        // A failed write leaves each page with its old or its new contents.
         model.written(3, 1, 9, false);
         let mut mixed = page(1, 3);
         mixed[..8].copy_from_slice(&page(9, 3)[..8]);
         assert!(model.learn(3, &mixed).is_err());
         assert_eq!(model.learn(3, &page(9, 3)), Ok(()));
         assert!(model.learn(3, &page(1, 3)).is_err());
-        // A copy that failed: words of both.
+        // A failed copy may leave words of both.
         model.copied(3, 5, 1, false);
         let mut mixed = page(9, 3);
         mixed[..8].copy_from_slice(&page(1, 5)[..8]);

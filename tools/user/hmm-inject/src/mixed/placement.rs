@@ -6,10 +6,10 @@ use super::Worker;
 use hmm::events::{Record, Type};
 use hmm::placement::{Attributes, Policy, Preferred};
 
-/// Pages of one operation.
+/// Maximal number of pages of an operation.
 const MOST: usize = 16;
 
-/// Changes attributes of a part, which must then have them, and accesses it.
+/// Sets attributes of a part, checks that a query returns them, and accesses the part.
 pub fn attributes(worker: &mut Worker<'_>) -> Result<(), String> {
     let (device, model) = (&worker.device, &mut worker.model);
     let (first, pages) = model.part(MOST);
@@ -45,12 +45,12 @@ pub fn attributes(worker: &mut Worker<'_>) -> Result<(), String> {
     }
 }
 
-/// Reads the events of the file, whose numbers must not have a gap but for those that were lost.
+/// Reads the events of the file. Sequence numbers may have gaps only where events were lost.
 pub fn events(worker: &mut Worker<'_>) -> Result<(), String> {
     let mask = worker.model.random.below(1 << Type::ALL.len());
     let (device, model) = (&worker.device, &mut worker.model);
     model.attempt("events", |_| device.events(mask | Type::MigrateEnd.bit(), false))?;
-    // Without a stream there is nothing to read.
+    // Without a stream there are no events to read.
     if worker.model.attempt("stream", |_| device.events(mask, false))?.is_none() {
         return Ok(());
     }

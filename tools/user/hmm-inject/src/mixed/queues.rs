@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Queues and fences: some operations in a row, and how their ends are told.
+//! Queues and fences: a few operations in order, and the notification of their end.
 
 use super::board;
 use super::model::Model;
@@ -8,21 +8,22 @@ use hmm::engine::EngineOp;
 use hmm::queue::Checked;
 use hmm::{Device, Errno, Fence, QueueOp, State, PAGE_SIZE};
 
-/// Pages of one operation.
+/// Maximal number of pages of an operation.
 const MOST: usize = 12;
 
-/// What has been queued.
+/// Kind of a queued operation.
 enum What {
-    /// It moves pages.
+    /// Migrates or maps pages.
     Moves,
-    /// It computes the checksum of pages, which must be this one.
+    /// Computes the checksum of pages, which must be this one.
     Reads(u64),
-    /// It copies pages: to, from, how many.
+    /// Copies pages: first destination page, first source page, number of pages.
     Copies(usize, usize, usize),
 }
 
-/// Waits for `fence`, whose operation began when the sources were as in `before`. It must end; returns what the fence
-/// says, or `None` if the operation has failed.
+/// Waits for `fence`, whose operation began when the sources were as in `before`. Fails if the
+/// fence is not signalled in time. Returns the state of the fence, or `None` if the operation has
+/// failed.
 pub fn end(
     model: &mut Model,
     what: &'static str,
@@ -37,7 +38,7 @@ pub fn end(
     }
 }
 
-/// How the end of the last operation is told.
+/// The notification that was requested for the end of the last operation.
 enum Told {
     Check,
     Event(hmm::Event),
@@ -89,14 +90,15 @@ fn operation(model: &mut Model, may_copy: bool) -> Result<(QueueOp, What), Strin
     })
 }
 
-/// Up to three operations in a queue, of which the last may copy, after a fence of the host at times.
+/// Submits up to three operations to a queue, of which only the last may be a copy. Sometimes they
+/// wait for a host fence.
 fn in_a_queue(device: &Device, model: &mut Model) -> Result<(), String> {
     let Some(queue) = model.attempt("queue", |_| device.queue())? else { return Ok(()) };
     let gate = match model.random.one_in(2) {
         true => model.attempt("host fence", |_| device.host_fence())?,
         false => None,
     };
-    // At once, or as a dependency.
+    // The queue as a whole waits for the fence, or each operation depends on it.
     let waits = match (&gate, model.random.one_in(2)) {
         (Some(gate), true) => model.attempt("queue wait", |_| queue.wait(gate))?.is_some(),
         _ => false,
@@ -110,14 +112,14 @@ fn in_a_queue(device: &Device, model: &mut Model) -> Result<(), String> {
         let fence = model.attempt("queue submit", |_| queue.submit(op, &after))?;
         queued.push((fence, what));
     }
-    // An operation whose fence has no number may run, too.
+    // A submission that returned an error may have queued its operation all the same.
     let all = model.insist("queue record", |_| queue.record())?;
     let told = tell(model, &all)?;
     if let Some(gate) = &gate {
         model.insist("fence signal", |_| gate.signal(Ok(())))?;
     }
     was_told(device, &told)?;
-    // What was queued before decides about nothing else but the time.
+    // Errors of earlier operations do not change the state of the record, only the time of its end.
     let checked = model.insist("fence sync", |_| all.sync(Some(LIMIT)))?;
     if checked.state == State::NotDone {
         return Err("queue record: it has not ended".into());
@@ -149,9 +151,10 @@ fn in_a_queue(device: &Device, model: &mut Model) -> Result<(), String> {
     model.attempt("queue destroy", |_| queue.destroy()).map(|_| ())
 }
 
-/// One step.
+/// Executes one step of the process.
 pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
-    // Calls that fail before they are read leave queues behind, of which a file has 16.
+    // A destroy call whose argument cannot be read leaves its queue behind, and a file has at most
+    // 16 queues. So reopen the file now and then.
     if worker.steps % 64 == 63 {
         let index = worker.index;
         if let Some(device) = worker.model.attempt("open", |_| Device::open(index))? {
@@ -161,7 +164,7 @@ pub fn step(worker: &mut Worker<'_>) -> Result<(), String> {
     in_a_queue(&worker.device, &mut worker.model)
 }
 
-/// A fence of the host that is told by an event, or an error that it is signalled with.
+/// Signals a host fence, with or without an error, and checks its state and its eventfd.
 pub fn host_fence(worker: &mut Worker<'_>) -> Result<(), String> {
     let (device, model) = (&worker.device, &mut worker.model);
     let Some(fence) = model.attempt("host fence", |_| device.host_fence())? else { return Ok(()) };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One size's rows, and the memory that they work on.
+//! The rows of one memory size, and the memory that they work on.
 
 use crate::phases;
 use anyhow::{Context, Result};
@@ -10,14 +10,14 @@ use hmm::Device;
 use serde_json::{json, Value};
 use std::time::Instant;
 
-/// Pages of one ioctl: larger ranges take several, with the same buffer.
+/// Pages of one ioctl. Larger ranges take several calls with the same buffer.
 const CHUNK: usize = 8192;
 
-/// Of each page one word in so many is written and checked: other tests look at all of them, and this is
-/// most of what the benchmark itself does.
+/// One word in `STEP` of each page is written and checked. Other tests check all words, and here
+/// these accesses are most of the benchmark's own work.
 const STEP: usize = 8;
 
-/// What one row came to.
+/// Result of a row.
 struct Row {
     name: &'static str,
     unit: &'static str,
@@ -26,14 +26,14 @@ struct Row {
     phases: phases::Phases,
 }
 
-/// The rounds of a row that were measured.
+/// Measured rounds of a row.
 struct Rounds {
     name: &'static str,
     done: Vec<(f64, phases::Phases)>,
 }
 
 impl Rounds {
-    /// Adds a round of so many `units`.
+    /// Measures a round, which handles `units` units.
     fn measure(&mut self, units: usize, round: impl FnOnce() -> Result<u64>) -> Result<()> {
         phases::spent();
         let cost = round().context(self.name)? as f64 / units as f64;
@@ -42,7 +42,7 @@ impl Rounds {
     }
 }
 
-/// Measures rows of one size.
+/// Measures the rows of one memory size.
 pub struct Bench {
     mib: usize,
     rounds: usize,
@@ -51,13 +51,13 @@ pub struct Bench {
     rows: Vec<Row>,
 }
 
-/// What a profile counts begins or ends, see `tools/profile`.
+/// Marks the begin or the end of the code that a profile counts, see `tools/profile`.
 fn marker() {
-    // SAFETY: Exchanges a register with itself.
+    // SAFETY: The instruction exchanges a register with itself, so it changes no state.
     unsafe { std::arch::asm!("xchg bx, bx", options(nomem, nostack, preserves_flags)) };
 }
 
-/// Nanoseconds of `work`.
+/// Returns the nanoseconds that `work` takes.
 pub fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<u64> {
     let account = phases::Account::open();
     marker();
@@ -71,22 +71,24 @@ pub fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<u64> {
 }
 
 impl Bench {
-    /// For `mib` MiB; each row is repeated `rounds` times.
+    /// Measures with `mib` MiB, each row in `rounds` rounds.
     pub fn new(mib: usize, rounds: usize, only: &[String], small: bool) -> Bench {
         Bench { mib, rounds: rounds.max(1), only: only.to_vec(), small, rows: Vec::new() }
     }
 
-    /// Pages of the memory.
+    /// Returns the pages of the memory.
     pub fn pages(&self) -> usize {
         self.mib * 256
     }
 
-    /// Whether there is one round only, so that what is first done counts.
+    /// Returns whether there is only one round, whose cost would include everything that is done
+    /// only once.
     pub fn is_single(&self) -> bool {
         self.rounds == 1
     }
 
-    /// Huge pages of the memory; none if it is smaller than one, or none are wanted.
+    /// Returns the huge pages of the memory: none if it is smaller than one, or if they are
+    /// disabled.
     pub fn huge_pages(&self) -> usize {
         if self.small {
             return 0;
@@ -94,18 +96,19 @@ impl Bench {
         self.mib / 2
     }
 
-    /// Memory of 4 KiB pages, not populated; its page tables begin with it, whatever was mapped before.
+    /// Maps memory of 4 KiB pages, which is not populated. It does not share page tables with
+    /// earlier mappings.
     pub fn small(&self) -> Result<Mapping> {
         let map = Mapping::reserve(self.pages() * PAGE_SIZE, hmm::mapping::Prot::ReadWrite)?;
         Ok(map)
     }
 
-    /// Memory of huge pages, not populated.
+    /// Maps memory of huge pages, which is not populated.
     pub fn huge(&self) -> Result<Mapping> {
         Ok(Mapping::anon_huge(self.huge_pages())?)
     }
 
-    /// The CPU writes the pattern `seed`.
+    /// Writes the pattern `seed` by the CPU.
     pub fn fill(&self, map: &Mapping, seed: u64) {
         for page in 0..map.pages() {
             for word in (0..WORDS).step_by(STEP) {
@@ -114,7 +117,7 @@ impl Bench {
         }
     }
 
-    /// The CPU finds the pattern `seed`.
+    /// Checks by the CPU that `map` holds the pattern `seed`.
     pub fn check(&self, map: &Mapping, seed: u64) -> Result<()> {
         for page in 0..map.pages() {
             for word in (0..WORDS).step_by(STEP) {
@@ -128,7 +131,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Finds the pattern `seed` in what a device has read of the pages from `first` on.
+    /// Checks that a device has read the pattern `seed` from the pages that begin with `first`.
     fn check_buffer(&self, buffer: &[u8], first: usize, seed: u64) -> Result<()> {
         for (index, page) in buffer.chunks_exact(PAGE_SIZE).enumerate() {
             for word in (0..WORDS).step_by(STEP) {
@@ -140,8 +143,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Calls `work` with address and buffer of each part of `map`, and times that. With `seed` the
-    /// buffer must hold that pattern afterwards.
+    /// Calls `work` with the address and the buffer of each part of `map`, and measures the time.
+    /// If `seed` is given, the buffer must then hold that pattern.
     pub fn chunks(
         &self,
         map: &Mapping,
@@ -157,7 +160,7 @@ impl Bench {
         Ok(sum)
     }
 
-    /// As [`Self::chunks`]; it is not for the row, but before it.
+    /// Does the same without measuring, as a preparation.
     pub fn untimed(
         &self,
         map: &Mapping,
@@ -176,7 +179,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Opens the device, populates `map` and moves it to the device.
+    /// Opens the device, populates `map` and migrates it to the device.
     pub fn on_device(&self, map: &Mapping, buffer: &mut Buffer) -> Result<Device> {
         let device = Device::open(0)?;
         self.fill(map, 1);
@@ -187,12 +190,13 @@ impl Bench {
         Ok(device)
     }
 
-    /// Whether the row `name` is wanted.
+    /// Returns whether the row `name` was requested.
     pub fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
     }
 
-    /// Adds a row: the cheapest of the rounds, in `unit`s, of which a round has `units`.
+    /// Adds a row. Its cost is that of the cheapest round, per `unit`; a round handles `units`
+    /// units.
     pub fn row(
         &mut self,
         name: &'static str,
@@ -210,9 +214,9 @@ impl Bench {
         Ok(())
     }
 
-    /// Adds rows that are compared with each other: the median of the rounds. These are measured by
-    /// turns, so that all rows meet what changes in the kernel meanwhile. `round` has the number of
-    /// the row.
+    /// Adds rows that are compared with each other. The cost of each is the median of its rounds.
+    /// The rows take turns, so that changes in the state of the kernel affect all of them. `round`
+    /// gets the index of the row.
     pub fn by_turns<const N: usize>(
         &mut self,
         names: [&'static str; N],
@@ -234,12 +238,13 @@ impl Bench {
         Ok(())
     }
 
-    /// Begins the row `name`, if it is wanted.
+    /// Begins the row `name`, if it was requested.
     fn begin(&self, name: &'static str) -> Option<Rounds> {
         self.wants(name).then(|| Rounds { name, done: Vec::new() })
     }
 
-    /// Adds a row with the cost of one of its rounds: by number among so many, from cheap to dear.
+    /// Adds a row with the cost of one of its rounds. `which` chooses its index among the rounds,
+    /// sorted by cost.
     fn end(&mut self, rounds: Rounds, unit: &'static str, which: impl FnOnce(usize) -> usize) {
         let costs = rounds.done.iter().map(|(cost, _)| *cost).collect();
         let mut done = rounds.done;
@@ -249,7 +254,7 @@ impl Bench {
         self.rows.push(Row { name: rounds.name, unit, cost, rounds: costs, phases });
     }
 
-    /// The rows, for the report.
+    /// Returns the rows for the report.
     pub fn json(&self) -> Value {
         let row = |row: &Row| {
             json!({ "row": row.name, "unit": row.unit, "cost": row.cost, "rounds": row.rounds,
@@ -266,16 +271,16 @@ impl Bench {
     }
 }
 
-/// Where a device's ioctls put what they read: whole pages, all of them there.
+/// Buffer for the data that device ioctls read: page-aligned and populated.
 pub struct Buffer(Vec<u8>);
 
 impl Buffer {
-    /// Room for one ioctl of `bench`.
+    /// Creates a buffer for one ioctl of `bench`.
     pub fn new(bench: &Bench) -> Buffer {
         Buffer(vec![1; (bench.pages().min(CHUNK) + 1) * PAGE_SIZE])
     }
 
-    /// The first `count` pages.
+    /// Returns the first `count` pages.
     pub fn pages(&mut self, count: usize) -> &mut [u8] {
         let skip = self.0.as_ptr().align_offset(PAGE_SIZE);
         &mut self.0[skip..skip + count * PAGE_SIZE]

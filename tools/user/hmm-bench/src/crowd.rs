@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Rows beside many other processes, each with a mirror that is only open.
+//! Rows with many other processes, each of which has a mirror that is open and not used.
 
 use crate::bench::{timed, Bench, Buffer};
 use anyhow::{ensure, Result};
@@ -7,12 +7,12 @@ use hmm::abi::PAGE_SIZE;
 use hmm::{procfs, Crowd, Device};
 use std::hint::black_box;
 
-/// Mirrors of which the memory is measured, too.
+/// Number of mirrors with which the memory of an open mirror is measured, too.
 const MANY: usize = 1000;
 
 const BYTES: &str = "bytes of an open mirror";
 
-/// Names of the rows by the number of mirrors.
+/// Names of the rows, for each number of mirrors.
 const NAMES: [(usize, [&str; 2]); 3] = [
     (1, ["eviction, 1 mirror", "CPU faults on device pages, 1 mirror"]),
     (MANY, ["eviction, 1,000 mirrors", "CPU faults on device pages, 1,000 mirrors"]),

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Rows of `qemu_gpu`: what it costs that pages are mapped for DMA. The engine takes 200 ms for a page, so what counts
-//! is the library's own account, without what waits for it.
+//! Rows of `qemu_gpu`, which measure the cost of DMA mappings. The engine takes 200 ms for a page,
+//! so the figures come from the library's phase accounting, which does not include that wait.
 
 use crate::bench::{Bench, Buffer};
 use crate::phases;
 use anyhow::Result;
 use hmm::{Device, PAGE_SIZE};
 
-/// Nanoseconds that the library has spent in `phases` while `work` was done.
+/// Returns the nanoseconds that the library spent in `phases` while `work` ran.
 fn spent(phases: &[&str], work: impl FnOnce() -> Result<()>) -> Result<u64> {
     let before = phases::now();
     work()?;
     Ok(phases::now().since(&before, phases) as u64)
 }
 
-/// Device faults, migrations there and back, what takes entries away, and locked memory.
+/// Adds rows of device faults, migrations in both directions, invalidations, and locked memory.
 pub fn rows(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
     let mut buffer = Buffer::new(bench);

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Rows of queues, fences, connections, locks and managed memory, which only `rust_dmirror` has.
+//! Rows of queues, fences, connections, locks and managed memory. Only `rust_dmirror` supports
+//! these.
 
 use crate::bench::{timed, Bench};
 use anyhow::{ensure, Result};
 use hmm::mapping::Mapping;
 use hmm::{Command, Connection, Device, EngineOp, ManagedFlags, QueueOp, Setting, PAGE_SIZE};
 
-/// Repetitions of what is measured for each call.
+/// Number of calls in a round of rows that measure calls.
 const CALLS: usize = 100;
 
-/// Most pages: two devices have a copy of them, and what they cost each does not depend on their number.
+/// Maximal number of pages. Two devices hold a copy of them, and the cost of a page does not depend
+/// on their number.
 const MOST: usize = 64 * 256;
 
-/// Memory of the CPU's, and the device.
+/// Opens the device and fills memory by the CPU.
 fn filled(bench: &Bench) -> Result<(Device, Mapping)> {
     let (device, map) = (Device::open(0)?, bench.small()?);
     bench.fill(&map, 1);
@@ -155,12 +157,12 @@ fn managed(bench: &mut Bench) -> Result<()> {
     })
 }
 
-/// All of them, if the driver has fences and the memory is not too large.
+/// Adds all rows, if the driver has fences and the memory is not too large.
 pub fn rows(bench: &mut Bench) -> Result<()> {
     let device = Device::open(0)?;
     let fences = device.host_fence().is_ok();
     device.close()?;
-    // Another driver, or an older one of ours.
+    // No fences: another driver, or an older version of `rust_dmirror`.
     if bench.pages() > MOST || !fences {
         return Ok(());
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the operations of a mock device cost, per page; the same program for every driver.
+//! Measures the cost of operations of a mock device per page. The program is the same for every
+//! driver.
 //!
-//! Under QEMU's `-icount shift=0` a nanosecond of guest time is one instruction, so that the figures
-//! are instructions and repeat. `hmm-bench-report` makes tables and plots of the results.
+//! Under QEMU's `-icount shift=0` a nanosecond of guest time is one instruction. The figures then
+//! are instruction counts and repeatable. `hmm-bench-report` makes tables and plots of the results.
 
 mod bench;
 mod crowd;
@@ -24,13 +25,13 @@ use serde_json::json;
 /// Measures a mock device.
 #[derive(Parser)]
 struct Args {
-    /// Name of the driver, for the report.
+    /// Name of the driver in the report.
     #[arg(long, default_value = "rust_dmirror")]
     driver: String,
-    /// MiB of memory that each row works on, multiples of 2 (or 1); may be repeated.
+    /// MiB of memory that each row works on, a multiple of 2 (or 1); may be repeated.
     #[arg(long = "size")]
     sizes: Vec<usize>,
-    /// Repetitions, of which the cheapest counts.
+    /// Number of rounds, of which the cheapest counts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Only rows whose name contains this; may be repeated.
@@ -39,11 +40,12 @@ struct Args {
     /// No rows of huge pages.
     #[arg(long)]
     small: bool,
-    /// Most processes with a mirror, for the rows of eviction and CPU faults beside others: 1, 1000
+    /// Maximal number of processes with a mirror for the rows of eviction and CPU faults: 1, 1000
     /// or 10000.
     #[arg(long, default_value_t = 1)]
     mirrors: usize,
-    /// Only what so many MiB of mirrored address space cost, as JSON; may be repeated. For rust_dmirror.
+    /// Measure only the cost of this many MiB of mirrored address space, as JSON; may be repeated.
+    /// For rust_dmirror.
     #[arg(long)]
     space: Vec<usize>,
     /// The rows of qemu_gpu.
@@ -73,7 +75,7 @@ fn main() -> Result<()> {
             results.push((mib, bench));
             continue;
         }
-        // The memory of the process is small in the beginning, so that fork() costs little.
+        // At the beginning the process has little memory, so that fork() costs little.
         tax::rows(&mut bench)?;
         crowd::rows(&mut bench, args.mirrors)?;
         rows::faults(&mut bench)?;

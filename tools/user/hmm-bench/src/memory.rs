@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What only `rust_dmirror` has: policies, attributes, copies, eviction.
+//! Rows of policies, attributes, copies and eviction, which only `rust_dmirror` supports.
 
 use crate::bench::{timed, Bench, Buffer};
 use crate::space;
@@ -8,10 +8,10 @@ use hmm::engine::Way;
 use hmm::placement::{Attributes, Policy, Preferred};
 use hmm::{Command, Device, EngineOp, Mapping, QueueOp, HUGE_PAGES};
 
-/// MiB that fill a piece of device memory.
+/// MiB that fill a chunk of device memory.
 const PIECE: usize = 256;
 
-/// MiB of address space of which the tables are measured.
+/// MiB of address space whose page tables are measured.
 const SPACE: usize = 64;
 
 /// Adds the rows.
@@ -44,7 +44,7 @@ pub fn rows(bench: &mut Bench) -> Result<()> {
             Ok(cost)
         })?;
     }
-    // What is full is not to be looked at for each page.
+    // Full chunks must not be searched again for each page.
     bench.row("RAM to device, beside 256 MiB", "page", pages, |bench| {
         let (device, full, map) =
             (Device::open(0)?, Mapping::anon_huge(PIECE / 2)?, bench.small()?);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Rows for which there is nothing to compare with: the interface of `rust_dmirror` is needed.
+//! Rows without a peer to compare with, because they use the interface of `rust_dmirror`.
 
 use crate::bench::Bench;
 use anyhow::Result;
@@ -7,7 +7,8 @@ use hmm::engine::{Command, EngineOp, Way};
 use hmm::Device;
 use std::time::Duration;
 
-/// How long an engine that reads all the time waits for its pages while they move to the device and back.
+/// Measures how long an engine that reads continuously waits for its pages while these migrate to
+/// the device and back.
 pub fn faultless(bench: &mut Bench) -> Result<()> {
     if Device::open(0)?.info().is_err() {
         // Another driver.
@@ -19,14 +20,14 @@ pub fn faultless(bench: &mut Bench) -> Result<()> {
             let (device, map) = (Device::open(0)?, bench.small()?);
             bench.fill(&map, 1);
             let reader = Command::new(EngineOp::Checksum, map.addr(), map.len());
-            // All pages have entries before it begins.
+            // All pages have device PTEs before the measurement begins.
             device.run(reader)?;
             let job = device.submit(reader.rounds(0))?;
             let before = device.engine_counters(0)?;
             let mut moved = 0;
             for way in [Way::ToDevice, Way::ToSystem] {
                 moved += device.migrate(map.addr(), pages, way.faultless(faultless))?.moved;
-                // It reads what has moved, or waits for it.
+                // The engine reads all pages that have migrated, or waits for them.
                 std::thread::sleep(Duration::from_millis(20));
             }
             job.stop()?;

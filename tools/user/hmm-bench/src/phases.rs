@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The library's own account of where time goes, from debugfs.
+//! The library's phase accounting, read from debugfs.
 
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 const FILE: &str = "/sys/kernel/debug/rust_hmm/phases";
 
-/// Nanoseconds by phase.
+/// Nanoseconds spent in each phase.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Phases(BTreeMap<String, f64>);
 
@@ -22,21 +22,22 @@ fn parse(text: &str) -> Phases {
     Phases(text.lines().filter_map(line).collect())
 }
 
-/// What was spent since the driver was loaded.
+/// Returns the time spent in each phase since the driver was loaded. Empty if the driver has no
+/// accounting.
 pub fn now() -> Phases {
     parse(&std::fs::read_to_string(FILE).unwrap_or_default())
 }
 
-/// What is spent until it is closed counts.
+/// An interval of which the time is added to [`spent`].
 pub struct Account(Phases);
 
 impl Account {
-    /// Begins. What the driver does not tell is nothing.
+    /// Starts the interval.
     pub fn open() -> Account {
         Account(now())
     }
 
-    /// Ends.
+    /// Ends the interval.
     pub fn close(self) {
         let now = now();
         let mut spent = SPENT.lock().unwrap_or_else(|error| error.into_inner());
@@ -47,25 +48,25 @@ impl Account {
     }
 }
 
-/// What was spent since the last call.
+/// Returns the time of all intervals since the last call.
 pub fn spent() -> Phases {
     std::mem::take(&mut *SPENT.lock().unwrap_or_else(|error| error.into_inner()))
 }
 
 impl Phases {
-    /// The same for each of `units`.
+    /// Divides all times by `units`.
     pub fn per(mut self, units: usize) -> Phases {
         self.0.values_mut().for_each(|ns| *ns /= units as f64);
         self
     }
 
-    /// What was spent in `phases` since `before`.
+    /// Returns the time spent in `phases` since `before`.
     pub fn since(&self, before: &Phases, phases: &[&str]) -> f64 {
         let of = |account: &Phases, name: &str| account.0.get(name).copied().unwrap_or(0.0);
         phases.iter().map(|name| of(self, name) - of(before, name)).sum()
     }
 
-    /// For the report.
+    /// Returns the times for the report.
     pub fn json(&self) -> Value {
         Value::Object(
             self.0.iter().map(|(name, ns)| (name.clone(), json!(ns))).collect::<Map<_, _>>(),

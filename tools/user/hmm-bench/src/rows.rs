@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The rows that every driver of the common interface has.
+//! Rows that every driver of the common interface supports.
 
 use crate::bench::{timed, Bench, Buffer};
 use anyhow::Result;
@@ -9,20 +9,22 @@ use hmm::{Device, HUGE_PAGES, PAGE_SIZE};
 const PAGE: &str = "page";
 const CALL: &str = "call";
 
-/// Touches one word of each page.
+/// Touches one word of each page in ascending order.
 fn touch(map: &Mapping) {
     for page in 0..map.pages() {
         std::hint::black_box(map.get(page, 0));
     }
 }
 
-/// The same, by 2 MiB, and within these in an order that follows no pattern a driver could see.
+/// Does the same for each 2 MiB in turn, but within these in an order in which a driver cannot
+/// detect a pattern.
 fn touch_random(map: &Mapping) {
     for first in (0..map.pages()).step_by(512) {
         let count = 512.min(map.pages() - first);
         let mut at = 0usize;
         for _ in 0..count {
-            // The count is a power of two, so that this goes through all pages.
+            // The generator has full period because the count is a power of two, so all pages are
+            // touched.
             at = (at * 1_664_525 + 101) % count;
             std::hint::black_box(map.get(first + at, 0));
         }
@@ -36,7 +38,7 @@ fn read(device: &Device) -> impl FnMut(usize, &mut [u8]) -> Result<()> + '_ {
     }
 }
 
-/// Device faults and accesses.
+/// Adds the rows of device faults and device accesses.
 pub fn faults(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
     let mut buffer = Buffer::new(bench);
@@ -74,7 +76,8 @@ pub fn faults(bench: &mut Bench) -> Result<()> {
         let (device, map) = (Device::open(0)?, bench.small()?);
         let data = bench.small()?;
         bench.fill(&data, 2);
-        // Where the data goes, the device has it read back before, and then written elsewhere.
+        // The device reads the data from one mapping and then writes it to another, which only the
+        // write populates.
         let mut sum = 0;
         bench.untimed(&data, &mut buffer, Some(2), |addr, part| {
             device.read(addr, part)?;
@@ -86,11 +89,12 @@ pub fn faults(bench: &mut Bench) -> Result<()> {
     })
 }
 
-/// Migrations in both directions.
+/// Adds the rows of migrations in both directions.
 pub fn migrations(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
     let mut buffer = Buffer::new(bench);
-    // A device has no memory before it is needed. The cheapest of several rounds does not show that.
+    // Device memory is added on first use. The cheapest of several rounds does not include that,
+    // but a single round would.
     if bench.is_single() {
         drop(bench.on_device(&bench.small()?, &mut buffer)?);
         if bench.huge_pages() > 0 {
@@ -161,7 +165,7 @@ pub fn migrations(bench: &mut Bench) -> Result<()> {
     })
 }
 
-/// Changes of address spaces that are mirrored, and of some that are not.
+/// Adds the rows of address space changes, of mirrored and of other memory.
 pub fn invalidations(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
     let mut buffer = Buffer::new(bench);
@@ -184,8 +188,8 @@ pub fn invalidations(bench: &mut Bench) -> Result<()> {
     one_page(bench)
 }
 
-/// Invalidations of a page each, no two of them in the same 2 MiB. The page has a neighbour, so that
-/// what is freed with the last entry of a table does not count.
+/// Adds the rows of invalidations of a single page. Each page is in another 2 MiB and has a mapped
+/// neighbour, so that its page table stays and freeing it is not measured.
 fn one_page(bench: &mut Bench) -> Result<()> {
     const TIMES: usize = 64;
     let mut row = |name, mirrored: bool| {
@@ -208,7 +212,7 @@ fn one_page(bench: &mut Bench) -> Result<()> {
     row("madvise of a page, mirrored", true)
 }
 
-/// Much address space with few pages in it: ten in its middle.
+/// Adds the rows of a large, sparse address space with ten pages in its middle.
 pub fn sparse(bench: &mut Bench) -> Result<()> {
     const PAGES: usize = 10;
     const TIMES: usize = 16;
@@ -224,7 +228,8 @@ pub fn sparse(bench: &mut Bench) -> Result<()> {
             }
             timed(|| Ok(map.unmap_pages(0, map.pages())?))
         };
-        // What the allocator does on the side is as much as the rest of one call.
+        // The allocator's occasional work costs as much as the rest of one call, so take the
+        // cheapest of several.
         bench.row(name, CALL, 1, |_| {
             let costs: Vec<u64> = (0..TIMES).map(|_| once()).collect::<Result<_>>()?;
             Ok(costs.into_iter().min().unwrap_or(0))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What mirrored address space costs, and how much memory its page tables take, by its size. It is made of
-//! the zero page, so that 16 GiB of it need no such memory.
+//! Cost of mirrored address space, and the memory of its page tables, by size. The memory is mapped
+//! to the zero page, so that 16 GiB of address space need no such memory.
 
 use crate::bench::timed;
 use anyhow::{Context, Result};
@@ -14,14 +14,15 @@ const TABLES: &str = "/sys/kernel/debug/rust_hmm/tables";
 /// Pages of one ioctl.
 const CHUNK: usize = 8192;
 
-/// Bytes of all page tables of mirrors.
+/// Returns the bytes of the page tables of all mirrors.
 fn table_bytes() -> Result<f64> {
     let text = std::fs::read_to_string(TABLES).with_context(|| TABLES.to_string())?;
     let bytes = text.lines().find_map(|line| line.strip_prefix("bytes "));
     Ok(bytes.context("no line with the bytes")?.trim().parse()?)
 }
 
-/// Instructions of a page that is made accessible and read, of `mib` MiB; and the table bytes of all.
+/// Reads `mib` MiB of new address space by the device. Returns the instructions per page and the
+/// bytes of page tables.
 pub fn fill(mib: usize, huge: bool) -> Result<(f64, f64)> {
     let device = Device::open(0)?;
     let before = table_bytes()?;
@@ -44,7 +45,7 @@ pub fn fill(mib: usize, huge: bool) -> Result<(f64, f64)> {
     Ok((sum as f64 / map.pages() as f64, table_bytes()? - before))
 }
 
-/// The rows of one size.
+/// Measures one size, with small and with huge pages.
 pub fn measure(mib: usize) -> Result<Value> {
     anyhow::ensure!(mib % 2 == 0, "--space must be even");
     let (cost, bytes) = fill(mib, false)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Rows with other threads of the process beside: device faults while these change memory that the
-//! device does not use, and CPU faults by several threads at once.
+//! Rows with concurrent threads of the process: device faults while other threads change memory
+//! that the device does not use, and CPU faults by several threads.
 
 use crate::bench::{timed, Bench, Buffer};
 use anyhow::{ensure, Result};
@@ -15,30 +15,30 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pages of a device read.
+/// Pages of one device read.
 const PAGES: usize = 32;
 
-/// Sleep of a thread with precedence between two times that it interrupts the device's fault: of
-/// the order of the fault itself.
+/// Sleep of the high-priority thread between two interruptions of the device fault. It is of the
+/// order of the duration of a fault.
 const PAUSE: Duration = Duration::from_micros(10);
 
-/// Reads that are interrupted.
+/// Number of interrupted reads.
 const INTERRUPTED: usize = 32;
 
-/// Threads that change memory all the time, where there are processors for them.
+/// Number of threads that change memory continuously, if there are several processors.
 const THREADS: usize = 3;
 
-/// Reads of which the median counts there.
+/// Number of reads whose median is the result if there are several processors.
 const READS: usize = 200;
 
-/// Memory of so many reads, populated.
+/// Returns populated memory for `reads` reads.
 fn memory(reads: usize) -> Result<Mapping> {
     let map = Mapping::reserve(reads * PAGES * PAGE_SIZE, Prot::ReadWrite)?;
     map.fill(1);
     Ok(map)
 }
 
-/// Drops a page that was just written: an invalidation, elsewhere.
+/// Drops a page that was just written, which causes an invalidation elsewhere.
 fn invalidate(page: &Mapping) -> Result<(), Errno> {
     page.set(0, 0, 1);
     page.advise(MADV_DONTNEED)
@@ -74,8 +74,8 @@ fn beside<T>(
     })
 }
 
-/// Processor time of device reads that fault, while a thread with precedence interrupts them all
-/// the time: what it does besides is `step`. That time is not counted.
+/// Measures the processor time of device reads that fault while a high-priority thread interrupts
+/// them continuously and runs `step`. The time of that thread is not counted.
 fn interrupted(step: fn(&Mapping) -> Result<(), Errno>) -> Result<u64> {
     let (device, map) = (Device::open(0)?, memory(INTERRUPTED)?);
     let mut buffer = vec![0; PAGES * PAGE_SIZE];
@@ -101,8 +101,8 @@ fn interrupted(step: fn(&Mapping) -> Result<(), Errno>) -> Result<u64> {
     Ok(spent.as_nanos() as u64)
 }
 
-/// Median time of device reads that fault. `before` threads invalidate before that, `meanwhile`
-/// meanwhile.
+/// Measures the median time of device reads that fault, while `meanwhile` threads invalidate. If
+/// `before` is not 0, so many threads invalidate during an earlier run of the reads.
 fn median(before: usize, meanwhile: usize) -> Result<u64> {
     let (device, map) = (Device::open(0)?, memory(READS)?);
     let mut buffer = vec![0; PAGES * PAGE_SIZE];
@@ -119,15 +119,15 @@ fn median(before: usize, meanwhile: usize) -> Result<u64> {
     };
     if before > 0 {
         beside(before, invalidate, || read(READS))?;
-        // The device loses its entries.
+        // Removes the device PTEs of all pages.
         map.advise(MADV_DONTNEED)?;
         map.fill(1);
     }
     Ok(beside(meanwhile, invalidate, || read(READS))?.0)
 }
 
-/// Adds the rows of device faults: of one processor, on which another thread only runs when it
-/// interrupts the fault, or of several.
+/// Adds the rows of device faults. With one processor another thread runs only when it interrupts
+/// the fault. With several processors the threads run concurrently.
 pub fn faults(bench: &mut Bench) -> Result<()> {
     if thread::available_parallelism()?.get() == 1 {
         let pages = INTERRUPTED * PAGES;
@@ -146,7 +146,7 @@ pub fn faults(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Adds the rows of CPU faults on device memory by several threads, each on a part of its own.
+/// Adds the rows of CPU faults on device pages by several threads, each on a part of its own.
 pub fn cpu_faults(bench: &mut Bench) -> Result<()> {
     let pages = bench.pages();
     let mut buffer = Buffer::new(bench);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Cost of a mirror for its process where its device uses nothing: changes of memory that is not
-//! mirrored, without a mirror, with one that is only open, and with one of 64 pages elsewhere.
+//! Cost that a mirror adds for its process where the device uses no memory. The rows change memory
+//! that is not mirrored: without a mirror, with a mirror that is only open, and with a mirror of 64
+//! pages elsewhere.
 
 use crate::bench::{timed, Bench};
 use anyhow::{ensure, Result};
@@ -9,17 +10,18 @@ use hmm::crowd::fork_and_wait;
 use hmm::mapping::{Mapping, Prot, MADV_DONTNEED};
 use hmm::{Child, Device, Gate};
 
-/// Calls of a round.
+/// Calls in a round.
 const CALLS: usize = 100;
 
-/// The same for those that make a process.
+/// Calls in a round of operations that create a process.
 const FORKS: usize = 20;
 
-/// Rounds of a row. The median counts; what a mirror costs is the median of the differences of all. Work
-/// that the kernel does now and then is more than a hundredth of a round.
+/// Rounds of a row. The cost of a row is the median. The cost of a mirror is the median of all
+/// differences between rounds. Occasional work of the kernel takes more than a hundredth of a
+/// round, so a single round shows nothing.
 const ROUNDS: usize = 21;
 
-/// Pages that the device uses elsewhere.
+/// Pages elsewhere that the device uses.
 const PAGES: usize = 64;
 
 /// State of the process besides the memory that changes.
@@ -30,12 +32,12 @@ enum Beside {
     MirrorInUse,
 }
 
-/// In the order of the names of the rows.
+/// All states, in the order of the names of the rows.
 const ALL: [Beside; 3] = [Beside::Nothing, Beside::Mirror, Beside::MirrorInUse];
 
 impl Beside {
-    /// Returns the objects that must live while the row is measured. The process has the same
-    /// memory each time.
+    /// Creates the objects that must live while the row is measured. The process has the same
+    /// memory in each state.
     fn make(self) -> Result<(Mapping, Option<Device>)> {
         let map = Mapping::reserve(PAGES * PAGE_SIZE, Prot::ReadWrite)?;
         map.fill(1);
@@ -62,12 +64,12 @@ macro_rules! names {
     };
 }
 
-/// Callbacks of the mirror for changes of memory, if the driver counts them.
+/// Returns the number of invalidation callbacks of the mirror, if the driver counts them.
 fn callbacks(device: Option<&Device>) -> Option<u64> {
     Some(device?.counters().ok()?.invalidations)
 }
 
-/// Memory that no device uses, populated.
+/// Returns populated memory that no device uses.
 fn memory() -> Result<Mapping> {
     let map = Mapping::reserve(CALLS * PAGE_SIZE, Prot::ReadWrite)?;
     map.fill(1);
@@ -97,7 +99,7 @@ fn discard() -> Result<u64> {
 }
 
 fn protect() -> Result<u64> {
-    // One page, all of its VMA, which is neither split nor merged.
+    // One page that is a whole VMA. No change of protection splits or merges it.
     let map = Mapping::reserve(PAGE_SIZE, Prot::ReadWrite)?;
     map.fill(1);
     timed(|| {
@@ -111,7 +113,7 @@ fn protect() -> Result<u64> {
 fn copy_on_write() -> Result<u64> {
     let (map, ready, gate) = (memory()?, Gate::new()?, Gate::new()?);
     let child = Child::spawn(|| ready.open().and_then(|()| gate.wait()))?;
-    // The child's own start is not to be measured.
+    // The start of the child must not be measured.
     ready.wait()?;
     let cost = timed(|| {
         (0..CALLS).for_each(|page| map.set(page, 0, 2));

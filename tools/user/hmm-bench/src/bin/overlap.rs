@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Measures how copies overlap: 64 blocks of 2 MiB are migrated by a queue, and by one call of a thread,
-//! with a copy engine that takes a fixed time for each. It must take at most 1.25 times the larger of the sum of the CPU's work, which
-//! is what it takes without any delay, and the sum of the copies.
+//! Measures how copies overlap. A queue, and one call of a thread, migrate 64 blocks of 2 MiB. The
+//! copy engine takes a fixed time for each block. The total time must be at most 1.25 times the
+//! larger of two sums:
+//!
+//! - the CPU's work, which is the time without any delay,
+//! - the delays of all copies.
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::Parser;
@@ -10,7 +13,7 @@ use hmm::{Device, Mapping, QueueOp, Setting, HUGE_PAGES, HUGE_SIZE};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The bound, in hundredths.
+/// The bound in per cent.
 const BOUND: u128 = 125;
 
 /// Copy delays, in quarters of the CPU's work on a block.
@@ -28,7 +31,7 @@ struct Args {
     /// Blocks of 2 MiB
     #[arg(long, default_value_t = 64)]
     blocks: usize,
-    /// The best of so many runs counts: the machine may have something else to do
+    /// Number of runs, of which the best counts, because the machine may be busy meanwhile
     #[arg(long, default_value_t = 3)]
     runs: u32,
     /// Move the blocks one after the other, to see the bound fail
@@ -36,14 +39,14 @@ struct Args {
     serial: bool,
 }
 
-/// How the blocks are migrated.
+/// Method by which the blocks are migrated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     /// By one operation of a queue.
     Queue,
     /// By one call.
     Call,
-    /// By operations of a queue, each of which waits for the one before.
+    /// By operations of a queue, each of which is submitted when the previous one has ended.
     Serial,
 }
 
@@ -64,7 +67,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// Migrates all blocks with this delay of a copy; all that moved comes back.
+    /// Migrates all blocks with this copy delay, and migrates them back. Returns the time of the
+    /// first migration.
     fn once(&self, delay: Duration) -> Result<Duration> {
         let queue = self.device.queue().context("make a queue")?;
         self.device.set(Setting::CopyDelay, delay.as_nanos() as u64).context("set the delay")?;
@@ -127,7 +131,7 @@ fn measure_how(args: &Args, how: How) -> Result<bool> {
     if blocks == 0 {
         bail!("no blocks");
     }
-    // Device memory is added the first time.
+    // The first migration adds device memory.
     bench.once(Duration::ZERO)?;
     let cpu = bench.best(Duration::ZERO, args.runs)?;
     let (name, work) = (how.name(), cpu.as_micros());

@@ -26,7 +26,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Puts results beside a peer's and the targets.
+    /// Compares results with peers and targets.
     Table {
         /// The result.
         new: PathBuf,
@@ -36,34 +36,34 @@ enum What {
         /// The floor, measured on the same kernel.
         #[arg(long)]
         floor: Option<PathBuf>,
-        /// Kernel that it was measured on: test or debian, for the targets.
+        /// Kernel of the measurement, which selects the targets: test or debian.
         #[arg(long, default_value = "test")]
         kernel: String,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// The table of one size as it stands in the documents.
+    /// Prints the table of one size in the form of the documents.
     Document {
-        /// What `table --json` has printed.
+        /// The output of `table --json`.
         table: PathBuf,
         /// The size.
         #[arg(long)]
         mib: u64,
     },
-    /// Fails if a row has become dearer.
+    /// Fails if the cost of a row has increased.
     Compare {
-        /// What was before.
+        /// The result before.
         base: PathBuf,
-        /// What is now.
+        /// The result after.
         new: PathBuf,
-        /// Per cent that a row may become dearer.
+        /// Tolerated increase of a row in per cent.
         #[arg(long, default_value_t = 5.0)]
         limit: f64,
-        /// The peer beside the first: what it costs more now is the kernel's doing.
+        /// The peer beside the first result; increases of its cost are attributed to the kernel.
         #[arg(long, requires = "peer_new")]
         peer_base: Option<PathBuf>,
-        /// The peer beside the second.
+        /// The peer beside the second result.
         #[arg(long, requires = "peer_base")]
         peer_new: Option<PathBuf>,
         /// Units (instructions) below which a difference does not count.
@@ -75,7 +75,7 @@ enum What {
         /// The result.
         new: PathBuf,
     },
-    /// Makes one result of a driver from lines of several sizes.
+    /// Merges lines of several sizes into one result of a driver.
     Merge {
         /// The lines.
         lines: PathBuf,
@@ -85,7 +85,7 @@ enum What {
     },
     /// Ratios of paired runs: peer, ours, peer, ours.
     Pairs {
-        /// Results, by turns.
+        /// Results, alternating.
         runs: Vec<PathBuf>,
         /// Print JSON.
         #[arg(long)]
@@ -99,17 +99,17 @@ enum What {
         #[arg(long)]
         svg: PathBuf,
     },
-    /// Prints what `hmm-bench --space` has measured; fails if it is too much.
+    /// Prints the results of `hmm-bench --space`; fails if a bound is exceeded.
     Space {
         /// Its result.
         run: PathBuf,
     },
-    /// Prints what `hmm-bench-scaling` has measured.
+    /// Prints the results of `hmm-bench-scaling`.
     Scaling {
         /// Its result.
         run: PathBuf,
     },
-    /// Draws what `hmm-bench-scaling` has measured.
+    /// Plots the results of `hmm-bench-scaling`.
     PlotScaling {
         /// Its result.
         run: PathBuf,
@@ -219,7 +219,7 @@ fn compare(
             };
             let before = expected(row, size.mib, peer.as_ref());
             let percent = (cost / before - 1.0) * 100.0;
-            // Memory is not counted in instructions, and a little of it is much.
+            // Memory is not counted in instructions, and even a small increase matters.
             let slack = if row.row.starts_with("bytes of ") { 0.0 } else { slack };
             let bad = percent > limit && cost - before > slack;
             dearer += usize::from(bad);
@@ -263,8 +263,8 @@ fn keep_bounds(new: &PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// Cost of `row` if only the kernel has changed, by the costs of the peer before and now. A row that
-/// the peer lacks keeps its cost.
+/// Returns the cost that `row` would have if only the kernel had changed, by the costs of the peer
+/// before and after. If the peer lacks the row, the cost is unchanged.
 fn expected(row: &Row, mib: usize, peer: Option<&(Results, Results)>) -> f64 {
     let kernel = peer.filter(|_| row.shows_kernel()).and_then(|(base, new)| {
         let of = |result: &Results| result.size(mib)?.cost(&row.row);
@@ -333,7 +333,7 @@ mod tests {
         };
         assert_eq!(expected(&row("munmap, mirrored"), 4, Some(&peers)), 60.0);
         assert_eq!(expected(&row("munmap, mirrored"), 4, None), 50.0);
-        // The peer lacks the row, or what it costs there is not the kernel's doing.
+        // The peer lacks the row, or its cost does not show changes of the kernel.
         assert_eq!(expected(&row("queue: RAM to device"), 4, Some(&peers)), 50.0);
         assert_eq!(expected(&row("eviction, 1 mirror"), 4, Some(&peers)), 50.0);
     }

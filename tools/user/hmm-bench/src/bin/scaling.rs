@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! How the service of device faults scales with engines, each on a range of its own of one mirror.
+//! Measures how the service of device faults scales with the number of engines. Each engine uses a
+//! range of its own in the same mirror.
 //!
-//! What counts is how many faults complete for each time that the mirror's table lock is held: tries in vain
-//! would hold it, too. Where the kernel has `lock_stat`, that says how often it was held and fought
-//! for, and how long; else the driver's counters say how often.
+//! The result is the number of faults completed per acquisition of the mirror's table lock. Retries
+//! acquire the lock, too. If the kernel has `lock_stat`, it gives the acquisitions, contentions and
+//! times of the lock. Otherwise the driver's counters give the acquisitions.
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -28,7 +29,7 @@ struct Args {
     /// Repetitions, of which the median of the ratio counts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Least part of linear.
+    /// Minimal part of linear scaling.
     #[arg(long, default_value_t = 0.8)]
     limit: f64,
     /// Name of the lock in lock_stat.
@@ -36,7 +37,7 @@ struct Args {
     lock: String,
 }
 
-/// What lock_stat says of a lock; times in microseconds.
+/// Figures of lock_stat for a lock; times in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Lock {
     contentions: f64,
@@ -45,7 +46,7 @@ struct Lock {
     held: f64,
 }
 
-/// The line of lock `name`, whose last twelve words are numbers.
+/// Parses the line of lock `name`, whose last twelve words are numbers.
 fn parse(text: &str, name: &str) -> Option<Lock> {
     text.lines().find_map(|line| {
         let (before, _) = line.rsplit_once(':')?;
@@ -60,13 +61,13 @@ fn parse(text: &str, name: &str) -> Option<Lock> {
     })
 }
 
-/// Forgets what was counted. `false` if this kernel does not count.
+/// Resets the figures. Returns `false` if the kernel has no lock_stat.
 fn clear() -> bool {
     let _ = std::fs::write(SWITCH, "1");
     std::fs::write(LOCK_STAT, "0").is_ok()
 }
 
-/// What some engines did.
+/// Measurement with one number of engines.
 struct Point {
     engines: u32,
     faults: f64,
@@ -119,7 +120,7 @@ fn measure(args: &Args, engines: u32) -> Result<Point> {
         true => Some(parse(&text, &args.lock).with_context(|| format!("no lock {}", args.lock))?),
         false => None,
     };
-    // Each batch of faults holds the lock once, and once more for each try in vain.
+    // Each batch of faults acquires the lock once, and once more for each retry.
     let tries = (after.fault_batches - before.fault_batches) as f64 + retries;
     let holds = lock.map_or(tries, |lock| lock.acquisitions);
     Ok(Point { engines, faults, holds, retries, ns, lock })
@@ -148,7 +149,8 @@ fn main() -> Result<()> {
         let first = f64::from(args.engines[0]);
         let of =
             |value: &dyn Fn(&[Point]) -> f64| median(rounds.iter().map(|r| value(r)).collect());
-        // Linear is as many per hold as one engine has.
+        // Scaling is linear if an acquisition completes as many faults as with the first number of
+        // engines.
         let part = of(&|points| points[index].per_hold() / points[0].per_hold());
         let rate = of(&|points| points[index].faults / points[index].ns * 1e9);
         rows[0].1.push(json!({ "engines": engines, "value": engines / first * of(&|points| points[index].per_hold()) }));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Bounds that rows keep beside other rows of the same driver: no baseline is needed, and no peer.
+//! Bounds of rows relative to other rows of the same driver. They need neither a baseline nor a
+//! peer.
 
 use super::results::Size;
 use super::targets::Judged;
 
 /// Operations whose mirror tax is measured, the states of the process, and the highest cost as a
-/// part of the cost without a mirror.
+/// fraction of the cost without a mirror.
 const TAXED: &[&str] = &[
     "mmap and munmap",
     "madvise",
@@ -17,12 +18,12 @@ const TAXED: &[&str] = &[
 const MIRRORS: &[&str] = &["open mirror", "64 pages elsewhere"];
 const TAX: f64 = 1.01;
 
-/// A row that is as near to its bound as its runs are to each other: 1.005 to 1.011, because fork
+/// A row whose runs differ as much as it differs from its bound: 1.005 to 1.011, because fork()
 /// changes the 64 pages, too. It is printed and not asserted.
 pub const NEAR: &str = "mirror tax: fork and exit, 64 pages elsewhere";
 
-/// Rows that are compared with another row of the same driver, and their highest cost as a part of
-/// that row's.
+/// Rows that are compared with another row of the same driver, and their highest cost as a fraction
+/// of that row's cost.
 const OWN: &[(&str, &str, &str, f64)] = &[
     (
         "device fault, invalidations (peer: without)",
@@ -46,7 +47,7 @@ const OWN: &[(&str, &str, &str, f64)] = &[
     ),
 ];
 
-/// All that `size` has the rows for.
+/// Judges all bounds for which `size` has the rows.
 pub fn judge(size: &Size, peers: &[&Size]) -> Vec<Judged> {
     let mut out = Vec::new();
     for operation in TAXED {
@@ -57,7 +58,7 @@ pub fn judge(size: &Size, peers: &[&Size]) -> Vec<Judged> {
             out.push(own(name, other, ours, Some(*most)));
         }
     }
-    // The size of the address space does not count, only its pages.
+    // The cost must depend on the number of pages, and not on the size of the address space.
     let sparse = |bytes| {
         let row = |what| size.cost(&format!("munmap of {bytes} with 10 {what}"));
         row("mirrored pages").zip(row("pages, not mirrored")).map(|(with, without)| with - without)
@@ -82,8 +83,9 @@ pub fn judge(size: &Size, peers: &[&Size]) -> Vec<Judged> {
     out
 }
 
-/// The mirror tax of an operation. The operation without a mirror is the floor, and its cost with one
-/// is judged as a part of that: the tax of a peer may be nothing.
+/// Judges the mirror tax of an operation. The floor is the cost without a mirror, and the cost with
+/// one is judged relative to it. A ratio to the tax of a peer would be useless because that may be
+/// 0.
 fn tax(size: &Size, peers: &[&Size], operation: &str, mirror: &str) -> Option<Judged> {
     let row = format!("mirror tax: {operation}, {mirror}");
     let without = format!("mirror tax: {operation}, no mirror");
@@ -102,10 +104,12 @@ fn tax(size: &Size, peers: &[&Size], operation: &str, mirror: &str) -> Option<Ju
     })
 }
 
-/// What the rounds of one row cost more than those of another with which they took turns: the median of
-/// the differences of all rounds (Hodges and Lehmann). Costs have a few values each, by what the kernel does
-/// meanwhile, so that the medians of two rows may be of different ones; and some rise from round to round and
-/// fall again, at another time in each row, so that rounds beside each other differ.
+/// Returns the cost that the rounds of one row add to those of another with which they took turns.
+/// It is the median of all pairwise differences (the Hodges-Lehmann estimator).
+///
+/// Costs cluster at a few values, which depend on concurrent work of the kernel, so the medians of
+/// two rows may be from different clusters. Some costs rise and fall from round to round, at
+/// different times in each row, so adjacent rounds cannot be paired.
 fn added(with: &[f64], without: &[f64]) -> Option<f64> {
     let of = |with| without.iter().map(move |without| with - without);
     let mut more: Vec<f64> = with.iter().copied().flat_map(of).collect();
@@ -128,13 +132,13 @@ mod tests {
 
     #[test]
     fn all_rounds_are_compared() {
-        // Most rounds of one row are cheap, most of the other are dear.
+        // Most rounds of one row are in the cheap cluster, most of the other in the expensive one.
         let (without, with) = ([10.0, 10.0, 12.0, 10.0, 12.0], [10.0, 12.0, 12.0, 10.0, 12.0]);
         assert_eq!(added(&with, &without), Some(0.0));
         let dearer = with.map(|cost| cost + 1.0);
         assert_eq!(added(&dearer, &without), Some(1.0));
         assert_eq!(added(&[], &without), None);
-        // Both rise and fall in five rounds, one of them two rounds after the other.
+        // Both rise and fall with a period of five rounds, one of them two rounds later.
         let (without, with) = ([10.0, 11.0, 12.0, 13.0, 14.0], [13.0, 14.0, 10.0, 11.0, 12.0]);
         assert_eq!(added(&with, &without), Some(0.0));
     }

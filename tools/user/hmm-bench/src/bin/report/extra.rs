@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Tables of what `hmm-bench --space` and `hmm-bench-scaling` have measured, and of what goes into the documents.
+//! Tables of the results of `hmm-bench --space` and `hmm-bench-scaling`, and tables for the
+//! documents.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Bytes that a mirrored page, and a leaf of 2 MiB, may take.
+/// Maximal bytes of page tables for a mirrored page, and for a leaf of 2 MiB.
 const BYTES: (f64, f64) = (9.0, 19.0);
 
-/// What a page of the largest size may cost, as a part of one of the smallest.
+/// Maximal cost of a page of the largest size, relative to one of the smallest.
 const GROWTH: f64 = 1.10;
 
 fn load(path: &PathBuf) -> Result<Value> {
@@ -21,7 +22,7 @@ fn number(value: &Value, name: &str) -> f64 {
     value[name].as_f64().unwrap_or(f64::NAN)
 }
 
-/// Prints cost and memory by size of the address space. Fails if the largest is too dear.
+/// Prints cost and memory by size of the address space. Fails if a bound is exceeded.
 pub fn space(run: &PathBuf) -> Result<()> {
     let run = load(run)?;
     let sizes = run["space"].as_array().context("no sizes")?;

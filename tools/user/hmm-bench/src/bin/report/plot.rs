@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Pictures: one small plot for each row, cost against size; and scaling.
+//! Plots: the cost of each row against the size, and scaling with engines.
 
 use super::results::Results;
 use serde_json::Value;
@@ -13,7 +13,7 @@ const COLOURS: [&str; 4] = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd"];
 /// A line: its name and its points.
 type Line = (String, Vec<(f64, f64)>);
 
-/// One plot with a logarithmic x axis and a y axis from 0.
+/// Draws one plot with a logarithmic x axis and a y axis that begins at 0.
 fn plot(svg: &mut String, at: (f64, f64), title: &str, unit: &str, lines: &[Line]) {
     let points = || lines.iter().flat_map(|(_, points)| points.iter().copied());
     let xs: Vec<f64> = points().map(|(x, _)| x.log2()).collect();
@@ -83,7 +83,7 @@ fn sheet(plots: &[(String, String, Vec<Line>)]) -> String {
     svg
 }
 
-/// Cost of each row against the size, a line for each driver.
+/// Plots the cost of each row against the size, with a line for each driver.
 pub fn sizes(results: &[Results]) -> String {
     let mut plots = Vec::new();
     let names = results.iter().flat_map(|result| &result.sizes).flat_map(|size| &size.rows);
@@ -104,7 +104,7 @@ pub fn sizes(results: &[Results]) -> String {
     sheet(&plots)
 }
 
-/// Faults per second against engines, with the line of what would be linear.
+/// Plots faults against engines, with a line for linear scaling.
 pub fn scaling(run: &Value) -> String {
     let mut plots = Vec::new();
     for row in run["rows"].as_array().into_iter().flatten() {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the rows have to reach, and whether they do.
+//! Targets of the rows relative to the cheapest peer, and the verdict on each.
 
 use super::bounds;
 use super::results::Size;
 use serde::Serialize;
 use std::fmt;
 
-/// A row as it is judged. `less` is a row that is subtracted. `test` and `debian` are what it may
-/// cost on these kernels, as a part of the cheapest peer that has the row.
+/// Target of a row. The cost of row `less` is subtracted, if there is one. `test` and `debian` are
+/// the maximal costs on these kernels, as a fraction of the cheapest peer that has the row.
 struct Target {
     row: &'static str,
     less: Option<&'static str>,
@@ -33,7 +33,7 @@ const fn beyond(
 const READ: &str = "device read fault, populated";
 const REREAD: &str = "device re-read";
 
-/// Figures of 32 MiB.
+/// Targets for 32 MiB.
 const TARGETS: &[Target] = &[
     target(READ, Some(0.33), Some(0.35)),
     beyond("of it, faulting", READ, REREAD, None, Some(0.80)),
@@ -87,9 +87,9 @@ const TARGETS: &[Target] = &[
 #[derive(Serialize)]
 pub struct Judged {
     pub row: String,
-    /// What a driver costs that does nothing else.
+    /// Cost of the floor driver, which only copies pages and calls `migrate_vma_*()`.
     pub floor: Option<f64>,
-    /// What it is compared with: the cheapest peer that was measured beside it.
+    /// Cost to compare with: that of the cheapest peer.
     pub peer: Option<f64>,
     pub ours: f64,
     pub ratio: Option<f64>,
@@ -126,7 +126,7 @@ fn value(size: &Size, target: &Target) -> Option<f64> {
     Some(size.cost(target.row)? - less)
 }
 
-/// All rows of a size.
+/// Judges all rows of a size.
 pub fn judge(size: &Size, peers: &[&Size], floor: Option<&Size>, kernel: &str) -> Vec<Judged> {
     let mut out = Vec::new();
     for target in TARGETS {
@@ -134,7 +134,7 @@ pub fn judge(size: &Size, peers: &[&Size], floor: Option<&Size>, kernel: &str) -
             continue;
         };
         let peer = peers.iter().filter_map(|peer| value(peer, target)).reduce(f64::min);
-        // Nothing is a part of nothing.
+        // There is no ratio if the peer's cost is 0.
         let ratio = peer.filter(|peer| *peer > 0.0).map(|peer| ours / peer);
         let goal = if kernel == "debian" { target.debian } else { target.test };
         let row = size.rows.iter().find(|row| row.row == target.row);
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(met(&[]), [None; 3]);
         let one = size(&[(READ, 10_000.0), (REREAD, 7000.0)]);
         assert_eq!(met(&[&one]), [Some(true); 3]);
-        // The cheapest peer of each row counts; one that lacks a row does not.
+        // The cheapest peer of each row counts. A peer that lacks the row does not count.
         let other = size(&[(READ, 2000.0)]);
         assert_eq!(met(&[&one, &other]), [Some(false), Some(true), Some(true)]);
         assert_eq!(judge(&ours, &[&one], None, "debian")[1].peer, Some(3000.0));

@@ -8,16 +8,16 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Why a test ends before its end.
+/// Reason for which a test ends early.
 #[derive(Debug)]
 pub enum Stop {
-    /// A rule is broken.
+    /// A check failed.
     Fail(String),
-    /// The kernel lacks what the test is about.
+    /// The kernel lacks a feature that the test needs.
     Skip(String),
 }
 
-/// How the child marks a skip in its report.
+/// Prefix by which the child marks a skip in its report.
 const SKIP_MARK: &str = "SKIP ";
 
 impl Display for Stop {
@@ -35,10 +35,10 @@ impl<E: std::error::Error> From<E> for Stop {
     }
 }
 
-/// What a test returns.
+/// Result of a test.
 pub type Outcome = Result<(), Stop>;
 
-/// Names the step that went wrong.
+/// Adds the name of the failed step to an error.
 pub trait What<T> {
     /// Turns an error into a failure that starts with `step`.
     fn what(self, step: &str) -> Result<T, Stop>;
@@ -73,31 +73,31 @@ macro_rules! check_eq {
     }};
 }
 
-/// Which driver answers.
+/// Driver that serves the device under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// `rust_dmirror`.
     Rust,
     /// The kernel's own `test_hmm`.
     C,
-    /// `qemu_gpu`: hardware that QEMU has, which has the ioctls of `test_hmm`, and few of ours.
+    /// `qemu_gpu`: emulated hardware. It has the ioctls of `test_hmm` and some of our extensions.
     Hw,
 }
 
-/// What every test gets.
+/// Context of a test: the device and the options.
 #[derive(Clone, Debug)]
 pub struct Ctx {
-    /// Which driver answers.
+    /// Driver that serves the device.
     pub driver: Driver,
     /// Index of the device under test.
     pub device: u32,
     /// Index of a second device of the same kind.
     pub second: u32,
-    /// Where the module files are.
+    /// Directory of the module files.
     pub modules: PathBuf,
-    /// Rounds of the load and unload test.
+    /// Rounds of the test that loads and unloads modules.
     pub cycles: u32,
-    /// Run tests that the C driver is known to fail, too.
+    /// Whether to run tests that the C driver is known to fail.
     pub defects: bool,
 }
 
@@ -107,7 +107,7 @@ impl Ctx {
         Device::open(self.device).what("open the device")
     }
 
-    /// The counters, which only our driver has.
+    /// Reads the counters, which only our driver has.
     pub fn counters(&self, device: &Device) -> Result<Option<Counters>, Stop> {
         match self.driver {
             Driver::Rust => device.counters().map(Some).what("read the counters"),
@@ -115,33 +115,33 @@ impl Ctx {
         }
     }
 
-    /// Does the driver serve coherent memory at the tested index?
+    /// Returns whether the device under test has coherent memory.
     pub fn coherent(&self) -> bool {
         self.device >= 2
     }
 }
 
-/// One test.
+/// A test and the conditions under which it runs.
 #[derive(Clone, Copy)]
 pub struct Test {
-    /// Tests of one subject share a group.
+    /// Group of tests of one subject.
     pub group: &'static str,
     /// Name in the group.
     pub name: &'static str,
     run: fn(&Ctx) -> Outcome,
-    /// Why the C driver cannot take it.
+    /// Reason for which the C driver fails it.
     defect: Option<&'static str>,
-    /// Why it makes no sense without our driver's extensions.
+    /// Reason for which it needs our driver's extensions.
     only_rust: Option<&'static str>,
-    /// `qemu_gpu` has it, too.
+    /// Whether it also runs on `qemu_gpu`.
     hw: bool,
-    /// Only `qemu_gpu` has it.
+    /// Whether it runs on `qemu_gpu` only.
     only_hw: bool,
-    /// Only for private device memory.
+    /// Whether it needs private device memory.
     private: bool,
-    /// Has the mock device skip flushes, so that it finds stale translations.
+    /// Whether it has the mock device skip flushes, which causes stale translations.
     skips_flushes: bool,
-    /// Compares durations of a few percent.
+    /// Whether it compares durations of a few percent.
     timed: bool,
     seconds: u64,
     alarm: Option<&'static str>,
@@ -169,38 +169,38 @@ impl Test {
         }
     }
 
-    /// The C driver breaks the rule, or the kernel with it.
+    /// Marks a test that fails with the C driver, because of the driver or the kernel.
     pub const fn defect(mut self, why: &'static str) -> Test {
         self.defect = Some(why);
         self
     }
 
-    /// Needs something that only our driver has.
+    /// Marks a test that needs an extension of our driver.
     pub const fn only_rust(mut self, why: &'static str) -> Test {
         self.only_rust = Some(why);
         self
     }
 
-    /// Needs something that the mock and `qemu_gpu` have.
+    /// Marks a test of extensions that both the mock device and `qemu_gpu` have.
     pub const fn hw(mut self) -> Test {
         self.hw = true;
         self
     }
 
-    /// Is about hardware.
+    /// Marks a test of hardware.
     pub const fn only_hw(mut self) -> Test {
         self.only_hw = true;
         self
     }
 
-    /// May raise this alarm of the library.  It must do so once at least.
+    /// Marks a test that raises this alarm of the library, at least once.
     pub const fn alarm(mut self, name: &'static str) -> Test {
         self.alarm = Some(name);
         self
     }
 
-    /// Returns whether this driver and this kind of memory have what the test needs.  Other tests
-    /// are not in the plan.
+    /// Returns whether this driver and this kind of memory have the features that the test needs.
+    /// Other tests are not part of the plan.
     pub fn is_for(&self, ctx: &Ctx) -> bool {
         if self.private && ctx.coherent() {
             return false;
@@ -214,20 +214,22 @@ impl Test {
         }
     }
 
-    /// The CPU can use coherent memory in place, so nothing comes back.
+    /// Marks a test of private memory. The CPU accesses coherent memory in place, so nothing
+    /// migrates back.
     pub const fn private(mut self) -> Test {
         self.private = true;
         self
     }
 
-    /// Has the mock device skip flushes: its stale translations are expected.
+    /// Marks a test in which the mock device skips flushes. Its stale translations are expected.
     pub const fn skips_flushes(mut self) -> Test {
         self.skips_flushes = true;
         self.alarm("stale-translation")
     }
 
-    /// Compares durations that differ by a few percent.  Such a test needs a machine whose clock counts instructions
-    /// (QEMU's `-icount`), because any other work on the host would change the result.
+    /// Marks a test that compares durations which differ by a few percent. It needs a machine whose
+    /// clock counts instructions (QEMU's `-icount`), because any other work on the host would
+    /// change the result.
     pub const fn timed(mut self) -> Test {
         self.timed = true;
         self
@@ -238,19 +240,19 @@ impl Test {
         self.timed
     }
 
-    /// Takes longer than the usual minute.
+    /// Sets the time limit, for tests that take longer than a minute.
     pub const fn seconds(mut self, seconds: u64) -> Test {
         self.seconds = seconds;
         self
     }
 
-    /// `group.name`.
+    /// Returns `group.name`.
     pub fn full_name(&self) -> String {
         format!("{}.{}", self.group, self.name)
     }
 }
 
-/// How a test went.
+/// Result of a test after its child process has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
     Passed,
@@ -260,7 +262,7 @@ enum Verdict {
 
 fn run_in_child(test: &Test, ctx: &Ctx, scale: u64) -> Verdict {
     let mut child = match Child::spawn(|| {
-        // Helpers of the test die with it: they are in its process group.
+        // Put helper processes of the test into its process group, so that they are killed with it.
         hmm::child::own_group();
         (test.run)(ctx)?;
         crate::mover::all_read()
@@ -294,7 +296,7 @@ fn run_in_child(test: &Test, ctx: &Ctx, scale: u64) -> Verdict {
 /// Number of device nodes that can exist: two of private and two of coherent memory.
 const DEVICES: u32 = 4;
 
-/// How long killed processes may take to free their device memory.
+/// Time within which killed processes must free their device memory.
 const RELEASE_TIME: Duration = Duration::from_secs(20);
 
 /// Counters of one device that outlive the files of a test.
@@ -302,11 +304,11 @@ const RELEASE_TIME: Duration = Duration::from_secs(20);
 struct Trace {
     index: u32,
     pages_used: u64,
-    /// Of all engines, since the module was loaded.
+    /// Sum of all engines since the module was loaded.
     stale_hits: u64,
 }
 
-/// The counters of every device that exists.
+/// Reads the counters of every device that exists.
 fn traces() -> Result<Vec<Trace>, String> {
     let mut traces = Vec::new();
     for index in 0..DEVICES {
@@ -326,8 +328,8 @@ fn traces() -> Result<Vec<Trace>, String> {
     Ok(traces)
 }
 
-/// What is wrong with the devices after a test, if anything is. Stale hits are wrong unless the
-/// test `skips_flushes`.
+/// Returns the rule that the counters of a device violate after a test, if any. Stale hits are
+/// allowed only if the test `skips_flushes`.
 fn broken(before: &[Trace], after: &[Trace], skips_flushes: bool) -> Option<String> {
     let indices = |traces: &[Trace]| traces.iter().map(|trace| trace.index).collect::<Vec<_>>();
     let (had, has) = (indices(before), indices(after));
@@ -335,7 +337,7 @@ fn broken(before: &[Trace], after: &[Trace], skips_flushes: bool) -> Option<Stri
         return Some(format!("devices {had:?} existed before the test, {has:?} after it"));
     }
     for (before, after) in before.iter().zip(after) {
-        // Counters that have shrunk are those of a module that was loaded again.
+        // If a counter has decreased, the module was reloaded and the counter began at zero.
         let stale = match after.stale_hits.checked_sub(before.stale_hits) {
             Some(grown) => grown,
             None => after.stale_hits,
@@ -348,8 +350,8 @@ fn broken(before: &[Trace], after: &[Trace], skips_flushes: bool) -> Option<Stri
     Some(format!("{} pages of device {} are still in use", used.pages_used, used.index))
 }
 
-/// No test may leave device memory in use once its processes have exited, or use a stale
-/// translation, on any device.
+/// Checks that no device memory stays in use after the processes of a test have exited, and that no
+/// device has used a stale translation.
 fn leftover(before: &[Trace], test: &Test) -> Result<(), String> {
     let deadline = Instant::now() + RELEASE_TIME;
     loop {
@@ -380,7 +382,7 @@ pub fn run(tests: &[Test], ctx: &Ctx, scale: u64) -> bool {
             },
             Driver::C | Driver::Hw => run_in_child(test, ctx, scale),
         };
-        // Alarms of its leftovers are its own, too.
+        // Alarms of leftovers of the test count as alarms of the test.
         if let (Verdict::Passed, Err(why)) = (&verdict, alarms.end()) {
             verdict = Verdict::Failed(why);
         }
@@ -446,7 +448,7 @@ mod tests {
         let stale = [trace(0, 0, 5), trace(1, 0, 1)];
         assert!(verdict(stale, false).is_some_and(|why| why.contains("device 1 used 1 stale")));
         assert_eq!(verdict(stale, true), None);
-        // After a reload the count begins at zero.
+        // After a reload the counter begins at zero.
         assert!(verdict([trace(0, 0, 2), trace(1, 0, 0)], false).is_some());
         assert_eq!(verdict([trace(0, 0, 0), trace(1, 0, 0)], false), None);
         let used = [trace(0, 0, 5), trace(1, 7, 0)];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
-//! End-to-end tests of the memory manager: what a process and its device see.
+//! End-to-end tests of the memory manager, as seen by a process and its device.
 //!
-//! They run as root in a machine with the modules loaded, each in a process of
-//! its own, and print TAP.  `--driver test_hmm` runs them against the kernel's C
-//! driver, without those that it is known to fail.
+//! The tests run as root in a machine with the modules loaded, each in a process of its own, and
+//! print TAP. With `--driver test_hmm` they run against the kernel's C driver, without the tests
+//! that it is known to fail.
 
 mod blit;
 mod harness;
@@ -16,8 +16,8 @@ use harness::{Ctx, Driver, Test};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The group that unloads modules: run last, and only where the files to load
-/// them again are.
+/// Groups that unload modules. They run last, and only if the module files exist to load them
+/// again.
 const RELOAD: [&str; 2] = ["reload", "memory"];
 
 #[derive(Clone, Parser)]
@@ -34,26 +34,27 @@ struct Args {
     /// rust_dmirror, test_hmm or qemu_gpu; otherwise the one that is loaded
     #[arg(long)]
     driver: Option<String>,
-    /// Run only this group (repeatable); `all` for every group.  Without it all,
-    /// but `reload` only where the module files are
+    /// Run only this group (repeatable); `all` for every group.  Without it all, but `reload` only
+    /// if the module files exist
     #[arg(long)]
     group: Vec<String>,
     /// Index of the device: 0 or 1 private memory, 2 or 3 coherent memory
     #[arg(long, default_value_t = 0)]
     device: u32,
-    /// Where rust_hmm.ko and rust_dmirror.ko are, for the group `reload`
+    /// Directory of rust_hmm.ko and rust_dmirror.ko; the group `reload` needs it
     #[arg(long, default_value = "/lib/modules-hmm")]
     modules: PathBuf,
     /// Rounds of the load and unload test
     #[arg(long, default_value_t = 100)]
     cycles: u32,
-    /// Time for which each race is repeated, in milliseconds, and then on until it was run
+    /// Minimal time for which each race is repeated, in milliseconds; it is repeated until the race
+    /// was run
     #[arg(long, value_name = "MS", default_value_t = 700)]
     race: u64,
     /// Multiplies every time limit: for slow machines and debug kernels
     #[arg(long, default_value_t = 4)]
     scale: u64,
-    /// Run the tests that compare durations, and no others: for a machine whose clock counts instructions
+    /// Run only the tests that compare durations: for a machine whose clock counts instructions
     #[arg(long)]
     timed: bool,
     /// On test_hmm run its known defects, too: some of them end in an oops
@@ -71,8 +72,8 @@ fn detect() -> Driver {
     }
 }
 
-/// A kernel with KUnit would run the modules' suites at each load.  They have
-/// run at the first, and are not what is tested here.
+/// Disables KUnit suites. A kernel with KUnit runs the suites of a module at each load, but they
+/// have run at the first load and are not part of these tests.
 fn no_suites_at_load() -> std::io::Result<()> {
     let filter = Path::new("/sys/module/kunit/parameters/filter_glob");
     match filter.exists() {
@@ -103,7 +104,7 @@ fn main() -> ExitCode {
         tests.iter().chain(&others).for_each(|test| println!("{}", test.full_name()));
         return ExitCode::SUCCESS;
     }
-    // A filter for a test that was renamed must not pass unnoticed.
+    // A filter that matches no test, for example after a renaming, is an error.
     let names: Vec<String> = tests::all().iter().map(Test::full_name).collect();
     let known = |filter: &&String| names.iter().any(|name| name.contains(filter.as_str()));
     if let Some(filter) = args.filters.iter().chain(&args.except).find(|filter| !known(filter)) {
@@ -140,7 +141,7 @@ fn main() -> ExitCode {
         let count = others.len();
         println!("# {count} tests need another driver or another kind of memory: not in the plan");
     }
-    // Fault counts are only exact while the kernel moves no pages by itself.
+    // Fault counts are exact only while the kernel migrates no pages by itself.
     let quiet = hmm::Settings::quiet();
     if let Err(error) = &quiet {
         eprintln!("# the kernel's own page movers stay on: {error}");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Migrations that run concurrently with what a test does, and the proof that they did.
+//! Migrations that run concurrently with the events of a test, and the proof that they did.
 //!
-//! A race test that never migrated a page passes for nothing. A [`Mover`] counts the pages that
-//! moved during each event of the test; [`Mover::end`] fails if there were none.
+//! A race test passes trivially if no page was migrated meanwhile. So a [`Mover`] counts the pages
+//! that moved during each event of the test, and [`Mover::end`] fails if there were none.
 
 use crate::harness::{Outcome, Stop};
 use hmm::engine::Way;
@@ -11,12 +11,12 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// Movers of this process whose count has not been read.
+/// Number of movers of this process whose counters have not been read.
 static UNREAD: AtomicUsize = AtomicUsize::new(0);
 
-/// How long a call in flight may take to end, and how long a race is repeated until it was run: on
-/// a busy machine a dozen calls take 20 s. It is less than the time of a test, so that the test can
-/// say what is missing.
+/// Time limit of a call in flight, and of the repetition of a race until it was run. On a busy
+/// machine a dozen calls take 20 s. It is shorter than the time limit of a test, so that the test
+/// can report which event did not occur.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Time for which a race is repeated, in milliseconds.
@@ -27,9 +27,10 @@ pub fn set_race_time(time: u64) {
     RACE.store(time, SeqCst);
 }
 
-/// Calls `body` with the number of the round, for the time of a race and at least `least` times;
-/// then on until it returns that the race was run, but not for longer than [`PATIENCE`]: on a busy
-/// machine no migration may overlap with an event of the first rounds.
+/// Calls `body` with the number of the round at least `least` times and for at least the time of a
+/// race. Continues until `body` returns that the race was run, but not for longer than
+/// [`PATIENCE`]. On a busy machine the first rounds may pass without a migration that overlaps with
+/// an event.
 pub fn rounds(least: u64, mut body: impl FnMut(u64) -> Result<bool, Stop>) -> Outcome {
     let begin = Instant::now();
     let mut ran = false;
@@ -43,13 +44,13 @@ pub fn rounds(least: u64, mut body: impl FnMut(u64) -> Result<bool, Stop>) -> Ou
     Ok(())
 }
 
-/// Whether a race has taken long enough that has begun `elapsed` ago, and was run or not.
+/// Returns whether a race that began `elapsed` ago can end; `ran` says whether it was run.
 pub fn race_is_over(elapsed: Duration, ran: bool) -> bool {
     elapsed >= PATIENCE || (ran && elapsed >= Duration::from_millis(RACE.load(SeqCst)))
 }
 
-/// Repeats `body`, which returns what the mover of its round did, until pages have moved during an
-/// event. Prints the sum of the counts. Fails if none moved.
+/// Repeats `body`, which returns the counts of its mover, until pages have moved during an event.
+/// Prints the sum of the counts. Fails if no page moved.
 pub fn races(least: u64, mut body: impl FnMut(u64) -> Result<Tally, Stop>) -> Outcome {
     let mut tally = Tally::default();
     rounds(least, |round| {
@@ -59,7 +60,7 @@ pub fn races(least: u64, mut body: impl FnMut(u64) -> Result<Tally, Stop>) -> Ou
     tally.proof()
 }
 
-/// Fails if a mover of this process was dropped, or still runs, and its count was never read.
+/// Fails if the counters of a mover of this process were never read.
 pub fn all_read() -> Outcome {
     match UNREAD.load(SeqCst) {
         0 => Ok(()),
@@ -67,7 +68,7 @@ pub fn all_read() -> Outcome {
     }
 }
 
-/// Words of a page that the mover shares with the test.
+/// Indices of the words in the page that the mover shares with the test.
 #[derive(Clone, Copy)]
 enum Word {
     /// Odd during an event.
@@ -75,7 +76,7 @@ enum Word {
     Stop,
     There,
     Back,
-    /// Pages that moved in calls that overlap with an event.
+    /// Pages that moved in calls which overlapped with an event.
     During,
     Begun,
     Calls,
@@ -85,14 +86,14 @@ enum Word {
 
 const ERRNOS: usize = 256;
 
-/// What a mover did.
+/// Counts of a mover.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Pages that moved to the device.
     pub there: u64,
     /// Pages that moved to system memory.
     pub back: u64,
-    /// Pages that moved in calls that overlap with an event.
+    /// Pages that moved in calls which overlapped with an event.
     pub during: u64,
     /// Calls that returned.
     pub calls: u64,
@@ -103,7 +104,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds what another mover did.
+    /// Adds the counts of another mover.
     pub fn add(&mut self, other: Tally) {
         self.there += other.there;
         self.back += other.back;
@@ -140,11 +141,11 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Counters that survive their mover; made by the process that reads them.
+/// Counters of a mover that outlive it, allocated by the process that reads them.
 pub struct Board(Mapping);
 
 impl Board {
-    /// Zeroed counters.
+    /// Allocates counters, which are 0.
     pub fn new() -> Result<Board, Stop> {
         let board = Board(Mapping::shared(1)?);
         UNREAD.fetch_add(1, SeqCst);
@@ -159,8 +160,8 @@ impl Board {
         self.0.atomic(0, Word::Failed as usize + errno.min(ERRNOS - 1))
     }
 
-    /// Migrates `pages` at `addr` there and back until [`Self::stop`]. With `rest`, pauses after
-    /// each trip for as long as the trip took, so that others can lock the pages.
+    /// Migrates `pages` pages at `addr` back and forth until [`Self::stop`]. With `rest`, pauses
+    /// after each round trip for as long as the trip took, so that other tasks can lock the pages.
     fn run(&self, device: &Device, addr: usize, pages: usize, rest: bool) {
         while self.word(Word::Stop).load(SeqCst) == 0 {
             let begin = Instant::now();
@@ -187,7 +188,7 @@ impl Board {
         }
     }
 
-    /// Runs `event`; calls in flight meanwhile count as concurrent with it. Events do not nest.
+    /// Runs `event`. Calls in flight meanwhile count as concurrent with it. Events do not nest.
     pub fn during<T>(&self, event: impl FnOnce() -> T) -> T {
         self.word(Word::Event).fetch_add(1, SeqCst);
         let result = event();
@@ -200,12 +201,12 @@ impl Board {
         self.word(Word::Stop).store(1, SeqCst);
     }
 
-    /// Pages that have moved, in either direction.
+    /// Returns the pages that have moved, in either direction.
     pub fn moved(&self) -> u64 {
         self.word(Word::There).load(SeqCst) + self.word(Word::Back).load(SeqCst)
     }
 
-    /// Whether pages moved during an event.
+    /// Returns whether pages moved during an event.
     pub fn raced(&self) -> bool {
         self.word(Word::During).load(SeqCst) > 0
     }
@@ -222,7 +223,8 @@ impl Board {
         Ok(())
     }
 
-    /// Waits until a call has copied pages and has not returned. `copied` gives a count of what was copied.
+    /// Waits until a call has copied pages and has not returned. `copied` returns a count of copied
+    /// bytes or pages.
     pub fn wait_for_copies(&self, copied: impl Fn() -> Result<u64, Stop>) -> Outcome {
         let begin = Instant::now();
         loop {
@@ -243,7 +245,8 @@ impl Board {
         }
     }
 
-    /// Waits until the calls that have begun have returned: only then their pages are counted.
+    /// Waits until all calls that have begun have returned, because their pages are counted only
+    /// then.
     pub fn wait_for_calls(&self) -> Outcome {
         let (begun, begin) = (self.word(Word::Begun).load(SeqCst), Instant::now());
         while self.word(Word::Calls).load(SeqCst) < begun {
@@ -271,19 +274,19 @@ impl Board {
         }
     }
 
-    /// What the mover did; the counters count as read.
+    /// Returns the counts, and marks the counters as read.
     pub fn read(self) -> Tally {
         UNREAD.fetch_sub(1, SeqCst);
         self.peek()
     }
 }
 
-/// A child process that migrates a range of its parent there and back.
-/// The range is not copied to the child, so that no page is shared with it.
+/// A child process that migrates a range of its parent back and forth. The range is not copied to
+/// the child at fork(), so no page is shared with it.
 #[must_use = "only `end` proves that pages moved"]
 pub struct Mover {
     child: Child,
-    /// `None` after `end`, `kill`.
+    /// `None` after `end` or `kill`.
     board: Option<Board>,
 }
 
@@ -295,7 +298,7 @@ impl Mover {
         Ok(Mover { child, board: Some(board) })
     }
 
-    /// Starts a mover that pauses after each trip, so that others can lock the pages.
+    /// Starts a mover that pauses after each round trip, so that other tasks can lock the pages.
     pub fn start_slow(device: &Device, map: &Mapping) -> Result<Mover, Stop> {
         let board = Board::new()?;
         let child = Self::spawn(&board, device, map, true)?;
@@ -318,12 +321,12 @@ impl Mover {
         self.board.as_ref().ok_or_else(|| Stop::Fail("the mover has ended".into()))
     }
 
-    /// Whether pages moved during an event of this mover.
+    /// Returns whether pages moved during an event of this mover.
     pub fn raced(&self) -> bool {
         self.board.as_ref().is_some_and(Board::raced)
     }
 
-    /// Runs `event`; see [`Board::during`].
+    /// Runs `event`, see [`Board::during`].
     pub fn during<T>(&self, event: impl FnOnce() -> T) -> T {
         match &self.board {
             Some(board) => board.during(event),
@@ -336,18 +339,18 @@ impl Mover {
         self.board()?.wait_for(pages)
     }
 
-    /// Kills the mover, possibly within a migration, and returns what it did.
+    /// Kills the mover, possibly during a migration, and returns its counts.
     pub fn kill(mut self) -> Result<Tally, Stop> {
         self.reap();
         let board = self.board.take();
         Ok(board.ok_or_else(|| Stop::Fail("the mover has ended".into()))?.read())
     }
 
-    /// Kills the mover, possibly within a migration. Fails if no page moved during the events.
+    /// Kills the mover, possibly during a migration. Fails if no page moved during the events.
     pub fn end(mut self) -> Outcome {
         let board = self.board()?;
         let (calls, begin) = (board.peek().calls, Instant::now());
-        // The call that overlaps with the last event may be the only one.
+        // The call that overlaps with the last event may be the only one, and has not returned yet.
         while board.peek().during == 0 && board.peek().calls < calls + 2 {
             if begin.elapsed() > PATIENCE {
                 break;

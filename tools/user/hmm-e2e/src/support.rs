@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Steps that many tests take.
+//! Steps and checks that many tests share.
 
 use crate::harness::{Ctx, Outcome, Stop, What};
 use crate::{check, check_eq};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// The device must read the pattern `seed` in some pages.
+/// Checks that the device reads the pattern `seed` in some pages.
 pub fn device_sees_pages(
     device: &Device,
     map: &Mapping,
@@ -28,12 +28,12 @@ pub fn device_sees_pages(
     Ok(done)
 }
 
-/// The device must read the pattern `seed` everywhere.
+/// Checks that the device reads the pattern `seed` in all pages.
 pub fn device_sees(device: &Device, map: &Mapping, seed: u64, when: &str) -> Result<Done, Stop> {
     device_sees_pages(device, map, seed, 0, map.pages(), when)
 }
 
-/// The device must read zeros in some pages.
+/// Checks that the device reads zeroes in some pages.
 pub fn device_sees_zero(
     device: &Device,
     map: &Mapping,
@@ -47,7 +47,7 @@ pub fn device_sees_zero(
     pattern::check_zero(&data).what(&format!("device read {when}, zeros expected"))
 }
 
-/// The device writes the pattern `seed` to some pages.
+/// Writes the pattern `seed` to some pages by the device.
 pub fn device_fills_pages(
     device: &Device,
     map: &Mapping,
@@ -63,23 +63,23 @@ pub fn device_fills_pages(
     Ok(done)
 }
 
-/// The device writes the pattern `seed` everywhere.
+/// Writes the pattern `seed` to all pages by the device.
 pub fn device_fills(device: &Device, map: &Mapping, seed: u64, when: &str) -> Result<Done, Stop> {
     device_fills_pages(device, map, seed, 0, map.pages(), when)
 }
 
-/// The CPU must read the pattern `seed` everywhere.
+/// Checks that the CPU reads the pattern `seed` in all pages.
 pub fn cpu_sees(map: &Mapping, seed: u64, when: &str) -> Outcome {
     map.check(seed).what(&format!("CPU read {when}"))
 }
 
-/// Empties the batches in which each processor keeps pages that are to be put into a list, or moved
-/// to another one. Until then a page has one more reference, and does not migrate.
+/// Drains the per-CPU batches of folios that wait to be added to an LRU list or moved between
+/// lists. Until then such a folio has an additional reference and does not migrate.
 pub fn settle() -> Outcome {
     std::fs::write("/proc/sys/vm/drop_caches", "1").what("drop caches")
 }
 
-/// Migrates everything; all of it must go, and must read as the pattern `seed`.
+/// Migrates all pages to the device. Checks that all have moved and hold the pattern `seed`.
 pub fn migrate(device: &Device, map: &Mapping, seed: u64) -> Outcome {
     let mut data = vec![0xaa; map.len()];
     let done = device.migrate_to_device(map.addr(), &mut data).what("migrate to the device")?;
@@ -89,13 +89,13 @@ pub fn migrate(device: &Device, map: &Mapping, seed: u64) -> Outcome {
     Ok(())
 }
 
-/// Migrates without looking at what comes of it.
+/// Migrates all pages to the device without checking the result.
 pub fn try_migrate(device: &Device, map: &Mapping) -> Result<Done, Errno> {
     let mut data = vec![0xaa; map.len()];
     device.migrate_to_device(map.addr(), &mut data)
 }
 
-/// How many of some pages are in the device's memory.
+/// Returns how many of some pages are in the device's memory.
 pub fn resident(
     device: &Device,
     map: &Mapping,
@@ -103,20 +103,20 @@ pub fn resident(
     npages: usize,
 ) -> Result<usize, Stop> {
     if npages == 0 {
-        // A range of nothing is an error to the driver.
+        // An empty range is an error for the driver.
         return Ok(0);
     }
     let states = device.snapshot(map.page_addr(first), npages).what("snapshot")?;
     Ok(states.iter().filter(|state| state.is_local()).count())
 }
 
-/// How many of some pages are in the device's memory as parts of huge pages.
+/// Returns how many pages of `map` are in the device's memory as parts of huge pages.
 pub fn resident_huge(device: &Device, map: &Mapping) -> Result<usize, Stop> {
     let states = device.snapshot(map.addr(), map.pages()).what("snapshot")?;
     Ok(states.iter().filter(|state| state.is_local() && state.is_huge()).count())
 }
 
-/// The command must fail with exactly this error.
+/// Checks that a call fails with exactly this error.
 pub fn fails<T: std::fmt::Debug>(result: Result<T, Errno>, errno: Errno, what: &str) -> Outcome {
     match result {
         Err(found) if found == errno => Ok(()),
@@ -124,7 +124,7 @@ pub fn fails<T: std::fmt::Debug>(result: Result<T, Errno>, errno: Errno, what: &
     }
 }
 
-/// Polls until `holds` returns true. Fails after a minute, and names `what` was waited for.
+/// Polls until `holds` returns true. Fails after a minute; `what` names the condition.
 pub fn until(what: &str, mut holds: impl FnMut() -> Result<bool, Stop>) -> Outcome {
     let begin = Instant::now();
     while !holds()? {
@@ -134,7 +134,8 @@ pub fn until(what: &str, mut holds: impl FnMut() -> Result<bool, Stop>) -> Outco
     Ok(())
 }
 
-/// Waits until a thread of this process has sent its id to `thread`, and sleeps in the system call `number`.
+/// Waits until a thread of this process has sent its id to `thread` and sleeps in the system call
+/// `number`.
 pub fn sleeps_in(thread: &Receiver<i32>, number: libc::c_long) -> Outcome {
     let id = thread.recv_timeout(Duration::from_secs(20)).map_err(|error| format!("{error}"));
     let id = id.map_err(|why| Stop::Fail(format!("the thread has not begun: {why}")))?;
@@ -146,7 +147,7 @@ pub fn child_sleeps_in(child: &Child, number: libc::c_long) -> Outcome {
     procfs::wait_for_call(child.pid(), child.pid(), number).what("wait for the child's call")
 }
 
-/// Runs `run` in a child, which is killed if it is not over in two minutes: that is a failure.
+/// Runs `run` in a child process. Fails if it has not ended after two minutes, and kills it then.
 pub fn comes_to_an_end(run: impl FnOnce() -> Outcome) -> Outcome {
     let mut child = Child::spawn(run)?;
     let ended = child.wait_timeout(Duration::from_secs(120));
@@ -157,7 +158,8 @@ pub fn comes_to_an_end(run: impl FnOnce() -> Outcome) -> Outcome {
     child.outcome().map_err(Stop::Fail)
 }
 
-/// Runs `run` while the first page of `map` is taken from every device again and again.
+/// Runs `run` while another thread invalidates the first page of `map` on every device
+/// continuously.
 pub fn while_taken(map: &Mapping, run: impl FnOnce() -> Outcome) -> Outcome {
     const PAUSE: Duration = Duration::from_millis(20);
     let over = AtomicBool::new(false);
@@ -177,7 +179,7 @@ pub fn while_taken(map: &Mapping, run: impl FnOnce() -> Outcome) -> Outcome {
     })
 }
 
-/// Fills the device with memory of small pages, one mapping after the other.
+/// Fills device memory with small pages, one mapping after the other.
 pub fn crowd(device: &Device, maps: &[Mapping]) -> Outcome {
     for (seed, map) in maps.iter().enumerate() {
         map.forbid_huge()?;
@@ -187,7 +189,7 @@ pub fn crowd(device: &Device, maps: &[Mapping]) -> Outcome {
     Ok(())
 }
 
-/// CPU and device write the same memory by turns.
+/// Writes the same memory by CPU and device in turns.
 pub fn by_turns(device: &Device, map: &Mapping) -> Outcome {
     for round in 0..6 {
         map.fill(round);
@@ -197,7 +199,7 @@ pub fn by_turns(device: &Device, map: &Mapping) -> Outcome {
     Ok(())
 }
 
-/// Skips the test where the kernel has no transparent huge pages.
+/// Skips the test if the kernel has no transparent huge pages.
 pub fn needs_huge_pages() -> Outcome {
     match has_huge_pages() {
         true => Ok(()),
@@ -205,8 +207,8 @@ pub fn needs_huge_pages() -> Outcome {
     }
 }
 
-/// `count` huge pages with the pattern `seed`, really huge; skips the test when
-/// the kernel has none.
+/// Returns `count` huge pages with the pattern `seed`, and ensures that they are huge. Skips the
+/// test if the kernel has no transparent huge pages.
 pub fn huge(count: usize, seed: u64) -> Result<Mapping, Stop> {
     needs_huge_pages()?;
     let map = Mapping::anon_huge(count).what("map memory for huge pages")?;
@@ -215,12 +217,12 @@ pub fn huge(count: usize, seed: u64) -> Result<Mapping, Stop> {
     Ok(map)
 }
 
-/// Sees to it that a filled mapping consists of huge pages.
+/// Ensures that a populated mapping consists of huge pages.
 pub fn make_huge(map: &Mapping) -> Outcome {
     let kib = (map.pages() / HUGE_PAGES * 2048) as u64;
     let backed = || smaps::field(map.addr(), map.len(), "AnonHugePages").what("smaps");
-    // On a fault huge pages depend on luck and settings, collapsing does not;
-    // it fails for a while when a page is held by somebody else.
+    // Whether a fault allocates a huge page depends on settings and free memory. MADV_COLLAPSE does
+    // not depend on them, but fails while another task holds a reference on a page.
     for _ in 0..10 {
         if backed()? == kib {
             return Ok(());
@@ -232,7 +234,7 @@ pub fn make_huge(map: &Mapping) -> Outcome {
     Ok(())
 }
 
-/// Overwrites so much fresh memory that freed pages are used again.
+/// Overwrites `npages` pages of new memory, so that freed pages are reused.
 pub fn reuse_freed_pages(npages: usize) -> Result<Mapping, Stop> {
     let map = Mapping::anon(npages).what("map memory")?;
     for page in 0..npages {
@@ -241,8 +243,7 @@ pub fn reuse_freed_pages(npages: usize) -> Result<Mapping, Stop> {
     Ok(map)
 }
 
-/// Differences of counters since it was made; checks nothing on a driver that
-/// has none.
+/// Differences of counters since a start. Checks nothing if the driver has no counters.
 pub struct Delta<'a> {
     ctx: &'a Ctx,
     device: &'a Device,
@@ -250,7 +251,7 @@ pub struct Delta<'a> {
 }
 
 impl<'a> Delta<'a> {
-    /// Starts here.
+    /// Records the counters as the start.
     pub fn start(ctx: &'a Ctx, device: &'a Device) -> Result<Self, Stop> {
         Ok(Delta { ctx, device, start: ctx.counters(device)? })
     }
@@ -269,7 +270,7 @@ impl<'a> Delta<'a> {
         }
     }
 
-    /// The counter must have grown (or shrunk) by exactly `by`.
+    /// Checks that the counter has changed by exactly `by`.
     pub fn exactly(&self, name: &str, by: i64, when: &str) -> Outcome {
         if let Some(found) = self.difference(name)? {
             check_eq!(found, by, "change of {name} {when}");
@@ -277,7 +278,7 @@ impl<'a> Delta<'a> {
         Ok(())
     }
 
-    /// The counter must have grown by `by` or more.
+    /// Checks that the counter has increased by at least `by`.
     pub fn at_least(&self, name: &str, by: i64, when: &str) -> Outcome {
         if let Some(found) = self.difference(name)? {
             check!(found >= by, "change of {name} {when}: found {found}, expected {by} or more");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a running reader notices of a migration, and what becomes of each page.
+//! Effect of a migration on a running reader, and the outcome of each page.
 
 use super::*;
 use crate::harness::{Ctx, Outcome, Stop, Test};
@@ -24,8 +24,8 @@ pub const TESTS: &[Test] = &[
         .skips_flushes(),
 ];
 
-/// Small pages that lie in a row are one entry to the device. If one of them stays where it is, the
-/// others must not stay with it.
+/// The device maps consecutive small pages by one large entry. If one of them is not migrated, the
+/// others must migrate nevertheless.
 fn some_of_a_run_stay(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     for stays in [0, 1, 100, HUGE_PAGES - 1] {
@@ -52,7 +52,7 @@ fn some_of_a_run_stay(ctx: &Ctx) -> Outcome {
     no_stale_hits(&device)
 }
 
-/// Reads during trips. Returns (pages moved, pages switched, faults, stalls).
+/// Reads during round trips. Returns the numbers of pages moved, pages switched, faults and stalls.
 fn trips(device: &Device, map: &Mapping, faultless: bool) -> Result<(u64, u64, u64, u64), Stop> {
     map.fill(1);
     let job = watch(device, map, 1)?;
@@ -89,7 +89,7 @@ fn reads_see_no_fault_thp(ctx: &Ctx) -> Outcome {
     let (moved, switched, faults, stalls) = trips(&device, &map, true)?;
     check_eq!(moved, 6 * pages, "pages moved");
     if !ctx.coherent() {
-        // Coherent folios are small: splitting the huge page is a foreign event.
+        // Coherent folios are small. Splitting the huge page causes a foreign event.
         check_eq!((switched, faults, stalls), (6 * pages, 0, 0), "switched, faults, stalls");
     }
     Ok(())
@@ -108,7 +108,7 @@ fn outcome_of_each_page(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon(8)?;
     map.fill(1);
-    // The device knows the first four.
+    // The device has PTEs of the first four pages.
     let read = Command::new(EngineOp::Read, map.addr(), 4 * PAGE_SIZE);
     check_eq!(device.run(read)?.error, None, "READ");
     let (done, pages) = device.migrate_pages(map.addr(), 8, Way::ToDevice)?;
@@ -147,7 +147,8 @@ fn failed_copies(ctx: &Ctx) -> Outcome {
         })?;
         device.set(Setting::CopyFail, u64::MAX)?;
         let faults = device.counters()?.engine_faults_read - before;
-        // A huge page of coherent memory is split on its way, by events that take its entries (H8).
+        // A huge page of coherent memory is split during the migration, by events that invalidate
+        // its entries (H8).
         let may_fault = ctx.coherent() && is_huge;
         check!(faults == 0 || may_fault, "{faults} read faults of pages that stay, or move");
         watched(&job, "while copies fail")?;
@@ -159,7 +160,7 @@ fn failed_copies(ctx: &Ctx) -> Outcome {
     no_stale_hits(&device)
 }
 
-/// That the test of H1 can fail: with write access kept, writes are lost.
+/// Proves that the test of H1 can fail: if write access is kept, writes are lost.
 fn kept_write(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     for keep in [0, 1] {
@@ -186,14 +187,14 @@ fn kept_write(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// That stale translations after a switch would be seen.
+/// Proves that stale translations after a commit would be detected.
 fn skipped_flush(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon(16)?;
     map.fill(1);
     let job = watch(&device, &map, 1)?;
-    // What the reader drops while a flush seems to be under way is not stale. On a busy machine that can be
-    // all it has, so it is tried again.
+    // Translations that the reader drops while a flush is pending do not count as stale. On a busy
+    // machine these can be all of them, so try again.
     for (skip, tries) in [(0, 1), (2, 50)] {
         let mut stale = 0;
         for _ in 0..tries {
@@ -213,7 +214,7 @@ fn skipped_flush(ctx: &Ctx) -> Outcome {
         }
         check_eq!(stale > 0, skip > 0, "whether {stale} stale hits were counted");
     }
-    // A stale translation is never used: the checksums are right.
+    // The mock device detects stale translations and does not use them, so the checksums are right.
     watched(&job, "with skipped flushes")?;
     cpu_sees(&map, 1, "at the end")
 }

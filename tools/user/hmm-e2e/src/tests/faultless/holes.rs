@@ -40,12 +40,12 @@ fn h01_write(ctx: &Ctx) -> Outcome {
     check_eq!(device.run(add)?.error, None, "first pass");
     let before = device.counters()?;
     let job = device.submit(add.rounds(0))?;
-    // One that hammers at a single page, so that it writes whenever it may.
+    // An engine that writes to a single page as often as possible.
     map.set(9, 1, 0);
     let hammer = Command::new(EngineOp::AtomicAdd, map.page_addr(9) + 8, 8).stride(8).value(1);
     let hammer = device.submit(hammer.engine(1).rounds(0))?;
     repeat(|round| {
-        // A slow flush widens the time between the marks and the set-up, in which a write fault must
+        // A slow flush widens the time between marking and isolation, in which a write fault must
         // not give write access back.
         device.set(Setting::FlushDelay, round % 2 * 1_000_000)?;
         for way in [Way::ToDevice, Way::ToSystem] {
@@ -68,7 +68,7 @@ fn h01_write(ctx: &Ctx) -> Outcome {
 fn h02_fault_in_flight(ctx: &Ctx) -> Outcome {
     let (device, map, mover) = moving(ctx)?;
     let job = watch(&device, &map, 1)?;
-    // Entries go all the time, so that faults run into every phase.
+    // Entries are removed all the time, so that faults occur in every phase.
     race(&[&mover], |round| {
         let first = (round as usize * 37) % (map.pages() - 64);
         Ok(mover.during(|| device.discard(map.page_addr(first), 64))?)
@@ -86,7 +86,7 @@ fn h03_dontneed(ctx: &Ctx) -> Outcome {
     race(&[&mover], |round| {
         let first = (round as usize * 61) % 448;
         if round % 2 == 0 {
-            // No read before the step in flight has ended.
+            // The device does not read before the step in flight has ended.
             mover.during(|| map.advise_pages(libc::MADV_DONTNEED, first, 64))?;
             mover.wait_for(1)?;
             device_sees_zero(&device, &map, first, 64, "of pages dropped during a step")?;
@@ -101,7 +101,7 @@ fn h03_dontneed(ctx: &Ctx) -> Outcome {
 
 fn h04_before(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    // Flushes that take their time: announced long before anything is zapped.
+    // A slow flush, so that an event is announced long before the CPU PTEs are cleared.
     device.set(Setting::FlushDelay, 500_000)?;
     device.set(Setting::CopyDelay, 0)?;
     let map = Mapping::anon(16)?;
@@ -136,7 +136,7 @@ fn h06_holes(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     repeat(|round| {
         let map = Mapping::anon(64)?;
-        // Every fourth is a hole, the next has the zero page, two have contents.
+        // Every fourth page is a hole, the next one is the zero page, and two have contents.
         for page in 0..64 {
             match page % 4 {
                 0 => {}
@@ -175,13 +175,14 @@ fn h06_holes(ctx: &Ctx) -> Outcome {
     no_stale_hits(&device)
 }
 
-/// A CPU writes the page that takes the place of the zero page, as soon as it is there. In coherent memory it can, before
-/// the migration is over.
+/// A CPU writes to the page that replaces the zero page, as soon as it exists. In coherent memory
+/// that is possible before the migration ends.
 fn h06_written(ctx: &Ctx) -> Outcome {
     let indices = if ctx.coherent() { vec![ctx.device] } else { vec![ctx.device, 2] };
     indices.into_iter().try_for_each(|index| {
         let (device, second) = (Device::open(index)?, Device::open(index)?);
-        // The entries of the others are switched, and flushed, before those of who migrates.
+        // The entries of the other mirrors are switched and flushed before those of the mirror that
+        // migrates.
         second.set(Setting::FlushDelay, 50_000_000)?;
         repeat(|round| {
             written_at_once([&device, &second], &Mapping::anon(16)?, round + 1)?;
@@ -227,7 +228,7 @@ fn h07_fork(ctx: &Ctx) -> Outcome {
         for way in [Way::ToDevice, Way::ToSystem, Way::ToDevice] {
             let done = device.migrate(map.addr(), map.pages(), way)?;
             println!("# {way:?}: {} moved, {} switched", done.moved, done.switched);
-            // The core unmaps a page from both processes: an event that is not our own.
+            // The core unmaps a page from both processes, which causes a foreign event.
             check_eq!(done.switched, 0, "entries kept of pages shared by fork, {way:?}");
             moved += done.moved;
         }
@@ -248,7 +249,7 @@ fn h08_partial_thp(ctx: &Ctx) -> Outcome {
         map.unmap_pages(100, 3)?;
         device_sees_pages(&device, &map, 1, 0, 100, "before")?;
         let done = device.migrate(map.addr(), 100, Way::ToDevice)?;
-        // The core splits the folio: an event that is not our own, so that the entries go.
+        // The core splits the folio, which causes a foreign event, so the entries are removed.
         check_eq!((done.moved, done.switched), (100, 0), "pages moved, and switched");
         let done = device.migrate(map.page_addr(103), HUGE_PAGES - 103, Way::ToDevice)?;
         check_eq!(done.moved as usize, HUGE_PAGES - 103, "pages moved behind the hole");
@@ -267,7 +268,7 @@ fn h09_second_mirror(ctx: &Ctx) -> Outcome {
     let mover = Mover::start(&second, &map)?;
     map.fill(1);
     race(&[&mover], |round| {
-        // What one of them may have kept is not what is there now.
+        // The new contents differ from those that a stale entry of either mirror would show.
         map.fill(round);
         mover.during(|| {
             device_sees(&device, &map, round, "by the first mirror")?;
@@ -310,7 +311,7 @@ fn h12_eviction(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     device.set(Setting::CopyDelay, 0)?;
     let map = Mapping::anon_aligned(1)?;
-    // May take the device pages that evictions of `map` free.
+    // It may get the device pages that evictions of `map` free.
     let other = Mapping::anon_aligned(4)?;
     map.fill(1);
     other.fill(2);
@@ -318,7 +319,8 @@ fn h12_eviction(ctx: &Ctx) -> Outcome {
     for seed in 2..6 {
         device.migrate(map.addr(), map.pages(), Way::ToDevice)?;
         device.release().what("release")?;
-        // The CPU writes to system memory, of which a stale entry for device memory knows nothing.
+        // The CPU writes to system memory. A stale entry for device memory would still show the old
+        // contents.
         map.fill(seed);
         let done = device.migrate(other.addr(), other.pages(), Way::ToDevice)?;
         check!(done.moved > 0, "the other mapping took no device page");
@@ -329,7 +331,7 @@ fn h12_eviction(ctx: &Ctx) -> Outcome {
     let job = watch(&device, &map, 5)?;
     race(&[&mover], |_| {
         match mover.during(|| device.release()) {
-            // EBUSY: the mover takes new pages all the time.
+            // EBUSY: the mover allocates new pages all the time.
             Ok(_) | Err(Errno::EBUSY) => {}
             Err(error) => return Err(Stop::Fail(format!("release: {error}"))),
         }
@@ -358,7 +360,7 @@ fn h13_overlapping(ctx: &Ctx) -> Outcome {
         let way = if round % 2 == 0 { Way::ToDevice } else { Way::ToSystem };
         let migrate = || device.migrate(map.page_addr(first), 64, way);
         moved += movers[0].during(|| movers[1].during(migrate))?.moved;
-        // On a busy machine the movers may leave the third migration no page for a while.
+        // On a busy machine the movers may leave no page to the third migration for a while.
         Ok(moved > 0 && movers.iter().all(Mover::raced))
     })?;
     watched(&job, "during migrations that overlap")?;
@@ -381,7 +383,7 @@ fn h14_cpu_faults(ctx: &Ctx) -> Outcome {
         Ok(())
     })?;
     mover.end()?;
-    // The mover may always have been faster.
+    // The mover may have been faster than the CPU each time.
     for round in 0..8 {
         device.migrate(map.addr(), map.pages(), Way::ToDevice)?;
         let page = round * 64 + 1;
@@ -410,7 +412,8 @@ fn h14_keeps(ctx: &Ctx) -> Outcome {
         let switched = after.switched_pages - before.switched_pages;
         check_eq!(switched, map.pages() as u64, "pages switched by CPU faults");
         check_eq!(after.engine_faults_read, before.engine_faults_read, "faults of the reader");
-        // The switch may not give write access: an event that takes it may be under way.
+        // The commit must not give write access, because an event that removes it may be in
+        // progress.
         let write = Command::new(EngineOp::Fill, map.addr(), PAGE_SIZE).value(2);
         check_eq!(device.run(write)?.error, None, "a write after the CPU fault");
         let writes = device.counters()?.engine_faults_write - after.engine_faults_write;
@@ -426,9 +429,9 @@ fn h15_flush(ctx: &Ctx) -> Outcome {
     let mover = Mover::start(&device, &map)?;
     map.fill(1);
     let job = watch(&device, &map, 1)?;
-    // What the migrations free is taken and overwritten at once. It is kept, for else the next round
-    // would only get what this one has given back; and mapped before, for a step keeps others from
-    // mapping anything.
+    // Pages that the migrations free are allocated and overwritten immediately. They are kept,
+    // because the next round would otherwise get only the pages that this round has freed. The
+    // range is mapped in advance, because a step blocks `mmap()` of other tasks.
     let room = Mapping::anon(100_000)?;
     race(&[&mover], |round| {
         let first = (round as usize * 16) % room.pages();
@@ -446,8 +449,8 @@ fn h15_flush(ctx: &Ctx) -> Outcome {
 
 fn h16_free(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
-    // By request, the device may write on, and so says that pages are dirty; by a touch, and the
-    // ordinary way, it may not.
+    // After a migration by request the device may continue to write and therefore reports pages as
+    // dirty. After a CPU fault or an ordinary migration it may not.
     for (there, back) in [(true, 0), (true, 1), (true, 2), (false, 0)] {
         if back == 2 && ctx.coherent() {
             continue;
@@ -465,7 +468,8 @@ fn h16_free(ctx: &Ctx) -> Outcome {
             _ => cpu_sees(&map, 2, "of device memory")?,
         }
         check_eq!(resident(&device, &map, 0, 64)?, 0, "pages on the device");
-        // Reclaim takes clean pages of MADV_FREE at once; others it swaps out where there is swap.
+        // Reclaim frees clean pages of MADV_FREE immediately. It swaps out the others if there is
+        // swap.
         map.advise(libc::MADV_PAGEOUT)?;
         cpu_sees(&map, 2, "of what the device wrote after MADV_FREE")?;
     }

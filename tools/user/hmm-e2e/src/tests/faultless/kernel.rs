@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the kernel itself does to memory while it migrates: reclaim, making of
-//! huge pages, folios of other sizes, write protection by userfaultfd.
+//! Activity of the kernel on memory that migrates: reclaim, collapse into huge pages, folios of
+//! other sizes, write protection by userfaultfd.
 
 use super::*;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
@@ -20,11 +20,11 @@ pub const TESTS: &[Test] = &[
     Test::new("faultless", "khugepaged_during_the_copy", khugepaged).only_rust(OURS),
 ];
 
-/// Pages that come and go in a test.
+/// Pages that are dropped and populated in a test.
 const PART: usize = 64;
 
-/// Write protection by userfaultfd takes write access from migration entries,
-/// under the mmap lock for reading: the switch must not give it back.
+/// Write protection by userfaultfd removes write access from migration entries, with the mmap lock
+/// held for reading. The commit must not give it back.
 fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon_aligned(1)?;
@@ -44,7 +44,7 @@ fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
         check_eq!(device.run(fill.value(old))?.error, None, "write without protection");
         mover.during(|| protection.set(&map, first, PART, true)).what("protect")?;
         let job = device.submit(fill.value(new))?;
-        // The step in flight ends, and the write comes to its fault.
+        // The step in flight ends, and the write takes its fault.
         mover.wait_for(1)?;
         for page in first..first + PART {
             check_eq!(map.get(page, 7), old, "word of page {page}, which is protected");
@@ -61,7 +61,8 @@ fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
                 job.wait()?.error
             }
         };
-        // Who waits gets through in the end; who does not is told.
+        // A write that waited succeeds when the protection ends. A write that did not wait has
+        // returned an error.
         match error {
             None => check_eq!(map.get(first + PART - 1, 7), new, "what was written in the end"),
             Some(Errno::EFAULT | Errno::EPERM) => {
@@ -76,7 +77,7 @@ fn h03_userfaultfd(ctx: &Ctx) -> Outcome {
     no_stale_hits(&device)
 }
 
-/// Folios between a page and a huge page, whole, in part, shared.
+/// Folios between a page and a huge page: whole, mapped in part, and shared.
 fn h08_small_folios(ctx: &Ctx) -> Outcome {
     let small = match SmallThp::start() {
         Ok(small) => small,
@@ -94,7 +95,7 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
         let map = fresh()?;
         let job = watch(&device, &map, 1)?;
         if round % 2 == 0 {
-            // Pieces that begin and end within folios.
+            // Ranges that begin and end within folios.
             for (first, pages) in [(3, 9), (30, 5), (100, 300)] {
                 let done = device.migrate(map.page_addr(first), pages, Way::ToDevice)?;
                 check_eq!(done.moved, pages as u64, "moved of {pages} pages from {first}");
@@ -108,7 +109,7 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
         watched(&job, "of folios of 64 KiB")?;
         device_fills(&device, &map, 2, "of what was in folios of 64 KiB")?;
         cpu_sees(&map, 2, "of what was in folios of 64 KiB")?;
-        // Mapped in part.
+        // Folios that are mapped in part.
         let map = fresh()?;
         map.unmap_pages(5, 20)?;
         device_sees_pages(&device, &map, 1, 25, 100, "of folios mapped in part")?;
@@ -117,7 +118,7 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
         device_sees_pages(&device, &map, 1, 25, 100, "of folios mapped in part, there")?;
         map.check_pages(1, 0, 5).what("CPU read of folios mapped in part")?;
         map.check_pages(1, 25, HUGE_PAGES - 25).what("CPU read of folios mapped in part")?;
-        // Shared by fork.
+        // Folios that are shared by fork().
         let map = fresh()?;
         device_sees(&device, &map, 1, "before the fork")?;
         let gate = hmm::Gate::new()?;
@@ -134,14 +135,14 @@ fn h08_small_folios(ctx: &Ctx) -> Outcome {
     no_stale_hits(&device)
 }
 
-/// Reclaim unmaps pages by itself. These are pages of MADV_FREE, which may be
-/// dropped: each is as it was or zero, and both sides agree on it.
+/// Reclaim unmaps pages concurrently. MADV_FREE allows it to drop these pages. Each is unchanged or
+/// zero, and CPU and device agree on its contents.
 fn pageout(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon_aligned(1)?;
     let mover = Mover::start_slow(&device, &map)?;
     map.fill(1);
-    // The mover holds the pages most of the time, and what comes back from the device is dirty.
+    // The mover isolates the pages most of the time, and pages that migrate back are dirty.
     let (mut dropped, mut kept) = (0, 0);
     while dropped == 0 && kept < 200 * PART {
         race(&[&mover], |round| {
@@ -163,7 +164,7 @@ fn dropped_or_kept(
     let seed = round + 1;
     map.fill_pages(seed, 0, PART);
     device_sees_pages(device, map, seed, 0, PART, "before MADV_PAGEOUT")?;
-    // Not always at the same moment of the mover's trip.
+    // Vary the phase of the mover's trip.
     std::thread::sleep(Duration::from_millis(round % 7));
     mover.during(|| {
         map.advise_pages(libc::MADV_FREE, 0, PART)?;
@@ -182,14 +183,14 @@ fn dropped_or_kept(
             map.check_pages(seed, page, 1).what("CPU read of a page that stays")?;
         }
     }
-    // What is dirty must stay.
+    // Dirty pages must keep their contents.
     map.fill_pages(seed, 0, PART);
     map.advise_pages(libc::MADV_PAGEOUT, 0, PART)?;
     device_sees_pages(device, map, seed, 0, PART, "of dirty pages after MADV_PAGEOUT")?;
     map.check_pages(seed, 0, PART).what("CPU read of dirty pages after MADV_PAGEOUT")
 }
 
-/// Two blocks of small pages that may become huge.
+/// Fills two blocks with small pages, which may then be collapsed into huge pages.
 fn small_pages(map: &Mapping, seed: u64) -> Outcome {
     map.forbid_huge()?;
     map.advise(libc::MADV_DONTNEED)?;
@@ -206,7 +207,7 @@ fn collapse(ctx: &Ctx) -> Outcome {
     let job = watch(&device, &map, 1)?;
     let (mut collapsed, begin) = (0, Instant::now());
     race(&[&mover], |_| {
-        // It fails while pages are on the device.
+        // The collapse fails while pages are on the device.
         while begin.elapsed() < Duration::from_secs(20) {
             if mover.during(|| map.collapse()).is_ok() {
                 collapsed += 1;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Faultless migration: the holes through which it could go wrong, and what
-//! others do to memory while it migrates.
+//! Faultless migration: the holes through which it could go wrong, and concurrent changes of memory
+//! that migrates.
 //!
-//! H1 to H17 are explained in Documentation/faultless.rst.
+//! Documentation/faultless.rst explains H1 to H17.
 
 mod basic;
 mod holes;
@@ -18,22 +18,22 @@ use hmm::{Command, Device, EngineOp, Job, Mapping, Setting};
 use std::time::{Duration, Instant};
 
 const OURS: &str = "the C driver has no engines";
-/// Of each copy.
+/// Delay of each copy.
 const DELAY_NS: u64 = 20_000;
 
-/// All of them.
+/// Returns all tests of the group.
 pub fn tests() -> Vec<Test> {
     [basic::TESTS, holes::TESTS, races::TESTS, kernel::TESTS].concat()
 }
 
-/// The device, with slow copies.
+/// Opens the device and sets a copy delay.
 pub fn open(ctx: &Ctx) -> Result<Device, Stop> {
     let device = ctx.open()?;
     device.set(Setting::CopyDelay, DELAY_NS)?;
     Ok(device)
 }
 
-/// The device, with slow copies, and 2 MiB of the pattern 1 that move there and back.
+/// Opens the device with a copy delay, and starts a mover on 2 MiB with the pattern 1.
 pub fn moving(ctx: &Ctx) -> Result<(Device, Mapping, Mover), Stop> {
     let device = open(ctx)?;
     let map = Mapping::anon_aligned(1)?;
@@ -42,7 +42,7 @@ pub fn moving(ctx: &Ctx) -> Result<(Device, Mapping, Mover), Stop> {
     Ok((device, map, mover))
 }
 
-/// A command that reads the pattern `seed` for ever, and fails if it is not so.
+/// Starts a command that reads `map` repeatedly and fails if it does not find the pattern `seed`.
 pub fn watch<'d>(device: &'d Device, map: &Mapping, seed: u64) -> Result<Job<'d>, Stop> {
     let read = Command::new(EngineOp::Checksum, map.addr(), map.len());
     let read = read.verify(checksum_of_pattern(seed, map.pages()));
@@ -51,9 +51,9 @@ pub fn watch<'d>(device: &'d Device, map: &Mapping, seed: u64) -> Result<Job<'d>
     Ok(device.submit(read.rounds(0))?)
 }
 
-/// The watch has seen nothing wrong, and something at all.
+/// Stops the command of [`watch`]. Fails if it found wrong contents or has not completed a round.
 pub fn watched(job: &Job<'_>, what: &str) -> Outcome {
-    // A slow machine needs its time for a whole round.
+    // A slow machine may need some time for a whole round.
     let begin = Instant::now();
     while let (None, status) = job.poll(Duration::from_millis(5)).what(what)? {
         if status.rounds > 0 || begin.elapsed() > Duration::from_secs(60) {
@@ -66,7 +66,7 @@ pub fn watched(job: &Job<'_>, what: &str) -> Outcome {
     Err(Stop::Fail(format!("the reader has ended, as only an error does, {what}")))
 }
 
-/// No translation was used after its flush.
+/// Checks that no translation was used after its flush.
 pub fn no_stale_hits(device: &Device) -> Outcome {
     check_eq!(device.counters()?.stale_hits, 0, "stale hits");
     Ok(())
@@ -80,12 +80,12 @@ pub fn race(movers: &[&Mover], mut body: impl FnMut(u64) -> Outcome) -> Outcome 
     })
 }
 
-/// Repeats `body`, which runs beside no mover.
+/// Repeats `body` for the time of a race, without a mover.
 pub fn repeat(mut body: impl FnMut(u64) -> Outcome) -> Outcome {
     rounds(2, |round| body(round).map(|()| true))
 }
 
-/// Pages that are dropped while `mover` runs are zero from then on, for both.
+/// Drops pages while `mover` runs. From then on CPU and device must read zeroes.
 pub fn dropped(
     (device, map, mover): (&Device, &Mapping, &Mover),
     seed: u64,
@@ -100,8 +100,8 @@ pub fn dropped(
     Ok(())
 }
 
-/// Calls `disturb` again and again with memory on which a mover runs, while other memory that
-/// moves as well is read without a pause. `disturb` runs its event under [`Mover::during`].
+/// Repeats `disturb` with memory that a mover migrates, while an engine continuously reads other
+/// memory that also migrates. `disturb` runs its event in [`Mover::during`].
 pub fn disturbed(
     ctx: &Ctx,
     mut disturb: impl FnMut(&Device, &Mapping, &Mover, u64) -> Outcome,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What others do to memory while it migrates (H11, and more).
+//! Concurrent changes of memory that migrates (H11, and more).
 
 use super::*;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
@@ -71,7 +71,7 @@ fn h11_mremap(ctx: &Ctx) -> Outcome {
 
 fn h11_mprotect(ctx: &Ctx) -> Outcome {
     disturbed(ctx, |device, map, mover, round| {
-        // Each page waits for the mover, which hardly ever rests.
+        // Each page waits for the mover, which hardly ever pauses.
         let (at, len) = (map.page_addr(64), 4 * PAGE_SIZE);
         let fill = Command::new(EngineOp::Fill, at, len).value(round);
         mover.during(|| map.protect_pages(Prot::Read, 64, 4))?;
@@ -115,7 +115,7 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     races(6, |round| {
         let gate = hmm::Gate::new()?;
-        // The mover outlives the process whose memory it moves.
+        // The mover outlives the process whose memory it migrates.
         let board = Board::new()?;
         let mut child = Child::spawn(|| -> Outcome {
             let own = open(ctx)?;
@@ -129,7 +129,7 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
         })?;
         gate.wait().what("the child")?;
         board.wait_for(1)?;
-        // Not always at the same moment of the trip.
+        // Vary the phase of the trip.
         std::thread::sleep(Duration::from_millis(7 * (round % 6)));
         board.wait_for_copies(|| Ok(device.counters().what("counters")?.bytes_copied))?;
         let ended = board.during(|| {
@@ -138,11 +138,11 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
         });
         check!(ended.is_some(), "the child does not end");
         board.stop();
-        // The mover lives on. Its call holds the address space until the pages have moved.
+        // The mover still runs. Its call holds a reference on the mm until the pages have moved.
         board.wait_for_calls()?;
         Ok(board.read())
     })?;
-    // The movers hold the files of the dead until the call in flight ends.
+    // The movers hold the files of the exited processes until the call in flight ends.
     let begin = Instant::now();
     while device.counters()?.device_pages_used != 0 && begin.elapsed() < Duration::from_secs(10) {
         std::thread::sleep(Duration::from_millis(20));
@@ -154,7 +154,7 @@ fn h11_exit(ctx: &Ctx) -> Outcome {
 fn madv_free(ctx: &Ctx) -> Outcome {
     disturbed(ctx, |device, map, mover, round| {
         mover.during(|| map.advise_pages(libc::MADV_FREE, 0, 64))?;
-        // Written after the advice, so that it must stay.
+        // Written after the advice, so the contents must stay.
         device_fills_pages(device, map, round, 0, 64, "after MADV_FREE")?;
         map.check_pages(round, 0, 64).what("CPU read after MADV_FREE and a device write")
     })
@@ -180,7 +180,7 @@ fn merging(ctx: &Ctx) -> Outcome {
         device_fills_pages(device, map, round, 3, 2, "of pages that merge")?;
         map.check_pages(round, 3, 2).what("CPU read of what the device wrote")?;
         check_eq!(map.get(5, 0), round, "a neighbour of what the device wrote");
-        // Memory that may merge does not move: let it move before the next round.
+        // Memory that may be merged does not migrate. Let it migrate before the next round.
         map.advise(libc::MADV_UNMERGEABLE)?;
         mover.wait_for(1)
     })
@@ -212,7 +212,7 @@ fn close_in_flight(ctx: &Ctx) -> Outcome {
     let (mut tally, mut closed_under, mut last) = (Tally::default(), 0, 0);
     rounds(6, |round| {
         last = round;
-        // Another process has the last descriptor, and is killed in a migration.
+        // Another process has the last descriptor, and is killed during a migration.
         map.fill(round);
         let device = open(ctx)?;
         let mover = Mover::start(&device, &map)?;
@@ -224,7 +224,7 @@ fn close_in_flight(ctx: &Ctx) -> Outcome {
         pause(round);
         tally.add(mover.kill()?);
         cpu_sees(&map, round, "after the last descriptor went with its process")?;
-        // The last descriptor goes while a thread is in a migration, and commands run.
+        // The last descriptor is closed while a thread is in a migration and commands run.
         let device = open(ctx)?;
         watch(&device, &map, round)?;
         let closed = AtomicBool::new(false);
@@ -234,7 +234,7 @@ fn close_in_flight(ctx: &Ctx) -> Outcome {
                     let before = closed.load(Ordering::SeqCst);
                     match device.migrate(map.addr(), map.pages(), way) {
                         Err(error) => return (error, 0),
-                        // Begun before the close, and ended after it.
+                        // The call began before the close and ended after it.
                         Ok(done) if !before && closed.load(Ordering::SeqCst) && done.moved > 0 => {
                             let next = device.migrate(map.addr(), map.pages(), way);
                             return (next.err().unwrap_or(Errno(0)), done.moved);
@@ -249,7 +249,7 @@ fn close_in_flight(ctx: &Ctx) -> Outcome {
             (detached, mover.join())
         });
         ended.0.what("close under a migration")?;
-        // The call in flight comes to its end; the next one meets another file.
+        // The call in flight completes. The next call finds a different file at the descriptor.
         let (error, moved) = ended.1.map_err(|_| Stop::Fail("a thread panicked".into()))?;
         check_eq!(error, Errno::ENOTTY, "end of the migrations");
         closed_under += moved;
@@ -283,8 +283,8 @@ fn rmmod_in_flight(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "at the end")
 }
 
-/// A migration that does not keep entries leaves those of pages alone that are on the device already; but
-/// not of such as a CPU fault is bringing back.
+/// An ordinary migration leaves entries of pages unchanged that are on the device already, but not
+/// entries of pages that a CPU fault is migrating back.
 fn h13_ordinary(ctx: &Ctx) -> Outcome {
     let device = open(ctx)?;
     let map = Mapping::anon(16)?;
@@ -302,7 +302,7 @@ fn h13_ordinary(ctx: &Ctx) -> Outcome {
                 touched.store(true, Ordering::SeqCst);
                 word
             });
-            // Of the copies of the CPU fault, the first is done and the others are not.
+            // The first copy of the CPU fault is done, and the others are not.
             until("a copy of the CPU fault", || Ok(device.counters()?.bytes_copied > before))?;
             let was_early = !touched.load(Ordering::SeqCst);
             device.migrate(map.addr(), map.pages(), Way::ToDevice.faultless(false))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Hostile processes: what a file descriptor gives to whom, what an attacker can read, hold and block.
-//! `hmm-fuzz` tries the same at random.
+//! Hostile processes: access through a passed file descriptor, information leaks, and resources
+//! that an attacker can hold or block. `hmm-fuzz` tests the same at random.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -37,7 +37,7 @@ pub const TESTS: &[Test] = &[
         .only_rust("a known defect of test_hmm: it takes all memory"),
 ];
 
-/// The node belongs to root, and nobody else has any right to it.
+/// The node belongs to root, and no other user has access.
 fn only_root_opens(ctx: &Ctx) -> Outcome {
     let path = Device::path(ctx.device);
     let node = std::fs::metadata(&path)?;
@@ -51,7 +51,8 @@ fn only_root_opens(ctx: &Ctx) -> Outcome {
     child.join().map_err(Stop::Fail)
 }
 
-/// A child has the file and other memory at the same addresses: the file's is the parent's.
+/// A child inherits the file and has other memory at the same addresses. The file accesses the
+/// parent's memory.
 fn child_drives_parent(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -59,10 +60,10 @@ fn child_drives_parent(ctx: &Ctx) -> Outcome {
     let child = Child::spawn(|| -> Outcome {
         map.fill(2);
         device_sees(&device, &map, 1, "by the child")?;
-        // It writes the parent's memory, not its own.
+        // The write changes the parent's memory, not the child's.
         device_fills_pages(&device, &map, 3, 0, 1, "by the child")?;
         check_eq!(map.get(0, 0), pattern::word(2, 0, 0), "the child's own memory");
-        // Neither does a migration take the child's pages.
+        // A migration does not take the child's pages either.
         try_migrate(&device, &map).what("migration by the child")?;
         map.check(2).what("the child's memory after a migration")
     })?;
@@ -72,7 +73,8 @@ fn child_drives_parent(ctx: &Ctx) -> Outcome {
     device_sees_pages(&device, &map, 1, 1, PAGES - 1, "by the parent").map(|_| ())
 }
 
-/// Opens the device, has secrets, says where, and waits for the one who was told.
+/// Opens the device, fills memory with secrets, sends the descriptor and the address, and waits for
+/// the receiver.
 fn open_and_tell(ctx: &Ctx, told: &Gate, go: &Gate) -> Result<(Device, Mapping), Stop> {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -83,14 +85,16 @@ fn open_and_tell(ctx: &Ctx, told: &Gate, go: &Gate) -> Result<(Device, Mapping),
     Ok((device, map))
 }
 
-/// A process that opens the device, and looks what became of its secrets.
+/// Body of a process that opens the device, and checks its memory after the receiver has used the
+/// file.
 fn opener(ctx: &Ctx, told: &Gate, go: &Gate) -> Outcome {
     let (_device, map) = open_and_tell(ctx, told, go)?;
     map.check_pages(7, 1, PAGES - 1).what("the opener's memory")?;
     map.check_pages(9, 0, 1).what("what the receiver wrote")
 }
 
-/// Who gets a file can read and write the opener's memory with it, and its own not at all.
+/// A process that receives the file can read and write the opener's memory with it, but not its
+/// own.
 fn passed_file(ctx: &Ctx) -> Outcome {
     let (told, go) = (Gate::new()?, Gate::new()?);
     let child = Child::spawn(|| opener(ctx, &told, &go))?;
@@ -101,7 +105,7 @@ fn passed_file(ctx: &Ctx) -> Outcome {
     device.read(theirs, &mut data).what("read of the opener's memory")?;
     pattern::check(7, 0, &data).what("the opener's memory")?;
     device.write(theirs, &pattern::buffer(9, 0, 1)).what("write of the opener's memory")?;
-    // Our own memory is somewhere else: there is nothing at its address in the opener.
+    // The receiver's memory is at another address, where the opener has mapped nothing.
     let mine = Mapping::anon(PAGES)?;
     mine.fill(5);
     if mine.addr() != theirs {
@@ -113,14 +117,14 @@ fn passed_file(ctx: &Ctx) -> Outcome {
     }
     go.open()?;
     child.join().map_err(Stop::Fail)?;
-    // The opener is gone, and so is what the file was about.
+    // The opener has exited, and its mm is no longer accessible through the file.
     let read = device.read(theirs, &mut data);
     check!(read.is_err(), "read of the memory of a process that is gone: {read:?}");
     Ok(())
 }
 
-/// A new program in the opener is not what the file is about: else a file would open up programs that
-/// run with more rights.
+/// After exec() in the opener the file gives no access to the new program. Otherwise a file would
+/// give access to programs with more privileges.
 fn exec_leaves_nothing(ctx: &Ctx) -> Outcome {
     let (told, go) = (Gate::new()?, Gate::new()?);
     let child = Child::spawn(|| -> Outcome {
@@ -155,7 +159,7 @@ fn try_op(device: &Device, op: Op, addr: usize) -> Result<hmm::Done, Errno> {
     device.probe(op, addr as u64, 1, Ptr::Map(&answer))
 }
 
-/// The file stays what it was when rights go; a new one is refused.
+/// The file keeps working after the process has dropped its privileges. A new open is refused.
 fn setuid_keeps_the_mirror(ctx: &Ctx) -> Outcome {
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
@@ -169,7 +173,7 @@ fn setuid_keeps_the_mirror(ctx: &Ctx) -> Outcome {
     child.join().map_err(Stop::Fail)
 }
 
-/// Device memory that a dead process has used, and its system memory: the next one sees neither.
+/// Device and system memory of an exited process: the next user must not see their contents.
 fn memory_of_the_dead(ctx: &Ctx) -> Outcome {
     const MANY: usize = 1024;
     let child = Child::spawn(|| -> Outcome {
@@ -182,7 +186,7 @@ fn memory_of_the_dead(ctx: &Ctx) -> Outcome {
     })?;
     child.join().map_err(Stop::Fail)?;
     let device = ctx.open()?;
-    // Holes get device memory that was used before.
+    // Holes are migrated to device memory that was used before.
     let map = Mapping::anon_aligned((MANY * PAGE_SIZE) >> 21)?;
     let done = try_migrate(&device, &map).what("migration of holes")?;
     check_eq!(done.cpages, MANY as u64, "cpages of the migration");
@@ -200,7 +204,7 @@ const KERNEL: [usize; 6] = [
     0x0000_7fff_ffff_f000,
 ];
 
-/// Engines and migrations refuse them as the old ioctls do.
+/// Engines and migrations refuse kernel addresses as the old ioctls do.
 fn kernel_addresses(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(1)?;
@@ -226,7 +230,7 @@ fn kernel_addresses(ctx: &Ctx) -> Outcome {
                 "migration at {addr:#x}: {moved:?}"
             );
         }
-        // A chain that leads there, from memory of our own.
+        // A chain that leads to a kernel address from the process's own memory.
         map.set(0, 0, addr as u64);
         let chase = device.run(Command::new(EngineOp::Chase, map.addr(), 16))?;
         check_eq!(chase.error, Some(Errno::EFAULT), "chain to {addr:#x}");
@@ -236,7 +240,7 @@ fn kernel_addresses(ctx: &Ctx) -> Outcome {
     device_sees(&device, &map, 1, "after bad addresses").map(|_| ())
 }
 
-/// Commands about all addresses there can be take the time of what is there.
+/// The time of commands on all possible addresses depends only on the mapped memory.
 fn everything(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -256,33 +260,34 @@ fn everything(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "after")
 }
 
-/// How many commands a file can have.
+/// Number of commands that a file can have.
 fn commands_of_a_file(ctx: &Ctx) -> Outcome {
     let (device, other) = (ctx.open()?, ctx.open()?);
     let map = Mapping::anon(1)?;
     map.fill(1);
     let info = device.info()?;
     let long = Command::new(EngineOp::Read, map.addr(), 8).rounds(0).think(Duration::from_secs(1));
-    // An engine holds so many, and then refuses; others are not affected.
+    // The queue of an engine is limited and then refuses commands. Other engines are not affected.
     for n in 0..info.queue_depth {
         device.submit(long).what(&format!("command {n}"))?;
     }
     fails(device.submit(long).map(|_| ()), Errno::EBUSY, "one more")?;
     let free = Command::new(EngineOp::Read, map.addr(), 8).engine(1);
     check_eq!(other.run(free)?.error, None, "a command of another engine");
-    // So many that nobody waits for.
+    // Completed commands that no process waits for are limited, too.
     let mut made = info.queue_depth;
     loop {
         match device.submit(free) {
             Ok(_) => made += 1,
             Err(Errno::EBUSY) if made == 1024 => break,
-            // The engine has not come to its end yet.
+            // The engine has not completed earlier commands yet.
             Err(Errno::EBUSY) if made < 1024 => std::thread::sleep(Duration::from_millis(1)),
             Err(error) => return Err(Stop::Fail(format!("command {made}: {error}"))),
         }
         check!(made <= 1024, "more than 1024 commands that nobody waits for");
     }
-    // A command of another file ends after all of these, because the engine takes them in order. Then there is room in it.
+    // The engine takes commands in order. When a command of another file has ended, so have all of
+    // these, and the queue has room.
     until("room in the engine", || match other.run(free) {
         Ok(ended) => {
             check_eq!(ended.error, None, "a command of another file");
@@ -292,13 +297,13 @@ fn commands_of_a_file(ctx: &Ctx) -> Outcome {
         Err(error) => Err(error.into()),
     })?;
     fails(device.submit(free).map(|_| ()), Errno::EBUSY, "more than a file may have")?;
-    // Closing ends them all.
+    // Closing the file ends all of its commands.
     drop(device);
     check_eq!(other.run(Command::new(EngineOp::Read, map.addr(), 8))?.error, None, "afterwards");
     Ok(())
 }
 
-/// With a limit of nothing: nothing is locked or pinned, whatever the device does.
+/// With RLIMIT_MEMLOCK of 0. Device accesses and migrations must not lock or pin pages.
 fn nothing_is_pinned(ctx: &Ctx) -> Outcome {
     let pins = procfs::pins()?;
     let child = Child::spawn(|| -> Outcome {
@@ -327,8 +332,8 @@ fn nothing_is_pinned(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// What a mirror needs for its page table is charged to the process's control group, also when an
-/// engine's fault has made it.
+/// Page tables of a mirror are charged to the memory control group of the process, also if the
+/// fault of an engine has allocated them.
 fn tables_are_charged(ctx: &Ctx) -> Outcome {
     const GIB: usize = 2;
     let group = hostile::Group::new("hmm-e2e").what("a control group")?;
@@ -340,7 +345,7 @@ fn tables_are_charged(ctx: &Ctx) -> Outcome {
         let device = ctx.open()?;
         let map = Mapping::reserve(GIB << 30, Prot::Read).what("map much")?;
         let before = group.kernel_bytes().what("charge")?;
-        // One table of 4 KiB for 2 MiB.
+        // One table of 4 KiB for each 2 MiB.
         let strided = Command::new(EngineOp::Strided, map.addr(), map.len()).stride(2 << 20);
         check_eq!(device.run(strided)?.error, None, "accesses");
         let tables = (map.len() >> 21) as u64 * PAGE_SIZE as u64;
@@ -351,7 +356,7 @@ fn tables_are_charged(ctx: &Ctx) -> Outcome {
     child.join().map_err(Stop::Fail)
 }
 
-/// Many files with tables: closed, they leave nothing.
+/// Opens and closes many files with tables. No memory may stay allocated.
 fn files_give_back(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(1)?;
     map.fill(1);
@@ -362,7 +367,8 @@ fn files_give_back(ctx: &Ctx) -> Outcome {
         }
         Ok(())
     };
-    // Pages of page tables, which are exact; then areas and objects by who has them.
+    // Page-table pages are counted exactly. vmalloc areas and slab objects are counted by caller
+    // and cache.
     let used = || -> Result<BTreeMap<String, u64>, Stop> {
         let mut used = slabs::objects()?;
         let areas = procfs::vmallocinfo().unwrap_or_default();
@@ -376,7 +382,8 @@ fn files_give_back(ctx: &Ctx) -> Outcome {
         round()?;
     }
     check_eq!(tables()?, pages, "pages of page tables");
-    // One for two files at most: processors keep some of each cache, and some are freed a little later.
+    // Tolerate one object for two files: processors cache some objects, and some are freed with a
+    // delay.
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let after = used()?;
@@ -391,7 +398,7 @@ fn files_give_back(ctx: &Ctx) -> Outcome {
     }
 }
 
-/// Kills a child that sleeps in the ioctl after it has opened the gate; it must be gone soon.
+/// Kills a child that sleeps in the ioctl after it has opened the gate. It must exit soon.
 fn dies(child: Child, gate: &Gate, what: &str) -> Outcome {
     gate.wait().what(what)?;
     child_sleeps_in(&child, libc::SYS_ioctl)?;
@@ -403,11 +410,11 @@ fn dies(child: Child, gate: &Gate, what: &str) -> Outcome {
     Ok(())
 }
 
-/// Copies take a second each, and there are 512 in a step: who waits for them can be killed, and what
-/// was not copied stays where it was.
+/// Copies take a second each, and a step has 512 of them. A task that waits for them can be killed,
+/// and pages that were not copied stay in place.
 fn killed_while_it_copies(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    // Shared with the child, which migrates its own view of it.
+    // The child maps the same memory and migrates its own view of it.
     let map = Mapping::anon_aligned(1)?;
     map.fill(1);
     for way in [Way::ToDevice, Way::ToSystem] {
@@ -428,13 +435,13 @@ fn killed_while_it_copies(ctx: &Ctx) -> Outcome {
         device.set(hmm::Setting::CopyDelay, 0)?;
         ended?;
     }
-    // The copy engine goes on for others.
+    // The copy engine still serves other processes.
     let moved = device.migrate(map.addr(), map.pages(), Way::ToDevice)?;
     check_eq!(moved.moved, map.pages() as u64, "pages moved afterwards");
     cpu_sees(&map, 1, "afterwards")
 }
 
-/// A large mapping of the node: a kill ends that before all its pages are there.
+/// mmap() of a large range of the node. A kill ends it before all pages are populated.
 fn killed_while_it_maps(ctx: &Ctx) -> Outcome {
     let gate = Gate::new()?;
     let child = Child::spawn(|| -> Outcome {
@@ -445,7 +452,7 @@ fn killed_while_it_maps(ctx: &Ctx) -> Outcome {
     })?;
     gate.wait().what("begin")?;
     let mut child = child;
-    // It has 4 MiB of its own at most.
+    // The process itself has at most 4 MiB.
     until("pages of the mapping", || Ok(hostile::resident_kib(child.pid())? > 16 << 10))?;
     child.signal(child::SIGKILL);
     let ended = child.wait_timeout(Duration::from_secs(10));
@@ -453,8 +460,9 @@ fn killed_while_it_maps(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// `call` takes no longer for any of `sizes`, in ascending order, than for the first: the least time of processors that
-/// this thread uses for one of many calls, to which other work on the machine only adds.
+/// Checks that `call` takes no longer for any of `sizes`, in ascending order, than for the first.
+/// Compares the least processor time of this thread over many calls, because other work on the
+/// machine only adds to it.
 fn no_longer(sizes: &[usize], what: &str, call: impl Fn(usize) -> Outcome) -> Outcome {
     for size in &sizes[1..] {
         let pair = [sizes[0], *size];
@@ -471,7 +479,7 @@ fn no_longer(sizes: &[usize], what: &str, call: impl Fn(usize) -> Outcome) -> Ou
     Ok(())
 }
 
-/// Memory with a hole behind it.
+/// Maps memory with a hole behind it.
 fn before_a_hole() -> Result<Mapping, Stop> {
     let map = Mapping::anon(PAGES + 1)?;
     map.unmap_pages(PAGES, 1)?;
@@ -479,15 +487,15 @@ fn before_a_hole() -> Result<Mapping, Stop> {
     Ok(map)
 }
 
-/// However long a range is, what a lock of it costs is what there is: by one who may lock what he likes, and by one who
-/// may lock nothing.
+/// The cost of a lock depends on the mapped memory and not on the length of the range. This holds
+/// for a privileged process and for one that may lock nothing.
 fn lock_everything(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = before_a_hole()?;
     let locked = device.lock(map.addr(), PAGE_SIZE, 1, false).what("lock a page")?;
     let (behind, hole) = (map.page_addr(1), map.page_addr(PAGES));
     let refuse = || -> Outcome {
-        // The range begins before the locked page, and ends at its end or beyond.
+        // The ranges begin before the locked page, and end at its end or beyond.
         no_longer(
             &[1 << 21, 1 << 28, 1 << 40, 1 << 46, 1 << 52],
             "locks over a locked page",
@@ -517,7 +525,8 @@ fn lock_everything(ctx: &Ctx) -> Outcome {
     device.unlock(locked.device_addr).what("unlock")
 }
 
-/// A pull along the best connection, that of a device with itself, ends where nothing is mapped, as any other.
+/// A pull over the best connection, which a device has with itself, ends at the end of the mapping
+/// as any other.
 fn pull_everything(ctx: &Ctx) -> Outcome {
     let (device, again) = (ctx.open()?, ctx.open()?);
     let map = before_a_hole()?;

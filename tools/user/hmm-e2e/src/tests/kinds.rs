@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Every kind of memory is used in place by the device, and nothing is pinned.
+//! The device accesses every type of memory in place, and pins none.
 //!
-//! What can migrate does so.  What cannot is refused with the error of the C
-//! driver and stays usable where it is.
+//! Memory that can migrate does. For other memory a migration returns the error of the C driver,
+//! and the memory stays usable in place.
 
 use crate::harness::{Ctx, Driver, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -36,18 +36,18 @@ pub const TESTS: &[Test] = &[
     Test::new("kinds", "device_file", device_file),
 ];
 
-/// What a migration attempt must give.
+/// Expected result of a migration.
 enum Migration {
     Moves,
     Refused(Errno),
 }
 
 fn pins() -> Result<(u64, u64), Stop> {
-    // Where the kernel does not count them there is nothing to compare.
+    // If the kernel does not count pins, the comparison is trivial.
     Ok(procfs::pins()?.unwrap_or_default())
 }
 
-/// Reads, writes, tries to migrate and uses again.
+/// Reads and writes the memory by the device, tries to migrate it, and uses it again.
 fn in_place(ctx: &Ctx, map: &Mapping, migration: Migration) -> Outcome {
     let pages = map.pages();
     let before = pins()?;
@@ -58,7 +58,7 @@ fn in_place(ctx: &Ctx, map: &Mapping, migration: Migration) -> Outcome {
     device_fills(&device, map, 12, "in place")?;
     cpu_sees(map, 12, "after the device write")?;
     check_eq!(pins()?, before, "pages pinned so far and now, after device use");
-    // A new open has no entries, so that a refused page is one without entry.
+    // A new open has no device PTEs, so a page that cannot migrate has none afterwards.
     drop(device);
     let device = ctx.open()?;
     match migration {
@@ -86,7 +86,7 @@ fn in_place(ctx: &Ctx, map: &Mapping, migration: Migration) -> Outcome {
 fn anonymous(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     in_place(ctx, &map, Migration::Moves)?;
-    // Device use leaves no reference behind that stops a later migration.
+    // Device accesses must leave no reference that prevents a later migration.
     let device = ctx.open()?;
     device_sees(&device, &map, 14, "before the last migration")?;
     migrate(&device, &map, 14)
@@ -118,12 +118,12 @@ fn file_shared(ctx: &Ctx) -> Outcome {
 fn file_private(ctx: &Ctx) -> Outcome {
     let file = files::temp_file("/tmp", 1, PAGES)?;
     let map = Mapping::file_private(&file, PAGES)?;
-    // The CPU's write made private copies, which are anonymous memory.
+    // The CPU's write has made private copies, which are anonymous memory.
     in_place(ctx, &map, Migration::Moves)?;
     pattern::check(1, 0, &file_contents(&file)?).what("file behind private copies")
 }
 
-/// A device write to a private file mapping makes the copy, as a CPU's would.
+/// A device write to a private file mapping makes a private copy, as a CPU write would.
 fn file_private_device_first(ctx: &Ctx) -> Outcome {
     let file = files::temp_file("/tmp", 1, PAGES)?;
     let map = Mapping::file_private(&file, PAGES)?;
@@ -137,8 +137,8 @@ fn file_private_device_first(ctx: &Ctx) -> Outcome {
     pattern::check(1, 0, &file_contents(&file)?).what("file after a private device write")
 }
 
-/// Private copies of a file's pages are found by their offset in the file, in each part of the mapping and wherever
-/// they were moved to.
+/// Eviction finds private copies of a file's pages by their file offset, in each part of the
+/// mapping and at any address to which they were moved.
 fn file_private_evicted(ctx: &Ctx) -> Outcome {
     let file = files::temp_file("/tmp", 1, PAGES)?;
     let map = Mapping::file_private(&file, PAGES)?;
@@ -185,13 +185,13 @@ fn hugetlb(ctx: &Ctx) -> Outcome {
     let map = Mapping::hugetlb(1).what("map a hugetlb page")?;
     check_eq!(map.pages(), HUGE_PAGES, "pages of a hugetlb page");
     in_place(ctx, &map, Migration::Refused(Errno::EINVAL))?;
-    // Nor is it searched for pages of the device.
+    // Nor is it searched for device pages.
     let back = ctx.open()?.migrate_to_system(map.addr(), HUGE_PAGES);
     fails(back, Errno::EINVAL, "migration of hugetlb memory to the system")?;
     if ctx.driver != Driver::Rust {
         return Ok(());
     }
-    // With an attribute that keeps its pages where they are, too.
+    // The same with an attribute that prevents its migration.
     let device = ctx.open()?;
     let never = Attributes::default().flag(Attributes::NEVER_MIGRATE, true);
     device.set_attributes(map.addr(), HUGE_PAGES, never).what("set attributes")?;
@@ -206,7 +206,7 @@ fn stack(ctx: &Ctx) -> Outcome {
 }
 
 fn heap(ctx: &Ctx) -> Outcome {
-    // Below the size for which malloc maps memory of its own.
+    // Smaller than the size for which malloc() maps memory of its own.
     let mut memory = vec![0u8; (PAGES + 1) * PAGE_SIZE];
     let heap = hmm::smaps::read()?.into_iter().find(|vma| vma.name == "[heap]");
     let heap = heap.ok_or_else(|| Stop::Fail("there is no heap".to_string()))?;
@@ -219,7 +219,7 @@ fn heap(ctx: &Ctx) -> Outcome {
 #[repr(align(4096))]
 struct Aligned([u8; PAGES * PAGE_SIZE]);
 
-/// Not zero, so that it is in .data and not in .bss.
+/// Not zero, so that it is placed in .data and not in .bss.
 static DATA: Mutex<Aligned> = Mutex::new(Aligned([1; PAGES * PAGE_SIZE]));
 
 fn data_segment(ctx: &Ctx) -> Outcome {
@@ -228,7 +228,7 @@ fn data_segment(ctx: &Ctx) -> Outcome {
     in_place(ctx, &view, Migration::Moves)
 }
 
-/// Pages that a driver put into a mapping (`VM_MIXEDMAP`).
+/// Pages that a driver has inserted into a mapping (`VM_MIXEDMAP`).
 fn device_file(ctx: &Ctx) -> Outcome {
     let owner = ctx.open()?;
     let map = owner.map_file(PAGES).what("map the device file")?;
@@ -236,7 +236,7 @@ fn device_file(ctx: &Ctx) -> Outcome {
     device_sees_zero(&device, &map, 0, PAGES, "of the device file")?;
     fails(try_migrate(&device, &map), Errno::EINVAL, "migration of the device file")?;
     map.check_zero(0, PAGES).what("CPU read of the device file")?;
-    // A private mapping: writing makes anonymous copies.
+    // In a private mapping a write makes anonymous copies.
     device_fills(&device, &map, 2, "of the device file")?;
     cpu_sees(&map, 2, "after the device write")
 }

@@ -56,7 +56,7 @@ fn mremap_huge(ctx: &Ctx) -> Outcome {
     mremap(ctx, &huge(1, 1)?, &Mapping::anon_huge(1)?)
 }
 
-/// A part of a huge device page at another place, the rest where it was.
+/// mremap() of a part of a huge device page. The rest stays at its address.
 fn mremap_part(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let (map, to) = (huge(1, 1)?, Mapping::anon(200)?);
@@ -74,7 +74,7 @@ fn mremap_part(ctx: &Ctx) -> Outcome {
     map.check_pages(1, 300, 212).what("CPU read behind the moved part")
 }
 
-/// Half of a huge device page goes; the other half stays right.
+/// Unmaps half of a huge device page. The other half must keep its contents.
 fn munmap_part(ctx: &Ctx, first: usize) -> Outcome {
     const HALF: usize = HUGE_PAGES / 2;
     let device = ctx.open()?;
@@ -172,13 +172,13 @@ fn mprotect_none(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Events that only take away write access leave the entries readable.
+/// Events that only remove write access leave device PTEs readable.
 fn soft_dirty(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     device_fills(&device, &map, 2, "before clear_refs")?;
-    // Write-protects every page of the process, to see who writes next.
+    // Write-protects every page of the process for soft-dirty tracking.
     std::fs::write("/proc/self/clear_refs", "4").what("clear_refs")?;
     let read = device_sees(&device, &map, 2, "after clear_refs")?;
     check_eq!(read.faults, 0, "fault rounds of a read after write protection");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Processes that end while the device holds their pages, and device files
-//! that outlive their process.
+//! Processes that exit while the device holds their pages, and device files that outlive the
+//! process which opened them.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -23,7 +23,7 @@ pub const TESTS: &[Test] = &[
     Test::new("life", "many_opens", many_opens),
 ];
 
-/// Waits until the device uses no more than `pages`.
+/// Waits until exactly `pages` pages of the device are in use.
 fn settles(ctx: &Ctx, device: &Device, pages: u64, when: &str) -> Outcome {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -37,7 +37,7 @@ fn settles(ctx: &Ctx, device: &Device, pages: u64, when: &str) -> Outcome {
     }
 }
 
-/// A child that migrates small pages and, where there are any, a huge one, and then waits.
+/// Body of a child that migrates small pages and, if possible, a huge page, and then waits.
 fn holder(ctx: &Ctx, ready: &Gate, go: &Gate) -> Outcome {
     let device = ctx.open()?;
     let small = Mapping::anon(PAGES)?;
@@ -48,7 +48,7 @@ fn holder(ctx: &Ctx, ready: &Gate, go: &Gate) -> Outcome {
     migrate(&device, &big, 1)?;
     ready.send(device.fd() as u64)?;
     go.wait()?;
-    // Ends without unmapping or closing anything.
+    // Exit without unmapping or closing anything.
     std::mem::forget((device, small, big));
     Ok(())
 }
@@ -79,7 +79,7 @@ fn end_with_pages(ctx: &Ctx, kill: bool) -> Outcome {
     cpu_sees(&map, 2, "by the next process")
 }
 
-/// The process ends but its device file stays open: its pages go all the same.
+/// A process exits but its device file stays open. Its device pages must be freed nevertheless.
 fn file_outlives(ctx: &Ctx) -> Outcome {
     let own = ctx.open()?;
     let (ready, go) = (Gate::new()?, Gate::new()?);
@@ -92,7 +92,7 @@ fn file_outlives(ctx: &Ctx) -> Outcome {
     copy.close().what("close the file of the ended process")
 }
 
-/// Commands on the mirror of a process that is gone.
+/// Commands on the mirror of a process that has exited.
 fn commands_without_process(ctx: &Ctx) -> Outcome {
     let (ready, go) = (Gate::new()?, Gate::new()?);
     let map = Mapping::anon(1)?;
@@ -115,8 +115,7 @@ fn commands_without_process(ctx: &Ctx) -> Outcome {
     ];
     for (op, errno) in expected {
         let mut buffer = vec![0; PAGE_SIZE];
-        // FLAGS takes its flags from the number of pages: 2 sets none that
-        // exists.
+        // FLAGS takes its flags from the number of pages. The value 2 sets no flag that exists.
         let npages = if op == Op::Flags { 2 } else { 1 };
         let ptr = if op == Op::Flags { Ptr::Null } else { Ptr::Slice(&mut buffer) };
         let result = device.probe(op, map.addr() as u64, npages, ptr);
@@ -129,7 +128,7 @@ fn commands_without_process(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "of our own memory at the same address")
 }
 
-/// Memory that a userfaultfd handler fills while the device waits.
+/// Memory that a userfaultfd handler populates while the device waits.
 fn userfaultfd(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(4)?;
@@ -137,7 +136,7 @@ fn userfaultfd(ctx: &Ctx) -> Outcome {
         Err(Errno(38)) => return Err(Stop::Skip("this kernel has no userfaultfd".to_string())),
         other => other.what("register with userfaultfd")?,
     };
-    // Nobody serves it yet: what cannot wait is told so.
+    // No handler serves the range yet, so a command that cannot wait returns an error.
     fails(device.read(map.addr(), &mut [0; PAGE_SIZE]), Errno::EFAULT, "READ")?;
     let (served, read) = std::thread::scope(|scope| {
         let handler = scope.spawn(|| {
@@ -162,7 +161,7 @@ fn userfaultfd(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Many mirrors of one process at once, all of them right.
+/// Many mirrors of one process exist together and all work.
 fn many_opens(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(8)?;
     map.fill(1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Ends and interruptions at any time: kills, out of memory, suspend, CPUs that
-//! go, memory that comes, files that are shared.
+//! Exits and interruptions at any time: kills, out of memory, suspend, CPU hotplug, memory hotplug,
+//! shared files.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -41,7 +41,7 @@ impl Random {
     }
 }
 
-/// Waits until the device has no pages in use and no work.
+/// Waits until no page of the device is in use.
 fn idle(device: &Device, when: &str) -> Outcome {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -54,7 +54,7 @@ fn idle(device: &Device, when: &str) -> Outcome {
     }
 }
 
-/// Everything at once, until somebody kills it.
+/// Body of a child that does everything at random until it is killed.
 fn busy(ctx: &Ctx, seed: u64, ready: &Gate) -> Outcome {
     let mut random = Random(seed);
     let device = ctx.open()?;
@@ -75,7 +75,7 @@ fn busy(ctx: &Ctx, seed: u64, ready: &Gate) -> Outcome {
             0 => device.discard(start, pages).what("discard")?,
             1 => target.set(first, 0, 7),
             2 => {
-                // A child that shares the pages dies in between, too.
+                // A child that shares the pages also exits meanwhile.
                 let child = Child::spawn(|| {
                     map.set(1, 1, 1);
                     Ok::<(), String>(())
@@ -83,7 +83,7 @@ fn busy(ctx: &Ctx, seed: u64, ready: &Gate) -> Outcome {
                 child?.join().map_err(Stop::Fail)?;
             }
             3 => target.advise_pages(libc_advice::DONTNEED, first, pages)?,
-            // Who is killed gets no answer; others may disturb it.
+            // A killed process gets no result. Concurrent operations may disturb the migration.
             _ => match device.migrate(start, pages, way) {
                 Ok(_) | Err(Errno::EBUSY) => {}
                 Err(error) => return Err(Stop::Fail(format!("migrate: {error}"))),
@@ -103,7 +103,7 @@ fn kill_at_random(ctx: &Ctx) -> Outcome {
     for round in 0..ctx.cycles.max(2) / 2 {
         let ready = Gate::new()?;
         let mut child = Child::spawn(|| busy(ctx, random.0 | 1, &ready))?;
-        // Sometimes while it is still opening things.
+        // Sometimes kill it during its setup.
         if random.below(4) != 0 {
             ready.wait().what("the child's start")?;
         }
@@ -123,7 +123,7 @@ fn kill_at_random(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 3, "after all kills")
 }
 
-/// A group of processes with a limit of memory; gone when dropped.
+/// A memory control group with a limit, which is removed when it is dropped.
 struct Limited(std::path::PathBuf);
 
 impl Limited {
@@ -147,7 +147,7 @@ impl Limited {
         let dir = top.join(name);
         std::fs::create_dir_all(&dir)?;
         std::fs::write(dir.join("memory.max"), bytes.to_string())?;
-        // Where there is swap, it would go there instead.
+        // With swap, the memory would be swapped out instead.
         if dir.join("memory.swap.max").exists() {
             std::fs::write(dir.join("memory.swap.max"), "0")?;
         }
@@ -171,17 +171,17 @@ impl Drop for Limited {
     }
 }
 
-/// What the process that is killed has.
+/// Memory of the process that is killed.
 struct Victim {
     /// Pages that migrate meanwhile.
     moving: Mapping,
-    /// Pages that are on the device.
+    /// Pages in device memory.
     device: Mapping,
-    /// More than it may have.
+    /// More memory than the limit allows.
     rest: Mapping,
 }
 
-/// Takes memory until it is killed.
+/// Allocates memory until it is killed.
 fn starve(ctx: &Ctx, group: &Limited, own: &Victim, ready: &Gate, go: &Gate) -> Outcome {
     group.enter()?;
     let device = ctx.open()?;
@@ -197,7 +197,7 @@ fn starve(ctx: &Ctx, group: &Limited, own: &Victim, ready: &Gate, go: &Gate) -> 
     Err(Stop::Fail("the group's limit does not hold".to_string()))
 }
 
-/// What the kernel said of the OOM reaper and process `pid`.
+/// Returns the kernel's messages on the OOM reaper and process `pid`.
 fn reaper_said(pid: i32) -> Result<String, Stop> {
     let log = std::process::Command::new("dmesg").output()?;
     let log = String::from_utf8_lossy(&log.stdout).into_owned();
@@ -209,8 +209,8 @@ fn reaper_said(pid: i32) -> Result<String, Stop> {
     Ok(log.lines().filter(ours).collect::<Vec<_>>().join(" | "))
 }
 
-/// A process is killed for lack of memory while another one, through its file, has a migration of its
-/// memory under way, which holds the address space for seconds: so the reaper comes.
+/// The OOM killer kills a process while another process migrates its memory through its file. That
+/// migration holds the mmap lock for seconds, so the OOM reaper acts.
 fn oom(ctx: &Ctx, served: bool) -> Outcome {
     let own = ctx.open()?;
     let group = Limited::new(if served { "served" } else { "refused" }, 48 << 20)?;
@@ -229,16 +229,18 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
     let want = if served { "reaped process" } else { "unable to reap" };
     let (through, moving) = (&device, &victim.moving);
     let said = std::thread::scope(|scope| -> Result<String, Stop> {
-        // 16 copies of a second each: the reaper comes two seconds after the kill, and tries for one.
+        // 16 copies of a second each. The reaper acts two seconds after the kill and tries for one
+        // second.
         let (begin, used) = (Instant::now(), own.counters()?.device_pages_used);
         scope.spawn(move || {
             let done = through.migrate(moving.addr(), 16, Way::ToDevice);
             println!("# the migration took {:?}: {done:?}", begin.elapsed());
         });
-        // It allocates pages of the device with the mmap lock held, and holds that while it copies.
+        // The migration allocates device pages with the mmap lock held, and holds it while it
+        // copies.
         until("pages of the migration", || Ok(own.counters()?.device_pages_used > used))?;
         go.open()?;
-        // Not waited for yet: the kernel names it by its process id.
+        // Do not reap the child yet, because the kernel names it by its process id.
         let deadline = Instant::now() + Duration::from_secs(20);
         let said = loop {
             let said = reaper_said(pid)?;
@@ -247,7 +249,7 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
             }
             std::thread::sleep(Duration::from_millis(200));
         };
-        // The copies that are left need not take long.
+        // The remaining copies need not be slow.
         own.set(Setting::CopyDelay, 0)?;
         Ok(said)
     })?;
@@ -267,8 +269,8 @@ fn oom(ctx: &Ctx, served: bool) -> Outcome {
 /// Waits until more pages have moved.
 type GoesOn<'a> = &'a dyn Fn() -> Outcome;
 
-/// Runs `disturb` while a thread migrates `map` there and back and an engine
-/// adds to its words; then nothing is lost.
+/// Runs `disturb` while a thread migrates `map` back and forth and an engine increments its words.
+/// Checks that no increment is lost.
 fn undisturbed(ctx: &Ctx, disturb: impl FnOnce(GoesOn<'_>) -> Outcome) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(128)?;
@@ -303,14 +305,14 @@ fn undisturbed(ctx: &Ctx, disturb: impl FnOnce(GoesOn<'_>) -> Outcome) -> Outcom
     check!(rounds > 0, "the engine did nothing");
     for page in 0..map.pages() {
         let found = map.get(page, 0);
-        // The round that was stopped may have reached the first pages.
+        // The round that was stopped may have incremented the first pages.
         let fits = found == rounds || found == rounds + 1;
         check!(fits, "page {page} counts {found} after {rounds} rounds");
     }
     Ok(())
 }
 
-/// Goes to sleep and wakes up again, as far as the kernel's test levels let.
+/// Suspends and resumes the machine, as deep as the kernel's test levels allow.
 fn sleep(ctx: &Ctx, state: &str) -> Outcome {
     let states = std::fs::read_to_string("/sys/power/state").unwrap_or_default();
     if !Path::new("/sys/power/pm_test").exists() || !states.contains(state) {
@@ -319,7 +321,7 @@ fn sleep(ctx: &Ctx, state: &str) -> Outcome {
     let mut settings = Settings::new();
     settings.set("/sys/module/suspend/parameters/pm_test_delay", "1")?;
     undisturbed(ctx, |_| {
-        // To disk each takes 10 seconds; the last one includes the others.
+        // Each level of suspend to disk takes 10 seconds. The last one includes the others.
         let levels: &[&str] = match state == "disk" && ctx.cycles <= 100 {
             true => &["core"],
             false => &["freezer", "devices", "core"],
@@ -353,15 +355,16 @@ fn cpu_hotplug(ctx: &Ctx) -> Outcome {
     result
 }
 
-/// Pieces of device memory are added while others are in use.
+/// Chunks of device memory are added while others are in use.
 fn grows(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let before = device.counters().what("counters")?.device_pages_total;
     undisturbed(ctx, |_| {
-        // More than a piece of 256 MiB.
+        // More than a chunk of 256 MiB.
         let map = huge(150, 5)?;
         let done = device.migrate(map.addr(), map.pages(), Way::ToDevice).what("migrate")?;
-        // Some may stay behind: blocks that others have begun, or pages that are held.
+        // Some pages may stay: in blocks that other allocations have begun, or pages with
+        // additional references.
         check!(done.moved > 70_000, "{} pages moved", done.moved);
         cpu_sees(&map, 5, "after the memory grew")
     })?;
@@ -370,15 +373,15 @@ fn grows(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Copies of a descriptor are one file, with one mirror; a second open is
-/// another.
+/// Duplicates of a descriptor share one file with one mirror. A second open has a mirror of its
+/// own.
 fn dup_and_two_opens(ctx: &Ctx) -> Outcome {
     let first = ctx.open()?;
     let copy = Device::of_process(std::process::id() as i32, first.fd()).what("copy the file")?;
     let second = ctx.open()?;
     let map = Mapping::anon(16)?;
     map.fill(1);
-    // A command that one descriptor started belongs to the file.
+    // A command that was started through one descriptor belongs to the file.
     let job = copy.submit(Command::new(EngineOp::Read, map.addr(), map.len())).what("READ")?;
     let id = job.id();
     job.wait().what("end of READ")?;
@@ -387,22 +390,22 @@ fn dup_and_two_opens(ctx: &Ctx) -> Outcome {
     check_eq!(faults(&first)?, faults(&copy)?, "counters of file and copy");
     check_eq!(faults(&second)?, 0, "counters of another open");
     check!(id > 0, "the command has no name");
-    // Closing one of them ends nothing.
+    // Closing one of the descriptors ends nothing.
     migrate(&first, &map, 1)?;
     first.close().what("close the first descriptor")?;
     check_eq!(resident(&copy, &map, 0, 16)?, 16, "pages on the device after one close");
     device_fills(&copy, &map, 2, "through the copy")?;
     device_sees(&second, &map, 2, "through the other open")?;
     copy.close().what("close the copy")?;
-    // The other open keeps the device's memory.
+    // The other open keeps the device's memory in use.
     device_sees(&second, &map, 2, "after the first file is gone")?;
     cpu_sees(&map, 2, "at the end")
 }
 
-/// Whoever uses the file: it is the mirror of the process that opened it.
+/// The file belongs to the mirror of the process that opened it, whichever process uses it.
 fn file_of_another(ctx: &Ctx) -> Outcome {
     let (ready, go) = (Gate::new()?, Gate::new()?);
-    // At the same address, since the child inherits it, but with other contents.
+    // The child inherits the mapping at the same address, and fills it with other contents.
     let map = Mapping::anon(8)?;
     map.fill(1);
     let child = Child::spawn(|| -> Outcome {

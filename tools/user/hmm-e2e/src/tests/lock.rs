@@ -42,7 +42,7 @@ fn lock(
     Ok(locked.what("lock")?.device_addr)
 }
 
-/// KiB that the process has locked.
+/// Returns the memory that the process has locked, in KiB.
 fn locked_kib() -> Result<u64, Stop> {
     let status = std::fs::read_to_string("/proc/self/status").what("read the status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
@@ -50,11 +50,12 @@ fn locked_kib() -> Result<u64, Stop> {
     kib.ok_or_else(|| Stop::Fail("no VmLck in the status".into()))
 }
 
-/// Pages to pin, and how far the kernel's count may be off: each processor has some that it has not told.
+/// Number of pages to pin, and tolerance of the kernel's global count, which omits some per-CPU
+/// differences.
 const PINS: u64 = 4096;
 const SLACK: u64 = 1024;
 
-/// Pages that are pinned in the whole machine.
+/// Returns the number of pinned pages in the whole machine.
 fn pinned() -> Result<u64, Stop> {
     match procfs::pins().what("read the pins")? {
         Some((_, now)) => Ok(now),
@@ -87,7 +88,8 @@ fn shared(ctx: &Ctx) -> Outcome {
     fails(device.locked(map.addr(), 1), Errno::ENOENT, "look when all are gone")?;
     fails(device.unlock(all), Errno::ENOENT, "unlock once too often")?;
     check_eq!(locked_kib()?, before, "KiB locked at the end");
-    // Bytes: whole pages are locked, and the address keeps its offset.
+    // A range in bytes. Whole pages are locked, and the device address keeps the offset in its
+    // page.
     let bytes = device.lock(map.page_addr(1) + 24, PAGE_SIZE, agent(ctx), true).what("lock")?;
     check_eq!(bytes.device_addr % PAGE_SIZE, 24, "offset of the device's address");
     check_eq!(device.locked(map.page_addr(2), 1).what("look")?.bytes, 2 * PAGE_SIZE, "pages");
@@ -133,7 +135,7 @@ fn refused(ctx: &Ctx) -> Outcome {
     }
     let beside = lock(ctx, &device, &map, 0, 4)?;
     check_eq!(device.locked(middle, 1).what("look")?.users, 1, "users after all this");
-    // Something else is mapped there now.
+    // Another mapping is at the address now.
     map.unmap_pages(4, 1).what("unmap")?;
     map.map_again(4, 1, None).what("map again")?;
     map.fill_pages(2, 4, 1);
@@ -199,16 +201,16 @@ fn access(ctx: &Ctx) -> Outcome {
     let copy = Command::new(EngineOp::Memcpy, mine + PAGE_SIZE, PAGE_SIZE).from(map.addr());
     check_eq!(run(&device, copy)?.0, None, "copy from ordinary memory");
     check_eq!((map.get(1, 0), map.get(1, 1)), (7, 8), "what was copied");
-    // Beyond the range, and when it is unlocked.
+    // An access beyond the range, and one after the unlock.
     let fault = Some(Errno::EFAULT);
     check_eq!(run(&device, fill(mine + map.len()))?.0, fault, "write beyond");
     device.unlock(mine).what("unlock")?;
     check_eq!(run(&device, fill(mine))?.0, fault, "write when it is unlocked");
     other.unlock(theirs.device_addr).what("unlock")?;
-    // Locked for the other device only.
+    // Locked only for the other device.
     let not_mine = device.lock(map.addr(), PAGE_SIZE, 1 << ctx.second, true).what("lock")?;
     check_eq!(run(&device, fill(not_mine.device_addr))?.0, fault, "write by no agent");
-    // Another lock of it brings the device in.
+    // A second lock of the page adds this device.
     let now = lock(ctx, &device, &map, 0, 1)?;
     check_eq!(run(&device, fill(now).value(9))?.0, None, "write by an agent that came later");
     check_eq!(map.get(0, 0), 9, "what it wrote");
@@ -233,7 +235,7 @@ fn grain(ctx: &Ctx) -> Outcome {
             std::thread::sleep(Duration::from_millis(2));
         }
         let during = map.get(0, 0);
-        // The host writes to the next word of the page, while the command runs.
+        // The host writes to the next word of the page while the command runs.
         map.set(0, 1, 77);
         let ended = job.finish().what("stop")?;
         check_eq!(ended.error, None, "error of the command");
@@ -243,7 +245,7 @@ fn grain(ctx: &Ctx) -> Outcome {
         }
         check_eq!(map.get(0, 0), ended.status.rounds, "seen when it has ended, fine: {fine}");
         check_eq!(map.get(0, 1), 77, "the host's own word");
-        // What the host has written is seen by the next command.
+        // The next command reads the value that the host has written.
         map.set(0, 0, 5);
         let read = device.run(Command::new(EngineOp::Read, locked.device_addr, 8)).what("read")?;
         check_eq!(read.status.result, 5, "what the next command reads");
@@ -260,13 +262,14 @@ fn grain(ctx: &Ctx) -> Outcome {
 }
 
 fn limit(ctx: &Ctx) -> Outcome {
-    // Root may lock what it likes.
+    // Root is not subject to the limit.
     let child = Child::spawn(|| -> Result<(), Stop> {
         let device = ctx.open()?;
         let map = Mapping::anon(64)?;
         map.fill(1);
         let limit = libc::rlimit { rlim_cur: 16 << 12, rlim_max: 16 << 12 };
-        // SAFETY: as above.
+        // SAFETY: `setrlimit` reads `limit`, which lives during the call; `setresuid` takes numbers
+        // only.
         let ret = unsafe {
             libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) | libc::setresuid(1000, 1000, 1000)
         };
@@ -330,13 +333,14 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     fails(device.probe_extension(0x70, &mut words), Errno::EINVAL, "a small structure")?;
     let mut words = [72 | (2 << 32), 0, 0, 0, 0, 0, 0, 0, 0];
     fails(device.probe_extension(0x70, &mut words), Errno::EINVAL, "an unknown flag")?;
-    // After all this nothing is locked.
+    // None of these calls has left a lock.
     check_eq!(locked_kib()?, 0, "KiB locked");
     let all = lock(ctx, &device, &map, 0, 4)?;
     device.unlock(all).what("unlock")
 }
 
-/// Returns the time of a look in ps, which is the least of a few measurements: a timer interrupt falls into some.
+/// Returns the time of a lookup in ps. Takes the least of a few measurements, because timer
+/// interrupts occur in some of them.
 fn look(device: &Device, addr: usize) -> Result<u64, Stop> {
     const LOOKS: u64 = 500;
     let mut best = u64::MAX;
@@ -350,7 +354,7 @@ fn cost(ctx: &Ctx) -> Outcome {
     const MANY: usize = 100_000;
     // Each file has ranges of its own.
     let (device, other) = (ctx.open()?, ctx.open()?);
-    // A page each, with a page between them.
+    // Ranges of one page each, with an unlocked page between them.
     let map = Mapping::anon(2 * MANY)?;
     let fill = |device: &Device, from: usize, to: usize| -> Outcome {
         for index in from..to {
@@ -365,11 +369,12 @@ fn cost(ctx: &Ctx) -> Outcome {
     fill(&device, 10, MANY)?;
     let filled = begin.elapsed();
     check_eq!(device.locked(map.page_addr(MANY), 1).what("look")?.bytes, PAGE_SIZE, "bytes");
-    // A tree of ranges would be four times as deep.
+    // A binary tree of the ranges would be four times as deep.
     let (few, many) = (look(&other, map.page_addr(10))?, look(&device, map.page_addr(MANY))?);
     println!("# lock.cost: a look takes {few} ps at 10 ranges, {many} ps at {MANY}");
     check!(many * 10 <= few * 12, "{few} ps at 10 ranges, {many} ps at {MANY}");
-    // Who locks or unlocks one does not look at the others either: to lock one, which pins, is more work.
+    // Locking or unlocking a range does not visit the other ranges either. A lock takes longer
+    // because it pins pages.
     let begin = Instant::now();
     drop(device);
     let gone = begin.elapsed();

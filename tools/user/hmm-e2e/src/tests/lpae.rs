@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The sample whose hardware walks its table, in the format of 64-bit Arm. Walks are made by the
-//! kernel's own code.
+//! The sample whose hardware walks its page table, in the format of 64-bit Arm. The kernel's
+//! io-pgtable code does the walks.
 
 use super::mirror_only::{reads, Loaded};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 const OURS: &str = "needs our library";
 const NAME: &str = "rust_lpae";
 const NODE: &str = "hmm_lpae";
-/// The kernel's code that walks.
+/// Module with the kernel's code that walks the table.
 const WALK: &str = "hmm_io_pgtable";
 const PAGES: usize = 700;
-/// So often pages fail in the queue's thread, and so many of a hundred.
+/// Number of tries with failing page allocations in the queue's thread, and the percentage that
+/// fails.
 const TRIES: usize = 40;
 const PERCENT: u32 = 2;
-/// Blocks of 2 MiB with a page.
+/// Number of blocks of 2 MiB, with a page in each.
 const BLOCKS: usize = 32;
 
 pub const TESTS: &[Test] = &[
@@ -34,7 +35,7 @@ pub const TESTS: &[Test] = &[
         .seconds(120),
 ];
 
-/// The sample, open, and the kernel's code that walks its table.
+/// The open sample, and the kernel's code that walks its table.
 struct Walked {
     device: MirrorOnly,
     walk: LpaeWalk,
@@ -51,7 +52,7 @@ impl Walked {
         Ok(Walked { device, walk, root, _loaded: loaded })
     }
 
-    /// Where a walk of the page at `addr` ends; 0: nowhere.
+    /// Returns the address to which a walk translates `addr`, or 0 if there is no entry.
     fn walk(&self, addr: usize) -> Result<u64, Stop> {
         self.walk.walk(self.root, addr).what("walk")
     }
@@ -62,19 +63,19 @@ impl Walked {
     }
 }
 
-/// Where the pages of `map` are, by what the kernel says.
+/// Returns the physical addresses of the pages of `map` that the kernel reports.
 fn addresses(map: &Mapping) -> Result<Vec<u64>, Stop> {
     let frames = pagemap::pfns(map.addr(), map.pages()).what("page frames")?;
     Ok(frames.iter().map(|frame| frame * PAGE_SIZE as u64).collect())
 }
 
-/// Opens the device, and has it add up the words of a mapping.
+/// Opens the device and has it sum the words of a mapping.
 fn open_and_sum(map: &Mapping) -> Result<u64, Errno> {
     let none: Option<&SyncFile> = None;
     MirrorOnly::open_node(NODE)?.sum(map.addr(), map.pages(), none)
 }
 
-/// Each allocation fails once: of the page table, of what is in it, and of all else.
+/// Makes each allocation fail once: of the page table, of its entries, and of everything else.
 fn no_memory(ctx: &Ctx) -> Outcome {
     let _loaded = Loaded::new(ctx, NAME)?;
     let map = Mapping::anon(PAGES)?;
@@ -109,10 +110,11 @@ fn no_memory(ctx: &Ctx) -> Outcome {
     no_tables()
 }
 
-/// More tables are allocated by the queue's thread, in which no single failure can be asked for.
+/// The queue's thread allocates further tables. Failures there can only be injected at random.
 fn no_tables() -> Outcome {
     let none: Option<&SyncFile> = None;
-    // One page in each 2 MiB: more tables than are allocated together when the device is opened.
+    // One page in each 2 MiB. This needs more tables than are preallocated when the device is
+    // opened.
     let map = Mapping::anon(BLOCKS * HUGE_PAGES)?;
     map.forbid_huge()?;
     let mut expected = 0;
@@ -149,7 +151,7 @@ fn no_tables() -> Outcome {
     Ok(())
 }
 
-/// The words of a mapping, added up.
+/// Returns the sum of the words of a mapping.
 fn sum_of(map: &Mapping) -> u64 {
     (0..map.pages())
         .flat_map(|page| (0..pattern::WORDS).map(move |word| map.get(page, word)))
@@ -175,14 +177,15 @@ fn follows(ctx: &Ctx) -> Outcome {
     for (page, address) in addresses(&map)?.into_iter().enumerate() {
         check_eq!(walk(page)?, address, "where the walk of page {page} ends");
     }
-    // What goes away there, goes away here. More may go: the kernel announces all of the 2 MiB where it splits a mapping.
+    // Entries are removed together with the CPU PTEs. More entries may be removed, because an event
+    // covers the whole 2 MiB if the kernel splits a VMA.
     map.protect_pages(Prot::None, 100, 50)?;
     for page in 100..150 {
         check_eq!(walk(page)?, 0, "where the walk of page {page} ends, which is not readable");
     }
     check_eq!(walked.sum(&map), Err(Errno::EFAULT), "a sum over what is not readable");
     map.protect_pages(Prot::ReadWrite, 100, 50)?;
-    // The child writes, and so gets pages of its own; what the device reads are the parent's.
+    // The child writes and gets pages of its own. The device still reads the parent's pages.
     let before = sum_of(&map);
     let child = hmm::Child::spawn(|| {
         map.fill(2);
@@ -198,14 +201,14 @@ fn follows(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Pages of a leaf of 2 MiB and of its runs lose and get their entries. A walk to one of the others
-/// always ends at it.
+/// Entries of single pages in a leaf of 2 MiB and in its contiguous runs are removed and installed
+/// again. Walks of all other pages must always find their entry.
 fn comes_and_goes(ctx: &Ctx) -> Outcome {
     const GO: [usize; 3] = [5, 100, 511];
     let walked = Walked::open(ctx)?;
     let map = huge(1, 5)?;
-    // VMAs of their own with the same rights: where the kernel splits a VMA, it announces all of the
-    // 2 MiB.
+    // Give these pages VMAs of their own with the same rights. If the kernel had to split a VMA,
+    // the event would cover the whole 2 MiB.
     for page in GO {
         map.advise_pages(libc::MADV_DONTDUMP, page, 1)?;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One mirror, two mirrors of one process, two devices.
+//! One mirror, two mirrors of one process, and two devices.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -24,7 +24,7 @@ pub const TESTS: &[Test] = &[
     Test::new("mirror", "close_brings_pages_back", close_brings_pages_back),
 ];
 
-/// Translations are filled by faults once, and are there the second time.
+/// The first access faults and installs device PTEs. The second access uses them.
 fn read_write_reread(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -45,7 +45,7 @@ fn read_write_reread(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// munmap must invalidate: new memory at the old address is not the old one.
+/// munmap() must invalidate, because new memory at the same address has other contents.
 fn remap_at_the_same_place(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let (home, source) = (Mapping::anon(PAGES)?, Mapping::anon(PAGES)?);
@@ -60,15 +60,15 @@ fn remap_at_the_same_place(ctx: &Ctx) -> Outcome {
     cpu_sees(&home, 2, "after the memory was replaced")
 }
 
-/// Memory that has no page table, and hence no window of a space, in common with other memory.
+/// Maps memory that shares no page table, and hence no window of an mm, with other memory.
 fn apart() -> Result<Mapping, Stop> {
     let map = Mapping::reserve(PAGES * PAGE_SIZE, Prot::ReadWrite).what("map")?;
     map.fill(1);
     Ok(map)
 }
 
-/// Changes of memory that the device does not use call no mirror back, whether the device uses other
-/// memory or none; nor do COW faults after a fork.
+/// Changes of memory that the device does not use must not invoke callbacks of the mirror, whether
+/// the device uses other memory or none. The same holds for COW faults after a fork.
 fn is_not_told_of_other_memory(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let used = apart()?;
@@ -83,7 +83,7 @@ fn is_not_told_of_other_memory(ctx: &Ctx) -> Outcome {
         })?;
         ready.wait().what("the child's start")?;
         if in_use {
-            // The fork took the entries: it changes all memory of the process.
+            // The fork has invalidated the entries, because it changes all memory of the process.
             device_sees(&device, &used, 1, "after a fork")?;
             delta = Delta::start(ctx, &device)?;
         }
@@ -102,11 +102,11 @@ fn is_not_told_of_other_memory(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// An entry for reading is no permission to write.
+/// A read-only entry must not permit writes.
 fn write_upgrades_a_read_entry(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
-    // Never written: the read maps the zero page, read only.
+    // The memory was never written, so the read maps the zero page read-only.
     device_sees_zero(&device, &map, 0, PAGES, "of unpopulated memory")?;
     let delta = Delta::start(ctx, &device)?;
     let done = device_fills(&device, &map, 1, "after a read")?;
@@ -118,18 +118,19 @@ fn write_upgrades_a_read_entry(ctx: &Ctx) -> Outcome {
     other.check_zero(0, 1).what("another use of the zero page")
 }
 
-/// Migration through one mirror must not leave the other an entry of the old place; the other need not fault, either.
+/// A migration through one mirror must not leave a stale entry in the other mirror. The other
+/// mirror need not fault either.
 fn two_opens_reuse(ctx: &Ctx) -> Outcome {
     let (reader, mover) = (ctx.open()?, ctx.open()?);
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     device_sees(&reader, &map, 1, "before the migration")?;
     migrate(&mover, &map, 1)?;
-    // The pages that held the data are free now; make sure that they change.
+    // The pages that held the data are free. Ensure that their contents change.
     let _reused = reuse_freed_pages(4096)?;
     let done = device_sees(&reader, &map, 1, "after the other mirror migrated")?;
     check_eq!(done.faults, 0, "fault rounds of the other mirror after the migration");
-    // The same on the way back: device pages that were freed are used again.
+    // The same on the way back: freed device pages are reused.
     map.fill(2);
     let other = Mapping::anon(PAGES)?;
     other.fill(3);
@@ -140,7 +141,7 @@ fn two_opens_reuse(ctx: &Ctx) -> Outcome {
     cpu_sees(&other, 3, "at the end")
 }
 
-/// Both mirrors write to pages in device memory; each sees the other's data.
+/// Both mirrors write to pages in device memory. Each reads the data of the other.
 fn two_opens_write(ctx: &Ctx) -> Outcome {
     let (a, b) = (ctx.open()?, ctx.open()?);
     let map = Mapping::anon(PAGES)?;
@@ -158,7 +159,7 @@ fn two_opens_write(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A CPU touch takes the page away from both mirrors.
+/// A CPU fault removes the page from both mirrors.
 fn two_opens_cpu_touch(ctx: &Ctx) -> Outcome {
     let (a, b) = (ctx.open()?, ctx.open()?);
     let map = Mapping::anon(PAGES)?;
@@ -179,7 +180,7 @@ fn two_opens_cpu_touch(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Closing one mirror evicts; the other goes on.
+/// Closing one mirror evicts device memory. The other mirror keeps working.
 fn two_opens_close_one(ctx: &Ctx) -> Outcome {
     let (a, b) = (ctx.open()?, ctx.open()?);
     let map = Mapping::anon(PAGES)?;
@@ -193,14 +194,14 @@ fn two_opens_close_one(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 2, "after B was closed")
 }
 
-/// What is in one device's private memory comes back for another device.
+/// Pages in private memory of one device migrate back when another device reads them.
 fn two_devices(ctx: &Ctx) -> Outcome {
     let one = ctx.open()?;
     let two = Device::open(ctx.second).what("open the second device")?;
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     migrate(&one, &map, 1)?;
-    // A foreign device's page is not migrated: no entry, hence ENOENT.
+    // A page of another device does not migrate. No page gets an entry, so the call returns ENOENT.
     fails(try_migrate(&two, &map), Errno::ENOENT, "migration from device to device")?;
     check_eq!(resident(&one, &map, 0, PAGES)?, PAGES, "pages still on the first device");
     let delta = Delta::start(ctx, &one)?;
@@ -214,7 +215,7 @@ fn two_devices(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 2, "at the end")
 }
 
-/// The last close of a device gives all of its pages back to the process.
+/// The last close of a device migrates all of its pages back to the process.
 fn close_brings_pages_back(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The smaller sample: a second driver on the same library, and fences between the two. The driver in C passes the
-//! same.
+//! The smaller sample: a second driver that uses the same library, and fences between the two
+//! drivers. The driver in C passes the same test.
 
 use crate::blit::{slow_file, Locked};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
@@ -19,15 +19,15 @@ pub const TESTS: &[Test] = &[
         .only_rust(OURS),
 ];
 
-/// Addresses that a table of four levels has, and the same with another bit.
+/// An address that a table of four levels can map, and one that it cannot.
 const LOW: usize = 0x1000_0000_0000;
 const HIGH: usize = (1 << 48) | LOW;
 
-/// A module, which is unloaded at the end.
+/// A module that is unloaded when this is dropped.
 pub struct Loaded(&'static str);
 
 impl Loaded {
-    /// Loads the module `name`; skips the test if there is none.
+    /// Loads the module `name`. Skips the test if the module does not exist.
     pub fn new(ctx: &Ctx, name: &'static str) -> Result<Loaded, Stop> {
         let file = ctx.modules.join(format!("{name}.ko"));
         if !file.exists() {
@@ -49,8 +49,8 @@ fn sum_of(map: &Mapping) -> u64 {
     words.fold(0u64, |sum, (page, word)| sum.wrapping_add(map.get(page, word)))
 }
 
-/// A device whose table has five levels reads what is beyond 48 bits. One whose table has four
-/// says that it cannot, brings nothing in, and goes on to serve what it can.
+/// A device whose page table has five levels reads addresses beyond 48 bits. A device whose table
+/// has four levels returns an error, populates no page, and still serves lower addresses.
 fn five_levels(ctx: &Ctx) -> Outcome {
     let high = Mapping::anon_near(HIGH, 600)?;
     if high.addr() < HIGH {
@@ -77,7 +77,7 @@ fn five_levels(ctx: &Ctx) -> Outcome {
         check_eq!(sum(&high)?, high_sum, "beyond 48 bits");
         check_eq!(sum(&low)?, low_sum, "within 48 bits");
     }
-    // The entries of one go, and those of the other stay right.
+    // The entries of one range are removed, and those of the other range stay valid.
     high.advise(libc::MADV_DONTNEED)?;
     check_eq!(sum(&low)?, low_sum, "within 48 bits, later");
     check_eq!(sum(&high)?, 0, "beyond 48 bits, removed");
@@ -91,7 +91,7 @@ fn five_levels(ctx: &Ctx) -> Outcome {
     cpu_sees(&low, 8, "after the errors")
 }
 
-/// The test, of the driver `name` with the node `node`.
+/// Test body with the driver `name` and its node `node`.
 pub fn reads(ctx: &Ctx, name: &'static str, node: &str) -> Outcome {
     let loaded = Loaded::new(ctx, name)?;
     let map = Mapping::anon(700)?;
@@ -100,11 +100,11 @@ pub fn reads(ctx: &Ctx, name: &'static str, node: &str) -> Outcome {
     let none: Option<&SyncFile> = None;
     let sample = MirrorOnly::open_node(node).what("open the sample")?;
     check_eq!(sample.sum(map.addr(), map.pages(), none).what("sum")?, expected, "the sum");
-    // What another device has comes back for it.
+    // Pages on another device migrate back for it.
     let device = ctx.open()?;
     migrate(&device, &map, 3)?;
     check_eq!(sample.sum(map.addr(), map.pages(), none).what("sum")?, expected, "moved memory");
-    // After the other driver's work: a copy to the first page.
+    // The sum waits for work of the other driver: a copy to the first page.
     let from = Locked::new(ctx, &device, 1, 7)?;
     let first = device.lock(map.addr(), PAGE_SIZE, 1 << ctx.device, true).what("lock")?;
     let of_page =

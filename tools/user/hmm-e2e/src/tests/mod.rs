@@ -46,7 +46,7 @@ mod trace;
 mod unplug;
 mod writeback;
 
-/// All tests in the order in which they run.
+/// Returns all tests in the order in which they run.
 pub fn all() -> Vec<Test> {
     let faultless = faultless::tests();
     let groups: &[&[Test]] = &[
@@ -82,7 +82,7 @@ pub fn all() -> Vec<Test> {
         &faultless,
         numa::tests(),
         lifecycle::TESTS,
-        // Last: these unload the modules, or unplug.
+        // These unload the modules or unplug devices, so they run last.
         hw::TESTS,
         memory::TESTS,
         progress::TESTS,

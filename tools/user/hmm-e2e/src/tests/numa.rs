@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! NUMA balancing beside a device.  Only on a machine with two nodes: `tools/test/e2e --nodes 2`.
+//! NUMA balancing of memory that a device uses. Needs a machine with two nodes: `tools/test/e2e
+//! --nodes 2`.
 
 use super::memory::to_device;
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
@@ -16,7 +17,7 @@ const TESTS: &[Test] = &[Test::new("numa", "written_device_memory_stays", writte
     .private()
     .seconds(120)];
 
-/// The tests, if there are two nodes.
+/// Returns the tests if there are two nodes.
 pub fn tests() -> &'static [Test] {
     match Path::new("/sys/devices/system/node/node1").exists() {
         true => TESTS,
@@ -24,13 +25,14 @@ pub fn tests() -> &'static [Test] {
     }
 }
 
-/// Pages of which NUMA balancing has changed the protection.
+/// Returns the number of PTEs that NUMA balancing has changed.
 fn scanned() -> Result<u64, Stop> {
     let table = procfs::vmstat().what("vmstat")?;
     table.get("numa_pte_updates").copied().ok_or_else(|| Stop::Fail("no numa_pte_updates".into()))
 }
 
-/// NUMA balancing takes write access from device memory, too.  The device gets it back where the memory is.
+/// NUMA balancing removes write access from device memory, too. A device write restores it in
+/// place.
 fn written_memory_stays(ctx: &Ctx) -> Outcome {
     const SCANS: u64 = 2;
     let mut settings = Settings::new();
@@ -50,7 +52,7 @@ fn written_memory_stays(ctx: &Ctx) -> Outcome {
     let (before, first) = (device.counters()?, scanned()?);
     let pages = map.pages() as u64;
     let over = AtomicBool::new(false);
-    // Scans are made by tasks that use processors.
+    // Only tasks that use a processor are scanned.
     let result: Outcome = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Relaxed) {

@@ -16,7 +16,7 @@ fn is_forced() -> Outcome {
     Ok(())
 }
 
-/// Behind an IOMMU nothing is bounced.
+/// Behind an IOMMU no DMA is bounced.
 pub fn translated(ctx: &Ctx) -> Outcome {
     is_forced()?;
     let device = ctx.open()?;
@@ -30,13 +30,14 @@ pub fn translated(ctx: &Ctx) -> Outcome {
     device.unlock(locked.device_addr).what("unlock")
 }
 
-/// The file that says how DMA of a GPU is translated.
+/// Returns the file that selects how the IOMMU translates DMA of a GPU.
 fn translation(engine: &str) -> Result<PathBuf, Stop> {
     let group = fs::canonicalize(format!("/sys/bus/pci/devices/{engine}/iommu_group"));
     Ok(group.what("find the IOMMU group")?.join("type"))
 }
 
-/// Without translation it would be: the GPU is refused, and the log says why.
+/// Without translation DMA would be bounced. The probe of the GPU fails, and the log has the
+/// reason.
 pub fn direct(ctx: &Ctx) -> Outcome {
     is_forced()?;
     let kind = translation(&slot(ctx.device)?)?;
@@ -60,8 +61,8 @@ pub fn direct(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Memory that is locked for a device whose DMA is bounced is not fine-grained, and what the process writes meanwhile
-/// stays.
+/// Memory that is locked for a device whose DMA is bounced is not fine-grained. Concurrent writes
+/// of the process are kept.
 pub fn locked(ctx: &Ctx) -> Outcome {
     is_forced()?;
     module::unload("qemu_gpu").what("unload qemu_gpu")?;

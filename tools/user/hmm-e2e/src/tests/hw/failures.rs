@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What fails on hardware: addresses of the DMA API, and allocations.
+//! Failures on hardware: DMA mappings and allocations.
 
 use super::{live, load_driver, PAGES};
 use crate::harness::{Ctx, Outcome, Stop, What};
@@ -8,12 +8,12 @@ use crate::{check, check_eq};
 use hmm::inject::{self, Kernel, Kind, Source};
 use hmm::{module, Connection, Device, Errno, Mapping};
 
-/// From here on the `nth` DMA address is not to be had.
+/// Makes the `nth` DMA mapping from now on fail.
 fn without_address(nth: u64) -> Result<inject::Armed, Stop> {
     inject::arm(&Source::Point("dma".into()), nth).what("set the point")
 }
 
-/// A use of the device that can fail.
+/// An operation on the device that can fail.
 type Use = fn(&Ctx, &Device, &Mapping) -> Result<(), Errno>;
 
 fn open_again(ctx: &Ctx, _: &Device, _: &Mapping) -> Result<(), Errno> {
@@ -42,7 +42,8 @@ fn lock(_: &Ctx, device: &Device, map: &Mapping) -> Result<(), Errno> {
     device.unlock(locked.device_addr)
 }
 
-/// What fails, whether the pages are on the device then, and the errors that it has.
+/// Name of the operation, the function, whether the pages are on the device first, and the allowed
+/// errors.
 const USES: [(&str, Use, bool, &[Errno]); 7] = [
     ("an open", open_again, false, &[Errno::ENOMEM]),
     ("a read", read, false, &[Errno::ENOMEM]),
@@ -53,8 +54,9 @@ const USES: [(&str, Use, bool, &[Errno]); 7] = [
     ("a touch by the CPU", touch, true, &[Errno::EFAULT]),
 ];
 
-/// The first, the second, ... of `source` fails in each use: nothing is lost, nothing stays mapped, and the same works
-/// then. Returns how many failed, of each.
+/// Makes the first, the second, ... use of `source` fail in each operation. No contents may be
+/// lost, no page may stay mapped, and the operation must succeed afterwards. Returns the number of
+/// failures of each.
 fn each_fails(ctx: &Ctx, source: &Source) -> Result<[u64; USES.len()], Stop> {
     const FEW: usize = 2;
     let before = live()?;
@@ -108,9 +110,11 @@ pub fn no_memory(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Without an address for the other GPU's memory there is no connection: pages go through system memory.
+/// Without a DMA address for the other GPU's memory there is no connection, so pages are copied
+/// through system memory.
 pub fn no_peer(ctx: &Ctx) -> Outcome {
-    // The drivers are asked once: of those that are there now the answer may be known.
+    // The library caches the connection between two devices. Reload the driver to start without a
+    // cached one.
     module::unload("qemu_gpu").what("unload qemu_gpu")?;
     load_driver(ctx, "")?;
     let device = ctx.open()?;
@@ -126,7 +130,7 @@ pub fn no_peer(ctx: &Ctx) -> Outcome {
     check_eq!(pulled.connection, Connection::None, "the connection of the pull");
     check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the first GPU");
     cpu_sees(&map, 16, "of what came through system memory")?;
-    // And are asked again.
+    // After the next reload the drivers are queried again.
     device.close()?;
     second.close()?;
     module::unload("qemu_gpu").what("unload it again")?;
@@ -136,7 +140,8 @@ pub fn no_peer(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// The first GPU has no address of its own memory: it is not there, and the other one is.
+/// The first GPU gets no DMA address for its own memory. Its probe fails, and the other GPU becomes
+/// device 0.
 pub fn no_vram(ctx: &Ctx) -> Outcome {
     module::unload("qemu_gpu").what("unload qemu_gpu")?;
     let armed = without_address(1)?;

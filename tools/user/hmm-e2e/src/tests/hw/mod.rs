@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Hardware: DMA addresses behind an IOMMU, a copy engine that interrupts, memory on the bus, unplug.  The IOMMU's
-//! faults are counted by who runs the machine.
+//! Hardware: DMA addresses behind an IOMMU, a copy engine with interrupts, memory on the bus,
+//! unplug. The test runner outside the machine counts the faults of the IOMMU.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::mover::rounds;
@@ -20,7 +20,7 @@ mod unbound;
 
 const PAGES: usize = 16;
 
-/// A port behind which QEMU's monitor listens, see tools/vm/run.
+/// I/O port of QEMU's monitor, see tools/vm/run.
 const MONITOR: u64 = 0xea;
 
 pub const TESTS: &[Test] = &[
@@ -44,14 +44,14 @@ pub const TESTS: &[Test] = &[
     Test::new("hw", "unbound_in_any_order", unbound::memory_first).only_hw(),
     Test::new("hw", "unbound_without_a_word", unbound::forgotten).only_hw(),
     Test::new("hw", "unplug_while_pages_move", unplug).only_hw(),
-    // Of a machine that bounces DMA: tools/test/hw has it.
+    // Tests of a machine that bounces DMA, which tools/test/hw starts.
     Test::new("swiotlb", "gpu_behind_an_iommu_is_served", bounced::translated).only_hw(),
     Test::new("swiotlb", "gpu_without_an_iommu_is_refused", bounced::direct).only_hw(),
     Test::new("swiotlb", "locked_memory_is_coarse_and_the_process_keeps_it", bounced::locked)
         .only_hw(),
 ];
 
-/// Pages that are mapped for DMA now, and that ever were.
+/// Returns the number of pages that are mapped for DMA now, and the number of all mappings so far.
 fn dma() -> Result<(u64, u64), Stop> {
     let account = hmm::dma::account().what("read the account of DMA")?;
     Ok((account.live(), account.mapped))
@@ -61,7 +61,7 @@ fn live() -> Result<u64, Stop> {
     Ok(dma()?.0)
 }
 
-/// Entries and mappings go together, and at the end nothing is mapped.
+/// Device PTEs and DMA mappings are created and removed together. At the end no page is mapped.
 fn mapped(ctx: &Ctx) -> Outcome {
     let before = live()?;
     let device = ctx.open()?;
@@ -79,7 +79,8 @@ fn mapped(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A page that moves to the device is not mapped any more when the process may use its frame again.
+/// A page that migrates to the device is no longer mapped for DMA when the process can reuse its
+/// frame.
 fn moved(ctx: &Ctx) -> Outcome {
     let before = live()?;
     let device = ctx.open()?;
@@ -100,12 +101,12 @@ fn moved(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// The engine clears pages of its own: there is no source.
+/// The engine clears pages that have no source.
 fn hole(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let used = Mapping::anon(2)?;
     used.fill(17);
-    // The page of its memory that comes first is not zero.
+    // The first page of device memory does not contain zeroes.
     migrate(&device, &used, 17)?;
     cpu_sees(&used, 17, "of what came back")?;
     let map = Mapping::anon(2)?;
@@ -115,18 +116,18 @@ fn hole(ctx: &Ctx) -> Outcome {
     map.check_zero(0, 2).what("what came back")
 }
 
-/// 2 MiB are mapped at once, and in parts when a part goes.
+/// 2 MiB are mapped in one piece, and in parts after a part was unmapped.
 fn huge_pages(ctx: &Ctx) -> Outcome {
     let before = live()?;
     let device = ctx.open()?;
     let map = huge(1, 4)?;
-    // Reading all of it would take minutes: a page of it maps the page only.
+    // Reading all pages would take minutes. Reading a page maps only that page.
     device_sees_pages(&device, &map, 4, 7, 2, "of a huge page")?;
     check_eq!(live()? - before, 2, "pages mapped of a huge page");
     device_sees(&device, &map, 4, "of all of it")?;
     check_eq!(live()? - before, 512, "pages mapped of all of it");
     map.unmap_pages(100, 1)?;
-    // The kernel splits the huge page, and takes all of it away for that.
+    // The kernel splits the huge page and invalidates all of it for that.
     check!(live()? - before < 512, "all is mapped after a part was unmapped");
     device_sees_pages(&device, &map, 4, 101, 2, "beside what is gone")?;
     device.close()?;
@@ -134,7 +135,7 @@ fn huge_pages(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// The engine reads the pages all the time, while they move there and back: it never faults.
+/// The engine reads the pages continuously while they migrate back and forth. It must not fault.
 fn faultless(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(4)?;
@@ -170,7 +171,7 @@ fn faultless(ctx: &Ctx) -> Outcome {
     })
 }
 
-/// Each copy takes long: reads of the pages complete before it has ended, without a fault.
+/// Copies take long. Reads of the pages complete during a copy, without a fault.
 fn slow_copies(ctx: &Ctx) -> Outcome {
     module::unload("qemu_gpu").what("unload qemu_gpu")?;
     load_driver(ctx, "copy_delay_ms=1000")?;
@@ -200,7 +201,7 @@ fn reads_during_copies(ctx: &Ctx) -> Outcome {
             let done = migration().what(what)?;
             check_eq!(done.cpages, 1, "pages of {what}");
             let during = reads.load(Relaxed) - before;
-            // One that began before it, and one that ended after it, do not count.
+            // A read that began before the copy and one that ended after it do not count.
             check!(during >= 3, "{during} reads during {what}");
             Ok(())
         };
@@ -219,7 +220,8 @@ fn reads_during_copies(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Memory goes while the engine reads it: munmap waits for the engine, and the IOMMU has nothing to report.
+/// Memory is dropped while the engine reads it. The invalidation waits for the engine, and the
+/// IOMMU reports no fault.
 fn during(ctx: &Ctx) -> Outcome {
     let before = live()?;
     let device = ctx.open()?;
@@ -233,7 +235,8 @@ fn during(ctx: &Ctx) -> Outcome {
                 let mut data = vec![0; PAGE_SIZE];
                 device.read(map.addr(), &mut data).map(|_| data)
             });
-            // It is mapped for the read, of which a step takes 100 ms: this is within the first.
+            // The page is mapped for the read, whose steps take 100 ms, so this is within the first
+            // step.
             until("the page to be mapped", || Ok(live()? > mapped || reader.is_finished()))?;
             let reads = !reader.is_finished();
             map.advise(libc::MADV_DONTNEED).what("discard")?;
@@ -241,7 +244,7 @@ fn during(ctx: &Ctx) -> Outcome {
             let data = read.what("read")?;
             match pattern::check(round + 1, 0, &data) {
                 Ok(()) => in_time += u64::from(reads),
-                // The page was unmapped before the step began.
+                // The page was dropped before the step began.
                 Err(_) => pattern::check_zero(&data).what("what was there, or nothing")?,
             }
             Ok(in_time >= 6)
@@ -253,7 +256,7 @@ fn during(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Twice what the device has: what is used least makes room.
+/// Migrates twice the size of device memory. The least recently used memory is evicted.
 fn eviction(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let pages = vram_pages(ctx)?;
@@ -278,7 +281,7 @@ fn eviction(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Where device `index` is on the bus: its copy engine.
+/// Returns the PCI address of the copy engine of device `index`.
 fn slot(index: u32) -> Result<String, Stop> {
     let bound = fs::read_dir("/sys/bus/pci/drivers/qemu_gpu").what("list the engines")?;
     let mut names: Vec<String> = bound
@@ -290,7 +293,8 @@ fn slot(index: u32) -> Result<String, Stop> {
     name.cloned().ok_or_else(|| Stop::Fail(format!("no GPU {index} among {names:?}")))
 }
 
-/// Pages of the memory of the device under test: the size of its BAR, without the page tables.
+/// Returns the memory size of the device under test in pages: the size of its BAR without the page
+/// tables.
 fn vram_pages(ctx: &Ctx) -> Result<usize, Stop> {
     let function = slot(ctx.device)?.replace(".1", ".0");
     let path = format!("/sys/bus/pci/devices/{function}/resource2");
@@ -298,7 +302,8 @@ fn vram_pages(ctx: &Ctx) -> Result<usize, Stop> {
     Ok((bytes - (bytes / 2).min(8 << 20)) / PAGE_SIZE)
 }
 
-/// Memory that is locked for the device stays, and the engine reads and writes it by its device address.
+/// Memory that is locked for the device stays in place. The engine reads and writes it by its
+/// device address.
 fn pin(ctx: &Ctx) -> Outcome {
     let before = live()?;
     let device = ctx.open()?;
@@ -321,7 +326,7 @@ fn pin(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Pages that are locked do not migrate; those beside them do.
+/// Locked pages do not migrate, and their neighbours do.
 fn pin_of_a_part(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -339,7 +344,7 @@ fn pin_of_a_part(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 14, "at the end")
 }
 
-/// What is on the device comes back when it is locked, with its contents.
+/// Pages on the device migrate back with their contents when they are locked.
 fn pin_of_device_memory(ctx: &Ctx) -> Outcome {
     let before = live()?;
     let device = ctx.open()?;
@@ -349,7 +354,7 @@ fn pin_of_device_memory(ctx: &Ctx) -> Outcome {
     check_eq!(resident(&device, &map, 0, PAGES)?, PAGES, "pages on the device");
     let locked = device.lock(map.addr(), map.len(), 1, true).what("lock")?;
     check_eq!(resident(&device, &map, 0, PAGES)?, 0, "pages on the device when they are locked");
-    // For the entries, which the pages came back under, and for the lock.
+    // One mapping for the device PTE of each page, and one for the lock.
     check_eq!(live()? - before, 2 * PAGES as u64, "pages mapped when they are locked");
     let mut data = vec![0; map.len()];
     device.read(locked.device_addr, &mut data).what("read locked memory")?;
@@ -361,7 +366,7 @@ fn pin_of_device_memory(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// The bus carries DMA from one GPU to the other's memory: pages move there directly.
+/// The bus carries DMA from one GPU to the memory of the other, so pages are copied directly.
 fn peer(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let second = Device::open(ctx.second).what("open the second GPU")?;
@@ -376,11 +381,12 @@ fn peer(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 10, "of what came from the other GPU")
 }
 
-/// The kernel's log since `mark` was written to it.
+/// Returns the kernel log since `mark` was written to it.
 fn log_since(mark: &str) -> Result<String, Stop> {
     let size = 1 << 20;
     let mut text = vec![0u8; size];
-    // SAFETY: SYSLOG_ACTION_READ_ALL fills at most so many bytes.
+    // SAFETY: SYSLOG_ACTION_READ_ALL writes at most `size` bytes to the buffer, which has that
+    // size.
     let got = unsafe { libc::klogctl(3, text.as_mut_ptr().cast(), size as i32) };
     check!(got >= 0, "cannot read the kernel's log");
     let text = String::from_utf8_lossy(&text[..got as usize]).into_owned();
@@ -391,7 +397,7 @@ fn load_driver(ctx: &Ctx, params: &str) -> Outcome {
     module::load(&ctx.modules.join("qemu_gpu.ko"), params).what("load qemu_gpu")
 }
 
-/// A device that reaches less than it might be given is told so, and there is none.
+/// If the device cannot address all memory, its probe fails and the log has the reason.
 fn narrow(ctx: &Ctx) -> Outcome {
     let mark = format!("hw.narrow {:?}", Instant::now());
     module::unload("qemu_gpu").what("unload qemu_gpu")?;
@@ -410,7 +416,7 @@ fn narrow(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Has QEMU unplug the device that it knows as `id`.
+/// Has QEMU unplug the device with the id `id`.
 fn device_del(id: &str) -> Outcome {
     let port = OpenOptions::new().write(true).open("/dev/port").what("open the ports")?;
     let command = format!(
@@ -423,10 +429,11 @@ fn device_del(id: &str) -> Outcome {
     Ok(())
 }
 
-/// The second GPU is unplugged while pages move: nothing is lost, nothing stays mapped, and files that are open get
-/// `ENODEV`.
+/// The second GPU is unplugged while pages migrate. No contents are lost, no page stays mapped, and
+/// open files return `ENODEV`.
 fn unplug(ctx: &Ctx) -> Outcome {
-    // The way back takes 12 s of the guest, the kernel lets 5 s pass between request and removal.
+    // The way back takes 12 s of the guest. The kernel waits 5 s between the request and the
+    // removal.
     const MANY: usize = 64;
     let before = live()?;
     let device = Device::open(ctx.second).what("open the second GPU")?;
@@ -440,7 +447,7 @@ fn unplug(ctx: &Ctx) -> Outcome {
         let there = node.exists();
         going.store(true, Relaxed);
         let done = device.migrate_to_system(map.addr(), MANY);
-        // The node is removed first. What cannot move any more is an error then.
+        // The node is removed first. From then on a migration returns an error.
         let gone = !node.exists();
         match done {
             Err(error) if !gone => Err(Stop::Fail(format!("a migration back: {error}"))),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Binds a function to the driver, or unbinds it.
+/// Binds a PCI function to the driver, or unbinds it.
 fn driver(action: &str, function: &str) -> std::io::Result<()> {
     fs::write(format!("/sys/bus/pci/drivers/qemu_gpu/{action}"), function)
 }
@@ -31,8 +31,8 @@ fn until(what: &str, condition: impl Fn() -> bool) -> Outcome {
     Ok(())
 }
 
-/// The function that has the memory is unbound: the kernel removes the GPU before, which saves its pages; and the GPU
-/// comes back when both functions are bound again, in the wrong order.
+/// The function that has the memory is unbound. The kernel removes the GPU first, which saves its
+/// pages. The GPU works again when both functions are bound again, in the wrong order.
 pub fn memory_first(ctx: &Ctx) -> Outcome {
     let before = live()?;
     let engine = slot(ctx.second)?;
@@ -48,13 +48,13 @@ pub fn memory_first(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 21, "of what was on the GPU")?;
     let gone = device.read(map.addr(), &mut [0; PAGE_SIZE]);
     check_eq!(gone.map(|_| ()), Err(Errno::ENODEV), "a read by a GPU that is unbound");
-    // Its memory is no peer any more.
+    // The memory of the unbound GPU is no longer a peer.
     let first = ctx.open()?;
     check_eq!(first.connection(&device)?, Connection::None, "a connection to what is gone");
     first.close()?;
 
-    // The engine finds no memory: its probe is deferred until there is one.
-    // The result is that of the search for a driver, not of the probe.
+    // The engine function finds no memory, so its probe is deferred. The write returns the result
+    // of the search for a driver, not that of the probe.
     let _ = fs::write("/sys/bus/pci/drivers_probe", &engine);
     check!(!is_bound(&engine), "an engine without memory is bound");
     let refused = driver("bind", &engine).map_err(|error| error.raw_os_error());
@@ -69,7 +69,7 @@ pub fn memory_first(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// What an open file still does with a GPU that is unbound: it fails.
+/// Checks that all operations fail on an open file whose GPU is unbound.
 fn is_useless(ctx: &Ctx, device: &Device, map: &Mapping) -> Outcome {
     let mut data = vec![0; PAGE_SIZE];
     check!(device.read(map.addr(), &mut data).is_err(), "an unbound GPU reads");
@@ -80,15 +80,16 @@ fn is_useless(ctx: &Ctx, device: &Device, map: &Mapping) -> Outcome {
     let moved = try_migrate(device, &fresh);
     check!(moved.is_err(), "pages move to an unbound GPU: {moved:?}");
     cpu_sees(&fresh, 23, "of what did not move")?;
-    // Nor does it reach another one.
+    // It has no connection to another GPU either.
     let other = ctx.open()?;
     check_eq!(device.connection(&other)?, Connection::None, "its connection to another GPU");
     other.close()?;
     Ok(())
 }
 
-/// The driver forgets everything when it is unbound: entries of mirrors, locked memory, buffers, the other GPU's
-/// memory, the interrupt, the engine and its thread. Nothing of it is used when the device is gone.
+/// The driver discards all of its resources at unbind: entries of mirrors, locked memory, buffers,
+/// the memory of the other GPU, the interrupt, the engine and its thread. None of them is used
+/// afterwards.
 pub fn forgotten(ctx: &Ctx) -> Outcome {
     let mark = format!("hw.forgotten {:?}", Instant::now());
     module::unload("qemu_gpu").what("unload qemu_gpu")?;

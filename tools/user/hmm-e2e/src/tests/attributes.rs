@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Attributes of ranges, and what faults of engines make of them.
+//! Attributes of ranges, and their effect on device faults of engines.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -58,7 +58,7 @@ pub(super) fn get(
     device.attributes(map.page_addr(first), pages).what("get attributes")
 }
 
-/// The range has the defaults.
+/// Checks that the range has the default attributes.
 pub(super) fn has_none(
     device: &Device,
     map: &Mapping,
@@ -96,7 +96,7 @@ fn what_holds_for_all(ctx: &Ctx) -> Outcome {
     let both = first.flag(Attributes::NEVER_MIGRATE, true).order(Some(4));
     check_eq!(get(&device, &map, 16, 4)?, both, "where both hold");
     check_eq!(get(&device, &map, 20, 1)?, both.prefer(Preferred::System), "of one page");
-    // What differs is left out, and reads as 0.
+    // Attributes that differ within the range are left out and read as 0.
     let part = both.what & !Attributes::PREFERRED;
     let expected = Attributes { what: part, preferred: 0, ..both };
     check_eq!(get(&device, &map, 16, 8)?, expected, "of a range in which the place differs");
@@ -142,7 +142,7 @@ fn unmapped(ctx: &Ctx) -> Outcome {
         map.map_again(16, 16, None)?;
         has_none(&device, &map, 16, 16, "of what is mapped again")?;
     }
-    // At once, without a look in between.
+    // Unmap and map again immediately, with no query in between.
     set(&device, &map, 0, 64, DEVICE)?;
     map.unmap_pages(0, 32)?;
     map.map_again(0, 32, None)?;
@@ -168,7 +168,7 @@ fn moved(ctx: &Ctx) -> Outcome {
         has_device(&device, &target, 40, 24, &when)?;
         let system = get(&device, &target, 0, 32)?;
         check_eq!(system.preferred, Preferred::System as u32, "what was not replaced {when}");
-        // Once more, in part.
+        // Move a part of it again.
         let third = Mapping::anon(16)?;
         target.move_pages(44, 8, &third, 4)?;
         has_device(&device, &third, 4, 8, &when)?;
@@ -178,13 +178,14 @@ fn moved(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Memory that was moved to where nobody has set any is followed there, and loses them when it is
-/// unmapped.
+/// Attributes follow memory that is moved to a place far from all attributes, and are removed when
+/// the memory is unmapped there.
 fn moved_far(ctx: &Ctx) -> Outcome {
     let (device, map, to) = (ctx.open()?, Mapping::anon(6 * 16)?, Mapping::anon(6 << 15)?);
     map.fill(1);
     set(&device, &map, 0, map.pages(), DEVICE)?;
-    // 64 MiB around attributes are watched. The last place is the nearest one and found first.
+    // The notifier covers 64 MiB around attributes. The last destination is the nearest one and is
+    // found first.
     let at = |n: usize| if to.addr() < map.addr() { n << 15 } else { ((6 - n) << 15) - 16 };
     for (part, first) in (0..6).map(at).enumerate() {
         check!(to.page_addr(first).abs_diff(map.addr()) > 100 << 20, "the target is near");
@@ -209,7 +210,7 @@ fn a_child_has_none(ctx: &Ctx) -> Outcome {
         let own = ctx.open()?;
         has_none(&own, &map, 0, 16, "of the child")?;
         set(&own, &map, 0, 16, none().prefer(Preferred::System))?;
-        // The file that it inherited is that of the parent's memory.
+        // The mirror of the inherited file is that of the parent's memory.
         has_device(&device, &map, 0, 16, "of the parent, asked by the child")
     })?;
     child.join().map_err(Stop::Fail)?;
@@ -235,7 +236,8 @@ fn other_changes_keep_them(ctx: &Ctx) -> Outcome {
     has_device(&device, &map, 0, 64, "after fork")
 }
 
-/// An engine reads a page; returns how many pages of the mapping are on the device then.
+/// Reads a page by an engine. Returns the number of pages of the mapping that are on the device
+/// afterwards.
 pub(super) fn engine_reads(device: &Device, map: &Mapping, page: usize) -> Result<usize, Stop> {
     let read = Command::new(EngineOp::Read, map.page_addr(page), 4096);
     check_eq!(device.run(read).what("engine")?.error, None, "an engine's read");
@@ -270,7 +272,7 @@ fn never_migrate(ctx: &Ctx) -> Outcome {
     device.set_policy(Policy::OnePage)?;
     engine_reads(&device, &map, 20)?;
     check_eq!(resident(&device, &map, 16, 16)?, 0, "pages that a fault moved");
-    // Memory without read access is refused, with the attribute as without it.
+    // Memory without read access is refused, with the attribute as well as without it.
     map.protect_pages(Prot::None, 20, 4)?;
     for (first, pages) in [(20, 1), (20, 4), (18, 4), (23, 2)] {
         let refused = device.migrate(map.page_addr(first), pages, Way::ToDevice);
@@ -296,7 +298,7 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
 const READ_MOSTLY: Attributes =
     Attributes { what: Attributes::READ_MOSTLY, values: Attributes::READ_MOSTLY, ..none() };
 
-/// An engine must read the pattern. Nothing may have moved to the device.
+/// Checks that an engine reads the pattern and that no page has moved to the device.
 fn reads_in_place(device: &Device, map: &Mapping, seed: u64, when: &str) -> Outcome {
     let (moved, used) = (device.placement()?.moved, device.counters()?.device_pages_used);
     let read = Command::new(EngineOp::Checksum, map.addr(), map.len())
@@ -318,7 +320,7 @@ fn read_mostly(ctx: &Ctx) -> Outcome {
         set(&device, &map, 0, 64, READ_MOSTLY)?;
         let before = device.counters()?;
         reads_in_place(&device, &map, 1, "of writable memory")?;
-        // A write by the CPU is seen at once.
+        // A write by the CPU is visible immediately.
         map.fill(2);
         reads_in_place(&device, &map, 2, "after the CPU has written")?;
         let faults = device.counters()?.engine_faults_read;
@@ -337,7 +339,7 @@ fn read_mostly(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A write on either side of a fork gives the writer a page of its own.
+/// After a fork, a write on either side gives the writer a page of its own.
 fn read_mostly_after_fork(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     device.set_policy(Policy::Default)?;
@@ -371,7 +373,8 @@ fn read_mostly_on_two(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A fault of a write is as with other memory. What a read has mapped with write access is written where it is.
+/// A write fault migrates the page as with other memory. If a read has mapped the page writable,
+/// the write is done in place.
 fn read_mostly_write(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     device.set_policy(Policy::OnePage)?;
@@ -415,7 +418,7 @@ fn granularity(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "after all")
 }
 
-/// What was said of memory holds also where no policy moves anything, for engines and for commands.
+/// Attributes also apply without a fault policy, for engines and for commands.
 fn without_a_policy(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(1)?;
@@ -424,15 +427,16 @@ fn without_a_policy(ctx: &Ctx) -> Outcome {
     set(&device, &map, 64, 64, DEVICE.order(Some(3)))?;
     check_eq!(engine_reads(&device, &map, 3)?, 0, "pages of which nothing was said");
     check_eq!(engine_reads(&device, &map, 65)?, 8, "pages that prefer the device");
-    // A command that goes through all: each part as it was said.
+    // A command on the whole range: each part is placed by its attributes.
     device_sees(&device, &map, 1, "of both parts")?;
     check_eq!(resident(&device, &map, 64, 64)?, 64, "pages of that part");
     check_eq!(resident(&device, &map, 0, 512)?, 64, "pages of all");
     cpu_sees(&map, 1, "after all")
 }
 
-/// Where each page has other attributes, a fault goes through them one after the other. Somebody who takes the first one
-/// away again and again, and is faster than that, does not keep the device from ever coming to an end.
+/// If each page has other attributes, a device fault handles the pages one after the other. Another
+/// thread invalidates the first page again and again, faster than the fault handles all. The fault
+/// must complete nevertheless.
 fn taken_meanwhile(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon_aligned(1)?;
     map.forbid_huge()?;

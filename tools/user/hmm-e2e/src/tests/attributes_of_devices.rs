@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Attributes of a process that has several devices open, or one device several times.
+//! Attributes of a process that opens several devices, or one device several times.
 
 use super::attributes::{engine_reads, get, has_device, has_none, none, set, DEVICE, OURS};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
@@ -27,22 +27,22 @@ fn open_second(ctx: &Ctx) -> Result<Device, Stop> {
     Device::open(ctx.second).what("open the second device")
 }
 
-/// What a device sees of all of a mapping.
+/// Checks the attributes that a device reports for the whole mapping.
 fn sees(device: &Device, map: &Mapping, expected: Attributes, who: &str) -> Outcome {
     let expected = Attributes { what: Attributes::ALL, ..expected };
     check_eq!(get(device, map, 0, map.pages())?, expected, "attributes that {who} sees");
     Ok(())
 }
 
-/// An engine adds 1 to the first word of each page.
+/// Adds 1 to the first word of each page by an engine.
 fn add(device: &Device, map: &Mapping) -> Outcome {
     let add = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).value(1).stride(4096);
     check_eq!(device.run(add).what("engine")?.error, None, "an engine's atomic operations");
     Ok(())
 }
 
-/// Managed memory goes to each device that uses it, and the engines of two devices add to it. Both
-/// make progress.
+/// Managed memory migrates to each device that accesses it. Engines of two devices add to it
+/// concurrently, and both must make progress.
 fn attracted_by_two(ctx: &Ctx) -> Outcome {
     let devices = [ctx.open()?, open_second(ctx)?];
     let map = devices[0].map_managed(1, ManagedFlags::default()).what("managed memory")?;
@@ -60,15 +60,16 @@ fn attracted_by_two(ctx: &Ctx) -> Outcome {
         rounds.push(ended.status.rounds);
     }
     println!("# {rounds:?} rounds");
-    // Not by luck now and then: tens of thousands, and about as many for each.
+    // Both must make steady progress: tens of thousands of rounds in practice, and about as many
+    // each.
     let (least, most) = (rounds.iter().min().unwrap_or(&0), rounds.iter().max().unwrap_or(&0));
     check!(*least >= 1000 && *most <= 3 * least, "rounds of the devices: {rounds:?}");
     check_eq!(map.get(0, 0), rounds.iter().sum::<u64>(), "the sum");
     Ok(())
 }
 
-/// One device prefers memory. The other one maps it where it is, whatever its policy says, and
-/// moves nothing.
+/// One device prefers memory. The other device maps the pages in place, whatever its policy is, and
+/// migrates none.
 fn by_another(ctx: &Ctx) -> Outcome {
     let (device, other) = (ctx.open()?, open_second(ctx)?);
     let map = Mapping::anon(64)?;
@@ -85,8 +86,8 @@ fn by_another(ctx: &Ctx) -> Outcome {
             add(&device, &map)?;
             check_eq!(resident(&device, &map, 0, 64)?, 64, "pages on the device {when}");
             let word = map.get(9, 0);
-            // For the other device these are the pages of a device, or have come back to the
-            // system.
+            // For the other device these are pages of a remote device, or pages that have migrated
+            // back to the system.
             add(&other, &map)?;
             check_eq!(resident(&other, &map, 0, 64)?, 0, "pages on the other device {when}");
             check_eq!(map.get(9, 0), word.wrapping_add(1), "a word {when}");
@@ -94,11 +95,11 @@ fn by_another(ctx: &Ctx) -> Outcome {
         let after = other.placement()?;
         check_eq!(after.moved, before.moved, "pages that the other device moved");
         check!(after.in_place > before.in_place, "no fault of the other device was in place");
-        // Who says it last has it.
+        // The last setting of a preferred device counts.
         set(&other, &map, 0, 64, DEVICE)?;
         sees(&device, &map, none().prefer(Preferred::Other), "the device")?;
         device.migrate(map.addr(), 64, Way::ToSystem)?;
-        // The other device has kept its entries of the pages. Only a fault moves them.
+        // The other device has kept its PTEs of the pages. Only a fault migrates them.
         map.protect(Prot::Read)?;
         map.protect(Prot::ReadWrite)?;
         engine_reads(&other, &map, 3)?;
@@ -147,7 +148,7 @@ fn two_opens(ctx: &Ctx) -> Outcome {
         let done = device_sees(open, &map, 1, "of memory that is always mapped")?;
         check_eq!(done.faults, 0, "faults on memory that is always mapped");
     }
-    // It holds as long as one of them is open.
+    // Attributes of a device last as long as one of its files is open.
     set(&device, &map, 0, 64, DEVICE)?;
     let expected = DEVICE.flag(Attributes::NEVER_MIGRATE, true).flag(Attributes::ACCESSED_BY, true);
     device.close().what("close")?;
@@ -168,13 +169,14 @@ fn closed(ctx: &Ctx) -> Outcome {
     sees(&other, &map, both.prefer(Preferred::Other), "the other device")?;
     device.close().what("close")?;
     sees(&other, &map, both, "the other device when the first one was closed")?;
-    // What was not said of the device holds; what was is not its next open's.
+    // Attributes that concern all devices stay. Those of the closed device do not apply to its next
+    // open.
     let device = ctx.open()?;
     sees(&device, &map, never, "the next open of the device")?;
     other.close().what("close")?;
     sees(&device, &map, never, "the device when the other one was closed")?;
     sees(&open_second(ctx)?, &map, never, "the next open of the other device")?;
-    // With the last device nothing is left.
+    // Closing the last device removes all attributes.
     device.close().what("close")?;
     has_none(&ctx.open()?, &map, 0, 64, "when all devices were closed")
 }
@@ -186,7 +188,7 @@ fn moved(ctx: &Ctx) -> Outcome {
     set(&device, &map, 0, 64, DEVICE)?;
     set(&other, &map, 0, 64, ACCESSED)?;
     map.move_pages(0, 64, &target, 0)?;
-    // Whichever asks first.
+    // The result does not depend on which device queries first.
     sees(&other, &target, ACCESSED.prefer(Preferred::Other), "the other device")?;
     has_device(&device, &target, 0, 64, "where it was moved")?;
     has_none(&device, &map, 0, 64, "of the old place")?;
@@ -197,7 +199,8 @@ fn moved(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Two threads change different attributes of the same memory at the same time. Neither undoes what the other has done.
+/// Two threads change different attributes of the same memory concurrently. Neither loses the
+/// changes of the other.
 fn at_once(ctx: &Ctx) -> Outcome {
     const ROUNDS: usize = 1000;
     let device = ctx.open()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Bad input: every command answers with one clear error, and the process's
-//! data stays as it was.
+//! Invalid input. Every command returns one well-defined error, and the data of the process stays
+//! unchanged.
 
 use crate::harness::{Ctx, Driver, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -10,7 +10,7 @@ use hmm::{pattern, smaps, Device, Errno, Mapping, Op, PageState, Prot, Ptr, PAGE
 
 const PAGES: usize = 4;
 
-/// Every command but the two that 7.2's C driver lacks or that take no range.
+/// All commands but `ReadUnlocked`, which the C driver of 7.2 lacks.
 const RANGE_OPS: [Op; 9] = [
     Op::Read,
     Op::Write,
@@ -38,7 +38,7 @@ pub const TESTS: &[Test] = &[
     Test::new("bad", "counters", counters).only_rust("test_hmm has no counters"),
 ];
 
-/// Data that the tests may not change, and a place for the kernel's answers.
+/// Data that must not change, and a buffer for the output of the kernel.
 struct Room {
     device: Device,
     map: Mapping,
@@ -50,7 +50,7 @@ impl Room {
         let room =
             Room { device: ctx.open()?, map: Mapping::anon(PAGES)?, answer: Mapping::anon(PAGES)? };
         room.map.fill(1);
-        // What a wrongly accepted WRITE would write.
+        // Contents that a WRITE would store if it were accepted.
         room.answer.fill(99);
         Ok(room)
     }
@@ -59,7 +59,7 @@ impl Room {
         self.device.probe(op, addr, npages, Ptr::Map(&self.answer))
     }
 
-    /// The command fails like this, and leaves the answer's place alone.
+    /// Checks that the command fails with `errno` and does not change the output buffer.
     fn fails(&self, op: Op, addr: u64, npages: u64, errno: Errno, why: &str) -> Outcome {
         self.answer.fill(99);
         let what = format!("{} of {why}", op.name());
@@ -98,28 +98,28 @@ fn ranges(ctx: &Ctx) -> Outcome {
     room.unharmed()
 }
 
-/// Lengths that are valid numbers but more than any memory.
+/// Lengths that are valid numbers but larger than any memory.
 fn huge_lengths(ctx: &Ctx) -> Outcome {
     let room = Room::new(ctx)?;
     let addr = room.map.addr() as u64;
-    // The C driver wants a buffer of that size first; ours starts, and meets
-    // the end of what is mapped.
+    // The C driver allocates a buffer of that size first. Ours starts, and fails at the end of the
+    // mapping.
     let errno = match ctx.driver {
         Driver::C => Errno::ENOMEM,
         Driver::Rust | Driver::Hw => Errno::EFAULT,
     };
     for npages in [1 << 40, 1 << 50] {
-        // What was read before the end may be in the buffer.
+        // Data that was read before the end may be in the buffer.
         fails(room.try_op(Op::Read, addr, npages), errno, "READ of a huge length")?;
         room.answer.fill(1);
         let written = room.try_op(Op::Write, addr, npages);
         fails(written, errno, "WRITE of a huge length")?;
-        // The guard page ends what is mapped.
+        // The guard page ends the mapping.
         room.fails(Op::MigrateToDev, addr, npages, Errno::EINVAL, "a huge length")?;
         room.fails(Op::MigrateToSys, addr, npages, Errno::EINVAL, "a huge length")?;
         room.fails(Op::Exclusive, addr, npages, Errno::EFAULT, "a huge length")?;
     }
-    // The answer is one byte per page: it runs into the guard page.
+    // The output is one byte per page, so it extends into the guard page.
     let npages = 1 << 24;
     room.fails(Op::Snapshot, addr, npages, Errno::EFAULT, "more than its buffer")?;
     room.unharmed()
@@ -141,7 +141,7 @@ fn unmapped(ctx: &Ctx) -> Outcome {
         let states = room.device.snapshot(addr as usize, 1).what("SNAPSHOT of unmapped memory")?;
         check_eq!(states, [PageState::ERROR], "SNAPSHOT of unmapped memory");
     }
-    // Half of the range is there: an error as well, and that half unharmed.
+    // Half of the range is mapped. That is an error, too, and the mapped half stays unchanged.
     let map = Mapping::anon(PAGES)?;
     map.fill(3);
     map.unmap_pages(PAGES / 2, PAGES / 2)?;
@@ -197,7 +197,8 @@ fn read_only(ctx: &Ctx) -> Outcome {
     room.unharmed()
 }
 
-/// Who has lost a race makes the page writable before the next try, and says the same as if there had been none.
+/// The call loses a race and makes the page writable for its next try. It must return the same
+/// error as without the race.
 fn lost_race(ctx: &Ctx) -> Outcome {
     let room = Room::new(ctx)?;
     let map = Mapping::anon(1)?;
@@ -216,7 +217,7 @@ fn pfn_mapping(ctx: &Ctx) -> Outcome {
     let special = |vma: &smaps::Vma| vma.has_flag("io") || vma.has_flag("pf");
     let vmas = smaps::read()?;
     let own = vmas.iter().find(|vma| special(vma)).map(|vma| vma.start);
-    // The VGA window is no RAM, so that even a strict kernel maps it.
+    // The VGA window is not RAM, so even a strict kernel maps it.
     let window = std::fs::File::open("/dev/mem").map_err(Errno::from);
     let window = window.and_then(|file| Mapping::physical_at(&file, 0xa0000, 1));
     let addr = match (own, &window) {
@@ -234,7 +235,7 @@ fn pfn_mapping(ctx: &Ctx) -> Outcome {
     room.unharmed()
 }
 
-/// A buffer that the kernel cannot access.
+/// Buffers that the kernel cannot access.
 fn user_buffer(ctx: &Ctx) -> Outcome {
     let room = Room::new(ctx)?;
     let (addr, pages) = (room.map.addr() as u64, PAGES as u64);
@@ -246,12 +247,12 @@ fn user_buffer(ctx: &Ctx) -> Outcome {
             cpu_sees(&room.map, 1, &format!("after {} with a bad buffer", op.name()))?;
         }
     }
-    // These need no buffer.
+    // These commands use no buffer.
     for op in [Op::MigrateToSys, Op::CheckExclusive] {
         let result = room.device.probe(op, addr, pages, Ptr::Guard(&room.answer));
         result.map(|_| ()).what(&format!("{} with a bad buffer", op.name()))?;
     }
-    // The buffer is the memory itself: the device reads into what it reads.
+    // The buffer is the memory itself, so the device reads into the pages that it reads.
     let result = room.device.probe(Op::Read, addr, pages, Ptr::Map(&room.map));
     result.map(|_| ()).what("READ into the memory that is read")?;
     room.unharmed()
@@ -279,7 +280,7 @@ fn unknown_commands(ctx: &Ctx) -> Outcome {
     room.unharmed()
 }
 
-/// The extension: sizes that are too small, and what fits.
+/// The counters extension with sizes that are too small, and with valid ones.
 fn counters(ctx: &Ctx) -> Outcome {
     let room = Room::new(ctx)?;
     for size in [0, 1, 8, 15] {

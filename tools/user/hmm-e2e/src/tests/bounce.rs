@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Pages that CPUs and devices want by turns.
+//! Thrashing: pages that CPUs and devices access in turns.
 
 use super::memory::with;
 use super::reload::unload;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const OURS: &str = "test_hmm moves no page by itself";
 
-/// In the group that unloads modules.
+/// Tests in the group that unloads modules.
 pub const TESTS: &[Test] = &[
     Test::new("memory", "bouncing_page_makes_progress", bouncing_page).only_rust(OURS).seconds(120),
     Test::new("memory", "bouncing_page_stays", bouncing_stays).only_rust(OURS),
@@ -24,7 +24,8 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "who_waits_sleeps_and_can_be_killed", who_waits).only_rust(OURS).private(),
 ];
 
-/// Two devices and four CPU threads on one page: the bound is that of `policy/thrash.rs`.
+/// Two devices and four CPU threads access one page. The number of moves is bounded by
+/// `policy/thrash.rs`.
 fn bouncing_page(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "thrash_count=3 thrash_lapse_ms=10000 thrash_pin_ms=400")?;
     let devices = [ctx.open()?, Device::open(ctx.second)?];
@@ -72,7 +73,7 @@ fn bouncing_page(ctx: &Ctx) -> Outcome {
     for (who, count) in added.iter().map(|count| count.load(Relaxed)).chain(jobs).enumerate() {
         check!(count >= 50, "number {who} got on by {count} only in {seconds:.1} s");
     }
-    // Three moves to each device, then it stays for 400 ms.
+    // The page moves to each device three times, and then is pinned for 400 ms.
     let bound = (3.0 * (seconds / 0.4 + 1.0)) as u64;
     for device in &devices {
         let moved = device.placement()?.moved;
@@ -82,7 +83,7 @@ fn bouncing_page(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// A page that a CPU and a device write by turns stays where it is after three moves.
+/// A page that a CPU and a device write in turns stays in place after three moves.
 fn bouncing_stays(ctx: &Ctx) -> Outcome {
     let params = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
     let _restore = with(ctx, params)?;
@@ -102,8 +103,8 @@ fn bouncing_stays(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// Two mirrors of a device share what is known of a page: it moves three times, whichever of them wants it. A page that one
-/// of them has on the device may be used by the other one at once.
+/// Two mirrors of a device share the thrashing state of a page, so the page moves three times in
+/// total. A page that one mirror has on the device can be used by the other mirror immediately.
 fn stays_for_all(ctx: &Ctx) -> Outcome {
     let params = "thrash_count=3 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=1";
     let _restore = with(ctx, params)?;
@@ -119,7 +120,7 @@ fn stays_for_all(ctx: &Ctx) -> Outcome {
     steady.fill(5);
     for round in 0..10 {
         for device in &devices {
-            // Its entries go, those of the other one stay, and so does the page.
+            // Removes the PTE of this mirror. The PTE of the other mirror and the page stay.
             device.discard(steady.addr(), 1).what("discard")?;
             device_sees(device, &steady, 5, "of a page that stays on the device")?;
             check_eq!(resident(device, &steady, 0, 1)?, 1, "pages on the device, round {round}");
@@ -142,7 +143,7 @@ fn stays_for_all(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// A device that wants a page back from a CPU waits for a while: asleep, and killably.
+/// A device that wants a page back from a CPU waits for a while. It must sleep, and be killable.
 fn who_waits(ctx: &Ctx) -> Outcome {
     let params = "thrash_count=1000 thrash_lapse_ms=60000 thrash_nap_ms=";
     for (nap, kill) in [(1000u64, false), (30_000, true)] {
@@ -156,7 +157,7 @@ fn who_waits(ctx: &Ctx) -> Outcome {
             device_fills(&device, &map, 1, "at first")?;
             check_eq!(resident(&device, &map, 0, 1)?, 1, "pages that the first write moved");
             cpu_sees(&map, 1, "back from the device")?;
-            // One job more, of an engine: its end must not wait either.
+            // An engine command as well: its end must not wait either.
             let engine = Command::new(EngineOp::Write, map.addr(), 8).rounds(0);
             if kill {
                 device.submit(engine).what("submit")?;

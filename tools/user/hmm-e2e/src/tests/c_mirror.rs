@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The driver in C: what the smaller sample does, and beyond that memory of its own, attributes and a queue.
+//! The sample driver in C: the functions of the smaller sample, and its own device memory,
+//! attributes and queue.
 
 use super::mirror_only::{reads, Loaded};
 use crate::blit::{slow_file, Locked};
@@ -37,21 +38,21 @@ pub const TESTS: &[Test] = &[
     test("misuse_is_an_error", misuse),
 ];
 
-/// The sum of the words of a mapping filled with the pattern `seed`.
+/// Returns the sum of the words of a mapping filled with the pattern `seed`.
 fn sum_of(map: &Mapping, seed: u64) -> u64 {
     (0..map.pages())
         .flat_map(|page| (0..pattern::WORDS).map(move |word| pattern::word(seed, page, word)))
         .fold(0, u64::wrapping_add)
 }
 
-/// The device must read the pattern `seed`.
+/// Checks that the device reads the pattern `seed`.
 fn device_reads(device: &CMirror, map: &Mapping, seed: u64, when: &str) -> Outcome {
     let sum = device.sum(map.addr(), map.pages()).what(&format!("sum {when}"))?;
     check_eq!(sum, sum_of(map, seed), "sum {when}");
     Ok(())
 }
 
-/// Moves all of a mapping, which must all go.
+/// Migrates all pages of a mapping to the device, and checks that all have moved.
 fn to_device(device: &CMirror, map: &Mapping) -> Outcome {
     let outcome = device.migrate(map.addr(), map.pages(), 0).what("migrate to the device")?;
     check_eq!(outcome.moved, map.pages() as u64, "pages that moved");
@@ -61,7 +62,7 @@ fn to_device(device: &CMirror, map: &Mapping) -> Outcome {
     Ok(())
 }
 
-/// No page of the device may be in use after a while.
+/// Waits until no page of the device is in use.
 fn unused(device: &CMirror, when: &str) -> Outcome {
     let deadline = Instant::now() + Duration::from_secs(20);
     while device.used().what("usage")? != 0 {
@@ -84,7 +85,7 @@ fn moves(ctx: &Ctx) -> Outcome {
     check_eq!(device.count(Counter::Switched)?, PAGES as u64, "entries that were switched");
     device_reads(&device, &map, 1, "on the device")?;
     check_eq!(device.used()?, PAGES as u64, "pages in use after a device read");
-    // What the device writes there, a CPU sees.
+    // The CPU reads the data that the device has written.
     device.fill(map.page_addr(100), 3, 0xabcd).what("device write")?;
     check_eq!(device.resident(&map)?, PAGES, "pages on the device after a device write");
     map.check_pages(1, 0, 100).what("CPU read before")?;
@@ -136,7 +137,7 @@ fn moves_huge(ctx: &Ctx) -> Outcome {
 fn holes(ctx: &Ctx) -> Outcome {
     let _loaded = Loaded::new(ctx, NAME)?;
     let device = CMirror::open()?;
-    // What is there now must not be seen later.
+    // Old contents of device memory, which must not be visible later.
     let dirty = Mapping::anon(PAGES)?;
     dirty.fill(4);
     to_device(&device, &dirty)?;
@@ -175,13 +176,13 @@ fn closes(ctx: &Ctx) -> Outcome {
     map.fill(6);
     to_device(&device, &map)?;
     drop(device);
-    // A second mirror sees what the first has brought.
+    // A second mirror uses the pages that the first one has migrated.
     let device = CMirror::open()?;
     check_eq!(device.resident(&map)?, PAGES, "pages on the device after the close");
     device_reads(&device, &map, 6, "by the second mirror")?;
     map.check_pages(6, 0, 10).what("CPU read")?;
     drop(device);
-    // Unloading brings back the rest.
+    // Unloading the module migrates the remaining pages back.
     drop(loaded);
     check!(!module::is_loaded(NAME), "the sample cannot be unloaded");
     cpu_sees(&map, 6, "after the module has gone")
@@ -196,7 +197,7 @@ fn killed(ctx: &Ctx) -> Outcome {
         map.fill(7);
         to_device(&device, &map)?;
         ready.open().what("gate")?;
-        // It works when it is killed, and ends only by that or by an error.
+        // The child migrates when it is killed. Only the kill or an error ends the loop.
         loop {
             device.migrate(map.addr(), PAGES, 1).what("back")?;
             device.migrate(map.addr(), PAGES, 0).what("to the device")?;
@@ -256,7 +257,7 @@ fn attributes(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 9, "at the end")
 }
 
-/// As the test of that name of the mock device.
+/// The same as the test of that name with the mock device.
 fn taken_meanwhile(ctx: &Ctx) -> Outcome {
     let _loaded = Loaded::new(ctx, NAME)?;
     let map = Mapping::anon_aligned(1)?;
@@ -286,7 +287,7 @@ fn fences(ctx: &Ctx) -> Outcome {
     let first = device.fill_after(addr, PAGES, 1, Some(&held)).what("queue the first")?;
     let second = device.fill_after(addr, PAGES / 2, 2, none).what("queue the second")?;
     if held.state()? == State::NotDone {
-        // On a busy machine all may be done by now.
+        // On a busy machine the fence may be signalled by now.
         let early = [first.poll(Duration::ZERO)?, second.poll(Duration::ZERO)?];
         check!(
             held.state()? != State::NotDone || early == [false; 2],
@@ -320,10 +321,10 @@ fn failed_fence(ctx: &Ctx) -> Outcome {
     let none: Option<&SyncFile> = None;
     let first = device.fill_after(map.addr(), PAGES, 1, Some(&held)).what("queue")?;
     fails(device.sum(map.addr(), 1), Errno::EIO, "the end of what the fence fails")?;
-    // A fence is seen signalled an instant before its eventfd is.
+    // A fence reports the signalled state shortly before its eventfd is signalled.
     check!(first.poll(Duration::from_secs(20))?, "no signal of the first");
     check_eq!(first.take()?, 1, "signals of the first");
-    // It depends on nothing.
+    // The second operation depends on no fence.
     let second = device.fill_after(map.page_addr(PAGES - 1), 1, 5, none).what("queue")?;
     device.sum(map.addr(), 1).what("the second")?;
     check!(second.poll(Duration::from_secs(20))?, "no signal of the second");
@@ -342,7 +343,7 @@ fn cancels(ctx: &Ctx) -> Outcome {
     let device = CMirror::open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(12);
-    // One after the other, a second each.
+    // The blits run one after the other, a second each.
     other.set(Setting::CopyDelay, 1_000_000_000).what("set the delay")?;
     let (from, to) = (Locked::new(ctx, &other, 1, 1)?, Locked::new(ctx, &other, 1, 2)?);
     let blits = (0..8).map(|_| from.copy(&to, &[])).collect::<Result<Vec<_>, _>>().what("blits")?;

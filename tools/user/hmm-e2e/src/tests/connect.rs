@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Several devices: how they are connected, and migration between them.
+//! Connections between several devices, and migration between them.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -41,7 +41,7 @@ pub(super) struct Pair {
     pub(super) two: Device,
 }
 
-/// Two devices, connected so that pages are copied directly.
+/// Opens two devices with a connection over which pages are copied directly.
 pub(super) fn pair(ctx: &Ctx, connection: Connection) -> Result<Pair, Stop> {
     let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
     for device in [&one, &two] {
@@ -53,7 +53,7 @@ pub(super) fn pair(ctx: &Ctx, connection: Connection) -> Result<Pair, Stop> {
 fn told(ctx: &Ctx) -> Outcome {
     let Pair { one, two } = pair(ctx, Connection::Unified)?;
     let ask = |from: &Device, to: &Device| from.connection(to).what("connection");
-    // In place only what the CPU can address.
+    // Access in place requires memory that the CPU can address.
     let best = if ctx.coherent() { Connection::Unified } else { Connection::Migratable };
     check_eq!((ask(&one, &two)?, ask(&two, &one)?), (best, best), "at first");
     for (mine, theirs, both) in [
@@ -68,7 +68,7 @@ fn told(ctx: &Ctx) -> Outcome {
         let again = ctx.open()?;
         check_eq!(ask(&one, &again)?, Connection::Unified, "of a device with itself");
     }
-    // The mirror of another process.
+    // A mirror of another process.
     let ready = Gate::new()?;
     let child = Child::spawn(|| -> Result<(), Stop> {
         let mine = ctx.open()?;
@@ -111,7 +111,7 @@ fn moves(ctx: &Ctx) -> Outcome {
     if !ctx.coherent() {
         check_eq!(resident_huge(&two, &large)?, 2 * HUGE_PAGES, "pages that are still huge");
     }
-    // Nothing is there any more; and back again.
+    // The source has no page left. Then all pages are pulled back.
     check_eq!(two.pull(small.addr(), small.pages(), &one).what("pull")?.moved, 0, "a second time");
     check_eq!(one.pull(small.addr(), 100, &two).what("back")?.moved, 100, "pages back");
     device_sees_pages(&one, &small, 13, 0, 100, "by the first device")?;
@@ -125,7 +125,7 @@ fn seen_by_the_other(ctx: &Ctx) -> Outcome {
     map.fill(3);
     migrate(&one, &map, 3)?;
     let states = two.snapshot(map.addr(), 8).what("snapshot")?;
-    // What the CPU cannot address is not there.
+    // Memory that the CPU cannot address is reported as not present.
     let state = match ctx.coherent() {
         true => PageState(PageState::DEV_COHERENT_REMOTE | PageState::WRITE),
         false => PageState::NONE,
@@ -188,7 +188,7 @@ fn through(ctx: &Ctx) -> Outcome {
     check_eq!(resident(&two, &map, 0, 64)?, 64, "pages on the second");
     device_sees(&two, &map, 3, "by the second device")?;
     if ctx.coherent() {
-        // Used in place: nothing moves, and nothing faults.
+        // The memory is accessed in place: no page moves, and no access faults.
         let Pair { one, two } = pair(ctx, Connection::Unified)?;
         let delta = Delta::start(ctx, &two)?;
         let pulled = one.pull(map.addr(), 64, &two).what("pull")?;
@@ -201,8 +201,9 @@ fn through(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 3, "at the end")
 }
 
-/// A device reads pages that another device migrates to coherent memory. It goes on without a fault if they are connected
-/// so that it reads there in place; else it loses its entries and has them again by one fault.
+/// A device reads pages that another device migrates to coherent memory. If the connection allows
+/// access in place, it continues without a fault. Otherwise its PTEs are invalidated, and one fault
+/// installs them again.
 fn in_place(ctx: &Ctx) -> Outcome {
     let (device, second) = if ctx.coherent() { (ctx.device, ctx.second) } else { (2, 3) };
     let ctx = Ctx { device, second, ..ctx.clone() };
@@ -212,7 +213,7 @@ fn in_place(ctx: &Ctx) -> Outcome {
             .enumerate()
     {
         let Pair { one: reader, two: mover } = pair(&ctx, connection)?;
-        // Either end may be asked.
+        // The connection may be queried on either end.
         let (asked, of) = if round < 2 { (&reader, &mover) } else { (&mover, &reader) };
         check_eq!(asked.connection(of).what("connection")?, connection, "told, round {round}");
         let map = Mapping::anon(16)?;
@@ -236,7 +237,8 @@ fn readers(ctx: &Ctx) -> Outcome {
     let job = one
         .submit(Command::new(EngineOp::Read, map.addr(), 4096).rounds(0))
         .what("submit a reader")?;
-    // The source's engine copies, for a second, the longest delay: far longer than some rounds of the reader.
+    // The source's engine copies for a second, the longest delay, which is far longer than a few
+    // rounds of the reader.
     one.set(Setting::CopyDelay, 1_000_000_000).what("set the delay")?;
     let before = one.counters().what("counters")?.bytes_copied;
     let copied = AtomicBool::new(false);
@@ -250,7 +252,7 @@ fn readers(ctx: &Ctx) -> Outcome {
         let (begin, mut after) = (job.poll(Duration::ZERO).what("poll")?.1.rounds, None);
         until("a round of the reader during the copy", || {
             let status = job.poll(Duration::ZERO).what("poll")?.1;
-            // The poll came first, so what it saw was before the end of the copy.
+            // The poll preceded this check, so its status is from before the end of the copy.
             if copied.load(Ordering::SeqCst) {
                 return Err(Stop::Fail("the reader stands still while its page is copied".into()));
             }
@@ -271,9 +273,10 @@ fn readers(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 3, "at the end")
 }
 
-/// As soon as the destination has written to a page that it gets, the source does not read what was there before. Another
-/// mirror of the source is told before it, and its flush is slow: so there is time for a write between its switch and
-/// that of the source. The write has to wait until both have lost their entries.
+/// As soon as the destination has written to a page that it pulls, the source must not read the old
+/// contents. Another mirror of the source is invalidated first, and its flush is slow. This leaves
+/// time for a write between its commit and the commit of the source. The write must wait until both
+/// mirrors have lost their PTEs.
 fn source_first(ctx: &Ctx) -> Outcome {
     let (device, second) = if ctx.coherent() { (ctx.device, ctx.second) } else { (2, 3) };
     let before = Device::open(device)?;
@@ -319,8 +322,8 @@ fn source_first(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Where both devices can use the memory of either in place, both read it all the time. Of
-/// private memory only its own device has entries, so the coherent devices take part in any case.
+/// If both devices can access each other's memory in place, both read it all the time. Only its own
+/// device has PTEs of private memory, so the test always uses the coherent devices.
 fn readers_on_both(ctx: &Ctx) -> Outcome {
     let (device, second) = if ctx.coherent() { (ctx.device, ctx.second) } else { (2, 3) };
     let Pair { one, two } = pair(&Ctx { device, second, ..ctx.clone() }, Connection::Migratable)?;
@@ -394,10 +397,10 @@ fn fight(ctx: &Ctx) -> Outcome {
         Ok([faults, one.migrated_to_device + two.migrated_to_device])
     };
     let before = sums()?;
-    // To isolate a page that a CPU has just put back drains the LRU lists of all CPUs, which takes
-    // milliseconds; meanwhile the other device goes on. For a second or two one may be ten times as
-    // fast. So both go on until neither has more than three times as many rounds as the other, at
-    // least two seconds, and 60 at most.
+    // Isolating a page that a CPU has just put back drains the LRU lists of all CPUs, which takes
+    // milliseconds. Meanwhile the other device continues. For a second or two one device may be ten
+    // times as fast. So both continue until neither has more than three times as many rounds as the
+    // other, for at least two seconds and at most 60.
     let (begin, rounds) = (Instant::now(), [AtomicU64::new(0), AtomicU64::new(0)]);
     let fair = AtomicBool::new(false);
     let over = || {
@@ -406,7 +409,7 @@ fn fight(ctx: &Ctx) -> Outcome {
         if seconds >= 2 && mine + theirs >= 100 && mine.max(theirs) <= 3 * mine.min(theirs) {
             fair.store(true, Ordering::Relaxed);
         }
-        // What one does after the other has ended says nothing.
+        // Rounds of one device after the other has ended do not count.
         fair.load(Ordering::Relaxed) || seconds >= 60
     };
     let fighter = |index: usize, mine: &Device, other: &Device| -> Result<(u64, u64), Errno> {
@@ -435,8 +438,8 @@ fn fight(ctx: &Ctx) -> Outcome {
     let ((adds, moved), (others, theirs)) = (first.what("the first")?, second.what("the second")?);
     check!(adds >= 3 && others >= 3, "rounds: {adds} and {others}");
     check!(moved > 0 && theirs > 0, "pages that moved: {moved} and {theirs}");
-    // Each move takes a page's entry from each device at most once, and each fault moves or maps it:
-    // neither may fault, or move, without end for one addition.
+    // Each move removes the PTE of a page from each device at most once, and each fault migrates or
+    // maps the page. So the numbers of faults and moves for one addition are bounded.
     let [faults, moves] = sums()?;
     let (faults, moves) = (faults - before[0], moves - before[1]);
     println!("# {adds} and {others} rounds, {moves} pages moved, {faults} write faults");
@@ -453,7 +456,7 @@ fn failed(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(16)?;
     map.fill(3);
     migrate(&one, &map, 3)?;
-    // One copy in the middle fails; the source's engine does it.
+    // One copy in the middle, made by the source's engine, fails.
     one.set(Setting::CopyFail, 5).what("set")?;
     let pulled = two.pull(map.addr(), 16, &one).what("pull")?;
     check_eq!((pulled.moved, pulled.copy_failed), (15, 1), "pages moved and failed");
@@ -464,8 +467,8 @@ fn failed(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// `to` pulls all of `map` from `from`. When `copies` of them are made, and the others are not,
-/// runs `event`. Fails if the pull had ended before.
+/// Has `to` pull all of `map` from `from`, and runs `event` after `copies` copies. Fails if the
+/// pull has ended before the event.
 pub fn while_pulled(
     to: &Device,
     map: &Mapping,
@@ -489,7 +492,8 @@ pub fn while_pulled(
     })
 }
 
-/// `to` pulls all of `map` from `from`, while the file `closed`, one of the two, is closed.
+/// Has `to` pull all of `map` from `from`, while the file `closed`, which is one of the two, is
+/// closed.
 fn pull_while_closed(
     to: &Device,
     map: &Mapping,
@@ -503,7 +507,7 @@ fn pull_while_closed(
     Ok(())
 }
 
-/// What the CPU reads where it is, in coherent memory, comes to system memory.
+/// Migrates all pages to system memory. CPU reads would not do that for coherent memory.
 fn home(devices: &[&Device], map: &Mapping) -> Outcome {
     for device in devices {
         device.migrate(map.addr(), map.pages(), Way::ToSystem).what("migrate to the system")?;
@@ -520,14 +524,16 @@ fn closed(ctx: &Ctx) -> Outcome {
         let source = ctx.open()?;
         migrate(&source, &map, 3)?;
         source.set(Setting::CopyDelay, 10_000_000).what("set the delay")?;
-        // The source is closed while its pages are copied; the call keeps its file until it returns.
+        // The source is closed while its pages are copied. The call holds a reference on the file
+        // until it returns.
         let copies = 2 + 5 * round;
         pull_while_closed(&two, &map, &source, &source, copies)?;
         one.set(Setting::CopyDelay, 0).what("set the delay back")?;
         device_sees(&two, &map, 3, "when the source is gone")?;
         cpu_sees(&map, 3, "when the source is gone")?;
         home(&[&one, &two], &map)?;
-        // The destination goes: what has moved is brought back, the rest is where it was.
+        // The destination is closed. Pages that have moved are migrated back; the others stay in
+        // place.
         migrate(&one, &map, 3)?;
         one.set(Setting::CopyDelay, 10_000_000).what("set the delay")?;
         let destination = Device::open(ctx.second).what("open the second")?;
@@ -555,14 +561,15 @@ fn four_devices(_: &Ctx) -> Outcome {
     };
     let expected = hmm::engine::checksum_of_pattern(5, map.pages());
     for (index, device) in devices.iter().enumerate() {
-        // A quarter on each.
+        // Migrate a quarter to each device.
         let moved = device.migrate(map.page_addr(64 * index), 64, Way::ToDevice).what("migrate")?;
         check_eq!(moved.moved, 64, "pages on device {index}");
     }
     for (index, device) in devices.iter().enumerate() {
         check_eq!(sum(device)?, expected, "checksum by device {index}");
     }
-    // Around: each pulls from its neighbour of the same kind, and through memory from the others.
+    // Each device pulls from its neighbour of the same kind, and from the others through system
+    // memory.
     for (index, device) in devices.iter().enumerate() {
         let from = &devices[(index + 1) % 4];
         device.pull(map.addr(), map.pages(), from).what("pull")?;

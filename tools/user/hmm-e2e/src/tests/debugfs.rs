@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Files of the library in debugfs that are open while its modules go.
+//! debugfs files of the library that are open while its modules are unloaded.
 
 use super::reload::{load, unload, Restore};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
@@ -20,7 +20,7 @@ pub const TESTS: &[Test] = &[
     Test::new("debugfs", "what_makes_no_sense_is_refused", refused).only_rust(OURS),
 ];
 
-/// The regular files below `directory`.
+/// Returns the regular files below `directory`.
 fn files(directory: &Path) -> Result<Vec<PathBuf>, Stop> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).what("list debugfs")? {
@@ -34,7 +34,7 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>, Stop> {
     Ok(found)
 }
 
-/// Reads all of `file` again, in parts that have room for a line of any.
+/// Reads all of `file` again, in parts that are large enough for every line.
 fn read(file: &mut File, path: &Path) -> Result<String, Stop> {
     let (mut text, mut part) = (Vec::new(), [0; 4096]);
     file.rewind().what("rewind")?;
@@ -47,7 +47,8 @@ fn read(file: &mut File, path: &Path) -> Result<String, Stop> {
     }
 }
 
-/// Of each file alone: closing one that is open when the library is gone would use what is no more.
+/// An open file keeps the library loaded, tried for each file alone. Otherwise closing the file
+/// would use code and data of an unloaded module.
 fn keep(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     load(ctx, "")?;
@@ -68,7 +69,7 @@ fn keep(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// One that was open is no hindrance later, and another load has the same files.
+/// Files that were open before do not prevent an unload, and the next load creates the same files.
 fn go(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     load(ctx, "")?;
@@ -100,12 +101,12 @@ fn refused(ctx: &Ctx) -> Outcome {
     map.fill(1);
     device_sees(&device, &map, 1, "before the look")?;
     let mut file = File::open(Path::new(ROOT).join("map")).what("open the map")?;
-    // No room for a line of any.
+    // A buffer that is too small for any line.
     let mut little = [0; 64];
     let read = file.read(&mut little).map_err(Errno::from);
     fails(read, Errno::EINVAL, "a read of a few bytes")?;
     check_eq!(file.read(&mut []).what("read nothing")?, 0, "bytes of nothing");
-    // Behind all mirrors there is nothing.
+    // Reads beyond all mirrors return nothing.
     file.seek(SeekFrom::Start(i64::MAX as u64 - 8192)).what("seek")?;
     let mut part = [0; 4096];
     check_eq!(file.read(&mut part).what("read behind all")?, 0, "bytes behind all");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Engines: what each operation does, faults, the TLB, scheduling, bad input.
+//! Engines: the result of each operation, faults, the TLB, scheduling, invalid input.
 
 use crate::harness::{Ctx, Outcome, Test, What};
 use crate::support::*;
@@ -30,14 +30,14 @@ pub const TESTS: &[Test] = &[
     Test::new("engine", "close_while_commands_run", close_while_running).only_rust(OURS),
 ];
 
-/// The command must end well.
+/// Runs a command and checks that it ends without an error.
 fn run(device: &Device, command: Command, what: &str) -> Result<Ended, crate::harness::Stop> {
     let ended = device.run(command).what(what)?;
     check_eq!(ended.error, None, "end of {what}");
     Ok(ended)
 }
 
-/// The command must end with this error.
+/// Runs a command and checks that it ends with this error.
 pub fn ends_with(device: &Device, command: Command, error: Errno, what: &str) -> Outcome {
     let ended = device.run(command).what(what)?;
     check_eq!(ended.error, Some(error), "end of {what}");
@@ -74,7 +74,8 @@ fn every_operation(device: &Device, map: &Mapping) -> Outcome {
     let add = Command::new(EngineOp::AtomicAdd, addr, len).stride(PAGE_SIZE).value(5).rounds(3);
     run(device, add, "ATOMIC_ADD")?;
     check_eq!((map.get(2, 0), map.get(2, 1)), (1000 + 1024 + 15, 1000 + 1025), "after ATOMIC_ADD");
-    // Not aligned to each other, so that each page takes two pieces.
+    // Source and destination have different offsets in their pages, so each page is copied in two
+    // parts.
     map.fill(4);
     let half = len / 2;
     let copy = Command::new(EngineOp::Memcpy, addr, half - 512).from(addr + half + 512);
@@ -113,7 +114,7 @@ fn chase_and_verify(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
     map.fill(0);
-    // Through all pages in an order of its own.
+    // A chain through all pages in an irregular order.
     let mut page = 0;
     for _ in 0..PAGES {
         let next = (page + 11) % PAGES;
@@ -160,7 +161,7 @@ fn bad_page_kills_one(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
     map.unmap_pages(16, 1)?;
-    // Neighbours of the bad page, all at once.
+    // Commands on the bad page and its neighbours, all in flight together.
     let jobs: Vec<_> = (12..20)
         .map(|page| device.submit(Command::new(EngineOp::Read, map.page_addr(page), PAGE_SIZE)))
         .collect::<Result<_, _>>()?;
@@ -180,7 +181,7 @@ fn another_runs(ctx: &Ctx) -> Outcome {
     run(&device, Command::new(EngineOp::Write, map.addr(), map.len()).value(1), "WRITE")?;
     let reader = Command::new(EngineOp::Read, other.addr(), other.len());
     run(&device, reader, "READ")?;
-    // A step of 512 copies of 500 us.
+    // A step of 512 copies that take 500 us each.
     device.set(Setting::CopyDelay, 500_000)?;
     let runs = device.submit(reader.rounds(0))?;
     let migration = std::thread::scope(|scope| {
@@ -227,7 +228,7 @@ fn tlb_counts(ctx: &Ctx) -> Outcome {
     check_eq!(hits + misses, 4 * pages, "hits and misses");
     // A direct-mapped TLB: some lines collide.
     check!(hits >= 2 * pages, "{hits} TLB hits of {} accesses", 4 * pages);
-    // After an invalidation they are gone.
+    // An invalidation removes the entries from the TLB.
     map.protect(Prot::None)?;
     map.protect(Prot::ReadWrite)?;
     let before = device.counters()?;
@@ -292,7 +293,7 @@ fn stop_and_time_out(ctx: &Ctx) -> Outcome {
     let begin = Instant::now();
     check_eq!(job.poll(Duration::from_millis(50))?.0, None, "end of a command that repeats");
     check!(begin.elapsed() >= Duration::from_millis(50), "the time-out came early");
-    // A slow machine needs its time for a round.
+    // A round may take long on a slow machine.
     while job.poll(Duration::from_millis(50))?.1.rounds == 0 {
         check!(begin.elapsed() < Duration::from_secs(20), "no round in 20 s");
     }
@@ -301,7 +302,7 @@ fn stop_and_time_out(ctx: &Ctx) -> Outcome {
     check!(ended.status.rounds > 0, "no round");
     fails(job.stop(), Errno::ENOENT, "stop of a command that is forgotten")?;
     fails(job.poll(Duration::ZERO), Errno::ENOENT, "wait for a command that is forgotten")?;
-    // One that has a given number of rounds, and a pause of a second after each.
+    // A command with a given number of rounds, and a pause of a second after each.
     let job = device.submit(read.rounds(100).think(Duration::from_secs(1)))?;
     while job.poll(Duration::ZERO)?.1.rounds == 0 {
         std::thread::sleep(Duration::from_millis(1));
@@ -323,7 +324,7 @@ fn queue_full(ctx: &Ctx) -> Outcome {
     let jobs: Vec<_> =
         (0..info.queue_depth).map(|_| device.submit(pause)).collect::<Result<_, _>>()?;
     let again = fails(device.submit(pause).map(|_| ()), Errno::EBUSY, "command for a full queue");
-    // The other engine has room.
+    // The other engine's queue has room.
     run(&device, Command::new(EngineOp::Read, map.addr(), 8).engine(1), "READ by engine 1")?;
     run(&device, Command::new(EngineOp::Read, map.addr(), 8).engine(Command::ANY), "READ by any")?;
     for job in &jobs {

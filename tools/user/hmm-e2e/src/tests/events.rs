@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The event stream: what a process is told of its own memory, and nothing else.
+//! The event stream: a process receives the events of its own memory, and no others.
 
 use super::memory::with;
 use super::reload::unload;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const OURS: &str = "test_hmm has no event stream";
 const PAGES: usize = 24;
-/// Records of a ring.
+/// Capacity of a ring in records.
 const ROOM: usize = 1024;
 
 pub const TESTS: &[Test] = &[
@@ -31,7 +31,7 @@ pub const TESTS: &[Test] = &[
     Test::new("events", "bad_calls", bad_calls).only_rust(OURS),
 ];
 
-/// In the group that loads the modules with parameters.
+/// Tests in the group that loads the modules with parameters.
 pub const WITH_PARAMETERS: &[Test] = &[
     Test::new("memory", "evictions_are_told_to_the_evicted", evictions).only_rust(OURS),
     Test::new("memory", "bounces_are_told", bounces).only_rust(OURS).private(),
@@ -53,7 +53,7 @@ fn records(device: &Device) -> Result<Vec<Record>, Stop> {
     device.records().what("read the events")
 }
 
-/// The records of one type.
+/// Returns the records of one type.
 fn of(all: &[Record], kind: Type) -> Vec<Record> {
     all.iter().filter(|record| record.kind == kind).copied().collect()
 }
@@ -70,7 +70,8 @@ fn range(record: &Record, map: &Mapping, first: usize, pages: usize) -> Outcome 
     Ok(())
 }
 
-/// In order, without a gap, each later than the one before.
+/// Checks that the records are in order, without a gap that no loss explains, and that their times
+/// do not decrease.
 fn in_order(all: &[Record]) -> Outcome {
     for pair in all.windows(2) {
         check_eq!(
@@ -180,7 +181,7 @@ fn mask_chooses(ctx: &Ctx) -> Outcome {
     check_eq!(of(&all, Type::MigrateBegin).len(), 2, "begins in {all:?}");
     check!(!of(&all, Type::FaultEnd).is_empty(), "no faults in {all:?}");
     check!(all.iter().all(|record| wanted & record.kind.bit() != 0), "others in {all:?}");
-    // None.
+    // An empty mask selects no events.
     listen(&device, 0)?;
     round()?;
     check_eq!(records(&device)?, [], "records without a mask");
@@ -229,7 +230,7 @@ fn read_waits(ctx: &Ctx) -> Outcome {
             device.read_stream(&mut buffer).map(|read| (read, buffer))
         });
         let sleeps = sleeps_in(&began, libc::SYS_read);
-        // In any case, because the reader ends with it.
+        // Migrate in any case, because this ends the reader.
         device.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
         sleeps?;
         reader.join().map_err(|_| Stop::Fail("a thread has panicked".into()))
@@ -238,7 +239,7 @@ fn read_waits(ctx: &Ctx) -> Outcome {
     check_eq!(read, RECORD, "bytes");
     let record = buffer[..RECORD].try_into().ok().and_then(Record::parse);
     check_eq!(record.map(|record| record.moved), Some(PAGES as u64), "pages that moved");
-    // Who waits for ever can be killed.
+    // A reader that waits without a time limit can be killed.
     let index = ctx.device;
     let ready = Gate::new().what("gate")?;
     let mut child = Child::spawn(|| -> Result<(), Errno> {
@@ -283,7 +284,7 @@ fn lost(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// What a process that uses the same device does; the other one must not hear of it.
+/// Activity of another process on the same device. The test's own stream must not report it.
 fn other(index: u32) -> Result<(), String> {
     let device = Device::open(index).map_err(|error| error.to_string())?;
     let map = Mapping::anon_in_block(PAGES).map_err(|error| error.to_string())?;
@@ -303,7 +304,7 @@ fn own_only(ctx: &Ctx) -> Outcome {
     listen(&device, all_types())?;
     listen(&again, all_types())?;
     let index = ctx.device;
-    // Forked before it opens: what forks does to our own memory is ours.
+    // Fork before the device is opened, because a later fork would be an event of our own memory.
     let child = Child::spawn(|| other(index)).what("fork")?;
     child.join().map_err(Stop::Fail)?;
     let foreign = [
@@ -318,10 +319,10 @@ fn own_only(ctx: &Ctx) -> Outcome {
         let all = records(device)?;
         let heard = all.iter().find(|record| foreign.contains(&record.kind));
         check_eq!(heard, None, "what another process did");
-        // A fork is a change of ours.
+        // A fork invalidates our own memory.
         check!(all.iter().all(|record| record.kind == Type::Invalidate), "{all:?}");
     }
-    // Of two mirrors of one process each hears its own.
+    // Each of two mirrors of a process reports its own events.
     let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
     device_sees(&device, &map, 1, "by one mirror")?;
@@ -339,12 +340,12 @@ fn privileged(ctx: &Ctx) -> Outcome {
     let all = records(&device)?;
     let moved = of(&all, Type::MigrateEnd).iter().any(|record| record.moved == PAGES as u64);
     check!(moved, "nothing of the other process: {all:?}");
-    // Without the right it is refused, and nothing has changed.
+    // Without the capability the call is refused and changes nothing.
     let fd = device.fd();
     let child = Child::spawn(|| -> Result<(), String> {
-        // SAFETY: plain system calls on numbers.
+        // SAFETY: `setgid` takes a number and accesses no memory of the process.
         unsafe { libc::setgid(65534) };
-        // SAFETY: as above.
+        // SAFETY: `setuid` takes a number and accesses no memory of the process.
         unsafe { libc::setuid(65534) };
         let pid = std::process::id() as i32;
         let own = Device::of_process(pid, fd).map_err(|error| error.to_string())?;
@@ -370,12 +371,12 @@ fn closed_while_polled(ctx: &Ctx) -> Outcome {
     const LONG: Duration = Duration::from_secs(20);
     let map = Mapping::anon_in_block(PAGES)?;
     map.fill(1);
-    // Not of changes of the address space: a thread that begins makes some, and the poll would end at once.
+    // Leave out invalidations: starting a thread causes some, which would end the poll immediately.
     let types = all_types() & !Type::Invalidate.bit();
     let mut late = 0;
     for round in 0..20 {
-        // In every fourth round an event ends the poll before the close. In others it may, or the
-        // last event comes from the close itself, or none does.
+        // In every fourth round an event ends the poll before the close. In the other rounds an
+        // event may end it, the close itself may cause the last event, or there is none.
         let (is_woken, is_first) = (round % 2 == 0, round % 4 == 0);
         let device = ctx.open()?;
         listen(&device, types)?;
@@ -387,7 +388,7 @@ fn closed_while_polled(ctx: &Ctx) -> Outcome {
         });
         let polls = sleeps_in(&began, libc::SYS_poll);
         if polls.is_err() && poller.is_finished() {
-            // On a busy machine its time may be over before this thread looks.
+            // On a busy machine the poll may time out before this thread checks.
             late += 1;
             continue;
         }
@@ -397,7 +398,7 @@ fn closed_while_polled(ctx: &Ctx) -> Outcome {
         }
         let end = || poller.join().map_err(|_| Stop::Fail("a thread has panicked".into()));
         let polled = if is_first {
-            // At the end of its time it would see the event, too, without having been woken.
+            // A poll that times out would report the event, too, without having been woken.
             let since = Instant::now();
             let polled = end()?;
             check!(since.elapsed() < LONG / 2, "the event has not ended the poll");
@@ -410,14 +411,15 @@ fn closed_while_polled(ctx: &Ctx) -> Outcome {
         let polled = polled.what("poll")?;
         match polled {
             libc::POLLIN if is_woken => {}
-            // It looks at the descriptor again when it is woken or its time is over: that is closed.
+            // When the poll is woken or times out, it looks up the descriptor again, which is
+            // closed.
             libc::POLLNVAL if !is_first => {}
             0 if !is_first => late += 1,
             _ => return Err(Stop::Fail(format!("poll says {polled:#x}, round {round}"))),
         }
     }
     check!(late <= 4, "{late} of 20 polls were over before the close");
-    // Nobody is left who would be told.
+    // A new file receives events afterwards.
     let device = ctx.open()?;
     listen(&device, all_types())?;
     device_sees(&device, &map, 1, "afterwards")?;
@@ -445,15 +447,15 @@ fn bad_calls(ctx: &Ctx) -> Outcome {
     device_sees(&device, &map, 1, "for events")?;
     fails(device.read_stream(&mut [0; RECORD - 1]), Errno::EINVAL, "read of a part of a record")?;
     fails(device.read_stream(&mut []), Errno::EINVAL, "read of nothing at all")?;
-    // What cannot be written to is not lost.
+    // A record that cannot be copied to user space is not lost.
     records(&device)?;
     let mut left = 0;
-    // A fault that an invalidation interrupts leaves more than one record.
+    // A fault that an invalidation interrupts emits more than one record.
     for _ in 0..8 {
         listen(&device, mask(&[Type::FaultEnd]))?;
         device.discard(map.addr(), 2).what("discard")?;
         device_sees(&device, &map, 1, "for an event")?;
-        // SAFETY: nothing is there that could be written to.
+        // SAFETY: The buffer is a guard page, so the kernel writes no memory of the process.
         let read = unsafe { libc::read(device.fd(), map.guard() as *mut libc::c_void, RECORD) };
         fails(Errno::check(read as i64), Errno::EFAULT, "read to nowhere")?;
         left = records(&device)?.len();
@@ -463,7 +465,7 @@ fn bad_calls(ctx: &Ctx) -> Outcome {
         }
     }
     check_eq!(left, 1, "records after a read to nowhere");
-    // Of a mirror that is gone nothing comes, and nothing breaks.
+    // Records of a mirror that is destroyed are discarded without harm.
     let index = ctx.device;
     let child = Child::spawn(|| -> Result<(), String> {
         let device = Device::open(index).map_err(|error| error.to_string())?;
@@ -472,14 +474,15 @@ fn bad_calls(ctx: &Ctx) -> Outcome {
         map.fill(1);
         let mut data = vec![0; map.len()];
         device.read(map.addr(), &mut data).map_err(|error| error.to_string())?;
-        // Closed by the exit, with records that nobody has read.
+        // The exit closes the device, with records that were not read.
         std::mem::forget(device);
         Ok(())
     });
     child.what("fork")?.join().map_err(Stop::Fail)
 }
 
-/// What makes room for others is told to those who lose by it, with how much it was.
+/// An eviction for space is reported to the processes whose memory was evicted, with the number of
+/// pages.
 fn evictions(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
@@ -491,7 +494,7 @@ fn evictions(ctx: &Ctx) -> Outcome {
     device.release().what("release")?;
     let evict = one(&records(&device)?, Type::Evict)?;
     check_eq!((evict.detail, evict.moved), (0, 1024), "need and pages of {evict:?}");
-    // One who has nothing there is told nothing.
+    // A process without memory on the device gets no eviction event.
     let index = ctx.device;
     let child = Child::spawn(|| other(index)).what("fork")?;
     child.join().map_err(Stop::Fail)?;
@@ -506,7 +509,8 @@ fn evictions(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// Memory that CPU and device want by turns: the device waits, then the memory stays.
+/// Memory that CPU and device access in turns: the device waits, and then the memory stays in
+/// place.
 fn bounces(ctx: &Ctx) -> Outcome {
     let _restore =
         with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=3")?;
@@ -518,7 +522,7 @@ fn bounces(ctx: &Ctx) -> Outcome {
     let all = records(&device)?;
     let begins = of(&all, Type::MigrateBegin);
     check!(!begins.is_empty(), "nothing has moved: {all:?}");
-    // By faults.
+    // All migrations are triggered by faults.
     check!(begins.iter().all(|begin| begin.detail == 2), "another trigger: {begins:?}");
     let thrash = of(&all, Type::Thrash);
     for record in &thrash {

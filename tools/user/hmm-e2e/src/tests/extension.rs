@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The extensions as an interface: bad input, bad pointers, signals, and that
-//! counters only grow.
+//! The extension ioctls as an interface: invalid input, bad pointers, signals, and counters that
+//! must only increase.
 
 use crate::harness::{Ctx, Outcome, Test, What};
 use crate::support::*;
@@ -20,7 +20,7 @@ pub const TESTS: &[Test] = &[
     Test::new("engine", "time_without_a_command_is_idle", idle_time).only_rust(OURS),
 ];
 
-/// Numbers of all extensions, and the sizes of version 1.
+/// Numbers of all extensions, and their structure sizes in version 1.
 const SIZES: [(u8, u64); 9] = [
     (0x40, 40),
     (0x41, 16),
@@ -67,7 +67,7 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     fails(set(0, 1_000_000_001), Errno::EINVAL, "a long copy delay")?;
     fails(set(3, 2), Errno::EINVAL, "a flag that is 2")?;
     fails(set(1 << 32, 0), Errno::EINVAL, "a reserved field")?;
-    // Sizes: those of version 1, and a larger one that says nothing new.
+    // Sizes below that of version 1, and larger ones with an unknown field that is not zero.
     for (number, size) in SIZES {
         let mut words = vec![0u64; 40];
         words[0] = size - 1;
@@ -75,7 +75,7 @@ fn bad_input(ctx: &Ctx) -> Outcome {
         words[0] = 320;
         words[39] = 1;
         fails(device.probe_extension(number, &mut words), Errno::E2BIG, "an unknown field")?;
-        // Flags, where there are some.
+        // Flags, where the structure has a flags field.
         if !matches!(number, 0x40 | 0x41 | 0x45) {
             let mut words = vec![0u64; 40];
             words[0] = size | (1 << 63);
@@ -88,7 +88,7 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     fails(device.probe_extension(0x43, &mut words), Errno::EINVAL, "a reserved field of WAIT")?;
     let mut words = [16, reserved];
     fails(device.probe_extension(0x45, &mut words), Errno::EINVAL, "a reserved field of ENGINE")?;
-    // What is larger, and says nothing new, is as good as ever.
+    // A larger structure is accepted if all additional bytes are zero.
     for (number, least, size) in [(0x40, 40, 40), (0x41, 16, 264), (0x45, 16, 160), (0x47, 32, 32)]
     {
         let mut words = vec![0u64; 40];
@@ -96,7 +96,7 @@ fn bad_input(ctx: &Ctx) -> Outcome {
         let what = format!("{number:#x} with a structure that is larger, and zero");
         device.probe_extension(number, &mut words).what(&what)?;
         check_eq!(words[0] as u32, size, "size that comes back from {what}");
-        // The shortest is answered in part.
+        // The smallest structure receives a part of the fields.
         let mut words = vec![0u64; 40];
         words[0] = least;
         device.probe_extension(number, &mut words).what("the shortest structure")?;
@@ -104,7 +104,7 @@ fn bad_input(ctx: &Ctx) -> Outcome {
         let behind = &words[least as usize / 8..];
         check!(behind.iter().all(|word| *word == 0), "{number:#x} wrote behind the structure");
     }
-    // What is not there.
+    // Ids of commands that do not exist.
     for id in [0, 1 << 40, u64::MAX] {
         let mut words = [72, id, 0, 0, 0, 0, 0, 0, 0];
         fails(device.probe_extension(0x43, &mut words), Errno::ENOENT, "WAIT for no command")?;
@@ -118,7 +118,7 @@ fn bad_input(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "at the end")
 }
 
-/// Arguments and buffers that the kernel cannot read, or not write.
+/// Arguments and buffers that the kernel cannot read or write.
 fn bad_pointers(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(4)?;
@@ -126,7 +126,7 @@ fn bad_pointers(ctx: &Ctx) -> Outcome {
     let room = Mapping::anon(1)?;
     for (number, size) in SIZES {
         let what = |how: &str| format!("{number:#x} with an argument {how}");
-        // Not even its size can be read; the size, but nothing behind it; all but the last word.
+        // The size cannot be read; only the size can be read; all but the last word can be read.
         let mut places =
             vec![(PAGE_SIZE, "in a guard page"), (PAGE_SIZE - 8, "that begins a page")];
         places.push((PAGE_SIZE - size as usize + 8, "that ends in a guard page"));
@@ -137,13 +137,13 @@ fn bad_pointers(ctx: &Ctx) -> Outcome {
             let result = device.probe_extension_in(number, &room, offset);
             fails(result, Errno::EFAULT, &what(how))?;
         }
-        // A size that says: all the rest of this page and more.
+        // A size that extends beyond this page.
         room.set(0, 0, 1 << 31);
         let result = device.probe_extension_in(number, &room, 0);
         check!(result.is_err(), "{}", what("that is 2 GiB long"));
         room.advise(libc::MADV_DONTNEED)?;
     }
-    // Answers to where nothing may be written.
+    // Output to read-only memory.
     for (number, size) in [(0x40, 40), (0x41, 264), (0x45, 160)] {
         room.set(0, 0, size);
         room.protect(Prot::Read)?;
@@ -151,7 +151,7 @@ fn bad_pointers(ctx: &Ctx) -> Outcome {
         fails(result, Errno::EFAULT, &format!("{number:#x} with a read-only argument"))?;
         room.protect(Prot::ReadWrite)?;
     }
-    // Outcomes to nowhere: the pages moved before, and are whole.
+    // Outcomes cannot be stored. The pages have moved before that, and keep their contents.
     let outcomes = Mapping::anon(1)?;
     let result = device.probe_outcomes(map.addr(), 4, Ptr::Guard(&outcomes));
     fails(result.map(|_| ()), Errno::EFAULT, "outcomes into a guard page")?;
@@ -160,9 +160,9 @@ fn bad_pointers(ctx: &Ctx) -> Outcome {
     fails(result.map(|_| ()), Errno::EFAULT, "outcomes into read-only memory")?;
     outcomes.protect(Prot::ReadWrite)?;
     cpu_sees(&map, 1, "after outcomes that went nowhere")?;
-    // Coherent memory the CPU reads where it is.
+    // The CPU reads coherent memory in place, so migrate it back.
     device.migrate(map.addr(), 4, Way::ToSystem).what("migrate back")?;
-    // Into the memory that moves: its first page comes back for that.
+    // Outcomes are stored in the memory that migrates. Its first page migrates back for that.
     let done = device.probe_outcomes(map.addr(), 4, Ptr::Map(&map)).what("outcomes into itself")?;
     check_eq!(done.moved, 4, "pages moved");
     check_eq!(map.get(0, 1), pattern::word(1, 0, 1), "what is behind the outcomes");
@@ -180,7 +180,7 @@ fn signals(ctx: &Ctx) -> Outcome {
     fails(job.poll(Duration::from_secs(60)).map(|_| ()), Errno::EINTR, "wait with a signal")?;
     check!(begin.elapsed() < Duration::from_secs(20), "the signal did not end the wait");
     check_eq!(job.finish().what("stop")?.error, None, "end of the command that was waited for");
-    // For ever, and killed.
+    // A wait without a time limit can be killed.
     let gate = Gate::new()?;
     let mut child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
@@ -197,7 +197,7 @@ fn signals(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// All counters of both engines and of the file, but those of memory in use.
+/// Reads all counters of both engines and of the file, except those of memory in use.
 fn all_counters(device: &Device) -> Result<Vec<(String, u64)>, Errno> {
     let mut all = Vec::new();
     for (name, value) in device.counters()?.fields() {
@@ -220,7 +220,8 @@ fn counters_grow(ctx: &Ctx) -> Outcome {
     let read = Command::new(EngineOp::Read, map.addr(), map.len()).rounds(0);
     let write = Command::new(EngineOp::AtomicAdd, map.addr(), map.len()).stride(64).value(1);
     let jobs = [device.submit(read)?, device.submit(write.rounds(0).engine(1))?];
-    // Time without a command is counted when it ends: both must be at work.
+    // Idle time is counted when the next command begins, so wait until both engines execute a
+    // command.
     for job in &jobs {
         while job.poll(Duration::from_millis(1))?.1.rounds == 0 {}
     }
@@ -263,13 +264,13 @@ fn counters_grow(ctx: &Ctx) -> Outcome {
         check!(grown(name) > 0, "{name} did not grow");
     }
     let (hits, misses) = (grown("tlb_hits"), grown("tlb_misses"));
-    // One that finds its translation changing looks again. The first counters were read one by one
-    // while both engines went on.
+    // An access that finds its translation changing looks it up again. The first counters were read
+    // one after the other while both engines ran.
     let accesses = grown("accesses");
     check!(hits + misses + 100 >= accesses, "{hits} hits, {misses} misses, {accesses} accesses");
     check_eq!(grown("stale_hits"), 0, "stale hits");
     for engine in 0..2 {
-        // Every moment is of one of the three kinds.
+        // An engine is always busy, idle or waiting.
         let time: u64 = ["busy_ns", "idle_ns", "wait_ns"]
             .iter()
             .map(|name| grown(&format!("{name} of engine {engine}")))
@@ -281,7 +282,8 @@ fn counters_grow(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Idle time is counted when the next command is taken.  It begins when the command before has ended.
+/// Idle time is counted when the next command is taken. It begins when the previous command has
+/// ended.
 fn idle_time(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(1)?;
@@ -291,7 +293,7 @@ fn idle_time(ctx: &Ctx) -> Outcome {
         let outer = Instant::now();
         check_eq!(device.run(read)?.error, None, "the command before");
         let before = device.engine_counters(0)?;
-        // The engine's thread notes the time a little after the command has ended.
+        // The engine's thread records the time a little after the command has ended.
         std::thread::sleep(Duration::from_millis(20));
         let inner = Instant::now();
         std::thread::sleep(Duration::from_millis(50));

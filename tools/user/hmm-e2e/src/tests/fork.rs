@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! fork: what one process's device or CPU writes, the other must not see.
+//! fork(): a process must not see writes by the CPU or the device of another process.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
     Test::new("fork", "inherited_file_drives_the_parent", inherited_file),
 ];
 
-/// The child looks at its memory when told to, and again before it ends.
+/// Body of a child that checks its memory when the parent opens the gate, and again before it ends.
 fn watcher<'a>(map: &'a Mapping, seed: u64, looks: &'a Gate, seen: &'a Gate) -> Outcome {
     looks.wait().what("gate")?;
     cpu_sees(map, seed, "by the child")?;
@@ -39,7 +39,7 @@ fn device_write_hidden(ctx: &Ctx, map: &Mapping, resident_before: bool) -> Outco
     map.fill(1);
     match resident_before {
         true => migrate(&device, map, 1)?,
-        // Entries for writing must not survive the fork.
+        // Writable device PTEs must not survive the fork.
         false => device_fills(&device, map, 1, "before the fork").map(|_| ())?,
     }
     let (looks, seen) = (Gate::new()?, Gate::new()?);
@@ -50,7 +50,7 @@ fn device_write_hidden(ctx: &Ctx, map: &Mapping, resident_before: bool) -> Outco
     delta.at_least("faults_write", 1, "of the write after fork")?;
     looks.open().what("gate")?;
     if let Err(error) = seen.wait() {
-        // The child's own report is better than "the gate stays closed".
+        // The child's own report is more specific than an error of the gate.
         child.join().map_err(Stop::Fail)?;
         return Err(error.into());
     }
@@ -75,7 +75,7 @@ fn device_write_hidden_in_ram(ctx: &Ctx) -> Outcome {
     device_write_hidden(ctx, &Mapping::anon(PAGES)?, false)
 }
 
-/// The child's read brings the shared device page back for both.
+/// The child's read migrates the shared device page back for both processes.
 fn child_reads_first(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -92,7 +92,7 @@ fn child_reads_first(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 2, "by the parent")
 }
 
-/// What the child writes with the CPU, the parent's device must not see.
+/// The parent's device must not see writes of the child's CPU.
 fn child_cpu_write(ctx: &Ctx, map: &Mapping) -> Outcome {
     let device = ctx.open()?;
     map.fill(1);
@@ -120,7 +120,7 @@ fn child_cpu_write_thp(ctx: &Ctx) -> Outcome {
     child_cpu_write(ctx, &huge(1, 1)?)
 }
 
-/// What the child's device writes, parent and parent's device must not see.
+/// Neither the parent nor its device may see writes of the child's device.
 fn child_device_write(ctx: &Ctx, map: &Mapping, resident_before: bool) -> Outcome {
     let device = ctx.open()?;
     map.fill(1);
@@ -146,7 +146,7 @@ fn child_device_write(ctx: &Ctx, map: &Mapping, resident_before: bool) -> Outcom
     device_fills(&device, map, 3, "by the parent after the child's device wrote")?;
     go.open().what("gate")?;
     child.join().map_err(Stop::Fail)?;
-    // The child's close evicted the whole device, the parent's pages too.
+    // Closing the child's file evicted all device memory, including the parent's pages.
     device_sees(&device, map, 3, "after the child's close")?;
     cpu_sees(map, 3, "by the parent at the end")
 }
@@ -163,7 +163,7 @@ fn child_device_in_ram(ctx: &Ctx) -> Outcome {
     child_device_write(ctx, &Mapping::anon(PAGES)?, false)
 }
 
-/// A child that ends takes only its own references with it.
+/// A child that exits drops only its own references.
 fn child_exit(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -180,7 +180,7 @@ fn child_exit(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 2, "after the child's end")
 }
 
-/// The child's share of a device page lives on when the parent unmaps it.
+/// The child's reference keeps a device page alive when the parent unmaps it.
 fn child_outlives(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -199,7 +199,7 @@ fn child_outlives(ctx: &Ctx) -> Outcome {
     delta.exactly("device_pages_used", 0, "when nobody holds them")
 }
 
-/// A device file that the child inherits still drives the parent's memory.
+/// A device file that the child inherits still accesses the parent's memory.
 fn inherited_file(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;

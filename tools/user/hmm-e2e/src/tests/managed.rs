@@ -37,7 +37,7 @@ fn on_device(device: &Device, memory: &Managed) -> Result<usize, Stop> {
     Ok(states.iter().filter(|state| state.is_local()).count())
 }
 
-/// Adds 1 to the first word of each page.
+/// Adds 1 to the first word of each page by an engine.
 fn add(device: &Device, memory: &Managed) -> Outcome {
     let command = Command::new(EngineOp::AtomicAdd, memory.addr(), memory.len());
     let ended = device.run(command.value(1).stride(PAGE_SIZE)).what("add")?;
@@ -120,7 +120,7 @@ fn populate(ctx: &Ctx) -> Outcome {
     add(&device, &memory)?;
     delta.exactly("faults_write", 0, "of the device")?;
     check_eq!((memory.get(99, 0), memory.get(99, 1)), (1, 0), "words");
-    // With mmap alone, all of it comes with the first fault.
+    // If it is mapped by mmap() alone, the first fault populates all of it.
     let mapped = device.map_managed(1200, POPULATE).what("mmap")?;
     let command = Command::new(EngineOp::Fill, mapped.addr(), 8).value(9);
     check_eq!(device.run(command).what("fill")?.error, None, "error of the engine");
@@ -152,7 +152,7 @@ fn any_device(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// What was said of a part holds there; a policy decides how much of the rest moves.
+/// Attributes of a part apply to that part. The policy determines how much of the rest migrates.
 fn attributes(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     for policy in [Policy::None, Policy::Default] {
@@ -182,7 +182,7 @@ fn others(ctx: &Ctx) -> Outcome {
     memory.fill(3);
     add(&device, &memory)?;
     let word = |memory: &Managed| memory.get(2, 0).wrapping_sub(hmm::pattern::word(3, 2, 0));
-    // The child has its own, as it was.
+    // The child has its own copy, unchanged.
     let child = Child::spawn(|| -> Result<(), Stop> {
         check_eq!(word(&memory), 1, "what the child sees");
         memory.set(2, 0, 77);
@@ -211,15 +211,16 @@ fn others(ctx: &Ctx) -> Outcome {
 fn later(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let queue = device.queue().what("make a queue")?;
-    // The call returns although nothing can begin.
+    // The call returns although the operation cannot begin.
     let gate = device.host_fence().what("make a fence")?;
     queue.wait(&gate).what("wait")?;
-    // Half a second of copies, if nothing cuts them short: a piece of 512 pages.
+    // Half a second of copies in a chunk of 512 pages, unless they are cancelled.
     device.set(Setting::CopyDelay, 1_000_000).what("set the delay")?;
     let (memory, fence) = device.alloc_later(512 * PAGE_SIZE, POPULATE, &queue).what("alloc")?;
     check_eq!(fence.check().what("check")?.state, State::NotDone, "the fence before the gate");
     gate.signal(Ok(())).what("signal")?;
-    // The host works meanwhile, and even touches it: that waits or faults, and is not lost.
+    // The host works meanwhile and touches the memory. The access waits or faults, and its write is
+    // not lost.
     memory.set(511, 3, 5);
     let done = fence.sync(Some(Duration::from_secs(60))).what("wait")?;
     device.set(Setting::CopyDelay, 0).what("set the delay back")?;
@@ -228,7 +229,7 @@ fn later(ctx: &Ctx) -> Outcome {
     memory.set(0, 0, 6);
     add(&device, &memory)?;
     check_eq!((memory.get(0, 0), memory.get(1, 0)), (7, 1), "words");
-    // The device uses it before the fence signals.
+    // The device uses the memory before the fence is signalled.
     let gate = device.host_fence().what("make a fence")?;
     queue.wait(&gate).what("wait")?;
     let (early, fence) = device.alloc_later(8 * PAGE_SIZE, POPULATE, &queue).what("alloc")?;
@@ -240,7 +241,7 @@ fn later(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Bytes that the process has mapped.
+/// Returns the number of mappings of the device in this process.
 fn mapped() -> Result<usize, Stop> {
     let maps = std::fs::read_to_string("/proc/self/maps").what("read the maps")?;
     Ok(maps.lines().filter(|line| line.contains("hmm_dmirror")).count())
@@ -261,7 +262,7 @@ fn failure(ctx: &Ctx) -> Outcome {
     check_eq!(end.state, State::Failed(Errno::ENOMEM), "end of the population");
     check_eq!(mapped()?, before, "mappings of the device after it");
     std::mem::forget(memory);
-    // A queue that goes before it began.
+    // The queue is destroyed before the operation begins.
     let gate = device.host_fence().what("make a fence")?;
     queue.wait(&gate).what("wait")?;
     let (memory, fence) = device.alloc_later(16 * PAGE_SIZE, POPULATE, &queue).what("alloc")?;
@@ -281,7 +282,7 @@ fn not_its_own(ctx: &Ctx) -> Outcome {
     let gate = device.host_fence().what("make a fence")?;
     queue.wait(&gate).what("wait")?;
     let (memory, fence) = device.alloc_later(16 * PAGE_SIZE, POPULATE, &queue).what("alloc")?;
-    // The process has other managed memory there, before the population begins.
+    // The process maps other managed memory there before the population begins.
     let other = device.map_managed_over(memory, PLAIN).what("map over it")?;
     other.fill(9);
     device.set(Setting::CopyFail, 3).what("set")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Migration of base pages: there and back, holes, advice, exhausted memory.
+//! Migration of base pages: back and forth, holes, madvise(), exhausted memory.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::mover::rounds;
@@ -69,7 +69,7 @@ fn there_and_back_by_request(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Device entries of pages that stay survive a second migration.
+/// Device PTEs of pages that are on the device already survive a second migration.
 fn part_is_there(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -85,7 +85,7 @@ fn part_is_there(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 2, "after the second migration")
 }
 
-/// Changing rights leaves the pages where they are, and takes the device's entries.
+/// Changing the protection leaves the pages in place and removes the device PTEs.
 fn there_without_entries(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let (small, huge) = (Mapping::anon(PAGES)?, huge(1, 2)?);
@@ -108,7 +108,7 @@ fn there_without_entries(ctx: &Ctx) -> Outcome {
 fn holes_and_zero_pages(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
-    // By turns: nothing, the zero page, data.
+    // In turns: a hole, the zero page, data.
     for page in 0..PAGES {
         match page % 3 {
             0 => {}
@@ -136,7 +136,7 @@ fn holes_and_zero_pages(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A few pages in an otherwise empty 2 MiB range, and an empty one after it.
+/// A few pages in an otherwise empty 2 MiB range, followed by an empty range.
 fn lone_pages(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(2)?;
@@ -159,8 +159,8 @@ fn lone_pages(ctx: &Ctx) -> Outcome {
     pattern::compare(&data, 0, expect).what("device read at the end")
 }
 
-/// What the device wrote comes back, by touch of every second page and by
-/// request for the others.
+/// Data that the device has written migrates back: every second page by a CPU fault, the others by
+/// request.
 fn device_write_then_back(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -191,7 +191,7 @@ fn release_evicts(ctx: &Ctx) -> Outcome {
     delta.exactly("device_pages_used", -(PAGES as i64), "after the release")?;
     cpu_sees(&map, 2, "after the release")?;
     device_sees(&device, &map, 2, "after the release")?;
-    // The device has memory again as soon as it is needed.
+    // The device gets memory again as soon as it needs some.
     migrate(&device, &map, 2)
 }
 
@@ -223,8 +223,9 @@ fn dontneed_then_device(ctx: &Ctx) -> Outcome {
     dontneed(ctx, true)
 }
 
-/// A CPU fault has seen that its page is on the device, and waits for the device's flush before it isolates it. If the page
-/// is dropped meanwhile, the CPU reads zero, and no page is lost.
+/// A CPU fault has found its page on the device, and waits for the device's flush before it
+/// isolates the page. If the page is dropped meanwhile, the CPU reads zero, and no device page is
+/// leaked.
 fn dontneed_beside_a_cpu_fault(ctx: &Ctx) -> Outcome {
     const SLOW: u64 = 300_000_000;
     let device = ctx.open()?;
@@ -244,7 +245,7 @@ fn dontneed_beside_a_cpu_fault(ctx: &Ctx) -> Outcome {
             toucher.join().map_err(|_| Stop::Fail("the toucher panicked".into()))
         })?;
         let after = device.counters()?;
-        // On a busy machine the page may be back before it is dropped.
+        // On a busy machine the page may have migrated back before it is dropped.
         let known = [0, pattern::word(round + 100, 0, 7)];
         check!(known.contains(&word), "the CPU read {word:#x}");
         let in_time = after.cpu_fault_pages == before.cpu_fault_pages;
@@ -252,7 +253,8 @@ fn dontneed_beside_a_cpu_fault(ctx: &Ctx) -> Outcome {
             check_eq!(word, 0, "the word that the CPU read of what was dropped");
             dropped += 1;
         }
-        // The runtime of the language hides the first SIGBUS, but a fault that ended with it is not counted.
+        // The Rust runtime hides the first SIGBUS, but a fault that ended with SIGBUS is not
+        // counted.
         check_eq!(after.cpu_faults, before.cpu_faults + 1, "CPU faults, round {round}");
         check_eq!(after.device_pages_used, before.device_pages_used - 1, "device pages in use");
         Ok(in_time)
@@ -262,7 +264,7 @@ fn dontneed_beside_a_cpu_fault(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// After MADV_FREE a page is old or zero, but what is written later stays.
+/// After MADV_FREE a page has its old contents or is zero. Data that is written later stays.
 fn free_then_device_write(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -279,7 +281,7 @@ fn free_then_device_write(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// One failed allocation leaves one page behind, in place and usable.
+/// One failed allocation leaves one page in place, which stays usable.
 fn failed_allocation(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;
@@ -292,7 +294,7 @@ fn failed_allocation(ctx: &Ctx) -> Outcome {
     migrate(&device, &map, 1)
 }
 
-/// One command over several mappings with different rights.
+/// One command over several mappings with different protection.
 fn several_mappings(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(PAGES)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Two devices as tiles of one device: their memories have the same owner.
+//! Two devices as tiles of one device: their memories have the same pgmap owner.
 
 use super::connect::{pair, Pair};
 use super::memory::{block, engine_reads, to_device, with};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const OURS: &str = "test_hmm has one memory for a device";
 
-/// In the group that unloads modules.
+/// Tests in the group that unloads modules.
 pub const TESTS: &[Test] = &[
     Test::new("memory", "the_other_tile_is_read_in_place", in_place).only_rust(OURS).private(),
     Test::new("memory", "a_fault_moves_pages_between_tiles", moved).only_rust(OURS).private(),
@@ -36,14 +36,14 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "coherent_tiles_are_used_in_place", coherent).only_rust(OURS).private(),
 ];
 
-/// A block on the second tile, with the contents of `seed`.
+/// Maps a block with the pattern `seed` and migrates it to the second tile.
 fn on_two(pair: &Pair, seed: u64) -> Result<Mapping, Stop> {
     let map = block(seed)?;
     check_eq!(to_device(&pair.two, &map)?.moved, 512, "pages that moved to the second tile");
     Ok(map)
 }
 
-/// Pages in use of both tiles.
+/// Returns the pages in use on both tiles.
 fn used(Pair { one, two }: &Pair) -> Result<[u64; 2], Stop> {
     Ok([one.counters()?.device_pages_used, two.counters()?.device_pages_used])
 }
@@ -68,7 +68,8 @@ fn in_place(ctx: &Ctx) -> Outcome {
         delta.exactly("cpu_faults", 0, name)?;
         delta.exactly("migrated_to_system", 0, name)?;
     }
-    // CPU faults bring it back from the tile that has it; neither tile reads what was before.
+    // CPU faults migrate it back from the second tile. Neither tile may read old contents
+    // afterwards.
     cpu_sees(&map, 6, "of the second tile")?;
     check_eq!(used(&pair)?, [0, 0], "pages that are left");
     map.fill(7);
@@ -113,7 +114,7 @@ fn evicted(ctx: &Ctx) -> Outcome {
     let pair = pair(ctx, Connection::Unified)?;
     let mine = block(1)?;
     check_eq!(to_device(&pair.one, &mine)?.moved, 512, "pages that moved to the first tile");
-    // The second tile has room for four blocks.
+    // The memory of the second tile holds four blocks.
     let maps = (2..8).map(|seed| on_two(&pair, seed)).collect::<Result<Vec<_>, _>>()?;
     check_eq!(used(&pair)?, [512, 2048], "pages of each tile");
     check_eq!(pair.one.counters()?.evicted_pages, 0, "pages evicted from the first tile");
@@ -135,7 +136,7 @@ fn unplugged(ctx: &Ctx) -> Outcome {
     engine_reads(&pair.one, &map, 5)?;
     pair.two.unplug(0, 0).what("unplug the second tile")?;
     check_eq!(used(&pair)?, [512, 0], "pages of each tile");
-    // The first tile works as before, and reads what was saved.
+    // The first tile still works, and reads the pages that were saved.
     engine_reads(&pair.one, &map, 5)?;
     engine_reads(&pair.one, &mine, 1)?;
     check_eq!(to_device(&pair.one, &map)?.moved, 512, "pages that moved to the first tile");
@@ -161,7 +162,7 @@ fn huge_pages(ctx: &Ctx) -> Outcome {
         check_eq!(used(&pair)?, expected, "pages of each tile, {connection:?}");
         delta.exactly("cpu_faults", 0, "second")?;
         cpu_sees(&map, 5, "at the end")?;
-        // It was never split, so that it came back whole.
+        // The huge page was never split, so it has migrated back as a whole.
         let kib = smaps::field(map.addr(), map.len(), "AnonHugePages").what("smaps")?;
         check_eq!(kib, 2048, "KiB in huge pages at the end, {connection:?}");
         drop(map);
@@ -170,7 +171,8 @@ fn huge_pages(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Engine work on all of `map` until `stop`; each must see the pattern `seed`. Returns the rounds.
+/// Repeats an engine command that reads all of `map` until `stop`. Each must find the pattern
+/// `seed`. Returns the number of rounds.
 fn keep_reading(
     device: &Device,
     map: &Mapping,
@@ -227,7 +229,7 @@ fn bounced(ctx: &Ctx) -> Outcome {
     for round in 0..12 {
         let turn = round as usize % 2;
         device_fills(devices[turn], &map, round, "by turns")?;
-        // Three times each, by turns.
+        // The page moves three times to each tile, in turns.
         let mut expected = [0, 0];
         if round < 6 {
             expected[turn] = 1;
@@ -291,7 +293,7 @@ fn coherent(ctx: &Ctx) -> Outcome {
         engine_reads(&pair.two, &map, 6)?;
         cpu_sees(&map, 6, "where it is")?;
         check_eq!(used(&pair)?, [0, 512], "pages of each tile, {connection:?}");
-        // The entries of both go with the pages.
+        // A migration back removes the entries of both tiles.
         pair.two.migrate(map.addr(), map.pages(), Way::ToSystem).what("migrate back")?;
         check_eq!(used(&pair)?, [0, 0], "pages that are left");
         map.fill(7);

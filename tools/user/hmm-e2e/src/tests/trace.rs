@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Tracepoints say what happened, to whom, and why.
+//! Tracepoints report events with their process and reason.
 
 use super::memory::with;
 use super::reload::unload;
@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
     Test::new("trace", "pulls", pulls).only_rust(OURS),
 ];
 
-/// Events called `name` of this process, or of none.
+/// Returns the events called `name` of this process, or without a process.
 fn named(tracing: &Tracing, name: &str) -> Result<Vec<Event>, Stop> {
     let own = i64::from(std::process::id());
     let events = tracing.events().what("read the trace")?.into_iter();
@@ -33,7 +33,7 @@ fn named(tracing: &Tracing, name: &str) -> Result<Vec<Event>, Stop> {
     Ok(events.filter(|event| event.name == name && ours(event)).collect())
 }
 
-/// The only event called `name`.
+/// Returns the only event called `name`.
 fn one(tracing: &Tracing, name: &str) -> Result<Event, Stop> {
     let mut events = named(tracing, name)?;
     check_eq!(events.len(), 1, "number of {name} events: {events:?}");
@@ -83,7 +83,7 @@ fn faults_and_migrations(ctx: &Ctx) -> Outcome {
         let left = resident(&device, &map, 0, PAGES)?;
         field(&fault, "moved", PAGES - left)?;
     }
-    // Others hear nothing after the end.
+    // A new trace instance contains no earlier events.
     drop(tracing);
     let tracing = Tracing::start("hmm-e2e").what("start tracing again")?;
     check_eq!(named(&tracing, "migrate_begin")?.len(), 0, "events of before");
@@ -118,7 +118,7 @@ fn invalidations(ctx: &Ctx) -> Outcome {
     let events = named(&tracing, "invalidate")?;
     for (name, first) in [("protection-vma", 0), ("unmap", 8), ("clear", 16)] {
         let start = map.page_addr(first) as i64;
-        // The program's own allocations may be unmapped, too.
+        // The program's own allocator may unmap memory, too.
         let found = events
             .iter()
             .find(|event| event.text("event") == name && event.number("start") == Some(start));
@@ -157,7 +157,8 @@ fn evictions(ctx: &Ctx) -> Outcome {
     field(&evict, "left", 0)
 }
 
-/// What makes room for others says so, and a fault that moves memory is its trigger.
+/// An eviction for space is reported with its reason, and a fault that migrates memory is its
+/// trigger.
 fn for_room(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
@@ -173,7 +174,8 @@ fn for_room(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// A page that CPU and device want by turns: the device's faults move it, then it waits, then it stays.
+/// A page that CPU and device access in turns: faults of the device migrate it, then it waits, and
+/// then it stays.
 fn bounces(ctx: &Ctx) -> Outcome {
     let _restore =
         with(ctx, "thrash_count=2 thrash_lapse_ms=60000 thrash_pin_ms=60000 thrash_nap_ms=3")?;
@@ -204,7 +206,7 @@ fn bounces(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// From one device to another, directly and through memory.
+/// Pulls from one device to another, directly and through system memory.
 fn pulls(ctx: &Ctx) -> Outcome {
     let (one, two) = (ctx.open()?, Device::open(ctx.second).what("open the second device")?);
     for connection in [Connection::Migratable, Connection::None] {

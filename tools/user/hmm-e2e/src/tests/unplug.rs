@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A device is unplugged while its memory is in use, or while pages move.
+//! Unplug of a device while its memory is in use or while pages migrate.
 
 use super::connect::while_pulled;
 use super::memory::{to_device, with};
@@ -40,7 +40,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// A device is unplugged while pages are copied to it, from system memory and from another device.
-/// When the unplug returns, its memory is empty and stays so; the pages stay where they were.
+/// When the unplug returns, its memory is empty and stays so. The pages stay at their source.
 fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
     const PAGES: usize = 8;
     for pulled in [false, true] {
@@ -58,7 +58,7 @@ fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
             let there = other.migrate(map.addr(), PAGES, Way::ToDevice).what("migrate")?;
             check_eq!(there.moved, PAGES as u64, "pages that moved to the source");
         }
-        // Of each page.
+        // Delay of each page.
         source.set(Setting::CopyDelay, 100_000_000).what("set the delay")?;
         let (ended, used) = std::thread::scope(|scope| -> Result<_, Stop> {
             let mover = scope.spawn(|| match pulled {
@@ -94,7 +94,7 @@ fn unplug_waits_for_migrations(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// What takes pages out of the memory of a device that is unplugged.
+/// Operation that removes pages from the memory of a device that is unplugged.
 #[derive(Clone, Copy, Debug)]
 enum Departure {
     Request,
@@ -102,8 +102,9 @@ enum Departure {
     Pull,
 }
 
-/// A device is unplugged while its pages are copied to system memory or to another device. Unplug returns when these
-/// copies have ended, so that the driver may stop its copy engine, and no page is lost.
+/// A device is unplugged while its pages are copied to system memory or to another device. The
+/// unplug must return only after these copies, so that the driver can stop its copy engine. No page
+/// may be lost.
 fn unplug_waits_for_copies_back(ctx: &Ctx) -> Outcome {
     const PAGES: usize = 8;
     for departure in [Departure::Request, Departure::CpuFault, Departure::Pull] {
@@ -117,7 +118,7 @@ fn unplug_waits_for_copies_back(ctx: &Ctx) -> Outcome {
         let map = Mapping::anon(PAGES)?;
         map.fill(9);
         check_eq!(to_device(&device, &map)?.moved, PAGES as u64, "pages that moved there");
-        // Of each page: far longer than unplug tries to evict what it finds.
+        // Delay of each page, far longer than the time for which the unplug retries evictions.
         device.set(Setting::CopyDelay, 100_000_000).what("set the delay")?;
         let before = device.counters()?.bytes_copied;
         let (lost, used) = std::thread::scope(|scope| -> Result<_, Stop> {
@@ -223,7 +224,7 @@ fn unplugged_in_use(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// The device is unplugged while pages move to it and back, and every page survives.
+/// The device is unplugged while pages migrate back and forth. Every page must keep its contents.
 fn unplugged_during_migrations(ctx: &Ctx) -> Outcome {
     races(3, |round| {
         let _restore = with(ctx, "vram_mib=64")?;
@@ -244,7 +245,7 @@ fn unplugged_during_migrations(ctx: &Ctx) -> Outcome {
     })
 }
 
-/// One of two devices is unplugged while pages move from one to the other.
+/// One of two devices is unplugged while pages migrate from one to the other.
 fn unplugged_during_a_pull(ctx: &Ctx) -> Outcome {
     for (is_source, copies) in [(true, 1), (true, 12), (false, 1), (false, 12)] {
         let _restore = with(ctx, "vram_mib=64")?;

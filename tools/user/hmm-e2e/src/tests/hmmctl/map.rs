@@ -35,11 +35,11 @@ pub(super) fn map(ctx: &Ctx) -> Outcome {
     let drawn = text.lines().filter(|line| line.starts_with("  ") && !line.contains(" memory"));
     let blocks: usize = drawn.map(|line| line.matches('d').count()).sum();
     check_eq!(blocks, ON_DEVICE, "blocks of the device in {text}");
-    // What comes back is seen.
+    // Pages that have migrated back are shown as system memory.
     device.migrate(map.addr(), 10, Way::ToSystem).what("migrate back")?;
     let shown = object(&mut hmmctl(&["map", &own(), "--json"]))?;
     check_eq!(pages_in(&shown, &map, "device").0, ON_DEVICE - 10, "pages after some went back");
-    // Of those in system memory that the device has mapped.
+    // Exclusive access to pages in system memory that the device has mapped.
     let mut bytes = vec![0; 2 * PAGE_SIZE];
     device.exclusive(map.page_addr(ON_DEVICE), &mut bytes).what("exclusive access")?;
     hmm::pattern::check(1, ON_DEVICE, &bytes).what("what the device reads exclusively")?;
@@ -49,7 +49,7 @@ pub(super) fn map(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "afterwards")
 }
 
-/// More runs than one read of the kernel's file can tell, huge pages among them.
+/// More runs than a single read of the kernel's file returns, with a huge page among them.
 pub(super) fn large_map(ctx: &Ctx) -> Outcome {
     const EACH: usize = 2048;
     let device = ctx.open()?;
@@ -66,14 +66,14 @@ pub(super) fn large_map(ctx: &Ctx) -> Outcome {
     let lines = map_file()?;
     let own = format!(" {} ", std::process::id());
     let lines = lines.lines().filter(|line| line.contains(&own));
-    // Parts of the table end at 2 MiB.
+    // Parts of the table end at multiples of 2 MiB.
     let count = lines.clone().count();
     check!((EACH + 1..EACH + 32).contains(&count), "{count} lines for {EACH} runs and a huge page");
     check_eq!(lines.filter(|line| line.ends_with("huge")).count(), 1, "huge lines");
     Ok(())
 }
 
-/// Who reads finds a consistent file, whatever is opened and closed meanwhile.
+/// A reader gets a consistent file while devices are opened and closed concurrently.
 pub(super) fn come_and_go(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = spread(&device)?;

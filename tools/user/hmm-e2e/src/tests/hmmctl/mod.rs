@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `hmmctl` shows what there is: its numbers, files and messages.
+//! Output, files and messages of `hmmctl`.
 
 mod map;
 mod top;
@@ -32,14 +32,14 @@ pub const TESTS: &[Test] = &[
     Test::new("hmmctl", "errors_say_what_to_do", errors).only_rust(OURS),
 ];
 
-/// In the group that unloads modules.
+/// Tests in the group that unloads modules.
 pub const WITHOUT_MODULES: &[Test] =
     &[Test::new("memory", "hmmctl_without_modules", without_modules).only_rust(OURS)];
 
-/// Where the kernel's own events are.
+/// Directory of the kernel's trace instances.
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
-/// How long something may take.
+/// Time limit of a wait.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn hmmctl(args: &[&str]) -> Command {
@@ -48,7 +48,7 @@ fn hmmctl(args: &[&str]) -> Command {
     command
 }
 
-/// What it prints, and what it says, if it ends with `status`.
+/// Runs the command and checks its exit status. Returns its output and its error output.
 fn says(command: &mut Command, status: i32) -> Result<(String, String), Stop> {
     let output = command.output().what("run hmmctl")?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -57,13 +57,13 @@ fn says(command: &mut Command, status: i32) -> Result<(String, String), Stop> {
     Ok((out, errors))
 }
 
-/// The objects that it prints.
+/// Returns the JSON objects that the command prints.
 fn objects(command: &mut Command) -> Result<Vec<Value>, Stop> {
     let (out, _) = says(command, 0)?;
     out.lines().map(|line| serde_json::from_str(line).what(&format!("JSON '{line}'"))).collect()
 }
 
-/// The only object that it prints.
+/// Returns the only JSON object that the command prints.
 fn object(command: &mut Command) -> Result<Value, Stop> {
     let mut all = objects(command)?;
     check_eq!(all.len(), 1, "objects of {command:?}");
@@ -84,7 +84,8 @@ fn hex(value: &Value) -> usize {
     usize::from_str_radix(text, 16).unwrap_or(0)
 }
 
-/// Pages of `map` that are in `place`, and the runs of them, as `hmmctl map` says.
+/// Returns the number of pages of `map` that `hmmctl map` reports in `place`, and the number of
+/// their runs.
 fn pages_in(object: &Value, map: &Mapping, place: &str) -> (usize, usize) {
     let (start, end) = (map.addr(), map.addr() + map.len());
     let (mut pages, mut runs) = (0, 0);
@@ -102,7 +103,7 @@ fn pages_in(object: &Value, map: &Mapping, place: &str) -> (usize, usize) {
     (pages, runs)
 }
 
-/// The text of the kernel's file, as `cat` reads it: in blocks.
+/// Reads the kernel's file in blocks, as `cat` does.
 pub(super) fn map_file() -> Result<String, Stop> {
     let mut file = std::fs::File::open("/sys/kernel/debug/rust_hmm/map").what("open map")?;
     let mut text = String::new();
@@ -115,7 +116,7 @@ pub(super) fn map_file() -> Result<String, Stop> {
     }
 }
 
-/// Well-formed, as far as elements are concerned; they have ends of their own.
+/// Checks that every element has an end tag, except the elements named in `void`.
 fn well_formed(text: &str, void: &[&str]) -> Outcome {
     let mut open: Vec<&str> = Vec::new();
     let mut rest = text;
@@ -138,7 +139,7 @@ fn well_formed(text: &str, void: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// A file of a test, which goes with it.
+/// A temporary file, which is removed when it is dropped.
 struct Temp(PathBuf);
 
 impl Temp {
@@ -161,7 +162,7 @@ impl Drop for Temp {
     }
 }
 
-/// For options.
+/// Adds the name of the missing value to an empty `Option`.
 trait WhatIs<T> {
     fn what_is(self, missing: &str) -> Result<T, Stop>;
 }
@@ -175,7 +176,8 @@ impl<T> WhatIs<T> for Option<T> {
 const PAGES: usize = 64;
 const ON_DEVICE: usize = 40;
 
-/// 40 pages in the device's memory, 16 in system memory that the device has mapped, 8 that it has not.
+/// Maps 64 pages: 40 in device memory, 16 in system memory and mapped by the device, and 8 not
+/// mapped by it.
 fn spread(device: &Device) -> Result<Mapping, Stop> {
     let map = Mapping::anon(PAGES)?;
     map.fill(1);
@@ -201,7 +203,7 @@ fn errors(ctx: &Ctx) -> Outcome {
         }
         Ok(())
     };
-    // A process without a device, and one that is gone.
+    // A process without a device, and a process that does not exist.
     expect(&mut hmmctl(&["map", "1"]), 6, &["no device mirrors", &own])?;
     expect(&mut hmmctl(&["map", "999999999"]), 6, &["no process 999999999", "hmmctl top"])?;
     expect(&mut hmmctl(&["top", "--once", "--pid", "999999999"]), 6, &["no process"])?;
@@ -212,7 +214,7 @@ fn errors(ctx: &Ctx) -> Outcome {
     )?;
     expect(&mut hmmctl(&["trace", "--mirror", "4000000000"]), 7, &["no mirror"])?;
     expect(&mut hmmctl(&["trace", "--event", "nothing"]), 2, &["device_fault"])?;
-    // A process that ends while it is watched.
+    // A process that exits while it is watched.
     drop(device);
     expect(&mut hmmctl(&["map", &own]), 6, &["no device mirrors"])?;
     let calls = [&["top", "--once"][..], &["map", "1"], &["trace"], &["record", "-o", "/dev/null"]];
@@ -230,7 +232,7 @@ fn errors(ctx: &Ctx) -> Outcome {
     let said = expect(&mut hmmctl(&["top", "--once"]), 5, &words);
     shell("mount -t debugfs debugfs /sys/kernel/debug")?;
     said?;
-    // Something else is there.
+    // Another file system is mounted in place of tracefs.
     let other =
         "[ ! -d /sys/kernel/debug/tracing ] || mount -t tmpfs none /sys/kernel/debug/tracing";
     shell(&format!("mount -t tmpfs none /sys/kernel/tracing; {other}"))?;

@@ -29,7 +29,7 @@ pub(super) fn top(ctx: &Ctx) -> Outcome {
     let faults = number(&last["counters"], "faults")?;
     check!(faults >= 1, "no device faults in {last}");
     check!(number(&last["counters"], "fault_ns")? > 0, "device faults take no time");
-    // Rates are what came in the intervals.
+    // Rates times intervals must add up to the counters.
     let sum = |name: &str| -> f64 {
         let value = |object: &Value| {
             mirror(object)[name].as_f64().unwrap_or(0.0)
@@ -86,7 +86,7 @@ pub(super) fn top(ctx: &Ctx) -> Outcome {
 pub(super) fn terminal(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let _map = spread(&device)?;
-    // Terminals live there.
+    // Pseudo-terminals need a devpts mount.
     std::fs::create_dir_all("/dev/pts").what("make /dev/pts")?;
     if !Path::new("/dev/pts/ptmx").exists() {
         let done = Command::new("mount").args(["-t", "devpts", "devpts", "/dev/pts"]).status();
@@ -96,7 +96,7 @@ pub(super) fn terminal(ctx: &Ctx) -> Outcome {
         let mut command = hmmctl(&["top", "--interval", "0.2"]);
         command.env("TERM", "xterm-256color");
         match Terminal::run(command, 120, 30) {
-            // Rust's library hands over a process that it has prepared by a socket.
+            // Rust's standard library passes the prepared process over a socket.
             Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
                 Err(Stop::Skip("this kernel has no sockets".into()))
             }
@@ -111,7 +111,7 @@ pub(super) fn terminal(ctx: &Ctx) -> Outcome {
     }
     terminal.type_text("q").what("type")?;
     gives_back(&mut terminal)?;
-    // A signal, too.
+    // The same when a signal ends it.
     let mut terminal = start()?;
     check!(terminal.wait_for("quit", PATIENCE), "no screen: {:?}", terminal.text());
     let pid = terminal.pid().to_string();
@@ -120,7 +120,7 @@ pub(super) fn terminal(ctx: &Ctx) -> Outcome {
     gives_back(&mut terminal)
 }
 
-/// It ends, and the screen is as it was.
+/// Checks that `hmmctl` ends and restores the screen.
 fn gives_back(terminal: &mut Terminal) -> Outcome {
     let status = terminal.ended(PATIENCE).what("wait")?.what_is("it does not end")?;
     let text = terminal.text();

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// A tracing `hmmctl`, ready.
+/// A running `hmmctl` that is ready to trace.
 struct Tracer {
     child: std::process::Child,
     stderr: BufReader<std::process::ChildStderr>,
@@ -24,7 +24,7 @@ impl Tracer {
         PathBuf::from(format!("{INSTANCES}/hmmctl-{}", self.child.id()))
     }
 
-    /// What it has printed when it ends by itself.
+    /// Waits for the end of the command and returns its output.
     fn end(mut self) -> Result<String, Stop> {
         let mut out = String::new();
         self.child.stdout.take().what_is("no output")?.read_to_string(&mut out).what("read")?;
@@ -77,8 +77,9 @@ pub(super) fn trace(ctx: &Ctx) -> Outcome {
     check!(shown[2]["device"].is_u64(), "no device in {}", shown[2]);
     check_eq!(shown[0]["device"], shown[2]["device"], "device");
 
-    // An invalidation has the name of its tracepoint, and the kind of the notifier event beside it.
-    // The device is told of memory near which it has used some: the last page may be in another block.
+    // An invalidation has the name of its tracepoint, and the type of the notifier event in another
+    // field. Only changes near memory that the device has used are reported, and the last page may
+    // be in another block.
     device_sees_pages(&device, &map, 1, PAGES - 1, 1, "of the last page")?;
     let tracer = Tracer::start(&[
         "trace",
@@ -98,7 +99,7 @@ pub(super) fn trace(ctx: &Ctx) -> Outcome {
     check_eq!(event["event"], "invalidate", "the event of {out}");
     check_eq!(event["reason"], "protection-vma", "the reason of {out}");
 
-    // Filters leave out the rest, and the text is for people.
+    // Filters leave out other events, and the text format is meant for people.
     let part = format!("{:#x}+4096", map.page_addr(ON_DEVICE + 1));
     let tracer = Tracer::start(&[
         "trace",
@@ -121,7 +122,8 @@ pub(super) fn trace(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Also when it is ended by a signal; and what one has left that was killed is removed by the next.
+/// No trace instance is left, also when a signal ends the command. A later command removes the
+/// instance that a killed one has left.
 pub(super) fn trace_leaves_nothing(ctx: &Ctx) -> Outcome {
     let _device = ctx.open()?;
     for name in ["INT", "TERM", "HUP"] {
@@ -137,7 +139,7 @@ pub(super) fn trace_leaves_nothing(ctx: &Ctx) -> Outcome {
     check!(left.is_dir(), "who is killed cannot clean up");
     Tracer::start(&["trace", "--duration", "0.1"])?.end()?;
     check!(!left.exists(), "{} is left", left.display());
-    // Nobody else's tracing was touched.
+    // The kernel's own trace buffer was not changed.
     let on = std::fs::read_to_string("/sys/kernel/tracing/events/rust_hmm/enable").what("read")?;
     check_eq!(on.trim(), "0", "events of the kernel's own buffer");
     Ok(())
@@ -152,7 +154,7 @@ pub(super) fn record(ctx: &Ctx) -> Outcome {
             .spawn();
     let mut recorder = recorder.what("run hmmctl record")?;
     let end = Instant::now() + PATIENCE;
-    // Its first sample is written when it is ready.
+    // The first sample is written when the command is ready.
     while !std::fs::read_to_string(&file.0).is_ok_and(|text| text.contains("\"sample\"")) {
         check!(Instant::now() < end, "it does not begin");
         std::thread::sleep(Duration::from_millis(20));
@@ -210,7 +212,7 @@ pub(super) fn record(ctx: &Ctx) -> Outcome {
     check!(html.contains("<td>invalidate</td>"), "no row of invalidations in the page");
     check!(!html.contains("<script") && !html.contains("src="), "the page needs other files");
 
-    // As long as a command runs.
+    // The recording lasts as long as a command runs.
     let node = format!("exec 3<>/dev/hmm_dmirror{}; sleep 1", ctx.device);
     says(&mut hmmctl(&["record", "-o", file.name(), "--", "sh", "-c", &node]), 0)?;
     let shown = object(&mut hmmctl(&["report", file.name(), "--json"]))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Fences alone, how they are observed, and DMA fences as sync files.
+//! Fences by themselves, their notifications, and DMA fences as sync files.
 
 use crate::blit::{Locked, SLOW};
 use crate::harness::{Ctx, Outcome, Stop, What};
@@ -30,7 +30,7 @@ pub fn life(ctx: &Ctx) -> Outcome {
     let failed = device.host_fence().what("make a fence")?;
     failed.signal(Err(Errno::EIO)).what("signal an error")?;
     check_eq!(failed.sync(None)?.state, State::Failed(Errno::EIO), "state of a failed fence");
-    // A wait ends with the signal, not with its time.
+    // The signal ends a wait, not its timeout.
     let late = device.host_fence().what("make a fence")?;
     std::thread::scope(|scope| -> Outcome {
         let (since, waiter) = (Instant::now(), procfs::thread_id());
@@ -78,8 +78,8 @@ pub fn killed(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A signal that is pending when the wait begins, but does not end the process, neither ends the wait nor keeps it
-/// from sleeping, nor from being killed.
+/// A signal is pending when the wait begins, but does not terminate the process. It must neither
+/// end the wait nor keep it from sleeping. The wait must stay killable.
 pub fn signal_pending(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let (go, fence) = (Gate::new()?, device.host_fence().what("make a fence")?);
@@ -92,14 +92,14 @@ pub fn signal_pending(ctx: &Ctx) -> Outcome {
         .what("have a signal pending at the wait")?;
     child_sleeps_in(&child, libc::SYS_ioctl)?;
     let before = procfs::cpu_time(child.pid()).what("time of the child")?;
-    // Nothing happens in this time, of which a wait that does not sleep uses most.
+    // Nothing happens in this time. A wait that does not sleep would use most of it.
     std::thread::sleep(Duration::from_millis(300));
     check!(child.try_wait().is_none(), "the wait ended by itself");
     let used = procfs::cpu_time(child.pid()).what("time of the child")? - before;
     child.signal(libc::SIGKILL);
     let ended = child.wait_timeout(Duration::from_secs(20));
     check!(ended.is_some(), "the wait cannot be killed; within 300 ms it used {used:?}");
-    // It uses none. The kernel counts in ticks of up to 10 ms.
+    // The wait uses no time. The kernel counts in ticks of up to 10 ms.
     check!(used <= Duration::from_millis(20), "within 300 ms the wait used {used:?}");
     Ok(())
 }
@@ -124,14 +124,14 @@ pub fn observed(ctx: &Ctx) -> Outcome {
     check_eq!((checked.state, checked.moved), (State::Done, 16), "the operation");
     check!(!device.poll_fences(Duration::ZERO)?, "poll reports the end after it was told");
     check_eq!(resident(&device, &map, 0, 16)?, 16, "pages on the device");
-    // One that has ended is reported at once, until its number is released.
+    // A fence that is signalled already is reported immediately, until its number is released.
     let late = done.event().what("an eventfd of a fence that has ended")?;
     check_eq!(late.take()?, 1, "signals of that");
     done.by_poll().what("report it again")?;
     check!(device.poll_fences(Duration::ZERO)?, "poll does not report what has ended");
     done.release().what("release")?;
     check!(!device.poll_fences(Duration::ZERO)?, "poll reports a fence that was released");
-    // A failure is an end.
+    // A failure is an end, too.
     let failed = device.host_fence().what("make a fence")?;
     let event = failed.event().what("an eventfd")?;
     failed.signal(Err(Errno::EIO)).what("signal")?;
@@ -139,7 +139,7 @@ pub fn observed(ctx: &Ctx) -> Outcome {
     device_sees(&device, &map, 3, "after the migration").map(|_| ())
 }
 
-/// The signal itself calls few of those who watch; a worker calls the others.
+/// The signal calls a few watchers directly. A worker calls the others.
 pub fn watched(ctx: &Ctx) -> Outcome {
     const EACH: usize = 1000;
     let owner = ctx.open()?;
@@ -197,7 +197,7 @@ pub fn dma_fences(ctx: &Ctx) -> Outcome {
     let file = first.export().what("export")?;
     check_eq!(file.state()?, State::NotDone, "the file while the copy is under way");
     check!(!file.poll(Duration::ZERO)?, "the file is ready before the copy is done");
-    // Its pages stay pinned until it has ended.
+    // Its pages stay pinned until the blit has ended.
     let third = Locked::new(ctx, &device, 32, 7)?;
     let second = to.copy(&third, &[&first]).what("blit after the first")?;
     device.unlock(third.address).what("unlock under a blit")?;
@@ -208,11 +208,11 @@ pub fn dma_fences(ctx: &Ctx) -> Outcome {
     device.set(Setting::CopyDelay, before).what("set the delay back")?;
     to.map.check(5).what("what was copied")?;
     third.map.check(5).what("what was copied on")?;
-    // The device's own fence, by a number of its own.
+    // The device's own fence can be imported, and gets a new number.
     let known = device.import(&file).what("import")?;
     check_eq!(known.check()?.state, State::Done, "the imported fence");
     known.export().what("export what was imported")?;
-    // A failure reaches those who have the file, and what depends on it.
+    // A failure is reported by the file and by all operations that depend on it.
     device.set(Setting::CopyFail, 0).what("have a copy fail")?;
     let failed = from.copy(&to, &[]).what("blit that fails")?;
     let file = failed.export().what("export")?;
@@ -223,7 +223,7 @@ pub fn dma_fences(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A fence whose export fails for want of a descriptor is as before.
+/// A fence whose export fails for lack of a descriptor stays unchanged.
 pub fn no_descriptor(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let (from, to) = (Locked::new(ctx, &device, 2, 5)?, Locked::new(ctx, &device, 2, 6)?);
@@ -261,7 +261,8 @@ pub fn not_exported(ctx: &Ctx) -> Outcome {
         (&record, "a record"),
         (&shared, "an operation of another file"),
     ];
-    // Nothing of them becomes a DMA fence: neither directly nor as what a blit depends on; nor when they have ended.
+    // None of them becomes a DMA fence: neither by an export nor as a dependency of a blit, nor
+    // after its end.
     for ended in [false, true] {
         for (fence, what) in all {
             fails(fence.export(), Errno(libc::EOPNOTSUPP), what)?;
@@ -273,7 +274,7 @@ pub fn not_exported(ctx: &Ctx) -> Outcome {
         }
     }
     to.map.check(6).what("memory that no blit was to write")?;
-    // There is no limit that would make a difference.
+    // An export takes no timeout.
     let blit = from.copy(&to, &[]).what("blit")?;
     let mut words = [80, blit.id(), 1_000_000, 0, 0, 0, 0, 0, 0, 0];
     fails(device.probe_extension(0x6b, &mut words), Errno::EINVAL, "an export with a limit")
@@ -331,7 +332,7 @@ pub fn foreign(ctx: &Ctx) -> Outcome {
         let first = from.copy(&to, &[]).what("blit")?;
         let second = from.copy(&to, &[&first]).what("blit after the first")?;
         let files = [first.export().what("export")?, second.export().what("export")?];
-        // An array of fences, which is the kernel's own kind.
+        // An array of fences, of the kernel's own type.
         let both = files[0].merge(&files[1]).what("merge")?;
         let fence = device.import(&both).what("import")?;
         let write = QueueOp::engine(EngineOp::Fill, map.addr(), 8).value(7);
@@ -379,7 +380,7 @@ pub fn numbered(ctx: &Ctx) -> Outcome {
     fails(refused, Errno(libc::EMFILE), "an allocation whose fence has no number")?;
     check_eq!(mapped()?, before, "mappings of the device");
     drop(all.pop());
-    // What was refused is not in the queue.
+    // Refused operations are not in the queue.
     let last = queue.submit(write(8), &[]).what("submit when there is room")?;
     last.done().what("what is in the queue")?;
     drop(all);
@@ -405,7 +406,7 @@ pub fn outlives(ctx: &Ctx) -> Outcome {
     let copied = copied.submit(read, &[&after]).what("submit")?;
     device.detach().what("close")?;
     check_eq!(done.sync(None)?.state, State::Failed(Errno::ECANCELED), "who depends on the host");
-    // What hardware does goes on.
+    // Blits that are in flight complete.
     check!(file.poll(LONG)?, "the fence of a closed file does not signal");
     check_eq!(file.state()?, State::Done, "the copy of a closed file");
     check_eq!(copied.sync(None)?.state, State::Done, "who depends on the copy");

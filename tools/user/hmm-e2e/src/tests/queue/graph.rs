@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A random graph of operations over two devices and the host: every edge is respected, and a node
-//! that fails takes with it those that depend on it, and nobody else.
+//! A random graph of operations over two devices and the host. Every edge is respected. A node that
+//! fails also fails all nodes that depend on it, and no others.
 
 use crate::harness::{Ctx, Outcome, Stop, What};
 use crate::{check, check_eq};
@@ -10,9 +10,9 @@ use std::time::Duration;
 
 const NODES: usize = 1000;
 const QUEUES: usize = 4;
-/// Most nodes that one depends on.
+/// Maximal number of dependencies of a node.
 const MOST: usize = 4;
-/// How far back they are.
+/// Maximal distance of a dependency in the list of nodes.
 const REACH: usize = 60;
 const WORDS: usize = 512;
 const TOKEN: u64 = 0x5eed_0000_0000_0001;
@@ -32,18 +32,18 @@ impl Rng {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Passes the token on: from the slot of a node it depends on to its own.
+    /// Copies the token from the slot of a dependency to its own slot.
     Pass,
-    /// Moves the slots to the device.
+    /// Migrates the slots to the device.
     Migrate,
-    /// Moves them back.
+    /// Migrates the slots back.
     Evict,
     /// Fails.
     Bad,
 }
 
 struct Node {
-    /// Device and queue; the host if `None`.
+    /// Device and queue, or `None` for the host.
     place: Option<(usize, usize)>,
     kind: Kind,
     after: Vec<usize>,
@@ -66,7 +66,7 @@ fn make(rng: &mut Rng, bad: usize) -> Vec<Node> {
             Node { place, kind, after }
         })
         .collect();
-    // Not in the first quarter: with any seed many nodes run.
+    // Not in the first quarter, so that many nodes run with any seed.
     for _ in 0..bad {
         let device = nodes
             .iter_mut()
@@ -79,7 +79,7 @@ fn make(rng: &mut Rng, bad: usize) -> Vec<Node> {
     nodes
 }
 
-/// Which nodes fail: the bad ones, and whoever depends on one.
+/// Returns for each node whether it fails: bad nodes, and all nodes that depend on one.
 fn failing(nodes: &[Node]) -> Vec<bool> {
     let mut fails: Vec<bool> = Vec::new();
     for node in nodes {
@@ -90,7 +90,7 @@ fn failing(nodes: &[Node]) -> Vec<bool> {
 
 fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: fills the structure.
+    // SAFETY: `clock_gettime` writes only `time`, which is valid for writes.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -106,7 +106,7 @@ impl Slots {
         self.0.get(node / WORDS, node % WORDS)
     }
 
-    /// Whom a node has the token from.
+    /// Returns the dependency from which a node copies the token.
     fn source(nodes: &[Node], node: usize) -> Option<usize> {
         nodes[node].after.iter().copied().find(|before| nodes[*before].kind == Kind::Pass)
     }
@@ -227,7 +227,7 @@ fn run(ctx: &Ctx, seed: u64, bad: usize) -> Outcome {
             check_eq!(slots.get(index), TOKEN, "seed {seed}: slot of node {index}");
         }
     }
-    // Where nodes fail many do not run.
+    // If nodes fail, many others do not run.
     let least = if bad == 0 { NODES } else { NODES / 10 };
     check!(edges > least, "only {edges} edges");
     Ok(())
@@ -237,6 +237,6 @@ pub fn respects(ctx: &Ctx) -> Outcome {
     run(ctx, 1, 0)?;
     run(ctx, 2, 3)?;
     run(ctx, 3, 10)?;
-    // Another one each time; a failure tells the seed.
+    // A different seed in each run, which a failure reports.
     run(ctx, now(), 5)
 }

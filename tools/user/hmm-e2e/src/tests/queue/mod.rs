@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Queues, fences, and what they carry.
+//! Queues, fences, and the operations in them.
 
 use crate::harness::Test;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The order of operations, and what they do.
+//! Order and results of operations.
 
 use crate::harness::{Ctx, Outcome, Stop, What};
 use crate::support::*;
@@ -20,14 +20,14 @@ pub fn after(ctx: &Ctx) -> Outcome {
     let (one, two) = (device.queue().what("a queue")?, device.queue().what("a queue")?);
     let gate = device.host_fence().what("make a fence")?;
     let first = one.submit(write(&map, 0, 10), &[&gate]).what("submit")?;
-    // In the same queue, after what was before.
+    // In the same queue, after the previous operation.
     let second = one.submit(write(&map, 0, 11), &[]).what("submit")?;
-    // In another one, only after its fence.
+    // In another queue, after the fence of the first one.
     let third = two.submit(write(&map, 1, 12), &[&first]).what("submit")?;
     two.wait(&second).what("wait")?;
     let fourth = two.submit(write(&map, 0, 13), &[]).what("submit")?;
     let all = two.record().what("record")?;
-    // One that depends on nothing is not held up.
+    // An operation without dependencies is not delayed.
     let free = device.queue().what("a queue")?;
     free.submit(write(&map, 2, 14), &[]).what("submit")?.done().what("what depends on nothing")?;
     std::thread::sleep(WHILE);
@@ -71,7 +71,7 @@ pub fn failure(ctx: &Ctx) -> Outcome {
     check_eq!(beside.sync(None)?.state, State::Done, "what does not depend on it");
     check_eq!(one.record().what("record")?.sync(None)?.state, failed, "the record");
     check_eq!(one.record().what("record")?.sync(None)?.state, State::Done, "the next record");
-    // A wait concerns all that follows, until the record.
+    // A wait affects all following operations up to the next record.
     one.wait(&bad).what("wait")?;
     let follows = one.submit(write(&map, 3, 6), &[]).what("submit")?;
     check_eq!(follows.sync(None)?.state, failed, "what follows the wait");
@@ -156,7 +156,7 @@ pub fn closing(ctx: &Ctx) -> Outcome {
     let shared = [watch.share(&first).what("share")?, watch.share(&second).what("share")?];
     queue.destroy().what("destroy")?;
     check_eq!(first.check()?.state, State::Failed(Errno::ECANCELED), "first, after destroy");
-    // What runs is asked to end: one of a million rounds does not finish.
+    // A running operation is cancelled. An operation of so many rounds does not complete.
     let queue = device.queue().what("a queue")?;
     let long = queue
         .submit(QueueOp::engine(EngineOp::Read, map.addr(), map.len()).rounds(1 << 40), &[])
@@ -173,7 +173,7 @@ pub fn closing(ctx: &Ctx) -> Outcome {
         let end = fence.sync(Some(limit)).what(name)?;
         check_eq!(end.state, State::Failed(Errno::ECANCELED), "{name}, after the close");
     }
-    // A fence is seen signalled an instant before its eventfds are.
+    // A fence reports the signalled state shortly before its eventfds are signalled.
     check!(event.poll(limit)?, "the eventfd is not ready");
     check_eq!(event.take()?, 1, "signals of the eventfd");
     check!(map.check(1).is_ok(), "a cancelled operation ran");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What is evicted is found by who maps it: while that changes, and when it is a part.
+//! Eviction finds pages by their reverse mapping. Tests with concurrent unmapping, and with pages
+//! of which only a part is mapped.
 
 use super::faultless::no_stale_hits;
 use super::memory::{block, to_device, with};
@@ -32,9 +33,12 @@ pub const TESTS: &[Test] = &[
         .private(),
 ];
 
+/// The anon_vma of isolated pages is needed to restore them, and lives only as long as their
+/// mapping. So an unmap must wait for the eviction. Otherwise KASAN reports a use after free.
 fn unmapped_while_evicted(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
-    // All in one piece, so that all of it is isolated at once: between two pieces nobody waits.
+    // All pages in one block, which is isolated in one call. The unmap waits for isolated pages
+    // only, so between two blocks it would not wait.
     let map = Mapping::anon_aligned(1)?;
     map.forbid_huge()?;
     map.fill_pages(1, 0, 64);
@@ -67,7 +71,7 @@ fn nothing_left(device: &hmm::Device, what: &str) -> Outcome {
     Ok(())
 }
 
-/// Of a huge page a part has gone, or is elsewhere.
+/// A part of a huge page was unmapped, dropped or moved elsewhere.
 fn parts(ctx: &Ctx) -> Outcome {
     let half = HUGE_PAGES / 2;
     for gone in [0..half, 0..1, 1..HUGE_PAGES, half..HUGE_PAGES, 7..8] {
@@ -97,7 +101,7 @@ fn parts(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Of a huge page the parent has the second half, and the child the first one.
+/// The parent maps the second half of a huge page, and the child the first half.
 fn parts_of_others(ctx: &Ctx) -> Outcome {
     let half = HUGE_PAGES / 2;
     let device = ctx.open()?;
@@ -118,7 +122,7 @@ fn parts_of_others(ctx: &Ctx) -> Outcome {
     map.check_pages(1, half, half).what("by the parent")
 }
 
-/// The parent still has the mapping, but nothing in it.
+/// The parent still has the mapping, but no PTEs.
 fn of_a_child(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     for map in [Mapping::anon(32)?, huge(1, 1)?] {
@@ -140,7 +144,7 @@ fn of_a_child(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Maps two pages of a reverse mapping of their own, fills them, and moves them to the device.
+/// Maps two pages with an anon_vma of their own, fills them, and migrates them to the device.
 fn small_mapping(device: &hmm::Device, seed: u64) -> Result<Mapping, Stop> {
     let map = Mapping::anon(2)?;
     map.fill(seed);
@@ -148,16 +152,17 @@ fn small_mapping(device: &hmm::Device, seed: u64) -> Result<Mapping, Stop> {
     Ok(map)
 }
 
-/// The reverse mapping of a page is freed between the moment at which an eviction reads it and the moment at which
-/// the eviction has its lock. KASAN reports a use after free; without KASAN the memory stays in its slab cache, and
-/// the race only runs.
+/// The anon_vma of a page is freed between the moment at which an eviction reads it and the moment
+/// at which the eviction takes its lock. KASAN would report a use after free. Without KASAN the
+/// memory stays in its slab cache, so the test only runs the race.
 fn unmapped_while_looked_up(ctx: &Ctx) -> Outcome {
     const POINT: &str = "window";
     const OTHERS: usize = 1000;
     let device = ctx.open()?;
     let mut in_time = 0;
     rounds(4, |round| {
-        // Between two mappings is one without a reverse mapping, so that none has that of its neighbour.
+        // Leave a mapping without an anon_vma between two mappings, so that none shares that of its
+        // neighbour.
         let map = Mapping::anon_prot(2 * OTHERS, hmm::Prot::None)?;
         for page in (0..2 * OTHERS).step_by(2) {
             map.protect_pages(hmm::Prot::ReadWrite, page, 1)?;
@@ -182,7 +187,7 @@ fn unmapped_while_looked_up(ctx: &Ctx) -> Outcome {
             Ok(in_time)
         });
         inject::clear_points().what("clear the points")?;
-        // On a busy machine the eviction may be over before the pages are unmapped.
+        // On a busy machine the eviction may end before the pages are unmapped.
         in_time += u64::from(looked_up?);
         check_eq!(device.counters()?.device_pages_used, 0, "pages on the device");
         Ok(in_time >= 2)
@@ -191,13 +196,13 @@ fn unmapped_while_looked_up(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Threads map, move and unmap small mappings, while others need more device memory than there is. With
-/// `--cycles N` for N * 30 ms.
+/// Threads map, migrate and unmap small mappings, while other threads need more device memory than
+/// there is. Runs for `--cycles` times 30 ms.
 fn small_mappings(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
     let end = Instant::now() + Duration::from_millis(30) * ctx.cycles;
-    // Then on until something was evicted.
+    // Continue until at least one page was evicted.
     let evicted = || device.placement().is_ok_and(|placement| placement.evicted_for_room > 0);
     let late = end + Duration::from_secs(20);
     let goes_on = || Instant::now() < end || (Instant::now() < late && !evicted());
@@ -240,7 +245,7 @@ fn small_mappings(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// Runs `run` while `count` children have what this process has mapped.
+/// Runs `run` while `count` child processes share the mappings of this process.
 fn with_children(count: usize, run: impl FnOnce() -> Outcome) -> Outcome {
     let gates = (0..count).map(|_| Gate::new()).collect::<Result<Vec<_>, _>>()?;
     let children = gates
@@ -253,9 +258,10 @@ fn with_children(count: usize, run: impl FnOnce() -> Outcome) -> Outcome {
     ran
 }
 
-/// Of a page that many processes map and that cannot be isolated only a few mappings are tried.
+/// If a page that many processes map cannot be isolated, an eviction tries only a few of its
+/// mappings.
 fn bounded_users(ctx: &Ctx) -> Outcome {
-    /// As the library has it, `memory/evict.rs` and `mm/device_pages/mapped.rs`.
+    /// The limits of the library, see `memory/evict.rs` and `mm/device_pages/mapped.rs`.
     const PASSES: u64 = 50;
     const USERS: u64 = 16;
     const POINT: &str = "isolate";
@@ -268,7 +274,7 @@ fn bounded_users(ctx: &Ctx) -> Outcome {
         inject::clear_points().what("clear the points")?;
         fails(released, hmm::Errno::EBUSY, "a release that leaves pages")?;
         let tries = inject::point_state(POINT)?.failures - before;
-        // Both pages are isolated at once.
+        // Both pages are isolated in one call.
         let most = PASSES * USERS;
         check!(tries > 0 && tries <= most, "{tries} tries, at most {most} expected");
         check_eq!(device.counters()?.device_pages_used, 2, "pages on the device");
@@ -277,8 +283,9 @@ fn bounded_users(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "at the end")
 }
 
-/// The time of an eviction does not grow with the mappings that other pages have: those of the last pages of many
-/// small mappings, which children have too, take no longer than those of the first.
+/// The time of an eviction does not depend on the number of mappings of other pages. Evicting the
+/// last pages of many small mappings, which child processes share, takes no longer than evicting
+/// the first ones.
 fn pieces(ctx: &Ctx) -> Outcome {
     const PIECES: usize = 4096;
     const PAGES: usize = 64;
@@ -290,7 +297,7 @@ fn pieces(ctx: &Ctx) -> Outcome {
     for page in (1..PIECES).step_by(2) {
         map.protect_pages(hmm::Prot::Read, page, 1)?;
     }
-    // Other work on the machine makes an eviction longer only: the shortest ones become alike, if they are.
+    // Other work on the machine only lengthens evictions, so compare the shortest ones.
     let mut shortest = [Duration::MAX; 2];
     let are_alike = |[first, last]: [Duration; 2]| last * 5 <= first * 6;
     with_children(CHILDREN, || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Device memory that is smaller than the work.
+//! Device memory that is smaller than the working set.
 
 use super::reload::{load, unload, Restore};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
@@ -28,7 +28,7 @@ pub const TESTS: &[Test] = &[
     Test::new("memory", "cpu_window_follows_the_pattern", cpu_window).only_rust(OURS).private(),
 ];
 
-/// Loads the modules anew with parameters: of private memory.
+/// Reloads the modules with parameters, for tests of private memory.
 pub fn with<'a>(ctx: &'a Ctx, params: &str) -> Result<Restore<'a>, Stop> {
     if ctx.coherent() {
         return Err(Stop::Skip("the size of coherent memory is no parameter".to_string()));
@@ -40,7 +40,7 @@ pub fn with<'a>(ctx: &'a Ctx, params: &str) -> Result<Restore<'a>, Stop> {
     Ok(restore)
 }
 
-/// Unloads the modules, once processes that have ended have closed their files.
+/// Unloads the modules as soon as processes that have exited have closed their files.
 pub(super) fn unload_soon(ctx: &Ctx) -> Outcome {
     for _ in 0..100 {
         if unload(ctx).is_ok() {
@@ -51,7 +51,7 @@ pub(super) fn unload_soon(ctx: &Ctx) -> Outcome {
     Err(Stop::Fail("the modules cannot be unloaded".to_string()))
 }
 
-/// 2 MiB of small pages with a pattern.
+/// Maps 2 MiB of small pages with the pattern `seed`.
 pub(super) fn block(seed: u64) -> Result<Mapping, Stop> {
     let map = Mapping::anon_aligned(1).what("map")?;
     map.forbid_huge()?;
@@ -81,7 +81,7 @@ fn least_recently_used_goes(ctx: &Ctx) -> Outcome {
     for map in &maps {
         check_eq!(to_device(&device, map)?.moved, 512, "pages that moved");
     }
-    // Used in another order than they came.
+    // Use the blocks in another order than that of their migration.
     for seed in [0u64, 3, 1] {
         engine_reads(&device, &maps[seed as usize], seed)?;
     }
@@ -91,7 +91,7 @@ fn least_recently_used_goes(ctx: &Ctx) -> Outcome {
         maps.iter().map(|map| on_device(device, map)).collect::<Result<Vec<_>, _>>()
     };
     check_eq!(there(&device)?, [512, 512, 0, 512], "what is there: the third was not used");
-    // What was evicted is read in place; that is no use of device memory.
+    // Evicted pages are read in place, which does not count as a use of device memory.
     engine_reads(&device, &maps[2], 2)?;
     check_eq!(to_device(&device, &newer)?.moved, 512, "pages that moved then");
     check_eq!(there(&device)?, [0, 512, 0, 512], "what is there: the first was used before others");
@@ -108,7 +108,7 @@ fn least_recently_used_goes(ctx: &Ctx) -> Outcome {
 
 fn eight_times_the_memory(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
-    // Less memory where each page moves by itself, which takes long.
+    // A smaller device memory if each page migrates by itself, which takes long.
     for (policy, huge_pages, mib) in
         [(Policy::Default, false, 4), (Policy::OnePage, false, 2), (Policy::Default, true, 4)]
     {
@@ -123,7 +123,7 @@ fn eight_times_the_memory(ctx: &Ctx) -> Outcome {
             false => Mapping::anon_aligned(blocks)?,
         };
         map.fill(1);
-        // One page at a time it takes long: once over all of it is enough there.
+        // One page at a time takes long, so a single pass over all pages is enough there.
         let thorough = policy != Policy::OnePage;
         if thorough {
             engine_reads(&device, &map, 1)?;
@@ -155,19 +155,20 @@ fn of_exited_and_forked(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let keep = ctx.open()?;
     let (ready, go, done) = (Gate::new()?, Gate::new()?, Gate::new()?);
-    // A process moves memory to the device, forks, and exits: its child has the pages, and no mirror.
+    // A process migrates memory to the device, forks, and exits. Its child has the pages and no
+    // mirror.
     let child = Child::spawn(|| -> Outcome {
         let device = ctx.open()?;
         let maps = [block(1)?, block(2)?];
         for map in &maps {
             check_eq!(to_device(&device, map)?.moved, 512, "pages that moved");
         }
-        // SAFETY: one thread; the child only waits, looks and ends.
+        // SAFETY: This process has one thread, so the child inherits no lock that is held.
         if unsafe { libc::fork() } == 0 {
             let good = ready.open().is_ok() && go.wait().is_ok();
             let same = maps.iter().zip(1..).all(|(map, seed)| map.check(seed).is_ok());
             let _ = done.send(u64::from(good && same) + 1);
-            // SAFETY: ends the process.
+            // SAFETY: `_exit` takes a number, and the process uses nothing afterwards.
             unsafe { libc::_exit(0) }
         }
         Ok(())
@@ -185,22 +186,22 @@ fn of_exited_and_forked(ctx: &Ctx) -> Outcome {
     unload_soon(ctx)
 }
 
-/// Pages on their way have no mapping; what they are put back by, the memory of the process keeps. So it stays as
-/// long: without, KASAN finds its reverse mapping freed.
+/// No huge page of system memory can be allocated, so an eviction must split huge device pages.
+/// This includes a page that mremap() has moved to an address that is not aligned.
 fn huge_when_fragmented(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
     let map = huge(1, 1)?;
     migrate(&device, &map, 1)?;
     check!(device.snapshot(map.addr(), 1)?[0].is_huge(), "it is not huge on the device");
-    // No huge page of system memory is to be had: it must come back in small ones.
+    // The allocation of a huge page fails, so the pages must migrate back as small pages.
     device.set_flags(hmm::abi::FLAG_FAIL_ALLOC)?;
     device.release().what("release")?;
     check_eq!(device.counters()?.device_pages_used, 0, "pages on the device");
     let states = device.snapshot(map.addr(), HUGE_PAGES)?;
     check!(states.iter().all(|state| state.is_ram() && !state.is_huge()), "{:?}", states[0]);
     cpu_sees(&map, 1, "after it was split")?;
-    // Moved by mremap to where it is not aligned: found all the same.
+    // mremap() moves it to an address that is not aligned. Eviction must find it nevertheless.
     let map = huge(1, 2)?;
     migrate(&device, &map, 2)?;
     let target = Mapping::anon(HUGE_PAGES + 3)?;
@@ -215,8 +216,9 @@ fn huge_when_fragmented(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// A process that holds its mmap lock for long does not hold up others that need memory: its pages stay, though they have
-/// not been used for longest. Its lock is held for writing while another device of it takes seconds for a flush.
+/// A process that holds its mmap lock for long does not delay others that need device memory. Its
+/// pages stay, though they are the least recently used. It holds the lock for writing while its
+/// second device takes seconds for a flush.
 fn stalled(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
@@ -260,7 +262,7 @@ fn stalled(ctx: &Ctx) -> Outcome {
     unload_soon(ctx)
 }
 
-/// What a device is to have mapped always, it has mapped after its pages had to leave, too.
+/// Pages with the attribute ACCESSED_BY are mapped by the device also after an eviction.
 fn accessed_by(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let device = ctx.open()?;
@@ -276,7 +278,7 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
         check_eq!(to_device(&device, &map)?.moved, 512, "pages that moved");
         if round == 0 {
             check_eq!(to_device(&device, &plain)?.moved, 512, "pages that moved");
-            // Others need the room.
+            // Other blocks need the space.
             for seed in 3..5 {
                 check_eq!(to_device(&device, &block(seed)?)?.moved, 512, "pages that moved");
             }
@@ -285,7 +287,7 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
         }
         check_eq!(on_device(&device, &map)?, 0, "pages that stayed");
         check("after an eviction")?;
-        // Nothing was said of these.
+        // These pages have no such attribute.
         let others = device_sees_pages(&device, &map, 1, 272, 240, "of other pages")?;
         check!(others.faults > 0, "pages that nobody asked for are mapped");
     }
@@ -293,7 +295,8 @@ fn accessed_by(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// A huge page that only a process without a mirror maps, when no huge page of system memory is to be had.
+/// A huge page that is mapped only by a process without a mirror, while no huge page of system
+/// memory can be allocated.
 fn huge_of_nobody(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=4")?;
     let keep = ctx.open()?;
@@ -303,13 +306,13 @@ fn huge_of_nobody(ctx: &Ctx) -> Outcome {
         let map = huge(1, 1)?;
         migrate(&device, &map, 1)?;
         check!(device.snapshot(map.addr(), 1)?[0].is_huge(), "it is not huge on the device");
-        // SAFETY: one thread; the child only waits, looks and ends.
+        // SAFETY: This process has one thread, so the child inherits no lock that is held.
         if unsafe { libc::fork() } == 0 {
             let good = ready.open().is_ok() && go.wait().is_ok();
             let huge = hmm::smaps::field(map.addr(), map.len(), "AnonHugePages").unwrap_or(1);
             let same = map.check(1).is_ok();
             let _ = done.send(huge * 2 + u64::from(good && same));
-            // SAFETY: ends the process.
+            // SAFETY: `_exit` takes a number, and the process uses nothing afterwards.
             unsafe { libc::_exit(0) }
         }
         Ok(())
@@ -340,7 +343,7 @@ fn one_call_evicts_not_its_own(ctx: &Ctx) -> Outcome {
     check_eq!(device.placement()?.evicted_for_room, 0, "pages evicted for room");
     check_eq!(on_device(&device, &map)?, 1024, "pages on the device");
     engine_reads(&device, &map, 1)?;
-    // The next call makes room.
+    // The next call evicts.
     let rest = device.migrate(map.page_addr(1024), 1024, Way::ToDevice)?;
     check_eq!((rest.moved, device.placement()?.evicted_for_room), (1024, 1024), "then");
     cpu_sees(&map, 1, "after all")?;
@@ -367,11 +370,11 @@ fn cpu_window(ctx: &Ctx) -> Outcome {
     let pages = map.pages();
     let (in_order, back) = faults(&mut (0..pages))?;
     check_eq!(back, pages as u64, "pages that came back in order");
-    // 21 are expected.
+    // The expected value is 21.
     check!(in_order <= 25, "{in_order} faults for 32 MiB in order");
-    // Far jumps bring less and less along.
+    // Far jumps shrink the window of pages that a fault migrates.
     let (jumps, back) = faults(&mut (0..14).map(|jump| jump * 1031 * 3 % pages))?;
-    // 515 pages in 13 faults are expected.
+    // The expected value is 515 pages in 13 faults.
     check!(back <= 618, "{jumps} jumps brought {back} pages");
     check!(jumps >= 11, "{jumps} faults for 14 jumps");
     cpu_sees(&map, 1, "after all")?;

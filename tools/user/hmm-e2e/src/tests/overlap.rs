@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Blocks of a migration that are isolated while the ones before are copied.
+//! Blocks of a migration that are isolated while the previous ones are copied.
 
 use super::memory::with;
 use super::reload::unload;
@@ -27,17 +27,17 @@ pub const TESTS: &[Test] = &[
     Test::new("migrate", "killed_with_two_blocks_in_flight", killed).only_rust(OURS).private(),
 ];
 
-/// In the group that unloads modules.
+/// Tests in the group that unloads modules.
 pub const UNPLUGGED: &[Test] =
     &[Test::new("memory", "unplugged_with_two_blocks_in_flight", unplugged)
         .only_rust(OURS)
         .private()
         .seconds(120)];
 
-/// Of each page: a block takes half a second at least.
+/// Copy delay of each page, with which a block takes at least half a second.
 const SLOW: u64 = 1_000_000;
 
-/// How often something was the end of an overlap, or `isolated`.
+/// Returns how often overlaps ended for the reason `name`, or how many blocks were `isolated`.
 fn overlaps(name: &str) -> Result<u64, Stop> {
     let text = std::fs::read_to_string("/sys/kernel/debug/rust_hmm/overlaps").what("read")?;
     let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -45,7 +45,8 @@ fn overlaps(name: &str) -> Result<u64, Stop> {
     count.ok_or_else(|| Stop::Fail(format!("no {name} in {text:?}")))
 }
 
-/// Small pages with a pattern, of which the device has none, but knows that copies take `delay`.
+/// Fills small pages of which the device has no PTEs, and migrates another page, so that the
+/// library has measured that copies take `delay`.
 fn slow(device: &Device, map: &Mapping, delay: u64) -> Outcome {
     map.fill(1);
     settle()?;
@@ -57,7 +58,8 @@ fn slow(device: &Device, map: &Mapping, delay: u64) -> Outcome {
     Ok(())
 }
 
-/// Migrates `map`, and calls `during` when its second block was isolated while the first one was copied.
+/// Migrates `map`, and calls `during` when the second block was isolated while the first one was
+/// copied.
 fn with_two_in_flight<T>(
     device: &Device,
     map: &Mapping,
@@ -72,14 +74,15 @@ fn with_two_in_flight<T>(
             Ok(overlaps("isolated")? > before)
         });
         let result = result.and_then(|()| during());
-        // Not possible if it was unplugged.
+        // This fails if the device was unplugged.
         let _ = device.set(Setting::CopyDelay, 0);
         let done = mover.join().map_err(|_| Stop::Fail("a thread panicked".into()))?;
         Ok((done, result?))
     })
 }
 
-/// Eight blocks by one call take less time than by eight calls, each of which waits for its copies.
+/// One call that migrates eight blocks takes less time than eight calls, each of which waits for
+/// its copies.
 fn time(ctx: &Ctx) -> Outcome {
     const BLOCKS: usize = 8;
     let device = ctx.open()?;
@@ -117,14 +120,14 @@ fn time(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "afterwards")
 }
 
-/// A huge page that is mapped whole overlaps, one that is mapped by small entries does not.
+/// A huge page that is mapped by a huge PMD overlaps. One that is mapped by PTEs does not.
 fn huge_pages(ctx: &Ctx) -> Outcome {
     const LONG: u64 = 300_000_000;
     let device = ctx.open()?;
     for parts in [false, true] {
         let map = huge(3, 1)?;
         if parts {
-            // Of the second block. The hole of one page is filled again, by a small page.
+            // Punch a hole of one page into the second block, and fill it with a small page.
             map.advise_pages(libc::MADV_DONTNEED, HUGE_PAGES + 7, 1).what("advise")?;
             map.fill_pages(1, HUGE_PAGES + 7, 1);
         }
@@ -141,7 +144,7 @@ fn huge_pages(ctx: &Ctx) -> Outcome {
                 check!(!mover.is_finished(), "it ended without a look");
                 Ok(overlaps("isolated")? > before.0 || overlaps("pages")? > before.1)
             });
-            // Small pages take so long each.
+            // The delay of each copy. Small pages are copied one by one.
             let delay = if parts { SLOW } else { LONG };
             let set = device.set(Setting::CopyDelay, delay).what("set another delay");
             let done = mover.join().map_err(|_| Stop::Fail("a thread panicked".into()));
@@ -159,7 +162,8 @@ fn huge_pages(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A hole may be filled by a large folio before it is isolated, but not where huge pages are forbidden.
+/// A hole may be filled by a large folio before it is isolated, but not where huge pages are
+/// disabled.
 fn holes(ctx: &Ctx) -> Outcome {
     const HOLE: usize = HUGE_PAGES + 9;
     let device = ctx.open()?;
@@ -192,7 +196,7 @@ fn holes(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Pages of both blocks are dropped. They do not come back, and the others move.
+/// Pages of both blocks are dropped. They must not reappear, and the other pages migrate.
 fn dontneed(ctx: &Ctx) -> Outcome {
     const DROPPED: [usize; 2] = [3, HUGE_PAGES + 40];
     const COUNT: usize = 5;
@@ -224,8 +228,8 @@ fn dontneed(ctx: &Ctx) -> Outcome {
     until("the end of the pages", || Ok(device.counters()?.device_pages_used <= before + 1))
 }
 
-/// Another thread unmaps pages of both blocks, for which it waits for the mmap lock: no third block
-/// follows.
+/// Another thread unmaps pages of both blocks and waits for the mmap lock. No third block may be
+/// isolated meanwhile.
 fn unmapped(ctx: &Ctx) -> Outcome {
     const COUNT: usize = 8;
     const FIRST: usize = HUGE_PAGES - COUNT / 2;
@@ -234,7 +238,7 @@ fn unmapped(ctx: &Ctx) -> Outcome {
     let before = overlaps("contended")?;
     let (done, ()) =
         with_two_in_flight(&device, &map, || map.unmap_pages(FIRST, COUNT).what("unmap"))?;
-    // The pages behind the hole are in another mapping, and move, too.
+    // The pages behind the hole are in another mapping, and migrate, too.
     done.what("migrate")?;
     check!(overlaps("contended")? > before, "the overlap went on while a writer waited");
     let behind = FIRST + COUNT;
@@ -272,7 +276,7 @@ fn touched(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "afterwards")
 }
 
-/// A device is unplugged, which waits for both blocks. Their pages stay.
+/// A device is unplugged, which waits for both blocks. Their pages stay in system memory.
 fn unplugged(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=64")?;
     let device = ctx.open()?;
@@ -290,7 +294,7 @@ fn unplugged(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// A task that is killed does not wait for the copies of both blocks.
+/// A killed task does not wait for the copies of both blocks.
 fn killed(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let used = device.counters()?.device_pages_used;
@@ -312,7 +316,7 @@ fn killed(ctx: &Ctx) -> Outcome {
     overlapped?;
     check_eq!(ended, Some(child::Ended::Signal(9)), "10 s after it was killed");
     until("the end of its pages", || Ok(device.counters()?.device_pages_used <= used))?;
-    // The copy engine goes on for others.
+    // The copy engine still serves other processes.
     let map = Mapping::anon_aligned(2)?;
     map.fill(1);
     settle()?;

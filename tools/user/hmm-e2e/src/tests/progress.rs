@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Progress of a process beside another one that is stalled.
+//! Progress of a process beside another process that is stalled.
 
 use super::memory::{block, on_device, to_device, unload_soon, with};
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
@@ -32,15 +32,15 @@ pub const TESTS: &[Test] = &[
         .seconds(120),
 ];
 
-/// The least share of its normal progress that a process has beside a stalled one, in percent.
+/// Minimal progress of a process beside a stalled one, in percent of its normal progress.
 const LEAST: u128 = 90;
 
-/// Pairs of phases that are compared, one with a stall and one without. The first pair is not: it
-/// finds the memory as it was before the test.
+/// Number of pairs of phases that are compared, one with a stall and one without. The first pair is
+/// not compared, because it depends on the state of memory before the test.
 const PAIRS: usize = 3;
 
-/// Calls `phase` in turn with and without a stall: of the phases that are compared the fastest one
-/// without a stall, and the slowest one with it. `phase` returns the time for one unit of work.
+/// Runs `phase` in turn without and with a stall. Compares the fastest phase without a stall with
+/// the slowest one with it. `phase` returns the time for one unit of work.
 fn compare(mut phase: impl FnMut(bool) -> Result<Duration, Stop>) -> Outcome {
     let (mut normal, mut stalled) = (Duration::MAX, Duration::ZERO);
     for pair in 0..=PAIRS {
@@ -61,13 +61,13 @@ fn compare(mut phase: impl FnMut(bool) -> Result<Duration, Stop>) -> Outcome {
     Ok(())
 }
 
-/// What the parent orders of the process that is stalled.
+/// Commands of the parent to the process that is stalled.
 const END: u64 = 0;
 const MOVE: u64 = 1;
 
-/// A process holds its mmap lock for writing while another device of it takes seconds for a flush,
-/// and has the block that was not used for the longest time. Another process migrates more memory
-/// to the device than that has.
+/// A process holds its mmap lock for writing while its second device takes seconds for a flush, and
+/// owns the least recently used block. Another process migrates more memory to the device than it
+/// has.
 fn eviction(ctx: &Ctx) -> Outcome {
     /// Longer than a phase.
     const STALL: u64 = 6_000_000_000;
@@ -114,8 +114,8 @@ fn eviction(ctx: &Ctx) -> Outcome {
             procfs::wait_for_call(child.pid(), child.pid(), libc::SYS_mprotect)
                 .what("wait for the lock")?;
         }
-        // Evicts the block of this process that is still there: then that of the other one is the
-        // coldest.
+        // Evicts the other block of this process. After that the block of the other process is the
+        // least recently used.
         move_one()?;
         let (begin, mut moves) = (Instant::now(), 0);
         while moves < 6 || begin.elapsed() < Duration::from_millis(600) {
@@ -127,7 +127,7 @@ fn eviction(ctx: &Ctx) -> Outcome {
         if !stall {
             go.open()?;
         }
-        // Not evicted while the process was stalled, but otherwise.
+        // The block must be evicted if and only if the process is not stalled.
         let expected = if stall { 512 * 1024 + 512 } else { 0 };
         check_eq!(done.receive()?, expected, "pages of the other process (stall: {stall})");
         Ok(took)
@@ -142,17 +142,16 @@ fn eviction(ctx: &Ctx) -> Outcome {
     unload_soon(ctx)
 }
 
-/// A process that waits for the split of a huge page of this device, in a child of the process that
-/// has the page and a mirror. The split waits for the flush of that mirror, which takes long.
+/// A child process that waits for the split of a huge device page which its parent maps, too. The
+/// split waits for the flush of the parent's mirror, which takes long.
 struct Waiter {
     child: Child,
-    /// Nonzero when the wait was over.
+    /// Nonzero when the wait has ended.
     over: Mapping,
 }
 
 impl Waiter {
-    /// Maps `map` of this process, which is in device memory and huge, and touches it. `flush` is
-    /// how long a flush takes.
+    /// Forks a child that touches `map`, which consists of huge device pages. Flushes take `flush`.
     fn begin(device: &Device, map: &Mapping, seed: u64, flush: Duration) -> Result<Self, Stop> {
         check_eq!(resident_huge(device, map)?, map.pages(), "pages in huge device pages");
         let (ready, over) = (Gate::new()?, Mapping::shared(1).what("map")?);
@@ -165,7 +164,7 @@ impl Waiter {
             cpu_sees(map, seed, "after the wait")
         })?;
         ready.wait()?;
-        // It touches the page now.
+        // By now the child has touched the page.
         std::thread::sleep(Duration::from_millis(200));
         let waiter = Waiter { child, over };
         check!(!waiter.is_over(), "the wait is over at once");
@@ -178,7 +177,8 @@ impl Waiter {
 }
 
 /// A huge page is split for a process, which waits for the flush of another process's device.
-/// Meanwhile a third process touches its own huge pages, for which there is no huge memory.
+/// Meanwhile a third process touches its own huge pages, for which no huge page of system memory
+/// can be allocated.
 fn splits(ctx: &Ctx) -> Outcome {
     /// Longer than a phase, and as long as a flush.
     const STALL: Duration = Duration::from_secs(6);
@@ -186,11 +186,11 @@ fn splits(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     compare(|stall| {
         device.set(Setting::FlushDelay, 0).what("set the delay back")?;
-        // A fault that found the page in use has left it set.
+        // A fault that found the page in use has left the flag set.
         device.set_flags(FLAG_FAIL_ALLOC << 1).what("clear the flag")?;
         let mut stalled = None;
         if stall {
-            // Forked before this process has the pages, which it would share otherwise.
+            // Fork before this process maps the pages, which the child would share otherwise.
             let (begin, ready, go) = (Gate::new()?, Gate::new()?, Gate::new()?);
             let over = Mapping::shared(1).what("map")?;
             let child = Child::spawn(|| -> Outcome {
@@ -235,8 +235,7 @@ fn splits(ctx: &Ctx) -> Outcome {
     })
 }
 
-/// A huge page in device memory, of which the device has no entries: nothing has to be flushed when
-/// it is split.
+/// Maps a huge page in device memory without device PTEs, so that its split needs no flush.
 fn on_its_own(device: &Device, seed: u64) -> Result<Mapping, Stop> {
     let map = huge(1, seed)?;
     migrate(device, &map, seed)?;
@@ -246,7 +245,7 @@ fn on_its_own(device: &Device, seed: u64) -> Result<Mapping, Stop> {
     Ok(map)
 }
 
-/// Nobody spins: a task that waits for a split sleeps.
+/// A task that waits for a split sleeps. It does not spin.
 fn sleeps(ctx: &Ctx) -> Outcome {
     const FLUSH: Duration = Duration::from_secs(4);
     const LOOK: Duration = Duration::from_secs(2);
@@ -283,8 +282,8 @@ fn killed(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "by the parent")
 }
 
-/// Each of 8 threads touches all of 100 huge pages, each page as the first one of all threads or as
-/// a later one.
+/// Each of 8 threads touches all of 100 huge pages. A thread may be the first one to touch a page,
+/// or a later one.
 fn many(ctx: &Ctx) -> Outcome {
     const PAGES: usize = 100;
     const THREADS: usize = 8;
@@ -292,7 +291,7 @@ fn many(ctx: &Ctx) -> Outcome {
     let map = huge(PAGES, 1)?;
     migrate(&device, &map, 1)?;
     check_eq!(resident_huge(&device, &map)?, map.pages(), "pages in huge device pages");
-    // Shared pages are always split.
+    // Pages that are shared with a child are always split.
     let gate = Gate::new()?;
     let child = Child::spawn(|| {
         gate.wait()?;
@@ -323,8 +322,8 @@ fn many(ctx: &Ctx) -> Outcome {
 }
 
 /// A debugger holds the mmap lock for reading until it has the page. If another thread waits for
-/// that lock meanwhile, the split cannot have it, nor that of a child that is stalled and has the
-/// page, too. So the read fails after a bounded time.
+/// that lock meanwhile, the split can take neither it nor the mmap lock of a stalled child that
+/// maps the page, too. So the read must fail after a bounded time.
 fn debugger(ctx: &Ctx) -> Outcome {
     const PAGES: usize = 20;
     const STALL: u64 = 10_000_000_000;
@@ -359,8 +358,8 @@ fn debugger(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "at the end")
 }
 
-/// Reads page `page` as a debugger, beside a thread that waits for the mmap lock for writing.
-/// Returns whether it failed.
+/// Reads page `page` as a debugger while another thread waits for the mmap lock for writing.
+/// Returns whether the read failed.
 fn fails_as_debugger(map: &Mapping, page: usize) -> Result<bool, Stop> {
     let memory = std::fs::File::open("/proc/self/mem").what("open /proc/self/mem")?;
     let mut found = [0; PAGE_SIZE];

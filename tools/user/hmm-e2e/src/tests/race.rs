@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Threads at the same time: no update is lost and no read sees other data.
+//! Concurrent threads: no update is lost, and no read returns other data.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::mover::race_is_over;
@@ -28,8 +28,8 @@ pub const TESTS: &[Test] = &[
 
 type Job<'a> = Box<dyn FnMut() -> Outcome + Send + 'a>;
 
-/// Repeats each job in a thread of its own, at least once, until [`race_is_over`]; `ran` says
-/// whether the race was run. Fails if a job failed, or if the race was not run.
+/// Repeats each job in a thread of its own, at least once, until [`race_is_over`]. `ran` returns
+/// whether the race was run. Fails if a job failed or if the race was not run.
 fn together(jobs: Vec<Job<'_>>, moved: &Moved, ran: fn(&Moved) -> bool) -> Outcome {
     let stop = AtomicBool::new(false);
     let begin = Instant::now();
@@ -56,7 +56,7 @@ fn together(jobs: Vec<Job<'_>>, moved: &Moved, ran: fn(&Moved) -> bool) -> Outco
     Ok(())
 }
 
-/// Counts the pages that migrations moved while other threads used them.
+/// Counts the pages that were migrated while other threads used them.
 #[derive(Default)]
 struct Moved {
     there: AtomicU64,
@@ -64,8 +64,9 @@ struct Moved {
 }
 
 impl Moved {
-    /// Migrates to the device and reads there what others disturb meanwhile. ENOENT is no failure:
-    /// pages have moved back before they were read, and how many moved there is not known.
+    /// Migrates to the device and reads there, while other threads disturb that. ENOENT is not a
+    /// failure: pages have migrated back before they were read, and the number of pages that
+    /// migrated is unknown.
     fn disturbed(&self, device: &Device, map: &Mapping, buffer: &mut [u8]) -> Outcome {
         match device.migrate_to_device(map.addr(), buffer) {
             Ok(done) => self.there.fetch_add(done.cpages, Ordering::Relaxed),
@@ -86,20 +87,20 @@ impl Moved {
         (self.there.load(Ordering::Relaxed), self.back.load(Ordering::Relaxed))
     }
 
-    /// Whether pages moved. A page that came back by request had moved there.
+    /// Returns whether pages moved. A page that migrated back by request was on the device.
     fn any(&self) -> bool {
         let (there, back) = self.counts();
         there + back > 0
     }
 
-    /// Whether pages came back by request.
+    /// Returns whether pages migrated back by request.
     fn both(&self) -> bool {
         self.counts().1 > 0
     }
 }
 
-/// Device access that gives way to migrations for long is EBUSY; it has to get
-/// through at some time.
+/// Repeats a device access that returns EBUSY because it backs off for migrations. It must succeed
+/// eventually.
 fn patiently<T>(mut access: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for _ in 0..20 {
         match access() {
@@ -110,7 +111,7 @@ fn patiently<T>(mut access: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno
     access()
 }
 
-/// The device must read the pattern `seed`, in the end.
+/// Checks that the device reads the pattern `seed`, after a number of tries.
 fn sees_in_the_end(device: &Device, map: &Mapping, seed: u64, when: &str) -> Outcome {
     let mut data = vec![0xaa; map.len()];
     let done = patiently(|| device.read(map.addr(), &mut data));
@@ -118,7 +119,7 @@ fn sees_in_the_end(device: &Device, map: &Mapping, seed: u64, when: &str) -> Out
     pattern::check(seed, 0, &data).what(&format!("device read {when}"))
 }
 
-/// Reading, migrating there, migrating back and touching, all with one file.
+/// Reads, migrations in both directions and CPU accesses, all with one file.
 fn reads_and_migrations(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     for map in [Mapping::anon(64)?, huge(1, 1)?] {
@@ -139,7 +140,7 @@ fn reads_and_migrations(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Two CPU threads count in every page while it goes there and back.
+/// Two CPU threads increment a word of each page while the pages migrate back and forth.
 fn count_and_migrate(ctx: &Ctx, map: &Mapping) -> Outcome {
     let device = ctx.open()?;
     (0..map.pages()).for_each(|page| map.set(page, 0, 0));
@@ -176,7 +177,7 @@ fn cpu_writers_huge(ctx: &Ctx) -> Outcome {
     count_and_migrate(ctx, &huge(1, 1)?)
 }
 
-/// Each page has one writer, the device; what it wrote last must be there.
+/// The device is the only writer of each page. Its last write must be visible.
 fn write_and_migrate(writer: &Device, mover: &Device, map: &Mapping) -> Outcome {
     map.fill(1);
     let mut seed = 1;
@@ -214,12 +215,13 @@ fn device_writer_other_file(ctx: &Ctx) -> Outcome {
     write_and_migrate(&writer, &mover, &huge(1, 1)?)
 }
 
-/// A read of memory that is unmapped meanwhile fails or gives the right data.
+/// A read of memory that is unmapped concurrently fails or returns the right data.
 fn munmap_under_reads(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let begin = Instant::now();
     let (mut moved, mut failed, mut rounds) = (0, 0, 0);
-    // Either order of the two is possible; a read that is always first proves nothing.
+    // The read and the unmap may be in either order. If the read is always first, the test proves
+    // nothing.
     while !race_is_over(begin.elapsed(), failed > 0) {
         rounds += 1;
         let map = Mapping::anon(256)?;
@@ -245,7 +247,7 @@ fn munmap_under_reads(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A page is all old or all zero, and zero for good once it is.
+/// Each page has its old contents or is zero, and stays zero from then on.
 fn dontneed_under_migrations(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(64)?;
@@ -265,8 +267,8 @@ fn dontneed_under_migrations(ctx: &Ctx) -> Outcome {
     together(jobs, &moved, Moved::any)
 }
 
-/// Children come and go while the device writes: each sees what was there when
-/// it was made, all of one time or all of the next.
+/// Children are forked while the device writes. Each sees the contents at the time of its fork: all
+/// from before a write or all from after it.
 fn forks_under_writes(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon(16)?;
@@ -275,7 +277,7 @@ fn forks_under_writes(ctx: &Ctx) -> Outcome {
     let (mut seed, mut moved) = (1, 0);
     while !race_is_over(begin.elapsed(), moved > 0) {
         moved += try_migrate(&device, &map).what("migrate")?.cpages;
-        // Threads end before the fork: a forked child has only one.
+        // The threads end before the fork, because a forked child has only one thread.
         let child = hmm::Child::spawn(|| {
             for _ in 0..3 {
                 cpu_sees(&map, seed, "by the child")?;
@@ -297,8 +299,8 @@ fn forks_under_writes(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// The first two uses of memory by a process, in two windows: one copies for long, and the other one must not wait for
-/// that.
+/// The first two accesses of a process to memory, in two windows. One copies for long, and the
+/// other must not wait for it.
 fn first_uses(ctx: &Ctx) -> Outcome {
     const ROUNDS: usize = 200;
     const PAGES: usize = 1024;
@@ -312,7 +314,7 @@ fn first_uses(ctx: &Ctx) -> Outcome {
         map.set(PAGES - 1, 0, 2);
         let (begin, done) = (Arc::new(Barrier::new(2)), Arc::new(AtomicBool::new(false)));
         let (first, addr) = ((device.clone(), begin.clone(), done.clone()), map.addr());
-        // Not joined: it ends with the process.
+        // Not joined: the thread ends with the process.
         std::thread::spawn(move || {
             let (device, begin, done) = first;
             begin.wait();
@@ -324,7 +326,7 @@ fn first_uses(ctx: &Ctx) -> Outcome {
         device.read(last, &mut word).what("read")?;
         check!(!done.load(Ordering::Acquire), "the read waited for the copies of the other window");
         check_eq!(word[0], 2, "what was read");
-        // To unmap it would wait for the copies.
+        // Unmapping would wait for the copies.
         std::mem::forget(map);
         Ok(())
     };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Loading and unloading: refused while in use, without a leak otherwise.
+//! Loading and unloading modules: refused while they are in use, and otherwise without a leak.
 
 use crate::harness::{Ctx, Driver, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -19,7 +19,7 @@ pub const TESTS: &[Test] = &[
     Test::new("reload", "bad_parameters", bad_parameters).only_rust(NO_LIMIT),
 ];
 
-/// Names in the order of loading.
+/// Returns the names of the modules in load order.
 fn names(ctx: &Ctx) -> &'static [&'static str] {
     match ctx.driver {
         Driver::Rust => &["rust_hmm", "rust_dmirror"],
@@ -32,7 +32,7 @@ fn load_one(ctx: &Ctx, name: &str, params: &str) -> Result<(), Errno> {
     module::load(&ctx.modules.join(format!("{name}.ko")), params)
 }
 
-/// Loads what is not loaded; `params` are for the driver.
+/// Loads all modules that are not loaded. `params` are the driver's parameters.
 pub fn load(ctx: &Ctx, params: &str) -> Outcome {
     for name in names(ctx).iter().filter(|name| !module::is_loaded(name)) {
         let own = if *name == "rust_hmm" { "" } else { params };
@@ -48,7 +48,8 @@ pub fn unload(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// The driver's parameters when the machine was started: tools/vm/run names the addresses of coherent memory.
+/// Returns the driver's parameters at boot. tools/vm/run sets the addresses of coherent memory
+/// there.
 pub fn as_booted(ctx: &Ctx) -> String {
     let modules = std::fs::read_to_string("/hmm/modules").unwrap_or_default();
     let name = names(ctx).last().copied().unwrap_or_default();
@@ -56,7 +57,7 @@ pub fn as_booted(ctx: &Ctx) -> String {
     params.unwrap_or_default().trim().to_string()
 }
 
-/// Whatever a test does, the modules are there again afterwards, with all devices.
+/// Restores the modules with all devices when it is dropped, whatever the test has done.
 pub struct Restore<'a>(pub &'a Ctx);
 
 impl Drop for Restore<'_> {
@@ -68,7 +69,7 @@ impl Drop for Restore<'_> {
     }
 }
 
-/// Taking pages out of use is the first thing that a device's memory is asked for, and adds it.
+/// Taking pages out of use is the first operation on the device's memory, and adds the memory.
 fn out_of_use(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     unload(ctx)?;
@@ -127,7 +128,8 @@ fn refused_with_pages(ctx: &Ctx) -> Outcome {
     cpu_sees(&big, 1, "after the modules are gone")
 }
 
-/// One life of the modules: load, use, unload. With little device memory, of which the kernel prepares each page.
+/// Loads the modules, uses the device and unloads them. The device memory is small, because the
+/// kernel initializes a struct page for each of its pages.
 fn cycle(ctx: &Ctx) -> Outcome {
     let little = match ctx.driver {
         Driver::Rust => "vram_mib=16",
@@ -149,7 +151,7 @@ struct State {
     vmalloc: BTreeMap<String, procfs::VmallocUse>,
     slabs: BTreeMap<String, u64>,
     meminfo: procfs::Table,
-    /// Free pages in the lists of the processors: tens of MiB, which come and go.
+    /// Free pages in the per-CPU lists: tens of MiB, and the number varies.
     lists: u64,
 }
 
@@ -158,12 +160,12 @@ impl State {
         self.meminfo.get(name).copied().unwrap_or_default() as i64
     }
 
-    /// KiB that are free or can be had.
+    /// Returns the memory that is free or can be reclaimed, in KiB.
     fn available(&self) -> i64 {
         self.kib("MemAvailable") + self.lists as i64 * (PAGE_SIZE as i64 / 1024)
     }
 
-    /// Every value that grew by more than a MiB since `before`: where to look.
+    /// Lists every value that grew by more than a MiB since `before`, as a hint.
     fn grown_since(&self, before: &State) -> String {
         let grown = self.meminfo.keys().filter_map(|name| {
             let more = self.kib(name) - before.kib(name);
@@ -174,7 +176,8 @@ impl State {
 }
 
 fn state() -> Result<State, Stop> {
-    // First: it has the kernel drop its caches, which are no leak, and then free memory counts.
+    // Read the slabs first: that drops the kernel's caches, which are not leaks, so that the memory
+    // counts as free.
     let slabs = slabs::objects()?;
     std::thread::sleep(Duration::from_millis(200));
     Ok(State {
@@ -186,14 +189,15 @@ fn state() -> Result<State, Stop> {
     })
 }
 
-/// Callers that hold `per_cycle` areas more for each cycle.
+/// Returns the callers with `per_cycle` more vmalloc areas for each cycle.
 fn grown(
     before: &BTreeMap<String, procfs::VmallocUse>,
     after: &BTreeMap<String, procfs::VmallocUse>,
     cycles: u64,
 ) -> Vec<String> {
     let old = |name: &str| before.get(name).map_or(0, |sum| sum.areas);
-    // A leak is one area for each cycle. Each processor caches two freed stacks, whose areas may be unpurged.
+    // A leak is one area for each cycle. Each CPU caches two freed stacks, and their areas may not
+    // be purged yet.
     let noise = |name: &str| match name {
         "copy_process" | "unpurged" => STACKS,
         _ => 2,
@@ -205,7 +209,7 @@ fn grown(
     after.iter().filter_map(leak).collect()
 }
 
-/// Slab caches that have an object more for each cycle, in both halves.
+/// Returns the slab caches with one more object for each cycle, in both halves.
 fn grown_slabs(states: [&State; 3], half: u64) -> Vec<String> {
     let [start, middle, end] = states;
     let least = half.max(SLAB_NOISE);
@@ -220,15 +224,16 @@ fn grown_slabs(states: [&State; 3], half: u64) -> Vec<String> {
     grown.collect()
 }
 
-/// Thread stacks that the kernel may keep: with fewer cycles a leak cannot be distinguished from them.
+/// Thread stacks that the kernel may cache. With fewer cycles a leak cannot be distinguished from
+/// them.
 const STACKS: u64 = 8;
 
-/// Objects by which the use of a cache varies. With fewer cycles a leak of one object a load cannot
-/// be distinguished from that.
+/// Variation of the number of objects in a cache. With fewer cycles a leak of one object per load
+/// cannot be distinguished from it.
 const SLAB_NOISE: u64 = 16;
 
-/// KiB that the rest of the system may take meanwhile: it does not depend on the number of cycles, so that in 1,000 cycles
-/// a page a load is seen.
+/// Memory that the rest of the system may allocate meanwhile, in KiB. It does not depend on the
+/// number of cycles, so 1,000 cycles detect a leak of one page per load.
 const NOISE_KIB: i64 = 1024;
 
 fn many_cycles(ctx: &Ctx) -> Outcome {
@@ -245,7 +250,7 @@ fn many_cycles(ctx: &Ctx) -> Outcome {
     let settled = |before: &State| -> Result<State, Stop> {
         let mut now = state()?;
         for _ in 0..20 {
-            // What is freed with a delay may still be there; a leak is there for good.
+            // Memory that is freed with a delay may still be allocated. A leak stays.
             if lost(before, &now) < NOISE_KIB {
                 break;
             }
@@ -260,8 +265,8 @@ fn many_cycles(ctx: &Ctx) -> Outcome {
     check_eq!(end.iomem, start.iomem, "/proc/iomem");
     let grown = grown(&middle.vmalloc, &end.vmalloc, half.into());
     check!(grown.is_empty(), "/proc/vmallocinfo grew: {}", grown.join(", "));
-    // A leak goes on: it is there in both halves.  What the rest of the system
-    // takes, or the kernel keeps after a first use, is not.
+    // A leak grows in both halves. Allocations by the rest of the system, or caches that the kernel
+    // fills at the first use, do not.
     let both = |first: i64, second: i64| first.min(second);
     let lost = both(lost(&start, &middle), lost(&middle, &end));
     let what = end.grown_since(&start);
@@ -279,7 +284,8 @@ fn cycles(ctx: &Ctx, count: u32) -> Outcome {
     Ok(())
 }
 
-/// More than the device has: an error, nothing lost, and usable afterwards.
+/// A migration of more memory than the device has returns an error. No contents are lost, and the
+/// device stays usable.
 fn no_memory_left(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     load(ctx, "")?;
@@ -309,7 +315,7 @@ fn no_memory_left(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// A load with nonsense fails, or takes the value; either way unload works.
+/// A load with invalid parameters fails or accepts the value. An unload works in both cases.
 fn bad_parameters(ctx: &Ctx) -> Outcome {
     let _restore = Restore(ctx);
     load(ctx, "")?;

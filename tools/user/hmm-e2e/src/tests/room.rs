@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Who has the device's memory, who pays for it, and what is given back.
+//! Device memory: reservation, allocation, charging to control groups, and reclaim.
 
 use super::memory::{block, engine_reads, to_device, with};
 use super::reload::unload;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const OURS: &str = "test_hmm has no limit of its memory";
 
-/// In the group that unloads modules.
+/// Tests in the group that unloads modules.
 pub const TESTS: &[Test] = &[
     Test::new("memory", "pages_out_of_use", pages_out_of_use).only_rust(OURS),
     Test::new("memory", "pages_that_cannot_go", pages_that_cannot_go).only_rust(OURS),
@@ -41,7 +41,7 @@ fn pages_out_of_use(ctx: &Ctx) -> Outcome {
         to_device(&device, map)?;
     }
     check_eq!(device.counters()?.device_pages_used, 2048, "pages in use");
-    // Half a block, and two blocks: what is there leaves first.
+    // Half a block and two blocks. Their contents are evicted first.
     check_eq!(device.resize(256, 1024 + 256, false)?, 0, "pages left");
     let counters = device.counters()?;
     check_eq!(counters.device_pages_total, 2048 - 1280, "pages that there are");
@@ -74,7 +74,7 @@ fn pages_that_cannot_go(ctx: &Ctx) -> Outcome {
     let map = block(1)?;
     let moved = device.migrate(map.addr(), 300, Way::ToDevice).what("migrate")?.moved;
     check_eq!(moved, 300, "pages that moved");
-    // There is no memory to which they could go.
+    // The eviction cannot allocate system memory.
     inject::set_point("system_folio", "1 every").what("set the point")?;
     let parts = [(0, 100), (100, 156), (256, 768), (1024, 1024)];
     let left = parts.map(|(first, count)| device.resize(first, count, false));
@@ -87,7 +87,7 @@ fn pages_that_cannot_go(ctx: &Ctx) -> Outcome {
     }
     check_eq!(sum, 300, "pages left");
     device_sees_pages(&device, &map, 1, 0, 300, "before they go")?;
-    // They go when they are freed.
+    // The pages are taken out of use when they are freed.
     check_eq!(device.counters()?.device_pages_used, 300, "pages in use");
     check_eq!(device.counters()?.device_pages_total, 300, "pages that there are");
     cpu_sees(&map, 1, "when they go")?;
@@ -109,7 +109,7 @@ fn allocator_of_the_device(ctx: &Ctx) -> Outcome {
         device.release()?;
         cpu_sees(&map, round, "after its release")?;
     }
-    // Every page was where the device chose: it was empty each time.
+    // Each page was allocated where the device suggested, because that block was empty each time.
     check_eq!(device.placement()?.chosen, 6 * 512, "pages where the device chose");
     device.close().what("close")?;
     unload(ctx)
@@ -136,7 +136,7 @@ fn charged_to_their_owner(ctx: &Ctx) -> Outcome {
     ready.wait()?;
     let before = group.bytes()?;
     check!(before >= 4 << 20, "{before} bytes are charged while they are on the device");
-    // This process, of another group, makes them leave.
+    // This process belongs to another control group, and causes their eviction.
     let mine = Mapping::anon_aligned(2)?;
     mine.fill(3);
     to_device(&keep, &mine)?;
@@ -150,7 +150,7 @@ fn charged_to_their_owner(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// Most of the memory exists only as a number: the machine has RAM for a small part of it.
+/// Most of the device memory has no backing. The machine has RAM for a small part of it.
 fn device_of_16_tib(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=16777216")?;
     let device = ctx.open()?;
@@ -161,7 +161,7 @@ fn device_of_16_tib(ctx: &Ctx) -> Outcome {
     check_eq!(device.placement()?.pieces, 1, "pieces of 256 MiB that were added");
     engine_reads(&device, &maps[0], 1)?;
     engine_reads(&device, &maps[1], 2)?;
-    // A CPU fault brings pages back, and a close all others.
+    // A CPU fault migrates pages of one mapping back, and a release all others.
     cpu_sees(&maps[0], 1, "after the way back")?;
     engine_reads(&device, &maps[0], 1)?;
     device.release()?;
@@ -177,13 +177,13 @@ fn idle_memory_is_given_back(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     check_eq!(device.placement()?.pieces, 0, "pieces before any use");
     let maps = [block(1)?, block(2)?];
-    // One page in the second piece, as what comes before is out of use.
+    // Taking pages of the first two chunks out of use creates both chunks.
     to_device(&device, &maps[0])?;
     check_eq!(device.resize(512, 131072 - 512, false)?, 0, "pages left");
     let (first, second) = (device.placement()?.pieces, maps[1].page_addr(0));
     check_eq!(first, 2, "pieces that were made");
     device.resize(512, 131072 - 512, true)?;
-    // The kernel asks everybody for memory: what is idle goes, what is in use stays.
+    // Dropping caches calls all shrinkers. Idle chunks are removed, and chunks in use stay.
     let shrunk = |expected: u64, what: &str| -> Outcome {
         let begin = Instant::now();
         while device.placement()?.pieces != expected {
@@ -204,21 +204,21 @@ fn idle_memory_is_given_back(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// Table pages of all mirrors.
+/// Returns the number of table pages of all mirrors.
 fn table_pages() -> Result<u64, Stop> {
     let text = std::fs::read_to_string("/sys/kernel/debug/rust_hmm/tables")?;
     let pages = text.lines().find_map(|line| line.strip_prefix("pages "));
     pages.and_then(|pages| pages.trim().parse().ok()).ok_or(Stop::Fail(format!("tables: {text}")))
 }
 
-/// Pages of device page tables that are not in use go when the kernel asks; those in use stay.
+/// The shrinker frees pages of device page tables that are not in use. Tables in use stay.
 fn free_tables(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let stays = Mapping::anon(4)?;
     stays.fill(7);
     device_sees(&device, &stays, 7, "at first")?;
     let before = table_pages()?;
-    // A page in each of 300 blocks of 2 MiB: a table each.
+    // A page in each of 300 blocks of 2 MiB, each of which needs a table.
     let map = Mapping::anon_aligned(300)?;
     for block in 0..300 {
         map.fill_pages(1, block * HUGE_PAGES, 1);
@@ -242,7 +242,8 @@ fn free_tables(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Reads a page in each of 300 blocks of 2 MiB: a table each. Then these pages go, and the tables are free.
+/// Reads a page in each of 300 blocks of 2 MiB, each of which needs a table. Then unmaps the pages,
+/// so that the tables become free.
 fn make_free_tables(device: &Device) -> Outcome {
     let map = Mapping::anon_aligned(300)?;
     for block in 0..300 {
@@ -253,7 +254,8 @@ fn make_free_tables(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// Has `group` reclaim until few of its table pages are left, besides `ours` of others.
+/// Has `group` reclaim until few of its table pages are left. `ours` is the number outside of the
+/// group.
 fn reclaim_tables(group: &Group, ours: u64) -> Outcome {
     let most = table_pages()?;
     check!(most >= ours + 256, "{most} table pages with the group's, {ours} before");
@@ -291,7 +293,7 @@ fn free_tables_of_a_group(ctx: &Ctx) -> Outcome {
     })?;
     ready.wait()?;
     reclaim_tables(&group, ours)?;
-    // Those of the group are gone; it has at least its root and what is in use.
+    // The free tables of the group are freed. The group still has its root and the tables in use.
     let now = table_pages()?;
     check!(now > ours, "{now} table pages are left, {ours} were outside of the group");
     go.open()?;
@@ -299,10 +301,11 @@ fn free_tables_of_a_group(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Blocks of 2 MiB of which the device reads one page each.
+/// Number of blocks of 2 MiB of which the device reads one page each.
 const COLD: usize = 300;
 
-/// A mapping of so many blocks with a page each, which the device reads. Reclaim cannot unmap these pages.
+/// Maps [`COLD`] blocks with a page each, and reads the pages by the device. Reclaim cannot unmap
+/// these pages.
 fn sparse(device: &Device, seed: u64) -> Result<Mapping, Stop> {
     let map = Mapping::anon_aligned(COLD)?;
     map.advise(libc::MADV_NOHUGEPAGE)?;
@@ -321,8 +324,8 @@ fn sparse_is_seen(device: &Device, map: &Mapping, seed: u64, when: &str) -> Outc
     Ok(())
 }
 
-/// Reclaim of a control group gives up tables that the device has not used for long, and the device gets them again.
-/// Those of another group stay.
+/// Reclaim of a control group frees tables that the device has not used for long. The device
+/// installs them again on access. Tables of another group stay.
 fn cold_tables(ctx: &Ctx) -> Outcome {
     let Some(group) = Group::new("hmm-cold")? else {
         return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));
@@ -358,7 +361,8 @@ fn cold_tables(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// While tables are given up as fast as reclaim can, the device gets on, and reads what CPUs wrote last.
+/// While reclaim frees tables as fast as it can, the device makes progress and reads the latest CPU
+/// writes.
 fn cold_tables_of_a_busy_device(ctx: &Ctx) -> Outcome {
     let Some(group) = Group::new("hmm-cold-busy")? else {
         return Err(Stop::Skip("this kernel has no groups with memory control".to_string()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A device read must not break sharing: the page stays the one that the page
-//! cache, the zero page, the other process or KSM has.
+//! A device read must not break sharing. The page stays the one that is in the page cache, the zero
+//! page, or shared with another process or by KSM.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -33,7 +33,7 @@ pub const TESTS: &[Test] = &[
         .seconds(120),
 ];
 
-/// What must not change: the page frames and the size of private memory.
+/// State that must not change: the page frames and the size of private memory.
 #[derive(Debug, PartialEq)]
 struct Shared {
     pfns: Vec<u64>,
@@ -58,7 +58,7 @@ fn read_of_file_pages(ctx: &Ctx) -> Outcome {
     device_sees(&device, &map, 1, "of private file pages")?;
     check_eq!(shared(&map)?, before, "page frames and copies after the device read");
     check_eq!(before.pfns, shared(&cache)?.pfns, "page frames of the two mappings");
-    // The device must see what is written to the file, as the CPU does.
+    // The device must read data that is written to the file, as the CPU does.
     cache.fill(2);
     device_sees(&device, &map, 2, "after the file changed")?;
     check_eq!(shared(&map)?, before, "page frames and copies at the end");
@@ -79,7 +79,7 @@ fn read_of_zero_pages(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A device read of nothing maps the zero page and allocates no memory.
+/// A device read of unpopulated memory maps the zero page and allocates no memory.
 fn read_of_unpopulated_memory(ctx: &Ctx) -> Outcome {
     let map = Mapping::anon(PAGES)?;
     let device = ctx.open()?;
@@ -115,13 +115,13 @@ fn read_of_cow_pages(ctx: &Ctx) -> Outcome {
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 
-/// Two mappings whose pages KSM has merged: each page with its twin.
+/// Two mappings. KSM merges each page of one with the same page of the other.
 struct Merged {
     one: Mapping,
     two: Mapping,
 }
 
-/// Two mappings with the same contents in the first `same` pages.
+/// Maps two ranges whose first `same` pages have the same contents.
 fn twins(npages: usize, same: usize) -> Result<Merged, Stop> {
     if !Path::new(KSM).exists() {
         return Err(Stop::Skip("this kernel has no KSM".to_string()));
@@ -134,7 +134,7 @@ fn twins(npages: usize, same: usize) -> Result<Merged, Stop> {
 }
 
 impl Merged {
-    /// Lets KSM merge the first `merged` pages with their twins, for this process.
+    /// Has KSM merge the first `merged` pages of both mappings in this process.
     fn merge(&self, merged: usize) -> Outcome {
         self.one.advise(mapping::MADV_MERGEABLE)?;
         self.two.advise(mapping::MADV_MERGEABLE)?;
@@ -159,7 +159,8 @@ fn merge(npages: usize, merged: usize) -> Result<Merged, Stop> {
     Ok(twins)
 }
 
-/// Waits until KSM has looked at all memory twice: what it keeps of mappings that are not its own any more is gone.
+/// Waits until KSM has scanned all memory twice. It then keeps no data on mappings that it no
+/// longer merges.
 fn ksm_has_looked() -> Outcome {
     let _busy = files::Ksm::start().what("KSM")?;
     let scans = || -> Result<u64, Stop> {
@@ -200,10 +201,10 @@ fn write_to_ksm_pages(ctx: &Ctx) -> Outcome {
 fn not_moved(ctx: &Ctx, one: &Mapping, merged: usize) -> Outcome {
     let device = ctx.open()?;
     let delta = Delta::start(ctx, &device)?;
-    // Skipped pages have no entry afterwards.
+    // Skipped pages have no device PTE afterwards.
     fails(try_migrate(&device, one), Errno::ENOENT, "migration of merged pages")?;
     check_eq!(resident(&device, one, 0, merged)?, 0, "merged pages on the device");
-    // Others of the same mapping may be merged at any moment: they stay, too.
+    // Other pages of the same mapping may be merged at any time, so they are skipped, too.
     delta.exactly("migrated_to_device", 0, "of memory that KSM may merge")?;
     delta.exactly("migrate_skipped", one.pages() as i64, "of memory that KSM may merge")?;
     check_eq!(resident(&device, one, 0, one.pages())?, 0, "pages on the device");
@@ -225,14 +226,15 @@ fn migration_of_mixed_pages(ctx: &Ctx) -> Outcome {
     two.check_pages(2, PAGES / 2, PAGES / 2).what("CPU read of the other mapping")
 }
 
-/// Pages of `map` that KSM has.
+/// Returns the number of pages of `map` that KSM has merged.
 fn count_merged(map: &Mapping) -> Result<usize, Stop> {
     let merged = |pfn: u64| pagemap::is_merged(pfn);
     let all = pagemap::pfns(map.addr(), map.pages())?.into_iter().map(merged);
     Ok(all.collect::<Result<Vec<_>, _>>()?.into_iter().filter(|is| *is).count())
 }
 
-/// Pages that a child shares become KSM's where they are, as its mapping lets them; the reverse mapping is the child's.
+/// KSM merges pages in place through the mapping of a child that shares them. Their reverse mapping
+/// is that of the child.
 fn merged_in_a_child(ctx: &Ctx) -> Outcome {
     let twins = twins(PAGES, PAGES)?;
     let (go, merged) = (Gate::new()?, Gate::new()?);
@@ -244,7 +246,7 @@ fn merged_in_a_child(ctx: &Ctx) -> Outcome {
         cpu_sees(&twins.two, 1, "by the child")
     })?;
     merged.wait().what("gate")?;
-    // Both were not merged in this process, but one of each pair is a merged page now.
+    // The mappings were not merged in this process, but one page of each pair is a merged page now.
     let frames = |map: &Mapping| pagemap::pfns(map.addr(), PAGES);
     check!(frames(&twins.one)? != frames(&twins.two)?, "the parent's pages were merged");
     let merged = count_merged(&twins.one)? + count_merged(&twins.two)?;
@@ -253,7 +255,7 @@ fn merged_in_a_child(ctx: &Ctx) -> Outcome {
     not_moved(ctx, &twins.two, PAGES)?;
     go.open().what("gate")?;
     child.join().map_err(Stop::Fail)?;
-    // Nobody merges any more, but what is merged stays so until it is written.
+    // KSM merges no more pages, but merged pages stay so until they are written.
     let device = ctx.open()?;
     for map in [&twins.one, &twins.two] {
         let merged = count_merged(map)?;
@@ -269,10 +271,12 @@ fn merged_in_a_child(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// What is swapped out while it is merged comes back as a page of KSM's, also where nothing may be merged any more.
+/// A page that is swapped out while it is merged is swapped in as a KSM page, even if its mapping
+/// can no longer be merged.
 fn merged_and_swapped(ctx: &Ctx) -> Outcome {
     let Merged { one, two } = merge(PAGES, PAGES)?;
-    // A page that is mapped twice is not swapped out. One that somebody holds is, but stays in the swap cache.
+    // A page that is mapped twice is not swapped out. One with an additional reference is, but
+    // stays in the swap cache.
     two.fill(2);
     let page = |index: usize| files::Pin::of(one.addr() + index * PAGE_SIZE);
     let held = (0..PAGES).map(page).collect::<Result<Vec<_>, _>>()?;
@@ -286,7 +290,8 @@ fn merged_and_swapped(ctx: &Ctx) -> Outcome {
     check_eq!(count_merged(&one)?, PAGES, "pages that came back as KSM's");
     drop(held);
     ksm_has_looked()?;
-    // What is written is a page of its own again: each second one, so that no two alike are side by side.
+    // A write gives the mapping a page of its own. Write every second page, so that no two equal
+    // pages are adjacent.
     for page in (0..PAGES).step_by(2) {
         one.fill_pages(3, page, 1);
     }
@@ -296,7 +301,7 @@ fn merged_and_swapped(ctx: &Ctx) -> Outcome {
     let _some_stay = try_migrate(&device, &one);
     delta.exactly("migrated_to_device", PAGES as i64 / 2, "of memory with merged pages")?;
     delta.exactly("migrate_skipped", PAGES as i64 / 2, "of memory with merged pages")?;
-    // A look brings others home, too: first where all are.
+    // An access migrates neighbours back, too, so check all locations first.
     let own = |page: usize| page % 2 == 0;
     for page in 0..PAGES {
         let moved = resident(&device, &one, page, 1)? == 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Memory that cannot move, and memory that need not: nothing is unmapped, copied or evicted for it.
+//! Memory that cannot migrate or need not. No page is unmapped, copied or evicted for it.
 
 use super::memory::{block, engine_reads, to_device, with};
 use super::reload::unload;
@@ -30,7 +30,7 @@ pub const TESTS: &[Test] = &[
     Test::new("thp", "other_pages_of_a_run_stay_accessible", broken_run).only_rust(OURS).private(),
 ];
 
-/// In the group that unloads modules.
+/// Tests in the group that unloads modules.
 pub const WITH_LITTLE_MEMORY: &[Test] = &[
     Test::new("memory", "what_cannot_move_costs_nothing", what_cannot_move)
         .only_rust(OURS)
@@ -44,25 +44,26 @@ pub const WITH_LITTLE_MEMORY: &[Test] = &[
         .seconds(180),
 ];
 
-/// 2 MiB blocks of each kind of memory that cannot move.
+/// Number of 2 MiB blocks of each kind of memory that cannot migrate.
 const BLOCKS: usize = 2;
 
 const PAGES: usize = BLOCKS * HUGE_PAGES;
 
-/// Counters of a file, its device and its policy.
+/// Returns the counters of a file, its device and its policy.
 fn all(device: &Device) -> Result<(Counters, Placement), Stop> {
     Ok((device.counters().what("counters")?, device.placement().what("placement")?))
 }
 
-/// There were fewer events than a try for each request, or each fault, would have caused. The test's own allocator may
-/// unmap something, which is one, too.
+/// Checks that there were fewer events than one attempt for each request or fault would cause. The
+/// test's own allocator may unmap memory, which causes an event.
 fn few_events(before: &Counters, after: &Counters, when: &str) -> Outcome {
     let events = after.invalidations - before.invalidations;
     check!(events < 5, "{events} invalidations {when}");
     Ok(())
 }
 
-/// An engine reads `map` once, with the default policy: nothing is moved, copied, unmapped or evicted for it.
+/// Has an engine read `map` once with the default policy. No page may be moved, copied, unmapped or
+/// evicted for it.
 fn costs_nothing(device: &Device, map: &Mapping, seed: u64, what: &str) -> Outcome {
     device.set_policy(Policy::None)?;
     let (before, _) = all(device)?;
@@ -95,7 +96,7 @@ fn what_cannot_move(ctx: &Ctx) -> Outcome {
     let hugetlb = settings.set("/proc/sys/vm/nr_hugepages", "8")?;
     let _restore = with(ctx, "vram_mib=8")?;
     let device = ctx.open()?;
-    // The memory of the device is full, of what could be evicted.
+    // The device memory is full of memory that could be evicted.
     let full = (0..4).map(block).collect::<Result<Vec<_>, _>>()?;
     for map in &full {
         check_eq!(to_device(&device, map)?.moved, 512, "pages that moved");
@@ -127,12 +128,12 @@ fn what_cannot_move(ctx: &Ctx) -> Outcome {
         check_eq!(all(&device)?.0.bytes_copied, before.bytes_copied, "bytes copied of its pages");
     }
 
-    // Anonymous, but pinned for a device.
+    // Anonymous memory that is pinned for a device.
     let map = block(5)?;
     let locked = owner.lock(map.addr(), map.len(), 1, false).what("lock")?;
     costs_nothing(&device, &map, 5, "pinned memory")?;
     owner.unlock(locked.device_addr).what("unlock")?;
-    // Anonymous, but of a pipe, too.
+    // Anonymous memory whose pages pipes hold, too.
     let map = Mapping::anon(128)?;
     map.fill(6);
     let _pins = (0..map.pages())
@@ -141,7 +142,7 @@ fn what_cannot_move(ctx: &Ctx) -> Outcome {
         .what("give pages to pipes")?;
     settle()?;
     costs_nothing(&device, &map, 6, "memory of pipes")?;
-    // Allowed to be merged.
+    // Memory that may be merged by KSM.
     let map = block(7)?;
     if map.advise(hmm::mapping::MADV_MERGEABLE).is_ok() {
         costs_nothing(&device, &map, 7, "memory that may be merged")?;
@@ -156,25 +157,25 @@ fn what_cannot_move(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// Pages of the file of which mappings are timed: twice as many as the device's memory has.
+/// Pages of the file whose mappings are measured: twice the size of device memory.
 const TIMED: usize = 8 * HUGE_PAGES;
 
-/// Memory of which nothing can move, or of one kind hardly anything.
+/// Kinds of memory that cannot migrate. Of `PrivateFile` a single page can.
 #[derive(Clone, Copy, Debug)]
 enum Stays {
     Shared,
     Memfd,
-    /// A private mapping of a file, with one page that was written.
+    /// A private mapping of a file of which one page was written.
     PrivateFile,
     /// Pinned for a device.
     Pinned,
-    /// Of pipes, too.
+    /// Pages that pipes hold, too.
     Pipes,
     Mergeable,
     Hugetlb,
 }
 
-/// What keeps a mapping as it is.
+/// Objects that keep the pages of a mapping in place.
 struct Keeper<'d> {
     owner: &'d Device,
     pinned: Option<usize>,
@@ -190,7 +191,8 @@ impl Drop for Keeper<'_> {
 }
 
 impl Stays {
-    /// Pages of a mapping that is timed. Without a policy each page of some memory faults for itself.
+    /// Returns the size of a mapping that is measured. Without a policy each page of some kinds
+    /// faults separately.
     fn pages(self) -> usize {
         match self {
             Stays::Pipes | Stays::Mergeable => TIMED / 4,
@@ -198,8 +200,8 @@ impl Stays {
         }
     }
 
-    /// A new mapping with the pattern 1. A policy has learned nothing of it. `file` is one with the
-    /// same pattern. `None` if the kernel has no such memory.
+    /// Maps memory with the pattern 1, of which no policy has any history. `file` has the same
+    /// pattern. Returns `None` if the kernel does not support this kind of memory.
     fn map<'d>(
         self,
         owner: &'d Device,
@@ -252,8 +254,9 @@ impl Stays {
     }
 }
 
-/// A policy adds no more than a tenth to the time of a first pass over memory that cannot move, of each kind. The least of
-/// two passes counts, because the kernel's own work falls into one of them.
+/// A policy adds at most a tenth to the time of a first pass over memory that cannot migrate, for
+/// each kind. The shorter of two passes counts, because the kernel's own work may disturb one of
+/// them.
 fn time_of_a_pass(ctx: &Ctx) -> Outcome {
     let mut settings = Settings::new();
     let hugetlb = settings.set("/proc/sys/vm/nr_hugepages", "8")?;
@@ -273,7 +276,7 @@ fn time_of_a_pass(ctx: &Ctx) -> Outcome {
         if matches!(kind, Stays::Hugetlb) && !hugetlb {
             continue;
         }
-        // The time of a pass, or none if this kernel does not have such memory.
+        // Returns the time of a pass, or `None` if the kernel does not support this kind of memory.
         let pass = |policy: Policy| -> Result<Option<Duration>, Stop> {
             let Some((keeper, map)) = kind.map(&owner, &file)? else { return Ok(None) };
             device.set_policy(policy)?;
@@ -309,12 +312,14 @@ fn time_of_a_pass(ctx: &Ctx) -> Outcome {
     unload(ctx)
 }
 
-/// A private mapping of a file has both kinds of pages, by turns of 64 KiB and page by page. The copies move, wherever
-/// the borders of what a policy looks at are: of 64 KiB and of 2 MiB.
+/// A private mapping of a file has file pages and anonymous copies, alternating by 64 KiB and page
+/// by page. The copies must migrate wherever the boundaries of the policy's windows of 64 KiB and 2
+/// MiB are.
 fn private_copies(ctx: &Ctx) -> Outcome {
     let _restore = with(ctx, "vram_mib=8")?;
     let file = files::temp_file("/tmp", 1, PAGES)?;
-    // The borders of the turns, beside them, and between; and the same elsewhere in a block.
+    // Offsets at the boundaries of a window, beside them and between them, and the same elsewhere
+    // in a block.
     for offset in [0, 1, 7, 15, 16, 17, 24, 31, 255, 256, 257, 481, 511] {
         private_copies_at(ctx, &file, offset)?;
     }
@@ -366,7 +371,7 @@ fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
         let first = device.counters()?;
         let copied = first.bytes_copied - before.bytes_copied;
         check_eq!(copied, 511 * PAGE_SIZE as u64, "bytes copied (pinned: {pinned})");
-        // From now on there is nothing to do.
+        // From now on there is no work to do.
         for _ in 0..10 {
             let done = device.migrate(map.addr(), 512, Way::ToDevice).what("migrate again")?;
             check_eq!((done.moved, done.skipped), (0, 1), "moved and skipped again");
@@ -387,7 +392,8 @@ fn one_page_of_a_block(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// To ask for what is there already is nothing, also for other mirrors of the process.
+/// A request to migrate memory that is resident has no effect, also for other mirrors of the
+/// process.
 fn resident_memory(ctx: &Ctx) -> Outcome {
     let (device, other) = (ctx.open()?, ctx.open()?);
     for map in [block(1)?, huge(1, 1)?] {
@@ -407,7 +413,7 @@ fn resident_memory(ctx: &Ctx) -> Outcome {
         let lost = other.counters()?.invalidated_pages - theirs.invalidated_pages;
         check_eq!(lost, 0, "entries that the other mirror lost");
         check_eq!(after.bytes_copied, before.bytes_copied, "bytes copied");
-        // Nor does a request for the way back touch what is in system memory.
+        // A request to migrate back does not affect pages in system memory either.
         cpu_sees(&map, 2, "on its way back")?;
         device.migrate(map.addr(), 512, Way::ToSystem).what("migrate back")?;
         device_fills(&device, &map, 3, "of system memory")?;
@@ -423,7 +429,8 @@ fn resident_memory(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// An engine writes device memory while the process asks for it again and again, as programs do before each launch.
+/// An engine writes device memory while the process requests its migration repeatedly, as programs
+/// do before each launch.
 fn resident_and_written(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = Mapping::anon_aligned(2)?;
@@ -447,8 +454,8 @@ fn resident_and_written(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// While one half of a block moves to the device, the other, which is there, is written and read by engines, and a CPU
-/// takes some of it back.
+/// One half of a block migrates to the device while engines write and read the resident half, and a
+/// CPU faults some of its pages back.
 fn half_resident(ctx: &Ctx) -> Outcome {
     const COPY: u64 = 2_000_000;
     let device = ctx.open()?;
@@ -469,7 +476,7 @@ fn half_resident(ctx: &Ctx) -> Outcome {
     let before = device.counters()?;
     let result = std::thread::scope(|scope| {
         let mover = scope.spawn(|| device.migrate(map.addr(), HUGE_PAGES, Way::ToDevice));
-        // Until copies are under way.
+        // Wait until copies are in flight.
         let start = Instant::now();
         while device.counters()?.bytes_copied == before.bytes_copied {
             check!(start.elapsed() < Duration::from_secs(20), "no copy begins");
@@ -499,11 +506,13 @@ fn half_resident(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// What lost write access only by a change of protection, as by NUMA balancing, is written where it is.
+/// If only a change of protection has removed write access, for example by NUMA balancing, pages
+/// are written in place.
 fn write_access(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     for is_huge in [false, true] {
-        // One after the other: what was shared with a child once is not the process's alone.
+        // New memory for each kind, because memory that was shared with a child may still not be
+        // exclusive.
         let map = if is_huge { huge(1, 1)? } else { block(1)? };
         to_device(&device, &map)?;
         device_fills(&device, &map, 2, "of device memory")?;
@@ -517,7 +526,8 @@ fn write_access(ctx: &Ctx) -> Outcome {
             check_eq!(after.bytes_copied, before.bytes_copied, "bytes copied for a write");
             check_eq!(resident(&device, &map, 0, 512)?, 512, "pages on the device");
         }
-        // But not where the process may not write, nor what a child shares.
+        // A write must not succeed where the process may not write, nor change pages that a child
+        // shares.
         map.protect(Prot::Read)?;
         let data = vec![0; PAGE_SIZE];
         fails(device.write(map.addr(), &data), Errno::EPERM, "a write of read-only memory")?;
@@ -537,7 +547,8 @@ fn write_access(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Huge leaves that this process's devices have of `map`, by the library's own list.
+/// Returns the number of huge leaves that the devices of this process have of `map`, from the
+/// library's debugfs file.
 fn huge_leaves(map: &Mapping) -> Result<usize, Stop> {
     let all = super::hmmctl::map_file()?;
     let (pid, start) = (std::process::id().to_string(), format!("{:#x}", map.addr()));
@@ -550,7 +561,6 @@ fn huge_leaves(map: &Mapping) -> Result<usize, Stop> {
     Ok(of_map.count())
 }
 
-/// One write to a huge leaf without write access makes all of it writable, if the CPU has it so.
 /// A run of 64 KiB loses a page. The others have at most one fault.
 fn broken_run(ctx: &Ctx) -> Outcome {
     let small = SmallThp::start().what("have folios of 64 KiB")?;
@@ -573,11 +583,12 @@ fn broken_run(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
+/// A write to a read-only huge leaf makes all of it writable, if the CPU's mapping is writable.
 fn split_leaf(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;
     for round in 1..4 {
-        // After a CPU fault that has brought it back, the device may only read.
+        // After a CPU fault has migrated it back, the device may only read.
         to_device(&device, &map)?;
         engine_reads(&device, &map, round)?;
         check_eq!(map.get(100, 0), hmm::pattern::word(round, 100, 0), "what the CPU reads");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Pulls of memory that is at its destination already, or that cannot move: nothing is protected,
+//! Pulls of memory that is at its destination already or cannot migrate. No page is protected,
 //! unmapped, copied or evicted for it.
 
 use super::connect::{pair, Pair};
@@ -28,13 +28,13 @@ pub const TESTS: &[Test] = &[
         .private(),
 ];
 
-/// In the group that unloads modules.
+/// Tests in the group that unloads modules.
 pub const WITH_LITTLE_MEMORY: &[Test] =
     &[Test::new("memory", "a_pull_of_what_cannot_move_evicts_nothing", cannot_move)
         .only_rust(OURS)];
 
-/// No engine of `device` had to fault, and it lost no entry and no right, between `before` and
-/// `after`.
+/// Checks that no engine of `device` has faulted and that the device has lost no entry and no
+/// access right between `before` and `after`.
 fn undisturbed(before: &Counters, after: &Counters, who: &str) -> Outcome {
     let faults = |all: &Counters| all.engine_faults_read + all.engine_faults_write;
     check_eq!(faults(after), faults(before), "faults of {who}");
@@ -45,14 +45,15 @@ fn undisturbed(before: &Counters, after: &Counters, who: &str) -> Outcome {
     Ok(())
 }
 
-/// An engine of `device` that writes `npages` pages of `map` again and again. Their first write faults are over.
+/// Starts an engine of `device` that writes `npages` pages of `map` repeatedly. The first write
+/// faults have ended.
 fn writer<'a>(device: &'a Device, map: &Mapping, npages: usize) -> Result<hmm::Job<'a>, Stop> {
     let fill = Command::new(EngineOp::Fill, map.addr(), npages * PAGE_SIZE).rounds(1);
     check_eq!(device.run(fill).what("fill")?.error, None, "end of the first round");
     device.submit(fill.rounds(0)).what("submit")
 }
 
-/// Another mirror of the second device, which reads the first `npages` pages of `map`.
+/// Opens another mirror of the second device, and reads the first `npages` pages of `map` with it.
 fn other_reader(ctx: &Ctx, map: &Mapping, npages: usize) -> Result<Device, Stop> {
     let device = Device::open(ctx.second).what("open the second device again")?;
     let mut data = vec![0; npages * PAGE_SIZE];
@@ -108,7 +109,7 @@ fn half_resident(ctx: &Ctx) -> Outcome {
     map.check_pages(1, HALF, HALF).what("CPU read of the other half")
 }
 
-/// Devices without a connection, and memory half of which is in system memory.
+/// Devices without a connection. Half of the memory is in system memory.
 fn through(ctx: &Ctx) -> Outcome {
     const HALF: usize = HUGE_PAGES / 2;
     let Pair { one, two } = pair(ctx, Connection::None)?;
@@ -124,7 +125,7 @@ fn through(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "at the end")
 }
 
-/// With device memory full of what could be evicted, but for some pages.
+/// The device memory is full of memory that could be evicted, except for some free pages.
 fn cannot_move(ctx: &Ctx) -> Outcome {
     const PAGES: usize = 2 * HUGE_PAGES;
     let _restore = with(ctx, "vram_mib=8")?;
@@ -154,7 +155,7 @@ fn cannot_move(ctx: &Ctx) -> Outcome {
             check_eq!(after.device_pages_used, before.device_pages_used, "pages in use");
         }
     }
-    // What is on the source gets room, also where no page is free.
+    // Pages on the source get device memory, even if that needs an eviction.
     let mut pulled_maps = Vec::new();
     for seed in [6, 7] {
         let (map, before) = (block(seed)?, two.counters()?);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Huge pages: they migrate whole, and in pieces when they must.
+//! Huge pages migrate as a whole, and in parts if they must.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -75,7 +75,7 @@ fn back_by_request(ctx: &Ctx) -> Outcome {
     device_fills(&device, &map, 2, "of huge device pages")?;
     device.migrate_to_system(map.addr(), map.pages()).what("migrate to the system")?;
     if !ctx.coherent() {
-        // The kernel never collects coherent huge pages.
+        // migrate_vma_setup() does not collect coherent huge pages.
         check_eq!(resident(&device, &map, 0, map.pages())?, 0, "device pages afterwards");
     }
     cpu_sees(&map, 2, "afterwards")
@@ -93,7 +93,8 @@ fn several(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Where a process has only read, the kernel maps a huge page of zeros that all share.
+/// After a CPU read of unpopulated memory the kernel maps the huge zero page, which all processes
+/// share.
 fn huge_zero_page(ctx: &Ctx) -> Outcome {
     needs_huge_pages()?;
     let device = ctx.open()?;
@@ -114,7 +115,7 @@ fn huge_zero_page(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 5, "after the device wrote")
 }
 
-/// A range that begins and ends inside of huge pages.
+/// A range that begins and ends within huge pages.
 fn part_of_a_huge_page(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(2, 1)?;
@@ -128,8 +129,8 @@ fn part_of_a_huge_page(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "of everything")
 }
 
-/// A fault that starts inside of a huge device page: the kernel's range fault
-/// (7.2, 7.3) answers as if it started at the huge page's first page.
+/// A fault that begins within a huge device page. The kernel's hmm_range_fault() (7.2, 7.3) returns
+/// entries as if the range began at the first page of the huge page.
 fn read_from_the_middle(ctx: &Ctx) -> Outcome {
     let owner = ctx.open()?;
     let map = huge(1, 1)?;
@@ -138,7 +139,7 @@ fn read_from_the_middle(ctx: &Ctx) -> Outcome {
         let other = ctx.open()?;
         device_sees_pages(&other, &map, 1, first, npages, "from the middle")?;
         if !ctx.coherent() {
-            // Coherent pages are kept small.
+            // Coherent memory has only small pages.
             check_eq!(resident_huge(&owner, &map)?, HUGE_PAGES, "pages in a huge device page");
         }
         drop_without_eviction(other);
@@ -151,7 +152,7 @@ fn read_from_the_middle(ctx: &Ctx) -> Outcome {
     map.check_pages(1, 400, 112).what("CPU read behind")
 }
 
-/// A close would evict the huge page, so the file stays open until the end.
+/// Keeps the file open until the end of the process, because a close would evict the huge page.
 fn drop_without_eviction(device: hmm::Device) {
     std::mem::forget(device);
 }
@@ -190,7 +191,8 @@ fn failed_touch(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "after the way back without huge page")
 }
 
-/// A snapshot of another device says nothing of a huge page, as of small ones, and not that it cannot be accessed.
+/// A snapshot by another device reports a huge page as not present, as it does for small pages, and
+/// not as an error.
 fn seen_by_another(ctx: &Ctx) -> Outcome {
     let owner = ctx.open()?;
     let other = Device::open(ctx.second).what("open the second device")?;
@@ -209,8 +211,9 @@ fn seen_by_another(ctx: &Ctx) -> Outcome {
     device_sees(&other, &map, 4, "of the other one's page").map(|_| ())
 }
 
-/// Another device reads a huge page that cannot come back as such: a range fault, which holds the mmap lock until it
-/// has the page, while the thread that splits the page needs that lock, and others wait for it.
+/// Another device reads a huge page that cannot migrate back as such. Its range fault holds the
+/// mmap lock until it has the page. The thread that splits the page needs the lock, too, and other
+/// threads wait for it.
 fn failed_for_another(ctx: &Ctx) -> Outcome {
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -239,13 +242,15 @@ fn read_by_another(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A debugger looks at a huge page that cannot come back as such: it holds the mmap lock until it has the page.
+/// A debugger reads a huge page that cannot migrate back as such. It holds the mmap lock until it
+/// has the page.
 fn failed_for_a_debugger(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     for round in 1..=20 {
         let map = huge(1, round)?;
         migrate(&device, &map, round)?;
-        // Every other time a child has it, too, so that it cannot come back as such however often that is tried.
+        // In every other round a child maps the page, too, so that no attempt can migrate it back
+        // as such.
         let gate = Gate::new()?;
         let _child = match round % 2 {
             0 => Some(Child::spawn(|| gate.wait())?),
@@ -260,9 +265,9 @@ fn failed_for_a_debugger(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Small pages must never be given for an unmapped huge page that another
-/// process maps too: the kernel oopses on the split.  Whether it is left alone
-/// or split before it is unmapped, nothing is lost.
+/// Small pages must never replace an unmapped huge page that another process maps, too, because the
+/// kernel would oops on the split. The page may stay or be split before it is unmapped. No contents
+/// may be lost.
 fn shared_and_failed(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;
@@ -285,7 +290,7 @@ fn shared_and_failed(ctx: &Ctx) -> Outcome {
     cpu_sees(&map, 1, "by the parent")
 }
 
-/// With a huge device page a shared one may go or stay; nothing is lost.
+/// A shared huge device page may migrate back or stay. No contents are lost.
 fn shared_by_fork(ctx: &Ctx) -> Outcome {
     let device = ctx.open()?;
     let map = huge(1, 1)?;
@@ -320,8 +325,9 @@ fn dontneed_of_a_part(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A huge device page that is mapped in small pages. The core splits it for the fault, and then takes
-/// its first page for the one that the fault holds locked. If that stays, nobody may find it locked.
+/// A huge device page that is mapped by PTEs. The core splits it for the fault, and then takes its
+/// first page for the one that the fault holds locked. If the first page is not migrated, it must
+/// not stay locked.
 fn touch_of_a_split_mapping(ctx: &Ctx) -> Outcome {
     for touched in [1, 5, 15, 16, 511, 0] {
         let device = ctx.open()?;
@@ -330,7 +336,7 @@ fn touch_of_a_split_mapping(ctx: &Ctx) -> Outcome {
         map.protect_pages(Prot::Read, 200, 1)?;
         map.protect_pages(Prot::ReadWrite, 200, 1)?;
         check_eq!(resident(&device, &map, 0, HUGE_PAGES)?, HUGE_PAGES, "device pages");
-        // A touch elsewhere: the next window is the smallest.
+        // A fault elsewhere, so that the next window has the minimal size.
         let elsewhere = mapping::Mapping::anon(1).what("map memory")?;
         elsewhere.fill(2);
         migrate(&device, &elsewhere, 2)?;
@@ -339,7 +345,7 @@ fn touch_of_a_split_mapping(ctx: &Ctx) -> Outcome {
         let delta = Delta::start(ctx, &device)?;
         let first = touched / 16 * 16;
         if touched % 16 != 0 {
-            // The copy of the first page around it fails.
+            // The copy of the first page in its window fails.
             check_eq!(map.get(touched, 3), pattern::word(1, touched, 3), "page {touched}");
             delta.exactly("copy_failures", 1, "after the touch")?;
             check_eq!(resident(&device, &map, touched, 1)?, 0, "page {touched} on the device");
@@ -353,7 +359,7 @@ fn touch_of_a_split_mapping(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// How a huge page comes back.
+/// Way on which a huge page migrates back.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Eviction,
@@ -361,9 +367,9 @@ enum Way {
     Touch,
 }
 
-/// What the kernel counts of its memory, in pages.
+/// Returns a counter of /proc/vmstat, in pages.
 fn vmstat(name: &str) -> Result<i64, Stop> {
-    // Adds what each processor has counted for itself.
+    // Fold the per-CPU counters.
     std::fs::write("/proc/sys/vm/stat_refresh", "1").what("refresh /proc/vmstat")?;
     let all = std::fs::read_to_string("/proc/vmstat").what("read /proc/vmstat")?;
     let mut words = all.lines().filter_map(|line| line.split_once(' '));
@@ -371,8 +377,8 @@ fn vmstat(name: &str) -> Result<i64, Stop> {
     found.ok_or_else(|| Stop::Fail(format!("no {name} in /proc/vmstat")))
 }
 
-/// Anonymous pages and anonymous huge pages that the kernel counts, without those that this process
-/// has mapped.
+/// Returns the numbers of anonymous pages and anonymous huge pages that the kernel counts, without
+/// those mapped by this process.
 fn unaccounted() -> Result<(i64, i64), Stop> {
     let own = std::fs::read_to_string("/proc/self/smaps_rollup").what("read smaps_rollup")?;
     let kib = |name: &str| -> Result<i64, Stop> {
@@ -399,7 +405,7 @@ fn on_its_way(
         let mover = scope.spawn(|| match way {
             Way::Eviction => device.release().what("release").map(drop),
             Way::Request => {
-                // Nothing is left to be brought back.
+                // ENOENT: `meanwhile` has dropped all pages.
                 let moved = device.migrate_to_system(map.addr(), HUGE_PAGES);
                 moved.map(drop).or_else(|error| match error {
                     Errno::ENOENT => Ok(()),
@@ -421,9 +427,12 @@ fn on_its_way(
     result
 }
 
-/// Of an entry that a migration has put there, the kernel releases what only that of a device page has.
+/// A huge page is dropped while it migrates back. The kernel's zap_huge_pmd_folio() (7.2, 7.3)
+/// takes the migration entry of a device-private folio for an entry that maps the folio. It drops a
+/// reference and a mapping count that the migration entry does not hold. The library must restore
+/// both, so that no counter loses pages.
 fn dropped_on_the_way_back(ctx: &Ctx) -> Outcome {
-    // A counter that lost pages would not be shown below zero.
+    // Without other memory, a counter that lost pages would be shown as 0.
     let ballast = Mapping::anon(8192).what("map memory")?;
     ballast.fill(4);
     for way in [Way::Eviction, Way::Request, Way::Touch] {
@@ -439,7 +448,7 @@ fn dropped_on_the_way_back(ctx: &Ctx) -> Outcome {
             let took = begin.elapsed();
             check!(took < Duration::from_millis(350), "{way:?}: dropped after {took:?}");
             map.check_zero(0, HUGE_PAGES).what("CPU read of what was dropped")?;
-            // Its memory is in use as long as it is copied.
+            // Device memory is in use as long as it is copied.
             delta.exactly("device_pages_used", 0, "while it is copied")
         })?;
         delta.exactly("device_pages_used", -(HUGE_PAGES as i64), "afterwards")?;
@@ -450,7 +459,7 @@ fn dropped_on_the_way_back(ctx: &Ctx) -> Outcome {
         cpu_sees(&map, 2, "after another way there")?;
         let after = unaccounted()?;
         println!("# {way:?}: anonymous and huge pages of others {before:?}, {after:?}");
-        // A loss is one of 512 pages, or of one huge page.  Other processes hardly change meanwhile.
+        // A loss would be 512 pages or one huge page. Other processes hardly change meanwhile.
         let lost = before.0 - after.0;
         check!(lost.abs() < HUGE_PAGES as i64 / 4, "{way:?}: {lost} anonymous pages lost");
         check_eq!(after.1, before.1, "{way:?}: huge pages of others");
@@ -458,7 +467,7 @@ fn dropped_on_the_way_back(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Children that map the page end while it comes back.
+/// Child processes that map the page exit while it migrates back.
 fn unmapped_by_others(ctx: &Ctx) -> Outcome {
     for way in [Way::Eviction, Way::Request, Way::Touch] {
         let device = ctx.open()?;
@@ -468,7 +477,7 @@ fn unmapped_by_others(ctx: &Ctx) -> Outcome {
         let children = (0..3)
             .map(|_| Child::spawn(|| go.wait().what("gate")))
             .collect::<Result<Vec<_>, _>>()?;
-        // What others map too comes back in small pages.
+        // A page that other processes map, too, migrates back as small pages.
         on_its_way(&device, &map, way, HUGE_PAGES, || {
             for _ in &children {
                 go.open().what("gate")?;
@@ -483,11 +492,11 @@ fn unmapped_by_others(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// A thread that calls the shrinker of underused huge pages without a pause, or rests.
+/// A thread that calls the shrinker of underused huge pages continuously, or rests.
 struct Shrinker {
     end: AtomicBool,
     rest: AtomicBool,
-    /// It does rest: no call is under way.
+    /// The thread rests, and no call is in progress.
     rests: AtomicBool,
 }
 
@@ -506,8 +515,9 @@ impl Shrinker {
     }
 }
 
-/// Under memory pressure the kernel searches for underused huge pages.  It holds a page while it scans
-/// it, so that the page does not migrate; nothing is lost, and the page migrates afterwards.
+/// Under memory pressure the kernel searches for underused huge pages. It holds a reference on a
+/// page while it scans it, so the page does not migrate. No contents are lost, and the page
+/// migrates afterwards.
 fn while_the_shrinker_looks(ctx: &Ctx) -> Outcome {
     let mut settings = Settings::new();
     if !settings.set(SHRINK_UNDERUSED, "1")? {
@@ -525,21 +535,21 @@ fn while_the_shrinker_looks(ctx: &Ctx) -> Outcome {
     })
 }
 
-/// Attempts in a row that may fail while no call of the shrinker is under way: the queue that holds what
-/// it has scanned is freed a little later.
+/// Number of consecutive attempts that may fail while the shrinker rests. The queue that holds the
+/// scanned pages is freed a little later.
 const ATTEMPTS_AT_REST: u32 = 3;
 
-/// Attempts, and time, after which the shrinker rests: on a slow kernel it may hold the page at each of
-/// them, and keep the attempts from the processor.
+/// Numbers of attempts and time after which the shrinker rests. On a slow kernel it may hold the
+/// page at each attempt and delay the attempts.
 const ATTEMPTS: u32 = 100;
 const TIME: Duration = Duration::from_secs(15);
 
-/// Migrates a huge page, in the end without the shrinker.
+/// Migrates a huge page, at the end without the shrinker.
 fn moves_when_let_go(device: &Device, round: u64, shrinker: &Shrinker) -> Outcome {
     shrinker.rest.store(false, Relaxed);
     let map = Mapping::anon_huge(1)?;
     map.fill(round);
-    // It may be held, too.
+    // This fails if the shrinker holds the page.
     let _ = map.collapse();
     let begin = Instant::now();
     let (mut attempts, mut at_rest) = (0, 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Files on a file system with writeback, which tmpfs has not: the device's writes must dirty the page
-//! cache, and its entries follow write protection, truncation and reclaim.
+//! Files on a file system with writeback, which tmpfs does not have. Device writes must dirty the
+//! page cache, and device PTEs must follow write protection, truncation and reclaim.
 
 use crate::harness::{Ctx, Outcome, Stop, Test, What};
 use crate::support::*;
@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
     Test::new("writeback", "reads_survive_concurrent_truncation", races).only_rust(OURS),
 ];
 
-/// A file on ext4 with the pattern `seed`, and a shared mapping of it.
+/// Creates a file on ext4 with the pattern `seed`, and maps it shared.
 fn shared(seed: u64) -> Result<(File, Mapping), Stop> {
     let mounts = std::fs::read_to_string("/proc/mounts").what("mounts")?;
     if !mounts.lines().any(|line| line.split(' ').nth(1) == Some(DIR)) {
@@ -36,8 +36,8 @@ fn shared(seed: u64) -> Result<(File, Mapping), Stop> {
     Ok((file, map))
 }
 
-/// The contents of the disk: the page cache of the file is written back and dropped first, so
-/// that a page which was never marked dirty has its old contents.
+/// Returns the contents on disk. The page cache of the file is written back and dropped first, so a
+/// page that was never marked dirty has its old contents.
 fn disk(file: &File) -> Result<Vec<u8>, Stop> {
     file.sync_all().what("fsync")?;
     std::fs::write("/proc/sys/vm/drop_caches", "1").what("drop the page cache")?;
@@ -47,7 +47,7 @@ fn disk(file: &File) -> Result<Vec<u8>, Stop> {
 }
 
 fn on_disk(file: &File, map: Mapping, seed: u64, what: &str) -> Outcome {
-    // Mapped pages are not dropped.
+    // Mapped pages are not dropped from the page cache.
     drop(map);
     pattern::check(seed, 0, &disk(file)?).what(what)
 }
@@ -61,7 +61,7 @@ fn reach_the_disk(ctx: &Ctx) -> Outcome {
     on_disk(&file, map, 2, "the disk after a device write")
 }
 
-/// Writeback write-protects the page; a device that kept write access would write to a clean page,
+/// Writeback write-protects the page. A device that kept write access would write to a clean page,
 /// which the file system never writes back.
 fn dirty_again(ctx: &Ctx) -> Outcome {
     let (file, map) = shared(1)?;
@@ -127,8 +127,8 @@ fn reclaimed(ctx: &Ctx) -> Outcome {
     on_disk(&file, map, 3, "the disk after reclaim")
 }
 
-/// An engine adds to each page while the file is written back again and again: the disk has all
-/// additions in the end.
+/// An engine adds to each page while the file is written back repeatedly. At the end the disk must
+/// have all additions.
 fn additions(ctx: &Ctx) -> Outcome {
     let (file, map) = shared(1)?;
     let device = ctx.open()?;
@@ -161,8 +161,8 @@ fn additions(ctx: &Ctx) -> Outcome {
     Ok(())
 }
 
-/// Reads by the device while another thread truncates, extends and punches the file: each page is all
-/// old, all zero, or not there, and the first page never changes.
+/// The device reads while another thread truncates, extends and punches the file. Each page must
+/// have its old contents, be zero, or be missing. The first page never changes.
 fn races(ctx: &Ctx) -> Outcome {
     let (file, map) = shared(1)?;
     let device = ctx.open()?;
@@ -203,7 +203,8 @@ fn reads(device: &Device, map: &Mapping) -> Result<(u64, u64), Stop> {
             }
             Err(error) => return Err(Stop::Fail(format!("read of page {page}: {error}"))),
         }
-        // A concurrent write of the file is seen byte by byte: a copy may be by bytes.
+        // A concurrent write of the file may be observed byte by byte, because the kernel may copy
+        // bytes.
         for (word, bytes) in data.chunks_exact(8).enumerate() {
             let old = pattern::word(1, page, word).to_ne_bytes();
             let known = |(found, old): (&u8, u8)| *found == old || (*found == 0 && page > 0);

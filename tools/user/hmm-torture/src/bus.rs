@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Bus errors, and the memory of all lanes of a process.
+//! SIGBUS handling and a registry of the memory of all lanes of a process.
 //!
-//! A CPU that touches a page on a device gets a bus error if the copy back was made to fail. The
-//! access is repeated: the next copy succeeds. Each bus error needs a failure of its own that was
-//! injected before, and an address of memory that can be on a device; every other one ends the run.
+//! A CPU access to a page in device memory raises SIGBUS if the copy back was made to fail. The
+//! handler returns and the access is repeated: the next copy succeeds. Each SIGBUS must match one
+//! injected copy failure and an address in memory that can be migrated to a device. Any other
+//! SIGBUS fails the run.
 
 use crate::env::Board;
 use hmm::Mapping;
@@ -11,13 +12,13 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 
-/// Ranges of a process at most.
+/// Maximum number of registered ranges of a process.
 const MOST: usize = 256;
 
-/// Status of a process that a bus error has ended.
+/// Exit status of a process that is ended by an unexpected SIGBUS.
 const STATUS: i32 = 70;
 
-/// `BUS_ADRERR`: what a failed page fault gives.
+/// `BUS_ADRERR`: `si_code` of a page fault that returned `VM_FAULT_SIGBUS`.
 const NO_ADDRESS: i32 = 2;
 
 struct Place {
@@ -42,12 +43,13 @@ thread_local! {
     static LANE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Memory of a lane, as long as this exists.
+/// Registers a range of a lane's memory; dropping it removes the range.
 #[derive(Debug)]
 pub struct Known(usize);
 
 impl Known {
-    /// `len` bytes from `start` on; `moves`: they can be on a device.
+    /// Registers `len` bytes from `start`; `moves`: they can be migrated to a device. `None` if the
+    /// table is full.
     pub fn new(start: usize, len: usize, moves: bool) -> Option<Known> {
         let index = PLACES.iter().position(|place| !place.taken.swap(true, SeqCst))?;
         let place = &PLACES[index];
@@ -57,7 +59,7 @@ impl Known {
         Some(Known(index))
     }
 
-    /// All of a mapping.
+    /// Registers all of a mapping.
     pub fn mapping(map: &Mapping, moves: bool) -> Option<Known> {
         Known::new(map.addr(), map.len(), moves)
     }
@@ -72,7 +74,7 @@ impl Drop for Known {
     }
 }
 
-/// Whether a part of the range is memory that a lane of this process has registered.
+/// Whether the range overlaps memory that a lane of this process has registered.
 pub fn is_known(start: usize, len: usize) -> bool {
     PLACES
         .iter()
@@ -86,7 +88,7 @@ fn can_move(addr: usize) -> bool {
     })
 }
 
-/// Says which lane this thread is.
+/// Sets the lane of the calling thread, to which its bus errors are counted.
 pub fn set_lane(lane: usize) {
     LANE.set(lane);
 }
@@ -108,7 +110,7 @@ extern "C" fn again(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_
     }
 }
 
-/// Has accesses repeated after a bus error, which is counted on `board`.
+/// Installs a SIGBUS handler, which counts the bus error on `board` and repeats the access.
 pub fn survive(board: &Board) {
     BOARD.store(std::ptr::from_ref(board).cast_mut(), SeqCst);
     // SAFETY: zero is a valid value of all fields.
@@ -144,7 +146,7 @@ mod tests {
         board.arm();
         board.disarm();
         assert!(board.claim() && !board.claim());
-        // Nothing fails any more.
+        // Once the run is calm, no copy fails, so that no bus error is excused.
         board.arm();
         board.arm();
         board.calm().store(1, SeqCst);

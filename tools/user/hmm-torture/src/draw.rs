@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Draws operations from a seed. What a seed means must not change: scripts and
-//! reports name it.
+//! Draws operations from a seed. Scripts and reports refer to runs by their seed, so that a seed
+//! must keep producing the same operations.
 
 use crate::op::{Advice, Fork, Op, Rights, Span, Work, COMMON_PAGES, REGIONS};
 use hmm::rng::Rng;
@@ -8,7 +8,7 @@ use hmm::rng::Rng;
 fn span_in(rng: &mut Rng, r: usize) -> Span {
     let total = REGIONS[r].1;
     match rng.below(40) {
-        // Most are small, so that there are many.
+        // Mostly short ranges, so that a run has many operations.
         0..=25 => {
             let n = 1 + rng.below(4);
             Span { r, page: rng.below(total - n), n }
@@ -18,7 +18,7 @@ fn span_in(rng: &mut Rng, r: usize) -> Span {
             Span { r, page: rng.below(total - n + 1), n }
         }
         38 => {
-            // A block that a huge page may fill, or all.
+            // A range that one huge page can back, or the whole region.
             let n = total.min(512);
             Span { r, page: rng.below(total / n) * n, n }
         }
@@ -30,7 +30,7 @@ fn span_in(rng: &mut Rng, r: usize) -> Span {
 }
 
 fn span(rng: &mut Rng) -> Span {
-    // Anonymous memory does most of what there is to go wrong.
+    // Anonymous memory has the highest weight: it has the most states and transitions.
     let r = rng.pick(&[0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 3, 3, 4, 5]);
     span_in(rng, r)
 }
@@ -92,15 +92,16 @@ fn advice(rng: &mut Rng) -> Advice {
 /// Draws operations.
 pub struct Draw {
     rng: Rng,
-    /// Draws [`extra`] operations; of its own, so that the others stay what a seed meant before.
+    /// Generator for [`extra`]. Separate, so that operations added later do not change the sequence
+    /// of a seed.
     extra: Rng,
     devices: usize,
-    /// Where an engine was put to work last: moves go there, too.
+    /// Range of the last command that runs in the background; half of the migrations use it.
     busy: Span,
 }
 
 impl Draw {
-    /// Stream `stream` of `seed`, for so many devices.
+    /// Stream `stream` of `seed`, for `devices` devices.
     pub fn new(seed: u64, stream: u64, devices: usize) -> Draw {
         let extra = Rng::new(!seed, stream);
         Draw { rng: Rng::new(seed, stream), extra, devices, busy: Span { r: 0, page: 0, n: 1 } }
@@ -128,10 +129,10 @@ impl Iterator for Draw {
     }
 }
 
-/// One of so many operations is an extra one.
+/// One of `EXTRA` operations is drawn by [`extra`].
 const EXTRA: usize = 12;
 
-/// Draws one of the operations that were added to those of [`draw`] later.
+/// Draws one of the operations that were added after [`draw`].
 fn extra(rng: &mut Rng, devices: usize) -> Op {
     let (dev, seed) = (rng.below(devices), rng.bits() >> 16);
     let other = rng.below(devices);
@@ -169,7 +170,7 @@ fn extra(rng: &mut Rng, devices: usize) -> Op {
     }
 }
 
-/// Two ranges of as many pages.
+/// Two ranges of equal length.
 fn alike(rng: &mut Rng) -> (Span, Span) {
     let (at, from) = (anon(rng), anon(rng));
     let n = at.n.min(from.n);
@@ -183,7 +184,7 @@ fn draw(rng: &mut Rng, devices: usize) -> Op {
     let (back, ordinary) = (rng.one_in(2), rng.one_in(3));
     let (wide, page) = (rng.one_in(2), rng.below(COMMON_PAGES));
     let value = 1 + rng.bits() % 1000;
-    // In thousandths.
+    // Weights in thousandths.
     match rng.below(1000) {
         0..100 => Op::CpuWrite { at, seed },
         100..180 => Op::CpuRead { at },
@@ -281,7 +282,7 @@ mod tests {
                 _ => {}
             }
         }
-        // All operations, all work, advice and forks.
+        // All operations, including each variant of work, advice and fork.
         assert!(names.len() > 50, "{names:?}");
     }
 }

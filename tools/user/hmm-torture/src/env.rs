@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the lanes of a process share, and what all processes do.
+//! State shared by the lanes of a process, and by all processes of a run.
 
 use crate::op::COMMON_PAGES;
 use hmm::{Errno, Mapping, Prot};
@@ -7,27 +7,27 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, PoisonError};
 
-/// Memory in which all may add and write words of their own.
+/// Memory to which all lanes add, and in which each lane has words of its own.
 #[derive(Debug)]
 pub struct Common {
     /// The pages.
     pub map: Mapping,
-    /// What was added to the first word of each.
+    /// For each page, the sum of all additions to its first word.
     pub sums: Mapping,
 }
 
 impl Common {
-    /// Of one process: anonymous, with huge pages.
+    /// Memory of one process: anonymous, with huge pages.
     pub fn narrow() -> Result<Common, Errno> {
         Ok(Common { map: Mapping::anon_huge(1)?, sums: Mapping::shared(1)? })
     }
 
-    /// Of all processes that this one becomes.
+    /// Memory of all processes: shared, inherited by fork.
     pub fn wide() -> Result<Common, Errno> {
         Ok(Common { map: Mapping::shared(COMMON_PAGES)?, sums: Mapping::shared(1)? })
     }
 
-    /// Compares when nobody adds any more.
+    /// Compares each word with its sum. Called when no agent adds to them.
     pub fn check(&self) -> Result<(), String> {
         for page in 0..COMMON_PAGES {
             let (found, sum) = (self.map.get(page, 0), self.sums.get(0, page));
@@ -39,35 +39,35 @@ impl Common {
     }
 }
 
-/// How far each lane is, and what all processes count: shared with the supervisor.
+/// Progress of each lane and totals of all processes, shared with the supervisor.
 ///
-/// A page for each lane. The words of the first page from 8 on are of all lanes.
+/// One page for each lane. The totals are in the first page, from word 8 on.
 #[derive(Debug)]
 pub struct Board(Mapping);
 
-/// Words of all lanes.
+/// Words of the first page that all lanes share.
 #[derive(Clone, Copy)]
 enum Total {
-    /// Copies that were made to fail, and are to fail.
+    /// Copy failures injected so far.
     Armed = 8,
-    /// Bus errors and failed blits: each takes one of [`Total::Armed`].
+    /// Bus errors and failed blits. Each consumes one injected failure of [`Total::Armed`].
     Claimed,
-    /// Address of a bus error that nothing excuses.
+    /// Address of a bus error that no injected failure explains.
     BadAddress,
-    /// 1 + its lane.
+    /// 1 + lane of that bus error.
     BadLane,
-    /// Lanes that have done their operations.
+    /// Lanes that have completed their operations.
     Resting,
-    /// 1: nothing but these lanes uses the devices.
+    /// 1: only the lanes use the devices.
     Alone,
-    /// 1: copies take no time and do not fail any more.
+    /// 1: copies neither fail nor are delayed.
     Calm,
-    /// 1: a device is being unplugged; 2: it was.
+    /// 1: a device is being unplugged; 2: it has been unplugged.
     Unplugged,
 }
 
 impl Board {
-    /// For so many lanes.
+    /// A board for `lanes` lanes.
     pub fn new(lanes: usize) -> Result<Board, Errno> {
         Mapping::shared(lanes).map(Board)
     }
@@ -77,22 +77,22 @@ impl Board {
         self.0.again().map(Board)
     }
 
-    /// Operations that a lane has begun.
+    /// Number of operations that a lane has begun.
     pub fn begun(&self, lane: usize) -> &AtomicU64 {
         self.0.atomic(lane, 0)
     }
 
-    /// 1 + the operation that failed.
+    /// 1 + index of the operation that failed; 0 if none has.
     pub fn failed(&self, lane: usize) -> &AtomicU64 {
         self.0.atomic(lane, 1)
     }
 
-    /// Changes as long as a lane that has done its operations makes progress.
+    /// Heartbeat of a lane that has completed its operations.
     pub fn beat(&self, lane: usize) -> &AtomicU64 {
         self.0.atomic(lane, 2)
     }
 
-    /// Bus errors of a lane and of its children.
+    /// Number of bus errors of a lane and its children.
     pub fn bus_errors(&self, lane: usize) -> &AtomicU64 {
         self.0.atomic(lane, 3)
     }
@@ -101,72 +101,72 @@ impl Board {
         self.0.atomic(0, which as usize)
     }
 
-    /// A copy is about to be made to fail.
+    /// Counts a copy failure that is about to be injected.
     pub fn arm(&self) {
         self.total(Total::Armed).fetch_add(1, SeqCst);
     }
 
-    /// One that was to fail does not fail any more.
+    /// Takes back [`Self::arm`]: the failure was replaced before it occurred.
     pub fn disarm(&self) {
         self.total(Total::Armed).fetch_sub(1, SeqCst);
     }
 
-    /// Copies that were made to fail so far, or are to fail.
+    /// Number of copy failures injected so far, whether or not they have occurred.
     pub fn armed(&self) -> u64 {
         self.total(Total::Armed).load(SeqCst)
     }
 
-    /// Whether there is a copy that was made to fail for this effect of one: each has one effect.
+    /// Consumes one injected copy failure. `false` if there is none left, or if the run is calm.
     pub fn claim(&self) -> bool {
         let before = self.total(Total::Claimed).fetch_add(1, SeqCst);
         before < self.armed() && self.calm().load(SeqCst) == 0
     }
 
-    /// Notes a bus error that nothing excuses.
+    /// Records a bus error that no injected failure explains.
     pub fn bad_bus_error(&self, lane: usize, addr: usize) {
         self.total(Total::BadAddress).store(addr as u64, SeqCst);
         self.total(Total::BadLane).store(lane as u64 + 1, SeqCst);
     }
 
-    /// Lane and address of a bus error that nothing excuses.
+    /// Lane and address of a bus error that no injected failure explains.
     pub fn bad_bus(&self) -> Option<(u64, u64)> {
         let lane = self.total(Total::BadLane).load(SeqCst).checked_sub(1)?;
         Some((lane, self.total(Total::BadAddress).load(SeqCst)))
     }
 
-    /// A lane has done its operations.
+    /// Counts a lane that has completed its operations.
     pub fn rest(&self) {
         self.total(Total::Resting).fetch_add(1, SeqCst);
     }
 
-    /// Lanes that have done their operations.
+    /// Number of lanes that have completed their operations.
     pub fn resting(&self) -> u64 {
         self.total(Total::Resting).load(SeqCst)
     }
 
-    /// Whether nothing but the lanes uses the devices.
+    /// 1 if only the lanes use the devices.
     pub fn alone(&self) -> &AtomicU64 {
         self.total(Total::Alone)
     }
 
-    /// Whether copies take no time and do not fail any more.
+    /// 1 if copies neither fail nor are delayed.
     pub fn calm(&self) -> &AtomicU64 {
         self.total(Total::Calm)
     }
 
-    /// 0; 1: a device is being unplugged; 2: it was.
+    /// 0; 1: a device is being unplugged; 2: it has been unplugged.
     pub fn unplugged(&self) -> &AtomicU64 {
         self.total(Total::Unplugged)
     }
 }
 
-/// Pages of addresses that are free for what the kernel maps where it likes.
+/// Pages of address space kept free for mappings that the kernel places.
 const CLEARING: usize = 1 << 16;
 
-/// Addresses above those of all lanes, which are free when the lanes begin.
+/// Address space above the memory of all lanes, free when the lanes begin.
 ///
-/// The kernel maps memory at the highest addresses that are free and large enough. So it maps
-/// nothing where a lane has unmapped, which must stay so.
+/// mmap() without an address uses the highest gap that is large enough. With this gap it never
+/// places a mapping where a lane has unmapped memory, which must stay unmapped.
 #[derive(Debug)]
 pub struct Clearing {
     start: usize,
@@ -180,42 +180,43 @@ impl Clearing {
         Ok(Clearing { start: reserved.addr(), reserved: Mutex::new(Some(reserved)) })
     }
 
-    /// Whether `map` lies below.
+    /// Whether `map` lies below the reserved range.
     pub fn is_above(&self, map: &Mapping) -> bool {
         map.addr() < self.start
     }
 
-    /// Frees the addresses.
+    /// Frees the reserved range.
     pub fn open(&self) {
         drop(self.reserved.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
-/// What the lanes of a process share.
+/// State shared by the lanes of a process.
 #[derive(Debug)]
 pub struct Env {
-    /// Devices in use.
+    /// Number of devices in use.
     pub devices: usize,
-    /// They are `qemu_gpu`.
+    /// The devices are `qemu_gpu`.
     pub hardware: bool,
-    /// Lanes of all processes.
+    /// Number of lanes of all processes.
     pub lanes: usize,
-    /// Memory of this process.
+    /// Common memory of this process.
     pub narrow: Common,
-    /// Memory of all processes, unless this one is to be killed.
+    /// Common memory of all processes. `None` in a process that is killed at random: it could leave
+    /// a half-done addition.
     pub wide: Option<Common>,
-    /// Addresses that the kernel may use.
+    /// Address space for mappings that the kernel places.
     pub clearing: Clearing,
-    /// What all processes count.
+    /// Progress and totals, shared with all processes.
     pub board: Board,
-    /// A lane has failed: the others end.
+    /// Set when a lane has failed: the other lanes end.
     pub stop: AtomicBool,
-    /// The time is over: no more operations begin.
+    /// Set when the time is over: no further operations begin.
     pub early: AtomicBool,
 }
 
 impl Env {
-    /// Common memory, if this process may use it.
+    /// Common memory of all processes (`wide`) or of this one, if this process has it.
     pub fn common(&self, wide: bool) -> Option<&Common> {
         if wide {
             self.wide.as_ref()
@@ -224,12 +225,12 @@ impl Env {
         }
     }
 
-    /// Whether to begin no more operations.
+    /// Whether no further operations may begin.
     pub fn is_over(&self) -> bool {
         self.stopped() || self.early.load(SeqCst)
     }
 
-    /// Whether to end.
+    /// Whether a lane has failed, so that all lanes end.
     pub fn stopped(&self) -> bool {
         self.stop.load(SeqCst)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What is known of a hang: who waits where, and the pages that are waited for.
+//! Diagnosis of a hang: stacks of the blocked threads, and pages that are being migrated.
 
 use hmm::{pagemap, tracing::Tracing};
 use std::fmt::Write;
@@ -10,13 +10,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Entries of a directory, as far as they can be read.
+/// Entries of a directory; those that cannot be read are skipped.
 fn entries(path: &Path) -> impl Iterator<Item = DirEntry> {
     read_dir(path).into_iter().flatten().flatten()
 }
 
-/// What all threads of this program and of the driver do that do not run, in the kernel's words,
-/// and the pages of this program that are being migrated. The kernel's log gets all that is blocked.
+/// Reports the kernel stack of each sleeping thread of this program and of the driver, and the
+/// pages of this program that are being migrated. Writes all blocked tasks to the kernel log.
 pub fn report() -> String {
     let mut text = String::new();
     let mut ours = Vec::new();
@@ -34,10 +34,11 @@ pub fn report() -> String {
         }
         ours.push(process.path());
     }
-    // Says who else waits, for instance for the same page.
+    // Lists all other blocked tasks in the kernel log, for instance those that wait for the same
+    // page.
     let _ = std::fs::write("/proc/sysrq-trigger", "w");
     text += &happening().unwrap_or_else(|error| format!("  no events: {error}\n"));
-    // This takes locks of the processes that hang.
+    // In a thread with a timeout: reading pagemap takes the mmap lock of a process that hangs.
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for process in ours {
@@ -50,7 +51,7 @@ pub fn report() -> String {
     text
 }
 
-/// The library's events of a moment: a hang may be a round that never ends.
+/// Tracepoints of the library during [`MOMENT`], because a hang may be an endless loop.
 fn happening() -> io::Result<String> {
     let tracing = Tracing::start("torture")?;
     std::thread::sleep(MOMENT);
@@ -60,18 +61,18 @@ fn happening() -> io::Result<String> {
     Ok(format!("  {} events in {MOMENT:?}, at last:\n    {}\n", lines.len(), last.join("\n    ")))
 }
 
-/// How long events are recorded, and how many are shown.
+/// Time during which tracepoints are recorded, and the maximum number that is shown.
 const MOMENT: Duration = Duration::from_millis(300);
 const EVENTS: usize = 150;
 
-/// Swap types of entries of pages that are being migrated, see the kernel's `linux/swap.h`.
+/// Swap types of migration entries, see `linux/swap.h`.
 const MIGRATION: Range<u64> = 25..28;
 
-/// Bytes of a page, and of its word in `/proc/PID/pagemap`.
+/// Size of a page, and of its entry in `/proc/PID/pagemap`.
 const PAGE: u64 = 4096;
 const WORD: u64 = 8;
 
-/// Lists pages of a process that are being migrated, with the flags of `/proc/kpageflags`.
+/// Lists pages of a process that have a migration entry, with their flags from `/proc/kpageflags`.
 fn migrating(process: &Path) -> io::Result<String> {
     let mut text = String::new();
     let entries = File::open(process.join("pagemap"))?;

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Which operation issues which ioctl. A test compares this with the headers, so that no ioctl is
-//! added without a part in the torture.
+//! Table of the operations that issue each ioctl. A test compares it with the UAPI headers, so that
+//! a new ioctl requires an operation that uses it.
 
-/// What issues an ioctl or sets a flag of one.
+/// Origin of an ioctl or of one of its flags.
 #[derive(Clone, Copy, Debug)]
 enum By {
-    /// Each of these operations, by the names in tables.
+    /// Each of these operations, by [`crate::op::Op::name`].
     Ops(&'static [&'static str]),
-    /// Each lane when it begins, ends, or looks at counters.
+    /// Each lane, when it begins, ends, or reads counters.
     Lane,
-    /// The last part of a run: `lane/unplug.rs`.
+    /// The last part of a run, `lane/unplug.rs`.
     LastPart,
 }
 
 use By::{Lane, LastPart, Ops};
 
-/// Ioctls of `dmirror_uapi.h` without their prefix.
+/// Ioctls of `dmirror_uapi.h`, without prefix.
 const IOCTLS: &[(&str, By)] = &[
     ("INFO", Ops(&["EngineRead", "Resize"])),
     ("COUNTERS", Lane),
@@ -55,7 +55,7 @@ const IOCTLS: &[(&str, By)] = &[
     ("EVENTS", Ops(&["Events", "EventsOf"])),
 ];
 
-/// Flags of these ioctls, which are bits.
+/// Flag bits of these ioctls.
 const FLAGS: &[(&str, By)] = &[
     ("SUBMIT_VERIFY", Ops(&["Watch"])),
     ("MIGRATE_TO_SYSTEM", Ops(&["Migrate", "CommonMove"])),
@@ -75,7 +75,7 @@ const FLAGS: &[(&str, By)] = &[
     ("EVENTS_ALL", Ops(&["EventsOf"])),
 ];
 
-/// Ioctls of the kernel's `test_hmm_uapi.h`, by the names in messages.
+/// Ioctls of the kernel's `test_hmm_uapi.h`.
 const TEST_HMM: &[(&str, By)] = &[
     ("READ", Ops(&["DevRead"])),
     ("WRITE", Ops(&["DevWrite"])),
@@ -94,7 +94,7 @@ use crate::op::Op;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The text of the header, which is in the checkout in which the sources, or a copy of them, are.
+/// Reads the UAPI header from the checkout that contains this crate.
 fn header() -> String {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = here.ancestors().map(|dir| dir.join("samples/dmirror/dmirror_uapi.h"));
@@ -102,14 +102,14 @@ fn header() -> String {
     std::fs::read_to_string(path).expect("the header cannot be read")
 }
 
-/// Names that the header defines as `value`, without their prefix.
+/// Names that the header defines as `value`, without prefix.
 fn defined<'a>(header: &'a str, value: &str) -> BTreeSet<&'a str> {
     let lines = header.lines().filter_map(|line| line.strip_prefix("#define DMIRROR_"));
     let pairs = lines.filter_map(|line| line.split_once(char::is_whitespace));
     pairs.filter(|(_, text)| text.trim().starts_with(value)).map(|(name, _)| name).collect()
 }
 
-/// Compares a table with the names that there are, and its operations with those that are drawn.
+/// Compares a table with the names in the header, and its operations with the drawn ones.
 fn compare(table: &[(&str, By)], names: &BTreeSet<&str>, drawn: &BTreeSet<String>) {
     let listed: BTreeSet<&str> = table.iter().map(|(name, _)| *name).collect();
     assert_eq!(listed.len(), table.len(), "a name is listed twice");

@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A lane: a thread with memory of its own, whose operations follow each other,
-//! and the model of that memory.
+//! A lane: a thread with memory of its own, which executes operations one after the other, and the
+//! model of that memory.
 //!
-//! Accesses race in these ways only, and this is what may be seen then:
+//! Accesses are concurrent in these cases only. For each, the model defines which results are
+//! correct:
 //!
-//! * Engines read a range again and again (`Watch`) while it moves, is swapped
-//!   out, merged or forked: each round sees the contents of the model.
-//! * Engines add to words (`Count`) while the CPU adds to the same ones: no
-//!   addition is lost, and of the round that was stopped the first words have it.
-//! * Lanes and devices add to common words: in the end all additions are there.
-//!   In common pages, words that one agent writes never change by the others.
-//! * Memory that stays locked for a device (`Hold`) is written by CPUs and devices,
-//!   and does not move; what takes its mapping away unlocks it first.
-//! * Contents freed by `MADV_FREE` are the old ones or zero, a page at a time,
-//!   until the page is written.
+//! * Engines read a range in a loop (`Watch`) while it is migrated, swapped out, merged or forked.
+//!   Each round must read the contents of the model.
+//! * Engines add to words (`Count`) while the CPU adds to the same words. No addition may be lost.
+//!   If a round was stopped, a prefix of the range has its addition.
+//! * Lanes and devices add to common words. At the end, each word must equal the sum of all
+//!   additions. Words of common pages that only one agent writes must never change otherwise.
+//! * CPUs and devices write memory that stays locked for a device (`Hold`). It must not migrate.
+//!   Operations that remove its mapping unlock it first.
+//! * Pages freed by `MADV_FREE` contain the old contents or zeros until they are written.
 //!
-//! Everything else of a lane happens one after the other, so that each read has
-//! one right result. What disturbs it are the other lanes, processes that are
-//! killed, and the kernel.
+//! All other accesses of a lane are sequential, so that each read has exactly one correct result.
+//! Interference comes from other lanes, from processes that are killed, and from the kernel.
 
 mod blit;
 mod common;
@@ -51,62 +50,63 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// Why a run has failed.
+/// Reason for which a run has failed.
 pub type Fail = String;
 
-/// Repetitions of what an invalidation, or an injected failure, got in the way of.
+/// Maximum number of attempts when an invalidation or an injected failure gets in the way.
 const PATIENCE: u32 = 2000;
 
-/// Gaps between libraries that are filled at most.
+/// Maximum number of gaps between libraries that are filled.
 const PLUGS: usize = 100;
 
-/// Memory of each lane that presses others into swap, in MiB.
+/// Memory of each lane that pushes other memory to swap, in MiB.
 const BALLAST_MIB: usize = 32;
 
-/// A command that an engine carries out meanwhile.
+/// A command that an engine executes in the background.
 #[derive(Debug)]
 struct Running {
     dev: usize,
     id: u64,
     at: Span,
-    /// What a counter adds; a watcher has none.
+    /// Addend of a `Count` command; `None` for `Watch`.
     adds: Option<u64>,
-    /// Copies that had failed when it was submitted.
+    /// Number of failed copies when the command was submitted.
     failures: u64,
 }
 
-/// What an operation does to a range.
+/// Effect of an operation on a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// Its result depends on the contents.
+    /// The operation reads the contents.
     Looks,
-    /// It changes the contents, or who may access them.
+    /// The operation changes the contents or the access rights.
     Changes,
-    /// It adds to words.
+    /// The operation adds to words.
     Adds,
 }
 
 /// A lane.
 pub struct Lane<'a> {
     env: &'a Env,
-    /// Number among all lanes.
+    /// Index among all lanes of the run.
     number: usize,
     regions: Vec<Region>,
-    /// What is locked for devices over several operations; before the devices, which unlock it at last.
+    /// Locks held over several operations. Declared before `devices`, so that they are dropped
+    /// first.
     held: Vec<held::Held>,
     devices: Vec<Device>,
     running: Vec<Running>,
     children: Vec<process::Background>,
     own: common::Own,
     ballast: Mapping,
-    /// Addresses for managed memory.
+    /// Address range for managed memory.
     area: Mapping,
-    /// Device, region and page of what was made exclusive since the device was opened.
+    /// Device, region and page of each exclusive access since the device was opened.
     exclusive: HashSet<(usize, usize, usize)>,
     seen: status::Seen,
     copy_failures: u64,
     _known: Vec<Known>,
-    /// How often each operation was done, and each error seen.
+    /// Number of executions of each operation, and of each error.
     pub counts: BTreeMap<String, u64>,
 }
 
@@ -114,7 +114,7 @@ fn fail<T>(what: impl Display, why: impl Display) -> Result<T, Fail> {
     Err(format!("{what}: {why}"))
 }
 
-/// A region below the addresses at which the kernel maps memory later.
+/// Maps a region below the addresses at which the kernel will place mappings.
 fn region(env: &Env, kind: Kind, pages: usize, filler: u8) -> Result<Region, Fail> {
     for _ in 0..PLUGS {
         let region = Region::new(kind, pages, filler)
@@ -122,13 +122,13 @@ fn region(env: &Env, kind: Kind, pages: usize, filler: u8) -> Result<Region, Fai
         if env.clearing.is_above(&region.map) {
             return Ok(region);
         }
-        // A gap between libraries: it stays filled.
+        // The region lies in a gap between libraries: leak it, so that the gap stays filled.
         std::mem::forget(region);
     }
     fail("memory", "no place below that of what the kernel maps later")
 }
 
-/// Registers the memory of a lane. Shared memory is never on a device.
+/// Registers the memory of a lane. Shared memory is never migrated to a device.
 fn known(regions: &[Region], area: &Mapping) -> Option<Vec<Known>> {
     let moves = |region: &Region| region.kind != Kind::Shared;
     let regions = regions.iter().map(|region| Known::mapping(&region.map, moves(region)));
@@ -136,7 +136,7 @@ fn known(regions: &[Region], area: &Mapping) -> Option<Vec<Known>> {
 }
 
 impl<'a> Lane<'a> {
-    /// Lane `number`, with memory and devices of its own.
+    /// Creates lane `number`, with its memory and open devices.
     pub fn new(env: &'a Env, number: usize) -> Result<Lane<'a>, Fail> {
         let filler = (number + 1) as u8;
         let regions = REGIONS
@@ -148,7 +148,7 @@ impl<'a> Lane<'a> {
             .collect::<Result<_, _>>()?;
         let ballast =
             Mapping::anon(BALLAST_MIB << 8).map_err(|error| format!("ballast: {error}"))?;
-        // Of the size and alignment of a huge page.
+        // A range of the size and alignment of a huge page.
         let area = Mapping::anon_aligned(1).map_err(|error| format!("area: {error}"))?;
         let known = known(&regions, &area).ok_or("too many ranges of memory")?;
         let mut lane = Lane {
@@ -168,17 +168,17 @@ impl<'a> Lane<'a> {
             _known: known,
             counts: BTreeMap::new(),
         };
-        // Failures of others before are no excuse.
+        // Copy failures before this point excuse no error of this lane.
         lane.copy_failures = lane.failures().map_err(|error| format!("counters: {error}"))?;
         Ok(lane)
     }
 
-    /// The region that a userfaultfd handler is to fill.
+    /// The region that the userfaultfd handler has to fill.
     pub fn uffd_region(&self) -> &Region {
         &self.regions[REGIONS.len() - 1]
     }
 
-    /// Does one operation.
+    /// Executes one operation.
     pub fn execute(&mut self, op: &Op) -> Result<(), Fail> {
         let (name, begin) = (op.name(), Instant::now());
         self.note(name.clone());
@@ -187,7 +187,8 @@ impl<'a> Lane<'a> {
         result
     }
 
-    /// Ends what runs, unlocks and evicts everything, and compares it once more.
+    /// Ends commands and children, unlocks and evicts everything, and compares all memory once
+    /// more.
     pub fn end(&mut self) -> Result<(), Fail> {
         self.finish_commands(|_| true)?;
         self.reap(true)?;
@@ -200,7 +201,7 @@ impl<'a> Lane<'a> {
         self.no_stale()
     }
 
-    /// Has the CPU read all memory, and compares it.
+    /// Reads all memory with the CPU and compares it with the model.
     fn read_all(&mut self) -> Result<(), Fail> {
         for r in 0..self.regions.len() {
             let at = Span { r, page: 0, n: self.regions[r].pages.len() };
@@ -209,7 +210,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// No device has used a stale translation.
+    /// Fails if a device has used a stale translation.
     fn no_stale(&self) -> Result<(), Fail> {
         match self.sum(|counters| counters.stale_hits) {
             Ok(0) => Ok(()),
@@ -222,7 +223,7 @@ impl<'a> Lane<'a> {
         *self.counts.entry(what.into()).or_default() += 1;
     }
 
-    /// Counts an error that is allowed here, or fails.
+    /// Counts `error` if it is allowed here; fails otherwise.
     fn expect(&mut self, what: &str, error: Errno, allowed: &[Errno]) -> Result<(), Fail> {
         if !allowed.contains(&error) {
             return fail(what, error);
@@ -231,7 +232,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// A counter of all devices. `qemu_gpu` has none.
+    /// Sum of a counter over all devices; 0 for `qemu_gpu`, which has no counters.
     fn sum(&self, counter: impl Fn(&Counters) -> u64) -> Result<u64, Errno> {
         if self.env.hardware {
             return Ok(0);
@@ -239,26 +240,26 @@ impl<'a> Lane<'a> {
         self.devices.iter().map(|device| device.counters().map(|found| counter(&found))).sum()
     }
 
-    /// Copies that have failed, as they were told to.
+    /// Number of copies that failed because of an injected failure.
     fn failures(&self) -> Result<u64, Errno> {
         self.sum(|counters| counters.copy_failures)
     }
 
-    /// Whether a copy has failed since the last time that this was asked.
+    /// Whether a copy has failed since the last call.
     fn excused(&mut self) -> bool {
-        // What cannot be counted excuses nothing.
+        // If the counters cannot be read, no error is excused.
         let failures = self.failures().unwrap_or(self.copy_failures);
         let more = failures > self.copy_failures;
         self.copy_failures = failures;
         more
     }
 
-    /// Waits as long as it takes: what hangs is for the supervisor to notice.
+    /// Submits a command and waits without a timeout: the supervisor detects a hang.
     fn run(&self, dev: usize, command: Command) -> Result<Ended, Errno> {
         self.devices[dev].submit(command)?.wait_for(Duration::MAX)
     }
 
-    /// Repeats `attempt` while memory keeps changing, or after an injected failure.
+    /// Repeats `attempt` on `EBUSY`, and after an injected copy failure.
     fn patiently<T>(
         &mut self,
         mut attempt: impl FnMut(&mut Self) -> Result<T, Errno>,
@@ -282,7 +283,7 @@ impl<'a> Lane<'a> {
         Err(Errno::EBUSY)
     }
 
-    /// Ends those commands in flight whose outcome `effect` on the range would change.
+    /// Ends commands in flight whose result would be changed by `effect` on the range.
     fn quiesce(&mut self, at: Span, effect: Effect) -> Result<(), Fail> {
         let overlaps = |other: Span| {
             other.r == at.r && other.page < at.page + at.n && at.page < other.page + other.n
@@ -297,7 +298,8 @@ impl<'a> Lane<'a> {
         })
     }
 
-    /// Ends the doubt about all lazily freed pages of the range.
+    /// Writes all pages of the range that were freed with `MADV_FREE`, so that their contents are
+    /// defined.
     fn settle(&mut self, at: Span) -> Result<(), Fail> {
         for page in at.pages() {
             if let Err(mismatch) = self.regions[at.r].settle(page) {
@@ -307,7 +309,8 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Whether the model lets a device access all of the range, and else the first page where not.
+    /// Whether the model lets a device access the whole range; if not, the first page that it
+    /// denies.
     fn allowed(&self, at: Span, write: bool) -> Result<(), usize> {
         match at.pages().find(|page| !self.regions[at.r].allows(*page, write)) {
             None => Ok(()),
@@ -319,7 +322,8 @@ impl<'a> Lane<'a> {
         self.regions[at.r].map.page_addr(at.page)
     }
 
-    /// Whether a fault that nobody may wait in can fail: the userfaultfd handler would have to be asked.
+    /// Whether a page of the range may be missing. Accesses that cannot wait for the userfaultfd
+    /// handler then fail.
     fn may_miss(&self, at: Span) -> bool {
         at.pages().any(|page| self.regions[at.r].pages[page].missing)
     }

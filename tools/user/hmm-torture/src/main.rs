@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Random operations of several processes on memory that they share with
-//! devices, each compared with a model.
+//! Random operations of several processes on memory that they share with devices. Each result is
+//! compared with a model.
 //!
-//! A run is determined by its seed and the numbers on the command line. One that
-//! fails prints the last operations and a script, which `--replay` runs.
+//! The seed and the numbers on the command line determine a run. A failing run prints its last
+//! operations and a script for `--replay`.
 
 mod bus;
 mod draw;
@@ -89,7 +89,7 @@ enum Broken {
     SkipFlush,
 }
 
-/// Breaks all devices. They are as before when the result is dropped.
+/// Breaks all devices until the result is dropped.
 fn break_devices(args: &Args) -> Result<Vec<Device>> {
     let Some(broken) = args.broken else { return Ok(Vec::new()) };
     let (what, value) = match broken {
@@ -110,7 +110,7 @@ fn script(args: &Args) -> Result<Script> {
         return Script::parse(&text).with_context(|| path.display().to_string());
     }
     let Args { seed, devices, procs, threads, hardware, .. } = *args;
-    // Coherent devices, 2 and 3, stay.
+    // Devices 2 and 3 are coherent and are not unplugged.
     let unplug = (!hardware && devices > 0).then(|| seed as usize % devices.min(2));
     let shape = Shape { seed, devices, procs, threads, hardware, unplug };
     if shape.lanes() == 0 || shape.devices == 0 {
@@ -144,7 +144,7 @@ fn torture(args: &Args) -> Result<bool> {
     eprintln!("seed {}: {}", script.shape.seed, failure.text);
     eprintln!("last operations of each lane:");
     eprint!("{}", failure.tail(&script, 12));
-    // A machine that hangs cannot be tried again.
+    // A hanging machine cannot run another attempt.
     if args.shrink > 0 && !failure.hang {
         let short = shrink::shrink(&script, failure, Duration::from_secs(args.shrink));
         println!("--- script\n{}--- end of the script", short.text());

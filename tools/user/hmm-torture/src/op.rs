@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Operations: plain data, drawn from a seed before anything runs, so that the
-//! seed alone determines them, and a part of them is a script.
+//! Operations are plain data. They are drawn from a seed before the run starts, so that the seed
+//! alone determines them and a subset of them is a script.
 //!
-//! To add one: a variant of [`Op`], a line in `draw.rs`, an arm in
-//! `Lane::dispatch` with what the model makes of it.
+//! A new operation needs a variant of [`Op`], a line in `draw.rs`, and an arm in `Lane::dispatch`
+//! that also updates the model.
 
 use serde::{Deserialize, Serialize};
 
-/// Pages of a region, which are numbered as in [`REGIONS`].
+/// A range of pages of a region, as numbered in [`REGIONS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// Region.
+    /// Index of the region.
     pub r: usize,
     /// First page.
     pub page: usize,
@@ -19,30 +19,30 @@ pub struct Span {
 }
 
 impl Span {
-    /// The numbers of its pages.
+    /// The page numbers.
     pub fn pages(self) -> std::ops::Range<usize> {
         self.page..self.page + self.n
     }
 }
 
-/// What memory a region is.
+/// Type of the memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Private anonymous, small pages.
+    /// Private anonymous, base pages.
     Anon,
-    /// Private anonymous, huge pages wanted.
+    /// Private anonymous, with MADV_HUGEPAGE.
     Huge,
-    /// A memfd, shared, also seen through a second mapping.
+    /// A memfd, mapped shared twice.
     Shared,
-    /// A memfd, private.
+    /// A memfd, mapped private.
     File,
-    /// hugetlb, private.
+    /// hugetlb, mapped private.
     Hugetlb,
-    /// Private anonymous; a userfaultfd handler fills what is missing.
+    /// Private anonymous; a userfaultfd handler fills missing pages.
     Uffd,
 }
 
-/// The regions of each lane and their pages.
+/// The regions of each lane, with their size in pages.
 pub const REGIONS: [(Kind, usize); 6] = [
     (Kind::Anon, 256),
     (Kind::Huge, 1024),
@@ -52,25 +52,25 @@ pub const REGIONS: [(Kind, usize); 6] = [
     (Kind::Uffd, 32),
 ];
 
-/// Pages of memory that all lanes of a process, or of all processes, share.
+/// Number of common pages, which all lanes of a process or of all processes share.
 pub const COMMON_PAGES: usize = 16;
 
-/// What an engine does, see `dmirror_uapi.h`.
+/// Operation of an engine, see `dmirror_uapi.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Work {
-    /// Sum of all words.
+    /// Sums all words.
     Read,
-    /// Counts up from a value.
+    /// Writes consecutive numbers.
     Write,
-    /// One value.
+    /// Writes the same value to all words.
     Fill,
-    /// Adds to the words at each multiple of a stride.
+    /// Adds to the words at multiples of a stride.
     Add,
-    /// Copies from another place.
+    /// Copies from another range.
     Copy,
-    /// Checksum of all words.
+    /// Computes a checksum of all words.
     Checksum,
-    /// Sum of the words at each multiple of a stride.
+    /// Sums the words at multiples of a stride.
     Strided,
     /// Follows pointers from page to page.
     Chase,
@@ -81,75 +81,75 @@ pub enum Work {
 pub enum Rights {
     /// None.
     None,
-    /// To read.
+    /// Read-only.
     Read,
-    /// All.
+    /// Read and write.
     Write,
 }
 
-/// `madvise`.
+/// Advice of `madvise`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Advice {
-    /// Contents go, now.
+    /// `MADV_DONTNEED`: drops the contents immediately.
     DontNeed,
-    /// Contents may go, until written.
+    /// `MADV_FREE`: the contents may be dropped until they are written.
     Free,
-    /// To swap.
+    /// `MADV_PAGEOUT`.
     PageOut,
-    /// To the end of the lists.
+    /// `MADV_COLD`.
     Cold,
-    /// Into huge pages.
+    /// `MADV_COLLAPSE`.
     Collapse,
-    /// Huge pages are welcome.
+    /// `MADV_HUGEPAGE`.
     HugePage,
-    /// They are not.
+    /// `MADV_NOHUGEPAGE`.
     NoHugePage,
-    /// Equal pages may be merged.
+    /// `MADV_MERGEABLE`.
     Mergeable,
-    /// Not any more.
+    /// `MADV_UNMERGEABLE`.
     Unmergeable,
-    /// Make pages present, writable.
+    /// `MADV_POPULATE_WRITE`.
     Populate,
 }
 
-/// What a forked child does.
+/// Behaviour of a forked child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fork {
-    /// Reads, writes, reads with the CPU.
+    /// Reads, writes and reads again with the CPU.
     Cpu,
-    /// Opens a device and does it with that.
+    /// Opens a device, and does the same with it.
     Device,
-    /// Migrates its copy there and back in an endless loop, and is killed.
+    /// Migrates its copy back and forth in an endless loop, and is killed.
     Killed,
-    /// Becomes another program, which opens the device.
+    /// Executes this program again, which opens the device.
     Exec,
 }
 
-/// An operation of one lane: `dev` is a device's number, `at` are the pages, `value` is what is added
-/// or written, and what else an operation needs is said with it.
+/// An operation of one lane. `dev` is the index of a device, `at` the range of pages, and `value`
+/// the number that is added or written. Other fields are described with the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
     /// The CPU writes the pattern `seed`.
     CpuWrite { at: Span, seed: u64 },
-    /// The CPU reads and compares.
+    /// The CPU reads and compares with the model.
     CpuRead { at: Span },
     /// The CPU adds to a word of each page.
     CpuAdd { at: Span, word: usize, value: u64 },
     /// The device writes the pattern `seed`.
     DevWrite { dev: usize, at: Span, seed: u64 },
-    /// The device reads, and it is compared; `unlocked`: by `HMM_DMIRROR_READ_UNLOCKED`.
+    /// The device reads, and the result is compared; `unlocked`: by `HMM_DMIRROR_READ_UNLOCKED`.
     DevRead { dev: usize, at: Span, unlocked: bool },
-    /// Exclusive access of the device, until the CPU touches the page.
+    /// Exclusive access of the device, until a CPU access ends it.
     Exclusive { dev: usize, at: Span },
-    /// The device's view of its own page table.
+    /// Compares the device's snapshot of the CPU page table with the model.
     Snapshot { dev: usize, at: Span },
-    /// Migrates to the device by the call of `test_hmm`, which copies the contents out, too.
+    /// Migrates to the device with the ioctl of `test_hmm`, which also returns the contents.
     ToDevice { dev: usize, at: Span },
-    /// Migrates back by the call of `test_hmm`.
+    /// Migrates to system memory with the ioctl of `test_hmm`.
     ToSystem { dev: usize, at: Span },
     /// Evicts everything from the device.
     Release { dev: usize },
-    /// A command of one round, waited for.
+    /// Executes an engine command of one round, and waits for it.
     Engine {
         dev: usize,
         engine: u32,
@@ -160,21 +160,22 @@ pub enum Op {
         value: u64,
         stride: usize,
     },
-    /// An engine reads until it is told to stop, while other things happen.
+    /// An engine reads in a loop while further operations are executed, until it is stopped.
     Watch { dev: usize, at: Span },
-    /// An engine adds until it is told to stop, while other things happen.
+    /// An engine adds in a loop while further operations are executed, until it is stopped.
     Count { dev: usize, at: Span, value: u64 },
-    /// Stops all commands in flight and compares.
+    /// Stops all commands in flight, and compares their results.
     Finish,
-    /// Migrates, best effort; `ordinary`: the device loses its entries first; `outcomes`: of each page.
+    /// Migrates, and may fail; `ordinary`: invalidates the device PTEs first; `outcomes`: with a
+    /// result for each page.
     Migrate { dev: usize, at: Span, back: bool, ordinary: bool, outcomes: bool },
-    /// The device does not need the pages any more.
+    /// Discards the device's entries for the range.
     Discard { dev: usize, at: Span },
     /// `munmap`.
     Unmap { at: Span },
-    /// `mmap` where pages were removed.
+    /// `mmap` of unmapped pages.
     MapAgain { at: Span },
-    /// `mremap` from one place to another.
+    /// `mremap` from one range to another.
     Move { from: Span, to: Span },
     /// `mprotect`.
     Protect { at: Span, rights: Rights },
@@ -184,83 +185,85 @@ pub enum Op {
     Lock { at: Span },
     /// `munlock`.
     Unlock { at: Span },
-    /// A child process with a copy of the memory.
+    /// Forks a child with a copy of the memory.
     Fork { how: Fork, dev: usize, at: Span, seed: u64 },
-    /// Closes the device, with what is in flight, and opens it again.
+    /// Closes the device, with commands in flight, and opens it again.
     Reopen { dev: usize },
     /// The next allocation of device memory fails.
     FailAlloc { dev: usize },
-    /// The copy after so many fails.
+    /// The copy after `after` further ones fails.
     CopyFail { dev: usize, after: u64 },
-    /// Each copy takes so many ns at least.
+    /// Sets the minimum duration of a copy.
     CopyDelay { dev: usize, ns: u64 },
-    /// Each flush takes so many ns at least.
+    /// Sets the minimum duration of a flush.
     FlushDelay { dev: usize, ns: u64 },
-    /// The CPU adds to a common word; `wide`: one that all processes share.
+    /// The CPU adds to a common word; `wide`: one shared by all processes.
     CommonAdd { wide: bool, page: usize, value: u64 },
     /// The device adds to a common word.
     CommonDevAdd { wide: bool, dev: usize, page: usize, value: u64 },
-    /// The CPU or the device writes a word of the lane's own in a common page.
+    /// The CPU or the device writes a word of a common page that only this lane writes.
     CommonOwn { wide: bool, dev: usize, page: usize, by_device: bool, value: u64 },
     /// Migrates the common pages.
     CommonMove { dev: usize, back: bool, ordinary: bool },
     /// `madvise` on the common pages.
     CommonAdvise { advice: Advice },
-    /// Writes so many MiB and gives them up again, which presses on the others.
+    /// Writes and frees `mib` MiB, which pushes other memory to swap.
     Squeeze { mib: usize },
-    /// Who decides about faults of engines.
+    /// Sets the policy for faults of engines.
     Policy { dev: usize, which: usize },
-    /// Sets all attributes of a range, and asks for them.
+    /// Sets all attributes of a range, and reads them back.
     Attributes { dev: usize, at: Span, preferred: usize, values: u32, order: Option<u32> },
-    /// There by a queue, and after that there by another one, and back.
+    /// Queues a migration to a device, a prefetch by another one, and an eviction.
     Queued { dev: usize, other: usize, at: Span },
-    /// From one device to another.
+    /// Migrates from one device to another.
     Pull { dev: usize, other: usize, at: Span },
     /// Locks memory, tries to move it, and unlocks it.
     HostLock { dev: usize, at: Span, fine: bool },
     /// Allocates managed memory, uses it, and frees it.
     Managed { dev: usize, pages: usize, populate: bool, seed: u64 },
-    /// Managed memory of any kind at a place of the lane's own; `bits` are its flags.
+    /// Managed memory of any kind at a reserved address; `bits` are its flags.
     ManagedBeside { dev: usize, pages: usize, bits: u64, seed: u64 },
-    /// Managed memory that a queue populates.
+    /// Managed memory that is populated by a queue.
     ManagedLater { dev: usize, pages: usize, bits: u64, seed: u64 },
-    /// A queue fills memory, or copies it, after a fence of the host, which may fail.
+    /// A queue fills or copies memory behind a host fence, which may fail.
     QueueWork { dev: usize, at: Span, from: Option<Span>, value: u64, fails: bool },
-    /// Best connection of a device to the others.
+    /// Sets the best connection of a device to the others.
     Connect { dev: usize, which: usize },
     /// Takes device pages out of use, or brings all back.
     Resize { dev: usize, block: usize, restore: bool },
-    /// Reads events, and asks for others.
+    /// Reads events, and changes the event mask.
     Events { dev: usize, mask: u64 },
-    /// Asks whether exclusive entries are in the way.
+    /// Checks for exclusive entries.
     CheckExclusive { dev: usize, at: Span },
-    /// Locks memory for a device, and keeps it locked while other operations follow.
+    /// Locks memory for a device, and keeps it locked during further operations.
     Hold { dev: usize, at: Span, fine: bool },
-    /// The same with common pages.
+    /// Locks common pages, and keeps them locked.
     HoldCommon { dev: usize, wide: bool, page: usize, n: usize },
-    /// The device accesses what it holds by its own address, and it is compared.
+    /// The device accesses locked memory by its device address, and the result is compared.
     UseHeld { which: usize, write: bool, value: u64 },
-    /// Unlocks one of those.
+    /// Unlocks one of the held locks.
     Unhold { which: usize },
-    /// The device copies between locked memory; another one waits for that by a sync file.
+    /// The device copies between locked ranges; another device waits for the copy by a sync file.
     Blit { dev: usize, other: usize, at: Span, from: Span, slow: bool },
-    /// An eventfd, `poll` and another device's queue are told of the end of a queued migration.
+    /// An eventfd, `poll` and a queue of another device wait for a queued migration.
     Notify { dev: usize, other: usize, at: Span, fails: bool },
-    /// Counters of an engine, before and after a command.
+    /// Reads the counters of an engine before and after a command.
     EngineStatus { dev: usize, engine: u32, at: Span },
-    /// What policies did.
+    /// Reads the counters of fault policies.
     Placement { dev: usize },
-    /// Asks how memory reaches another device.
+    /// Reads the connection to another device.
     AskPull { dev: usize, other: usize },
-    /// Events of a migration of the same process by another open file; `all`: they are asked for.
+    /// Reads the events of a migration of this process through another open file; `all`: they are
+    /// enabled.
     EventsOf { dev: usize, at: Span, all: bool },
 }
 
-/// Pages of an operation on hardware, which takes 200 ms for each.
+/// Maximum number of pages of an operation on hardware, which takes up to 200 ms for each.
 const SLOW_PAGES: usize = 32;
 
 impl Op {
-    /// What is done instead on a device that has the ioctls of `test_hmm` and host memory locks, if anything.
+    /// The operation to execute instead on a device that has only the ioctls of `test_hmm` and host
+    /// locks; `None` if there is none.
     pub fn on_hardware(self) -> Option<Op> {
         let few = |at: Span| Span { n: at.n.min(SLOW_PAGES), ..at };
         Some(match self {
@@ -292,7 +295,7 @@ impl Op {
         })
     }
 
-    /// Its name, for tables.
+    /// Name of the operation, for tables.
     pub fn name(&self) -> String {
         let text = format!("{self:?}");
         let name = text.split([' ', '{']).next().unwrap_or_default().to_string();

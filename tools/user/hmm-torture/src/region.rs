@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A region of memory and the model of what must be in it.
+//! A region of memory, and the model of its contents and state.
 
 use crate::op::{Kind, Rights, Span};
 use hmm::pattern::{self, Mismatch, WORDS};
@@ -7,40 +7,41 @@ use hmm::{files, Errno, Mapping, Prot, PAGE_SIZE};
 use std::fs::File;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Pattern of files before anyone writes.
+/// Seed of the initial contents of files.
 const FILE_SEED: u64 = 77;
 
-/// What the model knows of a page besides its contents.
+/// State of a page in the model, besides its contents.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
-    /// There is a mapping.
+    /// The page is mapped.
     pub mapped: bool,
-    /// What it allows.
+    /// Access rights of the mapping.
     pub rights: Rights,
-    /// `MADV_FREE`: the contents may have become zero, until the page is written.
+    /// Freed with `MADV_FREE`: the contents may be zero until the page is written.
     pub lazy: bool,
-    /// `mlock`.
+    /// Locked with `mlock`.
     pub locked: bool,
-    /// The userfaultfd handler may have to fill it.
+    /// The page may be missing, so that an access needs the userfaultfd handler.
     pub missing: bool,
 }
 
 /// A region and its model.
 #[derive(Debug)]
 pub struct Region {
-    /// What memory it is.
+    /// Type of the memory.
     pub kind: Kind,
-    /// The memory.
+    /// The mapping that the operations use.
     pub map: Mapping,
-    /// Other mapping of the same file.
+    /// A second mapping of the same file.
     pub view: Option<Mapping>,
     file: Option<File>,
     shadow: Vec<u64>,
-    /// It is of hugetlb: what is mapped again is not.
+    /// The memory is hugetlb. False once it was unmapped, because it is mapped again without
+    /// hugetlb.
     pub is_hugetlb: bool,
-    /// A page for each.
+    /// State of each page.
     pub pages: Vec<Page>,
-    /// The byte that missing pages are filled with.
+    /// Byte with which the userfaultfd handler fills missing pages.
     pub filler: u8,
 }
 
@@ -54,7 +55,7 @@ pub fn prot(rights: Rights) -> Prot {
 }
 
 impl Region {
-    /// A new one, of `pages` pages.
+    /// Maps a region of `pages` pages.
     pub fn new(kind: Kind, pages: usize, filler: u8) -> Result<Region, Errno> {
         let (mut file, mut view) = (None, None);
         let blocks = pages / hmm::HUGE_PAGES;
@@ -95,22 +96,23 @@ impl Region {
         Ok(region)
     }
 
-    /// The model of a page.
+    /// The words of a page in the model.
     pub fn shadow(&self, page: usize) -> &[u64] {
         &self.shadow[page * WORDS..(page + 1) * WORDS]
     }
 
-    /// Words of the model, counted from the start of the region.
+    /// All words of the model.
     pub fn words(&mut self) -> &mut [u64] {
         &mut self.shadow
     }
 
-    /// Copies the model of a page.
+    /// Sets the words of a page in the model.
     pub fn set_shadow(&mut self, page: usize, words: &[u64]) {
         self.shadow[page * WORDS..(page + 1) * WORDS].copy_from_slice(words);
     }
 
-    /// The contents of the range are gone: what is there now if it is touched?
+    /// Updates the model after the contents of the range were dropped: pages are zero, or filled
+    /// from the file or by the userfaultfd handler.
     pub fn emptied(&mut self, at: Span) {
         for page in at.pages() {
             let filler = u64::from_ne_bytes([self.filler; 8]);
@@ -127,21 +129,21 @@ impl Region {
         }
     }
 
-    /// Whether the CPU may access a page so.
+    /// Whether the access rights of a page allow the access.
     pub fn allows(&self, page: usize, write: bool) -> bool {
         let page = &self.pages[page];
         let enough = if write { page.rights == Rights::Write } else { page.rights != Rights::None };
         page.mapped && enough
     }
 
-    /// The CPU's view of a page.
+    /// Reads a page with the CPU.
     pub fn load(&self, page: usize, into: &mut [u64]) {
         for (word, place) in into.iter_mut().enumerate() {
             *place = self.map.get(page, word);
         }
     }
 
-    /// Compares a page with the model.
+    /// Compares the words of a page with the model.
     pub fn compare(&self, page: usize, found: &[u64]) -> Result<(), Mismatch> {
         let expected = self.shadow(page);
         if found == expected || (self.pages[page].lazy && found.iter().all(|word| *word == 0)) {
@@ -151,7 +153,7 @@ impl Region {
         Err(Mismatch { page, word, found: found[word], expected: expected[word] })
     }
 
-    /// Compares bytes that some agent read with the model.
+    /// Compares bytes that an agent read with the model.
     pub fn compare_bytes(&self, first: usize, bytes: &[u8]) -> Result<(), Mismatch> {
         let mut words = [0; WORDS];
         for (index, page) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
@@ -163,7 +165,7 @@ impl Region {
         Ok(())
     }
 
-    /// Has the CPU read a page, which it may, and compares.
+    /// Reads an accessible page with the CPU through each mapping, and compares.
     pub fn check(&self, page: usize) -> Result<(), Mismatch> {
         let mut words = [0; WORDS];
         self.load(page, &mut words);
@@ -177,13 +179,14 @@ impl Region {
         Ok(())
     }
 
-    /// Ends the doubt about a lazily freed page: it is written, and compared.
+    /// Writes a page that was freed with `MADV_FREE`, so that its contents are defined, and
+    /// compares it.
     pub fn settle(&mut self, page: usize) -> Result<(), Mismatch> {
         if !self.pages[page].lazy {
             return Ok(());
         }
-        // A write at once, else the page may go between a read and a write. Adding 0 is none: compilers
-        // make a read of it.
+        // The first access must be a write, because the page could be freed between a read and a
+        // write. Do not add 0: compilers turn that into a read.
         self.map.atomic(page, 0).fetch_add(1, SeqCst);
         self.map.atomic(page, 0).fetch_sub(1, SeqCst);
         let mut words = [0; WORDS];
@@ -194,13 +197,13 @@ impl Region {
         Ok(())
     }
 
-    /// Fills a page by the CPU, and in the model.
+    /// Fills a page with the CPU, and updates the model.
     pub fn fill(&mut self, page: usize, seed: u64) {
         self.map.fill_pages(seed, page, 1);
         self.wrote(page, seed);
     }
 
-    /// Some agent has filled a page: the model follows.
+    /// Updates the model after an agent has filled a page.
     pub fn wrote(&mut self, page: usize, seed: u64) {
         for word in 0..WORDS {
             self.shadow[page * WORDS + word] = pattern::word(seed, page, word);
@@ -209,7 +212,8 @@ impl Region {
         self.pages[page].missing = false;
     }
 
-    /// Maps what is not mapped, with all rights, and forgets its contents.
+    /// Maps the unmapped pages of the range with all rights; their old contents are lost, except
+    /// those of a shared file.
     pub fn map_holes(&mut self, at: Span) -> Result<(), Errno> {
         let mut page = at.page;
         while page < at.page + at.n {
@@ -221,7 +225,7 @@ impl Region {
                 let shared = self.kind == Kind::Shared;
                 let file = self.file.as_ref().map(|file| (file, shared));
                 self.map.map_again(first, page - first, file)?;
-                // All of it was unmapped.
+                // A hugetlb region is unmapped only as a whole.
                 self.is_hugetlb = false;
                 if self.kind == Kind::Huge {
                     let _ = self.map.advise_pages(libc::MADV_HUGEPAGE, first, page - first);
@@ -230,7 +234,7 @@ impl Region {
                     let state = &mut self.pages[index];
                     (state.mapped, state.rights, state.locked) = (true, Rights::Write, false);
                 }
-                // A shared file keeps what was in it.
+                // A shared file keeps its contents.
                 if !shared {
                     self.emptied(Span { r: at.r, page: first, n: page - first });
                 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Runs a script: a process for each of the shape, a thread for each lane, and a
-//! supervisor that looks whether all make progress.
+//! Runs a script: one process for each of the shape, one thread for each lane, and a supervisor
+//! that checks the progress of all lanes.
 
 mod lanes;
 mod outcome;
@@ -19,15 +19,15 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use supervisor::Supervisor;
 
-/// How to run.
+/// Options of a run.
 pub struct Options {
-    /// A lane that makes no progress for so long hangs.
+    /// Time without progress after which a lane counts as hung.
     pub patience: Duration,
-    /// End after so long, if all goes well.
+    /// Time limit of a run that does not fail.
     pub most: Option<Duration>,
-    /// Processes that are killed at random moments.
+    /// Start additional processes, which are killed at random.
     pub visitors: bool,
-    /// Lines about the progress.
+    /// Print the progress.
     pub progress: bool,
 }
 
@@ -41,7 +41,7 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
     let end = Mapping::shared(1)?;
     let wide = Common::wide()?;
     lanes::forget_counts(lanes + 1);
-    // As long as they are open, settings and counters stay.
+    // Settings and counters are reset when the last file is closed: keep the devices open.
     let open = open_devices(script.shape.devices)?;
     let before = device_counters(&script.shape)?;
     let failed_before = before.get("copy_failures").copied().unwrap_or(0);
@@ -54,7 +54,7 @@ pub fn run(script: &Script, options: &Options) -> Result<Outcome> {
     }
     drop(open);
     let devices = settled_counters(&script.shape, options.patience)?;
-    // The last one is that of processes that are killed.
+    // The last counter is that of processes that are killed.
     let each: Vec<u64> = (0..=lanes).map(|lane| board.bus_errors(lane).load(SeqCst)).collect();
     let bus_errors: u64 = each.iter().sum();
     let failed_copies = devices.get("copy_failures").copied().unwrap_or(0) - failed_before;
@@ -95,7 +95,7 @@ fn open_devices(devices: usize) -> Result<Vec<Device>> {
         .collect()
 }
 
-/// The first lane that failed, and its operation.
+/// The first lane that failed, and the index of its operation.
 fn failed(board: &Board, lanes: usize) -> Option<(usize, usize)> {
     (0..lanes).find_map(|lane| {
         let number = board.failed(lane).load(SeqCst) as usize;
@@ -109,8 +109,8 @@ fn pages_used(counters: &Counters) -> u64 {
     counters.get("device_pages_used").copied().unwrap_or(0)
 }
 
-/// Counters of all devices, summed up, when nobody has them open any more: once the last killed process
-/// is gone, nothing may be left in their memory. Waits for that, at most `patience`.
+/// Sums the counters of all devices once no device memory is in use. All files are closed, but
+/// killed processes may still be exiting: waits up to `patience`.
 fn settled_counters(shape: &Shape, patience: Duration) -> Result<Counters> {
     let until = Instant::now() + patience;
     loop {
@@ -122,8 +122,8 @@ fn settled_counters(shape: &Shape, patience: Duration) -> Result<Counters> {
     }
 }
 
-/// What is wrong with what was mapped for DMA: something has to have been, and nothing may be left. Waits for that,
-/// at most `patience`.
+/// Checks the account of DMA mappings: pages must have been mapped, and none may remain mapped.
+/// Waits for the latter up to `patience`.
 fn mapped_for_dma(patience: Duration) -> Result<Option<String>> {
     let until = Instant::now() + patience;
     loop {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What every lane is to do, as drawn from a seed or read from a file: a line of
+//! The operations of all lanes, drawn from a seed or read from a file. The file has one line of
 //! JSON for the shape, then one for each operation.
 
 use crate::draw::Draw;
@@ -7,27 +7,27 @@ use crate::op::Op;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// Who takes part.
+/// Seed, devices, processes and threads of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
     /// Seed of the operations.
     pub seed: u64,
-    /// Devices, from 0 on.
+    /// Number of devices, from device 0 on.
     pub devices: usize,
-    /// Processes.
+    /// Number of processes.
     pub procs: usize,
-    /// Threads of each.
+    /// Number of threads of each process.
     pub threads: usize,
-    /// The device is `qemu_gpu`, which has few of the mock's ioctls.
+    /// The device is `qemu_gpu`, which supports few of the mock's ioctls.
     #[serde(default)]
     pub hardware: bool,
-    /// Device that is unplugged in the last part of the run, if there is to be one.
+    /// Device that is unplugged in the last part of the run, if any.
     #[serde(default)]
     pub unplug: Option<usize>,
 }
 
 impl Shape {
-    /// Threads of all processes.
+    /// Number of threads of all processes.
     pub fn lanes(&self) -> usize {
         self.procs * self.threads
     }
@@ -42,14 +42,14 @@ struct Line {
 /// The operations of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Script {
-    /// Who takes part.
+    /// The shape that the operations were drawn for.
     pub shape: Shape,
     /// The operations of each lane.
     pub lanes: Vec<Vec<Op>>,
 }
 
 impl Script {
-    /// `count` operations, shared among the lanes.
+    /// Draws `count` operations, divided among the lanes.
     pub fn draw(shape: Shape, count: u64) -> Script {
         let each = count.div_ceil(shape.lanes() as u64);
         let lanes = (0..shape.lanes()).map(|lane| {
@@ -62,12 +62,12 @@ impl Script {
         Script { shape, lanes: lanes.collect() }
     }
 
-    /// Number of operations.
+    /// Total number of operations.
     pub fn len(&self) -> usize {
         self.lanes.iter().map(Vec::len).sum()
     }
 
-    /// As a file: lane after lane.
+    /// Formats the script as a file, lane after lane.
     pub fn text(&self) -> String {
         let mut text = serde_json::to_string(&self.shape).unwrap_or_default() + "\n";
         for (lane, ops) in self.lanes.iter().enumerate() {
@@ -79,7 +79,7 @@ impl Script {
         text
     }
 
-    /// Reads what [`Script::text`] wrote. Empty lines and those that begin with `#` are skipped.
+    /// Parses the format of [`Script::text`]. Skips empty lines, and comments that begin with `#`.
     pub fn parse(text: &str) -> Result<Script> {
         let mut lines = text
             .lines()

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Makes a failing script shorter: the lane that failed alone, then halves,
-//! quarters and so on left out, as long as it still fails ("delta debugging",
-//! Zeller 1999).
+//! Reduces a failing script by delta debugging (Zeller 1999): first to the failing lane alone, then
+//! without halves, quarters and so on of its operations, as long as it still fails.
 
 use crate::run::{self, Failure, Options};
 use crate::script::Script;
 use std::time::{Duration, Instant};
 
-/// Races do not always happen.
+/// Attempts for each candidate, because a race does not occur in each run.
 const TRIES: usize = 3;
 
 struct Search {
@@ -32,7 +31,7 @@ impl Search {
         })
     }
 
-    /// Leaves out what is not needed of lane `lane`.
+    /// Removes operations of lane `lane` that are not needed for the failure.
     fn reduce(&self, script: &mut Script, lane: usize) {
         let mut pieces = 2;
         while !self.over() && script.lanes[lane].len() > 1 {
@@ -64,12 +63,12 @@ fn with_lane(script: &Script, lane: usize, ops: Vec<crate::op::Op>) -> Script {
     script
 }
 
-/// A script that still fails, if that could be found in the time, else the one up to the failure.
+/// The shortest failing script found within `time`, or else the script up to the failure.
 pub fn shrink(script: &Script, failure: &Failure, time: Duration) -> Script {
     let search = Search { until: Instant::now() + time };
     let mut short = script.clone();
     if !failure.last_part {
-        // Each try would have to load the driver anew.
+        // Each attempt would have to reload the driver.
         short.shape.unplug = None;
     }
     for (ops, begun) in short.lanes.iter_mut().zip(&failure.begun) {

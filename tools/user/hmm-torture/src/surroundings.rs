@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What makes the kernel restless: swap, a limit of memory, merging of pages,
-//! making of huge pages.
+//! Kernel activity in the background: swap, a memory limit, KSM, and khugepaged.
 
 use anyhow::{anyhow, bail, Context, Result};
 use hmm::Settings;
 use std::path::Path;
 
 const GROUP: &str = "/tmp/hmm-torture-cgroup";
-/// Memory of a lane at ease: more than it has without ballast.
+/// Memory that a lane uses without ballast.
 const LANE_MIB: usize = 40;
-/// Memory of the program.
+/// Memory of the program itself.
 const BASE_MIB: usize = 64;
 
-/// Settings that go back when this is dropped.
+/// Settings that are restored when this is dropped.
 pub struct Surroundings {
     _settings: Settings,
 }
@@ -21,7 +20,7 @@ fn limit(lanes: usize) -> std::io::Result<()> {
     let group = Path::new(GROUP);
     if !group.join("cgroup.procs").exists() {
         std::fs::create_dir_all(group)?;
-        // SAFETY: strings that end with a zero, no data.
+        // SAFETY: NUL-terminated strings, no data.
         let ret = unsafe {
             libc::mount(
                 c"none".as_ptr(),
@@ -43,7 +42,7 @@ fn limit(lanes: usize) -> std::io::Result<()> {
     std::fs::write(own.join("cgroup.procs"), std::process::id().to_string())
 }
 
-/// One of the surroundings.
+/// A kind of background activity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
     /// Merging of equal pages.
@@ -56,11 +55,11 @@ pub enum Part {
     Cgroup,
 }
 
-/// Prepares all but those in `without`.
+/// Enables all parts except those in `without`.
 ///
 /// # Errors
 ///
-/// The kernel lacks one.
+/// The kernel does not support one of them.
 pub fn prepare(lanes: usize, quiet: bool, without: &[Part]) -> Result<Surroundings> {
     let mut settings = Settings::new();
     let wanted = |part: Part| !without.contains(&part);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Blits: copies between locked memory, whose fences leave as sync files.
+//! Blits: copies between locked ranges, whose fences are exported as sync files.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
@@ -10,27 +10,28 @@ use hmm::{
 };
 use std::time::Duration;
 
-/// Pages of a blit at most.
+/// Maximum number of pages of a blit.
 const PAGES: usize = 16;
-/// Time of a blit that is to be under way for a while, in ns.
+/// Duration of a slow blit, in ns.
 const SLOW: u64 = 2_000_000;
-/// Time between two looks at fences.
+/// Polling interval for fences.
 const LOOK: Duration = Duration::from_micros(200);
-/// How long a report of an end may take after the end.
+/// Timeout for the notification of a completion.
 const LONG: Duration = Duration::from_secs(100);
 
 fn text(error: Errno) -> Fail {
     format!("blit: {error}")
 }
 
-/// How a blit ended, and what depends on it, with what that found.
+/// Final states of a blit and of the operation that depends on it, and the result of the latter.
 struct Ended {
     blit: State,
     after: State,
     result: u64,
 }
 
-/// Whether the fence of a sync file and what depends on it end in this order, at last.
+/// Polls until the dependent operation has ended. Fails if it or the eventfd was signalled before
+/// the blit.
 fn in_order(
     file: &SyncFile,
     event: &Event,
@@ -38,7 +39,7 @@ fn in_order(
     after: &Fence<'_>,
 ) -> Result<(), Fail> {
     loop {
-        // In this order: what is seen later may be further.
+        // Read the dependent states first: a state that is read later may be more recent.
         let ends = after.check().map_err(text)?.state != State::NotDone;
         let told = event.poll(Duration::ZERO).map_err(text)?;
         let signalled = file.state().map_err(text)? != State::NotDone;
@@ -54,7 +55,8 @@ fn in_order(
     }
 }
 
-/// Has a queue of the other device wait for a blit by its sync file, and follows both to their ends.
+/// Makes a queue of the other device wait for a blit by its sync file, and waits until both have
+/// ended.
 fn follow(
     fence: &Fence<'_>,
     queue: &Queue<'_>,
@@ -81,8 +83,8 @@ fn follow(
     Ok(Ended { blit, after: ended.state, result: ended.result })
 }
 
-/// Copies within locked memory, and has another device do `read` after that. The inner error is that of the
-/// submission.
+/// Copies within locked memory, and makes another device execute `read` after that. The inner error
+/// is that of the submission.
 fn submit(
     here: &Device,
     there: &Device,
@@ -99,7 +101,7 @@ fn submit(
     let ended = fence.map(|fence| -> Result<Ended, Fail> {
         let file = fence.export().map_err(text)?;
         let known = there.import(&file).map_err(text)?;
-        // The fence stays when the file is closed.
+        // The imported fence outlives the file.
         drop(file);
         follow(&fence, &queue, &known, read)
     });
@@ -113,7 +115,7 @@ fn submit(
 }
 
 impl Lane<'_> {
-    /// Copies `from` to `at` by locks of both.
+    /// Copies `from` to `at`, with both locked.
     pub(super) fn blit(
         &mut self,
         dev: usize,
@@ -150,7 +152,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Undoes a lock of this operation.
+    /// Removes a lock that this operation took.
     pub(super) fn unlock(&self, dev: usize, locked: Locked) -> Result<(), Fail> {
         self.devices[dev].unlock(locked.device_addr).map_err(|error| format!("unlock: {error}"))
     }
@@ -169,12 +171,12 @@ impl Lane<'_> {
         let ended = submit(&self.devices[dev], &self.devices[other], places, read, slow)?;
         let ended = match ended {
             Ok(ended) => ended,
-            // Others have as many under way as there can be.
+            // The other lanes may already have the maximum number of operations in flight.
             Err(error) => return self.expect("blit", error, &[Errno::EBUSY, Errno::ENOMEM]),
         };
         match ended.blit {
             State::Done => {}
-            // Nothing was copied; what depends on it fails with it.
+            // Nothing was copied, and the dependent operation fails with the same error.
             State::Failed(Errno::EIO) if ended.after == ended.blit && self.env.board.claim() => {
                 self.note("  blit: EIO, injected");
                 return Ok(());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Memory that all lanes use at once: of a process (anonymous, it migrates), and
-//! of all processes (a shared file).
+//! Memory that all lanes use concurrently: of one process (anonymous, can be migrated), and of all
+//! processes (a shared file).
 
 use super::{fail, Fail, Lane};
 use crate::op::Advice;
@@ -9,14 +9,14 @@ use hmm::{Command, EngineOp, Errno};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// What a lane wrote into its own words of common pages.
+/// Values that a lane wrote into its own words of common pages, by (`wide`, page).
 pub type Own = HashMap<(bool, usize), u64>;
 
-/// First word of a lane's own.
+/// Index of the first word that belongs to a single lane.
 const OWN: usize = 8;
 
 impl Lane<'_> {
-    /// The number of the lane's own word in common pages.
+    /// Index of the lane's own word in common pages.
     pub(super) fn own_word(&self) -> usize {
         OWN + self.number
     }
@@ -47,7 +47,8 @@ impl Lane<'_> {
         }
     }
 
-    /// A command of one word is done as a whole or not at all: it can be repeated.
+    /// Executes a command on one word, which takes effect completely or not at all, so that it can
+    /// be repeated.
     fn one_word(&mut self, dev: usize, command: Command) -> Result<u64, Errno> {
         self.patiently(|lane| {
             let ended = lane.run(dev, command)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the CPU does.
+//! CPU accesses.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
@@ -31,7 +31,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Adds to the same word of each page, also while an engine does so.
+    /// Adds to the same word of each page, concurrently with engines that add.
     pub(super) fn cpu_add(&mut self, at: Span, word: usize, value: u64) -> Result<(), Fail> {
         self.quiesce(at, Effect::Adds)?;
         for page in at.pages() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Ioctls of the device that are done when they return.
+//! Synchronous ioctls of a device.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::{Kind, Span};
@@ -7,17 +7,18 @@ use hmm::engine::Way;
 use hmm::{pattern, Device, Errno, PageOutcome, PageState, Setting, PAGE_SIZE};
 use std::time::Duration;
 
-/// Tries to have memory leave a device that nobody uses.
+/// Maximum number of attempts to evict all pages from a device.
 const EVICTIONS: usize = 300;
 
-/// Where to, and how.
+/// Direction and kind of a migration.
 pub fn way(back: bool, ordinary: bool) -> Way {
     if back { Way::ToSystem } else { Way::ToDevice }.faultless(!ordinary)
 }
 
 impl Lane<'_> {
     pub(super) fn dev_write(&mut self, dev: usize, at: Span, seed: u64) -> Result<(), Fail> {
-        // Only up to where it must fail: what came before is done or not.
+        // If a page denies the write, write only that page: whether pages before it would be
+        // written is undefined.
         let (at, good) = match self.allowed(at, true) {
             Ok(()) => (at, true),
             Err(page) => (Span { page, n: 1, ..at }, false),
@@ -44,7 +45,8 @@ impl Lane<'_> {
         }
     }
 
-    /// After a device write that met a missing page: each page is written or not.
+    /// After a device write that failed at a missing page: accepts the old or the new contents for
+    /// each page.
     fn adopt_fills(&mut self, at: Span, seed: u64) -> Result<(), Fail> {
         self.note("  device write: EFAULT for userfaultfd");
         for page in at.pages() {
@@ -88,7 +90,7 @@ impl Lane<'_> {
         }
     }
 
-    /// The handler has filled what was missing.
+    /// Records that the userfaultfd handler has filled the range.
     pub(super) fn touched(&mut self, at: Span) {
         for page in at.pages() {
             self.regions[at.r].pages[page].missing = false;
@@ -105,18 +107,18 @@ impl Lane<'_> {
 
     pub(super) fn exclusive(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
         self.quiesce(at, Effect::Looks)?;
-        // It makes the pages present, for writing.
+        // Exclusive access faults pages in for writing.
         self.settle(at)?;
         let at = Span { n: at.n.min(64), ..at };
         let mut buffer = vec![0xa5; at.n * PAGE_SIZE];
         let addr = self.addr(at);
         let writable = self.allowed(at, true).is_ok();
-        // Those before one that fails stay exclusive.
+        // If one page fails, the pages before it stay exclusive.
         self.exclusive.extend(at.pages().map(|page| (dev, at.r, page)));
         match self.patiently(|lane| lane.devices[dev].exclusive(addr, &mut buffer)) {
             Ok(_) if !writable => fail("exclusive", "went through where it may not"),
             Ok(_) => self.compare(at, &buffer, "exclusive read"),
-            // It cannot wait for a userfaultfd handler.
+            // Making a page exclusive cannot wait for the userfaultfd handler.
             Err(error @ Errno::EFAULT) if !writable || self.may_miss(at) => {
                 self.expect("exclusive", error, &[error])
             }
@@ -126,7 +128,7 @@ impl Lane<'_> {
                 self.note("  exclusive: EOPNOTSUPP");
                 Ok(())
             }
-            // A page that others have taken away before it was read: ENOENT.
+            // ENOENT: another agent removed the exclusive entry before the page was read.
             Err(error) => {
                 self.expect("exclusive", error, &[Errno::ENOENT, Errno::ENOMEM, Errno::EBUSY])
             }
@@ -167,11 +169,11 @@ impl Lane<'_> {
                 self.compare(at, &buffer, "read after migration")?;
                 match self.held_pages(at) {
                     0 => Ok(()),
-                    // What is locked was read where it is.
+                    // Locked pages were read without a migration.
                     _ => self.snapshot(dev, at),
                 }
             }
-            // A page stays where it was.
+            // ENOENT: a page was not migrated.
             Err(error @ Errno::ENOENT) if !self.refuses_to_move(at) => {
                 self.expect("migration to the device", error, &[error])
             }
@@ -235,13 +237,14 @@ impl Lane<'_> {
     pub(super) fn release(&mut self, dev: usize) -> Result<(), Fail> {
         match self.devices[dev].release() {
             Ok(_) => Ok(()),
-            // Others take new pages meanwhile.
+            // Other lanes allocate pages concurrently.
             Err(error) => self.expect("release", error, &[Errno::EBUSY, Errno::ENOMEM]),
         }
     }
 
-    /// Evicts everything from a device, until nothing of `pages` pages from `addr` on is left there. Nobody uses these,
-    /// so that only moments can be in the way: somebody who looks at a page, a copy that was made to fail.
+    /// Evicts everything from a device until none of `pages` pages from `addr` on is in its memory.
+    /// No other agent uses this range, so that only transient conditions can prevent that: a
+    /// temporary reference, or an injected copy failure.
     pub(super) fn evict(&mut self, dev: usize, addr: usize, pages: usize) -> Result<(), Fail> {
         let mut left = 0;
         for round in 0..EVICTIONS {
@@ -260,7 +263,7 @@ impl Lane<'_> {
         fail("eviction", format!("{left} of {pages} pages stay on device {dev}"))
     }
 
-    /// Has all of the lane's memory leave the devices, but for one that is gone.
+    /// Evicts all memory of the lane from the devices, except from an unplugged one.
     pub(super) fn evict_all(&mut self, gone: Option<usize>) -> Result<(), Fail> {
         for r in 0..self.regions.len() {
             let region = &self.regions[r];
@@ -293,14 +296,14 @@ impl Lane<'_> {
         }
     }
 
-    /// Has a later copy fail. Each failure excuses one bus error or one failed blit.
+    /// Injects a copy failure. Each excuses one bus error or one failed blit.
     pub(super) fn copy_fail(&mut self, dev: usize, after: u64) -> Result<(), Fail> {
         let board = &self.env.board;
-        // Before: the copy may fail at once.
+        // Before the failure is set, because a copy may fail immediately.
         board.arm();
         match self.devices[dev].set(Setting::CopyFail, after) {
             Ok(u64::MAX) => Ok(()),
-            // It replaces one that has not failed yet.
+            // It replaces a failure that has not occurred yet.
             Ok(_) => {
                 board.disarm();
                 Ok(())
@@ -309,17 +312,18 @@ impl Lane<'_> {
         }
     }
 
-    /// Closes a device, with its commands in flight and what it holds locked, and opens it again.
+    /// Closes a device, with commands in flight and locks held, and opens it again.
     pub(super) fn reopen(&mut self, dev: usize) -> Result<(), Fail> {
         self.held.retain(|held| held.dev != dev);
         self.exclusive.retain(|(of, _, _)| *of != dev);
         self.seen.forget(dev);
-        // Counters cannot be told how far they came; watchers end by themselves.
+        // End `Count` commands first, because the model needs to know how far they got. `Watch`
+        // commands end with the file.
         self.finish_commands(|running| running.dev == dev && running.adds.is_some())?;
         self.running.retain(|running| running.dev != dev);
         let device = Device::open(dev as u32).map_err(|error| format!("open: {error}"))?;
         let old = std::mem::replace(&mut self.devices[dev], device);
-        // The new file's counters begin at 0, those of the device do not.
+        // Counters of the file restart at 0, those of the device do not.
         old.close().map_err(|error| format!("close: {error}"))
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Which function does which operation.
+//! Maps each operation to the function that executes it.
 
 use super::{device, Fail, Lane};
 use crate::op::Op;

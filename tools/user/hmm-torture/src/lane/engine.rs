@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Commands of engines: those that are waited for, and those that run meanwhile.
+//! Engine commands, synchronous and in the background.
 
 use super::{fail, Effect, Fail, Lane, Running};
 use crate::op::{Op, Span, Work};
@@ -8,14 +8,14 @@ use hmm::pattern::WORDS;
 use hmm::{Command, EngineOp, Errno, PAGE_SIZE};
 use std::time::Duration;
 
-/// Commands that a lane has in flight at most.
+/// Maximum number of commands in flight for each lane.
 const IN_FLIGHT: usize = 4;
 
 fn sum<'a>(words: impl IntoIterator<Item = &'a u64>) -> u64 {
     words.into_iter().fold(0, |sum: u64, word| sum.wrapping_add(*word))
 }
 
-/// What a command does to the model's words; its result.
+/// Applies a command to the words of the model, and returns its result.
 fn model(work: Work, words: &mut [u64], from: &[u64], value: u64, step: usize) -> u64 {
     match work {
         Work::Read => sum(words.iter()),
@@ -40,7 +40,7 @@ fn model(work: Work, words: &mut [u64], from: &[u64], value: u64, step: usize) -
 }
 
 impl Lane<'_> {
-    /// One round, waited for.
+    /// Executes a command of one round and waits for it.
     pub(super) fn engine(&mut self, op: &Op) -> Result<(), Fail> {
         let Op::Engine { dev, engine, work, at, skip, from, value, stride } = *op else {
             return Ok(());
@@ -54,15 +54,15 @@ impl Lane<'_> {
         {
             return Ok(());
         }
-        // As with other device writes, only up to where it must fail.
+        // As for other device writes: if a page denies the write, write only that page.
         let (at, mut good) = match self.allowed(at, writes) {
             Err(page) if writes => (Span { page, n: 1, ..at }, false),
             result => (at, result.is_ok()),
         };
-        // From the word `skip` on, so that ranges begin and end anywhere.
+        // Start at word `skip`, so that ranges begin and end at any word.
         let skip = if at.n > 1 { skip } else { skip % 256 };
         let count = at.n * WORDS - skip - skip % 7;
-        // Strided, it may step over pages.
+        // A stride may skip whole pages.
         let step = if work == Work::Strided { stride / 8 } else { 1 };
         let met: Vec<Span> = at
             .pages()
@@ -77,13 +77,13 @@ impl Lane<'_> {
             good = met.iter().all(|at| self.allowed(*at, false).is_ok());
         }
         if work == Work::Chase && !good {
-            // It would follow whatever is there.
+            // Skipped: the command would follow arbitrary words as pointers.
             return Ok(());
         }
         let from = Span { n: at.n, ..from };
         if work == Work::Copy {
             if self.allowed(from, false).is_err() {
-                // It may have copied a part: let it fail at once.
+                // The copy could write a part before it fails: execute it only if writes fail, too.
                 good = false;
             }
             if !good && self.allowed(at, true).is_ok() {
@@ -131,7 +131,7 @@ impl Lane<'_> {
                 return self.adopt(at, &new);
             }
             Err(error) if good => return fail("engine", format!("{work:?}: {error}")),
-            // A copy that may not read does not come to its first write.
+            // A copy that may not read fails before its first write.
             Err(error) if work == Work::Copy && self.denied(from, false) == Some(error) => {
                 return self.expect("engine", error, &[error])
             }
@@ -161,7 +161,7 @@ impl Lane<'_> {
         }
     }
 
-    /// The words that a copy reads.
+    /// The words of the model that a copy reads.
     fn source_words(&mut self, work: Work, from: Span, skip: usize, count: usize) -> Vec<u64> {
         if work != Work::Copy {
             return Vec::new();
@@ -170,8 +170,8 @@ impl Lane<'_> {
         self.regions[from.r].words()[start..start + count].to_vec()
     }
 
-    /// After a command that met missing pages: each word is that of the model, or that of `new`, which
-    /// the command would have written.
+    /// After a command that failed at a missing page: accepts, for each word, the model or `new`,
+    /// the value that the command would have written.
     fn adopt(&mut self, at: Span, new: &[u64]) -> Result<(), Fail> {
         for (page, new) in at.pages().zip(new.chunks_exact(WORDS)) {
             if self.regions[at.r].allows(page, false) {
@@ -181,7 +181,8 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Additions, once. They cannot be repeated when they fail half way: then each word has it or not.
+    /// Executes one round of additions. If it fails, it cannot be repeated: each word may or may
+    /// not have the addition.
     fn add_once(
         &mut self,
         dev: usize,
@@ -212,8 +213,9 @@ impl Lane<'_> {
         )
     }
 
-    /// Compares a range to which an engine has added `value`, `rounds` times, and if it was stopped
-    /// once more to the first words, and makes the model equal to it.
+    /// Compares a range to which an engine has added `value` `rounds` times. If `partly`, a further
+    /// round was interrupted: a prefix of the range has one addition more. Makes the model equal to
+    /// the range.
     fn adopt_additions(
         &mut self,
         at: Span,
@@ -238,7 +240,7 @@ impl Lane<'_> {
                         format!("page {page} word {word}: {added} more, {rounds} times {value} expected"),
                     );
                 }
-                // The round ended at the first word that does not have it.
+                // The interrupted round ended at the first word without its addition.
                 more = if counts { again } else { more };
             }
             region.set_shadow(page, &found);
@@ -247,10 +249,11 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Writes a ring of pointers through the pages, and has an engine follow it.
+    /// Writes a ring of pointers through the pages, and makes an engine follow it.
     fn chase(&mut self, dev: usize, engine: u32, at: Span) -> Result<(), Fail> {
         let step = 7usize;
-        // A step that is no divisor reaches all pages.
+        // Choose a step that is coprime to the number of pages, so that the ring visits all of
+        // them.
         let step = if at.n % step == 0 { 1 } else { step };
         for index in 0..at.n {
             let (page, next) = (at.page + index, at.page + (index + step) % at.n);
@@ -273,7 +276,8 @@ impl Lane<'_> {
         }
     }
 
-    /// An engine reads the range until it is told to stop, and compares.
+    /// Submits a command that computes the checksum of the range in a loop and compares it, until
+    /// it is stopped.
     pub(super) fn watch(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
         if self.allowed(at, false).is_err() || self.may_miss(at) {
             return Ok(());
@@ -287,7 +291,7 @@ impl Lane<'_> {
         self.submit(dev, at, command, None)
     }
 
-    /// An engine adds to a word of each page until it is told to stop.
+    /// Submits a command that adds to a word of each page in a loop, until it is stopped.
     pub(super) fn count(&mut self, dev: usize, at: Span, value: u64) -> Result<(), Fail> {
         let at = Span { n: at.n.min(32), ..at };
         if self.allowed(at, true).is_err() || self.may_miss(at) {
@@ -314,7 +318,7 @@ impl Lane<'_> {
             self.finish_commands(|running| running.id == oldest && running.dev == of)?;
         }
         let failures = self.failures().map_err(|error| format!("counters: {error}"))?;
-        // Others have commands, too.
+        // The other lanes have commands in flight, too.
         match self.devices[dev].submit(command).map(|job| job.id()) {
             Ok(id) => self.running.push(Running { dev, id, at, adds, failures }),
             Err(error) => self.expect("submit", error, &[Errno::EBUSY])?,
@@ -322,7 +326,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Stops those commands, and compares what they say.
+    /// Stops the selected commands in flight, and compares their results with the model.
     pub(super) fn finish_commands(&mut self, which: impl Fn(&Running) -> bool) -> Result<(), Fail> {
         while let Some(index) = self.running.iter().position(&which) {
             let running = self.running.swap_remove(index);
@@ -334,7 +338,8 @@ impl Lane<'_> {
             match ended.error {
                 None => {}
                 Some(Errno::EBUSY) => self.note("  command in flight: EBUSY"),
-                // Not excused(): an operation that failed meanwhile has asked that.
+                // Do not use excused(): an operation that failed in the meantime has already
+                // consumed the failure.
                 Some(error) if self.failures().is_ok_and(|now| now > running.failures) => {
                     self.note(format!("  command in flight: {error}, injected"))
                 }
@@ -354,7 +359,8 @@ impl Lane<'_> {
     }
 }
 
-/// Pause after each round of a command in flight: few never rest, else nobody else gets a processor.
+/// Pause after each round of a command in flight. Only a few commands run without a pause, because
+/// engines would otherwise starve the other threads.
 fn rest(at: Span) -> Duration {
     Duration::from_micros(if at.page % 64 == 7 { 0 } else { 5000 })
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The errors that the model calls for. Every other one fails the run.
+//! Errors that the model expects. Any other error fails the run.
 
 use super::{fail, Fail, Lane};
 use crate::op::{Rights, Span};
 use hmm::Errno;
 
-/// What any operation may meet: no memory for its own data, or for pages at their destination; pages
-/// that kept changing or that others hold.
+/// Errors that any operation may return: no memory for its own data or for destination pages
+/// (ENOMEM); pages that kept changing, or that have other references (EBUSY).
 const NO_ROOM: [Errno; 2] = [Errno::ENOMEM, Errno::EBUSY];
 
 impl Lane<'_> {
-    /// The error of a device access to the range, if the model does not let the device access all of it.
+    /// The error of a device access to the range, if the model denies access to a part of it.
     pub(super) fn denied(&self, at: Span, write: bool) -> Option<Errno> {
         let page = self.allowed(at, write).err()?;
         let page = &self.regions[at.r].pages[page];
@@ -20,7 +20,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Counts the error of a device access that the model denies, or fails.
+    /// Counts the error of a device access if the model expects it; fails otherwise.
     pub(super) fn expect_denied(
         &mut self,
         what: &str,
@@ -32,12 +32,13 @@ impl Lane<'_> {
         self.expect(what, error, denied.as_slice())
     }
 
-    /// Whether a migration of the range has to fail: a part is not mapped, cannot be read, or is of hugetlb.
+    /// Whether a migration of the range must fail: a part is unmapped, unreadable or hugetlb
+    /// memory.
     pub(super) fn refuses_to_move(&self, at: Span) -> bool {
         self.allowed(at, false).is_err() || self.regions[at.r].is_hugetlb
     }
 
-    /// Counts an error of a migration that the model calls for, or fails.
+    /// Counts the error of a migration if the model expects it; fails otherwise.
     pub(super) fn expect_move(&mut self, what: &str, error: Errno, at: Span) -> Result<(), Fail> {
         match error {
             Errno::EINVAL if self.refuses_to_move(at) => self.expect(what, error, &[error]),
@@ -49,8 +50,8 @@ impl Lane<'_> {
         }
     }
 
-    /// Fails if a migration of the range went through, of which a part is not mapped or cannot be read. In hugetlb
-    /// memory there may have been nothing to move.
+    /// Fails if a migration of the range succeeded although a part of it is unmapped or unreadable.
+    /// In hugetlb memory it may succeed if there was no page to migrate.
     pub(super) fn moved_rightly(&mut self, what: &str, at: Span) -> Result<(), Fail> {
         match self.allowed(at, false) {
             Ok(()) => Ok(()),
@@ -58,8 +59,8 @@ impl Lane<'_> {
         }
     }
 
-    /// Counts an error of work on managed memory, which may meet a lack of memory or a failure that was
-    /// injected, or fails.
+    /// Counts the error of an operation on managed memory if it is a lack of memory or an injected
+    /// failure; fails otherwise.
     pub(super) fn expect_room(&mut self, what: &str, error: Errno) -> Result<(), Fail> {
         if !NO_ROOM.contains(&error) && self.excused() {
             self.note(format!("  {what}: {error}, injected"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What is known of a mismatch: where the pages are now, and what each agent reads there.
+//! Diagnosis of a mismatch: where the pages are now, and the contents that each agent reads.
 
 use super::Lane;
 use crate::op::Span;
@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::os::unix::fs::FileExt;
 
 impl Lane<'_> {
-    /// Has devices and CPU read the range again, the devices first: a read by the CPU brings pages
+    /// Reads the range again with the devices, then with the CPU, because a CPU read migrates pages
     /// back.
     pub(super) fn explain(&self, at: Span) -> String {
         let region = &self.regions[at.r];
@@ -37,7 +37,7 @@ impl Lane<'_> {
     }
 }
 
-/// The word of `/proc/self/pagemap` for an address; 0 if there is none.
+/// The entry of `/proc/self/pagemap` for an address; 0 if it cannot be read.
 fn pagemap(addr: usize) -> u64 {
     let mut word = [0; 8];
     let Ok(file) = std::fs::File::open("/proc/self/pagemap") else { return 0 };

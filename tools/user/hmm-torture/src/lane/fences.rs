@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Who is told of the end of a queued operation: an eventfd, `poll`, and a queue of another device.
+//! Notification of the end of a queued operation: an eventfd, `poll`, and a queue of another
+//! device.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
 use hmm::{Device, Errno, QueueOp, State, PAGE_SIZE};
 use std::time::Duration;
 
-/// How long a report of an end may take.
+/// Timeout for a notification.
 const LONG: Duration = Duration::from_secs(100);
 
 fn text(error: Errno) -> Fail {
     format!("fences: {error}")
 }
 
-/// How a migration ended, and what another device did after it.
+/// Final states of a migration, and of the operation of another device that depends on it.
 struct Ended {
     first: State,
     second: State,
 }
 
-/// A migration behind a fence of the host, and one back behind that on another device.
+/// Queues a migration behind a host fence, and behind it an eviction on another device.
 fn observe(
     here: &Device,
     there: &Device,
@@ -39,7 +40,7 @@ fn observe(
     let known = there.share(&first).map_err(text)?;
     two.wait(&known).map_err(text)?;
     let second = two.submit(QueueOp::evict(addr, len), &[]).map_err(text)?;
-    // Nothing may end before the host's fence does.
+    // Check that no operation ends before the host fence.
     let early = event.poll(Duration::ZERO).map_err(text)?
         || here.poll_fences(Duration::ZERO).map_err(text)?
         || [&first, &known, &second]
@@ -63,7 +64,8 @@ fn observe(
     if last.state == State::Done && last.began_ns < ended.ended_ns {
         return fail("fences", format!("{last:?} began before {ended:?} ended"));
     }
-    // One wait of each queue at most: by signal for the same type of device, else by looks.
+    // Each queue waits at most once: on the device if the fence is of its own type, else by
+    // polling.
     let (host_side, device_side) = (one.waits().map_err(text)?, two.waits().map_err(text)?);
     let right = host_side.on_device == 0
         && host_side.on_host <= 1

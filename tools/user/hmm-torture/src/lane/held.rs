@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Memory that a lane keeps locked for a device while other operations follow: some on other memory,
-//! and some on this one, which may write it but not move it. What takes its mapping away unlocks it before.
+//! Memory that a lane keeps locked for a device while other operations follow. These operations may
+//! write the locked range but not migrate it. Operations that remove its mapping unlock it first.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
@@ -8,29 +8,30 @@ use hmm::engine::{checksum, Way};
 use hmm::{Command, EngineOp, Errno, Locked, PageState, PAGE_SIZE};
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Locks that a lane holds at most.
+/// Maximum number of locks of a lane.
 const MOST: usize = 4;
-/// Pages of each at most.
+/// Maximum number of pages of a lock.
 const PAGES: usize = 32;
 
-/// What is locked.
+/// Memory that a lock covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Memory of the lane.
     Own(Span),
-    /// Common pages, from this one on.
+    /// Common pages, starting at `page`.
     Common { wide: bool, page: usize },
 }
 
-/// A lock that is held.
+/// A lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
-    /// Device that it is for.
+    /// Device that the range is locked for.
     pub dev: usize,
     place: Place,
     addr: usize,
     len: usize,
-    /// Begin and end of the locked range that it shares: that of the first lock there.
+    /// Start and end of the driver's locked range, which all locks within it share. The first lock
+    /// defines it.
     range: (usize, usize),
     locked: Locked,
 }
@@ -40,7 +41,7 @@ impl Held {
         self.range.0 <= addr && addr + len <= self.range.1
     }
 
-    /// Whether pages of its range are among these.
+    /// Whether the locked range overlaps `len` bytes from `addr`.
     fn overlaps(&self, addr: usize, len: usize) -> bool {
         self.range.0 < addr + len && addr < self.range.1
     }
@@ -51,7 +52,7 @@ fn bytes(pages: usize) -> usize {
 }
 
 impl Lane<'_> {
-    /// Pages of the range that are locked.
+    /// Number of pages of the range that are locked.
     pub(super) fn held_pages(&self, at: Span) -> usize {
         at.pages().filter(|page| self.is_held(Span { page: *page, n: 1, ..at })).count()
     }
@@ -61,25 +62,25 @@ impl Lane<'_> {
         self.held.iter().any(|held| held.overlaps(addr, len))
     }
 
-    /// The first page of the range that is locked, and on the device all the same.
+    /// The first page of the range that is in device memory although it is locked.
     pub(super) fn stray(&self, at: Span, states: &[PageState]) -> Option<usize> {
         let mut pages = at.pages().zip(states);
         let wrong = |page: usize| self.is_held(Span { page, n: 1, ..at });
         pages.find(|(page, state)| state.is_local() && wrong(*page)).map(|(page, _)| page)
     }
 
-    /// A lock of `dev` whose range holds these addresses.
+    /// A lock of `dev` whose range contains these addresses.
     fn range_of(&self, dev: usize, addr: usize, len: usize) -> Option<&Held> {
         self.held.iter().find(|held| held.dev == dev && held.contains(addr, len))
     }
 
-    /// Keeps a lock, which shares the range that is there, or has one of its own.
+    /// Records a lock, with the range of an existing lock that contains it, or else its own.
     fn keep(&mut self, dev: usize, place: Place, (addr, len): (usize, usize), locked: Locked) {
         let range = self.range_of(dev, addr, len).map_or((addr, addr + len), |held| held.range);
         self.held.push(Held { dev, place, addr, len, range, locked });
     }
 
-    /// The grain that a lock gets, or the error with which it is refused.
+    /// Expected result of a lock: whether it is fine-grained, or the error.
     fn lock_result(&self, dev: usize, addr: usize, len: usize, fine: bool) -> Result<bool, Errno> {
         match self.range_of(dev, addr, len) {
             Some(held) if fine && !held.locked.fine => Err(Errno::EOPNOTSUPP),
@@ -91,7 +92,8 @@ impl Lane<'_> {
         }
     }
 
-    /// Locks memory of the lane, and compares the result with the model. `None`: it was refused, rightly.
+    /// Locks memory of the lane, and compares the result with the model. `None` if it failed with
+    /// an expected error.
     pub(super) fn lock_own(
         &mut self,
         dev: usize,
@@ -106,7 +108,7 @@ impl Lane<'_> {
         let result = self.patiently(|lane| lane.devices[dev].lock(addr, len, 1 << dev, fine));
         let error = match (result, expected) {
             (Ok(locked), Ok(fine)) if locked.fine == fine || self.env.hardware => {
-                // Pages that were missing are there now.
+                // The lock has faulted in missing pages.
                 self.touched(at);
                 return Ok(Some(locked));
             }
@@ -114,7 +116,7 @@ impl Lane<'_> {
                 return fail("host lock", format!("{locked:?}, expected {expected:?}"))
             }
             (Err(error), Err(expected)) if error == expected => error,
-            // It does not wait for a userfaultfd handler.
+            // A lock cannot wait for the userfaultfd handler.
             (Err(error @ Errno::EFAULT), Ok(_)) if self.may_miss(at) => error,
             (Err(error @ Errno::ENOMEM), _) => error,
             (Err(error), expected) => {
@@ -124,11 +126,11 @@ impl Lane<'_> {
         self.expect("host lock", error, &[error]).map(|()| None)
     }
 
-    /// Locks memory and keeps it locked.
+    /// Locks memory, and keeps it locked.
     pub(super) fn hold(&mut self, dev: usize, at: Span, fine: bool) -> Result<(), Fail> {
         let at = Span { n: at.n.min(PAGES), ..at };
         self.quiesce(at, Effect::Looks)?;
-        // The lock makes the pages present, for writing.
+        // A lock faults pages in for writing.
         self.settle(at)?;
         self.make_room()?;
         let Some(locked) = self.lock_own(dev, at, fine)? else { return Ok(()) };
@@ -136,7 +138,7 @@ impl Lane<'_> {
         self.check_locked(self.held.len() - 1)
     }
 
-    /// The same with common pages: fine-grained, since others write them meanwhile.
+    /// Locks common pages. Fine-grained, because other agents write them concurrently.
     pub(super) fn hold_common(
         &mut self,
         dev: usize,
@@ -179,7 +181,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Unlocks one of those that are held.
+    /// Unlocks one of the held locks.
     pub(super) fn unhold(&mut self, which: usize) -> Result<(), Fail> {
         match self.held.len() {
             0 => Ok(()),
@@ -187,7 +189,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Unlocks all of them.
+    /// Unlocks all held locks.
     pub(super) fn unhold_all(&mut self) -> Result<(), Fail> {
         while !self.held.is_empty() {
             self.unlock_held(0)?;
@@ -195,7 +197,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Unlocks what the range has a part of: its pages are about to be others.
+    /// Unlocks all locks that overlap the range, whose pages are about to be replaced.
     pub(super) fn release_held(&mut self, at: Span) -> Result<(), Fail> {
         let (addr, len) = (self.addr(at), bytes(at.n));
         while let Some(index) = self.held.iter().position(|held| held.overlaps(addr, len)) {
@@ -204,7 +206,8 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Compares what the device says of a locked range with the model, by both of its addresses.
+    /// Compares the driver's report of a locked range with the model, by CPU address and by device
+    /// address.
     fn check_locked(&self, index: usize) -> Result<(), Fail> {
         let held = self.held[index];
         let inside = |other: &&Held| other.dev == held.dev && other.range == held.range;
@@ -222,7 +225,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// A command of an engine, which may not fail on locked memory.
+    /// Executes an engine command, which must not fail on locked memory.
     fn run_held(&mut self, dev: usize, command: Command) -> Result<u64, Fail> {
         let ended = self.patiently(|lane| {
             let ended = lane.run(dev, command)?;
@@ -231,7 +234,7 @@ impl Lane<'_> {
         ended.map_err(|error| format!("access to locked memory: {error}"))
     }
 
-    /// The device accesses locked memory by its own address, and what it reads is compared.
+    /// Accesses locked memory by its device address, and compares the values that the device reads.
     pub(super) fn use_held(&mut self, which: usize, write: bool, value: u64) -> Result<(), Fail> {
         if self.held.is_empty() {
             return Ok(());
@@ -266,7 +269,7 @@ impl Lane<'_> {
             let why = self.explain(at);
             return fail("locked memory", format!("{found:#x}, expected {expected:#x}{why}"));
         }
-        // It does not move, whoever tries.
+        // Locked memory must not migrate.
         let moved = self.devices[held.dev].migrate(held.addr, at.n, Way::ToDevice);
         match moved.map(|done| done.moved) {
             Ok(0) => Ok(()),
@@ -275,7 +278,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Adds to a word that all change, and reads the lane's own word, both by the device's address.
+    /// Adds to a common word and reads the lane's own word, both by device address.
     fn use_common(&mut self, held: Held, wide: bool, page: usize, value: u64) -> Result<(), Fail> {
         let Some(common) = self.env.common(wide) else { return Ok(()) };
         let to = held.locked.device_addr;

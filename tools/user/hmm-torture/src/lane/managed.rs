@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Managed memory: where a lane has reserved addresses, and where the kernel likes.
+//! Managed memory, at addresses that the lane has reserved or that the kernel chooses.
 
 use super::{fail, Fail, Lane};
 use crate::bus::{is_known, Known};
 use hmm::abi::HUGE_PAGES;
 use hmm::{Command, EngineOp, Errno, Managed, ManagedFlags, State, PAGE_SIZE};
 
-/// What an allocation may meet.
+/// Errors that an allocation may return.
 const NO_ROOM: [Errno; 2] = [Errno::ENOMEM, Errno::EBUSY];
 
-/// Flags of managed memory, from the low bits of a number.
+/// Flags of managed memory, from the low bits of `bits`.
 fn managed_flags(bits: u64) -> ManagedFlags {
     ManagedFlags { host_shared: bits & 1 != 0, populate: bits & 2 != 0, huge: bits & 4 != 0 }
 }
 
-/// Registers memory that the kernel has mapped where it likes: not where a lane has unmapped.
+/// Registers memory at an address that the kernel chose. Fails if the lane has unmapped this
+/// address.
 fn register(memory: &Managed) -> Result<Known, Fail> {
     if is_known(memory.addr(), memory.len()) {
         return fail("managed memory", "lies where a lane has unmapped: see env::Clearing");
@@ -23,7 +24,7 @@ fn register(memory: &Managed) -> Result<Known, Fail> {
 }
 
 impl Lane<'_> {
-    /// Managed memory where the kernel likes, from beginning to end.
+    /// Allocates managed memory at an address that the kernel chooses, uses it, and frees it.
     pub(super) fn managed(
         &mut self,
         dev: usize,
@@ -37,12 +38,12 @@ impl Lane<'_> {
                 let _known = register(&memory)?;
                 self.use_managed(dev, &memory, seed)
             }
-            // Device memory is used up, or a copy was made to fail.
+            // No free device memory, or an injected copy failure.
             Err(error) => self.expect("allocation", error, &NO_ROOM),
         }
     }
 
-    /// Managed memory at a place that is the lane's own, beside the work of all other lanes.
+    /// Managed memory at a reserved address, concurrently with the operations of all other lanes.
     pub(super) fn managed_beside(
         &mut self,
         dev: usize,
@@ -58,7 +59,8 @@ impl Lane<'_> {
         }
     }
 
-    /// Managed memory that a queue populates later, where the kernel likes. Seldom of huge pages.
+    /// Managed memory at an address that the kernel chooses, populated by a queue. Rarely with huge
+    /// pages.
     pub(super) fn managed_later(
         &mut self,
         dev: usize,
@@ -81,7 +83,8 @@ impl Lane<'_> {
             State::Done => self.use_managed(dev, &memory, seed),
             State::NotDone => fail("allocation for later", "is not done after the wait for it"),
             State::Failed(error) => {
-                // Nothing is mapped there any more, or memory of another lane.
+                // The failed operation has unmapped it, and the addresses may already belong to
+                // another lane: do not unmap again.
                 drop(known);
                 std::mem::forget(memory);
                 self.expect("allocation for later", error, &NO_ROOM)
@@ -89,14 +92,14 @@ impl Lane<'_> {
         }
     }
 
-    /// CPU and device write managed memory by turns, and each word is compared.
+    /// CPU and device write managed memory in turn, and each word is compared.
     fn use_managed(&mut self, dev: usize, memory: &Managed, seed: u64) -> Result<(), Fail> {
         memory.fill(seed);
         let add = Command::new(EngineOp::AtomicAdd, memory.addr(), memory.len());
         let add = add.value(1).stride(PAGE_SIZE);
         let error = match self.run(dev, add) {
             Ok(ended) => ended.error,
-            // Others have as many commands as there can be.
+            // The other lanes may already have the maximum number of commands in flight.
             Err(error) => return self.expect("command on managed memory", error, &NO_ROOM),
         };
         if let Some(error) = error {
@@ -105,7 +108,7 @@ impl Lane<'_> {
         let mut whole = true;
         for page in 0..memory.pages() {
             let added = memory.get(page, 0).wrapping_sub(hmm::pattern::word(seed, page, 0));
-            // A command that failed ended at the first page without its addition.
+            // A failed command ended at the first page without its addition.
             whole &= added == 1;
             if added != u64::from(whole) || (error.is_none() && !whole) {
                 return fail("managed memory", format!("page {page}: {added} more"));

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a process does with its mappings.
+//! Operations of a process on its mappings.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::{Advice, Kind, Rights, Span};
 use crate::region::prot;
 use hmm::Errno;
 
-/// Not in all versions of the libc crate.
+/// Not defined in all versions of the libc crate.
 const MADV_COLLAPSE: i32 = 25;
 const MADV_POPULATE_WRITE: i32 = 23;
 
-/// The number of an advice.
+/// The `MADV_*` constant.
 pub fn code(advice: Advice) -> i32 {
     match advice {
         Advice::DontNeed => libc::MADV_DONTNEED,
@@ -26,7 +26,7 @@ pub fn code(advice: Advice) -> i32 {
     }
 }
 
-/// Whether one mapping of the kernel covers the range. Of several, `mremap` may move a part.
+/// Whether a single VMA contains the range. mremap() across VMAs may move only a part.
 fn one_vma(start: usize, end: usize) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines().any(|line| {
@@ -39,7 +39,7 @@ fn one_vma(start: usize, end: usize) -> bool {
 }
 
 impl Lane<'_> {
-    /// Pieces of the range whose pages `which` accepts. hugetlb memory is only whole.
+    /// Maximal subranges whose pages `which` accepts. A hugetlb region counts as a whole.
     fn runs(&self, at: Span, which: impl Fn(&crate::region::Page) -> bool) -> Vec<Span> {
         let region = &self.regions[at.r];
         let at = match region.kind {
@@ -61,7 +61,7 @@ impl Lane<'_> {
 
     pub(super) fn unmap(&mut self, at: Span) -> Result<(), Fail> {
         if self.regions[at.r].kind == Kind::Uffd {
-            // What is mapped anew would not be registered.
+            // A new mapping would not be registered with the userfaultfd.
             return Ok(());
         }
         for run in self.runs(at, |page| page.mapped) {
@@ -135,7 +135,8 @@ impl Lane<'_> {
         if advice == Advice::Populate && kind == Kind::Uffd {
             return Ok(());
         }
-        // What is freed lazily must be writable, so that the doubt can be ended.
+        // Restrict MADV_FREE to writable pages, because settle() writes them to make the contents
+        // defined.
         let writes = matches!(advice, Advice::Free | Advice::Populate);
         for run in self.runs(at, |page| page.mapped && (!writes || page.rights == Rights::Write)) {
             if loses {
@@ -156,7 +157,7 @@ impl Lane<'_> {
                 }
                 (_, Ok(())) => {}
                 (_, Err(error)) if loses => return fail(format!("{advice:?}"), error),
-                // The others may fail, and keep contents anyway.
+                // Other advice may fail; the contents are unaffected.
                 (_, Err(error)) => self.note(format!("  {advice:?}: {error}")),
             }
         }
@@ -171,7 +172,7 @@ impl Lane<'_> {
             let map = &self.regions[run.r].map;
             match map.lock_pages(lock, run.page, run.n) {
                 Ok(()) => {}
-                // What cannot be accessed is locked, but not brought in.
+                // mlock() of an inaccessible range marks the VMA, but fails to populate it.
                 Err(error) if lock => self.note(format!("  mlock: {error}")),
                 Err(error) => return fail("munlock", error),
             }
@@ -180,7 +181,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Presses other memory out of the control group, and lets go of it.
+    /// Pushes other memory of the control group to swap, and frees the memory used for that.
     pub(super) fn squeeze(&mut self, mib: usize) -> Result<(), Fail> {
         let pages = (mib << 8).min(self.ballast.pages());
         for page in 0..pages {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Connections, the amount of device memory, exclusive access, and what queues write.
+//! Connections, resizing of device memory, checks of exclusive access, and queued writes.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
 use hmm::{Connection, EngineOp, Errno, QueueOp, Setting, State, PAGE_SIZE};
 
-/// Pages that a queue copies or fills at once.
+/// Maximum number of pages of a queued copy or fill.
 const QUEUED: usize = 32;
-/// Device pages that are taken out of use at once.
+/// Number of device pages that are taken out of use at once.
 const TAKEN: usize = 512;
 
 impl Lane<'_> {
@@ -16,7 +16,8 @@ impl Lane<'_> {
         self.set(dev, Setting::Connection, best as u64)
     }
 
-    /// `EPERM` says that an exclusive entry is in the way, which this lane has made: the file is its own.
+    /// `EPERM` reports an exclusive entry in the range. Only this lane can have made it, because no
+    /// other lane uses the file.
     pub(super) fn check_exclusive(&mut self, dev: usize, at: Span) -> Result<(), Fail> {
         let addr = self.addr(at);
         match self.patiently(|lane| lane.devices[dev].check_exclusive(addr, at.n)) {
@@ -54,7 +55,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Brings all pages of a device back into use.
+    /// Brings all device pages back into use.
     pub(super) fn restore_memory(&mut self, dev: usize) -> Result<(), Fail> {
         let total = self.device_pages(dev)?;
         match self.devices[dev].resize(0, total, true) {
@@ -63,8 +64,8 @@ impl Lane<'_> {
         }
     }
 
-    /// A queue copies or fills memory as soon as the host has signalled a fence; it does nothing if
-    /// the fence fails.
+    /// A queue copies or fills memory once the host has signalled a fence. If the fence is
+    /// signalled with an error, it must not write anything.
     pub(super) fn queue_work(
         &mut self,
         dev: usize,
@@ -127,7 +128,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Submits `op` behind a fence of the host, signals that, and waits.
+    /// Submits `op` behind a host fence, signals the fence, and waits for `op`.
     fn after_host_fence(&self, dev: usize, op: QueueOp, fails: bool) -> Result<State, Fail> {
         let text = |error: Errno| format!("queued work: {error}");
         let device = &self.devices[dev];
@@ -141,7 +142,7 @@ impl Lane<'_> {
         Ok(work.sync(None).map_err(text)?.state)
     }
 
-    /// The words of `page` after a queue has written all of `at`.
+    /// Expected words of `page` after a queue has written all of `at`.
     fn written(&self, at: Span, from: Option<Span>, value: u64, page: usize) -> Vec<u64> {
         match from {
             None => vec![value; hmm::pattern::WORDS],
@@ -149,7 +150,7 @@ impl Lane<'_> {
         }
     }
 
-    /// After a write that failed: each word is the old or the new one.
+    /// After a failed write: accepts, for each word, the old or the new value.
     fn adopt_written(&mut self, at: Span, from: Option<Span>, value: u64) -> Result<(), Fail> {
         for page in at.pages() {
             let new = self.written(at, from, value, page);
@@ -158,7 +159,8 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Takes what the CPU reads in a page for right if each word is that of the model, or `new`.
+    /// Reads a page with the CPU and makes the model equal to it. Fails unless each word is that of
+    /// the model, or of `new`.
     pub(super) fn adopt_page(&mut self, at: Span, page: usize, new: &[u64]) -> Result<(), Fail> {
         let region = &mut self.regions[at.r];
         let mut found = vec![0; new.len()];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Attributes and policies: where memory is must not change what is in it.
+//! Attributes and fault policies. The location of memory must not affect its contents.
 
 use super::{fail, Fail, Lane};
 use crate::op::{Kind, Span};
@@ -15,7 +15,8 @@ impl Lane<'_> {
         }
     }
 
-    /// Sets attributes of a range, all of them, and asks what holds for it: the same, if it is mapped.
+    /// Sets all attributes of a range and reads them back. They must be equal if the range is
+    /// mapped.
     pub(super) fn attributes(
         &mut self,
         dev: usize,

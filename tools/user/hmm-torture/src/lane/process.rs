@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Processes that fork off: each sees the memory as it was then, and changes
-//! only its own.
+//! Forked processes. Each has the memory of its parent at the time of the fork, and writes only to
+//! its own copy.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::{Fork, Span};
@@ -9,14 +9,14 @@ use hmm::engine::Way;
 use hmm::{pattern, Child, Device, Errno, Mapping, PAGE_SIZE};
 use std::time::Duration;
 
-/// Children that a lane has at most.
+/// Maximum number of children of a lane.
 const MOST: usize = 3;
-/// Pause of a child that goes on until it is killed: others want processors, too.
+/// Pause of a child that runs until it is killed, to leave CPU time for other threads.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long a child may take, on a slow machine.
+/// Timeout for a child on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// A child that goes on while its parent does.
+/// A child that runs concurrently with its parent.
 #[derive(Debug)]
 pub struct Background {
     child: Child,
@@ -24,7 +24,7 @@ pub struct Background {
 }
 
 impl Background {
-    /// Waits for its end, and says what it found.
+    /// Waits for the child, after killing it if its kind requires that, and returns its result.
     fn leave(mut self) -> Result<(), Fail> {
         let killed = self.how == Fork::Killed;
         if killed {
@@ -46,8 +46,8 @@ impl Lane<'_> {
         for span in writable {
             self.settle(span)?;
         }
-        // Other threads are at work, but they hold no lock that the child takes: those of malloc are
-        // held over the fork, and lanes do not print.
+        // Other threads run, but hold no lock that the child takes: fork() leaves malloc usable,
+        // and lanes do not print.
         let child = Child::spawn(|| match how {
             Fork::Cpu => self.child_cpu(at, seed),
             Fork::Device => self.child_device(dev, at, seed),
@@ -104,7 +104,7 @@ impl Lane<'_> {
                 if let Err(mismatch) = self.regions[at.r].compare_bytes(at.page, &buffer) {
                     return fail("child's device read", mismatch);
                 }
-                // Best effort, as ever.
+                // A failed migration is no error here.
                 let _ = device.migrate(addr, at.n, way);
             }
         }
@@ -124,14 +124,14 @@ impl Lane<'_> {
         let addr = self.addr(at);
         loop {
             for way in [Way::ToDevice, Way::ToSystem, Way::ToDeviceOrdinary] {
-                // Best effort, as ever.
+                // A failed migration is no error here.
                 let _ = device.migrate(addr, at.n, way);
                 std::thread::sleep(PAUSE);
             }
             if !readable {
                 continue;
             }
-            // What it shares with its parent, until the signal comes.
+            // Read memory shared with the parent until SIGKILL arrives.
             let mut buffer = vec![0; at.n * PAGE_SIZE];
             self.patiently(|_| device.read(addr, &mut buffer))
                 .map_err(|error| format!("device read of a child to be killed: {error}"))?;
@@ -146,7 +146,8 @@ impl Lane<'_> {
         }
     }
 
-    /// Takes leave of children, the oldest first: of all of them if `all`, else until there is room for one.
+    /// Waits for children, oldest first: for all of them if `all`, otherwise until another one can
+    /// be started.
     pub(super) fn reap(&mut self, all: bool) -> Result<(), Fail> {
         while !self.children.is_empty() && (all || self.children.len() >= MOST) {
             self.children.remove(0).leave()?;
@@ -154,7 +155,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Kills children that go on until then.
+    /// Kills the children that run until they are killed.
     pub(super) fn kill_children(&mut self) -> Result<(), Fail> {
         let all = std::mem::take(&mut self.children);
         let (killed, others): (Vec<_>, _) =
@@ -168,12 +169,12 @@ fn child_exec(dev: usize) -> Result<(), Fail> {
     let number = std::ffi::CString::new(dev.to_string()).map_err(|error| error.to_string())?;
     let arguments =
         [c"hmm-torture".as_ptr(), c"--self-test".as_ptr(), number.as_ptr(), std::ptr::null()];
-    // SAFETY: strings that end with a zero, and a list that ends with a null pointer.
+    // SAFETY: NUL-terminated strings, and an array that ends with a null pointer.
     unsafe { libc::execv(c"/proc/self/exe".as_ptr(), arguments.as_ptr()) };
     fail("exec", Errno::last())
 }
 
-/// What the program does after exec: a little of everything, in an address space of its own.
+/// Main function after exec: accesses and migrates memory of a new address space.
 pub fn self_test(dev: u32) -> Result<(), Fail> {
     let text = |error: Errno| format!("self-test: {error}");
     let device = Device::open(dev).map_err(text)?;
@@ -181,7 +182,7 @@ pub fn self_test(dev: u32) -> Result<(), Fail> {
     map.fill(3);
     let mut buffer = vec![0; map.len()];
     for there in [true, false] {
-        // Best effort: the others may have all of its memory.
+        // The migration may fail: other processes may use all device memory.
         let moved = match there {
             true => device.migrate_to_device(map.addr(), &mut buffer),
             false => device.migrate_to_system(map.addr(), map.pages()),

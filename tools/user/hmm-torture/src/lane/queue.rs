@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Queues, locks and several devices. None of these changes contents, but where these are.
+//! Queues, host locks and migrations between devices. None of these changes contents, only their
+//! location.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
@@ -17,7 +18,8 @@ fn end(what: &str, fence: &Fence<'_>) -> Result<Option<Errno>, Fail> {
 }
 
 impl Lane<'_> {
-    /// There by one device, and after that there by another one or back, in order.
+    /// Queues a migration to one device and, depending on it, a prefetch and an eviction by another
+    /// one.
     pub(super) fn queued(&mut self, dev: usize, other: usize, at: Span) -> Result<(), Fail> {
         self.quiesce(at, Effect::Looks)?;
         let (addr, len) = (self.addr(at), at.n * PAGE_SIZE);
@@ -36,7 +38,7 @@ impl Lane<'_> {
             for one in ends {
                 errors.push(one?);
             }
-            // Edges: what depends on a failure fails with it, and is told once.
+            // Dependencies: an operation that depends on a failed one fails with the same error.
             let [first, second, third, record] = errors[..] else { return Ok(errors) };
             if let Some(error) = first {
                 if (second, third, record) != (Some(error), Some(error), Some(error)) {
@@ -51,16 +53,16 @@ impl Lane<'_> {
         if errors.first() == Some(&None) {
             self.moved_rightly("queued migration", at)?;
         }
-        // What follows a failure fails with the same error.
+        // All errors are those of the first failure: checked above.
         match errors.into_iter().flatten().next() {
             Some(error) => self.expect_move("queued operation", error, at),
             None => Ok(()),
         }
     }
 
-    /// From one device to another.
+    /// Migrates from one device to another.
     pub(super) fn pull(&mut self, dev: usize, other: usize, at: Span) -> Result<(), Fail> {
-        // With a single device there is nothing to pull from.
+        // With a single device there is no source.
         let other = if dev == other { (dev + 1) % self.devices.len() } else { other };
         if dev == other {
             self.note("  nothing to do: pull");
@@ -79,10 +81,11 @@ impl Lane<'_> {
         }
     }
 
-    /// Locks memory, sees that it stays and that the device reads it, and unlocks it.
+    /// Locks memory, checks that it does not migrate and that the device can read it, and unlocks
+    /// it.
     pub(super) fn host_lock(&mut self, dev: usize, at: Span, fine: bool) -> Result<(), Fail> {
         self.quiesce(at, Effect::Looks)?;
-        // It makes the pages present, for writing.
+        // A lock faults pages in for writing.
         self.settle(at)?;
         let at = Span { n: at.n.min(64), ..at };
         let Some(locked) = self.lock_own(dev, at, fine)? else { return Ok(()) };
@@ -101,14 +104,15 @@ impl Lane<'_> {
         }
         let model = at.pages().flat_map(|page| self.regions[at.r].shadow(page).iter().copied());
         let expected = checksum(model);
-        // Nothing was copied that could have been made to fail.
+        // A device read of locked memory copies nothing, so that an injected copy failure is no
+        // excuse.
         match (by_device, by_host) {
             (Ok(one), Ok(two)) if (one, two) == (expected, expected) => Ok(()),
             found => fail("locked memory", format!("{found:x?}, expected {expected:#x}")),
         }
     }
 
-    /// The checksum of memory as an engine reads it.
+    /// Computes the checksum of memory with an engine.
     fn checksum(&mut self, dev: usize, addr: usize, len: usize) -> Result<u64, Errno> {
         self.patiently(|lane| {
             let ended = lane.run(dev, Command::new(EngineOp::Checksum, addr, len))?;
@@ -116,12 +120,12 @@ impl Lane<'_> {
         })
     }
 
-    /// What is locked is read at the address that the device was given, and does not move. Then it is unlocked.
+    /// Reads locked memory by its device address after an attempt to migrate it, and unlocks it.
     fn locked_by_dma(&mut self, dev: usize, at: Span, locked: Locked) -> Result<(), Fail> {
         let mut buffer = vec![0; at.n * PAGE_SIZE];
         let addr = self.addr(at);
         let mut copy = buffer.clone();
-        // Best effort; what moved would be elsewhere than the device reads.
+        // May fail. If pages did migrate, the device would read stale contents at its DMA address.
         let _ = self.devices[dev].migrate_to_device(addr, &mut copy);
         let read = self.patiently(|lane| lane.devices[dev].read(locked.device_addr, &mut buffer));
         self.unlock(dev, locked)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What devices say of themselves: counters never decrease, and fit together.
+//! Counters reported by devices: they never decrease and are consistent with each other.
 
 use super::{fail, Effect, Fail, Lane};
 use crate::op::Span;
@@ -9,10 +9,10 @@ use hmm::{Command, Connection, EngineOp, PAGE_SIZE};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Looks at a connection that others may change meanwhile.
+/// Attempts to read a connection that other lanes may change concurrently.
 const LOOKS: usize = 100;
 
-/// Counters as a lane has seen them last.
+/// Last counter values that a lane has read.
 #[derive(Debug, Default)]
 pub struct Seen {
     engines: HashMap<(usize, u32), EngineCounters>,
@@ -20,25 +20,25 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// The device was closed: what was of the file begins at 0.
+    /// Forgets counters of the open file, which restart at 0 when the device is closed.
     pub fn forget(&mut self, dev: usize) {
         self.placements.remove(&dev);
     }
 }
 
-/// The first counter that has decreased.
+/// Name of the first counter that has decreased.
 fn decreased(before: &EngineCounters, now: &EngineCounters) -> Option<&'static str> {
     let mut pairs = before.fields().into_iter().zip(now.fields());
     pairs.find_map(|((name, before), (_, now))| (now < before).then_some(name))
 }
 
-/// Whether what a file was told of placement goes with what it was told before.
+/// Whether the placement counters of a file are consistent with those read before.
 fn follows(before: &Placement, now: &Placement) -> bool {
     let growing = |found: &Placement| {
         let Placement { faults, moved, in_place, evicted_for_room, .. } = *found;
         [faults, moved, in_place, evicted_for_room, found.chosen]
     };
-    // Counters are read one after the other: parts are compared with a later look at the whole.
+    // The counters are not read atomically: compare parts with a total that was read later.
     growing(before).iter().zip(growing(now)).all(|(before, now)| *before <= now)
         && before.in_place <= now.faults
         && now.pieces_idle <= now.pieces
@@ -62,7 +62,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Looks at an engine's counters before and after a command of which the result is known.
+    /// Reads the counters of an engine before and after a command whose effect on them is known.
     pub(super) fn engine_status(&mut self, dev: usize, engine: u32, at: Span) -> Result<(), Fail> {
         let info = self.devices[dev].info().map_err(|error| format!("device: {error}"))?;
         let (engine, at) = (engine % info.engines.max(1), Span { n: 1, ..at });
@@ -104,7 +104,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// The connection of two devices, which is the same in both directions.
+    /// Reads the connection of two devices, which must be the same in both directions.
     pub(super) fn ask_pull(&mut self, dev: usize, other: usize) -> Result<(), Fail> {
         let text = |error| format!("connection: {error}");
         let (one, two) = (&self.devices[dev], &self.devices[other]);
@@ -120,7 +120,7 @@ impl Lane<'_> {
             if found[0] == found[1] {
                 return Ok(());
             }
-            // Another lane has changed it in between.
+            // Another lane may have changed it in between.
             std::thread::sleep(Duration::from_millis(look as u64 / 10));
         }
         fail("connection", "is another one in the other direction")

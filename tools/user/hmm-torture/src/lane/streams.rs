@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Event streams: what they tell, and of whom.
+//! Event streams: completeness, and the mirrors whose events they report.
 
 use super::{fail, Fail, Lane};
 use crate::op::Span;
@@ -11,7 +11,7 @@ fn text(error: Errno) -> Fail {
     format!("events: {error}")
 }
 
-/// Whether numbers of records leave out what was lost, and nothing else.
+/// Checks that gaps in the sequence numbers match the counts of lost records.
 fn in_sequence(records: &[Record]) -> Result<(), Fail> {
     for pair in records.windows(2) {
         let [one, next] = pair else { continue };
@@ -26,17 +26,18 @@ fn in_sequence(records: &[Record]) -> Result<(), Fail> {
 }
 
 impl Lane<'_> {
-    /// Asks for other types of events, and reads the records so far.
+    /// Changes the mask of event types, and reads all pending records.
     pub(super) fn events(&mut self, dev: usize, mask: u64) -> Result<(), Fail> {
-        // A file has no stream before the first time.
+        // The first call creates the stream of a file.
         self.devices[dev].events(mask & 0x1ff, false).map_err(text)?;
         let records = self.devices[dev].records().map_err(text)?;
         *self.counts.entry("  events read".into()).or_default() += records.len() as u64;
         in_sequence(&records)
     }
 
-    /// Migrates memory to the device by another open file of it, and back by the lane's own: of the latter
-    /// the stream always tells, of the former only if events of all mirrors are asked for.
+    /// Migrates memory to the device through another open file, and back through the lane's own.
+    /// The stream always reports the latter. It reports the former only if events of all mirrors
+    /// are enabled.
     pub(super) fn events_of(&mut self, dev: usize, at: Span, all: bool) -> Result<(), Fail> {
         let (addr, device) = (self.addr(at), &self.devices[dev]);
         let second = Device::open(dev as u32).map_err(text)?;
@@ -61,7 +62,7 @@ impl Lane<'_> {
                     && record.to_device == to_device
             })
         };
-        // Those for which there was no room come at the end.
+        // Lost records are those at the end, and are counted in the last one.
         if end.lost == begin.lost {
             let own = begins(false).ok_or("events: the file's own migration is missing")?.mirror;
             let strange = records.iter().find(|record| record.mirror != own);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The last part of a run: a device is unplugged while all lanes read memory, and migrate it to that device
-//! and from it. No page is lost, and only what needs that device fails, with `ENODEV`.
+//! The last part of a run: unplugs a device while all lanes read memory and migrate it to and from
+//! that device. No page may be lost. Only operations that need the device may fail, with `ENODEV`.
 
 use super::{device::way, fail, Fail, Lane};
 use crate::env::Board;
@@ -11,19 +11,19 @@ use hmm::{Command, Counters, EngineOp, Errno, Setting, PAGE_SIZE};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// Regions that take part: anonymous memory.
+/// Regions that take part: only anonymous memory.
 const PARTS: usize = 2;
-/// Pages of each.
+/// Pages of each region that take part.
 const PAGES: usize = 256;
-/// Time and rounds before the device is unplugged, at least.
+/// Minimum time and number of rounds before the unplug.
 const BEFORE: (Duration, u64) = (Duration::from_millis(400), 20);
-/// Rounds of each lane after that.
+/// Rounds of each lane after the unplug.
 const AFTER: u64 = 30;
-/// Pages of a round.
+/// Maximum number of pages of a round.
 const AT_ONCE: usize = 64;
 
 impl Lane<'_> {
-    /// Waits until `ready`, and shows that this lane is alive. `false`: another one has failed.
+    /// Waits until `ready`, updating the heartbeat of the lane. `false` if another lane has failed.
     fn wait_for(&self, ready: impl Fn(&Board) -> bool) -> bool {
         let board = &self.env.board;
         while !ready(board) {
@@ -36,7 +36,8 @@ impl Lane<'_> {
         true
     }
 
-    /// Unplugs device `gone` when all lanes have done their operations, and compares all memory.
+    /// Waits for all lanes, unplugs device `gone` during accesses and migrations, and compares all
+    /// memory.
     pub fn last_part(&mut self, gone: usize, seed: u64) -> Result<(), Fail> {
         let (board, lanes) = (&self.env.board, self.env.lanes);
         board.rest();
@@ -72,7 +73,7 @@ impl Lane<'_> {
         self.compare_all(gone)
     }
 
-    /// No copy fails any more, and none takes long.
+    /// Disables injected copy failures and delays.
     fn calm(&mut self) -> Result<(), Fail> {
         for device in &self.devices {
             for (what, value) in
@@ -84,7 +85,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Memory with contents, without attributes.
+    /// Gives the memory defined contents and default attributes.
     fn prepare(&mut self, seed: u64) -> Result<(), Fail> {
         for dev in 0..self.devices.len() {
             self.reopen(dev)?;
@@ -113,7 +114,8 @@ impl Lane<'_> {
         }
     }
 
-    /// What an operation on device `gone` gives; `None` if that was unplugged. `strict`: then it must fail.
+    /// Executes `attempt`, which may use device `gone`. Returns `None` for ENODEV after the unplug.
+    /// With `strict`, the attempt must fail once the device is unplugged.
     fn on<T>(
         &mut self,
         what: &str,
@@ -135,7 +137,7 @@ impl Lane<'_> {
         }
     }
 
-    /// One access or migration, on the device that is unplugged or on another one.
+    /// One access or migration, on the unplugged device or on another one.
     fn round(&mut self, gone: usize, rng: &mut Rng) -> Result<(), Fail> {
         let n = 1 + rng.below(AT_ONCE);
         let at = Span { r: rng.below(PARTS), page: rng.below(PAGES - n + 1), n };
@@ -189,7 +191,8 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Has the CPU and the devices that are left read all memory. Nothing of it is on the one that is gone.
+    /// Reads all memory with the CPU and the remaining devices. No page may be on the unplugged
+    /// one.
     fn compare_all(&mut self, gone: usize) -> Result<(), Fail> {
         for dev in (0..self.devices.len()).filter(|dev| *dev != gone) {
             for r in 0..PARTS {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The threads of a process: each does the operations of one lane, and counts.
+//! The threads of a process: each executes the operations of one lane, and counts them.
 
 use crate::bus;
 use crate::env::Env;
@@ -13,15 +13,15 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::Barrier;
 use std::time::Duration;
 
-/// Fills what is missing in a lane's region until told to stop.
+/// The userfaultfd handler: fills missing pages of a lane's region until it is stopped.
 fn serve(missing: &Missing, filler: u8, stop: &AtomicBool) {
     while !stop.load(SeqCst) {
-        // What fails here, fails there.
+        // An error shows up in the access that waits for the page.
         let _ = missing.serve(filler, Duration::from_millis(50));
     }
 }
 
-/// Sends a lane's counts to the supervisor.
+/// Writes a lane's counts to a file for the supervisor.
 fn report(into: &Path, counts: &BTreeMap<String, u64>) -> Result<(), String> {
     let text = serde_json::to_string(counts).map_err(|error| error.to_string())?;
     std::fs::write(into, text).map_err(|error| error.to_string())
@@ -31,14 +31,14 @@ fn counts_file(lane: usize) -> PathBuf {
     std::env::temp_dir().join(format!("hmm-torture-{lane}.json"))
 }
 
-/// Forgets what lanes of an earlier run counted.
+/// Removes the counts of an earlier run.
 pub fn forget_counts(lanes: usize) {
     for lane in 0..lanes {
         let _ = std::fs::remove_file(counts_file(lane));
     }
 }
 
-/// What the lanes counted, summed up.
+/// Sums the counts of all lanes.
 pub fn counts(lanes: usize) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     for lane in 0..lanes {
@@ -59,8 +59,8 @@ fn set_up(env: &Env, number: usize) -> Result<(Lane<'_>, Missing, u8), String> {
     Ok((lane, missing, filler))
 }
 
-/// Lets lanes begin when all of the process have their memory: the kernel then gets the addresses above it
-/// for what it maps later.
+/// Starts the lanes once all lanes of the process have mapped their memory. Then the kernel may use
+/// the reserved addresses above it.
 fn begin(env: &Env, ready: &Barrier) {
     if ready.wait().is_leader() {
         env.clearing.open();
@@ -68,7 +68,8 @@ fn begin(env: &Env, ready: &Barrier) {
     ready.wait();
 }
 
-/// Does all operations of lane `number`. `last`: a device that is unplugged at last, and a seed for that.
+/// Executes all operations of lane `number`. `last`: the device to unplug in the last part, and a
+/// seed for it.
 pub fn run_lane(
     env: &Env,
     number: usize,
@@ -89,7 +90,7 @@ pub fn run_lane(
     let (stop, serving) = (AtomicBool::new(false), Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // A thread maps memory of its own when it starts.
+            // Starting a thread maps memory: wait until it has started.
             serving.wait();
             serve(&missing, filler, &stop);
         });

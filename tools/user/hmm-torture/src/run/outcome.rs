@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What came of a run.
+//! Result of a run.
 
 use crate::hang;
 use crate::script::Script;
@@ -7,34 +7,34 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// How a run failed.
+/// Failure of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failure {
-    /// What is wrong.
+    /// Description.
     pub text: String,
-    /// Lane and operation, if one is known.
+    /// Lane and operation, if known.
     pub at: Option<(usize, usize)>,
-    /// Something does not end.
+    /// A lane or process made no progress.
     pub hang: bool,
-    /// Operations that each lane had begun.
+    /// Number of operations that each lane had begun.
     pub begun: Vec<u64>,
-    /// All operations were done: it is about a device that was unplugged, or the end.
+    /// All operations were completed: the failure is in the last part, or at the end.
     pub last_part: bool,
 }
 
 impl Failure {
-    /// Something is wrong; where is not known yet.
+    /// A failure without a location.
     pub fn new(text: String) -> Failure {
         Failure { text, at: None, hang: false, begun: Vec::new(), last_part: false }
     }
 
-    /// Something does not end.
+    /// A hang, with a report of the blocked threads.
     pub fn hang(text: String, at: Option<(usize, usize)>) -> Failure {
         let text = format!("{text}\n{}", hang::report());
         Failure { at, hang: true, ..Failure::new(text) }
     }
 
-    /// The last `count` operations of each lane.
+    /// Text with the last `count` operations of each lane.
     pub fn tail(&self, script: &Script, count: usize) -> String {
         let mut text = String::new();
         for (lane, (ops, begun)) in script.lanes.iter().zip(&self.begun).enumerate() {
@@ -48,7 +48,7 @@ impl Failure {
     }
 }
 
-/// What the model leaves open.
+/// Contents that the model does not determine.
 const NOT_COMPARED: [&str; 8] = [
     "pages after MADV_FREE, until they are written: the old contents or zeros are right",
     "words of a command that failed at a page that a userfaultfd handler had to fill: old or new",
@@ -60,27 +60,28 @@ const NOT_COMPARED: [&str; 8] = [
     "memory of a child at the moment when it is killed: only what it read before",
 ];
 
-/// What a run did.
+/// Statistics and result of a run.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
-    /// Operations done.
+    /// Number of operations executed.
     pub ops: u64,
-    /// Operations and what was seen, with how often.
+    /// Number of each operation and observation.
     pub counts: BTreeMap<String, u64>,
-    /// Counters of the devices, summed up.
+    /// Sums of the counters of all devices.
     pub devices: BTreeMap<&'static str, u64>,
-    /// Bus errors of each lane, the last of processes that are killed: each after a copy that was made to fail.
+    /// Bus errors of each lane, and at last of the killed processes. Each follows an injected copy
+    /// failure.
     pub bus_errors: Vec<u64>,
-    /// Processes that were killed.
+    /// Number of processes killed.
     pub killed: u64,
-    /// Seconds.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What went wrong.
+    /// The failure, if any.
     pub failure: Option<Failure>,
 }
 
 impl Outcome {
-    /// As a table.
+    /// Formats the result as a table.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let _ = writeln!(text, "{:<44} {:>10} {:>10}", "", "times", "ms");

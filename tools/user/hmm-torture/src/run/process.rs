@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The processes of a run, and those that are killed meanwhile.
+//! The processes of a run, including those that are killed at random.
 
 use super::lanes::run_lane;
 use crate::bus::{self, Known};
@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::Barrier;
 use std::time::Duration;
 
-/// Memory that others can map would fill the holes that lanes make.
+/// Makes malloc use the heap only: its mappings could fill the gaps in which a lane has unmapped
+/// memory.
 fn keep_malloc_off_mmap() {
-    // Neither for large blocks nor for the first one of a thread.
+    // Neither large blocks nor the arena of a new thread may be mapped.
     for what in [libc::M_MMAP_MAX, libc::M_ARENA_TEST] {
         // SAFETY: plain numbers.
         unsafe { libc::mallopt(what, 0) };
@@ -26,15 +27,15 @@ fn keep_malloc_off_mmap() {
         libc::mallopt(libc::M_ARENA_MAX, 1);
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
     }
-    // Where the heap cannot grow, malloc takes a mapping after all: let it have all that it will need
-    // before there are holes.
+    // If the heap cannot grow, malloc falls back to mmap(). Grow it to its final size before there
+    // are gaps.
     drop(std::hint::black_box(Vec::<u8>::with_capacity(HEAP)));
 }
 
-/// Bytes of the heap of each process.
+/// Size of the heap of each process, in bytes.
 const HEAP: usize = 96 << 20;
 
-/// Makes this process ready for its lanes: what they share.
+/// Prepares this process: process group, heap, SIGBUS handler, and the state that its lanes share.
 fn begin(script: &Script, wide: Option<Common>, board: &Board) -> Result<Env, String> {
     own_group();
     keep_malloc_off_mmap();
@@ -56,7 +57,7 @@ fn begin(script: &Script, wide: Option<Common>, board: &Board) -> Result<Env, St
     })
 }
 
-/// One process: its lanes, until they have ended or `end` is not 0.
+/// Runs the lanes of one process until they have ended. If `end` is not 0, they end early.
 pub fn process(
     script: &Script,
     number: usize,
@@ -76,7 +77,7 @@ pub fn process(
                 scope.spawn(move || run_lane(env, lane, ops, ready, last))
             })
             .collect();
-        // Told to end early.
+        // Let the lanes end early if the supervisor asks for it.
         while lanes.iter().any(|lane| !lane.is_finished()) {
             if end.load(SeqCst) != 0 {
                 env.early.store(true, SeqCst);
@@ -92,14 +93,14 @@ pub fn process(
     Err(failures.join("\n"))
 }
 
-/// A process that is killed soon: what it finds until then must be right, too.
+/// Starts a process that will be killed. Its results must be correct until then.
 pub fn visitor(script: &Script, number: u64, board: &Board) -> Result<Child, hmm::Errno> {
     let mut shape = script.shape;
     (shape.seed, shape.procs, shape.threads) = (shape.seed ^ (number << 32), 1, 1);
     let ops: Vec<_> = Draw::new(shape.seed, 0, shape.devices)
         .take(4096)
-        // What is told of failures is told of all devices: only those who count them may cause them.
-        // Nobody would bring back the memory that one of these has taken out of use.
+        // Injected copy failures affect all processes, but only lanes account for them. Memory that
+        // a killed process has taken out of use would never be brought back.
         .filter(|op| !matches!(op, Op::CopyFail { .. } | Op::Resize { .. }))
         .collect();
     let lane = script.shape.lanes();

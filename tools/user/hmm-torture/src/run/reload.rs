@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A device that was unplugged comes back when the driver is loaded anew: for another run in the same machine.
+//! Reloads the driver so that an unplugged device returns, for another run on the same machine.
 
 use anyhow::{anyhow, bail, Result};
 use hmm::{module, Device, Errno};
@@ -7,17 +7,17 @@ use std::path::Path;
 use std::time::Duration;
 
 const DRIVER: &str = "rust_dmirror";
-/// Tries to unload the driver: the last process that had a device open may still be ending.
+/// Attempts to unload the driver: a process that had a device open may still be exiting.
 const TRIES: usize = 100;
 
-/// The driver's parameters when the machine was started.
+/// The parameters with which the driver was loaded at boot.
 fn parameters(modules: &str) -> &str {
     let line = modules.lines().find_map(|line| line.strip_prefix(DRIVER));
     line.unwrap_or_default().trim()
 }
 
 fn is_gone(dev: usize) -> Result<bool> {
-    // Nothing is locked there.
+    // This query returns ENOENT on a device without locks, and ENODEV on an unplugged one.
     match Device::open(dev as u32).and_then(|device| device.locked(0, 1)) {
         Ok(_) | Err(Errno::ENOENT) => Ok(false),
         Err(Errno::ENODEV) => Ok(true),
@@ -25,7 +25,7 @@ fn is_gone(dev: usize) -> Result<bool> {
     }
 }
 
-/// Loads the driver anew if one of the devices was unplugged. Nobody may use one.
+/// Reloads the driver if one of the devices is unplugged. No process may have a device open.
 pub fn bring_back(devices: usize) -> Result<()> {
     let mut gone = false;
     for dev in 0..devices {
@@ -47,7 +47,7 @@ pub fn bring_back(devices: usize) -> Result<()> {
     let path = format!("/lib/modules-hmm/{DRIVER}.ko");
     module::load(Path::new(&path), parameters(&modules))
         .map_err(|error| anyhow!("{path}: {error}"))?;
-    // The device nodes are made meanwhile.
+    // The device nodes are created asynchronously.
     std::thread::sleep(Duration::from_millis(200));
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Watches the processes of a run: that they end well, and make progress until then.
+//! Supervises the processes of a run: detects failures, and lanes without progress.
 
 use super::outcome::Failure;
 use super::process::process;
@@ -13,7 +13,7 @@ use hmm::{Child, Mapping};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// The processes, and how far they were.
+/// The processes, and the last known progress of their lanes.
 pub struct Supervisor<'a> {
     script: &'a Script,
     options: &'a Options,
@@ -21,10 +21,10 @@ pub struct Supervisor<'a> {
     begin: Instant,
     children: Vec<Child>,
     running: Vec<bool>,
-    /// Operations that each lane had begun, and since when.
+    /// Number of operations that each lane had begun, and the time of its last progress.
     seen: Vec<(u64, Instant)>,
     visitors: Visitors,
-    /// When the progress was told.
+    /// Time at which the progress was last printed.
     told: Instant,
 }
 
@@ -59,7 +59,7 @@ impl<'a> Supervisor<'a> {
         })
     }
 
-    /// Until all have ended, or something is wrong.
+    /// Waits until all processes have ended, or returns the first failure.
     pub fn watch(&mut self, end: &Mapping) -> Result<Option<Failure>> {
         while self.running.contains(&true) {
             std::thread::sleep(Duration::from_millis(20));
@@ -71,7 +71,7 @@ impl<'a> Supervisor<'a> {
                 end.set(0, 0, 1);
             }
             if self.board.resting() == self.seen.len() as u64 {
-                // From now on the lanes have the devices for themselves.
+                // From now on only the lanes use the devices.
                 self.visitors.leave();
                 self.board.alone().store(1, SeqCst);
             } else if self.options.visitors {
@@ -85,7 +85,7 @@ impl<'a> Supervisor<'a> {
         Ok(None)
     }
 
-    /// Takes note of processes that have ended; how the first one failed that did.
+    /// Reaps the processes that have ended, and returns the first failure among them.
     fn ended(&mut self) -> Option<Failure> {
         let mut failure = None;
         for (child, running) in self.children.iter_mut().zip(&mut self.running) {
@@ -102,7 +102,7 @@ impl<'a> Supervisor<'a> {
         failure
     }
 
-    /// The first lane that makes no progress.
+    /// Returns a failure for the first lane without progress.
     fn hang(&mut self) -> Option<Failure> {
         for (lane, (begun, since)) in self.seen.iter_mut().enumerate() {
             let begun_now = self.board.begun(lane).load(SeqCst);
@@ -124,7 +124,7 @@ impl<'a> Supervisor<'a> {
         None
     }
 
-    /// Tells the progress, sometimes.
+    /// Prints the progress every 10 seconds.
     fn tell(&mut self) {
         if self.options.progress && self.told.elapsed() > Duration::from_secs(10) {
             self.told = Instant::now();
@@ -135,7 +135,8 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Kills what is left, also what the processes forked. Returns how many visitors were killed.
+    /// Kills the remaining processes and all that they forked. Returns the number of visitors
+    /// killed.
     pub fn stop(self) -> u64 {
         for child in &self.children {
             kill_group(child.pid());

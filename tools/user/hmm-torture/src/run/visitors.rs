@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Processes that come, use the devices, and are killed at random moments.
+//! Visitors: processes that use the devices and are killed at random times.
 
 use super::outcome::Failure;
 use super::process::visitor;
@@ -11,36 +11,36 @@ use hmm::child::{kill_group, Child, Ended, SIGKILL};
 use hmm::rng::Rng;
 use std::time::{Duration, Instant};
 
-/// From one visitor to the next at least: others want processors, too.
+/// Minimum interval between visitors, to leave CPU time for the lanes.
 const INTERVAL: Duration = Duration::from_secs(4);
 
-/// How long one that is killed at last may take to end.
+/// Timeout for the end of a killed visitor.
 const LEAVE: Duration = Duration::from_secs(60);
 
-/// Kills a visitor and what it has forked, some of which would go on for ever.
+/// Kills a visitor and its children, some of which run endlessly.
 fn kill(child: &Child) {
     child.signal(SIGKILL);
     kill_group(child.pid());
 }
 
-/// One visitor at a time.
+/// At most one visitor at a time.
 pub struct Visitors {
-    /// The one that is there, and when it is killed.
+    /// The current visitor, and the time at which it is killed.
     guest: Option<(Child, Instant)>,
-    /// When the next one may come.
+    /// Earliest time for the next visitor.
     next: Instant,
     rng: Rng,
-    /// How many were killed.
+    /// Number of visitors killed.
     pub killed: u64,
 }
 
 impl Visitors {
-    /// Nobody yet.
+    /// Without a visitor yet.
     pub fn new(seed: u64) -> Visitors {
         Visitors { guest: None, next: Instant::now(), rng: Rng::new(seed, u64::MAX), killed: 0 }
     }
 
-    /// Starts one or kills one, if it is time.
+    /// Starts or kills a visitor if its time has come.
     pub fn look(
         &mut self,
         script: &Script,
@@ -59,7 +59,7 @@ impl Visitors {
         Ok(self.see_off(child, until, options.patience))
     }
 
-    /// Takes leave of a visitor that has ended, or has to.
+    /// Reaps a visitor that has ended, and kills one whose time has come or that does not end.
     fn see_off(&mut self, mut child: Child, until: Instant, patience: Duration) -> Option<Failure> {
         if child.try_wait().is_some() {
             let text = child.outcome().err()?;
@@ -80,7 +80,7 @@ impl Visitors {
 }
 
 impl Visitors {
-    /// Kills the one that is there.
+    /// Kills the current visitor.
     pub fn leave(&mut self) {
         if let Some((mut child, _)) = self.guest.take() {
             kill(&child);

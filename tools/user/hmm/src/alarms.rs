@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Alarms of the library: reports of broken rules, which fail every run.
+//! Alarms of the library: reports of violated invariants, which fail every run.
 
 use std::collections::BTreeMap;
 use std::fs::{read_to_string, OpenOptions};
@@ -20,7 +20,7 @@ fn parse(text: &str) -> BTreeMap<String, u64> {
     text.lines().filter_map(line).collect()
 }
 
-/// The part of a run that a test is responsible for.
+/// The part of a run for whose alarms a test is responsible.
 #[must_use = "alarms are looked at in the end"]
 pub struct Alarms {
     before: BTreeMap<String, u64>,
@@ -28,7 +28,7 @@ pub struct Alarms {
 }
 
 impl Alarms {
-    /// Begins it.  `expected` must be raised in it, and no other alarm may be.
+    /// Begins such a part. Exactly the alarm `expected`, if any, must be raised in it.
     pub fn begin(expected: Option<&'static str>) -> Alarms {
         if let Some(name) = expected {
             mark("begin", name);
@@ -36,7 +36,7 @@ impl Alarms {
         Alarms { before: counts(), expected }
     }
 
-    /// Ends it, and tells of alarms that were not expected, or of one that was and did not come.
+    /// Ends it. Fails if an unexpected alarm was raised, or if the expected one was not.
     pub fn end(&self) -> Result<(), String> {
         if let Some(name) = self.expected {
             mark("end", name);
@@ -45,10 +45,11 @@ impl Alarms {
     }
 }
 
-/// Tells the runner of the machine, which reads the kernel's log.
+/// Writes a mark to the kernel log, which the runner of the virtual machine evaluates.
 fn mark(what: &str, name: &str) {
     let log = OpenOptions::new().write(true).open("/dev/kmsg");
-    // Without it the run fails, which is right.
+    // If the mark cannot be written, the runner fails the run because of the alarm, which is
+    // correct.
     let _ =
         log.and_then(|mut log| log.write_all(format!("ALARM-EXPECTED {what} {name}\n").as_bytes()));
 }
@@ -58,7 +59,7 @@ fn judge(
     after: &BTreeMap<String, u64>,
     expected: Option<&str>,
 ) -> Result<(), String> {
-    // A library that was loaded again counts from 0.
+    // The counts restart at 0 when the library is loaded again.
     let raised = |name: &str| {
         let (old, new) = (before.get(name), after.get(name).copied().unwrap_or(0));
         new.checked_sub(old.copied().unwrap_or(0)).unwrap_or(new)
@@ -88,7 +89,7 @@ mod tests {
         assert_eq!(other, Err("alarms of the library: stale-translation (2)".to_string()));
         assert!(judge(&before, &after, Some("flush-lost")).is_err());
         assert!(judge(&before, &before, Some("flush-lost")).is_err());
-        // Loaded again meanwhile, or gone.
+        // The library was loaded again in the meantime, or unloaded.
         assert!(judge(&after, &parse("stale-translation 1"), None).is_err());
         assert_eq!(judge(&after, &parse("stale-translation 0"), None), Ok(()));
         assert_eq!(judge(&after, &parse(""), None), Ok(()));

@@ -39,7 +39,8 @@ pub struct Outcome {
 /// `struct rust_hmm_attributes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// Bits of those that are meant: preferred, accessed by, read mostly, never migrate, granularity.
+    /// Bits of the attributes to change: preferred, accessed by, read mostly, never migrate,
+    /// granularity.
     pub valid: u32,
     /// 0: anywhere; 1: on the device; 2: in system memory.
     pub preferred: u8,
@@ -102,7 +103,7 @@ pub enum Counter {
     Evicted = 10,
 }
 
-/// Where the CPU's page table says that a page is.
+/// Location of a page according to the CPU page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageAt {
     /// `enum rust_hmm_location`.
@@ -133,12 +134,12 @@ impl CMirror {
         MirrorOnly::open_node(CMirror::NODE).map(CMirror)
     }
 
-    /// What it has in common with the other sample.
+    /// The commands that this sample shares with `samples/mirror_only`.
     pub fn simple(&self) -> &MirrorOnly {
         &self.0
     }
 
-    /// The command `nr`. Returns what the ioctl does.
+    /// Issues command `nr`, and returns the result of the ioctl.
     fn call(&self, nr: u8, request: &mut Request) -> Result<i64, Errno> {
         let number = iowr(nr, size_of::<Request>());
         // SAFETY: a structure of which the kernel writes no more.
@@ -150,7 +151,8 @@ impl CMirror {
         Request { addr: addr as u64, pages: pages as u64, ..Request::default() }
     }
 
-    /// The sum of the words of some pages, as the device reads them after all that is queued. The first error of that.
+    /// Sums the words of some pages as the device reads them, after all queued operations. Fails
+    /// with the first error of one of these.
     pub fn sum(&self, addr: usize, pages: usize) -> Result<u64, Errno> {
         self.0.sum(addr, pages, None::<&SyncFile>)
     }
@@ -161,7 +163,7 @@ impl CMirror {
         self.call(2, &mut request).map(drop)
     }
 
-    /// The same in its queue, after a sync file. Returns an eventfd that is signalled when it ends.
+    /// Queues the same after a sync file. Returns an eventfd that is signalled on completion.
     pub fn fill_after<F: AsRawFd>(
         &self,
         addr: usize,
@@ -177,13 +179,13 @@ impl CMirror {
         Ok(event)
     }
 
-    /// Makes pages accessible; with flag 1, to be written.
+    /// Faults pages in for the device; flag 1: for writing.
     pub fn fault(&self, addr: usize, pages: usize, flags: u64) -> Result<(), Errno> {
         let mut request = Request { arg: flags, ..CMirror::of(addr, pages) };
         self.call(4, &mut request).map(drop)
     }
 
-    /// Moves pages: to 0, the device, or 1, the system. Flags are in the upper half.
+    /// Migrates pages: target 0 is the device, 1 the system. Flags are in the upper half.
     pub fn migrate(&self, addr: usize, pages: usize, target: u64) -> Result<Outcome, Errno> {
         let mut request = Request { arg: target, ..CMirror::of(addr, pages) };
         self.call(5, &mut request)?;
@@ -191,7 +193,7 @@ impl CMirror {
         Ok(Outcome { moved, switched, entries, skipped, no_memory, copy_failed })
     }
 
-    /// Brings all pages of the device back. Returns how many stay.
+    /// Evicts all pages from the device. Returns the number of pages that could not be evicted.
     pub fn evict(&self) -> Result<i64, Errno> {
         self.call(6, &mut Request::default())
     }
@@ -218,14 +220,15 @@ impl CMirror {
         self.call(8, &mut request).map(drop)
     }
 
-    /// What holds for all of some pages.
+    /// Attributes that are the same for all of some pages.
     pub fn said(&self, addr: usize, pages: usize) -> Result<Said, Errno> {
         let mut request = CMirror::of(addr, pages);
         self.call(9, &mut request)?;
         Ok(Said::of([request.more[0], request.more[1]]))
     }
 
-    /// A counter: that of the mirror and that of the device's memory, of which one is 0.
+    /// Reads a counter, as the sum of the mirror's and the device memory's value, one of which is
+    /// 0.
     pub fn count(&self, counter: Counter) -> Result<u64, Errno> {
         let mut request = Request { arg: counter as u64, ..Request::default() };
         self.call(10, &mut request)?;

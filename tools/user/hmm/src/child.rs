@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Child processes that run a closure and report what went wrong in it.
+//! Child processes that run a closure and report its failure.
 
 use crate::errno::Errno;
 use std::fs::File;
@@ -26,7 +26,7 @@ pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut fds: [RawFd; 2] = [-1; 2];
     // SAFETY: the array has room for the two numbers.
     Errno::check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;
-    // SAFETY: two new descriptors that nobody else knows.
+    // SAFETY: pipe2() returned two new descriptors, which are owned here.
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
 }
 
@@ -38,20 +38,21 @@ fn readable(fd: RawFd, timeout: Duration) -> bool {
     unsafe { libc::poll(&mut poll, 1, millis) > 0 }
 }
 
-/// Lets one process wait for another: made before the fork, used by both.
+/// Lets one process wait for another. Created before the fork, used by both.
 #[derive(Debug)]
 pub struct Gate {
     read: File,
     write: File,
 }
 
-/// A gate that stays closed this long is a failure of the other side.
+/// Timeout for a gate: the other process has failed if it does not open it.
 const GATE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What multiplies it.
+/// Factor for this timeout.
 static PATIENCE: AtomicU32 = AtomicU32::new(1);
 
-/// Multiplies the time that gates and [`Child::join`] wait: for devices that take long for a page.
+/// Multiplies the timeouts of gates and of [`Child::join`], for devices that take long for each
+/// page.
 pub fn set_patience(scale: u32) {
     PATIENCE.store(scale.max(1), Relaxed);
 }
@@ -64,8 +65,8 @@ fn gate_timeout() -> Duration {
     GATE_TIMEOUT * patience()
 }
 
-/// Time between two looks at a child that says nothing; longer on slow devices, where each look would cost more than
-/// the device's own work.
+/// Interval for polling a child. Longer on slow devices, where each poll would cost more than the
+/// device's own work.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Gate {
@@ -101,7 +102,7 @@ impl Gate {
     }
 }
 
-/// Has a signal come to this process that does nothing but interrupt a call.
+/// Makes a signal interrupt a system call of this process after `time`, without another effect.
 pub fn interrupt_after(time: Duration) -> Result<(), Errno> {
     extern "C" fn nothing(_: libc::c_int) {}
     // SAFETY: zero is a valid value of all fields: no flags, so that calls are not restarted.
@@ -121,9 +122,8 @@ pub fn interrupt_after(time: Duration) -> Result<(), Errno> {
     Errno::check(ret).map(|_| ())
 }
 
-/// Forks the process, which has one thread. Where a device has a page for
-/// itself and the kernel holds it just then, as while DAMON looks at it,
-/// `fork()` fails: it is tried again for a second.
+/// Forks the process, which has one thread. fork() fails with EBUSY if a page with exclusive device
+/// access has a temporary reference, for instance from DAMON. It is repeated for up to a second.
 pub(crate) fn fork() -> Result<libc::pid_t, Errno> {
     for _ in 0..100 {
         // SAFETY: the process has one thread, so the child may do anything.
@@ -144,16 +144,14 @@ pub struct Child {
 }
 
 impl Child {
-    /// Runs `body` in a child.  What it returns as an error is the report of
-    /// [`Child::join`].
+    /// Runs `body` in a child. Its error is the report of [`Child::join`].
     ///
-    /// Only for single-threaded processes: locks of other threads would stay
-    /// taken in the child for ever.
+    /// Only for single-threaded processes: locks of other threads would stay taken in the child.
     pub fn spawn<E: std::fmt::Display>(
         body: impl FnOnce() -> Result<(), E>,
     ) -> Result<Child, Errno> {
         let (read, write) = pipe()?;
-        // Buffered output would be written by both processes.
+        // Otherwise both processes would write the buffered output.
         let _ = io::stdout().flush();
         let pid = fork()?;
         if pid != 0 {
@@ -212,21 +210,21 @@ impl Child {
             if left.is_zero() {
                 return None;
             }
-            // The report's end of file comes with the end of the child, unless
-            // a grandchild holds it: hence the short interval.
+            // The report reaches end of file when the child ends, unless a grandchild holds the
+            // pipe open. Hence the short interval.
             if readable(self.report.as_raw_fd(), left.min(LOOK * patience().min(50))) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
     }
 
-    /// Waits for the end; the child's report, a signal or a hang is an error.
+    /// Waits for the child. Its report, a signal or a hang is an error.
     pub fn join(mut self) -> Result<(), String> {
         self.wait_timeout(gate_timeout());
         self.outcome()
     }
 
-    /// The outcome of a child that ended, or should have ended.
+    /// The result of a child that has ended, or should have ended.
     pub fn outcome(&mut self) -> Result<(), String> {
         match self.ended {
             None => Err("does not end".to_string()),
@@ -245,8 +243,7 @@ impl Drop for Child {
     fn drop(&mut self) {
         if self.try_wait().is_none() {
             self.signal(libc::SIGKILL);
-            // A child that the kernel does not let go of is not waited for
-            // any longer.
+            // Stop waiting for a child that cannot exit in the kernel.
             self.wait_timeout(Duration::from_secs(5));
         }
     }
@@ -258,7 +255,7 @@ pub fn own_group() {
     unsafe { libc::setpgid(0, 0) };
 }
 
-/// Kills what is left of the process group that `pid` made for itself.
+/// Kills the remaining processes of the group that `pid` created with [`own_group`].
 pub fn kill_group(pid: libc::pid_t) {
     assert!(pid > 1, "that would be another group");
     // SAFETY: plain system call on numbers.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Many child processes, each of which does the same and keeps what it got by that.
+//! Many child processes, which all execute the same function and keep its result.
 
 use crate::child;
 use crate::errno::Errno;
@@ -12,9 +12,9 @@ use std::io::{self, Read, Write};
 pub struct Crowd {
     pids: Vec<libc::pid_t>,
     ready: File,
-    /// Closed by [`Crowd::start`].
+    /// Dropped by [`Crowd::start`], which lets the children run.
     start: Option<File>,
-    /// Closed when dropped.
+    /// Dropped with the crowd, which lets the children exit.
     end: Option<File>,
 }
 
@@ -39,8 +39,8 @@ impl Crowd {
                 crowd.pids.push(pid);
                 continue;
             }
-            // No child holds the ends that the parent closes. A read then returns at the end of
-            // the file, and it returns to all of them.
+            // No child holds the write ends that the parent closes, so that a read in each of them
+            // returns at end of file.
             crowd.pids.clear();
             drop((crowd.start.take(), crowd.end.take()));
             let mut byte = [0];
@@ -54,7 +54,7 @@ impl Crowd {
         Ok(crowd)
     }
 
-    /// Has all children call their body, and waits until all have done that.
+    /// Lets all children call their body, and waits until all have returned from it.
     pub fn start(&mut self) -> io::Result<()> {
         self.start = None;
         let mut done = vec![0; self.pids.len()];
@@ -104,7 +104,7 @@ pub fn fork_and_wait(program: Option<&CStr>) -> Result<(), Errno> {
     }
 }
 
-/// Gives this thread precedence over all threads of the usual scheduling policy.
+/// Gives this thread precedence over all threads of the default scheduling policy.
 pub fn run_first() -> Result<(), Errno> {
     let parameter = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameter is valid.

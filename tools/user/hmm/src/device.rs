@@ -9,10 +9,10 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
-/// What a successful command reports.
+/// Results of a successful command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Pages done.
+    /// Number of pages processed.
     pub cpages: u64,
     /// Rounds of device faults that were needed.
     pub faults: u64,
@@ -65,11 +65,11 @@ impl Device {
     pub fn of_process(pid: libc::pid_t, fd: RawFd) -> Result<Device, Errno> {
         // SAFETY: plain system call on numbers.
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        // SAFETY: a new descriptor that nobody else knows.
+        // SAFETY: pidfd_open() returned a new descriptor, which is owned here.
         let pidfd = unsafe { OwnedFd::from_raw_fd(Errno::check(pidfd)? as RawFd) };
         // SAFETY: plain system call on numbers.
         let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) };
-        // SAFETY: a new descriptor that nobody else knows.
+        // SAFETY: pidfd_getfd() returned a new descriptor, which is owned here.
         Ok(Device::from_fd(unsafe { OwnedFd::from_raw_fd(Errno::check(copy)? as RawFd) }))
     }
 
@@ -78,7 +78,7 @@ impl Device {
         self.file.as_raw_fd()
     }
 
-    /// Closes the device and reports how that went.
+    /// Closes the device, and returns the result of close().
     pub fn close(self) -> Result<(), Errno> {
         let fd = OwnedFd::from(self.file);
         let raw = std::os::fd::IntoRawFd::into_raw_fd(fd);
@@ -86,8 +86,8 @@ impl Device {
         Errno::check(unsafe { libc::close(raw) }.into()).map(|_| ())
     }
 
-    /// Closes the open file under calls that are in flight: from now on the
-    /// descriptor is one of `/dev/null`.
+    /// Closes the open file while calls on it are in flight: the descriptor is replaced by one of
+    /// `/dev/null`.
     pub fn detach(&self) -> Result<(), Errno> {
         let null = File::open("/dev/null")?;
         // SAFETY: both descriptors are owned; the number stays owned by `self`.
@@ -145,7 +145,7 @@ impl Device {
         unsafe { self.issue(Op::Write.request(), &mut cmd) }
     }
 
-    /// Migrates to device memory; `buf` gets what the device then reads there.
+    /// Migrates to device memory; the device then reads the range into `buf`.
     pub fn migrate_to_device(&self, addr: usize, buf: &mut [u8]) -> Result<Done, Errno> {
         self.with_buffer(Op::MigrateToDev, addr, buf)
     }
@@ -236,7 +236,7 @@ impl Device {
         self.counters_sized(size_of::<Counters>() as u32)
     }
 
-    /// The counters with `size` claimed as the room for them.
+    /// The counters, with `size` passed as the size of the buffer.
     pub fn counters_sized(&self, size: u32) -> Result<Counters, Errno> {
         assert!(size as usize <= size_of::<Counters>());
         let mut counters = Counters { size, ..Counters::default() };

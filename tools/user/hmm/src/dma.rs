@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the library has mapped for DMA, for all devices.
+//! Accounting of the library's DMA mappings, for all devices.
 
 use std::io::{Error, Result};
 
-/// The account, in pages.
+/// Number of pages mapped and unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Account {
     /// Mapped since the library was loaded.
@@ -13,13 +13,14 @@ pub struct Account {
 }
 
 impl Account {
-    /// What is mapped now.
+    /// Number of pages that are mapped now.
     pub fn live(self) -> u64 {
         self.mapped - self.unmapped
     }
 }
 
-/// Reads the account from debugfs.  What it says of the pages that are mapped must be the difference.
+/// Reads the account from debugfs. Checks that its number of mapped pages is the difference of both
+/// counters.
 pub fn account() -> Result<Account> {
     let text = std::fs::read_to_string("/sys/kernel/debug/rust_hmm/dma")?;
     let value = |name: &str| {

@@ -20,7 +20,7 @@ pub use command::{
 pub use migration::{Migration, PageOutcome, Way};
 pub use setting::Setting;
 
-/// What the device is.
+/// Properties of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Info {
@@ -73,12 +73,12 @@ impl Device {
     ) -> Result<(), Errno> {
         let request = iowr(number, size_of::<T>());
         // SAFETY: the structure begins with its size, so that the kernel stays
-        // within it; what it points to is lent by the caller.
+        // within it; the caller has lent any buffer that the structure refers to.
         let ret = unsafe { libc::ioctl(self.fd(), request as _, argument as *mut T) };
         Errno::check(ret.into()).map(|_| ())
     }
 
-    /// What the device is.
+    /// Reads the properties of the device.
     pub fn info(&self) -> Result<Info, Errno> {
         let mut info = Info { size: size_of::<Info>() as u32, ..Info::default() };
         self.extension(0x40, &mut info).map(|()| info)
@@ -91,15 +91,15 @@ impl Device {
         self.extension(0x45, &mut counters).map(|()| counters)
     }
 
-    /// The device no longer needs a range.
+    /// Discards the device's entries for a range.
     pub fn discard(&self, addr: usize, npages: usize) -> Result<(), Errno> {
         let size = size_of::<Discard>() as u32;
         let mut raw = Discard { size, flags: 0, addr: addr as u64, npages: npages as u64 };
         self.extension(0x48, &mut raw)
     }
 
-    /// Issues extension `number` with `words` as its argument, to see it fail or
-    /// not: the first holds size and flags. No address may be among them.
+    /// Issues extension `number` with arbitrary `words` as its argument; the first holds size and
+    /// flags. None of them may be an address.
     pub fn probe_extension(&self, number: u8, words: &mut [u64]) -> Result<(), Errno> {
         assert!(words.len() * 8 <= 2 * PAGE_SIZE);
         let size = words.first().map_or(0, |word| *word as u32) as usize;

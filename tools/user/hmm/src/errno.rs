@@ -46,19 +46,19 @@ impl Errno {
     pub const EINTR: Errno = Errno(libc::EINTR);
     /// Out of memory.
     pub const ENOMEM: Errno = Errno(libc::ENOMEM);
-    /// No right to that.
+    /// Permission denied.
     pub const EACCES: Errno = Errno(libc::EACCES);
     /// Bad address.
     pub const EFAULT: Errno = Errno(libc::EFAULT);
-    /// The device is gone.
+    /// No such device, also one that was unplugged.
     pub const ENODEV: Errno = Errno(libc::ENODEV);
     /// Busy.
     pub const EBUSY: Errno = Errno(libc::EBUSY);
-    /// Would block; also what a used module answers.
+    /// Would block. Also returned for the removal of a module that is in use.
     pub const EAGAIN: Errno = Errno(libc::EAGAIN);
     /// Bad argument.
     pub const EINVAL: Errno = Errno(libc::EINVAL);
-    /// Beyond what the device can address.
+    /// Address out of the range of the device.
     pub const ERANGE: Errno = Errno(libc::ERANGE);
     /// The process has no free descriptor.
     pub const EMFILE: Errno = Errno(libc::EMFILE);
@@ -74,7 +74,7 @@ impl Errno {
     pub const ECANCELED: Errno = Errno(libc::ECANCELED);
     /// Not the expected contents.
     pub const EILSEQ: Errno = Errno(libc::EILSEQ);
-    /// No such command of this file.
+    /// No such ioctl of this file.
     pub const ENOTTY: Errno = Errno(libc::ENOTTY);
     /// No such system call.
     pub const ENOSYS: Errno = Errno(libc::ENOSYS);

@@ -11,23 +11,23 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Type {
-    /// A device fault is about to be served.
+    /// A device fault is about to be handled.
     FaultBegin,
-    /// It was served.
+    /// The device fault was handled.
     FaultEnd,
-    /// A CPU has touched device memory.
+    /// The CPU faulted on device memory.
     CpuFault,
     /// A migration begins.
     MigrateBegin,
-    /// It has ended.
+    /// The migration has ended.
     MigrateEnd,
-    /// An eviction took pages.
+    /// Pages were evicted.
     Evict,
-    /// The kernel has announced a change.
+    /// The kernel invalidates a range.
     Invalidate,
-    /// A device fault tries again.
+    /// A device fault is retried.
     Retry,
-    /// Memory bounces.
+    /// Memory is thrashing between CPU and device.
     Thrash,
 }
 
@@ -45,7 +45,7 @@ impl Type {
         Type::Thrash,
     ];
 
-    /// Its bit.
+    /// Its bit in a mask.
     pub fn bit(self) -> u64 {
         1 << self as u16
     }
@@ -57,13 +57,13 @@ pub const RECORD: usize = 88;
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What happened.
+    /// Type of the event.
     pub kind: Type,
     /// `-errno`, or 0.
     pub error: i32,
-    /// When, in ns of the monotonic clock.
+    /// Time of the event, in ns of the monotonic clock.
     pub time_ns: u64,
-    /// Number of the event; lost ones count.
+    /// Sequence number, which also counts lost events.
     pub sequence: u64,
     /// Events that were lost before.
     pub lost: u64,
@@ -73,20 +73,21 @@ pub struct Record {
     pub npages: u64,
     /// The mirror's number.
     pub mirror: u32,
-    /// Access, trigger, need, cause or reason.
+    /// Access, migration reason, eviction reason or type of notifier event, by the type of the
+    /// event.
     pub detail: u32,
     /// Whether a migration is one to the device.
     pub to_device: bool,
-    /// Pages.
+    /// Pages moved.
     pub moved: u64,
     /// Pages whose entry was switched.
     pub switched: u64,
-    /// Pages that stayed.
+    /// Pages that were not moved.
     pub stayed: u64,
 }
 
 impl Record {
-    /// The record in these bytes; `None` if the version or the type is not known.
+    /// Parses a record; `None` if the version or the type is unknown.
     pub fn parse(bytes: &[u8; RECORD]) -> Option<Record> {
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
         let half = |at: usize| u32::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
@@ -126,18 +127,18 @@ pub(crate) struct RawEvents {
 // SAFETY: Plain numbers.
 unsafe impl Extension for RawEvents {}
 
-/// What a stream was like when its mask was set.
+/// State of a stream when its mask was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
-    /// The mask before.
+    /// Previous mask.
     pub old: u64,
-    /// Records that wait.
+    /// Pending records.
     pub waiting: u64,
-    /// Events that were lost so far.
+    /// Events lost so far.
     pub lost: u64,
 }
 
-/// Waits until `fd` can be read, or for `time`; the events that `poll` returns, 0 if none.
+/// Polls `fd` for reading, up to `time`. Returns the events of poll(), 0 if none.
 pub fn poll_fd(fd: RawFd, time: Duration) -> Result<i16, Errno> {
     let mut one = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let ms = time.as_millis() as i32;
@@ -147,7 +148,7 @@ pub fn poll_fd(fd: RawFd, time: Duration) -> Result<i16, Errno> {
 }
 
 impl Device {
-    /// Asks for these types of events; with `all` of all processes.
+    /// Sets the mask of event types; `all`: of all processes.
     pub fn events(&self, mask: u64, all: bool) -> Result<Stream, Errno> {
         let size = size_of::<RawEvents>() as u32;
         let mut raw = RawEvents { size, flags: u32::from(all), mask, ..RawEvents::default() };
@@ -162,14 +163,14 @@ impl Device {
         Errno::check(read as i64).map(|read| read as usize)
     }
 
-    /// Whether reads wait.
+    /// Sets whether reads return `EAGAIN` instead of waiting.
     pub fn set_nonblocking(&self, on: bool) -> Result<(), Errno> {
         let flags = if on { libc::O_NONBLOCK } else { 0 };
         // SAFETY: the descriptor is open.
         Errno::check(unsafe { libc::fcntl(self.fd(), libc::F_SETFL, flags) }.into()).map(|_| ())
     }
 
-    /// All records that there are now; reads do not wait from here on.
+    /// Reads all pending records. From then on reads do not wait.
     pub fn records(&self) -> Result<Vec<Record>, Errno> {
         self.set_nonblocking(true)?;
         let mut records = Vec::new();
@@ -191,7 +192,7 @@ impl Device {
         }
     }
 
-    /// Waits until there is a record, or for `time`; what `poll` says.
+    /// Polls the stream, up to `time`. Returns the events of poll().
     pub fn poll(&self, time: Duration) -> Result<i16, Errno> {
         poll_fd(self.fd(), time)
     }

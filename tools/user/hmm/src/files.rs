@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Files to map, with contents that cannot be mistaken.
+//! Files to map, with recognizable contents.
 
 use crate::abi::PAGE_SIZE;
 use crate::errno::Errno;
@@ -25,7 +25,7 @@ pub fn temp_file(dir: &str, seed: u64, npages: usize) -> io::Result<File> {
     Ok(file)
 }
 
-/// Makes a hole of `npages` pages in a file, whose size stays.
+/// Punches a hole of `npages` pages into a file, whose size stays the same.
 pub fn punch(file: &File, first: usize, npages: usize) -> Result<(), Errno> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (at, len) = ((first * PAGE_SIZE) as libc::off_t, (npages * PAGE_SIZE) as libc::off_t);
@@ -39,33 +39,34 @@ pub fn memfd(seed: u64, npages: usize) -> io::Result<File> {
     // SAFETY: a constant string and no flags.
     let fd = unsafe { libc::memfd_create(c"hmm".as_ptr(), 0) };
     let fd = Errno::check(fd.into())?;
-    // SAFETY: a new descriptor that nobody else knows.
+    // SAFETY: memfd_create() returned a new descriptor, which is owned here.
     let mut file = unsafe { File::from_raw_fd(fd as i32) };
     file.write_all(&pattern::buffer(seed, 0, npages))?;
     Ok(file)
 }
 
-/// Pages that are held by a pipe, so that they cannot migrate.
+/// Pages to which a pipe holds references, so that they cannot migrate.
 #[derive(Debug)]
 pub struct Pin {
     _pipe: [OwnedFd; 2],
 }
 
 impl Pin {
-    /// Pages that one pipe can hold.
+    /// Maximum number of pages that one pipe can hold.
     pub const MOST: usize = 256;
 
-    /// Holds the page at `addr`, which must be readable.
+    /// Takes a reference to the page at `addr`, which must be readable.
     pub fn of(addr: usize) -> io::Result<Pin> {
         Self::of_pages(addr, 1)
     }
 
-    /// Holds `npages` pages from `addr` on, at most [`Self::MOST`], which must be readable.
+    /// Takes references to `npages` pages from `addr` on, at most [`Self::MOST`], which must be
+    /// readable.
     pub fn of_pages(addr: usize, npages: usize) -> io::Result<Pin> {
         let mut ends = [0; 2];
         // SAFETY: there is room for two descriptors.
         Errno::check(unsafe { libc::pipe(ends.as_mut_ptr()) }.into())?;
-        // SAFETY: new descriptors that nobody else knows.
+        // SAFETY: pipe() returned two new descriptors, which are owned here.
         let pipe = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
         let bytes = npages * PAGE_SIZE;
         if npages > 1 {
@@ -83,7 +84,7 @@ impl Pin {
     }
 }
 
-/// The kernel's merging of equal pages, switched on.
+/// KSM, enabled while this exists.
 #[derive(Debug)]
 pub struct Ksm {
     _settings: Settings,
@@ -92,7 +93,7 @@ pub struct Ksm {
 impl Ksm {
     const DIR: &'static str = "/sys/kernel/mm/ksm";
 
-    /// Switches it on, fast, until this is dropped.
+    /// Enables KSM with short intervals, until this is dropped.
     pub fn start() -> io::Result<Ksm> {
         let mut settings = Settings::new();
         settings.set(format!("{}/sleep_millisecs", Self::DIR), "1")?;
@@ -103,12 +104,12 @@ impl Ksm {
         }
     }
 
-    /// Lets the pages of `map` be merged at some time.
+    /// Allows KSM to merge the pages of `map`.
     pub fn advise(&self, map: &Mapping) -> Result<(), Errno> {
         map.advise(libc::MADV_MERGEABLE)
     }
 
-    /// Waits until most pages of `map`, which are all alike, are one.
+    /// Waits until most pages of `map`, which all have the same contents, are merged.
     pub fn merge(&self, map: &Mapping) -> io::Result<()> {
         self.advise(map)?;
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -127,7 +128,7 @@ impl Ksm {
     }
 }
 
-/// A part of the kernel that is switched on, and counts what it does.
+/// A kernel feature that is enabled while this exists, with a counter of its work.
 #[derive(Debug)]
 struct Counted {
     _settings: Settings,
@@ -136,8 +137,8 @@ struct Counted {
 }
 
 impl Counted {
-    /// Sets these files below `dir`, one after the other, until this is dropped. `count` is the one
-    /// that counts.
+    /// Writes these files below `dir`, in this order, until this is dropped. `count` is the file
+    /// with the counter.
     fn start(dir: &str, count: &str, files: &[(&str, &str)]) -> io::Result<Counted> {
         let count = format!("{dir}/{count}");
         let before = number(&count)?;
@@ -153,15 +154,15 @@ impl Counted {
     }
 }
 
-/// The kernel's own making of huge pages, switched on.
+/// khugepaged, enabled while this exists.
 #[derive(Debug)]
 pub struct Khugepaged(Counted);
 
 impl Khugepaged {
-    /// Switches it on, fast, until this is dropped.
+    /// Enables khugepaged with short intervals, until this is dropped.
     pub fn start() -> io::Result<Khugepaged> {
         let dir = "/sys/kernel/mm/transparent_hugepage/khugepaged";
-        // Last the one that wakes it.
+        // The last one wakes it.
         let files = [
             ("pages_to_scan", "65536"),
             ("alloc_sleep_millisecs", "1"),
@@ -170,7 +171,7 @@ impl Khugepaged {
         Counted::start(dir, "pages_collapsed", &files).map(Khugepaged)
     }
 
-    /// Huge pages that it has made since.
+    /// Number of huge pages that it has collapsed since.
     pub fn collapsed(&self) -> io::Result<u64> {
         self.0.since()
     }
@@ -188,7 +189,7 @@ impl SmallThp {
         Counted::start(dir, "hugepages-64kB/stats/anon_fault_alloc", &files).map(SmallThp)
     }
 
-    /// Folios of 64 KiB that were made since.
+    /// Number of such folios allocated since.
     pub fn made(&self) -> io::Result<u64> {
         self.0.since()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Rights, limits and control groups of this process, for tests of what others may do.
+//! Credentials, limits and control groups of this process, for security tests.
 
 use crate::errno::Errno;
 use std::ffi::CString;
@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Becomes `user`, with that group only, for good.
+/// Changes to user and group `user` permanently.
 pub fn become_user(user: u32) -> Result<(), Errno> {
     // SAFETY: system calls on numbers; an empty list of groups.
     unsafe {
@@ -19,7 +19,7 @@ pub fn become_user(user: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes away the right to lock memory, and every exception from that.
+/// Sets the soft and hard limit of RLIMIT_MEMLOCK to 0. CAP_IPC_LOCK still exempts from the limit.
 pub fn forbid_locked_memory() {
     let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a valid structure.
@@ -36,13 +36,14 @@ pub fn exec(words: &[&str]) -> Errno {
     Errno::last()
 }
 
-/// Waits until process `pid` runs a program with `name` in its path; the starts of its mappings.
+/// Waits until process `pid` executes a program with `name` in its path. Returns the start
+/// addresses of its mappings.
 pub fn wait_for_program(pid: i32, name: &str) -> io::Result<Vec<usize>> {
     let since = Instant::now();
     while since.elapsed() < Duration::from_secs(20) {
         let runs = fs::read_link(format!("/proc/{pid}/exe"))?;
         if runs.to_string_lossy().contains(name) {
-            // The loader may still map parts.
+            // The loader may still be mapping libraries.
             std::thread::sleep(Duration::from_millis(100));
             let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
             let start = |line: &str| {
@@ -56,18 +57,18 @@ pub fn wait_for_program(pid: i32, name: &str) -> io::Result<Vec<usize>> {
     Err(io::Error::new(io::ErrorKind::TimedOut, "it does not run"))
 }
 
-/// A number in KiB of the file `path`, which is like `/proc/self/status`.
+/// A value in KiB of file `path`, in the format of `/proc/self/status`.
 fn kib_of(path: &str, name: &str) -> io::Result<u64> {
     let value = crate::procfs::parse_table(&fs::read_to_string(path)?).get(name).copied();
     value.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no such line"))
 }
 
-/// A number in KiB of `/proc/self/status`.
+/// A value in KiB of `/proc/self/status`.
 pub fn status_kib(name: &str) -> io::Result<u64> {
     kib_of("/proc/self/status", name)
 }
 
-/// Memory that process `pid` maps now, in KiB.
+/// Resident memory of process `pid`, in KiB.
 pub fn resident_kib(pid: i32) -> io::Result<u64> {
     kib_of(&format!("/proc/{pid}/status"), "VmRSS")
 }
@@ -77,7 +78,8 @@ pub fn resident_kib(pid: i32) -> io::Result<u64> {
 pub struct Group(PathBuf);
 
 impl Group {
-    /// Makes it, mounting the hierarchy if need be; `None` where the kernel has none.
+    /// Creates it, after mounting the hierarchy if necessary; `None` if the kernel has no such
+    /// controller.
     pub fn new(name: &str) -> io::Result<Option<Group>> {
         let top = PathBuf::from("/sys/fs/cgroup");
         let control = top.join("cgroup.subtree_control");
@@ -104,22 +106,22 @@ impl Group {
         fs::write(self.0.join("cgroup.procs"), "0")
     }
 
-    /// Bytes that are charged to it, of memory on devices, too.
+    /// Bytes charged to it, including device memory.
     pub fn bytes(&self) -> io::Result<u64> {
         let text = fs::read_to_string(self.0.join("memory.current"))?;
         text.trim().parse().map_err(io::Error::other)
     }
 
-    /// Has the kernel reclaim all that it can of the memory that is charged to it.
+    /// Makes the kernel reclaim as much as possible of its memory.
     pub fn reclaim(&self) -> io::Result<()> {
         match fs::write(self.0.join("memory.reclaim"), "1G") {
-            // There was less.
+            // Less was reclaimed than requested.
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(()),
             result => result,
         }
     }
 
-    /// Bytes of kernel memory that are charged to it, but for page tables of the CPU.
+    /// Bytes of kernel memory charged to it, without CPU page tables.
     pub fn kernel_bytes(&self) -> io::Result<u64> {
         let table = crate::procfs::parse_table(&fs::read_to_string(self.0.join("memory.stat"))?);
         let value = |name: &str| table.get(name).copied().unwrap_or(0);
@@ -129,7 +131,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Whoever is in it goes on.
+        // Fails, harmlessly, while a process is in the group.
         let _ = fs::remove_dir(&self.0);
     }
 }

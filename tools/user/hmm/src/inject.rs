@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Fault injection: the library's own points, and the kernel's failing
-//! allocations and copies of user memory, limited to calls of our modules.
+//! Fault injection: points of the library, and the kernel's failing allocations and user copies,
+//! limited to calls of our modules.
 
 use crate::abi::PAGE_SIZE;
 use crate::child::pipe;
@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 const POINTS: &str = "/sys/kernel/debug/rust_hmm/inject";
 const DEBUGFS: &str = "/sys/kernel/debug";
 
-/// What the kernel can be made to fail.
+/// A kind of fault injection of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Allocations of small objects.
@@ -45,22 +45,22 @@ impl Kind {
         Path::new(DEBUGFS).join(self.name()).join(name)
     }
 
-    /// Does this kernel have it, with a filter for callers?
+    /// Whether this kernel has it, with a filter for callers.
     pub fn is_there(self) -> bool {
         self.file("require-start").exists()
     }
 }
 
-/// Where a failure comes from.
+/// Source of an injected failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A point of the library.
+    /// An injection point of the library.
     Point(String),
-    /// The kernel: one failure.
+    /// The kernel, one failure in this task.
     Kernel(Kind),
-    /// The kernel: one failure, in any task; threads of the device's work for a call, too.
+    /// The kernel, one failure in any task, including threads that work for a call.
     AnyTask(Kind),
-    /// The kernel: from some allocation on no more memory at all.
+    /// The kernel: all allocations fail from a certain one on.
     Lasting(Kind),
 }
 
@@ -75,7 +75,7 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// The points that the library has.
+/// Names of the library's injection points.
 pub fn points() -> io::Result<Vec<String>> {
     let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
     let all: io::Result<Vec<Option<String>>> = fs::read_dir(POINTS)?.map(name).collect();
@@ -84,12 +84,12 @@ pub fn points() -> io::Result<Vec<String>> {
     Ok(all)
 }
 
-/// How a point stands.
+/// State of an injection point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PointState {
-    /// Uses until the next failure; 0: there is none.
+    /// Uses until the next failure; 0: none will follow.
     pub left: u64,
-    /// Uses from one failure to the next.
+    /// Number of uses between two failures.
     pub period: u64,
     /// Failures so far.
     pub failures: u64,
@@ -101,7 +101,7 @@ fn parse_state(text: &str) -> Option<PointState> {
     Some(PointState { left: next()?, period: next()?, failures: next()? })
 }
 
-/// Reads how a point stands.
+/// Reads the state of a point.
 pub fn point_state(name: &str) -> io::Result<PointState> {
     let text = fs::read_to_string(Path::new(POINTS).join(name))?;
     parse_state(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, text))
@@ -112,13 +112,12 @@ pub fn set_point(name: &str, setting: &str) -> io::Result<()> {
     fs::write(Path::new(POINTS).join(name), setting)
 }
 
-/// Sets no point any more.
+/// Disarms all points.
 pub fn clear_points() -> io::Result<()> {
     points()?.iter().try_for_each(|point| set_point(point, "0"))
 }
 
-/// Address ranges of modules in a text like `/proc/modules`: one that holds all
-/// of `names`.
+/// Smallest address range in a text like `/proc/modules` that contains all modules `names`.
 pub fn module_span(text: &str, names: &[&str]) -> Option<(u64, u64)> {
     let range = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -130,27 +129,30 @@ pub fn module_span(text: &str, names: &[&str]) -> Option<(u64, u64)> {
     text.lines().filter_map(range).reduce(hull).filter(|(start, _)| *start != 0)
 }
 
-/// The kernel's fault injection, prepared for our modules; as it was when dropped.
+/// The kernel's fault injection, prepared for our modules. Dropping it restores the previous
+/// settings.
 #[derive(Debug)]
 pub struct Kernel {
     _saved: Settings,
 }
 
-/// An address that no caller has.
+/// An address outside of all callers.
 const NOWHERE: &str = "1";
 
-/// Functions of the kernel in which nothing fails, because the kernel itself cannot take it. There is room for one range.
+/// Functions of the kernel that do not handle a failure. Failures in them are excluded, for which
+/// the kernel has one address range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spared {
-    /// What is made in `/proc/irq`: nobody looks whether it is there, and there is a warning at the end when it is not.
+    /// Creation of entries in `/proc/irq`. Their absence is not checked, and leads to a warning on
+    /// removal.
     Interrupts,
-    /// Adding memory: the kernel warns, does not take back what it has added until then, and does not look whether there is
-    /// a page for its own table.
+    /// Adding memory. On a failure the kernel warns, does not undo completed parts, and does not
+    /// check whether a page was allocated for its page table.
     Hotplug,
 }
 
 impl Spared {
-    /// Functions that follow each other.
+    /// Adjacent functions.
     fn names(self) -> &'static [&'static str] {
         match self {
             Spared::Interrupts => &["register_irq_proc"],
@@ -158,7 +160,7 @@ impl Spared {
         }
     }
 
-    /// Where they are.
+    /// Their address range.
     fn span(self) -> io::Result<(u64, u64)> {
         static SPANS: [OnceLock<Option<(u64, u64)>>; 2] = [const { OnceLock::new() }; 2];
         let span = SPANS[self as usize].get_or_init(|| {
@@ -170,10 +172,10 @@ impl Spared {
     }
 }
 
-/// Functions that follow each other are not longer.
+/// Maximum length of such a range.
 const NEAR: u64 = 1 << 14;
 
-/// Where the function `name` is, in a text like `/proc/kallsyms`: up to the next symbol.
+/// Address range of function `name` in a text like `/proc/kallsyms`: up to the next symbol.
 fn function_span(text: &str, name: &str) -> Option<(u64, u64)> {
     let symbols = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -185,7 +187,7 @@ fn function_span(text: &str, name: &str) -> Option<(u64, u64)> {
     Some((start, end))
 }
 
-/// Where the functions `names` are, which follow each other.
+/// Address range of the adjacent functions `names`.
 fn joint_span(text: &str, names: &[&str]) -> Option<(u64, u64)> {
     let spans = names.iter().map(|name| function_span(text, name));
     let (start, end) = spans.reduce(|a, b| Some((a?.0.min(b?.0), a?.1.max(b?.1)))).flatten()?;
@@ -193,10 +195,10 @@ fn joint_span(text: &str, names: &[&str]) -> Option<(u64, u64)> {
 }
 
 impl Kernel {
-    /// Limits all kinds to calls of our modules, and of these to `wanted`.
+    /// Limits all kinds to calls of our modules, and enables `wanted`.
     ///
-    /// With `percent` so many of them fail, in every task; else only the one
-    /// that [`Nth`] asks for.
+    /// With `percent`, that share of the calls fails in each task. Otherwise only the call
+    /// requested by [`arm`] fails.
     pub fn prepare(wanted: &[Kind], percent: u32) -> io::Result<Kernel> {
         let modules = fs::read_to_string("/proc/modules")?;
         let missing = || io::Error::new(io::ErrorKind::NotFound, "the modules are not loaded");
@@ -205,7 +207,7 @@ impl Kernel {
         Self::prepare_range(wanted, percent, span, Spared::Hotplug)
     }
 
-    /// As [`Kernel::prepare`], for calls from a range of addresses.
+    /// Like [`Kernel::prepare`], for calls from a range of addresses.
     pub fn prepare_range(
         wanted: &[Kind],
         percent: u32,
@@ -246,28 +248,28 @@ impl Kernel {
             for (name, value) in own {
                 saved.set(kind.file(name), value)?;
             }
-            // Last: it switches it on.
+            // Last, because this enables it.
             saved.set(kind.file("probability"), &percent)?;
         }
         Ok(Kernel { _saved: saved })
     }
 }
 
-/// Has so many percent of the calls of `kind` fail, after [`Kernel::prepare`].
+/// Sets the share of failing calls of `kind`, after [`Kernel::prepare`].
 pub fn set_percent(kind: Kind, percent: u32) -> io::Result<()> {
     fs::write(kind.file("probability"), percent.to_string())
 }
 
-/// A failure that is set.
+/// A failure that was armed.
 #[derive(Debug)]
 pub enum Armed {
-    /// Of a point, with the failures before.
+    /// Of a point, with its number of failures before.
     Point(String, u64),
-    /// Of a task.
+    /// Of this task.
     Nth(PathBuf),
-    /// Of all tasks.
+    /// Of any task.
     AnyTask(Kind),
-    /// Of a task, until it is taken back.
+    /// Of this task, until it is disarmed.
     Lasting(Kind),
 }
 
@@ -277,16 +279,18 @@ fn task_file(name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/self/task/{tid}/{name}"))
 }
 
-/// Failures that a lasting lack may have.
+/// Maximum number of failures of a lasting shortage.
 const MANY: u64 = 1_000_000;
-/// What is given out before the `n`-th lasting lack begins: `n - 1` times so many bytes or pages.
+/// Memory granted before the `n`-th lasting shortage begins: `n - 1` times this number of bytes or
+/// pages.
 const STEP: u64 = 192;
-/// The same for the `n`-th failure in any task: less than most objects have.
+/// The same for the `n`-th failure in any task. Smaller than most objects.
 const FINE_STEP: u64 = 64;
 
-/// Has the `n`-th use of `source` from now on fail, once; for the kernel's
-/// sources that of this thread, after [`Kernel::prepare`]. In any task it is not each one, but the
-/// first after so many bytes or pages.
+/// Makes the `n`-th use of `source` from now on fail, once. For the kernel's sources,
+/// [`Kernel::prepare`] must have been called, and only uses by this thread count.
+/// [`Source::AnyTask`] does not count uses: it fails the first one after a certain number of bytes
+/// or pages.
 pub fn arm(source: &Source, n: u64) -> io::Result<Armed> {
     match source {
         Source::Point(name) => {
@@ -320,7 +324,7 @@ pub fn arm(source: &Source, n: u64) -> io::Result<Armed> {
 }
 
 impl Armed {
-    /// Takes the failure back; tells whether it has happened.
+    /// Disarms the failure. Returns whether it has occurred.
     pub fn disarm(self) -> io::Result<bool> {
         match self {
             Armed::Point(name, before) => {
@@ -356,14 +360,14 @@ fn managed_page(memory: &Managed, page: usize) -> *mut libc::c_void {
     (memory.addr() + page * PAGE_SIZE) as *mut _
 }
 
-/// Has the kernel read a page of a mapping, as a system call does: an error
-/// instead of a signal.
+/// Makes the kernel read a page of a mapping, as a system call does, so that a failed fault is an
+/// error and not a signal.
 pub fn kernel_reads(map: &Mapping, page: usize) -> Result<Vec<u8>, Errno> {
     // SAFETY: a page of the mapping.
     unsafe { reads(whole_pages(map, page)) }
 }
 
-/// As [`kernel_reads`], of managed memory.
+/// Like [`kernel_reads`], for managed memory.
 pub fn kernel_reads_managed(memory: &Managed, page: usize) -> Result<Vec<u8>, Errno> {
     // SAFETY: a page of the memory.
     unsafe { reads(managed_page(memory, page)) }
@@ -386,13 +390,13 @@ unsafe fn reads(at: *const libc::c_void) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-/// Has the kernel write a page of a mapping.
+/// Makes the kernel write a page of a mapping.
 pub fn kernel_writes(map: &Mapping, page: usize, bytes: &[u8]) -> Result<(), Errno> {
     // SAFETY: a page of the mapping, to which there are no references.
     unsafe { writes(whole_pages(map, page), bytes) }
 }
 
-/// As [`kernel_writes`], of managed memory.
+/// Like [`kernel_writes`], for managed memory.
 pub fn kernel_writes_managed(memory: &Managed, page: usize, bytes: &[u8]) -> Result<(), Errno> {
     // SAFETY: a page of the memory, to which there are no references.
     unsafe { writes(managed_page(memory, page), bytes) }

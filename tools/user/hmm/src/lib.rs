@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Safe access to the `hmm_dmirror` devices and to what the kernel tells about
-//! the memory of a process.
+//! Safe access to the `hmm_dmirror` devices, and to the kernel's reports on the memory of a
+//! process.
 //!
-//! A [`Device`] is a software GPU that shares this process's address space: it
-//! reads and writes at the same addresses as the CPU, and pages can move to its
-//! memory and back.  A [`Mapping`] is memory to try that with; [`pattern`]
-//! gives it contents that cannot be mistaken.  The other modules read what the
-//! kernel reports, run parts of a program in child processes and load modules.
+//! A [`Device`] is a software GPU that shares this process's address space. It accesses the same
+//! addresses as the CPU, and pages can migrate to its memory and back. A [`Mapping`] is memory for
+//! that, which [`pattern`] fills with recognizable contents. The other modules parse reports of the
+//! kernel, run parts of a program in child processes and load modules.
 
 pub mod abi;
 pub mod alarms;

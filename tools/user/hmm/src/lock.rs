@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Locked memory: it stays in place, and devices access it by another address.
+//! Locked memory: it does not migrate, and devices access it by a separate address.
 
 use crate::device::Device;
 use crate::engine::Extension;
@@ -20,30 +20,30 @@ pub(crate) struct RawLock {
     pub(crate) ns: u64,
     pub(crate) looks: u64,
 }
-// SAFETY: Plain numbers; the kernel accesses what they name only by commands, as any address.
+// SAFETY: Plain numbers; the kernel accesses these addresses only by commands, like any others.
 unsafe impl Extension for RawLock {}
 
 /// A lock that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Locked {
-    /// The address for commands.
+    /// The device address, for commands.
     pub device_addr: usize,
-    /// Whether writes are seen while commands run.
+    /// Fine-grained: CPU writes are visible while commands run.
     pub fine: bool,
 }
 
 /// A locked range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockedRange {
-    /// Where it begins.
+    /// Start address.
     pub addr: usize,
-    /// How long it is.
+    /// Length.
     pub bytes: usize,
-    /// Whether writes are seen while commands run.
+    /// Fine-grained: CPU writes are visible while commands run.
     pub fine: bool,
-    /// Locks that hold it.
+    /// Number of locks on it.
     pub users: u64,
-    /// How long the looks took, in ns.
+    /// Duration of the lookups, in ns.
     pub ns: u64,
 }
 
@@ -53,7 +53,7 @@ impl Device {
         self.extension(number, raw)
     }
 
-    /// Locks memory for the devices `agents`, a bit each.
+    /// Locks memory for the devices of the bit mask `agents`.
     pub fn lock(
         &self,
         addr: usize,
@@ -67,13 +67,13 @@ impl Device {
         Ok(Locked { device_addr: raw.device_addr as usize, fine: raw.fine != 0 })
     }
 
-    /// Undoes one lock.
+    /// Removes one lock.
     pub fn unlock(&self, device_addr: usize) -> Result<(), Errno> {
         let mut raw = RawLock { device_addr: device_addr as u64, ..RawLock::default() };
         self.lock_call(0x71, &mut raw)
     }
 
-    /// The locked range that holds `addr`, looked for `looks` times.
+    /// The locked range that contains `addr`, looked up `looks` times.
     pub fn locked(&self, addr: usize, looks: u64) -> Result<LockedRange, Errno> {
         let mut raw = RawLock { addr: addr as u64, looks, ..RawLock::default() };
         self.lock_call(0x72, &mut raw)?;

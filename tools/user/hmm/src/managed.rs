@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Managed memory: it moves by itself to who touches it.
+//! Managed memory: it migrates on faults of the CPU and of devices.
 
 use crate::abi::PAGE_SIZE;
 use crate::device::Device;
@@ -24,12 +24,12 @@ pub(crate) struct RawAlloc {
 // SAFETY: Plain numbers.
 unsafe impl Extension for RawAlloc {}
 
-/// How memory is managed.
+/// Flags of managed memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ManagedFlags {
-    /// A device that faults on it maps it where it is.
+    /// Device faults map it without a migration.
     pub host_shared: bool,
-    /// It begins in the device's memory.
+    /// It is populated in device memory.
     pub populate: bool,
     /// Huge pages are preferred.
     pub huge: bool,
@@ -41,17 +41,17 @@ impl ManagedFlags {
     }
 }
 
-/// Managed memory, which is unmapped when this is dropped.
+/// Managed memory, which is unmapped on drop.
 #[derive(Debug)]
 pub struct Managed {
     addr: usize,
     len: usize,
-    /// It lies in an area that is reserved, and stays so.
+    /// It lies in an area that stays reserved when it is unmapped.
     reserved: bool,
 }
 
 impl Managed {
-    /// Where it begins.
+    /// Start address.
     pub fn addr(&self) -> usize {
         self.addr
     }
@@ -61,7 +61,7 @@ impl Managed {
         self.len
     }
 
-    /// Whether it has no bytes, which is never so.
+    /// Always false.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -104,10 +104,11 @@ impl Managed {
         Ok(())
     }
 
-    /// Moves it elsewhere, as large as it is.
+    /// Moves it to another address, with the same size.
     pub fn remap(&mut self) -> Result<(), Errno> {
         let old = self.addr as *mut libc::c_void;
-        // SAFETY: our mapping, to a place that is reserved first; nobody holds a reference into it.
+        // SAFETY: our mapping, and a target that is reserved first; no references into either
+        // exist.
         let new = unsafe {
             let place = libc::mmap(
                 std::ptr::null_mut(),
@@ -127,7 +128,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Locks or unlocks it in memory, as `mlock` does.
+    /// Locks or unlocks it with `mlock` or `munlock`.
     pub fn mlock(&self, lock: bool) -> Result<(), Errno> {
         let at = self.addr as *const libc::c_void;
         // SAFETY: our mapping.
@@ -172,7 +173,7 @@ impl Device {
         Ok(Managed { addr: raw.addr as usize, len: bytes.next_multiple_of(unit), reserved: false })
     }
 
-    /// Allocates managed memory that `queue` populates later.
+    /// Allocates managed memory that `queue` will populate.
     pub fn alloc_later<'d>(
         &'d self,
         bytes: usize,
@@ -191,14 +192,14 @@ impl Device {
         self.map_managed_at(0, npages * PAGE_SIZE, flags)
     }
 
-    /// Maps other managed memory where `old` is, of which nothing is left then.
+    /// Maps new managed memory over `old`, which is thereby unmapped.
     pub fn map_managed_over(&self, old: Managed, flags: ManagedFlags) -> Result<Managed, Errno> {
         let old = std::mem::ManuallyDrop::new(old);
         self.map_managed_at(old.addr, old.len, flags)
     }
 
-    /// Maps managed memory over the first pages of `area`, of which they are a part again when the
-    /// memory is dropped; that has to come before `area` is dropped.
+    /// Maps managed memory over the first pages of `area`. Dropping the memory returns these pages
+    /// to `area`, and has to precede the drop of `area`.
     pub fn map_managed_in(
         &self,
         area: &Mapping,
@@ -208,7 +209,7 @@ impl Device {
         assert!(npages <= area.pages(), "the area is too small");
         let (addr, len) = (area.addr(), npages * PAGE_SIZE);
         let managed = self.map_managed_at(addr, len, flags);
-        // A call that failed may have removed what was there: dropping this reserves it again.
+        // A failed call may have unmapped the range: dropping this reserves it again.
         let reserved = Managed { addr, len, reserved: true };
         match managed {
             Ok(managed) => {
@@ -222,7 +223,7 @@ impl Device {
     fn map_managed_at(&self, at: usize, len: usize, flags: ManagedFlags) -> Result<Managed, Errno> {
         let offset = (1i64 << 48) | (i64::from(flags.bits()) << 49);
         let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
-        // SAFETY: new memory wherever there is room, or in place of what nobody uses any more.
+        // SAFETY: a new mapping at a free address, or over memory to which no references exist.
         let addr = unsafe {
             libc::mmap(
                 at as *mut libc::c_void,
@@ -239,9 +240,9 @@ impl Device {
         Ok(Managed { addr: addr as usize, len, reserved: false })
     }
 
-    /// Tries to map the device file with these flags and offset; what it gives is unmapped again.
+    /// Tries to map the device file with these flags and this offset, and unmaps it again.
     pub fn probe_map(&self, flags: i32, offset: i64) -> Result<(), Errno> {
-        // SAFETY: new memory wherever there is room, which nobody else knows.
+        // SAFETY: a new mapping at a free address, to which no references exist.
         unsafe {
             let prot = libc::PROT_READ | libc::PROT_WRITE;
             let addr = libc::mmap(std::ptr::null_mut(), PAGE_SIZE, prot, flags, self.fd(), offset);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Memory mappings that the device, the kernel and other processes change.
 //!
-//! The contents are read and written with volatile accesses only: what is in
-//! a mapping can change at any time, so no Rust reference to it is ever made.
+//! All accesses to the contents are volatile, and no Rust reference into a mapping exists, because
+//! other agents can change the contents at any time.
 
 use crate::abi::{HUGE_SIZE, PAGE_SIZE};
 use crate::errno::Errno;
@@ -15,14 +15,14 @@ mod view;
 
 pub use view::View;
 
-/// Address space of one entry of the CPU's top page table, with four levels.
+/// Address space that one entry of the top-level CPU page table covers, with four levels.
 const TABLE_SPAN: usize = 1 << 39;
 
 /// Advice: KSM may merge the pages.
 pub const MADV_MERGEABLE: i32 = libc::MADV_MERGEABLE;
-/// Advice: the contents are not needed any more, now.
+/// Drops the contents immediately.
 pub const MADV_DONTNEED: i32 = libc::MADV_DONTNEED;
-/// Advice: the contents are not needed any more, unless written again.
+/// Allows the kernel to drop the contents until they are written.
 pub const MADV_FREE: i32 = libc::MADV_FREE;
 
 /// Access to a mapping.
@@ -48,15 +48,15 @@ impl Prot {
 
 /// A mapping with a guard page on each side; unmapped when dropped.
 ///
-/// The guard pages keep the kernel from merging it with its neighbours, and
-/// stop whatever runs over an end.
+/// The guard pages keep the kernel from merging its VMA with neighbours, and stop accesses beyond
+/// an end.
 #[derive(Debug)]
 pub struct Mapping {
     addr: usize,
     len: usize,
     reserved: usize,
     reserved_len: usize,
-    /// Parts that were removed or moved away: other mappings may be there now.
+    /// Ranges that were unmapped or moved. Other mappings may have taken these addresses.
     holes: Mutex<Vec<(usize, usize)>>,
 }
 
@@ -65,8 +65,8 @@ impl Mapping {
         Self::create_at(0, len, (align, 0), flags, prot, fd)
     }
 
-    /// As [`Mapping::create`]; the mapping begins `offset` bytes behind a multiple of `align`,
-    /// and near `hint`, if there is room.
+    /// Like [`Mapping::create`]. The mapping begins `offset` bytes after a multiple of `align`, and
+    /// near `hint` if possible.
     fn create_at(
         hint: usize,
         len: usize,
@@ -76,8 +76,8 @@ impl Mapping {
         fd: i32,
     ) -> Result<Self, Errno> {
         assert!(len > 0 && len % PAGE_SIZE == 0, "the length is not whole pages");
-        // Room for the alignment and for a guard on both sides.  hugetlb needs
-        // its guards at its own size.
+        // Include the alignment and a guard on both sides. The guards of hugetlb have the size of a
+        // huge page.
         let guard = if flags & libc::MAP_HUGETLB != 0 { HUGE_SIZE } else { PAGE_SIZE };
         let reserved_len = len + offset + align + 2 * guard;
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -100,7 +100,7 @@ impl Mapping {
         Ok(map)
     }
 
-    /// Private anonymous memory of `npages`, never huge pages.
+    /// Private anonymous memory of `npages`, without huge pages.
     pub fn anon(npages: usize) -> Result<Self, Errno> {
         Self::anon_prot(npages, Prot::ReadWrite)
     }
@@ -123,8 +123,8 @@ impl Mapping {
         Ok(map)
     }
 
-    /// As [`Mapping::anon`], at `addr` or behind it, if the process can have such addresses and
-    /// nothing is there; else elsewhere.
+    /// Like [`Mapping::anon`], at or above `addr` if these addresses are valid and free; otherwise
+    /// elsewhere.
     pub fn anon_near(addr: usize, npages: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let len = npages * PAGE_SIZE;
@@ -133,8 +133,7 @@ impl Mapping {
         Ok(map)
     }
 
-    /// Private anonymous memory of `count` times 2 MiB, aligned, that may get
-    /// huge pages.
+    /// Private anonymous memory of `count` times 2 MiB, aligned, with huge pages enabled.
     pub fn anon_huge(count: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let map = Self::create(count * HUGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)?;
@@ -150,8 +149,9 @@ impl Mapping {
         Ok(map)
     }
 
-    /// Private anonymous memory of any size, of which nothing is there and nothing is set aside; small
-    /// pages. It shares no page table with anything else, and has as many of them wherever it is.
+    /// Private anonymous memory of any size, unpopulated and not accounted, without huge pages. It
+    /// shares no page table with other mappings, so that its number of page tables does not depend
+    /// on its address.
     pub fn reserve(len: usize, prot: Prot) -> Result<Self, Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let map = Self::create(len, TABLE_SPAN, flags, prot, -1)?;
@@ -159,17 +159,17 @@ impl Mapping {
         Ok(map)
     }
 
-    /// Huge pages are welcome from now on.
+    /// Enables huge pages.
     pub fn allow_huge(&self) -> Result<(), Errno> {
         self.advise_on_huge(libc::MADV_HUGEPAGE)
     }
 
-    /// No huge pages from now on.
+    /// Disables huge pages.
     pub fn forbid_huge(&self) -> Result<(), Errno> {
         self.advise_on_huge(libc::MADV_NOHUGEPAGE)
     }
 
-    /// A kernel without transparent huge pages refuses either advice, which is no error here.
+    /// A kernel without transparent huge pages rejects both kinds of advice, which is ignored.
     fn advise_on_huge(&self, advice: i32) -> Result<(), Errno> {
         match self.advise(advice) {
             Err(Errno(libc::EINVAL)) if !has_huge_pages() => Ok(()),
@@ -183,13 +183,13 @@ impl Mapping {
         Self::create(npages * PAGE_SIZE, PAGE_SIZE, flags, Prot::ReadWrite, -1)
     }
 
-    /// A second mapping of shared memory: both see what the other one writes.
+    /// A second mapping of the same shared memory.
     pub fn again(&self) -> Result<Self, Errno> {
         let map = Self::anon_prot(self.pages(), Prot::None)?;
         let (ptr, len) = map.range(0, map.pages());
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: an old size of zero makes a second mapping, here over one that was just made and
-        // has no references to it; private memory is refused.
+        // SAFETY: an old size of zero duplicates the mapping, here over one that was just made and
+        // to which no references exist. The kernel rejects private memory.
         let got = unsafe { libc::mremap(self.addr as *mut _, 0, len, flags, ptr) };
         if got == libc::MAP_FAILED {
             return Err(Errno::last());
@@ -197,19 +197,19 @@ impl Mapping {
         Ok(map)
     }
 
-    /// A file, shared.
+    /// A shared mapping of a file.
     pub fn file_shared(file: &File, npages: usize) -> Result<Self, Errno> {
         let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
         Self::create(len, PAGE_SIZE, libc::MAP_SHARED, Prot::ReadWrite, fd)
     }
 
-    /// A file, private.
+    /// A private mapping of a file.
     pub fn file_private(file: &File, npages: usize) -> Result<Self, Errno> {
         let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
         Self::create(len, PAGE_SIZE, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
     }
 
-    /// A file, private; the mapping begins `offset` pages behind a multiple of 2 MiB.
+    /// A private mapping of a file that begins `offset` pages after a multiple of 2 MiB.
     pub fn file_private_at(file: &File, npages: usize, offset: usize) -> Result<Self, Errno> {
         let (len, fd) = (npages * PAGE_SIZE, file.as_raw_fd());
         let place = (HUGE_SIZE, offset * PAGE_SIZE);
@@ -223,7 +223,7 @@ impl Mapping {
         Self::create(count * HUGE_SIZE, HUGE_SIZE, flags, Prot::ReadWrite, -1)
     }
 
-    /// The device file itself, private as the upstream tests do it.
+    /// A private mapping of the device file, as in the upstream tests.
     pub(crate) fn of_device(file: &File, len: usize) -> Result<Self, Errno> {
         let fd = file.as_raw_fd();
         Self::create(len, PAGE_SIZE, libc::MAP_PRIVATE, Prot::ReadWrite, fd)
@@ -259,7 +259,7 @@ impl Mapping {
         self.len
     }
 
-    /// Never: a mapping has at least one page.
+    /// Always false.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -317,7 +317,7 @@ impl Mapping {
         self.protect_pages(prot, 0, self.pages())
     }
 
-    /// Removes some pages and leaves nothing there.
+    /// Unmaps some pages.
     pub fn unmap_pages(&self, first: usize, npages: usize) -> Result<(), Errno> {
         let (ptr, len) = self.range(first, npages);
         // SAFETY: inside of the mapping, to which there are no references;
@@ -327,8 +327,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Maps private anonymous memory, or these pages of a file (`true`: shared), where
-    /// pages were removed.
+    /// Maps unmapped pages again: private anonymous memory, or these pages of a file (`true`:
+    /// shared).
     pub fn map_again(
         &self,
         first: usize,
@@ -344,7 +344,7 @@ impl Mapping {
             Some((file, true)) => (libc::MAP_SHARED, file.as_raw_fd()),
             Some((file, false)) => (libc::MAP_PRIVATE, file.as_raw_fd()),
         };
-        // Somebody else may have got the addresses meanwhile.
+        // Fail if another thread has mapped memory there in the meantime.
         let flags = flags | libc::MAP_FIXED_NOREPLACE;
         let offset = if file.is_some() { first * PAGE_SIZE } else { 0 };
         // SAFETY: nothing is mapped there, see the flag.
@@ -363,8 +363,8 @@ impl Mapping {
         holes.push((start, start + len));
     }
 
-    /// Moves some pages over the same number of pages of `target`, which are
-    /// replaced; nothing is left at the old place.
+    /// Moves some pages over the same number of pages of `target`, which are replaced. The old
+    /// addresses are unmapped.
     pub fn move_pages(
         &self,
         first: usize,
@@ -384,7 +384,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Tries to have every 2 MiB backed by a huge page; the contents stay.
+    /// Tries to collapse each 2 MiB into a huge page.
     pub fn collapse(&self) -> Result<(), Errno> {
         // Not in all versions of the libc crate.
         const MADV_COLLAPSE: i32 = 25;
@@ -397,7 +397,7 @@ pub fn has_huge_pages() -> bool {
     std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists()
 }
 
-/// What is left of `start .. end` without `holes`.
+/// The parts of `start .. end` outside of `holes`.
 fn without(start: usize, end: usize, holes: &[(usize, usize)]) -> Vec<(usize, usize)> {
     let mut left = vec![(start, end)];
     for &(from, to) in holes {
@@ -414,7 +414,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let holes = self.holes.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (start, end) in without(self.reserved, self.reserved + self.reserved_len, holes) {
-            // SAFETY: this part of the reservation was never given away.
+            // SAFETY: this part of the reservation was not unmapped or moved.
             unsafe { libc::munmap(start as *mut _, end - start) };
         }
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The device of `samples/mirror_only`, and what `samples/c_mirror` has of it.
+//! The device of `samples/mirror_only`, whose commands `samples/c_mirror` also implements.
 
 use crate::abi::iowr;
 use crate::errno::Errno;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 
-/// An open `/dev/hmm_mirror_only`, or another node that takes the same commands.
+/// An open `/dev/hmm_mirror_only`, or another node with the same commands.
 #[derive(Debug)]
 pub struct MirrorOnly(File);
 
@@ -26,7 +26,7 @@ impl MirrorOnly {
         &self.0
     }
 
-    /// The sum of the words of some pages, as the device reads them; after a sync file, if there is one.
+    /// Sums the words of some pages as the device reads them, after a sync file if there is one.
     pub fn sum<F: AsRawFd>(
         &self,
         addr: usize,
@@ -41,13 +41,13 @@ impl MirrorOnly {
         Errno::check(ret.into()).map(|_| words[3])
     }
 
-    /// Where the hardware finds the root of its table, for the sample whose hardware walks.
+    /// Root address of the device page table, for the sample with a hardware walker.
     pub fn table_root(&self) -> Result<u64, Errno> {
         four_words(&self.0, 2, [0, 1, 0, 0])
     }
 }
 
-/// The kernel's code that walks tables in the format of Arm: an open `/dev/hmm_lpae_walk`.
+/// The kernel's walker of Arm LPAE tables: an open `/dev/hmm_lpae_walk`.
 #[derive(Debug)]
 pub struct LpaeWalk(File);
 
@@ -58,14 +58,14 @@ impl LpaeWalk {
         Ok(LpaeWalk(file))
     }
 
-    /// Where a walk of the page at `addr` ends, in the table with this root; 0: nowhere. The table
+    /// Result of a walk for `addr` in the table with this root; 0 if there is no entry. The table
     /// must be in use.
     pub fn walk(&self, root: u64, addr: usize) -> Result<u64, Errno> {
         four_words(&self.0, 0, [root, addr as u64, 0, 0])
     }
 }
 
-/// The last of four words that an ioctl writes.
+/// Issues an ioctl with four words, and returns the last one.
 fn four_words(file: &File, number: u8, mut words: [u64; 4]) -> Result<u64, Errno> {
     let request = iowr(number, size_of_val(&words));
     // SAFETY: four words, of which the kernel writes no more.

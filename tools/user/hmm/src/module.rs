@@ -17,7 +17,7 @@ pub fn load(path: &Path, params: &str) -> Result<(), Errno> {
     Errno::check(ret).map(|_| ())
 }
 
-/// Unloads the module `name` (underscores, no suffix), or fails at once.
+/// Unloads the module `name` (underscores, no suffix), without waiting.
 pub fn unload(name: &str) -> Result<(), Errno> {
     let name = CString::new(name).map_err(|_| Errno::EINVAL)?;
     // SAFETY: a string that outlives the call.

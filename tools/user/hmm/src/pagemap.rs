@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `/proc/PID/pagemap`: which physical page is where.
+//! `/proc/PID/pagemap`: physical pages of virtual addresses.
 
 use crate::abi::PAGE_SIZE;
 use std::fs::File;
@@ -13,27 +13,27 @@ pub struct Entry(pub u64);
 impl Entry {
     const PFN: u64 = (1 << 55) - 1;
 
-    /// In system memory and mapped?
+    /// Whether the page is in system memory and mapped.
     pub fn is_present(self) -> bool {
         (self.0 >> 63) & 1 == 1
     }
 
-    /// A swap, migration or device-private entry?
+    /// Whether this is a swap, migration or device-private entry.
     pub fn is_swap(self) -> bool {
         (self.0 >> 62) & 1 == 1
     }
 
-    /// A file page or shared anonymous memory?
+    /// Whether the page is a file page or shared anonymous memory.
     pub fn is_file_or_shared(self) -> bool {
         (self.0 >> 61) & 1 == 1
     }
 
-    /// Mapped only once?
+    /// Whether the page is mapped only once.
     pub fn is_exclusive(self) -> bool {
         (self.0 >> 56) & 1 == 1
     }
 
-    /// The page frame, when present and when the reader may know it.
+    /// The page frame, if the page is present and the reader is privileged.
     pub fn pfn(self) -> Option<u64> {
         let pfn = self.0 & Self::PFN;
         (self.is_present() && pfn != 0).then_some(pfn)
@@ -87,7 +87,7 @@ pub fn is_zero(pfn: u64) -> io::Result<bool> {
     Ok(flags(pfn)? & (1 << ZERO_PAGE) != 0)
 }
 
-/// Whether the kernel has merged the page of frame `pfn` with others.
+/// Whether the kernel has merged page frame `pfn` (KSM).
 pub fn is_merged(pfn: u64) -> io::Result<bool> {
     const KSM: u32 = 21;
     Ok(flags(pfn)? & (1 << KSM) != 0)

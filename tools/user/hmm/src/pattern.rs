@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Recognizable contents: every word of every page differs, and by seed.
+//! Recognizable contents: each word differs by page, index and seed.
 
 use crate::abi::PAGE_SIZE;
 use std::fmt;
@@ -7,10 +7,10 @@ use std::fmt;
 /// Words in a page.
 pub const WORDS: usize = PAGE_SIZE / 8;
 
-/// The word that `seed` puts at `word` of page `page`.
+/// The word of `seed` at index `word` of page `page`.
 ///
-/// Odd multipliers make it different for each of the three arguments, so that
-/// a page in the wrong place or of the wrong time is told from the right one.
+/// Odd multipliers make it different for each of the three arguments, so that a page at a wrong
+/// address or with old contents is detected.
 pub fn word(seed: u64, page: usize, word: usize) -> u64 {
     seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
         ^ (page as u64).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
@@ -28,16 +28,16 @@ pub fn buffer(seed: u64, first: usize, npages: usize) -> Vec<u8> {
     bytes
 }
 
-/// A word that is not what it should be.
+/// A word with unexpected contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// The page, counted as by the caller.
     pub page: usize,
     /// The word in the page.
     pub word: usize,
-    /// What is there.
+    /// Contents of the word.
     pub found: u64,
-    /// What should be there.
+    /// Expected contents.
     pub expected: u64,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// Compares `bytes` with the contents that `expect(page, word)` gives.
+/// Compares `bytes` with `expect(page, word)`.
 pub fn compare(
     bytes: &[u8],
     first: usize,

@@ -6,11 +6,11 @@ use crate::device::Device;
 use crate::engine::Extension;
 use crate::errno::Errno;
 
-/// Where memory should be.
+/// Preferred location of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Preferred {
-    /// The policy decides.
+    /// Decided by the policy.
     #[default]
     Anywhere = 0,
     /// In the device's memory.
@@ -21,7 +21,7 @@ pub enum Preferred {
     Other = 3,
 }
 
-/// Attributes of a range, as the kernel has them.
+/// Attributes of a range, in the layout of the ioctl.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
@@ -33,7 +33,7 @@ pub struct Attributes {
     pub addr: u64,
     /// Set when it is used.
     pub npages: u64,
-    /// Which ones to change, or which ones are the same everywhere.
+    /// Mask of the attributes to change, or of those that are uniform in the range.
     pub what: u32,
     /// A [`Preferred`].
     pub preferred: u32,
@@ -57,11 +57,11 @@ impl Attributes {
     };
     /// Bit of the preferred location.
     pub const PREFERRED: u32 = 1;
-    /// The device always has it mapped.
+    /// Always mapped by the device.
     pub const ACCESSED_BY: u32 = 2;
-    /// It is mostly read.
+    /// Mostly read.
     pub const READ_MOSTLY: u32 = 4;
-    /// It does not move to the device.
+    /// Never migrated to the device.
     pub const NEVER_MIGRATE: u32 = 8;
     /// Bit of the granularity.
     pub const GRANULARITY: u32 = 16;
@@ -86,37 +86,37 @@ impl Attributes {
     }
 }
 
-/// What policies did.
+/// Counters of the fault policies.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     pub(crate) size: u32,
     pub(crate) flags: u32,
-    /// Faults that a policy decided about.
+    /// Faults on which a policy decided.
     pub faults: u64,
-    /// Pages that they moved.
+    /// Pages migrated by these faults.
     pub moved: u64,
-    /// Faults that left memory where it is on purpose.
+    /// Faults for which the policy decided against a migration.
     pub in_place: u64,
-    /// Pages that left the device to make room.
+    /// Pages evicted for lack of device memory.
     pub evicted_for_room: u64,
-    /// Pieces of device memory.
+    /// Chunks of device memory.
     pub pieces: u64,
-    /// Those that are idle.
+    /// Idle chunks.
     pub pieces_idle: u64,
-    /// Folios used where the device chose.
+    /// Folios for which the device chose the location.
     pub chosen: u64,
 }
 
-/// Who decides about faults of engines.
+/// Policy for faults of engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Policy {
-    /// Nobody: nothing moves.
+    /// No policy: nothing is migrated.
     None = 0,
     /// The library's default.
     Default = 1,
-    /// What was touched moves.
+    /// Migrates the faulting page.
     OnePage = 2,
 }
 
@@ -162,18 +162,18 @@ unsafe impl Extension for MemoryRaw {}
 unsafe impl Extension for UnplugRaw {}
 
 impl UnplugRaw {
-    /// Nobody unplugs a device by chance.
+    /// Magic number that confirms the unplug.
     pub(crate) const SURE: u32 = 0x676f_6e65;
 }
 
 impl Device {
-    /// Changes the attributes that `new` names, of some pages.
+    /// Sets the attributes selected by `new` for some pages.
     pub fn set_attributes(&self, addr: usize, npages: usize, new: Attributes) -> Result<(), Errno> {
         let (addr, npages) = (addr as u64, npages as u64);
         self.extension(0x50, &mut Attributes { size: 40, flags: 0, addr, npages, ..new })
     }
 
-    /// What holds for all of some pages.
+    /// Attributes that are uniform for some pages.
     pub fn attributes(&self, addr: usize, npages: usize) -> Result<Attributes, Errno> {
         let (addr, npages) = (addr as u64, npages as u64);
         let mut raw = Attributes { size: 40, addr, npages, ..Attributes::default() };
@@ -181,19 +181,19 @@ impl Device {
         Ok(Attributes { size: 0, flags: 0, addr: 0, npages: 0, ..raw })
     }
 
-    /// What policies did so far.
+    /// Counters of the fault policies of this file.
     pub fn placement(&self) -> Result<Placement, Errno> {
         let mut raw = Placement { size: 64, ..Placement::default() };
         self.extension(0x52, &mut raw).map(|()| raw)
     }
 
-    /// Sets who decides about faults of this file's commands.
+    /// Sets the policy for faults of this file's commands.
     pub fn set_policy(&self, policy: Policy) -> Result<(), Errno> {
         let mut raw = PolicyRaw { size: 16, policy: policy as u32, ..PolicyRaw::default() };
         self.extension(0x53, &mut raw)
     }
 
-    /// Takes device pages out of use, or brings them back.  Returns how many are
+    /// Takes device pages out of use, or brings them back. Returns the number of pages that are
     /// still in use.
     pub fn resize(&self, first: usize, count: usize, restore: bool) -> Result<u64, Errno> {
         let (first, count) = (first as u64, count as u64);
@@ -201,7 +201,7 @@ impl Device {
         self.extension(0x54, &mut raw).map(|()| raw.left)
     }
 
-    /// Takes the device away; what it has of some pages is lost.  Returns pages
+    /// Unplugs the device and discards the contents of some pages. Returns the number of pages
     /// saved and lost.
     pub fn unplug(&self, addr: usize, npages: usize) -> Result<(u64, u64), Errno> {
         let (addr, npages) = (addr as u64, npages as u64);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `/proc/vmstat`, `/proc/meminfo`, `/proc/vmallocinfo` and switches in files.
+//! `/proc/vmstat`, `/proc/meminfo`, `/proc/vmallocinfo`, and files with settings.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ pub fn parse_table(text: &str) -> Table {
     text.lines().filter_map(line).collect()
 }
 
-/// Time that process `pid` has used of processors, in user space and in the kernel.
+/// CPU time of process `pid`, in user space and in the kernel.
 pub fn cpu_time(pid: i32) -> io::Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name may hold spaces and parentheses: fields are counted from its end.
@@ -31,7 +31,7 @@ pub fn cpu_time(pid: i32) -> io::Result<Duration> {
     Ok(Duration::from_millis(ticks * 1000 / per_second))
 }
 
-/// Time that this thread has used of processors.
+/// CPU time of this thread.
 pub fn thread_time() -> Duration {
     // SAFETY: plain numbers.
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
@@ -74,13 +74,13 @@ pub fn meminfo() -> io::Result<Table> {
     Ok(parse_table(&std::fs::read_to_string("/proc/meminfo")?))
 }
 
-/// Free pages in the lists of the processors, of the text of `/proc/zoneinfo`.
+/// Number of free pages in the per-CPU lists, from the text of `/proc/zoneinfo`.
 pub fn parse_zoneinfo(text: &str) -> u64 {
     let count = |line: &str| line.trim().strip_prefix("count:")?.trim().parse::<u64>().ok();
     text.lines().filter_map(count).sum()
 }
 
-/// Free pages in the lists of the processors: `/proc/meminfo` takes them for pages in use.
+/// Number of free pages in the per-CPU lists, which `/proc/meminfo` counts as used.
 pub fn pages_in_lists() -> io::Result<u64> {
     Ok(parse_zoneinfo(&std::fs::read_to_string("/proc/zoneinfo")?))
 }
@@ -89,7 +89,7 @@ pub fn pages_in_lists() -> io::Result<u64> {
 ///
 /// `None` when this kernel does not count them.
 pub fn pins() -> io::Result<Option<(u64, u64)>> {
-    // Each processor has some that it has not told; only root may have them told.
+    // Counters are per CPU and folded lazily. Fold them, which requires root.
     let _told = std::fs::write("/proc/sys/vm/stat_refresh", "1");
     let table = vmstat()?;
     let value = |name: &str| table.get(name).copied();
@@ -99,7 +99,7 @@ pub fn pins() -> io::Result<Option<(u64, u64)>> {
     })
 }
 
-/// What one caller holds in `/proc/vmallocinfo`.
+/// Memory of one caller in `/proc/vmallocinfo`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmallocUse {
     /// Number of areas.
@@ -117,9 +117,9 @@ pub fn parse_vmallocinfo(text: &str) -> BTreeMap<String, VmallocUse> {
         let bytes = words.nth(1).and_then(|word| word.parse().ok());
         let (Some(bytes), Some(caller)) = (bytes, words.next()) else { continue };
         let bytes: u64 = bytes;
-        // An area without a caller goes on with its properties.
+        // In the line of an area without a caller, the properties follow directly.
         let caller = if caller.contains('=') { "unnamed" } else { caller };
-        // The offsets in "function+0x12/0x345" say nothing here.
+        // The offsets in "function+0x12/0x345" are of no interest here.
         let name = caller.split('+').next().unwrap_or(caller);
         let sum = sums.entry(name.to_string()).or_default();
         sum.areas += 1;
@@ -133,13 +133,13 @@ pub fn vmallocinfo() -> io::Result<BTreeMap<String, VmallocUse>> {
     Ok(parse_vmallocinfo(&std::fs::read_to_string("/proc/vmallocinfo")?))
 }
 
-/// Whether the kernel looks for huge pages with little in them when memory is short.
+/// Whether the kernel splits underused huge pages when memory is short.
 pub const SHRINK_UNDERUSED: &str = "/sys/kernel/mm/transparent_hugepage/shrink_underused";
 
-/// Whether the kernel counts how much memory is in use; Debian's does.
+/// Whether DAMON monitors memory use; enabled in Debian's kernels.
 const DAMON_STAT: &str = "/sys/module/damon_stat/parameters/enabled";
 
-/// Files in /proc and /sys that are set for a while and restored on drop.
+/// Files in /proc and /sys whose previous values are restored on drop.
 #[derive(Debug, Default)]
 pub struct Settings {
     saved: Vec<(PathBuf, String)>,
@@ -164,11 +164,10 @@ impl Settings {
         Ok(true)
     }
 
-    /// Keeps the kernel's own page movers quiet: khugepaged, KSM and NUMA
-    /// balancing invalidate ranges at any time, and fault counts then vary. So
-    /// do what looks for huge pages with little in them, and what counts how
-    /// much memory is in use: the pages they look at cannot migrate, and
-    /// `fork()` fails for those that a device has for itself.
+    /// Disables the kernel's background activity: khugepaged, KSM and NUMA balancing invalidate
+    /// ranges at any time, so that fault counts vary. The scan for underused huge pages and DAMON
+    /// take references: these pages cannot migrate, and `fork()` fails for those with exclusive
+    /// device access.
     pub fn quiet() -> io::Result<Self> {
         let mut settings = Self::new();
         let khugepaged = "/sys/kernel/mm/transparent_hugepage/khugepaged";
@@ -181,13 +180,13 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Lets the settings stay when this is dropped.
+    /// Keeps the settings when this is dropped.
     pub fn keep(mut self) {
         self.saved.clear();
     }
 }
 
-/// The chosen word of a file like `always [madvise] never`, or all of it.
+/// The selected word of a file like `always [madvise] never`, or all of its text.
 pub fn selected(text: &str) -> &str {
     let text = text.trim();
     match (text.find('['), text.find(']')) {
@@ -199,7 +198,7 @@ pub fn selected(text: &str) -> &str {
 impl Drop for Settings {
     fn drop(&mut self) {
         for (path, value) in self.saved.drain(..).rev() {
-            // Best effort: there is nobody to tell.
+            // Drop cannot report an error.
             let _ = std::fs::write(path, value);
         }
     }

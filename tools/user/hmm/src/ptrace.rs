@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! As much of ptrace as tests need: a signal that is pending when a child begins an ioctl.
+//! The part of ptrace that tests need: makes a signal pending when a child begins an ioctl.
 
 use crate::child::Child;
 use crate::errno::Errno;
@@ -13,7 +13,7 @@ fn call(request: libc::c_uint, pid: libc::pid_t, data: usize) -> Result<(), Errn
     Errno::check(ret).map(|_| ())
 }
 
-/// Waits for the next stop of `pid` and returns its status. An end of the process is an error.
+/// Waits for the next stop of `pid` and returns its status. Fails if the process ends.
 fn next_stop(pid: libc::pid_t) -> io::Result<libc::c_int> {
     let mut status = 0;
     // SAFETY: the status is a valid place.
@@ -24,7 +24,7 @@ fn next_stop(pid: libc::pid_t) -> io::Result<libc::c_int> {
     Ok(status)
 }
 
-/// Whether `pid`, which is stopped, is about to begin an ioctl of type `kind` and number `number`.
+/// Whether the stopped process `pid` is about to begin an ioctl of type `kind` and number `number`.
 fn begins_ioctl(pid: libc::pid_t, kind: u8, number: u8) -> Result<bool, Errno> {
     let mut info = MaybeUninit::<libc::ptrace_syscall_info>::zeroed();
     // SAFETY: the kernel writes at most as many bytes as the structure has.
@@ -59,8 +59,8 @@ pub fn handle(signal: i32) -> Result<(), Errno> {
     Errno::check(ret.into()).map(|_| ())
 }
 
-/// Lets `child` run until it begins an ioctl of type `kind` and number `number`, and has it begin with `signal`
-/// pending. `begin` is called while the child is traced: it starts what leads to the ioctl.
+/// Runs `child` until it begins an ioctl of type `kind` and number `number`, and lets it begin with
+/// `signal` pending. `begin` triggers the ioctl; it is called while the child is traced.
 pub fn signal_at_ioctl(
     child: &Child,
     (kind, number): (u8, u8),
@@ -80,7 +80,7 @@ pub fn signal_at_ioctl(
             break;
         }
     }
-    // Queued here, after the stop: the system call goes on with it pending.
+    // Sent in the syscall-entry stop: the system call begins with the signal pending.
     child.signal(signal);
     call(libc::PTRACE_DETACH, pid, 0)?;
     Ok(())

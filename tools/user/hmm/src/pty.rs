@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// The program, and what it has written.
+/// The program, and its output.
 #[derive(Debug)]
 pub struct Terminal {
     child: Child,
@@ -27,7 +27,7 @@ impl Terminal {
             libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size)
         };
         Errno::check(opened.into())?;
-        // SAFETY: new descriptors that nobody else knows.
+        // SAFETY: openpty() returned two new descriptors, which are owned here.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
         let fd = master.as_raw_fd();
         // SAFETY: the descriptor is open, and the flag is all that is set.
@@ -57,7 +57,7 @@ impl Terminal {
         self.master.write_all(text.as_bytes())
     }
 
-    /// What it has written so far, escape sequences included.
+    /// Its output so far, including escape sequences.
     pub fn text(&mut self) -> &str {
         let mut buffer = [0; 4096];
         while let Ok(read) = self.master.read(&mut buffer) {
@@ -69,7 +69,7 @@ impl Terminal {
         &self.text
     }
 
-    /// Waits until it has written `word`.
+    /// Waits until the output contains `word`.
     pub fn wait_for(&mut self, word: &str, time: Duration) -> bool {
         let end = Instant::now() + time;
         while !self.text().contains(word) {
@@ -81,11 +81,11 @@ impl Terminal {
         true
     }
 
-    /// Waits for its end.
+    /// Waits until the program has ended.
     pub fn ended(&mut self, time: Duration) -> io::Result<Option<ExitStatus>> {
         let end = Instant::now() + time;
         loop {
-            // It cannot end while nobody reads.
+            // Keep reading: the program blocks when the terminal's buffer is full.
             self.text();
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Some(status));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Two devices of a process.
+//! Migration between two devices of a process.
 
 use crate::device::Device;
 use crate::engine::Extension;
@@ -24,21 +24,21 @@ pub(crate) struct RawPull {
 // SAFETY: Plain numbers.
 unsafe impl Extension for RawPull {}
 
-/// How memory of one device reaches another.
+/// How a device accesses the memory of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
-    /// Through system memory.
+    /// Not at all: through system memory.
     None = 0,
     /// By a direct copy.
     Migratable = 1,
-    /// In place.
+    /// In place, without a copy.
     Unified = 2,
 }
 
-/// What a migration between devices did.
+/// Results of a migration between devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pulled {
-    /// The connection that it took.
+    /// The connection that was used.
     pub connection: Connection,
     /// Pages that moved.
     pub moved: u64,
@@ -64,13 +64,13 @@ impl Device {
         Ok(Pulled { connection, moved, switched, no_memory, copy_failed })
     }
 
-    /// How memory of `other` reaches this device.
+    /// How this device accesses the memory of `other`.
     pub fn connection(&self, other: &Device) -> Result<Connection, Errno> {
         let raw = RawPull { flags: 1, ..RawPull::default() };
         self.pull_call(raw, other).map(|pulled| pulled.connection)
     }
 
-    /// Moves pages from `other` to this device.
+    /// Migrates pages from `other` to this device.
     pub fn pull(&self, addr: usize, npages: usize, other: &Device) -> Result<Pulled, Errno> {
         let (addr, npages) = (addr as u64, npages as u64);
         self.pull_call(RawPull { addr, npages, ..RawPull::default() }, other)

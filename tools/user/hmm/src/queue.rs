@@ -58,22 +58,22 @@ impl QueueOp {
         QueueOp(RawQueue { op, addr: addr as u64, bytes: bytes as u64, ..RawQueue::default() })
     }
 
-    /// Moves pages to the device.
+    /// Migrates pages to the device.
     pub fn migrate(addr: usize, bytes: usize) -> QueueOp {
         Self::memory(0, addr, bytes)
     }
 
-    /// Moves pages to the device, and gives it entries.
+    /// Migrates pages to the device, and installs device PTEs.
     pub fn prefetch(addr: usize, bytes: usize) -> QueueOp {
         Self::memory(1, addr, bytes)
     }
 
-    /// Moves pages to system memory.
+    /// Migrates pages to system memory.
     pub fn evict(addr: usize, bytes: usize) -> QueueOp {
         Self::memory(2, addr, bytes)
     }
 
-    /// Has the device copy pages.
+    /// Copies pages with the device.
     pub fn copy(to: usize, from: usize, bytes: usize) -> QueueOp {
         let QueueOp(raw) = Self::memory(3, to, bytes);
         QueueOp(RawQueue { src: from as u64, ..raw })
@@ -84,13 +84,13 @@ impl QueueOp {
         Self::memory(16 + op as u32, addr, bytes)
     }
 
-    /// A copy by an engine, of as many bytes as the words that there are.
+    /// A copy by an engine, as far as both ranges are whole words.
     pub fn engine_copy(to: usize, from: usize, bytes: usize) -> QueueOp {
         let QueueOp(raw) = Self::engine(EngineOp::Memcpy, to, bytes);
         QueueOp(RawQueue { src: from as u64, ..raw })
     }
 
-    /// Another number of the operation, to see it refused.
+    /// The same with another operation number, for tests of its rejection.
     pub fn numbered(self, op: u32) -> QueueOp {
         QueueOp(RawQueue { op, ..self.0 })
     }
@@ -105,13 +105,13 @@ impl QueueOp {
         QueueOp(RawQueue { stride: stride as u64, ..self.0 })
     }
 
-    /// With so many rounds.
+    /// With a number of rounds.
     pub fn rounds(self, rounds: u64) -> QueueOp {
         QueueOp(RawQueue { rounds, ..self.0 })
     }
 }
 
-/// How a fence stands.
+/// State of a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Not signalled.
@@ -122,20 +122,20 @@ pub enum State {
     Failed(Errno),
 }
 
-/// How a fence stands, and what its operation did.
+/// State of a fence, and results of its operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// How it stands.
+    /// State of the fence.
     pub state: State,
-    /// What a command of an engine found.
+    /// Result of an engine command.
     pub result: u64,
     /// Pages that moved.
     pub moved: u64,
-    /// Pages that had to stay.
+    /// Pages that could not be moved.
     pub stayed: u64,
-    /// When it began, by the monotonic clock; 0 if it did not.
+    /// Start time of the operation, by the monotonic clock; 0 if it did not start.
     pub began_ns: u64,
-    /// When it ended.
+    /// Time of its end.
     pub ended_ns: u64,
 }
 
@@ -151,27 +151,27 @@ impl From<RawFence> for Checked {
     }
 }
 
-/// What became of a queue's waits.
+/// Statistics of the waits of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waits {
     /// For fences of the same type of device.
     pub on_device: u64,
     /// For other fences.
     pub on_host: u64,
-    /// Looks at such.
+    /// Polls of these.
     pub looks: u64,
-    /// Sleeps after looks in vain.
+    /// Sleeps after unsuccessful polls.
     pub sleeps: u64,
 }
 
-/// A queue.  Dropped, it is destroyed.
+/// A queue, destroyed on drop.
 #[derive(Debug)]
 pub struct Queue<'d> {
     device: &'d Device,
     number: u32,
 }
 
-/// A fence of an open device.  Dropped, its number is released.
+/// A fence of an open device, released on drop.
 #[derive(Debug)]
 pub struct Fence<'d> {
     device: &'d Device,
@@ -189,33 +189,33 @@ impl Device {
         self.extension(number, raw)
     }
 
-    /// Makes a queue.
+    /// Creates a queue.
     pub fn queue(&self) -> Result<Queue<'_>, Errno> {
         let mut raw = RawQueue::default();
         self.queue_call(0x60, &mut raw)?;
         Ok(Queue { device: self, number: raw.queue })
     }
 
-    /// The fence of that number.
+    /// The fence with number `id`.
     pub(crate) fn fence(&self, id: u64) -> Fence<'_> {
         Fence { device: self, id }
     }
 
-    /// Makes a fence that the host signals.
+    /// Creates a fence that the host signals.
     pub fn host_fence(&self) -> Result<Fence<'_>, Errno> {
         let mut raw = RawFence::default();
         self.fence_call(0x66, &mut raw)?;
         Ok(Fence { device: self, id: raw.fence })
     }
 
-    /// The DMA fence of a sync file.
+    /// Imports the DMA fence of a sync file.
     pub fn import(&self, file: &impl AsRawFd) -> Result<Fence<'_>, Errno> {
         let mut raw = RawFence { fd: file.as_raw_fd(), ..RawFence::default() };
         self.fence_call(0x6c, &mut raw)?;
         Ok(Fence { device: self, id: raw.fence })
     }
 
-    /// A fence of another open device.
+    /// Imports a fence of another open device.
     pub fn share(&self, other: &Fence<'_>) -> Result<Fence<'_>, Errno> {
         let mut raw = RawFence { flags: 1, fd: other.device.fd(), ..other.raw() };
         self.fence_call(0x6c, &mut raw)?;
@@ -238,7 +238,7 @@ impl Device {
         Ok(Fence { device: self, id: raw.fence })
     }
 
-    /// Polls the file for what is not data: `true` if a fence of [`Fence::by_poll`] has ended.
+    /// Polls the file for `POLLPRI`: `true` if a fence of [`Fence::by_poll`] has ended.
     pub fn poll_fences(&self, timeout: Duration) -> Result<bool, Errno> {
         poll(self.fd(), libc::POLLPRI, timeout)
     }
@@ -250,7 +250,7 @@ impl<'d> Queue<'d> {
         self.number
     }
 
-    /// Has something done after all of `after`.
+    /// Submits an operation that starts after all fences in `after`.
     pub fn submit(&self, op: QueueOp, after: &[&Fence<'_>]) -> Result<Fence<'d>, Errno> {
         let ids: Vec<u64> = after.iter().map(|fence| fence.id).collect();
         let (after, nafter) = (ids.as_ptr() as u64, ids.len() as u64);
@@ -259,20 +259,20 @@ impl<'d> Queue<'d> {
         Ok(Fence { device: self.device, id: raw.fence })
     }
 
-    /// A fence for all that was queued before.
+    /// Creates a fence that is signalled when all operations queued before have ended.
     pub fn record(&self) -> Result<Fence<'d>, Errno> {
         let mut raw = RawQueue { queue: self.number, ..RawQueue::default() };
         self.device.queue_call(0x63, &mut raw)?;
         Ok(Fence { device: self.device, id: raw.fence })
     }
 
-    /// Lets what is queued later start only after `fence`.
+    /// Makes operations that are queued later wait for `fence`.
     pub fn wait(&self, fence: &Fence<'_>) -> Result<(), Errno> {
         let mut raw = RawQueue { queue: self.number, fence: fence.id, ..RawQueue::default() };
         self.device.queue_call(0x64, &mut raw)
     }
 
-    /// What became of its waits.
+    /// Statistics of its waits.
     pub fn waits(&self) -> Result<Waits, Errno> {
         let mut raw = RawQueue { queue: self.number, ..RawQueue::default() };
         self.device.queue_call(0x65, &mut raw)?;
@@ -280,7 +280,7 @@ impl<'d> Queue<'d> {
         Ok(Waits { on_device: addr, on_host: bytes, looks: src, sleeps: value })
     }
 
-    /// Destroys it, and tells how that went.
+    /// Destroys the queue, and returns the result.
     pub fn destroy(self) -> Result<(), Errno> {
         let queue = std::mem::ManuallyDrop::new(self);
         let mut raw = RawQueue { queue: queue.number, ..RawQueue::default() };
@@ -305,20 +305,20 @@ impl Fence<'_> {
         RawFence { fence: self.id, ..RawFence::default() }
     }
 
-    /// How it stands.
+    /// State of the fence.
     pub fn check(&self) -> Result<Checked, Errno> {
         let mut raw = self.raw();
         self.device.fence_call(0x68, &mut raw).map(|()| raw.into())
     }
 
-    /// Waits for it; `None` waits for ever.
+    /// Waits for the fence; `None`: without a timeout.
     pub fn sync(&self, timeout: Option<Duration>) -> Result<Checked, Errno> {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX - 1);
         let mut raw = RawFence { timeout_ns: timeout.map_or(u64::MAX, ns), ..self.raw() };
         self.device.fence_call(0x69, &mut raw).map(|()| raw.into())
     }
 
-    /// Waits for it, with the patience that slow machines need; it must not fail.
+    /// Waits for the fence, with a timeout for slow machines. The operation must succeed.
     pub fn done(&self) -> Result<Checked, Errno> {
         let checked = self.sync(Some(Duration::from_secs(120)))?;
         match checked.state {
@@ -327,40 +327,40 @@ impl Fence<'_> {
         }
     }
 
-    /// Signals one of the host's.
+    /// Signals a host fence.
     pub fn signal(&self, result: Result<(), Errno>) -> Result<(), Errno> {
         let error = result.err().map_or(0, |error| -error.0);
         let mut raw = RawFence { error, ..self.raw() };
         self.device.fence_call(0x67, &mut raw)
     }
 
-    /// A sync file for it, if it is a DMA fence.
+    /// Exports the fence as a sync file, if it is a DMA fence.
     pub fn export(&self) -> Result<SyncFile, Errno> {
         let mut raw = self.raw();
         self.device.fence_call(0x6b, &mut raw)?;
-        // SAFETY: a new descriptor that nobody else knows.
+        // SAFETY: the ioctl returned a new descriptor, which is owned here.
         Ok(SyncFile(unsafe { OwnedFd::from_raw_fd(raw.fd) }))
     }
 
-    /// Signals an eventfd when it ends.
+    /// Signals an eventfd when the operation ends.
     pub fn notify(&self, event: &impl AsRawFd) -> Result<(), Errno> {
         let mut raw = RawFence { fd: event.as_raw_fd(), ..self.raw() };
         self.device.fence_call(0x6d, &mut raw)
     }
 
-    /// Has the file's `poll` report its end.
+    /// Makes `poll` of the file report the end of the operation.
     pub fn by_poll(&self) -> Result<(), Errno> {
         let mut raw = RawFence { fd: -1, ..self.raw() };
         self.device.fence_call(0x6d, &mut raw)
     }
 
-    /// An eventfd that is signalled when it ends.
+    /// Creates an eventfd that is signalled when the operation ends.
     pub fn event(&self) -> Result<Event, Errno> {
         let event = Event::new()?;
         self.notify(&event).map(|()| event)
     }
 
-    /// Releases its number, and tells how that went.
+    /// Releases the fence, and returns the result.
     pub fn release(self) -> Result<(), Errno> {
         let fence = std::mem::ManuallyDrop::new(self);
         fence.device.fence_call(0x6a, &mut fence.raw())
@@ -393,12 +393,12 @@ impl AsRawFd for Event {
 }
 
 impl Event {
-    /// One that was not signalled. Reading it does not wait.
+    /// Creates an eventfd in the unsignalled state. Reads do not wait.
     pub fn new() -> Result<Event, Errno> {
         // SAFETY: plain system call on numbers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         Errno::check(fd.into())?;
-        // SAFETY: a new descriptor that nobody else knows.
+        // SAFETY: eventfd() returned a new descriptor, which is owned here.
         Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -407,7 +407,7 @@ impl Event {
         poll(self.as_raw_fd(), libc::POLLIN, timeout)
     }
 
-    /// How often it was signalled since the last call.
+    /// Number of signals since the last call.
     pub fn take(&self) -> Result<u64, Errno> {
         let mut count = 0u64;
         // SAFETY: room for the eight bytes that the kernel writes.
@@ -420,7 +420,7 @@ impl Event {
     }
 }
 
-/// A fence as a file.
+/// A DMA fence as a sync file.
 #[derive(Debug)]
 pub struct SyncFile(pub(crate) OwnedFd);
 
@@ -454,7 +454,8 @@ struct Merge {
 }
 
 impl SyncFile {
-    /// A sync file that is ready when both are. Its fence is one of the kernel's, made of theirs.
+    /// Merges two sync files: the result is signalled when both are. Its fence is a fence array of
+    /// the kernel.
     pub fn merge(&self, other: &SyncFile) -> Result<SyncFile, Errno> {
         // _IOWR('>', 3, struct sync_merge_data)
         let request = 0xc000_0000u64 | ((size_of::<Merge>() as u64) << 16) | 0x3e03;
@@ -462,7 +463,7 @@ impl SyncFile {
         // SAFETY: the kernel reads and fills the structure.
         let ret = unsafe { libc::ioctl(self.as_raw_fd(), request as _, &mut merge as *mut Merge) };
         Errno::check(ret.into())?;
-        // SAFETY: a new descriptor that nobody else knows.
+        // SAFETY: the ioctl returned a new descriptor, which is owned here.
         Ok(SyncFile(unsafe { OwnedFd::from_raw_fd(merge.fence) }))
     }
 
@@ -471,7 +472,7 @@ impl SyncFile {
         poll(self.as_raw_fd(), libc::POLLIN, timeout)
     }
 
-    /// How it stands, as the kernel's sync files tell it.
+    /// State of the fence, as SYNC_IOC_FILE_INFO reports it.
     pub fn state(&self) -> Result<State, Errno> {
         // _IOWR('>', 4, struct sync_file_info)
         let request = 0xc000_0000u64 | ((size_of::<Info>() as u64) << 16) | 0x3e04;

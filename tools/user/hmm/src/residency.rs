@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Where memory is, as a picture in text.
+//! Location of memory, as a picture in text.
 
 use crate::abi::PageState;
 use crate::device::Device;
@@ -7,10 +7,10 @@ use crate::errno::Errno;
 use crate::mapping::Mapping;
 use crate::pagemap;
 
-/// Where one page is.
+/// Location of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Nowhere yet.
+    /// Not present.
     Nothing,
     /// The zero page.
     Zero,
@@ -18,13 +18,13 @@ pub enum Place {
     Ram,
     /// System memory, part of a huge page.
     RamHuge,
-    /// Memory of the device that was asked.
+    /// Memory of the queried device.
     Device,
-    /// Memory of that device, part of a huge page.
+    /// Memory of the queried device, part of a huge page.
     DeviceHuge,
     /// Memory of another device, or swapped out.
     Elsewhere,
-    /// No mapping, or one without access.
+    /// Not mapped, or without access.
     NoAccess,
 }
 
@@ -46,12 +46,12 @@ impl Place {
         Self::LEGEND.iter().find(|(place, ..)| *place == self).map_or('?', |(_, char, _)| *char)
     }
 
-    /// In the device that was asked?
+    /// Whether it is in the memory of the queried device.
     pub fn is_device(self) -> bool {
         matches!(self, Place::Device | Place::DeviceHuge)
     }
 
-    /// Combines what the device's snapshot and the process's pagemap say.
+    /// Combines the device's snapshot with the entry of the process's pagemap.
     pub fn of(state: PageState, entry: pagemap::Entry) -> Place {
         match (state.is_local(), state.is_huge()) {
             (true, true) => return Place::DeviceHuge,
@@ -74,20 +74,20 @@ impl Place {
     }
 }
 
-/// Where each of `npages` from `addr` on is.
+/// Locations of `npages` from `addr` on.
 pub fn places_at(device: &Device, addr: usize, npages: usize) -> Result<Vec<Place>, Errno> {
     let states = device.snapshot(addr, npages)?;
     let entries = pagemap::read(addr, npages)?;
     Ok(states.into_iter().zip(entries).map(|(state, entry)| Place::of(state, entry)).collect())
 }
 
-/// Where each page of `map` is.
+/// Locations of the pages of `map`.
 pub fn places(device: &Device, map: &Mapping) -> Result<Vec<Place>, Errno> {
     places_at(device, map.addr(), map.pages())
 }
 
-/// One character for each block of `block` pages: its place if all of its
-/// pages are there, else `*`.
+/// One character for each block of `block` pages: their location if it is the same for all pages,
+/// else `*`.
 pub fn picture(places: &[Place], block: usize) -> String {
     let of = |pages: &[Place]| match pages.iter().all(|place| *place == pages[0]) {
         true => pages[0].char(),

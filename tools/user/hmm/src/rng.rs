@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Numbers that a seed determines for ever: a script of one version must mean
-//! the same in the next, so how they are made is written here and not in a library.
+//! Random numbers that depend on the seed only. A script must mean the same in all versions, so
+//! that the algorithm is defined here and not in a library.
 
 /// SplitMix64, by Steele, Lea and Flood (2014).
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ impl Rng {
         rng
     }
 
-    /// Streams of different `parts` have nothing to do with each other.
+    /// Seeds with several numbers, so that different `parts` give independent streams.
     pub fn of_parts(seed: u64, parts: [u64; 3]) -> Rng {
         parts.into_iter().fold(Rng::new(seed, 0), |mut rng, part| Rng::new(rng.bits(), part))
     }

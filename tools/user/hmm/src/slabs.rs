@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Objects in the kernel's slab caches (`/sys/kernel/slab`), to be compared before and after.
+//! Number of objects in the kernel's slab caches (`/sys/kernel/slab`), for comparison before and
+//! after a test.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,7 +17,7 @@ struct Cache {
 }
 
 impl Cache {
-    /// `None` when the cache has gone meanwhile.
+    /// Opens its files; `None` if the cache was removed in the meantime.
     fn open(name: String) -> io::Result<Option<Self>> {
         let path = |file: &str| format!("{CACHES}/{name}/{file}");
         let files = File::open(path("objects"))
@@ -28,12 +29,12 @@ impl Cache {
         }
     }
 
-    /// Gives back empty slabs, the free objects that CPUs keep, and with KASAN those in quarantine.
+    /// Frees empty slabs, per-CPU free objects, and with KASAN the quarantine.
     fn shrink(&mut self) -> io::Result<()> {
         gone(self.shrink.write_all(b"1")).map(drop)
     }
 
-    /// `None` when the cache has gone meanwhile.
+    /// Number of objects; `None` if the cache was removed in the meantime.
     fn objects(&self) -> io::Result<Option<u64>> {
         let mut text = [0; 256];
         let len = gone(self.objects.read_at(&mut text, 0))?.unwrap_or(0);
@@ -42,7 +43,7 @@ impl Cache {
     }
 }
 
-/// `None` for the error of a file whose directory was removed.
+/// `None` for `ENODEV`, the error of a sysfs file that was removed.
 fn gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
@@ -65,7 +66,7 @@ fn wait_for_rcu() -> io::Result<()> {
     }
 }
 
-/// All caches; none on kernels that do not show them.
+/// All caches; none on kernels without these files.
 fn open_all() -> io::Result<Vec<Cache>> {
     let mut caches = Vec::new();
     let entries = match std::fs::read_dir(CACHES) {
@@ -74,7 +75,7 @@ fn open_all() -> io::Result<Vec<Cache>> {
     };
     for entry in entries {
         let entry = entry?;
-        // A cache that is shared has a link for each of its other names.
+        // Merged caches have a symlink for each further name.
         if !entry.file_type()?.is_symlink() {
             caches.extend(Cache::open(entry.file_name().to_string_lossy().into_owned())?);
         }
@@ -82,18 +83,18 @@ fn open_all() -> io::Result<Vec<Cache>> {
     Ok(caches)
 }
 
-/// Objects in each slab cache, after the kernel has dropped its caches of files. Nothing on kernels
-/// that do not show their slab caches.
+/// Objects in each slab cache, after dropping the page cache, dentries and inodes. Empty on kernels
+/// without these files.
 ///
-/// To open a file makes a dentry and an inode, and there are some hundred files here. All are
-/// opened before the kernel drops its caches, and stay open until all are read, so that each call
-/// counts the same number of them. Dentries and inodes are freed by RCU, to lists of free objects that
-/// count as used until the cache is shrunk.
+/// Opening a file allocates a dentry and an inode, and there are several hundred files here. All
+/// are opened before the caches are dropped and stay open until all are read, so that each call
+/// counts the same number of them. Dentries and inodes are freed by RCU to per-CPU lists, and count
+/// as used until the cache is shrunk.
 pub fn objects() -> io::Result<BTreeMap<String, u64>> {
     let mut caches = open_all()?;
     std::fs::write("/proc/sys/vm/drop_caches", "3")?;
-    // After the first one the callbacks that free may run; by the end of the second they have, as a
-    // rule.
+    // RCU callbacks may start after the first grace period, and have usually completed after a
+    // second one.
     wait_for_rcu()?;
     wait_for_rcu()?;
     for cache in &mut caches {

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `/proc/PID/smaps`: the mappings of a process and what is in them.
+//! `/proc/PID/smaps`: the VMAs of a process, with their statistics.
 
 use std::collections::BTreeMap;
 use std::io;
 
-/// One mapping.
+/// One VMA.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vma {
     /// First address.
     pub start: usize,
-    /// Address behind the last.
+    /// Address after the last one.
     pub end: usize,
-    /// As in `rw-p`.
+    /// Permissions, as in `rw-p`.
     pub perms: String,
     /// File or `[name]`; empty for anonymous memory.
     pub name: String,
-    /// The values in KiB, for example `Anonymous`.
+    /// Values in KiB by name, for example `Anonymous`.
     pub kib: BTreeMap<String, u64>,
     /// The two-letter codes of `VmFlags`.
     pub flags: Vec<String>,
 }
 
 impl Vma {
-    /// Has the flag with this two-letter code?
+    /// Whether the VMA has the flag with this two-letter code.
     pub fn has_flag(&self, code: &str) -> bool {
         self.flags.iter().any(|flag| flag == code)
     }
@@ -44,7 +44,7 @@ pub fn parse(text: &str) -> Vec<Vma> {
     let mut vmas: Vec<Vma> = Vec::new();
     for line in text.lines() {
         let (key, rest) = line.split_once(':').unwrap_or((line, ""));
-        // The header has a colon too, in the device number behind a space.
+        // The header has a colon, too: in the device number, after a space.
         if key.contains(' ') || key.contains('-') {
             vmas.extend(parse_header(line));
         } else if let Some(vma) = vmas.last_mut() {

@@ -11,21 +11,21 @@ const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 /// The library's events.
 const SYSTEM: &str = "rust_hmm";
 
-/// One event: its name without `hmm_`, when it was, and its fields; words without `=` are in `words`.
+/// One event: its name without `hmm_`, its time, and its fields. Words without `=` are in `words`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Event {
-    /// As `device_fault`.
+    /// For example `device_fault`.
     pub name: String,
-    /// Seconds since the kernel has started.
+    /// Seconds since boot.
     pub time: f64,
     /// Fields by name.
     pub fields: BTreeMap<String, String>,
-    /// Other words, as `to-device`.
+    /// Other words, for example `to-device`.
     pub words: Vec<String>,
 }
 
 impl Event {
-    /// Parses a line of `trace` or `trace_pipe`; `None` for others than our events.
+    /// Parses a line of `trace` or `trace_pipe`; `None` if it is no event of the library.
     pub fn parse(line: &str) -> Option<Event> {
         let at = line.find(": hmm_")?;
         let time = line[..at].split_whitespace().last()?.parse().ok()?;
@@ -57,14 +57,14 @@ impl Event {
     }
 }
 
-/// A buffer of events of its own; it goes away when dropped.
+/// A tracefs instance, which is removed on drop.
 #[derive(Debug)]
 pub struct Tracing {
     instance: PathBuf,
 }
 
 impl Tracing {
-    /// Starts to record all events of the library, from everybody.
+    /// Starts to record all events of the library, of all processes.
     pub fn start(name: &str) -> io::Result<Tracing> {
         let root = TRACEFS.iter().map(PathBuf::from).find(|dir| dir.join("instances").is_dir());
         let root = root.ok_or_else(|| {
@@ -86,17 +86,17 @@ impl Tracing {
         Ok(tracing)
     }
 
-    /// What was recorded so far, oldest first.
+    /// The recorded events, oldest first.
     pub fn events(&self) -> io::Result<Vec<Event>> {
         Ok(self.text()?.lines().filter_map(Event::parse).collect())
     }
 
-    /// What was recorded so far, in the kernel's words.
+    /// The recorded events as text, in the format of tracefs.
     pub fn text(&self) -> io::Result<String> {
         std::fs::read_to_string(self.instance.join("trace"))
     }
 
-    /// The stream of events as lines: a read waits for the next.
+    /// The events as lines of `trace_pipe`: a read waits for the next one.
     pub fn pipe(&self) -> io::Result<std::fs::File> {
         std::fs::File::open(self.instance.join("trace_pipe"))
     }

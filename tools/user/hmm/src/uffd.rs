@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! As much of userfaultfd as tests need: missing pages of one range, and write
-//! protection.
+//! The part of userfaultfd that tests need: missing pages of one range, and write protection.
 
 use crate::abi::PAGE_SIZE;
 use crate::errno::Errno;
@@ -52,12 +51,12 @@ const UFFDIO_COPY: u64 = request(0x03, size_of::<Copy>());
 const UFFDIO_WRITEPROTECT: u64 = request(0x06, size_of::<Protect>());
 const MODE_MISSING: u64 = 1;
 const MODE_WP: u64 = 2;
-/// The feature of write protection.
+/// The feature for write protection.
 const FEATURE_WP: u64 = 1;
 const PROTECT_WP: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 
-/// A userfaultfd that waits for missing pages of one mapping.
+/// A userfaultfd for missing pages of one mapping.
 #[derive(Debug)]
 pub struct Missing {
     file: File,
@@ -69,8 +68,8 @@ impl Missing {
         register(map, MODE_MISSING, 0).map(|file| Missing { file })
     }
 
-    /// Waits for a fault and answers it with a page full of `byte`; `None`
-    /// when nothing faults in time, else the page's address.
+    /// Waits for a fault and resolves it with a page filled with `byte`. Returns the page's
+    /// address, or `None` if there is no fault in time.
     pub fn serve(&self, byte: u8, timeout: Duration) -> Result<Option<usize>, Errno> {
         let mut poll = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid structure.
@@ -92,7 +91,7 @@ impl Missing {
         // page long and the target is the registered memory.
         let ret = unsafe { libc::ioctl(self.file.as_raw_fd(), UFFDIO_COPY as _, &mut copy) };
         match Errno::check(ret.into()) {
-            // Two threads may fault on one page: the second is served already.
+            // Two threads may fault on the same page: the second fault is already resolved.
             Ok(_) | Err(Errno::EEXIST) => Ok(Some(dst as usize)),
             Err(error) => Err(error),
         }
@@ -105,7 +104,7 @@ fn register(map: &Mapping, mode: u64, features: u64) -> Result<File, Errno> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: plain system call on numbers.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-    // SAFETY: a new descriptor that nobody else knows.
+    // SAFETY: userfaultfd() returned a new descriptor, which is owned here.
     let file = unsafe { File::from_raw_fd(Errno::check(fd)? as i32) };
     let mut api = Api { api: 0xaa, features, ioctls: 0 };
     // SAFETY: the structure that this request takes.
@@ -118,20 +117,20 @@ fn register(map: &Mapping, mode: u64, features: u64) -> Result<File, Errno> {
     Ok(file)
 }
 
-/// A userfaultfd that protects pages of one mapping against writes. Nobody
-/// answers: a write waits until the protection is gone, or fails.
+/// A userfaultfd that write-protects pages of one mapping. Its faults are not handled: a write
+/// waits until the protection is removed, or fails.
 #[derive(Debug)]
 pub struct WriteProtect {
     file: File,
 }
 
 impl WriteProtect {
-    /// Registers all of `map`; nothing is protected yet.
+    /// Registers all of `map`, without protecting any page yet.
     pub fn new(map: &Mapping) -> Result<WriteProtect, Errno> {
         register(map, MODE_WP, FEATURE_WP).map(|file| WriteProtect { file })
     }
 
-    /// Protects some pages of `map`, or no longer.
+    /// Enables or disables the write protection of some pages of `map`.
     pub fn set(&self, map: &Mapping, first: usize, npages: usize, yes: bool) -> Result<(), Errno> {
         let (start, len) = (map.page_addr(first) as u64, (npages * PAGE_SIZE) as u64);
         loop {
@@ -142,7 +141,7 @@ impl WriteProtect {
                 libc::ioctl(self.file.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect)
             };
             match Errno::check(ret.into()) {
-                // The address space is changing.
+                // The kernel asks for a retry, because the mappings are changing.
                 Err(Errno::EAGAIN) => continue,
                 other => return other.map(|_| ()),
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Commands of engines: what they do, and how they stand.
+//! Engine commands: operation, submission and status.
 
 use super::Extension;
 use crate::device::Device;
@@ -7,7 +7,7 @@ use crate::errno::Errno;
 use crate::pattern::{self, WORDS};
 use std::time::{Duration, Instant};
 
-/// What an engine does.
+/// Operation of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum EngineOp {
@@ -128,7 +128,7 @@ impl Command {
     }
 }
 
-/// How a command stands.
+/// Status of a command.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
@@ -150,7 +150,7 @@ pub struct Status {
     pub stall_ns: u64,
 }
 
-/// A command that an engine has.
+/// A command that was submitted to an engine.
 #[derive(Debug)]
 pub struct Job<'d> {
     device: &'d Device,
@@ -162,23 +162,24 @@ pub struct Job<'d> {
 pub struct Ended {
     /// Its error, if it failed.
     pub error: Option<Errno>,
-    /// What it did.
+    /// Final status.
     pub status: Status,
 }
 
 impl Job<'_> {
-    /// Its name.
+    /// Identifier of the command.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Asks it to end.
+    /// Requests that the command stops.
     pub fn stop(&self) -> Result<(), Errno> {
         let raw = Stop { size: 16, flags: 0, id: self.id };
         self.device.extension(0x44, &mut { raw }).map(|_| ())
     }
 
-    /// How it stands; `None` in `Ended` if it runs.  Forgets it if it has ended.
+    /// Status of the command; the first value is `None` while it runs. The kernel forgets a command
+    /// that has ended.
     pub fn poll(&self, timeout: Duration) -> Result<(Option<Ended>, Status), Errno> {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let mut raw = Status { size: 72, id: self.id, timeout_ns, ..Status::default() };
@@ -192,12 +193,13 @@ impl Job<'_> {
         }
     }
 
-    /// Waits for its end, as long as even a slow machine should take; then it is `ETIMEDOUT`.
+    /// Waits until the command has ended, or returns `ETIMEDOUT` after a time that suffices on slow
+    /// machines.
     pub fn wait(&self) -> Result<Ended, Errno> {
         self.wait_for(Duration::from_secs(120))
     }
 
-    /// Waits for its end, at most for so long; then it is `ETIMEDOUT`.
+    /// Waits until the command has ended, or returns `ETIMEDOUT` after `limit`.
     pub fn wait_for(&self, limit: Duration) -> Result<Ended, Errno> {
         let begin = Instant::now();
         loop {
@@ -210,7 +212,7 @@ impl Job<'_> {
         }
     }
 
-    /// Stops it and waits for its end.
+    /// Stops the command and waits for it.
     pub fn finish(&self) -> Result<Ended, Errno> {
         self.stop()?;
         self.wait()
@@ -240,12 +242,12 @@ impl Device {
         Ok(Job { device: self, id: command.id })
     }
 
-    /// The command that [`Job::id`] named.
+    /// The command with the identifier of [`Job::id`].
     pub fn job(&self, id: u64) -> Job<'_> {
         Job { device: self, id }
     }
 
-    /// Has an engine carry out a command, and waits for its end.
+    /// Submits a command and waits for it.
     pub fn run(&self, command: Command) -> Result<Ended, Errno> {
         self.submit(command)?.wait()
     }

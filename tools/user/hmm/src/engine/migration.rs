@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Migration, and what became of each page.
+//! Migration, with the result for each page.
 
 use super::Extension;
 use crate::device::{Device, Ptr};
 use crate::errno::Errno;
 
-/// What became of a page.
+/// Result for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PageOutcome {
-    /// Nothing to move.
+    /// There was no page to migrate.
     None,
-    /// Could not move.
+    /// Could not be migrated.
     Skipped,
     /// No memory at the destination.
     NoMemory,
@@ -48,7 +48,7 @@ impl From<u8> for PageOutcome {
     }
 }
 
-/// A migration, and what it did.
+/// Arguments and results of a migration.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Migration {
@@ -71,21 +71,21 @@ pub struct Migration {
     pub ns: u64,
 }
 
-/// Where to, and how.
+/// Direction and kind of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// To the device, which reads on.
+    /// To the device, faultless.
     ToDevice,
-    /// To system memory, while the device reads on.
+    /// To system memory, faultless.
     ToSystem,
-    /// To the device, removing its entries first.
+    /// To the device, invalidating its PTEs first.
     ToDeviceOrdinary,
-    /// To system memory, removing the device's entries first.
+    /// To system memory, invalidating the device PTEs first.
     ToSystemOrdinary,
 }
 
 impl Way {
-    /// The same, faultless or not.
+    /// The same direction, faultless or not.
     pub fn faultless(self, yes: bool) -> Way {
         match (self, yes) {
             (Way::ToDevice | Way::ToDeviceOrdinary, true) => Way::ToDevice,
@@ -109,7 +109,7 @@ impl Way {
 unsafe impl Extension for Migration {}
 
 impl Device {
-    /// Migrates pages, best effort.
+    /// Migrates pages. Pages that cannot be migrated are skipped.
     pub fn migrate(&self, addr: usize, npages: usize, way: Way) -> Result<Migration, Errno> {
         let mut raw = Migration {
             size: size_of::<Migration>() as u32,
@@ -121,7 +121,7 @@ impl Device {
         self.extension(0x46, &mut raw).map(|()| raw)
     }
 
-    /// As [`Device::migrate`], and tells what became of each page.
+    /// Like [`Device::migrate`], and returns the result for each page.
     pub fn migrate_pages(
         &self,
         addr: usize,

@@ -9,15 +9,15 @@ use crate::errno::Errno;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Setting {
-    /// How long each copy takes at least, in ns.
+    /// Minimum duration of each copy, in ns.
     CopyDelay = 0,
     /// Copies that succeed before one fails; `u64::MAX`: none fails.
     CopyFail = 1,
-    /// Flushes to skip.
+    /// Number of flushes to skip.
     SkipFlush = 2,
     /// 1: no write protection before a faultless migration.
     KeepWrite = 3,
-    /// How long each flush takes at least, in ns.
+    /// Minimum duration of each flush, in ns.
     FlushDelay = 4,
     /// Best connection to other devices: see [`crate::Connection`].
     Connection = 5,
@@ -38,7 +38,7 @@ pub(super) struct Set {
 unsafe impl Extension for Set {}
 
 impl Device {
-    /// Sets a test parameter of the device; returns the value before.
+    /// Sets a test parameter of the device; returns the previous value.
     pub fn set(&self, what: Setting, value: u64) -> Result<u64, Errno> {
         let size = size_of::<Set>() as u32;
         let mut raw = Set { size, flags: 0, what: what as u32, reserved: 0, value, old: 0 };

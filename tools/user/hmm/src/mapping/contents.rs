@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the CPU reads and writes in a mapping.
+//! CPU accesses to the contents of a mapping.
 
 use super::Mapping;
 use crate::abi::PAGE_SIZE;
@@ -23,7 +23,7 @@ impl Mapping {
     fn check_page(&self, page: usize, expected: impl Fn(usize) -> u64) -> Result<(), Mismatch> {
         let first = self.page_ptr(page);
         for word in 0..WORDS {
-            // SAFETY: the whole page is inside of the mapping, and nobody holds a reference.
+            // SAFETY: the whole page is inside of the mapping, to which no references exist.
             let found = unsafe { first.add(word).read_volatile() };
             let expected = expected(word);
             if found != expected {
@@ -35,17 +35,17 @@ impl Mapping {
 
     /// Reads one word with the CPU.
     pub fn get(&self, page: usize, word: usize) -> u64 {
-        // SAFETY: inside of the mapping, aligned; nobody holds a reference.
+        // SAFETY: inside of the mapping and aligned; no references to it exist.
         unsafe { self.word_ptr(page, word).read_volatile() }
     }
 
     /// Writes one word with the CPU.
     pub fn set(&self, page: usize, word: usize, value: u64) {
-        // SAFETY: inside of the mapping, aligned; nobody holds a reference.
+        // SAFETY: inside of the mapping and aligned; no references to it exist.
         unsafe { self.word_ptr(page, word).write_volatile(value) }
     }
 
-    /// A word as an atomic, for threads that write at the same time.
+    /// A word as an atomic, for concurrent writers.
     pub fn atomic(&self, page: usize, word: usize) -> &AtomicU64 {
         // SAFETY: inside of the mapping and aligned; it lives as long as
         // `self`.  Memory shared with a device is what atomics are for.
@@ -58,7 +58,7 @@ impl Mapping {
             let to = self.page_ptr(page);
             for word in 0..WORDS {
                 let value = pattern::word(seed, page, word);
-                // SAFETY: the whole page is inside of the mapping, and nobody holds a reference.
+                // SAFETY: the whole page is inside of the mapping, to which no references exist.
                 unsafe { to.add(word).write_volatile(value) }
             }
         }

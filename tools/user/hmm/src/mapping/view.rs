@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Memory that is mapped already, used like a mapping.
+//! Memory that is already mapped, with the interface of a mapping.
 
 use super::Mapping;
 use crate::abi::PAGE_SIZE;

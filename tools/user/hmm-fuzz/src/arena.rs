@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The memory that calls are about, at fixed addresses with holes between, below all other memory of
-//! the process.
+//! Arena: the memory to which the calls refer, at fixed addresses with holes in between, below all
+//! other memory of the process.
 
 use crate::sys;
 use hmm::rng::Rng;
 use hmm::{Errno, HUGE_SIZE, PAGE_SIZE};
 
-/// Everything below is the arena's, or nobody's.
+/// Addresses below belong to the arena or are unmapped.
 pub const LIMIT: usize = 1 << 40;
-/// Distance of two regions.
+/// Distance between the starts of two regions.
 const GAP: usize = 16 << 20;
 const BASE: usize = 0x10_0000_0000;
 
-/// Threads with a place for arguments.
+/// Maximum number of threads with pages for arguments.
 pub const THREADS: usize = 8;
-/// Nothing is ever mapped here.
+/// Never mapped.
 pub const HOLE: usize = BASE + 14 * GAP;
-/// Buffer of results, kept mapped; a hole follows.
+/// Buffer for results, always mapped and followed by a hole.
 pub const BUFFER: usize = BASE + 8 * GAP;
 /// Bytes of [`BUFFER`].
 pub const BUFFER_LEN: usize = 2 << 20;
 const ARGS: usize = BASE + 9 * GAP;
 const ARGS_STEP: usize = 8 * PAGE_SIZE;
 
-/// Addresses that no process has: of the kernel, or of nothing.
+/// Addresses outside of user space: kernel addresses or non-canonical ones.
 pub const FOREIGN: [usize; 12] = [
     0xffff_8880_0000_0000,
     0xffff_8880_0010_0000,
@@ -39,22 +39,22 @@ pub const FOREIGN: [usize; 12] = [
     0,
 ];
 
-/// What memory a region is of.
+/// Type of the memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Private, of small pages.
+    /// Private anonymous, base pages.
     Small,
-    /// Private, of huge pages where possible.
+    /// Private anonymous, with huge pages where possible.
     Huge,
-    /// Private, not writable.
+    /// Private anonymous, read-only.
     ReadOnly,
-    /// Shared.
+    /// Shared anonymous.
     Shared,
-    /// A file's, private.
+    /// A file, mapped private.
     File,
     /// Not accessible.
     None,
-    /// The device node's.
+    /// A device node, mapped private.
     Node,
     /// hugetlb.
     Hugetlb,
@@ -91,25 +91,25 @@ const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const FIXED: i32 = libc::MAP_FIXED;
 const ANON: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | FIXED;
 
-/// Whether a word is in memory that stays mapped, readable and writable.
+/// Whether a word is in memory that is always mapped, readable and writable.
 pub fn is_kept(addr: usize) -> bool {
     let in_buffer = (BUFFER..BUFFER + BUFFER_LEN).contains(&addr);
     let args = addr.wrapping_sub(ARGS);
     in_buffer || (args < THREADS * ARGS_STEP && matches!(args % ARGS_STEP / PAGE_SIZE, 1 | 5))
 }
 
-/// A thread's page for arguments. The page behind is a hole, the one after that shows the same but can
-/// only be read.
+/// A thread's page for arguments. It is followed by a hole and then by a read-only mapping of the
+/// same page.
 pub fn arguments(thread: usize) -> usize {
     ARGS + thread * ARGS_STEP + PAGE_SIZE
 }
 
-/// A thread's page for `DMIRROR_SET`, which no other thread changes. The page behind is a hole.
+/// A thread's page for `DMIRROR_SET`, which no other thread writes. A hole follows.
 pub fn settings(thread: usize) -> usize {
     arguments(thread) + 4 * PAGE_SIZE
 }
 
-/// Where the same can only be read.
+/// Address of the read-only mapping of [`arguments`].
 pub fn read_only_alias(thread: usize) -> usize {
     arguments(thread) + 2 * PAGE_SIZE
 }
@@ -125,7 +125,7 @@ fn memfd(len: usize) -> Result<i32, String> {
     Ok(fd as i32)
 }
 
-/// Maps the parts that stay.
+/// Maps the parts that are always mapped.
 pub fn build_kept() -> Result<(), String> {
     must("buffer", sys::mmap(BUFFER, BUFFER_LEN, RW, ANON, -1, 0))?;
     let fd = memfd(THREADS * PAGE_SIZE)?;
@@ -140,7 +140,7 @@ pub fn build_kept() -> Result<(), String> {
     Ok(())
 }
 
-/// Maps a part of a region anew. `file` and `node` are open files for those that need one.
+/// Maps a part of a region again. `file` and `node` are open files for the kinds that need one.
 pub fn map(region: Region, start: usize, len: usize, file: i32, node: i32) -> isize {
     let plain = |prot, flags, fd| sys::mmap(start, len, prot, flags, fd, 0);
     match region.kind {
@@ -159,7 +159,8 @@ pub fn map(region: Region, start: usize, len: usize, file: i32, node: i32) -> is
         Kind::File => plain(RW, libc::MAP_PRIVATE | FIXED, file),
         Kind::None => plain(libc::PROT_NONE, ANON, -1),
         Kind::Node => plain(RW, libc::MAP_PRIVATE | FIXED, node),
-        // Without reserve the pool may be empty when it is touched: SIGBUS, or EFAULT for the kernel.
+        // Without a reservation the hugetlb pool may be empty on a fault: SIGBUS, or EFAULT in the
+        // kernel.
         Kind::Hugetlb => {
             let huge = ANON | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB | libc::MAP_NORESERVE;
             sys::mmap(region.start, region.len, RW, huge, -1, 0)
@@ -172,7 +173,8 @@ pub fn advise(start: usize, len: usize, advice: i32) -> isize {
     sys::call3(libc::SYS_madvise, start, len, advice as usize)
 }
 
-/// Maps all regions; returns the file that [`Kind::File`] is of. What this kernel lacks is a hole.
+/// Maps all regions, and returns the file of [`Kind::File`]. A kind that the kernel does not
+/// support stays unmapped.
 pub fn build(node: i32) -> Result<i32, String> {
     build_kept()?;
     let file = memfd(256 << 10)?;
@@ -185,7 +187,7 @@ pub fn build(node: i32) -> Result<i32, String> {
     Ok(file)
 }
 
-/// The program's own memory must be above the arena; else stray writes could hit it.
+/// Checks that the program's own memory is above the arena, so that stray writes cannot hit it.
 pub fn check_own_memory() -> Result<(), String> {
     let maps = hmm::smaps::read().map_err(|error| format!("/proc/self/smaps: {error}"))?;
     let low = maps.iter().find(|vma| vma.start < LIMIT && !(BASE..HOLE).contains(&vma.start));
@@ -195,17 +197,17 @@ pub fn check_own_memory() -> Result<(), String> {
     }
 }
 
-/// Touches memory as the CPU does, but an error is no signal: the kernel writes, or reads.
+/// Accesses memory through a system call, so that a failed fault is an error and not a signal.
 pub fn touch(addr: usize, len: usize, write: bool) {
     if write {
         sys::call3(libc::SYS_getrandom, addr, len.min(256), 0);
         return;
     }
-    // A name of a file that there is not: it is read up to its first zero.
+    // Reads a file name up to its first zero byte; the file does not exist.
     sys::call3(libc::SYS_access, addr, 0, 0);
 }
 
-/// A page of the arena, mostly one that there is.
+/// A page of the arena, usually a mapped one.
 pub fn page(rng: &mut Rng) -> usize {
     let region = match rng.below(32) {
         0..14 => REGIONS[0],
@@ -221,7 +223,7 @@ pub fn any_page(rng: &mut Rng) -> usize {
         0..3 => page(rng),
         3 => HOLE + rng.below(64) * PAGE_SIZE,
         4 => rng.pick(&FOREIGN),
-        // The ends of regions.
+        // Near the end of a region.
         5 => {
             let region = rng.pick(&REGIONS);
             let end = region.start + region.len;
@@ -232,7 +234,7 @@ pub fn any_page(rng: &mut Rng) -> usize {
     }
 }
 
-/// A piece of a region: start and length in bytes.
+/// A part of a region: start and length in bytes.
 pub fn piece(rng: &mut Rng) -> (Region, usize, usize) {
     let region = rng.pick(&REGIONS);
     let pages = region.len / PAGE_SIZE;

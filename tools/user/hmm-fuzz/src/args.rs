@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Arguments of ioctls: valid ones, then something may be wrong with them.
+//! Arguments of ioctls: valid ones, some of which are then modified.
 
 use crate::arena::{self, BUFFER, BUFFER_LEN};
 use crate::calls::Op;
@@ -10,16 +10,16 @@ use hmm::abi::iowr;
 use hmm::rng::Rng;
 use hmm::PAGE_SIZE;
 
-/// Words of the longest argument.
+/// Maximum number of words of an argument.
 const MOST: usize = 34;
 
-/// Delays that a test parameter may get, in ns: longer ones would be all that a run does.
+/// Maximum delay that a test parameter sets, in ns: longer delays would dominate the run.
 const DELAY: u64 = 20_000;
 
-/// `DMIRROR_SET`: type and number, which are all that the driver looks at.
+/// `DMIRROR_SET`: type and number of the ioctl, the only parts that the driver compares.
 const SET: u64 = 0x4847;
-/// Its parameter `DMIRROR_SKIP_FLUSH`, which is never set: a device that skips flushes uses stale translations, and the
-/// library rightly raises an alarm.
+/// Its parameter `DMIRROR_SKIP_FLUSH`, which is never set: a device that skips flushes uses stale
+/// translations, and the library raises an alarm.
 const SKIP_FLUSH: u64 = 2;
 /// A parameter that does not exist.
 const NO_SETTING: u64 = 6;
@@ -30,9 +30,9 @@ pub struct Argument {
     pub request: u64,
     /// The structure.
     pub words: [u64; MOST],
-    /// Its bytes.
+    /// Size in bytes.
     bytes: usize,
-    /// Whether it may take long.
+    /// Whether the call may take long.
     pub heavy: bool,
 }
 
@@ -43,12 +43,12 @@ pub fn put_set(at: usize, what: u64, value: u64) {
     }
 }
 
-/// Two halves of a word.
+/// A word from its low and high half.
 pub fn two(low: u64, high: u64) -> u64 {
     low | (high << 32)
 }
 
-/// Number of pages.
+/// A number of pages.
 fn count(rng: &mut Rng) -> u64 {
     match rng.below(1024) {
         0..4 => 512,
@@ -59,11 +59,11 @@ fn count(rng: &mut Rng) -> u64 {
     }
 }
 
-/// A buffer for `bytes`.
+/// A buffer of `bytes`.
 fn buffer(rng: &mut Rng, bytes: u64) -> u64 {
     let end = (BUFFER + BUFFER_LEN) as u64;
     match rng.below(16) {
-        // It ends where a hole begins.
+        // The buffer ends where a hole begins.
         0 | 1 => end.wrapping_sub(bytes),
         2 => end.wrapping_sub(bytes).wrapping_add(PAGE_SIZE as u64),
         3 => arena::page(rng) as u64 + rng.below_u64(PAGE_SIZE as u64),
@@ -73,7 +73,7 @@ fn buffer(rng: &mut Rng, bytes: u64) -> u64 {
 }
 
 impl Argument {
-    /// Pages that it is about.
+    /// Number of pages of the range.
     pub fn pages(&self) -> usize {
         self.words[2] as usize
     }
@@ -83,7 +83,7 @@ impl Argument {
         Argument { request, words: [0; MOST], bytes, heavy: false }
     }
 
-    /// A valid argument, but for addresses at which there may be nothing.
+    /// A valid argument, except that its addresses may be unmapped.
     pub fn of(op: Op, rng: &mut Rng, last_id: u64) -> Argument {
         let mut new = match op {
             Op::Info => Argument::new(0x40, 40),
@@ -134,7 +134,8 @@ impl Argument {
                 let mut new = Argument::new(rng.bits() as u8, 40);
                 new.request = match rng.below(8) {
                     0..3 => new.request,
-                    // Right numbers with other sizes and directions, or of others.
+                    // A valid number with another size and direction, or a number of another
+                    // driver.
                     3 | 4 => iowr(rng.below(0x7e) as u8, rng.below(1 << 14)),
                     5 => iowr(rng.below(0x7e) as u8, 40) & !(rng.below_u64(4) << 30),
                     6 => rng.pick(&[0x5401, 0x541b, 0x5421, 0x5450, 0x5451, 0x6601, 1, 2]),
@@ -169,7 +170,7 @@ impl Argument {
             },
         };
         if op.is_extension() {
-            // An extension: begins with its size.
+            // An extension: the argument begins with its size.
             new.words[0] |= match rng.below(32) {
                 0 => rng.below_u64(new.bytes as u64),
                 1 => new.bytes as u64 + rng.below_u64(64),
@@ -192,7 +193,7 @@ impl Argument {
         new.words[0] = arena::page(rng) as u64;
         new.words[1] = buffer(rng, bytes);
         if op == Op::Snapshot && !rng.one_in(64) {
-            // A length that is too long then meets the hole soon.
+            // A snapshot that is too long then reaches the hole early.
             new.words[1] = (BUFFER + BUFFER_LEN) as u64 - pages.min(1024);
         }
         new.words[2] = pages;
@@ -224,14 +225,14 @@ impl Argument {
         new
     }
 
-    /// Has it be about few pages.
+    /// Limits the range to a few pages.
     pub fn shorten(&mut self, op: Op) {
         if op as usize <= Op::ReadUnlocked as usize {
             self.words[2] = self.words[2].min(4);
         }
     }
 
-    /// Makes it certainly wrong: a bad range, a bad operation, or a size that is too small.
+    /// Makes the argument invalid: a bad range, a bad operation, or a size that is too small.
     pub fn spoil(&mut self, op: Op, rng: &mut Rng) {
         let (addr, pages) = match op {
             Op::Submit | Op::QueueSubmit | Op::Pull => (2, 3),
@@ -244,9 +245,9 @@ impl Argument {
             1 => self.words[pages] = 0,
             2 => self.words[addr] = rng.pick(&arena::FOREIGN) as u64 | 1,
             3 => self.words[pages] = u64::MAX << rng.below(12),
-            // Such numbers are right but for the size.
+            // The number stays valid, but the size changes.
             4 => self.request ^= 1 << (16 + rng.below(14)),
-            // Nothing is there.
+            // An unmapped address.
             _ => self.words[addr] = (arena::HOLE + rng.below(64) * PAGE_SIZE) as u64,
         }
         if op == Op::Submit {
@@ -258,7 +259,7 @@ impl Argument {
         }
     }
 
-    /// Makes something wrong, at times.
+    /// Changes one or two words of the argument, for one of four arguments.
     pub fn mutate(&mut self, op: Op, rng: &mut Rng) {
         if !rng.one_in(4) {
             return;
@@ -283,18 +284,20 @@ impl Argument {
         }
     }
 
-    /// Whether the driver takes it for `DMIRROR_SET`, whatever it was meant to be.
+    /// Whether the driver handles the request as `DMIRROR_SET`, also if its number was changed into
+    /// that.
     pub fn is_setting(&self) -> bool {
         self.request & 0xffff == SET
     }
 
-    /// Writes a `DMIRROR_SET` where no other thread changes it, and returns its address. It never asks to skip flushes.
+    /// Writes a `DMIRROR_SET` to a page that no other thread writes, and returns its address. Never
+    /// sets `DMIRROR_SKIP_FLUSH`.
     pub fn place_setting(&mut self, rng: &mut Rng, thread: usize) -> usize {
         self.keep_flushes();
         let page = arena::settings(thread);
         let end = page + PAGE_SIZE - self.bytes;
         let at = match rng.below(16) {
-            // A part of it is in a hole.
+            // A part of the argument is in a hole.
             0 => end + 8 * (1 + rng.below(self.bytes / 8)),
             1..4 => end,
             _ => page,
@@ -303,14 +306,14 @@ impl Argument {
         at
     }
 
-    /// Replaces `DMIRROR_SKIP_FLUSH` by a parameter that does not exist.
+    /// Replaces `DMIRROR_SKIP_FLUSH` by an invalid parameter.
     fn keep_flushes(&mut self) {
         if self.words[1] & 0xffff_ffff == SKIP_FLUSH {
             self.words[1] ^= SKIP_FLUSH ^ NO_SETTING;
         }
     }
 
-    /// Writes it somewhere, and says where. Or there is something else.
+    /// Writes the argument to memory and returns its address. Some addresses have other contents.
     pub fn place(&self, rng: &mut Rng, thread: usize) -> usize {
         let page = arena::arguments(thread);
         let end = page + PAGE_SIZE - self.bytes;
@@ -318,10 +321,10 @@ impl Argument {
             0..20 => page,
             20..26 => end,
             26 => page + rng.below(256) * 8,
-            // A part of it is in a hole.
+            // A part of the argument is in a hole.
             27 => end + 8 * (1 + rng.below(self.bytes / 8)),
             28 => {
-                // Not aligned: as it lies there.
+                // Not aligned: use the contents of the page.
                 return page + rng.below(PAGE_SIZE);
             }
             29 => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The calls, and a thread that makes them.
+//! The calls, and the threads that make them.
 
 use crate::arena::{self, BUFFER, BUFFER_LEN};
 use crate::args::{self, Argument};
@@ -12,10 +12,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// File descriptors of the nodes: these numbers, open or not.
+/// File descriptors of the nodes; each may be open or closed.
 pub const FDS: [i32; 11] = [100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110];
 
-/// Of these, the first are of the mock device, one after the other; then come the nodes of [`SMALL`].
+/// Number of descriptors of the mock device. Those of the nodes of [`SMALL`] follow.
 pub const LARGE: usize = FDS.len() - SMALL.len();
 
 /// The nodes of the small drivers, if they are loaded.
@@ -26,12 +26,12 @@ const SMALL: [&CStr; 5] = [
     c"/dev/rust_template",
     c"/dev/rust_engines",
 ];
-/// The first of them whose calls are those of [`Op::Sample`], and the numbers of the others.
+/// Index of the first node with the calls of [`Op::Sample`], and of nodes with other calls.
 const SAMPLES: usize = 3;
 const TEMPLATE: usize = 3;
 const ENGINES: usize = 4;
 
-/// What the victim's memory is full of. Nobody else writes it.
+/// Contents of the victim's memory, which no other process writes.
 pub const CANARY: u64 = 0x5ec2_e700_c0ff_ee42;
 
 /// Signal that interrupts a call.
@@ -126,7 +126,7 @@ impl Op {
     }
 }
 
-/// Kinds of calls that are drawn, and how often.
+/// The kinds of calls that are drawn, with their weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Drawn {
     weights: [u64; OPS],
@@ -134,7 +134,7 @@ pub struct Drawn {
 }
 
 impl Drawn {
-    /// Those that the drivers which are loaded serve, and those that none serves.
+    /// The calls of the loaded drivers, and those that no driver implements.
     pub fn new(hardware: bool) -> Drawn {
         let is_there = |op| match op {
             Op::Template => is_loaded(TEMPLATE),
@@ -158,7 +158,7 @@ impl Drawn {
     }
 }
 
-/// Calls that do much work if they are valid: only one in so many is meant to be.
+/// Valid calls of these kinds take long: makes only one in so many valid.
 fn serve_one_in(op: Op) -> usize {
     match op {
         Op::Read | Op::Write | Op::ReadUnlocked | Op::Snapshot => 12,
@@ -169,34 +169,34 @@ fn serve_one_in(op: Op) -> usize {
     }
 }
 
-/// Where nodes are mapped by [`Op::Mmap`].
+/// Address at which [`Op::Mmap`] maps nodes.
 const MAPS: usize = arena::HOLE - (64 << 20);
 
 /// Makes calls.
 pub struct Caller {
-    /// Its choices.
+    /// Random number generator.
     pub rng: Rng,
-    /// Where they are counted.
+    /// Counters of all processes.
     pub shared: &'static Shared,
-    /// Its number among all callers.
+    /// Slot of the thread, among those of all processes.
     pub slot: usize,
-    /// Its place for arguments.
+    /// Index of its page for arguments.
     pub thread: usize,
-    /// Nodes.
+    /// Number of nodes.
     pub devices: u64,
-    /// What it calls.
+    /// Kinds of calls.
     pub drawn: Drawn,
-    /// The devices take 200 ms for a page.
+    /// The devices are `qemu_gpu`, which takes 200 ms for a page.
     pub hardware: bool,
     /// A pair of sockets.
     pub sockets: [i32; 2],
-    /// Names of the last commands, by descriptor.
+    /// Identifiers of the last commands, by descriptor.
     pub ids: [u64; FDS.len()],
-    /// Device address and address of the last lock, by descriptor.
+    /// Device address and CPU address of the last lock, by descriptor.
     pub locked: [[u64; 2]; FDS.len()],
-    /// Fence of the last blit, by descriptor: only such can be exported.
+    /// Fence of the last blit, by descriptor: only these fences can be exported.
     pub blits: [u64; FDS.len()],
-    /// A setting to take back: descriptor and number.
+    /// A test parameter to reset: descriptor and number.
     pub undo: Option<(i32, u64)>,
 }
 
@@ -205,8 +205,8 @@ fn open_path(path: &CStr, flags: i32) -> isize {
     sys::call3(libc::SYS_open, path.as_ptr() as usize, flags as usize, 0)
 }
 
-/// Opens the node of the descriptor with this index, or of that device where it may be any; negative: an error. Half of
-/// them do not wait for events.
+/// Opens the node of descriptor `which`, or node `device` of the mock. Returns a negative number on
+/// an error. Half of them are opened with `O_NONBLOCK`.
 pub fn open_node(which: usize, device: u64) -> isize {
     let flags = if which % 2 == 0 { libc::O_NONBLOCK } else { 0 };
     let small = which.checked_sub(LARGE).map(|index| open_path(SMALL[index], flags));
@@ -218,7 +218,7 @@ pub fn open_node(which: usize, device: u64) -> isize {
     CStr::from_bytes_with_nul(&path).map_or(-1, |path| open_path(path, flags))
 }
 
-/// The paths of those of the small drivers that are there.
+/// Paths of the nodes of the small drivers that exist.
 pub fn small_nodes() -> impl Iterator<Item = &'static Path> {
     SMALL.iter().map(|path| small_path(path)).filter(|path| path.exists())
 }
@@ -227,7 +227,7 @@ fn small_path(path: &CStr) -> &Path {
     Path::new(OsStr::from_bytes(path.to_bytes()))
 }
 
-/// Whether the small driver of that number is loaded.
+/// Whether the small driver with index `which` is loaded.
 fn is_loaded(which: usize) -> bool {
     small_path(SMALL[which]).exists()
 }
@@ -281,7 +281,7 @@ impl Caller {
         if self.hardware {
             argument.shorten(op);
         }
-        // A device address cannot be guessed.
+        // Device addresses cannot be guessed: use that of the last lock.
         match op {
             Op::Unlock if !self.rng.one_in(4) => argument.words[4] = self.locked[which][0],
             Op::Locked if !self.rng.one_in(4) => argument.words[1] = self.locked[which][1],
@@ -302,7 +302,7 @@ impl Caller {
         }
         argument.mutate(op, &mut self.rng);
         let at = if argument.is_setting() {
-            // Also where the number was changed into this one.
+            // Also if the request was changed into this one.
             op = Op::Set;
             argument.place_setting(&mut self.rng, self.thread)
         } else {
@@ -336,7 +336,7 @@ impl Caller {
             {
                 self.blits[which] = sys::peek(at + 88);
             }
-            // They would be all that a process may open.
+            // Otherwise they would use up the limit of open files.
             Op::FenceExport if arena::is_kept(at + 24) && at % 8 == 0 && !self.rng.one_in(4) => {
                 close((sys::peek(at + 24) >> 32) as isize);
             }
@@ -352,7 +352,7 @@ impl Caller {
         }
     }
 
-    /// Makes an ioctl and takes its time.
+    /// Makes an ioctl and measures its duration.
     fn timed(&mut self, op: Op, fd: i32, request: u64, at: usize, heavy: bool) -> isize {
         let mut words = [request, at as u64, fd as u64, 0, 0, 0, 0, 0, 0, 0];
         if arena::is_kept(at & !7) {
@@ -433,7 +433,7 @@ impl Caller {
         });
     }
 
-    /// Calls that the nodes do not serve, or the kernel serves for them.
+    /// Calls that the drivers do not implement, or that the kernel handles generically.
     fn plain(&mut self, op: Op, fd: i32) {
         let rng = &mut self.rng;
         let addr = match rng.below(4) {
@@ -449,7 +449,7 @@ impl Caller {
         let words = [fd as u64, addr as u64, len as u64, choice, number as u64, 0, 0, 0, 0, 0];
         self.measure(op, words, false, || match op {
             Op::Poll => {
-                // In kept memory: an array of one.
+                // An array of one `struct pollfd`, in memory that is always mapped.
                 let at = BUFFER + BUFFER_LEN - 8;
                 sys::poke(at, fd as u64 | (0x7fff << 32));
                 sys::call3(libc::SYS_poll, at, 1, 0)

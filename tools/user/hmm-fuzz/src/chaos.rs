@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What happens to the memory and the arguments of calls while they run.
+//! Concurrent changes of the memory map and of the arguments while calls are running.
 
 use crate::arena::{self, Kind};
 use crate::calls::{self, Caller, Op};
@@ -11,14 +11,14 @@ use hmm::rng::Rng;
 use hmm::PAGE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Calls of a forked child.
+/// Number of calls of a forked child.
 const CHILD_CALLS: usize = 48;
-/// After so long a call that only waits is interrupted, in ticks of about a third of a ns.
+/// Time after which a waiting call is interrupted, in ticks of about a third of a ns.
 const PATIENCE: u64 = 12_000_000;
 
 /// Changes the memory map and interrupts calls.
 pub struct Chaos {
-    /// Its choices.
+    /// Random number generator.
     pub rng: Rng,
     /// The file of [`Kind::File`].
     pub file: i32,
@@ -33,7 +33,7 @@ impl Chaos {
         self.child.shared
     }
 
-    /// One change.
+    /// Makes one change.
     pub fn one(&mut self) {
         self.interrupt();
         let (region, start, len) = arena::piece(&mut self.rng);
@@ -74,7 +74,7 @@ impl Chaos {
                 }
             }
             29 => {
-                // The limit is 0, so that it must be refused; checked at the end.
+                // Fails beyond RLIMIT_MEMLOCK; the end of the process checks the locked memory.
                 sys::call3(libc::SYS_mlock, start, len, 0);
             }
             30 if self.rng.one_in(8) => self.fork(),
@@ -87,7 +87,7 @@ impl Chaos {
         }
     }
 
-    /// Interrupts calls that wait for long.
+    /// Interrupts calls that have waited for long.
     fn interrupt(&self) {
         let now = sys::ticks();
         for slot in &self.shared().slots[self.slots.clone()] {
@@ -101,7 +101,7 @@ impl Chaos {
         }
     }
 
-    /// Makes copies and flushes fast again, whatever somebody has set.
+    /// Resets the delays of copies and flushes that any process may have set.
     fn calm(&mut self) {
         if self.child.hardware {
             return;
@@ -113,7 +113,7 @@ impl Chaos {
         }
     }
 
-    /// A child with the same files and a copy of the memory makes calls.
+    /// Forks a child, which makes calls with the same files and a copy of the memory.
     fn fork(&mut self) {
         let pid = sys::fork();
         if pid == 0 {
@@ -127,7 +127,7 @@ impl Chaos {
         if pid < 0 {
             return;
         }
-        // The next child makes other calls.
+        // Let the next child make other calls.
         self.child.rng = Rng::new(self.child.rng.bits(), 0);
         let mut waited = 0;
         while sys::call(libc::SYS_wait4, [pid as usize, 0, libc::WNOHANG as usize, 0, 0, 0]) == 0 {
@@ -141,13 +141,13 @@ impl Chaos {
     }
 }
 
-/// Changes the arguments of threads in a call.
+/// Changes the arguments of calls that are running in other threads.
 pub fn race(rng: &mut Rng, shared: &Shared, slots: std::ops::Range<usize>) {
     let thread = rng.below(slots.len());
     let slot = &shared.slots[slots.start + thread];
     for _ in 0..200 {
         let op = slot.op.load(Relaxed);
-        // A test parameter of a second would be all that happens.
+        // Leave test parameters alone: a delay of a second would stall the run.
         let alone = |op: Op| op == Op::Set || extended::is_alone(op);
         if op == 0 || calls::ALL.get(op as usize - 1).is_none_or(|op| alone(*op)) {
             std::hint::spin_loop();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Arguments of the later ioctls: attributes, memory, queues and fences, locks, other devices, events. And those of the
-//! small drivers.
+//! Arguments of the later ioctls (attributes, memory, queues and fences, locks, other devices,
+//! events) and of those of the small drivers.
 
 use crate::arena::{self, BUFFER, BUFFER_LEN};
 use crate::args::two;
@@ -8,7 +8,7 @@ use crate::calls::{Op, FDS};
 use hmm::rng::Rng;
 use hmm::PAGE_SIZE;
 
-/// Number and bytes of the argument of each.
+/// Number and argument size of each ioctl.
 pub const IOCTLS: [(Op, u8, usize); 27] = [
     (Op::SetAttributes, 0x50, 40),
     (Op::GetAttributes, 0x51, 40),
@@ -39,32 +39,33 @@ pub const IOCTLS: [(Op, u8, usize); 27] = [
     (Op::Events, 0x7a, 40),
 ];
 
-/// What the drivers in `samples/c_mirror`, `samples/mirror_only` and `samples/lpae` take: numbers below this.
+/// Number of commands of the drivers in `samples/c_mirror`, `samples/mirror_only` and
+/// `samples/lpae`.
 pub const SAMPLE_COMMANDS: u8 = 11;
-/// Bytes of the argument of the first; the others take four words.
+/// Argument size of `samples/c_mirror`; the others take four words.
 pub const SAMPLE_BYTES: usize = 80;
 
-/// What `samples/template` and `samples/engines` take: numbers below this.
+/// Number of commands of `samples/template` and `samples/engines`.
 pub const TEMPLATE_COMMANDS: u8 = 3;
 
-/// Their ioctl of that number, with an argument of so many bytes: `_IOW('T', number, ...)`.
+/// Request of their command `number` with an argument of `bytes`: `_IOW('T', number, ...)`.
 pub const fn iow_t(number: u64, bytes: u64) -> u64 {
     (1 << 30) | (bytes << 16) | ((b'T' as u64) << 8) | number
 }
 
-/// How long a call may be asked to wait in a state from which only a kill takes it, in ns.
+/// Maximum timeout of a call that only a fatal signal interrupts, in ns.
 const WAIT: u64 = 20_000_000;
 
-/// Bytes of managed memory, most of which stays until the process ends.
+/// Bytes of managed memory, most of which stays mapped until the process ends.
 const MANAGED: u64 = 256 << 10;
 
-/// Number and bytes of `op`, if it is one of these.
+/// Number and argument size of `op`, if it is one of these ioctls.
 pub fn ioctl(op: Op) -> Option<(u8, usize)> {
     let found = IOCTLS.iter().find(|(other, ..)| *other == op);
     found.map(|(_, number, bytes)| (*number, *bytes))
 }
 
-/// Number of a queue, fence or descriptor: they are given from low to high.
+/// Number of a queue, fence or descriptor. They are allocated in ascending order.
 fn name(rng: &mut Rng) -> u64 {
     match rng.below(16) {
         0 => crate::mutate::border(rng),
@@ -73,7 +74,7 @@ fn name(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Number of a queue: a file has few.
+/// Number of a queue; a file has only a few.
 fn queue(rng: &mut Rng) -> u64 {
     if rng.one_in(4) {
         name(rng) & 0xffff_ffff
@@ -82,7 +83,7 @@ fn queue(rng: &mut Rng) -> u64 {
     }
 }
 
-/// A descriptor: of a node, or of a sync file that was exported.
+/// File descriptor of a node or of an exported sync file.
 fn descriptor(rng: &mut Rng) -> u32 {
     match rng.below(4) {
         0 => rng.pick(&FDS) as u32,
@@ -91,7 +92,7 @@ fn descriptor(rng: &mut Rng) -> u32 {
     }
 }
 
-/// Bytes from a page on.
+/// A length in bytes.
 fn bytes(rng: &mut Rng) -> u64 {
     match rng.below(16) {
         0 => 512 * PAGE_SIZE as u64,
@@ -100,7 +101,7 @@ fn bytes(rng: &mut Rng) -> u64 {
     }
 }
 
-/// The words behind the size: word 0 has flags only.
+/// Fills the argument, except its size. Word 0 contains only flags.
 pub fn fill(op: Op, rng: &mut Rng, words: &mut [u64]) {
     let page = arena::page(rng) as u64;
     let most = if rng.one_in(32) { 1024 } else { 8 };
@@ -117,7 +118,7 @@ pub fn fill(op: Op, rng: &mut Rng, words: &mut [u64]) {
             words[0] = two(0, rng.below_u64(2));
             (words[1], words[2]) = (rng.below_u64(1 << 17), 1 + rng.below_u64(64));
         }
-        // Never the right flags: there would be no device left to try.
+        // Never the correct flags, because no device would be left for the run.
         Op::Unplug => (words[1], words[2]) = (page, pages),
         Op::QueueSubmit => {
             let op = rng.pick(&[0, 1, 2, 3, 16, 17, 18, 19, 20, 21, 22, 23, 4, 24]);
@@ -140,7 +141,7 @@ pub fn fill(op: Op, rng: &mut Rng, words: &mut [u64]) {
         Op::FenceSync => (words[1], words[2]) = (name(rng), rng.below_u64(WAIT)),
         Op::FenceExport => (words[1], words[2]) = (name(rng), u64::from(rng.one_in(8))),
         Op::FenceImport => {
-            // Of another node, or a sync file.
+            // A fence of another node, or a sync file.
             words[0] = two(0, u64::from(!rng.one_in(4)));
             (words[1], words[3]) = (name(rng), two(0, descriptor(rng).into()));
         }
@@ -180,7 +181,7 @@ pub fn fill(op: Op, rng: &mut Rng, words: &mut [u64]) {
     }
 }
 
-/// Four words, and for `samples/c_mirror` what is in its union.
+/// Fills four words, and for `samples/c_mirror` its union.
 pub fn fill_sample(rng: &mut Rng, words: &mut [u64]) {
     (words[0], words[1]) = (arena::page(rng) as u64, 1 + rng.below_u64(16));
     words[2] = match rng.below(4) {
@@ -194,7 +195,7 @@ pub fn fill_sample(rng: &mut Rng, words: &mut [u64]) {
     words[5] = rng.bits() & 0xffff;
 }
 
-/// An address, what to add there or a number of pages, and an engine, of which there are two.
+/// Fills an address, an addend or number of pages, and one of two engines.
 pub fn fill_template(number: u64, rng: &mut Rng, words: &mut [u64]) {
     words[0] = arena::page(rng) as u64;
     words[1] = 1 + rng.below_u64(16);
@@ -205,7 +206,7 @@ pub fn fill_template(number: u64, rng: &mut Rng, words: &mut [u64]) {
     words[2] = rng.below_u64(3);
 }
 
-/// Keeps what was changed from asking for a wait of minutes, or for all memory there is.
+/// Limits arguments that could request a timeout of minutes, or most of the memory.
 pub fn restrain(op: Op, words: &mut [u64]) {
     match op {
         Op::FenceSync => words[2] %= WAIT,
@@ -215,12 +216,12 @@ pub fn restrain(op: Op, words: &mut [u64]) {
     }
 }
 
-/// Calls whose arguments nobody else changes meanwhile: see [`restrain`].
+/// Calls whose arguments [`race`](crate::chaos::race) must not change, because of [`restrain`].
 pub fn is_alone(op: Op) -> bool {
     matches!(op, Op::FenceSync | Op::Alloc | Op::Unplug | Op::Sample)
 }
 
-/// Calls that may wait for long, where only a kill ends them.
+/// Calls that may wait for long and that only a fatal signal interrupts.
 pub fn only_a_kill_ends(op: Op) -> bool {
     matches!(op, Op::FenceSync | Op::Sample)
 }
@@ -232,7 +233,7 @@ mod tests {
     use hmm::rng::Rng;
     use std::path::{Path, PathBuf};
 
-    /// A file of the checkout in which the sources, or a copy of them, are.
+    /// Reads a file of the checkout that contains this crate.
     fn file(name: &str) -> String {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let found: Option<PathBuf> =
@@ -241,7 +242,7 @@ mod tests {
         std::fs::read_to_string(path).expect("readable")
     }
 
-    /// Bytes of a structure: all its members are aligned.
+    /// Size of a C structure, all of whose members are naturally aligned.
     fn size_of(header: &str, structure: &str) -> usize {
         let start = header.find(&format!("\n{structure} {{")).expect("its structure");
         let body = &header[start..];
@@ -260,7 +261,7 @@ mod tests {
         ALL[index.unwrap_or_else(|| panic!("the fuzzer does not know {name}"))]
     }
 
-    /// The number in an ioctl's, and the bytes.
+    /// Number and argument size of an ioctl request.
     fn request(op: Op) -> (u8, usize) {
         let request = Argument::of(op, &mut Rng::new(1, 0), 0).request;
         (request as u8, (request >> 16) as usize & 0x3fff)
@@ -283,7 +284,7 @@ mod tests {
             seen += 1;
         }
         assert!(seen >= 34, "{seen} ioctls");
-        // The numbers that are the kernel's.
+        // The numbers of the kernel's `test_hmm` interface.
         let source = file("samples/dmirror/uapi.rs");
         let mut seen = 0;
         for line in source.lines().filter(|line| line.contains("u32 = command(0x")) {

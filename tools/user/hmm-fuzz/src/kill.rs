@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Long calls, and how long they take to die: a process is killed in the middle of each.
+//! Latency of SIGKILL: kills a process in the middle of each kind of long call.
 
 use crate::sys;
 use hmm::engine::{Command, EngineOp, Setting, Way};
@@ -8,18 +8,18 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// A kind of call that lasts.
+/// A kind of long call.
 struct Kind {
     name: &'static str,
-    /// Prepares it, opens the gate and makes the call. It should not come back.
+    /// Prepares the call, opens the gate, and makes the call, which should not return.
     run: fn(&Gate) -> Result<(), String>,
-    /// Test parameters of the device while it runs.
+    /// Test parameters of the device during the call.
     settings: &'static [(Setting, u64)],
-    /// Only for private memory.
+    /// Only for devices with private memory.
     private: bool,
 }
 
-/// The node that is tested.
+/// Index of the tested node.
 static NODE: AtomicU32 = AtomicU32::new(0);
 
 const SECOND: u64 = 1_000_000_000;
@@ -81,12 +81,12 @@ fn ready(gate: &Gate) -> Result<(), String> {
     gate.open().map_err(|error| error.to_string())
 }
 
-/// The call came back: that must be told apart from being killed.
+/// Reports a call that returned, which must be distinguished from a kill.
 fn over<T: std::fmt::Debug>(result: Result<T, Errno>) -> Result<(), String> {
     Err(format!("the call ended by itself: {result:?}"))
 }
 
-/// A large range of address space, of which nothing is there.
+/// A large unpopulated range of the address space.
 fn sparse(bytes: usize, prot: i32) -> Result<usize, String> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let addr = sys::mmap(0, bytes, prot, flags, -1, 0);
@@ -99,7 +99,7 @@ const GIB: usize = 1 << 30;
 const READ: i32 = libc::PROT_READ;
 const WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// One of the old ioctls, with any pointer: the process has nothing else to lose.
+/// One of the `test_hmm` ioctls, with any pointer: a stray write can only harm this process.
 fn old(device: &Device, op: Op, addr: usize, ptr: usize, npages: usize) -> Result<(), String> {
     let mut cmd = hmm::abi::Cmd {
         addr: addr as u64,
@@ -116,7 +116,7 @@ fn old(device: &Device, op: Op, addr: usize, ptr: usize, npages: usize) -> Resul
     }
 }
 
-/// A buffer that is full again and again: the same file many times.
+/// A large buffer with little memory: maps the same file repeatedly.
 fn buffer(bytes: usize) -> Result<usize, String> {
     let addr = sparse(bytes, WRITE)?;
     let file = sys::call3(libc::SYS_memfd_create, c"hmm".as_ptr() as usize, 0, 0);
@@ -161,7 +161,7 @@ fn snapshot(gate: &Gate) -> Result<(), String> {
     let device = node()?;
     let to = buffer(2 * GIB)?;
     ready(gate)?;
-    // One byte for a page.
+    // One byte for each page.
     old(&device, Op::Snapshot, 0x1000_0000, to, 2 * GIB)
 }
 
@@ -175,7 +175,7 @@ fn exclusive(gate: &Gate) -> Result<(), String> {
 fn check_exclusive(gate: &Gate) -> Result<(), String> {
     let device = node()?;
     let addr = sparse(GIB, READ)?;
-    // Something to look at.
+    // Populate the device page table.
     let _ = device.probe(Op::Read, addr as u64, (GIB / PAGE_SIZE) as u64, Ptr::Null);
     ready(gate)?;
     loop {
@@ -190,7 +190,7 @@ fn migrate_holes(gate: &Gate) -> Result<(), String> {
     over(device.migrate(addr, 64 * GIB / PAGE_SIZE, Way::ToDevice))
 }
 
-/// Small pages, so that each is a copy.
+/// Memory without huge pages, so that each page is a copy.
 fn filled(mib: usize) -> Result<Mapping, String> {
     let map = Mapping::anon_aligned(mib / 2).map_err(name)?;
     map.fill(1);
@@ -209,7 +209,7 @@ fn migrate_to_dev(gate: &Gate) -> Result<(), String> {
     old(&device, Op::MigrateToDev, map.addr(), 0, map.pages())
 }
 
-/// Memory that is in the device, by fast copies; then they are slow again.
+/// Memory in the device, migrated without the copy delay, which is restored afterwards.
 fn resident(device: &Device, mib: usize) -> Result<Mapping, String> {
     let map = filled(mib)?;
     device.set(Setting::CopyDelay, 0).map_err(name)?;
@@ -275,7 +275,7 @@ fn fence_sync(gate: &Gate) -> Result<(), String> {
 
 fn events(gate: &Gate) -> Result<(), String> {
     let device = node()?;
-    // Of evictions only, of which there are none.
+    // Enable only evictions, none of which occur.
     let _stream = device.events(1 << 5, false).map_err(name)?;
     ready(gate)?;
     over(device.read_stream(&mut [0; 4096]))
@@ -314,14 +314,14 @@ fn command_in_fault(gate: &Gate) -> Result<(), String> {
     over(device.migrate(map.addr(), map.pages(), Way::ToDevice))
 }
 
-/// How long one took.
+/// Result of one kind of call.
 #[derive(Debug, Serialize)]
 pub struct Died {
-    /// The call.
+    /// Name of the call.
     pub call: &'static str,
-    /// The longest time from the signal to the end of the process, in ms.
+    /// Longest time from the signal until the process was reaped, in ms.
     pub max_ms: f64,
-    /// What is wrong, if anything.
+    /// Description of a failure.
     pub wrong: Option<String>,
 }
 
@@ -352,12 +352,12 @@ fn kill(kind: &Kind, delay: Duration, patience: Duration) -> Result<Duration, St
     for (setting, _) in kind.settings {
         control.set(*setting, 0).map_err(name)?;
     }
-    // One that hangs would hold up the next.
+    // A hanging process would delay the next one.
     child.wait_timeout(Duration::from_secs(30));
     result
 }
 
-/// Kills a process in each kind of call, several times at different moments.
+/// Kills a process in each kind of call, several times after different delays.
 pub fn run(filter: &[String], rounds: u32, limit: Duration, node: u32, json: bool) -> Vec<Died> {
     NODE.store(node, Relaxed);
     let coherent = node >= 2;

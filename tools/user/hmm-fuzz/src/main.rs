@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Hostile calls on `/dev/hmm_dmirror*` and on the nodes of the other samples, from processes without privileges: what they give the kernel is
-//! mostly valid, partly wrong, and changes while it is read. The kernel must not report anything, no
-//! call may take long, and nobody may see or change the memory of somebody else.
+//! Hostile calls on `/dev/hmm_dmirror*` and on the nodes of the other samples, from unprivileged
+//! processes. The arguments are mostly valid, partly invalid, and change concurrently. The kernel
+//! must not report a problem, no call may take too long, and no process may read or change memory
+//! of another process.
 //!
-//! Runs as root in a virtual machine only: it gives everybody access to the nodes while it runs.
+//! Runs as root in a virtual machine only, because the nodes are accessible to all users during a
+//! run.
 
 mod arena;
 mod args;
@@ -73,10 +75,10 @@ struct Args {
     json: bool,
 }
 
-/// How long devices may take to empty their memory.
+/// Timeout until all device memory is free.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Permissions of the nodes, given to everybody until this is dropped.
+/// Makes the nodes accessible to all users; restores their permissions on drop.
 struct Permissions(Vec<(std::path::PathBuf, u32)>);
 
 impl Permissions {
@@ -100,20 +102,20 @@ impl Drop for Permissions {
     }
 }
 
-/// Ticks of the processor's clock in a ms.
+/// Ticks of the TSC per ms.
 fn ticks_per_ms() -> f64 {
     let (time, ticks) = (Instant::now(), sys::ticks());
     std::thread::sleep(Duration::from_millis(100));
     (sys::ticks() - ticks) as f64 / (time.elapsed().as_secs_f64() * 1e3)
 }
 
-/// The call that is longest under way, if that is longer than `limit` ticks.
+/// The call that has been running for the longest time, if for more than `limit` ticks.
 fn overdue(shared: &Shared, limit: u64) -> Option<String> {
     let now = sys::ticks();
     shared.slots.iter().find_map(|slot| {
         let op = slot.op.load(Relaxed);
         let since = slot.since.load(Relaxed);
-        // A slot of a process that was killed keeps what it said last.
+        // The slot of a killed process keeps its last call.
         let alive = slot.tid.load(Relaxed) != 0;
         let words = std::array::from_fn(|index| slot.words[index].load(Relaxed));
         (op != 0 && alive && now.saturating_sub(since) > limit)
@@ -121,7 +123,7 @@ fn overdue(shared: &Shared, limit: u64) -> Option<String> {
     })
 }
 
-/// Where all threads of some processes, and the devices' own, are in the kernel.
+/// Prints the kernel stacks of all threads of the fuzzer and of the devices.
 fn tell_stacks() {
     let name = |path: &std::path::Path| std::fs::read_to_string(path).unwrap_or_default();
     let entries = |path: &std::path::Path| std::fs::read_dir(path).into_iter().flatten().flatten();
@@ -138,7 +140,8 @@ fn tell_stacks() {
     }
 }
 
-/// Processes with a call that only a kill ends, for so many ticks: it must end it.
+/// Processes with a call that only a fatal signal interrupts and that has waited for `patience`
+/// ticks. SIGKILL must end it.
 fn to_be_killed(shared: &Shared, patience: u64) -> impl Iterator<Item = usize> + '_ {
     let now = sys::ticks();
     let waiting = shared.slots.iter().enumerate().filter(move |(_, slot)| {
@@ -156,14 +159,15 @@ fn forget_slots(shared: &Shared, process: u64) {
     }
 }
 
-/// Pages in use of each device, of a text like `/sys/kernel/debug/rust_hmm/devices`; `None` if it is none.
+/// Pages in use of each device, from the text of `/sys/kernel/debug/rust_hmm/devices`; `None` on
+/// another format.
 fn pages_in_use(text: &str) -> Option<Vec<u64>> {
     let mut lines = text.lines();
     let column = lines.next()?.split_whitespace().position(|name| name == "used")?;
     lines.map(|line| line.split_whitespace().nth(column)?.parse().ok()).collect()
 }
 
-/// Once nobody has a file open, no memory of a device may be in use, and none may be mapped for DMA.
+/// Checks that no device memory is in use and no page is mapped for DMA, once all files are closed.
 fn left_behind(patience: Duration) -> Result<(), String> {
     let since = Instant::now();
     loop {
@@ -334,7 +338,7 @@ fn main() -> ExitCode {
     let result = match args.kill {
         Some(rounds) => run_kill(&args, rounds),
         None => {
-            // Before all else: what crashes has a test that is missing.
+            // Print the plan first: after a crash, the test then counts as missing.
             if !args.json {
                 println!("1..1");
             }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Values that are wrong in interesting ways.
+//! Values that are likely to reveal missing checks.
 
 use crate::arena;
 use hmm::rng::Rng;
 
-/// Numbers at the borders of something.
+/// Boundary values.
 const BORDERS: [u64; 26] = [
     0,
     1,
@@ -34,18 +34,18 @@ const BORDERS: [u64; 26] = [
     u64::MAX,
 ];
 
-/// A number at a border.
+/// A boundary value.
 pub fn border(rng: &mut Rng) -> u64 {
     rng.pick(&BORDERS)
 }
 
-/// A hostile word.
+/// A modified word.
 pub fn word(rng: &mut Rng, old: u64) -> u64 {
     match rng.below(8) {
         0 | 1 => border(rng),
         2 => arena::any_page(rng) as u64,
         3 => arena::any_page(rng) as u64 + rng.below_u64(4096),
-        // Bits that keep an address in the arena, or take it out of all memory.
+        // Flip a bit such that an address stays in the arena, or is non-canonical.
         4 => old ^ (1 << rng.below(28)),
         5 => old ^ (1 << (47 + rng.below(17))),
         6 => old.wrapping_add(rng.pick(&[1, 8, 4096, u64::MAX, u64::MAX - 7, u64::MAX - 4095])),
@@ -53,8 +53,8 @@ pub fn word(rng: &mut Rng, old: u64) -> u64 {
     }
 }
 
-/// Half a hostile word: small numbers and borders, with which no address leaves the arena for memory
-/// of the program.
+/// Half a modified word: small numbers and boundary values, which cannot turn an address of the
+/// arena into one of the program's memory.
 pub fn half(rng: &mut Rng) -> u32 {
     match rng.below(4) {
         0 => rng.below(256) as u32,
@@ -68,7 +68,7 @@ pub fn half(rng: &mut Rng) -> u32 {
 mod tests {
     use super::*;
 
-    /// An address made from one of the arena never points to the program.
+    /// Whether an address derived from one of the arena cannot point into the program's memory.
     fn harmless(addr: u64) -> bool {
         let addr = addr as usize;
         !(arena::LIMIT + (1 << 30)..0x7fff_ffff_f000).contains(&addr)

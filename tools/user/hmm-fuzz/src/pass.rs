@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Descriptors that travel through a socket.
+//! Passes file descriptors through a socket.
 
 use crate::sys;
 
-/// A control message with one descriptor.
+/// A control message with one file descriptor.
 #[repr(C)]
 struct Control {
     len: usize,
@@ -13,7 +13,7 @@ struct Control {
     pad: i32,
 }
 
-/// Runs `f` on the header of a message of one byte with room for one descriptor.
+/// Calls `number` with a message of one byte and space for one file descriptor.
 fn message(control: &mut Control, number: libc::c_long, socket: i32) -> isize {
     let mut byte = 0u8;
     let mut part = libc::iovec { iov_base: std::ptr::addr_of_mut!(byte).cast(), iov_len: 1 };
@@ -27,7 +27,7 @@ fn message(control: &mut Control, number: libc::c_long, socket: i32) -> isize {
     sys::call3(number, socket as usize, std::ptr::addr_of_mut!(header) as usize, flags as usize)
 }
 
-/// Sends `source` through a pair of sockets; what arrives becomes `target`.
+/// Sends `source` through a pair of sockets; the received descriptor becomes `target`.
 pub fn pass(sockets: [i32; 2], source: i32, target: i32) -> isize {
     let mut control =
         Control { len: 20, level: libc::SOL_SOCKET, kind: libc::SCM_RIGHTS, fd: source, pad: 0 };

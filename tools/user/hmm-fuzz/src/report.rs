@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a run has shown.
+//! Results of a run.
 
 use crate::calls::{Op, NAMES, OPS};
 use crate::stats::{Shared, WORDS};
@@ -7,47 +7,47 @@ use hmm::Errno;
 use serde::Serialize;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// One kind of call.
+/// Results of one kind of call.
 #[derive(Debug, Serialize)]
 pub struct Line {
     /// Its name.
     pub call: &'static str,
-    /// How many.
+    /// Number of calls.
     pub calls: u64,
-    /// How many succeeded.
+    /// Number of successful calls.
     pub ok: u64,
     /// Errors, the most frequent first.
     pub errors: Vec<(String, u64)>,
-    /// Wall time in sum, in ms.
+    /// Total wall time, in ms.
     pub total_ms: f64,
     /// Longest wall time in ms.
     pub max_ms: f64,
-    /// Longest processor time in ms.
+    /// Longest CPU time, in ms.
     pub max_cpu_ms: f64,
 }
 
-/// Everything.
+/// Results of the run.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Reproduces the calls of each thread.
+    /// Seed that reproduces the calls of each thread.
     pub seed: u64,
-    /// Calls in all.
+    /// Total number of calls.
     pub calls: u64,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
-    /// Calls a second.
+    /// Calls per second.
     pub per_second: f64,
-    /// Processes, and those of them that were killed in the middle.
+    /// Number of processes, and of those killed during calls.
     pub processes: [u64; 2],
-    /// Rounds in which another process's memory was read and checked, by its device and its CPU.
+    /// Number of times that the victim's memory was read and checked by its device and its CPU.
     pub checks: u64,
-    /// Pages of that process that moved to a device.
+    /// Pages of the victim that were migrated to a device.
     pub moved: u64,
-    /// By kind.
+    /// Results by kind of call.
     pub lines: Vec<Line>,
 }
 
-/// Counts by kind.
+/// Results by kind of call.
 pub fn lines(shared: &Shared, ticks_per_ms: f64) -> Vec<Line> {
     (0..OPS)
         .map(|index| {
@@ -75,7 +75,7 @@ pub fn lines(shared: &Shared, ticks_per_ms: f64) -> Vec<Line> {
         .collect()
 }
 
-/// A table.
+/// Prints a table.
 pub fn print(report: &Report) {
     println!(
         "{:<30} {:>9} {:>9} {:>9} {:>9} {:>9}  errors",
@@ -116,16 +116,15 @@ pub fn print(report: &Report) {
     );
 }
 
-/// Calls of a kind of which at least one has to succeed. It is rare where a call needs the name of a
-/// queue, a fence or a lock that exists.
+/// Number of calls after which at least one must have succeeded. Success is rare for calls that
+/// need the number of an existing queue, fence or lock.
 const TRIES: u64 = 400;
 
-/// Kinds of calls that never succeeded, though they were tried often enough: the run has shown less
-/// than it says.
+/// Kinds of calls that never succeeded in enough attempts, so that the run did not cover them.
 pub fn never_succeeded(lines: &[Line], hardware: bool) -> Vec<&'static str> {
-    // Nodes take no data and have no position, and the device is to stay.
+    // The nodes support neither write() nor lseek(), and the unplug never has the correct flags.
     let never = [Op::WriteFd, Op::Lseek, Op::Unplug].map(|op| NAMES[op as usize]);
-    // That driver has no events to read, and no test parameters.
+    // `qemu_gpu` has no event stream and no test parameters.
     let no_events = [Op::ReadFd, Op::Set].map(|op| NAMES[op as usize]);
     let cannot = |call| never.contains(&call) || (hardware && no_events.contains(&call));
     lines
@@ -135,7 +134,7 @@ pub fn never_succeeded(lines: &[Line], hardware: bool) -> Vec<&'static str> {
         .collect()
 }
 
-/// A call that is under way.
+/// Describes a running call.
 pub fn describe(op: u32, words: &[u64; WORDS]) -> String {
     let name = NAMES.get(op.wrapping_sub(1) as usize).unwrap_or(&"?");
     let words: Vec<String> = words.iter().map(|word| format!("{word:#x}")).collect();

@@ -1,68 +1,69 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What all processes of the fuzzer share: counts, times, and what each thread is about.
+//! Memory shared by all processes of the fuzzer: counters, times, and the current call of each
+//! thread.
 
 use crate::calls::{Op, OPS};
 use crate::sys;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Error numbers that are told apart; 0 is success.
+/// Number of distinct error numbers; 0 is success.
 pub const ERRNOS: usize = 134;
-/// Threads that make calls, over all processes.
+/// Maximum number of threads that make calls, in all processes.
 pub const SLOTS: usize = 32;
-/// Words of an argument that are kept for a report.
+/// Number of words of an argument that are kept for a report.
 pub const WORDS: usize = 10;
 
-/// Counts of one kind of call.
+/// Statistics of one kind of call.
 #[repr(C)]
 pub struct OpStats {
-    /// By error number.
+    /// Count by error number.
     pub results: [AtomicU64; ERRNOS],
     /// Longest wall time, in ticks.
     pub wall: AtomicU64,
-    /// Wall time in sum, in ticks.
+    /// Total wall time, in ticks.
     pub total: AtomicU64,
-    /// Longest processor time, in ns, of those that were measured.
+    /// Longest measured CPU time, in ns.
     pub cpu: AtomicU64,
 }
 
-/// What a thread is about.
+/// Current call of a thread.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// Its thread id; 0: none.
+    /// Thread id; 0: no thread.
     pub tid: AtomicU32,
-    /// Kind of call plus 1; 0: none.
+    /// Kind of call plus 1; 0: no call.
     pub op: AtomicU32,
-    /// When the call began, in ticks.
+    /// Start of the call, in ticks.
     pub since: AtomicU64,
-    /// The request, and the argument's address and first words.
+    /// The request, the argument's address, the descriptor, and the first words of the argument.
     pub words: [AtomicU64; WORDS],
 }
 
-/// Shared memory, zero at first.
+/// The shared memory, initially zero.
 #[repr(C)]
 pub struct Shared {
-    /// By kind.
+    /// Statistics by kind of call.
     pub ops: [OpStats; OPS],
-    /// By thread.
+    /// Current calls by thread.
     pub slots: [Slot; SLOTS],
-    /// Calls that were made.
+    /// Number of calls made.
     pub calls: AtomicU64,
-    /// All shall end.
+    /// Set to end all processes.
     pub stop: AtomicBool,
-    /// Words of somebody else's memory that a device gave out.
+    /// Words of the victim's memory that a device returned to another process.
     pub leaks: AtomicU64,
-    /// Words of the victim that have changed.
+    /// Words of the victim's memory that have changed.
     pub damages: AtomicU64,
-    /// Processes that were killed in the middle, on purpose.
+    /// Number of processes that were killed deliberately.
     pub kills: AtomicU64,
-    /// Rounds in which the victim's memory was read, all of it, by its device and its CPU.
+    /// Number of times that all memory of the victim was read by its device and its CPU.
     pub checks: AtomicU64,
-    /// Pages of the victim that moved to a device.
+    /// Pages of the victim that were migrated to a device.
     pub moved: AtomicU64,
 }
 
 impl Shared {
-    /// Makes it; it stays for ever.
+    /// Maps the shared memory, which is never unmapped.
     pub fn new() -> Result<&'static Shared, hmm::Errno> {
         let (prot, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
@@ -74,7 +75,7 @@ impl Shared {
         Ok(unsafe { &*(addr as usize as *const Shared) })
     }
 
-    /// Takes note of the end of a call.
+    /// Records the result of a call.
     pub fn record(&self, op: Op, result: isize, wall: u64, cpu: Option<u64>) {
         let stats = &self.ops[op as usize];
         let errno = usize::try_from(-result).unwrap_or(0).min(ERRNOS - 1);

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
-//! System calls as numbers.
+//! System calls with plain numbers as arguments.
 //!
-//! What makes this safe is the address map of the fuzzer: every address that it hands to the kernel, or
-//! that the kernel, a device or another thread can make of one by changing some of its bits, is below
-//! [`crate::arena::LIMIT`] or invalid; the program's own memory is above (checked by
-//! [`crate::arena::check_own_memory`]). Memory below is only accessed through [`peek`] and [`poke`].
+//! The address map of the fuzzer makes this sound. Each address that is passed to the kernel is
+//! below [`crate::arena::LIMIT`] or invalid. So is each address that the kernel, a device or
+//! another thread could derive from it by changing some bits. The program's own memory is above, as
+//! [`crate::arena::check_own_memory`] checks. Memory below is accessed only with [`peek`] and
+//! [`poke`].
 
-/// A call; the result is negative for an error: `-errno`. Allocates nothing.
+/// A system call. Returns `-errno` on an error. Does not allocate.
 pub fn call(number: libc::c_long, a: [usize; 6]) -> isize {
-    // SAFETY: see the head of this file.
+    // SAFETY: no argument refers to memory of the program, see the head of this file.
     let ret = unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) };
     if ret != -1 {
         return ret as isize;
     }
-    // SAFETY: always valid; of this thread.
+    // SAFETY: always valid; the variable of this thread.
     -(unsafe { *libc::__errno_location() } as isize)
 }
 
@@ -27,39 +28,39 @@ pub fn mmap(addr: usize, len: usize, prot: i32, flags: i32, fd: i32, offset: usi
     call(libc::SYS_mmap, [addr, len, prot as usize, flags as usize, fd as usize, offset])
 }
 
-/// Any call with up to three numbers.
+/// Any system call with up to three arguments.
 pub fn call3(number: libc::c_long, a: usize, b: usize, c: usize) -> isize {
     call(number, [a, b, c, 0, 0, 0])
 }
 
-/// Reads a word that others may change.
+/// Reads a word that other threads may change.
 pub fn peek(addr: usize) -> u64 {
     assert!(crate::arena::is_kept(addr));
     // SAFETY: mapped for the life of the process, aligned, without references to it.
     unsafe { (addr as *const u64).read_volatile() }
 }
 
-/// Writes a word that others may read or change, too.
+/// Writes a word that other threads may access.
 pub fn poke(addr: usize, value: u64) {
     assert!(crate::arena::is_kept(addr));
-    // SAFETY: as in `peek`.
+    // SAFETY: see `peek`.
     unsafe { (addr as *mut u64).write_volatile(value) }
 }
 
 /// Writes half a word.
 pub fn poke32(addr: usize, value: u32) {
     assert!(crate::arena::is_kept(addr & !7));
-    // SAFETY: as in `peek`.
+    // SAFETY: see `peek`.
     unsafe { (addr as *mut u32).write_volatile(value) }
 }
 
-/// The processor's clock.
+/// Reads the TSC.
 pub fn ticks() -> u64 {
-    // SAFETY: every x86-64 processor has it.
+    // SAFETY: each x86-64 CPU has this instruction.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Processor time of this thread, in ns.
+/// CPU time of this thread, in ns.
 pub fn thread_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid place.
@@ -77,7 +78,7 @@ pub fn signal_thread(tid: u32, signal: i32) {
     call3(libc::SYS_tgkill, std::process::id() as usize, tid as usize, signal as usize);
 }
 
-/// Has the signal do nothing but interrupt calls.
+/// Installs an empty handler, so that the signal only interrupts system calls.
 pub fn interrupt_on(signal: i32) {
     extern "C" fn nothing(_: libc::c_int) {}
     // SAFETY: zero is a valid value of all fields.
@@ -94,7 +95,7 @@ pub fn limit(resource: u32, value: u64) {
     unsafe { libc::setrlimit(resource as _, &limit) };
 }
 
-/// Becomes nobody, for good.
+/// Drops all privileges permanently, and becomes user 65534.
 pub fn drop_privileges() -> Result<(), hmm::Errno> {
     for (number, count) in
         [(libc::SYS_setgroups, 0), (libc::SYS_setgid, 65534), (libc::SYS_setuid, 65534)]
@@ -107,9 +108,10 @@ pub fn drop_privileges() -> Result<(), hmm::Errno> {
     Ok(())
 }
 
-/// Forks; the child must not touch locks of other threads: nothing that allocates or prints.
+/// Forks. The child must only make system calls, because locks of other threads stay taken: it must
+/// neither allocate nor print.
 pub fn fork() -> isize {
-    // SAFETY: children of processes with several threads only make system calls.
+    // SAFETY: children of multi-threaded processes only make system calls.
     unsafe { libc::fork() as isize }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Another process with memory on the same devices: nobody may read it, and nobody may change it.
+//! Another process with memory on the same devices, which no other process may read or change.
 
 use crate::calls::CANARY;
 use crate::stats::Shared;
@@ -9,11 +9,11 @@ use hmm::{Device, Mapping, PAGE_SIZE};
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGES: usize = 64;
-/// Where a page takes 200 ms.
+/// Number of pages where the device takes 200 ms for each.
 const FEW: usize = 4;
 
-/// Words that are not the canary, of so many that could be read. Memory that cannot be read now (a copy
-/// failed, by a test parameter) is not wrong.
+/// Counts the readable words and those of them that are not the canary. Memory that cannot be read
+/// now, because of an injected copy failure, is no error.
 fn wrong_words(map: &Mapping) -> (u64, usize) {
     let mut bytes = vec![0u64; map.len() / 8];
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: map.len() };
@@ -26,15 +26,15 @@ fn wrong_words(map: &Mapping) -> (u64, usize) {
     (bytes[..words].iter().filter(|word| **word != CANARY).count() as u64, words)
 }
 
-/// Migrates by the ioctl of `test_hmm`, which fails when a page is evicted meanwhile. Returns the pages that are on the
-/// device then.
+/// Migrates with the ioctl of `test_hmm`, which fails if a page is evicted concurrently. Returns
+/// the number of pages on the device.
 fn moved_by_hardware(device: &Device, map: &Mapping, data: &mut [u8]) -> Result<u64, hmm::Errno> {
     let _ = device.migrate_to_device(map.addr(), data);
     let states = device.snapshot(map.addr(), map.pages())?;
     Ok(states.iter().filter(|state| state.is_local()).count() as u64)
 }
 
-/// Runs in a process of its own until all shall end.
+/// Runs in a process of its own until the run ends.
 pub fn run(devices: u64, hardware: bool, shared: &Shared) -> Result<(), String> {
     let name = |error: hmm::Errno| error.to_string();
     let pages = if hardware { FEW } else { PAGES };
@@ -50,7 +50,7 @@ pub fn run(devices: u64, hardware: bool, shared: &Shared) -> Result<(), String> 
     let mut data = vec![0u8; pages * PAGE_SIZE];
     while !shared.stop.load(Relaxed) {
         for (device, map) in &all {
-            // Others evict it and let copies fail: both may be refused.
+            // Other processes evict it and let copies fail: both calls may fail.
             let moved = match hardware {
                 true => moved_by_hardware(device, map, &mut data),
                 false => device.migrate(map.addr(), pages, Way::ToDevice).map(|done| done.moved),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A process that makes calls for a while, with several threads.
+//! A process with several threads that make calls.
 
 use crate::arena;
 use crate::calls::{self, Caller, Drawn, FDS};
@@ -9,29 +9,29 @@ use crate::sys;
 use hmm::rng::Rng;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Slots of one process.
+/// Number of slots of one process.
 pub const SLOTS: usize = 8;
-/// Thread number of forked children.
+/// Index of the page for arguments of forked children.
 const CHILD: usize = 6;
 
-/// What a process is to do.
+/// Parameters of a process.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// Seed of everything.
+    /// Seed of the run.
     pub seed: u64,
-    /// Number of the process among those that run, and of its round.
+    /// Index of the process among the concurrent ones, and its round.
     pub place: [u64; 2],
-    /// Threads that make calls.
+    /// Number of threads that make calls.
     pub threads: usize,
-    /// Calls of each.
+    /// Number of calls of each thread.
     pub calls: u64,
     /// Number of nodes.
     pub devices: u64,
     /// Kinds of calls.
     pub drawn: Drawn,
-    /// The devices take 200 ms for a page.
+    /// The devices are `qemu_gpu`, which takes 200 ms for a page.
     pub hardware: bool,
-    /// Stay root.
+    /// Do not drop privileges.
     pub root: bool,
 }
 
@@ -53,10 +53,10 @@ fn caller(plan: &Plan, shared: &'static Shared, thread: usize, sockets: [i32; 2]
     }
 }
 
-/// KiB that a process without privileges may lock: little, so that the limit is met, too.
+/// RLIMIT_MEMLOCK of an unprivileged process, in KiB. Small, so that calls reach the limit.
 const LOCKED_KIB: u64 = 256;
 
-/// Memory that is locked, and that is pinned, of this process, in KiB.
+/// Locked and pinned memory of this process, in KiB.
 fn pinned() -> Result<[u64; 2], String> {
     let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
     let value = |name: &str| -> Result<u64, String> {
@@ -67,7 +67,7 @@ fn pinned() -> Result<[u64; 2], String> {
     Ok([value("VmLck:")?, value("VmPin:")?])
 }
 
-/// Runs in a process of its own. `Err` tells what is wrong.
+/// Runs in a process of its own. `Err` describes a failure.
 pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
     sys::limit(libc::RLIMIT_MEMLOCK, LOCKED_KIB << 10);
     sys::limit(libc::RLIMIT_CORE, 0);
@@ -92,7 +92,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
     let file = arena::build(FDS[0])?;
 
     let mut rng = Rng::of_parts(plan.seed, [plan.place[0], plan.place[1], 100]);
-    // Some end in the middle of everything.
+    // Some processes are killed during calls.
     let kill_after = rng.one_in(4).then(|| rng.below_u64(400));
     let over = AtomicBool::new(false);
     let first = plan.place[0] as usize * SLOTS;
@@ -140,7 +140,7 @@ pub fn run(plan: &Plan, shared: &'static Shared) -> Result<(), String> {
         let what = "KiB of memory are locked and pinned, with a limit of";
         return Err(format!("{found:?} {what} {LOCKED_KIB}"));
     }
-    // Locks end with the files that hold them.
+    // Closing the files releases the locks.
     for fd in FDS {
         sys::call3(libc::SYS_close, fd as usize, 0, 0);
     }

@@ -4,7 +4,7 @@
 use crate::picture::escape;
 use std::fmt::Write;
 
-/// Colours of series.
+/// Colours of the series.
 const COLORS: [&str; 8] =
     ["#3f8f3a", "#2f6db5", "#c0392b", "#b8860b", "#8e44ad", "#16808a", "#7f5539", "#5d6d7e"];
 
@@ -16,23 +16,23 @@ const TOP: f64 = 10.0;
 /// A line of a plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// What it is.
+    /// Name in the legend.
     pub name: String,
-    /// A value for each time; nothing where there is none.
+    /// A value for each time; `None` where there is none.
     pub values: Vec<Option<f64>>,
 }
 
 /// A plot.
 pub struct Chart<'a> {
-    /// Seconds.
+    /// Times of the values, in seconds.
     pub times: &'a [f64],
-    /// What is drawn.
+    /// The series to draw.
     pub series: &'a [Series],
-    /// How values are written.
+    /// Formats a value.
     pub format: fn(f64) -> String,
-    /// Where the ticks of the values are.
+    /// Units of the value axis.
     pub units: Units,
-    /// One above the other, or each from zero.
+    /// Whether the series are stacked, or each starts at zero.
     pub stacked: bool,
 }
 
@@ -45,10 +45,10 @@ pub enum Units {
     Binary,
 }
 
-/// Most intervals between ticks of an axis.
+/// Maximum number of intervals between ticks of an axis.
 const INTERVALS: f64 = 5.0;
 
-/// The distance of ticks on an axis that ends at `largest`.
+/// Distance of the ticks of an axis that ends at `largest`.
 fn tick(largest: f64, units: Units) -> f64 {
     let least = largest / INTERVALS;
     match units {
@@ -62,20 +62,20 @@ fn tick(largest: f64, units: Units) -> f64 {
     }
 }
 
-/// The ticks of an axis from zero to `largest`.
+/// Ticks of an axis from zero to `largest`.
 fn ticks(largest: f64, units: Units) -> Vec<f64> {
     let step = tick(largest, units);
     let last = (largest / step + 1e-9).floor() as u32;
     (0..=last).map(|index| step * f64::from(index)).collect()
 }
 
-/// Decimals that show multiples of `step`.
+/// Number of decimals for multiples of `step`.
 fn decimals(step: f64) -> usize {
     (-step.log10().floor()).max(0.0) as usize
 }
 
 impl Chart<'_> {
-    /// The lines that are drawn, from below, and what each stands on.
+    /// The upper lines of the series, lowest first, and their base lines.
     fn lines(&self) -> Vec<(Vec<Option<f64>>, Vec<f64>)> {
         let mut base = vec![0.0; self.times.len()];
         let mut lines = Vec::new();
@@ -134,7 +134,7 @@ impl Chart<'_> {
                 HEIGHT - 12.0,
             );
         }
-        // What lies below is drawn last.
+        // Draw the lowest series last.
         for (index, (line, below)) in lines.iter().enumerate().rev() {
             let color = COLORS[index % COLORS.len()];
             let known: Vec<(f64, f64, f64)> = self

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Events of the library's tracepoints: which are meant, and how they read.
+//! Events of the library's tracepoints: filters and output formats.
 
 use crate::problem::{Problem, Result};
 use crate::sample::Sample;
@@ -7,7 +7,7 @@ use hmm::tracing::Event;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 
-/// The events that there are.
+/// Names of the events, without `hmm_`.
 pub const NAMES: [&str; 8] = [
     "device_fault",
     "cpu_fault",
@@ -62,7 +62,7 @@ fn parse_range(text: &str) -> std::result::Result<(u64, u64), String> {
     })
 }
 
-/// The devices of the mirrors, and the names of their processes.
+/// Caches the device of each mirror and the name of each process.
 #[derive(Default)]
 pub struct Known {
     devices: BTreeMap<u32, Option<u32>>,
@@ -70,7 +70,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Those that there are now.
+    /// Reads all current mirrors and processes.
     pub fn now() -> Result<Known> {
         let mut known = Known::default();
         known.learn(&Sample::take()?);
@@ -84,7 +84,8 @@ impl Known {
         }
     }
 
-    /// The device of that mirror. One that has come since is looked up; one that has gone since is not known.
+    /// The device of a mirror. A new mirror is looked up; one that was removed in the meantime is
+    /// unknown.
     fn device(&mut self, mirror: u32) -> Option<u32> {
         if !self.devices.contains_key(&mirror) {
             if let Ok(sample) = Sample::take() {
@@ -104,13 +105,13 @@ fn number(event: &Event, name: &str) -> Option<u32> {
     event.number(name).and_then(|number| u32::try_from(number).ok())
 }
 
-/// The device that an event is about.
+/// The device to which an event belongs.
 pub fn device_of(event: &Event, known: &mut Known) -> Option<u32> {
     number(event, "device")
         .or_else(|| number(event, "mirror").and_then(|mirror| known.device(mirror)))
 }
 
-/// The addresses that an event is about.
+/// The address range of an event.
 fn range_of(event: &Event) -> Option<(u64, u64)> {
     if let Some(address) = event.number("address") {
         return Some((address as u64, address as u64 + 1));
@@ -120,7 +121,7 @@ fn range_of(event: &Event) -> Option<(u64, u64)> {
 }
 
 impl Filter {
-    /// That there is what is asked for.
+    /// Checks that the device, mirror and process of the filter exist.
     pub fn check(&self) -> Result<()> {
         let sample = Sample::take()?;
         if let Some(device) = self.device {
@@ -135,7 +136,7 @@ impl Filter {
         }
     }
 
-    /// Whether `event` is meant.
+    /// Whether `event` passes the filter.
     pub fn takes(&self, event: &Event, known: &mut Known) -> bool {
         let same = |wanted: Option<u32>, found: Option<u32>| {
             wanted.is_none_or(|wanted| found == Some(wanted))
@@ -155,7 +156,7 @@ fn span(event: &Event) -> String {
     let (start, pages) = (event.number("start").unwrap_or(0), event.number("pages").unwrap_or(0));
     let plural = if pages == 1 { "" } else { "s" };
     match pages {
-        // All of the address space.
+        // The whole address space.
         pages if pages as u64 >= 1 << 40 => "everything".to_string(),
         pages => format!("{start:#x} {pages} page{plural}"),
     }
@@ -168,7 +169,7 @@ fn result(event: &Event) -> String {
     }
 }
 
-/// What happened, in words.
+/// Describes the event in words.
 fn words(event: &Event) -> String {
     let text = |name: &str| event.text(name).to_string();
     let direction = event.words.first().map_or("", String::as_str).replace('-', " ");
@@ -211,7 +212,7 @@ fn words(event: &Event) -> String {
     }
 }
 
-/// The line for people.
+/// Formats the event as a line of text.
 pub fn line(event: &Event, known: &mut Known) -> String {
     let device = device_of(event, known).map_or("-".to_string(), |device| device.to_string());
     let mirror = number(event, "mirror").map_or("-".to_string(), |mirror| mirror.to_string());
@@ -222,8 +223,9 @@ pub fn line(event: &Event, known: &mut Known) -> String {
     format!("{:>14.6}  {who:<22} dev {device:<3} mir {mirror:<5} {}", event.time, words(event))
 }
 
-/// The key of a tracepoint's field in an object. `event` is the key of the tracepoint's name, so that the field of that
-/// name, the kind of notifier event of an invalidation, is called `reason` as in `retry`.
+/// The key of a tracepoint's field in the JSON object. `event` is the key of the tracepoint's name.
+/// The field of that name, the type of notifier event of an invalidation, therefore has the key
+/// `reason` as in `retry`.
 fn key(field: &str) -> &str {
     match field {
         "event" => "reason",
@@ -231,7 +233,7 @@ fn key(field: &str) -> &str {
     }
 }
 
-/// The event as JSON: numbers are numbers, addresses are text.
+/// The event as JSON. Numbers are numbers; addresses are strings.
 pub fn object(event: &Event, known: &mut Known) -> Value {
     let mut object = json!({});
     for (name, text) in &event.fields {
@@ -243,7 +245,7 @@ pub fn object(event: &Event, known: &mut Known) -> Value {
     if let Some(direction) = event.words.first() {
         object["direction"] = json!(direction);
     }
-    // After the fields: no field replaces the name or the time.
+    // After the fields, so that no field replaces the name or the time.
     object["event"] = json!(event.name);
     object["time"] = json!(event.time);
     if object.get("device").is_none() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A buffer of the kernel's tracing for ourselves: who else traces is not disturbed.
+//! A tracefs instance of our own, so that other users of tracing are not disturbed.
 
 use crate::problem::{Problem, Result};
 use crate::source;
@@ -8,17 +8,17 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// How instances of ours are called; the process's number follows.
+/// Prefix of our instances; the process id follows.
 const NAME: &str = "hmmctl-";
 
-/// Bytes that are read at once.
+/// Size of a read, in bytes.
 const READ: usize = 65536;
 
-/// An instance. It is removed when this is dropped.
+/// A tracefs instance, removed on drop.
 pub struct Instance {
     dir: PathBuf,
     pipe: Option<File>,
-    /// The begin of a line.
+    /// Incomplete last line.
     rest: Vec<u8>,
 }
 
@@ -26,7 +26,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).map_err(|error| Problem::io("write", path, error))
 }
 
-/// Removes what those have left that were killed.
+/// Removes instances of `hmmctl` processes that were killed.
 fn remove_old(instances: &Path) {
     for entry in std::fs::read_dir(instances).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -39,14 +39,14 @@ fn remove_old(instances: &Path) {
 }
 
 impl Instance {
-    /// Starts to trace these events, or all.
+    /// Starts to trace these events, or all if there are none.
     pub fn new(events: &[String], buffer_kib: u32) -> Result<Instance> {
         let root = source::tracefs()?;
         let instances = root.join("instances");
         remove_old(&instances);
         let dir = instances.join(format!("{NAME}{}", std::process::id()));
         std::fs::create_dir(&dir).map_err(|error| Problem::io("make", &dir, error))?;
-        // From here on it is removed whatever happens.
+        // From here on drop removes the instance on each error.
         let mut instance = Instance { dir, pipe: None, rest: Vec::new() };
         write(&instance.dir.join("buffer_size_kb"), &buffer_kib.to_string())?;
         // The clock of /proc/uptime.
@@ -64,12 +64,12 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Stops new events.
+    /// Disables the events.
     pub fn stop(&self) {
         let _ = std::fs::write(self.dir.join("events/rust_hmm/enable"), "0");
     }
 
-    /// Calls `line` for each line that there is now. Returns whether there was any.
+    /// Calls `line` for each available line. Returns whether there was any.
     pub fn read(&mut self, mut line: impl FnMut(&str) -> Result<()>) -> Result<bool> {
         let Some(pipe) = &mut self.pipe else {
             return Ok(false);
@@ -93,7 +93,7 @@ impl Instance {
         Ok(true)
     }
 
-    /// Events that were lost because nobody read them in time.
+    /// Number of events lost because the buffer was full.
     pub fn lost(&self) -> u64 {
         let mut lost = 0;
         for entry in std::fs::read_dir(self.dir.join("per_cpu")).into_iter().flatten().flatten() {
@@ -104,7 +104,7 @@ impl Instance {
     }
 }
 
-/// Events that a processor has lost, by its `stats`.
+/// Number of events lost on a CPU, from its `stats`.
 fn lost_of(stats: &str) -> u64 {
     let number = |name: &str| {
         let value = stats.lines().find_map(|line| line.strip_prefix(name));
@@ -116,7 +116,7 @@ fn lost_of(stats: &str) -> u64 {
 impl Drop for Instance {
     fn drop(&mut self) {
         self.stop();
-        // It cannot go while it is read.
+        // An instance cannot be removed while its pipe is open.
         self.pipe = None;
         if let Err(error) = std::fs::remove_dir(&self.dir) {
             eprintln!("hmmctl: cannot remove {}: {error}", self.dir.display());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Shows what mirrors, devices and migrations of `rust_hmm` do, live and afterwards.
+//! Shows the activity of the mirrors, devices and migrations of `rust_hmm`, live or recorded.
 //!
-//! What it knows comes from debugfs (`rust_hmm/mirrors`, `devices`, `map`, `phases`), from the tracepoints of the
-//! system `rust_hmm`, and from `/proc`.
+//! The data is read from debugfs (`rust_hmm/mirrors`, `devices`, `map`, `phases`), from the
+//! tracepoints of the system `rust_hmm`, and from `/proc`.
 
 mod chart;
 mod events;
@@ -25,7 +25,7 @@ use clap::{Parser, Subcommand};
 use problem::Problem;
 use std::process::ExitCode;
 
-/// What the exit status says.
+/// Exit statuses, for the help text.
 const STATUS: &str = "Exit status:
   0  done
   1  something else went wrong; the message says what
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        // Who reads has enough: `hmmctl trace | head`.
+        // The reader of the output has ended, as in `hmmctl trace | head`.
         Err(Problem::Io { error, .. }) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             ExitCode::SUCCESS
         }

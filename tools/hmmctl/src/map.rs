@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `hmmctl map`: where the pages of a process are.
+//! `hmmctl map`: location of the pages of a process.
 
 use crate::picture::escape;
 use crate::places::{self, Place, Region, PAGE};
@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;
 
-/// Lines of a picture for one mapping, at most.
+/// Maximum number of lines of a picture for one mapping.
 const LINES: u64 = 8;
 
 /// Arguments of `hmmctl map`.
@@ -42,7 +42,7 @@ pub struct Args {
     color: String,
 }
 
-/// A process and where its memory is.
+/// A process and the location of its pages.
 struct Map {
     pid: u32,
     comm: String,
@@ -77,7 +77,7 @@ impl Map {
     }
 }
 
-/// Pages of a block, so that `pages` need few lines of `width` blocks.
+/// Number of pages of a block, so that `pages` need few lines of `width` blocks.
 fn block_of(pages: u64, width: u64) -> u64 {
     pages.div_ceil(width * LINES).next_power_of_two()
 }
@@ -196,7 +196,7 @@ fn text(map: &Map, args: &Args, color: bool) -> String {
     let mut text = format!("{}\n", title(map));
     for region in &map.regions {
         let (block, lines) = lines(region, args.width, args.block);
-        // Writing to a string does not fail.
+        // Writing to a String never fails.
         let _ = writeln!(
             text,
             "\n{}-{} {}, {} ({} a block)",
@@ -226,7 +226,7 @@ fn text(map: &Map, args: &Args, color: bool) -> String {
     text
 }
 
-/// The picture. Its elements carry counts: `data-pages` of a region's places.
+/// Draws the picture. Each element has a count: `data-pages`, by region and location.
 fn svg(map: &Map, args: &Args) -> String {
     const BLOCK: u64 = 10;
     const LINE: u64 = 14;
@@ -239,7 +239,7 @@ fn svg(map: &Map, args: &Args) -> String {
     for region in &map.regions {
         let (block, lines) = lines(region, args.width, args.block);
         y += 12;
-        // Without addresses: they differ from run to run.
+        // Without addresses, which differ in each run.
         let head = format!(
             "{}, {} in blocks of {}",
             name(region),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A terminal's contents as a picture in SVG.
+//! Contents of a terminal as an SVG picture.
 
 use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier};
@@ -9,7 +9,7 @@ use std::fmt::Write;
 const WIDTH: f64 = 7.8;
 const HEIGHT: f64 = 17.0;
 
-/// Text for XML.
+/// Escapes text for XML.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for char in text.chars() {
@@ -18,7 +18,7 @@ pub fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // XML has none of these.
+            // XML does not allow control characters.
             char if char.is_control() => escaped.push('?'),
             char => escaped.push(char),
         }
@@ -26,7 +26,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// A colour, as CSS has it.
+/// A colour as in CSS.
 fn color(color: Color) -> &'static str {
     match color {
         Color::Green => "#6bbf59",
@@ -38,7 +38,7 @@ fn color(color: Color) -> &'static str {
     }
 }
 
-/// The picture: text in runs of one style, blocks as rectangles.
+/// Draws the picture: text in runs of one style, blocks as rectangles.
 pub fn svg(buffer: &Buffer) -> String {
     let area = buffer.area;
     let (width, height) =
@@ -67,7 +67,7 @@ pub fn svg(buffer: &Buffer) -> String {
             if text.trim().is_empty() {
                 continue;
             }
-            // Writing to a string does not fail.
+            // Writing to a String never fails.
             let _ = if is_block(first.symbol()) {
                 let opacity = if first.symbol() == "░" { "0.5" } else { "1" };
                 writeln!(

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Where the pages of an address space are: what the devices' page tables say, and what the CPU's does.
+//! Location of the pages of an address space, from the device page tables and from the CPU page
+//! table.
 
 use crate::problem::{Problem, Result};
 use crate::sample::Mirror;
@@ -10,29 +11,29 @@ use serde::Serialize;
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 
-/// Most pages of a mapping that are looked at one by one.
+/// Maximum number of pages of a mapping that are read from pagemap at once.
 const AT_ONCE: u64 = 1 << 18;
 
-/// Where a page is.
+/// Location of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
-    /// Nowhere, or nobody knows.
+    /// Not present, or unknown.
     Nothing,
-    /// In system memory; no device has it mapped.
+    /// In system memory, not mapped by a device.
     Cpu,
-    /// Swapped out, or in device memory that no device of the process has mapped.
+    /// Swapped out, or in device memory that no device of the process maps.
     Elsewhere,
-    /// In system memory, and a device has it mapped.
+    /// In system memory, mapped by a device.
     System,
-    /// In system memory, and only a device may access it.
+    /// In system memory, with exclusive device access.
     Exclusive,
     /// In device memory.
     Device,
 }
 
 impl Place {
-    /// All, with a character and what it means.
+    /// All locations, with a character and a description.
     pub const ALL: [(Place, char, &'static str); 6] = [
         (Place::Device, 'd', "device memory"),
         (Place::System, 's', "system memory, mapped by a device"),
@@ -56,32 +57,32 @@ impl Place {
     }
 }
 
-/// Pages in a row that are in the same place.
+/// Consecutive pages in the same location.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Run {
     /// First address.
     pub start: u64,
     /// Pages.
     pub pages: u64,
-    /// Where.
+    /// Their location.
     pub place: Place,
-    /// Whose page table says so.
+    /// Mirror whose page table has this entry.
     pub mirror: Option<u32>,
-    /// The device of that.
+    /// Device of the mirror.
     pub device: Option<u32>,
-    /// Whether that device may write.
+    /// Whether the device may write.
     pub writable: bool,
-    /// Whether it maps huge pages.
+    /// Whether the device maps huge pages.
     pub huge: bool,
 }
 
 impl Run {
-    /// The first address behind it.
+    /// The first address behind the run.
     pub fn end(&self) -> u64 {
         self.start + self.pages * PAGE
     }
 
-    /// The part of it in `start..end`.
+    /// The part of the run in `start..end`.
     fn cut(&self, start: u64, end: u64) -> Option<Run> {
         let (start, end) = (self.start.max(start), self.end().min(end));
         (start < end).then(|| Run { start, pages: (end - start) / PAGE, ..self.clone() })
@@ -111,7 +112,7 @@ impl Run {
     }
 }
 
-/// Adds `run`, which does not begin before the last one.
+/// Appends `run`, which does not begin before the last one, and merges it if possible.
 fn push(runs: &mut Vec<Run>, run: Run) {
     match runs.last_mut() {
         Some(last) if last.continues(&run) => last.pages += run.pages,
@@ -119,7 +120,7 @@ fn push(runs: &mut Vec<Run>, run: Run) {
     }
 }
 
-/// What a mirror says, as the kernel tells it.
+/// The entries of a mirror, as debugfs reports them.
 pub fn of_mirror(mirror: &Mirror) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     let mut bad = None;
@@ -133,16 +134,16 @@ pub fn of_mirror(mirror: &Mirror) -> Result<Vec<Run>> {
     }
 }
 
-/// A mapping of a process.
+/// A VMA of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vma {
     /// First address.
     pub start: u64,
-    /// First address behind it.
+    /// First address behind the VMA.
     pub end: u64,
-    /// `rwxp`.
+    /// Permissions, as in `rwxp`.
     pub rights: String,
-    /// The file, or what it is for.
+    /// File name, or a name in brackets.
     pub name: String,
 }
 
@@ -159,7 +160,7 @@ pub fn vmas(text: &str) -> Vec<Vma> {
     text.lines().filter_map(vma).collect()
 }
 
-/// `first`, where it says something; else `second`. Both are in order.
+/// The runs of `first`, and those of `second` between them. Both are sorted.
 pub fn overlay(first: &[Run], second: &[Run]) -> Vec<Run> {
     let mut all = Vec::new();
     let mut others = second.iter().peekable();
@@ -184,7 +185,8 @@ pub fn overlay(first: &[Run], second: &[Run]) -> Vec<Run> {
     all
 }
 
-/// What the devices say of one process: the memory of one is what it is for the others, too.
+/// Merges the entries of all devices of one process. Where they differ, device memory takes
+/// precedence over exclusive access, and that over system memory.
 pub fn of_mirrors(mirrors: &[&Mirror]) -> Result<Vec<Run>> {
     let all = mirrors.iter().map(|mirror| of_mirror(mirror)).collect::<Result<Vec<_>>>()?;
     let only = |place: Place| {
@@ -196,7 +198,7 @@ pub fn of_mirrors(mirrors: &[&Mirror]) -> Result<Vec<Run>> {
     Ok(overlay(&overlay(&only(Place::Device), &only(Place::Exclusive)), &only(Place::System)))
 }
 
-/// What the CPU's page table says of `start..end` of process `pid`.
+/// Locations in `start..end` of process `pid`, from the CPU page table.
 fn of_cpu(pid: u32, start: u64, end: u64) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     let mut at = start;
@@ -224,17 +226,17 @@ fn of_cpu(pid: u32, start: u64, end: u64) -> Result<Vec<Run>> {
     Ok(runs)
 }
 
-/// A mapping with what is in it.
+/// A VMA and the location of its pages.
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// The mapping.
+    /// The VMA.
     pub vma: Vma,
-    /// Where its pages are; what is nowhere is left out.
+    /// Location of the pages; pages that are not present are left out.
     pub runs: Vec<Run>,
 }
 
 impl Region {
-    /// Pages in this place.
+    /// Number of pages in this location.
     pub fn count(&self, place: Place) -> u64 {
         match place {
             Place::Nothing => {
@@ -245,7 +247,8 @@ impl Region {
         }
     }
 
-    /// What `start..end` shows: what most of its pages are, and of these what is most remarkable.
+    /// The location to show for `start..end`: that of most of its present pages. The order of
+    /// [`Place`] decides between equal counts.
     pub fn at(&self, start: u64, end: u64) -> Place {
         let mut counts = [(0, Place::Nothing); Place::ALL.len()];
         for (count, (place, ..)) in counts.iter_mut().zip(Place::ALL) {
@@ -259,7 +262,7 @@ impl Region {
                 count.0 += part.pages;
             }
         }
-        // A single page is seen where the rest is nothing.
+        // Show a single present page although most pages are not present.
         let most = counts.iter().max().copied().unwrap_or((0, Place::Nothing));
         if most.0 == 0 && left != 0 {
             Place::Nothing
@@ -269,7 +272,7 @@ impl Region {
     }
 }
 
-/// The mappings of process `pid`: those of which its devices know something, or all that hold private memory.
+/// The VMAs of process `pid` in which a device maps pages, or all with private memory.
 pub fn regions(pid: u32, mirrors: &[&Mirror], all: bool) -> Result<Vec<Region>> {
     let path = format!("/proc/{pid}/maps");
     let text = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
@@ -284,7 +287,7 @@ pub fn regions(pid: u32, mirrors: &[&Mirror], all: bool) -> Result<Vec<Region>> 
             runs[first..].iter().map_while(|run| run.cut(vma.start, vma.end)).collect();
         let is_shown =
             !own.is_empty() || (all && vma.rights.ends_with('p') && vma.rights.starts_with('r'));
-        // Beyond the addresses that user space has there is no page map.
+        // Addresses outside of user space have no pagemap.
         if !is_shown || vma.start >= 1 << 63 {
             continue;
         }
@@ -300,7 +303,7 @@ pub fn regions(pid: u32, mirrors: &[&Mirror], all: bool) -> Result<Vec<Region>> 
 pub mod tests {
     use super::*;
 
-    /// A run of one place.
+    /// A run in one location.
     pub fn run(start: u64, pages: u64, place: Place) -> Run {
         let mirror = (place >= Place::System).then_some(3);
         Run { start: start * PAGE, pages, place, mirror, device: None, writable: true, huge: false }

@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What can go wrong, and what to do about it.
+//! Errors, with advice on how to resolve them.
 
 use std::fmt::{self, Display};
 use std::io;
 use std::path::Path;
 
-/// Why `hmmctl` cannot do what it was asked for.
+/// Reason for which `hmmctl` failed.
 #[derive(Debug)]
 pub enum Problem {
-    /// A file is not for this user.
+    /// The user may not access a file.
     NotAllowed(String),
-    /// The library is not there.
+    /// The library is not loaded.
     NoModule,
-    /// The library has no such file.
+    /// The loaded library does not have this file.
     OldModule(String),
-    /// A file system of the kernel's is not mounted.
+    /// A kernel file system is not mounted.
     NotMounted(&'static str),
-    /// No process has this number, any more.
+    /// No process has this id.
     NoProcess(u32),
-    /// None of its memory is mirrored; those of which some is.
+    /// The process has no mirror; the list has the processes that have one.
     NoMirrorOf(u32, Vec<u32>),
-    /// No device has this number; those that there are.
+    /// No device has this number; the list has the existing ones.
     NoDevice(u32, Vec<u32>),
     /// No mirror has this number.
     NoMirror(u32),
     /// The recorded command has failed.
     Command(String),
-    /// A file is not what it should be.
+    /// A file has an unexpected format.
     Format(String),
     /// Input or output.
     Io {
-        /// What was to be done.
+        /// The attempted operation.
         what: String,
-        /// Why not.
+        /// The error.
         error: io::Error,
     },
 }
 
-/// What may go wrong.
+/// Result of an operation that can fail with a [`Problem`].
 pub type Result<T, E = Problem> = std::result::Result<T, E>;
 
 impl Problem {
@@ -54,7 +54,7 @@ impl Problem {
         }
     }
 
-    /// `error` of `what` with `path`.
+    /// An I/O error of operation `what` on `path`.
     pub fn io(what: &str, path: &Path, error: io::Error) -> Problem {
         let what = format!("{what} {}", path.display());
         match error.kind() {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `hmmctl record`: writes down samples and events of a while, or of a command's life.
+//! `hmmctl record`: records samples and events for a time, or while a command runs.
 //!
-//! The file has an object a line: a head, then samples and events in the order in which they were read.
+//! The file has one JSON object in each line: a head, then samples and events in the order in which
+//! they were read.
 
 use crate::events::{self, Known};
 use crate::instance::Instance;
@@ -41,16 +42,16 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// What the record is of.
+/// Parameters of a record.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Head {
-    /// The file's version.
+    /// Version of the file.
     pub hmmctl: u32,
     /// The command that was run.
     pub command: Vec<String>,
     /// Milliseconds from one sample to the next.
     pub interval_ms: u64,
-    /// The kernel.
+    /// Version of the kernel.
     pub kernel: String,
 }
 
@@ -60,13 +61,13 @@ pub struct Head {
 pub enum Line {
     /// The first one.
     Head(Head),
-    /// What debugfs says.
+    /// Contents of the files in debugfs.
     Sample(Sample),
-    /// What a tracepoint says.
+    /// Event of a tracepoint.
     Event(Value),
-    /// The last one: how many events were lost.
+    /// The last line.
     End {
-        /// Events that were lost.
+        /// Number of lost events.
         lost: u64,
     },
 }
@@ -74,13 +75,13 @@ pub enum Line {
 /// A record.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
-    /// What it is of.
+    /// Parameters.
     pub head: Head,
     /// Samples in order.
     pub samples: Vec<Sample>,
     /// Events in order.
     pub events: Vec<Value>,
-    /// Events that were lost.
+    /// Number of lost events.
     pub lost: u64,
 }
 
@@ -120,7 +121,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Events by name.
+    /// Number of events by name.
     pub fn counts(&self) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
         for event in &self.events {
@@ -150,7 +151,7 @@ impl Writer {
         self.write(&Line::Sample(Sample::take()?))
     }
 
-    /// What there is now of events. Returns whether there was any.
+    /// Writes all available events. Returns whether there was any.
     fn events(&mut self, instance: &mut Instance, known: &mut Known) -> Result<bool> {
         instance.read(|line| match Event::parse(line) {
             Some(event) => {
@@ -162,7 +163,7 @@ impl Writer {
     }
 }
 
-/// How a child has ended, if it has.
+/// Whether the child has ended, and whether it succeeded.
 fn ended(child: &mut Option<Child>) -> Result<Option<bool>> {
     let Some(child) = child else {
         return Ok(None);
@@ -191,7 +192,7 @@ pub fn run(args: &Args) -> Result<()> {
     writer.write(&Line::Head(head.clone()))?;
     let mut instance = Instance::new(&[], 8192)?;
     writer.sample()?;
-    // Who looks at the file sees that it has begun.
+    // Flush, so that a reader of the file can see that recording has begun.
     writer.out.flush().map_err(|error| Problem::io("write", &args.output, error))?;
     let mut child = match args.command.split_first() {
         Some((program, rest)) => {
@@ -233,7 +234,7 @@ pub fn run(args: &Args) -> Result<()> {
     match (child, succeeded) {
         (Some(_), Some(false)) => Err(Problem::Command("has failed".to_string())),
         (Some(mut child), None) => {
-            // The time is over, and it still runs.
+            // The time is over, but the child is still running.
             let _ = child.kill();
             let _ = child.wait();
             Err(Problem::Command("was ended, because the time was over".to_string()))

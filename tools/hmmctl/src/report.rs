@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `hmmctl report`: a page with plots of a record. It needs nothing but a browser.
+//! `hmmctl report`: an HTML page with plots of a record. It is self-contained.
 
 use crate::chart::{Chart, Series, Units};
 use crate::picture::escape;
@@ -29,7 +29,7 @@ pub struct Args {
 
 /// One plot with its series.
 struct Plot {
-    /// Short, for JSON.
+    /// Short name, for JSON.
     key: &'static str,
     title: &'static str,
     format: fn(f64) -> String,
@@ -56,7 +56,7 @@ fn milliseconds(value: f64) -> String {
     format!("{value:.1} ms/s")
 }
 
-/// Those with the largest values; the others are one.
+/// The `most` series with the largest sums, and the sum of all others as one more.
 fn few(series: Vec<Series>, most: usize) -> Vec<Series> {
     let sum = |series: &Series| series.values.iter().flatten().sum::<f64>();
     if series.len() <= most {
@@ -78,12 +78,12 @@ fn few(series: Vec<Series>, most: usize) -> Vec<Series> {
     series
 }
 
-/// Whether a series has any value but zero.
+/// Whether a series has any non-zero value.
 fn used(series: &Series) -> bool {
     series.values.iter().flatten().any(|value| *value != 0.0)
 }
 
-/// Mirrors that have ever been there, with what they are called.
+/// All mirrors of the record, with their names in plots.
 fn mirrors(record: &Record) -> BTreeMap<u32, String> {
     let all = record.samples.iter().flat_map(|sample| &sample.mirrors);
     all.map(|mirror| {
@@ -99,7 +99,7 @@ fn plots(record: &Record) -> Plots {
         name,
         values: samples.iter().map(value).collect(),
     };
-    // What happens between two samples is told at the second.
+    // The change between two samples is shown at the time of the second one.
     let changes = |name: String, value: &dyn Fn(&Between) -> Option<f64>| {
         let pairs = samples
             .windows(2)
@@ -217,8 +217,8 @@ fn plots(record: &Record) -> Plots {
     }
 }
 
-/// Sums of the whole record. The events are exact: a sample misses what a mirror did between its last sample and its
-/// end. Counters are used where events were lost.
+/// Totals of the whole record. Events are exact, while samples miss the activity of a mirror
+/// between its last sample and its end. Counters are used if events were lost.
 fn totals(record: &Record) -> Vec<(&'static str, u64)> {
     match record.lost {
         0 => totals_of_events(record),
@@ -345,7 +345,7 @@ fn html(record: &Record) -> String {
               sample.</p>\n",
     });
     for plot in &plots {
-        // A device that was not used, or a phase that never ran, has no line and no place in the legend.
+        // Omit unused devices and phases from the plot and its legend.
         let used: Vec<Series> = plot.series.iter().filter(|series| used(series)).cloned().collect();
         let chart = Chart {
             times: &times,
@@ -358,7 +358,7 @@ fn html(record: &Record) -> String {
             true => "Nothing in this record.".to_string(),
             false => chart.legend(),
         };
-        // Writing to a string does not fail.
+        // Writing to a String never fails.
         let _ = write!(
             html,
             "<h2 id=\"{}\">{}</h2>\n{}<p>{}</p>\n",
@@ -409,7 +409,7 @@ mod tests {
         let mut known = crate::events::tests::known();
         let each = crate::events::tests::one_of_each();
         record.events = each.iter().map(|event| crate::events::object(event, &mut known)).collect();
-        // A migration that was under way when the record began.
+        // A migration that was in progress when the record began.
         record.events.push(json!({"event": "migrate_end", "direction": "to-system", "moved": 3}));
         let object = object(&record);
         let totals = &object["totals"];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What debugfs says at one time, and what has changed since another.
+//! A sample of all files in debugfs, and the difference of two samples.
 
 use crate::problem::{Problem, Result};
 use crate::{source, table};
@@ -9,26 +9,26 @@ use std::collections::BTreeMap;
 /// Bytes of a page.
 pub const PAGE: f64 = 4096.0;
 
-/// One mirror: a process as one device sees it.
+/// One mirror: the address space of a process on one device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Mirror {
     /// Its number.
     pub mirror: u32,
     /// The process.
     pub pid: u32,
-    /// The name of that.
+    /// Name of the process.
     pub comm: String,
-    /// The device's number, if it has memory.
+    /// Number of the device, if it has memory.
     pub device: Option<u32>,
-    /// Whether the address space is in use.
+    /// Whether the process still exists.
     pub alive: bool,
-    /// Pages of system memory that the device can translate.
+    /// Pages of system memory that the device maps.
     pub system_pages: u64,
-    /// Pages of its own memory that it can.
+    /// Pages of its own memory that the device maps.
     pub device_pages: u64,
-    /// Pages that it has for itself, in system memory.
+    /// Pages with exclusive device access.
     pub exclusive_pages: u64,
-    /// The counters, since it was made.
+    /// Counters since the mirror was created.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -39,29 +39,29 @@ pub struct Device {
     pub device: u32,
     /// `private` or `coherent`.
     pub kind: String,
-    /// Pages in use, those that there are, and the most that there can be.
+    /// Pages in use.
     pub used: u64,
-    /// Pages that there are.
+    /// Pages that exist.
     pub total: u64,
-    /// Most that there can be.
+    /// Maximum number of pages.
     pub limit: u64,
-    /// The counters, since it was made.
+    /// Counters since the device was created.
     pub counters: BTreeMap<String, u64>,
 }
 
-/// How often a phase ran, and for how long.
+/// Count and duration of a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
-    /// Times.
+    /// Number of executions.
     pub count: u64,
-    /// Nanoseconds in sum.
+    /// Total time in ns.
     pub ns: u64,
 }
 
-/// All of it at one time.
+/// Contents of all files at one time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Seconds since the kernel has started.
+    /// Seconds since boot.
     pub time: f64,
     /// All mirrors.
     pub mirrors: Vec<Mirror>,
@@ -71,7 +71,7 @@ pub struct Sample {
     pub phases: BTreeMap<String, Phase>,
 }
 
-/// Columns that are no counters.
+/// Columns that are not counters.
 const MIRROR: [&str; 7] =
     ["mirror", "pid", "device", "alive", "system_pages", "device_pages", "exclusive_pages"];
 const DEVICE: [&str; 5] = ["device", "kind", "used", "total", "limit"];
@@ -137,7 +137,7 @@ impl Mirror {
         self.counters.get(name).copied().unwrap_or(0)
     }
 
-    /// Pages that it has moved.
+    /// Pages migrated, in both directions.
     pub fn moved(&self) -> u64 {
         self.get("to_device") + self.get("to_system")
     }
@@ -149,14 +149,14 @@ impl Device {
         self.counters.get(name).copied().unwrap_or(0)
     }
 
-    /// Pages that came back: touched by CPUs, or evicted.
+    /// Pages migrated back by CPU faults and evictions.
     pub fn returned(&self) -> u64 {
         self.get("cpu_fault_pages") + self.get("evicted")
     }
 }
 
 impl Sample {
-    /// What the kernel says now.
+    /// Reads the files.
     pub fn take() -> Result<Sample> {
         let mut mirrors = mirrors(&source::text("mirrors")?)?;
         for mirror in &mut mirrors {
@@ -170,17 +170,17 @@ impl Sample {
         })
     }
 
-    /// The mirror of that number.
+    /// The mirror with this number.
     pub fn mirror(&self, number: u32) -> Option<&Mirror> {
         self.mirrors.iter().find(|mirror| mirror.mirror == number)
     }
 
-    /// The device of that number.
+    /// The device with this number.
     pub fn device(&self, number: u32) -> Option<&Device> {
         self.devices.iter().find(|device| device.device == number)
     }
 
-    /// That there is such a device.
+    /// Checks that the device exists.
     pub fn has_device(&self, number: u32) -> Result<()> {
         match self.device(number) {
             Some(_) => Ok(()),
@@ -191,7 +191,7 @@ impl Sample {
         }
     }
 
-    /// That memory of this process is mirrored.
+    /// Checks that the process has a mirror.
     pub fn has_process(&self, pid: u32) -> Result<()> {
         if self.mirrors.iter().any(|mirror| mirror.pid == pid) {
             return Ok(());
@@ -205,7 +205,7 @@ impl Sample {
         Err(Problem::NoMirrorOf(pid, all))
     }
 
-    /// Only what is about this process and this device.
+    /// Restricts the sample to this process and this device.
     pub fn only(mut self, pid: Option<u32>, device: Option<u32>) -> Sample {
         self.mirrors.retain(|mirror| pid.is_none_or(|pid| mirror.pid == pid));
         if let Some(device) = device {
@@ -216,7 +216,7 @@ impl Sample {
     }
 }
 
-/// Two samples: what happened in between.
+/// Two samples, for differences between them.
 #[derive(Clone, Debug)]
 pub struct Between {
     /// The first one.
@@ -226,24 +226,24 @@ pub struct Between {
 }
 
 impl Between {
-    /// Seconds.
+    /// Time between the samples.
     pub fn seconds(&self) -> f64 {
         (self.now.time - self.before.time).max(0.001)
     }
 
-    /// How much `value` of this mirror has grown. One that is new began with nothing.
+    /// Increase of `value` of this mirror. A new mirror began with 0.
     pub fn mirror(&self, mirror: &Mirror, value: impl Fn(&Mirror) -> u64) -> u64 {
         let before = self.before.mirror(mirror.mirror).map_or(0, &value);
         value(mirror).saturating_sub(before)
     }
 
-    /// How much `value` of this device has grown.
+    /// Increase of `value` of this device.
     pub fn device(&self, device: &Device, value: impl Fn(&Device) -> u64) -> u64 {
         let before = self.before.device(device.device).map_or(0, &value);
         value(device).saturating_sub(before)
     }
 
-    /// By how much a phase has grown.
+    /// Increase of a phase.
     pub fn phase(&self, name: &str) -> Phase {
         let of = |sample: &Sample| sample.phases.get(name).copied().unwrap_or_default();
         let (before, now) = (of(&self.before), of(&self.now));
@@ -253,7 +253,7 @@ impl Between {
         }
     }
 
-    /// A rate by second.
+    /// Converts a count to a rate per second.
     pub fn rate(&self, count: u64) -> f64 {
         count as f64 / self.seconds()
     }
@@ -263,7 +263,7 @@ impl Between {
 pub mod tests {
     use super::*;
 
-    /// Something to show.
+    /// Example data for tests.
     pub fn example() -> Between {
         let text = |faults: u64, ns: u64, moved: u64| {
             format!(

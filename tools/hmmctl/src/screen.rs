@@ -23,11 +23,11 @@ const BAR: usize = 24;
 /// Columns and lines of a picture.
 const PICTURE: (u16, u16) = (113, 14);
 
-/// Device memory and system memory, wherever they are shown.
+/// Colours of device memory and system memory in all views.
 pub const DEVICE_COLOR: Color = Color::Green;
 pub const SYSTEM_COLOR: Color = Color::Blue;
 
-/// A bar in colours: device memory, system memory, nothing.
+/// A coloured bar: device memory, system memory, nothing.
 fn bar_line(own: u64, system: u64, whole: u64) -> Line<'static> {
     let bar = bar(&[(own, '#'), (system, '-')], whole, BAR);
     let spans =
@@ -123,7 +123,7 @@ fn devices(between: &Between) -> Table<'static> {
         .block(Block::bordered().title(" devices "))
 }
 
-/// Draws it.
+/// Draws the screen.
 pub fn draw(frame: &mut Frame, between: &Between) {
     let devices_high = between.now.devices.len() as u16 + 3;
     let parts = [
@@ -167,14 +167,14 @@ pub fn picture(between: &Between) -> io::Result<String> {
     Ok(picture::svg(terminal.backend().buffer()))
 }
 
-/// What a key asks for.
+/// Action of a key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Key {
     Quit,
     Pause,
 }
 
-/// What a byte of the terminal asks for. Raw, so that Ctrl-C is one, too.
+/// Action of a byte from the terminal, which is in raw mode, so that Ctrl-C is a byte, too.
 fn key(byte: u8) -> Option<Key> {
     match byte {
         b'q' | b'Q' | 3 => Some(Key::Quit),
@@ -183,7 +183,8 @@ fn key(byte: u8) -> Option<Key> {
     }
 }
 
-/// The keys, as they are pressed. By a thread: not every kernel has the sockets that event libraries need.
+/// Receives the keys. In a thread, because not every kernel has the sockets that event libraries
+/// need.
 fn keys() -> Receiver<Key> {
     let (send, keys) = channel();
     std::thread::spawn(move || {
@@ -208,7 +209,7 @@ fn show<B: Backend>(
     let mut paused = false;
     let mut due = Instant::now() + interval;
     while !stop.now() {
-        // Which also looks for another size.
+        // Drawing also detects a change of the terminal's size.
         terminal.draw(|frame| draw(frame, &between)).map_err(Problem::output)?;
         while Instant::now() < due && !stop.now() {
             match keys.try_recv() {
@@ -225,9 +226,9 @@ fn show<B: Backend>(
     Ok(())
 }
 
-/// Shows it on the terminal until somebody quits.
+/// Shows the screen on the terminal until the user quits.
 pub fn live(interval: Duration, next: impl FnMut() -> Result<Between>) -> Result<()> {
-    // A signal, too, leaves the terminal as it was.
+    // Catch signals, so that the terminal is restored.
     let stop = Stop::new()?;
     let mut terminal = ratatui::try_init().map_err(Problem::output)?;
     let done = show(&mut terminal, &stop, interval, next);
@@ -281,7 +282,7 @@ mod tests {
             [key(b'q'), key(3), key(b' ')],
             [Some(Key::Quit), Some(Key::Quit), Some(Key::Pause)]
         );
-        // What arrows begin with.
+        // The first bytes of the arrow keys.
         assert_eq!([key(27), key(b'[')], [None, None]);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Where the kernel tells it, and what is said when it does not.
+//! Files of the kernel with the data, and diagnosis of missing files.
 
 use crate::problem::{Problem, Result};
 use std::fs::File;
@@ -7,13 +7,13 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// The library's files.
+/// Directory of the library's files.
 const DEBUGFS: &str = "/sys/kernel/debug/rust_hmm";
 
-/// Where tracefs is.
+/// Mount points of tracefs.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
-/// Bits of a page number in a position of the file `map`.
+/// Number of bits of the page number in a position of the file `map`.
 const PAGE_BITS: u32 = 44;
 
 /// Whether a file system of this type is mounted at `at`, by the text of `/proc/mounts`.
@@ -28,7 +28,7 @@ fn mounted(kind: &str, at: &str) -> bool {
     std::fs::read_to_string("/proc/mounts").is_ok_and(|mounts| is_mounted(&mounts, kind, at))
 }
 
-/// Why a file of the library is not there.
+/// The reason for which a file of the library is missing.
 fn missing(file: &Path, error: io::Error) -> Problem {
     if error.kind() != io::ErrorKind::NotFound {
         return Problem::io("read", file, error);
@@ -66,7 +66,7 @@ pub fn map(number: u32, mut line: impl FnMut(&str)) -> Result<()> {
                 return Ok(());
             }
             line(text);
-            // A position of ours: behind the last page that was told.
+            // The next position: behind the last page that was read.
             let mut words = text.split_whitespace().skip(2);
             let start = words
                 .next()
@@ -82,7 +82,7 @@ pub fn map(number: u32, mut line: impl FnMut(&str)) -> Result<()> {
     }
 }
 
-/// Where tracefs is, with the library's events.
+/// Mount point of tracefs, if it has the library's events.
 pub fn tracefs() -> Result<PathBuf> {
     let mut denied = None;
     let found =
@@ -104,13 +104,13 @@ pub fn tracefs() -> Result<PathBuf> {
     }
 }
 
-/// The name of process `pid`, or nothing.
+/// The name of process `pid`, or an empty string.
 pub fn name_of(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim_end().to_string()
 }
 
-/// Seconds since the kernel has started.
+/// Seconds since boot.
 pub fn uptime() -> Result<f64> {
     let path = Path::new("/proc/uptime");
     let text = std::fs::read_to_string(path).map_err(|error| Problem::io("read", path, error))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Ends when a signal says so, or the time has come: what was set up is undone before.
+//! Orderly end on a signal or after a time, with cleanup.
 
 use crate::problem::{Problem, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest time between two looks.
+/// Maximum interval between checks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Whether it is time to end.
+/// Condition for the end.
 #[derive(Clone, Debug)]
 pub struct Stop {
     signal: Arc<AtomicBool>,
@@ -18,7 +18,7 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// From here on SIGINT, SIGTERM and SIGHUP only say so.
+    /// From here on SIGINT, SIGTERM and SIGHUP only set a flag.
     pub fn new() -> Result<Stop> {
         let signal = Arc::new(AtomicBool::new(false));
         for number in [SIGINT, SIGTERM, SIGHUP] {
@@ -28,13 +28,14 @@ impl Stop {
         Ok(Stop { signal, end: None })
     }
 
-    /// The end comes so many seconds from now, if any are given: what had to be set up does not count.
+    /// Sets the end to `seconds` from now, if given. Called after the setup, whose time does not
+    /// count.
     pub fn after(&mut self, seconds: Option<f64>) {
         let time = |seconds: f64| Duration::try_from_secs_f64(seconds.min(1e9)).unwrap_or_default();
         self.end = seconds.map(|seconds| Instant::now() + time(seconds));
     }
 
-    /// Whether it is.
+    /// Whether the end has come.
     pub fn now(&self) -> bool {
         self.signal.load(Relaxed) || self.end.is_some_and(|end| Instant::now() >= end)
     }
@@ -50,7 +51,7 @@ impl Stop {
         }
     }
 
-    /// Waits a moment.
+    /// Waits for a short time, or until the end.
     pub fn pause(&self) {
         self.wait_until(Instant::now() + LOOK);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Text in columns: as the kernel writes it, with the names of the columns first, and as people read it.
+//! Tables in text: parsing of the kernel's, which begin with the names of the columns, and output.
 
 use crate::problem::{Problem, Result};
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ pub fn aligned(lines: &[Vec<String>], left: usize) -> String {
     text
 }
 
-/// Bytes for people.
+/// Formats a number of bytes with a unit.
 pub fn bytes(value: f64) -> String {
     let mut value = value;
     for unit in ["B", "KiB", "MiB", "GiB"] {

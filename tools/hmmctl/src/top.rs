@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `hmmctl top`: what processes and devices do, again and again.
+//! `hmmctl top`: activity of processes and devices, periodically.
 
 use crate::problem::{Problem, Result};
 use crate::sample::{Between, Device, Mirror, Sample, PAGE};
@@ -36,29 +36,29 @@ pub struct Args {
     svg: Option<PathBuf>,
 }
 
-/// What is shown of a mirror.
+/// Values shown for a mirror.
 pub struct MirrorRow<'a> {
     /// The mirror.
     pub mirror: &'a Mirror,
-    /// Device faults by second.
+    /// Device faults per second.
     pub faults: f64,
-    /// Migrations by second.
+    /// Migrations per second.
     pub migrations: f64,
-    /// Bytes moved by second.
+    /// Bytes migrated per second.
     pub bytes: f64,
-    /// How long the device waited for its faults, of the time, in per cent.
+    /// Share of the time in which the device waited for its faults, in per cent.
     pub stalled: f64,
 }
 
-/// What is shown of a device.
+/// Values shown for a device.
 pub struct DeviceRow<'a> {
     /// The device.
     pub device: &'a Device,
-    /// CPU faults by second.
+    /// CPU faults per second.
     pub faults: f64,
-    /// Bytes by second that came back.
+    /// Bytes migrated back per second.
     pub bytes: f64,
-    /// Pages by second that were evicted.
+    /// Pages evicted per second.
     pub evicted: f64,
 }
 
@@ -89,7 +89,7 @@ pub fn bar(parts: &[(u64, char)], whole: u64, width: usize) -> String {
     let (mut sum, mut drawn) = (0u64, 0);
     for (part, char) in parts {
         sum += part;
-        // What there is can be seen, as long as there is room.
+        // Draw at least one character for each non-zero part, if there is space.
         let least = usize::from(*part != 0);
         let end = (sum as f64 / whole.max(1) as f64 * width as f64).round() as usize;
         let end = end.max(drawn + least).min(width);
@@ -100,7 +100,7 @@ pub fn bar(parts: &[(u64, char)], whole: u64, width: usize) -> String {
     text
 }
 
-/// A rate for people.
+/// Formats a rate.
 pub fn rate(value: f64) -> String {
     match value {
         value if value < 100.0 => format!("{value:.1}"),
@@ -110,7 +110,7 @@ pub fn rate(value: f64) -> String {
     }
 }
 
-/// The device's number, or nothing.
+/// The number of the device, or `-`.
 pub fn device_name(device: Option<u32>) -> String {
     device.map_or("-".to_string(), |number| number.to_string())
 }
@@ -190,7 +190,7 @@ fn object(between: &Between) -> Value {
     })
 }
 
-/// Samples of what the arguments ask for.
+/// Takes samples with the filters of the arguments.
 struct Source<'a> {
     args: &'a Args,
     before: Sample,
@@ -208,7 +208,7 @@ impl<'a> Source<'a> {
         Ok(Self { args, before: all.only(args.pid, args.device) })
     }
 
-    /// What has happened since the last call.
+    /// The difference since the last call.
     fn next(&mut self) -> Result<Between> {
         let all = Sample::take()?;
         if let Some(pid) = self.args.pid {
@@ -275,7 +275,7 @@ mod tests {
         let text = plain(&example());
         let line = text.lines().nth(1).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        // 20 faults, 0.5 s of waiting and 512 pages in 2 s.
+        // 20 faults, 0.5 s of stalls and 512 pages in 2 s.
         assert_eq!(words[..7], ["812", "gpu-app", "3", "0", "10.0", "25.0%", "0.0"]);
         assert_eq!(words[7..10], ["1.0MiB", "400.0KiB", "1.2MiB"]);
         assert_eq!(words[10], "[###############-----]");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `hmmctl trace`: events as they happen.
+//! `hmmctl trace`: prints events as they occur.
 
 use crate::events::{self, Filter, Known};
 use crate::instance::Instance;
@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<()> {
     eprintln!("hmmctl: tracing");
     let mut shown = 0;
     let enough = |shown: u64| args.count.is_some_and(|count| shown >= count);
-    // What was there at the end is read, too.
+    // Events that are buffered at the end are read, too.
     let mut ended = false;
     while !enough(shown) {
         let mut out = std::io::stdout().lock();

@@ -17,7 +17,7 @@ def crates_of(top):
     with open(f"{top}/Kbuild", encoding="utf-8") as kbuild:
         for line in kbuild:
             found = re.match(r"(\w+)-y := ((?:rust|samples)/\S+)\.o", line)
-            # Others are in C.
+            # Modules without a Rust source are in C.
             if found and os.path.exists(f"{top}/{found[2]}.rs"):
                 yield found[1], f"{top}/{found[2]}.rs", found[2].startswith("rust/")
 
@@ -39,7 +39,8 @@ def main():
             return directory + value[len(inside):]
         return value if value.startswith((top, directory)) else root + value
 
-    # The kernel's own drivers are not worked on here, and each has all of the configuration once more.
+    # Omit the kernel's own drivers: they are not edited here, and each repeats the whole
+    # configuration.
     kernel = next(i for i, crate in enumerate(project["crates"]) if crate["display_name"] == "kernel")
     sample = next(c for c in project["crates"] if c["display_name"] == "rust_minimal")
     crates = project["crates"][: kernel + 1]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# awk -f lines.awk -f check.awk REASONS: whether each line that REASONS names is there, once, with a reason.
-# Variable: top, the directory of the sources.
+# awk -f lines.awk -f check.awk REASONS: checks that each line named in REASONS exists, is unique
+# and has a reason. Variable: top, the directory of the sources.
 BEGIN { FS = "\t" }
 
 function wrong(what) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Gives out the coverage counters of instrumented modules, as raw profiles that
- * llvm-profdata reads: one file per module below debugfs hmm_coverage/. What a
- * module counted before it was unloaded, or before its start failed, is kept
- * and added.
+ * Exports the coverage counters of instrumented modules as raw profiles for llvm-profdata: one file
+ * per module below debugfs hmm_coverage/. The counters of a module that was unloaded, or whose init
+ * function failed, are kept and added to those of its next load.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -75,7 +74,7 @@ static const struct hmm_coverage *find(struct module *mod)
 	return NULL;
 }
 
-/* Makes the profile of @w as it would be now. */
+/* Builds the raw profile of @w from the current counters and the saved ones. */
 static int collect(struct watched *w)
 {
 	const struct hmm_coverage *cov = w->live;
@@ -106,7 +105,7 @@ static int collect(struct watched *w)
 	sum = (u64 *)at;
 	memcpy(at, cov->begin[HMM_COVERAGE_COUNTERS], cnts);
 	memcpy(at + cnts, cov->begin[HMM_COVERAGE_NAMES], names);
-	/* The same module, so the same counters. */
+	/* It is the same module, so that the counters correspond. */
 	for (i = 0; w->raw && i < min(w->counters, cnts / sizeof(u64)); i++)
 		sum[i] += ((u64 *)(w->raw + w->counters_at))[i];
 	vfree(w->raw);
@@ -114,7 +113,7 @@ static int collect(struct watched *w)
 	w->size = size;
 	w->counters_at = at - raw;
 	w->counters = cnts / sizeof(u64);
-	/* Counted now. */
+	/* Reset, because these are in the profile now. */
 	memset(cov->begin[HMM_COVERAGE_COUNTERS], 0, cnts);
 	return 0;
 }

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# For reasons.awk and check.awk (awk -f lines.awk -f ...): lines of sources as tools/coverage/reasons names them, by their
-# whole text without indentation and by which of the lines of the file with that text it is, "N/M". Such a name stays right
-# when lines above it come or go, and becomes wrong when the line changes or another one like it comes.
+# Common functions of reasons.awk and check.awk (awk -f lines.awk -f ...). tools/coverage/reasons
+# names a source line by its text without indentation and by its position "N/M" among the lines of
+# the file with this text. Such a name stays valid when other lines are added or removed, and
+# becomes invalid when the line changes or another line with the same text is added.
 # Variable: top, the directory of the sources.
 
 function trim(s) {
@@ -11,7 +12,8 @@ function trim(s) {
 	return s
 }
 
-# Reads a file once. same[file, text] is how many lines have a text, nth[file, number] which of them a line is.
+# Reads a file once. same[file, text] counts the lines with a text; nth[file, number] is the
+# position of a line among them.
 function read_source(file,  number, line, text) {
 	if (file in lines_of)
 		return
@@ -24,7 +26,7 @@ function read_source(file,  number, line, text) {
 	lines_of[file] = number + 0
 }
 
-# "N/M" of line NUMBER, which has TEXT.
+# Returns "N/M" for line NUMBER with TEXT.
 function place(file, number, text) {
 	read_source(file)
 	return nth[file, number] "/" same[file, text]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# awk -f merge.awk UNREACHED UNREACHED: what was executed in neither of two builds, from the outputs of unreached.awk for each.
-# A line that one build does not have is judged by the other. Variable: summary, a file that gets for each source its lines,
-# how many were not executed, and how many parts of other lines.
+# awk -f merge.awk UNREACHED UNREACHED: merges the outputs of unreached.awk for two builds, and
+# prints the parts that neither build executed. A line that only one build contains is taken from
+# that build. Variable: summary, a file for the number of lines, lines not executed, and partly
+# executed lines of each source.
 BEGIN { FS = OFS = "\t" }
 
 FNR == 1 { build++ }
@@ -25,7 +26,7 @@ $3 >= 0 {
 	}
 }
 
-# Whether the part in column at of a line was not executed in a build.
+# Whether a build did not execute the part of a line at column at.
 function is_left(b, line, at) {
 	return !((b, line) in known) || (b, line, at) in left || (b, line, 0) in left
 }
@@ -35,7 +36,7 @@ END {
 		split(order[i], f)
 		if (!is_left(1, f[1] FS f[2], f[3]) || !is_left(2, f[1] FS f[2], f[3]))
 			continue
-		# The part of a line that all is left of.
+		# Skip a part of a line that was not executed at all in either build.
 		if (f[3] > 0 && is_left(1, f[1] FS f[2], 0) && is_left(2, f[1] FS f[2], 0))
 			continue
 		print text[order[i]]

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# awk -f lines.awk -f reasons.awk REASONS UNREACHED: adds to each part why it is not executed, or "-".
-# REASONS has lines @KEY<tab>REASON, and FILE<tab>N/M<tab>KEY<tab>LINE: for all parts of that line (lines.awk). "@KEY ?"
-# is a reason that does not hold in each run.
-# Variables: top, the directory of the sources; unused, a file for the lines of REASONS that no part needed although their
-# reason holds in each run; wanted, a file for lines to be added to REASONS, without a KEY.
+# awk -f lines.awk -f reasons.awk REASONS UNREACHED: adds to each part the reason for which it is
+# not executed, or "-".
+# REASONS has lines @KEY<tab>REASON, and FILE<tab>N/M<tab>KEY<tab>LINE for all parts of a line (see
+# lines.awk). "@KEY ?" is a reason that does not hold in each run.
+# Variables: top, the directory of the sources; unused, a file for lines of REASONS with
+# unconditional reasons whose parts were executed; wanted, a file for lines to add to REASONS,
+# without KEY.
 BEGIN { FS = OFS = "\t" }
 
 NR == FNR && /^@/ {

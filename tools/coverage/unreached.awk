@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# Reads the text of "llvm-cov show" and prints what was not executed, without tests:
+# Reads the text of "llvm-cov show" and prints the parts that were not executed, without tests:
 #   FILE<tab>LINE<tab>COLUMN<tab>source line
-# COLUMN is 0 for a whole line, else that of a part: most often the "?" of an error that never came; -1 for each line that was
-# executed. A line of punctuation is none: it is executed with what it closes.
-# Variable: top, the directory to leave out of names.
+# COLUMN is 0 for a whole line, the column for a part of a line (usually the "?" of an error that
+# did not occur), and -1 for each executed line. Lines with only punctuation are skipped, because
+# they count with the block that they close.
+# Variable: top, the directory to remove from names.
 
 function trim(s) {
 	gsub(/^[ \t]+|[ \t]+$/, "", s)
@@ -40,7 +41,7 @@ function flush_line(  i, n, at) {
 	next
 }
 
-# "  12|   34|source", or a line below it with marks "^0".
+# "  12|   34|source", or a line after it with marks "^0".
 match($0, /^ *[0-9]+\| *[0-9.kMG]*\|/) {
 	flush_line()
 	width = RLENGTH

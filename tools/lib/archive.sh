@@ -1,10 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# Archives of the cache: what was built, packed and unpacked as a whole, so that its parts are of one build. zstd's
-# checksum tells a damaged one. To be sourced after common.sh.
+# Archives in the cache. Build results are packed and unpacked as a whole, so that all files are of
+# one build. zstd's checksum detects a damaged archive. To be sourced after common.sh.
 
-# unpack ARCHIVE DIRECTORY: makes DIRECTORY of it. An archive that is damaged is deleted.
+# unpack ARCHIVE DIRECTORY: replaces DIRECTORY by the contents of ARCHIVE. A damaged archive is
+# deleted.
 unpack() {
 	rm -rf "$2.part"
 	mkdir -p "$2.part"
@@ -17,7 +18,7 @@ unpack() {
 	mv "$2.part" "$2"
 }
 
-# pack DIRECTORY ARCHIVE [OPTION OF TAR]...: makes ARCHIVE, unless there is one.
+# pack DIRECTORY ARCHIVE [TAR-OPTION]...: creates ARCHIVE, unless it exists.
 pack() {
 	local directory=$1 archive=$2
 	shift 2
@@ -27,8 +28,9 @@ pack() {
 	mv "$archive.part" "$archive"
 }
 
-# rename_checkout DIRECTORY: makes the commands that Kbuild saved in DIRECTORY refer to this checkout. Modules from the
-# cache were built in another one, which may be deleted by now, and tools/rustc-again runs the saved commands.
+# rename_checkout DIRECTORY: makes the commands that Kbuild saved in DIRECTORY refer to this
+# checkout. Modules in the cache were built in another checkout, which may have been deleted, and
+# tools/rustc-again runs the saved commands.
 rename_checkout() {
 	local old
 	old=$(sed -n 's/^export KBUILD_EXTMOD = //p' "$1/Makefile")

@@ -1,15 +1,16 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# Shared by every tool: where things are, progress lines, logs, locks.
-# Source it first; it switches on strict mode. A tool that is called with -h or --help prints its head and ends.
+# Shared by all tools: paths, progress lines, logs and locks.
+# Source it first; it enables strict mode. With -h or --help, it prints the head of the calling tool
+# and exits.
 
 set -euo pipefail
 export LC_ALL=C
 
 case ${1-} in
 -h | --help)
-	# What follows the licence, up to the first line that is no comment.
+	# Print the comment lines after the licence, up to the first other line.
 	sed -n '3,${/^#/!q; /^#$/!s/^# //; s/^#$//; /./,$p}' "$0" | sed '/./,$!d; /^shellcheck /d'
 	exit 0
 	;;
@@ -21,12 +22,12 @@ mkdir -p "$HMM_CACHE"
 HMM_CACHE=$(cd "$HMM_CACHE" && pwd -P)
 export HMM_TOP HMM_CACHE
 
-# Inside the root the cache has this fixed name besides its own, so that the absolute paths that
-# Kbuild records stay valid when the cache is moved.
+# Inside the root the cache has this fixed name in addition to its own, so that absolute paths
+# recorded by Kbuild stay valid when the cache is moved.
 HMM_ALIAS=/hmm-cache
 
 HMM_BUILD=$HMM_TOP/build
-# Tools that fill the cache put their logs there.
+# Tools that fill the cache write their logs to the cache.
 HMM_LOGS=${HMM_LOGS:-$HMM_BUILD/log}
 export HMM_ALIAS HMM_BUILD HMM_LOGS
 
@@ -40,14 +41,15 @@ elapsed() {
 	if ((s < 60)); then printf '%ds' "$s"; else printf '%dm%02ds' $((s / 60)) $((s % 60)); fi
 }
 
-# step LABEL COMMAND...: one progress line; the output goes to a log, of which a failure shows the end.
+# step LABEL COMMAND...: runs COMMAND with a progress line and with its output in a log. Prints the
+# end of the log on a failure.
 step() {
 	local label=$1 log start=$SECONDS rc
 	shift
 	mkdir -p "$HMM_LOGS"
 	log=$HMM_LOGS/$(printf '%s' "$label" | tr -cs 'A-Za-z0-9._\n-' '-').log
 	printf '  %-58s' "$label" >&2
-	# Not "|| rc=$?": that would switch errexit off inside the step.
+	# Not "|| rc=$?", which would disable errexit inside the step.
 	set +e
 	( set -e; "$@" ) >"$log" 2>&1 </dev/null
 	rc=$?
@@ -61,8 +63,8 @@ step() {
 	printf ' %s\n' "$(elapsed $((SECONDS - start)))" >&2
 }
 
-# locked NAME COMMAND...: runs COMMAND while holding the cache's lock NAME, and says so when it waits.
-# COMMAND may be a shell function. The lock goes away with the process, so none can be left behind.
+# locked NAME COMMAND...: runs COMMAND while holding the cache's lock NAME, and reports that it
+# waits. COMMAND may be a shell function. The lock is released when the process ends in any way.
 locked() {
 	local name=$1 fd rc
 	shift
@@ -80,8 +82,8 @@ locked() {
 	return "$rc"
 }
 
-# on_disk: waits until what was written to the cache is on the disk. Comes before a name or mark says that something is
-# complete: of a machine that stops at once, the mark may be kept and its files empty.
+# on_disk: waits until the cache was written to disk. Called before a file is renamed or a mark is
+# set, because after a crash the mark could exist while the files are empty.
 on_disk() {
 	sync -f "$HMM_CACHE"
 }

@@ -1,9 +1,10 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# Formats of page tables that the mock GPU can walk, by the names that --format takes.
+# Page-table formats that the mock GPU can walk, by the names that --format accepts.
 
-# format_modules NAME: options of tools/vm/run that load the mock with tables of that format.
+# format_modules NAME: sets the options of tools/vm/run that load the mock with page tables of this
+# format.
 # shellcheck disable=SC2034 # of who sources this
 format_modules() {
 	local number

@@ -1,34 +1,35 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# The record of tools/test/mutation, and how it judges a run; tools/check/summary tests these functions.
+# The record of tools/test/mutation, and its judgement of a run. tools/check/summary tests these
+# functions.
 
-# turn HASH NAME...: the tenth of the NAMEs that the commit HASH selects; their order, too, depends on it, since there may
-# be time for the first one only.
+# turn HASH NAME...: selects the tenth of the NAMEs that is due for commit HASH. Their order also
+# depends on HASH, because there may be time for the first one only.
 turn() {
 	local number=$((16#${1:0:8})) i parts mine=()
 	shift
-	# Of fewer than ten mutations, one.
+	# With fewer than ten mutations, select one.
 	parts=$(($# < 10 ? $# : 10))
 	for ((i = parts ? number % parts : 0; i < $#; i += parts)); do mine+=("${@:i + 1:1}"); done
 	for ((i = 0; i < ${#mine[@]}; i++)); do printf '%s\n' "${mine[(i + number / 10) % ${#mine[@]}]}"; done
 }
 
-# noticed_on RECORD NAME SOURCES: whether NAME was noticed on the sources with that hash.
+# noticed_on RECORD NAME SOURCES: whether NAME was detected on the sources with this hash.
 noticed_on() {
 	[ -e "$1" ] && awk -F '\t' -v name="$2" -v sources="$3" '
 		$1 == name && $2 == sources { found = 1 }
 		END { exit !found }' "$1"
 }
 
-# record_of RECORD NAME: the line to show.
+# record_of RECORD NAME: formats the record of NAME.
 record_of() {
 	local line=''
 	[ ! -e "$1" ] || line=$(awk -F '\t' -v name="$2" '$1 == name { print name ": commit " $3 ", noticed by " $4 }' "$1")
 	printf '%s\n' "${line:-$2: not recorded}"
 }
 
-# recorded RECORD NAME...: those of the NAMEs that RECORD has.
+# recorded RECORD NAME...: prints the NAMEs that have a record.
 recorded() {
 	local record=$1 name
 	shift
@@ -37,8 +38,8 @@ recorded() {
 	done
 }
 
-# keep RECORD NAME SOURCES COMMIT TESTS: records that TESTS noticed NAME, in place of its line before. Runs beside each
-# other wait for each other.
+# keep RECORD NAME SOURCES COMMIT TESTS: records that TESTS detected NAME, replacing a previous
+# record. Concurrent runs are serialized by a lock.
 keep() {
 	(
 		flock 9
@@ -54,8 +55,9 @@ keep() {
 	) 9>"$HMM_BUILD/.lock-mutation-record"
 }
 
-# signs RESULTS TAP HANG: what noticed the mutation in a run that failed, a line each: tests that failed, and what the
-# kernel or the library reported. A time-out is a sign only where HANG is "hang": on a slow machine every mutant has one.
+# signs RESULTS TAP HANG: prints the failed tests and the reports of the kernel or the library,
+# which detect the mutation. A time-out counts only if HANG is "hang", because on a slow machine
+# each mutant may time out.
 signs() {
 	local name
 	{

@@ -1,14 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# Which sources something was built from or measured on; to be sourced after common.sh.
+# Hashes of the sources of builds and measurements; to be sourced after common.sh.
 #
-# A build that succeeds leaves the hash of its sources in the file .sources beside what it built, and one that begins
-# removes it: so nothing is run that is older than the sources, as after a build that failed. Measurements are kept with
-# such a hash, too: it stays the same when a commit gets another name.
+# A successful build leaves the hash of its sources in the file .sources beside its output. A build
+# removes this file when it begins, so that output older than the sources is never run, for instance
+# after a failed build. Measurements are kept with such a hash, too, because it does not change when
+# a commit is rewritten.
 
-# hash_paths PATH...: short name for names and contents of the files below PATHs of the checkout, without what builds leave
-# there and without records, which tests write.
+# hash_paths PATH...: short hash of the names and contents of the files below PATHs of the checkout,
+# without build output and records, which tests write.
 hash_paths() {
 	(
 		cd "$HMM_TOP" || exit
@@ -18,8 +19,9 @@ hash_paths() {
 	) | sha256sum | cut -c1-16
 }
 
-# sources_of KIND: the hash of the sources of the "modules", of the "programs", of "all" that is tested on kernels and tests
-# there, or of what is "tested": "all" without what starts tests, looks at sources or judges results.
+# sources_of KIND: the hash of the sources of the "modules", of the "programs", of "all" (both, with
+# everything that runs them), or of "tested": "all" without the tools that start tests, check
+# sources or judge results.
 sources_of() {
 	case $1 in
 	modules) hash_paths Kbuild rust samples include tools/coverage ;;
@@ -36,8 +38,8 @@ sources_of() {
 	esac
 }
 
-# tests_of TEXT...: the hash of the parts of tools/test that the TEXTs name, and of those that they name, lib/groups.sh among
-# them, but for what starts all of them.
+# tests_of TEXT...: the hash of the parts of tools/test that the TEXTs name, and of those that these
+# name in turn, including lib/groups.sh, but without the tool that starts all of them.
 tests_of() {
 	local text=$* found=() name new
 	while :; do
@@ -57,17 +59,17 @@ tests_of() {
 	if ((${#found[@]})); then hash_paths "${found[@]}"; else echo none; fi
 }
 
-# built_from DIRECTORY HASH: what is in DIRECTORY was built from sources with HASH.
+# built_from DIRECTORY HASH: records that DIRECTORY was built from sources with HASH.
 built_from() { printf '%s\n' "$2" >"$1/.sources"; }
 
-# is_current KIND DIRECTORY: whether it was built from the sources as they are.
+# is_current KIND DIRECTORY: whether DIRECTORY was built from the current sources.
 is_current() { [ -s "$2/.sources" ] && [ "$(<"$2/.sources")" = "$(sources_of "$1")" ]; }
 
-# commit_now: the commit of the checkout, with "+" when files differ from it; "-" without git.
+# commit_now: the commit of the checkout, followed by "+" if files differ from it; "-" without git.
 commit_now() {
 	local commit
 	commit=$(git -C "$HMM_TOP" rev-parse --short=10 HEAD 2>/dev/null) || { printf -- '-\n'; return; }
-	# Records and tables are what measurements write.
+	# Exclude records and tables, which measurements write.
 	if [ -n "$(git -C "$HMM_TOP" status --porcelain -- Kbuild Kconfig Makefile dkms.conf debian rust samples include tools ':!*.tsv' ':!*tables-stale')" ]; then
 		commit+=+
 	fi

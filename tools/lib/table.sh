@@ -1,15 +1,16 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# Measured tables in documents; to be sourced after common.sh and sources.sh. tools/test/tables.tsv has a line for each: the
-# document, the mark, the commit and the kernel that were measured, the hash of the sources that the table speaks of, and
-# these sources. tools/check/tables compares.
+# Tables with measurements in documents; to be sourced after common.sh and sources.sh.
+# tools/test/tables.tsv has a line for each table: the document, the mark, the commit and kernel of
+# the measurement, the hash of the relevant sources, and these sources. tools/check/tables compares
+# the hashes.
 
 HMM_TABLES=${HMM_TABLES:-$HMM_TOP/tools/test/tables.tsv}
 
-# write_table DOCUMENT MARK FILE KERNEL: puts FILE, with what was measured, between the line ".. table of MARK" of the
-# document and the next ".. end of the table". Does nothing if the sources differ from the commit: no commit has these
-# figures.
+# write_table DOCUMENT MARK FILE KERNEL: replaces the lines between ".. table of MARK" and the next
+# ".. end of the table" in the document by FILE, and records commit and sources. Does nothing if the
+# sources differ from the commit, because the figures would belong to no commit.
 write_table() {
 	local document=$HMM_TOP/Documentation/$1 mark=".. table of $2" file=$3 kernel=$4 commit sources hash
 	grep -qxF "$mark" "$document" || die "$document has no line \"$mark\""
@@ -48,8 +49,8 @@ measured_kernel() {
 	printf '%s %s\n' "$1" "$release"
 }
 
-# rst_table: turns lines with tabs, the first one the head, into a simple table of reStructuredText. The first column is
-# aligned to the left, the others to the right.
+# rst_table: converts lines with tabs, of which the first one is the header, to a simple table in
+# reStructuredText. The first column is left-aligned, the others are right-aligned.
 rst_table() {
 	awk -F '\t' '
 		{ for (i = 1; i <= NF; i++) { cell[NR, i] = $i; if (length($i) > width[i]) width[i] = length($i) } columns = NF }

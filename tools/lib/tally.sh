@@ -1,12 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# Counting test results; to be sourced after common.sh. Every suite leaves build/results/SUITE with a
-# line "ok NAME", "not ok NAME" or "skip NAME # REASON" per test, so that tools/test/all can add them up. A
-# suite that ends early leaves at least one "not ok", and so does a skip that tools/test/skips does not list.
+# Counts test results; to be sourced after common.sh. Each suite writes to build/results/SUITE one
+# line "ok NAME", "not ok NAME" or "skip NAME # REASON" for each test, which tools/test/all adds up.
+# A suite that ends early leaves at least one "not ok". A skip that tools/test/skips does not list
+# counts as a failure.
 
 HMM_RESULTS=$HMM_BUILD/results
-# What may be skipped.
+# List of permitted skips.
 HMM_SKIPS=${HMM_SKIPS:-$HMM_TOP/tools/test/skips}
 
 # suite NAME: starts a suite; until its "finish" the result is a failure.
@@ -14,7 +15,8 @@ suite() {
 	HMM_SUITE=$1
 	HMM_RESULT=$HMM_RESULTS/$1
 	mkdir -p "$HMM_RESULTS" "$HMM_BUILD/log"
-	# Two runs of one suite in one checkout would write into the same files; the lock goes away with us.
+	# Two runs of a suite in one checkout would write the same files. The lock is released on
+	# exit.
 	local fd
 	exec {fd}>"$HMM_BUILD/.lock-suite-$1"
 	if ! flock -n "$fd"; then
@@ -22,9 +24,9 @@ suite() {
 		flock "$fd"
 	fi
 	: >"$HMM_RESULT"
-	# A VM would read the input of a loop that starts it.
+	# Otherwise a VM would consume the input of a loop that starts it.
 	exec </dev/null
-	# One suite may be a part of what tools/test/all runs under another name.
+	# tools/test/all may run a suite as part of another one with its own log.
 	if [ -n "${HMM_SUITE_LOG-}" ] && [ ! -e "$HMM_BUILD/log/suite-$1.log" ]; then
 		ln -sf "$HMM_SUITE_LOG" "$HMM_BUILD/log/suite-$1.log"
 	fi
@@ -35,8 +37,9 @@ pass()  { printf 'ok %s\n' "$*" >>"$HMM_RESULT"; }
 flunk() { printf 'not ok %s\n' "$*" >>"$HMM_RESULT"; say "    FAILED: $*"; }
 skip()  { printf 'skip %s\n' "$*" >>"$HMM_RESULT"; }
 
-# take_tap FILE STATUS [leaves] [PREFIX]: takes the results of a program that printed TAP into FILE and ended with STATUS.
-# A program that crashed, ended early or has not run what it announced has failed, whatever its tests say.
+# take_tap FILE STATUS [leaves] [PREFIX]: adds the results of a program that printed TAP to FILE and
+# ended with STATUS. A program that crashed, ended early or did not run its whole plan has failed,
+# even if its tests passed.
 take_tap() {
 	local file=$1 status=$2 leaves=${3-} prefix=${4-} line
 	tap_results "$file" "$leaves" | sed -E "s/^(ok|not ok|skip) /&$prefix/" >>"$HMM_RESULT"
@@ -49,8 +52,9 @@ take_tap() {
 	fi
 }
 
-# tap_plan FILE: what is wrong with the numbers of TAP or KTAP, a line each. A plan "1..N" comes before or behind its
-# tests, at each level; another plan at the same level begins another list of tests. There is at least one.
+# tap_plan FILE: prints errors in the numbering of TAP or KTAP, one in each line. At each level, a
+# plan "1..N" precedes or follows its tests, and another plan begins another list. There must be at
+# least one plan.
 tap_plan() {
 	tr -d '\r' <"$1" | awk '
 		# ends LEVEL: the list at LEVEL is complete.
@@ -69,7 +73,7 @@ tap_plan() {
 			plans++
 			for (l in n) if (l + 0 > level) ends(l)
 			for (l in plan) if (l + 0 > level) ends(l)
-			# Behind its tests.
+			# A plan after its tests.
 			if (level in n && !(level in plan)) {
 				plan[level] = number
 				ends(level)
@@ -96,15 +100,16 @@ tap_plan() {
 		}'
 }
 
-# tap_results FILE: "ok NAME", "not ok NAME" or "skip NAME # REASON" for each test line of TAP or KTAP; with "leaves" as
-# the second argument only the innermost level of KTAP, in which every suite ends in a line of its own.
+# tap_results FILE: prints "ok NAME", "not ok NAME" or "skip NAME # REASON" for each test of TAP or
+# KTAP. With "leaves" as second argument, only the innermost level of KTAP, where each suite ends
+# with a line of its own.
 tap_results() {
 	tr -d '\r' <"$1" | awk -v leaves="${2-}" '
 		match($0, /^ *(not )?ok [0-9]+ /) {
 			line = $0
 			indent = match(line, /[^ ]/)
 			sub(/^ */, "", line)
-			# A line that closes deeper results is their sum.
+			# A line that ends a nested list is a summary of it.
 			if (leaves && last > indent) { last = indent; next }
 			last = indent
 			bad = line ~ /^not ok/
@@ -117,31 +122,31 @@ tap_results() {
 		}'
 }
 
-# kunit_suites FILE: every suite of the sources has run.
+# kunit_suites FILE: checks that each suite in the sources has run.
 kunit_suites() {
 	local name
-	# A machine that did not start has said so.
+	# If the machine did not boot, that was already reported.
 	grep -aq '# Subtest: ' "$1" || return 0
 	while read -r name; do
 		grep -aqE "# Subtest: $name"$'\r?$' "$1" || flunk "the suite $name of the sources did not run"
 	done < <(cd "$HMM_TOP" && grep -rhoE --include '*.rs' 'kunit_tests\([a-z0-9_]+' rust samples | sed 's/.*(//' | sort -u)
 }
 
-# say_failed FILE: the lines of TAP or KTAP of the tests that failed, which say why.
+# say_failed FILE: prints the TAP or KTAP lines of failed tests, which contain the reason.
 say_failed() {
 	tr -d '\r' <"$1" | grep -aE '^ *not ok ' | sed 's/^ *//' | cut -c1-400 | sed 's/^/    /' >&2 || :
 }
 
 count() { grep -c "^$1 " "$2" || [ $? -eq 1 ]; }
 
-# detail: prints what it reads, unless many suites run one after the other (HMM_BRIEF=1) and only their sums
-# are wanted. Logs have it anyway.
+# detail: prints its input, except if several suites run in sequence and only their totals are
+# wanted (HMM_BRIEF=1). The log contains it in either case.
 detail() {
 	if [ "${HMM_BRIEF-}" = 1 ]; then cat >/dev/null; else sed -u 's/^/    /' >&2; fi
 }
 
-# failures DIRECTORY LOGS: of each suite with results in DIRECTORY that has failed the tests that did (at
-# most 40), and the end of its log LOGS/suite-NAME.log.
+# failures DIRECTORY LOGS: for each failed suite with results in DIRECTORY, prints the failed tests
+# (at most 40) and the end of its log LOGS/suite-NAME.log.
 failures() {
 	local f name log n
 	for f in "$1"/*; do
@@ -158,9 +163,10 @@ failures() {
 	done
 }
 
-# check_skips SUITE FILE: compares the results in FILE with the list of skips. Prints "unlisted NAME # REASON" for each
-# skipped test that the list does not permit, and "ran NAME" for each listed test of this suite that ran. A line of the
-# list has a pattern of suites, the test, and the begin of the reason.
+# check_skips SUITE FILE: compares the results in FILE with the list of skips. A line of the list
+# has a pattern of suites, the test, and the beginning of the reason. Prints a line
+# "unlisted NAME # REASON" for each skipped test that is not listed, and "ran NAME" for each listed
+# test of this suite that ran.
 check_skips() {
 	local suite=$1 pattern name reason line got result
 	local -A listed=()
@@ -190,7 +196,7 @@ check_skips() {
 	done <"$2"
 }
 
-# finish: prints the suite's sum; fails when a test failed or none ran.
+# finish: prints the totals of the suite. Fails if a test failed or none ran.
 finish() {
 	local p f s kind what
 

@@ -6,27 +6,28 @@
 # shellcheck source=tools/lib/archive.sh
 . "$HMM_TOP/tools/lib/archive.sh"
 
-# Static; GNU ld takes several times as long as lld.
+# Static. lld, because GNU ld is several times slower.
 user_flags='-C target-feature=+crt-static -C link-arg=-fuse-ld=lld'
 
-# user_sources: copies below build/, where each finds the other as in tools/. A lock file that another cargo left beside
-# the sources names other versions of the crates than the root has.
+# user_sources: copies the sources below build/, with the same relative paths as in tools/. A lock
+# file that another cargo left beside the sources names other crate versions than those of the root.
 user_sources() {
 	local manifest
 
 	mkdir -p "$HMM_BUILD/user/src"
 	in_root rsync -a --delete --exclude /target --exclude /Cargo.lock "$HMM_TOP/tools/user/" "$HMM_BUILD/user/src/"
 	in_root rsync -a --delete --exclude /target --exclude /Cargo.toml "$HMM_TOP/tools/hmmctl/" "$HMM_BUILD/user/hmmctl/"
-	# The workspace has another name there. An unchanged file keeps its time.
+	# The workspace has another name there. Unchanged files keep their modification time.
 	manifest=$(sed 's|"../user"|"../src"|' "$HMM_TOP/tools/hmmctl/Cargo.toml")
 	if [ "$(cat "$HMM_BUILD/user/hmmctl/Cargo.toml" 2>/dev/null)" != "$manifest" ]; then
 		printf '%s\n' "$manifest" >"$HMM_BUILD/user/hmmctl/Cargo.toml"
 	fi
 }
 
-# user_cargo COMMAND ARGUMENT...: offline; the crates are Debian's packages, so that nothing but a Debian mirror
-# is needed. Each command has a target directory of its own, so that none waits for another. The cache keeps what the
-# crates of others are built to, which is the same in all checkouts with these manifests: one archive for each command.
+# user_cargo COMMAND ARGUMENT...: runs cargo offline. The crates are Debian packages, so that only a
+# Debian mirror is needed. Each command has its own target directory, so that commands do not wait
+# for each other. The cache keeps the builds of third-party crates, in one archive for each command;
+# they are the same in all checkouts with these manifests.
 user_cargo() {
 	local command=$1 target=$HMM_BUILD/user/$1 archive manifests
 	shift

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * QEMU plugin: counts how often each translated block runs between two markers,
- * and writes "address instructions runs" for each when QEMU ends. A marker is
- * the instruction "xchg %bx, %bx", which does nothing: the first one begins, the
- * next one ends, and so on. For one processor.
+ * QEMU plugin: counts the executions of each translated block between two markers, and writes
+ * "address instructions runs" for each block when QEMU exits. A marker is the instruction "xchg
+ * %bx, %bx", a no-op: the first one starts counting, the next one stops it, and so on. For machines
+ * with one CPU.
  */
 #include <stdint.h>
 #include <stdio.h>

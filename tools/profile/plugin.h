@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What is used of QEMU's interface for plugins, version 4 (QEMU 9.1 and later).
- * Debian does not ship QEMU's header.
+ * The parts of QEMU's plugin interface, version 4 (QEMU 9.1 and later), that are used here. Debian
+ * does not package QEMU's header.
  */
 #ifndef PROFILE_PLUGIN_H
 #define PROFILE_PLUGIN_H

@@ -4,7 +4,7 @@
 import re
 import textwrap
 
-# What else of the library goes along, besides rust/mm.
+# Modules outside of rust/mm that become part of the series.
 ALONG = ("compat", "deferred", "within")
 
 
@@ -52,7 +52,7 @@ def moved(path):
 
 def imports(text):
     """What comes from the kernel crate and from the library is one `use` now, in each module."""
-    # One with an attribute stays by itself.
+    # A declaration with an attribute is kept unchanged.
     pattern = re.compile(r"^(?<!\]\n)( *)use (crate|kernel)::(.*?);\n", flags=re.M | re.S)
     rest = set(re.findall(r"\w+", pattern.sub("", text)))
     found = {}
@@ -61,7 +61,7 @@ def imports(text):
         if crate == "crate":
             paths = [path for path in map(moved, paths) if path]
         if indent:
-            # Tests that stay behind may have been the only ones to use it.
+            # Drop imports that only the removed tests used.
             paths = [path for path in paths if path.endswith("*") or path.rpartition("::")[2] in rest]
         found.setdefault(indent, []).extend(paths)
 
@@ -88,7 +88,7 @@ def decided(text, series):
     """Only what is for `series`."""
     this = f"hmm_series_{series.replace('.', '_')}"
     kept = []
-    # An item with all that stands before it.
+    # An item with the attributes and comments before it.
     for item in re.findall(r"(?:.+\n)*?(?:\}|.*[;}])\n(?:\n|\Z)|\n|.+\n", text):
         attribute = re.search(r"^#\[cfg\((not\()?(hmm_series_\w+)\)*\]\n", item, flags=re.M)
         if attribute and (attribute.group(2) == this) == bool(attribute.group(1)):
@@ -134,14 +134,14 @@ def rust(text, series, private):
     text = without_blocks(text, r"if fails\(Point::")
     text = without_blocks(text, r"if is_injecting\(\)")
     text = re.sub(r" \|\| fails\(Point::\w+\)", "", text)
-    # An argument of a helper in C, which leaves a window open for a test.
+    # An argument of a C helper that widens a race window for a test.
     text = re.sub(r"fails\(Point::\w+\)", "false", text)
     text = re.sub(r"locks::(\w+)\(\)", r'(c"hmm::\1", crate::static_lock_class!())', text)
     text = without_tests(text, "Thread::")
     text = imports(text)
     text = re.sub(r"\bcrate::mm\b(?=::|\))", "crate::hmm", text)
     text = re.sub(r"\bkernel::", "crate::", text)
-    # What the library uses is for drivers there.
+    # Items that are internal to the library become the interface for drivers.
     text = text.replace("pub(crate) ", "pub(super) " if private else "pub ")
     return filled(text.replace("bindings::rust_hmm_", "bindings::hmm_"))
 

@@ -13,9 +13,9 @@ import sys
 
 OURS = ("rust/", "samples/", "tests/", "tools/", "Documentation/", "debian/", ".ci/")
 KERNEL = ("tools/testing/", "lib/", "mm/", "include/linux/", "drivers/gpu/", "scripts/")
-# What a line of a block of commands begins with.
+# First word of a line in a block of commands.
 STARTS = re.compile(r"(make|apt|trace-cmd|perf|bpftrace|modprobe|insmod|rmmod|cd|cp|git|sudo|hmm-[a-z-]+|hmmctl|\./\S+|tools/\S+|\.ci/\S+)(\s|$)")
-# Of every system.
+# Commands of each system.
 USUAL = {"cat", "cp", "dmesg", "echo", "grep", "ls", "sudo", "./try"}
 # An assignment before a command.
 ASSIGNED = re.compile(r"[A-Z_]+=\S*$")
@@ -83,7 +83,7 @@ class Checker:
         self.top, self.kernel = top, kernel
         self.scripts = Scripts(top)
         self.ci = self.scripts.reached("tools/test/all")
-        # Tests that need no kernel have a runner each.
+        # Proofs that need no kernel have one runner each.
         paths = [f"tools/test/{name}" for name in sorted(os.listdir(f"{top}/tools/test"))]
         paths += [f"tests/{name}/run" for name in sorted(os.listdir(f"{top}/tests"))]
         suites = [path for path in paths if self.scripts.is_script(path)]
@@ -207,7 +207,7 @@ class Checker:
             raise Problem(f"hmmctl has no {words[1]}")
         self.options([word for word in words[1:] if word not in ("--help", "--version")], "", [name])
         if name == "hmmctl":
-            # Its end-to-end tests are of what it shows.
+            # End-to-end tests cover its output.
             words = ["tools/test/e2e"]
             return self.runner(words, words)
         for script in sorted(self.ci):
@@ -255,7 +255,7 @@ class Checker:
 class Tests:
     """Names of the end-to-end tests and of KUnit's."""
 
-    # In these, a name of three words or more is a test's.
+    # In these chapters, a name of three or more words is the name of a test.
     CHAPTERS = ("faultless.rst", "lifecycle.rst")
 
     def __init__(self, top):

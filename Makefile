@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# Commands for people and CI. The modules themselves are built by Kbuild, see the file Kbuild:
-# "make -C KDIR M=$PWD modules" needs nothing of what is below.
+# Commands for developers and CI. Kbuild builds the modules, see the file Kbuild:
+# "make -C KDIR M=$PWD modules" does not need this file.
 
-# Kbuild reads Kbuild, not this file, and passes KERNELRELEASE: nothing to do then.
+# Kbuild reads Kbuild, not this file, and sets KERNELRELEASE: define nothing then.
 KERNEL ?= debian
 ifeq ($(KCSAN),1)
 override KERNEL := kcsan
@@ -96,11 +96,11 @@ run:
 test:
 	@tools/test/all
 
-# Of a series without a bootable Debian image the kernel "test" runs, if none is named.
+# Without KERNEL=, run the kernel "test" if the series has no bootable Debian image.
 named := $(filter command line environment override,$(origin KERNEL))
 bootable = $(or $(named),$(filter default,$(SERIES)),$(word 4,$(shell tools/kernel/prepare --series $(SERIES) --show)))
 run_kernel = $(if $(bootable),$(KERNEL),test)
-# With KERNEL= on the command line on that kernel only, else on both.
+# Only the kernel of KERNEL= on the command line, otherwise both.
 kernels = $(if $(named),$(KERNEL),$(if $(bootable),debian) test)
 
 hmm-tests:
@@ -115,7 +115,7 @@ kunit:
 	tools/build --kernel $(K) --series $(SERIES)
 	tools/test/kunit --kernel $(K) --series $(SERIES)
 
-# FILTER= names tests by parts of their names, on private memory
+# FILTER= selects tests by parts of their names, on private memory
 e2e:
 	tools/build --user
 	set -e; for k in $(kernels); do \
@@ -213,7 +213,8 @@ compile-fail:
 	tools/build
 	tools/check/compile-fail
 
-# KERNEL on the command line, else test; SIZES in MiB; WRITE=1 puts the tables into the documents
+# KERNEL on the command line, otherwise test; SIZES in MiB; WRITE=1 writes the tables to the
+# documents
 bench:
 	tools/test/bench --kernel $(bench_kernel) --series $(SERIES) $(if $(SIZES),--sizes '$(SIZES)') $(if $(WRITE),--write)
 

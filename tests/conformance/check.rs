@@ -4,10 +4,10 @@
 //!
 //! Standard input has lines of the tracepoint `hmm_stage`, in the order in which the stages
 //! happened. [`Log::step`] calls a function for each stage, which checks that the model allows it
-//! after the stages before it. It tracks marks, flushes and announcements, as the model does, but
-//! not the entries of tables.
+//! after the stages before it. Like the model, it tracks marks, flushes and announcements, but not
+//! the entries of tables.
 //!
-//! Prints how often each stage was seen. Exit status 1: the model does not allow a stage, which is
+//! Prints the count of each stage. Exit status 1: the model does not allow a stage, which is
 //! printed with the lines before it. Exit status 2: the input is not a log, or is incomplete.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -17,33 +17,33 @@ use std::process::ExitCode;
 /// Size of a page.
 const PAGE: u64 = 4096;
 
-/// Pages of a window. What is told of one window's changes says nothing of another one.
+/// Number of pages of a window. Stages of different windows are independent.
 const WINDOW: u64 = 512;
 
-/// Lines that are shown before one that is wrong.
+/// Number of lines shown before one that fails.
 const CONTEXT: usize = 20;
 
 /// A stage of a run.
 struct Line<'a> {
     task: &'a str,
-    /// `None`: all mirrors of the migration.
+    /// `None` for a stage of all mirrors of the migration.
     mirror: Option<u64>,
     stage: &'a str,
-    /// Of the migration, 0 for none.
+    /// Identifier of the migration, 0 for none.
     name: u64,
     start: u64,
     pages: u64,
-    /// Pages of the range that it is about.
+    /// Pages of the range to which the stage applies.
     set: Vec<u64>,
 }
 
 impl<'a> Line<'a> {
-    /// Of a line `TASK ... hmm_stage: KEY=VALUE...`; `None` for lines of other events and comments.
+    /// Parses a line `TASK ... hmm_stage: KEY=VALUE...`; `None` for other events and comments.
     fn parse(text: &'a str) -> Result<Option<Self>, String> {
         let Some((head, rest)) = text.split_once(" hmm_stage: ") else {
             return Ok(None);
         };
-        // NAME-PID [CPU] ...: the name may have blanks, and is not always known.
+        // NAME-PID [CPU] ...: the name may contain blanks, and may be missing.
         let task = head.split(" [").next().unwrap_or(head).trim();
         let task = task.rsplit('-').next().unwrap_or(task);
         let mut fields = HashMap::new();
@@ -78,7 +78,7 @@ impl<'a> Line<'a> {
         }))
     }
 
-    /// The window in which it is.
+    /// The window that contains the range.
     fn window(&self) -> u64 {
         self.start / WINDOW
     }
@@ -88,53 +88,53 @@ impl<'a> Line<'a> {
     }
 }
 
-/// An invalidation that a task serves.
+/// An invalidation that a task is handling.
 struct Serving {
     mirror: u64,
     window: u64,
-    /// Flushes of others that had not ended when it began.
+    /// Flushes of other tasks that were pending when it began.
     others: HashSet<u64>,
     has_flushed: bool,
 }
 
-/// A flush that has not ended.
+/// A pending flush.
 struct Flush {
     mirror: u64,
     number: u64,
 }
 
-/// What is known of a mirror.
+/// State of a mirror.
 #[derive(Default)]
 struct Mirror {
-    /// The migration that has marked a page.
+    /// For each marked page, the migration that has marked it.
     marks: BTreeMap<u64, u64>,
-    /// Migrations that are announced.
+    /// Announced migrations.
     announced: HashSet<u64>,
-    /// Flushes that have not ended.
+    /// Pending flushes.
     flushes: HashSet<u64>,
-    /// By window: tasks that serve an invalidation.
+    /// By window: number of tasks that are handling an invalidation.
     serving: BTreeMap<u64, usize>,
-    /// By window: the number of its last invalidation.
+    /// By window: number of the last invalidation.
     events: BTreeMap<u64, u64>,
 }
 
-/// What is known of a migration.
+/// State of a migration.
 #[derive(Default)]
 struct Migration {
     mirrors: HashSet<u64>,
     is_isolated: bool,
     moved: Option<BTreeSet<u64>>,
-    /// Mirrors whose entries were switched, or removed.
+    /// Mirrors whose entries were switched or removed.
     switched: HashSet<u64>,
     is_final: bool,
 }
 
-/// What is known of a task.
+/// State of a task.
 #[derive(Default)]
 struct Task {
     flushes: Vec<Flush>,
     serving: Vec<Serving>,
-    /// The window in which it collects, and the number of the last invalidation before.
+    /// The window in which it collects, and the number of the last invalidation at that time.
     collects: Option<(u64, u64)>,
 }
 
@@ -144,12 +144,12 @@ struct Log {
     migrations: HashMap<u64, Migration>,
     tasks: HashMap<String, Task>,
     flushes: u64,
-    /// Invalidations so far.
+    /// Number of invalidations so far.
     events: u64,
     seen: BTreeMap<String, u64>,
 }
 
-/// Fails with what is wrong unless `holds`.
+/// Fails with the message `wrong` unless `holds`.
 fn need(holds: bool, wrong: impl FnOnce() -> String) -> Result<(), String> {
     if holds {
         Ok(())
@@ -188,7 +188,8 @@ impl Log {
         self.tasks.entry(line.task.to_string()).or_default()
     }
 
-    /// All but the migration that has caused it lose their marks (H3, H9, H10).
+    /// Handles an invalidation. All migrations except the one that caused it lose their marks (H3,
+    /// H9, H10).
     fn event(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
         let mirror = self.mirrors.entry(number).or_default();
         need(line.name == 0 || mirror.announced.contains(&line.name), || {
@@ -202,7 +203,7 @@ impl Log {
         mirror.events.insert(line.window(), self.events);
         *mirror.serving.entry(line.window()).or_default() += 1;
         let task = self.task(line);
-        // That of the first window of the event has covered all.
+        // The flush of the event's first window covers all of its windows.
         others.retain(|number| task.flushes.iter().all(|flush| flush.number != *number));
         let (mirror, window) = (number, line.window());
         task.serving.push(Serving { mirror, window, others, has_flushed: false });
@@ -215,14 +216,15 @@ impl Log {
         Ok(())
     }
 
-    /// What the event has removed is flushed, and what others had removed before (rule 2).
+    /// Handles the end of an invalidation. The entries that it removed must be flushed, and those
+    /// that were removed concurrently before it (rule 2).
     fn event_over(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
         let task = self.task(line);
-        // All begin before the first is waited for.
+        // All windows begin before the first flush is waited for.
         let at = task.serving.iter().rposition(|serving| serving.mirror == number);
         let serving =
             at.map(|at| task.serving.remove(at)).ok_or("the end of an event that has not begun")?;
-        // The flush may be that of another window of the event, which is over then.
+        // The flush may be that of another window of the event, which then has ended.
         let is_last = !task.serving.iter().any(|serving| serving.mirror == number);
         let own = is_last && task.flushes.iter().any(|flush| flush.mirror == number);
         let mirror = self.mirrors.entry(number).or_default();
@@ -244,8 +246,8 @@ impl Log {
         Ok(())
     }
 
-    /// No invalidation of the window has begun since the range was collected (rule 1), and no migration has
-    /// marked the pages (H2).
+    /// Handles an installation. No invalidation of the window may have begun since the range was
+    /// collected (rule 1), and no migration may have marked the pages (H2).
     fn install(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
         let window = line.window();
         let before = self.task(line).collects.take();
@@ -269,7 +271,8 @@ impl Log {
         Ok(())
     }
 
-    /// A page has one mark (H13). No invalidation is under way, except for a reader (H4).
+    /// Handles an announcement. A page has only one mark (H13). No invalidation may be in progress,
+    /// except for a reader (H4).
     fn announce(&mut self, line: &Line<'_>, number: u64, reader: bool) -> Result<(), String> {
         let mirror = self.mirrors.entry(number).or_default();
         let taken = line.set.iter().find(|page| mirror.marks.contains_key(page));
@@ -294,7 +297,7 @@ impl Log {
         Ok(())
     }
 
-    /// What could be written is flushed before (H1).
+    /// Handles an isolation. Write access must be flushed before (H1).
     fn isolate(&mut self, line: &Line<'_>) -> Result<(), String> {
         let pending = !self.task(line).flushes.is_empty();
         need(!pending, || "pages are isolated before write access was flushed".to_string())?;
@@ -311,14 +314,14 @@ impl Log {
         need(migration.moved.is_none(), || "moved twice".to_string())?;
         migration.moved = Some(line.set.iter().copied().collect());
         if migration.mirrors.is_empty() {
-            // Nobody will end it.
+            // No stage will end it.
             self.migrations.remove(&line.name);
             self.count("move without mirrors");
         }
         Ok(())
     }
 
-    /// Only entries of pages that have moved (H5, H6), whose mark nobody has taken.
+    /// Handles a switch: only for pages that were moved (H5, H6), and whose mark was not removed.
     fn switch(&mut self, line: &Line<'_>, number: u64) -> Result<(), String> {
         let mirror = self.mirrors.entry(number).or_default();
         let migration = self.migrations.entry(line.name).or_default();
@@ -332,7 +335,7 @@ impl Log {
                 lost.unwrap_or(&0) * PAGE
             )
         })?;
-        // Exclusive access and copies have neither: their pages stay.
+        // Exclusive access and copies neither isolate nor move pages.
         if migration.is_isolated {
             let moved = migration.moved.as_ref().ok_or("switched before anything has moved")?;
             let stays = line.set.iter().find(|page| !moved.contains(page));
@@ -348,7 +351,7 @@ impl Log {
         Ok(())
     }
 
-    /// The device uses no source any more (H15).
+    /// Handles the end of a step: no device may still access a source (H15).
     fn finalize(&mut self, line: &Line<'_>) -> Result<(), String> {
         let pending = !self.task(line).flushes.is_empty();
         need(!pending, || "sources are freed before entries were flushed".to_string())?;
@@ -458,7 +461,7 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    /// The lines of a log: TASK MIRROR STAGE NAME FIRST PAGES SET, with `-` for all mirrors.
+    /// Replays lines TASK MIRROR STAGE NAME FIRST PAGES SET, with `-` for all mirrors.
     fn replay(text: &str) -> Result<Log, String> {
         let mut log = Log::default();
         for short in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -500,7 +503,7 @@ mod tests {
         1 0 end a 0 0 0
     ";
 
-    /// The migration without the line that has `without`.
+    /// The lines of a migration, except the one with `without`.
     fn migration(without: &str) -> String {
         let lines = MIGRATION.lines().filter(|line| !line.contains(without));
         lines.collect::<Vec<_>>().join("\n")

@@ -1,16 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# AddressSanitizer for programs in Rust; to be sourced after common.sh and tally.sh. Debian's compiler brings no runtime of
-# it. That of GCC has the same functions, and must be the first library that is loaded.
+# AddressSanitizer for programs in Rust; to be sourced after common.sh and tally.sh. Debian's Rust
+# compiler does not include its runtime. GCC's runtime has the same functions, and must be the first
+# library that is loaded.
 
 # shellcheck disable=SC2034 # For who sources it.
 sanitizer_target=x86_64-unknown-linux-gnu
 # shellcheck disable=SC2034
 sanitizer_flags='-Zsanitizer=address -Zexternal-clangrt -Clink-arg=-lasan'
 
-# sanitized BINARY: makes it a script that runs the program of this name with the runtime. What a process does not free at
-# its end is no error.
+# sanitized BINARY: replaces BINARY by a script that runs the program with the runtime. Leaks are
+# not errors.
 sanitized() {
 	mv "$1" "$1.program"
 	# shellcheck disable=SC2016
@@ -19,7 +20,7 @@ sanitized() {
 	chmod +x "$1"
 }
 
-# sanitizer_works BINARY: a test: the program notices, with --use-after-free, that it does so.
+# sanitizer_works BINARY: tests that a use after free is detected, with --use-after-free.
 sanitizer_works() {
 	if [[ $(in_root "$1" --use-after-free 2>&1) == *'AddressSanitizer: heap-use-after-free'* ]]; then
 		pass "the sanitizer works"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The functions and constants of C that the sources use.
+//! The C functions and constants that the sources use.
 
 use kernel::ffi;
 
@@ -20,15 +20,15 @@ pub mod frames {
     use super::*;
     use kernel::model::{Hidden, Memory};
 
-    /// Frames that are looked at.
+    /// Number of modelled frames of a region.
     pub const WATCHED: usize = 2;
     const REGIONS: usize = 4;
 
     struct Frame {
-        /// Written when the frame comes and goes, and read by who uses it or looks at it.
+        /// Written when the region is added or removed, and read by each user of the frame.
         there: Memory,
-        /// Written by who has the page. Who only looks reads `struct page` as the kernel does,
-        /// which may race with that.
+        /// Written by the owner of the page. Other code only reads `struct page`, as the kernel
+        /// does, which may race with these writes.
         contents: Memory,
     }
 
@@ -44,7 +44,7 @@ pub mod frames {
         STATE.with(|state| f(state.as_mut().expect("frames::reset")))
     }
 
-    /// To be called first in each execution.
+    /// Must be called at the start of each execution.
     pub fn reset() {
         let frame = |_| Frame {
             there: Memory::new(0),
@@ -60,7 +60,7 @@ pub mod frames {
         });
     }
 
-    /// A region's pages are numbered from here on.
+    /// First page frame number of a region.
     pub fn first_pfn(region: usize) -> usize {
         (region + 1) << 20
     }
@@ -73,14 +73,14 @@ pub mod frames {
                 "page frame {pfn:#x} is not there"
             );
             let frame = state.frames.get(region * WATCHED + index);
-            // SAFETY: They are there until the next execution.
+            // SAFETY: The frames exist until the next execution.
             frame
                 .filter(|_| index < WATCHED)
                 .map(|frame| unsafe { &*core::ptr::from_ref(frame) })
         })
     }
 
-    /// Looks at a frame that somebody else may have.
+    /// Accesses a frame that another task may own.
     #[track_caller]
     pub fn look(pfn: usize) {
         if let Some(frame) = frame(pfn) {
@@ -88,7 +88,7 @@ pub mod frames {
         }
     }
 
-    /// Uses a frame of a page that one has.
+    /// Accesses a frame of a page that the caller owns.
     #[track_caller]
     pub fn write(pfn: usize) {
         if let Some(frame) = frame(pfn) {
@@ -97,7 +97,7 @@ pub mod frames {
         }
     }
 
-    /// The last reference of the page `pfn` is dropped.
+    /// The last reference to page `pfn` is dropped.
     pub fn free(pfn: usize) {
         let pgmap = unsafe { rust_hmm_pfn_pgmap(pfn) };
         unsafe { (*(*pgmap).ops).folio_free.expect("set")(pfn as *mut folio) };
@@ -111,7 +111,7 @@ pub mod frames {
         })
     }
 
-    /// The frames come or go.
+    /// Adds or removes the frames of a region.
     fn change(region: usize) {
         for frame in (0..WATCHED).filter_map(|index| frame(first_pfn(region) + index)) {
             frame.there.write(1);
@@ -127,7 +127,7 @@ pub mod frames {
 
     pub(super) fn unmap(start: u64) {
         let region = (start >> 32) as usize - 1;
-        // Every use was before.
+        // All accesses must have happened before.
         change(region);
         state(|state| assert!(state.mapped[region].take().is_some()));
     }
@@ -281,7 +281,7 @@ pub struct device {
     _private: u8,
 }
 
-/// A window: the frames that its first places have, as plain memory of the model.
+/// A DMA window: the frames mapped in its first slots, as plain memory of the model.
 pub struct rust_hmm_dma_window {
     places: [kernel::model::Memory; 2],
 }
@@ -318,7 +318,7 @@ pub unsafe fn rust_hmm_dma_window_free(_device: *mut device, window: *mut rust_h
     let window = unsafe { Box::from_raw(window) };
     for place in &window.places {
         assert_eq!(place.read(), 0, "a window is freed, and a page is mapped");
-        // Nothing uses it any more.
+        // The slot is not mapped.
         place.write(0);
     }
 }
@@ -359,8 +359,8 @@ pub unsafe fn rust_hmm_dma_window_unmap(
     }
 }
 
-/// What a device is needed for. Each test has one mapping of pages in a row, or one buffer, at a
-/// time.
+/// Mapping state of a device. Each test has at most one mapping of consecutive pages, or one
+/// buffer, at a time.
 pub static RUN: kernel::model::Hidden<Option<Box<kernel::model::Memory>>> =
     kernel::model::Hidden::new(None);
 
@@ -415,7 +415,7 @@ pub unsafe fn rust_hmm_dma_buffer_free(
     run(0);
 }
 
-/// One end is a buffer, which is a word here.
+/// One of both addresses is a buffer, which is a word of the model here.
 pub unsafe fn rust_hmm_copy_bytes(to: *mut ffi::c_void, from: *const ffi::c_void, _bytes: usize) {
     let _ = to;
     let memory = from.cast::<kernel::model::Memory>();

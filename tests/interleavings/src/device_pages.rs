@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Stands in for the owner of pieces of device memory, with pieces of 512 pages.
+//! Stand-in for the owner of chunks of device memory, with chunks of 512 pages.
 
 use crate::{bindings::dev_pagemap_ops, mm::page::LockedFolio};
 use core::marker::PhantomData;

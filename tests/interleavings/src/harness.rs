@@ -7,7 +7,7 @@ use kernel::model::{break_row, explore, use_after_free, Bounds};
 /// A test.
 pub(crate) struct Test {
     pub(crate) name: &'static str,
-    /// Most preemptions; `None`: all interleavings.
+    /// Maximum number of preemptions; `None`: all interleavings.
     pub(crate) preemptions: Option<usize>,
     pub(crate) run: fn(),
 }
@@ -30,7 +30,7 @@ pub(crate) const fn bounded(name: &'static str, preemptions: usize, run: fn()) -
     }
 }
 
-/// Runs what the arguments name.
+/// Runs the tests named by the arguments.
 pub(crate) fn main(all: &[&[Test]]) {
     let mut arguments = std::env::args().skip(1);
     let (mut name, mut preemptions) = (None, None);
@@ -65,7 +65,8 @@ pub(crate) fn main(all: &[&[Test]]) {
     };
     let count = explore(bounds, test.run);
     if count == 1 {
-        // Nothing that its threads do depends on their order, so that it cannot find anything.
+        // With a single interleaving the order of the threads has no effect, so that the test
+        // proves nothing.
         eprintln!("{name}: a single interleaving");
         std::process::exit(1);
     }

@@ -106,7 +106,7 @@ mod memory {
     #[path = "../il/tests/memory.rs"]
     pub(crate) mod interleavings;
 
-    /// A driver that copies.
+    /// A driver with copy operations.
     pub(crate) trait MemoryOps {
         fn copy_at_once(&self, copy: &copy::Copy<'_>) -> Option<kernel::error::Result>;
         fn copy(&self, job: copy::CopyJob);

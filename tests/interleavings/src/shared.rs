@@ -2,7 +2,7 @@
 
 //! Stand-ins for modules of `rust/` that these tests and those of `tests/properties` share.
 
-/// An alarm is a failure, unless it follows from one.
+/// Fails the test, unless it has already failed.
 #[macro_export]
 macro_rules! alarm {
     ($alarm:ident, $($format:tt)+) => {
@@ -12,12 +12,12 @@ macro_rules! alarm {
     };
 }
 
-/// Accounts of memory.
+/// Accounting of memory, without effect here.
 pub(crate) mod overhead {
     pub(crate) fn add(_pages: i64, _bytes: i64) {}
 }
 
-/// Objects are dropped in place.
+/// Deferred drops, which take place immediately here.
 pub(crate) mod deferred {
     use core::ops::Deref;
     use kernel::{alloc::Flags, prelude::*};
@@ -45,7 +45,7 @@ pub(crate) mod deferred {
     }
 }
 
-/// Nothing shrinks but what a test has shrunk.
+/// Shrinkers, which only a test calls.
 pub(crate) mod shrinker {
     pub trait Shrink {
         fn count(&self) -> usize;
@@ -79,7 +79,7 @@ pub(crate) mod shrinker {
     }
 }
 
-/// Words of the model that are 0.
+/// Words of the model that are initially 0.
 pub(crate) mod zeroed {
     use kernel::{alloc::Flags, prelude::*, sync::atomic::Atomic};
 
@@ -151,7 +151,7 @@ pub(crate) mod table_memory {
         pub(crate) fn settle(&self) {}
     }
 
-    /// For the text of KUnit suites, which is not run.
+    /// Only for the text of KUnit suites, which is not run.
     pub(crate) trait TableWrites {
         fn written(&self, address: u64, bytes: usize);
         fn settle(&self);
@@ -164,13 +164,13 @@ pub(crate) mod table_memory {
         static TOLD: RefCell<Vec<(usize, u64, usize)>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// The writes since the last call: address of the table, entry, value.
+    /// The writes since the last call: address of the table, index of the entry, and value.
     pub(crate) fn writes() -> Vec<(u64, usize, u64)> {
         LOG.take()
     }
 
-    /// What the driver was told since the last call, to be called before [`writes`]: how many
-    /// writes of these came before it, address and bytes.
+    /// The notifications of the driver since the last call: number of preceding writes, address and
+    /// bytes. Must be called before [`writes`].
     pub(crate) fn told() -> Vec<(usize, u64, usize)> {
         TOLD.take()
     }

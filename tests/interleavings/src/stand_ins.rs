@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Stands in for modules of `rust/` that reach deep into the kernel.
+//! Stand-ins for modules of `rust/` that depend on many functions of the kernel.
 
 #[macro_use]
 #[path = "shared.rs"]
@@ -8,7 +8,7 @@ mod shared;
 
 pub(crate) use shared::{deferred, overhead, shrinker, table_memory, zeroed};
 
-/// No failures are injected.
+/// Fault injection, which never injects a failure here.
 pub(crate) mod inject {
     pub(crate) enum Point {
         Copy,
@@ -27,7 +27,7 @@ pub(crate) mod inject {
     }
 }
 
-/// Answers of drivers.
+/// Connections between devices.
 pub(crate) mod connection {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Connection {
@@ -36,7 +36,7 @@ pub(crate) mod connection {
     }
 }
 
-/// What asks for an end.
+/// Cancellation.
 pub(crate) mod queue {
     pub(crate) struct Stop;
 
@@ -47,7 +47,7 @@ pub(crate) mod queue {
     }
 }
 
-/// Names, and events.
+/// Cookies and notifier events.
 pub(crate) mod notifier {
     use kernel::ffi;
 
@@ -67,7 +67,7 @@ pub(crate) mod notifier {
 pub(crate) mod page {
     use core::marker::PhantomData;
 
-    /// A folio that was allocated, until it is freed.
+    /// An allocated folio; drop frees it.
     pub struct LockedFolio(pub(crate) usize);
 
     impl LockedFolio {
@@ -112,7 +112,7 @@ pub(crate) mod pin {
     }
 }
 
-/// Where contents are.
+/// Locations of page contents.
 pub(crate) mod mirror {
     use crate::mm::{device_pages::DeviceRange, page};
 

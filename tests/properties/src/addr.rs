@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Ranges of addresses, and numbers that do not overflow.
+//! Address ranges, and arithmetic without overflow.
 
 use super::addr::{PageRange, PMD_PAGES, PMD_SIZE};
 use crate::harness::{Property, Trial};
@@ -24,7 +24,7 @@ pub(crate) const ALL: &[Property] = &[
     Property { name: "range_pieces_end_at_borders", cases: 10000, variants: &[("range", pieces)] },
 ];
 
-/// Addresses near interesting ones: the ends of the address space, and borders of 2 MiB.
+/// Addresses near boundaries: the ends of the address space, and multiples of 2 MiB.
 fn address() -> impl Strategy<Value = usize> {
     let near = prop_oneof![
         Just(0usize),
@@ -50,7 +50,7 @@ fn range() -> impl Strategy<Value = PageRange> {
     })
 }
 
-/// First address and the one behind the last page.
+/// The first address, and the one behind the last page.
 fn ends(range: PageRange) -> (u128, u128) {
     (range.start() as u128, range.end() as u128)
 }
@@ -60,7 +60,7 @@ fn made(start: u128, end: u128) -> Option<(u128, u128)> {
     good.then_some((start, end))
 }
 
-/// Constructors refuse what is empty, not aligned, or beyond the largest address, and nothing else.
+/// Constructors reject empty, unaligned and too large ranges, and no others.
 fn refused(trial: &Trial<'_>) {
     let pages = prop_oneof![0usize..3, 0usize..2000, any::<usize>()];
     trial.run((address(), address(), pages), 1..4, |cases| {
@@ -71,7 +71,8 @@ fn refused(trial: &Trial<'_>) {
             let range = PageRange::from_pages(*first, *pages);
             let end = start + *pages as u128 * 4096;
             assert_eq!(range.ok().map(ends), made(start, end));
-            // The smallest that holds both; pages at the very end cannot be mapped.
+            // The smallest range that contains both. Pages at the very end of the address space
+            // cannot be mapped.
             let (low, high) = (first.min(second), first.max(second));
             if low < high {
                 let start = *low as u128 / 4096 * 4096;
@@ -110,7 +111,7 @@ fn parts(trial: &Trial<'_>) {
     });
 }
 
-/// Pieces follow each other, none crosses a border, and each ends at a border or at the end.
+/// Pieces are adjacent, none crosses a boundary, and each ends at a boundary or at the end.
 fn pieces(trial: &Trial<'_>) {
     trial.run(range(), 1..4, |ranges| {
         for range in ranges {

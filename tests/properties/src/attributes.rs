@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The attributes of an address space that three devices use, and an array of pages.
+//! The attributes of an address space with three devices, compared with an array of pages.
 
 use crate::{
     attributes::{Attributes, Change, Common, Found, Home, Location, Map},
@@ -30,7 +30,7 @@ pub(crate) const ALL: &[Property] = &[
     },
 ];
 
-/// Pages that are used, from [`BASE`] on.
+/// Number of pages used, from [`BASE`] on.
 const PAGES: usize = 100;
 const BASE: usize = 1 << 20;
 
@@ -60,12 +60,12 @@ impl What {
     }
 }
 
-/// Number of a device, from 0.
+/// Index of a device.
 type Device = usize;
 
 const DEVICES: usize = 3;
 
-/// Names a device.
+/// Cookie of a device.
 fn name(device: Device) -> Cookie {
     Cookie(0x1000 * (device + 1))
 }
@@ -73,11 +73,11 @@ fn name(device: Device) -> Cookie {
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Set(usize, usize, What, Device),
-    /// The last mirror of a device closes.
+    /// The last mirror of a device is closed.
     Close(Device),
     /// The range is unmapped.
     Lose(usize, usize),
-    /// The pages are moved to behind all others.
+    /// The pages are moved to an address behind all others.
     Move(usize, usize),
     Look(usize, usize),
 }
@@ -109,10 +109,11 @@ fn range(first: usize, pages: usize) -> PageRange {
     PageRange::from_pages((BASE + first) << 12, pages).unwrap()
 }
 
-/// What was said of a page, for all devices.
+/// Attributes of a page, for all devices.
 #[derive(Clone, Copy, Debug, Default)]
 struct Page {
-    /// What was said that is for all, with the place as the device sees it that said it.
+    /// The attributes shared by all devices. The preferred location is as seen by the device that
+    /// set it.
     all: Attributes,
     preferred: Option<Device>,
     accessed: [bool; DEVICES],
@@ -138,7 +139,7 @@ impl Page {
         self.accessed[device] = false;
     }
 
-    /// The attributes that `device` sees, but for the place.
+    /// The attributes that `device` sees, without the preferred location.
     fn seen_by(&self, device: Device) -> Attributes {
         let change = Change {
             accessed_by: Some(self.accessed[device]),
@@ -148,7 +149,7 @@ impl Page {
         change.apply(self.all).unwrap()
     }
 
-    /// The place that `device` sees.
+    /// The preferred location that `device` sees.
     fn place(&self, device: Device) -> Location {
         match self.preferred {
             Some(other) if other != device => Location::Other,
@@ -165,7 +166,7 @@ fn prefer(to: Location) -> Change {
     Change { preferred: Some(to), ..Change::default() }
 }
 
-/// `attributes` but for the place, and the place.
+/// `attributes` without the preferred location, and that location.
 fn apart(attributes: Attributes) -> (Attributes, Location) {
     let other = prefer(Location::Any).apply(attributes).unwrap();
     (other, attributes.preferred())
@@ -203,7 +204,7 @@ fn close(map: &Map, model: &mut Model, device: Device) {
 fn look(map: &Map, model: &Model, first: usize, pages: usize) {
     let limits = range(first, pages);
     let all: Vec<_> = (first..first + pages).map(|page| of(model, page)).collect();
-    // After a device has closed, there may be ranges with defaults.
+    // After a device has closed, ranges with default attributes may remain.
     assert!(map.any(limits) || all.iter().all(Page::is_default));
     for device in 0..DEVICES {
         let seen = all[0].seen_by(device);
@@ -231,12 +232,13 @@ fn new() -> std::pin::Pin<KBox<Map>> {
     KBox::pin_init(Map::new(), GFP_KERNEL).unwrap()
 }
 
-/// All that is watched.
+/// The whole range that notifiers cover.
 fn watched() -> Option<PageRange> {
     PageRange::new(0, 1 << 46).ok()
 }
 
-/// Each page has what was set last, and what is said of a range is true of each of its pages.
+/// Each page has the attributes set last, and common attributes of a range hold for each of its
+/// pages.
 fn changes(trial: &Trial<'_>) {
     trial.run(ops(), 1..30, |ops| {
         let map = new();
@@ -250,7 +252,7 @@ fn changes(trial: &Trial<'_>) {
                 Op::Close(device) => close(&map, &mut model, device),
                 Op::Lose(first, pages) | Op::Move(first, pages) => {
                     map.lose(range(first, pages));
-                    // Nothing of it is found again.
+                    // The lost range is not found again.
                     map.settle(watched(), |_, _| None).unwrap();
                     model.retain(|page, _| !(first..first + pages).contains(page));
                 }
@@ -261,15 +263,15 @@ fn changes(trial: &Trial<'_>) {
     });
 }
 
-/// Pages that are moved have their attributes where they are now, and none where they were.
+/// Moved pages have their attributes at the new addresses, and none at the old ones.
 fn moves(trial: &Trial<'_>) {
     trial.run(ops(), 1..20, |ops| {
         let map = new();
         let mut model = Model::new();
-        // Where each mapping is: its first page, how many, and the offset. They are in order.
+        // Mappings in order: first page, number of pages, and offset.
         let mut mappings = vec![(0, PAGES, 0)];
         let mut behind = 2 * PAGES;
-        // Of a mapping the number of its first page may be less than its offset.
+        // The first page of a mapping may have a smaller number than its offset.
         let home = |first: usize, offset: usize| Home::new(BASE + first, offset, 0x1000);
         for op in ops {
             match *op {
@@ -337,7 +339,8 @@ fn moves(trial: &Trial<'_>) {
     });
 }
 
-/// A mapping that moves below what is watched is watched as a whole, however many pieces it has.
+/// A mapping that moves below the covered range is covered as a whole, also if it has several
+/// parts.
 fn moves_out_of_sight(trial: &Trial<'_>) {
     const FAR: usize = 10 * PAGES;
     trial.run(ops(), 1..20, |ops| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The functions of C that the sources use: the tree of ranges, which is a map here, and a device
-//! with DMA.
+//! The C functions that the sources use: the maple tree, which is a map here, and a device with
+//! DMA.
 
 use kernel::ffi;
 use std::{collections::BTreeMap, thread::panicking};
@@ -10,17 +10,17 @@ pub unsafe fn synchronize_rcu() {
     kernel::sync::rcu::synchronize_rcu();
 }
 
-/// The tree of ranges: the last index and the value of each, by the first one. As in the maple
-/// tree, a store replaces what it covers and cuts what it covers in part; ranges are not merged.
+/// The tree of ranges: last index and value, by first index. As in the maple tree, a store replaces
+/// ranges that it covers, and truncates ranges that it overlaps. Ranges are not merged.
 pub struct maple_tree(Option<Box<BTreeMap<usize, (usize, usize)>>>);
 
 fn ranges(tree: *mut maple_tree) -> &'static mut BTreeMap<usize, (usize, usize)> {
-    // SAFETY: Initialized, and used by one thread.
+    // SAFETY: Initialized, and accessed by one thread only.
     unsafe { (*tree).0.as_mut().expect("initialized") }
 }
 
 pub unsafe fn rust_hmm_ranges_init(tree: *mut maple_tree) {
-    // SAFETY: May be written.
+    // SAFETY: The caller provides memory that may be written.
     unsafe { tree.write(maple_tree(Some(Box::default()))) };
 }
 
@@ -96,12 +96,12 @@ pub struct device {
     _private: u8,
 }
 
-/// The frames that are mapped in a window, by their places; 0: none.
+/// The page frames mapped in a window, by slot; 0: none.
 pub struct rust_hmm_dma_window {
     places: [usize; 512],
 }
 
-/// The device finds page frame `n` at page `n + OFFSET`.
+/// The DMA address of page frame `n` is that of page `n + OFFSET`.
 pub const OFFSET: usize = 1 << 16;
 
 pub unsafe fn rust_hmm_dma_create(_name: *const ffi::c_char) -> *mut device {
@@ -155,7 +155,7 @@ pub unsafe fn rust_hmm_dma_window_map(
         return -12;
     }
     let place = unsafe { &mut (*window).places[index as usize] };
-    // Frame 0 is one, too.
+    // Frame 0 is valid, so that slots contain the frame number plus 1.
     let expected = if fresh { 0 } else { pfn + 1 };
     assert_eq!(*place, expected, "a place is mapped twice");
     *place = pfn + 1;
@@ -178,7 +178,7 @@ pub unsafe fn rust_hmm_dma_window_unmap(
     }
 }
 
-// What follows is not called.
+// Declarations of functions that are not called.
 
 pub struct page {
     _private: u8,

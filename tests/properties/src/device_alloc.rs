@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The allocator of one piece of device memory, and the state of each page.
+//! The allocator of one chunk of device memory, compared with the state of each page.
 //!
-//! A module below the text of the KUnit suite, of which it has the states of pages and the map that
-//! is free.
+//! A submodule of the KUnit suite's module, whose page states and free map it uses.
 
 use super::*;
 use crate::harness::{Property, Trial};
@@ -31,7 +30,7 @@ pub(crate) const ALL: &[Property] = &[
 enum Op {
     Take(u32),
     TakeAt(usize, u32),
-    /// A part of the run of pages in use that contains this one, or follows it.
+    /// A part of the first run of used pages at or behind this page.
     GiveBack(usize, usize),
     Withdraw(usize, usize),
     Restore(usize, usize),
@@ -54,7 +53,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The state of each page, and whether it is to be out of use.
+/// The state of each page, and whether it was withdrawn.
 struct Model(Vec<(Page, bool)>);
 
 impl Model {
@@ -67,7 +66,7 @@ impl Model {
         self.0.iter().filter(|(page, _)| *page == state).count()
     }
 
-    /// Whether there is a free folio.
+    /// Whether there is a free folio of this order.
     fn fits(&self, order: u32) -> bool {
         let pages = 1 << order;
         (0..self.0.len()).step_by(pages).any(|at| self.is(at, pages, Page::Free))
@@ -85,7 +84,7 @@ impl Model {
         }
     }
 
-    /// Returns how many are in use still.
+    /// Withdraws pages. Returns the number of those that are in use.
     fn withdraw(&mut self, index: usize, count: usize) -> usize {
         let mut left = 0;
         for (page, out) in &mut self.0[index..index + count] {
@@ -107,7 +106,7 @@ impl Model {
         }
     }
 
-    /// A run of pages in use from `index` on, of at most `count`.
+    /// The first run of at most `count` used pages, from `index` on.
     fn used_run(&self, index: usize, count: usize) -> Option<(usize, usize)> {
         let is_used = |index: &usize| self.0[*index].0 == Page::Used;
         let first = (index..self.0.len()).find(is_used)?;
@@ -116,14 +115,15 @@ impl Model {
     }
 }
 
-/// What `take` was asked for, and has returned; and the block that small folios came from before.
+/// Argument and result of `take`, and the block from which small folios were taken before.
 struct Taken {
     order: u32,
     index: Option<usize>,
     last: usize,
 }
 
-/// Applies operations to both. Calls `check` after each, with the model before it and behind it.
+/// Applies operations to the map and the model. Calls `check` after each, with the model before and
+/// after it.
 fn each<const BLOCKS: usize>(
     trial: &Trial<'_>,
     check: impl Fn(&FreeMap, &Model, &Model, Option<Taken>),
@@ -180,7 +180,8 @@ fn each<const BLOCKS: usize>(
     });
 }
 
-/// A page is free, in use, or out of use, as the map says; its counts are those of pages.
+/// The map agrees with the model on which pages are free, used, and withdrawn, and its counts are
+/// those of the pages.
 fn states<const BLOCKS: usize>(trial: &Trial<'_>) {
     each::<BLOCKS>(trial, |map, _, model, _| {
         assert_eq!(map.used(), model.count(Page::Used));
@@ -200,9 +201,9 @@ fn states<const BLOCKS: usize>(trial: &Trial<'_>) {
     });
 }
 
-/// A folio that is taken was free and is aligned, and one is found if there is one. A small one
-/// comes from the block that was used last, or from the one with the fewest free pages that has
-/// room.
+/// An allocated folio was free and is aligned, and the allocation succeeds if there is one. A small
+/// folio comes from the block that was used last, or from the one with the fewest free pages that
+/// fits.
 fn folios<const BLOCKS: usize>(trial: &Trial<'_>) {
     each::<BLOCKS>(trial, |_, before, _, taken| {
         let Some(Taken { order, index, last }) = taken else {
@@ -231,8 +232,8 @@ fn folios<const BLOCKS: usize>(trial: &Trial<'_>) {
     });
 }
 
-/// A page that was withdrawn is not given out, whenever it is given back; `restore` brings back the
-/// pages that it names, and no others.
+/// A withdrawn page is not allocated after it is freed. `restore` brings back exactly the given
+/// pages.
 fn withdrawn<const BLOCKS: usize>(trial: &Trial<'_>) {
     each::<BLOCKS>(trial, |map, before, model, taken| {
         if let Some(Taken { order, index: Some(index), .. }) = taken {
@@ -240,7 +241,7 @@ fn withdrawn<const BLOCKS: usize>(trial: &Trial<'_>) {
                 assert!(*page == Page::Free && !out);
             }
         }
-        // All that is free can be taken, and nothing else.
+        // Exactly the free pages can be allocated.
         let mut all = Vec::new();
         while let Some(index) = map.take(0) {
             all.push(index);

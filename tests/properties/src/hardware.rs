@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The hardware of the mock GPU: walkers after the manuals, the TLB, and accesses while a table
-//! changes.
+//! The hardware of the mock GPU: walkers according to the manuals, the TLB, and accesses during
+//! changes of the table.
 
 use super::{
     bus::{Access, Action, Answer, Lane},
@@ -37,7 +37,7 @@ pub(crate) const ALL: &[Property] = &[
     },
 ];
 
-/// Words at bus addresses.
+/// Words, by bus address.
 struct Memory(HashMap<u64, u64>);
 
 impl Bus for Memory {
@@ -46,8 +46,8 @@ impl Bus for Memory {
     }
 }
 
-/// Three tables that lead to one at 0x4000 or, with a leaf of 2 MiB, to the one at 0x3000.
-/// `ADDR` has index 1, 2, 3 and 5 from the root on.
+/// Three levels of tables that lead to a table at 0x4000 or, if there is a leaf of 2 MiB, end at
+/// 0x3000. `ADDR` has the indices 1, 2, 3 and 5, beginning with the root.
 const ADDR: u64 = 1 << 39 | 2 << 30 | 3 << 21 | 5 << 12;
 
 fn tables(link: u64, large: Option<u64>, leaf: u64) -> Memory {
@@ -72,7 +72,7 @@ fn radix4(trial: &Trial<'_>) {
         assert_eq!(walk(Some(0x60_0081), 0), found(0x60_5000, 9, false));
         assert_eq!(walk(Some(0x60_1081), 0), Err(Miss::Malformed(0x60_1081)));
         assert_eq!(walk(Some(0x8003), 0), Err(Miss::Bus(0x8028)));
-        // Beyond 48 bits nothing is present.
+        // Nothing is present beyond 48 bits.
         let beyond = Format::Radix4.walk(&tables(3, None, 0x9003), 0x1000, ADDR | 1 << 48);
         assert_eq!(beyond, Err(Miss::NotPresent));
     });
@@ -123,12 +123,12 @@ fn kept() -> impl Strategy<Value = Kept> {
     ]
 }
 
-/// A TLB may lose translations; what it has was filled, for that address space and page, and not
-/// flushed since.
+/// A TLB may lose translations. A translation that it returns was filled for this address space and
+/// page, and was not flushed since.
 fn tlb(trial: &Trial<'_>) {
     trial.run(kept(), 1..60, |ops| {
         let mut tlb = Tlb::new(16).unwrap();
-        // What each page may be found at.
+        // The possible translations of each page.
         let mut model: BTreeMap<(u64, usize), Vec<u64>> = BTreeMap::new();
         for op in ops {
             match *op {
@@ -167,13 +167,13 @@ fn tlb(trial: &Trial<'_>) {
     });
 }
 
-/// Pages of the block that are used.
+/// Number of modelled pages of the block.
 const PAGES: usize = 3;
 
-/// A page, as a tree has it: its number, and whether it can be written.
+/// A page of the tree: its number, and whether it is writable.
 type Page = Option<(u64, bool)>;
 
-/// A block of 2 MiB, as the tree or the image has it.
+/// A block of 2 MiB of the tree or the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Block {
     Table { at: u64, pages: [Page; PAGES] },
@@ -189,11 +189,11 @@ impl Block {
     }
 }
 
-/// The root and the two tables below; then the two that the block may have.
+/// The root and the two tables below it, then the two possible tables of the block.
 const UPPER: [u64; 3] = [0x1000, 0x2000, 0x3000];
 const LOWER: [u64; 2] = [0x4000, 0x5000];
 
-/// The library and a device that walks: the tree, the image, and a change between both.
+/// The library and a device that walks the image: the tree, the image, and a pending change.
 struct Machine {
     tree: Block,
     before: Block,
@@ -202,7 +202,7 @@ struct Machine {
     image: HashMap<u64, u64>,
     changing: bool,
     tlb: Tlb,
-    /// Page that the last access has reached.
+    /// Page reached by the last access.
     reached: Cell<Option<u64>>,
     alarms: Cell<usize>,
 }
@@ -226,7 +226,7 @@ impl Machine {
         machine
     }
 
-    /// Changes the tree. The image follows word by word, a table before what links it.
+    /// Changes the tree. The image is written word by word, a table before its link.
     fn begin(&mut self, new: Block) {
         let right = |writable| 1 | u64::from(writable) << 1;
         let link = match new {
@@ -252,7 +252,7 @@ impl Machine {
         }
     }
 
-    /// Ends a change: the rest of the image, and then the flush.
+    /// Completes a change: writes the rest of the image, and flushes.
     fn end(&mut self) {
         while !self.unwritten.is_empty() {
             self.write();
@@ -318,13 +318,13 @@ impl Lane for Machine {
 enum Step {
     /// A page of the table is replaced, protected or removed.
     Page(usize, Page),
-    /// The table becomes a huge leaf, or such a leaf another one.
+    /// The table becomes a huge leaf, or a huge leaf is replaced.
     Merge(u64, bool),
     /// A huge leaf becomes a table.
     Split,
-    /// A word of the image is written.
+    /// The next word of the image is written.
     Write,
-    /// The change ends.
+    /// The change is completed.
     End,
     Access(usize, bool),
 }
@@ -341,8 +341,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An access, at any time of a change, ends at once at the page that was there before or is there
-/// after, and in a fault only if one of both does not permit it.
+/// An access at any time of a change reaches the page mapped before or after the change. It faults
+/// only if one of both denies it.
 fn accesses(trial: &Trial<'_>) {
     trial.run(step(), 1..60, |steps| {
         let mut machine = Machine::new();
@@ -358,7 +358,7 @@ fn accesses(trial: &Trial<'_>) {
                     accesses += 1;
                     continue;
                 }
-                // One change at a time.
+                // Only one change at a time.
                 _ if machine.changing => machine.end(),
                 Step::Page(index, page) => {
                     if let Block::Table { at, mut pages } = machine.tree {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Finds a property, tries it with lists of operations, and prints the shortest list that breaks
-//! it.
+//! Finds a property, tests it with lists of operations, and prints the shortest list that fails.
 
 use core::{
     cell::RefCell,
@@ -26,13 +25,13 @@ use std::{
 /// A property.
 pub(crate) struct Property {
     pub(crate) name: &'static str,
-    /// Cases of each variant, unless `--cases` says otherwise.
+    /// Number of lists for each variant, unless `--cases` is given.
     pub(crate) cases: u32,
-    /// Those that have the property, by their names.
+    /// The variants, by name.
     pub(crate) variants: &'static [(&'static str, fn(&Trial<'_>))],
 }
 
-/// How often, and with which cases, one variant of a property is tried.
+/// Parameters of the test of one variant of a property.
 pub(crate) struct Trial<'a> {
     name: &'static str,
     variant: &'static str,
@@ -48,16 +47,16 @@ struct Options {
 }
 
 thread_local! {
-    /// What was last asserted in vain.
+    /// Message of the last failed assertion.
     static FAILED: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 impl Trial<'_> {
-    /// A seed for this variant, which no other one has.
+    /// A seed that depends on the variant.
     fn seed(&self) -> [u8; 32] {
         let mut seed = [0; 32];
         for (index, part) in seed.chunks_exact_mut(8).enumerate() {
-            // Its keys are fixed.
+            // Its keys are constant.
             let mut hasher = DefaultHasher::new();
             (self.options.seed, self.name, self.variant, index).hash(&mut hasher);
             part.copy_from_slice(&hasher.finish().to_le_bytes());
@@ -65,8 +64,8 @@ impl Trial<'_> {
         seed
     }
 
-    /// Tries `test` with lists of operations, of which `count` says how long they are, and
-    /// something that is given for all of them.
+    /// Tests `test` with lists of operations, whose lengths are in `count`, and a value that is
+    /// common to all of them.
     pub(crate) fn run_with<G: Debug + 'static, O: Debug + 'static>(
         &self,
         given: impl Strategy<Value = G> + 'static,
@@ -77,7 +76,7 @@ impl Trial<'_> {
         self.run_boxed((given, vec(operation, count)).boxed(), &test);
     }
 
-    /// As [`Self::run_with`]. Not compiled for each property.
+    /// Like [`Self::run_with`], but compiled only once.
     fn run_boxed<G: Debug, O: Debug>(
         &self,
         cases: BoxedStrategy<(G, Vec<O>)>,
@@ -122,7 +121,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Tries `test` with lists of operations.
+    /// Tests `test` with lists of operations.
     pub(crate) fn run<O: Debug + 'static>(
         &self,
         operation: impl Strategy<Value = O> + 'static,
@@ -134,7 +133,7 @@ impl Trial<'_> {
     }
 }
 
-/// Tries what the arguments name.
+/// Tests the properties named by the arguments.
 pub(crate) fn main(all: &[&[Property]]) {
     let mut arguments = std::env::args().skip(1);
     let mut name = None;

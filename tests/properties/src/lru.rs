@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which block is evicted, and a history of accesses.
+//! The choice of the block to evict, compared with a history of accesses.
 
 use super::lru::{Claim, Lru, NoClaim, Turn, Usage};
 use crate::harness::{Property, Trial};
@@ -18,10 +18,10 @@ const BLOCKS: usize = 10;
 enum Op {
     Touch(usize),
     PutOff(usize),
-    /// From now on, no block that is used later is evicted.
+    /// From now on, a block that is used later must not be evicted.
     Remember,
-    /// Of the blocks in the first set, of which those in the second are full; whether any that is
-    /// there may go.
+    /// Evicts one of the blocks in the first set, of which those in the second are full; whether
+    /// any existing one may be chosen.
     Evict(u16, u16, bool),
     Claim(usize),
     Release(usize),
@@ -39,7 +39,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// When each block was used last; a turn passes when the device goes to another block.
+/// Time of the last use of each block. Time advances when the device accesses another block.
 struct Model {
     now: u64,
     last: [u64; BLOCKS],
@@ -60,9 +60,8 @@ impl Model {
     }
 }
 
-/// No block is evicted twice at once or although it was used since; a block that is used in part
-/// goes before others unless it was used lately, and else the one that was not used for the longest
-/// time.
+/// No block is evicted twice concurrently, or if it was used since it was chosen. Partially used
+/// blocks that were not used recently are evicted first, then the least recently used block.
 fn coldest(trial: &Trial<'_>) {
     trial.run(ops(), 1..60, |ops| {
         let lru = Lru::new(BLOCKS).unwrap();
@@ -103,7 +102,7 @@ fn coldest(trial: &Trial<'_>) {
                     cold.retain(|block| model.last[*block] <= time);
                     let some = !cold.is_empty();
                     cold.retain(|block| !is_claimed(block));
-                    // The first in order: used in part and not lately, then by time.
+                    // The first in order: partially used and not recent, then by age.
                     let key = |block: &usize| {
                         let age = model.now - model.last[*block];
                         let lately = age <= blocks.len() as u64 / 2;

@@ -8,7 +8,7 @@
 
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]
 
-// Samples name the library so.
+// The path that samples use for the library.
 extern crate self as rust_hmm;
 
 #[path = "properties/bindings.rs"]
@@ -19,7 +19,7 @@ mod harness;
 #[path = "properties/stand_ins.rs"]
 mod stand_ins;
 
-/// The hardware of the mock GPU, as far as it needs no thread. There is no folder of that name.
+/// The parts of the mock GPU's hardware that need no thread. There is no directory of that name.
 #[path = "."]
 mod hardware {
     #[path = "../samples/dmirror/hardware/bus.rs"]

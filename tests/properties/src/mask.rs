@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Sets of pages of a block, and an array of flags.
+//! Sets of pages of a block, compared with an array of flags.
 
 use super::{addr::PMD_PAGES, mask::Mask};
 use crate::harness::{Property, Trial};
@@ -21,7 +21,7 @@ enum Op {
     Missing(usize),
 }
 
-/// Also beyond the block, and backwards.
+/// Also beyond the block, and reversed.
 fn pages() -> impl Strategy<Value = Range<usize>> {
     let page = || prop_oneof![4 => 0..PMD_PAGES + 40, 2 => (0usize..10).prop_map(|word| word * 64)];
     (page(), page(), 0usize..8).prop_map(|(first, second, swap)| match swap {
@@ -45,8 +45,8 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A set has what was added and not taken out, and finds runs, gaps and counts as a look at each
-/// page does.
+/// A set contains the pages that were added and not removed. Runs, gaps and counts agree with a
+/// check of each page.
 fn array(trial: &Trial<'_>) {
     trial.run(ops(), 1..40, |ops| {
         let mut mask = Mask::EMPTY;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the documentation of policies promises, for any history of faults.
+//! Documented properties of the policies, for any history of faults.
 
 use super::{
     density::region,
@@ -66,7 +66,7 @@ pub(crate) const ALL: &[Property] = &[
     },
 ];
 
-/// Where blocks begin.
+/// Address of the first block.
 const BASE: usize = 0x4000_0000;
 const BLOCKS: usize = 3;
 
@@ -74,7 +74,7 @@ fn pages(first: usize, count: usize) -> PageRange {
     PageRange::from_pages(BASE + first * PAGE_SIZE, count).unwrap()
 }
 
-/// Pages within a block: the first one, and how many.
+/// Pages within a block: the first one, and their number.
 fn within_block() -> impl Strategy<Value = (usize, usize)> {
     let first = prop_oneof![3 => 0usize..4, 1 => 0..PMD_PAGES, 1 => Just(PMD_PAGES - 1)];
     let count = prop_oneof![3 => Just(1usize), 1 => 1usize..20, 1 => Just(PMD_PAGES)];
@@ -82,14 +82,14 @@ fn within_block() -> impl Strategy<Value = (usize, usize)> {
         .prop_map(|(block, first, count)| (block * PMD_PAGES + first, count.min(PMD_PAGES - first)))
 }
 
-/// A device fault on some pages, so many ms after the one before.
+/// A device fault on some pages, a number of ms after the previous one.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     first: usize,
     count: usize,
     after: u64,
     full: bool,
-    /// Whether the pages move, if they may.
+    /// Whether the pages are migrated, if permitted.
     moves: bool,
 }
 
@@ -101,8 +101,8 @@ fn faults() -> impl Strategy<Value = Fault> {
     })
 }
 
-/// A time in which a page may bounce is not shorter than that in which it stays then: else slow
-/// bounces are none.
+/// The detection window is not shorter than the pin time, because slow thrashing would otherwise
+/// not be detected.
 fn parameters() -> impl Strategy<Value = Parameters> {
     let nap = prop_oneof![Just(0u64), 1u64..10];
     (1u32..5, 1u64..300, 0u64..300, nap).prop_map(|(count, pin, more, nap)| Parameters {
@@ -114,11 +114,11 @@ fn parameters() -> impl Strategy<Value = Parameters> {
     })
 }
 
-/// In the time for which it would stay, a page moves `thrash_count` times at most. It leaves the
-/// device at once each time, and faults on it come at any time. Blocks may be anywhere.
+/// Within the pin time, a page is migrated at most `thrash_count` times. It leaves the device
+/// immediately each time, and faults on it occur at any time. Blocks may be at any address.
 fn bounces(trial: &Trial<'_>) {
     trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
-        // Each past is forgotten as soon as it may be.
+        // The history of a block is dropped as early as possible.
         let mut detector = Detector::with_kept(1);
         let mut moved: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         let mut now = 1000;
@@ -151,13 +151,13 @@ fn bounces(trial: &Trial<'_>) {
     });
 }
 
-/// Memory stays for `thrash_pin` ms at most each time, and is left to others for `thrash_nap`; what
-/// has not moved moves.
+/// Memory is pinned for at most `thrash_pin` ms each time, and is left to other devices for
+/// `thrash_nap`. Memory that has not been migrated may be migrated.
 fn ends(trial: &Trial<'_>) {
     trial.run_with(parameters(), faults(), 1..80, |parameters, faults| {
         let mut detector = Detector::new();
-        // Of each block: pages that have moved since, until when it stays, and until when it is
-        // left to others.
+        // For each block: pages that were migrated since, the end of the pin time, and the end of
+        // the nap.
         let mut known: BTreeMap<usize, ([bool; PMD_PAGES], u64, u64)> = BTreeMap::new();
         let mut now = 1000;
         for fault in faults {
@@ -174,7 +174,7 @@ fn ends(trial: &Trial<'_>) {
                 Verdict::Stay => {
                     assert!(again && now >= *rests, "it stays, and has not bounced");
                     *stays = now + parameters.thrash_pin;
-                    // Another chance then.
+                    // Afterwards migrations are permitted again.
                     *has_moved = [false; PMD_PAGES];
                 }
                 Verdict::Wait(ms) if now < *rests => assert_eq!(ms, *rests - now),
@@ -199,19 +199,19 @@ fn ends(trial: &Trial<'_>) {
     });
 }
 
-/// A fault of a device that goes on, or jumps.
+/// A device fault, sequential or not.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Behind the last one, or what it brought, by so many pages.
+    /// This number of pages behind the last fault, or behind the pages prefetched by it.
     On(usize),
-    /// To a place where it was not, nor near.
+    /// At an unrelated address.
     Jump,
-    /// Back to before the last one.
+    /// Before the last fault.
     Back(usize),
 }
 
-/// A stream gets none before its third fault, then twice as many blocks each time, and `ahead` at
-/// most; where nothing goes on, nothing is brought ahead.
+/// A stream prefetches nothing before its third fault, then twice as many blocks each time, up to
+/// `ahead`. Without sequential faults there is no prefetch.
 fn streams(trial: &Trial<'_>) {
     let step = prop_oneof![
         6 => (0usize..33).prop_map(Step::On),
@@ -222,9 +222,9 @@ fn streams(trial: &Trial<'_>) {
     trial.run_with(0usize..10, step, 1..40, |ahead, steps| {
         let mut stream = Stream::new();
         let (mut next, mut far) = (1 << 20, 1 << 24);
-        // Faults since the start, as long as all go on.
+        // Number of faults since the start, as long as all are sequential.
         let mut length = Some(0);
-        // Ends of all that was touched or brought.
+        // Ends of all accessed or prefetched ranges.
         let mut known: Vec<usize> = Vec::new();
         for step in steps {
             let at = match *step {
@@ -254,21 +254,21 @@ fn streams(trial: &Trial<'_>) {
     });
 }
 
-/// A touch by a CPU.
+/// A CPU fault.
 #[derive(Clone, Copy, Debug)]
 enum Touch {
-    /// Where the last window ended.
+    /// At the end of the last window.
     On,
-    /// In the block of the last page of the last window, at this page.
+    /// At this page of the block with the last page of the last window.
     Same(usize),
-    /// So many pages behind the end of the last window, or before it.
+    /// This number of pages behind the end of the last window, or before it.
     Near(isize),
     Far(usize),
     Forget,
 }
 
-/// A window is a power of 2 of pages, up to 2 MiB. It doubles where a CPU goes on or stays in the
-/// same 2 MiB, halves where it jumps, and else stays.
+/// A window has a power of 2 of pages, up to 2 MiB. It doubles if CPU faults are sequential or stay
+/// within 2 MiB, and halves after a jump.
 fn windows(trial: &Trial<'_>) {
     let touch = prop_oneof![
         4 => Just(Touch::On),
@@ -279,7 +279,7 @@ fn windows(trial: &Trial<'_>) {
     ];
     trial.run(touch, 1..60, |touches| {
         let windows = Windows::new().unwrap();
-        // The page behind the last window, and its pages.
+        // The page behind the last window, and its number of pages.
         let mut last: Option<(usize, usize)> = None;
         for touch in touches {
             let next = last.map_or(1 << 30, |(next, _)| next);
@@ -312,7 +312,7 @@ fn windows(trial: &Trial<'_>) {
     });
 }
 
-/// What is told of memory that does not move.
+/// An event for the cache of unmovable memory.
 #[derive(Clone, Copy, Debug)]
 enum Told {
     Add(usize, usize),
@@ -321,10 +321,10 @@ enum Told {
     Ask(usize, usize),
 }
 
-/// It says of a part that it does not move only if it was told so less than 500 ms ago and nothing
-/// has changed since; and it says so, unless another block has taken the place.
+/// A part counts as unmovable only if it was reported less than 500 ms ago and not changed since.
+/// It does count then, unless another block has replaced its entry.
 fn immovable(trial: &Trial<'_>) {
-    // Block 3 is that which shares the place of block 0.
+    // Block 3 has the same slot as block 0.
     let place = |page: usize| match page / PMD_PAGES {
         3 => page % PMD_PAGES + 64 * PMD_PAGES,
         _ => page,
@@ -343,7 +343,7 @@ fn immovable(trial: &Trial<'_>) {
     trial.run(told, 1..50, |told| {
         let mut known = Immovable::new();
         let mut now = 0;
-        // By place: the block, until when, and the pages.
+        // By slot: the block, the expiry time, and the pages.
         let mut model: BTreeMap<usize, (usize, u64, [bool; PMD_PAGES])> = BTreeMap::new();
         for told in told {
             match *told {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The map of ranges, and a map of pages.
+//! The map of ranges, compared with a map of pages.
 
 use super::range_map::{RangeMap, Wait, MAX_VALUE};
 use crate::{
@@ -22,7 +22,7 @@ pub(crate) const ALL: &[Property] = &[Property {
 enum Op {
     Store(usize, usize, u64),
     Remove(usize, usize),
-    /// A store for which there is no memory.
+    /// A store that fails for lack of memory.
     Fail(usize, usize, u64),
     Find(usize, usize),
     Clear,
@@ -43,12 +43,12 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Indices that are looked at: the others have the same values as those next to them.
+/// Indices that are checked; all others have the same values as their neighbours.
 fn looked_at() -> impl Iterator<Item = usize> {
     (0..62).chain(usize::MAX - 9..=usize::MAX)
 }
 
-/// Each page has the value that was stored last; pieces do not overlap, and are found in order.
+/// Each page has the value stored last. Ranges do not overlap, and are found in order.
 fn pages(trial: &Trial<'_>) {
     trial.run(ops(), 1..40, |ops| {
         let map = KBox::pin_init(RangeMap::new(), GFP_KERNEL).unwrap();
@@ -83,7 +83,7 @@ fn pages(trial: &Trial<'_>) {
                     let expected = looked_at()
                         .filter(|index| from <= *index && *index <= to)
                         .find_map(|index| Some((index, *model.get(&index)?)));
-                    // It may begin before.
+                    // The range may begin before.
                     let seen = found.map(|piece| (piece.first.max(from), piece.value.get()));
                     assert_eq!(seen, expected, "find from {from} to {to}");
                 }

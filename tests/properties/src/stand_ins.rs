@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Stands in for modules of `rust/` that reach deep into the kernel.
+//! Stand-ins for modules of `rust/` that depend on many functions of the kernel.
 
 #[macro_use]
 #[path = "shared.rs"]
@@ -8,7 +8,7 @@ mod shared;
 
 pub(crate) use shared::{deferred, overhead, shrinker, table_memory, zeroed};
 
-/// Injects failures, where a property says so.
+/// Fault injection, used by some properties.
 pub(crate) mod inject {
     use core::cell::Cell;
 
@@ -25,7 +25,7 @@ pub(crate) mod inject {
         static ARMED: Cell<Option<Point>> = const { Cell::new(None) };
     }
 
-    /// The next use of `point` fails.
+    /// Makes the next use of `point` fail.
     pub(crate) fn arm(point: Option<Point>) {
         ARMED.set(point);
     }
@@ -38,11 +38,11 @@ pub(crate) mod inject {
         fails
     }
 
-    /// For the text of KUnit suites, which is not run.
+    /// Only for the text of KUnit suites, which is not run.
     pub(crate) struct Armed;
 }
 
-/// Names.
+/// Cookies.
 pub(crate) mod notifier {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Cookie(pub(crate) usize);
@@ -50,7 +50,7 @@ pub(crate) mod notifier {
     impl Cookie {
         pub(crate) const NONE: Self = Self(0);
 
-        /// For the text of KUnit suites, which is not run.
+        /// Only for the text of KUnit suites, which is not run.
         pub(crate) fn of_driver(place: *const core::ffi::c_void) -> Self {
             Self(place as usize)
         }
@@ -59,24 +59,24 @@ pub(crate) mod notifier {
 
 /// Alarms.
 pub(crate) mod alarm {
-    /// For the text of KUnit suites, which is not run.
+    /// Only for the text of KUnit suites, which is not run.
     pub(crate) struct Alarm;
     pub(crate) struct Expected;
 }
 
-/// For the text of KUnit suites, which is not run.
+/// Only for the text of KUnit suites, which is not run.
 pub(crate) mod thread {
     pub(crate) struct Thread;
 }
 
-/// For the text of KUnit suites, which is not run.
+/// Only for the text of KUnit suites, which is not run.
 pub(crate) mod within {
     pub(crate) fn is_within() -> bool {
         true
     }
 }
 
-/// Pages of the CPU, which nothing here uses.
+/// Pages of the CPU, which are not used here.
 pub(crate) mod page {
     use core::marker::PhantomData;
 
@@ -121,7 +121,7 @@ pub(crate) mod device_pages {
     pub struct DeviceRange(());
 }
 
-/// Where contents are.
+/// Locations of page contents.
 pub(crate) mod mirror {
     use crate::mm::{device_pages::DeviceRange, page};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::alloc`. Nothing fails.
+//! Stand-in for `kernel::alloc`. Allocations never fail.
 
 use crate::{error::Error, init::PinInit};
 use core::{
@@ -9,7 +9,7 @@ use core::{
     pin::Pin,
 };
 
-/// No memory.
+/// The error of a failed allocation.
 #[derive(Debug)]
 pub struct AllocError;
 

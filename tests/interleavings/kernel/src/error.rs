@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::error`.
+//! Stand-in for `kernel::error`.
 
 /// An errno, negative.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Initializers. In the kernel they write into place; here they make a value.
+//! Initializers. The kernel's write in place; these return a value.
 
 use core::{convert::Infallible, pin::Pin};
 
-/// Makes a `T`.
+/// Initializer of a `T`.
 pub trait PinInit<T, E = Infallible> {
-    /// Makes it.
+    /// Returns the value.
     fn make(self) -> Result<T, E>;
 }
 
-/// What cannot fail.
+/// An initializer that cannot fail.
 pub struct Ready<T>(pub T);
 
 impl<T> PinInit<T> for Ready<T> {
@@ -19,7 +19,7 @@ impl<T> PinInit<T> for Ready<T> {
     }
 }
 
-/// In the kernel the constructors of these give initializers.
+/// In the kernel, the constructors of these types return initializers.
 macro_rules! values {
     ($([$($generics:tt)*] $type:ty;)*) => {$(
         impl<$($generics)*> PinInit<$type> for $type {
@@ -39,7 +39,7 @@ values! {
     [T] crate::types::Opaque<T>;
 }
 
-/// What may fail.
+/// An initializer that may fail.
 pub struct Try<T, E>(pub Result<T, E>);
 
 impl<T, E> PinInit<T, E> for Try<T, E> {
@@ -48,13 +48,13 @@ impl<T, E> PinInit<T, E> for Try<T, E> {
     }
 }
 
-/// As the trait of the kernel.
+/// Stand-in for the trait of the kernel.
 pub trait PinnedDrop {
     /// Drops it.
     fn drop(self: Pin<&mut Self>);
 }
 
-/// A value of a structure whose fields are made by initializers.
+/// Initializes a structure whose fields have initializers.
 #[macro_export]
 macro_rules! pin_init {
     ($name:ident { $($fields:tt)* }) => {
@@ -62,7 +62,7 @@ macro_rules! pin_init {
     };
 }
 
-/// As [`pin_init`], where making it may fail.
+/// Like [`pin_init`], for initializers that may fail.
 #[macro_export]
 macro_rules! try_pin_init {
     ($name:ident { $($fields:tt)* }? $error:ty) => {
@@ -72,7 +72,7 @@ macro_rules! try_pin_init {
     };
 }
 
-/// Makes the fields one by one.
+/// Initializes the fields one after the other.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! pin_init_fields {
@@ -93,7 +93,7 @@ macro_rules! pin_init_fields {
     };
 }
 
-/// What `init` makes.
+/// Returns the value of an infallible initializer.
 pub fn made<T>(init: impl PinInit<T, Infallible>) -> Result<T, Infallible> {
     init.make()
 }

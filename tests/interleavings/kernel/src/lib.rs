@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the sources under `rust/` use of the kernel crate, on top of loom: enough for those that `tests/interleavings`
-//! compiles. Names, signatures and documented orderings are those of the kernel crate; what only the kernel can do is
-//! left out, or fails.
+//! Stand-in for the kernel crate on top of loom, with the items that the sources compiled by
+//! `tests/interleavings` use. Names, signatures and documented orderings are those of the kernel
+//! crate. Functions that need the kernel are missing, or fail.
 
 #![feature(coerce_unsized, unsize, core_intrinsics, const_eval_select)]
 #![allow(internal_features, clippy::missing_safety_doc)]
@@ -21,7 +21,7 @@ pub mod sync;
 pub use core::ffi;
 pub use misc::{device, devres, page, revocable, task, time, types};
 
-/// A static lock class; there are none here.
+/// A static lock class, without contents here.
 #[macro_export]
 macro_rules! static_lock_class {
     () => {
@@ -29,7 +29,7 @@ macro_rules! static_lock_class {
     };
 }
 
-/// The structure of which `$pointer` is the field `$field`.
+/// The structure that contains `$pointer` as its field `$field`.
 #[macro_export]
 macro_rules! container_of {
     ($pointer:expr, $type:ty, $field:ident) => {{

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Small parts of the kernel crate.
+//! Small modules of the kernel crate.
 
 pub use core::ffi::CStr;
 
-/// What the kernel's `CStr` has besides.
+/// Methods of the kernel's `CStr` that `core` does not have.
 pub trait CStrExt {
     /// The pointer.
     fn as_char_ptr(&self) -> *const core::ffi::c_char;
@@ -16,7 +16,7 @@ impl CStrExt for CStr {
     }
 }
 
-/// Messages go nowhere.
+/// Discards the message.
 #[macro_export]
 macro_rules! pr_warn {
     ($($format:tt)*) => { { let _ = ::core::format_args!($($format)*); } };
@@ -32,16 +32,16 @@ macro_rules! pr_info {
     ($($format:tt)*) => { { let _ = ::core::format_args!($($format)*); } };
 }
 
-/// As `kernel::page`.
+/// Stand-in for `kernel::page`.
 pub mod page {
     pub const PAGE_SHIFT: usize = 12;
     pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
     pub const PAGE_MASK: usize = !(PAGE_SIZE - 1);
 }
 
-/// As `kernel::task`.
+/// Stand-in for `kernel::task`.
 pub mod task {
-    /// The part of `task_struct` that is read.
+    /// The fields of `task_struct` that are read.
     #[repr(C)]
     pub struct RawTask {
         pub start_time: u64,
@@ -58,7 +58,7 @@ pub mod task {
     }
 }
 
-/// As `kernel::time`. No time passes.
+/// Stand-in for `kernel::time`. Time does not pass.
 pub mod time {
     pub type Jiffies = core::ffi::c_ulong;
 
@@ -87,11 +87,11 @@ pub mod time {
     }
 }
 
-/// As `kernel::types`.
+/// Stand-in for `kernel::types`.
 pub mod types {
     use core::{cell::UnsafeCell, marker::PhantomData, mem::MaybeUninit};
 
-    /// What must not be sent.
+    /// Marker of a type that is neither `Send` nor `Sync`.
     pub type NotThreadSafe = PhantomData<*mut ()>;
 
     /// The value of [`NotThreadSafe`].
@@ -123,7 +123,7 @@ pub mod types {
     }
 }
 
-/// As `kernel::revocable`, with the same orderings.
+/// Stand-in for `kernel::revocable`, with the same orderings.
 pub mod revocable {
     use crate::sync::{
         atomic::{ordering::Relaxed, AtomicFlag},
@@ -131,7 +131,7 @@ pub mod revocable {
     };
     use core::{cell::UnsafeCell, mem::MaybeUninit, ops::Deref};
 
-    /// An object that can be dropped while others use it.
+    /// An object that can be dropped while it is in use.
     pub struct Revocable<T> {
         is_available: AtomicFlag,
         data: UnsafeCell<MaybeUninit<T>>,
@@ -167,7 +167,8 @@ pub mod revocable {
             if !self.is_available.load(Relaxed) {
                 return None;
             }
-            // SAFETY: Available, and not dropped before the section has ended.
+            // SAFETY: The object is available, and is dropped only after this read section has
+            // ended.
             Some(RevocableGuard(
                 unsafe { (*self.data.get()).assume_init_ref() },
                 guard,
@@ -178,7 +179,7 @@ pub mod revocable {
             let revoke = self.is_available.xchg(false, Relaxed);
             if revoke {
                 rcu::synchronize_rcu();
-                // SAFETY: Nobody uses it any more.
+                // SAFETY: It was revoked, and all read sections that could use it have ended.
                 unsafe { (*self.data.get()).assume_init_drop() };
             }
             revoke
@@ -188,14 +189,14 @@ pub mod revocable {
     impl<T> Drop for Revocable<T> {
         fn drop(&mut self) {
             if self.is_available.load(Relaxed) {
-                // SAFETY: Available.
+                // SAFETY: It is available, and there is no other reference.
                 unsafe { self.data.get_mut().assume_init_drop() };
             }
         }
     }
 }
 
-/// As `kernel::device`: no driver is bound to anything.
+/// Stand-in for `kernel::device`: no driver is bound to a device.
 pub mod device {
     use core::marker::PhantomData;
 
@@ -203,7 +204,7 @@ pub mod device {
     pub struct Device<C>(PhantomData<C>);
 }
 
-/// As `kernel::devres`.
+/// Stand-in for `kernel::devres`.
 pub mod devres {
     use crate::prelude::*;
 

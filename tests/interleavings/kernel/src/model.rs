@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What runs the tests: threads, memory that is looked at for data races, the clock of executions, RCU, and the last
-//! operations before a failure.
+//! Test executor: threads, memory with detection of data races, the clock of executions, RCU, and a
+//! log of the last operations before a failure.
 
 use crate::{
     sync::atomic::ordering::Kind,
@@ -13,49 +13,49 @@ use core::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
 };
 
-/// Most threads of a test, the one that begins it included.
+/// Maximum number of threads of a test, including the initial one.
 pub const THREADS: usize = 4;
 
-/// The row of the table that is broken; 0: none.
+/// The row of the table of orderings that is weakened; 0: none.
 static BROKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Reads memory that was freed, and ends the process. A sanitizer must notice.
+/// Reads freed memory and exits, to test that the sanitizer detects this.
 pub fn use_after_free() -> ! {
     let freed = core::hint::black_box(vec![1u8; 64]).as_ptr();
-    // SAFETY: There is none: the vector is freed. That is what is to be noticed.
+    // SAFETY: None: the vector is freed, which the sanitizer must detect.
     let read = unsafe { freed.read_volatile() };
     println!("read {read}");
     std::process::exit(0);
 }
 
-/// Breaks row `row`.
+/// Weakens the ordering of row `row`.
 pub fn break_row(row: usize) {
     BROKEN.store(row, Relaxed);
 }
 
-/// Whether row `row` of the table is broken.
+/// Whether the ordering of row `row` of the table is weakened.
 pub fn is_broken(row: usize) -> bool {
     BROKEN.load(Relaxed) == row
 }
 
 /// Number of the current execution.
 static EXECUTION: AtomicUsize = AtomicUsize::new(0);
-/// Whether one is under way.
+/// Whether an execution is in progress.
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
-/// Number of the current execution; 0 outside of any.
+/// Number of the current execution; 0 outside of executions.
 pub fn execution() -> usize {
     EXECUTION.load(Relaxed)
 }
 
-/// When something was made.
+/// Time at which an object was created.
 #[cfg(feature = "explore")]
 pub type Made = loom::Moment;
-/// When something was made.
+/// Time at which an object was created.
 #[cfg(not(feature = "explore"))]
 pub type Made = ();
 
-/// Now; at compile time, before everything.
+/// The current time; at compile time, the start of all executions.
 #[cfg(feature = "explore")]
 pub const fn made() -> Made {
     const fn start() -> Made {
@@ -67,15 +67,15 @@ pub const fn made() -> Made {
             false => loom::Moment::START,
         }
     }
-    // Both make a word that behaves the same.
+    // Both create a word with the same behaviour.
     core::intrinsics::const_eval_select((), start, now)
 }
 
-/// Now.
+/// The current time.
 #[cfg(not(feature = "explore"))]
 pub const fn made() -> Made {}
 
-/// A log entry: execution, thread, word, what, ordering, value, place.
+/// A log entry: execution, thread, word, operation, ordering, value, location.
 type Logged = (
     usize,
     usize,
@@ -89,7 +89,7 @@ thread_local! {
     static LOG: RefCell<Vec<Logged>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Notes an operation.
+/// Logs an operation.
 pub fn log(
     word: usize,
     what: &'static str,
@@ -132,13 +132,13 @@ pub fn thread() -> usize {
     loom::current()
 }
 
-/// Whether no other thread does anything any more, and what others did has happened before.
+/// Whether all other threads have ended, and all of their operations happened before this point.
 #[cfg(feature = "explore")]
 pub fn alone() -> bool {
     RUNNING.load(Relaxed) && loom::alone()
 }
 
-/// Not known.
+/// Unknown without exploration.
 #[cfg(not(feature = "explore"))]
 pub fn alone() -> bool {
     false
@@ -155,17 +155,18 @@ pub fn thread() -> usize {
     THREAD.with(core::cell::Cell::get)
 }
 
-/// The tasks, close together, so that a hash of their addresses is the same.
+/// The tasks, at adjacent addresses, so that hashes of their addresses are the same in each
+/// execution.
 #[repr(C, align(1024))]
 struct Tasks([UnsafeCell<RawTask>; THREADS]);
 
-// SAFETY: Each is used by its thread, and set before.
+// SAFETY: Each task is used by its thread only, after its initialization.
 unsafe impl Sync for Tasks {}
 
 static TASKS: Tasks = Tasks([const { UnsafeCell::new(RawTask { start_time: 1 }) }; THREADS]);
 
 thread_local! {
-    /// The task that the current thread says it is, if not its own.
+    /// The task that the current thread pretends to be, if not its own.
     static DISGUISE: RefCell<[Option<usize>; THREADS]> = const { RefCell::new([None; THREADS]) };
 }
 
@@ -174,13 +175,13 @@ pub fn current_task() -> *mut RawTask {
     TASKS.0[thread()].get()
 }
 
-/// Has the current task be born at `time`.
+/// Sets the start time of the current task.
 pub fn set_born(time: u64) {
-    // SAFETY: Of the current thread.
+    // SAFETY: The task of the current thread.
     unsafe { (*current_task()).start_time = time };
 }
 
-/// Lets other threads run, where one waits for them.
+/// Lets other threads run, in a loop that waits for one of them.
 pub fn yield_now() {
     #[cfg(feature = "explore")]
     loom::thread::yield_now();
@@ -197,7 +198,7 @@ pub struct Thread<T> {
 }
 
 impl<T: 'static> Thread<T> {
-    /// Waits for its end.
+    /// Waits until the thread has ended.
     pub fn join(self) -> T {
         match self.handle.join() {
             Ok(value) => value,
@@ -206,11 +207,11 @@ impl<T: 'static> Thread<T> {
     }
 }
 
-/// Begins a thread.
+/// Starts a thread.
 pub fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Thread<T> {
     #[cfg(feature = "explore")]
     {
-        // What was made before is older than the thread.
+        // Objects created before are older than the thread.
         let _ = loom::Moment::now();
         Thread {
             handle: loom::thread::spawn(f),
@@ -229,7 +230,8 @@ pub fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Threa
     }
 }
 
-/// Plain memory. A read and a write, or two writes, of which none happens before the other, are a failure.
+/// Plain memory. Two accesses, at least one of them a write, of which neither happens before the
+/// other are a failure.
 #[cfg(feature = "explore")]
 pub struct Memory(loom::cell::UnsafeCell<u64>);
 
@@ -252,7 +254,7 @@ impl Memory {
     }
 }
 
-/// Plain memory, in which Miri finds races.
+/// Plain memory, in which Miri detects data races.
 #[cfg(not(feature = "explore"))]
 pub struct Memory(UnsafeCell<u64>);
 
@@ -263,7 +265,7 @@ impl Memory {
     }
 
     pub fn read(&self) -> u64 {
-        // SAFETY: What is tested is that nobody writes meanwhile.
+        // SAFETY: A concurrent write would be a failure of the test.
         unsafe { *self.0.get() }
     }
 
@@ -273,12 +275,12 @@ impl Memory {
     }
 }
 
-// SAFETY: What is tested is that accesses do not race.
+// SAFETY: A data race would be a failure of the test.
 unsafe impl Send for Memory {}
 // SAFETY: As above.
 unsafe impl Sync for Memory {}
 
-/// Data that is handed from thread to thread without a word of the model, and orders nothing.
+/// Data passed between threads without a word of the model, and without ordering.
 pub struct Hidden<T>(UnsafeCell<T>);
 
 // SAFETY: One thread runs at a time.
@@ -298,8 +300,8 @@ impl<T> Hidden<T> {
     }
 }
 
-/// Order that something without a word of the model makes, such as a reference count or RCU: what happened before
-/// [`Order::release`] has happened before what follows [`Order::acquire`].
+/// An ordering established by an object without a word of the model, such as a reference count or
+/// RCU: operations before [`Order::release`] happen before operations after [`Order::acquire`].
 #[cfg(feature = "explore")]
 pub struct Order(Hidden<loom::Moment>);
 
@@ -322,12 +324,12 @@ impl Order {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all ordering.
     pub fn reset(&self) {
         self.0.with(|order| *order = loom::Moment::START);
     }
 
-    /// What `other` orders, this one does too.
+    /// Adds the ordering of `other`.
     pub fn join(&self, other: &Self) {
         let other = other.0.with(|order| *order);
         self.0.with(|order| order.join(&other));
@@ -341,10 +343,11 @@ impl Default for Order {
     }
 }
 
-/// How a test is explored.
+/// Bounds of the exploration of a test.
 #[derive(Clone, Copy)]
 pub struct Bounds {
-    /// Most switches of a thread that could have gone on; `None`: any number.
+    /// Maximum number of preemptions, that is, switches away from a runnable thread; `None`:
+    /// unlimited.
     pub preemptions: Option<usize>,
 }
 
@@ -359,7 +362,7 @@ pub fn explore(bounds: Bounds, test: fn()) -> usize {
         quarantine::hold(false);
         eprintln!("{info}");
         print_log();
-        // Unwinding would go on with what has failed.
+        // Exit, because unwinding would continue with inconsistent data.
         std::process::exit(101);
     }));
     builder.check(move || {
@@ -375,7 +378,7 @@ pub fn explore(bounds: Bounds, test: fn()) -> usize {
     EXECUTION.load(Relaxed)
 }
 
-/// Runs `test` a few times.
+/// Runs `test` a few times, without exploration.
 #[cfg(not(feature = "explore"))]
 pub fn explore(_bounds: Bounds, test: fn()) -> usize {
     let rounds = 3;
@@ -386,8 +389,8 @@ pub fn explore(_bounds: Bounds, test: fn()) -> usize {
     rounds
 }
 
-/// Memory that is freed within an execution is not used again before its end, so that a word that is used too late is
-/// found to be freed.
+/// Memory that is freed within an execution is not reused before its end, so that a late access to
+/// a word is detected as a use after free.
 #[cfg(feature = "explore")]
 pub mod quarantine {
     use core::{
@@ -397,7 +400,7 @@ pub mod quarantine {
     };
     use std::alloc::System;
 
-    /// Most pieces of memory that are held.
+    /// Maximum number of held allocations.
     const MOST: usize = 1 << 20;
 
     struct Held {
@@ -412,7 +415,7 @@ pub mod quarantine {
     };
     static HOLDS: AtomicBool = AtomicBool::new(false);
 
-    /// Holds memory from now on, or frees it.
+    /// Enables or disables holding of freed memory; disabling frees all of it.
     pub fn hold(on: bool) {
         HOLDS.store(on, Relaxed);
         if !on {
@@ -431,7 +434,7 @@ pub mod quarantine {
     /// The allocator.
     pub struct Quarantine;
 
-    // SAFETY: As `System`.
+    // SAFETY: Same contract as `System`, to which it forwards.
     unsafe impl GlobalAlloc for Quarantine {
         unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
             unsafe { System.alloc(layout) }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::prelude`.
+//! Stand-in for `kernel::prelude`.
 
 pub use crate::{
     alloc::{flags::*, KBox, KVVec, KVec, VVec},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::rbtree`.
+//! Stand-in for `kernel::rbtree`.
 
 use crate::{
     alloc::{AllocError, Flags},
@@ -20,7 +20,7 @@ impl<K, V> RBTreeNode<K, V> {
     }
 }
 
-/// A place in a tree.
+/// A position in a tree.
 pub struct Cursor<'a, K, V>((&'a K, &'a V));
 
 impl<K, V> Cursor<'_, K, V> {
@@ -43,7 +43,7 @@ impl<K: Ord, V> RBTree<K, V> {
         self.0.get_mut(key)
     }
 
-    /// Inserts `node`. Returns what it replaces.
+    /// Inserts `node`. Returns the node that it replaces, if any.
     pub fn insert(&mut self, node: RBTreeNode<K, V>) -> Option<RBTreeNode<K, V>>
     where
         K: Clone,
@@ -81,5 +81,5 @@ impl<K: Ord, V> RBTree<K, V> {
     }
 }
 
-/// Only for the signature of functions that cannot fail here.
+/// Error type of functions that cannot fail here.
 pub type Never = Error;

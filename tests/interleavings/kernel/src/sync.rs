@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::sync`.
+//! Stand-in for `kernel::sync`.
 
 pub mod arc;
 pub mod aref;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The attributes that the kernel's macros crate has, as far as `rust/` uses them.
+//! The attributes of the kernel's macros crate that `rust/` uses.
 
 use proc_macro::{Delimiter, Group, Ident, TokenStream, TokenTree};
 
@@ -35,13 +35,14 @@ fn without_pin(stream: TokenStream) -> TokenStream {
     kept.into_iter().collect()
 }
 
-/// A structure whose fields are initialized in place: here by value, as nothing moves that has an address.
+/// Accepts a structure with pinned fields. Here it is initialized by value, because no object with
+/// a fixed address is moved.
 #[proc_macro_attribute]
 pub fn pin_data(_drop: TokenStream, item: TokenStream) -> TokenStream {
     without_pin(item)
 }
 
-/// Has `Drop` call the implementation of `PinnedDrop`.
+/// Implements `Drop` by a call of the implementation of `PinnedDrop`.
 #[proc_macro_attribute]
 pub fn pinned_drop(_arguments: TokenStream, item: TokenStream) -> TokenStream {
     let tokens: Vec<_> = item.clone().into_iter().collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The map of free device pages. Each page is plain memory; who has a page writes to it.
+//! The allocator of device pages. Each page is plain memory, which its owner writes.
 
 use super::device_alloc::FreeMap;
 use crate::harness::{bounded, full, Test};
@@ -59,7 +59,7 @@ impl Pages {
         }
     }
 
-    /// Takes a folio, uses it and gives it back. Returns whether there was one.
+    /// Allocates a folio, uses it and frees it. Returns whether there was one.
     fn cycle(&self, order: u32) -> bool {
         let Some(index) = self.map.take(order) else {
             return false;
@@ -92,18 +92,18 @@ fn folios() {
     both(Pages::new(4), 1);
 }
 
-/// Two folios of 256 pages, four words each.
+/// Two folios of 256 pages, with four words of the bitmap each.
 fn large_folios() {
     let shared = Pages::new(1);
     let other = shared.clone();
     let thread = spawn(move || other.cycle(8));
     let own = shared.cycle(8);
-    // The other half is free in any case.
+    // The other half is always free.
     assert!(own && thread.join());
     shared.check(0, 0);
 }
 
-/// The last free page goes round.
+/// The last free page is freed and allocated concurrently.
 fn given_back() {
     let shared = Pages::new(1);
     assert!(shared.map.take_at(0, 0));
@@ -130,7 +130,7 @@ fn given_back() {
     shared.check(PAGES, 0);
 }
 
-/// The page is in use while it is withdrawn, and given back: it is not free in any case, when it was asked for again.
+/// A page in use is freed while it is withdrawn. It must not be free afterwards, in either order.
 fn withdraw_give_back() {
     let shared = Pages::new(1);
     assert!(shared.map.take_at(0, 0));
@@ -149,7 +149,7 @@ fn withdraw_give_back() {
     shared.check(0, 1);
 }
 
-/// The page is in use and was withdrawn, and is given back.
+/// A withdrawn page in use is freed.
 fn withdrawn_given_back() {
     let shared = Pages::new(1);
     assert!(shared.map.take_at(0, 0));
@@ -165,7 +165,7 @@ fn withdrawn_given_back() {
     shared.check(0, 1);
 }
 
-/// A page that is withdrawn and in use is brought back into use while it is given back: it is free.
+/// A withdrawn page in use is restored while it is freed: it must be free afterwards.
 fn restore_give_back() {
     let shared = Pages::new(1);
     assert!(shared.map.take_at(0, 0));
@@ -199,7 +199,8 @@ fn withdraw_take() {
     assert!(shared.map.take_at(0, 0));
 }
 
-/// When all is withdrawn, and a barrier follows as in `Piece::remove_idle`, what users did with a page is over.
+/// If all pages are withdrawn and a barrier follows, as in `Piece::remove_idle`, all accesses by
+/// users of a page have ended.
 fn withdrawn_unused() {
     let shared = Pages::new(1);
     assert!(shared.map.take_at(0, 0));

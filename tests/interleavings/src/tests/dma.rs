@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Pages that are mapped for DMA. The C side is plain memory, which has whether a place is mapped: mapping it twice,
-//! unmapping it twice or at the same time, and freeing a window with mapped pages are failures.
+//! DMA mappings. The C side is plain memory with the mapping state of each slot. Mapping a slot
+//! twice, unmapping it twice or concurrently, and freeing a window with mapped slots are failures.
 
 use super::{
     addr::PageRange,
@@ -33,12 +33,12 @@ pub(crate) const TESTS: &[Test] = &[
 
 fn device() -> Arc<DmaDevice> {
     bindings::RUN.with(|run| *run = Some(Box::new(Memory::new(0))));
-    // Its words begin here.
+    // Creates its words at this point.
     totals();
     DmaDevice::software(c"test").unwrap()
 }
 
-/// The device may not be used any more.
+/// The device is unbound: it must not be used.
 fn unbind() {
     let memory = bindings::RUN.with(|run| core::ptr::from_ref(&**run.as_ref().unwrap()));
     unsafe { (*memory).write(2) };
@@ -126,7 +126,7 @@ impl Table {
         Arc::new(Self { lock, windows }, GFP_KERNEL).unwrap()
     }
 
-    /// Installs an entry of `frame`.
+    /// Installs an entry for `frame`.
     fn map(&self, index: usize, frame: usize) -> Result {
         let _locked = self.lock.lock();
         let (_, fresh) = self.windows.cursor().map(index << 12, frame)?;
@@ -145,7 +145,7 @@ impl Table {
     }
 }
 
-/// Two tasks install and remove an entry at the same place.
+/// Two tasks install and remove an entry in the same slot.
 fn flushes() {
     fn cycle(table: &Table, frame: usize) {
         match table.map(0, frame) {
@@ -165,7 +165,7 @@ fn flushes() {
     drop(Owned(table.windows.clone()));
 }
 
-/// The device is closed while an entry comes and goes.
+/// The device is closed while an entry is installed and removed.
 fn close() {
     let device = device();
     let table = Table::new(&device);
@@ -182,7 +182,7 @@ fn close() {
     drop(Owned(table.windows.clone()));
 }
 
-/// Memory is unmapped while an entry in it is removed and flushed.
+/// A range is unmapped while an entry in it is removed and flushed.
 fn forget() {
     let device = device();
     let table = Table::new(&device);
@@ -195,17 +195,17 @@ fn forget() {
     }
     thread.join();
     assert_eq!(device.live(), 0);
-    // One of the two has found it idle.
+    // One of the two tasks has freed the idle window.
     assert_eq!(table.map(0, 2), Err(EBUSY));
-    // Nothing is lost when the window is needed again.
+    // The window can be prepared again.
     table.windows.prepare(page(0)).unwrap();
     assert_eq!(table.map(0, 2), Ok(()));
     table.unmap(0);
     drop(Owned(table.windows.clone()));
 }
 
-/// Memory is unmapped, and other memory mapped in the same 2 MiB, while the last entry of before is
-/// flushed.
+/// A range is unmapped, and another one mapped in the same 2 MiB, while the last entry of the
+/// former is flushed.
 fn again() {
     let device = device();
     let table = Table::new(&device);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Hints which pieces of device memory have what is looked for.
+//! Hints on the chunks of device memory with free pages.
 
 use super::hints::{Class, Hints};
 use crate::harness::{full, Test};
@@ -9,7 +9,7 @@ use kernel::{model::spawn, prelude::*, sync::Arc};
 pub(crate) const TESTS: &[Test] =
     &[full("hints_a_bit_that_is_set_during_a_search_is_found_later", found)];
 
-/// The search finds that the bit of the group is stale.
+/// A search clears the stale bit of a group.
 fn found() {
     let hints = Hints::new(1).unwrap();
     hints.prepare(0).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Steps that unplug waits for, copies, claims of blocks, and answers of drivers.
+//! Steps that unplug waits for, copies, claims of blocks, and cached connections.
 
 use super::{
     arrivals::Arrivals,
@@ -61,7 +61,7 @@ fn close_waits() {
     });
     assert!(shared.arrivals.close());
     shared.arrivals.wait();
-    // Nobody brings anything any more.
+    // No step can begin after the wait.
     shared.memory.write(2);
     thread.join();
     assert_eq!(shared.memory.read(), 2);
@@ -82,7 +82,7 @@ fn stepping() -> Arc<Stepping> {
     Arc::new(stepping, GFP_KERNEL).unwrap()
 }
 
-/// Two steps begin before the wait. It waits for both, and is woken.
+/// Two steps begin before the wait, which waits for both and is woken.
 fn wait_ends() {
     let shared = stepping();
     let threads = [0, 1].map(|number| {
@@ -100,7 +100,7 @@ fn wait_ends() {
     assert!(!shared.steps.wait());
 }
 
-/// Whether a step has begun is told by a word; the wait after that waits for it.
+/// A word shows that a step has begun; a later wait must wait for this step.
 fn second_wait() {
     let shared = stepping();
     let began = Arc::new(Atomic::new(0u32), GFP_KERNEL).unwrap();
@@ -119,7 +119,7 @@ fn second_wait() {
     thread.join();
 }
 
-/// Copies that nobody cancels.
+/// Copies that are not cancelled.
 struct NoDriver;
 
 impl Cancel for NoDriver {
@@ -181,7 +181,7 @@ fn claims() {
     assert_eq!(shared.1.read(), both);
 }
 
-/// A block gets a page while a search looks at its node. The next search finds it.
+/// A page is added to a block while a search visits its node. The next search must find the block.
 fn added() {
     let lru = Lru::new(1).unwrap();
     lru.prepare(0).unwrap();
@@ -203,7 +203,7 @@ fn added() {
     assert!(find(&shared));
 }
 
-/// An answer of before a change is not given after it.
+/// A connection read before a change is not returned after it.
 fn answers() {
     let known = kernel::init::made(Known::new()).unwrap();
     let shared = (known, Atomic::new(0u32));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The tests. Those that need private items are below the modules that these are in.
+//! The tests. Those that access private items are submodules of the tested modules.
 
 use crate::harness::Test;
 

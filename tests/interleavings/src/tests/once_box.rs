@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Places that are filled once.
+//! Boxes that are set once.
 
 use crate::{
     harness::{full, Test},
@@ -38,7 +38,7 @@ fn complete() {
     assert_eq!(place.get().map(Memory::read), Some(5));
 }
 
-/// Both get the object of the same one.
+/// Two tasks set the box: both get the same object.
 fn two_puts() {
     let place = place();
     let other = place.clone();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The page table, which is walked while it changes: with 16 entries in a table page, and two levels.
+//! The page table, walked while it changes: with 16 entries in a table page, and two levels.
 
 use super::{Entry, Flusher, Format, Leaf, Reader, Spares, Table};
 use crate::{
@@ -38,10 +38,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// As `Radix4`, smaller.
+/// Like `Radix4`, but smaller.
 enum Small {}
 
-/// Bits of an entry of the image: it names a table; it belongs to a run of 4.
+/// Bits of an entry of the image: it refers to a table; it belongs to a contiguous run of 4.
 const TABLE: u64 = 1 << 11;
 const RUN: u64 = 1 << 10;
 
@@ -88,7 +88,7 @@ fn pages(index: usize, count: usize) -> PageRange {
     PageRange::from_pages(index << 12, count).unwrap()
 }
 
-/// Installs entries from page `number` on in `range`.
+/// Installs entries in `range`, for device pages from `number` on.
 fn put(table: &mut Table<Small>, spares: &mut Spares<Small>, range: PageRange, number: usize) {
     let mut batch = table.batch();
     table
@@ -103,8 +103,8 @@ fn number(leaf: Option<Leaf>) -> Option<usize> {
     leaf.map(|leaf| leaf.entry.number())
 }
 
-/// The table page is allocated, filled and put into the table while somebody walks. Who finds the
-/// entry finds what the page held then.
+/// A table page is allocated, filled and linked while it is walked. A walker that finds the link
+/// must find the contents.
 fn install() {
     let mut table = Table::<Small>::new().unwrap();
     let reader = table.reader();
@@ -126,7 +126,7 @@ fn install() {
     thread.join();
 }
 
-/// A huge leaf is split, and one of its pages removed: the others are there all the time.
+/// A huge leaf is split, and one of its pages removed. The other pages stay mapped at all times.
 fn split() {
     let mut table = Table::<Small>::new().unwrap();
     let mut spares = table.reader().spares();
@@ -149,7 +149,7 @@ fn split() {
     thread.join();
 }
 
-/// Removes page 3, and uses the table page that this frees for page 16 + 3.
+/// Removes page 3, and uses the freed table page for page 16 + 3.
 fn use_again(table: &mut Table<Small>, spares: &mut Spares<Small>, walkers: &Walkers) {
     let mut batch = table.batch();
     table.remove_all(page(3), &mut batch, |_, _| ());
@@ -163,7 +163,8 @@ fn use_again(table: &mut Table<Small>, spares: &mut Spares<Small>, walkers: &Wal
     assert!(only.is_empty());
 }
 
-/// A table page is emptied, flushed and used for other addresses. A walker that was not waited for would see these.
+/// A table page is emptied, flushed and reused for other addresses. A walker must not see the
+/// latter.
 fn used_again() {
     let mut table = Table::<Small>::new().unwrap();
     let mut spares = table.reader().spares();
@@ -182,7 +183,7 @@ fn used_again() {
     thread.join();
 }
 
-/// A chunk of free table pages is given back to the kernel, while a walk goes through another one.
+/// A chunk of free table pages is freed while a walk uses another one.
 fn shrink() {
     let mut table = Table::<Small>::new().unwrap();
     let mut spares = table.reader().spares();
@@ -199,12 +200,12 @@ fn shrink() {
         pool.scan(64);
         table
     });
-    // Not locked: it may be late, and then finds nothing.
+    // Without the walker's lock, the walk may be late and find nothing.
     assert!(matches!(number(reader.walk(3 << 12)), None | Some(7)));
     thread.join();
 }
 
-/// Pages are reserved while chunks are given back.
+/// Table pages are reserved while chunks are freed.
 fn reserve_and_shrink() {
     let table = Table::<Small>::new().unwrap();
     let mut spares = table.reader().spares();
@@ -223,21 +224,21 @@ fn reserve_and_shrink() {
     table.remove_all(page(3), &mut batch, |_, _| ());
     batch.start(&*walkers()).wait(&*walkers());
     drop(spares);
-    // Each page but the root is free, once.
+    // Each page except the root is free exactly once.
     let pages = pool.pages();
     let free = (0..pages).map_while(|_| pool.take_kept()).count();
     assert_eq!(free + 1, pages);
 }
 
-/// A device that walks the image.
+/// A device that walks the image of the table.
 struct Device {
     reader: Reader<Small>,
-    /// The indexes of table pages by their addresses.
+    /// The indices of the table pages, by address.
     tables: BTreeMap<u64, u32>,
 }
 
 impl Device {
-    /// A table whose first spares were reserved, and a device that walks it.
+    /// A table with preallocated pages, and a device that walks it.
     fn new() -> (Table<Small>, Spares<Small>, Self) {
         let table = Table::<Small>::with(None, TableMemory::plain()).unwrap();
         let mut spares = table.reader().spares();
@@ -259,7 +260,7 @@ impl Device {
         images.unit(&guard, at).unwrap().read_u64(slot)
     }
 
-    /// The number of the page at `index`, and whether its entry belongs to a run.
+    /// The device page number at `index`, and whether its entry belongs to a contiguous run.
     fn walk(&self, index: usize) -> Option<(usize, bool)> {
         let mut word = self.read(self.reader.root, index / 16);
         let mut skip = index % 16;
@@ -271,7 +272,7 @@ impl Device {
     }
 }
 
-/// A table is written before it is linked: the device finds nothing or the page.
+/// A table is written before it is linked: the device finds no entry, or the page.
 fn device_install() {
     let (mut table, mut spares, device) = Device::new();
     let thread = spawn(move || {
@@ -288,7 +289,8 @@ fn device_install() {
     assert_eq!(device.walk(3), Some((7, false)));
 }
 
-/// A huge leaf is split, and one of its pages removed: the device finds the others all the time.
+/// A huge leaf is split, and one of its pages removed. The device finds the other pages at all
+/// times.
 fn device_split() {
     let (mut table, mut spares, device) = Device::new();
     put(&mut table, &mut spares, pages(0, 16), 16);
@@ -307,13 +309,13 @@ fn device_split() {
     assert_eq!(device.walk(5), Some((21, true)));
 }
 
-/// A page leaves a run: while an entry of the others says that there is one, the page is still
-/// there.
+/// A page is removed from a contiguous run. As long as another entry has the contiguous bit, the
+/// page must still be mapped.
 fn device_run() {
     device_run_by(page(6));
 }
 
-/// The same, by a pass over all of the run.
+/// The same, with a pass over the whole run.
 fn device_run_by_pass() {
     device_run_by(pages(4, 4));
 }
@@ -332,7 +334,7 @@ fn device_run_by(range: PageRange) {
         batch.start(&*walkers()).wait(&*walkers());
         (table, spares)
     });
-    // In this order: what is found first is the older one.
+    // In this order, so that the first result is the older one.
     let gone = device.walk(6).is_none();
     let other = device.walk(7);
     assert_eq!(other.map(|found| found.0), Some(7));
@@ -340,7 +342,8 @@ fn device_run_by(range: PageRange) {
     thread.join();
 }
 
-/// As `used_again`: a table whose flush waits for the device is not used before its walk is over.
+/// Like `used_again`: a table page whose flush waits for the device is not reused before the
+/// device's walk has ended.
 fn device_used_again() {
     let (mut table, mut spares, device) = Device::new();
     put(&mut table, &mut spares, page(3), 7);

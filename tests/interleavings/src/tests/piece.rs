@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A piece of device memory, which is removed when it is idle. The frames are plain memory; to map and to unmap them
-//! writes to all.
+//! A chunk of device memory that is removed when it is idle. The frames are plain memory, which
+//! mapping and unmapping write.
 
 use super::{piece::Piece, CpuFault, DevicePageOps, DevicePages, FaultError, Kind};
 use crate::{
@@ -66,7 +66,7 @@ impl Shared {
         assert_eq!(self.piece.add(Cookie(1), Kind::Private, &self.lowest, &|_| Ok(())), Ok(()));
     }
 
-    /// Takes a page, uses it and frees it.
+    /// Allocates a page, uses it and frees it.
     fn cycle(&self) {
         if self.piece.free.take_at(0, 0) {
             let folio = self.piece.folio(0, 0);
@@ -75,7 +75,7 @@ impl Shared {
         }
     }
 
-    /// Looks at a frame.
+    /// Accesses a frame.
     fn look(&self) -> bool {
         let Some(looker) = self.piece.look() else {
             return false;
@@ -104,14 +104,14 @@ fn looked_at() {
     let other = shared.clone();
     let thread = spawn(move || other.look());
     let removed = shared.piece.remove_idle();
-    // That it sees nothing may also be since a removal was tried, which it has prevented: no page
-    // was in use.
+    // The other thread may also have found no page because of an attempted removal that it
+    // prevented: then no page was in use.
     thread.join();
     assert_eq!(shared.piece.is_there(), !removed);
     assert_eq!(shared.look(), !removed);
 }
 
-/// Removed and added again, at other frames, while they are looked at.
+/// The chunk is removed and added again, with other frames, while the frames are accessed.
 fn again() {
     let shared = Shared::new();
     let other = shared.clone();
@@ -125,7 +125,7 @@ fn again() {
     thread.join();
 }
 
-/// When a removal is refused, pages can be taken as before.
+/// After a failed removal, pages can be allocated as before.
 fn stays() {
     let shared = Shared::new();
     let other = shared.clone();
@@ -138,7 +138,7 @@ fn stays() {
     assert_eq!(shared.look(), !removed);
 }
 
-/// Who is handed a page finds its piece, also by the lowest frame.
+/// The owner of a page finds its chunk, also from the lowest frame.
 fn lookup() {
     let shared = Shared::new();
     assert!(shared.piece.remove_idle());
@@ -160,7 +160,8 @@ fn lookup() {
     thread.join();
 }
 
-/// A page is given back while another task finds no room: either that task gets it, or the hint is set.
+/// A page is freed while another task finds no free page: either that task gets it, or the hint is
+/// set.
 fn room() {
     let shared = Shared::new();
     assert!(shared.piece.free.take_at(7, 0));

@@ -20,7 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     full("rcu_slot_empty_place_is_filled_after_the_last_use", empty),
 ];
 
-/// Plain memory, written when it is made and when it is dropped.
+/// Plain memory, written on creation and on drop.
 struct Object(Memory);
 
 impl Object {
@@ -43,7 +43,7 @@ fn slot() -> Arc<Slot> {
     Arc::new(RcuSlot::new(), GFP_KERNEL).unwrap()
 }
 
-/// What is in the slot, if anything.
+/// The value in the slot, if any.
 fn read(slot: &Slot) -> Option<u64> {
     let guard = rcu::read_lock();
     slot.get(&guard).map(|object| object.0.read())
@@ -102,7 +102,7 @@ fn two_takes() {
     assert!(slot.is_empty());
 }
 
-/// Who finds the place empty does what was done to the object after it was removed.
+/// A task that finds the slot empty sees the operations on the object before its removal.
 fn empty() {
     let slot = slot();
     assert!(slot.put(Object::new(5)).is_ok());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counters, and windows of CPU faults.
+//! Counters, and fault-around windows.
 
 use crate::{
     harness::{full, Test},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The table of tasks within callbacks. All tasks of a test are looked for from the same place on.
+//! The table of tasks in callbacks. All tasks of a test hash to the same slot.
 
 use crate::{
     harness::{bounded, full, Test},
@@ -19,7 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
     full("limit_allows_no_more_than_the_burst", limit),
 ];
 
-/// Enters twice, and is within until the outer one ends.
+/// Enters twice, and counts as inside until the outer guard is dropped.
 fn enter() {
     set_born(1);
     assert!(!is_within());
@@ -40,7 +40,7 @@ fn two() {
     thread.join();
 }
 
-/// As [`two`], without the calls that only look.
+/// Like [`two`], without the calls that only read.
 fn enter_only() {
     set_born(1);
     let _outer = Within::enter();
@@ -50,7 +50,7 @@ fn enter_only() {
     assert!(is_within());
 }
 
-/// A place that a task leaves may be the next one's: its depth is that of the new task.
+/// A slot that a task frees may be reused by the next one, with the depth of the new task.
 fn taken_over() {
     let thread = spawn(enter_only);
     enter_only();

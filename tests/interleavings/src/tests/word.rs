@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Words of page tables: what was written before one is seen by who sees it.
+//! Words of page tables: a reader of a word sees all writes before its store.
 
 use crate::{
     harness::{full, Test},
@@ -49,7 +49,7 @@ where
     writer.join();
 }
 
-/// Through a third thread.
+/// Ordering through a third thread.
 fn in_order() {
     let words: Arc<[Atomic<u64>; 2]> =
         Arc::new([Atomic::new(0), Atomic::new(0)], GFP_KERNEL).unwrap();

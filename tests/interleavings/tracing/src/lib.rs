@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What loom uses of the crate of this name; it traces nothing.
+//! The items of the crate of this name that loom uses, without any output.
 
-/// Traces nothing.
+/// Discards its arguments.
 #[macro_export]
 macro_rules! trace {
     ($($any:tt)*) => {};
 }
 
-/// Traces nothing.
+/// Discards its arguments.
 #[macro_export]
 macro_rules! info {
     ($($any:tt)*) => {};
@@ -22,7 +22,7 @@ macro_rules! info_span {
     };
 }
 
-/// A span that is not there.
+/// A span without contents.
 #[derive(Debug, Clone)]
 pub struct Span;
 
@@ -40,7 +40,7 @@ impl Span {
     }
 }
 
-/// As the module of this name.
+/// Stand-in for the module of this name.
 pub mod dispatcher {
     pub struct Dispatch;
 
@@ -50,7 +50,7 @@ pub mod dispatcher {
         pub fn exit(&self, _span: &u64) {}
     }
 
-    /// Does nothing, as nobody subscribes.
+    /// Does nothing, because there is no subscriber.
     pub fn get_default(f: impl FnOnce(&Dispatch)) {
         f(&Dispatch);
     }

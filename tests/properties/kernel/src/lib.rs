@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The stand-in of the kernel crate that `tests/interleavings` has, without exploration, and what
-//! more sources of `rust/` need.
+//! The stand-in for the kernel crate of `tests/interleavings`, without exploration, and the items
+//! that further sources of `rust/` need.
 
 pub use macros;
 pub use stand_in::*;
 
-/// As `kernel::prelude`.
+/// Stand-in for `kernel::prelude`.
 pub mod prelude {
     pub use crate::VecExt;
     pub use stand_in::prelude::*;
 }
 
-/// Functions of `kernel::alloc::KVec` that the stand-in does not have.
+/// Methods of `kernel::alloc::KVec` that the other stand-in does not have.
 pub trait VecExt<T>: Sized {
-    /// `count` times `value`.
+    /// A vector with `count` copies of `value`.
     fn from_elem(value: T, count: usize, flags: alloc::Flags) -> Result<Self, alloc::AllocError>
     where
         T: Clone;
 
-    /// Takes the element at `index` out.
+    /// Removes the element at `index`.
     fn remove(&mut self, index: usize) -> Result<T, alloc::AllocError>;
 }
 
@@ -46,11 +46,11 @@ impl<T> VecExt<T> for alloc::KVec<T> {
     }
 }
 
-/// As `kernel::page`.
+/// Stand-in for `kernel::page`.
 pub mod page {
     pub use stand_in::page::*;
 
-    /// A page. Tests of it need the kernel.
+    /// A page. Tests that use it need the kernel.
     pub struct Page(());
 
     impl Page {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The default policy: what a fault brings, and how often a page moves, also along with others.
+//! The default policy: the range migrated by a fault, and the number of migrations of a page,
+//! including those by faults on other pages.
 
 use super::*;
 
@@ -8,7 +9,7 @@ fn shared() -> std::pin::Pin<KBox<Bounces>> {
     KBox::pin_init(Bounces::new(), GFP_KERNEL).unwrap()
 }
 
-/// Sets of pages, as parts.
+/// A set of pages, as a mask and as an array.
 fn mask(parts: &[(usize, usize)]) -> (Mask, [bool; PMD_PAGES]) {
     let (mut mask, mut plain) = (Mask::EMPTY, [false; PMD_PAGES]);
     for (first, count) in parts {
@@ -19,8 +20,8 @@ fn mask(parts: &[(usize, usize)]) -> (Mask, [bool; PMD_PAGES]) {
     (mask, plain)
 }
 
-/// The part that a fault brings: of the subtrees that have what was touched, the largest that is
-/// dense; at least its leaves of 16 pages.
+/// The range migrated by a fault is the largest dense subtree that contains the faulting pages, and
+/// at least its leaves of 16 pages.
 pub(super) fn dense(trial: &Trial<'_>) {
     let touched = (0..PMD_PAGES, prop_oneof![3 => Just(1usize), 1 => 1usize..70]);
     let threshold = prop_oneof![Just(51usize), 1usize..110];
@@ -48,7 +49,7 @@ pub(super) fn dense(trial: &Trial<'_>) {
 #[derive(Clone, Debug)]
 struct Asked {
     fault: Fault,
-    /// Where the mapping begins before the fault, and ends behind it, in pages.
+    /// Number of pages of the mapping before the fault, and behind it.
     before: usize,
     behind: usize,
     granularity: Option<u32>,
@@ -73,9 +74,9 @@ fn asked() -> impl Strategy<Value = Asked> {
     )
 }
 
-/// What the default policy moves has what was touched, is within the limits, and is no more ahead
-/// than a quarter of the memory; what stays is within the block; and a nap is as long as the
-/// parameters say.
+/// The migrated range contains the faulting pages, is within the limits, and has at most a quarter
+/// of the device memory ahead of the fault. A range left in place is within the block. The duration
+/// of a nap is that of the parameters.
 pub(super) fn places(trial: &Trial<'_>) {
     let total = prop_oneof![Just(PMD_PAGES), Just(8 * PMD_PAGES), Just(1000 * PMD_PAGES)];
     let given = (parameters(), 0usize..10, total);
@@ -156,8 +157,8 @@ fn step() -> impl Strategy<Value = Step> {
     (within_block(), after, leave).prop_map(|((page, _), after, leave)| Step { page, after, leave })
 }
 
-/// In the time for which it would stay, a page moves `thrash_count` times at most, with a fault on it
-/// or along with others; and one that has not left the device does not count.
+/// Within the pin time, a page is migrated at most `thrash_count` times, by a fault on it or on
+/// another page. A page that has not left the device does not count.
 pub(super) fn density_bounces(trial: &Trial<'_>) {
     trial.run_with(parameters(), step(), 1..80, |parameters, steps| {
         let (policy, bounces) = (Density::new(*parameters).unwrap(), shared());
@@ -206,7 +207,7 @@ pub(super) fn density_bounces(trial: &Trial<'_>) {
     });
 }
 
-/// Where nothing leaves the device, nothing stays off it, and nobody waits.
+/// If no page leaves the device, no page is kept off it, and no fault waits.
 pub(super) fn density_calm(trial: &Trial<'_>) {
     trial.run(within_block(), 1..200, |faults| {
         let (policy, bounces) = (Density::new(Parameters::DEFAULT).unwrap(), shared());
@@ -232,7 +233,7 @@ pub(super) fn density_calm(trial: &Trial<'_>) {
             };
             bounces.moved(range, 0);
             policy.moved(range, 0);
-            // All of the region comes.
+            // The whole region is migrated.
             let (block, offset) = (page / PMD_PAGES, page % PMD_PAGES);
             let region = region(&there[block], offset..offset + 1, Parameters::DEFAULT.threshold);
             let region = pages(block * PMD_PAGES + region.start, region.len());

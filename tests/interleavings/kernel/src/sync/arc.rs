@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::sync::Arc`. Its count is no word of the model: counting makes no branch, but what happened before a
-//! reference was dropped has happened before the object is, as `refcount_t` orders it.
+//! Stand-in for `kernel::sync::Arc`. The reference count is not a word of the model, so that it
+//! adds no branches to the exploration. Like `refcount_t`, it orders operations before the drop of
+//! a reference before the drop of the object.
 
 #[cfg(feature = "explore")]
 use crate::model::Order;

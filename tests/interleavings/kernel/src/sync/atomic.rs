@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::sync::atomic`, on top of loom's atomics, which are made when they are first used: most words of a table
-//! never are. What loom knows of one then is what it would know if it had been made at once.
+//! Stand-in for `kernel::sync::atomic` on top of loom's atomics. A word is created on first use,
+//! because most words of a table are never used. It has the same history as if it had been created
+//! immediately.
 
 use crate::model::{self, Made};
 use core::sync::atomic::Ordering as Core;
@@ -53,7 +54,7 @@ pub mod ordering {
         }
     }
 
-    /// `usual`, or what row `row` of the table makes of it.
+    /// `usual`, or `broken` if row `row` of the table is weakened.
     pub fn pick(row: usize, usual: impl Ordering, broken: impl Ordering) -> Kind {
         match crate::model::is_broken(row) {
             true => broken.kind(),
@@ -71,7 +72,7 @@ fn fence() {
     core::sync::atomic::fence(Core::SeqCst);
 }
 
-/// The ordering of a read, write, or both between the barriers of a full one.
+/// The ordering of the accesses of a full operation, between its two barriers.
 fn core_order(kind: Kind) -> Core {
     match kind {
         Kind::Relaxed => Core::Relaxed,
@@ -83,14 +84,14 @@ fn core_order(kind: Kind) -> Core {
 
 /// A type that an [`Atomic`] can hold.
 pub trait AtomicType: Copy {
-    /// What holds it.
+    /// The word that holds a value of this type.
     type Word;
 
     /// The bits, for reports.
     fn bits(self) -> u64;
-    /// One that was made at `made`.
+    /// Creates a word at time `made`.
     fn make(self, made: Made) -> Self::Word;
-    /// Its memory is freed.
+    /// The memory of the word is freed.
     fn freed(word: &Self::Word);
     fn load(word: &Self::Word, order: Core) -> Self;
     fn store(word: &Self::Word, value: Self, order: Core);
@@ -183,16 +184,17 @@ types! {
         |v| core::ptr::with_exposed_provenance_mut(v);
 }
 
-/// A word that several threads use.
+/// A word shared by threads.
 pub struct Atomic<T: AtomicType> {
     initial: T,
     made: Made,
-    /// In which execution the word was made, and the word.
+    /// The word, and the execution in which it was created.
     word: UnsafeCell<Option<(usize, T::Word)>>,
     dropped: Cell<bool>,
 }
 
-// SAFETY: In a model one thread runs at a time. Without, the word is made at once.
+// SAFETY: In a model one thread runs at a time. Without exploration, the word is created
+// immediately.
 unsafe impl<T: AtomicType> Send for Atomic<T> {}
 // SAFETY: As above.
 unsafe impl<T: AtomicType> Sync for Atomic<T> {}
@@ -212,13 +214,13 @@ impl<T: AtomicType> Atomic<T> {
             !self.dropped.get(),
             "a word is used after its memory was freed"
         );
-        // SAFETY: One thread runs at a time, and none is here at this time.
+        // SAFETY: One thread runs at a time, and none other is in this function.
         let word = unsafe { &*self.word.get() };
         matches!(word, Some((made_in, _)) if *made_in == model::execution())
     }
 
-    /// The value of a word that was not used yet, and that nobody else can use at this time. To
-    /// look at it needs no word of loom: thousands are looked at when a table is dropped.
+    /// The value of an unused word that no other thread can access. Reading it creates no word in
+    /// loom, because thousands are read when a table is dropped.
     fn untouched(&self) -> Option<T> {
         (!self.is_used() && model::alone()).then_some(self.initial)
     }
@@ -227,10 +229,10 @@ impl<T: AtomicType> Atomic<T> {
     fn word(&self) -> &T::Word {
         if !self.is_used() {
             let word = (model::execution(), self.initial.make(self.made));
-            // SAFETY: One thread runs at a time, and none is here at this time.
+            // SAFETY: One thread runs at a time, and none other is in this function.
             unsafe { *self.word.get() = Some(word) };
         }
-        // Not borrowed mutably any more.
+        // SAFETY: The mutable borrow above has ended.
         match unsafe { &*self.word.get() } {
             Some((_, word)) => word,
             None => unreachable!(),
@@ -329,7 +331,7 @@ impl<T: AtomicType> Drop for Atomic<T> {
     fn drop(&mut self) {
         self.dropped.set(true);
         if let Some((made_in, word)) = self.word.get_mut() {
-            // Every use must have happened before its memory is freed.
+            // All accesses must happen before the memory is freed.
             if *made_in == model::execution() && !std::thread::panicking() {
                 T::freed(word);
             }
@@ -337,7 +339,7 @@ impl<T: AtomicType> Drop for Atomic<T> {
     }
 }
 
-/// A flag that several threads use.
+/// A flag shared by threads.
 pub struct AtomicFlag(Atomic<bool>);
 
 impl AtomicFlag {

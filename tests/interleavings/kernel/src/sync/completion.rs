@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::sync::Completion`.
+//! Stand-in for `kernel::sync::Completion`.
 
 #[cfg(feature = "explore")]
 use loom::sync as imp;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::sync::CondVar`. No time passes: a wait with a time limit ends only by a wake-up, so that one that is lost
-//! is found.
+//! Stand-in for `kernel::sync::CondVar`. Time does not pass: a wait with a timeout ends only by a
+//! wake-up, so that a lost wake-up is detected.
 
 use super::{lock::Guard, LockClassKey};
 use core::{ffi::CStr, pin::Pin};
@@ -10,10 +10,10 @@ use loom::sync as imp;
 #[cfg(not(feature = "explore"))]
 use std::sync as imp;
 
-/// Threads that wait.
+/// The waiting threads.
 pub struct CondVar(imp::Condvar);
 
-/// Why a wait has ended.
+/// The reason for the end of a wait.
 pub enum CondVarTimeoutResult {
     Timeout,
     Woken { jiffies: core::ffi::c_ulong },

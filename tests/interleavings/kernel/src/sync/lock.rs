@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::sync::lock`.
+//! Stand-in for `kernel::sync::lock`.
 
 use super::LockClassKey;
 use core::{
@@ -14,12 +14,12 @@ use loom::sync as imp;
 #[cfg(not(feature = "explore"))]
 use std::sync as imp;
 
-/// As `kernel::sync::lock::mutex`.
+/// Stand-in for `kernel::sync::lock::mutex`.
 pub mod mutex {
     pub struct MutexBackend;
 }
 
-/// As `kernel::sync::lock::spinlock`.
+/// Stand-in for `kernel::sync::lock::spinlock`.
 pub mod spinlock {
     pub struct SpinLockBackend;
 }
@@ -39,7 +39,7 @@ unsafe impl<T: Send, B> Sync for Lock<T, B> {}
 // SAFETY: As above.
 unsafe impl<T: Send, B> Send for Lock<T, B> {}
 
-/// A lock, held.
+/// The guard of a held lock.
 pub struct Guard<'a, T, B> {
     lock: &'a Lock<T, B>,
     pub(super) inner: Option<imp::MutexGuard<'a, T>>,

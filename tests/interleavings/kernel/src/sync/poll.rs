@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::sync::poll`: tasks that poll, of which none waits in a test.
+//! Stand-in for `kernel::sync::poll`, without waiting tasks.
 
 use super::LockClassKey;
 use core::{ffi::CStr, pin::Pin};
 
-/// Tasks that poll.
+/// The waiting tasks of a poll table.
 pub struct PollCondVar;
 
 impl PollCondVar {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::sync::rcu`. A grace period waits for the read sections that had begun. What happened in these has
-//! happened before its end, and what happened before its beginning has happened before later sections; a section
-//! orders nothing else.
+//! Stand-in for `kernel::sync::rcu`. A grace period waits for all read sections that began before
+//! it. Operations in these sections happen before its end, and operations before its start happen
+//! before later sections. A section has no other ordering.
 
 #[cfg(feature = "explore")]
 mod imp {
@@ -10,9 +10,9 @@ mod imp {
     use crate::types::NotThreadSafe;
 
     struct State {
-        /// How deep each thread is in sections.
+        /// Nesting depth of read sections, for each thread.
         depth: [usize; THREADS],
-        /// Sections that each thread has begun, nested ones not counted.
+        /// Number of outermost read sections that each thread has begun.
         begun: [usize; THREADS],
     }
 
@@ -25,7 +25,7 @@ mod imp {
     /// Beginnings of grace periods.
     static BEGUN: Order = Order::new();
 
-    /// Before each execution.
+    /// Called before each execution.
     pub(crate) fn reset() {
         STATE.with(|state| state.depth = [0; THREADS]);
         ENDED.reset();
@@ -63,7 +63,7 @@ mod imp {
         }
     }
 
-    /// Waits for the sections that have begun.
+    /// Waits for all read sections that have begun.
     pub fn synchronize_rcu() {
         BEGUN.release();
         let me = model::thread();
@@ -106,7 +106,7 @@ mod imp {
         }
     }
 
-    /// Waits for the sections that have begun.
+    /// Waits for all read sections that have begun.
     pub fn synchronize_rcu() {
         drop(LOCK.write().unwrap());
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! As `kernel::sync::SetOnce`, with the same orderings.
+//! Stand-in for `kernel::sync::SetOnce`, with the same orderings.
 
 use super::atomic::{
     ordering::{Acquire, Relaxed, Release},
@@ -8,7 +8,7 @@ use super::atomic::{
 };
 use core::{cell::UnsafeCell, mem::MaybeUninit};
 
-/// A place that is filled once.
+/// A value that is set once.
 pub struct SetOnce<T> {
     /// 0: empty, 1: being filled, 2: filled.
     init: Atomic<u32>,
@@ -38,7 +38,7 @@ impl<T> SetOnce<T> {
         if self.init.cmpxchg(0, 1, Relaxed).is_err() {
             return false;
         }
-        // SAFETY: Nobody else fills it.
+        // SAFETY: Only this thread has changed the state from 0 to 1.
         unsafe { (*self.value.get()).write(value) };
         self.init.store(2, Release);
         true
@@ -48,7 +48,7 @@ impl<T> SetOnce<T> {
 impl<T> Drop for SetOnce<T> {
     fn drop(&mut self) {
         if self.as_ref().is_some() {
-            // SAFETY: Filled, and not used any more.
+            // SAFETY: The value is set, and there is no other reference.
             unsafe { self.value.get_mut().assume_init_drop() };
         }
     }

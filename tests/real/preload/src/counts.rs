@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Counters of a run, shared by all its processes.
 //!
-//! They are in a file that each process maps, so that a process that is killed or ends by `_exit()`
-//! has counted, too. `tests/real/guest` reads the file as numbers of 64 bits.
+//! The counters are in a file that each process maps, so that they include processes that were
+//! killed or ended with `_exit()`. `tests/real/guest` reads the file as 64-bit numbers.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -22,23 +22,23 @@ pub enum Op {
 
 /// Number of operations.
 const OPS: usize = 4;
-/// Error numbers that are counted one by one; larger ones count as 0.
+/// Number of error numbers with a counter; larger ones count as 0.
 const ERRNOS: usize = 134;
 
-/// Layout of the file. `tests/real/guest` has the same numbers.
+/// Layout of the file. `tests/real/guest` uses the same offsets.
 #[repr(C)]
 pub struct Counts {
     /// Processes in which the thread was started.
     pub threads: AtomicU64,
-    /// Threads that ended because the program's own threads had.
+    /// Threads that ended because all threads of the program had ended.
     pub abandoned: AtomicU64,
     /// Calls of each operation.
     pub calls: [AtomicU64; OPS],
-    /// Pages that each operation moved, read or looked at.
+    /// Pages that each operation migrated or read.
     pub pages: [AtomicU64; OPS],
-    /// Pages of executable mappings that [`Op::Out`] moved.
+    /// Pages of executable mappings migrated by [`Op::Out`].
     pub code: AtomicU64,
-    /// Pages that the kernel left where they were.
+    /// Pages that were not migrated.
     pub skipped: AtomicU64,
     /// Pages for which there was no memory at the destination.
     pub no_memory: AtomicU64,
@@ -50,11 +50,11 @@ pub struct Counts {
     pub setup: [AtomicU64; ERRNOS],
 }
 
-/// Bytes of the file.
+/// Size of the file in bytes.
 pub const BYTES: usize = 4096;
 const _: () = assert!(size_of::<Counts>() <= BYTES);
 
-/// Counts `n` more.
+/// Adds `n` to a counter.
 pub fn add(counter: &AtomicU64, n: u64) {
     if n != 0 {
         counter.fetch_add(n, Relaxed);

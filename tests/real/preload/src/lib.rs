@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Library for `LD_PRELOAD` that moves the private memory of a program to the mock device and back,
-//! from a thread of its own, in all processes of the program that `fork()` and `exec` make.
+//! Library for `LD_PRELOAD` that migrates the private memory of a program to the mock device and
+//! back, from a thread of its own, in all processes that the program creates with `fork()` and
+//! `exec`.
 //!
 //! Settings are environment variables:
 //!
@@ -12,16 +13,16 @@
 //! * `HMM_REAL_PERIOD_US`: shortest pause between two operations (200).
 //! * `HMM_REAL_SEED`: seed of the random choices, to which each process adds its number.
 //!
-//! The program must not notice the thread, except by the time that it takes:
+//! The thread must have no effect on the program except for its run time:
 //!
-//! * The thread is made by `clone()`, not by the C library, and issues system calls only. It uses
-//!   no `errno`, no `malloc` and no lock, so it can be started in the child of a `fork()`.
-//! * All signals are blocked in it. No handler of the program runs there.
+//! * It is created with `clone()`, not by the C library, and issues system calls only. It uses no
+//!   `errno`, no `malloc` and no lock, so that it can be started in the child of a `fork()`.
+//! * All signals are blocked in it, so that no handler of the program runs there.
 //! * It has a file table of its own. The program's descriptors keep their numbers, and a program
 //!   that closes all its files does not close those of the thread.
-//! * It is no child: `wait()` does not see it.
+//! * It is no child process, so that `wait()` does not report it.
 //! * It ends when all threads of the program have ended. A process whose main thread ends by the
-//!   bare `exit` system call would otherwise stay as a zombie.
+//!   bare `exit` system call would otherwise stay a zombie.
 #![cfg_attr(not(test), no_std)]
 
 mod counts;
@@ -45,7 +46,7 @@ use target::{Buffer, Mode, Target, MOST_PAGES};
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // The counters show a thread that has ended: its program moves no more pages.
+    // A missing thread shows in the counters, because its program no longer migrates pages.
     sys::exit_thread(0)
 }
 
@@ -171,12 +172,12 @@ extern "C" fn work() -> ! {
     sys::exit_thread(0)
 }
 
-/// Operations between two looks at the mappings.
+/// Number of operations between two reads of the mappings.
 const OPS_PER_LOOK: u32 = 32;
-/// Places that are remembered because pages moved there.
+/// Number of remembered ranges with migrated pages.
 const PLACES: usize = 64;
 
-/// Moves memory until the program has ended; returns the status for the end of the thread.
+/// Migrates memory until the program has ended. Returns the exit status of the thread.
 fn run(counts: &Counts) -> Result<usize, sys::Errno> {
     sys::empty_file_table()?;
     let mode = if PAGEOUT.load(Relaxed) == 0 { Mode::Device } else { Mode::Pageout };
@@ -193,7 +194,7 @@ fn run(counts: &Counts) -> Result<usize, sys::Errno> {
     let maps = unsafe { &mut *MAPS.0.get() };
     // SAFETY: as for the mappings.
     let buffer = unsafe { &mut *BUFFER.0.get() };
-    // Most of a large heap is empty. What has moved once will do so again.
+    // Most of a large heap is unpopulated: repeat ranges that had pages before.
     let mut places = [(0usize, 0usize, false); PLACES];
     loop {
         if let Some(status) = abandoned(stat) {
@@ -218,21 +219,21 @@ fn run(counts: &Counts) -> Result<usize, sys::Errno> {
             if pages > 0 {
                 apply(op, (addr, pages, is_code), &target, buffer, counts, |hit| {
                     let place = random.below(PLACES);
-                    // An empty range is forgotten some time, because others take its place.
+                    // Replace an empty range at some time, because others take its slot.
                     if let Some(place) = places.get_mut(place).filter(|_| hit) {
                         *place = (addr, pages, is_code);
                     }
                 });
             }
-            // Where an operation takes long, the program gets as much time as the thread.
+            // Sleep as long as the operation took, so that the program gets half of the time.
             let took = sys::now().saturating_sub(begin);
             sys::sleep(took.max(PERIOD_NS.load(Relaxed)));
         }
     }
 }
 
-/// Applies an operation to a range and counts. `moved` is called with whether [`Op::Out`] moved
-/// pages.
+/// Applies an operation to a range and counts the results. Calls `moved` with whether [`Op::Out`]
+/// migrated pages.
 fn apply(
     op: Op,
     (addr, pages, is_code): (usize, usize, bool),
@@ -271,7 +272,7 @@ fn range(maps: &Maps, random: &mut Random) -> (usize, usize, bool) {
     };
     let pages = (1 + random.below(most)).min(mapping.pages);
     let mut first = random.below(mapping.pages - pages + 1);
-    // As a whole, huge pages move without a split.
+    // Prefer an aligned range, so that huge pages are migrated without a split.
     let huge = (mapping.start + first * PAGE).next_multiple_of(MOST_PAGES * PAGE);
     if most == MOST_PAGES && huge + MOST_PAGES * PAGE <= mapping.start + mapping.pages * PAGE {
         first = (huge - mapping.start) / PAGE;
@@ -280,16 +281,16 @@ fn range(maps: &Maps, random: &mut Random) -> (usize, usize, bool) {
     (mapping.start + first * PAGE, pages, mapping.code)
 }
 
-/// The status with which the thread must end, if all threads of the program have ended: the main
-/// thread is a zombie, and there is no thread but it and the caller. The last thread of a process
-/// decides about the status of the process, so it is that of the main thread.
+/// The exit status for the thread, if all threads of the program have ended: the main thread is a
+/// zombie, and only it and the caller are left. The last thread of a process determines the exit
+/// status of the process, so that it must be that of the main thread.
 fn abandoned(stat: Fd) -> Option<usize> {
     let mut text = [0u8; 512];
     let n = stat.read_at(&mut text, 0).unwrap_or(0);
     status_of_dead(text.get(..n).unwrap_or(&[]))
 }
 
-/// As [`abandoned`], of the contents of `/proc/self/stat`.
+/// Like [`abandoned`], for the contents of `/proc/self/stat`.
 fn status_of_dead(stat: &[u8]) -> Option<usize> {
     // The name of the program may have blanks and parentheses.
     let end = stat.iter().rposition(|&c| c == b')')?;
@@ -297,7 +298,7 @@ fn status_of_dead(stat: &[u8]) -> Option<usize> {
     if !matches!(fields.next(), Some(b"Z" | b"X")) {
         return None;
     }
-    // The state is field 3, the number of threads field 20, what wait() reports field 52.
+    // Field 3 is the state, field 20 the number of threads, and field 52 the status for wait().
     if !matches!(fields.nth(16), Some(b"1" | b"2")) {
         return None;
     }

@@ -9,7 +9,7 @@ use crate::{
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 
-/// Mapping whose pages may be moved.
+/// A mapping whose pages may be migrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// First address.
@@ -20,7 +20,7 @@ pub struct Mapping {
     pub code: bool,
 }
 
-/// Which mappings are taken, by whether they are executable.
+/// Selection of mappings by execute permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     /// Only those that are not.
@@ -31,7 +31,7 @@ pub enum Code {
     Only,
 }
 
-/// Parses a line of a maps file. `None`: the mapping is shared, not readable, or one of the kernel.
+/// Parses a line of a maps file. `None` if the mapping is shared, unreadable, or one of the kernel.
 pub fn parse(line: &[u8]) -> Option<Mapping> {
     let (start, rest) = hex(line)?;
     let (end, rest) = hex(rest.strip_prefix(b"-")?)?;
@@ -58,9 +58,9 @@ fn hex(text: &[u8]) -> Option<(usize, &[u8])> {
     (rest.len() < text.len()).then_some((value, rest))
 }
 
-/// Most mappings that are kept; of more, a random choice.
+/// Maximum number of mappings; from more, a random choice.
 const MOST: usize = 1024;
-/// Begin of a line that is looked at: addresses, permissions, and the begin of a name.
+/// Length of the evaluated part of a line: addresses, permissions, and the beginning of a name.
 const LINE: usize = 128;
 
 /// Mappings that may be moved.
@@ -77,7 +77,7 @@ impl Maps {
         Maps { list: [none; MOST], len: 0, buffer: [0; PAGE] }
     }
 
-    /// Reads the mappings from `file` anew.
+    /// Reads the mappings from `file`.
     pub fn read(&mut self, file: Fd, code: Code, random: &mut Random) -> Result<(), Errno> {
         let (mut line, mut length) = ([0u8; LINE], 0);
         let (mut offset, mut found) = (0, 0);
@@ -103,7 +103,7 @@ impl Maps {
                     continue;
                 }
                 found += 1;
-                // Each mapping has the same chance to be in the list.
+                // Reservoir sampling: each mapping has the same probability.
                 let index = if self.len < MOST { self.len } else { random.below(found) };
                 if let Some(place) = self.list.get_mut(index) {
                     *place = mapping;

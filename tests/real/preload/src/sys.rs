@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! System calls without the C library.
 //!
-//! The thread of this library has no thread-local storage of its own: its `%fs` is that of the
-//! thread that started it. A function of the C library would write that thread's `errno`, and
-//! `malloc` could find a lock that was held when the process forked.
+//! The thread of this library has no thread-local storage: its `%fs` is that of the thread that
+//! started it. A function of the C library would write that thread's `errno`, and `malloc` could
+//! find a lock that was held when the process forked.
 
 use core::arch::asm;
 
@@ -71,8 +71,8 @@ impl Fd {
     ///
     /// # Safety
     ///
-    /// `arg` must be what the driver expects for `request`, and memory that it points to must be
-    /// valid for the driver to write.
+    /// `arg` must be the argument type of the driver for `request`. Memory to which it points must
+    /// be valid for writes by the driver.
     pub unsafe fn ioctl<T>(self, request: u64, arg: &mut T) -> Result<usize, Errno> {
         let args = [self.0, request as usize, arg as *mut T as usize, 0, 0, 0];
         // SAFETY: the caller vouches for `arg`.
@@ -126,10 +126,10 @@ pub fn pid() -> u64 {
     unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u64
 }
 
-/// Gives the calling thread a file table of its own, which is empty.
+/// Gives the calling thread an empty file table of its own.
 ///
-/// The kernel makes the new table without the files of the old one: no pipe stays open because of
-/// it, no file is flushed, and no POSIX lock of the process is lost.
+/// The kernel creates the new table without the files of the old one. Therefore no pipe is kept
+/// open by it, no file is flushed, and no POSIX lock of the process is lost.
 pub fn empty_file_table() -> Result<(), Errno> {
     let args = [0, u32::MAX as usize, libc::CLOSE_RANGE_UNSHARE as usize, 0, 0, 0];
     // SAFETY: the calling thread owns no descriptor yet.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What moves the pages: the mock device, or the kernel's own reclaim as a control.
+//! Migration of pages: by the mock device, or by the kernel's reclaim as a control.
 
 use crate::{
     counts::{add, Counts, Op},
@@ -7,9 +7,9 @@ use crate::{
     sys::{madvise, Errno, Fd},
 };
 
-/// Most pages of an operation.
+/// Maximum number of pages of an operation.
 pub const MOST_PAGES: usize = 512;
-/// Most pages that the device reads at once.
+/// Maximum number of pages that the device reads at once.
 pub const MOST_READ: usize = 16;
 
 /// `_IOWR('H', nr, size)`.
@@ -48,7 +48,7 @@ const SNAPSHOT: u64 = iowr(0x04, size_of::<Command>());
 const MIGRATE: u64 = iowr(0x46, size_of::<Migrate>());
 const TO_SYSTEM: u32 = 1;
 
-/// Where pages go.
+/// Destination of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// To the mock device.
@@ -57,7 +57,7 @@ pub enum Mode {
     Pageout,
 }
 
-/// The open mover of pages.
+/// The open file for the operations.
 pub enum Target {
     /// The mirror of this process.
     Device(Fd),
@@ -65,7 +65,7 @@ pub enum Target {
     Pageout(Fd),
 }
 
-/// Memory that results are written to.
+/// Memory for results.
 pub struct Buffer([u64; MOST_READ * PAGE / 8]);
 
 impl Buffer {
@@ -79,7 +79,7 @@ impl Buffer {
 const _: () = assert!(size_of::<Buffer>() >= MOST_PAGES * 8);
 
 impl Target {
-    /// Opens what `mode` needs.
+    /// Opens the file for `mode`.
     pub fn open(mode: Mode) -> Result<Target, Errno> {
         match mode {
             Mode::Device => Fd::open(c"/dev/hmm_dmirror0", libc::O_RDWR).map(Target::Device),
@@ -89,9 +89,9 @@ impl Target {
         }
     }
 
-    /// Applies `op` to `pages` pages at `addr` and returns how many pages it moved, read or saw.
-    /// The range may have changed since it was picked: then the kernel refuses it, or does it in
-    /// part.
+    /// Applies `op` to `pages` pages at `addr`. Returns the number of pages that were migrated,
+    /// read or found. The range may have changed since it was selected: then the kernel rejects it,
+    /// or processes a part.
     pub fn apply(
         &self,
         op: Op,
@@ -168,7 +168,7 @@ fn command(
     Ok(arg.cpages)
 }
 
-/// Pages of the range that are in swap.
+/// Counts the pages of the range that are in swap.
 fn swapped(pagemap: Fd, addr: usize, pages: usize, buffer: &mut Buffer) -> Result<u64, Errno> {
     const SWAPPED: u64 = 1 << 62;
     let bytes = pages.min(MOST_PAGES) * 8;

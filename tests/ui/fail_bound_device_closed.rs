@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_bound_resources
-//! A driver cannot close a device: devres does, when it is unbound.
+//! A driver cannot close a bound device: devres closes it on unbind.
 
 use rust_hmm::mm::dma::DmaDevice;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_collect
-//! The buffer of a collection cannot be reused before the collection is gone.
+//! The buffer of a collection cannot be reused before the collection is dropped.
 
 use kernel::prelude::*;
 use rust_hmm::mm::{

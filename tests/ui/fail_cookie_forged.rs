@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_values
-//! A name is an address that nothing else has.
+//! A cookie cannot be forged: it is the address of an object, and therefore unique.
 
 use rust_hmm::mm::notifier::Cookie;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_copy
-//! The pages of a copy cannot be touched when it was completed: they are freed.
+//! The pages of a copy cannot be accessed after its completion, because they may be freed then.
 
 use rust_hmm::{memory::CopyJob, mirror::PlaceMut};
 

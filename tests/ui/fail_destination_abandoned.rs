@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_migration
-//! A destination cannot be written after it was given back.
+//! A destination cannot be written after it was abandoned.
 
 use rust_hmm::mm::migrate::Isolated;
 

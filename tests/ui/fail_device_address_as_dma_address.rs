@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_dma
-//! A place in the device's memory is nothing that the device could access on the bus.
+//! A device page number cannot be used as a DMA address.
 
 use rust_hmm::mirror::Target;
 use rust_hmm::mm::dma::DeviceAddress;

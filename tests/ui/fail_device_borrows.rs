@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_driver
-//! A device cannot borrow: the kernel calls it until the mirror is dropped, which can be prevented.
+//! A device cannot borrow data, because the kernel calls it until the mirror is dropped, which may
+//! never happen.
 
 use rust_hmm::{
     memory::{Memory, MemoryOps},
@@ -9,7 +10,7 @@ use rust_hmm::{
     pgtable::Radix4,
 };
 
-/// With what may be borrowed.
+/// A device with a generic field, which could be a reference.
 pub struct Gpu<T>(pub T);
 
 impl<T: MemoryOps, R: Send + Sync> Device for Gpu<(T, R)> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_driver
-//! A device that is bound to one thread cannot have a mirror: callbacks come from everywhere.
+//! A device must be `Sync` to have a mirror, because callbacks run on any thread.
 
 use core::cell::Cell;
 use rust_hmm::{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_dma
-//! Where system memory is for a device is no place in the device's memory.
+//! A DMA address of system memory cannot be used as a device page number.
 
 use rust_hmm::mm::{
     dma::{DmaAddress, PeerAddress},

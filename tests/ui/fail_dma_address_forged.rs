@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_dma
-//! Only what maps a page can make its address.
+//! A driver cannot create a DMA address; only a DMA mapping provides one.
 
 use rust_hmm::mm::dma::DmaAddress;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_copy
-//! When a copy is completed its memory is unmapped: the engine must not have its addresses.
+//! The DMA addresses of a copy cannot be used after its completion, which unmaps them.
 
 use rust_hmm::memory::DmaCopy;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_fence
-//! A DMA fence becomes a fence, and never the other way round.
+//! A DMA fence can be converted to a fence, but not vice versa.
 
 use rust_hmm::mm::{dma_fence::DmaFence, fence::Fence};
 

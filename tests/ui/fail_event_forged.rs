@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_values
-//! Events come from the kernel.
+//! A driver cannot create notifier events.
 
 use core::marker::PhantomData;
 use rust_hmm::mm::{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_fence
-//! Memory for a fence becomes one fence.
+//! A preallocated fence can be used only once.
 
 use rust_hmm::mm::{
     dma_fence::{DmaFenceRoom, Timeline},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_fence
-//! A fence is signalled once.
+//! A fence can be signalled only once.
 
 use rust_hmm::mm::fence::Pending;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_node
-//! File operations outlive their node: a file may be open.
+//! File operations must outlive their node, because a file may still be open.
 
 use kernel::{prelude::*, sync::Arc};
 use rust_hmm::node::{FileOps, Node, OpenFile};

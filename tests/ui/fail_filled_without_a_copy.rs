@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_migration
-//! A driver cannot note that a destination was filled: only a copy of the library is proof of that.
+//! A driver cannot mark a destination as filled: only a copy by the library does.
 
 use rust_hmm::mm::migrate::Isolated;
 

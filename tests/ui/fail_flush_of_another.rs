@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_flush
-//! A flush cannot be waited for with another kind of flusher.
+//! A flush cannot be waited for with a flusher of another type.
 
 use rust_hmm::{
     mm::addr::PageRange,

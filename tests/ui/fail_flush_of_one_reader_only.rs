@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_flush
-//! Each reader of the pages has to give its proof, before these are freed.
+//! Source pages are not freed without the flush proofs of all readers.
 
 use rust_hmm::mm::migrate::{Migrated, Moved, Reader};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_flush
-//! One flush gives one proof.
+//! A flush yields only one proof.
 
 use rust_hmm::pgtable::{Flushed, Flusher, Flushing, Radix4};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_flush
-//! Pages are not freed without the proof that the reader of them does not use them.
+//! Source pages are not freed without a proof that their reader has flushed its entries.
 
 use rust_hmm::mm::migrate::{Migrated, Moved, Reader};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_flush
-//! That there was nothing to flush is not for the driver to say.
+//! A driver cannot create the proof of a flush.
 
 use rust_hmm::pgtable::{Flushed, Flusher};
 

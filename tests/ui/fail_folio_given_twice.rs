@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_migration
-//! A destination folio can be given to one page only.
+//! A destination folio can be used for one page only.
 
 use rust_hmm::mm::{migrate::Isolated, page::LockedFolio};
 

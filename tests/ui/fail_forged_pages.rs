@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_values
-//! Page contents cannot be reached by a made-up frame number.
+//! A driver cannot access page contents by an arbitrary page frame number.
 
 use rust_hmm::mm::page::CpuPages;
 

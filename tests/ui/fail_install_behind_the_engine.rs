@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_driver
-//! A driver cannot get at the table of a mirror to change it itself.
+//! A driver cannot modify the page table of a mirror directly.
 
 use rust_hmm::mirror::{Device, Mirror};
 

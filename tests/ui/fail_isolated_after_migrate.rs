@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_migration
-//! Destinations cannot be changed after the pages have moved.
+//! Destinations cannot be changed after the pages were migrated.
 
 use rust_hmm::mm::migrate::Isolated;
 

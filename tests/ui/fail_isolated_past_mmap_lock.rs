@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_migration
-//! A migration cannot outlive the mmap lock.
+//! A migration cannot outlive the mmap guard.
 
 use kernel::{mm::MmWithUser, prelude::*};
 use rust_hmm::mm::{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_migration
-//! A migration ends on the task that began it: it holds the mmap lock.
+//! A migration cannot be sent to another task, because it holds the mmap lock.
 
 use rust_hmm::mm::migrate::Isolated;
 

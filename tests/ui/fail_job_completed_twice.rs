@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_copy
-//! A copy is completed once: the migration goes on then.
+//! A copy can be completed only once, because its completion resumes the migration.
 
 use rust_hmm::memory::CopyJob;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_copy
-//! A copy has one job: two would end it twice.
+//! A copy job cannot be cloned, because each copy would complete it.
 
 use rust_hmm::memory::CopyJob;
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_driver
-//! What copies cannot borrow: pages live longer than the process that filled them.
+//! Memory operations cannot borrow data, because device pages may outlive the process that filled
+//! them.
 
 use rust_hmm::memory::{CopyJob, MemoryOps};
 
-/// With what may be borrowed.
+/// Memory operations with a generic field, which could be a reference.
 pub struct Vram<R>(pub R);
 
 impl<R: Send + Sync> MemoryOps for Vram<R> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_driver
-//! Device memory has a fixed address, which the kernel keeps.
+//! Device memory must be pinned, because the kernel keeps its address.
 
 use rust_hmm::{
     memory::{Memory, MemoryOps},

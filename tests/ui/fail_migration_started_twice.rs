@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_request
-//! A migration is started once.
+//! A migration can be started only once.
 
 use kernel::prelude::*;
 use rust_hmm::{mirror::{Device, Mirror}, mm::addr::PageRange};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_migration
-//! A migration owns the readers of its pages: of borrowed ones the pages stay.
+//! A migration must own the readers of its pages, because with borrowed ones it could not free the
+//! sources.
 
 use rust_hmm::mm::migrate::{Isolated, Moved, Reader};
 

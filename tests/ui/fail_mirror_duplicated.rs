@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_driver
-//! A mirror is dropped once; to share it, use `Arc`.
+//! A mirror cannot be cloned; drivers share it by `Arc`.
 
 use rust_hmm::mirror::{Device, Mirror};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_migration
-//! The mmap lock is released by the task that took it.
+//! The mmap lock must be released by the task that took it.
 
 use rust_hmm::mm::space::MmapGuard;
 

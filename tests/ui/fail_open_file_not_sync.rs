@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_node
-//! A file's state is used by several threads at once.
+//! The state of a file must be `Sync`, because several threads use it concurrently.
 
 use core::cell::Cell;
 use kernel::{prelude::*, sync::Arc};

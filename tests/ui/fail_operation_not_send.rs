@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_queue
-//! An operation runs in the queue's thread.
+//! An operation must be `Send`, because it runs on the queue's thread.
 
 use kernel::prelude::*;
 use rust_hmm::{mm::fence::Fence, queue::Queue};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_request
-//! Outcomes cannot be read before the migration was run.
+//! Outcomes cannot be read before the migration has run.
 
 use kernel::prelude::*;
 use rust_hmm::{migrate::PageOutcome, mirror::{Device, Mirror}, mm::addr::PageRange};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_dma
-//! What names memory of another device is no address of system memory.
+//! The address of another device's memory cannot be used as a DMA address of system memory.
 
 use rust_hmm::mm::dma::{DmaAddress, PeerAddress};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_pin
-//! A page of a locked range is there as long as the range is held.
+//! A page of a locked range cannot outlive the reference to the range.
 
 use kernel::sync::Arc;
 use rust_hmm::{host_lock::Region, mm::page::CpuPagesMut};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_section
-//! What a translation names cannot be used after the access has ended.
+//! The result of a translation cannot be used after the access section has ended.
 
 use rust_hmm::{
     mirror::{Device, Place, Section},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_values
-//! Ranges are aligned, and never empty.
+//! A driver cannot create an unaligned or empty range.
 
 use rust_hmm::mm::addr::PageRange;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_bound_resources
-//! What needs a bound device can only be made in a callback of its bus, by a driver that is bound to it.
+//! Resources of a bound device can be created only in a bus callback of the driver bound to it.
 
 use kernel::{device::Bound, pci, prelude::*, sync::Arc};
 use rust_hmm::mm::{
@@ -8,7 +8,7 @@ use rust_hmm::mm::{
     pci::{Interrupt, Interrupted, PciMemory},
 };
 
-/// Hears nothing.
+/// An interrupt handler that does nothing.
 pub struct Handler;
 
 impl Interrupted for Handler {
@@ -30,7 +30,7 @@ pub fn interrupt(device: &pci::Device, handler: Arc<Handler>) -> Result<Interrup
     //~^ ERROR E0308: mismatched types: expected `&Device<Core<'_>>`, found `&Device`
 }
 
-/// Nor later, when the driver may already be about to be unbound.
+/// Not later either, because the driver may be about to be unbound.
 pub fn later(device: &pci::Device<Bound>) -> Result<Arc<PciMemory>> {
     PciMemory::claim(device, 0, 2)
     //~^ ERROR E0308: mismatched types: expected `&Device<Core<'_>>`, found `&Device<Bound>`

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_section
-//! An access ends before its mirror goes.
+//! An access section cannot outlive its mirror.
 
 use kernel::prelude::*;
 use rust_hmm::mirror::{Device, Mirror};

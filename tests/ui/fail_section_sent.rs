@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_section
-//! An access of an engine ends on the thread that began it: it holds a spinlock.
+//! An access section cannot be sent to another thread, because it holds a spinlock.
 
 use rust_hmm::mirror::{Device, Section};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_migration
-//! The source of a page cannot be read after it has moved.
+//! The source of a page cannot be read after the page was migrated.
 
 use rust_hmm::mm::migrate::Isolated;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_collect
-//! A collection cannot outlive the notifier that it is validated by.
+//! A collection cannot outlive the notifier that validates it.
 
 use kernel::{prelude::*, sync::Arc};
 use rust_hmm::mm::{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_fence
-//! The host may never signal its fence.
+//! A host fence cannot be exported as a sync file, because the host may never signal it.
 
 use kernel::prelude::*;
 use rust_hmm::mm::{fence::Pending, notifier::Cookie, sync_file::SyncFile};

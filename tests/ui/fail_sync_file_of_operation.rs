@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_fence
-//! An operation of a queue may fault: no other driver may wait for it where memory is reclaimed.
+//! The fence of an operation cannot be exported as a sync file: it may fault, and reclaim could
+//! wait for it.
 
 use kernel::prelude::*;
 use rust_hmm::{mm::sync_file::SyncFile, queue::Queue};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_fence
-//! A descriptor is reserved in the process of one task.
+//! A sync file cannot be sent before it is installed, because its descriptor is reserved in the
+//! current process.
 
 use rust_hmm::mm::sync_file::SyncFile;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_section
-//! The table lock is released before its mirror goes.
+//! A table guard cannot outlive its mirror.
 
 use kernel::prelude::*;
 use rust_hmm::{mirror::{Device, Mirror}, mm::addr::PageRange};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_section
-//! The table lock is released by the thread that took it.
+//! The table lock must be released by the thread that took it.
 
 use rust_hmm::mirror::{Device, TableGuard};
 

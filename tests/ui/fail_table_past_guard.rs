@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_collect
-//! What the lock protects cannot be kept beyond it.
+//! Data protected by the lock cannot outlive the guard.
 
 use rust_hmm::mm::range_fault::Validated;
 

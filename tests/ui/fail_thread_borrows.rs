@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_queue
-//! A thread cannot borrow from who starts it.
+//! A thread cannot borrow data of the function that starts it.
 
 use kernel::prelude::*;
 use rust_hmm::thread::Thread;

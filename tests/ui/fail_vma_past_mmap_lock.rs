@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_migration
-//! A mapping cannot be used after the mmap lock was released.
+//! A VMA cannot be used after the mmap lock was released.
 
 use kernel::{mm::MmWithUser, prelude::*};
 use rust_hmm::mm::space::MmapGuard;

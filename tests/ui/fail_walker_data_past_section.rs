@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_section
-//! What a walker's lock protects cannot be kept beyond it.
+//! Data protected by an engine's lock cannot outlive the access section.
 
 use rust_hmm::mirror::{Device, Section};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS pass_format
-//! How entries are written is not for the driver to say: the device reads them while they change.
+//! A driver cannot define how entries are stored, because the device reads them concurrently.
 
 use rust_hmm::pgtable::Word;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! What needs a bound device may be kept, forgotten and leaked: it is taken away when the device is unbound.
+//! Resources of a bound device may be kept or leaked: they are revoked when the device is unbound.
 
 #![forbid(unsafe_code)]
 
@@ -10,14 +10,14 @@ use rust_hmm::mm::{
     pci::{Interrupt, Interrupted, PciMemory, PeerMemory},
 };
 
-/// Hears nothing.
+/// An interrupt handler that does nothing.
 pub struct Handler;
 
 impl Interrupted for Handler {
     fn interrupted(&self) {}
 }
 
-/// What outlives the device, in an open file.
+/// Resources kept in an open file, which may outlive the device's binding.
 pub struct Kept {
     dma: Arc<DmaDevice>,
     memory: Arc<PciMemory>,
@@ -41,7 +41,7 @@ pub fn probe(device: &pci::Device<Core<'_>>) -> Result<Kept> {
 }
 
 impl Kept {
-    /// Whether the device is still there.
+    /// Whether the device is still bound.
     pub fn is_there(&self) -> bool {
         let _interrupt = &self.interrupt;
         self.buffer.read(0, &mut [0; 4]).is_ok() && self.memory.distance(&self.dma).is_some()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! Copies that are completed once, after their pages were accessed.
+//! Copy jobs that are completed once, after the last access to their pages.
 
 use rust_hmm::{
     memory::{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! Addresses that are used for what they name.
+//! Each type of address, used for its purpose.
 
 use rust_hmm::{
     mirror::Target,

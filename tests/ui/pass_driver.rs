@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! The smallest driver: it compiles, and needs no `unsafe`.
+//! A minimal driver, without `unsafe`.
 
 #![forbid(unsafe_code)]
 
@@ -36,7 +36,7 @@ impl Device for MirrorOnly {
     fn flush_wait(&self, (): ()) {}
 }
 
-/// Mirrors a process and faults a range in.
+/// Creates a mirror of a process, and faults a range in.
 pub fn attach(mm: &MmWithUser, range: PageRange) -> Result<Mirror<MirrorOnly>> {
     let mirror = rust_hmm::new_mirror!(mm, MirrorOnly)?;
     mirror.fault(range, Access::Read)?;

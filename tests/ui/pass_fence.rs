@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! What fences are for: a DMA fence leaves as a sync file, and queues depend on fences of both types.
+//! Uses of fences: a DMA fence is exported as a sync file, and queues depend on fences of both
+//! types.
 
 #![forbid(unsafe_code)]
 
@@ -16,14 +17,14 @@ use rust_hmm::{
     queue::Queue,
 };
 
-/// What an interrupt signals, and a file for it.
+/// Creates a pending DMA fence for an interrupt to signal, and a sync file for it.
 pub fn export(timeline: &Timeline) -> Result<(DmaPending, SyncFile)> {
     let pending = DmaFenceRoom::new()?.make(timeline, Cookie::NONE);
     let file = SyncFile::new(&pending.fence())?;
     Ok((pending, file))
 }
 
-/// An operation that waits for the host and for a sync file of any driver.
+/// Makes an operation depend on a host fence and on a sync file of any driver.
 pub fn depends(queue: &Queue, fd: i32) -> Result<(Pending, Fence)> {
     let host = Pending::new(Cookie::NONE)?;
     queue.wait(host.fence())?;
@@ -31,7 +32,7 @@ pub fn depends(queue: &Queue, fd: i32) -> Result<(Pending, Fence)> {
     Ok((host, queue.record()?))
 }
 
-/// Reports its end by an eventfd and by the `poll` of a file.
+/// Reports the end by an eventfd, and by the `poll` of a file.
 pub fn observe(fence: Fence, fd: i32) -> Result<Pin<KBox<Watched>>> {
     fence.eventfd(fd)?;
     Watched::new(fence, Watch::new()?)

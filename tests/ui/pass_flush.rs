@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! A flush that is started and awaited once, on one flusher, which proves it.
+//! A flush that is started and waited for once, with the same flusher, which yields its proof.
 
 use rust_hmm::{
     mm::{
@@ -35,7 +35,7 @@ pub fn flush(batch: FlushBatch<Radix4>) -> Flushed {
     batch.start(&Tlb).wait(&Tlb)
 }
 
-/// Reads pages, and has removed its entries by now.
+/// A reader of the pages that has removed its entries.
 pub struct Table(FlushBatch<Radix4>);
 
 impl Reader for Table {

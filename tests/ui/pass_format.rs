@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! A format, without unsafe code: only the device reads what it encodes.
+//! A page-table format without unsafe code, because only the device reads its entries.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! A migration of the kernel's stages, each once, within the mmap lock.
+//! A migration with each of the kernel's stages once, with the mmap lock held.
 
 use kernel::{
     mm::MmWithUser,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! A node with file operations in a static, and a file that several threads may use.
+//! A device node with file operations in a static, and a file that several threads may use.
 
 use kernel::{
     prelude::*,

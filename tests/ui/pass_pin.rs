@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! A page of a locked range that is used while the range is held.
+//! An access to a page of a locked range while the range is referenced.
 
 use kernel::sync::Arc;
 use rust_hmm::host_lock::Region;

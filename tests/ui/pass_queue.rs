@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! Operations and threads that own what they use.
+//! Operations and threads that own their data.
 
 use kernel::prelude::*;
 use rust_hmm::{

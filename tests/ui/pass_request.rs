@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! A migration that is requested once, and whose outcomes are read after it.
+//! A migration that is started once, and whose outcomes are read afterwards.
 
 use kernel::prelude::*;
 use rust_hmm::{

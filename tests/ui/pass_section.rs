@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! Accesses and table locks that end before their mirror, on the thread that began them.
+//! Access sections and table guards that are dropped before their mirror, on the same thread.
 
 use kernel::prelude::*;
 use rust_hmm::{

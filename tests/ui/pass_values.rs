@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //~ PASS
-//! Ranges, names, events and pages that come from where they are checked.
+//! Ranges, cookies, events and pages from the functions that check them.
 
 use kernel::prelude::*;
 use rust_hmm::mm::{

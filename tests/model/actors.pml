@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Processes that hmm.pml and planned.pml have in common: the engine of a device, and what a process and the kernel do to its
- * pages. a is a number of their own.
+ * Processes that hmm.pml and planned.pml share: the engine of a device, and operations of a process
+ * and of the kernel on its pages. The parameter a is the index of the process.
  */
 
-/* The engine of device d, at page v. */
+/* The engine of device d, which accesses page v. */
 proctype engine(byte a, v, d) {
 	LOCALS;
 	byte f = 0, ops = 0;
@@ -17,7 +17,7 @@ proctype engine(byte a, v, d) {
 		:: write = 0
 		:: write = 1
 		fi;
-		/* From the TLB, or the table. */
+		/* Translate by the TLB or the table. */
 		d_step {
 #ifdef NO_TLB
 			if
@@ -102,7 +102,7 @@ proctype dontneed(byte a, v) {
 	left--
 }
 
-/* madvise(MADV_FREE), and reclaim, which drops what was not written since. */
+/* madvise(MADV_FREE), and reclaim, which drops pages that were not written since. */
 proctype madv_free(byte a, v) {
 	LOCALS;
 	mmap_read(MM(v));
@@ -144,7 +144,10 @@ proctype unmapper(byte a, v) {
 	left--
 }
 
-/* The process ends. exit_mmap() waits for the last reference of mm_users, and none is taken after that. */
+/*
+ * The process exits. exit_mmap() waits for the last reference of mm_users, and no reference is
+ * taken afterwards.
+ */
 inline exit_mmap(m, a) {
 	users[m]--;
 	(users[m] == 0 || off == MMGET);
@@ -194,7 +197,7 @@ proctype protect(byte a, v) {
 	left--
 }
 
-/* Write access goes with the mmap lock held for reading, as by userfaultfd, and comes back by it. */
+/* userfaultfd removes write access with the mmap lock held for reading, and restores it. */
 proctype write_protect(byte a, v) {
 	LOCALS;
 	mmap_read(MM(v));
@@ -206,7 +209,7 @@ proctype write_protect(byte a, v) {
 	left--
 }
 
-/* Page v is shared with page u of a new process. */
+/* Shares page v with page u of a new process. */
 inline dup_mmap(v, u, a) {
 	mmap_write(MM(v));
 	event(v, PROTECT, 0, a);
@@ -215,11 +218,11 @@ inline dup_mmap(v, u, a) {
 		vm[u] = vm[v]; vm_w[u] = vm[v]; users[MM(u)] = 1;
 		if
 		:: pte[v] == PRESENT || pte[v] == DEVICE -> pte[u] = pte[v]; pte_f[u] = pte_f[v]; mapped[pte_f[v]]++
-		/* Isolated by the reverse mapping: its migration entry is copied. */
+		/* Isolated by the reverse mapping: copy the migration entry. */
 		:: pte[v] == MIGRATING -> pte[u] = MIGRATING; pte_f[u] = pte_f[v]
 		:: else
 		fi;
-		/* What v has, u has. */
+		/* Page u has the same contents as v. */
 		x_i = 1;
 		do
 		:: x_i < NF ->
@@ -246,7 +249,7 @@ proctype fork(byte a, v, u) {
 	left--
 }
 
-/* The parent ends after it. */
+/* The parent exits after the fork. */
 proctype fork_and_exit(byte a, v, u) {
 	LOCALS;
 	byte f = 0;
@@ -255,7 +258,7 @@ proctype fork_and_exit(byte a, v, u) {
 	left--
 }
 
-/* KSM puts a merged page in the place of page v. */
+/* KSM replaces page v by a merged page. */
 proctype merge(byte a, v) {
 	LOCALS;
 	mmap_read(MM(v));

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What hmm.pml and planned.pml have in common: frames, the CPU's page tables, the mmap lock, the migration code of the core,
- * and the entries, TLB and accesses of devices.
+ * Shared by hmm.pml and planned.pml: frames, CPU page tables, the mmap lock, the core's migration
+ * code, and the entries, TLBs and accesses of devices.
  *
- * Included after the mtype of the rules that a model can break, and before the model itself, which defines event() and
+ * Included after the mtype of the rules that a model can break, and before the model itself. The
+ * model defines event() and event_end() for the notifier's invalidate_range_start() and
+ * invalidate_range_end().
  * event_end() for the notifier's invalidate_range_start() and invalidate_range_end().
  */
 #ifndef SPACES
@@ -18,13 +20,13 @@
 #ifndef NP
 #define NP 1
 #endif
-/* Processes of a scenario, without init. */
+/* Number of processes of a scenario, without init. */
 #ifndef NACT
 #define NACT 4
 #endif
 #define NV (SPACES * NP)
 #define BIT(v) (1 << (v))
-/* All pages but v. */
+/* All pages except v. */
 #define WITHOUT(v) (BIT(NV) - 1 - BIT(v))
 #if NV > 8
 #define PAGE_SET int
@@ -35,10 +37,10 @@
 #define V(m, p) ((m) * NP + (p))
 #define MM(v) ((v) / NP)
 #define MI(m, d) ((m) * DEVICES + (d))
-/* The entry of page v of a process in the table of device d. */
+/* The entry of page v in the table of device d. */
 #define T(v, d) ((v) * DEVICES + (d))
 
-/* Frames: 0 is none; then those of the system, then those of each device. */
+/* Frames: 0 is none, then those of the system, then those of each device. */
 #ifndef NSYS
 #define NSYS 3
 #endif
@@ -47,7 +49,7 @@
 #endif
 #define NF (1 + NSYS + MEMORIES * NDEV)
 #define IS_SYS(f) ((f) <= NSYS)
-/* With ONE_MEMORY the devices are mirrors of one device: they have the same memory, and the same owner. */
+/* With ONE_MEMORY the devices are mirrors of one device, with the same memory and owner. */
 #ifdef ONE_MEMORY
 #define MEMORIES 1
 #define MEM(d) 0
@@ -57,8 +59,8 @@
 #endif
 #define MEM_OF(f) (((f) - NSYS - 1) / NDEV)
 /*
- * With COHERENT, CPUs use the memory of devices in place; and with HOLE they have read the page, so that the zero page is
- * mapped there, frame 1.
+ * With COHERENT, CPUs access device memory in place. With HOLE, they have read the page before,
+ * so that the zero page (frame 1) is mapped.
  */
 #ifdef COHERENT
 #define ZERO 1
@@ -68,37 +70,43 @@
 #define IS_ZERO(f) 0
 #define PTE_OF_DEVICE DEVICE
 #endif
-/* Whether frame f, which is no frame of the system, is in the memory of device d. */
+/* Whether frame f, which is not in system memory, is in the memory of device d. */
 #define HAS(d, f) (MEM_OF(f) == MEM(d))
 
 mtype = { CLEAR, MIGRATE, PROTECT, UNMAP };
 mtype = { NONE, PRESENT, MIGRATING, DEVICE };
-/* Rules that each of the models can break. */
+/* Rules that both models can break. */
 mtype = {
 	EVERY_RULE_HOLDS,
-	/* A device write to a page that MADV_FREE gave away is not dirty; merged pages are isolated: see faultless.rst. */
+	/*
+	 * A device write after MADV_FREE does not dirty the page; merged pages are isolated: see
+	 * faultless.rst.
+	 */
 	H16, H17,
 	/* An invalidation ends before the device has stopped using the entry (rule 2). */
 	RULE2,
-	/* The device holds a reference of each page that it has mapped (rule 4). */
+	/* The device holds a reference to each page that it maps (rule 4). */
 	RULE4,
-	/* A device write does not break copy on write (rule 6). */
+	/* A device write does not break copy-on-write (rule 6). */
 	RULE6,
-	/* A migration works on an address space whose process has ended. */
+	/* A migration uses an address space whose process has exited. */
 	MMGET
 };
 mtype off = OFF;
 
-/* The CPU's page tables. */
+/* The CPU page tables. */
 mtype pte[NV] = NONE;
 byte pte_f[NV];
 bit pte_w[NV];
-/* Mapped; may be written. */
+/* The page is mapped; it is writable. */
 bit vm[NV];
 bit vm_w[NV];
-/* Ghost: write access was taken by mprotect() or userfaultfd, and no device may write until it is given back. */
+/*
+ * Ghost: mprotect() or userfaultfd has removed write access, so that no device may write until
+ * it is restored.
+ */
 bit frozen[NV];
-/* mm_users: the process itself, and each process that works on its address space. */
+/* mm_users: the process itself, and each process that uses its address space. */
 byte users[SPACES];
 byte mm_readers[SPACES];
 bit mm_writer[SPACES];
@@ -112,46 +120,50 @@ bit lazy[NF];		/* MADV_FREE */
 bit merged[NF];		/* KSM */
 bit pinned[NF];		/* for good, by a user that is not modelled */
 
-/* Ghost: of each frame the pages whose last write it has; pages that have to be zero; those that MADV_FREE gave away. */
+/*
+ * Ghost: for each frame, the pages whose last write it contains; pages that must be zero; pages
+ * passed to MADV_FREE.
+ */
 PAGE_SET fresh[NF];
 PAGE_SET zero;
 PAGE_SET given;
 
-/* The tables of the devices. */
+/* The device page tables. */
 byte entry[NV * DEVICES];
 bit entry_w[NV * DEVICES];
-/* Of each mirror, changes that are not flushed. */
+/* For each mirror, the number of changes that are not flushed. */
 byte changing[NMI];
 /*
- * The engines of each mirror: their translations, and accesses that are under way, by page. With
- * NO_TLB a translation is used as long as an access takes, which may be long: then it is as if it were cached.
+ * The engines of each mirror: cached translations, and accesses in progress, by page. With
+ * NO_TLB a translation is used for one access, which may take arbitrarily long, like a cached
+ * one.
  */
 #ifndef NO_TLB
 byte tlb[NV * DEVICES];
 bit tlb_w[NV * DEVICES];
 #endif
 byte busy[NV * DEVICES];
-/* Where the device has read and written before. */
+/* Pages that the device has read or written before. */
 bit warm[NV * DEVICES];
 bit warm_w[NV * DEVICES];
-/* Nothing but migrations happens in this scenario; nor can any page move. */
+/* This scenario has only migrations; in addition, no page can be migrated. */
 bit quiet;
 bit still;
-/* The memory of the device cannot be read any more. */
+/* The memory of the device is inaccessible. */
 bit dead[DEVICES];
-/* The copy of a page that was to be saved has failed: such pages stay, and are lost with the device. */
+/* The copy of a page to be saved has failed: such pages stay, and are lost with the device. */
 bit lost[DEVICES];
 
-/* Processes that have not ended. */
+/* Number of processes that have not ended. */
 byte left;
 
 #define STOPPED(f) (!IS_SYS(f) && dead[MEM_OF(f)])
-/* Whether frame f has no references that keep it from moving, or from being freed. */
+/* Whether frame f has no references that prevent its migration, or that it is freed. */
 #ifndef CAN_MOVE
 #define CAN_MOVE(f) 1
 #define CAN_FREE(f) 1
 #endif
-/* With FAIR_LOCKS a reader waits behind a writer that waits, as in an rwsem. */
+/* With FAIR_LOCKS a reader waits behind a waiting writer, as in an rwsem. */
 #ifdef FAIR_LOCKS
 byte mm_writers_waiting[SPACES];
 #define MAY_READ(m) (!mm_writer[m] && mm_writers_waiting[m] == 0)
@@ -185,7 +197,7 @@ inline put(f) {
 	fi
 }
 
-/* Page v has new contents, in frame f or, with 0, none. Within a step. */
+/* Page v has new contents, in frame f, or zeros if f is 0. Within a step. */
 inline written(v, f) {
 	x_i = 1;
 	do
@@ -211,7 +223,7 @@ inline zap(v) {
 	pte[v] = NONE; pte_f[v] = 0; pte_w[v] = 0
 }
 
-/* A new page of zeros at v, if there is none. */
+/* Maps a new zeroed page at v, if none is mapped. */
 inline populate(v) {
 	alloc_system(n);
 	d_step {
@@ -225,7 +237,10 @@ inline populate(v) {
 	}
 }
 
-/* Takes the mmap lock of an address space that has not ended. What comes before it is only a reference. */
+/*
+ * Takes the mmap lock if the process has not exited. Before, only a reference to the mm_struct
+ * is held.
+ */
 inline mmget_and_read(m, alive) {
 	d_step {
 		MAY_READ(m) -> mm_readers[m]++;
@@ -249,7 +264,7 @@ inline mmap_write(m) {
 
 inline mmap_write_unlock(m) { mm_writer[m] = 0 }
 
-/* Waits until device d uses nothing of page v that it should not. Ends a change. */
+/* Waits until device d has stopped using outdated translations of page v. Ends a change. */
 #ifdef NO_TLB
 #define IDLE(v, d) (busy[T(v, d)] == 0 || off == RULE2)
 inline flush(v, d) { d_step { IDLE(v, d) -> changing[MI(MM(v), d)]--; printf("device %d: flush of page %d is over\n", d, v) } }
@@ -261,7 +276,7 @@ inline flush(v, d) {
 }
 #endif
 
-/* An entry goes. What the device may have written is dirty. Within a step. */
+/* Removes an entry, and marks a page that the device may have written dirty. Within a step. */
 inline retire(t) {
 	if
 	:: entry_w[t] && IS_SYS(entry[t]) && off != H16 -> dirty[entry[t]] = 1
@@ -269,7 +284,7 @@ inline retire(t) {
 	fi
 }
 
-/* Frame s, which is locked, leaves all page tables, each with an event of its own. */
+/* Unmaps frame s, which is locked, from all page tables, each with its own event. */
 inline unmap_by_rmap(a) {
 	x_v = 0;
 	do
@@ -294,7 +309,7 @@ inline unmap_by_rmap(a) {
 	atomic { x_v = 0; took = took && mapped[s] == 0 && CAN_MOVE(s) }
 }
 
-/* Frame s, which is locked, leaves the page tables: v's, or by the reverse mapping all. */
+/* Unmaps frame s, which is locked, from v's page table, or from all by the reverse mapping. */
 inline unmap(v, a) {
 	d_step {
 		took = 0;
@@ -311,7 +326,10 @@ inline unmap(v, a) {
 	fi
 }
 
-/* Takes page v for a migration of a, from system memory or, if from is a device, from there: s, if it can move. */
+/*
+ * Isolates page v for a migration of a, from system memory or from device d: s is the frame, if
+ * it can be migrated.
+ */
 inline isolate(v, system, d, a) {
 	d_step {
 		s = 0; hole = 0;
@@ -328,7 +346,10 @@ inline isolate(v, system, d, a) {
 	fi
 }
 
-/* Copies s to n, which may fail, or be missing. What is lost with its device cannot be copied. */
+/*
+ * Copies s to n. The copy or the allocation of n may fail, and memory of a dead device cannot be
+ * copied.
+ */
 inline copy() {
 	if
 	:: n != 0 && took ->
@@ -349,14 +370,17 @@ inline copy() {
 	fi
 }
 
-/* migrate_vma_finalize(): the CPU gets entries for what is there now; what is not needed is freed. */
+/*
+ * migrate_vma_finalize(): restores the CPU entries, to the destination or the source, and frees
+ * the other one.
+ */
 inline finalize() {
 	d_step {
 		x_v = 0;
 		do
 		:: x_v < NV ->
 			if
-			/* The reverse mapping of a merged page is not that of this process. */
+			/* The reverse mapping of a merged page does not belong to this process. */
 			:: pte[x_v] == MIGRATING && pte_f[x_v] == s && !merged[s] ->
 				if
 				:: moved -> pte_f[x_v] = n
@@ -383,7 +407,7 @@ inline finalize() {
 	}
 }
 
-/* A hole gets a page of the device at once, if it still is one. */
+/* Fills a hole with a page of the device immediately, if it is still a hole. */
 inline fill_hole(v) {
 	d_step {
 		if
@@ -396,7 +420,7 @@ inline fill_hole(v) {
 	}
 }
 
-/* Page v, which is read-only for the CPU, becomes writable: a copy, if others have it. With the mmap lock. */
+/* Makes page v writable for the CPU, by a copy if the frame is shared. With the mmap lock. */
 inline break_cow(v, a) {
 	d_step {
 		took = 0;
@@ -430,12 +454,13 @@ inline break_cow(v, a) {
 	fi
 }
 
-/* SIGBUS, for page v: only where the device lost it. */
+/* SIGBUS for page v, which is permitted only if the device has lost it. */
 inline sigbus(v) { assert(dead[MEM_OF(pte_f[v])] && lost[MEM_OF(pte_f[v])]) }
 
 /*
- * Begin and end of a scenario, for init. The first process has a page, with FULL every process has all pages. They are in
- * system memory, with ON_DEVICE on device 0, which has entries for them; with LAST_ON_DEVICE only the last one is there.
+ * Begin and end of a scenario, for init. The first process has one page; with FULL each process
+ * has all pages. They are in system memory; with ON_DEVICE on device 0, which has entries for
+ * them; with LAST_ON_DEVICE only the last one is there.
  */
 #ifdef FULL
 #define PAGES NV
@@ -457,7 +482,7 @@ inline begin() {
 #ifdef HOLE
 		zero = zero | BIT(i);
 #ifdef COHERENT
-		/* The kernel has one, too. */
+		/* The kernel has a reference to the zero page, too. */
 		used[ZERO] = 1; mapped[ZERO] = PAGES + 1; fresh[ZERO] = zero;
 		pte[i] = PRESENT; pte_f[i] = ZERO;
 #endif
@@ -483,7 +508,7 @@ inline begin() {
 	i = 0; n = 0
 }
 
-/* Every page has what was written last, and nothing else is in use or locked. */
+/* Checks that each page contains its last write, and that no other frame is used or locked. */
 inline check_memory() {
 	i = 0;
 	do

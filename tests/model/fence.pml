@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Fences, for SPIN: which operations of an engine may have a dma_fence. Reclaim may wait for one, and so may an invalidation,
- * with the mmap lock held. So signalling one must need neither memory nor that lock. An operation that faults needs both; a
- * program waits for it with no lock held.
+ * Fences, for SPIN: which operations of an engine may have a dma_fence. Reclaim may wait for a
+ * dma_fence, and so may an invalidation, with the mmap lock held. Signalling it must therefore need
+ * neither memory nor that lock. An operation that faults needs both, so that a program waits for it
+ * without holding a lock.
  */
 #include "scenario.pml"
 mtype = { EVERY_RULE_HOLDS,
@@ -15,19 +16,25 @@ mtype off = OFF;
 #define FREE 1
 #endif
 byte left;
-/* Pages that are free. */
+/* Number of free pages. */
 byte free = FREE;
 /* The mmap lock. */
 byte mm_readers;
 bit mm_writer;
-/* Of each operation: it has a dma_fence; it is over, which signals that and all else that tells of it. */
+/*
+ * For each operation: it has a dma_fence; it has ended, which signals the dma_fence and all
+ * other notifications.
+ */
 bit exported[2];
 bit over[2];
 
-/* dma_fence_wait() for each that there is. */
+/* dma_fence_wait() for each existing dma_fence. */
 #define FENCES_SIGNALLED ((!exported[0] || over[0]) && (!exported[1] || over[1]))
 
-/* A copy of hardware between pages that are pinned, or isolated already: it needs nothing more. */
+/*
+ * A copy by hardware between pages that are pinned or already isolated, which needs no further
+ * resources.
+ */
 proctype copy(byte o) {
 	atomic { exported[o] = 1; printf("operation %d, a copy, has a dma_fence\n", o) };
 	atomic { over[o] = 1; printf("operation %d is over\n", o) };
@@ -51,7 +58,7 @@ proctype faulting(byte o) {
 	left--
 }
 
-/* munmap() of what some driver has mapped: its invalidation waits for who uses it. */
+/* munmap() of memory mapped by a driver: its invalidation waits for the users of the memory. */
 proctype unmapper() {
 	atomic { mm_readers == 0 && !mm_writer -> mm_writer = 1; printf("munmap() takes the mmap lock, and waits for all dma_fences\n") };
 	FENCES_SIGNALLED;
@@ -59,7 +66,10 @@ proctype unmapper() {
 	left--
 }
 
-/* Who takes the last page, and reclaims: the shrinker of some driver waits for who uses its buffers. */
+/*
+ * A task that allocates the last page and reclaims: the shrinker of a driver waits for the users
+ * of its buffers.
+ */
 proctype reclaim() {
 	atomic { free > 0 -> free--; printf("reclaim begins and waits for all dma_fences\n") };
 	FENCES_SIGNALLED;
@@ -67,7 +77,7 @@ proctype reclaim() {
 	left--
 }
 
-/* A program that wants the result: it waits for an eventfd, or sleeps in poll(), with no lock. */
+/* A program that waits for the result with an eventfd or poll(), without a lock. */
 proctype program(byte o) {
 	over[o];
 	left--
@@ -75,7 +85,7 @@ proctype program(byte o) {
 
 init {
 	atomic { SCENARIO };
-	/* If nothing can go on before that, a process waits for ever. */
+	/* If no process can continue before all have ended, one waits for ever. */
 	if
 	:: left == 0
 	:: timeout -> assert(left == 0)

@@ -1,60 +1,74 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The protocol of Documentation/faultless.rst, for SPIN: a number of address spaces with NP pages each, devices with a mirror
- * of each address space, and what happens to them, one step at a time.
+ * The protocol of Documentation/faultless.rst, for SPIN: a number of address spaces with NP pages
+ * each, devices with a mirror of each address space, and the operations on them, one step at a
+ * time.
  *
- * A step is what others see at once: what a page table lock, a table lock or an atomic instruction makes one. Between two
- * steps of a process anything may happen. What is assumed of the core is modelled as it is in mm/: notifiers by their
- * sequence, migration entries, folio locks and references, the mmap lock.
+ * A step is atomic for all other processes, because of a page table lock, a table lock or an atomic
+ * instruction. Between two steps of a process any other process may run. Assumptions on the core
+ * are modelled like mm/: notifiers by their sequence, migration entries, folio locks and
+ * references, the mmap lock.
  *
- * Contents are not stored. For each frame there is a bit for each page of a process whose last write it has: what others
- * read must have that bit.
+ * Contents are not stored. Each frame has a bit for each page of a process, which is set if the
+ * frame contains the last write to that page. A read must find this bit set.
  *
- * OFF is a rule that is broken, by its name in Documentation/faultless.rst or below. SCENARIO starts processes. Both come
- * from tests/model/run.
+ * OFF is a rule to break, by its name in Documentation/faultless.rst or below. SCENARIO starts
+ * processes. tests/model/run generates both.
  */
 #include "scenario.pml"
 mtype = {
 	/* The holes of faultless.rst. */
 	H1, H2, H3, H4, H5, H6, H9, H10, H11, H12, H13, H14, H15,
-	/* A switch gives write access back before its flush, while another engine may still read the source. */
+	/*
+	 * A switch restores write access before its flush, while another engine may still read
+	 * the source.
+	 */
 	EARLY_WRITE,
-	/* A range fault is installed although an invalidation has begun since (rule 1). */
+	/* A range fault is installed although an invalidation has begun in between (rule 1). */
 	RULE1,
-	/* An invalidation that finds no entry does not wait for flushes of others (rule 2). */
+	/* An invalidation that finds no entry does not wait for concurrent flushes (rule 2). */
 	OTHERS,
-	/* Own events leave entries of the zero page alone, of which CPUs can write the next one at once. */
+	/*
+	 * Own events keep entries of the zero page, so that CPUs can write the new page
+	 * immediately.
+	 */
 	ZERO_PAGE,
-	/* Own events remove the entries, too, as in other managers: right, but not faultless (rule 5). */
+	/*
+	 * Own events remove the entries, too, as in other managers: correct, but not faultless
+	 * (rule 5).
+	 */
 	RULE5,
 	/* The table lock is held across migrate_vma_setup() (rule 3). */
 	RULE3,
-	/* After a pull, the device that had the page keeps its entry. */
+	/* After a pull, the source device keeps its entry. */
 	PULL,
-	/* A pull gives the destination its entry before the source has lost its own. */
+	/* A pull installs the entry of the destination before the source has lost its own. */
 	SOURCE_FIRST,
-	/* An unplug does not wait for steps that bring pages to the device. */
+	/* An unplug does not wait for steps that migrate pages to the device. */
 	ARRIVALS,
 	/* An unplug does not wait for steps that copy from the device. */
 	DEPARTURES,
-	/* A fault of a device that was unplugged is served. */
+	/* A fault of an unplugged device is handled. */
 	FORGET,
-	/* A CPU fault that finds its page locked ends in SIGBUS (rule 7). */
+	/* A CPU fault on a locked page ends in SIGBUS (rule 7). */
 	RULE7,
-	/* A migration takes write access from pages that cannot move (rule 12). */
+	/* A migration removes write access from pages that cannot be migrated (rule 12). */
 	RULE12
 };
 #include "common.pml"
 
-/* The migration that has marked the entry, plus 1. */
+/* 1 + the migration that has marked the entry. */
 byte mark[NV * DEVICES];
-/* For each mirror: invalidations that are not over. */
+/* For each mirror, the number of invalidations in progress. */
 byte invalidating[NMI];
-/* Whether an invalidation has begun since the process began to read. */
+/* Whether an invalidation has begun since read_begin of the process. */
 bit collided[NACT * NMI];
 /* The table lock is held over several steps, which only happens with a broken rule. */
 bit table_locked[NMI];
-/* Unplug: no page may be brought to the device; steps that bring some, and that take some away. */
+/*
+ * Unplug: no page may be migrated to the device; numbers of steps that migrate to it, and from
+ * it.
+ */
 bit closed[DEVICES];
 byte arriving[DEVICES];
 byte departing[DEVICES];
@@ -62,10 +76,13 @@ byte departing[DEVICES];
 #define COLLIDED(a, mi) collided[(a) * NMI + (mi)]
 #define LOCALS byte x_d = 0, x_m = 0, x_mi = 0, x_t = 0, x_i = 0, x_v = 0, s = 0, n = 0; bit x_flush = 0, moved = 0, w = 0, took = 0, hole = 0, refused = 0, x_alive = 0
 
-/* Whether the event of a, named or not, leaves the entry alone. */
+/* Whether the event of a, named or not, keeps the entry. */
 #define KEEPS(t, named, a) ((named) && off != RULE5 && (!IS_ZERO(entry[t]) || off == ZERO_PAGE) && (mark[t] == (a) + 1 || (off == H9 && mark[t] == 0)))
 
-/* An event about page v: mmu_notifier_invalidate_range_start(). named: it carries what makes it its migration's own. */
+/*
+ * An event for page v: mmu_notifier_invalidate_range_start(). named: it has the cookie of its
+ * migration.
+ */
 inline event(v, reason, named, a) {
 	x_d = 0;
 	do
@@ -127,7 +144,10 @@ inline event_end(v) {
 
 /* Migration */
 
-/* Marks the entry of page v for a, unless another one holds it, and makes it read-only. Within a step. */
+/*
+ * Marks the entry of page v for a, unless it is already marked, and makes it read-only. Within a
+ * step.
+ */
 inline announce(v, d, a) {
 	if
 	:: mark[T(v, d)] == 0 || off == H13 -> mark[T(v, d)] = (a) + 1
@@ -141,7 +161,7 @@ inline announce(v, d, a) {
 	fi
 }
 
-/* Switches the entry of page v, which a has moved to n. */
+/* Switches the entry of page v, which a has migrated to n. */
 inline switch_entry(v, d, a, to, write) {
 	d_step {
 		x_flush = changing[MI(MM(v), d)] > 0 && off != OTHERS;
@@ -150,7 +170,10 @@ inline switch_entry(v, d, a, to, write) {
 			entry[T(v, d)] = to; entry_w[T(v, d)] = write && off == EARLY_WRITE; x_flush = 1;
 			printf("%d: switches the entry of page %d of device %d to frame %d\n", a, v, d, to)
 		:: else ->
-			/* The mark was lost. What is read-only may be the source: alone, this makes up for a broken H13. */
+			/*
+			 * The mark was lost. A read-only entry may refer to the source; this
+			 * also compensates for a broken H13.
+			 */
 			printf("%d: does not switch page %d of device %d\n", a, v, d);
 			if
 			:: entry[T(v, d)] != 0 && !entry_w[T(v, d)] && off != H13 -> entry[T(v, d)] = 0; x_flush = 1
@@ -166,7 +189,7 @@ inline switch_entry(v, d, a, to, write) {
 	:: x_flush -> flush(v, d); x_flush = 0
 	:: else
 	fi;
-	/* Write access comes back when no engine reads the source any more. */
+	/* Restore write access once no engine reads the source. */
 	d_step {
 		if
 		:: mark[T(v, d)] == (a) + 1 && entry[T(v, d)] == to -> entry_w[T(v, d)] = write
@@ -214,7 +237,7 @@ inline migrate(v, d, to_device, a) {
 		table_locked[MI(MM(v), d)] = (off == RULE3);
 		event(v, MIGRATE, 1, a);
 		isolate(v, to_device, d, a);
-		/* A page without other users moves. */
+		/* A page without other references is migrated. */
 		assert(!quiet || s == 0 || took);
 		event_end(v)
 	:: else
@@ -267,7 +290,7 @@ inline migrate(v, d, to_device, a) {
 	}
 }
 
-/* The CPU touches page v, which a device's memory has. With the mmap lock. */
+/* The CPU accesses page v in device memory. With the mmap lock. */
 inline cpu_fault(v, a) {
 	d_step {
 		s = 0;
@@ -275,14 +298,17 @@ inline cpu_fault(v, a) {
 		:: pte[v] == DEVICE && dead[MEM_OF(pte_f[v])] -> sigbus(v)
 		:: pte[v] == DEVICE && !locked[pte_f[v]] && !dead[MEM_OF(pte_f[v])] ->
 			s = pte_f[v]; locked[s] = 1; isolated[s] = 1; departing[MEM_OF(s)]++
-		/* Another migration has the folio: the CPU tries again. */
+		/* Another migration has locked the folio: the CPU retries. */
 		:: pte[v] == DEVICE && locked[pte_f[v]] && !dead[MEM_OF(pte_f[v])] && off == RULE7 -> sigbus(v)
 		:: else
 		fi
 	}
 	if
 	:: s != 0 ->
-		/* Mirrors that can be had at once, and have an entry, keep it. Nothing may be waited for. */
+		/*
+		 * Mirrors whose lock is available and that have an entry keep it. The CPU fault
+		 * must not wait.
+		 */
 		x_m = 0;
 		do
 		:: x_m < DEVICES ->
@@ -337,11 +363,11 @@ inline cpu_fault(v, a) {
 	fi
 }
 
-/* A fault of device d at page v. */
+/* A fault of device d on page v. */
 inline device_fault(v, d, write, a) {
 	READ_BEGIN(a, MI(MM(v), d));
 	mmget_and_read(MM(v), x_alive);
-	/* hmm_range_fault(), and the faults that it causes. */
+	/* hmm_range_fault(), including the faults that it handles. */
 	if
 	:: !x_alive || !vm[v] || (write && !vm_w[v])
 	:: x_alive && vm[v] && pte[v] == NONE -> populate(v)
@@ -442,7 +468,7 @@ proctype round_trip(byte a, v, d) {
 	left--
 }
 
-/* Evicts page v, if device d has it: plain events, entries go. */
+/* Evicts page v, if it is on device d, with plain events, which remove the entries. */
 inline evict_page(v, d, a) {
 	d_step { !mm_writer[MM(v)] -> mm_readers[MM(v)]++; departing[MEM(d)]++ }
 	if
@@ -473,7 +499,7 @@ proctype evict(byte a, v, d) {
 	left--
 }
 
-/* All mirrors of device d lose their entries. */
+/* Removes all entries of all mirrors of device d. */
 inline forget(d) {
 	x_v = 0;
 	do
@@ -492,7 +518,10 @@ inline forget(d) {
 	x_v = 0
 }
 
-/* Memory::unplug() of device d. Then its driver stops it: only what could not be copied is in its memory. */
+/*
+ * Memory::unplug() of device d, after which its driver stops it: only pages that could not be
+ * copied are left.
+ */
 proctype unplug(byte a, d) {
 	LOCALS;
 	byte f = 0, rounds = 0;
@@ -528,7 +557,7 @@ proctype unplug(byte a, d) {
 	left--
 }
 
-/* Moves page v from the memory of device from to that of device d, directly. */
+/* Migrates page v from the memory of device from directly to that of device d. */
 proctype puller(byte a, v, from, d) {
 	LOCALS;
 	do
@@ -553,7 +582,7 @@ proctype puller(byte a, v, from, d) {
 		:: x_flush -> flush(v, d); x_flush = 0
 		:: else
 		fi;
-		/* The source goes on reading, if its mirror can be had at once. */
+		/* The source can still read, if the lock of its mirror is available. */
 		d_step {
 			if
 			:: entry[T(v, from)] != 0 && mark[T(v, from)] == 0 -> announce(v, from, a)
@@ -573,7 +602,10 @@ proctype puller(byte a, v, from, d) {
 			copy();
 			if
 			:: moved ->
-				/* First the source's entries go: what this device writes, that one must not read as it was. */
+				/*
+				 * Switch the entries of the source first: it must not read old
+				 * contents after a write by the destination.
+				 */
 				if
 				:: off != PULL && off != SOURCE_FIRST -> switch_entry(v, from, a, 0, 0)
 				:: else
@@ -619,7 +651,7 @@ init {
 	atomic {
 		SCENARIO
 	};
-	/* If nothing can go on before that, a process waits for ever. */
+	/* If no process can continue before all have ended, one waits for ever. */
 	if
 	:: left == 0
 	:: timeout -> assert(left == 0)

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Huge pages, for SPIN: two pages of one address space that the CPU may map by one huge entry, and a device whose page table
- * has two levels: above, a huge leaf for both pages, or a table with an entry of each. The device walks the levels one after
- * the other, and may be stopped between them. Everything else is as in hmm.pml, but simpler: one mirror, one device.
+ * Huge pages, for SPIN: two pages of one address space that the CPU may map by one huge entry, and
+ * a device whose page table has two levels: the upper one has a huge leaf for both pages, or a
+ * table with an entry for each. The device walks the levels one after the other, and may be
+ * interrupted in between. Everything else is as in hmm.pml, but simpler: one mirror, one device.
  *
- * Frames go by twos, that of page p is 2 * g + p with g its pair. A huge page has both frames of a pair.
+ * Frames are pairs: that of page p in pair g is 2 * g + p. A huge page has both frames of a pair.
  */
 #include "scenario.pml"
 #ifndef OPS
@@ -18,18 +19,21 @@
 #define NF (2 * NG)
 #define ON_SYSTEM(f) ((f) < 2 * (1 + NSYS))
 #define PAIR(f) ((f) / 2)
-/* The pairs of the device, or of the system. */
+/* The first and the last pair of the device, or of the system. */
 #define FIRST(to_device) (1 + NSYS * (to_device))
 #define LAST(to_device) (1 + NSYS + NDEV * (to_device))
 
 mtype = { EVERY_RULE_HOLDS,
-	/* A huge leaf is switched as a whole, although its pages do not share one fate (H5). */
+	/* A huge leaf is switched as a whole, although only one of its pages was migrated (H5). */
 	RUNS,
 	/* A leaf is split by a table that the device can see before it has entries (rule 13). */
 	RULE13,
-	/* A table that a leaf has replaced is freed before the device has stopped using it (rule 13). */
+	/*
+	 * A table that was replaced by a leaf is freed before the device has stopped using it
+	 * (rule 13).
+	 */
 	TABLES,
-	/* Who takes one page of a huge leaf away leaves the leaf. */
+	/* The removal of one page of a huge leaf keeps the leaf. */
 	PARTS,
 	/* A flush does not wait for accesses. */
 	RULE2
@@ -37,23 +41,23 @@ mtype = { EVERY_RULE_HOLDS,
 mtype = { NONE, PRESENT, MIGRATING, DEVICE };
 mtype off = OFF;
 
-/* The CPU's page table: of each page; both pages have one huge entry. */
+/* The CPU page table: the entry of each page; whether both pages have one huge entry. */
 mtype pte[NP] = NONE;
 byte pte_f[NP];
 bit huge;
 bit used[NF];
 bit locked[NF];
-/* Ghost: the frame has the last write of its page. */
+/* Ghost: the frame contains the last write to its page. */
 bit fresh[NF];
 byte mm_readers;
 
-/* The device's: above a table, or a leaf of a pair, or nothing. */
+/* The device page table: the upper level has a table, a leaf for a pair, or nothing. */
 mtype = { EMPTY, LEAF, TABLE };
 mtype top = EMPTY;
 byte top_g;
 bit top_w;
 byte top_t;
-/* Two tables, since one that was replaced is in use until a flush. */
+/* Two tables, because a replaced one stays in use until a flush. */
 bit table_used[2];
 byte child[2 * NP];
 bit child_w[2 * NP];
@@ -61,11 +65,11 @@ byte mark[NP];
 byte changing;
 byte invalidating;
 bit collided[4];
-/* Walks and accesses that are under way, by engine. */
+/* Walks and accesses in progress, by engine. */
 bit busy[NP];
 bit warm[NP];
 bit quiet;
-/* A table is not complete, with a broken rule only: for a while, in which others go on. */
+/* A table is incomplete for some steps, only with a broken rule. */
 bit gap;
 byte left;
 
@@ -73,7 +77,7 @@ byte left;
 
 inline put(f) { used[f] = 0; fresh[f] = 0; locked[f] = 0 }
 
-/* What the device has for page p, as whoever has the table lock sees it. */
+/* The device's entry for page p, as seen with the table lock held. */
 #define CHILD(p) child[2 * top_t + (p)]
 #define CHILD_W(p) child_w[2 * top_t + (p)]
 #define ENTRY(p) (top == LEAF -> 2 * top_g + (p) : (top == TABLE -> CHILD(p) : 0))
@@ -81,7 +85,7 @@ inline put(f) { used[f] = 0; fresh[f] = 0; locked[f] = 0 }
 
 inline free_table(t) { table_used[t] = 0; child[2 * (t)] = 0; child[2 * (t) + 1] = 0; child_w[2 * (t)] = 0; child_w[2 * (t) + 1] = 0 }
 
-/* Waits until the device uses nothing that it should not, and no table that has gone. */
+/* Waits until the device has stopped using outdated translations and removed tables. */
 inline flush() {
 	((!busy[0] && !busy[1]) || off == RULE2 || (off == TABLES && x_table != 0));
 	d_step {
@@ -94,7 +98,10 @@ inline flush() {
 	}
 }
 
-/* A table, if one is free: then it is top_t, and nothing leads to it. With the table lock, and no table above. */
+/*
+ * Allocates a table, if one is free, as top_t, not linked yet. With the table lock, and without
+ * a linked table.
+ */
 inline alloc_table() {
 	if
 	:: !table_used[0] -> table_used[0] = 1; top_t = 0; x_i = 1
@@ -103,7 +110,10 @@ inline alloc_table() {
 	fi
 }
 
-/* A leaf becomes a table with the same entries, or goes. The device sees the table when they are there. With the table lock. */
+/*
+ * Replaces a leaf by a table with the same entries, linked once it is complete, or removes it.
+ * With the table lock.
+ */
 inline split_leaf() {
 	if
 	:: top == LEAF ->
@@ -118,7 +128,7 @@ inline split_leaf() {
 		};
 		if
 		:: gap ->
-			/* The device walks meanwhile. */
+			/* The device walks concurrently. */
 			(!gap);
 			d_step { CHILD(0) = 2 * top_g; CHILD(1) = 2 * top_g + 1; CHILD_W(0) = top_w; CHILD_W(1) = top_w }
 		:: else
@@ -128,7 +138,7 @@ inline split_leaf() {
 	fi
 }
 
-/* The entry of page p, of a leaf too. With the table lock. */
+/* Sets the entry of page p, splitting a leaf. With the table lock. */
 inline set_entry(p, f, w) {
 	split_leaf();
 	if
@@ -137,7 +147,10 @@ inline set_entry(p, f, w) {
 	fi
 }
 
-/* Somebody else's event about pages first to last: entries and marks go. What remains of a leaf stays. */
+/*
+ * A foreign event for pages first to last: removes entries and marks. The rest of a leaf is
+ * kept.
+ */
 inline event(first, last) {
 	atomic {
 		invalidating++;
@@ -164,12 +177,12 @@ inline event(first, last) {
 	fi
 }
 
-/* The CPU's huge entry becomes entries of each page. */
+/* Splits the CPU's huge entry. */
 inline split_cpu() {
 	huge = 0
 }
 
-/* A frame of pair g for page p. */
+/* Allocates a frame of a pair from first on, for page p. */
 inline alloc(f, p, first, end) {
 	d_step {
 		f = first;
@@ -184,7 +197,7 @@ inline alloc(f, p, first, end) {
 	}
 }
 
-/* Migrates pages first to last to the device or back. Of a huge page, all or one. */
+/* Migrates pages first to last to the device or back. Of a huge page, both or one. */
 inline migrate(to_device, first, last, a) {
 	do
 	:: d_step { invalidating == 0 -> collided[a] = 0 };
@@ -193,7 +206,7 @@ inline migrate(to_device, first, last, a) {
 			if
 			:: collided[a] -> mm_readers--; ok = 0
 			:: else ->
-				/* Marks what nobody has marked, and takes write access. */
+				/* Mark unmarked pages, and remove write access. */
 				ok = 1;
 				x_p = first;
 				do
@@ -230,7 +243,7 @@ inline migrate(to_device, first, last, a) {
 	:: x_flush -> flush()
 	:: else
 	fi;
-	/* The own event: entries stay where the mark is ours; others go. */
+	/* The own event: keep entries with our mark, and remove the others. */
 	atomic {
 		invalidating++;
 		collided[0] = 1; collided[1] = 1; collided[2] = 1; collided[3] = 1;
@@ -251,7 +264,10 @@ inline migrate(to_device, first, last, a) {
 	:: x_flush -> flush()
 	:: else
 	fi;
-	/* Isolates a huge page as one, or each page, if it is not somebody's; one of a huge page splits it. */
+	/*
+	 * Isolate a huge page as a whole, or each page, unless it is locked; isolating one of
+	 * its pages splits it.
+	 */
 	d_step {
 		one = huge && first != last;
 		if
@@ -273,7 +289,7 @@ inline migrate(to_device, first, last, a) {
 		invalidating--;
 		printf("%d: isolates frames %d and %d\n", a, s[0], s[1])
 	};
-	/* A huge destination, or small ones, which split what was huge. */
+	/* A huge destination, or small ones, which split a huge source. */
 	if
 	:: one && s[0] != 0 ->
 		d_step {
@@ -304,7 +320,7 @@ inline migrate(to_device, first, last, a) {
 		split_cpu()
 	:: else
 	fi;
-	/* Copies, each of which may fail; of a huge page both, or none. */
+	/* Copies, which may fail; of a huge page both or none. */
 	if
 	:: s[0] != 0 && n[0] != 0 -> d_step { fresh[n[0]] = fresh[s[0]]; locked[n[0]] = 1; moved[0] = 1; printf("%d: copy of frame %d to %d\n", a, s[0], n[0]) }
 	:: skip
@@ -313,7 +329,10 @@ inline migrate(to_device, first, last, a) {
 	:: s[1] != 0 && n[1] != 0 && (!one || moved[0]) -> d_step { fresh[n[1]] = fresh[s[1]]; locked[n[1]] = 1; moved[1] = 1; printf("%d: copy of frame %d to %d\n", a, s[1], n[1]) }
 	:: !one || !moved[0]
 	fi;
-	/* The switch. A leaf both of whose pages moved as one, and are marked, stays one. */
+	/*
+	 * The switch. A leaf whose pages were migrated as a whole, and are both marked, stays a
+	 * leaf.
+	 */
 	atomic {
 		x_flush = changing > 0;
 		if
@@ -350,7 +369,7 @@ inline migrate(to_device, first, last, a) {
 			:: s[x_p] != 0 && pte[x_p] == MIGRATING && pte_f[x_p] == s[x_p] && moved[x_p] ->
 				put(s[x_p]); pte_f[x_p] = n[x_p]; locked[n[x_p]] = 0; n[x_p] = 0
 			:: s[x_p] != 0 && pte[x_p] == MIGRATING && pte_f[x_p] == s[x_p] && !moved[x_p] -> locked[s[x_p]] = 0
-			/* Somebody has taken the page away meanwhile. */
+			/* The page was unmapped concurrently. */
 			:: s[x_p] != 0 && !(pte[x_p] == MIGRATING && pte_f[x_p] == s[x_p]) -> put(s[x_p])
 			:: else
 			fi;
@@ -376,14 +395,14 @@ inline migrate(to_device, first, last, a) {
 	}
 }
 
-/* A fault of the device at page p: a leaf where the CPU has a huge entry. */
+/* A fault of the device on page p: installs a leaf if the CPU has a huge entry. */
 inline device_fault(p, write, a) {
 	d_step { invalidating == 0 -> collided[a] = 0 };
 	d_step {
 		mm_readers++;
 		if
 		:: pte[p] == NONE ->
-			/* A small page of zeros, which the last write is then. */
+			/* A small zeroed page, which counts as the last write. */
 			x_i = 1;
 			do
 			:: x_i < 1 + NSYS && used[2 * x_i + p] -> x_i++
@@ -397,7 +416,7 @@ inline device_fault(p, write, a) {
 		:: else
 		fi;
 		if
-		/* Small pages that are a pair are as good as a huge one. */
+		/* Small pages of the same pair are equivalent to a huge page. */
 		:: pte[p] == PRESENT || pte[p] == DEVICE -> s[p] = pte_f[p]; one = (pte[0] == pte[1] && PAIR(pte_f[0]) == PAIR(pte_f[1]))
 		:: else
 		fi;
@@ -408,7 +427,7 @@ inline device_fault(p, write, a) {
 		:: s[p] != 0 && !collided[a] && mark[p] == 0 ->
 			one = one && mark[1 - p] == 0;
 			if
-			/* In the place of a table, which goes after a flush. */
+			/* Replace a table, which is freed after a flush. */
 			:: one ->
 				x_table = (top == TABLE -> top_t + 1 : 0);
 				x_flush = x_table != 0 || (top == LEAF && top_g != PAIR(s[p]));
@@ -436,7 +455,7 @@ inline device_fault(p, write, a) {
 	fi
 }
 
-/* An engine that uses page p. */
+/* An engine that accesses page p. */
 proctype engine(byte a, p) {
 	LOCALS;
 	byte f = 0, ops = 0, below = 0;
@@ -449,7 +468,7 @@ proctype engine(byte a, p) {
 		:: write = 0
 		:: write = 1
 		fi;
-		/* It walks the table, a level at a time. */
+		/* Walk the table, one level at a time. */
 		d_step {
 			if
 			:: top == LEAF && (!write || top_w) -> f = 2 * top_g + p; busy[p] = 1
@@ -516,7 +535,7 @@ proctype round_trip(byte a, first, last) {
 	left--
 }
 
-/* madvise(MADV_DONTNEED) of page p. Of a huge page, it splits the entry first. */
+/* madvise(MADV_DONTNEED) of page p. Splits a huge entry first. */
 proctype dontneed(byte a, p) {
 	LOCALS;
 	if
@@ -578,7 +597,7 @@ init {
 		fi;
 		SCENARIO
 	};
-	/* If nothing can go on before that, a process waits for ever. */
+	/* If no process can continue before all have ended, one waits for ever. */
 	if
 	:: left == 0
 	:: timeout -> assert(left == 0)

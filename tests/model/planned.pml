@@ -1,32 +1,43 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The protocol that is planned, for SPIN: see "Architecture" in the design. hmm.pml has the one that is there. It differs in:
+ * The planned protocol, for SPIN: see "Architecture" in the design. hmm.pml has the current one. It
+ * differs as follows:
  *
- * - An address space owns the list of its mirrors, the notifier windows, and the blocks with a migration in flight.
- * - A window is an interval notifier over WP pages. A device fault, a request to migrate or an attribute makes it; it is removed
- *   when nothing is left in it. Memory without a window costs no callback. One callback serves all mirrors: it starts all
- *   flushes before it waits for the first. A fault retries by the sequence of its window.
- * - A block is BP pages with at most one migration in flight that has marks: for each mirror, the pages whose entries the
- *   migration has made read-only and will replace. A second migration of the block is an ordinary one.
- * - A migration announces itself to all mirrors of the address space, remembers which, and finalizes only after a flush of each.
- *   It may be dropped in any state. While one block is copied the next one is isolated.
- * - Eviction takes foreign mmap locks by trylock, and passes over what it cannot have.
- * - A CPU fault may leave its work to a worker: it releases the mmap lock and the folio lock, and sleeps until the work is done.
+ * - An address space owns the list of its mirrors, the notifier windows, and the blocks with a
+ *   migration in flight.
+ * - A window is an interval notifier over WP pages. A device fault, a migration request or an
+ *   attribute creates it; it is removed when it is empty. Memory without a window causes no
+ *   callbacks. One callback handles all mirrors: it starts all flushes before it waits for the
+ *   first one. A fault retries by the sequence of its window.
+ * - A block is BP pages with at most one migration in flight that has marks: for each mirror, the
+ *   pages whose entries the migration has made read-only and will replace. A second migration of
+ *   the block is an ordinary one.
+ * - A migration announces itself to all mirrors of the address space, remembers them, and finalizes
+ *   only after a flush of each. It may be dropped in any state. While one block is copied, the next
+ *   one is isolated.
+ * - Eviction takes foreign mmap locks by trylock, and skips pages whose lock it cannot take.
+ * - A CPU fault may leave its work to a worker: it releases the mmap lock and the folio lock, and
+ *   sleeps until the work is done.
  *
- * Sequences of notifiers are modelled as in mm/mmu_notifier.c: an insertion during an invalidation of the address space is
- * deferred, and counts as invalidated; a removal waits for the end of all invalidations; read_begin waits until no
- * invalidation of the address space is active, if the window was hit by one. mmap locks are fair: readers wait behind a
- * writer that waits, and a trylock fails then. As in do_swap_page(), who finds a device page locked waits with the mmap lock.
+ * Sequences of notifiers are modelled like mm/mmu_notifier.c: an insertion during an invalidation
+ * of the address space is deferred, and counts as invalidated; a removal waits for the end of all
+ * invalidations; read_begin waits until no invalidation of the address space is active, if the
+ * window was hit by one. mmap locks are fair: readers wait behind a waiting writer, and a trylock
+ * then fails. As in do_swap_page(), a task that finds a device page locked waits with the mmap lock
+ * held.
  *
- * What a step is, and how contents are checked, is described in hmm.pml.
+ * hmm.pml describes steps, and how contents are checked.
  */
 #include "scenario.pml"
 mtype = {
 	/* Windows */
 
-	/* A device fault makes its window, and begins to read, after it has looked at the CPU's page table. */
+	/*
+	 * A device fault creates its window, and calls read_begin, after it has read the CPU
+	 * page table.
+	 */
 	WINDOW_LATE,
-	/* A device fault takes a new window for quiet, without read_begin. */
+	/* A device fault assumes that a new window was not invalidated, without read_begin. */
 	WINDOW_QUIET,
 	/* A window is removed while a device fault uses it. */
 	WINDOW_FAULT,
@@ -36,45 +47,57 @@ mtype = {
 	WINDOW_ENTRIES,
 	/* A window is removed while a page in it has an attribute. */
 	WINDOW_ATTRIBUTE,
-	/* A window is freed without a wait for callbacks that run. */
+	/* A window is freed without waiting for running callbacks. */
 	WINDOW_FREE,
 	/* A window is removed by its own callback. */
 	WINDOW_CALLBACK,
-	/* A window is made although the process has ended. */
+	/* A window is created although the process has exited. */
 	WINDOW_MMGET,
 	/* The sequence of a window is set after the entries are removed. */
 	SEQUENCE_LAST,
-	/* A device fault is installed although its window was hit since (rule 1). */
+	/* A device fault is installed although its window was invalidated in between (rule 1). */
 	RETRY,
 
 	/* One notifier for all mirrors */
 
 	/* The callback waits for the flush of the first mirror only. */
 	FLUSH_FIRST,
-	/* An invalidation that finds no entry does not wait for flushes of others (rule 2). */
+	/* An invalidation that finds no entry does not wait for concurrent flushes (rule 2). */
 	FLUSH_OTHERS,
 
 	/* Marks in blocks */
 
-	/* Marks are shared by all mirrors: a migration marks a page where any of them has an entry. */
+	/* Marks are shared by all mirrors: a migration marks a page if any of them has an entry. */
 	MARKS_SHARED,
-	/* A marked entry is kept by any migration's event, not only by that of the block's owner. */
+	/*
+	 * A marked entry is kept by any migration's event, not only by that of the block's
+	 * owner.
+	 */
 	MARKS_ANY_OWNER,
-	/* Foreign events leave the marks. */
+	/* Foreign events keep the marks. */
 	MARKS_STAY,
-	/* A migration takes a block that another one has. */
+	/* A migration takes a block that another one owns. */
 	BLOCK_STOLEN,
-	/* A block is given back before the entries are replaced, and the migration replaces what is marked then. */
+	/*
+	 * A block is released before the entries are replaced, and the migration replaces the
+	 * entries that are marked then.
+	 */
 	BLOCK_EARLY,
-	/* A device fault installs over a page of a migration that is in flight. */
+	/* A device fault installs an entry for a page of a migration in flight. */
 	INSTALL_IN_FLIGHT,
-	/* It does so where the mirror had no entry when it was announced: right, but the migration removes the entry: not faultless. */
+	/*
+	 * The same, if the mirror had no entry at the announcement: correct, because the
+	 * migration removes it, but not faultless.
+	 */
 	INSTALL_UNMARKED,
-	/* A device fault installs in a mirror that was not announced, such as one opened since, and the migration's event leaves it. */
+	/*
+	 * A device fault installs in a mirror that was not announced, e.g. a new one, and the
+	 * migration's event keeps the entry.
+	 */
 	OPENED,
 	/* A mirror that is closed keeps its marks. */
 	CLOSED,
-	/* An entry that is read-only and has lost its mark stays, although its page has moved. */
+	/* A read-only entry that has lost its mark is kept, although its page was migrated. */
 	STAYS,
 
 	/* The pipeline */
@@ -83,25 +106,31 @@ mtype = {
 	KEEP_WRITE,
 	/* A migration finalizes before the entries are replaced and flushed. */
 	FINALIZE_EARLY,
-	/* The proof of the first mirror counts for all. */
+	/* The flush proof of the first mirror is used for all. */
 	PROOF_OF_OTHER,
-	/* The proof of the next page counts for this one. */
+	/* The flush proof of the next page is used for this one. */
 	PROOF_OF_RANGE,
-	/* A migration that is dropped after pages have moved leaves the entries. */
+	/* A migration that is dropped after pages were migrated keeps the entries. */
 	DROP,
 	/* A migration that is dropped keeps its block and marks. */
 	DROP_MARKS,
-	/* A mirror gets write access to the new place before the others have lost the old one. */
+	/* A mirror gets write access to the destination before the others have lost the source. */
 	COMMIT_WRITE,
 	/* An entry that was announced without a sequence is made writable. */
 	COMMIT_WRITE_UNSEQUENCED,
 	/* A request does not check the sequence when it announces itself. */
 	ANNOUNCE_RETRY,
-	/* The announcement of the next block waits for invalidations, while folios of this one are locked. */
+	/*
+	 * The announcement of the next block waits for invalidations while folios of this one
+	 * are locked.
+	 */
 	OVERLAP_WAITS,
-	/* The mmap lock is released and taken again between two blocks, while folios are locked. */
+	/* The mmap lock is released and taken again between two blocks while folios are locked. */
 	OVERLAP_RELOCKS,
-	/* The announcement of the next block does not check its sequence, which is as old as that of the first block. */
+	/*
+	 * The announcement of the next block does not check its sequence, which is as old as
+	 * that of the first block.
+	 */
 	OVERLAP_RETRY,
 
 	/* Eviction and CPU faults */
@@ -112,7 +141,7 @@ mtype = {
 	SLEEP_MMAP,
 	/* A CPU fault that waits for the worker keeps the folio lock. */
 	SLEEP_FOLIO,
-	/* A CPU fault that waits for the worker drops its reference of the page. */
+	/* A CPU fault that waits for the worker drops its page reference. */
 	SLEEP_REFERENCE,
 	/* The worker waits for the mmap lock with the folio locked. */
 	WORKER_ORDER
@@ -126,7 +155,7 @@ mtype = {
 #define CAN_FREE(f) (refs[f] == 0)
 #include "common.pml"
 
-/* Touches of each CPU. */
+/* Number of accesses of each CPU. */
 #ifndef CPU_OPS
 #define CPU_OPS 1
 #endif
@@ -150,39 +179,48 @@ mtype = {
 #define WORKER 0
 #endif
 
-/* Windows: none; inserted when invalidations are over; in the tree; removed when invalidations are over; to be freed. */
+/*
+ * States of a window: none; insertion deferred until invalidations end; inserted; removal
+ * deferred; to be freed.
+ */
 mtype = { ABSENT, DEFERRED, LIVE, LEAVING, REMOVED };
 mtype win[NW] = ABSENT;
-/* Device faults, and migrations, that use it. */
+/* Number of device faults and migrations that use it. */
 byte faults[NW];
 byte migrations[NW];
-/* Its sequence is that of an invalidation which is not over; for each process, whether it has changed since read_begin. */
+/*
+ * Its sequence is that of an invalidation in progress; for each process, whether it has changed
+ * since read_begin.
+ */
 bit invalidated[NW];
 bit collided[NACT * NW];
-/* Of each address space: invalidations that are not over; its sequence is odd, as one of them has hit a window. */
+/*
+ * For each address space: invalidations in progress; whether its sequence is odd, because one
+ * has hit a window.
+ */
 byte events[SPACES];
 bit odd[SPACES];
-/* Attributes of pages. */
+/* Whether a page has an attribute. */
 bit attribute[NV];
 
-/* Mirrors that are open. */
+/* Open mirrors. */
 bit opened[NMI];
-/* Blocks: the migration that is in flight, plus 1; marks, by page and mirror. */
+/* Blocks: 1 + the migration in flight; marks, by page and mirror. */
 byte owner[NB];
 bit mark[NV * DEVICES];
-/* Pages of the migrations that are in flight: nothing is installed there, marked or not. */
+/* Pages of migrations in flight: no entry is installed for them, marked or not. */
 bit moving[NV];
 
-/* References of CPU faults that sleep. */
+/* References of sleeping CPU faults. */
 byte refs[NF];
-/* CPU faults that wait for the worker, by page. */
+/* Number of CPU faults that wait for the worker, by page. */
 byte work[NV];
 
 #define LOCALS byte x_d = 0, x_t = 0, x_i = 0, x_v = 0, x_pend = 0, x_refs = 0, ann = 0, s = 0, n = 0; bit moved = 0, w = 0, took = 0, hole = 0, x_flush = 0, x_own = 0, x_in = 0, x_alive = 0, x_win = 0, x_seq = 0, x_locked = 0, x_drop = 0, x_called = 0
 
 /* Windows */
 
-/* The window of page v, which is made if there is none. Within a step. */
+/* Creates the window of page v, unless it exists. Within a step. */
 inline window_make(v) {
 	assert(users[MM(v)] > 0 || off == MMGET || off == WINDOW_LATE);
 	if
@@ -192,9 +230,12 @@ inline window_make(v) {
 	:: else
 	fi
 }
-/* A removal that has begun is waited for. */
+/* A caller waits for a removal in progress. */
 #define NOT_LEAVING(v) (win[W(v)] != LEAVING && win[W(v)] != REMOVED)
-/* Takes a reference of the address space, if its process has not ended, and of the window of page v. Without the mmap lock. */
+/*
+ * Takes references to the address space, unless its process has exited, and to the window of v.
+ * Without the mmap lock.
+ */
 inline enter(v, is_fault) {
 	d_step {
 		NOT_LEAVING(v) ->
@@ -212,7 +253,7 @@ inline enter(v, is_fault) {
 }
 #define READ_BEGIN(a, v) d_step { !invalidated[W(v)] || off == WINDOW_QUIET -> COLLIDED(a, v) = 0 }
 
-/* Removes window x if nothing is left in it: a worker does it, at any time. */
+/* Removes window x if it is empty. A worker may do so at any time. */
 inline window_remove(x) {
 	d_step {
 		took = win[x] == LIVE || win[x] == DEFERRED;
@@ -242,7 +283,7 @@ inline window_remove(x) {
 	fi
 }
 
-/* The sequence of the window of page v is set. Within a step. */
+/* Sets the sequence of the window of page v. Within a step. */
 inline set_sequence(v) {
 	invalidated[W(v)] = 1;
 	x_i = 0;
@@ -253,11 +294,11 @@ inline set_sequence(v) {
 	x_i = 0
 }
 
-/* Whether the event of a, named or not, leaves the entry t of page v alone. */
+/* Whether the event of a, named or not, keeps the entry t of page v. */
 #define OWNS(v, a) (owner[B(v)] == (a) + 1 || off == MARKS_ANY_OWNER)
 #define KEEPS(v, t, named, a) ((named) && ((OWNS(v, a) && mark[t]) || (off == OPENED && owner[B(v)] == (a) + 1)))
 
-/* Waits for the flushes in x_pend, of page v, one after the other. */
+/* Waits for the flushes of page v in x_pend, one after the other. */
 #define FIRST_OF(set) (set & BIT(0) -> 0 : (set & BIT(1) -> 1 : 2))
 inline wait_flushes(v) {
 	do
@@ -272,7 +313,7 @@ inline wait_flushes(v) {
 	od
 }
 
-/* The part of an event that concerns the mirror of device d. With its table lock. */
+/* Handles an event in the mirror of device d. With its table lock. */
 inline event_mirror(v, d, reason, named, a) {
 	d_step {
 		assert(win[W(v)] == LIVE || win[W(v)] == LEAVING);
@@ -302,7 +343,10 @@ inline event_mirror(v, d, reason, named, a) {
 #endif
 }
 
-/* An event about page v: mmu_notifier_invalidate_range_start(). named: it carries what makes it its migration's own. */
+/*
+ * An event for page v: mmu_notifier_invalidate_range_start(). named: it has the cookie of its
+ * migration.
+ */
 inline event(v, reason, named, a) {
 	d_step {
 		events[MM(v)]++;
@@ -324,7 +368,7 @@ inline event(v, reason, named, a) {
 			:: else
 			fi
 		};
-		/* All flushes are started. */
+		/* Start all flushes. */
 		event_mirror(v, 0, reason, named, a);
 #if DEVICES > 1
 		event_mirror(v, 1, reason, named, a);
@@ -372,9 +416,10 @@ inline event_end(v) {
 /* Migration */
 
 /*
- * Announces the migration of page v to the mirrors: their entries become read-only and marked, with a flush. seq: it has a
- * sequence, and waits for nothing. Otherwise it marks what is mapped: an invalidation that has begun and is not over has
- * removed the entry, or write access, and none is installed before it is over.
+ * Announces the migration of page v to the mirrors: makes their entries read-only and marks
+ * them, with a flush. seq: it has a sequence, and waits for nothing. Otherwise it marks present
+ * entries: an invalidation in progress has already removed the entry or its write access, and no
+ * entry is installed before it ends.
  */
 inline announce(v, a, seq) {
 	d_step {
@@ -416,8 +461,9 @@ inline announce_mirror(v, d, a) {
 }
 
 /*
- * Replaces the entries of page v, which has moved to n, in the mirrors that were announced, or removes them if the mirror
- * cannot use n, has lost its mark, or the migration was dropped. One mirror after the other: others go on meanwhile.
+ * Replaces the entries of page v, which was migrated to n, in the announced mirrors. Removes the
+ * entry if the mirror cannot use n or has lost its mark, or if the migration was dropped.
+ * Mirrors are handled one after the other, while other processes run.
  */
 inline commit_mirror(v, d, a, write) {
 #if DROPS
@@ -456,7 +502,7 @@ inline commit(v, a, write) {
 	commit_mirror(v, 2, a, write);
 #endif
 	d_step {
-		/* Without the proofs of the others. */
+		/* Without the flush proofs of the others. */
 		if
 		:: off == PROOF_OF_OTHER && x_pend == (BIT(0) | BIT(1)) -> x_pend = BIT(0); changing[MI(MM(v), DEVICES - 1)]--
 		:: off == PROOF_OF_RANGE && x_pend & BIT(0) -> x_pend = x_pend - BIT(0); changing[MI(MM(v), 0)]--
@@ -472,7 +518,7 @@ inline commit(v, a, write) {
 	permit_write(v, 2, a, write);
 #endif
 }
-/* Write access comes back when no engine reads the source any more, to what still has its mark. */
+/* Restores write access once no engine reads the source, for entries that still have their mark. */
 inline permit_write(v, d, a, write) {
 	d_step {
 		if
@@ -482,7 +528,7 @@ inline permit_write(v, d, a, write) {
 	}
 }
 
-/* The end: marks that are left, and the block. */
+/* Ends the migration: removes the remaining marks, and releases the block. */
 inline retract(v, a) {
 	d_step {
 		if
@@ -504,7 +550,7 @@ inline retract(v, a) {
 	}
 }
 
-/* Drops the migration here, or goes on. */
+/* Drops the migration here, or continues. */
 inline may_drop() {
 #if DROPS
 	if
@@ -516,7 +562,7 @@ inline may_drop() {
 #endif
 }
 
-/* Isolates page v, which is at a device or, with SYSTEM, in memory, and allocates n at to. */
+/* Isolates page v, on device from or with SYSTEM in system memory, and allocates n at to. */
 inline isolate_announced(v, from, to, a) {
 	event(v, MIGRATE, 1, a);
 	isolate(v, from == SYSTEM, from, a);
@@ -530,7 +576,7 @@ inline isolate_announced(v, from, to, a) {
 	fi
 }
 
-/* What was isolated is copied and moves, entries are replaced, and the source is released. */
+/* Copies and migrates the isolated page, replaces the entries, and frees the source. */
 inline finish(v, a, write) {
 	may_drop();
 	if
@@ -543,7 +589,7 @@ inline finish(v, a, write) {
 	:: off == BLOCK_EARLY -> d_step { owner[B(v)] = 0; moving[v] = 0 }
 	:: else
 	fi;
-	/* Only one mirror may get write access: no other one reads the old place. */
+	/* Only one mirror may get write access, if no other one can read the source. */
 	if
 	:: moved -> x_own = write && ((ann & (ann - 1)) == 0 || off == COMMIT_WRITE) && (x_seq || off == COMMIT_WRITE_UNSEQUENCED); commit(v, a, x_own)
 	:: else
@@ -556,7 +602,10 @@ inline finish(v, a, write) {
 	retract(v, a)
 }
 
-/* A request: moves page v from from to to, each a device or SYSTEM. room: evicts what is in the way. */
+/*
+ * A request: migrates page v from from to to, each a device or SYSTEM. room: evicts another page
+ * if necessary.
+ */
 inline migrate(v, from, to, room, a) {
 	enter(v, 0);
 	if
@@ -580,7 +629,7 @@ inline migrate(v, from, to, room, a) {
 
 /* Eviction */
 
-/* Evicts page v from device d: with plain events, entries go. With the mmap lock. */
+/* Evicts page v from device d with plain events, which remove the entries. With the mmap lock. */
 inline evict_page(v, d, a) {
 	event(v, CLEAR, 0, a);
 	isolate(v, 0, d, a);
@@ -592,7 +641,10 @@ inline evict_page(v, d, a) {
 	d_step { s = 0; n = 0; moved = 0; w = 0; took = 0 }
 }
 
-/* Evicts a page from device d, unless one is free, for a migration of page v, which has an mmap lock. Passes over what it cannot have. */
+/*
+ * Evicts a page from device d, unless one is free, for a migration of v. Skips pages whose lock
+ * it cannot take.
+ */
 inline make_room(v, d, a) {
 	d_step { x_u = 0; n = 0 }
 	do
@@ -624,7 +676,7 @@ inline make_room(v, d, a) {
 
 /* CPU faults */
 
-/* Brings page v back: frame s, which is locked. With the mmap lock. Waits for nothing but flushes. */
+/* Migrates page v back: frame s, which is locked. With the mmap lock. Waits only for flushes. */
 inline bring_back(v, a) {
 	announce(v, a, 0);
 	event(v, MIGRATE, 1, a);
@@ -634,7 +686,7 @@ inline bring_back(v, a) {
 	finish(v, a, w)
 }
 
-/* Leaves the page, frame s, to the worker, and sleeps. The core's reference keeps the page. */
+/* Leaves the page, frame s, to the worker, and sleeps. The reference of the core keeps the page. */
 inline sleep(v, a) {
 	d_step {
 		work[v]++;
@@ -646,7 +698,10 @@ inline sleep(v, a) {
 	:: else
 	fi;
 	(work[v] == 0);
-	/* The core unlocks the folio, and puts it, after migrate_to_ram(): the lock has to be taken again. */
+	/*
+	 * The core unlocks and releases the folio after migrate_to_ram(): the lock must be taken
+	 * again.
+	 */
 	d_step {
 		!locked[s] || off == SLEEP_FOLIO ->
 		assert(used[s]);
@@ -654,13 +709,16 @@ inline sleep(v, a) {
 		:: off == SLEEP_FOLIO -> locked[s] = 0
 		:: else
 		fi;
-		/* The worker has brought back a page without other users. */
+		/* The worker has migrated a page without other references back. */
 		assert(!quiet || pte[v] == PRESENT);
 		refs[s] = refs[s] - (off != SLEEP_REFERENCE); put(s); s = 0
 	}
 }
 
-/* The CPU touches page v, which a device's memory has. With the mmap lock, which it may release if x_locked. */
+/*
+ * The CPU accesses page v in device memory. With the mmap lock, which it may release if
+ * x_locked.
+ */
 inline cpu_fault(v, a) {
 	d_step {
 		if
@@ -691,7 +749,7 @@ inline device_fault(v, d, write, a) {
 		:: else
 		fi;
 		mmap_read(MM(v));
-		/* hmm_range_fault(), and the faults that it causes. */
+		/* hmm_range_fault(), including the faults that it handles. */
 		if
 		:: !vm[v] || (write && !vm_w[v])
 		:: vm[v] && pte[v] == NONE -> populate(v)
@@ -739,7 +797,10 @@ inline device_fault(v, d, write, a) {
 
 #include "actors.pml"
 
-/* A thread of the process. It waits for migration entries as the core does, with the mmap lock. */
+/*
+ * A thread of the process. Like the core, it waits for migration entries with the mmap lock
+ * held.
+ */
 proctype cpu(byte a, v) {
 	LOCALS;
 	byte ops = 0;
@@ -805,7 +866,7 @@ proctype round_trip(byte a, v, d) {
 	left--
 }
 
-/* Moves page v from the memory of device from to that of device to. */
+/* Migrates page v from the memory of device from to that of device to. */
 proctype puller(byte a, v, from, to) {
 	LOCALS;
 	byte x_u = 0;
@@ -813,7 +874,7 @@ proctype puller(byte a, v, from, to) {
 	left--
 }
 
-/* Brings page v to device d, where others have to make room. */
+/* Migrates page v to device d, evicting another page if necessary. */
 proctype crowd(byte a, v, d) {
 	LOCALS;
 	byte x_u = 0;
@@ -831,7 +892,7 @@ proctype evict(byte a, v, d) {
 	left--
 }
 
-/* The other block of a migration: its variables, and those of this one, change places. */
+/* The other block of a migration: swaps its variables with those of this one. */
 inline other_block() {
 	d_step {
 		x_i = s; s = s2; s2 = x_i;
@@ -847,7 +908,8 @@ inline other_block() {
 }
 
 /*
- * Moves pages v and u to device d: while v is copied, u is announced and isolated. The sequences of both are begun before
+ * Migrates pages v and u to device d: while v is copied, u is announced and isolated. The
+ * sequences of both are begun before any lock is taken.
  * any lock is taken.
  */
 proctype pipeline(byte a, v, u, d) {
@@ -874,7 +936,7 @@ proctype pipeline(byte a, v, u, d) {
 			fi;
 			announce(u, a, 1);
 			isolate_announced(u, SYSTEM, d, a);
-			/* Dropped here, both blocks are restored. */
+			/* Dropped here: both blocks are restored. */
 			other_block()
 		:: else
 		fi;
@@ -887,7 +949,7 @@ proctype pipeline(byte a, v, u, d) {
 	left--
 }
 
-/* Removes the window of page v when nothing is left in it, or does not. */
+/* Removes the window of page v if it is empty, or does nothing. */
 proctype reaper(byte a, v) {
 	LOCALS;
 	if
@@ -897,7 +959,7 @@ proctype reaper(byte a, v) {
 	left--
 }
 
-/* An attribute of page v needs a window: it goes with the mapping. */
+/* Sets an attribute of page v, which needs a window and is removed with the mapping. */
 proctype advise(byte a, v) {
 	LOCALS;
 	enter(v, 0);
@@ -911,7 +973,7 @@ proctype advise(byte a, v) {
 	left--
 }
 
-/* A mirror is opened, or closed, at any time. */
+/* A mirror is opened or closed at any time. */
 proctype open(byte a, m, d) {
 	opened[MI(m, d)] = 1;
 	left--
@@ -942,7 +1004,7 @@ proctype close(byte a, m, d) {
 	left--
 }
 
-/* An invalidation of page v that waits for its folio, as that of UFFDIO_MOVE. */
+/* An invalidation of page v that waits for its folio, as in UFFDIO_MOVE. */
 proctype locker(byte a, v) {
 	LOCALS;
 	mmap_read(MM(v));
@@ -953,7 +1015,7 @@ proctype locker(byte a, v) {
 	left--
 }
 
-/* A thread that holds its mmap lock for ever, as one that waits for a file system which does not answer. */
+/* A thread that holds its mmap lock for ever, like one that waits for a hanging file system. */
 proctype hang(byte a, m) {
 	left--;
 	if
@@ -967,7 +1029,7 @@ proctype hang(byte a, m) {
 #else
 #define OR_SECOND
 #endif
-/* The worker. Of queued pages it takes one whose mmap lock it can have. */
+/* The worker. Takes a queued page whose mmap lock is available. */
 proctype worker(byte a) {
 	LOCALS;
 	byte f = 0;
@@ -1039,7 +1101,7 @@ init {
 	atomic {
 		SCENARIO
 	};
-	/* If nothing can go on before that, a process waits for ever. */
+	/* If no process can continue before all have ended, one waits for ever. */
 	if
 	:: left == 0
 	:: timeout -> assert(left == 0)

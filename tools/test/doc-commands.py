@@ -22,11 +22,11 @@ ASSIGNED = re.compile(r"[A-Z_]+=\S*$")
 
 
 class Problem(Exception):
-    """A command or path that nobody knows."""
+    """An unknown command or path."""
 
 
 class Scripts:
-    """The shell scripts of tools/, and who calls whom."""
+    """The shell scripts of tools/, and which of them each one calls."""
 
     def __init__(self, top):
         self.top = top
@@ -77,7 +77,7 @@ class Scripts:
 
 
 class Checker:
-    """Knows what can be run in this checkout, and by which test it is."""
+    """Commands that exist in this checkout, and the test that runs each of them."""
 
     def __init__(self, top, kernel):
         self.top, self.kernel = top, kernel

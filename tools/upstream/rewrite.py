@@ -51,7 +51,7 @@ def moved(path):
 
 
 def imports(text):
-    """What comes from the kernel crate and from the library is one `use` now, in each module."""
+    """Merges the imports from the kernel crate and from the library to one `use` in each module."""
     # A declaration with an attribute is kept unchanged.
     pattern = re.compile(r"^(?<!\]\n)( *)use (crate|kernel)::(.*?);\n", flags=re.M | re.S)
     rest = set(re.findall(r"\w+", pattern.sub("", text)))
@@ -85,7 +85,7 @@ def without_tests(text, word):
 
 
 def decided(text, series):
-    """Only what is for `series`."""
+    """Returns the text without items for other series than `series`."""
     this = f"hmm_series_{series.replace('.', '_')}"
     kept = []
     # An item with the attributes and comments before it.

@@ -23,7 +23,7 @@ pub const BUFFER_LEN: usize = 2 << 20;
 const ARGS: usize = BASE + 9 * GAP;
 const ARGS_STEP: usize = 8 * PAGE_SIZE;
 
-/// Addresses outside of user space: kernel addresses or non-canonical ones.
+/// Addresses that are never mapped: of the kernel, non-canonical, or at the ends of user space.
 pub const FOREIGN: [usize; 12] = [
     0xffff_8880_0000_0000,
     0xffff_8880_0010_0000,

@@ -25,7 +25,7 @@ use clap::{Parser, Subcommand};
 use problem::Problem;
 use std::process::ExitCode;
 
-/// Exit statuses, for the help text.
+/// Exit statuses in the help text.
 const STATUS: &str = "Exit status:
   0  done
   1  something else went wrong; the message says what

@@ -259,7 +259,7 @@ impl Argument {
         }
     }
 
-    /// Changes one or two words of the argument, for one of four arguments.
+    /// Changes one or two words of the argument; leaves three of four arguments unchanged.
     pub fn mutate(&mut self, op: Op, rng: &mut Rng) {
         if !rng.one_in(4) {
             return;

@@ -41,7 +41,7 @@ impl MirrorOnly {
         Errno::check(ret.into()).map(|_| words[3])
     }
 
-    /// Root address of the device page table, for the sample with a hardware walker.
+    /// Root address of the device page table; only on the sample with a hardware walker.
     pub fn table_root(&self) -> Result<u64, Errno> {
         four_words(&self.0, 2, [0, 1, 0, 0])
     }

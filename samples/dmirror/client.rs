@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an open file and its commands share: the mirror of the process that opened it.
+//! State of an open file, shared with its commands: the mirror of the process that opened it.
 
 use crate::{
     aperture::Aperture,
@@ -65,7 +65,7 @@ pub(crate) struct Client {
     pub(crate) queues: Queues,
     #[pin]
     pub(crate) aperture: Aperture,
-    /// From the first time on that somebody asks for events.
+    /// Created by the first request for events.
     stream: SetOnce<Arc<Stream>>,
 }
 
@@ -132,7 +132,7 @@ impl Client {
         &self.decider
     }
 
-    /// The device loses what it has of `range`: it can never be read again.
+    /// Loses the contents of device pages in `range`, as after a memory error: reads of them fail.
     pub(crate) fn lose(&self, range: PageRange) -> Result {
         for index in 0..range.pages() {
             let table = self.mirror.lock_table()?;
@@ -160,7 +160,7 @@ impl Client {
         self.stream.as_ref().ok_or(EBUSY)
     }
 
-    /// The file's events, if somebody has asked for some.
+    /// Event stream of the file, if it was requested.
     pub(crate) fn events(&self) -> Option<&Stream> {
         self.stream.as_ref().map(|stream| &**stream)
     }
@@ -226,7 +226,7 @@ impl Client {
         Ok(command.ok_or(ENOENT)?.status.clone())
     }
 
-    /// Forgets a command that has ended. `false` if somebody else has.
+    /// Removes a completed command from the list. Returns `false` if it was removed before.
     pub(crate) fn forget(&self, id: u64) -> bool {
         let mut commands = self.commands.lock();
         let at = commands
@@ -249,8 +249,8 @@ impl Client {
         Ok(())
     }
 
-    /// Ends all queues, stops all commands and waits for their ends. No more can come. If no other file is
-    /// open, what the process has on the device goes back.
+    /// Ends all queues, stops all commands and waits for them. No more can be submitted. If no other
+    /// file is open, the process's pages migrate back from the device.
     pub(crate) fn close(&self) {
         self.queues.close();
         let list = core::mem::take(&mut self.commands.lock().list);
@@ -263,7 +263,7 @@ impl Client {
         }
         self.session.faults.clients().remove(self.tag());
         if self.session.is_ending() {
-            // What it leaves goes with the session.
+            // Pages that stay migrate back when the session ends.
             let _ = self.mirror.drain();
         }
         if let Some(stream) = self.stream.as_ref() {

@@ -37,12 +37,12 @@ impl Selected {
         })
     }
 
-    /// What the parameter says, which was checked when the module was loaded.
+    /// The selected format. The parameter was checked when the module was loaded.
     fn now() -> Self {
         Self::new(number(module_parameters::format.value())).unwrap_or(Self::Tree)
     }
 
-    /// What is written into a register of the hardware. `None` if it has no table.
+    /// Value of the format register of the hardware. `None` if it has no table.
     pub(crate) fn register(self) -> Option<walk::Format> {
         match self {
             Self::Radix4 => Some(walk::Format::Radix4),

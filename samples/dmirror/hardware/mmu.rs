@@ -2,7 +2,7 @@
 
 //! The MMU of an engine: an access by the TLB or a walk of the page table; or a fault.
 //!
-//! It waits for nothing. What a table lacks at the time of its walk is a fault, which is counted.
+//! It never waits. An entry that is not present at the time of the walk is a fault, which is counted.
 
 use super::{
     bus::{Access, Action, Answer, Lane},
@@ -32,7 +32,7 @@ impl Context {
     }
 }
 
-/// What a walk for `addr` reads.
+/// Memory that the walker reads on the way to `addr`.
 struct Tables<'l, L> {
     lane: &'l L,
     addr: usize,

@@ -200,8 +200,8 @@ fn kunit_model<F: Format>(trial: &Trial<'_>) {
     scan_sees_all::<F>().unwrap();
 }
 
-/// A device that walks the image after any write finds the page that was there before the
-/// operation, or the one after it; and one that keeps what it found until the flush does so, too.
+/// A walk of the image after any write finds the page from before or after the operation, and so
+/// does a TLB that caches translations until the flush.
 fn images<F: Decode>(trial: &Trial<'_>) {
     beside::<F>(trial, ops());
 }

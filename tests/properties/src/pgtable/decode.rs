@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a device takes entries for, format by format: written after the manuals, and not after the
+//! Decoders of entries, one for each format. They follow the manuals and share nothing with the
 //! encoders.
 
 use super::*;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Formats at the borders of what is possible, beside the library's and those of samples.
+//! Formats with extreme geometries, in addition to those of the library and of samples.
 
 use super::*;
 

@@ -17,7 +17,7 @@ struct Device<F: Decode> {
 }
 
 impl<F: Decode> Device<F> {
-    /// What the device finds for a page.
+    /// Translation of a page by a walk of the image.
     fn walk(&self, page: usize) -> Option<Leaf> {
         let mut at = self.root;
         for level in (0..F::LEVELS).rev() {
@@ -35,8 +35,7 @@ impl<F: Decode> Device<F> {
         panic!("a table at the last level");
     }
 
-    /// What the device has for `page` in a TLB after it has walked to `other`, which is in the same
-    /// leaf.
+    /// Translation of `page` that a TLB caches after a walk to `other`, if both are in the same leaf.
     fn cached(&self, other: usize, page: usize) -> Option<Leaf> {
         let leaf = self.walk(other)?;
         let together = other >> leaf.order == page >> leaf.order;
@@ -57,10 +56,10 @@ impl<F: Decode> walk::Bus for Device<F> {
 pub(super) struct Beside<F: Decode> {
     both: Both<F>,
     device: Device<F>,
-    /// A copy, of which each part is made when the driver is told of it.
+    /// A copy of the table, made part by part as the driver is notified of writes.
     copy: Device<F>,
     base: usize,
-    /// Of a device that needs break-before-make.
+    /// TLB of a device that needs break-before-make.
     tlb: Tlb,
 }
 
@@ -80,7 +79,7 @@ impl<F: Decode> Beside<F> {
         this
     }
 
-    /// Whether `found` is what the model has as `entry`.
+    /// Whether `found` is the translation for the model's `entry`.
     fn is(&self, found: Option<Leaf>, entry: Entry) -> bool {
         let entry = Model::<F>::raw(entry);
         let base = if entry.is_device() { self.base } else { 0 };
@@ -170,7 +169,7 @@ impl<F: Decode> Beside<F> {
         }
     }
 
-    /// Follows what was written, and what the driver was told, in their order. Calls `check` for
+    /// Replays the writes, and the notifications of the driver, in their order. Calls `check` for
     /// the device's memory after each write, and for the copy after each part that is copied.
     fn follow(&mut self, mut check: impl FnMut(&Self, &Device<F>)) {
         let (told, writes) = (told(), writes());

@@ -4,16 +4,16 @@
 
 use super::*;
 
-/// A page of a table of DMA addresses, for the device.
+/// State of the DMA mapping of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mapped {
-    /// The frame.
+    /// Mapped, with the number of its frame.
     Live(usize),
-    /// Until the flush with this number.
+    /// Unmapped by the flush with this number.
     Dying(u32),
 }
 
-/// What a table of format `F` should be.
+/// Expected contents of a table of format `F`.
 pub(super) struct Model<F: Format> {
     pub(super) pages: BTreeMap<usize, Entry>,
     /// Tables of the lowest level of which a huge leaf takes the place, by their numbers.
@@ -75,8 +75,8 @@ impl<F: Format> Model<F> {
         }
     }
 
-    /// Whether pages from `first` on, which are mapped together, can have addresses for `new` and
-    /// what follows it.
+    /// Whether pages from `first` on, which are mapped together, can have addresses for `new` and the
+    /// entries that follow it.
     pub(super) fn can_map(&self, first: usize, count: usize, new: Entry) -> bool {
         (0..count).all(|index| match self.mapped.get(&(first + index)) {
             None => true,

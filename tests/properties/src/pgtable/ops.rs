@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is done with a table: operations, and how lists of them are made.
+//! Operations on a table, and strategies for lists of them.
 
 use super::*;
 
-/// What a page is given.
+/// Kind of a new entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     ReadOnly,
@@ -73,20 +73,20 @@ impl core::fmt::Debug for At {
     }
 }
 
-/// What is done with a table.
+/// An operation on a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Op {
     /// New entries.
     Install(At, Entries),
-    /// Pages that are there may be written from now on.
+    /// Present entries become writable.
     Upgrade(At),
     /// `install` removes entries.
     Take(At),
-    /// `install` without room for what it needs.
+    /// `install` without preallocated table pages.
     Starve(At, Entries),
-    /// Pages must not be written any more; whether huge leaves are to be split.
+    /// Entries are write-protected; the flag asks for a split of huge leaves.
     Protect(At, bool),
-    /// Entries of leaves that are there are replaced; whether huge leaves are to be split.
+    /// Present entries are replaced; the flag asks for a split of huge leaves.
     Replace(At, Entries, bool),
     /// Entries are removed; whether by `remove_all`.
     Remove(At, bool),
@@ -96,15 +96,15 @@ pub(super) enum Op {
     Refill,
     /// A failure is injected before the next operation.
     Fail(Point),
-    /// The flush of what was changed since the last one starts.
+    /// The flush of all changes since the last flush starts.
     Start,
     /// Waits for the flush that started first, or, if false, last.
     Wait(bool),
     /// The kernel needs memory.
     Shrink,
-    /// A flush starts for entries that get another size.
+    /// A flush of unwritten entries starts.
     Resize(At),
-    /// Those whose flush is over are written.
+    /// Unwritten entries are written whose flush has ended.
     WriteSizes,
 }
 

@@ -13,7 +13,14 @@
 
 use crate::{
     bindings,
-    limit::Limit, //
+    limit::Limit,
+    mm::word::{
+        peek_u32,
+        peek_u64,
+        peek_usize,
+        store_u32,
+        store_u64, //
+    },
 };
 use core::panic::Location;
 use kernel::{
@@ -95,51 +102,61 @@ impl Name {
 
     /// The place with its address, which may be that of a task before it.
     fn noted(&self) -> Option<&'static Place> {
-        let reach = self.reach()?.load(Relaxed);
+        let reach = peek_usize(self.reach()?);
         // What a task has written itself, it sees; others never write its address.
         self.places(reach)
-            .find(|place| place.task.load(Relaxed) == self.address)
+            .find(|place| peek_usize(&place.task) == self.address)
     }
 
     /// The place in which it is noted.
     fn place(&self) -> Option<&'static Place> {
         self.noted()
-            .filter(|place| place.born.load(Relaxed) == self.born)
+            .filter(|place| peek_u64(&place.born) == self.born)
     }
 
-    /// Notes it, if it is not noted yet. Both are one look at the table: callbacks come for each page.
-    fn note(&self) -> Option<&'static Place> {
-        let place = match self.noted() {
-            Some(place) if place.born.load(Relaxed) == self.born => return Some(place),
+    /// Enters one callback more. `None` if no place is free.
+    #[inline]
+    fn enter(&self) -> Option<&'static Place> {
+        self.enter_first().or_else(|| self.enter_noted())
+    }
+
+    /// As [`Self::enter`], if its first place is free and no task was ever noted farther from
+    /// there: as good as always for a task that is not within a callback. Callbacks come for each
+    /// page.
+    #[inline]
+    fn enter_first(&self) -> Option<&'static Place> {
+        let place = TABLE.get(self.first())?;
+        // With a reach of 1 it cannot be noted elsewhere. The reach is 0 before the first use.
+        let is_taken = peek_usize(&place.reach) == 1 && self.take(place);
+        is_taken.then(|| self.begin(place))
+    }
+
+    // Not inlined into what most callbacks need.
+    #[inline(never)]
+    fn enter_noted(&self) -> Option<&'static Place> {
+        match self.noted() {
+            Some(place) if peek_u64(&place.born) == self.born => {
+                store_u32(&place.depth, peek_u32(&place.depth) + 1);
+                Some(place)
+            }
             // Of a task that has ended with a guard that it forgot.
-            Some(place) => place,
-            None => self.claim()?,
-        };
-        Some(self.begin(place))
+            Some(place) => Some(self.begin(place)),
+            None => Some(self.begin(self.claim()?)),
+        }
     }
 
-    /// Notes that the task is within nothing yet, in `place`, which it has taken.
+    /// Notes that the task is within one callback, in `place`, which it has taken.
     #[inline]
     fn begin<'p>(&self, place: &'p Place) -> &'p Place {
-        place.born.store(self.born, Relaxed);
-        place.depth.store(0, Relaxed);
+        store_u64(&place.born, self.born);
+        store_u32(&place.depth, 1);
         place
     }
 
     /// Takes `place`, if it is free.
     #[inline]
     fn take(&self, place: &Place) -> bool {
-        place.task.load(Relaxed) == 0 && place.task.cmpxchg(0, self.address, Acquire).is_ok()
-    }
-
-    /// As [`Self::note`], if its first place is free and no task was ever noted farther from there:
-    /// as good as always for a task that is not within a callback.
-    #[inline]
-    fn note_first(&self) -> Option<&'static Place> {
-        let place = TABLE.get(self.first())?;
-        // With a reach of 1 it cannot be noted elsewhere. The reach is 0 before the first use.
-        let is_taken = place.reach.load(Relaxed) == 1 && self.take(place);
-        is_taken.then(|| self.begin(place))
+        peek_usize(&place.task) == 0 && place.task.cmpxchg(0, self.address, Acquire).is_ok()
     }
 
     /// Takes a free place.
@@ -170,15 +187,29 @@ impl Within {
     /// Context: any but interrupts.
     #[inline(never)]
     pub(crate) fn enter() -> Self {
-        let name = Name::current();
-        let place = name.note_first().or_else(|| name.note());
-        if let Some(place) = place {
-            place.depth.store(place.depth.load(Relaxed) + 1, Relaxed);
-        }
         Self {
-            place,
+            place: Name::current().enter(),
             _nts: NotThreadSafe,
         }
+    }
+
+    /// As [`may_wait`] and then [`Self::enter`], by one look at the table.
+    ///
+    /// # Errors
+    ///
+    /// As [`may_wait`].
+    #[inline(never)]
+    #[track_caller]
+    pub(crate) fn enter_to_wait() -> Result<Self> {
+        let within = Self::enter();
+        let is_outermost = within.place.is_none_or(|place| peek_u32(&place.depth) == 1);
+        // SAFETY: No preconditions.
+        if is_outermost && unsafe { bindings::rust_hmm_may_sleep() } {
+            return Ok(within);
+        }
+        drop(within);
+        report(Location::caller());
+        Err(deadlock())
     }
 
     /// As [`Self::enter`], where the task may sleep. Elsewhere functions that wait are refused
@@ -197,8 +228,8 @@ impl Drop for Within {
     #[inline(never)]
     fn drop(&mut self) {
         if let Some(place) = self.place {
-            let depth = place.depth.load(Relaxed).saturating_sub(1);
-            place.depth.store(depth, Relaxed);
+            let depth = peek_u32(&place.depth).saturating_sub(1);
+            store_u32(&place.depth, depth);
             if depth == 0 {
                 place.task.store(0, Release);
             }

@@ -12,7 +12,7 @@ use crate::{
         page::{CpuPages, CpuPagesMut},
     },
     pgtable::{Entry, Format, Leaf, Near},
-    within::{self, Within},
+    within::Within,
 };
 use core::cell::Cell;
 use kernel::{page::PAGE_SIZE, prelude::*, sync::lock::mutex::MutexGuard};
@@ -62,12 +62,12 @@ impl<D: Device> Mirror<D> {
     /// `EDEADLK` within a callback, or if the task holds it, or that of another mirror. Context: may
     /// sleep.
     pub fn lock_table(&self) -> Result<TableGuard<'_, D>> {
-        within::may_wait()?;
+        let within = Within::enter_to_wait()?;
         Ok(TableGuard {
             guard: self.inner().lock(),
             mirror: self,
             near: Cell::new(Near::NONE),
-            _within: Within::enter(),
+            _within: within,
         })
     }
 }

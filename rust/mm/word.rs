@@ -66,6 +66,7 @@ macro_rules! store {
 
 load!(load_u64: u64);
 load!(load_ptr<T>: *mut T);
+peek!(peek_u32: u32);
 peek!(peek_u64: u64);
 peek!(peek_usize: usize);
 store!(store_u32: u32);

@@ -159,6 +159,15 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// Functions of this library that wait fail with `EDEADLK`; walkers may be entered.
     fn flush_start(&self, range: PageRange) -> Self::Flush;
 
+    /// Flushes all translations of `range` from `walker`, as a part of `flush`. Called once for
+    /// each of [`Self::walkers`], before [`Self::flush_wait`]. By default walkers keep none.
+    ///
+    /// Context: the walker's spinlock is held, and perhaps the table lock; must not sleep.
+    /// Functions of this library that wait fail with `EDEADLK`, also those that enter this walker.
+    fn flush_walker(&self, flush: &Self::Flush, walker: &mut Self::Walker, range: PageRange) {
+        let _ = (flush, walker, range);
+    }
+
     /// Waits until the device uses no flushed translation any more.
     ///
     /// Context: called with or without the table lock; must not allocate with reclaim. As in

@@ -85,11 +85,12 @@ pub(crate) struct Inner<D: Device> {
 /// A flush under way.
 pub(crate) type Flush<D> = Flushing<Pending<<D as Device>::Flush>, <D as Device>::Format>;
 
-/// The device's part of a flush, and the DMA mappings that are unmapped after it: those of the range that
-/// were retired before the tick.
+/// The device's part of a flush of `range`, and the DMA mappings that are unmapped after it: those
+/// of the range that were retired before the tick.
 pub(crate) struct Pending<P> {
     flush: P,
-    retired: Option<(PageRange, u32)>,
+    range: PageRange,
+    tick: Option<u32>,
 }
 
 impl<D: Device> Flusher for Inner<D> {
@@ -99,21 +100,23 @@ impl<D: Device> Flusher for Inner<D> {
         let dma = self.dma();
         let _within = Within::enter();
         Pending {
-            retired: dma.map(|windows| (range, windows.tick())),
+            tick: dma.map(|windows| windows.tick()),
             flush: self.device.flush_start(range),
+            range,
         }
     }
 
     fn wait(&self, pending: Pending<D::Flush>) {
+        let Pending { flush, range, tick } = pending;
         {
             let _within = Within::enter();
-            self.device.flush_wait(pending.flush);
-        }
-        if let Some(walkers) = &self.walkers {
-            walkers.drain();
+            if let Some(walkers) = &self.walkers {
+                walkers.drain(|walker| self.device.flush_walker(&flush, walker, range));
+            }
+            self.device.flush_wait(flush);
         }
         // The device uses none of it any more, and whoever owns the pages does not have them yet.
-        if let (Some(windows), Some((range, tick))) = (self.dma(), pending.retired) {
+        if let (Some(windows), Some(tick)) = (self.dma(), tick) {
             windows.unmap(range, tick);
         }
         self.changing.fetch_sub(1, Release);

@@ -4,13 +4,14 @@
 //!
 //! As hardware does, an engine walks the page table while it changes, and keeps what it finds in a
 //! TLB until it is told to flush. What makes that safe is the *drain*: an invalidation changes the
-//! entries, flushes, and then takes each walker's lock once before it returns. A walker holds its
-//! lock from the walk, or from the look at a kept translation, to the end of the access. So either
-//! it saw the table after the change, or the invalidation waits for it.
+//! entries, and then takes each walker's lock once, to flush its TLB, before it returns. A walker
+//! holds its lock from the walk, or from the look at a kept translation, to the end of the access.
+//! So either it saw the table after the change, or the invalidation waits for it.
 
 use super::{Device, Inner, Mirror, Place, PlaceMut, Target};
 use crate::{
     locks,
+    mm::word::{peek_usize, store_usize},
     pgtable::{Entry, Leaf},
     within,
 };
@@ -30,7 +31,7 @@ use kernel::{
 /// One engine's.
 #[pin_data]
 struct Walker<T> {
-    /// The task that is in it; 0 if none, or a drain.
+    /// The task that is in it; 0 if none.
     owner: Atomic<usize>,
     #[pin]
     data: SpinLock<T>,
@@ -42,9 +43,21 @@ struct Held<'w, T> {
     data: Guard<'w, T, SpinLockBackend>,
 }
 
+impl<'w, T> Held<'w, T> {
+    /// That of `walker`, whose lock `task` has taken.
+    #[inline]
+    fn new(walker: &'w Walker<T>, data: Guard<'w, T, SpinLockBackend>, task: usize) -> Self {
+        store_usize(&walker.owner, task);
+        Self {
+            owner: &walker.owner,
+            data,
+        }
+    }
+}
+
 impl<T> Drop for Held<'_, T> {
     fn drop(&mut self) {
-        self.owner.store(0, Relaxed);
+        store_usize(self.owner, 0);
     }
 }
 
@@ -97,7 +110,7 @@ impl<T: Send + Unpin> Walkers<T> {
         let walker = self.0.get(index).ok_or(EINVAL)?;
         let task = within::current_task();
         // Nobody else writes our name there.
-        if walker.owner.load(Relaxed) == task {
+        if peek_usize(&walker.owner) == task {
             return Err(within::deadlock());
         }
         let data = match walker.data.try_lock() {
@@ -108,17 +121,16 @@ impl<T: Send + Unpin> Walkers<T> {
             }
             None => walker.data.lock(),
         };
-        walker.owner.store(task, Relaxed);
-        Ok(Held {
-            owner: &walker.owner,
-            data,
-        })
+        Ok(Held::new(walker, data, task))
     }
 
-    /// Waits until nobody is within an access that began before.
-    pub(super) fn drain(&self) {
+    /// Waits until nobody is within an access that began before, and calls `flush` with the data of
+    /// each walker, under its lock.
+    pub(super) fn drain(&self, mut flush: impl FnMut(&mut T)) {
+        let task = within::current_task();
         for walker in &self.0 {
-            drop(walker.data.lock());
+            let data = walker.data.lock();
+            flush(&mut Held::new(walker, data, task).data);
         }
     }
 }

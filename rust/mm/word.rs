@@ -71,3 +71,4 @@ peek!(peek_u64: u64);
 peek!(peek_usize: usize);
 store!(store_u32: u32);
 store!(store_u64: u64);
+store!(store_usize: usize);

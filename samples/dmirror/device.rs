@@ -277,6 +277,12 @@ impl Drop for Session {
     }
 }
 
+/// A flush under way.
+pub(crate) struct Flush {
+    /// Whether TLBs keep what they have, for tests.
+    skips: bool,
+}
+
 /// The device as a mirror sees it.
 pub(crate) struct View {
     device: Arc<MockDevice>,
@@ -304,7 +310,7 @@ impl Device for View {
     type Memory = Vram;
     type Format = Chosen;
     type Walker = Tlb;
-    type Flush = ();
+    type Flush = Flush;
 
     fn memory(&self) -> Option<&Memory<Vram>> {
         Some(&self.device.memory)
@@ -342,18 +348,19 @@ impl Device for View {
         self.device.streams.of_mirror(mirror, self.tag, event);
     }
 
-    fn flush_start(&self, range: PageRange) {
-        if self.device.settings.skip_flush() {
-            return;
-        }
-        for index in 0..self.device.walkers.len() {
-            self.device
-                .walkers
-                .with(index, |tlb| tlb.flush(self.tag, range));
+    fn flush_start(&self, _range: PageRange) -> Flush {
+        Flush {
+            skips: self.device.settings.skip_flush(),
         }
     }
 
-    fn flush_wait(&self, (): ()) {
+    fn flush_walker(&self, flush: &Flush, tlb: &mut Tlb, range: PageRange) {
+        if !flush.skips {
+            tlb.flush(self.tag, range);
+        }
+    }
+
+    fn flush_wait(&self, _flush: Flush) {
         if let Some(delay) = self.device.settings.delay(Setting::FlushDelay) {
             fsleep(delay);
         }

@@ -90,13 +90,15 @@ impl Device for View {
         Some(self.walkers.clone())
     }
 
-    fn flush_start(&self, range: PageRange) {
-        for engine in 0..self.walkers.len() {
-            self.walkers.with(engine, |tlb| tlb.flush(range));
-        }
+    // Nothing to do: the library calls `flush_walker` for each engine.
+    fn flush_start(&self, _range: PageRange) {}
+
+    // The walker's lock is held: sections that were entered before have ended.
+    fn flush_walker(&self, _flush: &(), tlb: &mut Tlb, range: PageRange) {
+        tlb.flush(range);
     }
 
-    // Nothing to do: the library waits for all sections that were entered before the flush.
+    // Nothing to do: the TLBs are flushed, and all sections that were entered before have ended.
     fn flush_wait(&self, (): ()) {}
 
     fn flush_sleeps(&self) -> bool {

@@ -38,6 +38,7 @@ pub(super) enum From {
     CopyAtOnce,
     Freed,
     FlushSleeps,
+    FlushWalker,
     Event,
 }
 
@@ -165,15 +166,18 @@ impl Probe {
         self.asking.store(false, Relaxed);
     }
 
-    /// Whether it was called from there, and all was refused but the walkers.
-    pub(super) fn was_refused(&self, from: From) -> bool {
-        let get = |counters: &[Atomic<u32>; PLACES]| {
+    /// Calls from there, those of them that were refused, and walkers that were entered.
+    pub(super) fn counts(&self, from: From) -> [u32; 3] {
+        [&self.called, &self.refused, &self.entered].map(|counters| {
             let counter = counters.get(from as usize);
             counter.map_or(0, |counter| counter.load(Relaxed))
-        };
-        get(&self.called) > 0
-            && get(&self.called) == get(&self.refused)
-            && get(&self.entered) * CALLS == get(&self.called)
+        })
+    }
+
+    /// Whether it was called from there, and all was refused but the walkers.
+    pub(super) fn was_refused(&self, from: From) -> bool {
+        let [called, refused, entered] = self.counts(from);
+        called > 0 && called == refused && entered * CALLS == called
     }
 }
 
@@ -276,6 +280,10 @@ impl Device for Nosy {
 
     fn flush_start(&self, _range: PageRange) {
         self.0.probe.ask(From::FlushStart);
+    }
+
+    fn flush_walker(&self, _flush: &(), _walker: &mut u32, _range: PageRange) {
+        self.0.probe.ask(From::FlushWalker);
     }
 
     fn flush_wait(&self, (): ()) {

@@ -50,6 +50,17 @@ mod suite {
     }
 
     #[test]
+    fn from_the_flush_of_each_walker() -> Result {
+        let (mirror, range) = nosy(4)?;
+        mirror.fault(range, Access::Write)?;
+        let armed = Armed::new(&mirror, range);
+        mirror.discard(range)?;
+        // The first walker is refused while it is flushed itself.
+        assert_eq!(armed.0.counts(From::FlushWalker), [2 * CALLS, 2 * CALLS, 1]);
+        Ok(())
+    }
+
+    #[test]
     fn from_a_migration_and_back() -> Result {
         let (mirror, range) = nosy(4)?;
         store(range.start(), 1)?;

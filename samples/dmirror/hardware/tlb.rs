@@ -105,10 +105,16 @@ impl Tlb {
     }
 
     /// Forgets all translations of `range`.
+    #[inline]
     pub(crate) fn flush(&mut self, tag: u64, range: PageRange) {
-        if self.used == 0 {
-            return;
+        if self.used != 0 {
+            self.flush_used(tag, range);
         }
+    }
+
+    // Not in the way of flushes that find none.
+    #[inline(never)]
+    fn flush_used(&mut self, tag: u64, range: PageRange) {
         let first = range.start() >> PAGE_SHIFT;
         if range.pages() < self.lines.len().min(PMD_PAGES) {
             for index in 0..range.pages() {

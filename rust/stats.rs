@@ -52,6 +52,7 @@ impl Stats {
         Self([const { Atomic::new(0) }; COUNT])
     }
 
+    #[inline]
     pub(crate) fn add(&self, counter: Counter, by: u64) {
         if let Some(value) = self.0.get(counter as usize) {
             value.add(by, Relaxed);

@@ -269,6 +269,7 @@ impl Map {
     }
 
     /// Whether anything was ever to be mapped always, by any device. Context: any.
+    #[inline]
     pub(crate) fn any_accessed(&self) -> bool {
         self.accessed.load(Relaxed)
     }

@@ -18,6 +18,7 @@ use crate::{
         page::DirtyBatch,
         rcu_map::RcuArc,
         trace::Who,
+        word::peek_usize,
     },
     pgtable::{Entry, FlushBatch, Flushed, Flusher, Flushing, Format, Reader, Table, Unwritten},
     policy::Immovable,
@@ -242,7 +243,8 @@ impl<D: Device> Inner<D> {
     }
 
     /// Tells of `event`: who traces, and the driver. Context: any in which the event may happen.
-    #[inline]
+    // Always inlined: which event it is, is constant then.
+    #[inline(always)]
     pub(crate) fn tell(&self, event: &Told) {
         self.who.trace(event);
         if self.device.wants_events() {
@@ -305,7 +307,7 @@ impl<D: Device> Inner<D> {
         let keeps_reads = event.reason.keeps_reads();
         let mut changed = 0;
         // A flush that another window has begun for this event covers all of it.
-        let own_flushes = match self.changing.load(Relaxed) {
+        let own_flushes = match peek_usize(&self.changing) {
             0 => 0,
             _ => self.flushes.count(event.number()),
         };

@@ -70,13 +70,17 @@ impl<D: Device> MirrorOps for Inner<D> {
         };
         let (changed, flush) = self.invalidated(&mut state, event);
         drop(state);
-        let flush = flush.and_then(|flush| {
-            let kept = match event.blockable && !alone {
-                true => self.flushes.keep(event.number(), flush),
-                false => Err(flush),
-            };
-            kept.map_err(|flush| flush.wait(self)).ok()
-        });
+        let flush = match flush {
+            Some(flush) if event.blockable && !alone => {
+                let kept = self.flushes.keep(event.number(), flush);
+                kept.map_err(|flush| flush.wait(self)).ok()
+            }
+            Some(flush) => {
+                flush.wait(self);
+                None
+            }
+            None => None,
+        };
         ControlFlow::Continue(Invalidated { changed, flush })
     }
 

@@ -181,12 +181,17 @@ pub trait Subscriber: Send + Sync + Sized + 'static {
     /// set.
     ///
     /// It must not allocate with reclaim or wait for memory; it may sleep if
-    /// [`Event::blockable`]. It must have had all of its effect, but for what it returns.
+    /// [`Event::blockable`]. It must have had all of its effect, but for what is left.
     ///
-    /// `Break` refuses the event, which is only heeded if waiting is not allowed.
-    fn invalidate(&self, event: &Event<'_>) -> ControlFlow<(), Option<Self::Pending>>;
+    /// What is left to wait for is put into `pending`, which is `None`. It is large, and most
+    /// events leave nothing, so that it is not returned.
+    ///
+    /// `Break` refuses the event, which is only heeded if waiting is not allowed. Then nothing is
+    /// left.
+    fn invalidate(&self, event: &Event<'_>, pending: &mut Option<Self::Pending>)
+        -> ControlFlow<()>;
 
-    /// Waits for what [`Self::invalidate`] returned. Other notifiers' work overlaps with it.
+    /// Waits for what [`Self::invalidate`] has left. Other notifiers' work overlaps with it.
     ///
     /// Context: no lock is held; may sleep if the event was blockable.
     fn finish(&self, pending: Self::Pending);
@@ -362,11 +367,10 @@ impl<S: Subscriber> IntervalNotifier<S> {
             call: (ptr::from_ref(raw).addr(), seq),
             _borrow: PhantomData,
         };
-        let pending = match this.subscriber.invalidate(&event) {
-            ControlFlow::Continue(pending) => pending,
-            ControlFlow::Break(()) => return blockable,
-        };
-
+        let mut pending = None;
+        if this.subscriber.invalidate(&event, &mut pending).is_break() {
+            return blockable;
+        }
         let Some(pending) = pending else {
             return true;
         };

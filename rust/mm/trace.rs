@@ -64,7 +64,7 @@ impl Who {
     }
 
     /// Tells of `event`. Evictions are told by [`evict`], for the whole device, and begins of faults not at all.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn trace(&self, event: &Event) {
         match *event {
             Event::FaultEnd {

@@ -30,11 +30,11 @@ struct Hull(RcuArc<Space>);
 impl Subscriber for Hull {
     type Pending = ();
 
-    fn invalidate(&self, event: &Event<'_>) -> ControlFlow<(), Option<()>> {
+    fn invalidate(&self, event: &Event<'_>, _pending: &mut Option<()>) -> ControlFlow<()> {
         if event.reason == Reason::Unmap {
             self.0.attributes.lose(event.range);
         }
-        ControlFlow::Continue(None)
+        ControlFlow::Continue(())
     }
 
     fn finish(&self, (): ()) {}

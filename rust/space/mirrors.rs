@@ -15,6 +15,7 @@ use crate::{
         mask::Mask,
         migrate::Moved,
         notifier::{Cookie, Event},
+        word::peek_usize,
     },
     pgtable::Flushed,
     policy::Bounces,
@@ -237,7 +238,7 @@ impl Mirrors {
     /// Whether there is at most one mirror. Context: any.
     #[inline]
     pub(super) fn are_few(&self) -> bool {
-        self.end.load(Relaxed) <= 1
+        peek_usize(&self.end) <= 1
     }
 
     /// Takes the place `number` away. What is returned is dropped without a lock.
@@ -259,6 +260,7 @@ impl Mirrors {
 
     /// Enters place `number`, if a mirror is there, of `device` if one is given. Context: any but
     /// interrupts.
+    #[inline]
     fn enter(&self, number: usize, device: Option<Cookie>) -> Option<Entered> {
         let places = self.places.lock();
         let place = places.get(number)?.as_ref()?;
@@ -287,7 +289,7 @@ impl Mirrors {
     ) -> impl Iterator<Item = Entered> + '_ {
         let mut next = 0;
         core::iter::from_fn(move || {
-            while next < self.end.load(Relaxed) {
+            while next < peek_usize(&self.end) {
                 let number = next;
                 next += 1;
                 if except == Some(number) {

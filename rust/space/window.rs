@@ -7,6 +7,7 @@ use crate::mm::{
     addr::{PageRange, PMD_SIZE},
     notifier::{Event, IntervalNotifier, Reason, Subscriber},
     rcu_map::RcuArc,
+    word::peek_u32,
 };
 use core::ops::ControlFlow;
 use kernel::{
@@ -101,7 +102,7 @@ impl Window {
         let all =
             event.reason == Reason::Unmap && event.range.intersect(&self.range) == Some(self.range);
         if changed && !all {
-            if self.idle.load(Relaxed) != 0 {
+            if peek_u32(&self.idle) != 0 {
                 self.idle.store(0, Relaxed);
             }
             return;
@@ -136,10 +137,10 @@ impl Flushes {
 impl Subscriber for Window {
     type Pending = Flushes;
 
-    fn invalidate(&self, event: &Event<'_>) -> ControlFlow<(), Option<Flushes>> {
+    fn invalidate(&self, event: &Event<'_>, pending: &mut Option<Flushes>) -> ControlFlow<()> {
         let own = event.range.intersect(&self.range);
         let Some(own) = own else {
-            return ControlFlow::Continue(None);
+            return ControlFlow::Continue(());
         };
         // Most events are of one window.
         let whole = own == event.range;
@@ -147,7 +148,7 @@ impl Subscriber for Window {
         let only = whole || (first && !self.space.windows().any_behind(self.range, event.range));
         // The first of several windows removes all entries of the event at once; where the others look after it, there
         // are none but those that came meanwhile.
-        let event_here = match first && !only {
+        let event_here = match whole || (first && !only) {
             true => event,
             false => &event.within(own),
         };
@@ -155,12 +156,11 @@ impl Subscriber for Window {
         // No other window is told of it, and no other mirror.
         let alone = only && mirrors.are_few();
         let mut changed = false;
-        let mut flushes: Option<Flushes> = None;
         for mirror in mirrors.entered(None) {
             let told = mirror.invalidate(event_here, alone);
             match told {
                 ControlFlow::Break(()) => {
-                    if let Some(flushes) = flushes {
+                    if let Some(flushes) = pending.take() {
                         flushes.wait();
                     }
                     return ControlFlow::Break(());
@@ -168,14 +168,14 @@ impl Subscriber for Window {
                 ControlFlow::Continue(told) => {
                     changed |= told.changed;
                     if let Some(flush) = told.flush {
-                        let flushes = flushes.get_or_insert_with(|| Flushes([const { None }; FEW]));
+                        let flushes = pending.get_or_insert_with(|| Flushes([const { None }; FEW]));
                         flushes.add(mirror, flush);
                     }
                 }
             }
         }
         self.note(event, changed);
-        ControlFlow::Continue(flushes)
+        ControlFlow::Continue(())
     }
 
     fn finish(&self, flushes: Flushes) {

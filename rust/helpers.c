@@ -357,9 +357,12 @@ EXPORT_SYMBOL_GPL(rust_hmm_pfn_order);
 /* Without a call where folio_mark_dirty() would do no more. */
 static __always_inline void mark_dirty(struct folio *folio)
 {
-	if (!folio_test_anon(folio) || folio_test_swapcache(folio))
+	unsigned long flags = READ_ONCE(folio->flags.f);
+
+	/* A folio without this flag is not in the swap cache. */
+	if (unlikely(flags & BIT(PG_swapcache)) || !folio_test_anon(folio))
 		folio_mark_dirty(folio);
-	else if (!folio_test_dirty(folio))
+	else if (!(flags & BIT(PG_dirty)))
 		folio_set_dirty(folio);
 }
 
@@ -377,13 +380,14 @@ void rust_hmm_mark_dirty(unsigned long pfn, unsigned long npages)
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mark_dirty);
 
-/* Marks the folios of @count page frames dirty. */
+/* Marks the folios of @count page frames dirty, of one at least. */
 void rust_hmm_mark_all_dirty(const unsigned long *pfns, unsigned long count)
 {
 	const unsigned long *end = pfns + count;
 
-	for (; pfns < end; pfns++)
+	do
 		mark_dirty(mapped_page_folio(pfn_to_page(*pfns)));
+	while (++pfns < end);
 }
 EXPORT_SYMBOL_GPL(rust_hmm_mark_all_dirty);
 

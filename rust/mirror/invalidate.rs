@@ -265,7 +265,7 @@ impl<D: Device> Inner<D> {
     /// callback, or the lock, ends that keeps the CPU's mapping.
     #[inline]
     pub(crate) fn retire(dirty: &mut DirtyBatch, pages: usize, entry: Entry) {
-        if entry.may_be_dirty() && !entry.is_device() {
+        if entry.may_have_dirtied() {
             // SAFETY: In the table: the CPU maps them until a callback returns, not before the batch is dropped.
             unsafe { dirty.add(entry.number(), pages) };
         }
@@ -305,40 +305,39 @@ impl<D: Device> Inner<D> {
         }
         let is_foreign = own.is_none();
         let keeps_reads = event.reason.keeps_reads();
-        let mut changed = 0;
         // A flush that another window has begun for this event covers all of it.
         let own_flushes = match peek_usize(&self.changing) {
             0 => 0,
             _ => self.flushes.count(event.number()),
         };
         let range = Some(event.range);
-        let ((), flush) = self.change_beside(own_flushes, table, range, |table, batch| {
+        let (changed, flush) = self.change_beside(own_flushes, table, range, |table, batch| {
             let mut dirty = DirtyBatch::new();
-            let (dirty, changed) = (&mut dirty, &mut changed);
             if own.is_none() && !keeps_reads {
-                return table.remove_all(event.range, batch, move |entry, pages| {
-                    Self::retire(dirty, pages, entry);
-                    *changed += pages;
+                return table.remove_all(event.range, batch, |entry, pages| {
+                    Self::retire(&mut dirty, pages, entry);
                 });
             }
+            let mut changed = 0;
             let split = |span| own.is_some_and(|own| own.divides(span));
             // Called for each page: what does not change is part of it.
-            table.for_each_split(event.range, batch, split, move |span, entry| {
+            table.for_each_split(event.range, batch, split, |span, entry| {
                 if own.is_some_and(|own| own.keeps(span, *entry)) {
                     return;
                 }
                 if keeps_reads && !entry.is_exclusive() {
                     if entry.is_writable() {
-                        Self::retire(dirty, span.pages(), *entry);
+                        Self::retire(&mut dirty, span.pages(), *entry);
                         *entry = entry.write_protected();
-                        *changed += span.pages();
+                        changed += span.pages();
                     }
                     return;
                 }
-                Self::retire(dirty, span.pages(), *entry);
+                Self::retire(&mut dirty, span.pages(), *entry);
                 *entry = Entry::NONE;
-                *changed += span.pages();
+                changed += span.pages();
             });
+            changed
         });
         if let Some(windows) = self.dma().filter(|_| event.reason == Reason::Unmap) {
             windows.forget(event.range);

@@ -33,6 +33,7 @@ pub struct Flushed(());
 impl Flushed {
     /// Waits for `pending`, which `flusher` has started; `None` if there was nothing to flush. Context: that of
     /// [`Flusher::wait`].
+    #[inline]
     pub(crate) fn by<S: Flusher>(flusher: &S, pending: Option<S::Pending>) -> Self {
         if let Some(pending) = pending {
             flusher.wait(pending);

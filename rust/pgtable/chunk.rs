@@ -10,13 +10,14 @@ use super::{
 use crate::mm::{
     shrinker::owner::{self, Owner, Reclaimable},
     table_memory::TableMemory,
+    word::{peek_u32, store_u32},
     zeroed, //
 };
 use core::marker::PhantomData;
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic, AtomicFlag},
+        atomic::{Atomic, AtomicFlag},
         Arc, //
     },
 };
@@ -125,19 +126,19 @@ impl<'p, F: Format> Page<'p, F> {
 
     /// Number of entries that are not empty. Only who changes the table may ask.
     pub(super) fn used(&self) -> u32 {
-        self.meta.used.load(Relaxed)
+        peek_u32(&self.meta.used)
     }
 
     pub(super) fn set_used(&self, used: u32) {
-        self.meta.used.store(used, Relaxed);
+        store_u32(&self.meta.used, used);
         if used == 0 {
-            self.meta.bounds.store(NO_BOUNDS, Relaxed);
+            store_u32(&self.meta.bounds, NO_BOUNDS);
         }
     }
 
     /// The first and the last slot that may be used; the first is beyond the last if none is.
     pub(super) fn bounds(&self) -> (usize, usize) {
-        let bounds = self.meta.bounds.load(Relaxed);
+        let bounds = peek_u32(&self.meta.bounds);
         // CAST: From 16 bits to more.
         ((bounds >> 16) as usize, (bounds & 0xffff) as usize)
     }
@@ -147,8 +148,6 @@ impl<'p, F: Format> Page<'p, F> {
         let (low, high) = self.bounds();
         let (low, high) = (low.min(first), high.max(last));
         // CAST: A table has at most 1024 slots.
-        self.meta
-            .bounds
-            .store((low as u32) << 16 | high as u32, Relaxed);
+        store_u32(&self.meta.bounds, (low as u32) << 16 | high as u32);
     }
 }

@@ -79,6 +79,16 @@ impl Entry {
         Self(rights | (number as u64) << Self::SHIFT)
     }
 
+    /// Whether it names a page of system memory that the device may have written.
+    #[inline]
+    pub(crate) const fn may_have_dirtied(self) -> bool {
+        // By one test, because entries are removed many at a time.
+        const KINDS: u32 =
+            1 << Entry::WRITE | 1 << Entry::EXCLUSIVE | 1 << (Entry::WRITE | Entry::EXCLUSIVE);
+        let kind = self.0 & (Self::WRITE | Self::DEVICE | Self::EXCLUSIVE);
+        KINDS >> kind & 1 != 0
+    }
+
     /// The same page, not to be written.
     #[inline]
     pub const fn write_protected(self) -> Self {

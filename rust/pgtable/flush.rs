@@ -19,16 +19,20 @@ struct Hull(Option<PageRange>);
 /// use what was removed, so that it is reported.
 #[must_use = "the device may still use what was removed"]
 pub struct FlushBatch<F: Format> {
-    pool: Arc<Pool<F>>,
+    /// Address of the pool of its table. It is never followed.
+    name: usize,
+    /// That pool, if it is needed after the update: for images, or for detached pages.
+    pool: Option<Arc<Pool<F>>>,
     hull: Hull,
     pages: usize,
     pub(super) detached: List,
 }
 
 impl<F: Format> FlushBatch<F> {
-    pub(super) fn new(pool: Arc<Pool<F>>) -> Self {
+    pub(super) fn new(pool: &Arc<Pool<F>>) -> Self {
         Self {
-            pool,
+            name: Arc::as_ptr(pool).addr(),
+            pool: pool.has_images().then(|| pool.clone()),
             hull: Hull(None),
             pages: 0,
             detached: List::EMPTY,
@@ -36,7 +40,7 @@ impl<F: Format> FlushBatch<F> {
     }
 
     pub(super) fn is_of(&self, pool: &Arc<Pool<F>>) -> bool {
-        Arc::ptr_eq(&self.pool, pool)
+        self.name == Arc::as_ptr(pool).addr()
     }
 
     /// Asks for a flush of `range`, too.
@@ -63,10 +67,12 @@ impl<F: Format> FlushBatch<F> {
         }
     }
 
-    /// Takes a table page that covered `span` out of use.
-    pub(super) fn detach(&mut self, span: PageRange, index: u32) {
+    /// Takes a table page of `pool` that covered `span` out of use. `pool` is that of the table.
+    pub(super) fn detach(&mut self, pool: &Arc<Pool<F>>, span: PageRange, index: u32) {
         self.cover(span);
-        self.pool.push(&mut self.detached, index);
+        self.pool
+            .get_or_insert_with(|| pool.clone())
+            .push(&mut self.detached, index);
     }
 
     /// Whether nothing has to be flushed.
@@ -85,6 +91,8 @@ impl<F: Format> FlushBatch<F> {
     }
 
     /// Starts the flush.
+    // Always inlined: a call would move all of this through memory twice.
+    #[inline(always)]
     pub fn start<S: Flusher>(self, flusher: &S) -> Flushing<S::Pending, F> {
         let Self {
             pool,
@@ -93,7 +101,9 @@ impl<F: Format> FlushBatch<F> {
             ..
         } = self;
         let pending = hull.0.take().map(|range| {
-            pool.memory.settle();
+            if let Some(pool) = &pool {
+                pool.memory.settle();
+            }
             flusher.start(range)
         });
         Flushing {
@@ -120,15 +130,18 @@ impl Drop for Hull {
 #[must_use = "the device may still use what was removed"]
 pub struct Flushing<P, F: Format> {
     pending: Option<P>,
-    pool: Arc<Pool<F>>,
+    pool: Option<Arc<Pool<F>>>,
     detached: List,
 }
 
 impl<P: Send, F: Format> Flushing<P, F> {
     /// Waits for its end, on the flusher that has started it.
+    #[inline]
     pub fn wait<S: Flusher<Pending = P>>(mut self, flusher: &S) -> Flushed {
         let flushed = Flushed::by(flusher, self.pending.take());
-        self.pool.release(&mut self.detached);
+        if let Some(pool) = &self.pool {
+            pool.release(&mut self.detached);
+        }
         flushed
     }
 

@@ -298,7 +298,7 @@ impl<F: Format> Table<F> {
                 // Who walks it may still be there, so that it is flushed even if nothing was lost.
                 let before = self.pool.page(&guard, child).map_or(0, |page| page.used());
                 self.live = self.live - before as usize + span.pages();
-                batch.detach(span, child);
+                batch.detach(&self.pool, span, child);
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 //! A pass over the leaves of a range, as far as there are any.
 
 use super::{
+    chunk::Page,
     dma::Translator,
     entry::Entry,
     flush::FlushBatch,
@@ -13,7 +14,13 @@ use super::{
 };
 use crate::mm::addr::PageRange;
 use core::slice;
-use kernel::{page::PAGE_SHIFT, sync::rcu};
+use kernel::{
+    page::PAGE_SHIFT,
+    sync::{
+        rcu::{self, Guard},
+        Arc, //
+    },
+};
 
 /// What a pass has changed.
 #[derive(Default)]
@@ -28,6 +35,7 @@ pub(super) struct Changes {
 
 impl Changes {
     /// Adds `pages` pages from `first` to `last`. They come from low to high addresses.
+    #[inline]
     fn outdated(&mut self, first: usize, last: usize, pages: usize) {
         let first = self.hull.map_or(first, |(first, _)| first);
         self.hull = Some((first, last));
@@ -137,43 +145,65 @@ impl<F: Format, C: FnMut(Entry, usize)> Visitor<F> for Remove<C> {
         changes: &mut Changes,
         dma: &mut Translator<'_, F>,
     ) -> u32 {
-        let size = 1usize << shift::<F>(level);
-        let pages = size >> PAGE_SHIFT;
-        let mut removed = 0u32;
-        let (mut first, mut last) = (usize::MAX, 0);
-        for (index, cell) in cells.iter().enumerate() {
-            let Slot::Leaf(raw) = tree::decode(tree::load(cell)) else {
+        match level {
+            // As good as always. All that depends on the level is constant then.
+            0 => self.remove(0, cells, start, changes, dma),
+            level => self.remove(level, cells, start, changes, dma),
+        }
+    }
+}
+
+impl<C: FnMut(Entry, usize)> Remove<C> {
+    /// See [`Visitor::leaves`].
+    #[inline(always)]
+    fn remove<F: Format>(
+        &mut self,
+        level: u32,
+        cells: &[Cell],
+        start: usize,
+        changes: &mut Changes,
+        dma: &mut Translator<'_, F>,
+    ) -> u32 {
+        let (shift, pages) = (shift::<F>(level), 1usize << (F::BITS * level));
+        let start_of = |index: usize| start.wrapping_add(index << shift);
+        let end_from = |start: usize| start | ((1 << shift) - 1);
+        let is_used = |cell: &Cell| tree::load(cell) != tree::EMPTY;
+        let first = cells.iter().position(is_used);
+        let (Some(first), Some(last)) = (first, cells.iter().rposition(is_used)) else {
+            return 0;
+        };
+        let used = cells.get(first..=last).unwrap_or_default();
+        let mut empty = 0;
+        let mut next = start_of(first);
+        for cell in used {
+            let at = next;
+            next = next.wrapping_add(1 << shift);
+            // There are no tables among them.
+            let Some(raw) = tree::entry(tree::load(cell)) else {
+                empty += 1;
                 continue;
             };
             if F::DMA {
-                let at = start.wrapping_add(index << shift::<F>(level));
                 (self.0)(dma.seen(at, raw), pages);
-                if let Some(span) = range_of(at, at | (size - 1)) {
+                if let Some(span) = range_of(at, end_from(at)) {
                     dma.retire(span, raw);
                 }
             } else {
                 (self.0)(raw, pages);
             }
             tree::store(cell, tree::EMPTY);
-            // OVERFLOW: A table has at most 1024 slots.
-            removed = removed.wrapping_add(1);
-            first = first.min(index);
-            last = index;
         }
-        if removed != 0 {
-            let start_of = |index: usize| start.wrapping_add(index << shift::<F>(level));
-            // CAST: From 32 bits to more.
-            let count = removed as usize * pages;
-            changes.outdated(start_of(first), start_of(last) | (size - 1), count);
-            changes.removed += count;
-        }
-        removed
+        let removed = used.len() - empty;
+        changes.outdated(start_of(first), end_from(start_of(last)), removed * pages);
+        changes.removed += removed * pages;
+        // CAST: A table has at most 1024 slots.
+        removed as u32
     }
 }
 
 /// One pass over existing entries.
 pub(super) struct Pass<'t, F: Format, V> {
-    pub(super) pool: &'t Pool<F>,
+    pub(super) pool: &'t Arc<Pool<F>>,
     pub(super) batch: &'t mut FlushBatch<F>,
     pub(super) changes: Changes,
     pub(super) visitor: V,
@@ -183,45 +213,58 @@ pub(super) struct Pass<'t, F: Format, V> {
 impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
     /// Visits `first..=last` in the tree below table `root`.
     ///
-    /// Most ranges lie within one table. The tables above it are only read on the way down, and
-    /// changed where the table below has become empty.
+    /// Most ranges lie within one table. The tables above it are only read on the way down.
     pub(super) fn tree(&mut self, root: u32, first: usize, last: usize) {
-        let pool = self.pool;
         let guard = rcu::read_lock();
         let (mut level, mut index) = (F::LEVELS - 1, root);
-        let mut path = [root; MOST_LEVELS];
-        while level != 0 {
-            if span_of::<F>(level, first).1 < last {
-                break;
-            }
-            match tree::decode(pool.load(&guard, index, slot_of::<F>(level, first))) {
+        while level != 0 && span_of::<F>(level, first).1 >= last {
+            let word = self.pool.load(&guard, index, slot_of::<F>(level, first));
+            match tree::decode(word) {
                 Slot::Empty => return,
                 Slot::Table(child) => index = child,
                 // It may have to be split.
                 Slot::Leaf(_) => break,
             }
             level -= 1;
+        }
+        if self.table(&guard, level, index, first, last) {
+            self.prune(&guard, root, level, (first, last));
+        }
+    }
+
+    /// Removes the table of `level` for `first`, which has become empty, and those above it that
+    /// become so.
+    #[inline(never)]
+    fn prune(&mut self, guard: &Guard, root: u32, below: u32, (first, last): (usize, usize)) {
+        let pool = self.pool;
+        let mut path = [root; MOST_LEVELS];
+        let mut index = root;
+        for level in (below + 1..F::LEVELS).rev() {
             if let Some(place) = path.get_mut(level as usize) {
                 *place = index;
             }
-        }
-        let mut is_empty = self.table(level, index, first, last);
-        let above = path.iter().zip(0u32..).skip(level as usize + 1);
-        for (&index, level) in above.take_while(|(_, level)| *level < F::LEVELS) {
-            if !is_empty {
-                break;
+            match tree::decode(pool.load(guard, index, slot_of::<F>(level, first))) {
+                Slot::Table(child) => index = child,
+                // The pass has come this way.
+                _ => return,
             }
-            let Some(page) = pool.page(&guard, index) else {
+        }
+        for level in below + 1..F::LEVELS {
+            let above = path.get(level as usize);
+            let Some((above, page)) =
+                above.and_then(|above| Some((*above, pool.page(guard, *above)?)))
+            else {
                 break;
             };
             let slot = slot_of::<F>(level, first);
-            if let Slot::Table(child) = tree::decode(page.load(slot)) {
-                page.store(slot, tree::EMPTY);
-                self.unlinked(index, level, slot, child, (first, last));
-            }
+            page.store(slot, tree::EMPTY);
+            self.unlinked(above, level, slot, index, (first, last));
             let used = page.used() - 1;
             page.set_used(used);
-            is_empty = used == 0;
+            if used != 0 {
+                break;
+            }
+            index = above;
         }
     }
 
@@ -238,17 +281,19 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
         self.pool
             .publish(index, level, first, slot..slot + 1, self.batch);
         if let Some(span) = range_of(first, last | 0xfff) {
-            self.batch.detach(span, child);
+            self.batch.detach(self.pool, span, child);
         }
     }
 
     /// Visits `first..=last` in table `index`. Says whether the table has become empty.
-    pub(super) fn table(&mut self, level: u32, index: u32, first: usize, last: usize) -> bool {
+    fn table(&mut self, guard: &Guard, level: u32, index: u32, first: usize, last: usize) -> bool {
         let pool = self.pool;
-        let guard = rcu::read_lock();
-        let Some(page) = pool.page(&guard, index) else {
+        let Some(page) = pool.page(guard, index) else {
             return false;
         };
+        if level == 0 {
+            return self.pages(&page, index, first, last);
+        }
         let mut used = page.used();
         let size = 1usize << shift::<F>(level);
         let (low, high) = page.bounds();
@@ -258,14 +303,6 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
         let mut start = base.wrapping_add(from << shift::<F>(level));
         let count = (to + 1).saturating_sub(from);
         let cells = page.cells(from).get(..count).unwrap_or_default();
-        if level == 0 {
-            used -= self
-                .visitor
-                .leaves(0, cells, start, &mut self.changes, &mut self.dma);
-            page.set_used(used);
-            pool.publish(index, 0, first, from..to + 1, self.batch);
-            return used == 0;
-        }
         for (slot, cell) in (from..).zip(cells) {
             let end = start | (size - 1);
             let mut found = tree::decode(tree::load(cell));
@@ -285,7 +322,7 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
             match found {
                 Slot::Empty => {}
                 Slot::Table(child) => {
-                    if self.table(level - 1, child, first.max(start), last.min(end)) {
+                    if self.table(guard, level - 1, child, first.max(start), last.min(end)) {
                         tree::store(cell, tree::EMPTY);
                         used -= 1;
                         let part = (first.max(start), last.min(end));
@@ -305,6 +342,20 @@ impl<F: Format, V: Visitor<F>> Pass<'_, F, V> {
             start = start.wrapping_add(size);
         }
         page.set_used(used);
+        used == 0
+    }
+    /// As [`Self::table`], of `page` of level 0.
+    #[inline]
+    fn pages(&mut self, page: &Page<'_, F>, index: u32, first: usize, last: usize) -> bool {
+        let (low, high) = page.bounds();
+        let from = slot_of::<F>(0, first).max(low);
+        let to = slot_of::<F>(0, last).min(high) + 1;
+        let cells = page.cells.get(from..to).unwrap_or_default();
+        let start = span_of::<F>(1, first).0 + (from << PAGE_SHIFT);
+        let (changes, dma) = (&mut self.changes, &mut self.dma);
+        let used = page.used() - self.visitor.leaves(0, cells, start, changes, dma);
+        page.set_used(used);
+        self.pool.publish(index, 0, first, from..to, self.batch);
         used == 0
     }
 }

@@ -237,7 +237,7 @@ impl<F: Format> Table<F> {
 
     /// Gathers what updates of this table make necessary.
     pub fn batch(&self) -> FlushBatch<F> {
-        FlushBatch::new(self.pool.clone())
+        FlushBatch::new(&self.pool)
     }
 
     /// The entry for the page at `addr`.
@@ -349,24 +349,30 @@ impl<F: Format> Table<F> {
 
     /// Removes every leaf in `range`. Calls `f` with the entry of each one's first page, and the number of
     /// its pages. A huge leaf of which only a part is in `range` is split before, as by
-    /// [`Self::for_each`]; this is the same in a fraction of the time.
+    /// [`Self::for_each`]; this is the same in a fraction of the time. Returns the number of pages.
     pub fn remove_all(
         &mut self,
         range: PageRange,
         batch: &mut FlushBatch<F>,
         f: impl FnMut(Entry, usize),
-    ) {
-        self.pass(range, batch, Remove(f));
+    ) -> usize {
+        self.pass(range, batch, Remove(f))
     }
 
-    fn pass(&mut self, range: PageRange, batch: &mut FlushBatch<F>, visitor: impl Visitor<F>) {
+    /// Returns the number of pages that were removed.
+    fn pass(
+        &mut self,
+        range: PageRange,
+        batch: &mut FlushBatch<F>,
+        visitor: impl Visitor<F>,
+    ) -> usize {
         if !batch.is_of(&self.pool) {
             crate::alarm!(FlushOfAnotherTable, "nothing was changed");
-            return;
+            return 0;
         }
         let last = (range.end() - 1).min(last_address::<F>());
         if range.start() > last {
-            return;
+            return 0;
         }
         let changes = {
             let mut pass = Pass {
@@ -382,5 +388,6 @@ impl<F: Format> Table<F> {
         self.live = self.live.saturating_sub(changes.removed);
         let hull = changes.hull.and_then(|(start, end)| range_of(start, end));
         batch.record_all(hull, changes.outdated);
+        changes.removed
     }
 }

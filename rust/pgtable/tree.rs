@@ -69,6 +69,15 @@ pub(super) const fn decode(word: u64) -> Slot {
     }
 }
 
+/// Decodes a word of a table of level 0, which names no tables.
+#[inline]
+pub(super) const fn entry(word: u64) -> Option<Entry> {
+    match word {
+        EMPTY => None,
+        word => Some(Entry::from_bits(word)),
+    }
+}
+
 /// Whether `words` are leaves of pages in a row with the same rights, aligned to all of them. Each
 /// maps `1 << order` pages; their count is a power of two.
 pub(super) fn is_run(words: &[Cell], order: u32) -> bool {

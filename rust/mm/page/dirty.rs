@@ -42,13 +42,23 @@ impl DirtyBatch {
             // SAFETY: By the function's requirements.
             return unsafe { bindings::rust_hmm_mark_dirty(pfn, count) };
         }
-        if self.len == Self::ROOM {
+        if !self.put(pfn) {
             self.mark();
+            self.put(pfn);
         }
-        if let Some(place) = self.pfns.get_mut(self.len) {
-            place.write(pfn);
-            // INVARIANT: One more is initialized. OVERFLOW: At most the length of the array.
-            self.len = self.len.wrapping_add(1);
+    }
+
+    /// Adds `pfn`, if there is room.
+    #[inline(always)]
+    fn put(&mut self, pfn: usize) -> bool {
+        match self.pfns.get_mut(self.len) {
+            Some(place) => {
+                place.write(pfn);
+                // INVARIANT: One more is initialized. OVERFLOW: At most the length of the array.
+                self.len = self.len.wrapping_add(1);
+                true
+            }
+            None => false,
         }
     }
 

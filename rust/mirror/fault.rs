@@ -122,6 +122,12 @@ pub(super) enum What {
     There(Present),
 }
 
+/// Calls `f`, which is not inlined: what is rare in a loop for each page needs no registers there.
+#[inline(never)]
+fn out_of_line<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
 impl What {
     fn access(self) -> Access {
         match self {
@@ -383,17 +389,15 @@ impl<D: Device> Inner<D> {
         }
         let has_tiles = memory.is_some_and(Memory::shares_owner);
         let first = memory.map_or(0, Memory::first_number);
-        let (state, range, pfns) = valid.parts();
-        let mut pfns = pfns.peekable();
+        let page = valid.first().unwrap_or_default();
+        let (state, range, mut pfns) = valid.parts();
         let State {
             table,
             transactions,
             ..
         } = state;
-        let whole = pfns
-            .peek()
-            .and_then(|pfn| Self::whole_block(range, *pfn, access))
-            .filter(|block| !transactions.overlap(*block));
+        let whole =
+            Self::whole_block(range, page, access).filter(|block| !transactions.overlap(*block));
         let range = whole.unwrap_or(range);
         let migrating = transactions.overlap(range);
 
@@ -402,39 +406,46 @@ impl<D: Device> Inner<D> {
         let mut held = false;
         let mut unreached = None;
         let mut installed = 0u64;
+        let is_write = access == Access::Write;
+        // Most pages of the system become entries without a look elsewhere.
+        let own_only = what == What::There(Present::Own);
+        let is_plain = !own_only && !has_tiles;
         let mut unwritten = None;
         let (result, flush) = self.change(table, None, |table, batch| {
             let result = table.install(range, spares, batch, |addr, entry| {
                 let pfn = match whole {
-                    Some(_) => pfns.peek().map(|pfn| pfn.of_page(addr >> PAGE_SHIFT)),
-                    None => pfns.next(),
+                    Some(_) => page.of_page(addr >> PAGE_SHIFT),
+                    None => pfns.next().unwrap_or_default(),
                 };
-                let Some(pfn) = pfn.filter(|pfn| pfn.is_valid()) else {
+                if !pfn.is_valid() {
                     return;
-                };
-                if access == Access::Write && !pfn.is_writable() {
+                }
+                if is_write && !pfn.is_writable() {
                     read_only = read_only.or(Some(addr));
                     return;
                 }
-                if migrating && transactions.holds(addr) {
-                    held |= access == Access::Write || !entry.is_valid();
+                if migrating && out_of_line(|| transactions.holds(addr)) {
+                    held |= is_write || !entry.is_valid();
                     return;
                 }
                 let local = memory.and_then(|memory| memory.lookup(pfn.pfn()));
                 let new = match local {
-                    None if what == What::There(Present::Own) => return,
-                    None if has_tiles => match self.elsewhere(addr, pfn, reach, &mut unreached) {
-                        Some(new) => new,
-                        None => return,
-                    },
+                    None if is_plain => Entry::system(pfn.pfn(), pfn.is_writable()),
                     Some(local) => Entry::device(first + local, pfn.is_writable()),
-                    None => Entry::system(pfn.pfn(), pfn.is_writable()),
+                    None if own_only => return,
+                    None => {
+                        match out_of_line(|| self.elsewhere(addr, pfn, reach, &mut unreached)) {
+                            Some(new) => new,
+                            None => return,
+                        }
+                    }
                 };
                 if *entry != new {
                     *entry = new;
-                    installed += 1;
+                    // OVERFLOW: The range has at most 512 pages.
+                    installed = installed.wrapping_add(1);
                     if let (Some(memory), Some(local)) = (memory, local) {
-                        memory.touch_page(local);
+                        out_of_line(|| memory.touch_page(local));
                     }
                 }
             });

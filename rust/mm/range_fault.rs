@@ -101,6 +101,8 @@ impl HmmPfn {
     /// from the start of that page on (`hmm_vma_handle_absent_pmd()`, 7.2 and 7.3). `first` is what
     /// it said of the first page of the range, which lies in the same huge page, `page` the number
     /// of the virtual page. Huge pages are aligned in both, so that this is right for all of them.
+    // Not inlined into loops over small pages.
+    #[inline(never)]
     const fn in_huge_page(self, first: usize, page: usize) -> Self {
         if !self.is_valid() || self.map_order() != PMD_ORDER {
             return self;
@@ -382,16 +384,27 @@ pub struct Validated<'a, T> {
 }
 
 impl<T: Unpin> Validated<'_, T> {
+    /// The first page.
+    pub(crate) fn first(&self) -> Option<HmmPfn> {
+        let first = HmmPfn(*self.pfns.first()?);
+        Some(first.of_page(self.range.start() >> PAGE_SHIFT))
+    }
+
     /// What the lock protects, with the address and the page of each entry.
     pub fn parts(&mut self) -> (&mut T, PageRange, impl Iterator<Item = HmmPfn> + '_) {
-        let first = self.pfns.first().map_or(0, |raw| HmmPfn(*raw).pfn());
-        let start = self.range.start() >> PAGE_SHIFT;
-        let pfns = self.pfns.iter().enumerate();
-        (
-            &mut *self.guard,
-            self.range,
-            pfns.map(move |(index, raw)| HmmPfn(*raw).in_huge_page(first, start + index)),
-        )
+        let first = self.pfns.first().map_or(HmmPfn(0), |raw| HmmPfn(*raw));
+        // All of the range is within 2 MiB: if the first page is one of a huge page, all are.
+        let is_huge = first.map_order() == PMD_ORDER;
+        let mut next = self.range.start() >> PAGE_SHIFT;
+        let pfns = self.pfns.iter().map(move |raw| {
+            let page = next;
+            next = next.wrapping_add(1);
+            match is_huge {
+                true => HmmPfn(*raw).in_huge_page(first.pfn(), page),
+                false => HmmPfn(*raw),
+            }
+        });
+        (&mut *self.guard, self.range, pfns)
     }
 }
 

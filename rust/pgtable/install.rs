@@ -114,22 +114,30 @@ impl<F: Format> Table<F> {
             Slot::Table(child) => self.pool.page(&guard, child),
             _ => None,
         };
-        let mut changes = 0;
-        for (index, entry) in part.iter_mut().enumerate() {
-            let before = match (&below, old) {
-                (Some(page), _) => match tree::decode(page.load(first + index)) {
-                    Slot::Leaf(entry) => entry,
-                    _ => Entry::NONE,
-                },
-                (None, Slot::Leaf(huge)) => huge.plus(first + index),
-                _ => Entry::NONE,
+        let mut changed = false;
+        let cells = below.as_ref().map_or(&[][..], |page| page.cells(first));
+        let mut cells = cells.iter();
+        let mut huge = match old {
+            Slot::Leaf(huge) => huge.plus(first),
+            _ => Entry::NONE,
+        };
+        let mut next = range.start();
+        for entry in part.iter_mut() {
+            let before = match cells.next() {
+                Some(cell) => tree::entry(tree::load(cell)).unwrap_or(Entry::NONE),
+                None => {
+                    let before = huge;
+                    huge = huge.plus(1);
+                    before
+                }
             };
-            let addr = range.address(index);
+            let addr = next;
+            next = next.wrapping_add(PAGE_SIZE);
             let before = dma.seen(addr, before);
             *entry = before;
-            f(range.address(index), entry);
+            f(addr, entry);
             if *entry != before {
-                changes += 1;
+                changed = true;
                 // Of a DMA address only mapping tells.
                 let is_known = !F::DMA || entry.is_device();
                 if entry.is_valid() && is_known && !F::can_hold(self.pool.seen_by_device(*entry)) {
@@ -137,7 +145,7 @@ impl<F: Format> Table<F> {
                 }
             }
         }
-        if changes == 0 {
+        if !changed {
             return Ok(());
         }
 
@@ -190,17 +198,16 @@ impl<F: Format> Table<F> {
         let page = self.pool.page(&guard, child).ok_or(EINVAL)?;
         let before = page.used();
         let mut used = before;
-        let cells = page.cells(first).iter().take(range.pages());
-        let new = scratch.get(first..).unwrap_or_default();
-        for (index, (cell, new)) in cells.zip(new).enumerate() {
-            let raw = match tree::decode(tree::load(cell)) {
-                Slot::Leaf(entry) => entry,
-                _ => Entry::NONE,
-            };
+        let new = scratch.get(first..first + range.pages());
+        let mut next = range.start();
+        for (cell, new) in page.cells(first).iter().zip(new.unwrap_or_default()) {
+            let addr = next;
+            next = next.wrapping_add(PAGE_SIZE);
+            let raw = tree::entry(tree::load(cell)).unwrap_or(Entry::NONE);
             let (old, new) = match F::DMA {
                 false => (raw, *new),
                 true => {
-                    let span = PageRange::from_pages(range.address(index), 1)?;
+                    let span = PageRange::from_pages(addr, 1)?;
                     let old = dma.seen(span.start(), raw);
                     if old == *new {
                         continue;
@@ -219,7 +226,7 @@ impl<F: Format> Table<F> {
             }
             if old.is_valid() {
                 used -= 1;
-                batch.record(PageRange::from_pages(range.address(index), 1)?, old, new);
+                batch.record(PageRange::from_pages(addr, 1)?, old, new);
             }
             if new.is_valid() {
                 used += 1;

@@ -74,11 +74,17 @@ impl<D: Device> Mirror<D> {
 
 impl<D: Device> Inner<D> {
     /// The pfn, or the device range, that a valid `entry` names.
-    #[inline]
+    #[inline(always)]
     fn resolve(&self, entry: Entry) -> Option<core::result::Result<usize, DeviceRange>> {
-        if !entry.is_device() {
-            return Some(Ok(entry.number()));
+        match entry.is_device() {
+            false => Some(Ok(entry.number())),
+            true => self.resolve_device(entry),
         }
+    }
+
+    /// The same of the device's own memory.
+    #[inline(never)]
+    fn resolve_device(&self, entry: Entry) -> Option<core::result::Result<usize, DeviceRange>> {
         let (memory, local) = self.page_of(entry.number())?;
         memory.touch_page(local);
         match memory.kind() {
@@ -136,10 +142,7 @@ impl<D: Device> TableGuard<'_, D> {
     /// The entry for the page at `addr`.
     #[inline]
     fn entry(&self, addr: usize) -> Entry {
-        let mut near = self.near.get();
-        let entry = self.guard.table.get_near(addr, &mut near);
-        self.near.set(near);
-        entry
+        self.guard.table.get_near(addr, &self.near)
     }
 
     /// Where the page at `addr` is, if the device may read it.

@@ -79,6 +79,11 @@ impl<'a> CpuPages<'a> {
         if offset.checked_add(len).ok_or(EINVAL)? > self.bytes() {
             return Err(EINVAL);
         }
+        // Most are within one page.
+        if offset == 0 && len <= PAGE_SIZE {
+            f(self.first, 0, 0..len);
+            return Ok(());
+        }
         let mut done = 0;
         while done < len {
             // OVERFLOW: below `bytes()`.

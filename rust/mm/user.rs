@@ -27,6 +27,7 @@ pub struct UserSpan {
 
 impl UserSpan {
     /// `len` bytes from `addr` on.
+    #[inline]
     pub fn new(addr: usize, len: usize) -> Self {
         Self { addr, len }
     }
@@ -46,6 +47,7 @@ impl UserSpan {
     /// # Errors
     ///
     /// `EINVAL` if that goes beyond the end.
+    #[inline]
     pub fn part(&self, at: usize, len: usize) -> Result<Self> {
         if at.checked_add(len).ok_or(EINVAL)? > self.len {
             return Err(EINVAL);

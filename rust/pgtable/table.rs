@@ -20,6 +20,7 @@ use crate::mm::{
     shrinker::{owner::Owner, Shrink},
     table_memory::TableMemory, //
 };
+use core::cell::Cell;
 use kernel::{
     page::{PAGE_SHIFT, PAGE_SIZE},
     prelude::*,
@@ -247,8 +248,8 @@ impl<F: Format> Table<F> {
 
     /// As [`Self::get`], after other looks of the same hold of the table lock, which have left
     /// `near`.
-    #[inline]
-    pub(crate) fn get_near(&self, addr: usize, near: &mut Near) -> Entry {
+    #[inline(always)]
+    pub(crate) fn get_near(&self, addr: usize, near: &Cell<Near>) -> Entry {
         let leaf = self.pool.walk_near(self.root, addr, near);
         let leaf = self.translate(addr, leaf);
         leaf.map_or(Entry::NONE, |leaf| leaf.entry)

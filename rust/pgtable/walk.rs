@@ -9,6 +9,7 @@ use super::{
     table::slot_of,
     tree::{self, Slot},
 };
+use core::cell::Cell;
 use kernel::{page::PAGE_SHIFT, sync::rcu};
 
 /// The table in which a walk has ended. It is there as long as the table lock is held, and so are
@@ -20,6 +21,8 @@ pub(crate) struct Near {
     index: u32,
     /// Bits below those that it translates.
     shift: u32,
+    /// These and those that it translates.
+    above: u32,
 }
 
 impl Near {
@@ -28,6 +31,7 @@ impl Near {
         block: usize::MAX,
         index: 0,
         shift: 0,
+        above: 0,
     };
 }
 
@@ -53,29 +57,38 @@ impl<F: Format> Pool<F> {
 
     /// As [`Self::walk`], after other walks of the same hold of the table lock, which have left
     /// `near`.
-    #[inline]
-    pub(super) fn walk_near(&self, root: u32, addr: usize, near: &mut Near) -> Option<Leaf> {
+    #[inline(always)]
+    pub(super) fn walk_near(&self, root: u32, addr: usize, near: &Cell<Near>) -> Option<Leaf> {
         let Near {
             block,
             index,
             shift,
-        } = *near;
-        if addr >> (shift + F::BITS) == block {
-            let slot = addr >> shift & (fan::<F>() - 1);
+            above,
+        } = near.get();
+        if addr.wrapping_shr(above) == block {
+            let slot = addr.wrapping_shr(shift) & (fan::<F>() - 1);
             match tree::decode(self.load(&rcu::read_lock(), index, slot)) {
                 Slot::Leaf(first) => return Some(part(first, shift, addr)),
                 Slot::Empty => return None,
                 Slot::Table(_) => {}
             }
         }
+        self.walk_far(root, addr, near)
+    }
+
+    // Not in the way of the others.
+    #[inline(never)]
+    fn walk_far(&self, root: u32, addr: usize, near: &Cell<Near>) -> Option<Leaf> {
         let (leaf, index) = self.walk(root, addr);
         if let Some(leaf) = leaf {
             let shift = leaf.order + PAGE_SHIFT as u32;
-            *near = Near {
-                block: addr >> (shift + F::BITS),
+            let above = shift + F::BITS;
+            near.set(Near {
+                block: addr >> above,
                 index,
                 shift,
-            };
+                above,
+            });
         }
         leaf
     }
@@ -84,8 +97,9 @@ impl<F: Format> Pool<F> {
 /// What a leaf that begins with `first`, and covers `1 << shift` bytes, says of the page at `addr`.
 #[inline]
 fn part(first: Entry, shift: u32, addr: usize) -> Leaf {
+    let within = addr & !usize::MAX.wrapping_shl(shift);
     Leaf {
-        entry: first.plus((addr & ((1 << shift) - 1)) >> PAGE_SHIFT),
-        order: shift - PAGE_SHIFT as u32,
+        entry: first.plus(within >> PAGE_SHIFT),
+        order: shift.wrapping_sub(PAGE_SHIFT as u32),
     }
 }

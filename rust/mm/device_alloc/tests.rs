@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The allocator of one piece, against a plain model.
+//! KUnit tests: the allocator of one piece, compared with a simple model.
 
 use super::*;
 
-/// A plain model: the state of each page.
+/// State of a page in the model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Page {
     Free,
@@ -20,7 +20,7 @@ fn next(random: &mut u64) -> usize {
     (*random >> 16) as usize
 }
 
-/// A map of `pages` pages that are free.
+/// Creates a map of `pages` free pages.
 fn free_map(pages: usize) -> Result<FreeMap> {
     let map = FreeMap::new(pages)?;
     assert_eq!((map.take(0), map.withdrawn()), (None, pages));
@@ -81,7 +81,7 @@ mod suite {
                 assert!(!core::mem::replace(slot, true));
             }
             assert_eq!((map.take(0), map.used()), (None, 2 * PMD_PAGES));
-            // Every other one goes: nothing larger than it fits then.
+            // Free every other folio: no larger order can be allocated then.
             for index in (0..count).step_by(2) {
                 map.give_back(index * pages, pages);
             }
@@ -100,7 +100,7 @@ mod suite {
     #[test]
     fn small_folios_fill_blocks_that_are_begun() -> Result {
         let map = free_map(4 * PMD_PAGES)?;
-        // Block 2 is nearly full, block 1 has some, 0 and 3 none.
+        // Block 2 is nearly full, block 1 has some pages in use, blocks 0 and 3 have none.
         assert!(map.take_at(PMD_PAGES, 4));
         for order in 0..PMD_ORDER {
             assert!(map.take_at(2 * PMD_PAGES + (1 << order), order));
@@ -108,7 +108,7 @@ mod suite {
         assert!(!map.take_at(PMD_PAGES, 4) && !map.take_at(PMD_PAGES + 1, 1));
         map.block.store(2, Relaxed);
         assert_eq!(map.take(0), Some(2 * PMD_PAGES));
-        // It is full now: the next one goes where some are.
+        // Block 2 is full now, so that the next page comes from a block with pages in use.
         assert_eq!(map.take(0), Some(PMD_PAGES + 16));
         assert_eq!(map.take(8), Some(PMD_PAGES + 256));
         assert_eq!(map.take(8), Some(0));
@@ -121,11 +121,11 @@ mod suite {
         let map = free_map(2 * PMD_PAGES)?;
         assert_eq!(map.take(PMD_ORDER), Some(PMD_PAGES));
         assert_eq!(map.withdraw(0, 10), 0);
-        // Of these three pages one is in use.
+        // One of these three pages is in use.
         assert_eq!(map.withdraw(PMD_PAGES - 2, 3), 1);
         assert_eq!((map.withdrawn(), map.used()), (12, PMD_PAGES));
         assert_eq!(map.take(0), Some(10));
-        // When the one in use is given back, it is not free.
+        // The withdrawn page does not become free when it is given back.
         map.give_back(PMD_PAGES, PMD_PAGES);
         assert_eq!(
             (map.withdraw(PMD_PAGES - 2, 3), map.has_block()),

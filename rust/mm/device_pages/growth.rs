@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Adding and removing pieces of device memory, and which of them have room or are idle.
+//! Adds and removes chunks (pieces) of device memory, and maintains the hints which of them have
+//! free folios or are idle.
 
 use super::{
     hints::Class,
@@ -26,13 +27,19 @@ use kernel::{
 };
 
 impl<T: DevicePageOps> DevicePages<T> {
-    /// Makes room for `pages` more pages, as far as the limit allows.
+    /// Adds pieces until at least `pages` pages are free, or the limit of the memory is reached.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if no more memory could be added at all and none is free; `EBUSY` if coherent memory is
-    /// system memory or another driver's, or the kernel once ran out of memory while it added it. Context: may sleep and
-    /// takes memory hot-plug locks: neither the mmap lock nor a folio lock may be held.
+    /// * `ENOMEM`: memory or addresses for a piece could not be allocated, or the limit is reached
+    ///   and no page is free.
+    /// * `EBUSY`: the addresses of coherent memory are system memory or belong to another driver,
+    ///   or an earlier attempt to add them ran out of memory halfway.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Takes memory hot-plug locks, so that neither the mmap lock nor a folio lock may
+    /// be held.
     pub fn grow(&self, pages: usize) -> Result {
         if fails(Point::Grow) {
             return Err(ENOMEM);
@@ -44,7 +51,8 @@ impl<T: DevicePageOps> DevicePages<T> {
                 continue;
             }
             let Some(piece) = self.make(self.pieces.made())? else {
-                // Under the mutex: without, a piece that is just removed looks like one in use.
+                // Compare under the mutex: a piece that is being removed concurrently has no free
+                // pages, and would look like one that is in use.
                 return match self.used() < self.total() {
                     true => Ok(()),
                     false => Err(ENOMEM),
@@ -55,11 +63,16 @@ impl<T: DevicePageOps> DevicePages<T> {
         Ok(())
     }
 
-    /// Adds all pieces up to device page `end`.
+    /// Adds all missing pieces below device page `end`.
     ///
     /// # Errors
     ///
-    /// As [`Self::grow`]; `EINVAL` if there cannot be so many. Context: as there.
+    /// * `EINVAL`: `end` is beyond the limit of the memory.
+    /// * `ENOMEM`, `EBUSY`: see [`Self::grow`].
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::grow`].
     pub fn grow_to(&self, end: usize) -> Result {
         let _adding = self.adding.lock();
         for index in 0..end.div_ceil(PIECE_PAGES) {
@@ -74,8 +87,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         Ok(())
     }
 
-    /// Makes piece `index`, the next one, without frames; `None` if there cannot be one. The mutex
-    /// is held.
+    /// Creates piece `index` without page frames. It must be the next one. Returns `None` if the
+    /// limit is reached. The caller holds the mutex `adding`.
     fn make(&self, index: usize) -> Result<Option<&Piece<T>>> {
         let first = index.saturating_mul(PIECE_PAGES);
         if first >= self.max_pages {
@@ -88,7 +101,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         Ok(Some(piece))
     }
 
-    /// Adds the frames of `piece`. The mutex is held.
+    /// Adds the page frames of `piece`. The caller holds the mutex `adding`.
     fn add(&self, piece: &Piece<T>) -> Result {
         let index = piece.index;
         let pages = DeviceRange {
@@ -99,12 +112,13 @@ impl<T: DevicePageOps> DevicePages<T> {
         let kind = match self.kind {
             Kind::Private => Kind::Private,
             Kind::Coherent { start } => Kind::Coherent {
-                // CAST: Within the physical addresses, as `new` has seen.
+                // CAST: `new` checked that all of the memory lies within the physical address
+                // space.
                 start: start + index as u64 * PIECE_BYTES,
             },
         };
         piece.add(self.owner(), kind, &self.lowest, &|base| {
-            // CAST: Widens it.
+            // CAST: `usize` has at most 64 bits.
             let number = NonZeroU64::new(index as u64 + 1);
             self.frames
                 .store(base..=base + (PIECE_PAGES - 1), number, Wait::Yes)
@@ -116,7 +130,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         Ok(())
     }
 
-    /// Notes that `piece` has room again, because of page `page` or of all pages.
+    /// Sets the hints of `piece` after pages were freed: page `page`, or any number of pages if
+    /// `None`.
     #[inline]
     pub(super) fn note_room(&self, piece: &Piece<T>, page: Option<usize>) {
         if piece.lacks_room() {
@@ -124,7 +139,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         }
     }
 
-    // Not inlined: pages are freed more often.
+    // Not inlined to keep `note_room` small: most frees change no hint.
     #[inline(never)]
     fn set_room(&self, piece: &Piece<T>, gained: u64) {
         for order in (0..=PMD_ORDER).filter(|order| gained >> order & 1 != 0) {
@@ -132,14 +147,15 @@ impl<T: DevicePageOps> DevicePages<T> {
         }
     }
 
-    /// The pieces without a page in use, of those that are there.
+    /// Iterates over present pieces of which no page is in use. Clears stale hints on the way.
     fn idle(&self) -> impl Iterator<Item = &Piece<T>> {
         self.hinted(Class::Idle).filter(|piece| {
             if piece.free.used() == 0 {
                 return piece.is_there();
             }
             self.hints.clear(Class::Idle, piece.index);
-            // The last page may have been given back meanwhile.
+            // Recheck: the last page may have been freed after the first check and before the hint
+            // was cleared. That free found the hint still set.
             if piece.free.used() == 0 {
                 self.hints.set(Class::Idle, piece.index);
             }
@@ -147,16 +163,19 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// Pieces that are there, and of these those without a page in use.
+    /// Returns the number of present pieces, and how many of them have no page in use.
     pub fn pieces_idle(&self) -> (usize, usize) {
         let there = self.there.load(Relaxed).div_ceil(PIECE_PAGES);
         (there, self.idle().count())
     }
 
-    /// Gives up to `count` pieces back of which no page is in use, with what the kernel keeps for them:
-    /// [`PIECE_OVERHEAD`](super::PIECE_OVERHEAD) bytes each. Returns how many. They come again when they are needed.
+    /// Removes up to `count` pieces of which no page is in use. Returns how many were removed. This
+    /// frees [`PIECE_OVERHEAD`](super::PIECE_OVERHEAD) bytes of kernel memory each. [`Self::grow`]
+    /// adds the pieces again when they are needed.
     ///
-    /// Context: as [`Self::grow`].
+    /// # Context
+    ///
+    /// As for [`Self::grow`].
     pub fn shrink(&self, count: usize) -> usize {
         let _adding = self.adding.lock();
         let removed = self.idle().filter(|piece| {

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which pieces of device memory may have what is looked for, so that no search looks at all
-//! pieces.
+//! Bitmaps of the pieces of device memory that are candidates for a search, so that a search does
+//! not visit all pieces.
 //!
-//! For each [`Class`] a bit per piece, and three levels above: a bit says that one of a word of the
-//! level below may be set. So a search of any memory reads a word of each level, as often as no bit
-//! is stale. Bits are hints: one that is set may be stale, and whoever finds it so clears it, and
-//! looks once more. One that is clear is not, but for a moment in which a search finds a word empty
-//! that is being set. Bits are atomic and are changed in any context.
+//! There is one bit per piece for each [`Class`], and three summary levels above. A summary bit
+//! says that a bit of one word of the level below may be set. Without stale bits, a search reads
+//! one word of each level, whatever the size of the memory.
+//!
+//! Bits are hints. A set bit may be stale: the caller that finds it stale clears it and checks the
+//! piece once more. A clear bit is not stale, except while a concurrent search clears a summary bit
+//! whose word is being set; that search then sets the summary bit again. All accesses are atomic,
+//! and bits are changed in any context.
 
 use super::super::{
     addr::PMD_ORDER,
@@ -22,24 +25,24 @@ const BITS: usize = u64::BITS as usize;
 /// Levels of bits. The last one has a single word.
 const LEVELS: usize = 4;
 
-/// Most pieces that can have bits.
+/// Maximum number of pieces for which there are bits.
 pub(super) const MOST: usize = 1 << (BITS.trailing_zeros() as usize * LEVELS);
 
-/// Pieces whose bits are allocated at once: 1 TiB of memory.
+/// Number of pieces whose bits are allocated together (1 TiB of memory).
 const GROUP: usize = BITS * BITS;
 
 const CLASSES: usize = PMD_ORDER as usize + 4;
 
-/// What pieces are looked for.
+/// Property of the pieces that a search looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// Those that have a free folio of this order, 0 to 9.
+    /// Has a free folio of this order, 0 to 9.
     Room(u32),
-    /// Those without a page in use.
+    /// Has no page in use.
     Idle,
-    /// Those without frames.
+    /// Has no page frames.
     Absent,
-    /// Those with pages that were taken out of use.
+    /// Has pages that were withdrawn (taken out of use).
     Withdrawn,
 }
 
@@ -54,14 +57,14 @@ impl Class {
     }
 }
 
-/// A word for each class.
+/// One word for each class.
 type Words = [Atomic<u64>; CLASSES];
 
 fn empty() -> Words {
     [const { Atomic::new(0) }; CLASSES]
 }
 
-/// Words that are clear.
+/// Allocates `count` groups of words, all zero.
 fn words(count: usize) -> Result<KVVec<Words>> {
     let mut words = KVVec::with_capacity(count, GFP_KERNEL)?;
     for _ in 0..count {
@@ -85,8 +88,16 @@ pub(super) struct Hints {
 }
 
 impl Hints {
-    /// For `pieces` pieces; all bits are clear. Context: may sleep. `ENOMEM`; `EINVAL` if they are
-    /// more than [`MOST`].
+    /// Creates the bits of `pieces` pieces, all clear.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: memory allocation failed.
+    /// * `EINVAL`: `pieces` is larger than [`MOST`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn new(pieces: usize) -> Result<Self> {
         if pieces > MOST {
             return Err(EINVAL);
@@ -103,8 +114,17 @@ impl Hints {
         })
     }
 
-    /// Allocates the bits of `piece`, without which it cannot have any. Context: may sleep.
-    /// `ENOMEM`.
+    /// Allocates the bits of `piece`. Must be called before any of its bits is set; `set` has no
+    /// effect on a piece without bits.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: memory allocation failed.
+    /// * `EINVAL`: `piece` is beyond the last one.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn prepare(&self, piece: usize) -> Result {
         let place = self.groups.get(piece / GROUP).ok_or(EINVAL)?;
         if place.get().is_none() {
@@ -117,7 +137,7 @@ impl Hints {
         Ok(())
     }
 
-    /// Word `index` of a level, if it was allocated.
+    /// Returns word `index` of `level`, if it was allocated.
     #[inline]
     fn word(&self, class: Class, level: usize, index: usize) -> Option<&Atomic<u64>> {
         let words = match level {
@@ -132,7 +152,8 @@ impl Hints {
         words.get(class.index())
     }
 
-    /// The piece may have what `class` says. Full barriers lie around the change. Context: any.
+    /// Sets the bit of `piece` for `class`, with a full barrier before and after. Callable from any
+    /// context.
     pub(super) fn set(&self, class: Class, piece: usize) {
         if let Some(word) = self.word(class, 0, piece / BITS) {
             set(word, 1 << (piece % BITS));
@@ -140,7 +161,7 @@ impl Hints {
         }
     }
 
-    /// Sets the bits above word `index` of `level` that are not set.
+    /// Sets those summary bits for word `index` of `level` that are clear.
     fn set_above(&self, class: Class, mut level: usize, mut index: usize) {
         while level + 1 < LEVELS {
             let bit = 1 << (index % BITS);
@@ -153,16 +174,18 @@ impl Hints {
         }
     }
 
-    /// The piece has not what `class` says. Whoever is not the only one that changes this looks at
-    /// the piece again after this, and sets the bit if need be. Full barriers lie around the
-    /// change. Context: any.
+    /// Clears the bit of `piece` for `class`, with a full barrier before and after. Callable from
+    /// any context.
+    ///
+    /// If the property may change concurrently, the caller checks the piece again afterwards, and
+    /// sets the bit if the piece has the property after all.
     pub(super) fn clear(&self, class: Class, piece: usize) {
         if let Some(word) = self.word(class, 0, piece / BITS) {
             clear(word, 1 << (piece % BITS));
         }
     }
 
-    /// Clears the bits above word `index` of `level`, in which none is set.
+    /// Clears the summary bits for word `index` of `level`, which was found to be 0.
     fn clear_above(&self, class: Class, mut level: usize, mut index: usize) {
         while level + 1 < LEVELS {
             let bit = 1 << (index % BITS);
@@ -173,7 +196,8 @@ impl Hints {
                 return;
             }
             clear(above, bit);
-            // One that was set meanwhile may have found the bit above set.
+            // Recheck: a concurrent `set()` may have set a bit of the word while it found the
+            // summary bit still set, so that it did not set the summary bit itself.
             let word = self.word(class, level, index);
             if word.is_some_and(|word| load_u64(word) != 0) {
                 self.set_above(class, level, index);
@@ -186,10 +210,11 @@ impl Hints {
         }
     }
 
-    /// The first piece from `from` on that may have what `class` says. Context: any.
+    /// Returns the first piece at or after `from` whose bit for `class` is set. Callable from any
+    /// context.
     pub(super) fn find(&self, class: Class, from: usize) -> Option<usize> {
-        // A bit of `level`: nothing before it is of interest. From the top, so that it costs the
-        // same wherever the piece is.
+        // `at` is the first bit of `level` that is not yet searched. A search of all pieces begins
+        // at the top level, so that its cost does not depend on the position of the piece.
         let (mut level, mut at) = match from {
             0 => (LEVELS - 1, 0),
             _ => (0, from),
@@ -224,7 +249,7 @@ mod tests {
     #[test]
     fn random_bits_agree_with_an_array() -> Result {
         const SITES: usize = 200;
-        // In four words of the third level; some are neighbours.
+        // Pieces in four words of the third level, some of them adjacent.
         let piece = |site: usize| site / 4 * (4 * BITS * GROUP / 50) + site % 4 * 21;
         let hints = Hints::new(4 * BITS * GROUP)?;
         for site in 0..SITES {
@@ -241,7 +266,7 @@ mod tests {
                 false => hints.clear(Class::Idle, piece(site)),
             }
             *model.get_mut(site).ok_or(EINVAL)? = is_set;
-            // Other classes have other bits.
+            // Other classes are not affected.
             let class = Class::Room((random >> 10) as u32 % 2 * 9);
             assert_eq!(hints.find(class, 0), None);
             for from in [site, 0] {

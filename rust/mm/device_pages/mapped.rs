@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Device pages, where they are mapped: to be isolated by who does not know that, and huge ones to become small
-//! ones. The page's reverse mapping says who maps it, and where; that need not be a process that has a mirror.
+//! Isolates and splits device folios by device page number, without knowing which processes map
+//! them. The reverse mapping of a folio yields the processes and addresses, including processes
+//! without a mirror.
 //!
-//! The core can isolate by physical page, too (`migrate_device_range()`). But then nothing keeps the reverse mapping
-//! there: a page that is isolated has no mapping that would, and who unmaps its memory frees it before it is walked to
-//! put the page back. By virtual address the mmap lock keeps it. Besides, by physical page a huge page only gets huge
-//! memory, and nobody may drop it meanwhile (see `migrate/whole.rs`).
+//! The core can also isolate by physical page (`migrate_device_range()`). However, nothing would
+//! then keep the `anon_vma` of an isolated page alive: the page has no mapping, and a concurrent
+//! `munmap()` frees the `anon_vma` before `remove_migration_ptes()` walks it to restore the page.
+//! When pages are isolated by virtual address, the mmap lock keeps the `anon_vma` alive. Besides,
+//! `migrate_device_range()` requires a huge destination for a huge page, and that no mapping of the
+//! huge page is removed during the migration (see `migrate/whole.rs`).
 
 use super::{
     super::{
@@ -30,55 +33,62 @@ use kernel::{
     sync::aref::ARef,
 };
 
-/// Mappings of one folio that are tried. Isolating a folio through one of them unmaps it from all, so that more are
-/// only needed if processes unmap it or hold their mmap lock meanwhile.
+/// Maximum number of mappings of one folio that are tried. Isolating a folio through one mapping
+/// unmaps it from all. More than one is only needed if processes unmap the folio concurrently or
+/// hold their mmap lock.
 const USERS: usize = 16;
 
-/// Most pages that are skipped after one whose mmap lock could not be had.
+/// Maximum number of pages that are skipped after a page whose mmap lock could not be taken.
 const MOST_SKIPPED: usize = 64;
 
-/// For which mmap locks it waits, killably.
+/// Mmap locks that are waited for, killably. The others are only tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MmapLocks {
-    /// For that of the current process. Another one may hold its own as long as it likes: what it maps is left alone then.
+    /// The mmap lock of the current process. Another process may hold its own lock indefinitely, so
+    /// that memory that it maps may be left out.
     Own,
-    /// For all: the memory goes away.
+    /// All mmap locks, because the memory is being removed.
     All,
 }
 
 /// A mapping of a folio.
 struct User {
     mm: ARef<MmWithUserAsync>,
-    /// The first address that mapped a page of the folio.
+    /// First address that maps a page of the folio.
     addr: usize,
 }
 
-/// The mappings of a folio, and its block.
+/// Mappings of a folio, and the page frames of its block.
 struct Users {
     users: [Option<User>; USERS],
-    /// The page frames of the folio's block.
+    /// Page frames of the block that contains the folio.
     frames: Range<usize>,
 }
 
-/// Pages of a block, a bit each.
+/// Set of pages of a block, one bit each.
 type Pages = [usize; PMD_PAGES / usize::BITS as usize];
 
 impl<T: DevicePageOps> DevicePages<T> {
-    /// Whether a huge folio in use begins at device page `number`. It may be freed or split at any time.
+    /// Whether a huge folio that is in use begins at device page `number`. It may be freed or split
+    /// concurrently.
     pub fn is_huge(&self, number: usize) -> bool {
         let Some(looker) = self.look(number) else {
             return false;
         };
         let pfn = looker.frames().start + number % PIECE_PAGES;
-        // SAFETY: The frame is there as long as `looker` is.
+        // SAFETY: `looker` prevents the removal of the page frame.
         let order = unsafe { bindings::rust_hmm_pfn_order(pfn) };
         order == PMD_ORDER && self.used_in_block(number) == PMD_PAGES
     }
 
-    /// Splits the huge folio that begins at device page `number`: whoever maps it then maps small pages, with the
-    /// same contents, of the same memory. Returns whether it is not huge any more.
+    /// Splits the huge folio that begins at device page `number`. Its mappings become mappings of
+    /// small pages of the same memory, with the same contents. Returns true if the folio is not
+    /// huge now.
     ///
-    /// Context: may sleep; calls notifiers, so that no lock which one of them takes can be held.
+    /// # Context
+    ///
+    /// May sleep. Calls MMU notifiers, so that the caller must not hold a lock that one of them
+    /// takes.
     pub fn split(&self, number: usize, locks: MmapLocks, batch: &mut Batch) -> bool {
         let _: Option<()> = self.visit(number, false, locks, batch, |isolated| {
             drop(isolated);
@@ -87,11 +97,15 @@ impl<T: DevicePageOps> DevicePages<T> {
         !self.is_huge(number)
     }
 
-    /// Isolates the huge folio that begins at device page `number`, whole if nobody else maps it, and calls `take`
-    /// with it, or with its pages. `None` if it is not huge, or cannot be had now.
+    /// Isolates the huge folio that begins at device page `number`, and calls `take` with the
+    /// result. The folio is isolated whole if it has only one mapping, otherwise it is split and
+    /// its pages are isolated. Returns `None` if the folio is not huge or cannot be isolated now.
     ///
-    /// Context: may sleep; calls notifiers, so that no lock which one of them takes can be held. `take` is called with
-    /// an mmap lock held, which need not be that of the current task.
+    /// # Context
+    ///
+    /// May sleep. Calls MMU notifiers, so that the caller must not hold a lock that one of them
+    /// takes. `take` is called with an mmap lock held for reading, possibly that of another
+    /// process.
     pub fn isolate_huge<R>(
         &self,
         number: usize,
@@ -105,12 +119,16 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// Isolates the small folios of the block of 512 with device page `first`, as many at once as
-    /// one mapping has side by side, and calls `take` with them. Best effort: one that is locked or
-    /// referenced is left out, and so is one that only a process maps which is ending, or whose
-    /// mmap lock cannot be had. Then the next pages may be left out, too.
+    /// Isolates the small folios of the block of 512 pages that contains device page `first`, and
+    /// calls `take` with each run of pages that one VMA maps contiguously.
     ///
-    /// Context: as [`Self::isolate_huge`].
+    /// Best effort. A folio is left out if it is locked or has extra references, if only an exiting
+    /// process maps it, or if its mmap lock could not be taken. In the last case the following
+    /// pages may be left out, too.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::isolate_huge`].
     pub fn isolate_small(
         &self,
         first: usize,
@@ -146,8 +164,8 @@ impl<T: DevicePageOps> DevicePages<T> {
                     break;
                 }
             }
-            // The next pages are likely to be of the same process. A lookup for each of them would
-            // slow down the caller, which has to find another block.
+            // The next pages probably belong to the same process. Looking up the mappings of each
+            // of them would delay the caller, which has to find another block.
             skip = if is_stalled {
                 MOST_SKIPPED.min(skip * 2)
             } else {
@@ -157,8 +175,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         }
     }
 
-    /// Isolates the page that is mapped at `addr`, with its neighbours among `frames`. Returns whether the page was still
-    /// mapped there.
+    /// Isolates the page that is mapped at `addr` and its neighbours among `frames`, and calls
+    /// `take`. Returns false if `addr` does not map any of `frames` now.
     fn isolate_run(
         &self,
         mmap: &MmapGuard<'_>,
@@ -184,7 +202,7 @@ impl<T: DevicePageOps> DevicePages<T> {
             .is_some_and(|piece| piece.free.is_used(number % PIECE_PAGES))
     }
 
-    /// How its pages are selected for a migration.
+    /// Returns the criteria by which a migration selects pages of this memory.
     pub(crate) fn origin(&self) -> Origin {
         Origin {
             select: match self.kind() {
@@ -196,7 +214,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         }
     }
 
-    /// Isolates the huge folio wherever it is mapped, until `take` has an answer or it is not huge any more.
+    /// Isolates the huge folio through one mapping after the other, until `take` returns `Some` or
+    /// the folio is not huge.
     fn visit<R>(
         &self,
         number: usize,
@@ -210,7 +229,7 @@ impl<T: DevicePageOps> DevicePages<T> {
             if !self.is_huge(number) {
                 break;
             }
-            // On an error the next user is tried.
+            // After an error, try the next mapping.
             let Ok(mmap) = user.lock(locks) else {
                 continue;
             };
@@ -223,7 +242,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         None
     }
 
-    /// Mappings of the folio with device page `number`. `None` if there are no frames.
+    /// Looks up mappings of the folio with device page `number`. Returns `None` if the piece has no
+    /// page frames.
     fn users(&self, number: usize) -> Option<Users> {
         let looker = self.look(number)?;
         let pfn = looker.frames().start + number % PIECE_PAGES;
@@ -233,7 +253,8 @@ impl<T: DevicePageOps> DevicePages<T> {
                 addr: 0,
             }
         }; USERS];
-        // SAFETY: The frame is there as long as `looker` is; there are `USERS` elements that may be written.
+        // SAFETY: `looker` prevents the removal of the page frame, and `raw` has `USERS` elements
+        // that may be written.
         unsafe {
             bindings::rust_hmm_pfn_users(
                 pfn,
@@ -247,10 +268,11 @@ impl<T: DevicePageOps> DevicePages<T> {
         Some(Users {
             users: raw.map(|raw| {
                 let mm = NonNull::new(raw.mm)?.cast::<MmWithUser>();
-                // SAFETY: The helper took a reference to a user of the address space for us. `MmWithUser` is a
-                // transparent wrapper of `struct mm_struct`.
+                // SAFETY: The helper took an `mm_users` reference for us, which `ARef` owns now.
+                // `MmWithUser` is a transparent wrapper of `struct mm_struct`.
                 let mm = unsafe { ARef::from_raw(mm) };
-                // The last user tears the address space down. That may need locks of a task that waits for us.
+                // Use mmput_async(): dropping the last `mm_users` reference runs exit_mmap(), which
+                // may wait for locks held by a task that waits for this eviction.
                 let mm = MmWithUser::into_mmput_async(mm);
                 Some(User { mm, addr: raw.addr })
             }),
@@ -258,7 +280,8 @@ impl<T: DevicePageOps> DevicePages<T> {
         })
     }
 
-    /// Isolates what the mapping at `addr` has of the block `frames`, and calls `take` with it.
+    /// Isolates the pages of the block `frames` that are mapped around `addr`, and calls `take`
+    /// with them.
     fn visit_user<R>(
         &self,
         mmap: &MmapGuard<'_>,
@@ -276,7 +299,7 @@ impl<T: DevicePageOps> DevicePages<T> {
         let block = PageRange::new(block, block.checked_add(PMD_SIZE).ok_or(EINVAL)?)?;
         let range = all.intersect(&block).ok_or(EINVAL)?;
         let isolated = Isolated::new(vma, range, self.origin(), compound, None, batch)?;
-        // It may have been unmapped since, and others mapped.
+        // The folio may have been unmapped since the lookup, and other pages mapped instead.
         let is_here = |entry: Entry| match entry.source {
             Source::Page(pfn) => frames.contains(&pfn),
             Source::Hole => false,
@@ -293,8 +316,8 @@ impl Users {
 }
 
 impl User {
-    /// Takes the mmap lock, for reading only: a task that waits for the folio may hold it for reading until it has
-    /// the folio.
+    /// Takes the mmap lock for reading. A task that waits for the folio may hold it for reading
+    /// until the folio is unlocked, so that taking it for writing would deadlock.
     fn lock(&self, locks: MmapLocks) -> Result<MmapGuard<'_>> {
         let current = current!();
         let is_own = |mm: &MmWithUser| core::ptr::eq(mm.as_raw(), self.mm.as_raw());
@@ -306,12 +329,13 @@ impl User {
 }
 
 impl Vma<'_> {
-    /// The pages around `addr` that map `frames`, at most 512 of them; `None` if `addr` does not. `seen` gets the
-    /// index of each.
+    /// Returns the range around `addr`, at most 512 pages, whose pages all map page frames of
+    /// `frames`; `None` if `addr` maps none of them. Sets the bits of these page frames in `seen`.
     fn run(&self, addr: usize, frames: &Range<usize>, seen: &mut Pages) -> Option<PageRange> {
         let (mut start, mut end) = (0, 0);
         let last = frames.end.min(frames.start + PMD_PAGES);
-        // SAFETY: The mapping is valid and has `addr`, the mmap lock is held, and `seen` has a bit for each frame.
+        // SAFETY: The VMA is valid and contains `addr`, the mmap lock is held, and `seen` has one
+        // bit for each of the at most 512 page frames.
         let found = unsafe {
             bindings::rust_hmm_vma_run(
                 self.as_ptr(),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The owner of device memory: the device, as the kernel and the entries of page tables name it.
+//! Owners of device memory. An owner identifies a device in `dev_pagemap.owner`, and numbers the
+//! pages of its memories for device page table entries.
 
 use super::{super::notifier::Cookie, MAX_PAGES};
 use kernel::{
@@ -11,33 +12,43 @@ use kernel::{
     },
 };
 
-/// The owner of one memory, or of several memories of one device (tiles).
+/// Owner of one device memory, or of several memories of one device (tiles).
 ///
-/// Each memory gets an interval of the owner's numbers. No interval is given twice, so that a
-/// number names one page of one memory for the life of the owner.
+/// Each memory gets an interval of the owner's page numbers when it is created. No interval is
+/// given out twice, so that a number identifies one page of one memory for the lifetime of the
+/// owner.
 pub struct Owner {
-    /// Numbers that were given to memories.
+    /// Number of page numbers given out so far.
     given: Atomic<usize>,
 }
 
 impl Owner {
-    /// An owner without memory. `ENOMEM`. Context: may sleep.
+    /// Creates an owner without memory.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: memory allocation failed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new() -> Result<Arc<Self>> {
         let given = Atomic::new(0);
         Ok(Arc::new(Self { given }, GFP_KERNEL)?)
     }
 
-    /// Its name in the kernel. No other object can have the same name, not even one that encloses
-    /// it: own events are recognised by it.
+    /// Returns the value for `dev_pagemap.owner`. It must differ from that of every other object,
+    /// including an object that encloses this one, because own notifier events are recognised by
+    /// it.
     pub(super) fn name(&self) -> Cookie {
         Cookie::inside(self)
     }
 
-    /// Gives `count` consecutive numbers, of which the first one is returned.
+    /// Gives out `count` consecutive numbers. Returns the first one.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there would be more than [`MAX_PAGES`].
+    /// * `EINVAL`: the owner would have more than [`MAX_PAGES`] pages.
     pub(super) fn give(&self, count: usize) -> Result<usize> {
         let mut given = self.given.load(Relaxed);
         loop {
@@ -59,7 +70,7 @@ mod tests {
         let owner = Owner::new()?;
         assert_eq!((owner.give(512)?, owner.give(1024)?), (0, 512));
         assert_eq!(owner.give(0)?, 1536);
-        // A request that fails takes nothing.
+        // A failed request does not give out numbers.
         for count in [MAX_PAGES, usize::MAX] {
             assert_eq!(owner.give(count).err(), Some(EINVAL));
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One piece of device memory: its page frames, which come and go, and what the kernel calls for them.
+//! Pieces of device memory: the `dev_pagemap` of each, whose page frames are added and removed at
+//! run time, and the callbacks of its pages.
 
 use super::{
     super::{
@@ -29,50 +30,53 @@ use kernel::{
     types::Opaque, //
 };
 
-/// One piece of memory.
+/// One piece of device memory (a chunk: one ZONE_DEVICE region).
 ///
 /// # Invariants
 ///
-/// While `base` is not [`ABSENT`], `pgmap` describes the frames from there on and is mapped. Pages are free
-/// or in use only then; else all are withdrawn. `back` points to the pinned [`DevicePages`] that owns
-/// the piece.
+/// While `base` is not [`ABSENT`], `pgmap` describes the frames from there on and is mapped. Pages
+/// are free or in use only then; else all are withdrawn. `back` points to the pinned
+/// [`DevicePages`] that owns the piece.
 #[pin_data]
 pub(super) struct Piece<T: DevicePageOps> {
     #[pin]
     pgmap: Opaque<bindings::dev_pagemap>,
-    /// First page frame.
+    /// First page frame, or [`ABSENT`].
     base: Atomic<usize>,
     pub(super) index: usize,
     pub(super) free: FreeMap,
-    /// Orders of which a free folio may be there, a bit each: those that the owner's hints have.
+    /// Orders of which a free folio may exist, one bit each. A set bit says that the owner's hint
+    /// is set.
     room: Atomic<u64>,
-    /// Those who look at free pages, which keeps them from being removed.
+    /// Number of [`Looker`]s. The page frames are not removed while it is not 0.
     lookers: Atomic<usize>,
     back: *const DevicePages<T>,
 }
 
-/// Regions that are tried for a piece.
+/// Maximum number of regions that are tried for one piece.
 const REGIONS: usize = 4;
 
-/// A bit for each order.
+/// One bit for each order from 0 to [`PMD_ORDER`].
 const ALL_ORDERS: u64 = (1 << (PMD_ORDER + 1)) - 1;
 
-/// No page frames are there.
+/// Value of `base` while the piece has no page frames.
 const ABSENT: usize = usize::MAX;
 
-// SAFETY: The pointer is to a `Sync` owner that outlives the piece; the rest is `Send + Sync`.
+// SAFETY: `back` points to a `Sync` owner that outlives the piece. All other fields are `Send` and
+// `Sync`, or protected as described below.
 unsafe impl<T: DevicePageOps> Send for Piece<T> {}
-// SAFETY: As above. `pgmap` is only written while no page is there, by who holds the owner's mutex.
+// SAFETY: All fields that change are atomic, except `pgmap`, which is only written under the
+// owner's mutex while the piece has no page frames.
 unsafe impl<T: DevicePageOps> Sync for Piece<T> {}
 
-/// Keeps the frames of a piece from being removed.
+/// Prevents the removal of the page frames of a piece.
 pub(in crate::mm) struct Looker<'a> {
     count: &'a Atomic<usize>,
     frames: Range<usize>,
 }
 
 impl Looker<'_> {
-    /// The frames.
+    /// Returns the page frames of the piece.
     pub(in crate::mm) fn frames(&self) -> Range<usize> {
         self.frames.clone()
     }
@@ -89,12 +93,12 @@ impl<T: DevicePageOps> Piece<T> {
         folio_free: Some(Self::folio_free),
         migrate_to_ram: Some(Self::migrate_to_ram),
         memory_failure: None,
-        // The core's default does what is needed: it copies `pgmap` and `mapping` to the tail.
-        // Free pages are counted one by one, so a split changes nothing for us.
+        // No callback is needed: the core copies `pgmap` and `mapping` to the new folios, and pages
+        // are counted one by one, so that a split does not change the counts.
         folio_split: None,
     };
 
-    /// The piece of number `index`, of which `pages` are used; a multiple of 512. It has no frames yet.
+    /// Creates piece `index` without page frames. `pages` of its pages are used, a multiple of 512.
     pub(super) fn new(
         back: &DevicePages<T>,
         index: usize,
@@ -102,10 +106,10 @@ impl<T: DevicePageOps> Piece<T> {
     ) -> Result<Pin<KBox<Self>>> {
         let free = FreeMap::new(pages)?;
         KBox::pin_init(
-            // INVARIANT: It is absent, and no page is free.
+            // INVARIANT: `base` is `ABSENT`, and all pages are withdrawn in a new `FreeMap`.
             pin_init!(Self {
                 pgmap <- Opaque::ffi_init(|slot: *mut bindings::dev_pagemap| {
-                    // SAFETY: It may be written.
+                    // SAFETY: `slot` is valid for writes.
                     unsafe { slot.write(bindings::dev_pagemap::default()) };
                 }),
                 base: Atomic::new(ABSENT),
@@ -119,18 +123,18 @@ impl<T: DevicePageOps> Piece<T> {
         )
     }
 
-    /// The first page frame, if there are any.
+    /// Returns the first page frame, or `None` if the piece has no page frames.
     pub(super) fn base(&self) -> Option<usize> {
         Some(peek_usize(&self.base)).filter(|base| *base != ABSENT)
     }
 
-    /// Whether there are page frames.
+    /// Whether the piece has page frames.
     pub(super) fn is_there(&self) -> bool {
         peek_usize(&self.base) != ABSENT
     }
 
-    /// Adds the frames, the first of which `lowest` is not above from then on. `note` is called
-    /// with it before there is a free page. The owner's mutex is held.
+    /// Adds the page frames, and lowers `lowest` to the first one if that is smaller. Calls `note`
+    /// with the first page frame before a page becomes free. The caller holds the owner's mutex.
     pub(super) fn add(
         &self,
         owner: Cookie,
@@ -138,8 +142,9 @@ impl<T: DevicePageOps> Piece<T> {
         lowest: &Atomic<usize>,
         note: &dyn Fn(usize) -> Result,
     ) -> Result {
-        // When the kernel cannot add all of a region, what it has added stays, and the region says `EEXIST` from then on.
-        // Such ones are held for as long as this takes, so that the next one is another.
+        // If memremap_pages() fails halfway, the part that was added remains, and later attempts
+        // for this region return EEXIST. Hold such regions until a usable one is found, so that
+        // each request returns a different region.
         let mut spoilt = [const { None::<Region> }; REGIONS];
         for place in &mut spoilt {
             match self.map(Region::request(kind)?, owner, kind, lowest, note) {
@@ -151,7 +156,8 @@ impl<T: DevicePageOps> Piece<T> {
         Err(ENOMEM)
     }
 
-    /// As [`Self::add`], at the addresses `region`; an error gives these back.
+    /// Adds the page frames at the addresses of `region`. Returns the region together with an
+    /// error. See [`Self::add`].
     fn map(
         &self,
         region: Region,
@@ -168,14 +174,14 @@ impl<T: DevicePageOps> Piece<T> {
                 Kind::Private => bindings::memory_type_MEMORY_DEVICE_PRIVATE,
                 Kind::Coherent { .. } => bindings::memory_type_MEMORY_DEVICE_COHERENT,
             },
-            // SAFETY: By the type invariant the owner does not move, and it outlives the piece.
+            // SAFETY: The owner is pinned and outlives the piece, by the type invariant.
             ops: unsafe { (*self.back).ops() },
             owner: owner.as_ptr(),
             nr_range: 1,
             ..Default::default()
         };
-        // SAFETY: `range` is the variant that `nr_range` 1 selects. Nobody uses `pgmap` while there is no
-        // page, and others that want to add some wait for the mutex.
+        // SAFETY: `nr_range` is 1, which selects the variant `range`. `pgmap` is not read while the
+        // piece has no page frames, and the owner's mutex excludes other writers.
         unsafe {
             *map.__bindgen_anon_1.range.as_mut() = bindings::range {
                 start: region.start(),
@@ -190,50 +196,57 @@ impl<T: DevicePageOps> Piece<T> {
         if let Err(error) = mapped {
             return Err((error, region));
         }
-        // CAST: Physical frame numbers fit.
+        // CAST: A page frame number of a physical address fits into `usize`.
         if let Err(error) = note((region.start() >> PAGE_SHIFT) as usize) {
-            // SAFETY: Mapped just now, and no page of it is in use.
+            // SAFETY: `pgmap` was mapped above, and no page of it has become free or in use.
             unsafe { bindings::memunmap_pages(self.pgmap.get()) };
             return Err((error, region));
         }
-        // CAST: As above.
+        // CAST: A page frame number of a physical address fits into `usize`.
         let base = (region.keep() >> PAGE_SHIFT) as usize;
-        // Before: who has one of the pages must find it. Others that add some wait for the mutex.
+        // Update `lowest` before pages become free, because lookups of a page in use rely on it.
+        // The mutex excludes other writers.
         lowest.store(lowest.load(Relaxed).min(base), Relaxed);
-        // INVARIANT: Mapped now, and only then pages become free.
+        // INVARIANT: `pgmap` is mapped. Pages become free only after `base` is set.
         self.base.store(base, Release);
         self.free.restore(0, self.free.len());
         Ok(())
     }
 
-    /// Takes the frames away if no page is in use. The owner's mutex is held. Returns whether they are gone.
+    /// Removes the page frames if no page is in use. The caller holds the owner's mutex. Returns
+    /// whether the page frames were removed.
     pub(super) fn remove_idle(&self) -> bool {
-        // Pages that somebody has taken out of use must stay so.
+        // Withdrawn pages must stay withdrawn, and adding the page frames again would make them
+        // free.
         if !self.is_there() || self.free.withdrawn() != 0 {
             return false;
         }
-        // From here on nobody takes one.
+        // No page can be allocated after this.
         if self.free.withdraw(0, self.free.len()) != 0 {
             self.free.restore(0, self.free.len());
             return false;
         }
-        // A looker increments the count before it loads `base`, so that one of the two sees the
-        // other. Acquire: accesses of lookers that are done precede the removal of the frames.
+        // Full barrier: look() increments `lookers` before it loads `base`, so that either it sees
+        // `ABSENT` or the load below sees the increment. Acquire pairs with the decrement: accesses
+        // of past lookers precede the removal of the page frames.
         let base = self.base.xchg(ABSENT, Full);
         if self.lookers.load(Acquire) != 0 {
             self.base.store(base, Release);
             self.free.restore(0, self.free.len());
             return false;
         }
-        // SAFETY: All pages are free and stay so; nobody looks at them.
+        // SAFETY: All pages are withdrawn, so that none is in use or can be allocated, and there is
+        // no looker.
         unsafe { self.unmap_from(base) };
         true
     }
 
-    /// Keeps the frames from being removed; `None` if there are none.
+    /// Prevents the removal of the page frames while the result exists. Returns `None` if the piece
+    /// has none.
     pub(super) fn look(&self) -> Option<Looker<'_>> {
         self.lookers.fetch_add(1, Full);
-        // INVARIANT: Counted; dropped if there are none.
+        // INVARIANT: `lookers` was incremented above. Dropping `looker` decrements it on every
+        // path.
         let mut looker = Looker {
             count: &self.lookers,
             frames: 0..0,
@@ -246,29 +259,31 @@ impl<T: DevicePageOps> Piece<T> {
         Some(looker)
     }
 
-    /// Waits until all pages are free and takes the memory away.
+    /// Waits until all pages are free, and removes the page frames.
     ///
     /// # Safety
     ///
-    /// The frames must be there, and nobody but those who have a page may use them any more.
+    /// The piece must have page frames. Only holders of a page may use them from now on.
     pub(super) unsafe fn unmap(&self) {
         let base = self.base.load(Relaxed);
-        // SAFETY: By the function's requirements. `base` stays until all pages are free: `folio_free` needs it to find
-        // the number of a page.
+        // SAFETY: The piece has page frames, which only holders of a page use, by the function's
+        // requirements. `base` remains set until all pages are free, because `folio_free` computes
+        // the number of a page from it.
         unsafe { self.unmap_from(base) };
-        // INVARIANT: The owner is about to go.
+        // INVARIANT: No page frames are mapped. All pages are free, and the owner does not allocate
+        // any before it is dropped.
         self.base.store(ABSENT, Release);
     }
 
-    /// As [`Self::unmap`], of the frames from `base` on.
+    /// Removes the page frames from `base` on; see [`Self::unmap`].
     ///
     /// # Safety
     ///
-    /// As there; they were there until `base` was taken.
+    /// As for [`Self::unmap`]. `base` must be the first page frame that the piece had until now.
     unsafe fn unmap_from(&self, base: usize) {
-        // SAFETY: Mapped until now, by the function's requirements.
+        // SAFETY: `pgmap` is mapped, by the function's requirements.
         unsafe { bindings::memunmap_pages(self.pgmap.get()) };
-        // SAFETY: Kept in `map`, and not used any more.
+        // SAFETY: `map` kept the region, and its page frames were removed above.
         unsafe { Region::give_back((base as u64) << PAGE_SHIFT) };
     }
 
@@ -276,19 +291,22 @@ impl<T: DevicePageOps> Piece<T> {
     ///
     /// `pgmap` must be that of a page in use of a piece of this type.
     unsafe fn from_pgmap<'a>(pgmap: *mut bindings::dev_pagemap) -> &'a Self {
-        // SAFETY: It is the field of a live piece, by the function's requirements.
+        // SAFETY: `pgmap` is the field of a live piece of this type, by the function's
+        // requirements.
         unsafe { &*kernel::container_of!(Opaque::cast_from(pgmap), Self, pgmap) }
     }
 
     /// # Safety
     ///
-    /// Called by the core for a folio of a piece of this type, when its last reference is gone.
+    /// Called by the core for a folio of a piece of this type, after its last reference was
+    /// dropped.
     unsafe extern "C" fn folio_free(folio: *mut bindings::folio) {
         let (mut order, mut pgmap) = (0, null_mut());
-        // SAFETY: A free folio, which nobody else takes before it is given back; both may be
-        // written.
+        // SAFETY: The folio has no references and cannot be allocated before `give_back()`, so that
+        // it is ours. `order` and `pgmap` may be written.
         let pfn = unsafe { bindings::rust_hmm_device_folio_reset(folio, &mut order, &mut pgmap) };
-        // SAFETY: By the function's requirements.
+        // SAFETY: `pgmap` is that of a folio of a piece of this type, by the function's
+        // requirements.
         let piece = unsafe { Self::from_pgmap(pgmap) };
         let index = pfn.wrapping_sub(peek_usize(&piece.base));
         // SAFETY: The owner outlives its pieces, by the type invariant.
@@ -300,8 +318,8 @@ impl<T: DevicePageOps> Piece<T> {
                 count: 1 << order,
             },
         );
-        // Now others may have it. The core keeps `pgmap`, and with it the owner, until this
-        // returns.
+        // From here on, the pages can be allocated concurrently. The core holds a reference of
+        // `pgmap`, which keeps the owner alive until this function returns.
         let is_used = piece.free.give_back(index, 1 << order);
         pages.given_back(piece, index, order, is_used);
     }
@@ -310,33 +328,35 @@ impl<T: DevicePageOps> Piece<T> {
     ///
     /// Called by the core for a fault on a page of a piece of this type.
     unsafe extern "C" fn migrate_to_ram(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
-        // SAFETY: By the function's requirements the page is one of a piece of this type.
+        // SAFETY: The page of the fault belongs to a piece of this type and is in use, by the
+        // function's requirements.
         let piece = unsafe {
             let pfn = bindings::rust_hmm_page_to_pfn(bindings::rust_hmm_vmf_page(vmf));
             Self::from_pgmap(bindings::rust_hmm_pfn_pgmap(pfn))
         };
         // SAFETY: The owner outlives its pieces, by the type invariant.
         let pages = unsafe { &*piece.back };
-        // SAFETY: The core calls this with the mmap lock held and the page locked, and the fault is under way until this
-        // returns; what `migrate_to_ram` does with it cannot outlive that.
+        // SAFETY: The core calls this with the mmap lock held and the page locked and referenced.
+        // The fault is handled until this function returns, and `T::migrate_to_ram` cannot keep
+        // `fault` longer because its lifetime is generic.
         let fault = unsafe { CpuFault::from_raw(vmf) };
         match T::migrate_to_ram(pages, fault) {
             Ok(()) => 0,
             Err(FaultError::NoMemory) => bindings::vm_fault_reason_VM_FAULT_OOM,
             Err(FaultError::Lost) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
-            // SAFETY: The fault is still under way, and nothing of it is borrowed any more.
+            // SAFETY: The fault is still being handled, and `fault` was consumed.
             Err(FaultError::Again) => unsafe { bindings::rust_hmm_vmf_retry(vmf) },
         }
     }
 
-    /// Takes a folio of `order`. `hint` changes the owner's hint that there may be one: cleared
-    /// before the last look, and set if that finds one.
+    /// Allocates a folio of `order`. `hint` updates the owner's hint for that order: it is called
+    /// with false before the last attempt, and with true if that attempt succeeds.
     pub(super) fn take(&self, order: u32, hint: impl Fn(bool)) -> Option<usize> {
         if let Some(index) = self.free.take(order) {
             return Some(index);
         }
-        // In this order: whoever gives a page back and finds the bit in `room` set does not set the
-        // hint.
+        // Clear the hint before the bit in `room`: a concurrent free that finds the bit set does
+        // not set the hint.
         hint(false);
         clear(&self.room, 1 << order);
         let index = self.free.take(order)?;
@@ -345,14 +365,14 @@ impl<T: DevicePageOps> Piece<T> {
         Some(index)
     }
 
-    /// Whether there is an order of which no free folio may be there.
+    /// Whether the bit of some order is clear in `room`.
     #[inline]
     pub(super) fn lacks_room(&self) -> bool {
         load_u64(&self.room) != ALL_ORDERS
     }
 
-    /// The orders of which a free folio may be there now, and was not, because of page `index` or
-    /// of all pages; a bit each.
+    /// Sets the bits in `room` for orders of which a free folio may exist now, because page `index`
+    /// was freed, or any pages if `None`. Returns the bits that were clear before.
     #[inline(never)]
     pub(super) fn gains_room(&self, index: Option<usize>) -> u64 {
         let orders = index.map_or(ALL_ORDERS, |index| (2 << self.free.free_order(index)) - 1);
@@ -363,10 +383,11 @@ impl<T: DevicePageOps> Piece<T> {
         gained
     }
 
-    /// The folio at `index`, which was just taken.
+    /// Initializes the folio at `index`, which was just allocated, and returns it locked.
     pub(super) fn folio(&self, index: usize, order: u32) -> LockedFolio {
         let pfn = peek_usize(&self.base) + index;
-        // SAFETY: The frames are of this piece and were free, and now are ours; so they are there.
+        // SAFETY: The pages were just allocated from `free`. A piece whose pages are in use has
+        // page frames, and no other task has a reference to these.
         unsafe {
             bindings::rust_hmm_device_folio_init(pfn, self.pgmap.get(), order);
             LockedFolio::from_raw(pfn, order)

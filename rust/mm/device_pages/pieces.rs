@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The pieces of a device memory by number.
+//! Table of the pieces of a device memory, by number.
 //!
-//! A table of two levels, whose lower one is allocated for [`GROUP`] pieces at a time. So a lookup
-//! costs the same for any size, takes no lock, and is possible in any context. An XArray would have
-//! one level for 16 GiB and three for 16 TiB.
+//! The table has two levels. The lower level is allocated for [`GROUP`] pieces at a time. A lookup
+//! takes no lock, is possible in any context, and costs the same for any size of memory. An XArray
+//! would have one level for 16 GiB and three for 16 TiB.
 
 use super::{
     super::once_box::OnceBox,
@@ -19,7 +19,7 @@ use kernel::{
     },
 };
 
-/// Pieces of one table of the lower level: 128 GiB of memory.
+/// Number of pieces in one table of the lower level (128 GiB of memory).
 const GROUP: usize = 512;
 
 type Group<T> = KVVec<OnceBox<Piece<T>>>;
@@ -31,14 +31,22 @@ type Group<T> = KVVec<OnceBox<Piece<T>>>;
 /// Places are only ever filled, in the order of their numbers.
 pub(super) struct Pieces<T: DevicePageOps> {
     groups: KVVec<OnceBox<Group<T>>>,
-    /// Pieces that were made.
+    /// Number of pieces that were created.
     made: Atomic<usize>,
-    /// Most that there can be.
+    /// Maximum number of pieces.
     most: usize,
 }
 
 impl<T: DevicePageOps> Pieces<T> {
-    /// Places for `most` pieces. Context: may sleep. `ENOMEM`.
+    /// Creates an empty table for at most `most` pieces.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: memory allocation failed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn new(most: usize) -> Result<Self> {
         let count = most.div_ceil(GROUP);
         let mut groups = KVVec::with_capacity(count, GFP_KERNEL)?;
@@ -52,12 +60,12 @@ impl<T: DevicePageOps> Pieces<T> {
         })
     }
 
-    /// Pieces that were made.
+    /// Returns the number of pieces that were created.
     pub(super) fn made(&self) -> usize {
         self.made.load(Acquire)
     }
 
-    /// Piece `index`, if it was made. Context: any.
+    /// Returns piece `index`, if it was created. Callable from any context.
     #[inline]
     pub(super) fn get(&self, index: usize) -> Option<&Piece<T>> {
         self.groups
@@ -67,16 +75,21 @@ impl<T: DevicePageOps> Pieces<T> {
             .get()
     }
 
-    /// All pieces that were made, in the order of their numbers.
+    /// Iterates over the created pieces in the order of their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Piece<T>> + Clone {
         (0..self.made()).map_while(|index| self.get(index))
     }
 
-    /// Puts piece `index` into its place, which is the next one. One task may do this at a time.
+    /// Stores piece `index`, which must be the next one. The caller excludes concurrent calls.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINVAL` if it is not the next one, or one too many. Context: may sleep.
+    /// * `ENOMEM`: memory allocation failed.
+    /// * `EINVAL`: `index` is not the next one, or the table is full.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn put(&self, index: usize, piece: Pin<KBox<Piece<T>>>) -> Result<&Piece<T>> {
         if index != self.made() {
             return Err(EINVAL);
@@ -94,7 +107,8 @@ impl<T: DevicePageOps> Pieces<T> {
             }
         };
         let piece = places.get(index % GROUP).ok_or(EINVAL)?.put(piece);
-        // INVARIANT: The next one. Release: whoever sees the number finds the piece.
+        // INVARIANT: `index` is the next number. Release: pairs with `made()`, so that a reader
+        // that sees the new count finds the piece.
         self.made.store(index + 1, Release);
         Ok(piece)
     }

@@ -1,33 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Physical addresses for a piece of device memory.
+//! Physical address regions for pieces of device memory.
 
 use super::{Kind, PIECE_BYTES};
 use crate::bindings;
 use core::mem::ManuallyDrop;
 use kernel::{error::to_result, prelude::*};
 
-/// A region of [`PIECE_BYTES`] in `/proc/iomem`, given back when dropped.
+/// A region of [`PIECE_BYTES`] in `/proc/iomem`, released when dropped.
 ///
 /// # Invariants
 ///
-/// It was requested, and nobody else gives it back.
+/// The region was requested, and is released only by dropping this.
 pub(super) struct Region {
     start: u64,
 }
 
 impl Region {
-    /// Requests one.
+    /// Requests a region: for private memory any free one, for coherent memory the given one.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`: none is free for private memory, or there is no memory to note it. `EBUSY`: that of coherent
-    /// memory is system memory, or another driver has it. Context: may sleep.
+    /// * `ENOMEM`: no region is free for private memory, or memory allocation failed.
+    /// * `EBUSY`: the region of coherent memory is system memory, or belongs to another driver.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn request(kind: Kind) -> Result<Self> {
         let start = match kind {
             Kind::Private => {
                 let mut start = 0;
-                // SAFETY: The name is static and `start` may be written.
+                // SAFETY: The name is static, and `start` may be written.
                 to_result(unsafe {
                     bindings::rust_hmm_request_free_region(
                         PIECE_BYTES,
@@ -35,7 +39,7 @@ impl Region {
                         &mut start,
                     )
                 })
-                // It says ERANGE when there are no addresses left.
+                // The helper returns ERANGE if no addresses are left.
                 .map_err(|_| ENOMEM)?;
                 start
             }
@@ -47,34 +51,36 @@ impl Region {
                 start
             }
         };
-        // INVARIANT: Just requested.
+        // INVARIANT: The region was requested above.
         Ok(Self { start })
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub(super) fn start(&self) -> u64 {
         self.start
     }
 
-    /// Keeps it until [`Self::give_back`]. Returns the first address.
+    /// Keeps the region requested until [`Self::give_back`] is called. Returns the first address.
     pub(super) fn keep(self) -> u64 {
         ManuallyDrop::new(self).start
     }
 
-    /// Gives the one back that begins at `start`.
+    /// Releases the kept region that begins at `start`.
     ///
     /// # Safety
     ///
-    /// It must have been kept, only once for each call, and nobody may use it any more.
+    /// The region must have been returned by [`Self::keep`], must not have been released since, and
+    /// must not be in use.
     pub(super) unsafe fn give_back(start: u64) {
-        // INVARIANT: By the function's requirements.
+        // INVARIANT: The region is still requested and has no other owner, by the function's
+        // requirements.
         drop(Self { start });
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: Ours, by the type invariant.
+        // SAFETY: The region was requested and not yet released, by the type invariant.
         unsafe { bindings::rust_hmm_release_region(self.start, PIECE_BYTES) };
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Addresses by which devices reach pages.
+//! DMA mappings of pages, and the devices for which they exist.
 //!
 //! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h)
 
@@ -40,36 +40,42 @@ pub(crate) use run::DmaRun;
 pub use run::{Direction, DmaBuffer};
 pub(crate) use window::{Cursor, Owned, Windows};
 
-/// Time between two looks at whether a device is in use.
+/// Interval at which [`DmaDevice::close`] polls the number of calls in progress.
 const PAUSE: Delta = Delta::from_millis(1);
 
-/// Looks before it is reported.
+/// Number of polls after which a call that does not return is reported.
 const LOOKS: usize = 10_000;
 
-/// What has mappings for a device.
+/// An owner of DMA mappings for a device.
 pub(crate) trait Maps: Send + Sync {
-    /// Unmaps everything, because the device is unbound. If the owner of the mappings does so concurrently, waits until
-    /// it has. Returns how many pages the device could still use. Context: may sleep.
+    /// Unmaps everything, because the device is being unbound. If the owner unmaps concurrently,
+    /// waits until that is complete. Returns the number of pages that the device could still access
+    /// until now.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     fn close(&self) -> usize;
 }
 
-/// All that have mappings for a device.
+/// All owners of mappings for a device.
 type Users = RBTree<usize, Arc<dyn Maps>>;
 
-/// The key of `user`.
+/// Returns the key of `user` in [`Users`].
 fn place(user: &Arc<dyn Maps>) -> usize {
     Arc::as_ptr(user).addr()
 }
 
-/// Pages mapped and unmapped for all devices.
+/// Pages mapped and unmapped for all devices since the module was loaded.
 static MAPPED: Atomic<u64> = Atomic::new(0);
 static UNMAPPED: Atomic<u64> = Atomic::new(0);
 
-/// Pages that were ever mapped for DMA, and unmapped, for any device. Context: any.
-// Not inlined: there is one in all modules.
+/// Returns the numbers of pages that were mapped for DMA and unmapped, for all devices since the
+/// module was loaded. Callable from any context.
+// Not inlined: the counters are those of this module, whichever module calls this.
 #[inline(never)]
 pub fn totals() -> (u64, u64) {
-    // In this order, lest more is unmapped than mapped.
+    // Load `UNMAPPED` first, so that it never exceeds `MAPPED`.
     let unmapped = UNMAPPED.load(Acquire);
     (MAPPED.load(Relaxed), unmapped)
 }
@@ -80,51 +86,54 @@ fn count_totals(mapped: usize, unmapped: usize) {
     UNMAPPED.fetch_add(unmapped as u64, Release);
 }
 
-/// A device that accesses memory by itself.
+/// A device that performs DMA.
 ///
-/// One that a driver is bound to closes before it is unbound, by a devres action that [`bound`](Self::bound) registers.
-/// Whatever still has mappings then loses them, also if its owner forgot to drop it.
+/// A device that was created by [`bound`](Self::bound) is closed before it is unbound from its
+/// driver, by a devres action. Closing it unmaps all mappings that still exist, including those
+/// whose owner was leaked.
 ///
 /// # Context
 ///
-/// Dropping the last reference may sleep, as unregistering a device does. In a callback and in atomic context a worker
-/// does that.
+/// Dropping the last reference may sleep, because unregistering a device does. In a callback and in
+/// atomic context a worker does that.
 #[pin_data(PinnedDrop)]
 pub struct DmaDevice {
     raw: Deferred<RawDevice>,
-    /// Device and CPU see each other's writes, and no page is bounced. Does not change while the device is bound.
+    /// Whether the device is DMA-coherent and its DMA is not bounced. Constant while the device is
+    /// bound.
     coherent: bool,
     closed: AtomicFlag,
-    /// Calls that need the device to be there.
+    /// Number of calls that prevent the device from being closed.
     calls: Atomic<usize>,
     mapped: Atomic<u64>,
     unmapped: Atomic<u64>,
-    /// By where they are in memory: there may be one for each locked page.
+    /// Owners of mappings, by address. A tree, because there may be one owner for each locked page.
     #[pin]
     users: Mutex<Users>,
 }
 
-/// A device of the kernel's, which dropping this unregisters or gives back.
+/// A `struct device`, which is unregistered or released when this is dropped.
 ///
 /// # Invariants
 ///
-/// We have a reference of `device`. As long as its [`DmaDevice`] is not closed, it is registered and prepared for DMA,
-/// and if it is not `software`, bound to its driver; with `software` it is ours.
+/// We have a reference of `device`. As long as its [`DmaDevice`] is not closed, it is registered
+/// and prepared for DMA, and if it is not `software`, bound to its driver; with `software` it is
+/// ours.
 struct RawDevice {
     device: NonNull<bindings::device>,
     software: bool,
 }
 
-// SAFETY: A device may be used and unregistered anywhere.
+// SAFETY: A `struct device` is reference-counted and may be used and unregistered by any task.
 unsafe impl Send for RawDevice {}
-// SAFETY: Its DMA functions may be called by several tasks.
+// SAFETY: The DMA API may be called for a device by several tasks concurrently.
 unsafe impl Sync for RawDevice {}
 
 impl DropWaits for RawDevice {}
 
 impl Drop for RawDevice {
     fn drop(&mut self) {
-        // SAFETY: Ours by the type invariant, and not used any more.
+        // SAFETY: The device is ours by the type invariant, and this is the last use of it.
         unsafe {
             match self.software {
                 true => bindings::rust_hmm_dma_destroy(self.device.as_ptr()),
@@ -134,7 +143,7 @@ impl Drop for RawDevice {
     }
 }
 
-/// Somebody needs the device to be there: it stays open.
+/// A call in progress, which prevents the device from being closed.
 pub(crate) struct Open<'d>(&'d DmaDevice);
 
 impl Drop for Open<'_> {
@@ -144,62 +153,80 @@ impl Drop for Open<'_> {
 }
 
 impl DmaDevice {
-    /// A software device, which reaches all memory. Context: may sleep. `ENOMEM`.
-    pub fn software(name: &CStr) -> Result<Arc<Self>> {
-        // SAFETY: The name is copied.
-        let raw = unsafe { bindings::rust_hmm_dma_create(name.as_char_ptr()) };
-        // SAFETY: Just registered and prepared.
-        unsafe { Self::make(NonNull::new(raw).ok_or(ENOMEM)?, true) }
-    }
-
-    /// A software device whose DMA is always bounced.
-    #[cfg(CONFIG_KUNIT = "y")]
-    pub(crate) fn bouncing(name: &CStr) -> Result<Arc<Self>> {
-        // SAFETY: The name is copied.
-        let raw = unsafe { bindings::rust_hmm_dma_create(name.as_char_ptr()) };
-        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        // SAFETY: Just registered, and nothing is mapped for it.
-        unsafe { bindings::rust_hmm_dma_bounce(raw.as_ptr()) };
-        // SAFETY: Just registered and prepared.
-        unsafe { Self::make(raw, true) }
-    }
-
-    /// A device that a driver is bound to, which sends `bits` bits of address. Called while it is probed. It is closed
-    /// after the driver's `unbind`, or if the probe fails, before the device counts as unbound.
-    ///
-    /// Resources that were registered with devres later, as an [`Interrupt`](crate::mm::pci::Interrupt), are released
-    /// before it is closed. Context: may sleep.
+    /// Creates a software device, which can address all memory.
     ///
     /// # Errors
     ///
-    /// * `EOPNOTSUPP`, with a message that says which: the device is not DMA-coherent; its DMA is bounced
-    ///   (`swiotlb=force`, an encrypted guest); it reaches less than it may be given, which is without an IOMMU all
-    ///   memory, and behind one 32 bits.
-    /// * `EIO`: the platform cannot do it.
-    /// * `EINVAL`: `bits` is not 1 to 64.
-    /// * `ENOMEM`.
+    /// * `ENOMEM`: memory allocation or registration failed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    pub fn software(name: &CStr) -> Result<Arc<Self>> {
+        // SAFETY: The helper copies the name.
+        let raw = unsafe { bindings::rust_hmm_dma_create(name.as_char_ptr()) };
+        // SAFETY: `raw` was registered and prepared for DMA by the helper, and its reference is
+        // ours.
+        unsafe { Self::make(NonNull::new(raw).ok_or(ENOMEM)?, true) }
+    }
+
+    /// Creates a software device whose DMA is always bounced.
+    #[cfg(CONFIG_KUNIT = "y")]
+    pub(crate) fn bouncing(name: &CStr) -> Result<Arc<Self>> {
+        // SAFETY: The helper copies the name.
+        let raw = unsafe { bindings::rust_hmm_dma_create(name.as_char_ptr()) };
+        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        // SAFETY: `raw` was registered above, and no page is mapped for it yet.
+        unsafe { bindings::rust_hmm_dma_bounce(raw.as_ptr()) };
+        // SAFETY: `raw` was registered and prepared for DMA by the helper, and its reference is
+        // ours.
+        unsafe { Self::make(raw, true) }
+    }
+
+    /// Prepares a device that is bound to a driver for DMA with addresses of `bits` bits. To be
+    /// called from the driver's `probe`. The device is closed after the driver's `unbind`, or after
+    /// a failed probe, and before it counts as unbound.
+    ///
+    /// Resources that are registered with devres after this call, such as an
+    /// [`Interrupt`](crate::mm::pci::Interrupt), are released before the device is closed.
+    ///
+    /// # Errors
+    ///
+    /// * `EOPNOTSUPP`, with a message that names the cause: the device is not DMA-coherent; its DMA
+    ///   is bounced (`swiotlb=force`, or an encrypted guest); or it cannot address all memory that
+    ///   it may be given, which is all system memory without an IOMMU, and 32 bits of addresses
+    ///   with one.
+    /// * `EIO`: the platform does not support DMA for the device.
+    /// * `EINVAL`: `bits` is not in the range of 1 to 64.
+    /// * `ENOMEM`: memory allocation failed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn bound(device: &device::Device<Core<'_>>, bits: u32) -> Result<Arc<Self>> {
         let raw = NonNull::from(device).cast::<bindings::device>();
-        // SAFETY: The device is within a callback of its bus, so that it is bound, and nobody maps for it yet.
+        // SAFETY: The device is in a bus callback and thus bound, and no page is mapped for it yet.
         to_result(unsafe { bindings::rust_hmm_dma_adopt(raw.as_ptr(), bits) })?;
-        // SAFETY: Prepared, and we have a reference.
+        // SAFETY: `raw` was prepared for DMA, and the helper took a reference for us.
         let this = unsafe { Self::make(raw, false)? };
-        // INVARIANT: Closed before the device is unbound; at once if this fails.
+        // INVARIANT: devres closes the device before it is unbound, or immediately if the
+        // registration fails.
         devres::register(device, CloseOnUnbind(this.clone()), GFP_KERNEL)?;
         Ok(this)
     }
 
     /// # Safety
     ///
-    /// `raw` must be as the type invariant has it. It becomes this one's, also after an error.
+    /// `raw` must meet the invariants of [`RawDevice`]. Ownership passes to this function, also if
+    /// it fails.
     unsafe fn make(raw: NonNull<bindings::device>, software: bool) -> Result<Arc<Self>> {
         let (name, key) = locks::dma_users();
-        // INVARIANT: By the function's requirements.
+        // INVARIANT: `raw` meets the invariants by the function's requirements.
         let raw = RawDevice {
             device: raw,
             software,
         };
-        // SAFETY: Registered and prepared by the function's requirements.
+        // SAFETY: `raw` is registered and prepared for DMA by the function's requirements.
         let coherent = unsafe { bindings::rust_hmm_dma_is_coherent(raw.device.as_ptr()) };
         Arc::pin_init(
             try_pin_init!(Self {
@@ -219,7 +246,11 @@ impl DmaDevice {
         self.raw.device.as_ptr()
     }
 
-    /// Keeps the device from being closed. `ENODEV` if it is.
+    /// Prevents the device from being closed while the result exists.
+    ///
+    /// # Errors
+    ///
+    /// * `ENODEV`: the device is closed, or is being closed.
     pub(crate) fn begin(&self) -> Result<Open<'_>> {
         self.calls.fetch_add(1, Full);
         let open = Open(self);
@@ -229,10 +260,16 @@ impl DmaDevice {
         }
     }
 
-    /// Unmaps everything that is mapped for the device, and refuses further mappings. Waits for calls and copies under
-    /// way, and for concurrent unmapping. The device must not access memory any more. Returns the pages that it could
-    /// still have used: locked memory, and entries of mirrors that were not
-    /// [unplugged](crate::memory::Memory::unplug). Context: may sleep.
+    /// Unmaps everything that is mapped for the device, and refuses further mappings. The device
+    /// must not perform DMA from now on. Waits for calls and copies in progress, and for concurrent
+    /// unmapping.
+    ///
+    /// Returns the number of pages that the device could still access until now: locked memory, and
+    /// entries of mirrors that were not [unplugged](crate::memory::Memory::unplug).
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn close(&self) -> usize {
         if self.closed.xchg(true, Full) {
             return 0;
@@ -255,7 +292,7 @@ impl DmaDevice {
         left
     }
 
-    /// Reports mappings that nobody owns any more.
+    /// Reports mappings that have leaked.
     fn check_live(&self) {
         let live = self.live();
         if live != 0 {
@@ -263,7 +300,16 @@ impl DmaDevice {
         }
     }
 
-    /// Adds what has mappings. `ENOMEM`; `ENODEV`. Context: may sleep.
+    /// Adds an owner of mappings, which is closed together with the device.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: memory allocation failed.
+    /// * `ENODEV`: the device is closed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn add(&self, user: Arc<dyn Maps>) -> Result {
         let _open = self.begin()?;
         let node = RBTreeNode::new(place(&user), user, GFP_KERNEL)?;
@@ -271,9 +317,9 @@ impl DmaDevice {
         Ok(())
     }
 
-    /// Removes it. Context: may sleep.
+    /// Removes an owner of mappings. May sleep.
     pub(crate) fn remove(&self, user: &Arc<dyn Maps>) {
-        // Dropped after the lock is.
+        // Drop the node after the lock is released.
         let gone = self.users.lock().remove(&place(user));
         drop(gone);
     }
@@ -290,24 +336,24 @@ impl DmaDevice {
         }
     }
 
-    /// Pages that were ever mapped.
+    /// Returns the number of pages that were mapped since the device was created.
     pub fn mapped(&self) -> u64 {
         self.mapped.load(Relaxed)
     }
 
-    /// Pages that were unmapped again.
+    /// Returns the number of pages that were unmapped since the device was created.
     pub fn unmapped(&self) -> u64 {
         self.unmapped.load(Acquire)
     }
 
-    /// Pages that are mapped now: 0 when nobody uses the device.
+    /// Returns the number of pages that are mapped now.
     pub fn live(&self) -> u64 {
         let unmapped = self.unmapped();
         self.mapped().saturating_sub(unmapped)
     }
 
-    /// Whether device and CPU see each other's writes without being told to look: the device is DMA-coherent, and its
-    /// DMA is not bounced.
+    /// Whether device and CPU observe each other's writes without explicit synchronization: the
+    /// device is DMA-coherent, and its DMA is not bounced.
     pub fn is_coherent(&self) -> bool {
         self.coherent
     }
@@ -328,12 +374,12 @@ impl Drop for CloseOnUnbind {
 #[pinned_drop]
 impl PinnedDrop for DmaDevice {
     fn drop(self: Pin<&mut Self>) {
-        // Mappings hold a reference of this.
+        // Mappings hold a reference of the device, so that none is left.
         self.check_live();
     }
 }
 
-/// Pages that are mapped one by one. Dropping it unmaps them.
+/// Pages with one mapping each, which are unmapped when this is dropped.
 ///
 /// # Invariants
 ///
@@ -348,18 +394,19 @@ impl Drop for Addresses {
     fn drop(&mut self) {
         let coherent = self.device.is_coherent();
         for address in &self.list {
-            // SAFETY: Mapped by the type invariant, and not used any more.
+            // SAFETY: `address` is mapped by the type invariant, and this is its last use.
             unsafe { bindings::rust_hmm_dma_unmap(self.device.as_raw(), *address, coherent) };
         }
         self.device.count_unmapped(self.list.len());
     }
 }
 
-/// The addresses of pinned pages, until their owner or the device unmaps them.
+/// Addresses of pinned pages, until the owner drops them or the device is closed.
 #[pin_data]
 struct Pinned {
     device: Arc<DmaDevice>,
-    // Held while the pages are unmapped, so that `DmaDevice::close` waits for an unmapping under way.
+    // Held while the pages are unmapped, so that `DmaDevice::close` waits for a concurrent
+    // unmapping.
     #[pin]
     addresses: Mutex<Option<Addresses>>,
 }
@@ -373,11 +420,11 @@ impl Maps for Pinned {
     }
 }
 
-/// Pinned pages as a device sees them. The pages outlive this.
+/// Pinned pages that are mapped for a device. The pages must outlive the mapping.
 pub(crate) struct DmaMapping(Arc<Pinned>);
 
 impl DmaMapping {
-    /// Maps all of `pages`. For a coherent device, mapping fails where a page would be bounced.
+    /// Maps all of `pages`. For a coherent device this fails if a page would be bounced.
     ///
     /// All mappings of one device have the same attributes. `kernel/dma/debug.c` does not
     /// distinguish two mappings of a page, and warns if their attributes differ.
@@ -388,23 +435,28 @@ impl DmaMapping {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `ENODEV` if the device is gone. Context: may sleep.
+    /// * `ENOMEM`: memory allocation or a mapping failed.
+    /// * `ENODEV`: the device is closed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) unsafe fn new(device: &Arc<DmaDevice>, pages: &PinnedPages) -> Result<Self> {
         let frames = (0..pages.count()).map(|index| pages.pfn(index).ok_or(EINVAL));
-        // SAFETY: They are pinned by the function's requirements.
+        // SAFETY: The pages stay pinned by the function's requirements.
         unsafe { Self::of_frames(device, pages.count(), frames) }
     }
 
     /// # Safety
     ///
-    /// As for [`Self::new`], of the pages of `frames`.
+    /// As for [`Self::new`], applied to the pages of `frames`.
     unsafe fn of_frames(
         device: &Arc<DmaDevice>,
         count: usize,
         frames: impl Iterator<Item = Result<usize>>,
     ) -> Result<Self> {
         let _open = device.begin()?;
-        // INVARIANT: Nothing is mapped yet.
+        // INVARIANT: The list is empty.
         let mut addresses = Addresses {
             device: device.clone(),
             list: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
@@ -413,12 +465,12 @@ impl DmaMapping {
         for pfn in frames {
             let (pfn, mut address) = (pfn?, 0);
             let fails = fails(Point::Dma);
-            // SAFETY: The page is pinned, and the device registered.
+            // SAFETY: The page is pinned, and `_open` keeps the device registered.
             to_result(unsafe {
                 bindings::rust_hmm_dma_map(device.as_raw(), pfn, coherent, fails, &mut address)
             })?;
             device.count_mapped(1);
-            // INVARIANT: Just mapped. There is room.
+            // INVARIANT: `address` was mapped above. The push does not allocate.
             addresses.list.push(address, GFP_KERNEL_ACCOUNT)?;
         }
         let (name, key) = locks::dma_addresses();
@@ -433,25 +485,27 @@ impl DmaMapping {
         Ok(Self(mapping))
     }
 
-    /// Whether it is for `device`.
+    /// Whether the pages are mapped for `device`.
     pub(crate) fn is_for(&self, device: &DmaDevice) -> bool {
         core::ptr::eq(&*self.0.device, device)
     }
 
-    /// The address of page `index`; `None` beyond the end, or if the device is closed. Context: may sleep.
+    /// Returns the DMA address of page `index`; `None` if there is no such page, or if the device
+    /// is closed. May sleep.
     pub(crate) fn address(&self, index: usize) -> Option<DmaAddress> {
         let addresses = self.0.addresses.lock();
         let address = *addresses.as_ref()?.list.get(index)?;
         Some(DmaAddress::new(address))
     }
 
-    /// Makes page `index` visible to the device, or to the CPU, where that does not happen by itself.
+    /// Synchronizes page `index` for the device, or for the CPU. Needed only for a device that is
+    /// not coherent.
     pub(crate) fn sync(&self, index: usize, for_device: bool) {
         let Ok(_open) = self.0.device.begin() else {
             return;
         };
         if let Some(address) = self.address(index) {
-            // SAFETY: Mapped by the type invariant, for the device was not closed.
+            // SAFETY: `address` is mapped by the type invariant, because the device is not closed.
             unsafe {
                 bindings::rust_hmm_dma_sync(self.0.device.as_raw(), address.raw(), for_device)
             };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a driver of a PCI device needs beyond the kernel crate: memory of other devices, and interrupts.
+//! PCI functions: memory of other functions (peer-to-peer DMA), and interrupts. The kernel crate
+//! has neither.
 //!
 //! C headers: [`include/linux/pci.h`](srctree/include/linux/pci.h),
 //! [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
@@ -32,13 +33,13 @@ use kernel::{
     },
 };
 
-/// Memory of a PCI function, behind one of its base address registers. It is released before the device that claimed
-/// it is unbound.
+/// Memory of a PCI function, behind one of its base address registers (BARs). It is released before
+/// the device that claimed it is unbound.
 ///
 /// # Invariants
 ///
-/// We have a reference of `raw`, of which `bar` is claimed until `released`. The function stays bound until then, to the
-/// driver that claimed it.
+/// We have a reference of `raw`, of which `bar` is claimed until `released`. The function stays
+/// bound until then, to the driver that claimed it.
 #[pin_data(PinnedDrop)]
 pub struct PciMemory {
     raw: NonNull<bindings::pci_dev>,
@@ -50,45 +51,47 @@ pub struct PciMemory {
     users: Mutex<KVec<Arc<dyn Maps>>>,
 }
 
-// SAFETY: A PCI device may be used anywhere.
+// SAFETY: A `struct pci_dev` is reference-counted and may be used by any task.
 unsafe impl Send for PciMemory {}
-// SAFETY: Nothing of it changes.
+// SAFETY: Fields that change are atomic or protected by a mutex.
 unsafe impl Sync for PciMemory {}
 
 impl PciMemory {
-    /// Claims register `bar` of the function `function` of the slot that `device` is in. To be called in the driver's
-    /// `probe`. Another function than the device's own must be bound to the same driver; it is then not unbound before
-    /// `device` is.
+    /// Claims BAR `bar` of function `function` in the slot of `device`. To be called from the
+    /// driver's `probe`. If the function is not that of `device`, it must be bound to the same
+    /// driver, and is not unbound before `device`.
     ///
     /// # Errors
     ///
     /// * `ENODEV`: there is no such function.
-    /// * `EPROBE_DEFER`: it is not bound to a driver (yet).
-    /// * `EBUSY`: it is bound to another driver, or its memory is in use.
-    /// * `ENXIO`: the register has no memory.
-    /// * `EINVAL`: `bar` is no number of a register.
-    /// * `ENOMEM`.
+    /// * `EPROBE_DEFER`: the function is not bound to a driver (yet).
+    /// * `EBUSY`: the function is bound to another driver, or its memory is in use.
+    /// * `ENXIO`: the BAR has no memory.
+    /// * `EINVAL`: `bar` is not the number of a BAR.
+    /// * `ENOMEM`: memory allocation failed.
     ///
-    /// Context: may sleep.
+    /// # Context
+    ///
+    /// May sleep.
     pub fn claim(device: &pci::Device<Core<'_>>, function: u32, bar: u32) -> Result<Arc<Self>> {
         let bar = i32::try_from(bar).map_err(|_| EINVAL)?;
         let this = NonNull::from(device).cast::<bindings::pci_dev>();
         let mut error = 0;
-        // SAFETY: The device is bound.
+        // SAFETY: The device is bound, because its `probe` runs.
         let raw =
             unsafe { bindings::rust_hmm_pci_function(this.as_ptr(), function & 7, &mut error) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::from_errno(error))?;
         let (mut start, mut size) = (0, 0);
-        // SAFETY: We have a reference, and the function is bound.
+        // SAFETY: We have a reference of the function, and it is bound.
         let claimed = to_result(unsafe {
             bindings::rust_hmm_pci_claim(raw.as_ptr(), bar, &mut start, &mut size)
         });
         if let Err(error) = claimed {
-            // SAFETY: Our reference.
+            // SAFETY: The reference is ours, and this is its last use.
             unsafe { bindings::rust_hmm_pci_function_put(raw.as_ptr()) };
             return Err(error);
         }
-        // INVARIANT: Just claimed.
+        // INVARIANT: The BAR was claimed above, and the function stays bound.
         let (name, class) = locks::pci_users();
         let this = Arc::pin_init(
             pin_init!(Self {
@@ -102,19 +105,20 @@ impl PciMemory {
             GFP_KERNEL,
         );
         let this = this.inspect_err(|_| {
-            // SAFETY: Claimed, and our reference.
+            // SAFETY: The BAR was claimed above. The reference is ours, and this is its last use.
             unsafe {
                 bindings::rust_hmm_pci_unclaim(raw.as_ptr(), bar);
                 bindings::rust_hmm_pci_function_put(raw.as_ptr());
             }
         })?;
-        // INVARIANT: Released before the device is unbound; at once if this fails.
+        // INVARIANT: devres releases the memory before the device is unbound, or immediately if the
+        // registration fails.
         devres::register(device.as_ref(), ReleaseOnUnbind(this.clone()), GFP_KERNEL)?;
         Ok(this)
     }
 
-    /// Unmaps the memory for all devices, and gives the register back. No engine may be about to access it. Context:
-    /// may sleep.
+    /// Unmaps the memory for all devices, and releases the BAR. No engine may access the memory
+    /// from now on. May sleep.
     fn release(&self) {
         let mut users = self.users.lock();
         if self.released.xchg(true, Full) {
@@ -123,16 +127,22 @@ impl PciMemory {
         for user in core::mem::take(&mut *users) {
             user.close();
         }
-        // SAFETY: Claimed by the type invariant.
+        // SAFETY: The BAR is claimed by the type invariant, and `released` was false until now.
         unsafe { bindings::rust_hmm_pci_unclaim(self.raw.as_ptr(), self.bar) };
     }
 
-    /// Has `map` map the memory, of which it gets the bus address, and adds what has the mapping:
-    /// it is closed before the memory is released. Context: may sleep.
+    /// Calls `map` with the bus address of the memory, and adds the mapping that it returns. The
+    /// mapping is closed before the memory is released.
     ///
     /// # Errors
     ///
-    /// `ENODEV`: the memory was released. `ENOMEM`; those of `map`.
+    /// * `ENODEV`: the memory was released.
+    /// * `ENOMEM`: memory allocation failed.
+    /// * Errors of `map`.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn add_user<U: Maps + 'static>(
         &self,
         map: impl FnOnce(u64) -> Result<Arc<U>>,
@@ -147,23 +157,23 @@ impl PciMemory {
         Ok(user)
     }
 
-    /// Removes it. Context: may sleep.
+    /// Removes a mapping that was added. May sleep.
     pub(super) fn remove_user<U: Maps + 'static>(&self, user: &Arc<U>) {
         let place = Arc::as_ptr(user).addr();
         let is_other = |other: &mut Arc<dyn Maps>| Arc::as_ptr(other).addr() != place;
         self.users.lock().retain(is_other);
     }
 
-    /// Bytes that there are.
+    /// Returns the size of the memory in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// How far `client` is from it on the bus; `None` if it must not access it, because the bus would not carry that.
-    /// Context: may sleep.
+    /// Returns the distance of `client` from the memory on the bus; `None` if `client` must not
+    /// access it, because the bus does not route such transactions. May sleep.
     pub fn distance(&self, client: &DmaDevice) -> Option<u32> {
         let _open = client.begin().ok()?;
-        // SAFETY: We have references of both.
+        // SAFETY: We have a reference of the function, and `_open` keeps `client` registered.
         let distance =
             unsafe { bindings::rust_hmm_pci_distance(self.raw.as_ptr(), client.as_raw()) };
         u32::try_from(distance).ok()
@@ -182,37 +192,40 @@ impl Drop for ReleaseOnUnbind {
 #[pinned_drop]
 impl PinnedDrop for PciMemory {
     fn drop(self: Pin<&mut Self>) {
-        // Devres had a reference until it has released the memory, so that this does not wait.
+        // devres holds a reference until it has released the memory, so that this does not wait.
         if !self.released.load(Acquire) {
             self.release();
         }
-        // SAFETY: Our reference.
+        // SAFETY: The reference is ours, and this is its last use.
         unsafe { bindings::rust_hmm_pci_function_put(self.raw.as_ptr()) };
     }
 }
 
-/// Memory of another function, mapped for a device until its owner, the device or the memory unmaps it.
+/// Memory of another function, mapped for a device until its owner drops it, the device is closed,
+/// or the memory is released.
 ///
 /// # Invariants
 ///
-/// Memory of `size` bytes is mapped for `device` at `address`, until `mapped` is false. The device is not closed before.
+/// Memory of `size` bytes is mapped for `device` at `address`, until `mapped` is false. The device
+/// is not closed before.
 #[pin_data(PinnedDrop)]
 struct Mapped {
     device: Arc<DmaDevice>,
     address: u64,
     size: u64,
-    /// Set before it is unmapped.
+    /// Set before the memory is unmapped.
     gone: AtomicFlag,
-    // Held while it is unmapped, so that whoever closes the device or releases the memory waits for that.
+    // Held while the memory is unmapped, so that closing the device or releasing the memory waits
+    // for a concurrent unmapping.
     #[pin]
     mapped: Mutex<bool>,
 }
 
 impl Mapped {
-    /// Maps `memory`, which is at `start`, for `device`, which is open.
+    /// Maps `memory`, which begins at bus address `start`, for `device`, which must be open.
     fn new(memory: &PciMemory, device: &Arc<DmaDevice>, start: u64) -> Result<Arc<Self>> {
         let mut address = 0;
-        // SAFETY: The device is open, and the memory ours.
+        // SAFETY: The device is open, and the memory is claimed by the invariant of `PciMemory`.
         to_result(unsafe {
             bindings::rust_hmm_peer_map(
                 device.as_raw(),
@@ -224,7 +237,7 @@ impl Mapped {
         })?;
         let (name, class) = locks::peer_mapped();
         let mapped = Arc::pin_init(
-            // INVARIANT: Just mapped, and the device is open.
+            // INVARIANT: The memory was mapped above, and the device is open.
             pin_init!(Self {
                 device: device.clone(),
                 address,
@@ -235,7 +248,7 @@ impl Mapped {
             GFP_KERNEL,
         );
         mapped.inspect_err(|_| {
-            // SAFETY: Just mapped.
+            // SAFETY: The memory was mapped above, and the mapping is not used.
             unsafe { bindings::rust_hmm_peer_unmap(device.as_raw(), address, memory.size) }
         })
     }
@@ -246,7 +259,8 @@ impl Maps for Mapped {
         let mut mapped = self.mapped.lock();
         self.gone.store(true, Relaxed);
         if core::mem::replace(&mut *mapped, false) {
-            // SAFETY: Mapped by the type invariant, and not used any more.
+            // SAFETY: The memory is mapped by the type invariant, because `mapped` was true. This
+            // is the last use of the mapping.
             unsafe { bindings::rust_hmm_peer_unmap(self.device.as_raw(), self.address, self.size) };
         }
         0
@@ -260,15 +274,15 @@ impl PinnedDrop for Mapped {
     }
 }
 
-/// Memory of a PCI function as another function or device sees it. Dropping it unmaps it; so does closing the device,
-/// or releasing the memory.
+/// Memory of a PCI function, mapped for another function or device. It is unmapped when this is
+/// dropped, the device is closed, or the memory is released.
 ///
 /// # Context
 ///
-/// The drop may sleep. In a callback and in atomic context a worker unmaps it.
+/// The drop may sleep. In a callback and in atomic context a worker unmaps the memory.
 pub struct PeerMemory(Deferred<Peer>);
 
-/// The mapping, and the memory that is mapped.
+/// A mapping, and the memory that is mapped.
 struct Peer {
     mapped: Arc<Mapped>,
     memory: Arc<PciMemory>,
@@ -281,8 +295,13 @@ impl PeerMemory {
     ///
     /// # Errors
     ///
-    /// `ENXIO` if the bus does not carry that, see [`PciMemory::distance`]; `ENOMEM`; `ENODEV` if device or memory are gone.
-    /// Context: may sleep.
+    /// * `ENXIO`: the bus does not route such transactions, see [`PciMemory::distance`].
+    /// * `ENOMEM`: memory allocation or the mapping failed.
+    /// * `ENODEV`: the device is closed, or the memory was released.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn map(memory: &Arc<PciMemory>, device: &Arc<DmaDevice>) -> Result<Self> {
         let _open = device.begin()?;
         memory.distance(device).ok_or(ENXIO)?;
@@ -298,7 +317,8 @@ impl PeerMemory {
         Deferred::new(add, GFP_KERNEL).map(Self)
     }
 
-    /// Where the device finds `bytes` from `at` on; `None` beyond the end, or if the memory is gone.
+    /// Returns the address by which the device accesses the `bytes` bytes at `at`; `None` if they
+    /// exceed the memory, or if it was released.
     pub fn address(&self, at: DeviceAddress, bytes: u64) -> Option<PeerAddress> {
         let end = at.raw().checked_add(bytes)?;
         let mapped = &self.0.mapped;
@@ -306,7 +326,7 @@ impl PeerMemory {
             .then(|| PeerAddress::new(mapped.address + at.raw()))
     }
 
-    /// Whether it is of `memory`.
+    /// Whether this maps `memory`.
     pub fn is_of(&self, memory: &Arc<PciMemory>) -> bool {
         Arc::ptr_eq(&self.0.memory, memory)
     }
@@ -321,13 +341,13 @@ impl Drop for Peer {
     }
 }
 
-/// Who hears of interrupts.
+/// Handler of a device interrupt.
 pub trait Interrupted: Send + Sync + 'static {
-    /// The device has interrupted. Context: interrupt.
+    /// Called when the device raises the interrupt, in interrupt context.
     fn interrupted(&self);
 }
 
-/// The registered handler of an interrupt. Dropping it waits for a handler that runs.
+/// A registered interrupt handler. Dropping it waits until the handler does not run.
 ///
 /// # Invariants
 ///
@@ -337,35 +357,42 @@ struct Registered<T: Interrupted> {
     _handler: Arc<T>,
 }
 
-// SAFETY: It may be freed anywhere that may sleep.
+// SAFETY: The interrupt may be freed by any task that may sleep.
 unsafe impl<T: Interrupted> Send for Registered<T> {}
-// SAFETY: There is nothing to do with a shared reference.
+// SAFETY: There are no methods on a shared reference.
 unsafe impl<T: Interrupted> Sync for Registered<T> {}
 
 impl<T: Interrupted> Drop for Registered<T> {
     fn drop(&mut self) {
-        // SAFETY: Registered by the type invariant, and freed once.
+        // SAFETY: The handler is registered by the type invariant, and freed only here.
         unsafe { bindings::rust_hmm_interrupt_free(self.raw.as_ptr()) };
     }
 }
 
-/// The interrupt of a PCI device, signalled by a message. It is freed when this is dropped or the device is unbound,
-/// whichever is first. Both wait for a handler that runs, and keep the device from accessing memory afterwards.
+/// A message-signalled interrupt of a PCI device. It is freed when this is dropped or the device is
+/// unbound, whichever happens first. Both wait until the handler does not run, and clear bus
+/// mastering, so that the device does not access memory afterwards.
 ///
 /// # Context
 ///
-/// The drop may sleep. In a callback, in atomic context and in the handler itself it returns at once, and a worker frees
-/// the interrupt.
+/// The drop may sleep. In a callback, in atomic context and in the handler itself it returns
+/// immediately, and a worker frees the interrupt.
 pub struct Interrupt<T: Interrupted>(#[expect(dead_code)] Deferred<Devres<Registered<T>>>);
 
 impl<T: Interrupted> DropWaits for Devres<Registered<T>> {}
 
 impl<T: Interrupted> Interrupt<T> {
-    /// Has `handler` called. Also lets the device access memory. Context: may sleep.
+    /// Registers `handler` for the interrupt, and enables bus mastering, so that the device can
+    /// access memory.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if there is no such interrupt; `ENOMEM`.
+    /// * `ENOSPC`: the device has no such interrupt.
+    /// * `ENOMEM`: memory allocation failed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(
         device: &pci::Device<Core<'_>>,
         name: &'static CStr,
@@ -373,7 +400,7 @@ impl<T: Interrupted> Interrupt<T> {
     ) -> Result<Self> {
         let pdev = NonNull::from(device).cast::<bindings::pci_dev>();
         let mut error = 0;
-        // SAFETY: The device is bound; handler and name live until the interrupt is freed.
+        // SAFETY: The device is bound. `handler` and `name` live until the interrupt is freed.
         let raw = unsafe {
             bindings::rust_hmm_interrupt_new(
                 pdev.as_ptr(),
@@ -383,7 +410,7 @@ impl<T: Interrupted> Interrupt<T> {
                 &mut error,
             )
         };
-        // INVARIANT: Registered.
+        // INVARIANT: The helper registered `handler`; a null pointer is refused.
         let registered = Registered {
             raw: NonNull::new(raw).ok_or_else(|| Error::from_errno(error))?,
             _handler: handler,
@@ -396,7 +423,8 @@ impl<T: Interrupted> Interrupt<T> {
     ///
     /// `data` must be a handler of this type.
     unsafe extern "C" fn handle(data: *const ffi::c_void) {
-        // SAFETY: By the function's requirements; alive by the type invariant.
+        // SAFETY: `data` is a `T` by the function's requirements, and alive by the invariant of
+        // `Registered`.
         unsafe { &*data.cast::<T>() }.interrupted();
     }
 }

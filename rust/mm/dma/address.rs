@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Addresses that a device uses. There are three kinds, and none can be written where another is meant: each is a
-//! type of its own, and only what hands it out can make one.
+//! Addresses that a device uses. The three kinds are distinct types, so that none can be passed
+//! where another is meant, and only the code that hands out an address can create one.
 
 use kernel::page::PAGE_SHIFT;
 
@@ -13,17 +13,18 @@ macro_rules! address {
         pub struct $name(u64);
 
         impl $name {
-            /// The one at byte `raw`.
+            /// Creates the address of byte `raw`.
             pub(crate) const fn new(raw: u64) -> Self {
                 Self(raw)
             }
 
-            /// As the hardware is told, in bytes.
+            /// Returns the address in bytes, as it is programmed into the device.
             pub const fn raw(self) -> u64 {
                 self.0
             }
 
-            /// `bytes` behind it. The caller knows that what it names goes on so far.
+            /// Returns the address `bytes` bytes further. The caller ensures that the memory
+            /// extends that far.
             pub const fn plus(self, bytes: u64) -> Self {
                 Self(self.0.wrapping_add(bytes))
             }
@@ -32,32 +33,32 @@ macro_rules! address {
 }
 
 address! {
-    /// Where a device reads and writes system memory: what the DMA API gave for it. Good for one device only, and as
-    /// long as the page is mapped for it.
+    /// A DMA address: the address by which a device accesses system memory, as returned by the DMA
+    /// API. Valid for one device, while the page is mapped for it.
     DmaAddress;
 
-    /// A place in a device's own memory, in bytes from its start. No DMA address: other devices, and the CPU, know
-    /// nothing of it.
+    /// An offset in a device's own memory, in bytes. It is not a DMA address: other devices and the
+    /// CPU cannot use it.
     DeviceAddress;
 
-    /// Where a device reads and writes memory of another device, or of another function of its card, by way of the
-    /// bus. Good for one device only.
+    /// The bus address by which a device accesses memory of another device or of another function.
+    /// Valid for one device.
     PeerAddress;
 }
 
 impl DeviceAddress {
-    /// The start of the memory.
+    /// The start of the device's memory.
     pub const START: Self = Self::new(0);
 }
 
 impl DmaAddress {
-    /// The number of its page, as it stands in a page table.
+    /// Returns the page frame number of the address, as stored in device page tables.
     pub(crate) const fn frame(self) -> usize {
         // CAST: Both have 64 bits.
         (self.0 >> PAGE_SHIFT) as usize
     }
 
-    /// The address of page `frame`.
+    /// Returns the address of page frame `frame`.
     pub(crate) const fn from_frame(frame: usize) -> Self {
         // CAST: Both have 64 bits.
         Self((frame as u64) << PAGE_SHIFT)

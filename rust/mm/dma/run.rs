@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that a device uses for the time of a copy, and memory that it shares with the CPU.
+//! DMA mappings for the duration of a copy, and coherent DMA buffers.
 
 use super::{address::DmaAddress, DmaDevice, Maps};
 use crate::{
@@ -20,19 +20,20 @@ use kernel::{
     sync::{Arc, Completion}, //
 };
 
-/// Which way it goes.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Direction {
-    /// The device reads and writes.
+    /// The device reads and writes the memory.
     Both = 0,
-    /// The device reads.
+    /// The device reads the memory.
     ToDevice = 1,
-    /// The device writes.
+    /// The device writes the memory.
     FromDevice = 2,
 }
 
-/// Pages in a row that are mapped for a device. Dropping it unmaps them: the device must have finished.
+/// Consecutive page frames that are mapped for a device. They are unmapped when this is dropped,
+/// which must not happen before the device has finished.
 ///
 /// # Invariants
 ///
@@ -45,12 +46,17 @@ pub(crate) struct DmaRun {
 }
 
 impl DmaRun {
-    /// Maps `pages` page frames from `pfn` on. `ENOMEM`; `ENODEV` if the device is gone. Context: any.
+    /// Maps `pages` page frames from `pfn` on. Callable from any context.
     ///
     /// # Safety
     ///
-    /// They must be alive, and nobody may write them, nor with [`Direction::FromDevice`] read them, until this is
-    /// dropped.
+    /// The pages must remain allocated until this is dropped. Until then, the CPU must not write
+    /// them, and with [`Direction::FromDevice`] not read them either.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: the pages could not be mapped.
+    /// * `ENODEV`: the device is closed.
     pub(crate) unsafe fn new(
         device: &Arc<DmaDevice>,
         pfn: usize,
@@ -59,7 +65,7 @@ impl DmaRun {
     ) -> Result<Self> {
         let open = device.begin()?;
         let mut address = 0;
-        // SAFETY: The device is open; the rest by the function's requirements.
+        // SAFETY: `open` keeps the device registered. The pages meet the function's requirements.
         to_result(unsafe {
             bindings::rust_hmm_dma_map_run(
                 device.as_raw(),
@@ -72,9 +78,10 @@ impl DmaRun {
             )
         })?;
         device.count_mapped(pages);
-        // Ended by the drop of the run.
+        // The call counts as in progress until the run is dropped.
         core::mem::forget(open);
-        // INVARIANT: Just mapped, and the device stays open.
+        // INVARIANT: The pages were mapped above, and the count of calls was not decremented, which
+        // keeps the device open.
         Ok(Self {
             device: device.clone(),
             address: DmaAddress::new(address),
@@ -83,7 +90,7 @@ impl DmaRun {
         })
     }
 
-    /// Where the device finds page `index`.
+    /// Returns the DMA address of page `index`; `None` if there is no such page.
     pub(crate) fn address(&self, index: usize) -> Option<DmaAddress> {
         // CAST: Both have 64 bits.
         (index < self.pages).then(|| self.address.plus((index << PAGE_SHIFT) as u64))
@@ -92,7 +99,8 @@ impl DmaRun {
 
 impl Drop for DmaRun {
     fn drop(&mut self) {
-        // SAFETY: Mapped by the type invariant.
+        // SAFETY: The pages are mapped by the type invariant, and this is the last use of the
+        // mapping.
         unsafe {
             bindings::rust_hmm_dma_unmap_run(
                 self.device.as_raw(),
@@ -107,11 +115,12 @@ impl Drop for DmaRun {
     }
 }
 
-/// Memory of a [`DmaBuffer`]. Dropping it frees the memory.
+/// Memory of a [`DmaBuffer`], freed when dropped.
 ///
 /// # Invariants
 ///
-/// `cpu` has `bytes`, which the device finds at `address`. The device is not closed before this is dropped.
+/// `cpu` has `bytes`, which the device finds at `address`. The device is not closed before this is
+/// dropped.
 struct Memory {
     device: Arc<DmaDevice>,
     cpu: NonNull<u8>,
@@ -119,18 +128,18 @@ struct Memory {
     bytes: usize,
 }
 
-// SAFETY: Memory may be used anywhere.
+// SAFETY: The memory may be accessed and freed by any task.
 unsafe impl Send for Memory {}
-// SAFETY: It is read and written as memory that others write meanwhile.
+// SAFETY: All accesses use a helper that allows concurrent writes.
 unsafe impl Sync for Memory {}
 
 impl Memory {
     fn new(device: &Arc<DmaDevice>, bytes: usize) -> Result<Self> {
         let _open = device.begin()?;
         let mut address = 0;
-        // SAFETY: The device is open.
+        // SAFETY: `_open` keeps the device registered.
         let cpu = unsafe { bindings::rust_hmm_dma_buffer(device.as_raw(), bytes, &mut address) };
-        // INVARIANT: Just allocated.
+        // INVARIANT: The memory was allocated above; a null pointer is refused.
         Ok(Self {
             device: device.clone(),
             cpu: NonNull::new(cpu.cast::<u8>()).ok_or(ENOMEM)?,
@@ -143,14 +152,15 @@ impl Memory {
         if at.checked_add(len).is_none_or(|end| end > self.bytes) {
             return Err(EINVAL);
         }
-        // SAFETY: Within the memory.
+        // SAFETY: `at + len` is at most `bytes`, as checked above.
         Ok(unsafe { self.cpu.add(at) })
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant, and not used any more.
+        // SAFETY: The memory was allocated with these arguments, by the type invariant, and this is
+        // its last use.
         unsafe {
             bindings::rust_hmm_dma_buffer_free(
                 self.device.as_raw(),
@@ -162,7 +172,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory that its owner or the device frees, whichever is first.
+/// Memory that is freed by its owner or when the device is closed, whichever happens first.
 #[pin_data]
 struct Shared {
     #[pin]
@@ -175,15 +185,16 @@ impl Maps for Shared {
     fn close(&self) -> usize {
         match self.memory.revoke() {
             true => self.freed.complete_all(),
-            // Freed concurrently: the device must not be unbound before that has ended.
+            // The owner frees it concurrently. The device must not be unbound before that is
+            // complete.
             false => self.freed.wait_for_completion(),
         }
         0
     }
 }
 
-/// Memory that a device and the CPU see alike, of zeros at first. It is freed when this is dropped or the device is
-/// closed, whichever is first; the device must not use it any more then.
+/// Coherent DMA memory, initially zeroed. It is freed when this is dropped or the device is closed,
+/// whichever happens first. The device must not access it after that.
 ///
 /// # Context
 ///
@@ -194,7 +205,7 @@ pub struct DmaBuffer {
     bytes: usize,
 }
 
-/// Memory of a buffer, which dropping this frees.
+/// Owner of a buffer's memory, which is freed when this is dropped.
 struct Owned {
     device: Arc<DmaDevice>,
     shared: Arc<Shared>,
@@ -203,13 +214,17 @@ struct Owned {
 impl DropWaits for Owned {}
 
 impl DmaBuffer {
-    /// Allocates `pages`. Context: may sleep.
+    /// Allocates `pages` pages.
     ///
     /// # Errors
     ///
-    /// * `ENOMEM`.
+    /// * `ENOMEM`: memory allocation failed.
     /// * `ENODEV`: the device is closed.
-    /// * `EINVAL`: `pages` is 0, or too many.
+    /// * `EINVAL`: `pages` is 0, or too large.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(device: &Arc<DmaDevice>, pages: usize) -> Result<Self> {
         let bytes = pages.checked_mul(PAGE_SIZE).filter(|bytes| *bytes != 0);
         let bytes = bytes.ok_or(EINVAL)?;
@@ -237,17 +252,23 @@ impl DmaBuffer {
         })
     }
 
-    /// Where the device finds byte `at`. Context: any.
+    /// Returns the DMA address of byte `at`; `None` beyond the end. Callable from any context.
     pub fn address(&self, at: usize) -> Option<DmaAddress> {
         // CAST: Both have 64 bits.
         (at < self.bytes).then(|| self.address.plus(at as u64))
     }
 
-    /// Reads from byte `at` on. `EINVAL` beyond the end; `ENODEV` if the device is closed. Context: any.
+    /// Reads from byte `at` on. Callable from any context.
+    ///
+    /// # Errors
+    ///
+    /// * `EINVAL`: the range exceeds the buffer.
+    /// * `ENODEV`: the device is closed.
     pub fn read(&self, at: usize, to: &mut [u8]) -> Result {
         let memory = self.owned.shared.memory.try_access().ok_or(ENODEV)?;
         let from = memory.at(at, to.len())?;
-        // SAFETY: So many bytes are there; the device may write them meanwhile, which the function is for.
+        // SAFETY: `at()` checked the range, and the access guard keeps the memory allocated. The
+        // helper allows concurrent writes of the device.
         unsafe {
             bindings::rust_hmm_copy_bytes(
                 to.as_mut_ptr().cast(),
@@ -258,11 +279,17 @@ impl DmaBuffer {
         Ok(())
     }
 
-    /// Writes from byte `at` on. `EINVAL` beyond the end; `ENODEV` if the device is closed. Context: any.
+    /// Writes from byte `at` on. Callable from any context.
+    ///
+    /// # Errors
+    ///
+    /// * `EINVAL`: the range exceeds the buffer.
+    /// * `ENODEV`: the device is closed.
     pub fn write(&self, at: usize, from: &[u8]) -> Result {
         let memory = self.owned.shared.memory.try_access().ok_or(ENODEV)?;
         let to = memory.at(at, from.len())?;
-        // SAFETY: As in `read`.
+        // SAFETY: `at()` checked the range, and the access guard keeps the memory allocated. The
+        // helper allows concurrent accesses of the device.
         unsafe {
             bindings::rust_hmm_copy_bytes(to.as_ptr().cast(), from.as_ptr().cast(), from.len())
         };
@@ -317,14 +344,14 @@ mod tests {
     fn closing_waits_for_a_copy_and_refuses_new_ones() -> Result {
         let device = DmaDevice::software(c"hmm-kunit")?;
         let page = Page::alloc_page(GFP_KERNEL)?;
-        // SAFETY: The page is alive.
+        // SAFETY: The page is allocated.
         let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };
         // SAFETY: The page outlives the run, and nothing else uses it.
         let run = unsafe { DmaRun::new(&device, pfn, 1, Direction::Both)? };
         let ended = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
         let end = ended.clone();
         let thread = Thread::spawn(c"hmm-test", move || {
-            // Within this the device is closed.
+            // The device is closed meanwhile.
             fsleep(Delta::from_millis(20));
             end.store(1, Release);
             drop(run);
@@ -332,7 +359,7 @@ mod tests {
         assert_eq!(device.close(), 0);
         assert_eq!(ended.load(Acquire), 1);
         drop(thread);
-        // SAFETY: It is refused before anything is mapped.
+        // SAFETY: The device is closed, so that the call fails before it maps a page.
         let run = unsafe { DmaRun::new(&device, 0, 1, Direction::Both) };
         assert_eq!(run.err(), Some(ENODEV));
         assert_eq!(device.live(), 0);

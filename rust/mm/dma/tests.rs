@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Mappings of software devices that are closed, in KUnit.
+//! KUnit tests: mappings of software devices that are closed.
 
 use super::*;
 use crate::thread::Thread;
 use core::mem::ManuallyDrop;
 use kernel::{page::Page, sync::Completion};
 
-/// `errno` of the user-space header, which the kernel crate does not name.
+/// `-EOPNOTSUPP`, for which the kernel crate has no constant.
 const EOPNOTSUPP: i32 = -95;
 
-/// `page`, mapped `count` times.
+/// Maps `page` `count` times.
 fn mapping(device: &Arc<DmaDevice>, page: &Page, count: usize) -> Result<DmaMapping> {
-    // SAFETY: The page is alive.
+    // SAFETY: The page is allocated.
     let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };
     let frames = (0..count).map(|_| Ok(pfn));
-    // SAFETY: Callers keep the page for longer than the mapping.
+    // SAFETY: Callers keep the page allocated for longer than the mapping.
     unsafe { DmaMapping::of_frames(device, count, frames) }
 }
 
@@ -25,7 +25,7 @@ mod suite {
 
     #[test]
     fn closing_waits_for_an_unmapping_under_way() -> Result {
-        // The debugging of the DMA API looks through all mappings of a page.
+        // With CONFIG_DMA_API_DEBUG, each call searches all mappings of the page.
         const PAGES: usize = if cfg!(CONFIG_DMA_API_DEBUG) {
             1 << 11
         } else {
@@ -43,7 +43,7 @@ mod suite {
                 drop(mapped);
             })?;
             begun.wait_for_completion();
-            // Within this time most of the pages are still mapped.
+            // Most pages are still mapped after this time.
             fsleep(Delta::from_micros(100));
             device.close();
             assert_eq!((device.live(), device.unmapped()), (0, PAGES as u64));
@@ -71,11 +71,11 @@ mod suite {
         Ok(())
     }
 
-    /// On a kernel with `CONFIG_DMA_API_DEBUG`, mappings with different attributes are a warning.
+    /// With `CONFIG_DMA_API_DEBUG`, the kernel warns of mappings with different attributes.
     #[test]
     fn a_run_and_a_mapping_of_a_page_have_the_same_attributes() -> Result {
         let page = Page::alloc_page(GFP_KERNEL)?;
-        // SAFETY: The page is alive.
+        // SAFETY: The page is allocated.
         let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page.as_ptr()) };
         let device = DmaDevice::software(c"hmm-kunit")?;
         for run_first in [false, true] {
@@ -111,7 +111,7 @@ mod suite {
         assert_eq!(mapping(&device, &page, 1).err(), Some(ENOMEM));
         assert_eq!((device.live(), device.mapped()), (0, 0));
         for bits in [0, 65] {
-            // SAFETY: As above.
+            // SAFETY: The device is registered, and the call fails before it takes a reference.
             let adopted = unsafe { bindings::rust_hmm_dma_adopt(device.as_raw(), bits) };
             assert_eq!(adopted, EINVAL.to_errno());
         }

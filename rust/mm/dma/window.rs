@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The pages that a device page table names, as DMA addresses.
+//! DMA mappings of the pages in a device page table.
 //!
 //! C header: [`include/linux/hmm-dma.h`](srctree/include/linux/hmm-dma.h)
 //!
-//! For each 2 MiB of the address space there is a *window*: behind an IOMMU one range of IOVA, into which the pages are
-//! linked where they lie in the 2 MiB; elsewhere 512 addresses. It is made before it is needed, where one may sleep;
-//! pages are mapped under the table lock, which needs no memory that one would have to wait for.
+//! For each 2 MiB block of the address space that is in use there is a *window*. Behind an IOMMU it
+//! is one range of IOVA, in which each page is linked at its offset in the block. Otherwise it is
+//! an array of 512 DMA addresses. A window is created before the table lock is taken, where
+//! sleeping is allowed. Pages are mapped under the table lock, which does not wait for memory.
 //!
-//! A place of a window goes from free to live when an entry is installed, to dying when the entry goes, and back to free
-//! when the device's flush is over: then the page is unmapped. Dying places bear the number of the flush that they
-//! wait for (a *tick*), so that each flush unmaps what was removed before it, and nothing else. A place that is dying
-//! cannot be used: who wants to install there tries again.
+//! A window has 512 *places*, one for each page. Installing an entry makes a free place live.
+//! Removing the entry makes it dying. The end of the next device flush unmaps the page and makes
+//! the place free. A dying place holds the number of the flush that it waits for (a *tick*), so
+//! that each flush unmaps exactly the pages that were removed before it. A dying place cannot be
+//! used: an attempt to install an entry there returns `EBUSY`, and the caller retries.
 //!
-//! [`Maps::close`], when the device or the table goes, unmaps all places that are not free. Entries
-//! may be removed concurrently: that makes a place dying, and never free.
+//! [`Maps::close`] is called when the device is closed or the table is freed. It unmaps all places
+//! that are not free. Entries may be removed concurrently, which makes their places dying, but
+//! never free.
 
 use super::{address::DmaAddress, DmaDevice, Maps};
 use crate::{
@@ -42,34 +45,37 @@ use kernel::{
 const FREE: u64 = 0;
 const LIVE: u64 = 1;
 const DYING: u64 = 2;
-/// Bits of a place that say which of these it is.
+/// Bits of a place that hold its state.
 const STATE: u64 = 3;
 const SHIFT: u32 = 2;
 
-/// Time between two looks at whether a window is in use.
+/// Interval at which [`Maps::close`] polls the users of a window.
 const PAUSE: Delta = Delta::from_millis(1);
 
+/// DMA mappings of one block of 2 MiB.
+///
 /// # Invariants
 ///
-/// `raw` is 0, or a window of `device`, which is bound as long as that is so. Exactly the places that are not free are
-/// mapped, if `raw` is not 0 and [`Maps::close`] is not unmapping the window.
+/// `raw` is 0, or a window of `device`, which is bound as long as that is so. Exactly the places
+/// that are not free are mapped, if `raw` is not 0 and [`Maps::close`] is not unmapping the window.
 struct Window {
     device: NonNull<bindings::device>,
     raw: Atomic<usize>,
-    /// What a place is, and the frame number or the tick.
+    /// State of each place, with the frame number (live) or the tick (dying).
     places: KVec<Atomic<u64>>,
     live: Atomic<usize>,
     dying: Atomic<usize>,
-    /// Who has it in hand. Raised under the lock of the tree.
+    /// Number of [`Used`]. Incremented under the lock of the tree.
     users: Atomic<usize>,
-    /// What it was for is not mapped any more.
+    /// The process has unmapped the block, so that the window can be dropped once it is idle.
     gone: AtomicFlag,
 }
 
-// SAFETY: The device may be used anywhere, and the C side's parts are used by one at a time: places by who holds the
-// table lock, or by the flush that they wait for.
+// SAFETY: The device may be used by any task. Accesses to a place on the C side are exclusive: a
+// live place is changed under the table lock, a dying one only by the flush that it waits for.
 unsafe impl Send for Window {}
-// SAFETY: As above.
+// SAFETY: All fields that change are atomic, and accesses on the C side are exclusive as described
+// above.
 unsafe impl Sync for Window {}
 
 impl Window {
@@ -88,11 +94,12 @@ impl Window {
             gone: AtomicFlag::new(false),
         };
         let mut error = 0;
-        // SAFETY: The device is bound: whoever closes it waits for us, see `DmaDevice::begin`.
+        // SAFETY: The device is bound: the caller holds a `DmaDevice::begin()`, for which
+        // `DmaDevice::close()` waits.
         let raw =
             unsafe { bindings::rust_hmm_dma_window_alloc(window.device.as_ptr(), &mut error) };
         to_result(error)?;
-        // INVARIANT: Nothing is mapped.
+        // INVARIANT: All places are free, and nothing is mapped in the new window.
         window.raw = Atomic::new(raw as usize);
         Ok(Arc::new(window, GFP_KERNEL_ACCOUNT)?)
     }
@@ -104,11 +111,12 @@ impl Window {
     fn is_idle(&self) -> bool {
         self.users.load(Acquire) == 0
             && self.live.load(Relaxed) == 0
-            // Of a window that was closed, nothing is mapped, whatever its places say.
+            // A closed window has no mappings, whatever its places say.
             && (self.dying.load(Acquire) == 0 || self.raw().is_none())
     }
 
-    /// Unmaps the places from `first` to before `end` for which `which` says so. Returns how many.
+    /// Unmaps the places of `first..end` for which `which` returns true, and makes them free.
+    /// Returns their number.
     fn unmap(&self, first: usize, end: usize, which: impl Fn(u64) -> bool) -> usize {
         let mut total = 0;
         let mut index = first;
@@ -127,10 +135,11 @@ impl Window {
                 index += 1;
                 continue;
             }
-            // SAFETY: By the type invariant they are mapped; they become free below.
+            // SAFETY: The places are not free, thus mapped by the type invariant. They become free
+            // below.
             unsafe { self.unlink(start, count) };
             for place in self.places.iter().skip(start).take(count) {
-                // INVARIANT: Just unmapped.
+                // INVARIANT: The place was unmapped above.
                 place.store(FREE, Release);
             }
             total += count;
@@ -138,16 +147,16 @@ impl Window {
         total
     }
 
-    /// Unmaps `count` places from `start` on, and leaves their states to the caller.
+    /// Unmaps `count` places from `start` on. Does not change their states.
     ///
     /// # Safety
     ///
-    /// They must be mapped, and nobody may unmap them again.
+    /// The places must be mapped, and must not be unmapped again.
     unsafe fn unlink(&self, start: usize, count: usize) {
         if let Some(raw) = self.raw() {
-            // CAST: At most 512.
-            // SAFETY: Mapped by the function's requirements; the device is bound by the type
-            // invariant.
+            // CAST: A window has 512 places.
+            // SAFETY: The places are mapped by the function's requirements, and the device is bound
+            // by the type invariant.
             unsafe {
                 bindings::rust_hmm_dma_window_unmap(
                     self.device.as_ptr(),
@@ -159,19 +168,21 @@ impl Window {
         }
     }
 
-    /// Makes `place`, which is live, dying. Its page is unmapped after the flush `tick`, or by
-    /// [`Maps::close`]; the place must not become free before.
+    /// Makes the live `place` dying. Its page is unmapped after flush `tick`, or by
+    /// [`Maps::close`]. The place must not become free before that.
     fn retire(&self, place: &Atomic<u64>, tick: u32) {
-        // First the count, which keeps the window from being dropped.
+        // Increment `dying` before `live` is decremented, so that the window never looks idle in
+        // between.
         self.dying.fetch_add(1, Relaxed);
         place.store(u64::from(tick) << SHIFT | DYING, Release);
         self.live.fetch_sub(1, Relaxed);
     }
 
-    /// Frees the C side. Nobody uses it.
+    /// Frees the window on the C side. No task may use it.
     fn free(&self) {
         if let Some(raw) = NonNull::new(self.raw.xchg(0, Full) as *mut _) {
-            // SAFETY: A window of the device, by the type invariant, of which nothing is mapped.
+            // SAFETY: `raw` is a window of the device, by the type invariant. Nothing is mapped in
+            // it, and the exchange makes this the only call for it.
             unsafe { bindings::rust_hmm_dma_window_free(self.device.as_ptr(), raw.as_ptr()) };
         }
     }
@@ -185,7 +196,7 @@ impl Drop for Window {
 
 struct Tree {
     windows: RBTree<usize, Arc<Window>>,
-    /// The device is gone: nothing is mapped any more.
+    /// The device is closed: nothing is mapped, and nothing can be mapped.
     closed: bool,
 }
 
@@ -193,30 +204,31 @@ struct Tree {
 #[pin_data]
 pub(crate) struct Windows {
     device: Arc<DmaDevice>,
-    /// The tick of the next flush.
+    /// Tick of the next flush.
     tick: Atomic<u32>,
     #[pin]
     tree: SpinLock<Tree>,
-    /// Whether all was unmapped for good. Held while that is done, by the table or the device, whichever is first.
+    /// Whether all pages were unmapped finally. Held meanwhile, by the table or the device,
+    /// whichever is first.
     #[pin]
     closing: Mutex<bool>,
 }
 
-/// A window in hand: it stays.
+/// A window in use, which is not dropped or freed meanwhile.
 struct Used<'w> {
     window: Arc<Window>,
-    /// Whether the device was there when this began; then it still is.
+    /// The device was not closed when the use began. It is not closed before the use ends.
     open: bool,
     _windows: &'w Windows,
 }
 
 impl Used<'_> {
-    /// Ends the use. Returns whether the range was unmapped by the process, so that an idle window
-    /// can be dropped.
+    /// Ends the use. Returns whether the process has unmapped the block, so that the caller drops
+    /// the window if it is idle.
     ///
     /// This loads `gone` after it has decremented `users`, and [`Windows::forget`] loads `users`
-    /// after it has set `gone`, with a full barrier in between on both sides: at least one of the
-    /// two finds the window gone and idle.
+    /// after it has set `gone`, with a full barrier in between on both sides. Therefore at least
+    /// one of the two finds the window gone and idle.
     fn end(self) -> bool {
         let window = self.window.clone();
         drop(self);
@@ -239,12 +251,21 @@ fn index_of(addr: usize) -> usize {
 }
 
 impl Windows {
-    /// The device for which pages are mapped.
+    /// Returns the device for which the pages are mapped.
     pub(crate) fn device(&self) -> &DmaDevice {
         &self.device
     }
 
-    /// For a table of `device`. Context: may sleep. `ENOMEM`; `ENODEV` if it is gone.
+    /// Creates the windows of a table of `device`.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: memory allocation failed.
+    /// * `ENODEV`: the device is closed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn new(device: &Arc<DmaDevice>) -> Result<Arc<Self>> {
         let (name, key) = locks::dma_windows();
         let (closing_name, closing_key) = locks::dma_closing();
@@ -261,7 +282,16 @@ impl Windows {
         Ok(this)
     }
 
-    /// Sees to it that pages of `range` can be mapped. Context: may sleep. `ENOMEM`; `ENODEV`.
+    /// Creates the missing windows of `range`, so that its pages can be mapped.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: memory allocation failed.
+    /// * `ENODEV`: the device is closed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn prepare(&self, range: PageRange) -> Result {
         for block in block_of(range.start())..=block_of(range.end() - 1) {
             if self.tree.lock().windows.get(&block).is_some() {
@@ -290,13 +320,13 @@ impl Windows {
         }
     }
 
-    /// The window for `block`.
+    /// Returns the window of `block`, if there is one.
     fn get(&self, block: usize) -> Option<Used<'_>> {
         let tree = self.tree.lock();
         Some(self.used(&tree, tree.windows.get(&block)?))
     }
 
-    /// The first window from `block` on.
+    /// Returns the first window at or after `block`.
     fn next(&self, block: usize) -> Option<(usize, Used<'_>)> {
         let tree = self.tree.lock();
         let cursor = tree.windows.cursor_lower_bound(&block)?;
@@ -304,7 +334,7 @@ impl Windows {
         Some((*block, self.used(&tree, window)))
     }
 
-    /// Looks at some pages in a row.
+    /// Returns a cursor for accesses to consecutive pages.
     pub(crate) fn cursor(&self) -> Cursor<'_> {
         Cursor {
             windows: self,
@@ -313,12 +343,14 @@ impl Windows {
         }
     }
 
-    /// A flush begins: what was retired before waits for it. Context: the table lock is held.
+    /// Begins a flush: returns its tick, for which all places that became dying so far wait. The
+    /// caller holds the table lock.
     pub(crate) fn tick(&self) -> u32 {
         self.tick.fetch_add(1, Relaxed)
     }
 
-    /// The flush `tick` is over: unmaps what has waited for it in `range`. Context: any that does not interrupt.
+    /// Ends flush `tick`: unmaps the places in `range` that wait for it. Callable from any context
+    /// but interrupts.
     pub(crate) fn unmap(&self, range: PageRange, tick: u32) {
         let last = block_of(range.end() - 1);
         let mut from = block_of(range.start());
@@ -343,8 +375,8 @@ impl Windows {
         }
     }
 
-    /// What `range` was is not mapped any more: its windows may go, when nothing is left in them. Context: the table
-    /// lock is held.
+    /// Drops the windows of `range`, which the process has unmapped, as soon as they are idle. The
+    /// caller holds the table lock.
     pub(crate) fn forget(&self, range: PageRange) {
         let last = block_of(range.end() - 1);
         let mut from = block_of(range.start());
@@ -367,7 +399,7 @@ impl Windows {
         drop(node);
     }
 
-    /// Windows that there are, for tests.
+    /// Returns the number of windows, for tests.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn count(&self) -> usize {
         self.tree.lock().windows.iter().count()
@@ -383,21 +415,23 @@ impl Maps for Windows {
         self.tree.lock().closed = true;
         let mut left = 0;
         let mut from = 0;
-        // Those who look now see that it is closed; those who began before are waited for.
+        // Later users find `closed` set. Wait for users that began earlier, until the only one left
+        // is this function.
         while let Some((block, used)) = self.next(from) {
             while used.window.users.load(Acquire) != 1 {
                 fsleep(PAUSE);
             }
-            // The states are only read: entries are removed concurrently, and later ones still need
-            // the frame numbers. A place that is not free stays so, see `Window::retire`.
+            // Read the states only: entries are removed concurrently, and later windows still need
+            // their frame numbers. A place that is not free cannot become free, see
+            // `Window::retire`.
             let window = &used.window;
             let mut frames = 0;
             for (index, place) in window.places.iter().enumerate() {
                 let state = place.load(Acquire) & STATE;
                 if state != FREE {
                     left += usize::from(state == LIVE);
-                    // SAFETY: Mapped by the type invariant. Callers that began before `closed` was
-                    // set have ended, and later ones unmap nothing.
+                    // SAFETY: The place is not free, thus mapped by the type invariant. Users that
+                    // began before `closed` was set have ended, and later ones do not unmap.
                     unsafe { window.unlink(index, 1) };
                     frames += 1;
                 }
@@ -414,12 +448,13 @@ impl Maps for Windows {
     }
 }
 
-/// The table's own reference of its windows; what is left goes with it.
+/// The table's reference of its windows. Dropping it unmaps all remaining pages.
 pub(crate) struct Owned(pub(crate) Arc<Windows>);
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // The table is gone: nothing has an entry. What the device has closed before does not count.
+        // The table is freed and has no entries. Pages that the device unmapped when it was closed
+        // are not counted.
         let left = Maps::close(&*self.0);
         if left != 0 {
             crate::alarm!(PagesStayMapped, "{left} pages of a table that is freed");
@@ -429,7 +464,8 @@ impl Drop for Owned {
     }
 }
 
-/// Looks at pages in a row, and finds each window once. Context: the table lock is held.
+/// Accesses places of consecutive pages, and looks up each window only once. The caller holds the
+/// table lock.
 pub(crate) struct Cursor<'w> {
     windows: &'w Windows,
     block: usize,
@@ -448,7 +484,7 @@ impl Cursor<'_> {
         Some((used, used.window.places.get(index_of(addr))?))
     }
 
-    /// The frame that is mapped for `addr`.
+    /// Returns the page frame that is mapped for `addr`.
     pub(crate) fn frame(&mut self, addr: usize) -> Option<usize> {
         let (_, place) = self.place(addr)?;
         let place = place.load(Acquire);
@@ -456,12 +492,14 @@ impl Cursor<'_> {
         (place & STATE == LIVE).then_some((place >> SHIFT) as usize)
     }
 
-    /// Maps `frame` for `addr`, or finds that it is. Says whether it is new. The frame must be one that the CPU has
-    /// mapped, or that a migration holds.
+    /// Maps `frame` for `addr`, unless it is mapped already. Returns its address, and whether the
+    /// mapping is new. The frame must be one that the CPU has mapped, or that a migration holds.
     ///
     /// # Errors
     ///
-    /// `EBUSY`: another frame is mapped, or not unmapped yet, or there is no window. `ENOMEM`. `ENODEV`.
+    /// * `EBUSY`: another frame is mapped, the last one is not unmapped yet, or there is no window.
+    /// * `ENOMEM`: the page could not be mapped.
+    /// * `ENODEV`: the device is closed.
     pub(crate) fn map(&mut self, addr: usize, frame: usize) -> Result<(DmaAddress, bool)> {
         let windows = self.windows;
         let device = &windows.device;
@@ -475,9 +513,10 @@ impl Cursor<'_> {
         }
         let mut address = 0;
         let fresh = now == FREE;
-        // CAST: Below 512.
-        // SAFETY: The window is the device's, which is bound; the place is free, or mapped for this frame. What the
-        // engine installs in the table, which calls this, is alive until the entry was flushed.
+        // CAST: The index is below 512.
+        // SAFETY: The window belongs to the device, which is bound because `used.open` is true. The
+        // place is free, or mapped for this frame. The caller installs the frame in the table, and
+        // keeps it allocated until the entry is flushed.
         to_result(unsafe {
             bindings::rust_hmm_dma_window_map(
                 used.window.device.as_ptr(),
@@ -490,7 +529,7 @@ impl Cursor<'_> {
             )
         })?;
         if fresh {
-            // INVARIANT: Just mapped.
+            // INVARIANT: The place was mapped above.
             place.store(wanted, Release);
             used.window.live.fetch_add(1, Relaxed);
             used.window.gone.store(false, Relaxed);
@@ -499,7 +538,8 @@ impl Cursor<'_> {
         Ok((DmaAddress::new(address), fresh))
     }
 
-    /// The entry for `addr` is about to go: its page is unmapped when the next flush is over.
+    /// Makes the place of `addr` dying, because its entry is about to be removed. The page is
+    /// unmapped at the end of the next flush.
     pub(crate) fn retire(&mut self, addr: usize) {
         let tick = self.windows.tick.load(Relaxed);
         if let Some((used, place)) = self.place(addr) {
@@ -510,7 +550,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Unmaps at once what was just mapped, and no entry names yet.
+    /// Unmaps a page immediately. It was just mapped, and no entry refers to it yet.
     pub(crate) fn release(&mut self, addr: usize) {
         let windows = self.windows;
         if let Some((used, place)) = self.place(addr) {

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A bell: who waits for it is woken by whoever rings, from any context, and no ring is lost.
+//! Completions that a waiter uses more than once.
 //!
 //! C header: [`include/linux/completion.h`](srctree/include/linux/completion.h)
 
 use crate::bindings;
 use kernel::{prelude::*, time::Jiffies, types::Opaque};
 
-/// A bell for one who waits. It looks around for what has changed each time it is woken, which may be
-/// once for each ring.
+/// A `struct completion`. The waiter checks its condition each time it is woken. A call of
+/// [`Self::ring`] that precedes the wait is not lost: each call completes one wait.
 #[pin_data]
 pub struct Bell {
     #[pin]
     inner: Opaque<bindings::completion>,
 }
 
-// SAFETY: A completion may be used and dropped anywhere.
+// SAFETY: A completion may be used and dropped by any task.
 unsafe impl Send for Bell {}
-// SAFETY: It is made to be used by several tasks.
+// SAFETY: `struct completion` has a lock of its own, and may be used by several tasks concurrently.
 unsafe impl Sync for Bell {}
 
 impl Bell {
-    /// A bell that has not been rung.
+    /// Returns a completion that has not been completed.
     pub fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             inner <- Opaque::ffi_init(|slot: *mut bindings::completion| {
-                // SAFETY: `slot` may be written, and is pinned.
+                // SAFETY: `slot` is valid for writes, and the completion is pinned.
                 unsafe { bindings::init_completion(slot) };
             }),
         })
@@ -35,46 +35,67 @@ impl Bell {
         self.inner.get()
     }
 
-    /// Wakes who waits, or who waits next. Context: any, also interrupts.
+    /// Wakes one waiter: the first that waits now, or the next one to wait.
+    ///
+    /// # Context
+    ///
+    /// Any, including hard interrupts.
     pub fn ring(&self) {
-        // SAFETY: Initialized and pinned.
+        // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::complete(self.as_raw()) };
     }
 
-    /// Wakes all who wait, and all who wait later. Context: any, also interrupts.
+    /// Wakes all waiters. Later waits return immediately.
+    ///
+    /// # Context
+    ///
+    /// Any, including hard interrupts.
     pub(crate) fn ring_for_good(&self) {
-        // SAFETY: Initialized and pinned.
+        // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::complete_all(self.as_raw()) };
     }
 
-    /// Waits for a ring. Any signal ends that. Context: may sleep.
+    /// Waits until the completion is completed, or a signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn wait_interruptible(&self) {
-        // SAFETY: As above.
+        // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::wait_for_completion_interruptible(self.as_raw()) };
     }
 
-    /// Whether a wait would end at once.
+    /// Whether a wait would return immediately.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn is_rung(&self) -> bool {
-        // SAFETY: As above.
+        // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::completion_done(self.as_raw()) }
     }
 
-    /// Waits for a ring, or for `timeout`. Context: may sleep; a kernel thread, for signals end it.
+    /// Waits until the completion is completed, or `timeout` has passed.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Meant for kernel threads, because a pending signal ends the wait.
     pub fn wait(&self, timeout: Jiffies) {
-        // SAFETY: As above.
+        // SAFETY: `inner` was initialized by `new` and is pinned.
         unsafe { bindings::wait_for_completion_interruptible_timeout(self.as_raw(), timeout) };
     }
 }
 
-/// Lets other tasks run before this one goes on. Context: may sleep.
+/// Calls `schedule()`, so that other runnable tasks can run.
+///
+/// # Context
+///
+/// May sleep.
 pub(crate) fn let_others_run() {
-    // SAFETY: No preconditions but the context; the task stays runnable.
+    // SAFETY: `schedule()` only requires a context that may sleep. The state of the task is
+    // `TASK_RUNNING`, so that it is not dequeued.
     unsafe { bindings::schedule() };
 }
 
-/// The monotonic clock, in ns, as user space reads it. Context: any.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds. Callable from any context.
 pub fn monotonic_ns() -> u64 {
-    // SAFETY: No preconditions.
+    // SAFETY: `ktime_get()` has no preconditions.
     u64::try_from(unsafe { bindings::ktime_get() }).unwrap_or(0)
 }

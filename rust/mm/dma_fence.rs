@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! DMA fences: of hardware that works on memory which cannot move.
+//! DMA fences, for hardware that accesses memory which cannot move.
 //!
-//! Any driver may wait for a DMA fence where memory is reclaimed. So between [`DmaFenceRoom::make`] and
-//! [`DmaPending::signal`] nothing may allocate with reclaim, take an mmap lock or a lock under which others allocate,
-//! fault a page in, or wait for anything but other DMA fences; and the time is bounded, whatever user space does. That
-//! holds for a hardware copy of memory that is pinned or already isolated, with everything allocated before. It does
-//! not hold for what a [`Queue`](crate::queue::Queue) runs: that has a [`Fence`](super::fence::Fence), which is
-//! another type.
+//! Any driver may wait for a DMA fence in memory reclaim. Therefore, between [`DmaFenceRoom::make`]
+//! and [`DmaPending::signal`], nothing may allocate with reclaim, take an mmap lock or a lock under
+//! which other tasks allocate, fault a page in, or wait for anything but other DMA fences. The time
+//! between them must be bounded, whatever user space does. A hardware copy of memory that is pinned
+//! or already isolated meets these rules if everything is allocated before. The operations of a
+//! [`Queue`](crate::queue::Queue) do not meet them, so that a queue signals a
+//! [`Fence`](super::fence::Fence), which is another type.
 //!
-//! Three states are three types. [`DmaFenceRoom`] is memory for a fence, whose allocation may fail. [`DmaPending`] is
-//! the side that signals, once. [`DmaFence`] is the side that others wait for, of this library or of another driver.
+//! Each state has a type. [`DmaFenceRoom`] is memory for a fence, whose allocation may fail.
+//! [`DmaPending`] is the side that signals the fence, once. [`DmaFence`] is the side that waits,
+//! and may also be a fence of another driver.
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
@@ -23,7 +25,7 @@ use kernel::{
     types::NotThreadSafe, //
 };
 
-/// A fence context: its fences signal in the order in which they were made.
+/// A fence context. Its fences signal in the order in which they are created.
 pub struct Timeline {
     context: u64,
     last: Atomic<u64>,
@@ -34,14 +36,14 @@ impl Timeline {
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Self {
         Self {
-            // SAFETY: No preconditions.
+            // SAFETY: `dma_fence_context_alloc()` has no preconditions.
             context: unsafe { bindings::dma_fence_context_alloc(1) },
             last: Atomic::new(0),
         }
     }
 }
 
-/// Memory for a fence.
+/// Memory for a DMA fence, allocated in advance.
 ///
 /// # Invariants
 ///
@@ -62,19 +64,22 @@ impl DmaFenceRoom {
     ///
     /// May sleep.
     pub fn new() -> Result<Self> {
-        // SAFETY: No preconditions.
+        // SAFETY: The helper has no preconditions.
         let raw = unsafe { bindings::rust_hmm_dma_fence_alloc() };
-        // INVARIANT: Just allocated.
+        // INVARIANT: The memory was allocated above and is not initialized as a fence.
         Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
     }
 
-    /// Makes the fence; this cannot fail. `kind` names the type of device that signals it.
+    /// Initializes the fence; this cannot fail. `kind` identifies the type of device that signals
+    /// it.
     ///
-    /// Fences of one timeline must be made in the order in which they signal. From here on the rules of the module hold.
+    /// Fences of one timeline must be created in the order in which they signal. From here on, the
+    /// rules of the module apply.
     pub fn make(self, timeline: &Timeline, kind: Cookie) -> DmaPending {
         let this = ManuallyDrop::new(self);
         let seqno = timeline.last.fetch_add(1, Relaxed) + 1;
-        // SAFETY: By the type invariant it is ours and not initialized. The kind is only compared.
+        // SAFETY: The memory is ours and not initialized, by the type invariant. `kind` is only
+        // compared, never dereferenced.
         unsafe {
             bindings::rust_hmm_dma_fence_init(
                 this.0.as_ptr(),
@@ -90,12 +95,12 @@ impl DmaFenceRoom {
 
 impl Drop for DmaFenceRoom {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant.
+        // SAFETY: The memory is ours and not initialized as a fence, by the type invariant.
         unsafe { bindings::rust_hmm_dma_fence_free(self.0.as_ptr()) };
     }
 }
 
-/// The side of a DMA fence that signals it. Dropped, the fence fails with `ECANCELED`.
+/// The signalling side of a DMA fence. If it is dropped, the fence fails with `ECANCELED`.
 ///
 /// # Invariants
 ///
@@ -104,22 +109,22 @@ impl Drop for DmaFenceRoom {
 pub struct DmaPending(DmaFence);
 
 impl DmaPending {
-    /// The side that waits.
+    /// Returns the waiting side.
     pub fn fence(&self) -> DmaFence {
         self.0.clone()
     }
 
-    /// Signals it, with the error if there is one.
+    /// Signals the fence, with an error if `result` is one.
     ///
     /// # Context
     ///
-    /// Any, also interrupts.
+    /// Any, including hard interrupts.
     pub fn signal(self, result: Result) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is not dropped, so that the fence is moved out once.
         let fence = unsafe { core::ptr::read(&this.0) };
         let error = result.err().map_or(0, |error| error.to_errno());
-        // SAFETY: A live fence of ours that is not signalled, by the type invariants.
+        // SAFETY: The fence is alive, ours and not signalled, by the type invariants.
         unsafe { bindings::rust_hmm_dma_fence_signal(fence.as_raw(), error) };
     }
 }
@@ -127,14 +132,16 @@ impl DmaPending {
 impl Drop for DmaPending {
     fn drop(&mut self) {
         let error = cancelled().to_errno();
-        // SAFETY: A live fence of ours that is not signalled, by the type invariants.
+        // SAFETY: The fence is alive, ours and not signalled, by the type invariants.
         unsafe { bindings::rust_hmm_dma_fence_signal(self.0.as_raw(), error) };
     }
 }
 
-/// A DMA fence, of this library or of another driver. A clone is the same fence.
+/// The waiting side of a DMA fence, of this library or of another driver. A clone refers to the
+/// same fence.
 ///
-/// It is waited for as a [`Fence`](super::fence::Fence::of), and leaves as a [`SyncFile`](super::sync_file::SyncFile).
+/// [`Fence::of`](super::fence::Fence::of) makes a fence to wait for, and
+/// [`SyncFile`](super::sync_file::SyncFile) exports the fence to user space.
 ///
 /// # Invariants
 ///
@@ -143,25 +150,27 @@ pub struct DmaFence(NonNull<bindings::dma_fence>);
 
 // SAFETY: A `dma_fence` may be used by several tasks, and released by any.
 unsafe impl Send for DmaFence {}
-// SAFETY: As for `Send`.
+// SAFETY: The state of a `dma_fence` is protected by its own lock, and its reference count is
+// atomic.
 unsafe impl Sync for DmaFence {}
 
 impl DmaFence {
     /// # Safety
     ///
-    /// `raw` must be a fence of which the caller gives a reference away.
+    /// `raw` must be a valid fence. The caller's reference passes to the result.
     pub(super) unsafe fn from_raw(raw: NonNull<bindings::dma_fence>) -> Self {
-        // INVARIANT: By the function's requirements.
+        // INVARIANT: The reference is ours by the function's requirements.
         Self(raw)
     }
 
-    /// Takes a reference.
+    /// Creates a new reference.
     ///
     /// # Safety
     ///
     /// `raw` must be a fence that is alive.
     pub(crate) unsafe fn get(raw: NonNull<bindings::dma_fence>) -> Self {
-        // SAFETY: By the function's requirements; this reference stays where it is.
+        // SAFETY: `raw` is valid by the function's requirements. `ManuallyDrop` keeps the caller's
+        // reference.
         let theirs = ManuallyDrop::new(unsafe { Self::from_raw(raw) });
         Self::clone(&theirs)
     }
@@ -172,7 +181,7 @@ impl DmaFence {
 }
 
 impl PartialEq for DmaFence {
-    /// Whether it is the same fence.
+    /// Whether both are the same fence.
     fn eq(&self, other: &Self) -> bool {
         self.0 == other.0
     }
@@ -182,7 +191,7 @@ impl Eq for DmaFence {}
 
 impl Clone for DmaFence {
     fn clone(&self) -> Self {
-        // SAFETY: Alive by the type invariant.
+        // SAFETY: The fence is alive by the type invariant.
         unsafe { bindings::rust_hmm_dma_fence_get(self.as_raw()) };
         // INVARIANT: The reference was just taken.
         Self(self.0)
@@ -191,13 +200,14 @@ impl Clone for DmaFence {
 
 impl Drop for DmaFence {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant.
+        // SAFETY: We own a reference by the type invariant, and this is its last use.
         unsafe { bindings::rust_hmm_dma_fence_put(self.as_raw()) };
     }
 }
 
-/// A section of the current task that leads to the signal of a DMA fence. Within it lockdep reports allocations with
-/// reclaim and mm locks.
+/// A critical section of the current task that leads to the signal of a DMA fence
+/// (`dma_fence_begin_signalling()`). Within it, lockdep reports allocations with reclaim and mm
+/// locks.
 pub struct Signalling {
     cookie: bool,
     _nts: NotThreadSafe,
@@ -207,7 +217,7 @@ impl Signalling {
     /// Begins the section.
     pub fn begin() -> Self {
         Self {
-            // SAFETY: No preconditions.
+            // SAFETY: The helper has no preconditions.
             cookie: unsafe { bindings::rust_hmm_dma_fence_begin_signalling() },
             _nts: NotThreadSafe,
         }
@@ -216,7 +226,7 @@ impl Signalling {
 
 impl Drop for Signalling {
     fn drop(&mut self) {
-        // SAFETY: It was begun by this task.
+        // SAFETY: This task began the section, because the type is not `Send`.
         unsafe { bindings::rust_hmm_dma_fence_end_signalling(self.cookie) };
     }
 }

@@ -2,13 +2,15 @@
 
 //! Fences of operations that may fault, take an mmap lock or wait for user space.
 //!
-//! Nothing bounds the time of such an operation. So its fence is no `dma_fence`, with or without a time limit
-//! (`Documentation/driver-api/dma-buf.rst`, "Indefinite DMA Fences"), and neither a `dma_fence` nor a sync file can be
-//! made of it. [`DmaFence`] is another type, for hardware that works on memory which cannot move. [`Fence::of`] goes in
-//! the one direction that is allowed: a fence that signals when a DMA fence does.
+//! The duration of such an operation is not bounded. Therefore its fence is not a `dma_fence`, with
+//! or without a timeout (see "Indefinite DMA Fences" in `Documentation/driver-api/dma-buf.rst`),
+//! and it cannot be converted to a `dma_fence` or a sync file. [`DmaFence`] is another type, for
+//! hardware that accesses memory which cannot move. Only the other direction is allowed:
+//! [`Fence::of`] creates a fence that signals when a DMA fence does.
 //!
-//! [`Pending`] is the side that signals, once. [`Fence`] is the side that waits. Others observe a fence by an eventfd
-//! ([`Fence::eventfd`]) or by the `poll` of a driver's file ([`Watch`](super::fence_watch::Watch)).
+//! [`Pending`] is the side that signals the fence, once. [`Fence`] is the side that waits. User
+//! space observes a fence by an eventfd ([`Fence::eventfd`]) or by `poll()` of a driver's file
+//! ([`Watch`](super::fence_watch::Watch)).
 
 use super::{bell::Bell, dma_fence::DmaFence, notifier::Cookie};
 use crate::{bindings, within};
@@ -25,12 +27,12 @@ use kernel::{
     },
 };
 
-/// Longest sleep of a wait before it looks at the clock again, in jiffies.
+/// Maximum duration of one sleep of a wait, in jiffies. After it the elapsed time is checked again.
 const LONGEST: Jiffies = 1 << 20;
 
-/// `ECANCELED`, which the kernel crate of 7.2 does not name.
+/// Returns `ECANCELED`, for which the kernel crate of 7.2 has no constant.
 pub fn cancelled() -> Error {
-    // CAST: A small constant.
+    // CAST: An errno is at most `MAX_ERRNO`.
     Error::from_errno(-(bindings::ECANCELED as ffi::c_int))
 }
 
@@ -46,7 +48,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// Result of the operation, if it has ended.
+    /// Returns the result of the operation, if it has ended.
     pub fn ended(self) -> Option<Result> {
         match self {
             Self::NotDone => None,
@@ -56,7 +58,8 @@ impl Status {
     }
 }
 
-/// The side of a fence that signals it. Only its owner can. Dropped, the fence fails with `ECANCELED`.
+/// The signalling side of a fence, which only its owner has. If it is dropped, the fence fails with
+/// `ECANCELED`.
 ///
 /// # Invariants
 ///
@@ -65,7 +68,7 @@ impl Status {
 pub struct Pending(Fence);
 
 impl Pending {
-    /// Makes a fence that devices of type `kind` signal.
+    /// Creates a fence that a device of type `kind` signals.
     ///
     /// # Errors
     ///
@@ -75,31 +78,31 @@ impl Pending {
     ///
     /// May sleep.
     pub fn new(kind: Cookie) -> Result<Self> {
-        // INVARIANT: A new fence.
+        // INVARIANT: The fence is new and not signalled.
         Ok(Self(Fence::alloc(kind, false)?))
     }
 
-    /// As [`Self::new`], for a driver in C, which gets both sides as one pointer.
+    /// Creates a fence for a C driver, which gets both sides as one pointer. See [`Self::new`].
     pub(crate) fn of_driver(kind: Cookie) -> Result<Self> {
-        // INVARIANT: A new fence.
+        // INVARIANT: The fence is new and not signalled.
         Ok(Self(Fence::alloc(kind, true)?))
     }
 
-    /// The side that waits.
+    /// Returns the waiting side.
     pub fn fence(&self) -> Fence {
         self.0.clone()
     }
 
-    /// Gives both sides to a driver in C, with a reference.
+    /// Passes both sides to a C driver, with a reference.
     pub(crate) fn into_raw(self) -> *mut bindings::rust_hmm_fence {
         ManuallyDrop::new(self).0.as_raw()
     }
 
-    /// Signals it, with the error if there is one.
+    /// Signals the fence, with an error if `result` is one.
     ///
     /// # Context
     ///
-    /// Any, also interrupts.
+    /// Any, including hard interrupts.
     pub fn signal(self, result: Result) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is not dropped, so that the fence is moved out once.
@@ -114,9 +117,9 @@ impl Drop for Pending {
     }
 }
 
-/// Memory for a fence that will stand for a DMA fence. It is allocated before the DMA fence is made,
-/// because nothing may be allocated after that:
-/// [`DmaFenceRoom::make`](super::dma_fence::DmaFenceRoom::make).
+/// Memory for a fence that follows a DMA fence. It is allocated before
+/// [`DmaFenceRoom::make`](super::dma_fence::DmaFenceRoom::make), because nothing may be allocated
+/// after that.
 ///
 /// # Invariants
 ///
@@ -134,23 +137,24 @@ impl FenceRoom {
     ///
     /// May sleep.
     pub fn new() -> Result<Self> {
-        // INVARIANT: A new fence.
+        // INVARIANT: The fence is new, and its only reference is ours.
         Ok(Self(Fence::alloc(Cookie::NONE, false)?))
     }
 
-    /// Makes a fence of it that signals when `dma` does, with the same result.
+    /// Turns the memory into a fence that signals when `dma` does, with the same result.
     ///
     /// # Context
     ///
     /// Any.
     pub fn follow(self, dma: &DmaFence) -> Fence {
-        // SAFETY: Both are alive, and the fence is ours alone, by their type invariants.
+        // SAFETY: Both fences are alive, and this fence has no other reference, by their type
+        // invariants.
         unsafe { bindings::rust_hmm_fence_follow(self.0.as_raw(), dma.as_raw()) };
         self.0
     }
 }
 
-/// The side of a fence that waits for it. A clone is the same fence.
+/// The waiting side of a fence. A clone refers to the same fence.
 ///
 /// # Invariants
 ///
@@ -159,18 +163,18 @@ pub struct Fence(NonNull<bindings::rust_hmm_fence>);
 
 // SAFETY: All functions on a fence may be called by any task, and its reference count is atomic.
 unsafe impl Send for Fence {}
-// SAFETY: As for `Send`: its state is protected by its own lock.
+// SAFETY: The state of a fence is protected by its own lock, and its reference count is atomic.
 unsafe impl Sync for Fence {}
 
 impl Fence {
     fn alloc(kind: Cookie, by_driver: bool) -> Result<Self> {
-        // SAFETY: No preconditions; the kind is only compared.
+        // SAFETY: The helper has no preconditions. `kind` is only compared, never dereferenced.
         let raw = unsafe { bindings::rust_hmm_fence_alloc(kind.as_ptr(), by_driver) };
-        // INVARIANT: A new fence, whose reference is ours.
+        // INVARIANT: The fence is new, and its reference is ours.
         Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
     }
 
-    /// Makes a fence that signals when `dma` does, with the same result.
+    /// Creates a fence that signals when `dma` does, with the same result.
     ///
     /// # Errors
     ///
@@ -185,24 +189,25 @@ impl Fence {
 
     /// # Safety
     ///
-    /// `raw` must be a fence of which the caller gives a reference away.
+    /// `raw` must be a valid fence. The caller's reference passes to the result.
     pub(crate) unsafe fn from_raw(raw: NonNull<bindings::rust_hmm_fence>) -> Self {
-        // INVARIANT: By the function's requirements.
+        // INVARIANT: The reference is ours by the function's requirements.
         Self(raw)
     }
 
-    /// Takes a reference.
+    /// Creates a new reference.
     ///
     /// # Safety
     ///
     /// `raw` must be a fence that is alive.
     pub(crate) unsafe fn get(raw: NonNull<bindings::rust_hmm_fence>) -> Self {
-        // SAFETY: By the function's requirements; this reference stays where it is.
+        // SAFETY: `raw` is valid by the function's requirements. `ManuallyDrop` keeps the caller's
+        // reference.
         let theirs = ManuallyDrop::new(unsafe { Self::from_raw(raw) });
         Self::clone(&theirs)
     }
 
-    /// Gives the reference away.
+    /// Passes the reference to the caller.
     pub(crate) fn into_raw(self) -> *mut bindings::rust_hmm_fence {
         ManuallyDrop::new(self).as_raw()
     }
@@ -213,17 +218,18 @@ impl Fence {
 
     fn end(&self, result: Result) {
         let error = result.err().map_or(0, |error| error.to_errno());
-        // SAFETY: Alive by the type invariant.
+        // SAFETY: The fence is alive by the type invariant.
         unsafe { bindings::rust_hmm_fence_signal(self.as_raw(), error) };
     }
 
-    /// State of the fence. What its operation did is visible when it has ended.
+    /// Returns the state of the fence. All writes of the operation are visible once the state is
+    /// not [`Status::NotDone`].
     ///
     /// # Context
     ///
     /// Any.
     pub fn check(&self) -> Status {
-        // SAFETY: Alive by the type invariant.
+        // SAFETY: The fence is alive by the type invariant.
         match unsafe { bindings::rust_hmm_fence_status(self.as_raw()) } {
             0 => Status::NotDone,
             error if error < 0 => Status::Failed(Error::from_errno(error)),
@@ -231,26 +237,28 @@ impl Fence {
         }
     }
 
-    /// Whether a device of type `kind` signals it, so that another one of that type can be woken by the signal alone.
+    /// Whether a device of type `kind` signals the fence. Devices of one type can wake each other
+    /// without the library.
     pub fn is_of(&self, kind: Cookie) -> bool {
-        // SAFETY: Alive by the type invariant.
+        // SAFETY: The fence is alive by the type invariant.
         let found = unsafe { bindings::rust_hmm_fence_kind(self.as_raw()) };
         kind != Cookie::NONE && core::ptr::eq(found, kind.as_ptr())
     }
 
-    /// Waits until it is signalled, at most for `timeout`; `None` is for ever. Returns how it ended.
+    /// Waits until the fence is signalled, and returns its result. Waits for at most `timeout`, or
+    /// without limit if that is `None`.
     ///
     /// # Errors
     ///
-    /// - `ETIMEDOUT`
-    /// - `EINTR`: the task was killed. Other signals do not end the wait.
-    /// - `EDEADLK`: within a callback
-    /// - `ENOMEM`
-    /// - the error of the fence
+    /// * `ETIMEDOUT`: the fence was not signalled within `timeout`.
+    /// * `EINTR`: a fatal signal is pending. Other signals do not end the wait.
+    /// * `EDEADLK`: called from a callback.
+    /// * `ENOMEM`: memory allocation failed.
+    /// * The error of the fence.
     ///
     /// # Context
     ///
-    /// May sleep; no lock may be held that is taken before the fence is signalled.
+    /// May sleep. The caller must not hold a lock that is taken before the fence is signalled.
     pub fn synchronize(&self, timeout: Option<Delta>) -> Result {
         within::may_wait()?;
         if let Some(ended) = self.check().ended() {
@@ -277,17 +285,19 @@ impl Fence {
         }
     }
 
-    /// Sleeps until it is signalled, `bell` is rung, or `timeout` jiffies have passed. Allocates nothing.
+    /// Sleeps until the fence is signalled, `bell` is completed, or `timeout` jiffies have passed.
+    /// Does not allocate.
     ///
     /// # Errors
     ///
-    /// - `EINTR`: the task was killed or, unless `killable`, has a signal.
+    /// * `EINTR`: a fatal signal or, unless `killable`, any signal is pending.
     ///
     /// # Context
     ///
-    /// May sleep; not within a callback.
+    /// May sleep. Must not be called from a callback.
     pub fn sleep(&self, bell: &Bell, timeout: Jiffies, killable: bool) -> Result {
-        // SAFETY: Alive by the type invariant, and the bell is borrowed for as long as the call takes.
+        // SAFETY: The fence is alive by the type invariant, and `bell` is borrowed until the call
+        // returns.
         let ret = unsafe {
             bindings::rust_hmm_fence_wait(self.as_raw(), bell.as_raw(), timeout, killable)
         };
@@ -297,29 +307,31 @@ impl Fence {
         Ok(())
     }
 
-    /// Adds 1 to the eventfd `fd` of the current process when it is signalled, or at once if it is. The eventfd stays
-    /// in use until the last reference of the fence is dropped.
+    /// Adds 1 to the eventfd `fd` of the current process when the fence is signalled, or
+    /// immediately if it is signalled already. The eventfd remains referenced until the last
+    /// reference of the fence is dropped.
     ///
-    /// The fence can be seen signalled shortly before that: wait for the eventfd by `poll()`.
+    /// [`Self::check`] may report the signal shortly before the eventfd is written, so that user
+    /// space should wait for the eventfd with `poll()`.
     ///
     /// # Errors
     ///
-    /// - `EBADF`: there is no such descriptor.
-    /// - `EINVAL`: it is no eventfd.
-    /// - `EBUSY`: the fence has four of them.
+    /// * `EBADF`: `fd` is not an open descriptor.
+    /// * `EINVAL`: `fd` is not an eventfd.
+    /// * `EBUSY`: the fence has four eventfds already.
     ///
     /// # Context
     ///
     /// May sleep.
     pub fn eventfd(&self, fd: i32) -> Result {
-        // SAFETY: Alive by the type invariant.
+        // SAFETY: The fence is alive by the type invariant.
         to_result(unsafe { bindings::rust_hmm_fence_eventfd(self.as_raw(), fd) })
     }
 }
 
 impl Clone for Fence {
     fn clone(&self) -> Self {
-        // SAFETY: Alive by the type invariant.
+        // SAFETY: The fence is alive by the type invariant.
         unsafe { bindings::rust_hmm_fence_get(self.as_raw()) };
         // INVARIANT: The reference was just taken.
         Self(self.0)
@@ -328,7 +340,7 @@ impl Clone for Fence {
 
 impl Drop for Fence {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant.
+        // SAFETY: We own a reference by the type invariant, and this is its last use.
         unsafe { bindings::rust_hmm_fence_put(self.as_raw()) };
     }
 }
@@ -377,7 +389,8 @@ mod tests {
             kernel::time::delay::fsleep(Delta::from_millis(20));
             pending.signal(Err(ENODEV));
         })?;
-        // Cancelled if the thread was stopped before it ran; but nothing stops it here.
+        // The fence would be cancelled if the thread were stopped before it ran, but nothing stops
+        // it.
         assert_eq!(fence.synchronize(None), Err(ENODEV));
         drop(thread);
         Ok(())

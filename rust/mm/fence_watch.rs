@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Fences that a file reports by `poll`.
+//! Reports signalled fences by `poll()` of a driver's file.
 //!
-//! A file has one [`Watch`]. Each fence that it is to report has a [`Watched`], which counts from the signal of the fence
-//! until it is dropped. While one counts, the file is ready.
+//! A file has one [`Watch`]. Each fence that the file reports has a [`Watched`], which is counted
+//! from the signal of the fence until it is dropped. The file is ready while the count is not 0.
 
 use super::fence::Fence;
 use crate::{
@@ -26,13 +26,13 @@ use kernel::{
     types::Opaque, //
 };
 
-/// Fences of a file that have signalled, and the tasks that poll the file for that.
+/// The number of signalled fences of a file, and the tasks that poll the file for them.
 pub struct Watch {
     signalled: Atomic<usize>,
     changed: Deferred<Pollers>,
 }
 
-/// The tasks that poll the file. Dropping it waits for an RCU grace period.
+/// Wait queue of the tasks that poll the file. Dropping it waits for an RCU grace period.
 #[pin_data]
 struct Pollers {
     #[pin]
@@ -50,7 +50,7 @@ impl Pollers {
 impl DropWaits for Pollers {}
 
 impl Watch {
-    /// Makes one that no fence counts in.
+    /// Creates a watch without fences.
     ///
     /// # Errors
     ///
@@ -58,7 +58,8 @@ impl Watch {
     ///
     /// # Context
     ///
-    /// May sleep. Dropping the last reference may, too, but not in a callback or in atomic context.
+    /// May sleep. Dropping the last reference may sleep, too, except in a callback or in atomic
+    /// context, where a worker frees it.
     pub fn new() -> Result<Arc<Self>> {
         let (name, key) = locks::fence_watch();
         let pollers = Pollers::new(name, key);
@@ -74,7 +75,7 @@ impl Watch {
         self.signalled.load(Relaxed) != 0
     }
 
-    /// Notified when [`Self::is_ready`] becomes true.
+    /// Returns the condition variable that is notified when [`Self::is_ready`] becomes true.
     pub fn changed(&self) -> &PollCondVar {
         &self.changed.changed
     }
@@ -96,11 +97,11 @@ pub struct Watched {
 
 // SAFETY: The registration may be removed by any task; all else is `Send`.
 unsafe impl Send for Watched {}
-// SAFETY: Nothing changes by a shared reference but the atomic.
+// SAFETY: The only field that changes through a shared reference is atomic.
 unsafe impl Sync for Watched {}
 
 impl Watched {
-    /// Has `watch` count `fence`; at once if it is signalled.
+    /// Registers `fence` with `watch`. It is counted immediately if it is signalled already.
     ///
     /// # Errors
     ///
@@ -120,8 +121,9 @@ impl Watched {
             GFP_KERNEL_ACCOUNT,
         )?;
         let raw = watched.raw.get();
-        // SAFETY: `raw` is ours, and pinned. `data` is used until `unwatch` in `drop`, and the box is pinned.
-        // INVARIANT: Given with `fence`.
+        // SAFETY: `raw` is ours, and pinned. `data` is used until `unwatch` in `drop`, and the box
+        // is pinned.
+        // INVARIANT: `raw` is registered with `fence`, and its `data` points to this object.
         unsafe {
             (*raw).signalled = Some(Self::signalled);
             (*raw).data = core::ptr::from_ref::<Self>(&watched).cast_mut().cast();
@@ -134,7 +136,8 @@ impl Watched {
     ///
     /// Called once, as `rust_hmm_fence_watch::signalled`, with a `Watched` that is not dropped.
     unsafe extern "C" fn signalled(data: *mut ffi::c_void) {
-        // SAFETY: By the function's requirements; only shared references exist meanwhile.
+        // SAFETY: `data` points to a live `Watched` by the function's requirements, of which only
+        // shared references exist.
         let this = unsafe { &*data.cast::<Self>() };
         this.has_signalled.store(true, Relaxed);
         this.watch.signalled.add(1, Relaxed);
@@ -145,7 +148,8 @@ impl Watched {
 #[pinned_drop]
 impl PinnedDrop for Watched {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariant. After this the callback neither runs nor will run.
+        // SAFETY: `raw` is registered by the type invariant. After this call the callback neither
+        // runs nor will run.
         unsafe { bindings::rust_hmm_fence_unwatch(self.fence.as_raw(), self.raw.get()) };
         if self.has_signalled.load(Relaxed) {
             self.watch.signalled.add(usize::MAX, Relaxed);
@@ -191,14 +195,14 @@ mod tests {
             watched.push(one, GFP_KERNEL)?;
         }
         pending.signal(Ok(()));
-        // Some in the middle go before they are called.
+        // Some fences in the middle are dropped before their callback is called.
         watched.truncate(COUNT - 10);
         let since = Instant::<Monotonic>::now();
         while watch.signalled.load(Relaxed) < COUNT - 10 && since.elapsed() < Delta::from_secs(20) {
             fsleep(Delta::from_millis(1));
         }
         assert_eq!(watch.signalled.load(Relaxed), COUNT - 10);
-        // SAFETY: No preconditions.
+        // SAFETY: The helper has no preconditions.
         let longest = unsafe { bindings::rust_hmm_fence_longest_lot() };
         assert!(longest > 1 && longest <= 16);
         drop(watched);

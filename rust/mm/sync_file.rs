@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! DMA fences as files, which other drivers and `poll` understand.
+//! Sync files: DMA fences as files, for other drivers and for `poll()`.
 //!
 //! C header: [`include/linux/sync_file.h`](srctree/include/linux/sync_file.h)
 
@@ -14,10 +14,11 @@ use kernel::{
     types::NotThreadSafe, //
 };
 
-/// A file for a DMA fence, with a descriptor that is reserved but not installed. Dropped, both are released.
+/// A sync file for a DMA fence, with a file descriptor that is reserved but not yet installed. Both
+/// are released when this is dropped.
 ///
-/// Of a [`Fence`](super::fence::Fence) no file can be made: whoever gets the file may wait for it where memory is
-/// reclaimed.
+/// There is no sync file for a [`Fence`](super::fence::Fence), because a driver that imports the
+/// file may wait for it in memory reclaim.
 ///
 /// # Invariants
 ///
@@ -25,17 +26,17 @@ use kernel::{
 pub struct SyncFile {
     fd: ffi::c_int,
     file: NonNull<bindings::file>,
-    /// The descriptor is one of this task.
+    /// The descriptor belongs to the current task's file table.
     _nts: NotThreadSafe,
 }
 
 impl SyncFile {
-    /// Makes a file for `fence`.
+    /// Creates a sync file for `fence`, and reserves a descriptor.
     ///
     /// # Errors
     ///
-    /// - `EMFILE`: the process has too many descriptors.
-    /// - `ENOMEM`
+    /// * `EMFILE`: the process has too many open descriptors.
+    /// * `ENOMEM`: memory allocation failed.
     ///
     /// # Context
     ///
@@ -45,7 +46,7 @@ impl SyncFile {
         // SAFETY: The fence is alive by its type invariant, and `file` may be written.
         let fd = unsafe { bindings::rust_hmm_sync_file_reserve(fence.as_raw(), &mut file) };
         to_result(fd)?;
-        // INVARIANT: Both are new, and ours.
+        // INVARIANT: The helper reserved `fd` and created `file`, and both are ours.
         Ok(Self {
             fd,
             file: NonNull::new(file).ok_or(ENOMEM)?,
@@ -53,7 +54,7 @@ impl SyncFile {
         })
     }
 
-    /// Number of the descriptor.
+    /// Returns the number of the descriptor.
     pub fn fd(&self) -> i32 {
         self.fd
     }
@@ -61,7 +62,8 @@ impl SyncFile {
     /// Installs the file at the descriptor.
     pub fn install(self) {
         let this = ManuallyDrop::new(self);
-        // SAFETY: By the type invariant; the reference goes with it.
+        // SAFETY: `fd` is reserved and the reference of `file` is ours, by the type invariant. The
+        // reference passes to the file table.
         unsafe { bindings::rust_hmm_sync_file_install(this.fd, this.file.as_ptr()) };
     }
 
@@ -69,18 +71,18 @@ impl SyncFile {
     ///
     /// # Errors
     ///
-    /// - `EBADF`: `fd` is no sync file.
+    /// * `EBADF`: `fd` is not a sync file.
     pub fn fence(fd: i32) -> Result<DmaFence> {
-        // SAFETY: No preconditions.
+        // SAFETY: The helper has no preconditions.
         let raw = unsafe { bindings::rust_hmm_sync_file_fence(fd) };
-        // SAFETY: The call returns a reference.
+        // SAFETY: The helper returned a valid fence with a reference, unless it returned null.
         Ok(unsafe { DmaFence::from_raw(NonNull::new(raw).ok_or(EBADF)?) })
     }
 }
 
 impl Drop for SyncFile {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant.
+        // SAFETY: `fd` is reserved and the reference of `file` is ours, by the type invariant.
         unsafe { bindings::rust_hmm_sync_file_forget(self.fd, self.file.as_ptr()) };
     }
 }

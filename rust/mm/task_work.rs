@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Sleep of a task before it returns to user mode, where it holds no lock.
+//! Lets a task sleep before it returns to user mode, where it holds no lock.
 //!
-//! A page fault cannot sleep for what other tasks do with the page: the core holds the folio's lock
-//! and a reference of it until the handler has returned. After that, a task that has faulted in
-//! user mode does its task work, and repeats the instruction.
+//! A page fault handler cannot wait until other tasks have finished with the page, because the core
+//! holds the folio lock and a reference of the folio until the handler returns. A task that faulted
+//! in user mode runs its task work after that, and then repeats the instruction.
 //!
 //! C header: [`include/linux/task_work.h`](srctree/include/linux/task_work.h)
 
@@ -18,26 +18,27 @@ use kernel::{
     types::Opaque, //
 };
 
-/// A task's work: to sleep until `bell` rings.
+/// Task work that waits for `bell`.
 #[repr(C)]
 struct Sleep {
-    // First: the address of the work is that of the object.
+    // First member: the address of the work is that of the object.
     work: Opaque<bindings::rust_hmm_task_work>,
     bell: Arc<Bell>,
 }
 
-/// Has the current task sleep until `bell` was [rung for good](Bell::ring_for_good), before it
-/// returns to user mode. Any signal ends the sleep: the task then handles it, and repeats the
-/// instruction. A task that exits does not sleep.
+/// Makes the current task wait until `bell` is [completed for all](Bell::ring_for_good), before it
+/// returns to user mode. Any signal ends the wait: the task handles it, and then repeats the
+/// instruction. An exiting task does not wait.
 ///
 /// # Errors
 ///
-/// - `ENOMEM`
-/// - `ESRCH` if the task is a kernel thread or exits
+/// * `ENOMEM`: memory allocation failed.
+/// * `ESRCH`: the task is a kernel thread, or is exiting.
 ///
 /// # Context
 ///
-/// May sleep. Any lock may be held: the task sleeps for `bell` after it has released all.
+/// May sleep. The caller may hold any lock that allows sleeping: the task waits for `bell` after it
+/// has released all locks.
 #[inline(never)]
 pub(crate) fn sleep_before_return(bell: Arc<Bell>) -> Result {
     let sleep = Sleep {
@@ -53,7 +54,7 @@ pub(crate) fn sleep_before_return(bell: Arc<Bell>) -> Result {
         bindings::rust_hmm_task_work_add(work)
     });
     if added.is_err() {
-        // SAFETY: Nothing was added, so that the box is still ours.
+        // SAFETY: The work was not added, so that the box is still ours.
         drop(unsafe { KBox::from_raw(sleep) });
     }
     added
@@ -63,28 +64,30 @@ pub(crate) fn sleep_before_return(bell: Arc<Bell>) -> Result {
 ///
 /// `object` must be a leaked box of [`Sleep`] that no other code uses.
 unsafe extern "C" fn run(object: *mut ffi::c_void) {
-    // SAFETY: By the function's requirements.
+    // SAFETY: `object` is a leaked box of `Sleep` that no other code uses, by the function's
+    // requirements.
     let sleep = unsafe { KBox::from_raw(object.cast::<Sleep>()) };
-    // SAFETY: No preconditions.
+    // SAFETY: The helper has no preconditions.
     if !unsafe { bindings::rust_hmm_task_is_exiting() } {
         sleep.bell.wait_interruptible();
     }
 }
 
-/// The library may have tasks sleep, as long as this exists.
+/// Token of the library: task works may be added as long as it exists.
 pub(crate) struct TaskWorks(());
 
 impl TaskWorks {
-    /// To be made by the library's `init`.
+    /// Created once, by the library's `init`.
     pub(crate) fn new() -> Self {
         Self(())
     }
 }
 
 impl Drop for TaskWorks {
-    /// Waits until no task executes code of this module as its work.
+    /// Waits until no task runs code of this module as task work.
     fn drop(&mut self) {
-        // SAFETY: The library ends: no driver is left on whose memory a task could fault.
+        // SAFETY: The module is being unloaded, and no driver is left. Therefore no fault adds a
+        // task work.
         unsafe { bindings::rust_hmm_task_work_exit() };
     }
 }
@@ -100,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_kernel_thread_is_refused() -> Result {
-        // It never returns to user mode: what waits for its work would wait for ever.
+        // A kernel thread never returns to user mode, so that its task work would never run.
         let bell = Arc::pin_init(Bell::new(), GFP_KERNEL)?;
         let (theirs, answer) = (bell.clone(), Arc::new(Atomic::new(0i32), GFP_KERNEL)?);
         let told = answer.clone();

@@ -7,13 +7,13 @@ use kernel::{
     prelude::*, //
 };
 
-/// Order of a folio that one PMD maps: 2 MiB of 4 KiB pages.
+/// Order of a folio that one PMD maps (2 MiB with 4 KiB pages).
 pub const PMD_ORDER: u32 = 9;
 
-/// Pages that one PMD maps, and the most that one range fault or migration handles.
+/// Number of pages that one PMD maps. One range fault or migration handles at most this many.
 pub const PMD_PAGES: usize = 1 << PMD_ORDER;
 
-/// Bytes that one PMD maps.
+/// Number of bytes that one PMD maps.
 pub const PMD_SIZE: usize = PMD_PAGES * PAGE_SIZE;
 
 /// A range of virtual addresses in bytes, page-aligned and never empty.
@@ -32,30 +32,32 @@ impl PageRange {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is empty or not page-aligned.
+    /// * `EINVAL`: the range is empty or not page-aligned.
     #[inline]
     pub const fn new(start: usize, end: usize) -> Result<Self> {
         if start >= end || start & !PAGE_MASK != 0 || end & !PAGE_MASK != 0 {
             return Err(EINVAL);
         }
-        // INVARIANT: Just checked.
+        // INVARIANT: Both conditions were checked above.
         Ok(Self { start, end })
     }
 
-    /// Creates the range of `pages` pages at `start`.
+    /// Creates the range of `pages` pages that begins at `start`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is empty, not page-aligned, or goes beyond the largest address.
+    /// * `EINVAL`: the range is empty, is not page-aligned, or ends beyond the largest address.
     #[inline]
     pub fn from_pages(start: usize, pages: usize) -> Result<Self> {
         let len = pages.checked_mul(PAGE_SIZE).ok_or(EINVAL)?;
         Self::new(start, start.checked_add(len).ok_or(EINVAL)?)
     }
 
-    /// The smallest range that holds `[start, end)`, which must not be empty.
+    /// Returns the smallest page range that contains the bytes `[start, end)`; `None` if they
+    /// contain no whole page that can be mapped.
     ///
-    /// An end beyond the last whole page is cut: no page can be mapped there.
+    /// The end is rounded down if it lies in the last page of the address space, because no page
+    /// can be mapped there.
     pub(crate) fn covering(start: usize, end: usize) -> Option<Self> {
         let start = start & PAGE_MASK;
         let end = end.checked_add(PAGE_SIZE - 1).unwrap_or(usize::MAX) & PAGE_MASK;
@@ -68,7 +70,7 @@ impl PageRange {
         self.start
     }
 
-    /// First address behind the range.
+    /// First address after the range.
     #[inline]
     pub const fn end(&self) -> usize {
         self.end
@@ -77,21 +79,21 @@ impl PageRange {
     /// Number of pages, at least 1.
     #[inline]
     pub const fn pages(&self) -> usize {
-        // By the invariant `end` is the larger one.
+        // Cannot wrap: `start < end` by the type invariant.
         self.end.wrapping_sub(self.start) >> PAGE_SHIFT
     }
 
-    /// The smallest range that holds both.
+    /// Returns the smallest range that contains both ranges.
     #[inline]
     pub fn hull(&self, other: &Self) -> Self {
-        // INVARIANT: As of the two.
+        // INVARIANT: Both ends are ends of valid ranges, and `start` did not grow nor `end` shrink.
         Self {
             start: self.start.min(other.start),
             end: self.end.max(other.end),
         }
     }
 
-    /// The part that both ranges have in common.
+    /// Returns the intersection of both ranges; `None` if it is empty.
     #[inline]
     pub fn intersect(&self, other: &Self) -> Option<Self> {
         Self::new(self.start.max(other.start), self.end.min(other.end)).ok()
@@ -103,7 +105,7 @@ impl PageRange {
         self.index_of(addr).is_some()
     }
 
-    /// The index of the page at `addr` within the range.
+    /// Returns the index of the page that contains `addr`; `None` if `addr` is outside the range.
     #[inline]
     pub fn index_of(&self, addr: usize) -> Option<usize> {
         (self.start..self.end)
@@ -111,32 +113,33 @@ impl PageRange {
             .then(|| addr.wrapping_sub(self.start) >> PAGE_SHIFT)
     }
 
-    /// The address of page `index` of the range; the last page if `index` is beyond it.
+    /// Returns the address of page `index` of the range, or of the last page if `index` is too
+    /// large.
     #[inline]
     pub fn address(&self, index: usize) -> usize {
         // OVERFLOW: the sum stays below `end`.
         self.start + (index.min(self.pages() - 1) << PAGE_SHIFT)
     }
 
-    /// Pieces in ascending order, none of which crosses a 2 MiB border.
+    /// Splits the range at 2 MiB boundaries. The parts are in ascending order.
     pub fn pmd_pieces(&self) -> impl Iterator<Item = PageRange> {
         let end = self.end;
         let mut next = Some(self.start);
         core::iter::from_fn(move || {
             let start = next.filter(|start| *start < end)?;
-            // A border beyond the largest address is no border.
+            // There is no boundary beyond the largest address.
             let border = (start & !(PMD_SIZE - 1)).checked_add(PMD_SIZE);
             next = border;
             PageRange::new(start, border.map_or(end, |border| border.min(end))).ok()
         })
     }
 
-    /// The part from `addr` on, if any.
+    /// Returns the part of the range from the page of `addr` on; `None` if it is empty.
     pub fn from_address(&self, addr: usize) -> Option<Self> {
         Self::new(self.start.max(addr & PAGE_MASK), self.end).ok()
     }
 
-    /// Whether the range is exactly what one PMD maps.
+    /// Whether the range is 2 MiB-aligned and exactly one PMD long.
     pub const fn is_pmd(&self) -> bool {
         self.start & (PMD_SIZE - 1) == 0 && self.pages() == PMD_PAGES
     }
@@ -175,7 +178,7 @@ mod tests {
             PageRange::new(2 * PMD_SIZE, 2 * PMD_SIZE + 0x2000).ok()
         );
         assert_eq!(pieces.next(), None);
-        // The last pages of the address space, behind which there is no border.
+        // The last pages of the address space, after which there is no boundary.
         let range = PageRange::new(usize::MAX & !(PMD_SIZE - 1), usize::MAX & PAGE_MASK)?;
         assert_eq!(range.pmd_pieces().count(), 1);
         Ok(())
@@ -192,7 +195,7 @@ mod tests {
         let both = range.intersect(&PageRange::new(0, 0x11000)?);
         assert_eq!(both, PageRange::from_pages(0x10000, 1).ok());
         assert_eq!(range.from_address(0x20000), None);
-        // What the kernel reports need not be page-aligned, nor end in a whole page.
+        // The ranges that the kernel reports need not be page-aligned.
         assert_eq!(
             PageRange::covering(0x10010, 0x10020),
             PageRange::from_pages(0x10000, 1).ok()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Anonymous memory that comes from a device file, and is known by it.
+//! Private anonymous memory that is created by `mmap()` of a device file and identified by its file
+//! offset.
 //!
 //! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h)
 
@@ -19,40 +20,43 @@ use kernel::{
     prelude::*, //
 };
 
-/// The offset of a mapping that is being set up, in bytes.
+/// Returns the file offset, in bytes, of a VMA that is being set up.
 pub(crate) fn offset(vma: &VmaNew) -> usize {
-    // SAFETY: The mapping is valid, and nobody else has it yet.
+    // SAFETY: `vma` is valid, and no other task can access it before `mmap()` has inserted it.
     unsafe { bindings::rust_hmm_vma_offset(vma.as_ptr()) << PAGE_SHIFT }
 }
 
-/// Makes a private mapping that is being set up anonymous memory; with `huge` of huge pages, if there are.
+/// Turns a private VMA that is being set up into anonymous memory. With `huge`, the VMA prefers
+/// huge pages.
 ///
 /// # Errors
 ///
-/// `EINVAL` if it is shared, or was made one of a driver's pages.
+/// * `EINVAL`: the VMA is shared, or the driver has already set it up for its own pages.
 pub(crate) fn set_anonymous(vma: &VmaNew, huge: bool) -> Result {
     if vma.flags() & (flags::MIXEDMAP | flags::PFNMAP | flags::IO) != 0 {
         return Err(EINVAL);
     }
-    // SAFETY: As above.
+    // SAFETY: `vma` is valid, and no other task can access it before `mmap()` has inserted it.
     if unsafe { bindings::rust_hmm_vma_is_shared(vma.as_ptr()) } {
         return Err(EINVAL);
     }
-    // SAFETY: As above; it is private, and has no pages yet.
+    // SAFETY: `vma` is valid and not yet visible to other tasks. It is private, as checked above,
+    // and has no pages yet.
     unsafe { bindings::rust_hmm_vma_set_anonymous(vma.as_ptr(), huge) };
     Ok(())
 }
 
 impl Vma<'_> {
-    /// The offset in bytes with which anonymous memory was mapped from a file; 0 for any other.
+    /// Returns the file offset, in bytes, with which anonymous memory was mapped from a device
+    /// file; 0 for any other VMA.
     pub(crate) fn anonymous_offset(&self) -> usize {
-        // SAFETY: Valid, with the mmap lock held.
+        // SAFETY: The VMA is valid, and the mmap lock is held as long as `self` exists.
         let pages = unsafe { bindings::rust_hmm_vma_anonymous_offset(self.as_ptr()) };
         pages << PAGE_SHIFT
     }
 }
 
-/// Maps `bytes` of `file` at `offset` into the current process. Returns the address.
+/// Maps `bytes` bytes of `file` at `offset` into the current process. Returns the address.
 ///
 /// # Safety
 ///
@@ -60,13 +64,17 @@ impl Vma<'_> {
 ///
 /// # Errors
 ///
-/// Those of `mmap`. Context: may sleep; takes the mmap lock.
+/// Those of `mmap()`.
+///
+/// # Context
+///
+/// May sleep. Takes the mmap lock of the current process for writing.
 pub(crate) unsafe fn map_file(
     file: *mut bindings::file,
     bytes: usize,
     offset: usize,
 ) -> Result<usize> {
-    // SAFETY: By the function's requirements.
+    // SAFETY: `file` is an open file by the function's requirements.
     let addr = unsafe { bindings::rust_hmm_mmap(file, bytes, offset) };
     usize::try_from(addr).map_err(|_| {
         // CAST: A negative errno.
@@ -74,12 +82,19 @@ pub(crate) unsafe fn map_file(
     })
 }
 
-/// Unmaps the mappings in `range` of `mm` of which `is` says so, by their start and offset in bytes. `mm` is
-/// that of the current task, unless that is a kernel thread.
+/// Unmaps those VMAs in `range` of `mm` for which `is`, called with start and offset in bytes,
+/// returns true. `mm` must be the mm of the current task, unless the current task is a kernel
+/// thread.
 ///
 /// # Errors
 ///
-/// `EINVAL`: of another process; `ENOMEM`; `EINTR`. Context: may sleep; takes the mmap lock.
+/// * `EINVAL`: `mm` belongs to another process.
+/// * `ENOMEM`: a VMA could not be split.
+/// * `EINTR`: a fatal signal is pending.
+///
+/// # Context
+///
+/// May sleep. Takes the mmap lock of `mm`.
 pub(crate) fn unmap_if(
     mm: &MmWithUser,
     range: PageRange,
@@ -97,7 +112,8 @@ pub(crate) fn unmap_if(
             break;
         };
         if let Some(part) = part.intersect(&left).filter(|_| ours) {
-            // SAFETY: The address space is in use. What is unmapped is the process's own memory.
+            // SAFETY: `mm` has a user, because `mm` is a reference to an `MmWithUser`. Only memory
+            // of that process is unmapped.
             to_result(unsafe {
                 bindings::rust_hmm_munmap(mm.as_raw(), part.start(), part.end() - part.start())
             })?;

@@ -12,8 +12,8 @@ use crate::{
 use core::{marker::PhantomData, ptr};
 use kernel::{error::from_err_ptr, prelude::*};
 
-/// A page that only the device may access, locked. A CPU access ends that as soon as this is
-/// dropped, and is announced to notifiers before.
+/// A locked page in system memory that only the device may access. The first CPU access after this
+/// is dropped notifies the mirrors and ends the exclusive access.
 ///
 /// # Invariants
 ///
@@ -24,31 +24,37 @@ pub struct ExclusivePage<'a> {
 }
 
 impl<'a> ExclusivePage<'a> {
-    /// Makes the page at `addr` exclusive; its notifier event carries `cookie`.
+    /// Makes the page at `addr` exclusive to the device. The notifier event carries `cookie`.
     ///
     /// # Errors
     ///
-    /// `EFAULT`: not writable memory. `EOPNOTSUPP`: not anonymous, or hugetlb. `EBUSY`: it changed
-    /// meanwhile. `EINTR`: killed. Context: may sleep; calls notifiers.
+    /// * `EFAULT`: there is no writable memory at `addr`.
+    /// * `EOPNOTSUPP`: the page is not anonymous, or hugetlb.
+    /// * `EBUSY`: the page was changed concurrently.
+    /// * `EINTR`: a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Calls MMU notifiers.
     pub fn new(mmap: &'a MmapGuard<'_>, addr: usize, cookie: Cookie) -> Result<Self> {
         if fails(Point::Exclusive) {
             return Err(EBUSY);
         }
         let mut folio = ptr::null_mut();
-        // SAFETY: The address space is in use and its mmap lock is held.
+        // SAFETY: The mm has a user, and `mmap` holds its mmap lock.
         let page = from_err_ptr(unsafe {
             bindings::make_device_exclusive(mmap.mm_raw(), addr, cookie.as_ptr(), &mut folio)
         })?;
-        // SAFETY: The page is valid.
+        // SAFETY: `page` was returned by make_device_exclusive() with a reference.
         let pfn = unsafe { bindings::rust_hmm_page_to_pfn(page) };
-        // INVARIANT: The folio is returned locked and referenced.
+        // INVARIANT: make_device_exclusive() returns the folio locked, with a reference.
         Ok(Self {
             pfn,
             _borrow: PhantomData,
         })
     }
 
-    /// The page frame number.
+    /// Returns the page frame number.
     pub fn pfn(&self) -> usize {
         self.pfn
     }
@@ -56,7 +62,7 @@ impl<'a> ExclusivePage<'a> {
 
 impl Drop for ExclusivePage<'_> {
     fn drop(&mut self) {
-        // SAFETY: We own both by the type invariant.
+        // SAFETY: We own the lock and the reference by the type invariant.
         unsafe { bindings::rust_hmm_folio_unlock_put(self.pfn) };
     }
 }

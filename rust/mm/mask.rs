@@ -9,15 +9,15 @@ use kernel::prelude::*;
 const WORD: usize = u64::BITS as usize;
 const WORDS: usize = PMD_PAGES / WORD;
 
-/// A set of the 512 pages of a block.
+/// A set of pages of a block of 512.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mask([u64; WORDS]);
 
 impl Mask {
-    /// No page.
+    /// The empty set.
     pub const EMPTY: Self = Self([0; WORDS]);
 
-    /// Whether page `page` is in it.
+    /// Whether page `page` is in the set.
     #[inline]
     pub fn has(&self, page: usize) -> bool {
         self.0
@@ -25,12 +25,12 @@ impl Mask {
             .is_some_and(|word| word & (1 << (page % WORD)) != 0)
     }
 
-    /// Whether no page is in it.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         *self == Self::EMPTY
     }
 
-    /// Adds one page. One beyond the block is left out.
+    /// Adds one page. A page beyond the block is ignored.
     #[inline]
     pub fn insert(&mut self, page: usize) {
         if let Some(word) = self.0.get_mut(page / WORD) {
@@ -38,26 +38,26 @@ impl Mask {
         }
     }
 
-    /// Adds what `words` has. Bit `i` of word `j` is page `64 * j + i`.
+    /// Adds all pages whose bits are set in `words`. Bit `i` of word `j` is page `64 * j + i`.
     pub(crate) fn insert_words(&mut self, words: impl IntoIterator<Item = u64>) {
         for (word, more) in self.0.iter_mut().zip(words) {
             *word |= more;
         }
     }
 
-    /// Its words, as [`Self::insert_words`] takes them.
+    /// Returns the words of the set, in the format of [`Self::insert_words`].
     pub(crate) fn words(&self) -> [u64; WORDS] {
         self.0
     }
 
-    /// The pages before `end` that are not in it, in order.
+    /// Iterates over the pages below `end` that are not in the set, in ascending order.
     pub(crate) fn missing(self, end: usize) -> impl Iterator<Item = usize> {
         let words = self.0.into_iter().enumerate();
         let missing = words.flat_map(|(index, word)| {
             let mut rest = !word;
             core::iter::from_fn(move || {
                 let bit = rest.trailing_zeros() as usize;
-                // Takes the lowest bit out.
+                // Clear the lowest set bit.
                 rest &= rest.checked_sub(1)?;
                 Some(index * WORD + bit)
             })
@@ -65,31 +65,31 @@ impl Mask {
         missing.take_while(move |page| *page < end)
     }
 
-    /// Adds pages; those beyond the block are left out.
+    /// Adds a range of pages. Pages beyond the block are ignored.
     pub fn add(&mut self, pages: Range<usize>) {
         self.each(pages, |word, bits| *word |= bits);
     }
 
-    /// Takes pages out.
+    /// Removes a range of pages.
     pub fn remove(&mut self, pages: Range<usize>) {
         self.each(pages, |word, bits| *word &= !bits);
     }
 
-    /// Takes the pages of `other` out.
+    /// Removes all pages of `other`.
     pub(crate) fn remove_all(&mut self, other: &Self) {
         for (word, other) in self.0.iter_mut().zip(other.0) {
             *word &= !other;
         }
     }
 
-    /// Takes the pages out that are not in `other`.
+    /// Removes all pages that are not in `other`.
     pub(crate) fn keep(&mut self, other: &Self) {
         for (word, other) in self.0.iter_mut().zip(other.0) {
             *word &= other;
         }
     }
 
-    /// Number of those of `pages` that are in it.
+    /// Returns the number of pages of `pages` that are in the set.
     pub fn count(&self, pages: Range<usize>) -> usize {
         let mut copy = *self;
         let mut count = 0;
@@ -99,7 +99,7 @@ impl Mask {
         count
     }
 
-    /// The first pages in a row from page `from` on, before `end`, that are in it.
+    /// Returns the first run of pages in the set within `from..end`.
     pub fn run(&self, from: usize, end: usize) -> Option<Range<usize>> {
         let is_in = |page: usize| {
             let word = self.0.get(page / WORD).copied().unwrap_or(0);

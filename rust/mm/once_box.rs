@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A place that is filled once with an object on the heap.
+//! A pointer to a heap object that is set at most once.
 //!
-//! As [`kernel::sync::SetOnce`], whose lookup calls a C function. Here it is a load, which counts
-//! where each page of a migration is looked up.
+//! This is [`kernel::sync::SetOnce`] with a lookup that is an inlined load instead of a call of a C
+//! function. The difference is measurable, because a migration looks up each of its pages.
 
 use super::word::load_ptr;
 use core::{
@@ -16,7 +16,7 @@ use kernel::{
     sync::atomic::{ordering::Full, Atomic}, //
 };
 
-/// A place for a `T`.
+/// A slot for one `T`.
 ///
 /// # Invariants
 ///
@@ -26,42 +26,46 @@ pub(crate) struct OnceBox<T> {
     _owns: PhantomData<KBox<T>>,
 }
 
-// SAFETY: It owns a `T`.
+// SAFETY: Sending the slot sends the `T` that it owns.
 unsafe impl<T: Send> Send for OnceBox<T> {}
-// SAFETY: It owns a `T`, which others get references to, and which others may put there.
+// SAFETY: A shared slot gives out shared references of the `T`, and lets other tasks store one.
 unsafe impl<T: Send + Sync> Sync for OnceBox<T> {}
 
 impl<T> OnceBox<T> {
-    /// An empty place.
+    /// Creates an empty slot.
     pub(crate) const fn new() -> Self {
-        // INVARIANT: Null.
+        // INVARIANT: The pointer is null.
         Self {
             object: Atomic::new(null_mut()),
             _owns: PhantomData,
         }
     }
 
-    /// The object, if one was put there. Context: any.
+    /// Returns the object, if one was stored. Callable from any context.
     #[inline(always)]
     pub(crate) fn get(&self) -> Option<&T> {
-        // SAFETY: Null or valid by the type invariant, as long as the place is.
+        // SAFETY: The pointer is null or valid as long as the slot, by the type invariant.
         unsafe { load_ptr(&self.object).as_ref() }
     }
 
-    /// Puts `object` there, unless another one is. Returns the one that is there. Context: as its
-    /// drop.
+    /// Stores `object`, unless an object is stored already, and returns the stored one.
+    ///
+    /// # Context
+    ///
+    /// That of dropping `object`.
     pub(crate) fn put(&self, object: Pin<KBox<T>>) -> &T {
-        // SAFETY: It is not moved: the place drops it where it is.
+        // SAFETY: The object is not moved: the slot drops it in place.
         let raw = KBox::into_raw(unsafe { Pin::into_inner_unchecked(object) });
-        // INVARIANT: From a pinned box, and ours.
+        // INVARIANT: `raw` is from a pinned box and ours.
         match self.object.cmpxchg(null_mut(), raw, Full) {
-            // SAFETY: It stays as long as the place does, by the type invariant.
+            // SAFETY: The object is valid as long as the slot, by the type invariant.
             Ok(_) => unsafe { &*raw },
             Err(_) => {
-                // SAFETY: From `into_raw`; it was not put there.
+                // SAFETY: `raw` is from `KBox::into_raw` and was not stored.
                 drop(Pin::from(unsafe { KBox::from_raw(raw) }));
-                // Loaded again: an exchange that fails orders nothing.
-                // SAFETY: As above; it was not null.
+                // Load the pointer again: a failed exchange has no ordering.
+                // SAFETY: The pointer is not null, and valid as long as the slot, by the type
+                // invariant.
                 unsafe { &*load_ptr(&self.object) }
             }
         }
@@ -72,7 +76,8 @@ impl<T> Drop for OnceBox<T> {
     fn drop(&mut self) {
         let raw = load_ptr(&self.object);
         if !raw.is_null() {
-            // SAFETY: From a box by the type invariant; nobody borrows the place any more.
+            // SAFETY: The pointer is from a box by the type invariant, and `&mut self` excludes
+            // borrows of the object.
             drop(Pin::from(unsafe { KBox::from_raw(raw) }));
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Pages of a process that are pinned for long, and charged to its `RLIMIT_MEMLOCK`.
+//! Long-term pinned pages of a process, charged to its `RLIMIT_MEMLOCK`.
 //!
 //! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h), `pin_user_pages`
 
@@ -14,10 +14,10 @@ use kernel::{
     sync::aref::ARef, //
 };
 
-/// Pages pinned at once.
+/// Maximum number of pages that are pinned by one call.
 const AT_ONCE: usize = 1 << 12;
 
-/// What a process has locked of its limit.
+/// A charge of locked pages to a process.
 ///
 /// # Invariants
 ///
@@ -28,16 +28,20 @@ pub struct Accounted {
 }
 
 impl Accounted {
-    /// Counts `pages` as locked by `mm`.
+    /// Charges `pages` pages to `mm` as locked.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` beyond the limit of the current task, unless it may lock what it likes. Context: may
-    /// sleep; takes the mmap lock, and so does the drop.
+    /// * `ENOMEM`: the limit of the current task would be exceeded, and it does not have
+    ///   `CAP_IPC_LOCK`.
+    ///
+    /// # Context
+    ///
+    /// May sleep. This and the drop take the mmap lock for writing.
     pub fn new(mm: &MmWithUser, pages: usize) -> Result<Self> {
-        // SAFETY: The address space is in use.
+        // SAFETY: `mm` has a user.
         to_result(unsafe { bindings::account_locked_vm(mm.as_raw(), pages, true) })?;
-        // INVARIANT: Just counted.
+        // INVARIANT: The pages were charged above.
         Ok(Self {
             mm: ARef::from(&**mm),
             pages,
@@ -47,41 +51,48 @@ impl Accounted {
 
 impl Drop for Accounted {
     fn drop(&mut self) {
-        // SAFETY: The structure is alive, by our reference, even if the process is not. What is taken
-        // away was counted, by the type invariant, so that it does not fail.
+        // SAFETY: Our reference keeps the `mm_struct` allocated, even after the process has exited.
+        // The pages were charged by the type invariant, so that the call does not fail.
         unsafe { bindings::account_locked_vm(self.mm.as_raw(), self.pages, false) };
     }
 }
 
-/// Pages that are pinned: they stay where they are.
+/// Pinned pages, which are neither moved nor freed.
 ///
 /// # Invariants
 ///
 /// Each element is a page of system memory of which we own a pin for writing.
 pub struct PinnedPages(KVVec<*mut bindings::page>);
 
-// SAFETY: Pins may be used and dropped anywhere.
+// SAFETY: Pins may be used and dropped by any task.
 unsafe impl Send for PinnedPages {}
-// SAFETY: The list does not change.
+// SAFETY: The list does not change through a shared reference.
 unsafe impl Sync for PinnedPages {}
 
 impl PinnedPages {
-    /// Pins all pages of `range`, for writing. Those of a device come back first.
+    /// Pins all pages of `range` for writing. Pages in device memory are migrated back first.
     ///
     /// # Errors
     ///
-    /// `EFAULT`: not mapped, or not writable; `EINVAL`: of a kind that cannot be pinned for long;
-    /// `ENOMEM`; `EINTR`: killed. Context: may sleep; faults pages in.
+    /// * `EFAULT`: part of the range is not mapped or not writable.
+    /// * `EINVAL`: part of the range is memory that cannot be pinned long-term.
+    /// * `ENOMEM`: memory allocation failed.
+    /// * `EINTR`: a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Faults pages in.
     pub fn new(mmap: &MmapGuard<'_>, range: PageRange) -> Result<Self> {
-        // Whoever may lock what he likes may ask for more than there can be.
+        // No warning: a task with `CAP_IPC_LOCK` is not limited, and may request more memory than
+        // exists.
         let flags = GFP_KERNEL_ACCOUNT | __GFP_NOWARN;
-        // INVARIANT: Nothing is pinned yet.
+        // INVARIANT: The list is empty.
         let mut pinned = Self(KVVec::with_capacity(range.pages(), flags)?);
         while pinned.0.len() < range.pages() {
             let done = pinned.0.len();
             let wanted = (range.pages() - done).min(AT_ONCE);
             let place = pinned.0.spare_capacity_mut().as_mut_ptr();
-            // SAFETY: The mmap lock is held, and there is room for so many.
+            // SAFETY: The mmap lock is held, and the list has capacity for `wanted` more elements.
             let got = unsafe {
                 bindings::rust_hmm_pin(
                     mmap.mm_raw(),
@@ -91,7 +102,7 @@ impl PinnedPages {
                 )
             };
             let got = usize::try_from(got).map_err(|_| {
-                // CAST: A negative errno.
+                // CAST: `got` is a negative errno.
                 match Error::from_errno(got as kernel::ffi::c_int) {
                     error if super::space::fatal_signal_pending() && error != ENOMEM => EINTR,
                     error => error,
@@ -100,8 +111,8 @@ impl PinnedPages {
             if got == 0 {
                 return Err(EFAULT);
             }
-            // SAFETY: So many were filled in.
-            // INVARIANT: And pinned.
+            // SAFETY: The helper wrote `got` elements.
+            // INVARIANT: The helper pinned each of these pages.
             unsafe { pinned.0.inc_len(got) };
         }
         Ok(pinned)
@@ -112,21 +123,22 @@ impl PinnedPages {
         self.0.len()
     }
 
-    /// Frame number of page `index`.
+    /// Returns the pfn of page `index`.
     pub(crate) fn pfn(&self, index: usize) -> Option<usize> {
         let page = *self.0.get(index)?;
-        // SAFETY: Alive by the type invariant.
+        // SAFETY: The page is pinned, thus allocated, by the type invariant.
         Some(unsafe { bindings::rust_hmm_page_to_pfn(page) })
     }
 
-    /// Page `index`, to be read and written.
+    /// Returns page `index` for reading and writing.
     pub fn page(&self, index: usize) -> Option<CpuPagesMut<'_>> {
         let pfn = self.pfn(index)?;
-        // SAFETY: System memory that is pinned for writing as long as `self` is borrowed.
+        // SAFETY: The page is system memory and is pinned for writing as long as `self` is
+        // borrowed.
         Some(unsafe { CpuPagesMut::new(pfn, 1) })
     }
 
-    /// Whether these are pages `first..` of `other`.
+    /// Whether these are consecutive pages of `other`, beginning with page `first`.
     pub fn is_part_of(&self, other: &Self, first: usize) -> bool {
         let theirs = other.0.get(first..first.saturating_add(self.0.len()));
         theirs == Some(self.0.as_slice())
@@ -136,7 +148,8 @@ impl PinnedPages {
 impl Drop for PinnedPages {
     fn drop(&mut self) {
         if !self.0.is_empty() {
-            // SAFETY: Pinned by the type invariant, and not used any more.
+            // SAFETY: The pages are pinned by the type invariant, and this is the last use of the
+            // pins.
             unsafe { bindings::rust_hmm_unpin(self.0.as_mut_ptr(), self.0.len()) };
         }
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A map from ranges of pages to numbers: a maple tree.
+//! A map from ranges of indices to numbers, in a maple tree.
 //!
-//! [`kernel::maple_tree`] cannot store over what is there, which is what splits a range when a part of it
-//! changes; so this is a type of its own, for numbers only. Nothing is allocated for them.
+//! [`kernel::maple_tree`] cannot overwrite existing ranges, which is needed to split a range when a
+//! part of it changes. Therefore this is a separate type. It stores numbers only, so that values
+//! need no allocation.
 //!
 //! C header: [`include/linux/maple_tree.h`](srctree/include/linux/maple_tree.h)
 
@@ -14,21 +15,21 @@ use crate::{
 use core::{num::NonZeroU64, ops::RangeInclusive};
 use kernel::{error::to_result, prelude::*, types::Opaque};
 
-/// Most that a value can be.
+/// Largest value that can be stored.
 pub const MAX_VALUE: u64 = (1 << 62) - 1;
 
-/// A piece of the map.
+/// A range of indices with one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// First index.
     pub first: usize,
     /// Last index.
     pub last: usize,
-    /// Its value.
+    /// Value of the range.
     pub value: NonZeroU64,
 }
 
-/// A map of ranges. It has a spinlock of its own for each operation.
+/// A map from ranges to numbers. The tree's internal spinlock protects each operation.
 ///
 /// # Invariants
 ///
@@ -41,36 +42,40 @@ pub struct RangeMap {
 
 // SAFETY: The tree has a lock, and its values are numbers.
 unsafe impl Send for RangeMap {}
-// SAFETY: As above.
+// SAFETY: The tree's lock serializes concurrent operations.
 unsafe impl Sync for RangeMap {}
 
-/// Whether an operation may wait for memory.
+/// Whether an allocation may wait for memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// It may sleep and reclaim.
+    /// May sleep and reclaim.
     Yes,
-    /// It takes what is there.
+    /// Uses memory that is available immediately.
     No,
 }
 
 impl RangeMap {
-    /// An empty map.
+    /// Creates an empty map.
     pub fn new() -> impl PinInit<Self> {
-        // INVARIANT: Initialized by the helper.
+        // INVARIANT: The helper initializes the tree.
         pin_init!(Self {
             tree <- Opaque::ffi_init(|slot| {
-                // SAFETY: It may be written, and is pinned.
+                // SAFETY: `slot` is valid for writes, and the tree is pinned.
                 unsafe { bindings::rust_hmm_ranges_init(slot) };
             }),
         })
     }
 
-    /// Stores `value` over all of `range`, whatever is there; `None` removes.
+    /// Stores `value` for all of `range`, and overwrites existing values. `None` removes them.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the value is too large, or the range empty. `ENOMEM`: nothing has changed. Context: may sleep
-    /// with [`Wait::Yes`].
+    /// * `EINVAL`: the value is larger than [`MAX_VALUE`], or the range is empty.
+    /// * `ENOMEM`: memory allocation failed. The map is unchanged.
+    ///
+    /// # Context
+    ///
+    /// May sleep if `wait` is [`Wait::Yes`].
     pub fn store(
         &self,
         range: RangeInclusive<usize>,
@@ -84,7 +89,7 @@ impl RangeMap {
         if fails(Point::Attributes) {
             return Err(ENOMEM);
         }
-        // SAFETY: Initialized by the type invariant.
+        // SAFETY: The tree is initialized by the type invariant.
         to_result(unsafe {
             bindings::rust_hmm_ranges_set(
                 self.tree.get(),
@@ -96,13 +101,13 @@ impl RangeMap {
         })
     }
 
-    /// The first piece that ends at or after `from` and begins at or before `to`.
+    /// Returns the first range with a value that overlaps `from..=to`.
     pub fn find(&self, from: usize, to: usize) -> Option<Piece> {
         if from > to {
             return None;
         }
         let (mut first, mut last) = (0, 0);
-        // SAFETY: Initialized by the type invariant; both may be written.
+        // SAFETY: The tree is initialized by the type invariant. `first` and `last` may be written.
         let value = unsafe {
             bindings::rust_hmm_ranges_find(self.tree.get(), from, to, &mut first, &mut last)
         };
@@ -110,19 +115,19 @@ impl RangeMap {
         Some(Piece { first, last, value })
     }
 
-    /// The value at `number`, and around it the numbers that have the same one, or none: at least those up to
-    /// the next piece.
+    /// Returns the value at `number`, and a range around `number` in which all indices have this
+    /// value, or none has a value. The range extends at least to the next stored range.
     pub fn at(&self, number: usize) -> (RangeInclusive<usize>, Option<NonZeroU64>) {
         let (mut first, mut last) = (0, 0);
-        // SAFETY: Initialized by the type invariant; both may be written.
+        // SAFETY: The tree is initialized by the type invariant. `first` and `last` may be written.
         let value =
             unsafe { bindings::rust_hmm_ranges_at(self.tree.get(), number, &mut first, &mut last) };
         (first..=last, NonZeroU64::new(value as u64))
     }
 
-    /// Removes all pieces. Context: does not sleep.
+    /// Removes all ranges. Does not sleep.
     pub fn clear(&self) {
-        // SAFETY: Initialized by the type invariant.
+        // SAFETY: The tree is initialized by the type invariant.
         unsafe { bindings::rust_hmm_ranges_clear(self.tree.get()) };
     }
 }

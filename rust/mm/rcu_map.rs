@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A map from addresses to counted objects, in which a lookup takes no lock.
+//! A map from addresses to reference-counted objects with lockless lookup.
 //!
-//! A lookup finds an object in an RCU section and takes a reference of it, unless the last one has gone. The memory of an
-//! object is therefore freed after a grace period; what is in it is dropped with the last reference.
+//! A lookup finds an object in an RCU read-side critical section, and takes a reference unless the
+//! reference count is 0. Dropping the last reference drops the object immediately, and frees its
+//! memory after a grace period.
 //!
 //! C headers: [`include/linux/xarray.h`](srctree/include/linux/xarray.h),
 //! [`include/linux/refcount.h`](srctree/include/linux/refcount.h)
@@ -17,11 +18,11 @@ use kernel::{
     types::Opaque, //
 };
 
-/// An object with its count, in memory of its own.
+/// An object with its reference count, in one allocation.
 #[pin_data]
 #[repr(C)]
 struct Counted<T> {
-    // First, for the C side.
+    // First member, because the C helper gets the address of the object as that of its count.
     count: Refcount,
     #[pin]
     object: T,
@@ -37,13 +38,24 @@ pub(crate) struct RcuArc<T: Send + Sync> {
     _owns: PhantomData<Counted<T>>,
 }
 
-// SAFETY: It gives shared references of a `T` that is `Sync`, and the last one drops the `T`, which is `Send`.
+// SAFETY: Gives out shared references of a `T` that is `Sync`. The last reference drops the `T`,
+// which is `Send`.
 unsafe impl<T: Send + Sync> Send for RcuArc<T> {}
-// SAFETY: As above.
+// SAFETY: A shared `RcuArc` can be cloned and the clone sent, which is sound because `T` is `Send`
+// and `Sync`.
 unsafe impl<T: Send + Sync> Sync for RcuArc<T> {}
 
 impl<T: Send + Sync> RcuArc<T> {
-    /// The first reference of `object`. Context: may sleep. Errors: `ENOMEM`, or those of `object`.
+    /// Creates an object with one reference.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: memory allocation failed.
+    /// * Errors of `object`.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn pin_init(object: impl PinInit<T, Error>) -> Result<Self> {
         let place = KBox::pin_init(
             try_pin_init!(Counted {
@@ -52,23 +64,23 @@ impl<T: Send + Sync> RcuArc<T> {
             }? Error),
             GFP_KERNEL_ACCOUNT,
         )?;
-        // SAFETY: It is not moved again: only references to what is in it are given out.
+        // SAFETY: The object is not moved: only references of it are given out.
         let place = KBox::into_raw(unsafe { Pin::into_inner_unchecked(place) });
-        // INVARIANT: From a box, with one reference.
+        // INVARIANT: `place` is from a box, and its reference count is 1.
         Ok(Self {
             place: NonNull::new(place).ok_or(EINVAL)?,
             _owns: PhantomData,
         })
     }
 
-    /// Whether both are of one object.
+    /// Whether both refer to the same object.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.place == other.place
     }
 
     fn counted(&self) -> &Counted<T> {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: Our reference keeps the object valid, by the type invariant.
         unsafe { self.place.as_ref() }
     }
 }
@@ -76,7 +88,7 @@ impl<T: Send + Sync> RcuArc<T> {
 impl<T: Send + Sync> Clone for RcuArc<T> {
     fn clone(&self) -> Self {
         self.counted().count.inc();
-        // INVARIANT: The reference was just taken.
+        // INVARIANT: The reference was taken above.
         Self {
             place: self.place,
             _owns: PhantomData,
@@ -93,17 +105,18 @@ impl<T: Send + Sync> Deref for RcuArc<T> {
     }
 }
 
-/// Context: may sleep if it can be the last reference.
+/// May sleep if this can be the last reference.
 impl<T: Send + Sync> Drop for RcuArc<T> {
     fn drop(&mut self) {
         if !self.counted().count.dec_and_test() {
             return;
         }
         let place = self.place.as_ptr();
-        // SAFETY: That was the last reference, and a lookup takes none any more: it only reads the count. Nobody moves
-        // the object, which was pinned.
+        // SAFETY: The reference count is 0, so that concurrent lookups only read the count and do
+        // not take a reference. The object is dropped in place and thus stays pinned.
         unsafe { core::ptr::drop_in_place(&raw mut (*place).object) };
-        // SAFETY: From a box, whose memory `kfree()` frees. Lookups that have begun may still read the count.
+        // SAFETY: The memory is from a `KBox`, which kfree() can free. It is freed after a grace
+        // period, because concurrent lookups may still read the count.
         unsafe { bindings::rust_hmm_free_rcu(place.cast()) };
     }
 }
@@ -112,7 +125,8 @@ impl<T: Send + Sync> Drop for RcuArc<T> {
 ///
 /// # Invariants
 ///
-/// The array is initialized. A pointer in it was a [`KBox`] of a [`Counted<T>`], of which one reference is the map's.
+/// The array is initialized. A pointer in it was a [`KBox`] of a [`Counted<T>`], of which one
+/// reference is the map's.
 #[pin_data(PinnedDrop)]
 pub(crate) struct RcuMap<T: Send + Sync> {
     #[pin]
@@ -120,72 +134,81 @@ pub(crate) struct RcuMap<T: Send + Sync> {
     _owns: PhantomData<RcuArc<T>>,
 }
 
-// SAFETY: The array has a lock for those who change it, and its objects may be sent and shared.
+// SAFETY: The XArray has a lock for changes, and its objects are `Send` and `Sync`.
 unsafe impl<T: Send + Sync> Send for RcuMap<T> {}
-// SAFETY: As above.
+// SAFETY: The XArray's lock serializes changes, lookups use RCU, and the objects are `Send` and
+// `Sync`.
 unsafe impl<T: Send + Sync> Sync for RcuMap<T> {}
 
 impl<T: Send + Sync> RcuMap<T> {
-    /// An empty map.
+    /// Creates an empty map.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            // INVARIANT: Initialized, and nothing is in it.
+            // INVARIANT: The XArray is initialized and empty.
             array <- Opaque::ffi_init(|array| {
-                // SAFETY: `array` may be written, and stays where it is.
+                // SAFETY: `array` is valid for writes, and the XArray is pinned.
                 unsafe { bindings::xa_init_flags(array, 0) }
             }),
             _owns: PhantomData,
         })
     }
 
-    /// One for static memory, of which [`Self::init`] makes an empty map.
+    /// Creates a map in static memory, which [`Self::init`] initializes.
     ///
     /// # Safety
     ///
     /// [`Self::init`] must be called before anything else is.
     pub(crate) const unsafe fn uninit() -> Self {
-        // INVARIANT: By the function's requirements it is initialized before it is used.
+        // INVARIANT: The XArray is initialized before it is used, by the function's requirements.
         Self {
             array: Opaque::uninit(),
             _owns: PhantomData,
         }
     }
 
-    /// Makes the map empty.
+    /// Initializes an empty map.
     ///
     /// # Safety
     ///
-    /// Called once, for what [`Self::uninit`] returned, before anything else is.
+    /// Must be called once for a map from [`Self::uninit`], before any other method.
     pub(crate) unsafe fn init(&'static self) {
-        // SAFETY: Nobody uses it yet, and it stays where it is.
+        // SAFETY: The map is not used yet, by the function's requirements, and static memory does
+        // not move.
         unsafe { bindings::xa_init_flags(self.array.get(), 0) };
     }
 
-    /// The object at `index`. Context: any but NMI.
+    /// Returns a reference of the object at `index`. Callable from any context but NMI.
     pub(crate) fn get(&self, index: usize) -> Option<RcuArc<T>> {
         let _section = rcu::read_lock();
-        // SAFETY: Initialized by the type invariant.
+        // SAFETY: The XArray is initialized by the type invariant.
         let place = unsafe { bindings::xa_load(self.array.get(), index) };
         let place = NonNull::new(place.cast::<Counted<T>>())?;
-        // SAFETY: The count is the first field. By the type invariant it was one of an object, whose memory stays for
-        // as long as this section lasts.
+        // SAFETY: By the type invariant the pointer is to a `Counted<T>`, whose first member is the
+        // count. `_section` delays the freeing of its memory.
         let counted = unsafe { bindings::rust_hmm_refcount_inc_not_zero(place.as_ptr().cast()) };
-        // INVARIANT: The reference was just taken. Not `then_some()`: that would make one, and drop it, in any case.
+        // INVARIANT: The reference was taken above. Not `then_some()`, which would create an
+        // `RcuArc` and drop it even if no reference was taken.
         counted.then(|| RcuArc {
             place,
             _owns: PhantomData,
         })
     }
 
-    /// Puts `object` at `index`, where nothing is. Context: may sleep; calls for one index must not run at once.
+    /// Stores `object` at `index`.
     ///
     /// # Errors
     ///
-    /// `EBUSY`: something is there; `ENOMEM`.
+    /// * `EBUSY`: an object is stored there already.
+    /// * `ENOMEM`: memory allocation failed.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The caller excludes concurrent calls for the same index.
     pub(crate) fn insert(&self, index: usize, object: RcuArc<T>) -> Result {
-        // INVARIANT: The reference becomes that of the map, if it is stored.
-        // SAFETY: Initialized by the type invariant; a box is aligned to more than the array's own values.
+        // INVARIANT: The reference passes to the map if the object is stored.
+        // SAFETY: The XArray is initialized by the type invariant. The alignment of a box keeps the
+        // pointer distinct from internal entries of the XArray.
         to_result(unsafe {
             bindings::rust_hmm_xa_insert(self.array.get(), index, object.place.as_ptr().cast())
         })?;
@@ -193,11 +216,11 @@ impl<T: Send + Sync> RcuMap<T> {
         Ok(())
     }
 
-    /// Takes away what is at `index`. Context: any but NMI.
+    /// Removes and returns the object at `index`. Callable from any context but NMI.
     pub(crate) fn remove(&self, index: usize) -> Option<RcuArc<T>> {
-        // SAFETY: Initialized by the type invariant.
+        // SAFETY: The XArray is initialized by the type invariant.
         let place = unsafe { bindings::xa_erase(self.array.get(), index) };
-        // INVARIANT: It was the map's reference.
+        // INVARIANT: The map's reference passes to the result.
         NonNull::new(place.cast()).map(|place| RcuArc {
             place,
             _owns: PhantomData,
@@ -210,7 +233,7 @@ impl<T: Send + Sync> PinnedDrop for RcuMap<T> {
     fn drop(self: Pin<&mut Self>) {
         let mut index = 0;
         loop {
-            // SAFETY: Initialized by the type invariant.
+            // SAFETY: The XArray is initialized by the type invariant.
             let found = unsafe {
                 bindings::xa_find(
                     self.array.get(),
@@ -224,7 +247,7 @@ impl<T: Send + Sync> PinnedDrop for RcuMap<T> {
             }
             drop(self.remove(index));
         }
-        // SAFETY: Initialized by the type invariant, and empty.
+        // SAFETY: The XArray is initialized by the type invariant, and empty.
         unsafe { bindings::xa_destroy(self.array.get()) };
     }
 }
@@ -241,7 +264,7 @@ mod tests {
         time::{delay::fsleep, Delta, Instant, Monotonic},
     };
 
-    /// Counts how often one was dropped.
+    /// Counts how many objects were dropped.
     #[pin_data(PinnedDrop)]
     struct Counting {
         dropped: Arc<Atomic<usize>>,
@@ -283,7 +306,7 @@ mod tests {
     fn a_lookup_beside_the_last_drop_finds_nothing_or_an_object() -> Result {
         let dropped = Arc::new(Atomic::new(0), GFP_KERNEL)?;
         let map = Arc::pin_init(RcuMap::new(), GFP_KERNEL)?;
-        // Lookups that found one, and those that found none.
+        // Numbers of lookups that found an object, and of those that found none.
         let counts = Arc::new([Atomic::new(0usize), Atomic::new(0)], GFP_KERNEL)?;
         let stop = Arc::new(Atomic::new(0usize), GFP_KERNEL)?;
         let (finder, seen, ends) = (map.clone(), counts.clone(), stop.clone());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A place for an object that can be taken away while others look at it.
+//! RCU-protected pointers to objects that can be removed while they are read.
 //!
 //! C header: [`include/linux/rcupdate.h`](srctree/include/linux/rcupdate.h)
 
@@ -18,66 +18,69 @@ use kernel::{
     },
 };
 
-/// A place for a `T`.
+/// A slot for one `T`.
 ///
 /// # Invariants
 ///
-/// The pointer is null, or was a [`KBox`] and is ours. Who takes it away frees it only after a grace period.
+/// The pointer is null, or was a [`KBox`] and is ours. A removed object to which there may be a
+/// reference is freed only after a grace period.
 pub(crate) struct RcuSlot<T: Send + Sync> {
     object: Atomic<*mut T>,
     _owns: PhantomData<KBox<T>>,
 }
 
-// SAFETY: It owns a `T`, which may be sent and shared.
+// SAFETY: The slot owns a `T`, which may be sent and shared.
 unsafe impl<T: Send + Sync> Send for RcuSlot<T> {}
-// SAFETY: As above.
+// SAFETY: The pointer is only accessed atomically, and the `T` may be sent and shared.
 unsafe impl<T: Send + Sync> Sync for RcuSlot<T> {}
 
 impl<T: Send + Sync> RcuSlot<T> {
-    /// An empty place.
+    /// Creates an empty slot.
     pub(crate) const fn new() -> Self {
-        // INVARIANT: Null.
+        // INVARIANT: The pointer is null.
         Self {
             object: Atomic::new(null_mut()),
             _owns: PhantomData,
         }
     }
 
-    /// What is there. It stays as long as `guard` does. Context: any.
+    /// Returns the object, which remains valid as long as `guard` exists. Callable from any
+    /// context.
     #[inline]
     pub(crate) fn get<'g>(&'g self, guard: &'g Guard) -> Option<&'g T> {
         let _ = guard;
-        // SAFETY: Null or valid by the type invariant. Who takes it away waits for the end of all read sections
-        // before it is freed, and a drop of the place for the end of this borrow.
+        // SAFETY: The pointer is null or valid by the type invariant. A removed object is freed
+        // only after all RCU read-side critical sections have ended, and the slot is not dropped
+        // while it is borrowed.
         unsafe { load_ptr(&self.object).as_ref() }
     }
 
-    /// Whether nothing is there.
+    /// Whether the slot is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.object.load(Acquire).is_null()
     }
 
-    /// Takes the object away, if there is one. Context: any.
+    /// Removes the object, if there is one. Callable from any context.
     ///
     /// # Safety
     ///
-    /// All calls of [`Self::get`] and [`Self::put`] happened before this one, and no borrow that a
-    /// `get` has returned is left.
+    /// All calls of [`Self::get`] and [`Self::put`] must have happened before this call, and all
+    /// references that `get` returned must have been dropped.
     pub(crate) unsafe fn take_unread(&self) -> Option<KBox<T>> {
-        // No ordering: the caller has synchronized with who put the object there.
+        // Relaxed: the caller has synchronized with the task that stored the object.
         let raw = self.object.xchg(null_mut(), Relaxed);
-        // SAFETY: From a box and ours, by the type invariant; it is not borrowed, by the function's
-        // requirements.
+        // SAFETY: The pointer is from a box and ours, by the type invariant. The object is not
+        // borrowed, by the function's requirements.
         (!raw.is_null()).then(|| unsafe { KBox::from_raw(raw) })
     }
 
-    /// Puts `object` there; if something else is, gives it back. Context: any.
+    /// Stores `object`, or returns it if the slot is not empty. Callable from any context.
     pub(crate) fn put(&self, object: KBox<T>) -> Result<(), KBox<T>> {
         let raw = KBox::into_raw(object);
-        // INVARIANT: From a box, and ours.
+        // INVARIANT: The pointer is from a box, and ours.
         match self.object.cmpxchg(null_mut(), raw, Full) {
             Ok(_) => Ok(()),
-            // SAFETY: From `into_raw`; nobody has got it.
+            // SAFETY: `raw` is from `KBox::into_raw` and was not stored.
             Err(_) => Err(unsafe { KBox::from_raw(raw) }),
         }
     }
@@ -87,34 +90,39 @@ impl<T: Send + Sync> Drop for RcuSlot<T> {
     fn drop(&mut self) {
         let raw = self.object.xchg(null_mut(), Full);
         if !raw.is_null() {
-            // SAFETY: From a box by the type invariant; nobody borrows the place any more.
+            // SAFETY: The pointer is from a box by the type invariant, and `&mut self` excludes
+            // borrows of the object.
             drop(unsafe { KBox::from_raw(raw) });
         }
     }
 }
 
-/// Up to `N` objects that were taken away. Dropping it waits until nobody looks at them, and frees them. Context of
-/// the drop: may sleep, so outside of any read section.
+/// Up to `N` removed objects. Dropping this waits for a grace period and frees them.
+///
+/// # Context
+///
+/// The drop may sleep, and must be outside of RCU read-side critical sections.
 ///
 /// # Invariants
 ///
-/// The pointers come from boxes and are ours, and no place has them.
+/// The pointers come from boxes and are ours, and no slot has them.
 pub(crate) struct Retired<T: Send + Sync, const N: usize> {
     objects: [*mut T; N],
     count: usize,
 }
 
 impl<T: Send + Sync, const N: usize> Retired<T, N> {
-    /// None yet.
+    /// Creates an empty list.
     pub(crate) const fn new() -> Self {
-        // INVARIANT: There are none.
+        // INVARIANT: The list is empty.
         Self {
             objects: [null_mut(); N],
             count: 0,
         }
     }
 
-    /// Takes away what is at `place`. Returns whether something was, and there was room. Context: any.
+    /// Removes the object at `place` and adds it to the list. Returns false if the slot is empty or
+    /// the list is full. Callable from any context.
     pub(crate) fn take(&mut self, place: &RcuSlot<T>) -> bool {
         let Some(room) = self.objects.get_mut(self.count) else {
             return false;
@@ -123,13 +131,13 @@ impl<T: Send + Sync, const N: usize> Retired<T, N> {
         if raw.is_null() {
             return false;
         }
-        // INVARIANT: The place had it until now.
+        // INVARIANT: The exchange removed the pointer from the slot, so that it is ours.
         *room = raw;
         self.count += 1;
         true
     }
 
-    /// How many there are.
+    /// Returns the number of objects.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
@@ -140,10 +148,11 @@ impl<T: Send + Sync, const N: usize> Drop for Retired<T, N> {
         if self.count == 0 {
             return;
         }
-        // SAFETY: No requirements but that it may sleep; else the kernel complains.
+        // SAFETY: `synchronize_rcu()` may be called wherever sleeping is allowed.
         unsafe { bindings::synchronize_rcu() };
         for raw in self.objects.iter().take(self.count) {
-            // SAFETY: From a box by the type invariant; all read sections that could know it have ended.
+            // SAFETY: The pointer is from a box by the type invariant. All read-side critical
+            // sections that could have read it from the slot have ended.
             drop(unsafe { KBox::from_raw(*raw) });
         }
     }
@@ -157,7 +166,7 @@ mod tests {
         Arc, //
     };
 
-    /// Counts its drops.
+    /// Counts how many objects were dropped.
     struct Counted(Arc<Atomic<usize>>, usize);
 
     impl Drop for Counted {
@@ -174,7 +183,7 @@ mod tests {
         let slots = [RcuSlot::new(), RcuSlot::new(), RcuSlot::new()];
         let [first, second, empty] = &slots;
         assert!(first.put(counted(1)?).is_ok() && second.put(counted(2)?).is_ok());
-        // Full: it comes back.
+        // The slot is not empty, so that the object is returned.
         assert_eq!(first.put(counted(3)?).map_err(|object| object.1), Err(3));
         assert_eq!(drops.load(Relaxed), 1);
         let mut retired = Retired::<_, 1>::new();
@@ -182,7 +191,7 @@ mod tests {
             let guard = rcu::read_lock();
             let seen = first.get(&guard).ok_or(EINVAL)?;
             assert!(!retired.take(empty) && retired.take(first));
-            // No room.
+            // The list is full.
             assert!(!retired.take(second));
             assert!(first.is_empty() && first.get(&guard).is_none());
             assert_eq!((seen.1, retired.count()), (1, 1));

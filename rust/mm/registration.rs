@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an address space needs before interval notifiers can be inserted.
+//! Prepares an address space for interval notifiers.
 //!
-//! At the first insertion the core allocates the interval tree of the address space. For that it takes
-//! the mmap lock for writing, and the wait cannot be interrupted. All later users of the lock queue
-//! behind that writer, also a process that exits. If two tasks insert the first two notifiers, one of
-//! them may wait while the other one migrates, and holds the lock for reading until its copies are
-//! done. So this library registers an address space once, by itself and killably, before it inserts
-//! anything; all insertions that follow do without the lock.
+//! When the first interval notifier of an address space is inserted, the core allocates its
+//! interval tree under the mmap lock, taken for writing. That wait is not interruptible, and all
+//! later users of the lock queue behind the writer, including an exiting process. If two tasks
+//! insert the first two notifiers concurrently, one may wait while the other already migrates and
+//! holds the mmap lock for reading until its copies are complete. Therefore the library registers
+//! each address space once, killably, before it inserts a notifier. All later insertions do without
+//! the mmap lock.
 //!
-//! It is not done when a mirror is opened: from then on each change of the address space looks into
-//! the tree.
+//! An address space is not registered as soon as a mirror is opened, because from then on each
+//! change of the address space searches the interval tree.
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
@@ -33,7 +34,7 @@ use kernel::{
     },
 };
 
-/// Whether an address space takes interval notifiers without its mmap lock.
+/// Whether interval notifiers can be inserted into an address space without its mmap lock.
 ///
 /// # Invariants
 ///
@@ -47,20 +48,20 @@ pub(crate) struct Registration {
     lock: Mutex<()>,
 }
 
-/// An address space in use that takes interval notifiers without its mmap lock.
+/// An address space into which interval notifiers can be inserted without its mmap lock.
 ///
 /// # Invariants
 ///
-/// It has its tree of interval notifiers.
+/// The address space has its tree of interval notifiers.
 #[derive(Clone, Copy)]
 pub(crate) struct Registered<'a>(&'a MmWithUser);
 
 impl Registration {
-    /// That of the address space that `space` names. Its owner has a reference, so that the name is
-    /// of no other one.
+    /// Creates the state for the address space that `space` identifies. Its owner has a reference
+    /// of the mm, so that `space` does not identify another one meanwhile.
     pub(crate) fn new(space: Cookie) -> impl PinInit<Self> {
         let (name, key) = locks::registration();
-        // INVARIANT: Not done.
+        // INVARIANT: `done` is false.
         pin_init!(Self {
             space,
             done: AtomicFlag::new(false),
@@ -68,17 +69,17 @@ impl Registration {
         })
     }
 
-    /// Registers `mm`, unless that was done.
+    /// Registers `mm`, unless it is registered already.
     ///
     /// # Errors
     ///
-    /// - `EINTR`: the task was killed, or got a signal before this was done.
-    /// - `ENOMEM`.
-    /// - `EINVAL`: it is another address space.
+    /// * `EINTR`: a fatal signal is pending, or another signal arrived before `mm` was registered.
+    /// * `ENOMEM`: memory allocation failed.
+    /// * `EINVAL`: `mm` is not the mm that this state is for.
     ///
     /// # Context
     ///
-    /// May sleep; the mmap lock must not be held.
+    /// May sleep. The caller must not hold the mmap lock.
     pub(crate) fn of<'a>(&self, mm: &'a MmWithUser) -> Result<Registered<'a>> {
         if Cookie::of_space(mm) != self.space {
             return Err(EINVAL);
@@ -86,7 +87,7 @@ impl Registration {
         if !self.done.load(Acquire) {
             self.register(mm)?;
         }
-        // INVARIANT: By the type invariant.
+        // INVARIANT: `done` is true, so that `mm` has its interval tree by the type invariant.
         Ok(Registered(mm))
     }
 
@@ -94,23 +95,23 @@ impl Registration {
     #[inline(never)]
     fn register(&self, mm: &MmWithUser) -> Result {
         let _guard = self.lock.lock();
-        // Whoever was faster may hold the mmap lock by now.
+        // Recheck: another task may have registered the mm, and may hold the mmap lock now.
         if self.done.load(Acquire) {
             return Ok(());
         }
         if fails(Point::MmapLock) {
             return Err(EINTR);
         }
-        // SAFETY: `mm` is in use.
+        // SAFETY: `mm` has a user.
         to_result(unsafe { bindings::rust_hmm_notifier_register(mm.as_raw()) })?;
-        // INVARIANT: Just registered.
+        // INVARIANT: The mm was registered above.
         self.done.store(true, Release);
         Ok(())
     }
 }
 
 impl<'a> Registered<'a> {
-    /// The address space.
+    /// Returns the address space.
     #[inline]
     pub(super) fn mm(self) -> &'a MmWithUser {
         self.0
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_mmap_lock_is_needed_once() -> Result {
-        // SAFETY: No preconditions; in a test.
+        // SAFETY: The helper has no preconditions. The test task has an mm.
         let addr = unsafe { bindings::rust_hmm_kunit_mmap(PAGE_SIZE) };
         assert_ne!(addr, 0);
         let current = current!();
@@ -134,7 +135,7 @@ mod tests {
         let other = KBox::pin_init(Registration::new(Cookie::of(&addr)), GFP_KERNEL)?;
         assert_eq!(other.of(mm).err(), Some(EINVAL));
         registration.of(mm)?;
-        // Lockdep reports who waits for a lock that it holds.
+        // Lockdep reports if the call takes the mmap lock, which this task holds.
         let _lock = MmapGuard::lock(mm)?;
         registration.of(mm)?;
         Ok(())

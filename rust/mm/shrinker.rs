@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A shrinker: what gives memory back when the kernel needs it.
+//! Shrinkers, which free memory under memory pressure.
 //!
 //! C header: [`include/linux/shrinker.h`](srctree/include/linux/shrinker.h)
 
@@ -17,29 +17,36 @@ use kernel::{ffi, prelude::*, sync::Arc};
 
 pub(crate) mod owner;
 
-/// What can give memory back. It borrows nothing: the kernel asks until the shrinker is dropped, which
-/// `mem::forget` can prevent.
+/// A cache whose memory can be reclaimed. The type is `'static`, because the kernel calls it until
+/// the [`Shrinker`] is dropped, which `mem::forget` can prevent.
 pub trait Shrink: Send + Sync + 'static {
-    /// Objects that could be given back. Context: reclaim; any lock may be held by others. Functions of this library
-    /// that wait fail with `EDEADLK`.
+    /// Returns the number of objects that can be freed.
+    ///
+    /// # Context
+    ///
+    /// Reclaim: the calling task may hold any lock. Blocking functions of this library fail with
+    /// `EDEADLK`.
     fn count(&self) -> usize;
 
-    /// Gives up to `objects` back, or has that done. Returns how many. Context: as [`Self::count`]; must not allocate
-    /// with reclaim or wait for who does.
+    /// Frees up to `objects` objects, or queues that. Returns the number of objects.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::count`]. Must not allocate with reclaim, or wait for a task that does.
     fn scan(&self, objects: usize) -> usize;
 }
 
-/// A registered shrinker. Dropping it waits for calls that run.
+/// A registered shrinker. Dropping it waits for running calls.
 ///
 /// # Context
 ///
-/// The drop may sleep. In a callback, in atomic context and in a call of the shrinker it returns at once, and a worker
-/// frees the shrinker.
+/// The drop may sleep. In a callback, in atomic context and in a call of the shrinker it returns
+/// immediately, and a worker frees the shrinker.
 pub struct Shrinker<T: Shrink> {
     _registered: Deferred<Registered<T>>,
 }
 
-/// The registration.
+/// Registration of a shrinker.
 ///
 /// # Invariants
 ///
@@ -49,7 +56,8 @@ struct Registered<T: Shrink> {
     _data: Arc<T>,
 }
 
-// SAFETY: It may be dropped anywhere that may sleep; the data is `Send + Sync`.
+// SAFETY: The registration may be dropped by any task that may sleep, and the data is `Send +
+// Sync`.
 unsafe impl<T: Shrink> Send for Registered<T> {}
 // SAFETY: There are no methods on a shared reference.
 unsafe impl<T: Shrink> Sync for Registered<T> {}
@@ -57,7 +65,15 @@ unsafe impl<T: Shrink> Sync for Registered<T> {}
 impl<T: Shrink> DropWaits for Registered<T> {}
 
 impl<T: Shrink> Shrinker<T> {
-    /// Registers a shrinker. `name` is for debugging. Context: may sleep. `ENOMEM`.
+    /// Registers a shrinker. `name` is shown in debugfs.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: memory allocation failed.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(name: &'static CStr, data: Arc<T>) -> Result<Self> {
         Ok(Self {
             _registered: Deferred::new(|| Registered::new(name, data), GFP_KERNEL)?,
@@ -70,8 +86,9 @@ impl<T: Shrink> Registered<T> {
         // SAFETY: The name is static.
         let raw = unsafe { bindings::rust_hmm_shrinker_alloc(name.as_char_ptr()) };
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        // SAFETY: A new shrinker, not registered yet; the data lives until it was freed.
-        // INVARIANT: Registered now.
+        // SAFETY: The shrinker is new and not yet registered. `data` lives until the shrinker is
+        // freed.
+        // INVARIANT: The shrinker is registered with `data` as its private data.
         unsafe {
             (*raw.as_ptr()).count_objects = Some(Self::count);
             (*raw.as_ptr()).scan_objects = Some(Self::scan);
@@ -85,7 +102,8 @@ impl<T: Shrink> Registered<T> {
     ///
     /// `raw` must be a registered shrinker of this type.
     unsafe fn data_of<'a>(raw: *mut bindings::shrinker) -> &'a T {
-        // SAFETY: By the function's requirements; the data outlives the registration.
+        // SAFETY: `private_data` is a `T` by the function's requirements, and outlives the
+        // registration.
         unsafe { &*(*raw).private_data.cast::<T>() }
     }
 
@@ -97,22 +115,23 @@ impl<T: Shrink> Registered<T> {
         _control: *mut bindings::shrink_control,
     ) -> ffi::c_ulong {
         let _within = Within::enter();
-        // SAFETY: By the function's requirements.
+        // SAFETY: `raw` is a registered shrinker of this type, by the function's requirements.
         unsafe { Self::data_of(raw) }.count()
     }
 
     /// # Safety
     ///
-    /// As [`Self::count`], with a valid control.
+    /// As for [`Self::count`], with a valid `control`.
     unsafe extern "C" fn scan(
         raw: *mut bindings::shrinker,
         control: *mut bindings::shrink_control,
     ) -> ffi::c_ulong {
-        // SAFETY: By the function's requirements.
+        // SAFETY: `raw` is a registered shrinker of this type and `control` is valid, by the
+        // function's requirements.
         let (data, objects) = unsafe { (Self::data_of(raw), (*control).nr_to_scan) };
         let _within = Within::enter();
         match data.scan(objects) {
-            // `SHRINK_STOP`: nothing to be had now.
+            // `SHRINK_STOP`: no object can be freed now.
             0 => ffi::c_ulong::MAX,
             given => given,
         }
@@ -121,7 +140,8 @@ impl<T: Shrink> Registered<T> {
 
 impl<T: Shrink> Drop for Registered<T> {
     fn drop(&mut self) {
-        // SAFETY: Registered by the type invariant. This waits for running calls.
+        // SAFETY: The shrinker is registered by the type invariant. The call waits for running
+        // calls.
         unsafe { bindings::shrinker_free(self.raw.as_ptr()) };
     }
 }

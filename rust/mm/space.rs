@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An address space in use, and its mmap lock.
+//! The mmap lock of an address space, and its VMAs.
 //!
-//! [`kernel::mm`] has a read guard too, but it cannot be waited for killably, and it does not say
-//! which address space it locks. Migration needs both.
+//! The read guard of [`kernel::mm`] cannot be taken killably, and does not say which mm it locks.
+//! Migration needs both.
 //!
 //! C header: [`include/linux/mmap_lock.h`](srctree/include/linux/mmap_lock.h)
 
@@ -24,33 +24,38 @@ use kernel::{
     types::NotThreadSafe, //
 };
 
-/// Whether a fatal signal waits for the current task, so that it should give up.
+/// Whether a fatal signal is pending for the current task, which should return to user mode soon
+/// then.
 pub fn fatal_signal_pending() -> bool {
-    // SAFETY: No preconditions.
+    // SAFETY: The helper has no preconditions.
     fails(Point::Killed) || unsafe { bindings::rust_hmm_fatal_signal_pending() }
 }
 
-/// Whether somebody uses the address space. It may end right after. Context: any.
+/// Whether `mm` has users. The last user may exit at any time. Callable from any context.
 pub(crate) fn is_in_use(mm: &Mm) -> bool {
-    // SAFETY: It is a reference of the `mm_struct`.
+    // SAFETY: `mm` is a reference of the `mm_struct`, which keeps it allocated.
     unsafe { bindings::rust_hmm_mm_in_use(mm.as_raw()) }
 }
 
-/// Sleeps for at least `ms` ms, or for a minute if that is less.
+/// Sleeps for at least `ms` milliseconds, or for one minute if that is less.
 ///
 /// # Errors
 ///
-/// `EINTR`: the task was killed. Context: may sleep; no lock may be held that others wait for.
+/// * `EINTR`: a fatal signal is pending.
+///
+/// # Context
+///
+/// May sleep. The caller should hold no lock, so that it does not delay other tasks.
 pub fn sleep_killable(ms: u64) -> Result {
     let ms = ms.min(60_000) as u32;
-    // SAFETY: No preconditions but the context.
+    // SAFETY: The helper only requires a context that may sleep.
     match unsafe { bindings::rust_hmm_sleep_killable(ms) } {
         true => Err(EINTR),
         false => Ok(()),
     }
 }
 
-/// The mmap lock of an address space, held for reading.
+/// The mmap lock of an mm, held for reading.
 ///
 /// # Invariants
 ///
@@ -61,48 +66,49 @@ pub struct MmapGuard<'a> {
 }
 
 impl<'a> MmapGuard<'a> {
-    /// Waits for the lock. Functions of this library that wait fail with `EDEADLK` until the guard is
-    /// dropped.
+    /// Takes the lock, killably. Blocking functions of this library fail with `EDEADLK` until the
+    /// guard is dropped.
     ///
     /// # Errors
     ///
-    /// `EINTR` if the task was killed meanwhile.
+    /// * `EINTR`: a fatal signal is pending.
     ///
     /// # Context
     ///
-    /// May sleep; no lock of this crate may be held.
+    /// May sleep. The caller must not hold a lock of this crate.
     pub fn lock(mm: &'a MmWithUser) -> Result<Self> {
         let mut guard = Self::lock_here(mm)?;
         guard._within = Some(Within::enter());
         Ok(guard)
     }
 
-    /// As [`Self::lock`], for the library itself, which marks each call of a driver: faults and
-    /// migrations take the lock several times.
+    /// Takes the lock without marking the task as being in a callback. For the library itself,
+    /// which marks each call of a driver instead, because faults and migrations take the lock
+    /// several times. See [`Self::lock`].
     pub(crate) fn lock_here(mm: &'a MmWithUser) -> Result<Self> {
         if fails(Point::MmapLock) {
             return Err(EINTR);
         }
-        // SAFETY: `mm` is valid and in use.
+        // SAFETY: `mm` is valid and has a user.
         to_result(unsafe { bindings::rust_hmm_mmap_read_lock_killable(mm.as_raw()) })?;
-        // INVARIANT: The lock was just taken.
+        // INVARIANT: The lock was taken above.
         Ok(Self { mm, _within: None })
     }
 
-    /// As [`Self::lock_here`], without waiting.
+    /// Takes the lock without waiting. See [`Self::lock_here`].
     ///
     /// # Errors
     ///
-    /// `EBUSY`: somebody holds it for writing.
+    /// * `EBUSY`: a writer holds the lock or waits for it.
     pub(crate) fn try_lock_here(mm: &'a MmWithUser) -> Result<Self> {
         if fails(Point::MmapLock) {
             return Err(EBUSY);
         }
-        // SAFETY: `mm` is valid and in use.
+        // SAFETY: `mm` is valid and has a user.
         if !unsafe { bindings::rust_hmm_mmap_read_trylock(mm.as_raw()) } {
             return Err(EBUSY);
         }
-        // INVARIANT: The lock was just taken.
+        // INVARIANT: The lock was taken above.
         Ok(Self { mm, _within: None })
     }
 
@@ -110,26 +116,29 @@ impl<'a> MmapGuard<'a> {
         self.mm.as_raw()
     }
 
-    /// The mapping that holds `addr`, if there is one.
+    /// Returns the VMA that contains `addr`.
     pub fn vma_lookup(&self, addr: usize) -> Option<Vma<'_>> {
         // SAFETY: The mmap lock is held by the type invariant.
         let vma = unsafe { bindings::rust_hmm_vma_lookup(self.mm.as_raw(), addr) };
         if vma.is_null() {
             return None;
         }
-        // SAFETY: Non-null, and valid as long as the mmap lock is held, which is as long as `self`
-        // is borrowed.
+        // SAFETY: `vma` is not null, and valid as long as the mmap lock is held, which is as long
+        // as `self` is borrowed.
         Some(unsafe { Vma::from_raw(vma) })
     }
 
     /// Whether another task waits for the lock.
     pub(crate) fn is_contended(&self) -> bool {
-        // SAFETY: `mm` is valid.
+        // SAFETY: `mm` is valid by the type invariant.
         unsafe { bindings::rust_hmm_mmap_is_contended(self.mm.as_raw()) }
     }
 
-    /// The mapping at the start of `range`, and the part of `range` that lies in it. `EINVAL` if
-    /// there is none, or if it may not be read.
+    /// Returns the VMA that contains the start of `range`, and the part of `range` that lies in it.
+    ///
+    /// # Errors
+    ///
+    /// * `EINVAL`: there is no such VMA, or it is not readable.
     pub(crate) fn readable(&self, range: PageRange) -> Result<(Vma<'_>, PageRange)> {
         let vma = self
             .vma_lookup(range.start())
@@ -139,53 +148,55 @@ impl<'a> MmapGuard<'a> {
         Ok((vma, part))
     }
 
-    /// The first anonymous mapping that ends behind `from` and has the page of offset `offset`, see
-    /// [`Vma::offset`].
+    /// Returns the first VMA that ends after `from`, has anonymous pages, and contains the page
+    /// with anonymous offset `offset`. See [`Vma::offset`].
     pub fn vma_of_offset(&self, from: usize, offset: usize) -> Option<Vma<'_>> {
-        // SAFETY: As in `vma_lookup`.
+        // SAFETY: The mmap lock is held by the type invariant.
         let vma = unsafe { bindings::rust_hmm_vma_of_offset(self.mm.as_raw(), from, offset) };
         if vma.is_null() {
             return None;
         }
-        // SAFETY: As in `vma_lookup`.
+        // SAFETY: `vma` is not null, and valid as long as `self` is borrowed, which keeps the mmap
+        // lock held.
         Some(unsafe { Vma::from_raw(vma) })
     }
 
-    /// The mapping that holds `addr`, or the next one.
+    /// Returns the VMA that contains `addr`, or else the next one.
     pub(crate) fn vma_from(&self, addr: usize) -> Option<Vma<'_>> {
-        // SAFETY: As above.
+        // SAFETY: The mmap lock is held by the type invariant.
         let vma = unsafe { bindings::find_vma(self.mm.as_raw(), addr) };
         if vma.is_null() {
             return None;
         }
-        // SAFETY: As above.
+        // SAFETY: `vma` is not null, and valid as long as `self` is borrowed, which keeps the mmap
+        // lock held.
         Some(unsafe { Vma::from_raw(vma) })
     }
 }
 
 impl Drop for MmapGuard<'_> {
     fn drop(&mut self) {
-        // SAFETY: Held by the type invariant.
+        // SAFETY: The current task holds the lock by the type invariant.
         unsafe { bindings::rust_hmm_mmap_read_unlock(self.mm.as_raw()) };
     }
 }
 
-/// As long as this exists, what the current task allocates with `GFP_KERNEL_ACCOUNT` is charged to
-/// the control group of an address space. To be dropped in the reverse order.
+/// Charges `GFP_KERNEL_ACCOUNT` allocations of the current task to the memory cgroup of an mm while
+/// this exists. Several of these must be dropped in reverse order.
 ///
 /// # Invariants
 ///
-/// The current task charges to a control group of which we own a reference; `old` is what it charged
-/// to before, and outlives this.
+/// The current task charges to a memory cgroup of which we own a reference. `old` is the memory
+/// cgroup to which it charged before, and outlives this.
 pub(crate) struct Charge {
     old: *mut bindings::mem_cgroup,
     _nts: NotThreadSafe,
 }
 
 impl Charge {
-    /// Charges to the control group of `mm`.
+    /// Charges allocations to the memory cgroup of `mm`.
     pub(crate) fn to(mm: &MmWithUser) -> Self {
-        // INVARIANT: The call takes the reference; who set `old` keeps that one.
+        // INVARIANT: The helper takes the reference. The caller that set `old` keeps its reference.
         Self {
             // SAFETY: `mm` is valid.
             old: unsafe { bindings::rust_hmm_charge_to(mm.as_raw()) },
@@ -196,12 +207,13 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant.
+        // SAFETY: `old` was the previous memory cgroup and is still referenced, by the type
+        // invariant.
         unsafe { bindings::rust_hmm_charge_end(self.old) };
     }
 }
 
-/// A mapping of which the *mmap lock* is held. A VMA lock would not be enough to migrate.
+/// A VMA whose mm is protected by the *mmap lock*. A VMA lock is not sufficient for a migration.
 ///
 /// # Invariants
 ///
@@ -214,34 +226,37 @@ impl<'a> Vma<'a> {
     ///
     /// `vma` must be valid, and the mmap lock be held for reading, for all of `'a`.
     pub(crate) unsafe fn from_raw(vma: *mut bindings::vm_area_struct) -> Self {
-        // SAFETY: By the function's requirements.
-        // INVARIANT: By the function's requirements.
+        // SAFETY: `vma` is valid and the mmap lock is held for `'a`, by the function's
+        // requirements.
+        // INVARIANT: The mmap lock is held for `'a`, by the function's requirements.
         Self(unsafe { VmaRef::from_raw(vma) })
     }
 
-    /// What its anonymous pages are numbered from, in pages. They keep their number wherever they are moved to; at
-    /// first it is their address, or before Linux 7.3 that in the file of which they are private copies.
+    /// Returns the anonymous offset of the VMA, in pages. It is the index of the VMA's first page,
+    /// which identifies anonymous pages independent of their address: `mremap()` does not change
+    /// it. Initially it is derived from the address. Before Linux 7.3, a private file mapping has
+    /// the offset in the file instead.
     pub fn offset(&self) -> usize {
-        // SAFETY: The mapping is valid.
+        // SAFETY: The VMA is valid for `'a`.
         unsafe { bindings::rust_hmm_vma_anon_offset(self.0.as_ptr()) }
     }
 
-    /// A number that tells the reverse mapping from others'; 0 if nothing was ever there. A mapping keeps
-    /// it when it is moved.
+    /// Returns a number that identifies the `anon_vma`; 0 if the VMA never had anonymous pages.
+    /// `mremap()` does not change it.
     pub fn anon(&self) -> usize {
-        // SAFETY: The mapping is valid.
+        // SAFETY: The VMA is valid for `'a`.
         unsafe { bindings::rust_hmm_vma_anon(self.0.as_ptr()) }
     }
 
-    /// Whether the memory is anonymous and private.
+    /// Whether the VMA is anonymous and private.
     pub fn is_anonymous(&self) -> bool {
-        // SAFETY: The mapping is valid.
+        // SAFETY: The VMA is valid for `'a`.
         unsafe { bindings::rust_hmm_vma_is_anonymous(self.0.as_ptr()) }
     }
 
-    /// Names the address space.
+    /// Returns the cookie that identifies the mm.
     pub(crate) fn space(&self) -> Cookie {
-        // SAFETY: The mapping is valid.
+        // SAFETY: The VMA is valid for `'a`.
         Cookie::of_mm(unsafe { bindings::rust_hmm_vma_mm(self.0.as_ptr()) })
     }
 }

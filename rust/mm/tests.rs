@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Arguments that safe code can give, and that must be refused, in KUnit.
+//! KUnit tests: invalid arguments from safe code are refused.
 
 use super::{
     addr::{PageRange, PMD_ORDER, PMD_PAGES, PMD_SIZE},
@@ -31,15 +31,15 @@ mod suite {
 
     #[test]
     fn coherent_memory_that_is_not_free() -> Result {
-        // System memory: without the check it is a WARN, which fails the whole run.
+        // System memory. Without the check, the core warns and the whole test run fails.
         let ram = device(Kind::Coherent { start: 32 << 20 })?;
         assert_eq!(ram.grow(1), Err(EBUSY));
         assert_eq!((ram.total(), ram.alloc(0).is_none()), (0, true));
-        // Beyond all addresses, where sums overflow.
+        // Beyond the physical address space, where additions overflow.
         for start in [0, 4096, 1 << 52, u64::MAX & !(PMD_SIZE as u64 - 1)] {
             assert!(device(Kind::Coherent { start }).is_err());
         }
-        // The VM runner reserves this; on other machines it is not there, or somebody's.
+        // The VM runner reserves this region. On other machines it does not exist, or is in use.
         let start = 0x1_4000_0000;
         let (first, second) = (
             device(Kind::Coherent { start })?,
@@ -49,7 +49,7 @@ mod suite {
         assert!(got.is_ok() || got == Err(EBUSY));
         assert_eq!(second.grow(1), Err(EBUSY));
         drop(first);
-        // It was given back.
+        // The drop has released the region.
         assert_eq!(second.grow(1), got);
         Ok(())
     }
@@ -84,7 +84,7 @@ mod suite {
 
     #[test]
     fn a_second_destination_for_a_page() -> Result {
-        // SAFETY: No preconditions; in a test.
+        // SAFETY: The helper has no preconditions. The test task has an mm.
         let addr = unsafe { bindings::rust_hmm_kunit_mmap(4 * PAGE_SIZE) };
         let range = PageRange::from_pages(addr, 4)?;
         let device = device(Kind::Private)?;
@@ -101,7 +101,7 @@ mod suite {
         };
         isolated.fill(|_| device.alloc(0));
         assert_eq!(device.used(), 4);
-        // Those that are there would be lost, locked for ever.
+        // A second destination would leak the first one, which would stay locked.
         isolated.fill(|_| device.alloc(0));
         assert_eq!(device.used(), 4);
         isolated.abandon(1);
@@ -124,7 +124,7 @@ mod suite {
 
     #[test]
     fn a_device_that_does_not_reach_memory() -> Result {
-        // SAFETY: The name is a string, and the device is destroyed below.
+        // SAFETY: The name is a C string, and the device is destroyed below.
         unsafe {
             let device = bindings::rust_hmm_dma_create(c"hmm-kunit-narrow".as_char_ptr());
             assert!(!device.is_null());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Zeroed words, without a write for each.
+//! Zeroed arrays of words, zeroed by the allocator.
 
 use kernel::{
     alloc::{
@@ -11,19 +11,19 @@ use kernel::{
     sync::atomic::Atomic,
 };
 
-/// `count` words that are 0.
+/// Allocates `count` words, all 0.
 ///
 /// # Errors
 ///
-/// - `ENOMEM`
+/// * `ENOMEM`: memory allocation failed.
 ///
 /// # Context
 ///
-/// As allocations with `flags`.
+/// That of an allocation with `flags`.
 pub(crate) fn words(count: usize, flags: Flags) -> Result<KVVec<Atomic<u64>>> {
     let mut words = KVVec::with_capacity(count, flags | __GFP_ZERO)?;
-    // SAFETY: There is room for `count`, of which there are none yet. The allocator has zeroed it, and
-    // an atomic integer may have any value.
+    // SAFETY: The capacity is at least `count`, and the length is 0. The allocator has zeroed the
+    // memory, and 0 is a valid `Atomic<u64>`.
     unsafe { words.inc_len(count) };
     Ok(words)
 }
@@ -39,7 +39,7 @@ mod tests {
             let words = words(count, GFP_KERNEL)?;
             assert_eq!(words.len(), count);
             assert!(words.iter().all(|word| word.load(Relaxed) == 0));
-            // What is freed is not zero when it is allocated again.
+            // Make sure that freed memory is not zero when it is allocated again.
             words.iter().for_each(|word| word.store(u64::MAX, Relaxed));
         }
         assert!(super::words(usize::MAX, GFP_KERNEL).is_err());

@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Device page tables that keep entries of pages while these migrate.
+//! Mirrors that keep their entries while pages migrate.
 
 use super::Moved;
 
-/// Device page tables that were told of a migration, and keep their entries of its pages until these have moved.
+/// Mirrors that were announced to a migration. They keep their entries of its pages until the pages
+/// have moved.
 ///
-/// A migration owns its readers. It gives them back only to get [`Self::Done`] for each, the proof that the device uses
-/// none of the sources any more, and frees the sources after that. A pair of readers is one, too.
+/// A migration owns its readers. It consumes them to get a [`Self::Done`] from each, which proves
+/// that the device does not use the sources, and frees the sources only after that. A pair of
+/// readers is a reader, too.
 pub trait Reader: Sized {
-    /// Proof that no entry names a source of a page that has moved, and that the device's TLBs were flushed since. It
-    /// can be had only for the reader that was consumed. Dropped when the migration is over.
+    /// Proof that no entry refers to a source page that has moved, and that the TLBs of the device
+    /// were flushed since. Only consuming the reader yields it. Dropped when the migration has
+    /// ended.
     type Done;
 
     /// Removes the entries of the pages that have moved, and waits for the flush.
     ///
-    /// Context: the mmap lock is held and the pages are locked; must not wait for an invalidation.
+    /// # Context
+    ///
+    /// The mmap lock is held and the pages are locked. Must not wait for an invalidation.
     fn forget(self, moved: &Moved<'_>) -> Self::Done;
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What pages are to a migration, and isolating those of system memory.
+//! Classifies pages for a migration, and isolates pages of system memory.
 //!
-//! A migration isolates only what it can move: [`Vma::alike`] reports the rest before anything is
-//! unmapped. Pages that the kernel's page merging (KSM) has, or may get, must not be isolated at
-//! all: the core isolates what it finds in a page table, and restores what the reverse mapping
-//! leads to. A merged page has the reverse mapping of the mapping that had it merged, and only as
-//! long as that one wants it. Where the way back is not found, the entry stays one of a migration
-//! for ever, of a page that is free.
+//! A migration isolates only pages that it can move. [`Vma::alike`] reports all other pages before
+//! anything is unmapped. Pages that KSM has merged, or may merge, must not be isolated: the core
+//! isolates the pages that it finds in a page table, and restores the mappings that it finds in the
+//! reverse mapping. A merged page is only found through the VMA in which KSM merged it, and only
+//! while that VMA keeps its reverse mapping. If it is not found, the migration entry remains for
+//! ever and refers to a freed page.
 
 use super::{Batch, Isolated};
 use crate::{
@@ -16,55 +16,55 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// What pages are to a migration.
+/// Class of pages with regard to a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pages {
-    /// Anonymous system memory, or holes of an anonymous mapping: they can move to a device.
+    /// Anonymous system memory, or holes of an anonymous VMA. They can move to a device.
     System,
-    /// Pages in the device memory asked for.
+    /// Pages in the requested device memory.
     Device,
-    /// Pages that another task migrates.
+    /// Pages that another task is migrating.
     Busy,
-    /// Pages to which somebody has a reference, for a moment or for long.
+    /// Pages with extra references, short-lived or long-lived.
     Held,
-    /// Pages that cannot move: of a file, shared memory, pinned, merged or about to be, swapped
-    /// out, of another owner.
+    /// Pages that cannot move: file-backed, shared, pinned, swapped out, owned by another device,
+    /// or merged by KSM now or soon.
     Stay,
 }
 
-/// Pages of system memory, or holes of an anonymous mapping, that can move to a device.
+/// Pages of system memory, or holes of an anonymous VMA, that can move to a device.
 ///
 /// # Invariants
 ///
-/// They lie in `vma` and within 2 MiB. When they were looked at, the mmap lock was held that is
-/// held for `'a`, none was one that the kernel had merged, and no mapping let it merge them. So
-/// none becomes a merged one as long as the lock is held, but by a mapping of another process that
-/// becomes mergeable, at which KSM has to look twice first.
+/// The pages lie in `vma` and within 2 MiB. When they were classified, the mmap lock was held that
+/// is held for `'a`, KSM had merged none of them, and no VMA that maps them was mergeable.
+/// Therefore none becomes a merged page while the lock is held, unless a VMA of another process
+/// that maps it becomes mergeable, and KSM scans a page twice before it merges it.
 pub(crate) struct SystemPages<'a> {
     vma: Vma<'a>,
     range: PageRange,
     folios: Folios,
 }
 
-/// Folios of pages.
+/// Sizes of the folios of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Folios {
-    /// Small ones only, and no hole that a CPU fault may fill with a large one.
+    /// Small folios only, and no hole that a CPU fault may fill with a large folio.
     Small,
-    /// One huge page, which is mapped by a PMD.
+    /// One huge page, mapped by a PMD.
     Huge,
-    /// Large ones, or holes for them.
+    /// Large folios, or holes that a CPU fault may fill with large folios.
     Large,
 }
 
 impl<'a> SystemPages<'a> {
-    /// The mapping.
+    /// Returns the VMA.
     pub(crate) fn vma(&self) -> Vma<'a> {
         self.vma
     }
 
-    /// Whether [`Self::isolate`] may split large folios, for whose locks it then waits. `compound`
-    /// is its argument.
+    /// Whether [`Self::isolate`] may split large folios, and thus wait for their locks. `compound`
+    /// is the argument of that call.
     pub(crate) fn may_split(&self, compound: bool) -> bool {
         match self.folios {
             Folios::Small => false,
@@ -73,12 +73,16 @@ impl<'a> SystemPages<'a> {
         }
     }
 
-    /// Isolates them, best effort. `cookie` names the transaction to notifiers. `compound` takes a
-    /// huge page as one entry, else it is split.
+    /// Isolates the pages, best effort. `cookie` identifies the migration to notifiers. With
+    /// `compound` a huge page is isolated whole, otherwise it is split.
     ///
     /// # Errors
     ///
-    /// As [`Isolated::new`]. Context: as [`Isolated::new`].
+    /// As for [`Isolated::new`].
+    ///
+    /// # Context
+    ///
+    /// As for [`Isolated::new`].
     pub(crate) fn isolate(
         self,
         compound: bool,
@@ -103,49 +107,60 @@ impl<'a> SystemPages<'a> {
     }
 }
 
-/// The first pages of a range, as far as they are alike.
+/// Result for the first pages of a range, as far as they are of the same class.
 pub enum System<'a> {
-    /// They are isolated, as far as they can be.
+    /// The pages were isolated, as far as possible.
     Isolated(Isolated<'a>, PageRange),
-    /// They cannot move to a device. They stay.
+    /// The pages cannot move to a device and were left alone.
     Stay(PageRange),
-    /// Others migrate them, or have references to them. They stay, for now.
+    /// Other tasks migrate the pages or have references to them. They were left alone and may be
+    /// tried again later.
     Busy(PageRange),
 }
 
 impl<'a> Vma<'a> {
-    /// Whether pages of the mapping can migrate: some are anonymous, or may become so. Without it
-    /// nothing of the mapping can move, whatever is in its page table.
+    /// Whether pages of the VMA can migrate: it has, or may get, anonymous pages. Otherwise no page
+    /// of the VMA can move, whatever its page table contains.
     pub(crate) fn may_migrate(&self) -> bool {
-        // SAFETY: The mapping is valid.
+        // SAFETY: The VMA is valid as long as `self` exists.
         unsafe { bindings::rust_hmm_vma_may_migrate(self.as_ptr()) }
     }
 
-    /// What the first pages of `range` are, and how many are alike. They may change at any time.
+    /// Returns the class of the first pages of `range`, and the range of the pages of that class.
+    /// The result may become stale at any time.
     ///
-    /// `range` must lie in the mapping and within 2 MiB. `tile` names the device memory.
+    /// `range` must lie in the VMA and within 2 MiB. `tile` identifies the device memory.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the range is not so, or the mapping is special or hugetlb. Context: may sleep.
+    /// * `EINVAL`: the range does not meet these conditions, or the VMA is special or hugetlb.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn alike(&self, range: PageRange, tile: Cookie) -> Result<(Pages, PageRange)> {
         let (kind, range, _) = self.classify(range, tile, false)?;
         Ok((kind, range))
     }
 
-    /// As [`Self::alike`], for a migration that takes system memory: pages that KSM may merge are
-    /// [`Pages::Stay`]. The third value is there if the pages are [`Pages::System`].
+    /// Classifies pages for a migration of system memory: pages that KSM may merge are
+    /// [`Pages::Stay`]. See [`Self::alike`]. The third value is `Some` if the pages are
+    /// [`Pages::System`].
     ///
     /// # Errors
     ///
-    /// As [`Self::alike`]. Context: may sleep.
+    /// As for [`Self::alike`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn alike_system(
         self,
         range: PageRange,
         tile: Cookie,
     ) -> Result<(Pages, PageRange, Option<SystemPages<'a>>)> {
         let (kind, range, folios) = self.classify(range, tile, true)?;
-        // INVARIANT: They were found to be so, and the mmap lock is held for `'a`.
+        // INVARIANT: `classify` found the pages to be so, and the mmap lock is held for `'a`.
         let pages = (kind == Pages::System).then_some(SystemPages {
             vma: self,
             range,
@@ -167,8 +182,8 @@ impl<'a> Vma<'a> {
             return Err(EINVAL);
         }
         let (mut kind, mut folios) = (0, 0);
-        // SAFETY: The mapping is valid and has the range, which is in one table; the mmap lock is
-        // held.
+        // SAFETY: The VMA is valid and contains the range, which one page table covers. The mmap
+        // lock is held.
         let pages = unsafe {
             bindings::rust_hmm_vma_alike(
                 self.as_ptr(),
@@ -199,16 +214,20 @@ impl<'a> Vma<'a> {
 }
 
 impl<'a> Isolated<'a> {
-    /// Isolates the first pages of `range`, which are in system memory or holes of an anonymous
-    /// mapping, best effort: up to those of another kind, see [`System`]. What is left of `range`
-    /// is to be asked for again.
+    /// Isolates the first pages of `range`, best effort: those of the same class, if they are in
+    /// system memory or holes of an anonymous VMA. See [`System`]. The caller repeats the call for
+    /// the rest of `range`.
     ///
-    /// `range` must lie in `vma` and within 2 MiB. `cookie` names the transaction to notifiers.
-    /// `compound` takes a huge page as one entry, else it is split.
+    /// `range` must lie in `vma` and within 2 MiB. `cookie` identifies the migration to notifiers.
+    /// With `compound` a huge page is isolated whole, otherwise it is split.
     ///
     /// # Errors
     ///
-    /// As [`Self::new`]. Context: as [`Self::new`].
+    /// As for [`Self::new`].
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::new`].
     pub fn of_system(
         vma: Vma<'a>,
         range: PageRange,
@@ -216,7 +235,7 @@ impl<'a> Isolated<'a> {
         cookie: Cookie,
         batch: &'a mut Batch,
     ) -> Result<System<'a>> {
-        // Device memory of any owner stays.
+        // `Cookie::NONE`: device memory of any owner stays.
         Ok(match vma.alike_system(range, Cookie::NONE)? {
             (_, part, Some(pages)) => {
                 System::Isolated(pages.isolate(compound, cookie, batch)?, part)

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Huge pages of private device memory that are isolated whole.
+//! Isolates huge pages of private device memory whole.
 //!
-//! Of such a page that is dropped meanwhile the core releases more than it has, see `rust/rmap.c`. What closes that
-//! is here: only a page that nobody else maps is taken whole, with references for the worst case, and afterwards
-//! what is missing is put back. Others are split.
+//! If such a page is zapped while it is isolated, `zap_huge_pmd_folio()` drops a reference and a
+//! mapcount that the migration entry does not hold (7.2 and 7.3, see `rust/rmap.c`). Therefore only
+//! a page with a single mapping is isolated whole, so that this happens at most once. An extra
+//! reference keeps the page alive meanwhile, and the missing counts are restored afterwards. All
+//! other huge pages are split.
 
 use crate::{
     bindings,
@@ -12,13 +14,13 @@ use crate::{
 };
 use core::{mem::MaybeUninit, ptr};
 
-/// What there is to be isolated.
+/// Result of the lookup of a huge page.
 pub(super) enum Found<'a> {
-    /// Nothing is there, or nothing that can be had now.
+    /// A hole, or a huge page that is locked by another task.
     Nothing,
-    /// A huge page of the private memory asked for.
+    /// A huge page of the requested private memory, which may be isolated whole.
     Whole(Whole<'a>),
-    /// Something else, or a page that is to be split.
+    /// Other pages, or a huge page that has to be split.
     Other,
 }
 
@@ -26,8 +28,8 @@ pub(super) enum Found<'a> {
 ///
 /// # Invariants
 ///
-/// The page at `pfn`, of private device memory, was mapped by nothing but `vma` at `addr`, and has a reference of
-/// ours. If `locked`, it has another one, and its lock is ours.
+/// The page at `pfn`, of private device memory, was mapped by nothing but `vma` at `addr`, and has
+/// a reference of ours. If `locked`, it has another one, and its lock is ours.
 pub(super) struct Whole<'a> {
     vma: Vma<'a>,
     addr: usize,
@@ -36,7 +38,8 @@ pub(super) struct Whole<'a> {
 }
 
 impl<'a> Whole<'a> {
-    /// Looks at what `range`, 2 MiB of `vma`, is mapped to. `tile` names the memory. Context: atomic.
+    /// Looks up the page that `range`, 2 MiB of `vma`, maps. `tile` identifies the device memory.
+    /// Does not sleep.
     pub(super) fn find(
         vma: Vma<'a>,
         range: PageRange,
@@ -46,18 +49,19 @@ impl<'a> Whole<'a> {
         let (addr, locked) = (range.start(), fault.is_none());
         let page = fault.map_or(ptr::null_mut(), CpuFault::page);
         let mut pfn = MaybeUninit::uninit();
-        // SAFETY: The mmap lock is held for `'a`, the faulting page has a lock and a reference.
+        // SAFETY: The mmap lock is held for `'a`, and the faulting page is locked and referenced.
         let found = unsafe {
             bindings::rust_hmm_huge_hold(vma.as_ptr(), addr, tile.as_ptr(), page, pfn.as_mut_ptr())
         };
         match found {
             bindings::rust_hmm_huge_RUST_HMM_HUGE_HOLE
             | bindings::rust_hmm_huge_RUST_HMM_HUGE_BUSY => Found::Nothing,
-            // INVARIANT: The call has looked, and taken what there is to take.
+            // INVARIANT: The helper checked the mapping, and took the references and, if `locked`,
+            // the lock.
             bindings::rust_hmm_huge_RUST_HMM_HUGE_HELD => Found::Whole(Self {
                 vma,
                 addr,
-                // SAFETY: With this answer it was written.
+                // SAFETY: `RUST_HMM_HUGE_HELD` says that the helper wrote `pfn`.
                 pfn: unsafe { pfn.assume_init() },
                 locked,
             }),
@@ -65,35 +69,41 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// The page, locked by us or by the fault, with the one reference that the core expects of a fault.
+    /// Returns the page, locked by us or by the fault, with the one reference that the core expects
+    /// of a fault.
     pub(super) fn page(&self) -> *mut bindings::page {
-        // SAFETY: Arithmetic; the frame is there by the type invariant.
+        // SAFETY: `pfn` has a struct page, because we have a reference of it by the type invariant.
         unsafe { bindings::rust_hmm_pfn_page(self.pfn) }
     }
 
-    /// Puts back what is missing. What is dropped from now on is seen the next time.
+    /// Restores counts that a concurrent zap has dropped in excess. Those that are dropped after
+    /// this call are restored by the next one.
     fn settle(&self) {
-        // SAFETY: By the type invariant, and the mmap lock is held for `'a`.
+        // SAFETY: We have a reference of the page by the type invariant, and the mmap lock is held
+        // for `'a`.
         unsafe { bindings::rust_hmm_huge_settle(self.vma.as_ptr(), self.addr, self.pfn) };
     }
 
-    /// Calls `migrate`, which counts the references: with that of the fault, and without ours. One of those that
-    /// are left may be lost.
+    /// Calls `migrate` without our reference, because `migrate` compares the reference count with
+    /// that of the isolation and the fault. A concurrent zap may drop one of these two in excess,
+    /// but not both.
     pub(super) fn without_reference(&self, migrate: impl FnOnce()) {
         self.settle();
-        // SAFETY: The page is isolated, with references of that and of the fault; ours comes back before they go.
+        // SAFETY: The isolation and the fault have references of the page. Ours is taken again
+        // before they are dropped.
         unsafe { bindings::rust_hmm_pfn_put(self.pfn) };
         migrate();
-        // SAFETY: As above.
+        // SAFETY: The isolation or the fault still has a reference of the page.
         unsafe { bindings::rust_hmm_pfn_get(self.pfn) };
     }
 }
 
 impl Drop for Whole<'_> {
-    /// The page is not isolated any more: nothing gets lost from now on.
+    /// Restores excessively dropped counts for the last time: the page is not isolated now, so that
+    /// its entry is zapped correctly.
     fn drop(&mut self) {
         self.settle();
-        // SAFETY: By the type invariant.
+        // SAFETY: The lock, if `locked`, and the references are ours by the type invariant.
         unsafe {
             if self.locked {
                 bindings::rust_hmm_pfn_unlock(self.pfn);

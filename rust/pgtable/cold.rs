@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Cold chunks: those of which all table pages are free, or have not been written for long.
+//! Finds cold chunks: chunks in which each table page is free, or has not been written for a while.
 //!
-//! A device that walks leaves no trace, so that only writes count. A table page of level 0 in which
-//! entries are installed is *warm*. A look at its chunk clears the mark, and the next one finds it
-//! cold if it is not marked again: a second chance. Memory is freed by chunks, so a chunk with a
-//! single warm page, or with a page of another level, is not cold.
+//! A hardware walker does not mark the tables that it reads, so that only writes count. A table
+//! page of level 0 is *warm* once entries were installed in it. A search clears the mark, and the
+//! next search of the chunk considers the page cold if it was not marked again (second chance).
+//! Memory is freed by chunks. Therefore a chunk with a warm page, or with a page of another level,
+//! is not cold.
 //!
-//! Tables are linked and marked under the owner's lock.
+//! Table pages are linked and marked under the table lock.
 
 use super::{
     chunk::{Meta, CHUNK},
@@ -23,26 +24,27 @@ use kernel::sync::{
     rcu, //
 };
 
-/// In [`Meta::word`]: the page is a table of level 0, and the upper bits are its first address.
-/// Without this bit they are the index of the next page in a list, if it is in one.
+/// Bit of [`Meta::word`]: the page is a table of level 0, and the upper bits are the first address
+/// that it covers. If the bit is clear, the upper bits are the index of the next page in the page's
+/// list, if any.
 const IN_USE: usize = 1;
 
-/// The same: it was written since the last look.
+/// Bit of [`Meta::word`]: the page was written since the last search.
 const WARM: usize = 2;
 
-/// Bits of the index.
+/// Position of the index of the next page in [`Meta::word`].
 const SHIFT: u32 = 2;
 
-/// What the tables of a chunk cover.
+/// Ranges that the tables of a cold chunk cover.
 pub(crate) struct ColdChunk {
     starts: [usize; CHUNK],
     count: usize,
-    /// Bytes that each of them covers.
+    /// Size in bytes of each range.
     size: usize,
 }
 
 impl ColdChunk {
-    /// The ranges. Entries may be only in a part of each.
+    /// Iterates over the ranges. Each may have entries only in a part of it.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = PageRange> + '_ {
         let starts = self.starts.iter().take(self.count);
         starts.filter_map(|start| range_of(*start, start | (self.size - 1)))
@@ -50,24 +52,25 @@ impl ColdChunk {
 }
 
 impl Meta {
-    /// The page was put into a list, before page `next`. It covers nothing.
+    /// Records that the page was added to a list, before page `next`. The page covers no range.
     pub(super) fn set_next(&self, next: u32) {
-        // CAST: From 32 bits to more.
+        // CAST: `usize` has at least 32 bits.
         self.word.store((next as usize) << SHIFT, Relaxed);
     }
 
-    /// The page behind it in its list.
+    /// Returns the index of the next page in the page's list.
     pub(super) fn next(&self) -> u32 {
-        // CAST: What was stored had 32 bits.
+        // CAST: `set_next()` stored 32 bits.
         (self.word.load(Relaxed) >> SHIFT) as u32
     }
 
-    /// The page was linked as a table of level 0 that begins at `start`. It is warm.
+    /// Records that the page was linked as a table of level 0 whose range begins at `start`. The
+    /// page is warm.
     fn covers_from(&self, start: usize) {
         self.word.store(start | IN_USE | WARM, Relaxed);
     }
 
-    /// The page was written.
+    /// Records that the page was written.
     #[inline]
     pub(super) fn warm(&self) {
         let word = self.word.load(Relaxed);
@@ -78,8 +81,7 @@ impl Meta {
 }
 
 impl<F: Format> Pool<F> {
-    /// Takes note that table page `index` of `level` was linked, for addresses with `addr` among
-    /// them.
+    /// Records that table page `index` was linked at `level`, for a range that contains `addr`.
     pub(super) fn linked(&self, index: u32, level: u32, addr: usize) {
         if level != 0 {
             return;
@@ -92,14 +94,15 @@ impl<F: Format> Pool<F> {
 }
 
 impl<F: Format> Table<F> {
-    /// Chunks that there may be, but for that of the root.
+    /// Returns the highest number that a chunk may have. Number 0 is the chunk of the root.
     pub(crate) fn chunks(&self) -> usize {
         self.pool.top.load(Relaxed).saturating_sub(1)
     }
 
-    /// Looks at the chunk behind the one that the call before has looked at, and clears its marks.
-    /// Returns what its tables cover if it is cold, has tables in use, and has no entry for which
-    /// `stays` holds. The numbers of the entries are those of the table.
+    /// Examines the chunk after the one that the last call examined, and clears its marks. Returns
+    /// the ranges that its tables cover if the chunk is cold, has tables in use, and has no entry
+    /// for which `stays` returns true. `stays` gets entries with the page numbers that are stored
+    /// in the table.
     pub(crate) fn next_cold(&mut self, stays: impl Fn(Entry) -> bool) -> Option<ColdChunk> {
         self.hand = match self.hand < self.chunks() {
             true => self.hand + 1,
@@ -125,11 +128,11 @@ impl<F: Format> Table<F> {
                 cold.count += 1;
             }
         }
-        // Others than these and the free ones are warm, of another level, or about to be used.
+        // The remaining pages are warm, of another level, or about to be linked.
         if cold.count == 0 || cold.count + chunk.free.load(Relaxed) != chunk.pages() {
             return None;
         }
-        // Free ones are empty.
+        // All cells can be searched, because the cells of free pages are empty.
         let stays =
             |cell| matches!(tree::decode(tree::load(cell)), Slot::Leaf(entry) if stays(entry));
         (!chunk.cells.iter().any(stays)).then_some(cold)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Numbered places for chunks, of which there can be as many as memory allows.
+//! A growable array of chunks with lockless lookup, bounded only by memory.
 //!
-//! A walk looks up a chunk at each level. So the first places are part of the directory; those that
-//! follow are in segments, each of which has twice as many as the one before it. A segment is
-//! allocated with its first chunk and stays.
+//! A walk looks up a chunk at each level. Therefore the first places are part of the directory
+//! itself. The following places are in segments, each twice as large as the one before. A segment
+//! is allocated together with its first chunk, and is not freed before the directory.
 
 use crate::mm::rcu_slot::RcuSlot;
 use kernel::{
@@ -12,25 +12,26 @@ use kernel::{
     sync::rcu::{self, Guard}, //
 };
 
-/// Places in the directory, and as many in the first segment, as a power of two.
+/// Log2 of the number of places in the directory itself, and in the first segment.
 const FIRST: u32 = 6;
 
-/// Most segments: with places for all numbers that tables can have.
+/// Maximum number of segments, enough for all numbers that chunks can have.
 const SEGMENTS: usize = 21;
 
 struct Segment<T: Send + Sync>(KVVec<RcuSlot<T>>);
 
-/// The places.
+/// Chunks by number.
 pub(super) struct Directory<T: Send + Sync> {
     first: [RcuSlot<T>; 1 << FIRST],
     segments: [RcuSlot<Segment<T>>; SEGMENTS],
 }
 
-/// The segment with place `number`, which is not one of the first, and its index there.
+/// Returns the segment that contains place `number`, which must not be one of the first places, and
+/// the index within the segment.
 fn split(number: usize) -> (usize, usize) {
-    // OVERFLOW: The number is at least 1 << FIRST.
+    // OVERFLOW: `number` is at least `1 << FIRST`, so that it has fewer leading zeros than bits.
     let order = (usize::BITS - 1).wrapping_sub(number.leading_zeros());
-    // CAST: From 32 bits to more.
+    // CAST: `usize` has at least 32 bits.
     (
         order.wrapping_sub(FIRST) as usize,
         number & !(usize::MAX << order),
@@ -38,7 +39,7 @@ fn split(number: usize) -> (usize, usize) {
 }
 
 impl<T: Send + Sync> Directory<T> {
-    /// No places.
+    /// Creates an empty directory.
     pub(super) const fn new() -> Self {
         Self {
             first: [const { RcuSlot::new() }; 1 << FIRST],
@@ -46,7 +47,8 @@ impl<T: Send + Sync> Directory<T> {
         }
     }
 
-    /// Place `number`; `None` if there is none yet. Context: any.
+    /// Returns place `number`, or `None` if its segment was not allocated. Callable from any
+    /// context.
     #[inline]
     pub(super) fn place<'g>(&'g self, guard: &'g Guard, number: usize) -> Option<&'g RcuSlot<T>> {
         match self.first.get(number) {
@@ -55,7 +57,7 @@ impl<T: Send + Sync> Directory<T> {
         }
     }
 
-    // Not in the walks of small tables.
+    // Not inlined into the walks: small tables do not use segments.
     #[cold]
     #[inline(never)]
     fn late_place<'g>(&'g self, guard: &'g Guard, number: usize) -> Option<&'g RcuSlot<T>> {
@@ -63,17 +65,21 @@ impl<T: Send + Sync> Directory<T> {
         self.segments.get(segment)?.get(guard)?.0.get(index)
     }
 
-    /// What is in place `number`. Context: any.
+    /// Returns the chunk at place `number`. Callable from any context.
     #[inline]
     pub(super) fn get<'g>(&'g self, guard: &'g Guard, number: usize) -> Option<&'g T> {
         self.place(guard, number)?.get(guard)
     }
 
-    /// Sees to it that there is a place `number`. Context: may sleep.
+    /// Allocates the segment that contains place `number`, unless it exists.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, also if there are as many as there can be.
+    /// * `ENOMEM`: memory allocation failed, or `number` exceeds the maximum.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn extend_to(&self, number: usize) -> Result {
         if number < self.first.len() {
             return Ok(());
@@ -89,17 +95,21 @@ impl<T: Send + Sync> Directory<T> {
             places.push(RcuSlot::new(), GFP_KERNEL_ACCOUNT)?;
         }
         let new = KBox::new(Segment(places), GFP_KERNEL_ACCOUNT)?;
-        // Another task may have been faster: its segment is as good.
+        // If another task has stored a segment concurrently, that one is used.
         let _mine = slot.put(new);
         Ok(())
     }
 
-    /// Puts `object` into an empty place, the first one from `from` on. Returns its number. Context:
-    /// may sleep.
+    /// Stores `object` at the first empty place at or after `from`. Returns the number of the
+    /// place.
     ///
     /// # Errors
     ///
-    /// As [`Self::extend_to`].
+    /// As for [`Self::extend_to`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn add(&self, from: usize, mut object: KBox<T>) -> Result<usize> {
         for number in from..usize::MAX {
             self.extend_to(number)?;
@@ -130,7 +140,7 @@ mod tests {
         );
         let end = 1usize << FIRST << SEGMENTS;
         assert_eq!(split(end - 1), (SEGMENTS - 1, end / 2 - 1));
-        // Beyond the last segment, but not astray.
+        // Numbers beyond the last segment do not yield a valid segment.
         assert_eq!(split(end).0, SEGMENTS);
         assert!(split(usize::MAX).0 > SEGMENTS);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Formats of real MMUs.
+//! Page table formats of existing MMUs.
 
 mod gfx9;
 mod lpae;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Chunks of table pages are added to a pool: first that of the root, then larger ones.
+//! Adds chunks of table pages to a pool: first the chunk of the root, then larger ones.
 
 use super::{
     chunk::{Chunk, CHUNK},
@@ -12,16 +12,24 @@ use kernel::{
     sync::{atomic::ordering::Relaxed, rcu}, //
 };
 
-/// Table page of the root. Without table memory it is made with the first other page: most mirrors
-/// of a process that opens a device are never used.
+/// Table page of the root. Without table memory it is allocated together with the first other page,
+/// because most mirrors of a process that opens a device are never used.
 pub(super) const ROOT: u32 = 0;
 
-/// Pages of the first chunks, so that a table with few pages is small. The first one has the root
-/// only, and stays.
+/// Number of pages in the first chunks, so that a table with few pages is small. The first chunk
+/// has only the root, and is not freed before the pool.
 const FIRST: [usize; 3] = [1, 8, 16];
 
 impl<F: Format> Pool<F> {
-    /// Makes the root, if there is none. Context: may sleep. Errors: those of [`Chunk::new`].
+    /// Allocates the root, unless it exists.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Chunk::new`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn make_root(&self) -> Result {
         let guard = rcu::read_lock();
         let is_there = self.chunk(&guard, ROOT).is_some();
@@ -36,12 +44,12 @@ impl<F: Format> Pool<F> {
         )?;
         let guard = rcu::read_lock();
         let place = self.chunks.place(&guard, 0).ok_or(ENOMEM)?;
-        // Another task may have been faster: its root is as good.
+        // If another task has stored a root concurrently, that one is used.
         let mine = place.put(chunk);
         drop(guard);
         if mine.is_ok() {
             self.count.fetch_add(1, Relaxed);
-            // Unless a task that has seen the root has added a chunk behind it already.
+            // Leave `top` alone if a task that has seen the root has already added another chunk.
             let _ = self.top.cmpxchg(0, 1, Relaxed);
             self.pages.fetch_add(pages, Relaxed);
             account::<F>(pages, self.has_images(), 1);
@@ -49,8 +57,16 @@ impl<F: Format> Pool<F> {
         Ok(())
     }
 
-    /// Adds a chunk, with all its pages free. Context: may sleep. Errors: `ENOMEM`, also if there are as
-    /// many pages as there can be; those of [`Chunk::new`].
+    /// Adds a chunk, with all its pages free.
+    ///
+    /// # Errors
+    ///
+    /// * `ENOMEM`: memory allocation failed, or the maximum number of pages is reached.
+    /// * Those of [`Chunk::new`].
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn grow(&self) -> Result {
         let pages = FIRST.get(self.count.load(Relaxed)).unwrap_or(&CHUNK);
         let pages = *pages;
@@ -58,7 +74,7 @@ impl<F: Format> Pool<F> {
             Chunk::new(&self.memory, &self.owner, pages)?,
             GFP_KERNEL_ACCOUNT,
         )?;
-        // Before it has a place: from there it may be given back.
+        // Count the chunk before it is stored, because it may be freed as soon as it is.
         chunk.reclaimable.add();
         let number = self.add(chunk)?;
         self.pages.fetch_add(pages, Relaxed);
@@ -72,10 +88,10 @@ impl<F: Format> Pool<F> {
         Ok(())
     }
 
-    /// Puts `chunk` into an empty place. Returns its number. `ENOMEM`.
+    /// Stores `chunk` at an empty place. Returns the number of the place. Fails with `ENOMEM`.
     fn add(&self, chunk: KBox<Chunk<F>>) -> Result<usize> {
         let top = self.top.load(Relaxed);
-        // Where one has gone, else at the end.
+        // If a chunk was freed, search for its place, otherwise append.
         let from = match self.count.load(Relaxed) < top {
             true => 1,
             false => top,

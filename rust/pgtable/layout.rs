@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Formats that are described by the positions of their bits.
+//! Page table formats that are described by the positions of their bits.
 
 use super::{
     entry::Entry,
@@ -9,22 +9,23 @@ use super::{
 use core::marker::PhantomData;
 use kernel::{page::PAGE_SHIFT, prelude::*};
 
-/// The bits of an entry, for [`Layout`].
+/// Positions of the fields of an entry, for [`Layout`].
 #[derive(Clone, Copy, Debug)]
 pub struct Bits {
-    /// Set in each leaf.
+    /// Bit that is set in each leaf.
     pub valid: u32,
-    /// Set in each entry that names a table.
+    /// Bit that is set in each entry that refers to a table.
     pub table: u32,
-    /// Set in leaves that may be written.
+    /// Bit that is set in writable leaves.
     pub write: u32,
-    /// Set in leaves of device memory.
+    /// Bit that is set in leaves of device memory.
     pub device: u32,
-    /// Set in leaves of pages that only the device may access; `None` if the format has no such bit.
+    /// Bit that is set in leaves of pages to which the device has exclusive access; `None` if the
+    /// format has no such bit.
     pub exclusive: Option<u32>,
-    /// Lowest bit of the address of a page or of a table, which is stored in units of 4 KiB.
+    /// Lowest bit of the address of a page or table, which is stored in units of 4 KiB.
     pub number: u32,
-    /// Count of bits of that number.
+    /// Number of bits of that address field.
     pub number_bits: u32,
 }
 
@@ -39,7 +40,7 @@ impl Bits {
         ]
     }
 
-    /// Mask of the number, before it is shifted.
+    /// Mask of the address field, not shifted.
     const fn number_mask(&self) -> u64 {
         match 1u64.checked_shl(self.number_bits) {
             Some(end) => end - 1,
@@ -47,7 +48,7 @@ impl Bits {
         }
     }
 
-    /// Whether all fields are in a word of `width` bits, and no two overlap.
+    /// Whether all fields lie within a word of `width` bits, and no two overlap.
     const fn are_disjoint(&self, width: u32) -> bool {
         if self.number >= width || self.number_bits > width - self.number {
             return false;
@@ -68,9 +69,10 @@ impl Bits {
     }
 }
 
-/// A format of which the positions of the bits are all that there is to say. [`FormatOf`] makes a [`Format`] of it.
+/// A format that is fully described by the positions of its bits. [`FormatOf`] turns it into a
+/// [`Format`].
 ///
-/// Fields that overlap or that do not fit into the word are compile errors.
+/// Fields that overlap or do not fit into the word cause a compile error.
 pub trait Layout: Send + Sync + 'static {
     /// Type of an entry: `u32` or `u64`.
     type Word: Word + Into<u64> + TryFrom<u64>;
@@ -78,22 +80,22 @@ pub trait Layout: Send + Sync + 'static {
     /// Number of levels, 2 to 5.
     const LEVELS: u32;
 
-    /// Log2 of the entries of a table, 4 to 10.
+    /// Log2 of the number of entries in a table, 4 to 10.
     const BITS_PER_LEVEL: u32;
 
-    /// Sizes of leaves, as in [`Format::LEAVES`]. There are no runs.
+    /// Orders of leaves, as in [`Format::LEAVES`]. The format has no runs.
     const LEAVES: &'static [u32] = &[0];
 
-    /// The bits of an entry.
+    /// Positions of the fields of an entry.
     const BITS: Bits;
 }
 
-/// The [`Format`] with the layout `L`. An entry whose page number has more bits than the layout is refused when it is
-/// to be installed.
+/// The [`Format`] with layout `L`. An entry whose page number does not fit into the address field
+/// is not installed, and the installation fails.
 pub struct FormatOf<L>(PhantomData<fn() -> L>);
 
 impl<L: Layout> FormatOf<L> {
-    /// The bits, checked when this is compiled.
+    /// Positions of the fields, checked at compile time.
     const FIELDS: Bits = {
         let mut index = 0;
         while index < L::LEAVES.len() {
@@ -111,7 +113,7 @@ impl<L: Layout> FormatOf<L> {
     };
 
     fn word(bits: u64) -> L::Word {
-        // Never empty: the fields are within the word, by the check of `FIELDS`.
+        // The conversion cannot fail, because all fields lie within the word, as `FIELDS` checks.
         L::Word::try_from(bits).unwrap_or(L::Word::EMPTY)
     }
 

@@ -24,7 +24,7 @@ impl List {
         self.len
     }
 
-    /// Adds table page `index`, which is in `chunk`.
+    /// Adds table page `index`, which must be in `chunk`.
     #[inline]
     pub(super) fn push<F: Format>(&mut self, chunk: &Chunk<F>, index: u32) {
         if let Some(meta) = chunk.meta(index) {
@@ -34,7 +34,7 @@ impl List {
         }
     }
 
-    /// Takes the page that was added last, which is in `chunk`.
+    /// Removes the page that was added last, which must be in `chunk`.
     #[inline]
     pub(super) fn pop<F: Format>(&mut self, chunk: &Chunk<F>) -> Option<u32> {
         let index = self.head;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Looks through a table as it is, part by part, without a lock.
+//! Lockless scan of a table, in parts of bounded size.
 
 use super::{
     entry::Entry,
@@ -12,13 +12,19 @@ use crate::mm::addr::PageRange;
 use kernel::{page::PAGE_MASK, sync::rcu};
 
 impl<F: Format> Reader<F> {
-    /// Calls `f` for the translations from `from` on in ascending order, with the addresses that one covers from
-    /// there on, its entry and whether it is a huge one, until `f` says `false` to one, which then counts as not
-    /// seen, or `tables` parts were looked at. Returns where to go on; `None` at the end.
+    /// Calls `f` for the translations from `from` on, in ascending order, with the range that each
+    /// covers from there on, its entry, and whether it is a huge leaf. Stops when `f` returns
+    /// false, or when `tables` parts were scanned. A part is a table page or a gap. Returns the
+    /// address at which to continue, which includes the translation that `f` refused; `None` at the
+    /// end of the table.
     ///
-    /// The table may change concurrently: an entry that is reported was there at some time, unless
-    /// its table page was detached, reused for other addresses and attached at the same place again
-    /// between two loads. Context: any; `f` must not sleep. A part is a table page or a gap.
+    /// The table may change concurrently. An entry that is reported was present at some time during
+    /// the scan. The exception is an entry whose table page was detached, reused for other
+    /// addresses, and attached at the same place again between two loads.
+    ///
+    /// # Context
+    ///
+    /// Any; `f` must not sleep.
     pub(crate) fn scan(
         &self,
         from: usize,
@@ -39,7 +45,8 @@ impl<F: Format> Reader<F> {
         Some(addr)
     }
 
-    /// The part that `addr` is in. Returns its last address, or that of the first page that `f` did not take.
+    /// Scans the part that contains `addr`. Returns the last address of the part, or as an error
+    /// the address of the first translation that `f` refused.
     fn scan_part(
         &self,
         addr: usize,
@@ -94,8 +101,9 @@ impl<F: Format> Reader<F> {
 
     /// Whether a walk to `addr` still reaches table page `index` at `level`.
     ///
-    /// A detached table page may be reused for other addresses at once: RCU protects its memory,
-    /// not its contents. So an entry is reported only if this holds after it was read.
+    /// A detached table page may be reused for other addresses immediately, because RCU protects
+    /// its memory, not its contents. Therefore an entry is reported only if this returns true after
+    /// the entry was read.
     fn leads_to(&self, guard: &rcu::Guard, addr: usize, level: u32, index: u32) -> bool {
         let mut at = self.root;
         for above in (level + 1..F::LEVELS).rev() {

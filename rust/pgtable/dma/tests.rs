@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tables whose entries are DMA addresses, of a device in software.
+//! KUnit tests: tables of DMA addresses, with a software device.
 
 use super::*;
 use crate::{
@@ -21,7 +21,7 @@ use kernel::{
     },
 };
 
-/// Without exclusive entries.
+/// A layout without exclusive entries.
 enum PlainBits {}
 
 impl Layout for PlainBits {
@@ -41,10 +41,10 @@ impl Layout for PlainBits {
     };
 }
 
-/// Frames that are mapped: nobody looks into them.
+/// First of the page frames that are mapped. Their contents are not accessed.
 const FRAME: usize = 0x1000;
 
-/// A device that flushes at once.
+/// A device whose flushes complete immediately.
 struct AtOnce;
 
 impl Flusher for AtOnce {
@@ -55,7 +55,7 @@ impl Flusher for AtOnce {
     fn wait(&self, (): ()) {}
 }
 
-/// A table of format `F` and its device.
+/// A table of format `F`, its device and its windows.
 struct FixtureOf<F: Format> {
     device: Arc<DmaDevice>,
     windows: Arc<Windows>,
@@ -94,7 +94,7 @@ impl<F: Format> FixtureOf<F> {
         result
     }
 
-    /// Removes entries, and returns the tick of the flush that they wait for.
+    /// Removes entries. Returns the tick of the flush that they wait for.
     fn remove(&mut self, range: PageRange) -> u32 {
         let mut batch = self.table.batch();
         self.table
@@ -106,7 +106,7 @@ impl<F: Format> FixtureOf<F> {
 }
 
 impl<F: Format> Drop for FixtureOf<F> {
-    /// A table is empty before it is freed, as that of a mirror is.
+    /// Empties the table before it is freed, as the mirror does.
     fn drop(&mut self) {
         if let Ok(all) = pages(0, 16 * PMD_PAGES) {
             let tick = self.remove(all);
@@ -131,7 +131,7 @@ mod suite {
     fn pages_are_mapped_with_entries_and_unmapped_after_the_flush() -> Result {
         let mut fixture = Fixture::new()?;
         let range = pages(0, 4)?;
-        // Nothing was prepared.
+        // No window was created.
         assert_eq!(fixture.install(range, system), Err(EBUSY));
         assert_eq!((fixture.device.live(), fixture.table.live()), (0, 0));
         fixture.windows.prepare(range)?;
@@ -140,11 +140,11 @@ mod suite {
         for index in 0..4 {
             let addr = range.address(index);
             assert_eq!(fixture.table.get(addr), system(index));
-            // Without an IOMMU the address is that of the frame.
+            // Without an IOMMU, the DMA address of a page is its physical address.
             let seen = fixture.table.reader().walk(addr).ok_or(ENOENT)?;
             assert_eq!(seen.entry.number(), FRAME + 3 * index);
         }
-        // Other rights are no other mapping.
+        // A change of access rights does not change the mapping.
         fixture.install(range, |index| system(index).write_protected())?;
         assert_eq!((fixture.device.live(), fixture.device.mapped()), (4, 4));
         let tick = fixture.remove(range);
@@ -165,7 +165,7 @@ mod suite {
         let second = fixture.remove(other);
         fixture.windows.unmap(range, second);
         assert_eq!(fixture.device.live(), 1);
-        // Its page is still the device's.
+        // The page of the first entry is still mapped.
         assert_eq!(fixture.install(one, system), Err(EBUSY));
         assert_eq!(fixture.table.get(one.start()), Entry::NONE);
         assert_eq!(fixture.install(other, system), Ok(()));
@@ -193,7 +193,7 @@ mod suite {
         assert_eq!(tick, before + 1);
         fixture.windows.unmap(range, tick);
         assert_eq!(fixture.device.live(), 0);
-        // And back, one by one.
+        // Replace the device pages by system pages, one by one.
         let mut batch = fixture.table.batch();
         fixture.table.for_each_split(
             range,
@@ -218,7 +218,7 @@ mod suite {
         fixture.windows.prepare(range)?;
         fixture.install(one, |_| frame(7))?;
         let tick = fixture.remove(one);
-        // Seven pages were mapped when that one was found to be still the device's.
+        // Page 7 is still dying: the seven pages mapped before it are unmapped again.
         assert_eq!(fixture.install(range, frame), Err(EBUSY));
         assert_eq!(fixture.device.unmapped(), 7);
         assert_eq!(fixture.device.mapped(), 1 + 7 + 511);
@@ -246,7 +246,7 @@ mod suite {
         assert_eq!((fixture.device.live(), fixture.table.live()), (3, 3));
         assert_eq!(fixture.table.get(range.address(1)), Entry::NONE);
         assert_eq!(fixture.table.get(range.address(2)), system(2));
-        // What has an address does not get it again.
+        // A page that is mapped is not mapped again.
         let armed = Armed::new(Point::Dma, 2, false)?;
         fixture.install(range, system)?;
         assert!(armed.is_left());
@@ -260,12 +260,12 @@ mod suite {
         let range = pages(0, PMD_PAGES)?;
         let frame = |index| Entry::system(FRAME + index, true);
         fixture.windows.prepare(range)?;
-        // None gets one.
+        // No page can be mapped.
         let armed = Armed::new(Point::Dma, 1, true)?;
         assert_eq!(fixture.install(range, frame), Err(ENOMEM));
         drop(armed);
         assert_eq!((fixture.device.mapped(), fixture.table.live()), (0, 0));
-        // Those before it give theirs back.
+        // One page cannot be mapped: the 299 pages mapped before it are unmapped again.
         let armed = Armed::new(Point::Dma, 300, false)?;
         fixture.install(range, frame)?;
         assert!(!armed.is_left());
@@ -306,7 +306,8 @@ mod suite {
         let first = pages(0, 1)?;
         let exclusive = |index| Entry::exclusive(FRAME + index);
         assert_eq!(fixture.install(first, exclusive), Err(EINVAL));
-        // The others are as they were; the first one goes, and its mapping with the flush.
+        // The other entries are unchanged. The first one is removed, and its page unmapped by the
+        // flush.
         assert_eq!(fixture.table.get(first.start()), Entry::NONE);
         assert_eq!((fixture.device.live(), fixture.table.live()), (512, 511));
         let tick = fixture.windows.tick();
@@ -339,7 +340,7 @@ mod suite {
         fixture.install(range, system)?;
         assert_eq!(fixture.device.close(), 4);
         assert_eq!((fixture.device.live(), fixture.device.close()), (0, 0));
-        // The engine can still tell which pages these were.
+        // The entries still yield the page frames.
         assert_eq!(fixture.table.get(range.address(2)), system(2));
         assert_eq!(fixture.windows.prepare(pages(PMD_PAGES, 1)?), Err(ENODEV));
         assert_eq!(Windows::new(&fixture.device).err(), Some(ENODEV));
@@ -358,7 +359,7 @@ mod suite {
         fixture.install(range, system)?;
         let tick = fixture.remove(part);
         assert_eq!(fixture.device.live(), 4);
-        // Only what it could still use counts as left.
+        // Only pages with an entry are counted, not those that waited for the flush.
         assert_eq!(fixture.device.close(), 2);
         assert_eq!(fixture.device.live(), 0);
         fixture.windows.unmap(part, tick);
@@ -385,7 +386,7 @@ mod suite {
                 theirs.store(Maps::close(&*windows), Release);
             })?;
             let ours = fixture.device.close();
-            // Whoever is second has waited for the first.
+            // The second caller has waited for the first.
             assert_eq!(fixture.device.live(), 0);
             drop(thread);
             assert_eq!(ours + left.load(Acquire), range.pages());

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! GPUs of AMD of generation 9 (Vega).
+//! Page table format of AMD GPUs of generation 9 (Vega).
 //!
-//! The bits are those of `drivers/gpu/drm/amd/amdgpu/amdgpu_vm.h` of the kernel.
+//! The bits are those of `drivers/gpu/drm/amd/amdgpu/amdgpu_vm.h`.
 
 use crate::pgtable::{Entry, Format};
 use kernel::{page::PAGE_SHIFT, prelude::*};
 
-/// The page table of generation 9 with four levels (PDB2, PDB1, PDB0, PTB), for 48 bits of address.
-/// Leaves are pages of 4 KiB, fragments of 64 KiB, and 2 MiB by an entry of PDB0 that is a PTE
-/// ("PDE as PTE").
+/// Page table of GFX9 with four levels (PDB2, PDB1, PDB0, PTB) and addresses of 48 bits. Leaves are
+/// pages of 4 KiB, fragments of 64 KiB, and huge pages of 2 MiB, for which an entry of PDB0 is a
+/// PTE ("PDE as PTE").
 ///
-/// System memory is snooped. Tables are in system memory; those in the memory of the device would
-/// need other PDEs. No entry may be executed. The hardware must be set up without "translate
+/// Accesses to system memory are snooped. Tables must be in system memory, because tables in device
+/// memory need other PDEs. No page is executable. The hardware must be set up without "translate
 /// further".
 ///
-/// Pages of device memory need the address at which the GPU finds its memory
+/// Pages of device memory need the address at which the GPU accesses its memory
 /// ([`TableMemory::with_device_pages_at`](crate::mm::table_memory::TableMemory::with_device_pages_at)).
 pub enum Gfx9 {}
 
@@ -25,14 +25,14 @@ impl Gfx9 {
     const SNOOPED: u64 = 1 << 2;
     const READABLE: u64 = 1 << 5;
     const WRITEABLE: u64 = 1 << 6;
-    /// Log2 of the pages of the fragment that an entry belongs to.
+    /// Position of the log2 of the number of pages in the fragment that contains the entry.
     const FRAGMENT: u32 = 7;
-    /// An entry of a directory is a PTE.
+    /// The entry of a directory is a PTE.
     const IS_PTE: u64 = 1 << 54;
 
-    /// Bits of an address.
+    /// Number of address bits.
     const ADDRESS: u32 = 48;
-    /// Order of an entry of PDB0.
+    /// Order of a PTE in PDB0.
     const LARGE: u32 = 9;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The cases.
+//! KUnit tests of the radix table.
 
 use super::*;
 
@@ -26,7 +26,7 @@ mod tests {
         assert_eq!(Entry::NONE.plus(3), Entry::NONE);
         assert!(Entry::exclusive(5).may_be_dirty() && !Entry::exclusive(5).is_writable());
         assert!(!Entry::NONE.is_valid());
-        // A TLB may keep what allows less.
+        // A TLB may keep an entry with fewer access rights.
         let read = entry.write_protected();
         assert!(!read.is_outdated_by(entry) && entry.is_outdated_by(read));
         assert!(read.is_outdated_by(Entry::NONE) && !Entry::NONE.is_outdated_by(read));
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(table.live(), 511);
         assert_eq!(table.present(PageRange::from_pages(at, 512)?), 511);
         assert_eq!(table.get(at + 0x1000), Entry::system(2, true));
-        // The whole address space at once: only what exists is visited.
+        // Clearing the whole address space visits only existing tables.
         let (pages, flushed) = clear(&mut table, all()?);
         assert_eq!((pages, table.live()), (511, 0));
         assert!(flushed.is_some_and(|flushed| flushed.intersect(&range) == Some(range)));
@@ -61,7 +61,8 @@ mod tests {
         Ok(())
     }
 
-    /// Over the whole address space, most of which has no table: page by page it would not end.
+    /// A search of the whole address space, most of which has no table. Page by page it would not
+    /// end.
     #[test]
     fn a_search_skips_what_is_not_there() -> Result {
         let mut table = Table::<Radix4>::new()?;
@@ -82,13 +83,13 @@ mod tests {
             seen += 1;
             false
         }));
-        // A huge leaf is one.
+        // A huge leaf is visited once.
         assert_eq!(seen, 3 + 1 + 1);
         let is = |number| move |entry: Entry| entry.number() == number;
         assert!(table.any(everything, is(3)) && table.any(everything, is(9)));
         assert!(table.any(top, is(9)) && !table.any(top, is(3)));
         assert!(!table.any(PageRange::from_pages(at + 3 * PAGE_SIZE, 1)?, |_| true));
-        // From the middle of a huge leaf.
+        // Search from the middle of a huge leaf.
         let middle = PageRange::from_pages(PMD_SIZE + PAGE_SIZE, 1)?;
         assert!(table.any(middle, is(513)) && !table.any(middle, is(512)));
         clear(&mut table, all()?);
@@ -103,18 +104,19 @@ mod tests {
         fill(&mut table, range, 512, true)?;
         let leaf = table.leaf(PMD_SIZE + 5 * PAGE_SIZE).ok_or(EINVAL)?;
         assert_eq!((leaf.order, leaf.entry), (9, Entry::system(517, true)));
-        // One page goes: the others stay.
+        // Removing one page leaves the others.
         let page = PageRange::from_pages(PMD_SIZE + 5 * PAGE_SIZE, 1)?;
         assert_eq!(clear(&mut table, page), (1, Some(page)));
         assert_eq!(table.live(), 511);
         let leaf = table.leaf(PMD_SIZE + 6 * PAGE_SIZE).ok_or(EINVAL)?;
         assert_eq!((leaf.order, leaf.entry), (0, Entry::system(518, true)));
-        // Complete, but the pages are not aligned, or not alike: no merge.
+        // All pages are present, but their numbers are not aligned or their rights differ: no
+        // merge.
         fill(&mut table, range, 513, true)?;
         assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 0);
         fill(&mut table, range, 1024, false)?;
         assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 9);
-        // One gains rights: a table again, and nothing is lost.
+        // One page gains access rights: the leaf becomes a table again, and no page is lost.
         fill(&mut table, page, 1029, true)?;
         assert_eq!(table.live(), 512);
         assert_eq!(table.leaf(PMD_SIZE).ok_or(EINVAL)?.order, 0);
@@ -134,9 +136,10 @@ mod tests {
             }
         }
         assert_eq!(table.live(), 1024 * PMD_PAGES);
-        // What is in the tree, and what is kept: less than 64 bytes for a leaf.
+        // Tables in use and preallocated ones take less than 64 bytes for each leaf.
         assert!((table.pool.pages() - before) * PAGE_SIZE <= 1024 * 64);
-        // Nobody makes up for it: some are split, and then they go as a whole.
+        // The preallocated pages are not refilled: some leaves are split, the others are removed
+        // whole.
         let (mut split, mut whole) = (0, 0);
         for index in 0..64 {
             let page = PageRange::from_pages(index * PMD_SIZE + PAGE_SIZE, 1)?;
@@ -162,10 +165,10 @@ mod tests {
         both_ends::<Radix4>(48)?;
         both_ends::<Radix5>(57)?;
         let mut table = Table::<Radix4>::new()?;
-        // A range across a 2 MiB border is refused.
+        // A range that crosses a 2 MiB boundary is refused.
         let across = PageRange::from_pages(PMD_SIZE - 4096, 2)?;
         assert_eq!(fill(&mut table, across, 0, true), Err(EINVAL));
-        // What the format cannot express is refused, and nothing has changed.
+        // An entry that the format cannot express is refused, and the table is unchanged.
         let mut narrow = Table::<Narrow>::new()?;
         let page = PageRange::from_pages(0x1000, 1)?;
         assert_eq!(fill(&mut narrow, page, 1 << 27, true), Err(EINVAL));
@@ -204,7 +207,7 @@ mod tests {
         assert_eq!(table.install(range, &mut own, &mut wrong, set), Err(EINVAL));
         assert_eq!(table.live(), 0);
         table.install(range, &mut own, &mut batch, set)?;
-        // Its pages would end in the other's pool.
+        // The detached pages would be freed into the pool of the other table.
         let expected = Expected::new(Alarm::FlushOfAnotherTable);
         table.for_each(range, &mut wrong, |_, entry| *entry = Entry::NONE);
         assert_eq!(expected.raised(), 1);
@@ -222,10 +225,10 @@ mod tests {
         let range = PageRange::from_pages(0x10_0000, 4)?;
         let second = PageRange::from_pages(range.address(1), 1)?;
         assert_eq!(fill(&mut table, range, 8, false)?, None);
-        // More rights: nothing to flush. The same again: nothing happens.
+        // More access rights need no flush, nor does the same entry.
         assert_eq!(fill(&mut table, second, 9, true)?, None);
         assert_eq!(fill(&mut table, second, 9, true)?, None);
-        // Less rights, another page.
+        // Fewer access rights, and another page.
         assert_eq!(fill(&mut table, second, 9, false)?, Some(second));
         assert_eq!(fill(&mut table, second, 77, false)?, Some(second));
         Ok(())
@@ -246,7 +249,7 @@ mod tests {
             }
             assert_eq!(expected.raised(), 1);
         }
-        // A batch with nothing in it may be dropped.
+        // An empty batch may be dropped.
         let before = Alarm::FlushLost.count();
         drop(table.batch());
         assert_eq!(Alarm::FlushLost.count(), before);
@@ -261,7 +264,7 @@ mod tests {
         let before = table.pool.free_pages();
         let mut batch = table.batch();
         table.for_each(range, &mut batch, |_, entry| *entry = Entry::NONE);
-        // Three tables are out of the tree, and not free.
+        // Three tables are detached, but not yet free.
         assert_eq!(batch.detached.len(), 3);
         assert_eq!(table.pool.free_pages(), before);
         let flusher = TestFlusher::default();
@@ -273,7 +276,7 @@ mod tests {
             (before + 3, 1)
         );
 
-        // A merge takes a table out too, and a walk that began in it still finds what was there.
+        // A merge detaches a table, too. A concurrent walk in that table still finds its entries.
         let whole = PageRange::from_pages(PMD_SIZE, PMD_PAGES)?;
         let half = PageRange::from_pages(PMD_SIZE, PMD_PAGES / 2)?;
         fill(&mut table, half, 512, true)?;
@@ -286,13 +289,13 @@ mod tests {
     fn an_empty_table_is_at_most_one_page() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let range = PageRange::from_pages(0, 3)?;
-        // Nobody has used it: there is no page, and nothing is found.
+        // Unused: the table has no page, and lookups find nothing.
         assert_eq!((table.pool.pages(), table.pool.count()), (0, 0));
         assert!(table.leaf(range.start()).is_none() && !table.any(range, |_| true));
         assert_eq!(table.present(range), 0);
         clear(&mut table, range);
         assert_eq!((table.pool.pages(), table.pool.scan(usize::MAX)), (0, 0));
-        // The root is made once. It stays, whatever the kernel asks for.
+        // The root is allocated once, and the shrinker does not free it.
         table.pool.make_root()?;
         table.pool.make_root()?;
         assert_eq!((table.pool.pages(), table.pool.count()), (1, 0));
@@ -312,7 +315,7 @@ mod tests {
     fn chunks_that_were_not_written_for_two_passes_are_cold() -> Result {
         let mut table = Table::<Radix4>::new()?;
         let at = |index: usize| PageRange::from_pages(index * PMD_SIZE, 3);
-        // A search of all chunks, but for the first one.
+        // Examines all chunks except the first one.
         let pass = |table: &mut Table<Radix4>, stays: bool| {
             let mut spans = KVec::new();
             for _ in 0..table.chunks() {
@@ -326,23 +329,23 @@ mod tests {
         for index in 0..200 {
             fill(&mut table, at(index)?, 16 + index, false)?;
         }
-        // They were just written.
+        // All tables were just written.
         assert!(pass(&mut table, false)?.is_empty());
-        // Of one chunk a page is written again.
+        // Write one page of one chunk again.
         fill(&mut table, at(150)?, 1000, true)?;
         let cold = pass(&mut table, false)?;
         assert!(cold.len() >= 3 * 32 && cold.len() < 200);
         assert!(!cold
             .iter()
             .any(|span| at(150).is_ok_and(|at| span.contains(at.start()))));
-        // The search changes nothing.
+        // The search does not change entries.
         assert!(pass(&mut table, true)?.is_empty());
         assert_eq!(table.live(), 600);
         for span in &cold {
             assert_eq!(span.pages(), PMD_PAGES);
             assert_eq!(clear(&mut table, *span).0, 3);
         }
-        // All of them are in chunks that go.
+        // All of them are in chunks that can be freed.
         let before = table.pool.pages();
         while table.pool.count() != 0 {
             assert_ne!(table.pool.scan(usize::MAX), 0);
@@ -350,7 +353,7 @@ mod tests {
         assert!(table.pool.pages() <= before - cold.len());
         assert_eq!(table.get(at(150)?.address(2)).number(), 1002);
         assert_eq!(table.live(), 600 - 3 * cold.len());
-        // What has gone comes again, and is warm.
+        // Removed entries can be installed again, and their tables are warm.
         for span in &cold {
             fill(
                 &mut table,
@@ -379,7 +382,7 @@ mod tests {
         }
         let many = table.pool.pages();
         assert!(many > few + 256);
-        // In use: nothing goes but what is free.
+        // Tables are in use: only free pages are released.
         let free = table.pool.free_pages();
         assert!(table.pool.scan(usize::MAX) <= free);
         for index in 0..300 {
@@ -397,7 +400,7 @@ mod tests {
         }
         assert_eq!(given, count);
         assert_eq!(table.pool.pages(), before - given);
-        // What is in use is there, and what has gone comes again, at the same places.
+        // Tables in use are unchanged. Freed ones are allocated again at the same places.
         assert_eq!(table.get(stays.address(2)).number(), 10);
         let top = table.pool.places();
         for index in 0..300 {

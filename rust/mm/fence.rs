@@ -237,8 +237,8 @@ impl Fence {
         }
     }
 
-    /// Whether a device of type `kind` signals the fence. Devices of one type can wake each other
-    /// without the library.
+    /// Whether a device of type `kind` signals the fence. If so, a device of that type that waits
+    /// for it does not need to poll, because the signal alone wakes it.
     pub fn is_of(&self, kind: Cookie) -> bool {
         // SAFETY: The fence is alive by the type invariant.
         let found = unsafe { bindings::rust_hmm_fence_kind(self.as_raw()) };

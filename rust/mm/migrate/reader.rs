@@ -4,7 +4,7 @@
 
 use super::Moved;
 
-/// Mirrors that were announced to a migration. They keep their entries of its pages until the pages
+/// Mirrors to which a migration was announced. They keep their entries of its pages until the pages
 /// have moved.
 ///
 /// A migration owns its readers. It consumes them to get a [`Self::Done`] from each, which proves

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Steps that bring pages into a device's memory, until the device is unplugged.
+//! Migration steps that allocate device memory, counted until the device is unplugged.
 
 use super::steps::{Step, Steps};
 use crate::locks;
@@ -12,10 +12,10 @@ use kernel::{
     },
 };
 
-/// The steps of one memory that may bring pages.
+/// Counter of the migration steps of one device memory that may allocate in it.
 #[pin_data]
 pub(super) struct Arrivals {
-    /// The device was unplugged.
+    /// Whether the device was unplugged.
     closed: AtomicFlag,
     #[pin]
     steps: Steps,
@@ -29,7 +29,7 @@ impl Arrivals {
         })
     }
 
-    /// Whether the device was unplugged, so that no page may be brought to it.
+    /// Returns whether the device was unplugged. No page may be migrated to it then.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
     }
@@ -38,9 +38,13 @@ impl Arrivals {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device was unplugged. Context: any.
+    /// - `ENODEV` if the device was unplugged.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub(super) fn begin(&self) -> Result<Arrival<'_>> {
-        // Counted first: either this sees the flag, or the wait after it sees the count.
+        // Count the step before the check: either this sees the flag, or `wait()` sees the count.
         let arrival = Arrival {
             _step: self.steps.begin(),
             arrivals: self,
@@ -56,16 +60,21 @@ impl Arrivals {
         !self.closed.xchg(true, Full)
     }
 
-    /// Waits for the steps that had begun before [`Self::close`]. Context: may sleep; no lock may
-    /// be held.
+    /// Waits for the steps that began before [`Self::close`].
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub(super) fn wait(&self) {
         self.steps.wait();
     }
 }
 
-/// A step that may bring pages: device memory is allocated only with one of these. It lasts until
-/// the pages are mapped, or freed. It is taken with the mmap lock held, so that unplug, which waits
-/// for it, does not wait for that lock.
+/// A step that may allocate device memory. No device memory is allocated without a reference to
+/// one.
+///
+/// It lasts until the pages are mapped or freed. It begins with the mmap lock held, so that unplug,
+/// which waits for it, never waits for the mmap lock.
 #[must_use = "nothing may be allocated without it"]
 pub(crate) struct Arrival<'m> {
     _step: Step<'m>,
@@ -73,8 +82,8 @@ pub(crate) struct Arrival<'m> {
 }
 
 impl Arrival<'_> {
-    /// Whether the device was unplugged since the step began: pages that have not moved yet had
-    /// better stay in system memory.
+    /// Returns whether the device was unplugged after the step began. Pages that have not moved yet
+    /// should then stay in system memory.
     pub(crate) fn is_late(&self) -> bool {
         self.arrivals.is_closed()
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The thread of a device's memory. It sleeps unless idle pieces are to be removed.
+//! Worker thread of a device memory, which frees idle pieces.
 //!
-//! Pieces of device memory that are idle are removed when the kernel needs memory: each holds 4 MiB
-//! of page structures. Reclaim cannot remove them, because that takes memory hot-plug locks. So the
-//! shrinker only wakes the thread.
+//! A piece pins 4 MiB of `struct page`s, and should be freed when the system is short of memory.
+//! Removing a piece takes the memory hotplug lock and therefore cannot run in reclaim. So the
+//! shrinker only wakes the worker.
 
 use super::Ops;
 use crate::{
@@ -29,18 +29,19 @@ use kernel::{
     },
 };
 
-/// Objects that a piece counts for: pages of system memory.
+/// Number of shrinker objects that a piece counts as, in pages of system memory.
 const OBJECTS: usize = PIECE_OVERHEAD / PAGE_SIZE;
 
-/// Time after which the thread looks again, in jiffies: a wake-up may come before it sleeps.
+/// Time in jiffies after which the worker checks again. A wake-up can precede the worker's sleep,
+/// because the shrinker does not hold the lock.
 const LOOK_AGAIN: kernel::time::Jiffies = 1000;
 
-/// What is to be done.
+/// Work queued for the worker thread.
 #[pin_data]
 pub(super) struct Chores {
-    /// Pieces that are to go.
+    /// Number of idle pieces to be removed.
     pieces: Atomic<usize>,
-    /// Held while the thread looks for work.
+    /// Held by the worker while it checks for work.
     #[pin]
     lock: Mutex<()>,
     #[pin]
@@ -73,7 +74,7 @@ impl Chores {
     }
 }
 
-/// What the shrinker knows.
+/// Shrinker that counts the idle pieces of one device memory.
 struct Idle<M: MemoryOps>(Arc<DevicePages<Ops<M>>>);
 
 impl<M: MemoryOps> Shrink for Idle<M> {
@@ -87,16 +88,17 @@ impl<M: MemoryOps> Shrink for Idle<M> {
         if wanted != 0 {
             let chores = &self.0.data().chores;
             chores.pieces.fetch_add(wanted, Full);
-            // Without the lock: who holds it may wait for memory. The thread looks again after a while.
+            // Do not take the lock: a holder may allocate, and this is reclaim. If the wake-up is
+            // lost, the worker checks again after `LOOK_AGAIN`.
             chores.wake.notify_one();
         }
         wanted * OBJECTS
     }
 }
 
-/// Sees to it that the chores are done. Dropping it ends that.
+/// The worker thread and its shrinker. Dropping it stops both.
 pub(super) struct Worker<M: MemoryOps> {
-    // First: nobody wakes the thread any more.
+    // Unregistered first in `drop`, so that nothing wakes the thread after it has ended.
     shrinker: Option<Shrinker<Idle<M>>>,
     pages: Arc<DevicePages<Ops<M>>>,
     stop: Arc<AtomicFlag>,
@@ -120,7 +122,11 @@ impl<M: MemoryOps> Worker<M> {
         Ok(worker)
     }
 
-    /// Whether the current task is the thread. Context: any.
+    /// Returns whether the current task is the worker thread.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub(super) fn is_current(&self) -> bool {
         self.thread.as_ref().is_some_and(Thread::is_current)
     }

@@ -9,23 +9,24 @@ use super::{
 use crate::mm::{addr::PMD_PAGES, mask::Mask, migrate::Isolated};
 use kernel::prelude::*;
 
-/// Isolated pages that are being copied. Dropping it waits for the copies, and then restores the
+/// Isolated pages with copies in flight. Dropping it waits for the copies, and then restores the
 /// pages.
 ///
-/// If it is leaked, the pages stay isolated and locked, so that no memory is freed that is still
-/// written.
+/// If it is leaked, the pages stay isolated and locked, so that no page that a copy still writes is
+/// freed.
 #[must_use = "dropping it restores the pages"]
-// It stays where it is from state to state: isolated pages are large to move.
+// Passed by reference from state to state, because `Isolated` is large to move.
 pub(crate) struct Copying<'c, 'a, R> {
-    // Dropped first: waits. `None` before the jobs are handed out, and when these are done.
+    // Dropped first, which waits for the copies. `None` before the jobs are submitted and after
+    // they have completed.
     batch: Option<Batch<'c>>,
     isolated: Isolated<'a, R>,
-    /// Entries with a destination.
+    /// Number of entries that have a destination.
     count: usize,
 }
 
 impl<'c, 'a, R> Copying<'c, 'a, R> {
-    /// Of `isolated`, without copies.
+    /// Wraps `isolated`, without copies.
     #[inline]
     pub(crate) fn new(isolated: Isolated<'a, R>) -> Self {
         Self {
@@ -35,11 +36,11 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
         }
     }
 
-    /// Hands out jobs. `hand_out` returns the number of entries with a destination.
+    /// Submits copy jobs. `hand_out` returns the number of entries that have a destination.
     ///
     /// # Errors
     ///
-    /// `EBUSY`: a previous batch of `copies` was leaked.
+    /// - `EBUSY` if a previous batch of `copies` was leaked.
     pub(super) fn submit(
         &mut self,
         copies: &'c mut Copies,
@@ -47,20 +48,23 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
         hand_out: impl FnOnce(&Isolated<'a, R>, &mut Batch<'c>) -> usize,
     ) -> Result {
         let batch = copies.begin(driver).ok_or(EBUSY)?;
-        // Waits for those of before, if there are any.
+        // Dropping a previous batch waits for its copies.
         let batch = self.batch.insert(batch);
         self.count = hand_out(&self.isolated, batch);
         Ok(())
     }
 
-    /// Whether a copy is outstanding. Otherwise there is nothing with which another step could
-    /// overlap.
+    /// Returns whether a copy is outstanding. If none is, another step has nothing to overlap with.
     pub(crate) fn is_outstanding(&self) -> bool {
         self.batch.as_ref().is_some_and(Batch::is_outstanding)
     }
 
-    /// Waits for the copies, and takes back destinations that were not filled. Returns the indices
-    /// of the entries of these destinations. Context: may sleep.
+    /// Waits for the copies, and releases destinations that were not filled. Returns the indices of
+    /// their entries.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     #[inline(never)]
     pub(crate) fn complete(&mut self) -> Mask {
         match self.batch.take() {
@@ -69,19 +73,23 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
         }
     }
 
-    /// The pages, to choose their destinations. `None` while jobs may be outstanding.
+    /// Returns the pages, to choose their destinations. `None` while jobs may be outstanding.
     #[inline]
     pub(crate) fn isolated_mut(&mut self) -> Option<&mut Isolated<'a, R>> {
         self.batch.is_none().then_some(&mut self.isolated)
     }
 
-    /// The pages.
+    /// Returns the pages.
     #[inline]
     pub(crate) fn isolated(&self) -> &Isolated<'a, R> {
         &self.isolated
     }
 
-    /// The pages, after a wait for copies that are outstanding. Context: may sleep.
+    /// Waits for outstanding copies, and returns the pages.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     #[inline]
     pub(crate) fn into_isolated(self) -> Isolated<'a, R> {
         drop(self.batch);
@@ -89,8 +97,8 @@ impl<'c, 'a, R> Copying<'c, 'a, R> {
     }
 }
 
-/// Notes which of `count` destinations were filled, and takes back the others. Returns the indices
-/// of the entries of these.
+/// Records which of `count` destinations were filled, and releases the others. Returns the indices
+/// of the entries of the released ones.
 pub(super) fn settle<R>(isolated: &mut Isolated<'_, R>, filled: &Mask, count: usize) -> Mask {
     let mut failed = Mask::EMPTY;
     if filled.count(0..PMD_PAGES) == count {
@@ -128,7 +136,8 @@ mod tests {
         let mut copies = Copies::new(false)?;
         drop(copies.begin(&NoDriver).ok_or(EBUSY)?);
         let mut batch = copies.begin(&NoDriver).ok_or(EBUSY)?;
-        // SAFETY: No driver gets the job, so that nothing is read or written.
+        // SAFETY: The job is not submitted to a driver, so that no memory is read or written for
+        // it.
         let job = unsafe { batch.job(0, 1, None, End::Device(0)) };
         core::mem::forget(batch);
         assert!(copies.begin(&NoDriver).is_none());

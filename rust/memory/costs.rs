@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the search for a victim costs, whatever the size of the memory.
+//! Measures the search for an eviction victim, for several sizes of device memory.
 
 use super::lru::{Lru, Usage, GROUP};
 use crate::mm::bell::monotonic_ns;
 use kernel::prelude::*;
 
-/// Searches of which the cheapest counts: others are disturbed by interrupts.
+/// Number of searches. The fastest one counts, because interrupts disturb the others.
 const SEARCHES: usize = 50;
 
-/// Nanoseconds of a search in memory of `blocks` blocks, `count` groups of which are full. Where
-/// the clock counts instructions these are what is measured.
+/// Returns the nanoseconds of a search in a memory of `blocks` blocks, `count` groups of which are
+/// full. In a VM whose clock counts instructions, the result is a number of instructions.
 fn search(blocks: usize, groups: usize) -> Result<u64> {
     let lru = Lru::new(blocks)?;
     let step = blocks.div_ceil(GROUP) / groups;
@@ -43,7 +43,7 @@ mod tests {
     fn victim_search_costs_the_same_for_1_gib_and_16_tib() -> Result {
         let (small, large) = (search(1 << 9, 1)?, search(1 << 23, 64)?);
         pr_info!("cost: victim search: 1 GiB {small} ns, 16 TiB {large} ns\n");
-        // Exactly: within 10 %, see Documentation/memory.rst. This is for any clock.
+        // This bound holds for any clock. The precise bound is 10 %, see Documentation/memory.rst.
         assert!(large <= small + small / 2);
         Ok(())
     }

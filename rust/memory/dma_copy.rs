@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Copies by an engine that knows memory by addresses.
+//! Copies for engines that address memory by DMA address.
 
 use super::copy::{CopyJob, End};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 };
 use kernel::{page::PAGE_SHIFT, prelude::*, sync::Arc};
 
-/// One end: device page numbers, or memory that is mapped for the time of the copy.
+/// One end of a copy: device page numbers, or system memory that is mapped until the copy ends.
 enum Mapped {
     Device(usize),
     System(DmaRun),
@@ -19,8 +19,8 @@ impl Mapped {
     fn new(device: &Arc<DmaDevice>, end: End, pages: usize, direction: Direction) -> Result<Self> {
         Ok(match end {
             End::Device(first) => Self::Device(first),
-            // SAFETY: The job owns the destination and keeps the source as it is, until it is completed, before which
-            // the run is dropped.
+            // SAFETY: The job owns the destination, and keeps the source valid and unchanged, until
+            // it is completed. The run is dropped before that.
             End::Cpu(pfn) => Self::System(unsafe { DmaRun::new(device, pfn, pages, direction)? }),
         })
     }
@@ -37,22 +37,29 @@ impl Mapped {
     }
 }
 
-/// A [`CopyJob`] whose system memory is mapped for a device. It is unmapped before the job ends, so that whoever gets
-/// the pages has them for himself.
+/// A [`CopyJob`] whose system memory is mapped for DMA. The memory is unmapped before the job is
+/// completed, so that the device cannot access the pages when their next owner uses them.
 #[must_use = "dropped, it has failed"]
 pub struct DmaCopy {
-    // Before the job, which ends when it is dropped.
+    // Dropped before the job, because dropping the job completes it.
     source: Option<Mapped>,
     destination: Mapped,
     job: CopyJob,
 }
 
 impl DmaCopy {
-    /// Maps the memory of `job` for `device`. Context: any; must not be within interrupts.
+    /// Maps the memory of `job` for `device`.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `ENODEV` if the device is gone. The job has failed then.
+    /// The job has failed if this returns an error.
+    ///
+    /// - `ENOMEM` if there is no memory for the mapping.
+    /// - `ENODEV` if the device was unbound.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts.
     pub fn new(job: CopyJob, device: &Arc<DmaDevice>) -> Result<Self> {
         let (pages, source, destination) = job.ends();
         let source = match source {
@@ -66,12 +73,17 @@ impl DmaCopy {
         })
     }
 
-    /// Pages of 4 KiB to copy.
+    /// Returns the number of 4 KiB pages to copy.
     pub fn pages(&self) -> usize {
         self.job.ends().0
     }
 
-    /// Where the contents of page `index` come from; `None` asks for zeros. `EINVAL` beyond the end.
+    /// Returns the address of the source of page `index`, or `None` if the page must be filled with
+    /// zeros.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `index` is not below [`Self::pages`].
     pub fn source(&self, index: usize) -> Result<Option<Target>> {
         match &self.source {
             _ if index >= self.pages() => Err(EINVAL),
@@ -80,7 +92,11 @@ impl DmaCopy {
         }
     }
 
-    /// Where they go. `EINVAL` beyond the end.
+    /// Returns the address of the destination of page `index`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `index` is not below [`Self::pages`].
     pub fn destination(&self, index: usize) -> Result<Target> {
         let inside = index < self.pages();
         inside
@@ -94,7 +110,7 @@ impl DmaCopy {
         self.job.is_cancelled()
     }
 
-    /// Ends it: the engine has finished with the memory. See [`CopyJob::complete`].
+    /// Completes the job. The engine no longer accesses the memory. See [`CopyJob::complete`].
     pub fn complete(self, result: Result) {
         let Self {
             source,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a driver says about the memory of its device.
+//! Driver callbacks for device memory.
 
 use super::{Copy, CopyJob};
 use crate::{
@@ -13,72 +13,97 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// What a driver says about its memory.
+/// Operations of a driver on the memory of its device.
 pub trait MemoryOps: Send + Sync + Sized + 'static {
-    /// Copies the contents of a folio, or fills it with zeros: at once, or later by whoever gets
-    /// the job. If it fails the folio stays where it is, with its contents.
+    /// Copies the contents of a folio, or fills it with zeros. The copy may complete here, or later
+    /// when the driver completes `job`. If it fails, the folio stays at its source, with its
+    /// contents.
     ///
-    /// Nobody can change the source meanwhile. Context: the mmap lock is held and the pages are
-    /// locked, until all jobs are done; may sleep. Neither this nor who does the job later may take
-    /// the table lock of a mirror or allocate with reclaim. From within this and [`Self::kick`],
-    /// functions that wait fail with `EDEADLK`.
+    /// The source cannot change while the job is outstanding.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The mmap lock is held and the pages are locked until all jobs have completed.
+    /// Neither this callback nor the code that completes the job may take the table lock of a
+    /// mirror or allocate with reclaim. Blocking functions of the library that are called from here
+    /// or from [`Self::kick`] return `EDEADLK`.
     fn copy(&self, job: CopyJob);
 
-    /// Copies right now, for who can: that spares a job, its account, and waiting for it. `None`: give a
-    /// job to [`Self::copy`]. Context and failures as there.
+    /// Copies synchronously, if the driver can: this saves a job and its completion. `None` makes
+    /// the library call [`Self::copy`] instead. The context and the meaning of a failure are those
+    /// of [`Self::copy`].
     fn copy_at_once(&self, copy: &Copy<'_>) -> Option<Result> {
         let _ = copy;
         None
     }
 
-    /// All jobs of a step were handed over: start what was only queued.
+    /// Starts jobs that were only queued. Called when all jobs of a step were submitted.
     fn kick(&self) {}
 
-    /// Jobs were cancelled, see [`CopyJob::is_cancelled`]: those that wait in a queue should end
-    /// now, for a task that was killed waits for them. Context: as [`Self::copy`].
+    /// Ends cancelled jobs, see [`CopyJob::is_cancelled`]. Queued jobs should fail immediately,
+    /// because a killed task waits for them.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::copy`].
     fn cancelled(&self) {}
 
-    /// Where to take the next folio of `order` from, as a device page number: for a driver that has its
-    /// own allocator. If it is not free there, or for `None`, the library chooses. Context: as
-    /// [`Self::copy`].
+    /// Chooses the device page number of the next folio of `order`, for drivers that have an
+    /// allocator of their own. If that page is not free, or for `None`, the library chooses.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::copy`].
     fn choose(&self, order: u32) -> Option<usize> {
         let _ = order;
         None
     }
 
-    /// A folio of the device's memory is about to be free. Context: any, also interrupts. Functions that wait fail
-    /// with `EDEADLK`.
+    /// Called before a folio of the device memory is freed.
+    ///
+    /// # Context
+    ///
+    /// Any, including interrupts. Blocking functions of the library return `EDEADLK`.
     fn freed(&self, range: DeviceRange) {
         let _ = range;
     }
 
-    /// How this memory and `other`, that of another device of this driver, reach each other. `kind` is how
-    /// the CPU sees the other one. Asked once for each pair of devices; of both answers the lesser counts.
+    /// Returns how this memory and `other`, the memory of another device of the driver, can reach
+    /// each other. `kind` is the kind of `other`. Called once for each direction of a pair of
+    /// devices; the lesser result counts.
     fn connection(&self, other: &Self, kind: Kind) -> Connection {
         let _ = (other, kind);
         Connection::None
     }
 
-    /// As [`Self::copy`], from this memory to that of `other`, to which there is a connection. By default
-    /// the job is dropped, which fails it.
+    /// Copies from this memory to `other`, to which it has a connection. Otherwise like
+    /// [`Self::copy`]. The default drops the job, which fails it.
     fn copy_to(&self, other: &Self, job: CopyJob) {
         let _ = (other, job);
     }
 
-    /// Whether [`Self::event`] is to be called now: somebody wants to know. Context: as there.
+    /// Returns whether the library should call [`Self::event`] now.
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::event`].
     #[inline]
     fn wants_events(&self) -> bool {
         false
     }
 
-    /// Something has happened in the address space `space`, to this memory: [`Event::CpuFault`]. Context: a folio
-    /// lock is held, and the mmap lock; must not sleep or allocate with reclaim. Functions that wait fail with
-    /// `EDEADLK`.
+    /// Reports an event in the address space `space` that concerns this memory:
+    /// [`Event::CpuFault`].
+    ///
+    /// # Context
+    ///
+    /// A folio lock and the mmap lock are held. Must not sleep or allocate with reclaim. Blocking
+    /// functions of the library return `EDEADLK`.
     fn event(&self, space: Cookie, event: &Event) {
         let _ = (space, event);
     }
 
-    /// Whether the next allocation, of a folio of `order`, is to fail. For tests.
+    /// Returns whether the next allocation, of a folio of `order`, must fail. For tests.
     fn fail_allocation(&self, order: u32) -> bool {
         let _ = order;
         false

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Connections that the drivers were asked for.
+//! Cache of the connections between device memories, as their drivers reported them.
 
 use crate::{connection::Connection, locks, mm::notifier::Cookie};
 use kernel::{
@@ -14,23 +14,24 @@ use kernel::{
     },
 };
 
-/// Answers that are kept. With more devices, drivers are asked again.
+/// Number of cached connections. With more devices, drivers are asked again.
 const KEPT: usize = 16;
 
-/// Counts the changes after which no answer counts.
+/// Generation of the connections. A cached connection of an older generation is stale.
 static CHANGES: Atomic<usize> = Atomic::new(0);
 
 #[inline(never)]
 fn changes() -> usize {
-    // Acquire: a driver that is asked after this has made the changes that were counted.
+    // Acquire: the driver's changes that led to this generation are visible to the call that asks
+    // it again. Pairs with the release in `forget()`.
     CHANGES.load(Acquire)
 }
 
-/// What the drivers say has changed; or a device has gone, the name of whose memory may be given to
-/// another.
+/// Invalidates all cached connections. Called when drivers report a change, and when a device is
+/// removed, because the address that identifies its memory may be reused.
 #[inline(never)]
 pub(crate) fn forget() {
-    // Release: what the driver has changed is visible to those who load the new count.
+    // Release: the driver's changes are visible to a task that loads the new generation.
     CHANGES.fetch_add(1, Release);
 }
 
@@ -38,7 +39,7 @@ pub(crate) fn forget() {
 struct Answer {
     other: Cookie,
     connection: Connection,
-    /// Changes before it.
+    /// Generation in which the driver was asked.
     since: usize,
 }
 
@@ -56,7 +57,7 @@ impl Answers {
     }
 }
 
-/// A cache of answers, by the name of the other memory.
+/// Cache of connections, by the cookie of the other memory.
 #[pin_data]
 pub(crate) struct Known {
     #[pin]
@@ -78,17 +79,22 @@ impl Known {
         })
     }
 
-    /// The answer for `other`, if the drivers were asked. Context: may sleep.
+    /// Returns the cached connection to `other`.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn peek(&self, other: Cookie) -> Option<Connection> {
         self.answers.lock().find(other)
     }
 
-    /// The answer for `other`; `ask` is called if there is none.
+    /// Returns the cached connection to `other`; if there is none, calls `ask` and caches its
+    /// result.
     pub(crate) fn get(&self, other: Cookie, ask: impl FnOnce() -> Connection) -> Connection {
         if let Some(answer) = self.peek(other) {
             return answer;
         }
-        // Without the lock: drivers may ask back.
+        // Call the driver without the lock, because it may call back into the library.
         let since = changes();
         let connection = ask();
         let answers = &mut *self.answers.lock();
@@ -126,7 +132,7 @@ mod tests {
         for other in others.iter().skip(1) {
             known.get(Cookie::of(other), || Connection::Unified);
         }
-        // The oldest was forgotten, and so is all.
+        // The oldest entry was replaced, and `forget()` invalidates all of them.
         assert_eq!(
             known.get(Cookie::of(&others[0]), || Connection::None),
             Connection::None

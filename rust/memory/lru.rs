@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which block of device memory the device has not used for the longest time.
+//! Least recently used order of the blocks of device memory.
 //!
-//! Each block of 2 MiB has the time of its last access, in *turns* ([`turns`]): a turn passes when
-//! the device goes from one block to another. An access costs a few loads and takes no lock, and the
-//! order is that of accesses, not that of allocations.
+//! Each block of 2 MiB records the time of its last access in *turns* ([`turns`]). The turn is
+//! advanced when the device accesses another block than before. An access costs a few loads and
+//! takes no lock. The order is that of accesses, not of allocations.
 //!
-//! The search for the coldest block does not look at all blocks ([`search`]). A tree with [`FANOUT`]
-//! children a node has a *bound* in each node ([`bounds`]): no candidate below it was used before
-//! that turn. An access only makes a bound too low, never too high, so that it need not change the
-//! tree. A search descends to the child with the lowest bound, and raises the bounds that it finds
-//! too low. There are two trees: one of all blocks that are in use, one of those that are used in
-//! part.
+//! The search for the coldest block does not visit all blocks ([`search`]). It uses a tree with
+//! [`FANOUT`] children per node and a *bound* in each node ([`bounds`]): no candidate below the
+//! node was accessed before that turn. An access only makes bounds too low, never too high, and
+//! therefore need not update the tree. A search descends to the child with the lowest bound, and
+//! raises the bounds that it finds too low. There are two trees: one of all blocks in use, and one
+//! of the partially used blocks.
 //!
 //! The trees have as many levels for 1 GiB as for 32 TiB, and one more for each factor of 64
-//! beyond. State of blocks is allocated for [`GROUP`] blocks at a time, when memory is first added
-//! there.
+//! beyond. The state of blocks is allocated for [`GROUP`] blocks at a time, when memory is first
+//! added there.
 
 mod bounds;
 mod search;
@@ -59,7 +59,7 @@ impl Group {
     }
 }
 
-/// Times of access of all blocks.
+/// Access times of all blocks, and the trees that find the coldest one.
 pub(super) struct Lru {
     turns: Turns,
     /// Number of blocks.
@@ -96,7 +96,7 @@ impl Drop for Claim<'_> {
 pub(super) enum NoClaim {
     /// Other tasks evict all blocks that could be chosen.
     Busy,
-    /// There is none.
+    /// No block can be chosen.
     Nothing,
 }
 
@@ -121,8 +121,16 @@ impl Usage {
 }
 
 impl Lru {
-    /// For `blocks` blocks. The state of none is there yet, see [`Self::prepare`]. Context: may
-    /// sleep. `ENOMEM`.
+    /// Creates the order for `blocks` blocks. [`Self::prepare`] must allocate the state of a block
+    /// before it counts.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn new(blocks: usize) -> Result<Self> {
         let count = blocks.div_ceil(GROUP);
         let mut groups = KVVec::with_capacity(count, GFP_KERNEL)?;
@@ -137,8 +145,15 @@ impl Lru {
         })
     }
 
-    /// Allocates the state of `block` and of its neighbours, if it is not there. Context: may
-    /// sleep. `ENOMEM`.
+    /// Allocates the state of `block` and of its group, if it is not allocated yet.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn prepare(&self, block: usize) -> Result {
         let number = block / GROUP;
         let Some(group) = self.groups.get(number) else {
@@ -161,7 +176,11 @@ impl Lru {
         self.group(block)?.blocks.get(block % GROUP)
     }
 
-    /// The device uses `block` now. Context: any.
+    /// Records an access of the device to `block`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub(super) fn touch(&self, block: usize) {
         if let Some(block) = self.block(block) {
@@ -169,21 +188,29 @@ impl Lru {
         }
     }
 
-    /// Moves `block`, which could not be evicted, behind all others, even if it is the most
-    /// recently used one. Context: any.
+    /// Makes `block` the most recently used block, even if it is that already, because it could not
+    /// be evicted.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub(super) fn put_off(&self, block: usize) {
         if let Some(block) = self.block(block) {
             self.turns.advance(block);
         }
     }
 
-    /// Now. Blocks that are used from here on are not older.
+    /// Returns the current turn. Blocks that are accessed from now on do not have an older one.
     pub(super) fn now(&self) -> Turn {
         self.turns.now()
     }
 
-    /// Pages of `block` were taken into use: all of them, or some. A full barrier lies between that
-    /// and this call. Context: any.
+    /// Records that pages of `block` were allocated: all of them, or some. The caller has executed
+    /// a full barrier after the allocation.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub(super) fn allocated(&self, block: usize, all: bool) {
         self.insert(block, Tree::Used);
@@ -192,14 +219,18 @@ impl Lru {
         }
     }
 
-    /// Pages of `block`, but not all, were freed. A full barrier lies between that and this call.
-    /// Context: any.
+    /// Records that some pages of `block`, but not all, were freed. The caller has executed a full
+    /// barrier after the free.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub(super) fn freed(&self, block: usize) {
         self.insert(block, Tree::Partial);
     }
 
-    /// Makes `block` a candidate.
+    /// Makes `block` a candidate in `tree`.
     #[inline]
     fn insert(&self, block: usize, tree: Tree) {
         let Some(group) = self.group(block) else {
@@ -208,8 +239,8 @@ impl Lru {
         let Some(node) = group.nodes.get(block % GROUP / FANOUT) else {
             return;
         };
-        // A search that clears the bit looks at the pages after that; either it sees these, or this
-        // load sees the bit clear.
+        // A search clears the bit before it checks the pages again. Either it sees these pages, or
+        // this load sees the bit clear.
         if !node.has(block % FANOUT, tree) {
             self.add(block, node, tree);
         }
@@ -232,16 +263,17 @@ impl Lru {
         if claimed.xchg(true, Acquire) {
             return Err(NoClaim::Busy);
         }
-        // INVARIANT: Set just now, by us.
+        // INVARIANT: The flag was set by the exchange above.
         Ok(Claim { claimed, block })
     }
 
-    /// Claims the block to evict: of those that were not used after `before` and that no other task evicts, first one
-    /// that is used in part only and was not used lately, then the one that was not used for the longest time.
+    /// Claims the block to evict. Candidates are blocks that were not used after `before` and that
+    /// no other task evicts.
     ///
-    /// Lately is, in as many turns as half of the blocks in use take in turn; `count` is how many
-    /// there are. What is used in part costs less to evict, and makes as much room for a huge page.
-    /// `usage` says how much of a block is in use.
+    /// A partially used block is preferred if it was not used recently: it costs less to evict, and
+    /// makes as much room for a huge page. Otherwise this claims the block that was not used for
+    /// the longest time. A block was used recently if fewer turns have passed since then than half
+    /// of `count`, the number of blocks in use. `usage` returns how much of a block is in use.
     pub(super) fn coldest(
         &self,
         usage: &dyn Fn(usize) -> Usage,
@@ -255,7 +287,7 @@ impl Lru {
             return self.claim(block);
         }
         match Search::run(self, Tree::Used, usage, before) {
-            // Another task may be faster.
+            // Another task may claim it first.
             (Some((_, block)), _) => self.claim(block),
             (None, true) => Err(NoClaim::Busy),
             (None, false) => Err(NoClaim::Nothing),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The mirrors of a device, whatever they show: for evictions and the end of the device.
+//! Mirrors of a device, in any address space: for evictions, and for unplug.
 
 use crate::{
     locks,
@@ -11,14 +11,15 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 
-/// One mirror. Whoever uses it holds the lock, so that it cannot go away.
+/// A mirror in the list. The lock is held while the mirror is used, so that it cannot be dropped
+/// meanwhile.
 #[pin_data]
 pub(crate) struct Place {
     #[pin]
     peer: Mutex<Option<Arc<dyn Peer>>>,
 }
 
-/// A mirror's entry in the list. Dropping it waits for those who use the mirror.
+/// Registration of a mirror. Dropping it waits for concurrent users of the mirror.
 pub(crate) struct Registration(Arc<Place>);
 
 impl Drop for Registration {
@@ -27,7 +28,7 @@ impl Drop for Registration {
     }
 }
 
-/// All mirrors of a device's memory.
+/// List of all mirrors of a device memory.
 #[pin_data]
 pub(super) struct Peers {
     #[pin]
@@ -42,7 +43,15 @@ impl Peers {
         })
     }
 
-    /// Adds a mirror. Context: may sleep. `ENOMEM`.
+    /// Adds a mirror.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn add(&self, peer: Arc<dyn Peer>) -> Result<Registration> {
         let (name, key) = locks::peer();
         let place = Arc::pin_init(
@@ -53,7 +62,8 @@ impl Peers {
         )?;
         let mut list = self.list.lock();
         let is_free = |place: &Arc<Place>| place.peer.try_lock().is_some_and(|peer| peer.is_none());
-        // A concurrent walk goes by index: a mirror stays where it is as long as it is there.
+        // A concurrent walk proceeds by index. Therefore a mirror keeps its index until it is
+        // removed.
         while list.last().is_some_and(is_free) {
             list.pop();
         }
@@ -64,12 +74,15 @@ impl Peers {
         Ok(Registration(place))
     }
 
-    /// Calls `each` for all mirrors, one after the other. One that is added meanwhile may be left out. Context: may
-    /// sleep; no lock may be held.
+    /// Calls `each` for each mirror. A mirror that is added concurrently may be left out.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub(super) fn for_each(&self, mut each: impl FnMut(&dyn Peer)) {
         let mut next = 0;
         loop {
-            // Not under the lock of the list, which who adds a mirror takes.
+            // Drop the lock of the list before the call, because adding a mirror takes it.
             let Some(place) = self.list.lock().get(next).cloned() else {
                 break;
             };
@@ -94,7 +107,7 @@ mod tests {
         time::{delay::fsleep, Delta, Instant, Monotonic},
     };
 
-    /// A mirror that counts how often it is told to forget.
+    /// A mirror that counts calls of `forget`.
     struct Counting(Atomic<u32>);
 
     impl Peer for Counting {
@@ -120,8 +133,8 @@ mod tests {
             peer.forget();
             seen += 1;
             if seen == 2 {
-                // A peer that the walk has passed is removed, and one is added. By another task,
-                // because this one holds the lock of a peer.
+                // Remove a mirror that the walk has passed, and add one. Another task does it,
+                // because this one holds the lock of a mirror.
                 let (first, peers, added) = (first.take(), peers.clone(), new.clone());
                 thread = Some(Thread::spawn(c"hmm-test", move || {
                     drop(first);

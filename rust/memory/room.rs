@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Room in a device memory that is smaller than the work: the least recently used block goes to system
-//! memory, whoever maps it.
+//! Eviction for oversubscribed device memory: the least recently used block is moved to system
+//! memory, whichever processes map it.
 //!
-//! Called before a step takes its locks. It is bounded: if nothing can go, the caller's pages stay where
-//! they are, and are mapped in place.
+//! Called before a step takes its locks. It is bounded: if no block can be evicted, the caller's
+//! pages stay in system memory and the device maps them there.
 
 use super::{
     lru::{Claim, Lru, NoClaim, Turn, Usage},
@@ -25,18 +25,21 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
-/// Blocks of which the eviction is tried for one step. One that cannot go, because its pages are
-/// pinned or locked, counts as used.
+/// Number of blocks whose eviction is tried for one step. A block that cannot be evicted, because
+/// its pages are pinned or locked, counts as recently used.
 const TRIES: usize = 8;
 
 /// Time between two tries while other tasks evict all blocks that could be chosen.
 const PAUSE: Delta = Delta::from_millis(5);
 
 impl<M: MemoryOps> Memory<M> {
-    /// The device uses `range` of its memory: pages that it does not use go first when room is needed.
-    /// Drivers of devices that count accesses call this; faults and migrations do it by themselves.
+    /// Records that the device accesses `range` of its memory, so that it is evicted later than
+    /// memory which the device does not access. Called by drivers of devices that count accesses.
+    /// Faults and migrations record accesses themselves.
     ///
-    /// Context: any.
+    /// # Context
+    ///
+    /// Any.
     pub fn touch(&self, range: DeviceRange) {
         let lru = &self.pages().data().lru;
         let last = range.first.saturating_add(range.count.saturating_sub(1));
@@ -45,33 +48,38 @@ impl<M: MemoryOps> Memory<M> {
         }
     }
 
-    /// Page `local` of this memory is used now.
+    /// Records an access to page `local` of this memory.
     #[inline]
     pub(crate) fn touch_page(&self, local: usize) {
         self.pages().data().lru.touch(local / PMD_PAGES);
     }
 
-    /// Now, in accesses of the device.
+    /// Returns the current turn of the LRU.
     pub(crate) fn turn(&self) -> Turn {
         self.pages().data().lru.now()
     }
 
-    /// Whether `pages` pages can be taken now; perhaps only as small ones.
+    /// Returns whether `pages` pages are free, not necessarily in one piece.
     pub(crate) fn has_room(&self, pages: usize) -> bool {
         self.pages().total().saturating_sub(self.pages().used()) >= pages
     }
 
-    /// Whether a page can be taken now.
+    /// Returns whether a page is free.
     pub(crate) fn has_any(&self) -> bool {
         self.has_room(1)
     }
 
-    /// Makes room for `pages` pages, at most 512: evicts blocks that were not used after `before`.
-    /// Returns whether there is room; others may take it.
+    /// Makes room for `pages` pages, at most 512, by evicting blocks that were not used after
+    /// `before`. Returns whether there is room. A concurrent allocation may take it.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, before anything was done; `EINTR` if killed. Context: as [`Memory::grow`].
+    /// - `ENOMEM` before any page was evicted.
+    /// - `EINTR` if a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// As for [`Memory::grow`].
     pub(crate) fn make_room(&self, pages: usize, before: Turn) -> Result<bool> {
         if self.has_room(pages) {
             return Ok(true);
@@ -106,8 +114,8 @@ impl<M: MemoryOps> Memory<M> {
             if self.has_room(pages) {
                 return Ok(true);
             }
-            // No other task evicts the block, because it is claimed, so its pages are pinned or
-            // locked.
+            // The block is claimed, so that no other task evicts it. Pages that are still in use
+            // are pinned or locked.
             let block = eviction.block();
             if self.pages().used_in_block(block.first) != 0 {
                 self.pages().data().lru.put_off(block.first / PMD_PAGES);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Huge pages that are split, because a CPU has touched one that cannot come back as such.
+//! Splitting of huge device pages, for CPU faults that cannot bring them back whole.
 //!
-//! The core splits only a folio that nobody else holds, but the fault holds it until its handler
-//! has returned. So a work item of the workqueue `rust_hmm` splits it, one for each page, and all
-//! at once: the flush of a device of one process must not hold up another process. It takes mmap
-//! locks by trylock, and gives up after [`PATIENCE`].
+//! The core does not split a folio that has extra references, and the fault has one until its
+//! handler returns. So a work item of the workqueue `rust_hmm` splits the folio. Each folio has a
+//! work item of its own, and these run concurrently, because a device flush for one process must
+//! not delay another process. A work item takes mmap locks by trylock, and gives up after
+//! [`PATIENCE`].
 //!
-//! A task that has faulted in user mode sleeps until the work item has ended, before it returns to
-//! user mode. Others cannot, because their callers in the kernel repeat the fault at once. These
-//! return early as long as the work item tries, and fail after it has given up.
+//! A task that faulted in user mode sleeps until the work item has ended, before it returns to user
+//! mode. For other faults the kernel repeats the fault immediately, so that the handler cannot
+//! sleep for it. Such a fault returns early while the work item is running, and fails after the
+//! work item has given up.
 
 use super::{MemoryOps, Ops};
 use crate::{
@@ -40,26 +42,26 @@ use table::{Item, Table};
 /// Time after which a work item gives up.
 const PATIENCE: Delta = Delta::from_secs(2);
 
-/// Tries of a work item in quick succession: the faulting task is about to release the folio.
+/// Number of tries with the short pause. The faulting task is about to release its reference.
 const QUICK_TRIES: usize = 200;
 
-/// Pause after a quick try, and after others.
+/// Pause after each of the first [`QUICK_TRIES`] tries, and after later ones.
 const QUICK: Delta = Delta::from_micros(50);
 const SLOW: Delta = Delta::from_millis(1);
 
-/// Of faults that meet a work item and cannot release the mmap lock, one of so many does more than
-/// return.
+/// One in `VISITS` faults that meet a work item and cannot release the mmap lock proceeds; the
+/// others return early.
 const VISITS: usize = 64;
 
 /// The work item that splits a page.
 struct Splitter<M: MemoryOps> {
-    // Before the item, whose drop lets the memory be torn down.
+    // Dropped before the item, because dropping the item allows the memory to be torn down.
     pages: Arc<DevicePages<Ops<M>>>,
     item: Item,
 }
 
 impl<M: MemoryOps> Splitter<M> {
-    /// Returns whether the page is no longer huge.
+    /// Tries until the folio is split. Returns whether it was.
     fn split(&self) -> bool {
         let begin = Instant::<Monotonic>::now();
         let mut batch = None;
@@ -85,14 +87,14 @@ impl<M: MemoryOps> Work for Splitter<M> {
     }
 }
 
-/// The huge pages of a memory that are split.
+/// Huge pages of a device memory that are being split.
 #[pin_data]
 pub(super) struct Splits<M: MemoryOps> {
     table: Arc<Table>,
-    /// What work items refer to; `None` before the first use and at the end.
+    /// Reference for new work items. `None` before [`Self::open`] and after [`Self::close`].
     #[pin]
     pages: Mutex<Option<Arc<DevicePages<Ops<M>>>>>,
-    /// Faults that met a work item, and could not release the mmap lock.
+    /// Number of faults that met a work item and could not release the mmap lock.
     visits: Atomic<usize>,
 }
 
@@ -106,7 +108,11 @@ impl<M: MemoryOps> Splits<M> {
         })
     }
 
-    /// Lets work items begin. `pages` are those that have this. Context: may sleep.
+    /// Allows work items to begin. `pages` must be the owner of this object.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn open(&self, pages: &Arc<DevicePages<Ops<M>>>) {
         let mut place = self.pages.lock();
         if place.is_none() {
@@ -114,27 +120,35 @@ impl<M: MemoryOps> Splits<M> {
         }
     }
 
-    /// Lets no work item begin, and waits for those that have begun. To be called when no page is
-    /// left that a CPU could touch. Context: may sleep.
+    /// Refuses new work items, and waits for those that have begun. Must be called when no page is
+    /// left that a CPU could access.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn close(&self) {
         let pages = self.pages.lock().take();
         drop(pages);
         self.table.wait_until_idle();
     }
 
-    /// Looks for the huge page that begins at device page `number`, for a fault that can sleep or
-    /// not. Context: may sleep; a folio lock may be held.
+    /// Looks up the huge page that begins at device page `number`. `can_sleep` is whether the
+    /// faulting task can sleep before it returns to user mode.
+    ///
+    /// # Context
+    ///
+    /// May sleep. A folio lock may be held.
     pub(super) fn meet(&self, number: usize, can_sleep: bool) -> Met {
         self.table.meet(number, can_sleep)
     }
 
-    /// Has the huge page that begins at device page `number` split, soon. Returns the bell that
-    /// rings when that has ended.
+    /// Queues the split of the huge page that begins at device page `number`. Returns the bell that
+    /// is rung when the work item has ended.
     ///
     /// # Errors
     ///
     /// - `ENOMEM`
-    /// - `ENODEV` if the memory is torn down
+    /// - `ENODEV` if the memory is being torn down
     ///
     /// # Context
     ///
@@ -148,28 +162,42 @@ impl<M: MemoryOps> Splits<M> {
         Ok(bell)
     }
 
-    /// A new huge page begins at device page `number`: the one that was there before is not split
-    /// any more. Context: may sleep; a folio lock may be held.
+    /// Cancels the split of the huge page at device page `number`, because that page was freed and
+    /// another huge page now begins there.
+    ///
+    /// # Context
+    ///
+    /// May sleep. A folio lock may be held.
     pub(super) fn forget(&self, number: usize) {
         self.table.forget(number);
     }
 
-    /// Whether a fault that has met a work item is to return at once, so that it does not hold the
-    /// page. One that cannot release the mmap lock (`!can_retry`) has to call notifiers from time
-    /// to time: a range fault would be repeated until the work item gives up. Context: any.
+    /// Returns whether a fault that met a work item must return early, so that its reference does
+    /// not make the split fail.
+    ///
+    /// A fault that cannot release the mmap lock (`!can_retry`) must proceed to the notifiers
+    /// occasionally. Otherwise a range fault would be repeated until the work item gives up.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub(super) fn returns_at_once(&self, can_retry: bool) -> bool {
         can_retry || self.visits.fetch_add(1, Relaxed) % VISITS != 0
     }
 
-    /// Whether the huge page that begins at device page `number` is about to be split.
+    /// Returns whether the huge page that begins at device page `number` is being split.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(super) fn is_splitting(&self, number: usize) -> bool {
         matches!(self.table.meet(number, true), Met::Splitting(_))
     }
 }
 
-/// Has the current task sleep until `bell` rings, before it returns to user mode. Returns whether
-/// it will; if not, it is a kernel thread, or exits, or there is no memory. Context: may sleep.
+/// Makes the current task sleep until `bell` is rung, before it returns to user mode. Returns
+/// `false` if it will not, because it is a kernel thread, is exiting, or memory is short.
+///
+/// # Context
+///
+/// May sleep.
 pub(super) fn sleep_before_return(bell: Arc<Bell>) -> bool {
     task_work::sleep_before_return(bell).is_ok()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counts steps in flight, so that unplug can wait for those that have begun.
+//! Counter of steps in flight, so that unplug can wait for those that have begun.
 
 use crate::locks::Class;
 use kernel::{
@@ -15,13 +15,13 @@ use kernel::{
     },
 };
 
-/// Counts the steps of one kind that are in flight.
+/// Counter of the steps of one kind that are in flight.
 ///
-/// Steps that begin after a wait has begun are counted apart, so that they cannot make it last for
-/// ever.
+/// Steps that begin after a wait has begun have a counter of their own, so that they cannot make
+/// the wait endless.
 #[pin_data]
 pub(super) struct Steps {
-    /// Number of waits. The steps that begin are counted in `even` or `odd` by it.
+    /// Number of waits. Its parity selects `even` or `odd` for the steps that begin.
     waits: Atomic<usize>,
     even: Atomic<usize>,
     odd: Atomic<usize>,
@@ -32,7 +32,8 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// `lock` and `idle` are the names and lock classes of its lock and of its wait queue.
+    /// Creates a counter. `lock` and `idle` are the names and lock classes of its lock and its wait
+    /// queue.
     pub(super) fn new(lock: Class, idle: Class) -> impl PinInit<Self> {
         let ((name, key), (idle_name, idle_key)) = (lock, idle);
         pin_init!(Self {
@@ -44,7 +45,7 @@ impl Steps {
         })
     }
 
-    /// The counter of steps that begin after `waits` waits.
+    /// Returns the counter of steps that begin after `waits` waits.
     fn running(&self, waits: usize) -> &Atomic<usize> {
         if waits % 2 == 0 {
             &self.even
@@ -57,18 +58,23 @@ impl Steps {
     pub(super) fn begin(&self) -> Step<'_> {
         loop {
             let waits = self.waits.load(Acquire);
-            // Counted first: either this sees the new number of waits, or the wait sees the count.
+            // Count the step before the check: either this sees the new number of waits, or the
+            // wait sees the count.
             self.running(waits).fetch_add(1, Full);
             let step = Step { steps: self, waits };
-            // Another try needs another wait, and unplug makes few.
+            // Retry. Each retry requires another wait, and unplug has only a few.
             if self.waits.load(Acquire) == waits {
                 return step;
             }
         }
     }
 
-    /// Waits for the steps that have begun. Returns whether there were any. One task may wait at a
-    /// time. Context: may sleep; no lock may be held.
+    /// Waits for the steps that have begun. Returns whether there were any. Only one task may wait
+    /// at a time.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub(super) fn wait(&self) -> bool {
         let running = self.running(self.waits.fetch_add(1, Full));
         if running.load(Acquire) == 0 {
@@ -94,8 +100,8 @@ impl Drop for Step<'_> {
         let steps = self.steps;
         let before = steps.running(self.waits).fetch_sub(1, Full);
         if before == 1 && steps.waits.load(Acquire) != self.waits {
-            // Under the lock, so that a waiter that has just found the number above 0 sleeps by
-            // now.
+            // Take the lock, so that a waiter that has just read a nonzero count is asleep before
+            // the wake-up.
             let _guard = steps.lock.lock();
             steps.idle.notify_all();
         }

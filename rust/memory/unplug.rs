@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Removal of device memory: of a part at run time, or of all of it when the device is unplugged.
+//! Removal of device memory: of a part of it at run time, or of all of it on unplug.
 
 use super::{Copies, Memory, MemoryOps};
 use crate::{
@@ -17,37 +17,44 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 
-/// Passes over the pages to be removed. A page that has a second reference for a moment is evicted
-/// in the next one.
+/// Number of passes over the pages to be removed. A page that has a temporary reference is evicted
+/// in a later pass.
 const PASSES: usize = 20;
 
-/// More evictions of unplug, each after the migrations from the device that the one before has met.
+/// Maximum number of further evictions by unplug, each after a wait for migrations from the device
+/// that the previous one met.
 const ROUNDS: usize = 4;
 
 /// Time between two passes.
 const PAUSE: Delta = Delta::from_millis(2);
 
 impl<M: MemoryOps> Memory<M> {
-    /// Whether the device was unplugged.
+    /// Returns whether the device was unplugged.
     pub fn is_gone(&self) -> bool {
         self.pages().data().arrivals.is_closed()
     }
 
-    /// Ends the use of a device that was removed, or is about to be: all its mirrors lose their
-    /// entries, no page is brought to it, and pages that can still be read are saved to system
-    /// memory. Returns how many were saved, and how many were lost, because the driver's copies
-    /// failed. A CPU that touches a lost page gets `SIGBUS`; it stays in use until its processes
-    /// have unmapped it.
+    /// Stops the use of a device that was or is about to be removed. All its mirrors lose their
+    /// entries, no page is migrated to it, and readable pages are saved to system memory.
     ///
-    /// Operations that need the device fail with `ENODEV` from now on. Waits for migrations to the
-    /// device and from it that have begun, and for their copies: a driver whose copy engine has
-    /// stopped fails its jobs before. So only lost pages are in the memory afterwards, and the
-    /// driver may stop its copy engine.
+    /// Returns the number of pages that were saved, and the number that were lost because the
+    /// driver's copies failed. A CPU access to a lost page raises `SIGBUS`. A lost page stays in
+    /// use until its processes have unmapped it.
+    ///
+    /// Operations that need the device return `ENODEV` from now on. This function waits for
+    /// migrations to and from the device that have begun, and for their copies. A driver whose copy
+    /// engine has stopped must therefore fail its jobs first. When this returns, only lost pages
+    /// are in the memory, and the driver may stop its copy engine.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if it was called before; `ENOMEM`: no page was saved, but each comes back when a
-    /// CPU touches it. `EDEADLK` within a callback. Context: may sleep; no lock may be held.
+    /// - `ENODEV` if the device was unplugged already.
+    /// - `ENOMEM`: no page was saved, but each page is migrated back when a CPU accesses it.
+    /// - `EDEADLK` within a callback.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub fn unplug(&self) -> Result<(usize, usize)> {
         within::may_wait()?;
         let ops = self.pages().data();
@@ -55,11 +62,11 @@ impl<M: MemoryOps> Memory<M> {
             return Err(ENODEV);
         }
         ops.peers.for_each(|peer| peer.forget());
-        // The pages that they bring are saved with the others.
+        // Wait for migrations to the device. Their pages are saved with the others.
         ops.arrivals.wait();
         let before = self.stats().get(Counter::Evicted);
-        // An eviction does not find pages that others have isolated. These are not lost: their
-        // copies need the device.
+        // Eviction does not find pages that a concurrent migration has isolated. These pages are
+        // not lost, but their copies need the device.
         ops.departures.wait();
         let mut lost = self.parts.evict(MmapLocks::All, false)?;
         for _ in 0..ROUNDS {
@@ -68,19 +75,24 @@ impl<M: MemoryOps> Memory<M> {
             }
             lost = self.parts.evict(MmapLocks::All, false)?;
         }
-        // What migrations that had begun have brought.
+        // Remove the entries that these migrations have installed.
         ops.peers.for_each(|peer| peer.forget());
         Ok(((self.stats().get(Counter::Evicted) - before) as usize, lost))
     }
 
-    /// Takes pages out of use, such as those that have become bad: those that are in use go to
-    /// system memory. Returns how many could not, because of other references; these are taken out
-    /// of use when they are freed.
+    /// Takes pages out of use, for example because the memory has become bad. Pages in use are
+    /// evicted to system memory. Returns the number of pages that could not be evicted because they
+    /// have other references; these are taken out of use when they are freed.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if they are not there, or not there yet; `ENOMEM`; `EDEADLK` within a callback.
-    /// Context: may sleep; no lock may be held.
+    /// - `EINVAL` if `range` is empty or exceeds the memory.
+    /// - `ENOMEM`
+    /// - `EDEADLK` within a callback.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub fn remove(&self, range: DeviceRange) -> Result<usize> {
         within::may_wait()?;
         let end = range.first.checked_add(range.count).ok_or(EINVAL)?;
@@ -102,7 +114,7 @@ impl<M: MemoryOps> Memory<M> {
                 return Ok(0);
             }
             for first in blocks().filter(|first| self.pages().used_in_block(*first) != 0) {
-                // A block that another task evicts is left to the next pass.
+                // Leave a block that another task is evicting to the next pass.
                 let begun = self
                     .parts
                     .begin_eviction(|lru| lru.claim(first / PMD_PAGES));
@@ -118,11 +130,16 @@ impl<M: MemoryOps> Memory<M> {
         Ok(self.pages().withdraw(range))
     }
 
-    /// Brings pages back into use that [`Self::remove`] took out.
+    /// Returns pages to use that [`Self::remove`] took out of use.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there are no such pages; `EDEADLK` within a callback. Context: may sleep.
+    /// - `EINVAL` if `range` is empty or exceeds the memory.
+    /// - `EDEADLK` within a callback.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn add(&self, range: DeviceRange) -> Result {
         within::may_wait()?;
         let end = range.first.checked_add(range.count).ok_or(EINVAL)?;

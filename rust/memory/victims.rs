@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The address spaces of which an eviction has taken pages. To be told of it they are looked for by name: looking at all
-//! mirrors of the device would cost more the more processes use it.
+//! Address spaces whose pages were evicted. Their mirrors are found by cookie to be notified,
+//! because a walk of all mirrors of the device would cost more with each process.
 
 use crate::{locks, mm::notifier::Cookie};
 use kernel::{prelude::*, sync::SpinLock};
 
-/// Spaces that are told apart between two looks: one folio is rarely mapped by more processes that have a mirror.
+/// Maximum number of spaces that are recorded separately. A folio is rarely mapped by more
+/// processes that have a mirror.
 const NAMES: usize = 16;
 
-/// Names of spaces.
+/// Cookies of address spaces.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Names {
     some: [Option<Cookie>; NAMES],
-    /// There were more.
+    /// Whether there were more than fit.
     pub(super) more: bool,
 }
 
 impl Names {
-    /// Those that are known by name.
+    /// Returns the recorded cookies.
     pub(super) fn iter(&self) -> impl Iterator<Item = Cookie> + '_ {
         self.some.iter().flatten().copied()
     }
 }
 
-/// Spaces that have lost pages since the last look.
+/// Spaces that have lost pages since the last [`Self::take`].
 #[pin_data]
 pub(super) struct Victims {
     #[pin]
@@ -39,7 +40,11 @@ impl Victims {
         })
     }
 
-    /// The space `name` has lost pages. Context: any but interrupts.
+    /// Records that the space `name` has lost pages.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts.
     pub(super) fn add(&self, name: Cookie) {
         let mut names = self.names.lock();
         if names.some.contains(&Some(name)) {
@@ -51,7 +56,7 @@ impl Victims {
         }
     }
 
-    /// Those that were added.
+    /// Takes the recorded spaces, and empties the record.
     pub(super) fn take(&self) -> Names {
         core::mem::take(&mut *self.names.lock())
     }

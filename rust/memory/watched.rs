@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Device memory, as debugfs shows it.
+//! Columns of device memory in debugfs.
 
 use super::{MemoryOps, Ops};
 use crate::{

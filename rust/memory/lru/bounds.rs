@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The trees of bounds: before which turn no candidate below a node was used.
+//! Trees of lower bounds: no candidate below a node was accessed before the turn that is its bound.
 
 use super::turns::FIRST_TURN;
 use crate::mm::{
@@ -18,7 +18,7 @@ use kernel::{
 /// Children of a node. The lowest nodes have blocks as children.
 pub(super) const FANOUT: usize = u64::BITS as usize;
 
-/// Least levels above the lowest nodes.
+/// Minimum number of levels above the lowest nodes.
 const LEVELS: usize = 3;
 
 /// Bound of a node without candidates.
@@ -27,9 +27,9 @@ pub(super) const NEVER: u64 = u64::MAX;
 /// The two trees.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tree {
-    /// Blocks of which some pages are in use.
+    /// Blocks that have pages in use.
     Used = 0,
-    /// Those of which some are not.
+    /// Blocks that have both pages in use and free pages.
     Partial = 1,
 }
 
@@ -52,7 +52,7 @@ impl Both {
 
 /// A lowest node.
 pub(super) struct Node {
-    /// A bit for each block that may be a candidate.
+    /// A bit for each child that may be a candidate.
     pub(super) blocks: Both,
     pub(super) bounds: Both,
 }
@@ -65,7 +65,7 @@ impl Node {
         }
     }
 
-    /// Whether the block `child` is a candidate.
+    /// Returns whether the block `child` is a candidate.
     #[inline]
     pub(super) fn has(&self, child: usize, tree: Tree) -> bool {
         load_u64(self.blocks.of(tree)) >> child & 1 != 0
@@ -80,14 +80,23 @@ impl Node {
 
 /// Bounds of the nodes above the lowest ones.
 pub(super) struct Bounds {
-    /// By level; the first one has a node for each group of lowest nodes, the last one the root.
+    /// Nodes by level: the first level has a node for each group of lowest nodes, the last one has
+    /// the root.
     levels: KVec<KVVec<Both>>,
-    /// Counts the nodes that searches have begun to look at.
+    /// Source of unique tokens, see [`Self::renew`].
     tokens: Atomic<u64>,
 }
 
 impl Bounds {
-    /// For `groups` groups. Context: may sleep. `ENOMEM`.
+    /// Allocates the bounds for `groups` groups.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn new(groups: usize) -> Result<Self> {
         let mut levels = KVec::new();
         let mut nodes = groups.max(1);
@@ -95,7 +104,8 @@ impl Bounds {
             if !levels.is_empty() {
                 nodes = nodes.div_ceil(FANOUT);
             }
-            // Whole nodes of the level above, so that a search costs the same for any size.
+            // Round up to whole nodes of the level above, so that a search costs the same for any
+            // size.
             let len = nodes.next_multiple_of(FANOUT);
             let mut level = KVVec::with_capacity(len, GFP_KERNEL)?;
             for _ in 0..len {
@@ -114,12 +124,13 @@ impl Bounds {
         self.levels.len()
     }
 
-    /// Bounds of the nodes of `level` from `first` on.
+    /// Returns the bounds of the nodes of `level`, from `first` on.
     pub(super) fn from(&self, level: usize, first: usize) -> Option<&[Both]> {
         self.levels.get(level)?.get(first..)
     }
 
-    /// A block of `group` that was last used at `turn` is a candidate from now on.
+    /// Lowers the bounds above `group`, because a block of it that was last used at `turn` becomes
+    /// a candidate.
     pub(super) fn lower(&self, group: usize, tree: Tree, turn: u64) {
         let mut index = group;
         for level in &self.levels {
@@ -130,13 +141,13 @@ impl Bounds {
         }
     }
 
-    /// Sets the bound of a node to what `search` finds, and returns that.
+    /// Sets the bound of a node to the result of `search`, and returns that.
     ///
-    /// While a search looks at a node, the bound is a token that no other search has. A block that
-    /// is added meanwhile replaces the token, so that the bound that the search has found, which
-    /// may lack the block, is not stored.
+    /// During the search, the bound is a token that no other search has. A block that is added
+    /// concurrently replaces the token. The result of the search, which may miss that block, is not
+    /// stored then.
     pub(super) fn renew(&self, bound: &Atomic<u64>, search: impl FnOnce() -> u64) -> u64 {
-        // 0 is no token.
+        // 0 is not a token; it stands for a token that `lower()` has replaced.
         let token = self.tokens.fetch_add(1, Relaxed) % (FIRST_TURN - 2) + 1;
         let old = bound.load(Relaxed);
         let is_ours = bound.cmpxchg(old, token, Full).is_ok();
@@ -148,8 +159,8 @@ impl Bounds {
     }
 }
 
-/// The node that has the lowest bound, of the first [`FANOUT`] of `all` that are not in `seen`, and
-/// the bound.
+/// Returns the node with the lowest bound, among the first [`FANOUT`] of `all` that are not in
+/// `seen`, and its bound.
 pub(super) fn lowest<'a>(
     all: impl Iterator<Item = &'a Both>,
     tree: Tree,
@@ -165,7 +176,7 @@ pub(super) fn lowest<'a>(
     lowest
 }
 
-/// Makes `bound` at most `turn`, and replaces the token of a search.
+/// Lowers `bound` to `turn` at most, and replaces the token of a search by 0.
 fn lower(bound: &Atomic<u64>, turn: u64) {
     let mut old = bound.load(Relaxed);
     // A bound of 0 was a token, and a bound that is low enough need not change.

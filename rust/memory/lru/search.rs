@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A search of a tree of bounds.
+//! Search for the coldest candidate in a tree of bounds.
 
 use super::{
     bounds::{lowest, Both, Tree, FANOUT, NEVER},
@@ -16,8 +16,8 @@ use crate::mm::{
 };
 use kernel::sync::atomic::ordering::Relaxed;
 
-/// Lowest nodes that one search looks at in each tree, with all of their blocks. So a search is
-/// bounded, and exact if no more nodes than that have bounds that are too low.
+/// Number of lowest nodes that a search visits in each tree, with all of their blocks. It bounds
+/// the search. The result is exact unless more nodes than that have bounds that are too low.
 const MOST_NODES: usize = 64;
 
 /// A search of one tree.
@@ -25,18 +25,18 @@ pub(super) struct Search<'s> {
     lru: &'s Lru,
     tree: Tree,
     usage: &'s dyn Fn(usize) -> Usage,
-    /// Blocks that were used after this turn are no candidates.
+    /// Blocks that were used after this turn are not candidates.
     before: u64,
     /// Turn and number of the coldest candidate found.
     best: Option<(u64, usize)>,
-    /// Whether a candidate is claimed.
+    /// Whether another task has claimed a candidate.
     busy: bool,
-    /// Lowest nodes that may still be looked at.
+    /// Number of lowest nodes that may still be visited.
     nodes: usize,
 }
 
 impl<'s> Search<'s> {
-    /// Returns the coldest candidate of a tree, and whether one is claimed.
+    /// Returns the coldest candidate of a tree, and whether another task has claimed one.
     pub(super) fn run(
         lru: &'s Lru,
         tree: Tree,
@@ -56,12 +56,12 @@ impl<'s> Search<'s> {
         (search.best, search.busy)
     }
 
-    /// Whether a block that was last used at `turn` would be chosen.
+    /// Returns whether a block that was last used at `turn` would be chosen.
     fn wants(&self, turn: u64) -> bool {
         turn <= self.before && self.best.is_none_or(|(best, _)| turn < best)
     }
 
-    /// Bounds of a node: level 0 are the lowest ones.
+    /// Returns the bounds of a node. The lowest nodes have level 0.
     fn bounds(&self, level: usize, index: usize) -> Option<&'s Both> {
         match level.checked_sub(1) {
             Some(level) => self.lru.bounds.from(level, index)?.first(),
@@ -97,8 +97,8 @@ impl<'s> Search<'s> {
         }
     }
 
-    /// The child of a node that has the lowest bound, of those that are not in `seen`, and the
-    /// bound.
+    /// Returns the child of a node that has the lowest bound, among those that are not in `seen`,
+    /// and its bound.
     fn lowest_child(&self, level: usize, index: usize, seen: u64) -> (usize, u64) {
         let Some(below) = level.checked_sub(2) else {
             let group = self.lru.groups.get(index).and_then(OnceBox::get);
@@ -111,7 +111,7 @@ impl<'s> Search<'s> {
         nodes.map_or((0, NEVER), |nodes| lowest(nodes.iter(), self.tree, seen))
     }
 
-    /// Looks at the blocks of a lowest node.
+    /// Searches the blocks of a lowest node. Returns its new bound.
     fn scan(&mut self, index: usize) -> u64 {
         let first = index * FANOUT;
         let Some(group) = self.lru.group(first) else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which block is the coldest, in KUnit.
+//! KUnit tests: choice of the coldest block.
 
 use super::*;
 
@@ -16,7 +16,7 @@ mod suite {
         Ok(lru)
     }
 
-    /// Claims the coldest of `blocks`, of which `partly` is used in part.
+    /// Claims the coldest of `blocks`, of which `partly` is partially used.
     fn choose(
         lru: &Lru,
         blocks: core::ops::Range<usize>,
@@ -34,7 +34,7 @@ mod suite {
         lru.coldest(&usage, blocks.len(), before)
     }
 
-    /// As [`choose`], without keeping the claim.
+    /// Like [`choose`], but drops the claim.
     fn coldest(
         lru: &Lru,
         blocks: core::ops::Range<usize>,
@@ -62,7 +62,7 @@ mod suite {
         assert_eq!(choose().err(), Some(NoClaim::Busy));
         assert_eq!(lru.claim(1).err(), Some(NoClaim::Busy));
         assert_eq!(lru.claim(3).err(), Some(NoClaim::Nothing));
-        // Not evicted after all: it is as cold as before.
+        // The eviction did not happen, so that the block is as cold as before.
         claims.pop();
         assert!(choose().is_ok_and(|claim| claim.block() == 0));
         drop(claims);
@@ -85,10 +85,10 @@ mod suite {
         assert_eq!(coldest(&lru, 0..4, None, now), Some(0));
         lru.touch(0);
         assert_eq!(coldest(&lru, 0..4, None, lru.now()), Some(3));
-        // Of those only that are there.
+        // Only blocks in use are candidates.
         assert_eq!(coldest(&lru, 0..3, None, lru.now()), Some(1));
         assert_eq!(coldest(&lru, 0..0, None, lru.now()), None);
-        // Nothing that was used since.
+        // Blocks that were used after `now` are not candidates.
         lru.touch(3);
         lru.touch(1);
         assert_eq!(coldest(&lru, 0..4, None, now), Some(2));
@@ -108,7 +108,7 @@ mod suite {
         assert_eq!(lru.now(), now);
         lru.touch(1);
         assert!(lru.now() > now);
-        // Beyond the last block: nothing happens.
+        // A block number beyond the end is ignored.
         lru.touch(2);
         Ok(())
     }
@@ -120,7 +120,7 @@ mod suite {
             lru.touch(block);
         }
         assert_eq!(coldest(&lru, 0..8, Some(2), lru.now()), Some(2));
-        // But not what is being filled now.
+        // A block that is being filled is not preferred.
         assert_eq!(coldest(&lru, 0..8, Some(7), lru.now()), Some(0));
         Ok(())
     }
@@ -129,7 +129,7 @@ mod suite {
     fn random_accesses_agree_with_a_list() -> Result {
         const BLOCKS: usize = 16;
         let lru = lru(BLOCKS)?;
-        // The oldest first.
+        // Blocks in the order of their last use, the oldest first.
         let mut list: [usize; BLOCKS] = core::array::from_fn(|block| block);
         let mut random = 12345u64;
         for block in list {
@@ -166,7 +166,7 @@ mod suite {
         }
         let first = lru.coldest(&full, 8, lru.now());
         assert!(first.is_ok_and(|claim| claim.block() == 0));
-        // Some pages of it are freed.
+        // Some pages of the block are freed.
         lru.freed(2);
         let usage = |block| match block {
             2 => Usage::Partial,
@@ -174,7 +174,7 @@ mod suite {
         };
         let second = lru.coldest(&usage, 8, lru.now());
         assert!(second.is_ok_and(|claim| claim.block() == 2));
-        // It was filled again, and emptied.
+        // The block is filled again, and then emptied.
         let third = lru.coldest(&full, 8, lru.now());
         assert!(third.is_ok_and(|claim| claim.block() == 0));
         let empty = |_| Usage::Empty;
@@ -187,7 +187,7 @@ mod suite {
 
     #[test]
     fn order_is_the_same_for_16_tib() -> Result {
-        // 16 TiB, of which three parts are in use.
+        // 16 TiB, with blocks in use in three places.
         let lru = Lru::new(1 << 23)?;
         let blocks = [0, 70, 5000, 5001, (1 << 23) - 1];
         for block in blocks {
@@ -201,7 +201,7 @@ mod suite {
             assert!(claim.is_ok_and(|claim| claim.block() == expected));
             lru.touch(expected);
         }
-        // Where no memory is yet, nothing is known.
+        // Blocks without allocated state are ignored.
         assert_eq!(lru.claim(1 << 22).err(), Some(NoClaim::Nothing));
         lru.touch(1 << 22);
         Ok(())

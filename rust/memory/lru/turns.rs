@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! When each block was used last, in turns.
+//! Time of the last access of each block, in turns.
 
 use crate::mm::word::load_u64;
 use kernel::sync::atomic::{
@@ -9,15 +9,15 @@ use kernel::sync::atomic::{
     AtomicFlag, //
 };
 
-/// A moment, in turns.
+/// A time, in turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn(pub(super) u64);
 
-/// Turns count from here on. Lower bounds are tokens of searches, see
+/// First turn. Smaller bounds are tokens of searches, see
 /// [`Bounds::renew`](super::bounds::Bounds::renew).
 pub(super) const FIRST_TURN: u64 = 1 << 20;
 
-/// What is known of a block.
+/// State of a block of device memory.
 pub(super) struct Block {
     /// Turn of the last access.
     pub(super) last: Atomic<u64>,
@@ -28,14 +28,14 @@ pub(super) struct Block {
 impl Block {
     pub(super) fn new() -> Self {
         Self {
-            // Before the first turn.
+            // Older than any access.
             last: Atomic::new(FIRST_TURN - 1),
             claimed: AtomicFlag::new(false),
         }
     }
 }
 
-/// Counts turns: one passes when the device goes from one block to another.
+/// Counter of turns, advanced when the device accesses another block than before.
 pub(super) struct Turns(Atomic<u64>);
 
 impl Turns {
@@ -43,12 +43,16 @@ impl Turns {
         Self(Atomic::new(FIRST_TURN))
     }
 
-    /// Now. Blocks that are used from here on are not older.
+    /// Returns the current turn. Blocks that are accessed from now on do not have an older one.
     pub(super) fn now(&self) -> Turn {
         Turn(self.0.load(Relaxed))
     }
 
-    /// The device uses `block` now. Context: any.
+    /// Records an access of the device to `block`.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub(super) fn touch(&self, block: &Block) {
         if load_u64(&block.last) != load_u64(&self.0) {
@@ -56,7 +60,7 @@ impl Turns {
         }
     }
 
-    /// As [`Self::touch`], but a turn passes even if `block` is the most recently used one.
+    /// Like [`Self::touch`], but advances the turn even if `block` is the most recently used one.
     #[inline]
     pub(super) fn advance(&self, block: &Block) {
         block.last.store(self.0.fetch_add(1, Relaxed) + 1, Relaxed);

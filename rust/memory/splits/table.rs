@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The table of the pages that are split: which fault waits, which one returns, and which one
-//! fails.
+//! Table of the huge pages that are being split. It decides whether a fault waits, returns early,
+//! or fails.
 
 use crate::{
     locks,
@@ -14,41 +14,41 @@ use kernel::{
     time::{Delta, Instant, Monotonic},
 };
 
-/// Time for which a fault that cannot sleep may find that a work item has given up. The fault is
-/// repeated at once, so that after this time the caller is another one.
+/// Time for which a fault that cannot sleep reports that a work item has given up. Such a fault is
+/// repeated immediately, so that a fault after this time is a different one.
 const STALE: Delta = Delta::from_secs(1);
 
-/// What a fault finds of its page.
+/// Result of a fault's lookup.
 pub(in crate::memory) enum Met {
-    /// No work item splits it.
+    /// No work item splits the page.
     Nothing,
-    /// A work item splits it. It rings the bell at its end.
+    /// A work item is splitting the page. It rings the bell when it has ended.
     Splitting(Arc<Bell>),
-    /// A work item has given up, although this fault could not sleep meanwhile.
+    /// A work item has given up, and a fault that could not sleep has met it.
     GaveUp,
 }
 
-/// A page that a work item splits, or has given up.
+/// A page that a work item is splitting, or has given up.
 struct Split {
     bell: Arc<Bell>,
-    /// Whether a fault has met it that cannot sleep.
+    /// Whether a fault that cannot sleep has met the work item.
     is_met: bool,
     gave_up: Option<Instant<Monotonic>>,
 }
 
-/// The pages that are split, by the device page number.
+/// Pages that are being split, by device page number.
 #[pin_data]
 pub(super) struct Table {
     #[pin]
     state: Mutex<State>,
-    /// No work item is left.
+    /// Notified when no work item is left.
     #[pin]
     idle: CondVar,
 }
 
 struct State {
     splits: RBTree<usize, Split>,
-    /// Work items that have a reference of the memory.
+    /// Number of work items, each of which holds a reference to the memory.
     items: usize,
 }
 
@@ -69,7 +69,8 @@ impl Table {
         )
     }
 
-    /// Looks for page `number`, for a fault that can sleep or not.
+    /// Looks up page `number`. `can_sleep` is whether the faulting task can sleep before it returns
+    /// to user mode.
     pub(super) fn meet(&self, number: usize, can_sleep: bool) -> Met {
         let mut state = self.state.lock();
         let Some(split) = state.splits.get_mut(&number) else {
@@ -86,14 +87,18 @@ impl Table {
         }
     }
 
-    /// Notes that a work item is to split page `number`, for a fault that can sleep or not. Returns
-    /// the bell, and whether the caller is to queue the item. `ENOMEM`.
+    /// Adds an entry for page `number`, if there is none. Returns the bell of the entry and, if it
+    /// is a new one, the item that the caller must queue.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
     pub(super) fn begin(
         self: &Arc<Self>,
         number: usize,
         can_sleep: bool,
     ) -> Result<(Arc<Bell>, Option<Item>)> {
-        // Outside of the lock: memory is waited for.
+        // Allocate without the lock, because an allocation may sleep.
         let bell = Arc::pin_init(Bell::new(), GFP_KERNEL)?;
         let split = Split {
             bell: bell.clone(),
@@ -118,8 +123,8 @@ impl Table {
         Ok((bell, Some(item)))
     }
 
-    /// Another page begins at page `number` of the memory: whoever waits for the one before waits
-    /// no more.
+    /// Removes the entry of page `number`, because another page now begins there. Wakes the tasks
+    /// that wait for the split.
     pub(super) fn forget(&self, number: usize) {
         let split = self.state.lock().splits.remove(&number);
         if let Some(split) = split {
@@ -127,7 +132,7 @@ impl Table {
         }
     }
 
-    /// Waits until no work item has a reference of the memory.
+    /// Waits until no work item holds a reference to the memory.
     pub(super) fn wait_until_idle(&self) {
         let mut state = self.state.lock();
         while state.items != 0 {
@@ -136,7 +141,7 @@ impl Table {
     }
 }
 
-/// A work item of a table: dropped last, after its reference of the memory.
+/// A work item's registration in the table. Dropped after the work item's reference to the memory.
 pub(super) struct Item {
     table: Arc<Table>,
     pub(super) number: usize,
@@ -144,14 +149,15 @@ pub(super) struct Item {
 }
 
 impl Item {
-    /// Whether the page is still the one that was to be split.
+    /// Returns whether the page is still the one that was queued, and not a later one at the same
+    /// number.
     pub(super) fn is_wanted(&self) -> bool {
         let state = self.table.state.lock();
         let split = state.splits.get(&self.number);
         split.is_some_and(|split| Arc::ptr_eq(&split.bell, &self.bell))
     }
 
-    /// Notes that the work has ended, and wakes those who wait for it.
+    /// Records the end of the work item, and wakes the tasks that wait for it.
     pub(super) fn end(&self, is_split: bool) {
         let mut state = self.table.state.lock();
         if let Some(split) = state.splits.get_mut(&self.number) {
@@ -170,7 +176,8 @@ impl Item {
 
 impl Drop for Item {
     fn drop(&mut self) {
-        // There was no memory for the work item, or it has ended already.
+        // If the work item could not be allocated, no other code ends it. Otherwise this does
+        // nothing.
         self.end(false);
         let mut state = self.table.state.lock();
         state.items -= 1;
@@ -216,7 +223,7 @@ mod tests {
         assert!(matches!(table.meet(512, true), Met::Nothing));
         give_up(false)?;
         assert!(matches!(table.meet(512, false), Met::GaveUp));
-        // One of them: the next one has it tried again.
+        // Only one fault fails: the next one queues another split.
         assert!(matches!(table.meet(512, false), Met::Nothing));
         give_up(false)?;
         assert!(table.begin(512, true)?.1.is_some());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is prepared for steps that overlap, with no lock held, and what is done after them.
+//! Preparation of overlapping steps without locks, and their completion.
 
 use super::{step::Step, work::Slot, PageOutcome, Target};
 use crate::{
@@ -18,17 +18,17 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// Blocks whose sequences are read before the mmap lock is taken.
+/// Maximum number of blocks whose sequences are read before the mmap lock is taken.
 const AHEAD: usize = 8;
 
 /// Outcomes of the pages of a block.
 pub(super) type Pages = KBox<[PageOutcome; PMD_PAGES]>;
 
-/// A block of which pages were left behind.
+/// A block that has pages which did not migrate.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     pub(super) range: PageRange,
-    /// The device lost entries of pages that moved.
+    /// Whether the device lost entries of pages that moved.
     pub(super) lost: bool,
 }
 
@@ -40,19 +40,24 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// For `range`, of one block. Context: may sleep; no lock may be held.
+    /// Prepares `range`, which lies in one block.
     ///
     /// # Errors
     ///
-    /// - `EBUSY`: its pages are in the memory of the device already, or may not move there.
-    /// - Those of a step without overlap.
+    /// - `EBUSY` if its pages are in the memory of the device already, or may not be migrated
+    ///   there.
+    /// - The errors of a step without overlap.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     fn new<D: Device>(mirror: &Mirror<D>, space: &AddressSpace, range: PageRange) -> Result<Self> {
         mirror.check_reach(space, range)?;
         if mirror.movable(space, range)? != (range, true) || mirror.has_device_entry(range.start())
         {
             return Err(EBUSY);
         }
-        // As for a step without overlap.
+        // Best effort, as for a step without overlap.
         let _ = mirror.inner().prepare(range);
         let mut lap = Lap::start();
         let window = mirror.window(space, range.start())?;
@@ -62,28 +67,35 @@ impl Ahead {
     }
 }
 
-/// Memory for the blocks after the first one, of one call.
+/// Memory of one call for the blocks after the first one.
 pub(super) struct Room<F: Format> {
     pub(super) slot: Slot<F>,
-    /// For the first block, and those in turn.
+    /// For the first block, and alternately for the following ones.
     pub(super) joined: [Joined; 2],
-    /// Outcomes of blocks, in turn.
+    /// Outcomes of blocks, used alternately.
     pub(super) pages: [Pages; 2],
-    /// In the order of falling addresses.
+    /// Prepared blocks, in descending order of addresses.
     pub(super) ahead: KVec<Ahead>,
-    /// One more use of the window of each block of the hold of the mmap lock. Without it, a worker
-    /// could remove the window when a step has ended its use and still has its reference. That
-    /// would be the last one, and its drop waits for all invalidations of the address space.
+    /// An additional use of the window of each block, held while the mmap lock is held.
+    ///
+    /// Without it, a worker could remove a window between the end of a step's use and the drop of
+    /// its reference. That drop would then be the last one, and would wait for all invalidations of
+    /// the address space.
     windows: KVec<WindowUser>,
     /// End of the last block that was isolated here.
     pub(super) end: Option<usize>,
-    /// Blocks in `pages` that have pages left behind.
+    /// Blocks in `pages` that have pages which did not migrate.
     pub(super) left: [Option<Left>; 2],
 }
 
 impl<F: Format> Room<F> {
-    /// Allocates it. `ENOMEM`.
-    // A stack frame of its own; made in place, because it is large.
+    /// Allocates the buffers.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    // Not inlined, to keep the caller's stack frame small. Initialised in place, because it is
+    // large.
     #[inline(never)]
     pub(super) fn new<D: Device<Format = F>>(
         mirror: &Mirror<D>,
@@ -102,8 +114,11 @@ impl<F: Format> Room<F> {
         KBox::init(room, GFP_KERNEL)
     }
 
-    /// Prepares the block at `first` and the first blocks of `rest`, which follow it, best effort.
-    /// Context: may sleep; no lock may be held.
+    /// Prepares the block at `first` and the first blocks of `rest`, which follow it. Best effort.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub(super) fn look_ahead<D: Device<Format = F>>(
         &mut self,
         mirror: &Mirror<D>,
@@ -114,9 +129,9 @@ impl<F: Format> Room<F> {
         self.release();
         self.end = None;
         self.left = [None; 2];
-        // Without room, or after an error, there are fewer blocks.
+        // After an error, or if the buffers are full, fewer blocks overlap.
         let _ = self.try_look_ahead(mirror, space, first, rest);
-        // Taken from the end.
+        // Blocks are popped from the end.
         self.ahead.reverse();
     }
 
@@ -138,7 +153,11 @@ impl<F: Format> Room<F> {
         Ok(())
     }
 
-    /// Ends the use of all windows. Context: may sleep; no lock may be held.
+    /// Ends the use of all windows.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     fn release(&mut self) {
         self.ahead.clear();
         self.windows.clear();
@@ -146,8 +165,11 @@ impl<F: Format> Room<F> {
 }
 
 impl<D: Device> Step<'_, D> {
-    /// Lets blocks of `range` follow the first one, if copies are asynchronous. Context: may sleep;
-    /// no lock may be held.
+    /// Prepares the blocks of `range` after the first one for overlap, if copies are asynchronous.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     #[inline(never)]
     pub(super) fn arm(&mut self, range: PageRange) {
         self.armed = false;
@@ -159,7 +181,7 @@ impl<D: Device> Step<'_, D> {
         if self.target == Target::System || !memory.is_some_and(Memory::is_asynchronous) {
             return;
         }
-        // Nothing overlaps with a block that is where it should be.
+        // A block that is in device memory already has no copies to overlap with.
         let blocks = [range.start(), rest.start()];
         if blocks.map(|start| self.mirror.has_device_entry(start)) != [false; 2] {
             return;
@@ -173,9 +195,10 @@ impl<D: Device> Step<'_, D> {
         }
     }
 
-    /// Handles blocks that followed again, without overlap, if pages of them were left behind.
-    /// After the error `result` they stay as they are. Counts their outcomes. Returns the end of
-    /// the last block that followed, if any, and the first error.
+    /// Retries, without overlap, the overlapping blocks that have pages which did not migrate, and
+    /// counts their outcomes. If `result` is an error, the blocks are not retried.
+    ///
+    /// Returns the end of the last overlapping block, if any, and the first error.
     #[inline(never)]
     pub(super) fn finish_left(&mut self, mut result: Result) -> (Option<usize>, Result) {
         let end = self.room.as_mut().and_then(|room| {
@@ -195,7 +218,7 @@ impl<D: Device> Step<'_, D> {
                 if result.is_ok() {
                     (done, result) = self.run_again(left);
                 }
-                // Outcomes of pages that it does not come to are those of the first time.
+                // Pages that the retry has not reached keep their first outcome.
                 let all = done == left.start() || result.is_err();
                 let end = if all { left.end() } else { done };
                 self.tell(left.start(), end);
@@ -207,7 +230,7 @@ impl<D: Device> Step<'_, D> {
         (end, result)
     }
 
-    /// Takes a block of which pages were left behind. Its outcomes become those of the step.
+    /// Takes a block that has pages which did not migrate. Its outcomes become those of the step.
     fn take_left(&mut self) -> Option<Left> {
         let room = self.room.as_deref_mut()?;
         let mut each = room.left.iter_mut().zip(&mut room.pages);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The end of a mirror: what its device has goes back by address.
+//! Migration of a closing mirror's device pages to system memory, by address.
 //!
-//! Eviction by physical page searches the reverse mapping of each page, and calls notifiers for each.
-//! Whoever closes knows the address space, and that nobody reads any more.
+//! Eviction searches the reverse mapping of each page, and calls notifiers for each. On close, the
+//! address space is known and no device access is running, so that walking the device's table is
+//! cheaper.
 
 use super::{step::Step, Tally, Target};
 use crate::{
@@ -19,13 +20,14 @@ use kernel::{
     prelude::*, //
 };
 
-/// Parts of the address space that are remembered at once, of 2 MiB at most each.
+/// Maximum number of ranges that are collected before they are migrated. Each lies within a block
+/// of 2 MiB.
 const PARTS: usize = 1024;
 
-/// Where the device's table has pages of its own memory.
+/// Ranges of the address space whose device entries refer to the device's own memory.
 struct Parts {
     list: KVVec<PageRange>,
-    /// There are more.
+    /// Whether there were more than fit.
     full: bool,
 }
 
@@ -37,7 +39,8 @@ impl Parts {
         })
     }
 
-    /// Adds `span`, which lies behind what was added before. `false` if there is no room.
+    /// Adds `span`, which lies behind all ranges that were added before. Returns `false` if the
+    /// list is full.
     fn add(&mut self, span: PageRange) -> bool {
         let block = |range: &PageRange| range.start() & !(PMD_SIZE - 1);
         if let Some(last) = self.list.last_mut() {
@@ -53,18 +56,26 @@ impl Parts {
 }
 
 impl<D: Device> Mirror<D> {
-    /// Takes everything away from the device, and moves what it had of its own memory to system memory:
-    /// for a driver that closes, when no command runs any more, before it drops the mirror.
+    /// Removes all entries of the device, and migrates its pages in device memory to system memory.
+    /// For drivers that close a mirror: called when no command is running, before the mirror is
+    /// dropped.
     ///
-    /// Best effort, in a fraction of the time of [`Memory::evict_all`], to which is left what the
-    /// device had no entry for, and what other processes share. Returns the pages moved.
+    /// Best effort, but faster than [`Memory::evict_all`]. Pages without a device entry and pages
+    /// that other processes share are left to eviction. Returns the number of pages that moved.
     ///
     /// # Errors
     ///
-    /// `ENODEV`: the device has no memory. `EFAULT`: the process is gone. `ENOMEM`. `EINTR`: killed; the
-    /// device may have some entries left, and what was moved has moved. `EDEADLK`: within a callback.
-    /// Context: may sleep; no lock may be held.
-    // A stack frame of its own: those of closing files are large.
+    /// - `ENODEV` if the device has no memory.
+    /// - `EFAULT` if the address space of the process was torn down.
+    /// - `ENOMEM`
+    /// - `EINTR` if a fatal signal is pending. Some entries may remain, and pages that have moved
+    ///   stay in system memory.
+    /// - `EDEADLK` within a callback.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
+    // Not inlined, because the stack frames of callers that close files are large.
     #[inline(never)]
     pub fn drain(&self) -> Result<usize> {
         within::may_wait()?;
@@ -119,7 +130,11 @@ impl<D: Device> Mirror<D> {
 }
 
 impl<D: Device> Step<'_, D> {
-    /// Moves what can be moved of `part`. Returns the pages moved. `EINTR` if killed.
+    /// Migrates the movable pages of `part`. Returns the number of pages that moved.
+    ///
+    /// # Errors
+    ///
+    /// - `EINTR` if a fatal signal is pending.
     fn move_part(&mut self, part: PageRange) -> Result<usize> {
         let mut moved = 0;
         let mut rest = Some(part);
@@ -129,7 +144,7 @@ impl<D: Device> Step<'_, D> {
             moved += pages.filter(|page| page.has_moved()).count();
             rest = match result {
                 Ok(()) => range.from_address(done),
-                // A hole, or a mapping that may not be read.
+                // A hole, or a VMA that may not be read.
                 Err(error) if error == EINVAL => range.from_address(done + PAGE_SIZE),
                 Err(error) if error == EINTR => return Err(error),
                 Err(_) => None,

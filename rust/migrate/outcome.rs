@@ -1,52 +1,54 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a migration did: of each page, and altogether.
+//! Outcomes of a migration: per page, and in total.
 
 use core::ops::AddAssign;
 
-/// What became of one page.
+/// Outcome of a migration for one page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageOutcome {
-    /// There was nothing to move: it is there already, or nowhere.
+    /// The page was at the destination already, or the address had no page.
     #[default]
     None = 0,
-    /// It could not move: pinned, shared, of a file, merged, or changed meanwhile.
+    /// The page could not move: it is pinned, shared, file-backed, merged (KSM), or was changed
+    /// concurrently.
     Skipped = 1,
     /// There was no memory at the destination.
     NoMemory = 2,
     /// Its copy failed.
     CopyFailed = 3,
-    /// It moved, and the device had no entry for it.
+    /// The page moved. The device had no entry for it.
     Moved = 4,
-    /// It moved, and the device's entry was switched: the device noticed nothing.
+    /// The page moved, and the device's entry was replaced without a device fault.
     Switched = 5,
-    /// It moved, and the device lost its entry.
+    /// The page moved, and the device lost its entry.
     Lost = 6,
 }
 
 impl PageOutcome {
-    /// Whether the page moved.
+    /// Returns whether the page moved.
     pub fn has_moved(self) -> bool {
         matches!(self, Self::Moved | Self::Switched | Self::Lost)
     }
 
-    /// Whether nothing is known of the page but that it has not moved.
+    /// Returns whether the page has not moved and may move in another attempt.
     pub(super) fn may_still_move(self) -> bool {
         matches!(self, Self::None | Self::Skipped)
     }
 }
 
-/// What a migration did. Partial success is success.
+/// Outcome of a migration in total. Partial success is success.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Pages that moved.
     pub moved: usize,
-    /// Of these, pages whose device entry was switched.
+    /// Pages that moved and whose device entry was replaced without a device fault.
     pub switched: usize,
-    /// Entries that moved and had contents; a huge page counts once.
+    /// Entries that moved and had contents. A huge page counts as one.
     pub entries: usize,
-    /// Pages that could not move: pinned, shared, of a file, merged, or changed meanwhile.
+    /// Pages that could not move: pinned, shared, file-backed, merged (KSM), or changed
+    /// concurrently.
     pub skipped: usize,
     /// Pages that could not move for lack of memory at the destination.
     pub no_memory: usize,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Steps that overlap: while one block is copied, the next one is announced and isolated.
+//! Overlapping steps: while one block is copied, the next one is announced and isolated.
 //!
-//! `Documentation/engine-design.rst`, "Overlapping steps", lists what may not block meanwhile, and
-//! why. In short: nothing here waits for an invalidation, a folio lock or the mmap lock, and
-//! nothing is evicted.
+//! `Documentation/engine-design.rst`, "Overlapping steps", lists the operations that must not block
+//! meanwhile, with the reasons. In short: nothing here waits for an invalidation, a folio lock or
+//! the mmap lock, and nothing is evicted.
 
 use super::{
     ahead::{Ahead, Left, Pages, Room},
@@ -26,16 +26,16 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// A block in flight. In a box, because it is too large to be moved on the stack.
+/// A block in flight. Boxed, because it is too large to be moved on the stack.
 type Block<'a, 'm, D> = KBox<Option<InFlight<'a, 'm, D>>>;
 
-/// A block that follows another one.
+/// A block in flight that overlaps with the previous one, and its range.
 type Following<'a, 'm, D> = (Block<'a, 'm, D>, PageRange);
 
-/// How it ended.
+/// The result of a block, and its range.
 type Finished = (Result<bool>, PageRange);
 
-/// A hold of the mmap lock in which blocks overlap.
+/// The blocks that overlap within one hold of the mmap lock.
 pub(super) struct Chain<'c, 'm, D: Device> {
     pub(super) mirror: &'m Mirror<D>,
     pub(super) memory: &'c Memory<D::Memory>,
@@ -49,8 +49,8 @@ pub(super) struct Chain<'c, 'm, D: Device> {
 }
 
 impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
-    /// Migrates the first block, and those of `room` that can follow. Returns how the first one
-    /// ended, or the first error of any.
+    /// Migrates the first block, and the blocks prepared in `room` that can overlap. Returns the
+    /// result of the first block, or the first error of any block.
     #[inline(never)]
     pub(super) fn run(
         mut self,
@@ -105,8 +105,8 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         failed.map(|()| Attempt::Done { lost })
     }
 
-    /// Finishes `block` while the next one is in flight, if there is one. Returns how it ended, and
-    /// the next one.
+    /// Starts the next block, if there is one that can overlap, and finishes `block`. Returns the
+    /// result of `block`, and the next block.
     #[inline(never)]
     fn advance<'a>(
         &mut self,
@@ -124,7 +124,8 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         Some(((finish(&mut block, self.entries), range), next))
     }
 
-    /// Notes how a block ended. After an error, or with pages left behind, no other block follows.
+    /// Records the result of a block. After an error, or if pages did not migrate, no other block
+    /// overlaps.
     fn note(
         &mut self,
         (result, range): Finished,
@@ -150,8 +151,8 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
     }
 
     /// Takes the next block of `ahead`. If it can overlap with `previous`, announces and isolates
-    /// it, submits its copies, and sets `end` to its end. Otherwise no other block follows: it
-    /// begins again without overlap.
+    /// it, submits its copies, and sets `end` to its end. Otherwise the block starts again later
+    /// without overlap, and no other block overlaps.
     #[inline(never)]
     fn next<'a>(
         &mut self,
@@ -180,7 +181,8 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         Some((block, range))
     }
 
-    /// The block that overlaps with `previous`, in flight, or why it cannot.
+    /// Puts the block `next` in flight while `previous` is, or returns the reason why it cannot
+    /// overlap.
     #[inline(never)]
     fn overlap<'a>(
         &mut self,
@@ -199,7 +201,7 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         if !previous.is_outstanding() {
             return Err(Overlap::Copied);
         }
-        // A writer waits for two blocks at most.
+        // A waiter for the write lock waits for two blocks at most.
         if self.mmap.is_contended() {
             return Err(Overlap::Contended);
         }
@@ -212,7 +214,7 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
         let (survey, movable) = look.map_err(|_| Overlap::Pages)?;
         let movable = movable.filter(|_| survey.found == Some(range));
         let movable = movable.ok_or(Overlap::Pages)?;
-        // Huge pages of coherent memory are split.
+        // Huge pages of coherent memory are split, which takes folio locks.
         let compound = self.memory.is_private();
         if movable.vma().start() != previous.vma().start() || movable.may_wait_for_folios(compound)
         {
@@ -222,15 +224,15 @@ impl<'c, 'm, D: Device> Chain<'c, 'm, D> {
             return Err(Overlap::Room);
         }
         let request = Request {
-            // Nothing else has this address while the block is in flight.
+            // Unique: this address is not reused while the block is in flight.
             name: Cookie::of(&**pages),
             identity: Identity::Name,
             range,
             faultless: self.faultless,
             destination: self.destination,
         };
-        // Compares the sequence. Does not wait for the invalidation that has changed it, which may
-        // wait for `previous`.
+        // Compares the sequence, and does not wait if an invalidation has changed it: that
+        // invalidation may wait for `previous`.
         let announced = self.mirror.announce(window, seq, &mut tries, request);
         let announced = announced.map_err(failed)?.map_err(|_| Overlap::Changed)?;
         let announced = (announced, request);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How often steps overlapped, and why they did not: the file `rust_hmm/overlaps` in debugfs.
+//! Statistics of overlapping steps, in the file `rust_hmm/overlaps` in debugfs: how often steps
+//! overlapped, and why they did not.
 
 use kernel::{
     debugfs::Writer,
@@ -8,7 +9,7 @@ use kernel::{
     sync::atomic::{ordering::Relaxed, Atomic}, //
 };
 
-/// How it ended when a block could be isolated while the previous one was copied.
+/// Result of the attempt to isolate a block while the previous one is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Overlap {
@@ -18,10 +19,10 @@ pub(crate) enum Overlap {
     Copied,
     /// Another task waited for the mmap lock.
     Contended,
-    /// The task was killed, or the migration was to stop.
+    /// A fatal signal was pending, or the migration was cancelled.
     Stopped,
-    /// Another mapping began, some pages could not move, or isolation could have waited for a folio
-    /// lock.
+    /// The block is in another VMA, has pages that cannot move, or its isolation could wait for a
+    /// folio lock.
     Pages,
     /// The device memory had no room.
     Room,
@@ -44,7 +45,7 @@ const NAMES: [&str; 8] = [
 
 static COUNTS: [Atomic<u64>; NAMES.len()] = [const { Atomic::new(0) }; NAMES.len()];
 
-/// Adds 1. Not inlined: there is one account in all modules.
+/// Increments the counter of `end`. Not inlined, so that all modules share the counters.
 #[inline(never)]
 pub(super) fn count(end: Overlap) {
     if let Some(count) = COUNTS.get(end as usize) {
@@ -52,7 +53,7 @@ pub(super) fn count(end: Overlap) {
     }
 }
 
-/// Blocks that ended so, of all devices since the module was loaded.
+/// Returns the number of attempts with this result, of all devices, since the module was loaded.
 #[cfg(CONFIG_KUNIT = "y")]
 pub(crate) fn counted(end: Overlap) -> u64 {
     COUNTS

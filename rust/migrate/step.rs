@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The steps of a migration: at most 2 MiB each, with room made before and more tries after.
+//! Steps of a migration. Each handles at most 2 MiB, makes room first, and retries.
 
 use super::{
     ahead::Room,
@@ -26,40 +26,46 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
-/// More passes, each after a pause, of a step towards the device that left pages behind, though there
-/// was memory.
+/// Maximum number of further passes of a step to the device, each after a pause. Made if pages were
+/// left behind although there was memory.
 const RETRIES: usize = 3;
 
-/// More tries of a step for pages that others have taken the memory of.
+/// Maximum number of retries of a step for pages whose memory was taken by concurrent allocations.
 const ROUNDS: usize = 3;
 
-/// Time before another pass.
+/// Pause before a further pass.
 const PAUSE: Delta = Delta::from_millis(1);
 
-/// What the steps of one migration share.
+/// State that the steps of one migration share.
 pub(super) struct Step<'m, D: Device> {
     pub(super) mirror: &'m Mirror<D>,
     pub(super) space: AddressSpace,
     pub(super) target: Target,
     pub(super) faultless: bool,
-    /// Device memory that was used after this does not go: what a migration brings does not make
-    /// room for more of it.
+    /// Turn when the migration began. Device memory that was used later is not evicted, so that a
+    /// migration does not evict pages that it has brought itself.
     pub(super) before: Turn,
     pub(super) evict: bool,
-    /// Whether it waits a little for pages that somebody holds.
+    /// Whether the step retries after a pause if pages have extra references.
     pub(super) patient: bool,
-    /// Set when the caller wants the migration to end early.
+    /// Set when the caller cancels the migration.
     pub(super) stop: Option<Stop>,
     pub(super) work: KBox<Work<D::Format>>,
-    /// Blocks that may overlap. `None` before the first one.
+    /// Buffers of blocks that may overlap. `None` before the first one.
     pub(super) room: Option<KBox<Room<D::Format>>>,
-    /// Whether they may follow the next attempt.
+    /// Whether blocks may overlap in the next attempt.
     pub(super) armed: bool,
     pub(super) tally: Tally<'m>,
 }
 
 impl<'m, D: Device> Step<'m, D> {
-    /// For parts of the range of `tally`.
+    /// Prepares steps for parts of the range of `tally`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the device has no memory.
+    /// - `ENOMEM`
+    /// - Those of [`Mirror::space`].
     #[inline(never)]
     pub(super) fn new(
         mirror: &'m Mirror<D>,
@@ -87,8 +93,9 @@ impl<'m, D: Device> Step<'m, D> {
         })
     }
 
-    /// Migrates the first part of `range`, within 2 MiB and one mapping. Returns the end of the pages
-    /// whose outcomes are known, and how it ended: after an error these have moved, or not, too.
+    /// Migrates the first part of `range`, which ends with its block of 2 MiB or its VMA. Returns
+    /// the end of the pages whose outcomes are known, and the result. Outcomes before that end are
+    /// valid even if the result is an error.
     ///
     /// Pages that cannot move are reported before anything is announced, evicted or unmapped for
     /// them.
@@ -98,7 +105,7 @@ impl<'m, D: Device> Step<'m, D> {
         self.run_again(range)
     }
 
-    /// As [`Self::run`], where some outcomes are known.
+    /// Like [`Self::run`], but keeps the outcomes that are known already.
     pub(super) fn run_again(&mut self, range: PageRange) -> (usize, Result) {
         let mut done = range.start();
         let result = self.run_part(range, &mut done);
@@ -126,14 +133,16 @@ impl<'m, D: Device> Step<'m, D> {
         let Ok(part) = PageRange::new(piece.start(), *done) else {
             return Ok(());
         };
-        // A pause is shared by all held pages of the 2 MiB. One for each run would take 0.8 s.
+        // All pages of the 2 MiB that have extra references share the pauses. A pause for each run
+        // of pages would add up to 0.8 s.
         for _ in 0..RETRIES {
             let explained = |outcome| self.count(0, part.pages(), outcome) != 0;
             let others = [PageOutcome::NoMemory, PageOutcome::CopyFailed];
             if !again || self.is_stopped() || others.into_iter().any(explained) {
                 break;
             }
-            // Somebody may hold a page for a moment: compaction, reclaim, a look at its contents.
+            // References can be temporary: by compaction, reclaim, or a reader of the page's
+            // contents.
             self.mirror.stats().add(Counter::Pauses, 1);
             fsleep(PAUSE);
             again = self.pass(part, &mut part.start())?;
@@ -141,9 +150,9 @@ impl<'m, D: Device> Step<'m, D> {
         Ok(())
     }
 
-    /// Attempts to move all pages of `piece` that can move now, as far as the mapping at its start
-    /// goes. Sets `done` to the end of the pages whose outcomes are known. Returns whether another
-    /// pass towards the device may do more.
+    /// Attempts to move all movable pages of `piece`, up to the end of the VMA at its start. Sets
+    /// `done` to the end of the pages whose outcomes are known. Returns whether another pass to the
+    /// device may move more.
     fn pass(&mut self, piece: PageRange, done: &mut usize) -> Result<bool> {
         let mut again = false;
         let mut rest = Some(piece);
@@ -158,15 +167,15 @@ impl<'m, D: Device> Step<'m, D> {
         Ok(again && self.target == Target::Device)
     }
 
-    /// Attempts to move the first pages of `piece` that can move. The outcomes of `piece` are those
-    /// from `first` on. Returns whether another pass may do more.
+    /// Attempts to move the first run of movable pages of `piece`. The outcomes of `piece` begin at
+    /// `first`. Returns whether another pass may move more.
     fn first_run(&mut self, piece: PageRange, first: usize) -> Result<(Survey, bool)> {
         let mut needs_room = self.target == Target::Device;
         let mut full = false;
         let survey = loop {
             let (survey, attempt) = self.attempt_sizes(piece, first, needs_room, !full)?;
             match survey.found {
-                // Only room was missing.
+                // There were movable pages, but no room for them.
                 Some(run) if needs_room && attempt.is_none() => {
                     full = !self.make_room(run.pages())?;
                     needs_room = false;
@@ -176,7 +185,7 @@ impl<'m, D: Device> Step<'m, D> {
         };
         if let Some((resident, pages)) = survey.resident {
             if self.mirror.on_device(resident) < pages {
-                // Another mirror brought pages, or an invalidation took their entries.
+                // Another mirror migrated the pages, or an invalidation removed their entries.
                 self.install(resident, Present::Own)?;
             }
         }
@@ -188,7 +197,8 @@ impl<'m, D: Device> Step<'m, D> {
                 if full || missing == 0 {
                     break;
                 }
-                // Others were faster. If there is room, it is not that.
+                // Concurrent allocations took the memory. If there is room now, there was another
+                // cause.
                 if self.has_room(missing) || !self.make_room(missing)? {
                     break;
                 }
@@ -199,8 +209,8 @@ impl<'m, D: Device> Step<'m, D> {
         Ok((survey, more))
     }
 
-    /// Attempts once more to move what has not moved of `part`, whose outcomes are those from
-    /// `first` on.
+    /// Attempts again to move the pages of `part` that have not moved. The outcomes of `part` begin
+    /// at `first`.
     fn attempt_rest(&mut self, part: PageRange, first: usize) -> Result {
         let mut rest = Some(part);
         while let Some(left) = rest {
@@ -211,9 +221,9 @@ impl<'m, D: Device> Step<'m, D> {
         Ok(())
     }
 
-    /// Counts the outcomes of the pages from `start` to `end`, of the step that has just run.
+    /// Adds the outcomes of the pages from `start` to `end`, of the last step, to the tally.
     pub(super) fn tell(&mut self, start: usize, end: usize) {
-        // Nothing is known where the first look has failed, or it was stopped before that.
+        // There are no outcomes if the survey failed, or the step was cancelled before it.
         if let Ok(part) = PageRange::new(start, end) {
             let pages = self.work.pages.get(..part.pages());
             self.tally.add(part, pages.unwrap_or_default());
@@ -224,8 +234,8 @@ impl<'m, D: Device> Step<'m, D> {
         self.stop.as_ref().is_some_and(Stop::is_set)
     }
 
-    /// [`Self::attempt`] with huge pages, and if there is none at the destination and `small` says
-    /// so, with small ones.
+    /// Calls [`Self::attempt`] with huge pages. If there is no huge page at the destination and
+    /// `small` is set, tries again with small ones.
     fn attempt_sizes(
         &mut self,
         piece: PageRange,
@@ -240,10 +250,10 @@ impl<'m, D: Device> Step<'m, D> {
         let first = first + piece.index_of(part.start()).ok_or(EINVAL)?;
         let pages = self.work.pages.iter_mut().skip(first).take(part.pages());
         pages.for_each(|page| *page = PageOutcome::None);
-        // Without COMPOUND the core splits a huge page before it isolates it, also when others map
-        // it.
+        // Without COMPOUND, the core splits a huge page before it isolates it, even if other
+        // processes map it.
         let (again, attempt) = self.attempt(part, first, false, false)?;
-        // From where the first look found some to where the second one has come.
+        // From the start of the first survey's run to the end of the second survey's.
         let end = again.found.map_or(part.end(), |run| run.end());
         survey.found = Some(PageRange::new(part.start(), end)?);
         survey.held |= again.held;
@@ -255,8 +265,8 @@ impl<'m, D: Device> Step<'m, D> {
         inner.try_install_present(&self.space, piece, which, &mut self.work.slot.spares)
     }
 
-    /// Makes room in the device's memory, before any lock is taken. Returns whether there is some;
-    /// what is missing then shows in the outcome.
+    /// Makes room in the device memory, before any lock is taken. Returns whether there is any.
+    /// Pages for which there is none have an outcome that reports it.
     fn make_room(&self, pages: usize) -> Result<bool> {
         let Some(memory) = self.mirror.device().memory() else {
             return Ok(false);
@@ -274,22 +284,24 @@ impl<'m, D: Device> Step<'m, D> {
         }
     }
 
-    /// Whether so many pages are free.
+    /// Returns whether `pages` pages are free.
     fn has_room(&self, pages: usize) -> bool {
         let memory = self.mirror.device().memory();
         memory.is_some_and(|memory| memory.has_room(pages))
     }
 
-    /// How many of `pages` pages from `first` on have that outcome.
+    /// Returns how many of `pages` pages from `first` on have the given outcome.
     fn count(&self, first: usize, pages: usize, outcome: PageOutcome) -> usize {
         let pages = self.work.pages.iter().skip(first).take(pages);
         pages.filter(|page| **page == outcome).count()
     }
 
-    /// One attempt, about the first pages of `piece` that can move. The outcomes of `piece` are
-    /// those from `first` on. Pages that cannot move are noted, before anything is announced,
-    /// evicted or unmapped for them. Without an attempt there are no pages that can move, or there
-    /// is no room for them and `needs_room` asks for that.
+    /// Attempts to move the first run of movable pages of `piece`. The outcomes of `piece` begin at
+    /// `first`.
+    ///
+    /// Outcomes of pages that cannot move are recorded before anything is announced, evicted or
+    /// unmapped for them. Returns no [`Attempt`] if no page is movable, or if `needs_room` is set
+    /// and there is no room for the run.
     fn attempt(
         &mut self,
         piece: PageRange,
@@ -300,16 +312,17 @@ impl<'m, D: Device> Step<'m, D> {
         self.work.slot.spares.refill()?;
         let mirror = self.mirror;
         if self.target == Target::Device {
-            // For the way back, where nobody can wait. Without it the device faults then, which is
-            // no error.
+            // Preallocate for the migration back, which cannot wait for memory. If this fails, the
+            // device will fault then, which is not an error.
             let _ = mirror.inner().prepare(piece);
         }
         let memory = mirror.device().memory().ok_or(ENODEV)?;
-        // Nothing else has this address while the step runs.
+        // Unique: this address is not reused while the step runs.
         let name = Cookie::of(&self.work.pages);
         let identity = match self.target {
             Target::Device => Identity::Name,
-            // The kernel compares the owner with that of the pages.
+            // On the way back, the core compares the owner of the event with the owner of the
+            // pages.
             Target::System => Identity::current(memory.owner()),
         };
         let destination = match self.target {
@@ -323,8 +336,8 @@ impl<'m, D: Device> Step<'m, D> {
             patient: self.patient,
         };
         let mut tries = Tries::new();
-        // Pages that are in the device's memory already need no announcement, so that nothing is
-        // waited for.
+        // If the pages are in device memory already, nothing is announced. So do not wait for
+        // invalidations before the survey.
         let mut waits = self.target == Target::System || !mirror.has_device_entry(piece.start());
         let mut window = None;
         let (survey, part, result) = loop {
@@ -362,7 +375,7 @@ impl<'m, D: Device> Step<'m, D> {
                 faultless: self.faultless,
                 destination,
             };
-            // The look counts as long as the lock is held.
+            // The survey is valid as long as the mmap lock is held.
             let announced = match mirror.announce(used, seq, &mut tries, request)? {
                 Ok(announced) => announced,
                 Err(again) => {
@@ -395,8 +408,8 @@ impl<'m, D: Device> Step<'m, D> {
             break (survey, part, result);
         };
         if self.target == Target::Device && matches!(result, Ok(Attempt::Done { lost: true })) {
-            // Somebody else's event, or the split of a huge page, took the marks: ask what is there
-            // now.
+            // A foreign event, or the split of a huge page, cleared marks. Map the pages at their
+            // current places.
             self.install(part, Present::All)?;
         }
         Ok((survey, Some(result?)))

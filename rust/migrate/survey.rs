@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The look at the CPU's page table before a step: which pages can move, and what becomes of the
+//! Survey of the CPU page table before a step: finds the movable pages, and the outcomes of the
 //! others.
 
 use super::{PageOutcome, Target};
@@ -12,16 +12,16 @@ use crate::mm::{
 };
 use kernel::prelude::*;
 
-/// Pages that can move, as long as the mmap lock is held that was held for the look.
+/// Movable pages. Valid as long as the mmap lock is held that was held for the survey.
 pub(super) enum Movable<'a> {
-    /// From system memory.
+    /// In system memory.
     System(SystemPages<'a>),
-    /// From the device's memory: these pages of a mapping.
+    /// In the device's memory: this range of the VMA.
     Device(Vma<'a>, PageRange),
 }
 
 impl<'a> Movable<'a> {
-    /// Where they move.
+    /// Returns the direction of the move.
     pub(super) fn target(&self) -> Target {
         match self {
             Self::System(_) => Target::Device,
@@ -29,16 +29,17 @@ impl<'a> Movable<'a> {
         }
     }
 
-    /// Whether isolation may wait for a folio lock, if `compound` lets it take a huge page whole.
+    /// Returns whether isolation may wait for a folio lock. With `compound`, a huge page can be
+    /// isolated whole.
     pub(super) fn may_wait_for_folios(&self, compound: bool) -> bool {
         match self {
             Self::System(pages) => pages.may_split(compound),
-            // The way back does not overlap: not known.
+            // Conservative: migrations to system memory do not overlap.
             Self::Device(..) => true,
         }
     }
 
-    /// The mapping.
+    /// Returns the VMA of the pages.
     pub(super) fn vma(&self) -> Vma<'a> {
         match self {
             Self::System(pages) => pages.vma(),
@@ -47,38 +48,42 @@ impl<'a> Movable<'a> {
     }
 }
 
-/// What the look has found.
+/// Result of a survey.
 pub(super) struct Survey {
-    /// Its end, within one mapping.
+    /// End of the surveyed range, within one VMA.
     pub(super) end: usize,
-    /// Where pages are in the device's memory already, if the step is one towards it, and how many.
+    /// Range of the pages that are in device memory already, and their number. For steps to the
+    /// device only.
     pub(super) resident: Option<(PageRange, usize)>,
-    /// Whether there are pages that cannot move, of those before [`Self::found`].
+    /// Whether there are pages before [`Self::found`] that cannot move.
     pub(super) immovable: bool,
-    /// Whether there are, of those before [`Self::found`], pages that may be able to move soon.
+    /// Whether there are pages before [`Self::found`] that may become movable soon.
     pub(super) held: bool,
-    /// The first pages that can move.
+    /// The first run of movable pages.
     pub(super) found: Option<PageRange>,
 }
 
-/// What is to move.
+/// Parameters of a survey.
 #[derive(Clone, Copy)]
 pub(super) struct Surveyor {
     pub(super) target: Target,
-    /// Name of the device's memory.
+    /// Cookie of the device memory.
     pub(super) tile: Cookie,
-    /// Whether the step waits a little for pages to which somebody has a reference.
+    /// Whether the step retries after a pause if pages have extra references.
     pub(super) patient: bool,
 }
 
 impl Surveyor {
-    /// Looks for the first pages of `piece` that can move, and notes the outcome of those before
-    /// them in `pages`, which begins with the first page of `piece`. `piece` must lie within 2 MiB.
+    /// Finds the first run of movable pages of `piece`. Records the outcomes of the pages before it
+    /// in `pages`, which begins with the first page of `piece`. `piece` must lie within 2 MiB.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no mapping, or it may not be read, or it is special or hugetlb. Context:
-    /// may sleep.
+    /// - `EINVAL` if there is no VMA, or the VMA may not be read, is special, or is hugetlb.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The mmap lock is held.
     pub(super) fn look<'a>(
         self,
         mmap: &'a MmapGuard<'_>,
@@ -127,7 +132,7 @@ impl Surveyor {
         Ok((survey, None))
     }
 
-    /// The outcome of `part` of a step towards the device, which cannot move now.
+    /// Returns the outcome of `part`, which cannot move to the device now.
     fn outcome_to_device(self, kind: Pages, part: PageRange, survey: &mut Survey) -> PageOutcome {
         match kind {
             Pages::Device => {
@@ -135,7 +140,8 @@ impl Surveyor {
                 survey.resident = Some((hull.hull(&part), count + part.pages()));
                 return PageOutcome::None;
             }
-            // A fault does not wait for pages that are held: they are used where they are.
+            // A fault does not retry for pages with extra references. The device maps them in
+            // place.
             Pages::Busy => survey.held = true,
             Pages::Held if self.patient => survey.held = true,
             Pages::System | Pages::Held | Pages::Stay => survey.immovable = true,
@@ -143,12 +149,19 @@ impl Surveyor {
         PageOutcome::Skipped
     }
 
-    /// Calls `each` for the runs of pages in `all`, within the mapping at `addr`, of which none can move to the
-    /// device: what is there already counts, too. `all` must lie within 2 MiB and have `addr`.
+    /// Calls `each` for the runs of pages of which none can move to the device. Pages in device
+    /// memory count as such pages.
+    ///
+    /// The runs are within `all` and within the VMA at `addr`. `all` must lie within 2 MiB and
+    /// contain `addr`.
     ///
     /// # Errors
     ///
-    /// As [`Self::look`]. Context: as there.
+    /// Those of [`Self::look`].
+    ///
+    /// # Context
+    ///
+    /// As for [`Self::look`].
     pub(super) fn immovable(
         self,
         mmap: &MmapGuard<'_>,

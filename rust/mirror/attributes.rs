@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The attributes of a mirror's address space, as its device sees them: set, asked for, and
-//! followed when mappings move.
+//! Attributes of ranges as the device of a mirror sees them. They are set and queried here, and
+//! follow VMAs that are moved.
 
 use super::{Device, Inner, Mirror, Present};
 use crate::{
@@ -18,31 +18,37 @@ use crate::{
 };
 use kernel::{mm::virt::flags, page::PAGE_SHIFT, prelude::*};
 
-/// Where a mapping's pages are at home. What is not anonymous is not followed.
+/// Returns the identity by which attributes follow the pages of a VMA. Attributes of a VMA that is
+/// not anonymous do not follow it.
 fn home(vma: &Vma<'_>) -> Home {
     let anon = if vma.is_anonymous() { vma.anon() } else { 0 };
     Home::new(vma.start() >> PAGE_SHIFT, vma.offset(), anon)
 }
 
-/// What is known of the memory at an address.
+/// Attributes and other properties of the memory at an address.
 pub(super) struct Known {
-    /// What was said of it, or what [managed memory](crate::managed) has of its own.
+    /// Attributes that were set, or the defaults of [managed memory](crate::managed).
     pub(super) attributes: Attributes,
-    /// The part of its mapping in which they are the same.
+    /// Part of the VMA in which the attributes are the same.
     pub(super) limits: PageRange,
     /// Whether all of `limits` moves at once.
     pub(super) whole: bool,
-    /// Whether pages of the mapping can move at all.
+    /// Whether pages of the VMA can move at all.
     pub(super) movable: bool,
 }
 
-/// Rounds in which attributes follow mappings. Each round watches one more mapping, so there is one
-/// for each range that can be put aside. Attributes that are left then are lost.
+/// Maximum number of rounds in which attributes follow VMAs. Each round watches one more VMA, so
+/// that there is a round for each range that can be set aside. Ranges that are left then lose their
+/// attributes.
 const ROUNDS: usize = 64;
 
 impl<D: Device> Inner<D> {
-    /// Calls `each` with index and number of pages of `range` that are in the device's memory at
-    /// home, as far as it has entries for them. Context: any but NMI.
+    /// Calls `each` with the index and number of pages of `range` that are in the mirror's home
+    /// memory. Only pages with a device entry count.
+    ///
+    /// # Context
+    ///
+    /// Any but NMI.
     pub(super) fn each_at_home(&self, range: PageRange, mut each: impl FnMut(usize, usize)) {
         let mut index = 0;
         while index < range.pages() {
@@ -59,17 +65,21 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Names the device in attributes: see
+    /// Returns the cookie that identifies the device in attributes, see
     /// [`MirrorOps::device_name`](crate::space::MirrorOps::device_name).
     pub(super) fn device_name(&self) -> Cookie {
         self.shared_name.unwrap_or_else(|| Cookie::of(&self.who))
     }
 
-    /// Takes the mmap lock. Attributes are where their pages are now.
+    /// Takes the mmap lock after attributes have followed all VMAs that were moved.
     ///
     /// # Errors
     ///
-    /// `EINTR`: killed. Context: may sleep; no lock may be held.
+    /// - `EINTR` if a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     fn settled<'s>(&self, space: &'s AddressSpace) -> Result<MmapGuard<'s>> {
         let mmap = space.mmap_lock_here()?;
         if !self.space.attributes().is_unsettled() {
@@ -83,7 +93,8 @@ impl<D: Device> Inner<D> {
     fn settle<'s>(&self, space: &'s AddressSpace) -> Result<MmapGuard<'s>> {
         let attributes = self.space.attributes();
         for _ in 0..ROUNDS {
-            // Before the mmap lock, which may be taken under its mutex. It only grows.
+            // Load this before the mmap lock is taken, because the mmap lock may be taken under the
+            // mutex that is taken here. The watched ranges only grow.
             let watched = self.space.watched();
             let mmap = space.mmap_lock_here()?;
             let settled = attributes.settle(watched, |offset, from| {
@@ -112,25 +123,37 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Mirror<D> {
-    /// Whether anything was ever said of a range of the process, for any device: else policies
-    /// alone decide. Context: any.
+    /// Returns whether attributes were ever set in the process, for any device. If not, policies
+    /// alone decide.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub fn has_attributes(&self) -> bool {
         self.inner().space.attributes().was_used()
     }
 
-    /// Changes attributes of `range`, all of which must be mapped, for all mirrors of the process.
-    /// What a change says of the device is said of this mirror's device: that it is preferred, and
-    /// whether memory is accessed by it.
+    /// Changes attributes of `range` for all mirrors of the process. All of `range` must be mapped.
+    /// The parts of `change` that concern a device (the preferred location, and access) apply to
+    /// the device of this mirror.
     ///
-    /// To be followed when it is moved, an anonymous mapping in which nothing was ever written gets one page.
+    /// An anonymous VMA that has never been written gets one page, so that its attributes can
+    /// follow it when it is moved.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: a value makes no sense. `EFAULT`: a part is not mapped, or the process is gone;
-    /// what comes before has changed. `ENOSPC`: the process has more than 1023 different sets of
-    /// attributes, or more than 64 devices are preferred or access memory; a part may have changed.
-    /// `ENOMEM`; `EINTR`: killed; `EDEADLK`: within a callback. Context: may sleep; no lock may be
-    /// held.
+    /// - `EINVAL` if a value is invalid.
+    /// - `EFAULT` if a part is not mapped, or the address space was torn down. The range before
+    ///   that part has changed.
+    /// - `ENOSPC` if the process has more than 1023 different sets of attributes, or if more than
+    ///   64 devices are preferred or access memory. A part may have changed.
+    /// - `ENOMEM`
+    /// - `EINTR` if a fatal signal is pending.
+    /// - `EDEADLK` within a callback.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub fn set_attributes(&self, range: PageRange, change: &Change) -> Result {
         within::may_wait()?;
         change.apply(Attributes::DEFAULT)?;
@@ -140,7 +163,7 @@ impl<D: Device> Mirror<D> {
         while let Some(range) = rest {
             let (end, untouched) = self.set_in_mapping(&space, range, change)?;
             if untouched {
-                // Once; if that does not help, it cannot be followed.
+                // Retry once. If there is still no page, the attributes do not follow the VMA.
                 match space.fault_in_writable(range.start()) {
                     Err(error) if error == EINTR => return Err(error),
                     _ => {}
@@ -151,7 +174,7 @@ impl<D: Device> Mirror<D> {
         }
         if change.accessed_by == Some(true) {
             self.map_present(&space, range)?;
-            // The device's other mirrors of the process.
+            // Map the range in the other mirrors that the device has of the process.
             let inner = self.inner();
             let device = Some(inner.device_name());
             let here = self.place_in_space();
@@ -161,8 +184,8 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// Sets the attributes of the part of `range` that lies in the mapping at its start. Returns its end, and
-    /// whether nothing was ever written there, though it could be.
+    /// Sets the attributes of the part of `range` that lies in the VMA at its start. Returns its
+    /// end, and whether the VMA is writable and anonymous but has never been written.
     fn set_in_mapping(
         &self,
         space: &AddressSpace,
@@ -188,13 +211,18 @@ impl<D: Device> Mirror<D> {
         ))
     }
 
-    /// What holds for the whole of `range`, as this mirror's device sees it: what differs in it is
-    /// `None`. What is not mapped has the defaults.
+    /// Returns the attributes that all of `range` has, as the device of this mirror sees them. An
+    /// attribute that differs within `range` is `None`. Unmapped parts have the defaults.
     ///
     /// # Errors
     ///
-    /// `EFAULT`: the process is gone. `EINTR`: killed; `EDEADLK`: within a callback. Context: may sleep; no lock may be
-    /// held.
+    /// - `EFAULT` if the address space was torn down.
+    /// - `EINTR` if a fatal signal is pending.
+    /// - `EDEADLK` within a callback.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub fn attributes(&self, range: PageRange) -> Result<Common> {
         within::may_wait()?;
         let space = self.space()?;
@@ -204,7 +232,11 @@ impl<D: Device> Mirror<D> {
         Ok(attributes.common(range, inner.device_name()))
     }
 
-    /// What is known of the memory at `addr`. `EFAULT`: nothing is mapped there.
+    /// Returns the attributes and properties of the memory at `addr`.
+    ///
+    /// # Errors
+    ///
+    /// - `EFAULT` if nothing is mapped at `addr`.
     pub(super) fn attributes_at(&self, space: &AddressSpace, addr: usize) -> Result<Known> {
         let inner = self.inner();
         let mmap = inner.settled(space)?;
@@ -225,12 +257,13 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// The first part of `piece` that has the same attributes, and whether its pages may move to
-    /// the device. If not, it is within one mapping.
+    /// Returns the first part of `piece` that has the same attributes, and whether its pages may
+    /// move to the device. If they may not, the part lies within one VMA.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: they may not, and a migration would refuse the mapping there. `EINTR`: killed.
+    /// - `EINVAL` if the pages may not move, and a migration would refuse the VMA.
+    /// - `EINTR` if a fatal signal is pending.
     pub(crate) fn movable(
         &self,
         space: &AddressSpace,
@@ -247,18 +280,20 @@ impl<D: Device> Mirror<D> {
             return Ok((part, true));
         }
         let (vma, part) = mmap.readable(part)?;
-        // Refuses special memory, by the mapping: one page is enough.
+        // Refuses special VMAs. One page suffices, because that is a property of the VMA.
         vma.alike(PageRange::from_pages(part.start(), 1)?, Cookie::NONE)?;
         Ok((part, false))
     }
 
-    /// Whether the device has an entry of its memory for the page at `addr`.
+    /// Returns whether the device has an entry for the page at `addr` that refers to its own
+    /// memory.
     pub(crate) fn has_device_entry(&self, addr: usize) -> bool {
         let leaf = self.inner().reader.walk(addr);
         leaf.is_some_and(|leaf| leaf.entry.is_valid() && leaf.entry.is_device())
     }
 
-    /// Pages of `piece` that are in the device's memory, as far as it has entries for them.
+    /// Returns the number of pages of `piece` in the mirror's home memory. Only pages with a device
+    /// entry count.
     pub(crate) fn on_device(&self, piece: PageRange) -> usize {
         let mut count = 0;
         let inner = self.inner();
@@ -273,7 +308,8 @@ impl<D: Device> Mirror<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Maps what is there of `range`, without faulting anything in. Best effort but for `EINTR`.
+    /// Installs entries for the present pages of `range`, without faulting in others. Best effort,
+    /// except for `EINTR`.
     fn map_present(&self, space: &AddressSpace, range: PageRange) -> Result {
         let mut spares = self.reader.spares();
         for piece in range.pmd_pieces() {
@@ -282,8 +318,8 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    /// Maps what the device has lost since the last call, and `range`, where memory is accessed by
-    /// the device. Best effort.
+    /// Maps memory that attributes say the device accesses: in the range where it has lost entries
+    /// since the last call, and in `range`. Best effort.
     pub(super) fn restore(&self, range: Option<PageRange>) -> Result {
         let lost = self.lock().lost.take();
         let lost = lost.map_or(range, |lost| {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Reclaim of table pages: free ones first, then those in which nothing was installed for long.
+//! Reclaim of page-table pages: first free ones, then those in which no entry was installed
+//! recently.
 //!
-//! Reclaim removes the entries of cold table pages as an invalidation does: under the table lock,
-//! with a flush before the pages are freed. The device faults when it uses them, and gets them
-//! again.
+//! Reclaim removes the entries of cold table pages like an invalidation: under the table lock, with
+//! a flush before the pages are freed. If the device uses the entries again, it faults, and they
+//! are installed again.
 
 use super::{
     invalidate::{Inner, State},
@@ -36,28 +37,29 @@ impl<D: Device> Shrink for Inner<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Looks at up to `chunks` chunks of table pages, and removes the entries of those that are
-    /// cold. Returns whether there were any.
+    /// Removes the entries of cold chunks, among the next `chunks` chunks of table pages. Returns
+    /// whether there were any.
     ///
-    /// A chunk stays as a whole if it has an entry that must stay, because it could not be freed:
+    /// A chunk is skipped if one of its entries must stay, because the chunk could not be freed
+    /// then. Such entries are those
     ///
-    /// - of a page that a running migration may switch
+    /// - of a page that an in-flight migration may switch
     /// - of a page that the device accesses exclusively
     ///
-    /// In a space with memory that a device is to have mapped always nothing is removed. Locked
-    /// host memory is pinned and not accessed through the table.
+    /// Nothing is removed in a space that has memory which a device must always have mapped. Pinned
+    /// host memory is not accessed through the table.
     ///
     /// # Context
     ///
-    /// Reclaim: any lock may be held, so that the table lock is only tried.
-    // Not inlined: reclaim has little stack left.
+    /// Reclaim. Any lock may be held, and therefore the table lock is taken by trylock.
+    // Not inlined, because little stack is left in reclaim.
     #[inline(never)]
     fn give_up_cold(&self, chunks: usize) -> bool {
         let Some(mut guard) = self.try_lock() else {
             return false;
         };
-        // Under the lock: once the attribute is set, what is present is mapped under the lock, and
-        // must stay.
+        // Check under the table lock: after the attribute was set, present pages are mapped under
+        // this lock and must stay mapped.
         if self.space.attributes().any_accessed() {
             return false;
         }
@@ -72,8 +74,8 @@ impl<D: Device> Inner<D> {
                 .map(|_| Self::remove_if_cold(table, transactions, batch))
                 .sum::<usize>()
         });
-        // Waited for under the lock: a page that is unmapped meanwhile must not be found absent
-        // here and still be in a TLB.
+        // Wait under the table lock. Otherwise an invalidation could find no entry for a page while
+        // a TLB still holds its translation.
         let any = flush.is_some();
         if let Some(flush) = flush {
             flush.wait(self);
@@ -82,8 +84,9 @@ impl<D: Device> Inner<D> {
         any
     }
 
-    /// Removes the entries of the next chunk, if it is cold and none of them must stay. Returns how
-    /// many pages they had. The stack is free again when the flush is waited for.
+    /// Removes the entries of the next chunk, if it is cold and no entry must stay. Returns the
+    /// number of pages that were mapped. Not inlined, so that its stack frame is free during the
+    /// flush.
     #[inline(never)]
     fn remove_if_cold(
         table: &mut Table<D::Format>,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Flushes that were begun when a space told its mirrors of an event, and are waited for when all were told.
+//! Flushes that were started while a space notifies its mirrors of an event. They are waited for
+//! after all mirrors were notified.
 
 use crate::locks;
 use kernel::{
@@ -8,16 +9,16 @@ use kernel::{
     sync::SpinLock, //
 };
 
-/// Events whose flushes overlap. The flush of one more is waited for at once.
+/// Maximum number of flushes that overlap. A further one is waited for immediately.
 const PLACES: usize = 4;
 
-/// Flushes, with the number of the event that each is of.
+/// Outstanding flushes, each with the number of its event.
 struct Places<T>([Option<(usize, T)>; PLACES]);
 
-// A flush is moved in and out.
+// Flushes are moved in and out, and are not structurally pinned.
 impl<T> Unpin for Places<T> {}
 
-/// Places for flushes.
+/// Storage for outstanding flushes.
 #[pin_data]
 pub(super) struct Flushes<T> {
     #[pin]
@@ -32,7 +33,8 @@ impl<T> Flushes<T> {
         })
     }
 
-    /// Keeps `flush` of the event with number `event`, and returns its place; gives it back if there is none.
+    /// Stores the `flush` of the event with number `event`, and returns its index. Returns the
+    /// flush if there is no place for it.
     pub(super) fn keep(&self, event: usize, flush: T) -> Result<usize, T> {
         let mut places = self.places.lock();
         let free = places.0.iter_mut().enumerate();
@@ -45,13 +47,13 @@ impl<T> Flushes<T> {
         }
     }
 
-    /// Takes the flush in place `number`, which was kept there.
+    /// Takes the flush that was stored at index `number`.
     pub(super) fn take(&self, number: usize) -> Option<T> {
         let (_, flush) = self.places.lock().0.get_mut(number)?.take()?;
         Some(flush)
     }
 
-    /// How many are kept of the event with number `event`.
+    /// Returns the number of flushes stored for the event with number `event`.
     pub(super) fn count(&self, event: usize) -> usize {
         let places = self.places.lock();
         let all = places.0.iter().flatten();

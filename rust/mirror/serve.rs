@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Device faults that may move memory: attributes decide, else the policy.
+//! Device faults that may migrate memory, as attributes or the policy decide.
 
 use super::{attributes::Known, fault::Tiles, Device, Mirror};
 use crate::{
@@ -18,61 +18,67 @@ use crate::{
 };
 use kernel::{page::PAGE_SIZE, prelude::*};
 
-/// What became of a fault.
+/// Result of a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     /// Pages that moved to the device.
     pub moved: usize,
-    /// Whether the memory was left where it is on purpose.
+    /// Whether the memory was deliberately left in place.
     pub in_place: bool,
 }
 
-/// Pages whose outcomes need no allocation. A larger move pays for one.
+/// Number of pages up to which no allocation is needed for their outcomes.
 const FEW: usize = 32;
 
-/// Naps in a row that a policy gets; then the memory is mapped where it is.
+/// Maximum number of consecutive delays that a policy can request. After that, the memory is mapped
+/// in place.
 const NAPS: usize = 4;
 
-/// Time after which a nap looks whether the process has ended, in ms.
+/// Interval in ms at which a delayed fault checks whether the process has exited.
 const SLICE: u64 = 10;
 
-/// What a migration for a fault has done to a page.
+/// Location of a page after a migration for a fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Arrival {
-    /// It is in the memory at home.
+    /// In the mirror's home memory.
     There,
-    /// There, if there is an entry for it.
+    /// In the home memory, if the device has an entry for it.
     Perhaps,
-    /// It is elsewhere.
+    /// Elsewhere.
     Stayed,
 }
 
-/// What became of a part.
+/// Result of a part of a fault.
 enum Asked {
     Served(Served),
-    /// Ask again after so many ms.
+    /// The policy requires to retry after this time in ms.
     Later(u64),
 }
 
-/// What to do about a fault.
+/// Action for a fault.
 enum Plan {
-    /// What a policy says.
+    /// As the policy decided.
     Place(Placement),
-    /// Move these pages to the device, where they should be, from wherever they are.
+    /// Migrate these pages to the device from wherever they are, because of their attributes.
     Bring(PageRange),
 }
 
 impl<D: Device> Mirror<D> {
-    /// Serves a device fault as attributes and `policy` want it: moves memory to the device, or not, and
-    /// makes `range`, within 2 MiB, accessible as [`Self::fault`] does. Moving is best effort: what
-    /// cannot move is mapped in place.
+    /// Handles a device fault as the attributes and `policy` decide: migrates memory to the device,
+    /// or not, and makes `range` accessible like [`Self::fault`]. `range` must lie within 2 MiB.
+    /// Migration is best effort: pages that do not move are mapped in place.
     ///
-    /// Others may have taken pages away again when this returns, and the longer it takes, the likelier: who finds
-    /// the first page missing then asks for fewer.
+    /// Concurrent events may have removed entries again when this returns, which is likelier the
+    /// longer it takes. A caller that finds no entry for the first page should retry with a smaller
+    /// range.
     ///
     /// # Errors
     ///
-    /// As [`Self::fault`]. Context: may sleep; no lock may be held.
+    /// As for [`Self::fault`].
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub fn serve(&self, range: PageRange, access: Access, policy: &dyn Policy) -> Result<Served> {
         within::may_wait()?;
         let mut served = Served::default();
@@ -85,7 +91,7 @@ impl<D: Device> Mirror<D> {
                 Asked::Served(done) => done,
                 Asked::Later(ms) => {
                     naps += 1;
-                    // Who waits keeps no process from its end.
+                    // Drop the reference to the mm, so that the wait does not delay exit_mmap().
                     drop(space);
                     self.nap(ms)?;
                     continue;
@@ -99,7 +105,13 @@ impl<D: Device> Mirror<D> {
         Ok(served)
     }
 
-    /// Sleeps for `ms` ms. `EINTR`: killed; `EFAULT`: the process has ended; `ENODEV`: the device is gone.
+    /// Sleeps for `ms` ms.
+    ///
+    /// # Errors
+    ///
+    /// - `EINTR` if a fatal signal is pending.
+    /// - `EFAULT` if the process has exited.
+    /// - `ENODEV` if the device was unplugged.
     fn nap(&self, ms: u64) -> Result {
         let mut left = ms;
         while left != 0 {
@@ -116,7 +128,7 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// The first part of `range` in which attributes are the same.
+    /// Returns the first part of `range` that has the same attributes.
     fn alike(&self, space: &AddressSpace, range: PageRange) -> PageRange {
         if !self.has_attributes() {
             return range;
@@ -182,14 +194,15 @@ impl<D: Device> Mirror<D> {
                 tiles = Tiles::ToSystem;
                 Some(all)
             }
-            // Nothing is mapped there: the fault says it as it is to be said.
+            // Nothing is mapped: `fault_from()` returns the proper error.
             Err(error) if error == EFAULT => None,
             Err(error) => return Err(error),
         };
         self.fault_from(range, access, tiles, &mut 0)?;
         if let Some(all) = again.filter(|_| !self.is_here(range.start())) {
-            // Another device had it, or it was shared after a fork: the fault has brought it back. At last comes
-            // a fault again: else two devices could take the entry from each other for ever.
+            // The pages were on another device, or shared after a fork, and the fault has moved
+            // them to system memory. Migrate them again. End with a fault, because two devices
+            // could otherwise take the pages from each other forever.
             served.moved += self.attract(all, true, &mut [])?.moved;
             self.fault(range, access)?;
         }
@@ -199,8 +212,8 @@ impl<D: Device> Mirror<D> {
         Ok(Asked::Served(served))
     }
 
-    /// Serves a fault on `range` by moving all of `all` to the device; `evict` says whether other
-    /// memory may leave for it.
+    /// Handles a fault on `range` by migrating `all` to the device. `evict` is whether other memory
+    /// may be evicted for it.
     fn serve_moved(
         &self,
         range: PageRange,
@@ -212,7 +225,7 @@ impl<D: Device> Mirror<D> {
         let pages = match few.get_mut(..all.pages()) {
             Some(few) => few,
             None => {
-                // Without memory for the outcomes no page counts as one that may bounce.
+                // Without memory for the outcomes, the pages are not reported to the policy.
                 many = KVVec::from_elem(PageOutcome::None, all.pages(), GFP_KERNEL).unwrap_or(many);
                 &mut many
             }
@@ -230,8 +243,11 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// Moves memory to the device, as far as it can be. What it cannot do is the fault's to say: `EINTR` only.
-    /// `pages` gets what became of each page.
+    /// Migrates pages to the device, best effort, and stores the outcome of each page in `pages`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINTR` if a fatal signal is pending. Other errors are left to the fault to report.
     fn attract(&self, range: PageRange, evict: bool, pages: &mut [PageOutcome]) -> Result<Outcome> {
         let migration = self.migrate(range).evict(evict).outcomes(pages);
         match migration.because(Trigger::Fault).to_device() {
@@ -241,8 +257,9 @@ impl<D: Device> Mirror<D> {
         }
     }
 
-    /// Reports to `policy` which pages of `range` are on the device now. A page that stays, such as one of a file, is not:
-    /// if it counted as moved, its next fault would look like a bounce.
+    /// Reports the pages of `range` that are on the device now to `policy`. Pages that did not
+    /// move, such as file-backed ones, are left out. Otherwise their next fault would count as
+    /// thrashing.
     fn report_moved(&self, policy: &dyn Policy, range: PageRange, pages: &[PageOutcome]) {
         let now = self.now();
         let report = |from: usize, count: usize| {
@@ -254,7 +271,7 @@ impl<D: Device> Mirror<D> {
             }
             policy.moved(run, now);
         };
-        // Of pages in another tile it is not said whether they have come from there.
+        // The outcome of a page in another tile does not say whether it moved.
         let has_tiles = self.device().memory().is_some_and(Memory::shares_owner);
         let kind = |page: PageOutcome| match page {
             page if page.has_moved() => Arrival::There,
@@ -279,9 +296,11 @@ impl<D: Device> Mirror<D> {
         }
     }
 
-    /// Remembers, until something changes there or a while has passed, where no page can move: in the block of
-    /// `range`, unless that has been looked at lately, else in `range`, which lies within a block. `look` calls its
-    /// second argument for such runs of pages within its first one.
+    /// Caches the runs of pages that cannot move, until an invalidation or a timeout.
+    ///
+    /// Surveys the block of `range`, unless it was surveyed recently. Otherwise surveys only
+    /// `range`, which lies within a block. `look` calls its second argument for each such run
+    /// within its first argument.
     pub(crate) fn learn(
         &self,
         range: PageRange,
@@ -291,25 +310,30 @@ impl<D: Device> Mirror<D> {
         let known = self.inner().lock().immovable.has_block(range.start(), now);
         let all = block(range.start()).filter(|_| !known);
         look(all.unwrap_or(range), &mut |run: PageRange| {
-            // Not during the look: that takes locks of the CPU's page table.
+            // Take the table lock after the survey of a run, which takes page-table locks of the
+            // CPU.
             if run.pages() >= Immovable::LEAST {
                 self.inner().lock().immovable.add(run, now);
             }
         })
     }
 
-    /// Whether the page at `addr` is in the device's memory.
+    /// Returns whether the page at `addr` is in the device's memory.
     fn is_here(&self, addr: usize) -> bool {
         self.inner().lock().table.get(addr).is_device()
     }
 
-    /// What bounces between the device and others. `ENODEV`: the mirror is being dropped.
+    /// Returns the thrashing history that this process and memory share.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the mirror is being dropped.
     fn bounces(&self) -> Result<&Bounces> {
         let membership = self.0.membership.as_ref().ok_or(ENODEV)?;
         Ok(membership.bounces())
     }
 
-    /// The time in ms.
+    /// Returns the current time in ms.
     fn now(&self) -> u64 {
         self.inner().space.now()
     }
@@ -358,7 +382,7 @@ impl<D: Device> Mirror<D> {
             bounces,
         });
         Ok(match placement {
-            // A policy that moves nothing by itself need not know of attributes.
+            // Policies that never migrate (`is_idle`) do not handle attributes.
             Placement::InPlace(_)
                 if attributes.preferred() == Location::Device && policy.is_idle() =>
             {
@@ -368,8 +392,8 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// The pages of the block at `start` that are in the device's memory at home, as far as its
-    /// mirrors of the process have entries for them.
+    /// Returns the pages of the block at `start` that are in the home memory. Only pages for which
+    /// a mirror of this device and process has an entry count.
     fn resident(&self, start: usize) -> Mask {
         let mut mask = Mask::EMPTY;
         let Some(block) = block(start) else {
@@ -384,14 +408,14 @@ impl<D: Device> Mirror<D> {
     }
 }
 
-/// Whether the attributes say that memory is to be mapped where it is.
+/// Returns whether the attributes require that the memory is mapped in place.
 fn stays(attributes: Attributes, write: bool) -> bool {
     attributes.never_migrate()
         || matches!(attributes.preferred(), Location::System | Location::Other)
         || (attributes.read_mostly() && !write)
 }
 
-/// `range`, and what belongs to it by its granularity.
+/// Extends `range` to its granularity, within `limits`.
 fn by_granularity(range: PageRange, attributes: Attributes, limits: PageRange) -> PageRange {
     let size = PAGE_SIZE << attributes.granularity().unwrap_or(0);
     let end = range.end().checked_next_multiple_of(size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Snapshots: what the CPU's page table says, for a look at it.
+//! Snapshots of the CPU page table, for diagnostics and tests.
 
 use super::{fault::Patience, Device, Mirror};
 use crate::{
@@ -14,25 +14,25 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// What the CPU's page table says of one page, see [`Mirror::snapshot`].
+/// State of one page in the CPU page table, see [`Mirror::snapshot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Snapshot {
-    /// It cannot be accessed.
+    /// The page cannot be accessed.
     Error,
-    /// Nothing, or memory of another device.
+    /// No page, or private memory of another device.
     None,
-    /// A page.
+    /// A page is present.
     Page {
-        /// Whether the CPU may write it without a fault.
+        /// Whether the CPU can write to the page without a fault.
         writable: bool,
-        /// Order of the CPU's mapping.
+        /// Order of the CPU mapping.
         order: u32,
-        /// Where it is.
+        /// Location of the page.
         location: Location,
     },
 }
 
-/// Where a page is.
+/// Location of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
     /// In system memory.
@@ -46,14 +46,16 @@ pub enum Location {
 }
 
 impl<D: Device> Mirror<D> {
-    /// Tells for each page of `range` what the CPU's page table says, without faulting anything in.
+    /// Reports the state of each page of `range` in the CPU page table, without faulting in any
+    /// page.
     ///
-    /// `each` is called once a page in ascending order, with the table lock held: it must not
-    /// sleep for memory.
+    /// `each` is called once per page in ascending order, with the table lock held. It must not
+    /// wait for memory.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if the process is gone; `EBUSY`, `EINTR`, `ENOMEM`, `EDEADLK` as [`Mirror::fault`].
+    /// - `EFAULT` if the address space was torn down.
+    /// - `EBUSY`, `EINTR`, `ENOMEM`, `EDEADLK` as for [`Mirror::fault`].
     pub fn snapshot(&self, range: PageRange, mut each: impl FnMut(Snapshot)) -> Result {
         within::may_wait()?;
         let mut buffer = PfnBuffer::new()?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The mirror's part in a migration: announce it, and keep the device reading. `switch.rs` switches
-//! its entries.
+//! Announcement of a migration to a mirror, which makes the entries of its pages read-only.
+//! `switch.rs` replaces the entries after the copy.
 //!
-//! What makes it right is described in `Documentation/faultless.rst`.
+//! `Documentation/faultless.rst` describes why this is correct.
 
 use super::{transaction::Room, Announced, Device, Inner, Mirror, State};
 use crate::{
@@ -23,18 +23,18 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
-/// Times that a step may be announced anew; each costs one collision with an invalidation.
+/// Maximum number of announcements of a step. Each retry is caused by a concurrent invalidation.
 const TRIES: usize = 1024;
 
-/// Pauses in which faults that had to try again may go first.
+/// Maximum number of pauses before a step, for faults that had to retry.
 const GIVE_WAY: usize = 8;
 
-/// Time of one.
+/// Duration of a pause.
 const PAUSE: Delta = Delta::from_millis(1);
 
 impl<D: Device> Inner<D> {
-    /// Makes the entries of `range` read-only, so that nothing can be written to a page while it is
-    /// copied. To be flushed before the pages are isolated.
+    /// Makes the entries of `range` read-only, so that no page is written while it is copied. The
+    /// caller must complete the flush before the pages are isolated.
     fn protect(
         &self,
         table: &mut Table<D::Format>,
@@ -56,14 +56,14 @@ impl<D: Device> Inner<D> {
     }
 }
 
-/// Tries to announce a step. There are [`TRIES`].
+/// Remaining attempts to announce a step.
 pub(crate) struct Tries {
     left: usize,
     lap: Lap,
 }
 
 impl Tries {
-    /// All of them.
+    /// Starts with [`TRIES`] attempts.
     pub(crate) fn new() -> Self {
         Self {
             left: TRIES,
@@ -71,17 +71,23 @@ impl Tries {
         }
     }
 
-    /// Begins a try, with no lock held. [`Mirror::announce`] ends it, with the mmap lock held.
+    /// Begins an attempt. [`Mirror::announce`] ends it.
     ///
-    /// The first one lets faults go first that had to try again: migrations in a row would starve
-    /// them, as each undoes what a fault has just collected.
+    /// The first attempt pauses while faults have to retry. Otherwise consecutive migrations could
+    /// starve faults, because each migration invalidates the result of a fault's collection.
     ///
-    /// Waits for the invalidations that began before: they may still remove what the step is
-    /// about to isolate, and would not be told that it has begun (H4).
+    /// Waits for invalidations that began earlier. They may still remove entries that the step is
+    /// about to isolate, and would not notice that the step has begun (H4 in
+    /// `Documentation/faultless.rst`).
     ///
     /// # Errors
     ///
-    /// `EINTR`: killed. `EBUSY`: there is no try left.
+    /// - `EINTR` if a fatal signal is pending.
+    /// - `EBUSY` if no attempt is left.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     pub(crate) fn next<D: Device>(
         &mut self,
         mirror: &Mirror<D>,
@@ -104,13 +110,21 @@ impl Tries {
 }
 
 impl<D: Device> Mirror<D> {
-    /// Announces a step, unless an invalidation began after `seq`, from [`Tries::next`] with `window`: then the window
-    /// is given back, and all that was found out since then is to be found out again. The mmap lock must have been
-    /// taken after that, and be held; the range must be in one mapping, and in the window.
+    /// Announces a step, unless an invalidation began after `seq`. `seq` was returned by
+    /// [`Tries::next`] for `window`. If one did, returns the window, and the caller must repeat its
+    /// survey.
+    ///
+    /// The range of `request` must lie in one VMA and in the window.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; those of [`Transactions::begin`](super::transaction::Transactions::begin).
+    /// - `EINVAL` if the range is not in the window.
+    /// - `ENOMEM`
+    /// - Those of [`Transactions::begin`](super::transaction::Transactions::begin).
+    ///
+    /// # Context
+    ///
+    /// May sleep. The mmap lock must be held, and must have been taken after [`Tries::next`].
     pub(crate) fn announce(
         &self,
         window: WindowUser,
@@ -145,18 +159,29 @@ impl<D: Device> Mirror<D> {
         begun.map(|()| Ok(Announced::new(self, window, request.name, request.range)))
     }
 
-    /// The window with `addr`, to be used. `ENOMEM`; `EINTR`: killed. Context: may sleep; the mmap lock must not be held.
+    /// Returns a use of the window that contains `addr`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    /// - `EINTR` if a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The mmap lock must not be held.
     pub(crate) fn window(&self, space: &AddressSpace, addr: usize) -> Result<WindowUser> {
         Space::window(&self.inner().space, space, addr)
     }
 
-    /// Announces a step and returns with the mmap lock held. The step is about the part of the
-    /// range that lies in the mapping and the block of 2 MiB at its start.
+    /// Announces a step and returns with the mmap lock held. The step covers the first part of the
+    /// range, which ends with its block of 2 MiB or its VMA.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if nothing is mapped there. `EINTR`: killed. `EFAULT`: the process is gone.
-    /// `EBUSY`.
+    /// - `EINVAL` if nothing is mapped there.
+    /// - `EINTR` if a fatal signal is pending.
+    /// - `EFAULT` if the address space was torn down.
+    /// - `EBUSY` if invalidations made too many attempts fail.
     pub(crate) fn begin<'a>(
         &self,
         space: &'a AddressSpace,

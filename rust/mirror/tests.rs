@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Mirrors and migration of a real user address space, in KUnit: what the tests share.
+//! KUnit tests of mirrors and migration, with a real user address space: shared code.
 
 use super::*;
 use crate::{
@@ -52,16 +52,16 @@ mod tiles;
 mod two_walkers;
 mod windows;
 
-/// Memory of one block, which is enough for the pages at its end and start.
+/// Device memory of one piece. A block is allocated when it is first used.
 struct TestMemory {
     blocks: KVec<SetOnce<SharedBytes>>,
     fail_copies: Atomic<usize>,
-    /// How it says that it reaches others, and how often it was asked.
+    /// The connection to other memories that the driver reports, and how often it was asked.
     connection: Atomic<usize>,
     asked: Atomic<usize>,
     /// Called before each copy.
     at_copy: Pin<KBox<Mutex<Option<Hook>>>>,
-    /// Copies that complete later.
+    /// If set, copies complete later.
     later: Pin<KBox<Mutex<Option<overlap::Later>>>>,
 }
 
@@ -128,7 +128,7 @@ impl TestMemory {
 
 impl MemoryOps for TestMemory {
     fn copy(&self, job: CopyJob) {
-        // Not under the lock: it may take others.
+        // Call without the lock, because the hook may take locks.
         let call = self.at_copy.lock().clone();
         if let Some(call) = call {
             call();
@@ -161,12 +161,12 @@ struct Shared {
     #[pin]
     memory: Memory<TestMemory>,
     flushes: Atomic<usize>,
-    /// Counts the steps of all flushes.
+    /// Counts the start and the wait of each flush.
     clock: Atomic<usize>,
-    /// When the last flush was started, and when the first one was waited for.
+    /// Time when the last flush was started, and when the first one was waited for.
     last_start: Atomic<usize>,
     first_wait: Atomic<usize>,
-    /// Pages of its memory that were in use when the last flush was waited for.
+    /// Pages of the device memory that were in use when the last flush was waited for.
     used_at_wait: Atomic<usize>,
     /// Called when a flush is waited for.
     at_wait: Pin<KBox<Mutex<Option<Hook>>>>,
@@ -201,7 +201,7 @@ impl Device for TestDevice {
         }
         let (used, _) = self.0.memory.usage();
         self.0.used_at_wait.store(used, Relaxed);
-        // Not under the lock: it may flush, too.
+        // Call without the lock, because the hook may flush, too.
         let call = self.0.at_wait.lock().clone();
         if let Some(call) = call {
             call();
@@ -230,13 +230,13 @@ fn shared_of(owner: &Arc<Owner>) -> Result<Arc<Shared>> {
 }
 
 fn map(pages: usize) -> Result<PageRange> {
-    // SAFETY: No preconditions; in a test.
+    // SAFETY: The function has no preconditions. The test has an address space.
     let addr = unsafe { bindings::rust_hmm_kunit_mmap(pages * PAGE_SIZE) };
     PageRange::from_pages(addr, pages).map_err(|_| ENOMEM)
 }
 
 fn unmap(range: PageRange) -> Result {
-    // SAFETY: The range is a mapping of the test's own.
+    // SAFETY: The test has mapped the range, and nothing else uses it.
     kernel::error::to_result(unsafe {
         bindings::rust_hmm_kunit_munmap(range.start(), range.pages() * PAGE_SIZE)
     })
@@ -260,7 +260,7 @@ fn load(addr: usize) -> Result<u64> {
     user(addr).reader().read()
 }
 
-/// The first word of the page at `addr`, as the device reads it. `None` without an entry.
+/// Returns the first word of the page at `addr`, as the device reads it. `None` without an entry.
 fn device_load(mirror: &Mirror<TestDevice>, addr: usize) -> Result<Option<u64>> {
     let mut bytes = [0; 8];
     let table = mirror.lock_table()?;
@@ -276,7 +276,7 @@ fn device_load(mirror: &Mirror<TestDevice>, addr: usize) -> Result<Option<u64>> 
     Ok(Some(u64::from_ne_bytes(bytes)))
 }
 
-/// Fresh memory of so many pages, a device, and its mirror.
+/// Maps `pages` new pages, and creates a device and its mirror.
 fn attached(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>)> {
     let range = map(pages)?;
     let shared = shared()?;
@@ -284,7 +284,8 @@ fn attached(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>)
     Ok((range, shared, mirror))
 }
 
-/// Two pages that the device may write, with its mirror, and the frame of the first, which is clean.
+/// Returns two pages that the device may write, their device and mirror, and the page frame number
+/// of the first page, which is clean.
 fn writable() -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>, usize)> {
     let (range, shared, mirror) = attached(2)?;
     mirror.fault(range, Access::Write)?;
@@ -293,25 +294,25 @@ fn writable() -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>, usize)> {
     Ok((range, shared, mirror, pfn))
 }
 
-/// Whether page frame `pfn`, which a test has mapped, is dirty.
+/// Returns whether page frame `pfn`, which a test has mapped, is dirty.
 fn is_dirty(pfn: usize) -> bool {
-    // SAFETY: The page is mapped by the test.
+    // SAFETY: The test has the page mapped.
     unsafe { bindings::rust_hmm_kunit_is_dirty(pfn) }
 }
 
-/// Sets flags of page frame `pfn`, which the test has, as a migration may leave them.
+/// Sets flags of page frame `pfn`, which the test owns, as a migration may leave them.
 fn set_stale_flags(pfn: usize) {
-    // SAFETY: The page is the test's own.
+    // SAFETY: The test owns the page.
     unsafe { bindings::rust_hmm_kunit_set_stale_flags(pfn) }
 }
 
-/// Whether page frame `pfn` has any of these flags.
+/// Returns whether page frame `pfn` has any of these flags.
 fn has_stale_flags(pfn: usize) -> bool {
-    // SAFETY: Any page of device memory that is there.
+    // SAFETY: `pfn` is a page of device memory that was added.
     unsafe { bindings::rust_hmm_kunit_has_stale_flags(pfn) }
 }
 
-/// Lets the mirror see an event that did not happen. Returns whether it flushed.
+/// Simulates a notifier event for the mirror. Returns whether the mirror flushed.
 fn pretend(mirror: &Mirror<TestDevice>, reason: Reason, range: PageRange) -> bool {
     let inner = mirror.inner();
     let event = Event::for_test(reason, range, Cookie::NONE);

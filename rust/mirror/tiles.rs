@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memories of a device that has several (tiles), as a mirror at home on one of them uses the
-//! others.
+//! Devices with several memories (tiles). A mirror has a home memory, and uses the other tiles by
+//! the functions here.
 //!
-//! For a device with one memory all of this is a look at [`Memory::shares_owner`].
+//! For a device with one memory, each of them only checks [`Memory::shares_owner`].
 
 use super::{Device, Inner, Mirror};
 use crate::{
@@ -15,10 +15,10 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// Most tiles that a device can list.
+/// Maximum number of tiles that a device can list.
 const MOST: usize = 64;
 
-/// The tiles of which a device uses pages in place. Bit `index` is that of `Device::tile(index)`.
+/// Tiles whose pages a device can use in place. Bit `index` stands for `Device::tile(index)`.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Reach(u64);
 
@@ -28,7 +28,7 @@ impl Reach {
     }
 }
 
-/// Consecutive pages in private memory that the device does not reach, and the name of the tile.
+/// Consecutive pages in private memory that the device cannot reach, and the cookie of the tile.
 #[derive(Clone, Copy)]
 pub(super) struct Unreached {
     range: PageRange,
@@ -36,17 +36,17 @@ pub(super) struct Unreached {
 }
 
 impl Unreached {
-    /// Their addresses.
+    /// Returns the addresses of the pages.
     pub(super) fn range(self) -> PageRange {
         self.range
     }
 
-    /// The tile, if it is one of the device.
+    /// Returns the cookie of the tile, if it is one of the device's.
     pub(super) fn tile(self) -> Option<Cookie> {
         self.tile
     }
 
-    /// Adds the page at `addr` to `found`, if it continues it.
+    /// Extends `found` by the page at `addr`, if the page continues it.
     fn note(found: &mut Option<Self>, addr: usize, tile: Option<Cookie>) {
         let Ok(page) = PageRange::from_pages(addr, 1) else {
             return;
@@ -62,8 +62,12 @@ impl Unreached {
 }
 
 impl<D: Device> Inner<D> {
-    /// The other memories of the device, with their numbers. Those of another owner are left out,
-    /// because their numbers of pages would name other pages, too. Context: any.
+    /// Returns the other memories of the device and their indices. Memories of another owner are
+    /// left out, because their device page numbers would be ambiguous.
+    ///
+    /// # Context
+    ///
+    /// Any.
     fn numbered_tiles(&self) -> impl Iterator<Item = (usize, &Memory<D::Memory>)> + '_ {
         let home = self.device.memory().filter(|home| home.shares_owner());
         let listed = (0..MOST).map_while(move |index| {
@@ -75,14 +79,22 @@ impl<D: Device> Inner<D> {
         })
     }
 
-    /// The other memories of the device. Context: any.
+    /// Returns the other memories of the device.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub(super) fn tiles(&self) -> impl Iterator<Item = &Memory<D::Memory>> + '_ {
         self.numbered_tiles().map(|(_, tile)| tile)
     }
 
-    /// The tiles that the device reaches from its home: asks the drivers. Not under the table lock,
-    /// where each page would have to take the lock of the answers. Context: may sleep; no lock may
-    /// be held.
+    /// Returns the tiles that the device can reach from its home memory, as the drivers report
+    /// them. Called before the table lock is taken; otherwise each page would have to take the lock
+    /// of the connection cache.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     #[inline]
     pub(super) fn reach(&self) -> Reach {
         match self.device.memory().filter(|home| home.shares_owner()) {
@@ -102,13 +114,17 @@ impl<D: Device> Inner<D> {
         reach
     }
 
-    /// The entry for the page of `pfn` at `addr`, which is not in the memory at home. `None` if it is
-    /// in private memory that the device does not reach, which is noted in `unreached`.
+    /// Returns the entry for the page of `pfn` at `addr`, which is not in the home memory. Returns
+    /// `None` if the page is in private memory that the device cannot reach, and adds the page to
+    /// `unreached`.
     ///
-    /// A tile that was unplugged has closed its arrivals before it removes the entries of its
-    /// mirrors, so that under the table lock none comes after. Context: may sleep; the table lock is
-    /// held.
-    // Not inlined: a device with one memory never has it.
+    /// Unplug closes a tile's arrivals before it removes the entries of its mirrors. Therefore the
+    /// check under the table lock ensures that no entry is installed after that.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The table lock is held.
+    // Not inlined, because devices with one memory never call it.
     #[inline(never)]
     pub(super) fn elsewhere(
         &self,
@@ -135,8 +151,12 @@ impl<D: Device> Inner<D> {
         None
     }
 
-    /// The tile that has page frame `pfn`, if the device is known to reach it. It may have been
-    /// unplugged. Context: may sleep.
+    /// Returns the tile that contains page frame `pfn`, if the connection cache says that the
+    /// device can reach it. The tile may have been unplugged.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn reached(&self, pfn: usize) -> Option<&Memory<D::Memory>> {
         let home = self.device.memory()?;
         let tile = self.tiles().find(|tile| tile.lookup(pfn).is_some())?;
@@ -149,14 +169,22 @@ impl<D: Device> Inner<D> {
         home.unwrap_or_else(|| self.device_name())
     }
 
-    /// Whether page `number` of an entry is in the memory at home. Context: any.
+    /// Returns whether page `number` of an entry is in the home memory.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub(super) fn is_at_home(&self, number: usize) -> bool {
         let home = self.device.memory();
         home.is_some_and(|home| !home.shares_owner() || home.local(number).is_some())
     }
 
-    /// The memory of page `number` of an entry, and its number there. Context: any.
+    /// Returns the memory of page `number` of an entry, and the page's number in that memory.
+    ///
+    /// # Context
+    ///
+    /// Any.
     #[inline]
     pub(super) fn page_of(&self, number: usize) -> Option<(&Memory<D::Memory>, usize)> {
         let home = self.device.memory()?;
@@ -178,7 +206,11 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Mirror<D> {
-    /// The tiles from which pages can be pulled to the memory at home. Context: may sleep.
+    /// Returns the tiles whose pages can be pulled to the home memory.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     fn connected_tiles(&self) -> impl Iterator<Item = &Memory<D::Memory>> + '_ {
         let home = self.device().memory();
         self.inner().tiles().filter(move |tile| {
@@ -186,12 +218,16 @@ impl<D: Device> Mirror<D> {
         })
     }
 
-    /// Moves pages of `range` that are in other tiles to the memory at home, best effort. Adds what
-    /// has moved to `moved`; what has not is left to the caller.
+    /// Migrates pages of `range` from other tiles to the home memory, best effort. Adds the result
+    /// to `moved`. The caller handles pages that have not moved.
     ///
     /// # Errors
     ///
-    /// `EINTR`: the task was killed. Context: may sleep; no lock may be held.
+    /// - `EINTR` if a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
     #[inline]
     pub(crate) fn gather(&self, range: PageRange, evict: bool, moved: &mut Outcome) -> Result {
         match self.device().memory().is_some_and(Memory::shares_owner) {
@@ -216,13 +252,17 @@ impl<D: Device> Mirror<D> {
         Ok(())
     }
 
-    /// Moves pages of `range` in the tile of name `tile` to the memory at home, if they are
-    /// connected. Returns how many.
+    /// Migrates pages of `range` from the tile `tile` to the home memory, if these are connected.
+    /// Returns the number of pages that moved.
     ///
     /// # Errors
     ///
-    /// `EINTR`: the task was killed. Context: may sleep; no lock may be held.
-    // Its variables need not be on the stacks of devices with one memory.
+    /// - `EINTR` if a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep. No lock may be held.
+    // Not inlined, so that devices with one memory do not need its stack frame.
     #[inline(never)]
     pub(super) fn pull_from(&self, range: PageRange, tile: Cookie) -> Result<usize> {
         let mut outcome = Outcome::default();

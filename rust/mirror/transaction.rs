@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which pages a running migration may still switch.
+//! Marks of in-flight migrations: which entries a migration may still switch.
 //!
-//! The mmap lock does not keep others from removing a migration entry: `madvise`, userfaultfd and
-//! the OOM reaper do it with the lock held for reading. So a migration announces itself under the
-//! table lock before it isolates pages, with a mark for each; every invalidation that it has not
-//! caused itself clears the marks in its range, and only marked pages are switched.
+//! The mmap lock does not prevent the removal of migration entries. `madvise()`, userfaultfd and
+//! the OOM reaper remove them with the lock held for reading. Therefore a migration announces
+//! itself under the table lock before it isolates pages, with a mark for each page. Each
+//! invalidation that the migration did not cause clears the marks in its range. The migration
+//! switches only entries that are still marked.
 
 use crate::{
     inject::{fails, Point},
@@ -29,15 +30,15 @@ mod tests;
 
 const WORDS: usize = PMD_PAGES / u64::BITS as usize;
 
-/// One running migration.
+/// An in-flight migration.
 pub(crate) struct Transaction {
     request: Request,
-    /// A set bit is a page that nobody else has touched.
+    /// Marks. A bit is set if no foreign event has affected the page.
     marks: [u64; WORDS],
 }
 
 impl Transaction {
-    /// Whether the page at `addr` still belongs to it.
+    /// Returns whether the page at `addr` is marked.
     #[inline]
     pub(crate) fn is_marked(&self, addr: usize) -> bool {
         self.request.range.index_of(addr).is_some_and(|index| {
@@ -47,7 +48,7 @@ impl Transaction {
         })
     }
 
-    /// Number of pages of `span` that are marked.
+    /// Returns the number of marked pages of `span`.
     fn marked(&self, span: PageRange) -> usize {
         self.words(span)
             .filter_map(|(index, bits)| Some((self.marks.get(index)? & bits).count_ones() as usize))
@@ -62,7 +63,8 @@ impl Transaction {
         }
     }
 
-    /// The words of [`Self::marks`] that are about pages of `span`, and their bits.
+    /// Returns the indices of the words of [`Self::marks`] for the pages of `span`, and the bits in
+    /// them.
     fn words(&self, span: PageRange) -> impl Iterator<Item = (usize, u64)> {
         let both = self.request.range.intersect(&span);
         let first = both.and_then(|both| self.request.range.index_of(both.start()));
@@ -79,7 +81,7 @@ impl Transaction {
         })
     }
 
-    /// Number of pages of `span` that still belong to it.
+    /// Returns the number of marked pages of `span`.
     #[inline]
     pub(crate) fn owned(&self, span: PageRange) -> usize {
         match span.pages() {
@@ -88,7 +90,7 @@ impl Transaction {
         }
     }
 
-    /// Those of `pages`, which are counted from `start` on, that still belong to it.
+    /// Returns the marked pages among `pages`, whose indices are relative to `start`.
     pub(crate) fn owned_of(&self, start: usize, pages: &Mask) -> Mask {
         let mut owned = Mask::EMPTY;
         if start == self.request.range.start() {
@@ -98,7 +100,8 @@ impl Transaction {
             return owned;
         }
         for page in (0..PMD_PAGES).filter(|page| pages.has(*page)) {
-            // OVERFLOW: It is an address of the block if the page is in it.
+            // OVERFLOW: The result is an address of the block if the page is in the block.
+            // Otherwise the page is not marked.
             if self.is_marked(start.wrapping_add(page << PAGE_SHIFT)) {
                 owned.insert(page);
             }
@@ -106,30 +109,32 @@ impl Transaction {
         owned
     }
 
-    /// Whether all pages of `span` still belong to it.
+    /// Returns whether all pages of `span` are marked.
     #[inline]
     pub(crate) fn owns_all(&self, span: PageRange) -> bool {
         self.owned(span) == span.pages()
     }
 
-    /// Whether its own event would keep only some pages of `span`.
+    /// Returns whether some pages of `span`, but not all, are marked. The migration's own event
+    /// would keep only these.
     pub(crate) fn divides(&self, span: PageRange) -> bool {
         let owned = self.owned(span);
         owned != 0 && owned != span.pages()
     }
 
-    /// Whether its own event leaves the entry for `span` alone: never if another one has announced that it
-    /// takes a page there, for it has just lost the right to switch it.
+    /// Returns whether the migration's own event leaves the entry for `span` unchanged. It does not
+    /// if any page of `span` is unmarked, because the migration may not switch the entry then.
     #[inline]
     pub(crate) fn keeps(&self, span: PageRange, entry: Entry) -> bool {
         self.owns_all(span)
             && !self.fills_hole(entry)
-            // Pages that it does not take stay where they are.
+            // Pages that the migration does not take stay at their places.
             && (self.request.faultless || (entry.is_device() && !self.takes_device_pages()))
     }
 
-    /// Whether the page of `entry` is the zero page, in whose place CPUs can write a new one before the
-    /// device is told: no migration entry keeps them from coherent memory where nothing was.
+    /// Returns whether the migration allocates a page of coherent memory for an entry that maps the
+    /// zero page. A hole has no migration entry that stops CPUs. Therefore a CPU can write to the
+    /// new page before the device is notified.
     #[inline]
     fn fills_hole(&self, entry: Entry) -> bool {
         matches!(self.request.destination, Destination::Coherent(_))
@@ -137,13 +142,13 @@ impl Transaction {
             && is_zero_pfn(entry.number())
     }
 
-    /// Whether it takes pages out of a device's memory.
+    /// Returns whether the migration takes pages from device memory.
     pub(crate) fn takes_device_pages(&self) -> bool {
         self.request.identity != Identity::Name
     }
 }
 
-/// Where a migration is in the tree: by its first page.
+/// Key of a migration in the tree, ordered by its first page.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     start: usize,
@@ -158,7 +163,8 @@ impl Key {
         }
     }
 
-    /// Before all that have the page at `addr`: none is longer than 2 MiB.
+    /// Returns a key that precedes all migrations with the page at `addr`, because none is longer
+    /// than 2 MiB.
     fn before(addr: usize) -> Self {
         Self {
             start: addr.saturating_sub(PMD_SIZE - 1),
@@ -167,11 +173,19 @@ impl Key {
     }
 }
 
-/// Memory for one migration among [`Transactions`].
+/// Preallocated tree node for one migration of [`Transactions`].
 pub(crate) struct Room(RBTreeNodeReservation<Key, Transaction>);
 
 impl Room {
-    /// Context: may sleep, so without the table lock. `ENOMEM`.
+    /// Allocates a node.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep. The table lock must not be held.
     pub(crate) fn new() -> Result<Self> {
         if fails(Point::Transaction) {
             return Err(ENOMEM);
@@ -180,21 +194,22 @@ impl Room {
     }
 }
 
-/// The migrations of one mirror that run now, any number. Protected by the table lock.
+/// In-flight migrations of one mirror. Protected by the table lock.
 pub(crate) struct Transactions(RBTree<Key, Transaction>);
 
 impl Transactions {
-    /// None.
+    /// Creates an empty set.
     pub(crate) fn new() -> Self {
         Self(RBTree::new())
     }
 
-    /// Announces a migration, with all pages of its range marked but for those that another one
-    /// holds: if both kept an entry, neither would switch it, and it would outlive its page.
+    /// Announces a migration. Marks all pages of its range, except those that another migration has
+    /// marked: if both kept an entry, neither would switch it, and the entry would outlive its
+    /// page.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the range is too long.
+    /// - `EINVAL` if the range is longer than 2 MiB.
     pub(crate) fn begin(&mut self, request: Request, room: Room) -> Result {
         let range = request.range;
         if range.pages() > PMD_PAGES {
@@ -215,18 +230,18 @@ impl Transactions {
                 }
             }
         }
-        // No other has the name.
+        // Names are unique.
         let _none = self.0.insert(room.0.into_node(Key::of(&request), new));
         Ok(())
     }
 
-    /// Ends the migration `name`, which began at `start`; `false` if there is none. What is returned frees its memory.
+    /// Removes the migration `name`, which began at `start`. Returns `false` if there is none.
     pub(crate) fn end(&mut self, name: Cookie, start: usize) -> bool {
         let name = name.number();
         self.0.remove_node(&Key { start, name }).is_some()
     }
 
-    /// The migrations that may have pages of `range`.
+    /// Returns the migrations that may have pages of `range`.
     fn within(&self, range: PageRange) -> impl Iterator<Item = &Transaction> {
         let mut next = Key::before(range.start());
         core::iter::from_fn(move || {
@@ -256,26 +271,27 @@ impl Transactions {
         }
     }
 
-    /// The migration `name`, if it runs and may have the page at `addr`.
+    /// Returns the migration `name`, if it is in flight and may have the page at `addr`.
     pub(crate) fn get(&self, name: Cookie, addr: usize) -> Option<&Transaction> {
         let page = PageRange::from_pages(addr, 1).ok()?;
         self.within(page)
             .find(|transaction| transaction.request.name == name)
     }
 
-    /// Whether the page at `addr` still belongs to the migration `name`.
+    /// Returns whether the migration `name` has marked the page at `addr`.
     pub(crate) fn owns(&self, name: Cookie, addr: usize) -> bool {
         self.get(name, addr)
             .is_some_and(|transaction| transaction.is_marked(addr))
     }
 
-    /// Whether a migration is about to switch the entry at `addr`, so that none may be installed.
+    /// Returns whether a migration has marked the page at `addr`. No entry may be installed for it
+    /// then.
     pub(crate) fn holds(&self, addr: usize) -> bool {
         PageRange::from_pages(addr, 1)
             .is_ok_and(|page| self.within(page).any(|one| one.is_marked(addr)))
     }
 
-    /// Whether a migration runs within `range`.
+    /// Returns whether the range of an in-flight migration overlaps `range`.
     pub(crate) fn overlap(&self, range: PageRange) -> bool {
         !self.0.is_empty()
             && self
@@ -283,7 +299,7 @@ impl Transactions {
                 .any(|transaction| transaction.request.range.intersect(&range).is_some())
     }
 
-    /// Takes the pages of `range` away from the migration `name` only.
+    /// Clears the marks of the migration `name` in `range`.
     pub(crate) fn release(&mut self, name: Cookie, range: PageRange) {
         self.each_within(range, |transaction| {
             if transaction.request.name == name {
@@ -292,15 +308,15 @@ impl Transactions {
         });
     }
 
-    /// Takes the pages of `range` away from all migrations.
+    /// Clears the marks of all migrations in `range`.
     pub(crate) fn unmark(&mut self, range: PageRange) {
         if !self.0.is_empty() {
             self.each_within(range, |transaction| transaction.set(range, false));
         }
     }
 
-    /// Takes note of an event: all migrations but the one that has caused it lose its pages.
-    /// Returns the name of that one.
+    /// Handles a notifier event: clears the marks in its range of all migrations except the one
+    /// that caused the event. Returns the name of that migration.
     #[inline]
     pub(crate) fn note(&mut self, event: &Event<'_>) -> Option<Cookie> {
         match self.0.is_empty() {
@@ -309,7 +325,7 @@ impl Transactions {
         }
     }
 
-    // Not in the way of events while no migration runs.
+    // Not inlined, because most events occur while no migration is in flight.
     #[inline(never)]
     fn note_all(&mut self, event: &Event<'_>) -> Option<Cookie> {
         let mut own = None;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A mirror, as debugfs shows it.
+//! Columns of mirrors in debugfs.
 
 use super::{Device, Inner};
 use crate::{memory::Memory, mm::addr::PageRange, pgtable::Entry, stats::Counter, watch::Watched};
 use kernel::fmt;
 
-/// Parts of a table that are looked at before others may have their turn.
+/// Number of table parts that are scanned before the walk yields.
 const PARTS: usize = 64;
 
 impl<D: Device> Watched for Inner<D> {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Table pages that reclaim gives up, in KUnit.
+//! KUnit tests: reclaim of page-table pages.
 
 use super::*;
 use crate::{attributes::Change, mm::shrinker::Shrink};
 
-/// Blocks of 2 MiB, each with a table page of its own: some chunks have no other table pages.
+/// Number of 2 MiB blocks, each with a page-table page of its own. Some chunks have no other table
+/// pages.
 const BLOCKS: usize = 96;
 
-/// The first page of each block, with contents and an entry, a device, and its mirror.
+/// Returns the first page of each block, with contents and an entry, a device, and its mirror.
 fn sparse() -> Result<(KVec<PageRange>, Arc<Shared>, Arc<Mirror<TestDevice>>)> {
     let (all, shared, mirror) = attached((BLOCKS + 1) * PMD_PAGES)?;
     let start = all.start().next_multiple_of(PMD_SIZE);
@@ -22,12 +23,12 @@ fn sparse() -> Result<(KVec<PageRange>, Arc<Shared>, Arc<Mirror<TestDevice>>)> {
     Ok((pages, shared, Arc::new(mirror, GFP_KERNEL)?))
 }
 
-/// What is in the first word of a block.
+/// Returns the first word of a block.
 fn value(block: usize) -> u64 {
     1000 + block as u64
 }
 
-/// Looks at each chunk so many times.
+/// Scans each chunk `times` times.
 fn reclaim(mirror: &Mirror<TestDevice>, times: usize) {
     for _ in 0..times {
         mirror.inner().scan(usize::MAX);
@@ -51,7 +52,7 @@ mod suite {
             assert!(!is_dirty(frame));
             frames.push(frame, GFP_KERNEL)?;
         }
-        // Free ones go, and those in use have a second chance.
+        // The first scan frees unused table pages. Used ones have a second chance.
         reclaim(&mirror, 1);
         assert_eq!(live(&mirror), BLOCKS);
         let tables = mirror.inner().count();
@@ -60,12 +61,12 @@ mod suite {
         let left = live(&mirror);
         assert!(left <= BLOCKS - 32);
         assert_eq!(shared.flushes.load(Relaxed), flushes + 1);
-        // They are freed, whole chunks, with the table pages of the entries that went.
+        // Whole chunks are freed, with the table pages of the entries that were removed.
         assert!(mirror.inner().count() + BLOCKS - left <= tables);
         let mut gone = 0;
         for (block, (page, frame)) in pages.iter().zip(&frames).enumerate() {
             match device_load(&mirror, page.start())? {
-                // What the device may have written is dirty.
+                // A page that the device may have written must be dirty.
                 None => assert!(is_dirty(*frame)),
                 Some(seen) => assert_eq!(seen, value(block)),
             }
@@ -119,7 +120,7 @@ mod suite {
 
     #[test]
     fn tables_of_a_migration_under_way_are_not_given_up() -> Result {
-        // Which blocks reclaim takes does not depend on the mirror.
+        // The chunks that reclaim takes do not depend on the mirror.
         let (pages, _shared, mirror) = sparse()?;
         reclaim(&mirror, 3);
         let mut gone = KVec::new();
@@ -150,7 +151,7 @@ mod suite {
             *memory.at_copy.lock() = None;
             let outcome = outcome?;
             assert_eq!((outcome.moved, outcome.switched), (1, 1));
-            // The tables of its chunk stay, those of others do not.
+            // The table pages of its chunk stay. Those of other chunks are freed.
             assert!((1..BLOCKS).contains(&left.load(Relaxed)));
             assert_eq!(device_load(&mirror, page.start())?, Some(value(block)));
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Mirrors of devices that find system memory by DMA addresses, in KUnit.
+//! KUnit tests: mirrors of devices that use DMA addresses for system memory.
 
 use super::*;
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     thread::Thread,
 };
 
-/// A device that is not behind an IOMMU: an address is that of the page frame.
+/// A device without an IOMMU: the DMA address of a page is its physical address.
 struct Addressed {
     shared: Arc<Shared>,
     dma: Arc<DmaDevice>,
@@ -42,7 +42,7 @@ impl Device for Addressed {
     fn flush_wait(&self, (): ()) {}
 }
 
-/// Fresh memory of so many pages, each with its number in it, and a mirror of it.
+/// Maps `pages` new pages, each with its index as contents, and a mirror of them.
 fn addressed(pages: usize) -> Result<(PageRange, Arc<DmaDevice>, Mirror<Addressed>)> {
     let range = map(pages)?;
     for index in 0..pages {
@@ -62,7 +62,7 @@ fn walk(mirror: &Mirror<Addressed>, addr: usize) -> Result<Leaf> {
     mirror.enter(0)?.walk(addr).ok_or(ENOENT)
 }
 
-/// By what was walked before, and by the table.
+/// Returns the results of a lookup by a leaf from an earlier walk, and by the table.
 fn targets(
     mirror: &Mirror<Addressed>,
     addr: usize,
@@ -89,7 +89,7 @@ mod suite {
             targets(&mirror, addr, &leaf, true)?,
             (Ok(there), Some(there))
         );
-        // A software engine asks for the page, not for its address.
+        // A software engine accesses the page itself, not its DMA address.
         let mut bytes = [0; 8];
         let beyond = UserSpan::new(range.start(), PAGE_SIZE + 1);
         match mirror.enter(0)?.resolve(addr, &leaf) {
@@ -104,7 +104,8 @@ mod suite {
             _ => return Err(EIO),
         }
         assert_eq!(u64::from_ne_bytes(bytes), 2);
-        // Once it is gone, nobody has its address, and it is not mapped any more.
+        // After the page was unmapped, no lookup returns its address, and its DMA mapping is
+        // removed.
         unmap(PageRange::from_pages(addr, 1)?)?;
         let gone = (Err(Unresolved::Stale), None);
         assert_eq!(targets(&mirror, addr, &leaf, false)?, gone);
@@ -120,7 +121,7 @@ mod suite {
         let (range, _dma, mirror) = addressed(1)?;
         let other = map(1)?;
         mirror.fault(range, Access::Read)?;
-        // Of what nobody wrote there is the page of zeros.
+        // Pages that were never written are the zero page.
         mirror.fault(other, Access::Read)?;
         let addr = other.start();
         let leaf = walk(&mirror, addr)?;
@@ -164,7 +165,7 @@ mod suite {
         drop(armed);
         mirror.fault(range, Access::Write)?;
         assert_eq!((dma.live(), dma.mapped()), (4, 4));
-        // If there is none, it ends all the same.
+        // A fault that gets no DMA address at all fails, and leaves no mapping.
         mirror.discard(range)?;
         let armed = Armed::new(Point::Dma, 1, true)?;
         assert_eq!(mirror.fault(range, Access::Write), Err(ENOMEM));
@@ -192,7 +193,7 @@ mod suite {
 
     #[test]
     fn what_is_removed_while_its_device_is_closed_is_unmapped_once() -> Result {
-        // Removals during a close. Not every round has some.
+        // Number of removals during a close. Not every round has some.
         let mut concurrent = 0;
         let mut rounds = 0;
         while rounds < 10 || concurrent <= 20 && rounds < 500 {
@@ -202,7 +203,7 @@ mod suite {
             assert_eq!(dma.live(), 512);
             let closing = Arc::new(Atomic::new(false), GFP_KERNEL)?;
             let mut thread = None;
-            // From the other end.
+            // Remove pages from the end, while the close begins at the start.
             for index in (0..range.pages()).rev() {
                 mirror.discard(PageRange::from_pages(range.address(index), 1)?)?;
                 concurrent += usize::from(closing.load(Relaxed));

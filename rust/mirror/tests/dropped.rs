@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Objects of the library that are dropped within callbacks, under locks and by their own threads:
-//! the drop returns, and has been done when the callback is over. In KUnit.
+//! KUnit tests: objects of the library that are dropped within callbacks, under locks and by their
+//! own threads. The drop returns, and the object has been freed when the callback has ended.
 
 use super::{
     file::{
@@ -49,11 +49,11 @@ use kernel::{
     },
 };
 
-/// What has ended, and whether threads may.
+/// Counts drops, and controls when threads may end.
 pub(super) struct Ends {
     dropped: Atomic<u32>,
     may_end: AtomicFlag,
-    /// Threads that waited in vain: their object was dropped in place.
+    /// Number of threads whose wait timed out, because their object was dropped in place.
     late: Atomic<u32>,
 }
 
@@ -67,7 +67,7 @@ impl Ends {
         Ok(Arc::new(ends, GFP_KERNEL)?)
     }
 
-    /// Sleeps until `done`, for some seconds at most.
+    /// Sleeps until `done` returns `true`, for some seconds at most.
     fn wait_for(&self, done: impl Fn() -> bool) {
         for _ in 0..5000 {
             if done() {
@@ -78,13 +78,14 @@ impl Ends {
         self.late.add(1, Relaxed);
     }
 
-    /// Waits until threads may end: after the callback, for whose end a drop in place would wait.
+    /// Waits until threads may end, after the callback has ended. A drop in place would deadlock
+    /// with this.
     fn wait(&self) {
         self.wait_for(|| self.may_end.load(Acquire));
     }
 
-    /// Lets threads end, and waits for workers. Returns how much was dropped, if no thread was
-    /// late.
+    /// Lets threads end, and waits for workers. Returns the number of dropped objects, or `None` if
+    /// a wait timed out.
     fn finish(&self) -> Option<u32> {
         self.may_end.store(true, Release);
         deferred::flush();
@@ -92,7 +93,7 @@ impl Ends {
     }
 }
 
-/// Counts its drop.
+/// An object that counts its drop.
 pub(super) struct Counted(Arc<Ends>);
 
 impl Counted {
@@ -107,7 +108,7 @@ impl Drop for Counted {
     }
 }
 
-/// A device without anything, and its memory.
+/// A minimal device, and its memory.
 struct Plain(#[expect(dead_code)] Counted);
 
 impl MemoryOps for Plain {
@@ -131,7 +132,7 @@ impl Device for Plain {
     fn flush_wait(&self, (): ()) {}
 }
 
-/// What a shrinker finds.
+/// An empty shrinker.
 struct Nothing(#[expect(dead_code)] Counted);
 
 impl Shrink for Nothing {
@@ -144,10 +145,10 @@ impl Shrink for Nothing {
     }
 }
 
-/// Objects of [`cargo`] that count their drop.
+/// Number of objects of [`cargo`] that count their drop.
 const COUNTED: u32 = 6;
 
-/// One object of each kind.
+/// Creates one object of each kind.
 fn cargo(ends: &Arc<Ends>) -> Result<Cargo> {
     let mut all = Cargo::new();
     let counted = || Counted::new(ends);
@@ -172,7 +173,7 @@ fn cargo(ends: &Arc<Ends>) -> Result<Cargo> {
     let current = current!();
     let mm = current.mm().ok_or(EINVAL)?;
     let mirror = crate::new_mirror!(mm, Plain(counted()))?;
-    // The last reference of a locked range is dropped, too: that takes the mmap lock.
+    // The last reference to a pinned range is dropped, too. That takes the mmap lock.
     let (range, agent) = (map(1)?, DmaDevice::software(c"hmm-dropped")?);
     let locked = mirror.lock(range, &[agent.clone()], Grain::Coarse);
     let address = locked.map_err(|_| EBUSY)?.device_address;
@@ -190,7 +191,8 @@ fn cargo(ends: &Arc<Ends>) -> Result<Cargo> {
     Ok(all)
 }
 
-/// Has a callback of the kind `from` drop objects of all kinds while `act` runs.
+/// Makes a callback of the kind `from` drop objects of all kinds while `act` runs. Returns the
+/// number of dropped objects.
 fn dropped_in(
     from: From,
     act: impl FnOnce(&Arc<Mirror<Nosy>>, PageRange) -> Result,
@@ -362,7 +364,7 @@ mod suite {
             drop(taken);
             Ok(())
         })?;
-        // Cancelled, or the operation's own drop would wait for it.
+        // The operation is cancelled. Otherwise its own drop would wait for it.
         let ours = Counted::new(&ends);
         let rest = queue.submit(KVec::new(), move |_| {
             drop(ours);
@@ -386,7 +388,7 @@ mod suite {
         gate.load(own);
         let file = OpenNode::new(minor)?;
         deferred::flush();
-        // The name is free; the file stays usable.
+        // The name can be reused, and the open file stays usable.
         drop(gate.node()?);
         drop((file, gate));
         assert_eq!(ends.finish(), Some(1));

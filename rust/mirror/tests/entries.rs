@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a mirror's page table says: faults, invalidations, translations, in KUnit.
+//! KUnit tests: entries of a mirror's page table after faults and invalidations.
 
 use super::*;
 use crate::{
@@ -13,7 +13,7 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
-/// A device whose table has addresses of 39 bits.
+/// A device whose page table translates addresses of 39 bits.
 struct SmallDevice(Arc<Shared>);
 
 impl Device for SmallDevice {
@@ -35,8 +35,8 @@ impl Device for SmallDevice {
 mod suite {
     use super::*;
 
-    /// Memory beyond the addresses of the table is refused before it is brought in. Where nothing is
-    /// mapped, that comes first.
+    /// Memory beyond the addresses of the table is refused before it is faulted in. If nothing is
+    /// mapped there, that error is reported instead.
     #[test]
     fn what_is_beyond_the_table_is_refused() -> Result {
         let range = map(2)?;
@@ -49,7 +49,7 @@ mod suite {
         assert_eq!(small.fault(range, Access::Write), Err(ERANGE));
         assert_eq!(small.make_exclusive(range), Err(ERANGE));
         assert_eq!(small.migrate(range).to_device().err(), Some(ERANGE));
-        // Nothing was brought in.
+        // No page was faulted in.
         let mirror = mirror(&shared)?;
         mirror.snapshot(range, |page| assert_eq!(page, Snapshot::None))?;
         unmap(range)?;
@@ -70,7 +70,8 @@ mod suite {
         assert_eq!(device_load(&mirror, range.start())?, None);
         mirror.fault(range, Access::Read)?;
         assert_eq!(device_load(&mirror, range.start())?, Some(41));
-        // What was only read is the zero page and not writable; what was written is.
+        // A page that was only read is the zero page, and not writable. A page that was written is
+        // writable.
         {
             let table = mirror.lock_table()?;
             assert!(table.writable(range.start()).is_some());
@@ -148,15 +149,15 @@ mod suite {
             assert!(table.writable(range.start()).is_none());
             assert!(table.writable(range.address(1)).is_some());
         }
-        // The device may have written it: reclaim must not drop it.
+        // The device may have written the page, so that reclaim must not drop it.
         assert!(is_dirty(pfn));
-        // Nothing is left to take away.
+        // There is no write access left to remove.
         assert!(!pretend(&mirror, Reason::ProtectionPage, first));
-        // A write fault gives it back.
+        // A write fault restores write access.
         mirror.fault(first, Access::Write)?;
         assert!(mirror.lock_table()?.writable(range.start()).is_some());
 
-        // A change of the mapping's rights may take read access, too.
+        // A change of the VMA's protection may remove read access, too.
         assert!(pretend(&mirror, Reason::ProtectionVma, first));
         assert!(mirror.lock_table()?.readable(range.start()).is_none());
         assert_eq!(mirror.lock_table()?.present(range), 0);
@@ -185,7 +186,7 @@ mod suite {
         let before = shared.flushes.load(Relaxed);
         unmap(range)?;
         assert_eq!(shared.flushes.load(Relaxed), before + 2);
-        // Both were started before one was waited for.
+        // Both flushes were started before one was waited for.
         assert!(shared.last_start.load(Relaxed) < shared.first_wait.load(Relaxed));
         Ok(())
     }
@@ -206,24 +207,26 @@ mod suite {
             let write = section.resolve_mut(addr, leaf).err();
             Ok([section.resolve(addr, leaf).err(), write])
         };
-        // Less rights than the table gives: good for reading, to be looked up again for writing.
+        // A leaf with fewer rights than the table: valid for reading, and another walk is needed
+        // for writing.
         let read_only = Leaf {
             entry: kept.entry.write_protected(),
             order: 0,
         };
         assert_eq!(check(&read_only)?, [None, Some(Unresolved::Changing)]);
-        // The table gives less: that was flushed, so nobody should have the old one.
+        // The table has fewer rights than the leaf. Because that was flushed, no engine may hold
+        // the leaf.
         let page = PageRange::from_pages(addr, 1)?;
         assert!(pretend(&mirror, Reason::SoftDirty, page));
         assert_eq!(check(&read_only)?, [None, Some(Unresolved::ReadOnly)]);
         assert_eq!(check(&kept)?, [Some(Unresolved::Stale); 2]);
-        // What is no translation is none of page frame 0, either.
+        // An invalid entry is not a translation of page frame 0.
         let none = Leaf {
             entry: Entry::NONE,
             order: 0,
         };
         assert_eq!(check(&none)?, [Some(Unresolved::Stale); 2]);
-        // While a change is under way it is no bug.
+        // While a change is in progress, this is not a bug.
         inner.changing.fetch_add(1, Full);
         assert_eq!(check(&kept)?, [Some(Unresolved::Changing); 2]);
         inner.changing.fetch_sub(1, Full);
@@ -233,7 +236,7 @@ mod suite {
         Ok(())
     }
 
-    /// What a thread of the next test tells.
+    /// Counters of a thread of the next test.
     struct Told {
         entered: Atomic<u32>,
         left: Atomic<u32>,
@@ -277,7 +280,7 @@ mod suite {
         let before = shared.flushes.load(Relaxed);
         drop(mirror);
         assert!(is_dirty(pfn));
-        // Nor does the device use them any more.
+        // The drop has flushed the device's TLB.
         assert!(shared.flushes.load(Relaxed) > before);
         Ok(())
     }

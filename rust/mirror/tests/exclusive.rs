@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Exclusive access of the device, in KUnit.
+//! KUnit tests: exclusive access of the device.
 
 use super::*;
 use crate::thread::Thread;
@@ -54,7 +54,7 @@ mod suite {
         };
         let table = mirror.inner().lock();
         begun.complete_all();
-        // It has seen a device that is there, and waits for the table lock.
+        // The other thread has seen that the device is present, and waits for the table lock.
         fsleep(Delta::from_millis(100));
         goes.complete_all();
         while !shared.memory.is_gone() {

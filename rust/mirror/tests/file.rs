@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A node whose callbacks call the API, and drop the node, in KUnit.
+//! KUnit tests: a device node whose callbacks call the library, and drop the node.
 
 use super::{
     dropped::Counted,
@@ -29,21 +29,21 @@ use kernel::{
 
 static FILE_OPS: FileOps<File> = FileOps::new();
 
-// SAFETY: The kernel takes null for code that is built in. The files of a test are closed by it.
+// SAFETY: NULL stands for built-in code. The test closes its files before it ends.
 static BUILT_IN: ThisModule = unsafe { ThisModule::from_ptr(null_mut()) };
 
-/// What the callbacks of a node do.
+/// Behaviour of a node's callbacks.
 #[pin_data]
 pub(super) struct Gate {
-    /// Dropped by the next open.
+    /// Objects that the next open drops.
     #[pin]
     cargo: SpinLock<Option<Cargo>>,
-    /// What mmap calls.
+    /// Mirror and range that the next mmap uses.
     #[pin]
     target: SpinLock<Target>,
     called: Atomic<u32>,
     refused: Atomic<u32>,
-    /// The errno of a node that open tried to make.
+    /// Error of a node that open tried to create, as an errno.
     made: Atomic<i32>,
     _counted: Counted,
 }
@@ -63,28 +63,28 @@ impl Gate {
         )
     }
 
-    /// Registers a node that leads here. There can be one at a time.
+    /// Registers a node with these callbacks. Only one can exist at a time.
     pub(super) fn node(self: &Arc<Self>) -> Result<Pin<KBox<Node<File>>>> {
         let node = Node::new(c"hmm_kunit", &FILE_OPS, &BUILT_IN, self.clone());
         KBox::pin_init(node, GFP_KERNEL)
     }
 
-    /// Has the next open drop `cargo`.
+    /// Makes the next open drop `cargo`.
     pub(super) fn load(&self, cargo: Cargo) {
         *self.cargo.lock() = Some(cargo);
     }
 
-    /// Has the next mmap call `mirror`.
+    /// Makes the next mmap call functions of `mirror`.
     pub(super) fn arm(&self, mirror: &Arc<Mirror<Nosy>>, range: PageRange) {
         *self.target.lock() = Some((mirror.clone(), range));
     }
 
-    /// Calls that mmap has made, and those that were refused.
+    /// Returns the number of calls that mmap has made, and how many of them were refused.
     pub(super) fn refused(&self) -> (u32, u32) {
         (self.called.load(Relaxed), self.refused.load(Relaxed))
     }
 
-    /// The error of a node that open tried to make.
+    /// Returns the error of a node that open tried to create.
     pub(super) fn made(&self) -> Option<Error> {
         match self.made.load(Relaxed) {
             0 => None,
@@ -123,7 +123,7 @@ impl OpenFile for File {
     }
 }
 
-/// The node, opened as a process does it.
+/// A node that is opened like a process does it.
 ///
 /// # Invariants
 ///
@@ -131,26 +131,27 @@ impl OpenFile for File {
 pub(super) struct OpenNode(*mut bindings::file);
 
 impl OpenNode {
-    /// Opens the node of number `minor`.
+    /// Opens the node with the minor number `minor`.
     pub(super) fn new(minor: u32) -> Result<Self> {
-        // SAFETY: No preconditions.
+        // SAFETY: The function has no preconditions.
         let file = unsafe { bindings::rust_hmm_kunit_open_misc(minor) };
-        // INVARIANT: The reference of the one who opens.
+        // INVARIANT: Opening the file has returned a reference to it.
         Ok(Self(from_err_ptr(file)?))
     }
 
-    /// Maps a page of it. Returns the error.
+    /// Maps a page of the file. Returns the error.
     pub(super) fn map(&self) -> Result<usize> {
-        // SAFETY: An open file, of which we have a reference.
+        // SAFETY: `self.0` is an open file, to which we have a reference.
         unsafe { anon::map_file(self.0, PAGE_SIZE, 0) }
     }
 }
 
 impl Drop for OpenNode {
     fn drop(&mut self) {
-        // At once: the operations are those of this module, which may be unloaded after the tests.
+        // Release the file synchronously: its operations are in this module, which may be unloaded
+        // after the tests.
         //
-        // SAFETY: Our reference, in a kernel thread.
+        // SAFETY: We have a reference to the file, and this is a kernel thread.
         unsafe { bindings::__fput_sync(self.0) };
     }
 }

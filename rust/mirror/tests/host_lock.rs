@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Locked memory of a real user address space, in KUnit.
+//! KUnit tests: pinned memory of a real user address space.
 
 use super::*;
 use crate::{
@@ -91,10 +91,10 @@ mod suite {
         let region = mirror.locked(locked.device_address).ok_or(ENOENT)?;
         assert_eq!((agents[0].live(), agents[0].close()), (4, 4));
         assert_eq!(agents[0].live(), 0);
-        // Of what is not mapped nothing can be made visible.
+        // Pages that are not mapped for a device cannot be synchronised.
         region.sync(&agents[0], locked.device_address, true);
         drop(region);
-        // Those for whom it was locked already are not mapped for again.
+        // Devices for which the range is mapped already are not mapped again.
         assert!(lock().is_ok());
         mirror.unlock(locked.device_address)?;
         mirror.unlock(locked.device_address)?;
@@ -111,7 +111,7 @@ mod suite {
         for agents in [&bouncing[..], &both[..]] {
             assert_eq!(mirror.lock(range, agents, Grain::Fine), Err(Refused::Grain));
         }
-        // A range that is fine-grained stays so for all its devices.
+        // A fine-grained range stays so for all its devices.
         let locked = mirror.lock(range, &both[..1], Grain::Fine);
         let locked = locked.map_err(|_| EBUSY)?;
         assert_eq!(locked.grain, Grain::Fine);
@@ -136,7 +136,7 @@ mod suite {
         assert_eq!(shared.memory.usage().0, 0);
         let outcome = mirror.migrate(range).to_device()?;
         assert_eq!((outcome.moved, outcome.skipped), (0, 4));
-        // The device sees the very pages that the process has.
+        // The device accesses the same pages as the process.
         let region = mirror.locked(locked.device_address).ok_or(ENOENT)?;
         let page = region
             .page(locked.device_address + PAGE_SIZE)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Migration of a real user address space, and the way back, in KUnit.
+//! KUnit tests: migration of a real user address space, and back.
 
 use super::*;
 use crate::{
@@ -31,18 +31,18 @@ mod suite {
         }
         let outcome = mirror.migrate(range).to_device()?;
         assert_eq!((outcome.moved, outcome.skipped), (8, 0));
-        // Holes move, too, but have no contents.
+        // Holes are migrated, too, but have no contents.
         assert_eq!(outcome.entries, 6);
         assert_eq!(shared.memory.usage().0, 8);
         assert_eq!(device_load(&mirror, range.address(5))?, Some(105));
         assert_eq!(device_load(&mirror, range.address(7))?, Some(0));
 
-        // Entries of pages that stay on the device survive a second migration.
+        // Entries of pages that are on the device already survive a second migration.
         let outcome = mirror.migrate(range).to_device()?;
         assert_eq!((outcome.moved, outcome.skipped), (0, 0));
         assert_eq!(mirror.lock_table()?.present(range), 8);
 
-        // The CPU touches one: it comes back, with the window around it, and the device reads on.
+        // A CPU fault migrates back the page and its window. The device keeps its entries.
         assert_eq!(load(range.address(2))?, 102);
         assert_eq!(shared.memory.stats().get(Counter::CpuFaults), 1);
         assert_eq!(shared.memory.usage().0, 0);
@@ -61,8 +61,9 @@ mod suite {
         Ok(())
     }
 
-    /// Migrates pages that the device may write there and back. While the flush of the switch is waited
-    /// for, all entries are read-only, and `at_wait` is called with the mirror and the pages.
+    /// Migrates pages that the device may write to the device and back. While the flush of the
+    /// commit is in progress, all entries are read-only, and `at_wait` is called with the mirror
+    /// and the pages.
     fn switched(at_wait: fn(&Mirror<TestDevice>, PageRange), expected: bool) -> Result {
         let (range, shared, mirror) = attached(4)?;
         let mirror = Arc::new(mirror, GFP_KERNEL)?;
@@ -139,14 +140,14 @@ mod suite {
             let number = memory.entry_number(folio.pfn()).ok_or(EINVAL)?;
             Ok((folio, number))
         };
-        // Many times: the work item may find that there is no page in between.
+        // Repeat: by chance, the work item may find no page in a round.
         for _ in 0..16 {
             let (folio, number) = huge()?;
-            // As by a fault, after which another one brings the page back.
+            // Like a fault, after which another fault migrates the page back.
             let bell = memory.split_later(number)?;
             assert!(memory.is_to_be_split(number));
             drop(folio);
-            // The work item may hold it for a moment, and frees it then.
+            // The work item may hold a reference temporarily, and frees the page then.
             let mut again = None;
             for _ in 0..1000 {
                 again = huge().ok().filter(|(_, next)| *next == number);
@@ -156,7 +157,7 @@ mod suite {
                 fsleep(Delta::from_millis(1));
             }
             assert!(again.is_some() && !memory.is_to_be_split(number));
-            // Those who wait for the page before are woken.
+            // Tasks that wait for the previous page are woken.
             bell.wait_interruptible();
         }
         Ok(())
@@ -173,7 +174,7 @@ mod suite {
             let pfn = folio.pfn();
             Ok((folio, pfn))
         };
-        // Of pages that are unmapped in device memory nothing clears them.
+        // These flags are not cleared when pages are unmapped in device memory.
         let mut small = KVec::new();
         for _ in 0..4 {
             let (folio, pfn) = taken(0)?;
@@ -184,7 +185,7 @@ mod suite {
         let stale = small.iter().map(|(_, pfn)| *pfn).min().ok_or(EINVAL)?;
         drop(small);
         assert!(has_stale_flags(stale));
-        // The huge page that takes their block.
+        // Allocate the huge page at the same block.
         let mut others = KVec::new();
         let (huge, first) = loop {
             let (huge, first) = taken(PMD_ORDER)?;
@@ -196,7 +197,7 @@ mod suite {
         assert!((first..first + PMD_PAGES).all(|pfn| !has_stale_flags(pfn)));
         set_stale_flags(first);
         drop(huge);
-        // Only that block has room.
+        // Only that block has free pages.
         for _ in 0..PMD_PAGES {
             let (folio, pfn) = taken(0)?;
             assert!((first..first + PMD_PAGES).contains(&pfn) && !has_stale_flags(pfn));
@@ -211,7 +212,7 @@ mod suite {
         for index in 0..PMD_PAGES + 16 {
             store(range.address(index), 200 + index as u64)?;
         }
-        // Pages of the system among those of the device, and a hole in the address space.
+        // Pages in system memory among those on the device, and a hole.
         mirror.fault(range, Access::Write)?;
         let moved = PageRange::new(range.address(4), range.address(PMD_PAGES + 12))?;
         assert_eq!(mirror.migrate(moved).to_device()?.moved, PMD_PAGES + 8);
@@ -227,7 +228,7 @@ mod suite {
         for index in (0..PMD_PAGES + 16).filter(|index| *index != 8) {
             assert_eq!(load(range.address(index))?, 200 + index as u64);
         }
-        // There was no fault to bring them back.
+        // The pages were not migrated back by CPU faults.
         assert_eq!(shared.memory.stats().get(Counter::CpuFaults), 0);
         assert_eq!(mirror.drain()?, 0);
         Ok(())
@@ -235,7 +236,7 @@ mod suite {
 
     #[test]
     fn only_device_pages_come_back() -> Result {
-        // All in one window, of which the second half was never touched.
+        // All pages are in one window, and its second half was never accessed.
         let all = map(64)?;
         let at = all.start().next_multiple_of(16 * PAGE_SIZE);
         let range = PageRange::from_pages(at, 8)?;
@@ -248,7 +249,7 @@ mod suite {
 
         assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
         assert_eq!(mirror.migrate(all).to_system()?.moved, 8);
-        // A look at the rest finds nothing.
+        // A snapshot of the rest finds no page.
         let rest = PageRange::from_pages(range.end(), 8)?;
         mirror.snapshot(rest, |page| assert_eq!(page, Snapshot::None))?;
         Ok(())
@@ -299,7 +300,7 @@ mod suite {
             let outcome = mirror.migrate(piece(number)?).to_device()?;
             assert_eq!(outcome.moved, PMD_PAGES);
         }
-        // The first one would be the next to go.
+        // Without this, the first page would be evicted next.
         let first = place(0)?.ok_or(EINVAL)?;
         shared.memory.touch(DeviceRange { first, count: 1 });
         assert_eq!(mirror.migrate(piece(4)?).to_device()?.moved, PMD_PAGES);
@@ -324,7 +325,7 @@ mod suite {
             return Err(EINVAL);
         };
         assert_eq!(isolated.entries().count(), 4);
-        // Destinations are given, but never migrated into.
+        // Destinations are allocated, but nothing is migrated into them.
         isolated.fill(|entry| {
             LockedFolio::alloc_system(Some(vma), range.start(), entry.order(), Effort::Must).ok()
         });
@@ -355,7 +356,7 @@ mod suite {
         isolated.fill(|entry| {
             LockedFolio::alloc_system(Some(vma), range.start(), entry.order(), Effort::Must).ok()
         });
-        // The third one is filled, abandoned, and gets another destination, which is not.
+        // The third page is copied, abandoned, and gets another destination, which is not filled.
         for index in [1, 2] {
             let (from, to) = (isolated.source(index), isolated.destination(index));
             let mut word = [0; 8];
@@ -423,7 +424,7 @@ mod suite {
         assert_eq!(shared.flushes.load(Relaxed), flushes + 1);
         assert_eq!(shared.used_at_wait.load(Relaxed), 4);
         assert_eq!(memory.usage().0, 0);
-        // The migration is over: the device can have the pages again.
+        // The migration has ended, so that the device can fault on the pages again.
         mirror.fault(range, Access::Read)?;
         for index in 0..4 {
             let (addr, value) = (range.address(index), 80 + index as u64);
@@ -516,7 +517,7 @@ mod suite {
         for to_device in [true, false] {
             mirror.fault(range, Access::Read)?;
             let taken = mirror.clone();
-            // As an event would that takes write access only.
+            // Like an event that removes write access only.
             *memory.at_copy.lock() = Some(Arc::new(
                 move || taken.inner().lock().transactions.unmark(unmarked),
                 GFP_KERNEL,
@@ -531,7 +532,7 @@ mod suite {
             let at = |index| device_load(&mirror, range.address(index));
             assert_eq!(at(0)?, Some(60));
             if to_device {
-                // Towards the device, what was lost is asked for again.
+                // On the way to the device, the lost entry is installed again.
                 assert_eq!(at(1)?, Some(61));
             } else {
                 assert_eq!(at(1)?, None);
@@ -555,7 +556,7 @@ mod suite {
         assert_eq!((outcome.moved, outcome.switched), (4, 4));
         assert_eq!(device_load(&mirror, range.address(3))?, Some(53));
         assert!(mirror.lock_table()?.writable(range.start()).is_some());
-        // The ordinary way leaves nothing.
+        // An ordinary migration leaves no entries.
         mirror.migrate(range).to_device()?;
         let back = mirror.migrate(range).faultless(false);
         let outcome = back.outcomes(&mut pages).to_system()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Steps of a migration that overlap with each other's copies, in KUnit.
+//! KUnit tests: overlapping steps of a migration.
 
 use super::{stay::settle, *};
 use crate::{
@@ -15,13 +15,13 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
-/// Blocks of the tests.
+/// Number of blocks in the tests.
 const BLOCKS: usize = 4;
 
-/// Between two looks of [`Engine`].
+/// Polling interval of [`Engine`].
 const NAP: Delta = Delta::from_millis(10);
 
-/// Looks without a new job after which a block completes.
+/// Number of polls without a new job after which a block completes.
 const PATIENCE: usize = 40;
 
 const ENDS: [Overlap; 8] = [
@@ -38,19 +38,19 @@ const ENDS: [Overlap; 8] = [
 /// Copies of small pages that complete block by block.
 pub(super) struct Later {
     jobs: KVVec<Option<CopyJob>>,
-    /// Blocks that have completed.
+    /// Number of blocks that have completed.
     done: usize,
-    /// Jobs with which each block completes.
+    /// Number of jobs at which each block completes.
     until: KVec<usize>,
     /// Jobs that fail.
     fail: Range<usize>,
-    /// Blocks that have completed because no job came.
+    /// Number of blocks that have completed because no further job was submitted.
     late: usize,
 }
 
 impl Later {
     pub(super) fn take(&mut self, memory: &TestMemory, job: CopyJob) {
-        // Dropped, the job fails, which a test finds.
+        // If this fails, the job is dropped and fails, which the test detects.
         let _ = self.jobs.push(Some(job), GFP_KERNEL);
         while let Some(until) = self.until.get(self.done) {
             if self.jobs.len() < *until {
@@ -60,7 +60,7 @@ impl Later {
         }
     }
 
-    /// Completes the next block, and what is left of those before it: pages that were tried again.
+    /// Completes the next block, and remaining jobs of previous ones: retried pages.
     fn complete(&mut self, memory: &TestMemory) {
         for index in 0..(self.done + 1) * PMD_PAGES {
             let Some(job) = self.jobs.get_mut(index).and_then(Option::take) else {
@@ -76,8 +76,8 @@ impl Later {
     }
 }
 
-/// Has the copies of a device complete later: a block at once when so many jobs have come, or when
-/// none comes for a while.
+/// Makes the copies of a device complete later. A block completes when a given number of jobs was
+/// submitted, or when none is submitted for some time.
 struct Engine {
     shared: Arc<Shared>,
     stop: Arc<AtomicFlag>,
@@ -116,7 +116,8 @@ impl Engine {
         })
     }
 
-    /// From the next job on: each block completes when as many jobs have come as `until` says.
+    /// From the next job on, each block completes when the number of jobs reaches its element of
+    /// `until`.
     fn set(&self, until: &[usize], fail: Range<usize>) -> Result {
         let mut all = KVec::new();
         all.extend_from_slice(until, GFP_KERNEL)?;
@@ -130,7 +131,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Blocks that have completed because no job came.
+    /// Returns the number of blocks that have completed because no further job was submitted.
     fn late(&self) -> usize {
         let later = self.shared.memory.driver().later.lock();
         later.as_ref().map_or(0, |later| later.late)
@@ -145,7 +146,7 @@ impl Drop for Engine {
     }
 }
 
-/// How often each end of an overlap has occurred since `before`.
+/// Returns how often each result of an overlap has occurred since `before`.
 fn since(before: &[u64; ENDS.len()]) -> [u64; ENDS.len()] {
     let mut counts = ENDS.map(counted);
     for (count, before) in counts.iter_mut().zip(before) {
@@ -158,7 +159,7 @@ fn now() -> [u64; ENDS.len()] {
     since(&[0; ENDS.len()])
 }
 
-/// So many blocks and not more ends than these.
+/// Returns the counts for `isolated` overlapping blocks, and one occurrence of `other`.
 fn ends(isolated: u64, other: Option<Overlap>) -> [u64; ENDS.len()] {
     let one = |end| u64::from(other == Some(end));
     let mut counts = ENDS.map(one);
@@ -168,8 +169,8 @@ fn ends(isolated: u64, other: Option<Overlap>) -> [u64; ENDS.len()] {
     counts
 }
 
-/// So many blocks with contents, but for the page `hole`, a device whose copies complete later,
-/// which is known, and its mirror.
+/// Returns `count` blocks with contents, except for the page `hole`, a device with asynchronous
+/// copies, which a previous migration has made known, and its mirror.
 fn blocks(
     count: usize,
     hole: Option<usize>,
@@ -186,7 +187,7 @@ fn blocks(
     Ok((range, shared, Arc::new(mirror, GFP_KERNEL)?, engine))
 }
 
-/// Whether the device reads what was stored, of all pages that it can read, and how many these are.
+/// Checks the contents of all pages that the device can read, and returns the number of these.
 fn readable(mirror: &Mirror<TestDevice>, range: PageRange) -> Result<usize> {
     let mut count = 0;
     for index in 0..range.pages() {
@@ -210,8 +211,8 @@ mod suite {
         let before = now();
         // A block completes when the next one is in flight.
         engine.set(&[1024, 1536, 2048, 2048], 0..0)?;
-        // The device reads all blocks all the time. No window goes, of blocks that are done
-        // neither.
+        // The device can read all blocks at all times. No window is removed, not even of blocks
+        // that have completed.
         let lost = Arc::new(Atomic::<usize>::new(0), GFP_KERNEL)?;
         let reader = mirror.clone();
         let count = lost.clone();
@@ -234,7 +235,7 @@ mod suite {
         assert_eq!((engine.late(), shared.memory.usage().0), (0, ALL));
         assert_eq!(readable(&mirror, range)?, ALL);
 
-        // The way back does not overlap.
+        // Migrations to system memory do not overlap.
         engine.set(&[], 0..0)?;
         assert_eq!(mirror.migrate(range).to_system()?.moved, ALL);
         assert_eq!(since(&before), ends(3, None));
@@ -250,7 +251,7 @@ mod suite {
         let (range, _shared, mirror, engine) = blocks(2, None)?;
         drop(engine);
         let before = now();
-        // The last ones were not, so that one block is prepared.
+        // The last copies were synchronous, and only one block is prepared.
         assert_eq!(mirror.migrate(range).to_device()?.moved, 2 * PMD_PAGES);
         assert_eq!(mirror.migrate(range).to_system()?.moved, 2 * PMD_PAGES);
         assert_eq!(since(&before), ends(0, Some(Overlap::Copied)));
@@ -268,7 +269,7 @@ mod suite {
     #[test]
     fn a_failed_copy_leaves_only_its_page() -> Result {
         const FAILED: usize = 70;
-        // In the first block, and in one that follows.
+        // A page of the first block, and one of a block that overlaps.
         for first in [3, PMD_PAGES + 3] {
             let (range, _shared, mirror, engine) = blocks(3, None)?;
             mirror.fault(range, Access::Read)?;
@@ -309,7 +310,7 @@ mod suite {
             assert_eq!(mirror.migrate(range).to_device()?.moved, range.pages());
             assert!(!armed.is_left());
             drop(armed);
-            // The next hold of the lock has the other two.
+            // The next hold of the mmap lock migrates the other two blocks.
             assert_eq!(since(&before), ends(1, Some(end)));
             assert_eq!(shared.memory.usage().0, range.pages());
             assert_eq!(readable(&mirror, range)?, range.pages());
@@ -322,7 +323,7 @@ mod suite {
         let (range, _shared, mirror, engine) = blocks(3, None)?;
         mirror.fault(range, Access::Read)?;
         let before = now();
-        // Some page of the second block, which is copied when the others are done.
+        // A page of the second block. It is copied after the others have completed.
         engine.set(&[1023, 1535, 1535, 1536], 0..0)?;
         let armed = Armed::new(Point::DevicePage, 700, false)?;
         let outcome = mirror.migrate(range).to_device()?;
@@ -337,7 +338,7 @@ mod suite {
 
     #[test]
     fn entries_that_were_lost_are_there_after_the_overlap() -> Result {
-        // Of the first block, and of one that follows.
+        // Entries of the first block, and of one that overlaps.
         for lost in [1, 2] {
             let (range, _shared, mirror, engine) = blocks(3, None)?;
             mirror.fault(range, Access::Read)?;
@@ -375,7 +376,7 @@ mod suite {
     #[test]
     fn nothing_is_evicted_for_a_block_that_follows() -> Result {
         let (range, shared, mirror, engine) = blocks(BLOCKS, None)?;
-        // Two blocks have room.
+        // There is room for two blocks.
         let used = PageRange::from_pages(range.address(2 * PMD_PAGES), 2 * PMD_PAGES)?;
         engine.set(&[1024, 1024], 0..0)?;
         assert_eq!(mirror.migrate(used).to_device()?.moved, used.pages());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Connections of two devices, and migration from one to the other, in KUnit.
+//! KUnit tests: connections of two devices, and migration from one to the other.
 
 use super::*;
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     space::{Destination, Identity, Joined, Request},
 };
 
-/// Memory on a device, with its mirror, and another device with one.
+/// Returns memory on a device with its mirror, and another device with one.
 fn two(
     pages: usize,
     connection: Connection,
@@ -33,7 +33,7 @@ fn two(
     Ok((range, [(shared, first), (other, second)]))
 }
 
-/// A format that has no room for device pages beyond the first block.
+/// A format that cannot encode device pages beyond the first block.
 enum Tight {}
 
 impl Format for Tight {
@@ -56,7 +56,7 @@ impl Format for Tight {
     }
 }
 
-/// A device whose page table is tight.
+/// A device with a page table of that format.
 struct TightDevice(Arc<Shared>);
 
 impl Device for TightDevice {
@@ -76,7 +76,7 @@ impl Device for TightDevice {
     fn flush_wait(&self, (): ()) {}
 }
 
-/// A device that may have no memory.
+/// A device with or without memory.
 struct Spare(Option<Arc<Shared>>);
 
 impl Device for Spare {
@@ -142,7 +142,7 @@ mod suite {
         drop(migrated);
         drop(mmap);
         assert_eq!((copied, moved, there?), (true, 4, (4, 4)));
-        // Removed, and flushed while the sources were in use.
+        // The entries were removed, and flushed while the sources were in use.
         assert_eq!(entries()?, (0, 0));
         assert_eq!(
             (shared.used_at_wait.load(Relaxed), memory.usage().0),
@@ -191,7 +191,7 @@ mod suite {
     fn both_drivers_are_asked_once_and_the_lesser_counts() -> Result {
         let (_range, [(shared, one), (other, two)]) = two(1, Connection::Unified)?;
         let (here, there) = (shared.memory.driver(), other.memory.driver());
-        // In place is not for memory that the CPU cannot address.
+        // Access in place requires memory that the CPU can address.
         assert_eq!(one.connection(&two), Connection::Migratable);
         assert_eq!(two.connection(&one), Connection::Migratable);
         assert_eq!(one.connection(&one), Connection::Unified);
@@ -253,7 +253,7 @@ mod suite {
     fn what_is_not_mapped_is_not_pulled() -> Result {
         for connection in [Connection::None, Connection::Migratable] {
             let (range, [(shared, one), (other, two)]) = two(4, connection)?;
-            // The first page that is missing ends it.
+            // The pull ends at the first page that is not mapped.
             unmap(PageRange::from_pages(range.address(2), 1)?)?;
             assert_eq!(two.pull(range, &one).err(), Some(EINVAL));
             assert_eq!((shared.memory.usage().0, other.memory.usage().0), (1, 2));
@@ -278,7 +278,7 @@ mod suite {
         assert_eq!(with.pull(range, &without)?, Outcome::default());
         assert_eq!(shared.memory.usage().0, 0);
         assert_eq!(without.lock_table()?.present(range), 4);
-        // Nor can anything move there.
+        // Nothing can be migrated to a device without memory.
         assert_eq!(without.migrate(range).to_device().err(), Some(ENODEV));
         assert_eq!(load(range.start())?, 7);
         Ok(())
@@ -300,7 +300,7 @@ mod suite {
         mirror.fault(range, Access::Write)?;
         let flushes = shared.flushes.load(Relaxed);
         assert_eq!(mirror.migrate(range).to_device().err(), Some(EINVAL));
-        // The pages have moved, and nothing names their sources.
+        // The pages have moved, and no entry refers to their sources.
         assert_eq!(shared.memory.usage().0, 4);
         assert_eq!(mirror.lock_table()?.present(range), 0);
         assert!(shared.flushes.load(Relaxed) > flushes);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Faults and snapshots that collide with invalidations all the time: they end, in KUnit.
+//! KUnit tests: faults and snapshots that always collide with invalidations end after a bounded
+//! time.
 
 use super::*;
 use crate::inject::{Armed, Point};
 use kernel::time::{Delta, Instant, Monotonic};
 
-/// What is promised: a second at least, and a hundred tries. The other bound is for a machine with much else to do.
+/// The library guarantees one second, and a hundred tries. The upper bound is for a busy machine.
 const LEAST: Delta = Delta::from_millis(1000);
 const MOST: Delta = Delta::from_millis(30_000);
 
@@ -30,7 +31,7 @@ mod suite {
         drop(armed);
         assert!(mirror.stats().get(Counter::Retries) >= 100);
         assert_eq!(mirror.lock_table()?.present(range), 0);
-        // It was not its fault.
+        // The fault works when there are no collisions.
         mirror.fault(range, Access::Read)?;
         assert_eq!(device_load(&mirror, range.start())?, Some(1));
         Ok(())

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Access by addresses that a device has found in its own table, in KUnit.
+//! KUnit tests: access by addresses that a device has found in its own table.
 
 use super::*;
 use crate::mm::table_memory::TableMemory;
 
-/// Where the device finds its own memory.
+/// Address of the device's memory in entries.
 const DEVICE_PAGES: u64 = 1 << 46;
 
-/// A device that walks by itself.
+/// A device that walks the table itself.
 struct Walking(Arc<Shared>);
 
 impl Device for Walking {
@@ -40,7 +40,7 @@ fn mirror_of(shared: &Arc<Shared>) -> Result<Mirror<Walking>> {
     crate::new_mirror!(mm, Walking(shared.clone()))
 }
 
-/// Follows the table to the page at `addr`, as x86-64 does with four levels.
+/// Walks the table for the page at `addr`, like x86-64 with four levels.
 fn walk(mirror: &Mirror<Walking>, addr: usize) -> Result<Option<Seen>> {
     let mut table = mirror.table_root().ok_or(ENODEV)?;
     let section = mirror.enter(0)?;
@@ -62,7 +62,7 @@ fn walk(mirror: &Mirror<Walking>, addr: usize) -> Result<Option<Seen>> {
     Err(EINVAL)
 }
 
-/// How reading and writing is refused.
+/// Returns the errors for reading and for writing.
 fn refused(mirror: &Mirror<Walking>, addr: usize, seen: Seen) -> Result<[Option<Unresolved>; 2]> {
     let section = mirror.enter(0)?;
     Ok([
@@ -92,7 +92,7 @@ mod suite {
         }
         assert_eq!(u64::from_ne_bytes(bytes), 77);
         assert_eq!(refused(&mirror, addr, seen)?, [None; 2]);
-        // A table may give less; pages of others are not given.
+        // A leaf with fewer rights than the table is accepted. Foreign page frames are refused.
         let protected = Seen {
             writable: false,
             ..seen
@@ -130,7 +130,7 @@ mod suite {
             _ => return Err(EIO),
         };
         assert_eq!(seen.address, DEVICE_PAGES + ((number as u64) << 12));
-        // The page frame of that number is another page.
+        // The page frame with that number is another page.
         let frame = Seen {
             address: (number as u64) << 12,
             ..seen
@@ -151,7 +151,7 @@ mod suite {
         let at = root + 8 * (addr as u64 >> 39 & 0x1ff);
         let below = section.table_word(addr, at).map_err(|_| EFAULT)? & !0xfff;
         assert!(section.table_word(addr, below).is_ok());
-        // Nothing leads there for this address.
+        // The table page is not on the walk of this address.
         let elsewhere = addr ^ (1 << 39);
         assert!(section.table_word(elsewhere, root).is_ok());
         for (addr, address) in [(elsewhere, below), (addr, seen.address), (addr, 0)] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that cannot move, and memory that is evicted already, in KUnit.
+//! KUnit tests: memory that cannot move, and memory that is being evicted.
 
 use super::*;
 use crate::{
@@ -13,14 +13,14 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 
-/// Pages of the default policy's smallest move.
+/// Pages of the smallest migration of the default policy.
 const CHUNK: usize = 16;
 
-/// References to pages, so that they cannot migrate.
+/// References to pages, which make them immovable.
 struct Held(KVec<usize>);
 
 impl Held {
-    /// To the pages of `range`, which are present, for which `which` says so by their index.
+    /// Takes references to the present pages of `range` for whose index `which` returns `true`.
     fn new(
         mirror: &Mirror<TestDevice>,
         range: PageRange,
@@ -46,13 +46,14 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for pfn in &self.0 {
-            // SAFETY: The reference is ours.
+            // SAFETY: `new()` took the reference, and it is dropped only once.
             unsafe { bindings::rust_hmm_pfn_put(*pfn) };
         }
     }
 }
 
-/// So many pages within a block, aligned to [`CHUNK`], which have contents, a device, and its mirror.
+/// Returns `pages` pages with contents within a block, aligned to [`CHUNK`], a device, and its
+/// mirror.
 fn within_block(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevice>)> {
     let (all, shared, mirror) = attached(2 * (pages + CHUNK) + 1)?;
     let mut start = all.start().next_multiple_of(CHUNK * PAGE_SIZE);
@@ -67,7 +68,7 @@ fn within_block(pages: usize) -> Result<(PageRange, Arc<Shared>, Mirror<TestDevi
     Ok((range, shared, mirror))
 }
 
-/// Moves the touched page, and adds up the page numbers that are reported to it.
+/// A policy that migrates the accessed page only, and sums up the reported pages.
 struct Reported(Atomic<usize>);
 
 impl Policy for Reported {
@@ -82,7 +83,8 @@ impl Policy for Reported {
     }
 }
 
-/// Has all pages put on their lists: those that are on none yet count as ones that can move.
+/// Drains the per-CPU LRU batches. Pages in a batch are not on an LRU list yet, and count as
+/// movable.
 pub(super) fn settle(mirror: &Mirror<TestDevice>) -> Result {
     let other = map(1)?;
     store(other.start(), 1)?;
@@ -106,7 +108,8 @@ mod suite {
         assert!((1..=3).contains(&pauses));
         assert_eq!(mirror.migrate(range).to_system()?.moved, PAGES / 2);
 
-        // They are let go while the last of the others is copied: one more pass moves all of them.
+        // The references are dropped while the last of the other pages is copied. One more pass
+        // moves all of them.
         let held = Arc::pin_init(kernel::new_mutex!(Some(held)), GFP_KERNEL)?;
         let copies = Atomic::new(0);
         let memory = shared.memory.driver();
@@ -143,7 +146,7 @@ mod suite {
             assert_eq!(mirror.serve(part, Access::Read, &OnePage)?.moved, 0);
         }
         let asked = mirror.stats().get(Counter::Migrations) - before;
-        // Once more if half a second has passed.
+        // There is another attempt if 500 ms have passed.
         assert!((1..=2).contains(&asked));
         assert_eq!(mirror.lock_table()?.present(range), CHUNKS * CHUNK);
         assert_eq!(shared.memory.usage().0, 0);
@@ -166,13 +169,14 @@ mod suite {
         }
         let asked = mirror.stats().get(Counter::Migrations) - before;
         assert!((1..=2).contains(&asked));
-        // What a CPU takes back may move again, also if the mirror has switched to it.
+        // Pages that a CPU fault has migrated back can be migrated again, also if the mirror's
+        // entries were switched.
         assert_eq!(load(range.address(3))?, 103);
         let left = shared.memory.usage().0;
         assert!(left < PAGES - 1);
         let moved = mirror.serve(range, Access::Read, &OnePage)?.moved;
         assert_eq!(moved, PAGES - 1 - left);
-        // And what a request has brought back.
+        // This also holds for pages that a request has migrated back.
         mirror.serve(range, Access::Read, &OnePage)?;
         assert_eq!(mirror.migrate(range).to_system()?.moved, PAGES - 1);
         let moved = mirror.serve(range, Access::Read, &OnePage)?.moved;
@@ -203,7 +207,7 @@ mod suite {
         store(range.start(), 1)?;
         for withdraw in [false, true] {
             assert_eq!(mirror.migrate(range).to_device()?.moved, 8);
-            // The block of these pages is not the one that was used last.
+            // Make the block of these pages not the most recently used one.
             shared.memory.touch(DeviceRange {
                 first: 2 * PMD_PAGES,
                 count: 1,
@@ -223,14 +227,14 @@ mod suite {
                         return;
                     };
                     let end = ended.clone();
-                    // By another task: who copies has the mmap lock, under which no room may be
-                    // made.
+                    // Use another task: the copying task holds the mmap lock, and eviction must not
+                    // be called with it.
                     let thread = Thread::spawn(c"hmm-test", move || {
-                        // There can never be so much: all blocks that can be evicted are.
+                        // The request exceeds the memory, so that all evictable blocks are evicted.
                         let _ = other.memory.make_room(PMD_PAGES * 8, before);
                         end.store(1, Release);
                     });
-                    // The drop of a thread does not wait in a callback.
+                    // The drop of a thread does not wait within a callback.
                     let since = Instant::<Monotonic>::now();
                     while thread.is_ok() && ended.load(Acquire) == 0 {
                         if since.elapsed() > Delta::from_secs(20) {
@@ -254,7 +258,7 @@ mod suite {
             assert_eq!(stay, Ok(0));
             assert!(rounds.load(Relaxed) != 0);
             assert_eq!(made.load(Relaxed), 1);
-            // It was not used meanwhile, and so is no warmer.
+            // The block was not used meanwhile, and is as cold as before.
             assert_eq!(shared.memory.turn(), before);
             assert_eq!(load(range.start())?, 1);
         }
@@ -286,7 +290,7 @@ mod suite {
                     }
                 })
                 .ok();
-                // It finds the block claimed, and looks again every few ms.
+                // The other task finds the block claimed, and tries again every few ms.
                 fsleep(Delta::from_millis(12));
             },
             GFP_KERNEL,
@@ -295,7 +299,7 @@ mod suite {
         *memory.at_copy.lock() = None;
         let thread = thread.lock().take();
         assert!(thread.is_some());
-        // Waits for it.
+        // Dropping the thread waits for it.
         drop(thread);
         assert_eq!(made.load(Relaxed), 1);
         let evicted = shared.memory.stats().get(Counter::EvictedForRoom);
@@ -314,7 +318,8 @@ mod suite {
         let memory = shared.memory.driver();
         memory.fail_copies.store(PMD_PAGES, Relaxed);
         assert_eq!(shared.memory.make_room(total, before), Ok(false));
-        // One attempt: afterwards the block is newer than `before`, and no candidate.
+        // There is only one attempt. After it, the block is newer than `before`, and not a
+        // candidate.
         let left = PMD_PAGES - 8;
         assert_eq!(memory.fail_copies.load(Relaxed), left);
         assert_eq!(shared.memory.usage().0, 8);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Several memories of one device (tiles), in KUnit.
+//! KUnit tests: several memories of one device (tiles).
 
 use super::*;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     mm::device_pages::{DeviceRange, PIECE_PAGES}, //
 };
 
-/// A device at home on the first of its two tiles.
+/// A device with two tiles, the first of which is its home memory.
 struct Tiled([Arc<Shared>; 2]);
 
 impl Device for Tiled {
@@ -32,7 +32,7 @@ impl Device for Tiled {
     fn flush_wait(&self, (): ()) {}
 }
 
-/// Two tiles of one owner.
+/// Creates two tiles of one owner.
 fn tiles(connection: Connection) -> Result<[Arc<Shared>; 2]> {
     let owner = Owner::new()?;
     let tiles = [shared_of(&owner)?, shared_of(&owner)?];
@@ -43,7 +43,7 @@ fn tiles(connection: Connection) -> Result<[Arc<Shared>; 2]> {
     Ok(tiles)
 }
 
-/// A mirror at home on tile `home`.
+/// Creates a mirror with tile `home` as its home memory.
 fn at_home(tiles: &[Arc<Shared>; 2], home: usize) -> Result<Mirror<Tiled>> {
     let current = current!();
     let mm = current.mm().ok_or(EINVAL)?;
@@ -51,8 +51,7 @@ fn at_home(tiles: &[Arc<Shared>; 2], home: usize) -> Result<Mirror<Tiled>> {
     crate::new_mirror!(mm, device)
 }
 
-/// Fresh memory with contents, which the mirror at home on tile 1 has moved there; and that of tile
-/// 0.
+/// Returns memory with contents, migrated to tile 1 by the mirror at home there, and both mirrors.
 fn on_the_other(
     pages: usize,
     connection: Connection,
@@ -68,12 +67,12 @@ fn on_the_other(
     Ok((range, tiles, mirrors))
 }
 
-/// Pages in use of each tile.
+/// Returns the number of pages in use of each tile.
 fn used(tiles: &[Arc<Shared>; 2]) -> [usize; 2] {
     [tiles[0].memory.usage().0, tiles[1].memory.usage().0]
 }
 
-/// As [`device_load`], from the tile that has the page.
+/// Like [`device_load`], but reads from the tile that has the page.
 fn tiled_load(mirror: &Mirror<Tiled>, addr: usize) -> Result<Option<u64>> {
     let mut bytes = [0; 8];
     let table = mirror.lock_table()?;
@@ -103,7 +102,7 @@ mod suite {
         assert_eq!(tiles[1].memory.locate(page(3)), None);
         assert_eq!(tiles[1].memory.locate(page(PIECE_PAGES + 3)), Some(page(3)));
         assert_eq!(tiles[0].memory.locate(page(PIECE_PAGES + 3)), None);
-        // Beyond the limit of a tile, and beyond all.
+        // Numbers beyond the limit of a tile, and beyond all tiles.
         for first in [PMD_PAGES * 4, PIECE_PAGES * 2, usize::MAX] {
             assert!(tiles
                 .iter()
@@ -128,7 +127,7 @@ mod suite {
         for tile in &tiles {
             assert_eq!(tile.memory.stats().get(Counter::CpuFaults), 0);
         }
-        // A CPU fault brings a page back from the tile that has it, for both.
+        // A CPU fault migrates a page back from its tile, and both mirrors follow.
         assert_eq!(load(range.address(2))?, 102);
         assert!(tiles[1].memory.stats().get(Counter::CpuFaults) > 0);
         assert_eq!(tiles[0].memory.stats().get(Counter::CpuFaults), 0);
@@ -148,7 +147,7 @@ mod suite {
         for index in 0..6 {
             let loaded = tiled_load(&mirrors[0], range.address(index))?;
             assert_eq!(loaded, Some(100 + index as u64));
-            // No entry names the place that they have left.
+            // No entry refers to the previous location of the pages.
             assert_eq!(tiled_load(&mirrors[1], range.address(index))?, None);
         }
         for tile in &tiles {
@@ -184,7 +183,7 @@ mod suite {
     #[test]
     fn a_device_that_does_not_list_the_tile_never_maps_its_frames() -> Result {
         let (range, tiles, _mirrors) = on_the_other(2, Connection::Unified)?;
-        // At home on tile 0, and with no other one.
+        // The device has tile 0 as its home memory, and no other tile.
         let alone = mirror(&tiles[0])?;
         alone.fault(range, Access::Read)?;
         assert_eq!(used(&tiles), [0, 0]);
@@ -223,10 +222,10 @@ mod suite {
         let middle = PageRange::from_pages(range.address(2), 2)?;
         mirrors[0].fault(middle, Access::Read)?;
         assert_eq!(used(&tiles), [2, 4]);
-        // A migration to system memory takes pages of its tile only.
+        // A migration to system memory takes pages of the mirror's home memory only.
         assert_eq!(mirrors[0].migrate(range).to_system()?.moved, 2);
         assert_eq!(used(&tiles), [0, 4]);
-        // A CPU fault takes those beside the page that are in the same tile.
+        // A CPU fault takes only pages of the same tile.
         assert_eq!(load(range.address(0))?, 100);
         mirrors[0].fault(range, Access::Read)?;
         for index in 0..6 {
@@ -259,7 +258,7 @@ mod suite {
         store(own.start(), 7)?;
         assert_eq!(mirrors[0].migrate(own).to_device()?.moved, 1);
         mirrors[0].fault(range, Access::Read)?;
-        // The contents of one page are lost, so that it stays where it is.
+        // The copy of one page fails, so that it stays in device memory.
         tiles[1]
             .memory
             .driver()
@@ -269,9 +268,9 @@ mod suite {
         for index in 0..4 {
             assert_eq!(tiled_load(&mirrors[0], range.address(index))?, None);
         }
-        // All entries were removed, before a page was evicted.
+        // All entries were removed before a page was evicted.
         assert_eq!(tiled_load(&mirrors[0], own.start())?, None);
-        // It is not mapped again; the other tile is used as before.
+        // The lost page is not mapped again. The other tile is still usable.
         assert_eq!(mirrors[0].fault(range, Access::Read), Err(EFAULT));
         assert_eq!(tiled_load(&mirrors[0], range.start())?, None);
         assert_eq!(mirrors[1].fault(own, Access::Read), Err(ENODEV));

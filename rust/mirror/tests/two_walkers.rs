@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Two tasks that enter two walkers in opposite order, in KUnit.
+//! KUnit tests: two tasks that enter two walkers in opposite order.
 
 use super::*;
 use crate::thread::Thread;
@@ -16,7 +16,7 @@ use kernel::{
 mod suite {
     use super::*;
 
-    /// Told by the threads of the next test.
+    /// Counters of the threads of the next test.
     #[derive(Default)]
     struct Seen {
         inside: u32,
@@ -35,7 +35,8 @@ mod suite {
                     seen.inside = 1;
                     if let (Some(mine), Some(theirs)) = (ready.get(own), ready.get(1 - own)) {
                         mine.store(1, Release);
-                        // Until both are in theirs; on one processor that will never be.
+                        // Wait until both threads are inside. With one processor, that never
+                        // happens.
                         for _ in 0..5000 {
                             if theirs.load(Acquire) != 0 {
                                 break;
@@ -43,13 +44,15 @@ mod suite {
                             udelay(Delta::from_micros(100));
                         }
                     }
-                    // One of them could get it when the other has left; never do both wait.
+                    // One thread may succeed after the other has left, but both never wait for each
+                    // other.
                     seen.refused = u32::from(walkers.with(1 - own, |_| ()).is_none());
                 });
             })?;
             threads.push(thread, GFP_KERNEL)?;
         }
-        // Not by their locks, for which this would spin on the processor that the other one needs.
+        // Poll atomics, not the walkers' locks: spinning on these would block the processor that
+        // the other thread needs.
         let all = || ready.iter().all(|ready| ready.load(Acquire) != 0);
         for _ in 0..5000 {
             if all() {
@@ -61,7 +64,7 @@ mod suite {
         drop(threads);
         let refused = |index| walkers.with(index, |seen| seen.refused);
         let both = refused(0).zip(refused(1)).ok_or(EINVAL)?;
-        // If they met, one was refused at least.
+        // If both were inside at the same time, at least one was refused.
         assert!(both.0 + both.1 >= 1 || kernel::cpu::nr_cpu_ids() == 1);
         Ok(())
     }

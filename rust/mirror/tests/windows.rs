@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Windows of a space, in KUnit: what a mirror is told of, and for how long.
+//! KUnit tests: windows of a space, and the events that a mirror receives.
 
 use super::*;
 use crate::deferred;
 
-/// Windows of the mirror's space, when a worker has looked which are needed.
+/// Returns the number of windows of the mirror's space, after a worker has removed the unused ones.
 fn windows(mirror: &Mirror<TestDevice>) -> usize {
     let windows = mirror.inner().space.windows();
     windows.doubt_all();
@@ -13,7 +13,7 @@ fn windows(mirror: &Mirror<TestDevice>) -> usize {
     windows.count()
 }
 
-/// Invalidations that `mirror` was told of while `f` ran.
+/// Returns the number of invalidations of `mirror` while `f` runs.
 fn told(mirror: &Mirror<TestDevice>, f: impl FnOnce() -> Result) -> Result<u64> {
     let before = mirror.stats().get(Counter::Invalidations);
     f()?;
@@ -45,7 +45,7 @@ mod suite {
         assert_eq!(windows(&mirror), 1);
         for block in [0, 2, 1] {
             let page = page(block)?;
-            // A huge page is split before.
+            // A huge page is split first.
             let told = told(&mirror, || unmap(page))?;
             assert_eq!((told != 0), (block == 1));
         }
@@ -92,7 +92,7 @@ mod suite {
         assert!(user.range().contains(range.start()));
         drop(user);
         assert_eq!(windows(&mirror), 0);
-        // A new one is told of everything, too.
+        // A new window receives all events, too.
         store(range.start(), 3)?;
         mirror.fault(range, Access::Read)?;
         unmap(range)?;
@@ -117,7 +117,7 @@ mod suite {
             }
             rounds += 1;
         }
-        // The first event was of a page that the device used.
+        // The first event was for a page that the device used.
         assert!((2..32).contains(&rounds));
         Ok(())
     }

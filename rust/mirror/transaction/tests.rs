@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Marks of migrations and the events that clear them, in KUnit.
+//! KUnit tests: marks of migrations, and the events that clear them.
 
 use super::*;
 use crate::mm::notifier::Reason;
@@ -33,7 +33,7 @@ mod suite {
         );
         assert!(running.owns(mine, 0x20_0000));
 
-        // Of somebody else, or without an owner, or not a migration.
+        // Events with another cookie, without one, or of another kind.
         let page = PageRange::from_pages(0x20_3000, 1)?;
         assert_eq!(
             running.note(&Event::for_test(Reason::Migrate, page, other)),
@@ -77,11 +77,11 @@ mod suite {
         asked.add(60..80);
         let of_all = own.owned_of(range.start(), &asked);
         assert_eq!((of_all.count(0..PMD_PAGES), of_all.count(60..70)), (17, 10));
-        // Counted from another page: 65, 66, and so on.
+        // Indices relative to another page: 65, 66, and so on.
         let of_part = own.owned_of(range.address(5), &asked);
         assert_eq!(of_part.count(0..PMD_PAGES), 17);
         assert!(of_part.has(64) && !of_part.has(65) && !of_part.has(67) && of_part.has(68));
-        // What is beyond the range does not belong to it.
+        // Pages beyond the range are not marked.
         let mut last = Mask::EMPTY;
         last.add(290..310);
         for (start, count) in [(range.start(), 10), (range.address(5), 5)] {
@@ -103,7 +103,8 @@ mod suite {
                 destination: Destination::Any,
             })
         };
-        // Two in each page, of which the first one holds it; those of several blocks.
+        // Two migrations for each page, the first of which has the mark. The pages lie in several
+        // blocks.
         for (index, name) in names.iter().enumerate() {
             running.begin(request(name, index / 2, 1)?, Room::new()?)?;
         }
@@ -112,7 +113,7 @@ mod suite {
             names.iter().filter(owns).count()
         };
         assert_eq!((owner(&running, 0), owner(&running, 499)), (1, 1));
-        // An event in the middle is about the pages there.
+        // An event clears marks only in its range.
         let range = PageRange::from_pages(100 << PAGE_SHIFT, 300)?;
         assert_eq!(
             running.note(&Event::for_test(Reason::Clear, range, Cookie::NONE)),
@@ -154,7 +155,8 @@ mod suite {
         running.begin(request(second, 0x3000, 4)?, Room::new()?)?;
         assert!(running.owns(first, 0x4000) && !running.owns(second, 0x4000));
         assert!(!running.owns(first, 0x5000) && running.owns(second, 0x5000));
-        // The second one's event takes the page from the first one, and removes its entry.
+        // The event of the second migration clears the mark of the first one, and removes the
+        // entry.
         let range = PageRange::from_pages(0x3000, 4)?;
         let event = Event::for_test(Reason::Migrate, range, second);
         assert_eq!(running.note(&event), Some(second));
@@ -163,7 +165,8 @@ mod suite {
         let page = |addr| PageRange::from_pages(addr, 1);
         assert!(!running.keeps(second, page(0x4000)?, entry));
         assert!(running.keeps(second, page(0x5000)?, entry));
-        // A huge leaf of pages of both: it begins with one of the second's, and is not kept as a whole.
+        // A huge leaf with pages of both migrations begins with one of the second migration. It is
+        // not kept as a whole.
         let both = |start| PageRange::from_pages(start, 2);
         assert!(running.divides(second, both(0x4000)?) && !running.divides(second, both(0x5000)?));
         assert!(!running.keeps(second, both(0x4000)?, entry));
@@ -180,7 +183,8 @@ mod suite {
         let (back, there, owner) = (0u8, 0u8, 0u8);
         let (back, there, owner) = (Cookie::of(&back), Cookie::of(&there), Cookie::of(&owner));
         let mut running = Transactions::new();
-        // A CPU fault brings two pages back, while others go to the device the ordinary way.
+        // A CPU fault migrates two pages back, while others are migrated to the device without
+        // marks.
         running.begin(
             Request {
                 name: back,
@@ -231,7 +235,8 @@ mod suite {
         assert_eq!(running.note(&event(range, owner)), Some(name));
         let page = |addr| PageRange::from_pages(addr, 1);
         assert!(running.keeps(name, page(0x20_0000)?, entry));
-        // Beyond the range, so not ours, although of the same owner: a CPU fault of this task.
+        // An event beyond the range is foreign, although it has the same owner: a CPU fault of this
+        // task.
         let more = PageRange::from_pages(0x20_f000, 2)?;
         assert_eq!(running.note(&event(more, owner)), None);
         assert!(!running.owns(name, 0x20_f000));
@@ -240,7 +245,7 @@ mod suite {
         assert!(!running.owns(name, 0x20_0000));
         assert!(running.end(name, range.start()));
 
-        // The same by another task.
+        // The same event from another task.
         request.identity = Identity::Task { pid: -1, owner };
         running.begin(request, Room::new()?)?;
         assert!(running.holds(0x20_0000) && running.overlap(range));

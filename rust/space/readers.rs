@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The mirrors that keep their entries of pages while these migrate.
+//! Mirrors whose devices keep reading pages while these migrate.
 
 use super::{find, Entered, Request};
 use crate::{
@@ -14,21 +14,22 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// Mirrors of a process for which a migration needs no memory.
+/// Number of mirrors of a process for which no allocation is needed.
 const FEW: usize = 4;
 
-/// Room for the mirrors that join one migration at a time.
+/// The mirrors that have joined a migration. Reused from one migration to the next.
 ///
-/// Its owner keeps it until the migration is over. A caller with two migrations in flight has two.
+/// The owner keeps it until the migration has ended. A caller with two migrations in flight has
+/// two.
 pub(crate) struct Joined {
-    /// Name and range of the migration that was joined. `None` without mirrors.
+    /// Name and range of the migration. `None` if no mirror has joined.
     step: Option<(Cookie, PageRange)>,
     few: [Option<Entered>; FEW],
     more: KVec<Entered>,
 }
 
 impl Joined {
-    /// Without mirrors.
+    /// Creates an empty set.
     pub(crate) const fn new() -> Self {
         Self {
             step: None,
@@ -37,13 +38,15 @@ impl Joined {
         }
     }
 
-    /// Has mirrors of the address space `mm` join the migration that `request` describes, before
-    /// its pages are isolated. These are all mirrors that have entries of the pages, except the one
-    /// in place `except` and those for which there is no memory. They keep the entries as long as
-    /// the returned value exists.
+    /// Makes mirrors of the address space `mm` join the migration `request`, before its pages are
+    /// isolated. All mirrors that have entries of the pages join, except the one with index
+    /// `except` and those for which there is no memory. They keep the entries until the returned
+    /// value is dropped.
     ///
-    /// Context: may sleep. Does not wait for invalidations, so that folio locks may be held.
-    // Its variables are not on the stack while pages are copied.
+    /// # Context
+    ///
+    /// May sleep. Does not wait for invalidations, so that folio locks may be held.
+    // Not inlined, so that its stack frame is free while pages are copied.
     #[inline(never)]
     pub(crate) fn join(
         &mut self,
@@ -64,7 +67,7 @@ impl Joined {
         Readers(self)
     }
 
-    /// Ends the migration for all mirrors that have joined it.
+    /// Ends the migration for all mirrors that have joined.
     fn leave(&mut self) {
         let Some((name, range)) = self.step.take() else {
             return;
@@ -76,12 +79,16 @@ impl Joined {
         self.more.clear();
     }
 
-    /// Whether there is room for one more. Context: may sleep.
+    /// Returns whether there is room for another mirror.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     fn has_room(&mut self) -> bool {
         self.few.iter().any(Option::is_none) || self.more.reserve(1, GFP_KERNEL).is_ok()
     }
 
-    /// Adds a mirror, for which there is room.
+    /// Adds a mirror. [`Self::has_room`] must have returned `true`.
     fn add(&mut self, mirror: Entered) {
         let rest = match self.few.iter_mut().find(|place| place.is_none()) {
             Some(place) => {
@@ -90,7 +97,7 @@ impl Joined {
             }
             None => mirror,
         };
-        // There is room.
+        // Cannot fail, because there is room.
         let _ = self.more.push_within_capacity(rest);
     }
 
@@ -105,13 +112,16 @@ impl Drop for Joined {
     }
 }
 
-/// Mirrors that have joined a migration, and keep their entries of its pages. Dropping it ends that for all.
+/// Mirrors that have joined a migration and keep their entries of its pages. Dropping it ends the
+/// migration for all of them.
 #[must_use = "dropping it ends the step"]
-// By reference: a migration moves its readers from state to state, each of which has a stack slot.
+// Holds a reference, because a migration moves this from state to state, each of which has a stack
+// slot.
 pub(crate) struct Readers<'p>(&'p mut Joined);
 
 impl<'p> Readers<'p> {
-    /// Lets each device use what has moved, as far as it can.
+    /// Replaces the entries of pages that have moved in each mirror. A mirror that cannot use the
+    /// new page loses its entry.
     pub(crate) fn switch(self, moved: &Moved<'_>) -> Settled<'p> {
         if let Some((name, _)) = self.0.step {
             for mirror in self.0.each() {
@@ -128,7 +138,7 @@ impl Drop for Readers<'_> {
     }
 }
 
-/// The mirrors use no source of a page that has moved.
+/// Proof that no mirror uses the source of a page that has moved.
 pub(crate) struct Settled<'p> {
     _readers: Readers<'p>,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a migration tells the mirrors whose pages it moves.
+//! Descriptor of a migration, as the mirrors of its pages see it.
 
 use crate::mm::{
     addr::PageRange,
@@ -8,13 +8,13 @@ use crate::mm::{
 };
 use kernel::{prelude::*, task::Pid};
 
-/// How a migration recognises the events that it causes itself.
+/// How a migration recognises the notifier events that it causes itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Identity {
-    /// They carry its name: nothing else does.
+    /// By name: its events carry the name of the migration, which is unique.
     Name,
-    /// They carry the owner of the device's memory, as others' may; but they are sent by this task,
-    /// within the range.
+    /// By task and range. Its events carry the owner of the device memory, as do events of other
+    /// migrations. The migration's own are sent by this task, and lie within its range.
     Task {
         /// The task.
         pid: Pid,
@@ -24,7 +24,7 @@ pub(crate) enum Identity {
 }
 
 impl Identity {
-    /// The current task, with pages of `owner`.
+    /// Matches events of the current task with pages of `owner`.
     pub(crate) fn current(owner: Cookie) -> Self {
         Self::Task {
             pid: current!().pid(),
@@ -33,36 +33,36 @@ impl Identity {
     }
 }
 
-/// The memory into which pages migrate.
+/// Memory into which pages migrate.
 #[derive(Clone, Copy)]
 pub(crate) enum Destination {
-    /// System memory, or any at all for a migration from device to device, which the source has to
-    /// join: every device does.
+    /// Every mirror joins. Used for system memory, and for migrations from device to device, which
+    /// the mirror of the source must join.
     Any,
-    /// Private memory of this name. Its own device can address it, and others of the same owner of
-    /// which the connection says so.
+    /// Private memory with this cookie. Its device can address it. Other devices of the same owner
+    /// can if their connection allows it.
     Private(Cookie),
-    /// Coherent memory of this name. A device with memory of its own uses it in place only if its
-    /// connection says so.
+    /// Coherent memory with this cookie. A device that has memory of its own uses it in place only
+    /// if its connection allows it.
     Coherent(Cookie),
 }
 
-/// What a migration wants.
+/// Description of a migration.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) name: Cookie,
     pub(crate) identity: Identity,
-    /// At most 2 MiB.
+    /// Must not exceed 2 MiB.
     pub(crate) range: PageRange,
-    /// The device keeps reading: the own events leave marked entries alone.
+    /// Whether devices keep reading: own events leave marked entries alone.
     pub(crate) faultless: bool,
-    /// Where the pages will be. A device that cannot use them there does not join: it loses its
-    /// entries by the events of the migration.
+    /// Destination of the pages. A device that cannot use them there does not join. It loses its
+    /// entries by the notifier events of the migration.
     pub(crate) destination: Destination,
 }
 
 impl Request {
-    /// Whether the migration has caused `event`.
+    /// Returns whether the migration caused `event`.
     pub(crate) fn has_caused(&self, event: &Event<'_>) -> bool {
         match self.identity {
             Identity::Name => event.is_from(self.name),

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The windows of a space, made where a device uses memory, and removed when nothing is left in them.
+//! Notifier windows of a space. A window is created where a device uses memory, and removed when no
+//! mirror has an entry in it.
 //!
-//! A worker removes them: `mmu_interval_notifier_remove()` waits for callbacks, also for one that found a window empty.
-//! It looks twice whether anybody uses the window, because the table locks, under which it looks for entries in between,
-//! are not taken under the lock of the windows. Who has an entry made is a user.
+//! A worker removes windows, because `mmu_interval_notifier_remove()` waits for callbacks, and a
+//! callback itself may find a window empty. The worker checks twice whether a window has users:
+//! between the checks it searches for entries under the table locks, which cannot be taken under
+//! the lock of the windows. A task that is having an entry installed is a user.
 
 use super::{
     find,
@@ -28,14 +30,14 @@ use kernel::{
     sync::{Arc, SpinLock},
 };
 
-/// Windows that are doubted before a worker looks at them, unless that is urgent. If more are doubted until it does, it
-/// looks at all.
+/// Maximum number of windows that are queued individually for the worker. If it is reached, the
+/// worker runs. If it is exceeded before that, the worker checks all windows.
 const DOUBTS: usize = 16;
 
-/// Windows by number.
+/// Windows by index.
 type Tree = RBTree<usize, Arc<WindowNotifier>>;
 
-/// The windows of a space.
+/// Notifier windows of a space.
 #[pin_data]
 pub(crate) struct Windows {
     #[pin]
@@ -43,7 +45,7 @@ pub(crate) struct Windows {
     sweeper: Arc<Recurring<Sweep>>,
 }
 
-/// Use of a window. As long as this is there, the window is.
+/// Use of a window. The window is not removed while a use of it exists.
 pub(crate) struct WindowUser(Arc<WindowNotifier>);
 
 impl Deref for WindowUser {
@@ -63,7 +65,15 @@ impl Drop for WindowUser {
 }
 
 impl Windows {
-    /// Those of the space that `name` names: none yet. Context: may sleep. `ENOMEM`.
+    /// Creates an empty set for the space `name`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn new(name: Cookie) -> impl PinInit<Self, Error> {
         let (lock_name, key) = locks::windows();
         try_pin_init!(Self {
@@ -72,19 +82,20 @@ impl Windows {
         }? Error)
     }
 
-    /// Begins to use the window `index`, if there is one. Not inlined: it is part of what each fault costs in code.
+    /// Begins to use the window `index`, if it exists. Not inlined, to keep the code of faults
+    /// small.
     #[inline(never)]
     fn enter(&self, index: usize) -> Option<WindowUser> {
         Self::enter_in(&self.all.lock(), index)
     }
 
-    /// How many there are.
+    /// Returns the number of windows.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn count(&self) -> usize {
         self.all.lock().iter().count()
     }
 
-    /// How many use the window with `addr`.
+    /// Returns the number of uses of the window that contains `addr`.
     #[cfg(CONFIG_KUNIT = "y")]
     pub(crate) fn users(&self, addr: usize) -> usize {
         let all = self.all.lock();
@@ -98,8 +109,12 @@ impl Windows {
         Some(WindowUser(window.clone()))
     }
 
-    /// Has a worker look whether the window at `addr` is still needed: at once if it is `urgent`, else when there are
-    /// several. Context: any but interrupts.
+    /// Queues a check whether the window at `addr` is still needed. The worker runs immediately if
+    /// `urgent` is set, otherwise when several windows are queued.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts.
     pub(super) fn doubt(&self, addr: usize, urgent: bool) {
         let many = self.sweeper.work().doubts.lock().add(index_of(addr));
         if urgent || many {
@@ -107,22 +122,35 @@ impl Windows {
         }
     }
 
-    /// Has a worker look which windows are still needed. Context: any but interrupts.
+    /// Queues a check of all windows, and runs the worker.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts.
     pub(crate) fn doubt_all(&self) {
         self.sweeper.work().doubts.lock().all = true;
         self.sweeper.queue();
     }
 
-    /// Has a worker map again what devices are to have mapped always. Context: any but interrupts.
+    /// Makes the worker install the lost entries of memory that devices must always have mapped.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts.
     pub(super) fn restore_later(&self) {
         self.sweeper.work().doubts.lock().restore = true;
         self.sweeper.queue();
     }
 
-    /// Removes all, of a space without mirrors. Context: may sleep; waits for callbacks.
+    /// Removes all windows of a space that has no mirror.
+    ///
+    /// # Context
+    ///
+    /// May sleep. Waits for callbacks.
     pub(super) fn remove_all(&self) {
         loop {
-            // Dropped when the lock was released.
+            // The window is dropped after the lock was released, because the drop waits for
+            // callbacks.
             let first = {
                 let mut all = self.all.lock();
                 let first = all.cursor_front_mut().map(|cursor| cursor.remove_current());
@@ -134,20 +162,24 @@ impl Windows {
         }
     }
 
-    /// Number of the first window from `index` on.
+    /// Returns the index of the first window whose index is not below `index`.
     fn next(&self, index: usize) -> Option<usize> {
         let all = self.all.lock();
         let found = all.cursor_lower_bound(&index)?;
         Some(*found.current().0)
     }
 
-    /// Whether there are windows in `range` behind `window`. Context: any but interrupts.
+    /// Returns whether there are windows in `range` behind `window`.
+    ///
+    /// # Context
+    ///
+    /// Any but interrupts.
     pub(super) fn any_behind(&self, window: PageRange, range: PageRange) -> bool {
         let next = self.next(index_of(window.end()));
         next.is_some_and(|next| next <= index_of(range.end() - 1))
     }
 
-    /// Removes the window `index`, if nobody uses it, and no mirror of `space` has an entry in it.
+    /// Removes the window `index`, unless it is in use or a mirror of `space` has an entry in it.
     fn sweep(&self, space: &Space, index: usize) {
         let range = match self
             .all
@@ -170,17 +202,22 @@ impl Windows {
                 .is_some_and(|window| window.subscriber().is_closing());
             goes.then(|| all.remove_node(&index)).flatten()
         };
-        // The lock was released.
+        // Drop the window without the lock, because the drop waits for callbacks.
         drop(window);
     }
 }
 
 impl Space {
-    /// The window with `addr`, which is made if there is none.
+    /// Returns a use of the window that contains `addr`. Creates the window if it does not exist.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINTR`: killed. Context: may sleep; the mmap lock must not be held.
+    /// - `ENOMEM`
+    /// - `EINTR` if a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep. The mmap lock must not be held.
     pub(crate) fn window(
         space: &RcuArc<Self>,
         mm: &AddressSpace,
@@ -200,7 +237,8 @@ impl Space {
         let new = Arc::pin_init(notifier, GFP_KERNEL_ACCOUNT)?;
         let node = RBTreeNode::new(index, new.clone(), GFP_KERNEL_ACCOUNT)?;
         let mut all = space.windows.all.lock();
-        // Somebody may have been faster; then this one's goes when the lock was released.
+        // A concurrent task may have created the window. This one is then dropped after the lock
+        // was released.
         if let Some(user) = Windows::enter_in(&all, index) {
             drop(all);
             return Ok(user);
@@ -211,17 +249,17 @@ impl Space {
     }
 }
 
-/// Windows that may not be needed any more.
+/// Windows to be checked by the worker, because they may not be needed.
 #[derive(Default)]
 struct Doubts {
     some: [Option<usize>; DOUBTS],
     all: bool,
-    /// Mirrors have lost what they are to have mapped always.
+    /// Whether mirrors have lost entries of memory that they must always have mapped.
     restore: bool,
 }
 
 impl Doubts {
-    /// Adds a window. Returns whether there is no room for one more.
+    /// Adds a window. Returns whether the list is full now.
     fn add(&mut self, index: usize) -> bool {
         if self.all || self.some.contains(&Some(index)) {
             return self.all;
@@ -241,9 +279,9 @@ impl Doubts {
     }
 }
 
-/// Looks which windows of a space can go.
+/// Work item that removes windows of a space that are not needed.
 struct Sweep {
-    /// Of the space, which may be gone when a worker looks.
+    /// Cookie of the space. The space may have been freed when the work item runs.
     name: Cookie,
     doubts: Pin<KBox<SpinLock<Doubts>>>,
 }

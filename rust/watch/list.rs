@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The list of all mirrors and all device memory, in the order of their numbers.
+//! List of all mirrors and all device memories, in the order of their numbers.
 
 use super::{Kind, Place, Watched};
 use crate::locks;
@@ -10,26 +10,27 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 
-/// Numbers that [`short`] tells apart.
+/// Number of low bits that [`short`] keeps.
 const SHORT: u32 = 19;
 
-/// The lower bits of a number, by which those are known that have room for no more: what is in the list is in the order
-/// of these first.
+/// Returns the low bits of a number. File positions have room for these only, and therefore they
+/// are the primary sort key of the list.
 pub(super) fn short(number: u32) -> u64 {
     u64::from(number) & ((1 << SHORT) - 1)
 }
 
-/// Where in the list those are that are called `number` for short, at the earliest.
+/// Returns the lowest position in the list of the objects whose short number is `number`.
 pub(super) fn at_short(number: u64) -> u64 {
     number << u32::BITS
 }
 
-/// Where a number is in the list.
+/// Returns the position in the list of the object `number`.
 pub(super) fn position(number: u32) -> u64 {
     at_short(short(number)) | u64::from(number)
 }
 
-/// Places have addresses of their own, should numbers have come round.
+/// Sort key of an object. The address distinguishes objects with the same number, after a
+/// wrap-around.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     kind: Kind,
@@ -47,15 +48,15 @@ impl Key {
     }
 }
 
-/// What puts a place into a list.
+/// Preallocated tree node for an object.
 type Node = RBTreeNode<Key, Arc<Place>>;
 
-/// Places in order.
+/// Objects in order. `None` while there is none.
 struct List(Option<RBTree<Key, Arc<Place>>>);
 
 impl List {
     fn add(&mut self, node: Node) {
-        // No two have an address.
+        // Keys are unique, because the addresses are.
         let _none = self.0.get_or_insert_with(RBTree::new).insert(node);
     }
 
@@ -65,8 +66,8 @@ impl List {
         }
     }
 
-    /// The first from `position` on. Costs the height of the tree: who takes one after the other is not to look at all
-    /// of them each time.
+    /// Returns the first object whose position is not below `position`. Takes logarithmic time, so
+    /// that a walk over all objects does not take quadratic time.
     fn next(&self, kind: Kind, position: u64) -> Option<Arc<Place>> {
         let first = Key {
             kind,
@@ -80,16 +81,25 @@ impl List {
 }
 
 kernel::sync::global_lock! {
-    // SAFETY: `init` is called when the module is loaded, before there is anything to be put into the list.
+    // SAFETY: `init` is called when the module is loaded, before anything is added to the list.
     unsafe(uninit) static ALL: Mutex<List> = List(None);
 }
 
-/// A place in the list. Dropping it waits for those who look, for a part of their work.
+/// Registration of an object for debugfs. Dropping it waits for a concurrent reader of the object,
+/// for a bounded part of its work.
 pub(crate) struct Seat(Arc<Place>);
 
 impl Seat {
-    /// Adds `subject`. Context: may sleep. `ENOMEM`.
-    // Not inlined: there is one list in all modules.
+    /// Adds `subject` to the list.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
+    // Not inlined, so that all modules share one list.
     #[inline(never)]
     pub(crate) fn new(
         kind: Kind,
@@ -103,7 +113,7 @@ impl Seat {
     }
 }
 
-/// A place, and what is needed to put it into a list.
+/// Creates the list entry of an object, and the tree node for it.
 fn make(
     kind: Kind,
     number: u32,
@@ -132,31 +142,33 @@ impl Drop for Seat {
     }
 }
 
-/// Takes what is watched away from those who look.
+/// Unpublishes an object.
 ///
-/// It may be the last reference: that of a mirror that could not be made goes with its seat, after the mirror's own. What
-/// is dropped waits for callbacks, whose locks who looks may wait for; so it is not dropped with the lock of the place held.
+/// This may drop the last reference to the object, for example if a mirror was registered but could
+/// not be opened. Dropping a mirror waits for notifier callbacks, and a debugfs reader may wait for
+/// locks of these callbacks while it holds the lock of the entry. Therefore the object is dropped
+/// after that lock was released.
 fn leave(place: &Place) {
     let subject = place.subject.lock().take();
     drop(subject);
 }
 
-/// Before anything else of this module.
+/// Initialises the list. Called before anything else in this module.
 ///
 /// # Safety
 ///
-/// To be called once.
+/// Must be called only once.
 pub(crate) unsafe fn init() {
-    // SAFETY: Once, by the function's requirements.
+    // SAFETY: The caller ensures that this is called only once.
     unsafe { ALL.init() };
 }
 
-/// When nothing is left.
+/// Frees the list. Called when no object is registered.
 pub(crate) fn exit() {
     drop(ALL.lock().0.take());
 }
 
-/// The first from `position` on, of those in the list now.
+/// Returns the first object in the list whose position is not below `position`.
 pub(super) fn next(kind: Kind, position: u64) -> Option<Arc<Place>> {
     ALL.lock().next(kind, position)
 }
@@ -185,7 +197,7 @@ mod tests {
         Ok(place)
     }
 
-    /// The numbers of all, one after the other.
+    /// Returns the numbers of all objects, in the order of a walk.
     fn walk(list: &List, kind: Kind) -> Result<KVec<u32>> {
         let (mut numbers, mut from) = (KVec::new(), 0);
         while let Some(place) = list.next(kind, from) {
@@ -207,7 +219,8 @@ mod tests {
         let expected = [0, 1 << SHORT, 3, (1 << SHORT) + 3, 7, u32::MAX];
         assert_eq!(walk(&list, Kind::Mirror)?.as_slice(), expected);
         assert_eq!(walk(&list, Kind::Device)?.len(), 6);
-        // Of two that have the same number one is seen, and the other when that is gone.
+        // Of two objects with the same number, a walk sees one, and the other one after that was
+        // removed.
         let again = add(&mut list, Kind::Mirror, 7)?;
         assert_eq!(walk(&list, Kind::Mirror)?.as_slice(), expected);
         list.remove(&again);
@@ -219,7 +232,7 @@ mod tests {
         Ok(())
     }
 
-    /// The least nanoseconds that a look at each of `count` mirrors takes, in a few tries.
+    /// Returns the minimum time in ns of a walk over `count` mirrors, of a few runs.
     fn cost(count: u32) -> Result<i64> {
         let mut list = List(None);
         for number in 0..count {
@@ -239,8 +252,8 @@ mod tests {
         Ok(least.max(1))
     }
 
-    /// With 16 times as many a walk takes 16 times as long and a little more; if each step looked at all it would be
-    /// 256 times.
+    /// With 16 times as many objects, a walk should take slightly more than 16 times as long. If
+    /// each step visited all objects, it would take 256 times as long.
     #[test]
     fn a_step_does_not_look_at_all_of_them() -> Result {
         let (few, many) = (cost(512)?, cost(8192)?);
@@ -248,7 +261,7 @@ mod tests {
         Ok(())
     }
 
-    /// Looks from within its drop at whether the place is locked.
+    /// An object whose drop checks whether the lock of its entry is held.
     struct Last {
         place: Arc<Mutex<Option<Arc<Place>>>>,
         free: Arc<Atomic<i32>>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The file `rust_hmm/map` in debugfs: what the devices can translate.
+//! File `rust_hmm/map` in debugfs: translations of the devices.
 
 use super::{
     list::{at_short, next, short},
@@ -15,13 +15,13 @@ use kernel::{
     debugfs::BinaryWriter, fmt, fs::file, page::PAGE_SHIFT, prelude::*, uaccess::UserSliceWriter,
 };
 
-/// Bytes that a line of the file `map` has at most.
+/// Maximum length of a line, in bytes.
 const LONGEST: usize = 96;
 
-/// Bytes that one read of it returns at most.
+/// Maximum number of bytes that one read returns.
 const ROOM: usize = 16384;
 
-/// Pages in a row that the device sees alike.
+/// Consecutive pages that are shown alike.
 struct Run {
     start: usize,
     pages: usize,
@@ -30,14 +30,14 @@ struct Run {
 }
 
 impl Run {
-    /// Whether a page with `entry` looks the same.
+    /// Returns whether a page with `entry` is shown like those of the run.
     fn is_like(&self, entry: Entry, huge: bool) -> bool {
         let looks = |entry: Entry| (entry.is_device(), entry.is_exclusive(), entry.is_writable());
         looks(self.entry) == looks(entry) && self.huge == huge
     }
 }
 
-/// Text of runs.
+/// Text of the runs.
 struct Lines {
     text: KVec<u8>,
     mirror: u32,
@@ -55,7 +55,7 @@ impl fmt::Write for Lines {
 }
 
 impl Lines {
-    /// Adds a translation, and says whether there was room for it.
+    /// Adds a translation. Returns `false` if there is no room for it.
     fn add(&mut self, range: PageRange, entry: Entry, huge: bool) -> bool {
         if let Some(run) = &mut self.run {
             let end = run.start + (run.pages << PAGE_SHIFT);
@@ -64,7 +64,7 @@ impl Lines {
                 return true;
             }
         }
-        // For that which is to be written, and this one.
+        // Require room for the previous run, which is written now, and for this one.
         if self.text.capacity() - self.text.len() < 2 * LONGEST {
             return false;
         }
@@ -78,7 +78,7 @@ impl Lines {
         true
     }
 
-    /// Writes the last run.
+    /// Writes the last run, if there is one.
     fn end_run(&mut self) {
         let Some(run) = self.run.take() else {
             return;
@@ -93,7 +93,7 @@ impl Lines {
         let access = if run.entry.is_writable() { "rw" } else { "r" };
         let size = if run.huge { "huge" } else { "small" };
         let (mirror, pid, start, pages) = (self.mirror, self.pid, run.start, run.pages);
-        // There is room for a line of the longest.
+        // Cannot fail: `add` has ensured that there is room for the longest line.
         let _fits = writeln!(
             self,
             "{mirror} {pid} {start:#x} {pages} {place} {access} {size}"
@@ -101,9 +101,11 @@ impl Lines {
     }
 }
 
-/// The text of the file `map`: the runs of all mirrors. The position in the file is where to go on: the mirror's
-/// number, modulo 2^19, in the upper bits, and the number of the page in 44 bits. A read returns whole lines, after a
-/// bounded part of the work.
+/// Contents of the file `map`: the runs of all mirrors.
+///
+/// The file position encodes where the next read continues: the low 19 bits of the mirror's number,
+/// and below them the number of the page in 44 bits. A read returns whole lines, after a bounded
+/// amount of work.
 pub(crate) struct Map;
 
 const PAGE_BITS: u32 = 44;
@@ -183,7 +185,7 @@ mod tests {
         let mut lines = lines(1024)?;
         let page = |index: usize| PageRange::from_pages(index * PAGE_SIZE, 1);
         for index in 1..=3 {
-            // Frames need not be in a row.
+            // Page frames need not be consecutive.
             assert!(lines.add(page(index)?, Entry::system(9 - index, true), false));
         }
         assert!(lines.add(page(4)?, Entry::system(9, false), false));
@@ -214,7 +216,7 @@ mod tests {
         assert!(taken > 0);
         let count = lines.text.iter().filter(|byte| **byte == b'\n').count();
         assert_eq!((count, lines.text.last()), (taken, Some(&b'\n')));
-        // The longest there can be.
+        // The longest possible line.
         let mut longest = Lines {
             mirror: u32::MAX,
             pid: i32::MIN,

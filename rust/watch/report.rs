@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The files `rust_hmm/mirrors` and `rust_hmm/devices` in debugfs.
+//! Files `rust_hmm/mirrors` and `rust_hmm/devices` in debugfs.
 
 use super::{
     list::{next, position},
@@ -9,16 +9,16 @@ use super::{
 use crate::mm::space::fatal_signal_pending;
 use kernel::{debugfs::Writer, fmt, prelude::*};
 
-/// Columns of a mirror that [`Watched::columns`] writes.
+/// Names of the columns that [`Watched::columns`] writes for a mirror.
 const MIRROR_COLUMNS: &str =
     "device alive faults fault_ns migrations mapped invalidations invalidated to_device to_system \
      switched skipped retries";
 
-/// Columns of a device that [`Watched::columns`] writes.
+/// Names of the columns that [`Watched::columns`] writes for a device.
 const DEVICE_COLUMNS: &str =
     "kind used total limit cpu_faults cpu_fault_pages evicted evicted_for_room";
 
-/// Where the pages of a mirror are, of those that its device can translate.
+/// Numbers of pages that the device of a mirror can translate, by location.
 #[derive(Default)]
 struct Residency {
     system: usize,
@@ -27,7 +27,11 @@ struct Residency {
 }
 
 impl Place {
-    /// Counts the pages. `EINTR` if killed.
+    /// Counts the pages that the device can translate.
+    ///
+    /// # Errors
+    ///
+    /// - `EINTR` if a fatal signal is pending.
     fn residency(&self) -> Result<Residency> {
         let mut total = Residency::default();
         let mut from = Some(0);
@@ -54,7 +58,8 @@ impl Place {
     }
 }
 
-/// The text of the files `mirrors` and `devices`: names of the columns, then a line for each.
+/// Contents of the files `mirrors` and `devices`: a line with the names of the columns, and a line
+/// for each object.
 pub(crate) struct Report(pub(crate) Kind);
 
 impl Writer for Report {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the mirrors of a process whose device memory is the same share about memory that bounces.
+//! Thrashing history that the mirrors of a process share if they have the same home memory.
 
 use super::{
     density::Parameters,
@@ -10,11 +10,15 @@ use super::{
 use crate::{locks, mm::addr::PageRange};
 use kernel::{prelude::*, sync::Mutex};
 
-/// What has moved to a memory of a device by the faults of a process, and was wanted again. Its
-/// mirrors that are at home there share it, so that a page which leaves in between moves as often
-/// as it may by all of them together.
+/// History of the pages that faults of a process have migrated to a device memory, and of repeated
+/// faults on them.
 ///
-/// Methods may sleep.
+/// All mirrors of the process with that home memory share it. Therefore the limit on migrations of
+/// a thrashing page applies to all of them together.
+///
+/// # Context
+///
+/// All methods may sleep.
 #[pin_data]
 pub struct Bounces {
     #[pin]
@@ -22,7 +26,7 @@ pub struct Bounces {
 }
 
 impl Bounces {
-    /// Nothing is known yet.
+    /// Creates an empty history.
     pub(crate) fn new() -> impl PinInit<Self> {
         let (name, key) = locks::bounces();
         pin_init!(Self {
@@ -58,7 +62,7 @@ impl Bounces {
         self.detector.lock().comes_along(range, resident, now, by)
     }
 
-    /// The pages of `range` have moved to the device, or were there.
+    /// Records that the pages of `range` have moved to the device, or were there already.
     pub(crate) fn moved(&self, range: PageRange, now: u64) {
         let mut detector = self.detector.lock();
         for piece in range.pmd_pieces() {

@@ -2,10 +2,11 @@
 
 //! The default policy: density prefetch.
 //!
-//! A tree over the pages of a 2 MiB block, as UVM has it: its leaves are regions of 64 KiB, and a fault brings
-//! the largest subtree around it of which more than a threshold is resident or touched. A device that
-//! goes on from block to block gets whole blocks, and more of them ahead ([`Stream`]). Memory that was moved
-//! and is missing again stays where it is for a while ([`Bounces`](super::Bounces)).
+//! It uses a tree over the pages of a 2 MiB block, as UVM does. The leaves are regions of 64 KiB. A
+//! fault migrates the largest subtree around it of which more than a threshold is resident or
+//! touched. A device that accesses memory sequentially gets whole blocks, and more of them ahead of
+//! its accesses ([`Stream`]). Memory that was migrated and faults again stays in place for some
+//! time ([`Bounces`](super::Bounces)).
 
 use super::{block, block_start, stream::Stream, thrash::Verdict, Mask, Placement, Policy, Wanted};
 use crate::{
@@ -15,26 +16,27 @@ use crate::{
 use core::{cell::LazyCell, ops::Range};
 use kernel::{page::PAGE_SIZE, prelude::*, sync::Mutex};
 
-/// Parameters of the default policy; a driver may offer them as module parameters.
+/// Parameters of the default policy. A driver may expose them as module parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// A part of a block that is used by more than so many per cent comes as a whole; 1 to 100, more: never.
+    /// Percentage of resident or touched pages above which a subtree is migrated whole, from 1 to
+    /// 100. With a value above 100, that never happens.
     pub threshold: usize,
-    /// Most blocks of 2 MiB that are brought ahead of a stream.
+    /// Maximum number of 2 MiB blocks that are migrated ahead of a stream.
     pub ahead: usize,
-    /// So many times a page may leave the device and be wanted again before it stays where it is.
+    /// Number of faults on migrated pages of a block after which the block is pinned in place.
     pub thrash_count: u32,
-    /// Within so many ms, each time.
+    /// Maximum time in ms between the migration and such a fault.
     pub thrash_lapse: u64,
-    /// It stays for so many ms.
+    /// Time in ms for which a thrashing block is pinned in place.
     pub thrash_pin: u64,
-    /// Before that, each time that it is wanted again, it is left to the others for so many ms, and who wants it
-    /// sleeps; 0: not at all.
+    /// Time in ms for which a device fault on a thrashing page sleeps before the page is migrated
+    /// again, so that other users can access it. 0 disables this.
     pub thrash_nap: u64,
 }
 
 impl Parameters {
-    /// The defaults.
+    /// Default values.
     pub const DEFAULT: Self = Self {
         threshold: 51,
         ahead: 8,
@@ -45,14 +47,14 @@ impl Parameters {
     };
 }
 
-/// Pages of a leaf of the tree: 64 KiB.
+/// Pages of a leaf of the tree, 64 KiB.
 const LEAF: usize = 16;
 
-/// A device gets at most this part of its memory ahead.
+/// Reciprocal of the share of device memory that may be migrated ahead of a stream.
 const AHEAD_SHARE: usize = 4;
 
-/// The pages to bring for a touch of `touched`: the largest subtree with more than `threshold` per cent
-/// resident or touched, at least the leaves that were touched.
+/// Returns the pages to migrate for a fault on `touched`: the largest subtree of which more than
+/// `threshold` per cent are resident or touched, and at least the touched leaves.
 pub(super) fn region(resident: &Mask, touched: Range<usize>, threshold: usize) -> Range<usize> {
     let leaves = touched.start / LEAF * LEAF..touched.end.next_multiple_of(LEAF);
     let mut used = *resident;
@@ -70,7 +72,7 @@ pub(super) fn region(resident: &Mask, touched: Range<usize>, threshold: usize) -
     best
 }
 
-/// The default policy. Make one for each mirror.
+/// The default policy. Each mirror must have its own.
 #[pin_data]
 pub struct Density {
     parameters: Parameters,
@@ -79,7 +81,15 @@ pub struct Density {
 }
 
 impl Density {
-    /// A policy. Context: may sleep. `ENOMEM`.
+    /// Creates a policy.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(parameters: Parameters) -> Result<Pin<KBox<Self>>> {
         let (name, key) = locks::policy();
         KBox::pin_init(
@@ -91,7 +101,8 @@ impl Density {
         )
     }
 
-    /// The pages to bring, within the limits of the fault. `resident` are those of its block that are on the device.
+    /// Returns the pages to migrate, within the limits of the fault. `resident` returns the pages
+    /// of its block that are on the device.
     fn window(
         &self,
         wanted: &Wanted<'_>,
@@ -128,8 +139,8 @@ impl Density {
             .map_or(wanted.range, |range| range.hull(&wanted.range))
     }
 
-    /// The part of `range` around what was touched that does not bounce; at least what was touched. `resident` are the
-    /// pages of a block that are on the device.
+    /// Returns the part of `range` around the faulting pages that does not thrash, and at least
+    /// these pages. `resident` returns the pages of a block that are on the device.
     fn calm(
         &self,
         wanted: &Wanted<'_>,
@@ -148,7 +159,8 @@ impl Density {
                 continue;
             }
             if piece.start() <= wanted.range.start() {
-                // Nothing before it borders on what was touched.
+                // Discard the pieces before this one: the result must be contiguous with the
+                // faulting pages.
                 calm = wanted.range;
             }
             if piece.end() <= wanted.range.start() {
@@ -190,7 +202,7 @@ impl Policy for Density {
         };
         let range = self.window(wanted, blocks, || *in_first);
         let calm = self.calm(wanted, range, resident);
-        // What is to move as a whole does so, or stays.
+        // A range with a granularity is migrated whole, or not at all.
         if calm != range && wanted.attributes.granularity().is_some() {
             return stay();
         }
@@ -225,23 +237,23 @@ mod tests {
         assert_eq!(region(&Mask::EMPTY, 0..1, 51), 0..16);
         assert_eq!(region(&Mask::EMPTY, 100..101, 51), 96..112);
         assert_eq!(region(&Mask::EMPTY, 511..512, 51), 496..512);
-        // Touches that border.
+        // A range that crosses the border of two leaves.
         assert_eq!(region(&Mask::EMPTY, 10..20, 51), 0..32);
     }
 
     #[test]
     fn a_dense_part_comes_as_a_whole() {
-        // Two leaves of two: the next level; then three of four, and so on.
+        // Two leaves of two are dense enough for the next level, then three of four, and so on.
         assert_eq!(region(&mask(0..16), 16..17, 51), 0..32);
         assert_eq!(region(&mask(0..32), 32..33, 51), 0..64);
         assert_eq!(region(&mask(0..64), 64..65, 51), 0..128);
         assert_eq!(region(&mask(0..256), 256..257, 51), 0..512);
-        // Exactly the threshold is not more than it.
+        // Exactly the threshold is not above it.
         assert_eq!(region(&mask(0..16), 32..33, 50), 32..48);
         assert_eq!(region(&mask(0..16), 32..33, 49), 0..64);
-        // What is far away does not matter.
+        // Distant pages do not matter.
         assert_eq!(region(&mask(256..384), 0..1, 51), 0..16);
-        // Always, and never.
+        // Thresholds for always and for never.
         assert_eq!(region(&Mask::EMPTY, 77..78, 1), 0..512);
         assert_eq!(region(&mask(0..511), 511..512, 101), 496..512);
     }
@@ -326,7 +338,7 @@ mod tests {
             faults += 1;
         }
         assert!(faults <= BLOCKS);
-        // Not more ahead than a part of the memory.
+        // The amount ahead is limited to a share of the memory.
         let mut last = wanted(PageRange::from_pages(all.end(), 1)?, &none, &bounces);
         last.limits = PageRange::from_pages(all.end(), BLOCKS * PMD_PAGES)?;
         last.total = 8 * PMD_PAGES;
@@ -337,7 +349,8 @@ mod tests {
         Ok(())
     }
 
-    /// The pages that `faults` on single pages of `all` move, all at one time; none stays on the device.
+    /// Returns the pages that are migrated by `faults` on single pages of `all`, all at the same
+    /// time. No page stays on the device.
     fn moves(
         (policy, bounces): (&Density, &Bounces),
         all: PageRange,
@@ -379,7 +392,7 @@ mod tests {
             ..Parameters::DEFAULT
         })?;
         let all = PageRange::from_pages(0x4000_0000, 8 * PMD_PAGES)?;
-        // Block 2 bounces until it stays, then a stream comes to it.
+        // Block 2 thrashes until it is pinned. Then a stream reaches it.
         let bounces = bounces()?;
         let bounced = moves((&policy, &bounces), all, &[1030; 4])?;
         assert_eq!(bounced.len(), 3);

@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that was found not to move, so that faults on it need not look for themselves.
+//! Cache of memory that cannot move, so that faults on it need no survey.
 
 use super::block_start;
 use crate::mm::addr::{PageRange, PMD_SIZE};
 use kernel::{page::PAGE_SIZE, prelude::*};
 
-/// Blocks of 2 MiB that are remembered at once. Those that share a place forget each other.
+/// Number of blocks of 2 MiB in the cache. Blocks with the same slot replace each other.
 const PLACES: usize = 64;
 
-/// Parts of a block that are told apart, of 64 KiB: what a fault moves at least by the default policy.
+/// Parts of a block, of 64 KiB each. The default policy migrates at least that much for a fault.
 const PARTS: usize = 32;
 
 const PART_SIZE: usize = PMD_SIZE / PARTS;
 
-/// Time in ms after which it is looked at again. The release of a pin, say, is no event.
+/// Lifetime of an entry in ms. Some changes, for example the release of a pin, cause no notifier
+/// event.
 const LAPSE: u64 = 500;
 
 #[derive(Clone, Copy)]
 struct Place {
     block: usize,
-    /// A set bit is a part of which no page can move to the device: what is there already cannot, too.
+    /// Parts in which no page can move to the device. A page that is there already counts as such a
+    /// page.
     parts: u32,
     until: u64,
 }
@@ -33,29 +35,29 @@ impl Place {
     };
 }
 
-/// Parts of the address space of which no page can move to the device, for a while and as long as nothing changes there.
-/// Bounded: [`PLACES`] blocks.
+/// Parts of the address space in which no page can move to the device. An entry is valid for a
+/// limited time, and until a notifier event in its range. The cache has [`PLACES`] entries.
 pub(crate) struct Immovable {
-    /// None before something was added.
+    /// Empty until the first entry is added.
     places: KVec<Place>,
-    /// Whether anything was added since all was forgotten.
+    /// Whether an entry was added since the cache was empty.
     any: bool,
 }
 
-/// A set of the parts from `first` to before `end`.
+/// Returns the set of the parts from `first` to `end`, exclusive.
 fn parts(first: usize, end: usize) -> u32 {
-    // CAST: Parts are below 33.
+    // CAST: Parts are at most 32.
     let count = end.saturating_sub(first) as u32;
     let bits = u32::MAX.checked_shr(u32::BITS - count.min(u32::BITS));
-    // CAST: As above.
+    // CAST: Parts are at most 32.
     bits.unwrap_or(0).checked_shl(first as u32).unwrap_or(0)
 }
 
 impl Immovable {
-    /// Fewest pages in a row of which something is remembered.
+    /// Minimum number of consecutive pages for an entry.
     pub(crate) const LEAST: usize = PART_SIZE / PAGE_SIZE;
 
-    /// Nothing.
+    /// Creates an empty cache.
     pub(crate) const fn new() -> Self {
         Self {
             places: KVec::new(),
@@ -67,7 +69,8 @@ impl Immovable {
         self.places.get_mut(block / PMD_SIZE % PLACES)
     }
 
-    /// Whether the block at `addr` has been looked at, as far as that holds at time `now`.
+    /// Returns whether the block at `addr` was surveyed, and the result is still valid at time
+    /// `now`.
     pub(crate) fn has_block(&mut self, addr: usize, now: u64) -> bool {
         let block = block_start(addr);
         self.any
@@ -76,9 +79,13 @@ impl Immovable {
                 .is_some_and(|place| place.block == block && place.until > now)
     }
 
-    /// Remembers at time `now` that no page of `range` can move. A part of which it has only some pages is left out.
-    /// What is known of the rest of a block lapses when it would have without this. Remembers nothing
-    /// if there is no memory for it. Context: any; does not wait for memory.
+    /// Records at time `now` that no page of `range` can move. Parts that are not completely in
+    /// `range` are left out. The expiry of existing information about the block is not extended.
+    /// Does nothing if there is no memory.
+    ///
+    /// # Context
+    ///
+    /// Any. Does not wait for memory.
     pub(crate) fn add(&mut self, range: PageRange, now: u64) {
         if self.places.is_empty()
             && self
@@ -107,8 +114,9 @@ impl Immovable {
         }
     }
 
-    /// The known parts around `range`, which lies within a block, without a gap, if no page of `range` can move as far as
-    /// is known at time `now`.
+    /// Returns the contiguous immovable parts around `range`, which lies within a block. Returns
+    /// `None` if a page of `range` may be movable, according to the entries that are valid at time
+    /// `now`.
     pub(crate) fn around(&mut self, range: PageRange, now: u64) -> Option<PageRange> {
         if !self.any {
             return None;
@@ -130,14 +138,15 @@ impl Immovable {
         PageRange::new(block + first * PART_SIZE, block + end * PART_SIZE).ok()
     }
 
-    /// Something has changed in `range`: its blocks are looked at again.
+    /// Removes the entries of blocks that overlap `range`, because of a change there.
     pub(crate) fn forget(&mut self, range: PageRange) {
         if !self.any {
             return;
         }
         self.any = false;
         for place in self.places.iter_mut().filter(|place| place.parts != 0) {
-            // OVERFLOW: The block is one of user space.
+            // OVERFLOW: The block is in user space, and the minimum keeps the difference from being
+            // negative.
             if place.block < range.end()
                 && range.start() - place.block.min(range.start()) < PMD_SIZE
             {
@@ -167,7 +176,7 @@ mod tests {
     fn whole_parts_are_remembered_for_a_while() -> Result {
         let mut known = Immovable::new();
         assert!(!known.has(pages(0, 1)?, 0));
-        // Half a part, a whole one, half of another.
+        // Half of a part, a whole part, and half of another.
         known.add(pages(8, 32)?, 100);
         assert!(known.has(pages(16, 16)?, 100) && known.has(pages(31, 1)?, 599));
         assert!(known.has_block(pages(500, 1)?.start(), 599));
@@ -177,14 +186,14 @@ mod tests {
         assert!(!known.has(pages(31, 2)?, 100));
         assert_eq!(known.around(pages(20, 1)?, 100), Some(pages(16, 16)?));
         assert!(!known.has(pages(16, 1)?, 600));
-        // More of the same block makes nothing last longer.
+        // Adding to the same block does not extend the lifetime of its entry.
         known.add(pages(48, 16)?, 400);
         assert!(known.has(pages(48, 1)?, 599) && !known.has(pages(48, 1)?, 600));
         assert!(!known.has(pages(16, 1)?, 600));
-        // What was known before is out of date, too.
+        // An expired entry is replaced as a whole.
         known.add(pages(64, 16)?, 600);
         assert!(known.has(pages(64, 1)?, 700) && !known.has(pages(16, 1)?, 700));
-        // All of some blocks.
+        // A range of two whole blocks.
         known.add(pages(0, 1024)?, 700);
         assert!(known.has(pages(0, 512)?, 700) && known.has(pages(512, 512)?, 700));
         assert!(!known.has(pages(1024, 1)?, 700));

@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A device that goes through memory in order: blocks come as a whole, and ahead of it.
+//! Detection of sequential access, for which whole blocks are migrated ahead of the device.
 
 use crate::mm::addr::PageRange;
 use kernel::prelude::*;
 
-/// Streams of a mirror that are followed at once, one for each engine or array.
+/// Number of streams that are tracked for a mirror, for example one for each engine or array.
 const STREAMS: usize = 8;
 
-/// Bytes that a stream may skip: they were there already.
+/// Maximum gap in bytes between accesses of a stream. Pages in a gap may have been resident
+/// already.
 const GAP: usize = 128 << 10;
 
-/// One stream.
+/// A sequential stream.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Where it goes on: the end of what was brought last.
+    /// Expected address of the next fault: the end of the last migrated range.
     next: usize,
-    /// Times in a row that it went on there.
+    /// Number of consecutive faults at the expected address.
     length: u32,
-    /// When it was used last, in faults.
+    /// Number of the last fault of the stream.
     used: u64,
 }
 
-/// The streams of a mirror.
+/// Streams of a mirror.
 pub(super) struct Stream {
     places: [Option<Place>; STREAMS],
     faults: u64,
-    /// The stream of the last fault.
+    /// Index of the stream of the last fault.
     last: Option<usize>,
 }
 
@@ -39,12 +40,12 @@ impl Stream {
         }
     }
 
-    /// A fault. Returns how many blocks to bring, from that of the fault on; 0 if it is no stream, or not
-    /// long enough yet.
+    /// Records a fault. Returns the number of blocks to migrate, beginning with the block of the
+    /// fault. Returns 0 if the fault belongs to no stream, or the stream is too short yet.
     pub(super) fn fault(&mut self, range: PageRange, ahead: usize) -> usize {
         self.faults += 1;
         let faults = self.faults;
-        // Faults come in batches, and a batch may skip what was there.
+        // Faults come in batches, and a batch may skip resident pages.
         let goes_on =
             |place: &Place| range.start() >= place.next && range.start() - place.next <= GAP;
         let found = self
@@ -80,7 +81,8 @@ impl Stream {
         }
     }
 
-    /// What the last fault brought ends here. A few pages before `range` may have stayed where they are.
+    /// Records that the migration for the last fault ended at the end of `range`. A few pages
+    /// before `range` may not have moved.
     pub(super) fn moved(&mut self, range: PageRange) {
         let last = self.last.and_then(|at| self.places.get_mut(at)?.as_mut());
         let adjoins = |place: &&mut Place| range.start().saturating_sub(place.next) <= GAP;
@@ -115,9 +117,9 @@ mod tests {
         for jump in [77_000, 3_000, 900_000, 20_000, 500_000] {
             assert_eq!(stream.fault(page(jump)?, 8), 0);
         }
-        // The stream is not forgotten by that.
+        // Random faults do not remove the stream.
         assert_eq!(stream.fault(page(next)?, 8), 8);
-        // Backwards is none.
+        // Descending accesses are no stream.
         for number in (1000..1010).rev() {
             assert_eq!(stream.fault(page(number * 512)?, 8), 0);
         }

@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that bounces.
+//! Thrashing detection.
 //!
-//! A page that the device wants again, although it was moved there not long ago, has left in
-//! between: a CPU, another device or an eviction took it. If that happens a few times in a row its
-//! block stays where it is for a while: the device maps it in place. So in
-//! [`Parameters::thrash_pin`] ms the faults of a process on one device move a page at most
-//! [`Parameters::thrash_count`] times, whoever else wants it, and everybody gets on: no thread
-//! waits or spins for a page that is pinned so, since all can access it where it is. Before it
-//! comes to that, the device that wants it again sleeps for [`Parameters::thrash_nap`] ms each
-//! time, so that the others get something done with it.
+//! A fault on a page that was recently migrated to the device means that the page has left it:
+//! because of a CPU access, another device, or eviction. After a few such faults in a row, the
+//! block of the page is pinned: for some time it stays in place, and the device maps it there. So
+//! in [`Parameters::thrash_pin`] ms the faults of a process on one device move a page at most
+//! [`Parameters::thrash_count`] times, regardless of other accesses. All users make progress,
+//! because each of them can access a pinned page in place, and no thread waits for it. Until the
+//! block is pinned, each such fault sleeps for [`Parameters::thrash_nap`] ms, so that other users
+//! can access the page meanwhile.
 //!
-//! A page that has left and would move along with another one, because it lies in the region that a fault there brings,
-//! counts in the same way; it stays behind where it would be one time too many. The bound needs
-//! [`Parameters::thrash_lapse`] to be at least `thrash_pin`: what bounces more slowly does not count.
+//! A page that has left and would be migrated again because of a fault on a page nearby counts in
+//! the same way. It is left out if it would exceed the limit. The bound requires that
+//! [`Parameters::thrash_lapse`] is at least `thrash_pin`, because slower repetitions are not
+//! counted.
 //!
-//! The past of a block is kept for at least `thrash_lapse` after it has moved, whatever its address
-//! is, and forgotten when the past of others is added after that. So the memory for it is bounded
-//! by what moves in that time: about twice 128 bytes for each block of 2 MiB, and never less than
-//! [`KEPT`] blocks. Where there is no memory for it, the block stays.
+//! The history of a block is kept for at least `thrash_lapse` after its last migration. After that,
+//! it is removed when others are added. So the number of histories is bounded by the amount of
+//! memory that is migrated in that time, or by [`KEPT`] blocks if that is more. It takes about
+//! twice 128 bytes for each block of 2 MiB. A block for whose history there is no memory stays in
+//! place.
 //!
-//! When device memory is full, what was evicted and is wanted again does not come at the cost of other memory
-//! that is in use as much: it stays at once.
+//! When device memory is full, an evicted page that faults again is pinned immediately. Otherwise
+//! it would replace memory that is used as much.
 
 use super::{block_start, density::Parameters, Mask};
 use crate::mm::addr::{PageRange, PMD_PAGES, PMD_SIZE};
@@ -32,38 +34,39 @@ use kernel::{
     rbtree::{RBTree, RBTreeNode}, //
 };
 
-/// Blocks whose past is kept for any time.
+/// Number of histories that are kept regardless of their age.
 const KEPT: usize = 1024;
 
-/// Pasts that are looked at, and forgotten if they are old, for each one that is added. More than
-/// 1, so that old ones become fewer.
+/// Number of histories that are checked, and removed if they have expired, for each one that is
+/// added. More than 1, so that the number of expired histories decreases.
 const STEPS: usize = 2;
 
-/// What to do about a fault.
+/// Decision for a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nothing speaks against moving it.
+    /// Migrate the range.
     Move,
-    /// It stays where it is.
+    /// Leave the range in place.
     Stay,
-    /// Others have it for so many ms more.
+    /// Sleep for this time in ms, and retry. Other users may access the range meanwhile.
     Wait(u64),
 }
 
-/// The past of a block.
+/// History of a block.
 #[derive(Clone, Copy)]
 struct Past {
-    /// Pages that were moved to the device.
+    /// Pages that were migrated to the device.
     moved: Mask,
-    /// When the last one was.
+    /// Time of the last migration.
     when: u64,
-    /// Times that one was wanted again.
+    /// Number of faults on pages that were migrated and have left.
     bounces: u32,
-    /// Whether the last time was a fault on the page itself, and nothing has moved because of it yet.
+    /// Whether the last counted event was a fault on the page itself, and no page was migrated for
+    /// it yet.
     is_counted: bool,
-    /// It stays until then.
+    /// Time until which the block is pinned in place.
     pinned: u64,
-    /// It is left to others until then.
+    /// Time until which faults on the block sleep.
     rests: u64,
 }
 
@@ -77,17 +80,17 @@ const NONE: Past = Past {
 };
 
 impl Past {
-    /// After the time for which the block stays: another chance.
+    /// Resets the history after the block was pinned.
     fn begin_anew(&mut self) {
         *self = NONE;
     }
 
-    /// Whether it changes what happens to the block from `now` on.
+    /// Returns whether the history affects decisions after `now`.
     fn matters(&self, now: u64, lapse: u64) -> bool {
         now < self.pinned.max(self.rests) || now.saturating_sub(self.when) <= lapse
     }
 
-    /// The pages of `range` that were moved to the device and are not among `resident`.
+    /// Returns the pages of `range` that were migrated to the device and are not in `resident`.
     fn left(&self, range: PageRange, resident: &Mask) -> Mask {
         let mut left = self.moved;
         left.remove(0..pages(range).start);
@@ -96,7 +99,7 @@ impl Past {
         left
     }
 
-    /// Forgets bounces that were too long ago.
+    /// Resets the count if the last migration was too long ago.
     fn lapse(&mut self, now: u64, lapse: u64) {
         if now.saturating_sub(self.when) > lapse {
             self.bounces = 0;
@@ -104,17 +107,17 @@ impl Past {
     }
 }
 
-/// Finds memory that bounces. Times are in ms.
+/// Thrashing detector. Times are in ms.
 pub(super) struct Detector {
-    /// The longest [`Parameters::thrash_lapse`] of who has asked: a past matters no longer.
+    /// Maximum of [`Parameters::thrash_lapse`] of all callers. A history expires after this time.
     lapse: u64,
-    /// By the address of the block.
+    /// Histories by address of the block.
     pasts: RBTree<usize, Past>,
-    /// Pasts in the tree.
+    /// Number of histories in the tree.
     count: usize,
-    /// So many are kept for any time.
+    /// Number of histories that are kept regardless of their age.
     kept: usize,
-    /// No past of a block below this was looked at since the last round.
+    /// Address of the next block whose history is checked for expiry.
     hand: usize,
 }
 
@@ -124,12 +127,12 @@ fn pages(range: PageRange) -> Range<usize> {
 }
 
 impl Detector {
-    /// Nothing is known yet.
+    /// Creates an empty detector.
     pub(super) fn new() -> Self {
         Self::with_kept(KEPT)
     }
 
-    /// As [`Self::new`], but the past of `kept` blocks is kept for any time.
+    /// Like [`Self::new`], but keeps the histories of `kept` blocks regardless of their age.
     pub(super) fn with_kept(kept: usize) -> Self {
         Self {
             lapse: 0,
@@ -140,12 +143,13 @@ impl Detector {
         }
     }
 
-    /// The past of the block of `range`, if there is one.
+    /// Returns the history of the block of `range`, if there is one.
     fn known(&mut self, range: PageRange) -> Option<&mut Past> {
         self.pasts.get_mut(&block_start(range.start()))
     }
 
-    /// The past of the block of `range`, which begins now if there is none. `None` without memory.
+    /// Returns the history of the block of `range`, and creates it if there is none. Returns `None`
+    /// if there is no memory for it.
     fn past(&mut self, range: PageRange, now: u64) -> Option<&mut Past> {
         let block = block_start(range.start());
         if self.pasts.get(&block).is_none() {
@@ -158,7 +162,8 @@ impl Detector {
         self.pasts.get_mut(&block)
     }
 
-    /// Forgets some pasts that do not matter any more.
+    /// Checks up to [`STEPS`] histories, if at least `kept` are in the tree, and removes those that
+    /// have expired.
     fn forget(&mut self, now: u64) {
         for _ in 0..STEPS {
             if self.count < self.kept {
@@ -180,14 +185,16 @@ impl Detector {
         }
     }
 
-    /// Whether a page of `range`, within a block, has moved to the device lately, and may have left.
+    /// Returns whether a page of `range`, which lies within a block, was recently migrated to the
+    /// device. It may have left since.
     pub(super) fn has_moved(&mut self, range: PageRange) -> bool {
         self.known(range)
             .is_some_and(|past| past.moved.count(pages(range)) != 0)
     }
 
-    /// Whether `range`, within a block, may move along with a page for which [`Self::fault`] has said [`Verdict::Move`].
-    /// `resident` are the pages of the block that have not left the device.
+    /// Returns whether `range`, which lies within a block, may be migrated with a page for which
+    /// [`Self::fault`] returned [`Verdict::Move`]. `resident` are the pages of the block that are
+    /// on the device.
     pub(super) fn comes_along(
         &mut self,
         range: PageRange,
@@ -223,8 +230,9 @@ impl Detector {
         true
     }
 
-    /// A device fault on `range`, within a block; `full` if device memory is. `resident` are pages of
-    /// the block that have not left the device: a mirror wants them that has no entry for them.
+    /// Records a device fault on `range`, which lies within a block. `full` is whether device
+    /// memory is full. `resident` are the pages of the block that are on the device, for which the
+    /// faulting mirror only has no entry.
     pub(super) fn fault(
         &mut self,
         range: PageRange,
@@ -271,7 +279,7 @@ impl Detector {
         Verdict::Move
     }
 
-    /// The pages of `range`, within a block, have moved to the device.
+    /// Records that the pages of `range`, which lies within a block, have moved to the device.
     pub(super) fn moved(&mut self, range: PageRange, now: u64) {
         if let Some(past) = self.past(range, now) {
             past.moved.add(pages(range));
@@ -300,14 +308,15 @@ mod tests {
     fn a_page_that_bounces_stays_for_a_while() -> Result {
         let mut detector = Detector::new();
         let mut moves = 0;
-        // A page that leaves at once, wanted each ms for 10 s of a fake clock.
+        // A page that leaves the device immediately, with a fault each ms for 10 s of a fake clock.
         for now in 0..10_000u64 {
             if detector.fault(page(5)?, &Mask::EMPTY, false, now, &PARAMETERS) == Verdict::Move {
                 detector.moved(page(5)?, now);
                 moves += 1;
             }
         }
-        // The stated bound: so many for each time that it is pinned, the first one counted.
+        // The bound: this number of migrations for each time that the page is pinned, including the
+        // first time.
         assert!(moves <= 3 * (10_000 / 1000 + 1) && moves >= 10);
         Ok(())
     }
@@ -315,7 +324,8 @@ mod tests {
     #[test]
     fn what_comes_along_counts_as_what_is_wanted() -> Result {
         let mut detector = Detector::new();
-        // A fault on a new page, along with which all before it would come. Whether they have.
+        // A fault on a new page, with which all pages before it would be migrated. Returns whether
+        // they are.
         let mut fault = |number, resident: Range<usize>, now| {
             let part = PageRange::from_pages(page(0)?.start(), number + 1)?;
             let mut mask = Mask::EMPTY;
@@ -328,15 +338,15 @@ mod tests {
             detector.moved(if comes { part } else { page(number)? }, now);
             Ok::<_, Error>(comes)
         };
-        // What has not left may come as often as it wants to.
+        // Pages that have not left the device can be included any number of times.
         for number in 20..30 {
             assert!(fault(number, 0..number, 0)?);
         }
-        // All have left: they come the second time and the third, but not once more.
+        // All pages have left. They are included the second and third time, but not again.
         assert!(fault(30, 0..0, 1)?);
         assert!(fault(31, 0..0, 2)?);
         assert!(!fault(32, 0..0, 3)?);
-        // Too long ago to count.
+        // The previous events are too old to be counted.
         assert!(fault(33, 0..0, 104)?);
         Ok(())
     }
@@ -368,7 +378,7 @@ mod tests {
             Verdict::Stay
         );
         assert!(!detector.comes_along(part, &Mask::EMPTY, 1019, &napping));
-        // Another chance, and nothing is known of the time before.
+        // After the pin has expired, the history begins anew.
         assert!(detector.comes_along(part, &Mask::EMPTY, 1020, &napping));
         detector.moved(part, 1020);
         assert_eq!(
@@ -390,7 +400,7 @@ mod tests {
             detector.fault(page(5)?, &Mask::EMPTY, false, 12, &napping),
             Verdict::Wait(5)
         );
-        // So long, for all who want something of the block, and it counts once.
+        // All faults on the block sleep until the same time, and they count as one.
         assert_eq!(
             detector.fault(page(5)?, &Mask::EMPTY, false, 14, &napping),
             Verdict::Wait(3)
@@ -430,7 +440,7 @@ mod tests {
             let verdict = detector.fault(page(5)?, &there, false, now, &PARAMETERS);
             assert_eq!(verdict, Verdict::Move);
         }
-        // It has left: whoever wants it.
+        // Now the page has left, and faults of any mirror count.
         for (now, expected) in [Verdict::Move, Verdict::Move, Verdict::Stay]
             .into_iter()
             .enumerate()
@@ -477,7 +487,7 @@ mod tests {
             detector.fault(page(7)?, &Mask::EMPTY, true, 50, &PARAMETERS),
             Verdict::Stay
         );
-        // The whole block, until its time is over.
+        // The whole block stays until the pin expires.
         assert_eq!(
             detector.fault(page(8)?, &Mask::EMPTY, false, 1049, &PARAMETERS),
             Verdict::Stay
@@ -486,7 +496,7 @@ mod tests {
             detector.fault(page(8)?, &Mask::EMPTY, false, 1050, &PARAMETERS),
             Verdict::Move
         );
-        // With room it comes again.
+        // With free memory, the page is migrated again.
         detector.moved(page(8)?, 1050);
         assert_eq!(
             detector.fault(page(8)?, &Mask::EMPTY, false, 1051, &PARAMETERS),
@@ -499,7 +509,7 @@ mod tests {
     fn each_block_has_a_past_of_its_own() -> Result {
         const BLOCKS: usize = 3 * KEPT;
         let mut detector = Detector::new();
-        // 2 GiB apart.
+        // The blocks are 2 GiB apart.
         let far = |block| page(block * 1024 * PMD_PAGES + 5);
         for now in [0, 1] {
             for block in 0..BLOCKS {
@@ -525,7 +535,7 @@ mod tests {
         let mut detector = Detector::new();
         for now in 0..20 * KEPT {
             let range = page(now * PMD_PAGES)?;
-            // 10 blocks each ms.
+            // 10 blocks are migrated each ms.
             let now = now as u64 / 10;
             assert_eq!(
                 detector.fault(range, &Mask::EMPTY, false, now, &PARAMETERS),

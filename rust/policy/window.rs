@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How much comes back with a page that a CPU touches: 4 KiB to 2 MiB, by how it was touched before.
+//! Amount of memory that is migrated back for a CPU fault: 4 KiB to 2 MiB, depending on previous
+//! faults.
 //!
-//! A CPU that goes on where the last window ended, or stays in the same 2 MiB, gets twice as much each time; one that
-//! jumps gets half.
-//! The places are few, of fixed size and without a lock: the past of two address spaces may mix, which
-//! costs time only.
+//! The window is doubled if the fault is at the end of the last window, or in the same 2 MiB. It is
+//! halved if the fault is far away. Histories are kept in a small table of fixed size without a
+//! lock. Two address spaces may share a slot, which only affects performance.
 
 use crate::mm::addr::{PMD_ORDER, PMD_SIZE};
 use kernel::{
@@ -14,16 +14,16 @@ use kernel::{
     sync::atomic::{ordering::Relaxed, Atomic},
 };
 
-/// Order of the first window: 64 KiB.
+/// Order of the first window, 64 KiB.
 const FIRST: u32 = 4;
 
-/// Places for streams.
+/// Number of slots.
 const PLACES: usize = 64;
 
-/// Bits of the order in a place.
+/// Number of bits for the order in a slot.
 const ORDER_BITS: u32 = 4;
 
-/// What was brought back last: the page behind it, and the order of the window; 0 for nothing.
+/// The last window: the page behind it, and its order. 0 if there was none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Past(u64);
 
@@ -43,7 +43,7 @@ impl Past {
         }
     }
 
-    /// The order for a touch of page `page`, and what is the past then.
+    /// Returns the order of the window for a fault on `page`, and the new history.
     fn touch(self, page: usize) -> (u32, Self) {
         let order = self.order().min(PMD_ORDER);
         let order = if self.0 == 0 {
@@ -51,10 +51,10 @@ impl Past {
         } else if page == self.next() {
             (order + 1).min(PMD_ORDER)
         } else if page >> PMD_ORDER == (self.next() - 1) >> PMD_ORDER {
-            // Close together: most of these 2 MiB will be wanted.
+            // The accesses are close together, so that most of these 2 MiB will be used.
             (order + 1).min(PMD_ORDER)
         } else if page.abs_diff(self.next()) <= 1 << PMD_ORDER {
-            // Near: neither a stream nor a jump.
+            // The fault is near: neither sequential nor far away.
             order
         } else {
             order.saturating_sub(1)
@@ -65,11 +65,19 @@ impl Past {
     }
 }
 
-/// The windows of a device's memory.
+/// Histories of the CPU faults on one device memory.
 pub(crate) struct Windows(KVec<Atomic<u64>>);
 
 impl Windows {
-    /// Nothing was touched yet. Context: may sleep. `ENOMEM`.
+    /// Allocates an empty table.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(crate) fn new() -> Result<Self> {
         let mut places = KVec::with_capacity(PLACES, GFP_KERNEL)?;
         for _ in 0..PLACES {
@@ -83,21 +91,25 @@ impl Windows {
         self.0.get(hash % PLACES)
     }
 
-    /// `space` is a new address space, or begins anew: what was known of one with its number says nothing.
+    /// Resets the history of `space`, because a new address space may reuse its number.
     pub(crate) fn forget(&self, space: usize) {
         if let Some(place) = self.place(space) {
             place.store(0, Relaxed);
         }
     }
 
-    /// Bytes to bring back around `addr`, a power of 2, in the address space `space` (a number that
-    /// differs). Context: any.
+    /// Returns the number of bytes to migrate back around `addr`, a power of 2. `space` is a number
+    /// that identifies the address space.
+    ///
+    /// # Context
+    ///
+    /// Any.
     pub(crate) fn touch(&self, space: usize, addr: usize) -> usize {
         let Some(place) = self.place(space) else {
             return PAGE_SIZE << FIRST;
         };
         let (order, past) = Past(place.load(Relaxed)).touch(addr >> PAGE_SHIFT);
-        // If somebody else is faster, the past is theirs.
+        // If a concurrent fault has updated the slot, its history is overwritten.
         place.store(past.0, Relaxed);
         (PAGE_SIZE << order).min(PMD_SIZE)
     }
@@ -121,7 +133,7 @@ mod tests {
             at += 1 << 30;
             assert_eq!(windows.touch(1, at), expected << 10);
         }
-        // And again.
+        // A near fault lets the window grow again.
         at += 4096;
         assert_eq!(windows.touch(1, at), 8 << 10);
         windows.forget(1);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A crew: threads that help with operations which fall into parts, so that the copies of one part
-//! overlap with what the CPU does for another.
+//! Worker pools (crews) for operations that consist of parts, so that the copies of one part
+//! overlap with the CPU's work for another one.
 //!
-//! Who has the operation takes part himself, so that it goes on however busy the crew is, and when he
-//! is done nobody of the crew has anything of it any more.
+//! The task that runs an operation also executes parts of it. Therefore it makes progress even if
+//! all workers are busy. When the operation ends, no worker holds a reference to it.
 
 use crate::{
     deferred::{
@@ -24,19 +24,19 @@ use kernel::{
     },
 };
 
-/// Operations that can wait for help at once.
+/// Maximum number of queued requests for help.
 const WAITING: usize = 64;
 
-/// An operation that falls into parts.
+/// An operation that consists of parts.
 pub(super) trait Parts: Send + Sync + 'static {
-    /// Number of parts.
+    /// Returns the number of parts.
     fn count(&self) -> usize;
 
-    /// Does the part of number `index`. Each is done once, unless one failed before.
+    /// Executes the part `index`. Each part is executed once, unless a previous one failed.
     fn part(&self, index: usize) -> Result;
 }
 
-/// How far an operation is.
+/// Progress of an operation.
 #[pin_data]
 pub(super) struct Shares<P: Parts> {
     parts: P,
@@ -46,7 +46,11 @@ pub(super) struct Shares<P: Parts> {
 }
 
 impl<P: Parts> Shares<P> {
-    /// Nothing is done yet. `ENOMEM`.
+    /// Starts with no part executed.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
     pub(super) fn new(parts: P) -> Result<Arc<Self>> {
         let (name, key) = locks::shares();
         Arc::pin_init(
@@ -59,14 +63,14 @@ impl<P: Parts> Shares<P> {
         )
     }
 
-    /// The parts.
+    /// Returns the operation.
     pub(super) fn parts(&self) -> &P {
         &self.parts
     }
 }
 
 trait Help: Send + Sync {
-    /// Does parts until there are none left.
+    /// Executes parts until none is left.
     fn take_part(&self);
 }
 
@@ -86,16 +90,16 @@ impl<P: Parts> Help for Shares<P> {
     }
 }
 
-/// A call for help.
+/// A request for help with an operation.
 struct Call {
     number: u64,
     work: Arc<dyn Help>,
 }
 
 struct State {
-    /// At most [`WAITING`].
+    /// At most [`WAITING`] requests.
     waiting: KVec<Call>,
-    /// Numbers of the calls that somebody has taken; at most one of each thread.
+    /// Numbers of the requests that are being handled, at most one per thread.
     running: KVec<u64>,
     last: u64,
     stop: bool,
@@ -116,11 +120,11 @@ impl Shared {
         let mut state = self.state.lock();
         while !state.stop {
             let Ok(call) = state.waiting.remove(0) else {
-                // A kernel thread gets no signals.
+                // A kernel thread receives no signals.
                 let _signal = self.called.wait_interruptible(&mut state);
                 continue;
             };
-            // There is room for one of each thread.
+            // Cannot fail, because there is room for one request per thread.
             let _full = state.running.push_within_capacity(call.number);
             drop(state);
             let Call { number, work } = call;
@@ -135,15 +139,15 @@ impl Shared {
     }
 }
 
-/// The crew. Dropping it waits for its threads.
+/// A worker pool. Dropping it waits for its threads.
 ///
 /// # Context
 ///
-/// The drop may sleep. In a callback, in atomic context and in a thread of the crew it returns at
-/// once, and a worker waits for the threads.
+/// Dropping it may sleep. In a callback, in atomic context, and in a thread of the pool, the drop
+/// returns immediately, and a work item waits for the threads.
 pub struct Crew(Deferred<Members>);
 
-/// The parts of a crew.
+/// Threads of a pool and their shared state.
 struct Members {
     shared: Arc<Shared>,
     threads: KVec<Thread>,
@@ -156,7 +160,16 @@ impl DropWaits for Members {
 }
 
 impl Crew {
-    /// A crew of `count` threads. Context: may sleep. `ENOMEM`; `EINTR` if the task was killed.
+    /// Starts a pool of `count` threads.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    /// - `EINTR` if a fatal signal is pending.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub fn new(count: usize) -> Result<Self> {
         let (name, key) = locks::crew();
         let (wake_name, wake_key) = locks::crew_wake();
@@ -189,8 +202,8 @@ impl Crew {
         Deferred::new(start, GFP_KERNEL).map(Self)
     }
 
-    /// Does all parts of `work`, with the help of those who have nothing else to do. Returns the first
-    /// error, after which no part was begun.
+    /// Executes all parts of `work`, with the help of idle workers. After an error, no further part
+    /// is begun. Returns the first error.
     pub(super) fn run<P: Parts>(crew: Option<&Self>, work: &Arc<Shares<P>>) -> Result {
         match crew {
             Some(crew) => crew.share(work.clone(), work.parts.count().saturating_sub(1)),
@@ -220,7 +233,8 @@ impl Crew {
         let mut state = shared.state.lock();
         state.waiting.retain(|call| call.number != number);
         while state.running.contains(&number) {
-            // In the thread of a queue, which gets no signals; they are at its parts.
+            // The thread of a queue receives no signals. This wait is bounded by the parts that are
+            // being executed.
             let _signal = shared.left.wait_interruptible(&mut state);
         }
     }
@@ -297,7 +311,7 @@ mod tests {
         let crew = Crew::new(2)?;
         let shared = work(100, 3)?;
         assert_eq!(Crew::run(Some(&crew), &shared), Err(EIO));
-        // Those that were begun before it.
+        // Parts that were begun before the failure.
         assert!(shared.parts.done.load(Relaxed) < 20);
         assert!(Arc::into_unique_or_drop(shared).is_some());
         Ok(())

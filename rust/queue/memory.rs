@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What queues do with memory: migrate, prefetch, evict, copy.
+//! Memory operations of queues: migrate, prefetch, evict, copy.
 
 use super::{
     crew::{Parts, Shares},
@@ -23,7 +23,7 @@ use kernel::{
     },
 };
 
-/// Something that has a mirror, and keeps it as long as an operation needs it.
+/// An object that has a mirror, and keeps it open while an operation uses it.
 pub trait HasMirror: Send + Sync + Sized + 'static {
     /// The device of the mirror.
     type Device: Device;
@@ -31,35 +31,41 @@ pub trait HasMirror: Send + Sync + Sized + 'static {
     /// The mirror.
     fn mirror(&self) -> &Mirror<Self::Device>;
 
-    /// Who helps with operations, so that copies overlap with what the CPU does.
+    /// Returns the worker pool that helps with operations, so that copies overlap with the CPU's
+    /// work.
     fn crew(&self) -> Option<&Crew> {
         None
     }
 
-    /// Has the device copy `from` to `to`, of the same length, and waits for it. Context: a kernel
-    /// thread; to be left soon, with `ECANCELED`, when `stop` is set.
+    /// Makes the device copy `from` to `to`, which has the same length, and waits for it.
     ///
     /// # Errors
     ///
-    /// By default `EINVAL`: the device cannot copy.
+    /// - `ECANCELED` if `stop` was set.
+    /// - `EINVAL` by default: the device cannot copy.
+    ///
+    /// # Context
+    ///
+    /// A kernel thread. Must return soon after `stop` is set.
     fn copy(self: &Arc<Self>, to: PageRange, from: PageRange, stop: &Stop) -> Result {
         let _ = (to, from, stop);
         Err(EINVAL)
     }
 }
 
-/// Where pages go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// To the device.
     ToDevice,
-    /// To the device, which then has entries for them, also for those that stay where they are.
+    /// To the device, which gets entries for all pages, also for those that stay in place.
     Prefetch,
     /// To system memory.
     ToSystem,
 }
 
-/// What an operation did, and when. It is complete when its fence is signalled.
+/// Result of an operation, and its times. It is final when the fence of the operation has
+/// signalled.
 pub struct Report {
     moved: Atomic<usize>,
     stayed: Atomic<usize>,
@@ -68,7 +74,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing yet.
+    /// Creates an empty report.
     pub const fn new() -> Self {
         Self {
             moved: Atomic::new(0),
@@ -78,7 +84,7 @@ impl Report {
         }
     }
 
-    /// Does `operation`, and takes note of when.
+    /// Executes `operation`, and records when it began and ended.
     pub fn during(&self, operation: impl FnOnce() -> Result) -> Result {
         self.began.store(monotonic_ns(), Relaxed);
         let result = operation();
@@ -86,17 +92,18 @@ impl Report {
         result
     }
 
-    /// Pages that moved.
+    /// Returns the number of pages that moved.
     pub fn moved(&self) -> usize {
         self.moved.load(Relaxed)
     }
 
-    /// Pages that had to stay: skipped, no memory, or a failed copy.
+    /// Returns the number of pages that did not move: skipped, no memory, or a failed copy.
     pub fn stayed(&self) -> usize {
         self.stayed.load(Relaxed)
     }
 
-    /// When it began and ended, in ns of the monotonic clock; 0 if it did not.
+    /// Returns when the operation began and ended, in ns of the monotonic clock. A time is 0 if
+    /// that has not happened.
     pub fn times(&self) -> (u64, u64) {
         (self.began.load(Relaxed), self.ended.load(Relaxed))
     }
@@ -108,7 +115,7 @@ impl Default for Report {
     }
 }
 
-/// A transfer, block by block of 2 MiB.
+/// A transfer, in blocks of 2 MiB.
 struct Blocks<H: HasMirror> {
     owner: Arc<H>,
     range: PageRange,
@@ -176,12 +183,14 @@ impl Queue {
         })
     }
 
-    /// Moves `range` to the device after all of `after`; its fence signals when that is done. Blocks of
-    /// 2 MiB are moved independently, so that copies overlap. Pages that stay are no error.
+    /// Migrates `range` to the device when all fences of `after` have signalled. The returned fence
+    /// signals when the migration has ended. Blocks of 2 MiB are migrated independently, so that
+    /// their copies overlap. Pages that stay are not an error.
     ///
     /// # Errors
     ///
-    /// As [`Queue::submit`]; the fence has those of [`Migrate::to_device`](crate::migrate::Migrate).
+    /// - Those of [`Queue::submit`].
+    /// - The fence has the errors of [`Migrate::to_device`](crate::migrate::Migrate).
     pub fn migrate<H: HasMirror>(
         &self,
         after: KVec<Fence>,
@@ -192,12 +201,13 @@ impl Queue {
         self.transfer(after, owner, range, Transfer::ToDevice, report)
     }
 
-    /// As [`Self::migrate`]; then the device can read all of `range` without a fault, as long as nothing
-    /// happens to it.
+    /// Like [`Self::migrate`]. After it, the device can read all of `range` without a fault, until
+    /// an invalidation.
     ///
     /// # Errors
     ///
-    /// As [`Self::migrate`]; the fence also has those of [`Mirror::fault`].
+    /// - Those of [`Self::migrate`].
+    /// - The fence may also have the errors of [`Mirror::fault`].
     pub fn prefetch<H: HasMirror>(
         &self,
         after: KVec<Fence>,
@@ -208,11 +218,11 @@ impl Queue {
         self.transfer(after, owner, range, Transfer::Prefetch, report)
     }
 
-    /// Moves what is in the device's memory of `range` to system memory.
+    /// Migrates pages of `range` from the device memory to system memory.
     ///
     /// # Errors
     ///
-    /// As [`Self::migrate`].
+    /// - Those of [`Self::migrate`].
     pub fn evict<H: HasMirror>(
         &self,
         after: KVec<Fence>,
@@ -223,12 +233,13 @@ impl Queue {
         self.transfer(after, owner, range, Transfer::ToSystem, report)
     }
 
-    /// Has the device copy `from` to `to`.
+    /// Makes the device copy `from` to `to`.
     ///
     /// # Errors
     ///
-    /// As [`Queue::submit`]; `EINVAL` if the ranges differ in length, or overlap. The fence has those of
-    /// the device.
+    /// - Those of [`Queue::submit`].
+    /// - `EINVAL` if the ranges differ in length, or overlap.
+    /// - The fence has the errors of [`HasMirror::copy`].
     pub fn copy<H: HasMirror>(
         &self,
         after: KVec<Fence>,

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A ring of fixed size, first in, first out.
+//! FIFO of fixed size.
 
 use kernel::prelude::*;
 
-/// The ring.
+/// A FIFO of fixed size.
 pub(super) struct Ring<T> {
     places: KVVec<Option<T>>,
     first: usize,
     len: usize,
 }
 
-/// A free place behind the last one.
+/// A free slot at the end of the FIFO.
 pub(super) struct Room<'a, T> {
     place: &'a mut Option<T>,
     len: &'a mut usize,
 }
 
 impl<T> Room<'_, T> {
-    /// Fills it.
+    /// Stores `value` in the slot.
     pub(super) fn put(self, value: T) {
         *self.place = Some(value);
         *self.len += 1;
@@ -26,7 +26,16 @@ impl<T> Room<'_, T> {
 }
 
 impl<T> Ring<T> {
-    /// A ring of `depth` places. Context: may sleep. `ENOMEM`; `EINVAL` for none.
+    /// Creates a FIFO with `depth` slots.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    /// - `EINVAL` if `depth` is 0.
+    ///
+    /// # Context
+    ///
+    /// May sleep.
     pub(super) fn new(depth: usize) -> Result<Self> {
         if depth == 0 {
             return Err(EINVAL);
@@ -42,7 +51,7 @@ impl<T> Ring<T> {
         })
     }
 
-    /// A free place, if there is one.
+    /// Returns the free slot at the end, if there is one.
     pub(super) fn room(&mut self) -> Option<Room<'_, T>> {
         let depth = self.places.len();
         if self.len >= depth {
@@ -55,7 +64,7 @@ impl<T> Ring<T> {
         })
     }
 
-    /// Takes the first one out.
+    /// Removes and returns the first value.
     pub(super) fn pop(&mut self) -> Option<T> {
         if self.len == 0 {
             return None;
@@ -85,7 +94,7 @@ mod tests {
                 assert_eq!(ring.pop(), Some(10 * round + value));
             }
             assert_eq!(ring.pop(), None);
-            // The next round begins at another place.
+            // The next round begins at another slot.
             ring.room().ok_or(EBUSY)?.put(0);
             assert_eq!(ring.pop(), Some(0));
         }

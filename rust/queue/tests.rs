@@ -6,7 +6,7 @@ use kernel::time::{delay::fsleep, Delta};
 
 const SECOND: Option<Delta> = Some(Delta::from_secs(10));
 
-/// A place for the order in which operations ran.
+/// Record of the order in which operations ran.
 #[pin_data]
 struct Log {
     #[pin]
@@ -22,7 +22,7 @@ impl Log {
         )
     }
 
-    /// An operation that takes note of itself.
+    /// Returns an operation that appends `value` to the record.
     fn note(self: &Arc<Self>, value: u32) -> impl FnOnce(&Stop) -> Result + Send + 'static {
         let log = self.clone();
         move |_| Ok(log.ran.lock().push(value, GFP_KERNEL)?)
@@ -47,7 +47,7 @@ fn gate(kind: Cookie) -> Result<Pending> {
 mod suite {
     use super::*;
 
-    /// Its address names a type of device.
+    /// The address of this identifies a type of device.
     static STATIC: u8 = 0;
 
     #[test]
@@ -86,10 +86,10 @@ mod suite {
         assert_eq!(other.check(), Status::Done);
         assert_eq!(depends.check(), Status::Failed(EIO));
         assert_eq!(indirectly.check(), Status::Failed(EIO));
-        // After a record the queue is as new.
+        // After a record, the queue's error is cleared.
         let record = queue.record()?;
         assert_eq!(record.synchronize(SECOND), Ok(()));
-        // A failed wait concerns what follows, until the next record.
+        // A failed wait makes later operations fail, until the next record.
         queue.wait(bad)?;
         let follows = queue.submit(KVec::new(), log.note(4))?;
         let record = queue.record()?;
@@ -106,7 +106,7 @@ mod suite {
         let queue = Queue::new(Cookie::NONE, 2)?;
         let gate = gate(Cookie::NONE)?;
         queue.wait(gate.fence())?;
-        // The thread takes the wait out.
+        // The thread removes the wait from the ring.
         let mut fences = KVec::new();
         for _ in 0..100 {
             match queue.submit(KVec::new(), |_| Ok(())) {
@@ -153,7 +153,7 @@ mod suite {
         ] {
             let gate = gate(from)?;
             let done = queue.submit(of(&gate.fence())?, |_| Ok(()))?;
-            // Until it waits, which takes a while on a machine with other work.
+            // Wait until the queue waits, which may take long on a busy machine.
             for _ in 0..100 {
                 fsleep(Delta::from_millis(50));
                 if queue.waits() == expected {

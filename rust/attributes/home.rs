@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Homes of pages with attributes, by which they are found when they have moved, and the value of a
-//! range in the map.
+//! Identity of pages with attributes, by which the pages are found again after `mremap()`, and the
+//! encoding of a range's value in the map.
 
 use super::sets::{Number, Sets};
 use core::num::NonZeroU64;
 
-/// What a page belongs to: the difference between its number and its offset, and a few bits that
-/// tell mappings apart. Both stay what they are when it is moved, but for the difference.
+/// Identity of a page: the difference of its page number and its offset in the VMA, and a tag of
+/// the VMA's reverse mapping. `mremap()` changes only the difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Home {
     /// Page number minus offset, modulo 2^[`Home::DIFFERENCE`].
     pub(crate) difference: u64,
-    /// Of the mapping; 0 if there is nothing to tell it by, so that it is not followed.
+    /// Hash of the VMA's reverse mapping. 0 if it has none, so that attributes do not follow the
+    /// VMA.
     pub(crate) tag: u8,
 }
 
@@ -21,8 +22,8 @@ impl Home {
     const TAG: u32 = 7;
     const MASK: u64 = (1 << Self::DIFFERENCE) - 1;
 
-    /// The home of a mapping whose first page has the number `first` and the offset `offset`;
-    /// `anon` names its reverse mapping.
+    /// Returns the identity of the pages of a VMA. `first` is the number of its first page,
+    /// `offset` the offset of that page, and `anon` identifies the reverse mapping.
     pub(crate) fn new(first: usize, offset: usize, anon: usize) -> Self {
         let hash = (anon as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - Self::TAG);
         Self {
@@ -31,26 +32,26 @@ impl Home {
         }
     }
 
-    /// The offset of page `number`.
+    /// Returns the offset of page `number`.
     pub(super) fn offset(self, number: usize) -> usize {
         ((number as u64).wrapping_sub(self.difference) & Self::MASK) as usize
     }
 }
 
-/// Bits of the number of a set, which is not 0.
+/// Number of bits for the number of a set, which is not 0.
 const NUMBER: u32 = 10;
 
 const _: () = assert!(Sets::MOST < 1 << NUMBER);
 const _: () = assert!(NUMBER + Home::DIFFERENCE + Home::TAG <= 62);
 
-/// The value of a range: the number of its set, and where its pages are at home. Without a number
-/// there is none.
+/// Encodes the number of a range's set, and the identity of its pages. Returns `None` without a
+/// number.
 pub(super) fn pack(number: Option<Number>, home: Home) -> Option<NonZeroU64> {
     let high = u64::from(home.tag) << Home::DIFFERENCE | home.difference;
     NonZeroU64::new(high << NUMBER | number? as u64)
 }
 
-/// The number and the home of a value.
+/// Decodes a value of [`pack`].
 pub(super) fn unpack(value: NonZeroU64) -> (Option<Number>, Home) {
     let value = value.get();
     // CAST: 10 bits.
@@ -63,20 +64,20 @@ pub(super) fn unpack(value: NonZeroU64) -> (Option<Number>, Home) {
     (Some(number), home)
 }
 
-/// The number of the set of a piece; of none, the default's.
+/// Returns the number of the set of a range. `None` stands for the default attributes.
 pub(super) fn number_of(value: Option<NonZeroU64>) -> Option<Number> {
     value.and_then(|value| unpack(value).0)
 }
 
-/// Where pages are now.
+/// Current location of pages that were moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Number of the first page of the mapping.
+    /// Page number of the first page of the VMA.
     pub(crate) first: usize,
-    /// Its pages.
+    /// Number of pages of the VMA.
     pub(crate) pages: usize,
-    /// Its offset.
+    /// Offset of the first page of the VMA.
     pub(crate) offset: usize,
-    /// See [`Home`].
+    /// Identity of the pages, see [`Home`].
     pub(crate) home: Home,
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The distinct sets of attributes of an address space, by number.
+//! The distinct sets of attributes of an address space, each with a number.
 //!
-//! A range of pages has the number of its set ([`super::Map`]). A set holds what was said for all
-//! devices of the process. A device sees what concerns it: [`Set::seen_by`].
+//! Each range of pages refers to a set by its number ([`super::Map`]). A set holds the attributes
+//! for all devices of the process. [`Set::seen_by`] returns the part that concerns one device.
 
 use super::{Attributes, Change, Location};
 use crate::mm::notifier::Cookie;
@@ -15,7 +15,7 @@ pub(super) type Number = usize;
 /// Number of a device in [`Set::accessed_by`].
 type Index = u8;
 
-/// Where memory should be, for all devices.
+/// Preferred location of memory, for all devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Preferred {
     #[default]
@@ -28,10 +28,10 @@ enum Preferred {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Set {
     preferred: Preferred,
-    /// A bit for each device.
+    /// A bit for each device that accesses the memory.
     accessed_by: u64,
-    /// The rest, which is the same for all devices. Its preferred location and `accessed_by` are
-    /// those of the default.
+    /// Attributes that are the same for all devices. `preferred` and `accessed_by` in it have the
+    /// default values.
     common: Attributes,
 }
 
@@ -40,7 +40,7 @@ fn bit(device: Option<Index>) -> u64 {
 }
 
 impl Set {
-    /// The attributes that `device` sees. `None` is a device of which nothing was said.
+    /// Returns the attributes as `device` sees them. `None` is a device that no attribute names.
     fn seen_by(&self, device: Option<Index>) -> Attributes {
         Attributes {
             preferred: match self.preferred {
@@ -54,8 +54,12 @@ impl Set {
         }
     }
 
-    /// The set after `change` by `device`, which has a number if the change needs one. `EINVAL`: a
-    /// value makes no sense.
+    /// Returns the set after `change` by `device`. `device` must have an index if the change names
+    /// a device.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if a value is invalid.
     fn changed(&self, change: &Change, device: Option<Index>) -> Result<Self> {
         let seen = change.apply(self.seen_by(device))?;
         let preferred = match change.preferred {
@@ -80,7 +84,7 @@ impl Set {
         })
     }
 
-    /// Removes what was said of `device`.
+    /// Removes attributes that name `device`.
     fn forget(&mut self, device: Index) {
         if self.preferred == Preferred::Device(device) {
             self.preferred = Preferred::Any;
@@ -89,11 +93,11 @@ impl Set {
     }
 }
 
-/// Why a change found no number for its set.
+/// Reason why a change has no number for its set.
 pub(super) enum Refused {
-    /// [`Sets::grow`] or [`Sets::retain`] may make room for it.
+    /// No number is free. [`Sets::grow`] or [`Sets::retain`] may free one.
     Full,
-    /// For this reason.
+    /// An error.
     Error(Error),
 }
 
@@ -103,22 +107,22 @@ impl From<Error> for Refused {
     }
 }
 
-/// Sets with numbers, and the devices that they name.
+/// Sets with their numbers, and the devices that they name.
 pub(super) struct Sets {
-    /// A set has its place plus 1 as its number. `None` is a number that is not in use.
+    /// The set with number `n` is at index `n - 1`. `None` is an unused number.
     sets: KVec<Option<Set>>,
-    /// The names of devices by index; [`Cookie::NONE`] is an index that is not in use.
+    /// Cookies of devices by index. [`Cookie::NONE`] is an unused index.
     devices: [Cookie; Self::DEVICES],
-    /// No index from this one on is in use.
+    /// Indices from this one on are unused.
     end: usize,
 }
 
 impl Sets {
-    /// Most sets that differ.
+    /// Maximum number of distinct sets.
     pub(super) const MOST: usize = 1023;
-    /// Most devices of which something was said.
+    /// Maximum number of devices that attributes name.
     pub(super) const DEVICES: usize = u64::BITS as usize;
-    /// Places at first.
+    /// Initial capacity.
     const FIRST: usize = 16;
 
     pub(super) const fn new() -> Self {
@@ -132,11 +136,15 @@ impl Sets {
     fn index_of(&self, device: Cookie) -> Option<Index> {
         let mut devices = self.devices.iter().take(self.end);
         let index = devices.position(|other| *other == device && device != Cookie::NONE)?;
-        // CAST: Below 64.
+        // CAST: An index is below 64.
         Some(index as Index)
     }
 
-    /// The index of `device`, which gets one if it has none. `ENOSPC`: too many devices have one.
+    /// Returns the index of `device`, and assigns one if it has none.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if all indices are in use.
     fn claim(&mut self, device: Cookie) -> Result<Index> {
         if let Some(index) = self.index_of(device) {
             return Ok(index);
@@ -147,7 +155,7 @@ impl Sets {
             .ok_or(ENOSPC)?;
         *place = device;
         self.end = self.end.max(index + 1);
-        // CAST: Below 64.
+        // CAST: An index is below 64.
         Ok(index as Index)
     }
 
@@ -156,8 +164,8 @@ impl Sets {
         place.copied().flatten().unwrap_or_default()
     }
 
-    /// The attributes of the set `number` that `device` sees; `None` is the set of memory of which
-    /// nothing was said.
+    /// Returns the attributes of the set `number` as `device` sees them. `None` stands for the
+    /// default attributes.
     pub(super) fn seen_by(&self, number: Option<Number>, device: Cookie) -> Attributes {
         match number {
             None => Attributes::DEFAULT,
@@ -165,13 +173,14 @@ impl Sets {
         }
     }
 
-    /// The number of the set that `change` by `device` makes of the set `number`. `None`: nothing
-    /// is said any more.
+    /// Returns the number of the set that results from `change` by `device` of the set `number`.
+    /// `None` stands for the default attributes.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: a value makes no sense. `ENOSPC`: too many devices. [`Refused::Full`]: the set is
-    /// a new one.
+    /// - `EINVAL` if a value is invalid.
+    /// - `ENOSPC` if the change names a device and all device indices are in use.
+    /// - [`Refused::Full`] if the set is a new one and no number is free.
     pub(super) fn changed(
         &mut self,
         number: Option<Number>,
@@ -193,7 +202,7 @@ impl Sets {
             return Ok(Some(place + 1));
         }
         if self.sets.len() < self.sets.capacity().min(Self::MOST) {
-            // There is room.
+            // Cannot fail, because there is capacity.
             let _ = self.sets.push_within_capacity(Some(set));
             return Ok(Some(self.sets.len()));
         }
@@ -205,8 +214,16 @@ impl Sets {
         Ok(Some(place + 1))
     }
 
-    /// Places for more sets, to be filled by [`Self::grow`]; `None` if there are as many as can be.
-    /// Context: may sleep; not under the lock of `self`. `ENOMEM`.
+    /// Allocates a larger array than one of capacity `places`, for [`Self::grow`]. Returns `None`
+    /// if that has the maximum capacity.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`
+    ///
+    /// # Context
+    ///
+    /// May sleep. The lock of `self` must not be held.
     pub(super) fn larger(places: usize) -> Result<Option<Larger>> {
         if places >= Self::MOST {
             return Ok(None);
@@ -218,17 +235,17 @@ impl Sets {
         )?)))
     }
 
-    /// Places that there are.
+    /// Returns the capacity.
     pub(super) fn places(&self) -> usize {
         self.sets.capacity()
     }
 
-    /// Moves all sets to the places of `larger`. Returns the former places, to be freed without the
-    /// lock.
+    /// Moves all sets to the array `larger`. Returns the previous array, to be freed after the lock
+    /// was released.
     pub(super) fn grow(&mut self, mut larger: Larger) -> Larger {
         if larger.0.capacity() > self.sets.capacity() {
             for set in self.sets.iter() {
-                // There is room.
+                // Cannot fail, because `larger` has the greater capacity.
                 let _ = larger.0.push_within_capacity(*set);
             }
             core::mem::swap(&mut self.sets, &mut larger.0);
@@ -236,7 +253,11 @@ impl Sets {
         larger
     }
 
-    /// Frees the numbers for which `used` is false. `ENOSPC` if there are none.
+    /// Frees the numbers for which `used` returns `false`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if there are none.
     pub(super) fn retain(&mut self, used: impl Fn(Number) -> bool) -> Result {
         let mut any = false;
         for (place, set) in self.sets.iter_mut().enumerate() {
@@ -248,8 +269,8 @@ impl Sets {
         any.then_some(()).ok_or(ENOSPC)
     }
 
-    /// Removes what was said of `device`. Its index may be another device's then. Two sets may
-    /// become the same, which does no harm.
+    /// Removes attributes that name `device`. Its index may be reused for another device. Two sets
+    /// may become equal, which is harmless.
     pub(super) fn forget(&mut self, device: Cookie) {
         let Some(index) = self.index_of(device) else {
             return;
@@ -267,5 +288,5 @@ impl Sets {
     }
 }
 
-/// Places for sets.
+/// A preallocated array of sets.
 pub(super) struct Larger(KVec<Option<Set>>);

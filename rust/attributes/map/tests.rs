@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The attributes of an address space, against a plain model.
+//! KUnit tests: the attributes of an address space, compared with a simple model.
 
 use super::*;
 use crate::attributes::Location as To;
 use core::{cell::Cell, ptr};
 
-/// Names a device.
+/// Returns the cookie of a device.
 fn device(number: usize) -> Cookie {
     Cookie::of_driver(ptr::without_provenance(number))
 }
@@ -14,7 +14,7 @@ fn device(number: usize) -> Cookie {
 const FIRST: usize = 0x1000;
 const SECOND: usize = 0x2000;
 
-/// All that is watched.
+/// A watched range that contains all ranges of the tests.
 const ALL: Option<PageRange> = match PageRange::new(0, 1 << 46) {
     Ok(all) => Some(all),
     Err(_) => None,
@@ -32,7 +32,7 @@ fn range(first: usize, pages: usize) -> Result<PageRange> {
     PageRange::from_pages(first << PAGE_SHIFT, pages)
 }
 
-/// All was found within what is watched.
+/// Converts an unwatched range to an error.
 fn settled(result: Result<(), PageRange>) -> Result {
     result.map_err(|_| EBUSY)
 }
@@ -90,7 +90,7 @@ mod suite {
                 },
             };
             if bits(58, 8) == 0 {
-                // Unmapped, and nowhere else.
+                // The range was unmapped, and not moved.
                 map.lose(part);
                 settled(map.settle(ALL, |_, _| None))?;
                 model
@@ -104,7 +104,7 @@ mod suite {
                     *one = change.apply(*one)?;
                 }
             }
-            // What holds for a range, and for each page of it.
+            // The attributes of a range, and of each of its pages.
             let mut all = model.iter().skip(first).take(pages);
             let one = all.next().ok_or(EINVAL)?;
             let expected = all.fold(Common::of(*one), |common, other| common.and(*other));
@@ -154,7 +154,7 @@ mod suite {
             &prefer(To::System),
             device(FIRST),
         )?;
-        // Moved to 5000 by mremap: the offset stays, and so does the reverse mapping.
+        // Moved to page 5000 by `mremap()`. The offset and the reverse mapping stay.
         map.lose(range(1000, 10)?);
         assert!(map.is_unsettled());
         assert_eq!(
@@ -178,7 +178,7 @@ mod suite {
         assert_eq!(preferred(5004, 2)?, Some(To::System));
         assert_eq!(preferred(5000, 10)?, None);
         assert_eq!(preferred(1000, 10)?, Some(To::Any));
-        // And once more, in part: what stays where it was unmapped is lost.
+        // Moved again, in part. The part that was unmapped loses its attributes.
         map.lose(range(5000, 5)?);
         let again = Found {
             first: 7000,
@@ -205,7 +205,8 @@ mod suite {
             device(FIRST),
         )?;
         map.lose(range(1000, 10)?);
-        // Mapped anew where it was; and another mapping that came from there, of other pages.
+        // A new VMA at the old address, and another one that was moved from there, with other
+        // pages.
         let anew = Found {
             first: 1000,
             pages: 10,
@@ -311,10 +312,11 @@ mod suite {
         let both = |number| (seen(number).preferred, seen(number).accessed_by);
         assert_eq!(both(FIRST), (Some(To::Device), Some(false)));
         assert_eq!(both(SECOND), (Some(To::Other), Some(true)));
-        // A device of which nothing was said, and none at all.
+        // A device that no attribute names, and no device at all.
         assert_eq!(both(0x3000), (Some(To::Other), Some(false)));
         assert_eq!(both(0), (Some(To::Other), Some(false)));
-        // Each takes back only what it said of itself; the place is for who said it last.
+        // A device can only remove its own access. The preferred location is that of the last
+        // change.
         map.change(all, home, &access(false), device(FIRST))?;
         assert_eq!(both(SECOND), (Some(To::Other), Some(true)));
         map.change(range(1000, 5)?, home, &prefer(To::Device), device(SECOND))?;
@@ -333,7 +335,7 @@ mod suite {
         assert_eq!(both(SECOND), (Some(To::Any), Some(true)));
         map.change(all, home, &access(false), device(SECOND))?;
         assert!(!map.any(all));
-        // Of another device nothing can be said.
+        // A change cannot name another device.
         let other = map.change(all, home, &prefer(To::Other), device(FIRST));
         assert_eq!((other, map.any(all)), (Err(EINVAL), false));
         Ok(())
@@ -401,7 +403,7 @@ mod suite {
         settled(map.settle(ALL, find))?;
         let common = map.common(range(5000, 10)?, device(FIRST));
         assert_eq!(common.preferred, Some(To::Device));
-        // Or it is given up.
+        // Alternatively, the ranges that were set aside lose their attributes.
         map.lose(range(5000, 10)?);
         map.forget_aside();
         assert!(!map.is_unsettled() && !map.any(range(0, 10_000)?));
@@ -420,7 +422,7 @@ mod suite {
             ..Change::default()
         };
         map.change(range(1000, 5)?, home, &set, device(FIRST))?;
-        // What was put aside, too.
+        // This includes ranges that are set aside.
         map.lose(range(1005, 5)?);
         map.forget(device(FIRST));
         let find = |offset: usize, from: usize| {
@@ -440,8 +442,8 @@ mod suite {
         assert_eq!(seen(FIRST, 1000)?, (any, no, yes));
         assert_eq!(seen(SECOND, 1000)?, (any, yes, yes));
         assert_eq!(seen(SECOND, 5005)?, (any, yes, no));
-        // A device that comes later has nothing of it, with the same number, and with the same
-        // name.
+        // A new device does not inherit attributes, neither with the same index nor with the same
+        // cookie.
         map.change(range(0, 1)?, home, &access(true), device(0x3000))?;
         assert_eq!(seen(0x3000, 1000)?, (any, no, yes));
         map.forget(device(SECOND));
@@ -449,7 +451,8 @@ mod suite {
         Ok(())
     }
 
-    /// What differs for numbers from 8 to 87, and is never the default.
+    /// Returns a change that is distinct for numbers from 8 to 87, and never results in the
+    /// default.
     fn distinct(number: usize) -> Change {
         let bit = |bit: usize| Some(number >> bit & 1 != 0);
         Change {
@@ -461,7 +464,7 @@ mod suite {
         }
     }
 
-    /// Gives page `number` a set that no other page has, for numbers below 1,280.
+    /// Sets unique attributes for page `number`, for numbers below 1280.
     fn set_distinct(map: &Map, number: usize) -> Result {
         let (page, home) = (range(number, 1)?, home(0));
         map.change(page, home, &distinct(number % 80 + 8), device(FIRST))?;
@@ -482,9 +485,9 @@ mod suite {
                 Err(error) => break error,
             }
         };
-        // The last one has got a part.
+        // The last change was applied in part.
         assert_eq!((full, count), (ENOSPC, Sets::MOST));
-        // What is there can be set elsewhere, and is what it was.
+        // Existing sets can still be used for other pages, and have kept their attributes.
         for number in [0, 1, 500, count - 1] {
             let (seen, _) = map.at(number << PAGE_SHIFT, range(0, 4096)?, device(FIRST));
             let plain = distinct(number % 80 + 8).apply(Attributes::DEFAULT)?;
@@ -492,8 +495,8 @@ mod suite {
             assert_eq!(seen, expected);
         }
         map.change(range(2000, 1)?, home(0), &distinct(8), device(FIRST))?;
-        // When pages lose theirs, others get it: unmapped ones, and those put aside only when they
-        // are found.
+        // Numbers of sets are reused when no page has them: those of unmapped pages, but not those
+        // of ranges that are set aside, until these are resolved.
         map.lose(range(100, 1)?);
         assert_eq!(set_distinct(&map, 1279), Err(ENOSPC));
         settled(map.settle(ALL, |_, _| None))?;
@@ -516,7 +519,7 @@ mod suite {
             map.change(all, home, &prefer(To::Device), more),
             Err(ENOSPC)
         );
-        // What names no device is for all.
+        // A change that names no device applies to all devices.
         map.change(all, home, &prefer(To::System), more)?;
         assert_eq!(map.common(all, more).preferred, Some(To::System));
         map.forget(device(5 << 12));
